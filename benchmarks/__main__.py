@@ -4,10 +4,12 @@
     python -m benchmarks --workloads gpt_train,softmax --engines eager,hlo --rounds 9
     python -m benchmarks --torch-xla OTHER_VENV/bin/python  # PyTorch/XLA from another environment
     python -m benchmarks --device cuda --workloads gpu      # the same engines on an NVIDIA GPU
-    python -m benchmarks --jax OTHER_VENV/bin/python        # XLA as JAX ships it, on the recorded step of each workload (see xla.py)
+    python -m benchmarks --jax OTHER_VENV/bin/python        # XLA as JAX ships it, on the recorded
+                                                            # step of each workload (see xla.py)
 
-Each pair runs in a process of its own, so that cold start and peak memory are its own; rounds go A B C A B C, so that a noisy
-machine hits all alike. Quote the ratios of medians; absolute times of a shared machine mean little.
+Each pair runs in a process of its own, so that cold start and peak memory are its own; rounds go A
+B C A B C, so that a noisy machine hits all alike. Quote the ratios of medians; absolute times of a
+shared machine mean little.
 """
 
 from __future__ import annotations
@@ -37,10 +39,17 @@ GROUPS = {
 
 
 class Worker:
-    """A running benchmarks.worker, or benchmarks.xla in another interpreter; `failed` is the reason when it died."""
+    """A running benchmarks.worker, or benchmarks.xla in another interpreter; `failed` is the reason
+    when it died."""
 
     def __init__(
-        self, engine: str, workload: str, threads: int, cache: str, python: str, device: str
+        self,
+        engine: str,
+        workload: str,
+        threads: int,
+        cache: str,
+        python: str,
+        device: str,
     ) -> None:
         env = dict(
             os.environ,
@@ -51,13 +60,22 @@ class Worker:
         os.makedirs(env["TORCH_HLO_CACHE"], mode=0o700, exist_ok=True)
         if device == "cuda":  # XLA takes most of a GPU's memory when it starts, unless told not to
             env.update(
-                TORCH_HLO_DEVICE="cuda", PJRT_DEVICE="CUDA", XLA_PYTHON_CLIENT_PREALLOCATE="false"
+                TORCH_HLO_DEVICE="cuda",
+                PJRT_DEVICE="CUDA",
+                XLA_PYTHON_CLIENT_PREALLOCATE="false",
             )
-        env.pop(
-            "PYTHONDONTWRITEBYTECODE", None
-        )  # an installed package has its byte code: compiling Python files is no part of a cold start
+        # an installed package has its byte code: compiling Python files is no part of a cold start
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
         self.log = tempfile.TemporaryFile("w+")
-        command = [python, "-m", "benchmarks.worker", engine, workload, str(threads), device]
+        command = [
+            python,
+            "-m",
+            "benchmarks.worker",
+            engine,
+            workload,
+            str(threads),
+            device,
+        ]
         if engine == "jax":
             step = os.path.join(cache, "step")
             if not os.path.exists(step):
@@ -76,7 +94,13 @@ class Worker:
             text=True,
             env=env,
         )
-        self.engine, self.failed, self.seconds, self.host, self.last = engine, None, [], [], {}
+        self.engine, self.failed, self.seconds, self.host, self.last = (
+            engine,
+            None,
+            [],
+            [],
+            {},
+        )
         self.ready = self._read()
 
     def _read(self) -> dict:
@@ -110,7 +134,8 @@ class Worker:
 
 
 def measure(workload: str, engines: list[str], args: argparse.Namespace) -> dict:
-    """First-step times (cold, and in a second process), medians and peaks of every engine on one workload."""
+    """First-step times (cold, and in a second process), medians and peaks of every engine on one
+    workload."""
     results: dict[str, dict] = {}
     workers = []
     with tempfile.TemporaryDirectory() as cache:
@@ -151,9 +176,9 @@ def measure(workload: str, engines: list[str], args: argparse.Namespace) -> dict
                     flops=w.ready["flops"],
                     bytes=w.ready["bytes"],
                 )
-                if w.last.get(
-                    "ops"
-                ):  # CPU time of the thread until step() returns: the program's Python, autograd, recording, starting the step
+                # CPU time of the thread until step() returns: the program's Python, autograd,
+                # recording, starting the step
+                if w.last.get("ops"):
                     r["host_us_per_op"] = statistics.median(w.host) / w.last["ops"] * 1e6
             w.quit()
     return results
@@ -189,7 +214,10 @@ def table(all_results: dict[str, dict], engines: list[str], ours: str) -> str:
         ("cold_s", "first step, empty caches, s"),
         ("warm_s", "first step, second process, s"),
         ("peak_mb", "peak memory, MB"),
-        ("host_us_per_op", "host time per op of the graph (detach and most views are none), us"),
+        (
+            "host_us_per_op",
+            "host time per op of the graph (detach and most views are none), us",
+        ),
     ):
         if any(key in r for results in all_results.values() for r in results.values()):
             lines += ["", title]
@@ -217,9 +245,11 @@ def plot(all_results: dict[str, dict], engines: list[str], ours: str, path: str)
     figure, axes = pyplot.subplots(figsize=(1.5 + 0.8 * len(all_results), 4))
     for i, e in enumerate(peers):
         heights = [
-            r[e]["median_s"] / r[ours]["median_s"]
-            if "median_s" in r[e] and "median_s" in r[ours]
-            else 0
+            (
+                r[e]["median_s"] / r[ours]["median_s"]
+                if "median_s" in r[e] and "median_s" in r[ours]
+                else 0
+            )
             for r in all_results.values()
         ]
         axes.bar(
@@ -230,7 +260,10 @@ def plot(all_results: dict[str, dict], engines: list[str], ours: str, path: str)
         )
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(
-        [x + 0.3 for x in range(len(all_results))], list(all_results), rotation=45, ha="right"
+        [x + 0.3 for x in range(len(all_results))],
+        list(all_results),
+        rotation=45,
+        ha="right",
     )
     axes.set_ylabel(f"time relative to {ours} (above 1: {ours} is faster)")
     axes.legend()
@@ -245,22 +278,32 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--workloads", default="core", help="comma-separated names, or core, models, gpu"
+        "--workloads",
+        default="core",
+        help="comma-separated names, or core, models, gpu",
     )
     parser.add_argument(
-        "--device", default="cpu", choices=("cpu", "cuda"), help="where all engines compute"
+        "--device",
+        default="cpu",
+        choices=("cpu", "cuda"),
+        help="where all engines compute",
     )
     parser.add_argument(
         "--engines",
         default="eager,inductor,hlo",
-        help="of eager, inductor, hlo, hlo_captured (torch_hlo.compile of the whole step), hlo_compile",
+        help=(
+            "of eager, inductor, hlo, hlo_captured (torch_hlo.compile of the whole step),"
+            " hlo_compile"
+        ),
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warmup", type=int, default=3, help="steps before measuring")
     parser.add_argument("--slice", type=float, default=0.5, help="seconds per engine and round")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument(
-        "--warm", action="store_true", help="also measure the first step of a second process"
+        "--warm",
+        action="store_true",
+        help="also measure the first step of a second process",
     )
     parser.add_argument(
         "--torch-xla",
@@ -268,7 +311,9 @@ def main() -> int:
         help="interpreter of an environment with torch_xla; adds that engine",
     )
     parser.add_argument(
-        "--jax", metavar="PYTHON", help="interpreter of an environment with jax; adds that engine"
+        "--jax",
+        metavar="PYTHON",
+        help="interpreter of an environment with jax; adds that engine",
     )
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--plot", metavar="FILE.png", help="needs matplotlib")

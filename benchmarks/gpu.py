@@ -1,4 +1,5 @@
-"""Workloads of a size for GPUs; `python -m benchmarks --device cuda --workloads gpu`. Training and inference in bf16, kernels that stream or multiply."""
+"""Workloads of a size for GPUs; `python -m benchmarks --device cuda --workloads gpu`. Training and
+inference in bf16, kernels that stream or multiply."""
 
 from __future__ import annotations
 
@@ -50,7 +51,10 @@ def llama_1b_decode(device):
     model = Decoder(16, 2048, 16, 5632, 32000, 1024).to(device, torch.bfloat16)
     parameters = sum(p.numel() for p in model.parameters()) - model.token.weight.numel()
     w = inference(
-        model, torch.tensor([[7]]).to(device), torch.tensor([100]).to(device), flops=2 * parameters
+        model,
+        torch.tensor([[7]]).to(device),
+        torch.tensor([100]).to(device),
+        flops=2 * parameters,
     )
     w.bytes = 2 * parameters
     return w
@@ -61,8 +65,17 @@ class Bottleneck(nn.Module):
         super().__init__()
         outer = 4 * width
         sizes = ((inner, width, 1, 1), (width, width, 3, stride), (width, outer, 1, 1))
-        self.body = nn.Sequential(*(layer for i, (a, b, k, s) in enumerate(sizes)
-                                    for layer in (nn.Conv2d(a, b, k, s, k // 2, bias=False), nn.BatchNorm2d(b), *([nn.ReLU()] if i < 2 else []))))  # fmt: skip
+        self.body = nn.Sequential(
+            *(
+                layer
+                for i, (a, b, k, s) in enumerate(sizes)
+                for layer in (
+                    nn.Conv2d(a, b, k, s, k // 2, bias=False),
+                    nn.BatchNorm2d(b),
+                    *([nn.ReLU()] if i < 2 else []),
+                )
+            )
+        )
         self.skip = (
             nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer))
             if stride != 1 or inner != outer
@@ -173,7 +186,9 @@ def attention_bf16(device):
 def softmax_8k(device):
     """softmax of f32[8192, 8192]."""
     return kernel(
-        lambda x: torch.softmax(x, -1), torch.randn(8192, 8192).to(device), bytes=2 * 4 * 8192**2
+        lambda x: torch.softmax(x, -1),
+        torch.randn(8192, 8192).to(device),
+        bytes=2 * 4 * 8192**2,
     )
 
 

@@ -1,9 +1,12 @@
-"""What the host does: microseconds to record an op and to start a step that is known, milliseconds to compile an op.
+"""What the host does: microseconds to record an op and to start a step that is known, milliseconds
+to compile an op.
 
-    python -m benchmarks.host                    # CPU time of one thread, medians; nothing is cached on disk
+    python -m benchmarks.host                    # CPU time of one thread, medians; nothing is
+                                                 # cached on disk
     python -m benchmarks.host --ops 100,1000,10000
-Recording is measured with kernels out of the way: ops of 16 numbers, and starting a step is everything between its last op and the return of
-mark_step(). Compiling should be linear: the last column stays.
+Recording is measured with kernels out of the way: ops of 16 numbers, and starting a step is
+everything between its last op and the return of mark_step(). Compiling should be linear: the last
+column stays.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ def seconds(fn: Callable[[], object]) -> float:
 
 def recording(device: str, grad: bool, count: int = 400) -> float:
     """Microseconds per op of a chain of products and sums."""
-    x, y = torch.randn(4, 4).to(device).requires_grad_(grad), torch.randn(4, 4).to(device)
+    x, y = (
+        torch.randn(4, 4).to(device).requires_grad_(grad),
+        torch.randn(4, 4).to(device),
+    )
 
     def chain() -> None:
         z = x
@@ -45,7 +51,8 @@ def recording(device: str, grad: bool, count: int = 400) -> float:
 
 
 def launching(layers: int) -> tuple[int, float]:
-    """(ops of the step, microseconds to start it) of a training step of a multilayer perceptron, once it is known."""
+    """(ops of the step, microseconds to start it) of a training step of a multilayer perceptron,
+    once it is known."""
     model = nn.Sequential(*(m for _ in range(layers) for m in (nn.Linear(16, 16), nn.ReLU()))).to(
         "hlo"
     )
@@ -62,10 +69,15 @@ def launching(layers: int) -> tuple[int, float]:
 
 
 def replaying() -> tuple[float, float]:
-    """Microseconds of a call of the captured training step of a multilayer perceptron (784-256-128-10, AdamW, 26 inputs, 31 results), which is all but running its program:
-    of the fastest tenth, and the median."""
+    """Microseconds of a call of the captured training step of a multilayer perceptron
+    (784-256-128-10, AdamW, 26 inputs, 31 results), which is all but running its program: of the
+    fastest tenth, and the median."""
     model = nn.Sequential(
-        nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)
+        nn.Linear(784, 256),
+        nn.ReLU(),
+        nn.Linear(256, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
     ).to("hlo")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     x, y = torch.randn(8, 784).to("hlo"), torch.randint(10, (8,)).to("hlo")
@@ -87,7 +99,8 @@ def replaying() -> tuple[float, float]:
 
 
 def compiling(ops: int) -> tuple[int, float]:
-    """(ops recorded, CPU seconds of the process for lowering and compiling them) of blocks of products, norms and sums."""
+    """(ops recorded, CPU seconds of the process for lowering and compiling them) of blocks of
+    products, norms and sums."""
     w, b, x = (
         torch.randn(32, 32).to("hlo"),
         torch.randn(32).to("hlo"),
@@ -114,12 +127,14 @@ def main() -> None:
     for grad in (False, True):
         ours, eager = recording("hlo", grad), recording("cpu", grad)
         print(
-            f"recording an op{' with autograd' if grad else '':15s} {ours:8.1f} us   (eager, which computes it: {eager:.1f} us)"
+            f"recording an op{' with autograd' if grad else '':15s} {ours:8.1f} us   (eager, which"
+            f" computes it: {eager:.1f} us)"
         )
     for layers in (3, 30):
         ops, micros = launching(layers)
         print(
-            f"starting a known step of {ops:4d} ops  {micros:8.1f} us   {micros / ops:.2f} us per op"
+            f"starting a known step of {ops:4d} ops  {micros:8.1f} us   {micros / ops:.2f} us"
+            " per op"
         )
     print("calling a captured training step {:8.1f} us   (median {:.1f})".format(*replaying()))
     with config.override(CACHE=""):
@@ -127,7 +142,8 @@ def main() -> None:
         for n in args.ops.split(","):
             ops, cpu = compiling(int(n))
             print(
-                f"compiling {ops:6d} ops             {cpu:8.2f} s    {cpu / ops * 1e3:.2f} ms per op",
+                f"compiling {ops:6d} ops             {cpu:8.2f} s    {cpu / ops * 1e3:.2f} ms"
+                " per op",
                 flush=True,
             )
 

@@ -1,4 +1,5 @@
-"""A second set of workloads, `--workloads models`: models written as their users write them, Hugging Face ones where `transformers` is installed.
+"""A second set of workloads, `--workloads models`: models written as their users write them,
+Hugging Face ones where `transformers` is installed.
 
 They are not tuned for; they show what workloads.py does not.
 """
@@ -61,7 +62,8 @@ def hf_bert_train(device: str) -> Workload:
         .to(device)
     )
     return training(
-        Call(m.train(), "loss", attention_mask=mask, labels=ids).to(device), lambda m: m(ids)
+        Call(m.train(), "loss", attention_mask=mask, labels=ids).to(device),
+        lambda m: m(ids),
     )
 
 
@@ -69,7 +71,12 @@ def hf_bert_train(device: str) -> Workload:
 def hf_gpt2_infer(device: str) -> Workload:
     """GPT-2 of 6x384, logits of 4 x 128 tokens."""
     m = _transformers(
-        "GPT2LMHeadModel", "GPT2Config", n_embd=384, n_layer=6, n_head=6, n_positions=256
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        n_embd=384,
+        n_layer=6,
+        n_head=6,
+        n_positions=256,
     )
     return inference(Call(m, "logits", use_cache=False).to(device), _ids(device, 50257, 4, 128))
 
@@ -107,7 +114,8 @@ def hf_llama_train(device: str) -> Workload:
     )
     ids = _ids(device, 8192, 4, 128)
     return training(
-        Call(m.train(), "loss", labels=ids, use_cache=False).to(device), lambda m: m(ids)
+        Call(m.train(), "loss", labels=ids, use_cache=False).to(device),
+        lambda m: m(ids),
     )
 
 
@@ -130,10 +138,23 @@ def hf_mixtral_infer(device: str) -> Workload:
 @model
 def hf_whisper_encoder(device: str) -> Workload:
     """Whisper tiny's encoder, 30 s of audio."""
-    m = _transformers("WhisperModel", "WhisperConfig", d_model=384, encoder_layers=4, decoder_layers=1, encoder_attention_heads=6, decoder_attention_heads=6, vocab_size=1024,
-                      pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)  # fmt: skip
+    m = _transformers(
+        "WhisperModel",
+        "WhisperConfig",
+        d_model=384,
+        encoder_layers=4,
+        decoder_layers=1,
+        encoder_attention_heads=6,
+        decoder_attention_heads=6,
+        vocab_size=1024,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
     return inference(
-        Call(m.encoder, "last_hidden_state").to(device), torch.randn(1, 80, 3000).to(device)
+        Call(m.encoder, "last_hidden_state").to(device),
+        torch.randn(1, 80, 3000).to(device),
     )
 
 
@@ -178,7 +199,8 @@ def encoder_train(device: str) -> Workload:
     ids, labels = _ids(device, 5000, 16, 64), _ids(device, 32, 16 * 64)
     mask = (torch.arange(64)[None] >= torch.arange(34, 66, 2)[:, None]).to(device)
     return training(
-        Tagger().to(device), lambda m: F.cross_entropy(m(ids, mask).flatten(0, 1), labels)
+        Tagger().to(device),
+        lambda m: F.cross_entropy(m(ids, mask).flatten(0, 1), labels),
     )
 
 
@@ -218,7 +240,10 @@ def unet_train(device: str) -> Workload:
                 x = join(torch.cat((up(x), kept.pop()), dim=1))
             return self.leave(x)
 
-    x, noise = torch.randn(4, 3, 64, 64).to(device), torch.randn(4, 3, 64, 64).to(device)
+    x, noise = (
+        torch.randn(4, 3, 64, 64).to(device),
+        torch.randn(4, 3, 64, 64).to(device),
+    )
     return training(UNet().to(device), lambda m: F.mse_loss(m(x + noise), noise))
 
 
@@ -284,7 +309,8 @@ def recommender_train(device: str) -> Workload:
         torch.randint(2, (512,)).float().to(device),
     )
     return training(
-        Recommender().to(device), lambda m: F.binary_cross_entropy_with_logits(m(dense, sparse), y)
+        Recommender().to(device),
+        lambda m: F.binary_cross_entropy_with_logits(m(dense, sparse), y),
     )
 
 
@@ -367,13 +393,18 @@ def gru_translate_train(device: str) -> Workload:
             found = torch.softmax(queries @ keys.mT / 14, dim=-1) @ keys
             return self.head(torch.cat((queries, found), dim=-1))
 
-    a, b, y = _ids(device, 4000, 16, 24), _ids(device, 4000, 16, 24), _ids(device, 4000, 16 * 24)
+    a, b, y = (
+        _ids(device, 4000, 16, 24),
+        _ids(device, 4000, 16, 24),
+        _ids(device, 4000, 16 * 24),
+    )
     return training(Translate().to(device), lambda m: F.cross_entropy(m(a, b).flatten(0, 1), y))
 
 
 @model
 def ppo_train(device: str) -> Workload:
-    """A clipped policy update over 256 observations: distributions with their checks, many tiny ops."""
+    """A clipped policy update over 256 observations: distributions with their checks, many tiny
+    ops."""
     torch.manual_seed(0)
 
     class Agent(nn.Module):
@@ -381,7 +412,11 @@ def ppo_train(device: str) -> Workload:
             super().__init__()
             self.policy, self.value = (
                 nn.Sequential(
-                    nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, n)
+                    nn.Linear(17, 64),
+                    nn.Tanh(),
+                    nn.Linear(64, 64),
+                    nn.Tanh(),
+                    nn.Linear(64, n),
                 )
                 for n in (6, 1)
             )
@@ -433,7 +468,11 @@ def transformer_train(device: str) -> Workload:
                 )
             )
 
-    a, b, y = _ids(device, 300, 8, 20), _ids(device, 300, 8, 18), _ids(device, 300, 8 * 18)
+    a, b, y = (
+        _ids(device, 300, 8, 20),
+        _ids(device, 300, 8, 18),
+        _ids(device, 300, 8 * 18),
+    )
     return training(
         Translate().to(device),
         lambda m: F.cross_entropy(m(a, b).flatten(0, 1), y, label_smoothing=0.1),
@@ -442,7 +481,8 @@ def transformer_train(device: str) -> Workload:
 
 @model
 def operator_train(device: str) -> Workload:
-    """A Fourier neural operator in one dimension: three spectral layers of 32 channels, 16 x 128 points."""
+    """A Fourier neural operator in one dimension: three spectral layers of 32 channels, 16 x 128
+    points."""
     torch.manual_seed(0)
 
     class Spectral(nn.Module):
@@ -455,7 +495,9 @@ def operator_train(device: str) -> Workload:
 
         def forward(self, x):
             modes = torch.einsum(
-                "bix,iox->box", torch.fft.rfft(x)[..., :12], torch.view_as_complex(self.weight)
+                "bix,iox->box",
+                torch.fft.rfft(x)[..., :12],
+                torch.view_as_complex(self.weight),
             )
             return F.gelu(
                 torch.fft.irfft(F.pad(modes, (0, x.shape[-1] // 2 - 11)), n=x.shape[-1])

@@ -1,9 +1,12 @@
-"""Training a BERT-like encoder on batches of random lengths: one program for all sizes against padding to powers of two.
+"""Training a BERT-like encoder on batches of random lengths: one program for all sizes against
+padding to powers of two.
 
-    python -m benchmarks.variable_length [--steps 200] [--shortest 17] [--longest 512] [--engines eager,hlo,hlo_padded]
+    python -m benchmarks.variable_length [--steps 200] [--shortest 17] [--longest 512] [--engines
+        eager,hlo,hlo_padded]
 
-Prints, per engine, compiles, seconds in all and without compiling, and microseconds per real token (the padding does not count).
-The engines take turns step by step on the same batches, so that a busy neighbour slows all of them.
+Prints, per engine, compiles, seconds in all and without compiling, and microseconds per real token
+(the padding does not count). The engines take turns step by step on the same batches, so that a
+busy neighbour slows all of them.
 """
 
 from __future__ import annotations
@@ -21,11 +24,15 @@ BATCH, WIDTH, HEADS, LAYERS, VOCABULARY = 4, 128, 4, 2, 1000
 
 
 class Encoder(nn.Module):
-    """Learned positions, pre-norm blocks, a masked language model's head. `lengths`: real tokens per row, None when all are."""
+    """Learned positions, pre-norm blocks, a masked language model's head. `lengths`: real tokens
+    per row, None when all are."""
 
     def __init__(self, longest: int) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(longest, WIDTH)
+        self.tokens, self.positions = (
+            nn.Embedding(VOCABULARY, WIDTH),
+            nn.Embedding(longest, WIDTH),
+        )
         layer = nn.TransformerEncoderLayer(
             WIDTH,
             HEADS,
@@ -91,9 +98,8 @@ def main() -> None:
         trainers[name] = Trainer("cpu" if kind == "eager" else "hlo", args.longest, bool(padded))
     rng = random.Random(0)
     compiles = dict.fromkeys(trainers, 0)
-    steady: dict[str, list[float]] = {
-        name: [] for name in trainers
-    }  # seconds per token of the steps that compiled nothing
+    # seconds per token of the steps that compiled nothing
+    steady: dict[str, list[float]] = {name: [] for name in trainers}
     tokens = 0
     for step in range(args.steps):
         length = rng.randint(args.shortest, args.longest)
@@ -110,12 +116,14 @@ def main() -> None:
                 steady[name].append(trainer.seconds[-1] / ids.numel())
     print(f"{args.steps} steps, lengths {args.shortest} to {args.longest}, {tokens} real tokens")
     print(
-        f"{'engine':12}{'compiles':>10}{'seconds':>10}{'us/token':>10}{'us/token (median, no compile)':>32}{'last loss':>12}"
+        f"{'engine':12}{'compiles':>10}{'seconds':>10}{'us/token':>10}"
+        f"{'us/token (median, no compile)':>32}{'last loss':>12}"
     )
     for name, t in trainers.items():
         steady_us = statistics.median(steady[name]) * 1e6 if steady[name] else float("nan")
         print(
-            f"{name:12}{compiles[name]:>10}{sum(t.seconds):>10.2f}{sum(t.seconds) / tokens * 1e6:>10.1f}{steady_us:>32.1f}{t.losses[-1]:>12.5f}"
+            f"{name:12}{compiles[name]:>10}{sum(t.seconds):>10.2f}"
+            f"{sum(t.seconds) / tokens * 1e6:>10.1f}{steady_us:>32.1f}{t.losses[-1]:>12.5f}"
         )
 
 

@@ -1,9 +1,11 @@
-"""What N virtual devices cost: the same GPT step on one device and spread over N, by batch (data) or by parameters too (fsdp).
+"""What N virtual devices cost: the same GPT step on one device and spread over N, by batch (data)
+or by parameters too (fsdp).
 
     python -m benchmarks.virtual_devices [--devices 2,4,8] [--layouts data,fsdp] [--rounds 15]
 
-All work is done by the same cores either way, so a ratio of 1 would mean that cutting, meeting and moving bytes is free. AdamW's update is repeated
-by every device under `data`. The variants take turns step by step; quote ratios of medians.
+All work is done by the same cores either way, so a ratio of 1 would mean that cutting, meeting and
+moving bytes is free. AdamW's update is repeated by every device under `data`. The variants take
+turns step by step; quote ratios of medians.
 """
 
 from __future__ import annotations
@@ -79,7 +81,9 @@ def main() -> None:
     for name in variants:
         w, c = statistics.median(wall[name]), statistics.median(cpu[name])
         print(
-            f"{name:24}{w * 1e3:10.1f}{w / statistics.median(wall[one]):8.2f}{c * 1e3:10.1f}{c / statistics.median(cpu[one]):8.2f}   {losses[name]:.6f}"
+            f"{name:24}{w * 1e3:10.1f}{w / statistics.median(wall[one]):8.2f}"
+            f"{c * 1e3:10.1f}{c / statistics.median(cpu[one]):8.2f}"
+            f"   {losses[name]:.6f}"
         )
 
 

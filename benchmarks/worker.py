@@ -1,6 +1,7 @@
 """One engine running one workload in a process of its own, told by lines on stdin what to do.
 
-python -m benchmarks.worker ENGINE WORKLOAD THREADS DEVICE   ->   {"ready": …}, then for each "steps N" line {"seconds": [...]}, "quit" ends it.
+python -m benchmarks.worker ENGINE WORKLOAD THREADS DEVICE   ->   {"ready": …}, then for each
+    "steps N" line {"seconds": [...]}, "quit" ends it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def _compiled(backend):
         import torch
 
         w = make(device)
-        return w.compiled(lambda f: torch.compile(f, backend=backend)), _waiting(device), w
+        return (
+            w.compiled(lambda f: torch.compile(f, backend=backend)),
+            _waiting(device),
+            w,
+        )
 
     return engine
 
@@ -77,7 +82,12 @@ ENGINES = {
 
 
 def main() -> None:
-    engine, name, threads, device = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+    engine, name, threads, device = (
+        sys.argv[1],
+        sys.argv[2],
+        int(sys.argv[3]),
+        sys.argv[4],
+    )
     out, sys.stdout = sys.stdout, sys.stderr
     import torch
 
@@ -105,10 +115,8 @@ def main() -> None:
             break
         seconds, host = [], []
         for _ in range(int(rest[0])):
-            start, host_start = (
-                time.perf_counter(),
-                time.thread_time(),
-            )  # of this thread: not what preempts it
+            # of this thread: not what preempts it
+            start, host_start = time.perf_counter(), time.thread_time()
             step()
             host.append(time.thread_time() - host_start)
             wait()
@@ -121,7 +129,14 @@ def main() -> None:
         if device == "cuda" and engine == "hlo":
             peak = torch.hlo.max_memory_allocated()
         print(
-            json.dumps({"seconds": seconds, "host": host, "peak_bytes": peak, **counters(engine)}),
+            json.dumps(
+                {
+                    "seconds": seconds,
+                    "host": host,
+                    "peak_bytes": peak,
+                    **counters(engine),
+                }
+            ),
             file=out,
             flush=True,
         )

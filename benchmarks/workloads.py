@@ -1,8 +1,9 @@
-"""The workloads. Each is a function `(device) -> Workload`: fixed seed, random weights, synthetic data.
+"""The workloads. Each is a function `(device) -> Workload`: fixed seed, random weights, synthetic
+data.
 
-`step` is a plain PyTorch function of no arguments; engines decide whether it runs eagerly, compiled or lazily.
-`flops` and `bytes` are the floor of one step: multiply-adds counted twice, and the bytes that must move at least once.
-"""
+`step` is a plain PyTorch function of no arguments; engines decide whether it runs eagerly, compiled
+or lazily. `flops` and `bytes` are the floor of one step: multiply-adds counted twice, and the bytes
+that must move at least once."""
 
 from __future__ import annotations
 
@@ -52,9 +53,13 @@ def adamw(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
 
 
 def training(
-    model: nn.Module, loss_of: Callable[[nn.Module], torch.Tensor], flops: float = 0, optimizer=None
+    model: nn.Module,
+    loss_of: Callable[[nn.Module], torch.Tensor],
+    flops: float = 0,
+    optimizer=None,
 ) -> Workload:
-    """Forward, backward and AdamW. torch.compile gets the forward (and so the backward); the optimizer stays as it is."""
+    """Forward, backward and AdamW. torch.compile gets the forward (and so the backward); the
+    optimizer stays as it is."""
 
     def build(compiler):
         compiled = compiler(model)
@@ -112,7 +117,10 @@ class Block(nn.Module):
 class GPT(nn.Module):
     def __init__(self, vocab: int, block: int, layers: int, width: int, heads: int) -> None:
         super().__init__()
-        self.token, self.position = nn.Embedding(vocab, width), nn.Embedding(block, width)
+        self.token, self.position = (
+            nn.Embedding(vocab, width),
+            nn.Embedding(block, width),
+        )
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
 
@@ -163,7 +171,9 @@ def _encoder(device, dtype):
         device, dtype
     )
     return inference(
-        model, torch.randn(4, 128, 768).to(device, dtype), flops=2 * 512 * 4 * 12 * 768**2
+        model,
+        torch.randn(4, 128, 768).to(device, dtype),
+        flops=2 * 512 * 4 * 12 * 768**2,
     )
 
 
@@ -180,17 +190,27 @@ def bert_bf16(device):
 
 
 class Decoder(nn.Module):
-    """LLaMA-style: RMSNorm, rotary positions, grouped heads, SwiGLU; one token against a cache of `length` keys."""
+    """LLaMA-style: RMSNorm, rotary positions, grouped heads, SwiGLU; one token against a cache of
+    `length` keys."""
 
     def __init__(self, layers=8, width=768, heads=12, hidden=2048, vocab=16000, length=256) -> None:
         super().__init__()
         self.heads, self.length = heads, length
         self.token = nn.Embedding(vocab, width)
         self.layers = nn.ModuleList(
-            nn.ModuleDict(dict(
-                n1=nn.RMSNorm(width), n2=nn.RMSNorm(width), qkv=nn.Linear(width, 3 * width, bias=False), out=nn.Linear(width, width, bias=False),
-                gate=nn.Linear(width, hidden, bias=False), up=nn.Linear(width, hidden, bias=False), down=nn.Linear(hidden, width, bias=False),
-            )) for _ in range(layers))  # fmt: skip
+            nn.ModuleDict(
+                dict(
+                    n1=nn.RMSNorm(width),
+                    n2=nn.RMSNorm(width),
+                    qkv=nn.Linear(width, 3 * width, bias=False),
+                    out=nn.Linear(width, width, bias=False),
+                    gate=nn.Linear(width, hidden, bias=False),
+                    up=nn.Linear(width, hidden, bias=False),
+                    down=nn.Linear(hidden, width, bias=False),
+                )
+            )
+            for _ in range(layers)
+        )
         self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocab, bias=False)
         for i in range(layers):
             self.register_buffer(f"k{i}", torch.zeros(1, heads, length, width // heads))
@@ -232,7 +252,10 @@ def llama_decode(device):
     model = Decoder().to(device)
     parameters = sum(p.numel() for p in model.parameters()) - model.token.weight.numel()
     w = inference(
-        model, torch.tensor([[7]]).to(device), torch.tensor([100]).to(device), flops=2 * parameters
+        model,
+        torch.tensor([[7]]).to(device),
+        torch.tensor([100]).to(device),
+        flops=2 * parameters,
     )
     w.bytes = 4 * parameters
     return w
@@ -241,8 +264,14 @@ def llama_decode(device):
 class Residual(nn.Module):
     def __init__(self, inner, outer, stride) -> None:
         super().__init__()
-        self.a, self.n1 = nn.Conv2d(inner, outer, 3, stride, 1, bias=False), nn.BatchNorm2d(outer)
-        self.b, self.n2 = nn.Conv2d(outer, outer, 3, 1, 1, bias=False), nn.BatchNorm2d(outer)
+        self.a, self.n1 = (
+            nn.Conv2d(inner, outer, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outer),
+        )
+        self.b, self.n2 = (
+            nn.Conv2d(outer, outer, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(outer),
+        )
         self.skip = (
             nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer))
             if stride != 1 or inner != outer
@@ -280,7 +309,9 @@ def resnet18_train(device):
     torch.manual_seed(0)
     x, y = torch.randn(4, 3, 224, 224).to(device), torch.randint(1000, (4,)).to(device)
     return training(
-        resnet18().to(device), lambda m: F.cross_entropy(m(x), y), flops=4 * 3 * 2 * 1.81e9
+        resnet18().to(device),
+        lambda m: F.cross_entropy(m(x), y),
+        flops=4 * 3 * 2 * 1.81e9,
     )
 
 
@@ -289,7 +320,9 @@ def resnet18_infer(device):
     """ResNet-18 inference, batch 4."""
     torch.manual_seed(0)
     return inference(
-        resnet18().to(device), torch.randn(4, 3, 224, 224).to(device), flops=4 * 2 * 1.81e9
+        resnet18().to(device),
+        torch.randn(4, 3, 224, 224).to(device),
+        flops=4 * 2 * 1.81e9,
     )
 
 
@@ -326,11 +359,17 @@ def mlp_train(device):
     """784-256-128-10, batch 64, AdamW."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)
+        nn.Linear(784, 256),
+        nn.ReLU(),
+        nn.Linear(256, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
     ).to(device)
     x, y = torch.randn(64, 784).to(device), torch.randint(10, (64,)).to(device)
     return training(
-        model, lambda m: F.cross_entropy(m(x), y), flops=6 * 64 * (784 * 256 + 256 * 128 + 1280)
+        model,
+        lambda m: F.cross_entropy(m(x), y),
+        flops=6 * 64 * (784 * 256 + 256 * 128 + 1280),
     )
 
 
@@ -338,7 +377,10 @@ def mlp_train(device):
 def lstm_train(device):
     """LSTM 128 -> 256, 32 steps, batch 16, AdamW."""
     torch.manual_seed(0)
-    cell, head = nn.LSTM(128, 256, batch_first=True).to(device), nn.Linear(256, 10).to(device)
+    cell, head = (
+        nn.LSTM(128, 256, batch_first=True).to(device),
+        nn.Linear(256, 10).to(device),
+    )
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -452,7 +494,8 @@ def adamw_124m(device):
     optimizer = adamw(params)
 
     def build(compiler):
-        # The optimizer's own fused kernel is the best PyTorch has: every engine but hlo runs it as it is.
+        # The optimizer's own fused kernel is the best PyTorch has: every engine but hlo runs it as
+        # it is.
         def step():
             optimizer.step()
             return params[-1].detach()

@@ -1,11 +1,16 @@
-"""The engine "jax": XLA's CPU compiler, as JAX ships it, on the very step that the lazy device recorded.
+"""The engine "jax": XLA's CPU compiler, as JAX ships it, on the very step that the lazy device
+recorded.
 
-    python -m benchmarks.xla WORKLOAD FOLDER          # here: writes the step, before any pass of ours, and its inputs
-    JAX_PYTHON benchmarks/xla.py FOLDER THREADS       # there: benchmarks.worker's protocol; needs jax, and neither torch nor torch_hlo
+    python -m benchmarks.xla WORKLOAD FOLDER          # here: writes the step, before any pass of
+                                                      # ours, and its inputs
+    JAX_PYTHON benchmarks/xla.py FOLDER THREADS       # there: benchmarks.worker's protocol; needs
+                                                      # jax, and neither torch nor torch_hlo
 
-What it measures: StableHLO of a whole training or inference step in XLA's own pipeline, parameters and optimizer state donated, called through PJRT
-without any tracing. Not measured: what JAX's own lowering of the same model might say differently (our attention is a function of plain ops here),
-and the host time of a framework around it. The first step is reading the text, compiling and running.
+What it measures: StableHLO of a whole training or inference step in XLA's own pipeline, parameters
+and optimizer state donated, called through PJRT without any tracing. Not measured: what JAX's own
+lowering of the same model might say differently (our attention is a function of plain ops here),
+and the host time of a framework around it. The first step is reading the text, compiling and
+running.
 """
 
 from __future__ import annotations
@@ -20,10 +25,11 @@ PROGRAM, DESCRIPTION = "step.mlir", "step.json"
 
 
 def export(workload: str, folder: str) -> None:
-    """Write the steady step of a workload: its StableHLO, and each parameter's values as raw bytes."""
+    """Write the steady step of a workload: its StableHLO, and each parameter's values as raw
+    bytes."""
     import torch_hlo
     from benchmarks.workloads import WORKLOADS
-    from torch_hlo.compiler.passes.legalize import legalize
+    from torch_hlo.compiler.simplify.legalize import legalize
     from torch_hlo.hlo.stablehlo import stablehlo_text
 
     w = WORKLOADS[workload]("hlo")
@@ -38,14 +44,18 @@ def export(workload: str, folder: str) -> None:
     for i, array in enumerate(arrays):
         array.tofile(os.path.join(folder, f"{i}.bin"))
     description = {
-        "parameters": [(p.shape.dtype, p.shape.dims) for p in module.entry.params], "aliases": module.aliases, "flops": w.flops, "bytes": w.bytes,
-    }  # fmt: skip
+        "parameters": [(p.shape.dtype, p.shape.dims) for p in module.entry.params],
+        "aliases": module.aliases,
+        "flops": w.flops,
+        "bytes": w.bytes,
+    }
     with open(os.path.join(folder, DESCRIPTION), "w") as f:
         json.dump(description, f)
 
 
 class Step:
-    """A compiled step and its present inputs; running it replaces those that the program updates."""
+    """A compiled step and its present inputs; running it replaces those that the program
+    updates."""
 
     def __init__(self, folder: str, description: dict) -> None:
         import jax
@@ -76,7 +86,11 @@ class Step:
             for i, (dtype, dims) in enumerate(description["parameters"])
         ]
         jax.block_until_ready(self.inputs)
-        self.folder, self.backend, self.results = folder, jax.extend.backend.get_backend("cpu"), []
+        self.folder, self.backend, self.results = (
+            folder,
+            jax.extend.backend.get_backend("cpu"),
+            [],
+        )
 
     def compile(self) -> None:
         from jax._src.lib import xla_client

@@ -1,4 +1,5 @@
-"""From `gelu(x @ w + b)` to machine code, step by step. Read it, then run it: `python examples/tour.py`.
+"""From `gelu(x @ w + b)` to machine code, step by step. Read it, then run it: `python
+examples/tour.py`.
 
 Each section shows what the library really does on the way; nothing here is written for show.
 """
@@ -20,8 +21,9 @@ def main() -> None:
     x, w, b = torch.randn(8, 16), torch.randn(16, 32), torch.randn(32)
 
     title(1, "A lazy graph: operations on hlo tensors are recorded, not run")
-    # Tensors on "hlo" are HloTensors (torch_hlo/lazy/tensor.py). Every aten operation on them reaches
-    # HloTensor.__torch_dispatch__ (torch_hlo/lazy/dispatch.py), which appends a Node and returns at once.
+    # Tensors on "hlo" are HloTensors (torch_hlo/lazy/record/tensor.py). Every aten operation on
+    # them reaches HloTensor.__torch_dispatch__ (torch_hlo/lazy/aten/dispatch.py), which appends a
+    # Node and returns at once.
     hx, hw, hb = x.to("hlo"), w.to("hlo"), b.to("hlo")
     y = torch.nn.functional.gelu(hx @ hw + hb, approximate="tanh")
     y[0].mul_(2)  # an in-place write through a view: becomes a functional select_scatter
@@ -44,7 +46,10 @@ def main() -> None:
     optimized = debug.optimized_text([z], observe)
     print("\n" + optimized)
 
-    title(4, "LLVM IR: torch_hlo/compiler/codegen/ writes explicit vectors, no LLVM passes run")
+    title(
+        4,
+        "LLVM IR: torch_hlo/compiler/codegen/ writes explicit vectors, no LLVM passes run",
+    )
     seen: dict[str, str] = {}
     from torch_hlo.device import runtime
 
@@ -63,7 +68,8 @@ def main() -> None:
     reference[0].mul_(2)
     difference = (z.cpu() - reference.sum(dim=1)).abs().max().item()
     print(
-        f"result on hlo: {z.cpu()[:4]}\nlargest difference from CPU eager: {difference:.2e}  (program {program.name})"
+        f"result on hlo: {z.cpu()[:4]}\nlargest difference from CPU eager: {difference:.2e} "
+        f" (program {program.name})"
     )
     assert difference < 1e-4
     print(torch_hlo.metrics.last_compile_reason())

@@ -1,4 +1,5 @@
-"""Train an MLP and a small CNN on scikit-learn's handwritten digits, on the "hlo" device, next to CPU eager.
+"""Train an MLP and a small CNN on scikit-learn's handwritten digits, on the "hlo" device, next to
+CPU eager.
 
     python examples/train_digits.py [--model mlp|cnn|both] [--epochs 30]
 
@@ -19,13 +20,27 @@ from torch.nn import functional as F
 import torch_hlo
 
 MODELS = {
-    "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)),
-    "cnn": lambda: nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(256, 10),
+    "mlp": lambda: nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, 256),
+        nn.ReLU(),
+        nn.Linear(256, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
     ),
-}  # fmt: skip
+    "cnn": lambda: nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    ),
+}
 
 
 def split() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -51,7 +66,10 @@ def train(name: str, device: str, epochs: int, batch: int = 64) -> tuple[list[fl
     for _ in track(range(epochs), description=f"{name} {device:>4}"):
         order = torch.randperm(len(labels), generator=shuffle)
         for i in range(0, len(order) - batch + 1, batch):
-            x, y = images[order[i : i + batch]].to(device), labels[order[i : i + batch]].to(device)
+            x, y = (
+                images[order[i : i + batch]].to(device),
+                labels[order[i : i + batch]].to(device),
+            )
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
@@ -83,12 +101,14 @@ def main() -> None:
         cpu, cpu_accuracy, cpu_ms = train(name, "cpu", args.epochs)
         first = min(100, len(hlo))
         print(
-            f"{name}: loss {hlo[0]:.4f} -> {hlo[-1]:.4f} (cpu {cpu[0]:.4f} -> {cpu[-1]:.4f}; largest difference in "
-            f"{first} steps {max(abs(a - b) for a, b in zip(hlo[:first], cpu[:first])):.1e})"
+            f"{name}: loss {hlo[0]:.4f} -> {hlo[-1]:.4f} (cpu {cpu[0]:.4f} -> {cpu[-1]:.4f};"
+            f" largest difference in {first} steps"
+            f" {max(abs(a - b) for a, b in zip(hlo[:first], cpu[:first])):.1e})"
         )
         print(f"     test accuracy {accuracy:.2%} (cpu {cpu_accuracy:.2%})")
         print(
-            f"     {ms:.2f} ms/step on hlo, {cpu_ms:.2f} on cpu eager ({cpu_ms / ms:.2f}x), {compiles} compiles, fallbacks: {fallbacks or 'none'}"
+            f"     {ms:.2f} ms/step on hlo, {cpu_ms:.2f} on cpu eager ({cpu_ms / ms:.2f}x),"
+            f" {compiles} compiles, fallbacks: {fallbacks or 'none'}"
         )
 
 

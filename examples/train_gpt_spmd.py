@@ -1,10 +1,14 @@
-"""Train a GPT on one device and over meshes of four: data parallel, FSDP, 2x2 FSDP + tensor parallel. The losses are equal.
+"""Train a GPT on one device and over meshes of four: data parallel, FSDP, 2x2 FSDP + tensor
+parallel. The losses are equal.
 
-    python examples/train_gpt_spmd.py                                         # four virtual devices in one process
-    torchrun --nproc-per-node 4 examples/train_gpt_spmd.py                    # one process per device, the same code
+    # four virtual devices in one process
+    python examples/train_gpt_spmd.py
+    # one process per device, the same code
+    torchrun --nproc-per-node 4 examples/train_gpt_spmd.py
     python examples/train_gpt_spmd.py --strategies fsdp+megatron --steps 50
 
-Prints the losses, their largest difference, and the collectives of one training step with the bytes that a device sends.
+Prints the losses, their largest difference, and the collectives of one training step with the bytes
+that a device sends.
 """
 
 from __future__ import annotations
@@ -94,9 +98,9 @@ def main() -> None:
     symbols = sorted(set(text))
     data = torch.tensor([symbols.index(c) for c in text])
     vocabulary = -(-len(symbols) // 16) * 16  # divisible by the axes
-    say(
-        f"{'processes: ' + str(dist.get_world_size()) if dist.is_initialized() else 'one process, 4 virtual devices'}; {args.layers} layers of width {args.width}"
-    )
+    world = dist.get_world_size() if dist.is_initialized() else 0
+    where = f"processes: {world}" if world else "one process, 4 virtual devices"
+    say(f"{where}; {args.layers} layers of width {args.width}")
     reference: list[float] | None = None
     for name in args.strategies.split(","):
         before = len(programs())
@@ -104,7 +108,8 @@ def main() -> None:
         reference = reference or losses
         difference = max(abs(a - b) for a, b in zip(losses, reference))
         say(
-            f"\n{name}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, {seconds * 1e3:.0f} ms per step, largest difference {difference:.1e}"
+            f"\n{name}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, {seconds * 1e3:.0f} ms per step,"
+            f" largest difference {difference:.1e}"
         )
         if STRATEGIES[name] is not None:
             say(max(programs()[before:], key=lambda p: p.runs).cost.table())

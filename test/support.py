@@ -8,15 +8,16 @@ from collections.abc import Callable
 import numpy as np
 from expecttest import TestCase
 
-from torch_hlo.compiler.passes.base import Pass
+from torch_hlo.compiler.hlo_pass import Pass
 from torch_hlo.compiler.pipeline import random_inputs
-from torch_hlo.hlo.build import parameter
-from torch_hlo.hlo.evaluate_collective import devices_of, evaluate_spmd
-from torch_hlo.hlo.ir import Computation, Instruction, Module, postorder
-from torch_hlo.hlo.parse import parse_module
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.text import module_text
-from torch_hlo.hlo.verify import verify
+from torch_hlo.hlo.evaluate.communication import devices_of
+from torch_hlo.hlo.evaluate.multi_device import evaluate_spmd
+from torch_hlo.hlo.ir.build import parameter
+from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir.verify import verify
+from torch_hlo.hlo.text.parser import parse_module
+from torch_hlo.hlo.text.printer import module_text
 
 
 def hlo(text: str) -> Module:
@@ -37,7 +38,8 @@ def program(root: Instruction) -> Module:
 
 
 def calls(work: Callable[[], object]) -> int:
-    """How many functions of Python and C are called by `work()`: what it costs, however busy the machine is."""
+    """How many functions of Python and C are called by `work()`: what it costs, however busy the
+    machine is."""
     count = 0
 
     def seen(frame, event, arg):
@@ -62,10 +64,10 @@ class HloTestCase(TestCase):
     def assertPass(self, p: Pass, module: Module, expected: str, rtol: float = 1e-5) -> None:
         """`p` turns `module` into the program of text `expected`, and:
 
-        the verifier accepts both; both print and parse back to the same root; the pass has nothing left to do on its result; the
-        evaluator gives both the same values on random inputs; a pass that changed nothing returns the same object.
-        Write the input and the expectation in two statements: EXPECTTEST_ACCEPT=1 rewrites the first literal of a statement.
-        """
+        the verifier accepts both; both print and parse back to the same root; the pass has nothing
+        left to do on its result; the evaluator gives both the same values on random inputs; a pass
+        that changed nothing returns the same object. Write the input and the expectation in two
+        statements: EXPECTTEST_ACCEPT=1 rewrites the first literal of a statement."""
         result = self.check(p, module, rtol)
         self.assertExpectedInline(short(result), expected, skip=1)
 
@@ -77,11 +79,13 @@ class HloTestCase(TestCase):
     def assertRewrites(
         self, p: Pass, before: Instruction, after: Instruction, rtol: float = 1e-5
     ) -> None:
-        """assertPass on a program built in Python: the pass turns the root `before` into the very instruction `after`."""
+        """assertPass on a program built in Python: the pass turns the root `before` into the very
+        instruction `after`."""
         result = self.check(p, program(before), rtol)
         if result.entry.root is not after:
             self.fail(
-                f"{p.name} turned\n{short(program(before))}into\n{short(result)}expected\n{short(program(after))}"
+                f"{p.name}"
+                f" turned\n{short(program(before))}into\n{short(result)}expected\n{short(program(after))}"
             )
 
     def assertKept(self, p: Pass, x: Instruction) -> None:
@@ -108,7 +112,9 @@ class HloTestCase(TestCase):
         for style in ("canonical", "short"):
             text = module_text(module, style=style)
             self.assertIs(
-                parse_module(text).entry.root, module.entry.root, f"does not read back:\n{text}"
+                parse_module(text).entry.root,
+                module.entry.root,
+                f"does not read back:\n{text}",
             )
 
     def assertSameValue(
@@ -119,7 +125,8 @@ class HloTestCase(TestCase):
         rtol: float = 1e-5,
         special: bool = False,
     ) -> None:
-        """Equal values within `rtol`, on every device that the program's collectives name; with `special` inputs also equal infinities, NaNs and signs of zeros."""
+        """Equal values within `rtol`, on every device that the program's collectives name; with
+        `special` inputs also equal infinities, NaNs and signs of zeros."""
         inputs = [
             random_inputs(before, seed + device, special) for device in range(devices_of(before))
         ]

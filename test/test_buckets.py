@@ -10,7 +10,8 @@ from torch_hlo.buckets import bucket
 
 
 @pytest.mark.parametrize(
-    ("size", "want"), [(0, 1), (1, 1), (2, 2), (3, 4), (17, 32), (512, 512), (513, 1024)]
+    ("size", "want"),
+    [(0, 1), (1, 1), (2, 2), (3, 4), (17, 32), (512, 512), (513, 1024)],
 )
 def test_powers_of_two(size, want):
     assert bucket(size) == want

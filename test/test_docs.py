@@ -15,9 +15,13 @@ from torch_hlo.distributed import sharding_of
 from torch_hlo.tools import cli
 
 ROOT = Path(__file__).parent.parent
+MADE = {"api.md", "operators.md", "opcodes.md", "flags.md", "shortcuts.md"}  # docs/generate.py
 PAGES = {
-    path.name: path
-    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
+    str(path.relative_to(ROOT)): path
+    for path in (
+        *sorted(ROOT.glob("*.md")),
+        *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.name not in MADE),
+    )
 }
 PRESENT = sorted(PAGES.keys() - {"CHANGELOG.md"})  # history may name what is gone
 SOURCES = [
@@ -31,9 +35,15 @@ SOURCES = [
 def test_links_lead_somewhere(page):
     prose = re.sub(r"`[^`]*`", "", PAGES[page].read_text())
     links = re.findall(r"\[[^\]\n]+\]\(([^)\s#]+)", prose)
-    assert not [
-        link for link in links if "://" not in link and not (PAGES[page].parent / link).exists()
-    ]
+    here = PAGES[page].parent
+    inside = [link for link in links if "://" not in link and Path(link).name not in MADE]
+    assert not [link for link in inside if not (here / link).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_can_be_read(page):
+    long = [n for n, line in enumerate(PAGES[page].read_text().splitlines(), 1) if len(line) > 200]
+    assert not long
 
 
 @pytest.mark.parametrize("page", PRESENT)
@@ -45,7 +55,8 @@ def test_files_and_flags_exist(page):
 
 
 def commands() -> list[tuple[str, ...]]:
-    """Arguments of every `python -m torch_hlo …` that is written out on a page or in the command's own help."""
+    """Arguments of every `python -m torch_hlo …` that is written out on a page or in the command's
+    own help."""
     texts = [cli.EXAMPLES, *(PAGES[page].read_text() for page in PRESENT)]
     lines = [
         line for text in texts for line in re.findall(r"python -m torch_hlo (\w[^\n`|]*)", text)
@@ -88,9 +99,33 @@ def test_distributed(capsys):
         "torch_hlo": torch_hlo,
         "GPT": Perceptron,
     }
-    given |= {"x": torch.empty(64, 16, device="meta"), "y": torch.empty(64, 16, device="meta")}
+    given |= {
+        "x": torch.empty(64, 16, device="meta"),
+        "y": torch.empty(64, 16, device="meta"),
+    }
     with config.override(CPU_DEVICES=8):
-        run_blocks("distributed.md", given)
+        run_blocks("docs/guide/many_devices.md", given)
         assert sharding_of(model.up.weight) and sharding_of(batch)
     rows = capsys.readouterr().out
     assert "+ data_parallel('data')" in rows and "+ megatron('model')" in rows
+
+
+GUIDES = ("tutorial", "index", "guide/training", "guide/captured_steps", "guide/torch_compile")
+
+
+@pytest.mark.parametrize("page", [*GUIDES, "guide/sizes", "guide/debugging"])
+def test_python_blocks_run(page):
+    names: dict = {}
+    exec("import torch, torch_hlo\nfrom torch_hlo import debug", names)
+    run_blocks(f"docs/{page}.md", names)
+
+
+@pytest.mark.parametrize("page", ["index", "guide/captured_steps"])
+def test_comments_say_what_is_printed(page, capsys):
+    """`print(...)  # 36.0`: the comment begins with what the line prints."""
+    text = PAGES[f"docs/{page}.md"].read_text()
+    said = re.findall(r"^print\(.*?\)\s+# (?:.*: )?([\d\[][^:\n]*?)(?::.*)?$", text, re.MULTILINE)
+    torch_hlo.metrics.clear_all()
+    run_blocks(f"docs/{page}.md", {})
+    printed = capsys.readouterr().out.splitlines()
+    assert said and all(value in printed for value in said), (said, printed)

@@ -1,4 +1,5 @@
-"""Attention that is written out, in training through torch.compile: a kernel forward and a kernel backward, and only two numbers per row kept between them."""
+"""Attention that is written out, in training through torch.compile: a kernel forward and a kernel
+backward, and only two numbers per row kept between them."""
 
 import math
 
@@ -8,15 +9,14 @@ import torch._dynamo as dynamo
 from torch import nn
 
 import torch_hlo.debug
-from torch_hlo.compiler.passes.attention import attention_of
+from torch_hlo.compiler.attention.attention import attention_of
 from torch_hlo.compiler.pipeline import optimize
 from torch_hlo.dynamo.call import Caller
 
 S, T = 40, 48
 LATER = torch.arange(T) > torch.arange(S)[:, None]
-PADDED = (
-    torch.arange(T) >= torch.tensor([48, 31, 0])[:, None, None, None]
-)  # the last sequence has no tokens
+# the last sequence has no tokens
+PADDED = torch.arange(T) >= torch.tensor([48, 31, 0])[:, None, None, None]
 
 SCORES = {
     "plain": lambda s, bias: s,
@@ -103,7 +103,8 @@ def test_halves(programs, name, dtype) -> None:
 
 
 def test_dropout(programs) -> None:
-    """The mask is kept, the weights are not: with values of 1 the output says which weights were dropped, and gradients follow."""
+    """The mask is kept, the weights are not: with values of 1 the output says which weights were
+    dropped, and gradients follow."""
     q, k, v, bias = arrays()
 
     def fn(q, k, v):
@@ -135,8 +136,12 @@ def test_weights_that_are_returned(programs) -> None:
 
     got, want = torch.compile(fn, backend="hlo")(q, k, v), fn(q, k, v)
     torch.testing.assert_close(got, want)
-    torch.testing.assert_close(torch.autograd.grad(got[0].sum() + got[1].square().sum(), (q, k, v)), torch.autograd.grad(want[0].sum() + want[1].square().sum(), (q, k, v)),
-                               rtol=1e-4, atol=1e-5)  # fmt: skip
+    torch.testing.assert_close(
+        torch.autograd.grad(got[0].sum() + got[1].square().sum(), (q, k, v)),
+        torch.autograd.grad(want[0].sum() + want[1].square().sum(), (q, k, v)),
+        rtol=1e-4,
+        atol=1e-5,
+    )
     assert not [x for p in programs for x in p if attention_of(x)]
 
 
@@ -179,7 +184,8 @@ def test_sizes_that_vary() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [3, S])
 def test_soft_caps(programs, rows, dtype) -> None:
-    """Scores capped by tanh, as in Gemma 2: one kernel in inference; queries along lanes, on tiles, few."""
+    """Scores capped by tanh, as in Gemma 2: one kernel in inference; queries along lanes, on tiles,
+    few."""
     q, k, v, _ = (a.detach() for a in arrays(dtype))
     q = q[:, :, :rows] * 4
 
@@ -188,7 +194,10 @@ def test_soft_caps(programs, rows, dtype) -> None:
         s = torch.tanh(s / 3) * 3
         return torch.softmax(s.masked_fill(LATER[:rows], -math.inf).float(), -1).type_as(q) @ v
 
-    got, want = torch.compile(fn, backend="hlo")(q, k, v), fn(q.float(), k.float(), v.float())
+    got, want = (
+        torch.compile(fn, backend="hlo")(q, k, v),
+        fn(q.float(), k.float(), v.float()),
+    )
     torch.testing.assert_close(
         got.float(),
         want,

@@ -1,5 +1,6 @@
-"""torch.compile on tensors of torch.cuda, without a GPU: graphs of fake CUDA tensors, called with CPU tensors on the memory of a stub of the driver,
-which executes the kernels when PyTorch's stream is waited for."""
+"""torch.compile on tensors of torch.cuda, without a GPU: graphs of fake CUDA tensors, called with
+CPU tensors on the memory of a stub of the driver, which executes the kernels when PyTorch's stream
+is waited for."""
 
 import pytest
 import torch
@@ -9,10 +10,10 @@ from torch.nn import functional as F
 
 from test.device.stub_cuda import StubCuda
 from torch_hlo import config
-from torch_hlo.device import cuda
+from torch_hlo.device.cuda import cuda_driver, cuda_memory
 from torch_hlo.dynamo import backend, call
 from torch_hlo.dynamo.place import Gpu
-from torch_hlo.lowering.registry import LoweringError
+from torch_hlo.lowering.core.registry import LoweringError
 
 STREAM = 77  # PyTorch's current one
 
@@ -20,8 +21,8 @@ STREAM = 77  # PyTorch's current one
 @pytest.fixture
 def stub(monkeypatch):
     stub = StubCuda()
-    pool = cuda.CudaPool(cuda.Cuda(0, stub))
-    monkeypatch.setattr(cuda, "pool_of", lambda number: pool)
+    pool = cuda_memory.CudaPool(cuda_driver.Cuda(0, stub))
+    monkeypatch.setattr(cuda_memory, "pool_of", lambda number: pool)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
     monkeypatch.setattr(
         Gpu,
@@ -32,7 +33,9 @@ def stub(monkeypatch):
     )
     monkeypatch.setattr(Gpu, "bring", lambda self, x: theirs(stub, x.clone()))
     monkeypatch.setattr(
-        call, "_dense", lambda x, order, dense=call._dense: theirs(stub, dense(x, order))
+        call,
+        "_dense",
+        lambda x, order, dense=call._dense: theirs(stub, dense(x, order)),
     )
     with config.override(CACHE="", FALLBACK="error"):
         yield stub
@@ -47,8 +50,9 @@ def theirs(stub: StubCuda, x: torch.Tensor) -> torch.Tensor:
 
 
 def compiled(function, *examples: torch.Tensor, cpu: tuple[int, ...] = ()):
-    """What Dynamo's backend makes of the function on CUDA tensors like the examples (those numbered in `cpu` stay there). It is traced on the CPU: a
-    PyTorch without CUDA cannot trace everything there."""
+    """What Dynamo's backend makes of the function on CUDA tensors like the examples (those numbered
+    in `cpu` stay there). It is traced on the CPU: a PyTorch without CUDA cannot trace everything
+    there."""
     graph = make_fx(function, tracing_mode="fake")(*examples)
     with FakeTensorMode():
         for i, n in enumerate(graph.graph.nodes):
@@ -66,9 +70,8 @@ def test_a_program_runs_in_pytorchs_order_and_memory(stub):
     run = compiled(lambda x, w: (F.gelu(F.linear(x, w)), x.sum(0)), x, w)
     for _ in range(3):
         data = torch.randn(8, 16)
-        stub.queues[STREAM].append(
-            lambda data=data: x.copy_(data)
-        )  # a kernel of PyTorch's that has not run yet
+        # a kernel of PyTorch's that has not run yet
+        stub.queues[STREAM].append(lambda data=data: x.copy_(data))
         y, s = run([x, w])
         stub._advance(STREAM)
         assert not stub.problems

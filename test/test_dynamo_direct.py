@@ -1,4 +1,5 @@
-"""Graphs that are called without AOTAutograd's Python (dynamo/direct.py): the same gradients, errors and side effects as with it."""
+"""Graphs that are called without AOTAutograd's Python (dynamo/direct.py): the same gradients,
+errors and side effects as with it."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from test.marks import needs
 from torch_hlo.device import runtime
 from torch_hlo.dynamo import backend, direct
 
@@ -27,10 +29,14 @@ def functions(monkeypatch) -> list:
     found = []
     make, trained = direct.Graphs._function, direct.Graphs.trained
     monkeypatch.setattr(
-        direct.Graphs, "_function", lambda self, aot: (found.append(aot), make(self, aot))[1]
+        direct.Graphs,
+        "_function",
+        lambda self, aot: (found.append(aot), make(self, aot))[1],
     )
     monkeypatch.setattr(
-        direct.Graphs, "trained", lambda self, *args: (found.append(args), trained(self, *args))[1]
+        direct.Graphs,
+        "trained",
+        lambda self, *args: (found.append(args), trained(self, *args))[1],
     )
     return found
 
@@ -60,6 +66,7 @@ def _same(make, inputs, loss=lambda r: r.square().sum()):
     torch.testing.assert_close(models[1].state_dict(), models[0].state_dict(), rtol=1e-4, atol=1e-5)
 
 
+@needs("direct", "no_autograd")
 def test_training(functions):
     _same(
         lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)),
@@ -68,8 +75,9 @@ def test_training(functions):
     assert len(functions) == 1
 
 
+@needs("direct", "no_autograd")
 def test_written_buffers_count_as_written(functions):
-    make = lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU())  # noqa: E731
+    make = lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     _same(make, [torch.randn(3, 2, 6, 6)])
     assert functions
     model = make()
@@ -90,8 +98,13 @@ class _Several(nn.Module):
         return y, y.detach().argmax(1), y[i].exp()
 
 
+@needs("direct", "no_autograd")
 def test_results_without_gradients(functions):
-    _same(_Several, [torch.randn(3, 4), torch.tensor([2, 0])], lambda r: r[0].sum() + r[2].sum())
+    _same(
+        _Several,
+        [torch.randn(3, 4), torch.tensor([2, 0])],
+        lambda r: r[0].sum() + r[2].sum(),
+    )
     assert functions
 
 
@@ -99,6 +112,7 @@ def test_results_that_the_loss_leaves_out(functions):
     _same(_Several, [torch.randn(3, 4), torch.tensor([2, 0])], lambda r: r[2].sum())
 
 
+@needs("direct", "no_autograd")
 def test_inputs_whose_gradient_is_nothing_are_left_alone(functions):
     function = torch.compile(lambda x, y: x.sin() + y.detach().cos() + (y > 0), backend="hlo")
     for _ in range(CALLS):
@@ -109,6 +123,7 @@ def test_inputs_whose_gradient_is_nothing_are_left_alone(functions):
     assert functions
 
 
+@needs("direct", "no_autograd")
 def test_sizes_that_vary(functions):
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
     compiled = torch.compile(model, backend="hlo", dynamic=True)
@@ -145,7 +160,8 @@ def test_differentiating_twice(plain_calls):
     def gradients(critic):
         (slope,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
         return torch.autograd.grad(
-            (slope.norm(dim=1) - 1).square().mean() + critic(x).mean(), [*critic.parameters()][:-1]
+            (slope.norm(dim=1) - 1).square().mean() + critic(x).mean(),
+            [*critic.parameters()][:-1],
         )
 
     want = gradients(critic)
@@ -173,6 +189,7 @@ def test_inputs_of_graphs_differentiated_twice_are_watched():
             torch.autograd.grad(result, x, create_graph=True)
 
 
+@needs("direct", "no_autograd")
 def test_saved_tensors_are_watched(functions):
     compiled = torch.compile(lambda x, y: (x * y).sum(), backend="hlo")
     for _ in range(CALLS):
@@ -185,6 +202,7 @@ def test_saved_tensors_are_watched(functions):
     assert functions
 
 
+@needs("direct", "no_autograd")
 def test_gradients_of_any_layout(functions):
     model = nn.Linear(4, 6)
     compiled = torch.compile(model, backend="hlo")
@@ -279,8 +297,13 @@ def test_inference_that_returns_inputs_and_views():
 
 
 def test_idle_memory_makes_room_for_the_loss():
-    """Gradients of the last step leave 4 MB; PyTorch's cross-entropy of 8 MB takes three times as much, in the moment when a step needs most."""
-    model, x, y = nn.Linear(512, 2048), torch.randn(1024, 512), torch.randint(2048, (1024,))
+    """Gradients of the last step leave 4 MB; PyTorch's cross-entropy of 8 MB takes three times as
+    much, in the moment when a step needs most."""
+    model, x, y = (
+        nn.Linear(512, 2048),
+        torch.randn(1024, 512),
+        torch.randint(2048, (1024,)),
+    )
     compiled = torch.compile(model, backend="hlo")
     for step in range(CALLS):
         before = runtime.memory_stats()["cached_bytes"]

@@ -49,7 +49,11 @@ def test_equal_calls_are_computed_once():
 def test_arguments_that_differ(a, b):
     graph = graph_of(
         lambda x, call: [
-            call(aten.add.Tensor, call(aten.mul.Scalar, x, a), call(aten.mul.Scalar, x, b))
+            call(
+                aten.add.Tensor,
+                call(aten.mul.Scalar, x, a),
+                call(aten.mul.Scalar, x, b),
+            )
         ]
     )
     assert share(graph) == 0
@@ -63,7 +67,11 @@ def test_results_stay_apart():
 def test_random_numbers_stay_apart():
     graph = graph_of(
         lambda x, call: [
-            call(aten.add.Tensor, call(aten.rand_like.default, x), call(aten.rand_like.default, x))
+            call(
+                aten.add.Tensor,
+                call(aten.rand_like.default, x),
+                call(aten.rand_like.default, x),
+            )
         ]
     )
     assert share(graph) == 0
@@ -81,7 +89,11 @@ def test_reads_before_and_after_a_write():
             call(aten.cos.default, call(aten.full.default, [4], 1.0)),
         )
         return [
-            call(aten.add.Tensor, call(aten.add.Tensor, a, b), call(aten.add.Tensor, other, same))
+            call(
+                aten.add.Tensor,
+                call(aten.add.Tensor, a, b),
+                call(aten.add.Tensor, other, same),
+            )
         ]
 
     graph = graph_of(build)

@@ -1,4 +1,5 @@
-"""Graphs that are recorded without AOTAutograd (dynamo/trace.py): the same results, strides, aliases and side effects; which graphs are not."""
+"""Graphs that are recorded without AOTAutograd (dynamo/trace.py): the same results, strides,
+aliases and side effects; which graphs are not."""
 
 from __future__ import annotations
 
@@ -7,9 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from test.marks import needs
 from torch_hlo import config
 from torch_hlo.dynamo import trace
-from torch_hlo.lazy import dispatch
+from torch_hlo.lazy.record import session
+
+pytestmark = needs("no_autograd")
 
 
 @pytest.fixture
@@ -50,7 +54,9 @@ def _same(fn, *inputs, tol=1e-5, calls=2):
         torch.testing.assert_close(got, want, rtol=tol, atol=tol)
         torch.testing.assert_close(ours, theirs, rtol=tol, atol=tol)
         for g, w in zip(
-            torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want), strict=True
+            torch.utils._pytree.tree_leaves(got),
+            torch.utils._pytree.tree_leaves(want),
+            strict=True,
         ):
             assert g.stride() == w.stride() and g.dtype == w.dtype and g.device == w.device
 
@@ -77,25 +83,78 @@ def _buffers(x, w):
 
 RECORDED = {
     "arithmetic": (lambda x: (x * 2 + 1).relu() / 3, [torch.randn(3, 4)]),
-    "factories": (lambda x: x + torch.arange(4) + torch.ones(3, 1, device="cpu") + torch.tensor([1.0, 2.0, 3.0, 4.0]), [torch.randn(3, 4)]),
-    "promotion": (lambda x, i: (x * 2.5, i + 1, i / 2, x + torch.tensor(2.0, dtype=torch.float64), i * x), [torch.randn(3).bfloat16(), torch.arange(3)]),
-    "complex": (lambda x: torch.view_as_real(torch.fft.fft(x) * 1j), [torch.randn(3, 8)]),
+    "factories": (
+        lambda x: (
+            x
+            + torch.arange(4)
+            + torch.ones(3, 1, device="cpu")
+            + torch.tensor([1.0, 2.0, 3.0, 4.0])
+        ),
+        [torch.randn(3, 4)],
+    ),
+    "promotion": (
+        lambda x, i: (
+            x * 2.5,
+            i + 1,
+            i / 2,
+            x + torch.tensor(2.0, dtype=torch.float64),
+            i * x,
+        ),
+        [torch.randn(3).bfloat16(), torch.arange(3)],
+    ),
+    "complex": (
+        lambda x: torch.view_as_real(torch.fft.fft(x) * 1j),
+        [torch.randn(3, 8)],
+    ),
     "attention": (_attention, [torch.randn(2, 3, 6, 4) for _ in range(3)]),
-    "written": (lambda x, y: (x.add_(y).mul_(2), x.sum()), [torch.randn(3, 4), torch.randn(4)]),
-    "copied": (lambda x, y, z: (x.copy_(z), y.copy_(z), z + 1)[2], [torch.randn(3), torch.randn(3), torch.randn(3)]),
+    "written": (
+        lambda x, y: (x.add_(y).mul_(2), x.sum()),
+        [torch.randn(3, 4), torch.randn(4)],
+    ),
+    "copied": (
+        lambda x, y, z: (x.copy_(z), y.copy_(z), z + 1)[2],
+        [torch.randn(3), torch.randn(3), torch.randn(3)],
+    ),
     "cache": (_cache, [torch.randn(1, 8, 4), torch.randn(1, 1, 4), torch.tensor([3])]),
     "buffers": (_buffers, [torch.randn(2, 5), torch.randn(3)]),
-    "returned": (lambda x, y: (x, x.clone(), y, (x + 1).t()), [torch.randn(3, 4), torch.randn(2)]),
-    "gaps": (lambda x: ((x + 1)[:, ::2], x.sum(0).expand(3, 4)), [torch.randn(5, 8)[:, ::2]]),
+    "returned": (
+        lambda x, y: (x, x.clone(), y, (x + 1).t()),
+        [torch.randn(3, 4), torch.randn(2)],
+    ),
+    "gaps": (
+        lambda x: ((x + 1)[:, ::2], x.sum(0).expand(3, 4)),
+        [torch.randn(5, 8)[:, ::2]],
+    ),
     "permuted": (lambda x: (x * 2, x.flip(0), x.reshape(12)), [torch.randn(4, 3).t()]),
-    "channels last": (lambda x, w: F.max_pool2d(F.conv2d(x, w).relu(), 2), [torch.randn(2, 3, 9, 9).to(memory_format=torch.channels_last), torch.randn(4, 3, 2, 2)]),
-    "index": (lambda x, i: (x[i], x[:, None, 1] + 1, x[..., -1] * 2, x.gather(1, i[:, None])), [torch.randn(4, 5), torch.tensor([2, 0, 3, 1])]),
-    "chunks": (lambda x: torch.cat([c.softmax(-1) for c in x.chunk(3, 1)][::-1], 1), [torch.randn(2, 9)]),
+    "channels last": (
+        lambda x, w: F.max_pool2d(F.conv2d(x, w).relu(), 2),
+        [
+            torch.randn(2, 3, 9, 9).to(memory_format=torch.channels_last),
+            torch.randn(4, 3, 2, 2),
+        ],
+    ),
+    "index": (
+        lambda x, i: (x[i], x[:, None, 1] + 1, x[..., -1] * 2, x.gather(1, i[:, None])),
+        [torch.randn(4, 5), torch.tensor([2, 0, 3, 1])],
+    ),
+    "chunks": (
+        lambda x: torch.cat([c.softmax(-1) for c in x.chunk(3, 1)][::-1], 1),
+        [torch.randn(2, 9)],
+    ),
     "empty": (lambda x: (x.sum(0), x + 1), [torch.randn(0, 4)]),
-    "batch norm": (lambda x, m, v: F.batch_norm(x, m, v, training=True), [torch.randn(6, 3, 4), torch.zeros(3), torch.ones(3)]),
-    "integers": (lambda i: (i // 3, i % 4, i << 1, ~i, i.bitwise_and(6), i.cumsum(0)), [torch.arange(-5, 9)]),
-    "linear algebra": (lambda x: torch.linalg.vector_norm(x @ x.mT + torch.eye(3), dim=0), [torch.randn(3, 3)]),
-}  # fmt: skip
+    "batch norm": (
+        lambda x, m, v: F.batch_norm(x, m, v, training=True),
+        [torch.randn(6, 3, 4), torch.zeros(3), torch.ones(3)],
+    ),
+    "integers": (
+        lambda i: (i // 3, i % 4, i << 1, ~i, i.bitwise_and(6), i.cumsum(0)),
+        [torch.arange(-5, 9)],
+    ),
+    "linear algebra": (
+        lambda x: torch.linalg.vector_norm(x @ x.mT + torch.eye(3), dim=0),
+        [torch.randn(3, 3)],
+    ),
+}
 
 
 @pytest.mark.parametrize("case", RECORDED)
@@ -125,7 +184,8 @@ def test_left_to_aot_autograd(decisions, reason):
 
 
 class _Tied(nn.Module):
-    """A network with everything that inference has: embeddings, norms, dropout in evaluation, convolutions, a buffer that counts."""
+    """A network with everything that inference has: embeddings, norms, dropout in evaluation,
+    convolutions, a buffer that counts."""
 
     def __init__(self):
         super().__init__()
@@ -164,7 +224,8 @@ def test_model(decisions):
 
 
 class _Trained(nn.Module):
-    """Convolutions, norms with statistics, attention, dropout of nothing, an embedding, tied weights."""
+    """Convolutions, norms with statistics, attention, dropout of nothing, an embedding, tied
+    weights."""
 
     def __init__(self):
         super().__init__()
@@ -204,17 +265,47 @@ def test_training(decisions):
 
 
 GRADIENTS = {
-    "permuted": (lambda x, y: (x.t() * 2 + y).sin(), [torch.randn(4, 3), torch.randn(3, 1)]),
-    "gaps": (lambda x, y: (x * y).sum(1), [torch.randn(4, 6)[:, ::2], torch.randn(4, 3)]),
-    "written inside": (lambda x, y: (z := x * 2, z.mul_(y), z[:, :1].neg_(), z)[3], [torch.randn(4, 3), torch.randn(4, 3)]),
+    "permuted": (
+        lambda x, y: (x.t() * 2 + y).sin(),
+        [torch.randn(4, 3), torch.randn(3, 1)],
+    ),
+    "gaps": (
+        lambda x, y: (x * y).sum(1),
+        [torch.randn(4, 6)[:, ::2], torch.randn(4, 3)],
+    ),
+    "written inside": (
+        lambda x, y: (z := x * 2, z.mul_(y), z[:, :1].neg_(), z)[3],
+        [torch.randn(4, 3), torch.randn(4, 3)],
+    ),
     "the gradient itself": (lambda x, y: x + y, [torch.randn(3), torch.randn(3)]),
-    "constants": (lambda x, y: x * torch.tensor([1.0, 2.0]) + y * torch.arange(2), [torch.randn(3, 2), torch.randn(3, 2)]),
-    "max pooling": (lambda x, y: F.max_pool2d(F.conv2d(x, y), 2), [torch.randn(2, 3, 7, 7).to(memory_format=torch.channels_last), torch.randn(4, 3, 2, 2)]),
-    "several": (lambda x, y: (x.softmax(0), (x @ y).relu(), y.cumsum(0)), [torch.randn(4, 3), torch.randn(3, 2)]),
-    "linear algebra": (lambda x, y: torch.linalg.norm(x @ x.mT, dim=0) + y.prod(), [torch.randn(3, 3), torch.randn(2)]),
-    "complex": (lambda x, y: torch.fft.rfft(x * y).abs(), [torch.randn(3, 8), torch.randn(8)]),
-    "indices": (lambda x, y: x[[0, 2, 0]] + y.index_select(0, torch.tensor([1, 1, 0])), [torch.randn(3, 2), torch.randn(2, 2)]),
-}  # fmt: skip
+    "constants": (
+        lambda x, y: x * torch.tensor([1.0, 2.0]) + y * torch.arange(2),
+        [torch.randn(3, 2), torch.randn(3, 2)],
+    ),
+    "max pooling": (
+        lambda x, y: F.max_pool2d(F.conv2d(x, y), 2),
+        [
+            torch.randn(2, 3, 7, 7).to(memory_format=torch.channels_last),
+            torch.randn(4, 3, 2, 2),
+        ],
+    ),
+    "several": (
+        lambda x, y: (x.softmax(0), (x @ y).relu(), y.cumsum(0)),
+        [torch.randn(4, 3), torch.randn(3, 2)],
+    ),
+    "linear algebra": (
+        lambda x, y: torch.linalg.norm(x @ x.mT, dim=0) + y.prod(),
+        [torch.randn(3, 3), torch.randn(2)],
+    ),
+    "complex": (
+        lambda x, y: torch.fft.rfft(x * y).abs(),
+        [torch.randn(3, 8), torch.randn(8)],
+    ),
+    "indices": (
+        lambda x, y: x[[0, 2, 0]] + y.index_select(0, torch.tensor([1, 1, 0])),
+        [torch.randn(3, 2), torch.randn(2, 2)],
+    ),
+}
 
 
 @pytest.mark.parametrize("case", GRADIENTS)
@@ -235,7 +326,10 @@ def _half(x, w):
     """Blocks of autocast, one in another; what the CPU casts and what it leaves."""
     with torch.autocast("cpu", torch.bfloat16):
         y = F.linear(x, w)
-        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        with (
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+        ):
             z = x @ w.mT
         return (
             y,
@@ -307,7 +401,8 @@ def test_written_inputs_count_as_written(decisions):
 
 def test_random_numbers_repeat_with_the_seed(decisions):
     noise = torch.compile(
-        lambda x: (F.dropout(x, 0.5), torch.rand(100), torch.randn_like(x)), backend="hlo"
+        lambda x: (F.dropout(x, 0.5), torch.rand(100), torch.randn_like(x)),
+        backend="hlo",
     )
     x = torch.ones(100)
     state = torch.hlo.get_rng_state()
@@ -348,7 +443,7 @@ def test_graphs_longer_than_steps_may_be(decisions, monkeypatch) -> None:
             values.append((values[-1] + 1).relu())
         return torch.stack(values)
 
-    monkeypatch.setattr(dispatch, "LIMIT", 10)
+    monkeypatch.setattr(session.current(), "limit", 10)
     with config.override(MAX_NODES=10):
         _same(chain, torch.randn(3))
-    assert decisions == [None] and dispatch.LIMIT == 10
+    assert decisions == [None] and session.current().limit == 10

@@ -14,7 +14,10 @@ EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 
 def run(name: str, *args: str) -> str:
     result = subprocess.run(
-        [sys.executable, EXAMPLES / name, *args], capture_output=True, text=True, timeout=300
+        [sys.executable, EXAMPLES / name, *args],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout

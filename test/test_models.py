@@ -1,4 +1,5 @@
-"""Whole models on "hlo" against the CPU: training steps, evaluation, generation, and the loops around them."""
+"""Whole models on "hlo" against the CPU: training steps, evaluation, generation, and the loops
+around them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ import torch_hlo
 
 
 class Block(nn.Module):
-    """Transformer block: "pre" (GPT-2, ViT), "post" (BERT) or "rms" (LLaMA: rotary, gated, grouped heads)."""
+    """Transformer block: "pre" (GPT-2, ViT), "post" (BERT) or "rms" (LLaMA: rotary, gated, grouped
+    heads)."""
 
     def __init__(self, style: str, width: int = 32, heads: int = 4, causal: bool = True) -> None:
         super().__init__()
@@ -69,7 +71,10 @@ def rotate(x):
 class Language(nn.Module):
     def __init__(self, style: str, causal: bool = True) -> None:
         super().__init__()
-        self.token, self.place = nn.Embedding(50, 32), nn.Parameter(torch.randn(12, 32) * 0.1)
+        self.token, self.place = (
+            nn.Embedding(50, 32),
+            nn.Parameter(torch.randn(12, 32) * 0.1),
+        )
         self.blocks = nn.Sequential(*[Block(style, causal=causal) for _ in range(2)])
         self.head = nn.Linear(32, 50)
 
@@ -82,7 +87,10 @@ class Patches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch, self.cls = nn.Conv2d(3, 32, 4, 4), nn.Parameter(torch.zeros(1, 1, 32))
+        self.patch, self.cls = (
+            nn.Conv2d(3, 32, 4, 4),
+            nn.Parameter(torch.zeros(1, 1, 32)),
+        )
         self.blocks, self.head = (
             nn.Sequential(Block("pre", causal=False), Block("pre", causal=False)),
             nn.Linear(32, 10),
@@ -123,7 +131,8 @@ class Recurrent(nn.Module):
 
 
 def convolutional() -> nn.Module:
-    # No bias before a batch norm: its gradient is zero but for rounding, and Adam steps by the sign of it.
+    # No bias before a batch norm: its gradient is zero but for rounding, and Adam steps by the sign
+    # of it.
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, 1, 1, bias=False),
         nn.BatchNorm2d(8),
@@ -138,9 +147,13 @@ def convolutional() -> nn.Module:
 
 
 MODELS = {
-    "gpt2": lambda: Language("pre"), "bert": lambda: Language("post", causal=False), "llama": lambda: Language("rms"), "vit": Patches,
-    "resnet": convolutional, "lstm": Recurrent,
-}  # fmt: skip
+    "gpt2": lambda: Language("pre"),
+    "bert": lambda: Language("post", causal=False),
+    "llama": lambda: Language("rms"),
+    "vit": Patches,
+    "resnet": convolutional,
+    "lstm": Recurrent,
+}
 
 
 def example(name: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,7 +171,8 @@ def loss_of(model, x, y):
 def train(
     model: nn.Module, x, y, device: str, steps: int = 3
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and the final state: two accumulated halves, clipping, a schedule and an average copy, as training loops have them."""
+    """Losses and the final state: two accumulated halves, clipping, a schedule and an average copy,
+    as training loops have them."""
     model = copy.deepcopy(model).to(device)
     average = torch.optim.swa_utils.AveragedModel(
         model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
@@ -199,7 +213,8 @@ def test_training(name):
 
 
 def test_evaluation_and_state_dict():
-    """Dropout is off, running statistics are used, and a state that went through the device is the same model."""
+    """Dropout is off, running statistics are used, and a state that went through the device is the
+    same model."""
     torch.manual_seed(0)
     model = nn.Sequential(convolutional(), nn.Dropout(0.5), nn.Linear(10, 3)).eval()
     x = torch.randn(4, 3, 16, 16)
@@ -267,7 +282,12 @@ def test_attention_with_a_boolean_mask(kv_heads):
     )
 
 
-GROUPED = [((16, 8), (4, 8, 8)), ((4, 8, 8), (8, 16)), ((8, 16), (16, 8)), ((4, 8, 8), (4, 8, 8))]
+GROUPED = [
+    ((16, 8), (4, 8, 8)),
+    ((4, 8, 8), (8, 16)),
+    ((8, 16), (16, 8)),
+    ((4, 8, 8), (4, 8, 8)),
+]
 
 
 @pytest.mark.parametrize("a,b", GROUPED)
@@ -299,10 +319,17 @@ def test_hugging_face(kind):
     assert huggingface.check(*row)["status"] == "pass"
     model = huggingface.build(*row).eval()
     settings = model.generation_config
-    settings.pad_token_id, settings.eos_token_id, settings.decoder_start_token_id = 0, None, 0
+    settings.pad_token_id, settings.eos_token_id, settings.decoder_start_token_id = (
+        0,
+        None,
+        0,
+    )
     ids = torch.randint(3, 90, (2, 5))
     options = dict(
-        max_new_tokens=4, do_sample=False, use_cache=True, attention_mask=torch.ones_like(ids)
+        max_new_tokens=4,
+        do_sample=False,
+        use_cache=True,
+        attention_mask=torch.ones_like(ids),
     )
     want = model.generate(ids, **options)
     device_model = copy.deepcopy(model).to("hlo")

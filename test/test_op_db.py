@@ -1,7 +1,7 @@
 """torch's operator database on the device: forward, backward, in-place and out= against the CPU.
 
-A varied subset by default; `-m slow` runs every operator in several dtypes. Exceptions stand in KNOWN and KNOWN_IN, each with its reason.
-"""
+A varied subset by default; `-m slow` runs every operator in several dtypes. Exceptions stand in
+KNOWN and KNOWN_IN, each with its reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch.testing._internal.common_methods_invocations import op_db
 from test.sweeps.op_db import SKIP, check
 from torch_hlo import metrics
 
-# One or two of every kind; the rest runs the same code with another function or is covered elsewhere.
+# One or two of every kind; the rest runs the same code with another function or is covered
+# elsewhere.
 QUICK = frozenset(
     """
     add sub mul div pow float_power remainder atan2 maximum where clamp lerp
@@ -38,10 +39,15 @@ QUICK = frozenset(
 )
 STRIDED = "the device holds strided tensors only"
 KNOWN = {
-    "to_sparse": STRIDED, "sparse.mm": STRIDED, "sparse.sampled_addmm": STRIDED, "sparse_mm_reduce": STRIDED,
+    "to_sparse": STRIDED,
+    "sparse.mm": STRIDED,
+    "sparse.sampled_addmm": STRIDED,
+    "sparse_mm_reduce": STRIDED,
     "chalf": "no element type complex32",
-    "as_strided_partial_views": "reads memory outside of the view, which a copy to the device does not take along",
-}  # fmt: skip
+    "as_strided_partial_views": (
+        "reads memory outside of the view, which a copy to the device does not take along"
+    ),
+}
 STATISTICS = "saved statistics are float32, as on CUDA"
 NORMS = (
     "native_layer_norm",
@@ -54,7 +60,14 @@ KNOWN_IN = {(name, torch.bfloat16): STATISTICS for name in NORMS} | {
 }
 # Computed on the CPU: rare, and no decomposition.
 FALLBACK = frozenset(["hash_tensor"])
-DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.int64,
+    torch.bool,
+    torch.bfloat16,
+    torch.complex64,
+)
 
 
 def cases(dtype: torch.dtype, quick: bool):

@@ -8,17 +8,21 @@ torch_hlo.mark_step()        # what was recorded becomes one compiled program
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
 
 import torch
 
 from torch_hlo import collector, config, metrics
-from torch_hlo.device import trim
+from torch_hlo.device.cpu import trim
 
 trim.release_code()  # PyTorch's, before LLVM comes
 with collector.paused():
     from torch_hlo.buckets import pad_to_bucket
-    from torch_hlo.lazy import executor, install
+    from torch_hlo.hlo.ir.instruction import Module
+    from torch_hlo.lazy import install
+    from torch_hlo.lazy.run import executor
 
     install.register()
 executor.prepare_compiler()
@@ -38,63 +42,82 @@ def device(index: int | None = None) -> torch.device:
 
 
 def is_available() -> bool:
+    """True: the device is this package's own."""
     return True
 
 
 def mark_step(wait: bool = False) -> None:
     """Compile (if not seen before) and run everything recorded; in the background unless `wait`."""
-    from torch_hlo.lazy import engine
+    from torch_hlo.lazy.record import session
 
-    engine.current().mark_step(wait)
+    session.engine().mark_step(wait)
 
 
 def sync(tensors: Sequence[torch.Tensor] | None = None) -> None:
     """`mark_step` and wait: for everything, or until `tensors` are there."""
-    from torch_hlo.lazy import engine
+    from torch_hlo.lazy.record import session
 
-    engine.current().sync(tensors)
+    session.engine().sync(tensors)
 
 
 @contextlib.contextmanager
 def step() -> Iterator[None]:
-    """A training step: `with torch_hlo.step(): ...` marks it at the end of the block (not when the block raises)."""
+    """A training step: `with torch_hlo.step(): ...` marks it at the end of the block (not when the
+    block raises)."""
     yield
     mark_step()
 
 
 def eager_mode(on: bool = True) -> None:
     """Run every op when it is called, as a debugger wants it (True), or record again (False)."""
-    from torch_hlo.lazy import dispatch
+    from torch_hlo.lazy.aten import dispatch
 
     dispatch.set_eager(on)
 
 
-def compile(fn=None, *, full_graph: bool = True):
-    """Decorator: the function's work on hlo tensors is captured and later calls run its program without tracing. See lazy/capture.py."""
-    from torch_hlo.lazy import capture
+def compile(fn: Callable[..., Any] | None = None, *, full_graph: bool = True) -> Any:
+    """Decorator, with or without arguments: the function's work on hlo tensors is captured and
+    later calls run its program without tracing.
+
+    `full_graph`: what one program cannot hold raises CaptureError, rather than running in parts.
+    See lazy/capture/capture.py."""
+    from torch_hlo.lazy.capture import capture
 
     return capture.compile(fn, full_graph=full_graph)
 
 
-def cond(predicate: torch.Tensor, true_fn, false_fn, operands: Sequence = ()):
-    """`true_fn(*operands)` or `false_fn(*operands)`, chosen when the program runs. See lazy/control.py."""
-    from torch_hlo.lazy import control
+def cond(
+    predicate: torch.Tensor,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    operands: Sequence[Any] = (),
+) -> Any:
+    """`true_fn(*operands)` or `false_fn(*operands)`, chosen when the program runs; `predicate` has
+    one element. Both must give tensors of the same shapes and dtypes. See lazy/ops/control.py."""
+    from torch_hlo.lazy.ops import control
 
     return control.cond(predicate, true_fn, false_fn, operands)
 
 
-def while_loop(cond_fn, body_fn, carried: Sequence):
-    """`carried = body_fn(*carried)` while `cond_fn(*carried)`, as one loop of the program. See lazy/control.py."""
-    from torch_hlo.lazy import control
+def while_loop(
+    cond_fn: Callable[..., torch.Tensor],
+    body_fn: Callable[..., Any],
+    carried: Sequence[Any],
+) -> Any:
+    """`carried = body_fn(*carried)` while `cond_fn(*carried)`, as one loop of the program: shapes
+    and dtypes of `carried` stay. See lazy/ops/control.py."""
+    from torch_hlo.lazy.ops import control
 
     return control.while_loop(cond_fn, body_fn, carried)
 
 
-def scan(fn, init, xs):
-    """`carry, y = fn(carry, x)` along dimension 0 of `xs`, as one loop of the program. See lazy/control.py."""
-    from torch_hlo.lazy import control
+def scan(fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any) -> tuple[Any, Any]:
+    """`carry, y = fn(carry, x)` along dimension 0 of `xs`, as one loop of the program; returns the
+    last carry and the ys, stacked along dimension 0. See lazy/ops/control.py."""
+    from torch_hlo.lazy.ops import control
 
-    return control.scan(fn, init, xs)
+    result: tuple[Any, Any] = control.scan(fn, init, xs)
+    return result
 
 
 def manual_seed(seed: int) -> None:
@@ -104,36 +127,38 @@ def manual_seed(seed: int) -> None:
     device_module.manual_seed(seed)
 
 
-def from_dlpack(x) -> torch.Tensor:
-    """A tensor of the hlo device over the memory of another library's array, not copied. See lazy/exchange.py."""
-    from torch_hlo.lazy import exchange
+def from_dlpack(x: Any) -> torch.Tensor:
+    """A tensor of the hlo device over the memory of another library's array, not copied. See
+    lazy/record/exchange.py."""
+    from torch_hlo.lazy.record import exchange
 
     return exchange.from_dlpack(x)
 
 
-def parse_text(text: str):
-    """HLO text -> `hlo.ir.Module`. Raises a ParseError with the line."""
+def parse_text(text: str) -> Module:
+    """HLO or StableHLO text -> `hlo.ir.instruction.Module`. Raises a ParseError with the line."""
     from torch_hlo.tools import text_api
 
     return text_api.parse_text(text)
 
 
-def run_text(text: str, *inputs, devices: int | None = None):
-    """Compile and run HLO text on tensors or arrays, on one device or on `devices`; returns its results."""
+def run_text(text: str, *inputs: Any, devices: int | None = None) -> Any:
+    """Compile and run HLO text on tensors or arrays, on one device or on `devices`; returns its
+    results."""
     from torch_hlo.tools import text_api
 
     return text_api.run_text(text, *inputs, devices=devices)
 
 
 def partition_text(text: str, update_axes: Sequence[str] = ()) -> str:
-    """The HLO text of the program that each device runs, from HLO or StableHLO text with sharding annotations. `update_axes`: mesh axes over which
-    updates of weights are split."""
+    """The HLO text of the program that each device runs, from HLO or StableHLO text with sharding
+    annotations. `update_axes`: mesh axes over which updates of weights are split."""
     from torch_hlo.tools import text_api
 
     return text_api.partition_text(text, update_axes)
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> ModuleType:
     """Submodules that are imported when they are first used."""
     if name in ("aot", "debug", "distributed", "export"):
         from importlib import import_module
@@ -143,6 +168,7 @@ def __getattr__(name: str):
 
 
 __all__ = [
-    "compile", "cond", "config", "device", "eager_mode", "from_dlpack", "is_available", "manual_seed", "mark_step", "metrics", "pad_to_bucket", "parse_text",
-    "partition_text", "run_text", "scan", "step", "sync", "while_loop",
+    "compile", "cond", "config", "device", "eager_mode", "from_dlpack", "is_available",
+    "manual_seed", "mark_step", "metrics", "pad_to_bucket", "parse_text", "partition_text",
+    "run_text", "scan", "step", "sync", "while_loop",
 ]  # fmt: skip

@@ -1,4 +1,5 @@
-"""Python's garbage collector, which looks at all objects again and again while many are made that stay."""
+"""Python's garbage collector, which looks at all objects again and again while many are made that
+stay."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def resume() -> None:
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """No garbage collection in the block: a third of the compiler's time, half of the time of importing this package after PyTorch."""
+    """No garbage collection in the block: a third of the compiler's time, half of the time of
+    importing this package after PyTorch."""
     pause()
     try:
         yield

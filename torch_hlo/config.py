@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 STARTED = time.time()  # when this process imported the package
 
@@ -69,25 +70,29 @@ FLAGS: dict[str, Flag] = {
             "DUMP",
             "",
             str,
-            "directory that gets one folder per compile: every pass's HLO, LLVM IR, assembly, buffers, reason",
+            "directory that gets one folder per compile: every pass's HLO, LLVM IR, assembly,"
+            " buffers, reason",
         ),
         Flag(
             "PROFILE",
             "",
             _one_of("", "wall", "thread"),
-            "time every step of compiled programs and print a table at exit: wall, or thread (CPU time of one thread)",
+            "time every step of compiled programs and print a table at exit: wall, or thread (CPU"
+            " time of one thread)",
         ),
         Flag(
             "FALLBACK",
             "warn",
             _one_of("warn", "allow", "error"),
-            "op without a lowering: warn (run on the CPU, one line per op), allow (silently), error",
+            "op without a lowering: warn (run on the CPU, one line per op), allow (silently),"
+            " error",
         ),
         Flag(
             "CHECK",
             0,
             _at_least(0),
-            "1: verify HLO at pipeline ends; 2: after each pass, with text round trip; 3: also evaluate after each pass",
+            "1: verify HLO at pipeline ends; 2: after each pass, with text round trip; 3: also"
+            " evaluate after each pass",
         ),
         Flag("DISABLE", "", str, "comma-separated names of passes to leave out"),
         Flag(
@@ -100,13 +105,15 @@ FLAGS: dict[str, Flag] = {
             "DEVICE",
             "cpu",
             str,
-            "what runs compiled programs: cpu, cuda, opencl, ptx (GPU kernels evaluated), evaluator (NumPy reference), pjrt:PATH (an XLA plugin)",
+            "what runs compiled programs: cpu, cuda, opencl, evaluator (NumPy"
+            " reference), pjrt:PATH (an XLA plugin), or a module that offers a back end",
         ),
         Flag(
             "TUNE",
             0.0,
             _at_least(0, float),
-            "seconds per program to measure ways to compute its products; what was measured is kept in the cache",
+            "seconds per program to measure ways to compute its products; what was measured is kept"
+            " in the cache",
         ),
         Flag(
             "TF32",
@@ -124,13 +131,15 @@ FLAGS: dict[str, Flag] = {
             "MEMORY_BUDGET",
             0.0,
             _at_least(0, float),
-            "MiB of working memory of a program above which values are computed again instead of kept; 0: no limit",
+            "MiB of working memory of a program above which values are computed again instead of"
+            " kept; 0: no limit",
         ),
         Flag(
             "PACKED_WEIGHTS",
             -1.0,
             _at_least(-1, float),
-            "MiB for packed copies of weights that products read again and again; -1: what the process's peak memory leaves",
+            "MiB for packed copies of weights that products read again and again; -1: what the"
+            " process's peak memory leaves",
         ),
         Flag(
             "CPU_DEVICES",
@@ -145,12 +154,18 @@ FLAGS: dict[str, Flag] = {
             "seconds that a device waits for the others in a collective; 0: for ever",
         ),
         Flag("EAGER", False, _switch, "run op by op instead of recording"),
-        Flag("MAX_NODES", 20000, _at_least(1), "recorded ops after which the graph is cut"),
+        Flag(
+            "MAX_NODES",
+            20000,
+            _at_least(1),
+            "recorded ops after which the graph is cut",
+        ),
         Flag(
             "CACHE",
             _default_cache,
             str,
-            "directory of compiled programs (default ~/.cache/torch_hlo); empty turns the disk cache off",
+            "directory of compiled programs (default ~/.cache/torch_hlo); empty turns the disk"
+            " cache off",
         ),
         Flag("CACHE_SIZE", 1024, _at_least(0), "MiB of compiled programs kept on disk"),
         Flag(
@@ -161,15 +176,26 @@ FLAGS: dict[str, Flag] = {
         ),
         Flag("PROGRAMS", 256, _at_least(1), "compiled programs kept in memory"),
         Flag(
-            "ASYNC", True, _switch, "run steps on a background thread while Python traces the next"
+            "SHORTCUTS",
+            "1",
+            str,
+            "0: no shortcut past what PyTorch promises (pytorch/shortcuts.py), slower; names with"
+            " commas: only these",
+        ),
+        Flag(
+            "ASYNC",
+            True,
+            _switch,
+            "run steps on a background thread while Python traces the next",
         ),
     )
 }
-_values: dict[str, object] = {}
+_values: dict[str, Any] = {}
 
 
-def get(name: str):
-    """Value of flag `name`, read from the environment once. Raises KeyError for an unknown flag, ValueError for a value that the flag cannot have."""
+def get(name: str) -> Any:
+    """Value of flag `name`, of the type that its `parse` gives, read from the environment once.
+    Raises KeyError for an unknown flag, ValueError for a value that the flag cannot have."""
     if name not in _values:
         flag = FLAGS[name]
         text = os.environ.get(f"TORCH_HLO_{name}")
@@ -192,8 +218,8 @@ def suggest(variable: str, value: str) -> None:
 
 
 @contextlib.contextmanager
-def override(**flags) -> Iterator[None]:
-    """Set flags for the duration of a `with` block."""
+def override(**flags: object) -> Iterator[None]:
+    """Set flags for the duration of a `with` block. Raises KeyError for an unknown flag."""
     before = {name: get(name) for name in flags}
     _values.update(flags)
     try:

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from torch_hlo.compiler import pipeline
-from torch_hlo.hlo.ir import Module
-from torch_hlo.lazy import step
-from torch_hlo.lazy.fingerprint import Graph, collect
-from torch_hlo.lazy.storage import read
-from torch_hlo.lowering.graph import Leaf, Lift, Out, lower
+from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.record.storage import read
+from torch_hlo.lazy.run.fingerprint import Graph, collect
+from torch_hlo.lowering.core.graph import Leaf, Lift, Out, lower
 
 
 def graph(tensors: Sequence[torch.Tensor]) -> Graph:
@@ -27,7 +27,8 @@ def graph(tensors: Sequence[torch.Tensor]) -> Graph:
     found = [value for t in tensors if type(value := read(t)) is Out and value.array is None]
     if not found:
         raise ValueError(
-            "none of these tensors is pending: they are computed already, and nothing is recorded for them"
+            "none of these tensors is pending: they are computed already, and nothing is recorded"
+            " for them"
         )
     return collect(found)
 
@@ -35,25 +36,28 @@ def graph(tensors: Sequence[torch.Tensor]) -> Graph:
 def graph_text(tensors: Sequence[torch.Tensor]) -> str:
     """One line per recorded op: `%2 = aten.add.Tensor(%0, leaf0)  # f32[4]`."""
     g = graph(tensors)
+    leaves: list[Leaf] = [*g.leaves]
+    numbers: list[Lift] = [*g.numbers]
 
-    def text(x) -> str:
+    def text(x: object) -> str:
         if isinstance(x, Out):
             return (
-                f"leaf{g.leaves.index(x.array)}"
+                f"leaf{leaves.index(x.array)}"
                 if x.array is not None
                 else f"%{g.position[id(x.node)]}" + (f".{x.index}" if len(x.node.outs) > 1 else "")
             )
         if isinstance(x, Leaf):
-            return f"leaf{g.leaves.index(x)}"
+            return f"leaf{leaves.index(x)}"
         if isinstance(x, Lift):
-            return f"number{g.numbers.index(x)}"
+            return f"number{numbers.index(x)}"
         return "[" + ", ".join(map(text, x)) + "]" if isinstance(x, (list, tuple)) else str(x)
 
     lines = []
     for i, node in enumerate(g.nodes):
         args = [text(a) for a in node.args] + [f"{k}={text(v)}" for k, v in node.kwargs.items()]
         lines.append(
-            f"%{i} = {node.target}({', '.join(args)})  # {', '.join(map(str, node.outs))}{f'  {node.source}' if node.source else ''}"
+            f"%{i} = {node.target}({', '.join(args)})  #"
+            f" {', '.join(map(str, node.outs))}{f'  {node.source}' if node.source else ''}"
         )
     return "\n".join(lines)
 
@@ -65,9 +69,10 @@ def module(tensors: Sequence[torch.Tensor]) -> Module:
 
 
 def pending_step() -> tuple[Module, list[np.ndarray]]:
-    """The program that the next `mark_step()` would run, before any pass (`aliases`: results that overwrite inputs), and the bytes of each of its
-    parameters (u8[nbytes], a copy). Raises ValueError when nothing is recorded."""
-    found, buffers = step.pending_step()
+    """The program that the next `mark_step()` would run, before any pass (`aliases`: results that
+    overwrite inputs), and the bytes of each of its parameters (u8[nbytes], a copy). Raises
+    ValueError when nothing is recorded."""
+    found, buffers = session.engine().base().pending_step()
     return found, [buffer.bytes.copy() for buffer in buffers]
 
 
@@ -77,7 +82,8 @@ def hlo_text(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def optimized_text(
-    tensors: Sequence[torch.Tensor], observe: Callable[[str, Module], None] | None = None
+    tensors: Sequence[torch.Tensor],
+    observe: Callable[[str, Module], None] | None = None,
 ) -> str:
     """The HLO after all passes; `observe(pass name, module)` sees it after each."""
     dump = None if observe is None else lambda name, m, _: observe(name, m)

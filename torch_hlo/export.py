@@ -2,41 +2,43 @@
 
     ep = torch.export.export(model, (x,))
     text = torch_hlo.export.to_stablehlo_text(ep)
-    results = torch_hlo.run_text(text, *torch_hlo.export.inputs(ep, x))     # parameters and buffers, then what the caller gives
-    text = torch_hlo.export.to_hlo_text(ep, embed=True)                     # or with the weights inside the text
+    # parameters and buffers, then what the caller gives
+    results = torch_hlo.run_text(text, *torch_hlo.export.inputs(ep, x))
+    text = torch_hlo.export.to_hlo_text(ep, embed=True)   # or with the weights inside the text
     results = torch_hlo.run_text(text, x)
 
-The program's parameters are the exported graph's: weights, buffers and constants by signature, then the user's tensors, all
-row-major; if it draws random numbers, a seed (s64) follows. Results are new values of mutated buffers and inputs, then the user's.
-"""
+The program's parameters are the exported graph's: weights, buffers and constants by signature, then
+the user's tensors, all row-major; if it draws random numbers, a seed (s64) follows. Results are new
+values of mutated buffers and inputs, then the user's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch._higher_order_ops.effects import with_effects
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.utils import _pytree as pytree
 
-from torch_hlo.hlo import build
-from torch_hlo.hlo.dim import Dim, Size
-from torch_hlo.hlo.dim import symbols as dim_symbols
-from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder
-from torch_hlo.hlo.match import inline
-from torch_hlo.hlo.shape import Literal
+from torch_hlo.hlo.ir import build
+from torch_hlo.hlo.ir.dim import Dim, Size
+from torch_hlo.hlo.ir.dim import symbols as dim_symbols
+from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder
+from torch_hlo.hlo.ir.literal import Literal
+from torch_hlo.hlo.ir.match import inline
 from torch_hlo.hlo.stablehlo import stablehlo_text
-from torch_hlo.hlo.text import module_text
-from torch_hlo.lowering import export_sizes as sizes
-from torch_hlo.lowering import late
-from torch_hlo.lowering.fx import FxGraph, Input, from_fx
-from torch_hlo.lowering.fx_size import shape_of
-from torch_hlo.lowering.graph import Leaf, Out, lower
-from torch_hlo.lowering.promote import size_value
-from torch_hlo.lowering.registry import LOWERINGS, LoweringError
+from torch_hlo.hlo.text.printer import module_text
+from torch_hlo.lowering.core.graph import Leaf, Out, lower
+from torch_hlo.lowering.core.promote import size_value
+from torch_hlo.lowering.core.registry import LOWERINGS, LoweringError
+from torch_hlo.lowering.fx import export_sizes as sizes
+from torch_hlo.lowering.fx import operators_of_libraries
+from torch_hlo.lowering.fx.fx_graph import FxGraph, Input, from_fx
+from torch_hlo.lowering.fx.fx_size import shape_of
+from torch_hlo.pytorch.graphs import with_effects
 
 aten = torch.ops.aten
 
@@ -44,8 +46,8 @@ aten = torch.ops.aten
 def to_hlo_text(ep: ExportedProgram, embed: bool = False) -> str:
     """HLO text, which XLA's parser reads as well. `embed`: parameters and buffers become constants.
 
-    Raises LoweringError naming the op that a program cannot hold, or a result that is not a tensor or number.
-    """
+    Raises LoweringError naming the op that a program cannot hold, or a result that is not a tensor
+    or number."""
     return module_text(to_module(ep, embed))
 
 
@@ -61,34 +63,37 @@ def to_module(ep: ExportedProgram, embed: bool = False) -> Module:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An input or output of an exported program. `kind`: "user"; "weight" for parameters, buffers and constants; "state" for buffers that
-    the program changes, and their new values; "mutated" for new values of user inputs; "seed". `target`: the buffer's or mutated
-    input's name. `value`: the tensor of a weight or state, the number of a user value that is no tensor."""
+    """An input or output of an exported program. `kind`: "user"; "weight" for parameters, buffers
+    and constants; "state" for buffers that the program changes, and their new values; "mutated" for
+    new values of user inputs; "seed". `target`: the buffer's or mutated input's name. `value`: the
+    tensor of a weight or state, the number of a user value that is no tensor."""
 
     name: str
     kind: str = "user"
     target: str = ""
-    value: object = None
+    value: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """`inputs` and `outputs` describe the module's parameters and results. `arguments` and `results`: the flat user values in order:
-    position among the inputs or outputs, or the number or None itself in a tuple. `conditions`: (predicate, left, right) on sizes;
+    """`inputs` and `outputs` describe the module's parameters and results. `arguments` and
+    `results`: the flat user values in order: position among the inputs or outputs, or the number or
+    None itself in a tuple. `conditions`: (predicate, left, right) on sizes;
     `unchecked`: conditions that PyTorch found and this does not understand."""
 
     module: Module
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    arguments: tuple[int | tuple, ...]
-    results: tuple[int | tuple, ...]
+    arguments: tuple[int | tuple[Any], ...]
+    results: tuple[int | tuple[Any], ...]
     conditions: tuple[tuple[str, Size, Size], ...]
     unchecked: tuple[str, ...]
 
 
 def exported(ep: ExportedProgram, embed: str = "none") -> Exported:
-    """The program and what its inputs and outputs are. `embed`: what becomes constants: "none", "all" weights, or "fixed", those that the
-    program does not change. Raises LoweringError, see to_hlo_text."""
+    """The program and what its inputs and outputs are. `embed`: what becomes constants: "none",
+    "all" weights, or "fixed", those that the program does not change. Raises LoweringError, see
+    to_hlo_text."""
     guards = sizes.guards(ep)
     ep = _functional(ep)
     graph = from_fx(_without_checks(_row_major(ep.graph_module)))
@@ -109,53 +114,15 @@ def exported(ep: ExportedProgram, embed: str = "none") -> Exported:
         for i, x in enumerate(graph.inputs)
         if i not in constants and (x.source is not None or module.entry.params[i] in used)
     ]
-    params = [
-        instr("parameter", (), module.entry.params[i].shape, index=n) for n, i in enumerate(kept)
-    ]
-    swaps = (
-        dict(enumerate(module.entry.params))
-        | {i: _constant(t) for i, t in constants.items()}
-        | dict(zip(kept, params, strict=True))
-    )
+    params = [build.parameter(n, module.entry.params[i].shape) for n, i in enumerate(kept)]
+    swaps = dict(enumerate(module.entry.params))
+    swaps |= {i: _constant(t) for i, t in constants.items()} | dict(zip(kept, params, strict=True))
     root = inline(module.entry, [swaps[i] for i in range(len(leaves))])
-    parts = iter(root.operands)
-    roots, outs, results = [], [], []
-    for (value, _), spec in zip(graph.outputs, signature.output_specs, strict=True):
-        if spec.kind == OutputKind.TOKEN:  # orders effects, of which none are left
-            next(parts)
-            continue
-        if spec.kind == OutputKind.USER_OUTPUT:
-            results.append((None,) if value is None else len(roots))
-        if value is not None:
-            roots.append(next(parts) if isinstance(value, (Out, Leaf)) else _number(value))
-            kind = (
-                "state"
-                if spec.kind in _STATE
-                else "mutated"
-                if spec.kind == OutputKind.USER_INPUT_MUTATION
-                else "user"
-            )
-            number = value if isinstance(value, (bool, int, float, Dim)) else None
-            outs.append(
-                Value(
-                    getattr(spec.arg, "name", "") or f"out{len(outs)}",
-                    kind,
-                    spec.target or "",
-                    number,
-                )
-            )
+    roots, outs, results = _results(graph, signature.output_specs, root)
     symbols = tuple((name, kept.index(i), d) for name, i, d in module.symbols)
-    found = Module(
-        "exported", Computation("main", tuple(params), build.tuple_(*roots)), (), symbols
-    )
-    where = {
-        graph.inputs[i].source: n for n, i in enumerate(kept) if type(graph.inputs[i].source) is int
-    }
-    arguments = [
-        where[p] if p in where else (getattr(s.arg, "value", None),)
-        for p, s in enumerate(signature.input_specs)
-        if s.kind == InputKind.USER_INPUT
-    ]
+    entry = Computation("main", tuple(params), build.tuple_(*roots))
+    found = Module("exported", entry, (), symbols)
+    arguments = _arguments([graph.inputs[i] for i in kept], signature.input_specs)
     names = {name for name, _, _ in symbols}
     conditions = [c for c in (*sizes.ranges(ep), *guards.conditions) if _known(c, names)]
     return Exported(
@@ -169,11 +136,49 @@ def exported(ep: ExportedProgram, embed: str = "none") -> Exported:
     )
 
 
+def _results(
+    graph: FxGraph, specs: Sequence[OutputSpec], root: Instruction
+) -> tuple[list[Instruction], list[Value], list[int | tuple[Any]]]:
+    """The module's results, what they are, and `Exported.results`. `root` has the tensors among
+    the graph's outputs."""
+    parts = iter(root.operands)
+    roots: list[Instruction] = []
+    outs: list[Value] = []
+    results: list[int | tuple[Any]] = []
+    for (value, _), spec in zip(graph.outputs, specs, strict=True):
+        if spec.kind == OutputKind.TOKEN:  # orders effects, of which none are left
+            next(parts)
+            continue
+        if spec.kind == OutputKind.USER_OUTPUT:
+            results.append((None,) if value is None else len(roots))
+        if value is not None:
+            roots.append(next(parts) if isinstance(value, (Out, Leaf)) else _number(value))
+            number = value if isinstance(value, (bool, int, float, Dim)) else None
+            name = getattr(spec.arg, "name", "") or f"out{len(outs)}"
+            kind = _KINDS.get(spec.kind, "user")
+            outs.append(Value(name, kind, spec.target or "", number))
+    return roots, outs, results
+
+
+def _arguments(kept: Sequence[Input], specs: Sequence[InputSpec]) -> list[int | tuple[Any]]:
+    """`Exported.arguments`."""
+    where = {x.source: n for n, x in enumerate(kept) if type(x.source) is int}
+    return [
+        where[p] if p in where else (getattr(s.arg, "value", None),)
+        for p, s in enumerate(specs)
+        if s.kind == InputKind.USER_INPUT
+    ]
+
+
 _STATE = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+_KINDS = dict.fromkeys(_STATE, "state") | {OutputKind.USER_INPUT_MUTATION: "mutated"}
 
 
 def _described(
-    x: Input, specs: Sequence[InputSpec], values: dict[int, torch.Tensor], changed: set
+    x: Input,
+    specs: Sequence[InputSpec],
+    values: dict[int, torch.Tensor],
+    changed: set[str],
 ) -> Value:
     if isinstance(x.source, torch.Tensor):
         return Value("constant", "weight", value=x.source)
@@ -182,11 +187,12 @@ def _described(
     if isinstance(x.source, str):
         return Value(x.source)
     spec = specs[x.source]
+    target = spec.target or ""
     if x.source in values:
         return Value(
-            spec.target,
-            "state" if spec.target in changed else "weight",
-            spec.target,
+            target,
+            "state" if target in changed else "weight",
+            target,
             values[x.source],
         )
     if spec.kind == InputKind.TOKEN:
@@ -204,16 +210,17 @@ def _is_constant(x: Input, described: Value, embed: str) -> bool:
     )
 
 
-def _known(condition: tuple, names: set[str]) -> bool:
+def _known(condition: sizes.Condition, names: set[str]) -> bool:
     return dim_symbols(condition[1]) | dim_symbols(condition[2]) <= names
 
 
-def inputs(ep: ExportedProgram, *args, **kwargs) -> list:
-    """What a program written without `embed` is run on: the weights and constants, then the tensors in `args` and `kwargs`."""
+def inputs(ep: ExportedProgram, *args: Any, **kwargs: Any) -> list[torch.Tensor | float]:
+    """What a program written without `embed` is run on: the weights and constants, then the tensors
+    in `args` and `kwargs`."""
     ep = _functional(ep)
     weights = _weights(ep)
     given = iter(v for v in pytree.tree_leaves((args, kwargs)))
-    found = []
+    found: list[torch.Tensor | float] = []
     for i, spec in enumerate(ep.graph_signature.input_specs):
         value = (
             weights[i]
@@ -233,16 +240,18 @@ def _functional(ep: ExportedProgram) -> ExportedProgram:
     """Mutations become results, and operators without a lowering what they are made of."""
     from torch_hlo.dynamo.backend import decompositions
 
-    late.register()
+    operators_of_libraries.register()
     table = torch.export.default_decompositions()
     for op in [op for op in table if op in LOWERINGS]:
         del table[op]
     table.update(decompositions(composite=True))
-    return ep.run_decompositions(table)
+    decomposed: ExportedProgram = ep.run_decompositions(table)
+    return decomposed
 
 
 def _without_checks(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Checks that raise errors about values (a singular matrix) are left out: a program has no way to raise."""
+    """Checks that raise errors about values (a singular matrix) are left out: a program has no way
+    to raise."""
     for n in module.graph.find_nodes(op="call_function", target=with_effects):
         if n.args[1] is aten._linalg_check_errors.default:
             for user in list(n.users):
@@ -265,7 +274,8 @@ def _weights(ep: ExportedProgram) -> dict[int, torch.Tensor]:
 
 
 def _row_major(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Placeholders as the text declares them: whatever the example inputs' strides were, arrays of a program are row-major."""
+    """Placeholders as the text declares them: whatever the example inputs' strides were, arrays of
+    a program are row-major."""
     for n in module.graph.find_nodes(op="placeholder"):
         value = n.meta.get("val")
         if isinstance(value, torch.Tensor) and not value.is_contiguous():
@@ -283,7 +293,8 @@ def _symbols(graph: FxGraph) -> tuple[tuple[str, int, int], ...]:
     missing = sorted(set(graph.sizes) - set(found))
     if missing:
         raise LoweringError(
-            f"size {missing[0]} is an input of its own and no dimension of a tensor: export with that number fixed"
+            f"size {missing[0]} is an input of its own and no dimension of a tensor: export with"
+            " that number fixed"
         )
     used = {
         s: d
@@ -294,7 +305,8 @@ def _symbols(graph: FxGraph) -> tuple[tuple[str, int, int], ...]:
     }
     for s in sorted(used.keys() - found.keys()):
         raise LoweringError(
-            f"size {s} is no dimension itself, only {used[s]} is: export with a Dim of its own for that dimension"
+            f"size {s} is no dimension itself, only {used[s]} is: export with a Dim of its own for"
+            " that dimension"
         )
     return tuple((name, i, d) for name, (i, d) in sorted(found.items()))
 
@@ -316,10 +328,10 @@ def data_of(tensor: torch.Tensor) -> bytes:
 
 def _constant(tensor: torch.Tensor) -> Instruction:
     shape = shape_of(tensor)
-    return build.constant(Literal(shape.dtype, tuple(shape.dims), data_of(tensor)), shape.dtype)
+    return build.constant(Literal(shape.dtype, tuple(tensor.shape), data_of(tensor)), shape.dtype)
 
 
-def _number(value) -> Instruction:
+def _number(value: object) -> Instruction:
     """A number among the results."""
     if isinstance(value, (bool, int, float)):
         return build.constant(value, {bool: "pred", int: "s64", float: "f64"}[type(value)])

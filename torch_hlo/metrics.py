@@ -1,4 +1,5 @@
-"""Counters and metrics with torch_xla's names and verbs: what compiled, what fell back to the CPU, where time went.
+"""Counters and metrics with torch_xla's names and verbs: what compiled, what fell back to the CPU,
+where time went.
 
     metrics.counter_value("UncachedCompile")      # None when it never counted
     metrics.metric_data("ExecuteTime")            # (samples, total seconds, [(when, seconds), ...])
@@ -18,11 +19,6 @@ SAMPLES = 1024  # samples kept per metric; totals count all of them
 _STEP = ("MarkStep", "CachedCompile")
 _PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99)
 
-_lock = threading.Lock()
-_counters: dict[str, int] = {}
-_metrics: dict[str, _Metric] = {}
-_reasons: deque[str] = deque(maxlen=64)
-
 
 class _Metric:
     __slots__ = ("unit", "count", "total", "samples")
@@ -34,30 +30,45 @@ class _Metric:
         self.samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
 
 
+class _Kept:
+    """What this process has counted. Counters and metrics are changed under `lock`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.counters: dict[str, int] = {}
+        self.metrics: dict[str, _Metric] = {}
+        self.reasons: deque[str] = deque(maxlen=64)
+
+
+_kept = _Kept()
+
+
 def count(name: str, value: int = 1) -> None:
     """Add `value` to counter `name`."""
-    with _lock:
-        _counters[name] = _counters.get(name, 0) + value
+    with _kept.lock:
+        _kept.counters[name] = _kept.counters.get(name, 0) + value
 
 
 def launched(ops: int) -> None:
-    """A known step of so many ops has been started: `count` and `record` of what every step counts and records, at once."""
-    with _lock:
+    """A known step of so many ops has been started: `count` and `record` of what every step counts
+    and records, at once."""
+    with _kept.lock:
         for name in _STEP:
-            _counters[name] = _counters.get(name, 0) + 1
+            _kept.counters[name] = _kept.counters.get(name, 0) + 1
         _sample("TensorsGraphSize", ops, "")
 
 
 def record(name: str, value: float, unit: str = "s") -> None:
-    """Add a sample to metric `name`; `unit` is "s" (seconds), "B" (bytes) or "" (a plain number)."""
-    with _lock:
+    """Add a sample to metric `name`; `unit` is "s" (seconds), "B" (bytes) or "" (a plain
+    number)."""
+    with _kept.lock:
         _sample(name, value, unit)
 
 
 def _sample(name: str, value: float, unit: str) -> None:
-    metric = _metrics.get(name)
+    metric = _kept.metrics.get(name)
     if metric is None:
-        metric = _metrics[name] = _Metric(unit)
+        metric = _kept.metrics[name] = _Metric(unit)
     metric.count += 1
     metric.total += value
     metric.samples.append((time.time(), value))
@@ -75,24 +86,24 @@ def timed(name: str) -> Iterator[None]:
 
 def counter_names() -> list[str]:
     """Names of the counters that have counted, sorted."""
-    return sorted(_counters)
+    return sorted(_kept.counters)
 
 
 def counter_value(name: str) -> int | None:
     """Value of a counter; None when it never counted."""
-    return _counters.get(name)
+    return _kept.counters.get(name)
 
 
 def metric_names() -> list[str]:
     """Names of the metrics that have samples, sorted."""
-    return sorted(_metrics)
+    return sorted(_kept.metrics)
 
 
 def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | None:
-    """(number of samples, their sum, the last samples as (unix time, value)) of a metric; None when it has no sample.
-    Times are in seconds, sizes in bytes."""
-    with _lock:
-        metric = _metrics.get(name)
+    """(number of samples, their sum, the last samples as (unix time, value)) of a metric; None when
+    it has no sample. Times are in seconds, sizes in bytes."""
+    with _kept.lock:
+        metric = _kept.metrics.get(name)
         return None if metric is None else (metric.count, metric.total, list(metric.samples))
 
 
@@ -103,46 +114,47 @@ def executed_fallback_ops() -> list[str]:
 
 def clear_counters() -> None:
     """Forget every counter."""
-    with _lock:
-        _counters.clear()
+    with _kept.lock:
+        _kept.counters.clear()
 
 
 def clear_metrics() -> None:
     """Forget every metric."""
-    with _lock:
-        _metrics.clear()
+    with _kept.lock:
+        _kept.metrics.clear()
 
 
 def clear_all() -> None:
     """Forget counters, metrics and compile reasons."""
     clear_counters()
     clear_metrics()
-    _reasons.clear()
+    _kept.reasons.clear()
 
 
 def add_compile_reason(text: str) -> None:
     """Remember why a program was compiled."""
-    _reasons.append(text)
+    _kept.reasons.append(text)
 
 
 def last_compile_reason() -> str | None:
-    """Why the last program was compiled: the first difference to the nearest cached one. None when nothing compiled yet."""
-    return _reasons[-1] if _reasons else None
+    """Why the last program was compiled: the first difference to the nearest cached one. None when
+    nothing compiled yet."""
+    return _kept.reasons[-1] if _kept.reasons else None
 
 
 def explain() -> str:
     """The reasons of the last compiles, oldest first, one paragraph each."""
-    return "\n".join(_reasons) if _reasons else "nothing has been compiled"
+    return "\n".join(_kept.reasons) if _kept.reasons else "nothing has been compiled"
 
 
 def metrics_report() -> str:
     """Everything, in torch_xla's layout."""
-    with _lock:
+    with _kept.lock:
         snapshot = {
             name: (m.unit, m.count, m.total, list(m.samples))
-            for name, m in sorted(_metrics.items())
+            for name, m in sorted(_kept.metrics.items())
         }
-        counters = dict(sorted(_counters.items()))
+        counters = dict(sorted(_kept.counters.items()))
     lines: list[str] = []
     for name, (unit, samples, total, values) in snapshot.items():
         lines += [
@@ -176,12 +188,14 @@ _SHORT = (
 
 
 def short_metrics_report(
-    counter_names: Iterable[str] | None = None, metric_names: Iterable[str] | None = None
+    counter_names: Iterable[str] | None = None,
+    metric_names: Iterable[str] | None = None,
 ) -> str:
-    """The counters and metrics named, one line each. By default compiles, fallbacks, run and transfer totals."""
-    with _lock:
-        counters = dict(_counters)
-        totals = {name: (m.unit, m.count, m.total) for name, m in _metrics.items()}
+    """The counters and metrics named, one line each. By default compiles, fallbacks, run and
+    transfer totals."""
+    with _kept.lock:
+        counters = dict(_kept.counters)
+        totals = {name: (m.unit, m.count, m.total) for name, m in _kept.metrics.items()}
     if counter_names is None:
         counter_names = sorted(
             n
@@ -204,7 +218,7 @@ def _show(value: float, unit: str) -> str:
 def _show_time(seconds: float) -> str:
     """01m02s003ms004.005us, as torch_xla prints it."""
     micros = seconds * 1e6
-    parts = []
+    parts: list[str] = []
     for size, name, width in (
         (86400e6, "d", 1),
         (3600e6, "h", 2),

@@ -1,14 +1,15 @@
-"""Where the time of compiled programs goes: a line per step with its time, and how near it is to the machine's measured limits.
+"""Where the time of compiled programs goes: a line per step with its time, and how near it is to
+the machine's measured limits.
 
-    with torch_hlo.profiler.profile() as p:      # programs are compiled anew, with timestamps between their steps
+    with torch_hlo.profiler.profile() as p:   # compiles anew, with timestamps between steps
         for _ in range(5):
             train_step(); torch_hlo.mark_step()
     print(p.table(20))
 
-TORCH_HLO_PROFILE=wall (or thread, CPU time of one thread, for busy machines) prints the table when the process ends. From text:
-`python -m torch_hlo profile model.hlo`. "limit" is the time that the step's bytes need at the measured memory rate, or its
-multiplications at the measured matrix rate, whichever is longer, as a share of the time it took; above 100 % the data was in cache.
-"""
+TORCH_HLO_PROFILE=wall (or thread, CPU time of one thread, for busy machines) prints the table when
+the process ends. From text: `python -m torch_hlo profile model.hlo`. "limit" is the time that the
+step's bytes need at the measured memory rate, or its multiplications at the measured matrix rate,
+whichever is longer, as a share of the time it took; above 100 % the data was in cache."""
 
 from __future__ import annotations
 
@@ -22,15 +23,16 @@ from functools import lru_cache
 from torch_hlo import config
 from torch_hlo.compiler.codegen.profile import Step
 from torch_hlo.device import runtime
-from torch_hlo.device.programs import PROFILED
-from torch_hlo.hlo import build as b
-from torch_hlo.hlo.ir import Computation, Module
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.device.programs import PROFILED, CompiledProgram
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
+from torch_hlo.hlo.ir.shape import Shape
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One step of one program. Times in seconds: `total` of all calls, `best` of one. `limit`: share of the machine's limit, 0 to 1 and above."""
+    """One step of one program. Times in seconds: `total` of all calls, `best` of one. `limit`:
+    share of the machine's limit, 0 to 1 and above."""
 
     program: str
     step: Step
@@ -63,8 +65,11 @@ class Report:
         out = [f"{'ms':>9} {'share':>6} {'limit':>6} {'GB/s':>7} {'GF/s':>7}  calls  program step"]
         for line in lines[:rows]:
             out.append(
-                f"{line.best * 1e3:9.3f} {line.best * line.calls / total:6.1%} {line.limit:6.0%} {_rate(line.step.bytes, line.best):7.1f} "
-                f"{_rate(line.step.matrix_flops or line.step.flops, line.best):7.1f} {line.calls:6}  {line.program} {'in a loop: ' * line.step.depth}{line.step.what[:150]}"
+                f"{line.best * 1e3:9.3f} {line.best * line.calls / total:6.1%} {line.limit:6.0%}"
+                f" {_rate(line.step.bytes, line.best):7.1f}"
+                f" {_rate(line.step.matrix_flops or line.step.flops, line.best):7.1f}"
+                f" {line.calls:6}  {line.program}"
+                f" {'in a loop: ' * line.step.depth}{line.step.what[:150]}"
             )
         kinds: dict[str, list[float]] = {}
         for line in outer:
@@ -75,12 +80,14 @@ class Report:
             entry[2] += spent * min(line.limit, 1.0)
         out.append("")
         out += [
-            f"{spent * 1e3:9.3f} ms {spent / total:6.1%}  {op}: {n} steps, at the limit {ideal * 1e3:.3f} ms"
+            f"{spent * 1e3:9.3f} ms {spent / total:6.1%}  {op}: {n} steps, at the limit"
+            f" {ideal * 1e3:.3f} ms"
             for op, (n, spent, ideal) in sorted(kinds.items(), key=lambda item: -item[1][1])
         ]
         limits = measured_limits(self.clock)
         out.append(
-            f"{total * 1e3:9.3f} ms in all (best times); limits: {limits.bandwidth / 1e9:.1f} GB/s, f32 {limits.f32 / 1e9:.0f} GF/s, bf16 {limits.bf16 / 1e9:.0f} GF/s"
+            f"{total * 1e3:9.3f} ms in all (best times); limits: {limits.bandwidth / 1e9:.1f} GB/s,"
+            f" f32 {limits.f32 / 1e9:.0f} GF/s, bf16 {limits.bf16 / 1e9:.0f} GF/s"
         )
         return "\n".join(out)
 
@@ -89,31 +96,36 @@ class Report:
 
 @contextmanager
 def profile(clock: str = "wall") -> Iterator[Report]:
-    """Time the steps of every program that runs in the block. `clock`: "wall", or "thread" for CPU time of the calling thread
-    (meaningful with TORCH_HLO_THREADS=1 only). Programs are compiled for it, and forgotten afterwards."""
-    from torch_hlo.lazy import step  # recording needs torch, text programs do not
+    """Time the steps of every program that runs in the block. `clock`: "wall", or "thread" for CPU
+    time of the calling thread (meaningful with TORCH_HLO_THREADS=1 only). Programs are compiled for
+    it, and forgotten afterwards."""
+    from torch_hlo.lazy.record import (
+        session,
+    )  # recording needs torch, text programs do not
 
     report = Report()
     report.clock = clock
-    step.synchronize()
-    step.clear_cache()
-    PROFILED.clear()
+    engine = session.engine()
+    engine.synchronize()
+    engine.clear_cache()
+    PROFILED.programs.clear()
     with config.override(PROFILE=clock):
         try:
             yield report
         finally:
-            step.synchronize()
+            engine.synchronize()
             report.lines = collect(clock)
-            PROFILED.clear()
-            step.clear_cache()
+            PROFILED.programs.clear()
+            engine.clear_cache()
 
 
 def collect(clock: str) -> list[Line]:
     """Lines of the programs compiled under TORCH_HLO_PROFILE that have run."""
-    found = [p for p in PROFILED if any(calls for calls, _, _ in p.counts())]
+    found = [p for p in PROFILED.programs if any(calls for calls, _, _ in p.counts())]
     limits = measured_limits(clock)
     lines = []
     for program in found:
+        assert program.profile is not None
         for step, (calls, total, best) in zip(program.profile.steps, program.counts(), strict=True):
             if calls:
                 lines.append(
@@ -136,34 +148,32 @@ def _ideal(step: Step, limits: Limits) -> float:
     return max(step.bytes / limits.bandwidth, step.matrix_flops / peak)
 
 
-def _rate(amount, seconds: float) -> float:
+def _rate(amount: object, seconds: float) -> float:
     return amount / max(seconds, 1e-9) / 1e9 if isinstance(amount, int) else 0.0
-
-
-# What saturates a back end: elements of an f32 array that is copied, rows of square matrices. By default a CPU's.
-_SIZES = {"cuda": (1 << 27, 8192), "ptx": (1 << 12, 32)}
 
 
 @lru_cache
 def measured_limits(clock: str = "wall") -> Limits:
-    """Measure the device in use, with programs of our own: a copy of 128 MB and products of 1024 x 1024 matrices (on GPUs of 512 MB, 8192 x 8192)."""
-    count, rows = _SIZES.get(runtime.backend_name().partition(":")[0], (1 << 25, 1024))
+    """Measure the device in use, with programs of our own: a copy of 128 MB and products of 1024 x
+    1024 matrices (on GPUs of 512 MB, 8192 x 8192)."""
+    count, rows = runtime.backend().saturating
     copy = _best(clock, (Shape("f32", (count,)),), lambda x: b.negate(x))
     rates = [_best(clock, (Shape(t, (rows, rows)),) * 2, _product) for t in ("f32", "bf16")]
     return Limits(8 * count / copy, *(2 * rows**3 / t for t in rates))
 
 
-def _product(x, y):
+def _product(x: Instruction, y: Instruction) -> Instruction:
     return b.dot(x, y, (1,), (0,))
 
 
-def _best(clock: str, shapes: tuple[Shape, ...], build: Callable) -> float:
+def _best(clock: str, shapes: tuple[Shape, ...], build: Callable[..., Instruction]) -> float:
     params = tuple(b.parameter(i, s) for i, s in enumerate(shapes))
     module = Module("limit", Computation("main", params, b.tuple_(build(*params))))
-    kept = PROFILED[:]
+    kept = [*PROFILED.programs]
     with config.override(PROFILE=clock):
         program = runtime.compile_program(module)
-    PROFILED[:] = kept
+    assert isinstance(program, CompiledProgram)
+    PROFILED.programs[:] = kept
     inputs = [runtime.allocate(s) for s in shapes]
     for x in inputs:
         x.bytes[:] = 0
@@ -179,7 +189,7 @@ def report_at_exit() -> None:
 
 
 def _print_report() -> None:
-    if PROFILED:  # empty when `profile` has shown them
+    if PROFILED.programs:  # empty when `profile` has shown them
         report = Report()
         report.clock = config.get("PROFILE")
         report.lines = collect(report.clock)

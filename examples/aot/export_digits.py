@@ -1,7 +1,9 @@
-"""Train a small CNN on scikit-learn's handwritten digits and compile it ahead of time, for a C program without Python or torch.
+"""Train a small CNN on scikit-learn's handwritten digits and compile it ahead of time, for a C
+program without Python or torch.
 
     python examples/aot/export_digits.py --output build
-    cc -Ibuild examples/aot/classify.c build/digits.so -Wl,-rpath,build -o build/classify      # or build/digits.o
+    # or build/digits.o
+    cc -Ibuild examples/aot/classify.c build/digits.so -Wl,-rpath,build -o build/classify
     build/classify build/*.pgm
 
     python examples/aot/export_digits.py --output build --target host wasm32
@@ -24,12 +26,18 @@ from torch_hlo import aot
 
 
 def split() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Train images [1437,1,8,8] u8 in 0..255 and labels, then test images [360,1,8,8] and labels."""
+    """Train images [1437,1,8,8] u8 in 0..255 and labels, then test images [360,1,8,8] and
+    labels."""
     digits = load_digits()
     images = (torch.tensor(digits.images)[:, None] / 16 * 255).round().to(torch.uint8)
     labels = torch.tensor(digits.target)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    return images[order[:1437]], labels[order[:1437]], images[order[1437:]], labels[order[1437:]]
+    return (
+        images[order[:1437]],
+        labels[order[:1437]],
+        images[order[1437:]],
+        labels[order[1437:]],
+    )
 
 
 class Classifier(nn.Module):
@@ -38,17 +46,28 @@ class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(128, 10),
-        )  # fmt: skip
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(128, 10),
+        )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.layers(images.float() / 255).softmax(1)
 
 
 def train(
-    model: Classifier, images: torch.Tensor, labels: torch.Tensor, epochs: int, batch: int = 64
+    model: Classifier,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    epochs: int,
+    batch: int = 64,
 ) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     for _ in range(epochs):
@@ -70,7 +89,10 @@ def write_pgm(path: Path, image: torch.Tensor) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument(
-        "--output", type=Path, default=Path("build"), help="folder for everything (default build)"
+        "--output",
+        type=Path,
+        default=Path("build"),
+        help="folder for everything (default build)",
     )
     parser.add_argument(
         "--target",
@@ -97,7 +119,9 @@ def main() -> None:
 
     args.output.mkdir(parents=True, exist_ok=True)
     program = torch.export.export(
-        model, (test_images[:4],), dynamic_shapes=({0: torch.export.Dim("batch", max=1024)},)
+        model,
+        (test_images[:4],),
+        dynamic_shapes=({0: torch.export.Dim("batch", max=1024)},),
     )
     for target in args.target:
         suffix = "o" if args.object else "wasm" if target == "wasm32" else "so"

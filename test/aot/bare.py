@@ -1,7 +1,8 @@
-"""Runs compiled libraries in a process without torch and NumPy: `python -I bare.py LIBRARY.py JOBS.json`.
+"""Runs compiled libraries in a process without torch and NumPy: `python -I bare.py LIBRARY.py
+JOBS.json`.
 
-A job is {"library", "inputs": [[file, dtype number, sizes]], "outputs": [file]}; arrays are files of raw elements.
-"""
+A job is {"library", "inputs": [[file, dtype number, sizes]], "outputs": [file]}; arrays are files
+of raw elements."""
 
 import array
 import ctypes
@@ -34,7 +35,10 @@ def main() -> None:
             data = array.array(
                 "B",
                 bytes(
-                    max(1, count * {1: 1, 5: 8, 10: 2, 11: 4, 12: 8, 16: 2, 2: 1, 4: 4}[a.dtype])
+                    max(
+                        1,
+                        count * {1: 1, 5: 8, 10: 2, 11: 4, 12: 8, 16: 2, 2: 1, 4: 4}[a.dtype],
+                    )
                 ),
             )
             results.append((data, (data.buffer_info()[0], len(data), shape)))

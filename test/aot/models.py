@@ -1,4 +1,5 @@
-"""Models for the tests of ahead-of-time compilation: name -> function of nothing giving (module, args, dynamic_shapes)."""
+"""Models for the tests of ahead-of-time compilation: name -> function of nothing giving (module,
+args, dynamic_shapes)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from torch.export import Dim
 
 
 class Cnn(nn.Module):
-    """A small residual network with what convolutional models have: strides, groups, pooling, batch norm."""
+    """A small residual network with what convolutional models have: strides, groups, pooling, batch
+    norm."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""The digits example: trained, compiled, built with a C compiler and run; the same in JavaScript; the command line."""
+"""The digits example: trained, compiled, built with a C compiler and run; the same in JavaScript;
+the command line."""
 
 from __future__ import annotations
 
@@ -145,7 +146,9 @@ def test_command_line(tmp_path, capsys):
     linear = nn.Linear(3, 5)
     torch.export.save(
         torch.export.export(
-            linear, (torch.randn(4, 3),), dynamic_shapes=({0: torch.export.Dim("rows")},)
+            linear,
+            (torch.randn(4, 3),),
+            dynamic_shapes=({0: torch.export.Dim("rows")},),
         ),
         tmp_path / "linear.pt2",
     )
@@ -176,7 +179,16 @@ ENTRY main {
 }
 """)
     assert (
-        main(["aot", str(tmp_path / "add.hlo"), "-o", str(tmp_path / "add.so"), "--name", "plus"])
+        main(
+            [
+                "aot",
+                str(tmp_path / "add.hlo"),
+                "-o",
+                str(tmp_path / "add.so"),
+                "--name",
+                "plus",
+            ]
+        )
         == 0
     )
     total, number = aot.load(tmp_path / "add.so")(torch.ones(4), torch.tensor(2, dtype=torch.int32))

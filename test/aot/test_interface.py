@@ -1,4 +1,5 @@
-"""The C interface misused: every call must return an error code with a message and touch nothing."""
+"""The C interface misused: every call must return an error code with a message and touch
+nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def model(tmp_path_factory):
 
 
 class Call:
-    """A call that is right, to be spoiled. `run()` gives (code, message) after checking that a failed call has written nothing."""
+    """A call that is right, to be spoiled. `run()` gives (code, message) after checking that a
+    failed call has written nothing."""
 
     def __init__(self, model, n=4):
         self.model, self.n = model, n
@@ -47,7 +49,8 @@ class Call:
         self.memory = [bytearray(b"\xa5" * (GUARD * 2 + nbytes)) for nbytes in (n * 3 * 4, n * 4)]
         self.kept = []
         for t, (address, nbytes, sizes) in zip(
-            self.inputs, ((self.x.data_ptr(), n * 12, (n, 3)), (self.y.data_ptr(), 60, (3, 5)))
+            self.inputs,
+            ((self.x.data_ptr(), n * 12, (n, 3)), (self.y.data_ptr(), 60, (3, 5))),
         ):
             self.fill(t, address, nbytes, F32, sizes)
         for t, memory, sizes in zip(self.outputs, self.memory, ((n, 3), (n,))):
@@ -97,37 +100,53 @@ class Call:
         if code:
             assert [bytes(m) for m in (*self.memory, self.scratch)] == before
             assert error.code == code and error.message
-            assert (
-                self.model.run(*self.arguments, None) == code
-            )  # nobody has to ask for the message
+            # nobody has to ask for the message
+            assert self.model.run(*self.arguments, None) == code
         return code, error.message.decode()
 
 
 def null_sizes(tensors):
     ctypes.cast(
-        ctypes.addressof(tensors[1]) + _Tensor.sizes.offset, ctypes.POINTER(ctypes.c_void_p)
+        ctypes.addressof(tensors[1]) + _Tensor.sizes.offset,
+        ctypes.POINTER(ctypes.c_void_p),
     )[0] = None
 
 
 CASES = [
     ("NULL", "inputs is a null pointer", lambda c: c.arguments.__setitem__(0, None)),
     ("NULL", "outputs is a null pointer", lambda c: c.arguments.__setitem__(2, None)),
-    ("NULL", "input 0 (x): data is a null pointer", lambda c: setattr(c.inputs[0], "data", None)),
+    (
+        "NULL",
+        "input 0 (x): data is a null pointer",
+        lambda c: setattr(c.inputs[0], "data", None),
+    ),
     (
         "NULL",
         "output 1 (out1): data is a null pointer",
         lambda c: setattr(c.outputs[1], "data", None),
     ),
     ("NULL", "input 1 (y): sizes is a null pointer", lambda c: null_sizes(c.inputs)),
-    ("NULL", "output 1 (out1): sizes is a null pointer", lambda c: null_sizes(c.outputs)),
+    (
+        "NULL",
+        "output 1 (out1): sizes is a null pointer",
+        lambda c: null_sizes(c.outputs),
+    ),
     ("NULL", "workspace is a null pointer", lambda c: c.arguments.__setitem__(4, None)),
-    ("COUNT", "input_count is 1, it must be 2", lambda c: c.arguments.__setitem__(1, 1)),
+    (
+        "COUNT",
+        "input_count is 1, it must be 2",
+        lambda c: c.arguments.__setitem__(1, 1),
+    ),
     (
         "COUNT",
         "input_count is -2147483648, it must be 2",
         lambda c: c.arguments.__setitem__(1, -(2**31)),
     ),
-    ("COUNT", "output_count is 3, it must be 2", lambda c: c.arguments.__setitem__(3, 3)),
+    (
+        "COUNT",
+        "output_count is 3, it must be 2",
+        lambda c: c.arguments.__setitem__(3, 3),
+    ),
     (
         "DTYPE",
         "input 0 (x): dtype is 12, it must be 11 (f32)",
@@ -138,7 +157,11 @@ CASES = [
         "output 0 (out0): dtype is 0, it must be 11 (f32)",
         lambda c: setattr(c.outputs[0], "dtype", 0),
     ),
-    ("RANK", "input 1 (y): rank is 3, it must be 2", lambda c: setattr(c.inputs[1], "rank", 3)),
+    (
+        "RANK",
+        "input 1 (y): rank is 3, it must be 2",
+        lambda c: setattr(c.inputs[1], "rank", 3),
+    ),
     (
         "RANK",
         "output 1 (out1): rank is -1, it must be 1",
@@ -179,7 +202,11 @@ CASES = [
         "output 0 (out0): nbytes is 47, the array takes 48",
         lambda c: setattr(c.outputs[0], "nbytes", 47),
     ),
-    ("BYTES", "workspace_bytes is 1, these inputs take", lambda c: c.arguments.__setitem__(5, 1)),
+    (
+        "BYTES",
+        "workspace_bytes is 1, these inputs take",
+        lambda c: c.arguments.__setitem__(5, 1),
+    ),
     (
         "ALIGNMENT",
         "input 0 (x): data must be a multiple of 4",
@@ -241,7 +268,14 @@ def test_plan_checks_too(model):
     assert outputs[0].nbytes == 0 and outputs[0].sizes[0] == 0  # nothing was written
     call.inputs[0].sizes[1] = 7
     assert (
-        model.plan(call.inputs, 2, call.planned(), 2, ctypes.byref(call.need), ctypes.byref(error))
+        model.plan(
+            call.inputs,
+            2,
+            call.planned(),
+            2,
+            ctypes.byref(call.need),
+            ctypes.byref(error),
+        )
         == CODE["SIZE"]
     )
     assert b"dimension 1 is 7, it must be 3" in error.message
@@ -257,15 +291,38 @@ def test_what_a_model_says_about_itself(model):
     ) == (abi.VERSION, 2, 2, 0, -1)
     assert model.name == b"both"
     x, y = model.inputs[0], model.inputs[1]
-    assert (x.name, x.dtype, x.rank, list(x.sizes[:2]), y.sizes[0]) == (b"x", F32, 2, [-1, 3], 3)
+    assert (x.name, x.dtype, x.rank, list(x.sizes[:2]), y.sizes[0]) == (
+        b"x",
+        F32,
+        2,
+        [-1, 3],
+        3,
+    )
     assert model.outputs[0].rank == 2 and model.outputs[1].name == b"out1"
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_structures(model, seed):
-    """Any numbers in the structures: an error, or a right call; never a crash and nothing beside the outputs is touched."""
+    """Any numbers in the structures: an error, or a right call; never a crash and nothing beside
+    the outputs is touched."""
     rng = random.Random(seed)
-    numbers = (0, 1, -1, 3, 4, 5, 11, 12, 100, 101, 2**31, 2**32, 2**62, 2**63 - 1, -(2**63))
+    numbers = (
+        0,
+        1,
+        -1,
+        3,
+        4,
+        5,
+        11,
+        12,
+        100,
+        101,
+        2**31,
+        2**32,
+        2**62,
+        2**63 - 1,
+        -(2**63),
+    )
     for _ in range(200):
         call = Call(model, rng.choice((0, 1, 4)))
         for _ in range(rng.randrange(1, 4)):
@@ -277,9 +334,8 @@ def test_random_structures(model, seed):
             elif what == "data":
                 t.data = rng.choice((None, t.data))
             elif what == "nbytes":
-                t.nbytes = min(
-                    value % 2**64, t.nbytes
-                )  # a promise of more memory than there is cannot be checked
+                # a promise of more memory than there is cannot be checked
+                t.nbytes = min(value % 2**64, t.nbytes)
             else:
                 setattr(t, what, (value + 2**31) % 2**32 - 2**31)
         code, message = call.run()

@@ -12,9 +12,9 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from torch_hlo.compiler.aot import libm
-from torch_hlo.compiler.codegen.target import host
-from torch_hlo.compiler.machine_code import prelude
+from torch_hlo.compiler.llvm import libm
+from torch_hlo.compiler.llvm.machine_code import prelude
+from torch_hlo.compiler.llvm.target import host
 
 D, F = ctypes.c_double, ctypes.c_float
 
@@ -138,7 +138,17 @@ def test_fmod_is_exact(functions):
 
 def test_rounding_and_extremes(functions):
     r = functions("round")
-    for x in (0.5, -0.5, 0.49999999999999994, 1.5, 2.5, -0.2, 4503599627370497.0, math.inf, -0.0):
+    for x in (
+        0.5,
+        -0.5,
+        0.49999999999999994,
+        1.5,
+        2.5,
+        -0.2,
+        4503599627370497.0,
+        math.inf,
+        -0.0,
+    ):
         want = (
             x
             if math.isinf(x)

@@ -1,4 +1,5 @@
-"""Models compiled ahead of time give what they give eagerly: in this process, and in one without torch."""
+"""Models compiled ahead of time give what they give eagerly: in this process, and in one without
+torch."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def test_all_sizes_of_dynamic_dimensions(built):
             )
         close(model(tokens, mask), want)
     with pytest.raises(
-        aot.LibraryError, match=r"input 1 \(mask\): dimension 1 is 5, it must be 4 = tokens_size1"
+        aot.LibraryError,
+        match=r"input 1 \(mask\): dimension 1 is 5, it must be 4 = tokens_size1",
     ):
         model(torch.zeros(2, 4, dtype=torch.int64), torch.ones(2, 5, dtype=torch.bool))
     with pytest.raises(
@@ -89,7 +91,13 @@ def test_in_a_process_without_torch(built, tmp_path):
         wanted += zip(files, want)
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
     done = subprocess.run(
-        [sys.executable, "-I", HERE / "bare.py", loader.__file__, tmp_path / "jobs.json"],
+        [
+            sys.executable,
+            "-I",
+            HERE / "bare.py",
+            loader.__file__,
+            tmp_path / "jobs.json",
+        ],
         capture_output=True,
         text=True,
     )
@@ -249,14 +257,20 @@ def test_what_needs_a_host_is_named(tmp_path):
     with pytest.raises(ValueError, match="example arguments"):
         aot.compile(Eigen())
     with pytest.raises(ValueError, match="unknown target 'sparc'; there are host"):
-        aot.compile(nn.Linear(2, 2), (torch.ones(1, 2),), target="sparc", output=tmp_path / "x.so")
+        aot.compile(
+            nn.Linear(2, 2),
+            (torch.ones(1, 2),),
+            target="sparc",
+            output=tmp_path / "x.so",
+        )
     with pytest.raises(ValueError, match=r"must end in \.so or \.o"):
         aot.compile(nn.Linear(2, 2), (torch.ones(1, 2),), output=tmp_path / "x.dll")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["bert", "gpt2", "llama", "vit", "t5", "mistral", "qwen2", "roberta", "convnext"]
+    "name",
+    ["bert", "gpt2", "llama", "vit", "t5", "mistral", "qwen2", "roberta", "convnext"],
 )
 def test_hugging_face(tmp_path, name):
     pytest.importorskip("transformers")
@@ -274,20 +288,29 @@ def test_hugging_face(tmp_path, name):
         torch.testing.assert_close(g, w, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("function", [
-    lambda x: torch.linalg.inv(x @ x.T + torch.eye(4)),
-    lambda x: torch.nn.functional.interpolate(x.reshape(1, 1, 4, 6), scale_factor=2, mode="bilinear"),
-    lambda x: (x[:0], x, x, torch.arange(3), None, 7),
-    lambda x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,)),
-    lambda x: torch.complex(x, -x) * 2,
-], ids=["inverse", "interpolate", "several", "cond", "complex"])  # fmt: skip
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.linalg.inv(x @ x.T + torch.eye(4)),
+        lambda x: torch.nn.functional.interpolate(
+            x.reshape(1, 1, 4, 6), scale_factor=2, mode="bilinear"
+        ),
+        lambda x: (x[:0], x, x, torch.arange(3), None, 7),
+        lambda x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,)),
+        lambda x: torch.complex(x, -x) * 2,
+    ],
+    ids=["inverse", "interpolate", "several", "cond", "complex"],
+)
 def test_programs(tmp_path, function):
     class Program(nn.Module):
         def forward(self, x):
             return function(x)
 
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
-    close(aot.load(aot.compile(Program(), (x,), output=tmp_path / "p.so").library)(x), function(x))
+    close(
+        aot.load(aot.compile(Program(), (x,), output=tmp_path / "p.so").library)(x),
+        function(x),
+    )
 
 
 def test_dimensions_that_are_no_symbol(tmp_path):
@@ -297,7 +320,8 @@ def test_dimensions_that_are_no_symbol(tmp_path):
 
     half = torch.export.Dim("half", max=100)
     with pytest.raises(
-        Exception, match=r"is no dimension itself, only 2\*\w+ is: export with a Dim of its own"
+        Exception,
+        match=r"is no dimension itself, only 2\*\w+ is: export with a Dim of its own",
     ):
         aot.compile(
             Pairs(),

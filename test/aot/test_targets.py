@@ -1,4 +1,5 @@
-"""Code for other machines: x86-64 levels on this one, WebAssembly under wasmtime, AArch64 under qemu."""
+"""Code for other machines: x86-64 levels on this one, WebAssembly under wasmtime, AArch64 under
+qemu."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from torch_hlo import aot
 from torch_hlo.aot import link
 from torch_hlo.compiler.aot import abi
 from torch_hlo.compiler.aot.objects import undefined
-from torch_hlo.compiler.codegen.target import PLATFORMS, host, platform_target
+from torch_hlo.compiler.llvm.target import PLATFORMS, host, platform_target
 from torch_hlo.device import library as loader
 
 from .models import MODELS
@@ -33,8 +34,21 @@ class Functions(nn.Module):
 
     def forward(self, x):
         y = x.double()
-        return (torch.sin(x * 1e7), torch.cos(x), torch.tan(y * 1e8), y.abs() ** 1.7, torch.fmod(y, 0.3), torch.erf(y), torch.round(x), x.half(),
-                torch.nn.functional.gelu(x), torch.sort(x).values, x.long() // 3, torch.log1p(x.abs()), (x.reshape(10, -1) @ x.reshape(-1, 10)).amax(1))  # fmt: skip
+        return (
+            torch.sin(x * 1e7),
+            torch.cos(x),
+            torch.tan(y * 1e8),
+            y.abs() ** 1.7,
+            torch.fmod(y, 0.3),
+            torch.erf(y),
+            torch.round(x),
+            x.half(),
+            torch.nn.functional.gelu(x),
+            torch.sort(x).values,
+            x.long() // 3,
+            torch.log1p(x.abs()),
+            (x.reshape(10, -1) @ x.reshape(-1, 10)).amax(1),
+        )
 
 
 @functools.cache
@@ -45,7 +59,11 @@ def case(name):
         (Functions(), (torch.randn(400) * 20,), None) if name == "functions" else MODELS[name]()
     )
     with torch.no_grad():
-        return torch.export.export(module, args, dynamic_shapes=dynamic), args, module(*args)
+        return (
+            torch.export.export(module, args, dynamic_shapes=dynamic),
+            args,
+            module(*args),
+        )
 
 
 def names(*quick):
@@ -70,7 +88,8 @@ def close(got, want):
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="this machine is no x86-64")
 @pytest.mark.parametrize(
-    "name,cpu", [("functions", "x86-64-v2"), ("cnn", "x86-64-v3"), ("transformer", "x86-64-v2")]
+    "name,cpu",
+    [("functions", "x86-64-v2"), ("cnn", "x86-64-v3"), ("transformer", "x86-64-v2")],
 )
 def test_x86_levels(tmp_path, name, cpu):
     if cpu == "x86-64-v3" and not host().has("avx2"):
@@ -99,7 +118,8 @@ def test_wasm_without_vectors(tmp_path, name):
     test_wasm(tmp_path, name, "mvp")
 
 
-# Reads each input, runs the model, writes each output; without a C library, by system calls of AArch64 Linux.
+# Reads each input, runs the model, writes each output; without a C library, by system calls of
+# AArch64 Linux.
 _DRIVER = """
 #include "model.h"
 static long call3(long number, long a, const void *b, long c) {
@@ -143,7 +163,14 @@ def aarch64_compiler() -> list[str]:
     if path := shutil.which("aarch64-linux-gnu-gcc"):
         return [path]
     if link._has_zig():
-        return [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-freestanding-none"]
+        return [
+            sys.executable,
+            "-m",
+            "ziglang",
+            "cc",
+            "-target",
+            "aarch64-freestanding-none",
+        ]
     pytest.skip("no C compiler for AArch64: install aarch64-linux-gnu-gcc or ziglang")
 
 
@@ -229,7 +256,11 @@ def test_a_processor_that_lacks_something(tmp_path, monkeypatch):
     x = torch.randn(3)
     monkeypatch.setitem(runtime.X86_FEATURES, "sse4.2", (7, 0, "c", 15))
     files = aot.compile(
-        nn.Tanh(), (x,), target="x86_64-linux-gnu", cpu="x86-64-v2", output=tmp_path / "model.so"
+        nn.Tanh(),
+        (x,),
+        target="x86_64-linux-gnu",
+        cpu="x86-64-v2",
+        output=tmp_path / "model.so",
     )
     with pytest.raises(aot.LibraryError, match=r"lacks one of .*sse4\.2") as error:
         aot.load(files.library)(x)

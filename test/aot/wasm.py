@@ -1,4 +1,5 @@
-"""Running compiled WebAssembly modules under wasmtime, with the structures that abi.py describes laid out for 32-bit pointers."""
+"""Running compiled WebAssembly modules under wasmtime, with the structures that abi.py describes
+laid out for 32-bit pointers."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from torch_hlo.aot.loaded import _CODE, _TORCH
 
 
 class WasmModel:
-    """A module with a model called `name`. Memory is taken from __heap_base on and never given back."""
+    """A module with a model called `name`. Memory is taken from __heap_base on and never given
+    back."""
 
     def __init__(self, path, name: str) -> None:
         engine = wasmtime.Engine()
@@ -98,9 +100,11 @@ class WasmModel:
             error,
         )
         return [
-            torch.frombuffer(bytearray(self.read(at, n)), dtype=d).reshape(s)
-            if n
-            else torch.empty(s, dtype=d)
+            (
+                torch.frombuffer(bytearray(self.read(at, n)), dtype=d).reshape(s)
+                if n
+                else torch.empty(s, dtype=d)
+            )
             for at, n, s, d in results
         ]
 

@@ -1,4 +1,5 @@
-"""Small programs that several compiler tests share, built with hlo.build. Each function returns a Module."""
+"""Small programs that several compiler tests share, built with hlo.build. Each function returns a
+Module."""
 
 from __future__ import annotations
 
@@ -6,13 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from torch_hlo.hlo import build as b
-from torch_hlo.hlo.ir import Computation, Instruction, Module
-from torch_hlo.hlo.shape import Shape, numpy_dtype, tuple_shape
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
+from torch_hlo.hlo.ir.shape import Shape, numpy_dtype, tuple_shape
 
 
 def module(
-    name: str, outputs: Sequence[Instruction], params: Sequence[Instruction], aliases=(), symbols=()
+    name: str,
+    outputs: Sequence[Instruction],
+    params: Sequence[Instruction],
+    aliases=(),
+    symbols=(),
 ) -> Module:
     root = b.instr("tuple", tuple(outputs), tuple_shape(*(x.shape for x in outputs)))
     return Module(name, Computation("main", tuple(params), root), aliases, symbols)
@@ -116,10 +121,17 @@ def adam(sizes=((64, 32), (32,), (7,))) -> Module:
     for k in range(len(sizes)):
         p, g, m, v = rest[4 * k : 4 * k + 4]
         m2 = b.add(b.multiply(m, scalar(0.9, m)), b.multiply(g, scalar(0.1, g)))
-        v2 = b.add(b.multiply(v, scalar(0.99, v)), b.multiply(b.multiply(g, g), scalar(0.01, g)))
+        v2 = b.add(
+            b.multiply(v, scalar(0.99, v)),
+            b.multiply(b.multiply(g, g), scalar(0.01, g)),
+        )
         step = b.divide(m2, b.add(b.sqrt(v2), scalar(1e-8, v2)))
         p2 = b.subtract(
-            p, b.multiply(across(lr, p.shape.dims, ()), b.add(step, b.multiply(p, scalar(0.01, p))))
+            p,
+            b.multiply(
+                across(lr, p.shape.dims, ()),
+                b.add(step, b.multiply(p, scalar(0.01, p))),
+            ),
         )
         outs += [p2, m2, v2]
     aliases = tuple(
@@ -130,7 +142,7 @@ def adam(sizes=((64, 32), (32,), (7,))) -> Module:
 
 def inputs_for(m: Module, seed: int = 0, sizes: dict | None = None) -> list[np.ndarray]:
     """Random inputs: normal floats, small non-negative integers, random booleans."""
-    from torch_hlo.hlo.dim import substitute
+    from torch_hlo.hlo.ir.dim import substitute
 
     rng = np.random.default_rng(seed)
     made = []

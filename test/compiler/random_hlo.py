@@ -1,22 +1,26 @@
-"""Random well-typed programs over most opcodes, with size-1 and size-0 dimensions and many constants, for tests of passes."""
+"""Random well-typed programs over most opcodes, with size-1 and size-0 dimensions and many
+constants, for tests of passes."""
 
 from __future__ import annotations
 
 import random
 
-from torch_hlo.hlo import build as h
-from torch_hlo.hlo.ir import Computation, Instruction, Module, instr
-from torch_hlo.hlo.opcodes import OPCODES
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.window import WindowDim
+from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.opcodes import OPCODES
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir.window import WindowDim
 
 DTYPES = ("f32", "f32", "f32", "s32", "pred", "bf16", "f64", "u8", "s64", "c64")
 # Opcodes whose results do not blow up or lie on a branch cut when operands differ by an ulp.
 UNARY = (
-    "negate abs sign not cosine tanh logistic exponential real imag is-finite popcnt count-leading-zeros floor copy"
+    "negate abs sign not cosine tanh logistic exponential real imag is-finite popcnt"
+    " count-leading-zeros floor copy"
 ).split()
 BINARY = (
-    "add subtract multiply maximum minimum and or xor power divide atan2 shift-left shift-right-logical remainder"
+    "add subtract multiply maximum minimum and or xor power divide atan2 shift-left"
+    " shift-right-logical remainder"
 ).split()
 
 
@@ -65,7 +69,12 @@ class Maker:
         return self.r.choice(same)
 
     def uniform(self, x: Instruction) -> Instruction:
-        values = {"p": (True, False), "u": (0, 1, 2, 255), "s": (0, 1, -1, 2, 7), "c": (0, 1)}
+        values = {
+            "p": (True, False),
+            "u": (0, 1, 2, 255),
+            "s": (0, 1, -1, 2, 7),
+            "c": (0, 1),
+        }
         return h.full_like(
             x,
             self.r.choice(
@@ -267,11 +276,13 @@ class Maker:
             if self.r.random() < 0.5
             else h.dynamic_update_slice(
                 x,
-                self.alike(block)
-                if block in self.pool
-                else h.negate(block)
-                if x.shape.kind in "fs"
-                else block,
+                (
+                    self.alike(block)
+                    if block in self.pool
+                    else h.negate(block)
+                    if x.shape.kind in "fs"
+                    else block
+                ),
                 starts,
             )
         )
@@ -352,15 +363,25 @@ class Maker:
             lambda v: [h.tanh(v) if v.shape.kind == "f" else v, v], [x.shape], "yes"
         )
         no = h.computation(
-            lambda v: [v, h.broadcast(h.constant(1, v.shape.dtype), v.shape.dims)], [x.shape], "no"
+            lambda v: [v, h.broadcast(h.constant(1, v.shape.dtype), v.shape.dims)],
+            [x.shape],
+            "no",
         )
         return h.get_tuple_element(h.conditional(scalar, [yes, no], [x, x]), self.r.randrange(2))
 
 
 MAKERS = (
-    ["unary"] * 4 + ["binary"] * 8 + ["broadcast"] * 4 + ["reshape"] * 5 + ["transpose"] * 4 + ["slice"] * 2 + ["reduce"] * 3 + ["dot"] * 3
-    + "compare select convert convert pad concatenate halves reverse iota dynamic gather sort window loop branch".split()
-)  # fmt: skip
+    ["unary"] * 4
+    + ["binary"] * 8
+    + ["broadcast"] * 4
+    + ["reshape"] * 5
+    + ["transpose"] * 4
+    + ["slice"] * 2
+    + ["reduce"] * 3
+    + ["dot"] * 3
+    + "compare select convert convert pad concatenate halves reverse iota dynamic gather sort"
+    " window loop branch".split()
+)
 assert all(name in OPCODES for name in UNARY + BINARY)
 
 

@@ -1,14 +1,14 @@
-"""Random well-typed programs of elementwise, moving and reducing opcodes, for differential tests."""
+"""Random well-typed programs of elementwise, moving and reducing opcodes, for differential
+tests."""
 
 from __future__ import annotations
 
 import random
 
-from programs import module, scalar, softmax_of
-
-from torch_hlo.hlo import build as b
-from torch_hlo.hlo.ir import Instruction, Module
-from torch_hlo.hlo.shape import Shape
+from test.compiler.programs import module, scalar, softmax_of
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.instruction import Instruction, Module
+from torch_hlo.hlo.ir.shape import Shape
 
 UNARY = (b.negate, b.abs_, b.exponential, b.tanh, b.logistic, b.sine)
 BINARY = (b.add, b.subtract, b.multiply, b.maximum, b.minimum)
@@ -71,7 +71,11 @@ def random_module(seed: int, count: int = 40, dims=(4, 6, 5)) -> Module:
                 return unary(x)
             start, rest = [0] * (x.shape.rank - 1), list(x.shape.dims[1:])
             return b.concatenate(
-                [b.slice_(x, [1, *start], x.shape.dims), b.slice_(x, [0, *start], [1, *rest])], 0
+                [
+                    b.slice_(x, [1, *start], x.shape.dims),
+                    b.slice_(x, [0, *start], [1, *rest]),
+                ],
+                0,
             )
         return b.reshape(
             x,

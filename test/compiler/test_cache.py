@@ -18,9 +18,8 @@ root = pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        config, "STARTED", float("inf")
-    )  # these tests run while somebody edits the compiler
+    # these tests run while somebody edits the compiler
+    monkeypatch.setattr(config, "STARTED", float("inf"))
     with config.override(CACHE=str(tmp_path / "cache")):
         yield tmp_path / "cache"
     cache._refused.clear()
@@ -46,7 +45,13 @@ def test_round_trip(directory):
 def test_fingerprint_separates_its_parts():
     keys = {
         cache.fingerprint(*args)
-        for args in (("ab", "c"), ("a", "bc"), ("ab", "c", "f"), ("abc", ""), ("", "abc"))
+        for args in (
+            ("ab", "c"),
+            ("a", "bc"),
+            ("ab", "c", "f"),
+            ("abc", ""),
+            ("", "abc"),
+        )
     }
     assert len(keys) == 5
     assert cache.fingerprint("ab", "c") == cache.fingerprint("ab", "c")
@@ -54,10 +59,11 @@ def test_fingerprint_separates_its_parts():
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A small package, written before this process began; `run()` imports its module in a process of its own and gives the answer of the code that ran."""
-    (tmp_path / "compiler" / "passes").mkdir(parents=True)
+    """A small package, written before this process began; `run()` imports its module in a process
+    of its own and gives the answer of the code that ran."""
+    (tmp_path / "compiler" / "simplify").mkdir(parents=True)
     for name, text in (
-        ("compiler/passes/fold.py", "ANSWER = 1"),
+        ("compiler/simplify/fold.py", "ANSWER = 1"),
         ("compiler/emit.py", "import sys"),
         ("compiler/notes.txt", "no code"),
     ):
@@ -67,7 +73,10 @@ def package(tmp_path, monkeypatch):
 
 
 def run(package):
-    command = "import sys; sys.path.insert(0, sys.argv[1]); from compiler.passes.fold import ANSWER; print(ANSWER)"
+    command = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from compiler.simplify.fold import ANSWER;"
+        " print(ANSWER)"
+    )
     env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.run(
         [sys.executable, "-c", command, str(package)],
@@ -82,9 +91,9 @@ def test_sources_digest_knows_every_text_and_name(package):
     def digest():
         return cache.sources_digest(str(package), ["compiler"])
 
-    first, fold = digest(), package / "compiler/passes/fold.py"
+    first, fold = digest(), package / "compiler/simplify/fold.py"
     (package / "compiler/notes.txt").write_text("still none")
-    assert first == digest() != cache.sources_digest(str(package), ["compiler/passes"])
+    assert first == digest() != cache.sources_digest(str(package), ["compiler/simplify"])
     fold.write_text("ANSWER = 2")
     second = digest()
     fold.rename(fold.with_name("fold2.py"))
@@ -96,13 +105,12 @@ def test_sources_digest_knows_every_text_and_name(package):
 
 
 def test_sources_that_are_edited_have_no_digest(package, monkeypatch):
-    fold = package / "compiler/passes/fold.py"
+    fold = package / "compiler/simplify/fold.py"
     now = fold.stat().st_ctime
     monkeypatch.setattr(config, "STARTED", now - 5)
     assert cache.sources_digest(str(package), ["compiler"]) is None
-    os.utime(
-        fold, (now - 100, now - 100)
-    )  # as copies that keep times do: the file says that it is old
+    # as copies that keep times do: the file says that it is old
+    os.utime(fold, (now - 100, now - 100))
     os.utime(package / "compiler/emit.py", (now - 100, now - 100))
     assert cache.sources_digest(str(package), ["compiler"]) is None
     monkeypatch.setattr(config, "STARTED", now + 5)
@@ -110,8 +118,9 @@ def test_sources_that_are_edited_have_no_digest(package, monkeypatch):
 
 
 def test_bytecode_of_an_older_source_has_no_digest(package):
-    """An edit as long as the old text, within the second: Python goes on with the old one, under whose name nothing may be kept."""
-    fold = package / "compiler/passes/fold.py"
+    """An edit as long as the old text, within the second: Python goes on with the old one, under
+    whose name nothing may be kept."""
+    fold = package / "compiler/simplify/fold.py"
     before = fold.stat().st_mtime_ns
     assert run(package) == "1"
     assert cache.sources_digest(str(package), ["compiler"]) is not None
@@ -200,7 +209,8 @@ def make_device(path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "make", [make_fifo, make_link, make_hard_link, make_dangling, make_directory, make_device]
+    "make",
+    [make_fifo, make_link, make_hard_link, make_dangling, make_directory, make_device],
 )
 def test_foreign_entries_are_misses_and_are_replaced(directory, tmp_path, make):
     cache.store(OTHER, b"")
@@ -344,7 +354,8 @@ with config.override(CACHE=sys.argv[1]):
 def test_concurrent_writers_and_kill_9(directory):
     writers = [
         subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(directory), KEY, str(i)], stdout=subprocess.PIPE
+            [sys.executable, "-c", WRITER, str(directory), KEY, str(i)],
+            stdout=subprocess.PIPE,
         )
         for i in range(2)
     ]

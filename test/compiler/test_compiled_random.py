@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from random_hlo import random_module
 
+from test.compiler.random_hlo import random_module
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.pipeline import random_inputs
-from torch_hlo.device import cpu
-from torch_hlo.hlo.evaluate import evaluate
-from torch_hlo.hlo.ir import Module, outputs
-from torch_hlo.hlo.numeric import decode, encode
-from torch_hlo.hlo.parse import parse_module
+from torch_hlo.device.cpu import loader
+from torch_hlo.hlo.evaluate.evaluate import evaluate
+from torch_hlo.hlo.ir.instruction import Module, outputs
+from torch_hlo.hlo.ir.numeric import decode, encode
+from torch_hlo.hlo.text.parser import parse_module
 
 
 def aligned(data: bytes) -> np.ndarray:
@@ -26,7 +26,7 @@ def aligned(data: bytes) -> np.ndarray:
 
 def assert_compiles(m: Module, seed: int = 0) -> None:
     inputs = random_inputs(m, seed)
-    program = cpu.load(compile_module(m))
+    program = loader.load(compile_module(m))
     given = [aligned(encode(x, p.shape.dtype)) for x, p in zip(inputs, m.entry.params)]
     wanted = [aligned(bytes(o.shape.nbytes)) for o in outputs(m)]
     program.call([a.ctypes.data for a in given], [a.ctypes.data for a in wanted], [])
@@ -51,23 +51,26 @@ def test_random_programs(block):
             raise
 
 
-@pytest.mark.parametrize("body", [
-    # (5 - i) / 3 is not 1 + (2 - i) / 3 in unsigned arithmetic
-    """x = f32[4] parameter(0)
+@pytest.mark.parametrize(
+    "body",
+    [
+        # (5 - i) / 3 is not 1 + (2 - i) / 3 in unsigned arithmetic
+        """x = f32[4] parameter(0)
        b = f32[3,4,3] broadcast(x), dimensions={1}
        r = f32[6,6] reshape(b)
        ROOT y = f32[6,6] reverse(r), dimensions={0,1}""",
-    # Which operand of the concatenate is read depends on an index that is itself loaded
-    """x = f32[4] parameter(0)
+        # Which operand of the concatenate is read depends on an index that is itself loaded
+        """x = f32[4] parameter(0)
        i = s32[5] parameter(1)
        a = f32[1] slice(x), slice={[3:4]}
        b = f32[3] slice(x), slice={[0:3]}
        c = f32[4] concatenate(a, b), dimensions={0}
        ROOT y = f32[5] gather(c, i), offset_dims={}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, slice_sizes={1}""",
-    # |-u| is not |u| for unsigned integers
-    """u = u8[5] parameter(0)
+        # |-u| is not |u| for unsigned integers
+        """u = u8[5] parameter(0)
        n = u8[5] negate(u)
        ROOT y = u8[5] abs(n)""",
-])  # fmt: skip
+    ],
+)
 def test_once_failed(body):
     assert_compiles(parse_module("HloModule m\n\nENTRY main {\n" + body + "\n}\n"), seed=1)

@@ -1,22 +1,24 @@
-"""Random programs through XLA, through the evaluator, and through us before and after each pass: all agree.
+"""Random programs through XLA, through the evaluator, and through us before and after each pass:
+all agree.
 
-XLA's CPU backend comes as a PJRT plugin (pip install xla-cpu-pjrt); without it the other two are compared.
-"""
+XLA's CPU backend comes as a PJRT plugin (pip install xla-cpu-pjrt); without it the other two are
+compared."""
 
 from __future__ import annotations
 
-import random_hlo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from test.compiler import random_hlo
 from torch_hlo.compiler.pipeline import optimize, random_inputs
-from torch_hlo.hlo.ir import Module, postorder
-from torch_hlo.hlo.verify import verify
+from torch_hlo.hlo.ir.instruction import Module, postorder
+from torch_hlo.hlo.ir.verify import verify
 from torch_hlo.tools import execute
 
 
 def unlike_xla(module: Module) -> bool:
-    """XLA drops the initial value of a reduction over dimensions of size 1, and adds truth values modulo two."""
+    """XLA drops the initial value of a reduction over dimensions of size 1, and adds truth values
+    modulo two."""
     return any(
         x.op == "reduce" or x.op == "add" and x.shape.kind == "p"
         for x in postorder((module.entry.root,))

@@ -6,22 +6,23 @@ import random
 from functools import partial
 
 import pytest
-from random_hlo import random_module
 
+from test.compiler.random_hlo import random_module
 from test.support import HloTestCase, calls, program
 from torch_hlo import config
 from torch_hlo.compiler import pipeline
-from torch_hlo.compiler.codegen.target import host
 from torch_hlo.compiler.compile import emit
-from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
-from torch_hlo.compiler.pipeline import PIPELINE, PassError, optimize
-from torch_hlo.hlo import build as h
-from torch_hlo.hlo.ir import Computation, Module
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.verify import VerifyError, verify
+from torch_hlo.compiler.hlo_pass import Pass, fixpoint, hlo_pass
+from torch_hlo.compiler.llvm.target import host
+from torch_hlo.compiler.pipeline import PassError, cpu_pipeline, optimize
+from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.instruction import Computation, Module
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir.verify import VerifyError, verify
 
-SIMPLIFY = next(p for p in PIPELINE if p.members)
-LOCAL = [PIPELINE[0], *SIMPLIFY.members, SIMPLIFY]  # everything before fusion
+PASSES = cpu_pipeline(host()).passes
+SIMPLIFY = next(p for p in PASSES if p.members)
+LOCAL = [PASSES[0], *SIMPLIFY.members, SIMPLIFY]  # everything before fusion
 X = h.parameter(0, Shape("f32", (4,)))
 
 
@@ -58,25 +59,40 @@ def test_ten_thousand_instructions():
 
 
 def layers(count: int, width: int) -> Module:
-    """A residual block per layer: a norm, a product with weights of its own, an activation; and the sum of squares at the end."""
+    """A residual block per layer: a norm, a product with weights of its own, an activation; and the
+    sum of squares at the end."""
     f32, zero = Shape("f32", (8, width)), h.constant(0, "f32")
     x = h.parameter(0, f32)
-    params = [x, *(h.parameter(i, Shape("f32", (width, width))) for i in range(1, count + 1))]
+    params = [
+        x,
+        *(h.parameter(i, Shape("f32", (width, width))) for i in range(1, count + 1)),
+    ]
     for w in params[1:]:
         mean = h.divide(h.reduce(x, zero, (1,), "add"), h.full(width, "f32", (8,)))
         centred = h.subtract(x, h.broadcast(mean, f32.dims, (0,)))
         scale = h.rsqrt(
             h.add(
-                h.reduce(h.multiply(centred, centred), zero, (1,), "add"), h.full(1e-5, "f32", (8,))
+                h.reduce(h.multiply(centred, centred), zero, (1,), "add"),
+                h.full(1e-5, "f32", (8,)),
             )
         )
         x = h.add(
-            x, h.tanh(h.dot(h.multiply(centred, h.broadcast(scale, f32.dims, (0,))), w, (1,), (0,)))
+            x,
+            h.tanh(
+                h.dot(
+                    h.multiply(centred, h.broadcast(scale, f32.dims, (0,))),
+                    w,
+                    (1,),
+                    (0,),
+                )
+            ),
         )
     return Module(
         "layers",
         Computation(
-            "main", tuple(params), h.tuple_(h.reduce(h.multiply(x, x), zero, (0, 1), "add"), x)
+            "main",
+            tuple(params),
+            h.tuple_(h.reduce(h.multiply(x, x), zero, (0, 1), "add"), x),
         ),
     )
 
@@ -95,7 +111,11 @@ def test_work_grows_with_the_program_and_not_faster():
 def test_dump_names_what_changed():
     seen = []
     m = program(h.negate(h.negate(X)))
-    optimize(m, dump=lambda name, module, ms: seen.append(name), passes=[PIPELINE[0], SIMPLIFY])
+    optimize(
+        m,
+        dump=lambda name, module, ms: seen.append(name),
+        passes=[PASSES[0], SIMPLIFY],
+    )
     assert seen == ["input", SIMPLIFY.name]
 
 
@@ -109,7 +129,7 @@ def test_disable():
     ):
         optimize(m)
     with config.override(DISABLE=",".join(p.name for p in SIMPLIFY.members)):
-        assert SIMPLIFY not in pipeline.enabled(PIPELINE)
+        assert SIMPLIFY not in pipeline.enabled(PASSES)
 
 
 def wrong(change) -> Pass:
@@ -125,7 +145,8 @@ def test_check_names_the_wrong_pass():
     with (
         config.override(CHECK=3),
         pytest.raises(
-            PassError, match=r"pass wrong on module test: output 0 changed: \[.*\] became \["
+            PassError,
+            match=r"pass wrong on module test: output 0 changed: \[.*\] became \[",
         ),
     ):
         optimize(m, passes=[wrong(h.negate)])

@@ -13,10 +13,16 @@ from queue import Empty
 
 import torch.distributed as dist
 
-# Children are forked from a server that has imported everything: starting four takes less than importing torch once.
+# Children are forked from a server that has imported everything: starting four takes less than
+# importing torch once.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch_hlo", "torch_hlo.device.native", "torch_hlo.tools.devices", "torch.distributed"]
+    [
+        "torch_hlo",
+        "torch_hlo.device.cpu.native",
+        "torch_hlo.tools.devices",
+        "torch.distributed",
+    ]
 )
 
 
@@ -30,13 +36,15 @@ class Outcome:
 def run(
     n: int, function, *args, limit: float = 90.0, without: tuple[int, ...] = (), **flags
 ) -> list[Outcome]:
-    """Call `function(rank, *args)` in `n` processes with these config flags; ranks in `without` are not waited for. The store that they meet in lives
-    in this process, as under torchrun."""
+    """Call `function(rank, *args)` in `n` processes with these config flags; ranks in `without` are
+    not waited for. The store that they meet in lives in this process, as under torchrun."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     queue = _context.Queue()
     processes = [
         _context.Process(
-            target=_child, args=(rank, n, store.port, queue, function, args, flags), daemon=True
+            target=_child,
+            args=(rank, n, store.port, queue, function, args, flags),
+            daemon=True,
         )
         for rank in range(n)
     ]
@@ -73,6 +81,5 @@ def _child(rank: int, n: int, port: int, queue, function, args, flags) -> None:
         outcome = Outcome(error=f"{type(error).__name__}: {error}")
     outcome.seconds = time.monotonic() - start
     queue.put((rank, outcome))
-    time.sleep(
-        600
-    )  # until this process is killed: nobody sees a link close because a process ended
+    # until this process is killed: nobody sees a link close because a process ended
+    time.sleep(600)

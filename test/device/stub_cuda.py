@@ -1,11 +1,14 @@
-"""A libcuda without a GPU: memory is host memory, streams are queues, kernels run in the PTX evaluator (or are only recorded).
+"""A libcuda without a GPU: memory is host memory, streams are queues, kernels run in the PTX
+evaluator (or are only recorded).
 
-    stub = StubCuda()                   # stub.launches: [(function name, grid, threads, argument words)]
+    stub = StubCuda()                   # stub.launches: [(function name, grid, threads, argument
+                                        # words)]
     stub.fail["cuLaunchKernel"] = 700   # what a function shall give
     StubCuda(execute=False)             # kernels are recorded and do nothing
 
-Work waits in its stream's queue until somebody has to see it, so whatever is not ordered by the stream, an event or a synchronization happens too
-late and shows as wrong numbers. A graph runs its nodes in the latest order that their edges allow. Functions go through the C calling convention.
+Work waits in its stream's queue until somebody has to see it, so whatever is not ordered by the
+stream, an event or a synchronization happens too late and shows as wrong numbers. A graph runs its
+nodes in the latest order that their edges allow. Functions go through the C calling convention.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from torch_hlo.device import cuda
-from torch_hlo.device.ptx.evaluate import GlobalMemory, Image
-from torch_hlo.device.ptx.tensor_map import encode_tiled
+from test.ptx.evaluate import GlobalMemory, Image
+from test.ptx.tensor_map import encode_tiled
+from torch_hlo.device.cuda import cuda_driver
 
 ERRORS = {
-    2: b"out of memory", 100: b"no CUDA-capable device is detected", 218: b"a PTX JIT compilation failed", 700: b"an illegal memory access was encountered",
+    2: b"out of memory", 100: b"no CUDA-capable device is detected",
+    218: b"a PTX JIT compilation failed", 700: b"an illegal memory access was encountered",
     900: b"operation not permitted when stream is capturing", 904: b"capture has unjoined work",
 }  # fmt: skip
 FREED, FRESH = 0xDD, 0xCD  # what freed and new memory holds
@@ -36,7 +40,7 @@ class Node:
 
 
 class StubCuda:
-    """The functions that cuda.py calls, as C functions in its attributes."""
+    """The functions that device/cuda/cuda_driver.py calls, as C functions in its attributes."""
 
     def __init__(
         self,
@@ -56,21 +60,18 @@ class StubCuda:
         self.fail: dict[str, int] = {}
         self.launches: list[tuple[str, int, int, list[int]]] = []
         self.calls: list[str] = []
-        self.problems: list[
-            str
-        ] = []  # what went wrong in kernels and copies; the next synchronization fails
+        # what went wrong in kernels and copies; the next synchronization fails
+        self.problems: list[str] = []
         self.blocks: dict[int, np.ndarray] = {}
         self.global_memory = GlobalMemory()
         self.pinned: dict[int, np.ndarray] = {}
         self.queues: dict[int, list[Callable[[], None]]] = defaultdict(list)
         self.done: dict[int, int] = defaultdict(int)  # items of each queue that have run
-        self.events: dict[
-            int, tuple[int, int] | frozenset[Node]
-        ] = {}  # where it was recorded: (stream, items before), or nodes of a capture
+        # where it was recorded: (stream, items before), or nodes of a capture
+        self.events: dict[int, tuple[int, int] | frozenset[Node]] = {}
         self.reached: dict[int, int] = {}
-        self.capture: dict[int, frozenset[Node]] | None = (
-            None  # streams that take part -> their last nodes
-        )
+        # streams that take part -> their last nodes
+        self.capture: dict[int, frozenset[Node]] | None = None
         self.origin = 0
         self.nodes: list[Node] = []
         self.graphs: dict[int, list[Node]] = {}
@@ -78,8 +79,12 @@ class StubCuda:
         self.shared: dict[int, int] = {}
         self._kernels: dict[int, tuple[str, bytes, Image | None]] = {}
         self._next, self._clock = 1000, 0
-        for name, arguments in cuda._FUNCTIONS.items():
-            setattr(self, name, ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(self._function(name)))
+        for name, arguments in cuda_driver._FUNCTIONS.items():
+            setattr(
+                self,
+                name,
+                ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(self._function(name)),
+            )
 
     def _function(self, name: str):
         method = getattr(self, f"_{name}")
@@ -107,7 +112,8 @@ class StubCuda:
         """Memory of another library on this device, such as PyTorch's."""
         self.global_memory.add(address, nbytes)
 
-    # -- order ------------------------------------------------------------------------------------------------------
+    # -- order
+    # ------------------------------------------------------------------------------------------------------
     def _enqueue(self, stream: int | None, what: tuple, action: Callable[[], None]) -> None:
         stream = stream or 0
         if self.capture is not None and stream in self.capture:
@@ -127,7 +133,8 @@ class StubCuda:
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - a failure of the device shows when somebody waits
+        # A failure of the device shows when somebody waits
+        except Exception as error:
             self.problems.append(f"{type(error).__name__}: {error}")
 
     def _cuStreamCreate(self, out, flags):
@@ -168,12 +175,13 @@ class StubCuda:
 
     def _cuEventQuery(self, event):
         stream, count = self.events[event]
-        return 0 if self.done[stream] >= count else cuda.NOT_READY
+        return 0 if self.done[stream] >= count else cuda_driver.NOT_READY
 
     def _cuEventElapsedTime(self, out, start, end):
         self._put(out, (self.reached[end] - self.reached[start]) * 1e-3, ctypes.c_float)
 
-    # -- the device -------------------------------------------------------------------------------------------------
+    # -- the device
+    # -------------------------------------------------------------------------------------------------
     def _cuInit(self, flags): ...
     def _cuDriverGetVersion(self, out):
         self._put(out, self.version, ctypes.c_int)
@@ -203,7 +211,8 @@ class StubCuda:
         self._text = ctypes.c_char_p(ERRORS.get(code, b"error"))
         self._put(out, ctypes.cast(self._text, ctypes.c_void_p).value)
 
-    # -- memory -----------------------------------------------------------------------------------------------------
+    # -- memory
+    # -----------------------------------------------------------------------------------------------------
     def _cuDeviceGetDefaultMemPool(self, out, device):
         self._put(out, 9)
 
@@ -275,7 +284,8 @@ class StubCuda:
             lambda: ctypes.memmove(target, np.full(count, value, np.uint32).tobytes(), 4 * count),
         )
 
-    # -- kernels ----------------------------------------------------------------------------------------------------
+    # -- kernels
+    # ----------------------------------------------------------------------------------------------------
     def _cuModuleLoadDataEx(self, out, image, count, options, values):
         self.images.append(ctypes.string_at(image))
         number = self._number()
@@ -320,7 +330,16 @@ class StubCuda:
         box, steps = ((ctypes.c_uint32 * rank).from_address(a) for a in (box, steps))
         try:
             made = encode_tiled(
-                dtype, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill
+                dtype,
+                address,
+                sizes,
+                strides,
+                box,
+                steps,
+                interleave,
+                swizzle,
+                promotion,
+                fill,
             )
         except ValueError:
             return 1
@@ -346,7 +365,8 @@ class StubCuda:
 
         self._enqueue(stream, ("kernel", function, gx, bx), run)
 
-    # -- graphs -----------------------------------------------------------------------------------------------------
+    # -- graphs
+    # -----------------------------------------------------------------------------------------------------
     def _cuStreamBeginCapture_v2(self, stream, mode):
         if self.capture is not None or not stream:
             return 900

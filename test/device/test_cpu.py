@@ -15,15 +15,19 @@ import numpy as np
 import pytest
 
 from torch_hlo import config
-from torch_hlo.compiler.codegen import system
-from torch_hlo.compiler.codegen.target import host
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
-from torch_hlo.compiler.machine_code import machine_code
-from torch_hlo.device import buffer, cpu
-from torch_hlo.device.buffer import Arena, map_pages, populate
-from torch_hlo.hlo.ir import Computation, Module, instr
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.compiler.llvm import system
+from torch_hlo.compiler.llvm.machine_code import machine_code
+from torch_hlo.compiler.llvm.target import host
+from torch_hlo.device import buffer
+from torch_hlo.device.buffer import Arenas, map_pages, populate
+from torch_hlo.device.cpu import loader, workers
+from torch_hlo.device.cpu.engine import engine
+from torch_hlo.device.cpu.workers import WORKERS
+from torch_hlo.hlo.ir.instruction import Computation, Module
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.shape import Shape
 
 N = 1 << 18
 
@@ -38,7 +42,7 @@ def address(a: np.ndarray) -> int:
     return a.ctypes.data
 
 
-def call(program: cpu.Program, x: np.ndarray) -> np.ndarray:
+def call(program: loader.Program, x: np.ndarray) -> np.ndarray:
     y = np.zeros_like(x)
     program.call([address(x)], [address(y)])
     return y
@@ -51,7 +55,7 @@ def four_threads():
 
 
 def test_results_do_not_depend_on_threads():
-    program, x = cpu.load(add_one()), np.linspace(-3, 3, N, dtype=np.float32)
+    program, x = loader.load(add_one()), np.linspace(-3, 3, N, dtype=np.float32)
     expected = call(program, x)
     np.testing.assert_allclose(expected, x + np.exp(x), rtol=1e-6, atol=1e-6)
     for n in (1, 2, 3, 7):
@@ -61,7 +65,7 @@ def test_results_do_not_depend_on_threads():
 
 def test_many_regions():
     """Every range runs exactly once, region after region, with workers asleep and awake."""
-    program, x = cpu.load(add_one()), np.linspace(-3, 3, N, dtype=np.float32)
+    program, x = loader.load(add_one()), np.linspace(-3, 3, N, dtype=np.float32)
     expected = call(program, x)
     for i in range(300):
         assert np.array_equal(call(program, x), expected)
@@ -70,7 +74,7 @@ def test_many_regions():
 
 
 def test_concurrent_callers():
-    program, x = cpu.load(add_one()), np.linspace(-3, 3, N, dtype=np.float32)
+    program, x = loader.load(add_one()), np.linspace(-3, 3, N, dtype=np.float32)
     expected, wrong = call(program, x), []
 
     def work() -> None:
@@ -88,26 +92,31 @@ def test_concurrent_callers():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork():
-    program, x = cpu.load(add_one()), np.linspace(-3, 3, N, dtype=np.float32)
+    program, x = loader.load(add_one()), np.linspace(-3, 3, N, dtype=np.float32)
     expected = call(program, x)
     child = os.fork()
     if child == 0:
         good = all(np.array_equal(call(program, x), expected) for _ in range(20))
-        os._exit(0 if good and cpu._POOL.started == 3 else 1)
+        os._exit(0 if good and WORKERS.started == 3 else 1)
     for _ in range(20):
         assert np.array_equal(call(program, x), expected)
     assert os.waitpid(child, 0)[1] == 0
 
 
 def native(name: str, *kinds):
-    cpu.load_pool()
+    WORKERS.load()
     return ctypes.CFUNCTYPE(*kinds)(llvm.address_of_symbol(name))
 
 
 def test_who_waits_for_a_program_helps():
-    """A thread that waits until the stream has run a program takes ranges of its loops, as a worker does."""
+    """A thread that waits until the stream has run a program takes ranges of its loops, as a worker
+    does."""
     parallel = native(
-        "torch_hlo_parallel", None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3
+        "torch_hlo_parallel",
+        None,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        *[ctypes.c_int64] * 3,
     )
     wait = native("torch_hlo_pool_help", None, ctypes.c_void_p, ctypes.c_int64)
     record, who = array("Q", [1]), []
@@ -119,7 +128,7 @@ def test_who_waits_for_a_program_helps():
 
     def program() -> None:
         time.sleep(0.05)
-        cpu._POOL.ensure(2)
+        WORKERS.ensure(2)
         parallel(ctypes.cast(ranges, ctypes.c_void_p).value, None, 64, 1, 10**9)
         record[0] = 2
 
@@ -130,21 +139,23 @@ def test_who_waits_for_a_program_helps():
     stream.join()
     assert sorted(i for _, low, high in who for i in range(low, high)) == list(range(64))
     assert threading.get_ident() in {thread for thread, _, _ in who}
-    cpu._POOL.ensure(1)
+    WORKERS.ensure(1)
     start = time.perf_counter()
     wait(array("Q", [1]).buffer_info()[0], 2)  # one thread is enough: nothing to do
     assert time.perf_counter() - start < 5.0
 
 
 @pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="threads know their processor on Linux only"
+    not sys.platform.startswith("linux"),
+    reason="threads know their processor on Linux only",
 )
 def test_a_thread_that_shares_a_processor_moves_away():
     text = (
         system.PROCESSORS
-        + "define i32 @moved() {\n  call void @move_away()\n  %n = call i32 @processor()\n  ret i32 %n\n}\n"
+        + "define i32 @moved() {\n  call void @move_away()\n  %n = call i32 @processor()\n  ret i32"
+        " %n\n}\n"
     )
-    loaded = cpu.engine([machine_code(text, host(), level=0)[0]], host())
+    loaded = engine([machine_code(text, host(), level=0)[0]], host())
     moved = ctypes.CFUNCTYPE(ctypes.c_int)(loaded.get_function_address("moved"))
     allowed = os.sched_getaffinity(0)
     try:
@@ -168,20 +179,21 @@ def team():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     with config.override(THREADS=0):
-        program = cpu.load(add_one())
-        if not cpu._POOL.has_team:
+        program = loader.load(add_one())
+        if not WORKERS.has_team:
             pytest.skip("PyTorch's threads are not OpenMP's here")
-        cpu._POOL.alone_until = 0.0
+        WORKERS.alone_until = 0.0
         yield program
     torch.set_num_threads(before)
 
 
 def test_a_team_of_pytorchs_threads(team):
-    """Between its own parallel loops, and called by several threads at a time; no worker of ours is made or woken."""
+    """Between its own parallel loops, and called by several threads at a time; no worker of ours is
+    made or woken."""
     import torch
 
     x, t = np.linspace(-3, 3, N, dtype=np.float32), torch.ones(1 << 18)
-    expected, wrong, workers = np.exp(x) + x, [], cpu._POOL.started
+    expected, wrong, workers = np.exp(x) + x, [], WORKERS.started
 
     def work() -> None:
         for _ in range(40):
@@ -198,9 +210,8 @@ def test_a_team_of_pytorchs_threads(team):
     for c in callers:
         c.join()
     assert not wrong
-    assert (
-        cpu._POOL.started == workers or cpu._POOL.pause > cpu._PAUSE
-    )  # unless a neighbour has kept the team from running
+    # unless a neighbour has kept the team from running
+    assert WORKERS.started == workers or WORKERS.pause > workers._PAUSE
 
 
 def test_a_team_that_stalls_is_left_alone(team, monkeypatch):
@@ -210,20 +221,20 @@ def test_a_team_that_stalls_is_left_alone(team, monkeypatch):
         calls.append(threads)
         return 10**8 if threads else 0
 
-    monkeypatch.setattr(cpu._POOL, "functions", cpu._POOL.functions._replace(call=stall))
-    monkeypatch.setattr(cpu._POOL, "pause", 10.0)
+    monkeypatch.setattr(WORKERS, "functions", WORKERS.functions._replace(call=stall))
+    monkeypatch.setattr(WORKERS, "pause", 10.0)
     x = np.zeros(N, np.float32)
     for _ in range(3):
         call(team, x)
     assert calls == [3, 0, 0]
-    cpu._POOL.alone_until = 0.0  # later
+    WORKERS.alone_until = 0.0  # later
     call(team, x)
     monkeypatch.setattr(team, "callback", object())  # one that calls Python
     call(team, x)
     assert calls[3:] == [3, 0]
     calls.pop()
-    assert calls[-1] == 3 and cpu._POOL.pause == cpu._LONGEST_PAUSE
-    cpu._POOL.alone_until = 0.0
+    assert calls[-1] == 3 and WORKERS.pause == workers._LONGEST_PAUSE
+    WORKERS.alone_until = 0.0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -233,7 +244,7 @@ def test_a_forked_child_has_no_team(team):
     child = os.fork()
     if child == 0:
         good = all(np.array_equal(call(team, x), expected) for _ in range(20))
-        os._exit(0 if good and cpu._POOL.started == 2 else 1)
+        os._exit(0 if good and WORKERS.started == 2 else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert np.array_equal(call(team, x), expected)
 
@@ -242,7 +253,13 @@ def test_executable_round_trip_and_damage():
     executable = add_one(64)
     data = executable.to_bytes()
     assert Executable.from_bytes(data) == executable
-    for broken in (b"", data[:-1], data[:100], data[:200] + b"\0" + data[201:], b"x" + data[1:]):
+    for broken in (
+        b"",
+        data[:-1],
+        data[:100],
+        data[:200] + b"\0" + data[201:],
+        b"x" + data[1:],
+    ):
         with pytest.raises(ValueError):
             Executable.from_bytes(broken)
 
@@ -253,11 +270,11 @@ def test_executable_for_another_machine():
         **{n: getattr(executable, n) if n != "target" else "vax" for n in Executable.__slots__}
     )
     with pytest.raises(ValueError, match="vax"):
-        cpu.load(other)
+        loader.load(other)
 
 
 def test_wrong_number_of_arguments():
-    program = cpu.load(add_one(64))
+    program = loader.load(add_one(64))
     with pytest.raises(ValueError, match="takes 1 inputs"):
         program.call([], [0])
 
@@ -298,19 +315,19 @@ def test_pages_are_there_before_they_are_written(monkeypatch):
     assert block[5] == 7 and block.sum() == 7
 
 
-def test_pages_are_aligned_and_arenas_reused(monkeypatch):
+def test_pages_are_aligned_and_arenas_reused():
     for n in (1, 1000, 3 << 20):
         a = map_pages(n)
         assert a.nbytes == n and address(a) % 64 == 0
         a[:] = 1
-    monkeypatch.setattr(Arena, "_free", [])
-    a = Arena.borrow(1000)
-    a.give_back()
-    assert Arena.borrow(500) is a
+    arenas = Arenas()
+    a = arenas.borrow(1000)
+    arenas.give_back(a)
+    assert arenas.borrow(500) is a
 
 
 def test_host_call_and_its_exceptions():
-    from torch_hlo.compiler.codegen.registry import HOST_CALLS, STEPS, emits_step, host_call
+    from torch_hlo.compiler.codegen.registry import CPU, HOST_CALLS, host_call
 
     @host_call("test-double")
     def double(outputs, inputs, factor):
@@ -318,7 +335,6 @@ def test_host_call_and_its_exceptions():
             raise ArithmeticError("negative")
         outputs[0][...] = inputs[0] * factor
 
-    @emits_step("test-double")
     def step(program, x):
         program.host_call(
             "test-double",
@@ -327,13 +343,15 @@ def test_host_call_and_its_exceptions():
             factor=2,
         )
 
+    CPU["test-double"] = step
     try:
         x = instr("parameter", (), Shape("f32", (5,)), index=0)
         y = instr("test-double", (x,), Shape("f32", (5,)))
-        program = cpu.load(
+        program = loader.load(
             Executable.from_bytes(
                 compile_module(
-                    Module("host", Computation("main", (x,), instr("add", (y, y)))), optimize=False
+                    Module("host", Computation("main", (x,), instr("add", (y, y)))),
+                    optimize=False,
                 ).to_bytes()
             )
         )
@@ -343,4 +361,4 @@ def test_host_call_and_its_exceptions():
             call(program, v - 1)
         np.testing.assert_array_equal(call(program, v), 4 * v)
     finally:
-        del STEPS["test-double"], HOST_CALLS["test-double"]
+        del CPU["test-double"], HOST_CALLS["test-double"]

@@ -1,5 +1,7 @@
-"""The CUDA runtime against a stub of the driver's library: arguments, memory, graphs, and what happens when something is wrong."""
+"""The CUDA runtime against a stub of the driver's library: arguments, memory, graphs, and what
+happens when something is wrong."""
 
+import functools
 import threading
 
 import numpy as np
@@ -10,12 +12,15 @@ from torch import nn
 import torch_hlo
 from test.device.stub_cuda import StubCuda
 from torch_hlo import config
-from torch_hlo.device import cuda, cuda_program, programs, runtime
-from torch_hlo.device.cuda import Cuda, CudaPool, LaunchError
-from torch_hlo.device.gpu import DriverError
-from torch_hlo.hlo.evaluate import evaluate
-from torch_hlo.hlo.parse import parse_module
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.device import programs
+from torch_hlo.device.cuda import cuda_driver, cuda_memory, cuda_program
+from torch_hlo.device.cuda.cuda_driver import Cuda, LaunchError
+from torch_hlo.device.cuda.cuda_memory import CudaMemory, CudaPool
+from torch_hlo.device.gpu.driver import DriverError
+from torch_hlo.device.memory import Buffer
+from torch_hlo.hlo.evaluate.evaluate import evaluate
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.text.parser import parse_module
 
 TEXT = """HloModule t, entry_computation_layout={(f32[100,30]{1,0},f32[30]{0})->f32[100,30]{1,0}}
 ENTRY main {
@@ -33,30 +38,22 @@ def stub(monkeypatch, tmp_path):
     return StubCuda()
 
 
-def memory_type(pool: CudaPool):
-    class Memory(cuda.Memory):
-        __slots__ = ()
-
-    Memory.pool = staticmethod(lambda: pool)
-    return Memory
-
-
 class Run:
     """A program and buffers for it."""
 
     def __init__(self, stub: StubCuda, text: str = TEXT) -> None:
         self.stub, self.pool = stub, CudaPool(Cuda(0, stub))
-        self.memory = memory_type(self.pool)
+        self.memory = functools.partial(CudaMemory, pool=self.pool)
         self.module = parse_module(text)
         self.program = cuda_program.compile_program(self.pool, self.module)
 
-    def buffer(self, shape: Shape, data: np.ndarray | None = None) -> runtime.Buffer:
-        made = runtime.Buffer(shape, self.memory(shape.nbytes))
+    def buffer(self, shape: Shape, data: np.ndarray | None = None) -> Buffer:
+        made = Buffer(shape, self.memory(shape.nbytes))
         if data is not None:
             made.bytes[:] = data.view(np.uint8).reshape(-1)
         return made
 
-    def __call__(self, *buffers: runtime.Buffer) -> runtime.Buffer:
+    def __call__(self, *buffers: Buffer) -> Buffer:
         result = self.buffer(self.module.entry.root.shape)
         self.program.run(buffers, [result])
         return result
@@ -66,7 +63,7 @@ class Run:
         self.pool.driver.synchronize()
 
 
-def inputs(run: Run) -> list[runtime.Buffer]:
+def inputs(run: Run) -> list[Buffer]:
     return [
         run.buffer(p.shape, np.arange(p.shape.size, dtype=np.float32))
         for p in run.module.entry.params
@@ -76,7 +73,7 @@ def inputs(run: Run) -> list[runtime.Buffer]:
 SUM = np.arange(3000, dtype=np.float32).reshape(100, 30) + np.arange(30, dtype=np.float32)
 
 
-def values(buffer: runtime.Buffer) -> np.ndarray:
+def values(buffer: Buffer) -> np.ndarray:
     return buffer.bytes.view(np.float32).reshape(buffer.shape.dims)
 
 
@@ -89,10 +86,8 @@ def test_a_launch_gets_sizes_and_addresses(stub):
     (kernel,) = run.program.executable.kernels
     assert name == kernel.name and threads == kernel.threads
     items = words[0]
-    assert grid == -(-items // threads) and items in (
-        3000,
-        750,
-    )  # a thread per element, or per four
+    # a thread per element, or per four
+    assert grid == -(-items // threads) and items in (3000, 750)
     assert words[1:] == [
         x.memory.device_address,
         y.memory.device_address,
@@ -188,9 +183,10 @@ def test_small_arrays_that_always_move_do_not_cost_the_graph(stub):
 
 
 def test_training_on_the_whole_path(stub, monkeypatch):
-    """Recording, background execution, uploads, graphs, kernels: losses as on the CPU. Work happens as late as its order allows."""
+    """Recording, background execution, uploads, graphs, kernels: losses as on the CPU. Work happens
+    as late as its order allows."""
     pool = CudaPool(Cuda(0, stub))
-    monkeypatch.setattr(cuda, "pool_of", lambda number: pool)
+    monkeypatch.setattr(cuda_memory, "pool_of", lambda number: pool)
 
     def losses(device: str) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -232,7 +228,8 @@ ENTRY main {
 
 
 def test_independent_steps_are_branches_of_the_graph(stub):
-    """The stub runs a graph in the latest order that its edges allow, on memory whose old contents are garbage."""
+    """The stub runs a graph in the latest order that its edges allow, on memory whose old contents
+    are garbage."""
     run = Run(stub, BRANCHES)
     rng = np.random.default_rng(0)
     data = [rng.standard_normal(p.shape.dims).astype(np.float32) for p in run.module.entry.params]
@@ -302,7 +299,7 @@ def test_programs_run_on_the_stream_and_memory_of_others(stub):
 def test_steps_are_timed_by_events(stub, monkeypatch):
     with config.override(PROFILE="wall"):
         run = Run(stub, BRANCHES)
-    monkeypatch.setattr(programs, "PROFILED", [])
+    monkeypatch.setattr(programs, "PROFILED", programs.Profiled())
     for _ in range(2):
         run(
             *[
@@ -341,7 +338,8 @@ def test_other_threads_wait_for_a_capture(stub):
 
 
 def test_loops_ask_the_device(stub):
-    """A while loop's condition is fetched; the stub's kernels do nothing, so its memory says when to stop."""
+    """A while loop's condition is fetched; the stub's kernels do nothing, so its memory says when
+    to stop."""
     run = Run(
         stub,
         """HloModule w, entry_computation_layout={(s32[])->s32[]}
@@ -356,9 +354,8 @@ ENTRY main { x = s32[] parameter(0)
 """,
     )
     assert run.program.executable.fetches
-    stub.fail["cuMemcpyDtoHAsync_v2"] = (
-        700  # a failing read ends the loop instead of repeating it for ever
-    )
+    # a failing read ends the loop instead of repeating it for ever
+    stub.fail["cuMemcpyDtoHAsync_v2"] = 700
     with pytest.raises(DriverError, match="illegal memory access"):
         run(run.buffer(Shape("s32", ()), np.zeros(1, np.int32)))
     assert "cuGraphLaunch" not in stub.calls
@@ -384,7 +381,10 @@ def test_out_of_memory_names_the_largest_buffers(stub):
     stub.memory = sum(b.size for b in stub.blocks.values())
     with pytest.raises(
         MemoryError,
-        match=r"no device memory for 0.0 MiB of working arrays (?s:.)*largest buffers:\n +0.0 MiB  \w+(?s:.)*TORCH_HLO_DUMP writes",
+        match=(
+            r"no device memory for 0.0 MiB of working arrays (?s:.)*largest buffers:\n +0.0 MiB "
+            r" \w+(?s:.)*TORCH_HLO_DUMP writes"
+        ),
     ):
         run.program.run(given, [result])
     stub.memory = 1 << 30
@@ -406,7 +406,8 @@ def test_a_failed_launch_names_the_instruction(stub):
     run = Run(stub)
     stub.fail["cuLaunchKernel"] = 700
     with pytest.raises(
-        LaunchError, match=r"kernel k0_\w+ of fusion f32\[100,30\].*illegal memory access"
+        LaunchError,
+        match=r"kernel k0_\w+ of fusion f32\[100,30\].*illegal memory access",
     ):
         run(*inputs(run))
 
@@ -429,7 +430,8 @@ def test_a_failure_while_running_names_the_last_kernel(stub):
     result = run(*inputs(run))
     stub.fail["cuStreamSynchronize"] = 700
     with pytest.raises(
-        LaunchError, match=r"illegal memory access.*last kernel started was k0_\w+ of fusion"
+        LaunchError,
+        match=r"illegal memory access.*last kernel started was k0_\w+ of fusion",
     ):
         result.bytes  # noqa: B018
 
@@ -439,21 +441,35 @@ def test_a_fault_inside_a_kernel_is_found_when_somebody_waits(stub):
     run = Run(stub)
     x, y = inputs(run)
     run.program.launch(
-        (8, y.memory.device_address, x.memory.device_address), 0, run.pool.driver.main.value
+        (8, y.memory.device_address, x.memory.device_address),
+        0,
+        run.pool.driver.main.value,
     )
     with pytest.raises(
         LaunchError,
-        match=r"illegal memory access.*start the process anew; the last kernel started was k0_\w+ of fusion",
+        match=(
+            r"illegal memory access.*start the process anew; the last kernel started was k0_\w+ of"
+            r" fusion"
+        ),
     ):
         run.finish()
     assert "8" in stub.problems[0]
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda: StubCuda(version=11040), r"supports CUDA 11\.4; 12\.4 or later is needed: update it"),
-    (lambda: StubCuda(devices=0), "the driver sees 0 devices"),
-    (lambda: StubCuda(capability=(7, 5)), r"compute capability 7\.5 is not supported"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: StubCuda(version=11040),
+            r"supports CUDA 11\.4; 12\.4 or later is needed: update it",
+        ),
+        (lambda: StubCuda(devices=0), "the driver sees 0 devices"),
+        (
+            lambda: StubCuda(capability=(7, 5)),
+            r"compute capability 7\.5 is not supported",
+        ),
+    ],
+)
 def test_machines_that_cannot(make, message):
     with pytest.raises(DriverError, match=message):
         Cuda(0, make())
@@ -461,7 +477,8 @@ def test_machines_that_cannot(make, message):
 
 def test_no_driver():
     with pytest.raises(
-        DriverError, match="no NVIDIA driver on this machine.*choose another TORCH_HLO_DEVICE"
+        DriverError,
+        match="no NVIDIA driver on this machine.*choose another TORCH_HLO_DEVICE",
     ):
         Cuda(0, "libcuda_that_is_not_there.so")
 
@@ -490,4 +507,4 @@ def test_the_target_follows_the_device(capability, name):
 
 def test_every_function_is_declared():
     """The stub implements exactly what the runtime calls."""
-    assert all(hasattr(StubCuda, f"_{name}") for name in cuda._FUNCTIONS)
+    assert all(hasattr(StubCuda, f"_{name}") for name in cuda_driver._FUNCTIONS)

@@ -1,4 +1,5 @@
-"""The CPU back end: what the disk cache saves, and what happens when a cached program cannot be used."""
+"""The CPU back end: what the disk cache saves, and what happens when a cached program cannot be
+used."""
 
 import os
 import re
@@ -11,9 +12,11 @@ import torch
 import torch_hlo
 from torch_hlo import config, metrics
 from torch_hlo.compiler import cache
-from torch_hlo.device import buffer, native, programs, runtime
-from torch_hlo.hlo.parse import parse_module
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.device import buffer, memory, programs, runtime
+from torch_hlo.device.cpu import native
+from torch_hlo.device.memory import Pool
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.text.parser import parse_module
 
 TEXT = """HloModule m
 
@@ -29,9 +32,8 @@ F4 = Shape("f32", (4,))
 
 @pytest.fixture(autouse=True)
 def on_cpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        config, "STARTED", float("inf")
-    )  # these tests run while somebody edits the compiler
+    # these tests run while somebody edits the compiler
+    monkeypatch.setattr(config, "STARTED", float("inf"))
     with config.override(DEVICE="cpu", CACHE=str(tmp_path / "cache")):
         metrics.clear_all()
         yield tmp_path / "cache"
@@ -61,7 +63,10 @@ def test_second_compile_comes_from_disk(on_cpu, monkeypatch):
 
 
 def test_programs_are_cut_for_torchs_threads_and_run_on_any_number(on_cpu):
-    product = "ENTRY main { %a = f32[512,256] parameter(0)\n %b = f32[256,512] parameter(1)\n ROOT %c = f32[512,512] dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0} }"
+    product = (
+        "ENTRY main { %a = f32[512,256] parameter(0)\n %b = f32[256,512] parameter(1)\n ROOT %c ="
+        " f32[512,512] dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0} }"
+    )
     module = parse_module("HloModule product\n" + product)
     a, b = (
         torch.arange(256 * 512).reshape(s).remainder(7).float() for s in ((512, 256), (256, 512))
@@ -76,7 +81,10 @@ def test_programs_are_cut_for_torchs_threads_and_run_on_any_number(on_cpu):
                 lambda stage, value, texts=texts: texts.append(value) if stage == "llvm" else None,
             )
             items.append(
-                re.findall(r"@torch_hlo_parallel\(.*i64 (\d+), i64 \d+, i64 \d+\)", "".join(texts))
+                re.findall(
+                    r"@torch_hlo_parallel\(.*i64 (\d+), i64 \d+, i64 \d+\)",
+                    "".join(texts),
+                )
             )
             made.append(native.compile_program(module))
             assert made[-1].from_disk and len(list(on_cpu.iterdir())) == n // 2 + 1
@@ -158,7 +166,11 @@ print((torch.arange(4.0).to("hlo") + 1).tolist(), metrics.counter_value("DiskCac
     def go(directory: str) -> str:
         env = {**os.environ, "TORCH_HLO_DEVICE": "cpu", "TORCH_HLO_CACHE": directory}
         done = subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", code],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -183,7 +195,7 @@ def test_blocks_are_reused():
 
 
 def test_make_room_gives_back_what_fits():
-    pool = runtime.Pool()
+    pool = Pool()
     blocks = [pool.take(n << 20) for n in (2, 4, 8)]
     for block in blocks:
         pool.give(*block)
@@ -207,7 +219,7 @@ def test_impossible_sizes_are_memory_errors():
 
 def test_size_classes_waste_little():
     for n in (0, 1, 63, 64, 65, 1000, 4097, 1 << 20, (1 << 20) + 1, 123456789):
-        size = runtime._size_class(n)
+        size = memory.size_class(n)
         assert size >= max(n, 1) and size % 64 == 0
         assert size <= max(n * 9 // 8 + 64, 64)
 
@@ -227,7 +239,7 @@ def test_pool_gives_back_on_memory_pressure(monkeypatch):
     a = runtime.allocate(Shape("u8", (1 << 16,)))
     del a
     calls = []
-    original = runtime.map_pages
+    original = memory.map_pages
 
     def failing(nbytes):
         calls.append(nbytes)
@@ -235,7 +247,7 @@ def test_pool_gives_back_on_memory_pressure(monkeypatch):
             raise MemoryError
         return original(nbytes)
 
-    monkeypatch.setattr(runtime, "map_pages", failing)
+    monkeypatch.setattr(memory, "map_pages", failing)
     b = runtime.allocate(Shape("u8", (3 << 16,)))
     assert len(calls) == 2 and runtime.memory_stats()["cached_bytes"] == 0 and b.nbytes == 3 << 16
 
@@ -257,7 +269,9 @@ def flags_of(address: int) -> set[str]:
     not os.path.exists("/sys/kernel/mm/transparent_hugepage"),
     reason="a kernel without transparent huge pages",
 )
-def test_blocks_have_small_pages_once_a_huge_one_was_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_have_small_pages_once_a_huge_one_was_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(buffer._Huge, "slow", False)
     took = 0.0001
     monkeypatch.setattr(buffer, "_seconds_of_first", lambda address: took)

@@ -1,4 +1,5 @@
-"""Collectives of programs on CUDA devices, one process each: the way that NCCL goes, with gloo in its place and a stub of the driver's library."""
+"""Collectives of programs on CUDA devices, one process each: the way that NCCL goes, with gloo in
+its place and a stub of the driver's library."""
 
 import contextlib
 import os
@@ -17,10 +18,12 @@ if not hasattr(os, "fork"):
 
 def compute_all(rank: int) -> list[np.ndarray]:
     from test.device.stub_cuda import StubCuda
-    from torch_hlo.device import cuda, dlpack, nccl
+    from torch_hlo.device import dlpack
+    from torch_hlo.device.cuda import cuda_driver, cuda_memory, nccl
 
     class HostTensors(nccl.Tensors):
-        """The stub's memory is the host's; gloo knows no streams, so what is enqueued has to have happened."""
+        """The stub's memory is the host's; gloo knows no streams, so what is enqueued has to have
+        happened."""
 
         def __init__(self, driver) -> None:
             super().__init__(driver)
@@ -31,8 +34,8 @@ def compute_all(rank: int) -> list[np.ndarray]:
             self.driver.synchronize()
             yield
 
-    pool = cuda.CudaPool(cuda.Cuda(0, StubCuda()))
-    cuda.pool_of = lambda number: pool
+    pool = cuda_memory.CudaPool(cuda_driver.Cuda(0, StubCuda()))
+    cuda_memory.pool_of = lambda number: pool
     nccl.BACKEND, nccl.Tensors = "gloo", HostTensors
     return [
         np.stack(run_on_devices(module, inputs, 4)[0][0]) for module, inputs in cases()

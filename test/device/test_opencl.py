@@ -1,4 +1,5 @@
-"""GPU kernels executed: grids, groups, barriers and shared memory on an OpenCL device, which may be a CPU (package intel-opencl-rt)."""
+"""GPU kernels executed: grids, groups, barriers and shared memory on an OpenCL device, which may be
+a CPU (package intel-opencl-rt)."""
 
 import dataclasses
 
@@ -6,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import check_gpu
 from torch_hlo import config
 from torch_hlo.compiler.compile import compile_module
-from torch_hlo.device import check_gpu, opencl
-from torch_hlo.device.gpu import DriverError
-from torch_hlo.hlo.parse import parse_module
+from torch_hlo.device.gpu import opencl
+from torch_hlo.device.gpu.driver import DriverError
+from torch_hlo.hlo.text.parser import parse_module
 
 # TORCH_HLO_DEVICE=opencl:PATH names a library that is not where they are looked for.
 DEVICE = config.get("DEVICE") if config.get("DEVICE").startswith("opencl") else "opencl"
@@ -18,7 +20,7 @@ DEVICE = config.get("DEVICE") if config.get("DEVICE").startswith("opencl") else 
 
 def _available() -> str:
     try:
-        opencl._pool(DEVICE.partition(":")[2])
+        opencl.pool_of(DEVICE.partition(":")[2])
     except DriverError as error:
         return str(error)
     return ""
@@ -37,11 +39,12 @@ def test_family_of_kernels(name):
 
 @needs_device
 @pytest.mark.parametrize(
-    "name", ["elementwise", "row sum", "column sum", "softmax", "wide softmax", "sum f64"]
+    "name",
+    ["elementwise", "row sum", "column sum", "softmax", "wide softmax", "sum f64"],
 )
 def test_vectors_of_16_bytes(name, monkeypatch):
     """The forms that other GPUs get: several elements per thread."""
-    driver = opencl._pool(DEVICE.partition(":")[2]).driver
+    driver = opencl.pool_of(DEVICE.partition(":")[2]).driver
     monkeypatch.setattr(driver, "target", dataclasses.replace(driver.target, vector_bytes=16))
     with config.override(DEVICE=DEVICE, CACHE=""):
         check_gpu.check(name)
@@ -98,16 +101,18 @@ def test_host_calls():
 
 def test_no_library():
     with pytest.raises(
-        DriverError, match=r"no usable OpenCL device.*not_there.so.*pip install intel-opencl-rt"
+        DriverError,
+        match=r"no usable OpenCL device.*not_there.so.*pip install intel-opencl-rt",
     ):
         opencl.OpenCL("/not_there.so")
 
 
 def test_kernels_of_another_device_are_refused():
     from test.device.stub_cuda import StubCuda
-    from torch_hlo.compiler.codegen.gpu.target import gpu_target
-    from torch_hlo.device.cuda import Cuda
-    from torch_hlo.device.gpu import DevicePool, GpuProgram
+    from torch_hlo.compiler.gpu.target import gpu_target
+    from torch_hlo.device.cuda.cuda_driver import Cuda
+    from torch_hlo.device.gpu.device_memory import DevicePool
+    from torch_hlo.device.gpu.gpu import GpuProgram
 
     executable = compile_module(check_gpu.program("row sum"), gpu_target("spirv64"))
     with pytest.raises(ValueError, match="was compiled for spirv64.*the device is nvptx:sm_90a"):

@@ -1,4 +1,5 @@
-"""PJRT plugins as the device: XLA's CPU backend (pip install xla-cpu-pjrt), and compiling for a TPU that is not there (libtpu)."""
+"""PJRT plugins as the device: XLA's CPU backend (pip install xla-cpu-pjrt), and compiling for a TPU
+that is not there (libtpu)."""
 
 import importlib.util
 import os
@@ -12,10 +13,11 @@ import pytest
 import torch_hlo
 from torch_hlo import config
 from torch_hlo.device import runtime
-from torch_hlo.device.pjrt_api import Api, PjrtError
-from torch_hlo.hlo.parse import parse_module
-from torch_hlo.hlo.shape import Shape, numpy_dtype
+from torch_hlo.device.memory import Buffer
+from torch_hlo.device.pjrt.pjrt_api import Api, PjrtError
+from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
 from torch_hlo.hlo.stablehlo import stablehlo_text
+from torch_hlo.hlo.text.parser import parse_module
 from torch_hlo.tools.execute import xla_plugin
 
 ROOT = Path(__file__).parents[2]
@@ -81,12 +83,15 @@ def test_results_stay_on_the_device_until_read(plugin):
 
 @needs_plugin
 def test_donated_input_is_updated_in_place(plugin):
-    module = parse_module(hlo("x = f32[3] parameter(0)", "ROOT y = f32[3] add(x, x)").replace(
-        "HloModule m", "HloModule m, input_output_alias={ {}: (0, {}, may-alias) }"))  # fmt: skip
+    module = parse_module(
+        hlo("x = f32[3] parameter(0)", "ROOT y = f32[3] add(x, x)").replace(
+            "HloModule m", "HloModule m, input_output_alias={ {}: (0, {}, may-alias) }"
+        )
+    )
     program = runtime.compile_program(module)
     assert program.aliases == ((0, 0),)
     x = runtime.from_bytes(Shape("f32", (3,)), np.ones(3, "f").view(np.uint8))
-    y = runtime.Buffer(x.shape, x.memory)
+    y = Buffer(x.shape, x.memory)
     for _ in range(3):
         program.run([x], [y])
     assert x.bytes.view(np.float32).tolist() == [8, 8, 8]
@@ -94,10 +99,17 @@ def test_donated_input_is_updated_in_place(plugin):
 
 @needs_plugin
 def test_host_calls_split_the_program(plugin):
-    text = hlo("x = f32[3,3] parameter(0)", "t = f32[3,3] transpose(x), dimensions={1,0}", "s = f32[3,3] add(x, t)",
-               'e = (f32[3,3], f32[3], s32[]) custom-call(s), custom_call_target="lapack_ssyevd_ffi", backend_config={mode = 86 : ui8, uplo = 76 : ui8}',
-               "w = f32[3] get-tuple-element(e), index=1", "d = f32[3] add(w, w)", "r = f32[3] reverse(w), dimensions={0}",
-               "ROOT out = (f32[3], f32[3,3], f32[3], f32[3]) tuple(d, s, w, r)")  # fmt: skip
+    text = hlo(
+        "x = f32[3,3] parameter(0)",
+        "t = f32[3,3] transpose(x), dimensions={1,0}",
+        "s = f32[3,3] add(x, t)",
+        'e = (f32[3,3], f32[3], s32[]) custom-call(s), custom_call_target="lapack_ssyevd_ffi",'
+        " backend_config={mode = 86 : ui8, uplo = 76 : ui8}",
+        "w = f32[3] get-tuple-element(e), index=1",
+        "d = f32[3] add(w, w)",
+        "r = f32[3] reverse(w), dimensions={0}",
+        "ROOT out = (f32[3], f32[3,3], f32[3], f32[3]) tuple(d, s, w, r)",
+    )
     x = np.random.default_rng(0).standard_normal((3, 3)).astype("f")
     want = np.linalg.eigvalsh(x + x.T)
     for got, expected in zip(
@@ -182,7 +194,12 @@ def test_training_the_digits():
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 def test_compiling_for_a_tpu(monkeypatch):
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    module = parse_module(hlo("x = f32[8,16] parameter(0)", "y = f32[16,8] transpose(x), dimensions={1,0}",
-                              "ROOT z = f32[8,8] dot(x, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}"))  # fmt: skip
+    module = parse_module(
+        hlo(
+            "x = f32[8,16] parameter(0)",
+            "y = f32[16,8] transpose(x), dimensions={1,0}",
+            "ROOT z = f32[8,8] dot(x, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+        )
+    )
     api = Api(str(Path(importlib.util.find_spec("libtpu").origin).with_name("libtpu.so")))
     assert len(api.compile_for("v5e:2x2", stablehlo_text(module))) > 100

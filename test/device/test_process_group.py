@@ -1,4 +1,5 @@
-"""One process per device: the same values as virtual devices, and what the others say when a process dies, hangs or runs something else."""
+"""One process per device: the same values as virtual devices, and what the others say when a
+process dies, hangs or runs something else."""
 
 import os
 import signal
@@ -11,7 +12,7 @@ import pytest
 from test.device import ranks
 from test.device.test_virtual_devices import KINDS, program, random
 from test.hlo import test_collective as texts
-from torch_hlo.hlo.parse import parse_module
+from torch_hlo.hlo.text.parser import parse_module
 from torch_hlo.tools.devices import run_on_devices
 
 if not hasattr(os, "fork"):
@@ -37,12 +38,21 @@ ENTRY %main {
   %q = f32[4,6] parameter(1), sharding={devices=[1,4]<=[4]}
   ROOT %r = f32[10,6] dot(%p, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}
 }"""),
-        [np.arange(40, dtype="f").reshape(10, 4), np.arange(24, dtype="f").reshape(4, 6)],
+        [
+            np.arange(40, dtype="f").reshape(10, 4),
+            np.arange(24, dtype="f").reshape(4, 6),
+        ],
     )
     values = [np.random.default_rng(d).standard_normal(30001).astype("f") for d in range(4)]
     for groups in ("{}", "{{3,0},{1,2}}"):
-        yield texts.program("%p = f32[30001] parameter(0)",
-                            f"ROOT %r = f32[30001] all-reduce(%p), to_apply=%add, replica_groups={groups}, {texts.FLAT}"), [values]  # fmt: skip
+        yield (
+            texts.program(
+                "%p = f32[30001] parameter(0)",
+                f"ROOT %r = f32[30001] all-reduce(%p), to_apply=%add, replica_groups={groups},"
+                f" {texts.FLAT}",
+            ),
+            [values],
+        )
     either = texts.ADD.replace("f32", "pred").replace("add(", "or(")
     yield (
         texts.program(
@@ -52,19 +62,43 @@ ENTRY %main {
         ),
         [random((3,), bool)],
     )
-    yield texts.program("%p = c64[3] parameter(0)", "%d = u32[] partition-id()", "%f = f32[] convert(%d)", "%c = c64[] convert(%f)",
-                        "%b = c64[3] broadcast(%c), dimensions={}", "%q = c64[3] add(%p, %b)",
-                        "ROOT %r = c64[12] all-gather(%q), dimensions={0}, channel_id=1, use_global_device_ids=true"), [random((3,), "F")]  # fmt: skip
-    yield texts.program(
-        "%p = f32[2] parameter(0)", f"%s = (f32[2], f32[8]) all-gather-start(%p), dimensions={{0}}, replica_groups={{}}, {texts.FLAT}",
-        "%q = f32[2] multiply(%p, %p)", "%t = f32[2] all-reduce-start(%q), to_apply=%add, replica_groups={}, channel_id=2, use_global_device_ids=true",
-        "%g = f32[8] all-gather-done(%s)", "%a = f32[2] all-reduce-done(%t)", "ROOT %r = f32[10] concatenate(%g, %a), dimensions={0}",
-    ), [random((2,), "f")]  # fmt: skip
-    yield texts.program(
-        "%p = f32[3] parameter(0)", "%q = s8[5] parameter(1)",
-        "%g = (f32[12], s8[20]) all-gather(%p, %q), dimensions={0}, channel_id=1, use_global_device_ids=true",
-        "ROOT %r = s8[20] get-tuple-element(%g), index=1",
-    ), [random((3,), "f"), random((5,), "i1")]  # fmt: skip
+    yield (
+        texts.program(
+            "%p = c64[3] parameter(0)",
+            "%d = u32[] partition-id()",
+            "%f = f32[] convert(%d)",
+            "%c = c64[] convert(%f)",
+            "%b = c64[3] broadcast(%c), dimensions={}",
+            "%q = c64[3] add(%p, %b)",
+            "ROOT %r = c64[12] all-gather(%q), dimensions={0}, channel_id=1,"
+            " use_global_device_ids=true",
+        ),
+        [random((3,), "F")],
+    )
+    yield (
+        texts.program(
+            "%p = f32[2] parameter(0)",
+            "%s = (f32[2], f32[8]) all-gather-start(%p), dimensions={0}, replica_groups={},"
+            f" {texts.FLAT}",
+            "%q = f32[2] multiply(%p, %p)",
+            "%t = f32[2] all-reduce-start(%q), to_apply=%add, replica_groups={}, channel_id=2,"
+            " use_global_device_ids=true",
+            "%g = f32[8] all-gather-done(%s)",
+            "%a = f32[2] all-reduce-done(%t)",
+            "ROOT %r = f32[10] concatenate(%g, %a), dimensions={0}",
+        ),
+        [random((2,), "f")],
+    )
+    yield (
+        texts.program(
+            "%p = f32[3] parameter(0)",
+            "%q = s8[5] parameter(1)",
+            "%g = (f32[12], s8[20]) all-gather(%p, %q), dimensions={0}, channel_id=1,"
+            " use_global_device_ids=true",
+            "ROOT %r = s8[20] get-tuple-element(%g), index=1",
+        ),
+        [random((3,), "f"), random((5,), "i1")],
+    )
 
 
 def compute_all(rank):
@@ -82,7 +116,10 @@ def test_the_same_bits_as_virtual_devices():
 
 STEP = (
     "%p = f32[2] parameter(0)",
-    "ROOT %r = f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1,2}}, channel_id=1, use_global_device_ids=true",
+    (
+        "ROOT %r = f32[2] all-reduce(%p), to_apply=%add, replica_groups={{0,1,2}}, channel_id=1,"
+        " use_global_device_ids=true"
+    ),
 )
 
 
@@ -117,7 +154,8 @@ def in_trouble(rank, trouble):
     ],
 )
 def test_a_rank_in_trouble(trouble, verb):
-    """Killed, stopped, or busy with something else: all other ranks name the rank, the collective and the program in a few seconds (and compile time)."""
+    """Killed, stopped, or busy with something else: all other ranks name the rank, the collective
+    and the program in a few seconds (and compile time)."""
     outcomes = ranks.run(3, in_trouble, trouble, without=(1,), COLLECTIVE_TIMEOUT=2.0)
     for rank in (0, 2):
         error = outcomes[rank].error
@@ -144,7 +182,8 @@ def test_different_programs():
     """Found before the first collective, on every rank, with the first line that differs."""
     for outcome in ranks.run(3, different):
         assert outcome.error.startswith(
-            "CollectiveError: t: the ranks run different programs. Ranks 0, 1 and 2 differ first in line"
+            "CollectiveError: t: the ranks run different programs. Ranks 0, 1 and 2 differ first in"
+            " line"
         ), outcome
         assert (
             "rank 0: %constant" in outcome.error

@@ -1,4 +1,5 @@
-"""The native thread that runs programs: order, waiters that run what has not begun, no need of the interpreter's lock, fork."""
+"""The native thread that runs programs: order, waiters that run what has not begun, no need of the
+interpreter's lock, fork."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 
 from test.support import hlo
-from torch_hlo.compiler.codegen.stream import AVOIDED, RECORDS
 from torch_hlo.compiler.compile import compile_module
-from torch_hlo.device import cpu
+from torch_hlo.compiler.llvm.stream import AVOIDED, RECORDS
 from torch_hlo.device.buffer import Arena
-from torch_hlo.device.stream import Stream
+from torch_hlo.device.cpu import loader
+from torch_hlo.device.cpu.stream import Stream
+from torch_hlo.device.cpu.workers import WORKERS
 
 _TEXT = """HloModule affine
 ENTRY main {
@@ -33,7 +35,7 @@ class Affine:
     """x -> 3 x + i, from one array into another; not commutative, so the order of calls shows."""
 
     def __init__(self) -> None:
-        self.program = cpu.load(compile_module(hlo(_TEXT)))
+        self.program = loader.load(compile_module(hlo(_TEXT)))
         self.arrays = [np.zeros(1000, np.int64) for _ in range(2)]
         self.calls = 0
         self.blocks = []
@@ -44,7 +46,7 @@ class Affine:
         source, target = self.arrays if self.calls % 2 == 0 else self.arrays[::-1]
         self.calls += 1
         words = (source.ctypes.data, target.ctypes.data)
-        cpu.ensure_pool()
+        WORKERS.ensure()
         self.blocks.append(self.program.block(words, self.arena.address))
         return self.blocks[-1]
 
@@ -79,7 +81,8 @@ def test_order(depth: int) -> None:
 
 
 @pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="threads know their processor on Linux only"
+    not sys.platform.startswith("linux"),
+    reason="threads know their processor on Linux only",
 )
 def test_only_long_jobs_leave_the_processor_of_who_submits_them() -> None:
     stream, affine = Stream(), Affine()

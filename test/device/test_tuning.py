@@ -1,31 +1,42 @@
-"""Measured choices: what is asked, kept and taken; NVIDIA's library against a stand-in that computes with NumPy on the stub driver."""
+"""Measured choices: what is asked, kept and taken; NVIDIA's library against a stand-in that
+computes with NumPy on the stub driver."""
 
 import ctypes
 
 import numpy as np
 import pytest
 
-from test.compiler.codegen.test_gpu_products import kernels, product
+from benchmarks import check_gpu
+from test.compiler.matmul.test_gpu_products import kernels, product
 from test.device.stub_cuda import StubCuda
 from torch_hlo import config
 from torch_hlo.compiler import cache, tune
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.pipeline import random_inputs
-from torch_hlo.device import check_gpu, cublaslt, cuda, runtime, tuning
-from torch_hlo.device.cuda_program import CudaProgram
-from torch_hlo.device.gpu import DriverError, GpuProgram
-from torch_hlo.device.ptx import driver
-from torch_hlo.hlo.evaluate import evaluate
-from torch_hlo.hlo.numeric import decode, encode
+from torch_hlo.device import runtime, tuning
+from torch_hlo.device.cuda import cublaslt, cuda_driver, cuda_memory
+from torch_hlo.device.cuda.cuda_program import CudaProgram
+from torch_hlo.device.gpu.driver import DriverError
+from torch_hlo.hlo.evaluate.evaluate import evaluate
+from torch_hlo.hlo.ir.numeric import decode, encode
 
-NUMPY = {0: "f32", 1: "f64", 2: "f16", 3: "s8", 10: "s32", 14: "bf16", 28: "f8e4m3fn", 29: "f8e5m2"}
+NUMPY = {
+    0: "f32",
+    1: "f64",
+    2: "f16",
+    3: "s8",
+    10: "s32",
+    14: "bf16",
+    28: "f8e4m3fn",
+    29: "f8e5m2",
+}
 
 
 @pytest.fixture
 def cached(tmp_path):
     directory = tmp_path / "cache"
     directory.mkdir(mode=0o700)
-    with config.override(CACHE=str(directory), DEVICE="ptx:sm_80", TUNE=1000.0):
+    with config.override(CACHE=str(directory), DEVICE="test.ptx.driver:sm_80", TUNE=1000.0):
         yield
 
 
@@ -34,20 +45,20 @@ def test_the_fastest_way_is_kept_and_taken(cached):
     (before,) = kernels(module)
     tried = []
 
-    def seconds(device, program, alone):
-        name = program.executable.kernels[0].name
+    def seconds(executable, alone):
+        name = executable.kernels[0].name
         tried.append(name)
         return 1.0 if "64x128" in name else 2.0 + len(tried)
 
-    device = driver.pool().driver
-    assert tuning.measure(device, lambda e: GpuProgram(e, driver.pool()), module, seconds)
+    target = runtime.driver().target
+    assert tuning.measure(target, module, seconds)
     assert len(set(tried)) == len(tried) > 3
     (after,) = kernels(module)
     assert "64x128" in after and "64x128" not in before
     with config.override(TUNE=0.0):
         assert kernels(module) == [before]
     tried.clear()
-    assert tuning.measure(device, None, module, seconds) and not tried  # known
+    assert tuning.measure(target, module, seconds) and not tried  # known
     inputs = random_inputs(module, seed=1)
     np.testing.assert_allclose(
         check_gpu.run(module, inputs)[0], evaluate(module, inputs)[0], atol=1e-5
@@ -76,7 +87,7 @@ def test_choices(cached):
 def test_out_of_time_is_not_complete(cached):
     with config.override(TUNE=1e-9):
         assert not tuning.measure(
-            driver.pool().driver, None, product("bf16 bf16 f32", 64, 64, 72, "kk")
+            runtime.driver().target, product("bf16 bf16 f32", 64, 64, 72, "kk"), None
         )
 
 
@@ -88,7 +99,9 @@ class Library:
         self.enqueue, self.algorithms, self.calls = enqueue, 1, 0
         for name, arguments in cublaslt.FUNCTIONS.items():
             setattr(
-                self, name, ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(getattr(self, f"_{name}"))
+                self,
+                name,
+                ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(getattr(self, f"_{name}")),
             )
 
     def _new(self, out, **content) -> int:
@@ -185,8 +198,8 @@ def gpu(tmp_path, monkeypatch):
     library = Library(lambda stream, run: stub._enqueue(stream, ("library",), run))
     monkeypatch.setattr(cublaslt, "find", lambda: library)
     with config.override(CACHE=str(directory), DEVICE="cuda", TUNE=1000.0):
-        pool = cuda.CudaPool(cuda.Cuda(0, stub))
-        monkeypatch.setattr(cuda, "pool", lambda: pool)
+        pool = cuda_memory.CudaPool(cuda_driver.Cuda(0, stub))
+        monkeypatch.setattr(cuda_memory, "pool_of", lambda number: pool)
         yield pool, library
 
 

@@ -1,4 +1,5 @@
-"""Ways to cut products on the CPU: the same bits whichever is taken; measured once, kept on disk, and not looked at without the flag."""
+"""Ways to cut products on the CPU: the same bits whichever is taken; measured once, kept on disk,
+and not looked at without the flag."""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ import pytest
 
 from torch_hlo import config
 from torch_hlo.compiler import tune
-from torch_hlo.compiler.codegen.target import host
 from torch_hlo.compiler.compile import compile_module
-from torch_hlo.device import cpu, native
-from torch_hlo.hlo import build as b
-from torch_hlo.hlo.ir import Computation, Module
-from torch_hlo.hlo.numeric import encode
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.compiler.llvm.target import host
+from torch_hlo.device.cpu import loader, native
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.instruction import Computation, Module
+from torch_hlo.hlo.ir.numeric import encode
+from torch_hlo.hlo.ir.shape import Shape
 
 M, N, K = 200, 192, 260
 
@@ -47,7 +48,7 @@ def value(executable) -> bytes:
         for s in executable.parameters
     ]
     out = np.zeros(executable.outputs[0].nbytes, np.uint8)
-    cpu.load(executable).call([a.ctypes.data for a in inputs], [out.ctypes.data])
+    loader.load(executable).call([a.ctypes.data for a in inputs], [out.ctypes.data])
     return out.tobytes()
 
 
@@ -66,8 +67,8 @@ def test_ways_are_measured_and_the_fastest_is_taken(cached, monkeypatch):
     assert len(names) > 3
     programs = []
 
-    def seconds(_, program, module):
-        programs.append(program)
+    def seconds(executable, module):
+        programs.append(executable)
         return 1.0 if len(programs) == 3 else 2.0
 
     monkeypatch.setattr(native, "_seconds", seconds)

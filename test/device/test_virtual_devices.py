@@ -9,15 +9,16 @@ import pytest
 from test.hlo import test_collective as texts
 from torch_hlo import config
 from torch_hlo.compiler.codegen.registry import HOST_CALLS
-from torch_hlo.compiler.passes import memory
-from torch_hlo.compiler.passes.schedule import DONES, STARTS, schedule
-from torch_hlo.device import collective, cpu, runtime
-from torch_hlo.hlo.collective import CollectiveError
-from torch_hlo.hlo.evaluate_collective import evaluate_spmd
-from torch_hlo.hlo.ir import outputs
-from torch_hlo.hlo.numeric import decode, encode
-from torch_hlo.hlo.parse import parse_module
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.compiler.schedule import memory
+from torch_hlo.compiler.schedule.schedule import DONES, STARTS, schedule
+from torch_hlo.device import multi_device, runtime
+from torch_hlo.device.cpu.workers import WORKERS
+from torch_hlo.hlo.evaluate.multi_device import evaluate_spmd
+from torch_hlo.hlo.ir.instruction import outputs
+from torch_hlo.hlo.ir.numeric import decode, encode
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.sharding.collective import CollectiveError
+from torch_hlo.hlo.text.parser import parse_module
 from torch_hlo.tools.devices import evaluate_on_devices, run_on_devices
 
 DEVICES = 4
@@ -50,7 +51,10 @@ KINDS = [
     + texts.FLAT,
     "{t}[8,6] all-to-all(%p), dimensions={{0}}, replica_groups={{}}, channel_id=1",
     "{t}[8,6] all-to-all(%p), dimensions={{1}}, replica_groups=[2,2]<=[2,2]T(1,0), channel_id=1",
-    "{t}[8,6] collective-permute(%p), source_target_pairs={{{{0,1}},{{1,2}},{{2,3}}}}, channel_id=1",
+    (
+        "{t}[8,6] collective-permute(%p), source_target_pairs={{{{0,1}},{{1,2}},{{2,3}}}},"
+        " channel_id=1"
+    ),
     "{t}[8,6] collective-broadcast(%p), replica_groups={{{{2,0}}}}, channel_id=1",
 ]
 
@@ -84,22 +88,34 @@ def test_more_types():
 
 
 def test_between_kernels_and_in_loops():
-    """Kernels before and after, the device's number, a loop whose condition depends on what the devices exchange."""
+    """Kernels before and after, the device's number, a loop whose condition depends on what the
+    devices exchange."""
     agree(texts.loop(), [[np.int32(0)] * 2, texts.f32([1], [2])], 2)
     module = texts.program(
-        "%p = f32[300,300] parameter(0)", "%d = u32[] partition-id()", "%c = f32[] convert(%d)", "%b = f32[300,300] broadcast(%c), dimensions={}",
-        "%s = f32[300,300] add(%p, %b)", "%m = f32[300,300] dot(%s, %s), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
-        f"%r = f32[300,300] all-reduce(%m), to_apply=%add, replica_groups={{}}, {texts.FLAT}", "ROOT %e = f32[300,300] multiply(%r, %b)",
-    )  # fmt: skip
+        "%p = f32[300,300] parameter(0)",
+        "%d = u32[] partition-id()",
+        "%c = f32[] convert(%d)",
+        "%b = f32[300,300] broadcast(%c), dimensions={}",
+        "%s = f32[300,300] add(%p, %b)",
+        "%m = f32[300,300] dot(%s, %s), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+        f"%r = f32[300,300] all-reduce(%m), to_apply=%add, replica_groups={{}}, {texts.FLAT}",
+        "ROOT %e = f32[300,300] multiply(%r, %b)",
+    )
     agree(module, [random((300, 300), "f")])
 
 
 def test_asynchronous_pairs():
     module = texts.program(
-        "%p = f32[2] parameter(0)", f"%s = (f32[2], f32[8]) all-gather-start(%p), dimensions={{0}}, replica_groups={{}}, {texts.FLAT}",
-        "%q = f32[2] multiply(%p, %p)", "%t = f32[2] all-reduce-start(%q), to_apply=%add, replica_groups={}, channel_id=2, use_global_device_ids=true",
-        "%g = f32[8] all-gather-done(%s)", "%a = f32[2] all-reduce-done(%t)", "ROOT %r = f32[10] concatenate(%g, %a), dimensions={0}",
-    )  # fmt: skip
+        "%p = f32[2] parameter(0)",
+        "%s = (f32[2], f32[8]) all-gather-start(%p), dimensions={0}, replica_groups={},"
+        f" {texts.FLAT}",
+        "%q = f32[2] multiply(%p, %p)",
+        "%t = f32[2] all-reduce-start(%q), to_apply=%add, replica_groups={}, channel_id=2,"
+        " use_global_device_ids=true",
+        "%g = f32[8] all-gather-done(%s)",
+        "%a = f32[2] all-reduce-done(%t)",
+        "ROOT %r = f32[10] concatenate(%g, %a), dimensions={0}",
+    )
     agree(module, [random((2,), "f")])
     steps = [x.op for x in schedule(module.entry)]
     assert steps.index("multiply") > steps.index("all-gather-start") and steps.index(
@@ -108,14 +124,21 @@ def test_asynchronous_pairs():
 
 
 def test_operands_live_until_done():
-    """What is computed between start and done does not go to the memory of a dead operand of the start, nor to that of its result."""
+    """What is computed between start and done does not go to the memory of a dead operand of the
+    start, nor to that of its result."""
     lines = ["%p = f32[64] parameter(0)", "%x0 = f32[64] negate(%p)"]
     for i in range(5):
         lines += [
-            f"%s{i} = f32[64] all-reduce-start(%x{i}), to_apply=%add, replica_groups={{}}, channel_id={i + 1}, use_global_device_ids=true",
-            f"%a{i} = f32[64] sine(%p)", f"%b{i} = f32[64] sort(%a{i}), dimensions={{0}}, to_apply=%less", f"%c{i} = f32[64] cosine(%b{i})",
-            f"%d{i} = f32[64] all-reduce-done(%s{i})", f"%x{i + 1} = f32[64] multiply(%d{i}, %c{i})",
-        ]  # fmt: skip
+            (
+                f"%s{i} = f32[64] all-reduce-start(%x{i}), to_apply=%add, replica_groups={{}},"
+                f" channel_id={i + 1}, use_global_device_ids=true"
+            ),
+            f"%a{i} = f32[64] sine(%p)",
+            f"%b{i} = f32[64] sort(%a{i}), dimensions={{0}}, to_apply=%less",
+            f"%c{i} = f32[64] cosine(%b{i})",
+            f"%d{i} = f32[64] all-reduce-done(%s{i})",
+            f"%x{i + 1} = f32[64] multiply(%d{i}, %c{i})",
+        ]
     less = texts.ADD + texts.ADD.replace("%add", "%less").replace(
         "ROOT %z = f32[] add(%x, %y)", "ROOT %z = pred[] compare(%x, %y), direction=LT"
     )
@@ -150,7 +173,7 @@ def program(module):
             [row[shared[i]] if i in shared else runtime.allocate(t) for i, t in enumerate(types)]
             for row in ins
         ]
-        collective.run_devices(made, ins, outs)
+        multi_device.run_devices(made, ins, outs)
         return [
             [decode(o.bytes.tobytes(), o.shape.dtype, o.shape.dims) for o in row] for row in outs
         ]
@@ -159,25 +182,30 @@ def program(module):
 
 
 def test_the_pool_is_shared():
-    """Eight devices on the threads of one, many times: no deadlock, values stay right, and afterwards the threads are one program's again."""
+    """Eight devices on the threads of one, many times: no deadlock, values stay right, and
+    afterwards the threads are one program's again."""
     lines = ["%p = f32[256,256] parameter(0)"]
     for i in range(6):
         lines.append(
-            f"%d{i} = f32[256,256] dot(%{'p' if not i else f'r{i - 1}'}, %p), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}"
+            f"%d{i} = f32[256,256] dot(%{'p' if not i else f'r{i - 1}'}, %p),"
+            " lhs_contracting_dims={1}, rhs_contracting_dims={0}"
         )
-        lines.append(f"%r{i} = f32[256,256] all-reduce(%d{i}), to_apply=%add, replica_groups={{{{0,{i % 7 + 1}}},{{{','.join(str(d) for d in range(1, 8) if d != i % 7 + 1)}}}}}, "
-                     f"channel_id={i + 1}, use_global_device_ids=true")  # fmt: skip
+        lines.append(
+            f"%r{i} = f32[256,256] all-reduce(%d{i}), to_apply=%add,"
+            f" replica_groups={{{{0,{i % 7 + 1}}},{{{','.join(str(d) for d in range(1, 8) if d != i % 7 + 1)}}}}},"
+            f" channel_id={i + 1}, use_global_device_ids=true"
+        )
     module = texts.program(*lines, "ROOT %r = f32[256,256] negate(%r5)")
     values = [
         [np.random.default_rng(d).standard_normal((256, 256)).astype("f") / 32] for d in range(8)
     ]
     want = [row[0] for row in evaluate_spmd(module, values)]
-    before = cpu.threads()
+    before = WORKERS.threads()
     _, run = program(module)
     for _ in range(20):
         for x, y in zip(run(*values), want, strict=True):
             np.testing.assert_allclose(x[0], y, rtol=1e-3, atol=1e-3)
-    assert cpu.threads() == before
+    assert WORKERS.threads() == before
 
 
 def test_sums_do_not_depend_on_who_comes_last():
@@ -207,8 +235,11 @@ def trouble():
         outputs[0][...] = inputs[0]
 
     HOST_CALLS["trouble"] = call
-    yield texts.program("%p = f32[2] parameter(0)", '%t = f32[2] custom-call(%p), custom_call_target="trouble"',
-                        "ROOT %r = f32[2] all-reduce(%t), to_apply=%add, channel_id=1")  # fmt: skip
+    yield texts.program(
+        "%p = f32[2] parameter(0)",
+        '%t = f32[2] custom-call(%p), custom_call_target="trouble"',
+        "ROOT %r = f32[2] all-reduce(%t), to_apply=%add, channel_id=1",
+    )
     del HOST_CALLS["trouble"]
 
 
@@ -222,7 +253,8 @@ def test_a_device_that_fails(trouble):
 
 
 def test_a_device_that_fails_leaves_loops():
-    """Device 0 waits for the others, which have finished; its condition would stay true for ever."""
+    """Device 0 waits for the others, which have finished; its condition would stay true for
+    ever."""
     more = (
         texts.ADD
         + """
@@ -248,7 +280,8 @@ def test_a_device_that_fails_leaves_loops():
 
 @pytest.mark.parametrize("before", [True, False])
 def test_donated_memory_survives_a_failure(trouble, before):
-    """A parameter updated in place has its old value when a collective fails, whether the update runs before or after it."""
+    """A parameter updated in place has its old value when a collective fails, whether the update
+    runs before or after it."""
     add = "%u = f32[2] add(%p, %p)" if before else "%u = f32[2] add(%p, %r)"
     text = f"""HloModule t, input_output_alias={{ {{0}}: (0, {{}}, may-alias) }}
 {texts.ADD}
@@ -273,9 +306,9 @@ ENTRY %main {{
         outs = [[row[0], runtime.allocate(Shape("f32", (2,)))] for row in ins]
         if q == 1:
             with pytest.raises(ArithmeticError):
-                collective.run_devices(made, ins, outs)
+                multi_device.run_devices(made, ins, outs)
         else:
-            collective.run_devices(made, ins, outs)
+            multi_device.run_devices(made, ins, outs)
         assert [row[0].bytes.view("f").tolist() for row in ins] == [[want, want]] * 2
 
 
@@ -295,7 +328,8 @@ def test_a_device_that_hangs(trouble):
     with (
         config.override(COLLECTIVE_TIMEOUT=0.3),
         pytest.raises(
-            CollectiveError, match=r"t: device 2 did not come to all-reduce.* within 0.3 s"
+            CollectiveError,
+            match=r"t: device 2 did not come to all-reduce.* within 0.3 s",
         ),
     ):
         program(trouble)[1](*[[np.float32([v, v])] for v in (0, 0, 2)])

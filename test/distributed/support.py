@@ -1,4 +1,5 @@
-"""Real processes: `launch(script, 4)` runs a Python script in as many ranks of torch.distributed as asked."""
+"""Real processes: `launch(script, 4)` runs a Python script in as many ranks of torch.distributed as
+asked."""
 
 from __future__ import annotations
 
@@ -25,22 +26,37 @@ def start(
 ) -> list[subprocess.Popen]:
     """The ranks of a job, as torchrun would start them, without its own process."""
     common = {
-        **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world), "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1", **(env or {}),
-    }  # fmt: skip
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(world),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        **(env or {}),
+    }
     return [
         subprocess.Popen(
-            [sys.executable, "-c", script, *args], env={**common, "RANK": str(r), "LOCAL_RANK": str(r)}, cwd=ROOT,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-c", script, *args],
+            env={**common, "RANK": str(r), "LOCAL_RANK": str(r)},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for r in range(world)
-    ]  # fmt: skip
+    ]
 
 
 def run_group(command: list, env: dict[str, str], timeout: float) -> None:
-    """Run a command that starts processes of its own (torchrun); none of them outlives the call. Fails with the end of its stderr."""
+    """Run a command that starts processes of its own (torchrun); none of them outlives the call.
+    Fails with the end of its stderr."""
     process = subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         _, err = process.communicate(timeout=timeout)
@@ -68,7 +84,8 @@ def descendants(pid: int) -> list[int]:
 
 
 def finish(ranks: list[subprocess.Popen], timeout: float = 240) -> list[str]:
-    """What the ranks printed. Fails with the end of the first bad rank's stderr; ends what is left."""
+    """What the ranks printed. Fails with the end of the first bad rank's stderr; ends what is
+    left."""
     deadline = time.monotonic() + timeout
     outputs, problems = [], []
     try:
@@ -90,6 +107,10 @@ def finish(ranks: list[subprocess.Popen], timeout: float = 240) -> list[str]:
 
 
 def launch(
-    script: str, world: int, *args: str, timeout: float = 240, env: dict[str, str] | None = None
+    script: str,
+    world: int,
+    *args: str,
+    timeout: float = 240,
+    env: dict[str, str] | None = None,
 ) -> list[str]:
     return finish(start(script, world, *args, env=env), timeout)

@@ -56,7 +56,10 @@ def test_axes_that_propagation_must_not_use():
     "spec, message",
     [
         (("x", "x"), "tensor w of shape .4, 6.: axis 'x' is used twice"),
-        (("z", None), "tensor w of shape .4, 6.: mesh x=2,y=4 has no axis 'z'; its axes are x, y"),
+        (
+            ("z", None),
+            "tensor w of shape .4, 6.: mesh x=2,y=4 has no axis 'z'; its axes are x, y",
+        ),
         (("x",), "tensor w of shape .4, 6. needs 2 entries"),
         (("y:(3)2", None), "y:.3.2 does not divide axis y of size 4"),
         ((3, None), "no axis name"),
@@ -99,9 +102,8 @@ def test_values_are_cut_and_come_back(dtype, spec):
     assert mark_sharding(t, mesh(), spec) is t
     assert sharding_of(t) == to_sharding(mesh(), spec, (9, 21))
     blocks = t._storage.value.data.memory.blocks
-    assert (
-        len(blocks) == 8 and len({b.address for b in blocks}) == 8
-    )  # devices have memory of their own
+    # devices have memory of their own
+    assert len(blocks) == 8 and len({b.address for b in blocks}) == 8
     assert torch.equal(t.cpu(), values)
     assert sharding_of(clear_sharding(t)) is None
     assert torch.equal(t.cpu(), values)
@@ -138,9 +140,8 @@ def test_annotations_inside_torch_compile():
     y = f(a, b)
     assert 'custom_call_target="Sharding", sharding={[{x}, {y}]}' in debug.hlo_text([y])
     y.sum().backward()
-    assert (
-        debug.hlo_text([a.grad]).count('custom_call_target="Sharding"') == 2
-    )  # the gradient lives where the value does
+    # the gradient lives where the value does
+    assert debug.hlo_text([a.grad]).count('custom_call_target="Sharding"') == 2
     with pytest.raises(ShardingError, match="no axis 'z'"):
         mark_sharding(a, here, ("z", None))
 

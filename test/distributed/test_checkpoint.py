@@ -1,4 +1,5 @@
-"""Checkpoints of sharded tensors: other meshes, other numbers of processes, interrupted ones, training that goes on after a rank was killed."""
+"""Checkpoints of sharded tensors: other meshes, other numbers of processes, interrupted ones,
+training that goes on after a rank was killed."""
 
 from __future__ import annotations
 
@@ -210,7 +211,8 @@ def test_training_goes_on_after_a_rank_was_killed(tmp_path):
     for name, die_at in (("undisturbed", -1), ("killed", 3)):
         root = tmp_path / name
         root.mkdir()
-        # A store of its own for each start: torchrun's still has the addresses of the processes before.
+        # A store of its own for each start: torchrun's still has the addresses of the processes
+        # before.
         command = [
             sys.executable,
             "-m",

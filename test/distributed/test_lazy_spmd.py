@@ -1,4 +1,5 @@
-"""Training on sharded tensors equals training on one device: virtual devices in one process, then real processes with the same code."""
+"""Training on sharded tensors equals training on one device: virtual devices in one process, then
+real processes with the same code."""
 
 from __future__ import annotations
 
@@ -47,7 +48,11 @@ class Block(nn.Module):
 
 class Gpt(nn.Module):
     def __init__(
-        self, vocabulary: int = 96, width: int = 32, layers: int = 1, dropout: float = 0.0
+        self,
+        vocabulary: int = 96,
+        width: int = 32,
+        layers: int = 1,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
@@ -89,9 +94,8 @@ def both(model, mesh):
 def train(model, mesh, steps=3, batch=8):
     """Losses, and how many programs were compiled in each step."""
     device = next(model.parameters()).device.type
-    o = torch.optim.SGD(
-        model.parameters(), lr=0.3, momentum=0.9
-    )  # Adam would amplify the noise of gradients that are zero
+    # Adam would amplify the noise of gradients that are zero
+    o = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
     losses, compiles = [], []
     for i in range(steps):
         before = compiled()
@@ -116,7 +120,8 @@ def compiled() -> int:
 
 
 def check(strategy, shape: tuple[int, int], batch: int = 8) -> list[float]:
-    """Losses of training over a mesh; fails unless they, the parameters and the number of compiles are as on one device."""
+    """Losses of training over a mesh; fails unless they, the parameters and the number of compiles
+    are as on one device."""
     torch.manual_seed(0)
     reference = Gpt()
     model = copy.deepcopy(reference).to("hlo")
@@ -128,7 +133,7 @@ def check(strategy, shape: tuple[int, int], batch: int = 8) -> list[float]:
     for (name, p), q in zip(model.named_parameters(), reference.named_parameters()):
         torch.testing.assert_close(
             p.cpu(), q[1], rtol=1e-3, atol=1e-5, msg=lambda m: f"{name}: {m}"
-        )  # noqa: B023
+        )
     assert compiles[2:] == [0] * len(compiles[2:]), "the third step compiled something"
     return got
 
@@ -139,8 +144,9 @@ def check(strategy, shape: tuple[int, int], batch: int = 8) -> list[float]:
         (data_parallel, (8, 1)),
         (fsdp, (2, 4)),
         (both, (4, 2)),
+        # both (4, 2) has what they have
         pytest.param(tensor_parallel, (2, 4), marks=pytest.mark.slow),
-        pytest.param(both, (2, 2), marks=pytest.mark.slow),  # both (4, 2) has what they have
+        pytest.param(both, (2, 2), marks=pytest.mark.slow),
     ],
 )
 def test_gpt(strategy, shape):
@@ -164,7 +170,12 @@ def test_parameters_stay_sharded_and_optimizer_states_follow():
     states = o.state[layer.weight]
     assert {
         str(sharding_of(t))
-        for t in (layer.weight, layer.weight.grad, states["exp_avg"], states["exp_avg_sq"])
+        for t in (
+            layer.weight,
+            layer.weight.grad,
+            states["exp_avg"],
+            states["exp_avg_sq"],
+        )
     } == {"{[{y}, {}]}"}
     assert layer.weight._storage.value.data.on(0).shape.dims == (8, 16)
 

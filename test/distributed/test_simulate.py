@@ -23,7 +23,7 @@ from torch_hlo.distributed import (
     sharding_of,
     simulate,
     zero1,
-)  # fmt: skip
+)
 
 MACHINE = Machine(
     "test",
@@ -100,9 +100,8 @@ def test_tactics_one_after_another():
     assert data.cost.matrix_flops == pytest.approx(4 * both.cost.matrix_flops)
     assert none.memory > data.memory > both.memory
     weights = 2 * 64 * 256 * 4 + 256 * 4 + 64 * 4
-    assert data.cost.bytes == pytest.approx(
-        2 * weights * 7 / 8, rel=0.01
-    )  # gradients are summed once
+    # gradients are summed once
+    assert data.cost.bytes == pytest.approx(2 * weights * 7 / 8, rel=0.01)
     # Slow links hurt data parallelism more than tensor parallelism here.
     assert data.seconds > both.seconds
 
@@ -115,9 +114,8 @@ def test_sharded_states_take_less_memory():
         rows = compare(mlp(), loss, batch, mesh, [tactic("data")], MACHINE).rows
         memory[tactic] = rows[-1][1].resident
     weights = 2 * 64 * 256 * 4 + 256 * 4 + 64 * 4
-    assert memory[data_parallel] == pytest.approx(
-        3 * weights, rel=0.1
-    )  # parameters and two states of AdamW
+    # parameters and two states of AdamW
+    assert memory[data_parallel] == pytest.approx(3 * weights, rel=0.1)
     assert memory[zero1] == pytest.approx(weights + 2 * weights / 8, rel=0.1)
     assert memory[fsdp] == pytest.approx(3 * weights / 8, rel=0.2)
 

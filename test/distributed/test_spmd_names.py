@@ -55,7 +55,8 @@ def test_regions_written_per_device():
             part -= part.sum()
     assert torch.equal(whole.cpu(), want)
     with pytest.raises(
-        ShardingError, match="dimension 0 of size 6 does not divide into 4 blocks along y"
+        ShardingError,
+        match="dimension 0 of size 6 does not divide into 4 blocks along y",
     ):
         xs.enable_manual_sharding(torch.zeros(6, 8).to("hlo"), ("y", None), mesh=mesh)
     with pytest.raises(ShardingError, match="do not make a tensor of shape"):

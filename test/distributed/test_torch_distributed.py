@@ -1,4 +1,5 @@
-"""torch.distributed with hlo tensors in real processes: equal to a single process, recorded in the graph, compiled once."""
+"""torch.distributed with hlo tensors in real processes: equal to a single process, recorded in the
+graph, compiled once."""
 
 from __future__ import annotations
 
@@ -150,7 +151,8 @@ def test_collectives(backend):
 
 
 def test_training():
-    """Data parallel, sharded parameters, tensor parallel; a second round of training compiles at most the step that finds gradients cleared."""
+    """Data parallel, sharded parameters, tensor parallel; a second round of training compiles at
+    most the step that finds gradients cleared."""
     for out in launch(
         HEADER + DDP + FSDP + TENSOR_PARALLEL + "dist.destroy_process_group()",
         2,

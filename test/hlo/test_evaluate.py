@@ -3,15 +3,27 @@
 import numpy as np
 import pytest
 
-from torch_hlo.hlo import build as b
-from torch_hlo.hlo.evaluate import CUSTOM_CALLS, MEANINGS, EvaluateError, evaluate
-from torch_hlo.hlo.ir import Computation, instr
-from torch_hlo.hlo.opcodes import OPCODES
-from torch_hlo.hlo.parse import parse_module
-from torch_hlo.hlo.shape import Shape, numpy_dtype
-from torch_hlo.hlo.window import WindowDim
+from torch_hlo.hlo.evaluate.evaluate import (
+    CUSTOM_CALLS,
+    MEANINGS,
+    EvaluateError,
+    evaluate,
+)
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.instruction import Computation
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.opcodes import OPCODES
+from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
+from torch_hlo.hlo.ir.window import WindowDim
+from torch_hlo.hlo.text.parser import parse_module
 
-NAMES = {"float32": "f32", "float64": "f64", "float16": "f16", "bool": "pred", "complex64": "c64"}
+NAMES = {
+    "float32": "f32",
+    "float64": "f64",
+    "float16": "f16",
+    "bool": "pred",
+    "complex64": "c64",
+}
 
 
 def name_of(array) -> str:
@@ -50,17 +62,26 @@ def test_shifts_past_the_width():
     assert value(b.shift_right_logical, x, n).tolist() == [2**31 - 4, 1, 0, 0]
 
 
-@pytest.mark.parametrize("dtype, expected", [
-    ("s8", [0, 2, -2, 127, -128, 127]), ("u8", [0, 2, 0, 255, 0, 255]), ("s64", [0, 2, -2, 300, -(2**63), 2**63 - 1]),
-    ("s4", [0, 2, -2, 7, -8, 7]), ("pred", [True] * 6),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype, expected",
+    [
+        ("s8", [0, 2, -2, 127, -128, 127]),
+        ("u8", [0, 2, 0, 255, 0, 255]),
+        ("s64", [0, 2, -2, 300, -(2**63), 2**63 - 1]),
+        ("s4", [0, 2, -2, 7, -8, 7]),
+        ("pred", [True] * 6),
+    ],
+)
 def test_float_to_integer_saturates(dtype, expected):
     x = np.float32([np.nan, 2.9, -2.9, 300, -1e30, np.inf])
     assert value(lambda p: b.convert(p, dtype), x).tolist() == expected
 
 
 def test_integers_wrap():
-    assert value(lambda p: b.convert(p, "s8"), np.int32([200, -200])).tolist() == [-56, 56]
+    assert value(lambda p: b.convert(p, "s8"), np.int32([200, -200])).tolist() == [
+        -56,
+        56,
+    ]
     assert value(lambda p: b.convert(p, "s4"), np.int32([9, -9])).tolist() == [-7, 7]
     assert value(b.power, np.int32([2, 2, -1, 0, 1]), np.int32([31, -1, -3, 0, -5])).tolist() == [
         -(2**31),
@@ -73,7 +94,11 @@ def test_integers_wrap():
 
 def test_nan_and_signed_zero():
     nan, x = np.float32("nan"), np.float32([1, np.nan, -0.0])
-    assert np.isnan(value(b.maximum, x, np.float32([nan, 1, 1]))).tolist() == [True, True, False]
+    assert np.isnan(value(b.maximum, x, np.float32([nan, 1, 1]))).tolist() == [
+        True,
+        True,
+        False,
+    ]
     assert np.signbit(value(b.sign, x)).tolist() == [False, False, True] and np.isnan(
         value(b.sign, x)[1]
     )
@@ -218,15 +243,41 @@ def test_gather_clamps_and_scatter_drops():
     )
     assert np.array_equal(rows, x[[0, 2, 3]])
     u = np.ones((3, 3), "f")
-    y = value(lambda p, q, r: b.scatter(p, q, r, "add", update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,),
-                                        index_vector_dim=1), x, i, u)  # fmt: skip
+    y = value(
+        lambda p, q, r: b.scatter(
+            p,
+            q,
+            r,
+            "add",
+            update_window_dims=(1,),
+            inserted_window_dims=(0,),
+            scatter_dims_to_operand_dims=(0,),
+            index_vector_dim=1,
+        ),
+        x,
+        i,
+        u,
+    )
     assert np.array_equal(y - x, [[0] * 3, [0] * 3, [1] * 3, [0] * 3])
 
 
 def test_scatter_applies_updates_in_order():
     by = b.computation(lambda old, new: b.add(b.add(old, old), new), (Shape("f32"), Shape("f32")))
-    y = value(lambda p, q, r: b.scatter(p, q, r, by, update_window_dims=(), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,),
-                                        index_vector_dim=1), np.float32([0, 1]), np.int32([[0], [0], [1], [0]]), np.float32([1, 2, 3, 4]))  # fmt: skip
+    y = value(
+        lambda p, q, r: b.scatter(
+            p,
+            q,
+            r,
+            by,
+            update_window_dims=(),
+            inserted_window_dims=(0,),
+            scatter_dims_to_operand_dims=(0,),
+            index_vector_dim=1,
+        ),
+        np.float32([0, 1]),
+        np.int32([[0], [0], [1], [0]]),
+        np.float32([1, 2, 3, 4]),
+    )
     assert y.tolist() == [((1) * 2 + 2) * 2 + 4, 5]
 
 
@@ -234,7 +285,10 @@ def test_dynamic_slices_clamp():
     x, at = np.arange(5, dtype="f"), np.int32(9)
     assert value(lambda p, i: b.dynamic_slice(p, (i,), (2,)), x, at).tolist() == [3, 4]
     assert value(
-        lambda p, u, i: b.dynamic_update_slice(p, u, (i,)), x, np.float32([7, 8]), np.int32(-3)
+        lambda p, u, i: b.dynamic_update_slice(p, u, (i,)),
+        x,
+        np.float32([7, 8]),
+        np.int32(-3),
     ).tolist() == [7, 8, 2, 3, 4]
 
 
@@ -256,13 +310,18 @@ def test_sort_with_a_comparator_that_calls():
         lambda p, q: b.compare(b.call(inner, (p,)), b.call(inner, (q,)), "LT"),
         (Shape("f32"), Shape("f32")),
     )
-    assert value(lambda p: b.sort(p, 0, by), np.float32([3, 1, 2])).tolist() == [1, 2, 3]
+    assert value(lambda p: b.sort(p, 0, by), np.float32([3, 1, 2])).tolist() == [
+        1,
+        2,
+        3,
+    ]
 
 
 def test_random_permutations_sort_like_numpy():
     x = np.random.default_rng(1).integers(0, 50, (3, 200)).astype(np.int32)
     by = b.computation(
-        lambda p, q: b.compare(b.negate(p), b.negate(q), "GT"), (Shape("s32"), Shape("s32"))
+        lambda p, q: b.compare(b.negate(p), b.negate(q), "GT"),
+        (Shape("s32"), Shape("s32")),
     )
     assert np.array_equal(value(lambda p: b.sort(p, 1, by), x), np.sort(x, 1))
 
@@ -292,7 +351,11 @@ ENTRY e { i = s32[] parameter(0)
     ]
     for index, expected in ((0, 0), (2, 2), (-1, 2), (7, 2)):
         assert (
-            value(lambda i, x: b.conditional(i, branches, (x,) * 3), np.int32(index), np.float32(0))
+            value(
+                lambda i, x: b.conditional(i, branches, (x,) * 3),
+                np.int32(index),
+                np.float32(0),
+            )
             == expected
         )
 
@@ -307,7 +370,7 @@ def test_linear_algebra():
                 lambda p, q: b.triangular_solve(p, q, left_side=left, transpose_a=transpose),
                 lower,
                 y,
-            )  # noqa: B023
+            )
             op = lower if transpose == "NO_TRANSPOSE" else lower.swapaxes(1, 2)
             np.testing.assert_allclose(op @ x if left else x @ op, y, atol=1e-10)
     spd = a @ a.swapaxes(1, 2) + np.eye(4)
@@ -329,10 +392,10 @@ def test_rng_bit_generator_is_xlas():
     )
     assert bits.tolist() == [3151517439, 3080049825, 2645875639, 2972309415] and new[1] == 2**64 - 1
     new, bits = value(lambda s: b.rng_bit_generator(s, "rng_philox", Shape("u64", (2,))), state)
-    assert bits.tolist() == [15813803508474477396, 1354861976551600639] and new.tolist()[1:] == [
-        2**64 - 1,
-        5,
-    ]
+    assert bits.tolist() == [
+        15813803508474477396,
+        1354861976551600639,
+    ] and new.tolist()[1:] == [2**64 - 1, 5]
 
 
 def test_custom_calls_are_python_functions(monkeypatch):
@@ -360,8 +423,12 @@ def test_collectives_of_one_device():
 def test_bad_inputs():
     x = b.parameter(0, Shape("f32", (2,)))
     c = Computation("main", (x,), b.negate(x))
-    for bad, message in (((), "takes 1 inputs, got 0"), ((np.zeros(3, "f"),), "2 is not 3"), ((np.zeros(2, np.int32),), "got an array of int32"),
-                         ((np.zeros((1, 2), "f"),), "sizes")):  # fmt: skip
+    for bad, message in (
+        ((), "takes 1 inputs, got 0"),
+        ((np.zeros(3, "f"),), "2 is not 3"),
+        ((np.zeros(2, np.int32),), "got an array of int32"),
+        ((np.zeros((1, 2), "f"),), "sizes"),
+    ):
         with pytest.raises(EvaluateError, match=message):
             evaluate(c, bad)
 

@@ -1,14 +1,15 @@
-"""Factor rules: the einsum-like notation of each opcode, and that every rule fits its instruction."""
+"""Factor rules: the einsum-like notation of each opcode, and that every rule fits its
+instruction."""
 
 import math
 
 from test.compiler.random_hlo import Maker
 from test.support import HloTestCase
-from torch_hlo.hlo import build as h
-from torch_hlo.hlo.factors import arrays, factors
-from torch_hlo.hlo.ir import postorder
-from torch_hlo.hlo.shape import Shape, tuple_shape
-from torch_hlo.hlo.window import WindowDim
+from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.instruction import postorder
+from torch_hlo.hlo.ir.shape import Shape, tuple_shape
+from torch_hlo.hlo.ir.window import WindowDim
+from torch_hlo.hlo.sharding.factors import arrays, factors
 
 
 def p(*dims, dtype="f32", index=0):
@@ -24,17 +25,22 @@ class TestFactors(HloTestCase):
         self.rule(h.clamp(p(), p(4, index=1), p(index=2)), ",i,->i")
 
     def test_dot(self):
-        self.rule(h.dot(p(2, 8, 16), p(2, 16, 4), (2,), (1,), (0,), (0,)), "ijl,ilk->ijk {l: sum}")
+        self.rule(
+            h.dot(p(2, 8, 16), p(2, 16, 4), (2,), (1,), (0,), (0,)),
+            "ijl,ilk->ijk {l: sum}",
+        )
 
     def test_reshape(self):
         self.rule(h.reshape(p(6, 4), (2, 3, 4)), "(ij)k->ijk")
         self.rule(h.reshape(p(2, 3, 4), (6, 4)), "ijk->(ij)k")
         self.rule(h.reshape(p(4, 6), (8, 3)), "i(jk)->(ij)k")
         self.rule(
-            h.reshape(p(2, 3, 5), (3, 2, 5)), "ikm->jlm {i: whole, j: whole, k: whole, l: whole}"
+            h.reshape(p(2, 3, 5), (3, 2, 5)),
+            "ikm->jlm {i: whole, j: whole, k: whole, l: whole}",
         )
         self.rule(
-            h.reshape(p(6, 2), (4, 3)), "(ij)m->(ik)l {j: whole, k: whole, l: whole, m: whole}"
+            h.reshape(p(6, 2), (4, 3)),
+            "(ij)m->(ik)l {j: whole, k: whole, l: whole, m: whole}",
         )
 
     def test_moves(self):
@@ -43,7 +49,8 @@ class TestFactors(HloTestCase):
         self.rule(h.iota("s32", (4, 5), 1), "->ij {j: shift}")
         self.rule(h.slice_(p(8, 4), (2, 0), (6, 4)), "ij->ij {i: shift}")
         self.rule(
-            h.pad(p(8, 4), h.constant(0, "f32"), ((1, 1, 0), (0, 0, 0))), "ij,->ij {i: shift}"
+            h.pad(p(8, 4), h.constant(0, "f32"), ((1, 1, 0), (0, 0, 0))),
+            "ij,->ij {i: shift}",
         )
         self.rule(h.concatenate([p(2, 4), p(3, 4, index=1)], 0), "ij,ij->ij {i: shift}")
         start = h.constant(0, "s32")
@@ -65,8 +72,16 @@ class TestFactors(HloTestCase):
             slice_sizes=(1, 16),
         )
         self.rule(rows, "kl,ij->ijl {k: sum}")
-        back = h.scatter(p(100, 16), ids, p(5, 7, 16, index=2), "add", update_window_dims=(2,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,),
-                         index_vector_dim=2)  # fmt: skip
+        back = h.scatter(
+            p(100, 16),
+            ids,
+            p(5, 7, 16, index=2),
+            "add",
+            update_window_dims=(2,),
+            inserted_window_dims=(0,),
+            scatter_dims_to_operand_dims=(0,),
+            index_vector_dim=2,
+        )
         self.rule(back, "kl,ij,ijl->kl {i: sum, j: sum, k: shift}")
 
     def test_convolution(self):
@@ -76,10 +91,15 @@ class TestFactors(HloTestCase):
             "ijln,kjmo->ikln {j: sum, l: shift, m: whole, n: shift, o: whole}",
         )
         grouped = h.convolution(
-            p(2, 4, 8, 8), p(6, 2, 3, 3, index=1), w, "bf01_oi01->bf01", feature_group_count=2
+            p(2, 4, 8, 8),
+            p(6, 2, 3, 3, index=1),
+            w,
+            "bf01_oi01->bf01",
+            feature_group_count=2,
         )
         self.rule(
-            grouped, "j(ik)mo,(il)knp->j(il)mo {k: sum, m: shift, n: whole, o: shift, p: whole}"
+            grouped,
+            "j(ik)mo,(il)knp->j(il)mo {k: sum, m: shift, n: whole, o: shift, p: whole}",
         )
 
     def test_reductions(self):
@@ -102,7 +122,8 @@ class TestFactors(HloTestCase):
         self.rule(h.custom_call("mystery", (p(8, 6, 4),), Shape("f32", (8, 6, 4))), "111->111")
 
     def test_every_rule_fits_its_instruction(self):
-        """A dimension's factors divide it, each factor has one size, and no factor appears twice in one array."""
+        """A dimension's factors divide it, each factor has one size, and no factor appears twice in
+        one array."""
         for seed in range(20):
             module = Maker(seed).module(60)
             for x in postorder((module.entry.root,)):

@@ -1,11 +1,12 @@
-"""LAPACK routines in NumPy: each factorization gives its matrix back, and follows LAPACK's conventions."""
+"""LAPACK routines in NumPy: each factorization gives its matrix back, and follows LAPACK's
+conventions."""
 
 import numpy as np
 import pytest
 
-from torch_hlo.hlo import lapack
-from torch_hlo.hlo.evaluate import evaluate
-from torch_hlo.hlo.parse import parse_module
+from torch_hlo.hlo.evaluate import lapack
+from torch_hlo.hlo.evaluate.evaluate import evaluate
+from torch_hlo.hlo.text.parser import parse_module
 
 RNG = np.random.default_rng(0)
 
@@ -22,7 +23,9 @@ def test_qr(dims, dtype):
     packed, tau = lapack.call("lapack_dgeqrf_ffi", None, [a])
     k = min(dims[-2:])
     (q,) = lapack.call(
-        "lapack_zungqr_ffi" if dtype == "D" else "lapack_dorgqr_ffi", None, [packed[..., :k], tau]
+        "lapack_zungqr_ffi" if dtype == "D" else "lapack_dorgqr_ffi",
+        None,
+        [packed[..., :k], tau],
     )
     np.testing.assert_allclose(q @ np.triu(packed)[..., :k, :], a, atol=1e-12)
     np.testing.assert_allclose(
@@ -41,7 +44,9 @@ def test_lu(dims):
         rows[[k, p - 1]] = rows[[p - 1, k]]
     k = min(dims)
     np.testing.assert_allclose(
-        (np.tril(packed[:, :k], -1) + np.eye(dims[0], k)) @ np.triu(packed[:k]), a[rows], atol=1e-12
+        (np.tril(packed[:, :k], -1) + np.eye(dims[0], k)) @ np.triu(packed[:k]),
+        a[rows],
+        atol=1e-12,
     )
     assert info == 0 and lapack.call("lapack_dgetrf_ffi", None, [np.zeros((2, 2))])[2] == 1
 
@@ -87,7 +92,8 @@ def test_in_a_program():
     text = """HloModule m
 ENTRY e {
   a = f32[3,3] parameter(0)
-  s = (f32[3,3], f32[3], s32[]) custom-call(a), custom_call_target="lapack_ssyevd_ffi", backend_config={mode = 86 : ui8, uplo = 76 : ui8}
+  s = (f32[3,3], f32[3], s32[]) custom-call(a), custom_call_target="lapack_ssyevd_ffi",
+      backend_config={mode = 86 : ui8, uplo = 76 : ui8}
   ROOT w = f32[3] get-tuple-element(s), index=1
 }"""
     a = matrix(3, 3).astype("f")

@@ -7,9 +7,10 @@ import weakref
 
 import pytest
 
-from torch_hlo.hlo import build as h
-from torch_hlo.hlo.ir import META, Computation, Meta, Module, instr
-from torch_hlo.hlo.match import (
+from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.instruction import META, Computation, Meta, Module
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.match import (
     RewriteError,
     const,
     inline,
@@ -22,7 +23,7 @@ from torch_hlo.hlo.match import (
     splat,
     var,
 )
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.ir.shape import Shape
 
 F4 = Shape("f32", (4,))
 X, Y = h.parameter(0, F4), h.parameter(1, F4)
@@ -49,7 +50,10 @@ def test_commutative_opcodes_match_both_ways():
         apply(h.add(h.negate(X), Y), row) is apply(h.add(Y, h.negate(X)), row) is h.subtract(Y, X)
     )
     nested = (op("multiply", op("add", x, op("negate", y)), x), lambda x, y: y)
-    for root in (h.multiply(h.add(h.negate(Y), X), X), h.multiply(X, h.add(X, h.negate(Y)))):
+    for root in (
+        h.multiply(h.add(h.negate(Y), X), X),
+        h.multiply(X, h.add(X, h.negate(Y))),
+    ):
         assert apply(root, nested) is Y
 
 
@@ -63,7 +67,8 @@ def test_constants():
     assert apply(h.add(X, h.full_like(X, 0.0)), row) is X
     assert apply(h.add(X, h.full_like(X, -0.0)), row).op == "add"
     assert apply(
-        h.multiply(X, h.full_like(X, 3)), (op("multiply", x, c), lambda x, c: h.add(x, c))
+        h.multiply(X, h.full_like(X, 3)),
+        (op("multiply", x, c), lambda x, c: h.add(x, c)),
     ) is h.add(X, h.full_like(X, 3))
 
 
@@ -92,7 +97,10 @@ def test_unchanged_is_the_same_module():
 def test_shape_is_checked():
     with pytest.raises(
         RewriteError,
-        match=r"rule negate \(test_match:\d+\) turned negate of shape f32\[4\] into constant of shape f32\[\]",
+        match=(
+            r"rule negate \(test_match:\d+\) turned negate of shape f32\[4\] into constant of shape"
+            r" f32\[\]"
+        ),
     ):
         apply(h.negate(X), (op("negate", x), lambda x: h.constant(0, "f32")))
 
@@ -101,13 +109,15 @@ def test_rules_that_fight():
     there = (op("negate", x), lambda x: h.subtract(h.full_like(x, 0), x))
     back = (op("subtract", const(0), x), lambda x: h.negate(x))
     with pytest.raises(
-        RewriteError, match=r"rules negate .* and subtract .* undo each other on subtract f32\[4\]"
+        RewriteError,
+        match=r"rules negate .* and subtract .* undo each other on subtract f32\[4\]",
     ):
         apply(h.negate(X), there, back)
     with pytest.raises(RewriteError, match="into something that contains it"):
         apply(h.negate(X), (op("negate", x), lambda out: h.add(out, out)))
     with pytest.raises(
-        RewriteError, match="firings on a program of 2 instructions; the last rules were negate"
+        RewriteError,
+        match="firings on a program of 2 instructions; the last rules were negate",
     ):
         apply(h.negate(X), (op("negate", x), lambda x: h.negate(h.add(x, x))))
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torch_hlo.hlo.evaluate import evaluate
-from torch_hlo.hlo.ir import META
-from torch_hlo.hlo.parse import ParseError, parse_module
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.text import module_text
-from torch_hlo.hlo.verify import verify
+from torch_hlo.hlo.evaluate.evaluate import evaluate
+from torch_hlo.hlo.ir.instruction import META
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir.verify import verify
+from torch_hlo.hlo.text.parser import ParseError, parse_module
+from torch_hlo.hlo.text.printer import module_text
 
 SAMPLES = {
     p.stem: p.read_text()
@@ -35,10 +35,18 @@ def test_samples_parse_and_print_back(name):
 
 def test_samples_of_one_program_agree():
     rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((8, 16)).astype("f"), rng.standard_normal((16, 32)).astype("f")
+    x, w = (
+        rng.standard_normal((8, 16)).astype("f"),
+        rng.standard_normal((16, 32)).astype("f"),
+    )
     scores = np.tanh(x @ w) + 1
     expected = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-    for name in ("jax_hlo_before_opt", "jax_hlo_after_opt", "tf_hlo", "tf_hlo_no_metadata"):
+    for name in (
+        "jax_hlo_before_opt",
+        "jax_hlo_after_opt",
+        "tf_hlo",
+        "tf_hlo_no_metadata",
+    ):
         np.testing.assert_allclose(run(SAMPLES[name], x, w)[0], expected, rtol=1e-5)
 
 
@@ -55,7 +63,10 @@ def test_short_style_needs_no_header():
 
 
 def test_definitions_may_follow_their_calls():
-    text = "ENTRY e {\n p = f32[] parameter(0)\n ROOT r = f32[] call(p), to_apply=%inner\n}\n%inner (q: f32[]) -> f32[] {\n ROOT q = f32[] parameter(0)\n}"
+    text = (
+        "ENTRY e {\n p = f32[] parameter(0)\n ROOT r = f32[] call(p), to_apply=%inner\n}\n%inner"
+        " (q: f32[]) -> f32[] {\n ROOT q = f32[] parameter(0)\n}"
+    )
     assert run(text, 3.0)[0] == 3
 
 
@@ -65,7 +76,8 @@ ENTRY %e (p: f32[4]) -> f32[4] {
   %p = f32[4]{0} parameter(0)
   %t = (f32[4]{0}, /*index=1*/f32[4]{0}) tuple(f32[4]{0} %p, /*index=1*/f32[4]{0} %p)  // two
   %g = f32[4]{0} get-tuple-element((f32[4]{0}, f32[4]{0}) %t), index=1, control-predecessors={%p}
-  %s = ((f32[4]{0}), f32[4]{0}, u32[]) custom-call-start(%g), custom_call_target="Sharding", async_execution_thread="main"
+  %s = ((f32[4]{0}), f32[4]{0}, u32[]) custom-call-start(%g), custom_call_target="Sharding",
+      async_execution_thread="main"
   ROOT %d = f32[4]{0} custom-call-done(%s)
 }"""
     assert run(text, np.arange(4, dtype="f"))[0].tolist() == [0, 1, 2, 3]
@@ -87,7 +99,11 @@ ENTRY e {
 
 @pytest.mark.parametrize(
     "source, target, dims",
-    [("{0,1}", "{1,0}", (3, 2)), ("{1,0}", "{0,1}", (3, 2)), ("{0,1}", "{0,1}", (6, 1))],
+    [
+        ("{0,1}", "{1,0}", (3, 2)),
+        ("{1,0}", "{0,1}", (3, 2)),
+        ("{0,1}", "{0,1}", (6, 1)),
+    ],
 )
 def test_bitcast_between_layouts(source, target, dims):
     text = (
@@ -108,9 +124,11 @@ def test_bitcast_to_another_type():
 
 
 LITERALS = [
-    ("f32[]", "nan"), ("f32[]", "-nan"), ("f32[]", "-inf"), ("f32[]", "-0"), ("f32[2,2]", "{ {1, 2.5}, {1e-07, -3e+20} }"),
-    ("f32[]", "nan(0x12345)"), ("pred[2]", "{true, false}"), ("s8[3]", "{-128, 0, 127}"), ("u64[]", "18446744073709551615"),
-    ("c64[2]", "{(1, -2), (inf, nan)}"), ("bf16[2]", "{1, 3.140625}"), ("f8e4m3fn[2]", "{448, -0.5}"), ("f32[0]", "{}"), ("f32[2,0]", "{ {}, {} }"),
+    ("f32[]", "nan"), ("f32[]", "-nan"), ("f32[]", "-inf"), ("f32[]", "-0"),
+    ("f32[2,2]", "{ {1, 2.5}, {1e-07, -3e+20} }"), ("f32[]", "nan(0x12345)"),
+    ("pred[2]", "{true, false}"), ("s8[3]", "{-128, 0, 127}"), ("u64[]", "18446744073709551615"),
+    ("c64[2]", "{(1, -2), (inf, nan)}"), ("bf16[2]", "{1, 3.140625}"),
+    ("f8e4m3fn[2]", "{448, -0.5}"), ("f32[0]", "{}"), ("f32[2,0]", "{ {}, {} }"),
     ("s4[3]", "{-8, 7, 1}"), ("f64[]", "0.1"), ("f16[]", "0.1"),
 ]  # fmt: skip
 
@@ -198,7 +216,9 @@ HEADERS = {
     "entry_computation_layout={(f32[2]{0 0})->f32[2]{0}}": "bad layout",
     'frontend_attributes={mesh="x=9999999999"}': "at most",
     'frontend_attributes={mesh="x=99999999999999999999"}': "at most",
-    'allow_spmd_sharding_propagation_to_output={true,false}, frontend_attributes={mesh="x=2"}': "2 flags for 1 results",
+    'allow_spmd_sharding_propagation_to_output={true,false}, frontend_attributes={mesh="x=2"}': (
+        "2 flags for 1 results"
+    ),
 }
 
 
@@ -206,7 +226,8 @@ HEADERS = {
 def test_hostile_headers(header):
     with pytest.raises(ParseError, match=re.escape(HEADERS[header])):
         parse_module(
-            f"HloModule m, {header}\nENTRY e {{\n ROOT p = f32[2] parameter(0), sharding={{replicated}}\n}}"
+            f"HloModule m, {header}\nENTRY e {{\n ROOT p = f32[2] parameter(0),"
+            " sharding={replicated}\n}"
         )
 
 
@@ -228,13 +249,17 @@ def test_hostile_shardings(sharding):
 @pytest.mark.parametrize("frame", ["\u00b2", "1" * 5000])
 def test_a_frame_that_is_no_number_names_no_source(frame):
     root = parse_module(
-        f'HloModule m\nFileNames\n1 "a"\nENTRY e {{\n ROOT p = f32[2] parameter(0), metadata={{stack_frame_id={frame}}}\n}}'
+        'HloModule m\nFileNames\n1 "a"\nENTRY e {\n ROOT p = f32[2] parameter(0),'
+        f" metadata={{stack_frame_id={frame}}}\n}}"
     ).entry.root
     assert META[root].source == ""
 
 
-FRAGMENTS = ["{", "}", "(", ")", ",", '"', "%", "=", "99999999999999999999", "f32[]", "f32[1000000000,1000000000]", "ROOT ", "ENTRY ", "/*",
-             "constant(", "{{{{", "((((", "\0", "é", "<=", "f32[s0]", "floordiv(", "to_apply=", "...", "1e999"]  # fmt: skip
+FRAGMENTS = [
+    "{", "}", "(", ")", ",", '"', "%", "=", "99999999999999999999", "f32[]",
+    "f32[1000000000,1000000000]", "ROOT ", "ENTRY ", "/*", "constant(", "{{{{", "((((", "\0", "é",
+    "<=", "f32[s0]", "floordiv(", "to_apply=", "...", "1e999",
+]  # fmt: skip
 
 
 def mutate(text: str, rng: random.Random) -> str:

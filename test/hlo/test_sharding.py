@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from test.support import hlo
-from torch_hlo.hlo.parse import ParseError, parse_module
-from torch_hlo.hlo.shape import Shape, tuple_shape
-from torch_hlo.hlo.sharding import (
+from torch_hlo.hlo.ir.shape import Shape, tuple_shape
+from torch_hlo.hlo.sharding.sharding import (
     Axis,
     DimSharding,
     Mesh,
@@ -19,14 +18,15 @@ from torch_hlo.hlo.sharding import (
     simplify,
     unshard,
 )
-from torch_hlo.hlo.sharding_text import (
+from torch_hlo.hlo.sharding.sharding_text import (
     common_mesh,
     from_xla,
     mesh_from_text,
     parse_sharding,
     to_xla,
 )
-from torch_hlo.hlo.text import module_text
+from torch_hlo.hlo.text.parser import ParseError, parse_module
+from torch_hlo.hlo.text.printer import module_text
 
 MESH = Mesh((("x", 2), ("y", 4)))
 CUBE = Mesh((("a", 2), ("b", 2), ("c", 2)))
@@ -37,7 +37,11 @@ def spec(*entries, mesh=MESH) -> Sharding:
 
 
 def test_mesh():
-    assert (MESH.size, MESH.axis_size("y"), MESH.coordinates(5)) == (8, 4, {"x": 1, "y": 1})
+    assert (MESH.size, MESH.axis_size("y"), MESH.coordinates(5)) == (
+        8,
+        4,
+        {"x": 1, "y": 1},
+    )
     assert Mesh((("x", 2),), (1, 0)).coordinates(1) == {"x": 0}
     assert Mesh((("x", 2),), (0, 1)).devices == ()
     for mesh in (MESH, CUBE, Mesh((("x", 4),), (0, 3, 2, 1))):
@@ -67,7 +71,10 @@ def test_axis_algebra():
     [
         (lambda: spec("x", "x"), "axis x is used twice"),
         (lambda: spec("z"), "no axis 'z'"),
-        (lambda: Sharding(MESH, (DimSharding((Axis("y", 1, 3),)),)), "no part of axis y of size 4"),
+        (
+            lambda: Sharding(MESH, (DimSharding((Axis("y", 1, 3),)),)),
+            "no part of axis y of size 4",
+        ),
         (
             lambda: Sharding(
                 MESH, (DimSharding((Axis("y", 1, 2),)),), replicated=(MESH.axis("y"),)
@@ -90,7 +97,8 @@ def all_shardings(mesh: Mesh, rank: int):
     for order in itertools.permutations(mesh.names):
         for homes in itertools.product(range(rank + 1), repeat=len(order)):
             yield Sharding.of(
-                mesh, [tuple(n for n, home in zip(order, homes) if home == d) for d in range(rank)]
+                mesh,
+                [tuple(n for n, home in zip(order, homes) if home == d) for d in range(rank)],
             )
 
 
@@ -131,12 +139,18 @@ def test_axis_form(text):
         ("{devices=[2,1,4]<=[8] last_tile_dim_replicate}", "{[{x}, {}]}"),
         ("{devices=[4,2]<=[2,4]T(1,0)}", "{[{y}, {x}]}"),
         ("{devices=[2,4]0,1,2,3,4,5,6,7}", "{[{x}, {y}]}"),
-        ("{devices=[1,2,4]0,4,1,5,2,6,3,7 last_tile_dim_replicate}", "{[{}, {y:(1)2}]}"),
+        (
+            "{devices=[1,2,4]0,4,1,5,2,6,3,7 last_tile_dim_replicate}",
+            "{[{}, {y:(1)2}]}",
+        ),
         (
             "{devices=[2,1,2,2]<=[8] last_tile_dims={manual, replicated}}",
             "{[{x}, {}], manual={y:(1)2}}",
         ),
-        ('{devices=[8,1]<=[8] metadata={op_name="a/b}c" source_line=3}}', "{[{x, y}, {}]}"),
+        (
+            '{devices=[8,1]<=[8] metadata={op_name="a/b}c" source_line=3}}',
+            "{[{x, y}, {}]}",
+        ),
         ("{replicated}", "{[{}, {}]}"),
         ("{manual}", "{[{}, {}], manual={x, y}}"),
         ("{maximal device=2}", "{maximal device=2}"),
@@ -193,7 +207,8 @@ def test_blocks_of_partial_sums():
 
 
 PROGRAM = """\
-HloModule m, entry_computation_layout={(f32[8,4]{1,0})->(f32[8,4]{1,0}, f32[])}, num_partitions=8, frontend_attributes={mesh="x=2,y=4"}
+HloModule m, entry_computation_layout={(f32[8,4]{1,0})->(f32[8,4]{1,0}, f32[])}, num_partitions=8, \
+frontend_attributes={mesh="x=2,y=4"}
 
 ENTRY %main (parameter.0: f32[8,4]) -> (f32[8,4], f32[]) {
   %parameter.0 = f32[8,4] parameter(0), sharding={[{x, ?}, {}p1]}
@@ -259,7 +274,8 @@ ENTRY %main (parameter.0: f32[4]) -> f32[4] {
 def test_bad_text(sharding, message):
     with pytest.raises(ParseError, match=message):
         parse_module(
-            f"HloModule m, num_partitions=8\nENTRY main {{ ROOT p = f32[8,4] parameter(0), sharding={sharding} }}"
+            "HloModule m, num_partitions=8\nENTRY main { ROOT p = f32[8,4] parameter(0),"
+            f" sharding={sharding} }}"
         )
 
 
@@ -268,13 +284,17 @@ def test_bad_text(sharding, message):
     [
         ("mesh['a'=2,'b'=4] {'b'}", MESH.groups((MESH.axis("y"),))),
         ("mesh['a'=2,'b'=4] {'b':(2)2}", MESH.groups((Axis("y", 2, 2),))),
-        ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", MESH.groups((MESH.axis("y"),))),
+        (
+            "mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}",
+            MESH.groups((MESH.axis("y"),)),
+        ),
     ],
 )
 def test_replica_groups_along_axes(text, groups):
     root = parse_module(
-        f"p = f32[8,4] parameter(0)\nROOT r = f32[8,4] all-reduce(p), replica_groups={text}, to_apply=f\n"
-        "f { a = f32[] parameter(0)\nb = f32[] parameter(1)\nROOT c = f32[] add(a, b) }"
+        f"p = f32[8,4] parameter(0)\nROOT r = f32[8,4] all-reduce(p), replica_groups={text},"
+        " to_apply=f\nf { a = f32[] parameter(0)\nb = f32[] parameter(1)\nROOT c = f32[] add(a,"
+        " b) }"
     ).entry.root
     assert root["replica_groups"] == groups
 
@@ -285,8 +305,9 @@ def test_replica_groups_along_axes(text, groups):
 )
 def test_outputs_that_propagation_may_place(allowed, want):
     module = parse_module(
-        f"HloModule m{allowed}, num_partitions=8\nENTRY main {{ p = f32[8] parameter(0), sharding={{devices=[8]<=[8]}}\n"
-        "ROOT t = (f32[8]) tuple(p), sharding={{replicated}} }"
+        f"HloModule m{allowed}, num_partitions=8\nENTRY main {{ p = f32[8] parameter(0),"
+        " sharding={devices=[8]<=[8]}\nROOT t = (f32[8]) tuple(p),"
+        " sharding={{replicated}} }"
     )
     assert str(module.entry.root["sharding"][0]) == want
 
@@ -299,7 +320,10 @@ def test_outputs_that_propagation_may_place(allowed, want):
             "{mesh['x'=2,'y'=4], [{'x', ?}, {'y':(1)2}], replicated={'y':(2)2}}",
             "{[{x, ?}, {y:(1)2}], replicated={y:(2)2}}",
         ),
-        ("{mesh['b'=4,'a'=2], device_ids=([2,4]T(1,0)), [{'b'}, {'a', ?}]}", "{[{y}, {x, ?}]}"),
+        (
+            "{mesh['b'=4,'a'=2], device_ids=([2,4]T(1,0)), [{'b'}, {'a', ?}]}",
+            "{[{y}, {x, ?}]}",
+        ),
         ("{mesh['q'=8] [{'q'}, {}]}", "{[{x, y}, {}]}"),
     ],
 )

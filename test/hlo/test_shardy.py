@@ -3,9 +3,9 @@
 import pytest
 
 from test.support import short
-from torch_hlo.hlo.parse import ParseError
+from torch_hlo.hlo.ir.verify import verify
 from torch_hlo.hlo.stablehlo import parse_stablehlo, stablehlo_text
-from torch_hlo.hlo.verify import verify
+from torch_hlo.hlo.text.parser import ParseError
 
 
 def read(
@@ -16,7 +16,8 @@ def read(
 ):
     return verify(
         parse_stablehlo(
-            f"module @m {{\n {mesh}\n func.func public @main({args}) -> ({result}) {{\n {body}\n }}\n}}"
+            f"module @m {{\n {mesh}\n func.func public @main({args}) -> ({result}) {{\n {body}\n"
+            " }\n}"
         )
     )
 
@@ -30,9 +31,13 @@ def lines(module) -> list[str]:
 
 
 def test_arguments_and_results():
-    module = read("return %a, %a : tensor<8x16xf32>, tensor<8x16xf32>",
-                  '%a: tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x", ?}, {"y":(1)2}p1], replicated={"y":(2)2}>}',
-                  'tensor<8x16xf32> {jax.result_info = "r", sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}, tensor<8x16xf32>')  # fmt: skip
+    module = read(
+        "return %a, %a : tensor<8x16xf32>, tensor<8x16xf32>",
+        '%a: tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x", ?}, {"y":(1)2}p1],'
+        ' replicated={"y":(2)2}>}',
+        'tensor<8x16xf32> {jax.result_info = "r", sdy.sharding = #sdy.sharding<@mesh, [{},'
+        ' {"x"}]>}, tensor<8x16xf32>',
+    )
     assert str(module.mesh) == "x=2,y=4"
     assert lines(module) == [
         "%0 = f32[8,16] parameter(0), sharding={[{x, ?}, {y:(1)2}p1], replicated={y:(2)2}}",
@@ -41,11 +46,14 @@ def test_arguments_and_results():
 
 
 def test_single_result():
-    module = read("%0 = stablehlo.negate %a : tensor<8x16xf32>\nreturn %0 : tensor<8x16xf32>",
-                  result='tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}')  # fmt: skip
+    module = read(
+        "%0 = stablehlo.negate %a : tensor<8x16xf32>\nreturn %0 : tensor<8x16xf32>",
+        result='tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}',
+    )
     assert (
         lines(module)[-1]
-        == 'ROOT %2 = f32[8,16] custom-call(%1), custom_call_target="Sharding", sharding={[{x}, {}]}'
+        == 'ROOT %2 = f32[8,16] custom-call(%1), custom_call_target="Sharding", sharding={[{x},'
+        " {}]}"
     )
 
 
@@ -54,7 +62,10 @@ def test_single_result():
     [
         'sdy.sharding_constraint %a <@mesh, [{"x"}, {?}]> : tensor<8x16xf32>',
         'sdy.reshard %a <@mesh, [{"x"}, {?}]> : tensor<8x16xf32>',
-        '"sdy.sharding_constraint"(%a) <{sharding = #sdy.sharding<@mesh, [{"x"}, {?}]>}> : (tensor<8x16xf32>) -> tensor<8x16xf32>',
+        (
+            '"sdy.sharding_constraint"(%a) <{sharding = #sdy.sharding<@mesh, [{"x"}, {?}]>}> :'
+            " (tensor<8x16xf32>) -> tensor<8x16xf32>"
+        ),
         'sdy.all_gather [{}, {"y"}] %a out_sharding=<@mesh, [{"x"}, {?}]> : tensor<8x16xf32>',
     ],
 )
@@ -62,13 +73,15 @@ def test_constraints(operation):
     module = read(f"%0 = {operation}\nreturn %0 : tensor<8x16xf32>")
     assert (
         lines(module)[-1]
-        == 'ROOT %1 = f32[8,16] custom-call(%0), custom_call_target="Sharding", sharding={[{x}, {?}]}'
+        == 'ROOT %1 = f32[8,16] custom-call(%0), custom_call_target="Sharding", sharding={[{x},'
+        " {?}]}"
     )
 
 
 def test_values_of_operations():
     module = read("""
-        %0 = stablehlo.add %a, %a {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"y"}, {}]>]>} : tensor<8x16xf32>
+        %0 = stablehlo.add %a, %a {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"y"}, {}]>]>} :
+            tensor<8x16xf32>
         %1 = stablehlo.negate %0 {mhlo.sharding = "{devices=[2,4]<=[8]}"} : tensor<8x16xf32>
         %2 = sdy.propagation_barrier %1 allowed_direction=NONE : tensor<8x16xf32>
         sdy.sharding_group %2 group_id=1 : tensor<8x16xf32>
@@ -82,7 +95,9 @@ def test_values_of_operations():
 def test_constant_and_named_computation():
     module = read("""
         %0 = sdy.constant dense<1.0> : tensor<8x16xf32>
-        %1 = sdy.named_computation<"f">(%0, %a) in_shardings=[<@mesh, [{}, {"x"}]>, <@mesh, [{?}, {?}]>] out_shardings=[<@mesh, [{"y"}, {}]>]
+        %1 = sdy.named_computation<"f">(%0, %a)
+            in_shardings=[<@mesh, [{}, {"x"}]>, <@mesh, [{?}, {?}]>]
+            out_shardings=[<@mesh, [{"y"}, {}]>]
           (%b: tensor<8x16xf32>, %c: tensor<8x16xf32>) {
           %2 = stablehlo.add %b, %c : tensor<8x16xf32>
           sdy.return %2 : tensor<8x16xf32>
@@ -97,7 +112,8 @@ def test_constant_and_named_computation():
 
 def test_manual_computation():
     module = read("""
-        %0 = sdy.manual_computation(%a) in_shardings=[<@mesh, [{"x", ?}, {"y", ?}]>] out_shardings=[<@mesh, [{?}, {"y"}]>] manual_axes={"y"} (%b: tensor<8x4xf32>) {
+        %0 = sdy.manual_computation(%a) in_shardings=[<@mesh, [{"x", ?}, {"y", ?}]>]
+            out_shardings=[<@mesh, [{?}, {"y"}]>] manual_axes={"y"} (%b: tensor<8x4xf32>) {
           %1 = stablehlo.negate %b : tensor<8x4xf32>
           %2 = sdy.sharding_constraint %1 <@mesh, [{"x"}, {}]> : tensor<8x4xf32>
           sdy.return %2 : tensor<8x4xf32>
@@ -106,17 +122,27 @@ def test_manual_computation():
     assert [line.partition("= ")[2] for line in lines(module)] == [
         "f32[8,16] parameter(0)",
         'f32[8,16] custom-call(%0), custom_call_target="Sharding", sharding={[{x, ?}, {y, ?}]}',
-        'f32[8,4] custom-call(%1), custom_call_target="SPMDFullToShardShape", sharding={[{x, ?}, {?}], manual={y}}',
+        (
+            'f32[8,4] custom-call(%1), custom_call_target="SPMDFullToShardShape", sharding={[{x,'
+            " ?}, {?}], manual={y}}"
+        ),
         "f32[8,4] negate(%2)",
         'f32[8,4] custom-call(%3), custom_call_target="Sharding", sharding={[{x}, {}], manual={y}}',
         'f32[8,4] custom-call(%4), custom_call_target="Sharding", sharding={[{?}, {}], manual={y}}',
-        'f32[8,16] custom-call(%5), custom_call_target="SPMDShardToFullShape", sharding={[{?}, {y}]}',
+        (
+            'f32[8,16] custom-call(%5), custom_call_target="SPMDShardToFullShape", sharding={[{?},'
+            " {y}]}"
+        ),
     ]
 
 
 def test_xlas_attributes():
-    module = read("%0 = stablehlo.custom_call @Sharding(%a) {mhlo.sharding = \"{replicated}\"} : (tensor<8x16xf32>) -> tensor<8x16xf32>\n"
-                  "return %0 : tensor<8x16xf32>", '%a: tensor<8x16xf32> {mhlo.sharding = "{devices=[2,1,4]<=[8] last_tile_dim_replicate}"}', mesh="")  # fmt: skip
+    module = read(
+        '%0 = stablehlo.custom_call @Sharding(%a) {mhlo.sharding = "{replicated}"} :'
+        " (tensor<8x16xf32>) -> tensor<8x16xf32>\nreturn %0 : tensor<8x16xf32>",
+        '%a: tensor<8x16xf32> {mhlo.sharding = "{devices=[2,1,4]<=[8] last_tile_dim_replicate}"}',
+        mesh="",
+    )
     assert str(module.mesh) == "a=2,b=4"
     assert [line.rpartition("sharding=")[2] for line in lines(module)] == [
         "{[{a}, {}]}",
@@ -126,9 +152,16 @@ def test_xlas_attributes():
 
 def test_other_meshes():
     """All shardings are expressed on the largest mesh; a mesh without axes is one device."""
-    mesh = 'sdy.mesh @mesh = <["x"=2, "y"=4]>\nsdy.mesh @other = <["a"=8]>\nsdy.mesh @one = <[], device_ids=[3]>'
-    module = read('%0 = sdy.sharding_constraint %a <@other, [{}, {"a"}]> : tensor<8x16xf32>\n%1 = sdy.sharding_constraint %0 <@one, []> : tensor<8x16xf32>\n'
-                  '%2 = sdy.sharding_constraint %1 <mesh<["q"=4, "r"=2]>, [{"q"}, {}]> : tensor<8x16xf32>\nreturn %2 : tensor<8x16xf32>', mesh=mesh)  # fmt: skip
+    mesh = (
+        'sdy.mesh @mesh = <["x"=2, "y"=4]>\nsdy.mesh @other = <["a"=8]>\nsdy.mesh @one = <[],'
+        " device_ids=[3]>"
+    )
+    module = read(
+        '%0 = sdy.sharding_constraint %a <@other, [{}, {"a"}]> : tensor<8x16xf32>\n%1 ='
+        " sdy.sharding_constraint %0 <@one, []> : tensor<8x16xf32>\n%2 = sdy.sharding_constraint %1"
+        ' <mesh<["q"=4, "r"=2]>, [{"q"}, {}]> : tensor<8x16xf32>\nreturn %2 : tensor<8x16xf32>',
+        mesh=mesh,
+    )
     assert [line.rpartition("sharding=")[2] for line in lines(module)[1:]] == [
         "{[{}, {x, y}]}",
         "{maximal device=3}",
@@ -149,18 +182,24 @@ def test_other_meshes():
 def test_errors(sharding, message):
     with pytest.raises(ParseError, match=message):
         read(
-            f"%0 = sdy.sharding_constraint %a <{sharding}> : tensor<8x16xf32>\nreturn %0 : tensor<8x16xf32>"
+            f"%0 = sdy.sharding_constraint %a <{sharding}> : tensor<8x16xf32>\nreturn %0 :"
+            " tensor<8x16xf32>"
         )
 
 
 def test_written_text_reads_back():
-    module = read("""
-        %0 = stablehlo.tanh %a {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"y":(1)2}, {}], replicated={"x"}>]>} : tensor<8x16xf32>
+    module = read(
+        """
+        %0 = stablehlo.tanh %a
+            {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"y":(1)2}, {}], replicated={"x"}>]>}
+            : tensor<8x16xf32>
         %1 = sdy.sharding_constraint %0 <@mesh, [{"x"}, {?}p2]> : tensor<8x16xf32>
-        %2 = stablehlo.custom_call @SPMDFullToShardShape(%1) {mhlo.sharding = "{manual}"} : (tensor<8x16xf32>) -> tensor<4x16xf32>
+        %2 = stablehlo.custom_call @SPMDFullToShardShape(%1) {mhlo.sharding = "{manual}"} :
+            (tensor<8x16xf32>) -> tensor<4x16xf32>
         return %1, %2 : tensor<8x16xf32>, tensor<4x16xf32>""",
         '%a: tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {"y"}]>}',
-        'tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}, tensor<4x16xf32>')  # fmt: skip
+        'tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}, tensor<4x16xf32>',
+    )
     text = stablehlo_text(module)
     assert (
         'sdy.mesh @mesh = <["x"=2, "y"=4]>' in text

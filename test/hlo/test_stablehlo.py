@@ -1,4 +1,5 @@
-"""StableHLO text in and out. samples/jax.json.gz: programs as JAX 0.10.2 printed them, inputs, and what XLA's CPU backend computed."""
+"""StableHLO text in and out. samples/jax.json.gz: programs as JAX 0.10.2 printed them, inputs, and
+what XLA's CPU backend computed."""
 
 import base64
 import gzip
@@ -11,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torch_hlo.hlo.evaluate import evaluate
-from torch_hlo.hlo.parse import ParseError, parse_module
+from torch_hlo.hlo.evaluate.evaluate import evaluate
+from torch_hlo.hlo.ir.verify import verify
 from torch_hlo.hlo.stablehlo import WriteError, parse_stablehlo, stablehlo_text
-from torch_hlo.hlo.text import module_text
-from torch_hlo.hlo.verify import verify
+from torch_hlo.hlo.text.parser import ParseError, parse_module
+from torch_hlo.hlo.text.printer import module_text
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -78,7 +79,10 @@ def test_written_stablehlo_means_the_same(name):
 
 def test_samples_of_jax_and_tensorflow():
     rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((8, 16)).astype("f"), rng.standard_normal((16, 32)).astype("f")
+    x, w = (
+        rng.standard_normal((8, 16)).astype("f"),
+        rng.standard_normal((16, 32)).astype("f"),
+    )
     scores = np.tanh(x @ w) + 1
     expected = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
     for file in ("jax_stablehlo.mlir", "tf_stablehlo.txt"):
@@ -103,18 +107,21 @@ def run(text: str, *inputs):
     return results[0] if len(results) == 1 else results
 
 
-@pytest.mark.parametrize("text, expected", [
-    ("dense<[[1, 2], [3, 4]]> : tensor<2x2xi32>", [[1, 2], [3, 4]]),
-    ("dense<7> : tensor<2x2xui8>", [[7, 7], [7, 7]]),
-    ('dense<"0x0000803F0000004000004040"> : tensor<3xf32>', [1, 2, 3]),
-    ('dense<"0x0000803F"> : tensor<2xf32>', [1, 1]),
-    ("dense<[0x7F800000, 0xBF800000, -1.5]> : tensor<3xf32>", [np.inf, -1, -1.5]),
-    ("dense<[true, false]> : tensor<2xi1>", [True, False]),
-    ('dense<"0x05"> : tensor<3xi1>', [True, False, True]),
-    ("dense<(1.0, -2.0)> : tensor<complex<f32>>", 1 - 2j),
-    ("dense<> : tensor<0x3xf32>", np.zeros((0, 3)).tolist()),
-    ("dense<[-8, 7]> : tensor<2xi4>", [-8, 7]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("dense<[[1, 2], [3, 4]]> : tensor<2x2xi32>", [[1, 2], [3, 4]]),
+        ("dense<7> : tensor<2x2xui8>", [[7, 7], [7, 7]]),
+        ('dense<"0x0000803F0000004000004040"> : tensor<3xf32>', [1, 2, 3]),
+        ('dense<"0x0000803F"> : tensor<2xf32>', [1, 1]),
+        ("dense<[0x7F800000, 0xBF800000, -1.5]> : tensor<3xf32>", [np.inf, -1, -1.5]),
+        ("dense<[true, false]> : tensor<2xi1>", [True, False]),
+        ('dense<"0x05"> : tensor<3xi1>', [True, False, True]),
+        ("dense<(1.0, -2.0)> : tensor<complex<f32>>", 1 - 2j),
+        ("dense<> : tensor<0x3xf32>", np.zeros((0, 3)).tolist()),
+        ("dense<[-8, 7]> : tensor<2xi4>", [-8, 7]),
+    ],
+)
 def test_constants(text, expected):
     result = text.rpartition(" : ")[2]
     y = run(function(f"  %0 = stablehlo.constant {text}\n  return %0 : {result}", "", result))
@@ -145,7 +152,10 @@ def test_quantized_types():
   %b = stablehlo.add %a, %a : tensor<4x!quant.uniform<i8:f32, 0.5:1>>
   %c = stablehlo.uniform_dequantize %b : (tensor<4x!quant.uniform<i8:f32, 0.5:1>>) -> tensor<4xf32>
   return %c : tensor<4xf32>"""
-    y = run(function(body, "%x: tensor<4xf32>", "tensor<4xf32>"), np.float32([1, 0.3, -2, 100]))
+    y = run(
+        function(body, "%x: tensor<4xf32>", "tensor<4xf32>"),
+        np.float32([1, 0.3, -2, 100]),
+    )
     assert y.tolist() == [2, 1, -4, 63]  # 63 = (127 - 1) * 0.5
 
 
@@ -153,7 +163,8 @@ def test_composites_and_broadcasting_chlo():
     text = """module {
   func.func @main(%x: tensor<2x3xf32>, %y: tensor<3xf32>) -> tensor<2x3xf32> {
     %0 = chlo.broadcast_add %x, %y : (tensor<2x3xf32>, tensor<3xf32>) -> tensor<2x3xf32>
-    %1 = stablehlo.composite "my.twice" %0 {decomposition = @twice, version = 1 : i32} : (tensor<2x3xf32>) -> tensor<2x3xf32>
+    %1 = stablehlo.composite "my.twice" %0 {decomposition = @twice, version = 1 : i32} :
+        (tensor<2x3xf32>) -> tensor<2x3xf32>
     return %1 : tensor<2x3xf32>
   }
   func.func private @twice(%a: tensor<2x3xf32>) -> tensor<2x3xf32> {
@@ -167,16 +178,23 @@ def test_composites_and_broadcasting_chlo():
 
 def test_einsum_and_index_select():
     body = """
-  %0 = "stablehlo.einsum"(%x, %y) {einsum_config = "bij,bjk->bki"} : (tensor<2x3x4xf32>, tensor<2x4x5xf32>) -> tensor<2x5x3xf32>
+  %0 = "stablehlo.einsum"(%x, %y) {einsum_config = "bij,bjk->bki"} :
+      (tensor<2x3x4xf32>, tensor<2x4x5xf32>) -> tensor<2x5x3xf32>
   return %0 : tensor<2x5x3xf32>"""
     rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((2, 3, 4)).astype("f"), rng.standard_normal((2, 4, 5)).astype("f")
+    x, y = (
+        rng.standard_normal((2, 3, 4)).astype("f"),
+        rng.standard_normal((2, 4, 5)).astype("f"),
+    )
     got = run(
-        function(body, "%x: tensor<2x3x4xf32>, %y: tensor<2x4x5xf32>", "tensor<2x5x3xf32>"), x, y
+        function(body, "%x: tensor<2x3x4xf32>, %y: tensor<2x4x5xf32>", "tensor<2x5x3xf32>"),
+        x,
+        y,
     )
     np.testing.assert_allclose(got, np.einsum("bij,bjk->bki", x, y), rtol=1e-5)
     body = """
-  %0 = "stablehlo.torch_index_select"(%x, %i) {dim = 1 : i64, batch_dims = 0 : i64} : (tensor<2x3x4xf32>, tensor<2xi32>) -> tensor<2x2x4xf32>
+  %0 = "stablehlo.torch_index_select"(%x, %i) {dim = 1 : i64, batch_dims = 0 : i64} :
+      (tensor<2x3x4xf32>, tensor<2xi32>) -> tensor<2x2x4xf32>
   return %0 : tensor<2x2x4xf32>"""
     got = run(
         function(body, "%x: tensor<2x3x4xf32>, %i: tensor<2xi32>", "tensor<2x2x4xf32>"),
@@ -202,7 +220,11 @@ ERRORS = {
 def test_errors_point_at_the_place(line):
     with pytest.raises(ParseError, match=re.escape(ERRORS[line])) as caught:
         parse_stablehlo(
-            function(f"  {line}\n  return %0 : tensor<2xf32>", "%x: tensor<2xf32>", "tensor<2xf32>")
+            function(
+                f"  {line}\n  return %0 : tensor<2xf32>",
+                "%x: tensor<2xf32>",
+                "tensor<2xf32>",
+            )
         )
     assert caught.value.line == 2
 
@@ -237,7 +259,10 @@ def test_junk(text):
     ],
 )
 def test_hostile_attributes(mesh, attribute):
-    body = f"func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {{\n%b = stablehlo.add %a, %a {{{attribute}}} : tensor<2xf32>\nreturn %b : tensor<2xf32>\n}}"
+    body = (
+        "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {\n%b = stablehlo.add %a, %a"
+        f" {{{attribute}}} : tensor<2xf32>\nreturn %b : tensor<2xf32>\n}}"
+    )
     with pytest.raises(ParseError):
         parse_stablehlo(f"module @m {{\n{mesh}\n{body}\n}}")
 

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from torch_hlo.hlo import build as b
-from torch_hlo.hlo.ir import META, Computation, Meta, Module, instr
-from torch_hlo.hlo.parse import parse_module
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.text import computations, instruction_text, module_text
-from torch_hlo.hlo.window import WindowDim
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.instruction import META, Computation, Meta, Module
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir.window import WindowDim
+from torch_hlo.hlo.text.parser import parse_module
+from torch_hlo.hlo.text.printer import computations, instruction_text, module_text
 
 
 def row_sums() -> Module:
@@ -21,7 +22,8 @@ def test_canonical():
     assert (
         module_text(row_sums())
         == """\
-HloModule sums, input_output_alias={ {0}: (0, {}, may-alias) }, entry_computation_layout={(f32[4,3]{1,0})->(f32[4,3]{1,0}, f32[4]{0})}
+HloModule sums, input_output_alias={ {0}: (0, {}, may-alias) }, \
+entry_computation_layout={(f32[4,3]{1,0})->(f32[4,3]{1,0}, f32[4]{0})}
 
 %add_f32 (parameter.0: f32[], parameter.1: f32[]) -> f32[] {
   %parameter.0 = f32[] parameter(0)
@@ -58,8 +60,8 @@ def test_full_style_shows_names_and_metadata():
     META[y] = Meta("wave/1", "aten::sin", "model.py:31")
     text = module_text(Module("m", Computation("main", (x,), y)), "full")
     assert (
-        'ROOT %wave_1 = f32[77] sine(%parameter.0), metadata={op_name="aten::sin" source_file="model.py" source_line=31}'
-        in text
+        'ROOT %wave_1 = f32[77] sine(%parameter.0), metadata={op_name="aten::sin"'
+        ' source_file="model.py" source_line=31}' in text
     )
 
 
@@ -96,7 +98,11 @@ def attributes_program() -> Module:
     padded = b.pad(conv, b.constant(-0.0, "f32"), [(0, 0, 0), (1, -1, 2), (0, 0, 0), (0, 0, 0)])
     cut = b.slice_(padded, (0, 0, 0, 0), (1, 4, 2, 2), (1, 2, 1, 1))
     custom = b.custom_call(
-        'my"call', (cut,), Shape("f32", (3,)), opaque="a\\b\n", custom_call_has_side_effect=True
+        'my"call',
+        (cut,),
+        Shape("f32", (3,)),
+        opaque="a\\b\n",
+        custom_call_has_side_effect=True,
     )
     reduced = instr(
         "all-reduce",

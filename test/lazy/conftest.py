@@ -1,4 +1,5 @@
-"""Every test of this folder that asks for `recorded` runs on the interpreter; the others on the device."""
+"""Every test of this folder that asks for `recorded` runs on the interpreter; the others on the
+device."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import pytest
 import torch
 
 import torch_hlo  # noqa: F401
-from torch_hlo.lazy import engine, spmd, storage
+from torch_hlo.lazy.record import session
 
 from .interpreter import Interpreter
 
@@ -14,15 +15,14 @@ from .interpreter import Interpreter
 @pytest.fixture
 def recorded():
     """Evaluate with the oracle. Yields it."""
-    storage.PENDING.clear()  # what failed tests left behind
-    with engine.use(Interpreter()) as _:
-        yield engine.current()
-    storage.PENDING.clear()
+    session.current().pending.clear()  # what failed tests left behind
+    with session.use(Interpreter()) as _:
+        yield session.engine()
+    session.current().pending.clear()
 
 
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process(monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(
-        spmd, "active", False
-    )  # once anything has been annotated, graphs are looked at for shardings
+    # once anything has been annotated, graphs are looked at for shardings
+    monkeypatch.setattr(session.current(), "sharded", False)

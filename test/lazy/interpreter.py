@@ -1,9 +1,10 @@
-"""A second opinion on recording: an engine that runs recorded nodes one by one with aten on the CPU.
+"""A second opinion on recording: an engine that runs recorded nodes one by one with aten on the
+CPU.
 
-    with engine.use(Interpreter()): ...
+    with session.use(Interpreter()): ...
 
-It knows nothing of lowering and compiling, so a difference from PyTorch's eager CPU result is a mistake in lazy/.
-"""
+It knows nothing of lowering and compiling, so a difference from PyTorch's eager CPU result is a
+mistake in lazy/."""
 
 from __future__ import annotations
 
@@ -12,16 +13,18 @@ import threading
 import torch
 
 from test.lowering.support import evaluated
-from torch_hlo.lazy.storage import Array, Number, pending_storages
-from torch_hlo.lowering.graph import Node, Out
-from torch_hlo.lowering.registry import HLO_TO_TORCH
+from torch_hlo.lazy.record.engine import Engine
+from torch_hlo.lazy.record.storage import Array, Number, pending_storages
+from torch_hlo.lowering.core.graph import Node, Out
+from torch_hlo.lowering.core.registry import HLO_TO_TORCH
 
 aten = torch.ops.aten
 _CAUSAL = aten._scaled_dot_product_fused_attention_overrideable.default
 
 
-class Interpreter:
-    """An engine for `lazy.engine.use`. Device values are CPU tensors (contiguous, never written to)."""
+class Interpreter(Engine):
+    """An engine for `session.use`. Device values are CPU tensors (contiguous, never written
+    to)."""
 
     def __init__(self) -> None:
         self.results: dict[Node, list] = {}
@@ -49,9 +52,8 @@ class Interpreter:
     def materialize(self, tensors) -> list[torch.Tensor]:
         results = []
         for t in tensors:
-            while (
-                type(t._storage.value) is Out
-            ):  # another thread may write between the step and here
+            # another thread may write between the step and here
+            while type(t._storage.value) is Out:
                 self.mark_step()
             value = t._storage.value.data
             chain = []
@@ -109,9 +111,8 @@ class Interpreter:
         )
         for i, (value, shape) in enumerate(zip(flat, node.outs)):
             if value is not None and shape is not None:
-                if (
-                    value.numel() == 0 and shape.size
-                ):  # statistics that batch norm does not compute in eval mode
+                # statistics that batch norm does not compute in eval mode
+                if value.numel() == 0 and shape.size:
                     value = flat[i] = torch.zeros(shape.dims, dtype=value.dtype)
                 assert tuple(value.shape) == shape.dims, (
                     f"{node.target}: {tuple(value.shape)}, recorded {shape}"
@@ -169,7 +170,23 @@ def _attention(q, k, v, bias=None, dropout_p=0.0, is_causal=False, debug=False, 
 
 
 def _attention_backward(
-    grad, q, k, v, bias, mask, out, lse, cq, ck, mq, mk, p, causal, seed, offset, scale=None
+    grad,
+    q,
+    k,
+    v,
+    bias,
+    mask,
+    out,
+    lse,
+    cq,
+    ck,
+    mq,
+    mk,
+    p,
+    causal,
+    seed,
+    offset,
+    scale=None,
 ):
     groups = q.shape[1] // k.shape[1]
     k2, v2 = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -210,9 +227,12 @@ def _fused_adam(op):
 
 # Without a kernel on the CPU: what the lowering means.
 LOWERED = {
-    aten._fused_rms_norm_backward.default, aten._thnn_fused_lstm_cell.default, aten._thnn_fused_lstm_cell_backward_impl.default,
-    aten._thnn_fused_gru_cell.default, aten._thnn_fused_gru_cell_backward.default,
-}  # fmt: skip
+    aten._fused_rms_norm_backward.default,
+    aten._thnn_fused_lstm_cell.default,
+    aten._thnn_fused_lstm_cell_backward_impl.default,
+    aten._thnn_fused_gru_cell.default,
+    aten._thnn_fused_gru_cell_backward.default,
+}
 SPECIAL = {
     aten.linear_backward.default: _linear_backward,
     _CAUSAL: _attention,

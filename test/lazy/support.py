@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from torch_hlo.lowering.graph import Node
+from torch_hlo.lowering.core.graph import Node
 
 
 def no_recording(monkeypatch):

@@ -1,4 +1,5 @@
-"""Autograd on hlo tensors: gradients equal the CPU's, errors are PyTorch's own and never end the process."""
+"""Autograd on hlo tensors: gradients equal the CPU's, errors are PyTorch's own and never end the
+process."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("recorded")
 
 
 def both(fn, *shapes, dtype=torch.float32):
-    """fn(*leaves) -> tensor(s), on the CPU and on hlo: same values, same gradients of the leaves."""
+    """fn(*leaves) -> tensor(s), on the CPU and on hlo: same values, same gradients of the
+    leaves."""
     g = torch.Generator().manual_seed(0)
     data = [torch.randn(s, generator=g, dtype=dtype) for s in shapes]
     results = []
@@ -39,37 +41,103 @@ CASES = {
     "linear": (lambda x, w, b: F.linear(x, w, b), (2, 4, 3), (5, 3), (5,)),
     "linear_vector": (lambda x, w: F.linear(x, w), (3,), (5, 3)),
     "matmul": (lambda x, w: torch.matmul(x, w), (2, 4, 3), (2, 3, 5)),
-    "conv": (lambda x, w, b: F.conv2d(x, w, b, padding=1, stride=2), (2, 3, 8, 8), (4, 3, 3, 3), (4,)),
+    "conv": (
+        lambda x, w, b: F.conv2d(x, w, b, padding=1, stride=2),
+        (2, 3, 8, 8),
+        (4, 3, 3, 3),
+        (4,),
+    ),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, (4,), w, b), (3, 4), (4,), (4,)),
     "rms_norm": (lambda x, w: F.rms_norm(x, (4,), w), (3, 4), (4,)),
     "rms_norm_dims": (lambda x: F.rms_norm(x, (3, 4)), (2, 3, 4)),
-    "batch_norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True), (3, 4), (4,), (4,)),
+    "batch_norm": (
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
+        (3, 4),
+        (4,),
+        (4,),
+    ),
     "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (3, 4, 5), (4,), (4,)),
     "softmax": (lambda x: F.softmax(x, -1) * F.log_softmax(x, -1), (3, 4)),
-    "cross_entropy": (lambda x: F.cross_entropy(x, torch.tensor([1, 0, 3]).to(x.device)), (3, 4)),
-    "max_pool": (lambda x: F.max_pool2d(x, 2), (2, 3, 4, 4)),
-    "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v), (2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 4)),
-    "attention_causal": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), (2, 2, 3, 4), (2, 2, 3, 4), (2, 2, 3, 4)),
-    "attention_mask": (
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.tensor([[True, False, True]] * 3).to(q.device)),
-        (2, 2, 3, 4), (2, 2, 3, 4), (2, 2, 3, 4),
+    "cross_entropy": (
+        lambda x: F.cross_entropy(x, torch.tensor([1, 0, 3]).to(x.device)),
+        (3, 4),
     ),
-    "attention_bias": (lambda q, k, v, b: F.scaled_dot_product_attention(q, k, v, b, scale=0.3), (2, 2, 3, 4), (2, 2, 3, 4), (2, 2, 3, 4), (1, 2, 3, 3)),
-    "attention_gqa": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), (2, 4, 3, 4), (2, 2, 3, 4), (2, 2, 3, 4)),
-    "attention_3d": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v), (2, 3, 4), (2, 3, 4), (2, 3, 4)),
-    "embedding": (lambda w: F.embedding(torch.tensor([[1, 2], [0, 1]]).to(w.device), w), (4, 3)),
+    "max_pool": (lambda x: F.max_pool2d(x, 2), (2, 3, 4, 4)),
+    "attention": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+        (2, 2, 3, 4),
+        (2, 2, 5, 4),
+        (2, 2, 5, 4),
+    ),
+    "attention_causal": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        (2, 2, 3, 4),
+        (2, 2, 3, 4),
+        (2, 2, 3, 4),
+    ),
+    "attention_mask": (
+        lambda q, k, v: F.scaled_dot_product_attention(
+            q, k, v, torch.tensor([[True, False, True]] * 3).to(q.device)
+        ),
+        (2, 2, 3, 4),
+        (2, 2, 3, 4),
+        (2, 2, 3, 4),
+    ),
+    "attention_bias": (
+        lambda q, k, v, b: F.scaled_dot_product_attention(q, k, v, b, scale=0.3),
+        (2, 2, 3, 4),
+        (2, 2, 3, 4),
+        (2, 2, 3, 4),
+        (1, 2, 3, 3),
+    ),
+    "attention_gqa": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        (2, 4, 3, 4),
+        (2, 2, 3, 4),
+        (2, 2, 3, 4),
+    ),
+    "attention_3d": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+        (2, 3, 4),
+        (2, 3, 4),
+        (2, 3, 4),
+    ),
+    "embedding": (
+        lambda w: F.embedding(torch.tensor([[1, 2], [0, 1]]).to(w.device), w),
+        (4, 3),
+    ),
     "index": (lambda x: x[torch.tensor([0, 2, 0]).to(x.device)] ** 2, (3, 2)),
     "mask": (lambda x: x[x > 0].exp(), (5,)),
     "where": (lambda x, y: torch.where(x > y, x * 2, y.sin()), (4,), (4,)),
     "cat_split": (lambda x, y: tuple(torch.cat([x, y]).split(2)), (3, 2), (3, 2)),
     "cumsum": (lambda x: x.cumsum(0).tanh().var(1), (3, 4)),
-    "norms": (lambda x: x.norm() + x.norm(1) + torch.linalg.vector_norm(x, 3, dim=1).sum(), (3, 4)),
+    "norms": (
+        lambda x: x.norm() + x.norm(1) + torch.linalg.vector_norm(x, 3, dim=1).sum(),
+        (3, 4),
+    ),
     "einsum": (lambda x, y: torch.einsum("bij,bjk->ik", x, y), (2, 3, 4), (2, 4, 5)),
-    "fallback": (lambda x: torch.linalg.inv(x + 3 * torch.eye(3, device=x.device)), (3, 3)),
-    "complex": (lambda x: torch.view_as_real(torch.view_as_complex(x).exp() * 1j).square(), (3, 2)),
+    "fallback": (
+        lambda x: torch.linalg.inv(x + 3 * torch.eye(3, device=x.device)),
+        (3, 3),
+    ),
+    "complex": (
+        lambda x: torch.view_as_real(torch.view_as_complex(x).exp() * 1j).square(),
+        (3, 2),
+    ),
     "fft": (lambda x: torch.fft.rfft(x).abs(), (2, 8)),
-    "gelu_etc": (lambda x: F.gelu(x) + F.silu(x) + F.elu(x) + F.softplus(x) + F.leaky_relu(x) + F.hardtanh(x) + F.relu6(x), (5,)),
-}  # fmt: skip
+    "gelu_etc": (
+        lambda x: (
+            F.gelu(x)
+            + F.silu(x)
+            + F.elu(x)
+            + F.softplus(x)
+            + F.leaky_relu(x)
+            + F.hardtanh(x)
+            + F.relu6(x)
+        ),
+        (5,),
+    ),
+}
 
 
 def _in_place_on_view(x):
@@ -188,7 +256,8 @@ def test_backward_runs_where_it_is_called():
 
 
 def test_gradients_by_torch_func_run_where_they_are_taken():
-    """The transforms wrap the roots. Another thread numbers the nodes of the graphs that it makes by itself: the order of second derivatives changed from call to call."""
+    """The transforms wrap the roots. Another thread numbers the nodes of the graphs that it makes
+    by itself: the order of second derivatives changed from call to call."""
     threads = []
 
     def f(x):
@@ -206,9 +275,8 @@ def test_gradients_by_torch_func_run_where_they_are_taken():
 
 def test_interrupts_end_backward(request):
     x = torch.randn(3, device="hlo", requires_grad=True)
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background jobs ignore the signal
+    # a shell's background jobs ignore the signal
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     y = x.exp()
     y.register_hook(lambda g: os.kill(os.getpid(), signal.SIGINT))
@@ -293,14 +361,23 @@ def test_inference_mode_and_no_grad():
 
 
 VIEWS_OF_X = [
-    lambda x: x[None], lambda x: x.detach(), lambda x: x.t().reshape(3, 4), lambda x: x.t(), lambda x: x[1:], lambda x: x.unbind(0)[1], lambda x: x.chunk(2, 1)[0],
-    lambda x: x.as_strided((2, 2), (3, 1)), lambda x: x.real, lambda x: torch.view_as_complex(x.view(3, 2, 2)).conj(),
-]  # fmt: skip
+    lambda x: x[None],
+    lambda x: x.detach(),
+    lambda x: x.t().reshape(3, 4),
+    lambda x: x.t(),
+    lambda x: x[1:],
+    lambda x: x.unbind(0)[1],
+    lambda x: x.chunk(2, 1)[0],
+    lambda x: x.as_strided((2, 2), (3, 1)),
+    lambda x: x.real,
+    lambda x: torch.view_as_complex(x.view(3, 2, 2)).conj(),
+]
 
 
 @pytest.mark.parametrize("view", VIEWS_OF_X)
 def test_views_under_inference_mode(view):
-    """A view of a tensor from outside is a normal tensor, written in place through the same version counter; one of a tensor made inside is not."""
+    """A view of a tensor from outside is a normal tensor, written in place through the same version
+    counter; one of a tensor made inside is not."""
     seen = []
     for device in ("cpu", "hlo"):
         x = torch.arange(12.0).reshape(3, 4).to(device)
@@ -317,23 +394,47 @@ def test_views_under_inference_mode(view):
 A, B, LABELS = torch.randn(6, 4), torch.rand(6, 4), torch.tensor([0, 3, 1, 2, 2, 0])
 COMPOSITES = [
     *[lambda a, b, y, r=r: F.nll_loss(a, y, reduction=r) for r in ("sum", "none", "mean")],
-    *[lambda a, b, y, r=r: F.cross_entropy(a, y, reduction=r, label_smoothing=0.1) for r in ("sum", "none")],
-    lambda a, b, y: a.std(False), lambda a, b, y: a.var(False), lambda a, b, y: a.std(1, False, True), lambda a, b, y: torch.var_mean(a, 0, False)[0],
-    lambda a, b, y: torch.std_mean(a, False)[0], lambda a, b, y: F.hinge_embedding_loss(a, b.sign(), 0.5, reduction="sum"), lambda a, b, y: F.selu(a),
-    lambda a, b, y: F.prelu(a, b[0]), lambda a, b, y: F.kl_div(a.log_softmax(1), b, reduction="sum"), lambda a, b, y: F.pdist(a), lambda a, b, y: a.mT @ b,
-    lambda a, b, y: torch.fft.rfft(a, 5, 1, "ortho").abs(), lambda a, b, y: F.binary_cross_entropy_with_logits(a, b, reduction="sum"), lambda a, b, y: F.relu6(a * 5),
-    lambda a, b, y: F.cosine_similarity(a, b), lambda a, b, y: F.pairwise_distance(a, b, 1.0), lambda a, b, y: torch.where(a > 0, 1.0, b), lambda a, b, y: a.float_power(2.0),
-    lambda a, b, y: F.triplet_margin_loss(a, b, a + b, reduction="none"), lambda a, b, y: F.margin_ranking_loss(a, b, b.sign(), 0.1, reduction="sum"),
-    lambda a, b, y: F.poisson_nll_loss(a, b, True, True, None, 1e-8, None, "sum"), lambda a, b, y: a.nansum(0), lambda a, b, y: torch.einsum("ij,kj->ik", a, b),
-    lambda a, b, y: F.interpolate(a[None, None], scale_factor=2, mode="bicubic"), lambda a, b, y: torch.tensordot(a, b, 2), lambda a, b, y: a.diff(dim=1),
-]  # fmt: skip
+    *[
+        lambda a, b, y, r=r: F.cross_entropy(a, y, reduction=r, label_smoothing=0.1)
+        for r in ("sum", "none")
+    ],
+    lambda a, b, y: a.std(False),
+    lambda a, b, y: a.var(False),
+    lambda a, b, y: a.std(1, False, True),
+    lambda a, b, y: torch.var_mean(a, 0, False)[0],
+    lambda a, b, y: torch.std_mean(a, False)[0],
+    lambda a, b, y: F.hinge_embedding_loss(a, b.sign(), 0.5, reduction="sum"),
+    lambda a, b, y: F.selu(a),
+    lambda a, b, y: F.prelu(a, b[0]),
+    lambda a, b, y: F.kl_div(a.log_softmax(1), b, reduction="sum"),
+    lambda a, b, y: F.pdist(a),
+    lambda a, b, y: a.mT @ b,
+    lambda a, b, y: torch.fft.rfft(a, 5, 1, "ortho").abs(),
+    lambda a, b, y: F.binary_cross_entropy_with_logits(a, b, reduction="sum"),
+    lambda a, b, y: F.relu6(a * 5),
+    lambda a, b, y: F.cosine_similarity(a, b),
+    lambda a, b, y: F.pairwise_distance(a, b, 1.0),
+    lambda a, b, y: torch.where(a > 0, 1.0, b),
+    lambda a, b, y: a.float_power(2.0),
+    lambda a, b, y: F.triplet_margin_loss(a, b, a + b, reduction="none"),
+    lambda a, b, y: F.margin_ranking_loss(a, b, b.sign(), 0.1, reduction="sum"),
+    lambda a, b, y: F.poisson_nll_loss(a, b, True, True, None, 1e-8, None, "sum"),
+    lambda a, b, y: a.nansum(0),
+    lambda a, b, y: torch.einsum("ij,kj->ik", a, b),
+    lambda a, b, y: F.interpolate(a[None, None], scale_factor=2, mode="bicubic"),
+    lambda a, b, y: torch.tensordot(a, b, 2),
+    lambda a, b, y: a.diff(dim=1),
+]
 
 
 @pytest.mark.parametrize("f", COMPOSITES)
 def test_composite_ops_under_inference_mode(f):
     """Ops made of others arrive whole there."""
     with torch.inference_mode():
-        expected, got = f(A, B, LABELS), f(A.to("hlo"), B.to("hlo"), LABELS.to("hlo")).cpu()
+        expected, got = (
+            f(A, B, LABELS),
+            f(A.to("hlo"), B.to("hlo"), LABELS.to("hlo")).cpu(),
+        )
     torch.testing.assert_close(got, expected)
 
 
@@ -347,10 +448,14 @@ def test_functional_transforms():
 
     def results(wd, xd):
         return [
-            torch.func.grad(f)(wd, xd), torch.func.vmap(lambda v: f(wd, v))(xd), torch.func.vmap(torch.func.grad(f), (None, 0))(wd, xd),
-            torch.func.jvp(lambda v: F.linear(v, wd).sin(), (xd,), (torch.ones_like(xd),))[1], torch.func.jacrev(lambda v: F.linear(v, wd))(xd[0]),
-            torch.func.jacfwd(lambda v: v.sin())(xd[0]), torch.func.hessian(lambda v: (v**3).sum())(xd[0]),
-        ]  # fmt: skip
+            torch.func.grad(f)(wd, xd),
+            torch.func.vmap(lambda v: f(wd, v))(xd),
+            torch.func.vmap(torch.func.grad(f), (None, 0))(wd, xd),
+            torch.func.jvp(lambda v: F.linear(v, wd).sin(), (xd,), (torch.ones_like(xd),))[1],
+            torch.func.jacrev(lambda v: F.linear(v, wd))(xd[0]),
+            torch.func.jacfwd(lambda v: v.sin())(xd[0]),
+            torch.func.hessian(lambda v: (v**3).sum())(xd[0]),
+        ]
 
     for e, a in zip(results(w, x), results(w.to("hlo"), x.to("hlo"))):
         torch.testing.assert_close(a.cpu(), e, rtol=1e-4, atol=1e-5)
@@ -373,7 +478,8 @@ def test_recurrent(cell):
     two.load_state_dict(one.state_dict())
     e, g = one(x[0]), two.to("hlo")(x[0].to("hlo"))
     torch.testing.assert_close(
-        (g[0] if cell == "LSTM" else g).detach().cpu(), (e[0] if cell == "LSTM" else e).detach()
+        (g[0] if cell == "LSTM" else g).detach().cpu(),
+        (e[0] if cell == "LSTM" else e).detach(),
     )
 
 
@@ -415,15 +521,31 @@ class _Seen(TorchDispatchMode):
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_dispatch_modes_see_composites_once(grad):
-    """What goes around PyTorch's dispatcher when nobody looks goes through it when somebody does."""
-    x, w = torch.randn(2, 4, device="hlo"), torch.randn(3, 4, device="hlo", requires_grad=True)
+    """What goes around PyTorch's dispatcher when nobody looks goes through it when somebody
+    does."""
+    x, w = (
+        torch.randn(2, 4, device="hlo"),
+        torch.randn(3, 4, device="hlo", requires_grad=True),
+    )
     q = torch.randn(1, 2, 3, 4, device="hlo")
     seen = _Seen()
     with torch.set_grad_enabled(grad):
-        plain = F.linear(x, w), F.rms_norm(x, (4,)), F.scaled_dot_product_attention(q, q, q)
+        plain = (
+            F.linear(x, w),
+            F.rms_norm(x, (4,)),
+            F.scaled_dot_product_attention(q, q, q),
+        )
         with seen:
-            watched = F.linear(x, w), F.rms_norm(x, (4,)), F.scaled_dot_product_attention(q, q, q)
-    wanted = "linear", "_fused_rms_norm", "_scaled_dot_product_fused_attention_overrideable"
+            watched = (
+                F.linear(x, w),
+                F.rms_norm(x, (4,)),
+                F.scaled_dot_product_attention(q, q, q),
+            )
+    wanted = (
+        "linear",
+        "_fused_rms_norm",
+        "_scaled_dot_product_fused_attention_overrideable",
+    )
     assert [
         sum(op is getattr(torch.ops.aten, name).default for op in seen.ops) for name in wanted
     ] == [1, 1, 1]

@@ -109,7 +109,10 @@ def test_results_that_need_gradients(monkeypatch):
         loss = (x * w).square().sum()
         return loss, torch.autograd.grad(loss, w)[0]
 
-    captured, forward = torch_hlo.compile(loss_of), torch_hlo.compile(lambda x: (x * w).exp())
+    captured, forward = (
+        torch_hlo.compile(loss_of),
+        torch_hlo.compile(lambda x: (x * w).exp()),
+    )
     for i in range(6):
         x = torch.randn(3)
         with monkeypatch.context() as m:
@@ -147,7 +150,8 @@ def test_training_and_evaluation(monkeypatch):
 
 
 def test_modules_made_inside(monkeypatch):
-    """Losses of Hugging Face models are modules of one call; a module that is replaced by another is not."""
+    """Losses of Hugging Face models are modules of one call; a module that is replaced by another
+    is not."""
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).to("hlo")
     captured = torch_hlo.compile(torch.no_grad()(lambda x, y: nn.CrossEntropyLoss()(model(x), y)))
     x, y = torch.randn(5, 4).to("hlo"), torch.tensor([0, 1, 2, 1, 0]).to("hlo")
@@ -235,7 +239,10 @@ def test_gradients_that_are_views(monkeypatch):
     found = []
     for device in ("cpu", "hlo"):
         torch.manual_seed(0)
-        model, scale = nn.Linear(8, 3).to(device), nn.Parameter(torch.ones(1, device=device))
+        model, scale = (
+            nn.Linear(8, 3).to(device),
+            nn.Parameter(torch.ones(1, device=device)),
+        )
         optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
 
         def train(x, model=model, scale=scale, optimizer=optimizer):
@@ -277,7 +284,8 @@ def test_constants_made_inside_are_kept():
 
     for i in range(8):
         torch.testing.assert_close(
-            fn(torch.full((3,), float(i)).to("hlo")).cpu(), i * torch.tensor([0.25, 0.5, 2.0])
+            fn(torch.full((3,), float(i)).to("hlo")).cpu(),
+            i * torch.tensor([0.25, 0.5, 2.0]),
         )
 
 

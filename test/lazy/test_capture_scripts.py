@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import torch_hlo
-from torch_hlo.lazy import capture
+from torch_hlo.lazy.capture import capture
 
 from .support import network, no_recording
 
@@ -31,7 +31,10 @@ def test_schedules_outside_are_followed(name, options, period):
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 3).to(device)
         x = torch.ones(2, 4).to(device)
-        groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.02}]
+        groups = [
+            {"params": [model.weight], "lr": 0.1},
+            {"params": [model.bias], "lr": 0.02},
+        ]
         optimizer = getattr(torch.optim, name)(groups, lr=0.1, **options)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, period, gamma=0.5)
 
@@ -62,9 +65,8 @@ def test_schedules_outside_are_followed(name, options, period):
 def test_schedules_outside_are_no_reason_to_record():
     w = torch.nn.Parameter(torch.ones(4).to("hlo"))
     optimizer = torch.optim.Adam([w], lr=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 0.1, total_steps=100
-    )  # the betas, too
+    # the betas, too
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
     calls = array("b")
 
     @torch_hlo.compile(full_graph=True)
@@ -154,7 +156,13 @@ def scales(device):
 def schedules(device):
     model, optimizer = network(device)
     schedule = torch.optim.lr_scheduler.SequentialLR(
-        optimizer, [torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)], [4])  # fmt: skip
+        optimizer,
+        [
+            torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4),
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        ],
+        [4],
+    )
     train = stepping(model, optimizer)[0]
 
     def step(x, y):
@@ -256,7 +264,8 @@ def test_gradients_made_outside(monkeypatch):
 
 
 class CountingAdam(torch.optim.Optimizer):
-    """As optimizers of one's own are written: whole numbers and tensors in the state, some of them replaced."""
+    """As optimizers of one's own are written: whole numbers and tensors in the state, some of them
+    replaced."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 1e-2, "betas": (0.9, 0.99)})
@@ -361,7 +370,8 @@ def trains_a_copy(device):
 
 @script
 def counts_classes(device):
-    """k-means: how many rows there are of each class does not decide the size of what bincount gives, as it has a minimal length."""
+    """k-means: how many rows there are of each class does not decide the size of what bincount
+    gives, as it has a minimal length."""
     centers = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).to(device)
 
     def step(x, y):
@@ -375,7 +385,8 @@ def counts_classes(device):
 
 @script
 def makes_optimizers(device):
-    """Reptile: the model itself takes steps of optimizers that live for a call, and one of its own."""
+    """Reptile: the model itself takes steps of optimizers that live for a call, and one of its
+    own."""
     model, outer = network(device, "SGD", momentum=0.9)
 
     def step(x, y):
@@ -416,14 +427,21 @@ def solves(device):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts(name, monkeypatch):
-    """What training scripts do besides computing: the same losses and parameters as on the CPU, and in the end nothing is recorded."""
+    """What training scripts do besides computing: the same losses and parameters as on the CPU, and
+    in the end nothing is recorded."""
     generator = torch.Generator().manual_seed(1)
     batches = [
-        (torch.randn(5, 8, generator=generator), torch.randint(3, (5,), generator=generator))
+        (
+            torch.randn(5, 8, generator=generator),
+            torch.randint(3, (5,), generator=generator),
+        )
         for _ in range(16)
     ]
     if name == "skips_what_is_not_finite":
-        batches[6] = batches[7] = batches[14] = (batches[6][0] * float("nan"), batches[6][1])
+        batches[6] = batches[7] = batches[14] = (
+            batches[6][0] * float("nan"),
+            batches[6][1],
+        )
     found = []
     for device in ("cpu", "hlo"):
         step, extra, tensors = SCRIPTS[name](device)

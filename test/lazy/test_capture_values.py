@@ -1,4 +1,5 @@
-"""torch_hlo.compile: values that Python reads inside a captured step, and what it does with them."""
+"""torch_hlo.compile: values that Python reads inside a captured step, and what it does with
+them."""
 
 import contextlib
 import copy
@@ -10,7 +11,10 @@ import torch
 
 import torch_hlo
 from torch_hlo import metrics
-from torch_hlo.lazy import replay, step
+from torch_hlo.lazy.capture import replay
+from torch_hlo.lazy.record import session
+
+step = session.engine()
 
 KEPT = []
 
@@ -72,8 +76,22 @@ def test_numbers_may_be_returned():
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("use", [lambda n: n > 2, lambda n: 2 * n, lambda n: n * 2, lambda n: math.sqrt(n), lambda n: math.isfinite(n), lambda n: max(n, 7.0),
-                                 lambda n: n.is_integer(), lambda n: -n, lambda n: round(n, 1), lambda n: divmod(n, 2.0)[0] * 0, lambda n: min(1.0, n / 4) ** 2])  # fmt: skip
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda n: n > 2,
+        lambda n: 2 * n,
+        lambda n: n * 2,
+        lambda n: math.sqrt(n),
+        lambda n: math.isfinite(n),
+        lambda n: max(n, 7.0),
+        lambda n: n.is_integer(),
+        lambda n: -n,
+        lambda n: round(n, 1),
+        lambda n: divmod(n, 2.0)[0] * 0,
+        lambda n: min(1.0, n / 4) ** 2,
+    ],
+)
 def test_numbers_that_python_computes_with(use):
     calls = array("b")
 
@@ -224,7 +242,8 @@ def test_numbers_that_change():
         return x * [1, 1, 1, 1, 1, 2, 3, 4, 5][power[0]]
 
     with pytest.raises(
-        RuntimeError, match=r"changes power\[0\] \(from .* to .*\), which a replay does not do"
+        RuntimeError,
+        match=r"changes power\[0\] \(from .* to .*\), which a replay does not do",
     ):
         for _ in range(8):
             table(torch.ones(3).to("hlo"))
@@ -271,7 +290,8 @@ def test_errors_of_batched_linear_algebra_are_raised_by_replays():
 
 
 def test_turns_that_differ_in_an_index_are_launched_again(monkeypatch):
-    """They share a program that has the index as an input: replays neither record nor look for it."""
+    """They share a program that has the index as an input: replays neither record nor look for
+    it."""
 
     @torch_hlo.compile
     def fn(x, gain):
@@ -313,13 +333,13 @@ def test_whole_numbers_that_floats_compute_with():
 
 
 def test_comparisons_that_cut_a_call_do_not_cut_its_replays():
-    """Solvers look at errors, loops at residuals: segments that need no answer are one program, and another way is taken when an answer changes."""
+    """Solvers look at errors, loops at residuals: segments that need no answer are one program, and
+    another way is taken when an answer changes."""
 
     def iterate(a, b, tolerance):
         x, steps = torch.zeros_like(b), 0
-        scale = (
-            a.abs().sum(1).max()
-        ).item()  # a number that is computed with: what follows waits for it
+        # a number that is computed with: what follows waits for it
+        scale = (a.abs().sum(1).max()).item()
         while True:
             r = b - a @ x
             if (r * r).sum().item() < tolerance:
@@ -429,7 +449,7 @@ def test_numbers_are_read_where_they_are(monkeypatch):
         torch.tensor(1.5, dtype=torch.bfloat16, device="hlo") * 2,
     ]
     assert step.items([*there, *other]) == [*(v.item() for v in values), 3.0, 3.0]
-    monkeypatch.setattr(step, "to_cpu", lambda tensors: pytest.fail("copied"))
+    monkeypatch.setattr(step, "materialize", lambda tensors: pytest.fail("copied"))
     found = step.items(there)
     assert found == [v.item() for v in values] and [*map(type, found)] == [
         float,

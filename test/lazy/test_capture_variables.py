@@ -1,4 +1,5 @@
-"""torch_hlo.compile: Python's variables that a captured step sees, compared before a replay, and left as the function leaves them."""
+"""torch_hlo.compile: Python's variables that a captured step sees, compared before a replay, and
+left as the function leaves them."""
 
 from array import array
 from collections import deque
@@ -67,9 +68,15 @@ def changed_outside(device):
         return model[1].layer.weight.sum().detach()
 
     return {
-        "a module is replaced": (lambda x: model(x), lambda: setattr(model[1], "layer", other)),
+        "a module is replaced": (
+            lambda x: model(x),
+            lambda: setattr(model[1], "layer", other),
+        ),
         "a module is removed": (lambda x: model(x), lambda: model.__delitem__(1)),
-        "a flag of a module": (lambda x: model(x), lambda: setattr(model[1], "skip", True)),
+        "a flag of a module": (
+            lambda x: model(x),
+            lambda: setattr(model[1], "skip", True),
+        ),
         "an option of a module of PyTorch": (
             lambda x: model(x),
             lambda: setattr(model[2], "p", 1.0),
@@ -168,11 +175,21 @@ def leaving(device):
         state["mean"] = training(x).detach()
 
     return {
-        "modules": (lambda x: model(x).sum() + model[0].aux, lambda: [model[0].aux, model[1].aux, model[0].mean, model[1].mean]),
-        "rebinds": (rebinds, lambda: [state["mean"]]), "appends": (appends, lambda: [*losses, *numbers]), "meters": (meters, lambda: [meter.sum, meter.count, meter.average]),
-        "keeps the last": (keeps_the_last, lambda: [*last, state["mean"]]), "sets data": (sets_data, lambda: [weight]), "recurs": (recurs, lambda: hidden[0]),
-        "switches": (switches, lambda: [state["mean"], training.training, *training.buffers()]),
-    }  # fmt: skip
+        "modules": (
+            lambda x: model(x).sum() + model[0].aux,
+            lambda: [model[0].aux, model[1].aux, model[0].mean, model[1].mean],
+        ),
+        "rebinds": (rebinds, lambda: [state["mean"]]),
+        "appends": (appends, lambda: [*losses, *numbers]),
+        "meters": (meters, lambda: [meter.sum, meter.count, meter.average]),
+        "keeps the last": (keeps_the_last, lambda: [*last, state["mean"]]),
+        "sets data": (sets_data, lambda: [weight]),
+        "recurs": (recurs, lambda: hidden[0]),
+        "switches": (
+            switches,
+            lambda: [state["mean"], training.training, *training.buffers()],
+        ),
+    }
 
 
 @pytest.mark.parametrize("name", leaving("cpu"))
@@ -198,7 +215,10 @@ def test_what_is_left_in_variables(name, monkeypatch):
 def test_why_a_call_is_traced_again(monkeypatch, capsys):
     from torch_hlo import config
 
-    model, options = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).to("hlo"), {"scale": 1.0}
+    model, options = (
+        nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).to("hlo"),
+        {"scale": 1.0},
+    )
 
     @torch_hlo.compile
     def step(x):
@@ -210,7 +230,11 @@ def test_why_a_call_is_traced_again(monkeypatch, capsys):
     def said() -> str:
         capsys.readouterr()
         with monkeypatch.context() as m:
-            m.setattr(config, "get", lambda name, get=config.get: 1 if name == "LOG" else get(name))
+            m.setattr(
+                config,
+                "get",
+                lambda name, get=config.get: 1 if name == "LOG" else get(name),
+            )
             step(x.to("hlo"))
         return capsys.readouterr().err
 
@@ -248,10 +272,12 @@ def test_containers_that_make_what_is_read():
 
 
 @pytest.mark.parametrize(
-    "change", [lambda x: x.unsqueeze_(0), lambda x: x.resize_(1), lambda x: x.set_(x[:1])]
+    "change",
+    [lambda x: x.unsqueeze_(0), lambda x: x.resize_(1), lambda x: x.set_(x[:1])],
 )
 def test_arguments_keep_their_shape(change):
-    """A replay writes values; an argument of another shape after the call is an error, not forgotten."""
+    """A replay writes values; an argument of another shape after the call is an error, not
+    forgotten."""
 
     def fn(x):
         change(x)

@@ -1,4 +1,5 @@
-"""Conditions on values: errors that PyTorch raises, at the call or when the value has been computed, without steps that are cut for them."""
+"""Conditions on values: errors that PyTorch raises, at the call or when the value has been
+computed, without steps that are cut for them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from torch_hlo import metrics
 
 @pytest.fixture(autouse=True)
 def _validated():
-    """Arguments of distributions are validated: Dynamo turns that off for a process that compiles."""
+    """Arguments of distributions are validated: Dynamo turns that off for a process that
+    compiles."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(True)
     yield

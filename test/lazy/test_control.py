@@ -75,16 +75,40 @@ def test_pending_values_are_captured():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda x: torch_hlo.while_loop(lambda a: a.sum() < 5, lambda a: (a.sum(),), (x,)), "must be alike"),
-        (lambda x: torch_hlo.while_loop(lambda a: a < 5, lambda a: (a,), (x,)), "one element"),
-        (lambda x: torch_hlo.cond(x.sum() > 0, lambda a: a * a.sum().item(), lambda a: a, (x,)), "a value is needed at .*test_control"),
-        (lambda x: torch_hlo.cond(x.sum() > 0, lambda a: a, lambda a: a.sum(), (x,)), "must be alike"),
-        (lambda x: torch_hlo.scan(lambda c, a: c + a, x.sum(), x), "must return \\(carry, y\\)"),
-        (lambda x: torch_hlo.scan(lambda c, a: (c + torch.rand_like(a), a), x.sum(), x), "random"),
-        (lambda x: torch_hlo.cond(x.cpu().sum() > 0, lambda a: a, lambda a: a, (x,)), "takes hlo tensors"),
-        (lambda x: torch_hlo.cond(x.sum() > 0, lambda a: a, lambda a: a, (x.requires_grad_(),)), "no gradient"),
+        (
+            lambda x: torch_hlo.while_loop(lambda a: a.sum() < 5, lambda a: (a.sum(),), (x,)),
+            "must be alike",
+        ),
+        (
+            lambda x: torch_hlo.while_loop(lambda a: a < 5, lambda a: (a,), (x,)),
+            "one element",
+        ),
+        (
+            lambda x: torch_hlo.cond(x.sum() > 0, lambda a: a * a.sum().item(), lambda a: a, (x,)),
+            "a value is needed at .*test_control",
+        ),
+        (
+            lambda x: torch_hlo.cond(x.sum() > 0, lambda a: a, lambda a: a.sum(), (x,)),
+            "must be alike",
+        ),
+        (
+            lambda x: torch_hlo.scan(lambda c, a: c + a, x.sum(), x),
+            "must return \\(carry, y\\)",
+        ),
+        (
+            lambda x: torch_hlo.scan(lambda c, a: (c + torch.rand_like(a), a), x.sum(), x),
+            "random",
+        ),
+        (
+            lambda x: torch_hlo.cond(x.cpu().sum() > 0, lambda a: a, lambda a: a, (x,)),
+            "takes hlo tensors",
+        ),
+        (
+            lambda x: torch_hlo.cond(x.sum() > 0, lambda a: a, lambda a: a, (x.requires_grad_(),)),
+            "no gradient",
+        ),
     ],
-)  # fmt: skip
+)
 def test_mistakes(call, message):
     with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
         call(torch.ones(3).to("hlo"))

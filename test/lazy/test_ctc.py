@@ -18,9 +18,8 @@ LENGTHS = {
 
 
 def targets(device="cpu"):
-    found = (
-        torch.arange(BATCH * MOST).reshape(BATCH, MOST) % (CLASSES - 2) + 1
-    )  # neither of the two blanks
+    # neither of the two blanks
+    found = torch.arange(BATCH * MOST).reshape(BATCH, MOST) % (CLASSES - 2) + 1
     found[1, 1:3] = found[1, 0]  # repeated: a blank has to lie between
     return found.to(device)
 
@@ -33,9 +32,11 @@ def run(device, lengths, form, dtype, **options):
         .requires_grad_()
     )
     given = [
-        tuple(n)
-        if form == "numbers"
-        else torch.tensor(n, device=device if form == "device" else "cpu")
+        (
+            tuple(n)
+            if form == "numbers"
+            else torch.tensor(n, device=device if form == "device" else "cpu")
+        )
         for n in lengths
     ]
     log_probs = x.log_softmax(-1)
@@ -52,7 +53,11 @@ def test_values_and_gradients(lengths, form):
         ("none", "mean", "sum"), (False, True), (0, 6)
     ):
         for dtype in (torch.float32, torch.float64):
-            options = {"reduction": reduction, "zero_infinity": zero_infinity, "blank": blank}
+            options = {
+                "reduction": reduction,
+                "zero_infinity": zero_infinity,
+                "blank": blank,
+            }
             want, got = (
                 run(device, LENGTHS[lengths], form, dtype, **options) for device in ("cpu", "hlo")
             )
@@ -83,8 +88,17 @@ def test_nothing_is_read():
     ]
 
 
-@pytest.mark.parametrize(("lengths", "message"), [(([13] * 4, [5] * 4), "input_lengths to have value at most 12, but got value 13"),
-                                                  (([12] * 4, [5, 6, 5, 5]), "target_lengths"), (([12] * 3, [5] * 4), "one number for each of the 4")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        (
+            ([13] * 4, [5] * 4),
+            "input_lengths to have value at most 12, but got value 13",
+        ),
+        (([12] * 4, [5, 6, 5, 5]), "target_lengths"),
+        (([12] * 3, [5] * 4), "one number for each of the 4"),
+    ],
+)
 def test_lengths_that_do_not_fit(lengths, message):
     with pytest.raises(RuntimeError, match=message):
         run("hlo", lengths, "cpu", torch.float32)

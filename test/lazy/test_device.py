@@ -1,4 +1,5 @@
-"""The device as users see it: names, factories, moving, printing, torch.hlo, generators, threads, processes."""
+"""The device as users see it: names, factories, moving, printing, torch.hlo, generators, threads,
+processes."""
 
 from __future__ import annotations
 
@@ -71,14 +72,25 @@ def test_module_functions():
 
 
 FACTORIES = {
-    "zeros": lambda **k: torch.zeros(2, 3, **k), "ones": lambda **k: torch.ones(2, 3, **k), "full": lambda **k: torch.full((2,), 3.5, **k),
-    "full_int": lambda **k: torch.full((2,), 3, **k), "arange": lambda **k: torch.arange(5, **k), "arange3": lambda **k: torch.arange(1, 2, 0.25, **k),
-    "linspace": lambda **k: torch.linspace(0, 1, 5, **k), "logspace": lambda **k: torch.logspace(0, 1, 5, **k), "eye": lambda **k: torch.eye(2, 3, **k),
-    "tensor": lambda **k: torch.tensor([[1, 2], [3, 4]], **k), "scalar": lambda **k: torch.tensor(2.5, **k),
-    "as_tensor": lambda **k: torch.as_tensor(np.arange(3), **k), "tril_indices": lambda **k: torch.tril_indices(3, 3, **k),
-    "double": lambda **k: torch.zeros(2, dtype=torch.double, **k), "bool": lambda **k: torch.ones(2, dtype=torch.bool, **k),
-    "hann": lambda **k: torch.hann_window(8, **k), "empty0": lambda **k: torch.empty(0, 3, **k), "complex": lambda **k: torch.tensor([1 + 2j], **k),
-}  # fmt: skip
+    "zeros": lambda **k: torch.zeros(2, 3, **k),
+    "ones": lambda **k: torch.ones(2, 3, **k),
+    "full": lambda **k: torch.full((2,), 3.5, **k),
+    "full_int": lambda **k: torch.full((2,), 3, **k),
+    "arange": lambda **k: torch.arange(5, **k),
+    "arange3": lambda **k: torch.arange(1, 2, 0.25, **k),
+    "linspace": lambda **k: torch.linspace(0, 1, 5, **k),
+    "logspace": lambda **k: torch.logspace(0, 1, 5, **k),
+    "eye": lambda **k: torch.eye(2, 3, **k),
+    "tensor": lambda **k: torch.tensor([[1, 2], [3, 4]], **k),
+    "scalar": lambda **k: torch.tensor(2.5, **k),
+    "as_tensor": lambda **k: torch.as_tensor(np.arange(3), **k),
+    "tril_indices": lambda **k: torch.tril_indices(3, 3, **k),
+    "double": lambda **k: torch.zeros(2, dtype=torch.double, **k),
+    "bool": lambda **k: torch.ones(2, dtype=torch.bool, **k),
+    "hann": lambda **k: torch.hann_window(8, **k),
+    "empty0": lambda **k: torch.empty(0, 3, **k),
+    "complex": lambda **k: torch.tensor([1 + 2j], **k),
+}
 
 
 @pytest.mark.parametrize("name", FACTORIES)
@@ -353,16 +365,16 @@ def test_exit_with_pending_work():
 
 def test_import_after_tensors_exist():
     _run(
-        "import torch; x = torch.ones(3); m = torch.nn.Linear(3, 3); g = torch.Generator(); import torch_hlo; m.to('hlo'); y = x.to('hlo')"
+        "import torch; x = torch.ones(3); m = torch.nn.Linear(3, 3); g = torch.Generator(); import"
+        " torch_hlo; m.to('hlo'); y = x.to('hlo')"
     )
 
 
 def test_fork_after_use():
     _run(
-        "import os, torch, torch_hlo; x = torch.ones(3).to('hlo') + 1\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n    y = torch.zeros(2, device='hlo') + 1\n    os._exit(0 if y.is_hlo else 1)\n"
-        "assert os.waitpid(pid, 0)[1] == 0"
+        "import os, torch, torch_hlo; x = torch.ones(3).to('hlo') + 1\npid = os.fork()\nif pid =="
+        " 0:\n    y = torch.zeros(2, device='hlo') + 1\n    os._exit(0 if y.is_hlo else 1)\nassert"
+        " os.waitpid(pid, 0)[1] == 0"
     )
 
 

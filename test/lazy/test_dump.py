@@ -6,9 +6,12 @@ import pytest
 import torch
 
 import torch_hlo  # noqa: F401
-from torch_hlo import config, metrics
+from torch_hlo import config, log, metrics
 from torch_hlo.device import runtime
-from torch_hlo.lazy import dump, log, progress, step
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.run import dump, progress
+
+step = session.engine()
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +38,10 @@ def test_folder_per_compile(tmp_path):
 
 
 def test_only_passes_that_changed_something(tmp_path):
-    with config.override(DUMP=str(tmp_path)), dump.recording("step_1", "because") as observe:
+    with (
+        config.override(DUMP=str(tmp_path)),
+        dump.recording("step_1", "because") as observe,
+    ):
         observe("hlo:input", "a")
         observe("hlo:algebra", "a")
         observe("hlo:fusion", "b")
@@ -45,8 +51,13 @@ def test_only_passes_that_changed_something(tmp_path):
         observe("buffers", "arena 64")
     (folder,) = (tmp_path / str(os.getpid())).iterdir()
     assert sorted(p.name for p in folder.iterdir()) == [
-        "00_input.hlo", "02_fusion.hlo", "50_kernels.ll", "51_code.s", "52_buffers.txt", "reason.txt",
-    ]  # fmt: skip
+        "00_input.hlo",
+        "02_fusion.hlo",
+        "50_kernels.ll",
+        "51_code.s",
+        "52_buffers.txt",
+        "reason.txt",
+    ]
     assert (folder / "50_kernels.ll").read_text() == "define\ndeclare\n"
 
 
@@ -66,7 +77,10 @@ def test_failures_are_recorded(tmp_path, monkeypatch):
 
 
 def test_an_impossible_directory_costs_a_warning():
-    with config.override(DUMP="/dev/null/x"), pytest.warns(RuntimeWarning, match="TORCH_HLO_DUMP"):
+    with (
+        config.override(DUMP="/dev/null/x"),
+        pytest.warns(RuntimeWarning, match="TORCH_HLO_DUMP"),
+    ):
         assert (torch.ones(4).to("hlo") + 1).tolist() == [2] * 4
 
 

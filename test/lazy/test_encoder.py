@@ -1,4 +1,5 @@
-"""nn.TransformerEncoder and nn.MultiheadAttention in evaluation, where PyTorch calls ops of its own for them."""
+"""nn.TransformerEncoder and nn.MultiheadAttention in evaluation, where PyTorch calls ops of its own
+for them."""
 
 import pytest
 import torch
@@ -26,10 +27,15 @@ def both(run) -> None:
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize(
     "masks",
-    [{}, {"mask": FUTURE}, {"src_key_padding_mask": PADDING}, {"mask": FUTURE, "src_key_padding_mask": PADDING},
-     {"mask": nn.Transformer.generate_square_subsequent_mask(5), "is_causal": True}],
+    [
+        {},
+        {"mask": FUTURE},
+        {"src_key_padding_mask": PADDING},
+        {"mask": FUTURE, "src_key_padding_mask": PADDING},
+        {"mask": nn.Transformer.generate_square_subsequent_mask(5), "is_causal": True},
+    ],
     ids=["plain", "mask", "padding", "both", "causal"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("activation, norm_first", [("relu", False), ("gelu", True)])
 def test_encoder(activation, norm_first, masks, context):
     def run(device):

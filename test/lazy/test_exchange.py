@@ -1,4 +1,5 @@
-"""Arrays shared with other libraries: DLPack on the CPU, and copies between the hlo device and torch.cuda on a stub of the driver."""
+"""Arrays shared with other libraries: DLPack on the CPU, and copies between the hlo device and
+torch.cuda on a stub of the driver."""
 
 import gc
 
@@ -9,9 +10,10 @@ import torch
 import torch_hlo
 from test.device.stub_cuda import StubCuda
 from torch_hlo import config
-from torch_hlo.device import cuda, dlpack, runtime
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.lazy import exchange
+from torch_hlo.device import dlpack, runtime
+from torch_hlo.device.cuda import cuda_driver, cuda_memory
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.lazy.record import exchange
 
 
 @pytest.mark.parametrize(
@@ -61,29 +63,42 @@ def test_memory_lives_as_long_as_somebody_uses_it():
     y = torch_hlo.from_dlpack(torch.arange(1000.0))
     gc.collect()
     assert y.sum().item() == 499500
-    before = len(dlpack._alive)
+    before = len(dlpack.EXPORTS.held)
     z = torch.from_dlpack(torch.arange(1000.0, device="hlo") + 1)
-    assert z.sum().item() == 500500 and len(dlpack._alive) == before + 1
+    assert z.sum().item() == 500500 and len(dlpack.EXPORTS.held) == before + 1
     del z
     gc.collect()
-    assert len(dlpack._alive) == before
+    assert len(dlpack.EXPORTS.held) == before
     (torch.zeros(3, device="hlo") + 1).__dlpack__()  # nobody takes it
     gc.collect()
-    assert len(dlpack._alive) == before
+    assert len(dlpack.EXPORTS.held) == before
 
 
 def test_views_and_pending_work_are_evaluated():
     x = torch.arange(12.0, device="hlo").view(3, 4)
     assert torch.equal(
-        torch.from_dlpack((x + 1).t()[1:3]), (torch.arange(12.0).view(3, 4) + 1).t()[1:3]
+        torch.from_dlpack((x + 1).t()[1:3]),
+        (torch.arange(12.0).view(3, 4) + 1).t()[1:3],
     )
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda: torch_hlo.from_dlpack(torch.ones(3, 4).t()), r"sizes \[4, 3\] with strides \[1, 4\].*make it contiguous"),
-    (lambda: torch.from_dlpack(torch.ones(2, device="hlo", requires_grad=True)), "require gradient"),
-    (lambda: torch.ones(2, device="hlo").__dlpack__(dl_device=(2, 0)), r"is on DLPack device \(1, 0\), not \(2, 0\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: torch_hlo.from_dlpack(torch.ones(3, 4).t()),
+            r"sizes \[4, 3\] with strides \[1, 4\].*make it contiguous",
+        ),
+        (
+            lambda: torch.from_dlpack(torch.ones(2, device="hlo", requires_grad=True)),
+            "require gradient",
+        ),
+        (
+            lambda: torch.ones(2, device="hlo").__dlpack__(dl_device=(2, 0)),
+            r"is on DLPack device \(1, 0\), not \(2, 0\)",
+        ),
+    ],
+)
 def test_what_cannot_be_shared(make, message):
     with pytest.raises(BufferError, match=message):
         make()
@@ -95,7 +110,8 @@ def test_an_array_of_another_device():
             return dlpack.CUDA, 0
 
     with pytest.raises(
-        BufferError, match=r"on DLPack device \(2, 0\), the hlo device computes on \(1, 0\)"
+        BufferError,
+        match=r"on DLPack device \(2, 0\), the hlo device computes on \(1, 0\)",
     ):
         torch_hlo.from_dlpack(Elsewhere())
 
@@ -110,8 +126,8 @@ class Stream:
 @pytest.fixture
 def stub(monkeypatch):
     stub = StubCuda()
-    pool = cuda.CudaPool(cuda.Cuda(0, stub))
-    monkeypatch.setattr(cuda, "pool_of", lambda number: pool)
+    pool = cuda_memory.CudaPool(cuda_driver.Cuda(0, stub))
+    monkeypatch.setattr(cuda_memory, "pool_of", lambda number: pool)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream)
     with config.override(DEVICE="cuda", CACHE=""):
         yield stub
@@ -127,14 +143,15 @@ def theirs(stub: StubCuda, x: torch.Tensor) -> torch.Tensor:
 def test_copies_from_and_to_torch_cuda_stay_on_the_device(stub, monkeypatch):
     x = theirs(stub, torch.zeros(64))
     values = torch.arange(64.0)
-    stub.queues[0].append(
-        lambda: x.copy_(values)
-    )  # a kernel of PyTorch's stream that has not run yet
+    # a kernel of PyTorch's stream that has not run yet
+    stub.queues[0].append(lambda: x.copy_(values))
     with monkeypatch.context() as patch:
         patch.setattr(exchange, "shares", lambda device: True)
         y = x.to("hlo")
         patch.setattr(
-            torch, "empty", lambda *size, **options: torch.zeros(*size, dtype=options["dtype"])
+            torch,
+            "empty",
+            lambda *size, **options: torch.zeros(*size, dtype=options["dtype"]),
         )
         z = exchange.hand_out(y * 2, torch.device("cpu"))
     assert not z.any()  # nothing has happened
@@ -165,7 +182,7 @@ def test_adopted_device_memory(stub):
             return dlpack.CUDA, 0
 
         def __dlpack__(self, stream):
-            assert stream == runtime._memory_type().pool().driver.main.value
+            assert stream == runtime.driver().main.value
             return dlpack.export(
                 dlpack.Array(x.data_ptr(), Shape("f32", (16,)), (dlpack.CUDA, 0)),
                 lambda: released.append(True),

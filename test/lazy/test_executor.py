@@ -8,8 +8,10 @@ import time
 
 import pytest
 
+from torch_hlo import log
 from torch_hlo.device import runtime
-from torch_hlo.lazy import executor, log
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.run import executor
 
 
 def test_housekeeping_that_fails_leaves_the_compiler_running(
@@ -53,7 +55,7 @@ def test_nobody_waits_for_all_that_is_prepared(monkeypatch: pytest.MonkeyPatch) 
         raise ImportError("it comes back when it is needed")
 
     monkeypatch.setattr(runtime, "preparations", lambda: [long, lambda: done.append("more")])
-    prepared = executor.submit_compiler(executor._COMPILER.prepare)
+    prepared = executor.submit_compiler(session.current().compiler.prepare)
     assert began.wait(60)
     promise = executor.submit_compiler(lambda: done.append("asked for"))
     asked.set()
@@ -61,5 +63,5 @@ def test_nobody_waits_for_all_that_is_prepared(monkeypatch: pytest.MonkeyPatch) 
     assert done == ["long", "asked for"] and prepared.result(0) is None
 
     monkeypatch.setattr(runtime, "preparations", lambda: [wrong])
-    assert executor.submit_compiler(executor._COMPILER.prepare).result(60) is None
+    assert executor.submit_compiler(session.current().compiler.prepare).result(60) is None
     assert done[-1] == "wrong"

@@ -5,7 +5,9 @@ import torch
 
 import torch_hlo  # noqa: F401
 from torch_hlo import config, metrics
-from torch_hlo.lazy import step
+from torch_hlo.lazy.record import session
+
+step = session.engine()
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +66,8 @@ def test_another_number_of_threads():
     before = torch.get_num_threads()
     try:
         assert f"it was compiled for {before} threads, there are {before + 1}" in reason_of(
-            lambda: vector().sin(), lambda: (torch.set_num_threads(before + 1), vector().sin())
+            lambda: vector().sin(),
+            lambda: (torch.set_num_threads(before + 1), vector().sin()),
         )
         torch.set_num_threads(before)
         vector().sin().tolist()
@@ -132,9 +135,8 @@ def test_nearest_program_is_compared():
 
 
 def test_source_line_and_log(monkeypatch, capsys):
-    from torch_hlo.lazy import dispatch
 
-    monkeypatch.setattr(dispatch, "SOURCE", True)
+    monkeypatch.setattr(session.current(), "sources", True)
     with config.override(LOG=1):
         text = reason_of(lambda: vector().sin(), lambda: vector().cos())
     assert "test_explain.py:" in text

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import torch_hlo  # noqa: F401
-from torch_hlo import config, metrics
-from torch_hlo.lazy import log, step
-from torch_hlo.lazy.fallback import run_fallback
+from torch_hlo import config, log, metrics
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.record.fallback import run_fallback
+
+step = session.engine()
 
 aten = torch.ops.aten
 
@@ -36,7 +38,10 @@ def test_functional():
 
 @pytest.mark.filterwarnings("ignore")
 def test_kernels_that_conjugate_inside():
-    a, b = torch.randn(4, 3, dtype=torch.complex64), torch.randn(4, 3, dtype=torch.complex64)
+    a, b = (
+        torch.randn(4, 3, dtype=torch.complex64),
+        torch.randn(4, 3, dtype=torch.complex64),
+    )
     residuals = torch.linalg.lstsq(a.to("hlo"), b.to("hlo")).residuals
     torch.testing.assert_close(residuals.cpu(), torch.linalg.lstsq(a, b).residuals)
 
@@ -116,7 +121,10 @@ def test_error_mode_names_op_shapes_and_what_to_do():
 
 
 def test_unknown_mode():
-    with config.override(FALLBACK="maybe"), pytest.raises(ValueError, match="warn, allow, error"):
+    with (
+        config.override(FALLBACK="maybe"),
+        pytest.raises(ValueError, match="warn, allow, error"),
+    ):
         run_fallback(aten.sin.default, (hlo(1.0),), {})
 
 
@@ -127,7 +135,10 @@ def test_counts_of_known_classes_stay_on_the_device(weights, dtype):
     w = None if weights is None else torch.rand(20_000, dtype=weights)
     mine = None if w is None else w.to("hlo")
     for least in (100, 3, 0):
-        expected, found = torch.bincount(x, w, least), torch.bincount(x.to("hlo"), mine, least)
+        expected, found = (
+            torch.bincount(x, w, least),
+            torch.bincount(x.to("hlo"), mine, least),
+        )
         assert found.device.type == "hlo" and found.dtype == expected.dtype
         torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(RuntimeError, match="non-negative"):

@@ -7,10 +7,10 @@ import weakref
 import pytest
 import torch
 
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.lazy.fingerprint import collect
-from torch_hlo.lazy.storage import Array, Number
-from torch_hlo.lowering.graph import Node, Out
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.lazy.record.storage import Array, Number
+from torch_hlo.lazy.run.fingerprint import collect
+from torch_hlo.lowering.core.graph import Node, Out
 
 aten = torch.ops.aten
 F4 = Shape("f32", (4,))
@@ -54,9 +54,8 @@ def test_op_shape_dtype_keyword_differ(other):
 
 def test_wiring_differs():
     x, y = leaf(), leaf()
-    assert key(node(aten.sub.Tensor, x, y)) == key(
-        node(aten.sub.Tensor, y, x)
-    )  # both are (input 0, input 1)
+    # both are (input 0, input 1)
+    assert key(node(aten.sub.Tensor, x, y)) == key(node(aten.sub.Tensor, y, x))
     assert key(node(aten.sub.Tensor, x, x)) != key(node(aten.sub.Tensor, x, y))
     a = node(aten.exp.default, x)
     assert key(node(aten.sub.Tensor, a, x)) != key(node(aten.sub.Tensor, x, a))

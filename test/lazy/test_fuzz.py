@@ -1,4 +1,5 @@
-"""A fast part of the fuzzer (test/sweeps/fuzz.py): random programs give the CPU's values, strides, dtypes and exceptions."""
+"""A fast part of the fuzzer (test/sweeps/fuzz.py): random programs give the CPU's values, strides,
+dtypes and exceptions."""
 
 from __future__ import annotations
 
@@ -21,24 +22,63 @@ def test_random_programs(first):
 
 # What the fuzzer has found, as small as possible.
 FOUND = {
-    "growing a shared storage": ["v0 = make(1, (3,), torch.float32, dev)", "v1 = v0.view(3)", "v0.resize_(2, 2).fill_(1)"],
-    "writing through a part of an expanded tensor": ["v0 = make(1, (2, 3), torch.float32, dev)", "v0.expand(2, 2, 3).diagonal().fill_(7)"],
-    "overlapping windows": ["v0 = make(1, (7,), torch.float32, dev)", "v0.unfold(0, 3, 1)[2].add_(1)", "v0.as_strided((3, 3), (1, 1))[1].mul_(2)"],
+    "growing a shared storage": [
+        "v0 = make(1, (3,), torch.float32, dev)",
+        "v1 = v0.view(3)",
+        "v0.resize_(2, 2).fill_(1)",
+    ],
+    "writing through a part of an expanded tensor": [
+        "v0 = make(1, (2, 3), torch.float32, dev)",
+        "v0.expand(2, 2, 3).diagonal().fill_(7)",
+    ],
+    "overlapping windows": [
+        "v0 = make(1, (7,), torch.float32, dev)",
+        "v0.unfold(0, 3, 1)[2].add_(1)",
+        "v0.as_strided((3, 3), (1, 1))[1].mul_(2)",
+    ],
     "masked fill of an expanded tensor": [
-        "v0 = make(1, (3,), torch.float32, dev)", "v1 = v0.expand(2, 3)", "v1.masked_fill_(v1 > 0, 5)", "v1[v1 < 0] = 2",
-        "v1.index_fill_(-1, torch.zeros(1, dtype=torch.long, device=dev), 9)", "v2 = v1.clone()",
-        "v1.index_fill_(0, torch.zeros(0, dtype=torch.long, device=dev), 8)", "v3 = v1.clone()", "v1.index_fill_(0, torch.ones(1, dtype=torch.long, device=dev), 8)",
+        "v0 = make(1, (3,), torch.float32, dev)",
+        "v1 = v0.expand(2, 3)",
+        "v1.masked_fill_(v1 > 0, 5)",
+        "v1[v1 < 0] = 2",
+        "v1.index_fill_(-1, torch.zeros(1, dtype=torch.long, device=dev), 9)",
+        "v2 = v1.clone()",
+        "v1.index_fill_(0, torch.zeros(0, dtype=torch.long, device=dev), 8)",
+        "v3 = v1.clone()",
+        "v1.index_fill_(0, torch.ones(1, dtype=torch.long, device=dev), 8)",
     ],
-    "partial overlap": ["v0 = make(1, (), torch.float32, dev)", "v1 = v0.unsqueeze(0)", "v1.sub_(v0)"],
+    "partial overlap": [
+        "v0 = make(1, (), torch.float32, dev)",
+        "v1 = v0.unsqueeze(0)",
+        "v1.sub_(v0)",
+    ],
     "dtypes": [
-        "v0 = make(1, (2, 3), torch.bool, dev)", "v1 = make(2, (2, 3), torch.float32, dev)", "v0.addcmul_(v1, v1)", "v2 = v0.log_softmax(0)",
-        "v3 = v0.std()", "torch._foreach_add_([v0], 1)", "v0.set_(v1)", "v0.mul_(2)", "v4 = v0.int().argmax(0)", "v5 = v0.relu()",
+        "v0 = make(1, (2, 3), torch.bool, dev)",
+        "v1 = make(2, (2, 3), torch.float32, dev)",
+        "v0.addcmul_(v1, v1)",
+        "v2 = v0.log_softmax(0)",
+        "v3 = v0.std()",
+        "torch._foreach_add_([v0], 1)",
+        "v0.set_(v1)",
+        "v0.mul_(2)",
+        "v4 = v0.int().argmax(0)",
+        "v5 = v0.relu()",
     ],
-    "nothing": ["v0 = make(1, (0, 5), torch.bool, dev)", "v1 = v0.max()", "v2 = v0.softmax(0)", "v3 = v0.amax(0)", "v4 = v0.argmax(0)", "mark()"],
+    "nothing": [
+        "v0 = make(1, (0, 5), torch.bool, dev)",
+        "v1 = v0.max()",
+        "v2 = v0.softmax(0)",
+        "v3 = v0.amax(0)",
+        "v4 = v0.argmax(0)",
+        "mark()",
+    ],
     "strides of size 1": [
-        "v0 = make(1, (7, 1), torch.float32, dev)", "v1 = v0.t() + 1.5", "v2 = torch.ones_like(v0.t())", "v3 = v0.t()[::2].flip(-1)",
+        "v0 = make(1, (7, 1), torch.float32, dev)",
+        "v1 = v0.t() + 1.5",
+        "v2 = torch.ones_like(v0.t())",
+        "v3 = v0.t()[::2].flip(-1)",
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -50,7 +90,7 @@ def test_found(name, monkeypatch):
 
 def test_a_node_that_cannot_be_lowered_ends_one_step_only(monkeypatch):
     import torch_hlo
-    from torch_hlo.lowering import registry
+    from torch_hlo.lowering.core import registry
 
     def broken(*args):
         raise registry.LoweringError("broken")

@@ -1,4 +1,5 @@
-"""One symbolic program for many sizes: few compiles, and never a wrong result, whatever sizes coincide."""
+"""One symbolic program for many sizes: few compiles, and never a wrong result, whatever sizes
+coincide."""
 
 import random
 
@@ -8,8 +9,11 @@ import torch.nn.functional as F
 
 import torch_hlo
 from torch_hlo import config, metrics
-from torch_hlo.hlo.dim import symbol
-from torch_hlo.lazy import generalize, step
+from torch_hlo.hlo.ir.dim import symbol
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.run import generalize
+
+step = session.engine()
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +36,9 @@ def check(fn, *inputs, tol=1e-5):
     got = fn(*[x.to("hlo") if isinstance(x, torch.Tensor) else x for x in inputs])
     torch_hlo.sync()
     for g, w in zip(
-        torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want), strict=True
+        torch.utils._pytree.tree_leaves(got),
+        torch.utils._pytree.tree_leaves(want),
+        strict=True,
     ):
         torch.testing.assert_close(g.cpu(), w, rtol=tol, atol=tol)
 
@@ -77,7 +83,7 @@ def test_size_one_first():
     def fn(x, y):
         return x + y, x * x.shape[0]
 
-    make = lambda n: (torch.randn(n, 4), torch.randn(3, 1, 4))  # noqa: E731
+    make = lambda n: (torch.randn(n, 4), torch.randn(3, 1, 4))
     assert counts(fn, [(1,), (7,), (9,), (11,), (1,)], make) == [1, 1, 1, 0, 0]
 
 
@@ -85,7 +91,7 @@ def test_two_sizes_that_are_equal_at_first():
     def fn(x, y):
         return (x @ y).tanh(), x.t() @ x
 
-    make = lambda a, b: (torch.randn(a, b), torch.randn(b, 3))  # noqa: E731
+    make = lambda a, b: (torch.randn(a, b), torch.randn(b, 3))
     assert counts(fn, [(4, 4), (6, 6), (5, 7), (8, 3), (9, 9)], make) == [1, 1, 1, 0, 0]
 
 
@@ -136,7 +142,8 @@ def test_the_likest_instance_is_generalised_where_all_together_are_not():
 
 
 def test_integers_that_happen_to_follow_a_size():
-    """The slice's length is 2 n for the first two sizes and something else later: the program's check notices."""
+    """The slice's length is 2 n for the first two sizes and something else later: the program's
+    check notices."""
     length = {4: 8, 5: 10, 6: 7, 7: 9}
 
     def fn(x, y):
@@ -156,7 +163,8 @@ def test_data_dependent_branch_on_the_size():
 
 
 def test_position_as_an_argument():
-    """A cache written at a position that no size explains: the position becomes an input of the program."""
+    """A cache written at a position that no size explains: the position becomes an input of the
+    program."""
 
     def fn(cache, t):
         row = cache[:, t] + 1
@@ -169,7 +177,12 @@ def test_position_as_an_argument():
 
 
 @pytest.mark.parametrize(
-    "read", [lambda x, i: x[:, i], lambda x, i: x[:, i : i + 8] ** 2, lambda x, i: x[:, i:] ** 2]
+    "read",
+    [
+        lambda x, i: x[:, i],
+        lambda x, i: x[:, i : i + 8] ** 2,
+        lambda x, i: x[:, i:] ** 2,
+    ],
 )
 def test_position_of_what_is_read_and_its_gradient(read):
     """Positions that were read from values (`x[:, top[0]]`) go into the gradient's scatter too."""
@@ -179,7 +192,13 @@ def test_position_of_what_is_read_and_its_gradient(read):
         return torch.autograd.grad(read(x, i).sum(), x)
 
     x = torch.randn(4, 96)
-    assert counts(fn, [(5,), (11,), (23,), (77,), (40,)], lambda i: (x, i)) == [1, 1, 0, 0, 0]
+    assert counts(fn, [(5,), (11,), (23,), (77,), (40,)], lambda i: (x, i)) == [
+        1,
+        1,
+        0,
+        0,
+        0,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -204,11 +223,19 @@ def test_positions_may_be_zero_and_one(read):
         )
 
     x = torch.randn(4, 24)
-    assert counts(fn, [(5,), (0,), (1,), (11,), (2,), (3,)], lambda i: (x, i)) == [1, 1, 0, 0, 0, 0]
+    assert counts(fn, [(5,), (0,), (1,), (11,), (2,), (3,)], lambda i: (x, i)) == [
+        1,
+        1,
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_positions_have_nothing_to_do_with_each_other():
-    """Two instances explain each of many by another (the next, twice that): the third compiled again."""
+    """Two instances explain each of many by another (the next, twice that): the third compiled
+    again."""
 
     def fn(x, *at):
         return sum(x[:, i] * x.roll(i, 1)[:, 0] for i in at)
@@ -219,7 +246,8 @@ def test_positions_have_nothing_to_do_with_each_other():
 
 
 def test_positions_that_happen_to_stay():
-    """Where one of many did not change at first, the program after the next is for all of its kind."""
+    """Where one of many did not change at first, the program after the next is for all of its
+    kind."""
 
     def fn(x, *at):
         return sum(x[i] * (i + 1) for i in range(2)), *[x.roll(i, 1) for i in at]
@@ -241,7 +269,13 @@ def test_pieces_of_sizes_that_nothing_explains():
         return y, *torch.autograd.grad(y.square().sum(), x)
 
     x, w = torch.randn(40, 8), torch.randn(4, 8, 8)
-    drawn = [(10, 10, 10, 10), (3, 16, 13, 8), (9, 12, 5, 14), (20, 2, 14, 4), (7, 8, 12, 13)]
+    drawn = [
+        (10, 10, 10, 10),
+        (3, 16, 13, 8),
+        (9, 12, 5, 14),
+        (20, 2, 14, 4),
+        (7, 8, 12, 13),
+    ]
     assert counts(fn, drawn, lambda *counts: (x, w, *counts)) == [1, 1, 0, 0, 0]
 
 
@@ -295,14 +329,29 @@ def test_training_step_with_donated_parameters():
 def _random_program(rng: random.Random):
     """A function of x[n, m] and y[m, n] built from shape-generic ops."""
     unary = [
-        lambda a, n, m: a.exp().clamp(max=10), lambda a, n, m: a.softmax(-1), lambda a, n, m: a.tanh() + a.mean(0, keepdim=True), lambda a, n, m: a.cumsum(0),
-        lambda a, n, m: a - a.amax(1, keepdim=True), lambda a, n, m: a.flip(1), lambda a, n, m: a.roll(1, 0), lambda a, n, m: a.sort(1)[0],
-        lambda a, n, m: F.pad(a[:, 1:], (1, 0)), lambda a, n, m: a.reshape(-1).reshape(a.shape), lambda a, n, m: a.t().contiguous().t(),
-        lambda a, n, m: torch.cat([a[2:], a[:2]]), lambda a, n, m: torch.stack([a, a * 2]).sum(0), lambda a, n, m: a * torch.arange(m, device=a.device),
-        lambda a, n, m: a.tril(1) + a.triu(), lambda a, n, m: a / n, lambda a, n, m: a.unsqueeze(1).repeat(1, 2, 1).sum(1),
-        lambda a, n, m: torch.where(a > 0, a, a * n), lambda a, n, m: a[torch.arange(n, device=a.device).flip(0)],
-        lambda a, n, m: a.unfold(0, 2, 1).sum(-1).sum(0) + a, lambda a, n, m: F.layer_norm(a, (m,)), lambda a, n, m: a.var(0) * a,
-    ]  # fmt: skip
+        lambda a, n, m: a.exp().clamp(max=10),
+        lambda a, n, m: a.softmax(-1),
+        lambda a, n, m: a.tanh() + a.mean(0, keepdim=True),
+        lambda a, n, m: a.cumsum(0),
+        lambda a, n, m: a - a.amax(1, keepdim=True),
+        lambda a, n, m: a.flip(1),
+        lambda a, n, m: a.roll(1, 0),
+        lambda a, n, m: a.sort(1)[0],
+        lambda a, n, m: F.pad(a[:, 1:], (1, 0)),
+        lambda a, n, m: a.reshape(-1).reshape(a.shape),
+        lambda a, n, m: a.t().contiguous().t(),
+        lambda a, n, m: torch.cat([a[2:], a[:2]]),
+        lambda a, n, m: torch.stack([a, a * 2]).sum(0),
+        lambda a, n, m: a * torch.arange(m, device=a.device),
+        lambda a, n, m: a.tril(1) + a.triu(),
+        lambda a, n, m: a / n,
+        lambda a, n, m: a.unsqueeze(1).repeat(1, 2, 1).sum(1),
+        lambda a, n, m: torch.where(a > 0, a, a * n),
+        lambda a, n, m: a[torch.arange(n, device=a.device).flip(0)],
+        lambda a, n, m: a.unfold(0, 2, 1).sum(-1).sum(0) + a,
+        lambda a, n, m: F.layer_norm(a, (m,)),
+        lambda a, n, m: a.var(0) * a,
+    ]
     chosen = [rng.choice(unary) for _ in range(rng.randint(2, 5))]
     product = rng.random() < 0.5
 
@@ -334,18 +383,30 @@ def test_random_programs_at_random_sizes(seed):
 
 @pytest.mark.parametrize(
     "column, size",
-    [((5, 9), "s0"), ((10, 18), "2*s0"), ((4, 8), "s0-1"), ((11, 19), "2*s0+1"), ((25, 81), "s0*s0"), ((20, 36), "4*s0"), ((15, 63), "s0*s1"),
-     ((8, 16), "s0+s1"), ((75, 567), "s0*s0*s1"), ((20, 16), "-s0+25"), ((1000, 17), "None")],
-)  # fmt: skip
+    [
+        ((5, 9), "s0"),
+        ((10, 18), "2*s0"),
+        ((4, 8), "s0-1"),
+        ((11, 19), "2*s0+1"),
+        ((25, 81), "s0*s0"),
+        ((20, 36), "4*s0"),
+        ((15, 63), "s0*s1"),
+        ((8, 16), "s0+s1"),
+        ((75, 567), "s0*s0*s1"),
+        ((20, 16), "-s0+25"),
+        ((1000, 17), "None"),
+    ],
+)
 def test_expressions(column, size):
-    solver = generalize._Solver(2)
+    solver = generalize._Solver()
     solver.add((5, 9), symbol("s0"))
     solver.add((3, 7), symbol("s1"))
     assert str(solver.solve(column)) == size
 
 
 def test_convolutions_get_programs_of_their_own_for_a_few_sizes():
-    """Their kernels are faster where sizes are known; weights may be converted first. Other kernels are another model."""
+    """Their kernels are faster where sizes are known; weights may be converted first. Other kernels
+    are another model."""
 
     def fn(x, k):
         return F.relu(F.conv2d(x, k.to(torch.float64).float(), padding=1)).mean((2, 3))
@@ -353,7 +414,14 @@ def test_convolutions_get_programs_of_their_own_for_a_few_sizes():
     def make(n, channels=3):
         return torch.randn(n, channels, 8, 8), torch.randn(4, channels, 3, 3)
 
-    assert counts(fn, [(5,), (9,), (23,), (7,), (11,), (5,)], make) == [1, 1, 1, 1, 0, 0]
+    assert counts(fn, [(5,), (9,), (23,), (7,), (11,), (5,)], make) == [
+        1,
+        1,
+        1,
+        1,
+        0,
+        0,
+    ]
     assert metrics.counter_value("SymbolicCompile")
     before = metrics.counter_value("SymbolicCompile")
     assert counts(fn, [(5, c) for c in (5, 6, 7, 8, 9)], make) == [1] * 5

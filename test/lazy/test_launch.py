@@ -1,4 +1,5 @@
-"""Steps that are launched again: what is updated in place, what takes the memory of what it replaces, and who must not see that."""
+"""Steps that are launched again: what is updated in place, what takes the memory of what it
+replaces, and who must not see that."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from torch.nn import functional as F
 
 import torch_hlo
 from torch_hlo.device import runtime
-from torch_hlo.lazy.launch import InPlace
-from torch_hlo.lazy.storage import Array
+from torch_hlo.lazy.record.storage import Array
+from torch_hlo.lazy.run.launch import InPlace
 
 
 def network() -> nn.Module:
@@ -48,7 +49,8 @@ def batch(i: int) -> tuple[torch.Tensor, torch.Tensor]:
 def side_by_side(
     between: Callable[[int, nn.Module, torch.optim.Optimizer], object], steps: int = 10
 ) -> None:
-    """Train on both devices; `between(i, model, optimizer)` after step i: what it returns is compared when all is over, and so are losses and parameters."""
+    """Train on both devices; `between(i, model, optimizer)` after step i: what it returns is
+    compared when all is over, and so are losses and parameters."""
     seen = {}
     for device in ("cpu", "hlo"):
         step, model, optimizer = training(device, device == "hlo")
@@ -59,7 +61,12 @@ def side_by_side(
         flat = [
             t
             for t in torch.utils._pytree.tree_leaves(
-                (losses, kept, list(model.parameters()), [p.grad for p in model.parameters()])
+                (
+                    losses,
+                    kept,
+                    list(model.parameters()),
+                    [p.grad for p in model.parameters()],
+                )
             )
             if isinstance(t, torch.Tensor)
         ]
@@ -276,7 +283,8 @@ def test_a_call_that_takes_another_way_leaves_what_it_overwrote() -> None:
 
 
 def test_a_call_that_takes_another_way_leaves_gradients() -> None:
-    """Here the first program has made gradients, in the memory of those before it, when the comparison comes out otherwise."""
+    """Here the first program has made gradients, in the memory of those before it, when the
+    comparison comes out otherwise."""
     weight = torch.ones(4, device="hlo", requires_grad=True)
     undone = []
 
@@ -292,7 +300,12 @@ def test_a_call_that_takes_another_way_leaves_gradients() -> None:
     for i in [1, 2, 3, 4, 5, 6, 9, 9, 2, 3, 9, 1, 4, 9, 2]:
         got = step(torch.full((4,), float(i), device="hlo"))
         undone.append(
-            (got.item(), weight.grad.cpu().tolist(), 0.0 if i == 9 else 4.0 * i + 1, [float(i)] * 4)
+            (
+                got.item(),
+                weight.grad.cpu().tolist(),
+                0.0 if i == 9 else 4.0 * i + 1,
+                [float(i)] * 4,
+            )
         )
     assert [(a, b) for a, b, _, _ in undone] == [(c, d) for _, _, c, d in undone]
 
@@ -313,7 +326,8 @@ def test_numbers_change_between_launches(launches: list[bool]) -> None:
 
 
 def test_a_returned_copy_of_what_is_updated_in_place(launches: list[bool]) -> None:
-    """Both are one output of the program: k-means that returns its centres waited for ever for the copy."""
+    """Both are one output of the program: k-means that returns its centres waited for ever for the
+    copy."""
     x, y = torch.arange(4.0).to("hlo"), torch.zeros(3).to("hlo")
 
     @torch_hlo.compile
@@ -355,9 +369,8 @@ def test_dropped_results_give_their_memory_back() -> None:
 
 def test_results_that_need_gradients_have_no_graph() -> None:
     step, _, _ = training("hlo")
-    results = [
-        step(*(t.to("hlo") for t in batch(i))) for i in range(40)
-    ]  # more than are made at a time
+    # more than are made at a time
+    results = [step(*(t.to("hlo") for t in batch(i))) for i in range(40)]
     assert all(r.requires_grad and not r.is_leaf for r in results)
     assert len({id(r) for r in results}) == 40
     with pytest.raises(RuntimeError, match="no graph to go back through"):

@@ -1,4 +1,5 @@
-"""What users get wrong: the error has PyTorch's type and words, comes from the call, and nothing is broken afterwards."""
+"""What users get wrong: the error has PyTorch's type and words, comes from the call, and nothing is
+broken afterwards."""
 
 from __future__ import annotations
 
@@ -24,8 +25,10 @@ def long(*values):
 SAME = {
     "matmul": lambda d: torch.ones(2, 3, device=d) @ torch.ones(2, 3, device=d),
     "broadcast": lambda d: torch.ones(2, 3, device=d) + torch.ones(4, device=d),
-    "shape before dtype": lambda d: torch.ones(4, dtype=torch.long, device=d).lerp_(
-        torch.ones(3, 2, dtype=torch.long, device=d), 0.5
+    "shape before dtype": (
+        lambda d: torch.ones(4, dtype=torch.long, device=d).lerp_(
+            torch.ones(3, 2, dtype=torch.long, device=d), 0.5
+        )
     ),
     "linear": lambda d: nn.Linear(3, 4).to(d)(torch.ones(2, 5, device=d)),
     "conv": lambda d: nn.Conv2d(3, 4, 3).to(d)(torch.ones(1, 2, 8, 8, device=d)),
@@ -40,8 +43,10 @@ SAME = {
     "in-place cast": lambda d: torch.ones(3, dtype=torch.long, device=d).add_(0.5),
     "expand": lambda d: torch.ones(2, 3, device=d).expand(4, 3),
     "mask shape": lambda d: torch.ones(3, device=d)[torch.ones(4, dtype=torch.bool, device=d)],
-    "index put dtype": lambda d: torch.ones(3, device=d).index_put_(
-        (torch.tensor([0], device=d),), torch.ones(1, dtype=torch.double, device=d)
+    "index put dtype": (
+        lambda d: torch.ones(3, device=d).index_put_(
+            (torch.tensor([0], device=d),), torch.ones(1, dtype=torch.double, device=d)
+        )
     ),
     "stack": lambda d: torch.stack([torch.ones(2, device=d), torch.ones(3, device=d)]),
     "embedding": lambda d: F.embedding(torch.tensor([1, 7]).to(d), torch.ones(3, 2, device=d)),
@@ -50,14 +55,18 @@ SAME = {
     ),
     "index_select": lambda d: torch.ones(3, device=d).index_select(0, torch.tensor([3]).to(d)),
     "gather": lambda d: torch.ones(3, device=d).gather(0, torch.tensor([5]).to(d)),
-    "scatter": lambda d: torch.zeros(3, device=d).scatter_(
-        0, torch.tensor([5]).to(d), torch.ones(1, device=d)
+    "scatter": (
+        lambda d: torch.zeros(3, device=d).scatter_(
+            0, torch.tensor([5]).to(d), torch.ones(1, device=d)
+        )
     ),
     "advanced index": lambda d: torch.ones(3, device=d)[torch.tensor([0, 4]).to(d)],
     "advanced index negative": lambda d: torch.ones(3, device=d)[torch.tensor([-4]).to(d)],
     "advanced index list": lambda d: torch.ones(3, device=d)[[0, 3]],
-    "index_put range": lambda d: torch.ones(3, device=d).index_put_(
-        (torch.tensor([3]).to(d),), torch.ones(1, device=d)
+    "index_put range": (
+        lambda d: torch.ones(3, device=d).index_put_(
+            (torch.tensor([3]).to(d),), torch.ones(1, device=d)
+        )
     ),
     "take": lambda d: torch.take(torch.ones(3, device=d), torch.tensor([3]).to(d)),
     "target": lambda d: F.cross_entropy(torch.ones(2, 3, device=d), torch.tensor([0, 3]).to(d)),
@@ -76,8 +85,8 @@ SAME = {
     "no gradient": lambda d: torch.ones(3, device=d).sum().backward(),
     "vector backward": lambda d: (torch.ones(3, device=d).requires_grad_() * 2).backward(),
     "negative power": lambda d: torch.ones(3, dtype=torch.long, device=d) ** -1,
-    "squeeze assignment": lambda d: torch.ones(2, 3, device=d).__setitem__(
-        0, torch.ones(4, device=d)
+    "squeeze assignment": (
+        lambda d: torch.ones(2, 3, device=d).__setitem__(0, torch.ones(4, device=d))
     ),
     "split": lambda d: torch.ones(4, device=d).split([1, 2]),
     "pad": lambda d: F.pad(torch.ones(1, 1, 2, device=d), (3, 3), mode="reflect"),
@@ -226,11 +235,19 @@ def test_data_dependent_results():
     x = torch.tensor([3.0, 0.0, 1.0, 3.0, 0.0])
     y = x.to("hlo")
     for fn in (
-        lambda t: t.nonzero(), lambda t: t.unique(), lambda t: t.unique(return_inverse=True, return_counts=True), lambda t: t[t > 0],
-        lambda t: torch.masked_select(t, t > 1), lambda t: t.nonzero(as_tuple=True), lambda t: torch.bincount(t.long()),
-        lambda t: torch.repeat_interleave(t, t.long()), lambda t: torch.unique_consecutive(t), lambda t: torch.argwhere(t),
-        lambda t: torch.where(t > 0), lambda t: torch.histc(t, 4),
-    ):  # fmt: skip
+        lambda t: t.nonzero(),
+        lambda t: t.unique(),
+        lambda t: t.unique(return_inverse=True, return_counts=True),
+        lambda t: t[t > 0],
+        lambda t: torch.masked_select(t, t > 1),
+        lambda t: t.nonzero(as_tuple=True),
+        lambda t: torch.bincount(t.long()),
+        lambda t: torch.repeat_interleave(t, t.long()),
+        lambda t: torch.unique_consecutive(t),
+        lambda t: torch.argwhere(t),
+        lambda t: torch.where(t > 0),
+        lambda t: torch.histc(t, 4),
+    ):
         e, a = fn(x), fn(y)
         for u, v in zip(e if isinstance(e, tuple) else (e,), a if isinstance(a, tuple) else (a,)):
             assert v.is_hlo and v.cpu().equal(u)

@@ -1,4 +1,5 @@
-"""Python's operators on tensors take a shorter way while nobody else takes part in them; what is recorded is the same."""
+"""Python's operators on tensors take a shorter way while nobody else takes part in them; what is
+recorded is the same."""
 
 from __future__ import annotations
 
@@ -9,13 +10,22 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_hlo
-from torch_hlo.lazy import operators, tensor
-from torch_hlo.lazy.storage import PENDING
-from torch_hlo.lazy.tensor import HloTensor
-from torch_hlo.lowering.tape import TAPE
+from test.marks import needs
+from torch_hlo.lazy.record import session, tensor
+from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lowering.core.tape import TAPE
+from torch_hlo.pytorch import quick_operators
 
-VALUES = [torch.tensor([[0.5, 1.5, 2.5]]), torch.tensor([[2.0], [3.0]], dtype=torch.float64), torch.tensor([3, 1]), torch.tensor(2.0), torch.tensor([True, False]),
-          torch.tensor([0.5 + 2j, 1j]), torch.tensor([1.5, -2.0], dtype=torch.bfloat16)]  # fmt: skip
+pytestmark = needs("operators")
+VALUES = [
+    torch.tensor([[0.5, 1.5, 2.5]]),
+    torch.tensor([[2.0], [3.0]], dtype=torch.float64),
+    torch.tensor([3, 1]),
+    torch.tensor(2.0),
+    torch.tensor([True, False]),
+    torch.tensor([0.5 + 2j, 1j]),
+    torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+]
 NUMBERS = [2, 2.5, True, -0.0]
 
 
@@ -47,7 +57,7 @@ def outcome(function, *args):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", operators._BINARY)
+@pytest.mark.parametrize("name", quick_operators._BINARY)
 def test_binary(name: str, ways) -> None:
     for a in VALUES:
         for b in [*VALUES, *NUMBERS]:
@@ -61,7 +71,7 @@ def test_binary(name: str, ways) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", operators._UNARY)
+@pytest.mark.parametrize("name", quick_operators._UNARY)
 def test_unary(name: str, ways) -> None:
     for a in VALUES:
         x = a.to("hlo")
@@ -135,14 +145,15 @@ def test_others_see_operators(ways) -> None:
 @torch.no_grad()
 def test_in_transforms() -> None:
     x, y = torch.randn(4, 3), torch.randn(3)
-    f = lambda a, b: torch.vmap(lambda row: (row * b + b * b).tanh() / 2.0)(a)  # noqa: E731
+    f = lambda a, b: torch.vmap(lambda row: (row * b + b * b).tanh() / 2.0)(a)
     torch.testing.assert_close(f(x.to("hlo"), y.to("hlo")).cpu(), f(x, y))
-    g = lambda a, b: torch.func.jvp(lambda t: t * b * 2.0, (a,), (b,))[1]  # noqa: E731
+    g = lambda a, b: torch.func.jvp(lambda t: t * b * 2.0, (a,), (b,))[1]
     torch.testing.assert_close(g(y.to("hlo"), y.to("hlo")).cpu(), g(y, y))
 
 
 def test_results_that_nobody_gets() -> None:
-    """Composites that are one op with several results make a tensor of the first alone, where autograd does not want the others."""
+    """Composites that are one op with several results make a tensor of the first alone, where
+    autograd does not want the others."""
     if "__tensor_flatten__" in HloTensor.__dict__:
         pytest.skip(
             "torch.compile has been used in this process: every op looks at its arguments first"
@@ -154,10 +165,10 @@ def test_results_that_nobody_gets() -> None:
     ):
         with torch.no_grad():
             torch_hlo.sync()
-            before = len(PENDING)
+            before = len(session.current().pending)
             short = function()
-            assert len(PENDING) == before + 1
+            assert len(session.current().pending) == before + 1
             with Dispatches():
                 long = function()
-        assert len(PENDING) > before + 2
+        assert len(session.current().pending) > before + 2
         assert short.cpu().equal(long.cpu())

@@ -1,4 +1,5 @@
-"""Optimizers on hlo parameters follow the CPU's trajectory, in every implementation, and do not record step-dependent constants."""
+"""Optimizers on hlo parameters follow the CPU's trajectory, in every implementation, and do not
+record step-dependent constants."""
 
 from __future__ import annotations
 
@@ -8,14 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from torch_hlo.lazy.fingerprint import collect
-from torch_hlo.lazy.storage import pending_storages
+from torch_hlo.lazy.record.storage import pending_storages
+from torch_hlo.lazy.run.fingerprint import collect
 
 pytestmark = pytest.mark.usefixtures("recorded")
 
 CASES = {
     "SGD": ("SGD", dict(lr=0.1)),
-    "SGD momentum": ("SGD", dict(lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True)),
+    "SGD momentum": (
+        "SGD",
+        dict(lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
+    ),
     "SGD foreach": ("SGD", dict(lr=0.1, momentum=0.9, foreach=True)),
     "SGD loop": ("SGD", dict(lr=0.1, momentum=0.9, foreach=False)),
     "Adam": ("Adam", dict(lr=0.05)),
@@ -48,9 +52,8 @@ def train(
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     x, y = torch.randn(6, 4).to(device), torch.randn(6, 2).to(device)
     model.to(device)
-    optimizer = getattr(torch.optim, name)(
-        model.parameters(), **copy.deepcopy(options)
-    )  # schedules write to rates that are tensors
+    # schedules write to rates that are tensors
+    optimizer = getattr(torch.optim, name)(model.parameters(), **copy.deepcopy(options))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1 / (1 + i))
 
     def closure():
@@ -102,7 +105,8 @@ def test_steps_have_one_fingerprint(case, recorded):
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "ASGD"])
 def test_default_implementation_is_captured(name):
-    """No number of a step is computed in Python, so a captured step replays, and keeps to the CPU's trajectory."""
+    """No number of a step is computed in Python, so a captured step replays, and keeps to the CPU's
+    trajectory."""
     import torch_hlo
 
     def losses(device, wrap):
@@ -261,7 +265,8 @@ def minimize(device: str, options: dict) -> tuple[torch.Tensor, int]:
     ids=str,
 )
 def test_lbfgs_walks_the_same_way(options):
-    # In float64: its history amplifies rounding, so that runs in float32 part after some iterations on any two devices.
+    # In float64: its history amplifies rounding, so that runs in float32 part after some iterations
+    # on any two devices.
     ours, evaluations = minimize("hlo", options)
     cpu, cpu_evaluations = minimize("cpu", options)
     assert evaluations == cpu_evaluations

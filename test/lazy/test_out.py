@@ -57,7 +57,10 @@ def test_numbers_of_the_device_fill_a_cpu_tensor():
 
 def test_kron_writes_through_an_unsafe_view():
     def run(device):
-        x, out = torch.arange(6.0, device=device).reshape(2, 3), torch.empty(4, 9, device=device)
+        x, out = (
+            torch.arange(6.0, device=device).reshape(2, 3),
+            torch.empty(4, 9, device=device),
+        )
         torch.kron(x, x, out=out)
         return [out]
 
@@ -98,7 +101,8 @@ def test_factorizations_stay_in_the_program():
 
 
 def test_empty_out_shared_or_not():
-    """`arange` fills an empty tensor without resizing it; one whose storage others share keeps sharing it."""
+    """`arange` fills an empty tensor without resizing it; one whose storage others share keeps
+    sharing it."""
     alone = torch.empty(0, dtype=torch.int64, device="hlo")
     assert torch.arange(4, out=alone) is alone
     assert alone.tolist() == [0, 1, 2, 3]

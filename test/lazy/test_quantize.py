@@ -10,10 +10,21 @@ import torch_hlo  # noqa: F401
 CASES = {
     "numbers": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -128, 127),
     "tensors": lambda x: torch.fake_quantize_per_tensor_affine(
-        x, torch.tensor(0.1, device=x.device), torch.tensor(3, dtype=torch.int32, device=x.device), 0, 255),
+        x,
+        torch.tensor(0.1, device=x.device),
+        torch.tensor(3, dtype=torch.int32, device=x.device),
+        0,
+        255,
+    ),
     "channels": lambda x: torch.fake_quantize_per_channel_affine(
-        x, torch.linspace(0.05, 0.2, 6, device=x.device), torch.arange(6, dtype=torch.int32, device=x.device), 0, -8, 127),
-}  # fmt: skip
+        x,
+        torch.linspace(0.05, 0.2, 6, device=x.device),
+        torch.arange(6, dtype=torch.int32, device=x.device),
+        0,
+        -8,
+        127,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -35,12 +35,13 @@ def test_tensor(weights_only):
     ):
         w = roundtrip(torch.arange(6.0), map_location=where, weights_only=weights_only)
         assert w.is_hlo and w.tolist() == [0, 1, 2, 3, 4, 5]
+    # as for CUDA
     assert (
         roundtrip(
             x, map_location=lambda storage, tag: storage, weights_only=weights_only
         ).device.type
         == "cpu"
-    )  # as for CUDA
+    )
 
 
 def test_sharing_is_kept():

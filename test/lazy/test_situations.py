@@ -86,7 +86,8 @@ def test_four_threads():
 
 SCRIPTS = {
     "exit with pending work": "x = torch.ones(3, device='hlo') + 1",
-    "fork after use": """
+    "fork after use": (
+        """
 import os
 x = torch.ones(3, device='hlo') + 1
 assert x.tolist() == [2, 2, 2]
@@ -96,8 +97,10 @@ if child == 0:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 assert (x + 1).tolist() == [3, 3, 3]
-""",
-    "a forked child writes into its own copies": """
+"""
+    ),
+    "a forked child writes into its own copies": (
+        """
 import os
 x = torch.zeros(1 << 20).to('hlo')
 for _ in range(2):
@@ -110,7 +113,8 @@ if child == 0:
     os._exit(0 if x[0].item() == 7 else 1)
 assert os.waitpid(child, 0)[1] == 0
 assert x[0].item() == 2
-""",
+"""
+    ),
 }
 
 

@@ -1,10 +1,11 @@
-"""Sizes that are new: what is known of an op's result from other sizes is what PyTorch says (lazy/sizes.py)."""
+"""Sizes that are new: what is known of an op's result from other sizes is what PyTorch says
+(lazy/record/sizes.py)."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_hlo.lazy import meta
+from torch_hlo.lazy.record import meta
 
 
 def _index(n, rows):
@@ -14,14 +15,25 @@ def _index(n, rows):
 # Each is called with sizes (n, m): operands of one kind for all n > 1 and m > 1.
 OPS = {
     "add": lambda n, m: (torch.add, torch.ones(n, m), torch.ones(m)),
-    "add, middle size of 1": lambda n, m: (torch.add, torch.ones(n, 1, m), torch.ones(n, m, 1)),
-    "compare": lambda n, m: (torch.lt, torch.ones(n, 1), torch.ones(n, m, dtype=torch.int32)),
+    "add, middle size of 1": lambda n, m: (
+        torch.add,
+        torch.ones(n, 1, m),
+        torch.ones(n, m, 1),
+    ),
+    "compare": lambda n, m: (
+        torch.lt,
+        torch.ones(n, 1),
+        torch.ones(n, m, dtype=torch.int32),
+    ),
     "int and float": lambda n, m: (
         torch.mul,
         torch.ones(n, m, dtype=torch.int64),
         torch.tensor(2.5),
     ),
-    "int and number": lambda n, m: (lambda x: x * 0.5, torch.ones(n, m, dtype=torch.int64)),
+    "int and number": lambda n, m: (
+        lambda x: x * 0.5,
+        torch.ones(n, m, dtype=torch.int64),
+    ),
     "where": lambda n, m: (
         torch.where,
         torch.ones(n, 1) > 0,
@@ -29,11 +41,21 @@ OPS = {
         torch.ones(n, m, dtype=torch.float64),
     ),
     "sigmoid": lambda n, m: (torch.sigmoid, torch.ones(n, 3, m)),
-    "linear": lambda n, m: (F.linear, torch.ones(2, n, m), torch.ones(7, m), torch.ones(7)),
+    "linear": lambda n, m: (
+        F.linear,
+        torch.ones(2, n, m),
+        torch.ones(7, m),
+        torch.ones(7),
+    ),
     "mm": lambda n, m: (torch.mm, torch.ones(n, m), torch.ones(m, 5)),
     "bmm": lambda n, m: (torch.bmm, torch.ones(3, n, m), torch.ones(3, m, 5)),
     "embedding": lambda n, m: (F.embedding, torch.ones(n, 1).long(), torch.ones(9, 4)),
-    "index_select": lambda n, m: (torch.index_select, torch.ones(4, m), 1, _index(m, n)),
+    "index_select": lambda n, m: (
+        torch.index_select,
+        torch.ones(4, m),
+        1,
+        _index(m, n),
+    ),
     "index_add": lambda n, m: (
         torch.index_add,
         torch.ones(4, m),
@@ -109,12 +131,15 @@ def test_sizes_of_one_and_none_are_another_kind(name, sizes):
         )
 
 
-@pytest.mark.parametrize("op,good,bad", [
-    (torch.add, ((5, 6), (6,)), ((5, 6), (7,))),
-    (F.linear, ((5, 6), (7, 6)), ((5, 6), (7, 8))),
-    (torch.mm, ((5, 6), (6, 7)), ((5, 6), (8, 7))),
-    (torch.bmm, ((3, 5, 6), (3, 6, 7)), ((3, 5, 6), (4, 6, 7))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "op,good,bad",
+    [
+        (torch.add, ((5, 6), (6,)), ((5, 6), (7,))),
+        (F.linear, ((5, 6), (7, 6)), ((5, 6), (7, 8))),
+        (torch.mm, ((5, 6), (6, 7)), ((5, 6), (8, 7))),
+        (torch.bmm, ((3, 5, 6), (3, 6, 7)), ((3, 5, 6), (4, 6, 7))),
+    ],
+)
 def test_sizes_that_do_not_fit_raise_what_pytorch_raises(op, good, bad):
     with pytest.raises(RuntimeError) as expected:
         op(*[torch.ones(s, device="hlo") for s in bad])

@@ -7,11 +7,14 @@ import sys
 
 import pytest
 
-from torch_hlo.lazy import backend
+from test.marks import needs
+from torch_hlo.pytorch import version
 
-# Before 2.13 PyTorch compares a tensor's type with DTensor, which nothing can stand in for: the first op imports it, and with it sympy.
+# Before 2.13 PyTorch compares a tensor's type with DTensor, which nothing can stand in for: the
+# first op imports it, and with it sympy.
 asks_for_instances = pytest.mark.skipif(
-    backend.VERSION < (2, 13), reason="PyTorch before 2.13 imports DTensor at the first op"
+    version.VERSION < (2, 13),
+    reason="PyTorch before 2.13 imports DTensor at the first op",
 )
 
 CODE = """
@@ -46,6 +49,7 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
+@needs("dtensor", "dynamo_unneeded", "plain_sizes")
 @asks_for_instances
 def test_recording_imports_neither_dynamo_nor_dtensor() -> None:
     assert run(CODE) == "[]"
@@ -72,6 +76,7 @@ print("sympy" in sys.modules, bool(table.grad.cpu().isfinite().all()))
 """
 
 
+@needs("dtensor", "dynamo_unneeded", "plain_sizes")
 @asks_for_instances
 def test_models_do_not_import_sympy() -> None:
     assert run(SYMPY) == "False True"
@@ -79,7 +84,7 @@ def test_models_do_not_import_sympy() -> None:
 
 REAL = """
 import sys, torch, torch_hlo
-from torch_hlo.lazy import plain_sizes
+from torch_hlo.pytorch import plain_sizes
 
 def ask():
     from torch.fx.experimental.symbolic_shapes import guard_or_false, sym_eq
@@ -102,6 +107,7 @@ print("as always")
 """
 
 
+@needs("dtensor", "plain_sizes")
 @asks_for_instances
 def test_stand_ins_give_way_to_the_real_modules() -> None:
     assert run(REAL) == "as always"
@@ -109,7 +115,7 @@ def test_stand_ins_give_way_to_the_real_modules() -> None:
 
 MEMORY = """
 import torch, torch_hlo
-from torch_hlo.device.trim import release_compiler
+from torch_hlo.device.cpu.trim import release_compiler
 
 def resident():
     found = inside = 0
@@ -132,6 +138,7 @@ print("still compiles")
 """
 
 
+@needs("release_code")
 def test_memory_of_the_compiler_is_given_back() -> None:
     assert run(MEMORY) == "still compiles"
 
@@ -156,6 +163,7 @@ print("small")
 """
 
 
+@needs("release_code")
 def test_moving_a_model_and_new_optimizer_states_take_no_memory_twice() -> None:
     assert run(MOVING) == "small"
 
@@ -163,7 +171,7 @@ def test_moving_a_model_and_new_optimizer_states_take_no_memory_twice() -> None:
 SMALL = """
 import sys, torch, torch_hlo
 assert (torch.ones(3, device="hlo") + 1).sum().item() == 6
-print([m for m in ("conv", "dot", "attention", "gpu.gemm") if f"torch_hlo.compiler.codegen.{m}" in sys.modules])
+print([m for m in ("convolution.convolution", "matmul.dot", "attention.attention_step", "matmul.gpu.gpu_gemm") if f"torch_hlo.compiler.{m}" in sys.modules])
 """
 
 
@@ -173,12 +181,12 @@ def test_small_programs_load_no_emitters_of_products() -> None:
 
 READY = """
 import sys, time, torch_hlo
-from torch_hlo.device import cpu
+from torch_hlo.device.cpu.workers import WORKERS
 
 end = time.monotonic() + 100
-while time.monotonic() < end and not (cpu._POOL.functions and "torch_hlo.compiler.pipeline" in sys.modules):
+while time.monotonic() < end and not (WORKERS.functions and "torch_hlo.compiler.pipeline" in sys.modules):
     time.sleep(0.01)
-print(cpu._POOL.functions is not None, "torch_hlo.compiler.pipeline" in sys.modules, torch_hlo.metrics.counter_value("UncachedCompile"))
+print(WORKERS.functions is not None, "torch_hlo.compiler.pipeline" in sys.modules, torch_hlo.metrics.counter_value("UncachedCompile"))
 """
 
 

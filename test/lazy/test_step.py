@@ -16,9 +16,13 @@ import torch
 import torch_hlo  # noqa: F401
 from torch_hlo import config, metrics
 from torch_hlo.device import evaluator, runtime
-from torch_hlo.lazy import executor, step, storage
-from torch_hlo.lowering.graph import Node
-from torch_hlo.lowering.registry import LoweringError
+from torch_hlo.device.memory import Memory
+from torch_hlo.lazy.record import session, storage
+from torch_hlo.lazy.run import executor, program_cache
+from torch_hlo.lowering.core.graph import Node
+from torch_hlo.lowering.core.registry import LoweringError
+
+step = session.engine()
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +140,12 @@ def test_parameters_are_updated_in_place():
         x.mul_(2)
         step.sync()
         assert x._storage.value.data.memory is memory
-        assert kept.tolist() == [1, 2, 3, 4] and x.tolist() == copy.tolist() == [2, 4, 6, 8]
+        assert kept.tolist() == [1, 2, 3, 4] and x.tolist() == copy.tolist() == [
+            2,
+            4,
+            6,
+            8,
+        ]
     finally:
         evaluator.EvaluatorProgram = original
 
@@ -167,9 +176,8 @@ def test_a_read_lets_go_of_what_the_step_read():
     z = (x * 2).sum()
     read = weakref.ref(x._storage.value)
     torch_hlo.mark_step()
-    while (
-        job := z._storage.value.data.job
-    ) is not None and not job.is_done():  # so that nobody waits for it
+    # so that nobody waits for it
+    while (job := z._storage.value.data.job) is not None and not job.is_done():
         time.sleep(0.001)
     del x
     assert z.cpu() == 5000
@@ -222,10 +230,10 @@ def test_transfers_keep_every_bit(dtype, shape):
 
 def test_step_context_and_mark_step_counts():
     x = torch.ones(4).to("hlo")
-    with step.step():
+    with torch_hlo.step():
         y = x + 1
     assert metrics.counter_value("MarkStep") == 1
-    with pytest.raises(ZeroDivisionError), step.step():
+    with pytest.raises(ZeroDivisionError), torch_hlo.step():
         raise ZeroDivisionError
     assert metrics.counter_value("MarkStep") == 1
     assert y.tolist() == [2] * 4
@@ -314,9 +322,8 @@ def test_what_follows_a_failed_step_fails_with_it_once(failing):
         pass
     failing.broken = False
     result = x.tolist()
-    assert (
-        result[0] in (1, 2, 0, 1.0) and len(result) == 4
-    )  # as many operations as were recorded before the error
+    # as many operations as were recorded before the error
+    assert result[0] in (1, 2, 0, 1.0) and len(result) == 4
     step.sync()
 
 
@@ -348,15 +355,15 @@ def test_a_compile_error_leaves_the_graph_pending(monkeypatch):
 def test_a_broken_op_does_not_break_other_tensors(monkeypatch):
     good = torch.arange(4.0).to("hlo") + 1
     bad = torch.arange(4.0).to("hlo").exp()
-    original = step.lower
+    original = program_cache.lower
 
     def lower(nodes, *args, **kwargs):
         if any(n.target is torch.ops.aten.exp.default for n in nodes):
             raise LoweringError("no exp today")
         return original(nodes, *args, **kwargs)
 
-    monkeypatch.setattr(step, "lower", lower)
-    monkeypatch.setattr(step, "_told", set())
+    monkeypatch.setattr(program_cache, "lower", lower)
+    monkeypatch.setattr(step, "told", set())
     with pytest.warns(RuntimeWarning, match="no exp today"):
         assert good.tolist() == [1, 2, 3, 4]
     assert metrics.counter_value("PartialEvaluation") == 1
@@ -365,7 +372,7 @@ def test_a_broken_op_does_not_break_other_tensors(monkeypatch):
         assert (good + 1).tolist() == [2, 3, 4, 5]
     with pytest.raises(LoweringError, match="no exp today"):
         bad.tolist()
-    monkeypatch.setattr(step, "lower", original)
+    monkeypatch.setattr(program_cache, "lower", original)
     assert bad.shape == (4,) and torch.allclose(bad.cpu(), torch.arange(4.0).exp())
 
 
@@ -384,12 +391,12 @@ def test_interrupt_during_compile(monkeypatch):
 
 
 def test_interrupt_while_waiting_for_the_compiler():
-    done = run_python(
-        """
+    done = run_python("""
         import os, signal, threading, time, torch, torch_hlo
         from torch_hlo import metrics
         from torch_hlo.device import runtime
-        from torch_hlo.lazy import step
+        from torch_hlo.lazy.record import session
+        step = session.engine()
         original, calls = runtime.compile_program, []
         def slow(module, observe=None):
             calls.append(1)
@@ -406,18 +413,19 @@ def test_interrupt_while_waiting_for_the_compiler():
             print("interrupted", time.monotonic() - start < 0.8)
         assert x.tolist() == [1, 2, 3, 4]
         print(len(calls))
-        """
-    )
-    assert done.returncode == 0 and done.stdout.split() == ["interrupted", "True", "1"], (
-        done.stdout + done.stderr
-    )
+        """)
+    assert done.returncode == 0 and done.stdout.split() == [
+        "interrupted",
+        "True",
+        "1",
+    ], done.stdout + done.stderr
 
 
 def test_interrupts_at_any_time_lose_nothing():
-    done = run_python(
-        """
+    done = run_python("""
         import os, random, signal, threading, time, torch, torch_hlo
-        from torch_hlo.lazy import step
+        from torch_hlo.lazy.record import session
+        step = session.engine()
         armed = stop = False
         def handler(*_):
             if armed: raise KeyboardInterrupt
@@ -452,8 +460,7 @@ def test_interrupts_at_any_time_lose_nothing():
         assert done <= total <= done + interrupts, (done, total, interrupts)
         assert interrupts > 10
         print("ok")
-        """
-    )
+        """)
     assert done.returncode == 0 and done.stdout == "ok\n", done.stdout + done.stderr
 
 
@@ -481,10 +488,8 @@ def test_interrupt_while_binding(monkeypatch):
 def test_out_of_memory_names_the_shape(monkeypatch):
     x = torch.zeros(4).to("hlo")
     y = x + 1
-    monkeypatch.setattr(
-        runtime.Memory, "__init__", lambda self, n: (_ for _ in ()).throw(MemoryError)
-    )
-    monkeypatch.setattr(runtime.Memory, "__del__", lambda self: None)
+    monkeypatch.setattr(Memory, "__init__", lambda self, n: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.setattr(Memory, "__del__", lambda self: None)
     with pytest.raises(MemoryError, match=r"f32\[4\]"):
         step.mark_step()
     monkeypatch.undo()
@@ -504,7 +509,7 @@ def test_python_runs_ahead_but_not_far(monkeypatch):
             super().run(inputs, outputs)
 
     def under_way():
-        return [j for j in executor._EXECUTOR.in_flight if not j.is_done()]
+        return [j for j in session.current().executor.in_flight if not j.is_done()]
 
     monkeypatch.setattr(evaluator, "EvaluatorProgram", Waiting)
     x = torch.zeros(4).to("hlo") + 1
@@ -576,10 +581,10 @@ def run_python(code: str, **env) -> subprocess.CompletedProcess:
 
 
 def test_fork():
-    done = run_python(
-        """
+    done = run_python("""
         import os, sys, torch, torch_hlo
-        from torch_hlo.lazy import step
+        from torch_hlo.lazy.record import session
+        step = session.engine()
         x = torch.arange(4.0).to("hlo") + 1
         step.mark_step()                      # under way while forking
         y = x * 2
@@ -591,17 +596,16 @@ def test_fork():
             os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         print("ok")
-        """
-    )
+        """)
     assert done.returncode == 0 and done.stdout == "ok\n", done.stderr
 
 
 def test_exit_with_work_under_way():
-    done = run_python(
-        """
+    done = run_python("""
         import time, torch, torch_hlo
         from torch_hlo.device import evaluator
-        from torch_hlo.lazy import step
+        from torch_hlo.lazy.record import session
+        step = session.engine()
         original = evaluator.EvaluatorProgram.run
         evaluator.EvaluatorProgram.run = lambda *a: (time.sleep(0.2), original(*a))
         x = torch.arange(4.0).to("hlo")
@@ -609,23 +613,21 @@ def test_exit_with_work_under_way():
             x.add_(1)
             step.mark_step()
         y = x + 1                             # never evaluated
-        """
-    )
+        """)
     assert done.returncode == 0 and done.stderr == "", done.stderr
 
 
 def test_a_failure_that_nobody_waited_for_is_told_at_exit():
-    done = run_python(
-        """
+    done = run_python("""
         import torch, torch_hlo
         from torch_hlo.device import evaluator
-        from torch_hlo.lazy import step
+        from torch_hlo.lazy.record import session
+        step = session.engine()
         def run(*args): raise ArithmeticError("on fire")
         evaluator.EvaluatorProgram.run = run
         x = torch.arange(4.0).to("hlo") + 1
         step.mark_step()
-        """
-    )
+        """)
     assert done.returncode == 0 and "step_1 failed" in done.stderr and "on fire" in done.stderr, (
         done.stderr
     )
@@ -659,7 +661,8 @@ def test_unknown_device_is_an_error():
 
 
 def test_results_of_views_are_not_kept() -> None:
-    """A step's results die with their tensors, also those that are plain copies of a view of a lasting tensor."""
+    """A step's results die with their tensors, also those that are plain copies of a view of a
+    lasting tensor."""
     x = torch.randn(8, 8).to("hlo")
     torch_hlo.sync()
     counts = []

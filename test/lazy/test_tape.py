@@ -6,9 +6,12 @@ import pytest
 import torch
 
 import torch_hlo
-from torch_hlo.lazy import step
-from torch_hlo.lowering.graph import Node, Out
-from torch_hlo.lowering.tape import TAPE
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.run import plan
+from torch_hlo.lowering.core.graph import Node, Out
+from torch_hlo.lowering.core.tape import TAPE
+
+step = session.engine()
 
 
 @pytest.fixture(autouse=True)
@@ -22,18 +25,18 @@ def _fresh():
 def looks(fn) -> int:
     """How often `fn` needs a graph to be looked at."""
     count = 0
-    original = step.collect
+    original = plan.collect
 
     def counting(outputs):
         nonlocal count
         count += 1
         return original(outputs)
 
-    step.collect = counting
+    plan.collect = counting
     try:
         fn()
     finally:
-        step.collect = original
+        plan.collect = original
     return count
 
 
@@ -45,7 +48,7 @@ def run(f, *tensors) -> torch.Tensor:
 
 def test_a_step_that_comes_back_is_recognized() -> None:
     x, w = torch.randn(4, 4).to("hlo"), torch.randn(4, 4).to("hlo")
-    f = lambda scale: (x.t() @ w * scale).softmax(-1).view(2, 8)  # noqa: E731
+    f = lambda scale: (x.t() @ w * scale).softmax(-1).view(2, 8)
     torch_hlo.sync()
     first = run(f, 2.0)
     assert looks(lambda: torch.testing.assert_close(run(f, 2.0), first)) == 0
@@ -73,10 +76,16 @@ DIFFERENT = {
         lambda x, y: torch.full_like(x, 0.0).copysign(torch.full_like(y, -0.0)),
     ),
     "view": (lambda x, y: x[0] + y, lambda x, y: x[1] + y),
-    "dtype": (lambda x, y: (x.int() + y).double(), lambda x, y: (x.long() + y).double()),
+    "dtype": (
+        lambda x, y: (x.int() + y).double(),
+        lambda x, y: (x.long() + y).double(),
+    ),
     "int or float": (lambda x, y: x * 2 + y, lambda x, y: x * 2.0 + y + 0),
     "wanted result": (lambda x, y: (x + 1, y * 2)[0], lambda x, y: (x + 1, y * 2)[1]),
-    "keyword": (lambda x, y: torch.add(x, y, alpha=2), lambda x, y: torch.sub(x, y, alpha=2)),
+    "keyword": (
+        lambda x, y: torch.add(x, y, alpha=2),
+        lambda x, y: torch.sub(x, y, alpha=2),
+    ),
     "list": (lambda x, y: torch.cat([x, y, x]), lambda x, y: torch.cat([x, y, y])),
 }
 
@@ -125,9 +134,8 @@ def test_only_who_records_writes_on_the_tape() -> None:
     x = torch.ones(3).to("hlo")
     torch_hlo.sync()
     written = [*TAPE.words]
-    node = Node(
-        torch.ops.aten.neg.default, (x._storage.value,), {}, (x._meta.hlo,)
-    )  # as the compiler makes them, beside other threads that record
+    # as the compiler makes them, beside other threads that record
+    node = Node(torch.ops.aten.neg.default, (x._storage.value,), {}, (x._meta.hlo,))
     assert TAPE.words == written and Out(node).place < 0
     y = x + 1
     assert y._storage.value.place >= TAPE.base and len(TAPE.words) > len(written) and TAPE.exact
@@ -142,7 +150,10 @@ def test_results_of_one_node_have_places_of_their_own() -> None:
 
 def test_training_is_recognized_from_the_third_step_on() -> None:
     model = torch.nn.Sequential(
-        torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.ReLU(), torch.nn.Linear(8, 2)
+        torch.nn.Linear(8, 8),
+        torch.nn.Dropout(0.1),
+        torch.nn.ReLU(),
+        torch.nn.Linear(8, 2),
     ).to("hlo")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     x, y = torch.randn(4, 8).to("hlo"), torch.tensor([0, 1, 1, 0]).to("hlo")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 import torch_hlo
-from torch_hlo.lazy import tensor
-from torch_hlo.lazy.executor import MEANWHILE
+from torch_hlo.lazy.record import session, tensor
 
 
 def step(x: torch.Tensor) -> list[torch.Tensor]:
@@ -16,16 +15,16 @@ def step(x: torch.Tensor) -> list[torch.Tensor]:
 
 def ahead() -> None:
     """What a thread does that waits for a program."""
-    for work in MEANWHILE:
+    for work in session.current().executor.meanwhile:
         work(lambda: False)
 
 
 def test_the_next_step_takes_them(monkeypatch):
     x = torch.randn(4, 4).to("hlo")
-    tensor._TAKEN.clear()
+    session.current().taken.clear()
     want = [v.tolist() for v in step(x)]
     torch_hlo.sync()
-    tensor._TAKEN.clear()
+    session.current().taken.clear()
     results = step(x)
     ahead()
     made = []
@@ -55,24 +54,29 @@ def test_inference_mode_has_its_own():
 
 
 def test_those_that_nobody_takes_are_let_go():
-    tensor._TAKEN.clear()
+    session.current().taken.clear()
     step(torch.randn(4, 4).to("hlo"))
     ahead()
-    stocked = list(tensor._stocked)
+    stocked = list(session.current().stocked)
     assert any(meta.spare[0] for meta in stocked)
     torch.randn(3, 3).to("hlo").exp()
     ahead()
-    assert not any(meta.spare[0] for meta in stocked if meta not in tensor._stocked)
-    for _ in range(2 * tensor.AHEAD):
+    assert not any(meta.spare[0] for meta in stocked if meta not in session.current().stocked)
+    for _ in range(2 * session.current().taken.maxlen):
         torch.empty(7, device="hlo")
     ahead()
-    assert sum(len(meta.spare[0]) for meta in tensor._stocked) <= tensor.AHEAD
+    assert (
+        sum(len(meta.spare[0]) for meta in session.current().stocked)
+        <= session.current().taken.maxlen
+    )
 
 
 def test_it_ends_when_the_program_does():
-    tensor._TAKEN.clear()
+    session.current().taken.clear()
     for n in range(101, 109):
         torch.empty(n, device="hlo")
-    for work in MEANWHILE:
+    for work in session.current().executor.meanwhile:
         work(lambda: True)
-    assert len(tensor._stocked) == 8 and not any(meta.spare[0] for meta in tensor._stocked)
+    assert len(session.current().stocked) == 8 and not any(
+        meta.spare[0] for meta in session.current().stocked
+    )

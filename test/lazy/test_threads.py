@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import torch_hlo
-from torch_hlo.lazy import storage
+from torch_hlo.lazy.record import session, tracing
+from torch_hlo.lowering.core.tape import RECORDING
 
 STEPS, THREADS, ROUNDS = 20, 2, 2
 
@@ -57,7 +58,8 @@ def test_training_loops_in_threads_do_not_disturb_each_other(restless) -> None:
 
 
 def captured(seed: int) -> torch.Tensor:
-    """A training loop whose step is captured; it computes with numbers in Python and steps a schedule."""
+    """A training loop whose step is captured; it computes with numbers in Python and steps a
+    schedule."""
     generator = torch.Generator().manual_seed(seed)
     model = torch.nn.Linear(8, 3, dtype=torch.float64)
     with torch.no_grad():
@@ -88,7 +90,8 @@ def captured(seed: int) -> torch.Tensor:
 
 
 def test_a_step_is_captured_while_other_threads_record(restless) -> None:
-    """What they record is not part of it, and neither are their modules, optimizers and schedules."""
+    """What they record is not part of it, and neither are their modules, optimizers and
+    schedules."""
     functions = math.sqrt, max, min
     jobs = [lambda: captured(0), lambda: captured(1), lambda: train(2)]
     alone = [job() for job in jobs]
@@ -109,7 +112,7 @@ def test_a_step_is_captured_while_other_threads_record(restless) -> None:
 
 
 def test_a_captured_function_may_wait_for_a_thread_that_records(monkeypatch) -> None:
-    monkeypatch.setattr(storage.Tracing, "PATIENCE", 0.1)
+    monkeypatch.setattr(session.Tracing, "PATIENCE", 0.1)
     weight = torch.ones(3, device="hlo")
 
     @torch_hlo.compile(full_graph=False)
@@ -126,9 +129,11 @@ def test_a_captured_function_may_wait_for_a_thread_that_records(monkeypatch) -> 
 
 def test_gradients_of_functorch_belong_to_the_call(monkeypatch) -> None:
     """Autograd computes them on a thread of its own, which waits for nobody."""
-    waited, wait = [], storage.Tracing.wait
+    waited, wait = [], session.Tracing.wait
     monkeypatch.setattr(
-        storage.Tracing, "wait", lambda tracing: waited.append(wait(tracing)) or waited[-1]
+        session.Tracing,
+        "wait",
+        lambda tracing: waited.append(wait(tracing)) or waited[-1],
     )
     weight = torch.ones(3, device="hlo")
     step = torch_hlo.compile(
@@ -143,13 +148,13 @@ def test_no_trace_begins_while_another_thread_is_in_the_middle_of_an_op() -> Non
     """What that thread is about to record would be taken for a part of the call."""
 
     def trace() -> None:
-        with storage.tracing():
+        with tracing.tracing():
             pass
 
-    with storage.RECORDING:
+    with RECORDING:
         other = threading.Thread(target=trace)
         other.start()
         other.join(0.2)
-        assert storage.TRACING is None and other.is_alive()
+        assert session.current().tracing is None and other.is_alive()
     other.join(60)
-    assert storage.TRACING is None and not other.is_alive()
+    assert session.current().tracing is None and not other.is_alive()

@@ -17,7 +17,9 @@ X = torch.randn(3, 4)
 def test_materialize(how):
     def build(device=None):
         return nn.Sequential(
-            nn.LazyLinear(5, device=device), nn.ReLU(), nn.LazyBatchNorm1d(device=device)
+            nn.LazyLinear(5, device=device),
+            nn.ReLU(),
+            nn.LazyBatchNorm1d(device=device),
         )
 
     if how == "context":

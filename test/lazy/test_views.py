@@ -1,4 +1,5 @@
-"""Views, mutation and aliasing: every case is run on CPU tensors and on hlo tensors and must end with the same values."""
+"""Views, mutation and aliasing: every case is run on CPU tensors and on hlo tensors and must end
+with the same values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Run one aten op through Node -> lower -> NumPy evaluator and compare it with PyTorch on the CPU."""
+"""Run one aten op through Node -> lower -> NumPy evaluator and compare it with PyTorch on the
+CPU."""
 
 from __future__ import annotations
 
@@ -10,11 +11,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import torch_hlo.lowering  # noqa: F401
-from torch_hlo.hlo.evaluate import evaluate
-from torch_hlo.hlo.ir import Module
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.lowering.graph import Leaf, Lift, Node, Out, lower
-from torch_hlo.lowering.registry import GUARDS, HLO_TO_TORCH, LOWERINGS, TORCH_TO_HLO
+from torch_hlo.hlo.evaluate.evaluate import evaluate
+from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.lowering.core.graph import Leaf, Lift, Node, Out, lower
+from torch_hlo.lowering.core.registry import (
+    GUARDS,
+    HLO_TO_TORCH,
+    LOWERINGS,
+    TORCH_TO_HLO,
+)
 
 aten = torch.ops.aten
 TOLERANCE = {
@@ -122,7 +128,8 @@ def evaluated(
 
 
 def compare(got: list, want: list, scale: float = 1.0, magnitude: float = 0.0) -> None:
-    """Values and dtypes equal, within the tolerance of the dtype; `magnitude`: of the numbers that were summed."""
+    """Values and dtypes equal, within the tolerance of the dtype; `magnitude`: of the numbers that
+    were summed."""
     for g, w in zip(got, want, strict=True):
         if w is None:
             continue
@@ -159,7 +166,10 @@ def functional(op: OpOverload) -> OpOverload | None:
         return op
     name = schema.name.split("::")[1]
     if any(a.is_out for a in schema.arguments):
-        packet, skip = getattr(aten, name, None), {a.name for a in schema.arguments if a.is_out}
+        packet, skip = (
+            getattr(aten, name, None),
+            {a.name for a in schema.arguments if a.is_out},
+        )
     else:
         packet, skip = getattr(aten, name.removesuffix("_"), None), set()
     if hasattr(aten, name.removesuffix("_") + "_functional"):
@@ -179,7 +189,8 @@ def functional(op: OpOverload) -> OpOverload | None:
 class Checker(TorchDispatchMode):
     """Under this mode every aten call is also lowered, evaluated and compared.
 
-    `failures`: op -> first message; `fallbacks`: ops without lowering or decomposition; `seen`: ops that were checked.
+    `failures`: op -> first message; `fallbacks`: ops without lowering or decomposition; `seen`: ops
+      that were checked.
     """
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -188,9 +199,8 @@ class Checker(TorchDispatchMode):
         self.fallbacks: set[str] = set()
         self.seen: set[str] = set()
         self.scale = scale
-        self.active: set[str] = (
-            set()
-        )  # ops being decomposed: one that comes back to itself has no decomposition
+        # ops being decomposed: one that comes back to itself has no decomposition
+        self.active: set[str] = set()
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -232,9 +242,8 @@ class Checker(TorchDispatchMode):
                         assert w is None or g.dtype == w.dtype and g.shape == w.shape
                 else:
                     sums = any(name.startswith(p) for p in NORMWISE)
-                    if (
-                        name in PARTIAL
-                    ):  # results that autograd alone reads, or that PyTorch leaves open
+                    # results that autograd alone reads, or that PyTorch leaves open
+                    if name in PARTIAL:
                         got, want = got[: PARTIAL[name]], want[: PARTIAL[name]]
                     compare(got, want, self.scale, largest((args, want)) if sums else 0.0)
             except Exception as error:
@@ -262,7 +271,8 @@ class Checker(TorchDispatchMode):
 
 
 def decomposition_of(op: OpOverload):
-    """What the dispatcher does with an op that has no lowering: PyTorch's decomposition or composite kernel."""
+    """What the dispatcher does with an op that has no lowering: PyTorch's decomposition or
+    composite kernel."""
     if op in DECOMPOSITIONS:
         return DECOMPOSITIONS[op]
     for key in (
@@ -294,6 +304,7 @@ def _covers_storage(x: torch.Tensor, size, stride, offset=None) -> bool:
     )
 
 
+# sums may cancel
 NORMWISE = (
     "aten.sum",
     "aten.linalg",
@@ -303,10 +314,11 @@ NORMWISE = (
     "aten.bmm",
     "aten.addmm",
     "aten.cum",
-)  # sums may cancel
+)
 PARTIAL = {
-    "aten._embedding_bag.default": 1, "aten.sort.default": 1, "aten.topk.default": 1, "aten.kthvalue.default": 1, "aten.median.dim": 1,
-    "aten.nanmedian.dim": 1, "aten.argsort.default": 0, "aten.native_dropout.default": 0,
+    "aten._embedding_bag.default": 1, "aten.sort.default": 1, "aten.topk.default": 1,
+    "aten.kthvalue.default": 1, "aten.median.dim": 1, "aten.nanmedian.dim": 1,
+    "aten.argsort.default": 0, "aten.native_dropout.default": 0,
 }  # fmt: skip
 SKIPPED = {
     "aten._local_scalar_dense.default",
@@ -314,6 +326,6 @@ SKIPPED = {
     "aten.lift_fresh.default",
 }
 UNINITIALISED = {
-    "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default", "aten.empty_strided.default", "aten.new_empty_strided.default",
-    "aten.empty_permuted.default",
+    "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default",
+    "aten.empty_strided.default", "aten.new_empty_strided.default", "aten.empty_permuted.default",
 }  # fmt: skip

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.lowering.collective import format_groups, parse_groups
-from torch_hlo.lowering.graph import Leaf, Node, Out, lower
-from torch_hlo.lowering.registry import LoweringError
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.lowering.core.graph import Leaf, Node, Out, lower
+from torch_hlo.lowering.core.registry import LoweringError
+from torch_hlo.lowering.spmd.collective import format_groups, parse_groups
 
 functional = torch.ops._c10d_functional
 GROUPS = "{{0,1},{2,3}}"
@@ -43,10 +43,34 @@ def test_groups_are_text_and_back():
             ("avg",),
             ["all-reduce", "constant", "broadcast", "divide"],
         ),
-        (functional.all_gather_into_tensor.default, (4, 3), (8, 3), (2,), ["all-gather"]),
-        (functional.all_gather_into_tensor.default, (), (2,), (2,), ["reshape", "all-gather"]),
-        (functional.reduce_scatter_tensor.default, (4, 3), (2, 3), ("sum", 2), ["reduce-scatter"]),
-        (functional.all_to_all_single.default, (4, 3), (4, 3), ([2, 2], [2, 2]), ["all-to-all"]),
+        (
+            functional.all_gather_into_tensor.default,
+            (4, 3),
+            (8, 3),
+            (2,),
+            ["all-gather"],
+        ),
+        (
+            functional.all_gather_into_tensor.default,
+            (),
+            (2,),
+            (2,),
+            ["reshape", "all-gather"],
+        ),
+        (
+            functional.reduce_scatter_tensor.default,
+            (4, 3),
+            (2, 3),
+            ("sum", 2),
+            ["reduce-scatter"],
+        ),
+        (
+            functional.all_to_all_single.default,
+            (4, 3),
+            (4, 3),
+            ([2, 2], [2, 2]),
+            ["all-to-all"],
+        ),
         (functional.broadcast.default, (4,), (4,), (1,), ["collective-broadcast"]),
         (
             torch.ops._dtensor.shard_dim_alltoall.default,

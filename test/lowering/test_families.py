@@ -1,4 +1,5 @@
-"""Cases per family that the operator database does not cover: whole ops of models, options, edge sizes, symbolic sizes."""
+"""Cases per family that the operator database does not cover: whole ops of models, options, edge
+sizes, symbolic sizes."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from torch_hlo.hlo.dim import symbol
-from torch_hlo.hlo.evaluate import evaluate
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.lowering.graph import Leaf, Node, Out, lower
+from torch_hlo.hlo.evaluate.evaluate import evaluate
+from torch_hlo.hlo.ir.dim import symbol
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.lowering.core.graph import Leaf, Node, Out, lower
 
 from .support import aten, check, compare, evaluated, flatten, run_op
 
@@ -28,14 +29,21 @@ def randn(*dims, dtype=torch.float32):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
 def test_linear(dtype, lead):
-    x, w, b = randn(*lead, 5, dtype=dtype), randn(4, 5, dtype=dtype), randn(4, dtype=dtype)
+    x, w, b = (
+        randn(*lead, 5, dtype=dtype),
+        randn(4, 5, dtype=dtype),
+        randn(4, dtype=dtype),
+    )
     want = torch.nn.functional.linear(x, w, b)
     compare(evaluated(aten.linear.default, (x, w, b), {}, [want]), [want])
     x.requires_grad_(), w.requires_grad_(), b.requires_grad_()
     out = torch.nn.functional.linear(x, w, b)
     g = torch.randn_like(out)
     want = list(torch.autograd.grad(out, (x, w, b), g))
-    compare(evaluated(aten.linear_backward.default, (x, g, w, [True, True, True]), {}, want), want)
+    compare(
+        evaluated(aten.linear_backward.default, (x, g, w, [True, True, True]), {}, want),
+        want,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -53,7 +61,17 @@ def attention_meta(q, v):
     """Results of the op as PyTorch types them: output, logsumexp, …, seed, offset."""
     out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
     scalar = torch.zeros((), dtype=torch.int64)
-    return [out, torch.empty(q.shape[:-1]), None, None, None, None, scalar, scalar, None]
+    return [
+        out,
+        torch.empty(q.shape[:-1]),
+        None,
+        None,
+        None,
+        None,
+        scalar,
+        scalar,
+        None,
+    ]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -104,7 +122,8 @@ def test_attention_of_masked_rows():
 
 
 def test_attention_dropout_is_undone_by_its_gradient():
-    """Forward and backward draw the same mask: the gradient of sum(out) with respect to v is the column sum of the weights used."""
+    """Forward and backward draw the same mask: the gradient of sum(out) with respect to v is the
+    column sum of the weights used."""
     q, k, v = (randn(1, 1, 16, 4) for _ in range(3))
     out = evaluated(
         ATTENTION,
@@ -165,12 +184,16 @@ def test_nll_loss(ignore, reduction, weighted, spatial):
     ],
 )
 @pytest.mark.parametrize(
-    "op", [aten.reflection_pad2d_backward.default, aten.replication_pad2d_backward.default]
+    "op",
+    [aten.reflection_pad2d_backward.default, aten.replication_pad2d_backward.default],
 )
 def test_gradient_of_padding(op, dims, padding):
     left, right, top, bottom = padding
     check(
-        op, randn(*dims[:2], dims[2] + top + bottom, dims[3] + left + right), randn(*dims), padding
+        op,
+        randn(*dims[:2], dims[2] + top + bottom, dims[3] + left + right),
+        randn(*dims),
+        padding,
     )
 
 
@@ -203,20 +226,40 @@ def test_convolution(groups, transposed, options, spatial):
     args = (stride, padding, dilation, transposed, output_padding, groups)
     check(aten.convolution.default, x, w, randn(6), *args, scale=5)
     g = torch.randn_like(aten.convolution.default(x, w, None, *args))
-    check(aten.convolution_backward.default, g, x, w, [6], *args, [True, True, True], scale=5)
+    check(
+        aten.convolution_backward.default,
+        g,
+        x,
+        w,
+        [6],
+        *args,
+        [True, True, True],
+        scale=5,
+    )
 
 
 @pytest.mark.parametrize("ceil", [False, True])
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize(
-    "options", [((2, 2), (2, 2), (0, 0)), ((3, 2), (2, 1), (1, 1)), ((3, 3), (3, 3), (1, 1))]
+    "options",
+    [((2, 2), (2, 2), (0, 0)), ((3, 2), (2, 1), (1, 1)), ((3, 3), (3, 3), (1, 1))],
 )
 def test_pooling(ceil, include, options):
     kernel, stride, padding = (list(o) for o in options)
     x = randn(2, 3, 8, 7)
     check(aten.avg_pool2d.default, x, kernel, stride, padding, ceil, include)
     g = torch.randn_like(aten.avg_pool2d.default(x, kernel, stride, padding, ceil, include))
-    check(aten.avg_pool2d_backward.default, g, x, kernel, stride, padding, ceil, include, None)
+    check(
+        aten.avg_pool2d_backward.default,
+        g,
+        x,
+        kernel,
+        stride,
+        padding,
+        ceil,
+        include,
+        None,
+    )
     check(aten.max_pool2d_with_indices.default, x, kernel, stride, padding, [1, 1], ceil)
     values, indices = aten.max_pool2d_with_indices.default(x, kernel, stride, padding, [1, 1], ceil)
     check(
@@ -234,7 +277,13 @@ def test_pooling(ceil, include, options):
 
 @pytest.mark.parametrize(
     "size,out",
-    [((8, 12), (4, 3)), ((8, 12), (8, 1)), ((7, 9), (3, 3)), ((3, 4), (6, 8)), ((5, 6), (5, 6))],
+    [
+        ((8, 12), (4, 3)),
+        ((8, 12), (8, 1)),
+        ((7, 9), (3, 3)),
+        ((3, 4), (6, 8)),
+        ((5, 6), (5, 6)),
+    ],
 )
 def test_adaptive_average(size, out):
     x = randn(2, 3, *size)
@@ -250,16 +299,27 @@ def test_max_pool_nan_and_dilation():
 
 @pytest.mark.parametrize("size", [(10, 14), (7, 3), (5, 18), (1, 1)])
 @pytest.mark.parametrize(
-    "mode", ["nearest", "nearest-exact", "bilinear", "bicubic", "aa_bilinear", "aa_bicubic"]
+    "mode",
+    ["nearest", "nearest-exact", "bilinear", "bicubic", "aa_bilinear", "aa_bicubic"],
 )
 @pytest.mark.parametrize("align", [False, True])
 def test_resampling(size, mode, align):
     x, g = randn(2, 3, 5, 7), randn(2, 3, *size)
-    name = {"nearest": "upsample_nearest2d", "nearest-exact": "_upsample_nearest_exact2d", "aa_bilinear": "_upsample_bilinear2d_aa",
-            "aa_bicubic": "_upsample_bicubic2d_aa"}.get(mode, f"upsample_{mode}2d")  # fmt: skip
+    name = {
+        "nearest": "upsample_nearest2d",
+        "nearest-exact": "_upsample_nearest_exact2d",
+        "aa_bilinear": "_upsample_bilinear2d_aa",
+        "aa_bicubic": "_upsample_bicubic2d_aa",
+    }.get(mode, f"upsample_{mode}2d")
     options = [] if "nearest" in mode else [align]
     check(getattr(aten, name).default, x, list(size), *options)
-    check(getattr(aten, f"{name}_backward").default, g, list(size), list(x.shape), *options)
+    check(
+        getattr(aten, f"{name}_backward").default,
+        g,
+        list(size),
+        list(x.shape),
+        *options,
+    )
 
 
 @pytest.mark.parametrize("op", ["fused_adam", "fused_adamw"])
@@ -321,7 +381,10 @@ def test_fused_sgd():
             is_first_step=step == 0,
         )
         flat = evaluated(
-            aten._fused_sgd.default, (state, grads, momenta), kwargs, [*state, *grads, *momenta]
+            aten._fused_sgd.default,
+            (state, grads, momenta),
+            kwargs,
+            [*state, *grads, *momenta],
         )
         state, momenta = flat[:1], flat[2:]
         compare(state, [p.detach() for p in params])
@@ -372,7 +435,10 @@ def test_advanced_indexing(indices):
 
 def test_random_moments():
     x = torch.empty(200, 300)
-    (u,), (n,) = run_op(aten.rand.default, [200, 300]), run_op(aten.randn.default, [200, 300])
+    (u,), (n,) = (
+        run_op(aten.rand.default, [200, 300]),
+        run_op(aten.randn.default, [200, 300]),
+    )
     assert 0 <= u.min() and u.max() < 1 and abs(u.mean() - 0.5) < 0.01
     assert abs(n.mean()) < 0.02 and abs(n.std() - 1) < 0.02 and n.isfinite().all()
     (e,) = run_op(aten.exponential.default, x, 2.0)
@@ -413,14 +479,20 @@ def test_recurrent_cells(kind):
         hy = o.sigmoid() * cy.tanh()
         workspace = torch.empty(n, 4 * h)
         got = evaluated(
-            aten._thnn_fused_lstm_cell.default, (a, b, state, *bias), {}, [hy, cy, workspace]
+            aten._thnn_fused_lstm_cell.default,
+            (a, b, state, *bias),
+            {},
+            [hy, cy, workspace],
         )
         compare(got[:2], [hy, cy])
         gh, gc = torch.randn_like(hy), torch.randn_like(cy)
         want = torch.autograd.grad((hy, cy), (a, state), (gh, gc))
         args = (gh, gc, state, got[1], got[2], True)
         back = evaluated(
-            aten._thnn_fused_lstm_cell_backward_impl.default, args, {}, [want[0], want[1], bias[0]]
+            aten._thnn_fused_lstm_cell_backward_impl.default,
+            args,
+            {},
+            [want[0], want[1], bias[0]],
         )
         compare(back, [want[0], want[1], want[0].sum(0)])
         return
@@ -429,7 +501,10 @@ def test_recurrent_cells(kind):
     new = (x[2] + r * y[2]).tanh()
     hy = new + z * (state - new)
     got = evaluated(
-        aten._thnn_fused_gru_cell.default, (a, b, state, *bias), {}, [hy, torch.empty(n, 5 * h)]
+        aten._thnn_fused_gru_cell.default,
+        (a, b, state, *bias),
+        {},
+        [hy, torch.empty(n, 5 * h)],
     )
     compare(got[:1], [hy])
     g = torch.randn_like(hy)
@@ -446,8 +521,24 @@ def test_recurrent_cells(kind):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_updates_its_statistics(training):
-    x, w, b, mean, var = randn(4, 3, 5), randn(3), randn(3), randn(3), torch.rand(3) + 0.5
-    check(aten._native_batch_norm_legit_functional.default, x, w, b, mean, var, training, 0.1, 1e-5)
+    x, w, b, mean, var = (
+        randn(4, 3, 5),
+        randn(3),
+        randn(3),
+        randn(3),
+        torch.rand(3) + 0.5,
+    )
+    check(
+        aten._native_batch_norm_legit_functional.default,
+        x,
+        w,
+        b,
+        mean,
+        var,
+        training,
+        0.1,
+        1e-5,
+    )
 
 
 def test_layer_norm_in_bf16():
@@ -480,16 +571,36 @@ SYMBOLIC = [
     # op, arguments, result shape, what PyTorch computes from x
     (aten.mean.dim, (MATRIX, [0]), ("f32", 4), lambda x: x.mean(0)),
     (aten.mean.default, (MATRIX,), ("f32",), lambda x: x.mean()),
-    (aten._softmax.default, (MATRIX, 0, False), ("f32", SIZE, 4), lambda x: x.softmax(0)),
-    (aten.view.default, (MATRIX, [4 * SIZE]), ("f32", 4 * SIZE), lambda x: x.reshape(-1)),
+    (
+        aten._softmax.default,
+        (MATRIX, 0, False),
+        ("f32", SIZE, 4),
+        lambda x: x.softmax(0),
+    ),
+    (
+        aten.view.default,
+        (MATRIX, [4 * SIZE]),
+        ("f32", 4 * SIZE),
+        lambda x: x.reshape(-1),
+    ),
     (aten.transpose.int, (MATRIX, 0, 1), ("f32", 4, SIZE), lambda x: x.mT),
     (aten.slice.Tensor, (MATRIX, 0, 0, SIZE), ("f32", SIZE, 4), lambda x: x),
     (aten.select.int, (MATRIX, 0, -1), ("f32", 4), lambda x: x[-1]),
-    (aten.cat.default, ([MATRIX, MATRIX], 0), ("f32", 2 * SIZE, 4), lambda x: torch.cat([x, x])),
+    (
+        aten.cat.default,
+        ([MATRIX, MATRIX], 0),
+        ("f32", 2 * SIZE, 4),
+        lambda x: torch.cat([x, x]),
+    ),
     (aten.add.Tensor, (MATRIX, 1), ("f32", SIZE, 4), lambda x: x + 1),
     (aten.argmax.default, (MATRIX, 0), ("s64", 4), lambda x: x.argmax(0)),
     (aten.cumsum.default, (MATRIX, 0), ("f32", SIZE, 4), lambda x: x.cumsum(0)),
-    (aten.full_like.default, (MATRIX, 2), ("f32", SIZE, 4), lambda x: torch.full_like(x, 2)),
+    (
+        aten.full_like.default,
+        (MATRIX, 2),
+        ("f32", SIZE, 4),
+        lambda x: torch.full_like(x, 2),
+    ),
     (aten.tril.default, (MATRIX,), ("f32", SIZE, 4), lambda x: x.tril()),
     (aten.roll.default, (MATRIX, [1], [0]), ("f32", SIZE, 4), lambda x: x.roll(1, 0)),
     (
@@ -498,8 +609,18 @@ SYMBOLIC = [
         ("f32", SIZE, 4),
         lambda x: torch.layer_norm(x, [4]),
     ),
-    (aten.select_scatter.default, (MATRIX, Leaf(Shape("f32", (4,))), 0, 0), ("f32", SIZE, 4), None),
-    (aten.repeat.default, (MATRIX, [2, 1]), ("f32", 2 * SIZE, 4), lambda x: x.repeat(2, 1)),
+    (
+        aten.select_scatter.default,
+        (MATRIX, Leaf(Shape("f32", (4,))), 0, 0),
+        ("f32", SIZE, 4),
+        None,
+    ),
+    (
+        aten.repeat.default,
+        (MATRIX, [2, 1]),
+        ("f32", 2 * SIZE, 4),
+        lambda x: x.repeat(2, 1),
+    ),
     (aten.sort.default, (MATRIX, 0), ("f32", SIZE, 4), lambda x: x.sort(0)[0]),
     (
         aten.avg_pool1d.default,

@@ -1,7 +1,8 @@
-"""PyTorch's operator database: every aten call that an operator makes, forward and backward, is lowered, evaluated and compared.
+"""PyTorch's operator database: every aten call that an operator makes, forward and backward, is
+lowered, evaluated and compared.
 
-The quick subset runs by default; `-m slow` runs all operators. Known gaps are in expected_failures.py.
-"""
+The quick subset runs by default; `-m slow` runs all operators. Known gaps are in
+expected_failures.py."""
 
 from __future__ import annotations
 
@@ -36,14 +37,17 @@ def cases(dtype: torch.dtype, quick: bool) -> list:
         pytest.param(
             op,
             dtype,
-            id=f"{op.name}{'.' + op.variant_test_name if op.variant_test_name else ''}-{str(dtype)[6:]}",
+            id=(
+                f"{op.name}{'.' + op.variant_test_name if op.variant_test_name else ''}-{str(dtype)[6:]}"
+            ),
         )
         for op in wanted
     ]
 
 
 def run(op, dtype: torch.dtype, samples: int) -> Checker:
-    """Run the first samples of an operator, with gradients where there are any, under the Checker."""
+    """Run the first samples of an operator, with gradients where there are any, under the
+    Checker."""
     torch.manual_seed(0)
     checker = Checker()
     gradients = dtype.is_floating_point and op.supports_autograd

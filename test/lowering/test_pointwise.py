@@ -1,4 +1,5 @@
-"""Elementwise ops on the values where implementations differ: nan, infinities, signed zeros, ties, negative operands, all dtypes."""
+"""Elementwise ops on the values where implementations differ: nan, infinities, signed zeros, ties,
+negative operands, all dtypes."""
 
 from __future__ import annotations
 
@@ -10,21 +11,27 @@ import torch
 from .support import Lifted, aten, check
 
 EDGES = [
-    0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, -1.5, 2.5, 3.0, -3.0, 7.25, -7.25, 20.5, -20.5, 88.0, -88.0, 100.0, 1e-6, -1e-6, 1e-20, 3.4e38,
-    math.inf, -math.inf, math.nan,
+    0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, -1.5, 2.5, 3.0, -3.0, 7.25, -7.25, 20.5, -20.5, 88.0,
+    -88.0, 100.0, 1e-6, -1e-6, 1e-20, 3.4e38, math.inf, -math.inf, math.nan,
 ]  # fmt: skip
 UNARY = [
-    "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "sinh", "cosh", "asin", "acos", "atan",
-    "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "floor", "ceil", "trunc", "round", "frac", "neg", "abs", "sign", "sgn", "signbit",
-    "square", "reciprocal", "isnan", "isinf", "isfinite", "isposinf", "isneginf", "logical_not", "relu", "silu", "mish", "hardswish", "hardsigmoid",
-    "softplus", "gelu", "elu", "leaky_relu", "softshrink", "hardshrink", "hardtanh", "angle", "deg2rad", "rad2deg", "nan_to_num", "positive",
+    "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sqrt", "rsqrt", "sin", "cos", "tan",
+    "tanh", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "sigmoid", "erf",
+    "erfc", "erfinv", "floor", "ceil", "trunc", "round", "frac", "neg", "abs", "sign", "sgn",
+    "signbit", "square", "reciprocal", "isnan", "isinf", "isfinite", "isposinf", "isneginf",
+    "logical_not", "relu", "silu", "mish", "hardswish", "hardsigmoid", "softplus", "gelu", "elu",
+    "leaky_relu", "softshrink", "hardshrink", "hardtanh", "angle", "deg2rad", "rad2deg",
+    "nan_to_num", "positive",
 ]  # fmt: skip
 BINARY = [
-    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "maximum", "minimum", "fmax", "fmin", "fmod.Tensor", "remainder.Tensor", "floor_divide",
-    "atan2", "copysign.Tensor", "hypot", "eq.Tensor", "ne.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor", "ge.Tensor", "logical_and", "logical_or",
-    "logical_xor", "xlogy.Tensor", "logaddexp", "logaddexp2", "heaviside", "nextafter", "pow.Tensor_Tensor",
+    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "maximum", "minimum", "fmax", "fmin",
+    "fmod.Tensor", "remainder.Tensor", "floor_divide", "atan2", "copysign.Tensor", "hypot",
+    "eq.Tensor", "ne.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor", "ge.Tensor", "logical_and",
+    "logical_or", "logical_xor", "xlogy.Tensor", "logaddexp", "logaddexp2", "heaviside",
+    "nextafter", "pow.Tensor_Tensor",
 ]  # fmt: skip
-# Of huge arguments PyTorch's vector code has its own idea: the sine depends on how the argument was reduced, gelu(inf) is nan.
+# Of huge arguments PyTorch's vector code has its own idea: the sine depends on how the argument was
+# reduced, gelu(inf) is nan.
 BOUNDED = {"sin", "cos", "tan", "gelu", "fmod.Tensor", "remainder.Tensor"}
 INTEGERS = [-128, -7, -3, -2, -1, 0, 1, 2, 3, 5, 7, 127]
 
@@ -36,9 +43,10 @@ def overload(name: str):
 
 def pairs(values, dtype):
     x = torch.tensor(values, dtype=dtype)
-    return x[:, None].expand(len(values), len(values)).contiguous(), x[None, :].expand(
-        len(values), len(values)
-    ).contiguous()
+    return (
+        x[:, None].expand(len(values), len(values)).contiguous(),
+        x[None, :].expand(len(values), len(values)).contiguous(),
+    )
 
 
 @pytest.mark.parametrize("name", UNARY)
@@ -51,7 +59,8 @@ def test_unary_edges(name, dtype):
 @pytest.mark.parametrize("name", BINARY)
 def test_binary_edges(name):
     x, y = pairs(
-        [v for v in EDGES if not (name in BOUNDED and 1e3 < abs(v) < math.inf)], torch.float32
+        [v for v in EDGES if not (name in BOUNDED and 1e3 < abs(v) < math.inf)],
+        torch.float32,
     )
     check(overload(name), x, y)
 
@@ -100,7 +109,14 @@ def test_float_division_modes(mode):
 
 @pytest.mark.parametrize(
     "name",
-    ["add.Tensor", "mul.Tensor", "logical_and", "bitwise_xor.Tensor", "eq.Tensor", "maximum"],
+    [
+        "add.Tensor",
+        "mul.Tensor",
+        "logical_and",
+        "bitwise_xor.Tensor",
+        "eq.Tensor",
+        "maximum",
+    ],
 )
 def test_bool(name):
     x, y = pairs([False, True], torch.bool)
@@ -133,13 +149,20 @@ def test_integer_powers(base):
 @pytest.mark.parametrize(
     "args",
     [
-        (torch.ones(3, dtype=torch.int32), 2.5), (torch.ones(3, dtype=torch.bfloat16), torch.tensor(2.5)), (torch.ones(3), 2),
-        (torch.ones(3, dtype=torch.int8), torch.ones((), dtype=torch.int64)), (torch.ones(3, dtype=torch.bool), 2),
-        (torch.ones(3, dtype=torch.bool), True), (torch.ones((), dtype=torch.float64), torch.ones(3)), (torch.ones(3, dtype=torch.uint8), -1),
-        (torch.ones(3, dtype=torch.float16), torch.ones(3, dtype=torch.bfloat16)), (torch.ones(3), 1 + 2j),
-        (torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.float16)), (torch.ones(2, 1), torch.ones(3)),
+        (torch.ones(3, dtype=torch.int32), 2.5),
+        (torch.ones(3, dtype=torch.bfloat16), torch.tensor(2.5)),
+        (torch.ones(3), 2),
+        (torch.ones(3, dtype=torch.int8), torch.ones((), dtype=torch.int64)),
+        (torch.ones(3, dtype=torch.bool), 2),
+        (torch.ones(3, dtype=torch.bool), True),
+        (torch.ones((), dtype=torch.float64), torch.ones(3)),
+        (torch.ones(3, dtype=torch.uint8), -1),
+        (torch.ones(3, dtype=torch.float16), torch.ones(3, dtype=torch.bfloat16)),
+        (torch.ones(3), 1 + 2j),
+        (torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.float16)),
+        (torch.ones(2, 1), torch.ones(3)),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("name", ["add.Tensor", "mul.Tensor", "div.Tensor", "eq.Tensor"])
 def test_promotion(name, args):
     if name == "eq.Tensor" and not isinstance(args[1], torch.Tensor):
@@ -206,7 +229,10 @@ def test_casts():
 
 @pytest.mark.parametrize("name", ["clamp.Tensor", "clamp_min.Tensor", "clamp_max.Tensor"])
 def test_clamp_tensors(name):
-    x, bound = torch.tensor([-2.0, 0.5, 3.0, math.nan]), torch.tensor([0.0, math.nan, 1.0, 1.0])
+    x, bound = (
+        torch.tensor([-2.0, 0.5, 3.0, math.nan]),
+        torch.tensor([0.0, math.nan, 1.0, 1.0]),
+    )
     check(overload(name), x, *((bound, bound + 1) if name == "clamp.Tensor" else (bound,)))
     if name == "clamp.Tensor":
         check(overload(name), x, None, bound)
@@ -250,7 +276,11 @@ def test_logarithms_and_powers_to_bases_2_and_10(dtype):
     )
     for fn in (torch.log2, torch.log10):
         torch.testing.assert_close(
-            fn(x.to("hlo")).cpu(), fn(x), rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True
+            fn(x.to("hlo")).cpu(),
+            fn(x),
+            rtol=4 * torch.finfo(dtype).eps,
+            atol=0,
+            equal_nan=True,
         )
     assert torch.equal(torch.log2(x[:5].to("hlo")).cpu(), torch.log2(x[:5]))
     bias = 127 if dtype == torch.float32 else 1023

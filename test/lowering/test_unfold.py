@@ -1,4 +1,5 @@
-"""Patches as columns and back: every geometry that differs, against PyTorch's kernels, forward and gradient."""
+"""Patches as columns and back: every geometry that differs, against PyTorch's kernels, forward and
+gradient."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def test_unfold_and_fold(geometry, dims) -> None:
     found = F.unfold(device, *geometry)
     assert torch.equal(found.detach().cpu(), y)
     for got, want in zip(
-        torch.autograd.grad(found, device, g.to("hlo")), torch.autograd.grad(y, x, g), strict=True
+        torch.autograd.grad(found, device, g.to("hlo")),
+        torch.autograd.grad(y, x, g),
+        strict=True,
     ):
         torch.testing.assert_close(got.cpu(), want)
     torch.testing.assert_close(

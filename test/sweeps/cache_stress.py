@@ -1,10 +1,12 @@
-"""Many processes on one program cache, most of them killed, entries damaged between the rounds: every survivor must be right.
+"""Many processes on one program cache, most of them killed, entries damaged between the rounds:
+every survivor must be right.
 
     python -m test.sweeps.cache_stress [--rounds 10] [--processes 8] [--seed 0]
 
-A worker trains small models of random widths and prints a digest of the losses; the digest without any cache is the reference. In every
-round all workers start together on one directory and all but one, chosen at random, get SIGKILL at a random moment. Then entries are
-truncated, flipped, swapped, and replaced by links, FIFOs and directories.
+A worker trains small models of random widths and prints a digest of the losses; the digest without
+any cache is the reference. In every round all workers start together on one directory and all but
+one, chosen at random, get SIGKILL at a random moment. Then entries are truncated, flipped, swapped,
+and replaced by links, FIFOs and directories.
 """
 
 from __future__ import annotations
@@ -57,7 +59,17 @@ def damage(directory: Path, rng: random.Random) -> str:
         return "nothing to damage"
     one, two = rng.sample(entries, 2)
     way = rng.choice(
-        ["truncate", "flip", "swap", "empty", "link", "hard link", "fifo", "directory", "foreign"]
+        [
+            "truncate",
+            "flip",
+            "swap",
+            "empty",
+            "link",
+            "hard link",
+            "fifo",
+            "directory",
+            "foreign",
+        ]
     )
     raw = bytearray(one.read_bytes())
     if way == "truncate":
@@ -133,7 +145,8 @@ def main() -> int:
         damaged = [damage(directory, rng) for _ in range(4)]
         ways.update(damaged)
         print(
-            f"round {number}: {killed} killed, {survived} survived, {wrong} wrong; entries {len(list(directory.glob('*.bin')))}; then {', '.join(damaged)}",
+            f"round {number}: {killed} killed, {survived} survived, {wrong} wrong; entries"
+            f" {len(list(directory.glob('*.bin')))}; then {', '.join(damaged)}",
             flush=True,
         )
     last = start(str(directory))
@@ -143,7 +156,8 @@ def main() -> int:
     print(f"after the last damage: {out.strip()}; once more: {final.strip()}")
     good = not wrong and out.split()[0] == want and final.split() == [want, "0"]
     print(
-        f"{killed} killed, {survived} survivors, {wrong} wrong; damage {dict(ways)}; {'every survivor is right' if good else 'FAILED'}"
+        f"{killed} killed, {survived} survivors, {wrong} wrong; damage {dict(ways)};"
+        f" {'every survivor is right' if good else 'FAILED'}"
     )
     shutil.rmtree(directory, ignore_errors=True)
     return 0 if good else 1

@@ -1,9 +1,10 @@
-"""Random programs with views, in-place updates, mixed dtypes, zero-size tensors, autograd and random mark_step placement.
+"""Random programs with views, in-place updates, mixed dtypes, zero-size tensors, autograd and
+random mark_step placement.
 
     python -m test.sweeps.fuzz [--programs 2000] [--seed 0] [--one SEED]
 
-Each program is a list of statements run on the CPU and on "hlo"; every live tensor is compared at the end. A failing program is
-printed as Python, ready to paste.
+Each program is a list of statements run on the CPU and on "hlo"; every live tensor is compared at
+the end. A failing program is printed as Python, ready to paste.
 """
 
 from __future__ import annotations
@@ -28,28 +29,75 @@ DTYPES = [
     "float16",
     "uint8",
 ]
-UNARY = ["{a}.abs()", "{a}.neg()", "{a}.relu()", "torch.sigmoid({a})", "torch.tanh({a})", "torch.exp({a}.clamp(max=4))", "torch.sin({a})", "{a}.square()",
-         "torch.floor({a})", "torch.sign({a})", "{a}.to(torch.{dtype})", "{a}.float()", "{a}.clone()", "{a}.contiguous()", "{a} == {a}", "torch.isnan({a})",
-         "{a}.clamp(-1, 1)", "torch.nn.functional.gelu({a})", "{a}.bool()", "{a} * 2", "{a} + 1.5", "1 - {a}", "{a} / 3", "{a}.cumsum({d})", "torch.where({a} > 0, {a}, -{a})"]  # fmt: skip
-BINARY = ["{a} + {b}", "{a} - {b}", "{a} * {b}", "torch.maximum({a}, {b})", "torch.minimum({a}, {b})", "{a} < {b}", "{a} == {b}", "torch.where({a} > 0, {a}, {b})",
-          "torch.add({a}, {b}, alpha=2)", "{a} / ({b}.abs() + 1)", "torch.atan2({a}, {b})", "torch.logical_and({a}, {b})", "torch.lerp({a}, {b}, 0.3)"]  # fmt: skip
-REDUCE = ["{a}.sum()", "{a}.sum({d})", "{a}.mean()", "{a}.mean({d}, keepdim=True)", "{a}.amax({d})", "{a}.max()", "{a}.argmax({d})", "{a}.var()", "{a}.softmax({d})",
-          "{a}.any()", "{a}.all({d})", "{a}.prod({d})", "{a}.norm()", "{a}.log_softmax({d})", "{a}.sum({d}, keepdim=True)", "{a}.std({d})", "{a}.flip({d})",
-          "{a}.sort({d})[0]", "{a}.roll(1, {d})"]  # fmt: skip
-VIEWS = ["{a}.t()", "{a}.transpose(0, -1)", "{a}[{i}]", "{a}[..., {j}]", "{a}[::2]", "{a}[1:]", "{a}[..., :-1]", "{a}.reshape(-1)", "{a}.unsqueeze({d})", "{a}.squeeze()",
-         "{a}.view({a}.shape)", "{a}.expand(2, *{a}.shape)", "{a}.flatten()", "{a}.chunk(2, {d})[-1]", "{a}.unbind({d})[0]", "{a}.narrow({d}, 0, 1)", "{a}.detach()",
-         "{a}.diagonal()", "{a}.permute(*range({a}.dim() - 1, -1, -1))", "{a}.view_as({a})", "{a}.movedim(0, -1)", "{a}.unfold({d}, 1, 1)", "{a}.as_strided({a}.shape, {a}.stride(), {a}.storage_offset())"]  # fmt: skip
-INPLACE = ["{a}.add_(1)", "{a}.mul_(2)", "{a}.add_({b})", "{a}.zero_()", "{a}.fill_(3)", "{a}.copy_({b})", "{a}[0] = 1", "{a}[..., -1] = 2", "{a}[::2] += 1", "{a}.relu_()",
-           "{a}.neg_()", "{a}.sub_({b})", "{a}.clamp_(-2, 2)", "{a}.t_()", "{a}.transpose_(0, -1)", "{a}.unsqueeze_(0)", "{a}.squeeze_()", "{a}.masked_fill_({a} > 0, 0)",
-           "{a}.index_fill_({d}, torch.zeros(1, dtype=torch.long, device=dev), 5)", "{a}.view(-1)[::2] = 4", "{a}.data.mul_(2)", "{a}.t().add_(1)", "{a}.div_(2)",
-           "{a}.diagonal().fill_(7)", "{a}[{a} > 1] = 0", "torch._foreach_add_([{a}], 1)", "torch.add({a}, 1, out={a})", "{a}.lerp_({b}, 0.5)", "{a}.addcmul_({b}, {b})",
-           "{a}.requires_grad_({a}.is_floating_point())", "{a}.set_({b})", "{a}.resize_(2, 2).fill_(1)", "{a}.expand(2, *{a}.shape)[0].add_(1)"]  # fmt: skip
-OTHER = ["{a} @ {b}", "torch.cat([{a}, {b}])", "torch.stack([{a}, {a}])", "torch.cat([{a}.reshape(-1), {b}.reshape(-1)])", "{a}.gather({d}, torch.zeros_like({a}, dtype=torch.long))",
-         "torch.nn.functional.pad({a}, (1, 1))", "{a}.index_select({d}, torch.zeros(2, dtype=torch.long, device=dev))", "{a}.tril()", "torch.outer({a}.reshape(-1)[:3], {b}.reshape(-1)[:3])",
-         "{a}.repeat(2, *[1] * ({a}.dim() - 1))", "torch.zeros_like({a})", "torch.ones_like({a})", "torch.arange({a}.numel(), device=dev)", "torch.full({a}.shape, 2.5, device=dev)",
-         "{a}.new_zeros({a}.shape)", "torch.autograd.grad(({a}.detach().float().requires_grad_(True) * 2).tanh().sum(), [], allow_unused=True) or {a}",
-         "grad_of(lambda t: (t * t).sum(), {a})", "grad_of(lambda t: t.softmax(-1).square().sum(), {a})", "grad_of(lambda t: torch.nn.functional.layer_norm(t, t.shape[-1:], eps=1.0).sin().sum(), {a})",
-         "{a}.masked_select({a} > 0)", "torch.tensor({a}.float().sum().clamp(-9, 9).item() > 0, device=dev)", "{a}[[0, 0]]", "{a}.nonzero()", "{a}.sum().item() * {b}"]  # fmt: skip
+UNARY = [
+    "{a}.abs()", "{a}.neg()", "{a}.relu()", "torch.sigmoid({a})", "torch.tanh({a})",
+    "torch.exp({a}.clamp(max=4))", "torch.sin({a})", "{a}.square()", "torch.floor({a})",
+    "torch.sign({a})", "{a}.to(torch.{dtype})", "{a}.float()", "{a}.clone()", "{a}.contiguous()",
+    "{a} == {a}", "torch.isnan({a})", "{a}.clamp(-1, 1)", "torch.nn.functional.gelu({a})",
+    "{a}.bool()", "{a} * 2", "{a} + 1.5", "1 - {a}", "{a} / 3", "{a}.cumsum({d})",
+    "torch.where({a} > 0, {a}, -{a})",
+]  # fmt: skip
+BINARY = [
+    "{a} + {b}", "{a} - {b}", "{a} * {b}", "torch.maximum({a}, {b})", "torch.minimum({a}, {b})",
+    "{a} < {b}", "{a} == {b}", "torch.where({a} > 0, {a}, {b})", "torch.add({a}, {b}, alpha=2)",
+    "{a} / ({b}.abs() + 1)", "torch.atan2({a}, {b})", "torch.logical_and({a}, {b})",
+    "torch.lerp({a}, {b}, 0.3)",
+]  # fmt: skip
+REDUCE = [
+    "{a}.sum()", "{a}.sum({d})", "{a}.mean()", "{a}.mean({d}, keepdim=True)", "{a}.amax({d})",
+    "{a}.max()", "{a}.argmax({d})", "{a}.var()", "{a}.softmax({d})", "{a}.any()", "{a}.all({d})",
+    "{a}.prod({d})", "{a}.norm()", "{a}.log_softmax({d})", "{a}.sum({d}, keepdim=True)",
+    "{a}.std({d})", "{a}.flip({d})", "{a}.sort({d})[0]", "{a}.roll(1, {d})",
+]  # fmt: skip
+VIEWS = [
+    "{a}.t()", "{a}.transpose(0, -1)", "{a}[{i}]", "{a}[..., {j}]", "{a}[::2]", "{a}[1:]",
+    "{a}[..., :-1]", "{a}.reshape(-1)", "{a}.unsqueeze({d})", "{a}.squeeze()",
+    "{a}.view({a}.shape)", "{a}.expand(2, *{a}.shape)", "{a}.flatten()", "{a}.chunk(2, {d})[-1]",
+    "{a}.unbind({d})[0]", "{a}.narrow({d}, 0, 1)", "{a}.detach()", "{a}.diagonal()",
+    "{a}.permute(*range({a}.dim() - 1, -1, -1))", "{a}.view_as({a})", "{a}.movedim(0, -1)",
+    "{a}.unfold({d}, 1, 1)", "{a}.as_strided({a}.shape, {a}.stride(), {a}.storage_offset())",
+]  # fmt: skip
+INPLACE = [
+    "{a}.add_(1)", "{a}.mul_(2)", "{a}.add_({b})", "{a}.zero_()", "{a}.fill_(3)", "{a}.copy_({b})",
+    "{a}[0] = 1", "{a}[..., -1] = 2", "{a}[::2] += 1", "{a}.relu_()", "{a}.neg_()", "{a}.sub_({b})",
+    "{a}.clamp_(-2, 2)", "{a}.t_()", "{a}.transpose_(0, -1)", "{a}.unsqueeze_(0)", "{a}.squeeze_()",
+    "{a}.masked_fill_({a} > 0, 0)",
+    "{a}.index_fill_({d}, torch.zeros(1, dtype=torch.long, device=dev), 5)",
+    "{a}.view(-1)[::2] = 4", "{a}.data.mul_(2)", "{a}.t().add_(1)", "{a}.div_(2)",
+    "{a}.diagonal().fill_(7)", "{a}[{a} > 1] = 0", "torch._foreach_add_([{a}], 1)",
+    "torch.add({a}, 1, out={a})", "{a}.lerp_({b}, 0.5)", "{a}.addcmul_({b}, {b})",
+    "{a}.requires_grad_({a}.is_floating_point())", "{a}.set_({b})", "{a}.resize_(2, 2).fill_(1)",
+    "{a}.expand(2, *{a}.shape)[0].add_(1)",
+]  # fmt: skip
+OTHER = [
+    "{a} @ {b}",
+    "torch.cat([{a}, {b}])",
+    "torch.stack([{a}, {a}])",
+    "torch.cat([{a}.reshape(-1), {b}.reshape(-1)])",
+    "{a}.gather({d}, torch.zeros_like({a}, dtype=torch.long))",
+    "torch.nn.functional.pad({a}, (1, 1))",
+    "{a}.index_select({d}, torch.zeros(2, dtype=torch.long, device=dev))",
+    "{a}.tril()",
+    "torch.outer({a}.reshape(-1)[:3], {b}.reshape(-1)[:3])",
+    "{a}.repeat(2, *[1] * ({a}.dim() - 1))",
+    "torch.zeros_like({a})",
+    "torch.ones_like({a})",
+    "torch.arange({a}.numel(), device=dev)",
+    "torch.full({a}.shape, 2.5, device=dev)",
+    "{a}.new_zeros({a}.shape)",
+    (
+        "torch.autograd.grad(({a}.detach().float().requires_grad_(True) * 2).tanh().sum(), [],"
+        " allow_unused=True) or {a}"
+    ),
+    "grad_of(lambda t: (t * t).sum(), {a})",
+    "grad_of(lambda t: t.softmax(-1).square().sum(), {a})",
+    "grad_of(lambda t: torch.nn.functional.layer_norm(t, t.shape[-1:], eps=1.0).sin().sum(), {a})",
+    "{a}.masked_select({a} > 0)",
+    "torch.tensor({a}.float().sum().clamp(-9, 9).item() > 0, device=dev)",
+    "{a}[[0, 0]]",
+    "{a}.nonzero()",
+    "{a}.sum().item() * {b}",
+]
 GROUPS = [(UNARY, 5), (BINARY, 5), (REDUCE, 3), (VIEWS, 7), (INPLACE, 7), (OTHER, 3)]
 
 
@@ -101,7 +149,8 @@ def make(seed: int, dims, dtype, dev):
 
 
 def run(lines: list[str], device: str) -> tuple[dict, list[str | None]]:
-    """Variables after the program, and for each statement the type of the exception it raised (statements that fail are skipped)."""
+    """Variables after the program, and for each statement the type of the exception it raised
+    (statements that fail are skipped)."""
     scope = {
         "torch": torch,
         "make": make,
@@ -135,10 +184,12 @@ def check(seed: int) -> str | None:
         if not isinstance(w, torch.Tensor):
             continue
         if g.shape != w.shape or g.dtype != w.dtype or g.stride() != w.stride() and w.numel():
-            return f"{name}: {g.dtype} {tuple(g.shape)} {g.stride()}, CPU {w.dtype} {tuple(w.shape)} {w.stride()}"
-        low = any(
-            "float16" in line for line in lines
-        )  # what is computed from such a value has no more digits than it
+            return (
+                f"{name}: {g.dtype} {tuple(g.shape)} {g.stride()}, CPU {w.dtype} {tuple(w.shape)}"
+                f" {w.stride()}"
+            )
+        # what is computed from such a value has no more digits than it
+        low = any("float16" in line for line in lines)
         try:
             torch.testing.assert_close(
                 g.detach().cpu(),

@@ -1,6 +1,8 @@
-"""Tiny random Hugging Face architectures: one AdamW step on "hlo" against CPU (loss, gradients, parameters).
+"""Tiny random Hugging Face architectures: one AdamW step on "hlo" against CPU (loss, gradients,
+parameters).
 
-    python -m test.sweeps.huggingface [--how lazy|compile|compile_dynamic] [--only bert,gpt2] [--json FILE] [--verbose]
+    python -m test.sweeps.huggingface [--how lazy|compile|compile_dynamic] [--only bert,gpt2]
+        [--json FILE] [--verbose]
 
 `--how compile`: the model stays on the CPU and runs through torch.compile(backend="hlo").
 """
@@ -23,16 +25,76 @@ import torch
 import torch_hlo
 
 SMALL = dict(
-    hidden_size=32, d_model=32, n_embd=32, dim=32, embed_dim=32, num_hidden_layers=2, n_layer=2, n_layers=2, encoder_layers=2, decoder_layers=2,
-    num_layers=2, num_decoder_layers=2, num_attention_heads=4, n_head=4, n_heads=4, num_heads=4, encoder_attention_heads=4, decoder_attention_heads=4,
-    num_key_value_heads=2, head_dim=8, intermediate_size=64, d_ff=64, ffn_dim=64, encoder_ffn_dim=64, decoder_ffn_dim=64, n_inner=64, hidden_dim=64,
-    d_kv=8, vocab_size=99, max_position_embeddings=64, n_positions=64, image_size=32, patch_size=8, num_experts=4, num_local_experts=4,
-    num_experts_per_tok=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, dropout=0.0,
-    attention_dropout=0.0, activation_dropout=0.0, hidden_dropout=0.0, dropout_rate=0.0, classifier_dropout=0.0, pad_token_id=0, bos_token_id=1,
-    eos_token_id=2, embedding_size=32, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, n_routed_experts=4,
-    n_group=1, topk_group=1, moe_intermediate_size=32, layerdrop=0.0, encoder_layerdrop=0.0, decoder_layerdrop=0.0, use_cache=False,
-    word_embed_proj_dim=32, rotary_dim=4, summary_first_dropout=0.0, drop_path_rate=0.0, initializer_range=0.2,
-)  # fmt: skip
+    hidden_size=32,
+    d_model=32,
+    n_embd=32,
+    dim=32,
+    embed_dim=32,
+    num_hidden_layers=2,
+    n_layer=2,
+    n_layers=2,
+    encoder_layers=2,
+    decoder_layers=2,
+    num_layers=2,
+    num_decoder_layers=2,
+    num_attention_heads=4,
+    n_head=4,
+    n_heads=4,
+    num_heads=4,
+    encoder_attention_heads=4,
+    decoder_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    intermediate_size=64,
+    d_ff=64,
+    ffn_dim=64,
+    encoder_ffn_dim=64,
+    decoder_ffn_dim=64,
+    n_inner=64,
+    hidden_dim=64,
+    d_kv=8,
+    vocab_size=99,
+    max_position_embeddings=64,
+    n_positions=64,
+    image_size=32,
+    patch_size=8,
+    num_experts=4,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+    resid_pdrop=0.0,
+    embd_pdrop=0.0,
+    attn_pdrop=0.0,
+    dropout=0.0,
+    attention_dropout=0.0,
+    activation_dropout=0.0,
+    hidden_dropout=0.0,
+    dropout_rate=0.0,
+    classifier_dropout=0.0,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+    embedding_size=32,
+    q_lora_rank=16,
+    kv_lora_rank=16,
+    qk_rope_head_dim=8,
+    qk_nope_head_dim=8,
+    v_head_dim=8,
+    n_routed_experts=4,
+    n_group=1,
+    topk_group=1,
+    moe_intermediate_size=32,
+    layerdrop=0.0,
+    encoder_layerdrop=0.0,
+    decoder_layerdrop=0.0,
+    use_cache=False,
+    word_embed_proj_dim=32,
+    rotary_dim=4,
+    summary_first_dropout=0.0,
+    drop_path_rate=0.0,
+    initializer_range=0.2,
+)
 
 
 # What the general values do not fit.
@@ -47,9 +109,20 @@ _SWIN = dict(
     encoder_stride=4,
 )
 _AUDIO = dict(
-    conv_dim=(32, 32), conv_kernel=(8, 4), conv_stride=(4, 4), num_feat_extract_layers=2, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2,
-    mask_time_prob=0.0, mask_feature_prob=0.0, feat_proj_dropout=0.0, final_dropout=0.0, feat_quantizer_dropout=0.0, tdnn_dim=(32, 32), xvector_output_dim=32,
-)  # fmt: skip
+    conv_dim=(32, 32),
+    conv_kernel=(8, 4),
+    conv_stride=(4, 4),
+    num_feat_extract_layers=2,
+    num_conv_pos_embeddings=16,
+    num_conv_pos_embedding_groups=2,
+    mask_time_prob=0.0,
+    mask_feature_prob=0.0,
+    feat_proj_dropout=0.0,
+    final_dropout=0.0,
+    feat_quantizer_dropout=0.0,
+    tdnn_dim=(32, 32),
+    xvector_output_dim=32,
+)
 _MAMBA2 = dict(mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=1, mamba_d_state=16, mamba_expand=2)
 SPECIAL = {
     **dict.fromkeys(
@@ -64,11 +137,15 @@ SPECIAL = {
     **dict.fromkeys("bamba granitemoehybrid".split(), _MAMBA2),
     **dict.fromkeys(
         "convnext convnextv2".split(),
-        dict(patch_size=4, image_size=64, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1]),
+        dict(
+            patch_size=4,
+            image_size=64,
+            hidden_sizes=[8, 16, 24, 32],
+            depths=[1, 1, 1, 1],
+        ),
     ),
-    "afmoe": dict(
-        initializer_range=0.02
-    ),  # the router's sigmoids must not saturate: equal scores have no order
+    # the router's sigmoids must not saturate: equal scores have no order
+    "afmoe": dict(initializer_range=0.02),
     "mamba2": dict(num_heads=8, head_dim=8, n_groups=1, state_size=16),
     "reformer": dict(
         is_decoder=True,
@@ -99,10 +176,15 @@ def architectures() -> list[tuple[str, type, type]]:
 
     found = []
     heads = (
-        auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-        auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, auto.MODEL_FOR_CTC_MAPPING_NAMES, auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES,
-        auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES, auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-    )  # fmt: skip
+        auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+        auto.MODEL_FOR_CTC_MAPPING_NAMES,
+        auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES,
+        auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES,
+        auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    )
     seen = set()
     for table in heads:
         for kind, name in table.items():
@@ -120,10 +202,10 @@ def architectures() -> list[tuple[str, type, type]]:
 
 
 def build(kind: str, config_class: type, model_class: type, limit: int = 60_000_000):
-    """The model with a small configuration, in training mode. Raises ValueError when it has more than `limit` parameters."""
-    own = (
-        getattr(model_class, "config_class", None) or config_class
-    )  # a text model of a multimodal family has its own
+    """The model with a small configuration, in training mode. Raises ValueError when it has more
+    than `limit` parameters."""
+    # a text model of a multimodal family has its own
+    own = getattr(model_class, "config_class", None) or config_class
     values = {**SMALL, **SPECIAL.get(kind, {})}
     accepted = set(inspect.signature(own.__init__).parameters) | {
         name for c in own.__mro__ for name in getattr(c, "__annotations__", {})
@@ -214,9 +296,8 @@ def compare(got, want) -> None:
     """Raises AssertionError unless two results of `train` agree."""
     torch.testing.assert_close(got[0], want[0], rtol=1e-3, atol=1e-4)
     added = {n for n in got[1].keys() ^ want[1].keys() if n in want[1] or got[1][n].count_nonzero()}
-    assert not added, (
-        f"gradients missing or added: {added}"
-    )  # torch.compile makes zeros of what the loss does not depend on
+    # torch.compile makes zeros of what the loss does not depend on
+    assert not added, f"gradients missing or added: {added}"
     largest = max(largest_of(g) for g in want[1].values())
     for name, g in want[1].items():
         scale = largest_of(g) + 1e-3 * largest  # some gradients are zero but for rounding
@@ -229,7 +310,11 @@ def compare(got, want) -> None:
         )
     for name, p in want[2].items():
         torch.testing.assert_close(
-            got[2][name], p, rtol=1e-3, atol=2.5e-3, msg=lambda m, n=name: f"parameter {n}: {m}"
+            got[2][name],
+            p,
+            rtol=1e-3,
+            atol=2.5e-3,
+            msg=lambda m, n=name: f"parameter {n}: {m}",
         )
 
 
@@ -238,14 +323,14 @@ def largest_of(x: torch.Tensor) -> float:
 
 
 def undetermined(model, inputs: dict, want) -> str:
-    """Why the CPU does not agree with itself: random by design, or rounding decides (ties of a router, chaos); "" if it does."""
+    """Why the CPU does not agree with itself: random by design, or rounding decides (ties of a
+    router, chaos); "" if it does."""
     nudged = copy.deepcopy(model)
     with torch.no_grad():
         for p in nudged.parameters():
             if p.is_floating_point():
-                p.mul_(1 + 1e-6 * torch.randn_like(p)).add_(
-                    1e-6 * torch.randn_like(p)
-                )  # also where a router begins with zeros
+                # also where a router begins with zeros
+                p.mul_(1 + 1e-6 * torch.randn_like(p)).add_(1e-6 * torch.randn_like(p))
     for why, again in (
         ("another seed", lambda: train(model, inputs, "cpu", seed=3)),
         ("a change of 1e-6", lambda: train(nudged, inputs, "cpu")),
@@ -262,13 +347,15 @@ HOW = {
     "lazy": dict(device="hlo"),
     "compile": dict(device="cpu", wrap=lambda model: torch.compile(model, backend="hlo")),
     "compile_dynamic": dict(
-        device="cpu", wrap=lambda model: torch.compile(model, backend="hlo", dynamic=True)
+        device="cpu",
+        wrap=lambda model: torch.compile(model, backend="hlo", dynamic=True),
     ),
 }
 
 
 def check(kind: str, config_class: type, model_class: type, how: str = "lazy") -> dict:
-    """{"status": "pass" | "skip", "reason": ...}. Raises what the hlo device raises, and AssertionError for other values."""
+    """{"status": "pass" | "skip", "reason": ...}. Raises what the hlo device raises, and
+    AssertionError for other values."""
     try:
         model = build(kind, config_class, model_class)
         inputs = batch(model)
@@ -329,7 +416,8 @@ def main() -> int:
         finally:
             signal.alarm(0)
             torch._dynamo.reset()
-            gc.collect()  # what a failure left pending would be compiled, and fail, with the next model
+            # what a failure left pending would be compiled, and fail, with the next model
+            gc.collect()
         row["fallbacks"] = [n for n in torch_hlo.metrics.counter_names() if n.startswith("aten::")]
         report[kind] = row
         print(kind, row, flush=True)

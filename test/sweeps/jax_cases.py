@@ -1,7 +1,8 @@
 """Functions for the JAX corpus, see jax_corpus.py. Needs JAX; runs without this project.
 
     python test/sweeps/jax_cases.py OUT.pickle [NAME…]
-writes {name: {"stablehlo": text, "hlo": text, "optimized": text, "inputs": [array], "outputs": [array]}}, values from XLA's CPU backend.
+writes {name: {"stablehlo": text, "hlo": text, "optimized": text, "inputs": [array], "outputs":
+[array]}}, values from XLA's CPU backend.
 """
 
 from __future__ import annotations
@@ -51,20 +52,68 @@ KEY = np.array([7, 42], np.uint32)
 
 def elementwise() -> None:
     unary = {
-        "abs": jnp.abs, "exp": jnp.exp, "exp2": jnp.exp2, "tanh": jnp.tanh, "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "sinh": jnp.sinh,
-        "cosh": jnp.cosh, "erf": lax.erf, "erfc": lax.erfc, "expm1": jnp.expm1, "cbrt": lax.cbrt, "floor": jnp.floor, "ceil": jnp.ceil,
-        "round": jnp.round, "rint": jnp.rint, "trunc": jnp.trunc, "sign": jnp.sign, "logistic": lax.logistic, "asinh": jnp.arcsinh,
-        "atan": jnp.arctan, "i0e": lax.bessel_i0e, "i1e": lax.bessel_i1e, "sinc": jnp.sinc, "square": jnp.square, "nan_to_num": jnp.nan_to_num,
-        "isfinite": jnp.isfinite, "signbit": jnp.signbit, "deg2rad": jnp.deg2rad, "relu6": nn.relu6, "softplus": nn.softplus, "elu": nn.elu,
-        "selu": nn.selu, "gelu": nn.gelu, "gelu_exact": partial(nn.gelu, approximate=False), "silu": nn.silu, "mish": nn.mish, "celu": nn.celu,
-        "hard_tanh": nn.hard_tanh, "log_sigmoid": nn.log_sigmoid, "hard_swish": nn.hard_swish, "squareplus": nn.squareplus,
-        "log1p_abs": lambda x: jnp.log1p(jnp.abs(x)), "normcdf": jsp.stats.norm.cdf, "ndtr": jsp.special.ndtr, "frexp": jnp.frexp,
-        "modf": jnp.modf, "heaviside": lambda x: jnp.heaviside(x, 0.5),
-    }  # fmt: skip
+        "abs": jnp.abs,
+        "exp": jnp.exp,
+        "exp2": jnp.exp2,
+        "tanh": jnp.tanh,
+        "sin": jnp.sin,
+        "cos": jnp.cos,
+        "tan": jnp.tan,
+        "sinh": jnp.sinh,
+        "cosh": jnp.cosh,
+        "erf": lax.erf,
+        "erfc": lax.erfc,
+        "expm1": jnp.expm1,
+        "cbrt": lax.cbrt,
+        "floor": jnp.floor,
+        "ceil": jnp.ceil,
+        "round": jnp.round,
+        "rint": jnp.rint,
+        "trunc": jnp.trunc,
+        "sign": jnp.sign,
+        "logistic": lax.logistic,
+        "asinh": jnp.arcsinh,
+        "atan": jnp.arctan,
+        "i0e": lax.bessel_i0e,
+        "i1e": lax.bessel_i1e,
+        "sinc": jnp.sinc,
+        "square": jnp.square,
+        "nan_to_num": jnp.nan_to_num,
+        "isfinite": jnp.isfinite,
+        "signbit": jnp.signbit,
+        "deg2rad": jnp.deg2rad,
+        "relu6": nn.relu6,
+        "softplus": nn.softplus,
+        "elu": nn.elu,
+        "selu": nn.selu,
+        "gelu": nn.gelu,
+        "gelu_exact": partial(nn.gelu, approximate=False),
+        "silu": nn.silu,
+        "mish": nn.mish,
+        "celu": nn.celu,
+        "hard_tanh": nn.hard_tanh,
+        "log_sigmoid": nn.log_sigmoid,
+        "hard_swish": nn.hard_swish,
+        "squareplus": nn.squareplus,
+        "log1p_abs": lambda x: jnp.log1p(jnp.abs(x)),
+        "normcdf": jsp.stats.norm.cdf,
+        "ndtr": jsp.special.ndtr,
+        "frexp": jnp.frexp,
+        "modf": jnp.modf,
+        "heaviside": lambda x: jnp.heaviside(x, 0.5),
+    }
     positive = {
-        "log": jnp.log, "log2": jnp.log2, "log10": jnp.log10, "sqrt": jnp.sqrt, "rsqrt": lax.rsqrt, "lgamma": lax.lgamma, "digamma": lax.digamma,
-        "gammaln": jsp.special.gammaln, "entr": jsp.special.entr, "acosh": lambda x: jnp.arccosh(1 + x),
-    }  # fmt: skip
+        "log": jnp.log,
+        "log2": jnp.log2,
+        "log10": jnp.log10,
+        "sqrt": jnp.sqrt,
+        "rsqrt": lax.rsqrt,
+        "lgamma": lax.lgamma,
+        "digamma": lax.digamma,
+        "gammaln": jsp.special.gammaln,
+        "entr": jsp.special.entr,
+        "acosh": lambda x: jnp.arccosh(1 + x),
+    }
     inside = {
         "asin": jnp.arcsin,
         "acos": jnp.arccos,
@@ -139,8 +188,22 @@ def arithmetic() -> None:
             x,
             y,
         )
-        case(f"bits_{dtype}", lambda x, y: (x & y, x | y, x ^ y, ~x, x << 2, x >> 1, lax.shift_right_logical(x, lax.full_like(x, 1)),
-                                            lax.population_count(x), lax.clz(x)), x, y)  # fmt: skip
+        case(
+            f"bits_{dtype}",
+            lambda x, y: (
+                x & y,
+                x | y,
+                x ^ y,
+                ~x,
+                x << 2,
+                x >> 1,
+                lax.shift_right_logical(x, lax.full_like(x, 1)),
+                lax.population_count(x),
+                lax.clz(x),
+            ),
+            x,
+            y,
+        )
         case(
             f"reduce_{dtype}",
             lambda x, y: (
@@ -189,7 +252,9 @@ def arithmetic() -> None:
     case(
         "float8_dot",
         lambda x, y: lax.dot(
-            x.astype("float8_e4m3fn"), y.astype("float8_e5m2"), preferred_element_type=jnp.float32
+            x.astype("float8_e4m3fn"),
+            y.astype("float8_e5m2"),
+            preferred_element_type=jnp.float32,
         ),
         M,
         M,
@@ -209,7 +274,11 @@ def arithmetic() -> None:
         ),
         a,
     )
-    case("bitcast_wider", lambda x: x.view(jnp.float32), ints(0, 255, 4, 8, dtype="uint8"))
+    case(
+        "bitcast_wider",
+        lambda x: x.view(jnp.float32),
+        ints(0, 255, 4, 8, dtype="uint8"),
+    )
     case("clip", lambda x: (jnp.clip(x, -0.5, 0.5), lax.clamp(-1.0, x, 1.0)), a)
     case(
         "reduce_precision",
@@ -228,7 +297,12 @@ def arithmetic() -> None:
         b,
     )
     case("integer_pow", lambda x: [x**k for k in (2, 3, 5, -1, -2)], a)
-    case("gcd_lcm", lambda x, y: (jnp.gcd(x, y), jnp.lcm(x, y)), ints(1, 50, 20), ints(1, 50, 20))
+    case(
+        "gcd_lcm",
+        lambda x, y: (jnp.gcd(x, y), jnp.lcm(x, y)),
+        ints(1, 50, 20),
+        ints(1, 50, 20),
+    )
     case(
         "polynomial",
         lambda c, x: (jnp.polyval(c, x), jnp.polyder(c), jnp.polymul(c, c)),
@@ -245,24 +319,58 @@ def arithmetic() -> None:
 
 def moves() -> None:
     shaping = {
-        "broadcast": lambda x: jnp.broadcast_to(x, (2, 3, 4, 5)), "reshape": lambda x: x.reshape(5, 12), "transpose": lambda x: x.transpose(2, 0, 1),
-        "reverse": lambda x: x[::-1, :, ::-1], "slice": lambda x: x[1:, ::2, -3:], "newaxis": lambda x: x[:, None, ..., None],
-        "pad": lambda x: lax.pad(x, np.float32(7), ((1, 2, 0), (-1, 0, 1), (0, -2, 2))), "pad_reflect": lambda x: jnp.pad(x, 1, "reflect"),
-        "pad_edge": lambda x: jnp.pad(x, ((0, 0), (2, 1), (1, 2)), "edge"), "pad_wrap": lambda x: jnp.pad(x, 2, "wrap"), "roll": lambda x: jnp.roll(x, 2, 1),
-        "tile": lambda x: jnp.tile(x, (1, 2, 3)), "repeat": lambda x: jnp.repeat(x, 3, 1), "stack": lambda x: jnp.stack([x, x + 1], 1),
-        "split": lambda x: jnp.split(x, 2, 1), "concatenate": lambda x: jnp.concatenate([x, x[:1]], 0), "flip": jnp.flip, "rot90": jnp.rot90,
-        "moveaxis": lambda x: jnp.moveaxis(x, 0, -1), "tril": lambda x: jnp.tril(x, 1), "triu": jnp.triu, "diagonal": lambda x: jnp.diagonal(x, 0, 1, 2),
-        "diag": lambda x: jnp.diag(x[0, 0]), "trace": lambda x: jnp.trace(x, 0, 1, 2), "squeeze": lambda x: x[:1].squeeze(0), "ravel": jnp.ravel,
-        "meshgrid": lambda x: jnp.meshgrid(x[0, 0], x[0, :, 0]), "outer": lambda x: jnp.outer(x[0, 0], x[1, :, 1]), "kron": lambda x: jnp.kron(x[0], x[1, :2, :2]),
-        "cross": lambda x: jnp.cross(x[:, 0, :3], x[:, 1, :3]), "diff": lambda x: jnp.diff(x, axis=1), "gradient": lambda x: jnp.gradient(x[0], axis=0),
-        "empty": lambda x: x[:0] + 1, "vander": lambda x: jnp.vander(x[0, 0], 3), "toeplitz": lambda x: jsp.linalg.toeplitz(x[0, 0]),
-        "block_diag": lambda x: jsp.linalg.block_diag(x[0], x[1]), "array_split": lambda x: jnp.array_split(x, 3, 2), "insert": lambda x: jnp.insert(x, 1, 9.0, 1),
-        "delete": lambda x: jnp.delete(x, 1, 2), "interp": lambda x: jnp.interp(x[0, 0], jnp.arange(4.0), x[0, :, 0]),
+        "broadcast": lambda x: jnp.broadcast_to(x, (2, 3, 4, 5)),
+        "reshape": lambda x: x.reshape(5, 12),
+        "transpose": lambda x: x.transpose(2, 0, 1),
+        "reverse": lambda x: x[::-1, :, ::-1],
+        "slice": lambda x: x[1:, ::2, -3:],
+        "newaxis": lambda x: x[:, None, ..., None],
+        "pad": lambda x: lax.pad(x, np.float32(7), ((1, 2, 0), (-1, 0, 1), (0, -2, 2))),
+        "pad_reflect": lambda x: jnp.pad(x, 1, "reflect"),
+        "pad_edge": lambda x: jnp.pad(x, ((0, 0), (2, 1), (1, 2)), "edge"),
+        "pad_wrap": lambda x: jnp.pad(x, 2, "wrap"),
+        "roll": lambda x: jnp.roll(x, 2, 1),
+        "tile": lambda x: jnp.tile(x, (1, 2, 3)),
+        "repeat": lambda x: jnp.repeat(x, 3, 1),
+        "stack": lambda x: jnp.stack([x, x + 1], 1),
+        "split": lambda x: jnp.split(x, 2, 1),
+        "concatenate": lambda x: jnp.concatenate([x, x[:1]], 0),
+        "flip": jnp.flip,
+        "rot90": jnp.rot90,
+        "moveaxis": lambda x: jnp.moveaxis(x, 0, -1),
+        "tril": lambda x: jnp.tril(x, 1),
+        "triu": jnp.triu,
+        "diagonal": lambda x: jnp.diagonal(x, 0, 1, 2),
+        "diag": lambda x: jnp.diag(x[0, 0]),
+        "trace": lambda x: jnp.trace(x, 0, 1, 2),
+        "squeeze": lambda x: x[:1].squeeze(0),
+        "ravel": jnp.ravel,
+        "meshgrid": lambda x: jnp.meshgrid(x[0, 0], x[0, :, 0]),
+        "outer": lambda x: jnp.outer(x[0, 0], x[1, :, 1]),
+        "kron": lambda x: jnp.kron(x[0], x[1, :2, :2]),
+        "cross": lambda x: jnp.cross(x[:, 0, :3], x[:, 1, :3]),
+        "diff": lambda x: jnp.diff(x, axis=1),
+        "gradient": lambda x: jnp.gradient(x[0], axis=0),
+        "empty": lambda x: x[:0] + 1,
+        "vander": lambda x: jnp.vander(x[0, 0], 3),
+        "toeplitz": lambda x: jsp.linalg.toeplitz(x[0, 0]),
+        "block_diag": lambda x: jsp.linalg.block_diag(x[0], x[1]),
+        "array_split": lambda x: jnp.array_split(x, 3, 2),
+        "insert": lambda x: jnp.insert(x, 1, 9.0, 1),
+        "delete": lambda x: jnp.delete(x, 1, 2),
+        "interp": lambda x: jnp.interp(x[0, 0], jnp.arange(4.0), x[0, :, 0]),
         "unfold": lambda x: lax.conv_general_dilated_patches(x[:, None], (2, 2), (1, 1), "VALID"),
-    }  # fmt: skip
+    }
     for name, fn in shaping.items():
         case(f"shape_{name}", fn, X)
-        if name not in ("empty", "interp", "meshgrid", "split", "gradient", "array_split"):
+        if name not in (
+            "empty",
+            "interp",
+            "meshgrid",
+            "split",
+            "gradient",
+            "array_split",
+        ):
             case(
                 f"shape_{name}_grad",
                 lambda x, fn=fn: jax.grad(lambda v: jnp.sum(jnp.sin(fn(v)) ** 2))(x),
@@ -296,24 +404,56 @@ def moves() -> None:
     )
     index = ints(-6, 6, 7)
     indexing = {
-        "take": lambda x, i: jnp.take(x, i, axis=1), "take_clip": lambda x, i: jnp.take(x, i, axis=0, mode="clip"),
-        "take_wrap": lambda x, i: jnp.take(x, i, axis=2, mode="wrap"), "take_fill": lambda x, i: jnp.take(x, i, axis=0, mode="fill", fill_value=-1),
-        "index": lambda x, i: x[i], "index_middle": lambda x, i: x[:, i % 4], "index_pair": lambda x, i: x[i % 3, :, i % 5],
-        "index_scalar": lambda x, i: x[i[0]], "index_none": lambda x, i: x[i % 3, None, 1:3], "index_mask": lambda x, i: jnp.where(x > 0, x, 0).at[i % 3].get(),
-        "set": lambda x, i: x.at[i].set(5.0), "set_slice": lambda x, i: x.at[:, 1:3].set(0), "add_at": lambda x, i: x.at[i % 3].add(1.5),
-        "mul_at": lambda x, i: x.at[i % 3, 1].mul(2.0), "max_at": lambda x, i: x.at[:, i % 4].max(0.3), "min_at": lambda x, i: x.at[..., i % 5].min(0.3),
-        "drop": lambda x, i: x.at[i].add(1.0, mode="drop"), "clip_at": lambda x, i: x.at[i].add(1.0, mode="clip"), "apply": lambda x, i: x.at[1].apply(jnp.sin),
+        "take": lambda x, i: jnp.take(x, i, axis=1),
+        "take_clip": lambda x, i: jnp.take(x, i, axis=0, mode="clip"),
+        "take_wrap": lambda x, i: jnp.take(x, i, axis=2, mode="wrap"),
+        "take_fill": lambda x, i: jnp.take(x, i, axis=0, mode="fill", fill_value=-1),
+        "index": lambda x, i: x[i],
+        "index_middle": lambda x, i: x[:, i % 4],
+        "index_pair": lambda x, i: x[i % 3, :, i % 5],
+        "index_scalar": lambda x, i: x[i[0]],
+        "index_none": lambda x, i: x[i % 3, None, 1:3],
+        "index_mask": lambda x, i: jnp.where(x > 0, x, 0).at[i % 3].get(),
+        "set": lambda x, i: x.at[i].set(5.0),
+        "set_slice": lambda x, i: x.at[:, 1:3].set(0),
+        "add_at": lambda x, i: x.at[i % 3].add(1.5),
+        "mul_at": lambda x, i: x.at[i % 3, 1].mul(2.0),
+        "max_at": lambda x, i: x.at[:, i % 4].max(0.3),
+        "min_at": lambda x, i: x.at[..., i % 5].min(0.3),
+        "drop": lambda x, i: x.at[i].add(1.0, mode="drop"),
+        "clip_at": lambda x, i: x.at[i].add(1.0, mode="clip"),
+        "apply": lambda x, i: x.at[1].apply(jnp.sin),
         "dynamic_slice": lambda x, i: lax.dynamic_slice(x, (i[0], i[1], i[2]), (2, 2, 3)),
-        "dynamic_update": lambda x, i: lax.dynamic_update_slice(x, x[:1, :2, :2] * 2, (i[0], i[1], i[2])),
-        "dynamic_index": lambda x, i: lax.dynamic_index_in_dim(x, i[3], 1), "one_hot": lambda x, i: nn.one_hot(i, 6),
-        "take_along": lambda x, i: jnp.take_along_axis(x, jnp.argsort(x, 1), 1), "put_along": lambda x, i: jnp.put_along_axis(x, i[None, :5, None] % 4, 9.0, 1, inplace=False),
-        "segment_sum": lambda x, i: jax.ops.segment_sum(x.reshape(-1)[:7], i % 4, 4), "segment_max": lambda x, i: jax.ops.segment_max(x.reshape(-1)[:7], i % 4, 4),
-        "bincount": lambda x, i: jnp.bincount(i % 6, length=6), "histogram": lambda x, i: jnp.histogram(x, 5)[0], "digitize": lambda x, i: jnp.digitize(x, jnp.linspace(-1, 1, 4)),
-        "unravel": lambda x, i: jnp.unravel_index(i % 3, (2, 2)), "vmap_slice": lambda x, i: jax.vmap(lambda a, j: lax.dynamic_slice(a, (j, 0), (2, 5)))(x, i[:3]),
-        "vmap_index": lambda x, i: jax.vmap(lambda a, j: a[j % 4])(x, i[:6].reshape(3, 2)), "vmap_scatter": lambda x, i: jax.vmap(lambda a, j: a.at[j % 4].add(1.0))(x, i[:6].reshape(3, 2)),
-        "vmap_update": lambda x, i: jax.vmap(lambda a, j: lax.dynamic_update_slice(a, a[:1] * 3, (j, 0)))(x, i[:3]), "nonzero": lambda x, i: jnp.nonzero(x[0, 0] > 0, size=5, fill_value=-1),
-        "unique": lambda x, i: jnp.unique(i, size=7), "isin": lambda x, i: jnp.isin(i, jnp.array([1, 3, -2])), "choose": lambda x, i: jnp.choose(i[:5] % 3, x[:, 0]),
-    }  # fmt: skip
+        "dynamic_update": lambda x, i: lax.dynamic_update_slice(
+            x, x[:1, :2, :2] * 2, (i[0], i[1], i[2])
+        ),
+        "dynamic_index": lambda x, i: lax.dynamic_index_in_dim(x, i[3], 1),
+        "one_hot": lambda x, i: nn.one_hot(i, 6),
+        "take_along": lambda x, i: jnp.take_along_axis(x, jnp.argsort(x, 1), 1),
+        "put_along": lambda x, i: jnp.put_along_axis(
+            x, i[None, :5, None] % 4, 9.0, 1, inplace=False
+        ),
+        "segment_sum": lambda x, i: jax.ops.segment_sum(x.reshape(-1)[:7], i % 4, 4),
+        "segment_max": lambda x, i: jax.ops.segment_max(x.reshape(-1)[:7], i % 4, 4),
+        "bincount": lambda x, i: jnp.bincount(i % 6, length=6),
+        "histogram": lambda x, i: jnp.histogram(x, 5)[0],
+        "digitize": lambda x, i: jnp.digitize(x, jnp.linspace(-1, 1, 4)),
+        "unravel": lambda x, i: jnp.unravel_index(i % 3, (2, 2)),
+        "vmap_slice": lambda x, i: jax.vmap(lambda a, j: lax.dynamic_slice(a, (j, 0), (2, 5)))(
+            x, i[:3]
+        ),
+        "vmap_index": lambda x, i: jax.vmap(lambda a, j: a[j % 4])(x, i[:6].reshape(3, 2)),
+        "vmap_scatter": lambda x, i: jax.vmap(lambda a, j: a.at[j % 4].add(1.0))(
+            x, i[:6].reshape(3, 2)
+        ),
+        "vmap_update": lambda x, i: jax.vmap(
+            lambda a, j: lax.dynamic_update_slice(a, a[:1] * 3, (j, 0))
+        )(x, i[:3]),
+        "nonzero": lambda x, i: jnp.nonzero(x[0, 0] > 0, size=5, fill_value=-1),
+        "unique": lambda x, i: jnp.unique(i, size=7),
+        "isin": lambda x, i: jnp.isin(i, jnp.array([1, 3, -2])),
+        "choose": lambda x, i: jnp.choose(i[:5] % 3, x[:, 0]),
+    }
     for name, fn in indexing.items():
         case(f"index_{name}", fn, X, index)
     for name in "take index index_pair set add_at mul_at dynamic_slice dynamic_update take_along vmap_index vmap_scatter segment_sum".split():
@@ -366,10 +506,18 @@ def reductions() -> None:
         lambda x: (jnp.all(x > -1, 0), jnp.any(x > 1, 1), jnp.count_nonzero(x > 0)),
         X,
     )
-    case("reduce_quantile", lambda x: (jnp.quantile(x, 0.3, axis=1), jnp.percentile(x, 75.0)), X)
+    case(
+        "reduce_quantile",
+        lambda x: (jnp.quantile(x, 0.3, axis=1), jnp.percentile(x, 75.0)),
+        X,
+    )
     case(
         "reduce_cov",
-        lambda x: (jnp.cov(x[0]), jnp.corrcoef(x[0]), jnp.average(x, 1, jnp.arange(4.0))),
+        lambda x: (
+            jnp.cov(x[0]),
+            jnp.corrcoef(x[0]),
+            jnp.average(x, 1, jnp.arange(4.0)),
+        ),
         X,
     )
     case(
@@ -394,9 +542,19 @@ def reductions() -> None:
         )
     case("associative_scan", lambda x: lax.associative_scan(jnp.maximum, x, axis=1), X)
     pools = {
-        "max": lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 3), (1, 2, 1), "SAME"), "min": lambda x: lax.reduce_window(x, jnp.inf, lax.min, (1, 3, 2), (1, 1, 2), "VALID"),
-        "sum": lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2, 3), (1, 2, 1), ((0, 0), (1, 0), (2, 1)), base_dilation=(1, 2, 1), window_dilation=(1, 1, 2)),
-    }  # fmt: skip
+        "max": lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 3), (1, 2, 1), "SAME"),
+        "min": lambda x: lax.reduce_window(x, jnp.inf, lax.min, (1, 3, 2), (1, 1, 2), "VALID"),
+        "sum": lambda x: lax.reduce_window(
+            x,
+            0.0,
+            lax.add,
+            (1, 2, 3),
+            (1, 2, 1),
+            ((0, 0), (1, 0), (2, 1)),
+            base_dilation=(1, 2, 1),
+            window_dilation=(1, 1, 2),
+        ),
+    }
     for name, fn in pools.items():
         case(f"pool_{name}", fn, X)
     case("pool_max_grad", jax.grad(lambda x: jnp.sum(pools["max"](x) ** 2)), X)
@@ -415,22 +573,38 @@ def reductions() -> None:
         X,
     )
     sorts = {
-        "sort": lambda x: (jnp.sort(x, 1), jnp.sort(x, 0, descending=True)), "argsort": lambda x: jnp.argsort(x, 2), "top_k": lambda x: lax.top_k(x, 3),
-        "lexsort": lambda x: jnp.lexsort((x[0, 0], jnp.round(x[0, 1]))), "sort_pairs": lambda x: lax.sort((jnp.round(x), x, -x), num_keys=2, dimension=1),
-        "searchsorted": lambda x: jnp.searchsorted(jnp.sort(x[0, 0]), x[1]), "approx_max": lambda x: lax.approx_max_k(x, 2), "approx_min": lambda x: lax.approx_min_k(x, 2),
-        "partition": lambda x: jnp.partition(x, 2, axis=1)[:, 2], "sort_nan": lambda x: jnp.sort(jnp.where(x > 1, jnp.nan, x)), "argpartition": lambda x: jnp.take_along_axis(x, jnp.argpartition(x, 2), -1)[..., 2],
-    }  # fmt: skip
+        "sort": lambda x: (jnp.sort(x, 1), jnp.sort(x, 0, descending=True)),
+        "argsort": lambda x: jnp.argsort(x, 2),
+        "top_k": lambda x: lax.top_k(x, 3),
+        "lexsort": lambda x: jnp.lexsort((x[0, 0], jnp.round(x[0, 1]))),
+        "sort_pairs": lambda x: lax.sort((jnp.round(x), x, -x), num_keys=2, dimension=1),
+        "searchsorted": lambda x: jnp.searchsorted(jnp.sort(x[0, 0]), x[1]),
+        "approx_max": lambda x: lax.approx_max_k(x, 2),
+        "approx_min": lambda x: lax.approx_min_k(x, 2),
+        "partition": lambda x: jnp.partition(x, 2, axis=1)[:, 2],
+        "sort_nan": lambda x: jnp.sort(jnp.where(x > 1, jnp.nan, x)),
+        "argpartition": lambda x: jnp.take_along_axis(x, jnp.argpartition(x, 2), -1)[..., 2],
+    }
     for name, fn in sorts.items():
         case(f"sort_{name}", fn, X)
     case(
-        "sort_grad", jax.grad(lambda x: jnp.sum(jnp.sort(x, 1) ** 2 * jnp.arange(4.0)[:, None])), X
+        "sort_grad",
+        jax.grad(lambda x: jnp.sum(jnp.sort(x, 1) ** 2 * jnp.arange(4.0)[:, None])),
+        X,
     )
     case("sort_bf16", lambda x: jnp.sort(x, 1), X.astype(BF16))
 
 
 def contractions() -> None:
     a, b = normal(5, 7), normal(7, 6)
-    for dtype in ("float32", "float64", "bfloat16", "float16", "complex64", "complex128"):
+    for dtype in (
+        "float32",
+        "float64",
+        "bfloat16",
+        "float16",
+        "complex64",
+        "complex128",
+    ):
         case(f"dot_{dtype}", jnp.matmul, a.astype(dtype), b.astype(dtype))
     case(
         "dot_int8",
@@ -463,7 +637,12 @@ def contractions() -> None:
         b,
     )
     case("dot_batched", jnp.matmul, normal(2, 1, 3, 4), normal(5, 4, 2))
-    case("dot_precision", lambda x, y: jnp.dot(x, y, precision=lax.Precision.HIGHEST), a, b)
+    case(
+        "dot_precision",
+        lambda x, y: jnp.dot(x, y, precision=lax.Precision.HIGHEST),
+        a,
+        b,
+    )
     case(
         "tensordot",
         lambda x, y: jnp.tensordot(x, y, ((0, 2), (1, 0))),
@@ -497,16 +676,71 @@ def contractions() -> None:
         )
     case("dot_grad", jax.grad(lambda x, y: jnp.sum(jnp.tanh(x @ y) ** 2), (0, 1)), a, b)
     convolutions = {
-        "same": (dict(window_strides=(1, 1), padding="SAME"), (2, 3, 7, 6), (4, 3, 3, 3)),
-        "dilated": (dict(window_strides=(2, 1), padding=((1, 2), (-1, 3)), lhs_dilation=(2, 1), rhs_dilation=(1, 2)), (2, 3, 7, 6), (4, 3, 3, 2)),
-        "nhwc": (dict(window_strides=(2, 2), padding="VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")), (2, 7, 6, 3), (3, 3, 3, 4)),
-        "odd_layout": (dict(window_strides=(1, 2), padding="SAME", dimension_numbers=("HNCW", "OWIH", "WCHN")), (7, 2, 3, 6), (4, 3, 3, 2)),
-        "grouped": (dict(window_strides=(1, 1), padding="SAME", feature_group_count=2), (2, 4, 5, 5), (6, 2, 3, 3)),
-        "depthwise": (dict(window_strides=(1, 1), padding="SAME", feature_group_count=4), (2, 4, 5, 5), (8, 1, 3, 3)),
-        "batch_grouped": (dict(window_strides=(1, 1), padding="SAME", batch_group_count=2), (4, 3, 5, 5), (6, 3, 3, 3)),
-        "1d": (dict(window_strides=(2,), padding=((1, 1),)), (2, 3, 9), (4, 3, 3)), "3d": (dict(window_strides=(1, 1, 1), padding="VALID"), (1, 2, 4, 4, 4), (3, 2, 2, 2, 2)),
-        "strided": (dict(window_strides=(2, 2), padding="SAME"), (2, 3, 8, 9), (5, 3, 3, 3)), "one_by_one": (dict(window_strides=(1, 1), padding="VALID"), (2, 8, 5, 5), (6, 8, 1, 1)),
-    }  # fmt: skip
+        "same": (
+            dict(window_strides=(1, 1), padding="SAME"),
+            (2, 3, 7, 6),
+            (4, 3, 3, 3),
+        ),
+        "dilated": (
+            dict(
+                window_strides=(2, 1),
+                padding=((1, 2), (-1, 3)),
+                lhs_dilation=(2, 1),
+                rhs_dilation=(1, 2),
+            ),
+            (2, 3, 7, 6),
+            (4, 3, 3, 2),
+        ),
+        "nhwc": (
+            dict(
+                window_strides=(2, 2),
+                padding="VALID",
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            ),
+            (2, 7, 6, 3),
+            (3, 3, 3, 4),
+        ),
+        "odd_layout": (
+            dict(
+                window_strides=(1, 2),
+                padding="SAME",
+                dimension_numbers=("HNCW", "OWIH", "WCHN"),
+            ),
+            (7, 2, 3, 6),
+            (4, 3, 3, 2),
+        ),
+        "grouped": (
+            dict(window_strides=(1, 1), padding="SAME", feature_group_count=2),
+            (2, 4, 5, 5),
+            (6, 2, 3, 3),
+        ),
+        "depthwise": (
+            dict(window_strides=(1, 1), padding="SAME", feature_group_count=4),
+            (2, 4, 5, 5),
+            (8, 1, 3, 3),
+        ),
+        "batch_grouped": (
+            dict(window_strides=(1, 1), padding="SAME", batch_group_count=2),
+            (4, 3, 5, 5),
+            (6, 3, 3, 3),
+        ),
+        "1d": (dict(window_strides=(2,), padding=((1, 1),)), (2, 3, 9), (4, 3, 3)),
+        "3d": (
+            dict(window_strides=(1, 1, 1), padding="VALID"),
+            (1, 2, 4, 4, 4),
+            (3, 2, 2, 2, 2),
+        ),
+        "strided": (
+            dict(window_strides=(2, 2), padding="SAME"),
+            (2, 3, 8, 9),
+            (5, 3, 3, 3),
+        ),
+        "one_by_one": (
+            dict(window_strides=(1, 1), padding="VALID"),
+            (2, 8, 5, 5),
+            (6, 8, 1, 1),
+        ),
+    }
     for name, (options, x, w) in convolutions.items():
         conv = partial(lambda o, x, w: lax.conv_general_dilated(x, w, **o), options)
         case(f"conv_{name}", conv, normal(*x), normal(*w))
@@ -567,20 +801,47 @@ def contractions() -> None:
 
 def linalg() -> None:
     b, z = normal(6, 3), normal(5, 5, dtype="complex64")
-    signless = lambda fn: lambda *args: jax.tree.map(jnp.abs, fn(*args))  # noqa: E731 - vectors are determined up to a factor
+    # vectors are determined up to a factor
+    signless = lambda fn: lambda *args: jax.tree.map(jnp.abs, fn(*args))
     cases = {
-        "cholesky": jnp.linalg.cholesky, "inv": jnp.linalg.inv, "det": jnp.linalg.det, "slogdet": jnp.linalg.slogdet, "solve": lambda a: jnp.linalg.solve(a, b),
-        "qr": jnp.linalg.qr, "qr_complete": lambda a: jnp.linalg.qr(a[:, :3], mode="complete"), "eigh": signless(jnp.linalg.eigh), "eigvalsh": jnp.linalg.eigvalsh,
-        "svd": signless(jnp.linalg.svd), "svd_thin": signless(lambda a: jnp.linalg.svd(a[:, :2], full_matrices=False)), "svdvals": lambda a: jnp.linalg.svd(a, compute_uv=False),
-        "lu": lambda a: jsp.linalg.lu(a), "lu_solve": lambda a: jsp.linalg.lu_solve(jsp.linalg.lu_factor(a), b), "cho_solve": lambda a: jsp.linalg.cho_solve(jsp.linalg.cho_factor(a), b),
-        "expm": lambda a: jsp.linalg.expm(a / 10), "pinv": jnp.linalg.pinv, "matrix_rank": jnp.linalg.matrix_rank, "matrix_power": lambda a: jnp.linalg.matrix_power(a, 3),
-        "lstsq": lambda a: jnp.linalg.lstsq(a[:, :4], b)[0], "cond": jnp.linalg.cond, "solve_triangular": lambda a: jsp.linalg.solve_triangular(a, b, lower=True, trans=1),
-        "cholesky_grad": jax.grad(lambda a: jnp.sum(jnp.linalg.cholesky(a) ** 3)), "inv_grad": jax.grad(lambda a: jnp.sum(jnp.linalg.inv(a) ** 2)), "hessenberg": jsp.linalg.hessenberg,
-        "det_grad": jax.grad(jnp.linalg.det), "tridiagonal": lambda a: lax.linalg.tridiagonal(a)[1:3], "batched": lambda a: jnp.linalg.cholesky(jnp.stack([a, 2 * a])),
-        "batched_solve": lambda a: jnp.linalg.solve(jnp.stack([a, a + 1]), jnp.stack([b, b])), "qr_grad": jax.grad(lambda a: jnp.sum(jnp.linalg.qr(a)[1] ** 2)), "sqrtm": jsp.linalg.sqrtm,
-        "eigh_grad": jax.grad(lambda a: jnp.sum(jnp.linalg.eigh(a)[0] ** 2)), "multi_dot": lambda a: jnp.linalg.multi_dot([a, b, b.T]), "schur_values": lambda a: jnp.sort(jnp.diag(jsp.linalg.schur(a)[0])),
-        "tridiagonal_solve": lambda a: lax.linalg.tridiagonal_solve(a[0].at[0].set(0), a[1] + 20, a[2].at[-1].set(0), b),
-    }  # fmt: skip
+        "cholesky": jnp.linalg.cholesky,
+        "inv": jnp.linalg.inv,
+        "det": jnp.linalg.det,
+        "slogdet": jnp.linalg.slogdet,
+        "solve": lambda a: jnp.linalg.solve(a, b),
+        "qr": jnp.linalg.qr,
+        "qr_complete": lambda a: jnp.linalg.qr(a[:, :3], mode="complete"),
+        "eigh": signless(jnp.linalg.eigh),
+        "eigvalsh": jnp.linalg.eigvalsh,
+        "svd": signless(jnp.linalg.svd),
+        "svd_thin": signless(lambda a: jnp.linalg.svd(a[:, :2], full_matrices=False)),
+        "svdvals": lambda a: jnp.linalg.svd(a, compute_uv=False),
+        "lu": lambda a: jsp.linalg.lu(a),
+        "lu_solve": lambda a: jsp.linalg.lu_solve(jsp.linalg.lu_factor(a), b),
+        "cho_solve": lambda a: jsp.linalg.cho_solve(jsp.linalg.cho_factor(a), b),
+        "expm": lambda a: jsp.linalg.expm(a / 10),
+        "pinv": jnp.linalg.pinv,
+        "matrix_rank": jnp.linalg.matrix_rank,
+        "matrix_power": lambda a: jnp.linalg.matrix_power(a, 3),
+        "lstsq": lambda a: jnp.linalg.lstsq(a[:, :4], b)[0],
+        "cond": jnp.linalg.cond,
+        "solve_triangular": lambda a: jsp.linalg.solve_triangular(a, b, lower=True, trans=1),
+        "cholesky_grad": jax.grad(lambda a: jnp.sum(jnp.linalg.cholesky(a) ** 3)),
+        "inv_grad": jax.grad(lambda a: jnp.sum(jnp.linalg.inv(a) ** 2)),
+        "hessenberg": jsp.linalg.hessenberg,
+        "det_grad": jax.grad(jnp.linalg.det),
+        "tridiagonal": lambda a: lax.linalg.tridiagonal(a)[1:3],
+        "batched": lambda a: jnp.linalg.cholesky(jnp.stack([a, 2 * a])),
+        "batched_solve": lambda a: jnp.linalg.solve(jnp.stack([a, a + 1]), jnp.stack([b, b])),
+        "qr_grad": jax.grad(lambda a: jnp.sum(jnp.linalg.qr(a)[1] ** 2)),
+        "sqrtm": jsp.linalg.sqrtm,
+        "eigh_grad": jax.grad(lambda a: jnp.sum(jnp.linalg.eigh(a)[0] ** 2)),
+        "multi_dot": lambda a: jnp.linalg.multi_dot([a, b, b.T]),
+        "schur_values": lambda a: jnp.sort(jnp.diag(jsp.linalg.schur(a)[0])),
+        "tridiagonal_solve": lambda a: lax.linalg.tridiagonal_solve(
+            a[0].at[0].set(0), a[1] + 20, a[2].at[-1].set(0), b
+        ),
+    }
     for name, fn in cases.items():
         case(f"linalg_{name}", fn, SPD)
     case("linalg_eig", lambda a: jnp.sort_complex(jnp.linalg.eigvals(a)), M)
@@ -631,36 +892,118 @@ def linalg() -> None:
 def control() -> None:
     x = normal(4)
     loops = {
-        "while": lambda x: lax.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, s[1] * 1.5), (0, x)), "fori": lambda x: lax.fori_loop(0, 4, lambda i, a: a + i, x),
-        "while_value": lambda x: lax.while_loop(lambda v: jnp.max(v) < 100, lambda v: v * v + 1, jnp.abs(x)), "scan": lambda x: lax.scan(lambda c, a: (c + a, c * a), 0.0, x),
-        "scan_reverse": lambda x: lax.scan(lambda c, a: (c * 0.9 + a, jnp.sin(c)), 1.0, x, reverse=True), "scan_no_input": lambda x: lax.scan(lambda c, _: (c * 1.1, c[0]), x, None, length=3),
-        "cond": lambda x: lax.cond(x[0] > 0, jnp.sin, lambda y: y * 2, x), "cond_nested": lambda x: lax.cond(x[0] > 0, lambda y: lax.cond(y[1] > 0, jnp.cos, jnp.tan, y), lambda y: y * 2, x),
-        "switch": lambda x: [lax.switch(i, [jnp.sin, jnp.cos, lambda y: y - 1], x) for i in (-3, 1, 7)], "switch_data": lambda x: lax.switch(jnp.argmax(x), [jnp.sin, jnp.cos, jnp.tanh, jnp.exp], x),
-        "map": lambda x: lax.map(lambda a: a * jnp.arange(3), x), "nested_loops": lambda x: lax.fori_loop(0, 3, lambda i, a: lax.fori_loop(0, i, lambda j, b: b + j * a, a), x),
-        "scan_grad": jax.grad(lambda x: lax.scan(lambda c, a: (jnp.tanh(c + a), c * a), 0.5, x)[1].sum()), "fori_grad": jax.grad(lambda x: lax.fori_loop(0, 4, lambda i, a: jnp.sin(a) * 1.5, x).sum()),
-        "cond_grad": jax.grad(lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x).sum()), "checkpoint": jax.grad(lambda x: jax.checkpoint(lambda v: jnp.sin(jnp.sin(v)))(x).sum()),
-        "jit_nested": lambda x: jax.jit(jnp.sin)(x) + jax.jit(lambda y: y * 2)(x), "barrier": lambda x: lax.optimization_barrier((x, x + 1)), "hessian": jax.hessian(lambda x: jnp.sum(jnp.sin(x) * x ** 2)),
-        "jacobian": jax.jacrev(lambda x: jnp.outer(x, jnp.tanh(x)).ravel()), "jvp": lambda x: jax.jvp(jnp.tanh, (x,), (x,)), "custom_jvp": jax.grad(lambda x: nn.relu(x).sum()),
-        "fibonacci": lambda x: lax.fori_loop(0, 20, lambda i, s: (s[1], s[0] + s[1]), (0, 1)), "newton": lambda x: lax.fori_loop(0, 8, lambda i, r: 0.5 * (r + jnp.abs(x) / r), jnp.ones(4)),
-        "while_update": lambda x: lax.fori_loop(0, 4, lambda i, a: a.at[i].set(a[i - 1] + i), x), "scan_stack": lambda x: lax.scan(lambda c, i: (c.at[i].add(1.0), c), x, jnp.arange(4)), "bisect": lambda x: lax.fori_loop(0, 30, lambda i, s: jnp.where((s.mean(0) ** 2 > jnp.abs(x)), jnp.stack([s[0], s.mean(0)]), jnp.stack([s.mean(0), s[1]])), jnp.stack([jnp.zeros(4), jnp.full(4, 5.0)])),
-        "sort_loop": lambda x: lax.fori_loop(0, 3, lambda i, v: jnp.sort(jnp.sin(v * 3)), x), "ode": lambda x: jax.experimental.ode.odeint(lambda y, t: -y, x, jnp.linspace(0, 1, 3)), "polyroots": lambda x: jnp.sort(jnp.abs(jnp.roots(x, strip_zeros=False))),
-    }  # fmt: skip
+        "while": lambda x: lax.while_loop(
+            lambda s: s[0] < 5, lambda s: (s[0] + 1, s[1] * 1.5), (0, x)
+        ),
+        "fori": lambda x: lax.fori_loop(0, 4, lambda i, a: a + i, x),
+        "while_value": lambda x: lax.while_loop(
+            lambda v: jnp.max(v) < 100, lambda v: v * v + 1, jnp.abs(x)
+        ),
+        "scan": lambda x: lax.scan(lambda c, a: (c + a, c * a), 0.0, x),
+        "scan_reverse": lambda x: lax.scan(
+            lambda c, a: (c * 0.9 + a, jnp.sin(c)), 1.0, x, reverse=True
+        ),
+        "scan_no_input": lambda x: lax.scan(lambda c, _: (c * 1.1, c[0]), x, None, length=3),
+        "cond": lambda x: lax.cond(x[0] > 0, jnp.sin, lambda y: y * 2, x),
+        "cond_nested": lambda x: lax.cond(
+            x[0] > 0,
+            lambda y: lax.cond(y[1] > 0, jnp.cos, jnp.tan, y),
+            lambda y: y * 2,
+            x,
+        ),
+        "switch": lambda x: [
+            lax.switch(i, [jnp.sin, jnp.cos, lambda y: y - 1], x) for i in (-3, 1, 7)
+        ],
+        "switch_data": lambda x: lax.switch(
+            jnp.argmax(x), [jnp.sin, jnp.cos, jnp.tanh, jnp.exp], x
+        ),
+        "map": lambda x: lax.map(lambda a: a * jnp.arange(3), x),
+        "nested_loops": lambda x: lax.fori_loop(
+            0, 3, lambda i, a: lax.fori_loop(0, i, lambda j, b: b + j * a, a), x
+        ),
+        "scan_grad": jax.grad(
+            lambda x: lax.scan(lambda c, a: (jnp.tanh(c + a), c * a), 0.5, x)[1].sum()
+        ),
+        "fori_grad": jax.grad(
+            lambda x: lax.fori_loop(0, 4, lambda i, a: jnp.sin(a) * 1.5, x).sum()
+        ),
+        "cond_grad": jax.grad(lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x).sum()),
+        "checkpoint": jax.grad(lambda x: jax.checkpoint(lambda v: jnp.sin(jnp.sin(v)))(x).sum()),
+        "jit_nested": lambda x: jax.jit(jnp.sin)(x) + jax.jit(lambda y: y * 2)(x),
+        "barrier": lambda x: lax.optimization_barrier((x, x + 1)),
+        "hessian": jax.hessian(lambda x: jnp.sum(jnp.sin(x) * x**2)),
+        "jacobian": jax.jacrev(lambda x: jnp.outer(x, jnp.tanh(x)).ravel()),
+        "jvp": lambda x: jax.jvp(jnp.tanh, (x,), (x,)),
+        "custom_jvp": jax.grad(lambda x: nn.relu(x).sum()),
+        "fibonacci": lambda x: lax.fori_loop(0, 20, lambda i, s: (s[1], s[0] + s[1]), (0, 1)),
+        "newton": lambda x: lax.fori_loop(
+            0, 8, lambda i, r: 0.5 * (r + jnp.abs(x) / r), jnp.ones(4)
+        ),
+        "while_update": lambda x: lax.fori_loop(0, 4, lambda i, a: a.at[i].set(a[i - 1] + i), x),
+        "scan_stack": lambda x: lax.scan(lambda c, i: (c.at[i].add(1.0), c), x, jnp.arange(4)),
+        "bisect": lambda x: lax.fori_loop(
+            0,
+            30,
+            lambda i, s: jnp.where(
+                (s.mean(0) ** 2 > jnp.abs(x)),
+                jnp.stack([s[0], s.mean(0)]),
+                jnp.stack([s.mean(0), s[1]]),
+            ),
+            jnp.stack([jnp.zeros(4), jnp.full(4, 5.0)]),
+        ),
+        "sort_loop": lambda x: lax.fori_loop(0, 3, lambda i, v: jnp.sort(jnp.sin(v * 3)), x),
+        "ode": lambda x: jax.experimental.ode.odeint(lambda y, t: -y, x, jnp.linspace(0, 1, 3)),
+        "polyroots": lambda x: jnp.sort(jnp.abs(jnp.roots(x, strip_zeros=False))),
+    }
     for name, fn in loops.items():
         case(f"control_{name}", fn, x)
 
 
 def randomness() -> None:
     draws = {
-        "uniform": lambda k: random.uniform(k, (7,)), "normal": lambda k: random.normal(k, (3, 5)), "randint": lambda k: random.randint(k, (9,), -4, 9), "permutation": lambda k: random.permutation(k, 8),
-        "bernoulli": lambda k: random.bernoulli(k, 0.3, (9,)), "categorical": lambda k: random.categorical(k, jnp.arange(5.0), shape=(6,)), "gumbel": lambda k: random.gumbel(k, (4,)),
-        "exponential": lambda k: random.exponential(k, (4,)), "gamma": lambda k: random.gamma(k, 2.5, (4,)), "beta": lambda k: random.beta(k, 2.0, 3.0, (4,)), "poisson": lambda k: random.poisson(k, 3.0, (5,)),
-        "laplace": lambda k: random.laplace(k, (4,)), "cauchy": lambda k: random.cauchy(k, (4,)), "dirichlet": lambda k: random.dirichlet(k, jnp.ones(3)), "truncated": lambda k: random.truncated_normal(k, -1, 1, (4,)),
-        "bits": lambda k: [random.bits(k, (5,), d) for d in ("uint8", "uint16", "uint32", "uint64")], "split": lambda k: random.split(k, 3), "fold_in": lambda k: random.fold_in(k, 5), "choice": lambda k: random.choice(k, 10, (4,), replace=False),
-        "uniform_f64": lambda k: random.uniform(k, (5,), jnp.float64), "normal_bf16": lambda k: random.normal(k, (6,), BF16), "normal_f16": lambda k: random.normal(k, (6,), F16), "rademacher": lambda k: random.rademacher(k, (5,)),
-        "ball": lambda k: random.ball(k, 3), "orthogonal": lambda k: jnp.abs(random.orthogonal(k, 3)), "multivariate": lambda k: random.multivariate_normal(k, jnp.zeros(2), jnp.eye(2), (3,)), "t": lambda k: random.t(k, 5.0, (3,)), "randint_u8": lambda k: random.randint(k, (9,), 0, 200, jnp.uint8),
-        "philox": lambda k: lax.rng_bit_generator(jnp.concatenate([k, k]), (7,), jnp.uint32, lax.RandomAlgorithm.RNG_PHILOX), "threefry": lambda k: lax.rng_bit_generator(jnp.concatenate([k, k]), (7,), jnp.uint32, lax.RandomAlgorithm.RNG_THREE_FRY),
-        "rbg": lambda k: random.normal(random.wrap_key_data(jnp.concatenate([k, k]), impl="rbg"), (5,)), "large": lambda k: random.uniform(k, (1000, 7)).sum(0), "complex": lambda k: random.normal(k, (3,), jnp.complex64), "dropout": lambda k: jnp.where(random.bernoulli(k, 0.5, (6,)), jnp.arange(6.0) * 2, 0),
-    }  # fmt: skip
+        "uniform": lambda k: random.uniform(k, (7,)),
+        "normal": lambda k: random.normal(k, (3, 5)),
+        "randint": lambda k: random.randint(k, (9,), -4, 9),
+        "permutation": lambda k: random.permutation(k, 8),
+        "bernoulli": lambda k: random.bernoulli(k, 0.3, (9,)),
+        "categorical": lambda k: random.categorical(k, jnp.arange(5.0), shape=(6,)),
+        "gumbel": lambda k: random.gumbel(k, (4,)),
+        "exponential": lambda k: random.exponential(k, (4,)),
+        "gamma": lambda k: random.gamma(k, 2.5, (4,)),
+        "beta": lambda k: random.beta(k, 2.0, 3.0, (4,)),
+        "poisson": lambda k: random.poisson(k, 3.0, (5,)),
+        "laplace": lambda k: random.laplace(k, (4,)),
+        "cauchy": lambda k: random.cauchy(k, (4,)),
+        "dirichlet": lambda k: random.dirichlet(k, jnp.ones(3)),
+        "truncated": lambda k: random.truncated_normal(k, -1, 1, (4,)),
+        "bits": lambda k: [
+            random.bits(k, (5,), d) for d in ("uint8", "uint16", "uint32", "uint64")
+        ],
+        "split": lambda k: random.split(k, 3),
+        "fold_in": lambda k: random.fold_in(k, 5),
+        "choice": lambda k: random.choice(k, 10, (4,), replace=False),
+        "uniform_f64": lambda k: random.uniform(k, (5,), jnp.float64),
+        "normal_bf16": lambda k: random.normal(k, (6,), BF16),
+        "normal_f16": lambda k: random.normal(k, (6,), F16),
+        "rademacher": lambda k: random.rademacher(k, (5,)),
+        "ball": lambda k: random.ball(k, 3),
+        "orthogonal": lambda k: jnp.abs(random.orthogonal(k, 3)),
+        "multivariate": lambda k: random.multivariate_normal(k, jnp.zeros(2), jnp.eye(2), (3,)),
+        "t": lambda k: random.t(k, 5.0, (3,)),
+        "randint_u8": lambda k: random.randint(k, (9,), 0, 200, jnp.uint8),
+        "philox": lambda k: lax.rng_bit_generator(
+            jnp.concatenate([k, k]), (7,), jnp.uint32, lax.RandomAlgorithm.RNG_PHILOX
+        ),
+        "threefry": lambda k: lax.rng_bit_generator(
+            jnp.concatenate([k, k]), (7,), jnp.uint32, lax.RandomAlgorithm.RNG_THREE_FRY
+        ),
+        "rbg": lambda k: random.normal(
+            random.wrap_key_data(jnp.concatenate([k, k]), impl="rbg"), (5,)
+        ),
+        "large": lambda k: random.uniform(k, (1000, 7)).sum(0),
+        "complex": lambda k: random.normal(k, (3,), jnp.complex64),
+        "dropout": lambda k: jnp.where(random.bernoulli(k, 0.5, (6,)), jnp.arange(6.0) * 2, 0),
+    }
     for name, fn in draws.items():
         case(f"random_{name}", fn, KEY)
 
@@ -668,15 +1011,29 @@ def randomness() -> None:
 def special() -> None:
     a, x = uniform(20) * 5 + 0.2, uniform(20) * 6 + 0.1
     case("special_igamma", lambda a, x: (lax.igamma(a, x), lax.igammac(a, x)), a, x)
-    case("special_betainc", lambda a, x: lax.regularized_incomplete_beta(a, a + 1, x / 7), a, x)
+    case(
+        "special_betainc",
+        lambda a, x: lax.regularized_incomplete_beta(a, a + 1, x / 7),
+        a,
+        x,
+    )
     case("special_zeta", lambda a, x: lax.zeta(a + 1.1, x), a, x)
-    case("special_polygamma", lambda a, x: [jsp.special.polygamma(n, x) for n in (1, 2)], a, x)
+    case(
+        "special_polygamma",
+        lambda a, x: [jsp.special.polygamma(n, x) for n in (1, 2)],
+        a,
+        x,
+    )
     case("special_ndtri", lambda a, x: jsp.special.ndtri(x / 7), a, x)
     case("special_log_ndtr", lambda a, x: jsp.special.log_ndtr(x - 3), a, x)
     case("special_i0", lambda a, x: (jsp.special.i0(x), jsp.special.i1(x)), a, x)
     case(
         "special_factorial",
-        lambda a, x: (jsp.special.factorial(x), jsp.special.beta(a, x), jsp.special.expit(x)),
+        lambda a, x: (
+            jsp.special.factorial(x),
+            jsp.special.beta(a, x),
+            jsp.special.expit(x),
+        ),
         a,
         x,
     )
@@ -693,7 +1050,12 @@ def special() -> None:
         a,
         x,
     )
-    case("special_kl", lambda a, x: (jsp.special.kl_div(a, x), jsp.special.rel_entr(a, x)), a, x)
+    case(
+        "special_kl",
+        lambda a, x: (jsp.special.kl_div(a, x), jsp.special.rel_entr(a, x)),
+        a,
+        x,
+    )
 
 
 def models() -> None:
@@ -795,7 +1157,14 @@ def models() -> None:
             jnp.take_along_axis(nn.log_softmax(x @ t.T), jnp.roll(tokens, -1, 1)[..., None], -1)
         )
 
-    case("model_gpt_loss", jax.value_and_grad(lm, (0, 1, 2)), table, p, mix, ints(0, 11, 2, 5))
+    case(
+        "model_gpt_loss",
+        jax.value_and_grad(lm, (0, 1, 2)),
+        table,
+        p,
+        mix,
+        ints(0, 11, 2, 5),
+    )
     filters, image = (
         [normal(3, 3, 1, 4), normal(3, 3, 4, 8) * 0.3, normal(8, 3)],
         normal(2, 8, 8, 1),
@@ -856,7 +1225,9 @@ def models() -> None:
                 lambda k: (
                     jnp.sum(
                         jnp.where(
-                            (jnp.argmin(((x[:, None] - c) ** 2).sum(-1), 1) == k)[:, None], x, 0
+                            (jnp.argmin(((x[:, None] - c) ** 2).sum(-1), 1) == k)[:, None],
+                            x,
+                            0,
                         ),
                         0,
                     )
@@ -875,7 +1246,11 @@ def models() -> None:
         normal(8),
         normal(8),
     )
-    case("model_pca", lambda x: jnp.linalg.svd(x - x.mean(0), compute_uv=False), normal(12, 4))
+    case(
+        "model_pca",
+        lambda x: jnp.linalg.svd(x - x.mean(0), compute_uv=False),
+        normal(12, 4),
+    )
     case(
         "model_diffusion",
         lambda x, k: lax.scan(
@@ -950,11 +1325,13 @@ def record(fn, args: tuple) -> dict:
     )
     leaves = jax.tree.leaves(args)
     return {
-        "stablehlo": lowered.as_text(), "hlo": lowered.compiler_ir("hlo").as_hlo_text(True),
+        "stablehlo": lowered.as_text(),
+        "hlo": lowered.compiler_ir("hlo").as_hlo_text(True),
         "optimized": compiled.as_text(),
-        "inputs": [plain(leaves[i]) for i in kept], "outputs": [plain(v) for v in jax.tree.leaves(compiled(*args))],
+        "inputs": [plain(leaves[i]) for i in kept],
+        "outputs": [plain(v) for v in jax.tree.leaves(compiled(*args))],
         "types": [str(v.dtype) for v in jax.tree.leaves(compiled(*args))],
-    }  # fmt: skip
+    }
 
 
 def main(path: str, *names: str) -> None:
@@ -979,7 +1356,8 @@ def main(path: str, *names: str) -> None:
             found[name] = record(fn, args)
         except Exception as error:
             print(
-                f"{name}: JAX itself raises {type(error).__name__}: {str(error).splitlines()[0][:160]}",
+                f"{name}: JAX itself raises {type(error).__name__}:"
+                f" {str(error).splitlines()[0][:160]}",
                 file=sys.stderr,
             )
     with open(path, "wb") as file:

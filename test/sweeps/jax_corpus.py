@@ -1,8 +1,12 @@
-"""Programs that JAX emits, compiled by us, against what XLA computes: HLO, optimized HLO and StableHLO text.
+"""Programs that JAX emits, compiled by us, against what XLA computes: HLO, optimized HLO and
+StableHLO text.
 
-    python -m test.sweeps.jax_corpus --jax /path/to/python/with/jax [--forms stablehlo,hlo,optimized] [--engine evaluator] [NAME…]
-    python -m test.sweeps.jax_corpus --programs FILE.pickle          # written before by jax_cases.py
-Exit code 0 when at least 97 % agree. JAX need not be installed beside this project: its interpreter runs in a process of its own.
+    python -m test.sweeps.jax_corpus --jax /path/to/python/with/jax [--forms
+        stablehlo,hlo,optimized] [--engine evaluator] [NAME…]
+    # written before by jax_cases.py
+    python -m test.sweeps.jax_corpus --programs FILE.pickle
+Exit code 0 when at least 97 % agree. JAX need not be installed beside this project: its interpreter
+runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +56,10 @@ def differs(got: np.ndarray, want: np.ndarray, dtype: str) -> str:
     if same.all():
         return ""
     at = tuple(int(i) for i in np.argwhere(~same)[0])
-    return f"{dtype}{list(want.shape)}: {int((~same).sum())} of {same.size} differ, first {list(at)}: {got[at]} instead of {want[at]}"
+    return (
+        f"{dtype}{list(want.shape)}: {int((~same).sum())} of {same.size} differ, first {list(at)}:"
+        f" {got[at]} instead of {want[at]}"
+    )
 
 
 def check(text: str, inputs: list, outputs: list, types: list, engine: str = "compiled") -> str:
@@ -81,7 +88,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("names", nargs="*", help="parts of names of programs (all)")
     parser.add_argument(
-        "--jax", metavar="PYTHON", default=sys.executable, help="an interpreter that has JAX"
+        "--jax",
+        metavar="PYTHON",
+        default=sys.executable,
+        help="an interpreter that has JAX",
     )
     parser.add_argument("--programs", metavar="FILE", help="what jax_cases.py wrote")
     parser.add_argument("--forms", default=",".join(FORMS))
@@ -111,14 +121,15 @@ def main(arguments: list[str] | None = None) -> int:
                     program["types"],
                     options.engine,
                 )
-            except Exception as error:  # noqa: BLE001 - a sweep reports everything
+            except Exception as error:  # a sweep reports everything
                 problem = f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
             good[form] += not problem
             if problem:
                 print(f"{name} {form}: {problem}", flush=True)
     for form in forms:
         print(
-            f"{form}: {good[form]} of {total[form]} agree ({100 * good[form] / max(total[form], 1):.1f} %)"
+            f"{form}: {good[form]} of {total[form]} agree"
+            f" ({100 * good[form] / max(total[form], 1):.1f} %)"
         )
     print(f"{time.perf_counter() - start:.0f} s")
     return 0 if all(good[f] >= GOAL * total[f] for f in forms) else 1

@@ -1,6 +1,7 @@
-"""torch's module_db on "hlo" against CPU: outputs and gradients of every module with every sample of arguments.
+"""torch's module_db on "hlo" against CPU: outputs and gradients of every module with every sample
+of arguments.
 
-python -m test.sweeps.modules [--only REGEX] [--samples 4] [--verbose]
+    python -m test.sweeps.modules [--only REGEX] [--samples 4] [--verbose]
 """
 
 from __future__ import annotations
@@ -26,9 +27,8 @@ def run(module: torch.nn.Module, call, device: str) -> list[torch.Tensor]:
     """Outputs and gradients of parameters and inputs."""
     torch.manual_seed(1)
     module = copy.deepcopy(module)
-    if isinstance(
-        module, LazyModuleMixin
-    ):  # its parameters are drawn at the first call: numbers of the CPU's generator for both
+    # its parameters are drawn at the first call: numbers of the CPU's generator for both
+    if isinstance(module, LazyModuleMixin):
         module(*move(call.args, "cpu"), **move(call.kwargs, "cpu"))
     module = module.to(device)
     args, kwargs = move(call.args, device), move(call.kwargs, device)
@@ -64,7 +64,11 @@ def main() -> int:
         try:
             for training in (True, False):
                 samples = info.module_inputs_func(
-                    info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
+                    info,
+                    device="cpu",
+                    dtype=torch.float32,
+                    requires_grad=True,
+                    training=training,
                 )
                 for _, sample in zip(range(args.samples), samples):
                     if sample.forward_input is None:
@@ -83,7 +87,10 @@ def main() -> int:
                     )
             passed += 1
         except Exception as error:
-            print(f"{info.name}: FAIL {type(error).__name__}: {str(error)[:300]}", flush=True)
+            print(
+                f"{info.name}: FAIL {type(error).__name__}: {str(error)[:300]}",
+                flush=True,
+            )
             if args.verbose:
                 traceback.print_exc()
         finally:

@@ -1,8 +1,10 @@
 """torch's op_db on "hlo" against CPU: forward, backward, in-place and out=.
 
-    python -m test.sweeps.op_db [--ops REGEX] [--dtype float32] [--samples 3] [--json FILE] [--verbose]
+    python -m test.sweeps.op_db [--ops REGEX] [--dtype float32] [--samples 3] [--json FILE]
+        [--verbose]
 
-An operator passes when every sample of every variant agrees; it is native when no aten op fell back to the CPU meanwhile.
+An operator passes when every sample of every variant agrees; it is native when no aten op fell back
+to the CPU meanwhile.
 """
 
 from __future__ import annotations
@@ -23,9 +25,12 @@ import torch_hlo
 
 # CUDA-only or needing what a strided dense device does not have.
 SKIP = {
-    "jiterator_unary": "CUDA only", "jiterator_binary": "CUDA only", "jiterator_binary_return_by_ref": "CUDA only",
-    "jiterator_4inputs_with_extra_args": "CUDA only", "jiterator_2inputs_2outputs": "CUDA only",
-}  # fmt: skip
+    "jiterator_unary": "CUDA only",
+    "jiterator_binary": "CUDA only",
+    "jiterator_binary_return_by_ref": "CUDA only",
+    "jiterator_4inputs_with_extra_args": "CUDA only",
+    "jiterator_2inputs_2outputs": "CUDA only",
+}
 # Random or uninitialised results: only shapes and dtypes are compared.
 UNDEFINED_VALUES = re.compile(
     r"^(empty|empty_like|new_empty|empty_strided|new_empty_strided|empty_permuted|bernoulli|multinomial|normal|cauchy|exponential|geometric|log_normal|uniform|rand|randn"
@@ -34,18 +39,26 @@ UNDEFINED_VALUES = re.compile(
 )
 
 
-TOLERANCE = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+TOLERANCE = {
+    torch.float64: 1e-7,
+    torch.complex128: 1e-7,
+    torch.bfloat16: 2e-2,
+    torch.float16: 4e-3,
+}
 
-# Where CPU and device differ, both are compared with the operator in this type: the device must not be much less exact.
+# Where CPU and device differ, both are compared with the operator in this type: the device must not
+# be much less exact.
 WIDER = {
     torch.bfloat16: torch.float32,
     torch.float16: torch.float32,
     torch.float32: torch.float64,
     torch.complex64: torch.complex128,
 }
-# PyTorch's own results in a given tensor are others than without (and other numbers in it the next time).
+# PyTorch's own results in a given tensor are others than without (and other numbers in it the next
+# time).
 WRONG_OUT = {"fft.ihfftn"}
-# Which of several equal elements they name is not defined; small integers, booleans and short floats often are equal.
+# Which of several equal elements they name is not defined; small integers, booleans and short
+# floats often are equal.
 TIES = {"sort", "argsort", "msort", "topk", "kthvalue", "mode", "median", "nanmedian"}
 
 
@@ -105,8 +118,9 @@ def arguments(op, sample, device, types: dict = {}):  # noqa: B006
 
 
 def compare(got, want, exact=None, values: bool = True, ties: bool = False) -> None:
-    """Raise AssertionError unless the results agree. `exact()`: results in a wider type, asked for when they do not. Without `values` only
-    shapes and types count; with `ties` indices may differ."""
+    """Raise AssertionError unless the results agree. `exact()`: results in a wider type, asked for
+    when they do not. Without `values` only shapes and types count; with `ties` indices may
+    differ."""
     got, want = list(tensors(got)), list(tensors(want))
     assert len(got) == len(want), f"{len(got)} results, not {len(want)}"
     for i, (g, w) in enumerate(zip(got, want)):
@@ -117,7 +131,12 @@ def compare(got, want, exact=None, values: bool = True, ties: bool = False) -> N
             tolerance = TOLERANCE.get(w.dtype, 2e-4)
             try:
                 torch.testing.assert_close(
-                    g, w, equal_nan=True, rtol=tolerance, atol=tolerance, check_stride=False
+                    g,
+                    w,
+                    equal_nan=True,
+                    rtol=tolerance,
+                    atol=tolerance,
+                    check_stride=False,
                 )
             except AssertionError:
                 if exact is None or not as_exact(g, w, list(tensors(exact()))[i]):
@@ -213,9 +232,8 @@ def check(op, samples: int, dtype: torch.dtype = torch.float32) -> None:
                 lambda s=s, fn=fn: fn(*arguments(op, s, "cpu", WIDER)),
                 **options,
             )
-        if (
-            differentiable and values and not options["ties"]
-        ):  # whose gradient it is follows from which element was taken
+        # whose gradient it is follows from which element was taken
+        if differentiable and values and not options["ties"]:
             try:
                 want = grads(op, s, "cpu")
             except Exception:
@@ -244,7 +262,11 @@ def check_out(op, s, options: dict) -> None:
 
 
 def run(
-    pattern: str, samples: int, seconds: int, verbose: bool, dtype: torch.dtype = torch.float32
+    pattern: str,
+    samples: int,
+    seconds: int,
+    verbose: bool,
+    dtype: torch.dtype = torch.float32,
 ) -> dict:
     """status per operator: pass, pass-fallback, or fail with the reason."""
     report: dict[str, dict] = {}
@@ -290,7 +312,10 @@ def summary(report: dict) -> str:
     passed = sum(r["status"] == "pass" for r in report.values())
     native = sum(r["status"] == "pass" and not r["fallbacks"] for r in report.values())
     common = collections.Counter(f for r in report.values() for f in r["fallbacks"]).most_common(40)
-    return f"{total} operators: {passed} pass ({passed / total:.1%}), {native} without fallback ({native / total:.1%})\nfallbacks: {common}"
+    return (
+        f"{total} operators: {passed} pass ({passed / total:.1%}), {native} without fallback"
+        f" ({native / total:.1%})\nfallbacks: {common}"
+    )
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
-"""torch's optim_db on "hlo" against CPU: every optimizer with every set of options, a few steps of a small model.
+"""torch's optim_db on "hlo" against CPU: every optimizer with every set of options, a few steps of
+a small model.
 
-python -m test.sweeps.optimizers [--only REGEX] [--verbose]
+    python -m test.sweeps.optimizers [--only REGEX] [--verbose]
 """
 
 from __future__ import annotations
@@ -81,7 +82,10 @@ def main() -> int:
                 )
                 passed += 1
             except Exception as error:
-                print(f"{name}: FAIL {type(error).__name__}: {str(error)[:300]}", flush=True)
+                print(
+                    f"{name}: FAIL {type(error).__name__}: {str(error)[:300]}",
+                    flush=True,
+                )
                 if args.verbose:
                     traceback.print_exc()
     print(f"{passed} of {tried} pass")

@@ -1,9 +1,12 @@
-"""Annotated programs on 8 devices: their values against one device's, their collectives and flops against XLA's partitioner.
+"""Annotated programs on 8 devices: their values against one device's, their collectives and flops
+against XLA's partitioner.
 
-    python -m test.sweeps.partition --jax /path/to/python/with/jax [--forms stablehlo,hlo] [--engine compiled] [--table] [NAME…]
-    python -m test.sweeps.partition --programs FILE.pickle           # written before by partition_cases.py
-XLA's program is parsed and counted like ours (compiler/cost.py; operations of dots and convolutions). Exit code 0 when at least 95 % are right and at least 80 % move no more bytes and compute no
-more flops per device than XLA's.
+    python -m test.sweeps.partition --jax /path/to/python/with/jax [--forms stablehlo,hlo] [--engine
+    compiled] [--table] [NAME…] python -m test.sweeps.partition --programs FILE.pickle           #
+    written before by partition_cases.py
+XLA's program is parsed and counted like ours (compiler/cost.py; operations of dots and
+convolutions). Exit code 0 when at least 95 % are right and at least 80 % move no more bytes and
+compute no more flops per device than XLA's.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ import numpy as np
 
 from test.sweeps.jax_corpus import differs
 from torch_hlo.compiler.cost import Cost, cost
-from torch_hlo.hlo.evaluate_collective import evaluate_spmd
-from torch_hlo.hlo.ir import Module
-from torch_hlo.hlo.sharding import shard, unshard
-from torch_hlo.hlo.verify import verify
+from torch_hlo.hlo.evaluate.multi_device import evaluate_spmd
+from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir.verify import verify
+from torch_hlo.hlo.sharding.sharding import shard, unshard
 from torch_hlo.tools.devices import run_on_devices
 from torch_hlo.tools.text_api import parse_text, partition_text
 
@@ -40,7 +43,8 @@ def evaluated(
     """Whole outputs of a per-device program, by the evaluator."""
     blocks = [shard(np.asarray(v), s) for v, s in zip(inputs, module.in_shardings, strict=True)]
     results = evaluate_spmd(
-        module, [list(b) for b in zip(*blocks)] if blocks else [[]] * module.num_partitions
+        module,
+        [list(b) for b in zip(*blocks)] if blocks else [[]] * module.num_partitions,
     )
     return [
         unshard([r[i] for r in results], s, d)
@@ -58,7 +62,9 @@ def check(text: str, inputs: list, outputs: list, engine: str) -> tuple[str, Mod
     float_type = "bfloat16" if "bf16" in text else "float32"
     for i, (got, want) in enumerate(zip(results, outputs, strict=True)):
         if problem := differs(
-            np.asarray(got), want, float_type if want.dtype.kind == "f" else str(want.dtype)
+            np.asarray(got),
+            want,
+            float_type if want.dtype.kind == "f" else str(want.dtype),
         ):
             return f"output {i} {problem}", module
     return "", module
@@ -69,7 +75,8 @@ def compared(ours: Cost, theirs: Cost) -> str:
     worse = []
     if ours.bytes > theirs.bytes * 1.001:
         worse.append(
-            f"{ours.bytes:.0f} bytes against {theirs.bytes:.0f}: {kinds(ours)} against {kinds(theirs)}"
+            f"{ours.bytes:.0f} bytes against {theirs.bytes:.0f}: {kinds(ours)} against"
+            f" {kinds(theirs)}"
         )
     if ours.matrix_flops > theirs.matrix_flops * 1.001:
         worse.append(f"{ours.matrix_flops:.0f} flops against {theirs.matrix_flops:.0f}")
@@ -87,7 +94,12 @@ def generate(python: str, names: list[str]) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "programs.pickle"
         subprocess.run(
-            [python, str(Path(__file__).with_name("partition_cases.py")), str(path), *names],
+            [
+                python,
+                str(Path(__file__).with_name("partition_cases.py")),
+                str(path),
+                *names,
+            ],
             check=True,
         )
         return pickle.loads(path.read_bytes())
@@ -99,7 +111,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("names", nargs="*", help="parts of names of programs (all)")
     parser.add_argument(
-        "--jax", metavar="PYTHON", default=sys.executable, help="an interpreter that has JAX"
+        "--jax",
+        metavar="PYTHON",
+        default=sys.executable,
+        help="an interpreter that has JAX",
     )
     parser.add_argument("--programs", metavar="FILE", help="what partition_cases.py wrote")
     parser.add_argument("--forms", default=FORMS[0])
@@ -127,10 +142,13 @@ def main(arguments: list[str] | None = None) -> int:
                 warnings.simplefilter("always")
                 try:
                     problem, module = check(
-                        program[form], program["inputs"], program["outputs"], options.engine
+                        program[form],
+                        program["inputs"],
+                        program["outputs"],
+                        options.engine,
                     )
                     worse = compared(cost(module), theirs)
-                except Exception as error:  # noqa: BLE001 - a sweep reports everything
+                except Exception as error:  # a sweep reports everything
                     problem, worse = (
                         f"{type(error).__name__}: {' '.join(str(error).split())[:240]}",
                         "no program",
@@ -149,7 +167,8 @@ def main(arguments: list[str] | None = None) -> int:
     for form in total:
         n = total[form]
         print(
-            f"{form}: {right[form]} of {n} right ({100 * right[form] / n:.1f} %), {cheap[form]} no dearer than XLA's ({100 * cheap[form] / n:.1f} %)"
+            f"{form}: {right[form]} of {n} right ({100 * right[form] / n:.1f} %), {cheap[form]} no"
+            f" dearer than XLA's ({100 * cheap[form] / n:.1f} %)"
         )
     print(f"{time.perf_counter() - start:.0f} s")
     return (

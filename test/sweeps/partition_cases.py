@@ -1,8 +1,11 @@
-"""Annotated programs for the partitioning sweep, see partition.py. Needs JAX; runs without this project.
+"""Annotated programs for the partitioning sweep, see partition.py. Needs JAX; runs without this
+project.
 
     python test/sweeps/partition_cases.py OUT.pickle [NAME…] [--varied COUNT SEED]
-writes {name: {"stablehlo": text, "hlo": text, "xla": text, "inputs": [array], "outputs": [array]}}: the program with Shardy annotations, the same
-with XLA's (absent where JAX cannot write it), the program for one of 8 devices that XLA makes of the former, and the values that one device computes. With --varied, COUNT of the programs under random annotations instead.
+writes {name: {"stablehlo": text, "hlo": text, "xla": text, "inputs": [array], "outputs": [array]}}:
+the program with Shardy annotations, the same with XLA's (absent where JAX cannot write it), the
+program for one of 8 devices that XLA makes of the former, and the values that one device computes.
+With --varied, COUNT of the programs under random annotations instead.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ def mesh_of(name: str):
 
 
 def case(name: str, mesh: str, fn, args: tuple, specs: tuple, outs=None) -> None:
-    """`specs`: per argument (a tree like it) a PartitionSpec, None for not annotated. `fn` may take the keyword `to` (value, spec) -> value."""
+    """`specs`: per argument (a tree like it) a PartitionSpec, None for not annotated. `fn` may take
+    the keyword `to` (value, spec) -> value."""
     if name in CASES:
         raise ValueError(f"two cases are called {name}")
     CASES[name] = (mesh, fn, args, specs, outs)
@@ -79,7 +83,10 @@ def attention(x, wq, wk, wv, wo, heads: int, causal: bool = True):
 def block(p, x, heads: int, to=lambda v, spec: v, stream=None):
     """A pre-norm transformer block; `stream`: the sharding of activations between sublayers."""
     x = to(x, stream)
-    x = to(x + attention(norm(x, p["g1"]), p["wq"], p["wk"], p["wv"], p["wo"], heads), stream)
+    x = to(
+        x + attention(norm(x, p["g1"]), p["wq"], p["wk"], p["wv"], p["wo"], heads),
+        stream,
+    )
     return to(x + nn.gelu(norm(x, p["g2"]) @ p["w1"]) @ p["w2"], stream)
 
 
@@ -95,7 +102,8 @@ def block_params(d: int, hidden: int) -> dict:
 
 
 def block_specs(row, column) -> dict:
-    """Megatron: `column` splits the outputs of the first matrix of a pair and the inputs of the second; `row` (FSDP) the other dimension."""
+    """Megatron: `column` splits the outputs of the first matrix of a pair and the inputs of the
+    second; `row` (FSDP) the other dimension."""
     first, second = P(row, column), P(column, row)
     return {
         "wq": first,
@@ -141,17 +149,28 @@ def gpt_step(heads: int, stream=None, adam: bool = False):
 
 
 def gpt_params(layers: int, d: int, hidden: int, vocabulary: int, length: int) -> dict:
-    return {"embed": normal(vocabulary, d), "position": normal(length, d, scale=0.1), "layers": [block_params(d, hidden) for _ in range(layers)],
-            "g": np.ones(d, np.float32), "head": normal(d, vocabulary, scale=d**-0.5)}  # fmt: skip
+    return {
+        "embed": normal(vocabulary, d),
+        "position": normal(length, d, scale=0.1),
+        "layers": [block_params(d, hidden) for _ in range(layers)],
+        "g": np.ones(d, np.float32),
+        "head": normal(d, vocabulary, scale=d**-0.5),
+    }
 
 
 def gpt_specs(layers: int, row, column, vocabulary=None) -> dict:
-    return {"embed": P(vocabulary, row), "position": P(None, None), "layers": [block_specs(row, column) for _ in range(layers)], "g": P(None),
-            "head": P(row, vocabulary)}  # fmt: skip
+    return {
+        "embed": P(vocabulary, row),
+        "position": P(None, None),
+        "layers": [block_specs(row, column) for _ in range(layers)],
+        "g": P(None),
+        "head": P(row, vocabulary),
+    }
 
 
 def moe(x, router, w1, w2, capacity: int):
-    """Top-1 routing with one-hot dispatch, as in GShard. x: (groups, tokens, d); w1: (experts, d, hidden)."""
+    """Top-1 routing with one-hot dispatch, as in GShard. x: (groups, tokens, d); w1: (experts, d,
+    hidden)."""
     experts = w1.shape[0]
     gates = nn.softmax(jnp.einsum("gsd,de->gse", x, router))
     best = jnp.argmax(gates, -1)
@@ -173,7 +192,13 @@ def dense_cases() -> None:
         normal(128, 64, scale=0.1),
     )
     case("mlp_megatron_8", "8", mlp, (x, w1, w2), (P(), P(None, "x"), P("x", None)))
-    case("mlp_megatron_2x4", "2x4", mlp, (x, w1, w2), (P("x", None), P(None, "y"), P("y", None)))
+    case(
+        "mlp_megatron_2x4",
+        "2x4",
+        mlp,
+        (x, w1, w2),
+        (P("x", None), P(None, "y"), P("y", None)),
+    )
     case(
         "mlp_megatron_out_sharded",
         "2x4",
@@ -183,12 +208,31 @@ def dense_cases() -> None:
         P("x", "y"),
     )
     case("mlp_data_parallel", "8", mlp, (x, w1, w2), (P("x", None), P(), P()))
-    case("mlp_fsdp_forward", "8", mlp, (x, w1, w2), (P("x", None), P("x", None), P("x", None)))
-    case("mlp_2d", "2x4", mlp, (x, w1, w2), (P("x", "y"), P("y", "x"), P("x", "y")), P("x", "y"))
+    case(
+        "mlp_fsdp_forward",
+        "8",
+        mlp,
+        (x, w1, w2),
+        (P("x", None), P("x", None), P("x", None)),
+    )
+    case(
+        "mlp_2d",
+        "2x4",
+        mlp,
+        (x, w1, w2),
+        (P("x", "y"), P("y", "x"), P("x", "y")),
+        P("x", "y"),
+    )
     case("mlp_only_input", "8", mlp, (x, w1, w2), (P("x", None), None, None))
     case("mlp_only_weight", "8", mlp, (x, w1, w2), (None, P(None, "x"), None))
     case("mlp_only_output", "8", mlp, (x, w1, w2), (None, None, None), P("x", None))
-    case("mlp_conflict", "8", mlp, (x, w1, w2), (P("x", None), P(None, "x"), P("x", None)))
+    case(
+        "mlp_conflict",
+        "8",
+        mlp,
+        (x, w1, w2),
+        (P("x", None), P(None, "x"), P("x", None)),
+    )
     case(
         "mlp_conflict_2",
         "2x4",
@@ -237,7 +281,13 @@ def dense_cases() -> None:
         (P("x", None), P("x", None), P("x", "y"), P("y", "x")),
         (P(), P("x", "y"), P("y", "x")),
     )
-    case("mlp_step_few", "2x4", mlp_step, (x, y, w1, w2), (P("x", None), None, P(None, "y"), None))
+    case(
+        "mlp_step_few",
+        "2x4",
+        mlp_step,
+        (x, y, w1, w2),
+        (P("x", None), None, P(None, "y"), None),
+    )
     case(
         "mlp_step_3d",
         "2x2x2",
@@ -257,7 +307,13 @@ def dense_cases() -> None:
             (normal(8, 16, 24), normal(8, 24, 32)),
             (spec, P("x", None, None) if name == "batch" else None),
         )
-    case("matmul_both_contracting", "8", jnp.matmul, (x, w1), (P(None, "x"), P("x", None)))
+    case(
+        "matmul_both_contracting",
+        "8",
+        jnp.matmul,
+        (x, w1),
+        (P(None, "x"), P("x", None)),
+    )
     case(
         "matmul_both_contracting_scatter",
         "8",
@@ -266,7 +322,14 @@ def dense_cases() -> None:
         (P(None, "x"), P("x", None)),
         P("x", None),
     )
-    case("matmul_outer", "2x4", jnp.matmul, (x, w1), (P("x", None), P(None, "y")), P("x", "y"))
+    case(
+        "matmul_outer",
+        "2x4",
+        jnp.matmul,
+        (x, w1),
+        (P("x", None), P(None, "y")),
+        P("x", "y"),
+    )
     case(
         "matmul_transposed",
         "2x4",
@@ -340,7 +403,7 @@ def _deep(x, ws):
 def transformer_cases() -> None:
     d, heads = 32, 8
     x, ws = normal(8, 16, d), [normal(d, d, scale=d**-0.5) for _ in range(4)]
-    run = lambda x, *w: attention(x, *w, heads)  # noqa: E731
+    run = lambda x, *w: attention(x, *w, heads)
     column, row = P(None, "y"), P("y", None)
     case("attention_dp", "8", run, (x, *ws), (P("x"), P(), P(), P(), P()))
     case(
@@ -350,7 +413,13 @@ def transformer_cases() -> None:
         (x, *ws),
         (P(), P(None, "x"), P(None, "x"), P(None, "x"), P("x", None)),
     )
-    case("attention_dp_heads", "2x4", run, (x, *ws), (P("x"), column, column, column, row))
+    case(
+        "attention_dp_heads",
+        "2x4",
+        run,
+        (x, *ws),
+        (P("x"), column, column, column, row),
+    )
     case("attention_sequence", "8", run, (x, *ws), (P(None, "x"), P(), P(), P(), P()))
     case(
         "attention_dp_sequence",
@@ -363,7 +432,13 @@ def transformer_cases() -> None:
     case("attention_fsdp", "8", run, (x, *ws), (P("x"), *[P("x", None)] * 4))
     case("attention_only_x", "2x4", run, (x, *ws), (P("x"), None, None, None, None))
     case("attention_only_w", "2x4", run, (x, *ws), (None, column, None, None, None))
-    case("attention_features", "8", run, (x, *ws), (P(None, None, "x"), P(), P(), P(), P()))
+    case(
+        "attention_features",
+        "8",
+        run,
+        (x, *ws),
+        (P(None, None, "x"), P(), P(), P(), P()),
+    )
 
     def backward(x, *w):
         return jax.grad(lambda w: (attention(x, *w, heads) ** 2).sum())(w)
@@ -466,10 +541,22 @@ def transformer_cases() -> None:
         "8",
         gpt_step(heads, adam=True),
         (params, zeros, zeros, tokens, labels),
-        (replicated, gpt_specs(layers, "x", None), gpt_specs(layers, "x", None), batch, batch),
+        (
+            replicated,
+            gpt_specs(layers, "x", None),
+            gpt_specs(layers, "x", None),
+            batch,
+            batch,
+        ),
         (P(), replicated, gpt_specs(layers, "x", None), gpt_specs(layers, "x", None)),
     )
-    case("gpt_only_batch", "8", gpt_step(heads), (params, tokens, labels), (None, batch, None))
+    case(
+        "gpt_only_batch",
+        "8",
+        gpt_step(heads),
+        (params, tokens, labels),
+        (None, batch, None),
+    )
     case(
         "gpt_forward_tp",
         "8",
@@ -486,9 +573,22 @@ def moe_cases() -> None:
         normal(8, 16, 32, scale=0.2),
         normal(8, 32, 16, scale=0.2),
     )
-    run = lambda *a: moe(*a, 4)  # noqa: E731
-    case("moe_experts", "8", run, (x, router, w1, w2), (P("x"), P(), P("x"), P("x")), P("x"))
-    case("moe_replicated_groups", "8", run, (x, router, w1, w2), (P(), P(), P("x"), P("x")))
+    run = lambda *a: moe(*a, 4)
+    case(
+        "moe_experts",
+        "8",
+        run,
+        (x, router, w1, w2),
+        (P("x"), P(), P("x"), P("x")),
+        P("x"),
+    )
+    case(
+        "moe_replicated_groups",
+        "8",
+        run,
+        (x, router, w1, w2),
+        (P(), P(), P("x"), P("x")),
+    )
     case("moe_2d", "2x4", run, (x, router, w1, w2), (P("x"), P(), P("y"), P("y")), P("x"))
     case(
         "moe_expert_tensor",
@@ -606,7 +706,7 @@ def convolution_cases() -> None:
         (x, normal(8, 8, 3, 3), normal(8, 8, 3, 3), np.ones(16, np.float32)),
         (P("x"), P(), P(), P()),
     )
-    pool = lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")  # noqa: E731
+    pool = lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
     case("pool_batch", "8", pool, (x,), (P("x"),))
     case("pool_spatial", "8", pool, (x,), (P(None, None, "x"),), P(None, None, "x"))
     case(
@@ -653,7 +753,7 @@ def convolution_cases() -> None:
 
 def index_cases() -> None:
     table, ids = normal(64, 32), ints(0, 64, 8, 16)
-    look = lambda t, i: t[i]  # noqa: E731
+    look = lambda t, i: t[i]
     case("embedding_ids", "8", look, (table, ids), (P(), P("x")))
     case("embedding_vocabulary", "8", look, (table, ids), (P("x", None), P()))
     case("embedding_features", "8", look, (table, ids), (P(None, "x"), P()))
@@ -665,10 +765,15 @@ def index_cases() -> None:
         (table, ids),
         (P("x", None), P()),
     )
-    gradient = lambda t, i: jax.grad(lambda t: (t[i] ** 2).sum())(t)  # noqa: E731
+    gradient = lambda t, i: jax.grad(lambda t: (t[i] ** 2).sum())(t)
     case("embedding_grad_ids", "8", gradient, (table, ids), (P(), P("x")), P())
     case(
-        "embedding_grad_vocabulary", "8", gradient, (table, ids), (P("x", None), P()), P("x", None)
+        "embedding_grad_vocabulary",
+        "8",
+        gradient,
+        (table, ids),
+        (P("x", None), P()),
+        P("x", None),
     )
     case(
         "embedding_grad_features",
@@ -746,10 +851,26 @@ def index_cases() -> None:
     case("sort_1d", "8", jnp.sort, (normal(64),), (P("x"),), P("x"))
     case("argsort", "2x4", jnp.argsort, (normal(16, 32),), (P("x", "y"),))
     case("top_k", "8", lambda x: lax.top_k(x, 4), (normal(16, 32),), (P("x"),))
-    case("top_k_sharded", "8", lambda x: lax.top_k(x, 4), (normal(16, 64),), (P(None, "x"),))
-    case("argmax_sharded", "8", lambda x: jnp.argmax(x, -1), (normal(16, 64),), (P(None, "x"),))
     case(
-        "argmax_batch", "8", lambda x: (jnp.argmax(x, -1), x.max(-1)), (normal(16, 64),), (P("x"),)
+        "top_k_sharded",
+        "8",
+        lambda x: lax.top_k(x, 4),
+        (normal(16, 64),),
+        (P(None, "x"),),
+    )
+    case(
+        "argmax_sharded",
+        "8",
+        lambda x: jnp.argmax(x, -1),
+        (normal(16, 64),),
+        (P(None, "x"),),
+    )
+    case(
+        "argmax_batch",
+        "8",
+        lambda x: (jnp.argmax(x, -1), x.max(-1)),
+        (normal(16, 64),),
+        (P("x"),),
     )
     case(
         "dynamic_slice",
@@ -790,14 +911,25 @@ def index_cases() -> None:
         (P(None, "x"),),
         P(None, "x"),
     )
-    case("cummax_sharded", "8", lambda x: lax.cummax(x, 0), (normal(64, 4),), (P("x"),), P("x"))
+    case(
+        "cummax_sharded",
+        "8",
+        lambda x: lax.cummax(x, 0),
+        (normal(64, 4),),
+        (P("x"),),
+        P("x"),
+    )
 
 
 def move_cases() -> None:
     x = normal(16, 64)
     case("reshape_split", "8", lambda x: x.reshape(16, 8, 8) * 2, (x,), (P(None, "x"),))
     case(
-        "reshape_merge", "2x4", lambda x: x.reshape(16, 64) * 2, (normal(16, 8, 8),), (P("x", "y"),)
+        "reshape_merge",
+        "2x4",
+        lambda x: x.reshape(16, 64) * 2,
+        (normal(16, 8, 8),),
+        (P("x", "y"),),
     )
     case(
         "reshape_merge_minor",
@@ -814,9 +946,28 @@ def move_cases() -> None:
         (P("x", "y"),),
     )
     case("reshape_subaxes", "8", lambda x: x.reshape(4, 4, 64) + 1, (x,), (P("x", None),))
-    case("reshape_odd", "8", lambda x: x.reshape(24, 40) + 1, (normal(48, 20),), (P("x", None),))
-    case("flatten", "2x4", lambda x: x.reshape(-1) * 3, (x,), (P("x", "y"),), P(("x", "y")))
-    case("transpose", "2x4", lambda x: x.transpose(1, 0, 2), (normal(8, 16, 4),), (P("x", "y"),))
+    case(
+        "reshape_odd",
+        "8",
+        lambda x: x.reshape(24, 40) + 1,
+        (normal(48, 20),),
+        (P("x", None),),
+    )
+    case(
+        "flatten",
+        "2x4",
+        lambda x: x.reshape(-1) * 3,
+        (x,),
+        (P("x", "y"),),
+        P(("x", "y")),
+    )
+    case(
+        "transpose",
+        "2x4",
+        lambda x: x.transpose(1, 0, 2),
+        (normal(8, 16, 4),),
+        (P("x", "y"),),
+    )
     case("transpose_to_other", "8", lambda x: x.T, (x,), (P("x", None),), P("x", None))
     case(
         "broadcast",
@@ -842,10 +993,31 @@ def move_cases() -> None:
     )
     case("slice_other", "8", lambda a: a[3:11] * 2, (x,), (P(None, "x"),))
     case("slice_same", "8", lambda a: a[:, 8:56] * 2, (x,), (P(None, "x"),), P(None, "x"))
-    case("slice_half", "8", lambda a: a[:, :32] * a[:, 32:], (x,), (P(None, "x"),), P(None, "x"))
+    case(
+        "slice_half",
+        "8",
+        lambda a: a[:, :32] * a[:, 32:],
+        (x,),
+        (P(None, "x"),),
+        P(None, "x"),
+    )
     case("strided", "8", lambda a: a[:, ::2] * 2, (x,), (P(None, "x"),), P(None, "x"))
-    case("shift", "8", lambda a: a[:, 1:] - a[:, :-1], (normal(4, 65),), (P(),), P(None, None))
-    case("roll", "8", lambda a: jnp.roll(a, 3, 1) + a, (x,), (P(None, "x"),), P(None, "x"))
+    case(
+        "shift",
+        "8",
+        lambda a: a[:, 1:] - a[:, :-1],
+        (normal(4, 65),),
+        (P(),),
+        P(None, None),
+    )
+    case(
+        "roll",
+        "8",
+        lambda a: jnp.roll(a, 3, 1) + a,
+        (x,),
+        (P(None, "x"),),
+        P(None, "x"),
+    )
     case("pad_other", "8", lambda a: jnp.pad(a, ((2, 2), (0, 0))), (x,), (P(None, "x"),))
     case(
         "pad_same",
@@ -890,8 +1062,20 @@ def move_cases() -> None:
         (P("x", None, "y"),),
     )
     case("tile", "8", lambda x: jnp.tile(x, (1, 2)), (x,), (P("x"),))
-    case("repeat_kv", "2x4", lambda x: jnp.repeat(x, 2, 1), (normal(4, 8, 16),), (P("x", "y"),))
-    case("one_axis_everything", "8", lambda x: nn.softmax(x, -1) @ x.T, (x,), (P("x", None),))
+    case(
+        "repeat_kv",
+        "2x4",
+        lambda x: jnp.repeat(x, 2, 1),
+        (normal(4, 8, 16),),
+        (P("x", "y"),),
+    )
+    case(
+        "one_axis_everything",
+        "8",
+        lambda x: nn.softmax(x, -1) @ x.T,
+        (x,),
+        (P("x", None),),
+    )
 
 
 def reduction_cases() -> None:
@@ -939,7 +1123,13 @@ def reduction_cases() -> None:
         (x, x),
         (P("x", None), P(None, "y")),
     )
-    case("elementwise_conflict", "8", lambda a, b: a + b, (x, x), (P("x", None), P(None, "x")))
+    case(
+        "elementwise_conflict",
+        "8",
+        lambda a, b: a + b,
+        (x, x),
+        (P("x", None), P(None, "x")),
+    )
     case(
         "norms",
         "2x4",
@@ -951,7 +1141,7 @@ def reduction_cases() -> None:
 
 def loop_cases() -> None:
     x, w = normal(16, 32), normal(32, 32, scale=0.1)
-    power = lambda x, w: lax.fori_loop(0, 4, lambda i, c: jnp.tanh(c @ w), x)  # noqa: E731
+    power = lambda x, w: lax.fori_loop(0, 4, lambda i, c: jnp.tanh(c @ w), x)
     case("loop_dp", "8", power, (x, w), (P("x"), P()))
     case(
         "loop_tp",
@@ -970,7 +1160,7 @@ def loop_cases() -> None:
     )
     case("loop_changing", "2x4", power, (x, w), (P("x", "y"), P("x", "y")), P("x", "y"))
     stack = normal(4, 32, 32, scale=0.1)
-    scanned = lambda x, ws: lax.scan(lambda c, w: (jnp.tanh(c @ w), c.sum()), x, ws)  # noqa: E731
+    scanned = lambda x, ws: lax.scan(lambda c, w: (jnp.tanh(c @ w), c.sum()), x, ws)
     case("scan_layers_dp", "8", scanned, (x, stack), (P("x"), P()))
     case("scan_layers_fsdp", "8", scanned, (x, stack), (P("x"), P(None, "x")))
     case(
@@ -1083,7 +1273,8 @@ def random_cases() -> None:
 
 
 def uneven_cases() -> None:
-    """Sizes that the mesh does not divide: JAX refuses them for arguments, so constraints inside say them."""
+    """Sizes that the mesh does not divide: JAX refuses them for arguments, so constraints inside
+    say them."""
     x, w1, w2 = normal(10, 30), normal(30, 50, scale=0.1), normal(50, 30, scale=0.1)
     case(
         "uneven_mlp",
@@ -1100,10 +1291,28 @@ def uneven_cases() -> None:
         (None, None, None),
     )
     case("uneven_mean", "8", lambda x, to: to(x, P("x")).mean(0), (x,), (None,))
-    case("uneven_softmax", "8", lambda x, to: nn.softmax(to(x, P(None, "x"))), (x,), (None,))
+    case(
+        "uneven_softmax",
+        "8",
+        lambda x, to: nn.softmax(to(x, P(None, "x"))),
+        (x,),
+        (None,),
+    )
     case("uneven_max", "2x4", lambda x, to: to(x, P("x", "y")).max((0, 1)), (x,), (None,))
-    case("uneven_argmax", "8", lambda x, to: jnp.argmax(to(x, P(None, "x")), 1), (x,), (None,))
-    case("uneven_sort", "8", lambda x, to: jnp.sort(to(x, P(None, "x")), 1), (x,), (None,))
+    case(
+        "uneven_argmax",
+        "8",
+        lambda x, to: jnp.argmax(to(x, P(None, "x")), 1),
+        (x,),
+        (None,),
+    )
+    case(
+        "uneven_sort",
+        "8",
+        lambda x, to: jnp.sort(to(x, P(None, "x")), 1),
+        (x,),
+        (None,),
+    )
     case(
         "uneven_conv",
         "8",
@@ -1135,11 +1344,27 @@ def uneven_cases() -> None:
         (x,),
         (None,),
     )
-    case("uneven_reverse", "8", lambda x, to: to(to(x, P("x"))[::-1], P("x")), (x,), (None,))
     case(
-        "uneven_cumsum", "8", lambda x, to: to(jnp.cumsum(to(x, P("x")), 0), P("x")), (x,), (None,)
+        "uneven_reverse",
+        "8",
+        lambda x, to: to(to(x, P("x"))[::-1], P("x")),
+        (x,),
+        (None,),
     )
-    case("uneven_reshape", "8", lambda x, to: to(x, P("x")).reshape(5, 60) * 2, (x,), (None,))
+    case(
+        "uneven_cumsum",
+        "8",
+        lambda x, to: to(jnp.cumsum(to(x, P("x")), 0), P("x")),
+        (x,),
+        (None,),
+    )
+    case(
+        "uneven_reshape",
+        "8",
+        lambda x, to: to(x, P("x")).reshape(5, 60) * 2,
+        (x,),
+        (None,),
+    )
     case(
         "uneven_embedding",
         "8",
@@ -1204,7 +1429,11 @@ def manual_cases() -> None:
         "8",
         lambda x, w: jnp.tanh(
             region(
-                "8", lambda a, b: lax.psum(a @ b, "x"), (P(None, "x"), P("x", None)), P(), ["x"]
+                "8",
+                lambda a, b: lax.psum(a @ b, "x"),
+                (P(None, "x"), P("x", None)),
+                P(),
+                ["x"],
             )(x, w)
         ),
         (x, w),
@@ -1240,7 +1469,11 @@ def manual_cases() -> None:
         "manual_all_to_all",
         "8",
         lambda x: region(
-            "8", lambda a: lax.all_to_all(a, "x", 1, 0, tiled=True), P("x"), P(None, "x"), ["x"]
+            "8",
+            lambda a: lax.all_to_all(a, "x", 1, 0, tiled=True),
+            P("x"),
+            P(None, "x"),
+            ["x"],
         )(x),
         (x,),
         (P("x"),),
@@ -1249,7 +1482,11 @@ def manual_cases() -> None:
         "manual_reduce_scatter",
         "8",
         lambda x: region(
-            "8", lambda a: lax.psum_scatter(a, "x", tiled=True), P(None, "x"), P("x"), ["x"]
+            "8",
+            lambda a: lax.psum_scatter(a, "x", tiled=True),
+            P(None, "x"),
+            P("x"),
+            ["x"],
         )(x),
         (x,),
         (P(None, "x"),),
@@ -1280,7 +1517,8 @@ def plain(value) -> np.ndarray:
 
 
 def record(mesh_name: str, fn, args: tuple, specs: tuple, outs) -> dict:
-    """The program in both annotations, XLA's program for one device, and what one device computes."""
+    """The program in both annotations, XLA's program for one device, and what one device
+    computes."""
     mesh = mesh_of(mesh_name)
     wants_to = (
         fn.__code__.co_varnames[: fn.__code__.co_argcount][-1:] == ("to",)
@@ -1322,9 +1560,11 @@ def record(mesh_name: str, fn, args: tuple, specs: tuple, outs) -> dict:
     single = (lambda *a: fn(*a, lambda v, s: v)) if wants_to else fn
     values = jax.jit(single)(*args)
     found = {
-        "stablehlo": shardy.as_text(), "xla": shardy.compile().as_text(), "inputs": [plain(leaves[i]) for i in kept],
+        "stablehlo": shardy.as_text(),
+        "xla": shardy.compile().as_text(),
+        "inputs": [plain(leaves[i]) for i in kept],
         "outputs": [plain(v) for v in jax.tree.leaves(values)],
-    }  # fmt: skip
+    }
     jax.config.update("jax_use_shardy_partitioner", False)
     try:
         found["hlo"] = lowered().compiler_ir("hlo").as_hlo_text(True)
@@ -1361,8 +1601,19 @@ def varied(count: int, seed: int) -> dict[str, tuple]:
 
 
 def main(path: str, *names: str) -> None:
-    for family in (dense_cases, transformer_cases, moe_cases, convolution_cases, index_cases, move_cases, reduction_cases, loop_cases, random_cases,
-                   uneven_cases, manual_cases):  # fmt: skip
+    for family in (
+        dense_cases,
+        transformer_cases,
+        moe_cases,
+        convolution_cases,
+        index_cases,
+        move_cases,
+        reduction_cases,
+        loop_cases,
+        random_cases,
+        uneven_cases,
+        manual_cases,
+    ):
         family()
     if "--varied" in names:
         at = names.index("--varied")
@@ -1377,7 +1628,8 @@ def main(path: str, *names: str) -> None:
             found[name] = record(mesh, fn, args, specs, outs)
         except Exception as error:
             print(
-                f"{name}: JAX itself raises {type(error).__name__}: {str(error).splitlines()[0][:160]}",
+                f"{name}: JAX itself raises {type(error).__name__}:"
+                f" {str(error).splitlines()[0][:160]}",
                 file=sys.stderr,
             )
     with open(path, "wb") as file:

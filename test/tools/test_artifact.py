@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torch_hlo.hlo.evaluate import evaluate
+from torch_hlo.hlo.evaluate.evaluate import evaluate
 from torch_hlo.tools import UsageError
 from torch_hlo.tools.artifact import artifact_text, portable_artifact
 from torch_hlo.tools.cli import main

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torch_hlo
-from torch_hlo.hlo.parse import ParseError, parse_module
+from torch_hlo.hlo.text.parser import ParseError, parse_module
 from torch_hlo.tools import bisect, cli, execute, reduce
 from torch_hlo.tools.adopt import adopted
 
@@ -45,8 +45,11 @@ def test_run_text_on_arrays_tensors_and_lists():
 
 
 def test_run_text_reads_stablehlo():
-    (y,) = torch_hlo.run_text("func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {\n%0 = stablehlo.add %a, %a : tensor<2xf32>\nreturn %0 : tensor<2xf32>\n}",
-                              np.float32([1, 2]))  # fmt: skip
+    (y,) = torch_hlo.run_text(
+        "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {\n%0 = stablehlo.add %a, %a :"
+        " tensor<2xf32>\nreturn %0 : tensor<2xf32>\n}",
+        np.float32([1, 2]),
+    )
     assert y.tolist() == [2, 4]
 
 
@@ -136,7 +139,10 @@ def test_errors_have_exit_codes(tmp_path, capsys):
 
 
 def test_diff_ignores_names(tmp_path, capsys):
-    with_names, without = str(SAMPLES / "tf_hlo.txt"), str(SAMPLES / "tf_hlo_no_metadata.txt")
+    with_names, without = (
+        str(SAMPLES / "tf_hlo.txt"),
+        str(SAMPLES / "tf_hlo_no_metadata.txt"),
+    )
     assert cli.main(["diff", with_names, without]) == cli.OK
     other = tmp_path / "other.hlo"
     other.write_text((SAMPLES / "tf_hlo_no_metadata.txt").read_text().replace("tanh(", "sine("))
@@ -150,18 +156,20 @@ def test_explain_counts(capsys):
 
 
 def test_bisect_names_the_guilty_pass(monkeypatch):
-    from torch_hlo.compiler.passes.base import Pass, fixpoint
-    from torch_hlo.hlo.ir import instr, rewrite_bottom_up
+    from torch_hlo.compiler.hlo_pass import Pass, fixpoint
+    from torch_hlo.hlo.ir.intern import instr, rewrite_bottom_up
 
     def wrong(module):
         return module.with_root(
             rewrite_bottom_up(
-                module.entry.root, lambda x: instr("sine", x.operands) if x.op == "tanh" else x
+                module.entry.root,
+                lambda x: instr("sine", x.operands) if x.op == "tanh" else x,
             )
         )
 
     honest = Pass("honest", lambda m: m, "")
-    monkeypatch.setattr(bisect, "PIPELINE", [honest, fixpoint(honest, Pass("wrong", wrong, ""))])
+    passes = [honest, fixpoint(honest, Pass("wrong", wrong, ""))]
+    monkeypatch.setattr(bisect, "passes_for", lambda target: passes)
     module = parse_module((SAMPLES / "jax_hlo_before_opt.txt").read_text())
     arrays = [np.ones((8, 16), "f"), np.eye(16, 32, dtype="f")]
     found = bisect.bisect(module, arrays, compiled=False)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import torch_hlo
-from torch_hlo.hlo.evaluate_core import EvaluateError
-from torch_hlo.hlo.text import module_text
+from torch_hlo.hlo.evaluate.interpreter import EvaluateError
+from torch_hlo.hlo.text.printer import module_text
 from torch_hlo.tools.cli import main
 from torch_hlo.tools.devices import partitioned
 from torch_hlo.tools.text_api import parse_text
@@ -39,7 +39,8 @@ def test_what_a_partitioner_printed():
 
 
 def test_what_xla_printed():
-    """A scheduled program of several partitions has been partitioned, with collectives or without."""
+    """A scheduled program of several partitions has been partitioned, with collectives or
+    without."""
     text = """HloModule f, is_scheduled=true, num_partitions=4
 ENTRY %main {
   %p = f32[2,3] parameter(0), sharding={devices=[4,1]<=[4]}
@@ -59,7 +60,8 @@ ENTRY %main {
 
 
 def test_annotated():
-    """Shardings are carried out, also where sizes do not divide; the per-device program runs as text too."""
+    """Shardings are carried out, also where sizes do not divide; the per-device program runs as
+    text too."""
     x, y = (
         np.random.default_rng(i).standard_normal(n).astype("f")
         for i, n in enumerate(((10, 4), (4, 6)))
@@ -118,7 +120,10 @@ def test_command_line_under_torchrun(tmp_path):
         "4",
     ]
     done = subprocess.run(
-        [*command, "--compare", "evaluator"], capture_output=True, text=True, timeout=120
+        [*command, "--compare", "evaluator"],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0 and done.stdout.strip() == "agrees with evaluator", done.stderr[
         -2000:

@@ -1,4 +1,5 @@
-"""Programs as JAX 0.10.2 emitted them, compiled, against what XLA's CPU backend computed (see test/sweeps/jax_corpus.py for all)."""
+"""Programs as JAX 0.10.2 emitted them, compiled, against what XLA's CPU backend computed (see
+test/sweeps/jax_corpus.py for all)."""
 
 from pathlib import Path
 

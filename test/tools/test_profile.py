@@ -7,8 +7,8 @@ import torch
 import torch_hlo
 from torch_hlo import profiler
 from torch_hlo.compiler.codegen.profile import describe
-from torch_hlo.hlo import build as b
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.tools.cli import main
 
 
@@ -48,8 +48,8 @@ def test_traffic() -> None:
 def test_command(tmp_path, capsys) -> None:
     file = tmp_path / "x.hlo"
     file.write_text(
-        "HloModule m\nENTRY e {\n  p = f32[256,256] parameter(0)\n  ROOT d = f32[256,256] dot(p, p), "
-        "lhs_contracting_dims={1}, rhs_contracting_dims={0}\n}\n"
+        "HloModule m\nENTRY e {\n  p = f32[256,256] parameter(0)\n  ROOT d = f32[256,256] dot(p,"
+        " p), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n}\n"
     )
     assert main(["profile", str(file), "--runs", "2"]) == 0
     out = capsys.readouterr().out

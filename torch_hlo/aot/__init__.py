@@ -1,6 +1,8 @@
-"""Ahead-of-time compilation: a model as a shared library, object file or WebAssembly module with a small C interface.
+"""Ahead-of-time compilation: a model as a shared library, object file or WebAssembly module with a
+small C interface.
 
-    files = torch_hlo.aot.compile(model, (x,), output="digits.so")            # digits.so and digits.h
+    # digits.so and digits.h
+    files = torch_hlo.aot.compile(model, (x,), output="digits.so")
     files = torch_hlo.aot.compile(exported_program, target="wasm32", output="digits.wasm")
     model = torch_hlo.aot.load("digits.so");  y = model(x)
 
@@ -14,6 +16,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -23,9 +26,15 @@ from torch_hlo.aot import link
 from torch_hlo.aot.link import LinkError
 from torch_hlo.aot.loaded import LibraryError, Loaded, load
 from torch_hlo.compiler.aot import abi
-from torch_hlo.compiler.aot.library import Array, Condition, Library, compile_library, describe
-from torch_hlo.compiler.codegen.target import PLATFORMS, platform_target
-from torch_hlo.hlo.ir import Module
+from torch_hlo.compiler.aot.library import (
+    Array,
+    Condition,
+    Library,
+    compile_library,
+    describe,
+)
+from torch_hlo.compiler.llvm.target import PLATFORMS, platform_target
+from torch_hlo.hlo.ir.instruction import Module
 
 _SUFFIXES = {".so": "elf", ".wasm": "wasm", ".o": ""}
 
@@ -39,27 +48,30 @@ class Files:
     weights: Path | None
 
 
-def compile(  # noqa: A001 - torch_hlo.aot.compile
+def compile(  # torch_hlo.aot.compile
     program: torch.export.ExportedProgram | torch.nn.Module,
-    args: Sequence | None = None,
-    kwargs: Mapping | None = None,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
     *,
-    dynamic_shapes=None,
+    dynamic_shapes: Any = None,
     target: str = "host",
     cpu: str | None = None,
-    output: str | os.PathLike | None = None,
+    output: str | os.PathLike[str] | None = None,
     name: str | None = None,
     weights: str = "embed",
 ) -> Files:
-    """Compile an exported program, or a module exported with these example arguments, for use without Python.
+    """Compile an exported program, or a module exported with these example arguments, for use
+    without Python.
 
-    `target`: "host" (this machine), "x86_64-linux-gnu", "aarch64-linux-gnu" or "wasm32"; `cpu`: the processor that is the least to run on
-    (default: all of this machine for "host", else the platform's baseline). `output`: the file to write, MODEL.so, MODEL.o or
-    MODEL.wasm; default NAME.so or NAME.wasm. NAME.h is written beside it and, with `weights="beside"`, NAME.weights. `name`: prefix of the C names; default
-    the file's.
+    `target`: "host" (this machine), "x86_64-linux-gnu", "aarch64-linux-gnu" or "wasm32"; `cpu`: the
+      processor that is the least to run on
+    (default: all of this machine for "host", else the platform's baseline). `output`: the file to
+    write, MODEL.so, MODEL.o or MODEL.wasm; default NAME.so or NAME.wasm. NAME.h is written beside
+    it and, with `weights="beside"`, NAME.weights. `name`: prefix of the C names; default the
+    file's.
 
-    Raises LoweringError or CodegenError naming the operator that cannot be compiled without a host, LinkError when there is no linker,
-    ValueError for unknown targets and names.
+    Raises LoweringError or CodegenError naming the operator that cannot be compiled without a host,
+    LinkError when there is no linker, ValueError for unknown targets and names.
     """
     if isinstance(program, torch.nn.Module):
         if args is None:
@@ -71,7 +83,8 @@ def compile(  # noqa: A001 - torch_hlo.aot.compile
         )
     elif args is not None or kwargs is not None or dynamic_shapes is not None:
         raise ValueError(
-            "an exported program has its arguments and dynamic shapes: leave args, kwargs and dynamic_shapes out"
+            "an exported program has its arguments and dynamic shapes: leave args, kwargs and"
+            " dynamic_shapes out"
         )
     machine = platform_target(target, cpu)
     output, name = _named(output, name, machine.triple)
@@ -79,7 +92,8 @@ def compile(  # noqa: A001 - torch_hlo.aot.compile
         found = export.exported(program, "fixed")
     for text in found.unchecked:
         warnings.warn(
-            f"{name}: torch.export assumes {text}, which the library does not check", stacklevel=2
+            f"{name}: torch.export assumes {text}, which the library does not check",
+            stacklevel=2,
         )
     inputs, results = _arrays(found, _result_names(program.call_spec.out_spec))
     built = compile_library(
@@ -100,14 +114,16 @@ def compile_hlo(
     *,
     target: str = "host",
     cpu: str | None = None,
-    output: str | os.PathLike | None = None,
+    output: str | os.PathLike[str] | None = None,
     name: str | None = None,
     weights: str = "embed",
 ) -> Files:
     """The same for an HLO module: inputs are called in0, in1, …, outputs out0, out1, …"""
     machine = platform_target(target, cpu)
     output, name = _named(
-        output, name or (None if output else abi.identifier(module.name)), machine.triple
+        output,
+        name or (None if output else abi.identifier(module.name)),
+        machine.triple,
     )
     return write(
         compile_library(module, name, *describe(module), machine, weights=weights),
@@ -140,7 +156,9 @@ def write(built: Library, triple: str, output: Path) -> Files:
     return Files(output, header, weights if built.weights else None)
 
 
-def _named(output: str | os.PathLike | None, name: str | None, triple: str) -> tuple[Path, str]:
+def _named(
+    output: str | os.PathLike[str] | None, name: str | None, triple: str
+) -> tuple[Path, str]:
     """The file to write and the C name."""
     kind = "wasm" if triple.startswith("wasm") else "elf"
     if output is None:
@@ -148,7 +166,9 @@ def _named(output: str | os.PathLike | None, name: str | None, triple: str) -> t
     output = Path(output)
     if _SUFFIXES.get(output.suffix, "?") not in ("", kind):
         raise ValueError(
-            f"output {output.name!r}: for {triple} it must end in {'.wasm' if kind == 'wasm' else '.so'} or .o (.wasm is for target wasm32, .so for the others)"
+            f"output {output.name!r}: for {triple} it must end in"
+            f" {'.wasm' if kind == 'wasm' else '.so'} or .o (.wasm is for target wasm32, .so for"
+            " the others)"
         )
     name = name if name is not None else abi.identifier(output.stem)
     if name != abi.identifier(name):
@@ -169,7 +189,8 @@ def _result_names(spec: pytree.TreeSpec) -> list[str]:
 
 
 def _arrays(found: export.Exported, names: Sequence[str]) -> tuple[list[Array], list[Array]]:
-    """Inputs and outputs of the C interface. Buffers that the program changes are pairs of both, with a first value."""
+    """Inputs and outputs of the C interface. Buffers that the program changes are pairs of both,
+    with a first value."""
     called = {
         position: name for position, name in zip(found.results, names) if isinstance(position, int)
     }
@@ -198,10 +219,11 @@ def _arrays(found: export.Exported, names: Sequence[str]) -> tuple[list[Array], 
     return inputs, results
 
 
-def _metadata(program: torch.export.ExportedProgram, found: export.Exported) -> dict:
-    """What the Python loader needs: how arguments and results are nested, and which are no arrays."""
+def _metadata(program: torch.export.ExportedProgram, found: export.Exported) -> dict[str, Any]:
+    """What the Python loader needs: how arguments and results are nested, and which are no
+    arrays."""
 
-    def flat(values):
+    def flat(values: Sequence[int | tuple[Any]]) -> list[dict[str, Any]]:
         return [{"array": v} if isinstance(v, int) else {"value": _plain(v[0])} for v in values]
 
     spec = program.call_spec
@@ -214,7 +236,7 @@ def _metadata(program: torch.export.ExportedProgram, found: export.Exported) -> 
     }
 
 
-def _plain(value):
+def _plain(value: object) -> object:
     """A value for JSON; what has no form there is described, and only checked to be present."""
     return (
         value
@@ -223,10 +245,12 @@ def _plain(value):
     )
 
 
-def _tree(spec) -> str | None:
+def _tree(spec: pytree.TreeSpec) -> str | None:
     try:
         return pytree.treespec_dumps(spec)
-    except NotImplementedError:  # a container that its library did not make serialisable: the loader then takes and gives a flat list
+    except NotImplementedError:
+        # a container that its library did not make serialisable: the loader then takes and gives a
+        # flat list
         return None
 
 

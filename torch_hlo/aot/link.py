@@ -16,13 +16,17 @@ from pathlib import Path
 
 STACK_BYTES = 4 << 20  # of WebAssembly modules: kernels keep packed panels on the stack
 _INSTALL = {
-    "elf": "install one of: ld.lld (Debian: lld), GNU ld (binutils), a C compiler, or `pip install ziglang`",
+    "elf": (
+        "install one of: ld.lld (Debian: lld), GNU ld (binutils), a C compiler, or `pip install"
+        " ziglang`"
+    ),
     "wasm": "install wasm-ld (Debian: lld) or `pip install ziglang`",
 }
 
 
 class LinkError(RuntimeError):
-    """No linker was found, or the one that was found failed; says what to install or what it printed."""
+    """No linker was found, or the one that was found failed; says what to install or what it
+    printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ class Linker:
 
 
 def library(code: bytes, triple: str, output: Path, exports: Sequence[str]) -> None:
-    """Link one object file that needs nothing else into `output`: a shared library, or a module with these functions exported.
+    """Link one object file that needs nothing else into `output`: a shared library, or a module
+    with these functions exported.
 
     Raises LinkError, and OSError when `output` cannot be written.
     """
@@ -57,7 +62,8 @@ def library(code: bytes, triple: str, output: Path, exports: Sequence[str]) -> N
         )
         if done.returncode != 0 or not result.exists():
             raise LinkError(
-                f"{' '.join(linker.command)} could not link {output.name} (exit code {done.returncode}):\n{done.stderr or done.stdout}"
+                f"{' '.join(linker.command)} could not link {output.name} (exit code"
+                f" {done.returncode}):\n{done.stderr or done.stdout}"
             )
         # Renamed into place, so that a process that has the old library mapped keeps it.
         with tempfile.NamedTemporaryFile(
@@ -78,10 +84,10 @@ def find(kind: str, arch: str) -> Linker:
 def _elf(arch: str) -> Iterator[Linker]:
     for path in _versions("ld.lld"):
         yield Linker((path,))
-    if arch == platform.machine() and (path := shutil.which("ld")):
-        yield Linker((path,))
-    if path := shutil.which(f"{arch}-linux-gnu-ld"):
-        yield Linker((path,))
+    if arch == platform.machine() and (own := shutil.which("ld")):
+        yield Linker((own,))
+    if cross := shutil.which(f"{arch}-linux-gnu-ld"):
+        yield Linker((cross,))
     if _has_zig():
         yield Linker((sys.executable, "-m", "ziglang", "ld.lld"))
     compilers = [
@@ -89,8 +95,8 @@ def _elf(arch: str) -> Iterator[Linker]:
         *(("cc", "gcc", "clang") if arch == platform.machine() else ()),
     ]
     for name in compilers:
-        if path := shutil.which(name):
-            yield Linker((path,), driver=True)
+        if compiler := shutil.which(name):
+            yield Linker((compiler,), driver=True)
 
 
 def _wasm(arch: str) -> Iterator[Linker]:
@@ -102,8 +108,8 @@ def _wasm(arch: str) -> Iterator[Linker]:
 
 def _versions(name: str) -> Iterator[str]:
     """`name` on PATH, then name-22, name-21, … as distributions install them."""
-    if path := shutil.which(name):
-        yield path
+    if plain := shutil.which(name):
+        yield plain
     found = []
     for folder in os.get_exec_path():
         for path in Path(folder).glob(f"{name}-*") if Path(folder).is_dir() else ():
@@ -111,7 +117,7 @@ def _versions(name: str) -> Iterator[str]:
                 path, os.X_OK
             ):
                 found.append((int(match[1]), str(path)))
-    yield from (path for _, path in sorted(found, reverse=True))
+    yield from (text for _, text in sorted(found, reverse=True))
 
 
 def _has_zig() -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from torch_hlo.compiler.aot.abi import DTYPE_CODES
-from torch_hlo.device.buffer import Arena
+from torch_hlo.device.buffer import ARENAS
 from torch_hlo.device.library import Array, Library, LibraryError
-from torch_hlo.hlo.shape import DTYPES
+from torch_hlo.hlo.ir.shape import DTYPES
 
 _TORCH = {
     DTYPE_CODES[d.name]: getattr(torch, d.torch)
@@ -21,13 +22,15 @@ _PLANS = 1000  # sizes whose plans are remembered
 _CODE = {dtype: code for code, dtype in _TORCH.items()}
 
 
-def load(path: str | os.PathLike, weights: str | os.PathLike | None = None) -> Loaded:
-    """The library in `path`; `weights`: its weights file, if it has one (default: beside it). Raises OSError, LibraryError."""
+def load(path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> Loaded:
+    """The library in `path`; `weights`: its weights file, if it has one (default: beside it).
+    Raises OSError, LibraryError."""
     return Loaded(Library(path, weights))
 
 
 class Loaded:
-    """A model: call it as the module that was compiled. `state`: its buffers that calls change, by name; they can be read and assigned.
+    """A model: call it as the module that was compiled. `state`: its buffers that calls change, by
+    name; they can be read and assigned.
 
     Calls from several threads are fine as long as the model has no state.
     """
@@ -40,13 +43,14 @@ class Loaded:
         self._in_tree, self._out_tree = (
             pytree.treespec_loads(meta[k]) if meta.get(k) else None for k in ("in_tree", "out_tree")
         )
-        self._plans: dict[tuple, tuple[list[tuple[int, ...]], int]] = {}
+        self._plans: dict[tuple[object, ...], tuple[list[tuple[int, ...]], int]] = {}
         self.state: dict[str, torch.Tensor] = {
             a.name: _initial(a) for a in library.inputs if a.kind == "state"
         }
 
-    def __call__(self, *args, **kwargs):
-        """Results as the module returns them; new tensors. Raises TypeError and LibraryError for arguments that do not fit."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Results as the module returns them; new tensors. Raises TypeError and LibraryError for
+        arguments that do not fit."""
         given = self._given(args, kwargs)
         tensors = [self._input(i, a, given) for i, a in enumerate(self.library.inputs)]
         dtypes = [_CODE[t.dtype] for t in tensors]
@@ -62,7 +66,7 @@ class Loaded:
             torch.empty(s, dtype=_TORCH[a.dtype])
             for s, a in zip(sizes, self.library.outputs, strict=True)
         ]
-        workspace = Arena.borrow(workspace_bytes)
+        workspace = ARENAS.borrow(workspace_bytes)
         try:
             self.library.run(
                 [_memory(t) for t in tensors],
@@ -71,10 +75,10 @@ class Loaded:
                 dtypes,
             )
         finally:
-            workspace.give_back()
+            ARENAS.give_back(workspace)
         return self._returned(given, outputs)
 
-    def _given(self, args: tuple, kwargs: dict) -> dict[int, torch.Tensor]:
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, torch.Tensor]:
         """Tensors by the number of their input."""
         if self._arguments is None:
             return dict(enumerate(pytree.tree_leaves((args, kwargs))))
@@ -99,7 +103,8 @@ class Loaded:
                 found[argument["array"]] = value
             elif not isinstance(argument["value"], dict) and value != argument["value"]:
                 raise TypeError(
-                    f"{self.name} was compiled for the value {argument['value']!r} of argument {position}, got {value!r}"
+                    f"{self.name} was compiled for the value {argument['value']!r} of argument"
+                    f" {position}, got {value!r}"
                 )
         return found
 
@@ -121,7 +126,7 @@ class Loaded:
             return value
         return value.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
-    def _returned(self, given: dict[int, torch.Tensor], outputs: list[torch.Tensor]):
+    def _returned(self, given: dict[int, torch.Tensor], outputs: list[torch.Tensor]) -> Any:
         for a, value in zip(self.library.outputs, outputs, strict=True):
             if a.pair >= 0:
                 source = self.library.inputs[a.pair]
@@ -133,11 +138,13 @@ class Loaded:
             return outputs
         numbers = set(self.library.metadata.get("numbers", ()))
         flat = [
-            r["value"]
-            if "value" in r
-            else outputs[r["array"]].item()
-            if r["array"] in numbers
-            else outputs[r["array"]]
+            (
+                r["value"]
+                if "value" in r
+                else outputs[r["array"]].item()
+                if r["array"] in numbers
+                else outputs[r["array"]]
+            )
             for r in self._results
         ]
         return pytree.tree_unflatten(flat, self._out_tree) if self._out_tree is not None else flat

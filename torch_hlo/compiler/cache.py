@@ -1,13 +1,15 @@
 """Compiled programs on disk: bytes under a key, shared by processes that run at the same time.
 
-    key = fingerprint(module_text, target, flags)     # what the program is, for which machine, by which compiler
+    key = fingerprint(module_text, target, flags)     # what the program is, for which machine, by
+                                                      # which compiler
     data = load(key)                                  # None: a miss
     store(key, data)
 
-An entry is one file `<key>.bin` with a checksum over key and contents. It is written aside and renamed, so a reader sees a whole
-entry or none, whoever else writes and wherever a writer is killed. Whatever is not a valid entry (truncated, a link, a FIFO,
-another program's file) is a miss and gets replaced. Trouble with the disk costs caching, never a compile.
-Entries are machine code: a directory that others can write to is refused.
+An entry is one file `<key>.bin` with a checksum over key and contents. It is written aside and
+renamed, so a reader sees a whole entry or none, whoever else writes and wherever a writer is
+killed. Whatever is not a valid entry (truncated, a link, a FIFO, another program's file) is a miss
+and gets replaced. Trouble with the disk costs caching, never a compile. Entries are machine code: a
+directory that others can write to is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _stored_bytes: dict[str, int] = {}  # directory -> bytes written since the last 
 
 
 def fingerprint(text: str, target: str, flags: str = "") -> str:
-    """Key of a program: its canonical text, the machine (triple and features), the flags that change code, and this compiler."""
+    """Key of a program: its canonical text, the machine (triple and features), the flags that
+    change code, and this compiler."""
     parts = (compiler_version(), target, flags, text)
     digest = hashlib.sha256()
     for part in parts:
@@ -50,12 +53,16 @@ def fingerprint(text: str, target: str, flags: str = "") -> str:
 
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
-_COMPILER = ("compiler", "hlo")  # what decides the code of a program whose text is given
+_COMPILER = (
+    "compiler",
+    "hlo",
+)  # what decides the code of a program whose text is given
 
 
 @cache
 def compiler_version() -> str:
-    """Digest of the compiler's sources and of LLVM's version; a random text, so that nothing is found, where this process may run something else."""
+    """Digest of the compiler's sources and of LLVM's version; a random text, so that nothing is
+    found, where this process may run something else."""
     import llvmlite
 
     found = sources_digest(_PACKAGE, _COMPILER)
@@ -63,8 +70,9 @@ def compiler_version() -> str:
 
 
 def sources_digest(package: str, parts: Sequence[str]) -> str | None:
-    """Digest of the Python files in these folders of a package. None if there are none to read, or if what is imported may differ from what they say:
-    they were edited after this process began, or too soon after Python last looked at them."""
+    """Digest of the Python files in these folders of a package. None if there are none to read, or
+    if what is imported may differ from what they say: they were edited after this process began, or
+    too soon after Python last looked at them."""
     digest = hashlib.sha256()
     files = 0
     try:
@@ -81,7 +89,8 @@ def sources_digest(package: str, parts: Sequence[str]) -> str | None:
 
 
 def _edited() -> bool:
-    """Whether the compiler's sources were edited after this process began: modules that were imported since may be newer than the others."""
+    """Whether the compiler's sources were edited after this process began: modules that were
+    imported since may be newer than the others."""
     try:
         return any(
             _changed(status) > config.STARTED for _, status, _ in _sources(_PACKAGE, _COMPILER)
@@ -91,30 +100,33 @@ def _edited() -> bool:
 
 
 def _changed(status: os.stat_result) -> float:
-    """When a file was last written. Copies and archives set the time of modification back, but not that of the change of the file's entry."""
+    """When a file was last written. Copies and archives set the time of modification back, but not
+    that of the change of the file's entry."""
     return max(status.st_mtime, status.st_ctime)
 
 
 def _sources(package: str, parts: Sequence[str]) -> Iterator[tuple[str, os.stat_result, str]]:
-    """(path, status, path of the bytecode) of the Python files in these folders and below, in order. Raises OSError."""
+    """(path, status, path of the bytecode) of the Python files in these folders and below, in
+    order. Raises OSError."""
     folders = [os.path.join(package, part) for part in reversed(parts)]
     while folders:
         folder = folders.pop()
         with os.scandir(folder) as items:
-            items = sorted(items, key=lambda item: item.name)
+            listed = sorted(items, key=lambda item: item.name)
         folders += [
-            item.path for item in reversed(items) if item.is_dir() and item.name != "__pycache__"
+            item.path for item in reversed(listed) if item.is_dir() and item.name != "__pycache__"
         ]
         front, _, end = importlib.util.cache_from_source(os.path.join(folder, "?.py")).rpartition(
             "?"
         )
-        for item in items:
+        for item in listed:
             if item.name.endswith(".py"):
                 yield item.path, item.stat(), f"{front}{item.name[:-3]}{end}"
 
 
 def _is_stale(status: os.stat_result, bytecode: str) -> bool:
-    """Whether Python takes older bytecode for that of this source: it compares the second of the last edit, and the size."""
+    """Whether Python takes older bytecode for that of this source: it compares the second of the
+    last edit, and the size."""
     try:
         if os.stat(bytecode).st_mtime >= status.st_mtime:
             return False
@@ -147,7 +159,8 @@ def load(key: str) -> bytes | None:
 
 
 def store(key: str, data: bytes) -> bool:
-    """Write an entry; False if that was not possible, or what made it has been edited while this process runs. Never raises OSError."""
+    """Write an entry; False if that was not possible, or what made it has been edited while this
+    process runs. Never raises OSError."""
     return not _edited() and _store(key, data)
 
 
@@ -205,7 +218,9 @@ def _write(directory: Path, key: str, data: bytes) -> bool:
     aside = directory / f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
     try:
         fd = os.open(
-            aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            aside,
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o600,
         )
         with open(fd, "wb", closefd=True) as f:
             f.write(MAGIC + _HEADER.pack(_checksum(key, data), len(data)))
@@ -233,7 +248,8 @@ _last_error: dict[str, str] = {}
 
 
 def folder(create: bool = False) -> Path | None:
-    """The directory in use; None when caching is off, or the directory is missing or unsafe (one warning says why)."""
+    """The directory in use; None when caching is off, or the directory is missing or unsafe (one
+    warning says why)."""
     name = config.get("CACHE")
     if not name:
         return None
@@ -256,8 +272,8 @@ def folder(create: bool = False) -> Path | None:
         import warnings
 
         warnings.warn(
-            f"torch_hlo does not cache compiled programs in {directory}: {why}. "
-            "Use a directory of your own (TORCH_HLO_CACHE=dir), or TORCH_HLO_CACHE= to turn the cache off",
+            f"torch_hlo does not cache compiled programs in {directory}: {why}. Use a directory of"
+            " your own (TORCH_HLO_CACHE=dir), or TORCH_HLO_CACHE= to turn the cache off",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -274,16 +290,23 @@ def _unsafe(directory: Path) -> str:
     if status.st_uid != os.geteuid():
         return f"it belongs to another user (uid {status.st_uid})"
     if status.st_mode & 0o022:
-        return f"others can write to it (mode {stat.S_IMODE(status.st_mode):o}; chmod go-w makes it safe)"
+        return (
+            f"others can write to it (mode {stat.S_IMODE(status.st_mode):o}; chmod go-w makes it"
+            " safe)"
+        )
     for parent in resolved.parents:
         above = parent.stat()
         if above.st_mode & 0o002 and not above.st_mode & stat.S_ISVTX:
-            return f"others can replace it, because everybody can write to {parent} (mode {stat.S_IMODE(above.st_mode):o})"
+            return (
+                f"others can replace it, because everybody can write to {parent} (mode"
+                f" {stat.S_IMODE(above.st_mode):o})"
+            )
     return ""
 
 
 def _limit() -> int:
-    return config.get("CACHE_SIZE") << 20
+    megabytes: int = config.get("CACHE_SIZE")
+    return megabytes << 20
 
 
 def _entries(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -325,7 +348,8 @@ def _trim(directory: Path) -> None:
 
 
 def info() -> dict[str, object]:
-    """What `cache info` prints: directory, entries, bytes, limit, and the problem if the directory is not used."""
+    """What `cache info` prints: directory, entries, bytes, limit, and the problem if the directory
+    is not used."""
     directory = folder()
     entries = list(_entries(directory)) if directory is not None else []
     name = config.get("CACHE")
@@ -370,7 +394,8 @@ def verify() -> tuple[int, list[str]]:
 
 
 def export_archive(file: str | Path) -> int:
-    """Write all valid entries to a tar file, for another machine of the same kind; returns how many."""
+    """Write all valid entries to a tar file, for another machine of the same kind; returns how
+    many."""
     directory = folder()
     count = 0
     with tarfile.open(file, "w") as archive:
@@ -386,10 +411,11 @@ def export_archive(file: str | Path) -> int:
 
 
 def import_archive(file: str | Path) -> tuple[int, int]:
-    """Add the entries of an exported archive: (added, rejected). They are code: import only what you would run.
+    """Add the entries of an exported archive: (added, rejected). They are code: import only what
+    you would run.
 
-    Raises OSError or tarfile.TarError if the file is no archive, RuntimeError if there is no cache directory to import into.
-    """
+    Raises OSError or tarfile.TarError if the file is no archive, RuntimeError if there is no cache
+    directory to import into."""
     if folder(create=True) is None:
         raise RuntimeError(
             f"there is no cache to import into: {info()['problem'] or 'TORCH_HLO_CACHE is empty'}"

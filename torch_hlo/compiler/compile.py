@@ -1,31 +1,48 @@
 """HLO -> Executable: passes, code generation, machine code.
 
 executable = compile_module(module)
-compile_module(module, dump=lambda name, value: print(name, value))     # "hlo:<pass>", "buffers", "llvm", "asm"
+# "hlo:<pass>", "buffers", "llvm", "asm"
+compile_module(module, dump=lambda name, value: print(name, value))
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import index
-from torch_hlo.compiler.codegen.ahead import MANY, ahead
 from torch_hlo.compiler.codegen.computation import emit_entry
-from torch_hlo.compiler.codegen.gpu.image import device_image
-from torch_hlo.compiler.codegen.gpu.program import GpuProgram
+from torch_hlo.compiler.codegen.early_kernels import ahead
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.codegen.registry import load_emitters
-from torch_hlo.compiler.codegen.target import Target, host
 from torch_hlo.compiler.executable import Executable
-from torch_hlo.compiler.machine_code import Objects
-from torch_hlo.hlo.ir import Module, outputs
+from torch_hlo.compiler.gpu.gpu_program import GpuProgram, Kernel
+from torch_hlo.compiler.gpu.image import device_image
+from torch_hlo.compiler.gpu.target import GpuTarget
+from torch_hlo.compiler.llvm.machine_code import Objects
+from torch_hlo.compiler.llvm.target import CpuTarget, Target, host
+from torch_hlo.compiler.thresholds import MANY_INSTRUCTIONS
+from torch_hlo.hlo.ir.instruction import Module, outputs
 
 _RECURSION = 200_000  # fused expressions may be deep
 _LOCK = threading.RLock()  # index tables are shared; LLVM itself runs outside of it
+
+
+@dataclass(frozen=True, slots=True)
+class _Backend:
+    """The builder of a target's programs, and what makes the device's code of one."""
+
+    program: type[Program]
+    image: Callable[..., tuple[bytes, tuple[Kernel, ...]]]
+
+
+_BACKENDS: Mapping[type[Target], _Backend] = {
+    CpuTarget: _Backend(Program, lambda program, dump: (b"", ())),
+    GpuTarget: _Backend(GpuProgram, device_image),
+}
 
 
 def compile_module(
@@ -35,39 +52,27 @@ def compile_module(
     dump: Callable[[str, object], None] | None = None,
     profile: Profile | None = None,
 ) -> Executable:
-    """Compile for `target` (this machine). `optimize`: run the pipeline's passes first; without it every instruction is one step.
+    """Compile for `target` (this machine). `optimize`: run the pipeline's passes first; without it
+    every instruction is one step.
 
-    `dump(name, value)` gets "hlo:<pass>" with the module after each pass that changed it, and texts: "buffers", and "llvm" and "asm" per LLVM module.
-    `profile` is filled with the steps, and the code counts their time. Raises CodegenError for an instruction without code.
-    """
+    `dump(name, value)` gets "hlo:<pass>" with the module after each pass that changed it, and
+    texts: "buffers", and "llvm" and "asm" per LLVM module. `profile` is filled with the steps, and
+    the code counts their time. Raises CodegenError for an instruction without code."""
     target = target or host()
-    native = host() if target.grid else target  # a program for a GPU has a plan that runs here
-    with Objects(native, assembly=dump is not None) as objects:
+    backend = _BACKENDS[type(target)]
+    with Objects(target.plan_target, assembly=dump is not None) as objects:
         program = None
+        if optimize:
+            from torch_hlo.compiler import pipeline
 
-        def begin(before_fusion: Module) -> None:
-            nonlocal program
-            if len(before_fusion.entry.instructions()) >= MANY:
-                program = _begun(before_fusion, target, profile, objects)
-                with _emitting(target):
+            stages, observe = pipeline.pipeline_for(target), _observer(dump)
+            module = pipeline.optimize(module, observe, stages.rewrites)
+            if backend.program.early and len(module.entry.instructions()) >= MANY_INSTRUCTIONS:
+                program = _begun(module, target, profile, objects)
+                with _emitting():
                     ahead(program)
                 objects.flush()
-
-        if optimize:
-            from torch_hlo.compiler.pipeline import optimize as run_passes
-            from torch_hlo.compiler.pipeline import passes_for
-
-            observe = (
-                None
-                if dump is None
-                else lambda name, m, _: name == "input" or dump(f"hlo:{name}", m)
-            )
-            module = run_passes(
-                module,
-                passes=passes_for(target),
-                dump=observe,
-                before_fusion=None if target.grid else begin,
-            )
+            module = pipeline.optimize(module, observe, stages.fusions)
         program, report = emit(module, target, profile, objects, program)
         compiled = objects.finish()
     if dump is not None:
@@ -78,14 +83,36 @@ def compile_module(
         ):
             for text in texts:
                 dump(name, text)
-    image, kernels = device_image(program, dump) if target.grid else (b"", ())
+    image, kernels = backend.image(program, dump)
     return Executable(
-        name=module.name, target=target.key, entry="entry", objects=tuple(code for code, _ in compiled), constants=program.constant_data(), arena=program.arena_size,
-        parameters=tuple(p.shape for p in module.entry.params), outputs=tuple(x.shape for x in outputs(module)), aliases=module.aliases,
-        symbols=module.symbols, externals=tuple(sorted(program.declarations)), host_calls=tuple(program.host_calls), image=image, kernels=kernels,
-        fetches=target.grid and program.fetches,
-        exposed=program.exposed, buffers=program.largest, packings=tuple(program.packings),
-    )  # fmt: skip
+        name=module.name,
+        target=target.key,
+        entry="entry",
+        objects=tuple(code for code, _ in compiled),
+        constants=program.constant_data(),
+        arena=program.arena_size,
+        parameters=tuple(p.shape for p in module.entry.params),
+        outputs=tuple(x.shape for x in outputs(module)),
+        aliases=module.aliases,
+        symbols=module.symbols,
+        externals=tuple(sorted(program.declarations)),
+        host_calls=tuple(program.host_calls),
+        image=image,
+        kernels=kernels,
+        fetches=program.fetches,
+        exposed=program.exposed,
+        buffers=program.largest,
+        packings=tuple(program.packings),
+    )
+
+
+def _observer(
+    dump: Callable[[str, object], None] | None,
+) -> Callable[[str, Module, float], None] | None:
+    """`dump` for what passes make."""
+    if dump is None:
+        return None
+    return lambda name, module, _: None if name == "input" else dump(f"hlo:{name}", module)
 
 
 def emit(
@@ -95,27 +122,30 @@ def emit(
     objects: Objects | None = None,
     program: Program | None = None,
 ) -> tuple[Program, str]:
-    """The program's functions as IR text, and the buffer report. `objects` gets those that run on the host, one by one. `program`: what `ahead` has begun."""
-    with _emitting(target):
+    """The program's functions as IR text, and the buffer report. `objects` gets those that run on
+    the host, one by one. `program`: what `ahead` has begun."""
+    from torch_hlo.compiler.pipeline import pipeline_for
+
+    with _emitting():
+        plan = pipeline_for(target).plan(module)
         if program is None:
             program = _begun(module, target, profile, objects)
         program.module = module
-        return program, emit_entry(program)
+        return program, emit_entry(program, plan)
 
 
 def _begun(
     module: Module, target: Target, profile: Profile | None, objects: Objects | None
 ) -> Program:
-    program = (GpuProgram if target.grid else Program)(module, target, profile)
+    program = _BACKENDS[type(target)].program(module, target, profile)
     if objects is not None:
         program.written, objects.declarations = objects.add, program.declarations
     return program
 
 
 @contextmanager
-def _emitting(target: Target) -> Iterator[None]:
+def _emitting() -> Iterator[None]:
     with _LOCK:
-        load_emitters(target.grid)
         index.reset()
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, _RECURSION))

@@ -1,17 +1,21 @@
-"""What a per-device program costs: operations of one device, and the bytes it sends in each kind of collective.
+"""What a per-device program costs: operations of one device, and the bytes it sends in each kind of
+collective.
 
     found = cost(module)
     found.matrix_flops, found.flops, found.bytes       # operations, operations, bytes
     print(found.table())
 
-Bytes are those a device sends (and receives) in a ring of the n devices of its group, the least possible for these collectives
-(Thakur et al., Optimization of collective communication operations in MPICH, 2005):
+Bytes are those a device sends (and receives) in a ring of the n devices of its group, the least
+possible for these collectives (Thakur et al., Optimization of collective communication operations
+in MPICH, 2005):
 
     all-gather            result * (n-1)/n              all-to-all            operand * (n-1)/n
-    reduce-scatter        operand * (n-1)/n             collective-permute    operand, on average over all devices
+    reduce-scatter        operand * (n-1)/n             collective-permute    operand, on average
+        over all devices
     all-reduce            2 * operand * (n-1)/n         collective-broadcast  operand
 
-The body of a loop counts as often as it runs, when its counter tells; otherwise once. Of a conditional the dearest branch counts.
+The body of a loop counts as often as it runs, when its counter tells; otherwise once. Of a
+conditional the dearest branch counts.
 """
 
 from __future__ import annotations
@@ -21,10 +25,11 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from torch_hlo.hlo.infer import conv_dims
-from torch_hlo.hlo.ir import Computation, Instruction, Module
-from torch_hlo.hlo.match import scalar_value
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.ir.infer_products import conv_dims
+from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
+from torch_hlo.hlo.ir.match import scalar_value
+from torch_hlo.hlo.ir.opcodes import OPCODES
+from torch_hlo.hlo.ir.shape import Shape
 
 KINDS = (
     "all-gather",
@@ -39,13 +44,14 @@ KINDS = (
 
 @dataclass(slots=True)
 class Cost:
-    """matrix_flops: multiplications and additions of dots and convolutions. flops: these, and one per element of other arithmetic.
-    collectives, sent: per kind how many run, and the bytes that one device sends in them."""
+    """matrix_flops: multiplications and additions of dots and convolutions. flops: these, and one
+    per element of other arithmetic. collectives, sent: per kind how many run, and the bytes that
+    one device sends in them."""
 
     matrix_flops: float = 0.0
     flops: float = 0.0
-    collectives: Counter = field(default_factory=Counter)
-    sent: Counter = field(default_factory=Counter)
+    collectives: Counter[str] = field(default_factory=Counter)
+    sent: Counter[str] = field(default_factory=Counter)
 
     @property
     def bytes(self) -> float:
@@ -55,7 +61,10 @@ class Cost:
     def add(self, other: Cost, times: float = 1) -> None:
         self.matrix_flops += times * other.matrix_flops
         self.flops += times * other.flops
-        for mine, theirs in ((self.collectives, other.collectives), (self.sent, other.sent)):
+        for mine, theirs in (
+            (self.collectives, other.collectives),
+            (self.sent, other.sent),
+        ):
             for kind, n in theirs.items():
                 mine[kind] += times * n
 
@@ -69,7 +78,8 @@ class Cost:
         ]
         lines.append(f"{'total':22}{sum(self.collectives.values()):8,.0f}{self.bytes:24,.0f}")
         lines.append(
-            f"operations per device: {self.flops:,.0f}, of these {self.matrix_flops:,.0f} in dots and convolutions"
+            f"operations per device: {self.flops:,.0f}, of these {self.matrix_flops:,.0f} in dots"
+            " and convolutions"
         )
         return "\n".join(lines)
 
@@ -115,7 +125,10 @@ class _Counting:
                 x["false_computation"],
             )
             total.add(
-                max((self.computation(b) for b in branches), key=lambda c: (c.bytes, c.flops))
+                max(
+                    (self.computation(b) for b in branches),
+                    key=lambda c: (c.bytes, c.flops),
+                )
             )
         elif x.op in ("call", "fusion", "async-start"):
             total.add(self.computation(x["to_apply"] if x.op == "call" else x["calls"]))
@@ -123,7 +136,14 @@ class _Counting:
             flops = matrix_flops(x)
             total.matrix_flops += flops
             total.flops += flops
-        elif x.op in ("reduce", "reduce-window", "select-and-scatter", "scatter", "map", "sort"):
+        elif x.op in (
+            "reduce",
+            "reduce-window",
+            "select-and-scatter",
+            "scatter",
+            "map",
+            "sort",
+        ):
             total.flops += _size(x.operands[0].shape) * (
                 math.prod(w.size for w in x["window"]) if x.op == "reduce-window" else 1
             )
@@ -132,8 +152,7 @@ class _Counting:
 
 
 _ARITHMETIC = frozenset(
-    "acos acosh add asin asinh atan2 atanh cbrt ceil clamp compare cosine cosh divide erf erf-inv erfc exponential exponential-minus-one floor log "
-    "log-plus-one logistic maximum minimum multiply negate power remainder rsqrt select sine sinh sqrt subtract tan tanh abs".split()
+    name for name, row in OPCODES.items() if not row.traits.isdisjoint(("flop", "heavy"))
 )
 
 
@@ -142,7 +161,8 @@ def _size(shape: Shape) -> float:
 
 
 def matrix_flops(x: Instruction) -> float:
-    """Multiplications and additions of a dot or a convolution (positions in the padding count too)."""
+    """Multiplications and additions of a dot or a convolution (positions in the padding count
+    too)."""
     if x.op == "dot":
         return (
             2.0
@@ -177,7 +197,8 @@ def sent(x: Instruction, devices: int) -> float:
 
 
 def trip_count(x: Instruction) -> int | None:
-    """How often the body of a loop runs: what XLA's backend_config says, or a counter from one constant in steps to another. None: not known."""
+    """How often the body of a loop runs: what XLA's backend_config says, or a counter from one
+    constant in steps to another. None: not known."""
     config = x.get("backend_config")
     if isinstance(config, str) and "known_trip_count" in config:
         try:
@@ -216,7 +237,8 @@ def trip_count(x: Instruction) -> int | None:
 
 
 def _constant(v: Instruction, loop: Instruction, inside: Computation | None) -> int | None:
-    """The integer that `v` is, in the loop's computation `inside`: a constant, or an element of the state that the body passes on."""
+    """The integer that `v` is, in the loop's computation `inside`: a constant, or an element of the
+    state that the body passes on."""
     if v.op == "constant" and not v.shape.dims and v.shape.kind in "su":
         return scalar_value(v["literal"])
     if inside is not None and v.op == "get-tuple-element" and v.operands[0] in inside.params:

@@ -1,6 +1,7 @@
-"""A compiled program as plain data: machine code and what is needed to load and call it. No pickle, so it is safe to read back.
+"""A compiled program as plain data: machine code and what is needed to load and call it. No pickle,
+so it is safe to read back.
 
-data = executable.to_bytes();  Executable.from_bytes(data) == executable
+    data = executable.to_bytes();  Executable.from_bytes(data) == executable
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import hashlib
 import json
 import struct
 from dataclasses import astuple, dataclass
+from typing import Any
 
-from torch_hlo.compiler.codegen.gpu.program import Kernel, LibraryProduct, TensorMap
-from torch_hlo.compiler.codegen.program import FIXED_WORDS, HostCall, Packing
-from torch_hlo.hlo.dim import Size, parse_dim
-from torch_hlo.hlo.shape import DTYPES, Shape
+from torch_hlo.compiler.codegen.block import FIXED_WORDS, HostCall, Packing
+from torch_hlo.compiler.gpu.gpu_program import Kernel, LibraryProduct, TensorMap
+from torch_hlo.hlo.ir.dim import Size, parse_dim
+from torch_hlo.hlo.ir.shape import DTYPES, Shape
 
 MAGIC = b"torch_hlo executable\0"
 VERSION = 9
@@ -21,13 +23,18 @@ VERSION = 9
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """`entry(ptr block)`, block = [arena, constants, host callback, failed, symbols…, parameters…, outputs…, packings…] (64-bit words).
+    """`entry(ptr block)`, block = [arena, constants, host callback, failed, symbols…, parameters…,
+    outputs…, packings…] (64-bit words).
 
-    `aliases`: (output, parameter) pairs that must be given the same memory. `symbols`: (name, parameter, dimension) in block order.
-    `arena`: bytes, maybe symbolic. `target`: key of the machine that the code is for. `externals`: C symbols the code calls. For a GPU,
-    `image` is the device's code (PTX, SPIR-V or an ELF object) with the entry points `kernels`, which `entry` launches by number;
+    `aliases`: (output, parameter) pairs that must be given the same memory. `symbols`: (name,
+      parameter, dimension) in block order.
+    `arena`: bytes, maybe symbolic. `target`: key of the machine that the code is for. `externals`:
+      C symbols the code calls. For a GPU,
+    `image` is the device's code (PTX, SPIR-V or an ELF object) with the entry points `kernels`,
+    which `entry` launches by number;
     `fetches`: it looks at values on the way.
-    `exposed`: aliased parameters that may have been overwritten when a host call raises. `buffers`: lines about the largest arrays of the arena.
+    `exposed`: aliased parameters that may have been overwritten when a host call raises. `buffers`:
+      lines about the largest arrays of the arena.
     `packings`: copies of parameters that a run may be given; 0 in the block where it is not.
     """
 
@@ -62,24 +69,53 @@ class Executable:
         )
 
     def to_bytes(self) -> bytes:
-        """magic, version, sha256 of the rest, header length, JSON header, objects, constants, image."""
+        """magic, version, sha256 of the rest, header length, JSON header, objects, constants,
+        image."""
         header = {
-            "name": self.name, "target": self.target, "entry": self.entry, "objects": [len(o) for o in self.objects],
-            "constants": len(self.constants), "arena": str(self.arena), "parameters": [_shape_data(s) for s in self.parameters],
-            "outputs": [_shape_data(s) for s in self.outputs], "aliases": self.aliases, "symbols": self.symbols, "externals": self.externals,
-            "host_calls": [[c.name, c.attrs, [_shape_data(s) for s in c.outputs], [_shape_data(s) for s in c.inputs], c.rare] for c in self.host_calls],
-            "image": len(self.image), "kernels": [_kernel_data(k) for k in self.kernels], "exposed": self.exposed,
-            "fetches": self.fetches, "buffers": self.buffers, "packings": [astuple(p) for p in self.packings],
-        }  # fmt: skip
+            "name": self.name,
+            "target": self.target,
+            "entry": self.entry,
+            "objects": [len(o) for o in self.objects],
+            "constants": len(self.constants),
+            "arena": str(self.arena),
+            "parameters": [_shape_data(s) for s in self.parameters],
+            "outputs": [_shape_data(s) for s in self.outputs],
+            "aliases": self.aliases,
+            "symbols": self.symbols,
+            "externals": self.externals,
+            "host_calls": [
+                [
+                    c.name,
+                    c.attrs,
+                    [_shape_data(s) for s in c.outputs],
+                    [_shape_data(s) for s in c.inputs],
+                    c.rare,
+                ]
+                for c in self.host_calls
+            ],
+            "image": len(self.image),
+            "kernels": [_kernel_data(k) for k in self.kernels],
+            "exposed": self.exposed,
+            "fetches": self.fetches,
+            "buffers": self.buffers,
+            "packings": [astuple(p) for p in self.packings],
+        }
         text = json.dumps(header, separators=(",", ":")).encode()
         body = b"".join(
-            [struct.pack("<Q", len(text)), text, *self.objects, self.constants, self.image]
+            [
+                struct.pack("<Q", len(text)),
+                text,
+                *self.objects,
+                self.constants,
+                self.image,
+            ]
         )
         return MAGIC + struct.pack("<I", VERSION) + hashlib.sha256(body).digest() + body
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Executable:
-        """Inverse of to_bytes. Raises ValueError on anything that to_bytes of this version did not write."""
+        """Inverse of to_bytes. Raises ValueError on anything that to_bytes of this version did not
+        write."""
         start = len(MAGIC) + 36
         if len(data) < start + 8 or not data.startswith(MAGIC):
             raise ValueError("not a compiled torch_hlo program")
@@ -91,7 +127,13 @@ class Executable:
             raise ValueError("compiled program is damaged (checksum)")
         try:
             return cls._parse(data, start)
-        except (KeyError, TypeError, IndexError, AttributeError, struct.error) as error:
+        except (
+            KeyError,
+            TypeError,
+            IndexError,
+            AttributeError,
+            struct.error,
+        ) as error:
             raise ValueError(f"compiled program has a bad header: {error}") from None
 
     @classmethod
@@ -108,15 +150,36 @@ class Executable:
             parts.append(data[at : at + n])
             at += n
         result = cls(
-            name=str(h["name"]), target=str(h["target"]), entry=str(h["entry"]), objects=tuple(parts[:-2]), constants=parts[-2],
-            arena=parse_dim(h["arena"]), parameters=tuple(map(_shape, h["parameters"])), outputs=tuple(map(_shape, h["outputs"])),
-            aliases=tuple((int(o), int(p)) for o, p in h["aliases"]), symbols=tuple((str(n), int(p), int(d)) for n, p, d in h["symbols"]),
+            name=str(h["name"]),
+            target=str(h["target"]),
+            entry=str(h["entry"]),
+            objects=tuple(parts[:-2]),
+            constants=parts[-2],
+            arena=parse_dim(h["arena"]),
+            parameters=tuple(map(_shape, h["parameters"])),
+            outputs=tuple(map(_shape, h["outputs"])),
+            aliases=tuple((int(o), int(p)) for o, p in h["aliases"]),
+            symbols=tuple((str(n), int(p), int(d)) for n, p, d in h["symbols"]),
             externals=tuple(map(str, h["externals"])),
-            host_calls=tuple(HostCall(str(n), str(a), tuple(map(_shape, o)), tuple(map(_shape, i)), bool(r)) for n, a, o, i, r in h["host_calls"]),
-            image=parts[-1], kernels=tuple(map(_kernel, h["kernels"])),
-            exposed=tuple(int(p) for p in h["exposed"]), fetches=bool(h["fetches"]), buffers=str(h["buffers"]),
-            packings=tuple(Packing(int(p), int(size), str(layout)) for p, size, layout in h["packings"]),
-        )  # fmt: skip
+            host_calls=tuple(
+                HostCall(
+                    str(n),
+                    str(a),
+                    tuple(map(_shape, o)),
+                    tuple(map(_shape, i)),
+                    bool(r),
+                )
+                for n, a, o, i, r in h["host_calls"]
+            ),
+            image=parts[-1],
+            kernels=tuple(map(_kernel, h["kernels"])),
+            exposed=tuple(int(p) for p in h["exposed"]),
+            fetches=bool(h["fetches"]),
+            buffers=str(h["buffers"]),
+            packings=tuple(
+                Packing(int(p), int(size), str(layout)) for p, size, layout in h["packings"]
+            ),
+        )
         if any(
             not (0 <= o < len(result.outputs) and 0 <= p < len(result.parameters))
             for o, p in result.aliases
@@ -125,7 +188,7 @@ class Executable:
         return result
 
 
-def _kernel_data(k: Kernel) -> list:
+def _kernel_data(k: Kernel) -> list[Any]:
     return [
         k.name,
         k.arguments,
@@ -137,7 +200,7 @@ def _kernel_data(k: Kernel) -> list:
     ]
 
 
-def _kernel(data: list) -> Kernel:
+def _kernel(data: list[Any]) -> Kernel:
     name, arguments, threads, label, shared, maps, library = data
     found = tuple(
         TensorMap(int(p), int(size), *(tuple(map(int, v)) for v in (sizes, strides, box)))
@@ -154,13 +217,13 @@ def _kernel(data: list) -> Kernel:
     )
 
 
-def _shape_data(shape: Shape) -> list:
+def _shape_data(shape: Shape) -> list[Any]:
     if shape.is_tuple:
         return ["tuple", [_shape_data(e) for e in shape.elements]]
     return [shape.dtype, [d if isinstance(d, int) else str(d) for d in shape.dims]]
 
 
-def _shape(data: list) -> Shape:
+def _shape(data: list[Any]) -> Shape:
     dtype, parts = data
     if dtype == "tuple":
         return Shape("tuple", elements=tuple(map(_shape, parts)))

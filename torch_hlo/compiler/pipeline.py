@@ -1,104 +1,156 @@
-"""The flat list of passes, and `optimize`, which runs them.
+"""The flat list of passes of every kind of target, and `optimize`, which runs them.
 
 optimized = optimize(module)
-optimize(module, dump=lambda name, module, ms: ...)       # called with the input and after every pass that changed something
-"""
+optimize(module, dump=lambda name, module, ms: ...)       # called with the input and after every
+pass that changed something"""
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from torch_hlo import config
-from torch_hlo.compiler.passes.algebra import algebra
-from torch_hlo.compiler.passes.attention import attention
-from torch_hlo.compiler.passes.attention import on_grid as attention_on_grid
-from torch_hlo.compiler.passes.attention_match import attention_match
-from torch_hlo.compiler.passes.attention_operands import attention_operands
-from torch_hlo.compiler.passes.base import Pass, fixpoint, hlo_pass
-from torch_hlo.compiler.passes.collective_async import collective_async
-from torch_hlo.compiler.passes.conv_layout import conv_layout, for_matrix_units
-from torch_hlo.compiler.passes.conv_narrow import conv_narrow
-from torch_hlo.compiler.passes.conv_planar import conv_planar
-from torch_hlo.compiler.passes.convert_motion import convert_motion
-from torch_hlo.compiler.passes.dce import dce
-from torch_hlo.compiler.passes.dot_canon import dot_canon
-from torch_hlo.compiler.passes.dot_merge import dot_merge
-from torch_hlo.compiler.passes.fold import fold
-from torch_hlo.compiler.passes.fourier import fourier
-from torch_hlo.compiler.passes.fusion import fusion
-from torch_hlo.compiler.passes.legalize import legalize
-from torch_hlo.compiler.passes.linalg import linalg
-from torch_hlo.compiler.passes.loop_fill import loop_fill
-from torch_hlo.compiler.passes.loop_rows import loop_rows
-from torch_hlo.compiler.passes.partial_sort import partial_sort
-from torch_hlo.compiler.passes.rematerialize import rematerialize
-from torch_hlo.compiler.passes.reshape_motion import reshape_motion
-from torch_hlo.compiler.passes.scatter_fusion import scatter_fusion
-from torch_hlo.compiler.passes.window_gradient import window_gradient
-from torch_hlo.hlo.dim import symbols
-from torch_hlo.hlo.ir import Module
-from torch_hlo.hlo.shape import Shape, numpy_dtype
-from torch_hlo.hlo.verify import verify
+from torch_hlo.compiler.attention.attention import attention
+from torch_hlo.compiler.attention.attention import on_grid as attention_on_grid
+from torch_hlo.compiler.attention.attention_match import attention_match
+from torch_hlo.compiler.attention.attention_operands import attention_operands
+from torch_hlo.compiler.collectives.collective_async import collective_async
+from torch_hlo.compiler.control.loop_fill import loop_fill
+from torch_hlo.compiler.control.loop_rows import loop_rows
+from torch_hlo.compiler.convolution.conv_layout import conv_layout, for_matrix_units
+from torch_hlo.compiler.convolution.conv_narrow import conv_narrow
+from torch_hlo.compiler.convolution.conv_planar import conv_planar
+from torch_hlo.compiler.fourier.fourier import fourier
+from torch_hlo.compiler.fusion.fusion import fusion
+from torch_hlo.compiler.gather.scatter_fusion import scatter_fusion
+from torch_hlo.compiler.gpu.target import GpuTarget
+from torch_hlo.compiler.hlo_pass import Pass, fixpoint, hlo_pass
+from torch_hlo.compiler.linalg.linalg import linalg
+from torch_hlo.compiler.llvm.target import CpuTarget, Target, host
+from torch_hlo.compiler.matmul.dot_canon import dot_canon
+from torch_hlo.compiler.matmul.dot_merge import dot_merge
+from torch_hlo.compiler.schedule.memory import Assignment, assign
+from torch_hlo.compiler.schedule.plan import Plan
+from torch_hlo.compiler.schedule.rematerialize import rematerialize
+from torch_hlo.compiler.schedule.schedule import schedule
+from torch_hlo.compiler.simplify.algebra import algebra
+from torch_hlo.compiler.simplify.convert_motion import convert_motion
+from torch_hlo.compiler.simplify.dce import dce
+from torch_hlo.compiler.simplify.fold import fold
+from torch_hlo.compiler.simplify.legalize import legalize
+from torch_hlo.compiler.simplify.reshape_motion import reshape_motion
+from torch_hlo.compiler.sort.partial_sort import partial_sort
+from torch_hlo.compiler.window.window_gradient import window_gradient
+from torch_hlo.hlo.ir.dim import symbols
+from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
+from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
+from torch_hlo.hlo.ir.verify import verify
 
 Dump = Callable[[str, Module, float], None]
+Aliases = Sequence[tuple[int, int]]
 
-PIPELINE: list[Pass] = [
-    attention,  # calls that say they are attention -> one kernel each
-    linalg,  # the same for factorizations
-    legalize,  # composite opcodes -> primitive ones
-    fourier,  # transforms of any length and dimension -> those that have kernels
-    conv_layout,  # channels last
-    conv_narrow,  # few features fill vectors
-    # local identities; constants; rearrangements and conversions meet and cancel; one form of dot; values nobody reads
-    fixpoint(algebra, fold, reshape_motion, convert_motion, dot_canon, dce),
-    conv_planar,  # channels first where nothing wants them last
-    attention_match,  # attention that was written out
-    attention_operands,  # its masks, biases and dropout: expressions, not arrays
-    dot_merge,  # products that belong together
-    scatter_fusion,  # scatters compute their updates
-    partial_sort,  # sorts of which a few elements are read
-    collective_async,  # work goes on while bytes travel
-    loop_fill,  # what a loop writes from end to end is not filled before
-    loop_rows(os.cpu_count() or 1),  # loops over time, each thread with rows of its own
-    hlo_pass(fusion),  # what becomes one kernel
-    rematerialize,  # what is computed again instead of kept, when there is a budget
-]
-
-_OF_CORES = (
-    fourier,
-    conv_narrow,
-    conv_planar,
-    attention_match,
-    attention_operands,
-    scatter_fusion,
-    partial_sort,
-    loop_fill,
-)  # not for GPUs
+# local identities; constants; rearrangements and conversions meet and cancel; one form of dot;
+# values nobody reads
+simplify = fixpoint(algebra, fold, reshape_motion, convert_motion, dot_canon, dce)
 
 
-def passes_for(target) -> list[Pass]:
-    """The enabled passes for a target: layouts and selections are those of its kernels, loops are cut for its cores."""
-    own = {"loop_rows": [loop_rows(target.cores)]}
-    if target.grid:
-        types = (
-            ("bf16", "f16", *(("f32",) if target.tf32 else ()))
-            if target.family.name == "nvptx"
-            else ()
-        )
-        own |= {
-            conv_layout.name: [window_gradient, for_matrix_units(frozenset(types))],
-            attention.name: [attention_on_grid],
-            **{p.name: [] for p in _OF_CORES},
-        }
-    return [q for p in enabled(PIPELINE) for q in own.get(p.name, [p])]
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What a target does with a program until code is written, from top to bottom."""
+
+    rewrites: tuple[Pass, ...]  # after these products and attention are final
+    fusions: tuple[Pass, ...]
+    schedule: Callable[[Computation, Aliases], Sequence[Instruction]]
+    memory: Callable[[Computation, Sequence[Instruction], Aliases], Assignment]
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """Programs -> programs."""
+        return self.rewrites + self.fusions
+
+    def plan(self, module: Module) -> Plan:
+        """The last two stages."""
+        order = self.schedule(module.entry, module.aliases)
+        return Plan(order, self.memory(module.entry, order, module.aliases))
+
+
+def cpu_pipeline(target: Target) -> Pipeline:
+    return Pipeline(
+        rewrites=(
+            attention,  # calls that say they are attention -> one kernel each
+            linalg,  # the same for factorizations
+            legalize,  # composite opcodes -> primitive ones
+            fourier,  # transforms of any length and dimension -> those that have kernels
+            conv_layout,  # channels last
+            conv_narrow,  # few features fill vectors
+            simplify,
+            conv_planar,  # channels first where nothing wants them last
+            attention_match,  # attention that was written out
+            attention_operands,  # its masks, biases and dropout: expressions, not arrays
+            dot_merge,  # products that belong together
+            scatter_fusion,  # scatters compute their updates
+            partial_sort,  # sorts of which a few elements are read
+            collective_async,  # work goes on while bytes travel
+            loop_fill,  # what a loop writes from end to end is not filled before
+            loop_rows(target.cores),  # loops over time, each thread with rows of its own
+        ),
+        fusions=(
+            hlo_pass(fusion),  # what becomes one kernel
+            rematerialize,  # what is computed again instead of kept, when there is a budget
+        ),
+        schedule=schedule,  # the order of the steps
+        memory=assign,  # where every array lies
+    )
+
+
+def gpu_pipeline(target: Target) -> Pipeline:
+    assert isinstance(target, GpuTarget)
+    return Pipeline(
+        rewrites=(
+            attention_on_grid,  # calls that say they are attention -> one kernel each
+            linalg,  # the same for factorizations
+            legalize,  # composite opcodes -> primitive ones
+            window_gradient,  # gradients of pooling -> windows
+            for_matrix_units(target.matrix_types),  # channels where matrix units want them
+            simplify,
+            dot_merge,  # products that belong together
+            collective_async,  # work goes on while bytes travel
+            loop_rows(target.cores),  # loops over time one after another
+        ),
+        fusions=(
+            hlo_pass(fusion),  # what becomes one kernel
+            rematerialize,  # what is computed again instead of kept, when there is a budget
+        ),
+        schedule=schedule,  # the order of the steps
+        memory=assign,  # where every array lies
+    )
+
+
+_PIPELINES: Mapping[type[Target], Callable[[Target], Pipeline]] = {
+    CpuTarget: cpu_pipeline,
+    GpuTarget: gpu_pipeline,
+}
+
+
+def pipeline_for(target: Target) -> Pipeline:
+    """The target's pipeline, without disabled passes."""
+    found = _PIPELINES[type(target)](target)
+    rewrites, fusions = (tuple(enabled(part)) for part in (found.rewrites, found.fusions))
+    return replace(found, rewrites=rewrites, fusions=fusions)
+
+
+def passes_for(target: Target) -> tuple[Pass, ...]:
+    """The enabled passes for a target."""
+    return pipeline_for(target).passes
 
 
 class PassError(RuntimeError):
-    """A pass failed, or at CHECK 2 and 3 its result breaks an invariant or has another value; names the pass."""
+    """A pass failed, or at CHECK 2 and 3 its result breaks an invariant or has another value; names
+    the pass."""
 
 
 def disabled() -> frozenset[str]:
@@ -106,12 +158,17 @@ def disabled() -> frozenset[str]:
 
 
 def enabled(passes: Sequence[Pass]) -> list[Pass]:
-    """The passes without those in the DISABLE flag; a fixpoint loses the members named there. Raises ValueError for a name that is no pass."""
+    """The passes without those in the DISABLE flag; a fixpoint loses the members named there.
+    Raises ValueError for a name that is no pass of any target."""
     off = disabled()
-    known = {p.name for group in passes for p in (group, *group.members)}
+    if not off:
+        return list(passes)
+    every = (*passes, *cpu_pipeline(host()).passes)
+    known = {p.name for group in every for p in (group, *group.members)}
     if off - known:
         raise ValueError(
-            f"TORCH_HLO_DISABLE: no pass {min(off - known)!r}; passes are {', '.join(sorted(known))}"
+            f"TORCH_HLO_DISABLE: no pass {min(off - known)!r}; passes are"
+            f" {', '.join(sorted(known))}"
         )
     kept = []
     for p in passes:
@@ -130,18 +187,15 @@ def optimize(
     module: Module,
     dump: Dump | None = None,
     passes: Sequence[Pass] | None = None,
-    before_fusion: Callable[[Module], None] | None = None,
 ) -> Module:
-    """Run the passes (all of PIPELINE by default). The CHECK flag says how much is verified on the way. `before_fusion` is called with the module that
-    fusion gets, whose products and attention are final."""
+    """Run the passes (all for this machine by default). The CHECK flag says how much is verified on
+    the way."""
     check = config.get("CHECK")
     if check:
         verify(module)
     if dump is not None:
         dump("input", module, 0.0)
-    for p in enabled(PIPELINE) if passes is None else passes:
-        if before_fusion is not None and p.name == fusion.__name__:
-            before_fusion(module)
+    for p in passes_for(host()) if passes is None else passes:
         start = time.perf_counter()
         try:
             result = p.run(module)
@@ -161,8 +215,8 @@ def optimize(
 
 
 def _check(p: Pass, before: Module, after: Module, level: int) -> None:
-    from torch_hlo.hlo.parse import parse_module
-    from torch_hlo.hlo.text import module_text
+    from torch_hlo.hlo.text.parser import parse_module
+    from torch_hlo.hlo.text.printer import module_text
 
     try:
         verify(after)
@@ -175,8 +229,10 @@ def _check(p: Pass, before: Module, after: Module, level: int) -> None:
 
 
 def compare(before: Module, after: Module, seed: int = 0, rtol: float = 1e-4) -> None:
-    """Raises PassError unless the evaluator gives both programs the same values (within `rtol`) on random inputs, on all their devices."""
-    from torch_hlo.hlo.evaluate_collective import devices_of, evaluate_spmd
+    """Raises PassError unless the evaluator gives both programs the same values (within `rtol`) on
+    random inputs, on all their devices."""
+    from torch_hlo.hlo.evaluate.communication import devices_of
+    from torch_hlo.hlo.evaluate.multi_device import evaluate_spmd
 
     inputs = [random_inputs(before, seed + device) for device in range(devices_of(before))]
     for device, values in enumerate(
@@ -194,18 +250,19 @@ def compare(before: Module, after: Module, seed: int = 0, rtol: float = 1e-4) ->
                 )
 
 
-def random_inputs(module: Module, seed: int = 0, special: bool = False) -> list:
-    """One random array per entry parameter; symbolic sizes get small values. `special`: with some inf, nan and -0 among the floats."""
-    from torch_hlo.hlo.dim import substitute
+def random_inputs(module: Module, seed: int = 0, special: bool = False) -> list[Any]:
+    """One random array per entry parameter; symbolic sizes get small values. `special`: with some
+    inf, nan and -0 among the floats."""
+    from torch_hlo.hlo.ir.dim import fixed, substitute
 
     generator = np.random.default_rng(seed)
     names = sorted({n for p in module.entry.params for d in p.shape.dims for n in symbols(d)})
     sizes = {n: 3 + i for i, n in enumerate(names)}
 
-    def value(s: Shape):
+    def value(s: Shape) -> Any:
         if s.is_tuple:
             return tuple(value(e) for e in s.elements)
-        dims = tuple(substitute(d, sizes) for d in s.dims)
+        dims = tuple(fixed(substitute(d, sizes)) for d in s.dims)
         if s.kind == "p":
             return generator.integers(0, 2, dims).astype(bool)
         if s.kind in "su":

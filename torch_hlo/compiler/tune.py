@@ -1,12 +1,16 @@
-"""Measured choices between ways to compute a step, kept in the program cache: TORCH_HLO_TUNE=SECONDS measures for so long per program.
+"""Measured choices between ways to compute a step, kept in the program cache:
+TORCH_HLO_TUNE=SECONDS measures for so long per program.
 
     with collecting() as wanted:
-        compile_module(module, target)            # emitters ask: choose(target.cache_key, step, names)
+        compile_module(module, target)            # emitters ask: choose(target.cache_key, step,
+                                                  # names)
     for step, names in wanted.items():            # of what nothing is known yet
-        record(target.cache_key, step, {name: seconds of `step` compiled under trying(step, name) for name in names})
+        record(target.cache_key, step, {name: seconds of `step` compiled under trying(step, name)
+            for name in names})
 
-A step is the text of a module with nothing else in it, so equal steps of different programs share a choice. Names are the emitter's; the first is its own
-estimate, which is taken when nothing is known. Entries belong to a target and a version of the compiler; damaged ones are as good as none.
+A step is the text of a module with nothing else in it, so equal steps of different programs share a
+choice. Names are the emitter's; the first is its own estimate, which is taken when nothing is
+known. Entries belong to a target and a version of the compiler; damaged ones are as good as none.
 """
 
 from __future__ import annotations

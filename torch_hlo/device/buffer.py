@@ -1,9 +1,9 @@
 """Pages of memory: aligned blocks for arrays, and the arenas that programs compute in.
 
-Fresh pages are the most expensive memory there is (zeroing runs at a quarter of the copy speed), so large blocks ask for huge pages,
-and arenas are kept and shared by all programs. On virtual machines whose host takes free memory back, fresh huge pages may cost more than
-as many small ones: then blocks have small ones from there on.
-"""
+Fresh pages are the most expensive memory there is (zeroing runs at a quarter of the copy speed), so
+large blocks ask for huge pages, and arenas are kept and shared by all programs. On virtual machines
+whose host takes free memory back, fresh huge pages may cost more than as many small ones: then
+blocks have small ones from there on."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ import numpy as np
 
 ALIGNMENT = 64
 HUGE = 2 << 20
-# A forked child gets copies: by default Python maps pages that it would share with its parent (and that are never huge).
+# A forked child gets copies: by default Python maps pages that it would share with its parent (and
+# that are never huge).
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 def map_pages(nbytes: int) -> np.ndarray:
-    """Uninitialised bytes, 64-byte aligned (2 MB aligned huge pages when large); freed with the array.
+    """Uninitialised bytes, 64-byte aligned (2 MB aligned huge pages when large); freed with the
+    array.
 
     Raises MemoryError naming the size when the machine cannot have that much.
     """
@@ -56,7 +58,8 @@ def map_pages(nbytes: int) -> np.ndarray:
 
 
 class _Huge:
-    """Whether a fresh huge page took this thread longer than LIMIT seconds: 512 small ones take 0.8 ms, one that the machine has 0.2."""
+    """Whether a fresh huge page took this thread longer than LIMIT seconds: 512 small ones take 0.8
+    ms, one that the machine has 0.2."""
 
     LIMIT = 0.001
     ASKED = 16 * HUGE  # bytes of the blocks whose first page is made to find out
@@ -64,25 +67,26 @@ class _Huge:
 
 
 def _seconds_of_first(address: int) -> float:
-    """The thread's time for the huge page at an address, which is there then; 0 where the system cannot be asked for it."""
+    """The thread's time for the huge page at an address, which is there then; 0 where the system
+    cannot be asked for it."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     start = time.thread_time()
     return 0.0 if madvise(address, HUGE, _POPULATE_WRITE) else time.thread_time() - start
 
 
-_POPULATE_WRITE = (
-    23  # MADV_POPULATE_WRITE, Linux 5.14: as if every page were written to, contents stay
-)
+# MADV_POPULATE_WRITE, Linux 5.14: as if every page were written to, contents stay
+_POPULATE_WRITE = 23
 _AT_ONCE = 16 << 20  # bytes
-COMPILER = (
-    48 << 20
-)  # what a compile takes itself and gives back before the program starts: as much is left to the program, so the peak does not grow
+# what a compile takes itself and gives back before the program starts: as much is left to the
+# program, so the peak does not grow
+COMPILER = 48 << 20
 
 
 def populate(blocks: Sequence[np.ndarray]) -> None:
-    """Have the pages of these blocks there before they are written to, on a thread of its own: while a program is compiled, a core is idle, and
-    fresh pages take the system longer than computing what they will hold. Small blocks, and the last COMPILER bytes, are left out."""
+    """Have the pages of these blocks there before they are written to, on a thread of its own:
+    while a program is compiled, a core is idle, and fresh pages take the system longer than
+    computing what they will hold. Small blocks, and the last COMPILER bytes, are left out."""
     blocks = [b for b in blocks if len(b) >= HUGE]
     if sum(map(len, blocks)) > COMPILER and sys.platform.startswith("linux"):
         threading.Thread(
@@ -112,39 +116,47 @@ def _physical() -> int:
 
 
 class Arena:
-    """Scratch memory of one running program. Borrowed for a call, kept afterwards, grown when a program needs more."""
+    """Scratch memory of one running program."""
 
     __slots__ = ("array", "address", "nbytes")
-    _free: list[Arena] = []
 
     def __init__(self, nbytes: int) -> None:
         self.array = map_pages(nbytes)
         self.nbytes = nbytes
         self.address = self.array.ctypes.data
 
-    @classmethod
-    def borrow(cls, nbytes: int) -> Arena:
+
+class Arenas:
+    """Those that no program uses: borrowed for a call, kept afterwards, grown when a program needs
+    more."""
+
+    def __init__(self) -> None:
+        self._free: list[Arena] = []
+
+    def borrow(self, nbytes: int) -> Arena:
         """An arena of at least `nbytes`, nobody else's until it is given back."""
         try:
-            arena = cls._free.pop()
+            arena = self._free.pop()
         except IndexError:
-            return cls(max(nbytes, 1 << 16))
+            return Arena(max(nbytes, 1 << 16))
         if arena.nbytes < nbytes:
             del arena
-            arena = cls(nbytes + nbytes // 8)
+            arena = Arena(nbytes + nbytes // 8)
         return arena
 
-    def give_back(self) -> None:
-        self._free.append(self)
+    def give_back(self, arena: Arena) -> None:
+        self._free.append(arena)
 
-    @classmethod
-    def release(cls, nbytes: int) -> None:
+    def release(self, nbytes: int) -> None:
         """Return idle arenas to the system, at most `nbytes`."""
         kept = []
-        while cls._free:
-            arena = cls._free.pop()
+        while self._free:
+            arena = self._free.pop()
             if arena.nbytes <= nbytes:
                 nbytes -= arena.nbytes
             else:
                 kept.append(arena)
-        cls._free += kept
+        self._free += kept
+
+
+ARENAS = Arenas()

@@ -1,7 +1,10 @@
-"""DLPack: arrays of other libraries in the memory where they are, and ours for them. https://dmlc.github.io/dlpack/latest (ABI 0.8, which all take)
+"""DLPack: arrays of other libraries in the memory where they are, and ours for them.
+https://dmlc.github.io/dlpack/latest (ABI 0.8, which all take)
 
-capsule = export(Array(address, Shape("f32", (2, 3)), (CPU, 0)), release)     # release() when nobody uses it any more
-array, owner = take(capsule)                                                  # the memory stays as long as `owner` does
+    # release() when nobody uses it any more
+    capsule = export(Array(address, Shape("f32", (2, 3)), (CPU, 0)), release)
+    # the memory stays as long as `owner` does
+    array, owner = take(capsule)
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.ir.shape import Shape
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3  # DLDeviceType
 _CODES = {"s": 0, "u": 1, "f": 2, "c": 5}  # DLDataTypeCode
@@ -18,8 +21,17 @@ _TYPES = {
     name: (_CODES[name[0]], int(name[1:]))
     for name in "s8 s16 s32 s64 u8 u16 u32 u64 f16 f32 f64 c64 c128".split()
 }
-_TYPES |= {"bf16": (4, 16), "pred": (6, 8), "f8e3m4": (7, 8), "f8e4m3": (8, 8), "f8e4m3b11fnuz": (9, 8), "f8e4m3fn": (10, 8), "f8e4m3fnuz": (11, 8),
-           "f8e5m2": (12, 8), "f8e5m2fnuz": (13, 8)}  # fmt: skip
+_TYPES |= {
+    "bf16": (4, 16),
+    "pred": (6, 8),
+    "f8e3m4": (7, 8),
+    "f8e4m3": (8, 8),
+    "f8e4m3b11fnuz": (9, 8),
+    "f8e4m3fn": (10, 8),
+    "f8e4m3fnuz": (11, 8),
+    "f8e5m2": (12, 8),
+    "f8e5m2fnuz": (13, 8),
+}
 _NAMES = {v: k for k, v in _TYPES.items()}
 
 
@@ -37,27 +49,38 @@ class _Device(ctypes.Structure):
 
 
 class _Type(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+    _fields_ = (
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+    )
 
 
 class _Tensor(ctypes.Structure):
     _fields_ = (
-        ("data", ctypes.c_void_p), ("device", _Device), ("ndim", ctypes.c_int32), ("dtype", _Type), ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64),
-    )  # fmt: skip
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _Type),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
 
 
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class _Managed(ctypes.Structure):
-    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _DELETER))
+    _fields_ = (
+        ("tensor", _Tensor),
+        ("context", ctypes.c_void_p),
+        ("deleter", _DELETER),
+    )
 
 
-_FRESH, _USED = (
-    b"dltensor",
-    b"used_dltensor",
-)  # a consumer renames the capsule whose contents it takes over
+# a consumer renames the capsule whose contents it takes over
+_FRESH, _USED = b"dltensor", b"used_dltensor"
 _python = ctypes.pythonapi
 _new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", _python)
@@ -75,15 +98,30 @@ _dying_is = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
 _dying_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", _python)
 )
-_alive: dict[
-    int, tuple[_Managed, object, Callable[[], None]]
-] = {}  # exported, by address of the structure
+
+
+class _Exports:
+    """What others hold, by address of the structure."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, tuple[_Managed, object, Callable[[], None]]] = {}
+
+    def add(self, managed: _Managed, dims: object, release: Callable[[], None]) -> int:
+        address = ctypes.addressof(managed)
+        self.held[address] = managed, dims, release
+        return address
+
+    def drop(self, address: int) -> None:
+        _, _, release = self.held.pop(address)
+        release()
+
+
+EXPORTS = _Exports()
 
 
 @_DELETER
 def _delete(managed: int) -> None:
-    _, _, release = _alive.pop(managed)
-    release()
+    EXPORTS.drop(managed)
 
 
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
@@ -101,11 +139,16 @@ def export(array: Array, release: Callable[[], None]) -> object:
     dims = (ctypes.c_int64 * max(rank, 1))(*array.shape.dims)
     code, bits = _TYPES[array.shape.dtype]
     tensor = _Tensor(
-        array.address, _Device(*array.device), rank, _Type(code, bits, 1), dims, None, 0
+        array.address,
+        _Device(*array.device),
+        rank,
+        _Type(code, bits, 1),
+        dims,
+        None,
+        0,
     )
     managed = _Managed(tensor, None, _delete)
-    address = ctypes.addressof(managed)
-    _alive[address] = managed, dims, release
+    address = EXPORTS.add(managed, dims, release)
     return _new(address, _FRESH, ctypes.cast(_drop, ctypes.c_void_p))
 
 
@@ -121,14 +164,15 @@ class Owner:
 
 
 def take(capsule: object) -> tuple[Array, Owner]:
-    """What a capsule holds. Raises BufferError for arrays with gaps or permuted dimensions, and for types that HLO lacks; the capsule is
-    untouched then."""
+    """What a capsule holds. Raises BufferError for arrays with gaps or permuted dimensions, and for
+    types that HLO lacks; the capsule is untouched then."""
     managed = _Managed.from_address(_pointer(capsule, _FRESH))
     t = managed.tensor
     name = _NAMES.get((t.dtype.code, t.dtype.bits)) if t.dtype.lanes == 1 else None
     if name is None:
         raise BufferError(
-            f"a DLPack array of type code {t.dtype.code}, {t.dtype.bits} bits, {t.dtype.lanes} lanes is nothing that HLO has"
+            f"a DLPack array of type code {t.dtype.code}, {t.dtype.bits} bits, {t.dtype.lanes}"
+            " lanes is nothing that HLO has"
         )
     dims = tuple(t.shape[: t.ndim])
     if t.strides:
@@ -136,10 +180,13 @@ def take(capsule: object) -> tuple[Array, Owner]:
         for n, stride in zip(reversed(dims), reversed(t.strides[: t.ndim])):
             if n > 1 and stride != step:
                 raise BufferError(
-                    f"an array of sizes {list(dims)} with strides {t.strides[: t.ndim]} does not lie row by row: make it contiguous first"
+                    f"an array of sizes {list(dims)} with strides {t.strides[: t.ndim]} does not"
+                    " lie row by row: make it contiguous first"
                 )
             step *= n
     _rename(capsule, _USED)
     return Array(
-        (t.data or 0) + t.byte_offset, Shape(name, dims), (t.device.type, t.device.id)
+        (t.data or 0) + t.byte_offset,
+        Shape(name, dims),
+        (t.device.type, t.device.id),
     ), Owner(managed)

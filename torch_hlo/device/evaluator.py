@@ -1,29 +1,30 @@
-"""The reference back end (TORCH_HLO_DEVICE=evaluator): runs a module with the NumPy meaning of every opcode."""
+"""The reference back end (TORCH_HLO_DEVICE=evaluator): runs a module with the NumPy meaning of
+every opcode."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.device.runtime import Buffer, Observe
-from torch_hlo.hlo import ir
-from torch_hlo.hlo.numeric import decode, encode
+from torch_hlo.device.interfaces import Backend, Observe, Program
+from torch_hlo.device.memory import Buffer
+from torch_hlo.hlo.ir import instruction
+from torch_hlo.hlo.ir.numeric import decode, encode
 
 
-class EvaluatorProgram:
+class EvaluatorProgram(Program):
     """A module as a Program. Nothing is updated in place."""
 
-    aliases: tuple[tuple[int, int], ...] = ()
-
-    def __init__(self, module: ir.Module) -> None:
+    def __init__(self, module: instruction.Module) -> None:
         self.name = module.name
         self.module = module
-        self._results = ir.outputs(module)
+        self._results = instruction.outputs(module)
 
     def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
-        from torch_hlo.hlo.evaluate import evaluate
+        from torch_hlo.hlo.evaluate.evaluate import evaluate
 
         values = evaluate(
-            self.module, [decode(b.bytes.tobytes(), b.shape.dtype, b.shape.dims) for b in inputs]
+            self.module,
+            [decode(b.bytes.tobytes(), b.shape.dtype, b.shape.dims) for b in inputs],
         )
         encoded = [encode(value, b.shape.dtype) for value, b in zip(values, outputs, strict=True)]
         for data, b in zip(encoded, outputs, strict=True):
@@ -35,5 +36,11 @@ class EvaluatorProgram:
             b.bytes[:] = memoryview(data)
 
 
-def compile_program(module: ir.Module, observe: Observe | None = None) -> EvaluatorProgram:
-    return EvaluatorProgram(module)
+class EvaluatorBackend(Backend):
+    def compile_program(
+        self, module: instruction.Module, observe: Observe | None = None
+    ) -> EvaluatorProgram:
+        return EvaluatorProgram(module)
+
+
+backend = EvaluatorBackend

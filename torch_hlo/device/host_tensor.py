@@ -1,7 +1,8 @@
-"""PyTorch's CPU tensors in the device's memory: large results of torch.compile, which PyTorch would put into fresh pages at every call.
+"""PyTorch's CPU tensors in the device's memory: large results of torch.compile, which PyTorch would
+put into fresh pages at every call.
 
-Touching a fresh page costs more than computing what it will hold; the pool (runtime.py) gives pages again that a tensor has left.
-"""
+Touching a fresh page costs more than computing what it will hold; the pool (runtime.py) gives pages
+again that a tensor has left."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import math
 import torch
 
 from torch_hlo.device.buffer import HUGE
-from torch_hlo.device.runtime import Memory, make_room
+from torch_hlo.device.memory import Memory
+from torch_hlo.device.runtime import make_room
 
 __all__ = ["LARGE", "empty_strided", "make_room"]
 
@@ -21,7 +23,8 @@ LARGE = HUGE  # bytes; below that PyTorch's allocator has blocks that are warm
 def empty_strided(
     size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """An uninitialised dense tensor like `torch.empty_strided`'s, but that its storage does not grow. Raises MemoryError."""
+    """An uninitialised dense tensor like `torch.empty_strided`'s, but that its storage does not
+    grow. Raises MemoryError."""
     nbytes = math.prod(size) * dtype.itemsize
     if nbytes < LARGE:
         return torch.empty_strided(size, stride, dtype=dtype)

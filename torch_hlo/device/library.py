@@ -1,4 +1,5 @@
-"""Compiled libraries (compiler/aot) in this process: what they say about themselves, and running them on memory at given addresses.
+"""Compiled libraries (compiler/aot) in this process: what they say about themselves, and running
+them on memory at given addresses.
 
     library = Library("./digits.so")
     shapes, workspace = library.plan([(1, 1, 8, 8)])
@@ -24,13 +25,25 @@ Memory = tuple[int, int, Sequence[int]]  # address, bytes, sizes
 
 
 class _Tensor(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("nbytes", ctypes.c_uint64), ("sizes", ctypes.POINTER(ctypes.c_int64)),
-                ("dtype", ctypes.c_int32), ("rank", ctypes.c_int32))  # fmt: skip
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("nbytes", ctypes.c_uint64),
+        ("sizes", ctypes.POINTER(ctypes.c_int64)),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+    )
 
 
 class _Array(ctypes.Structure):
-    _fields_ = (("name", ctypes.c_char_p), ("sizes", ctypes.POINTER(ctypes.c_int64)), ("initial", ctypes.c_void_p), ("dtype", ctypes.c_int32),
-                ("rank", ctypes.c_int32), ("kind", ctypes.c_int32), ("pair", ctypes.c_int32))  # fmt: skip
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("sizes", ctypes.POINTER(ctypes.c_int64)),
+        ("initial", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+        ("pair", ctypes.c_int32),
+    )
 
 
 class _Error(ctypes.Structure):
@@ -63,10 +76,21 @@ _CHECK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, _BYTES, ctypes.POINTE
 
 
 class _Model(ctypes.Structure):
-    _fields_ = (("abi", ctypes.c_int32), ("input_count", ctypes.c_int32), ("output_count", ctypes.c_int32), ("reserved", ctypes.c_int32),
-                ("name", ctypes.c_char_p), ("inputs", ctypes.POINTER(_Array)), ("outputs", ctypes.POINTER(_Array)), ("metadata", ctypes.c_char_p),
-                ("plan", _PLAN), ("run", _RUN), ("check_weights", _CHECK), ("weights_bytes", ctypes.c_uint64),
-                ("workspace_bytes", ctypes.c_int64))  # fmt: skip
+    _fields_ = (
+        ("abi", ctypes.c_int32),
+        ("input_count", ctypes.c_int32),
+        ("output_count", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("name", ctypes.c_char_p),
+        ("inputs", ctypes.POINTER(_Array)),
+        ("outputs", ctypes.POINTER(_Array)),
+        ("metadata", ctypes.c_char_p),
+        ("plan", _PLAN),
+        ("run", _RUN),
+        ("check_weights", _CHECK),
+        ("weights_bytes", ctypes.c_uint64),
+        ("workspace_bytes", ctypes.c_int64),
+    )
 
 
 class LibraryError(RuntimeError):
@@ -79,7 +103,8 @@ class LibraryError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """`dtype`: XLA's number. `sizes`: -1 where they differ from call to call. `initial`: address of a state's first value, else None."""
+    """`dtype`: XLA's number. `sizes`: -1 where they differ from call to call. `initial`: address of
+    a state's first value, else None."""
 
     name: str
     dtype: int
@@ -97,8 +122,9 @@ class Library:
     """A loaded library. Its methods may be used by several threads at a time."""
 
     def __init__(self, path: str | os.PathLike, weights: str | os.PathLike | None = None) -> None:
-        """`weights`: the weights file, if the model has one; default: beside the library, with the suffix .weights. It is mapped and its
-        checksum compared. Raises OSError for what is no library, LibraryError for another ABI or wrong weights."""
+        """`weights`: the weights file, if the model has one; default: beside the library, with the
+        suffix .weights. It is mapped and its checksum compared. Raises OSError for what is no
+        library, LibraryError for another ABI or wrong weights."""
         path = os.path.abspath(os.fspath(path))
         self._library = _open(path)
         try:
@@ -107,7 +133,8 @@ class Library:
             raise OSError(f"{path} is no library made by torch_hlo.aot.compile") from None
         if model.abi != _ABI:
             raise LibraryError(
-                -1, f"{path} has version {model.abi} of the C interface, this loader knows {_ABI}"
+                -1,
+                f"{path} has version {model.abi} of the C interface, this loader knows {_ABI}",
             )
         self._model = model
         self.name = model.name.decode()
@@ -126,25 +153,33 @@ class Library:
     def _map(self, path: str) -> None:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            # Copy on write: ctypes asks for writable memory to tell its address, and nothing writes.
+            # Copy on write: ctypes asks for writable memory to tell its address, and nothing
+            # writes.
             self._pages = (
                 mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
                 if size
                 else mmap.mmap(-1, 64)
             )
-        self._weights = (ctypes.addressof(ctypes.c_char.from_buffer(self._pages)), size)
+        self._weights = (
+            ctypes.addressof(ctypes.c_char.from_buffer(self._pages)),
+            size,
+        )
         error = _Error()
         self._raise(
-            self._model.check_weights(*self._weights, ctypes.byref(error)), error, f"{path}: "
+            self._model.check_weights(*self._weights, ctypes.byref(error)),
+            error,
+            f"{path}: ",
         )
 
     def plan(
         self, sizes: Sequence[Sequence[int]], dtypes: Sequence[int] | None = None
     ) -> tuple[list[tuple[int, ...]], int]:
-        """Sizes of the outputs for inputs of these sizes, and bytes of workspace. Raises LibraryError saying which size or type is wrong."""
+        """Sizes of the outputs for inputs of these sizes, and bytes of workspace. Raises
+        LibraryError saying which size or type is wrong."""
         inputs = _tensors([(None, 0, s) for s in sizes], dtypes or [a.dtype for a in self.inputs])
         outputs = _tensors(
-            [(None, 0, [0] * len(a.sizes)) for a in self.outputs], [a.dtype for a in self.outputs]
+            [(None, 0, [0] * len(a.sizes)) for a in self.outputs],
+            [a.dtype for a in self.outputs],
         )
         workspace, error = _BYTES(), _Error()
         self._raise(
@@ -167,7 +202,8 @@ class Library:
         workspace: tuple[int, int] | None = None,
         dtypes: Sequence[int] | None = None,
     ) -> None:
-        """Run on memory; `workspace`: (address, bytes), made for this call if None. Raises LibraryError; then nothing was written."""
+        """Run on memory; `workspace`: (address, bytes), made for this call if None. Raises
+        LibraryError; then nothing was written."""
         if workspace is None:
             _, need = self.plan([s for _, _, s in inputs], dtypes)
             scratch = mmap.mmap(-1, need) if need else None
@@ -189,12 +225,14 @@ class Library:
     def _raise(self, code: int, error: _Error, where: str = "") -> None:
         if code:
             raise LibraryError(
-                code, f"{where or self.name + ': '}{error.message.decode(errors='replace')}"
+                code,
+                f"{where or self.name + ': '}{error.message.decode(errors='replace')}",
             )
 
 
 def _open(path: str) -> ctypes.CDLL:
-    """Load under a name of its own: for a name that it knows, the system's loader gives what was loaded first, not what is there now."""
+    """Load under a name of its own: for a name that it knows, the system's loader gives what was
+    loaded first, not what is there now."""
     if not os.path.isfile(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     with tempfile.TemporaryDirectory(prefix="torch_hlo") as folder:
@@ -214,7 +252,7 @@ def _array(a: _Array) -> Array:
     )
 
 
-def _tensors(memory: Sequence[Memory], dtypes: Sequence[int]):
+def _tensors(memory: Sequence[Memory], dtypes: Sequence[int]) -> ctypes.Array[_Tensor]:
     """An array of structures; it keeps its sizes alive."""
     found = (_Tensor * max(1, len(memory)))()
     for t, (address, nbytes, sizes), dtype in zip(found, memory, dtypes):

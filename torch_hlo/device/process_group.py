@@ -1,17 +1,21 @@
-"""One process per device: the collectives of compiled programs over torch.distributed's process groups.
+"""One process per device: the collectives of compiled programs over torch.distributed's process
+groups.
 
     link().exchange(c, inputs, outputs)
 
-A collective is made of rounds in which each member of the group sends some arrays to each other one (`_round`). Sums are formed here and not in the
-transport, in the order of ranks, so that the results are those of virtual devices, bit by bit, and every element type works; an all-reduce
-moves 2(n-1)/n of its bytes as the best algorithms do. Every message starts with a line that says which collective it belongs to, so that two
-ranks that do not run the same one find out.
+A collective is made of rounds in which each member of the group sends some arrays to each other one
+(`_round`). Sums are formed here and not in the transport, in the order of ranks, so that the
+results are those of virtual devices, bit by bit, and every element type works; an all-reduce moves
+2(n-1)/n of its bytes as the best algorithms do. Every message starts with a line that says which
+collective it belongs to, so that two ranks that do not run the same one find out.
 
-The groups are the program's own (one per list of ranks, made when first used): what the user does with other groups at the same time does not
-interfere. All communication runs on one thread, in the order in which it was started; the program waits for it, or overlaps it.
+The groups are the program's own (one per list of ranks, made when first used): what the user does
+with other groups at the same time does not interfere. All communication runs on one thread, in the
+order in which it was started; the program waits for it, or overlaps it.
 
-Failures: ranks publish where they are in torch.distributed's store, once a second (`_Board`). When a message fails, does not come in time, or another
-rank reports a failure, the ranks that are gone, silent or elsewhere are named. A process whose link has failed has to be started anew.
+Failures: ranks publish where they are in torch.distributed's store, once a second (`_Board`). When
+a message fails, does not come in time, or another rank reports a failure, the ranks that are gone,
+silent or elsewhere are named. A process whose link has failed has to be started anew.
 """
 
 from __future__ import annotations
@@ -25,44 +29,30 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from torch_hlo import config
-from torch_hlo.hlo import collective
-from torch_hlo.hlo.collective import Collective, CollectiveError, ProgramInfo
+from torch_hlo.hlo.evaluate.interpreter import UFUNCS
+from torch_hlo.hlo.sharding import collective
+from torch_hlo.hlo.sharding.collective import (
+    Collective,
+    CollectiveError,
+    Communicator,
+    ProgramInfo,
+)
 
 _HEADER = 192  # bytes of a message's first line
-_SMALL = (
-    1 << 16
-)  # bytes up to which arrays travel in one message, and an all-reduce is one round of everything to everybody
+# bytes up to which arrays travel in one message, and an all-reduce is one round of everything to
+# everybody
+_SMALL = 1 << 16
 _BEAT = 1.0  # seconds between two signs of life
 _SILENT = 3.5  # seconds without one after which a rank counts as gone
 Arrays = Sequence[np.ndarray]
-
-
-def link() -> ProcessLink:
-    """The link of this process in torch.distributed's default group; made when first asked for."""
-    global _link
-    world = dist.group.WORLD
-    with _lock:
-        if _link is None or _link.world is not world:
-            _link = ProcessLink(world)
-        return _link
-
-
-_link: ProcessLink | None = None
-_lock = threading.Lock()
-
-
-def _forget() -> None:
-    global _link, _lock
-    _link, _lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget)
+Group = tuple[int, ...]
 
 
 class _Job:
@@ -72,17 +62,18 @@ class _Job:
         self.do, self.what, self.error, self.done = do, what, None, threading.Event()
 
 
-class ProcessLink:
-    """The Communicator of a process; see the module's docstring. GPUs exchange arrays by themselves (nccl.py)."""
+class ProcessLink(Communicator):
+    """That of a process; see the module's docstring. GPUs exchange arrays by themselves
+    (device/cuda/nccl.py)."""
 
     replicas = 1
-    own_process = True  # one device per process
+    own_process = True
 
-    def __init__(self, world) -> None:
+    def __init__(self, world: dist.ProcessGroup | None) -> None:
         self.world = world
         self.device, self.partitions = dist.get_rank(), dist.get_world_size()
         self.timeout = config.get("COLLECTIVE_TIMEOUT") or 365 * 86400.0
-        self.groups: dict[tuple[int, ...], object] = {}
+        self.groups: dict[tuple[object, ...], dist.ProcessGroup] = {}
         self.counts: dict[tuple[int, ...], int] = {}
         self.program = "a program"
         self.failure: CollectiveError | None = None
@@ -96,12 +87,14 @@ class ProcessLink:
     # -- programs
 
     def begin(self, program: ProgramInfo) -> None:
-        """A program with collectives starts: if it is one for all devices, the ranks make sure that it is the same one."""
+        """A program with collectives starts: if it is one for all devices, the ranks make sure that
+        it is the same one."""
         self.program = collective.program_name(program.name)
         if program.devices > 1:
             if program.devices != self.partitions:
                 raise CollectiveError(
-                    f"{self.program} is for {program.devices} devices, torch.distributed runs {self.partitions} processes"
+                    f"{self.program} is for {program.devices} devices, torch.distributed runs"
+                    f" {self.partitions} processes"
                 )
             self._wait(
                 self._start(
@@ -141,21 +134,28 @@ class ProcessLink:
         group = c.group(self.device, self.replicas, self.partitions)
         number = self.counts[group] = self.counts.get(group, 0) + 1
         sizes = ", ".join(str(list(a.shape)) for a in inputs)
-        what = f"{c.op}({', '.join(c.dtypes)}) of sizes {sizes}, the {number}. of ranks {','.join(map(str, group))}"
-        tag = f"{number} {c.op} {','.join(c.dtypes)} {sizes} {c.dimension} {c.reduction if c.reduction in collective.UFUNCS else ''}"
+        what = (
+            f"{c.op}({', '.join(c.dtypes)}) of sizes {sizes}, the {number}. of ranks"
+            f" {','.join(map(str, group))}"
+        )
+        tag = (
+            f"{number} {c.op} {','.join(c.dtypes)} {sizes} {c.dimension}"
+            f" {c.reduction if c.reduction in UFUNCS else ''}"
+        )
         job = self._start(
-            lambda: _RUN[c.op](self, c, group, tag, inputs, outputs), f"{what}, in {self.program}"
+            lambda: _RUN[c.op](self, c, group, tag, inputs, outputs),
+            f"{what}, in {self.program}",
         )
         return lambda: self._wait(job)
 
     def gather(self, block: np.ndarray, what: str) -> list[np.ndarray]:
-        """Every process's `block` (uint8[n]) in the order of ranks. All processes call it; `what` they do is the same and stands in errors."""
         everybody = tuple(range(self.partitions))
         number = self.counts[everybody] = self.counts.get(everybody, 0) + 1
         found: list[Arrays] = []
         self._wait(
             self._start(
-                lambda: found.extend(self._all_gather(everybody, f"{number} {what}", [block])), what
+                lambda: found.extend(self._all_gather(everybody, f"{number} {what}", [block])),
+                what,
             )
         )
         return [b for (b,) in found]
@@ -209,24 +209,29 @@ class ProcessLink:
 
     # -- messages
 
-    def _torch_group(self, group: tuple[int, ...]):
+    def _torch_group(self, group: Group) -> dist.ProcessGroup:
         members = tuple(sorted(group))
         found = self.groups.get(members)
         if found is None:
             limit = datetime.timedelta(seconds=self.timeout)
             found = self.groups[members] = dist.new_group(
-                list(members), limit, "gloo", use_local_synchronization=True, group_desc="torch_hlo"
+                list(members),
+                limit,
+                "gloo",
+                use_local_synchronization=True,
+                group_desc="torch_hlo",
             )
         return found
 
     def _round(
         self,
-        group: tuple[int, ...],
+        group: Group,
         tag: str,
         sends: dict[int, Arrays],
         receives: dict[int, Arrays],
     ) -> None:
-        """Send `sends[device]` to each, fill `receives[device]` (contiguous arrays) from each. What a device has for itself is copied."""
+        """Send `sends[device]` to each, fill `receives[device]` (contiguous arrays) from each. What
+        a device has for itself is copied."""
         found = self._torch_group(group)
         header = np.frombuffer(_header(tag), np.uint8)
         works = []
@@ -274,11 +279,12 @@ class ProcessLink:
     def _check(self, sender: int, tag: str, header: bytes) -> None:
         if header != _header(tag):
             raise CollectiveError(
-                f"{self.program}: the ranks do not run the same collectives: rank {self.device} is in its number {tag}; "
-                f"rank {sender} in its number {header.rstrip(bytes(1)).decode(errors='replace')}"
+                f"{self.program}: the ranks do not run the same collectives: rank {self.device} is"
+                f" in its number {tag}; rank {sender} in its number"
+                f" {header.rstrip(bytes(1)).decode(errors='replace')}"
             )
 
-    def _all_gather(self, group: tuple[int, ...], tag: str, arrays: Arrays) -> list[Arrays]:
+    def _all_gather(self, group: Group, tag: str, arrays: Arrays) -> list[Arrays]:
         """Everybody's arrays, by rank; all have the same sizes."""
         rows = [
             arrays if d == self.device else [np.empty(a.shape, a.dtype) for a in arrays]
@@ -294,6 +300,32 @@ class ProcessLink:
         return rows
 
 
+class _Default:
+    """The link of this process in torch.distributed's default group."""
+
+    def __init__(self) -> None:
+        self.forget()
+        os.register_at_fork(after_in_child=self.forget)
+
+    def forget(self) -> None:
+        """In a forked child: the link is its parent's."""
+        # Of `_link`, which is made once. Nothing of ours may be held when it is taken; the board's
+        # is taken under it.
+        self._lock = threading.Lock()
+        self._link: ProcessLink | None = None
+
+    def link(self) -> ProcessLink:
+        """Made when first asked for, and anew when torch.distributed was."""
+        world = dist.group.WORLD
+        with self._lock:
+            if self._link is None or self._link.world is not world:
+                self._link = ProcessLink(world)
+            return self._link
+
+
+link = _Default().link
+
+
 def _header(tag: str) -> bytes:
     data = tag.encode()
     if len(data) > _HEADER:
@@ -302,7 +334,8 @@ def _header(tag: str) -> bytes:
 
 
 def _parts(header: np.ndarray, arrays: Arrays, nbytes: int) -> list[np.ndarray]:
-    """What is sent for some arrays: one message when they are small, else the header and each array as it lies in memory."""
+    """What is sent for some arrays: one message when they are small, else the header and each array
+    as it lies in memory."""
     flat = [_bytes(a) for a in arrays if a.nbytes]
     return [np.concatenate([header, *flat])] if nbytes <= _SMALL else [header.copy(), *flat]
 
@@ -320,7 +353,12 @@ def _nbytes(arrays: Arrays) -> int:
 
 
 def _whole_inputs(
-    link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays
+    link: ProcessLink,
+    c: Collective,
+    group: Group,
+    tag: str,
+    inputs: Arrays,
+    outputs: Arrays,
 ) -> None:
     """Everybody gets everything, and does its own part of the work."""
     rows = link._all_gather(group, tag, inputs)
@@ -332,16 +370,20 @@ def _whole_inputs(
 
 
 def _all_reduce(
-    link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays
+    link: ProcessLink,
+    c: Collective,
+    group: Group,
+    tag: str,
+    inputs: Arrays,
+    outputs: Arrays,
 ) -> None:
     n, rank = len(group), group.index(link.device)
     if n * _nbytes(inputs) <= _SMALL:
         for k, values in enumerate(zip(*link._all_gather(group, tag, inputs), strict=True)):
             collective.fold(c.reduction, c.dtypes[k], values, outputs[k])
         return
-    sizes = [
-        -(-i.size // n) for i in inputs
-    ]  # each rank sums a part of each operand; the last parts are shorter
+    # each rank sums a part of each operand; the last parts are shorter
+    sizes = [-(-i.size // n) for i in inputs]
 
     def parts(arrays: Arrays, r: int) -> Arrays:
         return [a.reshape(-1)[r * s : (r + 1) * s] for a, s in zip(arrays, sizes, strict=True)]
@@ -363,7 +405,12 @@ def _all_reduce(
 
 
 def _reduce_scatter(
-    link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays
+    link: ProcessLink,
+    c: Collective,
+    group: Group,
+    tag: str,
+    inputs: Arrays,
+    outputs: Arrays,
 ) -> None:
     blocks = {
         d: [collective.block(i, c.dimension, r, len(group)) for i in inputs]
@@ -382,7 +429,12 @@ def _into(target: np.ndarray) -> np.ndarray:
 
 
 def _all_gather(
-    link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays
+    link: ProcessLink,
+    c: Collective,
+    group: Group,
+    tag: str,
+    inputs: Arrays,
+    outputs: Arrays,
 ) -> None:
     targets = {
         d: [collective.block(o, c.dimension, r, len(group)) for o in outputs]
@@ -392,7 +444,12 @@ def _all_gather(
 
 
 def _all_to_all(
-    link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays
+    link: ProcessLink,
+    c: Collective,
+    group: Group,
+    tag: str,
+    inputs: Arrays,
+    outputs: Arrays,
 ) -> None:
     def of(arrays: Arrays, r: int) -> Arrays:
         return (
@@ -411,7 +468,11 @@ def _all_to_all(
 
 
 def _spread(
-    link: ProcessLink, group, tag: str, sends: dict[int, Arrays], targets: dict[int, Arrays]
+    link: ProcessLink,
+    group: Group,
+    tag: str,
+    sends: dict[int, Arrays],
+    targets: dict[int, Arrays],
 ) -> None:
     """A round into arrays that need not be contiguous."""
     received = {d: [_into(a) for a in arrays] for d, arrays in targets.items()}
@@ -423,7 +484,12 @@ def _spread(
 
 
 def _collective_permute(
-    link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays
+    link: ProcessLink,
+    c: Collective,
+    group: Group,
+    tag: str,
+    inputs: Arrays,
+    outputs: Arrays,
 ) -> None:
     pairs = c.pairs(link.replicas, link.partitions)
     sources = [s for s, t in pairs if t == link.device]
@@ -439,49 +505,71 @@ def _collective_permute(
 
 
 def _collective_broadcast(
-    link: ProcessLink, c: Collective, group, tag: str, inputs: Arrays, outputs: Arrays
+    link: ProcessLink,
+    c: Collective,
+    group: Group,
+    tag: str,
+    inputs: Arrays,
+    outputs: Arrays,
 ) -> None:
     first = group[0] == link.device
-    link._round(group, tag, dict.fromkeys(group, inputs) if first else {}, {group[0]: outputs})
+    link._round(
+        group,
+        tag,
+        dict.fromkeys(group, inputs) if first else {},
+        {group[0]: outputs},
+    )
 
 
 _RUN = {
-    "all-reduce": _all_reduce, "reduce-scatter": _reduce_scatter, "all-gather": _all_gather, "all-to-all": _all_to_all,
-    "collective-permute": _collective_permute, "collective-broadcast": _collective_broadcast, "ragged-all-to-all": _whole_inputs,
+    "all-reduce": _all_reduce, "reduce-scatter": _reduce_scatter, "all-gather": _all_gather,
+    "all-to-all": _all_to_all, "collective-permute": _collective_permute,
+    "collective-broadcast": _collective_broadcast, "ragged-all-to-all": _whole_inputs,
 }  # fmt: skip
 
 
 def difference(name: str, prints: Sequence[bytes], texts: Sequence[str]) -> str:
-    """Which ranks have which of several programs, and the first line in which two of them differ."""
+    """Which ranks have which of several programs, and the first line in which two of them
+    differ."""
     first = prints.index(next(p for p in prints if p != prints[0]))
     same = [r for r, p in enumerate(prints) if p == prints[0]]
     other = [r for r, p in enumerate(prints) if p == prints[first]]
     mine, theirs = texts[0].splitlines(), texts[first].splitlines()
     at = next(
-        (i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), min(len(mine), len(theirs))
+        (i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b),
+        min(len(mine), len(theirs)),
     )
 
     def line(lines: list[str]) -> str:
         return lines[at].strip() if at < len(lines) else "(the program ends)"
 
     return (
-        f"{name}: the ranks run different programs. Ranks {', '.join(map(str, same))} and {', '.join(map(str, other))} differ first in line {at + 1}:\n"
-        f"  rank {same[0]}: {line(mine)}\n  rank {first}: {line(theirs)}"
+        f"{name}: the ranks run different programs. Ranks {', '.join(map(str, same))} and"
+        f" {', '.join(map(str, other))} differ first in line {at + 1}:\n  rank {same[0]}:"
+        f" {line(mine)}\n  rank {first}: {line(theirs)}"
     )
 
 
 class _Board:
-    """What the ranks tell each other through torch.distributed's store: a sign of life, where they are, and failures."""
+    """What the ranks tell each other through torch.distributed's store: a sign of life, where they
+    are, and failures."""
 
     def __init__(self, rank: int, size: int, told: Callable[[str], None]) -> None:
-        # The store of the default group is where the processes found each other: it needs no connection that may have failed.
+        # The store of the default group is where the processes found each other: it needs no
+        # connection that may have failed.
         store = dist.distributed_c10d._get_default_store()
         self.store = dist.PrefixStore(
             "torch_hlo", store.clone() if hasattr(store, "clone") else store
         )
-        self.rank, self.size, self.told, self.world = rank, size, told, dist.group.WORLD
+        self.rank, self.size, self.told, self.world = (
+            rank,
+            size,
+            told,
+            dist.group.WORLD,
+        )
         self.beats = 0
         self.place = self.report = ""
+        # Of `lost` and the store's connection: one call at a time. Nothing is taken under it.
         self.lock = threading.Lock()
         self.lost = self.ended = False
         self._publish()
@@ -500,7 +588,8 @@ class _Board:
             self._try(lambda: self.store.set("failure", why))
 
     def culprits(self, what: str, error: Exception) -> str:
-        """A sentence that names the ranks that a failed collective is to be blamed on. Takes a few seconds."""
+        """A sentence that names the ranks that a failed collective is to be blamed on. Takes a few
+        seconds."""
         self.report = f"{type(error).__name__} in {what}"
         self._publish()
         others = [r for r in range(self.size) if r != self.rank]
@@ -513,7 +602,10 @@ class _Board:
                 return found
         after = {r: self._read(r) for r in others}
         if self.lost:
-            return "rank 0 does not respond any more: the store of torch.distributed, which rank 0 or the launcher kept, is gone"
+            return (
+                "rank 0 does not respond any more: the store of torch.distributed, which rank 0 or"
+                " the launcher kept, is gone"
+            )
         silent = [
             r
             for r in others
@@ -581,7 +673,7 @@ class _Board:
             self._try(lambda: self.store.get(key).decode() if self.store.check([key]) else "") or ""
         )
 
-    def _try(self, use: Callable):
+    def _try(self, use: Callable[[], Any]) -> Any:
         with self.lock:
             if self.lost:
                 return None

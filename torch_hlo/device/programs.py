@@ -1,40 +1,78 @@
-"""Modules become loaded programs: compiled for a target, or found in the disk cache; the same way for the CPU and for GPUs."""
+"""Modules become loaded programs: compiled for a target, or found in the disk cache; the same way
+for the CPU and for GPUs."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch_hlo import config, metrics
 from torch_hlo.compiler import cache
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
-from torch_hlo.device import collective
-from torch_hlo.device.runtime import Observe, Program
-from torch_hlo.hlo.ir import Module
-from torch_hlo.hlo.text import module_text
+from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.device import multi_device
+from torch_hlo.device.interfaces import Observe, Program
+from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.text.printer import module_text
 
-PROFILED: list[Program] = []  # what was compiled with the PROFILE flag
+# (executable, its module) -> seconds of one run; None when the device refuses it
+Seconds = Callable[[Executable, Module], float | None]
 
 
-class Load(Protocol):
-    """What makes a program of an Executable. Raises ValueError, RuntimeError or OSError for one that this process cannot use."""
+class CompiledProgram(Program):
+    """A loaded Executable. `profile`: the counters it was compiled with."""
 
-    def __call__(self, executable: Executable, profile: Profile | None = None) -> Program: ...
+    def __init__(self, executable: Executable, profile: Profile | None = None) -> None:
+        self.name, self.executable = executable.name, executable
+        self.aliases = executable.aliases
+        self.profile = profile
+        self.info: multi_device.Info | None = None  # of a program that speaks to other devices
+
+    @abstractmethod
+    def counts(self) -> list[tuple[int, int, int]]:
+        """(calls, total ns, least ns) of each of `profile.steps`."""
+
+
+P = TypeVar("P", bound=CompiledProgram, covariant=True)
+
+
+class Load(Protocol[P]):
+    """What makes a program of an Executable. Raises ValueError, RuntimeError or OSError for one
+    that this process cannot use."""
+
+    def __call__(self, executable: Executable, profile: Profile | None = None) -> P: ...
+
+
+class Profiled:
+    """The programs that were compiled with the PROFILE flag."""
+
+    def __init__(self) -> None:
+        self.programs: list[CompiledProgram] = []
+
+    def add(self, program: CompiledProgram) -> None:
+        program.name = f"{program.name}.{len(self.programs)}"
+        self.programs.append(program)
+
+
+PROFILED = Profiled()
 
 
 def compiled(
     module: Module,
-    target,
-    load: Load,
-    measure: Callable[[], bool],
+    target: Target,
+    load: Load[P],
+    seconds: Seconds,
     observe: Observe | None = None,
     profile: type[Profile] = Profile,
-) -> Program:
-    """The program of `module` for `target`, from the disk cache if it is there. What is observed, checked or profiled is always compiled anew.
+) -> P:
+    """The program of `module` for `target`, from the disk cache if it is there. What is observed,
+    checked or profiled is always compiled anew.
 
-    `measure()`: with TORCH_HLO_TUNE, measures the ways to compute the module's steps; whether all are known, so that the program may be kept on disk.
+    `seconds`: with TORCH_HLO_TUNE, the ways to compute the module's steps are measured by it; when
+      all are known, the program may be kept on disk.
     `profile`: the counters that this kind of program has.
     """
     if config.get("PROFILE"):
@@ -43,37 +81,40 @@ def compiled(
     key = cache.fingerprint(text, target.cache_key, config.code_flags() + " tuned" * tuned)
     program = _stored(key, load) if observe is None and not config.get("CHECK") else None
     if program is None:
-        complete = not tuned or measure()
+        complete = not tuned or _measured(target, module, seconds)
         executable = compile_module(module, target, dump=observe)
         if complete:
             cache.store(key, executable.to_bytes())
         program = load(executable)
-    if any(
-        call.name in ("collective", "collective-start") for call in program.executable.host_calls
-    ):
-        program.info = collective.Info(module, text)
+    calls = {call.name for call in program.executable.host_calls}
+    if not calls.isdisjoint(("collective", "collective-start")):
+        program.info = multi_device.Info(module, text)
     return program
 
 
-def _profiled(module: Module, target, load: Load, profile: Profile) -> Program:
+def _measured(target: Target, module: Module, seconds: Seconds) -> bool:
+    from torch_hlo.device import (
+        tuning,
+    )  # and the parser with it, which others do without
+
+    return tuning.measure(target, module, seconds)
+
+
+def _profiled(module: Module, target: Target, load: Load[P], profile: Profile) -> P:
     program = load(compile_module(module, target, profile=profile), profile)
-    program.name = f"{program.name}.{len(PROFILED)}"
-    PROFILED.append(program)
+    PROFILED.add(program)
     return program
 
 
-def _stored(key: str, load: Load) -> Program | None:
+def _stored(key: str, load: Load[P]) -> P | None:
     """The program in the disk cache; None if there is none that this process can use."""
     data = cache.load(key)
     if data is None:
         return None
     try:
         program = load(Executable.from_bytes(data))
-    except (
-        ValueError,
-        RuntimeError,
-        OSError,
-    ):  # another version, or a library that the code needs is not here
+    except (ValueError, RuntimeError, OSError):
+        # another version, or a library that the code needs is not here
         metrics.count("DiskCacheUnreadable")
         return None
     program.from_disk = True

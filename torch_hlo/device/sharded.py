@@ -1,9 +1,11 @@
 """Arrays that are spread over the devices of a mesh, and programs that run on all of them.
 
-    whole = shard_buffer(buffer, sharding)              # a ShardedBuffer: one block of memory per device of this process
-    program = PartitionedProgram(per_device_module)     # a runtime.Program on such buffers
+    whole = shard_buffer(buffer, sharding)              # a ShardedBuffer: one block of memory per
+                                                        # device of this process
+    program = PartitionedProgram(per_device_module)     # a Program on such buffers
     program.run([whole, ...], [result, ...])
-    array = gather(whole)                               # uint8[nbytes]; with one process per device a collective: all processes call it
+    array = gather(whole)       # uint8[nbytes]; with one process per device a collective: all
+                                # processes call it
 
 A process holds the blocks of its own devices: all of them with virtual devices, one under torchrun.
 """
@@ -12,21 +14,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from torch_hlo.compiler.cost import cost
-from torch_hlo.device import collective, runtime
-from torch_hlo.device.runtime import Buffer, Memory
-from torch_hlo.hlo.ir import Module
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.sharding import Sharding, shard, unshard
+from torch_hlo.device import multi_device, runtime
+from torch_hlo.device.interfaces import Observe, Program
+from torch_hlo.device.memory import Buffer, Memory
+from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.sharding.sharding import Sharding, shard, unshard
 
 _numbers = itertools.count(1)
 
 
 class Blocks:
-    """The memories of one array's blocks, one per device of this process. `readers`: as in runtime.Memory."""
+    """The memories of one array's blocks, one per device of this process. `readers`: as in
+    memory.Memory."""
 
     __slots__ = ("blocks", "readers")
 
@@ -40,12 +45,18 @@ class Blocks:
 
 
 class ShardedBuffer:
-    """An array of `shape` as blocks over `sharding.mesh`; otherwise as runtime.Buffer. `nbytes` is the size of one block."""
+    """An array of `shape` as blocks over `sharding.mesh`; otherwise as memory.Buffer. `nbytes` is
+    the size of one block."""
 
     __slots__ = ("shape", "sharding", "block", "memory", "job", "__weakref__")
 
-    def __init__(self, shape: Shape, sharding: Sharding, memory: Blocks, job=None) -> None:
-        self.shape, self.sharding, self.memory, self.job = shape, sharding, memory, job
+    def __init__(self, shape: Shape, sharding: Sharding, memory: Blocks, job: Any = None) -> None:
+        self.shape, self.sharding, self.memory, self.job = (
+            shape,
+            sharding,
+            memory,
+            job,
+        )
         self.block = block_shape(shape, sharding)
 
     @property
@@ -61,7 +72,10 @@ class ShardedBuffer:
         return Buffer(self.block, self.memory.blocks[i])
 
     def __repr__(self) -> str:
-        return f"ShardedBuffer({self.shape}, {self.sharding}{', pending' if self.job is not None else ''})"
+        return (
+            f"ShardedBuffer({self.shape},"
+            f" {self.sharding}{', pending' if self.job is not None else ''})"
+        )
 
 
 def block_shape(shape: Shape, sharding: Sharding) -> Shape:
@@ -76,7 +90,7 @@ def allocate(shape: Shape, sharding: Sharding) -> ShardedBuffer:
         shape,
         sharding,
         Blocks(
-            [runtime.allocate(block).memory for _ in collective.local_devices(sharding.mesh.size)]
+            [runtime.allocate(block).memory for _ in multi_device.local_devices(sharding.mesh.size)]
         ),
     )
 
@@ -85,7 +99,7 @@ def shard_buffer(buffer: Buffer, sharding: Sharding) -> ShardedBuffer:
     """The blocks of an array that every process has whole."""
     blocks = shard(_elements(buffer.bytes, buffer.shape), sharding)
     result = allocate(buffer.shape, sharding)
-    for memory, device in zip(result.memory.blocks, collective.local_devices(sharding.mesh.size)):
+    for memory, device in zip(result.memory.blocks, multi_device.local_devices(sharding.mesh.size)):
         memory.array[: result.nbytes] = (
             np.ascontiguousarray(blocks[device]).reshape(-1).view(np.uint8)
         )
@@ -93,7 +107,8 @@ def shard_buffer(buffer: Buffer, sharding: Sharding) -> ShardedBuffer:
 
 
 def reshard(buffer: Buffer | ShardedBuffer, sharding: Sharding) -> ShardedBuffer:
-    """The array in the blocks that `sharding` wants; itself when it is so already. Goes through the host."""
+    """The array in the blocks that `sharding` wants; itself when it is so already. Goes through the
+    host."""
     if isinstance(buffer, ShardedBuffer):
         if buffer.sharding == sharding:
             return buffer
@@ -116,7 +131,7 @@ def gather(buffer: ShardedBuffer) -> np.ndarray:
         what = (
             f"reading a tensor {shape} that is sharded as {sharding}, which all ranks do together,"
         )
-        whole = collective.communicator().gather(blocks[0].reshape(-1).view(np.uint8), what)
+        whole = multi_device.communicator().gather(blocks[0].reshape(-1).view(np.uint8), what)
         blocks = [b.view(blocks[0].dtype).reshape(buffer.block.dims) for b in whole]
     return np.ascontiguousarray(unshard(blocks, sharding, shape.dims)).reshape(-1).view(np.uint8)
 
@@ -127,14 +142,23 @@ def _elements(data: np.ndarray, shape: Shape) -> np.ndarray:
     return data.view(f"V{size}" if size not in (1, 2, 4, 8) else f"u{size}").reshape(shape.dims)
 
 
-class PartitionedProgram:
-    """A per-device module as a runtime.Program on ShardedBuffers. Arguments that are plain Buffers (numbers) are given to every device."""
+class PartitionedProgram(Program):
+    """A per-device module as a Program on ShardedBuffers. Arguments that are plain Buffers
+    (numbers) are given to every device."""
 
-    def __init__(self, module: Module, observe: runtime.Observe | None = None) -> None:
+    def __init__(self, module: Module, observe: Observe | None = None) -> None:
         self.program = runtime.compile_program(module, observe)
         self.name = self.program.name
-        self.in_shardings, self.out_shardings = module.in_shardings, module.out_shardings
-        self.mesh, self.cost, self.runs, self.number = module.mesh, cost(module), 0, next(_numbers)
+        self.in_shardings, self.out_shardings = (
+            module.in_shardings,
+            module.out_shardings,
+        )
+        self.mesh, self.cost, self.runs, self.number = (
+            module.mesh,
+            cost(module),
+            0,
+            next(_numbers),
+        )
         self.aliases = tuple(self.program.aliases)
 
     def allocate(
@@ -147,7 +171,9 @@ class PartitionedProgram:
         ]
 
     def run(
-        self, inputs: Sequence[ShardedBuffer | Buffer], outputs: Sequence[ShardedBuffer]
+        self,
+        inputs: Sequence[ShardedBuffer | Buffer],
+        outputs: Sequence[ShardedBuffer],
     ) -> None:
         self.runs += 1
         devices = range(len(outputs[0].memory.blocks))
@@ -155,6 +181,8 @@ class PartitionedProgram:
         def on(i: int, buffers: Sequence[ShardedBuffer | Buffer]) -> list[Buffer]:
             return [b.on(i) if isinstance(b, ShardedBuffer) else b for b in buffers]
 
-        collective.run_devices(
-            self.program, [on(i, inputs) for i in devices], [on(i, outputs) for i in devices]
+        multi_device.run_devices(
+            self.program,
+            [on(i, inputs) for i in devices],
+            [on(i, outputs) for i in devices],
         )

@@ -31,11 +31,16 @@ from torch_hlo.distributed.tactics import (
     sequence_parallel,
     zero1,
 )
-from torch_hlo.distributed.visualize import visualize_sharding, visualize_tensor_sharding
-from torch_hlo.hlo.sharding import Sharding, ShardingError
+from torch_hlo.distributed.visualize import (
+    visualize_sharding,
+    visualize_tensor_sharding,
+)
+from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
 
 __all__ = [
-    "A100", "Dim", "H100", "Link", "Machine", "Mesh", "PartitionSpec", "Plan", "Sharding", "ShardingError", "TPU_V4", "abstract", "checkpoint", "clear_sharding", "compare", "data_parallel", "fsdp", "get_1d_mesh",
-    "mark_sharding", "megatron", "programs", "report", "sequence_parallel", "sharding_of", "simulate", "total", "visualize_sharding",
+    "A100", "Dim", "H100", "Link", "Machine", "Mesh", "PartitionSpec", "Plan", "Sharding",
+    "ShardingError", "TPU_V4", "abstract", "checkpoint", "clear_sharding", "compare",
+    "data_parallel", "fsdp", "get_1d_mesh", "mark_sharding", "megatron", "programs", "report",
+    "sequence_parallel", "sharding_of", "simulate", "total", "visualize_sharding",
     "visualize_tensor_sharding", "zero1",
 ]  # fmt: skip

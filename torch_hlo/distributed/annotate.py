@@ -1,4 +1,5 @@
-"""`mark_sharding` and its kin: notes on tensors of the hlo device about where their elements live."""
+"""`mark_sharding` and its kin: notes on tensors of the hlo device about where their elements
+live."""
 
 from __future__ import annotations
 
@@ -8,12 +9,15 @@ import torch
 
 from torch_hlo.device.sharded import ShardedBuffer
 from torch_hlo.distributed.mesh import Dim, Entry, Mesh, to_sharding
-from torch_hlo.hlo.sharding import Sharding
-from torch_hlo.lazy import engine, spmd, traceable
-from torch_hlo.lazy.storage import RECORDING, Array, read, write
-from torch_hlo.lazy.tensor import HloTensor
-from torch_hlo.lowering.graph import Node, Out
-from torch_hlo.lowering.sharding import SHARD, encode
+from torch_hlo.hlo.sharding.sharding import Sharding
+from torch_hlo.lazy import traceable
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.record.storage import Array, read, write
+from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lazy.run import spmd
+from torch_hlo.lowering.core.graph import Node, Out
+from torch_hlo.lowering.core.tape import RECORDING
+from torch_hlo.lowering.spmd.sharding import SHARD, encode
 
 
 def mark_sharding(
@@ -24,20 +28,25 @@ def mark_sharding(
     replicated: Sequence[str] = (),
     name: str | None = None,
 ) -> torch.Tensor:
-    """Spread `tensor` over `mesh` as `spec` says, one entry per dimension (see mesh.py), now and after every in-place write; returns it.
+    """Spread `tensor` over `mesh` as `spec` says, one entry per dimension (see mesh.py), now and
+    after every in-place write; returns it.
 
-    Values that exist are cut into blocks, recorded ones are annotated. The values themselves do not change, so this is no operation for autograd; what
-    the annotation means for other tensors, gradients and optimizer states among them, propagation finds out. Under torch.compile use the result.
-    Raises ShardingError for a spec that does not fit, TypeError for a tensor of another device; `name` names the tensor in errors.
-    """
+    Values that exist are cut into blocks, recorded ones are annotated. The values themselves do not
+    change, so this is no operation for autograd; what the annotation means for other tensors,
+    gradients and optimizer states among them, propagation finds out. Under torch.compile use the
+    result. Raises ShardingError for a spec that does not fit, TypeError for a tensor of another
+    device; `name` names the tensor in errors."""
     what = f"tensor {name}" if name else "tensor"
     if not isinstance(tensor, HloTensor):
         raise TypeError(
-            f"mark_sharding: the {what} of shape {tuple(tensor.shape)} is on {tensor.device}, move it with .to('hlo') first"
+            f"mark_sharding: the {what} of shape {tuple(tensor.shape)} is on {tensor.device}, move"
+            " it with .to('hlo') first"
         )
+    sharding = to_sharding(mesh, spec, tensor.shape, replicated, what)
     if "_inner" in tensor.__dict__:  # being traced
-        return SHARD(tensor, encode(to_sharding(mesh, spec, tensor.shape, replicated, what)))
-    annotate(tensor, to_sharding(mesh, spec, tensor.shape, replicated, what))
+        noted: torch.Tensor = SHARD(tensor, encode(sharding))
+        return noted
+    annotate(tensor, sharding)
     return tensor
 
 
@@ -46,7 +55,7 @@ traceable.trace_through(mark_sharding, Mesh, Dim)
 
 def annotate(tensor: HloTensor, sharding: Sharding) -> None:
     """`mark_sharding` with the compiler's own kind of sharding."""
-    spmd.active = True
+    session.current().sharded = True
     storage = tensor._storage
     whole = tensor._view is None
     if whole:
@@ -62,7 +71,15 @@ def annotate(tensor: HloTensor, sharding: Sharding) -> None:
     else:
         with RECORDING:
             write(
-                tensor, Out(Node(SHARD, (read(tensor), encode(sharding)), {}, (tensor._meta.hlo,)))
+                tensor,
+                Out(
+                    Node(
+                        SHARD,
+                        (read(tensor), encode(sharding)),
+                        {},
+                        (tensor._meta.hlo,),
+                    )
+                ),
             )
 
 
@@ -70,7 +87,8 @@ def sharding_of(tensor: torch.Tensor) -> Sharding | None:
     """Where a tensor of the hlo device lives, or is to live; None for a tensor on one device."""
     if not isinstance(tensor, HloTensor):
         raise TypeError(
-            f"the tensor of shape {tuple(tensor.shape)} is on {tensor.device}, not on the hlo device"
+            f"the tensor of shape {tuple(tensor.shape)} is on {tensor.device}, not on the hlo"
+            " device"
         )
     storage = tensor._storage
     if tensor._view is not None:
@@ -87,7 +105,7 @@ def clear_sharding(tensor: torch.Tensor) -> torch.Tensor:
         )
     storage = tensor._storage
     if type(storage.value) is Out:
-        engine.current().sync()
+        session.engine().sync()
     storage.sharding = None
     if type(storage.value) is Array:
         spmd.unplace(storage.value)

@@ -1,13 +1,15 @@
-"""Checkpoints that are there or not: written beside the last one and then renamed, by torch.distributed.checkpoint.
+"""Checkpoints that are there or not: written beside the last one and then renamed, by
+torch.distributed.checkpoint.
 
-    save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 10}, "runs/a", step=10)
-    found = latest("runs/a")                         # runs/a/step_00000010, or None
-    state = load(state, found)                       # tensors are filled in place; what `state` lacks comes back in the result
-    optimizer.load_state_dict(state["optimizer"])    # so an optimizer that has not stepped yet gets its states
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 10}
+    save(state, "runs/a", step=10)
+    found = latest("runs/a")             # runs/a/step_00000010, or None
+    state = load(state, found)           # fills tensors in place; what `state` lacks is added
+    optimizer.load_state_dict(state["optimizer"])   # of one that has not stepped yet, too
 
-Tensors over a mesh (mark_sharding) and DTensors are written block by block, each by one process that has it, and are read by whatever mesh and number
-of processes asks for them. A process that dies while saving leaves the checkpoints before it as they were.
-"""
+Tensors over a mesh (mark_sharding) and DTensors are written block by block, each by one process
+that has it, and are read by whatever mesh and number of processes asks for them. A process that
+dies while saving leaves the checkpoints before it as they were."""
 
 from __future__ import annotations
 
@@ -17,28 +19,39 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 import torch.distributed as dist
 
-from torch_hlo.device import collective, sharded
+from torch_hlo.device import multi_device, sharded
 from torch_hlo.device.sharded import ShardedBuffer
-from torch_hlo.lazy import backend, engine
-from torch_hlo.lazy.storage import Array
-from torch_hlo.lazy.tensor import HloTensor, to_cpu
-from torch_hlo.lowering.registry import HLO_TO_TORCH
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.record.storage import Array
+from torch_hlo.lazy.record.tensor import HloTensor, to_cpu
+from torch_hlo.lowering.core.registry import HLO_TO_TORCH
+from torch_hlo.pytorch import tensors
+
+if TYPE_CHECKING:  # takes a second to import
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        MetadataIndex,
+    )
+    from torch.distributed.checkpoint.planner import WriteItem
 
 _NAME = re.compile(r"step_\d{8}(\.old)?")  # .old: until its replacement has taken its place
 
 
-def save(state: dict, root: str | os.PathLike, step: int, keep: int = 2) -> Path:
-    """Write a checkpoint of `state` (nested dicts and lists of tensors and plain values) and return its directory. All processes call it.
+def save(state: dict[str, Any], root: str | os.PathLike[str], step: int, keep: int = 2) -> Path:
+    """Write a checkpoint of `state` (nested dicts and lists of tensors and plain values) and return
+    its directory. All processes call it.
 
-    The `keep` newest checkpoints stay. Raises what torch.distributed.checkpoint raises; the checkpoint then does not exist.
-    """
-    from torch.distributed import checkpoint as dcp
+    The `keep` newest checkpoints stay. Raises what torch.distributed.checkpoint raises; the
+    checkpoint then does not exist."""
+    from torch.distributed.checkpoint.state_dict_saver import save as write
 
     root = Path(root)
     final, temporary = root / f"step_{step:08d}", root / f"step_{step:08d}.tmp"
@@ -49,8 +62,11 @@ def save(state: dict, root: str | os.PathLike, step: int, keep: int = 2) -> Path
     with _quiet():
         tensors: dict[str, torch.Tensor] = {}
         structure = _flatten(state, tensors)
-        dcp.save(
-            {_STRUCTURE: _pack(structure), **{k: _to_write(t) for k, t in tensors.items()}},
+        write(
+            {
+                _STRUCTURE: _pack(structure),
+                **{k: _to_write(t) for k, t in tensors.items()},
+            },
             checkpoint_id=str(temporary),
             no_dist=not _many(),
         )
@@ -71,23 +87,26 @@ def save(state: dict, root: str | os.PathLike, step: int, keep: int = 2) -> Path
     return final
 
 
-def latest(root: str | os.PathLike) -> Path | None:
+def latest(root: str | os.PathLike[str]) -> Path | None:
     """The newest complete checkpoint under `root`; None when there is none."""
     found = _complete(Path(root))
     return found[-1] if found else None
 
 
-def load(state: dict, path: str | os.PathLike) -> dict:
-    """Fill the tensors of `state` from a checkpoint, in place and wherever they live; returns `state` with its plain values read too, and with what
-    the checkpoint holds besides (tensors on the CPU).
+def load(state: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Fill the tensors of `state` from a checkpoint, in place and wherever they live; returns
+    `state` with its plain values read too, and with what the checkpoint holds besides (tensors on
+    the CPU).
 
-    All processes call it. Raises FileNotFoundError, and what torch.distributed.checkpoint raises when names or shapes do not fit.
-    """
-    from torch.distributed import checkpoint as dcp
+    All processes call it. Raises FileNotFoundError, and what torch.distributed.checkpoint raises
+    when names or shapes do not fit."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load as read
 
     if not (Path(path) / ".metadata").exists():
         raise FileNotFoundError(f"{path} is no complete checkpoint")
-    there = dcp.FileSystemReader(str(path)).read_metadata().state_dict_metadata
+    there = FileSystemReader(str(path)).read_metadata().state_dict_metadata
     mine: dict[str, torch.Tensor] = {}
     _flatten(state, mine)
     missing = [name for name in mine if name not in there]
@@ -99,31 +118,31 @@ def load(state: dict, path: str | os.PathLike) -> dict:
     rest = {
         k: torch.empty(m.size, dtype=m.properties.dtype, device="cpu")
         for k, m in there.items()
-        if k not in mine
+        if k not in mine and isinstance(m, TensorStorageMetadata)
     }
     readable = {**{k: _to_read(t) for k, t in mine.items()}, **rest}
     with _quiet():
-        dcp.load(readable, checkpoint_id=str(path), no_dist=not _many())
-    return _unflatten(
-        _unpack(rest[_STRUCTURE]), {**rest, **{k: _take(t, readable[k]) for k, t in mine.items()}}
-    )
+        read(readable, checkpoint_id=str(path), no_dist=not _many())
+    found = {**rest, **{k: _take(t, readable[k]) for k, t in mine.items()}}
+    result: dict[str, Any] = _unflatten(_unpack(rest[_STRUCTURE]), found)
+    return result
 
 
 _STRUCTURE, _TENSOR = "__structure__", "__tensor__"
 
 
-def _pack(structure) -> torch.Tensor:
+def _pack(structure: object) -> torch.Tensor:
     """Plain values as bytes in a tensor."""
     stream = io.BytesIO()
     torch.save(structure, stream)
     return torch.frombuffer(stream.getbuffer(), dtype=torch.uint8).clone()
 
 
-def _unpack(data: torch.Tensor):
+def _unpack(data: torch.Tensor) -> Any:
     return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
 
 
-def _flatten(state, tensors: dict[str, torch.Tensor], place: str = ""):
+def _flatten(state: Any, tensors: dict[str, torch.Tensor], place: str = "") -> Any:
     """`state` with {_TENSOR: name} in the place of its tensors, which go to `tensors`."""
     if isinstance(state, torch.Tensor):
         if place in tensors:
@@ -139,7 +158,7 @@ def _flatten(state, tensors: dict[str, torch.Tensor], place: str = ""):
     return state
 
 
-def _unflatten(structure, tensors: dict[str, torch.Tensor]):
+def _unflatten(structure: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(structure, dict):
         if structure.keys() == {_TENSOR}:
             return tensors[structure[_TENSOR]]
@@ -150,47 +169,72 @@ def _unflatten(structure, tensors: dict[str, torch.Tensor]):
 
 
 class Spread(torch.Tensor):
-    """Stands for a sharded tensor in a checkpoint: the blocks of this process on the CPU, by their offsets in the whole."""
+    """Stands for a sharded tensor in a checkpoint: the blocks of this process on the CPU, by their
+    offsets in the whole."""
+
+    blocks: dict[tuple[int, ...], torch.Tensor]
 
     @staticmethod
     def __new__(
-        cls, shape: torch.Size, dtype: torch.dtype, blocks: dict[tuple[int, ...], torch.Tensor]
-    ):
-        self = backend.make_wrapper(cls, shape, dtype=dtype, device="cpu")
+        cls,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        blocks: dict[tuple[int, ...], torch.Tensor],
+    ) -> Self:
+        self = tensors.make_wrapper(cls, shape, dtype=dtype, device=torch.device("cpu"))
         self.blocks = blocks
         return self
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(  # type: ignore[override]  # PyTorch declares no arguments of it
+        cls,
+        func: object,
+        types: object,
+        args: object = (),
+        kwargs: object = None,
+    ) -> NoReturn:
         raise TypeError(f"{func} on a tensor of a checkpoint")
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]  # PyTorch has an argument of its own
         return f"Spread({tuple(self.shape)}, {self.dtype}, blocks at {list(self.blocks)})"
 
-    def __create_chunk_list__(self) -> list:
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
         return [
             ChunkStorageMetadata(torch.Size(at), block.shape) for at, block in self.blocks.items()
         ]
 
-    def __create_write_items__(self, name: str, tensor) -> list:
-        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
-        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+    def __create_write_items__(self, name: str, tensor: object) -> list[WriteItem]:
+        from torch.distributed.checkpoint.metadata import (
+            MetadataIndex,
+            TensorProperties,
+        )
+        from torch.distributed.checkpoint.planner import (
+            TensorWriteData,
+            WriteItem,
+            WriteItemType,
+        )
 
         return [
             WriteItem(
-                index=MetadataIndex(name, chunk.offsets), type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(chunk, TensorProperties.create_from_tensor(self.blocks[tuple(chunk.offsets)]), self.shape),
+                index=MetadataIndex(name, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk,
+                    TensorProperties.create_from_tensor(self.blocks[tuple(chunk.offsets)]),
+                    self.shape,
+                ),
             )
             for chunk in self.__create_chunk_list__()
-        ]  # fmt: skip
+        ]
 
-    def __get_tensor_shard__(self, index) -> torch.Tensor:
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        assert index.offset is not None
         return self.blocks[tuple(index.offset)]
 
 
-def _buffer(tensor) -> ShardedBuffer | None:
+def _buffer(tensor: torch.Tensor) -> ShardedBuffer | None:
     """The blocks of a tensor of the hlo device that is spread, and no view."""
     if type(tensor) is not HloTensor or tensor._view is not None:
         return None
@@ -199,34 +243,39 @@ def _buffer(tensor) -> ShardedBuffer | None:
 
 
 def _blocks(buffer: ShardedBuffer) -> dict[tuple[int, ...], torch.Tensor]:
-    """Offset -> block, without padding, as views of the device's memory; each block once, empty ones not at all."""
+    """Offset -> block, without padding, as views of the device's memory; each block once, empty
+    ones not at all."""
     shape, found = buffer.shape, {}
-    for i, device in enumerate(collective.local_devices(buffer.sharding.mesh.size)):
-        at = tuple(t * n for t, n in zip(buffer.sharding.tile(device), buffer.block.dims))
-        extent = [min(n, whole - o) for n, whole, o in zip(buffer.block.dims, shape.dims, at)]
+    block_dims = _fixed(buffer.block.dims)
+    for i, device in enumerate(multi_device.local_devices(buffer.sharding.mesh.size)):
+        at = tuple(t * n for t, n in zip(buffer.sharding.tile(device), block_dims))
+        extent = [min(n, whole - o) for n, whole, o in zip(block_dims, _fixed(shape.dims), at)]
         if at not in found and all(n > 0 for n in extent):
             block = (
                 torch.from_numpy(buffer.on(i).bytes)
                 .view(HLO_TO_TORCH[shape.dtype])
-                .view(buffer.block.dims)
+                .view(block_dims)
             )
             found[at] = block[tuple(slice(0, n) for n in extent)]
     return found
 
 
-def _to_write(x):
-    engine.current().sync() if isinstance(x, HloTensor) else None
+def _to_write(x: torch.Tensor) -> torch.Tensor:
+    if isinstance(x, HloTensor):
+        session.engine().sync()
     buffer = _buffer(x)
     if buffer is not None and 0 not in x.shape:
         return Spread(
-            x.shape, x.dtype, {at: block.clone() for at, block in _blocks(buffer).items()}
+            x.shape,
+            x.dtype,
+            {at: block.clone() for at, block in _blocks(buffer).items()},
         )
     return to_cpu([x])[0] if type(x) is HloTensor else x
 
 
-def _to_read(x):
+def _to_read(x: torch.Tensor) -> torch.Tensor:
     if isinstance(x, HloTensor):
-        engine.current().sync()
+        session.engine().sync()
     buffer = _buffer(x)
     if buffer is not None and 0 not in x.shape:
         return Spread(
@@ -240,21 +289,30 @@ def _to_read(x):
     return torch.empty(x.shape, dtype=x.dtype, device="cpu") if type(x) is HloTensor else x
 
 
-def _take(x, read):
+def _fixed(dims: Sequence[Size]) -> tuple[int, ...]:
+    """Sizes of an array that exists."""
+    return tuple(n for n in dims if isinstance(n, int))
+
+
+def _take(x: Any, read: torch.Tensor) -> torch.Tensor:
+    """`x` with the values that were read; what is not on the hlo device has them already."""
+    mine: torch.Tensor = x
     if isinstance(read, Spread):
         old = x._storage.value.data
         new = sharded.allocate(old.shape, old.sharding)
-        for i, device in enumerate(collective.local_devices(old.sharding.mesh.size)):
+        for i, device in enumerate(multi_device.local_devices(old.sharding.mesh.size)):
             at = tuple(t * n for t, n in zip(old.sharding.tile(device), old.block.dims))
             if at in read.blocks:
-                target = torch.from_numpy(new.on(i).bytes).view(x.dtype).view(new.block.dims)
+                target = (
+                    torch.from_numpy(new.on(i).bytes).view(x.dtype).view(_fixed(new.block.dims))
+                )
                 target[tuple(slice(0, n) for n in read.blocks[at].shape)] = read.blocks[at]
         x._storage.replace(Array(old.shape, new))
-        return x
+        return mine
     if type(x) is HloTensor:
         with torch.no_grad():
             x.copy_(read)
-        return x
+        return mine
     return read
 
 

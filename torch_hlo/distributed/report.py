@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from torch_hlo.compiler.cost import KINDS, Cost
 from torch_hlo.device.sharded import PartitionedProgram
-from torch_hlo.lazy import spmd
+from torch_hlo.lazy.record import session
 
 
 def programs() -> list[PartitionedProgram]:
-    """The sharded programs compiled so far that are still in use; `.runs` and `.cost` tell how often each ran and what one run costs a device."""
-    return sorted(spmd.PROGRAMS, key=lambda p: p.number)
+    """The sharded programs compiled so far that are still in use; `.runs` and `.cost` tell how
+    often each ran and what one run costs a device."""
+    return sorted(session.current().partitioned, key=lambda p: p.number)
 
 
 def total() -> Cost:
@@ -21,7 +22,8 @@ def total() -> Cost:
 
 
 def report() -> str:
-    """A line per program and kind of collective: runs, collectives and bytes that one device sends in a run."""
+    """A line per program and kind of collective: runs, collectives and bytes that one device sends
+    in a run."""
     lines = [
         f"{'program':12}{'runs':>6}  {'collective':22}{'number':>8}{'bytes sent per device':>24}"
     ]
@@ -29,9 +31,11 @@ def report() -> str:
         name = f"{program.name:12}{program.runs:6}"
         for kind in KINDS:
             if program.cost.collectives[kind]:
-                lines.append(
-                    f"{name}  {kind:22}{program.cost.collectives[kind]:8,.0f}{program.cost.sent[kind]:24,.0f}"
+                number, sent = (
+                    program.cost.collectives[kind],
+                    program.cost.sent[kind],
                 )
+                lines.append(f"{name}  {kind:22}{number:8,.0f}{sent:24,.0f}")
                 name = " " * 18
         if name.strip():
             lines.append(f"{name}  none")

@@ -1,14 +1,18 @@
-"""What a step would cost on a machine that is not here: memory, operations, bytes and time per device, for up to thousands of devices.
+"""What a step would cost on a machine that is not here: memory, operations, bytes and time per
+device, for up to thousands of devices.
 
     mesh = Mesh((64, 16), ("data", "model"), check=False)
-    model = abstract(GPT(...))                                # tensors without memory; also of a model built under torch.device("meta")
-    plan = Plan(model, mesh, [megatron("model"), fsdp("data")]); plan.mark()
+    model = abstract(GPT(...))     # tensors without memory; also of one built under "meta"
+    plan = Plan(model, mesh, [megatron("model"), fsdp("data")])
+    plan.mark()
     found = simulate(lambda: step(model, *plan.mark_batch(abstract(x), abstract(y))), H100)
     print(found.table())
-    print(compare(model, step, (x, y), mesh, [data_parallel("data"), megatron("model")], H100))      # a row per tactic
+    tactics = [data_parallel("data"), megatron("model")]
+    print(compare(model, step, (x, y), mesh, tactics, H100))      # a row per tactic
 
-The program is the one that would run: recorded, propagated, partitioned, fused, scheduled, with memory assigned. Time is that of a model of the machine:
-a kernel takes what its operations or its bytes need, whichever is more; a collective what a ring over its slowest link needs; those in flight
+The program is the one that would run: recorded, propagated, partitioned, fused, scheduled, with
+memory assigned. Time is that of a model of the machine: a kernel takes what its operations or its
+bytes need, whichever is more; a collective what a ring over its slowest link needs; those in flight
 (`-start`, `-done`) run beside kernels.
 """
 
@@ -17,25 +21,29 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from torch_hlo.compiler.cost import KINDS, Cost, cost, instruction_cost
-from torch_hlo.compiler.passes.memory import assign
-from torch_hlo.compiler.passes.schedule import is_step, schedule
 from torch_hlo.compiler.pipeline import optimize
-from torch_hlo.compiler.spmd import spmd as partitioned
+from torch_hlo.compiler.schedule.memory import assign
+from torch_hlo.compiler.schedule.schedule import is_step, schedule
+from torch_hlo.compiler.spmd.spmd_pipeline import spmd as partitioned
 from torch_hlo.distributed.mesh import Mesh
 from torch_hlo.distributed.tactics import Plan, Tactic
-from torch_hlo.hlo.ir import Instruction, Module
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.lazy import engine, spmd
-from torch_hlo.lazy import meta as metas
-from torch_hlo.lazy.fingerprint import collect
-from torch_hlo.lazy.storage import Array, pending_storages
-from torch_hlo.lazy.tensor import fresh
-from torch_hlo.lowering.graph import Out
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction, Module
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.record.engine import Watcher
+from torch_hlo.lazy.record.storage import Array, Storage, pending_storages
+from torch_hlo.lazy.record.tensor import fresh
+from torch_hlo.lazy.run import spmd
+from torch_hlo.lazy.run.fingerprint import collect
+from torch_hlo.lowering.core.graph import Out
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """flops: operations per second of one device in matrix products; memory: bytes; bandwidth: bytes per second to its memory. `links`: mesh axis -> Link, `link`
-    for the other axes. `efficiency`: the part of `flops` that matrix products reach."""
+    """flops: operations per second of one device in matrix products; memory: bytes; bandwidth:
+    bytes per second to its memory. `links`: mesh axis -> Link, `link` for the other axes.
+    `efficiency`: the part of `flops` that matrix products reach."""
 
     name: str
     flops: float
@@ -68,8 +77,8 @@ TPU_V4 = Machine("TPU v4", 275e12, 32e9, 1.2e12, Link(100e9, 2e-6))
 
 @dataclass
 class Simulation:
-    """Of one device and one step. memory: bytes at the peak, of which `resident` are arguments; seconds: kernels and the collectives that they
-    do not hide."""
+    """Of one device and one step. memory: bytes at the peak, of which `resident` are arguments;
+    seconds: kernels and the collectives that they do not hide."""
 
     machine: Machine
     devices: int
@@ -89,9 +98,12 @@ class Simulation:
         return "\n".join(
             [
                 f"{self.devices} x {self.machine.name}",
-                f"memory per device     {_bytes(self.memory)} at the peak, {_bytes(self.resident)} of it arguments"
-                + ("" if self.fits else ": DOES NOT FIT"),
-                f"estimated step time   {self.seconds * 1e3:.3f} ms: kernels {self.compute * 1e3:.3f} ms, collectives {self.communication * 1e3:.3f} ms",
+                f"memory per device     {_bytes(self.memory)} at the peak, {_bytes(self.resident)}"
+                " of it arguments" + ("" if self.fits else ": DOES NOT FIT"),
+                (
+                    f"estimated step time   {self.seconds * 1e3:.3f} ms: kernels"
+                    f" {self.compute * 1e3:.3f} ms, collectives {self.communication * 1e3:.3f} ms"
+                ),
                 self.cost.table(),
             ]
         )
@@ -100,8 +112,9 @@ class Simulation:
 # ---- tensors without memory
 
 
-def abstract(x):
-    """`x` on the hlo device without memory: a module (converted in place), a tensor, or tuples, lists and dicts of them."""
+def abstract(x: Any) -> Any:
+    """`x` on the hlo device without memory: a module (converted in place), a tensor, or tuples,
+    lists and dicts of them."""
     if isinstance(x, nn.Module):
         with torch.no_grad():
             return x._apply(abstract)
@@ -113,38 +126,39 @@ def abstract(x):
     return type(x)(abstract(v) for v in x) if isinstance(x, (tuple, list)) else x
 
 
-class _NoValues:
+class _NoValues(Watcher):
     """The engine while a step is recorded for simulation: nothing may be evaluated."""
 
-    def __init__(self, inner) -> None:
-        self.inner = inner
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise RuntimeError(
+            "simulate: the step needs a value (.item(), print, .cpu()); leave that out, nothing is"
+            " computed here"
+        )
 
-    def __getattr__(self, name: str):
-        if name in ("materialize", "sync", "synchronize"):
-            raise RuntimeError(
-                "simulate: the step needs a value (.item(), print, .cpu()); leave that out, nothing is computed here"
-            )
-        return getattr(self.inner, name)
+    # whatever they are given
+    materialize = sync = synchronize = _refuse  # type: ignore[assignment]
 
     def mark_step(self, wait: bool = False) -> None:
         """The step ends where the function does."""
 
 
 def record(step: Callable[[], object]) -> Module:
-    """The annotated program of what `step` does to hlo tensors. Afterwards tensors without memory have values without memory; what was done to others is
-    still pending. Raises ValueError when nothing is recorded or sharded."""
-    current = engine.current()
+    """The annotated program of what `step` does to hlo tensors. Afterwards tensors without memory
+    have values without memory; what was done to others is still pending. Raises ValueError when
+    nothing is recorded or sharded."""
+    current = session.engine()
     current.mark_step()
-    with engine.use(_NoValues(current)):
+    with session.use(_NoValues(current)):
         result = step()
-    storages = [s for s in pending_storages() if type(s.value) is Out]
+    storages = [(s, s.value) for s in pending_storages() if isinstance(s.value, Out)]
     places: dict[tuple[int, int], int] = {}
-    distinct, pairs = [], []
-    for s in storages:
-        key = (id(s.value.node), s.value.index)
+    distinct: list[Out] = []
+    pairs: list[tuple[Storage, int]] = []
+    for s, value in storages:
+        key = (id(value.node), value.index)
         if key not in places:
             places[key] = len(distinct)
-            distinct.append(s.value)
+            distinct.append(value)
         pairs.append((s, places[key]))
     if not distinct:
         raise ValueError("simulate: the step records nothing on the hlo device")
@@ -156,8 +170,9 @@ def record(step: Callable[[], object]) -> Module:
         )
     del result
     leaves = {id(leaf): i for i, leaf in enumerate(graph.leaves)}
-    aliases = []
-    for s, place in pairs:  # an argument whose storage has a new value gives its memory to that
+    aliases: list[tuple[int, int]] = []
+    # an argument whose storage has a new value gives its memory to that
+    for s, place in pairs:
         for leaf in graph.leaves:
             if (
                 leaf.shape == s.shape
@@ -173,8 +188,9 @@ def record(step: Callable[[], object]) -> Module:
     return module
 
 
-def _bind(pairs: list, distinct: list[Out]) -> None:
-    arrays = [Array(out.node.outs[out.index], spmd.Abstract(None)) for out in distinct]
+def _bind(pairs: list[tuple[Storage, int]], distinct: list[Out]) -> None:
+    shapes = [out.node.outs[out.index] for out in distinct]
+    arrays = [Array(shape, spmd.Abstract(None)) for shape in shapes if shape is not None]
     for s, place in pairs:
         array = arrays[place]
         if s.sharding is not None:
@@ -187,7 +203,8 @@ def _bind(pairs: list, distinct: list[Out]) -> None:
 
 
 def simulate(what: Callable[[], object] | Module | str, machine: Machine = H100) -> Simulation:
-    """`what`: a function that records a step on hlo tensors, an HLO module, or its text; annotated, or the program of one device.
+    """`what`: a function that records a step on hlo tensors, an HLO module, or its text; annotated,
+    or the program of one device.
 
     Raises ValueError for a program without a mesh, and what propagation and partitioning raise.
     """
@@ -212,7 +229,7 @@ def simulate(what: Callable[[], object] | Module | str, machine: Machine = H100)
     results = root.operands if root.op == "tuple" else (root,)
     memory = (
         resident
-        + int(a.arena)
+        + _known(a.arena)
         + sum(_nbytes(r.shape) for i, r in enumerate(results) if i not in shared)
     )
     compute, communication, seconds = _time(fused, order, machine)
@@ -229,7 +246,9 @@ def simulate(what: Callable[[], object] | Module | str, machine: Machine = H100)
 
 
 def _time(
-    module: Module, order: Sequence[Instruction], machine: Machine
+    module: Module,
+    order: Sequence[Instruction],
+    machine: Machine,
 ) -> tuple[float, float, float]:
     """Seconds of kernels, of collectives, and of the step."""
     now = link_free = compute = communication = 0.0
@@ -250,7 +269,8 @@ def _time(
             continue
         moved = _nbytes(x.shape) + sum(_nbytes(o.shape) for o in x.operands)
         seconds = max(
-            one.matrix_flops / (machine.flops * machine.efficiency), moved / machine.bandwidth
+            one.matrix_flops / (machine.flops * machine.efficiency),
+            moved / machine.bandwidth,
         )
         if one.bytes:  # collectives inside a loop
             inside = one.bytes / machine.link.bandwidth
@@ -284,10 +304,17 @@ def _collective_time(x: Instruction, sent: float, module: Module, machine: Machi
     return sent / link.bandwidth + hops * link.latency
 
 
+def _known(size: Size) -> int:
+    """Raises ValueError for a program of symbolic sizes."""
+    if not isinstance(size, int):
+        raise ValueError(f"simulate: size {size} is not known; give every dimension a size")
+    return size
+
+
 def _nbytes(shape: Shape) -> int:
     if shape.is_tuple:
         return sum(map(_nbytes, shape.elements))
-    return 0 if shape.dtype == "token" else shape.nbytes
+    return 0 if shape.dtype == "token" else _known(shape.nbytes)
 
 
 # ---- comparing tactics
@@ -309,18 +336,22 @@ class Comparison:
             cells = "".join(
                 f"{f'{s.cost.collectives[k]:.0f} x, {_bytes(s.cost.sent[k])}':>26}" for k in kinds
             )
-            lines.append(
-                f"{name:30}{_bytes(s.memory):>11}{s.cost.flops / 1e9:>10.3f}{s.seconds * 1e3:>10.3f}{cells}"
-                + ("" if s.fits else "  does not fit")
-            )
+            sizes = f"{_bytes(s.memory):>11}{s.cost.flops / 1e9:>10.3f}{s.seconds * 1e3:>10.3f}"
+            lines.append(f"{name:30}{sizes}{cells}" + ("" if s.fits else "  does not fit"))
         return "\n".join(lines)
 
 
 def compare(
-    model: nn.Module, loss: Callable, batch: Sequence[torch.Tensor], mesh: Mesh, tactics: Sequence[Tactic], machine: Machine = H100,
-    optimizer: Callable = torch.optim.AdamW,
-) -> Comparison:  # fmt: skip
-    """Simulate a training step `loss(model, *batch).backward(); optimizer.step()` after none, the first, the first two, … of `tactics`.
+    model: nn.Module,
+    loss: Callable[..., torch.Tensor],
+    batch: Sequence[torch.Tensor],
+    mesh: Mesh,
+    tactics: Sequence[Tactic],
+    machine: Machine = H100,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+) -> Comparison:
+    """Simulate a training step `loss(model, *batch).backward(); optimizer.step()` after none, the
+    first, the first two, … of `tactics`.
 
     `model` may be on any device, meta too; it and the batch only give shapes.
     """
@@ -330,15 +361,23 @@ def compare(
             "+ " + getattr(tactics[n - 1], "__name__", str(tactics[n - 1])) if n else "replicated"
         )
         rows.append(
-            (name, simulate_training(model, loss, batch, mesh, tactics[:n], machine, optimizer))
+            (
+                name,
+                simulate_training(model, loss, batch, mesh, tactics[:n], machine, optimizer),
+            )
         )
     return Comparison(rows)
 
 
 def simulate_training(
-    model: nn.Module, loss: Callable, batch: Sequence[torch.Tensor], mesh: Mesh, tactics: Sequence[Tactic], machine: Machine = H100,
-    optimizer: Callable = torch.optim.AdamW,
-) -> Simulation:  # fmt: skip
+    model: nn.Module,
+    loss: Callable[..., torch.Tensor],
+    batch: Sequence[torch.Tensor],
+    mesh: Mesh,
+    tactics: Sequence[Tactic],
+    machine: Machine = H100,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+) -> Simulation:
     """One row of `compare`: all of `tactics`, in a step whose optimizer has its states already."""
     mine = abstract(copy.deepcopy(model))
     plan = Plan(mine, mesh, tactics)

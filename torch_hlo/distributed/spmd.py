@@ -1,26 +1,31 @@
-"""torch_xla's names and signatures (torch_xla.distributed.spmd): programs written for it run after a change of imports.
+"""torch_xla's names and signatures (torch_xla.distributed.spmd): programs written for it run after
+a change of imports.
 
-import torch_hlo.distributed.spmd as xs
-mesh = xs.Mesh(np.arange(8), (2, 4), ("data", "model"))
-xs.mark_sharding(t, mesh, ("data", None))            # axes by name or number
+    import torch_hlo.distributed.spmd as xs
+    mesh = xs.Mesh(np.arange(8), (2, 4), ("data", "model"))
+    xs.mark_sharding(t, mesh, ("data", None))            # axes by name or number
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from torch_hlo.device import collective
+from torch_hlo.device import multi_device
 from torch_hlo.distributed import annotate, mesh
 from torch_hlo.distributed.annotate import clear_sharding
 from torch_hlo.distributed.mesh import get_1d_mesh, to_sharding
-from torch_hlo.hlo.sharding import ShardingError
-from torch_hlo.lazy import spmd
-from torch_hlo.lazy.tensor import HloTensor
-from torch_hlo.lowering.sharding import SHARD, encode
+from torch_hlo.hlo.sharding.sharding import ShardingError
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lowering.spmd.sharding import SHARD, encode
 
-_global: list[mesh.Mesh] = []
+Spec = Sequence[Any]  # per dimension: an axis by name or number, a tuple of them, None, or a Dim
+
+
+_global: mesh.Mesh | None = None
 
 
 class Mesh(mesh.Mesh):
@@ -48,10 +53,10 @@ class Mesh(mesh.Mesh):
         return self.devices
 
 
-def _spec(where: mesh.Mesh, spec: Sequence) -> tuple:
+def _spec(where: mesh.Mesh, spec: Spec) -> tuple[mesh.Entry, ...]:
     """Axis numbers as names."""
 
-    def entry(e):
+    def entry(e: Any) -> Any:
         if isinstance(e, int) and not isinstance(e, bool):
             if not 0 <= e < len(where.axis_names):
                 raise ShardingError(
@@ -63,67 +68,83 @@ def _spec(where: mesh.Mesh, spec: Sequence) -> tuple:
     return tuple(map(entry, spec))
 
 
-def mark_sharding(t: torch.Tensor, mesh: mesh.Mesh, partition_spec: Sequence) -> torch.Tensor:
+def mark_sharding(t: torch.Tensor, mesh: mesh.Mesh, partition_spec: Spec) -> torch.Tensor:
     """See torch_hlo.distributed.mark_sharding."""
     return annotate.mark_sharding(t, mesh, _spec(mesh, partition_spec))
 
 
 def mark_sharding_with_gradients(
-    t: torch.Tensor, mesh: mesh.Mesh, partition_spec: Sequence
+    t: torch.Tensor,
+    mesh: mesh.Mesh,
+    partition_spec: Spec,
 ) -> torch.Tensor:
     """An annotated copy of `t` whose gradient has the same sharding."""
-    spmd.active = True
-    return SHARD(t, encode(to_sharding(mesh, _spec(mesh, partition_spec), t.shape)))
+    session.current().sharded = True
+    sharding = to_sharding(mesh, _spec(mesh, partition_spec), t.shape)
+    noted: torch.Tensor = SHARD(t, encode(sharding))
+    return noted
 
 
 def set_global_mesh(mesh: mesh.Mesh) -> None:
     """What `get_global_mesh` returns from now on."""
-    _global[:] = [mesh]
+    global _global
+    _global = mesh
 
 
 def get_global_mesh() -> mesh.Mesh | None:
-    return _global[0] if _global else None
+    """What `set_global_mesh` was given last; None before."""
+    return _global
 
 
 def num_devices() -> int:
     """Devices that a mesh can span."""
-    return collective.device_count()
+    return multi_device.device_count()
 
 
 def enable_manual_sharding(
-    t: torch.Tensor, partition_spec: Sequence, *, mesh: mesh.Mesh | None = None
+    t: torch.Tensor,
+    partition_spec: Spec,
+    *,
+    mesh: mesh.Mesh | None = None,
 ) -> torch.Tensor:
-    """The block of each device as a tensor of the block's shape: what is done to it until `disable_manual_sharding` each device does alone.
+    """The block of each device as a tensor of the block's shape: what is done to it until
+    `disable_manual_sharding` each device does alone.
 
-    Raises ShardingError for dimensions that do not divide: blocks of a program that is written per device have no padding.
-    """
+    Raises ShardingError for dimensions that do not divide: blocks of a program that is written per
+    device have no padding."""
     where = _mesh(mesh)
     found = to_sharding(where, _spec(where, partition_spec), t.shape)
     for i, (n, k) in enumerate(zip(t.shape, found.tiles)):
         if n % k:
             raise ShardingError(
-                f"tensor of shape {tuple(t.shape)}: dimension {i} of size {n} does not divide into {k} blocks along {', '.join(a.name for a in found.dims[i].axes)}, which "
-                "manual sharding needs"
+                f"tensor of shape {tuple(t.shape)}: dimension {i} of size {n} does not divide into"
+                f" {k} blocks along {', '.join(a.name for a in found.dims[i].axes)}, which manual"
+                " sharding needs"
             )
-    spmd.active = True
-    return torch.ops.torch_hlo.to_blocks(_on_device(t), encode(found))
+    session.current().sharded = True
+    block: torch.Tensor = torch.ops.torch_hlo.to_blocks(_on_device(t), encode(found))
+    return block
 
 
 def disable_manual_sharding(
     t: torch.Tensor,
-    partition_spec: Sequence,
+    partition_spec: Spec,
     full_shape: Sequence[int],
     *,
     mesh: mesh.Mesh | None = None,
 ) -> torch.Tensor:
-    """The whole tensor of `full_shape` whose blocks are `t`. Raises ShardingError where they do not fit."""
+    """The whole tensor of `full_shape` whose blocks are `t`. Raises ShardingError where they do not
+    fit."""
     where = _mesh(mesh)
     found = to_sharding(where, _spec(where, partition_spec), full_shape)
     if tuple(n * k for n, k in zip(t.shape, found.tiles)) != tuple(full_shape):
         raise ShardingError(
-            f"blocks of shape {tuple(t.shape)} do not make a tensor of shape {tuple(full_shape)} under {found}"
+            f"blocks of shape {tuple(t.shape)} do not make a tensor of shape {tuple(full_shape)}"
+            f" under {found}"
         )
-    return torch.ops.torch_hlo.from_blocks(_on_device(t), encode(found), list(full_shape))
+    note, dims = encode(found), list(full_shape)
+    whole: torch.Tensor = torch.ops.torch_hlo.from_blocks(_on_device(t), note, dims)
+    return whole
 
 
 def _mesh(given: mesh.Mesh | None) -> mesh.Mesh:
@@ -142,6 +163,7 @@ def _on_device(t: torch.Tensor) -> torch.Tensor:
 
 
 __all__ = [
-    "Mesh", "clear_sharding", "disable_manual_sharding", "enable_manual_sharding", "get_1d_mesh", "get_global_mesh", "mark_sharding",
-    "mark_sharding_with_gradients", "num_devices", "set_global_mesh",
+    "Mesh", "clear_sharding", "disable_manual_sharding", "enable_manual_sharding", "get_1d_mesh",
+    "get_global_mesh", "mark_sharding", "mark_sharding_with_gradients", "num_devices",
+    "set_global_mesh",
 ]  # fmt: skip

@@ -1,11 +1,12 @@
-"""Ways to spread a model over a mesh, applied one after another (as in PartIR, https://arxiv.org/abs/2401.11202): each adds axes where none is yet.
+"""Ways to spread a model over a mesh, applied one after another (as in PartIR,
+https://arxiv.org/abs/2401.11202): each adds axes where none is yet.
 
     plan = Plan(model, mesh, [megatron("model"), fsdp("data")])
-    plan.mark(model)                            # parameters and buffers, and what hooks mark in the forward pass
-    plan.mark_optimizer(optimizer)              # states, when they come to be
+    plan.mark(model)                  # parameters, and what hooks mark in the forward pass
+    plan.mark_optimizer(optimizer)    # states, when they come to be
     x, y = plan.mark_batch(x, y)
-The model stays as it is; a tactic is a function of the Plan, so a model with other needs gets one of its own.
-"""
+The model stays as it is; a tactic is a function of the Plan, so a model with other needs gets one
+of its own."""
 
 from __future__ import annotations
 
@@ -17,16 +18,18 @@ import torch
 from torch import nn
 
 from torch_hlo.distributed.annotate import mark_sharding
-from torch_hlo.distributed.mesh import Dim, Mesh
+from torch_hlo.distributed.mesh import Dim, Entry, Mesh
 
 Spec = list[tuple[str, ...]]  # per dimension the axes, major first
+SpecOfRank = Callable[[int], list[Entry]]
 
 
 class Plan:
-    """Which axes split which dimension of every parameter, optimizer state, batch and marked activation.
+    """Which axes split which dimension of every parameter, optimizer state, batch and marked
+    activation.
 
-    parameters, states: name -> Spec. batch: the axes of dimension 0 of every input. activations: (module name, function of the rank -> spec).
-    """
+    parameters, states: name -> Spec. batch: the axes of dimension 0 of every input. activations:
+    (module name, function of the rank -> spec)."""
 
     def __init__(self, model: nn.Module, mesh: Mesh, tactics: Sequence[Tactic] = ()) -> None:
         self.model, self.mesh = model, mesh
@@ -36,12 +39,13 @@ class Plan:
         }
         self.states: dict[str, Spec] = {}
         self.batch: tuple[str, ...] = ()
-        self.activations: dict[str, Callable[[int], list]] = {}
+        self.activations: dict[str, SpecOfRank] = {}
         for tactic in tactics:
             tactic(self)
 
     def shard(self, name: str, dim: int, axis: str, table: dict[str, Spec] | None = None) -> bool:
-        """Split dimension `dim` of parameter `name` over `axis` too; False where the axis is in use for it or does not divide the dimension."""
+        """Split dimension `dim` of parameter `name` over `axis` too; False where the axis is in use
+        for it or does not divide the dimension."""
         spec = (self.parameters if table is None else table).get(name)
         if spec is None:  # tied to another one, which counts
             return False
@@ -52,7 +56,8 @@ class Plan:
         return True
 
     def shard_largest(self, name: str, axis: str, table: dict[str, Spec] | None = None) -> bool:
-        """`shard` along the largest dimension for which that works, counted as it is split so far."""
+        """`shard` along the largest dimension for which that works, counted as it is split so
+        far."""
         spec = (self.parameters if table is None else table)[name]
         left = [
             n / math.prod(self.mesh.shape[a] for a in axes)
@@ -64,18 +69,20 @@ class Plan:
         )
 
     def mark(self, model: nn.Module | None = None) -> nn.Module:
-        """Annotate the parameters of the model, and let its forward pass annotate activations; returns it."""
+        """Annotate the parameters of the model, and let its forward pass annotate activations;
+        returns it."""
         model = self.model if model is None else model
         for name, p in model.named_parameters():
-            # Data comes first: where both want an axis, values stay with their batch and parameters are gathered.
+            # Data comes first: where both want an axis, values stay with their batch and parameters
+            # are gathered.
             spec = [Dim(*axes, priority=1) for axes in self.parameters[name]]
             mark_sharding(p, self.mesh, spec, name=name)
-        for name, spec in self.activations.items():
-            model.get_submodule(name).register_forward_hook(self._hook(name, spec))
+        for name, of_rank in self.activations.items():
+            model.get_submodule(name).register_forward_hook(self._hook(name, of_rank))
         return model
 
-    def _hook(self, name: str, spec: Callable[[int], list]) -> Callable:
-        def hook(module, args, output):
+    def _hook(self, name: str, spec: SpecOfRank) -> Callable[..., torch.Tensor]:
+        def hook(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
             return mark_sharding(output, self.mesh, spec(output.dim()), name=f"output of {name}")
 
         return hook
@@ -89,15 +96,21 @@ class Plan:
         )
 
     def mark_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Annotate the optimizer's states when its first step has made them: like the parameter, or as the plan says."""
+        """Annotate the optimizer's states when its first step has made them: like the parameter, or
+        as the plan says."""
         names = {id(p): name for name, p in self.model.named_parameters()}
 
-        def hook(optimizer, args, kwargs) -> None:
+        def hook(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
             for p, states in optimizer.state.items():
-                spec = self.states.get(names.get(id(p)))
+                spec = self.states.get(names.get(id(p), ""))
                 for key, t in states.items():
                     if spec is not None and isinstance(t, torch.Tensor) and t.shape == p.shape:
-                        mark_sharding(t, self.mesh, _entries(spec), name=f"{key} of {names[id(p)]}")
+                        mark_sharding(
+                            t,
+                            self.mesh,
+                            _entries(spec),
+                            name=f"{key} of {names[id(p)]}",
+                        )
             handle.remove()
 
         handle = optimizer.register_step_post_hook(hook)
@@ -106,7 +119,7 @@ class Plan:
 Tactic = Callable[[Plan], None]
 
 
-def _entries(spec: Spec) -> tuple:
+def _entries(spec: Spec) -> tuple[Entry, ...]:
     return tuple(axes or None for axes in spec)
 
 
@@ -125,8 +138,9 @@ def data_parallel(axis: str) -> Tactic:
 
 
 def fsdp(axis: str, min_size: int = 0) -> Tactic:
-    """Split the batch, and every parameter of at least `min_size` elements along its largest dimension: parameters are gathered where they are used, gradients
-    scattered as they are summed (ZeRO stage 3, https://arxiv.org/abs/1910.02054)."""
+    """Split the batch, and every parameter of at least `min_size` elements along its largest
+    dimension: parameters are gathered where they are used, gradients scattered as they are summed
+    (ZeRO stage 3, https://arxiv.org/abs/1910.02054)."""
 
     def apply(plan: Plan) -> None:
         plan.batch += (axis,)
@@ -138,7 +152,8 @@ def fsdp(axis: str, min_size: int = 0) -> Tactic:
 
 
 def zero1(axis: str) -> Tactic:
-    """Split the batch and the optimizer's states (ZeRO stage 1): each device updates its part of the parameters, which are then gathered."""
+    """Split the batch and the optimizer's states (ZeRO stage 1): each device updates its part of
+    the parameters, which are then gathered."""
 
     def apply(plan: Plan) -> None:
         plan.batch += (axis,)
@@ -149,21 +164,28 @@ def zero1(axis: str) -> Tactic:
     return _named(apply, f"zero1({axis!r})")
 
 
-# Linear layers whose outputs are split, and those whose inputs are; by the last part of the layer's name in common models.
+# Linear layers whose outputs are split, and those whose inputs are; by the last part of the layer's
+# name in common models.
 COLUMN = re.compile(
-    r"(q|k|v|qkv|query|key|value|[qkv]_proj|qkv_proj|query_key_value|c_attn|in_proj|Wqkv|up|gate|up_proj|gate_proj|fc1|w1|w3|c_fc|lin1|wi|wi_\d|wq|wk|wv|q_lin|k_lin|v_lin|first)"
+    r"(q|k|v|qkv|query|key|value|[qkv]_proj|qkv_proj|query_key_value|c_attn|in_proj|Wqkv|up|gate"
+    r"|up_proj|gate_proj|fc1|w1|w3|c_fc|lin1|wi|wi_\d|wq|wk|wv|q_lin|k_lin|v_lin|first)"
 )
 ROW = re.compile(
-    r"(o|out|o_proj|out_proj|proj|c_proj|down|down_proj|fc2|w2|lin2|wo|out_lin|second|dense_4h_to_h)"
+    r"(o|out|o_proj|out_proj|proj|c_proj|down|down_proj|fc2|w2|lin2|wo|out_lin|second"
+    r"|dense_4h_to_h)"
 )
 
 
 def megatron(
-    axis: str, column: re.Pattern = COLUMN, row: re.Pattern = ROW, vocabulary: bool = False
+    axis: str,
+    column: re.Pattern[str] = COLUMN,
+    row: re.Pattern[str] = ROW,
+    vocabulary: bool = False,
 ) -> Tactic:
-    """Tensor parallelism: the first of each pair of linear layers is split by outputs, the second by inputs (https://arxiv.org/abs/1909.08053), so that a
-    pair costs one all-reduce forward and one backward. Layers are told by name, then by shape: wider outputs are split by column. `vocabulary`:
-    embeddings are split by rows."""
+    """Tensor parallelism: the first of each pair of linear layers is split by outputs, the second
+    by inputs (https://arxiv.org/abs/1909.08053), so that a pair costs one all-reduce forward and
+    one backward. Layers are told by name, then by shape: wider outputs are split by column.
+    `vocabulary`: embeddings are split by rows."""
 
     def apply(plan: Plan) -> None:
         for name, weight, transposed in _linears(plan.model):
@@ -176,9 +198,8 @@ def megatron(
                 and shape[outputs] > shape[inputs]
             )
             by_row = not by_column and (bool(row.fullmatch(last)) or shape[inputs] > shape[outputs])
-            if shape[outputs] > 8 * shape[inputs] and not column.fullmatch(
-                last
-            ):  # the head: its outputs are the vocabulary
+            # the head: its outputs are the vocabulary
+            if shape[outputs] > 8 * shape[inputs] and not column.fullmatch(last):
                 by_column = vocabulary
             if (
                 by_column
@@ -206,11 +227,12 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
 
 
 def sequence_parallel(axis: str, dim: int = 1) -> Tactic:
-    """Split what norms compute along the sequence (dimension `dim`), where tensor parallelism alone keeps copies (https://arxiv.org/abs/2205.05198)."""
+    """Split what norms compute along the sequence (dimension `dim`), where tensor parallelism alone
+    keeps copies (https://arxiv.org/abs/2205.05198)."""
 
-    def spec_of(plan: Plan) -> Callable[[int], list]:
-        def spec(rank: int) -> list:
-            entries: list = [None] * rank
+    def spec_of(plan: Plan) -> SpecOfRank:
+        def spec(rank: int) -> list[Entry]:
+            entries: list[Entry] = [None] * rank
             if plan.batch:
                 entries[0] = plan.batch
             if rank > dim:
@@ -227,4 +249,12 @@ def sequence_parallel(axis: str, dim: int = 1) -> Tactic:
     return _named(apply, f"sequence_parallel({axis!r})")
 
 
-__all__ = ["Plan", "Tactic", "data_parallel", "fsdp", "megatron", "sequence_parallel", "zero1"]
+__all__ = [
+    "Plan",
+    "Tactic",
+    "data_parallel",
+    "fsdp",
+    "megatron",
+    "sequence_parallel",
+    "zero1",
+]

@@ -14,19 +14,23 @@ import re
 
 import torch
 
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.sharding import Mesh as HloMesh
-from torch_hlo.hlo.sharding import Sharding, ShardingError
-from torch_hlo.hlo.sharding_text import common_mesh, parse_sharding
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.sharding.sharding import Mesh as HloMesh
+from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
+from torch_hlo.hlo.sharding.sharding_text import common_mesh, parse_sharding
 
 
 def visualize_sharding(
-    what: torch.Tensor | Sharding | str, *, mesh: HloMesh | None = None, use_color: bool = False
+    what: torch.Tensor | Sharding | str,
+    *,
+    mesh: HloMesh | None = None,
+    use_color: bool = False,
 ) -> str:
-    """The grid of `what`: a tensor of the hlo device, a Sharding, or XLA's or our text of one (ours needs its `mesh`).
+    """The grid of `what`: a tensor of the hlo device, a Sharding, or XLA's or our text of one (ours
+    needs its `mesh`).
 
-    Arrays of up to two split dimensions become a grid (rows, columns); with more, one grid per index along the leading ones. Raises ShardingError.
-    """
+    Arrays of up to two split dimensions become a grid (rows, columns); with more, one grid per
+    index along the leading ones. Raises ShardingError."""
     if isinstance(what, torch.Tensor):
         from torch_hlo.distributed.annotate import sharding_of
 

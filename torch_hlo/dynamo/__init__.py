@@ -1,7 +1,8 @@
-"""`torch.compile(model, backend="hlo")`: Dynamo's graphs through the same lowering and compiler as the lazy device.
+"""`torch.compile(model, backend="hlo")`: Dynamo's graphs through the same lowering and compiler as
+the lazy device.
 
-Found by PyTorch through the entry point `torch_dynamo_backends`, so torch_hlo need not be imported first.
-"""
+Found by PyTorch through the entry point `torch_dynamo_backends`, so torch_hlo need not be imported
+first."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
     torch.compile(model, backend="hlo", options={"fallback": "error"})
 
-Tensors on the CPU or on a GPU of torch.cuda, for training and inference, with static and dynamic sizes; or on the hlo device, where the graph is recorded at each
-call without Dynamo's or autograd's Python and becomes part of the step. A new random seed is drawn from PyTorch's CPU generator
-at each call of a graph with random ops, so `torch.manual_seed` makes runs repeat.
+Tensors on the CPU or on a GPU of torch.cuda, for training and inference, with static and dynamic
+sizes; or on the hlo device, where the graph is recorded at each call without Dynamo's or autograd's
+Python and becomes part of the step. A new random seed is drawn from PyTorch's CPU generator at each
+call of a graph with random ops, so `torch.manual_seed` makes runs repeat.
 """
 
 from __future__ import annotations
@@ -18,28 +19,30 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
-from torch._dynamo.callback import callback_handler
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from torch_hlo import collector, config, metrics
-from torch_hlo.device import runtime
+from torch_hlo import collector, config, log, metrics
+from torch_hlo.device.interfaces import Program
 from torch_hlo.dynamo import cut, trace
+from torch_hlo.dynamo.attention_saved import forward_and_backward
 from torch_hlo.dynamo.call import Caller
 from torch_hlo.dynamo.direct import LOSSES, Graphs
-from torch_hlo.dynamo.partition import partition
 from torch_hlo.dynamo.place import Host, place_of
-from torch_hlo.hlo.ir import Module
-from torch_hlo.lazy import backend, dump, encoder, executor, log, progress, recurrent, traceable
-from torch_hlo.lowering import late
-from torch_hlo.lowering.fx import CHECKS, FxGraph, from_fx
-from torch_hlo.lowering.graph import Node
-from torch_hlo.lowering.registry import LOWERINGS, LoweringError
+from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.lazy import traceable
+from torch_hlo.lazy.ops import encoder, recurrent
+from torch_hlo.lazy.run import dump, executor, progress
+from torch_hlo.lowering.core.graph import Node
+from torch_hlo.lowering.core.registry import LOWERINGS, LoweringError
+from torch_hlo.lowering.fx import operators_of_libraries
+from torch_hlo.lowering.fx.fx_graph import CHECKS, FxGraph, from_fx
+from torch_hlo.pytorch import operators, shortcuts, tracing
+from torch_hlo.pytorch.graphs import unset_fake_temporarily
+from torch_hlo.pytorch.operators import OpOverload
 
 aten = torch.ops.aten
 traceable.enable()
-for (
-    _check
-) in CHECKS:  # before 2.13 PyTorch leaves out the checks of linear algebra, which have no result
+# before 2.13 PyTorch leaves out the checks of linear algebra, which have no result
+for _check in CHECKS:
     fx.node.has_side_effect(_check)
 
 
@@ -54,12 +57,23 @@ class Option:
 
 
 OPTIONS: dict[str, Option] = {
-    "fallback": Option(str, ("warn", "allow", "error"), lambda: config.get("FALLBACK"), "an aten op without a lowering: run it on the CPU inside "
-                       "the program with a warning, without one, or raise LoweringError; default TORCH_HLO_FALLBACK"),
+    "fallback": Option(
+        str,
+        ("warn", "allow", "error"),
+        lambda: config.get("FALLBACK"),
+        "an aten op without a lowering: run it on the CPU inside the program with a warning,"
+        " without one, or raise LoweringError; default TORCH_HLO_FALLBACK",
+    ),
     "name": Option(str, (), lambda: "graph", "name of the programs in logs, dumps and errors"),
-}  # fmt: skip
+}
 # What torch.compile(mode=...) may say: they ask for more or less of what this compiler always does.
-MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+MODES = (
+    None,
+    "default",
+    "reduce-overhead",
+    "max-autotune",
+    "max-autotune-no-cudagraphs",
+)
 
 
 def hlo(
@@ -69,35 +83,42 @@ def hlo(
     options: dict | None = None,
     mode: str | None = None,
 ) -> Callable:
-    """The Dynamo backend. Raises ValueError for an unknown option, value or mode, LoweringError for what cannot be compiled."""
+    """The Dynamo backend. Raises ValueError for an unknown option, value or mode, LoweringError for
+    what cannot be compiled."""
     if mode not in MODES:
         raise ValueError(
-            f"torch.compile(backend='hlo'): unknown mode {mode!r}; there are {', '.join(map(str, MODES[1:]))}"
+            f"torch.compile(backend='hlo'): unknown mode {mode!r}; there are"
+            f" {', '.join(map(str, MODES[1:]))}"
         )
     settings = checked(options)
-    _Tracing.without_collections()
-    recorded = without_autograd(graph_module, example_inputs, settings)
-    if recorded is not None:
-        return recorded
+    if shortcuts.on("no_autograd"):
+        recorded = without_autograd(graph_module, example_inputs, settings)
+        if recorded is not None:
+            return recorded
     compiler = functools.partial(compile_graph, settings=settings)
     recurrent.as_networks(graph_module.graph)
     graph_module.recompile()
     graphs = Graphs(graph_module, example_inputs)
     aot = functools.partial(
         differentiated,
-        fw_compiler=graphs.keep("forward", compiler), bw_compiler=graphs.keep("backward", compiler), inference_compiler=graphs.keep("inference", compiler),
-        decompositions=decompositions(), partition_fn=partition, keep_inference_input_mutations=True,
-    )  # fmt: skip
+        fw_compiler=graphs.keep("forward", compiler),
+        bw_compiler=graphs.keep("backward", compiler),
+        inference_compiler=graphs.keep("inference", compiler),
+        decompositions=decompositions(),
+        partition_fn=forward_and_backward,
+        keep_inference_input_mutations=True,
+    )
     return graphs.direct(aot(graph_module, example_inputs))
 
 
 def without_autograd(
     graph_module: fx.GraphModule, example_inputs: Sequence, settings: dict
 ) -> Callable | None:
-    """The compiled function of a graph that needs nothing of AOTAutograd (trace.py), with its gradients (cut.py, direct.py); None for others."""
+    """The compiled function of a graph that needs nothing of AOTAutograd (trace.py), with its
+    gradients (cut.py, direct.py); None for others."""
     try:
         with unset_fake_temporarily():
-            late.register()
+            operators_of_libraries.register()
             graph = trace.record(graph_module, example_inputs)
             with torch.no_grad():
                 if isinstance(graph, cut.Joint):
@@ -109,9 +130,8 @@ def without_autograd(
                 else:
                     callers = [Caller(graph, settings["name"], Host())]
                 programs = _compiled(*callers)
-    except (
-        Exception
-    ) as reason:  # PyTorch's errors come back, in the words that users know, on the other way
+    except Exception as reason:
+        # PyTorch's errors come back, in the words that users know, on the other way
         _say_why(settings["name"], reason)
         return None
     if isinstance(graph, cut.Joint):
@@ -129,8 +149,9 @@ def without_autograd(
 
 
 def _say_why(name: str, reason: Exception) -> None:
-    """Why a graph goes through AOTAutograd is with the reasons of compiles (`torch_hlo.metrics.explain()`), and counted. What neither this package nor PyTorch
-    has refused in words is a mistake here: that is a warning."""
+    """Why a graph goes through AOTAutograd is with the reasons of compiles
+    (`torch_hlo.metrics.explain()`), and counted. What neither this package nor PyTorch has refused
+    in words is a mistake here: that is a warning."""
     text = f"{name} goes through AOTAutograd: {reason or type(reason).__name__}"
     metrics.count("AOTAutograd")
     metrics.add_compile_reason(text)
@@ -139,25 +160,34 @@ def _say_why(name: str, reason: Exception) -> None:
         where = traceback.extract_tb(reason.__traceback__)[-1]
         log.warn_once(
             "AOTAutograd",
-            f"torch.compile(backend='hlo'): {text} ({type(reason).__name__} at {where.filename}:{where.lineno}); please report it",
+            f"torch.compile(backend='hlo'): {text} ({type(reason).__name__} at"
+            f" {where.filename}:{where.lineno}); please report it",
         )
 
 
 def differentiated(graph_module: fx.GraphModule, example_inputs: Sequence, **options) -> Callable:
-    """What torch._dynamo.backends.common.aot_autograd does, which imports Inductor's log settings for it: AOTAutograd, hidden from Dynamo."""
+    """What torch._dynamo.backends.common.aot_autograd does, which imports Inductor's log settings
+    for it: AOTAutograd, hidden from Dynamo."""
+    if not shortcuts.on("inductor_unneeded"):
+        from torch._dynamo.backends.common import aot_autograd
+
+        return aot_autograd(**options)(graph_module, example_inputs)
     from torch._dynamo import disable
     from torch._dynamo.utils import flatten_graph_inputs
     from torch._functorch.aot_autograd import aot_module_simplified
 
     if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):
         return flatten_graph_inputs(
-            graph_module, example_inputs, functools.partial(differentiated, **options)
+            graph_module,
+            example_inputs,
+            functools.partial(differentiated, **options),
         )
     backward = options.pop("bw_compiler")
 
     def bw_compiler(*args, **kwargs) -> Callable:
         return disable(
-            disable(backward, reason="the compiler")(*args, **kwargs), reason="a compiled graph"
+            disable(backward, reason="the compiler")(*args, **kwargs),
+            reason="a compiled graph",
         )
 
     with collector.paused():
@@ -168,80 +198,56 @@ def differentiated(graph_module: fx.GraphModule, example_inputs: Sequence, **opt
 
 
 def checked(options: dict | None) -> dict[str, object]:
-    """All options with their values. Raises ValueError naming the option that does not exist or the value it cannot have."""
+    """All options with their values. Raises ValueError naming the option that does not exist or the
+    value it cannot have."""
     settings = {name: o.default() for name, o in OPTIONS.items()}
     for name, value in (options or {}).items():
         if name not in OPTIONS:
             raise ValueError(
-                f"torch.compile(backend='hlo'): unknown option {name!r}; there are {', '.join(OPTIONS)}"
+                f"torch.compile(backend='hlo'): unknown option {name!r}; there are"
+                f" {', '.join(OPTIONS)}"
             )
         o = OPTIONS[name]
         if not isinstance(value, o.kind) or o.choices and value not in o.choices:
             raise ValueError(
-                f"torch.compile(backend='hlo'): option {name}={value!r}; expected {' or '.join(o.choices) or o.kind.__name__}"
+                f"torch.compile(backend='hlo'): option {name}={value!r}; expected"
+                f" {' or '.join(o.choices) or o.kind.__name__}"
             )
         settings[name] = value
     return settings
 
 
-class _Tracing:
-    """Dynamo makes many objects that stay, at which Python's garbage collector looks together with all that PyTorch has imported: 0.2 of the 1.0 s in which it
-    traces a ResNet-18. None runs meanwhile."""
-
-    under_way = False
-
-    @classmethod
-    def without_collections(cls) -> None:
-        """From the next graph on, as `torch._dynamo.reset()` forgets who wants to know."""
-        handler = callback_handler
-        if cls.begin not in handler.start_callbacks:
-            handler.register_start_callback(cls.begin)
-            handler.register_end_callback(cls.end)
-
-    @classmethod
-    def begin(cls, _) -> None:
-        cls.under_way = True
-        collector.pause()
-
-    @classmethod
-    def end(cls, _) -> None:
-        if cls.under_way:  # it was not, if this one has asked
-            cls.under_way = False
-            collector.resume()
-
-
-_Tracing.without_collections()
-backend.trace_networks(hlo)
+tracing.trace_networks(hlo)
 
 
 @functools.cache
 def decompositions(composite: bool = False) -> dict:
-    """PyTorch's decompositions, and ours, for everything that has no lowering of its own. `composite`: of composite ops as well, which exported programs hold. In
-    AOTAutograd's graphs the dispatcher has taken them apart, and collecting them takes 0.1 s."""
-    from torch._decomp import (
-        _core_aten_decompositions_post_autograd,
-        core_aten_decompositions,
-        decomposition_table,
+    """PyTorch's decompositions, and ours, for everything that has no lowering of its own.
+    `composite`: of composite ops as well, which exported programs hold. In AOTAutograd's graphs the
+    dispatcher has taken them apart, and collecting them takes 0.1 s."""
+    core = (
+        operators.core_decompositions()
+        if composite
+        else operators.core_decompositions_after_autograd()
     )
-
     table = {
-        **(core_aten_decompositions() if composite else _core_aten_decompositions_post_autograd()),
+        **core,
         **encoder.DECOMPOSITIONS,
     }
     table.update(
         {
             op: fn
-            for op, fn in decomposition_table.items()
+            for op, fn in operators.decompositions().items()
             if op not in table
             and op not in LOWERINGS
             and _is_functional(op)
-            and (composite or not _is_composite(op))
+            and (composite or not operators.is_composite(op))
         }
     )
     return {op: fn for op, fn in table.items() if op not in LOWERINGS}
 
 
-def _is_functional(op) -> bool:
+def _is_functional(op: OpOverload) -> bool:
     schema = getattr(op, "_schema", None)
     return (
         schema is not None
@@ -250,29 +256,28 @@ def _is_functional(op) -> bool:
     )
 
 
-def _is_composite(op) -> bool:
-    return op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-
-
 def compile_graph(
     graph_module: fx.GraphModule, example_inputs: Sequence, settings: dict
 ) -> Callable:
-    """Compile one FX graph of aten ops into a function of a list of inputs, which it clears (AOTAutograd's boxed convention)."""
+    """Compile one FX graph of aten ops into a function of a list of inputs, which it clears
+    (AOTAutograd's boxed convention)."""
     if any(isinstance(x, torch.Tensor) and x.device.type == "hlo" for x in example_inputs):
         return on_device(graph_module)
     with unset_fake_temporarily(), torch.no_grad():
-        late.register()
+        operators_of_libraries.register()
         run = None
         while run is None:
             try:
                 run = _function(graph_module, settings)
-            except (
-                Exception
-            ) as error:  # LoweringError, or whatever needs to know that two sizes are equal
+            except Exception as error:
+                # LoweringError, or whatever needs to know that two sizes are equal
                 fixed = fix_sizes(graph_module)
                 if not fixed:
                     raise
-                log.say(1, f"{settings['name']} is compiled for {', '.join(fixed)} alone: {error}")
+                log.say(
+                    1,
+                    f"{settings['name']} is compiled for {', '.join(fixed)} alone: {error}",
+                )
     run._boxed_call = True
     return run
 
@@ -281,16 +286,22 @@ def _function(graph_module: fx.GraphModule, settings: dict) -> Callable:
     graph = from_fx(graph_module)
     report_fallbacks(graph, settings["fallback"])
     (run,) = _compiled(
-        Caller(graph, settings["name"], place_of(graph_module), graph_module.meta.get(LOSSES, 0))
+        Caller(
+            graph,
+            settings["name"],
+            place_of(graph_module),
+            graph_module.meta.get(LOSSES, 0),
+        )
     )
     return run
 
 
 def _compiled(*callers: Caller) -> list[Callable]:
-    """The functions of graphs. They are lowered now, and Dynamo writes its guards while they are compiled. Who calls first waits, for all of them: compiling backward while
-    forward runs gains nothing on two cores, and takes the compiler's memory on top of the step's."""
+    """The functions of graphs. They are lowered now, and Dynamo writes its guards while they are
+    compiled. Who calls first waits, for all of them: compiling backward while forward runs gains
+    nothing on two cores, and takes the compiler's memory on top of the step's."""
 
-    def lower() -> Future[list[runtime.Program]]:
+    def lower() -> Future[list[Program]]:
         modules = [caller.module() for caller in callers]
         return executor.submit_compiler(lambda: list(map(_compile, callers, modules)))
 
@@ -301,8 +312,9 @@ def _compiled(*callers: Caller) -> list[Callable]:
 
 
 def fix_sizes(graph_module: fx.GraphModule) -> list[str]:
-    """Have Dynamo take symbolic sizes as the numbers that they are in this call, and guard on them: the lengths of Fourier transforms; where
-    there are none, all. Returns "symbol=number" of each; none if no size is symbolic or it is too late for guards, as for a backward graph."""
+    """Have Dynamo take symbolic sizes as the numbers that they are in this call, and guard on them:
+    the lengths of Fourier transforms; where there are none, all. Returns "symbol=number" of each;
+    none if no size is symbolic or it is too late for guards, as for a backward graph."""
     nodes = [n for n in graph_module.graph.nodes if n.target in _TRANSFORMS]
     fixed = _fix(
         v.shape[d] for n in nodes for d in n.args[1] for v in (n.args[0].meta["val"], n.meta["val"])
@@ -329,7 +341,7 @@ def _fix(sizes: Iterable) -> list[str]:
     return fixed
 
 
-def _compile(caller: Caller, module: Module) -> runtime.Program:
+def _compile(caller: Caller, module: Module) -> Program:
     sizes = (
         f", for all {', '.join(name for name, _, _ in caller.symbols)}" if caller.symbols else ""
     )
@@ -347,8 +359,10 @@ def _compile(caller: Caller, module: Module) -> runtime.Program:
 
 
 def on_device(graph_module: fx.GraphModule) -> Callable:
-    """A function that records the graph's ops on hlo tensors: the step that they become is compiled, once, when it is cut."""
-    # Fake tensors have other strides than recorded ones now and then (attention's result), and strides decide what `view` refuses.
+    """A function that records the graph's ops on hlo tensors: the step that they become is
+    compiled, once, when it is cut."""
+    # Fake tensors have other strides than recorded ones now and then (attention's result), and
+    # strides decide what `view` refuses.
     for node in graph_module.graph.nodes:
         if node.target is aten.view.default:
             node.target = aten.reshape.default
@@ -366,8 +380,8 @@ def on_device(graph_module: fx.GraphModule) -> Callable:
 
 
 def report_fallbacks(graph: FxGraph, fallback: str) -> None:
-    """Aten ops without a lowering: with "error" they raise LoweringError, else `lower` turns them into custom calls. A user's own
-    operators are meant to be called."""
+    """Aten ops without a lowering: with "error" they raise LoweringError, else `lower` turns them
+    into custom calls. A user's own operators are meant to be called."""
     missing = {str(n.target): n.source for n in reversed(graph.nodes) if _falls_back(n)}
     if not missing:
         return
@@ -380,10 +394,14 @@ def report_fallbacks(graph: FxGraph, fallback: str) -> None:
         )
     if fallback == "warn":
         warnings.warn(
-            f"torch.compile(backend='hlo'): no lowering for {text}; running on the CPU inside the program",
+            f"torch.compile(backend='hlo'): no lowering for {text}; running on the CPU inside the"
+            " program",
             stacklevel=2,
         )
 
 
 def _falls_back(n: Node) -> bool:
-    return n.target not in LOWERINGS and getattr(n.target, "namespace", "") in ("aten", "prims")
+    return n.target not in LOWERINGS and getattr(n.target, "namespace", "") in (
+        "aten",
+        "prims",
+    )

@@ -1,30 +1,33 @@
 """From PyTorch's calling convention to a program's: a Python function written for each graph.
 
-    caller = Caller(graph, "graph", Host()); run = caller.bind(promise of [compile_program(caller.module())], 0)
+    caller = Caller(graph, "graph", Host()); run = caller.bind(promise of
+        [compile_program(caller.module())], 0)
     results = run([tensor, size, ...])                 # clears the list
 
-The function reads addresses, makes the outputs and calls the program; everything that can be decided before is.
+The function reads addresses, makes the outputs and calls the program; everything that can be
+decided before is.
 """
 
 from __future__ import annotations
 
 import linecache
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 import torch
 
 from torch_hlo.device.host_tensor import LARGE
-from torch_hlo.device.runtime import Program
+from torch_hlo.device.interfaces import Program
 from torch_hlo.dynamo.place import Gpu, Host
-from torch_hlo.hlo.dim import Dim, Size, symbol
-from torch_hlo.hlo.ir import Module
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.lowering.fx import FxGraph, Input
-from torch_hlo.lowering.fx_size import Layout
-from torch_hlo.lowering.graph import Leaf, Lift, Node, Out, lower
-from torch_hlo.lowering.registry import HLO_TO_TORCH, LOWERINGS
+from torch_hlo.hlo.ir.dim import Dim, Size, symbol
+from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.lowering.core.graph import Leaf, Lift, Node, Out, lower
+from torch_hlo.lowering.core.registry import HLO_TO_TORCH, LOWERINGS
+from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
+from torch_hlo.lowering.fx.fx_size import Layout
+from torch_hlo.pytorch.operators import OpOverload
 
 aten = torch.ops.aten
 
@@ -48,13 +51,16 @@ class Foreign:
     @property
     def bytes(self):
         flat = torch.empty(0, dtype=self.tensor.dtype).set_(
-            self.tensor.untyped_storage(), self.tensor.storage_offset(), (self.shape.size,)
+            self.tensor.untyped_storage(),
+            self.tensor.storage_offset(),
+            (self.shape.size,),
         )
         return flat.view(torch.uint8).numpy()
 
 
 class _Result:
-    """A root of the program: a value in a physical order. `position`: the placeholder whose memory it takes."""
+    """A root of the program: a value in a physical order. `position`: the placeholder whose memory
+    it takes."""
 
     def __init__(self, root: Out | Leaf, shape: Shape, layout: Layout) -> None:
         self.root, self.shape, self.layout = root, shape, layout
@@ -62,10 +68,12 @@ class _Result:
 
 
 class Caller:
-    """Decides the program's parameters, roots and aliases, and writes the function that calls it."""
+    """Decides the program's parameters, roots and aliases, and writes the function that calls
+    it."""
 
     def __init__(self, graph: FxGraph, name: str, place: Host | Gpu, losses: int = 0) -> None:
-        """`losses`: of a forward graph whose backward graph follows, the number of the first outputs, from which PyTorch computes a loss."""
+        """`losses`: of a forward graph whose backward graph follows, the number of the first
+        outputs, from which PyTorch computes a loss."""
         self.graph, self.name, self.place, self.losses = graph, name, place, losses
         self.nodes: list[Node] = list(graph.nodes)
         self.results: list[_Result] = []
@@ -92,7 +100,8 @@ class Caller:
         )
 
     def _bind_symbols(self) -> tuple[tuple[str, int, int], ...]:
-        """Where each symbol is read. One that is no dimension of an input gets an input of its own, u8[s,0]: no bytes, but a size."""
+        """Where each symbol is read. One that is no dimension of an input gets an input of its own,
+        u8[s,0]: no bytes, but a size."""
         found: dict[str, tuple[int, int]] = {}
         for i, leaf in enumerate(self.inputs):
             for d, size in enumerate(leaf.shape.dims if isinstance(leaf, Leaf) else ()):
@@ -134,7 +143,7 @@ class Caller:
             self.results.append(_Result(root, shape, layout))
         return self._index[key]
 
-    def _node(self, op, args: tuple, dims: list[Size], like: Shape) -> Out:
+    def _node(self, op: OpOverload, args: tuple, dims: list[Size], like: Shape) -> Out:
         node = Node(op, args, {}, (Shape(like.dtype, tuple(dims)),))
         self.nodes.append(node)
         return Out(node)
@@ -146,7 +155,7 @@ class Caller:
             self.results[i].position = position
         return position, i
 
-    def _output(self, value, layout: Layout | None):
+    def _output(self, value: object, layout: Layout | None) -> object:
         if not isinstance(value, (Out, Leaf)):
             return value
         if isinstance(value, Leaf):
@@ -157,9 +166,8 @@ class Caller:
                 return ("input", self.graph.inputs[i].source)
         layout = layout or Layout(tuple(range(self._shape(value).rank)), (), True, ())
         i = self._result(value, layout)
-        if (
-            self.results[i].position is not None
-        ):  # a write's memory belongs to the input: PyTorch wants a tensor of its own
+        # a write's memory belongs to the input: PyTorch wants a tensor of its own
+        if self.results[i].position is not None:
             self._index = {}
             i = self._result(value, layout)
         return ("result", i, layout)
@@ -174,7 +182,8 @@ class Caller:
     # ---- the function
 
     def bind(self, programs: Future[list[Program]], number: int) -> Callable[[list], list]:
-        """A function that runs the program of this number, once there is one: it waits for that, and raises what compiling has raised."""
+        """A function that runs the program of this number, once there is one: it waits for that,
+        and raises what compiling has raised."""
         bound: Callable[[list], list] | None = None
 
         def call(args: list) -> list:
@@ -187,9 +196,22 @@ class Caller:
 
     def _bound(self, program: Program) -> Callable[[list], list]:
         self.scope: dict[str, object] = {
-            "empty": self.place.empty, "large": self.place.large, "aligned": self._aligned, "bring": self.place.bring, "dense": _dense, "rebuilt": _rebuilt, "draw": _draw, "floordiv": int.__floordiv__, "mod": int.__mod__,
-            "make_room": self.place.make_room, "math": math, "torch": torch, "Foreign": Foreign, "Shape": Shape, "number": _number,
-        }  # fmt: skip
+            "empty": self.place.empty,
+            "large": self.place.large,
+            "aligned": self._aligned,
+            "bring": self.place.bring,
+            "dense": _dense,
+            "rebuilt": _rebuilt,
+            "draw": _draw,
+            "floordiv": int.__floordiv__,
+            "mod": int.__mod__,
+            "make_room": self.place.make_room,
+            "math": math,
+            "torch": torch,
+            "Foreign": Foreign,
+            "Shape": Shape,
+            "number": _number,
+        }
         fast = self.place.starter(program)
         self.scope["run"] = fast or program.run
         lines = self._lines(fast is not None)
@@ -210,7 +232,10 @@ class Caller:
             pointers.append(self._input_lines(i, x, lines, targets))
         for leaf in self.inputs[len(g.inputs) :]:
             pointers.append(
-                (self._constant(self.place.bring(torch.empty(0, dtype=torch.uint8))), leaf.shape)
+                (
+                    self._constant(self.place.bring(torch.empty(0, dtype=torch.uint8))),
+                    leaf.shape,
+                )
             )
         outs = []
         for i, r in enumerate(self.results):
@@ -257,8 +282,9 @@ class Caller:
         return [line for line in lines if line]
 
     def _loss_bytes(self) -> int:
-        """What PyTorch takes for a loss between this program and that of the backward graph, where a training step needs most memory: a
-        cross-entropy keeps as much as it is given, and makes two gradients of that size. 0 where that is little, or sizes vary."""
+        """What PyTorch takes for a loss between this program and that of the backward graph, where
+        a training step needs most memory: a cross-entropy keeps as much as it is given, and makes
+        two gradients of that size. 0 where that is little, or sizes vary."""
         sizes = [
             self.results[x[1]].shape.nbytes
             for x in self.outputs[: self.losses]
@@ -269,7 +295,10 @@ class Caller:
     def _size_lines(self) -> list[str]:
         lines = [
             f"{name} = a{position}"
-            for name, position in (*self.graph.sizes.items(), *self.graph.numbers.items())
+            for name, position in (
+                *self.graph.sizes.items(),
+                *self.graph.numbers.items(),
+            )
         ]
         for name, i, d in self.symbols:
             if name not in self.graph.sizes:
@@ -331,7 +360,7 @@ class Caller:
         which = "empty" if isinstance(nbytes, int) and nbytes < LARGE else "large"
         return f"{which}({_tuple(r.shape.dims)}, {_tuple(strides)}, {self._dtype(r.shape)})"
 
-    def _returned(self, x) -> str:
+    def _returned(self, x: object) -> str:
         if isinstance(x, tuple):
             if x[0] == "input":
                 return f"a{x[1]}"
@@ -344,7 +373,7 @@ class Caller:
         raise TypeError(f"{x!r} cannot be returned from a compiled program")
 
 
-def _strides(layout: Layout, dims) -> list[Size]:
+def _strides(layout: Layout, dims: Sequence[Size]) -> list[Size]:
     """Strides of a dense tensor of `dims` that lies as `layout`."""
     strides: list[Size] = [0] * len(dims)
     step: Size = 1
@@ -356,7 +385,7 @@ def _strides(layout: Layout, dims) -> list[Size]:
     return strides
 
 
-def _tuple(sizes) -> str:
+def _tuple(sizes: Iterable[object]) -> str:
     return "(" + "".join(f"{s}, " for s in sizes) + ")"
 
 

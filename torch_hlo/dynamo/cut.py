@@ -1,10 +1,13 @@
-"""A recorded graph of forward and backward -> a program for each, and what the first keeps for the second.
+"""A recorded graph of forward and backward -> a program for each, and what the first keeps for the
+second.
 
     forward, saved, backward = cut(joint)
 
-Every value that the backward pass needs is kept, or computed again from kept ones: the choice with the fewest bytes is a minimal cut between what has to be there
-(inputs, results of products, reductions, random numbers) and what is needed, as in PyTorch's partitioner (https://arxiv.org/abs/2011.00327 has the idea for
-graphs of layers). Only elementwise ops and views are computed again, and none whose result the backward pass has to write to memory anyway.
+Every value that the backward pass needs is kept, or computed again from kept ones: the choice with
+the fewest bytes is a minimal cut between what has to be there (inputs, results of products,
+reductions, random numbers) and what is needed, as in PyTorch's partitioner
+(https://arxiv.org/abs/2011.00327 has the idea for graphs of layers). Only elementwise ops and views
+are computed again, and none whose result the backward pass has to write to memory anyway.
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.lowering.fx import FxGraph, Input
-from torch_hlo.lowering.fx_size import Layout
-from torch_hlo.lowering.graph import Leaf, Node, Out
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.lowering.core.graph import Leaf, Node, Out
+from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
+from torch_hlo.lowering.fx.fx_size import Layout
 
 aten = torch.ops.aten
 _FREE = 1 << 62  # capacity of what is not cut
@@ -26,19 +29,27 @@ _FREE = 1 << 62  # capacity of what is not cut
 
 @dataclass
 class Joint(FxGraph):
-    """A graph and its gradients. `tangents`: for each output that has a gradient, its number and the leaf that stands for that; `gradients`: for each
-    placeholder what is its gradient, if anything, and how it shall lie."""
+    """A graph and its gradients. `tangents`: for each output that has a gradient, its number and
+    the leaf that stands for that; `gradients`: for each placeholder what is its gradient, if
+    anything, and how it shall lie."""
 
     tangents: list[tuple[int, Leaf, Layout]] = field(default_factory=list)
     gradients: list[tuple[Out | Leaf | None, Layout | None]] = field(default_factory=list)
 
 
 _VIEWS = {
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default, aten.permute.default, aten.t.default, aten.transpose.int, aten.unsqueeze.default, aten.squeeze.default,
-    aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int, aten.diagonal.default, aten.detach.default, aten.alias.default, aten.clone.default, aten._to_copy.default,
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
+    aten.permute.default, aten.t.default, aten.transpose.int, aten.unsqueeze.default,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int,
+    aten.diagonal.default, aten.detach.default, aten.alias.default, aten.clone.default,
+    aten._to_copy.default,
 }  # fmt: skip
-_FACTORIES = {aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default, aten.arange.default, aten.arange.start, aten.arange.start_step, aten.full_like.default,
-              aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default, aten.empty.memory_format, aten.new_zeros.default}  # fmt: skip
+_FACTORIES = {
+    aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default,
+    aten.arange.default, aten.arange.start, aten.arange.start_step, aten.full_like.default,
+    aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default,
+    aten.empty.memory_format, aten.new_zeros.default,
+}  # fmt: skip
 
 
 def _is_cheap(node: Node) -> bool:
@@ -86,8 +97,9 @@ def needed(values: list) -> list[Node]:
 
 
 def cut(joint: Joint) -> tuple[FxGraph, list[int | None], FxGraph]:
-    """The forward graph, whose further outputs are kept; of each placeholder of the backward graph before the gradients of outputs, the input that it is, or None for the next kept
-    output; the backward graph."""
+    """The forward graph, whose further outputs are kept; of each placeholder of the backward graph
+    before the gradients of outputs, the input that it is, or None for the next kept output; the
+    backward graph."""
     wanted_gradients = [g for g, _ in joint.gradients if g is not None]
     nodes = needed(wanted_gradients)
     given = {id(leaf) for _, leaf, _ in joint.tangents}
@@ -95,7 +107,7 @@ def cut(joint: Joint) -> tuple[FxGraph, list[int | None], FxGraph]:
     for node in nodes:
         if any(x.node in later if type(x) is Out else id(x) in given for x in _operands(node)):
             later.add(node)
-    early = lambda x: x.node not in later if type(x) is Out else id(x) not in given  # noqa: E731
+    early = lambda x: x.node not in later if type(x) is Out else id(x) not in given
     wanted = {_key(x): x for node in nodes if node in later for x in _operands(node) if early(x)}
     wanted.update({_key(g): g for g in wanted_gradients if early(g)})
     kept = _minimal(joint, nodes, later, wanted)
@@ -104,9 +116,10 @@ def cut(joint: Joint) -> tuple[FxGraph, list[int | None], FxGraph]:
 
 def _minimal(joint: Joint, nodes: list[Node], later: set[Node], wanted: dict) -> list[Out | Leaf]:
     """The values to keep."""
+    # the backward pass has them in memory
     firm = {
         _key(x) for node in nodes if node in later and not _is_cheap(node) for x in _operands(node)
-    }  # the backward pass has them in memory
+    }
     for node in reversed(nodes):
         if node.target in _VIEWS and (id(node), 0) in firm:
             firm.update(map(_key, _operands(node)))
@@ -132,7 +145,9 @@ def _minimal(joint: Joint, nodes: list[Node], later: set[Node], wanted: dict) ->
             continue
         nbytes = _shape(x).nbytes
         flow.edge(
-            (key, 0), (key, 1), nbytes if key in written or not _is_cheap(x.node) else 2 * nbytes
+            (key, 0),
+            (key, 1),
+            nbytes if key in written or not _is_cheap(x.node) else 2 * nbytes,
         )
         if _is_cheap(x.node) and (key not in firm or x.node.target in _VIEWS):
             for operand in _operands(x.node):
@@ -153,16 +168,46 @@ def _minimal(joint: Joint, nodes: list[Node], later: set[Node], wanted: dict) ->
 
 
 def _programs(joint: Joint, kept: list[Out | Leaf]) -> tuple[FxGraph, list[int | None], FxGraph]:
+    forward = FxGraph(joint.placeholders, writes=joint.writes, outputs=list(joint.outputs))
+    backward = FxGraph()
+    known: dict[tuple, Out | Leaf] = {}
+    saved = _take_kept(joint, kept, forward, backward, known)
+    _take_tangents(joint, backward, known)
+    constants = [x for x in joint.inputs if isinstance(x.source, torch.Tensor)]
+    known.update({_key(x.leaf): x.leaf for x in constants})
+    backward.inputs += constants
+    _copy_nodes([g for g, _ in joint.gradients if g is not None], known, backward.nodes)
+    backward.outputs = [
+        (g if g is None else known[_key(g)], layout) for g, layout in joint.gradients
+    ]
+    results = [v for v, _ in forward.outputs] + [v for _, v in forward.writes]
+    forward.nodes = needed(results)
+    used = {id(x) for node in forward.nodes for x in _operands(node)} | set(map(id, results))
+    written = {position for position, _ in forward.writes}
+    forward.inputs = [
+        x
+        for x in joint.inputs
+        if id(x.leaf) in used or type(x.source) is int and x.source in written
+    ]
+    used = {id(x) for node in backward.nodes for x in _operands(node)}
+    used |= {id(v) for v, _ in backward.outputs}
+    backward.inputs = [x for x in backward.inputs if id(x.leaf) in used]
+    return forward, saved, backward
+
+
+def _take_kept(
+    joint: Joint,
+    kept: list[Out | Leaf],
+    forward: FxGraph,
+    backward: FxGraph,
+    known: dict[tuple, Out | Leaf],
+) -> list[int | None]:
+    """What is kept becomes inputs of the backward graph: for each, the input of the forward graph
+    that it is, or None for a further output."""
     source = {id(x.leaf): x for x in joint.inputs}
     saved: list[int | None] = []
-    forward, backward = (
-        FxGraph(placeholders=joint.placeholders, writes=joint.writes, outputs=list(joint.outputs)),
-        FxGraph(),
-    )
-    known: dict[tuple, Out | Leaf] = {}
     for x in kept:
         given = None if type(x) is Out else source[id(x)]
-        position = backward.placeholders
         if given is not None and type(given.source) is int:
             saved.append(given.source)
             layout = given.layout
@@ -171,52 +216,31 @@ def _programs(joint: Joint, kept: list[Out | Leaf]) -> tuple[FxGraph, list[int |
             layout = Layout(tuple(range(_shape(x).rank)), (), True, ())
             forward.outputs.append((x, layout))
         known[_key(x)] = leaf = Leaf(_shape(x))
-        backward.inputs.append(Input(leaf, position, layout))
+        backward.inputs.append(Input(leaf, backward.placeholders, layout))
         backward.placeholders += 1
+    return saved
+
+
+def _take_tangents(joint: Joint, backward: FxGraph, known: dict[tuple, Out | Leaf]) -> None:
+    """Gradients of results become inputs of the backward graph, as they lie in memory."""
     for _, leaf, layout in joint.tangents:
         new: Out | Leaf = Leaf(Shape(leaf.shape.dtype, layout.physical(leaf.shape.dims)))
         backward.inputs.append(Input(new, backward.placeholders, layout))
         backward.placeholders += 1
         if not layout.plain:
-            new = Out(
-                Node(
-                    aten.permute.default,
-                    (new, [layout.order.index(d) for d in range(leaf.shape.rank)]),
-                    {},
-                    (leaf.shape,),
-                )
-            )
+            order = [layout.order.index(d) for d in range(leaf.shape.rank)]
+            new = Out(Node(aten.permute.default, (new, order), {}, (leaf.shape,)))
             backward.nodes.append(new.node)
         known[_key(leaf)] = new
-    known.update({_key(x.leaf): x.leaf for x in joint.inputs if isinstance(x.source, torch.Tensor)})
-    backward.inputs += [x for x in joint.inputs if isinstance(x.source, torch.Tensor)]
-    _copy_nodes([g for g, _ in joint.gradients if g is not None], known, backward.nodes)
-    backward.outputs = [
-        (g if g is None else known[_key(g)], layout) for g, layout in joint.gradients
-    ]
-    forward.nodes = needed([v for v, _ in forward.outputs] + [v for _, v in forward.writes])
-    used = {id(x) for node in forward.nodes for x in _operands(node)} | {
-        id(v) for v, _ in (*forward.outputs, *((b, a) for a, b in forward.writes))
-    }
-    written = {position for position, _ in forward.writes}
-    forward.inputs = [
-        x
-        for x in joint.inputs
-        if id(x.leaf) in used or type(x.source) is int and x.source in written
-    ]
-    used = {id(x) for node in backward.nodes for x in _operands(node)} | {
-        id(v) for v, _ in backward.outputs
-    }
-    backward.inputs = [x for x in backward.inputs if id(x.leaf) in used]
-    return forward, saved, backward
 
 
 def _copy_nodes(
     values: list[Out | Leaf], known: dict[tuple, Out | Leaf], copies: list[Node]
 ) -> None:
-    """Copy the nodes that the values need and that are not known; `known` gets the copies' results."""
+    """Copy the nodes that the values need and that are not known; `known` gets the copies'
+    results."""
 
-    def value(x):
+    def value(x: object) -> object:
         if type(x) is Out or isinstance(x, Leaf):
             return known[_key(x)]
         return type(x)(map(value, x)) if type(x) is list or type(x) is tuple else x
@@ -246,9 +270,8 @@ class _Flow:
 
     def __init__(self) -> None:
         self.number: dict[object, int] = {}
-        self.edges: list[
-            list[int]
-        ] = []  # of each vertex, its edges: even ones are given, the next odd one is the way back
+        # of each vertex, its edges: even ones are given, the next odd one is the way back
+        self.edges: list[list[int]] = []
         self.to: list[int] = []
         self.left: list[int] = []
 
@@ -288,7 +311,8 @@ class _Flow:
         return level
 
     def _augment(self, s: int, t: int, level: dict[int, int], following: list[int]) -> bool:
-        """More flow along one path. `following`: of each vertex, the first edge that has not turned out to lead nowhere."""
+        """More flow along one path. `following`: of each vertex, the first edge that has not turned
+        out to lead nowhere."""
         edges, to, left = self.edges, self.to, self.left
         path: list[int] = []
         v = s

@@ -1,9 +1,11 @@
-"""Where the tensors of a graph live, and what a call does about it: on the CPU, or on a GPU of torch.cuda.
+"""Where the tensors of a graph live, and what a call does about it: on the CPU, or on a GPU of
+torch.cuda.
 
     place = place_of(graph_module)          # Raises LoweringError for several GPUs in one graph
     program = place.compile(module, observe)
-On a GPU everything is PyTorch's: outputs and working memory come from its allocator, the program is enqueued on its current stream, in place.
-Tensors of the CPU in such a graph (numbers, mostly) are copied there and back.
+On a GPU everything is PyTorch's: outputs and working memory come from its allocator, the program is
+enqueued on its current stream, in place. Tensors of the CPU in such a graph (numbers, mostly) are
+copied there and back.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import torch
 from torch import fx
 
 from torch_hlo.device import host_tensor, runtime
-from torch_hlo.device.runtime import Observe, Program
-from torch_hlo.hlo.ir import Module
-from torch_hlo.lowering.registry import LoweringError
+from torch_hlo.device.interfaces import Observe, Program
+from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.lowering.core.registry import LoweringError
+from torch_hlo.pytorch import tensors
 
 _CPU = torch.device("cpu")
 
@@ -32,8 +35,8 @@ def place_of(graph_module: fx.GraphModule) -> Host | Gpu:
         return Host()
     if len(gpus) > 1:
         raise LoweringError(
-            f"torch.compile(backend='hlo'): a graph with tensors of {' and '.join(gpus)}; a program runs on one GPU: move the model, or let "
-            "the graph break between them"
+            f"torch.compile(backend='hlo'): a graph with tensors of {' and '.join(gpus)}; a program"
+            " runs on one GPU: move the model, or let the graph break between them"
         )
     return Gpu(torch.device(gpus[0]), inputs, outputs)
 
@@ -48,13 +51,11 @@ class Host:
 
     alignment = 64  # of memory that a program writes; it reads any
     reads_any = True
-    empty = staticmethod(
-        torch._C._dynamo.guards._empty_strided_cpu
-    )  # what Inductor's code calls: 0.3 us instead of 1.5
+    # what Inductor's code calls: 0.3 us instead of 1.5
+    empty = staticmethod(tensors.empty_strided_cpu)
     large = staticmethod(host_tensor.empty_strided)
-    make_room = staticmethod(
-        host_tensor.make_room
-    )  # for PyTorch's own arrays, in memory that is kept for programs
+    # for PyTorch's own arrays, in memory that is kept for programs
+    make_room = staticmethod(host_tensor.make_room)
 
     def compile(self, module: Module, observe: Observe | None) -> Program:
         return runtime.compile_program(module, observe)
@@ -72,8 +73,9 @@ class Host:
         return tensor
 
     def starter(self, program: Program) -> Callable | None:
-        """A function of a tuple of sizes and addresses that runs the program; None where buffers are wanted."""
-        return getattr(program, "launch", None)
+        """A function of a tuple of sizes and addresses that runs the program; None where buffers
+        are wanted."""
+        return program.starter()
 
 
 class Gpu:
@@ -83,7 +85,10 @@ class Gpu:
     reads_any = False
 
     def __init__(
-        self, device: torch.device, inputs: Sequence[torch.device], outputs: Sequence[torch.device]
+        self,
+        device: torch.device,
+        inputs: Sequence[torch.device],
+        outputs: Sequence[torch.device],
     ) -> None:
         self.device, self.inputs, self.outputs = device, inputs, outputs
 
@@ -92,20 +97,17 @@ class Gpu:
     ) -> torch.Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device=self.device)
 
-    large = (
-        empty  # PyTorch's allocator keeps blocks of any size, for programs and its own ops alike
-    )
+    # PyTorch's allocator keeps blocks of any size, for programs and its own ops alike
+    large = empty
 
     def make_room(self, nbytes: int) -> None:
         """Nothing is kept from PyTorch."""
 
     def compile(self, module: Module, observe: Observe | None) -> Program:
-        from torch_hlo.device import cuda, cuda_program
+        from torch_hlo.device.cuda.cuda import CudaBackend
 
-        pool = cuda.pool_of(self.device.index or 0)
-        return runtime.compile_program(
-            module, observe, lambda m, o: cuda_program.compile_program(pool, m, o)
-        )
+        other = CudaBackend(str(self.device.index or 0))
+        return runtime.compile_program(module, observe, other)
 
     def is_away(self, placeholder: int) -> bool:
         return self.inputs[placeholder].type != "cuda"
@@ -117,16 +119,17 @@ class Gpu:
         return tensor.to(self.device, non_blocking=True)
 
     def starter(self, program: Program) -> Callable:
-        symbols, device, empty = len(program.executable.symbols), self.device, self.empty
-        stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
-            lambda index: torch.cuda.current_stream(index).cuda_stream
+        symbols, device, empty = (
+            len(program.executable.symbols),
+            self.device,
+            self.empty,
         )
+        stream = tensors.cuda_stream_finder()
 
         def start(words: tuple[int, ...]) -> None:
             nbytes = program.arena_bytes(*words[:symbols])
-            arena = (
-                empty((nbytes,), (1,), torch.uint8) if nbytes else None
-            )  # freed in the stream's order
+            # freed in the stream's order
+            arena = empty((nbytes,), (1,), torch.uint8) if nbytes else None
             program.launch(words, arena.data_ptr() if nbytes else 0, stream(device.index or 0))
 
         return start

@@ -1,7 +1,7 @@
 """Equal calls of a joint graph of forward and backward are computed once.
 
-PyTorch's own search for them imports all of Inductor, 0.7 s of a model's first step, to ask where a graph writes.
-"""
+PyTorch's own search for them imports all of Inductor, 0.7 s of a model's first step, to ask where a
+graph writes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import operator
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_hlo.lowering.registry import is_random
+from torch_hlo.lowering.core.registry import is_random
+from torch_hlo.pytorch.operators import OpOverload
 
 aten = torch.ops.aten
 
 
 def share(graph: fx.Graph) -> int:
-    """Have equal calls computed once; returns how many calls that spares. Results that are returned stay apart: PyTorch sees them as different memory."""
+    """Have equal calls computed once; returns how many calls that spares. Results that are returned
+    stay apart: PyTorch sees them as different memory."""
     (output,) = graph.find_nodes(op="output")
     writes = {
         n for n in graph.nodes if isinstance(n.target, OpOverload) and n.target._schema.is_mutable
@@ -44,7 +45,7 @@ def share(graph: fx.Graph) -> int:
     return spared
 
 
-def _is_pure(target) -> bool:
+def _is_pure(target: object) -> bool:
     if target is operator.getitem:
         return True
     return (
@@ -64,8 +65,9 @@ _UNDEFINED = {
 }
 
 
-def _key(x):
-    """A hashable value that differs where arguments do: 1, 1.0 and True are equal in Python, 0.0 and -0.0 too."""
+def _key(x: object) -> tuple:
+    """A hashable value that differs where arguments do: 1, 1.0 and True are equal in Python, 0.0
+    and -0.0 too."""
     kind = type(x)
     if isinstance(x, (list, tuple)):
         return (kind, *map(_key, x))

@@ -1,11 +1,17 @@
-"""Dynamo's graph -> `FxGraph` without AOTAutograd: the graph, which calls functions and methods of PyTorch, is run once on recording tensors.
+"""Dynamo's graph -> `FxGraph` without AOTAutograd: the graph, which calls functions and methods of
+PyTorch, is run once on recording tensors.
 
-    graph = record(graph_module, example_inputs)      # raises Unsuitable, and whatever running the graph raises
+    graph = record(graph_module, example_inputs)      # raises Unsuitable, and whatever running the
+                                                      # graph raises
 
-AOTAutograd runs a graph twice on fake tensors and proxies, at about a millisecond per op, to get rid of gradients, views and in-place writes. Tensors of the
-lazy device do that at ten microseconds. What is known to come out the same is recorded: graphs on the CPU, of fixed sizes,
-that call functions of PyTorch alone. Autocast casts as on the CPU. Their gradients are recorded by PyTorch's autograd; cut.py makes two programs of both. A value that Python asks for, a result that is a view of an input, results that share memory, other operators than
-PyTorch's: such graphs are `Unsuitable`, and AOTAutograd has them. Results get the strides that Dynamo has found for them, and their sizes and types are compared with its.
+AOTAutograd runs a graph twice on fake tensors and proxies, at about a millisecond per op, to get
+rid of gradients, views and in-place writes. Tensors of the lazy device do that at ten microseconds.
+What is known to come out the same is recorded: graphs on the CPU, of fixed sizes, that call
+functions of PyTorch alone. Autocast casts as on the CPU. Their gradients are recorded by PyTorch's
+autograd; cut.py makes two programs of both. A value that Python asks for, a result that is a view
+of an input, results that share memory, other operators than PyTorch's: such graphs are
+`Unsuitable`, and AOTAutograd has them. Results get the strides that Dynamo has found for them, and
+their sizes and types are compared with its.
 """
 
 from __future__ import annotations
@@ -16,24 +22,23 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import fx
-from torch._ops import OpOverload, OpOverloadPacket
 
 from torch_hlo.dynamo.cut import Joint
-from torch_hlo.lazy import autocast, backend, dispatch, engine, generator
-from torch_hlo.lazy import meta as metas
-from torch_hlo.lazy.storage import RECORDING, Array, Number, read
-from torch_hlo.lazy.tensor import DEVICE, HloTensor, fresh
-from torch_hlo.lowering.fx import FxGraph, Input, source_line
-from torch_hlo.lowering.fx_size import Layout, layout_of
-from torch_hlo.lowering.graph import Leaf, Node, Out
-from torch_hlo.lowering.registry import LOWERINGS
-from torch_hlo.lowering.tape import SERIALS
+from torch_hlo.lazy.aten import dispatch
+from torch_hlo.lazy.record import generator, session
+from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record.engine import Engine
+from torch_hlo.lazy.record.storage import Array, Number, read
+from torch_hlo.lazy.record.tensor import DEVICE, HloTensor, fresh
+from torch_hlo.lowering.core.graph import Leaf, Node, Out
+from torch_hlo.lowering.core.registry import LOWERINGS
+from torch_hlo.lowering.core.tape import RECORDING, SERIALS
+from torch_hlo.lowering.fx.fx_graph import FxGraph, Input, source_line
+from torch_hlo.lowering.fx.fx_size import Layout, layout_of
+from torch_hlo.pytorch import autocast, participants, tracing
+from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
 
 aten = torch.ops.aten
-_enter_autocast, _exit_autocast = (
-    torch.amp.autocast_mode._enter_autocast,
-    torch.amp.autocast_mode._exit_autocast,
-)
 _CPU = torch.device("cpu")
 
 
@@ -41,7 +46,7 @@ class Unsuitable(Exception):
     """A graph that is left to AOTAutograd; the message says why."""
 
 
-class _Recording:
+class _Recording(Engine):
     """The engine meanwhile: nothing is evaluated; what is uploaded are constants."""
 
     def upload(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -59,7 +64,7 @@ class _Recording:
     def refuse(self, *args, **kwargs):
         raise Unsuitable("a value is needed while it is traced")
 
-    mark_step = synchronize = later = refuse
+    mark_step = sync = synchronize = later = refuse
 
 
 @contextlib.contextmanager
@@ -68,7 +73,7 @@ def _recording(gradients: bool) -> Iterator[None]:
     cast = autocast.as_on_the_cpu(torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
     with (
         RECORDING,
-        engine.use(_Recording(), everywhere=False),
+        session.use(_Recording(), everywhere=False),
         dispatch.uncut(),
         torch.set_grad_enabled(gradients),
         torch.device(DEVICE),
@@ -82,7 +87,8 @@ def _recording(gradients: bool) -> Iterator[None]:
 
 
 def record(graph_module: fx.GraphModule, example_inputs: Sequence) -> FxGraph:
-    """The graph of ops, for inputs like `example_inputs` (real tensors); a Joint with its gradients, if it has any. Raises Unsuitable, and PyTorch's errors."""
+    """The graph of ops, for inputs like `example_inputs` (real tensors); a Joint with its
+    gradients, if it has any. Raises Unsuitable, and PyTorch's errors."""
     _suit(graph_module, example_inputs)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in example_inputs)
     with _recording(gradients), contextlib.ExitStack() as casts:
@@ -102,8 +108,11 @@ _MODULES = {
 }
 _ATTRIBUTES = {"T", "mT", "H", "mH", "real", "imag"}
 # Methods that speak of memory, of gradients, or of other devices.
-_METHODS = {"as_strided", "as_strided_", "set_", "resize_", "resize_as_", "stride", "storage_offset", "data_ptr", "untyped_storage", "requires_grad_", "register_hook", "retain_grad", "backward",
-            "cuda", "numpy", "share_memory_", "pin_memory", "is_shared", "to_sparse", "to_mkldnn", "swap_"}  # fmt: skip
+_METHODS = {
+    "as_strided", "as_strided_", "set_", "resize_", "resize_as_", "stride", "storage_offset",
+    "data_ptr", "untyped_storage", "requires_grad_", "register_hook", "retain_grad", "backward",
+    "cuda", "numpy", "share_memory_", "pin_memory", "is_shared", "to_sparse", "to_mkldnn", "swap_",
+}  # fmt: skip
 _FUNCTIONS = {
     torch.as_strided,
     torch.as_strided_copy,
@@ -132,7 +141,7 @@ def _suit(graph_module: fx.GraphModule, example_inputs: Sequence) -> None:
     if [*graph_module.parameters(), *graph_module.buffers()]:
         raise Unsuitable("parameters that are no inputs")
     without = any(x.requires_grad for x in example_inputs) and not torch.is_grad_enabled()
-    if backend.saved_tensors_hooks() is not None:
+    if participants.saved_tensors_hooks() is not None:
         raise Unsuitable("hooks for saved tensors")
     for n in graph_module.graph.nodes:
         if n.op == "call_module" or n.op == "call_method" and n.target in _METHODS:
@@ -140,7 +149,7 @@ def _suit(graph_module: fx.GraphModule, example_inputs: Sequence) -> None:
         if (
             n.op == "call_function"
             and not _is_known(n)
-            and (n.target is not torch._C._set_grad_enabled or without)
+            and (n.target is not tracing.set_grad_enabled or without)
         ):
             raise Unsuitable(f"a call of {n.target}")
         value = n.meta.get("example_value")
@@ -161,7 +170,11 @@ def _is_known(n: fx.Node) -> bool:
             if isinstance(target, OpOverload)
             else target._qualified_op_name.split("::")[0]
         ) in ("aten", "prims")
-    if target in (torch._C._log_api_usage_once, _enter_autocast, _exit_autocast):
+    if target in (
+        tracing.log_api_usage,
+        tracing.enter_autocast,
+        tracing.exit_autocast,
+    ):
         return True
     if target is getattr:
         return n.args[1] in _ATTRIBUTES
@@ -195,9 +208,8 @@ class _Recorder:
         self.given: list[HloTensor] = []
         self.before: list[tuple] = []  # of each input: metadata, storage, value
         self.env: dict[fx.Node, object] = {}
-        self.lines: list[
-            tuple[int, fx.Node]
-        ] = []  # serial number at which a node of the FX graph ended
+        # serial number at which a node of the FX graph ended
+        self.lines: list[tuple[int, fx.Node]] = []
 
     def graph(self) -> FxGraph:
         for n in self.module.graph.nodes:
@@ -260,20 +272,23 @@ class _Recorder:
         return tensor
 
     def call_function(self, n: fx.Node):
-        if n.target is torch._C._set_grad_enabled:
-            return torch._C._set_grad_enabled(n.args[0] and self.gradients)
-        if n.target is _enter_autocast:
+        if n.target is tracing.set_grad_enabled:
+            return tracing.set_grad_enabled(n.args[0] and self.gradients)
+        if n.target is tracing.enter_autocast:
             device, dtype, enabled, cached = n.args
             block = contextlib.ExitStack()
             if device == "cpu":  # others have no tensors here
                 block.enter_context(
                     torch.autocast(
-                        DEVICE.type, dtype or torch.get_autocast_dtype("cpu"), enabled, cached
+                        DEVICE.type,
+                        dtype or torch.get_autocast_dtype("cpu"),
+                        enabled,
+                        cached,
                     )
                 )
             self.casts.push(block)
             return block
-        if n.target is _exit_autocast:
+        if n.target is tracing.exit_autocast:
             return self.env[n.args[0]].close()
         return self._call(n, n.target)
 
@@ -299,7 +314,7 @@ class _Recorder:
                 raise Unsuitable(f"{n.target} gives {ours.dtype} instead of {theirs.dtype}")
         return result
 
-    def _value(self, x):
+    def _value(self, x: object) -> object:
         """An argument of the FX graph, on the recording device."""
         kind = type(x)
         if kind is fx.Node:
@@ -319,7 +334,8 @@ class _Recorder:
         return x
 
     def _compare_views(self) -> None:
-        """Of a tensor that is written to it matters what is a view of it: the same must be here as for Dynamo."""
+        """Of a tensor that is written to it matters what is a view of it: the same must be here as
+        for Dynamo."""
         for n, result in self.env.items():
             pairs = list(_tensors(result, n.meta.get("example_value")))
             for x in n.all_input_nodes if pairs else ():
@@ -331,7 +347,8 @@ class _Recorder:
                             theirs.untyped_storage()._cdata == e.untyped_storage()._cdata
                         ):
                             raise Unsuitable(
-                                f"what {n.target} returns is a view for one of Dynamo and this device, and is written to"
+                                f"what {n.target} returns is a view for one of Dynamo and this"
+                                " device, and is written to"
                             )
 
     # ---- what was recorded
@@ -410,7 +427,9 @@ class _Recorder:
                 metas.contiguous(tuple(result.shape), result.dtype)
                 if layout.plain
                 else metas.intern(
-                    tuple(result.shape), node.meta["example_value"].stride(), result.dtype
+                    tuple(result.shape),
+                    node.meta["example_value"].stride(),
+                    result.dtype,
                 )
             )
             leaf = Array(meta.hlo, None)
@@ -429,15 +448,18 @@ class _Recorder:
                 continue
             if gradient.shape != example.shape or gradient.dtype != example.dtype:
                 raise Unsuitable(
-                    f"a gradient of {gradient.dtype}{list(gradient.shape)} for {example.dtype}{list(example.shape)}"
+                    f"a gradient of {gradient.dtype}{list(gradient.shape)} for"
+                    f" {example.dtype}{list(example.shape)}"
                 )
             layout = layout_of(example)
             g.gradients.append(
                 (
                     read(gradient),
-                    layout
-                    if layout.dense and not layout.repeated
-                    else Layout(tuple(range(example.dim())), (), True, ()),
+                    (
+                        layout
+                        if layout.dense and not layout.repeated
+                        else Layout(tuple(range(example.dim())), (), True, ())
+                    ),
                 )
             )
         return g
@@ -455,7 +477,8 @@ class _Recorder:
                 raise Unsuitable("writes to memory that inputs share")
 
     def _collect(self, g: FxGraph) -> None:
-        """The nodes that are needed, and their leaves as inputs. Numbers are what they were; each random op has a place in the order of the graph."""
+        """The nodes that are needed, and their leaves as inputs. Numbers are what they were; each
+        random op has a place in the order of the graph."""
         values = [value for value, _ in g.outputs if type(value) is Out] + [
             value for _, value in g.writes
         ]
@@ -486,9 +509,8 @@ class _Recorder:
             if node.target not in LOWERINGS:
                 raise Unsuitable(f"{node.target} has no lowering")
             if node.target is aten._softmax_backward_data.default and node.outs[0].rank > 2:
-                raise Unsuitable(
-                    "attention that is written out"
-                )  # partition.py keeps two numbers per row of it
+                # attention_saved.py keeps two numbers per row of it
+                raise Unsuitable("attention that is written out")
             node.args, node.kwargs = _plain(node.args), _plain(node.kwargs)
             if "seed" in node.kwargs:
                 seed = seed or Leaf(metas.contiguous((), torch.int64).hlo)
@@ -510,7 +532,7 @@ class _Recorder:
             g.inputs.append(Input(seed, None))
 
 
-def _plain(x):
+def _plain(x: object) -> object:
     """Arguments of a node with numbers as they are."""
     kind = type(x)
     if kind is Number:
@@ -538,7 +560,7 @@ def _layout(node: fx.Node, result: HloTensor) -> Layout:
     return layout_of(value)
 
 
-def _tensors(ours, theirs) -> Iterator[tuple[HloTensor, torch.Tensor]]:
+def _tensors(ours: object, theirs: object) -> Iterator[tuple[HloTensor, torch.Tensor]]:
     """Recorded tensors, and the fake ones that Dynamo had."""
     if isinstance(ours, HloTensor):
         if isinstance(theirs, torch.Tensor):

@@ -1,20 +1,21 @@
-"""`torch.hlo`: the device's module, with the verbs of `torch.cuda`. There is one device per process."""
+"""`torch.hlo`: the device's module, with the verbs of `torch.cuda`. There is one device per
+process."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from torch_hlo.device import collective, runtime
-from torch_hlo.lazy import engine, generator
+from torch_hlo.device import multi_device, runtime
+from torch_hlo.lazy.record import generator, session
 
-_initialized = (
-    True  # torch.utils.checkpoint looks at this before it saves the state of the generator
-)
+Device = torch.device | str | int | None  # None: the current one
+# torch.utils.checkpoint looks at this before it saves the state of the generator
+_initialized = True
 
 # ---- devices
 
@@ -39,8 +40,9 @@ def current_device() -> int:
     return 0
 
 
-def device_index(device=None) -> int:
-    """The index that `device` (None, int, str, torch.device) means. Raises for one that does not exist."""
+def device_index(device: Device = None) -> int:
+    """The index that `device` (None, int, str, torch.device) means. Raises for one that does not
+    exist."""
     if device is None:
         return 0
     if isinstance(device, int):
@@ -50,30 +52,30 @@ def device_index(device=None) -> int:
         if device.type != "hlo":
             raise ValueError(f"Expected an hlo device, but got: {device}")
         index = device.index or 0
-    if index != -1 and not collective.is_own_index(index):
-        raise RuntimeError(collective.ORDINAL.format(index))
+    if index != -1 and not multi_device.is_own_index(index):
+        raise RuntimeError(multi_device.ORDINAL.format(index))
     return 0
 
 
-def set_device(device) -> None:
+def set_device(device: Device) -> None:
     device_index(device)
 
 
 class device:
     """Context manager that makes a device current; there is only one."""
 
-    def __init__(self, device) -> None:
+    def __init__(self, device: Device) -> None:
         self.idx = device_index(device) if device is not None else -1
 
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, *error) -> bool:
+    def __exit__(self, *error: object) -> bool:
         return False
 
 
 class device_of(device):
-    def __init__(self, obj) -> None:
+    def __init__(self, obj: torch.Tensor) -> None:
         super().__init__(0 if obj.device.type == "hlo" else None)
 
 
@@ -87,25 +89,28 @@ class DeviceProperties:
         self.major, self.minor = get_device_capability()
 
     def __repr__(self) -> str:
-        return f"DeviceProperties(name={self.name!r}, total_memory={self.total_memory >> 20}MB, cores={self.multi_processor_count})"
+        return (
+            f"DeviceProperties(name={self.name!r}, total_memory={self.total_memory >> 20}MB,"
+            f" cores={self.multi_processor_count})"
+        )
 
 
-def get_device_name(device=None) -> str:
+def get_device_name(device: Device = None) -> str:
     device_index(device)
     return f"hlo ({runtime.backend_name()})"
 
 
-def get_device_properties(device=None) -> DeviceProperties:
+def get_device_properties(device: Device = None) -> DeviceProperties:
     device_index(device)
     return DeviceProperties()
 
 
-def get_device_capability(device=None) -> tuple[int, int]:
+def get_device_capability(device: Device = None) -> tuple[int, int]:
     device_index(device)
     return (1, 0)
 
 
-def can_device_access_peer(device, peer) -> bool:
+def can_device_access_peer(device: Device, peer: Device) -> bool:
     return device_index(device) == device_index(peer)
 
 
@@ -125,17 +130,17 @@ def _lazy_init() -> None:
     """Nothing to do."""
 
 
-def _lazy_call(function, **kwargs) -> None:
+def _lazy_call(function: Callable[[], object], **kwargs: object) -> None:
     function()
 
 
 # ---- order of execution
 
 
-def synchronize(device=None) -> None:
+def synchronize(device: Device = None) -> None:
     """Evaluate everything recorded and wait for it."""
     device_index(device)
-    engine.current().synchronize()
+    session.engine().synchronize()
 
 
 class Stream:
@@ -145,7 +150,7 @@ class Stream:
     device_index = 0
     device_type = 20  # PrivateUse1
 
-    def __init__(self, device=None, priority: int = 0, **kwargs) -> None:
+    def __init__(self, device: Device = None, priority: int = 0, **kwargs: object) -> None:
         device_index(device)
         self.priority = priority
 
@@ -157,18 +162,18 @@ class Stream:
     def query(self) -> bool:
         return True
 
-    def wait_event(self, event) -> None:
+    def wait_event(self, event: Event) -> None:
         """In order already."""
 
-    def wait_stream(self, stream) -> None:
+    def wait_stream(self, stream: Stream) -> None:
         """In order already."""
 
-    def record_event(self, event=None):
+    def record_event(self, event: Event | None = None) -> Event:
         event = event or Event()
         event.record(self)
         return event
 
-    def __eq__(self, other) -> bool:
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream)
 
     def __hash__(self) -> int:
@@ -177,29 +182,30 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(self, *error) -> bool:
+    def __exit__(self, *error: object) -> bool:
         return False
 
 
 class Event:
-    """A point in the order of execution; with `enable_timing`, `record` waits for the work before it."""
+    """A point in the order of execution; with `enable_timing`, `record` waits for the work before
+    it."""
 
     def __init__(
         self,
         enable_timing: bool = False,
         blocking: bool = False,
         interprocess: bool = False,
-        **kwargs,
+        **kwargs: object,
     ) -> None:
         self.enable_timing = enable_timing
         self._time: float | None = None
 
-    def record(self, stream=None) -> None:
+    def record(self, stream: Stream | None = None) -> None:
         if self.enable_timing:
             synchronize()
         self._time = time.perf_counter()
 
-    def wait(self, stream=None) -> None:
+    def wait(self, stream: Stream | None = None) -> None:
         """In order already."""
 
     def query(self) -> bool:
@@ -220,19 +226,19 @@ class Event:
 _stream = Stream()
 
 
-def current_stream(device=None) -> Stream:
+def current_stream(device: Device = None) -> Stream:
     return _stream
 
 
 default_stream = current_stream
 
 
-def set_stream(stream) -> None:
+def set_stream(stream: Stream) -> None:
     """Every stream is the same one."""
 
 
 @contextlib.contextmanager
-def stream(stream):
+def stream(stream: Stream | None) -> Iterator[Stream | None]:
     yield stream
 
 
@@ -246,7 +252,7 @@ def is_current_stream_capturing() -> bool:
 # ---- random numbers
 
 
-def default_generator(device=None) -> generator.HloGenerator:
+def default_generator(device: Device = None) -> generator.HloGenerator:
     return generator.default
 
 
@@ -268,12 +274,12 @@ def initial_seed() -> int:
     return generator.default.initial_seed()
 
 
-def get_rng_state(device="hlo") -> torch.Tensor:
+def get_rng_state(device: Device = "hlo") -> torch.Tensor:
     device_index(device)
     return generator.default.get_state()
 
 
-def set_rng_state(new_state: torch.Tensor, device="hlo") -> None:
+def set_rng_state(new_state: torch.Tensor, device: Device = "hlo") -> None:
     device_index(device)
     generator.default.set_state(new_state)
 
@@ -290,51 +296,57 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
 # ---- memory
 
 
-def memory_stats(device=None) -> dict[str, int]:
+def memory_stats(device: Device = None) -> dict[str, int]:
     """Counts of bytes with torch.cuda's names."""
-    used, peak, reserved = memory_allocated(), max_memory_allocated(), memory_reserved()
+    used, peak, reserved = (
+        memory_allocated(),
+        max_memory_allocated(),
+        memory_reserved(),
+    )
     return {
-        "allocated_bytes.all.current": used, "allocated_bytes.all.peak": peak,
-        "reserved_bytes.all.current": reserved, "reserved_bytes.all.peak": max(reserved, peak),
-    }  # fmt: skip
+        "allocated_bytes.all.current": used,
+        "allocated_bytes.all.peak": peak,
+        "reserved_bytes.all.current": reserved,
+        "reserved_bytes.all.peak": max(reserved, peak),
+    }
 
 
-def memory_allocated(device=None) -> int:
+def memory_allocated(device: Device = None) -> int:
     """Bytes of device arrays that are alive."""
     return runtime.memory_stats()["bytes"]
 
 
-def max_memory_allocated(device=None) -> int:
+def max_memory_allocated(device: Device = None) -> int:
     return runtime.memory_stats()["peak_bytes"]
 
 
-def memory_reserved(device=None) -> int:
+def memory_reserved(device: Device = None) -> int:
     """Bytes taken from the system, including pooled free blocks."""
     stats = runtime.memory_stats()
     return stats["bytes"] + stats["cached_bytes"]
 
 
-def max_memory_reserved(device=None) -> int:
+def max_memory_reserved(device: Device = None) -> int:
     return max(memory_reserved(), max_memory_allocated())
 
 
-def reset_peak_memory_stats(device=None) -> None:
+def reset_peak_memory_stats(device: Device = None) -> None:
     runtime.reset_peak()
 
 
 reset_accumulated_memory_stats = reset_max_memory_allocated = reset_peak_memory_stats
 
 
-def mem_get_info(device=None) -> tuple[int, int]:
+def mem_get_info(device: Device = None) -> tuple[int, int]:
     """(free, total) bytes of the memory the device uses."""
-    driver = getattr(runtime.memory_pool(), "driver", None)
-    if hasattr(driver, "memory_info"):
-        return driver.memory_info()
+    driver = runtime.driver()
+    if driver is not None and (found := driver.memory_info()) is not None:
+        return found
     page = os.sysconf("SC_PAGE_SIZE")
     return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
 
-def memory_summary(device=None, abbreviated: bool = False) -> str:
+def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
     return runtime.memory_summary()
 
 

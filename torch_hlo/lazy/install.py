@@ -1,10 +1,24 @@
-"""Puts the device together, in the order that PyTorch needs. Imported once, by `import torch_hlo`."""
+"""Puts the device together, in the order that PyTorch needs. Imported once, by `import
+torch_hlo`."""
 
 from __future__ import annotations
 
-from torch_hlo.device.trim import release_code
+from collections.abc import Callable
+
+from torch_hlo.device.cpu.engine import constant_function
+from torch_hlo.device.cpu.trim import release_code
+from torch_hlo.pytorch.operators import OpOverload
 
 _done = False
+
+
+def _communication(op: OpOverload) -> Callable | None:
+    """The handler of an op of torch.distributed."""
+    if op.namespace not in ("c10d", "_c10d_functional", "_dtensor"):
+        return None
+    from torch_hlo.lazy.ops import distributed_ops
+
+    return distributed_ops.handler(op)
 
 
 def register() -> None:
@@ -12,27 +26,36 @@ def register() -> None:
     global _done
     if _done:
         return
-    from torch_hlo.lazy import backend, device_module
+    from torch_hlo.lazy import device_module
+    from torch_hlo.pytorch import imports, patches, quick_operators, registration
 
-    backend.register_device(device_module)
-    from torch_hlo import lowering  # noqa: F401  fills the table of lowerings, which dispatch consults
-    from torch_hlo.lazy import (
-        dispatch,
-        encoder,
+    registration.register_device(device_module, constant_function)
+    from torch_hlo import (
+        lowering,
+    )  # fills the table of lowerings, which dispatch consults
+    from torch_hlo.lazy.aten import dispatch
+    from torch_hlo.lazy.ops import composites, encoder, optimizer_state
+    from torch_hlo.lazy.record import (
+        exchange,
         generator,
-        operators,
-        optimizer_state,
-        overrides,
+        handlers,
+        inference,
         serialization,
+        session,
         tensor,
     )
+    from torch_hlo.lazy.run.device_engine import DeviceEngine
 
-    backend.patch(tensor.HloTensor, device_module, generator.Generator, dispatch.forget)
+    session.current().engine = DeviceEngine()
+    handlers.MAKERS.insert(0, _communication)
+    dispatch.install()
+    patches.patch(tensor.HloTensor, device_module, generator.Generator, inference.forget)
     serialization.register()
-    overrides.register()
-    operators.register()
+    exchange.register()
+    composites.register()
+    quick_operators.register(tensor.HloTensor)
     optimizer_state.register()
-    backend.spare_dynamo()
-    assert dispatch.TABLE and encoder.Padded
+    imports.spare_dynamo()
+    assert lowering and handlers.TABLE and encoder.Padded
     release_code()
     _done = True

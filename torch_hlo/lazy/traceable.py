@@ -1,25 +1,31 @@
-"""hlo tensors under torch.compile: what Dynamo and AOTAutograd need in order to trace programs on them.
+"""hlo tensors under torch.compile: what Dynamo and AOTAutograd need in order to trace programs on
+them.
 
-A traceable subclass shows an inner tensor. The inner one of an `HloTensor` is a plain tensor of the device without memory, whose `hlo`
-attribute holds what makes the tensor it stands for. While tracing, PyTorch puts a fake tensor in its place: an HloTensor that holds one
-(`_inner`) hands every operation on to it.
+A traceable subclass shows an inner tensor. The inner one of an `HloTensor` is a plain tensor of the
+device without memory, whose `hlo` attribute holds what makes the tensor it stands for. While
+tracing, PyTorch puts a fake tensor in its place: an HloTensor that holds one (`_inner`) hands every
+operation on to it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_hlo.lazy import backend, tensor
-from torch_hlo.lazy.tensor import DEVICE, HloTensor
-
-_make = backend.make_wrapper
+from torch_hlo.lazy.record import tensor
+from torch_hlo.lazy.record.tensor import DEVICE, HloTensor
+from torch_hlo.pytorch import tracing
+from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.tensors import make_wrapper as _make
+from torch_hlo.pytorch.tensors import plain_tensor
 
 
 class _Inner:
     """`tensor.inner`: what stands for the tensor outside of this class."""
 
-    def __get__(self, t: HloTensor | None, cls=None):
+    def __get__(self, t: HloTensor | None, cls: type | None = None) -> object:
         if t is None:
             return self
         inner = t.__dict__.get("_inner")
@@ -27,11 +33,12 @@ class _Inner:
 
 
 def shown(t: HloTensor) -> torch.Tensor:
-    """A plain tensor that stands for `t`: the same one as long as `t` is the same view of the same storage, because Dynamo's guards compare identities."""
+    """A plain tensor that stands for `t`: the same one as long as `t` is the same view of the same
+    storage, because Dynamo's guards compare identities."""
     parts = (t._meta, t._storage, t._view)
     plain = t.__dict__.get("_shown")
     if plain is None or any(a is not b for a, b in zip(plain.hlo, parts)):
-        plain = t._shown = backend.plain_tensor(t._meta.size, t._meta.dtype)
+        plain = t._shown = plain_tensor(t._meta.size, t._meta.dtype)
         plain.hlo = parts
     return plain
 
@@ -50,11 +57,16 @@ def _flatten(self: HloTensor) -> tuple[list[str], None]:
     return ["inner"], None
 
 
-def _unflatten(inner: dict[str, torch.Tensor], context, size, stride) -> HloTensor:
+def _unflatten(
+    inner: dict[str, torch.Tensor],
+    context: None,
+    size: Sequence[int],
+    stride: Sequence[int],
+) -> HloTensor:
     return hidden(inner["inner"])
 
 
-def _traced(func, args: tuple, kwargs: dict):
+def _traced(func: OpOverload, args: tuple, kwargs: dict) -> object:
     """The operation on the inner tensors."""
     from torch.utils._python_dispatch import return_and_correct_aliasing
 
@@ -62,12 +74,13 @@ def _traced(func, args: tuple, kwargs: dict):
         lambda a: a.inner if isinstance(a, HloTensor) else a, (args, kwargs)
     )
     result = pytree.tree_map(
-        lambda t: hidden(t) if isinstance(t, torch.Tensor) else t, func(*inside, **inside_kwargs)
+        lambda t: hidden(t) if isinstance(t, torch.Tensor) else t,
+        func(*inside, **inside_kwargs),
     )
     return return_and_correct_aliasing(func, args, kwargs, result)
 
 
-def _is_traced(values) -> bool:
+def _is_traced(values: Iterable[object]) -> bool:
     """True if one of the values is a tensor that PyTorch is tracing with."""
     for a in values:
         if isinstance(a, HloTensor):
@@ -79,32 +92,36 @@ def _is_traced(values) -> bool:
     return False
 
 
-def _dispatch(func, types, args=(), kwargs=None):
+def _dispatch(
+    func: OpOverload,
+    types: Sequence[type],
+    args: tuple = (),
+    kwargs: dict | None = None,
+) -> object:
     if _is_traced(args) or kwargs and _is_traced(kwargs.values()):
         return _traced(func, args, kwargs or {})
     return tensor.handle(func, types, args, kwargs)
 
 
-_through: list = []  # see `trace_through`
+_through: list[tuple[Callable, tuple[type, ...]]] = []  # see `trace_through`
 
 
-def trace_through(function, *constants: type) -> None:
-    """Under torch.compile `function` becomes the ops that it calls on tensors, instead of ending the graph; `constants` are types of arguments
-    that are compared by value."""
+def trace_through(function: Callable, *constants: type) -> None:
+    """Under torch.compile `function` becomes the ops that it calls on tensors, instead of ending
+    the graph; `constants` are types of arguments that are compared by value."""
     _through.append((function, constants))
     if "__tensor_flatten__" in HloTensor.__dict__:
-        backend.trace_through(function, constants)
+        tracing.trace_through(function, constants)
 
 
 def enable() -> None:
-    """From now on hlo tensors can be traced. Every op then looks at its arguments, so it happens with the first torch.compile."""
+    """From now on hlo tensors can be traced. Every op then looks at its arguments, so it happens
+    with the first torch.compile."""
     if "__tensor_flatten__" in HloTensor.__dict__:
         return
-    import torch._dynamo.trace_rules
-
-    torch._dynamo.trace_rules.add("torch_hlo")
+    tracing.trace_package("torch_hlo")
     for function, constants in _through:
-        backend.trace_through(function, constants)
+        tracing.trace_through(function, constants)
     HloTensor.inner = _Inner()
     HloTensor.__tensor_flatten__ = _flatten
     HloTensor.__tensor_unflatten__ = staticmethod(_unflatten)

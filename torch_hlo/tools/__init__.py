@@ -1,4 +1,5 @@
-"""Programs as text files: run, optimise, compare, shrink. The command line is `python -m torch_hlo`."""
+"""Programs as text files: run, optimise, compare, shrink. The command line is `python -m
+torch_hlo`."""
 
 
 class UsageError(ValueError):

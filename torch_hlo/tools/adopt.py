@@ -1,11 +1,14 @@
-"""Programs that another compiler has optimised, made ours: XLA's fusions are undone (our own passes fuse), and library calls that have
-an opcode become it."""
+"""Programs that another compiler has optimised, made ours: XLA's fusions are undone (our own passes
+fuse), and library calls that have an opcode become it."""
 
 from __future__ import annotations
 
-from torch_hlo.hlo import build as b
-from torch_hlo.hlo import lapack
-from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, replace
+from collections.abc import Sequence
+
+from torch_hlo.hlo.evaluate import lapack
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder
+from torch_hlo.hlo.ir.intern import instr, replace
 
 
 def adopted(module: Module) -> Module:
@@ -23,7 +26,7 @@ class _Adopter:
             found = self.done[c] = Computation(c.name, c.params, self.inlined(c, c.params))
         return found
 
-    def inlined(self, c: Computation, arguments) -> Instruction:
+    def inlined(self, c: Computation, arguments: Sequence[Instruction]) -> Instruction:
         """The root of `c` computed on these arguments."""
         values: dict[Instruction, Instruction] = dict(zip(c.params, arguments, strict=True))
         for x in postorder((c.root,)):
@@ -41,7 +44,7 @@ class _Adopter:
             return instr(x.op, operands, x.shape, **{**dict(x.attrs), **attrs})
         return x if operands == x.operands else replace(x, operands)
 
-    def _value(self, value):
+    def _value(self, value: object) -> object:
         if isinstance(value, Computation):
             found = self.computation(value)
             return value if found == value else found
@@ -66,7 +69,8 @@ def _top_k(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction | N
 
 
 def _approximate_top_k(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction | None:
-    """The exact one: of (values, indices, initial value, initial index), an initial value above zero asks for the smallest."""
+    """The exact one: of (values, indices, initial value, initial index), an initial value above
+    zero asks for the smallest."""
     initial = operands[2] if len(operands) == 4 else None
     if (
         initial is None
@@ -84,7 +88,9 @@ def _approximate_top_k(x: Instruction, operands: tuple[Instruction, ...]) -> Ins
 
 def _first(x: Instruction, axis: int, k: int) -> Instruction:
     return b.slice_(
-        x, (0,) * x.shape.rank, tuple(k if d == axis else n for d, n in enumerate(x.shape.dims))
+        x,
+        (0,) * x.shape.rank,
+        tuple(k if d == axis else n for d, n in enumerate(x.shape.dims)),
     )
 
 
@@ -106,9 +112,12 @@ _TRANSPOSE = {"N": "NO_TRANSPOSE", "T": "TRANSPOSE", "C": "ADJOINT"}
 def _triangular_solve(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction:
     options = {name: chr(code) for name, code in lapack.options(x.get("backend_config")).items()}
     return b.triangular_solve(
-        *operands[:2], left_side=options["side"] == "L", lower=options["uplo"] == "L", unit_diagonal=options["diag"] == "U",
+        *operands[:2],
+        left_side=options["side"] == "L",
+        lower=options["uplo"] == "L",
+        unit_diagonal=options["diag"] == "U",
         transpose_a=_TRANSPOSE[options["trans_x"]],
-    )  # fmt: skip
+    )
 
 
 _LIBRARY = {

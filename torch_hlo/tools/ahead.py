@@ -5,22 +5,30 @@ from __future__ import annotations
 import argparse
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch_hlo.compiler.codegen.target import PLATFORMS
+from torch_hlo.compiler.llvm.target import PLATFORMS
 from torch_hlo.tools import UsageError
 from torch_hlo.tools.text_api import load
+
+if TYPE_CHECKING:  # text programs do not need PyTorch
+    from torch.export import ExportedProgram
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     cpus = "; ".join(f"{name}: {', '.join(p.cpus)}" for name, p in PLATFORMS.items())
     parser.add_argument(
-        "file", help="HLO or StableHLO text, or a program saved by torch.export.save (.pt2)"
+        "file",
+        help="HLO or StableHLO text, or a program saved by torch.export.save (.pt2)",
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
-        help="MODEL.so, MODEL.o or MODEL.wasm; the header is written beside it (default: the input's name)",
+        help=(
+            "MODEL.so, MODEL.o or MODEL.wasm; the header is written beside it (default: the input's"
+            " name)"
+        ),
     )
     parser.add_argument("--target", default="host", help=f"host (default), {', '.join(PLATFORMS)}")
     parser.add_argument(
@@ -61,7 +69,7 @@ def _default(args: argparse.Namespace) -> str:
     return Path(args.file).stem + (".wasm" if args.target.startswith("wasm") else ".so")
 
 
-def _exported(path: str):
+def _exported(path: str) -> ExportedProgram:
     import torch
 
     try:

@@ -1,12 +1,17 @@
-"""StableHLO portable artifacts (MLIR bytecode with a version), through jaxlib where it is installed.
+"""StableHLO portable artifacts (MLIR bytecode with a version), through jaxlib where it is
+installed.
 
-text = artifact_text(open("model.mlirbc", "rb").read())     # what JAX's export and TensorFlow's SavedModels hold
-data = portable_artifact(module, "1.9.0")                    # readable by every consumer of that version or newer
+    # what JAX's export and TensorFlow's SavedModels hold
+    text = artifact_text(open("model.mlirbc", "rb").read())
+    # readable by every consumer of that version or newer
+    data = portable_artifact(module, "1.9.0")
 """
 
 from __future__ import annotations
 
-from torch_hlo.hlo.ir import Module
+from types import ModuleType
+
+from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.stablehlo import stablehlo_text
 from torch_hlo.tools import UsageError
 
@@ -18,7 +23,8 @@ def is_artifact(data: bytes) -> bool:
 
 
 def artifact_text(data: bytes) -> str:
-    """StableHLO text of a portable artifact. Raises UsageError without jaxlib or for damaged bytes."""
+    """StableHLO text of a portable artifact. Raises UsageError without jaxlib or for damaged
+    bytes."""
     ir, stablehlo = _mlir()
     with ir.Context() as context:
         try:
@@ -28,7 +34,8 @@ def artifact_text(data: bytes) -> str:
 
 
 def portable_artifact(module: Module, version: str | None = None) -> bytes:
-    """`module` as a portable artifact of a StableHLO version (default: the oldest that jaxlib writes). Raises UsageError."""
+    """`module` as a portable artifact of a StableHLO version (default: the oldest that jaxlib
+    writes). Raises UsageError."""
     ir, stablehlo = _mlir()
     try:
         return stablehlo.serialize_portable_artifact_str(
@@ -40,12 +47,13 @@ def portable_artifact(module: Module, version: str | None = None) -> bytes:
         ) from None
 
 
-def _mlir():
+def _mlir() -> tuple[ModuleType, ModuleType]:
     try:
         from jaxlib.mlir import ir
         from jaxlib.mlir.dialects import stablehlo
     except ImportError:
         raise UsageError(
-            "StableHLO bytecode is read and written by jaxlib, which is not installed: pip install jaxlib, or use StableHLO text"
+            "StableHLO bytecode is read and written by jaxlib, which is not installed: pip install"
+            " jaxlib, or use StableHLO text"
         ) from None
     return ir, stablehlo

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch_hlo.compiler.passes.base import Pass
-from torch_hlo.compiler.pipeline import PIPELINE, enabled
-from torch_hlo.hlo.ir import Module
-from torch_hlo.hlo.verify import verify
-from torch_hlo.tools.execute import difference, run_evaluator, run_module
+from torch_hlo.compiler.hlo_pass import Pass
+from torch_hlo.compiler.llvm.target import host
+from torch_hlo.compiler.pipeline import passes_for
+from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir.verify import verify
+from torch_hlo.tools.execute import Results, difference, run_evaluator, run_module
 
 ROUNDS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What went wrong: the guilty pass ("code generation" when all passes are innocent), why, and the program it was given."""
+    """What went wrong: the guilty pass ("code generation" when all passes are innocent), why, and
+    the program it was given."""
 
     culprit: str
     reason: str
@@ -24,10 +27,11 @@ class Finding:
 
 
 def bisect(module: Module, inputs: Sequence, compiled: bool = True) -> Finding | None:
-    """Run the pipeline pass by pass, evaluating after each; then the compiled program. None when everything agrees."""
+    """Run the pipeline pass by pass, evaluating after each; then the compiled program. None when
+    everything agrees."""
     want = run_evaluator(module, inputs)
     current = module
-    for p in enabled(PIPELINE):
+    for p in passes_for(host()):
         for member, before, after, error in _steps(p, current):
             if error:
                 return Finding(member.name, error, before)
@@ -37,22 +41,23 @@ def bisect(module: Module, inputs: Sequence, compiled: bool = True) -> Finding |
     if compiled:
         try:
             wrong = difference(run_module(module, inputs), want)
-        except Exception as error:  # noqa: BLE001 - any failure is the finding
+        except Exception as error:  # any failure is the finding
             wrong = f"{type(error).__name__}: {error}"
         if wrong:
             return Finding("code generation", wrong, current)
     return None
 
 
-def _steps(p: Pass, module: Module):
-    """(pass, before, after, error) of each application that changes the module; fixpoints are taken apart."""
+def _steps(p: Pass, module: Module) -> Iterator[tuple[Pass, Module, Module, str]]:
+    """(pass, before, after, error) of each application that changes the module; fixpoints are taken
+    apart."""
     members = p.members or (p,)
     quiet = 0
     for turn in range(ROUNDS * len(members) if p.members else 1):
         member = members[turn % len(members)]
         try:
             after = member.run(module)
-        except Exception as error:  # noqa: BLE001 - any failure is the finding
+        except Exception as error:  # any failure is the finding
             yield member, module, module, f"{type(error).__name__}: {error}"
             return
         quiet = quiet + 1 if after is module else 0
@@ -63,9 +68,9 @@ def _steps(p: Pass, module: Module):
             return
 
 
-def _wrong(module: Module, inputs: Sequence, want) -> str:
+def _wrong(module: Module, inputs: Sequence[Any], want: Results) -> str:
     try:
         verify(module)
         return difference(run_evaluator(module, inputs), want)
-    except Exception as error:  # noqa: BLE001 - any failure is the finding
+    except Exception as error:  # any failure is the finding
         return f"{type(error).__name__}: {error}"

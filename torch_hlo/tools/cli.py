@@ -1,7 +1,8 @@
-"""The command line: `python -m torch_hlo COMMAND FILE …`. Programs are HLO or StableHLO text; the format is recognised.
+"""The command line: `python -m torch_hlo COMMAND FILE …`. Programs are HLO or StableHLO text; the
+format is recognised.
 
-Exit codes: 0 fine, 1 the programs or values differ (or a fault was found), 2 bad usage or a file that cannot be read, 3 the program
-does not compile or run.
+Exit codes: 0 fine, 1 the programs or values differ (or a fault was found), 2 bad usage or a file
+that cannot be read, 3 the program does not compile or run.
 """
 
 from __future__ import annotations
@@ -11,19 +12,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from torch_hlo.compiler.pipeline import random_inputs
-from torch_hlo.device import collective
-from torch_hlo.hlo.evaluate_core import EvaluateError
-from torch_hlo.hlo.ir import Module
-from torch_hlo.hlo.scan import ParseError
-from torch_hlo.hlo.text import module_text
-from torch_hlo.hlo.verify import VerifyError
-from torch_hlo.tools import UsageError, ahead, caching, describe, devices, execute, optimise
+from torch_hlo.device import multi_device
+from torch_hlo.hlo.evaluate.interpreter import EvaluateError
+from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir.verify import VerifyError
+from torch_hlo.hlo.text.printer import module_text
+from torch_hlo.hlo.text.scanner import ParseError
+from torch_hlo.tools import (
+    UsageError,
+    ahead,
+    caching,
+    describe,
+    devices,
+    execute,
+    optimise,
+    per_device,
+)
 from torch_hlo.tools import bisect as bisection
 from torch_hlo.tools import reduce as reduction
 from torch_hlo.tools.text_api import load, load_inputs
@@ -31,24 +42,24 @@ from torch_hlo.tools.text_api import load, load_inputs
 OK, DIFFERENT, USAGE, FAILED = 0, 1, 2, 3
 
 EXAMPLES = """examples:
-  python -m torch_hlo run model.hlo                          run on random inputs, print the results
+  python -m torch_hlo run model.hlo                     run on random inputs, print the results
   python -m torch_hlo run model.mlir --input x.npz --output y.npz
-  python -m torch_hlo run model.hlo --compare evaluator      exit 1 when the values differ
+  python -m torch_hlo run model.hlo --compare evaluator exit 1 when the values differ
   python -m torch_hlo run model.hlo --time
-  python -m torch_hlo run model.hlo --devices 8              shardings are carried out on 8 virtual devices
-  python -m torch_hlo profile model.hlo                      time and roofline share of every step
-  python -m torch_hlo opt model.hlo                          the program after all passes
+  python -m torch_hlo run model.hlo --devices 8         carry out shardings on 8 virtual devices
+  python -m torch_hlo profile model.hlo                 time and roofline share of every step
+  python -m torch_hlo opt model.hlo                     the program after all passes
   python -m torch_hlo opt model.hlo --passes algebra,dce --emit stablehlo
   python -m torch_hlo opt model.hlo --emit asm
-  python -m torch_hlo bisect model.hlo                       which pass changes the values?
-  python -m torch_hlo reduce model.hlo -o small.hlo          the smallest program that still goes wrong
+  python -m torch_hlo bisect model.hlo                  which pass changes the values?
+  python -m torch_hlo reduce model.hlo -o small.hlo     the smallest program that goes wrong
   python -m torch_hlo reduce model.hlo --check './fails.sh {}' -o small.hlo
-  python -m torch_hlo partition model.hlo                    the program of one device, from one with shardings
-  python -m torch_hlo partition model.mlir --explain         why each array is cut as it is, every collective with its bytes
+  python -m torch_hlo partition model.hlo               one device's program, from shardings
+  python -m torch_hlo partition model.mlir --explain    why, and every collective with its bytes
   python -m torch_hlo diff a.hlo b.hlo
   python -m torch_hlo explain model.hlo
-  python -m torch_hlo aot model.hlo -o model.so              a library with a C interface; also .o, .wasm, and .pt2 programs
-  python -m torch_hlo cache info                             compiled programs on disk; also clear, verify, export, import
+  python -m torch_hlo aot model.hlo -o model.so         a C library; also .o, .wasm, .pt2 programs
+  python -m torch_hlo cache info                        programs on disk; also clear, verify, …
 """
 
 
@@ -56,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code."""
     args = parser().parse_args(argv)
     try:
-        return args.run(args)
+        code: int = args.run(args)
+        return code
     except (ParseError, VerifyError) as error:
         return _complain(f"{getattr(error, 'filename', args.file)}: {error}", USAGE)
     except (OSError, EvaluateError, UsageError) as error:
@@ -71,130 +83,145 @@ def _complain(message: str, code: int) -> int:
     return code
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m torch_hlo",
-        description=__doc__.partition("\n\n")[0],
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+Run = Callable[[argparse.Namespace], int]
 
-    def command(name: str, fn, text: str, inputs: bool = False) -> argparse.ArgumentParser:
-        p = commands.add_parser(name, help=text, description=text)
+
+class _Commands:
+    """The commands, each made by a method; `run` of the parsed arguments is its function."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(self, name: str, fn: Run, text: str, inputs: bool = False) -> Callable[..., object]:
+        """A command on one file; gives what adds its arguments. `inputs`: it takes arrays."""
+        p = self.parsers.add_parser(name, help=text, description=text)
         p.add_argument("file", help="HLO or StableHLO text")
         p.set_defaults(run=fn)
         if inputs:
+            arrays = "arrays for the parameters, in order; default: random"
+            p.add_argument("--input", metavar="X.npz", help=arrays)
             p.add_argument(
-                "--input",
-                metavar="X.npz",
-                help="arrays for the parameters, in order; default: random",
+                "--seed",
+                type=int,
+                default=0,
+                help="of the random inputs (default 0)",
             )
-            p.add_argument("--seed", type=int, default=0, help="of the random inputs (default 0)")
-        return p
+        return p.add_argument
 
-    run = command("run", _run, "compile and run a program", inputs=True)
-    run.add_argument(
-        "--output",
-        metavar="Y.npz",
-        help="write the results (out0, out1, …) instead of printing them",
-    )
-    run.add_argument(
-        "--compare",
-        choices=("evaluator", "xla"),
-        help="also compute the values there; exit 1 when they differ",
-    )
-    run.add_argument(
-        "--devices",
-        type=int,
-        metavar="N",
-        help="on N virtual devices (or torchrun's N processes): shardings are carried out",
-    )
-    run.add_argument(
-        "--time", action="store_true", help="print compile time and the best of several runs"
-    )
-    timed = command(
-        "profile", _profile, "time every step and compare with the machine's limits", inputs=True
-    )
-    timed.add_argument(
-        "--runs", type=int, default=10, help="runs; the best time of each step counts (default 10)"
-    )
-    timed.add_argument("--rows", type=int, default=30, help="steps to show (default 30)")
-    timed.add_argument(
-        "--clock",
-        choices=("wall", "thread"),
-        default="wall",
-        help="thread: CPU time, for TORCH_HLO_THREADS=1 on a busy machine",
-    )
-    opt = command("opt", _opt, "run passes and print the program")
-    opt.add_argument(
-        "--passes",
-        metavar="A,B,…",
-        help=f"in this order; default: the pipeline. Passes: {', '.join(optimise.passes())}",
-    )
-    opt.add_argument(
-        "--emit", choices=optimise.EMITS, default="hlo", help="what to print (default hlo)"
-    )
-    find = command("bisect", _bisect, "find the pass that changes a program's values", inputs=True)
-    find.add_argument(
-        "-o", "--output", metavar="FILE", help="write the program that the guilty pass was given"
-    )
-    shrink = command("reduce", _reduce, "shrink a program that goes wrong", inputs=True)
-    shrink.add_argument(
-        "--check",
-        metavar="COMMAND",
-        help="exits 0 when the program in file {} still fails; default: compiled and evaluated values differ",
-    )
-    shrink.add_argument("--budget", type=int, default=500, help="trials (default 500)")
-    shrink.add_argument(
-        "-o", "--output", metavar="FILE", help="write the small program instead of printing it"
-    )
-    cut = command(
-        "partition",
-        _partition,
-        "the program of one device, from one with sharding annotations; a table of its collectives",
-    )
-    cut.add_argument(
-        "--explain",
-        action="store_true",
-        help="print why every array is cut as it is, and every collective, instead of the program",
-    )
-    cut.add_argument(
-        "--update-axes",
-        metavar="X,Y",
-        default="",
-        help="mesh axes over which updates of weights and optimizer states are split",
-    )
-    two = command("diff", _diff, "compare two programs; exit 1 when they differ")
-    two.add_argument("other")
-    command("explain", _explain, "what a program is made of, costs and becomes")
-    ahead.add_arguments(
-        commands.add_parser("aot", help="compile into a library that needs no Python")
-    )
-    caching.add_arguments(
-        commands.add_parser(
-            "cache", help="compiled programs kept on disk: info, clear, verify, export, import"
+    def running(self) -> None:
+        run = self.add("run", _run, "compile and run a program", inputs=True)
+        written = "write the results (out0, out1, …) instead of printing them"
+        run("--output", metavar="Y.npz", help=written)
+        run(
+            "--compare",
+            choices=("evaluator", "xla"),
+            help="also compute the values there; exit 1 when they differ",
         )
+        run(
+            "--devices",
+            type=int,
+            metavar="N",
+            help="on N virtual devices (or torchrun's N processes): shardings are carried out",
+        )
+        run(
+            "--time",
+            action="store_true",
+            help="print compile time and the best of several runs",
+        )
+        timing = "time every step and compare with the machine's limits"
+        timed = self.add("profile", _profile, timing, inputs=True)
+        counts = "runs; the best time of each step counts (default 10)"
+        timed("--runs", type=int, default=10, help=counts)
+        timed("--rows", type=int, default=30, help="steps to show (default 30)")
+        timed(
+            "--clock",
+            choices=("wall", "thread"),
+            default="wall",
+            help="thread: CPU time, for TORCH_HLO_THREADS=1 on a busy machine",
+        )
+
+    def faults(self) -> None:
+        opt = self.add("opt", _opt, "run passes and print the program")
+        known = f"in this order; default: the pipeline. Passes: {', '.join(optimise.passes())}"
+        opt("--passes", metavar="A,B,…", help=known)
+        opt(
+            "--emit",
+            choices=optimise.EMITS,
+            default="hlo",
+            help="what to print (default hlo)",
+        )
+        text = "find the pass that changes a program's values"
+        find = self.add("bisect", _bisect, text, inputs=True)
+        guilty = "write the program that the guilty pass was given"
+        find("-o", "--output", metavar="FILE", help=guilty)
+        shrink = self.add("reduce", _reduce, "shrink a program that goes wrong", inputs=True)
+        shrink(
+            "--check",
+            metavar="COMMAND",
+            help="exits 0 when the program in file {} still fails; default: compiled and evaluated"
+            " values differ",
+        )
+        shrink("--budget", type=int, default=500, help="trials (default 500)")
+        small = "write the small program instead of printing it"
+        shrink("-o", "--output", metavar="FILE", help=small)
+
+    def looking(self) -> None:
+        cut = self.add(
+            "partition",
+            _partition,
+            "the program of one device, from one with sharding annotations; a table of its"
+            " collectives",
+        )
+        cut(
+            "--explain",
+            action="store_true",
+            help="print why every array is cut as it is, and every collective, instead of the"
+            " program",
+        )
+        axes = "mesh axes over which updates of weights and optimizer states are split"
+        cut("--update-axes", metavar="X,Y", default="", help=axes)
+        self.add("diff", _diff, "compare two programs; exit 1 when they differ")("other")
+        self.add("explain", _explain, "what a program is made of, costs and becomes")
+
+    def libraries(self) -> None:
+        text = "compile into a library that needs no Python"
+        ahead.add_arguments(self.parsers.add_parser("aot", help=text))
+        text = "compiled programs kept on disk: info, clear, verify, export, import"
+        caching.add_arguments(self.parsers.add_parser("cache", help=text))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_hlo",
+        description=(__doc__ or "").partition("\n\n")[0],
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    commands = _Commands(parser)
+    commands.running()
+    commands.faults()
+    commands.looking()
+    commands.libraries()
     return parser
 
 
-def _inputs(args, module: Module) -> Sequence:
+def _inputs(args: argparse.Namespace, module: Module) -> Sequence[Any]:
     return _given(args, module) or random_inputs(module, args.seed)
 
 
-def _given(args, module: Module) -> Sequence:
+def _given(args: argparse.Namespace, module: Module) -> Sequence[Any]:
     return load_inputs(args.input, len(module.entry.params)) if args.input else ()
 
 
-def _run(args) -> int:
+def _run(args: argparse.Namespace) -> int:
     module = load(args.file)
     start, first = time.perf_counter(), True
     if args.devices is None:
         inputs = _inputs(args, module)
         run = execute.runner(module, inputs)
     else:
-        first = collective.join()  # of several processes only one prints
+        first = multi_device.join()  # of several processes only one prints
         several = devices.OnDevices(module, args.devices)
         inputs = _given(args, module) or several.random_inputs(args.seed)
         run = several.runner(inputs)
@@ -206,7 +233,10 @@ def _run(args) -> int:
     if args.time:
         print(f"compile {compiled * 1e3:.1f} ms, run {best * 1e3:.3f} ms")
     if args.output:
-        np.savez(args.output, **{f"out{i}": np.asarray(a) for i, (a, _) in enumerate(results)})
+        np.savez(
+            args.output,
+            **{f"out{i}": np.asarray(a) for i, (a, _) in enumerate(results)},
+        )
     elif not args.compare and not args.time:
         for i, (array, dtype) in enumerate(results):
             for name, part in (
@@ -223,8 +253,14 @@ def _run(args) -> int:
     return OK
 
 
-def _wrong(args, module: Module, inputs: Sequence, results) -> str:
-    """How the results differ. On several devices, results of an annotated program from those of one device, others from the evaluator's."""
+def _wrong(
+    args: argparse.Namespace,
+    module: Module,
+    inputs: Sequence[Any],
+    results: Sequence[tuple[Any, str]],
+) -> str:
+    """How the results differ. On several devices, results of an annotated program from those of one
+    device, others from the evaluator's."""
     if args.devices is None or devices.is_annotated(module):
         return execute.difference(results, execute.ENGINES[args.compare](module, inputs))
     want = devices.evaluate_on_devices(module, inputs, args.devices)
@@ -236,7 +272,7 @@ def _wrong(args, module: Module, inputs: Sequence, results) -> str:
     )
 
 
-def _profile(args) -> int:
+def _profile(args: argparse.Namespace) -> int:
     from torch_hlo import profiler
 
     module = load(args.file)
@@ -248,7 +284,7 @@ def _profile(args) -> int:
     return OK
 
 
-def _best(run, runs: int = 200) -> float:
+def _best(run: Callable[[], object], runs: int = 200) -> float:
     """Seconds of the fastest run, of 20 (as often on every device) or within about a second."""
     best, total = float("inf"), 0.0
     for _ in range(runs):
@@ -261,12 +297,12 @@ def _best(run, runs: int = 200) -> float:
     return best
 
 
-def _opt(args) -> int:
+def _opt(args: argparse.Namespace) -> int:
     print(optimise.emitted(load(args.file), args.emit, args.passes), end="")
     return OK
 
 
-def _bisect(args) -> int:
+def _bisect(args: argparse.Namespace) -> int:
     module = load(args.file)
     found = bisection.bisect(module, _inputs(args, module))
     if found is None:
@@ -279,12 +315,15 @@ def _bisect(args) -> int:
     return DIFFERENT
 
 
-def _reduce(args) -> int:
+def _reduce(args: argparse.Namespace) -> int:
     module = load(args.file)
     given = load_inputs(args.input, len(module.entry.params)) if args.input else None
     fails = _checked_by(args.check) if args.check else _goes_wrong(module, given, args.seed)
     small = reduction.shrink(
-        module, fails, log=lambda line: print(line, file=sys.stderr), budget=args.budget
+        module,
+        fails,
+        log=lambda line: print(line, file=sys.stderr),
+        budget=args.budget,
     )
     text = module_text(small)
     if args.output:
@@ -294,7 +333,7 @@ def _reduce(args) -> int:
     return OK
 
 
-def _goes_wrong(original: Module, given: Sequence | None, seed: int) -> reduction.Fails:
+def _goes_wrong(original: Module, given: Sequence[Any] | None, seed: int) -> reduction.Fails:
     """Whether compiled and evaluated values differ, or compiling fails."""
 
     def fails(module: Module) -> bool:
@@ -306,7 +345,7 @@ def _goes_wrong(original: Module, given: Sequence | None, seed: int) -> reductio
         want = execute.run_evaluator(module, inputs)
         try:
             return bool(execute.difference(execute.run_module(module, inputs), want))
-        except Exception:  # noqa: BLE001 - a compiler that fails is what is being reduced
+        except Exception:  # a compiler that fails is what is being reduced
             return True
 
     return fails
@@ -329,20 +368,18 @@ def _checked_by(command: str) -> reduction.Fails:
     return fails
 
 
-def _partition(args) -> int:
-    from torch_hlo.tools import partition
-
-    show = partition.explain if args.explain else partition.program
+def _partition(args: argparse.Namespace) -> int:
+    show = per_device.explain if args.explain else per_device.program
     print(show(load(args.file), tuple(a for a in args.update_axes.split(",") if a)))
     return OK
 
 
-def _diff(args) -> int:
+def _diff(args: argparse.Namespace) -> int:
     text = describe.diff(load(args.file), load(args.other), (args.file, args.other))
     print(text or "the same program")
     return DIFFERENT if text else OK
 
 
-def _explain(args) -> int:
+def _explain(args: argparse.Namespace) -> int:
     print(describe.explain(load(args.file)))
     return OK

@@ -7,15 +7,16 @@ from collections import Counter
 
 from torch_hlo.compiler.codegen.profile import matrix_flops
 from torch_hlo.compiler.pipeline import optimize
-from torch_hlo.hlo.dim import Dim
-from torch_hlo.hlo.ir import Module, called, postorder
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.text import computations, module_text
+from torch_hlo.hlo.ir.dim import Dim, Size
+from torch_hlo.hlo.ir.instruction import Module, called, postorder
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.text.printer import computations, module_text
 from torch_hlo.tools.execute import flat
 
 
 def diff(a: Module, b: Module, names: tuple[str, str] = ("a", "b")) -> str:
-    """Unified diff of the canonical texts; "" when they are the same program (names and metadata do not count)."""
+    """Unified diff of the canonical texts; "" when they are the same program (names and metadata do
+    not count)."""
     if a.entry == b.entry and a.aliases == b.aliases and a.symbols == b.symbols:
         return ""
     left, right = (
@@ -40,13 +41,22 @@ def explain(module: Module) -> str:
     )
     flops = [matrix_flops(x) for x in order]
     lines.append(
-        f"about {_number(sum((f for f in flops), start=0))} multiplications and additions in dots and convolutions (loop bodies counted once)"
+        f"about {_number(sum((f for f in flops), start=0))} multiplications and additions in dots"
+        " and convolutions (loop bodies counted once)"
     )
     optimised = optimize(flat(module))
     steps = [
         x
         for x in postorder((optimised.entry.root,))
-        if x.op not in ("parameter", "constant", "tuple", "get-tuple-element", "reshape", "bitcast")
+        if x.op
+        not in (
+            "parameter",
+            "constant",
+            "tuple",
+            "get-tuple-element",
+            "reshape",
+            "bitcast",
+        )
     ]
     lines.append(f"after the passes {len(steps)} steps:")
     for x in steps:
@@ -64,5 +74,5 @@ def _sized(shape: Shape) -> str:
     return f"{shape} ({_number(shape.nbytes)} bytes)" if not shape.is_tuple else str(shape)
 
 
-def _number(value) -> str:
+def _number(value: Size) -> str:
     return str(value) if isinstance(value, Dim) else f"{value:,}"

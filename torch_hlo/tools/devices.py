@@ -2,35 +2,40 @@
 
     results = run_on_devices(module, inputs, 8)
 
-An annotated program (`sharding` attributes) is propagated and partitioned first. A per-device program runs as it is; its inputs and outputs are
-cut by its in_shardings and out_shardings. Where it has none, an input is one array for all devices or a list of one array per device,
-and an output is a list of one array per device.
+An annotated program (`sharding` attributes) is propagated and partitioned first. A per-device
+program runs as it is; its inputs and outputs are cut by its in_shardings and out_shardings. Where
+it has none, an input is one array for all devices or a list of one array per device, and an output
+is a list of one array per device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace as with_fields
+from typing import Any
 
 import numpy as np
 
 from torch_hlo.compiler.pipeline import random_inputs
-from torch_hlo.device import collective, runtime
-from torch_hlo.hlo.evaluate_collective import arrangement, collectives, evaluate_spmd
-from torch_hlo.hlo.evaluate_core import EvaluateError
-from torch_hlo.hlo.ir import Module, outputs
-from torch_hlo.hlo.numeric import decode, encode
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.sharding import Sharding, shard, unshard
-from torch_hlo.hlo.text import computations
+from torch_hlo.device import multi_device, runtime
+from torch_hlo.device.interfaces import Program
+from torch_hlo.device.memory import Buffer
+from torch_hlo.hlo.evaluate.communication import arrangement, collectives
+from torch_hlo.hlo.evaluate.interpreter import EvaluateError
+from torch_hlo.hlo.evaluate.multi_device import evaluate_spmd
+from torch_hlo.hlo.ir.instruction import Module, outputs
+from torch_hlo.hlo.ir.numeric import decode, encode
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.sharding.sharding import Sharding, shard, unshard
+from torch_hlo.hlo.text.printer import computations
 from torch_hlo.tools.execute import Results, flat, flat_inputs, prepared
 
 Blocks = list[np.ndarray]  # one array per device
 
 
 def is_annotated(module: Module) -> bool:
-    """Whether the program is one for all devices, with shardings still to be carried out. What XLA's partitioner printed is not: it left shardings
-    on parameters only, and collectives."""
+    """Whether the program is one for all devices, with shardings still to be carried out. What
+    XLA's partitioner printed is not: it left shardings on parameters only, and collectives."""
     where = {
         x.op
         for c in computations(module.entry)
@@ -41,10 +46,11 @@ def is_annotated(module: Module) -> bool:
 
 
 class OnDevices:
-    """A program made ready for some devices: `runner(inputs)` and `evaluate(inputs)`, on whole arrays.
+    """A program made ready for some devices: `runner(inputs)` and `evaluate(inputs)`, on whole
+    arrays.
 
-    Raises EvaluateError for a number of devices that the program is not for, and what propagation, partitioning and compiling raise.
-    """
+    Raises EvaluateError for a number of devices that the program is not for, and what propagation,
+    partitioning and compiling raise."""
 
     def __init__(self, module: Module, devices: int) -> None:
         self.devices = devices
@@ -56,14 +62,16 @@ class OnDevices:
             p.get("sharding") is not None for p in whole.entry.params
         ):
             whole = with_fields(
-                whole, in_shardings=tuple(p.get("sharding") for p in whole.entry.params)
+                whole,
+                in_shardings=tuple(p.get("sharding") for p in whole.entry.params),
             )
         self.module, self.annotated = whole, annotated
         self.replicas, self.partitions = arrangement(whole, devices)
         self.dtypes = tuple(x.shape.dtype for x in outputs(whole))
 
     def random_inputs(self, seed: int = 0) -> list:
-        """Inputs for `cut`: whole arrays where it is known how they are cut, else another array for every device."""
+        """Inputs for `cut`: whole arrays where it is known how they are cut, else another array for
+        every device."""
         if self.annotated is not None:
             return random_inputs(self.annotated, seed)
         rows = [random_inputs(self.module, seed + device) for device in range(self.devices)]
@@ -89,14 +97,15 @@ class OnDevices:
             [] for _ in range(self.devices)
         ]
 
-    def _blocks(self, i: int, value, sharding: Sharding | None) -> Blocks:
+    def _blocks(self, i: int, value: Any, sharding: Sharding | None) -> Blocks:
         if sharding is not None:
             return shard(np.asarray(value), sharding) * (self.devices // sharding.mesh.size)
         if not isinstance(value, (list, tuple)):
             return [value] * self.devices
         if len(value) != self.devices:
             raise EvaluateError(
-                f"parameter {i} of {self.module.name}: {len(value)} arrays for {self.devices} devices"
+                f"parameter {i} of {self.module.name}: {len(value)} arrays for {self.devices}"
+                " devices"
             )
         return list(value)
 
@@ -109,7 +118,12 @@ class OnDevices:
             for k, (s, d) in enumerate(zip(shardings, dims, strict=True))
         ]
 
-    def _joined(self, blocks: Blocks, sharding: Sharding | None, dims: tuple[int, ...] | None):
+    def _joined(
+        self,
+        blocks: Blocks,
+        sharding: Sharding | None,
+        dims: tuple[int, ...] | None,
+    ) -> np.ndarray | Blocks:
         if sharding is None:
             return blocks
         blocks = blocks[: sharding.mesh.size]  # replicas are equal
@@ -118,17 +132,22 @@ class OnDevices:
     def evaluate(self, inputs: Sequence) -> Results:
         """The reference values of the per-device program."""
         return list(
-            zip(self.join(evaluate_spmd(self.module, self.cut(inputs))), self.dtypes, strict=True)
+            zip(
+                self.join(evaluate_spmd(self.module, self.cut(inputs))),
+                self.dtypes,
+                strict=True,
+            )
         )
 
     def runner(self, inputs: Sequence) -> Callable[[], Results]:
-        """Compile; the function runs the program once, on the devices of this process, and gives the results of all."""
+        """Compile; the function runs the program once, on the devices of this process, and gives
+        the results of all."""
         run = self._compiled(self.cut(inputs))
         return lambda: list(zip(self.join(run()), self.dtypes, strict=True))
 
     def _compiled(self, rows: Sequence[Blocks]) -> Callable[[], list[Blocks]]:
         program = runtime.compile_program(self.module)
-        mine = collective.local_devices(self.devices)
+        mine = multi_device.local_devices(self.devices)
         params = self.module.entry.params
         shapes = [x.shape for x in outputs(self.module)]
 
@@ -144,8 +163,8 @@ class OnDevices:
                 [self._output(program, i, s, given) for i, s in enumerate(shapes)]
                 for given in inputs
             ]
-            collective.run_devices(program, inputs, results, self.replicas)
-            return collective.gathered(
+            multi_device.run_devices(program, inputs, results, self.replicas)
+            return multi_device.gathered(
                 [
                     [decode(o.bytes.tobytes(), o.shape.dtype, o.shape.dims) for o in row]
                     for row in results
@@ -155,9 +174,7 @@ class OnDevices:
         return run
 
     @staticmethod
-    def _output(
-        program: runtime.Program, i: int, shape: Shape, inputs: list[runtime.Buffer]
-    ) -> runtime.Buffer:
+    def _output(program: Program, i: int, shape: Shape, inputs: list[Buffer]) -> Buffer:
         shared = dict(program.aliases).get(i)
         return runtime.allocate(shape) if shared is None else inputs[shared]
 
@@ -169,7 +186,7 @@ def _whole(block: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
 
 def partitioned(module: Module) -> Module:
     """The per-device program of an annotated one."""
-    from torch_hlo.compiler.spmd import spmd
+    from torch_hlo.compiler.spmd.spmd_pipeline import spmd
 
     return spmd(module)
 

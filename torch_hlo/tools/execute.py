@@ -1,4 +1,5 @@
-"""Run a Module on arrays: compiled, by the evaluator, or by XLA where its CPU plugin is installed."""
+"""Run a Module on arrays: compiled, by the evaluator, or by XLA where its CPU plugin is
+installed."""
 
 from __future__ import annotations
 
@@ -6,24 +7,33 @@ import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace as with_fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from torch_hlo import config
 from torch_hlo.device import runtime
-from torch_hlo.hlo import build as b
-from torch_hlo.hlo.dim import substitute
-from torch_hlo.hlo.evaluate import bind_symbols, evaluate
-from torch_hlo.hlo.evaluate_core import EvaluateError
-from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, outputs, postorder, replace
-from torch_hlo.hlo.numeric import decode, encode
-from torch_hlo.hlo.shape import DTYPES, Shape, numpy_dtype
+from torch_hlo.hlo.evaluate.evaluate import bind_symbols, evaluate
+from torch_hlo.hlo.evaluate.interpreter import EvaluateError
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.dim import substitute
+from torch_hlo.hlo.ir.instruction import (
+    Computation,
+    Instruction,
+    Module,
+    outputs,
+    postorder,
+)
+from torch_hlo.hlo.ir.intern import instr, replace
+from torch_hlo.hlo.ir.numeric import decode, encode
+from torch_hlo.hlo.ir.shape import DTYPES, Shape, numpy_dtype
 
 Results = list[tuple[np.ndarray, str]]  # values and their HLO type
 
 
 def flat(module: Module) -> Module:
-    """The module with arrays only at its boundary: tuple parameters and results become their parts, tokens vanish."""
+    """The module with arrays only at its boundary: tuple parameters and results become their parts,
+    tokens vanish."""
     entry = module.entry
     root = entry.root
     if not any(p.shape.is_tuple or p.shape.dtype == "token" for p in entry.params) and _is_flat(
@@ -45,14 +55,22 @@ def flat(module: Module) -> Module:
     if (sharding := root.get("sharding")) is not None:
         flattened = replace(flattened, sharding=tuple(_leaves(sharding)))
     symbols = tuple((name, moved[i], d) for name, i, d in module.symbols)
-    ins, outs = tuple(_leaves(module.in_shardings)), tuple(_leaves(module.out_shardings))
+    ins, outs = (
+        tuple(_leaves(module.in_shardings)),
+        tuple(_leaves(module.out_shardings)),
+    )
     entry = Computation(entry.name, tuple(params), flattened)
     return with_fields(
-        module, entry=entry, aliases=(), symbols=symbols, in_shardings=ins, out_shardings=outs
+        module,
+        entry=entry,
+        aliases=(),
+        symbols=symbols,
+        in_shardings=ins,
+        out_shardings=outs,
     )
 
 
-def _leaves(value) -> Iterator:
+def _leaves(value: object) -> Iterator[Any]:
     """The leaves of nested tuples."""
     if isinstance(value, tuple):
         for v in value:
@@ -67,7 +85,7 @@ def _is_flat(root: Instruction) -> bool:
     return not root.shape.is_tuple and root.shape.dtype != "token"
 
 
-def _parameter(shape: Shape, params: list[Instruction], sharding=None) -> Instruction:
+def _parameter(shape: Shape, params: list[Instruction], sharding: Any = None) -> Instruction:
     if shape.is_tuple:
         parts = sharding if isinstance(sharding, tuple) else (sharding,) * len(shape.elements)
         return b.tuple_(
@@ -96,7 +114,8 @@ def flat_inputs(inputs: Sequence) -> list:
 
 
 def prepared(module: Module, inputs: Sequence) -> tuple[Module, list[np.ndarray], dict[str, int]]:
-    """(flat module, arrays of its parameters' types, values of its symbols). Raises EvaluateError when they do not fit."""
+    """(flat module, arrays of its parameters' types, values of its symbols). Raises EvaluateError
+    when they do not fit."""
     module = flat(module)
     values = flat_inputs(inputs)
     params = module.entry.params
@@ -106,7 +125,7 @@ def prepared(module: Module, inputs: Sequence) -> tuple[Module, list[np.ndarray]
     return module, arrays, bind_symbols(module.entry, [a.shape for a in arrays])
 
 
-def _array(i: int, value, shape: Shape) -> np.ndarray:
+def _array(i: int, value: object, shape: Shape) -> np.ndarray:
     array = np.asarray(value)
     want = numpy_dtype(shape.dtype)
     if isinstance(value, (bool, int, float, complex)):
@@ -154,12 +173,17 @@ def run_evaluator(module: Module, inputs: Sequence) -> Results:
     """The reference values."""
     module, arrays, _ = prepared(module, inputs)
     return list(
-        zip(evaluate(module, arrays), (x.shape.dtype for x in outputs(module)), strict=True)
+        zip(
+            evaluate(module, arrays),
+            (x.shape.dtype for x in outputs(module)),
+            strict=True,
+        )
     )
 
 
 def xla_plugin() -> str | None:
-    """Path of the PJRT plugin of XLA's CPU backend (pip install xla-cpu-pjrt), if it is installed."""
+    """Path of the PJRT plugin of XLA's CPU backend (pip install xla-cpu-pjrt), if it is
+    installed."""
     try:
         found = importlib.util.find_spec("xla_plugins.xla_cpu_pjrt")
     except ModuleNotFoundError:
@@ -184,7 +208,14 @@ ENGINES: dict[str, Callable[[Module, Sequence], Results]] = {
 }
 
 # Relative tolerance by type: what reassociated sums of a thousand terms may differ by
-TOLERANCE = {"f64": 1e-9, "c128": 1e-9, "f32": 1e-4, "c64": 1e-4, "f16": 1e-2, "bf16": 3e-2}
+TOLERANCE = {
+    "f64": 1e-9,
+    "c128": 1e-9,
+    "f32": 1e-4,
+    "c64": 1e-4,
+    "f16": 1e-2,
+    "bf16": 3e-2,
+}
 
 
 def difference(got: Results, want: Results) -> str:
@@ -198,11 +229,18 @@ def difference(got: Results, want: Results) -> str:
         if DTYPES[dtype].kind in "fc":
             scale = float(np.max(np.abs(y[np.isfinite(y)]), initial=0))
             same = np.isclose(
-                x, y, rtol=tolerance, atol=tolerance * max(scale, 1e-3), equal_nan=True
+                x,
+                y,
+                rtol=tolerance,
+                atol=tolerance * max(scale, 1e-3),
+                equal_nan=True,
             )
         else:
             same = x == y
         if not np.all(same):
             at = tuple(int(n) for n in np.argwhere(~same)[0])
-            return f"output {i} ({dtype}{list(x.shape)}): {int(np.sum(~same))} of {x.size} elements differ, first at {list(at)}: {x[at]} instead of {y[at]}"
+            return (
+                f"output {i} ({dtype}{list(x.shape)}): {int(np.sum(~same))} of {x.size} elements"
+                f" differ, first at {list(at)}: {x[at]} instead of {y[at]}"
+            )
     return ""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.compiler.partition import partition
-from torch_hlo.compiler.passes.base import Pass, hlo_pass
-from torch_hlo.compiler.passes.propagate import propagate
-from torch_hlo.compiler.pipeline import PIPELINE, optimize
-from torch_hlo.hlo.ir import Module
+from torch_hlo.compiler.hlo_pass import Pass, hlo_pass
+from torch_hlo.compiler.llvm.target import host
+from torch_hlo.compiler.pipeline import cpu_pipeline, optimize
+from torch_hlo.compiler.spmd.partitioner import partition
+from torch_hlo.compiler.spmd.propagate import propagate
+from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.stablehlo import stablehlo_text
-from torch_hlo.hlo.text import STYLES, module_text
+from torch_hlo.hlo.text.printer import STYLES, module_text
 from torch_hlo.tools import UsageError
 from torch_hlo.tools.execute import flat
 
@@ -18,16 +19,18 @@ EMITS = ("hlo", "short", "full", "stablehlo", "llvm", "asm", "buffers")
 
 
 def passes() -> dict[str, Pass]:
-    """Every pass of the pipeline by name, members of fixpoints included, and those for programs on many devices."""
+    """Every pass of the pipeline by name, members of fixpoints included, and those for programs on
+    many devices."""
     return {
         p.name: p
-        for group in (*PIPELINE, propagate, hlo_pass(partition))
+        for group in (*cpu_pipeline(host()).passes, propagate, hlo_pass(partition))
         for p in (group, *group.members)
     }
 
 
 def chosen(names: str | None) -> Sequence[Pass] | None:
-    """Passes of a comma-separated list; None is the whole pipeline, "" none. Raises UsageError for an unknown name."""
+    """Passes of a comma-separated list; None is the whole pipeline, "" none. Raises UsageError for
+    an unknown name."""
     if names is None:
         return None
     known = passes()
@@ -42,7 +45,8 @@ def optimised(module: Module, names: str | None) -> Module:
 
 
 def emitted(module: Module, emit: str, names: str | None = None) -> str:
-    """The program after the passes as text: of a style, StableHLO, LLVM IR, assembly, or the buffer report."""
+    """The program after the passes as text: of a style, StableHLO, LLVM IR, assembly, or the buffer
+    report."""
     module = optimised(module, names)
     if emit == "hlo":
         return module_text(module)

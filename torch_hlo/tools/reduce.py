@@ -7,20 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from torch_hlo.hlo import build as b
-from torch_hlo.hlo.ir import Computation, Instruction, Module, outputs, postorder, replace
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.text import instruction_text
-from torch_hlo.hlo.verify import verify
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.instruction import (
+    Computation,
+    Instruction,
+    Module,
+    outputs,
+    postorder,
+)
+from torch_hlo.hlo.ir.intern import replace
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir.verify import verify
+from torch_hlo.hlo.text.printer import instruction_text
 from torch_hlo.tools import UsageError
 
 Fails = Callable[[Module], bool]
 
 
 def shrink(
-    module: Module, fails: Fails, log: Callable[[str], None] = lambda line: None, budget: int = 500
+    module: Module,
+    fails: Fails,
+    log: Callable[[str], None] = lambda line: None,
+    budget: int = 500,
 ) -> Module:
-    """A smaller module for which `fails` still holds, after at most `budget` trials. Raises UsageError when `module` does not fail."""
+    """A smaller module for which `fails` still holds, after at most `budget` trials. Raises
+    UsageError when `module` does not fail."""
     if not fails(module):
         raise UsageError("the program does not fail, there is nothing to reduce")
     trials = 0
@@ -34,7 +45,7 @@ def shrink(
             try:
                 verify(candidate)
                 failing = fails(candidate)
-            except Exception:  # noqa: BLE001 - a candidate that is no program is no reduction
+            except Exception:  # a candidate that is no program is no reduction
                 continue
             if failing:
                 log(f"{size(candidate)} instructions: {what}")
@@ -55,7 +66,8 @@ def _candidates(module: Module) -> Iterator[tuple[Module, str]]:
         for i, x in enumerate(results):
             yield _with_root(module, b.tuple_(x)), f"only output {i}"
     order = postorder((root,))
-    # A cone cut off at an instruction in the middle; then every instruction replaced by an operand, a constant or a parameter.
+    # A cone cut off at an instruction in the middle; then every instruction replaced by an operand,
+    # a constant or a parameter.
     inner = [
         x
         for x in order
@@ -65,11 +77,17 @@ def _candidates(module: Module) -> Iterator[tuple[Module, str]]:
     ]
     for x in inner[len(inner) // 2 :: max(1, len(inner) // 16)]:
         if x not in results:
-            yield _with_root(module, b.tuple_(x)), f"the value of {instruction_text(x)}"
+            yield (
+                _with_root(module, b.tuple_(x)),
+                f"the value of {instruction_text(x)}",
+            )
     for x in reversed(inner):
         for y in x.operands:
             if y.shape == x.shape:
-                yield _with_root(module, _substitute(root, x, y)), f"{x.op} became its operand"
+                yield (
+                    _with_root(module, _substitute(root, x, y)),
+                    f"{x.op} became its operand",
+                )
         yield _as_parameter(module, x), f"{x.op} became a parameter"
         if x.shape.is_static:
             yield (

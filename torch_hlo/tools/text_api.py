@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from torch_hlo.hlo.ir import Module
-from torch_hlo.hlo.numeric import round_to
-from torch_hlo.hlo.parse import parse_module
-from torch_hlo.hlo.scan import ParseError
-from torch_hlo.hlo.shape import DTYPES, numpy_dtype
+from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir.numeric import round_to
+from torch_hlo.hlo.ir.shape import DTYPES, numpy_dtype
+from torch_hlo.hlo.ir.verify import VerifyError, verify
 from torch_hlo.hlo.stablehlo import parse_stablehlo
-from torch_hlo.hlo.text import module_text
-from torch_hlo.hlo.verify import VerifyError, verify
+from torch_hlo.hlo.text.parser import parse_module
+from torch_hlo.hlo.text.printer import module_text
+from torch_hlo.hlo.text.scanner import ParseError
 from torch_hlo.tools import UsageError
 from torch_hlo.tools.adopt import adopted
 from torch_hlo.tools.artifact import artifact_text, is_artifact
@@ -27,12 +28,14 @@ from torch_hlo.tools.devices import run_on_devices
 from torch_hlo.tools.execute import run_module
 
 _MLIR = re.compile(
-    r'\s*(?://[^\n]*\n\s*)*(?:module\b|"builtin\.module"|func\.func\b|"func\.func"|#[\w.]+\s*=|![\w.]+\s*=)'
+    r"\s*(?://[^\n]*\n\s*)*"
+    r'(?:module\b|"builtin\.module"|func\.func\b|"func\.func"|#[\w.]+\s*=|![\w.]+\s*=)'
 )
 
 
 def parse_text(text: str) -> Module:
-    """The program in HLO or StableHLO text, verified. Raises ParseError with line, column and a caret."""
+    """The program in HLO or StableHLO text, verified. Raises ParseError with line, column and a
+    caret."""
     return verify(parse_stablehlo(text) if is_stablehlo(text) else parse_module(text))
 
 
@@ -40,14 +43,16 @@ def is_stablehlo(text: str) -> bool:
     return _MLIR.match(text) is not None
 
 
-def run_text(text: str, *inputs, devices: int | None = None) -> list:
-    """Compile the program and run it on one input per parameter: tensors, arrays or Python numbers (or one list of them).
+def run_text(text: str, *inputs: Any, devices: int | None = None) -> list[Any]:
+    """Compile the program and run it on one input per parameter: tensors, arrays or Python numbers
+    (or one list of them).
 
-    With `devices`, on so many virtual devices, or on the processes of torch.distributed: a program with shardings is partitioned, inputs and
-    results are whole arrays. Of a per-device program without shardings an input may be a list of one array per device, and a result is one.
-    Results are tensors when an input is one, on its device, else NumPy arrays (bf16 and f8 as float32).
-    Raises ParseError, EvaluateError for inputs that do not fit, CodegenError for instructions without code, CollectiveError.
-    """
+    With `devices`, on so many virtual devices, or on the processes of torch.distributed: a program
+    with shardings is partitioned, inputs and results are whole arrays. Of a per-device program
+    without shardings an input may be a list of one array per device, and a result is one. Results
+    are tensors when an input is one, on its device, else NumPy arrays (bf16 and f8 as float32).
+    Raises ParseError, EvaluateError for inputs that do not fit, CodegenError for instructions
+    without code, CollectiveError."""
     if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)):
         inputs = tuple(inputs[0])
     module = adopted(parse_text(text))
@@ -66,31 +71,31 @@ def run_text(text: str, *inputs, devices: int | None = None) -> list:
     return [_tensors(value, dtype, tensors[0].device) for value, dtype in results]
 
 
-def _tensors(value, dtype: str, device: torch.device):
+def _tensors(value: Any, dtype: str, device: torch.device) -> Any:
     if isinstance(value, list):
         return [_tensors(v, dtype, device) for v in value]
     return to_tensor(value, dtype).to(device)
 
 
 def partition_text(text: str, update_axes: Sequence[str] = ()) -> str:
-    """The program of one device, as HLO text with XLA's collectives, from an annotated program in HLO or StableHLO text.
+    """The program of one device, as HLO text with XLA's collectives, from an annotated program in
+    HLO or StableHLO text.
 
-    Annotations: XLA's `sharding={…}`, `mhlo.sharding`, Shardy's `sdy.mesh` and `sdy.sharding`. What is not annotated is propagated. The header says how
-    whole inputs and outputs are cut (`frontend_attributes`), so that `run_text(partition_text(text), …, devices=n)` takes whole arrays.
-    `update_axes`: mesh axes over which the updates of weights (parameters that outputs may overwrite) and optimizer states are split.
+    Annotations: XLA's `sharding={…}`, `mhlo.sharding`, Shardy's `sdy.mesh` and `sdy.sharding`. What
+    is not annotated is propagated. The header says how whole inputs and outputs are cut
+    (`frontend_attributes`), so that `run_text(partition_text(text), …, devices=n)` takes whole
+    arrays.
+    `update_axes`: mesh axes over which the updates of weights (parameters that outputs may
+      overwrite) and optimizer states are split.
     Raises ParseError, ShardingError, PartitionError, UsageError for a program without annotations.
     """
-    from torch_hlo.compiler.spmd import spmd
+    from torch_hlo.tools import per_device
 
     module = adopted(parse_text(text))
-    if module.mesh is None:
-        raise UsageError(
-            "the program has no shardings: nothing says over how many devices to partition it"
-        )
-    return module_text(spmd(module, update_axes=update_axes), style="xla")
+    return module_text(per_device.partitioned(module, update_axes), style="xla")
 
 
-def to_array(value):
+def to_array(value: Any) -> Any:
     """A tensor as the NumPy array that holds its values; anything else as it is."""
     if isinstance(value, (list, tuple)):
         return type(value)(to_array(v) for v in value)
@@ -108,20 +113,23 @@ _F8 = tuple(
 
 
 def to_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
-    """The values of HLO type `dtype` as a CPU tensor of its PyTorch type (4-bit integers as 8-bit)."""
+    """The values of HLO type `dtype` as a CPU tensor of its PyTorch type (4-bit integers as
+    8-bit)."""
     tensor = torch.from_numpy(np.array(round_to(array, dtype), numpy_dtype(dtype), order="C"))
     return tensor.to(getattr(torch, DTYPES[dtype].torch)) if DTYPES[dtype].torch else tensor
 
 
 def load(path: str) -> Module:
-    """The program in a file of text or StableHLO bytecode, see adopt.py and artifact.py. Raises OSError, ParseError, UsageError."""
+    """The program in a file of text or StableHLO bytecode, see adopt.py and artifact.py. Raises
+    OSError, ParseError, UsageError."""
     with open(path, "rb") as file:
         data = file.read()
     try:
         text = artifact_text(data) if is_artifact(data) else data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{path}: neither text nor StableHLO bytecode: byte {error.start} is {data[error.start]:#04x}"
+            f"{path}: neither text nor StableHLO bytecode: byte {error.start} is"
+            f" {data[error.start]:#04x}"
         ) from None
     try:
         return adopted(parse_text(text))
@@ -131,7 +139,8 @@ def load(path: str) -> Module:
 
 
 def load_inputs(path: str, count: int) -> Sequence[np.ndarray]:
-    """`count` arrays from an .npz file (arg0, arg1, … by name, other names by position) or from an .npy file. Raises UsageError."""
+    """`count` arrays from an .npz file (arg0, arg1, … by name, other names by position) or from an
+    .npy file. Raises UsageError."""
     found = np.load(path, allow_pickle=False)
     if isinstance(found, np.ndarray):
         arrays = [found]

@@ -1,4 +1,5 @@
-"""Independent neighbours as one region: the same bits as one by one, only what is independent, and really one call."""
+"""Independent neighbours as one region: the same bits as one by one, only what is independent, and
+really one call."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from test.support import hlo
 from torch_hlo import config
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.pipeline import random_inputs
-from torch_hlo.device.cpu import load
-from torch_hlo.hlo.evaluate import evaluate
-from torch_hlo.hlo.ir import Module
+from torch_hlo.device.cpu.loader import load
+from torch_hlo.hlo.evaluate.evaluate import evaluate
+from torch_hlo.hlo.ir.instruction import Module
 
 SIZES = (1, 7, 1000, 4096, 33333, 100001)
 
@@ -23,10 +24,18 @@ def updates(sizes: tuple[int, ...], aliases: str = "") -> Module:
     lines, n = [f"HloModule updates{aliases}", "ENTRY main {"], len(sizes)
     lines.append("  lr = f32[] parameter(0)")
     for i, s in enumerate(sizes):
-        lines += [f"  p{i} = f32[{s}] parameter({1 + 2 * i})", f"  g{i} = f32[{s}] parameter({2 + 2 * i})", f"  l{i} = f32[{s}] broadcast(lr), dimensions={{}}",
-                  f"  m{i} = f32[{s}] multiply(l{i}, g{i})", f"  r{i} = f32[{s}] subtract(p{i}, m{i})"]  # fmt: skip
+        lines += [
+            f"  p{i} = f32[{s}] parameter({1 + 2 * i})",
+            f"  g{i} = f32[{s}] parameter({2 + 2 * i})",
+            f"  l{i} = f32[{s}] broadcast(lr), dimensions={{}}",
+            f"  m{i} = f32[{s}] multiply(l{i}, g{i})",
+            f"  r{i} = f32[{s}] subtract(p{i}, m{i})",
+        ]
     lines += [
-        f"  ROOT r = ({', '.join(f'f32[{s}]' for s in sizes)}) tuple({', '.join(f'r{i}' for i in range(n))})",
+        (
+            f"  ROOT r = ({', '.join(f'f32[{s}]' for s in sizes)})"
+            f" tuple({', '.join(f'r{i}' for i in range(n))})"
+        ),
         "}",
     ]
     return hlo("\n".join(lines) + "\n")
@@ -81,14 +90,16 @@ def test_in_place_updates() -> None:
     program = load(compile_module(module))
     given = [x.copy() for x in inputs]
     program.call(
-        [x.ctypes.data for x in given], [given[1 + 2 * i].ctypes.data for i in range(len(SIZES))]
+        [x.ctypes.data for x in given],
+        [given[1 + 2 * i].ctypes.data for i in range(len(SIZES))],
     )
     for i, want in enumerate(wanted):
         np.testing.assert_array_equal(given[1 + 2 * i], want)
 
 
 def test_what_depends_waits() -> None:
-    # q is transposed and read again, so the second transpose and what reads the first cannot be neighbours' equals.
+    # q is transposed and read again, so the second transpose and what reads the first cannot be
+    # neighbours' equals.
     module = hlo("""HloModule chain
 ENTRY main {
   x = f32[300,200] parameter(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch_hlo.compiler.codegen.index import delinear, divide, linear, of, variable
-from torch_hlo.hlo.dim import symbol
+from torch_hlo.hlo.ir.dim import symbol
 
 
 def loop(name: str, extent):

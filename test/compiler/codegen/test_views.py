@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from compiled import check, module, parameter, run
 
-from torch_hlo.hlo.dim import symbol
-from torch_hlo.hlo.ir import instr
-from torch_hlo.hlo.numeric import round_to
-from torch_hlo.hlo.shape import Shape
+from test.compiler.compiled import check, module, parameter, run
+from torch_hlo.hlo.ir.dim import symbol
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.numeric import round_to
+from torch_hlo.hlo.ir.shape import Shape
 
 CASES = {
     "broadcast": ("broadcast", [(7,)], (3, 7, 5), {"dimensions": (1,)}),
     "broadcast scalar": ("broadcast", [()], (37,), {"dimensions": ()}),
     "broadcast empty": ("broadcast", [(0,)], (3, 0, 5), {"dimensions": (1,)}),
     "transpose": ("transpose", [(3, 70, 33)], None, {"dimensions": (2, 0, 1)}),
-    "transpose heads": ("transpose", [(8, 16, 4, 64)], None, {"dimensions": (0, 2, 1, 3)}),
+    "transpose heads": (
+        "transpose",
+        [(8, 16, 4, 64)],
+        None,
+        {"dimensions": (0, 2, 1, 3)},
+    ),
     "transpose tiles": ("transpose", [(50, 35)], None, {"dimensions": (1, 0)}),
     "reshape": ("reshape", [(6, 35)], (5, 42), {}),
     "slice": ("slice", [(10, 90)], None, {"slice": ((1, 9, 2), (3, 80, 1))}),
@@ -24,8 +29,18 @@ CASES = {
     "slice second": ("slice", [(10, 90)], None, {"slice": ((1, 9, 1), (1, 90, 2))}),
     "slice fourth": ("slice", [(3, 300)], None, {"slice": ((0, 3, 1), (3, 300, 4))}),
     "reverse": ("reverse", [(4, 77)], None, {"dimensions": (0, 1)}),
-    "concatenate": ("concatenate", [(4, 7), (4, 40), (4, 1)], None, {"dimensions": (1,)}),
-    "concatenate rows": ("concatenate", [(4, 7), (0, 7), (2, 7)], None, {"dimensions": (0,)}),
+    "concatenate": (
+        "concatenate",
+        [(4, 7), (4, 40), (4, 1)],
+        None,
+        {"dimensions": (1,)},
+    ),
+    "concatenate rows": (
+        "concatenate",
+        [(4, 7), (0, 7), (2, 7)],
+        None,
+        {"dimensions": (0,)},
+    ),
     "pad": ("pad", [(5, 30), ()], None, {"padding": ((1, 2, 0), (3, -2, 0))}),
     "pad interior": ("pad", [(5, 30), ()], None, {"padding": ((0, 0, 1), (-1, 4, 2))}),
     "pad empty": ("pad", [(0, 3), ()], None, {"padding": ((1, 2, 0), (3, 2, 0))}),
@@ -97,7 +112,12 @@ def test_symbolic_sizes(n):
         found = run(m, [v, w], optimize)
         for f, e in zip(
             found,
-            (v + w, (v + w).T, np.exp((v + w).T.reshape(-1)), np.concatenate([v, v + w])),
+            (
+                v + w,
+                (v + w).T,
+                np.exp((v + w).T.reshape(-1)),
+                np.concatenate([v, v + w]),
+            ),
             strict=True,
         ):
             np.testing.assert_allclose(f, e, rtol=1e-6)
@@ -106,7 +126,12 @@ def test_symbolic_sizes(n):
 def test_fused_transposes_in_tiles():
     x, y = parameter(0, "f32", 40, 70), parameter(1, "f32", 70, 40)
     z = instr("multiply", (instr("transpose", (x,), dimensions=(1, 0)), y))
-    check(module([x, y], z), [values("f32", (40, 70)), values("f32", (70, 40))], 0, optimize=True)
+    check(
+        module([x, y], z),
+        [values("f32", (40, 70)), values("f32", (70, 40))],
+        0,
+        optimize=True,
+    )
     check(
         module([x, y], z, aliases=((0, 1),)),
         [values("f32", (40, 70)), values("f32", (70, 40))],
@@ -116,8 +141,8 @@ def test_fused_transposes_in_tiles():
 
 
 def test_equal_layers_are_written_once():
-    from torch_hlo.compiler.codegen.target import host
     from torch_hlo.compiler.compile import emit
+    from torch_hlo.compiler.llvm.target import host
 
     x, w = parameter(0, "f32", 64, 64), parameter(1, "f32", 64, 64)
     y = x
@@ -138,4 +163,7 @@ def test_sizes_are_rounded_down_as_in_python(n):
         symbols=(("s0", 0, 0),),
     )
     found = run(m, [np.zeros(n, np.float32), np.float32(1)])
-    assert [f.tolist() for f in found] == [[1.0] * -(-n // 5), [1.0] * ((2 - n) % 5 + 1)]
+    assert [f.tolist() for f in found] == [
+        [1.0] * -(-n // 5),
+        [1.0] * ((2 - n) % 5 + 1),
+    ]

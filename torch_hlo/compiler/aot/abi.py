@@ -1,9 +1,10 @@
-"""The C interface of compiled libraries: element types, error codes, structures, and the text of headers.
+"""The C interface of compiled libraries: element types, error codes, structures, and the text of
+headers.
 
-A model NAME is one constant, `NAME_model` (what it takes and gives), and two functions, `NAME_plan` (sizes of the results for given
-inputs) and `NAME_run`. docs/aot.md says what each does; `check.py` writes them. Every pointer in a structure has the target's
-size, every other field the size named here, so a structure lies in memory as C lays it out.
-"""
+A model NAME is one constant, `NAME_model` (what it takes and gives), and two functions, `NAME_plan`
+(sizes of the results for given inputs) and `NAME_run`. docs/aot.md says what each does; `check.py`
+writes them. Every pointer in a structure has the target's size, every other field the size named
+here, so a structure lies in memory as C lays it out."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.hlo.dim import Dim, Size
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.hlo.ir.dim import Dim, Size
+from torch_hlo.hlo.ir.shape import Shape
 
 VERSION = 1
 MESSAGE_BYTES = 252  # of torch_hlo_error.message, the final zero included
@@ -20,11 +21,13 @@ SLACK = 63  # workspaces need no alignment: the library rounds their address up 
 
 # XLA's numbers (PrimitiveType in xla_data.proto).
 DTYPE_CODES = {
-    "pred": 1, "s8": 2, "s16": 3, "s32": 4, "s64": 5, "u8": 6, "u16": 7, "u32": 8, "u64": 9, "f16": 10, "f32": 11, "f64": 12, "c64": 15,
-    "bf16": 16, "c128": 18, "f8e5m2": 19, "f8e4m3fn": 20, "s4": 21, "u4": 22, "f8e4m3b11fnuz": 23, "f8e5m2fnuz": 24, "f8e4m3fnuz": 25,
+    "pred": 1, "s8": 2, "s16": 3, "s32": 4, "s64": 5, "u8": 6, "u16": 7, "u32": 8, "u64": 9,
+    "f16": 10, "f32": 11, "f64": 12, "c64": 15, "bf16": 16, "c128": 18, "f8e5m2": 19,
+    "f8e4m3fn": 20, "s4": 21, "u4": 22, "f8e4m3b11fnuz": 23, "f8e5m2fnuz": 24, "f8e4m3fnuz": 25,
     "s2": 26, "u2": 27, "f8e4m3": 28, "f8e3m4": 29,
 }  # fmt: skip
 
+# code = position
 ERRORS = (
     "OK",
     "NULL",
@@ -37,7 +40,7 @@ ERRORS = (
     "OVERLAP",
     "WEIGHTS",
     "MACHINE",
-)  # code = position
+)
 KINDS = ("USER", "STATE", "SEED")  # of an input or output
 
 # LLVM types of the structures; `ptr` is as wide as the target's.
@@ -68,8 +71,8 @@ extern "C" {{
 
 #define TORCH_HLO_ABI {version}
 
-/* An array of the caller: row-major, at an address that is a multiple of its element's size. pred is one byte, 0 or 1; complex
- * numbers are (re, im); bf16, f16 and f8 are their bits. */
+/* An array of the caller: row-major, at an address that is a multiple of its element's size. pred
+ * is one byte, 0 or 1; complex numbers are (re, im); bf16, f16 and f8 are their bits. */
 typedef struct torch_hlo_tensor {{
     void *data;
     uint64_t nbytes;       /* of the memory at data; more than the array needs is fine */
@@ -85,9 +88,11 @@ typedef struct torch_hlo_array {{
     const void *initial;   /* the first value of an input of kind STATE; else NULL */
     int32_t dtype;
     int32_t rank;
-    int32_t kind;          /* TORCH_HLO_USER; TORCH_HLO_STATE: feed the output with this kind into its input at the next call;
-                              TORCH_HLO_SEED: any number, equal numbers give equal random results */
-    int32_t pair;          /* the output (of an input) or input (of an output) that is the same state; -1: none */
+    int32_t kind;          /* TORCH_HLO_USER; TORCH_HLO_STATE: feed the output with this kind into
+                              its input at the next call; TORCH_HLO_SEED: any number, equal numbers
+                              give equal random results */
+    int32_t pair;          /* the output (of an input) or input (of an output) that is the same
+                              state; -1: none */
 }} torch_hlo_array;
 
 /* Of a call that failed. Pass NULL if only the code is wanted. */
@@ -100,20 +105,28 @@ enum {{ {errors} }};
 enum {{ {kinds} }};
 enum {{ {dtypes} }};
 
-/* Checks the sizes and element types of `inputs` (data is not looked at) and says what they give: sets sizes[0 .. rank), dtype, rank
- * and nbytes of every output (sizes must point to room for as many numbers as the model says) and the bytes of workspace a run needs.
- * Returns TORCH_HLO_OK or an error code; then nothing but *error has been written. */
-typedef int32_t torch_hlo_plan(const torch_hlo_tensor *inputs, int32_t input_count, torch_hlo_tensor *outputs, int32_t output_count,
+/* Checks the sizes and element types of `inputs` (data is not looked at) and says what they give:
+ * sets sizes[0 .. rank), dtype, rank and nbytes of every output (sizes must point to room for as
+ * many numbers as the model says) and the bytes of workspace a run needs. Returns TORCH_HLO_OK or
+ * an error code; then nothing but *error has been written. */
+typedef int32_t torch_hlo_plan(const torch_hlo_tensor *inputs, int32_t input_count,
+                               torch_hlo_tensor *outputs, int32_t output_count,
                                uint64_t *workspace_bytes, torch_hlo_error *error);
 
-/* Runs the model. Everything is checked first: on an error nothing but *error has been written. Outputs and workspace may overlap nothing.
- * `weights`: the contents of the weights file at a multiple of 64, if the model has one, else NULL and 0. Allocates nothing, keeps nothing;
- * any number of threads may run at the same time with workspaces of their own. */
-typedef int32_t torch_hlo_run(const torch_hlo_tensor *inputs, int32_t input_count, const torch_hlo_tensor *outputs, int32_t output_count,
-                              void *workspace, uint64_t workspace_bytes, const void *weights, uint64_t weights_bytes, torch_hlo_error *error);
+/* Runs the model. Everything is checked first: on an error nothing but *error has been written.
+ * Outputs and workspace may overlap nothing. `weights`: the contents of the weights file at a
+ * multiple of 64, if the model has one, else NULL and 0. Allocates nothing, keeps nothing; any
+ * number of threads may run at the same time with workspaces of their own. */
+typedef int32_t torch_hlo_run(const torch_hlo_tensor *inputs, int32_t input_count,
+                              const torch_hlo_tensor *outputs, int32_t output_count,
+                              void *workspace, uint64_t workspace_bytes,
+                              const void *weights, uint64_t weights_bytes,
+                              torch_hlo_error *error);
 
-/* Reads all of the weights and compares their checksum; a run only looks at the head of the file. */
-typedef int32_t torch_hlo_check_weights(const void *weights, uint64_t weights_bytes, torch_hlo_error *error);
+/* Reads all of the weights and compares their checksum; a run only looks at the head of the
+ * file. */
+typedef int32_t torch_hlo_check_weights(const void *weights, uint64_t weights_bytes,
+                                        torch_hlo_error *error);
 
 typedef struct torch_hlo_model {{
     int32_t abi;           /* TORCH_HLO_ABI */
@@ -140,7 +153,8 @@ typedef struct torch_hlo_model {{
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An input or output. `pair`: number of the output or input with the same state, else -1. `initial`: bytes of a state's first value."""
+    """An input or output. `pair`: number of the output or input with the same state, else -1.
+    `initial`: bytes of a state's first value."""
 
     name: str
     shape: Shape
@@ -160,10 +174,22 @@ def identifier(text: str) -> str:
 
 
 _KEYWORDS = frozenset(
-    "auto break case char const continue default do double else enum extern float for goto if inline int long register restrict return short "
-    "signed sizeof static struct switch typedef union unsigned void volatile while bool class delete new private public template this "
-    "operator namespace using true false try catch and or not xor workspace error weights".split()
+    "auto break case char const continue default do double else enum extern float for goto if"
+    " inline int long register restrict return short signed sizeof static struct switch typedef"
+    " union unsigned void volatile while bool class delete new private public template this"
+    " operator namespace using true false try catch and or not xor workspace error weights".split()
 )
+
+
+def _common() -> str:
+    """What the headers of all models declare."""
+    return _COMMON.format(
+        version=VERSION,
+        message_bytes=MESSAGE_BYTES,
+        errors=", ".join(f"TORCH_HLO_{e} = {i}" for i, e in enumerate(ERRORS)),
+        kinds=", ".join(f"TORCH_HLO_{k} = {i}" for i, k in enumerate(KINDS)),
+        dtypes=", ".join(f"TORCH_HLO_{d.upper()} = {c}" for d, c in DTYPE_CODES.items()),
+    )
 
 
 def header(
@@ -175,14 +201,8 @@ def header(
     weights_bytes: int,
     target: str,
 ) -> str:
-    """Text of NAME.h. `symbols`: (name, input, dimension) of each size that differs from call to call."""
-    common = _COMMON.format(
-        version=VERSION,
-        message_bytes=MESSAGE_BYTES,
-        errors=", ".join(f"TORCH_HLO_{e} = {i}" for i, e in enumerate(ERRORS)),
-        kinds=", ".join(f"TORCH_HLO_{k} = {i}" for i, k in enumerate(KINDS)),
-        dtypes=", ".join(f"TORCH_HLO_{d.upper()} = {c}" for d, c in DTYPE_CODES.items()),
-    )
+    """Text of NAME.h. `symbols`: (name, input, dimension) of each size that differs from call to
+    call."""
     upper = name.upper()
     lines = [f"/* {name}, compiled by torch_hlo for {target}", " *"]
     lines += [
@@ -198,7 +218,7 @@ def header(
         f"#ifndef TORCH_HLO_MODEL_{upper}_H",
         f"#define TORCH_HLO_MODEL_{upper}_H",
         "",
-        common,
+        _common(),
         "#ifdef __cplusplus",
         'extern "C" {',
         "#endif",
@@ -239,7 +259,8 @@ def _typed_call(
     symbols: Sequence[tuple[str, int, int]],
     weights: bool,
 ) -> list[str]:
-    """`static inline NAME(sizes…, inputs…, outputs…)`: the call with C types, for when sizes are known to be right."""
+    """`static inline NAME(sizes…, inputs…, outputs…)`: the call with C types, for when sizes are
+    known to be right."""
     taken: dict[str, int] = {}
 
     def unique(text: str) -> str:
@@ -260,7 +281,8 @@ def _typed_call(
                 setup.append(f"    int64_t th_{label}{i}_sizes[] = {{{', '.join(dims)}}};")
             nbytes = " * ".join([*(f"(uint64_t)({d})" for d in dims), f"{a.shape.itemsize}u"])
             rows.append(
-                f"        {{(void *){v}, {nbytes}, {f'th_{label}{i}_sizes' if dims else '0'}, TORCH_HLO_{a.shape.dtype.upper()}, {len(dims)}}},"
+                f"        {{(void *){v}, {nbytes}, {f'th_{label}{i}_sizes' if dims else '0'},"
+                f" TORCH_HLO_{a.shape.dtype.upper()}, {len(dims)}}},"
             )
         if rows:
             setup += [
@@ -313,10 +335,13 @@ def c_expression(size: Size, names: dict[str, str]) -> str:
     terms = []
     for monomial, coefficient in size.terms:
         factors = [
-            names[a[1]]
-            if a[0] == "sym"
-            else operators[a[0]].format(
-                f"({c_expression(a[1], names)})", f"({c_expression(a[2], names)})"
+            (
+                names[a[1]]
+                if a[0] == "sym"
+                else operators[a[0]].format(
+                    f"({c_expression(a[1], names)})",
+                    f"({c_expression(a[2], names)})",
+                )
             )
             for a in monomial
         ]

@@ -1,10 +1,13 @@
-"""The two functions of a model, `plan` and `run`, as IR: every size, type and pointer is checked before anything is written.
+"""The two functions of a model, `plan` and `run`, as IR: every size, type and pointer is checked
+before anything is written.
 
-    text = model_functions(interface)      # definitions of @NAME_plan, @NAME_run, @NAME_check_weights; they call @entry
+    text = model_functions(interface)      # definitions of @NAME_plan, @NAME_run,
+                                           # @NAME_check_weights; they call @entry
 
-A check is straight-line code: a condition, an error code and a message with at most two numbers in it (`#`). Sizes are polynomials of
-the symbols, which are read off the inputs; before a polynomial is evaluated, an upper bound of it is, in floating point, so
-that no product of hostile sizes wraps around.
+A check is straight-line code: a condition, an error code and a message with at most two numbers in
+it (`#`). Sizes are polynomials of the symbols, which are read off the inputs; before a polynomial
+is evaluated, an upper bound of it is, in floating point, so that no product of hostile sizes wraps
+around.
 """
 
 from __future__ import annotations
@@ -12,17 +15,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch_hlo.compiler.aot.abi import DTYPE_CODES, ERRORS, MESSAGE_BYTES, SLACK, TENSOR, Array
-from torch_hlo.compiler.codegen.emit import literal
-from torch_hlo.compiler.codegen.function import Function, Int
-from torch_hlo.compiler.codegen.program import ARENA, CONSTANTS, FIXED_WORDS, HOST, emit_size
-from torch_hlo.hlo.dim import Dim, Size
+from torch_hlo.compiler.aot.abi import (
+    DTYPE_CODES,
+    ERRORS,
+    MESSAGE_BYTES,
+    SLACK,
+    TENSOR,
+    Array,
+)
+from torch_hlo.compiler.codegen.block import ARENA, CONSTANTS, FIXED_WORDS, HOST
+from torch_hlo.compiler.codegen.program import emit_size
+from torch_hlo.compiler.llvm.emit import literal
+from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.hlo.ir.dim import Dim, Size
 
 _CODES = {name: i for i, name in enumerate(ERRORS)}
 _LARGEST = 2.0**60  # bytes, or elements: more than any machine has, less than what wraps around
-WEIGHTS_HEAD = (
-    64  # bytes before the data of a weights file: magic, bytes of data, checksum, program
-)
+# bytes before the data of a weights file: magic, bytes of data, checksum, program
+WEIGHTS_HEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +52,8 @@ _SIGNS = {"eq": "==", "ne": "!=", "slt": "<", "sle": "<=", "sgt": ">", "sge": ">
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """All that the functions depend on. `arena`: bytes of scratch memory. `sizes`: every other size that the code computes."""
+    """All that the functions depend on. `arena`: bytes of scratch memory. `sizes`: every other size
+    that the code computes."""
 
     name: str
     inputs: tuple[Array, ...]
@@ -54,12 +65,10 @@ class Interface:
     constants: str = "null"  # of the block: a global, when they are in the library
     weights_head: bytes = b""  # what a weights file starts with; empty when there is none
     weights_bytes: int = 0
-    features: tuple[
-        str, ...
-    ] = ()  # of the processor, asked for before the program runs (runtime.machine_check)
-    strings: dict[str, str] = field(
-        default_factory=dict, compare=False
-    )  # message -> name of its global, filled here
+    # of the processor, asked for before the program runs (runtime.machine_check)
+    features: tuple[str, ...] = ()
+    # message -> name of its global, filled here
+    strings: dict[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def workspace(self) -> Size:
@@ -70,21 +79,25 @@ class _Checker(Function):
     """A function that returns an error code."""
 
     def __init__(
-        self, model: Interface, name: str, params: Sequence[tuple[str, str]], linkage: str = ""
+        self,
+        model: Interface,
+        name: str,
+        params: Sequence[tuple[str, str]],
+        linkage: str = "",
     ) -> None:
         super().__init__(name, "i32", params, linkage, "#2")
         self.model = model
         self.values: dict[str, str] = {}
 
     def expect(self, condition: str, code: str, message: str, got: Int = 0, want: Int = 0) -> None:
-        """Return an error unless the i1 `condition` holds; `#` in the message stands for the numbers."""
+        """Return an error unless the i1 `condition` holds; `#` in the message stands for the
+        numbers."""
         ok, bad = self.label("ok"), self.label("bad")
         self.branch(condition, ok, bad)
         self.start(bad)
         text = self.model.strings.setdefault(message, f"@torch_hlo_text{len(self.model.strings)}")
-        self.ret(
-            f"i32 {self.call('i32', 'torch_hlo_fail', 'ptr %error', f'i32 {_CODES[code]}', f'ptr {text}', f'i64 {got}', f'i64 {want}')}"
-        )
+        details = (f"i32 {_CODES[code]}", f"ptr {text}", f"i64 {got}", f"i64 {want}")
+        self.ret(f"i32 {self.call('i32', 'torch_hlo_fail', 'ptr %error', *details)}")
         self.start(ok)
 
     def pass_on(self, result: str) -> None:
@@ -121,7 +134,7 @@ class _Checker(Function):
             total = self.op(f"fadd double {total}, {product}") if total else product
         return total
 
-    # -- structures -----------------------------------------------------------------------------------------------
+    # -- structures
     def field(self, tensors: str, i: int, number: int, kind: str) -> str:
         """Field `number` of tensor `i` of an array of structures."""
         return self.op(f"load {kind}, ptr {self.address(tensors, i, number)}")
@@ -184,12 +197,16 @@ class _Checker(Function):
         if align > 1:
             low = self.op(f"and i64 {self.op(f'ptrtoint ptr {data} to i64')}, {align - 1}")
             self.expect(
-                self.icmp("eq", low, 0), "ALIGNMENT", f"{what}: data must be a multiple of #", align
+                self.icmp("eq", low, 0),
+                "ALIGNMENT",
+                f"{what}: data must be a multiple of #",
+                align,
             )
 
 
 def model_functions(model: Interface) -> str:
-    """Definitions of NAME_plan, NAME_run, of NAME_check_weights if there is a weights file, and of what they share."""
+    """Definitions of NAME_plan, NAME_run, of NAME_check_weights if there is a weights file, and of
+    what they share."""
     parts = [_check_inputs(model), _plan(model), _run(model)]
     if model.weights_bytes:
         parts += [_check_weights(model), _CHECKSUM]
@@ -215,7 +232,8 @@ def label(kind: str, i: int, a: Array) -> str:
 
 
 def _check_inputs(model: Interface) -> str:
-    """i32 torch_hlo_check(inputs, count, error, symbols): types and sizes of the inputs; stores the values of the symbols."""
+    """i32 torch_hlo_check(inputs, count, error, symbols): types and sizes of the inputs; stores the
+    values of the symbols."""
     f = _Checker(
         model,
         "torch_hlo_check",
@@ -356,12 +374,19 @@ def _begin(f: _Checker) -> None:
         f.not_null("%outputs", "outputs is a null pointer")
 
 
-_ARRAYS = [("ptr", "inputs"), ("i32", "input_count"), ("ptr", "outputs"), ("i32", "output_count")]
+_ARRAYS = [
+    ("ptr", "inputs"),
+    ("i32", "input_count"),
+    ("ptr", "outputs"),
+    ("i32", "output_count"),
+]
 
 
 def _plan(model: Interface) -> str:
     f = _Checker(
-        model, f"{model.name}_plan", [*_ARRAYS, ("ptr", "workspace_bytes"), ("ptr", "error")]
+        model,
+        f"{model.name}_plan",
+        [*_ARRAYS, ("ptr", "workspace_bytes"), ("ptr", "error")],
     )
     _begin(f)
     f.not_null("%workspace_bytes", "workspace_bytes is a null pointer")
@@ -475,7 +500,10 @@ def _check_overlaps(f: _Checker) -> None:
 def _check_head(f: _Checker) -> None:
     """The start of a weights file."""
     model = f.model
-    f.not_null("%weights", "weights is a null pointer; this model needs its weights file in memory")
+    f.not_null(
+        "%weights",
+        "weights is a null pointer; this model needs its weights file in memory",
+    )
     f.expect(
         f.icmp("uge", "%weights_bytes", model.weights_bytes),
         "WEIGHTS",
@@ -548,7 +576,8 @@ def _enter(f: _Checker) -> None:
     f.call("void", "entry", f"ptr {block}")
 
 
-# i32 fail(error, code, text, first, second): fills *error, `#` in the text becomes the next number. Returns the code.
+# i32 fail(error, code, text, first, second): fills *error, `#` in the text becomes the next number.
+# Returns the code.
 _FAIL = f"""
 define internal i64 @torch_hlo_put(ptr %to, i64 %at, i8 %c) #2 {{
   %fits = icmp ult i64 %at, {MESSAGE_BYTES - 1}
@@ -632,7 +661,8 @@ out:
 }}
 """
 
-# i64 overlap(ranges, written, all): the first pair of ranges [low, high) that share a byte, one of the first `written`, as i << 32 | j; or -1.
+# i64 overlap(ranges, written, all): the first pair of ranges [low, high) that share a byte, one of
+# the first `written`, as i << 32 | j; or -1.
 _OVERLAP = """
 define internal i64 @torch_hlo_overlap(ptr %ranges, i64 %written, i64 %all) #2 {
 entry:

@@ -1,7 +1,9 @@
-"""A module as an object file with the C interface of abi.py: nothing in it needs a library, an allocator or global state.
+"""A module as an object file with the C interface of abi.py: nothing in it needs a library, an
+allocator or global state.
 
-library = compile_library(module, "digits", inputs, outputs, platform_target("host"))
-library.object, library.header, library.weights          # bytes of digits.o, text of digits.h, bytes of digits.weights or b""
+    library = compile_library(module, "digits", inputs, outputs, platform_target("host"))
+    library.object, library.header, library.weights          # bytes of digits.o, text of digits.h,
+                                                             # bytes of digits.weights or b""
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ from torch_hlo.compiler.aot.check import (
     model_functions,
 )
 from torch_hlo.compiler.aot.objects import undefined
-from torch_hlo.compiler.codegen.program import CodegenError
-from torch_hlo.compiler.codegen.target import Target
+from torch_hlo.compiler.codegen.block import CodegenError, HostCall
+from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.compile import emit
-from torch_hlo.compiler.machine_code import machine_code, prelude
-from torch_hlo.hlo.dim import Dim, Size, substitute, symbol
-from torch_hlo.hlo.ir import Module, called, outputs, postorder
+from torch_hlo.compiler.llvm.machine_code import machine_code, prelude
+from torch_hlo.compiler.llvm.target import CpuTarget
+from torch_hlo.compiler.pipeline import optimize
+from torch_hlo.hlo.ir.dim import Dim, Size, substitute, symbol
+from torch_hlo.hlo.ir.instruction import Module, called, outputs, postorder
 
 WEIGHTS_MAGIC = b"torchhlo"
 _LINKER_NAMES = (
@@ -43,7 +47,8 @@ _LINKER_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """`workspace`: bytes of scratch memory of a run, maybe symbolic. `weights`: contents of the weights file; empty when they are embedded."""
+    """`workspace`: bytes of scratch memory of a run, maybe symbolic. `weights`: contents of the
+    weights file; empty when they are embedded."""
 
     name: str
     object: bytes
@@ -57,46 +62,87 @@ def compile_library(
     name: str,
     inputs: Sequence[Array],
     results: Sequence[Array],
-    target: Target,
+    target: CpuTarget,
     *,
     weights: str = "embed",
     conditions: Sequence[Condition] = (),
-    metadata: dict | None = None,
+    metadata: dict[str, object] | None = None,
 ) -> Library:
-    """Compile for `target` (platform_target). `inputs` and `results` describe the module's parameters and outputs, names included.
+    """Compile for `target` (platform_target). `inputs` and `results` describe the module's
+    parameters and outputs, names included.
 
-    `weights`: "embed" keeps constants in the object file, "beside" puts them into a file of their own. `conditions`: what sizes have to
-    fulfil. Raises CodegenError for what needs a host: calls of Python or LAPACK, and functions of libm that have no code of our own.
-    """
-    from torch_hlo.compiler.pipeline import optimize
-
+    `weights`: "embed" keeps constants in the object file, "beside" puts them into a file of their
+    own. `conditions`: what sizes have to fulfil. Raises CodegenError for what needs a host: calls
+    of Python or LAPACK, and functions of libm that have no code of our own."""
     if weights not in ("embed", "beside"):
         raise ValueError(f"weights={weights!r}: expected 'embed' or 'beside'")
     if name != abi.identifier(name):
         raise ValueError(f"{name!r} is no C identifier: give a name")
     optimized = optimize(module)
-    program, _ = emit(optimized, target)
-    if program.host_calls:
-        found = ", ".join(dict.fromkeys(_call_text(c) for c in program.host_calls))
-        raise CodegenError(
-            f"{found}: computed by Python, NumPy or LAPACK, which a compiled library does without; move it out of the model"
-        )
+    program = _emitted(optimized, target)
     constants = program.constant_data()
     constants += b"\0" * (-len(constants) % 8)
     head = _weights_head(constants) if weights == "beside" and constants else b""
     rename = _Renaming(module, inputs)
     model = Interface(
-        name, rename.arrays(inputs), rename.arrays(results), rename.symbols, rename.size(program.arena_size),
-        tuple(map(rename.size, _sizes(optimized))), tuple(Condition(c.predicate, rename.size(c.left), rename.size(c.right)) for c in conditions),
-        "@torch_hlo_constants" if constants and not head else "null", head, len(head) + len(constants) if head else 0,
+        name,
+        rename.arrays(inputs),
+        rename.arrays(results),
+        rename.symbols,
+        rename.size(program.arena_size),
+        tuple(map(rename.size, _sizes(optimized))),
+        tuple(
+            Condition(c.predicate, rename.size(c.left), rename.size(c.right)) for c in conditions
+        ),
+        "@torch_hlo_constants" if constants and not head else "null",
+        head,
+        len(head) + len(constants) if head else 0,
         tuple(runtime.needed(target, program.functions)),
-    )  # fmt: skip
-    blobs = {"torch_hlo_constants": constants} if constants and not head else {}
-    tables = _tables(
-        model, blobs, json.dumps(metadata or {}, separators=(",", ":"), sort_keys=True)
     )
+    blobs = {"torch_hlo_constants": constants} if constants and not head else {}
+    about = json.dumps(metadata or {}, separators=(",", ":"), sort_keys=True)
+    tables = _tables(model, blobs, about)
+    text = _module_text(program, model, blobs, tables, target)
+    code, _ = machine_code(text, target)
+    code = _filled(code, blobs)
+    _check_complete(code, target)
+    machine = f"{target.triple} {target.cpu}"
+    header = abi.header(
+        name,
+        model.inputs,
+        model.outputs,
+        model.symbols,
+        model.workspace,
+        model.weights_bytes,
+        machine,
+    )
+    return Library(name, code, header, head + constants if head else b"", model.workspace)
+
+
+def _emitted(optimized: Module, target: CpuTarget) -> Program:
+    program, _ = emit(optimized, target)
+    if program.host_calls:
+        found = ", ".join(dict.fromkeys(_call_text(c) for c in program.host_calls))
+        raise CodegenError(
+            f"{found}: computed by Python, NumPy or LAPACK, which a compiled library does without;"
+            " move it out of the model"
+        )
+    return program
+
+
+def _module_text(
+    program: Program,
+    model: Interface,
+    blobs: dict[str, bytes],
+    tables: str,
+    target: CpuTarget,
+) -> str:
+    """The program's LLVM IR with the functions that its callers know."""
     functions = model_functions(model)
-    wanted = [*program.declarations, *runtime.called_for(program.functions.values(), target)]
+    wanted = [
+        *program.declarations,
+        *runtime.called_for(program.functions.values(), target),
+    ]
     text = "\n".join(
         [
             prelude(target),
@@ -112,25 +158,14 @@ def compile_library(
             functions,
         ]
     )
-    if not target.fuses:
-        text = text.replace("@llvm.fma.", "@llvm.fmuladd.")
-    code, _ = machine_code(text, target)
-    code = _filled(code, blobs)
-    _check_complete(code, target)
-    header = abi.header(
-        name,
-        model.inputs,
-        model.outputs,
-        model.symbols,
-        model.workspace,
-        model.weights_bytes,
-        f"{target.triple} {target.cpu}",
+    return text if target.fuses else text.replace("@llvm.fma.", "@llvm.fmuladd.")
+
+
+def _call_text(call: HostCall) -> str:
+    return (
+        f"{call.name} {call.attrs}({', '.join(map(str, call.inputs))}) ->"
+        f" ({', '.join(map(str, call.outputs))})"
     )
-    return Library(name, code, header, head + constants if head else b"", model.workspace)
-
-
-def _call_text(call) -> str:
-    return f"{call.name} {call.attrs}({', '.join(map(str, call.inputs))}) -> ({', '.join(map(str, call.outputs))})"
 
 
 def _internal(text: str) -> str:
@@ -141,7 +176,7 @@ def _internal(text: str) -> str:
     )
 
 
-# -- sizes ---------------------------------------------------------------------------------------------------------------
+# -- sizes
 def _sizes(module: Module) -> Iterator[Size]:
     """Every symbolic size in the program."""
     sizes: dict[Size, None] = {}
@@ -185,9 +220,10 @@ class _Renaming:
         )
 
 
-# -- data ----------------------------------------------------------------------------------------------------------------
+# -- data
 def checksum(data: bytes) -> int:
-    """Sum of 64-bit words times odd numbers that depend on the position, modulo 2^64: a change of any one word shows."""
+    """Sum of 64-bit words times odd numbers that depend on the position, modulo 2^64: a change of
+    any one word shows."""
     total = 0
     words = np.frombuffer(data, np.uint64)
     for start in range(0, len(words), 1 << 20):
@@ -201,18 +237,23 @@ def checksum(data: bytes) -> int:
 
 
 def _weights_head(constants: bytes) -> bytes:
-    """magic, bytes of the file, version, checksum; then what identifies program and data; zeros up to WEIGHTS_HEAD bytes."""
+    """magic, bytes of the file, version, checksum; then what identifies program and data; zeros up
+    to WEIGHTS_HEAD bytes."""
     sums = struct.pack("<QQQ", len(constants) + WEIGHTS_HEAD, abi.VERSION, checksum(constants))
     digest = hashlib.sha256(constants).digest()
     return WEIGHTS_MAGIC + sums + digest
 
 
 def _placeholder(name: str, data: bytes) -> str:
-    """A constant of the size of `data`, recognisable in the object file. Writing megabytes as text and parsing them takes far too long."""
+    """A constant of the size of `data`, recognisable in the object file. Writing megabytes as text
+    and parsing them takes far too long."""
     mark = _mark(name)
     if len(data) <= len(mark):
         return f'[{len(data)} x i8] c"{escaped(data)}"'
-    return f'{{ [{len(mark)} x i8], [{len(data) - len(mark)} x i8] }} {{ [{len(mark)} x i8] c"{escaped(mark)}", [{len(data) - len(mark)} x i8] zeroinitializer }}'
+    return (
+        f"{{ [{len(mark)} x i8], [{len(data) - len(mark)} x i8] }} {{ [{len(mark)} x i8]"
+        f' c"{escaped(mark)}", [{len(data) - len(mark)} x i8] zeroinitializer }}'
+    )
 
 
 def _mark(name: str) -> bytes:
@@ -252,7 +293,8 @@ def _tables(model: Interface, blobs: dict[str, bytes], metadata: str) -> str:
             if a.shape.rank:
                 numbers = ", ".join(f"i64 {d if isinstance(d, int) else -1}" for d in a.shape.dims)
                 lines.append(
-                    f"@torch_hlo_{label}{i}_sizes = private constant [{a.shape.rank} x i64] [{numbers}]"
+                    f"@torch_hlo_{label}{i}_sizes = private constant [{a.shape.rank} x i64]"
+                    f" [{numbers}]"
                 )
                 sizes = f"ptr @torch_hlo_{label}{i}_sizes"
             initial = "ptr null"
@@ -261,8 +303,8 @@ def _tables(model: Interface, blobs: dict[str, bytes], metadata: str) -> str:
                 initial = f"ptr @torch_hlo_{label}{i}_initial"
             name = string(f"torch_hlo_{label}{i}_name", a.name)
             rows.append(
-                f"{ARRAY} {{ {name}, {sizes}, {initial}, i32 {abi.DTYPE_CODES[a.shape.dtype]}, i32 {a.shape.rank}, "
-                f"i32 {KINDS.index(a.kind)}, i32 {a.pair} }}"
+                f"{ARRAY} {{ {name}, {sizes}, {initial}, i32 {abi.DTYPE_CODES[a.shape.dtype]}, i32"
+                f" {a.shape.rank}, i32 {KINDS.index(a.kind)}, i32 {a.pair} }}"
             )
         if not rows:
             return "ptr null"
@@ -282,20 +324,22 @@ def _tables(model: Interface, blobs: dict[str, bytes], metadata: str) -> str:
     ]
     workspace = model.workspace if isinstance(model.workspace, int) else -1
     lines.append(
-        f"@{model.name}_model = constant {MODEL} {{ i32 {abi.VERSION}, i32 {len(model.inputs)}, i32 {len(model.outputs)}, i32 0, "
-        f"{', '.join(pointers)}, i64 {model.weights_bytes}, i64 {workspace} }}"
+        f"@{model.name}_model = constant {MODEL} {{ i32 {abi.VERSION}, i32 {len(model.inputs)}, i32"
+        f" {len(model.outputs)}, i32 0, {', '.join(pointers)}, i64 {model.weights_bytes}, i64"
+        f" {workspace} }}"
     )
-    # A name that does not depend on the model, for programs that load any library; weak, so that several objects link into one program.
+    # A name that does not depend on the model, for programs that load any library; weak, so that
+    # several objects link into one program.
     lines.append(f"@torch_hlo_library = weak alias {MODEL}, ptr @{model.name}_model")
     return "\n".join(lines)
 
 
-def _check_complete(code: bytes, target: Target) -> None:
+def _check_complete(code: bytes, target: CpuTarget) -> None:
     missing = [n for n in undefined(code) if n not in _LINKER_NAMES]
     if missing:
         raise CodegenError(
-            f"code for {target.triple} calls {', '.join(missing)}, which a compiled library would have to take from elsewhere; "
-            "it has no code of its own for this yet"
+            f"code for {target.triple} calls {', '.join(missing)}, which a compiled library would"
+            " have to take from elsewhere; it has no code of its own for this yet"
         )
 
 

@@ -9,7 +9,8 @@ _SYMTAB, _UNDEFINED = 2, 0
 
 
 def undefined(data: bytes) -> list[str]:
-    """Names of the symbols that a 64-bit ELF or a WebAssembly object file uses and does not define. Raises ValueError for anything else."""
+    """Names of the symbols that a 64-bit ELF or a WebAssembly object file uses and does not define.
+    Raises ValueError for anything else."""
     if data.startswith(b"\x7fELF\x02\x01"):
         return sorted(set(_elf(data)))
     if data.startswith(b"\0asm"):
@@ -18,7 +19,8 @@ def undefined(data: bytes) -> list[str]:
 
 
 def _elf(data: bytes) -> Iterator[str]:
-    """System V ABI, object files: the section headers, then the symbol table and its string table."""
+    """System V ABI, object files: the section headers, then the symbol table and its string
+    table."""
     (table,) = struct.unpack_from("<Q", data, 0x28)
     entry, count = struct.unpack_from("<HH", data, 0x3A)
     sections = [struct.unpack_from("<IIQQQQIIQQ", data, table + entry * i) for i in range(count)]
@@ -34,7 +36,8 @@ def _elf(data: bytes) -> Iterator[str]:
 
 
 def _wasm(data: bytes) -> Iterator[str]:
-    """WebAssembly core specification, import section; the linker's own names (memory, stack pointer, table) are no functions."""
+    """WebAssembly core specification, import section; the linker's own names (memory, stack
+    pointer, table) are no functions."""
     at = 8
     while at < len(data):
         kind = data[at]

@@ -1,24 +1,28 @@
-"""Independent kernels that follow each other run as one: a table of their arguments, cut into ranges that take about equally long.
+"""Independent kernels that follow each other run as one: a table of their arguments, cut into
+ranges that take about equally long.
 
     for group in groups(program, order, bound):      # neighbours in the order of the steps
-        with batch(program, group): …emit the steps…  # what they hand to program.parallel becomes rows of one table
+        with batch(program, group): …emit the steps…  # what they hand to program.parallel becomes
+                                                      # rows of one table
 
-An optimizer's updates of many parameters are one parallel region instead of a region (or a call on one thread, for the small ones) per
-parameter; so are the three transposes of attention's inputs. The kernels themselves are the same code, called on ranges of the same grain: no bit changes.
+An optimizer's updates of many parameters are one parallel region instead of a region (or a call on
+one thread, for the small ones) per parameter; so are the three transposes of attention's inputs.
+The kernels themselves are the same code, called on ranges of the same grain: no bit changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from torch_hlo.compiler.codegen.block import Places, Span
 from torch_hlo.compiler.codegen.program import Program, Row
-from torch_hlo.compiler.codegen.span import Span
-from torch_hlo.compiler.codegen.views import POINTWISE
-from torch_hlo.hlo.ir import Instruction
+from torch_hlo.compiler.codegen.registry import POINTWISE
+from torch_hlo.compiler.llvm.function import Function
+from torch_hlo.compiler.thresholds import RANGE_PS
+from torch_hlo.hlo.ir.instruction import Instruction
 
 LARGEST = 512  # kernels of a table
-RANGE_PS = 4_000_000  # a range takes at least this long
 RANGES = 64  # and there are about so many
 _FIELDS = 4  # of a row before the arguments: first range, items of a range, items, which function
 _ELEMENTWISE = frozenset(POINTWISE) | frozenset(
@@ -26,12 +30,16 @@ _ELEMENTWISE = frozenset(POINTWISE) | frozenset(
 )
 
 
-# -- which steps ---------------------------------------------------------------------------------------------------------
-def groups(program: Program, order: Sequence[Instruction], bound) -> list[list[Instruction]]:
-    """`order` cut into runs of steps of which none reads or writes what another one writes. `bound.get(x)`: where x lives."""
-    if (
-        not program.target.threads or program.is_apart or program.profile is not None
-    ):  # a profile times every step on its own
+# -- which steps
+def groups(
+    program: Program,
+    order: Sequence[Instruction],
+    bound: Mapping[Instruction, Places],
+) -> list[list[Instruction]]:
+    """`order` cut into runs of steps of which none reads or writes what another one writes.
+    `bound.get(x)`: where x lives."""
+    # a profile times every step on its own
+    if not program.target.threads or program.is_apart or program.profile is not None:
         return [[x] for x in order]
     found: list[list[Instruction]] = []
     reads: dict[int, list[Span]] = {}  # by word
@@ -67,7 +75,7 @@ def _meet(known: dict[int, list[Span]], spans: Sequence[Span]) -> bool:
     return any(s.overlaps(other) for s in spans for other in known.get(s.word, ()))
 
 
-# -- how they run --------------------------------------------------------------------------------------------------------
+# -- how they run
 @contextmanager
 def batch(program: Program, steps: Sequence[Instruction]) -> Iterator[None]:
     """The parallel calls of these steps become one."""
@@ -110,20 +118,21 @@ def _call(program: Program, rows: Sequence[Row], total: int) -> None:
             ],
         )
         first += -(-r.items // step)
-    _store(
-        f, table, len(rows) * stride, [f"i64 {(1 << 63) - 1}"]
-    )  # nothing comes after the last row
+    # nothing comes after the last row
+    _store(f, table, len(rows) * stride, [f"i64 {(1 << 63) - 1}"])
     name = program.function("batch", _text(functions, stride))
     program.parallel(name, [f"ptr {table}"], first, 1, total / first / 1000)
 
 
-def _store(f, table: str, at: int, values: Sequence[str]) -> None:
+def _store(f: Function, table: str, at: int, values: Sequence[str]) -> None:
     for i, value in enumerate(values, at):
         f.do(f"store {value}, ptr {f.op(f'getelementptr i64, ptr {table}, i64 {i}')}")
 
 
 def _text(functions: Sequence[tuple[str, tuple[str, ...]]], stride: int) -> str:
-    """`void batch(i64 lo, i64 hi, ptr table)`: run ranges lo to hi of all rows' ranges, counted through."""
+    """`void batch(i64 lo, i64 hi, ptr table)`: run ranges lo to hi of all rows' ranges, counted
+    through."""
+    cases = " ".join(f"i64 {i}, label %call{i}" for i in range(len(functions)))
     lines = f"""define void @batch(i64 %lo, i64 %hi, ptr %table) #0 {{
 entry:
   br label %range
@@ -153,9 +162,7 @@ found:
   %low = mul i64 %turn, %step
   %end = add i64 %low, %step
   %high = call i64 @llvm.smin.i64(i64 %end, i64 %items)
-  switch i64 %which, label %next [ {" ".join(f"i64 {i}, label %call{i}" for i in range(len(functions)))} ]""".split(
-        "\n"
-    )
+  switch i64 %which, label %next [ {cases} ]""".split("\n")
     for i, (name, kinds) in enumerate(functions):
         lines.append(f"call{i}:")
         for j, kind in enumerate(kinds):
@@ -164,7 +171,10 @@ found:
                 f"  %v{i}.{j} = load {kind}, ptr %q{i}.{j}",
             ]
         values = "".join(f", {kind} %v{i}.{j}" for j, kind in enumerate(kinds))
-        lines += [f"  call void @{name}(i64 %low, i64 %high{values})", "  br label %next"]
+        lines += [
+            f"  call void @{name}(i64 %low, i64 %high{values})",
+            "  br label %next",
+        ]
     lines += [
         "next:",
         "  %r1 = add i64 %r, 1",

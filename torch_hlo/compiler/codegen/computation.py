@@ -5,35 +5,29 @@ The order of the steps and the memory of every array come from the passes `sched
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 
 from torch_hlo.compiler.codegen.batch import batch, groups
-from torch_hlo.compiler.codegen.program import STEPS_PER_FUNCTION, Place, Program
-from torch_hlo.compiler.passes import memory
-from torch_hlo.compiler.passes.memory import Slot
-from torch_hlo.compiler.passes.schedule import schedule
-from torch_hlo.hlo.ir import Computation, Instruction
+from torch_hlo.compiler.codegen.block import Place, Places, leaves
+from torch_hlo.compiler.codegen.program import Program, StepProfile
+from torch_hlo.compiler.schedule import memory
+from torch_hlo.compiler.schedule.memory import Slot, Slots
+from torch_hlo.compiler.schedule.plan import Plan, plan
+from torch_hlo.compiler.thresholds import STEPS_PER_FUNCTION
+from torch_hlo.hlo.ir.dim import fixed
+from torch_hlo.hlo.ir.instruction import Computation, Instruction
 
 
-def leaves(places) -> Iterator[Place]:
-    """The Places (or slots) of a nested tuple, in order."""
-    if isinstance(places, tuple):
-        for p in places:
-            yield from leaves(p)
-    else:
-        yield places
-
-
-def emit_entry(program: Program) -> str:
-    """Emit the module's entry computation; returns the buffer report."""
+def emit_entry(program: Program, planned: Plan) -> str:
+    """Emit the module's entry computation as planned; returns the buffer report."""
     module = program.module
     arguments = [program.parameter_place(i) for i in range(len(module.entry.params))]
     results = [program.output_place(i) for i in range(program.words - program.first_output)]
-    order = schedule(module.entry, module.aliases)
-    assignment = memory.assign(module.entry, order, module.aliases)
+    order, assignment = planned.order, planned.memory
     bound = _Entry(program, order, assignment, arguments, results)
     if program.profile is not None:
         program.profile.start(program, order)
@@ -70,7 +64,8 @@ def emit_entry(program: Program) -> str:
 def _exposed(
     program: Program, order: Sequence[Instruction], assignment: memory.Assignment
 ) -> tuple[int, ...]:
-    """Aliased parameters that are overwritten before the last call of the host, or by the step that makes it: when it fails, they are lost."""
+    """Aliased parameters that are overwritten before the last call of the host, or by the step that
+    makes it: when it fails, they are lost."""
     last = max((t for t, x in enumerate(order) if x in program.calling), default=-1)
     written = {
         s.index
@@ -82,9 +77,18 @@ def _exposed(
 
 
 def emit_computation(
-    program: Program, computation: Computation, arguments: Sequence, result=None
+    program: Program,
+    computation: Computation,
+    arguments: Sequence[Places],
+    result: Places | None = None,
 ) -> str:
-    """See Program.computation."""
+    """Emit a called computation (a loop body, a branch) as a function `void f(ptr block)` and
+    return its name; call it with `program.call(f, ["ptr %block"])`. `arguments`: the Places (tuples
+    of Places for tuples) of its parameters; the root's value is left in `result` (same form). Its
+    own buffers live in the arena until the calling step ends.
+
+    `result` may be the same memory as `arguments`: what would be overwritten too early goes through
+    a copy."""
     given = [p for a in arguments for p in leaves(a)]
     wanted = (
         list(leaves(result))
@@ -95,15 +99,15 @@ def emit_computation(
     aliases = [
         (o, where[p.word, p.offset]) for o, p in enumerate(wanted) if (p.word, p.offset) in where
     ]
-    order = schedule(computation, aliases)
-    assignment = memory.assign(computation, order, aliases)
-    bound = _Binding(program, assignment, given, wanted)
+    made = plan(computation, aliases)
+    bound = _Binding(program, made.memory, given, wanted)
     name = f"{computation.name or 'computation'}.{program.number()}"
     profile = program.profile if program.profile is not None and program.profile.nested else None
-    return _write(program, name, groups(program, order, bound), bound, assignment.copies, profile)
+    steps = groups(program, made.order, bound)
+    return _write(program, name, steps, bound, made.memory.copies, profile)
 
 
-class _Binding(dict):
+class _Binding(dict[Instruction, Places]):
     """Places of instructions, made from their slots when asked for."""
 
     def __init__(
@@ -115,17 +119,17 @@ class _Binding(dict):
     ) -> None:
         super().__init__()
         self.program, self.slots = program, assignment.slots
-        self.bases = {"parameter": arguments, "output": results}
+        self.bases: dict[str, Sequence[Place]] = {"parameter": arguments, "output": results}
         self.arena = program.reserve(assignment.arena)
         self.literals = {s.index: x["literal"] for x, s in self.slots.items() if x.op == "constant"}
 
-    def get(self, x: Instruction, default=None):
+    def get(self, x: Instruction, default: Any = None) -> Any:
         found = super().get(x)
         if found is None and x in self.slots:
             found = self[x] = self.place(self.slots[x])
         return default if found is None else found
 
-    def place(self, slots):
+    def place(self, slots: Slots) -> Places:
         if isinstance(slots, tuple):
             return tuple(self.place(s) for s in slots)
         if slots.base == "arena":
@@ -148,9 +152,7 @@ class _Entry(_Binding):
     ) -> None:
         super().__init__(program, assignment, arguments, results)
         self._time = {x: t for t, x in enumerate(order)}
-        self._known = (
-            isinstance(assignment.arena, int) and not program.target.grid
-        )  # a GPU runs several steps at once
+        self._known = isinstance(assignment.arena, int) and not program.target.overlaps_steps
         lines = [b for b in assignment.lines if b.slot.base == "arena"] if self._known else []
         self._lives = np.array(
             [(b.start, b.end, b.slot.offset, b.slot.offset + b.slot.nbytes) for b in lines],
@@ -164,16 +166,15 @@ class _Entry(_Binding):
             return []
         starts, ends, lows, highs = self._lives.T
         live = (starts <= t) & (ends >= t)
-        found, at = [], self.arena.offset
+        offset, nbytes = fixed(self.arena.offset), fixed(self.arena.nbytes)
+        found: list[tuple[int, int]] = []
+        at = offset
         for low, high in sorted(zip(lows[live].tolist(), highs[live].tolist(), strict=True)):
-            low, high = (
-                low + self.arena.offset,
-                -(-high // memory.ALIGNMENT) * memory.ALIGNMENT + self.arena.offset,
-            )
+            low, high = low + offset, -(-high // memory.ALIGNMENT) * memory.ALIGNMENT + offset
             if low > at:
                 found.append((at, low))
             at = max(at, high)
-        end = self.arena.offset + self.arena.nbytes
+        end = offset + nbytes
         return [*found, (at, end)] if end > at else found
 
 
@@ -183,7 +184,7 @@ def _write(
     steps: Sequence[Sequence[Instruction]],
     bound: _Binding,
     copies: Sequence[tuple[Slot, Slot]],
-    profile=None,
+    profile: StepProfile | None = None,
 ) -> str:
     with program.block_function(name, bound) as f:
         for group in steps:
@@ -201,5 +202,7 @@ def _write(
                 program.calling.add(group[0])
                 program.return_if_failed()
         for source, target in copies:
-            program.copy(bound.place(target), bound.place(source))
+            to, origin = bound.place(target), bound.place(source)
+            assert isinstance(to, Place) and isinstance(origin, Place)
+            program.copy(to, origin)
     return program.plan_function(name, f.text())

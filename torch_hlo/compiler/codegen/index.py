@@ -1,31 +1,37 @@
-"""Index expressions of kernels: affine sums of loop variables, in pure Python, without writing any code.
+"""Index expressions of kernels: affine sums of loop variables, in pure Python, without writing any
+code.
 
-An `Index` is `sum(coefficient * Var) + constant`; coefficients are sizes (int or Dim). `divide` splits linear indices exactly
-where ranges allow it, so a reshape of a broadcast of a transpose stays an affine address; what does not divide becomes an
-opaque `Var` (quotient, remainder, or a value loaded at run time), and `d*(x/d) + x%d` folds back into x.
-Everything is interned: equal indices are the same object.
+An `Index` is `sum(coefficient * Var) + constant`; coefficients are sizes (int or Dim). `divide`
+splits linear indices exactly where ranges allow it, so a reshape of a broadcast of a transpose
+stays an affine address; what does not divide becomes an opaque `Var` (quotient, remainder, or a
+value loaded at run time), and `d*(x/d) + x%d` folds back into x. Everything is interned: equal
+indices are the same object.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import reduce
+from typing import Any
 
-from torch_hlo.hlo.dim import Dim, Size
-from torch_hlo.hlo.shape import row_major_strides
+from torch_hlo.hlo.ir.dim import Dim, Size
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.shape import row_major_strides
+
+Payload = tuple[Any, ...]  # of a Var, by its kind
 
 
 class Var:
-    """A variable with values in [0, extent). `kind`: loop | div | mod | value; `payload` says what it is made of.
+    """A variable with values in [0, extent). `kind`: loop | div | mod | value; `payload` says what
+    it is made of.
 
-    loop: (name,)   div, mod: (Index, divisor)   value: (instruction, index tuple): an element converted to an index,
-    clamped into the range. `depth`: the loop level it changes at (0: constant within the function).
-    """
+    loop: (name,)   div, mod: (Index, divisor)   value: (instruction, index tuple): an element
+    converted to an index, clamped into the range. `depth`: the loop level it changes at (0:
+    constant within the function)."""
 
     __slots__ = ("kind", "payload", "extent", "depth", "serial")
     kind: str
-    payload: tuple
+    payload: Payload
     extent: Size
     depth: int
     serial: int
@@ -35,7 +41,8 @@ class Var:
 
 
 class Index:
-    """`terms`: ((Var, coefficient), …) without zeros, in creation order of the variables; `const`; `depth`: its largest Var.depth."""
+    """`terms`: ((Var, coefficient), …) without zeros, in creation order of the variables; `const`;
+    `depth`: its largest Var.depth."""
 
     __slots__ = ("terms", "const", "depth")
     terms: tuple[tuple[Var, Size], ...]
@@ -72,12 +79,13 @@ class Index:
 
 
 # Interning tables live as long as one compilation: see `reset`.
-_INDICES: dict[tuple, Index] = {}
-_VARS: dict[tuple, Var] = {}
+_INDICES: dict[tuple[tuple[tuple[Var, Size], ...], Size], Index] = {}
+_VARS: dict[tuple[str, Payload, Size, int], Var] = {}
 
 
 def reset() -> None:
-    """Forget all indices. Called between modules; indices of different modules are never compared."""
+    """Forget all indices. Called between modules; indices of different modules are never
+    compared."""
     _INDICES.clear()
     _VARS.clear()
     _INDICES[(), 0] = ZERO
@@ -105,7 +113,7 @@ def of(var: Var, coefficient: Size = 1) -> Index:
     return _index(((var, coefficient),), 0)
 
 
-def variable(kind: str, payload: tuple, extent: Size, depth: int) -> Var:
+def variable(kind: str, payload: Payload, extent: Size, depth: int) -> Var:
     key = (kind, payload, extent, depth)
     found = _VARS.get(key)
     if found is None:
@@ -121,7 +129,7 @@ def variable(kind: str, payload: tuple, extent: Size, depth: int) -> Var:
     return found
 
 
-def loaded(x, index: tuple[Index, ...], extent: Size) -> Index:
+def loaded(x: Instruction, index: tuple[Index, ...], extent: Size) -> Index:
     """The element of integer instruction `x` at `index` as an index, clamped into [0, extent)."""
     return of(variable("value", (x, index), extent, max((i.depth for i in index), default=0)))
 
@@ -195,8 +203,9 @@ def _plain(size: Dim) -> bool:
     return all(atom[0] == "sym" for m, _ in size.terms for atom in m)
 
 
-def _quotient_extent(payload: tuple) -> Size:
-    inner, d = payload
+def _quotient_extent(payload: Payload) -> Size:
+    inner: Index = payload[0]
+    d: Size = payload[1]
     high = inner.bounds()[1]
     return high // d + 1
 
@@ -227,7 +236,8 @@ def divide(index: Index, d: Size) -> tuple[Index, Index]:
         if below(high, d):
             return q_index, r_index
     if isinstance(low, int) and low < 0 and isinstance(d, int) and (q_index.terms or q_index.const):
-        # What was split off may have kept the rest from being negative, as in (5 - i) / 3 = 1 + (2 - i) / 3.
+        # What was split off may have kept the rest from being negative, as in (5 - i) / 3 = 1 + (2
+        # - i) / 3.
         shift = -(low // d)
         q_index, r_index = q_index - shift, r_index + shift * d
     more_q, more_r = _opaque(r_index, d)
@@ -235,9 +245,12 @@ def divide(index: Index, d: Size) -> tuple[Index, Index]:
 
 
 def _opaque(rest: Index, d: Size) -> tuple[Index, Index]:
-    """Quotient and remainder of an index no term of which divides exactly: peel off what is smaller than a common factor."""
+    """Quotient and remainder of an index no term of which divides exactly: peel off what is smaller
+    than a common factor."""
     if isinstance(d, int) and all(isinstance(c, int) for _, c in rest.terms):
-        for g in sorted({math.gcd(d, abs(c)) for _, c in rest.terms}, reverse=True):
+        for g in sorted(
+            {math.gcd(d, c) for _, c in rest.terms if isinstance(c, int)}, reverse=True
+        ):
             if g == 1:
                 break
             high = [(v, c) for v, c in rest.terms if c % g == 0]
@@ -256,9 +269,9 @@ def _opaque(rest: Index, d: Size) -> tuple[Index, Index]:
                 q, r = divide(scaled, d // g)
                 return q, combine(((r, g), (low, 1)))
     payload = (rest, d)
-    q = variable("div", payload, _quotient_extent(payload), rest.depth)
-    r = variable("mod", payload, d, rest.depth)
-    return of(q), of(r)
+    whole = variable("div", payload, _quotient_extent(payload), rest.depth)
+    left = variable("mod", payload, d, rest.depth)
+    return of(whole), of(left)
 
 
 def linear(index: Sequence[Index], dims: Sequence[Size]) -> Index:
@@ -285,8 +298,9 @@ def delinear(index: Index, dims: Sequence[Size]) -> tuple[Index, ...]:
 def regroup(
     index: Sequence[Index], source: Sequence[Size], target: Sequence[Size]
 ) -> tuple[Index, ...]:
-    """Index into dims `target` of the element at `index` of dims `source` (equal sizes). Runs of dimensions with equal products are
-    handled on their own, so that a dimension that both have keeps its index, whatever its bounds say."""
+    """Index into dims `target` of the element at `index` of dims `source` (equal sizes). Runs of
+    dimensions with equal products are handled on their own, so that a dimension that both have
+    keeps its index, whatever its bounds say."""
     result: list[Index] = []
     i = j = 0
     while i < len(source) or j < len(target):
@@ -342,4 +356,4 @@ def variables(indices: Iterable[Index]) -> set[Var]:
 
 
 def product(sizes: Iterable[Size]) -> Size:
-    return reduce(lambda a, b: a * b, sizes, 1)
+    return math.prod(sizes)

@@ -1,23 +1,30 @@
-"""Functions whose loops are written by hand and whose element arithmetic comes from the scalar tables.
+"""Functions whose loops are written by hand and whose element arithmetic comes from the scalar
+tables.
 
-f = Writer(program, "count", [("i64", "lo"), ("i64", "hi"), ("ptr", "x")])
-less, = apply(f, x["to_apply"], [a, b])        # a scalar computation on register operands, one element or W lanes at a time
-name = f.define()
+    f = Writer(program, "count", [("i64", "lo"), ("i64", "hi"), ("ptr", "x")])
+    less, = apply(f, x["to_apply"], [a, b])        # a scalar computation on register operands, one
+                                                   # element or W lanes at a time
+    name = f.define()
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen import scalar
-from torch_hlo.compiler.codegen.emit import Emit, Unit
-from torch_hlo.compiler.codegen.function import Function, Int
-from torch_hlo.compiler.codegen.kernel import Kernel, Level
-from torch_hlo.compiler.codegen.plan import Planner
-from torch_hlo.compiler.codegen.scalar import STORAGE, Value
-from torch_hlo.hlo.ir import Computation, Instruction
+from torch_hlo.compiler.codegen.kernel import Kernel
+from torch_hlo.compiler.codegen.kernel_values import Level
+from torch_hlo.compiler.codegen.loop_plan import Planner
+from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.llvm import scalar
+from torch_hlo.compiler.llvm.emit import Emit, Unit
+from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm.scalar import STORAGE, Value
+from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Computation, Instruction
 
 
 class _SharedUnit(Unit):
@@ -25,7 +32,7 @@ class _SharedUnit(Unit):
 
     __slots__ = ("f",)
 
-    def __init__(self, target, f: Function) -> None:
+    def __init__(self, target: Target, f: Function) -> None:
         self.f, self.target = f, target
         self.externals, self.functions, self.encoded = {}, {}, {}
 
@@ -41,7 +48,7 @@ class _SharedUnit(Unit):
 class Writer(Function):
     """A Function of a program that can use the scalar tables."""
 
-    def __init__(self, program, name: str, params: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, program: Program, name: str, params: Sequence[tuple[str, str]]) -> None:
         super().__init__(name, "void", params)
         self.program = program
         self.unit = _SharedUnit(program.target, self)
@@ -53,9 +60,9 @@ class Writer(Function):
         step: Int = 1,
         carry: Sequence[tuple[str, str]] = (),
         known_nonempty: bool = False,
-    ):
-        if self.program.target.grid and (low, high) == ("%lo", "%hi"):
-            return nullcontext("%lo")  # a thread has one item: see gpu/program.py
+    ) -> AbstractContextManager[Any]:
+        if self.program.target.item_per_call and (low, high) == ("%lo", "%hi"):
+            return nullcontext("%lo")  # a thread has one item: see compiler/gpu/gpu_program.py
         return super().loop(low, high, step, carry, known_nonempty)
 
     def emit(self, lanes: int = 1) -> Emit:
@@ -71,7 +78,8 @@ class Writer(Function):
 def apply(
     f: Writer, computation: Computation, values: Sequence[Value], lanes: int = 1
 ) -> list[Value]:
-    """The results of a computation on scalars, applied to `values` (register operands, `lanes` wide)."""
+    """The results of a computation on scalars, applied to `values` (register operands, `lanes`
+    wide)."""
     kernel = Kernel(f.program.target, lanes, [], outputs=0)
     kernel.unit = f.unit
     kernel.level = Level(0, f.lines, f.block, lanes, f.unit)
@@ -87,9 +95,11 @@ def apply(
 
 
 class Values:
-    """Elements of instructions that are computed from arrays in memory, at indices that a Writer's loops give.
+    """Elements of instructions that are computed from arrays in memory, at indices that a Writer's
+    loops give.
 
-        v = Values(f, {p: "%by0"}, x, (i, None))       # within the loop over i: what changes with it alone is written here
+        v = Values(f, {p: "%by0"}, x, (i, None))       # within the loop over i: what changes with
+                                                       # it alone is written here
         with f.loop(0, n, lanes) as j: v.element(x, (i, j), lanes)
 
     `leaves`: pointer of each instruction in memory. All sizes are numbers.
@@ -105,9 +115,11 @@ class Values:
         self.f, self.leaves = f, leaves
         kernel = self._kernel({}, 1)
         index = [
-            ix.of(ix.variable("loop", (f"inner{d}",), n, 1))
-            if i is None
-            else self._index(kernel, i, n)
+            (
+                ix.of(ix.variable("loop", (f"inner{d}",), n, 1))
+                if i is None
+                else self._index(kernel, i, n)
+            )
             for d, (i, n) in enumerate(zip(outer, x.shape.dims, strict=True))
         ]
         planner = Planner(list(leaves))
@@ -118,35 +130,41 @@ class Values:
         self.cache = kernel.levels[0].cache
 
     def element(
-        self, x: Instruction, index: Sequence[Int], lanes: int = 1, mask: str | None = None
+        self,
+        x: Instruction,
+        index: Sequence[Int],
+        lanes: int = 1,
+        mask: str | None = None,
     ) -> Value:
-        """The element at `index`, or `lanes` neighbours along the last dimension, those in `mask`."""
+        """The element at `index`, or `lanes` neighbours along the last dimension, those in
+        `mask`."""
         kernel = self._kernel(self.cache, lanes, mask)
         at = [
             self._index(kernel, i, n)
             for i, n in zip(index[: len(index) - (lanes > 1)], x.shape.dims)
         ]
         if lanes > 1:
-            kernel.lane_var = ix.variable("loop", (index[-1],), x.shape.dims[-1], 1)
-            kernel._names[kernel.lane_var] = index[-1]
+            first = index[-1]
+            assert isinstance(first, str)
+            kernel.lane_var = ix.variable("loop", (first,), x.shape.dims[-1], 1)
+            kernel._names[kernel.lane_var] = first
             at.append(ix.of(kernel.lane_var))
         return kernel.value(x, tuple(at))
 
-    def _kernel(self, cache: dict, lanes: int, mask: str | None = None) -> Kernel:
+    def _kernel(self, cache: dict[Any, Any], lanes: int, mask: str | None = None) -> Kernel:
         f = self.f
         kernel = Kernel(f.program.target, lanes, [], outputs=0)
         kernel.unit, kernel.leaves, kernel.ragged = f.unit, dict(self.leaves), True
         kernel.levels = [Level(0, f.lines, f.block, 1, f.unit)]
-        kernel.levels[0].cache = dict(
-            cache
-        )  # what is written from here on may be within a loop, and unknown after it
+        # what is written from here on may be within a loop, and unknown after it
+        kernel.levels[0].cache = dict(cache)
         if lanes > 1:
             kernel.levels.append(Level(1, f.lines, f.block, lanes, f.unit, mask))
         kernel.level = kernel.levels[-1]
         kernel.e = kernel.level.emit
         return kernel
 
-    def _index(self, kernel: Kernel, i: Int, extent: int) -> ix.Index:
+    def _index(self, kernel: Kernel, i: Int, extent: Size) -> ix.Index:
         if isinstance(i, int):
             return ix.constant(i)
         var = ix.variable("loop", (i,), extent, 0)
@@ -163,18 +181,25 @@ def load(
     mask: str | None = None,
     align: int = 0,
 ) -> Value:
-    """Element `index` (and the following lanes) of an array of `dtype`, as register operands. `align`: of the first, when more than an element's."""
+    """Element `index` (and the following lanes) of an array of `dtype`, as register operands.
+    `align`: of the first, when more than an element's."""
     storage, e = STORAGE[dtype], f.emit(lanes)
     t = e.typed(storage.memory)
     if storage.parts == 2:
         assert lanes == 1, "complex elements are handled one at a time"
         raw = [
-            t.load(f.gep(storage.memory, pointer, f.add(f.mul(index, 2), i)), storage.bytes)
+            t.load(
+                f.gep(storage.memory, pointer, f.add(f.mul(index, 2), i)),
+                storage.bytes,
+            )
             for i in range(2)
         ]
-        return tuple(scalar.decode(e, dtype, r) for r in raw)
+        real, imaginary = (scalar.decode(e, dtype, r) for r in raw)
+        return real, imaginary
     return scalar.decode(
-        e, dtype, t.load(f.gep(storage.memory, pointer, index), align or storage.bytes, mask)
+        e,
+        dtype,
+        t.load(f.gep(storage.memory, pointer, index), align or storage.bytes, mask),
     )
 
 
@@ -188,7 +213,8 @@ def store(
     mask: str | None = None,
     align: int = 0,
 ) -> None:
-    """Write register operands to element `index` (and the following lanes). `align`: as for load."""
+    """Write register operands to element `index` (and the following lanes). `align`: as for
+    load."""
     storage, e = STORAGE[dtype], f.emit(lanes)
     t = e.typed(storage.memory)
     if storage.parts == 2:
@@ -199,6 +225,7 @@ def store(
                 storage.bytes,
             )
     else:
+        assert isinstance(value, str)
         t.store(
             scalar.encode(e, dtype, value),
             f.gep(storage.memory, pointer, index),
@@ -208,7 +235,12 @@ def store(
 
 
 def move(
-    f: Function, dtype: str, target: str, target_index: Int, source: str, source_index: Int
+    f: Function,
+    dtype: str,
+    target: str,
+    target_index: Int,
+    source: str,
+    source_index: Int,
 ) -> None:
     """Copy one element without decoding it."""
     storage = STORAGE[dtype]

@@ -2,617 +2,55 @@
 
     k = Kernel(target, lanes=16, leaves=[p, q])
     with k.loop("%lo", "%hi", rows) as i:                       # scalar loop
-        k.lane_loop(0, columns, lambda j, _: k.store(…, k.value(root, (i, j))))    # 16 columns at a time
-    name = k.define(program, "name")                            # void name(i64 lo, i64 hi, ptr p0, ptr p1, …, i64 n0, …)
+        # 16 columns at a time
+        k.lane_loop(0, columns, lambda j, _: k.store(…, k.value(root, (i, j))))
+    # void name(i64 lo, i64 hi, ptr p0, ptr p1, …, i64 n0, …)
+    name = k.define(program, "name")
 
-`k.value(x, index)` is the element of `x` at `index`, written at the loop level where the index varies: what does not
-depend on the lane loop is one scalar outside of it, what does is a vector of `lanes`. Leaves are loaded; every other
-instruction goes through VALUES. Indices are symbolic (index.py), so an address becomes a contiguous load, a splat or a gather.
+`k.value(x, index)` is the element of `x` at `index`, written at the loop level where the index
+varies: what does not depend on the lane loop is one scalar outside of it, what does is a vector of
+`lanes`. Leaves are loaded; every other instruction goes through VALUES. Indices are symbolic
+(index.py), so an address becomes a contiguous load, a splat or a gather.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from torch_hlo.compiler.codegen import scalar
-from torch_hlo.compiler.codegen.emit import Emit, Unit, literal, transposed
 from torch_hlo.compiler.codegen.index import (
     Index,
     Var,
-    below,
-    combine,
-    constant,
-    linear,
     of,
     variable,
 )
-from torch_hlo.compiler.codegen.program import CodegenError
-from torch_hlo.compiler.codegen.registry import VALUES
-from torch_hlo.compiler.codegen.scalar import STORAGE, Value
-from torch_hlo.hlo.dim import Dim, Size
-from torch_hlo.hlo.ir import Instruction
+from torch_hlo.compiler.codegen.kernel_values import KernelValues, Level
+from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.llvm.emit import Emit
+from torch_hlo.hlo.ir.dim import Size
 
-Condition = tuple[Index, Size, Size]  # low <= index < high
-_NEAR = 4  # lanes at most this far apart are loaded as whole vectors
-STREAMED = 4 << 20  # bytes of operands that no second cache holds
-AHEAD = 2048  # bytes: 1 to 8 KB do alike, on one thread and on two
-ZEROS = "@torch_hlo_zeros"  # readable bytes for loads that a guard turns off
+# what is written per vector: (index, what is carried) -> what is carried on
+Body = Callable[[Index, list[str]], list[str] | None]
 
 
-class Level:
-    """One loop level: its lines (the body so far), the label of its current block, and what was computed in it."""
+class Kernel(KernelValues):
+    """A KernelValues with the loops around what is computed."""
 
-    __slots__ = ("depth", "lines", "label", "scalar", "emit", "cache", "tail")
-
-    def __init__(
-        self,
-        depth: int,
-        lines: list[str],
-        label: str,
-        lanes: int,
-        unit: Unit,
-        tail: str | None = None,
-    ) -> None:
-        self.depth, self.lines, self.label, self.tail = depth, lines, label, tail
-        self.scalar = Emit(1, lines, unit)
-        self.emit = Emit(lanes, lines, unit) if lanes > 1 else self.scalar
-        self.cache: dict = {}
-
-
-class Kernel:
-    """`lanes`: vector width of the lane loop. `leaves`: instructions that are read from memory, parameters p0, p1, … of the
-    function in this order; `outputs` more pointers follow. Symbolic sizes become trailing i64 parameters, see `sizes`."""
-
-    def __init__(self, target, lanes: int, leaves: Sequence[Instruction], outputs: int = 1) -> None:
-        self.lanes = lanes
-        self.leaves = {x: f"%p{i}" for i, x in enumerate(leaves)}
-        self.outputs = [f"%p{len(leaves) + i}" for i in range(outputs)]
-        self.sizes: dict[Size, str] = {}
-        self.unit = Unit(target)
-        self.grid = target is not None and target.grid
-        self.levels = [Level(0, [], "entry", 1, self.unit)]
-        self.level = self.levels[0]
-        self.e = self.level.emit
-        self.guards: list[Condition] = []
-        self.nontemporal: set[str] = set()
-        self.ahead = 0  # bytes: when a vector of an operand is loaded, the line that far behind it is asked for
-        self.ragged = (
-            False  # a lane loop may start at any element, not only at a multiple of `lanes`
-        )
-        self.lane_var: Var | None = None
-        self.body_lines = 0  # lines of the innermost body per copy: for the cost estimate
-        self._names: dict[Var, str] = {}
-        self._splats: set[str] = set()
-        self._pending: list[Callable[[], None]] | None = None
-        self._tile: tuple[Var, int, dict] | None = (
-            None  # row variable, row number and loaded blocks of a tile
-        )
-
-    # -- values ---------------------------------------------------------------------------------------------------
-    def value(self, x: Instruction, index: tuple[Index, ...]) -> Value:
-        """The element of `x` at `index`: an operand of the current width (complex: a pair)."""
-        depth = max([i.depth for i in index]) if index else 0
-        level = self.levels[depth]
-        key = (x, index, self._active(depth)) if self.guards else (x, index)
-        found = level.cache.get(key)
-        if found is None:
-            with self._in(level):
-                found = self._compute(x, index)
-            level.cache[key] = found
-        return self.splat(found, x.shape.dtype) if self.e.lanes > level.emit.lanes else found
-
-    def _compute(self, x: Instruction, index: tuple[Index, ...]) -> Value:
-        leaf = self.leaves.get(x)
-        if leaf is not None:
-            return self.load(
-                leaf, x.shape.dtype, linear(index, x.shape.dims) if index else constant(0)
-            )
-        if x.op == "constant" and x.shape.size == 1:
-            return scalar.literal_value(self.e, x["literal"])
-        emitter = VALUES.get(x.op)
-        if emitter is None:
-            raise CodegenError(
-                f"{x.op} {x.shape} cannot be computed inside a kernel: it needs a step of its own"
-            )
-        return emitter(self, x, index)
-
-    def splat(self, value: Value, dtype: str) -> Value:
-        """A scalar value in all lanes of the current width."""
-        if isinstance(value, tuple):
-            return tuple(self.widen(v, STORAGE[dtype].register) for v in value)
-        return self.widen(value, STORAGE[dtype].register)
-
-    def widen(self, value: str, kind: str) -> str:
-        """A scalar operand of an LLVM type in all lanes of the current width; what is that wide already stays."""
-        if value[0] not in "%@":
-            return self.e.splat(kind, value)
-        if value in self._splats:
-            return value
-        # The shuffle belongs to the level outside of the lane loop, but must come after the scalar: keep it here, per copy.
-        key = ("splat", value, kind)
-        found = self.level.cache.get(key)
-        if found is None:
-            found = self.level.cache[key] = self.e.splat(kind, value)
-            if self.e.lanes > 1:
-                self._splats.add(found)
-        return found
-
-    def element(self, index: Index, kind: str) -> str:
-        """The index itself as an operand of integer kind `kind` at the current width."""
-        if index.depth < len(self.levels) - 1 or self.e.lanes == 1:
-            return self.widen(self._resize(self.scalar(index), index.depth, kind), kind)
-        vector, have = self.vector(index)
-        return (
-            vector
-            if have == kind
-            else self.e.cast("trunc" if have == "i64" else "sext", vector, have, kind)
-        )
-
-    def _resize(self, value: str, depth: int, kind: str) -> str:
-        if kind == "i64":
-            return value
-        if value[0] != "%":
-            return literal(kind, int(value))
-        return self.levels[depth].scalar.op(f"trunc i64 {value} to {kind}")
-
-    @contextmanager
-    def _in(self, level: Level):
-        saved = self.level, self.e
-        self.level, self.e = level, level.emit
-        try:
-            yield
-        finally:
-            self.level, self.e = saved
-
-    # -- guards ---------------------------------------------------------------------------------------------------
-    @contextmanager
-    def guard(self, conditions: Sequence[Condition]):
-        """Loads inside only happen where all conditions (low <= index < high) hold; elsewhere values are arbitrary."""
-        needed = [c for c in conditions if not _holds(c)]
-        self.guards.extend(needed)
-        try:
-            yield
-        finally:
-            if needed:
-                del self.guards[-len(needed) :]
-
-    def condition(self, conditions: Sequence[Condition]) -> str | None:
-        """i1 operand at the current width: whether all conditions hold. None when they always do."""
-        result = None
-        for c in conditions:
-            if not _holds(c):
-                one = self._condition(c)
-                result = one if result is None else self.e.typed("i1").bin("and", result, one)
-        return result
-
-    def _condition(self, c: Condition) -> str:
-        index, low, high = c
-        shifted, extent = index - low, high - low
-        lane = index.depth == len(self.levels) - 1 and self.e.lanes > 1
-        level = self.level if lane else self.levels[index.depth]
-        key = (c, *self._active(index.depth)) if self.guards else c
-        found = level.cache.get(key)
-        if found is None:
-            if lane:
-                v, kind = self.vector(shifted)
-                limit = self.e.splat(kind, self._resize(self.size(extent), 0, kind))
-                found = self.e.typed(kind).cmp("ult", v, limit)
-            else:
-                found = level.scalar.op(f"icmp ult i64 {self.scalar(shifted)}, {self.size(extent)}")
-            level.cache[key] = found
-        return found if lane or self.e.lanes == 1 else self.widen(found, "i1")
-
-    def _active(self, depth: int) -> tuple[Condition, ...]:
-        return tuple(c for c in self.guards if c[0].depth <= depth)
-
-    def mask(self) -> str | None:
-        """Which lanes of the current level may touch memory; None: all."""
-        result = None
-        for c in self._active(self.level.depth):
-            # An index in a condition may itself be loaded: only the guards around it hold then.
-            outer = self.guards
-            self.guards = outer[: outer.index(c)]
-            try:
-                one = self.condition((c,))
-            finally:
-                self.guards = outer
-            result = one if result is None else self.e.typed("i1").bin("and", result, one)
-        tail = self.level.tail if self.e.lanes > 1 else None
-        if tail is None or result is None:
-            return result if tail is None else tail
-        return self.e.typed("i1").bin("and", result, tail)
-
-    # -- index expressions ----------------------------------------------------------------------------------------
-    def size(self, size: Size) -> str:
-        """i64 operand of a size: a literal, or a parameter of the function."""
-        if isinstance(size, int):
-            return str(size)
-        found = self.sizes.get(size)
-        if found is None:
-            found = self.sizes[size] = f"%n{len(self.sizes)}"
-        return found
-
-    def scalar(self, index: Index) -> str:
-        """i64 operand of an index; of its first lane when it varies along the lane loop."""
-        if not index.terms:
-            return self.size(index.const)
-        level = self.levels[index.depth]
-        key = (index, self._active(index.depth)) if self.guards else index
-        found = level.cache.get(key)
-        if found is None:
-            found = level.cache[key] = self._scalar(index, level)
-        return found
-
-    def _scalar(self, index: Index, level: Level) -> str:
-        op = level.scalar.op
-        if index.const != 0:
-            return op(f"add i64 {self.scalar(index - index.const)}, {self.size(index.const)}")
-        if len(index.terms) > 1:
-            outer = [t for t in index.terms if t[0].depth < index.depth] or list(index.terms[:-1])
-            inner = [t for t in index.terms if t not in outer]
-            a, b = (self.scalar(combine((of(v), c) for v, c in part)) for part in (outer, inner))
-            return op(f"add i64 {a}, {b}")
-        var, coefficient = index.terms[0]
-        if coefficient != 1:
-            return op(f"mul i64 {self.scalar(of(var))}, {self.size(coefficient)}")
-        if var.kind == "loop":
-            return self._names[var]
-        if var.kind == "value":
-            return self._loaded(var, level.scalar, level)
-        inner, d = var.payload
-        a = self.scalar(inner)
-        if isinstance(d, int) and d & (d - 1) == 0:
-            return op(
-                f"lshr i64 {a}, {d.bit_length() - 1}"
-                if var.kind == "div"
-                else f"and i64 {a}, {d - 1}"
-            )
-        return op(f"{'udiv' if var.kind == 'div' else 'urem'} i64 {a}, {self.size(d)}")
-
-    def _loaded(self, var: Var, e: Emit, level: Level) -> str:
-        """The clamped i64 value(s) of an index that is an element of an integer array."""
-        x, index = var.payload
-        if level.emit is not e and e.lanes == 1:
-            raise CodegenError(f"index {x.op} {x.shape} varies along the lane loop")
-        with self._in(level):
-            raw = self.value(x, index)
-        storage = STORAGE[x.shape.dtype]
-        t = e.typed("i64")
-        wide = e.cast("sext" if x.shape.kind == "s" else "zext", raw, storage.register, "i64")
-        last = e.splat("i64", self.size(var.extent - 1))
-        return (
-            t.call("smin", t.call("smax", wide, t.const(0)), last)
-            if x.shape.kind == "s"
-            else t.call("umin", wide, last)
-        )
-
-    def lane_stride(self, index: Index) -> Size | None:
-        """Distance between neighbouring lanes, None when it is not the same everywhere."""
-        stride: Size = 0
-        for v, c in index.terms:
-            if v.depth == len(self.levels) - 1:
-                if v is not self.lane_var:
-                    return None
-                stride = c
-        return stride
-
-    def vector(self, index: Index, kind: str = "") -> tuple[str, str]:
-        """(operand, integer kind) of an index per lane, in i32 when it certainly fits."""
-        kind = kind or ("i32" if _fits(index) else "i64")
-        key = ("vector", index, kind, self._active(index.depth))
-        found = self.level.cache.get(key)
-        if found is None:
-            found = self.level.cache[key] = self._vector(index, kind)
-        return found, kind
-
-    def _vector(self, index: Index, kind: str) -> str:
-        e = self.level.emit
-        t = e.typed(kind)
-        depth = len(self.levels) - 1
-        flat = (
-            combine((of(v), c) for v, c in index.terms if v.depth < depth or v is self.lane_var)
-            + index.const
-        )
-        total = ""
-        if flat.terms or flat.const != 0:
-            base = self.scalar(flat)
-            total = e.splat(kind, self._resize(base, flat.depth, kind))
-            stride = self.lane_stride(flat)
-            if stride != 0:
-                steps = (
-                    e.iota(kind, stride)
-                    if isinstance(stride, int)
-                    else t.mul(e.iota(kind), e.splat(kind, self.size(stride)))
-                )
-                total = steps if base == "0" else t.add(total, steps)
-        for v, c in index.terms:
-            if v.depth < depth or v is self.lane_var:
-                continue
-            if v.kind == "value":
-                part = (
-                    e.cast("trunc", self._loaded(v, e, self.level), "i64", kind)
-                    if kind != "i64"
-                    else self._loaded(v, e, self.level)
-                )
-            else:
-                inner, d = v.payload
-                a, inner_kind = self.vector(inner, "i64" if kind == "i64" else "")
-                it = e.typed(inner_kind)
-                part = it.bin(
-                    "udiv" if v.kind == "div" else "urem",
-                    a,
-                    e.splat(inner_kind, self._resize(self.size(d), 0, inner_kind)),
-                )
-                part = e.cast("trunc", part, inner_kind, kind)
-            if c != 1:
-                part = t.mul(part, e.splat(kind, self._resize(self.size(c), 0, kind)))
-            total = t.add(total, part) if total else part
-        return total or t.const(0)
-
-    def address(self, pointer: str, kind: str, index: Index) -> str:
-        """Pointer to element `index` (its first lane) of an array of `kind`."""
-        if not index.terms and index.const == 0:
-            return pointer
-        level = self.levels[index.depth]
-        key = (pointer, kind, index, self._active(index.depth))
-        found = level.cache.get(key)
-        if found is None:
-            if index.const != 0:
-                base, offset = (
-                    self.address(pointer, kind, index - index.const),
-                    self.size(index.const),
-                )
-            else:
-                inner = combine((of(v), c) for v, c in index.terms if v.depth == index.depth)
-                base = self.address(
-                    pointer,
-                    kind,
-                    combine((of(v), c) for v, c in index.terms if v.depth < index.depth),
-                )
-                offset = self.scalar(inner)
-            found = level.cache[key] = level.scalar.op(
-                f"getelementptr {kind}, ptr {base}, i64 {offset}"
-            )
-        return found
-
-    # -- memory ---------------------------------------------------------------------------------------------------
-    def load(self, pointer: str, dtype: str, index: Index) -> Value:
-        """Element `index` (row-major element number) of the array at `pointer`."""
-        storage = STORAGE[dtype]
-        raw = [
-            self._load(pointer, storage, combine(((index, storage.parts),)) + part)
-            for part in range(storage.parts)
-        ]
-        values = tuple(scalar.decode(self.e, dtype, r) for r in raw)
-        return values if storage.parts == 2 else values[0]
-
-    def _load(self, pointer: str, storage, index: Index) -> str:
-        e, kind, align = self.e, storage.memory, storage.bytes
-        mask = self.mask()
-        t = e.typed(kind)
-        if e.lanes == 1:
-            p = self.address(pointer, kind, index)
-            if mask is not None:
-                # On a grid the array's own start is what can be read safely: other memory may be in another address space.
-                p = e.op(f"select i1 {mask}, ptr {p}, ptr {pointer if self.grid else ZEROS}")
-            return t.load(p, align)
-        stride = self.lane_stride(index)
-        if stride == 1 and not (
-            self.grid and mask is not None
-        ):  # a GPU has no masked vectors: they are gathered
-            if self.ahead and mask is None and pointer in self.leaves.values():
-                self.prefetch(pointer, kind, index + self.ahead // align)
-            return t.load(self.address(pointer, kind, index), self.alignment(index, align), mask)
-        if stride == -1 and mask is None:
-            raw = t.load(self.address(pointer, kind, index - (e.lanes - 1)), align)
-            return e.shuffle(kind, raw, "poison", e.lanes, range(e.lanes - 1, -1, -1))
-        if (
-            self._tile is not None
-            and mask is None
-            and stride is not None
-            and dict(index.terms).get(self._tile[0]) == 1
-        ):
-            return self._tile_row(pointer, storage, index, stride)
-        if (
-            mask is None
-            and not self.grid
-            and isinstance(stride, int)
-            and 2 <= stride <= min(_NEAR, e.lanes)
-        ):
-            return self._every(pointer, storage, index, stride)
-        if stride is None and not self.grid and self._tile is None:
-            found = self._periodic(pointer, storage, index, mask)
-            if found is not None:
-                return found
-        at, offsets, offset_kind = self._offsets(pointer, kind, index, stride)
-        return t.gather(at, offsets, offset_kind, align, mask)
-
-    def look_ahead(self) -> None:
-        """Ask for operands before their turn, if they are large: the processor's own prefetcher stops at every page and follows few streams, and an
-        AdamW step reads four. Worth it for data that no cache holds, see Program.cold."""
-        if (
-            not self.grid
-            and sum(x.shape.nbytes for x in self.leaves if isinstance(x.shape.size, int))
-            >= STREAMED
-        ):
-            self.ahead = AHEAD
-
-    def prefetch(self, pointer: str, kind: str, index: Index) -> None:
-        """Ask for the line of element `index`, which need not exist, to be brought to the second cache."""
-        self.e.do(
-            f"call void @llvm.prefetch.p0(ptr {self.address(pointer, kind, index)}, i32 0, i32 2, i32 1)"
-        )
-
-    def _periodic(self, pointer: str, storage, index: Index, mask: str | None) -> str | None:
-        """A load at base + i mod d or base + i div d, i counting lanes and d or the vector a multiple of the other: contiguous elements
-        that repeat, or elements that each fill some lanes. None: it is something else."""
-        deep = [(v, c) for v, c in index.terms if v.depth == len(self.levels) - 1]
-        if len(deep) != 1 or deep[0][1] != 1 or deep[0][0].kind not in ("mod", "div"):
-            return None
-        if self.ragged:  # the first lane may be anything
-            return None
-        var = deep[0][0]
-        inner, d = var.payload
-        lane = [(v, c) for v, c in inner.terms if v.depth == len(self.levels) - 1]
-        steps = [c for v, c in inner.terms if v.depth < len(self.levels) - 1] + [inner.const]
-        if (
-            [c for v, c in lane if v is self.lane_var] != [1]
-            or len(lane) != 1
-            or not all(isinstance(n, int) for n in (d, *steps))
-        ):
-            return None
-        lanes, kind, align = self.e.lanes, storage.memory, storage.bytes
-        span = min(d, lanes)
-        if (
-            max(d, lanes) % span or math.gcd(*steps) % span or d == 1
-        ):  # the first lane is a multiple of `lanes`
-            return None
-        t, address = self.e.typed(kind), self.address(pointer, kind, index)
-        if var.kind == "mod" and d >= lanes:
-            return t.load(address, align, mask)
-        if mask is not None and var.kind == "div":
-            return None
-        count = span if var.kind == "mod" else lanes // span
-        if count == 1:
-            return self.e.splat(kind, self.level.scalar.typed(kind).load(address, align))
-        few = self.e.op(f"load <{count} x {kind}>, ptr {address}, align {align}")
-        return self.e.shuffle(
-            kind,
-            few,
-            "poison",
-            count,
-            [i % count if var.kind == "mod" else i // span for i in range(lanes)],
-        )
-
-    def alignment(self, index: Index, itemsize: int) -> int:
-        """Bytes that the address of the first of `lanes` consecutive elements is known to be a multiple of. It only matters on a grid,
-        where a misaligned vector would be loaded piece by piece; buffers and the vectors of a row start at multiples of 16 bytes."""
-        if not self.grid:
-            return itemsize
-        step = math.gcd(self.e.lanes, index.const) if isinstance(index.const, int) else 1
-        for v, c in index.terms:
-            if v is not self.lane_var:
-                step = math.gcd(step, c) if isinstance(c, int) else 1
-        return min(16, itemsize * step)
-
-    def _every(self, pointer: str, storage, index: Index, stride: int) -> str:
-        """Every `stride`-th element: contiguous loads, the last one ending at the last element, from which shuffles pick."""
-        t, lanes = self.e.typed(storage.memory), self.lanes
-        starts = [*range(0, (stride - 1) * lanes, lanes), (lanes - 1) * stride - lanes + 1]
-        blocks = [
-            t.load(self.address(pointer, storage.memory, index + start), storage.bytes)
-            for start in starts
-        ]
-        owner = [min(lane * stride // lanes, stride - 1) for lane in range(lanes)]
-        picked = blocks[0]
-        for number, (block, start) in enumerate(zip(blocks, starts)):
-            if number:
-                order = [
-                    lanes + lane * stride - start
-                    if owner[lane] == number
-                    else lane
-                    if number > 1 or owner[lane] > number
-                    else lane * stride
-                    for lane in range(lanes)
-                ]
-                picked = self.e.shuffle(storage.memory, picked, block, lanes, order)
-        return picked
-
-    def _tile_row(self, pointer: str, storage, index: Index, stride: Size) -> str:
-        """One row of a transposed block: `lanes` contiguous loads along the row variable serve all rows of the tile."""
-        _, number, blocks = self._tile
-        start = index - number
-        found = blocks.get((pointer, start))
-        if found is None:
-            t = self.e.typed(storage.memory)
-            columns = [
-                t.load(self.address(pointer, storage.memory, start + stride * lane), storage.bytes)
-                for lane in range(self.lanes)
-            ]
-            found = blocks[pointer, start] = transposed(
-                self.e.op, storage.memory, self.lanes, columns
-            )
-        return found[number]
-
-    def _offsets(
-        self, pointer: str, kind: str, index: Index, stride: Size | None
-    ) -> tuple[str, str, str]:
-        """Scalar base pointer and per-lane offsets of a strided or irregular access."""
-        if isinstance(stride, int) and abs(stride) * self.lanes < 1 << 31:
-            return self.address(pointer, kind, index), self.e.iota("i32", stride), "i32"
-        depth = len(self.levels) - 1
-        outer = combine((of(v), c) for v, c in index.terms if v.depth < depth) + index.const
-        offsets, offset_kind = self.vector(
-            combine((of(v), c) for v, c in index.terms if v.depth == depth)
-        )
-        return self.address(pointer, kind, outer), offsets, offset_kind
-
-    def store(self, pointer: str, dtype: str, index: Index, value: Value) -> None:
-        """Write element `index`. Inside a lane loop the stores of all copies come after their loads."""
-        storage = STORAGE[dtype]
-        values = value if storage.parts == 2 else (value,)
-        e, mask = self.e, self.mask()
-        encoded = [scalar.encode(e, dtype, v) for v in values]
-        if storage.parts == 2 and e.lanes > 1 and mask is None and self.lane_stride(index) == 1:
-            n = e.lanes
-            pair = e.shuffle(
-                storage.memory, *encoded, n, [i // 2 + i % 2 * n for i in range(2 * n)]
-            )
-            address = self.address(pointer, storage.memory, combine(((index, 2),)))
-            self._later(
-                lambda: e.do(
-                    f"store <{2 * n} x {storage.memory}> {pair}, ptr {address}, align {storage.bytes}"
-                )
-            )
-            return
-        for part, v in enumerate(encoded):
-            self._store(pointer, storage, combine(((index, storage.parts),)) + part, v, mask)
-
-    def _store(self, pointer: str, storage, index: Index, value: str, mask: str | None) -> None:
-        e, kind, align = self.e, storage.memory, storage.bytes
-        t = e.typed(kind)
-        stride = self.lane_stride(index) if e.lanes > 1 else 1
-        if stride == 1 and not (self.grid and mask is not None and e.lanes > 1):
-            at = self.address(pointer, kind, index)
-            if e.lanes == 1 and mask is not None:
-                # A scalar store under a condition only happens in kernels that are one lane wide.
-                raise CodegenError("a guarded scalar store needs a branch")
-            nontemporal = pointer in self.nontemporal and mask is None and e.lanes > 1
-            align = (
-                align * e.lanes
-                if nontemporal
-                else self.alignment(index, align)
-                if e.lanes > 1
-                else align
-            )
-            self._later(lambda: t.store(value, at, align, mask, nontemporal))
-        elif stride == -1 and mask is None:
-            reversed_ = e.shuffle(kind, value, "poison", e.lanes, range(e.lanes - 1, -1, -1))
-            at = self.address(pointer, kind, index - (e.lanes - 1))
-            self._later(lambda: t.store(reversed_, at, align))
-        else:
-            at, offsets, offset_kind = self._offsets(pointer, kind, index, stride)
-            self._later(lambda: t.scatter(value, at, offsets, offset_kind, align, mask))
-
-    def _later(self, write: Callable[[], None]) -> None:
-        if self._pending is None:
-            write()
-        else:
-            self._pending.append(write)
-
-    # -- loops ----------------------------------------------------------------------------------------------------
+    # -- loops
     @contextmanager
     def loop(
-        self, low: str | int, high: str | int, extent: Size, step: int = 1, nonempty: bool = True
-    ):
-        """Scalar loop over [low, high); yields its Index, whose values are in [0, extent). `nonempty`: low < high is known."""
+        self,
+        low: str | int,
+        high: str | int,
+        extent: Size,
+        step: int = 1,
+        nonempty: bool = True,
+    ) -> Iterator[Index]:
+        """Scalar loop over [low, high); yields its Index, whose values are in [0, extent).
+        `nonempty`: low < high is known."""
         parent = self.levels[-1]
-        if self.grid and (low, high) == (
-            "%lo",
-            "%hi",
-        ):  # a thread, or a group, has one item: see gpu/program.py
+        # a thread, or a group, has one item: see compiler/gpu/gpu_program.py
+        if self.target.item_per_call and (low, high) == ("%lo", "%hi"):
             var = variable("loop", ("%lo",), extent, 0)
             self._names[var] = "%lo"
             yield of(var)
@@ -634,7 +72,10 @@ class Kernel:
             lines.append(f"  br i1 {test}, label %{label}, label %{end}")
         else:
             lines.append(f"  br label %{label}")
-        lines += [f"{label}:", f"  {name} = phi i64 [{low}, %{before}], [{name}n, %{level.label}]"]
+        lines += [
+            f"{label}:",
+            f"  {name} = phi i64 [{low}, %{before}], [{name}n, %{level.label}]",
+        ]
         lines += level.lines
         lines += [
             f"  {name}n = add nuw nsw i64 {name}, {step}",
@@ -649,18 +90,22 @@ class Kernel:
         low: str | int,
         high: str | int,
         extent: Size,
-        body: Callable[[Index, list[str]], list[str] | None],
+        body: Body,
         unroll: int = 1,
         carry: Sequence[tuple[str, str]] = (),
         aligned: bool = False,
         compact: bool = False,
     ) -> list[list[str]]:
-        """Vector loop over [low, high) in steps of `lanes`; the range may be empty. `low` is a multiple of `lanes`, unless the kernel is `ragged`.
+        """Vector loop over [low, high) in steps of `lanes`; the range may be empty. `low` is a
+        multiple of `lanes`, unless the kernel is `ragged`.
 
-        `body(index, carried)` writes one vector's worth; it runs once per unrolled copy and for the tail, in which `mask()` is
-        set. `carry`: (scalar kind, initial scalar operand) of values carried between iterations, `lanes` wide, each copy having its own; the
-        body returns the next ones (in the tail it must leave masked lanes as they were). Returns the final ones per copy.
-        `aligned`: low and high are multiples of lanes * unroll, there is no tail. `compact`: write the body once, always masked (for
+        `body(index, carried)` writes one vector's worth; it runs once per unrolled copy and for the
+        tail, in which `mask()` is set. `carry`: (scalar kind, initial scalar operand) of values
+        carried between iterations, `lanes` wide, each copy having its own; the body returns the
+        next ones (in the tail it must leave masked lanes as they were). Returns the final ones per
+        copy.
+        `aligned`: low and high are multiples of lanes * unroll, there is no tail. `compact`: write
+          the body once, always masked (for
         bodies so long that a mask costs nothing and another copy much).
         """
         parent = self.levels[-1]
@@ -695,8 +140,8 @@ class Kernel:
             self.lane_var = saved
 
     def lanes_at(self, first: Index, extent: Size, body: Callable[[Index], None]) -> None:
-        """One vector of a loop over [0, extent) whose iterations are threads: `body(index)` writes the lanes from `first` on, a multiple
-        of `lanes` that divides `extent`."""
+        """One vector of a loop over [0, extent) whose iterations are threads: `body(index)` writes
+        the lanes from `first` on, a multiple of `lanes` that divides `extent`."""
         parent = self.levels[-1]
         var = variable("loop", (f"%t{self.unit.number()}",), extent, parent.depth + 1)
         self._names[var] = self.scalar(first)
@@ -704,22 +149,22 @@ class Kernel:
         self._push(Level(parent.depth + 1, parent.lines, parent.label, self.lanes, self.unit))
         outer, self._pending = self._pending, []
         body(of(var))
-        self._pending, pending = outer, self._pending
+        pending, self._pending = self._pending or [], outer
         for write in pending:
             write()
         self._pop(parent)
         self.lane_var = saved
 
     def tile(self, row: Var, column: Var, body: Callable[[int, Index], None]) -> None:
-        """A square tile: `body(number, lane index)` writes row `row + number`, for numbers below `lanes`; the lanes start at `column`.
-        Arrays that are contiguous along `row` are loaded in blocks and transposed in registers. Both variables are `tile_start`s; tiles
-        may overlap where sizes do not divide, so nothing that is written may be read.
-        """
+        """A square tile: `body(number, lane index)` writes row `row + number`, for numbers below
+        `lanes`; the lanes start at `column`. Arrays that are contiguous along `row` are loaded in
+        blocks and transposed in registers. Both variables are `tile_start`s; tiles may overlap
+        where sizes do not divide, so nothing that is written may be read."""
         parent = self.levels[-1]
         var = variable("loop", (f"%t{self.unit.number()}",), column.extent, parent.depth + 1)
         self._names[var] = self._names[column]
         saved, self.lane_var, self._pending = (self.lane_var, self._pending), var, []
-        blocks: dict = {}
+        blocks: dict[tuple[str, Index], list[str]] = {}
         self._push(Level(parent.depth + 1, parent.lines, parent.label, self.lanes, self.unit))
         for number in range(self.lanes):
             self._tile = row, number, blocks
@@ -733,7 +178,8 @@ class Kernel:
         self.lane_var, self._pending = saved
 
     def tile_start(self, tile: Index, extent: int) -> Var:
-        """The variable of a tile's first row: `lanes * tile`, moved back where the last tile would leave [0, extent)."""
+        """The variable of a tile's first row: `lanes * tile`, moved back where the last tile would
+        leave [0, extent)."""
         start = self.scalar(tile * self.lanes)
         level = self.levels[tile.depth]
         if extent % self.lanes:
@@ -745,7 +191,14 @@ class Kernel:
         return var
 
     def _static_lanes(
-        self, var: Var, low: int, high: int, body, unroll: int, kinds, state
+        self,
+        var: Var,
+        low: int,
+        high: int,
+        body: Body,
+        unroll: int,
+        kinds: list[str],
+        state: list[list[str]],
     ) -> list[list[str]]:
         step = self.lanes * unroll
         main_end = low + (high - low) // step * step
@@ -754,7 +207,14 @@ class Kernel:
         parent = self.levels[-1]
         if main_end > low:
             state = self._vector_loop(
-                var, str(low), str(main_end), body, unroll, kinds, state, nonempty=True
+                var,
+                str(low),
+                str(main_end),
+                body,
+                unroll,
+                kinds,
+                state,
+                nonempty=True,
             )
         copies = []
         for copy, at in enumerate(range(main_end, high, self.lanes)):
@@ -786,7 +246,14 @@ class Kernel:
         return state
 
     def _dynamic_lanes(
-        self, var: Var, low, high, body, unroll: int, kinds, state
+        self,
+        var: Var,
+        low: str | int,
+        high: str | int,
+        body: Body,
+        unroll: int,
+        kinds: list[str],
+        state: list[list[str]],
     ) -> list[list[str]]:
         parent = self.levels[-1]
         step = self.lanes * unroll
@@ -820,56 +287,38 @@ class Kernel:
         var: Var,
         low: str,
         high: str,
-        body,
+        body: Body,
         unroll: int,
-        kinds,
-        state,
+        kinds: list[str],
+        state: list[list[str]],
         nonempty: bool,
         tail: bool = False,
         step: int = 0,
-    ):
+    ) -> list[list[str]]:
         parent = self.levels[-1]
         label, end = self._label("lanes"), self._label("end")
         name = f"%i{self.unit.number()}"
         lines: list[str] = []
-        mask = None
-        if tail:
-            e = Emit(self.lanes, lines, self.unit)
-            left = Emit(1, lines, self.unit).op(f"sub i64 {high}, {name}")
-            capped = Emit(1, lines, self.unit).op(
-                f"call i64 @llvm.umin.i64(i64 {left}, i64 {self.lanes})"
-            )
-            small = Emit(1, lines, self.unit).op(f"trunc i64 {capped} to i32")
-            mask = e.typed("i32").cmp("ult", e.iota("i32"), e.splat("i32", small))
+        mask = self._tail_mask(lines, name, high) if tail else None
         phis = [[f"%c{self.unit.number()}" for _ in kinds] for _ in range(unroll)]
         self._names[var] = name
-        results = []
-        pending: list[Callable[[], None]] = []
-        self._pending, outer_pending = pending, self._pending
-        for copy in range(unroll):
-            level = Level(parent.depth + 1, lines, label, self.lanes, self.unit, mask)
-            self._push(level)
-            try:
-                results.append(body(of(var) + copy * self.lanes, phis[copy]) or phis[copy])
-                self.body_lines = self.body_lines or len(lines)
-            finally:
-                self._pop(parent)
-        self._pending = outer_pending
-        for write in pending:
-            write()
+        level = Level(parent.depth + 1, lines, label, self.lanes, self.unit, mask)
+        results = self._copies(level, var, body, phis)
         before, out = parent.label, parent.lines
         if nonempty:
             out.append(f"  br label %{label}")
         else:
             test = parent.scalar.op(f"icmp slt i64 {low}, {high}")
             out.append(f"  br i1 {test}, label %{label}, label %{end}")
-        out += [f"{label}:", f"  {name} = phi i64 [{low}, %{before}], [{name}n, %{label}]"]
+        out += [
+            f"{label}:",
+            f"  {name} = phi i64 [{low}, %{before}], [{name}n, %{label}]",
+        ]
         for copy in range(unroll):
+            carried = zip(phis[copy], kinds, state[copy], results[copy], strict=True)
             out += [
                 f"  {p} = phi {kind} [{first}, %{before}], [{following}, %{label}]"
-                for p, kind, first, following in zip(
-                    phis[copy], kinds, state[copy], results[copy], strict=True
-                )
+                for p, kind, first, following in carried
             ]
         out += lines
         out += [
@@ -881,20 +330,54 @@ class Kernel:
         parent.label = end
         if nonempty:
             return results
-        merged = []
-        for copy in range(unroll):
-            merged.append(
-                [
-                    parent.scalar.op(f"phi {kind} [{first}, %{before}], [{last}, %{label}]")
-                    for kind, first, last in zip(kinds, state[copy], results[copy], strict=True)
-                ]
-            )
-        return merged
+        merge = f"phi {{}} [{{}}, %{before}], [{{}}, %{label}]".format
+        return [
+            [parent.scalar.op(merge(*ends)) for ends in zip(kinds, *both, strict=True)]
+            for both in zip(state, results, strict=True)
+        ]
 
-    # -- groups of threads that work on one item together (gpu/group.py) ------------------------------------------------
+    def _copies(
+        self, level: Level, var: Var, body: Body, carried: list[list[str]]
+    ) -> list[list[str]]:
+        """Write the body once per entry of `carried`, and then what they all store. Returns what is
+        carried on."""
+        parent = self.levels[-1]
+        results: list[list[str]] = []
+        pending: list[Callable[[], None]] = []
+        self._pending, outer_pending = pending, self._pending
+        for copy, values in enumerate(carried):
+            self._push(
+                Level(
+                    level.depth,
+                    level.lines,
+                    level.label,
+                    self.lanes,
+                    self.unit,
+                    level.tail,
+                )
+            )
+            try:
+                results.append(body(of(var) + copy * self.lanes, values) or values)
+                self.body_lines = self.body_lines or len(level.lines)
+            finally:
+                self._pop(parent)
+        self._pending = outer_pending
+        for write in pending:
+            write()
+        return results
+
+    def _tail_mask(self, lines: list[str], position: str, high: str) -> str:
+        """Which lanes from `position` on are below `high`."""
+        e, one = Emit(self.lanes, lines, self.unit), Emit(1, lines, self.unit)
+        left = one.op(f"sub i64 {high}, {position}")
+        capped = one.op(f"call i64 @llvm.umin.i64(i64 {left}, i64 {self.lanes})")
+        small = one.op(f"trunc i64 {capped} to i32")
+        return e.typed("i32").cmp("ult", e.iota("i32"), e.splat("i32", small))
+
+    # -- groups of threads that work on one item together (compiler/loops/gpu_rows.py)
     workers = 1
 
-    def fold_threads(self, reducer, accs: Sequence[str]) -> list[str]:
+    def fold_threads(self, reducer: object, accs: Sequence[str]) -> list[str]:
         """Scalar accumulators folded over the threads of a group."""
         return list(accs)
 
@@ -906,7 +389,7 @@ class Kernel:
         """The column of an item, or of a thread of it."""
         return block
 
-    def fold_slices(self, reducer, accs: Sequence[str]) -> list[str]:
+    def fold_slices(self, reducer: object, accs: Sequence[str]) -> list[str]:
         """Scalar accumulators folded over the threads that share a column."""
         return list(accs)
 
@@ -924,7 +407,7 @@ class Kernel:
     def _label(self, hint: str) -> str:
         return f"{hint}.{self.unit.number()}"
 
-    def define(self, program, name: str) -> str:
+    def define(self, program: Program, name: str) -> str:
         """Add the function to the program; returns the name to call it by."""
         self.unit.declare(program)
         return program.function(name, self.text(name))
@@ -933,7 +416,12 @@ class Kernel:
         """The function's definition: `void name(i64 lo, i64 hi, ptr p0, …, i64 n0, …)`."""
         pointers = [f"ptr {p}" for p in (*self.leaves.values(), *self.outputs)]
         params = ", ".join(
-            ["i64 %lo", "i64 %hi", *pointers, *(f"i64 {n}" for n in self.sizes.values())]
+            [
+                "i64 %lo",
+                "i64 %hi",
+                *pointers,
+                *(f"i64 {n}" for n in self.sizes.values()),
+            ]
         )
         return (
             f"define void @{name}({params}) #0 {{\nentry:\n"
@@ -945,18 +433,3 @@ class Kernel:
 def parent_splat(level: Level, lanes: int, kind: str, value: str) -> str:
     """A scalar operand as a vector of `lanes`, outside of the lane loop."""
     return Emit(lanes, level.lines, level.scalar.unit).splat(kind, value)
-
-
-def _holds(c: Condition) -> bool:
-    low, high = c[0].bounds()
-    return below(high, c[2]) and (low == c[1] or below(c[1], low))
-
-
-def _fits(index: Index) -> bool:
-    """Whether the index and everything it is made of is an int that fits in 31 bits."""
-    low, high = index.bounds()
-    if not (isinstance(low, int) and isinstance(high, int)) or low < -(1 << 31) or high >= 1 << 31:
-        return False
-    if any(isinstance(c, Dim) or abs(c) >= 1 << 31 for _, c in index.terms):
-        return False
-    return all(_fits(v.payload[0]) for v, _ in index.terms if v.kind in ("div", "mod"))

@@ -2,10 +2,13 @@
 
     profile = Profile()
     executable = compile_module(module, profile=profile)     # code that counts; never kept on disk
-    profile.steps                                            # [Step(name, op, what, bytes, flops, matrix_flops)]
-    profile.read(bytes of the loaded constants)              # [(calls, total ns, least ns)] per step
+    profile.steps                                            # [Step(name, op, what, bytes, flops,
+                                                             # matrix_flops)]
+    profile.read(bytes of the loaded constants)              # [(calls, total ns, least ns)] per
+                                                             # step
 
-The counters live behind the program's constants. On the CPU the steps of loops and branches are timed as well; a loop's own time includes theirs.
+The counters live behind the program's constants. On the CPU the steps of loops and branches are
+timed as well; a loop's own time includes theirs.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_hlo.compiler.codegen import system
-from torch_hlo.hlo.dim import Size
-from torch_hlo.hlo.ir import META, Instruction, called
-from torch_hlo.hlo.shape import Shape
+from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.llvm import system
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import META, Instruction, called
+from torch_hlo.hlo.ir.shape import Shape
 
 CLOCKS = {"wall": 1, "thread": 3}  # CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
 _MARK = b"torch_hlo profile counters"
@@ -42,8 +46,8 @@ _PICKS = {"slice", "dynamic-slice", "gather"}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: bytes read and written at least once, operations per run; `matrix_flops` are those of dots and convolutions. `depth`: how many
-    steps it is inside of."""
+    """One step: bytes read and written at least once, operations per run; `matrix_flops` are those
+    of dots and convolutions. `depth`: how many steps it is inside of."""
 
     name: str
     op: str
@@ -55,7 +59,8 @@ class Step:
 
 
 class Profile:
-    """Filled by the compiler, read by who runs the program. `clock`: "wall", or "thread" for the time the calling thread really ran."""
+    """Filled by the compiler, read by who runs the program. `clock`: "wall", or "thread" for the
+    time the calling thread really ran."""
 
     nested = True  # also times the steps of called computations
 
@@ -64,8 +69,8 @@ class Profile:
         self.steps: list[Step] = []
         self.offset = self.depth = 0
 
-    # -- while compiling ------------------------------------------------------------------------------------------
-    def start(self, program, order: Sequence[Instruction]) -> None:
+    # -- while compiling
+    def start(self, program: Program, order: Sequence[Instruction]) -> None:
         """Reserve counters for these steps, and those inside of them."""
         count = sum(map(_steps, order))
         mark = _MARK.ljust(64, b"\0")
@@ -93,9 +98,10 @@ class Profile:
             [f"i32 {self.clock}", f"i64 {before}", f"ptr {counter}"],
         )
 
-    # -- afterwards -----------------------------------------------------------------------------------------------
+    # -- afterwards
     def read(self, constants: np.ndarray) -> list[tuple[int, int, int]]:
-        """(calls, total ns, least ns) of every step; `constants`: the bytes of the loaded program's constants."""
+        """(calls, total ns, least ns) of every step; `constants`: the bytes of the loaded program's
+        constants."""
         words = constants[self.offset : self.offset + 24 * len(self.steps)].view(np.int64).tolist()
         return [(words[i], words[i + 1], words[i + 2]) for i in range(0, len(words), 3)]
 
@@ -107,7 +113,8 @@ def _steps(x: Instruction) -> int:
 
 def describe(x: Instruction, number: int = 0, depth: int = 0) -> Step:
     """What a step has to do at least."""
-    flops = matrix = 0
+    flops: Size = 0
+    matrix: Size = 0
     inside: Counter[str] = Counter()
     for i in _inner(x):
         if i.op in ("dot", "convolution"):
@@ -187,7 +194,8 @@ def traffic(x: Instruction) -> Size:
         total = sum((_read(p, readers.get(p, [])) for p in body.params), start=0)
         return total + sum((_written(r) for r in _roots(body.root)), start=0)
     return sum(
-        (o.shape.nbytes for o in dict.fromkeys(x.operands) if not _is_tuple(o.shape)), start=0
+        (o.shape.nbytes for o in dict.fromkeys(x.operands) if not _is_tuple(o.shape)),
+        start=0,
     ) + _shape_bytes(x.shape)
 
 

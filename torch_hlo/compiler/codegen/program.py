@@ -1,93 +1,66 @@
 """The builder that step emitters write to: one native program, `void entry(ptr block)`.
 
-`block` is an array of 64-bit words: [arena, constants, host callback, failed, own, sizes…, parameters…, outputs…, packed copies…]. Every buffer of the program
-is a `Place`: a base of the block plus a byte offset, so any function that gets `%block` can reach any buffer.
+Every buffer of the program is a `Place` (block.py): a base of the block plus a byte offset, so any
+function that gets `%block` can reach any buffer.
 
-    @emits_step("my-op")
-    def my_op(program, x):
-        f = Function("my_op", "void", [("i64", "lo"), ("i64", "hi"), ("ptr", "in"), ("ptr", "out")])   # function.py
-        with f.loop("%lo", "%hi") as i: …
-        name = program.function(f.name, f.text())                # defined once, however often it is asked for
-        n = program.size(x.shape.size)                           # "128", or the SSA name of a symbolic size
-        program.parallel(name, [f"ptr {program.pointer(x.operands[0])}", f"ptr {program.pointer(x)}"], n, grain=16, cost=0.2)
+    def my_op(program, x):                                  # named in a row of registry.py
+        f = Function("my_op", "void", [("i64", "lo"), ("i64", "hi"), ("ptr", "in"), ("ptr", "out")])
+        with f.loop("%lo", "%hi") as i: …                   # compiler/llvm/function.py
+        name = program.function(f.name, f.text())           # defined once, however often asked for
+        n = program.size(x.shape.size)                      # "128", or the name of a symbolic size
+        pointers = [f"ptr {program.pointer(y)}" for y in (x.operands[0], x)]
+        program.parallel(name, pointers, n, grain=16, cost=0.2)
 
-Put sizes and pointers in the arguments and not in the text: equal text is compiled once, and layers of a model repeat.
-Code runs in order: what is called first is complete before the next call starts. `program.code` is the Function being
-written (the entry, or the body of a loop…), for emitters that need control flow of their own.
-"""
+Put sizes and pointers in the arguments and not in the text: equal text is compiled once, and layers
+of a model repeat. Code runs in order: what is called first is complete before the next call starts.
+`program.code` is the Function being written (the entry, or the body of a loop…), for emitters that
+need control flow of their own."""
 
 from __future__ import annotations
 
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
-from torch_hlo.compiler.codegen.function import Function
-from torch_hlo.compiler.codegen.registry import HOST_CALLS, step_emitter
-from torch_hlo.compiler.codegen.span import Span
-from torch_hlo.compiler.passes.memory import LARGE_SCRATCH
-from torch_hlo.hlo.dim import Dim, Size, dim_max, substitute, symbol
-from torch_hlo.hlo.ir import META, Computation, Instruction, Module, outputs
-from torch_hlo.hlo.shape import Literal, Shape
+from torch_hlo.compiler.codegen.block import (
+    ALIGNMENT,
+    ARENA,
+    CONSTANTS,
+    FAILED,
+    FIXED_WORDS,
+    HOST,
+    OWN,
+    PACKED_HEAD,
+    CodegenError,
+    HostCall,
+    Packing,
+    Place,
+    Places,
+    Span,
+    leaves,
+)
+from torch_hlo.compiler.codegen.registry import CPU, HOST_CALLS, Table, row_of
+from torch_hlo.compiler.llvm.function import Function
+from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.compiler.thresholds import LARGE_SCRATCH
+from torch_hlo.hlo.ir.dim import Dim, Size, dim_max, fixed, substitute, symbol
+from torch_hlo.hlo.ir.instruction import META, Instruction, Module, outputs
+from torch_hlo.hlo.ir.literal import Literal
+from torch_hlo.hlo.ir.shape import Shape
 
-ARENA, CONSTANTS, HOST, FAILED, OWN, FIXED_WORDS = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    5,
-)  # words of the block before the sizes; OWN: see `apart`
-ALIGNMENT = 64
-PACKED_HEAD = 64  # bytes
 PACKED_SLACK = 1 << 17  # bytes that kernels may read past a packed copy, at most
 COLD_BYTES = 64 << 20  # of parameters and results
-STEPS_PER_FUNCTION = 48  # the entry is cut into functions of this many steps: compile time stays linear, modules compile in parallel
-
-
-class CodegenError(RuntimeError):
-    """An instruction that no emitter can compile; names the opcode, the shapes and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a buffer lives: `word` of the block holds a base pointer, `offset` bytes are added to it."""
-
-    word: int
-    offset: Size
-    nbytes: Size
-
-
-Places = "Place | tuple[Places, ...]"  # a tuple-shaped value has one entry per element
-
-
-@dataclass(frozen=True, slots=True)
-class HostCall:
-    """A call of a registered Python function from native code. Shapes may be symbolic. `rare`: only where native code has failed."""
-
-    name: str
-    attrs: str  # JSON
-    outputs: tuple[Shape, ...]
-    inputs: tuple[Shape, ...]
-    rare: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """A copy of a parameter in the order in which a kernel reads it, which may outlive a run. Its memory begins with PACKED_HEAD bytes whose first
-    word is 0 until a program has filled it; then come `nbytes`. Equal `layout`s of one parameter are one copy, in whatever program."""
-
-    parameter: int
-    nbytes: int
-    layout: str
+Built = TypeVar("Built")
 
 
 @dataclass(slots=True)
 class Kept:
-    """A value that a loop does not change and multiplies by: where a packed copy of it goes that is made before the loop; how, once a product has asked."""
+    """A value that a loop does not change and multiplies by: where a packed copy of it goes that is
+    made before the loop; how, once a product has asked."""
 
     space: Place
     layout: str = ""
@@ -110,21 +83,35 @@ class Row:
         return tuple(a.split(" ", 1)[0] for a in self.arguments)
 
 
-class Program:
-    """Collects the functions, constants and calls of one module for a target (target.py)."""
+class StepProfile(Protocol):
+    """What times steps, see profile.py. `nested`: also those of loops and branches."""
 
-    def __init__(self, module: Module, target, profile=None) -> None:
+    nested: bool
+
+    def start(self, program: Program, order: Sequence[Instruction]) -> None: ...
+    def step(self, x: Instruction) -> AbstractContextManager[None]: ...
+
+
+class Program:
+    """Collects the functions, constants and calls of one module for a target
+    (compiler/llvm/target.py)."""
+
+    emitters: Table = CPU
+    fetches = False  # whether the host looks at values on the way
+    # functions are compiled one by one, on other threads, while more are written
+    early = True
+
+    def __init__(self, module: Module, target: Target, profile: StepProfile | None = None) -> None:
         self.module, self.target, self.profile = module, target, profile
         self.functions: dict[str, str] = {}  # name -> text of the definition
-        self.written: Callable[[str, str], None] = lambda name, text: (
-            None
-        )  # called with every function that runs on the host
+        # called with every function that runs on the host
+        self.written: Callable[[str, str], None] = lambda name, text: None
         self.declarations: dict[str, str] = {}  # external symbol -> declare line
         self.host_calls: list[HostCall] = []
         self.calling: set[Instruction] = set()  # steps that call the host
         self.exposed: tuple[int, ...] = ()  # see executable.py
         self.largest = ""  # see Executable.buffers
-        self.memo: dict = {}  # for emitters: see `once`
+        self.memo: dict[Hashable, Any] = {}  # for emitters: see `once`
         self._by_text: dict[tuple[str, str], str] = {}
         self._constants: dict[bytes, int] = {}
         self._constant_bytes = 0
@@ -132,52 +119,48 @@ class Program:
         self._first_parameter = FIXED_WORDS + len(module.symbols)
         self.first_output = self._first_parameter + len(module.entry.params)
         self.words = self.first_output + len(outputs(module))
-        self._same = {
-            self.first_output + o: self._first_parameter + p for o, p in module.aliases
-        }  # words that hold the same address
+        # words that hold the same address
+        self._same = {self.first_output + o: self._first_parameter + p for o, p in module.aliases}
         touched = sum(
             x.shape.nbytes
             for x in (*module.entry.params, *outputs(module))
             if isinstance(x.shape.nbytes, int)
         )
-        self.cold = (
-            touched >= COLD_BYTES
-        )  # operands come from memory, not from a cache that an earlier run filled
-        self.packings: dict[
-            Packing, tuple[Place, Callable[[str, str], None]]
-        ] = {}  # what to make a copy of, and what writes it
+        # operands come from memory, not from a cache that an earlier run filled
+        self.cold = touched >= COLD_BYTES
+        # what to make a copy of, and what writes it
+        self.packings: dict[Packing, tuple[Place, Callable[[str, str], None]]] = {}
         self.kept: dict[Place, Kept] = {}  # what the loops around do not change
         self.rows: list[Row] | None = None  # where parallel calls are collected, see batch.py
         self._memory = ARENA  # word of the memory that is given out
         self._top: Size = 0  # its first free byte
         self._arena: Size = 0  # the largest value of that
-        self._step_gaps: Callable[[], list[tuple[int, int]]] = (
-            list  # (from, to): bytes of the arena in which no array lives during the current step
-        )
-        self._gaps: list[tuple[int, int]] | None = (
-            None  # what is left of them, once they were asked for
-        )
-        self._places: list[dict[Instruction, object]] = [{}]
+        # (from, to): bytes of the arena in which no array lives during the current step
+        self._step_gaps: Callable[[], list[tuple[int, int]]] = list
+        # what is left of them, once they were asked for
+        self._gaps: list[tuple[int, int]] | None = None
+        self._places: list[dict[Instruction, Places]] = [{}]
         self.code: Function = None  # type: ignore[assignment]
-        self._locals: dict[
-            str, tuple[Place, Size]
-        ] = {}  # sizes that the program computes: where they are, their limits
+        # sizes that the program computes: where they are, their limits
+        self._locals: dict[str, tuple[Place, Size]] = {}
         self._sizes: dict[Size, str] = {}
-        self._bases: dict[int, str] = {}
+        self._bases: dict[Hashable, str] = {}
         self._arguments = 0
         self._numbers = 0
 
-    # -- memory ---------------------------------------------------------------------------------------------------
+    # -- memory
     def place(self, x: Instruction, *path: int) -> Place:
-        """The buffer of `x`; of element `path` when `x` is a tuple: `place(x, 0)`, `place(x, 1, 0)`."""
+        """The buffer of `x`; of element `path` when `x` is a tuple: `place(x, 0)`, `place(x, 1,
+        0)`."""
         found = self.places(x)
         for i in path:
+            assert isinstance(found, tuple)
             found = found[i]
         if not isinstance(found, Place):
             raise CodegenError(f"{x.op} {x.shape} is a tuple: say which element's buffer you want")
         return found
 
-    def places(self, x: Instruction):
+    def places(self, x: Instruction) -> Places:
         """Place of `x`, or for a tuple a (nested) tuple of Places."""
         scope = self._places[-1]
         found = scope.get(x)
@@ -185,13 +168,14 @@ class Program:
             found = scope[x] = self._find(x)
         return found
 
-    def bind(self, x: Instruction, places) -> None:
+    def bind(self, x: Instruction, places: Places) -> None:
         """Say where `x` lives in the current computation (a Place, or tuples of Places)."""
         self._places[-1][x] = places
 
     @contextmanager
-    def rebound(self):
-        """Forget, at the end of a `with` block, what was bound in it, and free the memory it took."""
+    def rebound(self) -> Iterator[None]:
+        """Forget, at the end of a `with` block, what was bound in it, and free the memory it
+        took."""
         scope, top = self._places[-1], self._top
         before = dict(scope)
         try:
@@ -213,21 +197,21 @@ class Program:
             return base
         return self.code.op(f"getelementptr inbounds i8, ptr {base}, i64 {self.size(place.offset)}")
 
-    def spans(self, places) -> Iterator[Span]:
+    def spans(self, places: Places) -> Iterator[Span]:
         """The bytes that places (nested in tuples) are, without constants."""
-        if isinstance(places, tuple):
-            for p in places:
-                yield from self.spans(p)
-        elif places.word != CONSTANTS:
+        for place in leaves(places):
+            if place.word == CONSTANTS:
+                continue
             yield Span(
-                self._same.get(places.word, places.word),
-                places.offset,
-                places.offset + places.nbytes,
+                self._same.get(place.word, place.word),
+                place.offset,
+                place.offset + place.nbytes,
             )
 
     def scratch(self, nbytes: Size, align: int = ALIGNMENT) -> Place:
-        """Arena memory that is valid until the end of the current step (also inside computations that the step calls): of what holds no array meanwhile, if
-        it is much, else behind all arrays."""
+        """Arena memory that is valid until the end of the current step (also inside computations
+        that the step calls): of what holds no array meanwhile, if it is much, else behind all
+        arrays."""
         return self._within(nbytes, align) or self._allocate(nbytes, align)
 
     @property
@@ -236,8 +220,9 @@ class Program:
 
     @contextmanager
     def apart(self) -> Iterator[Callable[[], Size]]:
-        """For computations that run several times at once, a thread each: in the `with` block memory comes from where word OWN of the block points to,
-        and no calls are parallel. Yields what says how many bytes were needed."""
+        """For computations that run several times at once, a thread each: in the `with` block
+        memory comes from where word OWN of the block points to, and no calls are parallel. Yields
+        what says how many bytes were needed."""
         saved, self._memory, self._top, self._arena = (
             (self._memory, self._top, self._arena),
             OWN,
@@ -251,7 +236,8 @@ class Program:
             needed, (self._memory, self._top, self._arena) = self._arena, saved
 
     def constant(self, value: Literal | bytes) -> Place:
-        """The place of constant data: 64-byte aligned, never written to; equal bytes are stored once."""
+        """The place of constant data: 64-byte aligned, never written to; equal bytes are stored
+        once."""
         data = value.data if isinstance(value, Literal) else value
         offset = self._constants.get(data)
         if offset is None:
@@ -260,13 +246,21 @@ class Program:
         return Place(CONSTANTS, offset, len(data))
 
     def packed(
-        self, source: Place, nbytes: int, layout: str, write: Callable[[str, str], None]
+        self,
+        source: Place,
+        nbytes: int,
+        layout: str,
+        write: Callable[[str, str], None],
     ) -> str | None:
-        """Address of the packed copy of a constant of the program, null where this run has none, or of what the loops around keep; None when `source` is
-        neither. `write(source, target)` emits what fills the copy: at the program's start, if this run is the copy's first, or before the loop.
-        `layout` names everything that decides what is written."""
+        """Address of the packed copy of a constant of the program, null where this run has none, or
+        of what the loops around keep; None when `source` is neither. `write(source, target)` emits
+        what fills the copy: at the program's start, if this run is the copy's first, or before the
+        loop. `layout` names everything that decides what is written."""
         if (kept := self.kept.get(source)) is not None:
-            if nbytes + PACKED_HEAD > kept.space.nbytes or kept.layout not in ("", layout):
+            if nbytes + PACKED_HEAD > fixed(kept.space.nbytes) or kept.layout not in (
+                "",
+                layout,
+            ):
                 return None
             kept.layout, kept.write = layout, write
             return self.at(kept.space)
@@ -277,13 +271,14 @@ class Program:
         self.packings.setdefault(packing, (source, write))
         return self._base(self.words + list(self.packings).index(packing))
 
-    def is_kept(self, source) -> bool:
+    def is_kept(self, source: Places) -> bool:
         """Whether a loop around has a packed copy of `source`, or may have one."""
         return isinstance(source, Place) and source in self.kept
 
     @contextmanager
     def keeping(self, sources: Sequence[Place]) -> Iterator[None]:
-        """Around the emission of a loop's body, before that of the loop: packed copies of the `sources` that products ask for are made here."""
+        """Around the emission of a loop's body, before that of the loop: packed copies of the
+        `sources` that products ask for are made here."""
         found = {
             s: Kept(self.scratch(2 * s.nbytes + PACKED_SLACK))
             for s in sources
@@ -294,7 +289,10 @@ class Program:
         for source, kept in found.items():
             del self.kept[source]
             if kept.write is not None:
-                kept.write(self.at(source), self.code.gep("i8", self.at(kept.space), PACKED_HEAD))
+                kept.write(
+                    self.at(source),
+                    self.code.gep("i8", self.at(kept.space), PACKED_HEAD),
+                )
 
     def emit_packings(self) -> None:
         """Fill the copies that this run is the first to have."""
@@ -310,23 +308,28 @@ class Program:
 
     def copy(self, target: Place, source: Place) -> None:
         """Copy a whole buffer, unless it is the same one."""
-        if (target.word, target.offset) == (source.word, source.offset) or source.nbytes == 0:
+        if (target.word, target.offset) == (
+            source.word,
+            source.offset,
+        ) or source.nbytes == 0:
             return
         name = self.function("copy_bytes", _COPY)
         to, by, n = self.at(target), self.at(source), self.size(source.nbytes)
         self.parallel(name, [f"ptr {to}", f"ptr {by}"], n, grain=65536, cost=0.08)
 
     def fetch(self, kind: str, place: Place) -> str:
-        """SSA name of a scalar in a buffer, for control flow: everything before it must have run."""
+        """SSA name of a scalar in a buffer, for control flow: everything before it must have
+        run."""
         return self.code.load(kind, self.at(place))
 
     def put(self, value: str | int, place: Place) -> None:
         """Write an i32 that the host knows to a buffer."""
         self.code.store("i32", value, self.at(place), 4)
 
-    # -- sizes ----------------------------------------------------------------------------------------------------
+    # -- sizes
     def size(self, size: Size) -> str:
-        """i64 operand for a size: a decimal literal, or the SSA name of a symbolic one (computed once, at function entry)."""
+        """i64 operand for a size: a decimal literal, or the SSA name of a symbolic one (computed
+        once, at function entry)."""
         if isinstance(size, int):
             return str(size)
         found = self._sizes.get(size)
@@ -338,9 +341,10 @@ class Program:
         return emit_size(size, self._prologue, self._symbol)
 
     @contextmanager
-    def local_size(self, name: str, place: Place, limit: Size):
-        """Yields a size that the program computes itself, an i64 in `place`, at most `limit` (what is allocated is made for that).
-        For functions that are begun and ended in the `with` block: they read it when they are entered."""
+    def local_size(self, name: str, place: Place, limit: Size) -> Iterator[Size]:
+        """Yields a size that the program computes itself, an i64 in `place`, at most `limit` (what
+        is allocated is made for that). For functions that are begun and ended in the `with` block:
+        they read it when they are entered."""
         self._locals[name] = (place, limit)
         try:
             yield symbol(name)
@@ -356,7 +360,8 @@ class Program:
             return self._prologue(f"load i64, ptr {address}")
         if name not in self._symbols:
             raise CodegenError(
-                f"size symbol {name} is used in {self.module.name} but no parameter defines it (module.symbols)"
+                f"size symbol {name} is used in {self.module.name} but no parameter defines it"
+                " (module.symbols)"
             )
         address = self._prologue(f"getelementptr i64, ptr %block, i64 {self._symbols[name]}")
         return self._prologue(f"load i64, ptr {address}")
@@ -366,10 +371,10 @@ class Program:
         self.code.entry_allocas.append(f"  {name} = {expression}")
         return name
 
-    # -- code -----------------------------------------------------------------------------------------------------
+    # -- code
     def function(self, name: str, text: str) -> str:
-        """Add a definition (complete text: `define … @name(…) … {…}`) and return the name to call it by. The same text is kept
-        once; another text under a taken name is renamed."""
+        """Add a definition (complete text: `define … @name(…) … {…}`) and return the name to call
+        it by. The same text is kept once; another text under a taken name is renamed."""
         key = (name, text)
         found = self._by_text.get(key)
         if found is None:
@@ -388,18 +393,22 @@ class Program:
         self.written(name, text)
 
     def plan_function(self, name: str, text: str) -> str:
-        """Like `function`, for code that runs on the host and calls the kernels: `void name(ptr block)`."""
+        """Like `function`, for code that runs on the host and calls the kernels: `void name(ptr
+        block)`."""
         return self.function(name, text)
 
-    def once(self, key, build: Callable[[], object]):
-        """`build()` the first time `key` is seen, the remembered result afterwards. Use it to skip writing text again: e.g.
-        `program.once(("row", x["calls"], x.shape), lambda: ...)`; interned instructions and computations make exact keys."""
+    def once(self, key: Hashable, build: Callable[[], Built]) -> Built:
+        """`build()` the first time `key` is seen, the remembered result afterwards. Use it to skip
+        writing text again: e.g. `program.once(("row", x["calls"], x.shape), lambda: ...)`; interned
+        instructions and computations make exact keys."""
         if key not in self.memo:
             self.memo[key] = build()
-        return self.memo[key]
+        found: Built = self.memo[key]
+        return found
 
     def call(self, function: str, arguments: Sequence[str], result: str = "void") -> str:
-        """Call a function once; arguments are "type value". Returns the result's SSA name ("" for void)."""
+        """Call a function once; arguments are "type value". Returns the result's SSA name ("" for
+        void)."""
         return self.code.call(result, function, *arguments)
 
     def parallel(
@@ -410,20 +419,19 @@ class Program:
         grain: int = 1,
         cost: float = 0.0,
     ) -> None:
-        """Call `function(i64 lo, i64 hi, arguments…)` on ranges that together cover [0, items), on the thread pool when the
-        estimated time is worth it. Ranges start at multiples of `grain`. `cost` is nanoseconds per item on one thread.
+        """Call `function(i64 lo, i64 hi, arguments…)` on ranges that together cover [0, items), on
+        the thread pool when the estimated time is worth it. Ranges start at multiples of `grain`.
+        `cost` is nanoseconds per item on one thread.
 
-        How many ranges there are depends on the machine; results must not depend on it. For partial results make
-        the number of partials a constant of the kernel: one item = one partial.
-        """
+        How many ranges there are depends on the machine; results must not depend on it. For partial
+        results make the number of partials a constant of the kernel: one item = one partial."""
         if str(items) == "0":
             return
         picoseconds = max(1, int(cost * 1000))
         if not self.target.threads or self.is_apart:
             known = str(items).isdigit()
-            with (
-                nullcontext() if known else self.code.when(self.code.icmp("sgt", items, 0))
-            ):  # functions take ranges that are not empty
+            # functions take ranges that are not empty
+            with nullcontext() if known else self.code.when(self.code.icmp("sgt", items, 0)):
                 self.call(function, ["i64 0", f"i64 {items}", *arguments])
             return
         if isinstance(items, int) or items.isdigit():
@@ -436,7 +444,8 @@ class Program:
         trampoline = self._trampoline(function, tuple(a.split(" ", 1)[0] for a in arguments))
         self._store_arguments(arguments)
         pool = self.symbol(
-            "torch_hlo_parallel", "declare void @torch_hlo_parallel(ptr, ptr, i64, i64, i64)"
+            "torch_hlo_parallel",
+            "declare void @torch_hlo_parallel(ptr, ptr, i64, i64, i64)",
         )
         self.call(
             pool,
@@ -458,11 +467,17 @@ class Program:
                 f"  %v{i} = load {kind}, ptr %q{i}",
             ]
         values = "".join(f", {kind} %v{i}" for i, kind in enumerate(kinds))
-        lines += [f"  call void @{function}(i64 %lo, i64 %hi{values})", "  ret void", "}", ""]
+        lines += [
+            f"  call void @{function}(i64 %lo, i64 %hi{values})",
+            "  ret void",
+            "}",
+            "",
+        ]
         return self.function(f"{function}.task", "\n".join(lines))
 
     def symbol(self, name: str, declaration: str) -> str:
-        """Use a C symbol: `declaration` is its `declare …` line. Where it comes from is device/symbols.py's affair."""
+        """Use a C symbol: `declaration` is its `declare …` line. Where it comes from is
+        device/cpu/symbols.py's affair."""
         known = self.declarations.setdefault(name, declaration)
         if known != declaration:
             raise CodegenError(f"symbol {name} is declared twice: {known} / {declaration}")
@@ -474,9 +489,10 @@ class Program:
         outputs: Sequence[tuple[Place, Shape]],
         inputs: Sequence[tuple[Place, Shape]],
         rare: bool = False,
-        **attrs,
+        **attrs: object,
     ) -> None:
-        """Call the Python function registered as `name` with arrays over these buffers. `attrs` must be JSON data. `rare`: see HostCall."""
+        """Call the Python function registered as `name` with arrays over these buffers. `attrs`
+        must be JSON data. `rare`: see HostCall."""
         if name not in HOST_CALLS:
             raise CodegenError(f"no host call named {name} is registered")
         index = len(self.host_calls)
@@ -495,7 +511,11 @@ class Program:
     def failed(self) -> str:
         """i1: a host call of this run has raised."""
         f = self.code
-        return f.icmp("ne", f.load("i64", f.op(f"getelementptr i64, ptr %block, i64 {FAILED}")), 0)
+        return f.icmp(
+            "ne",
+            f.load("i64", f.op(f"getelementptr i64, ptr %block, i64 {FAILED}")),
+            0,
+        )
 
     def return_if_failed(self) -> None:
         """Leave the current function when a host call has raised: nothing more is written."""
@@ -515,22 +535,14 @@ class Program:
         for i, a in enumerate(arguments):
             self.code.do(f"store {a}, ptr %argument{i}")
 
-    # -- computations ---------------------------------------------------------------------------------------------
-    def computation(self, computation: Computation, arguments: Sequence, result=None) -> str:
-        """Emit a called computation (a loop body, a branch) as a function `void f(ptr block)` and return its name; call it with
-        `program.call(f, ["ptr %block"])`. `arguments`: the Places (tuples of Places for tuples) of its parameters; the
-        root's value is left in `result` (same form). Its own buffers live in the arena until the calling step ends.
-
-        `result` may be the same memory as `arguments`: what would be overwritten too early goes through a copy.
-        """
-        from torch_hlo.compiler.codegen.computation import emit_computation
-
-        return emit_computation(self, computation, arguments, result)
-
+    # -- functions of the block and steps
     @contextmanager
-    def block_function(self, name: str, places: dict[Instruction, object] | None = None):
-        """Write into a new function `void name(ptr block)`; yields its Function, add its text with `function`. With `places`,
-        instructions are looked up there and not in the enclosing computation."""
+    def block_function(
+        self, name: str, places: dict[Instruction, Places] | None = None
+    ) -> Iterator[Function]:
+        """Write into a new function `void name(ptr block)`; yields its Function, add its text with
+        `function`. With `places`, instructions are looked up there and not in the enclosing
+        computation."""
         saved = (self.code, self._sizes, self._bases, self._arguments)
         self.code = Function(name, "void", [("ptr", "block")], linkage="")
         self._sizes, self._bases, self._arguments = {}, {}, 0
@@ -552,32 +564,36 @@ class Program:
                 self._places.pop()
 
     def try_step(self, x: Instruction) -> None:
-        """Emit a step whose operands are parameters, of which only the functions that it defines stay."""
+        """Emit a step whose operands are parameters, of which only the functions that it defines
+        stay."""
         saved = (self._top, self._arena, self.rows)
         with self.block_function("trial", {p: self.allocate_shape(p.shape) for p in x.operands}):
             self.step(x)
         self._top, self._arena, self.rows = saved
 
     def step(self, x: Instruction) -> None:
-        """Emit one scheduled instruction. Raises CodegenError naming it when no emitter takes it."""
-        emitter = step_emitter(x.op, self.target)
-        if emitter is None:
+        """Emit one scheduled instruction. Raises CodegenError naming it when no emitter takes
+        it."""
+        row = row_of(x)
+        if row not in self.emitters:
             operands = ", ".join(str(o.shape) for o in x.operands)
             meta = META.get(x)
             at = f" ({meta.op_name} {meta.source})" if meta else ""
             raise CodegenError(
-                f"{x.op}({operands}) -> {x.shape}{at}: no emitter for this target; lower it to other opcodes or add one "
-                f"with @emits_step({x.op!r})"
+                f"{x.op}({operands}) -> {x.shape}{at}: no emitter for this target; lower it to"
+                f" other opcodes or name one in codegen/registry.py, row {row}"
             )
         self.places(x)  # the result's buffer outlives the step's scratch memory
         top, outer = self._top, (self._step_gaps, self._gaps)
         self._step_gaps, self._gaps = (
-            functools.partial(find, x)
-            if (find := getattr(self._places[-1], "gaps", None)) is not None
-            else list,
+            (
+                functools.partial(find, x)
+                if (find := getattr(self._places[-1], "gaps", None)) is not None
+                else list
+            ),
             None,
         )
-        emitter(self, x)
+        self.emitters[row](self, x)
         self._top, (self._step_gaps, self._gaps) = top, outer
 
     def number(self) -> int:
@@ -585,21 +601,25 @@ class Program:
         self._numbers += 1
         return self._numbers
 
-    # -- internals ------------------------------------------------------------------------------------------------
+    # -- internals
     def reserve(self, nbytes: Size) -> Place:
-        """Memory for the buffers of a computation. It stays reserved until the calling step ends."""
+        """Memory for the buffers of a computation. It stays reserved until the calling step
+        ends."""
         return self._allocate(nbytes, ALIGNMENT)
 
-    def _find(self, x: Instruction):
+    def _find(self, x: Instruction) -> Places:
         if x.op == "get-tuple-element":
-            return self.places(x.operands[0])[x["index"]]
+            elements = self.places(x.operands[0])
+            assert isinstance(elements, tuple)
+            index: int = x["index"]
+            return elements[index]
         if x.op == "tuple":
             return tuple(self.places(o) for o in x.operands)
         if x.op == "constant":
             return self.constant(x["literal"])
         return self.allocate_shape(x.shape)
 
-    def allocate_shape(self, shape: Shape):
+    def allocate_shape(self, shape: Shape) -> Places:
         """Scratch memory for a value: a Place, or tuples of Places."""
         if shape.is_tuple:
             return tuple(self.allocate_shape(e) for e in shape.elements)
@@ -616,8 +636,8 @@ class Program:
         return Place(self._memory, start, nbytes)
 
     def _within(self, nbytes: Size, align: int) -> Place | None:
-        """A place for scratch memory among the arrays, in the smallest gap; None where there is none, for what is small or of unknown size, and for steps
-        that run beside others."""
+        """A place for scratch memory among the arrays, in the smallest gap; None where there is
+        none, for what is small or of unknown size, and for steps that run beside others."""
         if (
             not isinstance(nbytes, int)
             or nbytes < LARGE_SCRATCH
@@ -651,7 +671,11 @@ class Program:
         return found
 
     def parameter_place(self, index: int) -> Place:
-        return Place(self._first_parameter + index, 0, self.module.entry.params[index].shape.nbytes)
+        return Place(
+            self._first_parameter + index,
+            0,
+            self.module.entry.params[index].shape.nbytes,
+        )
 
     def output_place(self, index: int) -> Place:
         return Place(self.first_output + index, 0, outputs(self.module)[index].shape.nbytes)
@@ -668,9 +692,8 @@ class Program:
         return b"".join(parts)
 
 
-_DIM_OPS: dict[
-    str, Callable[[str, str, Callable[[str], str]], str]
-] = {  # divisors are at least 1; quotients are rounded down, as in Python
+# divisors are at least 1; quotients are rounded down, as in Python
+_DIM_OPS: dict[str, Callable[[str, str, Callable[[str], str]], str]] = {
     "floordiv": lambda a, b, op: op(
         f"add i64 {op(f'sdiv i64 {a}, {b}')}, {_sign(op(f'srem i64 {a}, {b}'), op)}"
     ),
@@ -688,7 +711,8 @@ def _sign(x: str, op: Callable[[str], str]) -> str:
 
 
 def emit_size(size: Size, op: Callable[[str], str], symbol: Callable[[str], str]) -> str:
-    """Write the polynomial `size` with `op(expression) -> name`; `symbol(name)` gives the value of a symbol."""
+    """Write the polynomial `size` with `op(expression) -> name`; `symbol(name)` gives the value of
+    a symbol."""
     if isinstance(size, int):
         return str(size)
     total = ""

@@ -1,31 +1,28 @@
-"""Value emitters: the pointwise opcodes through scalar.py, and the opcodes that only move elements as index arithmetic."""
+"""Value emitters: the pointwise opcodes through compiler/llvm/scalar.py, and the opcodes that only
+move elements as index arithmetic."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen import scalar
+from torch_hlo.compiler.codegen.block import CodegenError
 from torch_hlo.compiler.codegen.index import Index
-from torch_hlo.compiler.codegen.kernel import Condition, Kernel
-from torch_hlo.compiler.codegen.math_error import NARROW
-from torch_hlo.compiler.codegen.program import CodegenError
-from torch_hlo.compiler.codegen.registry import emits_value
-from torch_hlo.compiler.codegen.scalar import STORAGE, Value
-from torch_hlo.hlo.dim import Size
-from torch_hlo.hlo.ir import Instruction
-from torch_hlo.hlo.opcodes import OPCODES
-from torch_hlo.hlo.shape import DTYPES
+from torch_hlo.compiler.codegen.kernel import Kernel
+from torch_hlo.compiler.codegen.kernel_values import Condition
+from torch_hlo.compiler.codegen.registry import POINTWISE
+from torch_hlo.compiler.llvm import scalar
+from torch_hlo.compiler.llvm.math_error import NARROW
+from torch_hlo.compiler.llvm.scalar import STORAGE, Value
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.shape import DTYPES
 
 Indices = tuple[Index, ...]
 _ROUNDED = frozenset(("bf16", "f16"))
 _LOOKED_AT = 16  # instructions
-POINTWISE = tuple(
-    name
-    for name, row in OPCODES.items()
-    if "pointwise" in row.traits and "composite" not in row.traits
-)
 
 
-@emits_value(*POINTWISE)
 def pointwise(k: Kernel, x: Instruction, index: Indices) -> Value:
     # a rank-0 predicate or bound applies to every element
     values = [k.value(o, index if o.shape.rank == len(index) else ()) for o in x.operands]
@@ -57,17 +54,14 @@ def _is_narrow(x: Instruction) -> bool:
     return False
 
 
-@emits_value("copy", "opt-barrier")
 def copy(k: Kernel, x: Instruction, index: Indices) -> Value:
     return k.value(x.operands[0], index)
 
 
-@emits_value("constant")
 def constant(k: Kernel, x: Instruction, index: Indices) -> Value:
     raise CodegenError(f"constant {x.shape} inside a kernel must be one of its leaves")
 
 
-@emits_value("broadcast")
 def broadcast(k: Kernel, x: Instruction, index: Indices) -> Value:
     # an operand dimension of size 1 may be stretched
     dims = x.operands[0].shape.dims
@@ -77,7 +71,6 @@ def broadcast(k: Kernel, x: Instruction, index: Indices) -> Value:
     )
 
 
-@emits_value("reshape", "bitcast")
 def reshape(k: Kernel, x: Instruction, index: Indices) -> Value:
     source = x.operands[0]
     if source.shape.dtype != x.shape.dtype:
@@ -85,13 +78,11 @@ def reshape(k: Kernel, x: Instruction, index: Indices) -> Value:
     return k.value(source, ix.regroup(index, x.shape.dims, source.shape.dims))
 
 
-@emits_value("transpose")
 def transpose(k: Kernel, x: Instruction, index: Indices) -> Value:
     order = x["dimensions"]
     return k.value(x.operands[0], tuple(index[order.index(d)] for d in range(len(index))))
 
 
-@emits_value("slice")
 def slice_(k: Kernel, x: Instruction, index: Indices) -> Value:
     return k.value(
         x.operands[0],
@@ -99,7 +90,6 @@ def slice_(k: Kernel, x: Instruction, index: Indices) -> Value:
     )
 
 
-@emits_value("reverse")
 def reverse(k: Kernel, x: Instruction, index: Indices) -> Value:
     flipped = x["dimensions"]
     return k.value(
@@ -111,16 +101,17 @@ def reverse(k: Kernel, x: Instruction, index: Indices) -> Value:
     )
 
 
-@emits_value("iota")
 def iota(k: Kernel, x: Instruction, index: Indices) -> Value:
     i, size = index[x["iota_dimension"]], x.shape.dims[x["iota_dimension"]]
     wide = not isinstance(size, int) or size >= 1 << 31
     return scalar.convert(
-        k.e, "s64" if wide else "s32", x.shape.dtype, k.element(i, "i64" if wide else "i32")
+        k.e,
+        "s64" if wide else "s32",
+        x.shape.dtype,
+        k.element(i, "i64" if wide else "i32"),
     )
 
 
-@emits_value("pad")
 def pad(k: Kernel, x: Instruction, index: Indices) -> Value:
     source, fill = x.operands
     place: list[Index] = []
@@ -145,9 +136,15 @@ def pad(k: Kernel, x: Instruction, index: Indices) -> Value:
 
 
 def choose(
-    k: Kernel, dtype: str, conditions: list[Condition], inside, outside, size: Size = 1
+    k: Kernel,
+    dtype: str,
+    conditions: list[Condition],
+    inside: Callable[[], Value],
+    outside: Callable[[], Value],
+    size: Size = 1,
 ) -> Value:
-    """`inside()` where the conditions hold, loading nothing elsewhere, and `outside()` in other places."""
+    """`inside()` where the conditions hold, loading nothing elsewhere, and `outside()` in other
+    places."""
     if size == 0:
         return outside()
     test = k.condition(conditions)
@@ -158,11 +155,12 @@ def choose(
     b = outside()
     t = k.e.typed(STORAGE[dtype].register)
     if isinstance(a, tuple):
-        return tuple(t.select(test, p, q) for p, q in zip(a, b, strict=True))
+        real, imaginary = (t.select(test, p, q) for p, q in zip(a, b, strict=True))
+        return real, imaginary
+    assert isinstance(a, str) and isinstance(b, str)
     return t.select(test, a, b)
 
 
-@emits_value("concatenate")
 def concatenate(k: Kernel, x: Instruction, index: Indices) -> Value:
     d = x["dimensions"][0]
     start: Size = 0
@@ -180,7 +178,11 @@ def concatenate(k: Kernel, x: Instruction, index: Indices) -> Value:
                 return k.value(o, place)
         conditions = [(index[d], low, low + o.shape.dims[d])]
         return choose(
-            k, x.shape.dtype, conditions, lambda: k.value(o, place), lambda: value(number + 1)
+            k,
+            x.shape.dtype,
+            conditions,
+            lambda: k.value(o, place),
+            lambda: value(number + 1),
         )
 
     return value(0)
@@ -189,7 +191,8 @@ def concatenate(k: Kernel, x: Instruction, index: Indices) -> Value:
 def dynamic_starts(
     starts: tuple[Instruction, ...], dims: tuple[Size, ...], sizes: tuple[Size, ...]
 ) -> list[Index]:
-    """Clamped start index per dimension. A start vector (one rank-1 operand) is read element by element."""
+    """Clamped start index per dimension. A start vector (one rank-1 operand) is read element by
+    element."""
     vector = len(starts) == 1 and starts[0].shape.rank == 1
     result = []
     for d, (n, size) in enumerate(zip(dims, sizes, strict=True)):
@@ -203,19 +206,17 @@ def dynamic_starts(
     return result
 
 
-@emits_value("dynamic-slice")
 def dynamic_slice(k: Kernel, x: Instruction, index: Indices) -> Value:
     source, *starts = x.operands
     at = dynamic_starts(tuple(starts), source.shape.dims, x.shape.dims)
     return k.value(source, tuple(i + s for i, s in zip(index, at, strict=True)))
 
 
-@emits_value("dynamic-update-slice")
 def dynamic_update_slice(k: Kernel, x: Instruction, index: Indices) -> Value:
     source, update, *starts = x.operands
     at = dynamic_starts(tuple(starts), source.shape.dims, update.shape.dims)
     place = tuple(i - s for i, s in zip(index, at, strict=True))
-    conditions = [(i, 0, n) for i, n in zip(place, update.shape.dims, strict=True)]
+    conditions: list[Condition] = [(i, 0, n) for i, n in zip(place, update.shape.dims, strict=True)]
     return choose(
         k,
         x.shape.dtype,
@@ -226,14 +227,19 @@ def dynamic_update_slice(k: Kernel, x: Instruction, index: Indices) -> Value:
     )
 
 
-@emits_value("bitcast-convert")
 def bitcast_convert(k: Kernel, x: Instruction, index: Indices) -> Value:
     source = x.operands[0]
     have, want = source.shape.dtype, x.shape.dtype
-    if DTYPES[have].bits != DTYPES[want].bits or "c" in (DTYPES[have].kind, DTYPES[want].kind):
+    if DTYPES[have].bits != DTYPES[want].bits or "c" in (
+        DTYPES[have].kind,
+        DTYPES[want].kind,
+    ):
         raise CodegenError(
-            f"bitcast-convert {source.shape} -> {x.shape} changes the number of elements: it needs a step of its own"
+            f"bitcast-convert {source.shape} -> {x.shape} changes the number of elements: it needs"
+            " a step of its own"
         )
-    value = scalar.encode(k.e, have, k.value(source, index))
+    held = k.value(source, index)
+    assert isinstance(held, str)
+    value = scalar.encode(k.e, have, held)
     value = k.e.cast("bitcast", value, STORAGE[have].memory, STORAGE[want].memory)
     return scalar.decode(k.e, want, value)

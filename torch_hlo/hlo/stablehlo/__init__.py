@@ -1,4 +1,8 @@
-"""StableHLO text in and out: `parse_stablehlo(text) -> Module` and `stablehlo_text(module) -> str`."""
+"""StableHLO text in and out, with CHLO and Shardy.
+
+In: text, or a Module. Out: a Module (`parse_stablehlo`), or text (`stablehlo_text`). Imports
+hlo/ir, hlo/sharding and hlo/text.
+"""
 
 from torch_hlo.hlo.stablehlo.convert import parse_stablehlo
 from torch_hlo.hlo.stablehlo.write import WriteError, stablehlo_text

@@ -1,16 +1,20 @@
-"""MLIR attributes as Python values: int, float, bool, str, list, dict, Dense, Type; enumerations become their word."""
+"""MLIR attributes as Python values: int, float, bool, str, list, dict, Dense, Type; enumerations
+become their word."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.parse_literal import literal_elements, literal_of
-from torch_hlo.hlo.scan import Scanner
-from torch_hlo.hlo.shape import DTYPES, Literal, Shape
+from torch_hlo.hlo.ir.literal import Literal
+from torch_hlo.hlo.ir.shape import DTYPES, Shape
 from torch_hlo.hlo.stablehlo.types import MAX_DEPTH, Type, angle_group, parse_type
+from torch_hlo.hlo.text.literals import literal_elements, literal_of
+from torch_hlo.hlo.text.scanner import Scanner
 
 _NUMBER = re.compile(
     r"-?(?:0x[0-9A-Fa-f]+|[0-9]+(?:\.[0-9]*(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)?)"
@@ -51,8 +55,9 @@ class Raw:
     text: str
 
 
-def attribute(s: Scanner, depth: int = 0, typed: bool = True):
-    """Any attribute value. Raises ParseError. Not `typed`: a colon after a number belongs to the operation."""
+def attribute(s: Scanner, depth: int = 0, typed: bool = True) -> Any:
+    """Any attribute value. Raises ParseError. Not `typed`: a colon after a number belongs to the
+    operation."""
     if depth > MAX_DEPTH:
         raise s.error(f"attributes nest deeper than {MAX_DEPTH}")
     s.skip()
@@ -96,7 +101,7 @@ def symbol(s: Scanner, what: str = "a symbol") -> str:
     return found.group(1) or found.group(2) or ""
 
 
-def _number(s: Scanner, found: re.Match, typed: bool):
+def _number(s: Scanner, found: re.Match[str], typed: bool) -> float:
     text = found.group()
     is_float = "0x" not in text and any(c in text for c in ".eE")
     if len(text) > 400:
@@ -112,7 +117,7 @@ def _number(s: Scanner, found: re.Match, typed: bool):
     return value
 
 
-def _bare_word(s: Scanner, typed: bool):
+def _bare_word(s: Scanner, typed: bool) -> bool | str | Raw:
     begin = s.skip()
     word = s.need(_WORD, "an attribute").group()
     if word in ("true", "false"):
@@ -121,16 +126,17 @@ def _bare_word(s: Scanner, typed: bool):
         return word == "true"
     if word in ("dense_resource", "opaque", "sparse"):
         raise s.error(
-            f"{word} constants keep their values outside this text and cannot be read", begin
+            f"{word} constants keep their values outside this text and cannot be read",
+            begin,
         )
     if s.text[s.pos : s.pos + 1] == "<":  # affine_map<…>, complex<f32>, strided<…>
         return Raw(f"{word}<{angle_group(s)}>")
     return word
 
 
-def _array(s: Scanner) -> list:
+def _array(s: Scanner) -> list[Any]:
     s.need(_WORD, "an element type")
-    values: list = []
+    values: list[Any] = []
     if s.accept(":"):
         while True:
             values.append(attribute(s))
@@ -153,8 +159,9 @@ def dictionary(s: Scanner, depth: int = 0) -> dict[str, object]:
     return result
 
 
-def _hash(s: Scanner, depth: int):
-    """`#stablehlo<precision DEFAULT>` -> "DEFAULT", `#stablehlo.dot<a = [1]>` -> {"a": [1]}; `#alias` stays a name."""
+def _hash(s: Scanner, depth: int) -> Any:
+    """`#stablehlo<precision DEFAULT>` -> "DEFAULT", `#stablehlo.dot<a = [1]>` -> {"a": [1]};
+    `#alias` stays a name."""
     found = s.need(_HASH, "an attribute")
     dialect, kind = found.group(1), found.group(2)
     if s.text[s.pos : s.pos + 1] != "<":
@@ -200,7 +207,7 @@ def dense(s: Scanner) -> Dense:
 def dense_literal(s: Scanner, value: Dense) -> tuple[Literal, bool]:
     """(literal, whether it is a splat: one value, of rank 0, that fills the type)."""
     shape, text = value.type.shape, value.text
-    if shape.is_tuple or any(d < 0 for d in shape.dims) or DTYPES[shape.dtype].kind == "t":
+    if shape.is_tuple or any(d < 0 for d in shape.sizes) or DTYPES[shape.dtype].kind == "t":
         raise s.error(f"a constant needs a static array type, not {shape}", value.position)
     if text[:1] == '"':
         return _from_hex(s, text[1:-1], shape, value.position)
@@ -214,7 +221,8 @@ def dense_literal(s: Scanner, value: Dense) -> tuple[Literal, bool]:
         )
         if len(elements) != inner.size:
             raise s.error(
-                f"{shape} has {shape.size} elements, the constant {len(elements)}", value.position
+                f"{shape} has {shape.size} elements, the constant {len(elements)}",
+                value.position,
             )
     return _from_elements(s, elements, inner, value.position), splat
 
@@ -225,7 +233,7 @@ def _from_hex(s: Scanner, text: str, shape: Shape, position: int) -> tuple[Liter
         raise s.error("expected a string of hexadecimal bytes", position)
     data = bytes.fromhex(text[2:])
     size = DTYPES[shape.dtype].itemsize
-    count = shape.size
+    count = math.prod(shape.sizes)
     if shape.dtype == "pred":
         if len(data) == (count + 7) // 8 and len(data) != count:
             data = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[:count].tobytes()
@@ -237,7 +245,7 @@ def _from_hex(s: Scanner, text: str, shape: Shape, position: int) -> tuple[Liter
             f"{shape} has {count} elements of {size} bytes, the constant {len(data)} bytes",
             position,
         )
-    return Literal(shape.dtype, shape.dims, data), False
+    return Literal(shape.dtype, shape.sizes, data), False
 
 
 def _from_elements(s: Scanner, elements: list[str], shape: Shape, position: int) -> Literal:
@@ -260,17 +268,18 @@ def _from_elements(s: Scanner, elements: list[str], shape: Shape, position: int)
             data[i * size : (i + 1) * size] = bits.to_bytes(size, "little")
     if len(data) != row.itemsize * shape.size:
         raise s.error(f"bad {shape.dtype} constant", position)
-    return Literal(shape.dtype, shape.dims, bytes(data))
+    return Literal(shape.dtype, shape.sizes, bytes(data))
 
 
-def integers(s: Scanner, value, position: int) -> tuple[int, ...]:
+def integers(s: Scanner, value: Any, position: int) -> tuple[int, ...]:
     """A list attribute, `array<i64: …>` or `dense<…> : tensor<…xi64>`, flattened."""
     if isinstance(value, Dense):
         found, splat = dense_literal(s, value)
-        if value.type.shape.size > 1 << 20:
+        count = math.prod(value.type.shape.sizes)
+        if count > 1 << 20:
             raise s.error("integer list too long", position)
         flat = found.numpy().ravel().tolist()
-        return tuple(int(v) for v in (flat * value.type.shape.size if splat else flat))
+        return tuple(int(v) for v in (flat * count if splat else flat))
     if isinstance(value, (list, tuple)):
         if all(type(v) in (int, bool) for v in value):
             return tuple(int(v) for v in value)

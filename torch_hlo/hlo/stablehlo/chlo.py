@@ -1,45 +1,47 @@
-"""Rules of CHLO, the client dialect that JAX emits for functions StableHLO lacks: implicit broadcasting and special functions."""
+"""Rules of CHLO, the client dialect that JAX emits for functions StableHLO lacks: implicit
+broadcasting and special functions."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
-from torch_hlo.hlo import build as b
-from torch_hlo.hlo.dim import Size
-from torch_hlo.hlo.ir import Instruction, instr
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.stablehlo import special
 from torch_hlo.hlo.stablehlo.attributes import Dense, dense_literal
-from torch_hlo.hlo.stablehlo.convert import RULES, Context, rule
-from torch_hlo.hlo.stablehlo.ops import broadcast_in_dim
+from torch_hlo.hlo.stablehlo.converter import RULES, Context, Made, rule
+from torch_hlo.hlo.stablehlo.ops import broadcast_in_dim, dimension_numbers
 
-for _name in "acos acosh asin asinh atanh cosh sinh tan erf erf-inv erfc".split():
-    RULES["chlo." + _name.replace("-", "_")] = partial(
-        lambda opcode, c: instr(opcode, tuple(c.x)), _name
-    )
-RULES["erf"] = RULES["chlo.erf"]
-
-_SPECIAL = {
-    "chlo.lgamma": special.lgamma, "chlo.digamma": special.digamma,
-    "chlo.bessel_i1e": special.bessel_i1e, "chlo.next_after": special.next_after, "chlo.zeta": special.zeta, "chlo.polygamma": special.polygamma,
+_SPECIAL: dict[str, Callable[..., Instruction]] = {
+    "chlo.lgamma": special.lgamma,
+    "chlo.digamma": special.digamma,
+    "chlo.bessel_i1e": special.bessel_i1e,
+    "chlo.zeta": special.zeta,
+    "chlo.polygamma": special.polygamma,
     "chlo.mulhi": special.mulhi,
-    "chlo.atan": lambda x: b.atan2(x, b.full_like(x, 1)), "chlo.square": lambda x: b.multiply(x, x),
+    "chlo.atan": lambda x: b.atan2(x, b.full_like(x, 1)),
+    "chlo.square": lambda x: b.multiply(x, x),
     "chlo.conj": lambda x: b.complex_(b.real(x), b.negate(b.imag(x))) if x.shape.kind == "c" else x,
     "chlo.is_inf": lambda x: b.compare(b.abs_(x), b.full_like(x, math.inf), "EQ"),
     "chlo.is_pos_inf": lambda x: b.compare(x, b.full_like(x, math.inf), "EQ"),
     "chlo.is_neg_inf": lambda x: b.compare(x, b.full_like(x, -math.inf), "EQ"),
-}  # fmt: skip
+}
 for _name, _fn in _SPECIAL.items():
     RULES[_name] = partial(lambda fn, c: fn(*c.x), _fn)
 
 
 @rule("chlo.constant")
-def _constant(c: Context):
+def _constant(c: Context) -> Made:
     return RULES["constant"](c)
 
 
 @rule("chlo.constant_like")
-def _constant_like(c: Context):
+def _constant_like(c: Context) -> Made:
     value = c.attr("value")
     if isinstance(value, Dense):
         value = dense_literal(c.converter.s, value)[0].numpy().item()
@@ -47,8 +49,8 @@ def _constant_like(c: Context):
 
 
 @rule("chlo.top_k", "topk", "chlo.topk")
-def _top_k(c: Context):
-    x = b.topk(c.x[0], c.int("k"), bool(c.attr("largest", default=True)))
+def _top_k(c: Context) -> Made:
+    x = b.topk(c.x[0], c.integer("k"), bool(c.attr("largest", default=True)))
     return [b.get_tuple_element(x, 0), b.get_tuple_element(x, 1)]
 
 
@@ -61,7 +63,10 @@ def _broadcast_pair(c: Context, x: Instruction, y: Instruction) -> tuple[Instruc
     for d, n in zip(places, small.shape.dims, strict=True):
         aligned[d] = n
     dims = [n if m == 1 else m for n, m in zip(aligned, large.shape.dims)]
-    grown = broadcast_in_dim(small, dims, places), broadcast_in_dim(large, dims, range(rank))
+    grown = (
+        broadcast_in_dim(small, dims, places),
+        broadcast_in_dim(large, dims, range(rank)),
+    )
     return grown if small is x and x.shape.rank <= y.shape.rank else grown[::-1]
 
 
@@ -71,21 +76,24 @@ def _broadcasting(name: str, c: Context) -> Instruction:
         kind = c.attr("compare_type", "word2")
         direction = c.attr("comparison_direction", "word")
         return instr(
-            "compare", (x, y), direction=direction, type=kind if kind == "TOTALORDER" else None
+            "compare",
+            (x, y),
+            direction=direction,
+            type=kind if kind == "TOTALORDER" else None,
         )
-    fn = _SPECIAL.get("chlo." + name)
-    return fn(x, y) if fn else instr(name.replace("_", "-"), (x, y))
+    opcode = name.replace("_", "-")
+    return instr(opcode, (x, y)) if opcode in OPCODES else _SPECIAL["chlo." + name](x, y)
 
 
-for _name in (
-    "add subtract multiply divide remainder power maximum minimum and or xor shift_left shift_right_arithmetic "
-    "shift_right_logical atan2 complex compare next_after zeta polygamma"
-).split():
+_PAIRS = [
+    name.replace("-", "_") for name, row in OPCODES.items() if row.spelling and row.arity == 2
+]
+for _name in (*_PAIRS, "zeta", "polygamma"):
     RULES["chlo.broadcast_" + _name] = partial(_broadcasting, _name)
 
 
 @rule("chlo.broadcast_select")
-def _broadcast_select(c: Context):
+def _broadcast_select(c: Context) -> Made:
     pred, x, y = c.x
     x, y = _broadcast_pair(c, x, y)
     pred, x = _broadcast_pair(c, pred, x)
@@ -93,12 +101,15 @@ def _broadcast_select(c: Context):
 
 
 @rule("chlo.ragged_dot")
-def _ragged_dot(c: Context):
-    from torch_hlo.hlo.stablehlo.ops import dimension_numbers
-
+def _ragged_dot(c: Context) -> Made:
     n = dimension_numbers(c, "ragged_dot_dimension_numbers")
     return b.ragged_dot(
-        *c.x, lhs_contract=n.get("lhs_contracting_dimensions", ()), rhs_contract=n.get("rhs_contracting_dimensions", ()),
-        lhs_ragged=n.get("lhs_ragged_dimensions", ()), rhs_group=n.get("rhs_group_dimensions", ()),
-        lhs_batch=n.get("lhs_batching_dimensions", ()), rhs_batch=n.get("rhs_batching_dimensions", ()), dtype=c.types[0].shape.dtype,
-    )  # fmt: skip
+        *c.x,
+        lhs_contract=n.get("lhs_contracting_dimensions", ()),
+        rhs_contract=n.get("rhs_contracting_dimensions", ()),
+        lhs_ragged=n.get("lhs_ragged_dimensions", ()),
+        rhs_group=n.get("rhs_group_dimensions", ()),
+        lhs_batch=n.get("lhs_batching_dimensions", ()),
+        rhs_batch=n.get("rhs_batching_dimensions", ()),
+        dtype=c.types[0].shape.dtype,
+    )

@@ -1,21 +1,27 @@
-"""The operations of MLIR text, generic (`"stablehlo.add"(%0, %1) : …`) and pretty (`stablehlo.add %0, %1 : …`), in one form.
+"""The operations of MLIR text, generic (`"stablehlo.add"(%0, %1) : …`) and pretty (`stablehlo.add
+%0, %1 : …`), in one form.
 
-    functions = parse_text(scanner)        # {"main": Operation("func.func")}
+    name, functions, meshes = parse_text(scanner, syntax)     # {"main": Operation("func.func")}
 
-What a pretty form writes between the operands and the types becomes attributes: `dims = [0]` is attrs["dims"], a bare word is
-attrs["word"], `[0:4:2]` is attrs["ranges"], `[1] x [0]` a pair of lists. convert.py knows both names of an attribute.
-"""
+What a pretty form writes between the operands and the types becomes attributes: `dims = [0]` is
+attrs["dims"], a bare word is attrs["word"], `[0:4:2]` is attrs["ranges"], `[1] x [0]` a pair of
+lists. convert.py knows both names of an attribute."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 
-from torch_hlo.hlo.scan import Scanner
-from torch_hlo.hlo.stablehlo.attributes import Dense, FunctionType, attribute, dictionary, symbol
-from torch_hlo.hlo.stablehlo.sdy_syntax import SYNTAX
+from torch_hlo.hlo.stablehlo.attributes import (
+    Dense,
+    FunctionType,
+    attribute,
+    dictionary,
+    symbol,
+)
+from torch_hlo.hlo.stablehlo.operation import Block, Operation
 from torch_hlo.hlo.stablehlo.types import Type, parse_type
+from torch_hlo.hlo.text.scanner import Scanner
 
 MAX_NESTING = 60
 MAX_OPERATIONS = 5_000_000
@@ -28,44 +34,30 @@ _KEYWORD = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
 _RANGES = re.compile(r"\[\s*(?:\d+\s*:[\d:,\s]*)\]")
 _LOC = re.compile(r"loc\b")
 _ALIAS = re.compile(r"[#!][\w$.\-]+\s*=")
-_ATTRIBUTES = re.compile(
-    r'\{\s*(?:\}|"?[A-Za-z_][\w$.\-]*"?\s*(?:[=,}]))'
-)  # a dictionary, not the body of a function
+# a dictionary, not the body of a function
+_ATTRIBUTES = re.compile(r'\{\s*(?:\}|"?[A-Za-z_][\w$.\-]*"?\s*(?:[=,}]))')
 _BLOCK = re.compile(r"\^([\w$.\-]+)")
 
 
-@dataclass(slots=True)
-class Block:
-    args: list[tuple[str, Type]] = field(default_factory=list)
-    ops: list[Operation] = field(default_factory=list)
+Program = tuple[str, dict[str, Operation], list[Operation]]
 
 
-@dataclass(slots=True)
-class Operation:
-    name: str  # without the dialect of StableHLO: "add", "func.func", "chlo.erf"
-    position: int
-    results: list[tuple[str, int]] = field(default_factory=list)
-    operands: list[tuple[str, int]] = field(default_factory=list)
-    attrs: dict[str, object] = field(default_factory=dict)
-    regions: list[Block] = field(default_factory=list)
-    types: list[Type] = field(default_factory=list)  # of the results
-
-
-def parse_text(s: Scanner) -> tuple[str, dict[str, Operation], list[Operation]]:
-    """(module name, functions by name, meshes). Raises ParseError."""
-    return Reader(s).text()
+def parse_text(s: Scanner, syntax: Mapping[str, PrettyForm]) -> Program:
+    """(module name, functions by name, meshes). `syntax`: readers of pretty forms by operation.
+    Raises ParseError."""
+    return Reader(s, syntax).text()
 
 
 class Reader:
-    def __init__(self, s: Scanner) -> None:
-        self.s = s
+    def __init__(self, s: Scanner, syntax: Mapping[str, PrettyForm]) -> None:
+        self.s, self.syntax = s, syntax
         self.count = 0
         self.attributes: list[dict[str, object]] = []  # of the arguments or results read last
         self.functions: dict[str, Operation] = {}
         self.meshes: list[Operation] = []
         self.name = "module"
 
-    def text(self) -> tuple[str, dict[str, Operation], list[Operation]]:
+    def text(self) -> Program:
         while not self.s.done():
             if self.s.match(_ALIAS):
                 self._skip_alias()
@@ -110,8 +102,8 @@ class Reader:
         results = []
         if s.at("%"):
             while True:
-                found = s.need(_RESULT, "a result")
-                results.append((found.group(1), int(found.group(2) or 1)))
+                result = s.need(_RESULT, "a result")
+                results.append((result.group(1), int(result.group(2) or 1)))
                 if not s.accept(","):
                     break
             s.expect("=")
@@ -138,7 +130,7 @@ class Reader:
 
     def _generic(self, op: Operation, depth: int) -> None:
         s = self.s
-        op.operands = s.listed("(", ")", self._use)
+        op.operands = s.listed("(", ")", self.use)
         if s.accept("["):
             raise s.error("operations with successor blocks are not supported")
         if s.accept("<"):
@@ -153,7 +145,7 @@ class Reader:
         s.expect("->")
         op.types = s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)]
 
-    def _use(self) -> tuple[str, int]:
+    def use(self) -> tuple[str, int]:
         found = self.s.need(_USE, "an operand such as %0")
         return found.group(1), int(found.group(2) or 0)
 
@@ -164,18 +156,19 @@ class Reader:
         block = Block(list(args or []))
         if s.match(_BLOCK):
             if s.at("("):
-                block.args += s.listed("(", ")", self._typed_argument)
+                block.args += s.listed("(", ")", self.typed_argument)
             s.expect(":")
         while not s.accept("}"):
             if s.at("^"):
                 raise s.error(
-                    "control flow between blocks is not supported; use stablehlo.while and stablehlo.case"
+                    "control flow between blocks is not supported; use stablehlo.while and"
+                    " stablehlo.case"
                 )
             block.ops.append(self.operation(depth))
         return block
 
-    def _typed_argument(self) -> tuple[str, Type]:
-        name = self._use()[0]
+    def typed_argument(self) -> tuple[str, Type]:
+        name = self.use()[0]
         self.s.expect(":")
         found = parse_type(self.s)
         self.attributes.append(dictionary(self.s) if self.s.at("{") else {})
@@ -199,7 +192,9 @@ class Reader:
         op.attrs["sym_name"] = symbol(s, "the function's @name")
         self.attributes.clear()
         args = s.listed(
-            "(", ")", lambda: self._typed_argument() if s.at("%") else ("", self._result_type())
+            "(",
+            ")",
+            lambda: self.typed_argument() if s.at("%") else ("", self._result_type()),
         )
         op.attrs["arg_attrs"] = self.attributes.copy()
         self.attributes.clear()
@@ -229,19 +224,19 @@ class Reader:
         if special is not None:
             special(op, depth)
             return
-        if op.name in SYNTAX:
-            SYNTAX[op.name](self, op, depth)
+        if op.name in self.syntax:
+            self.syntax[op.name](self, op, depth)
             return
         self._items(op)
         if s.accept(":"):
-            op.types = self._types(op.name in _ALL_TYPES)
+            op.types = self.types(op.name in _ALL_TYPES)
 
     def _items(self, op: Operation) -> None:
         """Everything up to the types: operands, keywords, words, attributes."""
         s = self.s
         while True:
             if s.at("%"):
-                op.operands.append(self._use())
+                op.operands.append(self.use())
                 if s.at("[") and op.name == "get_tuple_element":
                     op.attrs["index"] = s.listed("[", "]", s.integer)[0]
             elif s.at("@"):
@@ -274,7 +269,7 @@ class Reader:
             elif not s.accept(","):
                 return
 
-    def _keyword_value(self, key: str):
+    def _keyword_value(self, key: str) -> object:
         s = self.s
         if key in ("batching_dims", "contracting_dims"):
             left = attribute(s)
@@ -315,7 +310,7 @@ class Reader:
         limit = s.integer()
         return start, limit, s.integer() if s.accept(":") else 1
 
-    def _types(self, every: bool) -> list[Type]:
+    def types(self, every: bool) -> list[Type]:
         """Result types: behind the arrow, else the last (or every) type of the list."""
         s = self.s
         types = s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)]
@@ -326,14 +321,15 @@ class Reader:
         return types if every else types[-1:]
 
     def _reduce(self, op: Operation, depth: int) -> None:
-        """`(%x init: %i), (%y init: %j) [applies op] across dimensions = [1] : types [reducer(%a: t, %b: t) { … }]`."""
+        """`(%x init: %i), (%y init: %j) [applies op] across dimensions = [1] : types [reducer(%a:
+        t, %b: t) { … }]`."""
         s = self.s
         inputs, inits = [], []
         while s.accept("("):
-            inputs.append(self._use())
+            inputs.append(self.use())
             s.expect("init")
             s.expect(":")
-            inits.append(self._use())
+            inits.append(self.use())
             s.expect(")")
             s.accept(",")
         op.operands = inputs + inits
@@ -347,14 +343,14 @@ class Reader:
         if s.at("{"):
             op.attrs.update(dictionary(s))
         s.expect(":")
-        op.types = self._types(False)
+        op.types = self.types(False)
         if applied is not None:
             op.attrs["applies"] = applied
             return
         s.expect("reducer")
         args: list[tuple[str, Type]] = []
         while s.at("("):
-            args += s.listed("(", ")", self._typed_argument)
+            args += s.listed("(", ")", self.typed_argument)
         self._location()
         # Written as pairs (left, right) per array; the generic form has all left ones first.
         op.regions = [self.region(depth + 1, args[0::2] + args[1::2])]
@@ -365,23 +361,29 @@ class Reader:
         names: list[str] = []
 
         def entry() -> None:
-            names.append(self._use()[0])
+            names.append(self.use()[0])
             s.expect("=")
-            op.operands.append(self._use())
+            op.operands.append(self.use())
 
         s.listed("(", ")", entry)
         if s.accept(":"):
-            op.types = self._types(True)
+            op.types = self.types(True)
         if s.accept("attributes"):
             op.attrs.update(dictionary(s))
         if len(op.types) != len(names):
-            raise s.error(f"while has {len(names)} values and {len(op.types)} types", op.position)
+            raise s.error(
+                f"while has {len(names)} values and {len(op.types)} types",
+                op.position,
+            )
         args = list(zip(names, op.types, strict=True))
         s.expect("cond")
         cond = self.region(depth + 1, args)
         s.expect("do")
         op.regions = [cond, self.region(depth + 1, args)]
 
+
+# Fills operands, attributes, regions and types of an operation; the int is the depth of nesting.
+PrettyForm = Callable[[Reader, Operation, int], None]
 
 # Pretty operations whose type list without an arrow is the list of results.
 _ALL_TYPES = frozenset({"optimization_barrier", "return", "func.return", "composite"})
@@ -393,28 +395,3 @@ def _short(name: str) -> str:
         if name.startswith(prefix):
             return name[len(prefix) :]
     return {"call": "func.call", "return": "return", "func.return": "return"}.get(name, name)
-
-
-def free_names(block: Block) -> list[str]:
-    """Names that a block uses and does not define, in order of use."""
-    found: dict[str, None] = {}
-    stack: list[tuple[Block, set[str]]] = [(block, set())]
-    while stack:
-        current, outer = stack.pop()
-        defined = outer | {name for name, _ in current.args}
-        for op in current.ops:
-            for name, _ in op.operands:
-                if name not in defined:
-                    found.setdefault(name)
-            for inner in op.regions:
-                stack.append((inner, set(defined)))
-            defined |= {name for name, _ in op.results}
-    return list(found)
-
-
-def walk(block: Block) -> Iterator[Operation]:
-    """All operations of a block and its regions."""
-    for op in block.ops:
-        yield op
-        for inner in op.regions:
-            yield from walk(inner)

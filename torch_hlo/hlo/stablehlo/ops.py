@@ -1,44 +1,49 @@
-"""Rules of the StableHLO operations. Attribute names: the generic form's, then the pretty form's."""
+"""Rules of the StableHLO operations. Attribute names: the generic form's, then the pretty
+form's."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
-from torch_hlo.hlo import build as b
-from torch_hlo.hlo.dim import Dim
-from torch_hlo.hlo.ir import Instruction, instr
-from torch_hlo.hlo.opcodes import OPCODES
-from torch_hlo.hlo.shape import Shape, tuple_shape
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.dim import Dim, Size
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.opcodes import OPCODES
+from torch_hlo.hlo.ir.shape import Shape, tuple_shape
+from torch_hlo.hlo.ir.window import WindowDim
 from torch_hlo.hlo.stablehlo.attributes import Dense, Symbol, dense_literal, integers
-from torch_hlo.hlo.stablehlo.convert import RULES, Context, dequantized, quantized, rule, unpacked
+from torch_hlo.hlo.stablehlo.converter import (
+    RULES,
+    Context,
+    Made,
+    dequantized,
+    quantized,
+    rule,
+    unpacked,
+)
 from torch_hlo.hlo.stablehlo.types import UNKNOWN
-from torch_hlo.hlo.window import WindowDim
 
 
 def _plain(opcode: str, c: Context) -> Instruction:
     return instr(opcode, tuple(c.x))
 
 
-for _opcode, _row in OPCODES.items():
-    if (
-        "pointwise" in _row.traits
-        and _row.check is None
-        and _opcode not in ("compare", "select", "reduce-precision")
-    ):
-        RULES[_opcode.replace("-", "_")] = partial(_plain, _opcode)
-
-
 @rule("select")
-def _select(c: Context):
+def _select(c: Context) -> Made:
     pred, x, y = c.x
     return b.select(
-        pred if pred.shape.dims == x.shape.dims else b.broadcast(pred, x.shape.dims), x, y
+        pred if pred.shape.dims == x.shape.dims else b.broadcast(pred, x.shape.dims),
+        x,
+        y,
     )
 
 
 @rule("compare")
-def _compare(c: Context):
+def _compare(c: Context) -> Made:
     kind = c.attr("compare_type", "word2")
     return instr(
         "compare",
@@ -49,49 +54,52 @@ def _compare(c: Context):
 
 
 @rule("reduce_precision")
-def _reduce_precision(c: Context):
+def _reduce_precision(c: Context) -> Made:
     found = re.fullmatch(r"e(\d+)m(\d+)", str(c.attr("format", default="")))
     exponent, mantissa = (
-        map(int, found.groups()) if found else (c.int("exponent_bits"), c.int("mantissa_bits"))
+        map(int, found.groups())
+        if found
+        else (c.integer("exponent_bits"), c.integer("mantissa_bits"))
     )
     return b.reduce_precision(c.x[0], exponent, mantissa)
 
 
 @rule("convert")
-def _convert(c: Context):
+def _convert(c: Context) -> Made:
     x, dtype = c.x[0], c.types[0].shape.dtype
     return b.convert(b.real(x) if x.shape.kind == "c" and dtype == "pred" else x, dtype)
 
 
 @rule("bitcast_convert")
-def _bitcast_convert(c: Context):
+def _bitcast_convert(c: Context) -> Made:
     """A quantized value is its stored integer."""
     q = c.types[0].quantized
     dtype = q.storage if q is not None else c.types[0].shape.dtype
     return c.x[0] if c.x[0].shape.dtype == dtype else b.bitcast_convert(c.x[0], dtype)
 
 
-def _extremum(c: Context):
+@rule("maximum", "minimum")
+def _extremum(c: Context) -> Made:
     """Complex numbers are ordered by their real parts, then by the imaginary ones."""
     x, y = c.x
     if x.shape.kind != "c":
         return instr(c.op.name.rpartition(".")[2], (x, y))
     direction = "GT" if c.op.name.endswith("maximum") else "LT"
     first = b.compare(b.real(x), b.real(y), direction)
-    tie = b.and_(b.compare(b.real(x), b.real(y), "EQ"), b.compare(b.imag(x), b.imag(y), direction))
+    tie = b.and_(
+        b.compare(b.real(x), b.real(y), "EQ"),
+        b.compare(b.imag(x), b.imag(y), direction),
+    )
     return b.select(b.or_(first, tie), x, y)
 
 
-RULES["maximum"] = RULES["minimum"] = _extremum
-
-
 @rule("interpreter.probe")
-def _probe(c: Context):
+def _probe(c: Context) -> Made:
     return c.x[0]
 
 
 @rule("uniform_quantize")
-def _uniform_quantize(c: Context):
+def _uniform_quantize(c: Context) -> Made:
     q = c.types[0].quantized
     if q is None:
         raise c.error("its result type is not quantized")
@@ -100,14 +108,14 @@ def _uniform_quantize(c: Context):
 
 
 @rule("uniform_dequantize")
-def _uniform_dequantize(c: Context):
+def _uniform_dequantize(c: Context) -> Made:
     if c.kinds[0] is None:
         raise c.error("its operand is not quantized")
     return dequantized(c.x[0], c.kinds[0])
 
 
 @rule("constant")
-def _constant(c: Context):
+def _constant(c: Context) -> Made:
     value = c.attr("value")
     if not isinstance(value, Dense):
         raise c.error("expected dense<…>")
@@ -117,20 +125,22 @@ def _constant(c: Context):
 
 
 @rule("iota")
-def _iota(c: Context):
+def _iota(c: Context) -> Made:
     shape = c.shape()
-    return b.iota(shape.dtype, shape.dims, c.int("iota_dimension", "dim"))
+    return b.iota(shape.dtype, shape.dims, c.integer("iota_dimension", "dim"))
 
 
 # Shapes
 
 
 @rule("broadcast_in_dim")
-def _broadcast_in_dim(c: Context):
+def _broadcast_in_dim(c: Context) -> Made:
     return broadcast_in_dim(c.x[0], c.shape().dims, c.ints("broadcast_dimensions", "dims"))
 
 
-def broadcast_in_dim(x: Instruction, dims, dimensions) -> Instruction:
+def broadcast_in_dim(
+    x: Instruction, dims: Sequence[Size], dimensions: Sequence[int]
+) -> Instruction:
     """Like broadcast, but a dimension of size 1 is stretched."""
     stretched = [i for i, d in enumerate(dimensions) if x.shape.dims[i] == 1 and dims[d] != 1]
     if stretched:
@@ -141,15 +151,17 @@ def broadcast_in_dim(x: Instruction, dims, dimensions) -> Instruction:
 
 
 @rule("broadcast")
-def _broadcast(c: Context):
+def _broadcast(c: Context) -> Made:
     sizes = c.ints("broadcast_sizes", "sizes")
     return b.broadcast(
-        c.x[0], (*sizes, *c.x[0].shape.dims), range(len(sizes), len(sizes) + c.x[0].shape.rank)
+        c.x[0],
+        (*sizes, *c.x[0].shape.dims),
+        range(len(sizes), len(sizes) + c.x[0].shape.rank),
     )
 
 
 @rule("reshape")
-def _reshape(c: Context):
+def _reshape(c: Context) -> Made:
     dims = c.types[0].shape.dims
     if dims.count(UNKNOWN) == 1 and isinstance(c.x[0].shape.size, Dim):
         rest = Shape("pred", tuple(d for d in dims if d != UNKNOWN)).size
@@ -159,22 +171,22 @@ def _reshape(c: Context):
 
 
 @rule("transpose")
-def _transpose(c: Context):
+def _transpose(c: Context) -> Made:
     return instr("transpose", tuple(c.x), dimensions=c.ints("permutation", "dims"))
 
 
 @rule("reverse")
-def _reverse(c: Context):
+def _reverse(c: Context) -> Made:
     return b.reverse(c.x[0], c.ints("dimensions", "dims"))
 
 
 @rule("concatenate")
-def _concatenate(c: Context):
-    return b.concatenate(c.x, c.int("dimension", "dim"))
+def _concatenate(c: Context) -> Made:
+    return b.concatenate(c.x, c.integer("dimension", "dim"))
 
 
 @rule("slice")
-def _slice(c: Context):
+def _slice(c: Context) -> Made:
     if (ranges := c.attr("ranges")) is not None:
         return instr("slice", tuple(c.x), slice=tuple(ranges))
     if c.x[0].shape.rank == 0:
@@ -183,79 +195,96 @@ def _slice(c: Context):
 
 
 @rule("pad")
-def _pad(c: Context):
-    low, high, inner = (
-        c.ints("edge_padding_low", "low"),
-        c.ints("edge_padding_high", "high"),
-        c.ints("interior_padding", "interior"),
-    )
+def _pad(c: Context) -> Made:
+    low = c.ints("edge_padding_low", "low")
+    high = c.ints("edge_padding_high", "high")
+    inner = c.ints("interior_padding", "interior")
     return instr("pad", tuple(c.x), padding=tuple(zip(low, high, inner, strict=True)))
 
 
 @rule("dynamic_slice")
-def _dynamic_slice(c: Context):
+def _dynamic_slice(c: Context) -> Made:
     return b.dynamic_slice(c.x[0], c.x[1:], c.ints("slice_sizes", "sizes"))
 
 
 @rule("dynamic_update_slice")
-def _dynamic_update_slice(c: Context):
+def _dynamic_update_slice(c: Context) -> Made:
     return b.dynamic_update_slice(c.x[0], c.x[1], c.x[2:])
 
 
 @rule("get_dimension_size")
-def _get_dimension_size(c: Context):
-    return b.get_dimension_size(c.x[0], c.int("dimension", "dim"))
+def _get_dimension_size(c: Context) -> Made:
+    return b.get_dimension_size(c.x[0], c.integer("dimension", "dim"))
 
 
 @rule("set_dimension_size")
-def _set_dimension_size(c: Context):
-    return instr("set-dimension-size", tuple(c.x), dimensions=(c.int("dimension", "dim"),))
+def _set_dimension_size(c: Context) -> Made:
+    return instr("set-dimension-size", tuple(c.x), dimensions=(c.integer("dimension", "dim"),))
 
 
-def dimension_numbers(c: Context, name: str) -> dict:
+def dimension_numbers(c: Context, name: str) -> dict[str, Any]:
     found = c.attr(name)
     if not isinstance(found, dict):
         raise c.error(f"attribute {name} is missing")
     return {k: integers(c.converter.s, v, c.op.position) for k, v in found.items()}
 
 
-def gather_attributes(c: Context) -> dict:
+def gather_attributes(c: Context) -> dict[str, Any]:
     n = dimension_numbers(c, "dimension_numbers")
     return dict(
-        offset_dims=n.get("offset_dims", ()), collapsed_slice_dims=n.get("collapsed_slice_dims", ()),
-        start_index_map=n.get("start_index_map", ()), operand_batching_dims=n.get("operand_batching_dims", ()),
-        start_indices_batching_dims=n.get("start_indices_batching_dims", ()), index_vector_dim=n.get("index_vector_dim", (0,))[0],
+        offset_dims=n.get("offset_dims", ()),
+        collapsed_slice_dims=n.get("collapsed_slice_dims", ()),
+        start_index_map=n.get("start_index_map", ()),
+        operand_batching_dims=n.get("operand_batching_dims", ()),
+        start_indices_batching_dims=n.get("start_indices_batching_dims", ()),
+        index_vector_dim=n.get("index_vector_dim", (0,))[0],
         indices_are_sorted=bool(c.attr("indices_are_sorted", default=False)),
-    )  # fmt: skip
+    )
 
 
 @rule("gather")
-def _gather(c: Context):
+def _gather(c: Context) -> Made:
     return b.gather(c.x[0], c.x[1], slice_sizes=c.ints("slice_sizes"), **gather_attributes(c))
 
 
 @rule("scatter")
-def _scatter(c: Context):
+def _scatter(c: Context) -> Made:
     n, count = dimension_numbers(c, "scatter_dimension_numbers"), (len(c.x) - 1) // 2
     x = b.scatter(
-        c.x[:count], c.x[count], c.x[count + 1:], c.region(0), update_window_dims=n.get("update_window_dims", ()),
-        inserted_window_dims=n.get("inserted_window_dims", ()), scatter_dims_to_operand_dims=n.get("scatter_dims_to_operand_dims", ()),
-        input_batching_dims=n.get("input_batching_dims", ()), scatter_indices_batching_dims=n.get("scatter_indices_batching_dims", ()),
-        index_vector_dim=n.get("index_vector_dim", (0,))[0], indices_are_sorted=bool(c.attr("indices_are_sorted", default=False)),
+        c.x[:count],
+        c.x[count],
+        c.x[count + 1 :],
+        c.region(0),
+        update_window_dims=n.get("update_window_dims", ()),
+        inserted_window_dims=n.get("inserted_window_dims", ()),
+        scatter_dims_to_operand_dims=n.get("scatter_dims_to_operand_dims", ()),
+        input_batching_dims=n.get("input_batching_dims", ()),
+        scatter_indices_batching_dims=n.get("scatter_indices_batching_dims", ()),
+        index_vector_dim=n.get("index_vector_dim", (0,))[0],
+        indices_are_sorted=bool(c.attr("indices_are_sorted", default=False)),
         unique_indices=bool(c.attr("unique_indices", default=False)),
-    )  # fmt: skip
+    )
     return unpacked(x, count)
 
 
 @rule("torch_index_select")
-def _torch_index_select(c: Context):
+def _torch_index_select(c: Context) -> Made:
     x, index = c.x
-    axis, batch = c.int("dim"), c.int("batch_dims", default=0)
+    axis, batch = c.integer("dim"), c.integer("batch_dims", default=0)
     sizes = [1 if d == axis or d < batch else n for d, n in enumerate(x.shape.dims)]
     free = index.shape.rank - batch
     offset = [d for d in range(axis)][batch:] + [d + free for d in range(axis, x.shape.rank - 1)]
-    return b.gather(x, index, offset_dims=offset, collapsed_slice_dims=(axis,), start_index_map=(axis,), index_vector_dim=index.shape.rank,
-                    slice_sizes=sizes, operand_batching_dims=range(batch), start_indices_batching_dims=range(batch))  # fmt: skip
+    return b.gather(
+        x,
+        index,
+        offset_dims=offset,
+        collapsed_slice_dims=(axis,),
+        start_index_map=(axis,),
+        index_vector_dim=index.shape.rank,
+        slice_sizes=sizes,
+        operand_batching_dims=range(batch),
+        start_indices_batching_dims=range(batch),
+    )
 
 
 # Contractions and reductions
@@ -267,20 +296,32 @@ def _precision(c: Context) -> tuple[str, ...] | None:
 
 
 @rule("dot_general")
-def _dot_general(c: Context):
+def _dot_general(c: Context) -> Made:
     if c.attr("dot_dimension_numbers") is not None:
         n = dimension_numbers(c, "dot_dimension_numbers")
-        batch = n.get("lhs_batching_dimensions", ()), n.get("rhs_batching_dimensions", ())
-        contract = n.get("lhs_contracting_dimensions", ()), n.get("rhs_contracting_dimensions", ())
-    else:
-        batch, contract = (
-            c.attr("batching_dims", default=((), ())),
-            c.attr("contracting_dims", default=((), ())),
+        batch = (
+            n.get("lhs_batching_dimensions", ()),
+            n.get("rhs_batching_dimensions", ()),
         )
-    return _typed(c, instr(
-        "dot", tuple(c.x), lhs_batch_dims=tuple(batch[0]), rhs_batch_dims=tuple(batch[1]), lhs_contracting_dims=tuple(contract[0]),
-        rhs_contracting_dims=tuple(contract[1]), operand_precision=_precision(c),
-    ))  # fmt: skip
+        contract = (
+            n.get("lhs_contracting_dimensions", ()),
+            n.get("rhs_contracting_dimensions", ()),
+        )
+    else:
+        batch = c.attr("batching_dims", default=((), ()))
+        contract = c.attr("contracting_dims", default=((), ()))
+    return _typed(
+        c,
+        instr(
+            "dot",
+            tuple(c.x),
+            lhs_batch_dims=tuple(batch[0]),
+            rhs_batch_dims=tuple(batch[1]),
+            lhs_contracting_dims=tuple(contract[0]),
+            rhs_contracting_dims=tuple(contract[1]),
+            operand_precision=_precision(c),
+        ),
+    )
 
 
 def _typed(c: Context, x: Instruction) -> Instruction:
@@ -294,7 +335,7 @@ def _typed(c: Context, x: Instruction) -> Instruction:
 
 
 @rule("dot")
-def _dot(c: Context):
+def _dot(c: Context) -> Made:
     x, y = c.x
     return _typed(
         c,
@@ -309,7 +350,7 @@ def _dot(c: Context):
 
 
 @rule("einsum")
-def _einsum(c: Context):
+def _einsum(c: Context) -> Made:
     inputs, _, output = str(c.attr("einsum_config", "config")).replace(" ", "").partition("->")
     left, _, right = inputs.partition(",")
     x, y = c.x
@@ -321,11 +362,18 @@ def _einsum(c: Context):
     x = _summed(x, left, [d for d in left if d not in right and d not in output])
     y = _summed(y, right, [d for d in right if d not in left and d not in output])
     left, right = (
-        ("".join(d for d in side if d in other + output))
+        "".join(d for d in side if d in other + output)
         for side, other in ((left, right), (right, left))
     )
-    found = b.dot(x, y, [left.index(d) for d in contract], [right.index(d) for d in contract], [left.index(d) for d in batch],
-                  [right.index(d) for d in batch], c.types[0].shape.dtype)  # fmt: skip
+    found = b.dot(
+        x,
+        y,
+        [left.index(d) for d in contract],
+        [right.index(d) for d in contract],
+        [left.index(d) for d in batch],
+        [right.index(d) for d in batch],
+        c.types[0].shape.dtype,
+    )
     order = (
         batch
         + [d for d in left if d not in batch + contract]
@@ -343,7 +391,7 @@ def _summed(x: Instruction, letters: str, gone: list[str]) -> Instruction:
 
 
 @rule("unary_einsum")
-def _unary_einsum(c: Context):
+def _unary_einsum(c: Context) -> Made:
     letters, _, output = str(c.attr("einsum_config", "config")).replace(" ", "").partition("->")
     kept = [d for d in letters if d in output]
     return b.transpose(
@@ -367,22 +415,40 @@ def dim_labels(c: Context) -> str:
         }
         return "".join(places[i] for i in range(len(places)))
 
-    return (labels("input_batch_dimension input_feature_dimension", "bf", "input_spatial_dimensions") + "_"
-            + labels("kernel_input_feature_dimension kernel_output_feature_dimension", "io", "kernel_spatial_dimensions") + "->"
-            + labels("output_batch_dimension output_feature_dimension", "bf", "output_spatial_dimensions"))  # fmt: skip
+    return (
+        labels(
+            "input_batch_dimension input_feature_dimension",
+            "bf",
+            "input_spatial_dimensions",
+        )
+        + "_"
+        + labels(
+            "kernel_input_feature_dimension kernel_output_feature_dimension",
+            "io",
+            "kernel_spatial_dimensions",
+        )
+        + "->"
+        + labels(
+            "output_batch_dimension output_feature_dimension",
+            "bf",
+            "output_spatial_dimensions",
+        )
+    )
 
 
-def pairs(values) -> list[tuple[int, int]]:
+def pairs(values: Sequence[Size]) -> list[tuple[Any, Any]]:
     return list(zip(values[0::2], values[1::2], strict=True))
 
 
-def conv_window(c: Context, labels: str, padding=None) -> tuple[WindowDim, ...]:
+def conv_window(
+    c: Context, labels: str, padding: Sequence[tuple[Size, Size]] | None = None
+) -> tuple[WindowDim, ...]:
     pretty = c.attr("window", default={})
     s, at = c.converter.s, c.op.position
     kernel = labels.partition("_")[2].partition("->")[0]
     rank = len(kernel) - 2
 
-    def column(generic: str, short: str, default: int):
+    def column(generic: str, short: str, default: int) -> tuple[int, ...]:
         value = c.attr(generic, default=pretty.get(short))
         return (default,) * rank if value is None else integers(s, value, at)
 
@@ -392,8 +458,15 @@ def conv_window(c: Context, labels: str, padding=None) -> tuple[WindowDim, ...]:
         else (0,) * 2 * rank
     )
     sizes = [c.x[1].shape.dims[kernel.index(str(i))] for i in range(rank)]
-    columns = zip(sizes, column("window_strides", "stride", 1), padding or pads, column("lhs_dilation", "lhs_dilate", 1),
-                  column("rhs_dilation", "rhs_dilate", 1), column("window_reversal", "reverse", 0), strict=True)  # fmt: skip
+    columns = zip(
+        sizes,
+        column("window_strides", "stride", 1),
+        padding or pads,
+        column("lhs_dilation", "lhs_dilate", 1),
+        column("rhs_dilation", "rhs_dilate", 1),
+        column("window_reversal", "reverse", 0),
+        strict=True,
+    )
     return tuple(
         WindowDim(size, stride, low, high, lhs, rhs, bool(flip))
         for size, stride, (low, high), lhs, rhs, flip in columns
@@ -401,16 +474,24 @@ def conv_window(c: Context, labels: str, padding=None) -> tuple[WindowDim, ...]:
 
 
 @rule("convolution")
-def _convolution(c: Context):
+def _convolution(c: Context) -> Made:
     labels = dim_labels(c)
-    return _typed(c, instr(
-        "convolution", tuple(c.x), window=conv_window(c, labels), dim_labels=labels, operand_precision=_precision(c),
-        feature_group_count=c.int("feature_group_count", default=1), batch_group_count=c.int("batch_group_count", default=1),
-    ))  # fmt: skip
+    return _typed(
+        c,
+        instr(
+            "convolution",
+            tuple(c.x),
+            window=conv_window(c, labels),
+            dim_labels=labels,
+            operand_precision=_precision(c),
+            feature_group_count=c.integer("feature_group_count", default=1),
+            batch_group_count=c.integer("batch_group_count", default=1),
+        ),
+    )
 
 
 @rule("reduce")
-def _reduce(c: Context):
+def _reduce(c: Context) -> Made:
     count = len(c.x) // 2
     scalars = [Shape(x.shape.dtype) for x in c.x[count:]]
     if (applied := c.attr("applies")) is not None:
@@ -422,7 +503,10 @@ def _reduce(c: Context):
     else:
         to_apply = c.region(0, scalars * 2)
     x = instr(
-        "reduce", tuple(c.x), dimensions=tuple(sorted(c.ints("dimensions"))), to_apply=to_apply
+        "reduce",
+        tuple(c.x),
+        dimensions=tuple(sorted(c.ints("dimensions"))),
+        to_apply=to_apply,
     )
     return unpacked(x, count)
 
@@ -430,8 +514,14 @@ def _reduce(c: Context):
 def _windows(c: Context, rank: int) -> tuple[WindowDim, ...]:
     ones = (1,) * rank
     sizes = c.ints("window_dimensions", default=ones)
-    columns = zip(sizes, c.ints("window_strides", default=ones), pairs(c.ints("padding", default=(0,) * 2 * rank)),
-                  c.ints("base_dilations", default=ones), c.ints("window_dilations", default=ones), strict=True)  # fmt: skip
+    columns = zip(
+        sizes,
+        c.ints("window_strides", default=ones),
+        pairs(c.ints("padding", default=(0,) * 2 * rank)),
+        c.ints("base_dilations", default=ones),
+        c.ints("window_dilations", default=ones),
+        strict=True,
+    )
     return tuple(
         WindowDim(size, stride, low, high, base, dilation)
         for size, stride, (low, high), base, dilation in columns
@@ -439,18 +529,21 @@ def _windows(c: Context, rank: int) -> tuple[WindowDim, ...]:
 
 
 @rule("reduce_window")
-def _reduce_window(c: Context):
+def _reduce_window(c: Context) -> Made:
     count = len(c.x) // 2
     return unpacked(
         instr(
-            "reduce-window", tuple(c.x), window=_windows(c, c.x[0].shape.rank), to_apply=c.region(0)
+            "reduce-window",
+            tuple(c.x),
+            window=_windows(c, c.x[0].shape.rank),
+            to_apply=c.region(0),
         ),
         count,
     )
 
 
 @rule("select_and_scatter")
-def _select_and_scatter(c: Context):
+def _select_and_scatter(c: Context) -> Made:
     return instr(
         "select-and-scatter",
         tuple(c.x),
@@ -461,13 +554,13 @@ def _select_and_scatter(c: Context):
 
 
 @rule("map")
-def _map(c: Context):
+def _map(c: Context) -> Made:
     return instr("map", tuple(c.x), dimensions=c.ints("dimensions"), to_apply=c.region(0))
 
 
 @rule("sort")
-def _sort(c: Context):
-    axis = c.int("dimension", default=-1) % max(c.x[0].shape.rank, 1)
+def _sort(c: Context) -> Made:
+    axis = c.integer("dimension", default=-1) % max(c.x[0].shape.rank, 1)
     x = instr(
         "sort",
         tuple(c.x),
@@ -482,18 +575,18 @@ def _sort(c: Context):
 
 
 @rule("fft")
-def _fft(c: Context):
+def _fft(c: Context) -> Made:
     return b.fft(c.x[0], str(c.attr("fft_type", "type")), c.ints("fft_length", "length"))
 
 
 @rule("cholesky")
-def _cholesky(c: Context):
+def _cholesky(c: Context) -> Made:
     return instr("cholesky", tuple(c.x), lower=bool(c.attr("lower", default=False)))
 
 
 @rule("triangular_solve")
-def _triangular_solve(c: Context):
-    flags = {
+def _triangular_solve(c: Context) -> Made:
+    flags: dict[str, Any] = {
         name: bool(c.attr(name, default=False)) for name in ("left_side", "lower", "unit_diagonal")
     }
     return instr(
@@ -505,25 +598,25 @@ def _triangular_solve(c: Context):
 
 
 @rule("batch_norm_training", "batch_norm_inference", "batch_norm_grad")
-def _batch_norm(c: Context):
+def _batch_norm(c: Context) -> Made:
     x = instr(
         c.op.name.replace("_", "-"),
         tuple(c.x),
         epsilon=float(c.attr("epsilon")),
-        feature_index=c.int("feature_index"),
+        feature_index=c.integer("feature_index"),
     )
     return unpacked(x, len(x.shape.elements) or 1)
 
 
 @rule("rng")
-def _rng(c: Context):
+def _rng(c: Context) -> Made:
     low, high = c.x[:2]
     distribution = "rng_" + str(c.attr("rng_distribution", "distribution")).lower()
     return instr("rng", (low, high), c.shape(), distribution=distribution)
 
 
 @rule("rng_bit_generator")
-def _rng_bit_generator(c: Context):
+def _rng_bit_generator(c: Context) -> Made:
     algorithm = "rng_" + str(c.attr("rng_algorithm", "algorithm")).lower()
     return unpacked(b.rng_bit_generator(c.x[0], algorithm, c.shape(1)), 2)
 
@@ -532,24 +625,24 @@ def _rng_bit_generator(c: Context):
 
 
 @rule("tuple")
-def _tuple(c: Context):
+def _tuple(c: Context) -> Made:
     return b.tuple_(*c.x)
 
 
 @rule("get_tuple_element")
-def _get_tuple_element(c: Context):
-    return b.get_tuple_element(c.x[0], c.int("index"))
+def _get_tuple_element(c: Context) -> Made:
+    return b.get_tuple_element(c.x[0], c.integer("index"))
 
 
 @rule("optimization_barrier")
-def _optimization_barrier(c: Context):
+def _optimization_barrier(c: Context) -> Made:
     if not c.x:
         return []
     return unpacked(instr("opt-barrier", (b.tuple_(*c.x),)), len(c.x))
 
 
 @rule("create_token", "after_all")
-def _after_all(c: Context):
+def _after_all(c: Context) -> Made:
     return instr("after-all", tuple(c.x))
 
 
@@ -557,7 +650,7 @@ _IGNORED_CALLS = frozenset({"shape_assertion", "stablehlo.dynamic_assert"})
 
 
 @rule("custom_call")
-def _custom_call(c: Context):
+def _custom_call(c: Context) -> Made:
     callee = c.attr("callee")
     target = (
         callee.name if isinstance(callee, Symbol) else str(c.attr("call_target_name", default=""))
@@ -581,116 +674,31 @@ def _custom_call(c: Context):
         config, opaque = None, config or None
     given = c.converter.shardings.of(c.op.attrs, shapes)
     sharding = None if given is None else given[0] if len(shapes) == 1 else tuple(given)
-    x = instr("custom-call", tuple(c.x), shape, custom_call_target=target, backend_config=config, opaque=opaque,
-              custom_call_has_side_effect=bool(c.attr("has_side_effect", default=False)), sharding=sharding)  # fmt: skip
+    x = instr(
+        "custom-call",
+        tuple(c.x),
+        shape,
+        custom_call_target=target,
+        backend_config=config,
+        opaque=opaque,
+        custom_call_has_side_effect=bool(c.attr("has_side_effect", default=False)),
+        sharding=sharding,
+    )
     return unpacked(x, len(shapes)) if shapes else []
 
 
-def quoted_value(value) -> str:
+def quoted_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-# Many devices
-
-
-def _groups(c: Context, name: str = "replica_groups") -> tuple[tuple[int, ...], ...]:
-    value = c.attr(name)
-    if value is None:
-        return ()
-    flat = c.ints(name)
-    width = (
-        value.type.shape.dims[-1] if isinstance(value, Dense) and value.type.shape.rank == 2 else 0
-    )
-    if not flat or not width:
-        return ()
-    rows = [flat[i : i + width] for i in range(0, len(flat), width)]
-    return tuple(tuple(d for d in row if d >= 0) for row in rows)  # -1 pads short groups
-
-
-def _collective(c: Context) -> dict:
-    channel = c.attr("channel_handle", "channel_id")
-    handle = channel.get("handle") if isinstance(channel, dict) else channel
-    flag = c.attr("use_global_device_ids")
-    return dict(
-        replica_groups=_groups(c),
-        channel_id=handle if handle else None,
-        use_global_device_ids=bool(flag),
-    )
-
-
-@rule("all_reduce")
-def _all_reduce(c: Context):
-    return unpacked(
-        instr("all-reduce", tuple(c.x), to_apply=c.region(0), **_collective(c)), len(c.x)
-    )
-
-
-@rule("all_gather")
-def _all_gather(c: Context):
-    shapes = [c.shape(i) for i in range(len(c.x))]
-    shape = shapes[0] if len(shapes) == 1 else tuple_shape(*shapes)
-    return unpacked(
-        instr(
-            "all-gather", tuple(c.x), shape, dimensions=(c.int("all_gather_dim"),), **_collective(c)
-        ),
-        len(c.x),
-    )
-
-
-@rule("reduce_scatter")
-def _reduce_scatter(c: Context):
-    return instr(
-        "reduce-scatter",
-        tuple(c.x),
-        c.shape(),
-        dimensions=(c.int("scatter_dimension"),),
-        to_apply=c.region(0),
-        **_collective(c),
-    )
-
-
-@rule("all_to_all")
-def _all_to_all(c: Context):
-    """Blocks of the split dimension are exchanged, then laid along the concatenated one."""
-    split, concat, count = c.int("split_dimension"), c.int("concat_dimension"), c.int("split_count")
-    results = []
-    for x in c.x:
-        y = instr("all-to-all", (x,), x.shape, dimensions=(split,), **_collective(c))
-        if split != concat:
-            dims = list(x.shape.dims)
-            y = b.reshape(y, [*dims[:split], count, dims[split] // count, *dims[split + 1 :]])
-            order = [d for d in range(len(dims) + 1) if d != split]
-            order.insert(concat, split)
-            dims[split] //= count
-            dims[concat] *= count
-            y = b.reshape(b.transpose(y, order), dims)
-        results.append(y)
-    return results
-
-
-@rule("collective_permute")
-def _collective_permute(c: Context):
-    channel = _collective(c)["channel_id"]
-    return instr(
-        "collective-permute",
-        tuple(c.x),
-        source_target_pairs=tuple(pairs(c.ints("source_target_pairs"))),
-        channel_id=channel,
-    )
-
-
-@rule("collective_broadcast")
-def _collective_broadcast(c: Context):
-    return instr(
-        "collective-broadcast",
-        tuple(c.x),
-        replica_groups=_groups(c),
-        channel_id=_collective(c)["channel_id"],
-    )
-
-
-@rule("partition_id", "replica_id")
-def _device(c: Context):
-    return instr(c.op.name.replace("_", "-"), ())
+# Pointwise operations without a rule of their own, with and without their dialect.
+for _opcode, _row in OPCODES.items():
+    if _row.spelling is not None and _row.check is None:
+        for _name in (
+            _opcode.replace("-", "_"),
+            _row.spelling.removeprefix("stablehlo."),
+        ):
+            RULES.setdefault(_name, partial(_plain, _opcode))
+RULES["chlo.tan"] = RULES["tan"]

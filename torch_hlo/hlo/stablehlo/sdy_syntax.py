@@ -1,4 +1,5 @@
-"""The pretty forms of Shardy's operations: `SYNTAX[name](reader, operation, depth)` fills operands, attributes, regions and types.
+"""The pretty forms of Shardy's operations: `SYNTAX[name](reader, operation, depth)` fills operands,
+attributes, regions and types.
 
 A sharding stays text here (`Raw`); sdy.py reads it when the mesh is known.
 """
@@ -6,18 +7,16 @@ A sharding stays text here (`Raw`); sdy.py reads it when the mesh is known.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from torch_hlo.hlo.stablehlo.attributes import Raw, attribute, symbol
+from torch_hlo.hlo.stablehlo.mlir import PrettyForm, Reader
+from torch_hlo.hlo.stablehlo.operation import Operation
 from torch_hlo.hlo.stablehlo.types import angle_group, parse_type
-
-if TYPE_CHECKING:
-    from torch_hlo.hlo.stablehlo.mlir import Operation, Reader
 
 _KEYWORD = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
 
 
-def _value(reader: Reader, key: str):
+def _value(reader: Reader, key: str) -> object:
     s = reader.s
     if s.at("["):  # in_shardings=[<@mesh, …>, …]
         return Raw(s.balanced()[1:-1])
@@ -33,9 +32,9 @@ def _simple(reader: Reader, op: Operation, depth: int) -> None:
     s = reader.s
     while True:
         if s.at("%"):
-            op.operands.append(reader._use())
+            op.operands.append(reader.use())
         elif s.at("("):
-            op.operands += s.listed("(", ")", reader._use)
+            op.operands += s.listed("(", ")", reader.use)
         elif s.at("<"):
             op.attrs["sharding"] = Raw(angle_group(s))
         elif s.at("["):
@@ -47,19 +46,20 @@ def _simple(reader: Reader, op: Operation, depth: int) -> None:
         elif not s.accept(","):
             break
     if s.accept(":"):
-        op.types = reader._types(op.name == "sdy.return")
+        op.types = reader.types(op.name == "sdy.return")
 
 
 def _region(reader: Reader, op: Operation, depth: int) -> None:
-    """`op <"name">(%x, …) in_shardings=[…] out_shardings=[…] manual_axes={…} (%a: type, …) { … } : types`."""
+    """`op <"name">(%x, …) in_shardings=[…] out_shardings=[…] manual_axes={…} (%a: type, …) { … } :
+    types`."""
     s = reader.s
     if s.at("<"):
         op.attrs["name"] = angle_group(s)
-    op.operands = s.listed("(", ")", reader._use)
+    op.operands = s.listed("(", ")", reader.use)
     while found := s.match(_KEYWORD):
         op.attrs[found.group(1)] = _value(reader, found.group(1))
         s.accept(",")
-    args = s.listed("(", ")", reader._typed_argument)
+    args = s.listed("(", ")", reader.typed_argument)
     op.regions = [reader.region(depth + 1, args)]
     if s.at("{"):
         op.attrs.update(reader.dictionary())
@@ -79,9 +79,19 @@ def _mesh(reader: Reader, op: Operation, depth: int) -> None:
         op.attrs.update(reader.dictionary())
 
 
-COLLECTIVES = "all_gather all_slice all_to_all all_reduce reduce_scatter collective_permute replicated_to_unreduced sharded_to_unreduced"
-SYNTAX = {
-    "sdy.mesh": _mesh, "sdy.manual_computation": _region, "sdy.named_computation": _region,
-    **{f"sdy.{name}": _simple for name in ("sharding_constraint reshard propagation_barrier sharding_group data_flow_edge return "
-                                           + COLLECTIVES).split()},
-}  # fmt: skip
+COLLECTIVES = (
+    "all_gather all_slice all_to_all all_reduce reduce_scatter collective_permute"
+    " replicated_to_unreduced sharded_to_unreduced"
+)
+SYNTAX: dict[str, PrettyForm] = {
+    "sdy.mesh": _mesh,
+    "sdy.manual_computation": _region,
+    "sdy.named_computation": _region,
+    **{
+        f"sdy.{name}": _simple
+        for name in (
+            "sharding_constraint reshard propagation_barrier sharding_group data_flow_edge return "
+            + COLLECTIVES
+        ).split()
+    },
+}

@@ -1,16 +1,18 @@
-"""Special functions of CHLO as instructions (Cephes, Lanczos, Giles). Narrow floats are computed in f32."""
+"""Special functions of CHLO as instructions (Cephes, Lanczos, Giles). Narrow floats are computed in
+f32."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 
-from torch_hlo.hlo import build as b
-from torch_hlo.hlo.coefficients import DIGAMMA, LANCZOS, ZETA
-from torch_hlo.hlo.infer import ShapeError
-from torch_hlo.hlo.ir import Instruction, instr
-from torch_hlo.hlo.shape import DTYPES
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.coefficients import DIGAMMA, LANCZOS, ZETA
+from torch_hlo.hlo.ir.infer import ShapeError
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.shape import DTYPES
 
 
 class E:
@@ -21,53 +23,53 @@ class E:
     def __init__(self, x: Instruction) -> None:
         self.x = x
 
-    def of(self, other) -> Instruction:
+    def of(self, other: E | float) -> Instruction:
         return other.x if isinstance(other, E) else b.full_like(self.x, other)
 
-    def op(self, name: str, *others) -> E:
+    def op(self, name: str, *others: E | float) -> E:
         return E(instr(name, (self.x, *map(self.of, others))))
 
-    def __add__(self, other):
+    def __add__(self, other: E | float) -> E:
         return self.op("add", other)
 
-    def __sub__(self, other):
+    def __sub__(self, other: E | float) -> E:
         return self.op("subtract", other)
 
-    def __mul__(self, other):
+    def __mul__(self, other: E | float) -> E:
         return self.op("multiply", other)
 
-    def __truediv__(self, other):
+    def __truediv__(self, other: E | float) -> E:
         return self.op("divide", other)
 
-    def __neg__(self):
+    def __neg__(self) -> E:
         return self.op("negate")
 
     __radd__, __rmul__ = __add__, __mul__
 
-    def __rsub__(self, other):
+    def __rsub__(self, other: E | float) -> E:
         return E(self.of(other)) - self
 
-    def __rtruediv__(self, other):
+    def __rtruediv__(self, other: E | float) -> E:
         return E(self.of(other)) / self
 
-    def test(self, direction: str, other) -> Instruction:
+    def test(self, direction: str, other: E | float) -> Instruction:
         return b.compare(self.x, self.of(other), direction)
 
-    def __lt__(self, other):
+    def __lt__(self, other: E | float) -> Instruction:
         return self.test("LT", other)
 
-    def __le__(self, other):
+    def __le__(self, other: E | float) -> Instruction:
         return self.test("LE", other)
 
-    def eq(self, other):
+    def eq(self, other: E | float) -> Instruction:
         return self.test("EQ", other)
 
-    def where(self, pred: Instruction, other) -> E:
+    def where(self, pred: Instruction, other: E | float) -> E:
         """This where `pred`, else `other`."""
         return E(b.select(pred, self.x, self.of(other)))
 
 
-def polynomial(x: E, coefficients) -> E:
+def polynomial(x: E, coefficients: Sequence[float]) -> E:
     """Horner, highest power first."""
     total = x * 0 + coefficients[0]
     for c in coefficients[1:]:
@@ -171,21 +173,68 @@ def polygamma(n: E, x: E) -> E:
 
 # Chebyshev series of exp(-x) I1(x) / x on [0, 8], and of exp(-x) I1(x) sqrt(x) in 32/x - 2 beyond
 _I1E = (
-    (2.7779141127610464e-18, -2.111421214358166e-17, 1.5536319577362005e-16, -1.1055969477353862e-15, 7.6006842947354077e-15,
-     -5.0421855047279118e-14, 3.2237933659455748e-13, -1.9839743977649436e-12, 1.1736186298890901e-11, -6.6634897235020271e-11,
-     3.6255902815521172e-10, -1.8872497517228294e-09, 9.3815373864957726e-09, -4.4450590287963281e-08, 2.0032947535521353e-07,
-     -8.5687202646954547e-07, 3.4702513081376785e-06, -1.3273163656039436e-05, 4.7815651075500542e-05, -0.00016176081582589674,
-     0.00051228595616857576, -0.0015135724506312532, 0.0041564229443128882, -0.010564084894626197, 0.024726449030626516,
-     -0.052945981208094989, 0.10264365868984709, -0.17641651835783406, 0.25258718644363365),
-    (7.5172963108421052e-18, 4.4143483230717077e-18, -4.6503053684893586e-17, -3.2095259219934238e-17, 2.96262899764595e-16,
-     3.3082023109209285e-16, -1.8803547755107825e-15, -3.8144030724370075e-15, 1.0420276984128802e-14, 4.272440016711951e-14,
-     -2.1015418427726643e-14, -4.0835511110921974e-13, -7.1985517762459084e-13, 2.0356285441470896e-12, 1.4125807436613782e-11,
-     3.2526035830154884e-11, -1.8974958123505413e-11, -5.5897434621965838e-10, -3.835380385964237e-09, -2.6314688468895196e-08,
-     -2.5122362378702088e-07, -3.8825648088776906e-06, -0.00011058893876262371, -0.0097610974913614687, 0.77857623501828011),
-)  # fmt: skip
+    (
+        2.7779141127610464e-18,
+        -2.111421214358166e-17,
+        1.5536319577362005e-16,
+        -1.1055969477353862e-15,
+        7.6006842947354077e-15,
+        -5.0421855047279118e-14,
+        3.2237933659455748e-13,
+        -1.9839743977649436e-12,
+        1.1736186298890901e-11,
+        -6.6634897235020271e-11,
+        3.6255902815521172e-10,
+        -1.8872497517228294e-09,
+        9.3815373864957726e-09,
+        -4.4450590287963281e-08,
+        2.0032947535521353e-07,
+        -8.5687202646954547e-07,
+        3.4702513081376785e-06,
+        -1.3273163656039436e-05,
+        4.7815651075500542e-05,
+        -0.00016176081582589674,
+        0.00051228595616857576,
+        -0.0015135724506312532,
+        0.0041564229443128882,
+        -0.010564084894626197,
+        0.024726449030626516,
+        -0.052945981208094989,
+        0.10264365868984709,
+        -0.17641651835783406,
+        0.25258718644363365,
+    ),
+    (
+        7.5172963108421052e-18,
+        4.4143483230717077e-18,
+        -4.6503053684893586e-17,
+        -3.2095259219934238e-17,
+        2.96262899764595e-16,
+        3.3082023109209285e-16,
+        -1.8803547755107825e-15,
+        -3.8144030724370075e-15,
+        1.0420276984128802e-14,
+        4.272440016711951e-14,
+        -2.1015418427726643e-14,
+        -4.0835511110921974e-13,
+        -7.1985517762459084e-13,
+        2.0356285441470896e-12,
+        1.4125807436613782e-11,
+        3.2526035830154884e-11,
+        -1.8974958123505413e-11,
+        -5.5897434621965838e-10,
+        -3.835380385964237e-09,
+        -2.6314688468895196e-08,
+        -2.5122362378702088e-07,
+        -3.8825648088776906e-06,
+        -0.00011058893876262371,
+        -0.0097610974913614687,
+        0.77857623501828011,
+    ),
+)
 
 
-def _chebyshev(x: E, coefficients) -> E:
+def _chebyshev(x: E, coefficients: Sequence[float]) -> E:
     b0, b1, b2 = x * 0, x * 0, x * 0
     for c in coefficients:
         b0, b1, b2 = x * b0 - b1 + c, b0, b1
@@ -201,26 +250,6 @@ def bessel_i1e(x: E) -> E:
     return value * x.op("sign")
 
 
-def next_after(x: Instruction, y: Instruction) -> Instruction:
-    """The next value of the type from x towards y."""
-    bits = f"s{DTYPES[x.shape.dtype].bits}"
-    from_bits, to_bits = b.bitcast_convert(x, bits), b.bitcast_convert(y, bits)
-    smallest = b.full_like(from_bits, -(1 << (DTYPES[bits].bits - 1)))
-    one, zero = b.full_like(from_bits, 1), b.full_like(from_bits, 0)
-    toward = b.or_(
-        b.and_(to_bits, smallest), one
-    )  # from zero: the smallest value with the sign of y
-    same_sign = b.compare(b.and_(b.xor(from_bits, to_bits), smallest), zero, "EQ")
-    shrinks = b.or_(b.compare(b.abs_(x), b.abs_(y), "GT"), b.not_(same_sign))
-    stepped = b.add(from_bits, b.select(shrinks, b.negate(one), one))
-    is_zero = b.compare(x, b.full_like(x, 0), "EQ")
-    moved = b.bitcast_convert(b.select(is_zero, toward, stepped), x.shape.dtype)
-    result = b.select(b.compare(x, y, "EQ"), y, moved)
-    return b.select(
-        b.or_(b.compare(x, x, "NE"), b.compare(y, y, "NE")), b.full_like(x, math.nan), result
-    )
-
-
 def mulhi(x: Instruction, y: Instruction) -> Instruction:
     """The upper half of the product of integers."""
     dtype, bits = x.shape.dtype, DTYPES[x.shape.dtype].bits
@@ -229,8 +258,12 @@ def mulhi(x: Instruction, y: Instruction) -> Instruction:
     if bits < 64:
         wide = f"{x.shape.kind}{2 * bits}"
         product = b.multiply(b.convert(x, wide), b.convert(y, wide))
-        return b.convert(instr("shift-right-logical", (product, b.full_like(product, bits))), dtype)
-    half, mask = b.full_like(b.convert(x, "u64"), 32), b.full_like(b.convert(x, "u64"), 0xFFFFFFFF)
+        return b.convert(
+            instr("shift-right-logical", (product, b.full_like(product, bits))),
+            dtype,
+        )
+    half = b.full_like(b.convert(x, "u64"), 32)
+    mask = b.full_like(b.convert(x, "u64"), 0xFFFFFFFF)
     u, v = b.convert(x, "u64"), b.convert(y, "u64")
     (u0, u1), (v0, v1) = (
         (b.and_(w, mask), instr("shift-right-logical", (w, half))) for w in (u, v)
@@ -246,6 +279,7 @@ def mulhi(x: Instruction, y: Instruction) -> Instruction:
         zero = b.full_like(x, 0)
         for a, other in ((x, v), (y, u)):
             high = b.subtract(
-                high, b.select(b.compare(a, zero, "LT"), other, b.full_like(other, 0))
+                high,
+                b.select(b.compare(a, zero, "LT"), other, b.full_like(other, 0)),
             )
     return b.convert(high, dtype)

@@ -1,25 +1,27 @@
-"""MLIR types of StableHLO text: `tensor<2x?xf32>`, `tuple<…>`, `!stablehlo.token`, quantized element types.
+"""MLIR types of StableHLO text: `tensor<2x?xf32>`, `tuple<…>`, `!stablehlo.token`, quantized
+element types.
 
-A static tensor is a Shape. An unknown size `?` is the Unknown object in `dims` until conversion gives it a symbol.
-"""
+A static tensor is a Shape. An unknown size `?` is the Unknown object in `dims` until conversion
+gives it a symbol."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from torch_hlo.hlo.scan import MAX_INT, Scanner
-from torch_hlo.hlo.shape import Shape, tuple_shape
+from torch_hlo.hlo.ir.shape import Shape, tuple_shape
+from torch_hlo.hlo.text.scanner import MAX_INT, Scanner
 
 UNKNOWN = -1  # in `dims`: a size that the text leaves open
 MAX_DEPTH = 50
 ELEMENTS = {
-    "i1": "pred", "i2": "s2", "i4": "s4", "i8": "s8", "i16": "s16", "i32": "s32", "i64": "s64", "index": "s64",
-    "si2": "s2", "si4": "s4", "si8": "s8", "si16": "s16", "si32": "s32", "si64": "s64",
-    "ui2": "u2", "ui4": "u4", "ui8": "u8", "ui16": "u16", "ui32": "u32", "ui64": "u64",
-    "f16": "f16", "bf16": "bf16", "f32": "f32", "f64": "f64", "complex<f32>": "c64", "complex<f64>": "c128",
-    "f8E4M3FN": "f8e4m3fn", "f8E5M2": "f8e5m2", "f8E4M3FNUZ": "f8e4m3fnuz", "f8E5M2FNUZ": "f8e5m2fnuz",
-    "f8E4M3": "f8e4m3", "f8E3M4": "f8e3m4", "f8E4M3B11FNUZ": "f8e4m3b11fnuz",
+    "i1": "pred", "i2": "s2", "i4": "s4", "i8": "s8", "i16": "s16", "i32": "s32", "i64": "s64",
+    "index": "s64", "si2": "s2", "si4": "s4", "si8": "s8", "si16": "s16", "si32": "s32",
+    "si64": "s64", "ui2": "u2", "ui4": "u4", "ui8": "u8", "ui16": "u16", "ui32": "u32",
+    "ui64": "u64", "f16": "f16", "bf16": "bf16", "f32": "f32", "f64": "f64", "complex<f32>": "c64",
+    "complex<f64>": "c128", "f8E4M3FN": "f8e4m3fn", "f8E5M2": "f8e5m2", "f8E4M3FNUZ": "f8e4m3fnuz",
+    "f8E5M2FNUZ": "f8e5m2fnuz", "f8E4M3": "f8e4m3", "f8E3M4": "f8e3m4",
+    "f8E4M3B11FNUZ": "f8e4m3b11fnuz",
 }  # fmt: skip
 NAMES = {v: k for k, v in reversed(ELEMENTS.items())} | {"pred": "i1", "s64": "i64"}
 _DIMS = re.compile(r"((?:(?:[0-9]{1,19}|\?)\s*x\s*)*+)")
@@ -34,7 +36,8 @@ _NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """`!quant.uniform<i8:f32:1, {0.1:2, 0.2:3}>`: integers that stand for (value - zero point) * scale."""
+    """`!quant.uniform<i8:f32:1, {0.1:2, 0.2:3}>`: integers that stand for (value - zero point) *
+    scale."""
 
     storage: str
     expressed: str
@@ -46,7 +49,8 @@ class Quantized:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A value's type: `shape` (of the stored values), and how to read them when they are quantized."""
+    """A value's type: `shape` (of the stored values), and how to read them when they are
+    quantized."""
 
     shape: Shape
     quantized: Quantized | None = None
@@ -93,7 +97,8 @@ def _tensor(s: Scanner) -> Type:
 def _element(s: Scanner, text: str) -> str:
     if text not in ELEMENTS:
         raise s.error(
-            f"unknown element type {text!r}; known are {', '.join(ELEMENTS)}", s.pos - len(text)
+            f"unknown element type {text!r}; known are {', '.join(ELEMENTS)}",
+            s.pos - len(text),
         )
     return ELEMENTS[text]
 
@@ -128,7 +133,12 @@ def _quantized(s: Scanner) -> Quantized:
     if not pairs or any(scale <= 0 for scale, _ in pairs) or (axis is None and len(pairs) != 1):
         raise s.error("bad quantized type", begin)
     return Quantized(
-        storage, expressed, tuple(p[0] for p in pairs), tuple(p[1] for p in pairs), axis, limits
+        storage,
+        expressed,
+        tuple(p[0] for p in pairs),
+        tuple(p[1] for p in pairs),
+        axis,
+        limits,
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from torch_hlo.hlo.ir import Instruction
-from torch_hlo.hlo.shape import Shape
-from torch_hlo.hlo.sharding_text import to_xla
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.opcodes import OPCODES
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.sharding.sharding_text import to_xla
 from torch_hlo.hlo.stablehlo.types import type_text
-from torch_hlo.hlo.stablehlo.write import (
+from torch_hlo.hlo.stablehlo.writer import (
     WriteError,
     Writer,
     array,
@@ -24,11 +26,22 @@ from torch_hlo.hlo.stablehlo.write import (
 )
 
 
+def _pointwise(w: Writer, x: Instruction) -> list[str]:
+    return w.op(x, OPCODES[x.op].spelling or "")
+
+
+writes(*(name for name, row in OPCODES.items() if row.spelling is not None))(_pointwise)
+
+
 @writes("compare")
-def _compare(w: Writer, x: Instruction):
-    kind = {"f": "FLOAT", "s": "SIGNED", "u": "UNSIGNED", "p": "UNSIGNED", "c": "FLOAT"}[
-        x.operands[0].shape.kind
-    ]
+def _compare(w: Writer, x: Instruction) -> list[str]:
+    kind = {
+        "f": "FLOAT",
+        "s": "SIGNED",
+        "u": "UNSIGNED",
+        "p": "UNSIGNED",
+        "c": "FLOAT",
+    }[x.operands[0].shape.kind]
     attrs = dictionary(
         comparison_direction=f"#stablehlo<comparison_direction {x['direction']}>",
         compare_type=f"#stablehlo<comparison_type {x.get('type') or kind}>",
@@ -37,7 +50,7 @@ def _compare(w: Writer, x: Instruction):
 
 
 @writes("reduce-precision")
-def _reduce_precision(w: Writer, x: Instruction):
+def _reduce_precision(w: Writer, x: Instruction) -> list[str]:
     return w.op(
         x,
         "stablehlo.reduce_precision",
@@ -46,12 +59,12 @@ def _reduce_precision(w: Writer, x: Instruction):
 
 
 @writes("bitcast-convert")
-def _bitcast_convert(w: Writer, x: Instruction):
+def _bitcast_convert(w: Writer, x: Instruction) -> list[str]:
     return w.op(x, "stablehlo.bitcast_convert")
 
 
 @writes("uniform-quantize", "uniform-dequantize")
-def _quantize(w: Writer, x: Instruction):
+def _quantize(w: Writer, x: Instruction) -> list[str]:
     raise WriteError(
         f"{x.op} of {x.operands[0].shape}: the scales are operands here and part of the type there"
     )
@@ -61,96 +74,120 @@ def _quantize(w: Writer, x: Instruction):
 
 
 @writes("constant")
-def _constant(w: Writer, x: Instruction):
-    return w.emit("stablehlo.constant", [], [], [x.shape], f"value = {dense_text(x['literal'])}")
+def _constant(w: Writer, x: Instruction) -> list[str]:
+    return w.emit(
+        "stablehlo.constant",
+        [],
+        [],
+        [x.shape],
+        f"value = {dense_text(x['literal'])}",
+    )
 
 
 @writes("iota")
-def _iota(w: Writer, x: Instruction):
+def _iota(w: Writer, x: Instruction) -> list[str]:
     return w.op(x, "stablehlo.iota", f"iota_dimension = {integer(x['iota_dimension'])}")
 
 
 @writes("broadcast")
-def _broadcast(w: Writer, x: Instruction):
-    return w.op(x, "stablehlo.broadcast_in_dim", f"broadcast_dimensions = {array(x['dimensions'])}")
+def _broadcast(w: Writer, x: Instruction) -> list[str]:
+    return w.op(
+        x,
+        "stablehlo.broadcast_in_dim",
+        f"broadcast_dimensions = {array(x['dimensions'])}",
+    )
 
 
 @writes("reshape", "bitcast")
-def _reshape(w: Writer, x: Instruction):
+def _reshape(w: Writer, x: Instruction) -> list[str]:
     if x.shape.dtype != x.operands[0].shape.dtype:
         raise WriteError(f"bitcast of {x.operands[0].shape} to {x.shape}: use bitcast-convert")
     return w.op(x, "stablehlo.reshape")
 
 
 @writes("copy", "add-dependency", "domain")
-def _same(w: Writer, x: Instruction):
+def _same(w: Writer, x: Instruction) -> list[str]:
     return w[x.operands[0]]
 
 
 @writes("abs", "sign")
-def _of_unsigned(w: Writer, x: Instruction):
+def _of_unsigned(w: Writer, x: Instruction) -> list[str]:
     """StableHLO has neither for unsigned integers: |x| is x, and the sign is min(x, 1)."""
     if x.shape.kind != "u":
         return w.op(x, "stablehlo." + x.op)
     if x.op == "abs":
         return w[x.operands[0]]
     (one,) = w.emit(
-        "stablehlo.constant", [], [], [x.shape], f"value = dense<1> : {type_text(x.shape)}"
+        "stablehlo.constant",
+        [],
+        [],
+        [x.shape],
+        f"value = dense<1> : {type_text(x.shape)}",
     )
     return w.emit("stablehlo.minimum", [*w.operands(x), one], [x.shape, x.shape], [x.shape])
 
 
 @writes("transpose")
-def _transpose(w: Writer, x: Instruction):
+def _transpose(w: Writer, x: Instruction) -> list[str]:
     return w.op(x, "stablehlo.transpose", f"permutation = {array(x['dimensions'])}")
 
 
 @writes("reverse")
-def _reverse(w: Writer, x: Instruction):
+def _reverse(w: Writer, x: Instruction) -> list[str]:
     return w.op(x, "stablehlo.reverse", f"dimensions = {array(x['dimensions'])}")
 
 
 @writes("slice")
-def _slice(w: Writer, x: Instruction):
+def _slice(w: Writer, x: Instruction) -> list[str]:
     starts, limits, strides = zip(*x["slice"], strict=True) if x["slice"] else ((), (), ())
     return w.op(
         x,
         "stablehlo.slice",
-        f"start_indices = {array(starts)}, limit_indices = {array(limits)}, strides = {array(strides)}",
+        f"start_indices = {array(starts)}, limit_indices = {array(limits)}, strides ="
+        f" {array(strides)}",
     )
 
 
 @writes("pad")
-def _pad(w: Writer, x: Instruction):
+def _pad(w: Writer, x: Instruction) -> list[str]:
     low, high, inner = zip(*x["padding"], strict=True) if x["padding"] else ((), (), ())
     return w.op(
         x,
         "stablehlo.pad",
-        f"edge_padding_low = {array(low)}, edge_padding_high = {array(high)}, interior_padding = {array(inner)}",
+        f"edge_padding_low = {array(low)}, edge_padding_high = {array(high)}, interior_padding ="
+        f" {array(inner)}",
     )
 
 
 @writes("concatenate")
-def _concatenate(w: Writer, x: Instruction):
+def _concatenate(w: Writer, x: Instruction) -> list[str]:
     return w.op(x, "stablehlo.concatenate", f"dimension = {integer(x['dimensions'][0])}")
 
 
 @writes("dynamic-slice")
-def _dynamic_slice(w: Writer, x: Instruction):
-    return w.op(x, "stablehlo.dynamic_slice", f"slice_sizes = {array(x['dynamic_slice_sizes'])}")
+def _dynamic_slice(w: Writer, x: Instruction) -> list[str]:
+    return w.op(
+        x,
+        "stablehlo.dynamic_slice",
+        f"slice_sizes = {array(x['dynamic_slice_sizes'])}",
+    )
 
 
 @writes("dynamic-update-slice")
-def _dynamic_update_slice(w: Writer, x: Instruction):
+def _dynamic_update_slice(w: Writer, x: Instruction) -> list[str]:
     return w.op(x, "stablehlo.dynamic_update_slice")
 
 
 @writes("get-dimension-size")
-def _get_dimension_size(w: Writer, x: Instruction):
-    return w.op(x, "stablehlo.get_dimension_size", f"dimension = {integer(x['dimensions'][0])}")
+def _get_dimension_size(w: Writer, x: Instruction) -> list[str]:
+    return w.op(
+        x,
+        "stablehlo.get_dimension_size",
+        f"dimension = {integer(x['dimensions'][0])}",
+    )
 
 
-def _struct(kind: str, **fields) -> str:
+def _struct(kind: str, **fields: Any) -> str:
     shown = [
         f"{k} = {list(v) if isinstance(v, tuple) else v}" for k, v in fields.items() if v != ()
     ]
@@ -158,25 +195,37 @@ def _struct(kind: str, **fields) -> str:
 
 
 @writes("gather")
-def _gather(w: Writer, x: Instruction):
+def _gather(w: Writer, x: Instruction) -> list[str]:
     numbers = _struct(
-        "gather", offset_dims=x["offset_dims"], collapsed_slice_dims=x["collapsed_slice_dims"], operand_batching_dims=x["operand_batching_dims"],
-        start_indices_batching_dims=x["start_indices_batching_dims"], start_index_map=x["start_index_map"], index_vector_dim=x["index_vector_dim"],
-    )  # fmt: skip
-    attrs = f"dimension_numbers = {numbers}, slice_sizes = {array(x['slice_sizes'])}, indices_are_sorted = {boolean(x['indices_are_sorted'])}"
+        "gather",
+        offset_dims=x["offset_dims"],
+        collapsed_slice_dims=x["collapsed_slice_dims"],
+        operand_batching_dims=x["operand_batching_dims"],
+        start_indices_batching_dims=x["start_indices_batching_dims"],
+        start_index_map=x["start_index_map"],
+        index_vector_dim=x["index_vector_dim"],
+    )
+    attrs = (
+        f"dimension_numbers = {numbers}, slice_sizes = {array(x['slice_sizes'])},"
+        f" indices_are_sorted = {boolean(x['indices_are_sorted'])}"
+    )
     return w.op(x, "stablehlo.gather", attrs)
 
 
 @writes("scatter")
-def _scatter(w: Writer, x: Instruction):
+def _scatter(w: Writer, x: Instruction) -> list[str]:
     numbers = _struct(
-        "scatter", update_window_dims=x["update_window_dims"], inserted_window_dims=x["inserted_window_dims"],
-        input_batching_dims=x["input_batching_dims"], scatter_indices_batching_dims=x["scatter_indices_batching_dims"],
-        scatter_dims_to_operand_dims=x["scatter_dims_to_operand_dims"], index_vector_dim=x["index_vector_dim"],
-    )  # fmt: skip
+        "scatter",
+        update_window_dims=x["update_window_dims"],
+        inserted_window_dims=x["inserted_window_dims"],
+        input_batching_dims=x["input_batching_dims"],
+        scatter_indices_batching_dims=x["scatter_indices_batching_dims"],
+        scatter_dims_to_operand_dims=x["scatter_dims_to_operand_dims"],
+        index_vector_dim=x["index_vector_dim"],
+    )
     attrs = (
-        f"scatter_dimension_numbers = {numbers}, indices_are_sorted = {boolean(x['indices_are_sorted'])}, "
-        f"unique_indices = {boolean(x['unique_indices'])}"
+        f"scatter_dimension_numbers = {numbers}, indices_are_sorted ="
+        f" {boolean(x['indices_are_sorted'])}, unique_indices = {boolean(x['unique_indices'])}"
     )
     return w.op(x, "stablehlo.scatter", attrs, [w.region(x["to_apply"])])
 
@@ -190,11 +239,14 @@ def _precision(x: Instruction) -> str | None:
 
 
 @writes("dot")
-def _dot(w: Writer, x: Instruction):
+def _dot(w: Writer, x: Instruction) -> list[str]:
     numbers = _struct(
-        "dot", lhs_batching_dimensions=x["lhs_batch_dims"], rhs_batching_dimensions=x["rhs_batch_dims"],
-        lhs_contracting_dimensions=x["lhs_contracting_dims"], rhs_contracting_dimensions=x["rhs_contracting_dims"],
-    )  # fmt: skip
+        "dot",
+        lhs_batching_dimensions=x["lhs_batch_dims"],
+        rhs_batching_dimensions=x["rhs_batch_dims"],
+        lhs_contracting_dimensions=x["lhs_contracting_dims"],
+        rhs_contracting_dimensions=x["rhs_contracting_dims"],
+    )
     return w.op(
         x,
         "stablehlo.dot_general",
@@ -203,45 +255,55 @@ def _dot(w: Writer, x: Instruction):
 
 
 @writes("convolution")
-def _convolution(w: Writer, x: Instruction):
+def _convolution(w: Writer, x: Instruction) -> list[str]:
     labels = re.sub(
         r"[bfio0-9]+", lambda m: "[" + ", ".join(m.group()) + "]", x["dim_labels"]
     ).replace("_", "x")
     window = x["window"]
     attrs = dictionary(
-        dimension_numbers=f"#stablehlo.conv<{labels}>", window_strides=array([d.stride for d in window]),
-        padding=matrix([(d.pad_low, d.pad_high) for d in window], 2), lhs_dilation=array([d.base_dilation for d in window]),
-        rhs_dilation=array([d.window_dilation for d in window]), window_reversal=array([d.reversal for d in window], "i1"),
-        feature_group_count=integer(x["feature_group_count"]), batch_group_count=integer(x["batch_group_count"]), precision_config=_precision(x),
-    )  # fmt: skip
+        dimension_numbers=f"#stablehlo.conv<{labels}>",
+        window_strides=array([d.stride for d in window]),
+        padding=matrix([(d.pad_low, d.pad_high) for d in window], 2),
+        lhs_dilation=array([d.base_dilation for d in window]),
+        rhs_dilation=array([d.window_dilation for d in window]),
+        window_reversal=array([d.reversal for d in window], "i1"),
+        feature_group_count=integer(x["feature_group_count"]),
+        batch_group_count=integer(x["batch_group_count"]),
+        precision_config=_precision(x),
+    )
     return w.op(x, "stablehlo.convolution", attrs)
 
 
 @writes("reduce")
-def _reduce(w: Writer, x: Instruction):
+def _reduce(w: Writer, x: Instruction) -> list[str]:
     return w.op(
-        x, "stablehlo.reduce", f"dimensions = {array(x['dimensions'])}", [w.region(x["to_apply"])]
+        x,
+        "stablehlo.reduce",
+        f"dimensions = {array(x['dimensions'])}",
+        [w.region(x["to_apply"])],
     )
 
 
 def _windows(x: Instruction) -> str:
     window = x["window"]
     return dictionary(
-        window_dimensions=array([d.size for d in window]), window_strides=array([d.stride for d in window]),
-        base_dilations=array([d.base_dilation for d in window]), window_dilations=array([d.window_dilation for d in window]),
+        window_dimensions=array([d.size for d in window]),
+        window_strides=array([d.stride for d in window]),
+        base_dilations=array([d.base_dilation for d in window]),
+        window_dilations=array([d.window_dilation for d in window]),
         padding=matrix([(d.pad_low, d.pad_high) for d in window], 2),
-    )  # fmt: skip
+    )
 
 
 @writes("reduce-window")
-def _reduce_window(w: Writer, x: Instruction):
+def _reduce_window(w: Writer, x: Instruction) -> list[str]:
     if any(d.reversal for d in x["window"]):
         raise WriteError(f"reduce-window of {x.operands[0].shape}: a reversed window")
     return w.op(x, "stablehlo.reduce_window", _windows(x), [w.region(x["to_apply"])])
 
 
 @writes("select-and-scatter")
-def _select_and_scatter(w: Writer, x: Instruction):
+def _select_and_scatter(w: Writer, x: Instruction) -> list[str]:
     kept = [
         part
         for part in re.split(r", (?=\w+ = )", _windows(x))
@@ -258,41 +320,51 @@ def _select_and_scatter(w: Writer, x: Instruction):
 
 
 @writes("map")
-def _map(w: Writer, x: Instruction):
+def _map(w: Writer, x: Instruction) -> list[str]:
     return w.op(
-        x, "stablehlo.map", f"dimensions = {array(range(x.shape.rank))}", [w.region(x["to_apply"])]
+        x,
+        "stablehlo.map",
+        f"dimensions = {array(range(x.shape.rank))}",
+        [w.region(x["to_apply"])],
     )
 
 
 @writes("sort")
-def _sort(w: Writer, x: Instruction):
+def _sort(w: Writer, x: Instruction) -> list[str]:
     attrs = f"dimension = {integer(x['dimensions'][0])}, is_stable = {boolean(x['is_stable'])}"
     return w.op(x, "stablehlo.sort", attrs, [w.region(x["to_apply"])])
 
 
 @writes("topk")
-def _topk(w: Writer, x: Instruction):
+def _topk(w: Writer, x: Instruction) -> list[str]:
     if not x["largest"]:
         raise WriteError(f"topk of {x.operands[0].shape}: only the largest")
     return w.op(x, "chlo.top_k", f"k = {integer(x['k'])}")
 
 
 @writes("ragged-dot")
-def _ragged_dot(w: Writer, x: Instruction):
+def _ragged_dot(w: Writer, x: Instruction) -> list[str]:
     names = {
-        "lhs_batching_dimensions": "lhs_batch_dims", "rhs_batching_dimensions": "rhs_batch_dims",
-        "lhs_contracting_dimensions": "lhs_contracting_dims", "rhs_contracting_dimensions": "rhs_contracting_dims",
-        "lhs_ragged_dimensions": "lhs_ragged_dims", "rhs_group_dimensions": "rhs_group_dims",
-    }  # fmt: skip
+        "lhs_batching_dimensions": "lhs_batch_dims",
+        "rhs_batching_dimensions": "rhs_batch_dims",
+        "lhs_contracting_dimensions": "lhs_contracting_dims",
+        "rhs_contracting_dimensions": "rhs_contracting_dims",
+        "lhs_ragged_dimensions": "lhs_ragged_dims",
+        "rhs_group_dimensions": "rhs_group_dims",
+    }
     numbers = ", ".join(f"{theirs} = {list(x[ours])}" for theirs, ours in names.items())
-    return w.op(x, "chlo.ragged_dot", f"ragged_dot_dimension_numbers = #chlo.ragged_dot<{numbers}>")
+    return w.op(
+        x,
+        "chlo.ragged_dot",
+        f"ragged_dot_dimension_numbers = #chlo.ragged_dot<{numbers}>",
+    )
 
 
 # Linear algebra, statistics, random numbers
 
 
 @writes("fft")
-def _fft(w: Writer, x: Instruction):
+def _fft(w: Writer, x: Instruction) -> list[str]:
     return w.op(
         x,
         "stablehlo.fft",
@@ -301,12 +373,12 @@ def _fft(w: Writer, x: Instruction):
 
 
 @writes("cholesky")
-def _cholesky(w: Writer, x: Instruction):
+def _cholesky(w: Writer, x: Instruction) -> list[str]:
     return w.op(x, "stablehlo.cholesky", f"lower = {boolean(x['lower'])}")
 
 
 @writes("triangular-solve")
-def _triangular_solve(w: Writer, x: Instruction):
+def _triangular_solve(w: Writer, x: Instruction) -> list[str]:
     flags = {name: boolean(x[name]) for name in ("left_side", "lower", "unit_diagonal")}
     return w.op(
         x,
@@ -316,7 +388,7 @@ def _triangular_solve(w: Writer, x: Instruction):
 
 
 @writes("batch-norm-training", "batch-norm-inference", "batch-norm-grad")
-def _batch_norm(w: Writer, x: Instruction):
+def _batch_norm(w: Writer, x: Instruction) -> list[str]:
     return w.op(
         x,
         "stablehlo." + x.op.replace("-", "_"),
@@ -325,15 +397,17 @@ def _batch_norm(w: Writer, x: Instruction):
 
 
 @writes("rng-bit-generator")
-def _rng_bit_generator(w: Writer, x: Instruction):
+def _rng_bit_generator(w: Writer, x: Instruction) -> list[str]:
     algorithm = x["algorithm"].removeprefix("rng_").upper()
     return w.op(
-        x, "stablehlo.rng_bit_generator", f"rng_algorithm = #stablehlo<rng_algorithm {algorithm}>"
+        x,
+        "stablehlo.rng_bit_generator",
+        f"rng_algorithm = #stablehlo<rng_algorithm {algorithm}>",
     )
 
 
 @writes("rng")
-def _rng(w: Writer, x: Instruction):
+def _rng(w: Writer, x: Instruction) -> list[str]:
     rank = x.shape.rank
     text = "[" + ", ".join(map(str, x.shape.dims)) + "]" if rank else ""
     sizes = w.emit(
@@ -353,35 +427,35 @@ def _rng(w: Writer, x: Instruction):
 
 
 @writes("tuple")
-def _tuple(w: Writer, x: Instruction):
+def _tuple(w: Writer, x: Instruction) -> list[str]:
     return w.operands(x)
 
 
 @writes("get-tuple-element")
-def _get_tuple_element(w: Writer, x: Instruction):
+def _get_tuple_element(w: Writer, x: Instruction) -> list[str]:
     counts = [len(leaves(e)) for e in x.operands[0].shape.elements]
     begin = sum(counts[: x["index"]])
     return w[x.operands[0]][begin : begin + counts[x["index"]]]
 
 
 @writes("opt-barrier")
-def _opt_barrier(w: Writer, x: Instruction):
+def _opt_barrier(w: Writer, x: Instruction) -> list[str]:
     return w.op(x, "stablehlo.optimization_barrier")
 
 
 @writes("after-all")
-def _after_all(w: Writer, x: Instruction):
+def _after_all(w: Writer, x: Instruction) -> list[str]:
     return w.op(x, "stablehlo.after_all" if x.operands else "stablehlo.create_token")
 
 
 @writes("call", "fusion")
-def _call(w: Writer, x: Instruction):
+def _call(w: Writer, x: Instruction) -> list[str]:
     name = w.program.name_of(x["to_apply"] if x.op == "call" else x["calls"])
     return w.op(x, "func.call", f"callee = @{name}")
 
 
 @writes("while")
-def _while(w: Writer, x: Instruction):
+def _while(w: Writer, x: Instruction) -> list[str]:
     shapes = leaves(x.shape)
     args = [[(w.fresh().replace("%", "%a"), s) for s in shapes] for _ in range(2)]
     regions = [w.calling(x[c], a, [n for n, _ in a]) for c, a in zip(("condition", "body"), args)]
@@ -389,7 +463,7 @@ def _while(w: Writer, x: Instruction):
 
 
 @writes("conditional")
-def _conditional(w: Writer, x: Instruction):
+def _conditional(w: Writer, x: Instruction) -> list[str]:
     selector, *operands = x.operands
     regions = [
         w.calling(c, [], w[o]) for c, o in zip(x["branch_computations"], operands, strict=True)
@@ -399,7 +473,7 @@ def _conditional(w: Writer, x: Instruction):
 
 
 @writes("custom-call")
-def _custom_call(w: Writer, x: Instruction):
+def _custom_call(w: Writer, x: Instruction) -> list[str]:
     config = x.get("backend_config") or x.get("opaque") or ""
     sharding = x.get("sharding")
     if (
@@ -409,7 +483,9 @@ def _custom_call(w: Writer, x: Instruction):
         and not sharding.manual
     ):
         return w.op(
-            x, "sdy.sharding_constraint", f"sharding = #sdy.sharding{sharding_text(sharding)}"
+            x,
+            "sdy.sharding_constraint",
+            f"sharding = #sdy.sharding{sharding_text(sharding)}",
         )
     attrs = dictionary(
         call_target_name=string(x["custom_call_target"]),
@@ -441,12 +517,17 @@ def _collective(x: Instruction) -> dict[str, str]:
 
 
 @writes("all-reduce")
-def _all_reduce(w: Writer, x: Instruction):
-    return w.op(x, "stablehlo.all_reduce", dictionary(**_collective(x)), [w.region(x["to_apply"])])
+def _all_reduce(w: Writer, x: Instruction) -> list[str]:
+    return w.op(
+        x,
+        "stablehlo.all_reduce",
+        dictionary(**_collective(x)),
+        [w.region(x["to_apply"])],
+    )
 
 
 @writes("all-gather")
-def _all_gather(w: Writer, x: Instruction):
+def _all_gather(w: Writer, x: Instruction) -> list[str]:
     return w.op(
         x,
         "stablehlo.all_gather",
@@ -455,13 +536,13 @@ def _all_gather(w: Writer, x: Instruction):
 
 
 @writes("reduce-scatter")
-def _reduce_scatter(w: Writer, x: Instruction):
+def _reduce_scatter(w: Writer, x: Instruction) -> list[str]:
     attrs = dictionary(scatter_dimension=integer(x["dimensions"][0]), **_collective(x))
     return w.op(x, "stablehlo.reduce_scatter", attrs, [w.region(x["to_apply"])])
 
 
 @writes("all-to-all")
-def _all_to_all(w: Writer, x: Instruction):
+def _all_to_all(w: Writer, x: Instruction) -> list[str]:
     if x.get("dimensions") is None or not x["replica_groups"]:
         raise WriteError("all-to-all: needs dimensions and replica_groups")
     d = x["dimensions"][0]
@@ -477,7 +558,7 @@ def _all_to_all(w: Writer, x: Instruction):
 
 
 @writes("collective-permute")
-def _collective_permute(w: Writer, x: Instruction):
+def _collective_permute(w: Writer, x: Instruction) -> list[str]:
     attrs = _channel(x)
     return w.op(
         x,
@@ -487,13 +568,13 @@ def _collective_permute(w: Writer, x: Instruction):
 
 
 @writes("collective-broadcast")
-def _collective_broadcast(w: Writer, x: Instruction):
+def _collective_broadcast(w: Writer, x: Instruction) -> list[str]:
     attrs = {k: v for k, v in _collective(x).items() if k != "use_global_device_ids"}
     return w.op(x, "stablehlo.collective_broadcast", dictionary(**attrs))
 
 
 @writes("partition-id", "replica-id")
-def _device(w: Writer, x: Instruction):
+def _device(w: Writer, x: Instruction) -> list[str]:
     return w.op(x, "stablehlo." + x.op.replace("-", "_"))
 
 
@@ -501,19 +582,25 @@ def _device(w: Writer, x: Instruction):
 
 
 @writes("copy-start")
-def _copy_start(w: Writer, x: Instruction):
+def _copy_start(w: Writer, x: Instruction) -> list[str]:
     names = w[x.operands[0]]
-    zero = w.emit("stablehlo.constant", [], [], [Shape("u32")], "value = dense<0> : tensor<ui32>")
+    zero = w.emit(
+        "stablehlo.constant",
+        [],
+        [],
+        [Shape("u32")],
+        "value = dense<0> : tensor<ui32>",
+    )
     return [*names, *names, *zero]
 
 
 @writes("copy-done")
-def _copy_done(w: Writer, x: Instruction):
+def _copy_done(w: Writer, x: Instruction) -> list[str]:
     return w[x.operands[0]][: len(leaves(x.shape))]
 
 
 @writes("async-start")
-def _async_start(w: Writer, x: Instruction):
+def _async_start(w: Writer, x: Instruction) -> list[str]:
     shapes = [leaf for o in x.operands for leaf in leaves(o.shape)]
     results = w.emit(
         "func.call",
@@ -531,11 +618,11 @@ def _async_start(w: Writer, x: Instruction):
 
 
 @writes("async-update")
-def _async_update(w: Writer, x: Instruction):
+def _async_update(w: Writer, x: Instruction) -> list[str]:
     return w[x.operands[0]]
 
 
 @writes("async-done")
-def _async_done(w: Writer, x: Instruction):
+def _async_done(w: Writer, x: Instruction) -> list[str]:
     begin = len(leaves(x.operands[0].shape.elements[0]))
     return w[x.operands[0]][begin : begin + len(leaves(x.shape))]

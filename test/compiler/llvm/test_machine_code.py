@@ -1,0 +1,78 @@
+"""Functions become object code while others are still being written."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from torch_hlo.compiler.llvm import machine_code
+from torch_hlo.compiler.llvm.machine_code import Objects
+from torch_hlo.compiler.llvm.target import host, platform_target
+from torch_hlo.device.cpu.engine import engine
+
+
+def function(name: str, calls: str = "", lines: int = 40) -> str:
+    body = "\n".join(f"  %v{i + 1} = add i64 %v{i}, {i}" for i in range(lines))
+    call = f"  %v{lines + 1} = call i64 @{calls}(i64 %v{lines})\n" if calls else ""
+    return (
+        f"define i64 @{name}(i64 %v0) {{\nentry:\n{body}\n{call}  ret i64"
+        f" %v{lines + bool(calls)}\n}}\n"
+    )
+
+
+def test_modules_are_compiled_before_the_last_function_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine_code, "MODULE_BYTES", 4000)
+    started, go_on = threading.Event(), threading.Event()
+    compile_one = machine_code.machine_code
+
+    def watched(*args):
+        started.set()
+        assert go_on.wait(60)
+        return compile_one(*args)
+
+    monkeypatch.setattr(machine_code, "machine_code", watched)
+    with Objects(host()) as objects:
+        for i in range(20):
+            objects.add(f"f{i}", function(f"f{i}", f"f{i - 1}" if i else ""))
+        assert started.wait(60)  # and nothing waits for it
+        go_on.set()
+        codes = objects.finish()
+    assert len(codes) == len(objects.texts) > 2
+    engine([code for code, _ in codes], host())  # every reference is found
+
+
+def test_a_reference_to_a_later_function_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine_code, "MODULE_BYTES", 1000)
+    with Objects(host()) as objects:
+        objects.add("first", function("first", "last"))
+        objects.add("second", function("second", "first"))
+        assert not objects.texts
+        objects.add("last", function("last"))
+        assert len(objects.texts) == 1
+        assert len(objects.finish()) == 1
+
+
+def test_what_is_not_a_function_is_named() -> None:
+    with (
+        Objects(host()) as objects,
+        pytest.raises(ValueError, match="function f is not defined by its text"),
+    ):
+        objects.add("f", function("g"))
+
+
+def test_strength_reduction_is_left_out_while_any_program_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    monkeypatch.setattr(machine_code.llvm, "set_option", lambda name, option: asked.append(option))
+    x86 = platform_target("x86_64-linux-gnu")
+    with Objects(x86), Objects(x86):
+        pass
+    with Objects(platform_target("wasm32")):  # has no addressing modes to speak of
+        pass
+    assert asked == ["-disable-lsr=true", "-disable-lsr=false"]

@@ -1,0 +1,106 @@
+"""Elementwise kernels: what they ask memory for ahead of time, parts that lie side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from test.compiler.compiled import check, module
+from test.support import hlo
+from torch_hlo.compiler.codegen import kernel_values, program
+from torch_hlo.compiler.compile import compile_module
+from torch_hlo.compiler.llvm import target
+from torch_hlo.hlo.ir import build
+from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
+
+
+def sums(n: int) -> Module:
+    return hlo(f"""HloModule sums
+add {{
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}}
+ENTRY main {{
+  x = f32[{n}] parameter(0)
+  y = f32[{n}] parameter(1)
+  m = f32[{n}] multiply(x, y)
+  z = f32[] constant(0)
+  s = f32[] reduce(y, z), dimensions={{0}}, to_apply=add
+  ROOT r = (f32[{n}], f32[]) tuple(m, s)
+}}
+""")
+
+
+def prefetches(module: Module) -> int:
+    found: list[str] = []
+    compile_module(module, dump=lambda name, value: found.append(value) if name == "llvm" else None)
+    return "\n".join(found).count("call void @llvm.prefetch")
+
+
+def test_operands_that_no_cache_holds_are_asked_for_ahead() -> None:
+    assert prefetches(sums(1 << 24)) > 0
+
+
+def test_operands_that_a_cache_holds_are_not() -> None:
+    assert prefetches(sums(1 << 20)) == 0
+
+
+@pytest.mark.parametrize("n", [7, 1000, 5003])
+def test_what_lies_behind_the_last_element_is_never_read(
+    n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "COLD_BYTES", 0)
+    monkeypatch.setattr(kernel_values, "STREAMED_BYTES", 0)
+    rng = np.random.default_rng(0)
+    check(
+        sums(n),
+        [rng.random(n, np.float32), rng.random(n, np.float32)],
+        rtol=1e-5,
+        optimize=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("dims", "axis"),
+    [((1000, 1), 1), ((33, 5, 2), 2), ((70, 1, 3), 1), ((7, 1), 1), ((40, 100), 1)],
+)
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "s64", "c64"])
+def test_parts_side_by_side(dims: tuple[int, ...], axis: int, dtype: str) -> None:
+    """What torch.stack(…, -1) makes of computed parts."""
+    x, y = (build.parameter(i, Shape(dtype, dims)) for i in (0, 1))
+    parts = [build.add(x, y), build.multiply(x, y), build.subtract(y, x)]
+    rng = np.random.default_rng(0)
+    inputs = [
+        rng.integers(-4, 5, dims).astype(numpy_dtype(dtype) if dtype != "bf16" else np.float32)
+        for _ in range(2)
+    ]
+    check(
+        module([x, y], build.concatenate(parts, axis)),
+        inputs,
+        rtol=1e-2 if dtype == "bf16" else 1e-6,
+        optimize=True,
+    )
+
+
+def test_scalars_do_not_narrow_vectors() -> None:
+    """A slice at a computed place of f32 is read in whole vectors, though the place is an s64."""
+    m = hlo("""HloModule at
+ENTRY main {
+  x = f32[64,256] parameter(0)
+  i = s64[] parameter(1)
+  z = s64[] constant(0)
+  s = f32[1,256] dynamic-slice(x, i, z), dynamic_slice_sizes={1,256}
+  ROOT t = f32[1,256] tanh(s)
+}
+""")
+    found: list[str] = []
+    compile_module(m, dump=lambda name, value: found.append(value) if name == "llvm" else None)
+    assert f"load <{target.host().lanes(32)} x float>" in "\n".join(found)
+    check(
+        m,
+        [np.random.default_rng(0).random((64, 256), np.float32), np.int64(5)],
+        rtol=1e-5,
+        optimize=True,
+    )

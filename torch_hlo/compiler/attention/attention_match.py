@@ -1,0 +1,563 @@
+"""attention_match: attention written out as products and a softmax becomes the fusions that
+compiler/attention/attention.py describes, forward and backward.
+
+    s = dot(q, k) * c + b, or where(mask, s, fill), or tanh(dot(q, k) / c) * c before that; w =
+    exp(s - max(s)) / sum(...); y = dot(w * dropout, v)
+ -> y = get-tuple-element(fusion(q, k, v, b, c), kind=custom, backend_config={"attention":"forward",
+ …}), index=0
+    and the products of its gradient -> a backward fusion that computes w again from the log-sum-exp
+
+A program may be the forward or the backward half of it, in which the weights are marked calls: one
+returns two numbers per row, results of its fusion, the other begins with them.
+
+Recognized by structure, after the identities have brought every spelling into one form: what leads
+to the weights here, what is made of them by attention_roles. Nothing else may read the scores, the
+weights or their gradients: attention whose weights are returned stays as it is. A row that sees
+nothing is NaN, as softmax's is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_hlo.compiler.attention.attention import attention_of, marked_weights
+from torch_hlo.compiler.attention.attention_meaning import (
+    HIDDEN,
+    as_f32,
+    meaning,
+    repeated,
+    scaled,
+)
+from torch_hlo.compiler.attention.attention_roles import (
+    ELEMENTWISE,
+    Product,
+    Role,
+    Roles,
+    Unknown,
+    bare,
+    is_view,
+    need,
+    turned,
+)
+from torch_hlo.compiler.attention.attention_scores import Scores, rows_of, scores_of
+from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder, users
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.match import carry_meta, inline, splat, substituted
+
+
+@hlo_pass
+def attention_match(module: Module) -> Module:
+    """Products and a softmax -> fused attention."""
+    return over_computations(module, _matched)
+
+
+def _matched(c: Computation) -> Computation:
+    if not any(x.op == "exponential" or marked_weights(x) for x in postorder((c.root,))):
+        return c
+    c = _with_separate_sums(c)
+    order = postorder((c.root,))
+    reads, number = users((c.root,)), {x: i for i, x in enumerate(order)}
+    table: dict[Instruction, Instruction] = {}
+    calls: dict[Instruction, Instruction] = {}
+    for x in order:
+        calls |= _inlined(x, reads)
+        if _may_be_weights(x):
+            try:
+                table |= _Attention(x, reads, number, c.root).replacements()
+            except Unknown:
+                continue
+    table = calls | table
+    return Computation(c.name, c.params, substituted(c.root, table)) if table else c
+
+
+def _may_be_weights(x: Instruction) -> bool:
+    if x.op == "get-tuple-element":
+        return marked_weights(x.operands[0]) and x["index"] == 0
+    return marked_weights(x) or x.op == "divide" and x.operands[0].op == "exponential"
+
+
+def _inlined(
+    x: Instruction, reads: dict[Instruction, list[Instruction]]
+) -> dict[Instruction, Instruction]:
+    """What replaces marked weights that are in no attention."""
+    if not marked_weights(x):
+        return {}
+    found = inline(x["to_apply"], x.operands)
+    return {u: found.operands[u["index"]] for u in reads[x]} if x.shape.is_tuple else {x: found}
+
+
+def _with_separate_sums(c: Computation) -> Computation:
+    """Sums over batch dimensions of added arrays of gradients -> added sums: a bias that layers
+    share."""
+    table = {}
+    for x in postorder((c.root,)):
+        if (
+            x.op == "reduce"
+            and x.shape.rank >= 2
+            and x.shape.dims[-2:] == x.operands[0].shape.dims[-2:]
+            and x["to_apply"].root.op == "add"
+        ):
+            leaves, stack = [], [x.operands[0]]
+            while stack:
+                y = stack.pop()
+                if y.op == "add":
+                    stack += y.operands
+                elif is_view(y, 2):
+                    stack.append(y.operands[0])
+                else:
+                    leaves.append(y)
+            if (
+                len(leaves) > 1
+                and any(y.op == "subtract" for y in leaves)
+                and splat(x.operands[1]) == 0
+            ):
+                dims = x.operands[0].shape.dims
+                parts = [
+                    b.reduce(
+                        b.reshape(as_f32(y), dims),
+                        b.constant(0.0, "f32"),
+                        x["dimensions"],
+                        "add",
+                    )
+                    for y in leaves
+                ]
+                total = parts[0]
+                for part in parts[1:]:
+                    total = b.add(total, part)
+                table[x] = total if x.shape.dtype == "f32" else b.convert(total, x.shape.dtype)
+    return Computation(c.name, c.params, substituted(c.root, table)) if table else c
+
+
+def _product(steps: list[tuple[str, Instruction]]) -> Instruction | None:
+    """The f32 scalar that steps multiply with, None for 1."""
+    total = None
+    for opcode, number in steps:
+        number = number if number.shape.dtype == "f32" else b.convert(number, "f32")
+        total = (
+            number
+            if total is None and opcode == "multiply"
+            else instr(opcode, (b.constant(1.0, "f32") if total is None else total, number))
+        )
+    return total
+
+
+@dataclass(slots=True)
+class _Attention:
+    """One attention around its weights."""
+
+    weights: Instruction
+    reads: dict[Instruction, list[Instruction]]
+    number: dict[Instruction, int]
+    root: Instruction
+    s: Scores = field(init=False)
+    roles: Roles = field(init=False)
+    slopes: set[Instruction] = field(init=False)  # the derivative of the tanh of a cap: 1 - tanh^2
+    anchor: Product = field(init=False)  # of the weights: it says what they are multiplied with
+
+    def replacements(self) -> dict[Instruction, Instruction]:
+        """New instructions for the products and sums of this attention. Raises Unknown."""
+        self.s = scores_of(self.weights, self.reads)
+        self.slopes = self._slopes()
+        self.roles = self._followed()
+        weighted = [p for p in self.roles.products if p.role.kind == "weights"]
+        outs = [p for p in weighted if p.over == "columns"]
+        need(
+            bool(weighted)
+            and len(outs) == (not self.s.given)
+            and all(p.role.factors == weighted[0].role.factors for p in self.roles.products)
+        )
+        self.anchor = (outs or weighted)[0]
+        q, k = self.s.q, self.s.k
+        rest = [p for p in self.roles.products if p not in outs]
+        grads = [
+            x for x, role in self.roles.roles.items() if role.kind == "grads" and x.op == "dot"
+        ]
+        need(len(grads) == bool(rest or self.roles.sums))
+        batch = self.roles.sums[0].array.shape.dims[:-2] if self.roles.sums else self._batch()
+        common, config = self._operands(batch)
+        table = {}
+        if outs:
+            v = outs[0].other
+            forward = self._fusion("forward", (q, k, v), common, config, batch)
+            rows = tuple(b.get_tuple_element(forward, i) for i in (1, 2))
+            table = {outs[0].x: self._result(outs[0], forward, 0)}
+            table |= {x: b.reshape(rows[i], x.shape.dims) for x, i in self.s.saved.items()}
+        self._check_private(table.keys())
+        if not grads:
+            return table
+        grad, values = rows_of(grads[0], 0), rows_of(grads[0], 1)
+        need(grad.shape.dtype == q.shape.dtype and (not outs or values is v))
+        if outs:
+            out = b.get_tuple_element(forward, 0)
+            out = out if q.shape.dtype == "f32" else b.convert(out, q.shape.dtype)
+        else:
+            out, rows = self._output_of(grad), tuple(self.s.given)
+        if self.roles.sums:
+            config["bias_gradient"] = self._kept(batch)
+        backward = self._fusion("backward", (grad, q, k, values, out, *rows), common, config, batch)
+        for p in rest:
+            index, operand = {
+                ("weights", "rows"): (2, grad),
+                ("scores", "columns"): (0, k),
+                ("scores", "rows"): (1, q),
+            }[p.role.kind, p.over]
+            need(p.other is operand)
+            table[p.x] = self._result(
+                p, backward, index, None if index == 2 else self._ratio(p.role)
+            )
+        for s in self.roles.sums:
+            table[s.x] = b.reshape(b.get_tuple_element(backward, 3), s.x.shape.dims)
+        return table
+
+    def _slopes(self) -> set[Instruction]:
+        """The arrays that are 1 - tanh(x)^2, of the tanh of a cap; what leads to them is part of
+        the attention."""
+        found: set[Instruction] = set()
+        for square in self._viewed(self.s.bent) if self.s.bent is not None else ():
+            if square.op == "multiply" and len({_seen(o) for o in square.operands}) == 1:
+                found |= {
+                    x
+                    for x in self._viewed(square)
+                    if x.op == "subtract" and splat(x.operands[0]) == 1
+                }
+        for x in found:
+            self._viewed(x)
+        return found
+
+    def _viewed(self, x: Instruction) -> list[Instruction]:
+        """What reads `x` or a view of it, which are part of the attention."""
+        self.s.inside.add(x)
+        return [u for y in self.reads[x] for u in (self._viewed(y) if is_view(y, 2) else (y,))]
+
+    def _output_of(self, grad: Instruction) -> Instruction:
+        """The output whose gradient is `grad`: their products' sums are what is subtracted from the
+        gradients of weights."""
+        (sums,) = {
+            x.operands[1].operands[0]
+            for x, role in self.roles.roles.items()
+            if role.kind == "difference" and x.op == "subtract"
+        } or {None}
+        need(sums is not None)
+        while is_view(sums, 1):
+            sums = sums.operands[0]
+        need(
+            sums.op == "reduce"
+            and sums["dimensions"] == (sums.operands[0].shape.rank - 1,)
+            and sums["to_apply"].root.op == "add"
+            and splat(sums.operands[1]) == 0
+        )
+        product = sums.operands[0]
+        while is_view(product, 2):
+            product = product.operands[0]
+        need(product.op == "multiply")
+        sources = [_rearranged(x) for x in product.operands]
+        need(_rearranged(grad) in sources)
+        out = product.operands[sources[0] == _rearranged(grad)]
+        while is_view(out, 2):
+            out = out.operands[0]
+        return out if out.shape.dtype == grad.shape.dtype else b.convert(out, grad.shape.dtype)
+
+    def _followed(self) -> Roles:
+        candidates = self._gradients_of_weights()
+        for x in (*candidates, None):
+            roles = Roles(self.reads, self.number)
+            roles.add(self.weights, Role("weights"))
+            if x is not None:
+                roles.add(x, Role("grads"))
+            try:
+                roles.follow()
+            except Unknown:
+                continue
+            return roles
+        raise Unknown
+
+    def _gradients_of_weights(self) -> list[Instruction]:
+        """Products of the size of the weights with what the weights are multiplied with, or that
+        lead to what they are multiplied with."""
+        last, seen, stack, found = (
+            self.weights.shape.dims[-2:],
+            {self.weights},
+            [self.weights],
+            [],
+        )
+        while stack:
+            x = stack.pop()
+            for u in self.reads[x]:
+                if u.op == "dot":
+                    values = u.operands[u.operands[0] is x]
+                    found += [
+                        y
+                        for y in self.reads[values]
+                        if y.op == "dot"
+                        and y.operands[1] is values
+                        and y.shape.dims[-2:] == last
+                        and y not in self.s.inside
+                    ]
+                elif (
+                    u not in seen
+                    and not u.shape.is_tuple
+                    and u.shape.dims[-2:] == last
+                    and u.op in ELEMENTWISE
+                ):
+                    seen.add(u)
+                    stack.append(u)
+                    found += _dots_above(u, last, seen) if self.s.given else ()
+        return found
+
+    def _check_private(self, replaced: Iterable[Instruction]) -> None:
+        """Only instructions of this attention read its scores."""
+        known = self.s.inside | self.roles.roles.keys()
+        ends = {p.x for p in self.roles.products} | {s.x for s in self.roles.sums} | set(replaced)
+        for x in known:
+            need(x is not self.root and all(u in known or u in ends for u in self.reads[x]))
+
+    def _batch(self) -> tuple[Size, ...]:
+        """Batch dimensions, as fine as masks and biases have them: what they repeat is not
+        written."""
+        arrays = [
+            self.s.mask,
+            *(x for x, _ in self.s.biases),
+            *(x for _, x in self.anchor.role.factors),
+        ]
+        dims = [self.weights.shape.dims]
+        for x in arrays:
+            if x is not None and x.shape.rank:
+                while x.op == "reshape" and x.operands[0].shape.dims[-2:] == x.shape.dims[-2:]:
+                    x = x.operands[0]
+                if x.shape.dims[-2:] == dims[0][-2:]:
+                    dims.append(x.shape.dims)
+        return max(dims, key=len)[:-2]
+
+    def _operands(self, batch: tuple[Size, ...]) -> tuple[list[Instruction], dict[str, Any]]:
+        """The operands that forward and backward have in common, and the configuration."""
+        s, full = self.s, (*batch, *self.weights.shape.dims[-2:])
+        operands, config = [], {"causal": False, "scale": 1.0, "softmax": True}
+        bias = None
+        for x, steps in s.biases:
+            x = scaled(as_f32(x), _product(steps))
+            x = _small(x, full)
+            bias = x if bias is None else b.add(*_wide((bias, x)))
+        if s.mask is not None:
+            mask = s.mask if s.visible else _not(s.mask)
+            mask = _small(mask, full)
+            if bias is not None:
+                mask, bias = _wide((mask, bias))
+                bias = b.select(mask, bias, b.full(HIDDEN, "f32", bias.shape.dims))
+            else:
+                bias = mask
+            config["fill"] = True
+        if bias is not None:
+            operands.append(bias)
+        if s.fill is not None:
+            operands.append(as_f32(s.fill))
+        if self.anchor.role.factors:
+            operands.append(self._factors(full))
+            config["factors"] = True
+        cap = None if s.cap is None else _product(s.cap) or b.constant(1.0, "f32")
+        for name, number in (("dynamic", _product(s.applied)), ("capped", cap)):
+            if number is not None:
+                operands.append(number)
+                config[name] = True
+        return operands, config
+
+    def _factors(self, full: tuple[Size, ...]) -> Instruction:
+        """What weights are multiplied with after the softmax, f32."""
+        total = b.full(1.0, "f32", full)
+        for opcode, x in sorted(self.anchor.role.factors, key=lambda s: s[0]):  # masks last
+            if opcode in ("select", "unselect"):
+                yes, no = (total, b.full(0.0, "f32", full))[:: 1 if opcode == "select" else -1]
+                total = b.select(b.reshape(x, full), yes, no)
+            else:
+                x = as_f32(x)
+                total = instr(
+                    opcode,
+                    (
+                        total,
+                        b.broadcast(x, full) if not x.shape.rank else b.reshape(x, full),
+                    ),
+                )
+        return total
+
+    def _ratio(self, role: Role) -> Instruction | None:
+        """The gradients of scores are scaled by the program's own numbers: those, divided by the
+        scale that the kernel has applied."""
+        steps = self._unmasked(role)
+        if self.s.cap is not None:
+            bends = [s for s in steps if _seen(s[1]) in self.slopes]
+            need(len(bends) == 1 and bends[0][0] == "multiply")
+            steps.remove(bends[0])
+        need(all(not x.shape.rank for _, x in steps))
+        if Counter(steps) == Counter(self.s.applied):
+            return None
+        chain, scale = _product(steps), _product(self.s.applied)
+        chain = b.constant(1.0, "f32") if chain is None else chain
+        if scale is None:
+            return chain
+        zero = b.constant(0.0, "f32")
+        return b.select(b.compare(scale, zero, "EQ"), zero, b.divide(chain, scale))
+
+    def _unmasked(self, role: Role) -> list[tuple[str, Instruction]]:
+        """What a gradient of scores is scaled with; where scores were replaced it has to be 0."""
+        selects = [
+            (_of_batch(x), opcode == "select")
+            for opcode, x in role.chain
+            if opcode in ("select", "unselect")
+        ]
+        if self.s.mask is None:
+            need(not selects)
+        else:
+            same = (
+                (_of_batch(self.s.mask), self.s.visible),
+                (_of_batch(_not(self.s.mask)), not self.s.visible),
+            )
+            need(len(selects) == 1 and selects[0] in same)
+        return [(opcode, x) for opcode, x in role.chain if opcode in ("multiply", "divide")]
+
+    def _kept(self, batch: tuple[Size, ...]) -> list[bool]:
+        """Which batch dimensions the gradient of the bias has. There is one, of a bias as it was
+        added."""
+        sums = self.roles.sums
+        s = sums[0]
+        need(
+            len(sums) == 1
+            and len(self.s.biases) >= 1
+            and not self.s.biases[0][1]
+            and not self._unmasked(s.role)
+        )
+        return [d not in s.x["dimensions"] for d in range(len(batch))]
+
+    def _fusion(
+        self,
+        kind: str,
+        inputs: tuple[Instruction, ...],
+        common: list[Instruction],
+        config: dict[str, Any],
+        batch: tuple[Size, ...],
+    ) -> Instruction:
+        arrays = [
+            b.reshape(x, (*batch, *x.shape.dims[-2:]))
+            for x in inputs[: 4 if kind == "backward" else 3]
+        ]
+        if kind == "backward":
+            rows = arrays[1].shape.dims[-2]
+            arrays += [
+                b.reshape(inputs[4], (*batch, rows, inputs[4].shape.dims[-1])),
+                *(b.reshape(x, (*batch, rows)) for x in inputs[5:]),
+            ]
+        operands = (*arrays, *common)
+        params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(operands))
+        results = meaning(kind, params, config, batch)
+        text = json.dumps({"attention": kind, **config}, separators=(",", ":"))
+        made = instr(
+            "fusion",
+            operands,
+            results.shape,
+            kind="custom",
+            calls=Computation("attention", params, results),
+            backend_config=text,
+        )
+        need(attention_of(made) is not None)
+        carry_meta(self.anchor.x, made)
+        return made
+
+    def _result(
+        self,
+        p: Product,
+        fused: Instruction,
+        index: int,
+        ratio: Instruction | None = None,
+    ) -> Instruction:
+        """A result of the fusion in place of a product."""
+        y = scaled(b.get_tuple_element(fused, index), ratio)
+        *batch, n, m = p.x.shape.dims
+        y = b.reshape(y, (*batch, *((m, n) if p.turned else (n, m))))
+        y = turned(y, (*range(len(batch)), len(batch) + 1, len(batch))) if p.turned else y
+        return y if p.x.shape.dtype == "f32" else b.convert(y, p.x.shape.dtype)
+
+
+def _seen(x: Instruction) -> Instruction:
+    """What an array is a view of, its last two dimensions kept."""
+    while is_view(x, 2):
+        x = x.operands[0]
+    return x
+
+
+def _rearranged(x: Instruction) -> tuple[object, ...]:
+    """What `x` has the elements of, converted, and how they are arranged: equal for equal
+    arrays."""
+    moves = []
+    while x.op in ("reshape", "transpose", "convert"):
+        if x.op == "convert":
+            if not is_view(x, 0):
+                break
+        else:
+            moves.append((x.shape.dims, x.get("dimensions")))
+        x = x.operands[0]
+    return x, tuple(moves)
+
+
+def _dots_above(
+    x: Instruction, last: tuple[Size, ...], seen: set[Instruction]
+) -> list[Instruction]:
+    """Products of these last dimensions that elementwise instructions lead to `x` from, but for
+    what `seen` leads to."""
+    found, stack = [], [o for o in x.operands if o not in seen]
+    while stack:
+        y = stack.pop()
+        if y.op == "dot":
+            found.append(y)
+        elif y.op in ELEMENTWISE and y not in seen:
+            stack += (o for o in y.operands if o.shape.dims[-2:] == last)
+    return found
+
+
+def _not(mask: Instruction) -> Instruction:
+    """The opposite of a mask, taken before it is repeated."""
+    if mask.op == "not":
+        return mask.operands[0]
+    if mask.op in ("broadcast", "reshape"):
+        return instr(mask.op, (_not(mask.operands[0]),), mask.shape, **dict(mask.attrs))
+    return b.not_(mask)
+
+
+def _of_batch(mask: Instruction) -> Instruction:
+    """A mask as it is however the batch is divided into dimensions: equal for equal ones."""
+    mask = bare(mask)
+    batch = mask.shape.rank - 2
+    if mask.op != "broadcast" or any(d < batch for d in mask["dimensions"]):
+        return mask
+    along = tuple(d - batch for d in mask["dimensions"])
+    return b.broadcast(mask.operands[0], mask.shape.dims[batch:], along)
+
+
+def _small(x: Instruction, full: tuple[Size, ...]) -> Instruction:
+    """`x`, seen as [batch…, rows, columns], with 1 where it is repeated."""
+    repeated = x
+    while (
+        repeated.op == "reshape"
+        and repeated.shape.dims != full
+        and repeated.operands[0].shape.dims[-2:] == full[-2:]
+    ):
+        repeated = repeated.operands[0]
+    if repeated.op == "broadcast" and repeated.shape.dims == full:
+        return b.reshape(
+            repeated.operands[0],
+            tuple(n if d in repeated["dimensions"] else 1 for d, n in enumerate(full)),
+        )
+    return b.reshape(x, full)
+
+
+def _wide(arrays: tuple[Instruction, ...]) -> list[Instruction]:
+    """Arrays of one rank, repeated to the same dimensions."""
+    dims = tuple(
+        next((n for n in sizes if n != 1), 1)
+        for sizes in zip(*(x.shape.dims for x in arrays), strict=True)
+    )
+    return [repeated(x, dims) for x in arrays]

@@ -1,0 +1,98 @@
+"""The block: the array of 64-bit words that a program runs on, and what lies behind them.
+
+[arena, constants, host callback, failed, own, sizes…, parameters…, outputs…, packed copies…]. Every
+buffer of a program is a `Place`: a base of the block plus a byte offset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.shape import Shape
+
+# words of the block before the sizes; OWN: see `apart`
+ARENA, CONSTANTS, HOST, FAILED, OWN, FIXED_WORDS = 0, 1, 2, 3, 4, 5
+ALIGNMENT = 64
+PACKED_HEAD = 64  # bytes
+
+
+class CodegenError(RuntimeError):
+    """An instruction that no emitter can compile; names the opcode, the shapes and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a buffer lives: `word` of the block holds a base pointer, `offset` bytes are added to
+    it."""
+
+    word: int
+    offset: Size
+    nbytes: Size
+
+
+Places: TypeAlias = "Place | tuple[Places, ...]"  # a tuple-shaped value has one entry per element
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """A call of a registered Python function from native code. Shapes may be symbolic. `rare`: only
+    where native code has failed."""
+
+    name: str
+    attrs: str  # JSON
+    outputs: tuple[Shape, ...]
+    inputs: tuple[Shape, ...]
+    rare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """A copy of a parameter in the order in which a kernel reads it, which may outlive a run. Its
+    memory begins with PACKED_HEAD bytes whose first word is 0 until a program has filled it; then
+    come `nbytes`. Equal `layout`s of one parameter are one copy, in whatever program."""
+
+    parameter: int
+    nbytes: int
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes [start, end) behind a word of the program's block. A symbolic bound means all of the
+    word's bytes."""
+
+    word: int
+    start: Size
+    end: Size
+
+    @property
+    def known(self) -> tuple[int, int] | None:
+        """Both bounds, where neither is symbolic."""
+        if isinstance(self.start, int) and isinstance(self.end, int):
+            return self.start, self.end
+        return None
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether a byte is in both; true when sizes decide."""
+        ours, theirs = self.known, other.known
+        if ours is None or theirs is None:
+            return True
+        return ours[0] < theirs[1] and theirs[0] < ours[1]
+
+    def covers(self, other: Span) -> bool:
+        """Whether every byte of `other` is in this one for certain."""
+        ours, theirs = self.known, other.known
+        if ours is None or theirs is None:
+            return False
+        return ours[0] <= theirs[0] and theirs[1] <= ours[1]
+
+
+def leaves(places: Places) -> Iterator[Place]:
+    """The Places of a nested tuple, in order."""
+    if isinstance(places, tuple):
+        for p in places:
+            yield from leaves(p)
+    else:
+        yield places

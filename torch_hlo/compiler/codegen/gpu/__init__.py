@@ -1,1 +1,0 @@
-"""Code generation for GPUs: the same steps and value emitters, on a grid of threads instead of a thread pool."""

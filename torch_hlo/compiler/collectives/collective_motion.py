@@ -1,0 +1,101 @@
+"""Collectives of values that a loop does not change run once, before the loop.
+
+while (w, …) { full = all-gather(w); … }   ->   full = all-gather(w); while (w, full, …) { … }
+"""
+
+from __future__ import annotations
+
+from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
+from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, called, postorder
+from torch_hlo.hlo.ir.intern import replace, rewrite_bottom_up
+from torch_hlo.hlo.ir.opcodes import OPCODES
+from torch_hlo.hlo.ir.shape import tuple_shape
+
+MOVED = frozenset(
+    "all-gather all-reduce reduce-scatter all-to-all collective-permute"
+    " collective-broadcast".split()
+)
+
+
+@hlo_pass
+def collective_motion(module: Module) -> Module:
+    """Collectives of loop-invariant values leave the loop."""
+    return over_computations(module, _rewritten)
+
+
+def _rewritten(c: Computation) -> Computation:
+    root = rewrite_bottom_up(c.root, lambda x: _hoisted(x) if x.op == "while" else x)
+    return c if root is c.root else Computation(c.name, c.params, root)
+
+
+def _hoisted(loop: Instruction) -> Instruction:
+    """The loop with its invariant collectives before it; itself when there are none."""
+    body, condition, (state,) = loop["body"], loop["condition"], loop.operands
+    if body.root.op != "tuple" or not state.shape.is_tuple:
+        return loop
+    (param,) = body.params
+    kept = {
+        o
+        for i, o in enumerate(body.root.operands)
+        if o.op == "get-tuple-element" and o["index"] == i and o.operands[0] is param
+    }
+    invariant: dict[Instruction, bool] = {param: False}
+    found = []
+    for x in postorder((body.root,)):
+        if x in invariant:
+            continue
+        free = x.op in MOVED or "impure" not in OPCODES[x.op].traits
+        invariant[x] = (
+            x in kept
+            or free
+            and not any(c for c in called(x) if x.op not in MOVED)
+            and all(invariant[o] for o in x.operands)
+        )
+        if x.op in MOVED and invariant[x]:
+            found.append(x)
+    # Of chains of collectives only the last one has to come back.
+    inner = {o for x in found for o in postorder((x,)) if o is not x}
+    found = [x for x in found if x not in inner]
+    if not found:
+        return loop
+    outside: dict[Instruction, Instruction] = {
+        o: h.get_tuple_element(state, o["index"]) for o in kept
+    }
+    for x in postorder(found, known=kept):
+        outside[x] = x if not x.operands else replace(x, [outside[o] for o in x.operands])
+    count = len(state.shape.elements)
+    more = [outside[x] for x in found]
+    whole = h.tuple_(*(h.get_tuple_element(state, i) for i in range(count)), *more)
+
+    wide = h.while_(_widened(condition, found, False), _widened(body, found, True), whole)
+    return h.tuple_(*(h.get_tuple_element(wide, i) for i in range(count)))
+
+
+def _widened(c: Computation, found: list[Instruction], roots: bool) -> Computation:
+    """The condition or body of the loop with what was `found` at the end of its state. `roots`: the
+    body, which reads it and hands it on."""
+    (old,) = c.params
+    count = len(old.shape.elements)
+    new_param = h.parameter(
+        old["index"], tuple_shape(*old.shape.elements, *(x.shape for x in found))
+    )
+    new: dict[Instruction, Instruction] = {
+        old: h.tuple_(*(h.get_tuple_element(new_param, i) for i in range(count)))
+    }
+    if roots:
+        new.update((x, h.get_tuple_element(new_param, count + k)) for k, x in enumerate(found))
+    for x in postorder((c.root,), known=new):
+        operands = [new[o] for o in x.operands]
+        new[x] = (
+            h.get_tuple_element(operands[0], x["index"])
+            if x.op == "get-tuple-element"
+            else replace(x, operands)
+            if operands
+            else x
+        )
+    root = new[c.root]
+    if roots:
+        passed = [h.get_tuple_element(new_param, count + k) for k in range(len(found))]
+        root = h.tuple_(*root.operands, *passed)
+    return Computation(c.name, (new_param,), root)

@@ -1,0 +1,95 @@
+"""Collectives as steps: the program calls its host, which takes part for this device
+(hlo/sharding/collective.py).
+
+The code knows neither the number of devices nor how they are linked, so all runtimes share it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.sharding import collective
+from torch_hlo.hlo.sharding.collective import Collective
+
+
+def exchange(program: Program, x: Instruction) -> None:
+    shapes = x.shape.elements if x.shape.is_tuple else (x.shape,)
+    places = program.places(x) if x.shape.is_tuple else (program.place(x),)
+    text = json.dumps(Collective.of(x).to_json())
+    program.host_call(
+        "collective",
+        list(zip(places, shapes)),
+        [(program.place(o), o.shape) for o in x.operands],
+        text=text,
+    )
+
+
+def start(program: Program, x: Instruction) -> None:
+    """The value is the result (all-reduce), or (operands, results, contexts…); the operands are
+    where they were."""
+    shape, places = (
+        (x.shape, program.places(x))
+        if x.op == "all-reduce-start"
+        else (x.shape.elements[1], program.places(x)[1])
+    )
+    shapes, places = (shape.elements, places) if shape.is_tuple else ((shape,), (places,))
+    number = program.memo["started", x] = program.number()
+    text = json.dumps(Collective.of(x).to_json())
+    program.host_call(
+        "collective-start",
+        list(zip(places, shapes)),
+        [(program.place(o), o.shape) for o in x.operands],
+        text=text,
+        number=number,
+    )
+
+
+def done(program: Program, x: Instruction) -> None:
+    """The value is already where it belongs (compiler/schedule/memory.py)."""
+    program.host_call("collective-done", [], [], number=program.memo["started", x.operands[0]])
+
+
+# by thread, which is one device, and number
+_started: dict[tuple[int, int], Callable[[], None]] = {}
+
+
+def start_on_host(
+    outputs: Sequence[np.ndarray], inputs: Sequence[np.ndarray], text: str, number: int
+) -> None:
+    _started[threading.get_ident(), number] = collective.current().start(
+        _collective(text), inputs, outputs
+    )
+
+
+def done_on_host(outputs: Sequence[np.ndarray], inputs: Sequence[np.ndarray], number: int) -> None:
+    _started.pop((threading.get_ident(), number))()
+
+
+def exchange_on_host(
+    outputs: Sequence[np.ndarray], inputs: Sequence[np.ndarray], text: str
+) -> None:
+    collective.current().exchange(_collective(text), inputs, outputs)
+
+
+@lru_cache(maxsize=4096)
+def _collective(text: str) -> Collective:
+    return Collective.from_json(json.loads(text))
+
+
+def device_id(program: Program, x: Instruction) -> None:
+    program.host_call("device-id", [(program.place(x), x.shape)], [], which=x.op)
+
+
+def device_id_on_host(
+    outputs: Sequence[np.ndarray], inputs: Sequence[np.ndarray], which: str
+) -> None:
+    link = collective.current()
+    replica, partition = divmod(link.device, link.partitions)
+    outputs[0][...] = np.uint32(partition if which == "partition-id" else replica)

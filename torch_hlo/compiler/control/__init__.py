@@ -1,0 +1,1 @@
+"""Control flow: conditional, while, call; and the passes for loops over time."""

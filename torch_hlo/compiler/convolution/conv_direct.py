@@ -1,0 +1,671 @@
+"""Convolution of channels-last arrays: a matrix product whose left operand is the input, read in
+place.
+
+Output pixels are rows and output features columns. A tile of C stays in registers over the whole
+sum: for every tap of the window each row has a pointer to a run of channels (to zeros where the tap
+lies in the padding), and the kernel is packed as [panel][tap][channel][columns]:
+
+    for each group of panels (fits L2)       for each tile of rows: find the pointers
+        for each panel of the group                 for each tap, for each channel: rows x vectors
+            multiply-adds
+
+This is the indirect convolution of Dukhan (The Indirect Convolution Algorithm, 2019) with the
+pointers made on the way. Nothing is copied, padded or added up in memory. Measured on one Granite
+Rapids core: see benchmarks/notes/measurements.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.conv_forms import is_channels_last
+from torch_hlo.compiler.convolution.conv_pack import (
+    PACK_PARAMETERS,
+    packing,
+    product,
+    usual,
+)
+from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.matmul.blocking import Partition, tile_heights
+from torch_hlo.compiler.matmul.dot_task import Finish
+from torch_hlo.compiler.matmul.epilogue import Epilogue
+from torch_hlo.compiler.matmul.micro_kernel import store_tile
+from torch_hlo.compiler.matmul.tile import (
+    Tile,
+    lane_mask,
+    masked_load,
+    masked_store,
+    multiply_add,
+    splat,
+)
+from torch_hlo.compiler.thresholds import (
+    CONV_B_BYTES,
+    CONV_FINISHED,
+    ITEMS_PER_CORE,
+    TABLE_BYTES,
+)
+from torch_hlo.hlo.ir.dim import Size, ceildiv, dim_max
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.shape import row_major_strides
+
+POINTERS = 16  # entries of a row of the table of pointers
+MOST_COLUMNS = 1 << 20
+# vectors of the packed kernel that a step of the inner loop reads: rows have more pointers than
+# there are registers for
+UNROLLED = 4
+CHAIN = 576  # products that are added one after the other, about
+NUMBERS = (
+    "features",
+    "k",
+    "runs",
+    "run",
+    "ldc",
+    "tiles_each",
+    "blocks_m",
+    "columns_each",
+    "blocks_n",
+    "x_group",
+    "b_group",
+    "c_group",
+    "groups",
+    "groups_each",
+)
+
+
+def register_tile(kind: str, vector_bytes: int) -> Tile:
+    """The register block: 14 x 2 vectors with 32 registers, 6 x 2 with 16."""
+    itemsize = {"float": 4, "double": 8, "i32": 4, "i64": 8}[kind]
+    return Tile(kind, itemsize, vector_bytes // itemsize, 14 if vector_bytes >= 64 else 6, 2)
+
+
+def micro(name: str, t: Tile, rows: int, vectors: int, partial: bool) -> Function:
+    """C[rows, vectors * lanes] (+)= sum over taps and channels of P[tap][row][at + channel] *
+    B[tap][channel]; `cols` columns are valid, and with `partial` only `valid_rows` rows."""
+    params = [
+        ("ptr noalias", "P"),
+        ("ptr noalias", "B"),
+        ("i64", "taps"),
+        ("i64", "depth"),
+        ("i64", "at"),
+    ]
+    params += [("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols"), ("i1", "more")]
+    f = Function(name, "void", params + [("i64", "valid_rows")] * partial, attrs="noinline #0")
+    width = vectors * t.lanes
+    carry = [(t.vector, "zeroinitializer")] * (rows * vectors)
+    with f.loop(0, "%taps", carry=carry, known_nonempty=True) as taps:
+        row_of_table = f.gep("ptr", "%P", f.mul(taps.index, POINTERS))
+        pointers = [f.load("ptr", f.gep("ptr", row_of_table, i), 8) for i in range(rows)]
+        b_tap = f.gep(t.kind, "%B", f.mul(f.sub(f.mul(taps.index, "%depth"), "%at"), width))
+        end, each = f.add("%at", "%depth"), UNROLLED // vectors
+        whole = f.sub(end, f.rem("%depth", each))
+
+        def steps(count: int, index: Int, sums: list[str]) -> list[str]:
+            return _channels(f, t, vectors, pointers, b_tap, count, index, sums)
+
+        with f.loop("%at", whole, each, carry=[(t.vector, v) for v in taps.vars]) as long:
+            long.next = steps(each, long.index, list(long.vars))
+        with f.loop(whole, end, carry=[(t.vector, v) for v in long.vars]) as run:
+            run.next = steps(1, run.index, list(run.vars))
+        taps.next = run.vars
+    masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(vectors)]
+    store_tile(f, replace(t, vectors=vectors), rows, taps.vars, masks, partial)
+    return f
+
+
+def _channels(
+    f: Function,
+    t: Tile,
+    vectors: int,
+    pointers: list[str],
+    b_tap: str,
+    count: int,
+    index: Int,
+    sums: list[str],
+) -> list[str]:
+    """The sums of a tile after `count` channels of a tap from `index` on."""
+    width = vectors * t.lanes
+    b: list[list[str]] = []
+    for u in range(count):
+        row = []
+        for j in range(vectors):
+            at = f.add(f.mul(f.add(index, u), width), j * t.lanes)
+            row.append(f.load(t.vector, f.gep(t.kind, b_tap, at), t.itemsize))
+        b.append(row)
+    for i, pointer in enumerate(pointers):
+        p = f.gep(t.kind, pointer, index)
+        for u in range(count):
+            element = f.load(t.kind, f.gep(t.kind, p, u), t.itemsize)
+            a = splat(f, t.kind, t.lanes, element)
+            for j in range(vectors):
+                at = i * vectors + j
+                sums[at] = multiply_add(f, t, a, b[u][j], sums[at])
+    return sums
+
+
+def micro_grouped(name: str, t: Tile, rows: int, size: int, partial: bool, whole: bool) -> Function:
+    """C[rows, lanes] for groups of `size` channels that have as many output features: lane l sums
+    P[tap][row][at + l - l % size + i] * B[tap][i][l] over taps and i. `cols` lanes are valid, all
+    with `whole`."""
+    params = [
+        ("ptr noalias", "P"),
+        ("ptr noalias", "B"),
+        ("i64", "taps"),
+        ("i64", "at"),
+        ("ptr noalias", "C"),
+        ("i64", "ldc"),
+        ("i64", "cols"),
+    ]
+    f = Function(name, "void", params + [("i64", "valid_rows")] * partial, attrs="noinline #0")
+    n = t.lanes
+    mask = lane_mask(f, n, 0, "%cols")
+    with f.loop(
+        0, "%taps", carry=[(t.vector, "zeroinitializer")] * rows, known_nonempty=True
+    ) as taps:
+        row_of_table = f.gep("ptr", "%P", f.mul(taps.index, POINTERS))
+        b_tap = f.gep(t.kind, "%B", f.mul(taps.index, n * size))
+        b = [f.load(t.vector, f.gep(t.kind, b_tap, i * n), t.itemsize) for i in range(size)]
+        taps.next = []
+        for r in range(rows):
+            p = f.gep(t.kind, f.load("ptr", f.gep("ptr", row_of_table, r), 8), "%at")
+            x = (
+                f.load(t.vector, p, t.itemsize)
+                if whole
+                else masked_load(f, t.kind, n, p, mask, t.itemsize)
+            )
+            total = taps.vars[r]
+            for i in range(size):
+                lanes = ", ".join(f"i32 {lane - lane % size + i}" for lane in range(n))
+                a = (
+                    f.op(f"shufflevector {t.vector} {x}, {t.vector} poison, <{n} x i32> <{lanes}>")
+                    if size > 1
+                    else x
+                )
+                total = multiply_add(f, t, a, b[i], total)
+            taps.next.append(total)
+    for i in range(rows):
+        p, at_row = f.gep(t.kind, "%C", f.mul("%ldc", i)), mask
+        if partial:
+            at_row = f.op(
+                f"select i1 {f.icmp('slt', i, '%valid_rows')}, <{n} x i1> {mask}, <{n} x i1>"
+                " zeroinitializer"
+            )
+        masked_store(f, t.kind, n, taps.vars[i], p, at_row, t.itemsize)
+    return f
+
+
+# per spatial dimension: output and input extent, window, element step
+GEOMETRY = ("out", "size", "stride", "low", "taps", "dilation", "step")
+
+
+def geometry(spatial: int) -> list[tuple[str, str]]:
+    """Parameters that describe the pixels and the window."""
+    return [
+        ("i64", "pixels"),
+        ("i64", "image_step"),
+        *(("i64", f"{what}{i}") for i in range(spatial) for what in GEOMETRY),
+    ]
+
+
+def _pointers_of_runs(f: Function, kind: str) -> None:
+    """The pointers where pixel i is the run at i * image_step."""
+    n, vector = POINTERS, f"<{POINTERS} x i64>"
+    numbers = "<" + ", ".join(f"i64 {i}" for i in range(n)) + ">"
+    at = f.op(f"add {vector} {numbers}, {splat(f, 'i64', n, '%pixel')}")
+    last = splat(f, "i64", n, f.sub("%pixels", 1))
+    at = f.op(f"call {vector} @llvm.smin.v{n}i64({vector} {at}, {vector} {last})")
+    at = f.op(f"mul {vector} {at}, {splat(f, 'i64', n, '%image_step')}")
+    f.store(f"<{n} x ptr>", f.op(f"getelementptr {kind}, ptr %x, {vector} {at}"), "%P", 8)
+
+
+def _positions(f: Function, spatial: int) -> list[str]:
+    """Memory with, per pixel of a tile: the element offset of its window, and the window's first
+    position in every dimension."""
+    slots = [f.alloca("i64", POINTERS, 64) for _ in range(spatial + 1)]
+    rest: Int = "%pixel"
+    at: list[Int] = []
+    for i in reversed(range(spatial)):
+        at.insert(0, f.rem(rest, f"%out{i}"))
+        rest = f.div(rest, f"%out{i}")
+    carry = [("i64", str(v)) for v in (rest, *at)]
+    with f.loop(0, POINTERS, carry=carry, known_nonempty=True) as lane:
+        image, *place = lane.vars
+        offset = f.mul(image, "%image_step")
+        for i, p in enumerate(place):
+            first = f.sub(f.mul(p, f"%stride{i}"), f"%low{i}")
+            offset = f.add(offset, f.mul(first, f"%step{i}"))
+            f.store("i64", first, f.gep("i64", slots[1 + i], lane.index), 8)
+        f.store("i64", offset, f.gep("i64", slots[0], lane.index), 8)
+        # The next pixel, unless this is the last one.
+        exists = f.icmp("slt", f.add(f.add("%pixel", lane.index), 1), "%pixels")
+        more = f.op(f"zext i1 {exists} to i64")
+        following: list[str] = []
+        for i in reversed(range(spatial)):
+            following_place = f.add(place[i], more)
+            wrap = f.icmp("eq", following_place, f"%out{i}")
+            following.insert(0, f.select(wrap, "i64", 0, following_place))
+            more = f.op(f"zext i1 {wrap} to i64")
+        lane.next = [str(f.add(image, more)), *following]
+    return slots
+
+
+def tile_pointers(name: str, kind: str, spatial: int) -> Function:
+    """P[tap][i] = address of what the window's `tap` meets at output pixel `pixel + i` (of the last
+    pixel beyond it): in x or, outside of it, `zeros`. Without spatial dimensions pixel i is the run
+    at i * image_step."""
+    params = [
+        ("ptr", "x"),
+        ("ptr", "zeros"),
+        ("i64", "pixel"),
+        ("ptr", "P"),
+        *geometry(spatial),
+    ]
+    f = Function(name, "void", params, attrs="noinline #0")
+    n, vector = POINTERS, f"<{POINTERS} x i64>"
+    if not spatial:
+        _pointers_of_runs(f, kind)
+        return f
+    slots = _positions(f, spatial)
+    offsets = f.load(vector, slots[0], 64)
+    firsts = [f.load(vector, s, 64) for s in slots[1:]]
+    nowhere = splat(f, "ptr", n, "%zeros")
+
+    def nest(i: int, offset: Int, inside: str | None, number: Int) -> None:
+        if i == spatial:
+            shifted = f.op(f"add {vector} {offsets}, {splat(f, 'i64', n, offset)}")
+            addresses = f.op(f"getelementptr {kind}, ptr %x, {vector} {shifted}")
+            found = f.op(
+                f"select <{n} x i1> {inside}, <{n} x ptr> {addresses}, <{n} x ptr> {nowhere}"
+            )
+            f.store(f"<{n} x ptr>", found, f.gep("ptr", "%P", f.mul(number, n)), 8)
+            return
+        with f.loop(0, f"%taps{i}") as tap:
+            shift = f.mul(tap, f"%dilation{i}")
+            position = f.op(f"add {vector} {firsts[i]}, {splat(f, 'i64', n, shift)}")
+            valid = f.op(f"icmp ult {vector} {position}, {splat(f, 'i64', n, f'%size{i}')}")
+            both = valid if inside is None else f.op(f"and <{n} x i1> {inside}, {valid}")
+            nest(
+                i + 1,
+                f.add(offset, f.mul(shift, f"%step{i}")),
+                both,
+                f.add(f.mul(number, f"%taps{i}"), tap),
+            )
+
+    nest(0, 0, None, 0)
+    return f
+
+
+def pointer_table(f: Function, program: Program, count: Int, many: bool) -> str:
+    """Memory for `count` pointers while the function runs: of the stack or, if there are `many`, of
+    the heap. Stacks of threads may be as small as 2 MB."""
+    nbytes = f.mul(count, 8)
+    if not many:
+        return f.op(f"alloca i8, i64 {nbytes}, align 64")
+    malloc, free = (
+        program.symbol("malloc", "declare ptr @malloc(i64)"),
+        program.symbol("free", "declare void @free(ptr)"),
+    )
+    table = f.op(f"call ptr @{malloc}(i64 {nbytes})")
+    f.endings.append(f"  call void @{free}(ptr {table})")
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a task is written for.
+
+    `odd`: the last panel is one vector wide. `size`: channels of the groups of `micro_grouped`, or
+    0. `pack`: a function of `pack_kernel` with which an item packs its panels for itself, B is then
+    the kernel, or "". `many`: of the taps. With an epilogue C is not used: it takes the sums of a
+    row tile from the stack."""
+
+    tile: Tile
+    heights: tuple[int, ...]
+    static: bool
+    spatial: int
+    odd: bool
+    size: int
+    pack: str
+    many: bool
+    epilogue: Epilogue | None
+
+    @property
+    def name(self) -> str:
+        flags = f"{'o' * self.odd}{'k' * bool(self.pack)}{'m' * self.many}"
+        return f"conv_{self.spatial}_{'_'.join(map(str, self.heights))}_{self.size}{flags}"
+
+    def kernel(self, program: Program, rows: int, vectors: int, partial: bool, whole: bool) -> str:
+        t, p = self.tile, "p" * partial
+        if self.size:
+            name = f"conv_grouped_{t.suffix}_{rows}x{self.size}{p}{'w' * whole}"
+            made = micro_grouped(name, t, rows, self.size, partial, whole)
+        else:
+            name = f"conv_micro_{t.suffix}_{rows}x{vectors}{p}"
+            made = micro(name, t, rows, vectors, partial)
+        return program.function(made.name, made.text())
+
+
+def task(form: Form, program: Program) -> str:
+    """Items (groups, block of panels, block of row tiles): void(lo, hi, X, B, C, zeros, NUMBERS…,
+    geometry…, the epilogue's). Returns the name, its functions defined in `program`."""
+    t, heights, epilogue = form.tile, form.heights, form.epilogue
+    params = [
+        ("i64", "lo"),
+        ("i64", "hi"),
+        *(("ptr", q) for q in ("X", "B", "C", "zeros")),
+    ]
+    params += [("i64", q) for q in NUMBERS]
+    params += geometry(form.spatial)
+    params += [(kind, f"pack_{q}") for kind, q in PACK_PARAMETERS] if form.pack else []
+    params += epilogue.parameters if epilogue else ()
+    f = Function(form.name, "void", params)
+    make = tile_pointers(f"tile_pointers_{t.kind}_{form.spatial}", t.kind, form.spatial)
+    find = program.function(make.name, make.text())
+    P = pointer_table(f, program, f.mul("%runs", POINTERS), form.many)
+    tall = None
+    if len(heights) > 1:
+        tall = f.sub("%pixels", f.mul(f.ceildiv("%pixels", heights[0]), heights[1]))
+    sums = panels = ""
+    if epilogue:
+        count = f.mul("%columns_each", heights[0])
+        sums = f.op(f"alloca {t.kind}, i64 {count}, align 64")
+    if form.pack:
+        panels = f.op(f"alloca {t.kind}, i64 {f.mul('%columns_each', '%k')}, align 64")
+    together = f.max(f.div(CHAIN, "%run"), 1)
+    with f.loop("%lo", "%hi") as item:
+        rest, row_block = f.div(item, "%blocks_m"), f.rem(item, "%blocks_m")
+        group0 = f.mul(f.div(rest, "%blocks_n"), "%groups_each")
+        column_block = f.rem(rest, "%blocks_n")
+        group1 = f.min(f.add(group0, "%groups_each"), "%groups")
+        x, b = f.gep(t.kind, "%X", f.mul(group0, "%x_group")), "%B"
+        n0 = f.mul(column_block, "%columns_each")
+        n1 = f.min(f.add(n0, "%columns_each"), "%features")
+        if form.pack:
+            b = _pack_panels(f, form, panels, n0, n1)
+        first = f.mul(row_block, "%tiles_each")
+        last = f.min(f.add(first, "%tiles_each"), f.ceildiv("%pixels", heights[0]))
+        at = _RowTile(program, f, form, P, b, sums, together, n0, n1, group0)
+        with f.loop(first, last) as tile:
+            is_tall: str | None = None
+            if tall is None:
+                row = f.mul(tile, heights[0])
+            else:
+                is_tall = f.icmp("slt", tile, tall)
+                row = f.add(f.mul(tile, heights[1]), f.min(tile, tall))
+            numbers = (f"i64 %{q}" for _, q in geometry(form.spatial))
+            f.call(
+                "void",
+                find,
+                f"ptr {x}",
+                "ptr %zeros",
+                f"i64 {row}",
+                f"ptr {P}",
+                *numbers,
+            )
+            with f.loop(group0, group1) as group:  # they read at the same pointers
+                at.multiply(row, is_tall, group)
+    return program.function(f.name, f.text())
+
+
+def _pack_panels(f: Function, form: Form, panels: str, n0: Int, n1: Int) -> str:
+    """Pack the panels of the columns [n0, n1); where panel 0 would be."""
+    t = form.tile
+    b = f.op(f"getelementptr {t.kind}, ptr {panels}, i64 {f.sub(0, f.mul(n0, '%k'))}")
+    f.call(
+        "void",
+        form.pack,
+        f"i64 {f.div(n0, t.lanes)}",
+        f"i64 {f.ceildiv(n1, t.lanes)}",
+        "ptr %B",
+        f"ptr {b}",
+        *(f"{kind} %pack_{q}" for kind, q in PACK_PARAMETERS),
+    )
+    return b
+
+
+@dataclass(frozen=True, slots=True)
+class _RowTile:
+    """An item's row tiles: the table of pointers, packed kernel and sums of `task`, the runs that a
+    call adds up, columns and first group."""
+
+    program: Program
+    f: Function
+    form: Form
+    pointers: str
+    b: str
+    sums: str
+    together: Int
+    n0: Int
+    n1: Int
+    group0: Int
+
+    def multiply(self, row: Int, is_tall: str | None, group: Int) -> None:
+        """All columns of the tile that begins at `row`."""
+        f, heights = self.f, self.form.heights
+        if is_tall is not None:
+            f.choose(
+                is_tall,
+                lambda: self.columns(row, heights[0], False, group),
+                lambda: self.columns(row, heights[1], False, group),
+            )
+        elif self.form.static:
+            self.columns(row, heights[0], False, group)
+        else:
+            f.choose(
+                f.icmp("sge", f.sub("%pixels", row), heights[0]),
+                lambda: self.columns(row, heights[0], False, group),
+                lambda: self.columns(row, heights[0], True, group),
+            )
+
+    def columns(self, row: Int, rows: int, partial: bool, group: Int) -> None:
+        f, form, t = self.f, self.form, self.form.tile
+        at = f.mul(f.sub(group, self.group0), "%x_group")
+        c = f.gep(t.kind, "%C", f.mul(group, "%c_group"))
+        b = self.b if form.pack else f.gep(t.kind, self.b, f.mul(group, "%b_group"))
+        rest = [f"i64 {f.sub('%pixels', row)}"] * partial
+
+        def call(j: Int, vectors: int, whole: bool = False) -> None:
+            if form.epilogue:
+                to = f.gep(t.kind, self.sums, f.sub(j, self.n0))
+            else:
+                to = f.gep(t.kind, c, f.add(f.mul(row, "%ldc"), j))
+            panel = f.gep(t.kind, b, f.mul(j, "%k"))
+            kernel = form.kernel(self.program, rows, vectors, partial, whole)
+            ldc = "i64 %columns_each" if form.epilogue else "i64 %ldc"
+            place = [f"ptr {to}", ldc, f"i64 {f.sub(self.n1, j)}"]
+            if form.size:
+                sources = f"ptr {self.pointers}", f"ptr {panel}"
+                f.call("void", kernel, *sources, "i64 %runs", f"i64 {j}", *place, *rest)
+            else:
+                self.runs(kernel, panel, vectors, at, place, rest)
+
+        with f.loop(self.n0, self.n1, t.columns) as j:
+            if form.size:
+                is_whole = f.icmp("sge", f.sub(self.n1, j), t.lanes)
+                f.choose(is_whole, lambda: call(j, 1, True), lambda: call(j, 1))
+            elif form.odd:
+                is_wide = f.icmp("sgt", f.sub(self.n1, j), t.lanes)
+                f.choose(is_wide, lambda: call(j, t.vectors), lambda: call(j, 1))
+            else:
+                call(j, t.vectors)
+        if form.epilogue:
+            column = f.add(f.mul(group, "%c_group"), self.n0)
+            height = f.min(rows, f.sub("%pixels", row)) if partial else rows
+            width = f.sub(self.n1, self.n0)
+            form.epilogue.call(f, row, height, column, width, self.sums, "%columns_each")
+
+    def runs(
+        self,
+        kernel: str,
+        panel: str,
+        vectors: int,
+        at: Int,
+        place: list[str],
+        rest: list[str],
+    ) -> None:
+        """Sums of sums: a single chain would lose digits."""
+        f, t = self.f, self.form.tile
+        with f.loop(0, "%runs", self.together) as tap:
+            pointers = f.gep("ptr", self.pointers, f.mul(tap, POINTERS))
+            part = f.gep(t.kind, panel, f.mul(f.mul(tap, "%run"), vectors * t.lanes))
+            count = f.min(self.together, f.sub("%runs", tap))
+            sources = (
+                f"ptr {pointers}",
+                f"ptr {part}",
+                f"i64 {count}",
+                "i64 %run",
+                f"i64 {at}",
+            )
+            f.call("void", kernel, *sources, *place, f"i1 {f.icmp('ne', tap, 0)}", *rest)
+
+
+def is_direct(x: Instruction) -> bool:
+    """Whether a convolution has the form that `emit_direct` takes: channels last, and elements of
+    one type."""
+    return is_channels_last(x) and len({o.shape.dtype for o in (*x.operands, x)}) == 1
+
+
+def _group_size(x: Instruction, t: Tile) -> int:
+    """The channels of a group when `micro_grouped` takes it: as many output features, and whole
+    groups in a vector. Else 0."""
+    groups, channels = x["feature_group_count"], x.operands[0].shape.dims[-1]
+    if groups == 1 or x["batch_group_count"] > 1 or channels != x.shape.dims[-1]:
+        return 0
+    size = channels // groups
+    return (
+        size
+        if isinstance(size, int) and size <= t.lanes // 2 and t.lanes % size == 0 and t.is_float
+        else 0
+    )
+
+
+def emit_direct(program: Program, x: Instruction, kind: str, finish: Finish | None = None) -> None:
+    """Emit a convolution of the form of `is_direct`, or what `finish` makes of it."""
+    lhs, rhs = x.operands
+    t = register_tile(kind, program.target.vector_bytes)
+    feature_groups, batch_groups = x["feature_group_count"], x["batch_group_count"]
+    size = _group_size(x, t)
+    if size:
+        feature_groups, t = 1, replace(t, vectors=1)
+    groups = feature_groups * batch_groups
+    steps = row_major_strides(lhs.shape.dims)
+    channels, features = (
+        size or lhs.shape.dims[-1] // feature_groups,
+        x.shape.dims[-1] // groups,
+    )
+    taps = product(w.size for w in x["window"])
+    k, pixels = taps * channels, product(x.shape.dims[:-1])
+    kernel = packing(program, x, t, groups, features, taps, channels)
+    shape, runs, run, numbers = _geometry(x, channels, feature_groups == 1 and not size)
+    heights = tile_heights(t, pixels)
+    together = _together(t, features, k, feature_groups) if batch_groups == 1 else 1
+    blocks = ceildiv(groups, together)
+    most = CONV_FINISHED if finish else MOST_COLUMNS
+    tiles = ceildiv(pixels, heights[0])
+    cut = _cut(program.target.cores, t, tiles, features, k, blocks, pixels * together, most)
+    # every panel is used by one item
+    own = groups == cut.blocks_m == 1 and not size and x.shape.is_static and rhs.shape.is_static
+    own = own and cut.columns_each * k * t.itemsize <= CONV_B_BYTES
+    form = Form(
+        t,
+        heights,
+        isinstance(pixels, int),
+        shape,
+        odd=not size and (not isinstance(features, int) or ceildiv(features, t.lanes) % 2 == 1),
+        size=size,
+        pack=kernel.name if own else "",
+        many=usual(runs, 4096) * POINTERS * 8 > TABLE_BYTES,
+        epilogue=finish.epilogue if finish else None,
+    )
+    name = program.once(("conv_direct", form), lambda: task(form, program))
+    pixel = dim_max(run, lhs.shape.dims[-1]) if size or together > 1 else run
+    zeros = program.constant(bytes(usual(pixel, 4096) * t.itemsize))
+    x_group = channels if feature_groups > 1 else steps[0] * (lhs.shape.dims[0] // batch_groups)
+    b_group = ceildiv(features, t.lanes) * t.lanes * k
+    arguments = [features, k, runs, run, x.shape.dims[-1]]
+    arguments += [cut.tiles_each, cut.blocks_m, cut.columns_each, cut.blocks_n]
+    arguments += [x_group, b_group, features, groups, together, *numbers]
+    sources = (
+        program.pointer(lhs),
+        kernel.kernel if own else kernel.everything(program),
+    )
+    target = "null" if finish else program.pointer(x)
+    texts = [f"ptr {p}" for p in (*sources, target, program.at(zeros))]
+    items = blocks * cut.blocks_m * cut.blocks_n
+    work = float(usual(pixels, 4096) * usual(features, 64) * usual(k, 512))
+    texts += [f"i64 {program.size(v)}" for v in arguments]
+    texts += [f"ptr {kernel.table}", *kernel.numbers] if own else []
+    texts += finish.arguments if finish else ()
+    cost = 100 + work * groups / max(1, usual(items, 8)) / (1.5 * t.lanes)
+    program.parallel(name, texts, program.size(items), cost=cost)
+
+
+def _together(t: Tile, features: Size, k: Size, groups: int) -> int:
+    """Groups whose packed kernels stay in L2 together."""
+    kernel_bytes = usual(k, 512) * usual(ceildiv(features, t.lanes), 4) * t.lanes * t.itemsize
+    return min(groups, max(1, CONV_B_BYTES // kernel_bytes))
+
+
+def _geometry(
+    x: Instruction, channels: Size, one_group: bool
+) -> tuple[int, Size, Size, list[Size]]:
+    """(spatial dimensions, runs of channels that a window meets, their length, the arguments for
+    `geometry`). Taps that are neighbours in memory are one run."""
+    lhs, window = x.operands[0], x["window"]
+    steps, pixels = row_major_strides(lhs.shape.dims), product(x.shape.dims[:-1])
+    runs: Size = product(w.size for w in window)
+    run = channels
+    padded = any(w.pad_low or w.pad_high for w in window)
+    if all(w.size == 1 and w.stride == 1 for w in window) and not padded:
+        return 0, runs, run, [pixels, steps[-2]]
+    numbers = [pixels, steps[0]]
+    for i, (w, n, out) in enumerate(
+        zip(window, lhs.shape.dims[1:-1], x.shape.dims[1:-1], strict=True)
+    ):
+        count = w.size
+        if (
+            i == len(window) - 1
+            and one_group
+            and w.window_dilation == 1
+            and w.pad_low == 0
+            and w.pad_high <= 0
+            and w.size != 1
+        ):
+            # Neighbouring taps of a row meet neighbouring runs of channels: one longer run.
+            runs, run, n, count = runs // w.size, run * w.size, n - w.size + 1, 1
+        numbers += [
+            out,
+            n,
+            w.stride,
+            w.pad_low,
+            count,
+            w.window_dilation,
+            steps[1 + i],
+        ]
+    return len(window), runs, run, numbers
+
+
+def _cut(
+    cores: int,
+    t: Tile,
+    tiles: Size,
+    features: Size,
+    k: Size,
+    groups: int,
+    pixels: Size,
+    most: int,
+) -> Partition:
+    """Columns, at most `most` of them, in blocks whose packed kernel stays in L2, rows in enough
+    blocks for so many cores."""
+    panels = min(CONV_B_BYTES // (usual(k, 512) * t.columns * t.itemsize), most // t.columns)
+    columns = max(1, panels) * t.columns
+    blocks_n: Size = ceildiv(features, columns)
+    if isinstance(features, int):  # equal blocks
+        blocks_n = ceildiv(features, columns)
+        columns = min(columns, ceildiv(ceildiv(features, blocks_n), t.columns) * t.columns)
+        blocks_n = ceildiv(features, columns)
+    work = usual(pixels, 4096) * usual(features, 64) * usual(k, 512)
+    wanted = min(ITEMS_PER_CORE * cores, work * groups >> 21)
+    blocks_m = max(1, -(-wanted // (usual(blocks_n, 1) * groups)))
+    each = ceildiv(tiles, min(blocks_m, tiles) if isinstance(tiles, int) else blocks_m)
+    return Partition(each, columns, ceildiv(tiles, each), blocks_n, True)

@@ -1,0 +1,518 @@
+"""conv_layout: convolutions with their channels last, between transposes that meet and cancel.
+
+    y = convolution(x, k), dim_labels=bf01_oi01->bf01
+    ->  transpose(convolution(transpose(x, {0,2,3,1}), k), dim_labels=b01f_oi01->b01f), {0,3,1,2}
+
+The kernels of the CPU read runs of channels (compiler/convolution/convolution.py). reshape_motion
+and algebra then move the transposes outward through pointwise instructions, pools, pads and
+concatenations until two of them cancel, so that a network is transposed where the program's own
+arrays enter and leave. Windows of one element, windows that do not overlap, and results of which
+every element meets one tap become dots. Images of few channels are padded as they are transposed. A
+gradient of weights, recognized by a window larger than its result, contracts images and pixels:
+f01b_i01o->fb01.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch_hlo.compiler.conv_forms import is_planar, sides
+from torch_hlo.compiler.convolution.conv_pack import static_dims
+from torch_hlo.compiler.hlo_pass import Pass, hlo_pass
+from torch_hlo.compiler.simplify.reshape_motion import wants_channels_last
+from torch_hlo.compiler.thresholds import FEW_CHANNELS, FEW_TERMS
+from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.dim import Dim, fixed
+from torch_hlo.hlo.ir.infer import product
+from torch_hlo.hlo.ir.instruction import Instruction, Module
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.match import op, rewrite, rules
+from torch_hlo.hlo.ir.window import WindowDim
+
+
+def contracts_pixels(x: Instruction) -> bool:
+    """Whether the window has no fewer positions than the result, and images are contracted (they
+    are outermost in the input): the gradient of weights."""
+    lhs, _, out = sides(x)
+    if lhs.index("f") > lhs.index("b"):
+        return False
+    taps, places = (
+        product(w.size for w in x["window"]),
+        product(x.shape.dims[out.index(str(i))] for i in range(len(x["window"]))),
+    )
+    return not isinstance(taps, Dim) and not isinstance(places, Dim) and taps >= places
+
+
+def preferred(x: Instruction) -> tuple[str, str, str]:
+    """The labels that the kernels take without copying."""
+    _, rhs, out = sides(x)
+    digits = "".join(map(str, range(len(x["window"]))))
+    if contracts_pixels(x):
+        return (
+            f"f{digits}b",
+            f"i{digits}o",
+            out if out == f"fb{digits}" else f"{digits}bf",
+        )
+    return f"b{digits}f", rhs, f"b{digits}f"
+
+
+def relabeled(x: Instruction, want: tuple[str, str, str]) -> Instruction:
+    """The convolution on transposed operands, its result transposed back."""
+    have = sides(x)
+    operands = [
+        o if a == b else h.transpose(o, [a.index(c) for c in b])
+        for o, a, b in zip(x.operands, have, want)
+    ]
+    attrs = dict(x.attrs) | {"dim_labels": f"{want[0]}_{want[1]}->{want[2]}"}
+    dims = tuple(x.shape.dims[have[2].index(c)] for c in want[2])
+    inner = instr("convolution", tuple(operands), x.shape.with_dims(dims), **attrs)
+    return inner if have[2] == want[2] else h.transpose(inner, [want[2].index(c) for c in have[2]])
+
+
+def channels_last(out: Instruction) -> Instruction | None:
+    """convolution -> transpose(convolution(transpose, transpose)) with channels last, but for
+    filters of a few planes"""
+    if (
+        not out["window"]
+        or out.shape.size == 0
+        or sides(out) == (want := preferred(out))
+        or is_planar(out)
+        and out.operands[0].shape.dims[1] == fixed(out.shape.dims[1]) < FEW_CHANNELS
+    ):
+        return None
+    return relabeled(out, want)
+
+
+def pointwise_product(out: Instruction) -> Instruction | None:
+    """A convolution with a window of one element, or with one that is all of the image -> a dot of
+    pixels and channels"""
+    if (
+        out["feature_group_count"] * out["batch_group_count"] > 1
+        or not out["window"]
+        or sides(out) != preferred(out)
+    ):
+        return None
+    (x, k), (_, rhs, _) = out.operands, sides(out)
+    pads = any((w.pad_low, w.pad_high) != (0, 0) or w.base_dilation != 1 for w in out["window"])
+    channels = x.shape.dims[-1]
+    if contracts_pixels(out):
+        if (
+            pads
+            or any(w.window_dilation != 1 for w in out["window"])
+            or any(w.output_size(n) != 1 for w, n in zip(out["window"], x.shape.dims[1:]))
+        ):
+            return None
+        pixels = product(x.shape.dims[:-1])
+        pair = (
+            h.reshape(x, (pixels, channels)),
+            h.reshape(k, (pixels, k.shape.dims[-1])),
+        )
+        return h.reshape(
+            h.dot(
+                *((pair[1], pair[0]) if sides(out)[2][0] == "f" else pair),
+                (0,),
+                (0,),
+                dtype=out.shape.dtype,
+            ),
+            out.shape.dims,
+        )
+    if pads or any(w.size != 1 or w.stride != 1 for w in out["window"]):
+        return None
+    o, i = rhs.index("o"), rhs.index("i")
+    flat = h.reshape(k, [k.shape.dims[d] for d in sorted((o, i))])
+    found = h.dot(
+        h.reshape(x, (product(x.shape.dims[:-1]), channels)),
+        flat,
+        (1,),
+        (int(i > o),),
+        dtype=out.shape.dtype,
+    )
+    return h.reshape(found, out.shape.dims)
+
+
+def for_matrix_units(dtypes: frozenset[str]) -> Pass:
+    """The pass for a device whose matrix units take `dtypes`: of kernels, too, the input features
+    come last, and of gradients of weights. Features that are no multiple of 16 bytes get zeros.
+    Convolutions with other types or in groups stay as they are."""
+
+    rules_of_types = _MatrixUnits(dtypes)
+    all_rules = rules(
+        (op("convolution"), rules_of_types.whole_chunks),
+        (op("convolution"), rules_of_types.features_last),
+        (op("convolution"), pointwise_product),
+    )
+    return Pass(
+        "conv_layout",
+        lambda module: rewrite(module, all_rules),
+        for_matrix_units.__doc__ or "",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _MatrixUnits:
+    """The rules of `for_matrix_units`."""
+
+    dtypes: frozenset[str]
+
+    def wanted(self, x: Instruction) -> tuple[str, str, str]:
+        digits = "".join(map(str, range(len(x["window"]))))
+        if not contracts_pixels(x):
+            return f"b{digits}f", f"o{digits}i", f"b{digits}f"
+        image = x.operands[0].shape
+        sizes = (image.dims[sides(x)[0].index(d)] for d in digits)
+        one = all(
+            w.window_dilation == 1 and w.output_size(n) == 1 for w, n in zip(x["window"], sizes)
+        )
+        return preferred(x) if one else (f"f{digits}b", f"i{digits}o", f"f{digits}b")
+
+    def missing(self, x: Instruction) -> dict[str, int] | None:
+        """How many features, by the label of the input (f; b in a gradient) or of the kernel (o),
+        are missing to whole 16 bytes; None for other types."""
+        (lhs, rhs, _), (image, kernel) = sides(x), (o.shape for o in x.operands)
+        if (
+            image.dtype not in self.dtypes
+            or kernel.dtype != image.dtype
+            or x["feature_group_count"] * x["batch_group_count"] > 1
+            or not x["window"]
+        ):
+            return None
+        if contracts_pixels(x):
+            runs = {
+                "b": image.dims[lhs.index("b")],
+                "o": kernel.dims[rhs.index("o")],
+            }
+        else:
+            runs = {"f": image.dims[lhs.index("f")]}
+        known = {label: n for label, n in runs.items() if isinstance(n, int)}
+        if len(known) < len(runs):
+            return None
+        return {label: -n % (16 // image.itemsize) for label, n in known.items()}
+
+    def whole_chunks(self, out: Instruction) -> Instruction | None:
+        """convolution -> slice(convolution(pad, pad)) with features in whole 16 bytes; windows of
+        one element are dots of any size"""
+        more = self.missing(out)
+        if (
+            not more
+            or not any(more.values())
+            or out.shape.size == 0
+            or all(w.size == 1 for w in out["window"])
+        ):
+            return None
+        labels = sides(out)
+        gradient = "o" in more
+        grown = [
+            {"b": more.get("b", 0), "f": more.get("f", 0)},
+            {"i": more.get("f", 0), "o": more.get("o", 0)},
+            {"b": more.get("b", 0), "f": more.get("o", 0)},
+        ]
+        operands = []
+        for x, side, by in zip(out.operands, labels, grown):
+            edges = [(0, by.get(label, 0), 0) for label in side]
+            operands.append(h.pad(x, h.full(0, x.shape.dtype, ()), edges))
+        dims = tuple(n + grown[2].get(label, 0) for n, label in zip(out.shape.dims, labels[2]))
+        wide = instr(
+            "convolution",
+            tuple(operands),
+            out.shape.with_dims(dims),
+            **dict(out.attrs),
+        )
+        return h.slice_(wide, (0,) * out.shape.rank, out.shape.dims) if gradient else wide
+
+    def features_last(self, out: Instruction) -> Instruction | None:
+        """convolution -> transpose(convolution(transpose, transpose)) with features last"""
+        more = self.missing(out)
+        if out.shape.size == 0 or more is None or any(more.values()):
+            return None
+        wanted = self.wanted(out)
+        return relabeled(out, wanted) if sides(out) != wanted else None
+
+
+def patches_product(out: Instruction) -> Instruction | None:
+    """A convolution whose windows do not overlap, of few channels (the patches of a vision
+    transformer) -> dot(patches, kernel)"""
+    lhs, rhs, to = sides(out)
+    x, k = out.operands
+    window, digits = out["window"], "".join(map(str, range(len(out["window"]))))
+    at = [lhs.index(d) for d in digits]
+    channels = x.shape.dims[lhs.index("f")]
+    plain = all(
+        w.stride == w.size
+        and not (w.pad_low or w.pad_high or w.reversal)
+        and w.base_dilation == w.window_dilation == 1
+        for w in window
+    )
+    if (
+        not plain
+        or rhs != f"oi{digits}"
+        or out["feature_group_count"] * out["batch_group_count"] > 1
+        or not x.shape.is_static
+        or not k.shape.is_static
+    ):
+        return None
+    if (
+        fixed(channels) >= FEW_CHANNELS
+        or all(w.size == 1 for w in window)
+        or any(x.shape.dims[d] % w.size for d, w in zip(at, window))
+    ):
+        return None
+    dims: list[int] = []
+    # label -> dimensions of the split input: for spatial ones which window, and where in it
+    place: dict[str, list[int]] = {}
+    for label, n in zip(lhs, static_dims(x)):
+        parts = [n // window[int(label)].size, window[int(label)].size] if label.isdigit() else [n]
+        place[label] = list(range(len(dims), len(dims) + len(parts)))
+        dims += parts
+    order = [
+        *place["b"],
+        *(place[d][0] for d in digits),
+        *place["f"],
+        *(place[d][1] for d in digits),
+    ]
+    outs = [dims[place[d][0]] for d in digits]
+    depth, features = product(k.shape.dims[1:]), k.shape.dims[0]
+    patches = h.reshape(
+        h.transpose(h.reshape(x, dims), order),
+        (dims[place["b"][0]] * product(outs), depth),
+    )
+    found = h.reshape(
+        h.dot(
+            patches,
+            h.reshape(k, (features, depth)),
+            (1,),
+            (1,),
+            dtype=out.shape.dtype,
+        ),
+        (dims[place["b"][0]], *outs, features),
+    )
+    return h.transpose(found, [f"b{digits}f".index(c) for c in to])
+
+
+def _products(pixels: Instruction, kernel: Instruction, dtype: str) -> Instruction:
+    """[pixels, taps, groups, features] from [pixels, groups, depth] and [depth, taps, groups,
+    features], summed over depth."""
+    depth, *rest = kernel.shape.dims
+    dims = (pixels.shape.dims[0], *rest)
+    if dims[2] == 1 or fixed(depth) > FEW_TERMS:
+        return h.transpose(h.dot(pixels, kernel, (2,), (0,), (1,), (2,), dtype=dtype), (1, 2, 0, 3))
+    wide = "f32" if dtype in ("bf16", "f16") else dtype
+    sums: Instruction | None = None
+    for i in range(fixed(depth)):
+        x = h.reshape(
+            h.slice_(pixels, (0, 0, i), (*dims[:1], dims[2], i + 1)),
+            (dims[0], dims[2]),
+        )
+        k = h.reshape(h.slice_(kernel, (i, 0, 0, 0), (i + 1, *rest)), rest)
+        term = h.multiply(
+            h.broadcast(h.convert(x, wide), dims, (0, 2)),
+            h.broadcast(h.convert(k, wide), dims, (1, 2, 3)),
+        )
+        sums = term if sums is None else h.add(sums, term)
+    assert sums is not None
+    return h.convert(sums, dtype)
+
+
+def spread_product(out: Instruction) -> Instruction | None:
+    """A convolution in which every element of the result meets at most one tap of its group -> the
+    pieces that dot(pixels, kernel) gives, next to each other. So are upsampling by transposed
+    windows that do not overlap, gradients of patches, and everything computed from an image of one
+    pixel, or of a window as high as the image."""
+    lhs, rhs, to = sides(out)
+    x, k = out.operands
+    window, digits = out["window"], "".join(map(str, range(len(out["window"]))))
+    if (
+        out["batch_group_count"] > 1
+        or not digits
+        or not all(o.shape.is_static and o.shape.size for o in (x, k, out))
+    ):
+        return None
+    sizes = [x.shape.dims[lhs.index(d)] for d in digits]
+    if all(w.size == 1 for w in window) or any(
+        w.stride != 1 or w.window_dilation != 1 or w.size > w.base_dilation and n != 1
+        for w, n in zip(window, sizes)
+    ):
+        return None
+    flipped = [rhs.index(d) for d, w in zip(digits, window) if not w.reversal and w.size > 1]
+    kernel = h.transpose(
+        h.reverse(k, flipped) if flipped else k,
+        [rhs.index(c) for c in f"i{digits}o"],
+    )
+    batch, features, depth = (
+        o.shape.dims[labels.index(c)]
+        for o, labels, c in ((x, lhs, "b"), (out, to, "f"), (x, lhs, "f"))
+    )
+    taps, groups = [w.size for w in window], out["feature_group_count"]
+    pixels = h.reshape(
+        h.transpose(x, [lhs.index(c) for c in f"b{digits}f"]),
+        (batch * product(sizes), groups, depth // groups),
+    )
+    kernel = h.reshape(kernel, (depth // groups, product(taps), groups, features // groups))
+    pieces = _products(pixels, kernel, out.shape.dtype)
+    n = len(digits)
+    apart = h.reshape(pieces, (batch, *sizes, *taps, features))
+    order = [0, *(at for i in range(n) for at in (1 + i, 1 + n + i)), 1 + 2 * n]
+    zero = h.full(0, out.shape.dtype, ())
+    steps = [t if size == 1 else w.base_dilation for w, t, size in zip(window, taps, sizes)]
+    holes = [
+        (0, 0, 0),
+        *(edge for t, step in zip(taps, steps) for edge in ((0, 0, 0), (0, step - t, 0))),
+        (0, 0, 0),
+    ]
+    joined = h.reshape(
+        h.pad(h.transpose(apart, order), zero, holes),
+        (batch, *(size * step for size, step in zip(sizes, steps)), features),
+    )
+    wanted = [out.shape.dims[to.index(d)] for d in digits]
+    edges = [
+        (w.pad_low - t + 1, count - have - (w.pad_low - t + 1), 0)
+        for w, t, count, have in zip(window, taps, wanted, joined.shape.dims[1:-1])
+    ]
+    return h.transpose(
+        h.pad(joined, zero, [(0, 0, 0), *edges, (0, 0, 0)]),
+        [f"b{digits}f".index(c) for c in to],
+    )
+
+
+def _flat(x: Instruction, window: tuple[WindowDim, ...], labels: str) -> int | None:
+    """The first spatial dimension in which an image has one element and the window several."""
+    for i, w in enumerate(window):
+        one = x.shape.dims[labels.index(str(i))] == 1
+        if one and fixed(w.size) > 1 and w.stride == w.window_dilation == 1:
+            return i
+    return None
+
+
+def taps_as_features(out: Instruction) -> Instruction | None:
+    """A convolution of an image of one row (or column) by a window of several -> one by windows of
+    one row, whose features are pairs of feature and tap: each row of the result meets one tap. So
+    is the gradient of a window as high as the image (spectrograms), and rows of padding meet
+    nothing."""
+    lhs, rhs, to = sides(out)
+    x, k = out.operands
+    window, digits = out["window"], "".join(map(str, range(len(out["window"]))))
+    if (
+        out["batch_group_count"] > 1
+        or contracts_pixels(out)
+        or not all(o.shape.is_static and o.shape.size for o in (x, k, out))
+    ):
+        return None
+    d = _flat(x, window, lhs)
+    if d is None:
+        return None
+    w, count, at = window[d], out.shape.dims[to.index(str(d))], rhs.index(str(d))
+    # which tap, from the last one, the first row of the result meets
+    first = w.size - 1 - w.pad_low
+    low, high = max(first, 0), min(first + count, w.size)
+    if low >= high:
+        return None
+    taps, edge = high - low, low - first
+    kernel = k if w.reversal else h.reverse(k, [at])
+    kernel = h.slice_(
+        kernel,
+        [low if i == at else 0 for i in range(k.shape.rank)],
+        [high if i == at else n for i, n in enumerate(k.shape.dims)],
+    )
+    others = [c for c in rhs if c not in ("o", str(d))]
+    kernel = h.transpose(kernel, [rhs.index("o"), at, *(rhs.index(c) for c in others)])
+    kernel = h.reshape(kernel, (kernel.shape.dims[0] * taps, *kernel.shape.dims[2:], 1))
+    plain = f"b{digits}f"
+    attrs = dict(out.attrs) | {
+        "window": (*window[:d], WindowDim(1), *window[d + 1 :]),
+        "dim_labels": f"{lhs}_o{''.join(others)}{d}->{plain}",
+    }
+    rows = instr("convolution", (x, kernel), **attrs)
+    rows = instr("convolution", rows.operands, rows.shape.with_dtype(out.shape.dtype), **attrs)
+    dims = [
+        *rows.shape.dims[: 1 + d],
+        *rows.shape.dims[2 + d : -1],
+        rows.shape.dims[-1] // taps,
+        taps,
+    ]
+    last = len(dims) - 1
+    found = h.transpose(h.reshape(rows, dims), [*range(1 + d), last, *range(1 + d, last)])
+    edges = [
+        (edge, count - taps - edge, 0) if i == 1 + d else (0, 0, 0) for i in range(found.shape.rank)
+    ]
+    return h.transpose(
+        h.pad(found, h.full(0, out.shape.dtype, ()), edges),
+        [plain.index(c) for c in to],
+    )
+
+
+def padded_rows(out: Instruction) -> Instruction | None:
+    """convolution of few channels -> convolution(pad) without padding along rows: the taps of a row
+    are one run in memory. The transpose pads, too."""
+    lhs, _, _ = sides(out)
+    window, x = out["window"], out.operands[0]
+    if (
+        not window
+        or out["feature_group_count"] * out["batch_group_count"] > 1
+        or sides(out) != preferred(out)
+        or not x.shape.is_static
+    ):
+        return None
+    last = window[-1]
+    taps = (
+        out.shape.dims[sides(out)[2].index(str(len(window) - 1))]
+        if contracts_pixels(out)
+        else last.size
+    )
+    # elements of a run for which padding pays
+    least = 2 if contracts_pixels(out) or x.shape.dims[-1] == 1 else FEW_CHANNELS
+    if (
+        not last.size
+        or fixed(x.shape.dims[-1]) >= FEW_CHANNELS
+        or taps == 1
+        or fixed(taps) * fixed(x.shape.dims[-1]) < least
+    ):
+        return None
+    if max(last.pad_low, last.pad_high) <= 0 or min(last.pad_low, last.pad_high) < 0:
+        return None
+    if (
+        last.base_dilation != 1
+        or (last.stride if contracts_pixels(out) else last.window_dilation) != 1
+    ):
+        return None
+    wide = h.pad(
+        x,
+        h.full(0, x.shape.dtype, ()),
+        [(last.pad_low, last.pad_high, 0) if c == str(len(window) - 1) else (0, 0, 0) for c in lhs],
+    )
+    attrs = dict(out.attrs) | {"window": (*window[:-1], replace(last, pad_low=0, pad_high=0))}
+    return instr("convolution", (wide, out.operands[1]), out.shape, **attrs)
+
+
+def window_channels_last(out: Instruction) -> Instruction | None:
+    """A gradient of pooling (select-and-scatter, or reduce-window of a dilated base) whose
+    innermost dimension is windowed -> transposed, with one last that is not"""
+    window = out["window"]
+    if out.shape.is_tuple:
+        return None
+    whole = [d for d, w in enumerate(window) if w.is_trivial and out.shape.dims[d] != 1]
+    if not whole or out.shape.size == 0 or window[-1].is_trivial or not wants_channels_last(out):
+        return None
+    order = [*(d for d in range(out.shape.rank) if d != whole[-1]), whole[-1]]
+    operands = [h.transpose(o, order) if o.shape.rank else o for o in out.operands]
+    attrs = dict(out.attrs) | {"window": tuple(window[d] for d in order)}
+    return h.transpose(
+        instr(out.op, tuple(operands), **attrs),
+        [order.index(d) for d in range(out.shape.rank)],
+    )
+
+
+RULES = rules(
+    (op("select-and-scatter"), window_channels_last),
+    (op("reduce-window"), window_channels_last),
+    (op("convolution"), patches_product),
+    (op("convolution"), spread_product),
+    (op("convolution"), taps_as_features),
+    (op("convolution"), channels_last),
+    (op("convolution"), pointwise_product),
+    (op("convolution"), padded_rows),
+)
+
+
+@hlo_pass
+def conv_layout(module: Module) -> Module:
+    """Give every convolution the layout that its kernel reads in place."""
+    return rewrite(module, RULES)

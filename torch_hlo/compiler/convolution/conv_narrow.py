@@ -1,0 +1,268 @@
+"""conv_narrow: convolutions with fewer output features than a vector has lanes compute neighbouring
+pixels as features.
+
+    f32[n,28,28,6] = convolution(x, 5x5)   ->  reshape(f32[n,28,14,12] = convolution(x, 5x6 with
+        stride 2)),  features (pixel of a pair, feature)
+    f32[n,28,28,3] = convolution(x, 5x5), feature_group_count=3  ->  the same of f32[3 * n,28,28,1],
+        batch_group_count=3: filters of images
+
+The kernel of pixel i of a run is the old one moved by i strides, zeros elsewhere: r pixels take
+(size + (r - 1) * stride) / r products per pixel instead of size, in r times as many lanes. What a
+dilated base gives (a transposed convolution, sub-pixel convolution in Shi et al., 2016) has one
+such kernel per remainder of the pixel's position. The zeros meet pixels outside of a window: an
+infinity or NaN there reaches the pixels of the same run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from torch_hlo.compiler.conv_forms import sides
+from torch_hlo.compiler.convolution.conv_layout import contracts_pixels
+from torch_hlo.compiler.hlo_pass import hlo_pass
+from torch_hlo.compiler.thresholds import PER_TAP
+from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.dim import fixed
+from torch_hlo.hlo.ir.infer import product
+from torch_hlo.hlo.ir.instruction import Instruction, Module
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.match import op, rewrite, rules
+from torch_hlo.hlo.ir.window import WindowDim
+
+LANES = 16  # of f32 in a vector of 512 bits
+
+
+def _is_narrow(out: Instruction) -> bool:
+    """Whether a convolution has its channels last, and few features (of each group of images)."""
+    digits = "".join(map(str, range(len(out["window"]))))
+    lhs, _, to = sides(out)
+    known = all(o.shape.is_static and o.shape.size for o in (*out.operands, out))
+    return (
+        digits != ""
+        and lhs == to == f"b{digits}f"
+        and out["feature_group_count"] == 1
+        and known
+        and 2 * out.shape.dims[-1] <= LANES * out["batch_group_count"]
+        and not contracts_pixels(out)
+        and all(w.window_dilation == 1 for w in out["window"])
+    )
+
+
+def _plain(out: Instruction) -> tuple[Instruction, str]:
+    """(the kernel without reversals, its labels)."""
+    labels = sides(out)[1]
+    flipped = [
+        labels.index(str(i)) for i, w in enumerate(out["window"]) if w.reversal and w.size > 1
+    ]
+    return h.reverse(out.operands[1], flipped) if flipped else out.operands[1], labels
+
+
+def _with(out: Instruction, kernel: Instruction, window: tuple[WindowDim, ...]) -> Instruction:
+    """The convolution with another kernel and window."""
+    made = instr(
+        "convolution",
+        (out.operands[0], kernel),
+        **dict(out.attrs) | {"window": window},
+    )
+    return instr(
+        "convolution",
+        made.operands,
+        made.shape.with_dtype(out.shape.dtype),
+        **dict(made.attrs),
+    )
+
+
+def _run(wide: int, features: int, last: WindowDim) -> int:
+    """How many neighbouring pixels of `wide` should be features: fewest products per row; what a
+    last run computes too much is cut off, in a pass of its own."""
+
+    def products(run: int) -> float:
+        return (
+            -(-wide // run)
+            * (fixed(last.size) + (run - 1) * last.stride)
+            * (1.25 if wide % run else 1)
+        )
+
+    return min(range(min(LANES // features, wide), 0, -1), key=products)
+
+
+def runs_of_pixels(out: Instruction) -> Instruction | None:
+    """convolution -> reshape(convolution): pixels next to each other in a row are features"""
+    if not _is_narrow(out):
+        return None
+    *rows, last = out["window"]
+    if last.size <= last.stride or any(w.base_dilation != 1 for w in out["window"]):
+        return None
+    groups, dims = out["batch_group_count"], out.shape.dims
+    wide, features = fixed(dims[-2]), fixed(dims[-1]) // groups
+    run = _run(wide, features, last)
+    if run == 1:
+        return None
+    joined = _moved_kernels(out, run, features)
+    reach, runs = (run - 1) * last.stride, -(-wide // run)
+    # what the last run reads after what the last pixel does
+    beyond = (runs * run - wide) * last.stride
+    window = (
+        *(replace(w, reversal=False) for w in rows),
+        replace(
+            last,
+            size=last.size + reach,
+            stride=last.stride * run,
+            reversal=False,
+            pad_high=last.pad_high + beyond,
+        ),
+    )
+    found = h.reshape(_with(out, joined, window), (*dims[:-2], runs, groups, run, features))
+    rank = len(dims)
+    order = [*range(rank - 1), rank, rank - 1, rank + 1]  # pixels before groups
+    whole = h.reshape(h.transpose(found, order), (*dims[:-2], runs * run, dims[-1]))
+    return h.slice_(whole, (0,) * rank, dims)
+
+
+def _moved_kernels(out: Instruction, run: int, features: int) -> Instruction:
+    """The kernel of a run of pixels: per group, the kernel of each of its pixels, moved to where
+    that pixel's window is."""
+    kernel, labels = _plain(out)
+    at, to = labels.index(str(len(out["window"]) - 1)), labels.index("o")
+    stride, groups = out["window"][-1].stride, out["batch_group_count"]
+    zero = h.full(0, kernel.shape.dtype, ())
+    moved = []
+    for i in range(run):
+        edges = [(0, 0, 0)] * kernel.shape.rank
+        edges[at] = (i * stride, (run - 1 - i) * stride, 0)
+        moved.append(h.pad(kernel, zero, edges))
+    apart = [
+        h.reshape(m, (*m.shape.dims[:to], groups, 1, features, *m.shape.dims[to + 1 :]))
+        for m in moved
+    ]
+    joined = h.concatenate(apart, to + 1)
+    before, after = joined.shape.dims[:to], joined.shape.dims[to + 3 :]
+    return h.reshape(joined, (*before, groups * run * features, *after))
+
+
+def images_of_channels(out: Instruction) -> Instruction | None:
+    """A convolution of few channels, each on its own (filters of images) -> one of as many groups
+    of images of one channel: lanes are pixels"""
+    digits = "".join(map(str, range(len(out["window"]))))
+    lhs, _, to = sides(out)
+    x, groups = out.operands[0], out["feature_group_count"]
+    if (
+        groups == 1
+        or out["batch_group_count"] > 1
+        or not digits
+        or not lhs == to == f"b{digits}f"
+        or not all(o.shape.is_static and o.shape.size for o in (x, out))
+    ):
+        return None
+    if (
+        x.shape.dims[-1] != groups
+        or any(w.base_dilation != 1 or w.window_dilation != 1 for w in out["window"])
+        or 2 * fixed(out.shape.dims[-1]) > LANES
+    ):
+        return None
+    last, features = out["window"][-1], out.shape.dims[-1] // groups
+    run = _run(fixed(out.shape.dims[-2]), fixed(features), last)
+    if (
+        last.size <= last.stride
+        or groups * (last.size + (run - 1) * last.stride) > PER_TAP * run * last.size
+    ):
+        return None
+    rank = x.shape.rank
+    images = h.reshape(
+        h.transpose(x, [rank - 1, *range(rank - 1)]),
+        (groups * x.shape.dims[0], *x.shape.dims[1:-1], 1),
+    )
+    low, high = max(last.pad_low, 0), max(last.pad_high, 0)
+    # taps of a row are a run
+    images = h.pad(
+        images,
+        h.full(0, x.shape.dtype, ()),
+        [(low, high, 0) if d == rank - 2 else (0, 0, 0) for d in range(rank)],
+    )
+    window = (
+        *out["window"][:-1],
+        replace(last, pad_low=last.pad_low - low, pad_high=last.pad_high - high),
+    )
+    return instr(
+        "convolution",
+        (images, out.operands[1]),
+        out.shape,
+        **dict(out.attrs)
+        | {
+            "window": window,
+            "feature_group_count": 1,
+            "batch_group_count": groups,
+        },
+    )
+
+
+def remainders(out: Instruction) -> Instruction | None:
+    """convolution of a dilated base -> the pixels of each remainder, from a convolution without
+    holes, next to each other"""
+    window = out["window"]
+    steps = [w.base_dilation for w in window]
+    if (
+        not _is_narrow(out)
+        or out["batch_group_count"] > 1
+        or product(steps) == 1
+        or fixed(out.shape.dims[-1]) * fixed(product(steps)) > LANES
+        or any(w.stride != 1 or w.size < w.base_dilation for w in window)
+    ):
+        return None
+    kernel, labels = _plain(out)
+    sizes = out.operands[0].shape.dims[1:-1]
+    phases = [_phases(w) for w in window]
+    lows = [max(low for _, _, low in each) for each in phases]
+    spans = [
+        low + max(taps - before for _, taps, before in each) for low, each in zip(lows, phases)
+    ]
+    counts = [-(-n // step) for n, step in zip(out.shape.dims[1:-1], steps)]
+    pieces = []
+    for chosen in itertools.product(*phases):
+        starts, strides = [0] * kernel.shape.rank, [1] * kernel.shape.rank
+        edges = [(0, 0, 0)] * kernel.shape.rank
+        for i, (first, taps, before) in enumerate(chosen):
+            d = labels.index(str(i))
+            starts[d], strides[d] = first, steps[i]
+            edges[d] = (lows[i] - before, spans[i] - taps - (lows[i] - before), 0)
+        piece = h.slice_(kernel, starts, kernel.shape.dims, strides)
+        pieces.append(h.pad(piece, h.full(0, kernel.shape.dtype, ()), edges))
+    dense = tuple(
+        WindowDim(span, 1, low, count - n - low + span - 1)
+        for span, low, count, n in zip(spans, lows, counts, sizes)
+    )
+    found = _with(out, h.concatenate(pieces, labels.index("o")), dense)
+    batch, features, n = out.shape.dims[0], out.shape.dims[-1], len(window)
+    apart = h.transpose(
+        h.reshape(found, (batch, *counts, *steps, features)),
+        [0, *(d for i in range(n) for d in (1 + i, 1 + n + i)), 1 + 2 * n],
+    )
+    joined = h.reshape(
+        apart,
+        (batch, *(count * step for count, step in zip(counts, steps)), features),
+    )
+    return h.slice_(joined, (0,) * out.shape.rank, out.shape.dims)
+
+
+def _phases(w: WindowDim) -> list[tuple[int, int, int]]:
+    """Per remainder: (first tap, taps, how far before the pixel's position they begin)."""
+    found = []
+    for r in range(w.base_dilation):
+        first = (fixed(w.pad_low) - r) % w.base_dilation
+        taps = -(-(fixed(w.size) - first) // w.base_dilation)
+        found.append((first, taps, (fixed(w.pad_low) - r - first) // w.base_dilation))
+    return found
+
+
+RULES = rules(
+    (op("convolution"), images_of_channels),
+    (op("convolution"), remainders),
+    (op("convolution"), runs_of_pixels),
+)
+
+
+@hlo_pass
+def conv_narrow(module: Module) -> Module:
+    """Fill the lanes of vectors that few output features leave idle."""
+    return rewrite(module, RULES)

@@ -1,0 +1,312 @@
+"""convolution: any dimension numbers, groups, strides, dilations and reversals, with the kernels of
+conv_direct.py and conv_gradient.py.
+
+The pass conv_layout has brought most convolutions to the form of a kernel: channels last. What it
+has not, the step rewrites: foreign orders of dimensions become transposes, a dilated base (gradient
+of a strided convolution) one dense convolution per phase, element types without a kernel
+conversions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen.index import Index
+from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.conv_forms import is_planar, sides
+from torch_hlo.compiler.convolution.conv_amx import emit_amx, is_amx
+from torch_hlo.compiler.convolution.conv_amx_gradient import (
+    emit_amx_gradient,
+    is_amx_gradient,
+)
+from torch_hlo.compiler.convolution.conv_depthwise import emit_planar
+from torch_hlo.compiler.convolution.conv_direct import emit_direct, is_direct
+from torch_hlo.compiler.convolution.conv_gradient import emit_gradient, is_gradient
+from torch_hlo.compiler.convolution.conv_layout import preferred, relabeled
+from torch_hlo.compiler.convolution.conv_winograd import emit_winograd, is_winograd
+from torch_hlo.compiler.convolution.conv_winograd_gradient import (
+    emit_winograd_gradient,
+    is_winograd_gradient,
+)
+from torch_hlo.compiler.loops.elementwise_loops import emit_instruction
+from torch_hlo.compiler.matmul.dot import (
+    arguments_of,
+    emit_apart,
+    emit_tree,
+    parts_of_output,
+)
+from torch_hlo.compiler.matmul.dot_task import Finish
+from torch_hlo.compiler.matmul.epilogue import epilogue
+from torch_hlo.compiler.matmul.product import ACCUMULATORS, SOURCES
+from torch_hlo.hlo.ir import build
+from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.window import WindowDim
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Positions of the dimensions: (batch, feature, spatial…), (output feature, input feature,
+    spatial…), (batch, feature, spatial…)."""
+
+    lhs: tuple[int, ...]
+    rhs: tuple[int, ...]
+    out: tuple[int, ...]
+
+    @staticmethod
+    def parse(text: str) -> Labels:
+        lhs, rest = text.split("_")
+        rhs, out = rest.split("->")
+        digits = [c for c in lhs if c.isdigit()]
+        digits.sort()
+        return Labels(
+            *(
+                tuple(side.index(c) for c in (*names, *digits))
+                for side, names in ((lhs, "bf"), (rhs, "oi"), (out, "bf"))
+            )
+        )
+
+
+KERNELS = (
+    (is_winograd_gradient, emit_winograd_gradient),
+    (is_gradient, emit_gradient),
+    (is_winograd, emit_winograd),
+    (is_direct, emit_direct),
+    (is_planar, emit_planar),
+)
+
+
+def convolution(program: Program, x: Instruction) -> None:
+    if x.shape.size == 0:
+        return
+    if any(o.shape.size == 0 for o in x.operands):
+        return emit_tree(program, build.full(0, x.shape.dtype, x.shape.dims), (), x)
+    if is_amx(program, x):
+        params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
+        return emit_output(
+            program,
+            x,
+            Computation(
+                "sums",
+                params,
+                instr("convolution", params, x.shape, **dict(x.attrs)),
+            ),
+        )
+    if is_amx_gradient(program, x):
+        return emit_amx_gradient(program, x)
+    if (
+        _has_phases(x)
+        and program.target.has("amx-bf16")
+        and all(o.shape.dtype == "bf16" for o in x.operands)
+    ):
+        return _emit_phases(program, x)  # while they are bf16
+    rewritten = with_kernel_types(x)
+    if rewritten is None and any(o.shape.dtype != x.shape.dtype for o in x.operands):
+        operands = tuple(
+            o if o.shape.dtype == x.shape.dtype else build.convert(o, x.shape.dtype)
+            for o in x.operands
+        )
+        rewritten = instr("convolution", operands, x.shape, **dict(x.attrs))
+    if rewritten is None and not any(fits(x) for fits, _ in KERNELS):
+        if _has_phases(x):
+            return _emit_phases(program, x)
+        rewritten = _prepared(x)
+    if rewritten is not None:
+        return emit_tree(program, rewritten, x.operands, x)
+    emit = next(emit for fits, emit in KERNELS if fits(x))
+    emit(program, x, ACCUMULATORS[x.shape.dtype][0])
+
+
+def fusion(program: Program, x: Instruction) -> None:
+    """A fusion of kind output around a convolution."""
+    emit_output(program, x, x["calls"])
+
+
+def emit_output(program: Program, x: Instruction, body: Computation) -> None:
+    """A step with the value of `body` on the operands of `x`: a convolution of parameters, and
+    elementwise instructions on its result."""
+    inner, outer, operands, results = parts_of_output(program, x, body, "convolution")
+    if outer.shape.size == 0:
+        return
+    amx = is_amx(program, outer)
+    planar = is_planar(outer)  # its matrix: a row for each plane of pixels
+    direct = (
+        (planar or is_direct(outer))
+        and with_kernel_types(outer) is None
+        and all(o.shape.size != 0 for o in outer.operands)
+    )
+    found = (
+        epilogue(
+            program,
+            body,
+            inner,
+            len(outer["window"]) if planar else 1,
+            "f32" if amx else outer.shape.dtype,
+        )
+        if amx or direct
+        else None
+    )
+    if found is None:
+        return emit_apart(program, body, inner, outer, operands, results)
+    finish = Finish(found, arguments_of(program, found, operands, results), lambda: "null")
+    if amx:
+        return emit_amx(program, outer, finish)
+    (emit_winograd if is_winograd(outer) else emit_planar if planar else emit_direct)(
+        program, outer, ACCUMULATORS[outer.shape.dtype][0], finish
+    )
+
+
+def with_kernel_types(x: Instruction) -> Instruction | None:
+    """The convolution on element types that have kernels, or None when it is already."""
+    dtype = x.shape.dtype
+    if x.shape.kind == "c":
+        real = {"c64": "f32", "c128": "f64"}[dtype]
+        wanted = [o if o.shape.dtype == dtype else build.convert(o, dtype) for o in x.operands]
+        (ar, ai), (br, bi) = ((build.real(o), build.imag(o)) for o in wanted)
+
+        def part(a: Instruction, b: Instruction) -> Instruction:
+            return instr("convolution", (a, b), x.shape.with_dtype(real), **dict(x.attrs))
+
+        return build.complex_(
+            build.subtract(part(ar, br), part(ai, bi)),
+            build.add(part(ar, bi), part(ai, br)),
+        )
+    wide = (
+        ACCUMULATORS[dtype][1] if dtype in ACCUMULATORS else "f32" if x.shape.kind == "f" else "s32"
+    )
+    if wide != dtype:
+        accumulated = instr("convolution", x.operands, x.shape.with_dtype(wide), **dict(x.attrs))
+        return (
+            build.compare(accumulated, build.full_like(accumulated, 0), "NE")
+            if dtype == "pred"
+            else build.convert(accumulated, dtype)
+        )
+    kind = ACCUMULATORS[dtype][0]
+    if any((o.shape.dtype, kind) not in SOURCES for o in x.operands):
+        return instr(
+            "convolution",
+            tuple(build.convert(o, dtype) for o in x.operands),
+            x.shape,
+            **dict(x.attrs),
+        )
+    return None
+
+
+def _remake(x: Instruction, lhs: Instruction, rhs: Instruction, **changes: object) -> Instruction:
+    """The convolution with other operands and attributes, of the same element type."""
+    attrs = {
+        k: x[k] for k in ("window", "dim_labels", "feature_group_count", "batch_group_count")
+    } | changes
+    inferred = instr("convolution", (lhs, rhs), **attrs)
+    return instr("convolution", (lhs, rhs), inferred.shape.with_dtype(x.shape.dtype), **attrs)
+
+
+def _prepared(x: Instruction) -> Instruction:
+    """The convolution as instructions that have kernels."""
+    if not x["window"]:  # a matrix product with a dimension of size 1 added
+        lhs, rhs = (build.reshape(o, (*o.shape.dims, 1)) for o in x.operands)
+        label = "->".join(
+            "_".join(s + "0" for s in side.split("_")) for side in x["dim_labels"].split("->")
+        )
+        return build.reshape(
+            _remake(x, lhs, rhs, window=(WindowDim(1),), dim_labels=label),
+            x.shape.dims,
+        )
+    if sides(x) != (want := preferred(x)):
+        return relabeled(x, want)
+    image, kernel, _ = want
+    mirrored = [i for i, w in enumerate(x["window"]) if w.reversal and w.size != 1]
+    if image[0] == "f" and mirrored:
+        flipped = build.reverse(x.operands[1], [kernel.index(str(i)) for i in mirrored])
+        return _remake(
+            x,
+            x.operands[0],
+            flipped,
+            window=tuple(replace(w, reversal=False) for w in x["window"]),
+        )
+    if any(w.base_dilation > 1 for w in x["window"]):
+        padding = [(0, 0, 0)] * x.operands[0].shape.rank
+        for i, w in enumerate(x["window"]):
+            padding[image.index(str(i))] = (
+                w.pad_low,
+                w.pad_high,
+                w.base_dilation - 1,
+            )
+        plain = tuple(replace(w, pad_low=0, pad_high=0, base_dilation=1) for w in x["window"])
+        return _remake(
+            x,
+            build.pad(x.operands[0], build.full(0, x.shape.dtype), padding),
+            x.operands[1],
+            window=plain,
+        )
+    # A gradient that its kernel does not take: the other kernel computes it with images as
+    # channels.
+    digits = "".join(map(str, range(len(x["window"]))))
+    return relabeled(x, (f"b{digits}f", kernel, f"b{digits}f"))
+
+
+def _has_phases(x: Instruction) -> bool:
+    """Whether the base is dilated (gradient of a strided convolution) in a way that splits into
+    convolutions without holes."""
+    return (
+        any(w.base_dilation > 1 for w in x["window"])
+        and x.shape.is_static
+        and all(o.shape.is_static for o in x.operands)
+        and all(
+            w.base_dilation == 1 or w.stride == 1 and w.window_dilation == 1 for w in x["window"]
+        )
+    )
+
+
+def _emit_phases(program: Program, x: Instruction) -> None:
+    """Outputs u = d * v + r of dilation d only meet the taps t = r' + d * j: one dense convolution
+    per remainder r."""
+    lhs, rhs = x.operands
+    at, target = Labels.parse(x["dim_labels"]), program.place(x)
+    for phase in itertools.product(*(range(w.base_dilation) for w in x["window"])):
+        window, starts, counts = [], [0] * rhs.shape.rank, list(x.shape.dims)
+        steps = [1] * rhs.shape.rank
+        for s, (w, r) in enumerate(zip(x["window"], phase, strict=True)):
+            d, n, outputs = (
+                w.base_dilation,
+                lhs.shape.dims[at.lhs[2 + s]],
+                x.shape.dims[at.out[2 + s]],
+            )
+            if d == 1:
+                window.append(w)
+                continue
+            first = (w.pad_low - r) % d
+            taps, count = max(0, -(-(w.size - first) // d)), -(-(outputs - r) // d)
+            low = (w.pad_low - r - first) // d
+            window.append(WindowDim(taps, 1, low, count - n - low + taps - 1, 1, 1, w.reversal))
+            if w.reversal:  # tap t is element size - 1 - t of the kernel
+                first = (w.size - 1 - first) % d
+            starts[at.rhs[2 + s]], steps[at.rhs[2 + s]], counts[at.out[2 + s]] = (
+                first,
+                d,
+                count,
+            )
+        if 0 in counts:
+            continue
+        if any(w.size == 0 for w in window):
+            y = build.full(0, x.shape.dtype, counts)
+        else:
+            y = _remake(
+                x,
+                lhs,
+                build.slice_(rhs, starts, rhs.shape.dims, steps),
+                window=tuple(window),
+            )
+
+        def place(index: tuple[Index, ...], phase: tuple[int, ...] = phase) -> ix.Index:
+            spread = list(index)
+            for s, (w, r) in enumerate(zip(x["window"], phase, strict=True)):
+                spread[at.out[2 + s]] = index[at.out[2 + s]] * w.base_dilation + r
+            return ix.linear(spread, x.shape.dims)
+
+        with program.rebound():
+            program.bind(y, program.allocate_shape(y.shape))
+            emit_tree(program, y, x.operands, y)
+            emit_instruction(program, instr("copy", (y,), y.shape), target, place, key=(x, phase))

@@ -1,0 +1,198 @@
+"""Convolution on a grid: an implicit matrix product per group of features; the matrix of patches is
+never in memory.
+
+    rows: output features of the group    columns: images x output positions    K: input features of
+        the group x taps
+
+Groups of few output features (depthwise) would leave blocks almost empty: a thread computes an
+element there. What matrix units take is gpu_conv_matrix.py's.
+"""
+
+from __future__ import annotations
+
+from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.convolution import gpu_conv_matrix
+from torch_hlo.compiler.convolution.convolution import Labels, with_kernel_types
+from torch_hlo.compiler.gather.gather_scatter import Sizes, digits
+from torch_hlo.compiler.gpu.gpu_program import GpuProgram
+from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.matmul.dot import emit_apart, emit_tree, parts_of_output
+from torch_hlo.compiler.matmul.gpu import gpu_fma
+from torch_hlo.compiler.matmul.gpu.gpu_blocks import element
+from torch_hlo.compiler.matmul.product import ACCUMULATORS
+from torch_hlo.hlo.ir import build
+from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.shape import row_major_strides
+
+SIDE = 64  # of a block
+FEW_FEATURES = 8  # of a group, that are computed by a thread each
+
+
+def convolution(program: GpuProgram, x: Instruction) -> None:
+    if x.shape.size == 0 or gpu_conv_matrix.emit(program, x):
+        return
+    rewritten = with_kernel_types(x)
+    if rewritten is not None:
+        return emit_tree(program, rewritten, x.operands, x)
+    dtype = x.shape.dtype
+    kind = ACCUMULATORS[dtype][0]
+    lhs, rhs = x.operands
+    if lhs.shape.size == 0 or rhs.shape.size == 0:
+        return emit_tree(program, build.full(0, dtype, x.shape.dims), (), x)
+    keyed = instr(
+        "convolution",
+        tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands)),
+        x.shape,
+        **dict(x.attrs),
+    )
+    name, symbols, groups = program.once(
+        ("grid convolution", keyed), lambda: _write(program, keyed, kind)
+    )
+    arguments = [f"ptr {program.pointer(o)}" for o in (lhs, rhs, x)] + [
+        f"i64 {program.size(s)}" for s in symbols
+    ]
+    program.parallel(name, arguments, program.size(groups))
+
+
+def fusion(program: GpuProgram, x: Instruction) -> None:
+    """A fusion of kind output around a convolution."""
+    inner, outer, operands, results = parts_of_output(program, x, x["calls"], "convolution")
+    if outer.shape.size != 0:
+        emit_apart(program, x["calls"], inner, outer, operands, results)
+
+
+def _product(sizes: list[Size]) -> Size:
+    total: Size = 1
+    for s in sizes:
+        total = total * s
+    return total
+
+
+def _write(program: GpuProgram, x: Instruction, kind: str) -> tuple[str, list[Size], Size]:
+    """(function, its symbolic sizes, number of groups of threads) of a convolution of these
+    shapes."""
+    parameters = [
+        ("i64", "lo"),
+        ("i64", "hi"),
+        ("ptr", "A"),
+        ("ptr", "B"),
+        ("ptr", "C"),
+    ]
+    f = Writer(program, "conv", parameters)
+    c = _Convolution(f, x, kind)
+    size, m, n, k, groups = c.size, c.m, c.n, c.k, c.groups
+    direct = isinstance(m, int) and m <= FEW_FEATURES and groups != 1
+    across, down, side = (n, m, 1) if direct else (ceildiv(n, SIDE), ceildiv(m, SIDE), SIDE)
+    rest, column = (
+        f.div("%lo", size(across)),
+        f.mul(f.rem("%lo", size(across)), side),
+    )
+    c.group, row = f.div(rest, size(down)), f.mul(f.rem(rest, size(down)), side)
+    if direct:
+        t = f.emit().typed(kind)
+        with f.loop(0, size(k), carry=[(kind, t.const(0))]) as loop:
+            (p,), (q,) = c.weight(row, loop.index, 1), c.patch(column, loop.index, 1)
+            old = loop.vars[0]
+            loop.next = [t.fma(p, q, old) if t.is_float else t.add(t.mul(p, q), old)]
+        c.store(row, column, 1, loop.vars[0])
+        return f.define(), list(size.names), across * down * groups
+    block = gpu_fma.Block(f, kind, SIDE)
+    block.write(
+        gpu_fma.Operand(c.weight, size(m), row, True),
+        gpu_fma.Operand(c.patch, size(n), column, False),
+        size(k),
+        c.store,
+    )
+    f.unit.declare(program)
+    text = block.declarations() + f.text()
+    name = program.group_function("conv", text, gpu_fma.THREADS)
+    return name, list(size.names), across * down * groups
+
+
+class _Convolution:
+    """A convolution as a product per group: m features times n pixels, over k pairs of channel and
+    tap. `group`: the one that is computed."""
+
+    group: Int
+
+    def __init__(self, f: Writer, x: Instruction, kind: str) -> None:
+        self.f, self.x, self.kind, self.at = (
+            f,
+            x,
+            kind,
+            Labels.parse(x["dim_labels"]),
+        )
+        lhs, rhs = x.operands
+        at, window = self.at, x["window"]
+        self.groups = x["feature_group_count"] * x["batch_group_count"]
+        self.size = Sizes(f)
+        shapes = lhs.shape.dims, rhs.shape.dims, x.shape.dims
+        self.s_l, self.s_r, self.s_o = (
+            [self.size(s) for s in row_major_strides(d)] for d in shapes
+        )
+        # output features of all groups, input features of one
+        features, self.channels = (
+            rhs.shape.dims[at.rhs[0]],
+            rhs.shape.dims[at.rhs[1]],
+        )
+        self.m, self.images = features // self.groups, x.shape.dims[at.out[0]]
+        self.out_sizes, self.taps = (
+            [x.shape.dims[d] for d in at.out[2:]],
+            [w.size for w in window],
+        )
+        self.n = self.images * _product(self.out_sizes)
+        self.k = self.channels * _product(self.taps)
+
+    def weight(self, i: Int, deep: Int, lanes: int) -> list[str]:
+        f, size, at = self.f, self.size, self.at
+        channel, *tap = digits(f, deep, [size(v) for v in (self.channels, *self.taps)])
+        feature = f.mul(f.add(i, f.mul(self.group, size(self.m))), self.s_r[at.rhs[0]])
+        place = f.add(feature, f.mul(channel, self.s_r[at.rhs[1]]))
+        for d, t, w in zip(at.rhs[2:], tap, self.x["window"], strict=True):
+            turned = f.sub(size(w.size - 1), t) if w.reversal else t
+            place = f.add(place, f.mul(turned, self.s_r[d]))
+        return element(f, self.x.operands[1].shape.dtype, self.kind, "%B", place)
+
+    def patch(self, j: Int, deep: Int, lanes: int) -> list[str]:
+        f, size, at, lhs = self.f, self.size, self.at, self.x.operands[0].shape
+        channel, *tap = digits(f, deep, [size(v) for v in (self.channels, *self.taps)])
+        image, *where = digits(f, j, [size(v) for v in (self.images, *self.out_sizes)])
+        if self.x["batch_group_count"] > 1:
+            image = f.add(image, f.mul(self.group, size(self.images)))
+        if self.x["feature_group_count"] > 1:
+            channel = f.add(channel, f.mul(self.group, size(self.channels)))
+        in_image = f.mul(image, self.s_l[at.lhs[0]])
+        place = f.add(in_image, f.mul(channel, self.s_l[at.lhs[1]]))
+        inside = "true"
+        for d, o, t, w in zip(at.lhs[2:], where, tap, self.x["window"], strict=True):
+            p = f.sub(
+                f.add(f.mul(o, w.stride), f.mul(t, w.window_dilation)),
+                size(w.pad_low),
+            )
+            if w.base_dilation > 1:
+                q = f.op(f"sdiv i64 {p}, {w.base_dilation}")
+                whole = f.icmp("eq", f.mul(q, w.base_dilation), p)
+                positive = f.icmp("sge", p, 0)
+                inside = f.op(f"and i1 {inside}, {f.op(f'and i1 {whole}, {positive}')}")
+                p = q
+            inside = f.op(f"and i1 {inside}, {f.icmp('ult', p, size(lhs.dims[d]))}")
+            place = f.add(place, f.mul(p, self.s_l[d]))
+        zero = f.emit().typed(self.kind).const(0)
+        return f.choose(
+            inside,
+            lambda: element(f, lhs.dtype, self.kind, "%A", place),
+            lambda: [zero],
+            [self.kind],
+        )
+
+    def store(self, i: Int, j: Int, lanes: int, value: str) -> None:
+        f, size, at = self.f, self.size, self.at
+        image, *where = digits(f, j, [size(v) for v in (self.images, *self.out_sizes)])
+        in_image = f.mul(image, self.s_o[at.out[0]])
+        feature = f.add(i, f.mul(self.group, size(self.m)))
+        place = f.add(in_image, f.mul(feature, self.s_o[at.out[1]]))
+        for d, o in zip(at.out[2:], where, strict=True):
+            place = f.add(place, f.mul(o, self.s_o[d]))
+        f.store(self.kind, value, f.gep(self.kind, "%C", place))

@@ -1,0 +1,537 @@
+"""fft as a step. What the kernels do not take (lengths that are symbolic, odd lengths of real
+lines, large prime factors; GPUs) is a host call; with compiler/fourier/fourier.py in the
+pipeline only symbolic lengths are left of that.
+
+    fft_plan.py     radices, tables, whether a line is cut in two
+    fft_lines.py    what happens to a vector of lines
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+
+from torch_hlo.compiler.codegen.block import Place
+from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.control import host_calls
+from torch_hlo.compiler.fourier.fft_lines import (
+    Block,
+    Columns,
+    Lines,
+    Points,
+    RealColumns,
+    column_masks,
+    mirror_ends,
+    mirror_line,
+    rows_in,
+    rows_out,
+    tangle,
+    transform,
+    untangle,
+)
+from torch_hlo.compiler.fourier.fft_plan import (
+    SPLIT,
+    Plan,
+    matrix_twiddles,
+    mirror_roots,
+    pass_twiddles,
+    passes,
+    plan,
+    radices,
+    real_roots,
+)
+from torch_hlo.compiler.fourier.fourier import across
+from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.matmul.tile import Tile, lane_mask, product_tile
+from torch_hlo.compiler.thresholds import (
+    FFT_CHUNK,
+    FFT_LOCAL_BYTES,
+    FFT_MOST,
+    ONE_TABLE,
+)
+from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir.instruction import Instruction
+
+_KIND = {"f32": "float", "f64": "double", "c64": "float", "c128": "double"}
+
+
+def fft(program: Program, x: Instruction) -> None:
+    if x.shape.size == 0:
+        return
+    if not fits(x):
+        return host_calls.fft(program, x)
+    operand, kind, lengths = x.operands[0], x["fft_type"], x["fft_length"]
+    t = product_tile(_KIND[x.shape.dtype], program.target.vector_bytes)
+    inverse = kind in ("IFFT", "IRFFT")
+    scale = 1.0 / prod(lengths) if inverse else 1.0
+    source, target, spectrum = (
+        program.place(operand),
+        program.place(x),
+        operand if kind == "IRFFT" else x,
+    )
+    outer: Size = 1
+    for d in x.shape.dims[: -len(lengths)]:
+        outer = outer * d
+    # (transforms of the same kind before it, points, numbers beside each other) of the dimensions
+    # but the last
+    others: list[tuple[Size, int, Size]] = []
+    for i in range(len(lengths) - 1):
+        others.append(
+            (
+                outer * prod(lengths[:i]),
+                lengths[i],
+                prod(lengths[i + 1 : -1]) * spectrum.shape.dims[-1],
+            )
+        )
+    rows = outer * prod(lengths[:-1])
+    if kind == "IRFFT" and others:
+        middle = program.scratch(operand.shape.nbytes)
+        for number, what in enumerate(others):
+            _columns(
+                program,
+                t,
+                "IFFT",
+                *what,
+                source if number == 0 else middle,
+                middle,
+                1.0,
+            )
+        source = middle
+    _rows(program, t, kind, lengths[-1], rows, source, target, scale)
+    if kind != "IRFFT":
+        for what in reversed(others):
+            _columns(program, t, "IFFT" if inverse else "FFT", *what, target, target, 1.0)
+
+
+def fits(x: Instruction) -> bool:
+    """Whether the kernels here compute an fft."""
+    lengths = x["fft_length"]
+    if not all(isinstance(n, int) and n > 0 for n in lengths):
+        return False
+    return row_plan(x["fft_type"], lengths[-1], None, 16) is not None and all(
+        radices(n) is not None and n <= FFT_MOST for n in lengths[:-1]
+    )
+
+
+def row_plan(kind: str, n: int, lines: int | None, lanes: int) -> Plan | None:
+    """Plan of the transforms along the last dimension, of length `n`."""
+    if kind in ("FFT", "IFFT"):
+        return plan(n, lines, lanes)
+    if n % 2:
+        return None
+    found = plan(n // 2, lines, lanes)
+    if found and found.rows and n // 2 < 4 * lanes:
+        found = Plan(n // 2, ns=found.ns)
+    return found
+
+
+def _constant(program: Program, values: np.ndarray, t: Tile) -> Place:
+    """A table of complex numbers (or of what `in_lanes` made) as elements of the kernel's type."""
+    flat = np.ascontiguousarray(values).view(np.float64) if values.dtype.kind == "c" else values
+    return program.constant(flat.astype(np.float32 if t.kind == "float" else np.float64).tobytes())
+
+
+class _Text:
+    """A function of a range of items, its tables and scratch memory."""
+
+    def __init__(
+        self, program: Program, t: Tile, name: str, pointers: str, sizes: str = ""
+    ) -> None:
+        self.f = Writer(
+            program,
+            name,
+            [
+                ("i64", "lo"),
+                ("i64", "hi"),
+                *(("ptr", p) for p in pointers.split()),
+                *(("i64", s) for s in sizes.split()),
+            ],
+        )
+        self.c, self.t = Lines(self.f, t), t
+
+    def block(self, points: int) -> Block:
+        """Room for points 0 to `points`, in whole vectors of `rows_in`."""
+        return Block(
+            self.c,
+            self.f.alloca(
+                self.t.kind,
+                ceildiv(points + 1, self.t.lanes) * 2 * self.t.lanes * self.t.lanes,
+                64,
+            ),
+        )
+
+    def spare(self, points: int) -> tuple[Block, Block]:
+        return self.block(points), self.block(points)
+
+    def masks(self, at: Int, extent: int) -> tuple[str, str] | None:
+        return column_masks(self.c, self.f.sub(extent, at)) if extent % self.t.lanes else None
+
+    def define(self) -> str:
+        return self.f.define()
+
+
+def _in_block(n: int, spare: tuple[Block, Block]) -> Block:
+    """Where `transform` may leave its result when it starts from spare[0]."""
+    return spare[max(1, len(passes(n))) % 2]
+
+
+def emit_across(program: Program, x: Instruction) -> None:
+    """Emit a fusion that compiler/fourier/fourier.py made of transposes around an fft."""
+    found = across(x)
+    assert found is not None
+    kind, length, d = found
+    t = product_tile(_KIND[x.shape.dtype], program.target.vector_bytes)
+    outer, beside = (prod(dims, start=1) for dims in (x.shape.dims[:d], x.shape.dims[d + 1 :]))
+    scale = 1.0 / length if kind in ("IFFT", "IRFFT") else 1.0
+    _columns(
+        program,
+        t,
+        kind,
+        outer,
+        length,
+        beside,
+        program.place(x.operands[0]),
+        program.place(x),
+        scale,
+    )
+
+
+def _columns(
+    program: Program,
+    t: Tile,
+    kind: str,
+    outer: Size,
+    length: int,
+    inner: Size,
+    source: Place,
+    target: Place,
+    scale: float,
+) -> None:
+    """Transforms of `outer` matrices of `length` rows of `inner` elements, along the columns;
+    complex ones in place if need be."""
+    if length == 1 and source == target and scale == 1.0:
+        return
+    real = kind[:-3]  # "", "I", "R", "IR"
+    n = length // 2 if real in ("R", "IR") else length
+    name = program.once(
+        ("fft columns", t, kind, length, scale),
+        lambda: _columns_text(program, t, kind, length, n, scale),
+    )
+    blocks = ceildiv(inner, t.lanes)
+    tables = (_constant(program, v, t) for v in (pass_twiddles(n), real_roots(n)))
+    arguments = [f"ptr {program.at(p)}" for p in (source, target, *tables)]
+    arguments += [f"i64 {program.size(s)}" for s in (inner, blocks)]
+    program.parallel(name, arguments, program.size(outer * blocks), cost=_cost(n))
+
+
+def _columns_text(program: Program, t: Tile, kind: str, length: int, n: int, scale: float) -> str:
+    real = kind[:-3]
+    # elements of a column
+    takes = {"R": length, "IR": length + 2}.get(real, 2 * n)
+    gives = {"R": length + 2, "IR": length}.get(real, 2 * n)
+    name = f"{kind.lower()}_columns_{length}"
+    w = _Text(program, t, name, "from to twiddles roots", "inner blocks")
+    f, c, spare = w.f, w.c, w.spare(n)
+    with f.loop("%lo", "%hi") as item:
+        block, matrix = f.rem(item, "%blocks"), f.div(item, "%blocks")
+        at = f.mul(block, t.lanes)
+        left = f.sub("%inner", at)
+        masks, mask = column_masks(c, left), lane_mask(f, t.lanes, 0, left)
+
+        def side(pointer: str, elements: int, single: bool, scale: float) -> Columns | RealColumns:
+            """Elements of a column lie beside those of others: complex numbers, or `single`
+            elements."""
+            column = f.mul(f.mul(matrix, "%inner"), elements)
+            base = c.at(pointer, f.add(column, at if single else f.mul(at, 2)))
+            if single:
+                return RealColumns(c, base, "%inner", mask, real in ("I", "IR"), scale)
+            return Columns(c, base, f.mul("%inner", 2), masks, real == "I", scale)
+
+        given: Points = side("%from", takes, real == "R", 1.0)
+        made = side("%to", gives, real == "IR", scale)
+        if real == "IR":
+            tangle(c, n, given, spare[0], "%roots")
+            given = spare[0]
+        done: Points = spare[len(passes(n)) % 2 == 0] if real == "R" else made
+        transform(c, n, given, done, spare, "%twiddles")
+        if real == "R":
+            untangle(c, n, done, made, "%roots")
+    return w.define()
+
+
+def _cost(n: int) -> float:
+    """Nanoseconds of a vector of lines."""
+    return 20 + n * (2 + 2.0 * len(passes(n)))
+
+
+def _rows(
+    program: Program,
+    t: Tile,
+    kind: str,
+    length: int,
+    lines: Size,
+    source: Place,
+    target: Place,
+    scale: float,
+) -> None:
+    """Transforms of contiguous lines of `length` points."""
+    p = row_plan(kind, length, lines if isinstance(lines, int) else None, t.lanes)
+    assert p is not None
+    if p.rows:
+        return _matrices(program, t, kind, p, lines, source, target, scale)
+    n = p.n
+    name = program.once(
+        ("fft rows", t, kind, length, scale),
+        lambda: _rows_text(program, t, kind, length, n, scale),
+    )
+    tables = [_constant(program, v, t) for v in (pass_twiddles(n), real_roots(n))]
+    arguments = [f"ptr {program.at(q)}" for q in (source, target, *tables)]
+    arguments.append(f"i64 {program.size(lines)}")
+    program.parallel(name, arguments, program.size(ceildiv(lines, t.lanes)), cost=1.5 * _cost(n))
+
+
+def _rows_text(program: Program, t: Tile, kind: str, length: int, n: int, scale: float) -> str:
+    real = kind[:-3]  # "", "I", "R", "IR"
+    inverse = real in ("I", "IR")
+    w = _Text(
+        program,
+        t,
+        f"{kind.lower()}_rows_{length}",
+        "from to twiddles roots",
+        "lines",
+    )
+    f, c, spare = w.f, w.c, w.spare(n)
+    done = _in_block(n, spare)
+    takes, gives = (2 * (n + (real == name)) for name in ("IR", "R"))
+    with f.loop("%lo", "%hi") as item:
+        line = f.mul(item, t.lanes)
+        left = f.sub("%lines", line)
+        source = c.at("%from", f.mul(line, takes))
+        rows_in(c, source, takes, left, takes // 2, spare[0], real == "I")
+        if real == "IR":
+            tangle(c, n, spare[0], spare[0], "%roots")
+        transform(c, n, spare[0], done, spare, "%twiddles")
+        if real == "R":
+            untangle(c, n, done, done, "%roots")
+        target = c.at("%to", f.mul(line, gives))
+        rows_out(c, target, gives, left, gives // 2, done, inverse, scale)
+    return w.define()
+
+
+class _Matrix:
+    """Lines of n = rows x columns points: transforms along the columns, then along the rows, in a
+    function or two."""
+
+    POINTERS = "row_twiddles column_twiddles near far roots"
+
+    def __init__(self, w: _Text, p: Plan, inverse: bool, scale: float) -> None:
+        self.w, self.p, self.inverse, self.scale = w, p, inverse, scale
+        self.spare = w.spare(max(p.rows, p.columns))
+
+    def along_columns(self, source: str, middle: str, blocks: tuple[Int, Int], swap: bool) -> None:
+        """Columns of `source`, in vectors number `blocks`; results, multiplied, to the same place
+        in `middle`."""
+        w, p, f, c = self.w, self.p, self.w.f, self.w.c
+        vectors = -(-p.columns // c.lanes)
+        with f.loop(*blocks) as block:
+            at = f.mul(block, c.lanes)
+            masks = w.masks(at, p.columns)
+
+            def factor(i: Int) -> tuple[str, str]:
+                def table(name: str, row: Int) -> tuple[str, str]:
+                    return Block(c, name).get(f.add(f.mul(row, vectors), block))
+
+                if p.n <= ONE_TABLE:
+                    return table("%near", i)
+                return c.product(table("%near", f.rem(i, SPLIT)), table("%far", f.div(i, SPLIT)))
+
+            given, made = (
+                Columns(c, c.at(pointer, f.mul(at, 2)), 2 * p.columns, masks, s)
+                for pointer, s in ((source, swap), (middle, False))
+            )
+            made.factor = factor
+            transform(c, p.rows, given, made, self.spare, "%row_twiddles")
+
+    def along_rows(self, middle: str, target: str, blocks: tuple[Int, Int]) -> None:
+        """Rows of `middle`; point k of row r is number k * rows + r of the line's transform."""
+        w, p, f, c = self.w, self.p, self.w.f, self.w.c
+        with f.loop(*blocks) as block:
+            at = f.mul(block, c.lanes)
+            rows_in(
+                c,
+                c.at(middle, f.mul(at, 2 * p.columns)),
+                2 * p.columns,
+                f.sub(p.rows, at),
+                p.columns,
+                self.spare[0],
+                False,
+            )
+            made = Columns(
+                c,
+                c.at(target, f.mul(at, 2)),
+                2 * p.rows,
+                w.masks(at, p.rows),
+                self.inverse,
+                self.scale,
+            )
+            transform(c, p.columns, self.spare[0], made, self.spare, "%column_twiddles")
+
+
+def _matrices(
+    program: Program,
+    t: Tile,
+    kind: str,
+    p: Plan,
+    lines: Size,
+    source: Place,
+    target: Place,
+    scale: float,
+) -> None:
+    near, *far = matrix_twiddles(p.rows, p.columns, t.lanes, t.itemsize)
+    real = kind[:-3]
+    roots = mirror_roots(p.n, t.lanes, t.itemsize) if real in ("R", "IR") else near
+    twiddles = pass_twiddles(p.rows), pass_twiddles(p.columns)
+    values = (*twiddles, near, far[0] if far else near, roots)
+    tables = [_constant(program, v, t) for v in values]
+    stages = _Stages(program, t, kind, p, scale, tables)
+    if 2 * p.n * t.itemsize <= FFT_LOCAL_BYTES:
+        cost = stages.column_vectors * _cost(p.rows) + stages.row_vectors * _cost(p.columns)
+        return stages.run("matrix", stages.whole, (source, target), lines, cost)
+    # Large lines: each stage is shared by the threads. An item is a vector of columns, of rows, or
+    # a chunk of a line.
+    nbytes = lines * (2 * p.n * t.itemsize)
+    middle = program.scratch(nbytes)
+    mirrored = program.scratch(nbytes) if real in ("R", "IR") else target
+    if real == "IR":
+        stages.mirror_lines((source, mirrored), lines)
+        source = mirrored
+    stages.transform_columns((source, middle), lines)
+    stages.transform_rows((middle, mirrored if real == "R" else target), lines)
+    if real == "R":
+        stages.mirror_lines((mirrored, target), lines)
+
+
+# writes a stage on a part of a line: (text, from, to, number of the part)
+Body = Callable[[_Text, str, str, Int], None]
+
+
+class _Stages:
+    """The functions of transforms of lines that are matrices, and their calls."""
+
+    def __init__(
+        self,
+        program: Program,
+        t: Tile,
+        kind: str,
+        p: Plan,
+        scale: float,
+        tables: list[Place],
+    ) -> None:
+        self.program, self.t, self.kind, self.p = program, t, kind, p
+        self.scale, self.tables, self.real = scale, tables, kind[:-3]
+        self.inverse = self.real in ("I", "IR")
+        # elements of a line
+        self.takes, self.gives = (2 * (p.n + (self.real == name)) for name in ("IR", "R"))
+        self.column_vectors, self.row_vectors = (
+            -(-p.columns // t.lanes),
+            -(-p.rows // t.lanes),
+        )
+        self.mirror_vectors = -(-(p.n // 2) // t.lanes)
+
+    def run(
+        self,
+        name: str,
+        build: Callable[[str], str],
+        places: tuple[Place, Place],
+        items: Size,
+        cost: float,
+    ) -> None:
+        program, p = self.program, self.p
+        found = program.once(
+            (name, self.t, self.kind, p.n, self.scale),
+            lambda: build(f"{self.kind.lower()}_{name}_{p.n}"),
+        )
+        pointers = [f"ptr {program.at(q)}" for q in (*places, *self.tables)]
+        program.parallel(found, pointers, program.size(items), cost=cost)
+
+    def matrix(self, w: _Text) -> _Matrix:
+        return _Matrix(w, self.p, self.inverse, self.scale)
+
+    def whole(self, name: str) -> str:
+        """All stages of a line, by one thread."""
+        n, real = self.p.n, self.real
+        w = _Text(self.program, self.t, name, f"from to {_Matrix.POINTERS}")
+        f, c, m = w.f, w.c, self.matrix(w)
+        columns, rows = (0, self.column_vectors), (0, self.row_vectors)
+        mirror = (0, self.mirror_vectors)
+        middle = f.alloca(self.t.kind, 2 * n, 64)
+        mirrored = f.alloca(self.t.kind, 2 * n, 64) if real in ("R", "IR") else ""
+        with f.loop("%lo", "%hi") as line:
+            given = c.at("%from", f.mul(line, self.takes))
+            made = c.at("%to", f.mul(line, self.gives))
+            if real == "IR":
+                mirror_line(c, n, given, mirrored, "%roots", mirror, True)
+                mirror_ends(c, n, given, mirrored, True)
+            m.along_columns(mirrored if real == "IR" else given, middle, columns, real == "I")
+            m.along_rows(middle, mirrored if real == "R" else made, rows)
+            if real == "R":
+                mirror_line(c, n, mirrored, made, "%roots", mirror, False)
+                mirror_ends(c, n, mirrored, made, False)
+        return w.define()
+
+    def stage(
+        self, many: int, from_stride: int, to_stride: int, body: Body
+    ) -> Callable[[str], str]:
+        """`body` on each of the `many` parts of every line."""
+
+        def build(name: str) -> str:
+            w = _Text(self.program, self.t, name, f"from to {_Matrix.POINTERS}")
+            f, c = w.f, w.c
+            with f.loop("%lo", "%hi") as item:
+                line, block = f.div(item, many), f.rem(item, many)
+                given = c.at("%from", f.mul(line, from_stride))
+                body(w, given, c.at("%to", f.mul(line, to_stride)), block)
+            return w.define()
+
+        return build
+
+    def mirror_lines(self, places: tuple[Place, Place], lines: Size) -> None:
+        n, inverse = self.p.n, self.inverse
+        chunks = -(-self.mirror_vectors // FFT_CHUNK)
+
+        def body(w: _Text, given: str, made: str, chunk: Int) -> None:
+            f = w.f
+            low = f.mul(chunk, FFT_CHUNK)
+            vectors = low, f.min(f.add(low, FFT_CHUNK), self.mirror_vectors)
+            mirror_line(w.c, n, given, made, "%roots", vectors, inverse)
+            with f.when(f.icmp("eq", chunk, 0)):
+                mirror_ends(w.c, n, given, made, inverse)
+
+        strides = (self.takes, 2 * n) if inverse else (2 * n, self.gives)
+        self.run(
+            "mirror",
+            self.stage(chunks, *strides, body),
+            places,
+            lines * chunks,
+            FFT_CHUNK * 8.0,
+        )
+
+    def transform_columns(self, places: tuple[Place, Place], lines: Size) -> None:
+        def body(w: _Text, given: str, made: str, block: Int) -> None:
+            m = self.matrix(w)
+            m.along_columns(given, made, (block, w.f.add(block, 1)), self.real == "I")
+
+        many, points = self.column_vectors, 2 * self.p.n
+        build = self.stage(many, points, points, body)
+        self.run("columns", build, places, lines * many, 2 * _cost(self.p.rows))
+
+    def transform_rows(self, places: tuple[Place, Place], lines: Size) -> None:
+        def body(w: _Text, given: str, made: str, block: Int) -> None:
+            self.matrix(w).along_rows(given, made, (block, w.f.add(block, 1)))
+
+        many, points = self.row_vectors, 2 * self.p.n
+        build = self.stage(many, points, points, body)
+        self.run("rows", build, places, lines * many, 2 * _cost(self.p.columns))

@@ -1,0 +1,281 @@
+"""GPU targets: one row per instruction set says how a kernel names its threads, meets at a barrier
+and exchanges registers.
+
+    target = gpu_target("nvptx:sm_90")        # or spirv64, amdgcn:gfx942
+    target.family.barrier                     # the line of IR
+
+Nothing else in code generation knows the instruction sets, but the matrix units (mma.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import llvmlite.binding as llvm
+
+from torch_hlo import config
+from torch_hlo.compiler.llvm.target import CpuTarget, Target, host
+
+GLOBAL, SHARED = 1, 3  # address spaces, the same in every family
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """An instruction set. Thread and group numbers are i32 calls unless `ids` says i64; `shuffle`
+    takes and gives an i32 of another lane of the warp: `{v}` the value, `{m}` what the own lane
+    number is xor-ed with. `stack`, `constants`: address spaces of stack slots and of tables.
+    `output`: "assembly" (PTX) or "object". `isolated`: LLVM's writer for it wants a process of its
+      own (image.py). `intrinsics`: the LLVM intrinsics that instruction selection has code for.
+    """
+
+    name: str
+    triple: str
+    kernel: str
+    group_id: str
+    thread_id: str
+    ids: str
+    barrier: str
+    shuffle: str
+    declarations: tuple[str, ...]
+    output: str
+    intrinsics: frozenset[str]
+    stack: int = 0
+    constants: int = 4
+    shared_bytes: int = 48 << 10
+    attributes: str = ""
+    isolated: bool = False
+
+
+# Selected by every back end, on scalars and vectors of the types that kernels use. Anything else
+# would abort the process.
+_COMMON = """
+abs bswap copysign ctlz ctpop cttz fabs floor ceil trunc fma fmuladd fptosi.sat fptoui.sat maxnum
+memcpy memmove memset minnum rint round roundeven smax smin sqrt umax umin fshl fshr
+""".split()
+
+# Taken apart into scalar code on the way. (Masked loads are not: NVPTX has them, for constant masks
+# only.)
+_VECTORS = ("masked.gather", "masked.scatter", "vector.reduce.or")
+
+FAMILIES = {
+    f.name: f
+    for f in (
+        Family(
+            "nvptx",
+            "nvptx64-nvidia-cuda",
+            "ptx_kernel",
+            "@llvm.nvvm.read.ptx.sreg.ctaid.x()",
+            "@llvm.nvvm.read.ptx.sreg.tid.x()",
+            "i32",
+            "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)",
+            "call i32 @llvm.nvvm.shfl.sync.bfly.i32(i32 -1, i32 {v}, i32 {m}, i32 31)",
+            (),
+            "assembly",
+            frozenset((*_COMMON, *_VECTORS, "nvvm")),
+        ),
+        Family(
+            "spirv64",
+            "spirv64v1.4-unknown-unknown",
+            "spir_kernel",
+            "@_Z12get_group_idj(i32 0)",
+            "@_Z12get_local_idj(i32 0)",
+            "i64",
+            "call spir_func void @_Z7barrierj(i32 3)",
+            "",
+            (
+                "declare spir_func i64 @_Z12get_group_idj(i32)",
+                "declare spir_func i64 @_Z12get_local_idj(i32)",
+                "declare spir_func void @_Z7barrierj(i32) convergent nounwind",
+            ),
+            "object",
+            frozenset((*_COMMON, "spv")),
+            constants=2,
+            isolated=True,
+        ),
+        Family(
+            "amdgcn",
+            "amdgcn-amd-amdhsa",
+            "amdgpu_kernel",
+            "@llvm.amdgcn.workgroup.id.x()",
+            "@llvm.amdgcn.workitem.id.x()",
+            "i32",
+            'fence syncscope("workgroup") release\n'
+            "  call void @llvm.amdgcn.s.barrier()\n"
+            '  fence syncscope("workgroup") acquire',
+            "call i32 @llvm.amdgcn.ds.bpermute(i32 {a}, i32 {v})",
+            (),
+            "object",
+            frozenset((*_COMMON, *_VECTORS, "amdgcn")),
+            stack=5,
+            shared_bytes=64 << 10,
+            attributes=' "uniform-work-group-size"="true"',
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTarget(Target):
+    """Kernels that run on a grid of threads, compiled together with a plan for the host. A vector
+    is one access of a thread; one core: loops over time run one after another.
+
+    `warp`: threads that run in step. `tf32`: products of f32 may round their operands to 11 bits.
+    `library`: the vendor's products can be called.
+    """
+
+    family: Family
+    features: str = ""
+    vector_bytes: int = 16
+    parallel_threshold_ps: int = 0
+    warp: int = 32
+    tf32: bool = False
+    library: bool = False
+    computes_in_vectors = False
+    masks_vectors = False
+    splits_unaligned = True
+    steers_caches = False
+    shares_memory = False
+    item_per_call = True
+    overlaps_steps = True
+
+    def has(self, feature: str) -> bool:
+        """Conversions of f16 are instructions everywhere, those to bf16 on NVIDIA's; nothing of
+        what CPUs have besides is here."""
+        return feature == "f16c" or feature == "cvt-bf16" and self.family.name == "nvptx"
+
+    def lanes(self, bits: int) -> int:
+        return max(1, self.vector_bytes * 8 // bits)
+
+    @property
+    def strip(self) -> int:
+        return 1  # neighbouring threads have neighbouring elements
+
+    @property
+    def fuses(self) -> bool:
+        return True
+
+    @property
+    def plan_target(self) -> CpuTarget:
+        return host()
+
+    def machine(self) -> llvm.TargetMachine:
+        initialize()
+        return llvm.Target.from_triple(self.family.triple).create_target_machine(
+            cpu=self.cpu,
+            features=self.features,
+            opt=3,
+            reloc="pic" if self.family.name == "amdgcn" else "default",
+        )
+
+    @property
+    def matrix_types(self) -> frozenset[str]:
+        """Element types of products that convolutions are laid out for."""
+        if self.family.name != "nvptx":
+            return frozenset()
+        return frozenset(("bf16", "f16", "f32") if self.tf32 else ("bf16", "f16"))
+
+    @property
+    def name(self) -> str:
+        return f"{self.family.name}:{self.cpu}" if self.cpu else self.family.name
+
+    @property
+    def capability(self) -> int:
+        """Compute capability times ten, of NVIDIA's devices."""
+        return int(self.cpu[3:].rstrip("a")) if self.family.name == "nvptx" else 0
+
+    @property
+    def key(self) -> str:
+        return (
+            f"{self.name} {self.features}{' tf32' * self.tf32}{' library' * self.library}"
+            f" llvm{llvm.llvm_version_info[0]} + {host().key}"
+        )
+
+    @property
+    def cache_key(self) -> str:
+        return self.key
+
+
+@lru_cache(1)
+def initialize() -> None:
+    for setup in ("initialize_all_targets", "initialize_all_asmprinters"):
+        getattr(llvm, setup)()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What blocks are chosen by. `cores`: multiprocessors; `shared`: bytes of shared memory that a
+    group may have; `rate`: bytes of k times elements of C that a multiprocessor's matrix units go
+    through per nanosecond; `bandwidth`: bytes per nanosecond of the whole device."""
+
+    cores: int
+    shared: int
+    rate: float
+    bandwidth: float
+
+
+# A100, A10, L4/L40, H100 by mma.sync (60 % of its rate) and by wgmma, B200 (mma.sync), RTX 50: from
+# data sheets, dense, sums in f32.
+MACHINES = {
+    "sm_80": Machine(108, 163 << 10, 2890, 1555),
+    "sm_86": Machine(84, 99 << 10, 830, 600),
+    "sm_89": Machine(128, 99 << 10, 1290, 860),
+    "sm_90": Machine(132, 227 << 10, 4500, 3350),
+    "sm_90a": Machine(132, 227 << 10, 7490, 3350),
+    "sm_100": Machine(148, 227 << 10, 4500, 8000),
+    "sm_120": Machine(170, 99 << 10, 1230, 1790),
+}
+
+
+def machine(target: GpuTarget) -> Machine:
+    """What is known of a device by its architecture; other families get a middling one."""
+    return MACHINES.get(target.cpu) or MACHINES.get(
+        target.cpu.rstrip("a"), Machine(64, target.family.shared_bytes, 1000, 1000)
+    )
+
+
+# What is accepted after the family's name. PTX versions: the oldest that knows the architecture and
+# its matrix units, so that old drivers take the text.
+_PTX = {
+    "sm_80": "+ptx70", "sm_86": "+ptx71", "sm_89": "+ptx84", "sm_90": "+ptx84", "sm_90a": "+ptx84",
+    "sm_100": "+ptx86", "sm_100a": "+ptx86", "sm_120": "+ptx87",
+}  # fmt: skip
+_WAVES = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32}
+
+
+def gpu_target(name: str) -> GpuTarget:
+    """`nvptx:sm_80` … `nvptx:sm_120`, `amdgcn:gfx90a|gfx942|gfx1100`, `spirv64`. Raises ValueError
+    naming the choices."""
+    family, _, cpu = name.partition(":")
+    if family == "spirv64" and not cpu:
+        return GpuTarget(family=FAMILIES[family], cpu="", warp=1, vector_bytes=1)
+    if family == "nvptx" and cpu in _PTX:
+        return GpuTarget(
+            family=FAMILIES[family],
+            cpu=cpu,
+            features=_PTX[cpu],
+            tf32=config.get("TF32"),
+        )
+    if family == "amdgcn" and cpu in _WAVES:
+        return GpuTarget(family=FAMILIES[family], cpu=cpu, warp=_WAVES[cpu])
+    raise ValueError(
+        f"no GPU target {name!r}: choose spirv64, {', '.join(f'nvptx:{c}' for c in _PTX)} or"
+        f" {', '.join(f'amdgcn:{c}' for c in _WAVES)}"
+    )
+
+
+def nvptx_target(major: int, minor: int) -> GpuTarget:
+    """The target for a device of this compute capability: its own row, else the newest older one.
+    Raises ValueError below 8.0."""
+    have = 10 * major + minor
+    known = sorted(int(c[3:]) for c in _PTX if c[-1] != "a")
+    fitting = [c for c in known if c <= have]
+    if not fitting:
+        raise ValueError(
+            f"compute capability {major}.{minor} is not supported: kernels are written for 8.0"
+            " (Ampere) and later"
+        )
+    return gpu_target(
+        f"nvptx:sm_{fitting[-1]}"
+        + ("a" if f"sm_{fitting[-1]}a" in _PTX and fitting[-1] == have and have == 90 else "")
+    )

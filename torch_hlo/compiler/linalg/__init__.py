@@ -1,0 +1,1 @@
+"""Factorizations and solves: Cholesky, LU, QR, triangular solves, and LAPACK for eigenvalues."""

@@ -1,0 +1,318 @@
+"""Text of one LLVM function with structured control flow: the writer that the non-elementwise
+kernels use.
+
+    f = Function("twice", "void", [("ptr", "x"), ("i64", "n")])
+    with f.loop(0, "%n") as i:
+        p = f.gep("float", "%x", i)
+        v = f.load("float", p)
+        f.store("float", f.op(f"fadd float {v}, {v}"), p)
+    text = f.text()
+
+A value is its IR name (`%v12`) or a Python int; integer arithmetic on two Python ints is done in
+Python, so the same kernel code serves static and symbolic sizes. No IR pass runs afterwards: what
+is written here is what is compiled.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+Int = int | str  # a Python int or the name of an integer value
+
+
+class Loop:
+    """What `Function.loop` yields when it carries values: `index`, `vars`; the body must assign
+    `next`."""
+
+    __slots__ = ("index", "vars", "next", "label")
+
+    def __init__(self, index: str, names: list[str], label: str) -> None:
+        self.index, self.vars, self.label = index, names, label
+        self.next: list[str] | None = None
+
+
+class Function:
+    """An LLVM function under construction. `params` are (type, name) pairs, available as
+    `%name`."""
+
+    def __init__(
+        self,
+        name: str,
+        result: str = "void",
+        params: Sequence[tuple[str, str]] = (),
+        linkage: str = "",
+        attrs: str = "#0",
+    ) -> None:
+        self.name, self.result, self.params, self.linkage, self.attrs = (
+            name,
+            result,
+            params,
+            linkage,
+            attrs,
+        )
+        self.lines: list[str] = []
+        self.entry_allocas: list[str] = []
+        self.endings: list[str] = []  # what a void function does before it returns
+        self.block = "entry"
+        self._count = 0
+
+    # -- names, lines, blocks
+    def fresh(self, hint: str = "v") -> str:
+        self._count += 1
+        return f"%{hint}{self._count}"
+
+    def do(self, line: str) -> None:
+        self.lines.append("  " + line)
+
+    def op(self, expression: str) -> str:
+        """Append `%v = expression` and return the name."""
+        name = self.fresh()
+        self.lines.append(f"  {name} = {expression}")
+        return name
+
+    def call(self, result: str, callee: str, *typed_args: str) -> str:
+        """Call `@callee`; each argument is "type value". Returns the result's name ("" for
+        void)."""
+        text = f"call {result} @{callee}({', '.join(typed_args)})"
+        if result == "void":
+            self.do(text)
+            return ""
+        return self.op(text)
+
+    def label(self, hint: str) -> str:
+        self._count += 1
+        return f"{hint}.{self._count}"
+
+    def start(self, label: str) -> None:
+        self.lines.append(f"{label}:")
+        self.block = label
+
+    def jump(self, label: str) -> None:
+        self.do(f"br label %{label}")
+
+    def branch(self, condition: str, then: str, other: str) -> None:
+        self.do(f"br i1 {condition}, label %{then}, label %{other}")
+
+    # -- integers (i64 unless said otherwise)
+    def _arith(self, name: str, fold: Callable[[int, int], int], a: Int, b: Int) -> Int:
+        return (
+            fold(a, b)
+            if isinstance(a, int) and isinstance(b, int)
+            else self.op(f"{name} i64 {a}, {b}")
+        )
+
+    def add(self, a: Int, b: Int) -> Int:
+        if a == 0:
+            return b
+        if b == 0:
+            return a
+        return self._arith("add", lambda x, y: x + y, a, b)
+
+    def sub(self, a: Int, b: Int) -> Int:
+        return a if b == 0 else self._arith("sub", lambda x, y: x - y, a, b)
+
+    def mul(self, a: Int, b: Int) -> Int:
+        if a == 0 or b == 0:
+            return 0
+        if a == 1:
+            return b
+        if b == 1:
+            return a
+        if isinstance(a, int) and not isinstance(b, int):
+            a, b = b, a
+        if isinstance(b, int) and b > 1 and b & (b - 1) == 0 and not isinstance(a, int):
+            return self.op(f"shl i64 {a}, {b.bit_length() - 1}")
+        return self._arith("mul", lambda x, y: x * y, a, b)
+
+    def div(self, a: Int, b: Int) -> Int:
+        """Quotient of non-negative numbers."""
+        if b == 1:
+            return a
+        if isinstance(b, int) and b & (b - 1) == 0 and not isinstance(a, int):
+            return self.op(f"lshr i64 {a}, {b.bit_length() - 1}")
+        return self._arith("udiv", lambda x, y: x // y, a, b)
+
+    def rem(self, a: Int, b: Int) -> Int:
+        if b == 1:
+            return 0
+        if isinstance(b, int) and b & (b - 1) == 0 and not isinstance(a, int):
+            return self.op(f"and i64 {a}, {b - 1}")
+        return self._arith("urem", lambda x, y: x % y, a, b)
+
+    def ceildiv(self, a: Int, b: Int) -> Int:
+        return a if b == 1 else self.div(self.add(a, self.sub(b, 1)), b)
+
+    def min(self, a: Int, b: Int) -> Int:
+        if isinstance(a, int) and isinstance(b, int):
+            return min(a, b)
+        return self.op(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
+
+    def max(self, a: Int, b: Int) -> Int:
+        if isinstance(a, int) and isinstance(b, int):
+            return max(a, b)
+        return self.op(f"call i64 @llvm.smax.i64(i64 {a}, i64 {b})")
+
+    def icmp(self, predicate: str, a: Int, b: Int, kind: str = "i64") -> str:
+        return self.op(f"icmp {predicate} {kind} {a}, {b}")
+
+    def select(self, condition: str, kind: str, a: int | str, b: int | str) -> str:
+        return self.op(f"select i1 {condition}, {kind} {a}, {kind} {b}")
+
+    # -- memory
+    def gep(self, element: str, pointer: str, index: Int) -> str:
+        if index == 0:
+            return pointer
+        return self.op(f"getelementptr inbounds {element}, ptr {pointer}, i64 {index}")
+
+    def load(self, kind: str, pointer: str, align: int = 0) -> str:
+        return self.op(f"load {kind}, ptr {pointer}" + (f", align {align}" if align else ""))
+
+    def store(self, kind: str, value: int | str, pointer: str, align: int = 0) -> None:
+        self.do(f"store {kind} {value}, ptr {pointer}" + (f", align {align}" if align else ""))
+
+    def alloca(self, kind: str, count: int = 1, align: int = 0) -> str:
+        """A stack slot, made once per call of the function."""
+        name = self.fresh("s")
+        self.entry_allocas.append(
+            f"  {name} = alloca [{count} x {kind}]" + (f", align {align}" if align else "")
+        )
+        return name
+
+    # -- control flow
+    @contextmanager
+    def loop(
+        self,
+        low: Int,
+        high: Int,
+        step: Int = 1,
+        carry: Sequence[tuple[str, str]] = (),
+        known_nonempty: bool = False,
+    ) -> Iterator[Any]:
+        """`for index in range(low, high, step)`. Without `carry` yields the index; with it (a list
+        of (type, initial value)) yields a Loop whose `next` the body must set, and whose `vars`
+        hold the final values after the loop.
+
+        `known_nonempty` tests at the bottom: one branch per iteration; `vars` after the loop are
+        then the last `next`."""
+        header, body, latch, end = (self.label(h) for h in ("loop", "body", "next", "end"))
+        before = self.block
+        index, step_name = self.fresh("i"), self.fresh("i")
+        state = Loop(index, [self.fresh("c") for _ in carry], header)
+        self.jump(header)
+        self.start(header)
+        at = len(self.lines)
+        if not known_nonempty:
+            self.branch(self.icmp("slt", index, high), body, end)
+            self.start(body)
+        yield state if carry else index
+        if carry and (state.next is None or len(state.next) != len(carry)):
+            raise AssertionError(f"loop in {self.name} must set {len(carry)} next values")
+        if not known_nonempty:
+            self.jump(latch)
+            self.start(latch)
+        from_block = self.block
+        self.do(f"{step_name} = add nuw nsw i64 {index}, {step}")
+        if known_nonempty:
+            self.branch(self.icmp("slt", step_name, high), header, end)
+        else:
+            self.jump(header)
+        phis = [f"  {index} = phi i64 [{low}, %{before}], [{step_name}, %{from_block}]"]
+        for (kind, initial), name, following in zip(
+            carry, state.vars, state.next or (), strict=True
+        ):
+            phis.append(
+                f"  {name} = phi {kind} [{initial}, %{before}], [{following}, %{from_block}]"
+            )
+        self.lines[at:at] = phis
+        self.start(end)
+        if known_nonempty and carry:
+            state.vars = list(state.next or ())
+
+    @contextmanager
+    def while_(self, carry: Sequence[tuple[str, str]] = ()) -> Iterator[Loop]:
+        """`while True:` with carried values; call `state.leave(condition)` (exit when true) at
+        least once, first thing.
+
+        Yields a Loop with an extra method through `break_if`. After the loop `vars` are the values
+        at the exit test."""
+        header, end = self.label("while"), self.label("done")
+        before = self.block
+        state = Loop("", [self.fresh("c") for _ in carry], end)
+        self.jump(header)
+        self.start(header)
+        at = len(self.lines)
+        yield state
+        phis = [
+            f"  {name} = phi {kind} [{initial}, %{before}], [{following}, %{self.block}]"
+            for (kind, initial), name, following in zip(
+                carry, state.vars, state.next or (), strict=True
+            )
+        ]
+        self.jump(header)
+        self.lines[at:at] = phis
+        self.start(end)
+
+    def break_if(self, state: Loop, condition: str) -> None:
+        """Leave a `while_` loop when `condition` holds. Use it only where the carried `vars` are
+        what the exit needs."""
+        go_on = self.label("go")
+        self.branch(condition, state.label, go_on)
+        self.start(go_on)
+
+    @contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        """`if condition:` without a result."""
+        then, end = self.label("then"), self.label("fi")
+        self.branch(condition, then, end)
+        self.start(then)
+        yield
+        self.jump(end)
+        self.start(end)
+
+    def choose(
+        self,
+        condition: str,
+        then: Callable[[], Sequence[str] | None],
+        other: Callable[[], Sequence[str] | None],
+        kinds: Sequence[str] = (),
+    ) -> list[str]:
+        """`if condition: then() else: other()`; each returns one value per type in `kinds` (a
+        list), merged by phis."""
+        yes, no, end = self.label("then"), self.label("else"), self.label("fi")
+        self.branch(condition, yes, no)
+        self.start(yes)
+        a = then()
+        from_yes = self.block
+        self.jump(end)
+        self.start(no)
+        b = other()
+        from_no = self.block
+        self.jump(end)
+        self.start(end)
+        return [
+            self.op(f"phi {kind} [{x}, %{from_yes}], [{y}, %{from_no}]")
+            for kind, x, y in zip(kinds, a or (), b or (), strict=True)
+        ]
+
+    def ret(self, value: str = "void") -> None:
+        self.do(f"ret {value}")
+
+    def text(self) -> str:
+        """The definition; a void function without a final `ret` gets one."""
+        if not self.lines or not self.lines[-1].lstrip().startswith(("ret", "unreachable")):
+            self.lines += self.endings
+            self.ret()
+        params = ", ".join(f"{kind} %{name}" for kind, name in self.params)
+        linkage = f"{self.linkage} " if self.linkage else ""
+        head = f"define {linkage}{self.result} @{self.name}({params}) {self.attrs} {{\nentry:\n"
+        return head + "\n".join(self.entry_allocas + self.lines) + "\n}\n"
+
+
+def float_constant(value: float, kind: str = "float") -> str:
+    """IR literal of a number in `float` or `double`."""
+    if kind == "float":
+        value = struct.unpack("f", struct.pack("f", value))[0]
+    return "0x" + struct.pack(">d", value).hex().upper()

@@ -1,0 +1,236 @@
+"""Functions in IR text -> object code, on WORKERS threads, while the rest of the program is still
+being written.
+
+    with Objects(target) as objects:
+        program.written = objects.add
+        ...                                     # functions are written
+        code = objects.finish()
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import llvmlite.binding as llvm
+from llvmlite.binding import ffi
+
+from torch_hlo.compiler.llvm.target import CpuTarget
+from torch_hlo.compiler.thresholds import MODULE_BYTES
+
+WORKERS = 2
+_REFERENCE = re.compile(r"@([\w.$]+)")
+_LOOP = re.compile(r"^ *br |<\d+ x ", re.M)
+# names of lists of calls, and of what unpacks the arguments of a task: each runs once, or once per
+# task
+_GLUE = re.compile(r"entry|.*\.task$")
+_HEAD = re.compile(
+    r"define (?:internal |private |linkonce_odr |hidden"
+    r" )*(?P<result>.*?)@(?P<name>[\w.$]+)\((?P<params>[^\n]*)\)[^\n]*\{"
+)
+
+_PRELUDE = """@torch_hlo_zeros = internal constant [64 x i8] zeroinitializer, align 64
+attributes #0 = {{ nounwind "prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}" \
+"no-trapping-math"="true" }}
+attributes #1 = {{ nounwind willreturn memory(none) }}
+!0 = !{{i32 1}}
+"""
+
+
+def prelude(target: CpuTarget) -> str:
+    """What every LLVM module starts with."""
+    return _PRELUDE.format(bits=target.vector_bytes * 8)
+
+
+class Objects:
+    """Packs functions into LLVM modules and compiles each as soon as it is full. A function may
+    refer to itself, to earlier ones, and to later ones of its own module or, if it comes late
+    enough, of any."""
+
+    def __init__(self, target: CpuTarget, assembly: bool = False) -> None:
+        self.target, self.assembly = target, assembly
+        self.declarations: Mapping[str, str] = {}  # of symbols that are not written here
+        self.texts: list[str] = []
+        self._heads: dict[str, str] = {}
+        # with loops; glue, which is compiled without optimisation
+        self._groups: dict[bool, dict[str, str]] = {True: {}, False: {}}
+        self._sizes = {True: 0, False: 0}
+        self._pool: ThreadPoolExecutor | None = None
+        self._results: list[Future[tuple[bytes, str]]] = []
+
+    def __enter__(self) -> Objects:
+        if self.target.arch == "x86_64":
+            _Reduction.leave_out()
+        _Turns.shorten()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        _Turns.restore()
+        if self.target.arch == "x86_64":
+            _Reduction.restore()
+
+    def add(self, name: str, text: str) -> None:
+        """Another function, complete: `define … @name(…) … {…}`. Raises ValueError when its text
+        defines something else."""
+        match = _HEAD.search(text)
+        if match is None or match["name"] != name:
+            raise ValueError(f"function {name} is not defined by its text: {text[:200]!r}")
+        params = re.sub(r"%[\w.$]+", "", match["params"])
+        self._heads[name] = f"declare {match['result']}@{name}({params})"
+        kind = not _GLUE.match(name) or bool(_LOOP.search(text))
+        group = self._groups[kind]
+        group[name] = text
+        self._sizes[kind] += len(text)
+        if self._sizes[kind] >= MODULE_BYTES:
+            self._close(kind)
+
+    def flush(self) -> None:
+        """Compile what there is: more comes much later."""
+        for kind, group in self._groups.items():
+            if group:
+                self._close(kind)
+
+    def _close(self, kind: bool) -> None:
+        """Compile the functions of a group, unless one calls what has yet to be written."""
+        group = self._groups[kind]
+        module = self._module(group)
+        if module is not None:
+            group.clear()
+            self._sizes[kind] = 0
+            self._submit(module)
+
+    def finish(self) -> list[tuple[bytes, str]]:
+        """(object code, assembly if that was asked for) of all modules, in the order in which they
+        were filled."""
+        for group in self._groups.values():
+            if group:
+                module = self._module(group, last=True)
+                group.clear()
+                if module is not None:
+                    self._submit(module)
+        return (
+            [result.result() for result in self._results]
+            if self._pool
+            else [machine_code(t, self.target, self.assembly) for t in self.texts]
+        )
+
+    def _submit(self, text: str) -> None:
+        self.texts.append(text)
+        if self._pool is None:
+            if sum(map(len, self.texts)) < MODULE_BYTES:  # a thread is not worth its while
+                return
+            self._pool = ThreadPoolExecutor(WORKERS)
+        for waiting in self.texts[len(self._results) :]:
+            self._results.append(
+                self._pool.submit(machine_code, waiting, self.target, self.assembly)
+            )
+
+    def _module(self, group: Mapping[str, str], last: bool = False) -> str | None:
+        """The text of a module, with declarations of what it uses from others; None if some of that
+        has not been written yet."""
+        bodies = [text.replace("define internal ", "define ", 1) for text in group.values()]
+        used = dict.fromkeys(
+            name for body in bodies for name in _REFERENCE.findall(body) if name not in group
+        )
+        declared = [self._heads.get(n) or self.declarations.get(n, "") for n in used]
+        if not last and any(
+            not line and not n.startswith(("llvm.", "torch_hlo_zeros"))
+            for n, line in zip(used, declared, strict=True)
+        ):
+            return None
+        return "\n".join([prelude(self.target), *filter(None, declared), "", *bodies])
+
+
+class _Turns:
+    """A worker needs the interpreter between its calls of LLVM, a dozen times per module, and waits
+    a switch interval (5 ms) each time while the rest of the program is being written: GPT's first
+    modules took 460 ms for 60 of work."""
+
+    interval = 0.0003  # seconds
+    _lock = threading.Lock()
+    _users = 0
+    _before = 0.0
+
+    @classmethod
+    def shorten(cls) -> None:
+        with cls._lock:
+            if not cls._users:
+                cls._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(cls.interval, cls._before))
+            cls._users += 1
+
+    @classmethod
+    def restore(cls) -> None:
+        with cls._lock:
+            cls._users -= 1
+            if not cls._users:
+                sys.setswitchinterval(cls._before)
+
+
+class _Reduction:
+    """LLVM's strength reduction of loops takes a third of its time for kernels with many pointers
+    (and up to half), and does nothing for x86, whose addressing does what it would: the kernels of
+    six training and inference steps ran as fast without it. The switch is the whole process's, and
+    other users of llvmlite may want it: it is off only while programs are compiled."""
+
+    _lock = threading.Lock()
+    _users = 0
+
+    @classmethod
+    def leave_out(cls) -> None:
+        cls._count(1)
+
+    @classmethod
+    def restore(cls) -> None:
+        cls._count(-1)
+
+    @classmethod
+    def _count(cls, change: int) -> None:
+        with cls._lock:
+            was, cls._users = cls._users, cls._users + change
+            if (was > 0) != (cls._users > 0):
+                llvm.set_option("", f"-disable-lsr={'true' if cls._users else 'false'}")
+
+
+def machine_code(
+    text: str, target: CpuTarget, assembly: bool = False, level: int | None = None
+) -> tuple[bytes, str]:
+    """Object code of an IR module, and its assembly when asked for. No IR pass runs: the text is
+    explicit. `level`: see CpuTarget.machine; None: 2 for loops, 0 for others."""
+    _release_lock()
+    # Glue is long and each line of it runs once: optimising it would take a fifth of a program's
+    # compile time for nothing.
+    machine = target.machine((2 if _LOOP.search(text) else 0) if level is None else level)
+    module = parsed(text, machine)
+    asm = machine.emit_assembly(module) if assembly else ""
+    return machine.emit_object(module), asm
+
+
+def parsed(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+    """IR text as a module for a machine, in a context of its own. Raises RuntimeError with LLVM's
+    words."""
+    try:
+        module = llvm.parse_assembly(text, llvm.create_context())
+    except RuntimeError as error:
+        raise RuntimeError(f"generated IR is invalid: {error}") from None
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    return module
+
+
+def _release_lock() -> None:
+    """llvmlite holds one lock during every call, so that two threads would compile in turns.
+    Generating code touches nothing but the module's context and the target machine, both made for
+    it, which is what LLVM allows threads to do: this call goes without the lock."""
+    functions, name = (
+        getattr(ffi.lib, "_fntab", None),
+        "LLVMPY_TargetMachineEmitToMemory",
+    )
+    function = getattr(ffi.lib, name)
+    if functions is not None and hasattr(function, "_cfn"):
+        functions[name] = function._cfn

@@ -1,0 +1,482 @@
+"""Elementwise kernels: one pass over an index space that writes one or more arrays, and the steps
+made of them.
+
+    run_loop(program, stores=[Store(root)], leaves=[p, q], sources=[place, place], targets=[place])
+
+The index space is the first store's shape. Loops are chosen by compiler/codegen/loop_plan.py:
+everything that can be is one flat loop; otherwise rows (split over threads) times a vector loop
+along the innermost dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen.block import CodegenError, Place
+from torch_hlo.compiler.codegen.index import Index
+from torch_hlo.compiler.codegen.kernel import Kernel
+from torch_hlo.compiler.codegen.loop_plan import (
+    Loops,
+    Planner,
+    plan_loops,
+    widest_bits,
+)
+from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen.views import dynamic_starts
+from torch_hlo.compiler.fusion.fusion_place import (
+    behind_reshapes,
+    joined,
+    parts,
+    pieces,
+)
+from torch_hlo.compiler.llvm.scalar import STORAGE
+from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.compiler.thresholds import (
+    INSTRUCTION_NS,
+    LOOP_BLOCK,
+    STATIC_ELEMENTS,
+    STREAM_BYTES,
+    TILE_COST,
+)
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction, postorder
+from torch_hlo.hlo.ir.intern import instr
+
+_PANEL = 4  # rows of tiles that are walked together
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What a loop writes: `value` at each index, to the element `at(index)` of the target array
+    (None: the same element)."""
+
+    value: Instruction
+    at: Callable[[tuple[Index, ...]], Index] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoopKernel:
+    """A compiled loop: call `name` on `items` items with the leaves, the targets and `sizes`."""
+
+    name: str
+    sizes: tuple[Size, ...]
+    items: Size
+    grain: int
+    cost: float
+
+
+def run_loop(
+    program: Program,
+    stores: Sequence[Store],
+    leaves: Sequence[Instruction],
+    sources: Sequence[Place],
+    targets: Sequence[Place],
+    key: Hashable = None,
+) -> None:
+    """Write and call a loop kernel. `sources` are the leaves' places. `key`: identifies stores and
+    leaves, so that equal loops are written once; None: never remembered."""
+    space = stores[0].value.shape
+    if space.size == 0:
+        return
+    in_place = any((s.word, s.offset) == (t.word, t.offset) for s in sources for t in targets)
+
+    def build() -> LoopKernel:
+        return program.emitters["loop nest"](program, stores, leaves, in_place).make()
+
+    kernel = build() if key is None else program.once((key, in_place), build)
+    arguments = [f"ptr {program.at(p)}" for p in (*sources, *targets)] + [
+        f"i64 {program.size(n)}" for n in kernel.sizes
+    ]
+    program.parallel(kernel.name, arguments, program.size(kernel.items), kernel.grain, kernel.cost)
+
+
+def _element(
+    store: Store, index: tuple[Index, ...], dims: tuple[Size, ...]
+) -> tuple[tuple[Index, ...], Index]:
+    """Index of the value and element number of its target."""
+    shape = store.value.shape
+    own = index if shape.dims == dims else ix.regroup(index, dims, shape.dims)
+    return own, store.at(own) if store.at else ix.linear(own, shape.dims) if own else ix.ZERO
+
+
+# what writes a vector at an index of the innermost loop
+Write = Callable[[Index, Sequence[str]], None]
+
+
+class LoopNest:
+    """Writes a loop kernel: rows split over threads times vectors along the innermost dimension."""
+
+    kernel: Kernel
+
+    def __init__(
+        self,
+        program: Program,
+        stores: Sequence[Store],
+        leaves: Sequence[Instruction],
+        in_place: bool,
+    ) -> None:
+        self.program, self.target = program, program.target
+        self.stores, self.leaves, self.in_place = stores, leaves, in_place
+        self.dims = stores[0].value.shape.dims
+        self.loops = plan_loops(self._walk, self.dims, leaves)
+        self.extents: tuple[Size, ...] = self.loops.extents
+
+    def _walk(self, planner: Planner, index: tuple[Index, ...]) -> None:
+        for s in self.stores:
+            own, element = _element(s, index, self.dims)
+            planner.value(s.value, own)
+            planner.note(element)
+
+    def make(self) -> LoopKernel:
+        items, grain, elements = self.write()
+        kernel = self.kernel
+        name = kernel.define(self.program, _name(self.stores))
+        moved = sum(x.shape.itemsize for x in self.leaves)
+        moved += sum(s.value.shape.itemsize for s in self.stores)
+        cost = max(kernel.body_lines * INSTRUCTION_NS / self.lanes, moved * 0.015) * elements
+        return LoopKernel(name, tuple(kernel.sizes), items, grain, cost)
+
+    def write(self) -> tuple[Size, int, float]:
+        """Write the loops. Returns the number of items, the grain, and elements per item."""
+        loops = self.loops
+        dtypes = loops.dtypes | {s.value.shape.dtype for s in self.stores}
+        self.lanes = lanes = self.target.lanes(widest_bits(dtypes))
+        last = self.extents[-1] if len(self.extents) > 1 else None
+        if isinstance(last, int) and last * 4 <= lanes:
+            # The innermost loop is too short for vectors: run over all elements, with gathers.
+            self.extents = (ix.product(self.extents),)
+        self.kernel = kernel = Kernel(self.target, lanes, self.leaves, outputs=len(self.stores))
+        if self._streams():
+            kernel.nontemporal.update(kernel.outputs)
+        if self.program.cold:
+            kernel.look_ahead()
+        if _tiles(loops, self.extents, lanes, self.in_place):
+            return _tiled_nest(kernel, loops, self.body)
+        unroll = 4 if loops.cost <= 2 else 2 if loops.cost <= 40 else 1
+        return _nest(kernel, self.extents, self.body, unroll, compact=loops.cost > 40)
+
+    def _streams(self) -> bool:
+        """Whether the results are large, and written past the caches."""
+        shapes = [s.value.shape for s in self.stores]
+        nbytes = sum(s.size * s.itemsize for s in shapes if isinstance(s.size, int))
+        return (
+            not self.in_place
+            and nbytes >= STREAM_BYTES
+            and all(s.at is None for s in self.stores)
+            and _aligned(self.extents, self.stores, self.target)
+        )
+
+    def body(self, parts: Sequence[Index]) -> Write:
+        """What writes a vector of every result; `parts`: indices of the loops but the innermost."""
+
+        def write(lane: Index, carried: Sequence[str]) -> None:
+            index = self._index((*parts, lane))
+            values = []
+            for s in self.stores:
+                own, element = _element(s, index, self.dims)
+                values.append((s, element, self.kernel.value(s.value, own)))
+            for out, (s, element, value) in zip(self.kernel.outputs, values, strict=True):
+                self.kernel.store(out, s.value.shape.dtype, element, value)
+
+        return write
+
+    def _index(self, parts: tuple[Index, ...]) -> tuple[Index, ...]:
+        if not self.extents:
+            return (ix.ZERO,) * len(self.dims)
+        if self.extents is not self.loops.extents:
+            parts = ix.delinear(parts[0], self.loops.extents)
+        return self.loops.index(parts)
+
+
+Body = Callable[[Sequence[Index]], Write]
+
+
+def _nest(
+    kernel: Kernel, extents: tuple[Size, ...], body: Body, unroll: int, compact: bool
+) -> tuple[Size, int, float]:
+    """Write the loops. Returns the number of items, the grain, and elements per item."""
+    lanes = kernel.lanes
+    if not extents:
+        kernel.lanes = 1
+        kernel.lane_loop(0, 1, 1, body(()), 1)
+        return 1, 1, 1
+    *outer, last = extents
+    rows = ix.product(outer)
+    even = isinstance(last, int) and last % (lanes * unroll) == 0
+    if not outer:
+        if isinstance(last, int) and last <= STATIC_ELEMENTS:
+            kernel.lane_loop(0, last, last, body(()), unroll, compact=compact)
+            return 1, 1, last
+        kernel.lane_loop("%lo", "%hi", last, body(()), unroll, aligned=even, compact=compact)
+        return last, lanes * unroll * 16, 1
+    if isinstance(rows, int) and isinstance(last, int) and rows < 32 and last >= 4 * LOOP_BLOCK:
+        blocks = -(-last // LOOP_BLOCK)
+        with kernel.loop("%lo", "%hi", rows * blocks) as task:
+            row, block = ix.divide(task, blocks)
+            start = kernel.scalar(block * LOOP_BLOCK)
+            op = kernel.level.scalar.op
+            end = op(
+                f"call i64 @llvm.umin.i64(i64 {op(f'add i64 {start}, {LOOP_BLOCK}')}, i64 {last})"
+            )
+            kernel.lane_loop(
+                start,
+                end,
+                last,
+                body(ix.delinear(row, outer)),
+                unroll,
+                aligned=even,
+                compact=compact,
+            )
+        return rows * blocks, 1, LOOP_BLOCK
+    with kernel.loop("%lo", "%hi", rows) as row:
+        high = last if isinstance(last, int) else kernel.size(last)
+        kernel.lane_loop(0, high, last, body(ix.delinear(row, outer)), unroll, compact=compact)
+    return rows, 1, last if isinstance(last, int) else 1024
+
+
+def _tiles(loops: Loops, extents: tuple[Size, ...], lanes: int, in_place: bool) -> bool:
+    """Whether the loop goes through square tiles, transposing what is contiguous along another loop
+    in registers."""
+    if (
+        loops.across is None
+        or extents != loops.extents
+        or not 4 <= lanes <= 16
+        or loops.cost > TILE_COST
+    ):
+        return False
+    rows, columns = extents[loops.across], extents[-1]
+    if not (
+        isinstance(rows, int) and isinstance(columns, int) and rows >= lanes and columns >= lanes
+    ):
+        return False
+    return not in_place or rows % lanes == columns % lanes == 0
+
+
+def _tiled_nest(kernel: Kernel, loops: Loops, body: Body) -> tuple[Size, int, float]:
+    """Like _nest: one item is a panel of a few rows of tiles, walked column by column, so that
+    reads across the rows stay together."""
+    lanes, (*outer, columns) = kernel.lanes, loops.extents
+    rows = outer[loops.across]
+    tiles = -(-rows // lanes)
+    panel = min(_PANEL, tiles)
+    counts = list(outer)
+    counts[loops.across] = -(-tiles // panel)
+    items = ix.product(counts)
+    across = -(-columns // lanes)
+    with kernel.loop("%lo", "%hi", items) as item:
+        parts = list(ix.delinear(item, counts))
+        first_tile = parts[loops.across] * panel
+        count: str | int = panel
+        if tiles % panel:
+            rest = kernel.scalar(ix.constant(tiles) - first_tile)
+            count = kernel.level.scalar.op(f"call i64 @llvm.umin.i64(i64 {rest}, i64 {panel})")
+        with (
+            kernel.loop(0, across, across) as column,
+            kernel.loop(0, count, panel) as tile,
+        ):
+            first = kernel.tile_start(first_tile + tile, rows)
+            lane = kernel.tile_start(column, columns)
+
+            def row(number: int, lane: Index) -> None:
+                parts[loops.across] = ix.of(first) + number
+                body(parts)(lane, ())
+
+            kernel.tile(first, lane, row)
+    return items, 1, lanes * columns * panel
+
+
+def _aligned(extents: tuple[Size, ...], stores: Sequence[Store], target: Target) -> bool:
+    """Whether every row of every target starts at a multiple of the vector size."""
+    if len(extents) == 1:
+        return True
+    return all(
+        isinstance(extents[-1], int)
+        and extents[-1] * STORAGE[s.value.shape.dtype].bytes % target.vector_bytes == 0
+        for s in stores
+    )
+
+
+def _name(stores: Sequence[Store]) -> str:
+    return "loop_" + "_".join(dict.fromkeys(s.value.op.replace("-", "_") for s in stores))
+
+
+# -- steps
+def emit_instruction(
+    program: Program,
+    x: Instruction,
+    target: Place,
+    at: Callable[[tuple[Index, ...]], Index] | None = None,
+    key: Hashable = (),
+) -> None:
+    """One instruction as a loop of its own: operands from memory, except one-element constants,
+    which are part of the code."""
+    params: list[Instruction] = []
+    operands: list[Instruction] = []
+    sources: list[Place] = []
+    for o in x.operands:
+        if o.op == "constant" and o.shape.size == 1:
+            operands.append(o)
+            continue
+        p = instr("parameter", (), o.shape, index=len(params))
+        params.append(p)
+        operands.append(p)
+        sources.append(program.place(o))
+    y = instr(x.op, tuple(operands), x.shape, **dict(x.attrs))
+    run_loop(program, [Store(y, at)], params, sources, [target], key=("step", y, key))
+
+
+def elementwise(program: Program, x: Instruction) -> None:
+    emit_instruction(program, x, program.place(x))
+
+
+def constant(program: Program, x: Instruction) -> None:
+    """Constants are in memory already, unless an emitter wants one in another place."""
+    program.copy(program.place(x), program.constant(x["literal"]))
+
+
+def in_memory(program: Program, x: Instruction) -> None:
+    """These name memory that exists already."""
+
+
+def reshape(program: Program, x: Instruction) -> None:
+    program.copy(program.place(x), program.place(x.operands[0]))
+
+
+def bitcast_convert(program: Program, x: Instruction) -> None:
+    """Row-major little-endian bytes are the same on both sides, also when the number of elements
+    changes."""
+    if x.shape.itemsize * x.shape.size != x.operands[0].shape.nbytes:
+        raise CodegenError(
+            f"bitcast-convert {x.operands[0].shape} -> {x.shape}: types narrower than a byte are"
+            " stored one per byte; convert them"
+        )
+    program.copy(program.place(x), program.place(x.operands[0]))
+
+
+def concatenate(program: Program, x: Instruction) -> None:
+    d = x["dimensions"][0]
+    start: Size = 0
+    for o in x.operands:
+
+        def at(index: tuple[Index, ...], start: Size = start) -> Index:
+            return ix.linear((*index[:d], index[d] + start, *index[d + 1 :]), x.shape.dims)
+
+        emit_instruction(
+            program,
+            instr("copy", (o,), o.shape),
+            program.place(x),
+            at,
+            key=(x.shape, d, start),
+        )
+        start = start + o.shape.dims[d]
+
+
+def dynamic_update_slice(program: Program, x: Instruction) -> None:
+    source, update, *starts = x.operands
+    program.copy(program.place(x), program.place(source))
+    params = tuple(
+        instr("parameter", (), o.shape, index=i) for i, o in enumerate((update, *starts))
+    )
+    offsets = dynamic_starts(params[1:], x.shape.dims, update.shape.dims)
+
+    def at(index: tuple[Index, ...]) -> Index:
+        return (
+            ix.linear([i + o for i, o in zip(index, offsets, strict=True)], x.shape.dims)
+            if index
+            else ix.ZERO
+        )
+
+    y = instr("copy", params[:1], update.shape)
+    key = ("dynamic-update-slice", x.shape, params)
+    run_loop(
+        program,
+        [Store(y, at)],
+        params,
+        [program.place(o) for o in (update, *starts)],
+        [program.place(x)],
+        key,
+    )
+
+
+def emit_fusion_loops(program: Program, x: Instruction) -> None:
+    """A fusion of kind loop: a loop over the `parts` (compiler/fusion/fusion_place.py) of all
+    results whose parts have equally many elements."""
+    computation, operands = x["calls"], x.operands
+    root = computation.root
+    results = root.operands if root.op == "tuple" else (root,)
+    places = (
+        [program.place(x, i) for i in range(len(results))]
+        if root.op == "tuple"
+        else [program.place(x)]
+    )
+    # a concatenation beside results of its size is written element by element
+    whole = {r.shape.size for r in results if not pieces(r)}
+    loops: dict[Size, list[int]] = {}
+    for n, r in enumerate(results):
+        loops.setdefault(
+            (
+                r.shape.size
+                if r.op == "concatenate" and r.shape.size in whole
+                else parts(r)[0].shape.size
+            ),
+            [],
+        ).append(n)
+    numbers = {p: i for i, p in enumerate(computation.params)}
+    for size, chosen in loops.items():
+        stores, targets, starts = [], [], []
+        for n in chosen:
+            r = results[n]
+            if r.op == "dynamic-update-slice":
+                program.copy(
+                    places[n],
+                    program.place(operands[numbers[behind_reshapes(r.operands[0])]]),
+                )
+                starts += r.operands[2:]
+            written = (
+                [Store(r)]
+                if r.shape.size == size and r.op != "dynamic-update-slice"
+                else _stores(
+                    r,
+                    lambda i, dims=r.shape.dims: ix.linear(i, dims) if i else ix.ZERO,
+                )
+            )
+            stores += written
+            targets += [places[n]] * len(written)
+        read = set(postorder((*(s.value for s in stores), *starts)))
+        used = [p for p in computation.params if p in read]
+        run_loop(
+            program,
+            stores,
+            used,
+            [program.place(operands[numbers[p]]) for p in used],
+            targets,
+            key=("fusion", computation, tuple(chosen)),
+        )
+
+
+def _stores(x: Instruction, at: Callable[[tuple[Index, ...]], Index]) -> list[Store]:
+    """What a loop over the `parts` of `x` writes, and where; `at`: the element of the target for an
+    index of `x`."""
+    found, inner, start = [], joined(x), 0
+    for o in pieces(x):
+        if x.op == "dynamic-update-slice":
+            starts = dynamic_starts(x.operands[2:], x.shape.dims, o.shape.dims)
+        else:
+            starts = [start if d == x["dimensions"][0] else 0 for d in range(x.shape.rank)]
+            start = start + o.shape.dims[x["dimensions"][0]]
+
+        def place(index: tuple[Index, ...], starts: list[Index | int] = starts) -> Index:
+            return at(tuple(i + s for i, s in zip(index, starts, strict=True)))
+
+        if inner is None:
+            found.append(Store(o, place))
+        else:
+            found += _stores(
+                inner,
+                lambda index, o=o, place=place: place(
+                    ix.regroup(index, inner.shape.dims, o.shape.dims)
+                ),
+            )
+    return found

@@ -1,0 +1,325 @@
+"""Steps with reductions: a fusion, a reduce outside of one, the combination of partial results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch_hlo.compiler.codegen.block import CodegenError
+from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
+from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.fusion import fusion_table as table
+from torch_hlo.compiler.loops.reducer import Reducer, fold_pairwise
+from torch_hlo.compiler.loops.row import RowEmitter
+from torch_hlo.compiler.loops.row_kernel import RowKernel, results_of, tuple_users
+from torch_hlo.compiler.loops.row_plan import RowPlan, plan
+from torch_hlo.compiler.loops.row_strided import StridedEmitter
+from torch_hlo.compiler.thresholds import BYTE_NS, HEAVY_NS, LIGHT_NS, STREAM_BYTES
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.shape import DTYPES, tuple_shape
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A compiled kernel of a fusion: `sizes` and `items` are what its call needs. `partials`: also
+    gets the partial buffers."""
+
+    name: str
+    sizes: tuple[Size, ...]
+    items: Size
+    grain: int
+    cost: float
+    results: tuple[int, ...]
+    partials: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    calls: tuple[_Call, ...]
+    partial_bytes: tuple[Size, ...]
+
+
+def fusion(program: Program, x: Instruction) -> None:
+    """A fused computation with reductions."""
+    _run(program, x, x["calls"])
+
+
+def reduce(program: Program, x: Instruction) -> None:
+    """A reduce that no fusion took in."""
+    params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
+    root = instr("reduce", params, x.shape, **dict(x.attrs))
+    if x.shape.is_tuple:
+        parts = tuple(
+            instr("get-tuple-element", (root,), s, index=i) for i, s in enumerate(x.shape.elements)
+        )
+        root = instr("tuple", parts, tuple_shape(*x.shape.elements))
+    _run(program, x, Computation("reduce", params, root))
+
+
+def _run(program: Program, x: Instruction, computation: Computation) -> None:
+    count = len(results_of(computation))
+    targets = (
+        [program.place(x, n) for n in range(count)] if x.shape.is_tuple else [program.place(x)]
+    )
+    in_place = any(
+        (s.word, s.offset) == (t.word, t.offset)
+        for s in map(program.place, x.operands)
+        for t in targets
+    )
+    code = program.once(
+        ("rows", computation, in_place),
+        lambda: _build(program, computation, in_place),
+    )
+    partials = [program.scratch(n) for n in code.partial_bytes]
+    for call in code.calls:
+        places = [
+            *(program.place(o) for o in x.operands),
+            *(targets[n] for n in call.results),
+            *(partials if call.partials else ()),
+        ]
+        arguments = [f"ptr {program.at(p)}" for p in places] + [
+            f"i64 {program.size(n)}" for n in call.sizes
+        ]
+        program.parallel(call.name, arguments, program.size(call.items), call.grain, call.cost)
+
+
+def _build(program: Program, computation: Computation, in_place: bool) -> _Code:
+    if any(table.is_degenerate(x) for x in computation.instructions() if x.op == "reduce"):
+        return _trivial(program, computation)
+    forms = program.emitters["rows"](program.target)
+    p = plan(computation, forms.walk)
+    if p.style == "strided":
+        columns = StridedEmitter(forms, computation, p)
+        if not in_place:
+            columns.stream(STREAM_BYTES)
+        kernel = columns.emit()
+        name = kernel.define(program, "columns")
+        main = _main(name, kernel, p, computation, columns.items)
+        return _Code((main, *_small_results(program, computation, p)), ())
+    rows = RowEmitter(forms, computation, p)
+    if program.cold and p.passes == 1:
+        rows.k.look_ahead()
+    if not in_place:
+        rows.stream(STREAM_BYTES)
+    kernel = rows.emit()
+    name = kernel.define(program, "rows" if p.passes > 1 else "reduce")
+    main = _main(name, kernel, p, computation, rows.items)
+    if p.style == "rows":
+        return _Code((main, *_small_results(program, computation, p)), ())
+    sizes = tuple(n for _, _, n in _partial_arrays(p, rows))
+    calls = (main, *_combine(program, computation, p, rows))
+    return _Code(calls, sizes * 2 if rows.column_blocks else sizes)
+
+
+def _main(name: str, kernel: RowKernel, p: RowPlan, computation: Computation, items: Size) -> _Call:
+    """The call of the kernel that walks the rows."""
+    every = tuple(range(len(results_of(computation))))
+    cost = _cost(p, computation, items)
+    return _Call(name, tuple(kernel.sizes), items, 1, cost, every, p.style == "partial")
+
+
+def _trivial(program: Program, computation: Computation) -> _Code:
+    """Nothing to walk: results are loops in which a reduce is its initial value, or that and one
+    element."""
+    results = results_of(computation)
+    order = computation.instructions()
+    if not all(table.is_degenerate(x) for x in order if x.op == "reduce"):
+        raise CodegenError(
+            f"fusion {computation.name}: reductions of nothing or single elements cannot share a"
+            " kernel with others"
+        )
+    sizes = list(dict.fromkeys(r.shape.size for r in results if r.shape.size != 0))
+    gtes = tuple_users(order)
+
+    def bind(k: RowKernel) -> None:
+        for x in order:
+            if x.op == "reduce":
+                k.bind_reduce(x, gtes.get(x, ()), _single(k, x, Reducer(x)))
+
+    return _Code(
+        tuple(
+            _late_kernel(
+                program,
+                computation,
+                [n for n, r in enumerate(results) if r.shape.size == size],
+                bind,
+            )
+            for size in sizes
+        ),
+        (),
+    )
+
+
+def _single(k: RowKernel, x: Instruction, r: Reducer) -> Callable:
+    operand = x.operands[0].shape
+    kept = [d for d in range(operand.rank) if d not in x["dimensions"]]
+
+    def value(index: tuple[Index, ...]) -> list:
+        if operand.size == 0:
+            return r.grouped([v for i in r.initials for v in r.initial(k, i)])
+        at = [ZERO] * operand.rank
+        for d, i in zip(kept, index, strict=True):
+            at[d] = i
+        return r.grouped(r.finish(k, r.values(k, lambda o: tuple(at))))
+
+    return value
+
+
+def _cost(p: RowPlan, computation: Computation, items: Size) -> float:
+    """Estimated nanoseconds of one item."""
+    full = [x for x in (*computation.params, *results_of(computation)) if x.shape.size == p.size]
+    heavy = sum(table.classify(y) == table.HEAVY for y in p.order)
+    point = max(
+        sum(x.shape.itemsize for x in full) * BYTE_NS,
+        len(p.order) * LIGHT_NS + heavy * HEAVY_NS,
+    )
+    if isinstance(p.size, int) and isinstance(items, int):
+        return point * p.size / max(items, 1)
+    return point * 1024
+
+
+def _partial_arrays(p: RowPlan, emitter: RowEmitter) -> list[tuple[Instruction, str, Size]]:
+    """(reduce, element type, bytes) of every partial buffer: `count` times the result."""
+    found = []
+    for r in p.late_reduces:
+        for dtype in emitter.reducers[r].stored_dtypes():
+            found.append(
+                (
+                    r,
+                    dtype,
+                    _kept_size(p, r) * emitter.chunks.count * DTYPES[dtype].itemsize,
+                )
+            )
+    return found
+
+
+def _kept_size(p: RowPlan, r: Instruction) -> Size:
+    total: Size = 1
+    for d in p.late_kept[r]:
+        total = total * p.dims[d]
+    return total
+
+
+def _small_results(program: Program, computation: Computation, p: RowPlan) -> list[_Call]:
+    """Results that no reduction of the space is part of and that fit no row: loops of their own."""
+    return [_late_kernel(program, computation, [n], None) for n in p.late_outputs]
+
+
+def _combine(
+    program: Program, computation: Computation, p: RowPlan, emitter: RowEmitter
+) -> list[_Call]:
+    """Kernels that fold the chunks' partial results and compute what depends on them, one per
+    result size."""
+    results = results_of(computation)
+    gtes = tuple_users(p.order)
+    partials = len(_partial_arrays(p, emitter)) * (1 + emitter.column_blocks)
+    calls = []
+    for size in dict.fromkeys(results[n].shape.size for n in p.late_outputs):
+        numbers = [n for n in p.late_outputs if results[n].shape.size == size]
+
+        def bind(k: RowKernel, numbers: list[int] = numbers) -> None:
+            for r in p.late_reduces:
+                first = len(numbers) + emitter.partials[r] - len(results)
+                k.bind_reduce(
+                    r,
+                    gtes.get(r, ()),
+                    _folded(
+                        k,
+                        r,
+                        emitter.reducers[r],
+                        k.outputs[first:],
+                        emitter.chunks.count,
+                        _kept_size(p, r),
+                    ),
+                )
+
+        calls.append(
+            _late_kernel(program, computation, numbers, bind, partials, emitter.chunks.count)
+        )
+    return calls
+
+
+def _late_kernel(
+    program: Program,
+    computation: Computation,
+    numbers: list[int],
+    bind: Callable[[RowKernel], None] | None,
+    partials: int = 0,
+    reads: int = 0,
+) -> _Call:
+    """A loop that writes the results `numbers` (of one size). `bind` gives the reductions their
+    values; `partials` buffers follow the results' pointers, of each of which `reads` elements are
+    read per result."""
+    results = results_of(computation)
+    size = results[numbers[0]].shape.size
+    k = RowKernel(
+        program.target,
+        program.target.lanes(32),
+        computation.params,
+        len(numbers) + partials,
+    )
+    if bind:
+        bind(k)
+
+    def write(at: Index, _: object = None) -> list[str]:
+        # All values first: a result may lie in the memory of an operand.
+        values = [k.value(results[n], delinear(at, results[n].shape.dims)) for n in numbers]
+        for pointer, n, value in zip(k.outputs, numbers, values):
+            k.store(pointer, results[n].shape.dtype, at, value)
+        return []
+
+    if size == 1:
+        write(ZERO)
+        items: Size = 1
+    elif k.target.item_per_call:
+        k.lanes = 1
+        with k.loop("%lo", "%hi", size) as item:
+            write(item)
+        items = size
+    else:
+        k.lane_loop(
+            "%lo",
+            "%hi",
+            size,
+            write,
+            aligned=isinstance(size, int) and size % k.lanes == 0,
+            compact=True,
+        )
+        items = size
+    name = k.define(program, "combine")
+    return _Call(
+        name,
+        tuple(k.sizes),
+        items,
+        k.lanes * 4,
+        0.1 * (1 + reads),
+        tuple(numbers),
+        bool(partials),
+    )
+
+
+def _folded(
+    k: RowKernel,
+    x: Instruction,
+    r: Reducer,
+    pointers: list[str],
+    count: int,
+    kept: Size,
+) -> Callable:
+    """The value of a late reduce at an index: the chunks' partial results in a balanced tree."""
+    dims = x.shape.elements[0].dims if x.shape.is_tuple else x.shape.dims
+
+    def value(index: tuple[Index, ...]) -> list:
+        at = linear(index, dims) if index else ZERO
+        parts = []
+        for c in range(count):
+            accs: list[str] = []
+            for pointer, dtype in zip(pointers, r.stored_dtypes()):
+                v = k.load(pointer, dtype, at + kept * c)
+                accs += list(v) if isinstance(v, tuple) else [v]
+            parts.append(accs)
+        return r.grouped(r.finish(k, fold_pairwise(lambda a, b: r.combine(k, a, b), parts)))
+
+    return value

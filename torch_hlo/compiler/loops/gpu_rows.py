@@ -1,0 +1,221 @@
+"""Kernels whose rows are walked by a group of threads: the row emitters' passes, with a row's
+elements spread over threads.
+
+Rows along memory (RowGroup): a `lane_loop` gives each thread every `threads`-th vector. What is
+folded over lanes is then folded over the group's threads in a fixed order (a butterfly: registers
+of a warp are exchanged directly, those of different warps through shared memory), so every thread
+has the same sum and results do not depend on chance. Barriers stand where all threads of the group
+come by.
+
+Rows across memory (ColumnGroup): 32 neighbouring threads have neighbouring rows, and a few such
+slices of threads take turns along them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch_hlo.compiler.codegen.index import Index, of, variable
+from torch_hlo.compiler.codegen.kernel import Body, parent_splat
+from torch_hlo.compiler.codegen.loop_plan import stored_bits
+from torch_hlo.compiler.gpu.exchange import Exchange
+from torch_hlo.compiler.gpu.gpu_program import GpuProgram
+from torch_hlo.compiler.gpu.target import GpuTarget
+from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.compiler.loops.reducer import Reducer
+from torch_hlo.compiler.loops.row_kernel import RowForms, RowKernel
+from torch_hlo.compiler.loops.row_plan import RowPlan, Walk
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction
+
+COLUMNS = 32  # rows across memory whose threads are neighbours
+MOST_THREADS = 256
+LONG_ROW, LONG_THREADS = 8192, 512  # elements of a row that more threads walk
+MOST_SLICES = 32
+BUSY_THREADS = 1 << 16  # that a device should have
+SHORT_ROW = 32  # elements: one thread walks such a row alone
+
+
+class GroupKernel(RowKernel):
+    """See the module. `threads`: a power of two, of one group."""
+
+    def __init__(
+        self,
+        target: GpuTarget,
+        lanes: int,
+        leaves: Sequence[Instruction],
+        outputs: int,
+        threads: int,
+    ) -> None:
+        super().__init__(target, lanes, leaves, outputs)
+        self.threads = threads
+        self.exchange = Exchange(target, threads)
+
+    def fold(self, reducer: Reducer, accs: Sequence[str], distance: int) -> list[str]:
+        """Scalar accumulators folded over the threads whose numbers differ by multiples of
+        `distance`; all of them get the result."""
+        accs = list(accs)
+        e, kinds = self.level.scalar, reducer.kinds
+        first = distance
+        while distance < self.threads:
+            others = [
+                self.exchange.other(e, n, kind, v, distance)
+                for n, (kind, v) in enumerate(zip(kinds, accs, strict=True))
+            ]
+            accs = reducer.combine(self, accs, others)
+            distance *= 2
+        # both sides of an exchange need not agree when the reducer is not quite commutative
+        if reducer.op is None:
+            accs = [
+                self.exchange.first(e, n, kind, v, first)
+                for n, (kind, v) in enumerate(zip(kinds, accs, strict=True))
+            ]
+        return accs
+
+    def barrier(self) -> None:
+        self.level.lines.append(f"  {self.unit.target.family.barrier}")
+
+    def define(self, program: GpuProgram, name: str) -> str:
+        self.unit.declare(program)
+        return program.group_function(
+            name, self.exchange.declarations() + self.text(name), self.threads
+        )
+
+
+class RowGroup(GroupKernel):
+    """A group per row."""
+
+    def lane_loop(
+        self,
+        low: int | str,
+        high: int | str,
+        extent: Size,
+        body: Body,
+        unroll: int = 1,
+        carry: Sequence[tuple[str, str]] = (),
+        aligned: bool = False,
+        compact: bool = False,
+    ) -> list[list[str]]:
+        """Vectors `low + lanes * thread`, and every `threads`-th after it. The range is a multiple
+        of `lanes`."""
+        parent = self.levels[-1]
+        op = parent.scalar.op
+        name = f"%i{self.unit.number()}"
+        var = variable("loop", (name,), extent, parent.depth + 1)
+        state = [[parent_splat(parent, self.lanes, kind, value) for kind, value in carry]]
+        kinds = [f"<{self.lanes} x {kind}>" if self.lanes > 1 else kind for kind, _ in carry]
+        first = op(f"mul i64 %kernel.t, {self.lanes}") if self.lanes > 1 else "%kernel.t"
+        if str(low) != "0":
+            first = op(f"add i64 {first}, {low}")
+        saved, self.lane_var = self.lane_var, var
+        try:
+            return self._vector_loop(
+                var,
+                first,
+                str(high),
+                body,
+                1,
+                kinds,
+                state,
+                nonempty=False,
+                step=self.lanes * self.threads,
+            )
+        finally:
+            self.lane_var = saved
+
+    def fold_threads(self, reducer: Reducer, accs: Sequence[str]) -> list[str]:
+        """Scalar accumulators folded over the group; every thread gets the result."""
+        return self.fold(reducer, accs, 1)
+
+    @property
+    def workers(self) -> int:
+        return self.threads
+
+
+class ColumnGroup(GroupKernel):
+    """A group per 32 neighbouring rows; `slices` threads share one."""
+
+    columns = COLUMNS
+
+    def __init__(
+        self,
+        target: GpuTarget,
+        leaves: Sequence[Instruction],
+        outputs: int,
+        slices: int,
+    ) -> None:
+        super().__init__(target, 1, leaves, outputs, COLUMNS * slices)
+        self.slices = slices
+        op = self.level.scalar.op
+        self.slice = op(f"udiv i64 %kernel.t, {COLUMNS}")
+        self._column = variable("loop", (op(f"urem i64 %kernel.t, {COLUMNS}"),), COLUMNS, 0)
+        self._names[self._column] = self._column.payload[0]
+
+    def column(self, block: Index) -> Index:
+        return block * COLUMNS + of(self._column)
+
+    def fold_slices(self, reducer: Reducer, accs: Sequence[str]) -> list[str]:
+        return self.fold(reducer, accs, COLUMNS)
+
+
+class GpuRowForms(RowForms):
+    """See the module."""
+
+    stash_limit = 0
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self.lanes = self.block = 1  # neighbouring threads have neighbouring rows
+        # an item is a group of threads, and hundreds keep a device busy
+        self.walk = Walk(1, (256, 512, 4096), (), online=False, few=512, long=8192)
+
+    def neighbours(self, moved: bool) -> int:
+        return COLUMNS
+
+    def row_kernel(self, plan: RowPlan, leaves: Sequence[Instruction], outputs: int) -> RowKernel:
+        """A thread per row when they are short, else a group."""
+        length: Size = 1
+        for size in plan.inner_sizes():
+            length = length * size
+        if plan.style == "rows" and isinstance(length, int) and length <= SHORT_ROW:
+            return RowKernel(self.target, 1, leaves, outputs)
+        last = plan.dims[plan.inner[-1]]
+        lanes = self.target.lanes(
+            stored_bits(x.shape.dtype for x in leaves if x.shape.size == plan.size)
+        )
+        while not isinstance(last, int) and lanes > 1 or isinstance(last, int) and last % lanes:
+            lanes //= 2
+        threads = 128
+        if isinstance(last, int):
+            threads = 32
+            most = LONG_THREADS if isinstance(length, int) and length >= LONG_ROW else MOST_THREADS
+            while threads < most and threads * lanes < last:
+                threads *= 2
+        return RowGroup(self.target, lanes, leaves, outputs, max(threads, self.target.warp))
+
+    def column_kernel(
+        self, plan: RowPlan, width: Size, leaves: Sequence[Instruction], outputs: int
+    ) -> RowKernel:
+        """A thread per row where they are short or do not fill groups, else a group per 32."""
+        length = plan.dims[plan.inner[0]]
+        rows = plan.outer_sizes()
+        if not (
+            isinstance(width, int)
+            and width % COLUMNS == 0
+            and isinstance(length, int)
+            and length >= 16
+        ):
+            return RowKernel(self.target, 1, leaves, outputs)
+        total: Size = 1
+        for size in rows:
+            total = total * size
+        slices = 8
+        while (
+            slices < MOST_SLICES
+            and isinstance(total, int)
+            and total * slices < BUSY_THREADS
+            and slices * 16 <= length
+        ):
+            slices *= 2
+        while slices * 4 > length:
+            slices //= 2
+        return ColumnGroup(self.target, leaves, outputs, slices)

@@ -1,0 +1,227 @@
+"""Elementwise kernels that read across their rows (transposes, alone or fused): a group per square
+tile, turned in shared memory.
+
+An array whose neighbours lie along another loop than the innermost is brought to shared memory with
+that loop's neighbours in neighbouring threads, and read from there along the innermost one: both
+sides touch memory in whole vectors and segments. Rows of a tile are one element longer than the
+tile, so that neither a row nor a column meets a bank twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen.index import Index, Var, variable
+from torch_hlo.compiler.codegen.kernel import Kernel
+from torch_hlo.compiler.codegen.kernel_values import Level
+from torch_hlo.compiler.codegen.loop_plan import Loops
+from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.llvm.emit import Emit
+from torch_hlo.compiler.llvm.scalar import STORAGE, Storage
+from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction
+
+THREADS = 256
+_SEGMENT = 8  # vectors of a row of a tile: 128 bytes
+_LEAST = 32  # rows and columns of a tile
+_MOST_TILES = 8  # arrays that are brought to shared memory; the others are gathered
+
+
+def fits(loops: Loops, lanes: int, in_place: bool) -> bool:
+    """Whether a loop reads across its rows and is large enough for tiles."""
+    if loops.across is None or in_place:
+        return False
+    return all(
+        isinstance(n, int) and n >= _side(lanes)
+        for n in (loops.extents[loops.across], loops.extents[-1])
+    )
+
+
+def _side(lanes: int) -> int:
+    return max(_LEAST, _SEGMENT * lanes)
+
+
+class TileKernel(Kernel):
+    """A Kernel of a group of threads per tile. `lanes`: elements that a thread has of a row."""
+
+    def __init__(
+        self, target: Target, lanes: int, leaves: Sequence[Instruction], outputs: int
+    ) -> None:
+        super().__init__(target, lanes, leaves, outputs)
+        # (array, element type, index with canonical variables) -> tile
+        self._turned: dict[tuple[str, str, Index], str] = {}
+        self._canonical: tuple[Var, Var] | None = None
+
+    def nest(self, loops: Loops, body: Callable[[Sequence[Index]], Callable]) -> Size:
+        """Write the kernel; returns the number of groups. Tiles at the end are moved back where
+        sizes do not divide: they compute some elements again, so nothing that is written may be
+        read."""
+        *outer, columns = loops.extents
+        rows = outer[loops.across]
+        if rows % self.lanes or columns % self.lanes:
+            self.lanes = 1
+        self.side = side = _side(self.lanes)
+        self.per_row = side // self.lanes
+        counts = [*outer, -(-columns // side)]
+        counts[loops.across] = -(-rows // side)
+        with self.loop("%lo", "%hi", ix.product(counts)) as item:
+            parts = list(ix.delinear(item, counts))
+            op = self.level.scalar.op
+            first_row, first_column = (
+                self._start(parts[d], extent) for d, extent in ((loops.across, rows), (-1, columns))
+            )
+            self.minor = op(f"urem i64 %kernel.t, {self.per_row}")
+            self.minor = op(f"mul i64 {self.minor}, {self.lanes}")
+            self.major = op(f"udiv i64 %kernel.t, {self.per_row}")
+            self._canonical = tuple(
+                variable("loop", (name,), extent, 0)
+                for name, extent in (("%row", rows), ("%column", columns))
+            )
+            parent = self.levels[-1]
+            lines: list[str] = []
+            lane = self._named(
+                op(f"add i64 {first_column}, {self.minor}"),
+                columns,
+                parent.depth + 1,
+            )
+            saved, self.lane_var, self._pending = (
+                (self.lane_var, self._pending),
+                lane,
+                [],
+            )
+            for number in range(self._passes):
+                self._row, self._number = (
+                    self._named(op(f"add i64 {first_row}, {self._at(number)}"), rows, 0),
+                    number,
+                )
+                self._push(Level(parent.depth + 1, lines, parent.label, self.lanes, self.unit))
+                parts[loops.across] = ix.of(self._row)
+                body(parts[:-1])(ix.of(lane), ())
+                self._pop(parent)
+            for write in self._pending:
+                write()
+            self.lane_var, self._pending = saved
+            self._bring(first_row, first_column, rows, columns)
+            parent.lines += lines
+        return ix.product(counts)
+
+    @property
+    def _passes(self) -> int:
+        """Vectors of a tile that a thread has."""
+        return self.side * self.per_row // THREADS
+
+    def _at(self, number: int) -> str:
+        """The thread's row in its vector `number`."""
+        return (
+            self.levels[0].scalar.op(f"add i64 {self.major}, {number * (THREADS // self.per_row)}")
+            if number
+            else self.major
+        )
+
+    def _named(self, name: str, extent: Size, depth: int) -> Var:
+        var = variable("loop", (name,), extent, depth)
+        self._names[var] = name
+        return var
+
+    def _start(self, tile: Index, extent: int) -> str:
+        start = self.scalar(tile * self.side)
+        return (
+            self.level.scalar.op(f"call i64 @llvm.umin.i64(i64 {start}, i64 {extent - self.side})")
+            if extent % self.side
+            else start
+        )
+
+    def _load(self, pointer: str, storage: Storage, index: Index) -> str:
+        key = self._key(pointer, storage, index)
+        if key is None:
+            return super()._load(pointer, storage, index)
+        name = self._turned.setdefault(key, f"@SELF.tile{len(self._turned)}")
+        e, kind = self.e, storage.memory
+        scalar = self.level.scalar
+        row = self._at(self._number)
+        parts = []
+        for i in range(self.lanes):
+            column = scalar.op(f"add i64 {self.minor}, {i}") if i else self.minor
+            parts.append(
+                scalar.op(
+                    f"load {kind}, ptr {self._slot(scalar, name, kind, column, row)}, align"
+                    f" {storage.bytes}"
+                )
+            )
+        if self.lanes == 1:
+            return parts[0]
+        value = "poison"
+        for i, part in enumerate(parts):
+            value = e.op(f"insertelement {e.type(kind)} {value}, {kind} {part}, i64 {i}")
+        return value
+
+    def _key(self, pointer: str, storage: Storage, index: Index) -> tuple[str, str, Index] | None:
+        """What identifies the tile that an access reads, None when it does not read across rows."""
+        if self._canonical is None or self.mask() is not None:
+            return None
+        steps = dict(index.terms)
+        if any(
+            v.kind != "loop" and {self._row, self.lane_var} & ix.variables((ix.of(v),))
+            for v in steps
+        ):
+            return None
+        if steps.get(self._row) != 1 or steps.get(self.lane_var, 0) in (0, 1):
+            return None
+        canonical = dict(zip((self._row, self.lane_var), self._canonical, strict=True))
+        key = (
+            pointer,
+            storage.memory,
+            ix.combine((ix.of(canonical.get(v, v)), c) for v, c in index.terms) + index.const,
+        )
+        return key if key in self._turned or len(self._turned) < _MOST_TILES else None
+
+    def _slot(self, e: Emit, name: str, kind: str, column: str, row: str) -> str:
+        at = e.op(f"add i64 {e.op(f'mul i64 {column}, {self.side + 1}')}, {row}")
+        return e.op(f"getelementptr {kind}, ptr {name}, i64 {at}")
+
+    def _bring(self, first_row: str, first_column: str, rows: int, columns: int) -> None:
+        """Load the tiles with a thread's vector along the rows, and wait for all threads."""
+        parent = self.levels[-1]
+        op = parent.scalar.op
+        lane = self._named(op(f"add i64 {first_row}, {self.minor}"), rows, parent.depth + 1)
+        saved, self.lane_var, canonical, self._canonical = (
+            self.lane_var,
+            lane,
+            self._canonical,
+            None,
+        )
+        self._push(Level(parent.depth + 1, parent.lines, parent.label, self.lanes, self.unit))
+        e, scalar = self.level.emit, self.level.scalar
+        for number in range(self._passes):
+            place = self._at(number)
+            column = self._named(op(f"add i64 {first_column}, {place}"), columns, 0)
+            actual = dict(zip(canonical, (lane, column), strict=True))
+            for (pointer, kind, key), name in self._turned.items():
+                storage = next(s for s in STORAGE.values() if s.memory == kind)
+                index = ix.combine((ix.of(actual.get(v, v)), c) for v, c in key.terms) + key.const
+                value = super()._load(pointer, storage, index)
+                for i in range(self.lanes):
+                    one = (
+                        scalar.op(f"extractelement {e.type(kind)} {value}, i64 {i}")
+                        if self.lanes > 1
+                        else value
+                    )
+                    row = scalar.op(f"add i64 {self.minor}, {i}") if i else self.minor
+                    scalar.do(
+                        f"store {kind} {one}, ptr {self._slot(scalar, name, kind, place, row)},"
+                        f" align {storage.bytes}"
+                    )
+        self._pop(parent)
+        self.lane_var, self._canonical = saved, canonical
+        parent.lines.append(f"  {self.unit.target.family.barrier}")
+
+    def define(self, program: Program, name: str) -> str:
+        self.unit.declare(program)
+        size = self.side * (self.side + 1)
+        memory = "".join(
+            f"{tile} = internal addrspace(3) global [{size} x {kind}] undef, align 16\n"
+            for (_, kind, _), tile in self._turned.items()
+        )
+        return program.group_function(name, memory + self.text(name), THREADS)

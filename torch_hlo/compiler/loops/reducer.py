@@ -1,0 +1,259 @@
+"""Folding values in registers: identities, vector accumulators, and the final fold over the lanes
+of one.
+
+    r = Reducer(x)                       # x: a reduce instruction
+    accs = r.identity(e)                 # one accumulator per operand (complex: two), as operands
+                                         # of width e.lanes
+    accs = r.combine(k, accs, values)
+    scalars = r.fold_lanes(k, accs)      # over all lanes, in a fixed tree order
+
+Sums and products of bf16, f16 and f8 are accumulated in f32 without rounding in between. The
+reducer must be associative and commutative. Accumulators start from the operation's identity and
+the initial value enters once at the end; for a reducer that is not one binary opcode the initial
+value itself must be the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch_hlo.compiler.codegen.block import CodegenError
+from torch_hlo.compiler.codegen.index import ZERO
+from torch_hlo.compiler.codegen.kernel import Kernel
+from torch_hlo.compiler.codegen.kernel_values import Level
+from torch_hlo.compiler.llvm import scalar
+from torch_hlo.compiler.llvm.emit import Emit
+from torch_hlo.compiler.llvm.scalar import STORAGE, Value
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.shape import DTYPES
+
+_INF = float("inf")
+
+
+def _lowest(dtype: str) -> float:
+    row = DTYPES[dtype]
+    return -_INF if row.kind == "f" else -(1 << row.bits - 1) if row.kind == "s" else 0
+
+
+def _highest(dtype: str) -> float:
+    row = DTYPES[dtype]
+    return (
+        _INF
+        if row.kind == "f"
+        else (
+            1
+            if row.kind == "p"
+            else (1 << row.bits - 1) - 1
+            if row.kind == "s"
+            else (1 << row.bits) - 1
+        )
+    )
+
+
+_IDENTITY = {
+    "add": lambda dtype: 0,
+    "multiply": lambda dtype: 1,
+    "maximum": _lowest,
+    "minimum": _highest,
+    "and": lambda dtype: 1 if dtype == "pred" else -1,
+    "or": lambda dtype: 0,
+    "xor": lambda dtype: 0,
+}
+
+
+class Reducer:
+    """How the operands of `x` (a reduce) are folded. `dtypes`: of the operands; `kinds`: register
+    types of the flat accumulators."""
+
+    def __init__(self, x: Instruction) -> None:
+        self.x = x
+        half = len(x.operands) // 2
+        self.operands, self.initials = x.operands[:half], x.operands[half:]
+        self.dtypes = tuple(o.shape.dtype for o in self.operands)
+        self.computation = x["to_apply"]
+        self.op = self._single_opcode()
+        self.kinds = [STORAGE[t].register for t in self.dtypes for _ in range(STORAGE[t].parts)]
+
+    def _single_opcode(self) -> str | None:
+        root, params = self.computation.root, self.computation.params
+        plain = len(params) == 2 and root.op in _IDENTITY and root.shape.dtype == self.dtypes[0]
+        if plain and {*root.operands} == {*params} and len(root.operands) == 2:
+            if DTYPES[self.dtypes[0]].kind == "c" and root.op != "add":
+                return None
+            return root.op
+        return None
+
+    @property
+    def is_float_sum(self) -> bool:
+        return self.op in ("add", "multiply") and DTYPES[self.dtypes[0]].kind in "fc"
+
+    def stored_dtypes(self) -> list[str]:
+        """Element types in which partial results are kept: f32 where the operand's type is
+        narrower."""
+        if (
+            self.op is not None
+            and STORAGE[self.dtypes[0]].register == "float"
+            and STORAGE[self.dtypes[0]].parts == 1
+        ):
+            return ["f32"]
+        return list(self.dtypes)
+
+    def identity(self, k: Kernel) -> list[str]:
+        """Initial accumulators: scalar operands."""
+        if self.op is not None:
+            value = _IDENTITY[self.op](self.dtypes[0])
+            if self.op == "minimum" and self.dtypes[0] == "pred":
+                value = 1
+            return [Emit(1, [], k.unit).typed(kind).const(value) for kind in self.kinds]
+        return [part for x in self.initials for part in self.initial(k, x)]
+
+    def initial(self, k: Kernel, x: Instruction) -> list[str]:
+        """Operands of an initial value, at the kernel's current width; computed at the function's
+        start."""
+        value = k.value(x, (ZERO,) * x.shape.rank)
+        return list(value) if isinstance(value, tuple) else [value]
+
+    def needs_initial(self) -> bool:
+        """False when the initial value is known to change nothing."""
+        if self.op is None:
+            return False
+        x = self.initials[0]
+        if x.op != "constant":
+            return True
+        found = x["literal"].numpy().reshape(-1)[0]
+        return not found == _IDENTITY[self.op](self.dtypes[0]) and not (
+            self.dtypes[0] == "pred" and bool(found) == bool(_IDENTITY[self.op]("pred"))
+        )
+
+    def finish(self, k: Kernel, accs: Sequence[str]) -> list[str]:
+        """Accumulators of the current width with the initial value folded in, rounded to the
+        result's type."""
+        accs = list(accs)
+        if self.needs_initial():
+            first = [
+                k.widen(v, kind)
+                for v, kind in zip(self.initial(k, self.initials[0]), self.kinds, strict=True)
+            ]
+            accs = self.combine(k, first, accs)
+        return self.finish_rounded(k, accs)
+
+    def finish_rounded(self, k: Kernel, accs: Sequence[str]) -> list[str]:
+        """Accumulators rounded to the result's type."""
+        return (
+            [scalar.round_to(k.e, self.dtypes[0], accs[0])]
+            if self.op is not None and len(accs) == 1
+            else list(accs)
+        )
+
+    def combine(self, k: Kernel, a: Sequence[str], b: Sequence[str]) -> list[str]:
+        """Accumulators a and b (or values b) as one, at the kernel's current width."""
+        if self.op is None:
+            return self._apply(k, a, b)
+        dtype = self.dtypes[0]
+        kind = DTYPES[dtype].kind
+        fn = scalar.TABLE[self.op, "f" if kind == "c" else kind]
+        return [fn(k.e.typed(t), x, y) for t, x, y in zip(self.kinds, a, b, strict=True)]
+
+    def _apply(self, k: Kernel, a: Sequence[str], b: Sequence[str]) -> list[str]:
+        """The reducer's computation on values of the current width."""
+        inner = Kernel(k.unit.target, k.e.lanes, [], 0)
+        inner.unit = k.unit
+        level = Level(0, k.e.lines, k.level.label, k.e.lanes, k.unit)
+        inner.levels, inner.level, inner.e = [level], level, level.emit
+        values = [*self.grouped(a), *self.grouped(b)]
+        for p, v in zip(self.computation.params, values, strict=True):
+            level.cache[p, ()] = v
+        root = self.computation.root
+        roots = root.operands if root.op == "tuple" else (root,)
+        results = []
+        for r in roots:
+            v = inner.value(r, ())
+            results += list(v) if isinstance(v, tuple) else [v]
+        if level.label != k.level.label:
+            raise CodegenError(
+                f"reduce: the reducer {root.op} needs control flow; write it with elementwise"
+                " opcodes"
+            )
+        return results
+
+    def grouped(self, flat: Sequence[str]) -> list[Value]:
+        """Flat accumulators as one value per operand."""
+        values: list[Value] = []
+        at = 0
+        for t in self.dtypes:
+            n = STORAGE[t].parts
+            values.append(flat[at] if n == 1 else tuple(flat[at : at + 2]))
+            at += n
+        return values
+
+    def values(self, k: Kernel, index_of: Callable[..., Any]) -> list[str]:
+        """The operands' elements; `index_of(instruction)` gives the index."""
+        found: list[str] = []
+        for o in self.operands:
+            v = k.value(o, index_of(o))
+            found += list(v) if isinstance(v, tuple) else [v]
+        return found
+
+    def keep_masked(self, k: Kernel, new: Sequence[str], old: Sequence[str]) -> list[str]:
+        """`new` in the lanes of a partial vector that exist, `old` in the others."""
+        tail = k.level.tail
+        if tail is None or k.e.lanes == 1:
+            return list(new)
+        return [
+            k.e.typed(t).select(tail, a, b) for t, a, b in zip(self.kinds, new, old, strict=True)
+        ]
+
+    def fold_copies(self, k: Kernel, copies: Sequence[Sequence[str]]) -> list[str]:
+        """Pairwise fold of several accumulators of the kernel's vector width, written at the
+        current (scalar) level."""
+        with _vectors(k):
+            return fold_pairwise(lambda a, b: self.combine(k, a, b), copies)
+
+    def fold_lanes(self, k: Kernel, accs: Sequence[str]) -> list[str]:
+        """Fold the lanes of a vector accumulator, and the threads that share an item: scalar
+        operands."""
+        if k.lanes == 1:
+            return k.fold_threads(self, accs)
+        accs = list(accs)
+        with _vectors(k):
+            half = k.lanes // 2
+            while half:
+                order = [(i + half) % k.lanes if i < half else i for i in range(k.lanes)]
+                turned = [
+                    k.e.shuffle(t, v, "poison", k.lanes, order)
+                    for t, v in zip(self.kinds, accs, strict=True)
+                ]
+                accs = self.combine(k, accs, turned)
+                half //= 2
+        op = k.level.scalar.op
+        return k.fold_threads(
+            self,
+            [
+                op(f"extractelement <{k.lanes} x {t}> {v}, i64 0")
+                for t, v in zip(self.kinds, accs, strict=True)
+            ],
+        )
+
+
+def fold_pairwise(combine: Callable[..., Any], items: Sequence) -> list:
+    """Balanced tree: short dependence chains and small rounding errors."""
+    items = list(items)
+    while len(items) > 1:
+        paired = [combine(a, b) for a, b in zip(items[::2], items[1::2])]
+        items = paired + ([items[-1]] if len(items) % 2 else [])
+    return items[0]
+
+
+class _vectors:
+    """Write at the kernel's vector width into the lines of its current level."""
+
+    def __init__(self, k: Kernel) -> None:
+        self.k = k
+
+    def __enter__(self) -> None:
+        self.saved = self.k.e
+        self.k.e = Emit(self.k.lanes, self.k.level.lines, self.k.unit)
+
+    def __exit__(self, *exc: object) -> None:
+        self.k.e = self.saved

@@ -1,0 +1,748 @@
+"""Kernels of fusions with reductions whose rows are walked one after the other: softmax, layernorm
+and their gradients, sums.
+
+Each row is walked in as many passes as reductions depend on each other. A pass computes in vectors
+what its reductions need, straight from the operands: the row is in cache after the first pass. Row
+results live in registers. Values with an element per point are written in the last pass. Results
+that are complete only after the last row ("late", see row_plan.py) accumulate in partial buffers,
+one per chunk of rows, and fusion_step.py combines them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch_hlo.compiler.codegen.index import (
+    ZERO,
+    Index,
+    combine,
+    delinear,
+    divide,
+    linear,
+    regroup,
+)
+from torch_hlo.compiler.codegen.kernel import Kernel
+from torch_hlo.compiler.fusion import fusion_table as table
+from torch_hlo.compiler.llvm.emit import Emit
+from torch_hlo.compiler.llvm.math import exp
+from torch_hlo.compiler.llvm.scalar import STORAGE, Value
+from torch_hlo.compiler.loops.reducer import Reducer
+from torch_hlo.compiler.loops.row_kernel import (
+    RowForms,
+    RowKernel,
+    results_of,
+    stream,
+    tuple_users,
+)
+from torch_hlo.compiler.loops.row_plan import RowPlan, Walk
+from torch_hlo.compiler.thresholds import PREFETCHED_ROW
+from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir.instruction import Computation, Instruction
+
+# elements summed into one set of accumulators before they are added to the next level: rounding
+# errors stay small
+BLOCK = 4096
+ROWS_BLOCK = 64  # the same for rows and other outer loops
+
+
+class Chunks:
+    """How the rows of a "partial" plan are cut: `kept` × `count` items, `per` rows (or lanes, when
+    `by_lanes`) each."""
+
+    def __init__(self, plan: RowPlan, walk: Walk) -> None:
+        limit, items, points = walk.chunks
+        late_outer = next(iter(plan.late_kept.values())) if not plan.row_reduces else ()
+        self.kept_dims = tuple(d for d in plan.outer if d in late_outer)
+        self.rest_dims = tuple(d for d in plan.outer if d not in late_outer)
+        self.kept = _product(plan.dims[d] for d in self.kept_dims)
+        rest, length = (
+            _product(plan.dims[d] for d in self.rest_dims),
+            _product(plan.inner_sizes()),
+        )
+        columns = any(set(k) & set(plan.inner) for k in plan.late_kept.values())
+        self.count = limit // 2
+        if isinstance(plan.size, int):
+            most = max(1, min(limit, plan.size // points))
+            self.count = max(1, min(most, items // self.kept)) if self.kept < items else 1
+            if columns:
+                self.count = max(1, min(self.count, rest // 16))
+        self.by_lanes = (
+            not columns and not plan.row_reduces and isinstance(rest, int) and rest < self.count
+        )
+        self.total = plan.dims[plan.inner[-1]] if self.by_lanes else rest
+        self.per = ceildiv(self.total, self.count)
+        if self.by_lanes:
+            self.per = ceildiv(self.per, 64) * 64
+        self.rows, self.length = rest, length
+
+    @property
+    def items(self) -> Size:
+        return self.kept * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a pass does at every element: reductions in registers, those in columns of partial
+    buffers, numbers of results."""
+
+    reducers: list[Reducer]
+    identities: list[list[str]]
+    columns: list[Instruction]
+    writes: list[int]
+
+
+class RowEmitter:
+    """Writes the main kernel of a "rows" or "partial" plan."""
+
+    def __init__(self, forms: RowForms, computation: Computation, plan: RowPlan) -> None:
+        self.forms, self.plan, self.results = forms, plan, results_of(computation)
+        self.reducers = {r: Reducer(r) for r in (*plan.row_reduces, *plan.late_reduces)}
+        self.gtes = tuple_users(plan.order)
+        self.chunks = Chunks(plan, forms.walk) if plan.style == "partial" else None
+        self.partials = {r: len(self.results) + n for n, r in self._partial_arrays()}
+        self.partial_count = sum(len(self.reducers[r].stored_dtypes()) for r in plan.late_reduces)
+        self.column_blocks = self._needs_column_blocks()
+        extra = self.partial_count * (2 if self.column_blocks else 1)
+        self.k = forms.row_kernel(plan, computation.params, len(self.results) + extra)
+        self.in_block = False
+        # late reduces in registers: their accumulators, per item
+        self.slots: dict[Instruction, list[str]] = {}
+        self.lane_range: tuple | None = None
+        self.chunk: Index = ZERO
+        self.current_pass = 0
+        self.unroll = (
+            2
+            if len(plan.order) > 24 or any(table.CLASS.get(x.op) == table.HEAVY for x in plan.order)
+            else 4
+        )
+        self._make_stash()
+
+    def _needs_column_blocks(self) -> bool:
+        """True when a chunk has so many rows that float sums over all of them would lose
+        accuracy."""
+        c = self.chunks
+        if (
+            c is None
+            or c.by_lanes
+            or not any(self.reducers[r].is_float_sum for r in self.plan.late_reduces)
+        ):
+            return False
+        return not isinstance(c.per, int) or c.per > 2 * ROWS_BLOCK
+
+    def _partial_arrays(self) -> list[tuple[int, Instruction]]:
+        found, n = [], 0
+        for r in self.plan.late_reduces:
+            found.append((n, r))
+            n += len(self.reducers[r].stored_dtypes())
+        return found
+
+    @property
+    def items(self) -> Size:
+        """Number of items of work."""
+        return self.chunks.items if self.chunks else _product(self.plan.outer_sizes())
+
+    def stream(self, nbytes: int) -> None:
+        """Write results past the caches when they are larger than this together, and rows can be
+        walked in aligned vectors."""
+        plan, lanes = self.plan, self.k.lanes
+        length = plan.dims[plan.inner[-1]] if plan.inner else 1
+        if isinstance(length, int) and (
+            length % lanes == 0 or length >= PREFETCHED_ROW and not plan.late_reduces
+        ):
+            stream(self.k, plan, self.results, nbytes)
+            self.k.ragged = bool(self.k.nontemporal) and length % lanes != 0
+
+    def emit(self) -> RowKernel:
+        k, plan = self.k, self.plan
+        if plan.style == "rows":
+            with (
+                k.loop("%lo", "%hi", _product(plan.outer_sizes()))
+                if plan.outer
+                else nullcontext(ZERO)
+            ) as item:
+                self._row(dict(zip(plan.outer, delinear(item, plan.outer_sizes()))))
+            return k
+        c = self.chunks
+        with k.loop("%lo", "%hi", c.items) as item:
+            kept, self.chunk = divide(item, c.count) if c.kept != 1 else (ZERO, item)
+            where = dict(
+                zip(
+                    c.kept_dims,
+                    delinear(kept, tuple(plan.dims[d] for d in c.kept_dims)),
+                )
+            )
+            self._start_late(kept)
+            low, high = self._range(c)
+            if c.by_lanes:
+                self.lane_range = (low, high)
+                low, high = "0", k.size(c.rows)
+            rest = tuple(plan.dims[d] for d in c.rest_dims)
+            registers = [r for r in plan.late_reduces if r in self.slots]
+            sums = [(self.reducers[r], self.reducers[r].identity(k)) for r in registers]
+            top = [self.slots[r] for r in registers]
+            with (
+                self._rows_of_chunk(low, high, c, sums, top, kept)
+                if rest
+                else nullcontext((ZERO, top))
+            ) as (row, slots):
+                self.slots = dict(zip(registers, slots))
+                self._row({**where, **dict(zip(c.rest_dims, delinear(row, rest)))})
+            self.slots = dict(zip(registers, top))
+            self._finish_late(kept)
+        return k
+
+    def _range(self, c: Chunks) -> tuple[str, str]:
+        """First and last row (or lane) of the current chunk."""
+        op, total = self.k.level.scalar.op, self.k.size(c.total)
+        low = self.k.scalar(combine(((self.chunk, c.per),)))
+        low = op(f"call i64 @llvm.smin.i64(i64 {low}, i64 {total})")
+        high = op(f"add i64 {low}, {self.k.size(c.per)}")
+        return low, op(f"call i64 @llvm.smin.i64(i64 {high}, i64 {total})")
+
+    # -- one row
+    def _row(self, where: dict[int, Index]) -> None:
+        k, plan = self.k, self.plan
+        self.stashed.clear()
+        for number in range(plan.passes):
+            self._pass(number, where)
+        row, sizes = [where[d] for d in plan.outer], plan.outer_sizes()
+        # All values first: a result may lie in the memory of an operand.
+        values = [
+            k.value(self.results[n], regroup(row, sizes, self.results[n].shape.dims))
+            for n in plan.row_outputs
+        ]
+        if values:
+            k.barrier()
+        for n, value in zip(plan.row_outputs, values):
+            k.store(
+                k.outputs[n],
+                self.results[n].shape.dtype,
+                linear(row, sizes) if row else ZERO,
+                value,
+            )
+
+    def _pass(self, number: int, where: dict[int, Index]) -> None:
+        k, plan = self.k, self.plan
+        self.current_pass = number
+        due = [r for r in plan.row_reduces if plan.level[r] - 1 == number]
+        late = [r for r in plan.late_reduces if plan.level[r] == number]
+        writes = plan.full_outputs if number == plan.passes - 1 else []
+        if not due and not late and not writes:
+            return
+        if any(r in plan.online for r in due):
+            return self._online_pass(where, due)
+        in_registers = due + [r for r in late if r in self.slots]
+        columns = [r for r in late if r not in self.slots]
+        reducers = [self.reducers[r] for r in in_registers]
+        identities = [r.identity(k) for r in reducers]
+        work = _Work(reducers, identities, columns, writes)
+        length = plan.dims[plan.inner[-1]]
+        low, high = self.lane_range or (
+            0,
+            length if isinstance(length, int) else k.size(length),
+        )
+        block = BLOCK * k.workers
+        blocked = any(r.is_float_sum for r in reducers) and not (
+            isinstance(high, int) and high <= block
+        )
+        nested = len(plan.inner) > 1 or blocked
+        sums = list(zip(reducers, identities))
+        top = [self._new_slots(r, first) for r, first in sums] if nested else []
+
+        def nest(dims: tuple[int, ...], inside: dict[int, Index], slots: list[list[str]]) -> None:
+            if dims:
+                size = plan.dims[dims[0]]
+                turns = self._in_blocks("0", k.size(size), size, sums if nested else [], slots)
+                with turns as (i, below):
+                    nest(dims[1:], {**inside, dims[0]: i}, below)
+            elif blocked:
+                with k.loop(str(low), str(high), length, block, nonempty=False) as b:
+                    first = k.scalar(b)
+                    op = k.level.scalar.op
+                    past = op(f"add i64 {first}, {block}")
+                    end = op(f"call i64 @llvm.smin.i64(i64 {past}, i64 {high})")
+                    self._lanes(work, inside, first, end, slots)
+            else:
+                self._lanes(work, inside, low, high, slots)
+
+        nest(plan.inner[:-1], where, top)
+        finals = [self._load(r, slot) for r, slot in zip(reducers, top)] if nested else self.finals
+        for x, r, accs in zip(in_registers, reducers, finals):
+            if x in self.slots:
+                self._into(r, self.slots[x], accs)
+            else:
+                self._bind(x, r.fold_lanes(k, accs))
+
+    def _lanes(
+        self,
+        work: _Work,
+        inside: dict[int, Index],
+        first: int | str,
+        end: int | str,
+        slots: list[list[str]],
+    ) -> None:
+        """Elements [first, end) of the innermost dimension."""
+        k, last = self.k, self.plan.inner[-1]
+        length = self.plan.dims[last]
+        carry = [
+            (kind, v)
+            for r, vs in zip(work.reducers, work.identities)
+            for kind, v in zip(r.kinds, vs, strict=True)
+        ]
+
+        def body(j: Index, carried: list[str]) -> list[str]:
+            point = {**inside, last: j}
+            return self._point(point, work.reducers, carried, work.columns, work.writes)
+
+        # up to the first element that is aligned in memory, then from there
+        if k.ragged and work.writes and not carry:
+            head = self._first_aligned({**inside, last: ZERO}, end)
+            k.lane_loop(str(first), head, length, body, 1, compact=True)
+            first = head
+        copies = k.lane_loop(first, end, length, body, self.unroll, carry)
+        self.finals = self._split(work.reducers, [list(c) for c in copies])
+        for r, slot, accs in zip(work.reducers, slots, self.finals):
+            self._into(r, slot, accs)
+
+    def _first_aligned(self, row: dict[int, Index], end: int | str) -> str:
+        """Number of the first element of a row, at most `end`, that is aligned in memory."""
+        k, dims = self.k, self.plan.dims
+        op = k.level.scalar.op
+        start = k.scalar(linear([row[d] for d in range(len(dims))], dims))
+        missing = op(f"and i64 {op(f'sub i64 0, {start}')}, {k.lanes - 1}")
+        return op(f"call i64 @llvm.smin.i64(i64 {missing}, i64 {end})")
+
+    def _bind(self, x: Instruction, folded: Sequence[str]) -> None:
+        """Give a row's reduction its scalar accumulators as value."""
+        k, r = self.k, self.reducers[x]
+        values = r.grouped(r.finish(k, folded))
+        # An index that seems to vary within the row still means this row.
+        k.bind_reduce(
+            x,
+            self.gtes.get(x, ()),
+            lambda index: [k.splat(v, t) if k.e.lanes > 1 else v for v, t in zip(values, r.dtypes)],
+        )
+
+    def _online_pass(self, where: dict[int, Index], due: list[Instruction]) -> None:
+        """Maxima, and sums of exponentials of what is left below them, in one pass: each block of
+        the row is walked for the maxima, then, from L1, for the sums, with the maximum so far. What
+        was summed before is scaled when that has grown."""
+        k, plan = self.k, self.plan
+        (last,) = plan.inner
+        length = plan.dims[last]
+        sums = [r for r in due if r in plan.online]
+        firsts = [r for r in due if r not in plan.online]
+        slots = {r: self._new_slots(self.reducers[r], self.reducers[r].identity(k)) for r in due}
+        kind = {r: self.reducers[r].kinds[0] for r in sums}
+        shifts = {m: k.alloca(kind[r]) for r in sums for m in (plan.online[r].maximum,)}
+        for r in sums:
+            t = k.level.scalar.typed(kind[r])
+            zero, shift = t.const(0.0), shifts[plan.online[r].maximum]
+            t.store(zero, shift, STORAGE[r.shape.dtype].bytes)
+        with k.loop("0", k.size(length), length, BLOCK) as b:
+            first = k.scalar(b)
+            op = k.level.scalar.op
+            end = op(
+                f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {BLOCK}')}, i64"
+                f" {k.size(length)})"
+            )
+            self._walk_block(where, {r: slots[r] for r in firsts}, first, end, 0)
+            for m in shifts:
+                scaled = [r for r in sums if plan.online[r].maximum is m]
+                self._grow(m, slots, shifts[m], scaled)
+            for r in sums:
+                shift, e = shifts[plan.online[r].maximum], plan.online[r].exponential
+                k.computed[e] = lambda index, e=e, shift=shift: self._shifted(e, index, shift)
+            self._walk_block(where, {r: slots[r] for r in sums}, first, end, BLOCK)
+            for r in sums:
+                del k.computed[plan.online[r].exponential]
+        for r in firsts:
+            self._bind(
+                r,
+                self.reducers[r].fold_lanes(k, self._load(self.reducers[r], slots[r])),
+            )
+        row, sizes = [where[d] for d in plan.outer], plan.outer_sizes()
+        for r in sums:
+            # The shift asked for differs from ours where the maximum is not finite.
+            online, t = plan.online[r], k.level.scalar.typed(kind[r])
+            wanted = k.value(online.shift, regroup(row, sizes, online.shift.shape.dims))
+            used = t.load(shifts[online.maximum], STORAGE[r.shape.dtype].bytes)
+            (total,) = self.reducers[r].fold_lanes(k, self._load(self.reducers[r], slots[r]))
+            self._bind(r, [t.mul(total, exp(t, t.sub(used, wanted)))])
+
+    def _walk_block(
+        self,
+        where: dict[int, Index],
+        slots: dict[Instruction, list[str]],
+        first: str,
+        end: str,
+        ahead: Size,
+    ) -> None:
+        """Reduce elements [first, end) of a row into `slots`, asking for those `ahead`."""
+        k, plan = self.k, self.plan
+        (last,) = plan.inner
+        reducers = [self.reducers[r] for r in slots]
+        carry = [(t, v) for r in reducers for t, v in zip(r.kinds, r.identity(k), strict=True)]
+
+        def body(j: Index, carried: list[str]) -> list[str]:
+            point = {**where, last: j}
+            following = self._point(point, reducers, carried, (), ())
+            if ahead:
+                at = linear([point[d] for d in range(len(plan.dims))], plan.dims)
+                self._prefetch(at, ahead)
+            return following
+
+        copies = k.lane_loop(first, end, plan.dims[last], body, self.unroll, carry)
+        for r, accs in zip(slots, self._split(reducers, [list(c) for c in copies])):
+            self._into(self.reducers[r], slots[r], accs)
+
+    def _grow(
+        self,
+        m: Instruction,
+        slots: dict[Instruction, list[str]],
+        shift: str,
+        sums: list[Instruction],
+    ) -> None:
+        """After a block's maximum: the new shift, 0 unless the maximum is finite, and the sums so
+        far scaled to it."""
+        k, reducer = self.k, self.reducers[m]
+        (best,) = reducer.fold_lanes(k, self._load(reducer, slots[m]))
+        t = k.level.scalar.typed(reducer.kinds[0])
+        new = t.select(t.cmp("olt", t.abs(best), t.const(float("inf"))), best, t.const(0.0))
+        old = t.load(shift, STORAGE[m.shape.dtype].bytes)
+        # Sums so far are 0 when there was no finite maximum, and lost when there is one no more:
+        # the factor only has to be finite.
+        change = t.sub(old, new)
+        factor = exp(t, t.select(t.cmp("olt", change, t.const(0.0)), change, t.const(0.0)))
+        t.store(new, shift, STORAGE[m.shape.dtype].bytes)
+        wide = Emit(k.lanes, k.level.lines, k.unit)
+        for r in sums:
+            (slot,), kind = slots[r], self.reducers[r].kinds[0]
+            v = wide.op(f"load {self._type(kind)}, ptr {slot}")
+            wide.do(
+                f"store {self._type(kind)} {wide.typed(kind).mul(v, wide.splat(kind, factor))}, ptr"
+                f" {slot}"
+            )
+
+    def _shifted(self, e: Instruction, index: tuple[Index, ...], shift: str) -> Value:
+        """exp(x - shift) with the shift of the current block."""
+        k = self.k
+        minuend = e.operands[0].operands[0]
+        t = k.e.typed(STORAGE[e.shape.dtype].register)
+        own = k.levels[-2].scalar.typed(t.kind).load(shift, STORAGE[e.shape.dtype].bytes)
+        return exp(
+            t,
+            t.sub(
+                k.value(minuend, regroup(index, e.shape.dims, minuend.shape.dims)),
+                k.e.splat(t.kind, own),
+            ),
+        )
+
+    @contextmanager
+    def _in_blocks(
+        self,
+        low: str,
+        high: str,
+        extent: Size,
+        sums: list[tuple[Reducer, list[str]]],
+        slots: list[list[str]],
+    ) -> Iterator[tuple[Index, list[list[str]]]]:
+        """A scalar loop. When it is long, accumulators collect ROWS_BLOCK iterations before they
+        are added to `slots`: sums stay accurate. Yields the index and the accumulators to use
+        inside."""
+        k = self.k
+        exact = not any(r.is_float_sum for r, _ in sums)
+        if exact or isinstance(extent, int) and extent <= 2 * ROWS_BLOCK:
+            with k.loop(
+                low,
+                high,
+                extent,
+                nonempty=isinstance(extent, int) and low == "0" and extent > 0,
+            ) as i:
+                yield i, slots
+            return
+        with k.loop(low, high, extent, ROWS_BLOCK, nonempty=False) as b:
+            below = [self._new_slots(r, first) for r, first in sums]
+            first = k.scalar(b)
+            op = k.level.scalar.op
+            end = op(
+                f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {ROWS_BLOCK}')}, i64 {high})"
+            )
+            with k.loop(first, end, extent) as i:
+                yield i, below
+            for (r, _), slot, inner in zip(sums, slots, below):
+                self._into(r, slot, self._load(r, inner))
+
+    def _point(
+        self,
+        where: dict[int, Index],
+        reducers: list[Reducer],
+        carried: list[str],
+        columns: list[Instruction],
+        writes: list[int],
+    ) -> list[str]:
+        """One vector: the next accumulators; column sums and results go to memory."""
+        k, plan = self.k, self.plan
+        point = [where[d] for d in range(len(plan.dims))]
+        at = linear(point, plan.dims)
+        self.where = where
+
+        def index_of(x: Instruction) -> tuple[Index, ...]:
+            return regroup(point, plan.dims, x.shape.dims)
+
+        following: list[str] = []
+        used = 0
+        for r in reducers:
+            old = carried[used : used + len(r.kinds)]
+            used += len(r.kinds)
+            following += r.keep_masked(k, r.combine(k, old, r.values(k, index_of)), old)
+        for x in columns:
+            self._add_column(x, where, index_of)
+        if self.current_pass == plan.passes - 1 and plan.passes > 1:
+            self._prefetch(at, _product(plan.inner_sizes()))
+        for n in writes:
+            x = self.results[n]
+            k.store(k.outputs[n], x.shape.dtype, at, k.value(x, index_of(x)))
+        return following
+
+    def _prefetch(self, at: Index, ahead: Size) -> None:
+        """While elements are read for the last time, from the cache, memory brings those that
+        follow `ahead` of them: the next block, or row."""
+        k = self.k
+        if (
+            not k.target.steers_caches
+            or not isinstance(ahead, int)
+            or ahead < PREFETCHED_ROW
+            or k.e.lanes == 1
+            or k.level.tail is not None
+        ):
+            return
+        for x, pointer in k.leaves.items():
+            if x.shape.size == self.plan.size and x.shape.kind != "c":
+                k.prefetch(pointer, STORAGE[x.shape.dtype].memory, at + ahead)
+
+    def _split(self, reducers: list[Reducer], copies: list[list[str]]) -> list[list[str]]:
+        """Per reducer the accumulators of all unrolled copies folded into one."""
+        finals, used = [], 0
+        for r in reducers:
+            n = len(r.kinds)
+            finals.append(r.fold_copies(self.k, [c[used : used + n] for c in copies]))
+            used += n
+        return finals
+
+    # -- accumulators in memory
+    def _type(self, kind: str) -> str:
+        return f"<{self.k.lanes} x {kind}>" if self.k.lanes > 1 else kind
+
+    def _new_slots(self, r: Reducer, first: Sequence[str]) -> list[str]:
+        slots = [self.k.alloca(self._type(kind)) for kind in r.kinds]
+        wide = Emit(self.k.lanes, self.k.level.lines, self.k.unit)
+        for slot, kind, v in zip(slots, r.kinds, first, strict=True):
+            wide.do(f"store {self._type(kind)} {wide.splat(kind, v)}, ptr {slot}")
+        return slots
+
+    def _load(self, r: Reducer, slots: Sequence[str]) -> list[str]:
+        return [
+            self.k.level.scalar.op(f"load {self._type(kind)}, ptr {slot}")
+            for kind, slot in zip(r.kinds, slots, strict=True)
+        ]
+
+    def _into(self, r: Reducer, slots: Sequence[str], accs: Sequence[str]) -> None:
+        new = r.fold_copies(self.k, [self._load(r, slots), list(accs)])
+        for slot, kind, v in zip(slots, r.kinds, new, strict=True):
+            self.k.level.scalar.do(f"store {self._type(kind)} {v}, ptr {slot}")
+
+    # -- late results
+    def _columns(self) -> list[Instruction]:
+        """Late reductions with a result per column: they accumulate in memory."""
+        return [
+            r for r in self.plan.late_reduces if set(self.plan.late_kept[r]) & set(self.plan.inner)
+        ]
+
+    @contextmanager
+    def _rows_of_chunk(
+        self,
+        low: str,
+        high: str,
+        c: Chunks,
+        sums: list[tuple[Reducer, list[str]]],
+        slots: list[list[str]],
+        kept: Index,
+    ) -> AbstractContextManager[tuple[Index, list[list[str]]]]:
+        """The loop over a chunk's rows, in blocks when they are many; column sums then collect a
+        block apart."""
+        k = self.k
+        columns = self._columns()
+        if not self.column_blocks:
+            with k.loop(low, high, c.rows, nonempty=False) as row:
+                yield row, slots
+            return
+        with k.loop(low, high, c.rows, ROWS_BLOCK, nonempty=False) as b:
+            below = [self._new_slots(r, first) for r, first in sums]
+            for r in columns:
+                self._fill_columns(r, kept, block=True)
+            first = k.scalar(b)
+            op = k.level.scalar.op
+            end = op(
+                f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {ROWS_BLOCK}')}, i64 {high})"
+            )
+            self.in_block = True
+            with k.loop(first, end, c.rows) as row:
+                yield row, below
+            self.in_block = False
+            for (r, _), slot, inner in zip(sums, slots, below):
+                self._into(r, slot, self._load(r, inner))
+            for r in columns:
+                self._flush_columns(r, kept)
+
+    def _start_late(self, kept: Index) -> None:
+        columns = self._columns()
+        for r in self.plan.late_reduces:
+            if r in columns:
+                self._fill_columns(r, kept)
+            else:
+                self.slots[r] = self._new_slots(self.reducers[r], self.reducers[r].identity(self.k))
+
+    def _pointer(self, r: Instruction, n: int, block: bool) -> str:
+        """The partial buffer of accumulator `n` of a late reduction; `block`: the one for the
+        current block of rows."""
+        return self.k.outputs[self.partials[r] + n + (self.partial_count if block else 0)]
+
+    def _span(self, r: Instruction, kept: Index) -> tuple[Index, Size]:
+        """First element and number of the current item's columns in the partial buffer."""
+        plan = self.plan
+        inside = _product(plan.dims[d] for d in plan.late_kept[r] if d in plan.inner)
+        whole = _product(plan.dims[d] for d in plan.late_kept[r])
+        return combine(((self.chunk, whole), (kept, inside))), inside
+
+    def _fill_columns(self, r: Instruction, kept: Index, block: bool = False) -> None:
+        k, reducer = self.k, self.reducers[r]
+        values = reducer.grouped(reducer.identity(k))
+        base, count = self._span(r, kept)
+
+        def body(j: Index, _: list[str]) -> list[str]:
+            for n, (dtype, value) in enumerate(zip(reducer.stored_dtypes(), values)):
+                k.store(
+                    self._pointer(r, n, block),
+                    dtype,
+                    base + j,
+                    k.splat(value, dtype),
+                )
+            return []
+
+        k.lane_loop(0, count if isinstance(count, int) else k.size(count), count, body)
+        k.barrier()
+
+    def _flush_columns(self, r: Instruction, kept: Index) -> None:
+        """Add the block's column sums to the chunk's."""
+        k = self.k
+        base, count = self._span(r, kept)
+
+        def body(j: Index, _: list[str]) -> list[str]:
+            self._store_columns(
+                r,
+                base + j,
+                self.reducers[r].combine(
+                    k,
+                    self._load_columns(r, base + j, False),
+                    self._load_columns(r, base + j, True),
+                ),
+                False,
+            )
+            return []
+
+        k.barrier()
+        k.lane_loop(0, count if isinstance(count, int) else k.size(count), count, body, 2)
+        k.barrier()
+
+    def _load_columns(self, r: Instruction, at: Index, block: bool) -> list[str]:
+        found: list[str] = []
+        for n, dtype in enumerate(self.reducers[r].stored_dtypes()):
+            v = self.k.load(self._pointer(r, n, block), dtype, at)
+            found += list(v) if isinstance(v, tuple) else [v]
+        return found
+
+    def _store_columns(self, r: Instruction, at: Index, accs: Sequence[str], block: bool) -> None:
+        reducer = self.reducers[r]
+        for n, (dtype, value) in enumerate(zip(reducer.stored_dtypes(), reducer.grouped(accs))):
+            self.k.store(self._pointer(r, n, block), dtype, at, value)
+
+    def _add_column(
+        self, x: Instruction, where: dict[int, Index], index_of: Callable[..., Any]
+    ) -> None:
+        k, plan, r = self.k, self.plan, self.reducers[x]
+        kept = plan.late_kept[x]
+        sizes = tuple(plan.dims[d] for d in kept)
+        at = combine(
+            (
+                (self.chunk, _product(sizes)),
+                (linear([where[d] for d in kept], sizes), 1),
+            )
+        )
+        old = self._load_columns(x, at, self.in_block)
+        self._store_columns(x, at, r.combine(k, old, r.values(k, index_of)), self.in_block)
+
+    def _finish_late(self, kept: Index) -> None:
+        k = self.k
+        for x, slots in self.slots.items():
+            r = self.reducers[x]
+            values = r.grouped(r.fold_lanes(k, self._load(r, slots)))
+            at = combine(((self.chunk, self.chunks.kept), (kept, 1)))
+            for n, (dtype, value) in enumerate(zip(r.stored_dtypes(), values)):
+                k.store(k.outputs[self.partials[x] + n], dtype, at, value)
+
+    # -- expensive values kept between passes
+    def _make_stash(self) -> None:
+        """Values that several passes need are computed once per row and kept on the stack, when the
+        row is short."""
+        self.stashed: dict[Instruction, int] = {}  # the pass that kept it, in the current row
+        self.where: dict[int, Index] | None = None
+        length = _product(self.plan.inner_sizes())
+        if not isinstance(length, int) or length > self.forms.stash_limit:
+            return
+        inner = [d for d in self.plan.inner]
+        sizes = self.plan.inner_sizes()
+        for x in self.plan.stash[:4]:
+            storage = STORAGE[x.shape.dtype]
+            if storage.parts == 2 or x.shape.dtype not in ("f32", "f64"):
+                continue
+            slot = self.k.alloca(storage.memory, length)
+
+            def value(
+                index: tuple[Index, ...], x: Instruction = x, slot: str = slot
+            ) -> Value | None:
+                at = self._inner_position(x, index, inner, sizes)
+                if at is None:
+                    return None
+                if self.stashed.setdefault(x, self.current_pass) < self.current_pass:
+                    return self.k.load(slot, x.shape.dtype, at)
+                v = Kernel._compute(self.k, x, index)
+                self.k.store(slot, x.shape.dtype, at, v)
+                return v
+
+            self.k.computed[x] = value
+
+    def _inner_position(
+        self,
+        x: Instruction,
+        index: tuple[Index, ...],
+        inner: list[int],
+        sizes: tuple[int, ...],
+    ) -> Index | None:
+        """Position within the current row of a full-size index; None when it is some other
+        point."""
+        if self.where is None:
+            return None
+        point = [self.where[d] for d in range(len(self.plan.dims))]
+        if regroup(point, self.plan.dims, x.shape.dims) != index:
+            return None
+        return linear([self.where[d] for d in inner], sizes)
+
+
+def _product(sizes: Iterable[Size]) -> Size:
+    total: Size = 1
+    for s in sizes:
+        total = total * s
+    return total

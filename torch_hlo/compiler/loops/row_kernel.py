@@ -1,0 +1,110 @@
+"""The kernel that rows are written with, and how rows are walked on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch_hlo.compiler.codegen.index import Index
+from torch_hlo.compiler.codegen.kernel import Kernel
+from torch_hlo.compiler.llvm.scalar import Value
+from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.compiler.loops.row_plan import RowPlan, Walk
+from torch_hlo.compiler.thresholds import STASH_LIMIT
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Computation, Instruction
+
+# vectors of rows per item: each row is a burst of 2 KB where rows are pages apart
+BLOCK_VECTORS = 32
+
+
+class RowKernel(Kernel):
+    """A Kernel in which some instructions have values of their own: `computed[x](index)`, None
+    meaning "the usual way"."""
+
+    def __init__(
+        self, target: Target, lanes: int, leaves: Sequence[Instruction], outputs: int
+    ) -> None:
+        super().__init__(target, lanes, leaves, outputs)
+        self.computed: dict[Instruction, Callable[[tuple[Index, ...]], Value | None]] = {}
+
+    def _compute(self, x: Instruction, index: tuple[Index, ...]) -> Value:
+        special = self.computed.get(x)
+        value = special(index) if special is not None else None
+        return super()._compute(x, index) if value is None else value
+
+    def alloca(self, kind: str, count: int = 1, align: int = 64) -> str:
+        """A stack slot of the function."""
+        name = f"%s{self.unit.number()}"
+        self.levels[0].lines.insert(0, f"  {name} = alloca [{count} x {kind}], align {align}")
+        return name
+
+    def bind_reduce(
+        self,
+        x: Instruction,
+        users: Sequence[Instruction],
+        value: Callable[[tuple[Index, ...]], Sequence[Value]],
+    ) -> None:
+        """Give a reduce its value(s); those of a tuple-shaped one are seen through
+        get-tuple-element."""
+        for u in users if x.shape.is_tuple else (x,):
+            n = u["index"] if x.shape.is_tuple else 0
+            self.computed[u] = lambda index, n=n: value(index)[n]
+
+
+def stream(k: RowKernel, plan: RowPlan, results: Sequence[Instruction], nbytes: int) -> None:
+    """Let the results with an element per point bypass the caches when they take `nbytes` or more.
+    Their vectors have to be aligned."""
+    large = [n for n in plan.full_outputs if results[n].shape.kind != "c"]
+    if (
+        k.target.steers_caches
+        and isinstance(plan.size, int)
+        and sum(results[n].shape.nbytes for n in large) >= nbytes
+    ):
+        k.nontemporal.update(k.outputs[n] for n in large)
+
+
+def results_of(computation: Computation) -> tuple[Instruction, ...]:
+    root = computation.root
+    return root.operands if root.op == "tuple" else (root,)
+
+
+def tuple_users(
+    order: Sequence[Instruction],
+) -> dict[Instruction, list[Instruction]]:
+    """get-tuple-element instructions by operand."""
+    found: dict[Instruction, list[Instruction]] = {}
+    for x in order:
+        if x.op == "get-tuple-element":
+            found.setdefault(x.operands[0], []).append(x)
+    return found
+
+
+class RowForms:
+    """How rows are walked: one item after the other, in vectors.
+
+    `walk`: what plans depend on. `lanes`: of vectors of f32. `stash_limit`: elements of a row whose
+    expensive values are kept on the stack between passes. `block`: rows across memory of an item.
+    """
+
+    stash_limit = STASH_LIMIT
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.lanes = target.lanes(32)
+        self.block = self.lanes * BLOCK_VECTORS
+        self.walk = Walk(self.lanes)
+
+    def neighbours(self, moved: bool) -> int:
+        """How many rows across memory fill an item. `moved`: what is cut or moved has rows that are
+        no neighbours: blocks do not run over several if one fills a vector."""
+        return self.lanes if moved else self.block
+
+    def row_kernel(self, plan: RowPlan, leaves: Sequence[Instruction], outputs: int) -> RowKernel:
+        """What rows along memory are written with."""
+        return RowKernel(self.target, self.lanes, leaves, outputs)
+
+    def column_kernel(
+        self, plan: RowPlan, width: Size, leaves: Sequence[Instruction], outputs: int
+    ) -> RowKernel:
+        """What rows across memory, `width` neighbours, are written with."""
+        return RowKernel(self.target, self.lanes, leaves, outputs)

@@ -1,0 +1,382 @@
+"""The functions on AMX tiles that gemm_amx.py calls: packing into tiles, the micro-kernel, turning
+its sums, asking for memory in advance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.matmul.tile import (
+    Tile,
+    lane_mask,
+    masked_load,
+    masked_store,
+    transposed,
+)
+from torch_hlo.compiler.thresholds import AMX_ROWS_AHEAD, LANES_AHEAD
+
+BLOCK = 32  # rows and columns of a micro-kernel
+STEP_BYTES = 2048  # two tiles: what a step of the micro-kernel takes of each operand
+# elements between the rows of sums in scratch memory: rows a power of 2 apart would share few sets
+# of a cache
+GAP = 16
+WORDS = Tile("i32", 4, 16, 16, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """Types of elements of A and B that the tiles multiply, and of their sums. `depth`: elements of
+    K in a step; `group`: those that lie together in B."""
+
+    name: str
+    kind: str
+    itemsize: int
+    sums: str
+    instruction: str
+
+    @property
+    def group(self) -> int:
+        return 4 // self.itemsize
+
+    @property
+    def depth(self) -> int:
+        return 64 // self.itemsize
+
+
+ELEMENTS = {
+    ("bf16", "bf16"): Element("bf16", "i16", 2, "float", "tdpbf16ps"),
+    ("s8", "s8"): Element("s8", "i8", 1, "i32", "tdpbssd"),
+    ("u8", "u8"): Element("u8", "i8", 1, "i32", "tdpbuud"),
+}
+FEATURES = {
+    "bf16": "amx-bf16",
+    "s8": "amx-int8",
+    "u8": "amx-int8",
+}  # by type of an operand
+
+
+# the rows of a tile of A, or of K pairs of B, from element k on: (k, whether K may end) -> vectors
+Rows = Callable[[Int, bool], list[str]]
+
+
+def pack(name: str, side: str, form: str, e: Element) -> Function:
+    """void(src, lane_stride, k_stride, depth, valid, dst): 16 lanes (rows of A, columns of B) as
+    tiles 2048 bytes apart.
+
+    `form` says what is contiguous: "k", "lane" or "none". Lanes from `valid` on repeat others; K is
+    padded with zeros."""
+    params = [
+        ("ptr", "src"),
+        ("i64", "lane_stride"),
+        ("i64", "k_stride"),
+        ("i64", "depth"),
+        ("i64", "valid"),
+        ("ptr", "dst"),
+    ]
+    f = Function(name, "void", params, attrs="noinline #0")
+    whole = f.op(f"and i64 %depth, {-e.depth}")
+    if (side, form) == ("a", "k"):
+        _copy_rows(f, e, whole)
+        return f
+    read = {
+        "k": _rows_along_k,
+        "lane": _rows_along_lanes,
+        "none": _rows_of_elements,
+    }[form](f, e)
+    # vectors are [group of k][lane][group], as tiles of B are; else [lane][k], as tiles of A are
+    by_groups = form == "lane"
+
+    def block(k: Int, tail: bool) -> None:
+        vectors = read(k, tail)
+        if by_groups != (side == "b"):
+            vectors = transposed(f, WORDS, vectors)
+        to = f.gep("i8", "%dst", f.mul(f.div(k, e.depth), STEP_BYTES))
+        for i, v in enumerate(vectors):
+            f.store("<16 x i32>", v, f.gep("i8", to, 64 * i), 4)
+
+    with f.loop(0, whole, e.depth) as k:
+        block(k, False)
+    with f.when(f.icmp("slt", whole, "%depth")):
+        block(whole, True)
+    return f
+
+
+def _copy_rows(f: Function, e: Element, whole: Int) -> None:
+    """Rows along K as they are; one row after the other, so that memory is read in long pieces."""
+    last, vector = f.sub("%valid", 1), f"<{e.depth} x {e.kind}>"
+    rest = lane_mask(f, e.depth, whole, "%depth")
+    with f.loop(0, 16) as lane:
+        row, to = (
+            f.gep(e.kind, "%src", f.mul(f.min(lane, last), "%lane_stride")),
+            f.gep("i8", "%dst", f.mul(lane, 64)),
+        )
+        with f.loop(0, whole, e.depth) as k:
+            v = f.load(vector, f.gep(e.kind, row, k), e.itemsize)
+            f.store(vector, v, f.gep("i8", to, f.mul(f.div(k, e.depth), STEP_BYTES)), 4)
+        with f.when(f.icmp("slt", whole, "%depth")):
+            v = masked_load(f, e.kind, e.depth, f.gep(e.kind, row, whole), rest, e.itemsize)
+            f.store(
+                vector,
+                v,
+                f.gep("i8", to, f.mul(f.div(whole, e.depth), STEP_BYTES)),
+                4,
+            )
+
+
+def _rows_along_k(f: Function, e: Element) -> Rows:
+    last, vector = f.sub("%valid", 1), f"<{e.depth} x {e.kind}>"
+    rows = [
+        f.gep(e.kind, "%src", f.mul(f.min(i, last) if i else 0, "%lane_stride")) for i in range(16)
+    ]
+
+    def read(k: Int, tail: bool) -> list[str]:
+        if tail:
+            mask = lane_mask(f, e.depth, k, "%depth")
+            loaded = [
+                masked_load(f, e.kind, e.depth, f.gep(e.kind, row, k), mask, e.itemsize)
+                for row in rows
+            ]
+        else:
+            loaded = [f.load(vector, f.gep(e.kind, row, k), e.itemsize) for row in rows]
+        return [f.op(f"bitcast {vector} {v} to <16 x i32>") for v in loaded]
+
+    return read
+
+
+def _rows_along_lanes(f: Function, e: Element) -> Rows:
+    lanes = lane_mask(f, 16, 0, "%valid")
+
+    def row(k: Int, tail: bool) -> str:
+        mask = lanes
+        if tail:
+            mask = f.op(
+                f"select i1 {f.icmp('slt', k, '%depth')}, <16 x i1> {lanes}, <16 x i1>"
+                " zeroinitializer"
+            )
+        p = f.gep(e.kind, "%src", f.mul(k, "%k_stride"))
+        if not tail:
+            f.do(
+                f"call void @llvm.prefetch.p0(ptr {f.gep('i8', p, LANES_AHEAD)}, i32 0, i32 2,"
+                " i32 1)"
+            )
+        return masked_load(f, e.kind, 16, p, mask, e.itemsize)
+
+    def mixed(kind: str, a: str, b: str) -> str:
+        order = ", ".join(f"i32 {i // 2 + i % 2 * 16}" for i in range(32))
+        return f.op(f"shufflevector <16 x {kind}> {a}, <16 x {kind}> {b}, <32 x i32> <{order}>")
+
+    def read(k: Int, tail: bool) -> list[str]:
+        found = []
+        for g in range(16):
+            parts, bits = (
+                [row(f.add(k, e.group * g + i), tail) for i in range(e.group)],
+                8 * e.itemsize,
+            )
+            while len(parts) > 1:
+                parts = [
+                    f.op(f"bitcast <32 x i{bits}> {mixed(f'i{bits}', a, b)} to <16 x i{2 * bits}>")
+                    for a, b in zip(parts[::2], parts[1::2], strict=True)
+                ]
+                bits *= 2
+            found += parts
+        return found
+
+    return read
+
+
+def _rows_of_elements(f: Function, e: Element) -> Rows:
+    block = f.alloca(e.kind, 16 * e.depth, 64)
+    last = f.sub("%valid", 1)
+
+    def read(k: Int, tail: bool) -> list[str]:
+        with f.loop(0, 16) as lane, f.loop(0, e.depth) as i:
+            at = f.add(k, i)
+            inside = f.icmp("slt", at, "%depth")
+            source = f.add(
+                f.mul(f.min(lane, last), "%lane_stride"),
+                f.mul(f.select(inside, "i64", at, 0), "%k_stride"),
+            )
+            v = f.select(
+                inside,
+                e.kind,
+                f.load(e.kind, f.gep(e.kind, "%src", source), e.itemsize),
+                0,
+            )
+            f.store(
+                e.kind,
+                v,
+                f.gep(e.kind, block, f.add(f.mul(lane, e.depth), i)),
+                e.itemsize,
+            )
+        return [f.load("<16 x i32>", f.gep("i8", block, 64 * lane), 64) for lane in range(16)]
+
+    return read
+
+
+def micro(name: str, e: Element, ahead: bool = False, strided: bool = False) -> Function:
+    """void(A, B, steps, C, ldc, rows, cols, more): up to 32 x 32 of C from packed panels, added to
+    C when `more`.
+
+    With `ahead`, every step asks for a cache line of each of AMX_ROWS_AHEAD rows that begin at
+    `%ahead`, `%ahead_row` bytes apart.
+    `strided`: A is not packed, it has rows along K that are `%a_row` bytes apart.
+    """
+    params = [
+        ("ptr", "A"),
+        ("ptr", "B"),
+        ("i64", "steps"),
+        ("ptr", "C"),
+        ("i64", "ldc"),
+        ("i64", "rows"),
+        ("i64", "cols"),
+        ("i1", "more"),
+    ]
+    params += [("ptr", "ahead"), ("i64", "ahead_row")] * ahead + [("i64", "a_row")] * strided
+    f = Function(name, "void", params, attrs="noinline #0")
+    whole = f.op(f"and i1 {f.icmp('sge', '%rows', BLOCK)}, {f.icmp('sge', '%cols', BLOCK)}")
+    row_bytes = f.mul("%ldc", 4)
+
+    def load() -> None:
+        for t, p in enumerate(_corners(f, e)):
+            f.do(f"call void @llvm.x86.tileloadd64(i8 {t}, ptr {p}, i64 {row_bytes})")
+
+    def zero() -> None:
+        for t in range(4):
+            f.do(f"call void @llvm.x86.tilezero(i8 {t})")
+
+    def direct() -> None:
+        for t, p in enumerate(_corners(f, e)):
+            f.do(f"call void @llvm.x86.tilestored64(i8 {t}, ptr {p}, i64 {row_bytes})")
+
+    def spill() -> None:
+        for t in range(4):
+            p = f.gep(e.sums, temporary, t // 2 * 16 * BLOCK + t % 2 * 16)
+            f.do(f"call void @llvm.x86.tilestored64(i8 {t}, ptr {p}, i64 {4 * BLOCK})")
+        _store_rows(f, e, temporary)
+
+    f.choose(f.op(f"and i1 {whole}, %more"), load, zero)
+    with f.loop(0, "%steps", known_nonempty=True) as s:
+        _multiply_step(f, e, s, AMX_ROWS_AHEAD * ahead, strided)
+    temporary = f.alloca(e.sums, BLOCK * BLOCK, 64)
+    f.choose(whole, direct, spill)
+    return f
+
+
+def _corners(f: Function, e: Element) -> list[str]:
+    """Where the four tiles of C begin."""
+    below = f.gep(e.sums, "%C", f.mul("%ldc", 16))
+    return ["%C", f.gep(e.sums, "%C", 16), below, f.gep(e.sums, below, 16)]
+
+
+def _multiply_step(f: Function, e: Element, s: Int, rows_ahead: int, strided: bool) -> None:
+    """Step `s` of the sums: two tiles of A times two of B."""
+    a = f.gep("i8", "%A", f.mul(s, 64 if strided else STEP_BYTES))
+    b = f.gep("i8", "%B", f.mul(s, STEP_BYTES))
+    a_row: Int = "%a_row" if strided else 64
+    below = f.gep("i8", b, 1024), f.gep("i8", a, f.mul(a_row, 16))
+    for t, p in ((6, b), (4, a), (7, below[0]), (5, below[1])):
+        load = "tileloaddt1" if t > 5 else "tileloadd"
+        f.do(f"call void @llvm.x86.{load}64(i8 {t}, ptr {p}, i64 {64 if t > 5 else a_row})")
+    for row in range(rows_ahead):
+        line = f.gep("i8", "%ahead", f.add(f.mul("%ahead_row", row), f.mul(s, 64)))
+        f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
+    for t in range(4):
+        f.do(f"call void @llvm.x86.{e.instruction}(i8 {t}, i8 {4 + t // 2}, i8 {6 + t % 2})")
+
+
+def _store_rows(f: Function, e: Element, temporary: str) -> None:
+    """Copy the valid part of a 32 x 32 block of sums to C, adding what is there when %more."""
+    masks = [lane_mask(f, 16, 16 * j, "%cols") for j in range(2)]
+    vector, plus = f"<16 x {e.sums}>", "fadd" if e.sums == "float" else "add"
+    with f.loop(0, f.min("%rows", BLOCK), known_nonempty=True) as r:
+        for j, mask in enumerate(masks):
+            v = f.load(vector, f.gep(e.sums, temporary, f.add(f.mul(r, BLOCK), 16 * j)), 64)
+            to = f.gep(e.sums, "%C", f.add(f.mul(r, "%ldc"), 16 * j))
+            keep = f.op(f"select i1 %more, <16 x i1> {mask}, <16 x i1> zeroinitializer")
+            masked_store(
+                f,
+                e.sums,
+                16,
+                f.op(f"{plus} {vector} {v}, {masked_load(f, e.sums, 16, to, keep, 4)}"),
+                to,
+                mask,
+                4,
+            )
+
+
+def turn(name: str, masked: bool) -> Function:
+    """void(src, dst, ld, rows, cols): dst[j, i] = src[i, j] of a block of 32 x 32 4-byte elements;
+    with `masked` only for i < rows and j < cols."""
+    f = Function(
+        name,
+        "void",
+        [
+            ("ptr", "src"),
+            ("ptr", "dst"),
+            ("i64", "ld"),
+            ("i64", "rows"),
+            ("i64", "cols"),
+        ],
+        attrs="noinline #0",
+    )
+    with (
+        f.loop(0, BLOCK, 16, known_nonempty=True) as j,
+        f.loop(0, BLOCK, 16, known_nonempty=True) as i,
+    ):
+        corner = f.gep("i32", "%src", f.add(f.mul(i, BLOCK), j))
+        block = transposed(
+            f,
+            WORDS,
+            [f.load("<16 x i32>", f.gep("i32", corner, BLOCK * r), 64) for r in range(16)],
+        )
+        to = f.gep("i32", "%dst", f.add(f.mul(j, "%ld"), i))
+        valid = lane_mask(f, 16, i, "%rows") if masked else None
+        for r, v in enumerate(block):
+            p = f.gep("i32", to, f.mul("%ld", r))
+            if not masked:
+                f.store("<16 x i32>", v, p, 4)
+                continue
+            inside = f.icmp("slt", f.add(j, r), "%cols")
+            masked_store(
+                f,
+                "i32",
+                16,
+                v,
+                p,
+                f.op(f"select i1 {inside}, <16 x i1> {valid}, <16 x i1> zeroinitializer"),
+                4,
+            )
+    return f
+
+
+def fetch(name: str) -> Function:
+    """void(from, nbytes): ask for the cache lines of [from, from + nbytes)."""
+    f = Function(name, "void", [("ptr", "from"), ("i64", "nbytes")], attrs="noinline #0")
+    with f.loop(0, "%nbytes", 256, known_nonempty=True) as at:
+        for line in range(0, 256, 64):
+            f.do(
+                f"call void @llvm.prefetch.p0(ptr {f.gep('i8', '%from', f.add(at, line))}, i32 0,"
+                " i32 2, i32 1)"
+            )
+    return f
+
+
+def configure(f: Function) -> None:
+    """Eight tiles of 16 rows of 64 bytes."""
+    config = f.alloca("i8", 64, 64)
+    f.do(f"call void @llvm.memset.p0.i64(ptr {config}, i8 0, i64 64, i1 false)")
+    f.store("i8", 1, config, 1)
+    for t in range(8):
+        f.store("i16", 64, f.gep("i8", config, 16 + 2 * t), 2)
+        f.store("i8", 16, f.gep("i8", config, 48 + t), 1)
+    f.do(f"call void @llvm.x86.ldtilecfg(ptr {config})")
+
+
+@contextmanager
+def tiles(f: Function) -> Iterator[None]:
+    """Where tile registers may be used. Entering and leaving takes about 100 ns."""
+    configure(f)
+    yield
+    f.do("call void @llvm.x86.tilerelease()")

@@ -1,0 +1,255 @@
+"""dot: any batch, contracting and free dimensions, through the kernels of gemm.py and gemv.py.
+
+product.py makes matrices of the operands. Nothing is copied for a transposed one: it is only
+another pair of strides. Results narrower than the accumulator (bf16, f16, small integers) are
+converted from a scratch array."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from torch_hlo.compiler.codegen.block import Place
+from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.loops.elementwise_loops import Store, run_loop
+from torch_hlo.compiler.matmul.dot_plan import plan_of
+from torch_hlo.compiler.matmul.dot_product import emit_dot, emit_long, is_long
+from torch_hlo.compiler.matmul.dot_task import Finish
+from torch_hlo.compiler.matmul.epilogue import (
+    Epilogue,
+    epilogue,
+    on_sums,
+    results_of,
+)
+from torch_hlo.compiler.matmul.product import (
+    ACCUMULATORS,
+    SOURCES,
+    product,
+    retyped,
+    rewritten,
+    roles,
+    the_product,
+    types_of,
+)
+from torch_hlo.compiler.matmul.tile import product_tile
+from torch_hlo.hlo.ir.instruction import Computation, Instruction, postorder
+from torch_hlo.hlo.ir.intern import instr
+
+
+def emit_tree(
+    program: Program,
+    root: Instruction,
+    known: tuple[Instruction, ...],
+    result: Instruction,
+) -> None:
+    """Emit the instructions between `known` (already in memory) and `root`, and leave the value in
+    `result`'s buffer.
+
+    What lies between gets memory of its own for the duration of the step, even where the program
+    has the same instruction: that one's buffer may not be valid here.
+    """
+    steps = [x for x in postorder((root,), known) if x.op not in ("constant", "parameter")]
+    target = program.places(result)
+    with program.rebound():
+        for x in steps:
+            program.bind(x, target if x is root else program.allocate_shape(x.shape))
+            program.step(x)
+
+
+def dot(program: Program, x: Instruction) -> None:
+    """Emit a dot as calls of matrix kernels. Raises CodegenError (through `step`) for element types
+    without a kernel."""
+    if x.shape.size == 0:
+        return
+    simpler = rewritten(x)
+    if simpler is not None:
+        return emit_tree(program, simpler, x.operands, x)
+    kind, wide = ACCUMULATORS[x.shape.dtype]
+    if wide != x.shape.dtype:
+        return emit_output(program, x, narrow(x))
+    pointers = [program.pointer(o) for o in (*x.operands, x)]
+    if is_long(x):
+        return emit_long(
+            program,
+            the_product(x),
+            kind,
+            types_of(x),
+            pointers,
+        )
+    emit_dot(program, x, pointers, None)
+
+
+def narrow(x: Instruction) -> Computation:
+    """A dot whose result is narrower than its sums, as the body of a fusion."""
+    params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
+    return Computation("narrow", params, instr("dot", params, x.shape, **dict(x.attrs)))
+
+
+def fusion(program: Program, x: Instruction) -> None:
+    """A fusion of kind output around a dot."""
+    emit_output(program, x, x["calls"])
+
+
+def emit_output(program: Program, x: Instruction, body: Computation) -> None:
+    """A step with the value of `body` on the operands of `x`: a dot of parameters, and elementwise
+    instructions on its result."""
+    inner, outer, operands, results = parts_of_output(program, x, body, "dot")
+    if outer.shape.size == 0:
+        return
+    if _converted(x, outer) and _reads_rows(program, outer_bytes := _reading_bytes(outer)):
+        return _emit_output(program, body, inner, outer_bytes, operands, results)
+    with operands_converted(program, x, outer):
+        _emit_output(program, body, inner, outer, operands, results)
+
+
+def _converted(x: Instruction, outer: Instruction) -> list[Instruction]:
+    """Operands of the product `outer` that the fusion `x` converts."""
+    return [o for o in outer.operands if o.op == "convert" and o not in x.operands]
+
+
+@contextmanager
+def operands_converted(program: Program, x: Instruction, outer: Instruction) -> Iterator[None]:
+    """In the `with` block the operands of the product `outer` that the fusion `x` converts are in
+    memory."""
+    converts = _converted(x, outer)
+    with program.rebound() if converts else nullcontext():
+        for o in converts:
+            program.bind(o, program.allocate_shape(o.shape))
+            program.step(o)
+        yield
+
+
+def _reads_rows(program: Program, x: Instruction) -> bool:
+    """Whether a dot is for the kernels that read the large operand once."""
+    p, kind = product(x), ACCUMULATORS[x.shape.dtype][0]
+    if p is None:
+        return False
+    left, right = (SOURCES[o.shape.dtype, kind] for o in x.operands)
+    t = product_tile(kind, program.target.vector_bytes)
+    return plan_of(p, t, (left, right)).kernel != "tiles"
+
+
+def _emit_output(
+    program: Program,
+    body: Computation,
+    inner: Instruction,
+    outer: Instruction,
+    operands: list[Place],
+    results: list[Place],
+) -> None:
+    wide = ACCUMULATORS.get(outer.shape.dtype, (None, outer.shape.dtype))[1]
+    found = None
+    if rewritten(outer) is None and not is_long(outer):
+        found = epilogue(program, body, inner, len(roles(outer)[2][1]), wide)
+    if found is None:
+        return emit_widened(program, body, inner, outer, operands, results)
+
+    def sums() -> str:
+        """The first result's memory where it can hold them."""
+        taken = {(p.word, p.offset) for p in operands}
+        free = (
+            results_of(body)[0].shape.dtype == wide
+            and (results[0].word, results[0].offset) not in taken
+        )
+        return program.at(
+            results[0] if free else program.scratch(outer.shape.with_dtype(wide).nbytes)
+        )
+
+    finish = Finish(found, arguments_of(program, found, operands, results), sums)
+    emit_dot(
+        program,
+        outer,
+        [*(program.pointer(o) for o in outer.operands), "null"],
+        finish,
+    )
+
+
+def parts_of_output(
+    program: Program, x: Instruction, body: Computation, op: str
+) -> tuple[Instruction, Instruction, list[Place], list[Place]]:
+    """Of a fusion of kind output: its product in `body` and on the operands of `x`, and where
+    operands and results are."""
+    inner = next(y for y in postorder((body.root,)) if y.op == op)
+    outer = instr(
+        op,
+        tuple(_outside(x, o) for o in inner.operands),
+        inner.shape,
+        **dict(inner.attrs),
+    )
+    results = (
+        [program.place(x, i) for i in range(len(x.shape.elements))]
+        if x.shape.is_tuple
+        else [program.place(x)]
+    )
+    return inner, outer, [program.place(o) for o in x.operands], results
+
+
+def _outside(x: Instruction, o: Instruction) -> Instruction:
+    """What an operand of the product in the body of the fusion `x` is outside: an operand, or a
+    convert of one."""
+    return (
+        x.operands[o["index"]]
+        if o.op == "parameter"
+        else instr("convert", (_outside(x, o.operands[0]),), o.shape)
+    )
+
+
+def _reading_bytes(x: Instruction) -> Instruction:
+    """The dot on the operands of converts; its kernel makes the elements floats."""
+    return instr(
+        "dot",
+        tuple(o.operands[0] if o.op == "convert" else o for o in x.operands),
+        x.shape,
+        **dict(x.attrs),
+    )
+
+
+def arguments_of(
+    program: Program, found: Epilogue, operands: list[Place], results: list[Place]
+) -> tuple[str, ...]:
+    """What an engine passes on to an epilogue."""
+    read = [operands[i] for i in found.leaves]
+    return (
+        *(f"ptr {program.at(p)}" for p in (*read, *results)),
+        *(f"i64 {program.size(n)}" for n in found.sizes),
+    )
+
+
+def emit_widened(
+    program: Program,
+    body: Computation,
+    inner: Instruction,
+    outer: Instruction,
+    operands: list[Place],
+    results: list[Place],
+) -> None:
+    """The product as an array of sums, then a loop."""
+    wide = ACCUMULATORS.get(outer.shape.dtype, (None, outer.shape.dtype))[1]
+    sums = retyped(outer, wide, list(outer.operands))
+    emit_apart(program, body, inner, sums, operands, results)
+
+
+def emit_apart(
+    program: Program,
+    body: Computation,
+    inner: Instruction,
+    outer: Instruction,
+    operands: list[Place],
+    results: list[Place],
+) -> None:
+    """The product into an array, then a loop."""
+    rest, sums = on_sums(body, inner, outer.shape.dtype)
+    with program.rebound():
+        place = program.allocate_shape(outer.shape)
+        program.bind(outer, place)
+        program.step(outer)
+        read = set(postorder((rest.root,)))
+        used = [(p, q) for p, q in zip(rest.params, (*operands, place), strict=True) if p in read]
+        run_loop(
+            program,
+            [Store(r) for r in results_of(rest)],
+            [p for p, _ in used],
+            [q for _, q in used],
+            results,
+            key=("output", body, sums),
+        )

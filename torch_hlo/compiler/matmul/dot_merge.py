@@ -1,0 +1,179 @@
+"""dot_merge: products that belong together, as unrolled loops over time leave them.
+
+    dot(a, b) + dot(c, d) + e           ->  dot(concatenate(a, c), concatenate(b, d)) + e      one
+        product with a longer sum
+    dot(x, w), dot(y, w), … along w's   ->  dot(x, t), dot(y, t), …  with t = transpose(w)     w is
+        turned once and not in each
+    contiguous dimension, few rows
+
+The first where the operands are smaller than the result: each product that is saved writes its
+result and reads it again. Runs once, after the rewrites that would fold a transpose into a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch_hlo.compiler.hlo_pass import hlo_pass
+from torch_hlo.compiler.thresholds import FEW_MERGED_ROWS, MIN_SHARED
+from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.dim import Size, fixed
+from torch_hlo.hlo.ir.instruction import Instruction, Module, postorder, users
+from torch_hlo.hlo.ir.intern import instr, replace, rewrite_bottom_up
+
+
+@hlo_pass
+def dot_merge(module: Module) -> Module:
+    """Sums of products -> products of concatenations; weights of many small products are transposed
+    once."""
+    if sum(x.op == "dot" for x in postorder((module.entry.root,))) < 2:
+        return module
+    return module.with_root(_turn_weights(_merge_sums(module.entry.root)))
+
+
+def _merge_sums(root: Instruction) -> Instruction:
+    reads = users((root,))
+    found: dict[Instruction, Instruction] = {}
+    for x in reads:
+        if (
+            x.op == "add"
+            and x.shape.kind == "f"
+            and not (len(reads[x]) == 1 and _continues(reads[x][0], x))
+        ):
+            merged = _merged(list(_terms(x, reads)), reads)
+            if merged is not None:
+                found[x] = merged
+    return _replaced(root, found)
+
+
+def _replaced(root: Instruction, found: dict[Instruction, Instruction]) -> Instruction:
+    """`root` with the keys of `found` replaced, also inside what replaces others."""
+    if not found:
+        return root
+    done: dict[Instruction, Instruction] = {}
+
+    def new(x: Instruction) -> Instruction:
+        for y in postorder((x,), done):
+            target = found.get(y)
+            operands = tuple(done[o] for o in y.operands) if target is None else ()
+            done[y] = (
+                (y if operands == y.operands else replace(y, operands))
+                if target is None
+                else new(target)
+            )
+        return done[x]
+
+    # What a sum is replaced by reads operands of its terms, which come before the sum: nothing is
+    # read before it is done.
+    return new(root)
+
+
+def _continues(user: Instruction, x: Instruction) -> bool:
+    return user.op == "add" and user.shape == x.shape
+
+
+def _terms(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> Iterator[Instruction]:
+    """The terms of a sum, through additions that nothing else reads."""
+    stack = [x]
+    while stack:
+        y = stack.pop()
+        if y is x or y.op == "add" and y.shape == x.shape and len(reads[y]) == 1:
+            stack.extend(reversed(y.operands))
+        else:
+            yield y
+
+
+def _merged(
+    terms: list[Instruction], reads: dict[Instruction, list[Instruction]]
+) -> Instruction | None:
+    """The sum with its products merged, or None when there are none that belong together."""
+    groups: dict[object, list[Instruction]] = {}
+    for t in terms:
+        key = _form(t) if t.op == "dot" and len(reads[t]) == 1 else None
+        groups.setdefault(t if key is None else key, []).append(t)
+    if all(len(g) == 1 or g[0].op != "dot" for g in groups.values()):
+        return None
+    total = None
+    for group in groups.values():
+        parts = [_product(group)] if len(group) > 1 and group[0].op == "dot" else group
+        for p in parts:
+            total = p if total is None else h.add(total, p)
+    return total
+
+
+def _form(x: Instruction) -> object | None:
+    """What products must have in common to be merged; None for one that is not worth it."""
+    lhs, rhs = x.operands
+    if (
+        x.get("lhs_batch_dims")
+        or not x["lhs_contracting_dims"]
+        or x.get("operand_precision") is not None
+    ):
+        return None
+    if not (lhs.shape.is_static and rhs.shape.is_static) or fixed(lhs.shape.size) + fixed(
+        rhs.shape.size
+    ) >= fixed(x.shape.size):
+        return None
+    return (
+        x.attrs,
+        x.shape,
+        *(
+            (o.shape.dtype, _without(o.shape.dims, x[f"{side}_contracting_dims"][0]))
+            for o, side in zip(x.operands, ("lhs", "rhs"))
+        ),
+    )
+
+
+def _without(dims: tuple[Size, ...], d: int) -> tuple[Size, ...]:
+    return dims[:d] + dims[d + 1 :]
+
+
+def _product(group: list[Instruction]) -> Instruction:
+    first = group[0]
+    operands = [
+        h.concatenate([x.operands[i] for x in group], first[f"{side}_contracting_dims"][0])
+        for i, side in enumerate(("lhs", "rhs"))
+    ]
+    return instr("dot", tuple(operands), first.shape, **dict(first.attrs))
+
+
+def _turn_weights(root: Instruction) -> Instruction:
+    """Right operands [n, k] of many products with few rows become [k, n]: a product with few rows
+    reads that form in place."""
+    counts: dict[Instruction, int] = {}
+    for x in postorder((root,)):
+        if _reads_turned(x):
+            counts[x.operands[1]] = counts.get(x.operands[1], 0) + 1
+    if not any(n >= MIN_SHARED for n in counts.values()):
+        return root
+
+    def turn(x: Instruction) -> Instruction:
+        if _reads_turned(x) and counts.get(x.operands[1], 0) >= MIN_SHARED:
+            return instr(
+                "dot",
+                (x.operands[0], h.transpose(x.operands[1], (1, 0))),
+                x.shape,
+                **{**dict(x.attrs), "rhs_contracting_dims": (0,)},
+            )
+        return x
+
+    return rewrite_bottom_up(root, turn)
+
+
+def _reads_turned(x: Instruction) -> bool:
+    """A product of [m, k], 8 < m <= FEW_MERGED_ROWS, with [n, k]. (With fewer rows it is a sum
+    along k and reads both in place.)"""
+    if (
+        x.op != "dot"
+        or x.get("lhs_batch_dims")
+        or x["rhs_contracting_dims"] != (1,)
+        or x["lhs_contracting_dims"] != (1,)
+    ):
+        return False
+    lhs, rhs = x.operands
+    return (
+        lhs.shape.rank == rhs.shape.rank == 2
+        and lhs.shape.is_static
+        and rhs.shape.is_static
+        and 8 < fixed(lhs.shape.dims[0]) <= FEW_MERGED_ROWS
+    )

@@ -1,0 +1,372 @@
+"""One product of matrices in memory: the choice of its engine, constant operands that are packed
+once, sums cut into pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch_hlo.compiler import tune
+from torch_hlo.compiler.codegen.block import PACKED_HEAD, Place
+from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.llvm.function import Function
+from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.compiler.matmul import blocking
+from torch_hlo.compiler.matmul.amx_kernels import BLOCK, ELEMENTS
+from torch_hlo.compiler.matmul.dot_amx import (
+    STATIC,
+    amx_form,
+    emit_on_amx,
+    may_transpose,
+    on_amx,
+)
+from torch_hlo.compiler.matmul.dot_plan import (
+    Plan,
+    columns_each_item,
+    is_local,
+    is_turned,
+    plan_of,
+)
+from torch_hlo.compiler.matmul.dot_task import (
+    Finish,
+    call_task,
+    define,
+    prepack,
+    task,
+)
+from torch_hlo.compiler.matmul.gemm import Gemm
+from torch_hlo.compiler.matmul.gemm_amx import AmxGemm
+from torch_hlo.compiler.matmul.product import (
+    ACCUMULATORS,
+    SOURCES,
+    Product,
+    hint,
+    swapped,
+    the_product,
+    types_of,
+)
+from torch_hlo.compiler.matmul.tile import (
+    Tile,
+    lane_mask,
+    masked_load,
+    masked_store,
+    product_tile,
+)
+from torch_hlo.compiler.thresholds import (
+    GEMV_ROWS,
+    IN_ROWS,
+    K_SINGLE,
+    KEPT_ELEMENTS,
+    KEPT_ROWS,
+)
+from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
+from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.text.printer import module_text
+
+
+def emit_dot(program: Program, x: Instruction, pointers: list[str], finish: Finish | None) -> None:
+    """A dot that a kernel takes; `pointers`: A, B and C, an array of accumulators. Where the right
+    operand is a constant, the program has two ways: on a packed copy of that if the run is given
+    one."""
+    p = the_product(x)
+    way = _way(program, x, p)
+
+    def emit(copy: str | None = None) -> None:
+        if not emit_on_amx(program, x, p, pointers, finish, way, copy):
+            emit_product(
+                program,
+                p,
+                ACCUMULATORS[x.shape.dtype][0],
+                types_of(x),
+                pointers,
+                finish,
+                way,
+                copy,
+            )
+
+    copy = _packed_copy(program, x, p)
+    if copy is None:
+        return emit()
+    packed = program.code.gep("i8", copy, PACKED_HEAD)
+    if program.is_kept(program.place(x.operands[1])):
+        return emit(packed)
+    program.code.choose(program.code.icmp("ne", copy, "null", "ptr"), lambda: emit(packed), emit)
+
+
+def _packed_copy(program: Program, x: Instruction, p: Product) -> str | None:
+    """Address of a packed copy of the right operand, see Program.packed; None for products that
+    read it as it is, or only a few times."""
+    place = program.place(x.operands[1])
+    in_loop = program.is_kept(place)
+    if (
+        not isinstance(place, Place)
+        or p.batch
+        or not all(isinstance(v, int) for v in (p.n, p.k, *p.b))
+        or fixed(p.n) * fixed(p.k) < KEPT_ELEMENTS
+    ):
+        return None
+    if on_amx(x, program.target, p):
+        packing = _packing_amx(x, p)
+    else:
+        packing = _packing(x, p, program.target, in_loop)
+    if packing is None:
+        return None
+
+    def write(source: str, target: str) -> None:
+        define(program, packing.engine)
+        sizes = [f"i64 {v}" for v in (p.n, *p.b, p.k)]
+        pointers = [f"ptr {source}", f"ptr {target}"]
+        program.parallel(packing.name, pointers + sizes, packing.items, cost=packing.cost)
+
+    key = f"{packing.name} {p.n} {p.b} {p.k}"
+    return program.packed(place, packing.nbytes, key, write)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """The function of an engine that packs the right operand: its name, its items, the bytes that
+    it writes and the nanoseconds of an item."""
+
+    engine: Gemm | AmxGemm
+    name: str
+    items: int
+    nbytes: int
+    cost: float
+
+
+def _packing_amx(x: Instruction, p: Product) -> _Packing | None:
+    n, k = fixed(p.n), fixed(p.k)
+    if k > K_SINGLE:
+        return None
+    element = ELEMENTS[types_of(x)]
+    engine = AmxGemm(element, "k", amx_form(p.b))
+    name, nbytes = engine.prepack(1), fixed(engine.packed_bytes(n, k))
+    return _Packing(engine, name, ceildiv(n, BLOCK), nbytes, 0.06 * BLOCK * k)
+
+
+def _packing(x: Instruction, p: Product, target: Target, in_loop: bool) -> _Packing | None:
+    kind = ACCUMULATORS[x.shape.dtype][0]
+    t = product_tile(kind, target.vector_bytes)
+    left, right = (SOURCES[o.shape.dtype, kind] for o in x.operands)
+    plan = plan_of(p, t, (left, right))
+    direct = plan.form_b == "direct" and not in_loop
+    n, k = fixed(p.n), fixed(p.k)
+    other = is_turned(p, t) or plan.kernel != "tiles"
+    if other or hint(p.m, 0) > KEPT_ROWS or direct or right.steps or k % t.lanes:
+        return None
+    t = replace(t, vectors=plan.vectors)
+    form_b = blocking.form_of(p.b)
+    engine = Gemm(t, left, right, plan.form_a, form_b, plan.heights, isinstance(p.m, int))
+    name, nbytes = engine.prepack_b(), engine.kept_bytes(n, k)
+    return _Packing(engine, name, ceildiv(n, t.lanes), nbytes, 0.12 * t.lanes * k)
+
+
+SPLITS = 8  # pieces of a long sum: a constant, because they decide how it is rounded
+
+
+def is_long(x: Instruction) -> bool:
+    """A sum that is long for its few results: no cut of the results reads the operands only
+    once."""
+    p, wide = the_product(x), ACCUMULATORS[x.shape.dtype][1]
+    if (
+        p.batch
+        or x.shape.dtype != wide
+        or x.shape.kind != "f"
+        or not all(isinstance(v, int) for v in (p.m, p.n, p.k))
+    ):
+        return False
+    m, n, k = fixed(p.m), fixed(p.n), fixed(p.k)
+    operands, results = (m + n) * k, m * n
+    return (
+        k >= 1024 * SPLITS
+        and operands * x.shape.itemsize > 1 << 22
+        and 8 * SPLITS * results < operands
+    )
+
+
+def emit_long(
+    program: Program,
+    p: Product,
+    kind: str,
+    dtypes: tuple[str, str],
+    pointers: list[str],
+) -> None:
+    """A product whose sum is cut into SPLITS pieces, and perhaps a short one, that are added at the
+    end."""
+    each, rest = divmod(fixed(p.k), SPLITS)
+    size = fixed(p.m) * fixed(p.n)
+    itemsize = {"float": 4, "double": 8}[kind]
+    parts = program.scratch(itemsize * size * (SPLITS + 1))
+    a, b, c = pointers
+    emit_product(
+        program,
+        replace(p, k=each, batch=((SPLITS, each * p.a[1], each * p.b[1], size),)),
+        kind,
+        dtypes,
+        [a, b, program.at(parts)],
+    )
+    if rest:
+        starts = (
+            program.code.gep(SOURCES[d, kind].kind, q, each * SPLITS * fixed(s[1]))
+            for d, q, s in zip(dtypes, (a, b), (p.a, p.b), strict=True)
+        )
+        to = program.code.gep(kind, program.at(parts), SPLITS * size)
+        emit_product(program, replace(p, k=rest), kind, dtypes, [*starts, to])
+    sum_parts(
+        program,
+        product_tile(kind, program.target.vector_bytes),
+        program.at(parts),
+        c,
+        size,
+        SPLITS + (rest > 0),
+    )
+
+
+def sum_parts(program: Program, t: Tile, parts: str, c: str, size: Size, count: int) -> None:
+    """c[i] = sum over p < count of parts[p * size + i], in this order."""
+    name = program.once(
+        ("sum of parts", t.kind),
+        lambda: program.function(f"sum_parts_{t.suffix}", _sum_parts(t).text()),
+    )
+    program.parallel(
+        name,
+        [f"ptr {parts}", f"ptr {c}", f"i64 {program.size(size)}", f"i64 {count}"],
+        program.size(size),
+        grain=4096,
+        cost=0.05 * count,
+    )
+
+
+def _sum_parts(t: Tile) -> Function:
+    """void(lo, hi, parts, c, size, count): c[i] = sum_p parts[p * size + i]."""
+    f = Function(
+        f"sum_parts_{t.suffix}",
+        "void",
+        [
+            ("i64", "lo"),
+            ("i64", "hi"),
+            ("ptr", "parts"),
+            ("ptr", "c"),
+            ("i64", "size"),
+            ("i64", "count"),
+        ],
+    )
+    with f.loop("%lo", "%hi", t.lanes) as i:
+        mask = lane_mask(f, t.lanes, i, "%hi")
+        with f.loop(0, "%count", carry=[(t.vector, "zeroinitializer")]) as part:
+            p = f.gep(t.kind, "%parts", f.add(f.mul(part.index, "%size"), i))
+            part.next = [
+                f.op(
+                    f"fadd {t.vector} {part.vars[0]},"
+                    f" {masked_load(f, t.kind, t.lanes, p, mask, t.itemsize)}"
+                )
+            ]
+        masked_store(
+            f,
+            t.kind,
+            t.lanes,
+            part.vars[0],
+            f.gep(t.kind, "%c", i),
+            mask,
+            t.itemsize,
+        )
+    return f
+
+
+def emit_product(
+    program: Program,
+    p: Product,
+    kind: str,
+    dtypes: tuple[str, str],
+    pointers: list[str],
+    finish: Finish | None = None,
+    way: str = STATIC,
+    copy: str | None = None,
+) -> None:
+    """Call the kernels for one strided product; `pointers` are A, B, C; `way`: how it is cut, see
+    `_ways`; `copy`: B as `prepack_b` leaves it."""
+    t = product_tile(kind, program.target.vector_bytes)
+    turned = is_turned(p, t)
+    if turned:
+        p, dtypes = swapped(p), dtypes[::-1]
+        pointers = [pointers[1], pointers[0], *pointers[2:]]
+    sources = SOURCES[dtypes[0], kind], SOURCES[dtypes[1], kind]
+    plan = replace(plan_of(p, t, sources), turned=turned)
+    if copy is not None:
+        plan, p = replace(plan, form_b="packed"), replace(p, b=(p.n, 1))
+        pointers = [pointers[0], copy, pointers[2]]
+    if plan.kernel == "tiles":
+        t = replace(t, vectors=plan.vectors)
+    cut = _cut(p, t, plan, way, program.target.cores)
+    if plan.form_a == "rows" and plan.kernel == "tiles" and hint(cut.columns_each, 0) >= IN_ROWS:
+        plan = replace(plan, form_a="transpose")
+    local = finish is not None and is_local(plan, p)
+    if finish is not None and not local:
+        pointers = [*pointers[:2], finish.sums()]
+    key = (
+        "dot",
+        kind,
+        dtypes,
+        plan,
+        cut.prepacked,
+        len(p.batch),
+        isinstance(p.m, int),
+        isinstance(p.k, int),
+        finish and (finish.epilogue, local),
+    )
+    epilogue = finish.epilogue if finish else None
+    name, engine = program.once(
+        key,
+        lambda: task(program, t, sources, plan, p, cut.prepacked, epilogue, local),
+    )
+    if cut.prepacked:
+        pointers = [prepack(program, engine, pointers[0], p), *pointers[1:]]
+    call_task(program, name, p, cut, pointers, finish, 1 / (1.5 * t.lanes))
+
+
+def _cut(p: Product, t: Tile, plan: Plan, way: str, cores: int) -> blocking.Partition:
+    """The items of a product."""
+    if plan.kernel != "tiles":
+        each = 64 if plan.kernel == "rows" else columns_each_item(p.n, cores)
+        return blocking.Partition(1, each, 1, ceildiv(p.n, each), False)
+    tiles = ceildiv(p.m, plan.heights[0])
+    if way != STATIC:
+        rows, columns = map(int, way.split("x"))
+        return blocking.cut(t, fixed(tiles), fixed(p.n), rows, columns)
+    forms = plan.form_a, plan.form_b
+    may_prepack = all(d[1] == 0 for d in p.batch)
+    return blocking.partition(t, tiles, p.m, p.n, p.k, p.count, forms, cores, may_prepack)
+
+
+def _ways(x: Instruction, target: Target, p: Product) -> tuple[str, ...]:
+    """How a product may be computed, the static choice first: cut into rows x columns of items; on
+    AMX transposed, the right operand's tiles made on the way, or not."""
+    if (
+        p.batch
+        or not all(isinstance(v, int) for v in (p.m, p.n, p.k))
+        or fixed(p.m) <= GEMV_ROWS
+        or fixed(p.m) * fixed(p.n) * fixed(p.k) < 1 << 22
+    ):
+        return (STATIC,)
+    if on_amx(x, target, p):
+        return (STATIC, "transposed", "packed") if may_transpose(p) else (STATIC,)
+    counts = {
+        (rows, items // rows)
+        for items in (c * target.cores for c in (1, 2, 4))
+        for rows in (1, 2, 4, 8)
+        if items % rows == 0
+    }
+    return (STATIC, *(f"{rows}x{columns}" for rows, columns in sorted(counts)))
+
+
+def _way(program: Program, x: Instruction, p: Product) -> str:
+    """One of `_ways`: what TORCH_HLO_TUNE found to be fastest."""
+    ways = _ways(x, program.target, p) if tune.active() else (STATIC,)
+    if len(ways) == 1:
+        return STATIC
+    params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
+    alone = Module(
+        "step",
+        Computation("main", params, instr("dot", params, x.shape, **dict(x.attrs))),
+    )
+    return tune.choose(program.target.cache_key, module_text(alone), ways)

@@ -1,0 +1,471 @@
+"""Dots on a grid: an engine computes blocks of sums, a finish (gpu_epilogue.py) makes the result of
+them.
+
+| engine | for |
+|---|---|
+| gpu_gemv.py | few rows: bound by reading the matrix |
+| gpu_matrix.py | types that the matrix units of NVIDIA GPUs take |
+| gpu_fma.py | the rest, and f32 exactly |
+
+Where several may be best, TORCH_HLO_TUNE measures (compiler/tune.py), NVIDIA's library among them.
+
+An engine has `blocks` (what a group of threads computes), `kind` (register type of sums),
+`threads`, `shared` (bytes of shared memory given at launch), `resident` (program.Group), `name`,
+`width(most)`: neighbouring columns it stores at a time; `write(f, place, lanes, store)` writes the
+kernel into `f` and returns definitions of shared memory; `maps(batch)`: for the copy engine. It is
+all that its code depends on but the finish."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch_hlo.compiler import tune
+from torch_hlo.compiler.codegen.block import CodegenError, Place
+from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.gpu.gpu_program import (
+    MAP,
+    GpuProgram,
+    LibraryProduct,
+    TensorMap,
+)
+from torch_hlo.compiler.gpu.target import GpuTarget, machine
+from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.scalar import STORAGE
+from torch_hlo.compiler.matmul.dot import (
+    emit_tree,
+    emit_widened,
+    narrow,
+    operands_converted,
+    parts_of_output,
+)
+from torch_hlo.compiler.matmul.epilogue import expression
+from torch_hlo.compiler.matmul.gpu import gpu_blocks as blocks
+from torch_hlo.compiler.matmul.gpu import gpu_fma, gpu_gemv, gpu_matrix
+from torch_hlo.compiler.matmul.gpu.gpu_blocks import (
+    REGISTER_TYPE,
+    SPLITS,
+    Blocks,
+    Store,
+    divides,
+    element,
+)
+from torch_hlo.compiler.matmul.gpu.gpu_blocks import Place as BlockPlace
+from torch_hlo.compiler.matmul.gpu.gpu_epilogue import Fused, Plain
+from torch_hlo.compiler.matmul.product import (
+    ACCUMULATORS,
+    SOURCES,
+    Product,
+    product,
+    rewritten,
+    roles,
+    types_of,
+)
+from torch_hlo.compiler.thresholds import FMA_PART_DEPTH
+from torch_hlo.hlo.ir.dim import Size, fixed
+from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.text.printer import module_text
+
+
+class Engine(Protocol):
+    """See the module. Engines are compared and hashed: equal ones share code."""
+
+    @property
+    def blocks(self) -> Blocks: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def shared(self) -> int: ...
+    @property
+    def resident(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    def width(self, most: int) -> int: ...
+    def maps(self, batch: int) -> tuple[TensorMap, ...]: ...
+    def write(self, f: Writer, at: BlockPlace, lanes: int, store: Store) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fma:
+    """Multiply-adds. `forms`: of each operand (k is contiguous, elements loaded at a time)."""
+
+    blocks: Blocks
+    kind: str
+    dtypes: tuple[str, str]
+    forms: tuple[tuple[bool, int], tuple[bool, int]]
+    threads = gpu_fma.THREADS
+    shared = 0
+
+    @property
+    def resident(self) -> int:
+        """Two groups hide each other's waits; 64-bit sums, and operands that are walked in two
+        ways, need more registers than that leaves."""
+        return 2 if self.kind in ("float", "i32") and self.forms[0] == self.forms[1] else 0
+
+    @property
+    def name(self) -> str:
+        forms = "".join(f"{'k' if along else 'r'}{n}" for along, n in self.forms)
+        return f"dot_{self.blocks.m}_{self.dtypes[0]}_{self.dtypes[1]}_{self.kind}_{forms}"
+
+    def width(self, most: int) -> int:
+        return min(most, gpu_fma.QUAD)
+
+    def maps(self, batch: int) -> tuple[TensorMap, ...]:
+        return ()
+
+    def write(self, f: Writer, at: BlockPlace, lanes: int, store: Store) -> str:
+        def operand(
+            side: int,
+            pointer: str,
+            offset: Int,
+            size: str,
+            first: Int,
+            strides: tuple[str, str],
+        ) -> gpu_fma.Operand:
+            along_k, together = self.forms[side]
+            free, deep = (
+                1 if not along_k and together > 1 else strides[0],
+                1 if along_k else strides[1],
+            )
+
+            def values(row: Int, k: Int, count: int) -> list[str]:
+                return element(
+                    f,
+                    self.dtypes[side],
+                    self.kind,
+                    pointer,
+                    f.add(offset, f.add(f.mul(row, free), f.mul(k, deep))),
+                    count,
+                )
+
+            return gpu_fma.Operand(values, size, first, along_k, together)
+
+        block = gpu_fma.Block(f, self.kind, self.blocks.m)
+        a = operand(0, "%A", at.a, "%m", at.row, ("%a_m", "%a_k"))
+        b = operand(1, "%B", at.b, "%n", at.column, ("%b_n", "%b_k"))
+        block.write(a, b, at.k, store, lanes)
+        return block.declarations()
+
+
+def _fma(target: GpuTarget, p: Product, dtypes: tuple[str, str], kind: str) -> Fma:
+    """Blocks large enough to read shared memory seldom, small enough to give every multiprocessor
+    one; else k is cut, too."""
+    static = all(isinstance(v, int) for v in (p.m, p.n, p.k))
+    m, n, batch = (v if isinstance(v, int) else gpu_matrix.USUAL for v in (p.m, p.n, p.count))
+    cores = machine(target).cores
+
+    def groups(side: int) -> int:
+        return -(-m // side) * -(-n // side) * batch
+
+    side = 128 if min(m, n) > 64 and groups(128) >= cores else 64
+    fitting = [
+        s
+        for s in SPLITS
+        if static and fixed(p.k) >= s * FMA_PART_DEPTH and groups(side) * s <= 2 * cores
+    ]
+    forms = _form(target, p, dtypes[0], 0), _form(target, p, dtypes[1], 1)
+    return Fma(Blocks(side, side, max(fitting, default=1), 16), kind, dtypes, forms)
+
+
+def _form(target: GpuTarget, p: Product, dtype: str, side: int) -> tuple[bool, int]:
+    """(k is contiguous, elements loaded at a time) of operand 0 or 1."""
+    rows, strides = ((p.m, p.a), (p.n, p.b))[side]
+    along_k = strides[1] == 1
+    inner, outer = (p.k, strides[0]) if along_k else (rows, strides[1])
+    whole = 1 in strides and divides(
+        gpu_fma.QUAD, [inner, outer, *(entry[1 + side] for entry in p.batch)]
+    )
+    return along_k, gpu_fma.QUAD if whole and target.lanes(8 * STORAGE[dtype].bytes) > 1 else 1
+
+
+# -- steps
+def dot(program: GpuProgram, x: Instruction) -> None:
+    """A dot; element types that no engine takes, and operands without two strides, are
+    rewritten."""
+    if x.shape.size == 0 or _emit(program, x):
+        return
+    simpler = rewritten(x)
+    if simpler is not None:
+        return emit_tree(program, simpler, x.operands, x)
+    if ACCUMULATORS[x.shape.dtype][1] == x.shape.dtype:
+        types = ", ".join(o.shape.dtype for o in x.operands)
+        raise CodegenError(f"dot({types}) -> {x.shape}: no engine on GPUs takes it; convert first")
+    _emit_output(program, x, narrow(x))
+
+
+def fusion(program: GpuProgram, x: Instruction) -> None:
+    """A fusion of kind output around a dot."""
+    _emit_output(program, x, x["calls"])
+
+
+def _emit_output(program: GpuProgram, x: Instruction, body: Computation) -> None:
+    inner, outer, operands, results = parts_of_output(program, x, body, "dot")
+    if outer.shape.size == 0:
+        return
+    with operands_converted(program, x, outer):
+        if not _emit_fused(program, body, inner, outer, operands, results):
+            emit_widened(program, body, inner, outer, operands, results)
+
+
+def _emit(program: GpuProgram, x: Instruction) -> bool:
+    """A dot as kernels, if there is an engine for it."""
+    found = _chosen(program, x)
+    if found is None or x.shape.kind == "p":
+        return False
+    p, engine, swapped = found
+    operands = [program.pointer(o) for o in x.operands]
+    operands = operands[::-1] if swapped else operands
+    if isinstance(engine, LibraryProduct):
+        _call_library(program, p, engine, [*operands, program.pointer(x)])
+    else:
+        compute(
+            program,
+            p,
+            engine,
+            x.shape.dtype,
+            operands,
+            program.pointer(x),
+            x.shape.size,
+        )
+    return True
+
+
+def compute(
+    program: GpuProgram,
+    p: Product,
+    engine: Engine,
+    dtype: str,
+    operands: Sequence[str],
+    result: str,
+    total: Size,
+) -> None:
+    """Launch the kernels of a product of two arrays; `total`: elements of the result."""
+    wide = REGISTER_TYPE[engine.kind]
+    if engine.blocks.parts == 1:
+        return _launch(program, p, engine, Plain(dtype), [*operands, result])
+    sums = program.at(program.scratch(STORAGE[wide].bytes * total * engine.blocks.parts))
+    _launch(program, p, engine, Plain(wide), [*operands, sums], total)
+    blocks.add_parts(program, sums, result, total, engine.blocks.parts, wide, dtype)
+
+
+def _emit_fused(
+    program: GpuProgram,
+    body: Computation,
+    inner: Instruction,
+    outer: Instruction,
+    operands: Sequence[Place],
+    results: Sequence[Place],
+) -> bool:
+    """One kernel of a fusion of kind output; False where the product is rewritten, cut in k or the
+    library's, or the expression gathers."""
+    found = _chosen(program, outer)
+    if found is None:
+        return False
+    p, engine, swapped = found
+    if swapped or isinstance(engine, LibraryProduct) or engine.blocks.parts > 1:
+        return False
+    wide, columns = REGISTER_TYPE[engine.kind], len(roles(outer)[2][1])
+    e = program.once(
+        ("expression", body, inner, columns, wide),
+        lambda: expression(body, inner, columns, wide),
+    )
+    if e is None:
+        return False
+    arrays = [
+        program.at(q)
+        for q in (
+            *(operands[body.params.index(leaf)] for leaf in e.leaves),
+            *results,
+        )
+    ]
+    _launch(
+        program,
+        p,
+        engine,
+        Fused(e),
+        [*(program.pointer(o) for o in outer.operands), arrays[-1]],
+        more=arrays,
+    )
+    return True
+
+
+def _chosen(
+    program: GpuProgram, x: Instruction
+) -> tuple[Product, Engine | LibraryProduct, bool] | None:
+    """(the strided product, its engine, whether the operands changed places), or None."""
+    p, dtypes, result = product(x), types_of(x), x.shape.dtype
+    if p is None or p.k == 0 or x.shape.kind == "c":
+        return None
+    swapped = p.n == 1 and p.m != 1
+    if swapped:
+        p = replace(
+            p,
+            m=1,
+            n=p.m,
+            a=p.b,
+            b=p.a,
+            c_m=p.m,
+            batch=tuple((n, b, a, c) for n, a, b, c in p.batch),
+        )
+        dtypes = dtypes[1], dtypes[0]
+    kind = (
+        ACCUMULATORS[result][0]
+        if result in ACCUMULATORS and all((d, ACCUMULATORS[result][0]) in SOURCES for d in dtypes)
+        else None
+    )
+    target = program.target
+    few = gpu_gemv.engine(target, p, dtypes, kind) if kind else None
+    found: list[Engine] = [few] if few else []
+    found += gpu_matrix.engines(target, p, dtypes, result)[:MOST_WAYS]
+    if kind and not found:
+        found = [_fma(target, p, dtypes, kind)]
+    if not found:
+        return None
+    return p, _fastest(program, x, p, dtypes, found), swapped
+
+
+MOST_WAYS = 6  # engines on matrix units that are measured: the best by estimate
+LIBRARY = "library"
+
+
+def _fastest(
+    program: GpuProgram,
+    x: Instruction,
+    p: Product,
+    dtypes: tuple[str, str],
+    engines: list[Engine],
+) -> Engine | LibraryProduct:
+    """The engine to take: the first, unless others were measured to be faster."""
+    ways: dict[str, Engine | LibraryProduct] = {f"{e.name}/{e.blocks.parts}": e for e in engines}
+    library = _library(program.target, x, p, dtypes)
+    if library is not None:
+        ways[LIBRARY] = library
+    if len(ways) == 1 or not tune.active() or not all(o.shape.is_static for o in x.operands):
+        return engines[0]
+    parameters = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
+    alone = Module(
+        "step",
+        Computation("main", parameters, instr("dot", parameters, x.shape, **dict(x.attrs))),
+    )
+    return ways[tune.choose(program.target.cache_key, module_text(alone), tuple(ways))]
+
+
+def _library(
+    target: GpuTarget, x: Instruction, p: Product, dtypes: tuple[str, str]
+) -> LibraryProduct | None:
+    """The product as NVIDIA's library takes it, or None: at most one dimension of products, rows
+    contiguous and aligned."""
+    unit = gpu_matrix.units(target, dtypes, x.shape.dtype)
+    sums = (
+        {"float": "f32", "i32": "s32"}[unit[0].accumulator]
+        if unit
+        else "f64"
+        if {*dtypes, x.shape.dtype} == {"f64"}
+        else None
+    )
+    if dtypes == ("f32", "f32") and x.shape.dtype == "f32":
+        sums = "tf32" if target.tf32 else "f32"
+    if (
+        not target.library
+        or sums is None
+        or len(p.batch) > 1
+        or 1 not in p.a
+        or 1 not in p.b
+        or x.shape.dtype not in ("f32", "f64", "bf16", "f16", "s32")
+    ):
+        return None
+    a_along_k, b_along_k = p.a[1] == 1, p.b[1] == 1
+    if (
+        sums == "s32"
+        and not divides(4, [p.m, p.n, p.k])
+        or STORAGE[dtypes[0]].bytes == 1
+        and not (a_along_k and b_along_k and divides(16, [p.k, p.n]))
+    ):
+        return None
+    return LibraryProduct(*dtypes, x.shape.dtype, sums, a_along_k, b_along_k)
+
+
+def _call_library(
+    program: GpuProgram, p: Product, product: LibraryProduct, pointers: Sequence[str]
+) -> None:
+    lines = [
+        strides[0] if along else strides[1]
+        for strides, along in ((p.a, product.a_along_k), (p.b, product.b_along_k))
+    ]
+    sizes = [
+        p.m,
+        p.n,
+        p.k,
+        *lines,
+        p.c_m,
+        *(p.batch[0] if p.batch else (1, 0, 0, 0)),
+    ]
+    program.library_product(
+        product,
+        [
+            *(f"ptr {q}" for q in pointers),
+            *(f"i64 {program.size(s)}" for s in sizes),
+        ],
+    )
+
+
+def _launch(
+    program: GpuProgram,
+    p: Product,
+    engine: Engine,
+    finish: Plain | Fused,
+    pointers: list[str],
+    part: Size = 0,
+    more: Sequence[str] = (),
+) -> None:
+    lanes = engine.width(
+        blocks.lanes_of(p, finish.bytes) if program.target.vector_bytes == 16 else 1
+    )
+    name, sizes = program.once(
+        ("product", engine, finish, lanes, len(p.batch)),
+        lambda: _write(program, engine, finish, lanes, len(p.batch)),
+    )
+    blocks.launch(
+        program,
+        name,
+        p,
+        engine.blocks,
+        pointers,
+        part,
+        [*(f"ptr {q}" for q in more), *(f"i64 {program.size(n)}" for n in sizes)],
+    )
+
+
+def _write(
+    program: GpuProgram,
+    engine: Engine,
+    finish: Plain | Fused,
+    lanes: int,
+    batch: int,
+) -> tuple[str, tuple[Size, ...]]:
+    """(the group function of a product, see blocks.writer; the symbolic sizes that `finish` wants
+    last)."""
+    f = blocks.writer(
+        program,
+        f"{engine.name}_{finish.name}_{lanes}",
+        batch,
+        engine.blocks.parts,
+        finish.parameters,
+    )
+    at = blocks.place(f, engine.blocks, batch)
+    shared = engine.write(f, at, lanes, finish.store(f, at, engine.kind))
+    f.unit.declare(program)
+    maps = engine.maps(batch)
+    f.params = [*f.params, *((MAP, f"map{i}") for i in range(len(maps)))]
+    return program.group_function(
+        f.name,
+        shared + f.text(),
+        engine.threads,
+        engine.shared,
+        maps,
+        engine.resident,
+    ), tuple(finish.sizes)

@@ -1,0 +1,139 @@
+"""What a product's kernel does with finished sums, a vector of neighbouring columns at a time:
+convert and store, or whatever has been fused.
+
+    finish = Fused(expression)                           # or Plain(dtype)
+    f = blocks.writer(…, finish.parameters)
+    store = finish.store(f, place, kind)                 # a blocks.Store
+    finish.sizes                                         # symbolic sizes that the function got as
+                                                         # last arguments
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen.index import Index
+from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.codegen.kernel import Kernel
+from torch_hlo.compiler.codegen.kernel_values import Level
+from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.scalar import STORAGE, Value
+from torch_hlo.compiler.matmul.epilogue import Expression
+from torch_hlo.compiler.matmul.gpu import gpu_blocks
+from torch_hlo.compiler.matmul.gpu.gpu_blocks import Place, Store
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Sums become elements of `dtype` of the array C."""
+
+    dtype: str
+    parameters = ()
+    sizes = ()
+
+    @property
+    def name(self) -> str:
+        return self.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Of the widest element that is read or written along a row."""
+        return STORAGE[self.dtype].bytes
+
+    def store(self, f: Writer, at: Place, kind: str) -> Store:
+        def write(i: Int, j: Int, lanes: int, sums: str) -> None:
+            gpu_blocks.store_sums(
+                f,
+                self.dtype,
+                kind,
+                lanes,
+                sums,
+                "%C",
+                f.add(at.c, f.add(f.mul(i, "%c_m"), j)),
+            )
+
+        return write
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """Sums go into an expression (epilogue.py), whose leaves and results are further arguments,
+    `e0` …, then its symbolic sizes."""
+
+    e: Expression
+    sizes: dict[Size, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def name(self) -> str:
+        return "_".join(dict.fromkeys(x.op.replace("-", "_") for x in self.e.results))
+
+    @property
+    def bytes(self) -> int:
+        wide = (x.shape.dtype for x in (*self.e.leaves, *self.e.results) if x.shape.size != 1)
+        return max(STORAGE[d].bytes * STORAGE[d].parts for d in wide)
+
+    def store(self, f: Writer, at: Place, kind: str) -> Store:
+        first = f.div(at.c, "%c_m")  # row of the whole result that the product's first one is
+
+        def write(i: Int, j: Int, lanes: int, sums: str) -> None:
+            kernel = _Element(f, self, lanes, sums)
+            kernel.write(f.add(first, i), j)
+
+        return write
+
+    @property
+    def parameters(self) -> list[tuple[str, str]]:
+        return [("ptr", f"e{i}") for i in range(len(self.e.leaves) + len(self.e.results))]
+
+
+class _Element(Kernel):
+    """The expression at one place, written into a function as it stands."""
+
+    def __init__(self, f: Writer, finish: Fused, lanes: int, sums: str) -> None:
+        e = finish.e
+        super().__init__(f.program.target, lanes, e.leaves, len(e.results))
+        names = [f"%e{i}" for i in range(len(e.leaves) + len(e.results))]
+        self.leaves, self.outputs = (
+            dict(zip(e.leaves, names)),
+            names[len(e.leaves) :],
+        )
+        self.f, self.expression, self.sizes, self.sums = f, e, finish.sizes, sums
+        self.unit = f.unit
+        self.levels = [Level(0, f.lines, f.block, 1, f.unit)]
+        self.level = self.levels[0]
+        self.e = self.level.emit
+
+    def write(self, row: Int, column: Int) -> None:
+        e = self.expression
+        places = []
+        for name, dims in ((row, e.outer), (column, e.inner)):
+            var = ix.variable("loop", (f"%t{self.unit.number()}",), ix.product(dims), 1)
+            self._names[var] = str(name)
+            places.append(ix.of(var))
+        self._push(Level(1, self.f.lines, self.f.block, 1, self.unit))
+
+        def at(lane: Index) -> None:
+            e.values(
+                self,
+                places[0],
+                lane,
+                lambda n, x, element, value: self.store(
+                    self.outputs[n], x.shape.dtype, element, value
+                ),
+            )
+
+        self.lanes_at(places[1], ix.product(e.inner), at)
+
+    def size(self, size: Size) -> str:
+        if isinstance(size, int):
+            return str(size)
+        if size not in self.sizes:
+            self.sizes[size] = f"%es{len(self.sizes)}"
+            self.f.params = [*self.f.params, ("i64", f"es{len(self.sizes) - 1}")]
+        return self.sizes[size]
+
+    def _compute(self, x: Instruction, index: tuple[Index, ...]) -> Value:
+        return self.sums if x is self.expression.sums else super()._compute(x, index)

@@ -1,0 +1,259 @@
+"""The micro-kernel: a register tile of C in registers over a block of K, and its way to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.matmul.tile import (
+    Tile,
+    lane_mask,
+    masked_load,
+    masked_store,
+    multiply_add,
+    splat,
+)
+from torch_hlo.compiler.thresholds import LOADS, PREFETCH
+
+SHARED = 7  # rows of A, read where they are, that follow one pointer
+# i = (1, 3, 5)[which] * scale: registers and the scales that addresses have
+_MULTIPLES = ((0, 0), (0, 1), (0, 2), (1, 1), (0, 4), (2, 1), (1, 2))
+
+
+def embedded(t: Tile, rows: int) -> int:
+    """How many rows of a register tile are broadcast by each multiplication that reads them, as an
+    operand in memory, instead of once by an instruction.
+
+    Such a row takes one slot of the processor's front end less and `vectors` - 1 loads more. Slots
+    are what decides where a core has half of them, because its other hyperthread is busy: the 14 x
+    32 tile went from 54 per element of K, with 28 multiplications, to 40."""
+    if t.lanes * t.itemsize < 64 or t.vectors == 1 or not t.is_float:
+        return 0  # only AVX-512 has such operands
+    spare = LOADS / 2 * rows * t.vectors - rows - t.vectors
+    return max(0, min(rows, int(spare) // (t.vectors - 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class MicroKernel:
+    """C[rows, columns] (+)= A panel x B. `cols` columns are valid, all with `whole`; with `partial`
+    only `%valid_rows` rows.
+
+    B holds `vectors` panels of [depth][lanes], one after the other; with `direct` it is the
+    unpacked operand, its rows `%b_k` elements apart. (A masked load takes a multiplier's port,
+    which costs a `direct` kernel 6 % when nothing is masked.) With `ahead`, every `ahead`
+    iterations ask for the cache line `%ahead_step` bytes after the last one: 2 to 5 % of products
+    of large matrices. With `block_ahead` they ask for one after the other from `%block` on. With
+    `in_rows` A is the unpacked operand, rows along K `%a_free` elements apart, with `in_lanes` one
+    whose rows are adjacent and whose K is `%a_k` elements apart. `unroll` divides the depth.
+    `fetch`: rows of a `direct` B are asked for in advance."""
+
+    tile: Tile
+    rows: int
+    partial: bool = False
+    direct: bool = False
+    whole: bool = False
+    ahead: int = 0
+    block_ahead: bool = False
+    in_rows: bool = False
+    in_lanes: bool = False
+    unroll: int = 1
+    fetch: bool = True
+
+    @property
+    def name(self) -> str:
+        flags = (
+            "p" * self.partial,
+            "d" * self.direct,
+            "w" * self.whole,
+            f"a{self.ahead}" * (self.ahead > 0),
+            "b" * self.block_ahead,
+            "r" * self.in_rows,
+            "l" * self.in_lanes,
+            "n" * (not self.fetch),
+        )
+        size = f"{self.rows}x{self.tile.vectors}"
+        return f"micro_{self.tile.suffix}_{size}{''.join(flags)}u{self.unroll}"
+
+    @property
+    def parameters(self) -> list[tuple[str, str]]:
+        return [
+            ("ptr noalias", "A"),
+            ("ptr noalias", "B"),
+            ("i64", "depth"),
+            ("ptr noalias", "C"),
+            ("i64", "ldc"),
+            ("i64", "cols"),
+            ("i1", "more"),
+            *[("i64", "valid_rows")] * self.partial,
+            *[("i64", "b_k")] * self.direct,
+            *[("ptr", "ahead"), ("i64", "ahead_step")] * (self.ahead > 0),
+            *[("ptr", "block")] * self.block_ahead,
+            *[("i64", "a_free")] * self.in_rows,
+            *[("i64", "a_k")] * self.in_lanes,
+        ]
+
+    def function(self) -> Function:
+        return _Writing(self).function()
+
+
+class _Writing:
+    """A micro-kernel while it is written.
+
+    Operands are followed by pointers: with addresses computed from the loop's index, loads move
+    away from their use and accumulators to memory."""
+
+    def __init__(self, kernel: MicroKernel) -> None:
+        self.kernel, self.t = kernel, kernel.tile
+        t = self.t
+        f = self.f = Function(kernel.name, "void", kernel.parameters, attrs="noinline #0")
+        self.masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
+        self.right = ["%B"]
+        for _ in range(0 if kernel.direct else t.vectors - 1):
+            self.right.append(f.gep(t.kind, self.right[-1], f.mul("%depth", t.lanes)))
+        self.distances: list[Int] = []
+        self.again = 0
+        if kernel.in_rows:
+            rows = range(0, kernel.rows, SHARED)
+            self.left = [f.gep(t.kind, "%A", f.mul("%a_free", i)) for i in rows]
+            self.distances = [f.mul("%a_free", t.itemsize * i) for i in (1, 3, 5)]
+        else:
+            self.again = 0 if kernel.in_lanes else embedded(t, kernel.rows)
+            # what several pointers read, LLVM does not load once for all
+            self.left = ["%A"] * (t.vectors if self.again else 1)
+        self.far = f.mul("%b_k", PREFETCH) if kernel.direct else 0
+        self.a_step: Int = "%a_k" if kernel.in_lanes else t.lanes
+
+    def function(self) -> Function:
+        f, t, kernel = self.f, self.t, self.kernel
+        sums, pointers = kernel.rows * t.vectors, len(self.left)
+        carry = [(t.vector, "zeroinitializer")] * sums
+        carry += [("ptr", p) for p in (*self.left, *self.right)]
+        with f.loop(0, "%depth", kernel.unroll, carry=carry, known_nonempty=True) as loop:
+            c, rest = loop.vars[:sums], loop.vars[sums:]
+            a_at, b_at = rest[:pointers], rest[pointers:]
+            self.ask(loop.index)
+            for u in range(kernel.unroll):
+                self.step(c, a_at, b_at, u)
+            loop.next = [*c, *self.advanced(a_at, b_at)]
+        store_tile(f, t, kernel.rows, loop.vars[:sums], self.masks, kernel.partial)
+        return f
+
+    def ask(self, index: str) -> None:
+        """Ask for what is read next, a line per iteration."""
+        f, ahead = self.f, self.kernel.ahead
+        if ahead:
+            line = f.gep("i8", "%ahead", f.mul(f.div(index, ahead), "%ahead_step"))
+            f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
+        if self.kernel.block_ahead:
+            line = f.gep(self.t.kind, "%block", index)
+            f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
+
+    def step(self, c: list[str], a_at: list[str], b_at: list[str], u: int) -> None:
+        """Add the products of step `u` along K to the sums `c`."""
+        f, t = self.f, self.t
+        b = self.right_vectors(b_at, u)
+        for i in range(self.kernel.rows):
+            for j, a in enumerate(self.broadcast(a_at, i, u)):
+                at = i * t.vectors + j
+                c[at] = multiply_add(f, t, a, b[j], c[at])
+
+    def broadcast(self, pointers: list[str], i: int, u: int) -> list[str]:
+        """Element `u` of row `i`, for each vector of B."""
+        f, t = self.f, self.t
+        if self.kernel.in_rows:
+            at, (which, scale) = pointers[i // SHARED], _MULTIPLES[i % SHARED]
+            row = f.gep(f"i{8 * scale}", at, self.distances[which]) if scale else at
+            places = [f.gep(t.kind, row, u)]
+        else:
+            places = [
+                f.gep(t.kind, f.gep(t.kind, p, f.mul(self.a_step, u)), i)
+                for p in (pointers if i < self.again else pointers[:1])
+            ]
+        values = [splat(f, t.kind, t.lanes, f.load(t.kind, p, t.itemsize)) for p in places]
+        return values if len(values) == t.vectors else values * t.vectors
+
+    def right_vectors(self, pointers: list[str], u: int) -> list[str]:
+        f, t, kernel = self.f, self.t, self.kernel
+        if not kernel.direct:
+            return [f.load(t.vector, f.gep(t.kind, p, u * t.lanes), t.itemsize) for p in pointers]
+        row = f.gep(t.kind, pointers[0], f.mul("%b_k", u))
+        coming = f.gep(t.kind, row, self.far) if kernel.fetch else row
+        for j in range(t.vectors * kernel.fetch):
+            line = f.gep(t.kind, coming, j * t.lanes)
+            f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 3, i32 1)")
+        places = [f.gep(t.kind, row, j * t.lanes) for j in range(t.vectors)]
+        if kernel.whole:
+            return [f.load(t.vector, p, t.itemsize) for p in places]
+        return [
+            masked_load(f, t.kind, t.lanes, p, m, t.itemsize)
+            for p, m in zip(places, self.masks, strict=True)
+        ]
+
+    def advanced(self, a_at: list[str], b_at: list[str]) -> list[str]:
+        """The pointers after `unroll` steps."""
+        f, t, unroll = self.f, self.t, self.kernel.unroll
+        a: list[str] = []
+        for p in a_at:
+            a.append(
+                f.gep(
+                    t.kind,
+                    p,
+                    unroll if self.kernel.in_rows else f.mul(self.a_step, unroll),
+                )
+            )
+        b: list[str] = []
+        for p in b_at:
+            step = f.mul("%b_k", unroll) if self.kernel.direct else unroll * t.lanes
+            b.append(f.gep(t.kind, p, step))
+        return a + b
+
+
+def store_tile(
+    f: Function,
+    t: Tile,
+    rows: int,
+    values: list[str],
+    masks: list[str],
+    partial: bool,
+) -> None:
+    """Store a register tile to %C (leading dimension %ldc), adding what is there when %more."""
+    add = "fadd" if t.is_float else "add"
+    more, plain, end = (f.label(x) for x in ("more", "plain", "end"))
+
+    def places() -> Iterator[tuple[str, ...]]:
+        for i in range(rows):
+            row = f.gep(t.kind, "%C", f.mul("%ldc", i))
+            inside = f.icmp("slt", i, "%valid_rows") if partial else None
+            for j in range(t.vectors):
+                mask = masks[j]
+                if inside:
+                    mask = f.op(
+                        f"select i1 {inside}, <{t.lanes} x i1> {mask}, <{t.lanes} x i1>"
+                        " zeroinitializer"
+                    )
+                yield (
+                    values[i * t.vectors + j],
+                    f.gep(t.kind, row, j * t.lanes),
+                    mask,
+                )
+
+    f.branch("%more", more, plain)
+    f.start(more)
+    for value, p, mask in places():
+        old = masked_load(f, t.kind, t.lanes, p, mask, t.itemsize)
+        masked_store(
+            f,
+            t.kind,
+            t.lanes,
+            f.op(f"{add} {t.vector} {value}, {old}"),
+            p,
+            mask,
+            t.itemsize,
+        )
+    f.jump(end)
+    f.start(plain)
+    for value, p, mask in places():
+        masked_store(f, t.kind, t.lanes, value, p, mask, t.itemsize)
+    f.jump(end)
+    f.start(end)

@@ -1,0 +1,120 @@
+"""Functions that pack a tile of an operand as [K][lanes], whatever its strides and elements are."""
+
+from __future__ import annotations
+
+from torch_hlo.compiler.llvm.function import Function
+from torch_hlo.compiler.matmul.tile import (
+    Source,
+    Tile,
+    converted,
+    lane_mask,
+    masked_load,
+    transposed,
+)
+from torch_hlo.compiler.thresholds import PREFETCH
+
+
+def pack_copy(name: str, t: Tile, source: Source) -> Function:
+    """Pack where the lanes are adjacent in memory: dst[k][lane] = src[k * k_stride + lane], lanes
+    >= valid are zero."""
+    f = Function(
+        name,
+        "void",
+        [
+            ("ptr", "src"),
+            ("i64", "k_stride"),
+            ("i64", "depth"),
+            ("i64", "valid"),
+            ("ptr", "dst"),
+        ],
+        attrs="noinline #0",
+    )
+    mask = lane_mask(f, t.lanes, 0, "%valid")
+    with f.loop(0, "%depth", known_nonempty=True) as k:
+        ahead = f.gep(source.kind, "%src", f.mul(f.add(k, PREFETCH), "%k_stride"))
+        f.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 3, i32 1)")
+        p = f.gep(source.kind, "%src", f.mul(k, "%k_stride"))
+        v = converted(
+            f,
+            t,
+            source,
+            masked_load(f, source.kind, t.lanes, p, mask, source.itemsize),
+        )
+        f.store(t.vector, v, f.gep(t.kind, "%dst", f.mul(k, t.lanes)), t.itemsize)
+    return f
+
+
+def pack_transpose(name: str, t: Tile, source: Source) -> Function:
+    """Pack where K is adjacent in memory: dst[k][lane] = src[lane * lane_stride + k]. Unused lanes
+    repeat the last one."""
+    f = Function(
+        name,
+        "void",
+        [
+            ("ptr", "src"),
+            ("i64", "lane_stride"),
+            ("i64", "depth"),
+            ("i64", "valid"),
+            ("ptr", "dst"),
+        ],
+        attrs="noinline #0",
+    )
+    last = f.sub("%valid", 1)
+    rows = [
+        f.gep(source.kind, "%src", f.mul(f.min(i, last) if i else 0, "%lane_stride"))
+        for i in range(t.lanes)
+    ]
+    with f.loop(0, "%depth", t.lanes, known_nonempty=True) as k:
+        mask = lane_mask(f, t.lanes, k, "%depth")
+        block = [
+            converted(
+                f,
+                t,
+                source,
+                masked_load(
+                    f,
+                    source.kind,
+                    t.lanes,
+                    f.gep(source.kind, r, k),
+                    mask,
+                    source.itemsize,
+                ),
+            )
+            for r in rows
+        ]
+        to = f.gep(t.kind, "%dst", f.mul(k, t.lanes))
+        for i, v in enumerate(transposed(f, t, block)):
+            f.store(t.vector, v, f.gep(t.kind, to, i * t.lanes), t.itemsize)
+    return f
+
+
+def pack_strided(name: str, t: Tile, source: Source) -> Function:
+    """Pack with any strides, one element at a time."""
+    params = [
+        ("ptr", "src"),
+        ("i64", "lane_stride"),
+        ("i64", "k_stride"),
+        ("i64", "depth"),
+        ("i64", "valid"),
+        ("ptr", "dst"),
+    ]
+    f = Function(name, "void", params, attrs="noinline #0")
+    one = Tile(t.kind, t.itemsize, 1, 1, 1)
+    with f.loop(0, "%depth") as k, f.loop(0, t.lanes) as lane:
+        inside = f.icmp("slt", lane, "%valid")
+        at = f.add(
+            f.mul(f.select(inside, "i64", lane, 0), "%lane_stride"),
+            f.mul(k, "%k_stride"),
+        )
+        v = f.op(
+            f"load <1 x {source.kind}>, ptr {f.gep(source.kind, '%src', at)}, align"
+            f" {source.itemsize}"
+        )
+        v = converted(f, one, source, v)
+        f.store(
+            f"<1 x {t.kind}>",
+            v,
+            f.gep(t.kind, "%dst", f.add(f.mul(k, t.lanes), lane)),
+            t.itemsize,
+        )
+    return f

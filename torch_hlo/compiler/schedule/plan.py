@@ -1,0 +1,26 @@
+"""Plans: the order of a computation's steps, and the memory of its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch_hlo.compiler.schedule.memory import Assignment, assign
+from torch_hlo.compiler.schedule.schedule import schedule
+from torch_hlo.hlo.ir.instruction import Computation, Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What code is written from."""
+
+    order: Sequence[Instruction]
+    memory: Assignment
+
+
+def plan(computation: Computation, aliases: Sequence[tuple[int, int]]) -> Plan:
+    """The plan of a computation that a step calls, made when the step is emitted: only then are the
+    places of its arguments known, and with them what may be overwritten. That of the entry is made
+    by the last stages of the pipeline."""
+    order = schedule(computation, aliases)
+    return Plan(order, assign(computation, order, aliases))

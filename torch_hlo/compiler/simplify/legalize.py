@@ -1,0 +1,339 @@
+"""Composite opcodes become primitive ones, so that later passes and codegen see fewer opcodes.
+
+batch-norm-*, topk, map, call, ragged-dot, rng-bit-generator, stochastic-convert,
+    uniform-(de)quantize, clamp with scalar bounds,
+and async-start/async-done of computations (a program runs on one stream of steps; only
+    collectives run beside it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch_hlo.compiler.hlo_pass import hlo_pass
+from torch_hlo.compiler.simplify.legalize_random import rng_bit_generator
+from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.infer import fail, product
+from torch_hlo.hlo.ir.instruction import Instruction, Module
+from torch_hlo.hlo.ir.match import inline, lift, op, rewrite, rules, var
+from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
+from torch_hlo.hlo.ir.shape import DTYPES, Shape
+
+ACCUMULATOR = dict.fromkeys(("f16", "bf16", *SMALL_FLOATS), "f32")
+_INTEGER = {8: "s8", 16: "s16", 32: "s32", 64: "s64"}
+
+
+# Batch normalisation, computed in f32 for narrower types
+
+
+def _along(v: Instruction, like: Instruction, axis: int) -> Instruction:
+    return h.broadcast(v, like.shape.dims, (axis,))
+
+
+def _mean(x: Instruction, axis: int) -> Instruction:
+    """Mean over every dimension but `axis`."""
+    others = [d for d in range(x.shape.rank) if d != axis]
+    total = h.reduce(x, h.constant(0, x.shape.dtype), others, "add")
+    return h.divide(total, _count(x, others, total))
+
+
+def _count(x: Instruction, dims: list[int], like: Instruction) -> Instruction:
+    """The number of elements in `dims`, symbolic or not, with the shape and type of `like`."""
+    if all(isinstance(x.shape.dims[d], int) for d in dims):
+        return h.full_like(like, product(x.shape.dims[d] for d in dims))
+    count = h.constant(1.0, like.shape.dtype)
+    for d in dims:
+        count = h.multiply(count, h.convert(h.get_dimension_size(x, d), like.shape.dtype))
+    return h.broadcast(count, like.shape.dims, ())
+
+
+def _wide(*xs: Instruction) -> list[Instruction]:
+    return [h.convert(x, ACCUMULATOR.get(x.shape.dtype, x.shape.dtype)) for x in xs]
+
+
+def _deviation(variance: Instruction, epsilon: float) -> Instruction:
+    return h.sqrt(h.add(variance, h.full_like(variance, epsilon)))
+
+
+def batch_norm_inference(out: Instruction) -> Instruction:
+    axis = out["feature_index"]
+    x, scale, offset, mean, variance = _wide(*out.operands)
+    factor = h.divide(scale, _deviation(variance, out["epsilon"]))
+    y = h.add(
+        h.multiply(h.subtract(x, _along(mean, x, axis)), _along(factor, x, axis)),
+        _along(offset, x, axis),
+    )
+    return h.convert(y, out.shape.dtype)
+
+
+def batch_norm_training(out: Instruction) -> Instruction:
+    axis = out["feature_index"]
+    x, scale, offset = _wide(*out.operands)
+    mean = _mean(x, axis)
+    centred = h.subtract(x, _along(mean, x, axis))
+    variance = _mean(h.multiply(centred, centred), axis)
+    factor = h.divide(scale, _deviation(variance, out["epsilon"]))
+    y = h.add(h.multiply(centred, _along(factor, x, axis)), _along(offset, x, axis))
+    return h.tuple_(
+        *(h.convert(v, s.dtype) for v, s in zip((y, mean, variance), out.shape.elements))
+    )
+
+
+def batch_norm_grad(out: Instruction) -> Instruction:
+    axis = out["feature_index"]
+    x, scale, mean, variance, grad = _wide(*out.operands)
+    others = [d for d in range(x.shape.rank) if d != axis]
+    zero = h.constant(0, x.shape.dtype)
+    inverse = h.divide(h.full_like(variance, 1), _deviation(variance, out["epsilon"]))
+    centred = h.multiply(h.subtract(x, _along(mean, x, axis)), _along(inverse, x, axis))
+    grad_offset = h.reduce(grad, zero, others, "add")
+    grad_scale = h.reduce(h.multiply(grad, centred), zero, others, "add")
+    count = _count(x, others, grad_offset)
+    inner = h.subtract(grad, _along(h.divide(grad_offset, count), x, axis))
+    inner = h.subtract(inner, h.multiply(centred, _along(h.divide(grad_scale, count), x, axis)))
+    grad_x = h.multiply(inner, _along(h.multiply(scale, inverse), x, axis))
+    return h.tuple_(
+        *(
+            h.convert(v, s.dtype)
+            for v, s in zip((grad_x, grad_scale, grad_offset), out.shape.elements)
+        )
+    )
+
+
+# Called computations
+
+
+def call(out: Instruction) -> Instruction | None:
+    """The called instructions; not yet where a later pass knows what is called."""
+    if '"late":true' in (out.get("backend_config") or ""):
+        return None
+    return inline(out["to_apply"], out.operands)
+
+
+def map_(out: Instruction) -> Instruction:
+    body = lift(out["to_apply"], out.operands)
+    if body is None:
+        fail("map", "the computation must consist of pointwise opcodes", *out.operands)
+    return body
+
+
+def async_done(out: Instruction) -> Instruction | None:
+    """The computation, in place of starting it and waiting."""
+    start = out.operands[0]
+    while start.op == "async-update":
+        start = start.operands[0]
+    return inline(start["calls"], start.operands) if start.op == "async-start" else None
+
+
+# Sorting
+
+
+def total_order(x: Instruction) -> Instruction:
+    """Integers that order like the floats `x`: -nan < -inf < … < -0 < 0 < … < inf < nan. Other
+    types are returned as they are."""
+    if x.shape.kind != "f":
+        return x
+    bits = h.bitcast_convert(x, _INTEGER[DTYPES[x.shape.dtype].bits])
+    flipped = h.xor(bits, h.full_like(bits, h.highest(bits.shape.dtype)))
+    return h.select(h.compare(bits, h.full_like(bits, 0), "LT"), flipped, bits)
+
+
+def topk(out: Instruction) -> Instruction:
+    """A stable sort of (values, positions), cut after k."""
+    x = out.operands[0]
+    last = x.shape.rank - 1
+    direction = "GT" if out["largest"] else "LT"
+    scalars = [Shape(t) for t in (x.shape.dtype, x.shape.dtype, "s32", "s32")]
+    comparator = h.computation(
+        lambda a, b, i, j: h.compare(total_order(a), total_order(b), direction),
+        scalars,
+        "topk_" + direction.lower(),
+    )
+    both = h.sort([x, h.iota("s32", x.shape.dims, last)], last, comparator, is_stable=True)
+    limits = (*x.shape.dims[:-1], out["k"])
+    return h.tuple_(
+        *(h.slice_(h.get_tuple_element(both, i), (0,) * (last + 1), limits) for i in (0, 1))
+    )
+
+
+# Conversions
+
+
+def clamp(out: Instruction) -> Instruction | None:
+    """Scalar bounds are broadcast."""
+    low, x, high = out.operands
+    if low.shape.dims == high.shape.dims == x.shape.dims:
+        return None
+    return h.clamp(
+        *(h.broadcast(v, x.shape.dims, ()) if not v.shape.dims else v for v in out.operands)
+    )
+
+
+def stochastic_convert(out: Instruction) -> Instruction:
+    """Rounds the magnitude up where the random bits are below the fraction. Results are
+    integers."""
+    x, random = out.operands
+    if out.shape.kind not in "su":
+        fail(
+            "stochastic-convert",
+            f"results of type {out.shape.dtype} have no defined rounding; convert to an integer"
+            " type",
+            x,
+            random,
+        )
+    (wide,) = _wide(x)
+    magnitude = h.abs_(wide)
+    whole = h.floor(magnitude)
+    scaled = h.multiply(
+        h.subtract(magnitude, whole),
+        h.full_like(wide, 2.0 ** DTYPES[random.shape.dtype].bits),
+    )
+    up = h.compare(random, h.convert(scaled, random.shape.dtype), "LT")
+    rounded = h.select(up, h.add(whole, h.full_like(whole, 1)), whole)
+    negative = h.compare(wide, h.full_like(wide, 0), "LT")
+    return h.convert(h.select(negative, h.negate(rounded), rounded), out.shape.dtype)
+
+
+def _per_channel(out: Instruction) -> list[Instruction]:
+    """Scale and zero point with the operand's dims."""
+    return [
+        h.broadcast(v, out.operands[0].shape.dims, out.get("dimensions", ()))
+        for v in out.operands[1:]
+    ]
+
+
+def uniform_quantize(out: Instruction) -> Instruction:
+    scale, zero = (h.convert(v, "f64") for v in _per_channel(out))
+    x = h.round_nearest_even(h.divide(h.convert(out.operands[0], "f64"), scale))
+    return h.convert(h.add(x, zero), out.shape.dtype)
+
+
+def uniform_dequantize(out: Instruction) -> Instruction:
+    scale, zero = (h.convert(v, "f64") for v in _per_channel(out))
+    return h.convert(
+        h.multiply(h.subtract(h.convert(out.operands[0], "f64"), zero), scale),
+        out.shape.dtype,
+    )
+
+
+def get_dimension_size(out: Instruction) -> Instruction | None:
+    size = out.operands[0].shape.dims[out["dimensions"][0]]
+    return h.constant(size, "s32") if isinstance(size, int) else None
+
+
+# Ragged dot
+
+
+def ragged_dot(out: Instruction) -> Instruction | None:
+    """Stays when it is a matrix product for each group, which has a kernel."""
+    x, y, _ = out.operands
+    (ragged,) = out["lhs_ragged_dims"]
+    ranks = (2, 2) if ragged in out["lhs_contracting_dims"] else (2, 3)
+    if (
+        (x.shape.rank, y.shape.rank) == ranks
+        and not out["lhs_batch_dims"]
+        and len(out["lhs_contracting_dims"]) == 1
+        and out.shape.dtype in ("f32", "f64")
+    ):
+        return None
+    return expand_ragged_dot(out)
+
+
+def expand_ragged_dot(out: Instruction) -> Instruction:
+    """One dot per group; a ragged batch is an ordinary batched dot.
+
+    Ragged rows: every group multiplies all rows with its matrix, and its own rows are kept.
+    Ragged contraction: both operands are zeroed outside of the group, and the groups' results are
+    stacked."""
+    x, y, sizes = out.operands
+    (ragged,) = out["lhs_ragged_dims"]
+    contract, batch = out["lhs_contracting_dims"], out["lhs_batch_dims"]
+    dims = (contract, out["rhs_contracting_dims"], batch, out["rhs_batch_dims"])
+    if ragged in batch:
+        return h.dot(x, y, *dims, out.shape.dtype)
+    if sizes.shape.rank != 1 or not isinstance(sizes.shape.dims[0], int):
+        fail("ragged-dot", "group sizes must be a vector of a static length", x, y, sizes)
+    ends = _inclusive_sum(sizes)
+    starts = h.subtract(ends, sizes)
+
+    def inside(group: int, like: Instruction, dimension: int) -> Instruction:
+        """Which elements along `dimension` belong to the group."""
+        position = h.iota(sizes.shape.dtype, like.shape.dims, dimension)
+        low, high = (
+            h.broadcast(h.reshape(h.slice_(v, (group,), (group + 1,)), ()), like.shape.dims, ())
+            for v in (starts, ends)
+        )
+        return h.and_(h.compare(position, low, "GE"), h.compare(position, high, "LT"))
+
+    if ragged in contract:
+        other = out["rhs_contracting_dims"][contract.index(ragged)]
+        results = []
+        for g in range(sizes.shape.dims[0]):
+            left, right = (
+                h.select(inside(g, v, d), v, h.full_like(v, 0))
+                for v, d in ((x, ragged), (y, other))
+            )
+            one = h.dot(left, right, *dims, out.shape.dtype)
+            results.append(h.reshape(one, (1, *one.shape.dims)))
+        return h.concatenate(results, 0) if results else h.full(0, out.shape.dtype, out.shape.dims)
+    (group_dim,) = out["rhs_group_dims"]
+    free = [d for d in range(x.shape.rank) if d not in batch and d not in contract]
+    row = len(batch) + free.index(ragged)
+    result = h.full(0, out.shape.dtype, out.shape.dims)
+    kept = [d for d in range(y.shape.rank) if d != group_dim]
+    rhs_contract, rhs_batch = (
+        [kept.index(d) for d in ds] for ds in (out["rhs_contracting_dims"], out["rhs_batch_dims"])
+    )
+    for g in range(sizes.shape.dims[0]):
+        ranges = [
+            (g, g + 1, 1) if d == group_dim else (0, n, 1) for d, n in enumerate(y.shape.dims)
+        ]
+        matrix = h.reshape(h.slice_(y, *zip(*ranges)), [y.shape.dims[d] for d in kept])
+        one = h.dot(x, matrix, contract, rhs_contract, batch, rhs_batch, out.shape.dtype)
+        result = h.select(inside(g, one, row), one, result)
+    return result
+
+
+def _inclusive_sum(v: Instruction) -> Instruction:
+    """Cumulative sum of a short vector: a masked square summed over its columns."""
+    n = v.shape.dims[0]
+    square = (n, n)
+    before = h.compare(h.iota("s32", square, 1), h.iota("s32", square, 0), "LE")
+    spread = h.broadcast(v, square, (1,))
+    return h.reduce(
+        h.select(before, spread, h.full_like(spread, 0)),
+        h.constant(0, v.shape.dtype),
+        (1,),
+        "add",
+    )
+
+
+EXPANSIONS: dict[str, Callable[[Instruction], Instruction | None]] = {
+    "batch-norm-inference": batch_norm_inference,
+    "batch-norm-training": batch_norm_training,
+    "batch-norm-grad": batch_norm_grad,
+    "call": call,
+    "map": map_,
+    "async-done": async_done,
+    "topk": topk,
+    "clamp": clamp,
+    "stochastic-convert": stochastic_convert,
+    "uniform-quantize": uniform_quantize,
+    "uniform-dequantize": uniform_dequantize,
+    "get-dimension-size": get_dimension_size,
+    "ragged-dot": ragged_dot,
+    "rng-bit-generator": rng_bit_generator,
+}
+x = var("x")
+RULES = rules(
+    *((op(name), expand) for name, expand in EXPANSIONS.items()),
+    (op("domain", x), lambda x: x),
+    (op("copy-done", op("copy-start", x)), lambda x: x),
+)
+
+
+@hlo_pass
+def legalize(module: Module) -> Module:
+    """Composite opcodes -> primitive opcodes. Every expansion is free of composite opcodes, except
+    inlined computations, which are shorter."""
+    return rewrite(module, RULES)

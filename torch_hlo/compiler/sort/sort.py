@@ -1,0 +1,321 @@
+"""sort: stable, any number of operands, any comparator. Rows are sorted independently, in parallel.
+
+A comparator that only orders one array becomes an unsigned integer key, and rows are sorted by
+byte-wise counting (radix) of (key, position) pairs, short ones by counting for each element how
+many come before it; any other comparator runs inside a bottom-up merge sort of positions. The
+operands then move once."""
+
+from __future__ import annotations
+
+from torch_hlo.compiler.codegen.inline import Writer, apply, load, move
+from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.gather.gather_scatter import Sizes
+from torch_hlo.compiler.llvm.emit import Typed
+from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.hlo.ir import build
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
+from torch_hlo.hlo.ir.shape import DTYPES, row_major_strides
+
+SLOTS = 16  # rows that may be in work at the same time; each has its own scratch memory
+# elements of a row below which all are compared with all: there are 256 counts per byte to clear
+# and add up otherwise
+SHORT = 64
+RUN = 16  # length of the runs that insertion sort makes before merging
+
+
+def sort(program: Program, x: Instruction) -> None:
+    operands = x.operands
+    places = program.places(x) if x.shape.is_tuple else (program.places(x),)
+    shape, axis = operands[0].shape, x["dimensions"][0]
+    n = shape.dims[axis]
+    if shape.size == 0:
+        return
+    rows: Size = 1
+    for d, size in enumerate(shape.dims):
+        rows = rows * (size if d != axis else 1)
+    slots = min(rows, SLOTS) if isinstance(rows, int) else SLOTS
+    scratch = program.scratch(n * 32 * slots)
+    types = [o.shape.dtype for o in operands]
+    params = [
+        ("i64", "lo"),
+        ("i64", "hi"),
+        ("ptr", "scratch"),
+        *(("ptr", f"{side}{i}") for i in range(len(types)) for side in ("from", "to")),
+    ]
+    f = Writer(program, "sort", params)
+    size = Sizes(f)
+    key = sort_key(x["to_apply"], types)
+    with f.loop("%lo", "%hi") as slot:
+        # Slot s sorts the rows [s * rows / slots, (s + 1) * rows / slots).
+        first, last = (f.div(f.mul(s, size(rows)), slots) for s in (slot, f.add(slot, 1)))
+        memory = f.gep("i8", "%scratch", f.mul(slot, size(n * 32)))
+        with f.loop(first, last) as row:
+            base = row_offset(f, size, shape.dims, axis, row)
+            stride = size(row_major_strides(shape.dims)[axis])
+            if key is None:
+                order = _merge_sort(f, x["to_apply"], types, base, stride, size(n), memory)
+            elif isinstance(n, int) and n <= SHORT:
+                order = _rank_sort(f, key, types[key[0]], base, stride, n)
+            else:
+                order = radix_sort(f, key, types[key[0]], base, stride, size(n), memory)
+            with f.loop(0, size(n)) as i:
+                source = f.load("i64", f.gep("i64", order, i))
+                for k, t in enumerate(types):
+                    to, by = f.add(base, f.mul(i, stride)), f.add(base, f.mul(source, stride))
+                    move(f, t, f"%to{k}", to, f"%from{k}", by)
+    name = f.define()
+    pointers = [program.at(scratch)]
+    for operand, place in zip(operands, places, strict=True):
+        pointers += [program.pointer(operand), program.at(place)]
+    length = n if isinstance(n, int) else 1000
+    each = length * max(1, length.bit_length()) * (2.0 if key is None else 0.8)
+    cost = each * (rows if isinstance(rows, int) else 64) / slots
+    program.parallel(
+        name, [f"ptr {p}" for p in pointers] + size.arguments(program), slots, cost=cost
+    )
+
+
+def row_offset(f: Writer, size: Sizes, dims: tuple[int, ...], axis: int, row: Int) -> Int:
+    """Element offset of row number `row` (row-major over the other dimensions)."""
+    inner: Size = 1
+    for d in dims[axis + 1 :]:
+        inner = inner * d
+    if inner == 1:
+        return f.mul(row, size(dims[axis]))
+    outer_index = f.div(row, size(inner))
+    return f.add(
+        f.mul(outer_index, f.mul(size(inner), size(dims[axis]))),
+        f.rem(row, size(inner)),
+    )
+
+
+def sort_key(comparator: Computation, types: list[str]) -> tuple[int, bool, bool] | None:
+    """(operand, descending, total order) of a comparator that orders one operand, or None.
+
+    Not total order: -0 equals 0 and every NaN is the largest (build.comparison).
+    """
+    for direction in ("LT", "GT"):
+        if (
+            DTYPES[types[0]].kind != "c"
+            and not types[0].endswith("fnuz")
+            and comparator == build.comparison(direction, tuple(types))
+        ):
+            return 0, direction == "GT", False
+    root, params = comparator.root, comparator.params
+    if (
+        root.op != "compare"
+        or root["direction"] not in ("LT", "GT")
+        or any(o not in params for o in root.operands)
+    ):
+        return None
+    a, b = (params.index(o) for o in root.operands)
+    if a // 2 != b // 2 or a == b:
+        return None
+    kind = DTYPES[types[a // 2]].kind
+    if (
+        kind == "f"
+        and root.get("type") != "TOTALORDER"
+        or kind == "c"
+        or types[a // 2].endswith("fnuz")
+    ):
+        return None
+    return a // 2, (root["direction"] == "GT") != (a % 2 == 1), True
+
+
+def key_of(f: Writer, key: tuple[int, bool, bool], dtype: str, at: Int) -> str:
+    """The unsigned key, as wide as the element, of element `at` of the array %from{operand}; `key`
+    as sort_key gives it."""
+    row = DTYPES[dtype]
+    kind = f"i{row.itemsize * 8}"
+    return unsigned_key(
+        f.emit(1).typed(kind),
+        f.load(kind, f.gep(kind, f"%from{key[0]}", at), row.itemsize),
+        key,
+        dtype,
+    )
+
+
+def unsigned_key(t: Typed, v: str, key: tuple[int, bool, bool], dtype: str) -> str:
+    """The unsigned keys of elements whose bits are `v`, integers of `t`."""
+    _, descending, total = key
+    row = DTYPES[dtype]
+    bits = row.itemsize * 8
+    sign = t.const(-(1 << (bits - 1)))
+    if row.kind == "s":
+        v = t.bin("xor", v, sign)
+    elif row.kind == "f":
+        magnitude = t.bin("and", v, t.const((1 << (bits - 1)) - 1))
+        if not total:
+            v = t.select(t.cmp("eq", magnitude, t.const(0)), t.const(0), v)
+            nan = t.cmp("ugt", magnitude, t.const(_infinity(dtype)))
+        negative = t.bin("ashr", v, t.const(bits - 1))  # all ones or zero
+        flipped = t.bin("xor", v, t.bin("or", negative, sign))
+        v = flipped if total else t.select(nan, t.const(-1), flipped)
+    return t.bin("xor", v, t.const(-1)) if descending else v
+
+
+def _infinity(dtype: str) -> int:
+    """Bits of the largest magnitude that is not a NaN. The fnuz types have their only NaN at -0:
+    `_key` is not used for them."""
+    if dtype in _INFINITY:
+        return _INFINITY[dtype]
+    exponent_bits, mantissa_bits, _, has_infinity, _ = SMALL_FLOATS[dtype]
+    return ((1 << exponent_bits) - 1) << mantissa_bits if has_infinity else 0x7E
+
+
+_INFINITY = {"f64": 0x7FF0 << 48, "f32": 0x7F80 << 16, "bf16": 0x7F80, "f16": 0x7C00}
+
+
+def radix_sort(
+    f: Writer, key: tuple[int, ...], dtype: str, base: Int, stride: Int, n: Int, memory: str
+) -> str:
+    """Sort (key, position) pairs of i64 by counting bytes, least significant first; bytes that all
+    agree are skipped. Returns the pointer to the sorted positions."""
+    keys, order = memory, f.gep("i64", memory, n)
+    keys2, order2 = f.gep("i64", order, n), f.gep("i64", f.gep("i64", order, n), n)
+    itemsize = DTYPES[dtype].itemsize
+    counts = f.alloca("i64", 256 * itemsize, 64)
+    f.do(f"call void @llvm.memset.p0.i64(ptr {counts}, i8 0, i64 {2048 * itemsize}, i1 false)")
+    with f.loop(0, n) as i:
+        k = key_of(f, key, dtype, f.add(base, f.mul(i, stride)))
+        k = k if itemsize == 8 else f.op(f"zext i{8 * itemsize} {k} to i64")
+        f.store("i64", k, f.gep("i64", keys, i))
+        f.store("i64", i, f.gep("i64", order, i))
+        for byte in range(itemsize):
+            slot = f.gep("i64", counts, f.add(digit(f, k, byte), 256 * byte))
+            f.store("i64", f.add(f.load("i64", slot), 1), slot)
+    current = [keys, order, keys2, order2]
+    for byte in range(itemsize):
+        count = f.gep("i64", counts, 256 * byte)
+        some = f.load("i64", f.gep("i64", count, digit(f, f.load("i64", current[0]), byte)))
+        current = f.choose(
+            f.icmp("eq", some, n),
+            lambda c=current: c,
+            lambda c=current, b=byte, m=count: _radix_pass(f, c, b, m, n),
+            ["ptr"] * 4,
+        )
+    return current[1]
+
+
+def _rank_sort(f: Writer, key: tuple[int, ...], dtype: str, base: Int, stride: Int, n: int) -> str:
+    """Sort a short row: an element's place is the number of smaller ones, and of equal ones before
+    it. Returns the pointer to the sorted positions."""
+    bits = max(32, DTYPES[dtype].itemsize * 8)
+    kind, lanes = f"i{bits}", f.program.target.lanes(bits)
+    t, flags = f.emit(lanes).typed(kind), f.emit(lanes).typed("i1")
+    starts = range(0, n, lanes)
+    keys, order = f.alloca(kind, len(starts) * lanes, 64), f.alloca("i64", n, 64)
+    # what is behind the row comes before nothing
+    f.store(t.type, t.const(-1), f.gep(kind, keys, starts[-1]), 4)
+    with f.loop(0, n) as i:
+        k = key_of(f, key, dtype, f.add(base, f.mul(i, stride)))
+        f.store(
+            kind,
+            (
+                f.op(f"zext i{DTYPES[dtype].itemsize * 8} {k} to {kind}")
+                if DTYPES[dtype].itemsize * 8 < bits
+                else k
+            ),
+            f.gep(kind, keys, i),
+        )
+    with f.loop(0, n) as i:
+        own = t.e.splat(kind, f.load(kind, f.gep(kind, keys, i)))
+        position = t.e.splat(kind, i if bits == 64 else f.op(f"trunc i64 {i} to i32"))
+        rank: Int = 0
+        for start in starts:
+            other = t.load(f.gep(kind, keys, start), 4)
+            earlier = t.cmp("ult", t.add(t.e.iota(kind), t.const(start)), position)
+            before = flags.bin(
+                "or",
+                t.cmp("ult", other, own),
+                flags.bin("and", t.cmp("eq", other, own), earlier),
+            )
+            mask = f.op(f"bitcast {flags.type} {before} to i{lanes}")
+            wide = mask if lanes == 64 else f.op(f"zext i{lanes} {mask} to i64")
+            rank = f.add(rank, f.op(f"call i64 @llvm.ctpop.i64(i64 {wide})"))
+        f.store("i64", i, f.gep("i64", order, rank))
+    return order
+
+
+def digit(f: Writer, key: str, byte: int) -> str:
+    """Byte number `byte` of a key, as i64."""
+    return f.op(f"and i64 {f.op(f'lshr i64 {key}, {8 * byte}') if byte else key}, 255")
+
+
+def _radix_pass(f: Writer, buffers: list[str], byte: int, counts: str, n: Int) -> list[str]:
+    keys, order, keys2, order2 = buffers
+    with f.loop(0, 256, carry=[("i64", "0")]) as loop:
+        slot = f.gep("i64", counts, loop.index)
+        count = f.load("i64", slot)
+        f.store("i64", loop.vars[0], slot)
+        loop.next = [f.add(loop.vars[0], count)]
+    with f.loop(0, n) as i:
+        k = f.load("i64", f.gep("i64", keys, i))
+        slot = f.gep("i64", counts, digit(f, k, byte))
+        to = f.load("i64", slot)
+        f.store("i64", f.add(to, 1), slot)
+        f.store("i64", k, f.gep("i64", keys2, to))
+        f.store("i64", f.load("i64", f.gep("i64", order, i)), f.gep("i64", order2, to))
+    return [keys2, order2, keys, order]
+
+
+def _merge_sort(
+    f: Writer,
+    comparator: Computation,
+    types: list[str],
+    base: Int,
+    stride: Int,
+    n: Int,
+    memory: str,
+) -> str:
+    """Stable sort of positions with the comparator; returns the pointer to them."""
+    order, other = memory, f.gep("i64", memory, n)
+
+    def less(i: Int, j: Int) -> str:
+        """Whether the element at position i comes before the one at j."""
+        values = []
+        for k, t in enumerate(types):
+            values += [load(f, t, f"%from{k}", f.add(base, f.mul(p, stride))) for p in (i, j)]
+        return apply(f, comparator, values)[0]
+
+    with f.loop(0, n, RUN) as start:  # insertion sort of runs
+        stop = f.min(f.add(start, RUN), n)
+        with f.loop(start, stop) as i:
+            with f.while_([("i64", i)]) as hole:
+                at = hole.vars[0]
+                f.break_if(hole, f.icmp("sle", at, start))
+                before = f.load("i64", f.gep("i64", order, f.sub(at, 1)))
+                f.break_if(hole, f.op(f"xor i1 {less(i, before)}, true"))
+                f.store("i64", before, f.gep("i64", order, at))
+                hole.next = [f.sub(at, 1)]
+            f.store("i64", i, f.gep("i64", order, hole.vars[0]))
+    with f.while_([("i64", str(RUN)), ("ptr", order), ("ptr", other)]) as merge:
+        width, source, target = merge.vars
+        f.break_if(merge, f.icmp("sge", width, n))
+        with f.loop(0, n, f.mul(width, 2)) as start:
+            middle, end = (f.min(f.add(start, f.mul(width, k)), n) for k in (1, 2))
+            with f.loop(start, end, carry=[("i64", start), ("i64", middle)]) as out:
+                left, right = out.vars
+                has_left, has_right = (
+                    f.icmp("slt", left, middle),
+                    f.icmp("slt", right, end),
+                )
+                a = f.load("i64", f.gep("i64", source, f.select(has_left, "i64", left, start)))
+                b = f.load(
+                    "i64",
+                    f.gep("i64", source, f.select(has_right, "i64", right, start)),
+                )
+                no_left = f.op(f"xor i1 {has_left}, true")
+                right_first = f.op(f"or i1 {less(b, a)}, {no_left}")
+                takes_right = f.op(f"and i1 {has_right}, {right_first}")
+                f.store(
+                    "i64",
+                    f.select(takes_right, "i64", b, a),
+                    f.gep("i64", target, out.index),
+                )
+                step = f.op(f"zext i1 {takes_right} to i64")
+                out.next = [f.add(left, f.sub(1, step)), f.add(right, step)]
+        merge.next = [f.mul(width, 2), target, source]
+    return merge.vars[1]

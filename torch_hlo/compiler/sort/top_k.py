@@ -1,0 +1,303 @@
+"""The first few elements of sorted rows, without sorting them: a row is read once, and those seen
+so far that come first are kept in order.
+
+Most of a row is only compared with the last one kept, a vector at a time. A row that keeps coming
+with better elements (one sorted the other way round) is sorted after all. Equal elements stay in
+the order of their positions, as a stable sort leaves them.
+
+One element further back (a median) is found by its bytes, the highest first: those that share what
+is known of it are counted and kept."""
+
+from __future__ import annotations
+
+from torch_hlo.compiler.codegen.inline import Writer, move, store
+from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.gather.gather_scatter import Sizes
+from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.compiler.sort.partial_sort import selection_of
+from torch_hlo.compiler.sort.sort import (
+    SLOTS,
+    digit,
+    key_of,
+    radix_sort,
+    row_offset,
+    sort_key,
+    unsigned_key,
+)
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.shape import DTYPES, row_major_strides
+
+PATIENCE = 3  # moves of kept elements per element of a row
+
+
+def emit_selection(program: Program, x: Instruction) -> None:
+    """Emit a fusion that compiler/sort/partial_sort.py made."""
+    results = x["calls"].root.operands
+    part = results[0].operands[0]
+    sort = part.operands[0] if part.op == "get-tuple-element" else part
+    numbers = [
+        r.operands[0]["index"] if r.operands[0].op == "get-tuple-element" else 0 for r in results
+    ]
+    shape, axis, (what, k) = (
+        sort.operands[0].shape,
+        sort["dimensions"][0],
+        selection_of(x),
+    )
+    n = shape.dims[axis]
+    rows: Size = 1
+    for d, size in enumerate(shape.dims):
+        rows = rows * (size if d != axis else 1)
+    slots = min(rows, SLOTS) if isinstance(rows, int) else SLOTS
+    scratch = program.scratch(n * 32 * slots)
+    types = [o.shape.dtype for o in sort.operands]
+    key = sort_key(sort["to_apply"], types)
+    # the others are positions
+    sources = {i: o["index"] for i, o in enumerate(sort.operands) if o.op == "parameter"}
+    f = Writer(
+        program,
+        what,
+        [
+            ("i64", "lo"),
+            ("i64", "hi"),
+            ("ptr", "scratch"),
+            *(("ptr", f"from{i}") for i in sources),
+            *(("ptr", f"to{j}") for j in range(len(numbers))),
+        ],
+    )
+    size = Sizes(f)
+    row = _FINDERS[what](
+        f, key, types[key[0]], n, k, row_major_strides(shape.dims)[axis], program.target
+    )
+    with f.loop("%lo", "%hi") as slot:
+        first, last = (f.div(f.mul(s, size(rows)), slots) for s in (slot, f.add(slot, 1)))
+        memory = f.gep("i8", "%scratch", f.mul(slot, n * 32))
+        with f.loop(first, last) as number:
+            base = row_offset(f, size, shape.dims, axis, number)
+            to = row_offset(f, size, results[0].shape.dims, axis, number)
+            order = row.order(base, memory)
+            stride = row_major_strides(results[0].shape.dims)[axis]
+            with f.loop(0, results[0].shape.dims[axis]) as i:
+                source = f.load("i64", f.gep("i64", order, i))
+                for j, m in enumerate(numbers):
+                    at = f.add(to, f.mul(i, size(stride)))
+                    if m in sources:
+                        move(
+                            f,
+                            types[m],
+                            f"%to{j}",
+                            at,
+                            f"%from{m}",
+                            f.add(base, f.mul(source, size(row.stride))),
+                        )
+                    else:
+                        bits = DTYPES[types[m]].itemsize * 8
+                        store(
+                            f,
+                            types[m],
+                            source if bits == 64 else f.op(f"trunc i64 {source} to i{bits}"),
+                            f"%to{j}",
+                            at,
+                        )
+    name = f.define()
+    pointers = [
+        program.at(scratch),
+        *(program.pointer(x.operands[p]) for p in sources.values()),
+        *(program.at(program.place(x, j)) for j in range(len(numbers))),
+    ]
+    cost = n * row.element_ns * (rows if isinstance(rows, int) else 64) / slots
+    program.parallel(
+        name, [f"ptr {p}" for p in pointers] + size.arguments(program), slots, cost=cost
+    )
+
+
+class _First:
+    """Writes the selection of the first k of a row of `n` elements: `keys` and `places` hold the
+    best so far, best first."""
+
+    element_ns = 0.3
+
+    def __init__(
+        self,
+        f: Writer,
+        key: tuple[int, ...],
+        dtype: str,
+        n: int,
+        k: int,
+        stride: Size,
+        target: Target,
+    ) -> None:
+        self.f, self.key, self.dtype, self.n, self.k, self.stride = (
+            f,
+            key,
+            dtype,
+            n,
+            k,
+            stride,
+        )
+        self.bits = DTYPES[dtype].itemsize * 8
+        self.lanes = target.lanes(max(self.bits, 32)) if stride == 1 else 1
+        self.keys, self.places = (f.alloca("i64", k, 64) for _ in range(2))
+        self.moves = f.alloca("i64")
+
+    def order(self, base: Int, memory: str) -> str:
+        """Pointer to the positions of the first k elements of the row that starts at element
+        `base`."""
+        f, n, k = self.f, self.n, self.k
+        f.store("i64", 0, self.moves)
+        with f.loop(0, k) as i:
+            self.insert(self.element(base, i), i, i)
+        whole = (n - k) // self.lanes * self.lanes + k
+        with f.while_([("i64", str(k))]) as scan:
+            at = scan.vars[0]
+            f.break_if(scan, f.icmp("sge", at, whole))
+            f.break_if(scan, f.icmp("sgt", f.load("i64", self.moves), PATIENCE * n + 16 * k))
+            if self.lanes == 1:
+                self.offer(base, at)
+            else:
+                with f.when(self.better(base, at)), f.loop(0, self.lanes) as lane:
+                    self.offer(base, f.add(at, lane))
+            scan.next = [f.add(at, self.lanes)]
+        done = f.icmp("sge", scan.vars[0], whole)
+
+        def rest() -> list[str]:
+            with f.loop(whole, n) as i:
+                self.offer(base, i)
+            return [self.places]
+
+        return f.choose(
+            done,
+            rest,
+            lambda: [radix_sort(f, self.key, self.dtype, base, self.stride, n, memory)],
+            ["ptr"],
+        )[0]
+
+    def element(self, base: Int, at: Int) -> str:
+        """The key at position `at` as i64."""
+        v = key_of(self.f, self.key, self.dtype, self.f.add(base, self.f.mul(at, self.stride)))
+        return v if self.bits == 64 else self.f.op(f"zext i{self.bits} {v} to i64")
+
+    def offer(self, base: Int, at: Int) -> None:
+        """Keep the element at `at` if it comes before the last one kept."""
+        f = self.f
+        key = self.element(base, at)
+        with f.when(f.icmp("ult", key, f.load("i64", f.gep("i64", self.keys, self.k - 1)))):
+            self.insert(key, at, self.k - 1)
+
+    def insert(self, key: str, at: Int, count: Int) -> None:
+        """Put an element behind all of the first `count` kept ones that do not come after it; the
+        last one beyond is lost."""
+        f = self.f
+        with f.while_([("i64", str(count))]) as hole:
+            here = hole.vars[0]
+            f.break_if(hole, f.icmp("sle", here, 0))
+            before = f.sub(here, 1)
+            f.break_if(hole, f.icmp("ule", f.load("i64", f.gep("i64", self.keys, before)), key))
+            for kept in (self.keys, self.places):
+                f.store(
+                    "i64",
+                    f.load("i64", f.gep("i64", kept, before)),
+                    f.gep("i64", kept, here),
+                )
+            hole.next = [before]
+        to = hole.vars[0]
+        f.store("i64", key, f.gep("i64", self.keys, to))
+        f.store("i64", at, f.gep("i64", self.places, to))
+        f.store("i64", f.add(f.load("i64", self.moves), f.sub(count, to)), self.moves)
+
+    def better(self, base: Int, at: Int) -> str:
+        """Whether some lane of the vector at `at` comes before the last one kept."""
+        f = self.f
+        kind = f"i{self.bits}"
+        e = f.emit(self.lanes)
+        t = e.typed(kind)
+        operand = self.key[0]
+        found = unsigned_key(
+            t,
+            t.load(f.gep(kind, f"%from{operand}", f.add(base, at)), self.bits // 8),
+            self.key,
+            self.dtype,
+        )
+        last = f.load("i64", f.gep("i64", self.keys, self.k - 1))
+        last = last if self.bits == 64 else f.op(f"trunc i64 {last} to {kind}")
+        return e.any(t.cmp("ult", found, e.splat(kind, last)))
+
+
+class _Nth:
+    """Writes the search for element k of a sorted row of `n` elements (Hoare's selection, by
+    bytes)."""
+
+    element_ns = 4.0
+
+    def __init__(
+        self,
+        f: Writer,
+        key: tuple[int, ...],
+        dtype: str,
+        n: int,
+        k: int,
+        stride: Size,
+        target: Target,
+    ) -> None:
+        self.f, self.key, self.dtype, self.n, self.k, self.stride = (
+            f,
+            key,
+            dtype,
+            n,
+            k,
+            stride,
+        )
+        self.bits = DTYPES[dtype].itemsize * 8
+        self.counts = [f.alloca("i64", 256, 64) for _ in range(self.bits // 8)]
+
+    def order(self, base: Int, memory: str) -> str:
+        """Pointer to the position of element k of the row that starts at element `base`."""
+        f, n = self.f, self.n
+        keys, places = memory, f.gep("i64", memory, n)
+        for counts in self.counts:
+            f.do(f"call void @llvm.memset.p0.i64(ptr {counts}, i8 0, i64 2048, i1 false)")
+        top = len(self.counts) - 1
+        with f.loop(0, n) as i:
+            key = key_of(f, self.key, self.dtype, f.add(base, f.mul(i, self.stride)))
+            key = key if self.bits == 64 else f.op(f"zext i{self.bits} {key} to i64")
+            f.store("i64", key, f.gep("i64", keys, i))
+            f.store("i64", i, f.gep("i64", places, i))
+            self.count(key, top, 1)
+        left, rank = str(n), str(self.k)  # elements that may be it, and which of them
+        for byte in range(top, -1, -1):
+            bucket, rank = self.bucket(self.counts[byte], rank)
+            left = self.keep(keys, places, left, byte, bucket)
+        return f.gep("i64", places, rank)
+
+    def count(self, key: str, byte: int, by: Int) -> None:
+        slot = self.f.gep("i64", self.counts[byte], digit(self.f, key, byte))
+        self.f.store("i64", self.f.add(self.f.load("i64", slot), by), slot)
+
+    def bucket(self, counts: str, rank: str) -> tuple[str, str]:
+        """The value of the byte in the element, and which of those with this value it is."""
+        f = self.f
+        with f.while_([("i64", "0"), ("i64", rank)]) as search:
+            here, rest = search.vars
+            some = f.load("i64", f.gep("i64", counts, here))
+            f.break_if(search, f.icmp("slt", rest, some))
+            search.next = [f.add(here, 1), f.sub(rest, some)]
+        return search.vars[0], search.vars[1]
+
+    def keep(self, keys: str, places: str, count: Int, byte: int, value: str) -> str:
+        """Move those whose byte has this value to the front, in their order, and count their next
+        byte. Returns how many they are."""
+        f = self.f
+        with f.loop(0, count, carry=[("i64", "0")]) as loop:
+            key, place = (f.load("i64", f.gep("i64", p, loop.index)) for p in (keys, places))
+            to = loop.vars[0]
+            f.store("i64", key, f.gep("i64", keys, to))
+            f.store("i64", place, f.gep("i64", places, to))
+            same = f.op(f"zext i1 {f.icmp('eq', digit(f, key, byte), value)} to i64")
+            if byte:
+                self.count(key, byte - 1, same)
+            loop.next = [f.add(to, same)]
+        return loop.vars[0]
+
+
+_FINDERS = {"first": _First, "nth": _Nth}

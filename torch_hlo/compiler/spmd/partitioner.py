@@ -1,0 +1,706 @@
+"""From an annotated program to the program of one device.
+
+    per_device = partition(module)      # every instruction of `module` carries the attribute
+                                        # `sharding`
+
+Each array becomes the block that a device holds of it. An instruction is brought onto blocks in
+three steps: its factors (hlo/sharding/factors.py) are given atoms of the grid (assign.py), its
+operands are brought into the layouts that this means (reshard.py), and its opcode's row of HANDLERS
+writes the blocks' program (rules.py). Partial results stay partial until somebody needs the sum:
+opcodes that commute with it pass them on.
+
+References: Xu et al., GSPMD, 2021; Shardy's documentation of sharding rules.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace as changed
+from typing import Any, TypeAlias
+
+from torch_hlo import metrics
+from torch_hlo.compiler.collectives.number_channels import number_channels
+from torch_hlo.compiler.cost import trip_count
+from torch_hlo.compiler.simplify import legalize
+from torch_hlo.compiler.spmd import rules_contract, rules_index, rules_moves, rules_window
+from torch_hlo.compiler.spmd.assign import Choice, Question, choose
+from torch_hlo.compiler.spmd.grid import Grid, Layout, ShardingTree
+from torch_hlo.compiler.spmd.reshard import Local, Planner
+from torch_hlo.compiler.spmd.rules import handler, on_first
+from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.instruction import META, Computation, Instruction, Module, called, postorder
+from torch_hlo.hlo.ir.intern import instr, interned
+from torch_hlo.hlo.ir.opcodes import OPCODES
+from torch_hlo.hlo.ir.shape import Shape, tuple_shape
+from torch_hlo.hlo.sharding.factors import Factors, arrays, factors
+from torch_hlo.hlo.sharding.sharding import Axis, Sharding
+
+# of an instruction of tuple shape: a tuple of values
+Value: TypeAlias = "Local | tuple[Value, ...]"
+# the same structure: a Layout, a tuple of what its elements want, or None. Both are tuples, which
+# only the shape tells apart
+Wants: TypeAlias = Any
+Env = dict[Instruction, Value]
+
+HANDLED_BY = (rules_contract, rules_index, rules_moves, rules_window)  # they fill HANDLERS
+UNKNOWN_TRIPS = 8  # how often a loop is taken to run when nothing tells
+COUNTER = "PartitionReplicated"
+
+
+class PartitionWarning(UserWarning):
+    """An instruction that every device computes whole because its opcode has no sharding rule."""
+
+
+class PartitionError(ValueError):
+    """An instruction that has no place in a program of several devices; names it and its shapes."""
+
+
+def partition(module: Module) -> Module:
+    """The per-device program. Its parameters and results are blocks (`in_shardings`,
+    `out_shardings` say of what), its collectives XLA's.
+
+    A program without a mesh comes back as it is. Raises PartitionError, ShardingError.
+    """
+    if is_per_device(module):
+        return module
+    if module.symbols:
+        raise PartitionError(
+            f"{module.name} has symbolic sizes ({', '.join(n for n, _, _ in module.symbols)}): only"
+            " arrays of known sizes are cut into blocks"
+        )
+    grid = Grid(module.mesh, (a for s in _shardings(module.entry) for a in _axes(s)))
+    return Partitioner(grid).module(module)
+
+
+def is_per_device(module: Module) -> bool:
+    """Whether nothing is left to partition: a program for one device, or one that says how its
+    parameters were cut, or has no annotations."""
+    return (
+        module.mesh is None
+        or bool(module.in_shardings)
+        or module.num_partitions > 1
+        and not _shardings(module.entry)
+    )
+
+
+def _shardings(computation: Computation) -> set[Sharding]:
+    found: set[Sharding] = set()
+    pending, seen = [computation], set()
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for x in current.instructions():
+            found.update(_flat_shardings(x.get("sharding")))
+            pending.extend(called(x))
+    return found
+
+
+def _flat_shardings(value: ShardingTree) -> Iterator[Sharding]:
+    if isinstance(value, tuple):
+        for v in value:
+            yield from _flat_shardings(v)
+    elif value is not None:
+        yield value
+
+
+def _axes(s: Sharding) -> Iterable[Axis]:
+    return (*s.axes, *s.replicated, *s.unreduced, *s.manual)
+
+
+def flat(value: Value) -> list[Local]:
+    return [v for e in value for v in flat(e)] if isinstance(value, tuple) else [value]
+
+
+class Partitioner:
+    """State of one partitioning: the grid, plans and emitted reshardings, choices made,
+    computations already partitioned."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.planner = Planner(grid)
+        self._choices: dict[tuple[object, ...], tuple[float, Choice]] = {}
+        self._computations: dict[tuple[object, ...], tuple[Computation, Value]] = {}
+        self._uses: dict[Instruction, int] = {}
+
+    def module(self, module: Module) -> Module:
+        entry = module.entry
+        env: Env = {}
+        params = []
+        for p in entry.params:
+            layout = self.wanted(p)
+            new = h.parameter(p["index"], self.block_shape(p.shape, layout))
+            _name(new, p)
+            params.append(new)
+            env[p] = self.spread(new, p.shape, layout)
+        root = self.bring(self.run(entry.root, env), self.wanted(entry.root))
+        outputs = root if isinstance(root, tuple) else (root,)
+        aliases = tuple(
+            (o, i)
+            for o, i in module.aliases
+            if self.layouts(outputs[o]) == self.layouts(env[entry.params[i]])
+        )
+        whole = Computation(entry.name, tuple(params), self.gathered(root))
+        return number_channels(
+            Module(
+                module.name,
+                whole,
+                aliases,
+                module.symbols,
+                module.mesh,
+                num_partitions=self.grid.devices,
+                in_shardings=tuple(
+                    self.grid.sharding(v.layout) for p in entry.params for v in flat(env[p])
+                ),
+                out_shardings=tuple(self.grid.sharding(v.layout) for v in flat(root)),
+                out_dims=tuple(v.dims for v in flat(root)),
+            )
+        )
+
+    # Values
+
+    def wanted(self, x: Instruction) -> Wants:
+        """The layouts that the annotation of `x` asks for; None where there is none."""
+        return self._wants(x.shape, x.get("sharding"))
+
+    def _wants(self, shape: Shape, sharding: ShardingTree) -> Wants:
+        if shape.is_tuple:
+            many = sharding if isinstance(sharding, tuple) else (sharding,) * len(shape.elements)
+            return tuple(self._wants(e, s) for e, s in zip(shape.elements, many, strict=True))
+        if sharding is None:
+            return None
+        if sharding.maximal is not None or sharding.rank != shape.rank:
+            return ((),) * shape.rank
+        return self.grid.layout(sharding)
+
+    def block_shape(self, shape: Shape, wants: Wants) -> Shape:
+        if shape.is_tuple:
+            return tuple_shape(
+                *(self.block_shape(e, w) for e, w in zip(shape.elements, wants, strict=True))
+            )
+        return (
+            shape
+            if wants is None or not shape.rank
+            else Shape(shape.dtype, self.grid.block(shape.dims, wants))
+        )
+
+    def spread(self, x: Instruction, shape: Shape, wants: Wants) -> Value:
+        """The value of an instruction of the per-device program that stands for one of `shape`."""
+        if shape.is_tuple:
+            return tuple(
+                self.spread(h.get_tuple_element(x, i), e, w)
+                for i, (e, w) in enumerate(zip(shape.elements, wants, strict=True))
+            )
+        return Local(x, shape.dims, ((),) * shape.rank if wants is None else wants)
+
+    def gathered(self, value: Value) -> Instruction:
+        """The inverse of `spread`."""
+        return h.tuple_(*map(self.gathered, value)) if isinstance(value, tuple) else value.x
+
+    def bring(self, value: Value, wants: Wants) -> Value:
+        """`value` without partial results, in the wanted layouts where there are any."""
+        if isinstance(value, tuple):
+            many = wants if wants is not None else (None,) * len(value)
+            return tuple(self.bring(v, w) for v, w in zip(value, many, strict=True))
+        goal = value.goal if value.goal is not None else value.layout
+        return self.planner.apply(
+            self.planner.apply(value, goal) if value.partial else value,
+            goal if wants is None else wants,
+        )
+
+    def layouts(self, value: Value) -> Wants:
+        return (
+            tuple(map(self.layouts, value))
+            if isinstance(value, tuple)
+            else value.goal
+            if value.goal is not None
+            else value.layout
+        )
+
+    # Instructions
+
+    def run(
+        self,
+        root: Instruction,
+        env: Env,
+        known: Iterable[Instruction] = (),
+    ) -> Value:
+        """The value of `root`, given those of parameters."""
+        order = postorder((root,), known)
+        for x in order:
+            for o in x.operands:
+                self._uses[o] = self._uses.get(o, 0) + 1
+        self._uses[root] = self._uses.get(root, 0) + 1
+        for x in order:
+            if x not in env:
+                try:
+                    env[x] = self.visit(x, env)
+                except Exception as error:
+                    error.add_note(
+                        f"while partitioning {x.op}({', '.join(str(o.shape) for o in x.operands)})"
+                        f" -> {x.shape}"
+                    )
+                    raise
+        return env[root]
+
+    def visit(self, x: Instruction, env: Env) -> Value:
+        special = SPECIAL.get(x.op)
+        if special is not None:
+            return special(self, x, env)
+        if x.op == "custom-call" and x["custom_call_target"] in _REGION:
+            return _REGION[x["custom_call_target"]](self, x, env)
+        wants = self.wanted(x)
+        values = [env[o] for o in x.operands]
+        passed = self._passed_on(x, values, wants)
+        if passed is not None:
+            return passed
+        operands = tuple(self.bring(v, None) for v in values)
+        source = self._source(x, operands)
+        if source is not None:
+            layout = wants or ((),) * x.shape.rank
+            return Local(
+                self.planner.block_of(source, x.shape.dims, layout),
+                x.shape.dims,
+                layout,
+                source=source,
+            )
+        fast = self._same(x, operands, wants)
+        if fast is not None:
+            return fast
+        return self.localized(x, operands, wants)
+
+    def _source(self, x: Instruction, operands: Sequence[Value]) -> Instruction | None:
+        """The whole array, when it is made of constants, iotas and scalars alone."""
+        if x.op in ("constant", "iota") or x.op == "broadcast" and not x.operands[0].shape.rank:
+            return interned(x.op, tuple(o.x for o in operands), _plain_attrs(x), x.shape)
+        if (
+            x.shape.rank
+            and operands
+            and (x.op == "broadcast" or "pointwise" in OPCODES[x.op].traits)
+        ):
+            if all(isinstance(o, Local) and (o.source is not None or not o.dims) for o in operands):
+                return interned(
+                    x.op,
+                    tuple(o.x if o.source is None else o.source for o in operands),
+                    _plain_attrs(x),
+                    x.shape,
+                )
+        return None
+
+    def _same(self, x: Instruction, operands: Sequence[Local], wants: Wants) -> Local | None:
+        """The common case: a pointwise opcode whose operands are where the result is wanted."""
+        if "pointwise" not in OPCODES[x.op].traits or not operands:
+            return None
+        layout = operands[-1].layout
+        if wants is not None and wants != layout or any(o.layout != layout for o in operands):
+            return None
+        block = operands[-1].x.shape.dims
+        y = interned(
+            x.op,
+            tuple(o.x for o in operands),
+            _plain_attrs(x),
+            Shape(x.shape.dtype, block),
+        )
+        _name(y, x)
+        return Local(y, x.shape.dims, layout, rate=max(o.rate for o in operands))
+
+    def localized(self, x: Instruction, operands: Sequence[Local], wants: Wants) -> Value:
+        rule = factors(x)
+        row = handler(x.op)
+        flat_operands = tuple(v for o in operands for v in flat(o))
+        flat_wants = tuple(_flat_wants(wants, x.shape))
+        price, choice = self.choice(x, rule, flat_operands, flat_wants)
+        through = rules_moves.seen_through(x, flat_operands)
+        if through != flat_operands:
+            other, alternative = self.choice(x, rule, through, flat_wants)
+            spared = sum(
+                o.made_for for o, t in zip(flat_operands, through, strict=True) if t is not o
+            )
+            if other <= price + spared:
+                flat_operands, choice, price = through, alternative, other
+        if not rule.sizes:
+            self._complain(x, flat_operands)
+        moved = [
+            self.planner.apply(o, layout)
+            for o, layout in zip(flat_operands, choice.operands, strict=True)
+        ]
+        results = row.localize(self.planner, x, choice, moved)
+        rate = max((o.rate for o in flat_operands), default=1.0)
+        if rate < 1 or results[0].view is not None:
+            results = [changed(r, rate=rate, made_for=price) for r in results]
+        return _nested(
+            x.shape,
+            iter([self._finished(x, r, w) for r, w in zip(results, flat_wants, strict=True)]),
+        )
+
+    def choice(
+        self,
+        x: Instruction,
+        rule: Factors,
+        operands: tuple[Local, ...],
+        wants: tuple[Layout | None, ...],
+    ) -> tuple[float, Choice]:
+        """Price and assignment for `x` on these operands."""
+        row = handler(x.op)
+        given = tuple(
+            (
+                o.layout,
+                o.x.shape,
+                o.rate,
+                o.source is None,
+                o.crop,
+                self.planner.layouts(o),
+            )
+            for o in operands
+        )
+        key = (x.op, rule, given, wants, x.attrs if row.price else None, x.shape)
+        found = self._choices.get(key)
+        if found is None:
+            empty = any(0 in s.dims for s in arrays(x.shape))
+            allowed = tuple(
+                role in row.roles and (role == "free" or not empty) for role in rule.roles
+            )
+            extra = (
+                None
+                if row.price is None
+                else lambda atoms: row.price(self.planner, x, rule, atoms, operands)
+            )
+            found = self._choices[key] = choose(
+                self.planner, Question(x, rule, operands, wants, allowed, extra)
+            )
+        return found
+
+    def _finished(self, x: Instruction, result: Local, want: Layout | None) -> Local:
+        _name(result.x, x)
+        if result.partial:
+            return changed(result, goal=result.layout if want is None else want)
+        return result if want is None else self.planner.apply(result, want)
+
+    def _passed_on(self, x: Instruction, values: Sequence[Value], wants: Wants) -> Local | None:
+        """Partial operands that nobody else uses stay partial through opcodes that commute with the
+        sum."""
+        locals_ = [v for v in values if isinstance(v, Local)]
+        if x.op not in LINEAR or len(locals_) < len(values):
+            return None
+        arrays_ = locals_[: LINEAR[x.op]]
+        first = arrays_[0]
+        if not first.partial or any(
+            (v.partial, v.reducer, v.goal) != (first.partial, first.reducer, first.goal)
+            for v in arrays_
+        ):
+            return None
+        if any(v.layout != first.layout for v in arrays_) or any(
+            self._uses.get(o, 0) > 1 for o in x.operands[: LINEAR[x.op]]
+        ):
+            return None
+        if (
+            x.op in _ONLY_ADD
+            and first.reducer != "add"
+            or x.op == "reduce"
+            and not _same_sum(x, first.reducer)
+        ):
+            return None
+        goal = first.goal if wants is None and len(x.shape.dims) == len(first.dims) else wants
+        if (
+            goal is None
+            or x.op not in ("add", "subtract", "negate", "copy")
+            and any(a for a in (*first.layout, *goal))
+        ):
+            return None
+        if x.op == "reduce":
+            init = on_first(self.planner, locals_[1].x, first.partial, h.constant(0, x.shape.dtype))
+            operands: tuple[Instruction, ...] = (first.x, init)
+        else:
+            operands = tuple(v.x for v in locals_)
+        layout = first.layout if len(goal) == len(first.layout) else ((),) * len(goal)
+        dims = self.grid.block(x.shape.dims, layout)
+        y = interned(x.op, operands, _plain_attrs(x), Shape(x.shape.dtype, dims))
+        return Local(
+            y,
+            x.shape.dims,
+            layout,
+            first.partial,
+            first.reducer,
+            goal,
+            rate=max(v.rate for v in arrays_),
+        )
+
+    def _complain(self, x: Instruction, operands: Sequence[Local]) -> None:
+        if any(a for o in operands for a in o.layout) and "collective" not in OPCODES[x.op].traits:
+            metrics.count(COUNTER)
+            target = f" {x['custom_call_target']!r}" if x.op == "custom-call" else ""
+            shapes = ", ".join(str(o.shape) for o in x.operands)
+            warnings.warn(
+                f"{x.op}{target}({shapes}) -> {x.shape} has no sharding rule: every device computes"
+                " all of it",
+                PartitionWarning,
+                stacklevel=2,
+            )
+
+    # Computations
+
+    def called(
+        self, computation: Computation, arguments: Sequence[Value], wants: Wants
+    ) -> tuple[Computation, Value]:
+        """`computation` on blocks like those of `arguments`, its result in the wanted layouts; with
+        the (spread) value of its root."""
+        key = (computation, tuple(map(_key, arguments)), wants)
+        found = self._computations.get(key)
+        if found is None:
+            env, params = {}, []
+            for p, v in zip(computation.params, arguments, strict=True):
+                layouts = self.layouts(v)
+                new = h.parameter(p["index"], self.block_shape(p.shape, layouts))
+                params.append(new)
+                env[p] = _at_rate(self.spread(new, p.shape, layouts), v)
+            outer, self._uses = self._uses, {}
+            root = self.bring(self.run(computation.root, env), wants)
+            self._uses = outer
+            found = self._computations[key] = (
+                Computation(computation.name, tuple(params), self.gathered(root)),
+                root,
+            )
+        return found
+
+
+def _key(value: Value) -> tuple[object, ...]:
+    return (
+        tuple(map(_key, value))
+        if isinstance(value, tuple)
+        else (value.layout, value.dims, value.rate)
+    )
+
+
+def _at_rate(value: Value, like: Value) -> Value:
+    return (
+        tuple(map(_at_rate, value, like))
+        if isinstance(value, tuple)
+        else changed(value, rate=like.rate)
+    )
+
+
+def _flat_wants(wants: Wants, shape: Shape) -> Iterator[Layout | None]:
+    if shape.is_tuple:
+        for w, e in zip(wants, shape.elements, strict=True):
+            yield from _flat_wants(w, e)
+    else:
+        yield wants
+
+
+def _nested(shape: Shape, values: Iterator[Local]) -> Value:
+    return tuple(_nested(e, values) for e in shape.elements) if shape.is_tuple else next(values)
+
+
+def _plain_attrs(x: Instruction) -> tuple[tuple[str, object], ...]:
+    return tuple(a for a in x.attrs if a[0] != "sharding")
+
+
+def _name(new: Instruction, old: Instruction) -> None:
+    meta = META.get(old)
+    if meta is not None and new not in META:
+        META[new] = meta
+
+
+# Opcodes that commute with a sum over devices, and how many of their operands are summands.
+LINEAR = {
+    "add": 2,
+    "subtract": 2,
+    "negate": 1,
+    "copy": 1,
+    "reshape": 1,
+    "transpose": 1,
+    "slice": 1,
+    "reduce": 1,
+}
+_ONLY_ADD = frozenset(("subtract", "negate", "add"))
+
+
+def _same_sum(x: Instruction, reducer_: str) -> bool:
+    from torch_hlo.hlo.sharding.factors import reducer
+
+    return len(x.operands) == 2 and reducer_ == "add" == reducer(x["to_apply"])
+
+
+# Structure and control flow
+
+
+def _tuple(p: Partitioner, x: Instruction, env: Env) -> Value:
+    return tuple(p.bring(env[o], w) for o, w in zip(x.operands, p.wanted(x), strict=True))
+
+
+def _element(p: Partitioner, x: Instruction, env: Env) -> Value:
+    return (
+        p.bring(env[x.operands[0]][x["index"]], p.wanted(x))
+        if p.wanted(x) is not None
+        else env[x.operands[0]][x["index"]]
+    )
+
+
+def _barrier(p: Partitioner, x: Instruction, env: Env) -> Value:
+    value = p.bring(env[x.operands[0]], p.wanted(x))
+    return p.spread(instr("opt-barrier", (p.gathered(value),)), x.shape, p.layouts(value))
+
+
+def _token(p: Partitioner, x: Instruction, env: Env) -> Value:
+    return Local(
+        instr(x.op, tuple(p.gathered(p.bring(env[o], None)) for o in x.operands)),
+        (),
+        (),
+    )
+
+
+def _dependency(p: Partitioner, x: Instruction, env: Env) -> Value:
+    value, token = p.bring(env[x.operands[0]], p.wanted(x)), env[x.operands[1]]
+    return p.spread(
+        instr("add-dependency", (p.gathered(value), token.x)), x.shape, p.layouts(value)
+    )
+
+
+def _while(p: Partitioner, x: Instruction, env: Env) -> Value:
+    state = p.bring(env[x.operands[0]], p.wanted(x))
+    layouts = p.layouts(state)
+    body, _ = p.called(x["body"], [_slowed(x, state)], layouts)
+    condition, _ = p.called(x["condition"], [state], ())
+    return p.spread(h.while_(condition, body, p.gathered(state)), x.shape, layouts)
+
+
+def _slowed(x: Instruction, state: Value) -> Value:
+    """The state as the body sees it: what it passes on unchanged changes once in all its runs."""
+    runs = trip_count(x) or UNKNOWN_TRIPS
+    root, (param,) = x["body"].root, x["body"].params
+    if root.op != "tuple":
+        return state
+    kept = [
+        o.op == "get-tuple-element" and o["index"] == i and o.operands[0] is param
+        for i, o in enumerate(root.operands)
+    ]
+    return tuple(
+        changed(v, rate=v.rate / runs) if k and isinstance(v, Local) else v
+        for v, k in zip(state, kept, strict=True)
+    )
+
+
+def _conditional(p: Partitioner, x: Instruction, env: Env) -> Value:
+    which, *operands = (p.bring(env[o], None) for o in x.operands)
+    wants = p.wanted(x)
+    branches = []
+    for computation, operand in zip(x["branch_computations"], operands, strict=True):
+        new, root = p.called(computation, [operand], wants)
+        if _missing(x.shape, wants):  # the first branch decides
+            wants = p.layouts(root)
+            new, root = p.called(computation, [operand], wants)
+        branches.append(new)
+    return p.spread(
+        h.conditional(which.x, branches, [p.gathered(o) for o in operands]),
+        x.shape,
+        wants,
+    )
+
+
+def _missing(shape: Shape, wants: Wants) -> bool:
+    return wants is None or shape.is_tuple and any(map(_missing, shape.elements, wants))
+
+
+def _call(p: Partitioner, x: Instruction, env: Env) -> Value:
+    operands = [p.bring(env[o], None) for o in x.operands]
+    name = "to_apply" if x.op == "call" else "calls"
+    new, root = p.called(x[name], operands, p.wanted(x))
+    y = instr(
+        x.op,
+        tuple(p.gathered(o) for o in operands),
+        **{**dict(_plain_attrs(x)), name: new},
+    )
+    return p.spread(y, x.shape, p.layouts(root))
+
+
+def _expanded(p: Partitioner, x: Instruction, env: Env) -> Value:
+    """Composite opcodes are partitioned as what they stand for."""
+    plain = interned(x.op, x.operands, _plain_attrs(x), x.shape)
+    return p.bring(p.run(EXPANSIONS[x.op](plain), env, x.operands), p.wanted(x))
+
+
+def _rng(p: Partitioner, x: Instruction, env: Env) -> Value:
+    """The first device draws for all: hidden states differ."""
+    y = interned(
+        x.op,
+        tuple(p.bring(env[o], None).x for o in x.operands),
+        _plain_attrs(x),
+        x.shape,
+    )
+    everybody = tuple(range(len(p.grid.sizes)))
+    drawn = on_first(p.planner, y, everybody, h.constant(0, x.shape.dtype))
+    return Local(
+        drawn,
+        x.shape.dims,
+        ((),) * x.shape.rank,
+        everybody,
+        "add",
+        p.wanted(x) or ((),) * x.shape.rank,
+    )
+
+
+def _dimension_size(p: Partitioner, x: Instruction, env: Env) -> Value:
+    (d,) = x["dimensions"]
+    return Local(h.constant(x.operands[0].shape.dims[d], "s32"), (), ())
+
+
+def _refused(p: Partitioner, x: Instruction, env: Env) -> Value:
+    shapes = ", ".join(str(o.shape) for o in x.operands)
+    raise PartitionError(
+        f"{x.op}({shapes}) -> {x.shape} cannot be partitioned: run it on one device, or write it"
+        " per device in a manual region"
+    )
+
+
+def _enter(p: Partitioner, x: Instruction, env: Env) -> Value:
+    """SPMDFullToShardShape: from here on shapes are those of the blocks along the manual axes."""
+    (operand,) = x.operands
+    value = p.bring(env[operand], p.wanted(operand))
+    return Local(value.x, x.shape.dims, p.wanted(x) or ((),) * x.shape.rank)
+
+
+def _leave(p: Partitioner, x: Instruction, env: Env) -> Value:
+    """SPMDShardToFullShape: the blocks are again parts of a whole."""
+    (operand,) = x.operands
+    sharding = operand.get("sharding")
+    manual = (
+        set(p.grid.atoms_of(sharding.manual))
+        if isinstance(sharding, Sharding) and sharding.manual
+        else p.grid.atoms
+    )
+    layout = p.wanted(x)
+    if layout is None:
+        raise PartitionError(f"SPMDShardToFullShape({operand.shape}) -> {x.shape} needs a sharding")
+    inner = tuple(tuple(a for a in atoms if a not in manual) for atoms in layout)
+    return Local(p.bring(env[operand], inner).x, x.shape.dims, layout)
+
+
+_REGION = {"SPMDFullToShardShape": _enter, "SPMDShardToFullShape": _leave}
+EXPANSIONS: dict[str, Callable[[Instruction], Instruction]] = {
+    "batch-norm-training": legalize.batch_norm_training,
+    "batch-norm-inference": legalize.batch_norm_inference,
+    "batch-norm-grad": legalize.batch_norm_grad,
+    "ragged-dot": legalize.ragged_dot,
+}
+SPECIAL: dict[str, Callable[[Partitioner, Instruction, Env], Value]] = {
+    "tuple": _tuple,
+    "get-tuple-element": _element,
+    "opt-barrier": _barrier,
+    "domain": _barrier,
+    "after-all": _token,
+    "add-dependency": _dependency,
+    "while": _while,
+    "conditional": _conditional,
+    "call": _call,
+    "fusion": _call,
+    "rng": _rng,
+    "get-dimension-size": _dimension_size,
+    **dict.fromkeys(EXPANSIONS, _expanded),
+    **dict.fromkeys(
+        "infeed outfeed send send-done recv recv-done set-dimension-size dynamic-reshape"
+        " rng-get-and-update-state".split(),
+        _refused,
+    ),
+}

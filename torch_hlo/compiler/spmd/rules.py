@@ -1,0 +1,134 @@
+"""How each opcode runs on blocks: the table `HANDLERS`, filled by the families (rules_moves.py,
+rules_contract.py, rules_window.py, rules_index.py, draw.py).
+
+    @localizes("reverse", roles="shift")
+    def reverse(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) ->
+        list[Local]: ...
+
+The operands come in the layouts of the choice; the results, one Local per array, leave in its
+layouts. `roles` are the factor roles (hlo/sharding/factors.py) beyond `free` that the function can
+split. Opcodes without a row run unchanged on their blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch_hlo.compiler.spmd.assign import Assignment, Choice
+from torch_hlo.compiler.spmd.reshard import Local, Planner
+from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.intern import instr, interned
+from torch_hlo.hlo.ir.opcodes import OPCODES
+from torch_hlo.hlo.ir.shape import Shape, tuple_shape
+from torch_hlo.hlo.sharding.factors import Factors, arrays
+
+Localize = Callable[[Planner, Instruction, Choice, Sequence[Local]], list[Local]]
+Price = Callable[[Planner, Instruction, Factors, Assignment, Sequence[Local]], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    localize: Localize
+    roles: frozenset[str]
+    # bytes exchanged inside the localized program; None: this assignment is impossible
+    price: Price | None
+
+
+HANDLERS: dict[str, Handler] = {}
+
+
+def localizes(
+    names: str, roles: str = "", price: Price | None = None
+) -> Callable[[Localize], Localize]:
+    def register(fn: Localize) -> Localize:
+        for name in names.split():
+            HANDLERS[name] = Handler(fn, frozenset(("free", *roles.split())), price)
+        return fn
+
+    return register
+
+
+def handler(op: str) -> Handler:
+    return HANDLERS.get(op, DEFAULT)
+
+
+def rebuilt(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
+    """The same opcode with the same attributes on blocks."""
+    return results(p, x, choice, on_blocks(p, x, choice, [o.x for o in operands]))
+
+
+def on_blocks(
+    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Instruction], **attrs: object
+) -> Instruction:
+    """`x` on block-sized operands, with other attributes; its shape is inferred, or the block of
+    x's where the operands do not determine it."""
+    row = OPCODES[x.op]
+    given = dict(_plain(x).attrs) | attrs
+    if row.rule is not None and row.check is None:
+        return instr(x.op, tuple(operands), **given)
+    shapes = [
+        Shape(s.dtype, p.grid.block(s.dims, layout))
+        for s, layout in zip(arrays(x.shape), choice.results, strict=True)
+    ]
+    return instr(
+        x.op,
+        tuple(operands),
+        tuple_shape(*shapes) if x.shape.is_tuple else shapes[0],
+        **given,
+    )
+
+
+def _plain(x: Instruction) -> Instruction:
+    if x.get("sharding") is None:
+        return x
+    return interned(x.op, x.operands, tuple(a for a in x.attrs if a[0] != "sharding"), x.shape)
+
+
+def results(
+    p: Planner,
+    x: Instruction,
+    choice: Choice,
+    y: Instruction,
+    reducer: str = "add",
+    partial: tuple[int, ...] | None = None,
+) -> list[Local]:
+    """The arrays of `y` as Locals of the arrays of `x`."""
+    shapes = arrays(x.shape)
+    parts = [h.get_tuple_element(y, i) for i in range(len(shapes))] if x.shape.is_tuple else [y]
+    split = choice.partial if partial is None else partial
+    return [
+        Local(v, s.dims, layout, split, reducer)
+        for v, s, layout in zip(parts, shapes, choice.results, strict=True)
+    ]
+
+
+DEFAULT = Handler(rebuilt, frozenset(("free",)), None)
+
+
+def identity(reducer: str, dtype: str) -> Instruction:
+    """The scalar that `reducer` leaves other values unchanged with."""
+    value = {"add": 0, "or": 0, "xor": 0, "multiply": 1}.get(reducer)
+    if reducer == "maximum":
+        value = h.lowest(dtype)
+    elif reducer == "minimum":
+        value = h.highest(dtype)
+    elif reducer == "and":
+        value = (
+            True if dtype == "pred" else -1 if dtype.startswith("s") else (1 << int(dtype[1:])) - 1
+        )
+    return h.constant(value, dtype)
+
+
+def on_first(p: Planner, x: Instruction, atoms: tuple[int, ...], other: Instruction) -> Instruction:
+    """`x` on the first device along `atoms`, the scalar `other` everywhere else."""
+    if not atoms or x is other:
+        return x
+    first = h.compare(
+        p.grid.table(int(i != 0) for i in p.grid.indices(atoms)),
+        h.constant(0, "s32"),
+        "EQ",
+    )
+    dims = x.shape.dims
+    return h.select(h.broadcast(first, dims, ()), x, h.broadcast(other, dims, ()))

@@ -1,0 +1,50 @@
+"""Blocks of dot, convolution and reduce: padding is masked where it would be summed, sums over
+split factors are partial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch_hlo.compiler.spmd import halo
+from torch_hlo.compiler.spmd.assign import Choice
+from torch_hlo.compiler.spmd.reshard import Local, Planner
+from torch_hlo.compiler.spmd.rules import (
+    identity,
+    localizes,
+    on_blocks,
+    on_first,
+    results,
+)
+from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.sharding.factors import reducer
+
+
+@localizes("dot", roles="sum")
+def dot(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
+    sides = []
+    for local, dims in zip(operands, (x["lhs_contracting_dims"], x["rhs_contracting_dims"])):
+        sides.append(halo.masked(p, local, h.constant(0, local.dtype), dims))
+    return results(p, x, choice, on_blocks(p, x, choice, sides))
+
+
+@localizes("reduce", roles="sum")
+def reduce(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
+    n = len(operands) // 2
+    arrays, inits = operands[:n], [o.x for o in operands[n:]]
+    known = reducer(x["to_apply"]) if n == 1 else None
+    blocks = [
+        halo.masked(p, a, identity(known, a.dtype) if known else i, x["dimensions"])
+        for a, i in zip(arrays, inits)
+    ]
+    if choice.partial and known:
+        inits = [on_first(p, inits[0], choice.partial, identity(known, inits[0].shape.dtype))]
+    y = instr("reduce", (*blocks, *inits), dimensions=x["dimensions"], to_apply=x["to_apply"])
+    if not choice.partial or known:
+        return results(p, x, choice, y, known or "add")
+    # Any other computation: everybody folds everybody's results.
+    parts = [h.get_tuple_element(y, i) for i in range(n)] if n > 1 else [y]
+    gathered = [p.all_gather(h.reshape(v, (1, *v.shape.dims)), 0, choice.partial) for v in parts]
+    y = instr("reduce", (*gathered, *inits), dimensions=(0,), to_apply=x["to_apply"])
+    return results(p, x, choice, y, partial=())

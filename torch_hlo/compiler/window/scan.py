@@ -1,0 +1,255 @@
+"""Running folds: a reduce-window as long as its dimension that ends (or begins) at the element.
+
+Along any dimension but the last, neighbouring columns are the lanes of a vector. Along the last one
+a vector of elements becomes its own prefixes in log2(lanes) steps (Hillis and Steele, 1986), to
+which what came before is added: one combination per vector is sequential."""
+
+from __future__ import annotations
+
+from torch_hlo.compiler.codegen.index import product
+from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
+from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.gather.gather_scatter import Sizes
+from torch_hlo.compiler.llvm import scalar
+from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.scalar import STORAGE, Value
+from torch_hlo.compiler.loops.reducer import Reducer
+from torch_hlo.compiler.matmul.tile import lane_mask
+from torch_hlo.hlo.ir.instruction import Instruction
+
+# Running sums are kept in a wider type, as PyTorch does on the CPU.
+_WIDER = {"f32": "double", "bf16": "float", "f16": "float"}
+_IDEMPOTENT = ("maximum", "minimum", "and", "or")
+
+
+def scan_dimension(x: Instruction) -> tuple[int, bool] | None:
+    """(dimension, from the end) when output i of a reduce-window is the fold of the elements up to
+    (or from) i along one dimension."""
+    dims, found = x.operands[0].shape.dims, None
+    for d, (n, w) in enumerate(zip(dims, x["window"], strict=True)):
+        if w.is_trivial:
+            continue
+        plain = w.stride == 1 and w.base_dilation == 1 and w.window_dilation == 1 and w.size == n
+        ends = (w.pad_low, w.pad_high)
+        if found is not None or not plain or ends not in ((n - 1, 0), (0, n - 1)):
+            return None
+        found = d, ends[0] == 0
+    return found
+
+
+def is_scan(x: Instruction) -> bool:
+    """Whether `emit_scan` can write a reduce-window: padding, which has the initial value, changes
+    nothing that this value does not change by itself."""
+    reducer = Reducer(x)
+    return scan_dimension(x) is not None and (
+        not reducer.needs_initial() or reducer.op in _IDEMPOTENT
+    )
+
+
+def emit_scan(program: Program, x: Instruction) -> None:
+    """Write and call the kernel of a reduce-window for which `is_scan` holds."""
+    axis, backward = scan_dimension(x)
+    half = len(x.operands) // 2
+    operands, inits = x.operands[:half], x.operands[half:]
+    dims = operands[0].shape.dims
+    outer, inner = product(dims[:axis]), product(dims[axis + 1 :])
+    f = Writer(
+        program,
+        "scan",
+        [
+            ("i64", "lo"),
+            ("i64", "hi"),
+            *(("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to")),
+        ],
+    )
+    size = Sizes(f)
+    scan = _Scan(f, x, program.target.strip)
+    length, width = size(dims[axis]), size(inner)
+    columns = scan.lanes if inner != 1 else 1  # per item
+    with f.loop("%lo", "%hi") as item:
+        if inner == 1:
+            scan.along(f.mul(item, length), length, backward)
+        else:
+            blocks = f.ceildiv(width, columns)
+            first = f.mul(f.rem(item, blocks), columns)
+            scan.across(
+                f.add(f.mul(f.div(item, blocks), f.mul(length, width)), first),
+                first,
+                length,
+                width,
+                backward,
+            )
+    places = program.places(x) if x.shape.is_tuple else (program.places(x),)
+    pointers = []
+    for o, i, place in zip(operands, inits, places, strict=True):
+        pointers += [
+            f"ptr {program.pointer(o)}",
+            f"ptr {program.pointer(i)}",
+            f"ptr {program.at(place)}",
+        ]
+    items = outer * (
+        -(-inner // columns) if isinstance(inner, int) else (inner + (columns - 1)) // columns
+    )
+    steps = dims[axis] if isinstance(dims[axis], int) else 1000
+    program.parallel(
+        f.define(),
+        pointers + size.arguments(program),
+        program.size(items),
+        cost=1.0 + 1.5 * steps,
+    )
+
+
+class _Scan:
+    """What the two forms share: how elements are read, combined and written, `lanes` at a time.
+    Accumulators are flat lists of operands (a complex value is two), in a wider type where sums are
+    kept in one."""
+
+    def __init__(self, f: Writer, x: Instruction, lanes: int) -> None:
+        self.f, self.computation, self.reducer = f, x["to_apply"], Reducer(x)
+        self.types = [o.shape.dtype for o in x.operands[: len(x.operands) // 2]]
+        self.lanes = lanes if all(STORAGE[t].parts == 1 for t in self.types) else 1
+        single = self.reducer.op in ("add", "multiply") and len(self.types) == 1
+        self.wide = _WIDER.get(self.types[0]) if single else None
+        self.kinds = (
+            [self.wide]
+            if self.wide
+            else [STORAGE[t].register for t in self.types for _ in range(STORAGE[t].parts)]
+        )
+
+    def across(self, base: Int, first: Int, length: Int, width: Int, backward: bool) -> None:
+        """Columns from `first` on, element `base` of the array: rows of `width` elements are
+        combined one after the other."""
+        f = self.f
+        mask = lane_mask(f, self.lanes, first, width) if self.lanes > 1 else None
+        with f.loop(0, length, carry=self._carry()) as loop:
+            step = f.sub(f.sub(length, 1), loop.index) if backward else loop.index
+            at = f.add(base, f.mul(step, width))
+            loop.next = self._fold(loop.vars, self._read(at, mask))
+            self._write(loop.next, at, mask)
+
+    def along(self, base: Int, length: Int, backward: bool) -> None:
+        """A contiguous row of `length` elements that starts at element `base`."""
+        f, lanes = self.f, self.lanes
+        rest = f.rem(length, lanes)
+        whole = f.sub(length, rest)
+
+        def block(start: Int, before: list[str], tail: bool) -> list[str]:
+            """The vector whose first element in scan order is number `start`; returns the fold up
+            to its last one, in all lanes."""
+            at = f.add(base, f.sub(f.sub(length, lanes), start) if backward else start)
+            mask = None
+            if tail and backward:  # lanes before the row's first element
+                mask = (
+                    f.emit(lanes)
+                    .typed("i64")
+                    .cmp(
+                        "sge",
+                        self._numbers(f.sub(at, base)),
+                        f.emit(lanes).typed("i64").const(0),
+                    )
+                )
+            elif tail:
+                mask = lane_mask(f, lanes, start, length)
+            values = self._turned(self._read(at, mask), backward)
+            values = self._fold(before, self._prefixes(values, initial))
+            self._write(self._turned(values, backward), at, mask)
+            return [
+                (
+                    f.emit(lanes).shuffle(kind, v, "poison", lanes, [lanes - 1] * lanes)
+                    if lanes > 1
+                    else v
+                )
+                for kind, v in zip(self.kinds, values, strict=True)
+            ]
+
+        carry = self._carry()
+        initial = [v for _, v in carry]
+        with f.loop(0, whole, lanes, carry=carry) as loop:
+            loop.next = block(loop.index, loop.vars, tail=False)
+        if lanes > 1 and rest != 0:
+            with f.when(f.icmp("ne", rest, 0)):
+                block(whole, loop.vars, tail=True)
+
+    def _numbers(self, first: Int) -> str:
+        """first, first + 1, …"""
+        e = self.f.emit(self.lanes)
+        return e.typed("i64").add(e.splat("i64", str(first)), e.iota("i64"))
+
+    def _prefixes(self, values: list[str], initial: list[str]) -> list[str]:
+        """Lane i becomes the fold of lanes 0 to i."""
+        e, lanes, step = self.f.emit(self.lanes), self.lanes, 1
+        while step < lanes:
+            # Lanes without an earlier one get the initial value. Selecting them afterwards would
+            # let LLVM leave anything in them: a multiplication of bits that happen to be a denormal
+            # number takes hundreds of cycles.
+            order = [i - step if i >= step else lanes + i for i in range(lanes)]
+            earlier = [
+                e.shuffle(kind, v, first, lanes, order)
+                for kind, v, first in zip(self.kinds, values, initial, strict=True)
+            ]
+            values = self._fold(earlier, values)
+            step *= 2
+        return values
+
+    def _turned(self, values: list[str], backward: bool) -> list[str]:
+        """Lanes in scan order, or back."""
+        if not backward or self.lanes == 1:
+            return values
+        e = self.f.emit(self.lanes)
+        return [
+            e.shuffle(kind, v, "poison", self.lanes, range(self.lanes - 1, -1, -1))
+            for kind, v in zip(self.kinds, values, strict=True)
+        ]
+
+    def _carry(self) -> list[tuple[str, str]]:
+        """(type, initial value) of the accumulators."""
+        f, e, found = self.f, self.f.emit(self.lanes), []
+        for i, t in enumerate(self.types):
+            v = load(f, t, f"%init{i}", 0)
+            found += [
+                e.splat(STORAGE[t].register, p) for p in (v if isinstance(v, tuple) else (v,))
+            ]
+        if self.wide:
+            found = [e.cast("fpext", found[0], STORAGE[self.types[0]].register, self.wide)]
+        return list(zip([e.type(kind) for kind in self.kinds], found, strict=True))
+
+    def _fold(self, a: list[str], b: list[str]) -> list[str]:
+        if self.wide:
+            return [
+                scalar.TABLE[self.reducer.op, "f"](
+                    self.f.emit(self.lanes).typed(self.wide), a[0], b[0]
+                )
+            ]
+        results = apply(
+            self.f, self.computation, [*self._grouped(a), *self._grouped(b)], self.lanes
+        )
+        return [p for v in results for p in (v if isinstance(v, tuple) else (v,))]
+
+    def _read(self, at: Int, mask: str | None) -> list[str]:
+        values = [
+            load(self.f, t, f"%from{i}", at, self.lanes, mask) for i, t in enumerate(self.types)
+        ]
+        if self.wide:
+            return [
+                self.f.emit(self.lanes).cast(
+                    "fpext", values[0], STORAGE[self.types[0]].register, self.wide
+                )
+            ]
+        return [p for v in values for p in (v if isinstance(v, tuple) else (v,))]
+
+    def _write(self, flat: list[str], at: Int, mask: str | None) -> None:
+        if self.wide:
+            flat = [
+                self.f.emit(self.lanes).cast(
+                    "fptrunc", flat[0], self.wide, STORAGE[self.types[0]].register
+                )
+            ]
+        for i, (t, v) in enumerate(zip(self.types, self._grouped(flat), strict=True)):
+            store(self.f, t, v, f"%to{i}", at, self.lanes, mask)
+
+    def _grouped(self, flat: list[str]) -> list[Value]:
+        """Flat operands as one value per operand of the reduce-window."""
+        rest = iter(flat)
+        return [
+            (next(rest), next(rest)) if STORAGE[t].parts == 2 else next(rest) for t in self.types
+        ]

@@ -1,0 +1,35 @@
+"""Machine code in the process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import llvmlite.binding as llvm
+
+from torch_hlo.compiler.llvm.machine_code import machine_code
+from torch_hlo.compiler.llvm.target import CpuTarget, host
+
+
+def engine(objects: Sequence[bytes], target: CpuTarget) -> llvm.ExecutionEngine:
+    """One MCJIT engine per program; it takes its TargetMachine over, so that must be a new one."""
+    # In the global context: one of our own would have to outlive the engine, which garbage
+    # collection does not promise.
+    empty = llvm.parse_assembly("")
+    engine = llvm.create_mcjit_compiler(empty, target.machine())
+    for data in objects:
+        engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+    engine.finalize_object()
+    return engine
+
+
+def constant_function(first: int, second: int) -> int:
+    """Address of a C function that returns these two words in registers, whatever it is called
+    with. It stays until the process ends."""
+    text = (
+        f"define {{i64, i64}} @torch_hlo_constant() {{\n  ret {{i64, i64}} {{i64 {first}, i64"
+        f" {second}}}\n}}\n"
+    )
+    loaded = engine([machine_code(text, host(), level=0)[0]], host())
+    address = loaded.get_function_address("torch_hlo_constant")
+    loaded.detach()
+    return address

@@ -1,0 +1,272 @@
+"""The CPU back end (TORCH_HLO_DEVICE=cpu): modules become machine code, kept on disk between
+processes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import math
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torch_hlo.compiler import cache
+from torch_hlo.compiler.codegen.profile import Profile
+from torch_hlo.compiler.executable import Executable
+from torch_hlo.compiler.llvm.target import host
+from torch_hlo.device import runtime
+from torch_hlo.device.cpu import loader, packed, trim
+from torch_hlo.device.cpu.stream import CODE
+from torch_hlo.device.cpu.workers import WORKERS
+from torch_hlo.device.interfaces import (
+    Backend,
+    Bound,
+    Observe,
+    Prepared,
+    StreamProgram,
+)
+from torch_hlo.device.memory import Buffer, Memory
+from torch_hlo.device.programs import CompiledProgram, compiled
+from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.sharding.collective import current
+
+TRIAL_SECONDS = 0.1
+# Imported by the first compile, in parts that nobody has to wait long for.
+_COMPILER = (
+    "simplify.algebra",
+    "attention.attention_match",
+    "matmul.gemm",
+    "loops.elementwise_loops",
+    "fusion.fusion",
+    "loops.fusion_step",
+    "gather.gather_scatter",
+    "window.reduce_window",
+    "sort.sort",
+    "sort.partial_sort",
+    "pipeline",
+)
+
+
+@functools.cache
+def _warm_up() -> threading.Thread:
+    """What programs run on, the pool and the stream, is compiled while the first program is, if it
+    was not before (`NativeBackend.preparations`): on a thread of its own, since LLVM needs no turn
+    of the interpreter. It only gets ahead of what would happen a moment later: an error comes back
+    there."""
+
+    def work() -> None:
+        with contextlib.suppress(Exception):
+            WORKERS.load()
+            CODE.load()
+
+    thread = threading.Thread(target=work, name="torch_hlo warm-up", daemon=True)
+    thread.start()
+    return thread
+
+
+class NativeProgram(CompiledProgram, StreamProgram):
+    """A loaded Executable. `sizes` of symbolic programs are read off the inputs' shapes."""
+
+    def __init__(self, executable: Executable, profile: Profile | None = None) -> None:
+        super().__init__(executable, profile)
+        self.seconds = math.inf
+        self._loaded = loader.load(executable)
+        self.streams = self._loaded.callback is None
+
+    def starter(self) -> Callable[[tuple[int, ...]], None]:
+        """A program whose host call raises may leave aliased inputs half written."""
+        return self._loaded.launch
+
+    def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
+        if self.info is not None:
+            current().begin(self.info)
+        if self.executable.exposed:
+            self._run_or_restore(inputs, outputs)
+        else:
+            self._run(inputs, outputs)
+
+    def _run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
+        sizes = [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols]
+        copies = self._copies(inputs)
+        self._loaded.call(
+            [b.memory.address for b in inputs],
+            [b.memory.address for b in outputs],
+            sizes,
+            [c.address for c in copies],
+        )
+
+    def _copies(self, inputs: Sequence[Buffer]) -> list[Memory]:
+        """The memory of executable.packings in this run. Those of what it overwrites are dropped:
+        jobs in flight keep theirs."""
+        for _, i in self.aliases:
+            inputs[i].memory.copies = None
+        return packed.copies(self.executable.packings, inputs) if self.executable.packings else []
+
+    def prepare(
+        self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]
+    ) -> Prepared:
+        loaded = self._loaded
+        sizes = (
+            [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols]
+            if self.executable.symbols
+            else ()
+        )
+        copies = self._copies(inputs)
+        addresses = [b.memory.address for b in inputs]
+        count = len(numbers) // 16
+        block = loaded.block(
+            [
+                *sizes,
+                *addresses,
+                *[0] * count,
+                *[b.memory.address for b in outputs],
+                *[c.address for c in copies],
+            ]
+        )
+        if count:
+            first, at = loader.FIXED_WORDS + len(sizes) + len(addresses), len(block)
+            block.frombytes(numbers)
+            start = block.buffer_info()[0] + 8 * at
+            for i in range(count):
+                block[first + i] = start + 16 * i
+        WORKERS.ensure()
+        return loaded.address, loaded.arena_bytes(sizes), block, copies
+
+    def bind(
+        self,
+        inputs: Sequence[Buffer],
+        numbers: bytes,
+        outputs: Sequence[Buffer],
+        still: Sequence[int],
+    ) -> Bound | None:
+        if self.executable.packings:
+            return None
+        return _Block(self, inputs, numbers, outputs, still)
+
+    def counts(self) -> list[tuple[int, int, int]]:
+        return self.profile.read(self._loaded.constants)
+
+    def _run_or_restore(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
+        # Python code called from the program may raise half way, when these inputs have been
+        # overwritten.
+        saved = []
+        for i in self.executable.exposed:
+            copy = Memory(inputs[i].nbytes)
+            copy.array[: inputs[i].nbytes] = inputs[i].bytes
+            saved.append((inputs[i], copy))
+        try:
+            self._run(inputs, outputs)
+        except BaseException:
+            for buffer, copy in saved:
+                buffer.bytes[:] = copy.array[: buffer.nbytes]
+            raise
+
+
+class _Block(Bound):
+    """A program's block of words: it is copied, and written to where arguments have moved."""
+
+    __slots__ = (
+        "_block",
+        "_entry",
+        "_first",
+        "_moving",
+        "_nbytes",
+        "_numbers",
+        "_results",
+        "_still",
+        "_tail",
+    )
+
+    def __init__(
+        self,
+        program: NativeProgram,
+        inputs: Sequence[Buffer],
+        numbers: bytes,
+        outputs: Sequence[Buffer],
+        still: Sequence[int],
+    ) -> None:
+        self._entry, self._nbytes, self._block, _ = program.prepare(inputs, numbers, outputs)
+        self._numbers = numbers
+        self._still = [(i, inputs[i].memory.address) for i in still]
+        first = loader.FIXED_WORDS + len(program.executable.symbols)
+        self._moving = [(first + i, i) for i in range(len(inputs)) if i not in still]
+        self._first = first + len(inputs)
+        first = self._first + len(numbers) // 16
+        over = {o for o, i in program.aliases if i in still}
+        self._results = [(first + o, o) for o in range(len(outputs)) if o not in over]
+        self._tail = first + len(outputs)
+
+    def prepare(
+        self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]
+    ) -> Prepared | None:
+        for i, address in self._still:
+            memory = inputs[i].memory
+            if memory.address != address:
+                return None
+            memory.copies = None
+        block = self._block[:]
+        for word, i in self._moving:
+            block[word] = inputs[i].memory.address
+        for word, o in self._results:
+            block[word] = outputs[o].memory.address
+        if numbers != self._numbers:  # else they are read where the first run found them
+            block[self._tail :] = array("Q", numbers)
+            start = block.buffer_info()[0] + 8 * self._tail
+            for word in range(len(numbers) // 16):
+                block[self._first + word] = start + 16 * word
+        WORKERS.ensure()
+        return self._entry, self._nbytes, block, self._block
+
+
+def compile_program(module: Module, observe: Observe | None = None) -> NativeProgram:
+    """Compile `module` for this machine, or load it from the disk cache. What is observed or
+    checked is always compiled anew."""
+    warm_up = _warm_up()
+    try:
+        target = replace(host(), cores=WORKERS.threads())
+        return compiled(module, target, NativeProgram, _seconds, observe)
+    finally:
+        warm_up.join()  # a process forks and ends between compiles, when no thread is inside LLVM
+
+
+def _seconds(executable: Executable, module: Module) -> float:
+    """Of the fastest of several runs, which take TRIAL_SECONDS together."""
+    program = NativeProgram(executable)
+    # small numbers
+    inputs = [runtime.from_bytes(p.shape, b"\x3c" * p.shape.nbytes) for p in module.entry.params]
+    results = [runtime.allocate(s) for s in executable.outputs]
+    best, end = float("inf"), time.perf_counter() + TRIAL_SECONDS
+    while time.perf_counter() < end or best == float("inf"):
+        start = time.perf_counter()
+        program.run(inputs, results)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+class NativeBackend(Backend):
+    """The machine that this process runs on."""
+
+    def compile_program(self, module: Module, observe: Observe | None = None) -> NativeProgram:
+        return compile_program(module, observe)
+
+    def preparations(self) -> list[Callable[[], object]]:
+        """What the first program needs whichever it is, in parts: the code that programs run on
+        (first, while there is little in memory beside LLVM), the key of this compiler, its modules
+        (last: a program on disk does without)."""
+        modules = [
+            functools.partial(importlib.import_module, f"torch_hlo.compiler.{name}")
+            for name in _COMPILER
+        ]
+        return [
+            WORKERS.load,
+            CODE.load,
+            trim.release_compiler,
+            cache.compiler_version,
+            *modules,
+        ]
+
+
+backend = NativeBackend

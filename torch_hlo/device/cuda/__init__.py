@@ -1,0 +1,5 @@
+"""NVIDIA GPUs through libcuda by ctypes: driver, memory, launches, graphs, cuBLASLt, NCCL.
+
+In: Executables with PTX. Out: CudaProgram, and the back end `cuda`. Imports device/gpu, loads a
+program's plan with device/cpu.
+"""

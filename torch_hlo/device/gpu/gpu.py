@@ -1,0 +1,352 @@
+"""What every GPU back end shares: programs that launch kernels, and how they are compiled.
+
+    program = compile_program(pool, module, None, GpuProgram)
+    program.run([buffer, ...], [buffer, ...])       # enqueues
+
+An Executable has a plan for the host and an image for the device. Looking at a result waits for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import time
+from abc import abstractmethod
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+
+from torch_hlo.compiler.codegen.block import FAILED, HostCall
+from torch_hlo.compiler.codegen.profile import Profile
+from torch_hlo.compiler.codegen.registry import HOST_CALLS
+from torch_hlo.compiler.executable import Executable
+from torch_hlo.compiler.gpu.gpu_program import CALLS, GpuProfile
+from torch_hlo.compiler.llvm.target import host
+from torch_hlo.device import runtime
+from torch_hlo.device.cpu import loader
+from torch_hlo.device.cpu.engine import engine
+from torch_hlo.device.gpu.device_memory import Block, DeviceMemory, DevicePool
+from torch_hlo.device.gpu.driver import Driver, DriverError
+from torch_hlo.device.interfaces import Backend, Observe
+from torch_hlo.device.memory import Buffer, Memory
+from torch_hlo.device.programs import CompiledProgram, compiled
+from torch_hlo.hlo.ir.dim import function, substitute
+from torch_hlo.hlo.ir.instruction import Module, outputs
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.sharding.collective import current
+
+_ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_P, _N = ctypes.c_void_p, ctypes.c_int64
+_CALLS = {
+    "host_call": ctypes.CFUNCTYPE(None, _P, _N, _P),
+    "launch": ctypes.CFUNCTYPE(None, _P, _N, _N, _P),
+    "copy": ctypes.CFUNCTYPE(None, _P, _P, _P, _N),
+    "fetch": ctypes.CFUNCTYPE(None, _P, _P, _P, _N),
+    "fill": ctypes.CFUNCTYPE(None, _P, _P, ctypes.c_int32, _N),
+    "branch": ctypes.CFUNCTYPE(None, _P, _N, _N),
+    "mark": ctypes.CFUNCTYPE(None, _P, _N),
+}
+
+
+class GpuProgram(CompiledProgram):
+    """A loaded Executable for a GPU. `run` is used by one thread at a time."""
+
+    virtual = False
+
+    def __init__(
+        self,
+        executable: Executable,
+        pool: DevicePool,
+        profile: Profile | None = None,
+    ) -> None:
+        super().__init__(executable, profile)
+        driver = pool.driver
+        self._counts = [[0, 0, 0] for _ in profile.steps] if profile is not None else []
+        self._stamps: list[tuple[int, object]] = []
+        if executable.target != driver.target.key:
+            raise ValueError(
+                f"{executable.name} was compiled for {executable.target}, the device is"
+                f" {driver.target.key}"
+            )
+        self.driver, self.pool = driver, pool
+        self._engine = engine(executable.objects, host())
+        self._entry = _ENTRY(self._engine.get_function_address(executable.entry))
+        self._handles = (
+            driver.load(executable.image, executable.kernels) if executable.kernels else []
+        )
+        self._constants = Block(pool, len(executable.constants)) if executable.constants else None
+        if self._constants is not None:
+            driver.upload(
+                self._constants.address,
+                ctypes.cast(executable.constants, _P).value,
+                len(executable.constants),
+            )
+        self._error: BaseException | None = None
+        self._functions = [_CALLS[name](self._guarded(getattr(self, f"_{name}"))) for name in CALLS]
+        self._table = array("Q", [ctypes.cast(f, _P).value for f in self._functions])
+        self._arena = function([name for name, _, _ in executable.symbols], (executable.arena,))
+
+    def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
+        e = self.executable
+        if self.info is not None:
+            current().begin(self.info)
+        sizes = [inputs[i].shape.dims[d] for _, i, d in e.symbols]
+        try:
+            arena = self.pool.arena(max(self.arena_bytes(*sizes), 1))
+            staged: dict[int, Block] = {}
+            given = [self._input(b, staged) for b in inputs]
+            saved = self._save(inputs)
+            own = {o for o, _ in e.aliases}
+            targets = [
+                (
+                    b.memory.written()
+                    if isinstance(b.memory, DeviceMemory)
+                    else 0
+                    if o in own
+                    else self._stage(b.memory, b.nbytes, staged)
+                )
+                for o, b in enumerate(outputs)
+            ]
+        except MemoryError as error:
+            raise self._out_of_memory(sizes, error) from None
+        for o, i in e.aliases:
+            targets[o] = given[i]
+        try:
+            self._start(arena.address, (*sizes, *given, *targets))
+        except BaseException:
+            for target, copy, nbytes in saved:
+                self.driver.copy(target, copy.address, nbytes)
+            raise
+        for b, target in zip(outputs, targets, strict=True):
+            if not isinstance(b.memory, DeviceMemory) and b.nbytes:
+                self.driver.download(b.address, target, b.nbytes)
+
+    def arena_bytes(self, *sizes: int) -> int:
+        """Bytes of working memory that a run with these sizes needs."""
+        return self._arena(*sizes)[0]
+
+    def _out_of_memory(self, sizes: Sequence[int], error: MemoryError) -> MemoryError:
+        return MemoryError(
+            f"{self.name}: no device memory for {self.arena_bytes(*sizes) / 2**20:.1f} MiB of"
+            f" working arrays ({error}); {runtime.memory_summary()}. Its largest"
+            f" buffers:\n{self.executable.buffers}\nTORCH_HLO_DUMP writes the whole buffer report;"
+            " use a smaller batch or free tensors"
+        )
+
+    def _start(self, arena: int, words: Sequence[int]) -> None:
+        """Enqueue a run. `words`: the sizes, the addresses of the parameters, those of the outputs.
+        Raises what went wrong on the way."""
+        n = len(self.executable.symbols)
+        self._call(
+            (
+                arena,
+                self._constants.address if self._constants else 0,
+                self._table.buffer_info()[0],
+                0,
+                0,
+                *words,
+            ),
+            words[:n],
+        )
+        if self.profile is not None:
+            self._count()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _call(self, words: Sequence[int], sizes: Sequence[int]) -> None:
+        block = array("Q", words)
+        self._sizes = {
+            name: n for (name, _, _), n in zip(self.executable.symbols, sizes, strict=True)
+        }
+        self._entry(block.buffer_info()[0])
+
+    def _input(self, buffer: Buffer, staged: dict[int, Block]) -> int:
+        memory = buffer.memory
+        if isinstance(memory, DeviceMemory):
+            return memory.device_address
+        if not buffer.nbytes:
+            return 0
+        whole, offset, nbytes = memory.within(buffer.nbytes)
+        if id(whole) in staged:
+            return staged[id(whole)].address + offset
+        address = self._stage(whole, nbytes, staged)
+        self.driver.upload(address, whole.address, nbytes)
+        return address + offset
+
+    def _stage(self, memory: Memory, nbytes: int, staged: dict[int, Block]) -> int:
+        """Device memory for the time of a run, for what lives on the host."""
+        staged[id(memory)] = block = Block(self.pool, max(nbytes, 1))
+        return block.address
+
+    def _save(self, inputs: Sequence[Buffer]) -> list[tuple[int, Block, int]]:
+        """Copies of what will be overwritten: Python code called on the way may raise."""
+        saved = []
+        for i in self.executable.exposed:
+            copy = Block(self.pool, max(inputs[i].nbytes, 1))
+            address = self._input(inputs[i], {})
+            self.driver.copy(copy.address, address, inputs[i].nbytes)
+            saved.append((address, copy, inputs[i].nbytes))
+        return saved
+
+    # -- called by the plan
+    def _guarded(self, method: Callable[..., None]) -> Callable[..., None]:
+        """An exception must not go through native code: it is kept, and what is called after it
+        does nothing."""
+
+        def call(block: int, *arguments: int) -> None:
+            if self._error is None:
+                try:
+                    return method(*arguments)
+                except BaseException as error:
+                    self._error = error
+                    ctypes.c_uint64.from_address(block + 8 * FAILED).value = 1
+            if method == self._fetch:
+                ctypes.memset(arguments[0], 0, arguments[2])  # ends loops
+
+        return call
+
+    def _launch(self, number: int, groups: int, words: int) -> None:
+        if groups > 0:
+            self.driver.launch(
+                self._handles[number], self.executable.kernels[number], groups, words
+            )
+
+    def _copy(self, target: int, source: int, nbytes: int) -> None:
+        if nbytes:
+            self.driver.copy(target, source, nbytes)
+
+    def _fetch(self, target: int, source: int, nbytes: int) -> None:
+        self.driver.download(target, source, nbytes)
+
+    def _fill(self, target: int, value: int, count: int) -> None:
+        self.driver.fill(target, value, count)
+
+    def _branch(self, number: int, after: int) -> None:
+        """Devices without graphs run steps in order."""
+
+    def _mark(self, step: int) -> None:
+        self._stamps.append((step, self._stamp()))
+
+    # -- the times of a profiled program's steps
+    def counts(self) -> list[tuple[int, int, int]]:
+        return [(calls, total, least) for calls, total, least in self._counts]
+
+    def _stamp(self) -> object:
+        """A point in the order of the device's work; `_elapsed` gives the seconds between two."""
+        self.driver.synchronize()
+        return time.perf_counter()
+
+    def _elapsed(self, start: Any, end: Any) -> float:
+        return end - start
+
+    def _count(self) -> None:
+        self._mark(len(self._counts))
+        self.driver.synchronize()
+        for (step, start), (_, end) in pairwise(self._stamps):
+            ns, count = int(self._elapsed(start, end) * 1e9), self._counts[step]
+            count[:] = count[0] + 1, count[1] + ns, min(count[2] or ns, ns)
+        self._stamps = []
+
+    def _host_call(self, number: int, words: int) -> None:
+        call = self.executable.host_calls[number]
+        addresses = (ctypes.c_uint64 * (len(call.outputs) + len(call.inputs))).from_address(words)
+        results = [self._array(s) for s in call.outputs]
+        values = []
+        for address, shape in zip(addresses[len(call.outputs) :], call.inputs, strict=True):
+            values.append(value := self._array(shape))
+            if value.nbytes:
+                self.driver.download(value.ctypes.data, address, value.nbytes)
+        if call.name == "collective-done":
+            return
+        run_host_call(call, results, values)
+        for address, value in zip(addresses, results):
+            if value.nbytes:
+                self.driver.upload(address, value.ctypes.data, value.nbytes)
+
+    def _array(self, shape: Shape) -> np.ndarray:
+        return np.zeros(
+            tuple(substitute(d, self._sizes) for d in shape.dims),
+            loader.storage_dtype(shape.dtype),
+        )
+
+
+def run_host_call(call: HostCall, outputs: list[np.ndarray], inputs: list[np.ndarray]) -> None:
+    """Call a registered function on arrays. A collective is done when it has been started: its
+    results go to the device here."""
+    attributes = json.loads(call.attrs)
+    if call.name == "collective-start":
+        return HOST_CALLS["collective"](outputs, inputs, text=attributes["text"])
+    HOST_CALLS[call.name](outputs, inputs, **attributes)
+
+
+P = TypeVar("P", bound=GpuProgram)
+
+
+class GpuBackend(Backend):
+    """A device with memory of its own, driven by `Driver`. It says which pool its memory comes
+    from."""
+
+    on_host = False
+
+    @abstractmethod
+    def pool(self) -> DevicePool:
+        """The device that TORCH_HLO_DEVICE names; one per process. Raises DriverError."""
+
+    def driver(self) -> Driver:
+        return self.pool().driver
+
+    def memory(self, nbytes: int) -> DeviceMemory:
+        return DeviceMemory(nbytes, self.pool())
+
+    def adopt(self, address: int, nbytes: int, owner: object) -> DeviceMemory:
+        return DeviceMemory.adopted(address, nbytes, owner, self.pool())
+
+    def compile_program(self, module: Module, observe: Observe | None = None) -> GpuProgram:
+        return compile_program(self.pool(), module, observe, GpuProgram)
+
+
+def compile_program(
+    pool: DevicePool,
+    module: Module,
+    observe: Observe | None,
+    program: type[P],
+) -> P:
+    """Compile `module` for the pool's device, or load it from the disk cache."""
+
+    def load(executable: Executable, profile: Profile | None = None) -> P:
+        return program(executable, pool, profile)
+
+    def seconds(executable: Executable, module: Module) -> float | None:
+        try:
+            return _seconds(pool.driver, load(executable), module)
+        except DriverError:
+            return None
+
+    return compiled(module, pool.driver.target, load, seconds, observe, GpuProfile)
+
+
+RUNS, ROUNDS = (
+    10,
+    3,
+)  # runs that are timed together, of which the fastest round counts
+
+
+def _seconds(driver: Driver, program: GpuProgram, module: Module) -> float:
+    """Of one run on arrays of zeros."""
+    inputs = [runtime.from_bytes(p.shape, bytes(p.shape.nbytes)) for p in module.entry.params]
+    results = [runtime.allocate(x.shape) for x in outputs(module)]
+    for _ in range(3):  # the second is captured, the third replayed
+        program.run(inputs, results)
+    best = float("inf")
+    for _ in range(ROUNDS):
+        driver.synchronize()
+        start = time.perf_counter()
+        for _ in range(RUNS):
+            program.run(inputs, results)
+        driver.synchronize()
+        best = min(best, (time.perf_counter() - start) / RUNS)
+    return best

@@ -1,0 +1,246 @@
+"""The PJRT C API through ctypes: any XLA plugin (CPU, GPU, TPU, …) is a shared library with a table
+of functions.
+
+    api = Api("/path/plugin.so")
+    client = api.Client_Create().client    # every call takes fields by name and returns the
+                                           # filled-in structure
+
+A call that fails raises PjrtError with the plugin's message. Structures are declared up to the
+field we need: their first word says how long they are, so plugins of other versions of the API
+(major version 0) read them as well."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+_INT = ctypes.c_int
+_POINTER = ctypes.c_void_p  # and size_t: a word
+
+# The functions of the table in order (`PJRT_` left out), as far as they are needed; new ones are
+# only ever added at the end.
+_TABLE = """
+Error_Destroy Error_Message Error_GetCode Plugin_Initialize Plugin_Attributes Event_Destroy
+Event_IsReady Event_Error Event_Await Event_OnReady Client_Create Client_Destroy Client_PlatformName
+Client_ProcessIndex Client_PlatformVersion Client_Devices Client_AddressableDevices
+Client_LookupDevice Client_LookupAddressableDevice Client_AddressableMemories Client_Compile
+Client_DefaultDeviceAssignment Client_BufferFromHostBuffer DeviceDescription_Id
+DeviceDescription_ProcessIndex DeviceDescription_Attributes DeviceDescription_Kind
+DeviceDescription_DebugString DeviceDescription_ToString Device_GetDescription Device_IsAddressable
+Device_LocalHardwareId Device_AddressableMemories Device_DefaultMemory Device_MemoryStats Memory_Id
+Memory_Kind Memory_DebugString Memory_ToString Memory_AddressableByDevices Executable_Destroy
+Executable_Name Executable_NumReplicas Executable_NumPartitions Executable_NumOutputs
+Executable_SizeOfGeneratedCodeInBytes Executable_GetCostAnalysis Executable_OutputMemoryKinds
+Executable_OptimizedProgram Executable_Serialize LoadedExecutable_Destroy
+LoadedExecutable_GetExecutable LoadedExecutable_AddressableDevices LoadedExecutable_Delete
+LoadedExecutable_IsDeleted LoadedExecutable_Execute Executable_DeserializeAndLoad
+LoadedExecutable_Fingerprint Buffer_Destroy Buffer_ElementType Buffer_Dimensions
+Buffer_UnpaddedDimensions Buffer_DynamicDimensionIndices Buffer_GetMemoryLayout
+Buffer_OnDeviceSizeInBytes Buffer_Device Buffer_Memory Buffer_Delete Buffer_IsDeleted
+Buffer_CopyToDevice Buffer_ToHostBuffer Buffer_IsOnCpu Buffer_ReadyEvent Buffer_UnsafePointer
+Buffer_IncreaseExternalReferenceCount Buffer_DecreaseExternalReferenceCount
+Buffer_OpaqueDeviceMemoryDataPointer CopyToDeviceStream_Destroy CopyToDeviceStream_AddChunk
+CopyToDeviceStream_TotalBytes CopyToDeviceStream_GranuleSize CopyToDeviceStream_CurrentBytes
+TopologyDescription_Create TopologyDescription_Destroy TopologyDescription_PlatformName
+TopologyDescription_PlatformVersion TopologyDescription_GetDeviceDescriptions
+TopologyDescription_Serialize TopologyDescription_Attributes Compile
+""".split()
+_HEAD = 40  # bytes before the first function: size, extensions, version
+
+# Fields after (struct_size, extension_start). `name:i` is a C int; all others are words.
+_FIELDS = {
+    "Error_Destroy": "error",
+    "Error_Message": "error message message_size",
+    "Plugin_Initialize": "",
+    "Event_Destroy": "event",
+    "Event_Await": "event",
+    "Client_Create": (
+        "create_options num_options kv_get kv_get_arg kv_put kv_put_arg client kv_try_get"
+        " kv_try_get_arg"
+    ),
+    "Client_Destroy": "client",
+    "Client_PlatformName": "client platform_name platform_name_size",
+    "Client_AddressableDevices": "client addressable_devices num_addressable_devices",
+    "Client_Compile": "client program compile_options compile_options_size executable",
+    "Client_BufferFromHostBuffer": (
+        "client data type:i dims num_dims byte_strides num_byte_strides host_buffer_semantics:i"
+        " device memory device_layout done_with_host_buffer buffer"
+    ),
+    "LoadedExecutable_Destroy": "executable",
+    "LoadedExecutable_GetExecutable": "loaded_executable executable",
+    "LoadedExecutable_Execute": (
+        "executable options argument_lists num_devices num_args output_lists device_complete_events"
+        " execute_device"
+    ),
+    "Executable_Destroy": "executable",
+    "Executable_OptimizedProgram": "executable program",
+    "Buffer_Destroy": "buffer",
+    "Buffer_ToHostBuffer": "src host_layout dst dst_size event",
+    "TopologyDescription_Create": (
+        "topology_name topology_name_size create_options num_options topology"
+    ),
+    "TopologyDescription_Destroy": "topology",
+    "Compile": "topology program compile_options compile_options_size client executable",
+    # structures that calls point to
+    "Program": "code code_size format format_size",
+    "ExecuteOptions": (
+        "send_callbacks recv_callbacks num_send_ops num_recv_ops launch_id:i non_donatable"
+        " num_non_donatable context call_location num_tasks task_ids incarnation_ids"
+    ),
+}
+
+# CompileOptionsProto: executable_build_options {device_ordinal: -1, num_replicas: 1,
+# num_partitions: 1}
+COMPILE_OPTIONS = b"\x1a\x0f\x08" + b"\xff" * 9 + b"\x01\x20\x01\x28\x01"
+
+# PJRT_Buffer_Type
+BUFFER_TYPES = {
+    name: i
+    for i, name in enumerate(
+        ". pred s8 s16 s32 s64 u8 u16 u32 u64 f16 f32 f64 bf16 c64 c128 f8e5m2 f8e4m3fn"
+        " f8e4m3b11fnuz f8e5m2fnuz f8e4m3fnuz s4 u4 token s2 u2 f8e4m3 f8e3m4".split()
+    )
+}
+
+
+class PjrtError(RuntimeError):
+    """What a plugin reports."""
+
+
+def _structure(name: str, fields: str) -> type[ctypes.Structure]:
+    parts = [f.partition(":") for f in fields.split()]
+    words = [
+        ("struct_size", ctypes.c_size_t),
+        ("extension_start", _POINTER),
+        *((n, _INT if kind else _POINTER) for n, _, kind in parts),
+    ]
+    return type(name, (ctypes.Structure,), {"_fields_": words})
+
+
+_STRUCTURES = {name: _structure(name, fields) for name, fields in _FIELDS.items()}
+
+
+def structure(name: str, **fields: int | None) -> ctypes.Structure:
+    """A structure with its size filled in; pointers as addresses."""
+    kind = _STRUCTURES[name]
+    last = getattr(kind, kind._fields_[-1][0])
+    return kind(struct_size=last.offset + last.size, **fields)
+
+
+def words(values: Sequence[int | None]) -> ctypes.Array:
+    """A C array of pointers."""
+    return (_POINTER * max(len(values), 1))(*values)
+
+
+class Api:
+    """A plugin's functions. Raises OSError when the file is no library, PjrtError when it is no
+    PJRT plugin."""
+
+    def __init__(self, path: str) -> None:
+        library = ctypes.CDLL(path)
+        if not hasattr(library, "GetPjrtApi"):
+            raise PjrtError(f"{path} is not a PJRT plugin: it has no function GetPjrtApi")
+        library.GetPjrtApi.restype = _POINTER
+        address = library.GetPjrtApi()
+        self.size = ctypes.c_size_t.from_address(address).value
+        self.version = tuple((_INT * 2).from_address(address + _HEAD - 8))
+        if self.version[0] != 0:
+            raise PjrtError(
+                f"{path} speaks version {self.version[0]} of the PJRT C API; version 0 is supported"
+            )
+        self._table = address + _HEAD
+        self._library = library
+        self.Plugin_Initialize()
+
+    def __getattr__(self, name: str) -> Callable[..., ctypes.Structure]:
+        if name not in _TABLE or name not in _FIELDS:
+            raise AttributeError(name)
+        offset = _TABLE.index(name) * ctypes.sizeof(_POINTER)
+        pointer = (
+            _POINTER.from_address(self._table + offset).value
+            if _HEAD + offset < self.size
+            else None
+        )
+        if not pointer:
+            raise PjrtError(f"the plugin has no function PJRT_{name}")
+        function = ctypes.CFUNCTYPE(_POINTER, _POINTER)(pointer)
+        kind = name
+
+        def call(**fields: int | None) -> ctypes.Structure:
+            arguments = structure(kind, **fields)
+            error = function(ctypes.addressof(arguments))
+            if error and not kind.startswith("Error"):
+                self._raise(kind, error)
+            return arguments
+
+        setattr(self, name, call)
+        return call
+
+    def _raise(self, name: str, error: int) -> None:
+        found = self.Error_Message(error=error)
+        text = ctypes.string_at(found.message, found.message_size).decode(errors="replace")
+        self.Error_Destroy(error=error)
+        raise PjrtError(f"PJRT_{name}: {text}")
+
+    def wait(self, event: int | None) -> None:
+        """Until what the event stands for has happened; destroys it. Raises PjrtError when it
+        failed."""
+        if event:
+            try:
+                self.Event_Await(event=event)
+            finally:
+                self.Event_Destroy(event=event)
+
+    def program(self, code: str, format: str = "mlir") -> tuple[ctypes.Structure, object]:
+        """A PJRT_Program, and what must stay alive as long."""
+        keep = (
+            ctypes.create_string_buffer(code.encode()),
+            ctypes.create_string_buffer(format.encode()),
+        )
+        text, kind = keep
+        return (
+            structure(
+                "Program",
+                code=ctypes.addressof(text),
+                code_size=len(text) - 1,
+                format=ctypes.addressof(kind),
+                format_size=len(kind) - 1,
+            ),
+            keep,
+        )
+
+    def compile_for(self, topology: str, code: str) -> bytes:
+        """Compile for devices that need not be here; the optimized program as a serialized
+        HloModuleProtoWithConfig."""
+        name, options = (
+            topology.encode(),
+            ctypes.create_string_buffer(COMPILE_OPTIONS),
+        )
+        place = ctypes.create_string_buffer(name)
+        target = self.TopologyDescription_Create(
+            topology_name=ctypes.addressof(place), topology_name_size=len(name)
+        ).topology
+        try:
+            program, keep = self.program(code)
+            compiled = self.Compile(
+                topology=target,
+                program=ctypes.addressof(program),
+                compile_options=ctypes.addressof(options),
+                compile_options_size=len(COMPILE_OPTIONS),
+            ).executable
+            del keep
+            try:
+                result = structure("Program")
+                self.Executable_OptimizedProgram(
+                    executable=compiled, program=ctypes.addressof(result)
+                )
+                space = ctypes.create_string_buffer(result.code_size)
+                result.code = ctypes.addressof(space)
+                self.Executable_OptimizedProgram(
+                    executable=compiled, program=ctypes.addressof(result)
+                )
+                return space.raw
+            finally:
+                self.Executable_Destroy(executable=compiled)
+        finally:
+            self.TopologyDescription_Destroy(topology=target)

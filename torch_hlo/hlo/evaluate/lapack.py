@@ -1,0 +1,328 @@
+"""LAPACK routines that JAX calls by name (`lapack_sgeqrf_ffi`), on stacks of matrices, in NumPy.
+
+`ROUTINES[name](config, *arrays) -> arrays`: `name` without prefix, type letter and suffix; `config`
+  holds the call's options as
+integers (characters by code: uplo = 76 is "L"). Results are in double precision, conventions
+(signs, packed factors, pivots counted from 1) are LAPACK's. potrf and trsm have opcodes of their
+own, see tools/adopt.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from torch_hlo.hlo.evaluate.interpreter import Array
+
+Config = dict[str, int]
+Results = tuple[Any, ...]  # arrays, and scalars such as LAPACK's info
+ROUTINES: dict[str, Callable[..., Results]] = {}
+_NAME = re.compile(r"lapack_([sdcz])(\w+?)(?:_ffi)?")
+_OPTION = re.compile(r"(\w+)\s*=\s*(-?\d+)")
+
+
+def routine(target: str) -> str | None:
+    """`geqrf` for "lapack_sgeqrf_ffi"; None for a target that is no known LAPACK call."""
+    match = _NAME.fullmatch(target)
+    name = match and _SAME.get(match[2], match[2])
+    return name if name in ROUTINES or name in ("potrf", "trsm") else None
+
+
+_SAME = {"ungqr": "orgqr", "heevd": "syevd", "hetrd": "sytrd", "gesvd": "gesdd"}
+
+
+def options(text: str | None) -> Config:
+    """`{mode = 65 : ui8}` -> {"mode": 65}."""
+    return {name: int(value) for name, value in _OPTION.findall(text or "")}
+
+
+def call(target: str, config: str | None, arrays: Sequence[Array]) -> Results:
+    """Results of a call, in double precision."""
+    wide = [
+        a.astype(np.result_type(a.dtype, np.float64)) if a.dtype.kind in "fc" else a for a in arrays
+    ]
+    with np.errstate(all="ignore"):
+        return ROUTINES[routine(target) or target](options(config), *wide)
+
+
+def _lapack(fn: Callable[..., Any]) -> Callable[..., Any]:
+    ROUTINES[fn.__name__.strip("_")] = fn
+    return fn
+
+
+def _stacked(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of single matrices, applied to each of a stack; not a number when it fails to
+    converge."""
+
+    def of_stack(config: Config, a: Array, *rest: Array) -> Results:
+        batch = a.shape[:-2]
+        lead = len(batch)
+        rows = [fn(config, a[i], *(r[i] for r in rest)) for i in np.ndindex(batch)]
+        if not rows:
+            one = fn(
+                config,
+                np.eye(*a.shape[-2:], dtype=a.dtype),
+                *(np.ones(r.shape[lead:], r.dtype) for r in rest),
+            )
+            return tuple(np.zeros((*batch, *np.shape(v)), np.asarray(v).dtype) for v in one)
+        return tuple(
+            np.reshape(np.stack(column), (*batch, *np.shape(column[0]))) for column in zip(*rows)
+        )
+
+    of_stack.__name__ = fn.__name__
+    return of_stack
+
+
+def _reflector(x: Array) -> tuple[Array, complex, complex]:
+    """larfg: v (v[0] = 1), tau, beta with (1 - tau v v^H)^H x = beta e1."""
+    alpha, tail = x[0], np.linalg.norm(x[1:])
+    v = np.array(x)
+    if tail == 0 and np.imag(alpha) == 0:
+        v[1:] = 0
+        v[:1] = 1
+        return v, v.dtype.type(0), alpha
+    beta = -np.copysign(np.hypot(abs(alpha), tail), np.real(alpha))
+    tau = (beta - alpha) / beta
+    v[1:] /= alpha - beta
+    v[0] = 1
+    return v, tau, v.dtype.type(beta)
+
+
+# QR
+
+
+@_lapack
+@_stacked
+def _geqrf(config: Config, a: Array) -> Results:
+    packed, tau = np.linalg.qr(a, mode="raw")
+    return packed.T, tau
+
+
+@_lapack
+@_stacked
+def _orgqr(config: Config, packed: Array, tau: Array) -> Results:
+    """The first columns of the product of the reflectors below the diagonal."""
+    m, n = packed.shape
+    q = np.eye(m, n, dtype=packed.dtype)
+    for k in reversed(range(len(tau))):
+        v = np.concatenate([np.ones(1, packed.dtype), packed[k + 1 :, k]])
+        q[k:] -= tau[k] * np.outer(v, np.conj(v) @ q[k:])
+    return (q,)
+
+
+@_lapack
+@_stacked
+def _geqp3(config: Config, a: Array, fixed: Array) -> Results:
+    """QR with column pivoting; columns with a nonzero entry in `fixed` go first."""
+    a = np.array(a)
+    m, n = a.shape
+    order = np.array(sorted(range(n), key=lambda j: (fixed[j] == 0, j)), np.int64)
+    a = a[:, order]
+    first = int(np.count_nonzero(fixed))
+    tau = np.zeros(min(m, n), a.dtype)
+    for k in range(min(m, n)):
+        if k >= first:
+            j = k + int(np.argmax(np.linalg.norm(a[k:, k:], axis=0)))
+            a[:, [k, j]], order[[k, j]] = a[:, [j, k]], order[[j, k]]
+        v, tau[k], beta = _reflector(a[k:, k])
+        a[k:, k:] -= np.conj(tau[k]) * np.outer(v, np.conj(v) @ a[k:, k:])
+        a[k, k], a[k + 1 :, k] = beta, v[1:]
+    return a, (order + 1).astype(np.int32), tau
+
+
+# LU and tridiagonal systems
+
+
+@_lapack
+@_stacked
+def _getrf(config: Config, a: Array) -> Results:
+    """Packed L and U, the row swapped with each row, and the first zero pivot (0: none)."""
+    a = np.array(a)
+    steps = min(a.shape)
+    pivots = np.zeros(steps, np.int32)
+    info = 0
+    for k in range(steps):
+        column = a[k:, k]
+        p = k + int(np.argmax(np.abs(column.real) + np.abs(column.imag)))
+        pivots[k] = p + 1
+        if a[p, k] == 0:
+            info = info or k + 1
+            continue
+        a[[k, p]] = a[[p, k]]
+        a[k + 1 :, k] /= a[k, k]
+        a[k + 1 :, k + 1 :] -= np.outer(a[k + 1 :, k], a[k, k + 1 :])
+    return a, pivots, np.int32(info)
+
+
+@_lapack
+def _gtsv(
+    config: Config,
+    low: Array,
+    diagonal: Array,
+    high: Array,
+    b: Array,
+) -> Results:
+    """Solve tridiagonal systems. JAX reads the solution alone; the factors come back as they were
+    given."""
+    n = diagonal.shape[-1]
+    full = np.zeros((*diagonal.shape, n), b.dtype)
+    at = np.arange(n)
+    full[..., at, at] = diagonal
+    full[..., at[1:], at[:-1]] = low[..., -(n - 1) :] if n > 1 else 0
+    full[..., at[:-1], at[1:]] = high[..., : n - 1]
+    info = np.zeros(b.shape[:-2], np.int32)
+    try:
+        return low, diagonal, high, np.linalg.solve(full, b), info
+    except np.linalg.LinAlgError:
+        return low, diagonal, high, np.full_like(b, np.nan), info + 1
+
+
+# Eigenvalues and singular values
+
+
+def _failed(*shapes_and_types: tuple[tuple[int, ...], Any]) -> Results:
+    return (*(np.full(s, np.nan, t) for s, t in shapes_and_types), np.int32(1))
+
+
+@_lapack
+@_stacked
+def _syevd(config: Config, a: Array) -> Results:
+    side: Any = chr(config.get("uplo", ord("L")))
+    if chr(config.get("mode", ord("V"))) == "N":
+        return a, np.linalg.eigvalsh(a, side), np.int32(0)
+    try:
+        values, vectors = np.linalg.eigh(a, side)
+    except np.linalg.LinAlgError:
+        return _failed((a.shape, a.dtype), (a.shape[:1], np.float64))
+    return vectors, values, np.int32(0)
+
+
+@_lapack
+@_stacked
+def _gesdd(config: Config, a: Array) -> Results:
+    m, n = a.shape
+    mode = chr(config.get("mode", ord("S")))
+    k = min(m, n)
+    wide = mode == "A"
+    try:
+        if mode == "N":
+            values = np.linalg.svd(a, compute_uv=False)
+            return (
+                a,
+                values,
+                np.zeros((m, m), a.dtype),
+                np.zeros((n, n), a.dtype),
+                np.int32(0),
+            )
+        u, values, v = np.linalg.svd(a, full_matrices=wide)
+    except np.linalg.LinAlgError:
+        left, right = ((m, m), (n, n)) if wide else ((m, k), (k, n))
+        both = ((left, a.dtype), (right, a.dtype))
+        return _failed((a.shape, a.dtype), ((k,), np.float64), *both)
+    return a, values, u, v, np.int32(0)
+
+
+def _normalised(vectors: Array) -> Array:
+    unit: Array = vectors / np.linalg.norm(vectors, axis=0)
+    return unit
+
+
+@_lapack
+@_stacked
+def _geev(config: Config, a: Array) -> Results:
+    """Eigenvalues (of real matrices as two arrays), left and right eigenvectors where asked for."""
+    parts = (lambda w: (w.real, w.imag)) if a.dtype.kind == "f" else (lambda w: (w,))
+    complex_type = np.result_type(a, np.complex128)
+    left = right = np.zeros(a.shape, complex_type)
+    try:
+        if (
+            chr(config.get("compute_right", ord("V"))) == "V"
+            or chr(config.get("compute_left", ord("V"))) == "V"
+        ):
+            values, right = np.linalg.eig(a)
+            if chr(config.get("compute_left", ord("V"))) == "V":
+                left = _normalised(np.conj(np.linalg.inv(right)).T)
+        else:
+            values = np.linalg.eigvals(a)
+    except np.linalg.LinAlgError:
+        values, info = np.full(len(a), np.nan, complex_type), 1
+    else:
+        info = 0
+    return (
+        *parts(values.astype(complex_type)),
+        left.astype(complex_type),
+        right.astype(complex_type),
+        np.int32(info),
+    )
+
+
+@_lapack
+@_stacked
+def _gehrd(config: Config, a: Array) -> Results:
+    """Hessenberg form, with the reflectors packed below it."""
+    a = np.array(a)
+    n = len(a)
+    tau = np.zeros(max(n - 1, 0), a.dtype)
+    for k in range(config.get("low", 1) - 1, min(config.get("high", n), n) - 1):
+        v, tau[k], beta = _reflector(a[k + 1 :, k])
+        a[k + 1 :, k + 1 :] -= np.conj(tau[k]) * np.outer(v, np.conj(v) @ a[k + 1 :, k + 1 :])
+        a[:, k + 1 :] -= tau[k] * np.outer(a[:, k + 1 :] @ v, np.conj(v))
+        a[k + 1, k], a[k + 2 :, k] = beta, v[1:]
+    return a, tau, np.int32(0)
+
+
+@_lapack
+@_stacked
+def _sytrd(config: Config, a: Array) -> Results:
+    """Tridiagonal form of a Hermitian matrix: packed reflectors, diagonal, off-diagonal,
+    factors."""
+    n = len(a)
+    lower = chr(config.get("uplo", ord("L"))) == "L"
+    half = np.tril(a, -1) if lower else np.triu(a, 1)
+    full = half + np.conj(half).T + np.diag(np.diagonal(a).real)
+    # LAPACK works from the last column upwards: the same on the matrix turned by 180 degrees
+    if not lower:
+        full = full[::-1, ::-1].copy()
+    tau = np.zeros(max(n - 1, 0), a.dtype)
+    packed = np.array(full)
+    for k in range(n - 1):
+        v, tau[k], beta = _reflector(full[k + 1 :, k])
+        full[k + 1 :] -= np.conj(tau[k]) * np.outer(v, np.conj(v) @ full[k + 1 :])
+        full[:, k + 1 :] -= tau[k] * np.outer(full[:, k + 1 :] @ v, np.conj(v))
+        packed[k + 1, k], packed[k + 2 :, k] = beta, v[1:]
+    at = np.arange(n)
+    packed[at, at] = np.diagonal(full)
+    diagonal, off = np.diagonal(full).real, np.real(full[at[1:], at[:-1]])
+    upper = np.triu(a, 1) if lower else None
+    if lower:
+        return np.tril(packed) + upper, diagonal, off, tau, np.int32(0)
+    return (
+        np.triu(packed[::-1, ::-1]) + np.tril(a, -1),
+        diagonal[::-1],
+        off[::-1],
+        tau[::-1],
+        np.int32(0),
+    )
+
+
+@_lapack
+@_stacked
+def _gees(config: Config, a: Array) -> Results:
+    """Schur form T and vectors: from the QR factors of the eigenvectors, real pairs kept
+    together."""
+    values, vectors = np.linalg.eig(a)
+    real = a.dtype.kind == "f"
+    if real:
+        columns = [v.imag if w.imag < 0 else v.real for w, v in zip(values, vectors.T)]
+        vectors = np.stack(columns, 1) if columns else vectors.real
+    q, _ = np.linalg.qr(vectors)
+    t = np.conj(q).T @ a @ q
+    keep = np.triu(np.ones_like(t, bool))
+    if real:
+        pairs = np.flatnonzero(values.imag > 0)
+        keep[pairs + 1, pairs] = True
+    t = np.where(keep, t, 0)
+    w = (values.real, values.imag) if real else (values,)
+    return (t, q, *w, np.int32(0), np.int32(0))

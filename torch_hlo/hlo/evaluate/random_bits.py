@@ -1,0 +1,128 @@
+"""Meanings of rng-bit-generator (bit-exact with XLA's expansion on the CPU) and of the
+stateless-by-chance `rng`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from torch_hlo.hlo.evaluate.elementwise import reinterpret
+from torch_hlo.hlo.evaluate.interpreter import Array, EvaluateError, Value, meaning
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.shape import DTYPES
+
+U32, U64 = np.uint32, np.uint64
+_LOW = U64(0xFFFFFFFF)
+
+
+def _halves(v: Array) -> tuple[Array, Array]:
+    v = np.asarray(v, U64)
+    return (v & _LOW).astype(U32), (v >> U64(32)).astype(U32)
+
+
+def threefry2x32(key: tuple[Array, Array], x0: Array, x1: Array) -> tuple[Array, Array]:
+    """20 rounds of Threefry on counters (x0, x1)."""
+    keys = (key[0], key[1], key[0] ^ key[1] ^ U32(0x1BD11BDA))
+    rotations = ((13, 15, 26, 6), (17, 29, 16, 24))
+    x0, x1 = x0 + keys[0], x1 + keys[1]
+    for i in range(5):
+        for r in rotations[i % 2]:
+            x0 = x0 + x1
+            x1 = ((x1 << U32(r)) | (x1 >> U32(32 - r))) ^ x0
+        x0, x1 = x0 + keys[(i + 1) % 3], x1 + keys[(i + 2) % 3] + U32(i + 1)
+    return x0, x1
+
+
+def philox4x32(counter: list[Array], key: tuple[Array, Array]) -> list[Array]:
+    """10 rounds of Philox on four counter words."""
+    k0, k1 = key
+    x = list(counter)
+    for _ in range(10):
+        low0, high0 = _halves(x[0].astype(U64) * U64(0xD2511F53))
+        low1, high1 = _halves(x[2].astype(U64) * U64(0xCD9E8D57))
+        x = [high1 ^ x[1] ^ k0, low1, high0 ^ x[3] ^ k1, low0]
+        k0, k1 = k0 + U32(0x9E3779B9), k1 + U32(0xBB67AE85)
+    return x
+
+
+def _threefry_bits(state: Array, dims: tuple[int, ...], bits: int) -> tuple[Array, Array]:
+    """(values of `bits` bits, new state). Narrow values come in pairs along the first even
+    dimension (or the largest)."""
+    state = state.copy()
+    split = None
+    blocks = dims
+    if bits < 64 and dims:
+        split = next((d for d, n in enumerate(dims) if n % 2 == 0), int(np.argmax(dims)))
+        blocks = (*dims[:split], -(-dims[split] // 2), *dims[split + 1 :])
+    count = math.prod(blocks)
+    low, high = threefry2x32(_halves(state[0]), *_halves(state[1] + np.arange(count, dtype=U64)))
+    state[1] += U64(count)
+    low, high = low.reshape(blocks), high.reshape(blocks)
+    if bits == 64:
+        return low.astype(U64) | (high.astype(U64) << U64(32)), state
+    if split is None:
+        return low, state
+    pairs = np.stack([low, high], split + 1).reshape((*dims[:split], -1, *dims[split + 1 :]))
+    return pairs[(slice(None),) * split + (slice(0, dims[split]),)], state
+
+
+def _philox_bits(state: Array, dims: tuple[int, ...], bits: int) -> tuple[Array, Array]:
+    """(values of `bits` bits, new state): the words of consecutive blocks in order. The state is
+    key, counter, [upper counter]."""
+    state = state.copy()
+    count = math.prod(dims)
+    blocks = -(-count // (2 if bits == 64 else 4))
+    counter = state[1] + np.arange(blocks, dtype=U64)
+    # a short state's upper half is the key
+    upper = (state[2] if len(state) > 2 else state[0]) + (counter < state[1]).astype(U64)
+    words = np.stack(
+        philox4x32([*_halves(counter), *_halves(upper)], _halves(state[0])), -1
+    ).ravel()
+    after = state[1] + U64(blocks)
+    if len(state) > 2:
+        state[2] += U64(after < state[1])
+    state[1] = after
+    values = words[0::2].astype(U64) | (words[1::2].astype(U64) << U64(32)) if bits == 64 else words
+    return values[:count].reshape(dims), state
+
+
+_ALGORITHMS = {
+    "rng_three_fry": _threefry_bits,
+    "rng_philox": _philox_bits,
+    "rng_default": _philox_bits,
+}
+
+
+@meaning("rng-bit-generator")
+def _rng_bit_generator(x: Instruction, state: Array) -> Value:
+    shape = x.shape.elements[1] if x.shape.is_tuple else x.shape
+    key = np.ascontiguousarray(state).view(U64) if state.dtype == U32 else state
+    fn = _ALGORITHMS.get(x["algorithm"])
+    if fn is None or key.shape not in ((2,), (3,)):
+        raise EvaluateError(
+            f"rng-bit-generator with state {x.operands[0].shape} and algorithm {x['algorithm']}"
+        )
+    bits = max(DTYPES[shape.dtype].bits, 8)
+    values, new = fn(key, shape.sizes, bits)
+    values = reinterpret(values.astype(f"u{bits // 8}"), f"u{bits}", shape.dtype)
+    return (new.view(state.dtype), values) if x.shape.is_tuple else values
+
+
+_STATE = np.random.default_rng(0)
+
+
+@meaning("rng")
+def _rng(x: Instruction, a: Array, b: Array) -> Value:
+    if x["distribution"] == "rng_normal":
+        return _STATE.normal(a, b, x.shape.sizes)
+    if x.shape.kind == "f":
+        return _STATE.uniform(a, b, x.shape.sizes)
+    return _STATE.integers(int(a), int(b), x.shape.sizes)
+
+
+@meaning("rng-get-and-update-state")
+def _rng_get_and_update_state(x: Instruction) -> Value:
+    raise EvaluateError(
+        "rng-get-and-update-state: a hidden state has no meaning here; use rng-bit-generator"
+    )

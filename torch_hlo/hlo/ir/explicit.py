@@ -1,0 +1,214 @@
+"""Checks of opcodes whose result the operands do not determine: `check(shape, *operands, **attrs)`
+raises ShapeError."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_hlo.hlo.ir.infer import (
+    TOKEN,
+    array,
+    compatible,
+    fail,
+    in_range,
+    known,
+    product,
+)
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.shape import DTYPES, Shape
+
+
+def anything(shape: Shape, *operands: Instruction, **attrs: Any) -> None:
+    """The shape is free."""
+
+
+def parameter(shape: Shape, index: int) -> None:
+    if index < 0:
+        fail("parameter", f"bad index {index}", shape)
+
+
+def iota(shape: Shape, iota_dimension: int) -> None:
+    in_range("iota", "iota_dimension", (iota_dimension,), shape.rank, shape)
+    if shape.kind not in "sufc":
+        fail("iota", f"is not defined on {shape.dtype}", shape)
+
+
+def broadcast(shape: Shape, x: Instruction, dimensions: tuple[int, ...]) -> None:
+    array("broadcast", x)
+    in_range("broadcast", "dimensions", dimensions, shape.rank, x, shape)
+    if (
+        shape.dtype != x.shape.dtype
+        or len(dimensions) != x.shape.rank
+        or any(shape.dims[d] != s for d, s in zip(dimensions, x.shape.dims))
+    ):
+        fail(
+            "broadcast",
+            f"dimensions {list(dimensions)} do not carry the operand into the result",
+            x,
+            shape,
+        )
+
+
+def reshape(shape: Shape, x: Instruction) -> None:
+    array("reshape", x)
+    if shape.dtype != x.shape.dtype or product(shape.dims) != product(x.shape.dims):
+        fail("reshape", "element types or counts differ", x, shape)
+
+
+def dynamic_reshape(shape: Shape, x: Instruction, *sizes: Instruction) -> None:
+    array("dynamic-reshape", x)
+    if (
+        shape.dtype != x.shape.dtype
+        or len(sizes) != shape.rank
+        or any(s.shape.dims or s.shape.kind not in "su" for s in sizes)
+    ):
+        fail(
+            "dynamic-reshape",
+            "takes one integer scalar per dimension of the result",
+            x,
+            *sizes,
+            shape,
+        )
+
+
+def convert(shape: Shape, x: Instruction) -> None:
+    array("convert", x)
+    if shape.dims != x.shape.dims or shape.dtype not in DTYPES or shape.kind == "t":
+        fail("convert", "only the element type may change", x, shape)
+
+
+def stochastic_convert(shape: Shape, x: Instruction, bits: Instruction) -> None:
+    convert(shape, x)
+    if (
+        x.shape.kind != "f"
+        or bits.shape.dims != x.shape.dims
+        or bits.shape.kind != "u"
+        or DTYPES[bits.shape.dtype].bits != DTYPES[x.shape.dtype].bits
+    ):
+        fail(
+            "stochastic-convert",
+            "takes floats and random unsigned integers of their width",
+            x,
+            bits,
+            shape,
+        )
+
+
+def bitcast_convert(shape: Shape, x: Instruction) -> None:
+    """A narrower result gets a new innermost dimension, a wider one loses it."""
+    array("bitcast-convert", x)
+    old, new = DTYPES[x.shape.dtype].bits, DTYPES[shape.dtype].bits
+    if old >= new:
+        expected = x.shape.dims if old == new else (*x.shape.dims, old // new)
+    else:
+        expected = x.shape.dims[:-1]
+        if not x.shape.rank or x.shape.dims[-1] != new // old:
+            fail(
+                "bitcast-convert",
+                f"the innermost dimension must be {new // old}",
+                x,
+                shape,
+            )
+    if shape.dims != expected:
+        fail(
+            "bitcast-convert",
+            f"the result must have dims {list(expected)}",
+            x,
+            shape,
+        )
+
+
+def bitcast(shape: Shape, x: Instruction) -> None:
+    if known(shape.nbytes, x.shape.nbytes) and shape.nbytes != x.shape.nbytes:
+        fail("bitcast", "sizes in bytes differ", x, shape)
+
+
+def rng(shape: Shape, a: Instruction, b: Instruction, distribution: str) -> None:
+    if distribution not in ("rng_uniform", "rng_normal"):
+        fail("rng", f"bad distribution {distribution!r}", a, b, shape)
+    if any(o.shape.dims or o.shape.dtype != shape.dtype for o in (a, b)):
+        fail("rng", "parameters must be scalars of the result's type", a, b, shape)
+
+
+def rng_bit_generator(shape: Shape, state: Instruction, algorithm: str) -> None:
+    if algorithm not in ("rng_default", "rng_three_fry", "rng_philox"):
+        fail("rng-bit-generator", f"bad algorithm {algorithm!r}", state, shape)
+    if len(shape.elements) != 2 or not compatible(shape.elements[0], state.shape):
+        fail("rng-bit-generator", "the result must be (state, bits)", state, shape)
+    if shape.elements[1].kind not in "su" or DTYPES[shape.elements[1].dtype].bits < 8:
+        fail(
+            "rng-bit-generator",
+            "bits must be integers of 8 bits or more",
+            state,
+            shape,
+        )
+
+
+def quantize(
+    shape: Shape,
+    x: Instruction,
+    scale: Instruction,
+    zero_point: Instruction,
+    dimensions: tuple[int, ...] = (),
+) -> None:
+    """`round(x / scale) + zero_point` clamped to the integer type of the result; per channel along
+    `dimensions`."""
+    if x.shape.kind != "f" or shape.kind not in "su":
+        fail("uniform-quantize", "turns floats into integers", x, shape)
+    _quantized("uniform-quantize", shape, x, scale, zero_point, dimensions)
+
+
+def dequantize(
+    shape: Shape,
+    x: Instruction,
+    scale: Instruction,
+    zero_point: Instruction,
+    dimensions: tuple[int, ...] = (),
+) -> None:
+    """`(x - zero_point) * scale`."""
+    if x.shape.kind not in "su" or shape.kind != "f":
+        fail("uniform-dequantize", "turns integers into floats", x, shape)
+    _quantized("uniform-dequantize", shape, x, scale, zero_point, dimensions)
+
+
+def _quantized(
+    op: str,
+    shape: Shape,
+    x: Instruction,
+    scale: Instruction,
+    zero_point: Instruction,
+    dimensions: tuple[int, ...],
+) -> None:
+    in_range(op, "dimensions", dimensions, x.shape.rank, x)
+    dims = tuple(x.shape.dims[d] for d in dimensions)
+    if (
+        shape.dims != x.shape.dims
+        or scale.shape.kind != "f"
+        or scale.shape.dims != dims
+        or zero_point.shape.kind not in "su"
+        or zero_point.shape.dims != dims
+    ):
+        fail(
+            op,
+            f"scale and zero point must have dims {list(dims)}",
+            x,
+            scale,
+            zero_point,
+        )
+
+
+def with_token(shape: Shape, *operands: Instruction, **attrs: Any) -> None:
+    """infeed: (data, token)."""
+    if len(shape.elements) != 2 or shape.elements[1] != TOKEN:
+        fail("infeed", "the result must be (data, token)", shape)
+
+
+def dims_match(shape: Shape, inferred: Shape, *operands: Instruction) -> None:
+    """dot and convolution may accumulate into another type."""
+    if shape.dims != inferred.dims:
+        fail(
+            "dot",
+            f"the result must have dims {list(inferred.dims)}",
+            *operands,
+            shape,
+        )

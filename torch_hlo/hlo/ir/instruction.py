@@ -1,0 +1,254 @@
+"""The one IR: immutable instructions; computations and modules made of them.
+
+intern.py makes instructions, build.py has a builder per opcode. Never assign to an Instruction.
+Names and source locations live in META and never change identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from dataclasses import replace as with_fields
+from typing import TYPE_CHECKING, Any
+
+from torch_hlo.hlo.ir.shape import Shape
+
+if TYPE_CHECKING:
+    from torch_hlo.hlo.sharding.sharding import Mesh, Sharding
+
+# An attribute with this value is left out, as in XLA's text; `x[name]` gives it all the same.
+DEFAULTS: dict[str, object] = {
+    "lhs_batch_dims": (), "rhs_batch_dims": (), "lhs_contracting_dims": (),
+    "rhs_contracting_dims": (), "rhs_group_dims": (), "feature_group_count": 1,
+    "batch_group_count": 1, "window": (), "collapsed_slice_dims": (), "operand_batching_dims": (),
+    "start_indices_batching_dims": (), "inserted_window_dims": (), "input_batching_dims": (),
+    "scatter_indices_batching_dims": (), "indices_are_sorted": False, "unique_indices": False,
+    "is_stable": False, "independent": 0, "lower": False, "left_side": False,
+    "unit_diagonal": False, "transpose_a": "NO_TRANSPOSE", "replica_groups": (),
+    "called_computations": (), "custom_call_has_side_effect": False, "use_global_device_ids": False,
+    "is_host_transfer": False,
+}  # fmt: skip
+Attrs = tuple[tuple[str, Any], ...]  # (name, value) pairs, sorted by name
+
+
+class Instruction:
+    """op (XLA's spelling), operands, shape, attrs (sorted pairs of hashable values, may hold a
+    Computation).
+
+    Notes that are no part of identity: `meta`, which META shows as a table, `settled`, the bits of
+    rewrites (match.py) that have nothing left to do here and below, and `below`, the postorder of
+    what it depends on once that was asked for (passes that change nothing ask again and again).
+    """
+
+    __slots__ = (
+        "op",
+        "operands",
+        "shape",
+        "attrs",
+        "meta",
+        "settled",
+        "below",
+        "__weakref__",
+    )
+    op: str
+    operands: tuple[Instruction, ...]
+    shape: Shape
+    attrs: Attrs
+    meta: Meta | None
+    settled: int
+    below: tuple[Instruction, ...] | None
+
+    def __getitem__(self, name: str) -> Any:
+        """Attribute `name`, or its value in DEFAULTS; KeyError when absent."""
+        for key, value in self.attrs:
+            if key == name:
+                return value
+        if name in DEFAULTS:
+            return DEFAULTS[name]
+        raise KeyError(f"{self.op} has no attribute {name}")
+
+    def get(self, name: str, default: Any = None) -> Any:
+        for key, value in self.attrs:
+            if key == name:
+                return value
+        return default
+
+    def __str__(self) -> str:
+        return _TEXT.instruction(self)
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """Debug information of an instruction; not part of its identity."""
+
+    name: str = ""  # preferred name in text
+    op_name: str = ""  # e.g. "aten::add"
+    source: str = ""  # "model.py:31"
+
+
+class _MetaTable:
+    """Instruction -> Meta, kept in the instructions: a pass asks for thousands."""
+
+    def __contains__(self, x: Instruction) -> bool:
+        return x.meta is not None
+
+    def __getitem__(self, x: Instruction) -> Meta:
+        if x.meta is None:
+            raise KeyError(x)
+        return x.meta
+
+    def __setitem__(self, x: Instruction, meta: Meta) -> None:
+        x.meta = meta
+
+    def get(self, x: Instruction) -> Meta | None:
+        return x.meta
+
+    def setdefault(self, x: Instruction, meta: Meta) -> None:
+        if x.meta is None:
+            x.meta = meta
+
+
+META = _MetaTable()
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """A function: parameters in order (a parameter may be unused) and one root."""
+
+    name: str = field(compare=False, default="")
+    params: tuple[Instruction, ...] = ()
+    root: Instruction = None  # type: ignore[assignment]
+
+    def __hash__(self) -> int:  # the name is no part of identity
+        return hash((tuple(map(id, self.params)), id(self.root)))
+
+    def instructions(self) -> list[Instruction]:
+        """All instructions in postorder, parameters first."""
+        return postorder((*self.params, self.root))
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A program. `aliases`: (output index, parameter index) pairs, the output may reuse the
+    parameter's memory.
+
+    `symbols`: ((name, parameter index, dimension), …): where the value of each symbolic size is
+      read.
+    `constants`: parameters that may well hold the same values from run to run: products can keep
+      packed copies of them.
+    `mesh`: the devices that the `sharding` attributes of an annotated program speak of.
+    `num_partitions`, `num_replicas`: how many devices run a per-device program (XLA's meaning); 1
+    and 1 for a program of one device. `in_shardings`, `out_shardings`: of a per-device program, how
+    its whole parameters and outputs are cut over `mesh`; () when unknown. `out_dims`: sizes of the
+    whole outputs, which the blocks of the last devices may exceed."""
+
+    name: str
+    entry: Computation
+    aliases: tuple[tuple[int, int], ...] = ()
+    symbols: tuple[tuple[str, int, int], ...] = ()
+    mesh: Mesh | None = None
+    num_partitions: int = 1
+    num_replicas: int = 1
+    in_shardings: tuple[Sharding, ...] = ()
+    out_shardings: tuple[Sharding, ...] = ()
+    out_dims: tuple[tuple[int, ...], ...] = ()
+    constants: tuple[int, ...] = ()
+
+    def with_root(self, root: Instruction) -> Module:
+        """This module computing another root; itself when nothing changed."""
+        if root is self.entry.root:
+            return self
+        return with_fields(self, entry=Computation(self.entry.name, self.entry.params, root))
+
+    def __str__(self) -> str:
+        return _TEXT.module(self)
+
+
+class _Text:
+    """How instructions and modules print. The printer reads the opcode table, which stands above
+    these classes: intern.py, which makes every instruction, hands it down."""
+
+    instruction: Callable[[Instruction], str]
+    module: Callable[[Module], str]
+
+
+_TEXT = _Text()
+
+
+def install_text(
+    instruction: Callable[[Instruction], str], module: Callable[[Module], str]
+) -> None:
+    _TEXT.instruction, _TEXT.module = instruction, module
+
+
+def outputs(module: Module) -> tuple[Instruction, ...]:
+    """The instructions a program returns: the operands of a tuple root, else the root itself."""
+    root = module.entry.root
+    return root.operands if root.op == "tuple" else (root,)
+
+
+_LARGE = 256  # instructions
+
+
+def postorder(
+    roots: Iterable[Instruction], known: Iterable[Instruction] = (), mark: int = 0
+) -> list[Instruction]:
+    """Every instruction reachable from `roots`, operands before users, without recursion, in a
+    stable order.
+
+    `known` instructions and those with `mark` in `settled`, and what only they need, are left out.
+    """
+    whole = (
+        roots[0] if type(roots) is tuple and len(roots) == 1 and not known and not mark else None
+    )
+    if whole is not None and whole.below is not None:
+        return [*whole.below, whole]
+    seen = set(known)
+    order: list[Instruction] = []
+    path: list[Instruction] = []  # from a root down; beside it, what is left of each one's operands
+    left: list[Iterator[Instruction]] = []
+    for root in roots:
+        if root in seen or root.settled & mark:
+            continue
+        seen.add(root)
+        path.append(root)
+        left.append(iter(root.operands))
+        while path:
+            for x in left[-1]:
+                if x not in seen and not x.settled & mark:
+                    seen.add(x)
+                    if x.operands:
+                        path.append(x)
+                        left.append(iter(x.operands))
+                        break
+                    order.append(x)
+            else:
+                order.append(path.pop())
+                left.pop()
+    if len(order) > _LARGE and whole is not None:
+        whole.below = tuple(order[:-1])  # without itself: no cycle
+    return order
+
+
+def users(roots: Iterable[Instruction]) -> dict[Instruction, list[Instruction]]:
+    """For each reachable instruction the instructions that use it (once per use), in postorder."""
+    table: dict[Instruction, list[Instruction]] = {}
+    for x in postorder(roots):
+        table.setdefault(x, [])
+        for operand in x.operands:
+            table[operand].append(x)
+    return table
+
+
+def called(x: Instruction) -> tuple[Computation, ...]:
+    """Computations that `x` calls (to_apply, body, condition, branches, fused computation, …)."""
+    found: list[Computation] = []
+    for _, value in x.attrs:
+        kind = type(value)
+        if kind is Computation:
+            found.append(value)
+        elif kind is tuple and value and type(value[0]) is Computation:
+            found += value
+    return tuple(found)

@@ -1,0 +1,559 @@
+"""Collectives: who takes part, what everybody gets, and how a running program reaches the other
+devices.
+
+    c = Collective.of(x)                          # of an all-reduce, … or the -start of one
+    c.groups(replicas=1, partitions=4)            # ((0, 1), (2, 3)): who exchange values
+    for task in c.tasks(inputs, outputs): task()  # the meaning: fills the members' outputs
+
+    with communicator(link): …                    # what runs in this thread is `link.device`
+    current().exchange(c, inputs, outputs)        # blocks until the outputs are filled
+
+A device has the number `replica * partitions + partition`. The evaluator and compiled programs
+speak to the same protocol; who implements it (one device, threads, processes) is not known to a
+program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from torch_hlo.hlo.evaluate.interpreter import UFUNCS, apply, simple_fold
+from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir.numeric import decode, encode, round_to
+from torch_hlo.hlo.ir.shape import DTYPES, numpy_dtype
+from torch_hlo.hlo.text.printer import computation_text
+
+CHUNK = 1 << 16  # elements of one task of a reduction: sums stay in the cache
+Groups = tuple[tuple[int, ...], ...]
+Arrays = Sequence[np.ndarray]  # the operands, or the results, of one member of a group
+Members = Sequence[Arrays]  # of all of a group
+Tasks = list[Callable[[], object]]
+
+
+class CollectiveError(RuntimeError):
+    """Devices that do not meet: they disagree on the next collective, one has failed, or one does
+    not come in time."""
+
+
+# all-reduce & co. say with use_global_device_ids what their ids are; these have no such attribute,
+# a channel alone makes ids partitions.
+_NO_GLOBAL_IDS = frozenset(
+    "all-to-all collective-permute collective-broadcast ragged-all-to-all".split()
+)
+_REDUCES = frozenset(("all-reduce", "reduce-scatter"))
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective as data (`to_json`, `from_json`), without its operands.
+
+    ids: what `members` lists: "replica" (within a partition), "partition" (within a replica),
+    "replica and partition" (of replicas, all their partitions), "device". members: replica_groups;
+    of a collective-permute the (source, target) pairs. reduction: an opcode of UFUNCS, or the HLO
+    text of the computation. dtypes: of the operands, HLO names."""
+
+    op: str
+    ids: str
+    members: Groups
+    dtypes: tuple[str, ...]
+    dimension: int | None = None
+    reduction: str = ""
+    channel: int = 0
+
+    @classmethod
+    def of(cls, x: Instruction) -> Collective:
+        """The collective that an instruction starts or is."""
+        op = x.op.removesuffix("-start")
+        channel = x.get("channel_id") or 0
+        flag = False if op in _NO_GLOBAL_IDS else x.get("use_global_device_ids", False)
+        if channel > 0:
+            ids = (
+                "partition"
+                if op in _NO_GLOBAL_IDS
+                else "device"
+                if flag
+                else "replica and partition"
+            )
+        elif flag:
+            raise CollectiveError(
+                f"{op} of {', '.join(str(o.shape) for o in x.operands)}: use_global_device_ids"
+                " needs a channel_id"
+            )
+        else:
+            ids = "replica"
+        dimensions = x.get("dimensions") or ()
+        return cls(
+            op,
+            ids,
+            tuple(x["source_target_pairs"] if op == "collective-permute" else x["replica_groups"]),
+            tuple(o.shape.dtype for o in x.operands),
+            dimensions[0] if dimensions else None,
+            _reduction(x["to_apply"]) if op in _REDUCES else "",
+            channel,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Collective:
+        return cls(
+            **{
+                **data,
+                "members": tuple(map(tuple, data["members"])),
+                "dtypes": tuple(data["dtypes"]),
+            }
+        )
+
+    def groups(self, replicas: int, partitions: int) -> Groups:
+        """Devices that exchange values, in the order of their ranks. Devices in no group take no
+        part.
+
+        Raises CollectiveError for an id that does not exist, or that is in two groups.
+        """
+        return _groups(self, replicas, partitions)
+
+    def group(self, device: int, replicas: int, partitions: int) -> tuple[int, ...]:
+        """The group of a device; () when it takes no part. Raises CollectiveError when a collective
+        without that notion leaves it out."""
+        found = next((g for g in self.groups(replicas, partitions) if device in g), ())
+        if not found and self.op not in (
+            "collective-permute",
+            "collective-broadcast",
+        ):
+            raise CollectiveError(
+                f"{self} is run by device {device}, which is in none of its groups"
+            )
+        return found
+
+    def pairs(self, replicas: int, partitions: int) -> Groups:
+        """(source, target) devices of a collective-permute."""
+        return tuple(
+            p
+            for s in _spans(self.ids, replicas, partitions)
+            for p in ((s[a], s[b]) for a, b in self.members)
+        )
+
+    def tasks(
+        self,
+        group: tuple[int, ...],
+        inputs: Sequence[Arrays],
+        outputs: Sequence[Arrays],
+        pairs: Groups = (),
+    ) -> list[Callable[[], object]]:
+        """Independent pieces of work that together fill every member's `outputs[rank]` from all
+        `inputs[rank]`; in any order, on any threads.
+
+        Arrays hold the values (numpy_dtype) or, for bf16 and f8, the bits. Sums are formed in rank
+        order, in f32 for narrower floats."""
+        return _TASKS[self.op](self, group, inputs, outputs, pairs)
+
+    def __str__(self) -> str:
+        """`all-reduce(f32, bf16) over {0,1},{2,3}, channel 4`."""
+        kind = f" by {self.reduction}" if self.reduction in UFUNCS else ""
+        what = "pairs" if self.op == "collective-permute" else "over"
+        groups = (
+            ",".join("{" + ",".join(map(str, g)) + "}" for g in self.members[:8])
+            + (",…" if len(self.members) > 8 else "")
+            or "all"
+        )
+        return f"{self.op}({', '.join(self.dtypes)}){kind} {what} {groups}" + (
+            f", channel {self.channel}" if self.channel else ""
+        )
+
+
+@lru_cache(maxsize=1024)
+def _groups(c: Collective, replicas: int, partitions: int) -> Groups:
+    try:
+        if c.op == "collective-permute":
+            found = _connected(c.pairs(replicas, partitions))
+        else:
+            spans = _spans(c.ids, replicas, partitions)
+            found = tuple(
+                tuple(d for i in g for d in _tuple(s[i]))
+                for s in spans
+                for g in c.members or (tuple(range(len(s))),)
+            )
+    except IndexError:
+        if replicas * partitions == 1:
+            raise CollectiveError(
+                f"{c} needs more than one device, and this program runs on one: give run_text(…,"
+                " devices=N), or start one process per device with torchrun"
+            ) from None
+        raise CollectiveError(
+            f"{c}: there is no such {c.ids} among {replicas} replicas of {partitions} partitions"
+        ) from None
+    flat = [d for g in found for d in g]
+    if len(flat) != len(set(flat)):
+        raise CollectiveError(f"{c}: a device is in two groups")
+    return found
+
+
+def _spans(ids: str, replicas: int, partitions: int) -> list[list[Any]]:
+    """Lists that ids index: one per set of devices that have the ids for themselves."""
+    if ids == "replica":
+        return [[r * partitions + p for r in range(replicas)] for p in range(partitions)]
+    if ids == "partition":
+        return [[r * partitions + p for p in range(partitions)] for r in range(replicas)]
+    if ids == "device":
+        return [list(range(replicas * partitions))]
+    return [[tuple(range(r * partitions, (r + 1) * partitions)) for r in range(replicas)]]
+
+
+def _tuple(x: int | tuple[int, ...]) -> tuple[int, ...]:
+    return x if isinstance(x, tuple) else (x,)
+
+
+def _connected(pairs: Groups) -> Groups:
+    """Devices that are linked by pairs, sorted."""
+    group: dict[int, list[int]] = {}
+    for a, b in pairs:
+        first, second = group.setdefault(a, [a]), group.setdefault(b, [b])
+        if first is not second:
+            first += second
+            for d in second:
+                group[d] = first
+    return tuple(dict.fromkeys(tuple(sorted(g)) for g in group.values()))
+
+
+# Reductions
+
+
+def _reduction(computation: Computation) -> str:
+    if simple_fold(computation) is not None and computation.root.op in UFUNCS:
+        return computation.root.op
+    return computation_text(computation)
+
+
+@lru_cache(maxsize=64)
+def _computation(text: str) -> Computation:
+    from torch_hlo.hlo.text.parser import parse_computation
+
+    return parse_computation(text)
+
+
+def fold(reduction: str, dtype: str, arrays: Sequence[np.ndarray], out: np.ndarray) -> None:
+    """out = arrays[0] ∘ arrays[1] ∘ …, element by element; floats narrower than f32 are accumulated
+    in f32 and rounded once."""
+    values = [decoded(a, dtype) for a in arrays]
+    ufunc = UFUNCS.get(reduction)
+    narrow = DTYPES[dtype].kind == "f" and DTYPES[dtype].bits < 32
+    with np.errstate(all="ignore"):
+        if ufunc is not None and not narrow:
+            ufunc(values[0], values[1], out=out) if len(values) > 1 else np.copyto(out, values[0])
+            for v in values[2:]:
+                ufunc(out, v, out=out)
+            return
+        total = values[0].astype(np.float32) if narrow and ufunc is not None else values[0]
+        for v in values[1:]:
+            total = (
+                ufunc(total, v)
+                if ufunc is not None
+                else apply(_computation(reduction), (total, v))[0]
+            )
+    out[...] = encoded(total, dtype, out)
+
+
+def decoded(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Values of an array that holds values, or the bits of bf16 and f8."""
+    return (
+        array if array.dtype == numpy_dtype(dtype) else decode(array.tobytes(), dtype, array.shape)
+    )
+
+
+def encoded(values: np.ndarray, dtype: str, like: np.ndarray) -> np.ndarray:
+    """Inverse of decoded: in the form that `like` has."""
+    if like.dtype == numpy_dtype(dtype):
+        return round_to(values, dtype)
+    return np.frombuffer(encode(values, dtype), like.dtype).reshape(values.shape)
+
+
+# What every kind of collective does: (collective, group, inputs of the ranks, outputs of the ranks,
+# pairs) -> tasks
+
+
+def _copy(out: np.ndarray, value: np.ndarray) -> Callable[[], object]:
+    return partial(np.copyto, out, value)
+
+
+def _all_reduce(
+    c: Collective,
+    group: tuple[int, ...],
+    inputs: Members,
+    outputs: Members,
+    pairs: Groups,
+) -> Tasks:
+    def piece(reduction: str, dtype: str, values: list[np.ndarray], outs: list[np.ndarray]) -> None:
+        fold(reduction, dtype, values, outs[0])
+        for out in outs[1:]:
+            np.copyto(out, outs[0])
+
+    tasks: Tasks = []
+    for k, dtype in enumerate(c.dtypes):
+        values = [i[k].reshape(-1) for i in inputs]
+        outs = [o[k].reshape(-1) for o in outputs]
+        for lo in range(0, values[0].size, CHUNK):
+            tasks.append(
+                partial(
+                    piece,
+                    c.reduction,
+                    dtype,
+                    [v[lo : lo + CHUNK] for v in values],
+                    [o[lo : lo + CHUNK] for o in outs],
+                )
+            )
+    return tasks
+
+
+def block(array: np.ndarray, dimension: int | None, rank: int, count: int) -> np.ndarray:
+    """The `rank`-th of `count` equal blocks along a dimension, a view."""
+    assert dimension is not None
+    n = array.shape[dimension] // count
+    return array[(slice(None),) * dimension + (slice(rank * n, (rank + 1) * n),)]
+
+
+def _reduce_scatter(
+    c: Collective,
+    group: tuple[int, ...],
+    inputs: Members,
+    outputs: Members,
+    pairs: Groups,
+) -> Tasks:
+    n = len(group)
+    return [
+        partial(
+            fold,
+            c.reduction,
+            dtype,
+            [block(i[k], c.dimension, rank, n) for i in inputs],
+            outputs[rank][k],
+        )
+        for k, dtype in enumerate(c.dtypes)
+        for rank in range(n)
+    ]
+
+
+def _all_gather(
+    c: Collective,
+    group: tuple[int, ...],
+    inputs: Members,
+    outputs: Members,
+    pairs: Groups,
+) -> Tasks:
+    n = len(group)
+    return [
+        _copy(block(o[k], c.dimension, rank, n), inputs[rank][k])
+        for o in outputs
+        for k in range(len(c.dtypes))
+        for rank in range(n)
+    ]
+
+
+def _all_to_all(
+    c: Collective,
+    group: tuple[int, ...],
+    inputs: Members,
+    outputs: Members,
+    pairs: Groups,
+) -> Tasks:
+    """With a dimension, block j of rank i becomes block i of rank j; without, operand j of rank i
+    becomes result i of rank j."""
+    n = len(group)
+    if c.dimension is None:
+        return [_copy(outputs[j][i], inputs[i][j]) for i in range(n) for j in range(n)]
+    ranks = [(i, j) for i in range(n) for j in range(n)]
+    return [
+        _copy(
+            block(outputs[j][0], c.dimension, i, n),
+            block(inputs[i][0], c.dimension, j, n),
+        )
+        for i, j in ranks
+    ]
+
+
+def _collective_permute(
+    c: Collective,
+    group: tuple[int, ...],
+    inputs: Members,
+    outputs: Members,
+    pairs: Groups,
+) -> Tasks:
+    """Who is no target gets zeros."""
+    source = {target: s for s, target in pairs}
+    rank = {d: i for i, d in enumerate(group)}
+    return [
+        _copy(o, inputs[rank[source[d]]][k]) if d in source else partial(o.fill, 0)
+        for d, outs in zip(group, outputs, strict=True)
+        for k, o in enumerate(outs)
+    ]
+
+
+def _collective_broadcast(
+    c: Collective,
+    group: tuple[int, ...],
+    inputs: Members,
+    outputs: Members,
+    pairs: Groups,
+) -> Tasks:
+    return [_copy(o, inputs[0][k]) for outs in outputs for k, o in enumerate(outs)]
+
+
+def _ragged_all_to_all(
+    c: Collective,
+    group: tuple[int, ...],
+    inputs: Members,
+    outputs: Members,
+    pairs: Groups,
+) -> Tasks:
+    """Operands: rows to send, the initial output, and per update the input offset, rows sent,
+    offset at the receiver, rows received. The updates are cut into equal runs, one for each
+    peer."""
+
+    def receive(rank: int) -> None:
+        out = outputs[rank][0]
+        np.copyto(out, inputs[rank][1])
+        for rows, _, starts, counts, targets, _ in inputs:
+            each = len(counts) // len(group)
+            for u in range(rank * each, (rank + 1) * each):
+                a, n, b = int(starts[u]), int(counts[u]), int(targets[u])
+                out[b : b + n] = rows[a : a + n]
+
+    return [partial(receive, rank) for rank in range(len(group))]
+
+
+_TASKS = {
+    "all-reduce": _all_reduce, "reduce-scatter": _reduce_scatter, "all-gather": _all_gather,
+    "all-to-all": _all_to_all, "collective-permute": _collective_permute,
+    "collective-broadcast": _collective_broadcast, "ragged-all-to-all": _ragged_all_to_all,
+}  # fmt: skip
+
+
+# How a running program reaches the other devices
+
+
+class ProgramInfo(Protocol):
+    """What a program with collectives says about itself. `devices`: how many run this very program,
+    1 when they may run others (and only meet in collectives). `fingerprint`: of `text()`. `first`:
+    a collective of it, for messages."""
+
+    name: str
+    devices: int
+    fingerprint: bytes
+    first: str
+
+    def text(self) -> str: ...
+
+
+class Communicator(ABC):
+    """The link of one device to the others, for the program that runs on it."""
+
+    device: int
+    replicas: int
+    partitions: int
+    own_process = False  # the device is the only one of its process: a ProcessLink
+
+    def begin(self, program: ProgramInfo) -> None:
+        """A program with collectives starts. Raises CollectiveError when the others run another
+        one."""
+        return  # devices of one process all run the same
+
+    @abstractmethod
+    def exchange(self, c: Collective, inputs: Arrays, outputs: Arrays) -> None:
+        """Take part in a collective: returns when `outputs` are filled and `inputs` may be
+        overwritten. Raises CollectiveError."""
+
+    def start(self, c: Collective, inputs: Arrays, outputs: Arrays) -> Callable[[], None]:
+        """Begin a collective; calling the result waits for it. Until then `inputs` and `outputs`
+        belong to it. Devices of one process share its cores, so that waiting for the others costs
+        nothing: it is done at once."""
+        self.exchange(c, inputs, outputs)
+        return nothing
+
+    def gather(self, block: np.ndarray, what: str) -> list[np.ndarray]:
+        """Every process's `block` (uint8[n]) in the order of ranks. All processes call it; `what`
+        they do is the same and stands in errors."""
+        return [block]
+
+
+class Alone(Communicator):
+    """The only device."""
+
+    device, replicas, partitions = 0, 1, 1
+
+    def exchange(self, c: Collective, inputs: Arrays, outputs: Arrays) -> None:
+        solo(c, self, inputs, outputs)
+
+
+def solo(c: Collective, link: Communicator, inputs: Arrays, outputs: Arrays) -> bool:
+    """Do a collective that needs nobody else: whether that was so."""
+    group = c.group(link.device, link.replicas, link.partitions)
+    if len(group) > 1:
+        return False
+    if not group:  # a permutation or a broadcast that leaves this device out
+        for o in outputs:
+            o[...] = 0
+    else:
+        pairs = c.pairs(link.replicas, link.partitions) if c.op == "collective-permute" else ()
+        for task in c.tasks(group, [inputs], [outputs], pairs):
+            task()
+    return True
+
+
+def nothing() -> None:
+    """What there is left to wait for."""
+
+
+_ALONE = Alone()
+_local = threading.local()
+
+
+def _default() -> Communicator:
+    return _ALONE
+
+
+def current() -> Communicator:
+    """The link of the program that runs in this thread: that of an enclosing `communicator`, else
+    the process's own."""
+    return getattr(_local, "link", None) or _default()
+
+
+@contextlib.contextmanager
+def communicator(link: Communicator) -> Iterator[None]:
+    """Programs that this thread runs in the block speak to the others through `link`."""
+    before = getattr(_local, "link", None)
+    _local.link = link
+    try:
+        yield
+    finally:
+        _local.link = before
+
+
+@contextlib.contextmanager
+def named(name: str) -> Iterator[None]:
+    """In the block, messages call programs that this thread runs `name`."""
+    before = getattr(_local, "name", "")
+    _local.name = name
+    try:
+        yield
+    finally:
+        _local.name = before
+
+
+def program_name(name: str) -> str:
+    """What messages call the program `name` that this thread runs."""
+    return getattr(_local, "name", "") or name
+
+
+def set_default(find: Callable[[], Communicator]) -> None:
+    """What gives threads without a `communicator` their link: that of a process which is one of
+    several devices."""
+    global _default
+    _default = find

@@ -1,0 +1,58 @@
+"""Rules of calls, composites and control flow."""
+
+from __future__ import annotations
+
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.shape import tuple_shape
+from torch_hlo.hlo.stablehlo.attributes import Symbol
+from torch_hlo.hlo.stablehlo.converter import Context, Made, rule, unpacked
+
+
+@rule("func.call")
+def _call(c: Context) -> Made:
+    callee = c.attr("callee")
+    if not isinstance(callee, Symbol):
+        raise c.error("expected the function's @name")
+    return c.converter.call(c, callee.name)
+
+
+@rule("composite")
+def _composite(c: Context) -> Made:
+    """A named group of operations: its decomposition is its meaning."""
+    decomposition = c.attr("decomposition")
+    if not isinstance(decomposition, Symbol):
+        raise c.error("has no decomposition")
+    return c.converter.call(c, decomposition.name)
+
+
+@rule("while")
+def _while(c: Context) -> Made:
+    cond, body = c.op.regions[:2]
+    names, groups = c.converter.captured(c, (cond, body))
+    state = b.tuple_(*c.x, *(v for group in groups for v in group))
+    shape = tuple_shape(*(o.shape for o in state.operands))
+    returned = body.ops[-1].operands if body.ops else []
+    constant = [
+        i for i, ((arg, _), value) in enumerate(zip(body.args, returned)) if value == (arg, 0)
+    ]
+    condition = c.converter.open_region(c, cond, state, names, groups, "condition", constant)
+    loop = c.converter.open_region(c, body, state, names, groups, "body", constant)
+    for before, after in zip(shape.elements, loop.root.shape.elements):
+        for p, q in zip(before.dims, after.dims):
+            if p != q:
+                c.converter.unify(p, q)
+    return unpacked(b.while_(condition, loop, state), len(c.x))
+
+
+@rule("case", "if")
+def _case(c: Context) -> Made:
+    names, groups = c.converter.captured(c, c.op.regions)
+    operand = b.tuple_(*(v for group in groups for v in group))
+    branches = [
+        c.converter.open_region(c, region, operand, names, groups, f"branch{i}")
+        for i, region in enumerate(c.op.regions)
+    ]
+    if not branches:
+        raise c.error("has no branches")
+    x = b.conditional(c.x[0], branches, [operand] * len(branches))
+    return [b.get_tuple_element(x, i) for i in range(len(x.shape.elements))]

@@ -1,0 +1,67 @@
+"""Integers that a program computes from constants and sizes of arrays, as sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch_hlo.hlo.ir.dim import Size, dim_max, dim_min
+from torch_hlo.hlo.ir.instruction import Instruction
+
+MAX_SIZES = 64
+_ARITHMETIC: dict[str, Callable[[Size, Size], Size]] = {
+    "add": lambda x, y: x + y,
+    "subtract": lambda x, y: x - y,
+    "multiply": lambda x, y: x * y,
+    "divide": lambda x, y: x // y,
+    "remainder": lambda x, y: x % y,
+    "maximum": dim_max,
+    "minimum": dim_min,
+}
+
+
+def sizes_of(
+    x: Instruction, known: Mapping[Instruction, list[Size]], depth: int = 0
+) -> list[Size] | None:
+    """The elements of a small integer array, in order, as sizes; None when they depend on data.
+    `known` says more than the graph."""
+    shape = x.shape
+    if (
+        depth > 200
+        or shape.is_tuple
+        or shape.kind not in "su"
+        or not isinstance(shape.size, int)
+        or shape.size > MAX_SIZES
+    ):
+        return None
+    if x in known:
+        return known[x]
+    if x.op == "constant":
+        return [int(v) for v in x["literal"].numpy().ravel()]
+    if x.op == "get-dimension-size":
+        return [x.operands[0].shape.dims[x["dimensions"][0]]]
+    if x.op == "iota" and shape.rank == 1:
+        return list(range(shape.sizes[0]))
+    found = [sizes_of(o, known, depth + 1) for o in x.operands]
+    parts = [p for p in found if p is not None]
+    if not parts or len(parts) < len(found):
+        return None
+    if x.op in ("reshape", "convert", "copy"):
+        return parts[0]
+    if x.op == "broadcast":
+        return (
+            parts[0] * shape.size
+            if x.operands[0].shape.rank == 0
+            else parts[0]
+            if x.operands[0].shape.dims == shape.dims
+            else None
+        )
+    if x.op == "concatenate" and x["dimensions"] == (0,):
+        return [size for part in parts for size in part]
+    if x.op == "slice" and shape.rank == 1:
+        return parts[0][slice(*x["slice"][0])]
+    if x.op in _ARITHMETIC:
+        try:
+            return [_ARITHMETIC[x.op](p, q) for p, q in zip(*parts, strict=True)]
+        except ZeroDivisionError:
+            return None
+    return None

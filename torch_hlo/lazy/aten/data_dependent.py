@@ -1,0 +1,153 @@
+"""Ops whose result or shape depends on values: they evaluate the graph and run on the CPU, giving
+the CPU's results.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_hlo.lazy.record import checks, conditions, fallback, handlers, session
+from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record.handlers import call, handles
+from torch_hlo.lazy.record.meta import aten
+from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.pytorch.operators import OpOverload
+
+
+# composite kernels call `item` itself
+@handles(aten._local_scalar_dense.default, aten.item.default)
+def _local_scalar_dense(args: tuple, kwargs: dict) -> Any:
+    x = args[0]
+    if metas.numel(x._meta.size) != 1:
+        raise RuntimeError(
+            f"a Tensor with {metas.numel(x._meta.size)} elements cannot be converted to Scalar"
+        )
+    value = _known(x)
+    return session.engine().number(x) if value is None else value.item()
+
+
+def _known(x: HloTensor) -> torch.Tensor | None:
+    """The value if it does not take a step. A captured function may take another branch with other
+    data, so there it takes constants, and truth values and whole numbers that replays can look at
+    as well."""
+    engine = session.engine()
+    value = conditions.known(x, constant=engine.captures)
+    if value is None and not (x.dtype.is_floating_point or x.dtype.is_complex):
+        return engine.assume(x)
+    return value
+
+
+def on_cpu(op: OpOverload):
+    """A handler that evaluates what was recorded and runs `op` on the CPU."""
+
+    def run(args: tuple, kwargs: dict) -> torch.Tensor:
+        return fallback.execute(op, tuple(checks.admit_all(args)), checks.admit_all(kwargs))
+
+    return run
+
+
+@handles(aten._linalg_check_errors.default)
+def _linalg_check_errors(args: tuple, kwargs: dict) -> None:
+    """At the call, as torch.linalg documents: code that catches LinAlgError tries something else
+    then."""
+    info, engine = None, session.engine()
+    if not engine.captures:
+        info = _known(args[0])
+    else:
+        # a function that is being captured: its replays look at one number, and are traced again if
+        # there is an error
+        failed = call(aten.any.default, args[0])
+        known = _known(failed)
+        if not (engine.number(failed) if known is None else known):
+            return
+    values = engine.values(args[0]) if info is None else info
+    aten._linalg_check_errors.default(values, *args[1:], **kwargs)
+
+
+DATA_DEPENDENT = (
+    aten.allclose.default, aten.nonzero.default, aten.nonzero_static.default,
+    aten.masked_select.default, aten.argwhere.default, aten.repeat_interleave.Tensor,
+    aten._unique.default, aten._unique2.default, aten.unique_consecutive.default,
+    aten.unique_dim.default, aten.unique_dim_consecutive.default, aten.linalg_lstsq.default,
+    aten._ctc_loss.default, aten.is_nonzero.default, aten.histogram.bin_ct,
+    aten.histogram.bins_tensor, aten._histogramdd_bin_edges.default,
+    aten._histogramdd_from_bin_cts.default, aten._histogramdd_from_bin_tensors.default,
+)  # fmt: skip
+for _op in DATA_DEPENDENT:
+    handlers.TABLE[_op] = on_cpu(_op)
+
+
+_MANY = 1 << 14  # values that are worth counting on the device, where the program is compiled first
+
+
+@handles(aten.equal.default)
+def equal(args: tuple, kwargs: dict) -> bool:
+    """Compared on the device where there is much to compare, or a function is being captured: its
+    replays look at one truth value."""
+    a, b = args
+    engine = session.engine()
+    if (
+        type(a) is type(b) is HloTensor
+        and a.shape == b.shape
+        and a.dtype == b.dtype
+        and (engine.captures or a.numel() >= _MANY)
+    ):
+        same = call(aten.all.default, call(aten.eq.Tensor, a, b))
+        known = _known(same)
+        if known is None:
+            known = engine.number(same)
+        return bool(known)
+    return on_cpu(aten.equal.default)(args, kwargs)
+
+
+@handles(aten.bincount.default)
+def bincount(args: tuple, kwargs: dict):
+    """Counted on the device if `minlength` covers the values, as the number of classes does; the
+    result's shape depends on them otherwise."""
+    x, weights, minlength = (
+        *args,
+        *(kwargs.get(n, d) for n, d in (("weights", None), ("minlength", 0))[len(args) - 1 :]),
+    )
+    # a function that is being captured: its replays look at one truth value
+    engine = session.engine()
+    on_device = (
+        type(x) is HloTensor
+        and x.dim() == 1
+        and (x.numel() >= _MANY or engine.captures)
+        and not x.dtype.is_floating_point
+        and x.dtype != torch.bool
+    )
+    if weights is not None:
+        on_device = (
+            on_device
+            and type(weights) is HloTensor
+            and weights.shape == x.shape
+            and weights.dtype in (torch.float32, torch.float64)
+        )
+    if on_device and minlength > 0:
+        outside = call(
+            aten.any.default,
+            call(
+                aten.logical_or.default,
+                call(aten.lt.Scalar, x, 0),
+                call(aten.ge.Scalar, x, minlength),
+            ),
+        )
+        known = _known(outside)
+        if known is None:
+            known = engine.number(outside)
+        if not known:
+            source = (
+                call(aten.ones_like.default, x, dtype=torch.int64) if weights is None else weights
+            )
+            zeros = call(aten.new_zeros.default, source, [minlength])
+            return call(
+                aten.scatter_add.default,
+                zeros,
+                0,
+                call(aten._to_copy.default, x, dtype=torch.int64),
+                source,
+            )
+    return on_cpu(aten.bincount.default)(args, kwargs)

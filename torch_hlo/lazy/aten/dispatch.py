@@ -1,0 +1,156 @@
+"""Every operation on hlo tensors arrives here: `handle(op, types, args, kwargs)`.
+
+An op has one handler, a function `(args, kwargs) -> result`:
+* hand-written, in the files that this one imports,
+* or made once from the op's schema, by the first of MAKERS that can. A mutation is the functional
+  twin, then a write; a view is new metadata over the same storage; a function is a node in the
+  graph; an op without a lowering is its decomposition, else runs on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+
+from torch_hlo import config
+from torch_hlo.lazy.aten import (
+    batch_norm,
+    copies,
+    data_dependent,
+    indexing,
+    mutation,
+    strides,
+    view_ops,
+)
+from torch_hlo.lazy.record import (
+    conditions,
+    decompose,
+    recording,
+    session,
+    storage,
+    tensor,
+)
+from torch_hlo.lazy.record.handlers import (
+    BY_ID,
+    MAKERS,
+    TABLE,
+    Foreign,
+    Handler,
+    find,
+    nested,
+)
+from torch_hlo.lazy.record.tracing import after_traces
+from torch_hlo.lowering.core.graph import NO_KWARGS
+from torch_hlo.lowering.core.tape import RECORDING
+from torch_hlo.pytorch.operators import OpOverload
+
+_ENTRIES: dict[int, Handler] = {}  # handlers by their op's id, as `entry` made them
+_session = session.current()
+
+
+def handle(
+    func: OpOverload,
+    types: Sequence[type],
+    args: tuple = (),
+    kwargs: dict | None = None,
+):
+    """Record (or run) one op: HloTensor's `__torch_dispatch__`. Raises what PyTorch raises for bad
+    arguments."""
+    return (_ENTRIES.get(id(func)) or entry(func))(args, kwargs or NO_KWARGS)
+
+
+def entry(op: OpOverload) -> Handler:
+    """The handler of an op that arrives from outside."""
+    _ENTRIES[id(op)] = found = in_turn(find(op))
+    return found
+
+
+def in_turn(handler: Handler) -> Handler:
+    """A handler that waits for its turn."""
+
+    def alone(args: tuple, kwargs: dict):
+        with RECORDING:
+            if _session.tracing is not None:
+                after_traces()
+            if len(_session.pending) >= _session.limit:
+                cut()
+            try:
+                return handler(args, kwargs)
+            except Foreign:
+                return NotImplemented
+
+    return alone
+
+
+def eager_handle(
+    func: OpOverload,
+    types: Sequence[type],
+    args: tuple = (),
+    kwargs: dict | None = None,
+):
+    """`handle` for TORCH_HLO_EAGER: evaluate before returning."""
+    result = handle(func, types, args, kwargs)
+    if not _session.here.nested:
+        session.engine().mark_step(wait=True)
+    return result
+
+
+def cut() -> None:
+    """The graph has grown to MAX_NODES: evaluate it."""
+    _session.limit = config.get("MAX_NODES")
+    if len(_session.pending) >= _session.limit:
+        storage.forget_bound()
+        session.engine().mark_step()
+
+
+@contextlib.contextmanager
+def uncut() -> Iterator[None]:
+    """Inside, the graph may grow beyond MAX_NODES: one program is made of all of it."""
+    before, _session.limit = _session.limit, sys.maxsize
+    try:
+        yield
+    finally:
+        _session.limit = before
+
+
+def set_eager(on: bool) -> None:
+    """Evaluate every op at once (True) or record (False)."""
+    if on:
+        session.engine().mark_step(wait=True)
+    tensor.install(eager_handle if on else handle)
+
+
+def lower_or_fall_back(op: OpOverload) -> Handler:
+    """The handler of a functional op without a lowering."""
+
+    def on_cpu(args: tuple, kwargs: dict):
+        return decompose.on_cpu(op, args, kwargs)
+
+    decomposition = decompose.decomposition(op)
+    if decomposition is None:
+        return on_cpu
+
+    def decomposed(args: tuple, kwargs: dict):
+        # many of PyTorch's decompositions end in a primitive that is the op itself
+        if op in _session.here.decomposing:
+            TABLE[op] = BY_ID[id(op)] = on_cpu
+            _ENTRIES.pop(id(op), None)
+            return on_cpu(args, kwargs)
+        _session.here.decomposing.add(op)
+        try:
+            return nested(decomposition, args, kwargs)
+        finally:
+            _session.here.decomposing.discard(op)
+
+    return decomposed
+
+
+# in this order
+MAKERS += (mutation.maker, view_ops.maker, recording.maker, lower_or_fall_back)
+WRITTEN = (batch_norm, conditions, copies, data_dependent, indexing, strides)
+
+
+def install() -> None:
+    """From now on ops are handled here."""
+    tensor.install(eager_handle if config.get("EAGER") else handle)

@@ -1,0 +1,558 @@
+"""Composite ops that should arrive whole or be taken apart differently than PyTorch does for a
+custom device.
+
+* linear stays whole (`aten.linear`, `aten.linear_backward`), except under forward-mode
+  differentiation.
+* scaled_dot_product_attention becomes the pair of ops with a fused lowering, or PyTorch's math
+  where that does not fit.
+* recurrent networks become products and recurrences (lazy/ops/recurrent.py) instead of fused CUDA
+  cells.
+* composite kernels that overlook `out=` for tensor subclasses, or that are registered where only
+  C++ looks, are called differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from torch_hlo.lazy.aten import data_dependent, dispatch
+from torch_hlo.lazy.ops import ctc, recurrent
+from torch_hlo.lazy.record import checks, conditions, handlers, inference, recording
+from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record.handlers import handles
+from torch_hlo.lazy.record.meta import Meta, Result, aten
+from torch_hlo.lazy.record.tensor import HloTensor, from_cpu
+from torch_hlo.lowering.core.registry import LOWERINGS
+from torch_hlo.pytorch import autocast, operators, participants
+from torch_hlo.pytorch.operators import OpOverload
+
+_LIBRARIES: list[torch.library.Library] = []
+Key = operators.Key
+
+
+def register() -> None:
+    """Register the kernels with PyTorch's dispatcher."""
+    library = torch.library.Library("aten", "IMPL")
+    every = torch.library.Library("_", "IMPL")
+    _LIBRARIES.extend((library, every))  # a library that is collected takes its kernels along
+    every.fallback(_backend_select, operators.PRIVATE_USE)
+    from torch_hlo.lazy.aten.copies import copy_from
+
+    library.impl("_copy_from", copy_from, operators.PRIVATE_USE)
+    library.impl("_copy_from_and_resize", copy_from, operators.PRIVATE_USE)
+    if aten.linear.default in LOWERINGS and aten.linear_backward.default in LOWERINGS:
+        library.impl("linear", _kernel(aten.linear.default), operators.PRIVATE_USE)
+        # With a kernel of its own the device gets linear's generated autograd kernel, which ours
+        # then wraps.
+        global _generated_linear
+        _generated_linear = torch.library.get_kernel(
+            aten.linear.default, operators.AUTOGRAD_PRIVATE_USE
+        )
+        library.impl("linear", _linear, operators.AUTOGRAD_PRIVATE_USE, with_keyset=True)
+    if _ATTENTION in LOWERINGS:
+        library.impl("scaled_dot_product_attention", attention, operators.AUTOGRAD_PRIVATE_USE)
+    for op, kernel in recurrent.NETWORKS.items():
+        library.impl(op.name().removeprefix("aten::"), kernel, operators.AUTOGRAD_PRIVATE_USE)
+    library.impl("one_hot", one_hot, operators.AUTOGRAD_PRIVATE_USE)
+    library.impl("ctc_loss.Tensor", ctc_loss, operators.AUTOGRAD_PRIVATE_USE)
+    library.impl("ctc_loss.IntList", ctc_loss, operators.AUTOGRAD_PRIVATE_USE)
+    # instead of its decomposition
+    library.impl(
+        "_fused_rms_norm",
+        _kernel(aten._fused_rms_norm.default),
+        operators.PRIVATE_USE,
+    )
+    library.impl("rms_norm", rms_norm, operators.AUTOGRAD_PRIVATE_USE)
+    library.impl("lstm_cell", recurrent.lstm_cell, operators.AUTOGRAD_PRIVATE_USE)
+    library.impl("gru_cell", recurrent.gru_cell, operators.AUTOGRAD_PRIVATE_USE)
+    for overload in (
+        "out",
+        "out_tol_tensor",
+        "atol_rtol_float_out",
+        "atol_rtol_tensor_out",
+    ):
+        library.impl(
+            f"linalg_matrix_rank.{overload}",
+            _writing_out(getattr(aten.linalg_matrix_rank, overload)),
+            operators.AUTOGRAD_PRIVATE_USE,
+        )
+    autocast.register(every, library)
+
+
+def _backend_select(op: OpOverload, *args, **kwargs) -> object:
+    """An op that reached the device's own dispatch key: factories, which have no tensor
+    argument."""
+    return dispatch.handle(op, (), args, kwargs)
+
+
+def _kernel(op: OpOverload):
+    return lambda *args, **kwargs: dispatch.handle(op, (), args, kwargs)
+
+
+def _here(op: OpOverload, *args, **kwargs):
+    """`op` without PyTorch's dispatcher, which would only lead here."""
+    return HloTensor.__torch_dispatch__(op, (), args, kwargs)
+
+
+def _first(op: OpOverload):
+    """What calls `op` for its first result from the kernel of a composite whose arguments are
+    tensors of this device. Where nobody else sees the others, no tensors are made of them."""
+    recorded = dispatch.in_turn(recording.recorder(op, random=False, first=True))
+
+    def call(*args, **kwargs) -> torch.Tensor:
+        if not participants.unobserved():
+            return op(*args, **kwargs)[0]
+        if HloTensor.__torch_dispatch__ is dispatch.handle:
+            return recorded(args, kwargs)
+        return _here(op, *args, **kwargs)[0]
+
+    return call
+
+
+# ---- linear
+
+
+_generated_linear = None
+
+
+def _linear(keyset, x, weight, bias=None):
+    if (
+        type(x) is not HloTensor
+        or type(weight) is not HloTensor
+        or participants.forward_mode()
+        or x.dtype.is_complex
+    ):
+        # A DTensor, say, knows how to shard matmul but not linear_backward; before 2.13 PyTorch
+        # does not differentiate it for complex numbers.
+        return operators.call_kernel(
+            aten.linear.default, Key.CompositeImplicitAutograd, x, weight, bias
+        )
+    if participants.unobserved() and (bias is None or type(bias) is HloTensor):
+        return _here(aten.linear.default, x, weight, bias)
+    return _generated_linear.call_boxed(keyset, x, weight, bias)
+
+
+def _linear_backward_metas(
+    x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, mask: list[bool]
+) -> list[Meta | None]:
+    return [
+        metas.contiguous(x._meta.size, x.dtype) if mask[0] else None,
+        metas.contiguous(weight._meta.size, weight.dtype) if mask[1] else None,
+        metas.contiguous(weight._meta.size[:1], grad.dtype) if mask[2] else None,
+    ]
+
+
+inference.INFER[aten.linear_backward.default] = _linear_backward_metas
+
+
+# ---- positions
+
+_recorded_roll = recording.recorder(aten.roll.default)
+
+
+@handles(aten.roll.default)
+def roll(args: tuple, kwargs: dict):
+    """Shifts are recorded as positions: one program serves them all."""
+    x, shifts, dims = (
+        *args,
+        *(kwargs.get(n, ()) for n in ("shifts", "dims")[len(args) - 1 :]),
+    )
+    shifts, dims = (list(v) if isinstance(v, (list, tuple)) else [v] for v in (shifts, dims))
+    size = x._meta.size
+    if len(dims) == len(shifts) and all(-len(size) <= d < len(size) for d in dims):
+        shifts = [s % size[d] if size[d] else 0 for s, d in zip(shifts, dims)]
+    elif not dims and len(shifts) == 1 and x.numel():
+        shifts = [shifts[0] % x.numel()]
+    return _recorded_roll((x, shifts, dims), {})
+
+
+_recorded_select_backward = recording.recorder(aten.select_backward.default)
+
+
+@handles(aten.select_backward.default)
+def select_backward(args: tuple, kwargs: dict) -> torch.Tensor:
+    """The index counts from the front, as that of a recorded select does."""
+    grad, sizes, dim, index = args
+    return _recorded_select_backward(
+        (grad, sizes, dim, index % sizes[dim] if sizes[dim] else index), kwargs
+    )
+
+
+# ---- linear algebra
+
+
+def _writing_out(op: OpOverload) -> Callable[..., Any]:
+    """Kernel of an `out=` overload: the functional overload, then a copy."""
+    from torch_hlo.lazy.aten.mutation import functional_twin
+
+    twin = functional_twin(op)
+
+    def kernel(*args, out, **kwargs):
+        value = twin(*args, **kwargs)
+        if out.shape != value.shape:
+            out.resize_(value.shape)
+        return out.copy_(value)
+
+    return kernel
+
+
+def _pinv(args: tuple, kwargs: dict):
+    # Written with svd and matmul, but registered as a kernel of backends.
+    op = aten.linalg_pinv.atol_rtol_tensor
+    return handlers.nested(
+        partial(operators.call_kernel, op, Key.CompositeExplicitAutogradNonFunctional),
+        args,
+        kwargs,
+    )
+
+
+handlers.TABLE[aten.linalg_pinv.atol_rtol_tensor] = _pinv
+
+
+def _determinant(op: OpOverload, finish: Callable[..., Any]) -> None:
+    """Matrices that are neither contiguous nor complex are factored as they are, not transposed:
+    autograd solves with the factors, and looks at the strides."""
+    recorded = recording.recorder(op)
+
+    def factored(a):
+        packed, pivots, _ = aten.linalg_lu_factor_ex.default(a)
+        diagonal = packed.diagonal(0, -2, -1)
+        swaps = (pivots != torch.arange(1, pivots.shape[-1] + 1, device=a.device)).sum(-1)
+        return *finish(diagonal, (1 - 2 * (swaps % 2)).to(a.dtype)), packed, pivots
+
+    def handler(args: tuple, kwargs: dict):
+        a = args[0]
+        return (
+            recorded(args, kwargs)
+            if a.is_contiguous() or a.is_complex()
+            else handlers.nested(factored, args, kwargs)
+        )
+
+    handlers.TABLE[op] = handler
+
+
+_determinant(aten._linalg_det.default, lambda diagonal, sign: (diagonal.prod(-1) * sign,))
+_determinant(
+    aten._linalg_slogdet.default,
+    lambda diagonal, sign: (
+        diagonal.sgn().prod(-1) * sign,
+        diagonal.abs().log().sum(-1),
+    ),
+)
+
+
+def _geqrf_metas(a):
+    *batch, m, n = a._meta.size
+    return [
+        metas.contiguous(a._meta.size, a.dtype),
+        metas.contiguous((*batch, min(m, n)), a.dtype),
+    ]
+
+
+inference.INFER[aten.geqrf.default] = _geqrf_metas
+
+
+def _second_argument_metas(grad, x, *rest, **options):
+    return [metas.contiguous(x._meta.size, x.dtype)]
+
+
+for _op in (
+    aten._ctc_loss_backward.default,
+    aten._ctc_loss_backward.Tensor,
+    aten.fractional_max_pool3d_backward.default,
+):
+    inference.INFER[_op] = _second_argument_metas
+
+
+def ctc_loss(
+    log_probs,
+    targets,
+    input_lengths,
+    target_lengths,
+    blank=0,
+    reduction=1,
+    zero_infinity=False,
+):
+    """`ctc_loss` whose lengths may live on the CPU, as with CUDA, or be lists: no two batches have
+    the same, and they are no constants of a program."""
+    if ctc.takes(log_probs, targets, blank):
+        return ctc.ctc_loss(
+            log_probs,
+            targets,
+            input_lengths,
+            target_lengths,
+            blank,
+            reduction,
+            zero_infinity,
+        )
+    numbers = (
+        torch.tensor(n, dtype=torch.int64, device="cpu") if isinstance(n, (list, tuple)) else n
+        for n in (input_lengths, target_lengths)
+    )
+    here = [
+        from_cpu(n) if type(n) is torch.Tensor and n.device.type == "cpu" else n for n in numbers
+    ]
+    return operators.call_kernel(
+        aten.ctc_loss.Tensor,
+        Key.CompositeImplicitAutograd,
+        log_probs,
+        targets,
+        *here,
+        blank,
+        reduction,
+        zero_infinity,
+    )
+
+
+def _ctc_metas(log_probs, targets, *rest, **options):
+    time, batch, _ = log_probs._meta.size
+    return [
+        metas.contiguous((batch,), log_probs.dtype),
+        metas.contiguous((batch, time, 2 * targets._meta.size[1] + 1), log_probs.dtype),
+    ]
+
+
+inference.INFER[aten._ctc_loss.Tensor] = _ctc_metas
+_recorded_ctc = recording.recorder(aten._ctc_loss.Tensor)
+
+
+@handles(aten._ctc_loss.Tensor)
+def _ctc_loss(args: tuple, kwargs: dict):
+    """Part of the program where targets are padded: the size of its table follows from lengths
+    otherwise. Lengths that are wrong, and known, are an error at the call."""
+    log_probs, targets, *lengths = args[:4]
+    padded = (
+        all(type(x) is HloTensor for x in args[:4])
+        and log_probs.dim() == 3
+        and targets.dim() == 2
+        and all(n.shape == (log_probs.shape[1],) for n in lengths)
+    )
+    if (
+        padded
+        and targets.shape[0] == log_probs.shape[1]
+        and all(map(_fits_in, lengths, (log_probs.shape[0], targets.shape[1])))
+    ):
+        return _recorded_ctc(args, kwargs)
+    return data_dependent.on_cpu(aten._ctc_loss.Tensor)(args, kwargs)
+
+
+def _fits_in(lengths: HloTensor, most: int) -> bool:
+    known = conditions.known(lengths)
+    return (
+        known is None or not known.numel() or bool(known.min() >= 0) and bool(known.max() <= most)
+    )
+
+
+# ---- attention
+
+
+def attention(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    *,
+    scale=None,
+    enable_gqa=False,
+):
+    """`scaled_dot_product_attention` for hlo tensors."""
+    fused = fits(query, key, value, attn_mask, is_causal, enable_gqa)
+    if fused:
+        if not dropout_p:
+            return _first_of_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale
+            )
+        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
+    # the math version reads it as numbers to add
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
+    return aten._scaled_dot_product_attention_math.default(
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p,
+        is_causal,
+        None,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )[0]
+
+
+def fits(query, key, value, mask, is_causal: bool, enable_gqa: bool) -> bool:
+    """True if the fused op computes this case. What it refuses, the math version checks and
+    reports."""
+    tensors = (query, key, value) if mask is None else (query, key, value, mask)
+    if {*map(type, tensors)} != _OWN or participants.forward_mode():
+        return False
+    try:
+        case = (*[t._meta for t in tensors], is_causal, enable_gqa)
+    except AttributeError:  # PyTorch is tracing with them: sizes may be symbols
+        return _fits([(t.shape, t.dtype) for t in tensors], is_causal, enable_gqa)
+    known = _FITTING.get(case)
+    if known is None:
+        known = _FITTING[case] = _fits(
+            [(t._meta.size, t._meta.dtype) for t in tensors], is_causal, enable_gqa
+        )
+    return known
+
+
+_OWN = {HloTensor}
+_FITTING: dict[tuple, bool] = {}
+
+
+def _fits(tensors: list[tuple], is_causal: bool, enable_gqa: bool) -> bool:
+    """`tensors`: sizes and types of query, key, value and mask, if any."""
+    (q, dtype), (k, key_type), (v, value_type), *masks = tensors
+    if not len(q) == len(k) == len(v) == 4:
+        return False
+    if (
+        not (dtype == key_type == value_type)
+        or not dtype.is_floating_point
+        or (masks and is_causal)
+    ):
+        return False
+    if q[0] != k[0] or k[:3] != v[:3] or q[3] != k[3]:
+        return False
+    heads, kv_heads = q[1], k[1]
+    if heads != kv_heads and not (enable_gqa and kv_heads and heads % kv_heads == 0):
+        return False
+    if 0 in q or 0 in k:
+        return False
+    full = (q[0], heads, q[2], k[2])
+    return all(
+        kind in (torch.bool, dtype)
+        and len(m) <= 4
+        and all(a in (1, f) for a, f in zip(reversed(m), reversed(full)))
+        for m, kind in masks
+    )
+
+
+def _attention_metas(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    scale=None,
+) -> Result:
+    batch, heads, length, _ = query._meta.size
+    state = metas.contiguous((), torch.int64)
+    accumulate = torch.float64 if query.dtype == torch.float64 else torch.float32
+    out = metas.contiguous((batch, heads, length, value._meta.size[3]), query.dtype)
+    lengths = {"value": length}, {"value": key._meta.size[2]}
+    found = [
+        out,
+        metas.contiguous((batch, heads, length), accumulate),
+        None,
+        None,
+        state,
+        state,
+        None,
+    ]
+    return metas.Result.of(found, form=(0, 1, 2, 3, *lengths, 4, 5, 6))
+
+
+_ATTENTION = aten._scaled_dot_product_fused_attention_overrideable.default
+inference.INFER[_ATTENTION] = _attention_metas
+_first_of_attention = _first(_ATTENTION)
+_attention_forward = {
+    drops: recording.recorder(_ATTENTION, random=drops) for drops in (False, True)
+}
+
+
+@handles(_ATTENTION)
+def _attention(args: tuple, kwargs: dict):
+    dropout_p = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+    return _attention_forward[bool(dropout_p)](args, kwargs)
+
+
+def _attention_backward_metas(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias,
+    mask: list[bool],
+    *rest,
+    **kwargs,
+) -> list[Meta | None]:
+    found = [
+        metas.contiguous(t._meta.size, t.dtype) if wanted else None
+        for t, wanted in zip((query, key, value), mask)
+    ]
+    return [
+        *found,
+        metas.contiguous(bias._meta.size, bias.dtype) if mask[3] and bias is not None else None,
+    ]
+
+
+inference.INFER[aten._scaled_dot_product_fused_attention_overrideable_backward.default] = (
+    _attention_backward_metas
+)
+
+
+# ---- other composites
+
+
+def one_hot(classes, num_classes=-1):
+    """`one_hot` by comparison; PyTorch's own version checks the classes on the CPU only."""
+    if classes.dtype != torch.int64:
+        raise RuntimeError(
+            f"one_hot is only applicable to index tensor of type LongTensor, got {classes.dtype}"
+        )
+    known = checks.bounds(classes) if type(classes) is HloTensor and classes.numel() else None
+    if num_classes == -1:
+        if not classes.numel():
+            raise RuntimeError("Can not infer total number of classes from empty tensor.")
+        num_classes = int(classes.max().item()) + 1
+    elif num_classes < 1:
+        raise RuntimeError("num_classes should be positive")
+    if known is not None and (known[0] < 0 or known[1] >= num_classes):
+        low, high = classes.aminmax()
+        if low.item() < 0:
+            raise RuntimeError("Class values must be non-negative.")
+        if high.item() >= num_classes:
+            raise RuntimeError("Class values must be smaller than num_classes.")
+    return (classes.unsqueeze(-1) == torch.arange(num_classes, device=classes.device)).to(
+        torch.int64
+    )
+
+
+_first_of_rms_norm = _first(aten._fused_rms_norm.default)
+
+
+def rms_norm(x, normalized_shape, weight=None, eps=None):
+    """`rms_norm` as one op instead of seven."""
+    if type(x) is HloTensor and x.dtype.is_floating_point and not participants.forward_mode():
+        if weight is None or type(weight) is HloTensor and weight.dtype == x.dtype:
+            return _first_of_rms_norm(x, normalized_shape, weight, eps)
+    return operators.call_kernel(
+        aten.rms_norm.default,
+        Key.CompositeImplicitAutograd,
+        x,
+        normalized_shape,
+        weight,
+        eps,
+    )
+
+
+# Under inference_mode composite ops arrive undecomposed.
+def _composite(fn):
+    return lambda args, kwargs: handlers.nested(fn, args, kwargs)
+
+
+handlers.TABLE[aten.scaled_dot_product_attention.default] = _composite(attention)
+handlers.TABLE[aten.one_hot.default] = _composite(one_hot)
+handlers.TABLE[aten.rms_norm.default] = _composite(rms_norm)
+handlers.TABLE[aten.lstm_cell.default] = _composite(recurrent.lstm_cell)
+handlers.TABLE[aten.gru_cell.default] = _composite(recurrent.gru_cell)
+handlers.TABLE.update({op: _composite(kernel) for op, kernel in recurrent.NETWORKS.items()})

@@ -1,0 +1,318 @@
+"""Control flow on lazy tensors that stays in the program: `cond`, `while_loop`, `scan`. The
+functions are recorded once, whatever the count.
+
+    total, ys = torch_hlo.scan(lambda c, x: (c + x, c * x), init, xs)
+    i, x = torch_hlo.while_loop(lambda i, x: i < 10, lambda i, x: (i + 1, x * 2), (i, x))
+    y = torch_hlo.cond(p, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+The functions get and return tensors (or tuples and dictionaries of them) and may read other
+tensors. They must not need a value (`.item()`, `if tensor:`), draw random numbers, or write to
+tensors from outside.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.record.engine import Engine, Watcher
+from torch_hlo.lazy.record.recording import source
+from torch_hlo.lazy.record.storage import Array, Number, read
+from torch_hlo.lazy.record.tensor import HloTensor, fresh
+from torch_hlo.lazy.run.fingerprint import Graph, operands
+from torch_hlo.lowering.core.graph import Node, Out, Subgraph
+from torch_hlo.lowering.core.registry import TORCH_TO_HLO
+from torch_hlo.lowering.core.tape import RECORDING, SERIALS
+from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
+
+hop = torch.ops.higher_order
+
+
+class _Refusing(Watcher):
+    """The engine while a function is recorded: nothing can be evaluated."""
+
+    def __init__(self, what: str, inner: Engine) -> None:
+        super().__init__(inner)
+        self.what = what
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise RuntimeError(
+            f"torch_hlo.{self.what}: a value is needed at {source()}, while the function is"
+            " recorded; use torch_hlo.cond instead of `if`"
+        )
+
+    mark_step = materialize = sync = synchronize = items = later = _refuse
+
+
+class Recorded(FxGraph, Subgraph):
+    """A function as a graph. `captured`: the values from outside that it reads; they are its last
+    inputs. `key` identifies it."""
+
+    captured: list[Out | Array]
+    form: object
+
+
+def record(what: str, fn: Callable, shapes: Sequence[torch.Tensor], form) -> Recorded:
+    """Call `fn` on stand-ins for tensors like `shapes`, nested as `form`. Raises RuntimeError when
+    it needs a value."""
+    stand_ins = [Array(metas.contiguous(tuple(t.shape), t.dtype).hlo, None) for t in shapes]
+    first = next(SERIALS)
+    arguments = [
+        fresh(metas.contiguous(tuple(t.shape), t.dtype), a) for t, a in zip(shapes, stand_ins)
+    ]
+    with session.use(_Refusing(what, session.engine().base())), torch.no_grad():
+        result = fn(*pytree.tree_unflatten(arguments, form))
+    flat, result_form = pytree.tree_flatten(result)
+    for r in flat:
+        if not isinstance(r, HloTensor):
+            raise TypeError(
+                f"torch_hlo.{what}: the function must return hlo tensors, not {type(r).__name__}"
+            )
+    return _graph(what, [read(r) for r in flat], stand_ins, first, result_form)
+
+
+def _graph(what: str, values: list, stand_ins: list[Array], first: int, form) -> Recorded:
+    inside = _nodes(values, first)
+    g = Recorded()
+    g.form, g.captured = form, []
+    inputs = list(stand_ins)
+    outer: dict[tuple, Array] = {}
+    made: dict[int, Node] = {}
+
+    def value(x):
+        kind = type(x)
+        if kind is Out and x.array is None and id(x.node) in made:
+            return Out(made[id(x.node)], x.index)
+        if kind is Out or kind is Array:
+            x = x.array if kind is Out and x.array is not None else x
+            if any(x is s for s in stand_ins):
+                return x
+            key = (id(x.node), x.index) if type(x) is Out else (id(x),)
+            if key not in outer:
+                shape = x.node.outs[x.index] if type(x) is Out else x.shape
+                outer[key] = Array(shape, None)
+                inputs.append(outer[key])
+                g.captured.append(x)
+            return outer[key]
+        if kind is Number:
+            return x.value
+        if kind is list or kind is tuple:
+            return [value(v) for v in x]
+        return x
+
+    for n in inside:
+        if "seed" in n.kwargs:
+            raise RuntimeError(
+                f"torch_hlo.{what}: {n.target}: random numbers cannot be drawn inside; draw them"
+                " before and pass them in"
+            )
+        made[id(n)] = Node(
+            n.target,
+            tuple(map(value, n.args)),
+            {k: value(v) for k, v in n.kwargs.items()},
+            n.outs,
+            n.source,
+        )
+    g.nodes = list(made.values())
+    results = [value(v) for v in values]
+    g.outputs = [(r, None) for r in results]
+    g.inputs = [Input(leaf, i) for i, leaf in enumerate(inputs)]
+    inner = Graph(g.nodes, [r for r in results if type(r) is Out])
+    order = {id(leaf): i for i, leaf in enumerate(inputs)}
+    g.key = (
+        inner.key,
+        tuple(order[id(leaf)] for leaf in inner.leaves),
+        tuple(order.get(id(r), -1) for r in results),
+        tuple(a.shape for a in inputs),
+    )
+    return g
+
+
+def _nodes(values: list, first: int) -> list[Node]:
+    """Nodes recorded since `first` that the values need, operands first."""
+    found: dict[Node, None] = {}
+    stack = [v.node for v in values if type(v) is Out and v.array is None]
+    while stack:
+        n = stack.pop()
+        if n not in found and n.serial > first:
+            found[n] = None
+            stack += operands(n)
+    return sorted(found, key=lambda n: n.serial)
+
+
+def _inputs(
+    what: str, tree: torch.Tensor | tuple[torch.Tensor, ...]
+) -> tuple[list[HloTensor], object]:
+    flat, form = pytree.tree_flatten(tree)
+    for t in flat:
+        if not isinstance(t, HloTensor):
+            raise TypeError(f"torch_hlo.{what} takes hlo tensors, not {type(t).__name__}")
+        if t.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"torch_hlo.{what} has no gradient; call it under torch.no_grad(), or use"
+                f" torch.compile(backend='hlo') and PyTorch's {what}"
+            )
+    return flat, form
+
+
+def _node(
+    op, args: tuple, outs: Sequence[torch.Tensor | tuple], form
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    shapes = [(tuple(size), dtype) for size, dtype in outs]
+    found = [metas.contiguous(size, dtype) for size, dtype in shapes]
+    node = Node(op, args, {}, tuple(m.hlo for m in found), source())
+    return pytree.tree_unflatten([fresh(m, Out(node, i)) for i, m in enumerate(found)], form)
+
+
+def _alone(verb: Callable) -> Callable:
+    """The verb, while no other thread records."""
+
+    @functools.wraps(verb)
+    def run(*args, **kwargs) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
+        with RECORDING:
+            return verb(*args, **kwargs)
+
+    return run
+
+
+def _described(g: Recorded) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    back = {v: k for k, v in TORCH_TO_HLO.items()}
+    shapes = [r.node.outs[r.index] if type(r) is Out else r.shape for r, _ in g.outputs]
+    return [(s.dims, back[s.dtype]) for s in shapes]
+
+
+def _same(what: str, have: list, want: list, forms: tuple) -> None:
+    if forms[0] != forms[1]:
+        raise TypeError(f"torch_hlo.{what}: the function returns {forms[0]}, expected {forms[1]}")
+    for i, (h, w) in enumerate(zip(have, want, strict=True)):
+        if h != w:
+            raise TypeError(
+                f"torch_hlo.{what}: value {i} is {w[1]}{list(w[0])} before and {h[1]}{list(h[0])}"
+                " after; they must be alike"
+            )
+
+
+def _like(
+    tensors: Sequence[torch.Tensor],
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    return [(tuple(t.shape), t.dtype) for t in tensors]
+
+
+@_alone
+def cond(
+    predicate: torch.Tensor,
+    true_fn: Callable,
+    false_fn: Callable,
+    operands: Sequence = (),
+) -> torch.Tensor | None:
+    """`true_fn(*operands)` if the one-element tensor `predicate` is true, else
+    `false_fn(*operands)`; only one of them runs."""
+    (p,), _ = _inputs("cond", (predicate,))
+    if p.numel() != 1:
+        raise ValueError(
+            f"torch_hlo.cond: the predicate must have one element, not {list(p.shape)}"
+        )
+    flat, form = _inputs("cond", tuple(operands))
+    graphs = [record("cond", fn, flat, form) for fn in (true_fn, false_fn)]
+    _same(
+        "cond",
+        _described(graphs[1]),
+        _described(graphs[0]),
+        (graphs[1].form, graphs[0].form),
+    )
+    captured = _share(graphs, len(flat))
+    args = (read(p), *graphs, [*map(read, flat), *captured])
+    return _node(hop.cond, args, _described(graphs[0]), graphs[0].form)
+
+
+def _share(graphs: Sequence[Recorded], own: int) -> list[Out | Array]:
+    """One list of captured values for several graphs with `own` inputs each; renumbers their last
+    inputs."""
+    values: list = []
+    for g in graphs:
+        for i, v in enumerate(g.captured):
+            g.inputs[own + i].source = own + len(values)
+            values.append(v)
+    for g in graphs:
+        g.key = (*g.key, tuple(x.source for x in g.inputs))
+    return values
+
+
+@_alone
+def while_loop(cond_fn: Callable, body_fn: Callable, carried: Sequence) -> tuple[torch.Tensor, ...]:
+    """Repeat `carried = body_fn(*carried)` while `cond_fn(*carried)` (one element) is true. One
+    loop in the program."""
+    flat, form = _inputs("while_loop", tuple(carried))
+    test, body = (
+        record("while_loop", cond_fn, flat, form),
+        record("while_loop", body_fn, flat, form),
+    )
+    described = _described(test)
+    if len(described) != 1 or torch.Size(described[0][0]).numel() != 1:
+        raise ValueError(
+            "torch_hlo.while_loop: the condition must return one tensor of one element"
+        )
+    result = body.form if body.form != pytree.tree_structure(0) or len(flat) != 1 else form
+    _same("while_loop", _described(body), _like(flat), (_tupled(result), _tupled(form)))
+    captured = _share([test, body], len(flat))
+    return _node(
+        hop.while_loop,
+        (test, body, [read(t) for t in flat], captured),
+        _like(flat),
+        form,
+    )
+
+
+def _tupled(form) -> tuple:
+    """A nesting without regard to whether its outermost level is a list or a tuple."""
+    return tuple(form.children()) if form.type in (list, tuple) else form
+
+
+@_alone
+def scan(fn: Callable, init: object, xs: object) -> tuple[torch.Tensor, ...]:
+    """`carry, y = fn(carry, x)` for every slice x of `xs` along dimension 0. Returns the last carry
+    and the ys, stacked."""
+    carry, carry_form = _inputs("scan", init)
+    stacked, xs_form = _inputs("scan", xs)
+    if not stacked or any(x.dim() == 0 or x.shape[0] != stacked[0].shape[0] for x in stacked):
+        raise ValueError(
+            "torch_hlo.scan: xs must be tensors of one length along dimension 0, got"
+            f" {[list(x.shape) for x in stacked]}"
+        )
+    length = stacked[0].shape[0]
+    slices = [torch.empty(x.shape[1:], dtype=x.dtype, device="meta") for x in stacked]
+    g = record(
+        "scan",
+        fn,
+        [*carry, *slices],
+        pytree.tree_structure(
+            (
+                pytree.tree_unflatten(carry, carry_form),
+                pytree.tree_unflatten(stacked, xs_form),
+            )
+        ),
+    )
+    described = _described(g)
+    results = pytree.tree_unflatten(list(range(len(described))), g.form)
+    if not isinstance(results, (tuple, list)) or len(results) != 2:
+        raise TypeError("torch_hlo.scan: the function must return (carry, y)")
+    new_carry = pytree.tree_leaves(results[0])
+    _same(
+        "scan",
+        described[: len(new_carry)],
+        _like(carry),
+        (pytree.tree_structure(results[0]), carry_form),
+    )
+    captured = _share([g], len(carry) + len(slices))
+    outs = [
+        *described[: len(carry)],
+        *[((length, *size), dtype) for size, dtype in described[len(carry) :]],
+    ]
+    args = (g, [read(t) for t in carry], [read(t) for t in stacked], captured)
+    return _node(hop.scan, args, outs, g.form)

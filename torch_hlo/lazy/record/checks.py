@@ -1,0 +1,375 @@
+"""Checks at record time: tensors of another device, index tensors whose values are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from torch_hlo.lazy.record import handlers
+from torch_hlo.lazy.record.meta import aten, extent, numel, physical_order
+from torch_hlo.lazy.record.storage import Array
+from torch_hlo.lazy.record.tensor import HloTensor, from_cpu, make, peek
+from torch_hlo.pytorch.operators import OpOverload
+
+
+def admit(tensor: torch.Tensor) -> HloTensor:
+    """A tensor argument that is not an hlo tensor as one: as on CUDA, only a rank-0 CPU tensor may
+    take part.
+
+    Raises RuntimeError for a tensor of another device, Foreign for a subclass that handles ops
+    itself."""
+    if isinstance(tensor, HloTensor):
+        return tensor
+    if type(tensor) not in PLAIN:
+        raise handlers.Foreign
+    if tensor.device.type == "cpu" and tensor.dim() == 0:
+        return from_cpu(tensor)
+    raise RuntimeError(
+        "Expected all tensors to be on the same device, but found at least two devices, hlo:0 and"
+        f" {tensor.device}! (a {tensor.dtype} tensor of shape {list(tensor.shape)}; move it with"
+        " .to('hlo'))"
+    )
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def admit_all(value):
+    """`value` with every tensor admitted; lists, tuples and dictionaries are searched."""
+    if isinstance(value, torch.Tensor):
+        return value if type(value) is HloTensor else admit(value)
+    if isinstance(value, (list, tuple)):
+        return [admit_all(v) for v in value]
+    if isinstance(value, dict):
+        return {k: admit_all(v) for k, v in value.items()}
+    return value
+
+
+# ---- dtypes
+
+
+def judge(op: OpOverload, args, kwargs: dict) -> None:
+    """Let the CPU's kernel judge dtypes, dimension numbers and empty dimensions, which meta kernels
+    often do not check: run it on tensors of the same dtypes and ranks with every size at most 1 (2,
+    where PyTorch warns of one number). Only for ops for which such sizes are always valid."""
+    if judged(op):
+        fill = torch.zeros if op.overloadpacket in _INDEXED else torch.ones
+        size = 2 if op.overloadpacket in _SPREAD else 1
+        try:
+            op(
+                *[_unit(a, fill, size) for a in args],
+                **{k: _unit(v, fill, size) for k, v in kwargs.items() if k != "generator"},
+            )
+        except NotImplementedError:  # no kernel for the dtype: shapes are judged before that
+            if torch.Tag.pointwise in op.tags:
+                torch.broadcast_shapes(
+                    *[a._meta.size for a in (*args, *kwargs.values()) if isinstance(a, HloTensor)]
+                )
+            raise
+
+
+def cpu_strides(op: OpOverload, args, kwargs: dict) -> tuple[int, ...] | None:
+    """Strides of an elementwise result where there are dimensions of size 1, about which meta
+    kernels and the CPU's differ: by running it, if it is small. None: as the meta kernel says."""
+    if (
+        torch.Tag.pointwise not in op.tags
+        and op.overloadpacket not in _LIKE
+        or torch.Tag.nondeterministic_seeded in op.tags
+    ):
+        return None
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, HloTensor)]
+    sizes = [t._meta.size for t in tensors]
+    if (
+        not any(1 in size for size in sizes)
+        or any(0 in size for size in sizes)
+        or sum(extent(t._meta) for t in tensors) > 65536
+    ):
+        return None
+
+    def stand_in(a):
+        if isinstance(a, HloTensor):
+            memory = torch.ones(extent(a._meta), dtype=a._meta.dtype, device="cpu")
+            return memory.as_strided(a._meta.size, a._meta.stride, a._meta.offset)
+        return torch.device("cpu") if isinstance(a, torch.device) else a
+
+    kwargs = {k: stand_in(v) for k, v in kwargs.items()}
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("cpu")
+    result = op(*map(stand_in, args), **kwargs)
+    return result.stride() if isinstance(result, torch.Tensor) else None
+
+
+_LIKE = {
+    aten.empty_like,
+    aten.zeros_like,
+    aten.ones_like,
+    aten.full_like,
+    aten.flip,
+    aten.clone,
+    aten._to_copy,
+}
+
+
+def judged(op: OpOverload) -> bool:
+    """True if `judge` runs the op."""
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        return False
+    return (
+        torch.Tag.pointwise in op.tags
+        or op.overloadpacket in _UNIT_SIZES
+        or op.overloadpacket in _INDEXED
+    )
+
+
+_UNIT_SIZES = {
+    getattr(aten, name)
+    for name in """mm bmm addmm baddbmm addbmm mv addmv dot vdot linear outer addr cat stack
+    sum nansum mean amax amin aminmax max min argmax argmin any all prod var std var_mean
+    std_mean norm linalg_vector_norm logsumexp
+    _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp sort argsort median nanmedian
+    mode flip roll tril triu
+    tril_ triu_ cumsum_ cumprod_ addmm_ baddbmm_ addbmm_ addmv_ addr_ _foreach_add_ _foreach_sub_
+    _foreach_mul_ _foreach_div_
+    _foreach_sqrt_ _foreach_exp_ _foreach_lerp_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_add
+    _foreach_sub _foreach_mul _foreach_div
+    _foreach_sqrt _foreach_exp _foreach_lerp _foreach_addcmul _foreach_addcdiv _foreach_neg_
+    _foreach_neg""".split()
+}
+_INDEXED = {
+    getattr(aten, name)
+    for name in "gather scatter scatter_ scatter_add scatter_add_ index_select index_add"
+    " index_add_ index_copy index_copy_ index_fill index_fill_".split()
+}
+
+
+_SPREAD = {aten.var, aten.std, aten.var_mean, aten.std_mean}
+
+
+def _unit(value: object, fill: Callable, size: int) -> object:
+    if isinstance(value, HloTensor):
+        return fill(
+            [min(n, size) for n in value._meta.size],
+            dtype=value._meta.dtype,
+            device="cpu",
+        )
+    if isinstance(value, (list, tuple)):
+        return [_unit(v, fill, size) for v in value]
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _multinomial(
+    probabilities: torch.Tensor, samples: int, replacement: bool = False, **options
+) -> None:
+    categories = probabilities._meta.size[-1]
+    if not replacement and samples > categories:
+        raise RuntimeError(
+            "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
+        )
+    if samples <= 0:
+        raise RuntimeError("cannot sample n_sample <= 0 samples")
+
+
+def _convolution(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *rest
+) -> None:
+    if x.dtype != weight.dtype or (bias is not None and bias.dtype != x.dtype):
+        name = "bias" if bias is not None and bias.dtype != x.dtype else "weight"
+        raise RuntimeError(
+            f"Input type ({x.dtype}) and {name} type ({(bias if name == 'bias' else weight).dtype})"
+            " should be the same"
+        )
+
+
+def _index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> None:
+    if not x._meta.size and numel(index._meta.size) != 1:
+        raise RuntimeError(
+            f"index_select(): Index to scalar can have only 1 value, got {numel(index._meta.size)}"
+            " value(s)"
+        )
+
+
+# What else the CPU refuses and meta kernels let pass; called once per kind of arguments.
+VALIDATE: dict[OpOverload, Callable] = {
+    aten.multinomial.default: _multinomial,
+    aten.convolution.default: _convolution,
+    aten.index_select.default: _index_select,
+}
+
+
+# ---- index values
+
+
+def bounds(tensor: HloTensor) -> tuple[int, int] | None:
+    """Smallest and largest value in the tensor's storage if it came from the CPU, else None."""
+    array = tensor._storage.value
+    if type(array) is not Array or array.bounds is None:
+        return None
+    if not array.bounds:
+        # spread over devices: looking at it would be a collective
+        if getattr(array.data, "sharding", None) is not None:
+            return None
+        value = peek(make(tensor._storage.meta, tensor._storage))
+        if value.numel() == 0 or value.dtype.is_floating_point or value.dtype.is_complex:
+            array.bounds = (0, -1)
+        else:
+            low, high = value.aminmax()
+            array.bounds = (int(low), int(high))
+    return array.bounds
+
+
+def _dim_size(x: HloTensor, dim: int) -> int:
+    size = x._meta.size
+    return size[dim] if size else 1
+
+
+def _along(position: int, negative: bool) -> Callable:
+    """(self, dim, index, ...): values of `index` lie in the size of `dim`."""
+
+    def indices(
+        args: tuple[int | str | torch.Tensor, ...], kwargs: dict[str, bool]
+    ) -> Iterator[tuple[HloTensor, int, int]]:
+        size = _dim_size(args[0], args[1])
+        yield args[position], -size if negative else 0, size
+
+    return indices
+
+
+def _index(
+    args: tuple[bool | list[torch.Tensor] | torch.Tensor, ...], kwargs
+) -> Iterator[tuple[int | torch.Tensor, ...]]:
+    x, indices = args[0], args[1]
+    for dim, index in enumerate(indices):
+        if isinstance(index, HloTensor):
+            size = x._meta.size[dim]
+            yield index, -size, size
+
+
+def _target(
+    args: tuple[int | torch.Tensor | None, ...], kwargs
+) -> Iterator[tuple[int | torch.Tensor, ...]]:
+    # (self, target, weight, reduction, ignore_index)
+    size = args[0]._meta.size
+    yield args[1], 0, size[0 if len(size) == 1 else 1]
+
+
+def _embedding(args: tuple, kwargs: dict) -> Iterator[tuple[int | torch.Tensor, ...]]:
+    yield args[1], 0, args[0]._meta.size[0]
+
+
+def _take(args, kwargs):
+    n = args[0].numel()
+    yield args[1], -n, n
+
+
+def _checked(indices: Callable) -> Callable:
+    def check(op: OpOverload, args: tuple, kwargs: dict) -> None:
+        for index, low, high in indices(args, kwargs):
+            known = bounds(index) if isinstance(index, HloTensor) else None
+            if (
+                known is not None
+                and (known[0] < low or known[1] >= high)
+                and _outside(index, low, high)
+            ):
+                _run_on_cpu(op, args, kwargs)
+                return
+
+    return check
+
+
+def _outside(index: HloTensor, low: int, high: int) -> bool:
+    """Whether a value lies outside; of a view, other values of its storage do not count (rows and
+    columns that `nonzero` found together)."""
+    value = peek(index) if index._view is not None else None
+    return value is None or bool(((value < low) | (value >= high)).any())
+
+
+def _run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> None:
+    """Let the CPU's kernel judge, and raise, with the real indices and operands without memory."""
+
+    def stand_in(
+        value: bool | list[torch.Tensor] | torch.Tensor,
+    ) -> bool | list[torch.Tensor] | torch.Tensor:
+        if isinstance(value, HloTensor):
+            if not value.dtype.is_floating_point and not value.dtype.is_complex:
+                known = peek(value)
+                if known is not None:
+                    return known
+            return torch.zeros((), dtype=value.dtype, device="cpu").expand(value._meta.size)
+        if isinstance(value, (list, tuple)):
+            return [stand_in(v) for v in value]
+        return value
+
+    op(*map(stand_in, args), **{k: stand_in(v) for k, v in kwargs.items()})
+
+
+BOUNDS: dict[OpOverload, Callable] = {
+    op: _checked(indices)
+    for indices, ops in {
+        _embedding: (aten.embedding.default,),
+        _along(2, False): (
+            aten.index_select.default,
+            aten.gather.default,
+            aten.scatter.src,
+            aten.scatter.value,
+            aten.scatter.reduce,
+            aten.scatter.value_reduce,
+            aten.scatter_add.default,
+            aten.scatter_reduce.two,
+        ),
+        _along(2, True): (
+            aten.index_add.default,
+            aten.index_copy.default,
+            aten.index_fill.int_Scalar,
+            aten.index_fill.int_Tensor,
+            aten.index_reduce.default,
+        ),
+        _index: (
+            aten.index.Tensor,
+            aten.index_put.default,
+            aten._unsafe_index.Tensor,
+        ),
+        _target: (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default),
+        _take: (aten.take.default,),
+    }.items()
+    for op in ops
+}
+
+
+def admit_target(target: torch.Tensor, args: tuple) -> None:
+    """The tensor written to is not an hlo tensor, but another argument is. Always raises."""
+    if type(target) not in PLAIN:
+        raise handlers.Foreign
+    raise RuntimeError(
+        "Expected all tensors to be on the same device, but found at least two devices, hlo:0 and"
+        f" {target.device}! (the result would be written to a {target.device} tensor of shape"
+        f" {list(target.shape)})"
+    )
+
+
+def refuse_partial_overlap(target: HloTensor, source: HloTensor) -> None:
+    """Two tensors of one storage, of which `target` is written elementwise: raises RuntimeError if
+    dense blocks of memory overlap without being the same elements in the same order. As in PyTorch,
+    tensors with gaps are not judged."""
+    a, b = target._meta, source._meta
+    if (
+        a is b
+        or not numel(a.size)
+        or not numel(b.size)
+        or physical_order(a) is None
+        or physical_order(b) is None
+    ):
+        return
+    begin, end = a.offset * a.dtype.itemsize, extent(a) * a.dtype.itemsize
+    other_begin, other_end = (
+        b.offset * b.dtype.itemsize,
+        extent(b) * b.dtype.itemsize,
+    )
+    if (begin, end) == (other_begin, other_end) and a.stride == b.stride:
+        return
+    if begin < other_end and other_begin < end:
+        raise RuntimeError(
+            "unsupported operation: some elements of the input tensor and the written-to tensor"
+            " refer to a single memory location. Please clone() the tensor before performing the"
+            " operation."
+        )

@@ -1,0 +1,217 @@
+"""Conditions on values that PyTorch looks at between ops: the arguments of distributions,
+`torch._assert_async`.
+
+Looking at a value that is still to be computed would cut the graph and wait. So a condition on data
+that came from the CPU is judged at the call, as indices are (checks.py); any other is computed with
+its step and looked at when that is known to have run, as an assertion in a CUDA kernel is: the
+error surfaces at a later mark_step, sync or read. Numbers that Python asks for (`if mask.all():`)
+and that depend on nothing else come from the CPU as well. A captured step (lazy/capture/capture.py)
+judges what came from the CPU while it is traced, and nothing when it is replayed; truth values that
+Python asks for there are compared at each replay.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+
+import torch
+
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.record.handlers import call, handles
+from torch_hlo.lazy.record.meta import aten
+from torch_hlo.lazy.record.storage import Array, Number, Storage
+from torch_hlo.lazy.record.tensor import HloTensor, make, peek, to_cpu
+from torch_hlo.lazy.record.views import HOST_OPS, on_host
+from torch_hlo.lowering.core.graph import Node, Out
+from torch_hlo.lowering.core.registry import is_random
+
+Check = Callable[[torch.Tensor], None]  # raises if the value, on the CPU, is wrong
+NODES, ELEMENTS = 24, 1 << 14  # more than that is computed on the device
+
+
+def expect(value: HloTensor, check: Check) -> None:
+    """`check(value)`, now or when the value is there. `value` must not be written to later."""
+    found = known(value)
+    if found is not None:
+        check(found)
+    else:
+        session.engine().later(value, check)
+
+
+def surface() -> None:
+    """Judge what has been computed. Raises what a check raises."""
+    expected = session.current().expected
+    while expected:
+        value, check = expected[0]
+        array = value._storage.value
+        job = getattr(array.data, "job", None) if type(array) is Array else None
+        if type(array) is not Array or job is not None and not job.is_done():
+            return
+        expected.popleft()
+        check(to_cpu([value])[0])
+
+
+def known(value: HloTensor, constant: bool = False) -> torch.Tensor | None:
+    """The value computed on the CPU, if it takes few and small ops from arrays that came from there
+    (`constant`: from none); else None."""
+    found = Computation.of(value, constant)
+    return None if found is None else found.run()
+
+
+class Computation:
+    """How a value follows from arrays that came from the CPU: few and small ops, run there.
+    `arrays`: what it reads."""
+
+    __slots__ = ("nodes", "value", "view", "arrays")
+
+    def __init__(self, nodes: list[Node], arrays: list[Array], value: Out | Array, view) -> None:
+        self.nodes, self.arrays, self.value, self.view = nodes, arrays, value, view
+
+    @classmethod
+    def of(cls, tensor: HloTensor, constant: bool = False) -> Computation | None:
+        """That of a tensor's value, if there is one. `constant`: only if it reads no arrays."""
+        out = tensor._storage.value
+        if type(out) is Array:
+            return cls([], [out], out, tensor._view) if not constant and from_cpu(out) else None
+        found = _small(out, constant) if type(out) is Out else None
+        return None if found is None else cls(*found, out, tensor._view)
+
+    def run(self, present: Mapping[int, Array] | None = None) -> torch.Tensor | None:
+        """The value; `present[id(array)]` is read in place of an array. None where PyTorch has no
+        such kernel for the CPU."""
+        made: dict[Node, object] = {}
+        with torch.no_grad():
+            for node in self.nodes:
+                kwargs = {
+                    k: torch.device("cpu") if k == "device" else _argument(v, made, present)
+                    for k, v in node.kwargs.items()
+                }
+                try:
+                    made[node] = HOST_OPS.get(node.target, node.target)(
+                        *(_argument(a, made, present) for a in node.args), **kwargs
+                    )
+                except NotImplementedError:  # linear_backward
+                    return None
+            return on_host(_argument(self.value, made, present), self.view)
+
+
+def from_cpu(array: Array) -> bool:
+    """Whether a storage's value is a small array that came from the CPU."""
+    return (
+        type(array) is Array
+        and array.bounds is not None
+        and array.shape.size <= ELEMENTS
+        and _owner(array) is not None
+    )
+
+
+@functools.cache
+def _runs_on_cpu(target) -> bool:
+    return getattr(target, "namespace", "") == "aten" and not is_random(target)
+
+
+def _small(out: Out, constant: bool) -> tuple[list[Node], list[Array]] | None:
+    """The nodes that compute `out`, operands first, and the arrays they read; None if the CPU
+    should not run them, or does not have what they need."""
+    found: set[Node] = {out.node}
+    left = [out.node]
+    arrays: list[Array] = []
+    while left:
+        n = left.pop()
+        if not _runs_on_cpu(n.target) or any(o is not None and o.size > ELEMENTS for o in n.outs):
+            return None
+        operands = [*n.args, *n.kwargs.values()]
+        for x in operands:
+            kind = type(x)
+            if kind is list or kind is tuple:
+                operands.extend(x)  # looked at in its turn
+            elif kind is Array:
+                if constant or not from_cpu(x):
+                    return None
+                arrays.append(x)
+            elif kind is Out and x.node not in found:
+                if len(found) == NODES:
+                    return None
+                found.add(x.node)
+                left.append(x.node)
+    return sorted(found, key=lambda n: n.serial), arrays
+
+
+def _argument(
+    x: Array | Out | int,
+    made: dict[Node, object],
+    present: Mapping[int, Array] | None,
+) -> int | torch.Tensor:
+    kind = type(x)
+    if kind is Number:
+        return x.value
+    if kind is Array:
+        owner = _owner(x if present is None else present[id(x)])
+        return peek(make(owner.meta, owner))
+    if kind is Out:
+        result = made[x.node]
+        return result if isinstance(result, torch.Tensor) else result[x.index]
+    return kind(_argument(v, made, present) for v in x) if kind in (list, tuple) else x
+
+
+def _owner(array: Array) -> Storage | None:
+    return next(
+        (s for s in (o() for o in array.owners) if s is not None and s.value is array),
+        None,
+    )
+
+
+@handles(aten._assert_async.msg, aten._assert_async.default)
+def _assert_async(args: tuple, kwargs: dict) -> None:
+    expect(
+        call(aten.ne.Scalar, args[0], 0),
+        lambda value: aten._assert_async.msg(
+            value,
+            args[1] if len(args) > 1 else "Expected Tensor with a value that is not zero",
+        ),
+    )
+
+
+@handles(aten._is_all_true.default)
+def _is_all_true(args: tuple, kwargs: dict):
+    """What torch.distributions asks before it raises ValueError: yes, and the error comes from
+    here. Others get the value."""
+    result = call(aten.all.default, args[0])
+    asking = _asking()
+    if asking is None:
+        return result
+
+    def check(value: torch.Tensor) -> None:
+        if not value:
+            raise ValueError(asking)
+
+    expect(result, check)
+    return torch.ones((), dtype=torch.bool, device="cpu")
+
+
+def _asking() -> str | None:
+    """What torch.distributions validates; None when somebody else asks."""
+    frame = sys._getframe(1)
+    while (
+        frame is not None and frame.f_globals.get("__name__") != "torch.distributions.distribution"
+    ):
+        if not frame.f_globals.get("__name__", "").startswith(
+            ("torch_hlo.", "torch._ops", "torch.utils")
+        ):
+            return None
+        frame = frame.f_back
+    if frame is None:
+        return None
+    names = frame.f_locals
+    kind = type(names["self"]).__name__
+    if "param" in names:
+        return (
+            f"Expected parameter {names['param']} of distribution {kind} to satisfy the constraint"
+            f" {names['constraint']!r}, but found invalid values"
+        )
+    return (
+        f"Expected value argument to be within the support ({names.get('support')!r}) of the"
+        f" distribution {kind}, but found invalid values"
+    )

@@ -1,0 +1,137 @@
+"""What evaluates recorded graphs: the interface. The device's own is run/device_engine.py; others
+stand in for it while a function is captured, traced or simulated, and in tests (`session.use`)."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+class Engine(ABC):
+    """Tensors are hlo tensors; what an engine does not say for itself follows from `materialize`
+    and `mark_step`."""
+
+    # whether a function is being captured: numbers that it asks for are noted, for its replays
+    captures = False
+
+    @abstractmethod
+    def upload(self, tensor: torch.Tensor) -> Any:
+        """A device value: a copy of a contiguous tensor of the CPU."""
+
+    @abstractmethod
+    def materialize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Fresh contiguous copies on the CPU of the tensors' logical values."""
+
+    @abstractmethod
+    def mark_step(self, wait: bool = False) -> None:
+        """Evaluate every pending storage, in the background unless `wait`."""
+
+    def sync(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
+        """`mark_step`, and wait: for all of it, or until `tensors` are there."""
+        self.mark_step(wait=True)
+
+    def synchronize(self) -> None:
+        """Wait for everything under way."""
+        self.sync()
+
+    def base(self) -> Engine:
+        """The engine that computes, below those that only watch."""
+        return self
+
+    def evaluate(self, storages: Sequence[Any]) -> None:
+        """Run what these storages need, and overwrite nothing."""
+        self.mark_step()
+
+    def run_again(self, *launch: Any) -> bool:
+        """Launch a graph that ran before (see run/device_engine.py); False, and nothing done, where
+        it has to be recorded."""
+        return False
+
+    def lease(self, storage: Any) -> Any:
+        """The storage's value in memory that no step overwrites until the lease is closed."""
+        raise BufferError(f"{type(self).__name__} has no memory that others could read")
+
+    def pending_step(self) -> tuple[Any, list]:
+        """The module that `mark_step` would run now, and the arrays that it takes."""
+        raise ValueError(f"{type(self).__name__} makes no programs")
+
+    def clear_cache(self) -> None:  # noqa: B027 - others than the device's have none
+        """Forget what was compiled."""
+
+    # ---- numbers that Python asks for
+
+    def item(self, tensor: torch.Tensor) -> Any:
+        """What `tensor.item()` returns; while a function is captured, without knowing it."""
+        return torch.Tensor.item(tensor)
+
+    def items(self, tensors: Sequence[torch.Tensor]) -> list:
+        """The values of tensors with one element."""
+        return [value.item() for value in self.materialize(tensors)]
+
+    def number(self, tensor: torch.Tensor) -> Any:
+        """The value of a tensor with one element, for code that computes with it."""
+        return self.materialize([tensor])[0].item()
+
+    def values(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the CPU, for an error that ends what is recorded."""
+        return self.materialize([tensor])[0]
+
+    def seen(self) -> contextlib.AbstractContextManager:
+        """Numbers that are asked for in the block are seen by Python."""
+        return contextlib.nullcontext()
+
+    def assume(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A truth value or whole number that what is captured takes for granted; None if there is
+        none, or nothing is captured."""
+        return None
+
+    def later(self, tensor: torch.Tensor, check: Callable[[torch.Tensor], None]) -> None:
+        """Call `check` with the value on the CPU, now or once it has been computed."""
+        check(self.materialize([tensor])[0])
+
+
+class Watcher(Engine):
+    """An engine that stands in front of another, which does what the watcher does not."""
+
+    def __init__(self, inner: Engine) -> None:
+        self.inner = inner
+
+    def base(self) -> Engine:
+        return self.inner.base()
+
+    def upload(self, tensor: torch.Tensor) -> Any:
+        return self.inner.upload(tensor)
+
+    def materialize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return self.inner.materialize(tensors)
+
+    def mark_step(self, wait: bool = False) -> None:
+        self.inner.mark_step(wait)
+
+    def sync(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
+        self.inner.sync(tensors)
+
+    def synchronize(self) -> None:
+        self.inner.synchronize()
+
+    def evaluate(self, storages: Sequence[Any]) -> None:
+        self.inner.evaluate(storages)
+
+    def run_again(self, *launch: Any) -> bool:
+        return self.inner.run_again(*launch)
+
+    def lease(self, storage: Any) -> Any:
+        return self.inner.lease(storage)
+
+    def items(self, tensors: Sequence[torch.Tensor]) -> list:
+        return self.inner.items(tensors)
+
+    def clear_cache(self) -> None:
+        self.inner.clear_cache()
+
+    def later(self, tensor: torch.Tensor, check: Callable[[torch.Tensor], None]) -> None:
+        self.inner.later(tensor, check)

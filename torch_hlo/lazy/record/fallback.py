@@ -1,0 +1,152 @@
+"""Ops without a lowering run on the CPU: arguments are materialised, results and mutated arguments
+go back to the device.
+
+Nothing is silent: counter `aten::<op>`, a warning once per op, and with TORCH_HLO_FALLBACK=error an
+exception instead."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_hlo import config, log, metrics
+from torch_hlo.lazy.record import generator
+from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record.storage import write
+from torch_hlo.lazy.record.tensor import HloTensor, adopt, from_cpu, to_cpu, upload
+from torch_hlo.pytorch import participants
+from torch_hlo.pytorch.operators import OpOverload
+
+MODES = ("warn", "allow", "error")
+
+
+def run_fallback(
+    op: OpOverload,
+    args: tuple,
+    kwargs: dict,
+    reason: str = "torch_hlo has no lowering for it",
+):
+    """Execute an aten overload on the CPU: functional, in-place, `out=` and list variants.
+
+    Returned tensors are new hlo tensors, except that a mutated argument is returned as itself.
+    Raises NotImplementedError with TORCH_HLO_FALLBACK=error, and what the op raises on the CPU."""
+    name = op._schema.name
+    _announce(op, name, args, kwargs, reason)
+    metrics.count(name)
+    return execute(op, args, kwargs)
+
+
+def execute(op: OpOverload, args: tuple, kwargs: dict):
+    """Run an overload on the CPU, without warning or counter: what a data-dependent op does,
+    too."""
+    found: dict[int, HloTensor] = {}
+    collect((args, list(kwargs.values())), found)
+    tensors = list(found.values())
+    on_cpu = copies(tensors)
+    host_args = [to_host(a, on_cpu) for a in args]
+    host_kwargs = {k: to_host(v, on_cpu) for k, v in kwargs.items()}
+    if generator.is_random(op) and any(a.name == "generator" for a in op._schema.arguments):
+        host_kwargs["generator"] = generator.cpu_generator(kwargs)
+    with participants.on_the_host():
+        result = op(*host_args, **host_kwargs)
+        back = {id(on_cpu[id(t)]): t for t in mutated(op, args, kwargs)}
+        for t in back.values():
+            write_back(t, on_cpu[id(t)])
+        return _to_device(result, back)
+
+
+def copies(tensors: list[HloTensor]) -> dict[int, torch.Tensor]:
+    """id -> CPU copy. Tensors that are the same view of the same storage share a copy, as they do
+    on the device."""
+    same: dict[tuple, HloTensor] = {}
+    for t in tensors:
+        same.setdefault((id(t._storage), t._view, t._meta), t)
+    copies = dict(zip(same, to_cpu(list(same.values())), strict=True))
+    return {id(t): copies[id(t._storage), t._view, t._meta] for t in tensors}
+
+
+def collect(value, found: dict[int, HloTensor]) -> None:
+    if isinstance(value, HloTensor):
+        found[id(value)] = value
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            collect(v, found)
+
+
+def to_host(value, on_cpu: dict[int, torch.Tensor]):
+    if isinstance(value, HloTensor):
+        return on_cpu[id(value)]
+    if type(value) in (list, tuple):
+        return type(value)(to_host(v, on_cpu) for v in value)
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type in ("hlo", "privateuseone") else value
+    return value
+
+
+def mutated(op: OpOverload, args: tuple, kwargs: dict) -> list[HloTensor]:
+    """The hlo tensors that the schema says are written to, in order."""
+    written: dict[int, HloTensor] = {}
+    for i, argument in enumerate(op._schema.arguments):
+        if argument.alias_info and argument.alias_info.is_write:
+            collect(
+                kwargs.get(argument.name) if argument.kwarg_only or i >= len(args) else args[i],
+                written,
+            )
+    return list(written.values())
+
+
+def write_back(tensor: HloTensor, value: torch.Tensor) -> None:
+    if tuple(value.shape) == tensor._meta.size and value.dtype == tensor._meta.dtype:
+        write(tensor, upload(value))
+    else:  # the op resized it
+        adopt(tensor, from_cpu(value))
+
+
+def _to_device(result: object, back: dict[int, HloTensor]) -> object:
+    if isinstance(result, torch.Tensor):
+        return back[id(result)] if id(result) in back else from_cpu(result)
+    if isinstance(result, (list, tuple)):
+        return (
+            type(result)([_to_device(r, back) for r in result])
+            if type(result) in (list, tuple)
+            else [_to_device(r, back) for r in result]
+        )
+    return result
+
+
+def _announce(op: OpOverload, name: str, args: tuple, kwargs: dict, reason: str) -> None:
+    mode = config.get("FALLBACK")
+    if mode not in MODES:
+        raise ValueError(f"TORCH_HLO_FALLBACK={mode!r}: choose one of {', '.join(MODES)}")
+    if mode == "error":
+        raise NotImplementedError(
+            f"{op} ({describe(args, kwargs)}) would run on the CPU: {reason}. Lower it"
+            " (torch_hlo/lowering), replace it in the model, or set TORCH_HLO_FALLBACK=warn to let"
+            " it run there"
+        )
+    if mode == "warn":
+        log.warn_once(
+            str(op),
+            f"{op} ({describe(args, kwargs)}) runs on the CPU: {reason}. Each call waits for the"
+            f" device; calls are counted as {name!r} in torch_hlo.metrics. TORCH_HLO_FALLBACK=error"
+            " makes it an error, =allow silences this",
+        )
+
+
+def describe(args: tuple, kwargs: dict) -> str:
+    """Arguments for messages: shapes of tensors, values of the rest."""
+    return ", ".join([*map(_describe, args), *(f"{k}={_describe(v)}" for k, v in kwargs.items())])
+
+
+def _describe(value) -> str:
+    if isinstance(value, HloTensor):
+        return str(value._meta.hlo)
+    if isinstance(value, torch.Tensor):
+        return (
+            f"{value.device.type} {metas.of(value).hlo}"
+            if value.layout is torch.strided
+            else str(value.layout)
+        )
+    if isinstance(value, (list, tuple)):
+        shown = [_describe(v) for v in value[:8]] + (["..."] if len(value) > 8 else [])
+        return "[" + ", ".join(shown) + "]"
+    return repr(value)

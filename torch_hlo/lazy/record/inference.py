@@ -1,0 +1,105 @@
+"""Metadata of an op's results: by running it on meta tensors, by a rule of its own, or from what
+was
+learned with other sizes (sizes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from torch_hlo.lazy.record import checks, sizes
+from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record.meta import Meta, Result, aten
+from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.pytorch import plain_sizes
+from torch_hlo.pytorch.operators import OpOverload
+
+_caches: list[dict] = []
+
+
+def remembered(cache: dict) -> dict:
+    """Register a cache of metadata, which depends on the default dtype."""
+    _caches.append(cache)
+    return cache
+
+
+def forget() -> None:
+    """The default dtype has changed: what was learned about results is no longer true."""
+    for cache in _caches:
+        cache.clear()
+
+
+def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None) -> list[Meta]:
+    """PyTorch's meta kernel has the limits of the CUDA kernel: bfloat16, aligned strides."""
+    (*ga, m, k), (*gb, k_, n) = a.shape, b.shape
+    if len(ga) > 1 or len(gb) > 1:
+        raise RuntimeError(
+            f"_grouped_mm takes 2-D and 3-D operands, not {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    if a.dtype != b.dtype or bias is not None or out_dtype not in (None, a.dtype):
+        raise RuntimeError(
+            f"_grouped_mm: {a.dtype} x {b.dtype} ->"
+            f" {out_dtype}{' + bias' if bias is not None else ''}: one dtype, no bias"
+        )
+    both = bool(ga and gb)
+    if (
+        k != k_
+        or both
+        and (ga != gb or offs is not None)
+        or not both
+        and (offs is None or [*ga, *gb] not in ([], [*offs.shape]))
+    ):
+        ends = None if offs is None else tuple(offs.shape)
+        raise RuntimeError(
+            f"_grouped_mm: operands {tuple(a.shape)} and {tuple(b.shape)} do not fit with offsets"
+            f" {ends}"
+        )
+    groups = tuple(ga) if both else () if ga or gb else tuple(offs.shape)
+    return [metas.contiguous((*groups, m, n), a.dtype)]
+
+
+# Ops whose meta kernel is missing or wrong: arguments -> metas of the results (None: undefined), or
+# a Result.
+INFER: dict[OpOverload, Callable] = {
+    aten._grouped_mm.default: _grouped_mm,
+    aten.multi_margin_loss_backward.default: lambda grad, x, *rest, **options: [
+        metas.dense(x._meta)
+    ],
+    aten.multilabel_margin_loss_backward.default: lambda grad, x, *rest, **options: [
+        metas.dense(x._meta)
+    ],
+}
+
+
+@plain_sizes.answers()
+def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
+    """Metadata of the results, by running the op on meta tensors; raises PyTorch's own errors."""
+    own = INFER.get(op)
+    if own is not None:
+        found = own(*checks.admit_all(args), **checks.admit_all(kwargs))
+        return found if type(found) is Result else Result.of(found, len(op._schema.returns) == 1)
+    args, kwargs = checks.admit_all(args), checks.admit_all(kwargs)
+    meta = sizes.predict(op, args, kwargs, _dtypes)
+    if meta is not None:
+        return Result.of([meta], single=True)
+    try:
+        result = metas.infer(op, args, kwargs, HloTensor)
+    except (RuntimeError, IndexError):
+        checks.judge(op, args, kwargs)  # the CPU's error has the type that users know
+        raise
+    validate = checks.VALIDATE.get(op)
+    if validate is not None:
+        validate(*args, **kwargs)
+    checks.judge(op, args, kwargs)
+    if result.form == 0 and len(result.metas[0].size) > 1 or op is aten.flip.default:
+        strides = checks.cpu_strides(op, args, kwargs)
+        if strides is not None and strides != result.metas[0].stride:
+            meta = result.metas[0]
+            return Result.of([metas.intern(meta.size, strides, meta.dtype)], single=True)
+    sizes.learn(op, args, kwargs, result, _dtypes)
+    return result
+
+
+_dtypes: dict[tuple, torch.dtype] = remembered({})

@@ -1,0 +1,276 @@
+"""Metadata of tensors (size, strides, dtype, offset), and what an op does to it: learned once by
+running the op on meta tensors.
+
+A `Meta` is interned, so that metadata compares and hashes by identity. The cache of `infer` is
+keyed by the op, the metas of its tensors, its static arguments with their types (1 == 1.0 == True)
+and only the *types* of its floats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.lowering.core.registry import TORCH_TO_HLO
+from torch_hlo.lowering.core.tape import new_form
+from torch_hlo.pytorch.operators import OpOverload
+
+aten = torch.ops.aten
+META_DEVICE = torch.device("meta")
+# one per process; the name "hlo" exists only after registration, this one always
+DEVICE = torch.device("privateuseone", 0)
+
+
+class Meta:
+    """Size, strides, dtype and storage offset of a tensor; `hlo` is the Shape of its value;
+    `wrapper` what `_make_wrapper_subclass` takes after the class, `spare` the tensors made ahead
+    outside and inside inference mode (see tensor.blank). Made by `intern` only."""
+
+    __slots__ = (
+        "size",
+        "stride",
+        "dtype",
+        "offset",
+        "hlo",
+        "overlaps",
+        "wrapper",
+        "spare",
+    )
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+    hlo: Shape
+    overlaps: bool
+
+    def __repr__(self) -> str:
+        return f"Meta({self.hlo}, strides={list(self.stride)}, offset={self.offset})"
+
+
+_interned: dict[tuple, Meta] = {}
+
+
+def intern(
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    offset: int = 0,
+) -> Meta:
+    """The Meta with these values. Raises TypeError for a dtype that the device does not have."""
+    key = (size, stride, dtype, offset)
+    meta = _interned.get(key)
+    if meta is None:
+        name = TORCH_TO_HLO.get(dtype)
+        if name is None:
+            raise TypeError(f"the hlo device has no element type {dtype}")
+        meta = Meta()
+        meta.size, meta.stride, meta.dtype, meta.offset = size, stride, dtype, offset
+        meta.hlo = Shape(name, size)
+        # An expanded dimension: one element of memory belongs to several indices.
+        meta.overlaps = 0 not in size and any(s == 0 and n > 1 for n, s in zip(size, stride))
+        # PyTorch takes long to read integers: a dense tensor gets no strides.
+        layout = (None, None) if stride == row_major(size) and not offset else (stride, offset)
+        meta.wrapper = (size, *layout, None, dtype, torch.strided, DEVICE)
+        meta.spare = ([], [])
+        meta = _interned.setdefault(key, meta)
+    return meta
+
+
+def of(tensor: torch.Tensor) -> Meta:
+    """Meta of any strided tensor."""
+    return intern(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset())
+
+
+def contiguous(size: tuple[int, ...], dtype: torch.dtype) -> Meta:
+    """Meta of a dense row-major array."""
+    return intern(size, row_major(size), dtype)
+
+
+def row_major(size: tuple[int, ...]) -> tuple[int, ...]:
+    """PyTorch's strides of a dense row-major array (a size of 0 counts as 1)."""
+    stride, step = [], 1
+    for n in reversed(size):
+        stride.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(stride))
+
+
+def numel(size: tuple[int, ...]) -> int:
+    n = 1
+    for d in size:
+        n *= d
+    return n
+
+
+def physical_order(meta: Meta) -> tuple[int, ...] | None:
+    """Dimensions from outermost to innermost in memory if the array fills its memory without gaps
+    or overlap, else None."""
+    order = sorted(range(len(meta.size)), key=lambda d: (-meta.stride[d], d))
+    step = 1
+    for d in reversed(order):
+        if meta.size[d] != 1 and meta.stride[d] != step:
+            return None if numel(meta.size) else tuple(range(len(meta.size)))
+        step *= meta.size[d]
+    return tuple(order)
+
+
+def meta_tensor(meta: Meta) -> torch.Tensor:
+    """A meta tensor with this metadata, storage large enough."""
+    if not meta.offset:
+        return aten.empty_strided.default(
+            meta.size, meta.stride, dtype=meta.dtype, device=META_DEVICE
+        )
+    return aten.empty_strided.default(
+        (extent(meta),), (1,), dtype=meta.dtype, device=META_DEVICE
+    ).as_strided(meta.size, meta.stride, meta.offset)
+
+
+def extent(meta: Meta) -> int:
+    """Elements of storage that the tensor reaches."""
+    if not numel(meta.size):
+        return meta.offset
+    return meta.offset + 1 + sum((n - 1) * s for n, s in zip(meta.size, meta.stride))
+
+
+class Result:
+    """What an op returns: metas and Shapes of the flat results, and the nesting (`form`: an index
+    into the flat results, a list or tuple of forms, or ("value", v) for a result that is not a
+    tensor). `form == 0` is the single tensor. `taped`: what stands on the tape for the op with
+    these arguments. `flat`: list or tuple, if the form is the results in order in one of those,
+    else None."""
+
+    __slots__ = ("metas", "outs", "form", "taped", "flat")
+
+    def __init__(self, returned: Sequence[torch.Tensor | None] | torch.Tensor) -> None:
+        self.taped = new_form()
+        metas: list[Meta | None] = []
+
+        def walk(
+            r: Sequence[torch.Tensor | None] | torch.Tensor | None,
+        ) -> int | tuple[int, ...]:
+            if isinstance(r, torch.Tensor):
+                metas.append(dense(of(r)))
+                return len(metas) - 1
+            if isinstance(r, (list, tuple)):
+                return (
+                    type(r)(walk(x) for x in r)
+                    if type(r) in (list, tuple)
+                    else [walk(x) for x in r]
+                )
+            if r is None:
+                metas.append(None)
+                return len(metas) - 1
+            return {"value": r}
+
+        self.form = walk(returned)
+        self._settle(metas)
+
+    def _settle(self, metas: list[Meta | None]) -> None:
+        self.metas = tuple(metas)
+        self.outs = tuple(m and m.hlo for m in metas)
+        in_order = type(self.form) in (list, tuple) and [*self.form] == list(range(len(metas)))
+        self.flat = type(self.form) if in_order else None
+
+    @classmethod
+    def of(
+        cls,
+        found: list[Meta | None],
+        single: bool = False,
+        form: tuple[dict[str, int] | int, ...] | None = None,
+    ) -> Result:
+        """A tuple of tensors with these metas, or the single tensor, or the nesting `form`."""
+        result = cls(())
+        result.form = form if form is not None else 0 if single else tuple(range(len(found)))
+        result._settle(found)
+        return result
+
+
+def dense(meta: Meta) -> Meta:
+    """Metadata of a new tensor like `meta`: its value fills a storage, so gaps and offsets go (then
+    it is contiguous)."""
+    if meta.offset or physical_order(meta) is None:
+        return contiguous(meta.size, meta.dtype)
+    return meta
+
+
+def to_meta(value, tensor_class: type):
+    """`value` with every hlo tensor (instances of tensor_class) replaced by a meta tensor."""
+    if isinstance(value, tensor_class):
+        return meta_tensor(value._meta)
+    if isinstance(value, (list, tuple)):
+        return [to_meta(v, tensor_class) for v in value]
+    if isinstance(value, torch.device):
+        return META_DEVICE
+    return value
+
+
+def infer(op: OpOverload, args: tuple, kwargs: dict, tensor_class: type) -> Result:
+    """Run `op` on meta tensors. Errors are PyTorch's own."""
+    args = [to_meta(a, tensor_class) for a in args]
+    kwargs = {k: to_meta(v, tensor_class) for k, v in kwargs.items() if k != "generator"}
+    if "pin_memory" in kwargs:
+        del kwargs["pin_memory"]
+    if op in _NEEDS_DEVICE or "device" in kwargs:
+        kwargs["device"] = META_DEVICE
+    return Result(_WITHOUT_META.get(op, op)(*args, **kwargs))
+
+
+def _like_and_mask(x: torch.Tensor, *rest) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+def _like_given(op: OpOverload) -> Callable:
+    """Of a fused optimizer: the lists that it updates come first."""
+    return lambda *args, **kwargs: tuple(
+        [torch.empty_like(t) for t in updated] for updated in args[: len(op._schema.returns)]
+    )
+
+
+# Ops of which PyTorch does not know the shapes.
+_WITHOUT_META = {
+    **dict.fromkeys(
+        (
+            aten.fake_quantize_per_tensor_affine_cachemask.default,
+            aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+            aten.fake_quantize_per_channel_affine_cachemask.default,
+        ),
+        _like_and_mask,
+    ),
+    **{
+        getattr(packet, name): _like_given(getattr(packet, name))
+        for packet in (
+            aten._fused_adam,
+            aten._fused_adamw,
+            aten._fused_sgd,
+            aten._fused_adagrad,
+        )
+        for name in packet.overloads()
+        if name in ("default", "tensor_lr")
+    },
+}
+
+# Factories: without a device argument they would make a CPU tensor.
+_NEEDS_DEVICE = {
+    getattr(packet, name)
+    for packet in (
+        aten.empty,
+        aten.empty_strided,
+        aten.zeros,
+        aten.ones,
+        aten.full,
+        aten.arange,
+        aten.linspace,
+        aten.logspace,
+        aten.eye,
+        aten.rand,
+        aten.randn,
+        aten.randint,
+        aten.randperm,
+        aten.scalar_tensor,
+        aten.tril_indices,
+        aten.triu_indices,
+    )
+    for name in packet.overloads()
+    if any(a.name == "device" for a in getattr(packet, name)._schema.arguments)
+}

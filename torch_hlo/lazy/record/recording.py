@@ -1,0 +1,300 @@
+"""An op as a node of the graph: its arguments as operands, its results as tensors."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from torch_hlo.device import multi_device as collective_devices
+from torch_hlo.lazy.record import checks, decompose, filled, generator, session
+from torch_hlo.lazy.record.handlers import Handler, has_lowering
+from torch_hlo.lazy.record.inference import infer, remembered
+from torch_hlo.lazy.record.meta import DEVICE, Meta, Result, aten
+from torch_hlo.lazy.record.storage import Number, holding, read
+from torch_hlo.lazy.record.tensor import HloTensor, blank, fresh
+from torch_hlo.lowering.core.graph import NO_KWARGS, Node, Out, further, recorded
+from torch_hlo.lowering.core.registry import GUARDS
+from torch_hlo.lowering.core.tape import TAPE
+from torch_hlo.pytorch.operators import OpOverload
+
+_session = session.current()
+
+
+class Arguments:
+    """How the arguments of one overload are recorded: which positions and keywords take floats as
+    inputs of the program."""
+
+    __slots__ = ("lift", "lift_keywords")
+
+    def __init__(self, op: OpOverload) -> None:
+        arguments = op._schema.arguments
+        lifted = [lifts(op, a) for a in arguments]
+        self.lift = tuple(lifted) + (False,)
+        self.lift_keywords = {a.name for a, yes in zip(arguments, lifted) if yes}
+
+
+# Scalars that choose the structure of the computation or the shape of the result: they stay in the
+# graph.
+STATIC_PACKETS = frozenset(
+    "pow float_power norm linalg_vector_norm linalg_norm linalg_matrix_norm renorm dist cdist"
+    " arange range linspace logspace histc histogram _foreach_pow _foreach_norm native_norm"
+    " polygamma mvlgamma embedding_renorm constant_pad_nd _pdist_forward pdist full_like".split()
+)
+
+
+def lifts(op: OpOverload, argument) -> bool:
+    """True if a float given for this argument travels beside the graph."""
+    name = op._schema.name.split("::")[1].removesuffix("_")
+    if name.startswith("_fused_"):
+        return str(argument.type) in ("float", "number", "Scalar", "Tensor")
+    if name in STATIC_PACKETS:
+        return False
+    kind = str(argument.type)
+    return kind in ("number", "Tensor", "List[number]", "Optional[number]")
+
+
+# Arguments that stay in the graph as they are. In a key their type stands before the value: 1 ==
+# 1.0 == True.
+_STATIC = frozenset(
+    {
+        int,
+        bool,
+        str,
+        type(None),
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+    }
+)
+
+
+def operand(a, key: list, words: list[int], lift: bool):
+    """Operand of a node for the argument `a`, whose contributions to the metadata key and to the
+    tape are appended to `key` and `words`."""
+    kind = type(a)
+    if kind is HloTensor:
+        key.append(a._meta)
+        value = read(a)
+        words.append(TAPE.place(value))
+        return value
+    if kind is float:
+        key.append(float)
+        if lift:
+            number = Number(a, "f64")
+            words.append(TAPE.place(number))
+            return number
+        key.append(a.hex())  # 0.0 == -0.0
+        return a
+    if kind in _STATIC:
+        key.append(kind)
+        key.append(a)
+        return a
+    if kind is list or kind is tuple:
+        return sequence(a, key, words, lift)
+    if isinstance(a, torch.Tensor):
+        a = checks.admit(a)
+        key.append(a._meta)
+        value = read(a)
+        words.append(TAPE.place(value))
+        return value
+    if isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        raise TypeError(f"the hlo device cannot record the symbolic value {a}")
+    key.append(kind)
+    key.append(a if kind is not complex else repr(a))
+    return a
+
+
+def sequence(items: list | tuple, key: list, words: list[int], lift: bool) -> list:
+    """Operand for a list: sizes and dimensions at once, the hundreds of tensors of an optimizer in
+    one loop, others one by one."""
+    kinds = tuple(map(type, items))
+    key.append(kinds)
+    one_kind = _UNIFORM.get(kinds)
+    if one_kind is None:
+        one_kind = _UNIFORM[kinds] = (
+            HloTensor if {*kinds} == {HloTensor} else int if {*kinds} <= _STATIC else object
+        )
+    if one_kind is int:
+        key.append(tuple(items))
+        return list(items)
+    if one_kind is object:
+        return [operand(x, key, words, lift) for x in items]
+    values = []
+    base = TAPE.base
+    for t in items:
+        key.append(t._meta)
+        value = t._storage.value if t._view is None else read(t)
+        values.append(value)
+        place = value.place - base  # TAPE.place, inlined here and below: this is the hot path
+        words.append(place if place >= 0 else TAPE.put(value))
+    return values
+
+
+# types of a list's items -> HloTensor for tensors of this device, int for static arguments, else
+# object
+_UNIFORM: dict[tuple[type, ...], type] = {}
+
+
+_DROPPED = ("device", "layout", "pin_memory", "generator")
+
+
+def operands(
+    args: tuple, kwargs: dict, arguments: Arguments
+) -> tuple[list, dict, tuple, int, list[int]]:
+    """Node arguments, node keywords, metadata key; start of the tape, and the words for it (the
+    form is left open)."""
+    key: list = []
+    words = [-1]
+    nodes = []
+    base = TAPE.base
+    for a in args:
+        kind = type(a)
+        if kind is HloTensor:
+            key.append(a._meta)
+            value = a._storage.value if a._view is None else read(a)
+            nodes.append(value)
+            place = value.place - base
+            words.append(place if place >= 0 else TAPE.put(value))
+        elif kind in _STATIC:
+            key.append(kind)
+            key.append(a)
+            nodes.append(a)
+        else:
+            nodes.append(operand(a, key, words, arguments.lift[len(nodes)]))
+    if not kwargs:
+        return nodes, NO_KWARGS, tuple(key), base, words
+    keywords = {}
+    for name, a in kwargs.items():
+        if name in _DROPPED:
+            if name == "layout" and a not in (None, torch.strided):
+                raise NotImplementedError(f"the hlo device holds strided tensors only, not {a}")
+            continue
+        key.append(name)
+        keywords[name] = operand(a, key, words, name in arguments.lift_keywords)
+    return nodes, keywords, tuple(key), base, words
+
+
+def maker(op: OpOverload) -> Handler | None:
+    """The handler of an op with a lowering."""
+    if not (has_lowering(op) or has_lowering(generator.plain(op))):
+        return None
+    handler = recorder(op)
+    return filled.noted(handler) if op in filled.FILLS else handler
+
+
+def recorder(op: OpOverload, random: bool | None = None, first: bool = False) -> Handler:
+    """Handler that records a functional op. `random`: whether it draws random numbers, where its
+    name does not say so; `first`: only the first of its results, which are tensors, is wanted."""
+    arguments = Arguments(op)
+    cache: dict[tuple, Result] = remembered({})
+    check = checks.BOUNDS.get(op)
+    guard = GUARDS.get(op)
+    random = generator.is_random(op) if random is None else random
+    target = generator.plain(op)
+    has_device = any(a.name == "device" for a in op._schema.arguments)
+
+    def record(args: tuple, kwargs: dict) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        if has_device and "device" in kwargs and not on_device(kwargs["device"]):
+            return like_on_cpu(op, args, kwargs)
+        nodes, keywords, key, base, words = operands(args, kwargs, arguments)
+        result = cache.get(key)
+        if result is None:
+            if guard is not None and not guard(*args, **kwargs):
+                return decompose.on_cpu(op, args, kwargs)
+            try:
+                result = cache[key] = infer(target, args, kwargs)
+            except NotImplementedError:
+                # no meta kernel: the shapes are not known before the op has run
+                return decompose.on_cpu(op, args, kwargs)
+        if check is not None:
+            check(op, args, kwargs)
+        if random:
+            value = drawn(target, nodes, keywords, result.outs, kwargs)
+        else:
+            words[0] = result.taped
+            value = recorded(
+                target,
+                tuple(nodes),
+                keywords,
+                result.outs,
+                _session.sources and source(),
+                base,
+                words,
+            )
+        if first or result.form == 0:
+            meta = result.metas[0]
+            t = blank(meta)  # `fresh`, inlined: this is the hot path
+            t._storage = holding(value, meta)
+            return t
+        node = value.node
+        if result.flat is None:
+            return build(result.form, result.metas, node)
+        results = []
+        for meta in result.metas:
+            t = None
+            if meta is not None:
+                t = blank(meta)
+                t._storage = holding(further(node, len(results)) if results else value, meta)
+            results.append(t)
+        return results if result.flat is list else tuple(results)
+
+    return record
+
+
+def drawn(op: OpOverload, nodes: list, keywords: dict, outs: tuple, kwargs: dict) -> Out:
+    """The first result of an op that draws random numbers. `kwargs`: what it was called with."""
+    seed, offset = generator.draw(kwargs)
+    keywords = {**keywords, "seed": seed, "offset": offset}
+    return Out(Node(op, tuple(nodes), keywords, outs, _session.sources and source()))
+
+
+def build(form, metadata: tuple[Meta | None, ...], node: Node):
+    """The results of a node in the nesting `form`."""
+    kind = type(form)
+    if kind is int:
+        meta = metadata[form]
+        return None if meta is None else fresh(meta, Out(node, form))
+    if kind is dict:
+        return form["value"]
+    return kind(build(f, metadata, node) for f in form)
+
+
+def on_device(device) -> bool:
+    """True for the hlo device (or no device). Raises for an index that does not exist."""
+    if device is None:
+        return True
+    device = torch.device(device)
+    if device.type != DEVICE.type and device.type != "hlo":
+        return False
+    if device.index and not collective_devices.is_own_index(device.index):
+        raise RuntimeError(collective_devices.ORDINAL.format(device.index))
+    return True
+
+
+def like_on_cpu(op: OpOverload, args: tuple, kwargs: dict):
+    """`zeros_like(x, device="cpu")` and friends: only the metadata of x counts."""
+
+    def stand_in(a):
+        if isinstance(a, HloTensor):
+            return aten.empty_strided.default(
+                a._meta.size, a._meta.stride, dtype=a._meta.dtype, device="cpu"
+            )
+        return a
+
+    return op(*map(stand_in, args), **{k: stand_in(v) for k, v in kwargs.items()})
+
+
+def source() -> str:
+    """`file:line` of the innermost frame outside torch and torch_hlo, or ""."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("torch.", "torch_hlo.")) and name not in (
+            "torch",
+            "torch_hlo",
+        ):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

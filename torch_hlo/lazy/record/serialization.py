@@ -1,0 +1,173 @@
+"""Pickling, torch.save and torch.load: a checkpoint of hlo tensors has the format of CUDA
+checkpoints.
+
+A tensor is saved as (storage, offset, size, stride); the storage is a CPU copy that is tagged
+"hlo:0", so that `map_location` works in every form and tensors that share memory share it again
+after loading."""
+
+from __future__ import annotations
+
+import collections
+
+import torch
+
+from torch_hlo.device import multi_device
+from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.record.tensor import (
+    DEVICE,
+    HloTensor,
+    StorageProxy,
+    adopt,
+    from_cpu,
+    make,
+    strided,
+    to_cpu,
+    user_attributes,
+)
+from torch_hlo.pytorch import tensors
+
+
+class HostStorage(torch.UntypedStorage):
+    """Bytes on the CPU that stand for a storage of the hlo device while a checkpoint is written or
+    read."""
+
+    device = property(lambda self: torch.device("hlo", DEVICE.index))
+    is_hlo = property(lambda self: True)
+    _loaded: dict[torch.dtype, HloTensor] | None = None
+
+
+def reduce(tensor: HloTensor, protocol: int):
+    """`__reduce_ex__` of an hlo tensor."""
+    torch.utils.hooks.warn_if_has_hooks(tensor)
+    hooks: collections.OrderedDict = collections.OrderedDict()
+    state = user_attributes(tensor)
+    if getattr(tensor, "_is_param", False):
+        plain = make(tensor._meta, tensor._storage, tensor._view)
+        if state:
+            return tensors.rebuild_parameter_with_state, (
+                plain,
+                tensor.requires_grad,
+                hooks,
+                state,
+            )
+        return tensors.rebuild_parameter, (plain, tensor.requires_grad, hooks)
+    storage, meta = _host_storage(tensor)
+    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=meta.dtype, _internal=True)
+    args = (typed, meta.offset, meta.size, meta.stride, tensor.requires_grad, hooks)
+    if state:
+        return tensors.rebuild_with_state, (
+            tensors.rebuild_tensor,
+            torch.Tensor,
+            args,
+            state,
+        )
+    return tensors.rebuild_tensor, args
+
+
+def _host_storage(tensor: HloTensor) -> tuple[torch.UntypedStorage, metas.Meta]:
+    """The storage to save and where the tensor lies in it."""
+    base = tensor._storage
+    if not _by_strides(tensor):
+        copy = to_cpu([tensor])[0]
+        return _tag(copy.untyped_storage()), metas.of(copy)
+    saved = session.current().saved.get(base)
+    if saved is None or saved[0] is not base.value:
+        copy = to_cpu([make(base.meta, base)])[0]
+        saved = session.current().saved[base] = (
+            base.value,
+            _tag(copy.untyped_storage()),
+        )
+    return saved[1], tensor._meta
+
+
+def _by_strides(tensor: HloTensor) -> bool:
+    """True if strides and offset alone say how the tensor lies in its storage."""
+    view = tensor._view
+    while view is not None:
+        if "conj" in view.op._schema.name or "neg" in view.op._schema.name:
+            return False
+        view = view.parent
+    return True
+
+
+def _tag(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    storage.__class__ = HostStorage
+    return storage
+
+
+def location(storage) -> str | None:
+    """Location tag of a storage for torch.save; None if it is not ours."""
+    return "hlo:0" if isinstance(storage, HostStorage) else None
+
+
+def restore(storage: torch.UntypedStorage, where: str) -> HostStorage | None:
+    """The storage for `map_location="hlo"` in torch.load; None for other places."""
+    if not where.startswith("hlo"):
+        return None
+    index = torch.device(where).index
+    if index and not multi_device.is_own_index(index):
+        raise RuntimeError(
+            f"Attempting to deserialize object on {where}, but this process has 1 hlo device"
+        )
+    return _tag(storage)
+
+
+def set_storage(
+    tensor: HloTensor,
+    source: HostStorage | torch.Tensor | None = None,
+    storage_offset=0,
+    size: tuple[int, ...] | None = None,
+    stride: tuple[int, ...] | None = None,
+) -> torch.Tensor:
+    """`Tensor.set_` in all its forms."""
+    if isinstance(source, torch.storage.TypedStorage):
+        source = source._untyped_storage
+    if source is None:
+        return torch.ops.aten.set_.default(tensor)
+    if isinstance(source, HostStorage):
+        source = _load(source, tensor.dtype)
+    elif isinstance(source, StorageProxy):
+        source = make(source.storage.meta, source.storage)
+    elif isinstance(source, torch.UntypedStorage):
+        raise RuntimeError(
+            f"set_: the storage is on {source.device}, the tensor on {tensor.device}"
+        )
+    elif size is None:
+        return torch.ops.aten.set_.source_Tensor(tensor, source)
+    if size is None:
+        size, stride = (metas.extent(source._meta),), (1,)
+    size = tuple(size)
+    stride = tuple(stride) if stride is not None else metas.contiguous(size, tensor.dtype).stride
+    with torch.no_grad():
+        adopt(
+            tensor,
+            strided(source, metas.intern(size, stride, tensor.dtype, storage_offset)),
+        )
+    return tensor
+
+
+def _load(storage: HostStorage, dtype: torch.dtype) -> HloTensor:
+    """The flat hlo tensor over a loaded storage; the same one for every tensor of the storage."""
+    if storage._loaded is None:
+        storage._loaded = {}
+        first = dtype
+    else:
+        first = next(iter(storage._loaded))
+    if first not in storage._loaded:
+        plain = torch.empty(0, dtype=first, device="cpu")
+        kind, storage.__class__ = storage.__class__, torch.UntypedStorage
+        try:
+            plain.set_(storage, 0, (storage.nbytes() // first.itemsize,), (1,))
+            storage._loaded = {first: from_cpu(plain)}
+        finally:
+            storage.__class__ = kind
+    return storage._loaded[first]
+
+
+def register() -> None:
+    """Tell pickle, torch.save and torch.load about the device."""
+    HloTensor.__reduce_ex__ = reduce
+    HloTensor.set_ = set_storage
+    torch.serialization.register_package(5, location, restore)
+    torch.serialization.add_safe_globals([HloTensor])

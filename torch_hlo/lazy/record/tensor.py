@@ -1,0 +1,439 @@
+"""`HloTensor`, the tensor of the "hlo" device: metadata in C++, and in Python the storage it
+aliases and the view of it.
+
+    _storage: Storage    what it shares with its aliases
+    _view: View | None   how its value follows from the storage's value
+    _meta: Meta          size, strides, dtype, offset
+
+No operation is implemented here: everything arrives in aten/dispatch.py. What needs more than this
+file is given to the class where it is written: pickling and `set_` (serialization.py), DLPack
+(exchange.py), torch.compile (traceable.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record import session, views
+from torch_hlo.lazy.record.meta import DEVICE, Meta, aten
+from torch_hlo.lazy.record.storage import Array, Storage, read
+from torch_hlo.lazy.record.views import View, on_host
+from torch_hlo.lowering.core.graph import Node, Out
+from torch_hlo.lowering.core.tape import RECORDING
+from torch_hlo.pytorch import participants, tensors
+
+_data = tensors.tensor_data
+_make = tensors.make_wrapper
+in_inference_mode = torch.is_inference_mode_enabled
+_session = session.current()
+
+
+class _Data:
+    """`x.data = y` must move the Python payload too, not only the C++ metadata."""
+
+    def __get__(self, tensor: torch.Tensor | None, cls: type | None = None) -> Any:
+        return _data if tensor is None else _data.__get__(tensor)
+
+    def __set__(self, tensor, value) -> None:
+        if isinstance(value, HloTensor):
+            adopt(tensor, value)
+        else:
+            _data.__set__(tensor, value)
+
+
+class HloTensor(torch.Tensor):
+    """A tensor of the "hlo" device. Users see it as a plain `torch.Tensor`."""
+
+    # No __slots__: `torch.utils.swap_tensors`, which `module.to` uses, swaps only the __dict__.
+    _storage: Storage
+    _view: View | None
+    _meta: Meta
+    # Everything is done below autograd; the Python-level override protocol would only cost time.
+    __torch_function__ = participants.disabled_torch_function
+    data = _Data()
+
+    @staticmethod
+    def __torch_dispatch__(
+        func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ):  # see `install`
+        return handle(func, types, args, kwargs)
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        return _text(self, tensor_contents)
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        if self.dim() == 0:
+            return self.item().__format__(spec)
+        return object.__format__(self, spec)
+
+    def item(self) -> Any:
+        return session.engine().item(self)
+
+    def __bool__(self) -> bool:
+        return _seen(self, torch.Tensor.__bool__)
+
+    def __int__(self):
+        return _seen(self, torch.Tensor.__int__)
+
+    def __float__(self) -> float:
+        return _seen(self, torch.Tensor.__float__)
+
+    def __index__(self):
+        return _seen(self, torch.Tensor.__index__)
+
+    def tolist(self) -> list[float | list[float]]:
+        return self.detach().cpu().tolist()
+
+    def numpy(self, *, force: bool = False):
+        if force:
+            return self.detach().cpu().numpy()
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the"
+            " tensor to host memory first."
+        )
+
+    def __array__(self, dtype=None, copy=None):
+        return self.numpy()
+
+    def __deepcopy__(self, memo: dict) -> torch.Tensor:
+        return _deepcopy(self, memo)
+
+    def untyped_storage(self):
+        inner = self.__dict__.get("_inner")  # see lazy/traceable.py
+        return storage_proxy(self._storage) if inner is None else inner.untyped_storage()
+
+    def data_ptr(self) -> int:
+        """A number that is equal for tensors which start at the same element of the same storage,
+        and not an address."""
+        return (
+            self.untyped_storage().data_ptr() + self._meta.offset * self.element_size()
+            if self.numel()
+            else 0
+        )
+
+    def share_memory_(self):
+        return self  # as for CUDA tensors: nothing to do
+
+    def is_shared(self) -> bool:
+        return True
+
+    def is_pinned(self, device=None) -> bool:
+        return False
+
+
+def _seen(tensor: HloTensor, number: Callable) -> bool | float:
+    """A number that Python's code gets to see; numbers that PyTorch's C++ code asks for end up in
+    an op."""
+    with session.engine().seen():
+        return number(tensor)
+
+
+def handle(
+    func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+) -> Any:  # replaced by `install`
+    raise RuntimeError("the device has not been installed")
+
+
+def install(function: Callable) -> None:
+    """`function(op, types, args, kwargs)` handles the ops on hlo tensors. C++ calls it without
+    anything in between, until lazy/traceable.py has to look first."""
+    global handle
+    before, handle = handle, function
+    if HloTensor.__dict__["__torch_dispatch__"].__func__ in (before, _FIRST):
+        HloTensor.__torch_dispatch__ = staticmethod(function)
+
+
+_FIRST = HloTensor.__dict__["__torch_dispatch__"].__func__
+
+
+def blank(meta: Meta) -> HloTensor:
+    """A tensor that is no view and whose storage is still to be given."""
+    _session.taken.append(meta)
+    spare = meta.spare[in_inference_mode()]
+    return spare.pop() if spare else _new(meta)
+
+
+def _new(meta: Meta) -> HloTensor:
+    tensor = _make(HloTensor, *meta.wrapper)
+    tensor._view = None
+    tensor._meta = meta
+    return tensor
+
+
+def make_ahead(enough: Callable[[], bool]) -> None:
+    """Make the tensors that the next step will ask for if it is like the last one, until
+    `enough()`: while the device computes it costs nothing, and in a row a fraction of what each
+    costs between other things."""
+    inference = in_inference_mode()
+    wanted = Counter(_session.taken)
+    _session.taken.clear()
+    for meta in _session.stocked.keys() - wanted.keys():
+        meta.spare[0].clear()
+        meta.spare[1].clear()
+    _session.stocked = wanted
+    for meta, count in wanted.items():
+        if enough():
+            return
+        spare = meta.spare[inference]
+        del spare[count:]
+        while len(spare) < count:
+            spare.append(_new(meta))
+
+
+def make(meta: Meta, storage: Storage, view: View | None = None) -> HloTensor:
+    """A tensor over `storage`."""
+    tensor = blank(meta)
+    tensor._storage = storage
+    tensor._view = view
+    return tensor
+
+
+def fresh(meta: Meta, value: Out | Array) -> HloTensor:
+    """A tensor with a storage of its own, holding `value`."""
+    tensor = blank(meta)
+    tensor._storage = Storage(value, meta)
+    return tensor
+
+
+def alias(tensor: HloTensor) -> HloTensor:
+    """Another tensor of the same storage, view and metadata."""
+    return make(tensor._meta, tensor._storage, tensor._view)
+
+
+def adopt(tensor: HloTensor, new: HloTensor) -> HloTensor:
+    """Turn `tensor` in place into an alias of `new`; it keeps its autograd state and version
+    counter."""
+    _data.__set__(tensor, new)
+    tensor._storage, tensor._view, tensor._meta = new._storage, new._view, new._meta
+    return tensor
+
+
+def upload(tensor: torch.Tensor) -> Array:
+    """The logical value of a tensor of the CPU, or of torch.cuda, as an array on the device (a
+    copy)."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    dense = (
+        aten.clone.default(tensor, memory_format=torch.contiguous_format)
+        if not tensor.is_contiguous()
+        else tensor
+    )
+    array = Array(
+        metas.contiguous(tuple(tensor.shape), tensor.dtype).hlo,
+        session.engine().upload(dense),
+    )
+    array.bounds = () if tensor.device.type == "cpu" else None
+    return array
+
+
+def from_cpu(tensor: torch.Tensor) -> HloTensor:
+    """Copy a strided CPU tensor to the device. Dense strides are kept. Raises TypeError for a dtype
+    without an element type."""
+    if tensor.layout is not torch.strided:
+        raise NotImplementedError(
+            f"the hlo device holds strided tensors only, not {tensor.layout}: use .to_dense()"
+        )
+    meta = metas.intern(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    if metas.physical_order(meta) is None:
+        meta = metas.contiguous(meta.size, meta.dtype)
+    return fresh(meta, upload(tensor))
+
+
+def to_cpu(tensors: list[HloTensor]) -> list[torch.Tensor]:
+    """Copies on the CPU, with the tensors' own strides where those are dense. Evaluates what is
+    pending."""
+    results = []
+    for tensor, dense in zip(tensors, session.engine().materialize(tensors)):
+        meta = tensor._meta
+        if dense.stride() != meta.stride and metas.physical_order(meta) is not None:
+            dense = aten.empty_strided.default(
+                meta.size, meta.stride, dtype=meta.dtype, device="cpu"
+            ).copy_(dense)
+        results.append(dense)
+    return results
+
+
+def peek(tensor: HloTensor) -> torch.Tensor | None:
+    """The tensor's value on the CPU if that takes no evaluation of recorded work, else None."""
+    storage = tensor._storage
+    if type(storage.value) is Out:
+        return None
+    # while a function is captured, too: see lazy/capture/capture.py
+    base = session.engine().base().materialize([make(storage.meta, storage)])[0]
+    return on_host(base, tensor._view)
+
+
+def strided(x: HloTensor, meta: Meta) -> HloTensor:
+    """A view of x's storage by strides. Raises RuntimeError if it leaves the storage."""
+    base = x._storage
+    size = base.meta.dtype.itemsize * metas.numel(base.meta.size)
+    needed = metas.extent(meta) * meta.dtype.itemsize
+    if needed > size:
+        raise RuntimeError(
+            f"setStorage: sizes {list(meta.size)}, strides {list(meta.stride)}, storage offset"
+            f" {meta.offset}, and itemsize {meta.dtype.itemsize} requiring a storage size of"
+            f" {needed} are out of bounds for storage of size {size}"
+        )
+    if meta is x._meta:
+        return alias(x)
+    refuse_lazy_bits(x)
+    return make(meta, base, views.strided(base.meta, meta))
+
+
+def refuse_lazy_bits(x: HloTensor) -> None:
+    """Strides alone do not describe a conjugated or negated view."""
+    view = x._view
+    while view is not None:
+        if view.op in (aten._conj_physical.default, aten.neg.default):
+            raise NotImplementedError(
+                "as_strided of a conjugated or negated view: call .clone() first"
+            )
+        view = view.parent
+
+
+class StorageProxy:
+    """What `untyped_storage()` returns: enough for code that compares, measures, frees and
+    reallocates storages."""
+
+    __slots__ = ("storage", "__weakref__")
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def size(self) -> int:
+        return 0 if self.storage.freed else self.storage.shape.nbytes
+
+    nbytes = __len__ = size
+
+    def resize_(self, size: int) -> StorageProxy:
+        """Free (size 0) or reallocate (undefined contents). Raises RuntimeError for another
+        size."""
+        storage = self.storage
+        if size == 0:
+            storage.freed = True
+        elif size == storage.shape.nbytes:
+            storage.freed = False
+        else:
+            raise RuntimeError(
+                f"an hlo storage of {storage.shape.nbytes} bytes can be resized to 0 and back, not"
+                f" to {size}"
+            )
+        meta = storage.meta
+        with RECORDING:
+            storage.replace(
+                Out(
+                    Node(
+                        aten.empty.memory_format,
+                        (list(meta.size),),
+                        {"dtype": meta.dtype},
+                        (meta.hlo,),
+                    )
+                )
+            )
+        return self
+
+    _resize_ = resize_
+
+    def data_ptr(self) -> int:
+        return 0 if self.storage.freed else id(self.storage)
+
+    _cdata = property(lambda self: id(self.storage))
+    device = property(lambda self: DEVICE)
+    is_hlo = property(lambda self: True)
+    is_cuda = property(lambda self: False)
+
+    def is_pinned(self, device=None) -> bool:
+        return False
+
+    def is_shared(self) -> bool:
+        return True
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, StorageProxy) and other.storage is self.storage
+
+    def __hash__(self) -> int:
+        return id(self.storage)
+
+
+def storage_proxy(storage: Storage) -> StorageProxy:
+    """The one proxy of a storage, as long as somebody holds it: PyTorch's tracing keeps tables of
+    them by identity."""
+    proxy = _session.proxies.get(id(storage))
+    if proxy is None or proxy.storage is not storage:
+        proxy = _session.proxies[id(storage)] = StorageProxy(storage)
+    return proxy
+
+
+def _text(tensor: HloTensor, contents: str | None) -> str:
+    if "_inner" in tensor.__dict__:  # being traced: there are no values
+        return f"tensor(..., device='hlo:0', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+    if contents is None:
+        values = tensor.detach().cpu()
+        if values.numel() or tensor.dim() == 1:
+            contents = tensors.values_text(values) if values.numel() else "[]"
+    text = tensors.tensor_text(tensor, contents)
+    # Print as for a plain tensor, or a plain Parameter.
+    wrapped, name = "Parameter(", type(tensor).__name__ + "("
+    if text.startswith(wrapped):
+        text = text[len(wrapped) : -1]
+    if text.startswith(name):
+        text = "tensor(" + text[len(name) :]
+    return "Parameter containing:\n" + text if getattr(tensor, "_is_param", False) else text
+
+
+def user_attributes(tensor: HloTensor) -> dict:
+    """Python attributes of a tensor without those of this class."""
+    return {
+        k: v
+        for k, v in tensor.__dict__.items()
+        if k not in ("_storage", "_view", "_meta", "_is_param", "_shown")
+    }
+
+
+def _deepcopy(tensor: HloTensor, memo: dict) -> HloTensor:
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy"
+            " protocol at the moment.  If you were attempting to deepcopy a module, this may be"
+            " because of a torch.nn.utils.weight_norm usage, see"
+            " https://github.com/pytorch/pytorch/pull/103001"
+        )
+    old = tensor._storage
+    storage = memo.get(("hlo storage", id(old)))
+    if storage is None:
+        # Values are immutable: the copy shares the value until either is written to.
+        storage = memo["hlo storage", id(old)] = Storage(old.value, old.meta)
+        storage.sharding = old.sharding
+    new = memo[id(tensor)] = make(tensor._meta, storage, tensor._view)
+    if tensor.requires_grad:
+        new.requires_grad_()
+    if tensor.grad is not None:
+        new.grad = copy.deepcopy(tensor.grad, memo)
+    new.__dict__.update(copy.deepcopy(user_attributes(tensor), memo))
+    if getattr(tensor, "_is_param", False):
+        new._is_param = True
+    return new
+
+
+__all__ = [
+    "DEVICE",
+    "HloTensor",
+    "adopt",
+    "alias",
+    "fresh",
+    "from_cpu",
+    "make",
+    "peek",
+    "read",
+    "to_cpu",
+    "upload",
+]

@@ -1,0 +1,575 @@
+"""Steps: cut the recorded graph, find or compile its program, run it in the background, give the
+storages their new values.
+
+    mark_step()          everything recorded so far becomes one program; returns while it runs
+    sync()               the same, and wait
+    materialize([t])     CPU copies; an implicit cut (print, .item(), .cpu()) evaluates the whole
+        pending graph, so that work is not split
+
+A failure leaves the tensors as they were. While cutting (an op cannot be lowered, no memory,
+Ctrl-C) nothing has changed yet and the graph stays pending. While running, the storages get their
+graph back when the error surfaces: at the next cut or wait, with the name of the step. A program
+raises before it writes, so donated inputs are intact.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary, ref
+
+import torch
+
+from torch_hlo import config, log, metrics
+from torch_hlo.device import runtime
+from torch_hlo.device.cpu import trim
+from torch_hlo.device.memory import Buffer, Memory
+from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.lazy.record import conditions, exchange, session
+from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record.engine import Engine
+from torch_hlo.lazy.record.storage import (
+    Array,
+    Binding,
+    Effect,
+    Number,
+    Storage,
+    must_run,
+    pending,
+    pending_storages,
+    take_effects,
+)
+from torch_hlo.lazy.record.tensor import make_ahead
+from torch_hlo.lazy.record.tracing import after_traces
+from torch_hlo.lazy.run import executor, spmd, transfer
+from torch_hlo.lazy.run.fingerprint import Graph, collect, operands
+from torch_hlo.lazy.run.launch import (
+    InPlace,
+    Programs,
+    Run,
+    launch,
+    leaf_buffer,
+    number_buffers,
+    stream,
+)
+from torch_hlo.lazy.run.plan import Known, Plan, cut, donations, dying
+from torch_hlo.lazy.run.program_cache import ProgramCache, program_key, variant
+from torch_hlo.lowering.core.graph import Node, Out, lower
+from torch_hlo.lowering.core.tape import RECORDING, TAPE
+
+
+def _replace(x, replaced: dict[int, Out]):
+    if type(x) is Array:
+        return replaced.get(id(x), x)
+    if type(x) is tuple or type(x) is list:
+        return type(x)(_replace(v, replaced) for v in x)
+    return x
+
+
+def _substitute(replaced: dict[int, Out]) -> None:
+    """Pending nodes that read an array that was never computed read the pending value again."""
+    TAPE.exact = False
+    pending = [s.value for s in pending_storages()]
+    stack = [out.node for out in pending if type(out) is Out]
+    done: set[Node] = set()
+    while stack:
+        node = stack.pop()
+        if node not in done:
+            done.add(node)
+            node.args = _replace(node.args, replaced)
+            node.kwargs = {k: _replace(v, replaced) for k, v in node.kwargs.items()}
+            stack += operands(node)
+
+
+_ARRAYS = frozenset({Array})
+
+
+class DeviceEngine(Engine):
+    """The engine that compiles and runs."""
+
+    def __init__(self) -> None:
+        self.programs = ProgramCache(self._forget_tapes)
+        self.known: dict[tuple, Known] = {}  # steps by their tapes
+        self.in_flight: deque[Run] = deque()  # what may have to be undone
+        # The graph that was cut last, until somebody waits or looks: taking it apart takes half as
+        # long as starting its program, and while the device computes it costs nothing.
+        self.recorded: list[list[Binding]] = []
+        # Storages whose pending value cannot be lowered: the step that found out has raised. Later
+        # steps leave them out, so that one such tensor that is still alive does not end all work;
+        # reading it raises again.
+        self.refused: WeakKeyDictionary[Storage, Out] = WeakKeyDictionary()
+        self.told: set[str] = set()  # one warning for each error
+        # Protects `readers` of all memory. Of its own and reentrant: the collector may close a
+        # lease while any other lock is held. Nothing is taken under it.
+        self.counting = threading.RLock()
+        session.current().executor.meanwhile[:] = [self._take_apart, make_ahead]
+
+    def _take_apart(self, enough: Callable[[], bool]) -> None:
+        self.recorded.clear()
+
+    def _forget_tapes(self) -> None:
+        self.known.clear()
+
+    def lease(self, storage: Storage) -> Lease:
+        return Lease(self, storage)
+
+    def mark_step(self, wait: bool = False) -> None:
+        """Make one program of everything recorded and run it; in the background unless `wait`.
+
+        Raises the error of an earlier step that failed in the background, LoweringError if an op
+        cannot
+        be compiled, MemoryError."""
+        metrics.count("MarkStep")
+        self._evaluate()
+        if wait:
+            self._wait_all()
+
+    def sync(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
+        """Evaluate everything recorded and wait: for all of it, or until `tensors` are there."""
+        self._evaluate()
+        if tensors is None:
+            self._wait_all()
+            return
+        for tensor in tensors:
+            value = tensor._storage.value
+            if type(value) is Array and value.data is not None:
+                executor.wait(value.data)
+        self._surface()
+
+    def synchronize(self) -> None:
+        """Evaluate everything recorded and wait for all work under way."""
+        self.sync()
+
+    def upload(self, tensor: torch.Tensor) -> Buffer:
+        """The values of a tensor of the CPU, or of torch.cuda, as a new device array. Later
+        writes to
+        `tensor` do not show."""
+        start = time.perf_counter()
+        if exchange.shares(tensor.device):
+            return exchange.take_in(tensor)
+        shape = metas.contiguous(tuple(tensor.shape), tensor.dtype).hlo
+        if transfer.is_zeros(tensor):
+            buffer = runtime.zeros(shape)
+        else:
+            trim.UPLOADS.add(shape.nbytes)
+            buffer = runtime.allocate(shape)
+            with torch.no_grad():
+                transfer.host_view(buffer).copy_(tensor)
+        metrics.record("TransferToDeviceTime", time.perf_counter() - start)
+        metrics.record("OutboundData", buffer.nbytes, "B")
+        return buffer
+
+    def items(self, tensors: Sequence[torch.Tensor]) -> list:
+        """The values of tensors with one element, as `.item()` gives them: read where they are,
+        if they
+        have been launched and lie in memory of the CPU."""
+        values = [t._storage.value for t in tensors]
+        for t, value in zip(tensors, values):
+            if (
+                t._view is not None
+                or type(value) is not Array
+                or type(value.data) is not Buffer
+                or value.shape.dtype not in transfer.ITEMS
+            ):
+                return super().items(tensors)
+            executor.wait(value.data)
+        start = time.perf_counter()
+        with RECORDING:  # nobody overwrites them meanwhile
+            found = []
+            for t, value in zip(tensors, values):
+                buffer = value.data
+                if (
+                    t._storage.value is not value
+                    or buffer is None
+                    or buffer.job is not None
+                    or type(buffer.memory) is not Memory
+                ):
+                    return super().items(tensors)
+                found.append(transfer.ITEMS[value.shape.dtype].unpack_from(buffer.memory.array)[0])
+        self._forget_done()
+        if session.current().expected:
+            conditions.surface()
+        metrics.record("TransferFromDeviceTime", time.perf_counter() - start)
+        metrics.record("InboundData", sum(v.data.nbytes for v in values), "B")
+        return found
+
+    def materialize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Contiguous CPU copies of the logical values of hlo tensors. Evaluates what is pending,
+        once.
+
+        If the pending graph cannot be compiled because of an op that these tensors do not need,
+        only
+        their part of it runs, with a RuntimeWarning (once for each error) and the counter
+        PartialEvaluation."""
+        storages = list({id(t._storage): t._storage for t in tensors}.values())
+        self._evaluate_for(storages)
+        start = time.perf_counter()
+        leases: dict[int, Lease] = {}
+        try:
+            for s in storages:
+                leases[id(s)] = Lease(self, s)
+            results = [
+                transfer.view_on_host(transfer.host_view(leases[id(t._storage)].buffer), t)
+                for t in tensors
+            ]
+        finally:
+            for lease in leases.values():
+                lease.close()
+        self._forget_done()
+        if session.current().expected:
+            conditions.surface()
+        metrics.record("TransferFromDeviceTime", time.perf_counter() - start)
+        metrics.record("InboundData", sum(r.nbytes for r in results), "B")
+        return results
+
+    def later(self, value: torch.Tensor, check: conditions.Check) -> None:
+        """Judge a value once it has been computed (see lazy/record/conditions.py)."""
+        session.current().expected.append((value, check))
+
+    def evaluate(self, storages: Sequence[Storage]) -> None:
+        """Run what these storages need, and overwrite nothing: the arrays that they had stay
+        valid."""
+        self._evaluate(storages)
+
+    def run_again(
+        self,
+        graph: Graph,
+        leaves: Sequence[Array],
+        numbers: Sequence[Number],
+        storages: Sequence[Storage],
+        places: Sequence[int],
+        known: Programs,
+        ending: Sequence[Storage] | None = (),
+    ) -> bool:
+        """Launch a graph that ran before on other arrays and numbers; storage i gets output
+        `places[i]`. Nothing may be pending. `ending`: storages that end with this step, None if
+        nothing
+        may be overwritten. False, and nothing done, where the step has to be recorded."""
+        executor.throttle()
+        with RECORDING:
+            self._surface()
+            if session.current().sharded:
+                return False
+            last = known.in_place.get(ending is not None)
+            if last is None or not last.launch(leaves, numbers, storages):
+                if not self._run_again(graph, leaves, numbers, storages, places, known, ending):
+                    return False
+            metrics.launched(len(graph.nodes))
+        return True
+
+    def pending_step(self) -> tuple[Module, list[Buffer]]:
+        """What `mark_step()` would run now: the module before any pass, with its donations, and the
+        arrays and numbers that it takes. Nothing is run but what was under way. Raises
+        ValueError when
+        nothing is pending."""
+        self._wait_all()
+        with RECORDING:
+            bindings = sorted(b for b in pending() if b[3].array is None)
+            if not bindings:
+                raise ValueError("nothing is recorded")
+            graph, _, _, aliases = cut(bindings, donate=True)
+            module = executor.call_compiler(
+                lambda: lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases)
+            )
+            return module, [leaf_buffer(leaf) for leaf in graph.leaves] + (
+                number_buffers(graph.numbers) if graph.numbers else []
+            )
+
+    def clear_cache(self) -> None:
+        """Forget the compiled programs in memory."""
+        with RECORDING:
+            self.programs.clear()
+            self.known.clear()
+
+    def cache_size(self) -> int:
+        """Number of compiled programs in memory."""
+        return len(self.programs.programs)
+
+    def _evaluate(self, only: Sequence[Storage] | None = None) -> None:
+        """Run the pending graph: all of it, or what the storages `only` need."""
+        executor.throttle()
+        with RECORDING:
+            after_traces()
+            self._surface()
+            bindings = (
+                pending()
+                if only is None
+                else [
+                    (s.value.place, i, s, s.value, ref(s))
+                    for i, s in enumerate(only)
+                    if type(s.value) is Out
+                ]
+            )
+            for _, _, storage, out, _ in bindings:
+                # the value was read by another thread just before it was computed
+                if out.array is not None:
+                    storage.bind(out, out.array)
+                    bindings = [b for b in bindings if b[2] is not storage]
+            if only is None and self.refused:
+                bindings = [b for b in bindings if self.refused.get(b[2]) is not b[3]]
+            effects = take_effects() if only is None else []
+            if effects:
+                reached = set(collect([b[3] for b in bindings]).nodes)
+                for out in effects:
+                    if out.node not in reached:
+                        effect = Effect(out)
+                        bindings.append((out.place, len(bindings), effect, out, ref(effect)))
+            if bindings:
+                # the same program results from the same operations, whichever was written first
+                bindings.sort()
+                try:
+                    self._submit(bindings, donate=only is None)
+                except Exception as error:
+                    for out in effects:
+                        must_run(out)
+                    self._refuse(bindings, getattr(error, "node", None))
+                    raise
+                if not config.get("ASYNC"):
+                    self._surface()
+            elif only is None and not self.refused:
+                TAPE.restart()
+
+    def _refuse(self, bindings: list[Binding], culprit: Node | None) -> None:
+        """Remember which storages need the node that could not be lowered."""
+        if culprit is None:
+            return
+        tainted = {culprit}
+        for node in collect([b[3] for b in bindings]).nodes:  # operands come first
+            if not tainted.isdisjoint(operands(node)):
+                tainted.add(node)
+        for _, _, storage, out, _ in bindings:
+            if out.node in tainted:
+                self.refused[storage] = out
+
+    def _evaluate_for(self, storages: Sequence[Storage]) -> None:
+        if not any(type(s.value) is Out for s in storages):
+            return
+        self._surface()
+        try:
+            self._evaluate()
+        except Exception as whole:
+            try:
+                self._evaluate(storages)
+            except Exception as part:
+                raise part from (
+                    None if type(part) is type(whole) and str(part) == str(whole) else whole
+                )
+            self._tell_partial(whole)
+        if any(self.refused.get(s) is s.value for s in storages):
+            self._evaluate(storages)  # raises why
+
+    def _tell_partial(self, error: Exception) -> None:
+        """Warn that other tensors than those read are still pending because of `error`."""
+        metrics.count("PartialEvaluation")
+        text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if text in self.told:
+            return
+        self.told.add(text)
+        warnings.warn(
+            f"hlo device: not all of the recorded operations could be run ({text}), so only those"
+            " that this value needs were. Reading a tensor that needs the rest raises the error;"
+            " delete"
+            " such tensors if they are not wanted.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _plan(self, bindings: list[Binding], donate: bool) -> Plan:
+        """Recognize the step by its tape, or look at its graph."""
+        base = TAPE.base
+        key = None
+        if donate and TAPE.exact and bindings[0][0] >= base and not session.current().sharded:
+            key = (tuple(TAPE.words), tuple([b[0] - base for b in bindings]), variant())
+            known = self.known.get(key)
+            if known is not None:
+                inputs = TAPE.inputs
+                leaves = [inputs[place]() for place in known.leaves]
+                compiled = known.programs.get(dying(leaves))
+                if compiled is not None:
+                    metrics.count("CachedCompile")
+                    return Plan(
+                        compiled,
+                        leaves,
+                        [inputs[place]() for place in known.numbers],
+                        known.places,
+                        known.size,
+                        None,
+                    )
+        graph, places, dead, aliases = cut(bindings, donate)
+        where = (
+            spmd.placement(graph, [(b[2], place) for b, place in zip(bindings, places)])
+            if session.current().sharded
+            else None
+        )
+        compiled = self.programs.find(graph, aliases, dead, where)
+        if key is not None and TAPE.exact:
+            if len(self.known) >= 4 * config.get("PROGRAMS"):
+                self.known.clear()
+            leaves, numbers = (
+                [x.place - base for x in found] for found in (graph.leaves, graph.numbers)
+            )
+            if not {*leaves, *numbers} - TAPE.inputs.keys():
+                known = self.known.setdefault(key, Known(leaves, numbers, places, len(graph.nodes)))
+                known.programs[dead] = compiled
+        return Plan(compiled, graph.leaves, graph.numbers, places, len(graph.nodes), where)
+
+    def _run_again(
+        self,
+        graph: Graph,
+        leaves: Sequence[Array],
+        numbers: Sequence[Number],
+        storages: Sequence[Storage],
+        places: Sequence[int],
+        known: Programs,
+        ending: Sequence[Storage] | None,
+    ) -> bool:
+        """`run_again`, for a launch that is not like the last one."""
+        if not _ARRAYS.issuperset(map(type, leaves)):
+            return False  # another thread has just recorded a new value
+        if len(set(map(id, leaves))) < len(leaves):
+            return False  # one array in two places: donating one would overwrite the other
+        given = {*map(id, storages), *map(id, ending or ())}
+        dead = []
+        for i, leaf in enumerate(leaves if ending is not None else ()):
+            for owner in leaf.owners:
+                storage = owner()
+                if storage is not None and storage.value is leaf and id(storage) not in given:
+                    break
+            else:
+                if leaf.owners:
+                    dead.append(i)
+        bindings = [
+            (place, i, s, s.value, ref(s)) for i, (s, place) in enumerate(zip(storages, places))
+        ]
+        found = known.by_dead.get(died := tuple(dead))
+        if found is None:
+            # a graph that has run cannot be compiled again: its values look like inputs
+            compiled = self.programs.programs.get(
+                program_key(graph, donations(graph, leaves, died, bindings, places))
+            )
+            if compiled is None:
+                return False
+            found = known.by_dead[died] = InPlace(compiled, places)
+        inputs = [
+            buffer if type(buffer := leaf.data) is Buffer else leaf_buffer(leaf) for leaf in leaves
+        ]
+        known.in_place[ending is not None] = (
+            None
+            if found.compiled.extra or ending is not None and found.spares(leaves, storages)
+            else found
+        )
+        return stream(found.compiled, leaves, inputs, numbers, bindings, places)
+
+    def _submit(self, bindings: list[Binding], donate: bool) -> None:
+        start = time.perf_counter()
+        plan = self._plan(bindings, donate)
+        metrics.record("TensorsGraphSize", plan.size, "")
+        traced = time.perf_counter()
+        launch(
+            plan.compiled,
+            plan.leaves,
+            plan.numbers,
+            bindings,
+            plan.places,
+            plan.where,
+            self.in_flight,
+        )
+        self.recorded.append(bindings)
+        if config.get("LOG") >= 2:
+            end = time.perf_counter()
+            log.say(
+                2,
+                f"{plan.compiled.name}: {plan.size} ops, cut {(traced - start) * 1e3:.2f} ms,"
+                f" submit {(end - traced) * 1e3:.2f} ms",
+            )
+
+    def _wait_all(self) -> None:
+        executor.drain()
+        self._surface()
+
+    def _surface(self) -> None:
+        """Forget runs that are done. If one failed, give its storages their graph back and raise
+        its error."""
+        if not (self.in_flight or self.recorded or session.current().expected):
+            return
+        with RECORDING:
+            self._forget_done()
+            if not self.in_flight or not self.in_flight[0].job.is_done():
+                if session.current().expected:
+                    conditions.surface()
+                return
+            executor.drain()  # what came after may have failed with it
+            error = self.in_flight[0].job.error
+            replaced: dict[int, Out] = {}
+            for run in reversed(self.in_flight):
+                if run.job.error is not None:
+                    run.undo(replaced)
+            executor.forget_failures()
+            self.in_flight.clear()
+            _substitute(replaced)
+        raise error
+
+    def _forget_done(self) -> None:
+        """Let go of the graphs of runs that succeeded, and of the arrays that only they read."""
+        self.recorded.clear()
+        with RECORDING:
+            while (
+                self.in_flight
+                and self.in_flight[0].job.is_done()
+                and self.in_flight[0].job.error is None
+            ):
+                self.in_flight.popleft()
+
+
+class Lease:
+    """A storage's value as a buffer that no step overwrites until `close`. Evaluates what is
+    pending."""
+
+    __slots__ = ("buffer", "_engine", "_memory")
+
+    def __init__(self, engine: DeviceEngine, storage: Storage) -> None:
+        self._engine = engine
+        while True:
+            value = storage.value
+            if type(value) is not Array:  # another thread, or a failure, made it pending again
+                engine._evaluate_for([storage])
+                continue
+            buffer = value.data
+            if buffer is None:
+                with RECORDING:  # nobody is in the middle of a launch
+                    if storage.value is value and value.data is None:
+                        leaf_buffer(value)  # raises why
+                continue
+            executor.wait(buffer)
+            with RECORDING:
+                if buffer.job is not None:
+                    engine._surface()
+                elif storage.value is value:
+                    self.buffer, self._memory = buffer, buffer.memory
+                    with self._engine.counting:
+                        self._memory.readers += 1
+                    return
+
+    def close(self) -> None:
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            with self._engine.counting:
+                memory.readers -= 1
+
+
+def _before_fork() -> None:
+    # The child has no executor thread: what is under way must be there before memory is copied.
+    RECORDING.acquire()
+    executor.drain()
+    executor.drain_compiler()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=RECORDING.release,
+    after_in_child=RECORDING.release,
+)

@@ -1,0 +1,195 @@
+"""Why a program was compiled: its key against the nearest key in the cache, in words.
+
+aten.mul.Tensor at model.py:31: argument 2 was 3, is 4
+input 7 was f32[32,64], is f32[48,64] (first used by aten.mm.default at model.py:12)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from operator import eq, ne
+
+from torch_hlo.lazy.run.fingerprint import INDEX_BITS, OPS
+
+_RECENT = 32  # cached programs looked at, latest first
+
+
+def reason(key: tuple, sources: Sequence[str], cached: Sequence) -> str:
+    """One paragraph. `key` is the whole key (see step.py); `sources` the nodes' Python lines;
+    `cached` objects with .key and .name."""
+    ops = len(key[0][0])
+    if not cached:
+        return f"{ops} ops, the first program of this process"
+    nearest = max(list(cached)[: -_RECENT - 1 : -1], key=lambda c: _likeness(key, c.key))
+    return (
+        f"{ops} ops; nearest cached program {nearest.name}: {difference(key, nearest.key, sources)}"
+    )
+
+
+def _likeness(a: tuple, b: tuple) -> float:
+    nodes, others = a[0][0], b[0][0]
+    same = sum(map(eq, nodes, others))
+    # Nodes after an inserted or removed op differ only by position: count ops as well.
+    ops = sum(map(eq, (n[0] for n in nodes), (n[0] for n in others)))
+    tail = sum(map(eq, (n[0] for n in reversed(nodes)), (n[0] for n in reversed(others))))
+    shapes = sum(map(eq, a[0][1], b[0][1]))
+    return same + max(ops, tail) + shapes - abs(len(nodes) - len(others))
+
+
+def difference(new: tuple, old: tuple, sources: Sequence[str] = ()) -> str:
+    """The first thing in which two whole keys differ."""
+    (nodes, shapes, roots), aliases, backend, disabled, threads, *where = new
+    (
+        (old_nodes, old_shapes, old_roots),
+        old_aliases,
+        old_backend,
+        old_disabled,
+        old_threads,
+        *old_where,
+    ) = old
+    if backend != old_backend:
+        return f"it was compiled for {old_backend}, this one is for {backend}"
+    if disabled != old_disabled:
+        return f"passes left out were {old_disabled or 'none'!r}, are {disabled or 'none'!r}"
+    if threads != old_threads:
+        return f"it was compiled for {old_threads} threads, there are {threads}"
+    first = next((i for i, differs in enumerate(map(ne, nodes, old_nodes)) if differs), None)
+    leaf = next((i for i, differs in enumerate(map(ne, shapes, old_shapes)) if differs), None)
+    user = None if leaf is None else _first_user(nodes, leaf)
+    if leaf is not None and (first is None or user is not None and user <= first):
+        by = "" if user is None else f" (first used by {_op(nodes[user])}{_at(user, sources)})"
+        return f"input {leaf} was {old_shapes[leaf]}, is {shapes[leaf]}{by}"
+    if first is not None:
+        return _node_difference(first, nodes[first], old_nodes[first], sources)
+    if len(nodes) != len(old_nodes):
+        if len(nodes) > len(old_nodes):
+            at = len(old_nodes)
+            return (
+                f"{len(nodes) - at} more ops, the first of them {_op(nodes[at])}{_at(at, sources)}"
+            )
+        return (
+            f"{len(old_nodes) - len(nodes)} fewer ops, the first that is missing is"
+            f" {_op(old_nodes[len(nodes)])}"
+        )
+    if len(shapes) != len(old_shapes):
+        return f"it had {len(old_shapes)} inputs, this one has {len(shapes)}"
+    if roots != old_roots:
+        return _roots_difference(roots, old_roots, nodes, sources)
+    if aliases != old_aliases:
+        return _aliases_difference(aliases, old_aliases, shapes)
+    if where != old_where:
+        return _placement_difference(where, old_where)
+    return "nothing differs (it was dropped from the cache)"
+
+
+def _placement_difference(new: list, old: list) -> str:
+    if not new or not old:
+        return (
+            f"it was for {'many devices' if old else 'one device'}, this one is for"
+            f" {'many devices' if new else 'one device'}"
+        )
+    for kind in ("leaves", "outputs"):
+        for i, (a, b) in enumerate(zip(getattr(new[0], kind), getattr(old[0], kind))):
+            if a != b:
+                return (
+                    f"{'input' if kind == 'leaves' else 'result'} {i} was sharded {b or 'freely'},"
+                    f" is {a or 'free'}"
+                )
+    return f"the mesh was {old[0].mesh}, is {new[0].mesh}"
+
+
+def _node_difference(at: int, new: tuple, old: tuple, sources: Sequence[str]) -> str:
+    where = f"op {at}, {_op(new)}{_at(at, sources)}"
+    if new[0] != old[0]:
+        return f"{where}: was {_op(old)}"
+    names = _argument_names(OPS.get(new[0]))
+    for i, (a, b) in enumerate(zip_longest(new[1:], old[1:], fillvalue=_MISSING)):
+        if a != b:
+            name = names[i] if i < len(names) else f"argument {i}"
+            return f"{where}: {name} was {_argument(b)}, is {_argument(a)}"
+    return f"{where} differs"
+
+
+_MISSING = ("missing",)
+
+
+def _argument(x: int | tuple[int | str, ...]) -> str:
+    """An argument of a node's key, readable."""
+    if type(x) is int:
+        return f"input {~x}" if x < 0 else f"the result of op {x >> INDEX_BITS}"
+    if type(x) is not tuple or not x:
+        return str(x)
+    tag, *rest = x
+    if tag in ("int", "bool"):
+        return str(rest[0])
+    if tag == "float":
+        return repr(float.fromhex(rest[0]))
+    if tag == "complex":
+        return repr(complex(*map(float.fromhex, rest)))
+    if tag == "ints":
+        return str(rest)
+    if tag == "list":
+        return "[" + ", ".join(map(_argument, rest)) + "]"
+    if tag == "name":
+        return f"{rest[0]}={_argument(rest[1])}"
+    return {"lift": f"a {rest[-1] if rest else ''} number"}.get(tag, "absent")
+
+
+def _roots_difference(roots: tuple, old: tuple, nodes: tuple, sources: Sequence[str]) -> str:
+    for at, verb in (
+        (set(roots) - set(old), "is now wanted"),
+        (set(old) - set(roots), "is no longer wanted"),
+    ):
+        if at:
+            node = min(at) >> INDEX_BITS
+            more = f" (and {len(at) - 1} more)" if len(at) > 1 else ""
+            return (
+                f"the result of op {node}, {_op(nodes[node])}{_at(node, sources)}, {verb}{more}: a"
+                " tensor is or was kept alive"
+            )
+    return "the results are wanted in another order"
+
+
+def _aliases_difference(aliases: tuple, old: tuple, shapes: tuple) -> str:
+    freed = sorted({i for _, i in aliases} - {i for _, i in old})
+    kept = sorted({i for _, i in old} - {i for _, i in aliases})
+    if freed:
+        return (
+            f"input {freed[0]} ({shapes[freed[0]]}) dies in this step and gives its memory to a"
+            " result; before, it stayed alive"
+        )
+    if kept:
+        return (
+            f"input {kept[0]} ({shapes[kept[0]]}) stays alive after this step; before, it gave its"
+            " memory to a result"
+        )
+    return "inputs give their memory to other results"
+
+
+def _first_user(nodes: tuple, leaf: int) -> int | None:
+    wanted = ~leaf
+    return next((i for i, node in enumerate(nodes) if _mentions(node[1:], wanted)), None)
+
+
+def _mentions(arguments: tuple, wanted: int) -> bool:
+    for x in arguments:
+        if type(x) is int:
+            if x == wanted:
+                return True
+        elif type(x) is tuple and x and x[0] in ("list", "name") and _mentions(x[1:], wanted):
+            return True
+    return False
+
+
+def _op(node_key: tuple) -> str:
+    return str(OPS.get(node_key[0], "an op"))
+
+
+def _argument_names(op) -> list[str]:
+    schema = getattr(op, "_schema", None)
+    return [a.name for a in schema.arguments] if schema is not None else []
+
+
+def _at(node: int, sources: Sequence[str]) -> str:
+    return f" at {sources[node]}" if node < len(sources) and sources[node] else ""

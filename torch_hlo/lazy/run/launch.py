@@ -1,0 +1,459 @@
+"""Starting a program: its inputs and results as buffers, a job for the executor, and the storages'
+new values. What a step that is known costs.
+
+    launch(compiled, leaves, numbers, bindings, places, where)
+
+Results are bound before they are computed: a storage's new array has a buffer whose job is pending.
+`Run.undo` gives the storages back what they had.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from sys import getrefcount
+from weakref import ref
+
+import numpy as np
+
+from torch_hlo.device import runtime
+from torch_hlo.device.interfaces import Program
+from torch_hlo.device.memory import Buffer, Memory
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.lazy.record import session, storage
+from torch_hlo.lazy.record.storage import Array, Binding, Number, Storage
+from torch_hlo.lazy.run import executor, spmd
+from torch_hlo.lazy.run.executor import Job
+from torch_hlo.lowering.core.graph import Out
+from torch_hlo.lowering.core.tape import TAPE
+
+_NOTHING = Memory(0)
+_BINDS = 8  # a program that overwrites another array each time is not worth binding
+
+
+class Compiled:
+    """A program of the cache. Its inputs are the graph's leaves, `extra` arrays of no bytes whose
+    sizes a symbolic program reads, then the graph's numbers; `aliases` are what the program wants
+    shared, `overwrites[o]` the input whose memory output o takes, or -1."""
+
+    __slots__ = (
+        "name",
+        "program",
+        "key",
+        "aliases",
+        "outputs",
+        "overwrites",
+        "sources",
+        "extra",
+        "_bound",
+        "_binds",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        program: Program,
+        key: tuple,
+        outputs: tuple[Shape, ...],
+        sources: tuple[str, ...],
+        extra: tuple[int, ...] = (),
+    ) -> None:
+        self.name, self.program, self.key, self.outputs, self.sources = (
+            name,
+            program,
+            key,
+            outputs,
+            sources,
+        )
+        self.aliases = tuple(program.aliases)
+        given = dict(self.aliases)
+        self.overwrites = [given.get(o, -1) for o in range(len(outputs))]
+        self.extra = [Buffer(Shape("u8", (n, 0)), _NOTHING) for n in extra]
+        self._bound = None
+        self._binds = _BINDS  # times that it may still be bound
+
+    def prepare(self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]) -> tuple:
+        """NativeProgram.prepare, for runs in which what is overwritten is mostly where it was in
+        the last."""
+        prepared = None if self._bound is None else self._bound.prepare(inputs, numbers, outputs)
+        if prepared is None:
+            prepared = self.program.prepare(inputs, numbers, outputs)
+            self._bound = None
+            if self._binds:
+                self._binds -= 1
+                self._bound = self.program.bind(
+                    inputs, numbers, outputs, [i for _, i in self.aliases]
+                )
+        return prepared
+
+
+class Run:
+    """What a submitted job needs to be undone: (reference to a storage, its value before, its
+    array), and the donated leaves with their buffers."""
+
+    __slots__ = ("job", "bound", "donated")
+
+    def __init__(
+        self,
+        job: Job,
+        bound: list[tuple[ref, Out | Array, Array]],
+        donated: list[tuple[Array, Buffer]],
+    ) -> None:
+        self.job, self.bound, self.donated = job, bound, donated
+
+    def undo(self, replaced: dict[int, Out | Array]) -> None:
+        """The job has failed: nothing has been written. `replaced[id(array)]` becomes the value
+        that stands for an array which was never computed."""
+        for array, buffer in self.donated:
+            array.data = buffer
+        for owner, value, array in self.bound:
+            if type(value) is Out:
+                value.array = None
+            replaced[id(array)] = value
+            s = owner()
+            if s is not None and s.value is array:
+                s.replace(value)
+
+
+def launch(
+    compiled: Compiled,
+    leaves: Sequence[Array],
+    numbers: Sequence[Number],
+    bindings: Sequence[Binding],
+    places: Sequence[int],
+    where: spmd.Placement | None,
+    in_flight: deque[Run],
+) -> None:
+    """Run `compiled` in the background; the storage of binding i gets output `places[i]` unless its
+    value has changed meanwhile. `in_flight`: gets what may have to be undone."""
+    inputs = [leaf.data for leaf in leaves]
+    for i, buffer in enumerate(inputs):
+        if type(buffer) is not Buffer:
+            inputs[i] = leaf_buffer(leaves[i])
+    if where is None and stream(compiled, leaves, inputs, numbers, bindings, places):
+        return
+    if where is not None:
+        inputs = [
+            spmd.place(leaf, sharding)
+            for leaf, sharding in zip(leaves, compiled.program.in_shardings)
+        ]
+    donated = [(leaves[i], inputs[i]) for _, i in compiled.aliases]
+    if compiled.extra:
+        inputs += compiled.extra
+    if numbers:
+        inputs += number_buffers(numbers)
+    job = Job(compiled.name, compiled.program, inputs, (), compiled.aliases)
+    if where is None:
+        outputs = [
+            Buffer(s, inputs[i].memory, job) if i >= 0 else runtime.allocate(s, job)
+            for s, i in zip(compiled.outputs, compiled.overwrites)
+        ]
+    else:
+        outputs = compiled.program.allocate(
+            compiled.outputs, {o: inputs[i] for o, i in compiled.aliases}
+        )
+        for buffer in outputs:
+            buffer.job = job
+    job.outputs = outputs
+    arrays = [Array(shape, buffer) for shape, buffer in zip(compiled.outputs, outputs)]
+    run = Run(
+        job,
+        [(b[4], b[3], arrays[place]) for b, place in zip(bindings, places)],
+        donated,
+    )
+
+    def commit() -> None:
+        _bind(bindings, places, arrays)
+        if where is not None:
+            for binding, place in zip(bindings, places):
+                spmd.keep(binding[2], compiled.program.out_shardings[place])
+        for array, _ in donated:
+            array.data = None
+        if not in_flight or in_flight[-1] is not run:
+            in_flight.append(run)
+
+    _all_or_nothing(commit, job)
+
+
+def stream(
+    compiled: Compiled,
+    leaves: Sequence[Array],
+    inputs: list[Buffer],
+    numbers: Sequence[Number],
+    bindings: Sequence[Binding],
+    places: Sequence[int],
+) -> bool:
+    """Launch on the native stream, where nothing can fail, so nothing is kept to be undone: what a
+    program updates in place keeps its Array and Buffer. False, and nothing done, for programs and
+    moments that need the general way."""
+    if not executor.streams(compiled.program, inputs) or any(
+        [inputs[i].memory.readers for _, i in compiled.aliases]
+    ):
+        return False
+    overwrites = compiled.overwrites
+    outputs = [
+        inputs[i] if i >= 0 else runtime.allocate(s) for s, i in zip(compiled.outputs, overwrites)
+    ]
+    job = Job(
+        compiled.name,
+        compiled.program,
+        [*inputs, *compiled.extra] if compiled.extra else inputs,
+        outputs,
+        compiled.aliases,
+    )
+    executor.prepare(job, *compiled.prepare(job.inputs, pack_numbers(numbers), outputs))
+    arrays: list[Array | None] = [None] * len(outputs)
+    for (_, _, _, _, reference), place in zip(bindings, places):
+        i = overwrites[place]
+        if i >= 0 and arrays[place] is None and leaves[i].owners == (reference,):
+            arrays[place] = leaves[i]
+            leaves[i].bounds = None
+    donated = [leaves[i] for o, i in compiled.aliases if arrays[o] is None]
+    for place, array in enumerate(arrays):
+        if array is None:
+            # another storage gets the memory: the old array must not see it
+            if overwrites[place] >= 0:
+                outputs[place] = Buffer(compiled.outputs[place], outputs[place].memory)
+            arrays[place] = Array(compiled.outputs[place], outputs[place])
+
+    def commit() -> None:
+        for buffer in outputs:
+            buffer.job = job
+        _bind(bindings, places, arrays)
+        for array in donated:
+            array.data = None
+
+    _all_or_nothing(commit, job)
+    return True
+
+
+class InPlace:
+    """How a step that comes back is launched while its program updates in place what its storages
+    hold, and nobody else: those keep their Array and Buffer, so a launch is about the other leaves
+    and results.
+
+    `_updates`: (leaf, position of its storage) of what is overwritten, `_copies`: (leaf, positions)
+      of other storages that get the same value (clones),
+    `_results`: (output, shape, positions of its storages) of the rest.
+    """
+
+    __slots__ = ("compiled", "_copies", "_numbers", "_results", "_updates")
+
+    def __init__(self, compiled: Compiled, places: Sequence[int]) -> None:
+        self.compiled = compiled
+        positions: dict[int, list[int]] = {}
+        for position, place in enumerate(places):
+            positions.setdefault(place, []).append(position)
+        self._updates = [(i, positions[o][0]) for o, i in compiled.aliases]
+        self._copies = [(i, positions[o][1:]) for o, i in compiled.aliases if len(positions[o]) > 1]
+        self._numbers: tuple[Sequence[Number], bytes] = (), b""  # of the last launch
+        self._results = [
+            (o, shape, positions[o])
+            for o, shape in enumerate(compiled.outputs)
+            if compiled.overwrites[o] < 0
+        ]
+
+    def spares(self, leaves: Sequence[Array], storages: Sequence[Storage]) -> bool:
+        """Whether another program might overwrite more."""
+        read = set(map(id, leaves))
+        return any(
+            id(storages[p].value) in read for _, _, positions in self._results for p in positions
+        )
+
+    def launch(
+        self,
+        leaves: Sequence[Array],
+        numbers: Sequence[Number],
+        storages: Sequence[Storage],
+    ) -> bool:
+        """As `stream`, where what the program overwrites are values of the storages that get the
+        results, and of no others; False, and nothing done, elsewhere."""
+        compiled = self.compiled
+        try:
+            inputs = [leaf.data for leaf in leaves]
+        except AttributeError:  # another thread has just recorded a new value
+            return False
+        memories = [buffer.memory for buffer in inputs if type(buffer) is Buffer]
+        if len(memories) < len(inputs) or not executor.streams(compiled.program, inputs):
+            return False
+        for i, position in self._updates:
+            leaf = leaves[i]
+            if (
+                storages[position].value is not leaf
+                or memories[i].readers
+                or len(leaf.owners) != 1
+                and not _alone(leaf)
+            ):
+                return False
+        outputs = [inputs[i] if i >= 0 else None for i in compiled.overwrites]
+        results = []
+        for o, shape, positions in self._results:
+            array, outputs[o] = _result(storages[positions[0]], shape)
+            results.append((array, outputs[o], positions))
+        if numbers is not self._numbers[0]:
+            self._numbers = numbers, pack_numbers(numbers)
+        job = Job(compiled.name, compiled.program, inputs, outputs, compiled.aliases)
+        executor.prepare(job, *compiled.prepare(inputs, self._numbers[1], outputs))
+
+        def commit() -> None:
+            for buffer in outputs:
+                buffer.job = job
+            for i, _ in self._updates:
+                leaves[i].bounds = None
+            for array, buffer, positions in results:
+                array.data, array.bounds = buffer, None
+                _give(array, storages, positions)
+            for i, positions in self._copies:
+                _give(leaves[i], storages, positions)
+
+        _all_or_nothing(commit, job)
+        return True
+
+
+def _alone(array: Array) -> bool:
+    """Whether only one storage has the array, now that copies may be gone."""
+    with session.current().values:
+        return array.holders() == 1
+
+
+def _give(array: Array, storages: Sequence[Storage], positions: Sequence[int]) -> None:
+    """The array becomes the value of these storages."""
+    for position in positions:
+        s = storages[position]
+        if s.value is not array:
+            array.owners += (ref(s),)
+            s.value = array
+
+
+class Programs:
+    """What is known of a graph that is run again and again: its programs by which leaves die, and
+    the one to be launched where it fits, by whether it may overwrite."""
+
+    __slots__ = ("by_dead", "in_place")
+
+    def __init__(self) -> None:
+        self.by_dead: dict[tuple[int, ...], InPlace] = {}
+        self.in_place: dict[bool, InPlace | None] = {}
+
+
+class _Probe:
+    def __init__(self) -> None:
+        self.value = object()
+
+
+_probe = _Probe()
+_ALONE = getrefcount(_probe.value)  # of what only one attribute refers to
+
+
+def _result(storage: Storage, shape: Shape) -> tuple[Array, Buffer]:
+    """The array and buffer of a result that becomes the storage's value: those which it replaces,
+    if nobody else has them. Programs on the stream run in order, so those that read the old value
+    may still be under way."""
+    if (
+        type(storage.value) is Array
+        and getrefcount(storage.value) == _ALONE
+        and len(storage.value.owners) == 1
+    ):
+        if storage.value.data is None:  # a replay has just made it
+            return storage.value, runtime.allocate(shape)
+        if type(storage.value.data) is Buffer and storage.value.data.shape is shape:
+            # a job refers to its results until it is done
+            in_flight = storage.value.data.job is not None
+            if (
+                getrefcount(storage.value.data) == _ALONE + in_flight
+                and getrefcount(storage.value.data.memory) == _ALONE
+            ):
+                memory = storage.value.data.memory
+                if not memory.readers:
+                    memory.copies = None
+                    return storage.value, storage.value.data
+    buffer = runtime.allocate(shape)
+    return Array(shape, buffer), buffer
+
+
+def _bind(bindings: Sequence[Binding], places: Sequence[int], arrays: Sequence[Array]) -> None:
+    with session.current().values:
+        for (_, _, owner, value, reference), place in zip(bindings, places):
+            array = arrays[place]
+            if type(value) is Out:
+                value.array = array
+            if owner.value is value:
+                if reference not in array.owners:
+                    array.owners += (reference,)
+                owner.value = array
+                owner.views = None
+
+
+def _all_or_nothing(commit: Callable[[], None], job: Job) -> None:
+    """Bind the results and submit the job, also when Ctrl-C comes: each part may be repeated."""
+    interrupt = None
+    while True:
+        try:
+            commit()
+            TAPE.restart()
+            storage.forget_views()
+            storage.forget_bound()
+            executor.submit(job)
+            break
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
+
+
+def leaf_buffer(leaf: Array) -> Buffer:
+    """The leaf's memory. Raises RuntimeError when it has none any more, or never had."""
+    if leaf.data is None:
+        raise RuntimeError(
+            f"hlo device: an array {leaf.shape} is used after its memory was given to a newer"
+            " value; a tensor was overwritten in one thread while another thread recorded"
+            " operations on it"
+        )
+    if isinstance(leaf.data, spmd.Abstract):
+        raise RuntimeError(
+            f"hlo device: the array {leaf.shape} has no memory (it was made by simulate's"
+            " `abstract`), so nothing can be computed from it"
+        )
+    return leaf.data
+
+
+_FORMATS = {"f64": "d8x", "s64": "q8x", "c128": "dd"}
+_SCALARS = {name: Shape(name) for name in _FORMATS}
+
+
+@functools.lru_cache(maxsize=4096)
+def _packing(dtypes: tuple[str, ...]) -> tuple[struct.Struct, list[Shape]]:
+    return struct.Struct("<" + "".join(_FORMATS[d] for d in dtypes)), [_SCALARS[d] for d in dtypes]
+
+
+def pack_numbers(numbers: Sequence[Number]) -> bytes:
+    """The values of lifted numbers, 16 bytes apart. Raises OverflowError for an integer that has no
+    64 bits."""
+    if not numbers:
+        return b""
+    values: list = []
+    for n in numbers:
+        if n.dtype == "c128":
+            values += (n.value.real, n.value.imag)
+        else:
+            values.append(n.value)
+    try:
+        return _packing(tuple([n.dtype for n in numbers]))[0].pack(*values)
+    except (struct.error, OverflowError):
+        wrong = next(n for n in numbers if n.dtype == "s64" and not -(1 << 63) <= n.value < 1 << 63)
+        raise OverflowError(
+            f"hlo device: the number {wrong.value!r} does not fit {wrong.dtype}"
+        ) from None
+
+
+def number_buffers(numbers: Sequence[Number]) -> list[Buffer]:
+    """Rank-0 arrays of the lifted numbers, in one block."""
+    data = pack_numbers(numbers)
+    block = Memory(len(data))
+    block.array[: len(data)] = np.frombuffer(data, np.uint8)
+    return [
+        Buffer(shape, block.part(16 * i))
+        for i, shape in enumerate(_packing(tuple([n.dtype for n in numbers]))[1])
+    ]

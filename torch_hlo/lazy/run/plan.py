@@ -1,0 +1,126 @@
+"""Cutting a step out of what is recorded: its graph, the leaves that die with it, and which outputs
+take their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.lazy.record.storage import (
+    Array,
+    Binding,
+    Number,
+)
+from torch_hlo.lazy.run import spmd
+from torch_hlo.lazy.run.fingerprint import Graph, collect
+from torch_hlo.lazy.run.launch import (
+    Compiled,
+)
+from torch_hlo.lowering.core.graph import Out
+
+
+class Plan:
+    """A step ready to be run: the arrays and numbers it reads, the program, and which of its
+    outputs each pending storage gets."""
+
+    __slots__ = ("compiled", "leaves", "numbers", "places", "size", "where")
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        leaves: Sequence[Array],
+        numbers: Sequence[Number],
+        places: Sequence[int],
+        size: int,
+        where: spmd.Placement | None,
+    ) -> None:
+        self.compiled, self.leaves, self.numbers, self.places, self.size, self.where = (
+            compiled,
+            leaves,
+            numbers,
+            places,
+            size,
+            where,
+        )
+
+
+class Known:
+    """What a tape needs: where its leaves and numbers stand on it, and the programs by which of the
+    leaves die."""
+
+    __slots__ = ("leaves", "numbers", "places", "programs", "size")
+
+    def __init__(self, leaves: list[int], numbers: list[int], places: list[int], size: int) -> None:
+        self.leaves, self.numbers, self.places, self.size = (
+            leaves,
+            numbers,
+            places,
+            size,
+        )
+        self.programs: dict[tuple[int, ...], Compiled] = {}
+
+
+def dying(leaves: Sequence[Array]) -> tuple[int, ...]:
+    """Which arrays are the value of no live storage (`not array.held()`)."""
+    dead = []
+    for i, leaf in enumerate(leaves):
+        owners = leaf.owners
+        if len(owners) == 1:
+            storage = owners[0]()
+            if storage is None or storage.value is not leaf:
+                dead.append(i)
+        elif not leaf.held():
+            dead.append(i)
+    return tuple(dead)
+
+
+def cut(
+    bindings: list[Binding], donate: bool
+) -> tuple[Graph, list[int], tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """(the graph, which of its outputs each binding gets, leaves that die with the step, donations)
+    of sorted bindings."""
+    distinct: dict[tuple[int, int], Out] = {}
+    for _, _, _, out, _ in bindings:
+        distinct.setdefault((out.node.serial, out.index), out)
+    order = {value: place for place, value in enumerate(distinct)}
+    places = [order[out.node.serial, out.index] for _, _, _, out, _ in bindings]
+    graph = collect(list(distinct.values()))
+    dead = dying(graph.leaves) if donate else ()
+    return graph, places, dead, donations(graph, graph.leaves, dead, bindings, places)
+
+
+def donations(
+    graph: Graph,
+    leaves: Sequence[Array],
+    dead: Sequence[int],
+    bindings: list[Binding],
+    places: list[int],
+) -> tuple[tuple[int, int], ...]:
+    """(output, leaf) pairs: leaves that die with this step (`dead`) give their memory to an output
+    of the same shape, rather to the one that overwrites the same storage. Part of the program's
+    key."""
+    if not dead:
+        return ()
+    heirs = {id(b[2]): place for b, place in zip(bindings, places)}
+    shapes = [o.node.outs[o.index] for o in graph.outputs]
+    free = dict.fromkeys(range(len(shapes)))
+    aliases = []
+    rest = []
+    for i in dead:
+        leaf = leaves[i]
+        for owner in leaf.owners:
+            place = heirs.get(id(owner()))
+            if place in free and shapes[place] == leaf.shape:
+                del free[place]
+                aliases.append((place, i))
+                break
+        else:
+            rest.append(i)
+    by_shape: dict[Shape, list[int]] = {}
+    for place in reversed(free):
+        by_shape.setdefault(shapes[place], []).append(place)
+    for i in rest:
+        places_left = by_shape.get(leaves[i].shape)
+        if places_left:
+            aliases.append((places_left.pop(), i))
+    return tuple(sorted(aliases))

@@ -1,0 +1,268 @@
+"""From the graph of a step to its program: known, known for other sizes, or compiled."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from torch_hlo import config, log, metrics
+from torch_hlo.device import runtime
+from torch_hlo.device.cpu.workers import WORKERS
+from torch_hlo.device.interfaces import Program
+from torch_hlo.device.memory import Buffer
+from torch_hlo.lazy.record.storage import (
+    Array,
+)
+from torch_hlo.lazy.run import dump, executor, explain, generalize, progress, spmd
+from torch_hlo.lazy.run.fingerprint import Graph
+from torch_hlo.lazy.run.launch import (
+    Compiled,
+)
+from torch_hlo.lowering.core.graph import Leaf, lower
+
+
+def program_key(graph: Graph, aliases: tuple[tuple[int, int], ...]) -> tuple:
+    return (graph.key, aliases, *variant())
+
+
+def variant() -> tuple:
+    """What a program depends on besides its graph: the back end, the passes left out, and how many
+    threads its work is cut for."""
+    return runtime.backend_name(), config.get("DISABLE"), WORKERS.threads()
+
+
+class ProgramCache:
+    """Compiled programs by what they compute; the least recently used leave. `evicted` is called
+    when one has left."""
+
+    def __init__(self, evicted: Callable[[], None]) -> None:
+        self.programs: OrderedDict[tuple, Compiled] = OrderedDict()
+        self.families = generalize.Families()
+        self.compiles = 0
+        self.evicted = evicted
+
+    def clear(self) -> None:
+        self.programs.clear()
+        self.families.clear()
+
+    def find(
+        self,
+        graph: Graph,
+        aliases: tuple[tuple[int, int], ...],
+        dead: tuple[int, ...],
+        where: spmd.Placement | None,
+    ) -> Compiled:
+        key = program_key(graph, aliases)
+        if where is not None:
+            return self._partitioned(graph, aliases, (*key, where))
+        found = self.programs.get(key)
+        if found is not None:
+            metrics.count("CachedCompile")
+            self.programs.move_to_end(key)
+            return found
+        family, ints = None, ()
+        if config.get("DYNAMIC"):
+            bones, ints = generalize.split(graph)
+            family = self.families.of((bones, dead, *key[2:]))
+            symbolic = family.find(ints)
+            if symbolic is not None:
+                metrics.count("CachedCompile")
+                return self._keep(
+                    _compiled(
+                        graph,
+                        key,
+                        symbolic.name,
+                        symbolic.program,
+                        [ints[p] for p in symbolic.extra],
+                    )
+                )
+        return executor.call_compiler(lambda: self._compile(graph, aliases, key, family, ints))
+
+    def _partitioned(
+        self, graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple
+    ) -> Compiled:
+        """A program for all devices of a mesh. One that decided itself where something lives serves
+        when it is known to live there."""
+        *base, where = key
+        found = self.programs.get(key)
+        if found is None:
+            for c in list(self.programs.values()):
+                if (
+                    len(c.key) == len(key)
+                    and [*c.key[:-1]] == base
+                    and where.allows(c.program.in_shardings, c.program.out_shardings)
+                ):
+                    found = self._keep(_compiled(graph, key, c.name, c.program))
+                    break
+        if found is not None:
+            metrics.count("CachedCompile")
+            self.programs.move_to_end(key)
+            return found
+        return executor.call_compiler(lambda: self._compile(graph, aliases, key, None, ()))
+
+    def _keep(self, compiled: Compiled) -> Compiled:
+        self.programs[compiled.key] = compiled
+        while len(self.programs) > max(config.get("PROGRAMS"), 1):
+            self.programs.popitem(last=False)
+            self.evicted()
+        return compiled
+
+    def _compile(
+        self,
+        graph: Graph,
+        aliases: tuple[tuple[int, int], ...],
+        key: tuple,
+        family: generalize.Family | None,
+        ints: tuple[int, ...],
+    ) -> Compiled:
+        """Compile into the cache: for all sizes if this graph differs from an earlier one only in
+        integers, else for its own. On the compiler's thread: when Ctrl-C ended the wait for it, the
+        next attempt finds the program there."""
+        if key in self.programs:
+            return self.programs[key]
+        self.compiles += 1
+        name = f"step_{self.compiles}"
+        reason = f"{name}: " + explain.reason(
+            key, [n.source for n in graph.nodes], list(self.programs.values())
+        )
+        compiled = None
+        if family is not None and family.instances:
+            compiled, note = self._generalized(graph, aliases, key, name, family, ints)
+            reason += f"; {note}"
+        metrics.add_compile_reason(reason)
+        log.say(1, f"compiling {reason}")
+        if compiled is None:
+            with (
+                progress.compiling(name, len(graph.nodes)),
+                metrics.timed("CompileTime"),
+                dump.recording(name, reason) as observe,
+            ):
+                try:
+                    program = _build(graph, aliases, key, observe)
+                except Exception as error:
+                    error.add_note(
+                        f"{name} ({len(graph.nodes)} ops) was not run; its tensors are unchanged"
+                        " and"
+                        " still pending"
+                    )
+                    raise
+            compiled = _compiled(graph, key, name, program)
+        if family is not None:
+            family.remember(ints)
+        return self._keep(compiled)
+
+    def _generalized(
+        self,
+        graph: Graph,
+        aliases: tuple[tuple[int, int], ...],
+        key: tuple,
+        name: str,
+        family: generalize.Family,
+        ints: tuple[int, ...],
+    ) -> tuple[Compiled | None, str]:
+        """A program for all sizes, and a note for the compile's reason; None where the integers
+        have no
+        explanation or a lowering needs them."""
+        note = ""
+        for proposal in family.proposals(graph, ints):
+            if isinstance(proposal, str):
+                note = note or f"for these sizes only: {proposal}"
+                continue
+            found, why = self._symbolic(graph, aliases, key, name, family, ints, proposal)
+            if found is not None:
+                return found, why
+            note = note or why
+        return None, note
+
+    def _symbolic(
+        self,
+        graph: Graph,
+        aliases: tuple[tuple[int, int], ...],
+        key: tuple,
+        name: str,
+        family: generalize.Family,
+        ints: tuple[int, ...],
+        proposal: generalize.Proposal,
+    ) -> tuple[Compiled | None, str]:
+        """The program of a proposal and a note; None and the reason where it cannot be compiled."""
+        note = f"for all sizes, here {proposal.text}"
+        with (
+            progress.compiling(name, len(graph.nodes)),
+            metrics.timed("CompileTime"),
+            dump.recording(name, note) as observe,
+        ):
+            try:
+                inputs = [*proposal.leaves, *proposal.extra, *graph.numbers]
+                shared = proposal.aliases(aliases)
+                module = lower(
+                    proposal.nodes,
+                    proposal.outputs,
+                    inputs,
+                    shared,
+                    "step",
+                    proposal.symbols,
+                    constants=_constants(proposal.leaves, shared),
+                )
+                if observe is not None:
+                    observe("hlo:input", module)
+                program = runtime.compile_program(module, observe)
+            except Exception as error:
+                # whatever needs a number where it finds a symbol: the exact program is compiled
+                # instead
+                return (
+                    None,
+                    (
+                        f"for these sizes only: {type(error).__name__}:"
+                        f" {str(error).splitlines()[0] if str(error) else ''}"
+                    ),
+                )
+        metrics.count("SymbolicCompile")
+        symbolic = generalize.Generalized(program, name, proposal)
+        if not symbolic.fits(ints):
+            return (
+                None,
+                "for these sizes only: the expressions found do not give this graph's own sizes",
+            )
+        family.programs.append(symbolic)
+        return _compiled(graph, key, name, program, [ints[p] for p in symbolic.extra]), note
+
+
+def _compiled(
+    graph: Graph,
+    key: tuple,
+    name: str,
+    program: Program,
+    extra: Sequence[int] = (),
+) -> Compiled:
+    shapes = tuple(o.node.outs[o.index] for o in graph.outputs)
+    return Compiled(name, program, key, shapes, tuple(n.source for n in graph.nodes), tuple(extra))
+
+
+def _build(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, observe) -> Program:
+    where = key[-1]
+    if isinstance(where, spmd.Placement):
+        return spmd.build(graph, where, aliases, observe)
+    runtime.expect_writes(
+        [leaf.data for _, i in aliases if isinstance((leaf := graph.leaves[i]).data, Buffer)]
+    )
+    module = lower(
+        graph.nodes,
+        graph.outputs,
+        [*graph.leaves, *graph.numbers],
+        aliases,
+        name="step",
+        constants=_constants(graph.leaves, aliases),
+    )
+    if observe is not None:
+        observe("hlo:input", module)
+    return runtime.compile_program(module, observe)
+
+
+def _constants(
+    leaves: Sequence[Array | Leaf], aliases: tuple[tuple[int, int], ...]
+) -> tuple[int, ...]:
+    """The leaves that may be weights: matrices which the step does not overwrite."""
+    overwritten = {i for _, i in aliases}
+    return tuple(
+        i for i, leaf in enumerate(leaves) if i not in overwritten and leaf.shape.rank >= 2
+    )

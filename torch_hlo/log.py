@@ -1,0 +1,48 @@
+"""Lines on stderr, by TORCH_HLO_LOG: 1 compiles with their reason, 2 also steps with timings, 3
+also HLO, 4 also LLVM IR."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import dataclass, field
+
+from torch_hlo import config
+
+
+def level() -> int:
+    """The value of TORCH_HLO_LOG."""
+    at: int = config.get("LOG")
+    return at
+
+
+def say(at: int, text: str) -> None:
+    """Print `text` if the log level is at least `at`."""
+    if config.get("LOG") >= at:
+        print(
+            "\n".join(f"torch_hlo: {line}" for line in text.splitlines()),
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+@dataclass
+class _Warnings:
+    """What was warned about."""
+
+    keys: set[str] = field(default_factory=set)
+
+
+_warnings = _Warnings()
+
+
+def warn_once(key: str, text: str, stacklevel: int = 3) -> None:
+    """A Python warning, the first time only for each `key`."""
+    if key not in _warnings.keys:
+        _warnings.keys.add(key)
+        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
+
+
+def forget_warnings() -> None:
+    """Warn again about everything (tests)."""
+    _warnings.keys.clear()

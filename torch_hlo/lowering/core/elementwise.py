@@ -1,0 +1,82 @@
+"""The decorator of lowerings that work element by element: operands promoted, broadcast, computed
+in opmath, rounded once.
+
+    @pointwise(aten.atan2, arity=2)
+    def atan2_(x, y): return atan2(x, y)          # x, y: Expr of the compute type and of the
+                                                  # result's dims
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.expr import Expr
+from torch_hlo.lowering.core.promote import Operand
+from torch_hlo.lowering.core.registry import Weak, expected, lowers
+from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
+
+F = TypeVar("F", bound=Callable[..., Expr])
+
+
+def pointwise(
+    *targets: OpOverloadPacket | OpOverload,
+    arity: int = 1,
+    operands: bool = False,
+    round_scalars: bool = False,
+) -> Callable[[F], F]:
+    """Register an elementwise kernel for `targets`.
+
+    The first `arity` positional arguments are operands (None stays None); the rest and the keyword
+    arguments are passed as they are. They are computed in the result's dtype, or with
+    `operands=True` in the operands' common dtype (comparisons, predicates).
+    `round_scalars`: Python numbers are first rounded to the common dtype, as ops without opmath do
+      in bf16.
+    """
+
+    def register(kernel: F) -> F:
+        def lowering(*args: Operand | None, **kwargs: Any) -> Instruction:
+            return apply(kernel, args, kwargs, arity, operands, round_scalars)
+
+        lowering.__name__ = getattr(kernel, "__name__", "kernel")
+        lowers(*targets)(lowering)
+        return kernel
+
+    return register
+
+
+def apply(
+    kernel: Callable[..., Expr],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    arity: int = 1,
+    operands: bool = False,
+    round_scalars: bool = False,
+) -> Instruction:
+    """Run `kernel` on promoted operands; the result has the shape and dtype PyTorch expects."""
+    shape = expected()
+    terms, rest = args[:arity], args[arity:]
+    common = promote.result_type(*(t for t in terms if t is not None)) if operands else shape.dtype
+    compute = promote.compute_type(common)
+    via = common if round_scalars and compute != common else None
+    exprs = [
+        None if t is None else Expr(promote.operand(t, compute, shape.dims, via)) for t in terms
+    ]
+    result = kernel(
+        *exprs,
+        *(Expr(promote.scalar(r, compute)) if isinstance(r, Weak) else r for r in rest),
+        **kwargs,
+    )
+    return promote.broadcast_to(promote.cast(result.x, shape.dtype), shape.dims)
+
+
+def compute(x: Instruction) -> Expr:
+    """`x` in its compute type."""
+    return Expr(promote.cast(x, promote.compute_type(x.shape.dtype)))
+
+
+def finish(value: Expr, index: int = 0) -> Instruction:
+    """`value` in the dtype that PyTorch expects of result `index`."""
+    return promote.cast(value.x, expected(index).dtype)

@@ -1,0 +1,241 @@
+"""Arithmetic notation for lowerings: `(x * 0.5 * (1 + erf(x * M_SQRT1_2)))` builds instructions.
+
+An `Expr` holds one Instruction. The other side of an operator may be an Expr of equal dims and
+dtype, or a Python number, which takes the dtype and dims of the Expr. A rank-0 Expr is broadcast.
+Nothing here promotes: see promote.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeGuard
+
+from torch_hlo.hlo.ir.dim import Dim, Size
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.registry import Weak
+
+Term: TypeAlias = "Expr | Dim | bool | int | float | complex"
+
+
+class Expr:
+    """An Instruction with operators. `==` is not overloaded: use eq() and ne()."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: Instruction) -> None:
+        self.x = x
+
+    @property
+    def dtype(self) -> str:
+        return self.x.shape.dtype
+
+    @property
+    def dims(self) -> tuple[Size, ...]:
+        return self.x.shape.dims
+
+    def like(self, value: Expr | promote.Operand) -> Expr:
+        """`value` as an Expr of the dtype and dims of this one (an Expr keeps its dtype)."""
+        if isinstance(value, Expr):
+            return (
+                value if value.dims == self.dims else Expr(promote.broadcast_to(value.x, self.dims))
+            )
+        return Expr(promote.full(value, self.dtype, self.dims))
+
+    def __add__(self, other: Term) -> Expr:
+        return binary("add", self, other)
+
+    def __sub__(self, other: Term) -> Expr:
+        return binary("subtract", self, other)
+
+    def __mul__(self, other: Term) -> Expr:
+        return binary("multiply", self, other)
+
+    def __truediv__(self, other: Term) -> Expr:
+        return binary("divide", self, other)
+
+    def __radd__(self, other: Term) -> Expr:
+        return binary("add", self, other)
+
+    def __rsub__(self, other: Term) -> Expr:
+        return binary("subtract", other, self)
+
+    def __rmul__(self, other: Term) -> Expr:
+        return binary("multiply", self, other)
+
+    def __rtruediv__(self, other: Term) -> Expr:
+        return binary("divide", other, self)
+
+    def __and__(self, other: Term) -> Expr:
+        return binary("and", self, other)
+
+    def __or__(self, other: Term) -> Expr:
+        return binary("or", self, other)
+
+    def __xor__(self, other: Term) -> Expr:
+        return binary("xor", self, other)
+
+    def __invert__(self) -> Expr:
+        return unary("not", self)
+
+    def __neg__(self) -> Expr:
+        return unary("negate", self)
+
+    def __lt__(self, other: Term) -> Expr:
+        return compare("LT", self, other)
+
+    def __le__(self, other: Term) -> Expr:
+        return compare("LE", self, other)
+
+    def __gt__(self, other: Term) -> Expr:
+        return compare("GT", self, other)
+
+    def __ge__(self, other: Term) -> Expr:
+        return compare("GE", self, other)
+
+    def eq(self, other: Term) -> Expr:
+        return compare("EQ", self, other)
+
+    def ne(self, other: Term) -> Expr:
+        return compare("NE", self, other)
+
+    def cast(self, dtype: str) -> Expr:
+        return Expr(promote.cast(self.x, dtype))
+
+    def __repr__(self) -> str:
+        return f"Expr({self.x.op} {self.x.shape})"
+
+
+def _pair(a: Term, b: Term) -> tuple[Expr, Expr]:
+    if isinstance(a, Expr):
+        if not isinstance(b, Expr):
+            return a, a.like(b)
+        if a.dims == b.dims:
+            return a, b
+        return (a, a.like(b)) if a.dims else (b.like(a), b)
+    if not isinstance(b, Expr):
+        raise TypeError("one side must be an Expr")
+    return b.like(a), b
+
+
+def unary(op: str, x: Expr) -> Expr:
+    return Expr(instr(op, (x.x,)))
+
+
+def binary(op: str, a: Term, b: Term) -> Expr:
+    a, b = _pair(a, b)
+    return Expr(instr(op, (a.x, b.x)))
+
+
+def compare(direction: str, a: Term, b: Term) -> Expr:
+    a, b = _pair(a, b)
+    return Expr(instr("compare", (a.x, b.x), direction=direction))
+
+
+def where(condition: Expr, a: Term, b: Term) -> Expr:
+    """Select by a pred; at least one of `a`, `b` is an Expr."""
+    a, b = _pair(a, b)
+    if not a.dims and condition.dims:
+        a, b = condition.like(a), condition.like(b)
+    return Expr(
+        instr(
+            "select",
+            (
+                condition.x if condition.dims == a.dims else a.like(condition).x,
+                a.x,
+                b.x,
+            ),
+        )
+    )
+
+
+def maximum(a: Term, b: Term) -> Expr:
+    """nan if either is nan."""
+    return binary("maximum", a, b)
+
+
+def minimum(a: Term, b: Term) -> Expr:
+    return binary("minimum", a, b)
+
+
+def power(a: Term, b: Term) -> Expr:
+    return binary("power", a, b)
+
+
+def atan2(a: Term, b: Term) -> Expr:
+    return binary("atan2", a, b)
+
+
+def _named(op: str) -> Callable[[Expr], Expr]:
+    def function(x: Expr) -> Expr:
+        return unary(op, x)
+
+    function.__name__ = op.replace("-", "_")
+    return function
+
+
+exp = _named("exponential")
+expm1 = _named("exponential-minus-one")
+log = _named("log")
+log1p = _named("log-plus-one")
+sqrt = _named("sqrt")
+rsqrt = _named("rsqrt")
+sin = _named("sine")
+cos = _named("cosine")
+tan = _named("tan")
+tanh = _named("tanh")
+logistic = _named("logistic")
+erf = _named("erf")
+erf_inv = _named("erf-inv")
+erfc = _named("erfc")
+floor = _named("floor")
+ceil = _named("ceil")
+round_even = _named("round-nearest-even")
+absolute = _named("abs")
+is_finite = _named("is-finite")
+real = _named("real")
+imag = _named("imag")
+
+
+def is_nan(x: Expr) -> Expr:
+    return x.ne(x)
+
+
+def square(x: Expr) -> Expr:
+    return x * x
+
+
+def trunc(x: Expr) -> Expr:
+    return where(x < 0, ceil(x), floor(x))
+
+
+def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
+    """Horner's rule, highest power first."""
+    result = x.like(coefficients[0])
+    for c in coefficients[1:]:
+        result = result * x + c
+    return result
+
+
+def wrap(x: object) -> object:
+    """Instructions and Weaks become Expr, everything else stays."""
+    if isinstance(x, Instruction):
+        return Expr(x)
+    if isinstance(x, Weak):
+        return Expr(x.value)
+    return x
+
+
+def iota(dims: Sequence[Size], dim: int, dtype: str = "s64") -> Expr:
+    """Index along `dim`."""
+    return Expr(instr("iota", (), Shape(dtype, tuple(dims)), iota_dimension=dim))
+
+
+def is_number(x: object) -> TypeGuard[bool | int | float | complex | Dim]:
+    return isinstance(x, (bool, int, float, complex, Dim))
+
+
+def bitcast(x: Expr, dtype: str) -> Expr:
+    """The same bits as another type of the same width."""
+    return Expr(instr("bitcast-convert", (x.x,), x.x.shape.with_dtype(dtype)))

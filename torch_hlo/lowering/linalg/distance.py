@@ -1,0 +1,170 @@
+"""Pairwise distances: cdist and pdist with gradients. Every norm but the Euclidean works on all
+differences at once."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.literal import literal
+from torch_hlo.hlo.ir.shape import DTYPES, Shape
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.elementwise import compute
+from torch_hlo.lowering.core.expr import Expr, absolute, maximum, power, sqrt, where
+from torch_hlo.lowering.core.promote import broadcast_to
+from torch_hlo.lowering.core.registry import expected, lowers
+from torch_hlo.lowering.core.shaping import add_dim, gather_dim, scatter_dim
+from torch_hlo.lowering.linalg.matmul import dot
+from torch_hlo.lowering.reduction.reduce import fold, norm
+from torch_hlo.lowering.shape.view import sum_to
+
+aten = torch.ops.aten
+
+
+def _differences(a: Instruction, b: Instruction) -> Expr:
+    """[..., p, r, m]: row p of a minus row r of b."""
+    rank = a.shape.rank
+    dims = (
+        *_common_batch(a, b),
+        a.shape.dims[-2],
+        b.shape.dims[-2],
+        a.shape.dims[-1],
+    )
+    x, y = (
+        Expr(broadcast_to(add_dim(a, rank - 1), dims)),
+        Expr(broadcast_to(add_dim(b, b.shape.rank - 2), dims)),
+    )
+    return x - y
+
+
+def _common_batch(a: Instruction, b: Instruction) -> tuple:
+    return promote.broadcast_dims(a.shape.dims[:-2], b.shape.dims[:-2])
+
+
+def _by_product(a: Instruction, b: Instruction) -> Expr:
+    """Euclidean distances as sqrt(|a|^2 + |b|^2 - 2 a b^T), as PyTorch computes them for many rows:
+    one product instead of all differences."""
+    x, y = compute(a), compute(b)
+    dims = (*_common_batch(a, b), x.dims[-2], y.dims[-2])
+    rank = len(dims)
+
+    def squares(v: Expr, missing: int) -> Expr:
+        total = fold(v * v, (len(v.dims) - 1,))
+        return Expr(broadcast_to(add_dim(total.x, len(total.dims) - missing), dims))
+
+    x, y = (Expr(broadcast_to(v.x, (*dims[:-2], *v.dims[-2:]))) for v in (x, y))
+    batch = tuple(range(rank - 2))
+    product = dot(x.x, y.x, (rank - 1,), (rank - 1,), batch, batch)
+    return sqrt(maximum(squares(x, 0) + squares(y, 1) - product * 2, 0))
+
+
+def _uses_product(a: Instruction, b: Instruction, p: float, mode: int | None) -> bool:
+    """PyTorch's rule: mode 1 always, mode 2 never, else for more than 25 rows."""
+    rows = a.shape.dims[-2], b.shape.dims[-2]
+    return (
+        p == 2
+        and mode != 2
+        and (mode == 1 or any(isinstance(n, int) and n > 25 for n in rows))
+        and DTYPES[a.shape.dtype].kind == "f"
+    )
+
+
+@lowers(aten._euclidean_dist)
+def euclidean(a: Instruction, b: Instruction) -> Instruction:
+    return promote.cast(_by_product(a, b).x, expected().dtype)
+
+
+@lowers(aten._cdist_forward)
+def cdist(
+    a: Instruction,
+    b: Instruction,
+    p: float = 2.0,
+    compute_mode: int | None = None,
+) -> Instruction:
+    if _uses_product(a, b, p, compute_mode):
+        return promote.cast(_by_product(a, b).x, expected().dtype)
+    d = _differences(compute(a).x, compute(b).x)
+    return promote.cast(norm(d, float(p), (len(d.dims) - 1,)).x, expected().dtype)
+
+
+def _slope(d: Expr, distance: Expr, p: float) -> Expr:
+    """Derivative of the p-norm of `d` by its elements; `distance` is the norm, repeated."""
+    sign = (d > 0).cast(d.dtype) - (d < 0).cast(d.dtype)
+    if p == 0:
+        return d * 0
+    if p == 1:
+        return sign
+    if p == math.inf:
+        return where(absolute(d).eq(distance), sign, 0)
+    safe = where(distance.eq(0), 1, distance)
+    if p == 2:
+        return where(distance.eq(0), 0, d / safe)
+    size = absolute(d)
+    ratio = power(where(size.eq(0), 1, size) / safe, d.like(p - 1))
+    return where(distance.eq(0) | size.eq(0), 0, sign * ratio)
+
+
+@lowers(aten._cdist_backward)
+def cdist_backward(
+    grad: Instruction,
+    a: Instruction,
+    b: Instruction,
+    p: float,
+    distances: Instruction,
+) -> Instruction:
+    d = _differences(compute(a).x, compute(b).x)
+    last = len(d.dims) - 1
+    repeated = (
+        Expr(broadcast_to(add_dim(promote.cast(v, d.dtype), last), d.dims))
+        for v in (grad, distances)
+    )
+    g, size = repeated
+    shape = expected()
+    total = fold(g * _slope(d, size, float(p)), (last - 1,))
+    return promote.cast(sum_to(total.x, shape.dims), shape.dtype)
+
+
+def _pairs(n: Size) -> tuple[Instruction, ...]:
+    """Row numbers (i, j) of all pairs i < j."""
+    both = torch.combinations(torch.arange(n), 2) if n > 1 else torch.zeros(0, 2, dtype=torch.int64)
+    return tuple(
+        instr(
+            "constant",
+            (),
+            Shape("s64", (len(both),)),
+            literal=literal(both[:, k].numpy(), "s64"),
+        )
+        for k in range(2)
+    )
+
+
+def _pair_differences(x: Expr) -> tuple[Expr, Instruction, Instruction]:
+    i, j = _pairs(x.dims[0])
+    return Expr(gather_dim(x.x, i, 0)) - Expr(gather_dim(x.x, j, 0)), i, j
+
+
+@lowers(aten._pdist_forward)
+def pdist(x: Instruction, p: float = 2.0) -> Instruction:
+    d, _, _ = _pair_differences(compute(x))
+    return promote.cast(norm(d, float(p), (1,)).x, expected().dtype)
+
+
+@lowers(aten._pdist_backward)
+def pdist_backward(
+    grad: Instruction,
+    x: Instruction,
+    p: float,
+    distances: Instruction,
+) -> Instruction:
+    d, i, j = _pair_differences(compute(x))
+    g, size = (
+        Expr(broadcast_to(add_dim(promote.cast(v, d.dtype), 1), d.dims)) for v in (grad, distances)
+    )
+    slope = g * _slope(d, size, float(p))
+    zero = promote.full(0, d.dtype, x.shape.dims)
+    total = scatter_dim(scatter_dim(zero, i, slope.x, 0), j, (-slope).x, 0)
+    return promote.cast(total, expected().dtype)

@@ -1,0 +1,611 @@
+"""Linear algebra: Cholesky and triangular solves as opcodes; LU with partial pivoting and
+Householder QR as loops over columns.
+
+The loops work on whole arrays with masks, so that any number of leading batch dims costs nothing.
+Pivots are LAPACK's, counted from 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_hlo.compiler.linalg.linalg import LU, QR, qr_memory
+from torch_hlo.hlo.ir import build
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.shape import tuple_shape
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.control import while_loop
+from torch_hlo.lowering.core.expr import Expr, absolute, is_finite, log, sqrt, where
+from torch_hlo.lowering.core.opaque import opaque
+from torch_hlo.lowering.core.promote import broadcast_dims, broadcast_to, reshape
+from torch_hlo.lowering.core.registry import expected, expected_shapes, guard, lowers
+from torch_hlo.lowering.core.shaping import (
+    add_dim,
+    drop_dim,
+    iota,
+    on_diagonal,
+    slice_dim,
+    swap,
+    take_along,
+)
+from torch_hlo.lowering.linalg.matmul import matrix_product
+from torch_hlo.lowering.pointwise.pointwise import conjugate, sgn
+from torch_hlo.lowering.reduction.reduce import arg_extreme, fold
+
+aten = torch.ops.aten
+
+
+def _triangle(x: Instruction, lower: bool, strict: bool = False) -> Instruction:
+    """The lower (upper) part of matrices, zero elsewhere."""
+    offset = (-1 if lower else 1) if strict else 0
+    mask = on_diagonal(x.shape.dims, offset, "LE" if lower else "GE")
+    return where(Expr(mask), Expr(x), 0).x
+
+
+def _is_empty(x: Instruction) -> bool:
+    return any(isinstance(d, int) and d == 0 for d in x.shape.dims)
+
+
+def _identity(dims: Sequence[Size], dtype: str) -> Instruction:
+    return promote.cast(on_diagonal(dims), dtype)
+
+
+def _adjoint(x: Instruction) -> Instruction:
+    return conjugate(Expr(swap(x, -1, -2))).x
+
+
+def _batched(dims: Sequence[Size], *xs: Instruction) -> list[Instruction]:
+    """Matrices repeated over the batch dims of `dims`."""
+    return [broadcast_to(x, (*dims[:-2], *x.shape.dims[-2:])) for x in xs]
+
+
+def _solve_triangular(
+    a: Instruction,
+    b: Instruction,
+    lower: bool,
+    left: bool = True,
+    unit: bool = False,
+    transpose: str = "NO_TRANSPOSE",
+) -> Instruction:
+    return build.triangular_solve(
+        a, b, left_side=left, lower=lower, unit_diagonal=unit, transpose_a=transpose
+    )
+
+
+# Cholesky
+@lowers(aten.cholesky.default)
+def cholesky(x: Instruction, upper: bool = False) -> Instruction:
+    if _is_empty(x):
+        return x
+    factor = _triangle(build.cholesky(_adjoint(x) if upper else x), True)
+    return _adjoint(factor) if upper else factor
+
+
+@lowers(aten.linalg_cholesky_ex)
+def cholesky_ex(
+    x: Instruction,
+    *,
+    upper: bool = False,
+    check_errors: bool = False,
+) -> tuple[Instruction, Instruction]:
+    """info: 1 where the factor is not finite."""
+    factor = Expr(cholesky(x, upper))
+    shape = expected(1)
+    bad = fold(factor.ne(factor), (len(factor.dims) - 2, len(factor.dims) - 1), "or")
+    return factor.x, promote.cast(bad.x, shape.dtype)
+
+
+@lowers(aten.cholesky_solve, aten._cholesky_solve_helper)
+def cholesky_solve(b: Instruction, factor: Instruction, upper: bool = False) -> Instruction:
+    dims = expected().dims
+    b, factor = _batched(dims, b, factor)
+    lower = _adjoint(factor) if upper else factor
+    return _solve_triangular(lower, _solve_triangular(lower, b, True), True, transpose="ADJOINT")
+
+
+@lowers(aten.cholesky_inverse)
+def cholesky_inverse(factor: Instruction, upper: bool = False) -> Instruction:
+    return cholesky_solve(_identity(factor.shape.dims, factor.shape.dtype), factor, upper)
+
+
+@lowers(aten.linalg_solve_triangular)
+def linalg_solve_triangular(
+    a: Instruction,
+    b: Instruction,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> Instruction:
+    dims = expected().dims
+    a, b = _batched(dims, a, b)
+    return _solve_triangular(a, b, not upper, left, unitriangular)
+
+
+@lowers(aten.triangular_solve)
+def triangular_solve(
+    b: Instruction,
+    a: Instruction,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> tuple[Instruction, Instruction]:
+    a, b = _batched(expected().dims, a, b)
+    return (
+        _solve_triangular(
+            a,
+            b,
+            not upper,
+            True,
+            unitriangular,
+            "TRANSPOSE" if transpose else "NO_TRANSPOSE",
+        ),
+        a,
+    )
+
+
+# LU with partial pivoting
+def _row(x: Expr, index: Expr) -> Expr:
+    """Row `index` (one per matrix, or one for all) of matrices, as [..., 1, n] repeated over the
+    rows."""
+    rows = Expr(iota(x.dims, len(x.dims) - 2))
+    chosen = rows.eq(_repeat(index, x.dims))
+    picked = fold(where(chosen, x, 0), (len(x.dims) - 2,))
+    return Expr(broadcast_to(add_dim(picked.x, len(x.dims) - 2), x.dims))
+
+
+def _column(x: Expr, index: Expr) -> Expr:
+    """Column `index` of matrices, as [..., m]."""
+    columns = Expr(iota(x.dims, len(x.dims) - 1))
+    return fold(where(columns.eq(index), x, 0), (len(x.dims) - 1,))
+
+
+def _repeat(x: Expr, dims: Sequence[Size]) -> Expr:
+    """A scalar per matrix repeated over `dims`."""
+    if not x.dims:
+        return Expr(promote.broadcast_to(x.x, dims))
+    return Expr(broadcast_to(reshape(x.x, (*x.dims, *(1,) * (len(dims) - len(x.dims)))), dims))
+
+
+def lu_factor(a: Instruction) -> tuple[Expr, ...]:
+    """(L and U in one matrix, s64 pivots from 0, s64 permutation: row i of P^T A is row perm[i] of
+    A), as a call that says what it is (compiler/linalg/linalg.py)."""
+    if _is_empty(a):
+        return _lu_loops(a)
+    return _named("lu", LU, a, _lu_loops)
+
+
+def _named(name: str, config: str, a: Instruction, meaning: Callable) -> tuple[Expr, ...]:
+    """The results of `meaning` as a call that a kernel may stand for."""
+    x = instr("parameter", (), a.shape, index=0)
+    results = tuple(r.x for r in meaning(x))
+    root = instr("tuple", results, tuple_shape(*(r.shape for r in results)))
+    call = instr("call", (a,), to_apply=Computation(name, (x,), root), backend_config=config)
+    return tuple(
+        Expr(instr("get-tuple-element", (call,), r.shape, index=i)) for i, r in enumerate(results)
+    )
+
+
+def _lu_loops(a: Instruction) -> tuple[Expr, ...]:
+    *batch, m, n = a.shape.dims
+    steps = min(m, n)
+    vector = (*batch, m)
+    last = len(vector) - 1
+
+    def body(k: Expr, x: Expr, pivots: Expr, order: Expr) -> tuple[Expr, ...]:
+        rows = Expr(iota(vector, last))
+        size = _size(_column(x, k))
+        _, p = arg_extreme(where(rows < k, -1, size), last, True)
+        row_k, row_p = _row(x, k), _row(x, p)
+        i, j = Expr(iota(x.dims, last)), Expr(iota(x.dims, last + 1))
+        x = where(i.eq(k), row_p, where(i.eq(_repeat(p, x.dims)), row_k, x))
+        at_p = fold(where(rows.eq(_repeat(p, vector)), order, 0), (last,))
+        at_k = fold(where(rows.eq(k), order, 0), (last,))
+        order = where(
+            rows.eq(k),
+            _repeat(at_p, vector),
+            where(rows.eq(_repeat(p, vector)), _repeat(at_k, vector), order),
+        )
+        pivot = _repeat(_diagonal_value(row_p, j, k, last), x.dims)
+        column = Expr(broadcast_to(add_dim(_column(x, k).x, last + 1), x.dims))
+        factor = where(
+            (i > k) & pivot.ne(0),
+            column / where(pivot.eq(0), 1, pivot),
+            where(i > k, column, 0),
+        )
+        x = where(
+            (i > k) & (j > k),
+            x - factor * row_p,
+            where((i > k) & j.eq(k), factor, x),
+        )
+        spots = Expr(iota(pivots.dims, len(pivots.dims) - 1))
+        return k + 1, x, where(spots.eq(k), _repeat(p, pivots.dims), pivots), order
+
+    start = (
+        Expr(promote.constant(0, "s64")),
+        Expr(a),
+        Expr(promote.full(0, "s64", (*batch, steps))),
+        Expr(iota(vector, last)),
+    )
+    return start[1:] if _is_empty(a) else while_loop(lambda k, *rest: k < steps, body, start)[1:]
+
+
+def _size(x: Expr) -> Expr:
+    """What LAPACK chooses pivots by."""
+    return (
+        absolute(Expr(build.real(x.x))) + absolute(Expr(build.imag(x.x)))
+        if promote.is_complex(x.dtype)
+        else absolute(x)
+    )
+
+
+def _diagonal_value(row: Expr, j: Expr, k: Expr, last: int) -> Expr:
+    """Element k of a row repeated over the rows of a matrix."""
+    first = Expr(drop_dim(slice_dim(row.x, last, 0, 1), last))
+    columns = Expr(drop_dim(slice_dim(j.x, last, 0, 1), last))
+    return fold(where(columns.eq(k), first, 0), (last,))
+
+
+def _order_of(pivots: Instruction, m: Size) -> Expr:
+    """The permutation that a sequence of row swaps (from 1) makes."""
+    *batch, steps = pivots.shape.dims
+    dims = (*batch, m)
+    last = len(batch)
+
+    def body(k: Expr, swaps: Expr, order: Expr) -> tuple[Expr, Expr, Expr]:
+        rows = Expr(iota(dims, last))
+        spots = Expr(iota(swaps.dims, last))
+        p = fold(where(spots.eq(k), swaps, 0), (last,))
+        at_p = fold(where(rows.eq(_repeat(p, dims)), order, 0), (last,))
+        at_k = fold(where(rows.eq(k), order, 0), (last,))
+        order = where(
+            rows.eq(k),
+            _repeat(at_p, dims),
+            where(rows.eq(_repeat(p, dims)), _repeat(at_k, dims), order),
+        )
+        return k + 1, swaps, order
+
+    start = (
+        Expr(promote.constant(0, "s64")),
+        Expr(promote.cast(pivots, "s64")) - 1,
+        Expr(iota(dims, last)),
+    )
+    return start[2] if _is_empty(pivots) else while_loop(lambda k, *rest: k < steps, body, start)[2]
+
+
+def _permuted(x: Instruction, order: Expr) -> Instruction:
+    """Rows of `x` in the given order."""
+    if _is_empty(x):
+        return x
+    return take_along(x, broadcast_to(add_dim(order.x, len(order.dims)), x.shape.dims), -2)
+
+
+def _inverse_order(order: Expr) -> Expr:
+    pair = build.sort([order.x, iota(order.dims, len(order.dims) - 1)], len(order.dims) - 1, "LT")
+    return Expr(build.get_tuple_element(pair, 1))
+
+
+def _info(packed: Expr, index: int) -> Instruction:
+    """LAPACK's info: the first zero on the diagonal, counted from 1, or 0."""
+    if _is_empty(packed.x):
+        return promote.full(0, expected(index).dtype, expected(index).dims)
+    *_, m, n = packed.dims
+    i, j = (Expr(iota(packed.dims, len(packed.dims) - 2 + d)) for d in range(2))
+    zero = i.eq(j) & packed.eq(0)
+    first = fold(
+        where(zero, i + 1, m + n),
+        (len(packed.dims) - 2, len(packed.dims) - 1),
+        "minimum",
+    )
+    return promote.cast(where(first.eq(m + n), 0, first).x, expected(index).dtype)
+
+
+def _pivots(pivots: Expr, index: int) -> Instruction:
+    return promote.cast((pivots + 1).x, expected(index).dtype)
+
+
+@lowers(aten.linalg_lu_factor_ex)
+def linalg_lu_factor_ex(
+    a: Instruction,
+    *,
+    pivot: bool = True,
+    check_errors: bool = False,
+) -> tuple[Instruction, Instruction, Instruction]:
+    packed, pivots, _ = lu_factor(a)
+    return packed.x, _pivots(pivots, 1), _info(packed, 2)
+
+
+@guard(aten.linalg_lu_factor_ex, aten.linalg_lu)
+def _pivots_rows(a: torch.Tensor, *, pivot: bool = True, check_errors: bool = False) -> bool:
+    return pivot
+
+
+def _unpacked(packed: Instruction) -> tuple[Instruction, Instruction]:
+    """(L with a unit diagonal [..., m, k], U [..., k, n])."""
+    *_, m, n = packed.shape.dims
+    k = min(m, n)
+    lower = slice_dim(packed, -1, 0, k)
+    unit = Expr(_triangle(lower, True, True)) + Expr(
+        _identity(lower.shape.dims, packed.shape.dtype)
+    )
+    return unit.x, _triangle(slice_dim(packed, -2, 0, k), False)
+
+
+def _permutation_matrix(order: Expr, dtype: str) -> Instruction:
+    """P with A = P L U: column i has its one in row order[i]."""
+    *batch, m = order.dims
+    dims = (*batch, m, m)
+    column = Expr(broadcast_to(add_dim(order.x, len(batch)), dims))
+    return column.eq(Expr(iota(dims, len(batch)))).cast(dtype).x
+
+
+@lowers(aten.linalg_lu)
+def linalg_lu(a: Instruction, *, pivot: bool = True) -> tuple[Instruction | None, ...]:
+    packed, _, order = lu_factor(a)
+    return _permutation_matrix(order, a.shape.dtype), *_unpacked(packed.x)
+
+
+@lowers(aten.lu_unpack)
+def lu_unpack(
+    packed: Instruction,
+    pivots: Instruction,
+    unpack_data: bool = True,
+    unpack_pivots: bool = True,
+) -> tuple[Instruction | None, ...]:
+    p, lower, upper = expected_shapes()
+    parts = (
+        _unpacked(packed)
+        if unpack_data
+        else [promote.full(0, s.dtype, s.dims) for s in (lower, upper)]
+    )
+    if not unpack_pivots:
+        return promote.full(0, p.dtype, p.dims), *parts
+    return _permutation_matrix(_order_of(pivots, packed.shape.dims[-2]), p.dtype), *parts
+
+
+def _lu_solve(packed: Instruction, order: Expr, b: Instruction, adjoint: bool) -> Instruction:
+    """x of A x = b, or of A^H x = b."""
+    if adjoint:
+        y = _solve_triangular(packed, b, False, transpose="ADJOINT")
+        return _permuted(
+            _solve_triangular(packed, y, True, unit=True, transpose="ADJOINT"),
+            _inverse_order(order),
+        )
+    return _solve_triangular(
+        packed,
+        _solve_triangular(packed, _permuted(b, order), True, unit=True),
+        False,
+    )
+
+
+@lowers(aten.linalg_lu_solve)
+def linalg_lu_solve(
+    packed: Instruction,
+    pivots: Instruction,
+    b: Instruction,
+    *,
+    left: bool = True,
+    adjoint: bool = False,
+) -> Instruction:
+    dims = expected().dims
+    packed, b = _batched(dims, packed, b)
+    order = Expr(broadcast_to(_order_of(pivots, packed.shape.dims[-1]).x, packed.shape.dims[:-1]))
+    if left:
+        return _lu_solve(packed, order, b, adjoint)
+    return _adjoint(_lu_solve(packed, order, _adjoint(b), not adjoint))
+
+
+@lowers(aten.linalg_inv_ex)
+def linalg_inv_ex(a: Instruction, *, check_errors: bool = False) -> tuple[Instruction, Instruction]:
+    packed, _, order = lu_factor(a)
+    return _lu_solve(packed.x, order, _identity(a.shape.dims, a.shape.dtype), False), _info(
+        packed, 1
+    )
+
+
+# PyTorch factors the transpose of a contiguous real matrix for its determinant, and autograd relies
+# on it.
+@guard(aten._linalg_det, aten._linalg_slogdet)
+def _is_plain(a: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+    return a.is_contiguous() or a.is_complex()
+
+
+def _factor_transpose(a: Instruction) -> tuple[Expr, ...]:
+    return lu_factor(a if promote.is_complex(a.shape.dtype) else swap(a, -1, -2))
+
+
+def _determinant(packed: Expr, pivots: Expr) -> tuple[Expr, Expr]:
+    """(diagonal of U [..., n], sign of the permutation)."""
+    i, j = (Expr(iota(packed.dims, len(packed.dims) - 2 + d)) for d in range(2))
+    diagonal = fold(where(i.eq(j), packed, 0), (len(packed.dims) - 1,))
+    swaps = pivots.ne(Expr(iota(pivots.dims, len(pivots.dims) - 1)))
+    odd = (fold(swaps.cast("s64"), (len(pivots.dims) - 1,)) & 1).ne(0)
+    return diagonal, where(odd, -1, Expr(promote.full(1, packed.dtype, odd.dims)))
+
+
+@lowers(aten._linalg_det)
+def linalg_det(a: Instruction) -> tuple[Instruction, Instruction, Instruction]:
+    packed, pivots, _ = _factor_transpose(a)
+    diagonal, sign = _determinant(packed, pivots)
+    value = fold(diagonal, (len(diagonal.dims) - 1,), "multiply") * sign
+    return value.x, packed.x, _pivots(pivots, 2)
+
+
+@lowers(aten._linalg_slogdet)
+def linalg_slogdet(
+    a: Instruction,
+) -> tuple[Instruction, Instruction, Instruction, Instruction]:
+    packed, pivots, _ = _factor_transpose(a)
+    diagonal, sign = _determinant(packed, pivots)
+    last = (len(diagonal.dims) - 1,)
+    return (
+        (sign * fold(sgn(diagonal), last, "multiply")).x,
+        fold(log(absolute(diagonal)), last).x,
+        packed.x,
+        _pivots(pivots, 3),
+    )
+
+
+@lowers(aten._linalg_solve_ex)
+def linalg_solve_ex(
+    a: Instruction,
+    b: Instruction,
+    *,
+    left: bool = True,
+    check_errors: bool = False,
+) -> tuple[Instruction, Instruction, Instruction, Instruction]:
+    packed, pivots, order = lu_factor(a)
+    vector = b.shape.rank == 1 or (
+        b.shape.rank == a.shape.rank - 1 and b.shape.dims == a.shape.dims[:-1]
+    )
+    if vector:
+        b = add_dim(b, b.shape.rank)
+    batch = broadcast_dims(a.shape.dims[:-2], b.shape.dims[:-2])
+    many, b = _batched((*batch, 1, 1), packed.x, b)
+    orders = Expr(broadcast_to(order.x, (*batch, *order.dims[-1:])))
+    x = (
+        _lu_solve(many, orders, b, False)
+        if left or vector
+        else _adjoint(_lu_solve(many, orders, _adjoint(b), True))
+    )
+    return (
+        reshape(x, expected().dims),
+        packed.x,
+        _pivots(pivots, 2),
+        _info(packed, 3),
+    )
+
+
+@lowers(aten.linalg_qr)
+def linalg_qr(a: Instruction, mode: str = "reduced") -> tuple[Instruction | None, ...]:
+    """By Householder reflections; LAPACK's routine for complex matrices."""
+    if promote.is_complex(a.shape.dtype):
+        return opaque(aten.linalg_qr.default, (a, mode), {}, expected_shapes(), library=True)
+    *_, m, n = a.shape.dims
+    width = m if mode == "complete" else min(m, n)
+    q, r = (
+        _qr_loops(a, width)[:2]
+        if _is_empty(a)
+        else _named("qr", QR, a, lambda x: _qr_loops(x, width))[:2]
+    )
+    upper = _triangle(r.x, False)
+    if mode == "r":
+        empty = expected()
+        return promote.full(0, empty.dtype, empty.dims), slice_dim(upper, -2, 0, width)
+    return q.x, slice_dim(upper, -2, 0, width)
+
+
+def _qr_loops(a: Instruction, width: Size) -> tuple[Expr, Expr, Expr]:
+    """(Q [..., m, width], R [..., m, n], memory for the kernel)."""
+    *batch, m, n = a.shape.dims
+    steps = min(m, n)
+    last = len(batch)
+
+    def body(k: Expr, q: Expr, r: Expr) -> tuple[Expr, ...]:
+        rows = Expr(iota((*batch, m), last))
+        x = where(rows < k, 0, _column(r, k))
+        head = fold(where(rows.eq(k), x, 0), (last,))
+        below = fold(where(rows > k, x * x, 0), (last,))
+        norm = sqrt(head * head + below)
+        target = where(below.eq(0), head, where(head >= 0, -norm, norm))
+        v = x - where(rows.eq(k), _repeat(target, x.dims), 0)
+        size = fold(v * v, (last,))
+        v = v / _repeat(sqrt(where(size.eq(0), 1, size)), v.dims)
+        row, column = Expr(add_dim(v.x, last)), Expr(add_dim(v.x, last + 1))
+        r = r - 2 * matrix_product(column.x, matrix_product(row.x, r.x).x)
+        q = q - 2 * matrix_product(matrix_product(q.x, column.x).x, row.x)
+        return k + 1, q, r
+
+    start = (
+        Expr(promote.constant(0, "s64")),
+        Expr(_identity((*batch, m, m), a.shape.dtype)),
+        Expr(a),
+    )
+    q, r = start[1:] if _is_empty(a) else while_loop(lambda k, *rest: k < steps, body, start)[1:]
+    return (
+        Expr(slice_dim(q.x, -1, 0, width)),
+        r,
+        Expr(promote.full(0, a.shape.dtype, (*batch, qr_memory(m, n)))),
+    )
+
+
+@lowers(aten.linalg_householder_product)
+def householder_product(a: Instruction, tau: Instruction) -> Instruction:
+    """The first n columns of the product of reflections 1 - tau v v^H."""
+    *batch, m, n = a.shape.dims
+    steps = tau.shape.dims[-1]
+    last = len(batch)
+    q = Expr(_identity((*batch, m, n), a.shape.dtype))
+    value = Expr(a)
+    for k in reversed(range(steps)):
+        rows = Expr(iota((*batch, m), last))
+        column = Expr(drop_dim(slice_dim(value.x, -1, k, k + 1), last + 1))
+        v = where(rows.eq(k), 1, where(rows < k, 0, column))
+        scale = _repeat(Expr(drop_dim(slice_dim(tau, -1, k, k + 1), last)), q.dims)
+        row, tall = conjugate(Expr(add_dim(v.x, last))), Expr(add_dim(v.x, last + 1))
+        q = q - scale * matrix_product(tall.x, matrix_product(row.x, q.x).x)
+    return q.x
+
+
+# Norms below which the Taylor polynomial of degree 18 is exact to the last bit (Bader, Blanes,
+# Casas 2019).
+_TAYLOR_BOUND = {"f32": 3.01, "c64": 3.01, "f64": 1.09, "c128": 1.09}
+
+
+@lowers(aten.linalg_matrix_exp)
+def matrix_exp(a: Instruction) -> Instruction:
+    """Taylor polynomial of the matrix divided by a power of two, squared as often as it was
+    halved."""
+    value = Expr(promote.cast(a, promote.compute_type(a.shape.dtype)))
+    if _is_empty(value.x):
+        return a
+    last = a.shape.rank - 1
+    norm = fold(fold(absolute(value), (last - 1,)), (last - 1,), "maximum")
+    limit = _TAYLOR_BOUND[value.dtype]
+
+    def halve(bound: Expr, scale: Expr, count: Expr) -> tuple[Expr, Expr, Expr]:
+        large = bound > limit
+        return (
+            where(large, bound * 0.5, bound),
+            where(large, scale * 0.5, scale),
+            where(large, count + 1, count),
+        )
+
+    bound = where(is_finite(norm), norm, 0)
+    start = (
+        bound,
+        Expr(promote.full(1, norm.dtype, norm.dims)),
+        Expr(promote.full(0, "s64", norm.dims)),
+    )
+    _, scale, halvings = while_loop(lambda bound, *rest: bound > limit, halve, start)
+
+    def square(left: Expr, total: Expr) -> tuple[Expr, Expr]:
+        return left - 1, where(
+            _repeat(left > 0, total.dims), matrix_product(total.x, total.x), total
+        )
+
+    small = value * _repeat(scale, value.dims).cast(value.dtype)
+    _, total = while_loop(lambda left, total: left > 0, square, (halvings, _taylor(small, 18)))
+    return promote.cast(total.x, expected().dtype)
+
+
+def _taylor(x: Expr, degree: int) -> Expr:
+    """The exponential series up to `degree`, a multiple of 3: a polynomial in x^3 whose
+    coefficients are polynomials in x."""
+    one = Expr(_identity(x.dims, x.dtype))
+    squared = Expr(matrix_product(x.x, x.x).x)
+    cubed = Expr(matrix_product(squared.x, x.x).x)
+    total = one * (1 / math.factorial(degree))
+    for k in range(degree - 3, -1, -3):
+        block = (
+            one * (1 / math.factorial(k))
+            + x * (1 / math.factorial(k + 1))
+            + squared * (1 / math.factorial(k + 2))
+        )
+        total = block + Expr(matrix_product(cubed.x, total.x).x)
+    return total

@@ -1,0 +1,304 @@
+"""Matrix products: mm, bmm, addmm, linear, … as `dot`; narrow floats accumulate in f32 and round
+once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_hlo.hlo.ir import build
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.expr import Expr, Term, is_number
+from torch_hlo.lowering.core.promote import Scalar, broadcast_dims, reshape
+from torch_hlo.lowering.core.registry import Weak, expected, lowers
+from torch_hlo.lowering.core.shaping import add_dim, reduce, slice_dim
+from torch_hlo.lowering.pointwise.activation import gelu, relu
+from torch_hlo.lowering.pointwise.pointwise import conjugate
+
+aten = torch.ops.aten
+
+
+def dot(
+    x: Instruction,
+    y: Instruction,
+    lhs: Sequence[int],
+    rhs: Sequence[int],
+    lhs_batch: Sequence[int] = (),
+    rhs_batch: Sequence[int] = (),
+) -> Expr:
+    """Contraction in the compute type. Result dims: batch, free of `x`, free of `y`."""
+    if x.shape.kind == "c":
+        return _complex_dot(x, y, lhs, rhs, lhs_batch, rhs_batch)
+    dtype = promote.compute_type(x.shape.dtype)
+    return Expr(build.dot(x, y, lhs, rhs, lhs_batch, rhs_batch, dtype))
+
+
+def _complex_dot(x: Instruction, y: Instruction, *dims: Sequence[int]) -> Expr:
+    (a, b), (c, d) = ((instr("real", (v,)), instr("imag", (v,))) for v in (x, y))
+    real = dot(a, c, *dims) - dot(b, d, *dims)
+    imag = dot(a, d, *dims) + dot(b, c, *dims)
+    return Expr(instr("complex", (real.x, imag.x)))
+
+
+def matrix_product(a: Instruction, b: Instruction) -> Expr:
+    """[…, n, k] x […, k, m] with equal leading dims."""
+    batch = tuple(range(a.shape.rank - 2))
+    return dot(a, b, (a.shape.rank - 1,), (b.shape.rank - 2,), batch, batch)
+
+
+def _finish(x: Expr) -> Instruction:
+    return promote.cast(x.x, expected().dtype)
+
+
+@lowers(
+    aten.mm.default,
+    aten.bmm.default,
+    aten.mm.dtype,
+    aten.bmm.dtype,
+    aten._int_mm.default,
+)
+def mm(a: Instruction, b: Instruction, dtype: torch.dtype | None = None) -> Instruction:
+    if expected().dtype != a.shape.dtype:
+        a, b = (
+            promote.cast(a, expected().dtype),
+            promote.cast(b, expected().dtype),
+        )
+    return _finish(matrix_product(a, b))
+
+
+@lowers(aten._weight_int8pack_mm.default)
+def weight_int8pack_mm(a: Instruction, w: Instruction, scales: Instruction) -> Instruction:
+    """a [m, k] in floats, w [n, k] in s8, scales [n] -> a w^T * scales [m, n] in a's type; what is
+    scaled is not rounded."""
+    y = dot(a, promote.cast(w, a.shape.dtype), (1,), (1,))
+    return _finish(
+        y * Expr(build.broadcast(promote.cast(scales, y.x.shape.dtype), y.x.shape.dims, (1,)))
+    )
+
+
+@lowers(aten._grouped_mm)
+def grouped_mm(
+    a: Instruction,
+    b: Instruction,
+    offs: Instruction | None = None,
+    bias: Instruction | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Instruction:
+    """Products of consecutive groups that end at `offs` [g]: of rows [m, k] x [g, k, n], of columns
+    [g, m, k] x [k, n], or of the contracted dimension [m, k] x [k, n] -> [g, m, n]. Rows and
+    columns after the last group are 0. [g, m, k] x [g, k, n] is bmm."""
+    if a.shape.rank == b.shape.rank == 3:
+        return mm(a, b)
+    groups = offs.shape.dims[0]
+    before = build.pad(
+        slice_dim(offs, 0, 0, groups - 1),
+        promote.full(0, offs.shape.dtype, ()),
+        [(1, 0, 0)],
+    )
+    sizes = (Expr(offs) - Expr(before)).x
+    options = dict(dtype=promote.compute_type(a.shape.dtype))
+    if b.shape.rank == 3:
+        product = build.ragged_dot(
+            a,
+            b,
+            sizes,
+            lhs_contract=(1,),
+            rhs_contract=(1,),
+            lhs_ragged=(0,),
+            rhs_group=(0,),
+            **options,
+        )
+    elif a.shape.rank == 3:  # the transposed product has ragged rows
+        product = build.ragged_dot(
+            b,
+            a,
+            sizes,
+            lhs_contract=(0,),
+            rhs_contract=(2,),
+            lhs_ragged=(1,),
+            rhs_group=(0,),
+            **options,
+        )
+        product = build.transpose(product, (1, 0))
+    else:
+        product = build.ragged_dot(
+            a,
+            b,
+            sizes,
+            lhs_contract=(1,),
+            rhs_contract=(0,),
+            lhs_ragged=(1,),
+            **options,
+        )
+    return _finish(Expr(product))
+
+
+@lowers(aten.mv)
+def mv(a: Instruction, v: Instruction) -> Instruction:
+    return _finish(dot(a, v, (1,), (0,)))
+
+
+@lowers(aten.dot)
+def dot_(a: Instruction, b: Instruction) -> Instruction:
+    return _finish(dot(a, b, (0,), (0,)))
+
+
+@lowers(aten.vdot)
+def vdot(a: Instruction, b: Instruction) -> Instruction:
+    return _finish(dot(conjugate(Expr(a)).x, b, (0,), (0,)))
+
+
+@lowers(aten.outer, aten.ger)
+def outer(a: Instruction, b: Instruction) -> Instruction:
+    return _finish(dot(a, b, (), ()))
+
+
+def _combine(bias: Instruction, product: Expr, beta: Scalar, alpha: Scalar) -> Instruction:
+    """beta * bias + alpha * product; with beta 0 the bias (even nan) plays no part."""
+    shape = expected()
+    if not (is_number(alpha) and alpha == 1):
+        product = product * _scalar(alpha, product)
+    if not (is_number(beta) and beta == 0):
+        term = Expr(promote.operand(bias, product.dtype, shape.dims))
+        product = product + (
+            term if is_number(beta) and beta == 1 else term * _scalar(beta, product)
+        )
+    return promote.cast(product.x, shape.dtype)
+
+
+def _scalar(value: Scalar, like: Expr) -> Term:
+    return Expr(promote.scalar(value, like.dtype)) if isinstance(value, Weak) else value
+
+
+@lowers(aten.addmm.default, aten.baddbmm.default)
+def addmm(
+    bias: Instruction,
+    a: Instruction,
+    b: Instruction,
+    *,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+) -> Instruction:
+    return _combine(bias, matrix_product(a, b), beta, alpha)
+
+
+@lowers(aten._addmm_activation.default)
+def addmm_activation(
+    bias: Instruction,
+    a: Instruction,
+    b: Instruction,
+    *,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+    use_gelu: bool = False,
+) -> Instruction:
+    total = Expr(_combine(bias, matrix_product(a, b), beta, alpha))
+    compute = total.cast(promote.compute_type(total.dtype))
+    return promote.cast((gelu(compute, "tanh") if use_gelu else relu(compute)).x, expected().dtype)
+
+
+@lowers(aten.addbmm.default)
+def addbmm(
+    bias: Instruction,
+    a: Instruction,
+    b: Instruction,
+    *,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+) -> Instruction:
+    return _combine(bias, dot(a, b, (0, 2), (0, 1)), beta, alpha)
+
+
+@lowers(aten.addmv)
+def addmv(
+    bias: Instruction,
+    a: Instruction,
+    v: Instruction,
+    *,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+) -> Instruction:
+    return _combine(bias, dot(a, v, (1,), (0,)), beta, alpha)
+
+
+@lowers(aten.addr)
+def addr(
+    bias: Instruction,
+    a: Instruction,
+    b: Instruction,
+    *,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+) -> Instruction:
+    dtype = expected().dtype
+    if dtype == "pred":
+        product = Expr(
+            build.and_(
+                promote.broadcast_to(reshape(a, (*a.shape.dims, 1)), expected().dims),
+                promote.broadcast_to(b, expected().dims),
+            )
+        )
+        if is_number(beta) and not beta:
+            return product.x
+        return build.or_(promote.broadcast_to(bias, expected().dims), product.x)
+    return _combine(
+        bias,
+        dot(promote.cast(a, dtype), promote.cast(b, dtype), (), ()),
+        beta,
+        alpha,
+    )
+
+
+@lowers(aten.linear)
+def linear(x: Instruction, weight: Instruction, bias: Instruction | None = None) -> Instruction:
+    product = dot(x, weight, (x.shape.rank - 1,), (weight.shape.rank - 1,))
+    if bias is not None:
+        product = product + Expr(promote.operand(bias, product.dtype, product.dims))
+    return _finish(product)
+
+
+@lowers(aten.linear_backward)
+def linear_backward(
+    x: Instruction,
+    grad: Instruction,
+    weight: Instruction,
+    mask: Sequence[bool],
+) -> tuple[Instruction | None, ...]:
+    rows = tuple(range(x.shape.rank - 1))
+    dx = dw = db = None
+    if promote.is_complex(x.shape.dtype):
+        x, weight = (conjugate(Expr(v)).x for v in (x, weight))
+    if mask[0]:
+        dx = promote.cast(dot(grad, weight, (grad.shape.rank - 1,), (0,)).x, x.shape.dtype)
+    if mask[1]:
+        dw = promote.cast(dot(grad, x, rows, rows).x, weight.shape.dtype)
+    if mask[2]:
+        total = reduce(promote.cast(grad, promote.compute_type(grad.shape.dtype)), rows)
+        db = promote.cast(total, grad.shape.dtype)
+    return dx, dw, db
+
+
+@lowers(aten._trilinear)
+def trilinear(
+    a: Instruction,
+    b: Instruction,
+    c: Instruction,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Instruction:
+    """Product of three broadcast tensors, summed over `sumdim`."""
+    terms = []
+    for x, places in ((a, expand1), (b, expand2), (c, expand3)):
+        for d in sorted(places):
+            x = add_dim(x, d)
+        terms.append(x)
+    dims = broadcast_dims(*(t.shape.dims for t in terms))
+    dtype = promote.compute_type(expected().dtype)
+    x, y, z = (Expr(promote.operand(t, dtype, dims)) for t in terms)
+    return _finish(Expr(reduce((x * y * z).x, sorted(sumdim))))

@@ -1,0 +1,427 @@
+"""Scaled dot-product attention as one op, forward and backward, in f32 inside.
+
+Forward keeps the row log-sum-exp; backward recomputes the probabilities from it. Rows with every
+key masked give 0. Both are calls of a computation marked as attention
+(compiler/attention/attention.py), which the compiler may replace by a kernel without an array of
+scores.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.shape import Shape, tuple_shape
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.expr import (
+    Expr,
+    Term,
+    exp,
+    is_number,
+    log,
+    rsqrt,
+    where,
+)
+from torch_hlo.lowering.core.promote import Operand, Scalar, broadcast_to, reshape
+from torch_hlo.lowering.core.registry import (
+    expected,
+    expected_shapes,
+    lowers,
+    nested,
+)
+from torch_hlo.lowering.core.shaping import on_diagonal
+from torch_hlo.lowering.linalg.matmul import dot
+from torch_hlo.lowering.random.distributions import keep_mask
+from torch_hlo.lowering.reduction.reduce import fold, keep
+from torch_hlo.lowering.shape.view import sum_to
+
+aten = torch.ops.aten
+
+
+def _product(a: Expr | Instruction, b: Expr | Instruction, lhs: int, rhs: int) -> Expr:
+    """Batched product contracting dimension `lhs` of a with `rhs` of b (both counted from the
+    end)."""
+    a, b = (v.x if isinstance(v, Expr) else v for v in (a, b))
+    rank = a.shape.rank
+    batch = tuple(range(rank - 2))
+    return dot(a, b, (rank + lhs,), (rank + rhs,), batch, batch)
+
+
+def _match_heads(x: Instruction, query: Instruction) -> Instruction:
+    """Grouped-query attention: repeat each key/value head for its group of query heads."""
+    heads, wanted = x.shape.dims[-3], query.shape.dims[-3]
+    if x.shape.rank < 3 or heads == wanted:
+        return x
+    *batch, _, length, size = x.shape.dims
+    grouped = reshape(x, (*batch, heads, 1, length, size))
+    return reshape(
+        broadcast_to(grouped, (*batch, heads, wanted // heads, length, size)),
+        (*batch, wanted, length, size),
+    )
+
+
+def _ungroup(grad: Expr, like: Instruction) -> Expr:
+    """Gradient of _match_heads."""
+    heads = like.shape.dims[-3]
+    if like.shape.rank < 3 or grad.dims[-3] == heads:
+        return grad
+    *batch, wanted, length, size = grad.dims
+    grouped = Expr(reshape(grad.x, (*batch, heads, wanted // heads, length, size)))
+    return fold(grouped, (len(grouped.dims) - 3,))
+
+
+def _scale(scale: Scalar | None, query: Instruction, dtype: str) -> Term:
+    """The factor of the scores: given (a number of any kind), or 1/sqrt(head size)."""
+    if scale is not None:
+        return scale if is_number(scale) else Expr(promote.scalar(scale, dtype))
+    size = query.shape.dims[-1]
+    return (
+        1 / math.sqrt(size) if isinstance(size, int) else rsqrt(Expr(promote.scalar(size, dtype)))
+    )
+
+
+def _scores(
+    query: Instruction,
+    key: Instruction,
+    bias: Instruction | None,
+    is_causal: bool,
+    scale: float | None,
+) -> Expr:
+    s = _product(query, key, -1, -1)
+    s = s * _scale(scale, query, s.dtype)
+    if bias is not None:
+        if bias.shape.dtype == "pred":
+            s = where(Expr(broadcast_to(bias, s.dims)), s, -math.inf)
+        else:
+            s = s + Expr(promote.operand(bias, s.dtype, s.dims))
+    if is_causal:
+        s = where(Expr(on_diagonal(s.dims, 0, "LE")), s, -math.inf)
+    return s
+
+
+def _factors(
+    query: Instruction,
+    key: Instruction,
+    probability: float,
+    seed: Operand | None,
+    offset: Operand | None,
+) -> list[Instruction]:
+    """Dropout of the weights as numbers to multiply them with: [0 or 1 / (1 - p), [batch…, rows,
+    columns]], or [] without dropout."""
+    if is_number(probability) and probability == 0:
+        return []
+    mask = keep_mask((*query.shape.dims[:-1], key.shape.dims[-2]), probability, seed, offset)
+    wide = Expr(promote.full(1.0, promote.compute_type(query.shape.dtype), mask.dims))
+    return [where(mask, wide / (1 - wide.like(probability)), 0).x]
+
+
+def _composite(
+    kind: str,
+    body: Callable,
+    operands: list[Instruction],
+    is_causal: bool,
+    scale: float | None,
+    plain: bool,
+    **more: Any,
+) -> list[Instruction]:
+    """The results of `body(*operands)`, a list. As a call that says what it is when it is `plain`
+    attention with a scale known now."""
+    size = operands[1].shape.dims[-1]  # of q and k
+    if scale is None and isinstance(size, int):
+        scale = 1 / math.sqrt(size)
+    if not plain or not is_number(scale):
+        return body(*operands)
+    params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(operands))
+    results = tuple(body(*params))
+    root = instr("tuple", results, tuple_shape(*(r.shape for r in results)))
+    config = json.dumps(
+        {
+            "attention": kind,
+            "causal": bool(is_causal),
+            "scale": float(scale),
+            **{n: v for n, v in more.items() if v},
+        },
+        separators=(",", ":"),
+    )
+    call = instr(
+        "call",
+        tuple(operands),
+        to_apply=Computation("attention", params, root),
+        backend_config=config,
+    )
+    return [instr("get-tuple-element", (call,), r.shape, index=i) for i, r in enumerate(results)]
+
+
+def _is_plain(
+    query: Instruction,
+    key: Instruction,
+    value: Instruction,
+    bias: Instruction | None,
+) -> bool:
+    """Whether this is attention as the compiler knows it: the same batch for all but the heads of
+    key and value."""
+    q, k, v = (x.shape.dims for x in (query, key, value))
+    return (
+        len(q) == len(k) == len(v)
+        and q[:-3] == k[:-3]
+        and k[:-1] == v[:-1]
+        and (bias is None or bias.shape.rank <= len(q))
+    )
+
+
+def _in_dtype(x: Instruction, index: int = 0) -> Instruction:
+    return promote.cast(x, expected(index).dtype)
+
+
+@lowers(aten._scaled_dot_product_fused_attention_overrideable.default)
+def attention(
+    query: Instruction,
+    key: Instruction,
+    value: Instruction,
+    bias: Instruction | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+) -> tuple[Instruction | None, ...]:
+    def body(
+        query: Instruction,
+        key: Instruction,
+        value: Instruction,
+        *more: Any,
+    ) -> list[Instruction]:
+        k, v = _match_heads(key, query), _match_heads(value, query)
+        s = _scores(query, k, None if bias is None else more[0], is_causal, scale)
+        last = (len(s.dims) - 1,)
+        top = fold(s, last, "maximum")
+        top = where(top.eq(-math.inf), 0, top)
+        weights = exp(s - keep(top, s.dims, last))
+        total = fold(weights, last)
+        total = where(total.eq(0), 1, total)
+        p = weights / keep(total, s.dims, last)
+        if factors:
+            p = p * Expr(more[-1])
+        out = _product(p.cast(v.shape.dtype), v, -1, -2)
+        return [out.x, (top + log(total)).x]
+
+    factors = _factors(query, key, dropout_p, seed, offset)
+    operands = [query, key, value, *([] if bias is None else [bias]), *factors]
+    out, logsumexp = _composite(
+        "forward",
+        body,
+        operands,
+        is_causal,
+        scale,
+        _is_plain(query, key, value, bias),
+        factors=bool(factors),
+    )
+    # output, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset,
+    # debug_attn_mask
+    state = [promote.scalar(0 if n is None else n, "s64") for n in (seed, offset)]
+    flat = [_in_dtype(out), _in_dtype(logsumexp, 1), *[None] * 4, *state, None]
+    if len(expected_shapes()) == 7:  # the two sizes are no tensors
+        flat = flat[:4] + flat[6:]
+    return _fitted(flat)
+
+
+def _fitted(values: Sequence[Instruction | None]) -> tuple[Instruction | None, ...]:
+    """Each in the dtype and dims that PyTorch expects of it; None where it expects none."""
+    found: list[Instruction | None] = []
+    for v, s in zip(values, expected_shapes(), strict=True):
+        if v is None or s is None:
+            found.append(None)
+        elif v.shape.dims == s.dims and v.shape.dtype == s.dtype:
+            found.append(v)
+        else:
+            found.append(broadcast_to(promote.cast(v, s.dtype), s.dims))
+    return tuple(found)
+
+
+@lowers(aten._scaled_dot_product_fused_attention_overrideable_backward.default)
+def attention_backward(
+    grad: Instruction,
+    query: Instruction,
+    key: Instruction,
+    value: Instruction,
+    bias: Instruction | None,
+    grad_mask: Sequence[bool],
+    out: Instruction,
+    logsumexp: Instruction,
+    cum_seq_q: Instruction | None,
+    cum_seq_k: Instruction | None,
+    max_q: Size,
+    max_k: Size,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Instruction | None,
+    philox_offset: Instruction | None,
+    *,
+    scale: float | None = None,
+) -> tuple[Instruction | None, ...]:
+    wants_bias = bias is not None and grad_mask[3] and bias.shape.dtype != "pred"
+    factors = _factors(query, key, dropout_p, philox_seed, philox_offset)
+    gradients = _Gradients(bias, wants_bias, bool(factors), is_causal, scale)
+    more = [*([] if bias is None else [bias]), *factors]
+    results = gradients.of(grad, query, key, value, out, logsumexp, *more)
+    *results, rest = results if wants_bias else (*results, None)
+    dbias = promote.cast(rest, bias.shape.dtype) if wants_bias else None
+    shapes = expected_shapes()
+    flat = [
+        promote.cast(r, s.dtype) if s is not None else None
+        for r, s in zip(results, shapes, strict=False)
+    ]
+    if shapes[3] is not None and dbias is None:
+        dbias = promote.full(0, shapes[3].dtype, shapes[3].dims)
+    return (*flat, dbias if shapes[3] is not None else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """The backward pass of one attention. `more` operands of its methods: the bias, if there is
+    one, and dropout's factors."""
+
+    bias: Instruction | None
+    wants_bias: bool
+    dropout: bool
+    is_causal: bool
+    scale: float | None
+
+    def of(self, *operands: Instruction) -> list[Instruction]:
+        """[dq, dk, dv, the bias's if it is wanted]."""
+        _, query, key, value, *_ = operands
+        bias = self.bias
+        same_heads = key.shape.dims[-3] == query.shape.dims[-3]
+        dims: Sequence[Size] = (0, 0)
+        if bias is not None and self.wants_bias:
+            dims = (1,) * (query.shape.rank - bias.shape.rank) + bias.shape.dims
+        return _composite(
+            "backward",
+            self._plain if same_heads else self._grouped,
+            list(operands),
+            self.is_causal,
+            self.scale,
+            _is_plain(query, key, value, bias),
+            factors=self.dropout,
+            bias_gradient=[n != 1 for n in dims[:-2]],
+        )
+
+    def _plain(
+        self,
+        grad: Instruction,
+        query: Instruction,
+        k: Instruction,
+        v: Instruction,
+        out: Instruction,
+        logsumexp: Instruction,
+        *more: Instruction,
+    ) -> list[Instruction]:
+        bias = self.bias
+        s = _scores(query, k, None if bias is None else more[0], self.is_causal, self.scale)
+        last = (len(s.dims) - 1,)
+        p = exp(s - keep(Expr(promote.cast(logsumexp, s.dtype)), s.dims, last))
+        used = p * Expr(more[-1]) if self.dropout else p
+        g = Expr(promote.cast(grad, promote.compute_type(grad.shape.dtype)))
+        narrow = v.shape.dtype
+        dv = _product(used.cast(narrow), grad, -2, -2)
+        dp = _product(grad, v, -1, -1)
+        if self.dropout:
+            dp = dp * Expr(more[-1])
+        delta = fold(g * Expr(promote.cast(out, g.dtype)), (len(g.dims) - 1,))
+        ds = p * (dp - keep(delta, p.dims, last))
+        dq = _product(ds.cast(narrow), k, -1, -2)
+        dk = _product(ds.cast(narrow), query, -2, -2)
+        dq, dk = (x * _scale(self.scale, query, x.dtype) for x in (dq, dk))
+        found = [dq.x, dk.x, dv.x]
+        return [*found, sum_to(ds.x, bias.shape.dims)] if self.wants_bias else found
+
+    def _grouped(
+        self,
+        grad: Instruction,
+        query: Instruction,
+        key: Instruction,
+        value: Instruction,
+        *rest: Instruction,
+    ) -> list[Instruction]:
+        """For compilers without a kernel for heads that share keys."""
+        k, v = _match_heads(key, query), _match_heads(value, query)
+        dq, dk, dv, *more = self.of(grad, query, k, v, *rest)
+        return [dq, _ungroup(Expr(dk), key).x, _ungroup(Expr(dv), value).x, *more]
+
+
+@lowers(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def flash_attention(
+    query: Instruction,
+    key: Instruction,
+    value: Instruction,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Instruction | None = None,
+    scale: float | None = None,
+    **random: Any,
+) -> tuple[Instruction | None, ...]:
+    """What scaled_dot_product_attention on CPU tensors has become when torch.compile sees it:
+    output and log-sum-exp."""
+    out, logsumexp = expected_shapes()
+    flat = nested(
+        (out, logsumexp, *[None] * 4, Shape("s64"), Shape("s64"), None),
+        attention,
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale=scale,
+        **random,
+    )
+    return flat[:2]
+
+
+@lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def flash_attention_backward(
+    grad: Instruction,
+    query: Instruction,
+    key: Instruction,
+    value: Instruction,
+    out: Instruction,
+    logsumexp: Instruction,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Instruction | None = None,
+    scale: float | None = None,
+) -> tuple[Instruction | None, ...]:
+    flat = nested(
+        (*expected_shapes(), None),
+        attention_backward,
+        grad,
+        query,
+        key,
+        value,
+        attn_mask,
+        (True, True, True, False),
+        out,
+        logsumexp,
+        None,
+        None,
+        0,
+        0,
+        dropout_p,
+        is_causal,
+        None,
+        None,
+        scale=scale,
+    )
+    return flat[:3]

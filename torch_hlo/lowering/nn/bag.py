@@ -1,0 +1,205 @@
+"""Sums over variable groups of rows: embedding_bag and segment_reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.expr import Expr, where
+from torch_hlo.lowering.core.promote import broadcast_to, reshape
+from torch_hlo.lowering.core.registry import expected, expected_shapes, guard, lowers
+from torch_hlo.lowering.core.shaping import (
+    gather_dim,
+    iota,
+    lowest,
+    put_along,
+    scatter_dim,
+    slice_dim,
+)
+from torch_hlo.lowering.reduction.reduce import fold
+
+aten = torch.ops.aten
+SUM, MEAN, MAX = 0, 1, 2
+
+
+def _bag_of(offsets: Instruction, count: Size) -> Expr:
+    """s64[count]: the bag each index belongs to (the last whose offset is not beyond it)."""
+    dims = (count, offsets.shape.dims[0])
+    starts = Expr(broadcast_to(promote.cast(offsets, "s64"), dims))
+    reached = (starts <= Expr(iota(dims, 0))).cast("s64")
+    return fold(reached, (1,)) - 1
+
+
+def _rows(x: Expr, dims: Sequence[Size]) -> Expr:
+    return Expr(broadcast_to(reshape(x.x, (*x.dims, *(1,) * (len(dims) - len(x.dims)))), dims))
+
+
+@lowers(aten._embedding_bag, aten._embedding_bag_forward_only)
+def embedding_bag(
+    weight: Instruction,
+    indices: Instruction,
+    offsets: Instruction,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: Instruction | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Instruction | None, ...]:
+    """(output, bag of each index, size of each bag, index of each maximum)."""
+    shapes = expected_shapes()
+    dims = shapes[0].dims
+    dtype = promote.compute_type(shapes[0].dtype)
+    bags, width = dims
+    if include_last_offset:
+        offsets = slice_dim(offsets, 0, 0, bags)
+    count = indices.shape.dims[0]
+    bag = _bag_of(offsets, count)
+    index = Expr(promote.cast(indices, "s64"))
+    used = index.ne(padding_idx) if padding_idx >= 0 else index.eq(index)
+    rows = Expr(promote.cast(gather_dim(weight, indices, 0), dtype))
+    if per_sample_weights is not None:
+        rows = rows * _rows(Expr(promote.cast(per_sample_weights, dtype)), rows.dims)
+    sizes = Expr(scatter_dim(promote.full(0, "s64", (bags,)), bag.x, used.cast("s64").x, 0))
+    kept = _rows(used, rows.dims)
+    if mode == MAX:
+        low = Expr(promote.full(lowest(dtype), dtype, dims))
+        best = Expr(scatter_dim(low.x, bag.x, where(kept, rows, lowest(dtype)).x, 0, "maximum"))
+        empty = _rows(sizes.eq(0), dims)
+        out = where(empty, 0, best)
+        hit = kept & rows.eq(Expr(gather_dim(best.x, bag.x, 0)))
+        large = promote.full((1 << 62), "s64", dims)
+        first = scatter_dim(
+            large,
+            bag.x,
+            where(hit, Expr(iota(rows.dims, 0)), 1 << 62).x,
+            0,
+            "minimum",
+        )
+        place = where(empty, 0, Expr(first))
+        chosen = gather_dim(index.x, place.x, 0)
+        maximum_index = where(empty, 0, Expr(chosen)).x
+    else:
+        out = Expr(scatter_dim(promote.full(0, dtype, dims), bag.x, where(kept, rows, 0).x, 0))
+        if mode == MEAN:
+            divisor = where(sizes > 0, sizes, 1).cast(dtype)
+            out = out / _rows(divisor, dims)
+        maximum_index = promote.full(0, "s64", shapes[3].dims)
+    values = (out.x, bag.x, sizes.x, maximum_index)
+    return tuple(
+        promote.cast(v, s.dtype) if v.shape.dims == s.dims else promote.full(0, s.dtype, s.dims)
+        for v, s in zip(values, shapes, strict=True)
+    )
+
+
+@lowers(aten._embedding_bag_dense_backward)
+def embedding_bag_backward(
+    grad: Instruction,
+    indices: Instruction,
+    bag: Instruction,
+    sizes: Instruction,
+    maximum_indices: Instruction,
+    num_weights: Size,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Instruction | None,
+    padding_idx: int = -1,
+) -> Instruction:
+    shape = expected()
+    dtype = promote.compute_type(shape.dtype)
+    zero = promote.full(0, dtype, shape.dims)
+    g = promote.cast(grad, dtype)
+    if mode == MAX:
+        return promote.cast(put_along(zero, maximum_indices, g, 0), shape.dtype)
+    rows = Expr(gather_dim(g, bag, 0))
+    index = Expr(promote.cast(indices, "s64"))
+    if mode == MEAN:
+        size = Expr(gather_dim(promote.cast(sizes, dtype), bag, 0))
+        rows = rows / _rows(where(size.eq(0), 1, size), rows.dims)
+    if per_sample_weights is not None:
+        rows = rows * _rows(Expr(promote.cast(per_sample_weights, dtype)), rows.dims)
+    if scale_grad_by_freq:
+        ones = promote.full(1, dtype, index.dims)
+        counts = scatter_dim(promote.full(0, dtype, shape.dims[:1]), index.x, ones, 0)
+        rows = rows / _rows(Expr(gather_dim(counts, index.x, 0)), rows.dims)
+    if padding_idx >= 0:
+        rows = where(_rows(index.eq(padding_idx), rows.dims), 0, rows)
+    return promote.cast(scatter_dim(zero, index.x, rows.x, 0), shape.dtype)
+
+
+@guard(aten._embedding_bag_backward)
+def _is_dense(
+    grad: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    bag: torch.Tensor,
+    sizes: torch.Tensor,
+    maximum: torch.Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    *rest: Any,
+    **kwargs: Any,
+) -> bool:
+    return not sparse
+
+
+@lowers(aten._embedding_bag_backward)
+def embedding_bag_any_backward(
+    grad: Instruction,
+    indices: Instruction,
+    offsets: Instruction,
+    bag: Instruction,
+    sizes: Instruction,
+    maximum: Instruction,
+    num_weights: Size,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Instruction | None,
+    padding_idx: int = -1,
+) -> Instruction:
+    count = indices.shape.dims[0]
+    if bag.shape.dims != (count,):  # PyTorch's CPU kernel leaves it out of plain sums
+        bag = _bag_of(slice_dim(offsets, 0, 0, grad.shape.dims[0]), count).x
+    return embedding_bag_backward(
+        grad,
+        indices,
+        bag,
+        sizes,
+        maximum,
+        num_weights,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
+    )
+
+
+@lowers(aten._embedding_bag_per_sample_weights_backward)
+def per_sample_weights_backward(
+    grad: Instruction,
+    weight: Instruction,
+    indices: Instruction,
+    offsets: Instruction,
+    bag: Instruction,
+    mode: int,
+    padding_idx: int = -1,
+) -> Instruction:
+    shape = expected()
+    dtype = promote.compute_type(shape.dtype)
+    if bag.shape.dims != indices.shape.dims:
+        bag = _bag_of(slice_dim(offsets, 0, 0, grad.shape.dims[0]), indices.shape.dims[0]).x
+    rows = Expr(promote.cast(gather_dim(weight, indices, 0), dtype)) * Expr(
+        gather_dim(promote.cast(grad, dtype), bag, 0)
+    )
+    total = fold(rows, (1,))
+    if padding_idx >= 0:
+        total = where(Expr(promote.cast(indices, "s64")).eq(padding_idx), 0, total)
+    return promote.cast(total.x, shape.dtype)

@@ -1,0 +1,275 @@
+"""grid_sample in two and three dimensions, forward and backward, and the grids of affine maps.
+
+A sample is a weighted sum of taps; a tap is (integer position per axis, weight per axis, derivative
+of the weight by the source coordinate). Interpolation codes: 0 linear, 1 nearest, 2 cubic. Padding
+codes: 0 zeros, 1 border, 2 reflection."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from torch_hlo.hlo.ir import build
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.infer import product
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.shape import row_major_strides
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.elementwise import compute
+from torch_hlo.lowering.core.expr import (
+    Expr,
+    absolute,
+    binary,
+    floor,
+    maximum,
+    minimum,
+    round_even,
+    where,
+)
+from torch_hlo.lowering.core.promote import broadcast_to, reshape
+from torch_hlo.lowering.core.registry import expected, expected_shapes, lowers
+from torch_hlo.lowering.core.shaping import (
+    add_dim,
+    gather_dim,
+    iota,
+    move_dim,
+    scatter_dim,
+    select_dim,
+    stack,
+)
+from torch_hlo.lowering.reduction.reduce import fold
+
+aten = torch.ops.aten
+LINEAR, NEAREST, CUBIC = 0, 1, 2
+ZEROS, BORDER, REFLECTION = 0, 1, 2
+Tap = tuple[Expr, Expr, Expr]  # position (float), weight, derivative of the weight
+
+
+def _unnormalised(x: Expr, size: Size, align: bool) -> tuple[Expr, Expr]:
+    """(source coordinate, its derivative by the grid value)."""
+    n = Expr(promote.count_elements((size,), x.dtype))
+    slope = x.like((n - 1) * 0.5 if align else n * 0.5)
+    return ((x + 1) * slope if align else ((x + 1) * x.like(n) - 1) * 0.5), slope
+
+
+def _reflected(x: Expr, size: Size, align: bool) -> tuple[Expr, Expr]:
+    """(coordinate mirrored into the image, sign of the derivative)."""
+    n = x.like(Expr(promote.count_elements((size,), x.dtype)))
+    low, span = (x.like(0), n - 1) if align else (x.like(-0.5), n)
+    flat = span.eq(0)
+    safe = where(flat, 1, span)
+    offset = x - low
+    sign = where(offset < 0, x.like(-1), 1)
+    offset = absolute(offset)
+    extra = binary("remainder", offset, safe)
+    odd = binary("remainder", floor(offset / safe), safe.like(2)).ne(0)
+    value = where(odd, safe - extra + low, extra + low)
+    return where(flat, 0, value), where(flat, 0, where(odd, -sign, sign))
+
+
+def _clipped(x: Expr, size: Size) -> tuple[Expr, Expr]:
+    top = x.like(Expr(promote.count_elements((size,), x.dtype))) - 1
+    inside = (x > 0) & (x < top)
+    return minimum(maximum(x, 0), top), inside.cast(x.dtype)
+
+
+def _placed(x: Expr, size: Size, padding: int, align: bool) -> tuple[Expr, Expr]:
+    """A source coordinate made legal by the padding mode, and its derivative."""
+    slope = x.like(1)
+    if padding == REFLECTION:
+        x, slope = _reflected(x, size, align)
+    if padding != ZEROS:
+        x, inside = _clipped(x, size)
+        slope = slope * inside
+    return x, slope
+
+
+def _taps(x: Expr, size: Size, mode: int, padding: int, align: bool) -> list[Tap]:
+    """Taps of one axis; derivatives are by the grid value."""
+    source, slope = _unnormalised(x, size, align)
+    if mode == CUBIC:
+        base = floor(source)
+        t = source - base
+        result = []
+        for k in range(-1, 3):
+            position, _ = _placed(base + k, size, padding, align)
+            weight, derivative = _cubic(t - k)
+            result.append((position, weight, derivative * slope))
+        return result
+    source, bend = _placed(source, size, padding, align)
+    slope = slope * bend
+    if mode == NEAREST:
+        return [(round_even(source), source.like(1), source.like(0))]
+    low = floor(source)
+    t = source - low
+    return [(low, 1 - t, -slope), (low + 1, t, slope)]
+
+
+def _cubic(d: Expr) -> tuple[Expr, Expr]:
+    """Cubic convolution kernel with a = -0.75 and its derivative, at signed distance `d` below
+    2."""
+    a, x = -0.75, absolute(d)
+    sign = where(d < 0, d.like(-1), 1)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1, (3 * (a + 2) * x - 2 * (a + 3)) * x
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a, (3 * a * x - 10 * a) * x + 8 * a
+    inside = x <= 1
+    return where(inside, near[0], far[0]), where(inside, near[1], far[1]) * sign
+
+
+class Sampler:
+    """Shapes: input [N, C, spatial...], grid [N, out..., n]. Works on [N, points]."""
+
+    def __init__(
+        self,
+        x: Instruction,
+        grid: Instruction,
+        mode: int,
+        padding: int,
+        align: bool,
+    ) -> None:
+        self.n = grid.shape.dims[-1]
+        self.sizes = x.shape.dims[2:]
+        self.batch, self.channels = x.shape.dims[:2]
+        self.out = grid.shape.dims[1:-1]
+        points = 1
+        for d in self.out:
+            points = points * d
+        self.points = (self.batch, points)
+        places = (
+            self.batch,
+            *self.sizes,
+        )  # known to be few, twice as many indices fit a vector
+        self.index = (
+            "s32"
+            if all(isinstance(d, int) for d in places) and product(places) < 1 << 31
+            else "s64"
+        )
+        flat = compute(reshape(grid, (*self.points, self.n)))
+        # The last grid coordinate belongs to the first spatial axis.
+        axes = [Expr(select_dim(flat.x, 2, self.n - 1 - i)) for i in range(self.n)]
+        self.axes = [
+            _taps(c, s, mode, padding, align) for c, s in zip(axes, self.sizes, strict=True)
+        ]
+
+    def combinations(self) -> Iterator[tuple[Expr, Expr, tuple[Any, ...]]]:
+        """(flat index [N, points], pred inside, taps) of every corner."""
+        strides = row_major_strides(tuple(self.sizes))
+        for taps in itertools.product(*self.axes):
+            inside, index = None, None
+            for (position, _, _), size, stride in zip(taps, self.sizes, strides, strict=True):
+                top = position.like(Expr(promote.count_elements((size,), position.dtype))) - 1
+                within = (position >= 0) & (position <= top)
+                inside = within if inside is None else inside & within
+                step = where(within, position, 0).cast(self.index) * stride
+                index = step if index is None else index + step
+            yield index, inside, taps
+
+    def rows(self, x: Instruction) -> Instruction:
+        """[N * pixels, C]"""
+        pixels = 1
+        for d in self.sizes:
+            pixels = pixels * d
+        self.pixels = pixels
+        return reshape(
+            move_dim(reshape(x, (self.batch, self.channels, pixels)), 1, 2),
+            (self.batch * pixels, self.channels),
+        )
+
+    def place(self, index: Expr) -> Instruction:
+        return (index + Expr(iota(self.points, 0, self.index)) * self.pixels).x
+
+    def spread(self, v: Expr) -> Expr:
+        """[N, points] repeated over channels."""
+        return Expr(broadcast_to(add_dim(v.x, 2), (*self.points, self.channels)))
+
+
+def _product(values: list[Expr]) -> Expr:
+    total = values[0]
+    for v in values[1:]:
+        total = total * v
+    return total
+
+
+@lowers(aten.grid_sampler_2d, aten.grid_sampler_3d)
+def grid_sampler(
+    x: Instruction,
+    grid: Instruction,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+) -> Instruction:
+    sampler = Sampler(x, grid, interpolation_mode, padding_mode, align_corners)
+    rows = sampler.rows(compute(x).x)
+    total = None
+    for index, inside, taps in sampler.combinations():
+        weight = where(inside, _product([w for _, w, _ in taps]), 0)
+        term = Expr(gather_dim(rows, sampler.place(index), 0)) * sampler.spread(weight)
+        total = term if total is None else total + term
+    shape = expected()
+    return promote.cast(reshape(move_dim(total.x, 2, 1), shape.dims), shape.dtype)
+
+
+@lowers(aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward)
+def grid_sampler_backward(
+    grad: Instruction,
+    x: Instruction,
+    grid: Instruction,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    mask: Sequence[bool],
+) -> tuple[Instruction | None, Instruction | None]:
+    sampler = Sampler(x, grid, interpolation_mode, padding_mode, align_corners)
+    rows = sampler.rows(compute(x).x)
+    g = Expr(
+        move_dim(
+            reshape(compute(grad).x, (sampler.batch, sampler.channels, sampler.points[1])),
+            1,
+            2,
+        )
+    )
+    dx = Expr(promote.full(0, g.dtype, rows.shape.dims))
+    slopes: list[Expr | None] = [None] * sampler.n
+    for index, inside, taps in sampler.combinations():
+        weight = where(inside, _product([w for _, w, _ in taps]), 0)
+        place = sampler.place(index)
+        dx = Expr(scatter_dim(dx.x, place, (g * sampler.spread(weight)).x, 0))
+        pull = where(inside, fold(g * Expr(gather_dim(rows, place, 0)), (2,)), 0)
+        for i in range(sampler.n):
+            partial = _product([d if k == i else w for k, (_, w, d) in enumerate(taps)])
+            term = pull * partial
+            slopes[i] = term if slopes[i] is None else slopes[i] + term
+    dx_shape, grid_shape = expected_shapes()
+    image = move_dim(reshape(dx.x, (sampler.batch, sampler.pixels, sampler.channels)), 2, 1)
+    dx = None if dx_shape is None else promote.cast(reshape(image, dx_shape.dims), dx_shape.dtype)
+    if grid_shape is None:
+        return dx, None
+    dgrid = stack([s.x for s in reversed(slopes)], -1)
+    return dx, promote.cast(reshape(dgrid, grid_shape.dims), grid_shape.dtype)
+
+
+@lowers(aten.affine_grid_generator)
+def affine_grid_generator(
+    theta: Instruction,
+    size: Sequence[Size],
+    align_corners: bool,
+) -> Instruction:
+    """[N, spatial..., n]: an n x (n + 1) matrix per image applied to the positions of its pixels,
+    from -1 to 1; the last coordinate comes first."""
+    value, shape = compute(theta), expected()
+    dims, n = shape.dims, shape.dims[-1]
+
+    def column(i: int) -> Expr:
+        return Expr(build.broadcast(select_dim(value.x, 2, i), dims, (0, n + 1)))
+
+    total = column(n)
+    for i in range(n):
+        d = n - i  # coordinate i runs along this dimension
+        count = Expr(promote.count_elements((dims[d],), value.dtype))
+        steps = maximum(count - 1, 1) if align_corners else count
+        position = (Expr(iota((dims[d],), 0, value.dtype)) * 2 + 1 - count) / steps
+        total = total + column(i) * Expr(build.broadcast(position.x, dims, (d,)))
+    return promote.cast(total.x, shape.dtype)

@@ -1,0 +1,403 @@
+"""Losses and their gradients. Reduction codes are torch's: 0 none, 1 mean, 2 sum."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.elementwise import compute
+from torch_hlo.lowering.core.expr import (
+    Expr,
+    absolute,
+    exp,
+    log,
+    log1p,
+    logistic,
+    maximum,
+    square,
+    where,
+)
+from torch_hlo.lowering.core.promote import (
+    Scalar,
+    broadcast_dims,
+    broadcast_to,
+    reshape,
+)
+from torch_hlo.lowering.core.registry import expected, lowers
+from torch_hlo.lowering.core.shaping import add_dim, gather_dim, iota, take_along
+from torch_hlo.lowering.reduction.reduce import average, fold, result
+from torch_hlo.lowering.shape.cumulative import prefix
+
+aten = torch.ops.aten
+MEAN, SUM = 1, 2
+
+
+def reduced(x: Expr, reduction: int) -> Instruction:
+    """`x` by the reduction code, in the expected shape and dtype."""
+    every = tuple(range(len(x.dims)))
+    return result(
+        average(x, every) if reduction == MEAN else fold(x, every) if reduction == SUM else x
+    )
+
+
+def _terms(*operands: Instruction) -> list[Expr]:
+    """Operands broadcast together in their compute type."""
+    dtype = promote.compute_type(promote.result_type(*operands))
+    dims = broadcast_dims(*(o.shape.dims for o in operands))
+    return [Expr(promote.operand(o, dtype, dims)) for o in operands]
+
+
+def _spread(grad: Instruction, like: Expr, reduction: int) -> Expr:
+    """The gradient of each element's loss: repeated, and divided by the count for a mean."""
+    g = Expr(promote.operand(grad, like.dtype, like.dims))
+    return g / Expr(promote.count_elements(like.dims, like.dtype)) if reduction == MEAN else g
+
+
+def _finish(x: Expr) -> Instruction:
+    shape = expected()
+    return broadcast_to(promote.cast(x.x, shape.dtype), shape.dims)
+
+
+# Negative log likelihood: classes along dimension 1 (or 0 of a single row).
+def _class_dim(x: Instruction) -> int:
+    return 1 if x.shape.rank > 1 else 0
+
+
+def _weights(
+    x: Instruction,
+    target: Instruction,
+    weight: Instruction | None,
+    ignore_index: Size,
+    dtype: str,
+) -> tuple[Instruction, Expr]:
+    """(a safe target, the weight of each target: 0 where ignored)."""
+    t = Expr(promote.cast(target, "s64"))
+    valid = t.ne(ignore_index)
+    safe = where(valid, t, 0)
+    one = (
+        Expr(promote.full(1, dtype, t.dims))
+        if weight is None
+        else Expr(promote.cast(gather_dim(weight, safe.x, 0), dtype))
+    )
+    return safe.x, where(valid, one, 0)
+
+
+def _nll_forward(
+    x: Instruction,
+    target: Instruction,
+    weight: Instruction | None,
+    reduction: int,
+    ignore_index: Size,
+) -> tuple[Instruction, ...]:
+    dim = _class_dim(x)
+    value = compute(x)
+    safe, w = _weights(x, target, weight, ignore_index, value.dtype)
+    picked = Expr(
+        reshape(
+            take_along(
+                value.x,
+                add_dim(safe, dim) if safe.shape.rank < x.shape.rank else safe,
+                dim,
+            ),
+            safe.shape.dims,
+        )
+    )
+    loss = where(w.eq(0), 0, -picked * w) if weight is None else -picked * w
+    every = tuple(range(len(loss.dims)))
+    if reduction == 0:
+        out, total = loss, Expr(promote.constant(0, value.dtype))
+    else:
+        out, total = fold(loss, every), fold(w, every)
+        out = out / total if reduction == MEAN else out
+    return result(out), result(total, 1)
+
+
+def _nll_backward(
+    grad: Instruction,
+    x: Instruction,
+    target: Instruction,
+    weight: Instruction | None,
+    reduction: int,
+    ignore_index: Size,
+    total_weight: Instruction,
+) -> Instruction:
+    dim = _class_dim(x)
+    shape = expected()
+    dtype = promote.compute_type(shape.dtype)
+    safe, w = _weights(x, target, weight, ignore_index, dtype)
+    g = Expr(promote.operand(grad, dtype, w.dims))
+    if reduction == MEAN:
+        g = g / Expr(promote.operand(total_weight, dtype, w.dims))
+    g = where(w.eq(0), 0, -g * w)
+
+    def spread(v: Instruction) -> Expr:
+        return Expr(
+            broadcast_to(add_dim(v, dim) if v.shape.rank < len(shape.dims) else v, shape.dims)
+        )
+
+    chosen = Expr(iota(shape.dims, dim)).eq(spread(safe))
+    return promote.cast(where(chosen, spread(g.x), 0).x, shape.dtype)
+
+
+lowers(aten.nll_loss_forward, aten.nll_loss2d_forward)(_nll_forward)
+lowers(aten.nll_loss_backward, aten.nll_loss2d_backward)(_nll_backward)
+
+
+# Regression
+@lowers(aten.mse_loss)
+def mse_loss(x: Instruction, y: Instruction, reduction: int = MEAN) -> Instruction:
+    x, y = _terms(x, y)
+    return reduced(square(x - y), reduction)
+
+
+@lowers(aten.mse_loss_backward)
+def mse_loss_backward(
+    grad: Instruction,
+    x: Instruction,
+    y: Instruction,
+    reduction: int,
+) -> Instruction:
+    x, y = _terms(x, y)
+    return _finish((x - y) * 2 * _spread(grad, x, reduction))
+
+
+@lowers(aten.l1_loss)
+def l1_loss(x: Instruction, y: Instruction, reduction: int = MEAN) -> Instruction:
+    x, y = _terms(x, y)
+    return reduced(absolute(x - y), reduction)
+
+
+def _smooth(z: Expr, beta: Scalar) -> Expr:
+    beta = z.like(beta)
+    return where(z < beta, 0.5 * z * z / beta, z - 0.5 * beta)
+
+
+@lowers(aten.smooth_l1_loss)
+def smooth_l1_loss(
+    x: Instruction,
+    y: Instruction,
+    reduction: int = MEAN,
+    beta: float = 1.0,
+) -> Instruction:
+    x, y = _terms(x, y)
+    z = absolute(x - y)
+    return reduced(
+        z if isinstance(beta, (int, float)) and beta == 0 else _smooth(z, beta),
+        reduction,
+    )
+
+
+@lowers(aten.smooth_l1_loss_backward)
+def smooth_l1_loss_backward(
+    grad: Instruction,
+    x: Instruction,
+    y: Instruction,
+    reduction: int,
+    beta: float,
+) -> Instruction:
+    x, y = _terms(x, y)
+    d = x - y
+    beta = d.like(beta)
+    sign = (d > 0).cast(d.dtype) - (d < 0).cast(d.dtype)
+    return _finish(where(absolute(d) < beta, d / beta, sign) * _spread(grad, d, reduction))
+
+
+@lowers(aten.huber_loss)
+def huber_loss(
+    x: Instruction,
+    y: Instruction,
+    reduction: int = MEAN,
+    delta: float = 1.0,
+) -> Instruction:
+    x, y = _terms(x, y)
+    z = absolute(x - y)
+    delta = z.like(delta)
+    return reduced(where(z <= delta, 0.5 * z * z, delta * (z - 0.5 * delta)), reduction)
+
+
+@lowers(aten.huber_loss_backward)
+def huber_loss_backward(
+    grad: Instruction,
+    x: Instruction,
+    y: Instruction,
+    reduction: int,
+    delta: float,
+) -> Instruction:
+    x, y = _terms(x, y)
+    d = x - y
+    delta = d.like(delta)
+    return _finish(
+        where(d < -delta, -delta, where(d > delta, delta, d)) * _spread(grad, d, reduction)
+    )
+
+
+# Classification
+@lowers(aten.binary_cross_entropy)
+def binary_cross_entropy(
+    x: Instruction,
+    y: Instruction,
+    weight: Instruction | None = None,
+    reduction: int = MEAN,
+) -> Instruction:
+    p, t = _terms(x, y)
+    loss = (t - 1) * maximum(log1p(-p), -100) - t * maximum(log(p), -100)
+    return reduced(_weighted(loss, weight), reduction)
+
+
+def _weighted(loss: Expr, weight: Instruction | None) -> Expr:
+    return loss if weight is None else loss * Expr(promote.operand(weight, loss.dtype, loss.dims))
+
+
+@lowers(aten.binary_cross_entropy_backward)
+def binary_cross_entropy_backward(
+    grad: Instruction,
+    x: Instruction,
+    y: Instruction,
+    weight: Instruction | None = None,
+    reduction: int = MEAN,
+) -> Instruction:
+    p, t = _terms(x, y)
+    return _finish(
+        _weighted(
+            _spread(grad, p, reduction) * (p - t) / maximum((1 - p) * p, 1e-12),
+            weight,
+        )
+    )
+
+
+@lowers(aten.binary_cross_entropy_with_logits)
+def binary_cross_entropy_with_logits(
+    x: Instruction,
+    y: Instruction,
+    weight: Instruction | None = None,
+    pos_weight: Instruction | None = None,
+    reduction: int = MEAN,
+) -> Instruction:
+    x, t = _terms(x, y)
+    log_sigmoid = -(maximum(-x, 0) + log1p(exp(-absolute(x))))
+    if pos_weight is None:
+        loss = (1 - t) * x - log_sigmoid
+    else:
+        scale = 1 + (Expr(promote.operand(pos_weight, x.dtype, x.dims)) - 1) * t
+        loss = (1 - t) * x - scale * log_sigmoid
+    return reduced(_weighted(loss, weight), reduction)
+
+
+@lowers(aten.soft_margin_loss)
+def soft_margin_loss(x: Instruction, y: Instruction, reduction: int = MEAN) -> Instruction:
+    x, t = _terms(x, y)
+    return reduced(log1p(exp(-t * x)), reduction)
+
+
+@lowers(aten.soft_margin_loss_backward)
+def soft_margin_loss_backward(
+    grad: Instruction,
+    x: Instruction,
+    y: Instruction,
+    reduction: int,
+) -> Instruction:
+    x, t = _terms(x, y)
+    return _finish(-t * logistic(-t * x) * _spread(grad, x, reduction))
+
+
+def _target_column(x: Expr, target: Instruction) -> tuple[Expr, Expr]:
+    """(value at the target class, pred: is the target class) of [N, C]."""
+    t = add_dim(promote.cast(target, "s64"), 1)
+    chosen = Expr(iota(x.dims, 1)).eq(Expr(broadcast_to(t, x.dims)))
+    return Expr(broadcast_to(take_along(x.x, t, 1), x.dims)), chosen
+
+
+def _rows(x: Instruction, target: Instruction) -> tuple[Expr, Instruction]:
+    value = compute(x)
+    if len(value.dims) < 2:
+        value = Expr(reshape(value.x, (1, value.x.shape.size)))
+    return value, reshape(target, (value.dims[0],))
+
+
+@lowers(aten.multi_margin_loss)
+def multi_margin_loss(
+    x: Instruction,
+    target: Instruction,
+    p: Scalar = 1,
+    margin: Scalar = 1,
+    weight: Instruction | None = None,
+    reduction: int = MEAN,
+) -> Instruction:
+    value, target = _rows(x, target)
+    at_target, chosen = _target_column(value, target)
+    z = maximum(margin - at_target + value, 0)
+    z = z if p == 1 else z * z
+    if weight is not None:
+        z = z * _row_weight(weight, target, z)
+    loss = average(where(chosen, 0, z), (1,))
+    return reduced(loss, reduction)
+
+
+def _row_weight(weight: Instruction, target: Instruction, like: Expr) -> Expr:
+    picked = gather_dim(promote.cast(weight, like.dtype), target, 0)
+    return Expr(broadcast_to(add_dim(picked, 1), like.dims))
+
+
+@lowers(aten.multi_margin_loss_backward)
+def multi_margin_loss_backward(
+    grad: Instruction,
+    x: Instruction,
+    target: Instruction,
+    p: Scalar,
+    margin: Scalar,
+    weight: Instruction | None = None,
+    reduction: int = MEAN,
+) -> Instruction:
+    value, target = _rows(x, target)
+    at_target, chosen = _target_column(value, target)
+    z = margin - at_target + value
+    slope = where(z > 0, z.like(1) if p == 1 else 2 * z, 0)
+    if weight is not None:
+        slope = slope * _row_weight(weight, target, slope)
+    slope = where(chosen, 0, slope) / Expr(promote.count_elements(value.dims[1:], value.dtype))
+    total = Expr(broadcast_to(add_dim(fold(slope, (1,)).x, 1), value.dims))
+    slope = where(chosen, -total, slope)
+    g = Expr(promote.cast(grad, value.dtype))
+    if g.dims:
+        g = Expr(broadcast_to(reshape(g.x, (value.dims[0], 1)), value.dims))
+    if reduction == MEAN:
+        g = g / Expr(promote.count_elements(value.dims[:1], value.dtype))
+    return reshape(promote.cast((slope * g).x, expected().dtype), expected().dims)
+
+
+@lowers(aten.multilabel_margin_loss_backward)
+def multilabel_margin_loss_backward(
+    grad: Instruction,
+    x: Instruction,
+    target: Instruction,
+    reduction: int,
+    is_target: Instruction,
+) -> Instruction:
+    value, g = compute(x), compute(grad)
+    shape = value.dims
+    if len(shape) < 2:
+        value = Expr(reshape(value.x, (1, value.x.shape.size)))
+    n, c = value.dims
+    labels = Expr(promote.cast(reshape(target, (n, c)), "s64"))
+    hits = Expr(reshape(is_target, (n, c))).ne(0)
+    # [n, label position, class]; labels end at the first -1.
+    dims = (n, c, c)
+    ended = prefix((labels < 0).cast("s64"), 1, "add") > 0
+
+    def over_classes(v: Expr) -> Expr:
+        return Expr(broadcast_to(reshape(v.x, (n, c, 1)), dims))
+
+    safe = where(labels < 0, 0, labels)
+    at_label = over_classes(Expr(take_along(value.x, safe.x, 1)))
+    other = ~Expr(broadcast_to(reshape(hits.x, (n, 1, c)), dims)) & ~over_classes(ended)
+    active = other & (1 - at_label + Expr(broadcast_to(reshape(value.x, (n, 1, c)), dims)) > 0)
+    step = active.cast(value.dtype) / Expr(promote.count_elements((c,), value.dtype))
+    chosen = Expr(iota(dims, 2)).eq(over_classes(safe)) & ~over_classes(ended)
+    pull = Expr(broadcast_to(reshape(fold(step, (2,)).x, (n, c, 1)), dims))
+    slope = fold(step - where(chosen, pull, 0), (1,))
+    if reduction == MEAN:
+        slope = slope / Expr(promote.count_elements((n,), value.dtype))
+    g = Expr(broadcast_to(reshape(g.x, (n, 1)), slope.dims)) if g.dims else g
+    return reshape(promote.cast((slope * g).x, expected().dtype), expected().dims)

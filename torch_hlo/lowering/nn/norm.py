@@ -1,0 +1,484 @@
+"""Normalisations: layer, RMS, batch, group; forward and backward. Statistics are computed in f32 or
+wider."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_hlo.hlo.ir import build
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.elementwise import compute
+from torch_hlo.lowering.core.expr import Expr, rsqrt, sqrt, square
+from torch_hlo.lowering.core.promote import broadcast_to, reshape
+from torch_hlo.lowering.core.registry import expected_shapes, lowers
+from torch_hlo.lowering.reduction.reduce import average, count, fold, keep, variance
+
+aten = torch.ops.aten
+
+
+def _results(*values: Expr | None) -> tuple[Instruction | None, ...]:
+    """Each value in the dtype and dims PyTorch expects; a result that PyTorch leaves empty becomes
+    an empty array."""
+    results = []
+    for value, shape in zip(values, expected_shapes(), strict=True):
+        if value is None or shape is None:
+            results.append(None if shape is None else promote.full(0, shape.dtype, shape.dims))
+        elif shape.dims == (0,) and value.dims != (0,):
+            results.append(promote.full(0, shape.dtype, (0,)))
+        else:
+            results.append(reshape(promote.cast(value.x, shape.dtype), shape.dims))
+    return tuple(results)
+
+
+def _like(x: Instruction | None, like: Expr) -> Expr | None:
+    """`x` in the compute type, broadcast (trailing alignment) to `like`."""
+    return None if x is None else Expr(promote.operand(x, like.dtype, like.dims))
+
+
+def _normalised_dims(x: Expr, normalized_shape: Sequence[Size]) -> tuple[int, ...]:
+    rank = len(x.dims)
+    return tuple(range(rank - len(normalized_shape), rank))
+
+
+@lowers(aten.native_layer_norm)
+def native_layer_norm(
+    x: Instruction,
+    normalized_shape: Sequence[Size],
+    weight: Instruction | None,
+    bias: Instruction | None,
+    eps: float,
+) -> tuple[Instruction | None, ...]:
+    value = compute(x)
+    dims = _normalised_dims(value, normalized_shape)
+    spread, mean = variance(value, dims, 0)
+    rstd = rsqrt(spread + eps)
+    out = (value - keep(mean, value.dims, dims)) * keep(rstd, value.dims, dims)
+    return _results(_affine(out, _like(weight, out), _like(bias, out)), mean, rstd)
+
+
+def _affine(x: Expr, weight: Expr | None, bias: Expr | None) -> Expr:
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+@lowers(aten.native_layer_norm_backward)
+def native_layer_norm_backward(
+    grad: Instruction,
+    x: Instruction,
+    normalized_shape: Sequence[Size],
+    mean: Instruction,
+    rstd: Instruction,
+    weight: Instruction | None,
+    bias: Instruction | None,
+    mask: Sequence[bool],
+) -> tuple[Instruction | None, ...]:
+    value, g = compute(x), compute(grad)
+    dims = _normalised_dims(value, normalized_shape)
+    outer = tuple(range(dims[0] if dims else len(value.dims)))
+    mean, rstd = (Expr(promote.operand(v, value.dtype, value.dims)) for v in (mean, rstd))
+    normal = (value - mean) * rstd
+    dx = dw = db = None
+    if mask[0]:
+        dx = _input_gradient(g if weight is None else g * _like(weight, g), normal, rstd, dims)
+    if mask[1] and weight is not None:
+        dw = fold(g * normal, outer)
+    if mask[2] and bias is not None:
+        db = fold(g, outer)
+    return _results(dx, dw, db)
+
+
+def _input_gradient(g: Expr, normal: Expr, rstd: Expr, dims: Sequence[int]) -> Expr:
+    """rstd * (g - mean(g) - normal * mean(g * normal))."""
+    inner = (
+        g
+        - keep(average(g, dims), g.dims, dims)
+        - normal * keep(average(g * normal, dims), g.dims, dims)
+    )
+    return rstd * inner
+
+
+@lowers(aten._fused_rms_norm)
+def fused_rms_norm(
+    x: Instruction,
+    normalized_shape: Sequence[int],
+    weight: Instruction | None,
+    eps: float | None,
+) -> tuple[Instruction | None, ...]:
+    value = compute(x)
+    dims = _normalised_dims(value, normalized_shape)
+    if eps is None:
+        eps = torch.finfo(promote.HLO_TO_TORCH[value.dtype]).eps
+    rstd = rsqrt(average(square(value), dims) + eps)
+    out = value * keep(rstd, value.dims, dims)
+    return _results(_affine(out, _like(weight, out), None), rstd)
+
+
+@lowers(aten._fused_rms_norm_backward)
+def fused_rms_norm_backward(
+    grad: Instruction,
+    x: Instruction,
+    normalized_shape: Sequence[int],
+    rstd: Instruction,
+    weight: Instruction | None,
+    mask: Sequence[bool],
+) -> tuple[Instruction | None, ...]:
+    value, g = compute(x), compute(grad)
+    dims = _normalised_dims(value, normalized_shape)
+    rstd = Expr(promote.operand(rstd, value.dtype, value.dims))
+    normal = value * rstd
+    dx = dw = None
+    if mask[0]:
+        scaled = g if weight is None else g * _like(weight, g)
+        dx = rstd * (scaled - normal * keep(average(scaled * normal, dims), g.dims, dims))
+    if mask[1] and weight is not None:
+        dw = fold(g * normal, tuple(range(dims[0])))
+    return _results(dx, dw)
+
+
+# Batch normalisation: the channel is dimension 1.
+def _channel(x: Instruction | Expr, like: Expr) -> Expr:
+    """A vector over channels repeated over an array of shape [N, C, …]."""
+    x = x.x if isinstance(x, Expr) else x
+    x = promote.cast(x, like.dtype)
+    return Expr(broadcast_to(reshape(x, (*x.shape.dims, *(1,) * (len(like.dims) - 2))), like.dims))
+
+
+def _all_but_channel(x: Expr) -> tuple[int, ...]:
+    return tuple(i for i in range(len(x.dims)) if i != 1)
+
+
+def _batch_norm(
+    x: Instruction,
+    weight: Instruction | None,
+    bias: Instruction | None,
+    running_mean: Instruction | None,
+    running_var: Instruction | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Expr, ...]:
+    """(output, save_mean, save_rstd, new running mean, new running variance); the last two None
+    without statistics."""
+    value = compute(x)
+    dims = _all_but_channel(value)
+    if training:
+        spread, mean = variance(value, dims, 0)
+        rstd = rsqrt(spread + eps)
+        n = Expr(count(value, dims))
+        unbiased = spread * (n / (n - 1))
+        new = tuple(
+            _running(old, fresh, momentum)
+            for old, fresh in ((running_mean, mean), (running_var, unbiased))
+        )
+    else:
+        mean, rstd = compute(running_mean), 1 / sqrt(compute(running_var) + eps)
+        new = (
+            running_mean if running_mean is None else Expr(running_mean),
+            running_var if running_var is None else Expr(running_var),
+        )
+    out = (value - _channel(mean, value)) * _channel(rstd, value)
+    scale, shift = (None if v is None else _channel(v, value) for v in (weight, bias))
+    saved = (mean, rstd)
+    return _affine(out, scale, shift), *saved, *new
+
+
+def _running(old: Instruction | None, fresh: Expr, momentum: float) -> Expr | None:
+    if old is None:
+        return None
+    before = compute(old)
+    fresh = fresh.cast(before.dtype)
+    return before * (1 - before.like(momentum)) + fresh * momentum
+
+
+@lowers(aten.native_batch_norm.default)
+def native_batch_norm(
+    x: Instruction,
+    weight: Instruction | None,
+    bias: Instruction | None,
+    running_mean: Instruction | None,
+    running_var: Instruction | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Instruction | None, ...]:
+    return _results(
+        *_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[:3]
+    )
+
+
+@lowers(aten._native_batch_norm_legit_functional.default)
+def native_batch_norm_functional(
+    x: Instruction,
+    weight: Instruction | None,
+    bias: Instruction | None,
+    running_mean: Instruction,
+    running_var: Instruction,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Instruction | None, ...]:
+    return _results(
+        *_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+    )
+
+
+@lowers(aten._native_batch_norm_legit.no_stats)
+def native_batch_norm_no_stats(
+    x: Instruction,
+    weight: Instruction | None,
+    bias: Instruction | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Instruction | None, ...]:
+    return _results(*_batch_norm(x, weight, bias, None, None, True, momentum, eps)[:3])
+
+
+@lowers(aten._native_batch_norm_legit_no_training.default)
+def native_batch_norm_no_training(
+    x: Instruction,
+    weight: Instruction | None,
+    bias: Instruction | None,
+    running_mean: Instruction,
+    running_var: Instruction,
+    momentum: float,
+    eps: float,
+) -> tuple[Instruction | None, ...]:
+    return _results(
+        *_batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
+    )
+
+
+@lowers(aten._batch_norm_with_update_functional.default)
+def batch_norm_with_update(
+    x: Instruction,
+    weight: Instruction | None,
+    bias: Instruction | None,
+    running_mean: Instruction,
+    running_var: Instruction,
+    momentum: float,
+    eps: float,
+) -> tuple[Instruction | None, ...]:
+    out, mean, rstd, *new = _batch_norm(
+        x, weight, bias, running_mean, running_var, True, momentum, eps
+    )
+    return _results(out, mean, rstd, None, *new)
+
+
+@lowers(aten._batch_norm_no_update.default)
+def batch_norm_no_update(
+    x: Instruction,
+    weight: Instruction | None,
+    bias: Instruction | None,
+    running_mean: Instruction | None,
+    running_var: Instruction | None,
+    momentum: float,
+    eps: float,
+) -> tuple[Instruction | None, ...]:
+    training = running_mean is None
+    return _results(
+        *_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[:3],
+        None,
+    )
+
+
+@lowers(aten.native_batch_norm_backward.default)
+def native_batch_norm_backward(
+    grad: Instruction,
+    x: Instruction,
+    weight: Instruction | None,
+    running_mean: Instruction | None,
+    running_var: Instruction | None,
+    save_mean: Instruction | None,
+    save_invstd: Instruction | None,
+    train: bool,
+    eps: float,
+    mask: Sequence[bool],
+) -> tuple[Instruction | None, ...]:
+    value, g = compute(x), compute(grad)
+    dims = _all_but_channel(value)
+    if train:
+        mean, rstd = compute(save_mean), compute(save_invstd)
+    else:
+        mean, rstd = compute(running_mean), rsqrt(compute(running_var) + eps)
+    normal = (value - _channel(mean, value)) * _channel(rstd, value)
+    products, sums = fold(g * normal, dims), fold(g, dims)
+    dx = None
+    # weights are the same for all that is summed: the gradients of weight and bias are the sums
+    # that dx needs
+    if mask[0]:
+        n = Expr(count(value, dims))
+        inner = g - _channel(sums / n, g) - normal * _channel(products / n, g) if train else g
+        dx = (
+            _channel(
+                rstd if weight is None else rstd * compute(weight).cast(rstd.dtype),
+                g,
+            )
+            * inner
+        )
+    return _results(dx, products if mask[1] else None, sums if mask[2] else None)
+
+
+@lowers(aten.batch_norm_backward.default)
+def batch_norm_backward(
+    grad: Instruction,
+    x: Instruction,
+    weight: Instruction,
+    running_mean: Instruction | None,
+    running_var: Instruction | None,
+    save_mean: Instruction | None,
+    save_var: Instruction | None,
+    update: bool,
+    eps: float,
+    mask: Sequence[bool],
+    reserve: Instruction,
+) -> tuple[Instruction | None, ...]:
+    return native_batch_norm_backward(
+        grad,
+        x,
+        weight,
+        running_mean,
+        running_var,
+        save_mean,
+        save_var,
+        update,
+        eps,
+        mask,
+    )
+
+
+# Group normalisation. Everything that is summed is first summed per image and channel, [N, C], and
+# what is the same in a group is spread to
+# [N, C] in memory: the passes over the whole array then are those of batch normalisation, whichever
+# dimension is innermost.
+def _spatial(x: Expr) -> tuple[int, ...]:
+    return tuple(range(2, len(x.dims)))
+
+
+def _group_mean(sums: Expr, groups: int, n: Expr) -> Expr:
+    """[N, groups] from sums [N, C]; `n`: elements of a group."""
+    images, channels = sums.dims
+    return fold(Expr(reshape(sums.x, (images, groups, channels // groups))), (2,)) / n
+
+
+def _spread(x: Expr, channels: Size) -> Expr:
+    """[N, groups] -> [N, C], as an array of its own."""
+    images, groups = x.dims
+    wide = build.broadcast(x.x, (images, groups, channels // groups), (0, 1))
+    return Expr(build.opt_barrier(reshape(wide, (images, channels))))
+
+
+def _pixels(x: Expr, like: Expr) -> Expr:
+    """[N, C] repeated over the pixels of `like`."""
+    return Expr(build.broadcast(x.x, like.dims, (0, 1)))
+
+
+@lowers(aten.native_group_norm)
+def native_group_norm(
+    x: Instruction,
+    weight: Instruction | None,
+    bias: Instruction | None,
+    n: Size,
+    c: Size,
+    hxw: Size,
+    group: int,
+    eps: float,
+) -> tuple[Instruction | None, ...]:
+    value = compute(x)
+    images, channels = value.dims[:2]
+    size = Expr(count(value, _spatial(value))) * (channels // group)
+    mean = _group_mean(fold(value, _spatial(value)), group, size)
+    centered = value - _pixels(_spread(mean, channels), value)
+    rstd = rsqrt(_group_mean(fold(square(centered), _spatial(value)), group, size) + eps)
+    scaled = centered * _pixels(_spread(rstd, channels), value)
+    return _results(
+        _affine(
+            scaled,
+            *(None if v is None else _channel(v, value) for v in (weight, bias)),
+        ),
+        mean,
+        rstd,
+    )
+
+
+@lowers(aten.native_group_norm_backward)
+def native_group_norm_backward(
+    grad: Instruction,
+    x: Instruction,
+    mean: Instruction,
+    rstd: Instruction,
+    weight: Instruction | None,
+    n: Size,
+    c: Size,
+    hxw: Size,
+    group: int,
+    mask: Sequence[bool],
+) -> tuple[Instruction | None, ...]:
+    value, g = compute(x), compute(grad)
+    images, channels = value.dims[:2]
+    size = Expr(count(value, _spatial(value))) * (channels // group)
+    mean, rstd = (
+        _spread(Expr(promote.cast(reshape(v, (images, group)), value.dtype)), channels)
+        for v in (mean, rstd)
+    )
+    centered = value - _pixels(mean, value)
+    sums, products = fold(g, _spatial(g)), fold(g * centered, _spatial(g)) * rstd
+    dx = None
+    if mask[0]:
+        scaled = [v if weight is None else v * _like(weight, v) for v in (sums, products)]
+        first, second = (_spread(_group_mean(v, group, size), channels) for v in scaled)
+        scale = rstd if weight is None else rstd * _like(weight, rstd)
+        dx = (
+            g * _pixels(scale, g)
+            - _pixels(rstd * first, g)
+            - centered * _pixels(square(rstd) * second, g)
+        )
+    return _results(
+        dx,
+        fold(products, (0,)) if mask[1] else None,
+        fold(sums, (0,)) if mask[2] else None,
+    )
+
+
+# torch.nn.utils.weight_norm: w = v * g / |v|, with a norm and a g for each index of dimension
+# `dim`.
+
+
+def _but(dim: int, rank: int) -> tuple[int, ...]:
+    return tuple(d for d in range(rank) if d != dim % rank)
+
+
+@lowers(aten._weight_norm_interface)
+def weight_norm(v: Instruction, g: Instruction, dim: int = 0) -> tuple[Instruction | None, ...]:
+    value = compute(v)
+    others = _but(dim, len(value.dims))
+    norm = sqrt(fold(square(value), others))
+    return _results(value * (_like(g, value) / keep(norm, value.dims, others)), norm)
+
+
+@lowers(aten._weight_norm_interface_backward)
+def weight_norm_backward(
+    grad: Instruction,
+    v: Instruction,
+    g: Instruction,
+    norms: Instruction,
+    dim: int,
+) -> tuple[Instruction | None, ...]:
+    """(gradient of v, gradient of g)."""
+    value, dw = compute(v), compute(grad)
+    others = _but(dim, len(value.dims))
+    scale, norm = (
+        _like(g, value),
+        Expr(promote.cast(reshape(norms, (value.dims[dim],)), value.dtype)),
+    )
+    along = fold(dw * value, others) / norm
+    return _results(
+        scale
+        / keep(norm, value.dims, others)
+        * (dw - value * keep(along / norm, value.dims, others)),
+        along,
+    )

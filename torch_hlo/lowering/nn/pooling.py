@@ -1,0 +1,582 @@
+"""Pooling: average, maximum (with indices), adaptive; forward and backward, in one, two and three
+dimensions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_hlo.hlo.ir import build
+from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.shape import Shape, row_major_strides
+from torch_hlo.hlo.ir.window import WindowDim
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.elementwise import compute
+from torch_hlo.lowering.core.expr import Expr, is_nan, maximum, minimum, where
+from torch_hlo.lowering.core.promote import broadcast_to, reshape
+from torch_hlo.lowering.core.registry import expected, lowers
+from torch_hlo.lowering.core.shaping import (
+    add_dim,
+    gather_dim,
+    iota,
+    lowest,
+    move_dim,
+    pad,
+    permute,
+    scatter_dim,
+    take_along,
+)
+from torch_hlo.lowering.linalg.matmul import dot
+from torch_hlo.lowering.reduction.reduce import arg_extreme, average
+
+aten = torch.ops.aten
+
+
+def _sizes(values: Sequence[int] | int, n: int, default: Sequence[int] | None = None) -> list[int]:
+    if not isinstance(values, (list, tuple)):
+        values = [values]
+    if not values:
+        return list(default)
+    return list(values) * n if len(values) == 1 else list(values)
+
+
+def _leading(rank: int, n: int) -> list[WindowDim]:
+    return [WindowDim(1)] * (rank - n)
+
+
+def _axis_index(dims: Sequence[Size], dim: int) -> Expr:
+    return Expr(iota(dims, dim))
+
+
+# Average
+def _divisor(
+    dims: Sequence[Size],
+    sizes: Sequence[Size],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    include_pad: bool,
+    override: int | None,
+    dtype: str,
+) -> Expr | None:
+    """How many elements each window of an output of `dims` averages; None when it is the kernel
+    size everywhere."""
+    n = len(kernel)
+    if override is not None:
+        return Expr(promote.full(override, dtype, dims))
+    uniform = all(
+        isinstance(o, int)
+        and isinstance(s, int)
+        and (o - 1) * st + k <= s + 2 * p
+        and (include_pad or p == 0)
+        for o, s, k, st, p in zip(dims[-n:], sizes, kernel, stride, padding, strict=True)
+    )
+    if uniform:
+        return None
+    total = Expr(promote.full(1, "s64", dims))
+    for i in range(n):
+        d = len(dims) - n + i
+        start = _axis_index(dims, d) * stride[i] - padding[i]
+        size = start.like(sizes[i])
+        stop = minimum(start + kernel[i], size + padding[i])
+        if not include_pad:
+            start, stop = maximum(start, 0), minimum(stop, size)
+        total = total * (stop - start)
+    return total.cast(dtype)
+
+
+def _averaged(x: Expr, divisor: Expr | None, kernel: Sequence[int]) -> Expr:
+    return x / math.prod(kernel) if divisor is None else x / divisor
+
+
+@lowers(aten.avg_pool2d, aten.avg_pool3d)
+def avg_pool(
+    x: Instruction,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Instruction:
+    return _avg_pool(
+        x,
+        kernel,
+        stride,
+        padding,
+        count_include_pad,
+        divisor_override,
+        len(kernel) if len(kernel) > 1 else None,
+    )
+
+
+@lowers(aten.avg_pool1d)
+def avg_pool1d(
+    x: Instruction,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Instruction:
+    return _avg_pool(x, kernel, stride, padding, count_include_pad, None, 1)
+
+
+def _avg_pool(
+    x: Instruction,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    include_pad: bool,
+    override: int | None,
+    n: int | None,
+) -> Instruction:
+    n = n or (3 if x.shape.rank == 5 else 2)
+    shape = expected()
+    kernel = _sizes(kernel, n)
+    stride, padding = _sizes(stride, n, kernel), _sizes(padding, n)
+    value = compute(x)
+    sizes, outs = x.shape.dims[-n:], shape.dims[-n:]
+    window = _leading(x.shape.rank, n)
+    for s, o, k, st, p in zip(sizes, outs, kernel, stride, padding, strict=True):
+        window.append(WindowDim(k, st, p, (o - 1) * st + k - s - p))
+    total = Expr(_window_reduce(value.x, window, "add"))
+    return promote.cast(
+        _averaged(
+            total,
+            _divisor(
+                shape.dims,
+                sizes,
+                kernel,
+                stride,
+                padding,
+                include_pad,
+                override,
+                value.dtype,
+            ),
+            kernel,
+        ).x,
+        shape.dtype,
+    )
+
+
+def _window_reduce(x: Instruction, window: list[WindowDim], op: str) -> Instruction:
+    """reduce-window; padding that would be negative (rows that no window reaches) is cut off
+    first."""
+    cuts, fixed = [], []
+    for w in window:
+        cut = min(w.pad_high, 0) if isinstance(w.pad_high, int) and w.base_dilation == 1 else 0
+        cuts.append((0, cut))
+        fixed.append(
+            WindowDim(
+                w.size,
+                w.stride,
+                w.pad_low,
+                w.pad_high - cut,
+                w.base_dilation,
+                w.window_dilation,
+            )
+        )
+    init = 0 if op == "add" else lowest(x.shape.dtype)
+    return build.reduce_window(
+        pad(x, cuts), promote.constant(init, x.shape.dtype), tuple(fixed), op
+    )
+
+
+@lowers(aten.avg_pool2d_backward, aten.avg_pool3d_backward)
+def avg_pool_backward(
+    grad: Instruction,
+    x: Instruction,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Instruction:
+    n = len(kernel) if len(kernel) > 1 else 3 if x.shape.rank == 5 else 2
+    shape = expected()
+    kernel = _sizes(kernel, n)
+    stride, padding = _sizes(stride, n, kernel), _sizes(padding, n)
+    g = compute(grad)
+    sizes = x.shape.dims[-n:]
+    g = _averaged(
+        g,
+        _divisor(
+            g.dims,
+            sizes,
+            kernel,
+            stride,
+            padding,
+            count_include_pad,
+            divisor_override,
+            g.dtype,
+        ),
+        kernel,
+    )
+    if (
+        kernel == stride
+        and not any(padding)
+        and all(isinstance(v, int) for v in (*sizes, *g.dims[-n:]))
+    ):
+        return promote.cast(_repeated(g.x, kernel, sizes), shape.dtype)
+    window = _leading(x.shape.rank, n)
+    for s, o, k, st, p in zip(sizes, g.dims[-n:], kernel, stride, padding, strict=True):
+        # Each input element gets the gradients of the windows over it: a sum over the spread-out
+        # output.
+        window.append(WindowDim(k, 1, k - 1 - p, s + p - (o - 1) * st - 1, st))
+    return promote.cast(_window_reduce(g.x, window, "add"), shape.dtype)
+
+
+def _repeated(x: Instruction, times: Sequence[Size], sizes: Sequence[Size]) -> Instruction:
+    """Every element of the last dimensions of `x` so many times, with zeros up to `sizes` or cut
+    there."""
+    lead, n = x.shape.dims[: -len(times)], len(times)
+    spread = [v for d, t in zip(x.shape.dims[-n:], times, strict=True) for v in (d, t)]
+    kept = [*range(len(lead)), *range(len(lead), len(lead) + 2 * n, 2)]
+    found = reshape(
+        build.broadcast(x, (*lead, *spread), kept),
+        (*lead, *(d * t for d, t in zip(x.shape.dims[-n:], times, strict=True))),
+    )
+    edges = [(0, s - d) for s, d in zip(sizes, found.shape.dims[-n:], strict=True)]
+    return pad(found, [(0, 0)] * len(lead) + edges)
+
+
+# Maximum with indices into the flattened spatial dims
+@lowers(aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)
+def max_pool_with_indices(
+    x: Instruction,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = 0,
+    dilation: Sequence[int] = 1,
+    ceil_mode: bool = False,
+) -> tuple[Instruction, ...]:
+    return _max_pool(x, kernel, stride, padding, dilation, 3 if len(kernel) == 3 else None)
+
+
+def _max_pool(
+    x: Instruction,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    n: int | None = None,
+) -> tuple[Instruction, ...]:
+    shape = expected()
+    n = n or len(kernel) if len(kernel) > 1 else n or (3 if x.shape.rank == 5 else 2)
+    kernel = _sizes(kernel, n)
+    stride, padding, dilation = (
+        _sizes(stride, n, kernel),
+        _sizes(padding, n),
+        _sizes(dilation, n),
+    )
+    sizes, outs = x.shape.dims[-n:], shape.dims[-n:]
+    lead = x.shape.rank - n
+    needs = [
+        ((o - 1) * st + (k - 1) * d + 1)
+        for o, st, k, d in zip(outs, stride, kernel, dilation, strict=True)
+    ]
+    low = lowest(x.shape.dtype)
+    padded = pad(
+        x,
+        [(0, 0)] * lead
+        + [(p, need - s - p) for p, need, s in zip(padding, needs, sizes, strict=True)],
+        low,
+    )
+    steps = row_major_strides(tuple(sizes))
+    starts = [_axis_index(shape.dims, lead + i) * stride[i] - padding[i] for i in range(n)]
+    best = Expr(promote.full(low, x.shape.dtype, shape.dims))
+    index = _flat([_first_inside(s, d) for s, d in zip(starts, dilation, strict=True)], steps)
+    # One comparison per window position: strided slices, which fuse into one loop over the output.
+    for offsets in itertools.product(*(range(k) for k in kernel)):
+        shift = [o * d for o, d in zip(offsets, dilation, strict=True)]
+        ranges = [(0, d, 1) for d in x.shape.dims[:lead]]
+        ranges += [
+            (sh, sh + (o - 1) * st + 1, st) for sh, o, st in zip(shift, outs, stride, strict=True)
+        ]
+        value = Expr(instr("slice", (padded,), slice=tuple(ranges)))
+        better = value > best
+        if promote.is_floating(value.dtype):
+            better = better | is_nan(value)
+        best = where(better, value, best)
+        index = where(
+            better,
+            _flat([s + sh for s, sh in zip(starts, shift, strict=True)], steps),
+            index,
+        )
+    # The values alone need neither the padded copy nor the comparisons: they are a window's
+    # maximum, and the indices go when nobody reads them.
+    window = [*_leading(x.shape.rank, n)]
+    for s, p, need, k, st, d in zip(sizes, padding, needs, kernel, stride, dilation, strict=True):
+        window.append(WindowDim(k, st, p, need - s - p, 1, d))
+    return _window_reduce(x, window, "maximum"), index.x
+
+
+def _first_inside(start: Expr, dilation: int) -> Expr:
+    """The first position of a window that is not padding."""
+    return where(
+        start < 0,
+        start - (start - (dilation - 1)) / dilation * dilation if dilation > 1 else start.like(0),
+        start,
+    )
+
+
+def _flat(positions: list[Expr], steps: Sequence[Size]) -> Expr:
+    total = positions[0] * steps[0]
+    for p, s in zip(positions[1:], steps[1:], strict=True):
+        total = total + p * s
+    return total
+
+
+def _keeps(a: Instruction, b: Instruction) -> Instruction:
+    """Whether the maximum so far stays when `b` comes: the first of equal ones does, and the last
+    NaN."""
+    stays = build.not_(build.compare(b, a, "GT"))
+    return build.and_(stays, build.compare(b, b, "EQ")) if a.shape.kind == "f" else stays
+
+
+def _max_pool_backward(n: int) -> Callable[..., Any]:
+    def lowering(
+        grad: Instruction,
+        x: Instruction,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+        indices: Instruction,
+    ) -> Instruction:
+        """Each window's gradient goes to its maximum. `indices` say no more than `x`: autograd
+        hands in those of the forward."""
+        shape = expected()
+        kernel = _sizes(kernel, n)
+        stride, padding, dilation = (
+            _sizes(stride, n, kernel),
+            _sizes(padding, n),
+            _sizes(dilation, n),
+        )
+        # Where windows overlap gradients are added up in the wide type.
+        dtype = (
+            promote.compute_type(shape.dtype)
+            if any(k > s for k, s in zip(kernel, stride, strict=True))
+            else shape.dtype
+        )
+        window = _leading(len(shape.dims), n)
+        for s, o, k, st, p, d in zip(
+            shape.dims[-n:],
+            grad.shape.dims[-n:],
+            kernel,
+            stride,
+            padding,
+            dilation,
+            strict=True,
+        ):
+            window.append(WindowDim(k, st, p, (o - 1) * st + (k - 1) * d + 1 - s - p, 1, d))
+        select = build.computation(_keeps, (Shape(dtype), Shape(dtype)), f"keeps_{dtype}")
+        values, zero = (
+            (promote.cast(v, dtype) for v in (x, grad)),
+            promote.constant(0, dtype),
+        )
+        return promote.cast(
+            build.select_and_scatter(*values, zero, tuple(window), select, "add"),
+            shape.dtype,
+        )
+
+    return lowering
+
+
+def _add_at_indices(n: int) -> Callable[..., Any]:
+    def lowering(grad: Instruction, x: Instruction, *args: Any) -> Instruction:
+        """Add each gradient at the position recorded in the last argument."""
+        return _unpool_add(grad, args[-1], expected(), n)
+
+    return lowering
+
+
+for _n in (2, 3):
+    lowers(getattr(aten, f"max_pool{_n}d_with_indices_backward"))(_max_pool_backward(_n))
+    lowers(
+        getattr(aten, f"adaptive_max_pool{_n}d_backward"),
+        getattr(aten, f"fractional_max_pool{_n}d_backward"),
+    )(_add_at_indices(_n))
+
+
+def _unpool_add(grad: Instruction, indices: Instruction, shape: Shape, n: int) -> Instruction:
+    lead = shape.dims[: len(shape.dims) - n]
+    inner, outer = (_product(d[len(d) - n :]) for d in (shape.dims, grad.shape.dims))
+    rows = _product(lead)
+    dtype = promote.compute_type(shape.dtype)
+    flat_index = Expr(reshape(indices, (rows, outer)))
+    position = flat_index + _axis_index((rows, outer), 0) * inner
+    zero = promote.full(0, dtype, (rows * inner,))
+    flat = scatter_dim(zero, position.x, promote.cast(reshape(grad, (rows, outer)), dtype), 0)
+    return promote.cast(reshape(flat, shape.dims), shape.dtype)
+
+
+def _product(dims: Sequence[Size]) -> Size:
+    total: Size = 1
+    for d in dims:
+        total = total * d
+    return total
+
+
+# Adaptive: window o covers [floor(o * in / out), ceil((o + 1) * in / out)).
+def _adaptive_bounds(size: Size, out: Size) -> tuple[Expr, Expr]:
+    """(start, stop) of each window, s64[out]."""
+    o = _axis_index((out,), 0)
+    n, m = o.like(size), o.like(out)
+    return o * n / m, ((o + 1) * n + m - 1) / m
+
+
+def _adaptive_weights(size: Size, out: Size, dtype: str) -> Expr:
+    """[out, size] matrix of averaging weights."""
+    start, stop = _adaptive_bounds(size, out)
+    dims = (out, size)
+    start, stop = (Expr(broadcast_to(reshape(v.x, (out, 1)), dims)) for v in (start, stop))
+    i = _axis_index(dims, 1)
+    return where((i >= start) & (i < stop), 1 / (stop - start).cast(dtype), 0)
+
+
+@lowers(aten._adaptive_avg_pool2d, aten._adaptive_avg_pool3d, aten.adaptive_avg_pool1d)
+def adaptive_avg_pool(x: Instruction, output_size: Sequence[Size]) -> Instruction:
+    return _apply_weights(x, len(output_size), expected().dims, False)
+
+
+@lowers(aten._adaptive_avg_pool2d_backward, aten._adaptive_avg_pool3d_backward)
+def adaptive_avg_pool_backward(grad: Instruction, x: Instruction) -> Instruction:
+    n = 3 if x.shape.rank == 5 else 2
+    if x.shape.rank == 4 and grad.shape.dims[1] != x.shape.dims[1]:
+        n = 3
+    return _apply_weights(grad, n, expected().dims, True)
+
+
+def _apply_weights(x: Instruction, n: int, dims: Sequence[Size], backward: bool) -> Instruction:
+    """Equal windows are average pooling; else each spatial dim is contracted with its averaging
+    matrix (or its transpose)."""
+    value = compute(x)
+    whole, parts = (dims, value.dims) if backward else (value.dims, dims)
+    pairs = [*zip(whole[-n:], parts[-n:], strict=True)]
+    if (
+        all(isinstance(v, int) and v for pair in pairs for v in pair)
+        and all(a % b == 0 for a, b in pairs)
+        and any(b > 1 for _, b in pairs)
+    ):
+        times = [a // b for a, b in pairs]
+        window = (*_leading(len(dims), n), *(WindowDim(t, t) for t in times))
+        found = (
+            _repeated(value.x, times, dims[-n:])
+            if backward
+            else _window_reduce(value.x, [*window], "add")
+        )
+        return promote.cast((Expr(found) / math.prod(times)).x, expected().dtype)
+    for d in range(len(dims) - n, len(dims)):
+        have, want = value.dims[d], dims[d]
+        if have == want:
+            continue
+        small, large = (have, want) if backward else (want, have)
+        if isinstance(small, int) and small == 1:
+            if backward:
+                value = Expr(
+                    broadcast_to(value.x, (*value.dims[:d], want, *value.dims[d + 1 :]))
+                ) / Expr(promote.count_elements((want,), value.dtype))
+            else:
+                mean = average(value, (d,))
+                value = Expr(reshape(mean.x, (*value.dims[:d], 1, *value.dims[d + 1 :])))
+            continue
+        weights = _adaptive_weights(large, small, value.dtype)
+        value = Expr(move_dim(dot(value.x, weights.x, (d,), (0 if backward else 1,)).x, -1, d))
+    return promote.cast(value.x, expected().dtype)
+
+
+@lowers(aten.adaptive_max_pool2d, aten.adaptive_max_pool3d)
+def adaptive_max_pool(
+    x: Instruction,
+    output_size: Sequence[int],
+) -> tuple[Instruction, Instruction]:
+    """Gather each window (padded to the longest by repeating its first element), unless all are
+    equal, and take the first maximum."""
+    n = len(output_size)
+    shape = expected()
+    lead = x.shape.rank - n
+    value = x
+    for i in range(n):
+        d, size, out = lead + 2 * i, x.shape.dims[lead + i], shape.dims[lead + i]
+        if isinstance(size, int) and isinstance(out, int) and out and size % out == 0:
+            value = reshape(
+                value,
+                (
+                    *value.shape.dims[:d],
+                    out,
+                    size // out,
+                    *value.shape.dims[d + 1 :],
+                ),
+            )
+        else:
+            value = gather_dim(value, _adaptive_windows(size, out).x, d)
+    places = [
+        _spread_index(
+            x.shape.dims[lead + i],
+            shape.dims[lead + i],
+            value.shape.dims,
+            lead + 2 * i,
+        )
+        for i in range(n)
+    ]
+    flat = _flat(places, row_major_strides(tuple(x.shape.dims[lead:])))
+    order = [
+        *range(lead),
+        *(lead + 2 * i for i in range(n)),
+        *(lead + 2 * i + 1 for i in range(n)),
+    ]
+    window = _product(value.shape.dims[lead + 2 * i + 1] for i in range(n))
+    value = reshape(permute(value, order), (*shape.dims, window))
+    flat = reshape(permute(flat.x, order), (*shape.dims, window))
+    best, where_ = arg_extreme(Expr(value), len(shape.dims), True)
+    index = take_along(flat, add_dim(where_.x, len(shape.dims)), len(shape.dims))
+    return best.x, reshape(index, shape.dims)
+
+
+def _adaptive_windows(size: Size, out: Size) -> Expr:
+    """s64[out, longest window]: positions, the first one repeated beyond the end."""
+    longest = ceildiv(size, out) + (
+        0 if isinstance(size, int) and isinstance(out, int) and size % out == 0 else 1
+    )
+    if isinstance(size, int):
+        longest = min(longest, size)
+    dims = (out, longest)
+    start, stop = (
+        Expr(broadcast_to(reshape(v.x, (out, 1)), dims)) for v in _adaptive_bounds(size, out)
+    )
+    position = start + _axis_index(dims, 1)
+    return where(position < stop, position, start)
+
+
+def _spread_index(size: Size, out: Size, dims: Sequence[Size], at: int) -> Expr:
+    index = _adaptive_windows(size, out)
+    place = [1] * len(dims)
+    place[at], place[at + 1] = index.dims
+    return Expr(broadcast_to(reshape(index.x, place), dims))
+
+
+@lowers(aten.max_unpool2d, aten.max_unpool3d)
+def max_unpool(
+    x: Instruction,
+    indices: Instruction,
+    output_size: Sequence[Size],
+    *args: Any,
+) -> Instruction:
+    shape = expected()
+    n = len(output_size)
+    lead = shape.dims[: len(shape.dims) - n]
+    inner, outer = (_product(d[len(d) - n :]) for d in (shape.dims, x.shape.dims))
+    rows = _product(lead)
+    position = Expr(reshape(indices, (rows, outer))) + _axis_index((rows, outer), 0) * inner
+    zero = promote.full(0, shape.dtype, (rows * inner,))
+    return reshape(scatter_dim(zero, position.x, reshape(x, (rows, outer)), 0, None), shape.dims)

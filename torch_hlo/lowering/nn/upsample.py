@@ -1,0 +1,326 @@
+"""Resampling of images: nearest, linear, cubic, with and without antialiasing. Both directions
+gather.
+
+A dimension is resampled on its own: `taps` gives, for each output position, a few source positions
+and weights. Where sizes are known the taps are tables of constants, and turned around they say for
+each source position which outputs it went to: the gradient is then resampled as images are. With
+symbolic sizes the gradient is scattered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_hlo.hlo.evaluate.evaluate import evaluate
+from torch_hlo.hlo.ir import build
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.elementwise import compute
+from torch_hlo.lowering.core.expr import (
+    Expr,
+    absolute,
+    floor,
+    maximum,
+    minimum,
+    round_even,
+    where,
+)
+from torch_hlo.lowering.core.promote import broadcast_to, reshape
+from torch_hlo.lowering.core.registry import LoweringError, Weak, expected, lowers
+from torch_hlo.lowering.core.shaping import gather_dim, iota, scatter_dim
+
+aten = torch.ops.aten
+# outputs that one source position went to, for which reading them beats adding at computed places
+MOST_TAPS = 64
+Tap = tuple[Expr, Expr | None]  # (s64[out] source position, weight[out]; None is 1)
+
+
+def _index(out: Size, dtype: str) -> Expr:
+    return Expr(iota((out,), 0, dtype))
+
+
+def _step(size: Size, out: Size, scale: float | None, dtype: str) -> Expr:
+    """Source distance between neighbouring outputs: 1 / scale factor if one was given, else the
+    ratio of sizes."""
+    if isinstance(scale, Weak) or (scale is not None and scale > 0):
+        return (1 / Expr(promote.scalar(scale, "f64"))).cast(dtype)
+    return Expr(promote.count_elements((size,), dtype)) / Expr(
+        promote.count_elements((out,), dtype)
+    )
+
+
+def _clip(position: Expr, size: Size) -> Expr:
+    return minimum(maximum(position, 0), position.like(size) - 1)
+
+
+def nearest(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> list[Tap]:
+    return [
+        (
+            _clip(
+                floor(_index(out, dtype) * _step(size, out, scale, dtype)).cast("s64"),
+                size,
+            ),
+            None,
+        )
+    ]
+
+
+def nearest_exact(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> list[Tap]:
+    return [
+        (
+            _clip(
+                floor((_index(out, dtype) + 0.5) * _step(size, out, scale, dtype)).cast("s64"),
+                size,
+            ),
+            None,
+        )
+    ]
+
+
+def _source(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> Expr:
+    i = _index(out, dtype)
+    if align:
+        if isinstance(out, int) and out == 1:
+            return i * 0
+        step = Expr(promote.count_elements((size - 1,), dtype)) / Expr(
+            promote.count_elements((out - 1,), dtype)
+        )
+        return i * step
+    return (i + 0.5) * _step(size, out, scale, dtype) - 0.5
+
+
+def linear(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> list[Tap]:
+    source = _source(size, out, align, scale, dtype)
+    source = maximum(source, 0)
+    low = minimum(floor(source).cast("s64"), size_minus_one(size))
+    weight = minimum(maximum(source - low.cast(dtype), 0), 1)
+    return [(low, 1 - weight), (minimum(low + 1, size_minus_one(size)), weight)]
+
+
+def size_minus_one(size: Size) -> Expr:
+    return Expr(promote.scalar(size - 1, "s64"))
+
+
+def _cubic_near(t: Expr, a: float) -> Expr:
+    return ((a + 2) * t - (a + 3)) * t * t + 1
+
+
+def _cubic_far(t: Expr, a: float) -> Expr:
+    return ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
+
+
+def cubic(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> list[Tap]:
+    source = _source(size, out, align, scale, dtype)
+    base = floor(source)
+    t, first = source - base, base.cast("s64")
+    a = -0.75
+    weights = [
+        _cubic_far(t + 1, a),
+        _cubic_near(t, a),
+        _cubic_near(1 - t, a),
+        _cubic_far(2 - t, a),
+    ]
+    return [(_clip(first + (k - 1), size), w) for k, w in enumerate(weights)]
+
+
+def _triangle(x: Expr) -> Expr:
+    return maximum(1 - absolute(x), 0)
+
+
+def _cubic_filter(x: Expr) -> Expr:
+    x, a = absolute(x), -0.5
+    return where(x < 1, _cubic_near(x, a), where(x < 2, _cubic_far(x, a), 0))
+
+
+def antialiased(kernel: Callable, reach: float) -> Callable:
+    """Taps of a filter of half-width `reach` stretched by the downsampling factor, with normalised
+    weights."""
+
+    def taps(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> list[Tap]:
+        if not isinstance(size, int) or not isinstance(out, int) or isinstance(scale, Weak):
+            raise LoweringError("antialiased resampling needs known sizes and scales")
+        ratio = (
+            (size - 1) / (out - 1)
+            if align and out > 1
+            else 0.0
+            if align
+            else 1 / scale
+            if scale
+            else size / out
+        )
+        stretch = max(ratio, 1.0)
+        center = (_index(out, dtype) + 0.5) * ratio  # with align_corners, too
+        support = reach * stretch
+        low = maximum(floor(center - support + 0.5).cast("s64"), 0)
+        high = minimum(floor(center + support + 0.5).cast("s64"), size)
+        result = []
+        for k in range(int(2 * support) + 2):
+            position = low + k
+            weight = kernel((position.cast(dtype) - center + 0.5) * (1 / stretch))
+            result.append((_clip(position, size), where(position < high, weight, 0)))
+        total = result[0][1]
+        for _, w in result[1:]:
+            total = total + w
+        return [(p, w / total) for p, w in result]
+
+    return taps
+
+
+def resample(x: Expr, dim: int, taps: list[Tap]) -> Expr:
+    """Weighted sum of the taps of `x` along `dim`."""
+    total = None
+    for position, weight in taps:
+        value = Expr(gather_dim(x.x, position.x, dim))
+        value = value if weight is None else value * _along(weight, value.dims, dim)
+        total = value if total is None else total + value
+    return total
+
+
+def tables(taps: list[Tap], out: Size) -> list[tuple[np.ndarray, np.ndarray | None]] | None:
+    """The taps as arrays [out]; None when they depend on more than constants."""
+    parts = [v.x for tap in taps for v in tap if v is not None]
+    if not isinstance(out, int) or any(_reads(x) for x in parts):
+        return None
+    found = iter(evaluate(Computation("taps", (), instr("tuple", tuple(parts))), []))
+    return [(next(found), None if weight is None else next(found)) for _, weight in taps]
+
+
+def _reads(x: Instruction) -> bool:
+    """Whether a value depends on a parameter."""
+    return x.op == "parameter" or not x.shape.is_static or any(_reads(o) for o in x.operands)
+
+
+def constant_taps(found: list[tuple[np.ndarray, np.ndarray | None]], dtype: str) -> list[Tap]:
+    return [
+        (
+            Expr(build.constant(p, "s32")),
+            None if w is None else Expr(build.constant(w, dtype)),
+        )
+        for p, w in found
+    ]
+
+
+def turned(
+    found: list[tuple[np.ndarray, np.ndarray | None]],
+    size: Size,
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Taps [size] that read for each source position the outputs it is part of; missing ones repeat
+    the last with weight 0."""
+    uses: list[dict[int, float]] = [{} for _ in range(size)]
+    for positions, weights in found:
+        for o, at in enumerate(positions.tolist()):
+            uses[at][o] = uses[at].get(o, 0.0) + (1.0 if weights is None else float(weights[o]))
+    rows = [[(o, w) for o, w in sorted(u.items()) if w != 0] for u in uses]
+    most = max(map(len, rows))
+    last = 0
+    for row in rows:
+        last = row[-1][0] if row else last
+        row += [(last, 0.0)] * (most - len(row))
+    return [
+        (
+            np.array([row[t][0] for row in rows]),
+            np.array([row[t][1] for row in rows]),
+        )
+        for t in range(most)
+    ]
+
+
+def resample_adjoint(grad: Expr, dim: int, size: Size, taps: list[Tap]) -> Expr:
+    """The gradient of `resample`: each source position gets the gradients of the outputs it is part
+    of, times its weights in them."""
+    known = tables(taps, grad.dims[dim]) if isinstance(size, int) and size else None
+    back = turned(known, size) if known else []
+    if 0 < len(back) <= MOST_TAPS:
+        return resample(grad, dim, constant_taps(back, grad.dtype))
+    dims = (*grad.dims[:dim], size, *grad.dims[dim + 1 :])
+    total = promote.full(0, grad.dtype, dims)
+    for position, weight in taps:
+        value = grad if weight is None else grad * _along(weight, grad.dims, dim)
+        total = scatter_dim(total, position.x, value.x, dim)
+    return Expr(total)
+
+
+def _along(vector: Expr, dims: Sequence[Size], dim: int) -> Expr:
+    return Expr(
+        broadcast_to(reshape(vector.x, (*vector.dims, *(1,) * (len(dims) - dim - 1))), dims)
+    )
+
+
+def _in_memory(x: Expr) -> Expr:
+    """A resampled array on which the next dimension works: computed where it is read, each tap
+    would cost all taps of the dimension before."""
+    return Expr(build.opt_barrier(x.x))
+
+
+def _scales(scales: Sequence[float | None], n: int) -> list:
+    return [*scales, *[None] * (n - len(scales))]
+
+
+def _forward(taps: Callable, has_align: bool) -> Callable[..., Any]:
+    def lowering(x: Instruction, output_size: Sequence[Size], *rest: Any) -> Instruction:
+        shape = expected()
+        align, scales = (rest[0], rest[1:]) if has_align else (False, rest)
+        n = x.shape.rank - 2
+        copies = taps in (nearest, nearest_exact)
+        dtype = promote.compute_type(x.shape.dtype) if promote.is_floating(x.shape.dtype) else "f32"
+        value = Expr(x) if copies else Expr(promote.cast(x, dtype))
+        # the innermost first, while arrays are small: it is the dearest
+        for d, scale in reversed([*enumerate(_scales(scales, n), 2)]):
+            if not copies and d < n + 1:
+                value = _in_memory(value)
+            value = resample(value, d, taps(value.dims[d], shape.dims[d], align, scale, dtype))
+        if promote.is_integral(shape.dtype) and promote.is_floating(value.dtype):
+            value = minimum(maximum(round_even(value), 0), 255)
+        return promote.cast(value.x, shape.dtype)
+
+    return lowering
+
+
+def _backward(taps: Callable, has_align: bool) -> Callable[..., Any]:
+    def lowering(
+        grad: Instruction,
+        output_size: Sequence[Size],
+        input_size: Sequence[Size],
+        *rest: Any,
+    ) -> Instruction:
+        shape = expected()
+        align, scales = (rest[0], rest[1:]) if has_align else (False, rest)
+        g = compute(grad)
+        n = len(shape.dims) - 2
+        for d, scale in enumerate(_scales(scales, n), 2):
+            if d > 2:
+                g = _in_memory(g)
+            g = resample_adjoint(
+                g,
+                d,
+                shape.dims[d],
+                taps(shape.dims[d], g.dims[d], align, scale, g.dtype),
+            )
+        return promote.cast(g.x, shape.dtype)
+
+    return lowering
+
+
+_MODES = {
+    "upsample_nearest1d": (nearest, False),
+    "upsample_nearest2d": (nearest, False),
+    "upsample_nearest3d": (nearest, False),
+    "_upsample_nearest_exact1d": (nearest_exact, False),
+    "_upsample_nearest_exact2d": (nearest_exact, False),
+    "_upsample_nearest_exact3d": (nearest_exact, False),
+    "upsample_linear1d": (linear, True),
+    "upsample_bilinear2d": (linear, True),
+    "upsample_trilinear3d": (linear, True),
+    "upsample_bicubic2d": (cubic, True),
+    "_upsample_bilinear2d_aa": (antialiased(_triangle, 1.0), True),
+    "_upsample_bicubic2d_aa": (antialiased(_cubic_filter, 2.0), True),
+}
+for _name, (_taps, _align) in _MODES.items():
+    lowers(getattr(aten, _name).default)(_forward(_taps, _align))
+    lowers(getattr(aten, f"{_name}_backward").default)(_backward(_taps, _align))

@@ -1,0 +1,316 @@
+"""Activations and their gradients, element by element."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.elementwise import apply, pointwise
+from torch_hlo.lowering.core.expr import (
+    Expr,
+    Term,
+    absolute,
+    erf,
+    exp,
+    expm1,
+    is_nan,
+    log,
+    log1p,
+    logistic,
+    maximum,
+    minimum,
+    tanh,
+    where,
+)
+from torch_hlo.lowering.core.promote import Scalar
+from torch_hlo.lowering.core.registry import (
+    Weak,
+    expected,
+    expected_shapes,
+    lowers,
+    nested,
+)
+from torch_hlo.lowering.core.shaping import concatenate, slice_dim
+from torch_hlo.lowering.pointwise.pointwise import conjugate
+
+aten = torch.ops.aten
+SQRT_2_PI = math.sqrt(2 / math.pi)
+SELU_ALPHA, SELU_SCALE = (
+    1.6732632423543772848170429916717,
+    1.0507009873554804934193349852946,
+)
+
+
+def number(x: Term, like: Expr) -> Expr:
+    """A scalar argument (number, Weak or Expr) in the type of `like`."""
+    if isinstance(x, Expr):
+        return x.cast(like.dtype)
+    return Expr(promote.scalar(x, like.dtype)) if isinstance(x, Weak) else like.like(x)
+
+
+@pointwise(aten.relu)
+def relu(x: Expr) -> Expr:
+    return maximum(x, 0)
+
+
+@pointwise(aten.relu6)
+def relu6(x: Expr) -> Expr:
+    return minimum(maximum(x, 0), 6)
+
+
+@pointwise(aten.hardtanh, arity=3)
+def hardtanh(x: Expr, low: Expr = -1, high: Expr = 1) -> Expr:
+    return minimum(maximum(x, low), high)
+
+
+@pointwise(aten.hardtanh_backward, arity=2)
+def hardtanh_backward(g: Expr, x: Expr, low: Term, high: Term) -> Expr:
+    return where((x <= number(low, x)) | (x >= number(high, x)), 0, g)
+
+
+@pointwise(aten.threshold, arity=3)
+def threshold(x: Expr, limit: Expr, value: Expr) -> Expr:
+    return where(x <= limit, value, x)
+
+
+@pointwise(aten.threshold_backward, arity=2)
+def threshold_backward(g: Expr, x: Expr, limit: Term) -> Expr:
+    return where(x <= number(limit, x), 0, g)
+
+
+@pointwise(aten.leaky_relu)
+def leaky_relu(x: Expr, slope: Term = 0.01) -> Expr:
+    return where(x > 0, x, x * slope)
+
+
+@pointwise(aten.leaky_relu_backward, arity=2)
+def leaky_relu_backward(g: Expr, x: Expr, slope: Term, is_result: bool) -> Expr:
+    return where(x > 0, g, g * slope)
+
+
+@pointwise(aten._prelu_kernel, arity=2)
+def prelu(x: Expr, weight: Expr) -> Expr:
+    return where(x > 0, x, weight * x)
+
+
+@lowers(aten._prelu_kernel_backward)
+def prelu_backward(
+    g: Instruction,
+    x: Instruction,
+    weight: Instruction,
+) -> tuple[Instruction | None, ...]:
+    shape = expected()
+    common = promote.compute_type(shape.dtype)
+    g, x, w = (Expr(promote.operand(v, common, shape.dims)) for v in (g, x, weight))
+    grads = where(x > 0, g, w * g), where(x > 0, 0, x * g)
+    return tuple(promote.cast(v.x, s.dtype) for v, s in zip(grads, expected_shapes(), strict=True))
+
+
+@pointwise(aten.elu)
+def elu(x: Expr, alpha: Term = 1, scale: Term = 1, input_scale: Term = 1) -> Expr:
+    return where(x > 0, x * scale, expm1(x * input_scale) * number(alpha, x) * scale)
+
+
+@lowers(aten.elu_backward)
+def elu_backward(
+    g: Instruction,
+    alpha: Scalar,
+    scale: Scalar,
+    input_scale: Scalar,
+    is_result: bool,
+    x: Instruction,
+) -> Instruction:
+    return apply(
+        lambda g, x: _elu_gradient(g, alpha, scale, input_scale, is_result, x),
+        (g, x),
+        {},
+        2,
+    )
+
+
+def _elu_gradient(
+    g: Expr,
+    alpha: Term,
+    scale: Term,
+    input_scale: Term,
+    is_result: bool,
+    x: Expr,
+) -> Expr:
+    alpha = number(alpha, x)
+    slope = (
+        (x + alpha * scale) * input_scale
+        if is_result
+        else exp(x * input_scale) * alpha * scale * input_scale
+    )
+    return where(x <= 0, g * slope, g * scale)
+
+
+@pointwise(aten.selu)
+def selu(x: Expr) -> Expr:
+    return elu(x, SELU_ALPHA, SELU_SCALE)
+
+
+@pointwise(aten.celu)
+def celu(x: Expr, alpha: Term = 1.0) -> Expr:
+    return where(x > 0, x, expm1(x / number(alpha, x)) * number(alpha, x))
+
+
+@pointwise(aten.gelu)
+def gelu(x: Expr, approximate: str = "none") -> Expr:
+    if approximate == "tanh":
+        return 0.5 * x * (1 + tanh(SQRT_2_PI * (x + 0.044715 * x * x * x)))
+    return x * 0.5 * (1 + erf(x * math.sqrt(0.5)))
+
+
+@pointwise(aten.gelu_backward, arity=2)
+def gelu_backward(g: Expr, x: Expr, approximate: str = "none") -> Expr:
+    if approximate == "tanh":
+        square = x * x
+        t = tanh(SQRT_2_PI * (x + 0.044715 * square * x))
+        left = 0.5 * (1 + t)
+        right = 0.5 * x * (1 - t * t) * SQRT_2_PI * (1 + 3 * 0.044715 * square)
+        return g * (left + right)
+    cdf = 0.5 * (1 + erf(x * math.sqrt(0.5)))
+    return g * (cdf + x * exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi)))
+
+
+@pointwise(aten.silu)
+def silu(x: Expr) -> Expr:
+    return x * logistic(x)
+
+
+@pointwise(aten.silu_backward, arity=2)
+def silu_backward(g: Expr, x: Expr) -> Expr:
+    s = logistic(x)
+    return g * s * (1 + x * (1 - s))
+
+
+@pointwise(aten.mish)
+def mish(x: Expr) -> Expr:
+    return x * tanh(_softplus(x))
+
+
+@pointwise(aten.mish_backward, arity=2)
+def mish_backward(g: Expr, x: Expr) -> Expr:
+    t = tanh(_softplus(x))
+    return g * (t + x * logistic(x) * (1 - t * t))
+
+
+def _softplus(x: Expr) -> Expr:
+    return maximum(x, 0) + log1p(exp(-absolute(x)))
+
+
+@pointwise(aten.softplus)
+def softplus(x: Expr, beta: Term = 1, limit: Term = 20) -> Expr:
+    z = x * number(beta, x)
+    return where(z > number(limit, x), x, log1p(exp(z)) / number(beta, x))
+
+
+@pointwise(aten.softplus_backward, arity=2)
+def softplus_backward(g: Expr, x: Expr, beta: Term, limit: Term) -> Expr:
+    z = x * number(beta, x)
+    return where(z > number(limit, x), g, g * logistic(z))
+
+
+@pointwise(aten.hardsigmoid)
+def hardsigmoid(x: Expr) -> Expr:
+    return minimum(maximum(x + 3, 0), 6) / 6
+
+
+@pointwise(aten.hardsigmoid_backward, arity=2)
+def hardsigmoid_backward(g: Expr, x: Expr) -> Expr:
+    return where((x > -3) & (x < 3), g / 6, 0)
+
+
+@pointwise(aten.hardswish)
+def hardswish(x: Expr) -> Expr:
+    return x * minimum(maximum(x + 3, 0), 6) / 6
+
+
+@pointwise(aten.hardswish_backward, arity=2)
+def hardswish_backward(g: Expr, x: Expr) -> Expr:
+    return where(x <= -3, 0, where(x < 3, g * (x / 3 + 0.5), g))
+
+
+@pointwise(aten.hardshrink)
+def hardshrink(x: Expr, lambd: Term = 0.5) -> Expr:
+    return where((x >= -number(lambd, x)) & (x <= number(lambd, x)), 0, x)
+
+
+@pointwise(aten.hardshrink_backward, aten.softshrink_backward, arity=2)
+def shrink_backward(g: Expr, x: Expr, lambd: Term) -> Expr:
+    return where((x >= -number(lambd, x)) & (x <= number(lambd, x)), 0, g)
+
+
+@pointwise(aten.softshrink)
+def softshrink(x: Expr, lambd: Term = 0.5) -> Expr:
+    limit = number(lambd, x)
+    return where(x > limit, x - limit, where(x < -limit, x + limit, where(is_nan(x), x, 0)))
+
+
+@pointwise(aten.sigmoid_backward, arity=2)
+def sigmoid_backward(g: Expr, y: Expr) -> Expr:
+    return g * conjugate((1 - y) * y)
+
+
+@pointwise(aten.tanh_backward, arity=2)
+def tanh_backward(g: Expr, y: Expr) -> Expr:
+    return g * conjugate(1 - y * y)
+
+
+@lowers(aten.log_sigmoid_forward)
+def log_sigmoid_forward(x: Instruction) -> tuple[Instruction, Instruction]:
+    def kernel(x: Expr) -> Expr:
+        return minimum(x, 0) - log1p(exp(-absolute(x)))
+
+    # The second result is a buffer of PyTorch's CPU kernel (on other devices it is empty).
+    buffer = expected(1)
+    if buffer.dims != expected().dims:
+        return apply(kernel, (x,), {}), promote.full(0, buffer.dtype, buffer.dims)
+    return apply(kernel, (x,), {}), nested((buffer,), apply, lambda x: exp(-absolute(x)), (x,), {})
+
+
+@pointwise(aten.log_sigmoid_backward, arity=2)
+def log_sigmoid_backward(g: Expr, x: Expr, buffer: Instruction) -> Expr:
+    return g * logistic(-x)
+
+
+@pointwise(aten.logit, aten.special_logit)
+def logit(x: Expr, eps: float | None = None) -> Expr:
+    if eps is not None:
+        eps = number(eps, x)
+        x = where(x < eps, eps, where(x > 1 - eps, 1 - eps, x))
+    return log(x / (1 - x))
+
+
+@pointwise(aten.logit_backward, arity=2)
+def logit_backward(g: Expr, x: Expr, eps: float | None = None) -> Expr:
+    low = number(0.0 if eps is None else eps, x)
+    outside = (x < low) | (x > 1 - low)
+    return where(outside, math.nan if eps is None else 0.0, g / (x * (1 - x)))
+
+
+@lowers(aten.glu)
+def glu(x: Instruction, dim: int = -1) -> Instruction:
+    a, b = _halves(x, dim)
+    return apply(lambda a, b: a * logistic(b), (a, b), {}, 2)
+
+
+@lowers(aten.glu_backward)
+def glu_backward(g: Instruction, x: Instruction, dim: int) -> Instruction:
+    shape = expected()
+    common = promote.compute_type(shape.dtype)
+    a, b, g = (Expr(promote.cast(v, common)) for v in (*_halves(x, dim), g))
+    s = logistic(b)
+    return promote.cast(
+        concatenate([(g * s).x, (g * a * s * (1 - s)).x], dim % len(shape.dims)),
+        shape.dtype,
+    )
+
+
+def _halves(x: Instruction, dim: int) -> tuple[Instruction, Instruction]:
+    size = x.shape.dims[dim]
+    return slice_dim(x, dim, 0, size // 2), slice_dim(x, dim, size // 2, size)

@@ -1,0 +1,424 @@
+"""Random operators: distributions by inversion, dropout, permutations and draws by sorting random
+keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_hlo.hlo.ir.build import get_tuple_element, sort
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.expr import (
+    Expr,
+    binary,
+    exp,
+    floor,
+    is_number,
+    log,
+    log1p,
+    tan,
+    where,
+)
+from torch_hlo.lowering.core.promote import Operand, Scalar, broadcast_to
+from torch_hlo.lowering.core.registry import Weak, expected, expected_shapes, lowers
+from torch_hlo.lowering.core.shaping import iota, slice_dim, stack
+from torch_hlo.lowering.random.threefry import (
+    DIGITS,
+    normal,
+    open_uniform,
+    random_words,
+    uniform,
+)
+from torch_hlo.lowering.reduction.reduce import arg_extreme
+from torch_hlo.lowering.shape.sort import sorted_along
+
+aten = torch.ops.aten
+
+
+def _wide() -> str:
+    return promote.compute_type(expected().dtype)
+
+
+def _rounded(x: Expr) -> Instruction:
+    shape = expected()
+    return promote.cast(broadcast_to(x.x, shape.dims), shape.dtype)
+
+
+def _number(value: Operand, like: Expr) -> Expr:
+    """A parameter of a distribution: number, Weak or tensor."""
+    return Expr(promote.operand(value, like.dtype, like.dims))
+
+
+# Dropout
+@lowers(aten.native_dropout)
+def native_dropout(
+    x: Instruction,
+    p: float,
+    train: bool | None = True,
+    *,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+) -> tuple[Instruction, Instruction]:
+    shape, mask_shape = expected_shapes()
+    if train is False or (is_number(p) and p == 0):
+        return x, promote.full(True, mask_shape.dtype, shape.dims)
+    value = Expr(promote.cast(x, promote.compute_type(shape.dtype)))
+    mask = keep_mask(shape.dims, p, seed, offset)
+    kept = where(mask, value * _inverse_keep(p, value), 0)
+    return promote.cast(kept.x, shape.dtype), promote.cast(mask.x, mask_shape.dtype)
+
+
+def keep_mask(dims: Sequence[Size], p: float, seed: Operand | None, offset: Operand | None) -> Expr:
+    """pred: true with probability 1 - p."""
+    u = uniform(dims, "f32", seed, offset)
+    return u >= _number(p, u)
+
+
+def _inverse_keep(p: Scalar, like: Expr) -> Expr:
+    keep = 1 - Expr(promote.scalar(p, "f64"))
+    return like.like(where(keep > 0, 1 / keep, 0).cast(like.dtype))
+
+
+@lowers(aten.native_dropout_backward)
+def native_dropout_backward(grad: Instruction, mask: Instruction, scale: float) -> Instruction:
+    g = Expr(promote.cast(grad, _wide()))
+    return _rounded(g * Expr(promote.cast(mask, g.dtype)) * g.like(scale))
+
+
+# Uniform and normal
+@lowers(aten.rand, aten.rand_like)
+def rand(
+    *args: Any,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+    **kwargs: Any,
+) -> Instruction:
+    shape = expected()
+    return _rounded(uniform(shape.dims, shape.dtype, seed, offset))
+
+
+@lowers(aten.randn, aten.randn_like)
+def randn(
+    *args: Any,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+    **kwargs: Any,
+) -> Instruction:
+    shape = expected()
+    return _normal(shape, 0.0, 1.0, seed, offset)
+
+
+def _normal(
+    shape: Shape,
+    mean: Operand,
+    std: Operand,
+    seed: Operand | None,
+    offset: Operand | None,
+) -> Instruction:
+    if shape.kind == "c":  # variance 1 in all
+        part = promote.real_type(shape.dtype)
+        halves = [normal(shape.dims, part, seed, offset, s) * math.sqrt(0.5) for s in (0, 2)]
+        value = binary("complex", *halves)
+    else:
+        value = normal(shape.dims, shape.dtype, seed, offset)
+    trivial = is_number(mean) and mean == 0 and is_number(std) and std == 1
+    return _rounded(value if trivial else value * _number(std, value) + _number(mean, value))
+
+
+@lowers(aten.uniform)
+def uniform_(
+    x: Instruction,
+    low: float = 0.0,
+    high: float = 1.0,
+    *,
+    generator: None = None,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+) -> Instruction:
+    shape = expected()
+    if shape.kind == "c":
+        part = promote.real_type(shape.dtype)
+        halves = [uniform(shape.dims, part, seed, offset, s) for s in (0, 1)]
+        return binary(
+            "complex",
+            *(u * (_number(high, u) - _number(low, u)) + _number(low, u) for u in halves),
+        ).x
+    u = uniform(shape.dims, shape.dtype, seed, offset)
+    low, high = _number(low, u), _number(high, u)
+    return _rounded(u * (high - low) + low)
+
+
+@lowers(
+    aten.normal.Tensor_Tensor,
+    aten.normal.Tensor_float,
+    aten.normal.float_Tensor,
+    aten.normal.float_float,
+)
+def normal_(
+    mean: Operand = 0.0,
+    std: Operand = 1.0,
+    *args: Any,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+    **kwargs: Any,
+) -> Instruction:
+    return _normal(expected(), mean, std, seed, offset)
+
+
+@lowers(aten.normal_functional)
+def normal_functional(
+    x: Instruction,
+    mean: float = 0.0,
+    std: float = 1.0,
+    *,
+    generator: None = None,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+) -> Instruction:
+    return _normal(expected(), mean, std, seed, offset)
+
+
+# Bernoulli and integers
+@lowers(aten.bernoulli.default)
+def bernoulli(
+    p: Instruction,
+    *,
+    generator: None = None,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+) -> Instruction:
+    return _bernoulli(p, seed, offset)
+
+
+@lowers(aten.bernoulli.p, aten.bernoulli.Tensor)
+def bernoulli_p(
+    x: Instruction,
+    p: Operand = 0.5,
+    *,
+    generator: None = None,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+) -> Instruction:
+    return _bernoulli(p, seed, offset)
+
+
+def _bernoulli(p: Operand, seed: Operand | None, offset: Operand | None) -> Instruction:
+    shape = expected()
+    u = uniform(shape.dims, "f32", seed, offset)
+    return promote.cast((u < _number(p, u)).x, shape.dtype)
+
+
+@lowers(aten.randint, aten.randint_like)
+def randint(
+    *args: Any,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+    **kwargs: Any,
+) -> Instruction:
+    """(high, size), (low, high, size), (like, high) or (like, low, high)."""
+    numbers = [a for a in args if is_number(a) or isinstance(a, Weak)]
+    if isinstance(args[0], Instruction) and len(args) > 1 and isinstance(args[1], Instruction):
+        numbers = [args[1]]  # randint_like.Tensor
+    low, high = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
+    return _integers(low, high, seed, offset)
+
+
+def _integers(
+    low: Operand,
+    high: Operand,
+    seed: Operand | None,
+    offset: Operand | None,
+) -> Instruction:
+    """Uniform integers of [low, high)."""
+    shape = expected()
+    a, b = random_words(shape.dims, seed, offset)
+    wide = binary("shift-left", a.cast("u64"), 32) | b.cast("u64")
+    low, high = (Expr(promote.scalar(v, "s64")) for v in (low, high))
+    value = binary("remainder", wide, wide.like((high - low).cast("u64"))).cast("s64")
+    return _rounded(value + value.like(low))
+
+
+@lowers(aten.random.default, getattr(aten.random, "from"), aten.random.to)
+def random(
+    x: Instruction,
+    *bounds: int | None,
+    generator: None = None,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+) -> Instruction:
+    shape = expected()
+    if len(bounds) == 2 and bounds[1] is None:
+        bounds = (bounds[0], _largest(shape.dtype))
+    low, high = (
+        (0, _largest(shape.dtype)) if not bounds else (0, bounds[0]) if len(bounds) == 1 else bounds
+    )
+    return _integers(low, high, seed, offset)
+
+
+def _largest(dtype: str) -> int:
+    """One more than the largest number that random_() draws."""
+    if dtype == "pred":
+        return 2
+    if promote.is_floating(dtype):
+        return (1 << DIGITS[dtype]) + 1
+    bits = promote.DTYPES[dtype].bits
+    return min(1 << (bits - (promote.kind(dtype) == "s")), (1 << 63) - 1)
+
+
+# Other distributions, by inversion
+def _inverted(
+    shape: Shape,
+    seed: Operand | None,
+    offset: Operand | None,
+    transform: Callable[[Expr], Expr],
+) -> Instruction:
+    dtype = promote.compute_type(shape.dtype) if shape.kind == "f" else "f64"
+    return _rounded(transform(open_uniform(shape.dims, dtype, seed, offset)))
+
+
+@lowers(aten.exponential)
+def exponential(
+    x: Instruction,
+    lambd: float = 1.0,
+    *,
+    generator: None = None,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+) -> Instruction:
+    return _inverted(expected(), seed, offset, lambda u: -log(u) / _number(lambd, u))
+
+
+@lowers(aten.geometric)
+def geometric(
+    x: Instruction,
+    p: float,
+    *,
+    generator: None = None,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+) -> Instruction:
+    def transform(u: Expr) -> Expr:
+        value = floor(log(u) / log1p(-_number(p, u))) + 1
+        return where(value < 1, 1, value)
+
+    return _inverted(expected(), seed, offset, transform)
+
+
+@lowers(aten.cauchy)
+def cauchy(
+    x: Instruction,
+    median: float = 0.0,
+    sigma: float = 1.0,
+    *,
+    generator: None = None,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+) -> Instruction:
+    return _inverted(
+        expected(),
+        seed,
+        offset,
+        lambda u: _number(median, u) + _number(sigma, u) * tan((u - 0.5) * math.pi),
+    )
+
+
+@lowers(aten.log_normal)
+def log_normal(
+    x: Instruction,
+    mean: float = 1.0,
+    std: float = 2.0,
+    *,
+    generator: None = None,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+) -> Instruction:
+    value = normal(expected().dims, expected().dtype, seed, offset)
+    return _rounded(exp(value * _number(std, value) + _number(mean, value)))
+
+
+# Permutations and draws without replacement, by sorting random keys
+@lowers(aten.randperm)
+def randperm(
+    n: Size,
+    *,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+    **kwargs: Any,
+) -> Instruction:
+    shape = expected()
+    a, b = random_words(shape.dims, seed, offset)
+    keys = binary("shift-left", a.cast("u64"), 32) | b.cast("u64")
+    return promote.cast(
+        get_tuple_element(sort([keys.x, iota(shape.dims, 0)], 0, "LT"), 1),
+        shape.dtype,
+    )
+
+
+@lowers(aten.multinomial)
+def multinomial(
+    weights: Instruction,
+    num_samples: Size,
+    replacement: bool = False,
+    *,
+    generator: None = None,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+) -> Instruction:
+    """The Gumbel trick: the largest of log(weight) + noise is a draw from the weights; several
+    without replacement are a top-k."""
+    shape = expected()
+    w = Expr(promote.cast(weights, promote.compute_type(weights.shape.dtype)))
+    dim = len(w.dims) - 1
+    if replacement and num_samples > 1:
+        draws = [
+            arg_extreme(
+                log(w) - log(-log(_inside(open_uniform(w.dims, w.dtype, seed, offset, 2 * i)))),
+                dim,
+                True,
+            )[1].x
+            for i in range(num_samples)
+        ]
+        return promote.cast(stack(draws, -1), shape.dtype)
+    noisy = log(w) - log(-log(_inside(open_uniform(w.dims, w.dtype, seed, offset))))
+    _, order = sorted_along(noisy.x, dim, True)
+    return promote.cast(slice_dim(order, dim, 0, num_samples), shape.dtype)
+
+
+def _inside(u: Expr) -> Expr:
+    """(0, 1): log(-log(u)) is finite."""
+    tiny = 2.0**-25 if u.dtype == "f32" else 2.0**-54
+    return where(u.eq(1), 1 - tiny * 2, u)
+
+
+@lowers(aten.rrelu_with_noise_functional)
+def rrelu_with_noise(
+    x: Instruction,
+    noise: Instruction,
+    lower: Scalar = 0.125,
+    upper: Scalar = 1 / 3,
+    training: bool = False,
+    generator: None = None,
+    *,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+) -> tuple[Instruction, Instruction]:
+    """(result, slopes): random slopes for negative elements when training."""
+    value = Expr(promote.cast(x, promote.compute_type(x.shape.dtype)))
+    low, high = _number(lower, value), _number(upper, value)
+    if not training:
+        return (
+            promote.cast(
+                where(value < 0, value * ((low + high) * 0.5), value).x,
+                x.shape.dtype,
+            ),
+            noise,
+        )
+    slope = uniform(value.dims, "f32", seed, offset).cast(value.dtype) * (high - low) + low
+    slope = where(value <= 0, slope, 1)
+    return promote.cast((value * slope).x, x.shape.dtype), promote.cast(slope.x, noise.shape.dtype)

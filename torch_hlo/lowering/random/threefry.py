@@ -1,0 +1,131 @@
+"""Random bits, uniform and normal numbers: a counter-based generator on the element's index, so
+that dropout fuses like any elementwise op.
+
+Threefry-2x32 (13 rounds, the fewest that pass BigCrush) turns (seed, offset, index) into 64 random
+bits. `seed` and `offset` are inputs of the program (Weak s64): the recorder gives every op of a
+step its own offset."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.expr import Expr, binary, cos, log, sqrt
+from torch_hlo.lowering.core.promote import Operand, reshape
+from torch_hlo.lowering.core.registry import LoweringError, Weak
+
+ROUNDS = 13
+_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+DIGITS = {
+    "f64": 53,
+    "f32": 24,
+    "f16": 11,
+    "bf16": 8,
+}  # significant bits of a uniform number
+
+
+def threefry(
+    key: tuple[Expr, Expr],
+    counter: tuple[Expr, Expr],
+    rounds: int = ROUNDS,
+) -> tuple[Expr, Expr]:
+    """Threefry-2x32 of Salmon et al. 2011, on u32."""
+    keys = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
+    x, y = counter[0] + keys[0], counter[1] + keys[1]
+    for i in range(rounds):
+        x = x + y
+        turn = _ROTATIONS[i % 8]
+        y = (binary("shift-left", y, turn) | binary("shift-right-logical", y, 32 - turn)) ^ x
+        if i % 4 == 3:
+            round_ = i // 4 + 1
+            x, y = x + keys[round_ % 3], y + (keys[(round_ + 1) % 3] + round_)
+    return x, y
+
+
+def random_words(
+    dims: Sequence[Size],
+    seed: Operand | None,
+    offset: Operand | None,
+    stream: int = 0,
+) -> tuple[Expr, Expr]:
+    """Two arrays of random u32; another `stream` gives independent ones."""
+    if seed is None or offset is None:
+        raise LoweringError(
+            "a random op was recorded without seed and offset; record it through torch_hlo's"
+            " dispatcher"
+        )
+    seed, offset = (
+        v.value if isinstance(v, Weak) else promote.scalar(v, "s64") for v in (seed, offset)
+    )
+    seed, offset = (
+        Expr(promote.cast(reshape(seed, ()), "u64")),
+        Expr(promote.cast(reshape(offset, ()), "u64")),
+    )
+    size = Shape("u32", tuple(dims)).size
+    index = Expr(reshape(instr("iota", (), Shape("u32", (size,)), iota_dimension=0), tuple(dims)))
+
+    def low(v: Expr) -> Expr:
+        return v.cast("u32")
+
+    def high(v: Expr) -> Expr:
+        return binary("shift-right-logical", v, 32).cast("u32")
+
+    key = (
+        index.like(low(seed)),
+        index.like(high(seed) ^ high(offset) ^ (0x9E3779B9 * stream & 0xFFFFFFFF)),
+    )
+    return threefry(key, (index, index.like(low(offset))))
+
+
+def uniform_bits(words: tuple[Expr, Expr], dtype: str, digits: int | None = None) -> Expr:
+    """[0, 1) in f32 or f64, with as many random digits as `dtype` has."""
+    digits = digits or DIGITS[dtype]
+    if dtype == "f64":
+        wide = binary("shift-left", words[0].cast("u64"), 32) | words[1].cast("u64")
+        return binary("shift-right-logical", wide, 64 - digits).cast("f64") * 2.0**-digits
+    return binary("shift-right-logical", words[0], 32 - digits).cast("f32") * 2.0**-digits
+
+
+def uniform(
+    dims: Sequence[Size],
+    dtype: str,
+    seed: Operand | None,
+    offset: Operand | None,
+    stream: int = 0,
+) -> Expr:
+    """[0, 1) in the compute type of `dtype`."""
+    return uniform_bits(random_words(dims, seed, offset, stream), dtype)
+
+
+def open_uniform(
+    dims: Sequence[Size],
+    dtype: str,
+    seed: Operand | None,
+    offset: Operand | None,
+    stream: int = 0,
+) -> Expr:
+    """(0, 1]: safe for a logarithm."""
+    wide = promote.compute_type(dtype)
+    return 1 - uniform(dims, wide, seed, offset, stream)
+
+
+def normal(
+    dims: Sequence[Size],
+    dtype: str,
+    seed: Operand | None,
+    offset: Operand | None,
+    stream: int = 0,
+) -> Expr:
+    """Standard normal numbers by Box and Muller, in the compute type."""
+    wide = promote.compute_type(dtype)
+    a, b = random_words(dims, seed, offset, stream)
+    if wide == "f64":
+        u = 1 - uniform_bits((a, b), wide)
+        v = uniform(dims, wide, seed, offset, stream + 1)
+    else:
+        u, v = 1 - uniform_bits((a, b), wide), uniform_bits((b, a), wide)
+    return sqrt(log(u) * -2) * cos(v * (2 * math.pi))

@@ -1,0 +1,402 @@
+"""Reductions: sums and means in f32 or wider, extrema with PyTorch's nan rules, argmax, norms,
+variances."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.shape import Shape, tuple_shape
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.elementwise import compute
+from torch_hlo.lowering.core.expr import (
+    Expr,
+    absolute,
+    exp,
+    imag,
+    is_finite,
+    is_nan,
+    log,
+    power,
+    real,
+    sqrt,
+    where,
+)
+from torch_hlo.lowering.core.promote import (
+    Scalar,
+    broadcast_dims,
+    broadcast_to,
+    reshape,
+)
+from torch_hlo.lowering.core.registry import LoweringError, Weak, expected, lowers
+from torch_hlo.lowering.core.shaping import (
+    axes,
+    axis,
+    get,
+    highest,
+    iota,
+    lowest,
+    on_diagonal,
+    reduce,
+)
+from torch_hlo.lowering.pointwise.pointwise import is_complex
+
+aten = torch.ops.aten
+
+
+def fold(x: Expr, dims: Sequence[int], op: str = "add") -> Expr:
+    """Reduce `dims` away."""
+    return Expr(reduce(x.x, dims, op))
+
+
+def keep(x: Expr, dims: Sequence[Size], reduced: Sequence[int]) -> Expr:
+    """Undo the removal of `reduced` dimensions: the value repeated over the array of shape
+    `dims`."""
+    kept = [1 if i in reduced else d for i, d in enumerate(dims)]
+    return Expr(broadcast_to(reshape(x.x, kept), dims))
+
+
+def result(x: Expr, index: int = 0) -> Instruction:
+    """`x` in the shape (keepdim or not) and dtype of result `index`."""
+    shape = expected(index)
+    return reshape(promote.cast(x.x, shape.dtype), shape.dims)
+
+
+def count(x: Expr, dims: Sequence[int], dtype: str | None = None) -> Instruction:
+    """How many elements a reduction of `dims` folds into one, as a rank-0 value."""
+    return promote.count_elements([x.dims[d] for d in dims], dtype or x.dtype)
+
+
+def _accumulator(x: Instruction, dtype: str | None = None) -> Expr:
+    """`x` in the type sums are computed in."""
+    return Expr(promote.cast(x, promote.compute_type(dtype or expected().dtype)))
+
+
+@lowers(aten.sum)
+def sum_(
+    x: Instruction,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Instruction:
+    dims = axes(dim, x.shape.rank)
+    if expected().dtype == "pred":
+        return result(fold(Expr(promote.cast(x, "pred")), dims, "or"))
+    return result(fold(_accumulator(x), dims))
+
+
+@lowers(aten.nansum)
+def nansum(
+    x: Instruction,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Instruction:
+    value = compute(x)
+    clean = where(is_nan(value), 0, value) if x.shape.kind in "fc" else value
+    return result(fold(_accumulator(clean.x), axes(dim, x.shape.rank)))
+
+
+@lowers(aten.mean)
+def mean(
+    x: Instruction,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Instruction:
+    value, dims = _accumulator(x), axes(dim, x.shape.rank)
+    return result(average(value, dims))
+
+
+def average(x: Expr, dims: Sequence[int]) -> Expr:
+    total = fold(x, dims)
+    return total / Expr(count(x, dims))
+
+
+@lowers(aten.prod)
+def prod(
+    x: Instruction,
+    dim: int | None = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Instruction:
+    dims = axes(dim, x.shape.rank)
+    if expected().dtype == "pred":
+        return result(fold(Expr(promote.cast(x, "pred")), dims, "and"))
+    return result(fold(_accumulator(x), dims, "multiply"))
+
+
+@lowers(aten.any)
+def any_(
+    x: Instruction,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+) -> Instruction:
+    return result(fold(Expr(promote.cast(x, "pred")), axes(dim, x.shape.rank), "or"))
+
+
+@lowers(aten.all)
+def all_(
+    x: Instruction,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+) -> Instruction:
+    return result(fold(Expr(promote.cast(x, "pred")), axes(dim, x.shape.rank), "and"))
+
+
+@lowers(aten.count_nonzero)
+def count_nonzero(x: Instruction, dim: int | Sequence[int] | None = None) -> Instruction:
+    return result(
+        fold(
+            Expr(promote.cast(promote.cast(x, "pred"), "s64")),
+            axes(dim, x.shape.rank),
+        )
+    )
+
+
+def extreme(x: Expr, dims: Sequence[int], largest: bool) -> Expr:
+    """Maximum or minimum; nan wins."""
+    if x.dtype == "pred":
+        return fold(x, dims, "or" if largest else "and")
+    return fold(x, dims, "maximum" if largest else "minimum")
+
+
+@lowers(aten.amax)
+def amax(x: Instruction, dim: Sequence[int] = (), keepdim: bool = False) -> Instruction:
+    return result(extreme(Expr(x), axes(dim, x.shape.rank), True))
+
+
+@lowers(aten.amin)
+def amin(x: Instruction, dim: Sequence[int] = (), keepdim: bool = False) -> Instruction:
+    return result(extreme(Expr(x), axes(dim, x.shape.rank), False))
+
+
+@lowers(aten.aminmax)
+def aminmax(
+    x: Instruction,
+    *,
+    dim: int | None = None,
+    keepdim: bool = False,
+) -> tuple[Instruction, Instruction]:
+    dims = axes(dim, x.shape.rank)
+    return result(extreme(Expr(x), dims, False)), result(extreme(Expr(x), dims, True), 1)
+
+
+@lowers(aten.max.default)
+def max_(x: Instruction) -> Instruction:
+    return amax(x)
+
+
+@lowers(aten.min.default)
+def min_(x: Instruction) -> Instruction:
+    return amin(x)
+
+
+def arg_extreme(x: Expr, dim: int, largest: bool) -> tuple[Expr, Expr]:
+    """(value, s64 index) of the extreme along `dim`: the first of equal ones; nan wins."""
+    if x.dtype == "pred":
+        value, index = arg_extreme(x.cast("s32"), dim, largest)
+        return value.cast("pred"), index
+    shapes = (Shape(x.dtype), Shape("s64")) * 2
+    va, ia, vb, ib = (Expr(instr("parameter", (), s, index=i)) for i, s in enumerate(shapes))
+    better = va > vb if largest else va < vb
+    tie = va.eq(vb)
+    if promote.is_floating(x.dtype):
+        better = better | (is_nan(va) & ~is_nan(vb))
+        tie = tie | (is_nan(va) & is_nan(vb))
+    first = better | (tie & (ia < ib))
+    # of the values alone: where no position is read, none is found
+    extreme = instr("maximum" if largest else "minimum", (va.x, vb.x))
+    root = instr("tuple", (extreme, where(first, ia, ib).x), tuple_shape(*shapes[:2]))
+    start = promote.constant(lowest(x.dtype) if largest else highest(x.dtype), x.dtype)
+    both = instr(
+        "reduce",
+        (x.x, iota(x.dims, dim), start, promote.constant(highest("s64"), "s64")),
+        dimensions=(dim,),
+        to_apply=Computation("argmax" if largest else "argmin", (va.x, ia.x, vb.x, ib.x), root),
+    )
+    return Expr(get(both, 0)), Expr(get(both, 1))
+
+
+def _extreme_with_index(x: Instruction, dim: int, largest: bool) -> tuple[Instruction, Instruction]:
+    if not x.shape.rank:
+        return x, promote.full(0, "s64", ())
+    value, index = arg_extreme(Expr(x), axis(dim, x.shape.rank), largest)
+    return result(value), result(index, 1)
+
+
+@lowers(aten.max.dim)
+def max_dim(x: Instruction, dim: int, keepdim: bool = False) -> tuple[Instruction | None, ...]:
+    return _extreme_with_index(x, dim, True)
+
+
+@lowers(aten.min.dim)
+def min_dim(x: Instruction, dim: int, keepdim: bool = False) -> tuple[Instruction | None, ...]:
+    return _extreme_with_index(x, dim, False)
+
+
+def _arg(x: Instruction, dim: int | None, largest: bool) -> Instruction:
+    if not x.shape.rank:
+        return promote.full(0, "s64", expected().dims)
+    if dim is None:
+        x, dim = reshape(x, (x.shape.size,)), 0
+    return result(arg_extreme(Expr(x), axis(dim, x.shape.rank), largest)[1])
+
+
+@lowers(aten.argmax)
+def argmax(x: Instruction, dim: int | None = None, keepdim: bool = False) -> Instruction:
+    return _arg(x, dim, True)
+
+
+@lowers(aten.argmin)
+def argmin(x: Instruction, dim: int | None = None, keepdim: bool = False) -> Instruction:
+    return _arg(x, dim, False)
+
+
+# Variance in two passes: exact enough in f32 and easy to fuse.
+def variance(x: Expr, dims: Sequence[int], correction: float = 1) -> tuple[Expr, Expr]:
+    """(variance, mean), both without the reduced dims; the variance is real."""
+    center = average(x, dims)
+    difference = x - keep(center, x.dims, tuple(dims))
+    squares = fold(squared_size(difference), dims)
+    divisor = Expr(count(x, dims, squares.dtype)) - correction
+    return squares / where(divisor < 0, 0, divisor), center
+
+
+def squared_size(x: Expr) -> Expr:
+    """|x|², real."""
+    if not is_complex(x):
+        return x * x
+    return real(x) * real(x) + imag(x) * imag(x)
+
+
+def _statistics(
+    x: Instruction,
+    args: Sequence[Sequence[int]],
+    kwargs: dict[str, Any],
+) -> tuple[Expr, Expr]:
+    """Arguments of the default, dim and correction overloads -> (variance, mean)."""
+    options = dict(zip(("dim", "unbiased", "keepdim"), args)) | kwargs
+    if args and isinstance(args[0], bool):
+        options = {"unbiased": args[0]}
+    correction = options.get("correction")
+    if correction is None:
+        correction = 1 if options.get("unbiased", True) else 0
+    return variance(compute(x), axes(options.get("dim"), x.shape.rank), correction)
+
+
+@lowers(aten.var)
+def var(x: Instruction, *args: Any, **kwargs: Any) -> Instruction:
+    return result(_statistics(x, args, kwargs)[0])
+
+
+@lowers(aten.std)
+def std(x: Instruction, *args: Any, **kwargs: Any) -> Instruction:
+    return result(sqrt(_statistics(x, args, kwargs)[0]))
+
+
+@lowers(aten.var_mean)
+def var_mean(x: Instruction, *args: Any, **kwargs: Any) -> tuple[Instruction, Instruction]:
+    spread, center = _statistics(x, args, kwargs)
+    return result(spread), result(center, 1)
+
+
+@lowers(aten.std_mean)
+def std_mean(x: Instruction, *args: Any, **kwargs: Any) -> tuple[Instruction, Instruction]:
+    spread, center = _statistics(x, args, kwargs)
+    return result(sqrt(spread)), result(center, 1)
+
+
+# Norms.
+def norm(x: Expr, order: float, dims: Sequence[int]) -> Expr:
+    """Vector p-norm over `dims`; real."""
+    size = absolute(x) if promote.kind(x.dtype) != "p" else x
+    if order == math.inf:
+        return extreme(size, dims, True) if dims else size
+    if order == -math.inf:
+        return extreme(size, dims, False) if dims else size
+    if order == 0:
+        return fold(size.ne(0).cast(size.dtype), dims)
+    if order == 1:
+        return fold(size, dims)
+    if order == 2:
+        return sqrt(fold(squared_size(x), dims)) if dims else size
+    total = fold(power(size, size.like(order)), dims)
+    return power(total, total.like(1.0 / order))
+
+
+@lowers(aten.linalg_vector_norm)
+def vector_norm(
+    x: Instruction,
+    ord: Scalar = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Instruction:
+    value = _norm_operand(x)
+    return result(norm(value, _order(ord), axes(dim, x.shape.rank)))
+
+
+@lowers(
+    aten.norm.Scalar,
+    aten.norm.ScalarOpt_dim,
+    aten.norm.ScalarOpt_dim_dtype,
+    aten.norm.ScalarOpt_dtype,
+)
+def norm_(x: Instruction, p: Scalar | None = 2, *args: Any, **kwargs: Any) -> Instruction:
+    dim = kwargs.get("dim", args[0] if args and isinstance(args[0], (list, tuple, int)) else None)
+    return result(norm(_norm_operand(x), _order(2 if p is None else p), axes(dim, x.shape.rank)))
+
+
+def _norm_operand(x: Instruction) -> Expr:
+    target = expected().dtype
+    if x.shape.kind == "c":
+        target = promote.complex_type(target)
+    return Expr(promote.cast(x, promote.compute_type(target)))
+
+
+def _order(p: Scalar) -> float:
+    if isinstance(p, Weak):
+        raise LoweringError(
+            "the order of a norm must be a constant of the program, not a lifted scalar"
+        )
+    return float(p)
+
+
+@lowers(aten.dist)
+def dist(x: Instruction, y: Instruction, p: Scalar = 2) -> Instruction:
+    dtype = promote.compute_type(promote.result_type(x, y))
+    dims = broadcast_dims(x.shape.dims, y.shape.dims)
+    difference = Expr(promote.operand(x, dtype, dims)) - Expr(promote.operand(y, dtype, dims))
+    return result(norm(difference, _order(p), tuple(range(len(dims)))))
+
+
+@lowers(aten.logsumexp, aten.special_logsumexp)
+def logsumexp(x: Instruction, dim: Sequence[int], keepdim: bool = False) -> Instruction:
+    value, dims = _accumulator(x), axes(dim, x.shape.rank)
+    return result(log_sum_exp(value, dims)[0])
+
+
+def log_sum_exp(x: Expr, dims: Sequence[int]) -> tuple[Expr, Expr]:
+    """(log of the sum of exponentials, the maximum subtracted meanwhile)."""
+    if is_complex(x):
+        return log(fold(exp(x), dims)), x
+    top = fold(x, dims, "maximum") if dims else x
+    top = where(is_finite(top), top, 0)
+    return log(fold(exp(x - keep(top, x.dims, tuple(dims))), dims)) + top, top
+
+
+@lowers(aten.trace)
+def trace(x: Instruction) -> Instruction:
+    masked = instr(
+        "select",
+        (on_diagonal(x.shape.dims), x, promote.full(0, x.shape.dtype, x.shape.dims)),
+    )
+    return result(fold(_accumulator(masked), (0, 1)))

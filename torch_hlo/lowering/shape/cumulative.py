@@ -1,0 +1,105 @@
+"""Running sums, products, extrema. A prefix is a reduce-window as long as the dimension, padded on
+its low side."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torch_hlo.hlo.ir import build
+from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir.window import WindowDim
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.expr import (
+    Expr,
+    absolute,
+    exp,
+    is_finite,
+    is_nan,
+    log1p,
+    maximum,
+    where,
+)
+from torch_hlo.lowering.core.opaque import opaque
+from torch_hlo.lowering.core.registry import expected, expected_shapes, lowers
+from torch_hlo.lowering.core.shaping import axis, iota, start_value
+
+aten = torch.ops.aten
+
+
+def prefix(x: Expr, dim: int, op: str | Computation, init: float | None = None) -> Expr:
+    """Element i is the fold of elements 0..i along `dim`."""
+    size = x.dims[dim]
+    if isinstance(size, int) and size == 0:
+        return x
+    window = tuple(
+        WindowDim(size, 1, size - 1, 0) if d == dim else WindowDim(1) for d in range(len(x.dims))
+    )
+    start = promote.constant(start_value(op, x.dtype) if init is None else init, x.dtype)
+    return Expr(build.reduce_window(x.x, start, window, op))
+
+
+def _cumulative(x: Instruction, dim: int, op: str) -> Instruction:
+    shape = expected()
+    value = Expr(promote.cast(x, promote.compute_type(shape.dtype)))
+    if not value.dims:
+        return promote.cast(value.x, shape.dtype)
+    return promote.cast(prefix(value, axis(dim, len(value.dims)), op).x, shape.dtype)
+
+
+@lowers(aten.cumsum)
+def cumsum(x: Instruction, dim: int, *, dtype: torch.dtype | None = None) -> Instruction:
+    return _cumulative(x, dim, "add")
+
+
+@lowers(aten.cumprod)
+def cumprod(x: Instruction, dim: int, *, dtype: torch.dtype | None = None) -> Instruction:
+    return _cumulative(x, dim, "multiply")
+
+
+def _cumulative_extreme(x: Instruction, dim: int, op: str) -> tuple[Instruction, Instruction]:
+    if not x.shape.rank:
+        return x, promote.full(0, "s64", ())
+    dim = axis(dim, x.shape.rank)
+    value = Expr(x)
+    if value.dtype == "pred":
+        best, index = _cumulative_extreme(promote.cast(x, "s32"), dim, op)
+        return promote.cast(best, "pred"), index
+    best = prefix(value, dim, op)
+    # The last position so far where the element is the running extreme.
+    updates = value.eq(best) | is_nan(value)
+    position = where(updates, Expr(iota(value.dims, dim)), -1)
+    return best.x, prefix(position, dim, "maximum").x
+
+
+@lowers(aten.cummax)
+def cummax(x: Instruction, dim: int) -> tuple[Instruction, Instruction]:
+    return _cumulative_extreme(x, dim, "maximum")
+
+
+@lowers(aten.cummin)
+def cummin(x: Instruction, dim: int) -> tuple[Instruction, Instruction]:
+    return _cumulative_extreme(x, dim, "minimum")
+
+
+@lowers(aten.logcumsumexp)
+def logcumsumexp(x: Instruction, dim: int) -> Instruction | tuple[Instruction | None, ...]:
+    if promote.is_complex(x.shape.dtype):
+        return opaque(aten.logcumsumexp.default, (x, dim), {}, expected_shapes(), library=True)
+    value = Expr(promote.cast(x, "f64"))  # as PyTorch does: its gradient subtracts such sums
+    if not value.dims:
+        return x
+    a, b = (Expr(instr("parameter", (), Shape(value.dtype), index=i)) for i in range(2))
+    top = maximum(a, b)
+    total = where(
+        is_finite(top),
+        top + log1p(exp(-absolute(where(is_finite(top), a - b, 0)))),
+        top,
+    )
+    add = Computation("logaddexp", (a.x, b.x), total.x)
+    return promote.cast(
+        prefix(value, axis(dim, len(value.dims)), add, -math.inf).x, expected().dtype
+    )

@@ -1,0 +1,559 @@
+"""Indexing: embedding, index, gather and scatter families. Everything becomes one gather or scatter
+on an s64 index array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.shape import row_major_strides
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.expr import (
+    Expr,
+    binary,
+    is_number,
+    maximum,
+    minimum,
+    where,
+)
+from torch_hlo.lowering.core.promote import (
+    Operand,
+    Scalar,
+    broadcast_dims,
+    broadcast_to,
+    reshape,
+)
+from torch_hlo.lowering.core.registry import (
+    LoweringError,
+    Weak,
+    expected,
+    guard,
+    lowers,
+)
+from torch_hlo.lowering.core.shaping import (
+    axis,
+    gather_dim,
+    permute,
+    put_along,
+    scatter_dim,
+    slice_dim,
+    start_value,
+    take_along,
+    wrap_negative,
+)
+from torch_hlo.lowering.pointwise.binary import floor_divide
+from torch_hlo.lowering.shape.cumulative import prefix
+
+aten = torch.ops.aten
+
+
+# Embedding
+@lowers(aten.embedding)
+def embedding(weight: Instruction, indices: Instruction, *args: Any, **kwargs: Any) -> Instruction:
+    return gather_dim(weight, indices, 0)
+
+
+@lowers(aten.embedding_dense_backward)
+def embedding_dense_backward(
+    grad: Instruction,
+    indices: Instruction,
+    num_weights: Size,
+    padding_idx: Size,
+    scale_grad_by_freq: bool,
+) -> Instruction:
+    shape = expected()
+    dtype = promote.compute_type(shape.dtype)
+    g = Expr(promote.cast(grad, dtype))
+    if is_number(padding_idx) and padding_idx >= 0:
+        padding = Expr(_trailing(indices, g.dims)).eq(padding_idx)
+        g = where(padding, 0, g)
+    if scale_grad_by_freq:
+        ones = promote.full(1, dtype, indices.shape.dims)
+        counts = scatter_dim(promote.full(0, dtype, shape.dims[:1]), indices, ones, 0)
+        g = g / Expr(_trailing(gather_dim(counts, indices, 0), g.dims))
+    total = scatter_dim(promote.full(0, dtype, shape.dims), indices, g.x, 0)
+    return promote.cast(total, shape.dtype)
+
+
+def _trailing(x: Instruction, dims: Sequence[Size]) -> Instruction:
+    """`x` aligned with the first of `dims` and repeated over the rest."""
+    return broadcast_to(reshape(x, (*x.shape.dims, *(1,) * (len(dims) - x.shape.rank))), dims)
+
+
+# One index per position of a dimension
+@lowers(aten.index_select)
+def index_select(x: Instruction, dim: int, index: Instruction) -> Instruction:
+    if not x.shape.rank:
+        return reshape(
+            gather_dim(reshape(x, (1,)), reshape(index, (index.shape.size,)), 0),
+            expected().dims,
+        )
+    return reshape(gather_dim(x, index, dim), expected().dims)
+
+
+@lowers(aten.take)
+def take(x: Instruction, index: Instruction) -> Instruction:
+    flat = reshape(x, (x.shape.size,))
+    return gather_dim(flat, wrap_negative(index, x.shape.size), 0)
+
+
+@lowers(aten.put)
+def put(
+    x: Instruction,
+    index: Instruction,
+    source: Instruction,
+    accumulate: bool = False,
+) -> Instruction:
+    flat = reshape(x, (x.shape.size,))
+    source = reshape(source, index.shape.dims)
+    return reshape(
+        scatter_dim(
+            flat,
+            wrap_negative(index, x.shape.size),
+            source,
+            0,
+            "add" if accumulate else None,
+        ),
+        x.shape.dims,
+    )
+
+
+def _vector(index: Instruction) -> Instruction:
+    return reshape(index, (1,)) if not index.shape.rank else index
+
+
+def _at_least_1d(x: Instruction) -> Instruction:
+    return reshape(x, (1,)) if not x.shape.rank else x
+
+
+@lowers(aten.index_add)
+def index_add(
+    x: Instruction,
+    dim: int,
+    index: Instruction,
+    source: Instruction,
+    *,
+    alpha: Scalar = 1,
+) -> Instruction:
+    dtype = promote.compute_type(x.shape.dtype)
+    updates = Expr(promote.cast(_at_least_1d(source), dtype))
+    if not (is_number(alpha) and alpha == 1):
+        updates = updates * (
+            Expr(promote.scalar(alpha, dtype)) if isinstance(alpha, Weak) else alpha
+        )
+    base = _at_least_1d(promote.cast(x, dtype))
+    op = "or" if dtype == "pred" else "add"
+    result = scatter_dim(base, _vector(index), updates.x, dim, op)
+    return reshape(promote.cast(result, x.shape.dtype), x.shape.dims)
+
+
+@lowers(aten.index_copy)
+def index_copy(x: Instruction, dim: int, index: Instruction, source: Instruction) -> Instruction:
+    return reshape(
+        scatter_dim(_at_least_1d(x), _vector(index), _at_least_1d(source), dim, None),
+        x.shape.dims,
+    )
+
+
+@lowers(aten.index_fill)
+def index_fill(x: Instruction, dim: int, index: Instruction, value: Operand) -> Instruction:
+    base = _at_least_1d(x)
+    d = axis(dim, base.shape.rank)
+    index = wrap_negative(_vector(index), base.shape.dims[d])
+    dims = (*base.shape.dims[:d], *index.shape.dims, *base.shape.dims[d + 1 :])
+    return reshape(
+        scatter_dim(base, index, promote.operand(value, x.shape.dtype, dims), d, None),
+        x.shape.dims,
+    )
+
+
+_REDUCERS = {
+    "sum": "add",
+    "add": "add",
+    "mean": "add",
+    "prod": "multiply",
+    "multiply": "multiply",
+    "amax": "maximum",
+    "amin": "minimum",
+}
+
+
+def _fold_into(
+    base: Instruction,
+    reduce: str,
+    include_self: bool,
+    write: Callable[..., Any],
+) -> Instruction:
+    """Scatter-reduce: `write(target, op, ones)` scatters the updates (or ones) into `target` with
+    an opcode.
+
+    Without `include_self` the touched elements start from the neutral element.
+    """
+    op = _REDUCERS[reduce]
+    dtype = base.shape.dtype
+    if dtype == "pred":
+        op = {"add": "or", "multiply": "and", "maximum": "or", "minimum": "and"}[op]
+    counts = None
+    start = base
+    if not include_self or reduce == "mean":
+        counts = Expr(write(promote.full(0, "s64", base.shape.dims), "add", True))
+        if not include_self:
+            start = where(counts > 0, Expr(base).like(start_value(op, dtype)), Expr(base)).x
+    result = Expr(write(start, op, False))
+    if reduce == "mean":
+        divisor = counts + 1 if include_self else where(counts > 0, counts, 1)
+        divisor = divisor.cast(dtype)
+        result = floor_divide(result, divisor) if promote.is_integral(dtype) else result / divisor
+    return result.x
+
+
+@lowers(aten.index_reduce)
+def index_reduce(
+    x: Instruction,
+    dim: int,
+    index: Instruction,
+    source: Instruction,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Instruction:
+    dtype = promote.compute_type(x.shape.dtype)
+    base, updates = (
+        _at_least_1d(promote.cast(x, dtype)),
+        _at_least_1d(promote.cast(source, dtype)),
+    )
+    index = _vector(index)
+
+    def write(target: Instruction, op: str | None, ones: bool) -> Instruction:
+        return scatter_dim(
+            target,
+            index,
+            promote.full(1, "s64", updates.shape.dims) if ones else updates,
+            dim,
+            op,
+        )
+
+    return reshape(
+        promote.cast(_fold_into(base, reduce, include_self, write), x.shape.dtype),
+        x.shape.dims,
+    )
+
+
+# One index per element
+@lowers(aten.gather)
+def gather(
+    x: Instruction,
+    dim: int,
+    index: Instruction,
+    *,
+    sparse_grad: bool = False,
+) -> Instruction:
+    if not x.shape.rank:
+        return broadcast_to(x, expected().dims)
+    if not index.shape.rank:
+        index = reshape(index, (1,))
+    return reshape(take_along(x, index, dim), expected().dims)
+
+
+@lowers(aten.scatter.src, aten.scatter.value)
+def scatter(x: Instruction, dim: int, index: Instruction, source: Operand) -> Instruction:
+    return _scatter(x, dim, index, source, None)
+
+
+@lowers(aten.scatter.reduce, aten.scatter.value_reduce)
+def scatter_with(
+    x: Instruction,
+    dim: int,
+    index: Instruction,
+    source: Operand,
+    *,
+    reduce: str,
+) -> Instruction:
+    return _scatter(x, dim, index, source, reduce)
+
+
+@lowers(aten.scatter_add)
+def scatter_add(x: Instruction, dim: int, index: Instruction, source: Instruction) -> Instruction:
+    return _scatter(x, dim, index, source, "add")
+
+
+@lowers(aten.scatter_reduce.two)
+def scatter_reduce(
+    x: Instruction,
+    dim: int,
+    index: Instruction,
+    source: Instruction,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Instruction:
+    return _scatter(x, dim, index, source, reduce, include_self)
+
+
+def _scatter(
+    x: Instruction,
+    dim: int,
+    index: Instruction,
+    source: Operand,
+    reduce: str | None,
+    include_self: bool = True,
+) -> Instruction:
+    dtype = x.shape.dtype if reduce is None else promote.compute_type(x.shape.dtype)
+    base, index = _at_least_1d(promote.cast(x, dtype)), _at_least_1d(index)
+    if isinstance(source, Instruction) and source.shape.rank:
+        updates = promote.cast(source, dtype)
+        # elements of the source beyond the index play no part
+        for d, size in enumerate(index.shape.dims):
+            updates = slice_dim(updates, d, 0, size)
+    else:
+        updates = promote.operand(source, dtype, index.shape.dims)
+    updates = reshape(updates, index.shape.dims)
+
+    def write(target: Instruction, op: str | None, ones: bool) -> Instruction:
+        return put_along(
+            target,
+            index,
+            promote.full(1, "s64", index.shape.dims) if ones else updates,
+            dim,
+            op,
+        )
+
+    result = (
+        write(base, None, False)
+        if reduce is None
+        else _fold_into(base, reduce, include_self, write)
+    )
+    return reshape(promote.cast(result, x.shape.dtype), x.shape.dims)
+
+
+# Advanced indexing
+class Plan:
+    """x[i, :, j, …]: indexed dims moved to the front and flattened to one, with an index array into
+    it."""
+
+    def __init__(self, dims: Sequence[Size], indices: Sequence[Instruction | None]) -> None:
+        self.dims = tuple(dims)
+        self.places = [d for d, i in enumerate(indices) if i is not None]
+        arrays = [i for i in indices if i is not None]
+        if any(a.shape.dtype in ("pred",) for a in arrays):
+            raise LoweringError(
+                "indexing by a mask has a data-dependent size; it cannot be part of a program"
+            )
+        self.rest = [d for d in range(len(dims)) if d not in self.places]
+        common = broadcast_dims(*(a.shape.dims for a in arrays))
+        strides = row_major_strides(tuple(dims[d] for d in self.places))
+        index = None
+        for a, d, stride in zip(arrays, self.places, strides, strict=True):
+            step = (
+                Expr(broadcast_to(wrap_negative(promote.cast(a, "s64"), dims[d]), common)) * stride
+            )
+            index = step if index is None else index + step
+        self.index = index.x
+        adjacent = self.places == list(range(self.places[0], self.places[0] + len(self.places)))
+        # The dims of the index array replace adjacent indexed dims, else they come first.
+        self.front = self.places[0] if adjacent else 0
+
+    def flatten(self, x: Instruction) -> Instruction:
+        """[indexed, rest…]"""
+        moved = permute(x, self.places + self.rest)
+        rows: Size = 1
+        for d in self.places:
+            rows = rows * self.dims[d]
+        return reshape(moved, (rows, *(self.dims[d] for d in self.rest)))
+
+    def restore(self, flat: Instruction) -> Instruction:
+        order = self.places + self.rest
+        moved = reshape(flat, [self.dims[d] for d in order])
+        return permute(moved, [order.index(d) for d in range(len(order))])
+
+    def to_result(self, picked: Instruction) -> Instruction:
+        """[index dims…, rest…] -> the dims of the result."""
+        n = self.index.shape.rank
+        order = (
+            list(range(n, n + self.front))
+            + list(range(n))
+            + list(range(n + self.front, picked.shape.rank))
+        )
+        return permute(picked, order)
+
+    def from_result(self, values: Instruction) -> Instruction:
+        n = self.index.shape.rank
+        order = (
+            list(range(self.front, self.front + n))
+            + list(range(self.front))
+            + list(range(self.front + n, values.shape.rank))
+        )
+        return permute(values, order)
+
+    @property
+    def result_dims(self) -> tuple[Size, ...]:
+        rest = [self.dims[d] for d in self.rest]
+        return (*rest[: self.front], *self.index.shape.dims, *rest[self.front :])
+
+
+@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(x: Instruction, indices: Sequence[Instruction | None]) -> Instruction:
+    if all(i is None for i in indices):
+        return x
+    indices = [*indices, *[None] * (x.shape.rank - len(indices))]
+    used = [d for d, i in enumerate(indices) if i is not None]
+    if len(used) == 1 and indices[used[0]].shape.dtype != "pred":
+        (d,) = used
+        return gather_dim(x, wrap_negative(indices[d], x.shape.dims[d]), d)
+    plan = Plan(x.shape.dims, indices)
+    return plan.to_result(gather_dim(plan.flatten(x), plan.index, 0))
+
+
+def _is_mask(i: torch.Tensor | None) -> bool:
+    return i is not None and i.dtype in (torch.bool, torch.uint8)
+
+
+@guard(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _has_fixed_size(x: torch.Tensor, indices: Sequence[torch.Tensor]) -> bool:
+    return not any(_is_mask(i) for i in indices)
+
+
+@guard(aten.index_put, aten._unsafe_index_put)
+def _has_static_positions(
+    x: torch.Tensor,
+    indices: Sequence[torch.Tensor],
+    values: torch.Tensor,
+    accumulate: bool = False,
+    *args: Any,
+) -> bool:
+    """A mask may only stand alone, in front."""
+    return not any(_is_mask(i) for i in indices) or (
+        _is_mask(indices[0]) and all(i is None for i in indices[1:])
+    )
+
+
+@lowers(aten.index_put, aten._unsafe_index_put)
+def index_put(
+    x: Instruction,
+    indices: Sequence[Instruction | None],
+    values: Instruction,
+    accumulate: bool = False,
+    *args: Any,
+) -> Instruction:
+    values = promote.cast(values, x.shape.dtype)
+    masks = [i for i in indices if i is not None and i.shape.dtype in ("pred", "u8")]
+    if masks:
+        if (
+            len(masks) > 1
+            or any(i is not None and i is not masks[0] for i in indices)
+            or indices[0] is None
+        ):
+            raise LoweringError(
+                "index_put with a mask besides other indices has a data-dependent size"
+            )
+        return _put_masked(x, promote.cast(masks[0], "pred"), values, accumulate)
+    if all(i is None for i in indices):
+        values = broadcast_to(values, x.shape.dims)
+        return binary("add", Expr(x), Expr(values)).x if accumulate else values
+    plan = Plan(x.shape.dims, [*indices, *[None] * (x.shape.rank - len(indices))])
+    updates = plan.from_result(broadcast_to(values, plan.result_dims))
+    dtype = promote.compute_type(x.shape.dtype) if accumulate else x.shape.dtype
+    op = None if not accumulate else "or" if dtype == "pred" else "add"
+    flat = scatter_dim(
+        promote.cast(plan.flatten(x), dtype),
+        plan.index,
+        promote.cast(updates, dtype),
+        0,
+        op,
+    )
+    return plan.restore(promote.cast(flat, x.shape.dtype))
+
+
+def _put_masked(
+    x: Instruction,
+    mask: Instruction,
+    values: Instruction,
+    accumulate: bool,
+) -> Instruction:
+    """x[mask] = values, where mask covers the first dims of x."""
+    rest = x.shape.dims[mask.shape.rank :]
+    everywhere = Expr(_trailing(mask, x.shape.dims))
+    if values.shape.rank > len(rest) and values.shape.dims[0] != 1:
+        # values[k, rest…]: element i of the mask takes row (number of set elements before i).
+        position = _position(mask)
+        values = gather_dim(values, position, 0)
+        spread = broadcast_to(values, x.shape.dims)
+    else:
+        if values.shape.rank > len(rest):
+            values = reshape(values, values.shape.dims[1:])
+        spread = broadcast_to(values, x.shape.dims)
+    new = Expr(spread)
+    if accumulate:
+        new = Expr(x) + new
+    return where(everywhere, new, Expr(x)).x
+
+
+def _position(mask: Instruction) -> Instruction:
+    """s64: how many elements of the mask are set before each one, in row-major order."""
+    flat = Expr(promote.cast(reshape(mask, (mask.shape.size,)), "s64"))
+    return reshape((prefix(flat, 0, "add") - flat).x, mask.shape.dims)
+
+
+@lowers(aten.masked_scatter)
+def masked_scatter(x: Instruction, mask: Instruction, source: Instruction) -> Instruction:
+    dims = expected().dims
+    x, mask = broadcast_to(x, dims), broadcast_to(mask, dims)
+    if isinstance(source.shape.size, int) and source.shape.size == 0:
+        return x
+    picked = gather_dim(reshape(source, (source.shape.size,)), _position(mask), 0)
+    return where(Expr(mask), Expr(picked), Expr(x)).x
+
+
+@lowers(aten.masked_scatter_backward)
+def masked_scatter_backward(
+    grad: Instruction,
+    mask: Instruction,
+    sizes: Sequence[Size],
+) -> Instruction:
+    shape = expected()
+    mask = broadcast_to(mask, grad.shape.dims)
+    flat = promote.full(0, grad.shape.dtype, (shape.size,))
+    g = where(Expr(mask), Expr(grad), 0).x
+    return reshape(scatter_dim(flat, _position(mask), g, 0), shape.dims)
+
+
+@lowers(aten._unsafe_masked_index)
+def unsafe_masked_index(
+    x: Instruction,
+    mask: Instruction,
+    indices: Sequence[Instruction | None],
+    fill: Scalar,
+) -> Instruction:
+    picked = Expr(
+        index(
+            x,
+            [None if i is None else _clamped(i, x.shape.dims[d]) for d, i in enumerate(indices)],
+        )
+    )
+    return where(Expr(broadcast_to(mask, picked.dims)), picked, picked.like(fill)).x
+
+
+@lowers(aten._unsafe_masked_index_put_accumulate)
+def unsafe_masked_index_put(
+    x: Instruction,
+    mask: Instruction,
+    indices: Sequence[Instruction | None],
+    values: Instruction,
+) -> Instruction:
+    values = Expr(values)
+    masked = where(Expr(broadcast_to(mask, values.dims)), values, 0)
+    return index_put(
+        x,
+        [None if i is None else _clamped(i, x.shape.dims[d]) for d, i in enumerate(indices)],
+        masked.x,
+        True,
+    )
+
+
+def _clamped(indices: Instruction, size: Size) -> Instruction:
+    i = Expr(promote.cast(indices, "s64"))
+    return maximum(minimum(i, i.like(size) - 1), -i.like(size)).x

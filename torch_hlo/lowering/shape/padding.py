@@ -1,0 +1,143 @@
+"""Padding with a constant, by reflection or by repeating the border; backward by adding the padded
+parts to what they copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+
+from torch_hlo.hlo.ir import build
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.expr import Expr, absolute, is_number, maximum, minimum
+from torch_hlo.lowering.core.promote import Scalar
+from torch_hlo.lowering.core.registry import expected, lowers
+from torch_hlo.lowering.core.shaping import gather_dim, iota, pad, scatter_dim
+
+aten = torch.ops.aten
+
+
+@lowers(aten.constant_pad_nd)
+def constant_pad(x: Instruction, padding: Sequence[Size], value: Scalar = 0) -> Instruction:
+    """`padding`: (low, high) pairs from the last dimension backwards."""
+    pairs = [(0, 0)] * x.shape.rank
+    for i in range(len(padding) // 2):
+        pairs[x.shape.rank - 1 - i] = (padding[2 * i], padding[2 * i + 1])
+    if is_number(value) and isinstance(value, bool) and x.shape.dtype != "pred":
+        value = int(value)
+    return pad(x, pairs, value)
+
+
+def _padded_dims(padding: Sequence[Size]) -> list[tuple[int, Size, Size]]:
+    """(dimension from the end, low, high) of each padded dimension."""
+    return [(-1 - i, padding[2 * i], padding[2 * i + 1]) for i in range(len(padding) // 2)]
+
+
+def _reflected(size: Size, low: Size, high: Size) -> Instruction:
+    """Source position of every element of the padded dimension: mirrored without repeating the
+    border."""
+    i = absolute(Expr(iota((size + low + high,), 0)) - low)
+    last = i.like(size) - 1
+    return (last - absolute(last - i)).x
+
+
+def _repeated(size: Size, low: Size, high: Size) -> Instruction:
+    i = Expr(iota((size + low + high,), 0)) - low
+    return minimum(maximum(i, 0), i.like(size) - 1).x
+
+
+def _pad_by(positions: Callable[..., Any]) -> Callable[..., Any]:
+    def lowering(x: Instruction, padding: Sequence[Size]) -> Instruction:
+        for d, low, high in _padded_dims(padding):
+            x = gather_dim(x, positions(x.shape.dims[d], low, high), d)
+        return x
+
+    return lowering
+
+
+def _part(g: Instruction, d: int, start: Size, size: Size) -> Instruction:
+    """`size` elements of dimension `d`."""
+    starts, limits = [0] * g.shape.rank, list(g.shape.dims)
+    starts[d], limits[d] = start, start + size
+    return build.slice_(g, starts, limits)
+
+
+def _at(x: Instruction, d: int, start: int, size: int) -> Instruction:
+    """`x` from `start` on in a dimension of `size` elements, zeros around it."""
+    pairs = [(0, 0)] * x.shape.rank
+    pairs[d] = (start, size - start - x.shape.dims[d])
+    return pad(x, pairs, 0)
+
+
+def _unreflected(g: Instruction, d: int, size: int, low: int, high: int) -> list[Instruction]:
+    """What both borders add to the dimension that they mirror."""
+    edges = (
+        (low, 0, 1),
+        (high, low + size, size - 1 - high),
+    )  # how many, from where, to where
+    return [
+        _at(build.reverse(_part(g, d, start, many), (d,)), d, to, size)
+        for many, start, to in edges
+        if many
+    ]
+
+
+def _unrepeated(g: Instruction, d: int, size: int, low: int, high: int) -> list[Instruction]:
+    """What both borders add to the elements that they repeat."""
+    found = []
+    for many, start, to in ((low, 0, 0), (high, low + size, size - 1)):
+        if many:
+            total = build.reduce(
+                _part(g, d, start, many), build.full(0, g.shape.dtype), (d,), "add"
+            )
+            dims = list(g.shape.dims)
+            dims[d] = 1
+            found.append(_at(build.reshape(total, dims), d, to, size))
+    return found
+
+
+def _backward_by(positions: Callable[..., Any], borders: Callable[..., Any]) -> Callable[..., Any]:
+    """Slices that are added; by scattering to `positions` where sizes are symbolic or a border is
+    cut off."""
+
+    def lowering(grad: Instruction, x: Instruction, padding: Sequence[Size]) -> Instruction:
+        shape = expected()
+        g = promote.cast(grad, promote.compute_type(shape.dtype))
+        for d, low, high in _padded_dims(padding):
+            size, axis = shape.dims[d], g.shape.rank + d
+            if all(isinstance(n, int) and n >= 0 for n in (size, low, high)):
+                g = reduce(
+                    build.add,
+                    borders(g, axis, size, low, high),
+                    _part(g, axis, low, size),
+                )
+                continue
+            dims = list(g.shape.dims)
+            dims[d] = shape.dims[d]
+            g = scatter_dim(
+                promote.full(0, g.shape.dtype, dims),
+                positions(shape.dims[d], low, high),
+                g,
+                d,
+            )
+        return promote.cast(g, shape.dtype)
+
+    return lowering
+
+
+lowers(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d)(_pad_by(_reflected))
+lowers(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)(_pad_by(_repeated))
+lowers(
+    aten.reflection_pad1d_backward,
+    aten.reflection_pad2d_backward,
+    aten.reflection_pad3d_backward,
+)(_backward_by(_reflected, _unreflected))
+lowers(
+    aten.replication_pad1d_backward,
+    aten.replication_pad2d_backward,
+    aten.replication_pad3d_backward,
+)(_backward_by(_repeated, _unrepeated))

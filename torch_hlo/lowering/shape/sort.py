@@ -1,0 +1,270 @@
+"""Sorting and order statistics: sort, topk, kthvalue, median, mode, searchsorted, histograms. nan
+is the largest value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_hlo.hlo.ir import build
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core.elementwise import compute
+from torch_hlo.lowering.core.expr import Expr, is_nan, is_number, minimum, where
+from torch_hlo.lowering.core.promote import Operand, Scalar, broadcast_to, reshape
+from torch_hlo.lowering.core.registry import LoweringError, expected, lowers, nested
+from torch_hlo.lowering.core.shaping import (
+    add_dim,
+    axis,
+    gather_dim,
+    iota,
+    scatter_dim,
+    select_dim,
+    slice_dim,
+    swap,
+    take_along,
+)
+from torch_hlo.lowering.reduction.reduce import arg_extreme, extreme, fold, result
+
+aten = torch.ops.aten
+
+
+def sorted_along(x: Instruction, dim: int, descending: bool) -> tuple[Instruction, Instruction]:
+    """(sorted values, s64 positions they came from), stable."""
+    if not x.shape.rank:
+        return x, promote.full(0, "s64", ())
+    dim = axis(dim, x.shape.rank)
+    both = build.sort([x, iota(x.shape.dims, dim)], dim, "GT" if descending else "LT", True)
+    return build.get_tuple_element(both, 0), build.get_tuple_element(both, 1)
+
+
+@lowers(aten.sort.default)
+def sort(x: Instruction, dim: int = -1, descending: bool = False) -> tuple[Instruction, ...]:
+    return sorted_along(x, dim, descending)
+
+
+@lowers(aten.sort.stable)
+def sort_stable(
+    x: Instruction,
+    *,
+    stable: bool | None = None,
+    dim: int = -1,
+    descending: bool = False,
+) -> tuple[Instruction | None, ...]:
+    return sorted_along(x, dim, descending)
+
+
+@lowers(aten.argsort)
+def argsort(
+    x: Instruction,
+    dim: int = -1,
+    descending: bool = False,
+    *,
+    stable: bool = False,
+) -> Instruction:
+    return sorted_along(x, dim, descending)[1]
+
+
+@lowers(aten.msort)
+def msort(x: Instruction) -> Instruction:
+    return sorted_along(x, 0, False)[0]
+
+
+@lowers(aten.topk)
+def topk(
+    x: Instruction,
+    k: Size,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
+) -> tuple[Instruction, Instruction]:
+    if not x.shape.rank:
+        return x, promote.full(0, "s64", ())
+    values, order = sorted_along(x, dim, largest)
+    return slice_dim(values, dim, 0, k), slice_dim(order, dim, 0, k)
+
+
+def _nth(x: Instruction, n: Size, dim: int) -> tuple[Instruction, Instruction]:
+    """(value, index) of the n-th smallest along `dim`, in the expected shapes."""
+    values, order = sorted_along(x, dim, False)
+    return result(Expr(select_dim(values, dim, n))), result(Expr(select_dim(order, dim, n)), 1)
+
+
+@lowers(aten.kthvalue)
+def kthvalue(
+    x: Instruction,
+    k: Size,
+    dim: int = -1,
+    keepdim: bool = False,
+) -> tuple[Instruction | None, ...]:
+    if not x.shape.rank:
+        return x, promote.full(0, "s64", ())
+    return _nth(x, k - 1, dim)
+
+
+@lowers(aten.median.dim)
+def median_dim(x: Instruction, dim: int, keepdim: bool = False) -> tuple[Instruction, Instruction]:
+    if not x.shape.rank:
+        return x, promote.full(0, "s64", ())
+    dim = axis(dim, x.shape.rank)
+    value, index = _nth(x, (x.shape.dims[dim] - 1) // 2, dim)
+    if not promote.is_floating(x.shape.dtype):
+        return value, index
+    # A nan anywhere is the median; its first position the index.
+    top, place = arg_extreme(Expr(x), dim, True)
+    bad = is_nan(Expr(result(top)))
+    return (
+        where(bad, Expr(result(top)), Expr(value)).x,
+        where(bad, Expr(result(place, 1)), Expr(index)).x,
+    )
+
+
+@lowers(aten.median.default)
+def median(x: Instruction) -> Instruction:
+    flat = reshape(x, (x.shape.size,))
+    middle = select_dim(sorted_along(flat, 0, False)[0], 0, (x.shape.size - 1) // 2)
+    if not promote.is_floating(x.shape.dtype):
+        return middle
+    top = extreme(Expr(flat), (0,), True)
+    return where(is_nan(top), top, Expr(middle)).x
+
+
+@lowers(aten.nanmedian.dim)
+def nanmedian_dim(
+    x: Instruction,
+    dim: int,
+    keepdim: bool = False,
+) -> tuple[Instruction | None, ...]:
+    if not x.shape.rank:
+        return x, promote.full(0, "s64", ())
+    if not promote.is_floating(x.shape.dtype):
+        return _nth(x, (x.shape.dims[dim] - 1) // 2, dim)
+    dim = axis(dim, x.shape.rank)
+    values, order = sorted_along(x, dim, False)
+    numbers = fold((~is_nan(Expr(x))).cast("s64"), (dim,))
+    middle = add_dim(where(numbers > 0, (numbers - 1) / 2, 0).x, dim)
+    return result(Expr(take_along(values, middle, dim))), result(
+        Expr(take_along(order, middle, dim)), 1
+    )
+
+
+@lowers(aten.nanmedian.default)
+def nanmedian(x: Instruction) -> Instruction:
+    flat = reshape(x, (x.shape.size,))
+    return nested((Shape(x.shape.dtype), Shape("s64")), nanmedian_dim, flat, 0)[0]
+
+
+@lowers(aten.mode)
+def mode(x: Instruction, dim: int = -1, keepdim: bool = False) -> tuple[Instruction, Instruction]:
+    """The most frequent value, the smallest of several; the index is that of its last
+    occurrence."""
+    if not x.shape.rank:
+        return x, promote.full(0, "s64", ())
+    dim = axis(dim, x.shape.rank)
+    values, order = sorted_along(swap(x, dim, -1), -1, False)
+    v = Expr(values)
+    pairs = (*v.dims, v.dims[-1])
+    same = Expr(broadcast_to(add_dim(values, v.x.shape.rank), pairs)).eq(
+        Expr(broadcast_to(add_dim(values, v.x.shape.rank - 1), pairs))
+    )
+    counts = fold(same.cast("s64"), (len(pairs) - 1,))
+    # Along the sorted row the first of the most frequent values; its run ends count - 1 later.
+    most, first = arg_extreme(counts, len(v.dims) - 1, True)
+    place = add_dim((first + most - 1).x, len(v.dims) - 1)
+    picked, index = (swap(take_along(t, place, -1), dim, -1) for t in (values, order))
+    return result(Expr(picked)), result(Expr(index), 1)
+
+
+# Search in sorted rows
+@lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+def searchsorted(
+    rows: Instruction,
+    values: Operand,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Instruction | None = None,
+) -> Instruction:
+    right = right or side == "right"
+    if sorter is not None:
+        rows = take_along(rows, sorter, -1)
+    return _search(rows, values, right)
+
+
+@lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def bucketize(
+    values: Operand,
+    boundaries: Instruction,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+) -> Instruction:
+    return _search(boundaries, values, right)
+
+
+def _search(rows: Instruction, values: Operand, right: bool) -> Instruction:
+    """How many elements of its row are below (right: not above) each value, by bisection."""
+    shape = expected()
+    dtype = promote.result_type(rows, values)
+    v = Expr(promote.operand(values, dtype, shape.dims))
+    rows = promote.cast(rows, dtype)
+    size = rows.shape.dims[-1]
+    if not isinstance(size, int):
+        raise LoweringError(f"searchsorted needs a row of known size, got {rows.shape}")
+    if size == 0:
+        return promote.full(0, shape.dtype, shape.dims)
+    base = Expr(promote.full(0, "s64", shape.dims))
+    if rows.shape.rank > 1:  # one row per leading index
+        row = base
+        for d, step in enumerate(_row_steps(rows.shape.dims)):
+            row = row + Expr(iota(shape.dims, d)) * step
+        base = row
+    flat = reshape(rows, (rows.shape.size,))
+    low = Expr(promote.full(0, "s64", shape.dims))
+    step = 1 << (size.bit_length() - 1)
+    while step:  # low elements are known to be below; try `step` more
+        reach = low + step
+        probe = Expr(gather_dim(flat, (base + minimum(reach, size) - 1).x, 0))
+        below = (probe <= v) if right else (probe < v)
+        if promote.is_floating(dtype):  # nan sorts after everything
+            below = below | (is_nan(v) if right else is_nan(v) & ~is_nan(probe))
+        low = where(below & (reach <= size), reach, low)
+        step >>= 1
+    return promote.cast(low.x, shape.dtype)
+
+
+def _row_steps(dims: Sequence[Size]) -> list[Size]:
+    steps, step = [], dims[-1]
+    for d in reversed(dims[:-1]):
+        steps.append(step)
+        step = step * d
+    return steps[::-1]
+
+
+# Histograms with a given number of bins
+@lowers(aten.histc)
+def histc(x: Instruction, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> Instruction:
+    shape = expected()
+    value = compute(reshape(x, (x.shape.size,)))
+    low, high = (value.like(v) for v in (min, max))
+    if is_number(min) and is_number(max) and min == max:
+        low, high = (value.like(extreme(value, (0,), largest)) for largest in (False, True))
+    flat = low.eq(high)
+    low, high = where(flat, low - 1, low), where(flat, high + 1, high)
+    inside = (value >= low) & (value <= high)
+    if promote.is_floating(value.dtype):
+        position = ((value - low) / (high - low) * bins).cast("s64")
+    else:
+        position = (value.cast("s64") - low.cast("s64")) * bins / (high - low).cast("s64")
+    position = where(position >= bins, bins - 1, where(inside, position, 0))
+    counts = scatter_dim(
+        promote.full(0, value.dtype, (bins,)),
+        where(inside, position, 0).x,
+        inside.cast(value.dtype).x,
+        0,
+    )
+    return promote.cast(counts, shape.dtype)

@@ -1,0 +1,58 @@
+"""PyTorch's operators as objects: their types, their kernels by dispatch key, and its Python
+functions for them. The same in 2.11 to 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+__all__ = [
+    "AUTOGRAD_PRIVATE_USE", "HigherOrderOperator", "Key", "OpOverload", "OpOverloadPacket",
+    "PRIVATE_USE", "call_kernel", "core_decompositions", "core_decompositions_after_autograd",
+    "decompositions", "has_kernel", "is_composite",
+]  # fmt: skip
+
+Key = torch._C.DispatchKey
+# names of keys for torch.library
+PRIVATE_USE, AUTOGRAD_PRIVATE_USE = "PrivateUse1", "AutogradPrivateUse1"
+
+
+def has_kernel(op: OpOverload, key: torch._C.DispatchKey) -> bool:
+    """True if a kernel of `op` is registered for this very key."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+
+
+def call_kernel(
+    op: OpOverload, key: torch._C.DispatchKey, *args: object, **kwargs: object
+) -> object:
+    """Call the kernel of `op` for one key."""
+    return op._op_dk(key, *args, **kwargs)
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether the dispatcher takes the operator apart before autograd sees it."""
+    return op.has_kernel_for_dispatch_key(Key.CompositeImplicitAutograd)
+
+
+def decompositions() -> dict[OpOverload, Callable]:
+    """All of PyTorch's Python functions for operators."""
+    from torch._decomp import decomposition_table
+
+    return decomposition_table
+
+
+def core_decompositions() -> dict[OpOverload, Callable]:
+    """Those that lead to core aten operators, of composite ones as well. Collecting these takes
+    0.1 s."""
+    from torch._decomp import core_aten_decompositions
+
+    return core_aten_decompositions()
+
+
+def core_decompositions_after_autograd() -> dict[OpOverload, Callable]:
+    """Those that lead to core aten operators, of what the dispatcher leaves."""
+    from torch._decomp import _core_aten_decompositions_post_autograd
+
+    return _core_aten_decompositions_post_autograd()

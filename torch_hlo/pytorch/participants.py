@@ -1,0 +1,89 @@
+"""Who takes part in an operation besides the device (autograd, modes, autocast, transforms, the
+profiler), and blocks that leave some of them out. The same in 2.11 to 2.13."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+import torch.autograd.forward_ad
+
+# context manager: PyTorch does not look for `__torch_function__`, which takes longer than an
+# attribute
+plain_attributes = torch._C.DisableTorchFunctionSubclass
+# the `__torch_function__` of a class that has none
+disabled_torch_function = torch._C._disabled_torch_function_impl
+# context manager: operations do not reach `__torch_dispatch__`
+without_dispatch = torch._C._DisableTorchDispatch
+# whether a transform of torch.func is under way
+in_transform = torch._C._are_functorch_transforms_active
+# whether the backward pass under way leaves the graph as it is
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+
+_Keys, _Key = torch._C.DispatchKeySet, torch._C.DispatchKey
+_AUTOCAST = _Keys(_Key.AutocastPrivateUse1)
+_LAZY_BITS = _Keys(_Key.Conjugate) | _Keys(_Key.Negative) | _Keys(_Key.ZeroTensor)
+_forward_ad = torch.autograd.forward_ad
+_modes, _functions, _casts, _profiled, _traced = (
+    torch._C._len_torch_dispatch_stack,
+    torch._C._is_torch_function_mode_enabled,
+    torch._C._is_any_autocast_enabled,
+    torch.autograd._profiler_enabled,
+    torch._C._get_tracing_state,
+)
+
+
+def autocasts() -> bool:
+    """Whether autocast is on for this device."""
+    return _casts() and torch.is_autocast_enabled("hlo")
+
+
+def without_autocast() -> AbstractContextManager:
+    """Context manager: autocast does not see the ops called inside."""
+    return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)
+
+
+def on_the_host() -> AbstractContextManager:
+    """Context manager: ops of CPU tensors work as everywhere else. On the way into
+    `__torch_dispatch__` the dispatcher has excluded what makes conjugated and negated views (and
+    tensors known to be zero) mean what they say, and kernels that use such views inside would
+    compute without."""
+    tls = torch._C
+    return tls._ForceDispatchKeyGuard(
+        tls._dispatch_tls_local_include_set(),
+        tls._dispatch_tls_local_exclude_set() - _LAZY_BITS,
+    )
+
+
+def forward_mode() -> bool:
+    """True while forward-mode differentiation is under way."""
+    return _forward_ad._current_level >= 0
+
+
+def unobserved() -> bool:
+    """True if an op called now is seen by this device alone: neither autograd nor a
+    TorchDispatchMode takes part."""
+    return not (torch.is_grad_enabled() or _modes())
+
+
+def alone() -> bool:
+    """True if an op called now, with gradients off, is nobody's business but this device's: no
+    mode, autocast, tracer, profiler or forward-mode differentiation sees it."""
+    return (
+        not (_modes() or _functions() or _casts() or _profiled() or _forward_ad._current_level >= 0)
+        and _traced() is None
+    )
+
+
+def saved_tensors_hooks() -> object:
+    """The hooks for tensors that autograd saves which are in effect, or None; while a graph is
+    traced, too."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def refuse_second_backward(
+    gradients: list[torch.Tensor | None], message: bytes
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients as results of a node that raises `message` when they are differentiated."""
+    delayed = torch._C._functions.DelayedError(message, len(gradients))
+    return delayed(*[g if g is None else g.detach().requires_grad_() for g in gradients])

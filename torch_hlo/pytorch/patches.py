@@ -1,0 +1,174 @@
+"""Behaviour of PyTorch that has no hook, changed for this device. The same in 2.11 to 2.13."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import types
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.autograd.graph
+import torch.utils._foreach_utils
+from torch.nn import Module
+
+from torch_hlo.pytorch import imports, uninitialized
+from torch_hlo.pytorch.registration import NAME
+
+
+def patch(
+    tensor_class: type,
+    module: types.ModuleType,
+    generator_class: type,
+    default_dtype_changed: Callable[[], None],
+) -> None:
+    """Behaviour of PyTorch that has no hook: see each line."""
+    _patch_backward(tensor_class)
+    imports.shorten_dispatch(tensor_class)
+    _patch_module_apply()
+    # Optimizers and clip_grad_norm_ take the _foreach_ and _fused_ paths only for these exact
+    # types. (torch.optim deletes its attribute `optimizer`, hence import_module.)
+    for holder in (
+        torch.utils._foreach_utils,
+        importlib.import_module("torch.optim.optimizer"),
+    ):
+        if tensor_class not in holder._foreach_supported_types:
+            holder._foreach_supported_types.append(tensor_class)
+    torch.Generator = generator_class
+    _patch_default_dtype(default_dtype_changed)
+    _patch_pin_memory()
+    _patch_accelerator(module)
+
+
+def _patch_backward(tensor_class: type) -> None:
+    # Graphs of this device run on the thread that calls `backward`: handing each op over to the
+    # engine's thread for the device, and the interpreter with it, takes longer than recording it.
+    # And a thread numbers the nodes of a graph that it makes by itself, so that the order of a
+    # second derivative would be another one at each call: torch.func's transforms wrap tensors,
+    # hence the question for the device.
+    original = torch.autograd.graph._engine_run_backward
+    threads_wanted, set_threads = (
+        torch._C._is_multithreading_enabled,
+        torch._C._set_multithreading_enabled,
+    )
+
+    @functools.wraps(original)
+    def run_backward(
+        roots: Sequence[torch.Tensor], *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor | None, ...]:
+        if not threads_wanted() or not any(
+            type(root) is tensor_class
+            or isinstance(root, torch.Tensor)
+            and root.device.type == "hlo"
+            for root in roots
+        ):
+            return original(roots, *args, **kwargs)
+        set_threads(False)
+        try:
+            return original(roots, *args, **kwargs)
+        finally:
+            set_threads(True)
+
+    torch.autograd.graph._engine_run_backward = run_backward
+    torch.autograd._engine_run_backward = run_backward
+
+
+def _patch_module_apply() -> None:
+    # `module.to("hlo")` and back must keep Parameter objects, so that optimizers made before and
+    # tied weights stay valid: PyTorch does so when it swaps the contents of tensors. Only
+    # conversions that change the device need it.
+    uninitialized.patch()
+    original = Module._apply
+    future = torch.__future__
+
+    @functools.wraps(original)
+    def _apply(self: Module, fn: Callable, recurse: bool = True) -> Module:
+        return uninitialized.convert(self, fn, lambda: swapping(self, fn, recurse))
+
+    def swapping(self: Module, fn: Callable, recurse: bool) -> Module:
+        if future.get_swap_module_params_on_conversion() or not _changes_device(self, fn):
+            return original(self, fn, recurse)
+        future.set_swap_module_params_on_conversion(True)
+        try:
+            return original(self, fn, recurse)
+        finally:
+            future.set_swap_module_params_on_conversion(False)
+
+    Module._apply = _apply
+
+
+def _changes_device(module: Module, fn: Callable) -> bool:
+    """True if `fn` moves the module's parameters to or from the hlo device; tried on an empty
+    tensor."""
+    first = next((p for p in module.parameters() if not torch.nn.parameter.is_lazy(p)), None)
+    if first is None:
+        return False
+    try:
+        with torch.no_grad():
+            probe = fn(first.detach().new_empty(0))
+        return (probe.device.type == NAME) != (first.device.type == NAME)
+    except Exception:
+        return False
+
+
+def _patch_default_dtype(changed: Callable[[], None]) -> None:
+    for name in ("_set_default_dtype", "_set_default_tensor_type"):
+        original = getattr(torch._C, name)
+
+        def function(*args: object, _original: Callable = original) -> None:
+            _original(*args)
+            changed()
+
+        setattr(torch._C, name, function)
+
+
+def _patch_pin_memory() -> None:
+    # DataLoader(pin_memory=True) asks "the" accelerator for page-locked memory. The device reads
+    # any CPU memory.
+    original = torch.Tensor.pin_memory
+
+    @functools.wraps(original)
+    def pin_memory(self: torch.Tensor, device: torch.device | str | None = None) -> torch.Tensor:
+        if self.device.type == "cpu" and (device is None or torch.device(device).type == NAME):
+            return self
+        return original(self, device) if device is not None else original(self)
+
+    torch.Tensor.pin_memory = pin_memory
+
+
+def _patch_accelerator(module: types.ModuleType) -> None:
+    # The C++ side of these wants a C++ backend.
+    accelerator = torch.accelerator
+
+    def bind(holder: types.ModuleType, name: str, replacement: Callable) -> None:
+        original = getattr(holder, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def function(*args: object, **kwargs: object) -> object:
+            current = accelerator.current_accelerator()
+            if current is None or current.type != NAME:
+                return original(*args, **kwargs)
+            return replacement(*args, **kwargs)
+
+        setattr(holder, name, function)
+
+    for name in (
+        "empty_cache",
+        "memory_stats",
+        "memory_allocated",
+        "max_memory_allocated",
+        "memory_reserved",
+        "max_memory_reserved",
+        "reset_accumulated_memory_stats",
+        "reset_peak_memory_stats",
+    ):
+        for holder in (accelerator, accelerator.memory):
+            bind(holder, name, getattr(module, name))
+    for name in ("synchronize", "current_stream", "set_stream"):
+        bind(accelerator, name, getattr(module, name))
+    for name in ("set_device_index", "set_device_idx"):
+        bind(accelerator, name, module.set_device)
+    for name in ("current_device_index", "current_device_idx"):
+        bind(accelerator, name, module.current_device)
