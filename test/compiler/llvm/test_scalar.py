@@ -7,14 +7,17 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from test.compiler.compiled import check, module, parameter, run
+from test.ptx.test_kernels import run as run_ptx
 from torch_hlo.hlo.evaluate.evaluate import evaluate
 from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.numeric import round_to
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import DTYPES, Shape, numpy_dtype
+from torch_hlo.hlo.stablehlo import parse_stablehlo, stablehlo_text
 
 N = 77  # whole vectors and a tail, for every vector width
 CASES = [(name, row.kinds, row.arity) for name, row in OPCODES.items() if row.kinds]
@@ -402,3 +405,40 @@ def test_circular_functions_of_large_floats(near):
     for op, exact in (("sine", np.sin), ("cosine", np.cos), ("tan", np.tan)):
         (found,) = run(module([p], instr(op, (p,))), [x])
         np.testing.assert_allclose(found, exact(x.astype(float)), rtol=3e-7)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16", "f8e4m3fn", "f8e5m2fnuz"])
+def test_next_after_is_exact(dtype):
+    """Every step lands on the neighbouring value: nothing lies between, and stepping back returns.
+    Against PyTorch where it has the type."""
+    edges = [0.0, -0.0, 1.0, -1.0, 0.1, -240.0, np.inf, -np.inf, np.nan]
+    if dtype in ("f64", "f32"):
+        info = np.finfo(numpy_dtype(dtype))
+        edges += [info.max, -info.max, info.tiny, info.smallest_subnormal]
+    a, b = (v.ravel() for v in np.meshgrid(round_to(edges, dtype), round_to(edges, dtype)))
+    x, y = parameter(0, dtype, a.size), parameter(1, dtype, a.size)
+    m = module([x, y], instr("next-after", (x, y)))
+    (found,), (on_gpu,), (expected,) = run(m, [a, b]), run_ptx(m, [a, b]), evaluate(m, [a, b])
+    for got in (found, on_gpu):
+        np.testing.assert_array_equal(got, expected)
+        np.testing.assert_array_equal(np.signbit(got[got == 0]), np.signbit(expected[got == 0]))
+    if dtype in ("f64", "f32", "bf16"):
+        there = getattr(torch, DTYPES[dtype].torch)
+        given = torch.nextafter(torch.tensor(a).to(there), torch.tensor(b).to(there))
+        np.testing.assert_array_equal(found, given.to(torch.float64).numpy())
+    moved = np.isfinite(a) & np.isfinite(found) & (a != b)
+    (back,) = evaluate(m, [found, a])
+    np.testing.assert_array_equal(back[moved], a[moved])
+
+
+def test_next_after_is_chlo_next_after():
+    text = """module @m {
+  func.func public @main(%0: tensor<4xf32>, %1: tensor<4xf32>) -> tensor<4xf32> {
+    %2 = chlo.broadcast_next_after %0, %1 : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+    return %2 : tensor<4xf32>
+  }
+}"""
+    read = parse_stablehlo(text)
+    assert read.entry.root is build.next_after(*read.entry.params)
+    assert "chlo.next_after" in stablehlo_text(read)
+    assert parse_stablehlo(stablehlo_text(read)).entry.root is read.entry.root

@@ -401,6 +401,33 @@ def _clamp(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) -> Value:
     return TABLE["minimum", kind](t, TABLE["maximum", kind](t, v, low), high)
 
 
+def _next_after(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) -> Value:
+    """One step of the code: away from zero it grows, whatever the sign."""
+    storage, width = STORAGE[dtype], DTYPES[dtype].bits
+    t, i = e.typed(storage.register), e.typed(f"i{width}")
+    a, b = operands
+    memory, zero = storage.memory, t.const(0.0)
+    code_a, code_b = (
+        raw if memory == i.kind else e.cast("bitcast", raw, memory, i.kind)
+        for raw in (encode(e, dtype, a), encode(e, dtype, b))
+    )
+    sign = i.const(-(1 << width - 1))
+    grows = e.typed("i1").bin("xor", t.cmp("ogt", b, a), t.cmp("olt", a, zero))
+    stepped = i.add(code_a, i.select(grows, i.const(1), i.const(-1)))
+    smallest = i.bin("or", i.bin("and", code_b, sign), i.const(1))
+    stepped = i.select(t.cmp("oeq", a, zero), smallest, stepped)
+    if dtype.endswith("fnuz"):  # has no -0
+        stepped = i.select(i.cmp("eq", stepped, sign), i.const(0), stepped)
+    # Codes to the end: rounding anew would lose subnormal values.
+    there = t.bin_or(t.cmp("oeq", a, b), t.cmp("uno", b, b))
+    code = i.select(t.cmp("uno", a, a), code_a, i.select(there, code_b, stepped))
+    return decode(
+        e,
+        dtype,
+        code if memory == i.kind else e.cast("bitcast", code, i.kind, memory),
+    )
+
+
 def _complex(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) -> Value:
     return (operands[0], operands[1])
 
@@ -549,5 +576,5 @@ def _convert(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) -> Value:
 
 SPECIAL: dict[str, Callable[[Emit, str, list[Any], Attrs], Value]] = {
     "compare": _compare, "select": _select, "clamp": _clamp, "complex": _complex,
-    "convert": _convert, "reduce-precision": _reduce_precision,
+    "convert": _convert, "reduce-precision": _reduce_precision, "next-after": _next_after,
 }  # fmt: skip

@@ -184,6 +184,23 @@ def _atan2(x: Instruction, a: Array, b: Array) -> Value:
     )
 
 
+@meaning("next-after")
+def _next_after(x: Instruction, a: Array, b: Array) -> Value:
+    dtype = x.shape.dtype
+    if dtype in ("f32", "f64"):
+        return np.nextafter(a, b)
+    a, b = np.broadcast_arrays(a, b)
+    width = DTYPES[dtype].bits
+    codes = np.frombuffer(encode(a, dtype), f"u{width // 8}").astype(np.int64).reshape(a.shape)
+    sign = 1 << width - 1
+    stepped = codes + np.where((b > a) != (a < 0), 1, -1)
+    stepped = np.where(a == 0, np.where(b < 0, sign | 1, 1), stepped)
+    if dtype.endswith("fnuz"):  # has no -0
+        stepped = np.where(stepped == sign, 0, stepped)
+    moved = decode(stepped.astype(f"u{width // 8}").tobytes(), dtype, a.shape)
+    return np.where(np.isnan(a) | np.isnan(b), np.float32(np.nan), np.where(a == b, b, moved))
+
+
 @meaning("complex")
 def _complex(x: Instruction, re: Array, im: Array) -> Value:
     result = np.empty(np.broadcast(re, im).shape, numpy_dtype(x.shape.dtype))
