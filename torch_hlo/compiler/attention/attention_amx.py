@@ -224,14 +224,21 @@ class Forward(_Tiles):
         dtype = self.dtype["q"]
         self.zero(out, f.mul(count, a.width))
         self.zero(self.sums, count)
+        lowest = float_constant(-numbers.inf)
         with f.loop(0, count) as i:
-            f.store("float", float_constant(-numbers.inf), f.gep("float", self.tops, i), 4)
+            f.store("float", lowest, f.gep("float", self.tops, i), 4)
         with self.columns(end) as (start, width):
-            k, v = (
-                self.at(keys, start, a.size, dtype),
-                self.at(values, start, a.width, dtype),
+            k = self.at(keys, start, a.size, dtype)
+            v = self.at(values, start, a.width, dtype)
+            self.product(
+                (q, a.size, 1),
+                (k, a.size, 1),
+                tile,
+                self.stride,
+                count,
+                width,
+                a.size,
             )
-            self.product((q, a.size, 1), (k, a.size, 1), tile, self.stride, count, width, a.size)
             self.of_block(head, start, width)
             with f.loop(0, count) as i:
                 row = f.add(first, i)
@@ -370,11 +377,24 @@ class Backward(_Tiles):
         dq = self.at(self.of_head["dq"], first, a.size)
         keys, values, dk, dv = (
             self.at(self.of_head[p], start, n, self.dtype[p])
-            for p, n in (("k", a.size), ("v", a.width), ("dk", a.size), ("dv", a.width))
+            for p, n in (
+                ("k", a.size),
+                ("v", a.width),
+                ("dk", a.size),
+                ("dv", a.width),
+            )
         )
         (s, dp), (p, ds) = self.tiles, self.narrow
         self.product((q, a.size, 1), (keys, a.size, 1), s, stride, count, width, a.size)
-        self.product((grad, a.width, 1), (values, a.width, 1), dp, stride, count, width, a.width)
+        self.product(
+            (grad, a.width, 1),
+            (values, a.width, 1),
+            dp,
+            stride,
+            count,
+            width,
+            a.width,
+        )
         self.of_block(head, start, width)
         with f.loop(0, count) as i:
             row = f.add(first, i)

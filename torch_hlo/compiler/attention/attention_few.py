@@ -67,7 +67,11 @@ class Forward(AttentionKernel):
                 self.weigh(r, head, loop.index, width, loop.vars[r], loop.vars[a.rows + r])
                 for r in rows
             ]
-            self.add_values(self.row("v", first, a.width), width, [alpha for _, _, alpha in state])
+            self.add_values(
+                self.row("v", first, a.width),
+                width,
+                [alpha for _, _, alpha in state],
+            )
             loop.next = [top for top, _, _ in state] + [total for _, total, _ in state]
         for r in rows:
             total = loop.vars[a.rows + r]
@@ -76,7 +80,12 @@ class Forward(AttentionKernel):
             out = self.row("out", f.add(number, r), a.width)
             with f.loop(0, a.width, lanes) as c:
                 x = v.load(f.gep("float", self.ot, f.add(c, r * self.wide)), 4)
-                v.store(v.mul(x, factor), f.gep("float", out, c), 4, self.inside(c, a.width))
+                v.store(
+                    v.mul(x, factor),
+                    f.gep("float", out, c),
+                    4,
+                    self.inside(c, a.width),
+                )
             self.store_lse(loop.vars[r], total, f.add(number, r))
 
     def inside(self, c: Int, width: int) -> str | None:
@@ -116,7 +125,9 @@ class Forward(AttentionKernel):
                     for i, y in enumerate(key)
                 ]
             columns = transposed(
-                f, self.t, [*loop.vars, *["zeroinitializer"] * (lanes - len(loop.vars))]
+                f,
+                self.t,
+                [*loop.vars, *["zeroinitializer"] * (lanes - len(loop.vars))],
             )
             while len(columns) > 1:
                 columns = [v.add(x, y) for x, y in zip(columns[::2], columns[1::2], strict=True)]

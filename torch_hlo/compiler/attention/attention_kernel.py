@@ -8,8 +8,18 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from torch_hlo.compiler.attention.attention import Attention, Bias, inner, known_attention
-from torch_hlo.compiler.attention.attention_term import FLOAT_MAX, REPLACED, Term, term
+from torch_hlo.compiler.attention.attention import (
+    Attention,
+    Bias,
+    inner,
+    known_attention,
+)
+from torch_hlo.compiler.attention.attention_term import (
+    FLOAT_MAX,
+    REPLACED,
+    Term,
+    term,
+)
 from torch_hlo.compiler.codegen.inline import Writer, load
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm import math
@@ -271,7 +281,10 @@ class AttentionKernel:
     def _zero_keys(self, head: Int) -> None:
         f, a = self.f, self.a
         for name, width in (("dk", a.size), ("dv", a.width)):
-            self.zero(self.row(name, f.mul(head, a.columns), width), f.mul(a.columns, width))
+            self.zero(
+                self.row(name, f.mul(head, a.columns), width),
+                f.mul(a.columns, width),
+            )
 
     def finite(self, top: str) -> str:
         """The largest score, 0 when nothing was seen."""

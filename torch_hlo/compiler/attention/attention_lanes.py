@@ -142,7 +142,11 @@ class LaneKernel(AttentionKernel):
                     f" {f.gep('float', ahead, f.mul(loop.index, rows))}, i32 0, i32 3, i32 1)"
                 )
             right = [
-                v.load(f.gep("float", from_b, j * t.lanes), 4, masks[j] if masks else None)
+                v.load(
+                    f.gep("float", from_b, j * t.lanes),
+                    4,
+                    masks[j] if masks else None,
+                )
                 for j in range(vectors)
             ]
             loop.next = []
@@ -329,4 +333,8 @@ class LaneKernel(AttentionKernel):
             return body(most)
         if isinstance(rows, int) and rows <= self.lanes:
             return body(1)
-        self.f.choose(self.f.icmp("sgt", valid, self.lanes), lambda: body(most), lambda: body(1))
+        self.f.choose(
+            self.f.icmp("sgt", valid, self.lanes),
+            lambda: body(most),
+            lambda: body(1),
+        )

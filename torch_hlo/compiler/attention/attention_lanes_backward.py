@@ -4,6 +4,7 @@ per row, gradients of scores, and five sums of products."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch_hlo.compiler.attention.attention import Attention
 from torch_hlo.compiler.attention.attention_kernel import LOG2E, items_of_heads
@@ -154,7 +155,14 @@ class Backward(LaneScores):
             )
 
     def _add_to_keys(
-        self, keys: Int, start: Int, width: Int, first: Int, count: Int, grads: str, queries: str
+        self,
+        keys: Int,
+        start: Int,
+        width: Int,
+        first: Int,
+        count: Int,
+        grads: str,
+        queries: str,
     ) -> None:
         """What a block of queries gives to the gradients of a block of keys and values."""
         f, a, group = self.f, self.a, self.group
@@ -189,7 +197,15 @@ class Backward(LaneScores):
                 )
 
     def of_group(
-        self, g: Int, query: Int, start: Int, width: Int, seen: Int, k: str, v: str, vectors: int
+        self,
+        g: Int,
+        query: Int,
+        start: Int,
+        width: Int,
+        seen: Int,
+        k: str,
+        v: str,
+        vectors: int,
     ) -> None:
         """Weights and gradients of scores of a group and a block of keys, and what they give to the
         gradient of the queries."""
@@ -216,16 +232,16 @@ class Backward(LaneScores):
                 lambda: ["0", str(seen)],
                 ["i64", "i64"],
             )
-            self.clear([weights, ds, *([used] if a.factors else [])], low, high, width, vectors)
+            self.clear(
+                [weights, ds, *([used] if a.factors else [])],
+                low,
+                high,
+                width,
+                vectors,
+            )
             self.extend(g, low, high)
-        self.tiles(
-            query,
-            start,
-            width,
-            low,
-            high,
-            lambda at, masked: self._tile(x, vectors, at, masked),
-        )
+        tile = partial(self._tile, x, vectors)
+        self.tiles(query, start, width, low, high, tile)
         with f.when(f.icmp("slt", low, high)) if self.bias else nothing():
             self.add_features(
                 "queries",

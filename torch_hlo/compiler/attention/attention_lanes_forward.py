@@ -198,7 +198,9 @@ class Forward(LaneScores):
         v = f.emit(self.lanes).typed("float")
         found, _ = self.scores(f, vectors, masked)
         for p, s in zip(
-            self.places("%to", f, self.t.rows, vectors, self.group), found, strict=True
+            self.places("%to", f, self.t.rows, vectors, self.group),
+            found,
+            strict=True,
         ):
             v.store(s, p, 4)
         for j in range(vectors):

@@ -47,7 +47,13 @@ from torch_hlo.compiler.attention.attention_scores import Scores, rows_of, score
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder, users
+from torch_hlo.hlo.ir.instruction import (
+    Computation,
+    Instruction,
+    Module,
+    postorder,
+    users,
+)
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.match import carry_meta, inline, splat, substituted
 

@@ -78,7 +78,11 @@ class _Meaning:
         return b.reduce(x, b.constant(start, "f32"), (len(self.dims) - 1,), opcode)
 
     def _scores(self) -> Instruction:
-        s, dims, bias = scaled(self._dot(self.q, self.k, -1, -1), self.scale), self.dims, self.bias
+        s, dims, bias = (
+            scaled(self._dot(self.q, self.k, -1, -1), self.scale),
+            self.dims,
+            self.bias,
+        )
         if self.cap is not None:
             caps = b.broadcast(self.cap, dims)
             self.bent = b.tanh(b.divide(s, caps))
@@ -100,12 +104,21 @@ class _Meaning:
         total = self._folded(e, 0.0, "add")
         p = b.divide(e, self._along(total))
         return b.tuple_(
-            self._dot(p if self.factors is None else b.multiply(p, self.factors), self.v, -1, -2),
+            self._dot(
+                p if self.factors is None else b.multiply(p, self.factors),
+                self.v,
+                -1,
+                -2,
+            ),
             *(_times(x, 1 / math.log(2)) for x in (top, b.log(total))),
         )
 
     def backward(
-        self, grad: Instruction, out: Instruction, top: Instruction, total: Instruction
+        self,
+        grad: Instruction,
+        out: Instruction,
+        top: Instruction,
+        total: Instruction,
     ) -> Instruction:
         relative = b.subtract(_times(self.s, 1 / math.log(2)), self._along(top))
         p = b.exponential(_times(b.subtract(relative, self._along(total)), math.log(2)))

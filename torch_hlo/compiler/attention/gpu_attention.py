@@ -27,7 +27,9 @@ def emit_attention(program: GpuProgram, x: Instruction) -> None:
         kernel = kernels[part]
         name = program.once(("grid attention", kernel, a), lambda: kernel(program, a).define())
         program.parallel(
-            name, [f"ptr {p}" for p in pointers] + sizes, program.size(kernel.items(a))
+            name,
+            [f"ptr {p}" for p in pointers] + sizes,
+            program.size(kernel.items(a)),
         )
 
     if a.kind == "forward":

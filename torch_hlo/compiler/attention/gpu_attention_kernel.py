@@ -64,7 +64,11 @@ class AttentionKernel:
 
     def __init__(self, program: GpuProgram, a: Attention[Size]) -> None:
         self.a = named(a)
-        names = [*self.inputs, *(["bias"] if a.bias is not None else []), *self.outputs]
+        names = [
+            *self.inputs,
+            *(["bias"] if a.bias is not None else []),
+            *self.outputs,
+        ]
         self.dtype = dict(zip(names, (*a.dtypes, *["f32"] * len(self.outputs)), strict=True))
         self.f = f = Writer(
             program,

@@ -32,7 +32,10 @@ WARPS, CHUNK = 4, 16  # of a group; bytes of an asynchronous copy
 MOST_WIDTH = 256
 KEPT_WIDTH = 128  # up to this, the fragments of queries stay in registers
 # the second goes to the low half
-_PACK = {"bf16": "cvt.rn.bf16x2.f32 $0, $1, $2;", "f16": "cvt.rn.f16x2.f32 $0, $1, $2;"}
+_PACK = {
+    "bf16": "cvt.rn.bf16x2.f32 $0, $1, $2;",
+    "f16": "cvt.rn.f16x2.f32 $0, $1, $2;",
+}
 LOG2E = 1 / numbers.log(2)
 
 Sums = list[list[str]]  # per 8 columns: row g columns 2t, 2t + 1, then row g + 8, of lane 4g + t
@@ -159,7 +162,11 @@ class _Warps(AttentionKernel):
         """Inner products of the warp's rows with the rows of `tile`."""
         w = self.w
         row = w.add(w.mul(w.div(self.lane, 16), 8), w.rem(self.lane, 8))
-        at = w.add(tile.at, w.mul(row, tile.pitch), w.mul(w.rem(w.div(self.lane, 8), 2), CHUNK))
+        at = w.add(
+            tile.at,
+            w.mul(row, tile.pitch),
+            w.mul(w.rem(w.div(self.lane, 8), 2), CHUNK),
+        )
         sums = [[self.one.const(0)] * 4 for _ in range(tile.rows // 8)]
         for step in range(tile.width // 16):
             a = left(step)
@@ -196,7 +203,9 @@ class _Warps(AttentionKernel):
             ]
             for n in range(len(sums) // 2):
                 b = ptx.load_matrices(
-                    self.f, w.add(at, 16 * step * tile.pitch + 32 * n), transposed=True
+                    self.f,
+                    w.add(at, 16 * step * tile.pitch + 32 * n),
+                    transposed=True,
                 )
                 for half in (0, 1):
                     sums[2 * n + half] = ptx.matrix_multiply(
@@ -262,7 +271,11 @@ class _Warps(AttentionKernel):
                             )
                         pair.store(
                             v,
-                            f.gep("float", m.pointer, f.add(f.mul(row, m.width), column)),
+                            f.gep(
+                                "float",
+                                m.pointer,
+                                f.add(f.mul(row, m.width), column),
+                            ),
                             8,
                         )
 
@@ -354,7 +367,11 @@ class Forward(_Warps):
             *self.accumulators(a.width),
         ]
         with f.loop(0, self.last_column(first), BLOCK, carry) as loop:
-            before, sums, totals = loop.vars[:2], loop.vars[2:4], _fours(loop.vars[4:])
+            before, sums, totals = (
+                loop.vars[:2],
+                loop.vars[2:4],
+                _fours(loop.vars[4:]),
+            )
             self.arrive(0)  # keys; and nobody reads values any more
             self.bring(v, self.v, loop.index)
             self.commit()
@@ -385,7 +402,10 @@ class Forward(_Warps):
         of further columns; two rows for each thread."""
         t = self.one
         tops = [
-            _tree(self._larger, [x for some in s for x in some[2 * half : 2 * half + 2]])
+            _tree(
+                self._larger,
+                [x for some in s for x in some[2 * half : 2 * half + 2]],
+            )
             for half in (0, 1)
         ]
         tops = [

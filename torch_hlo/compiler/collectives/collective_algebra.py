@@ -15,7 +15,13 @@ from collections.abc import Callable
 
 from torch_hlo.compiler.hlo_pass import Pass, hlo_pass, over_computations
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder, users
+from torch_hlo.hlo.ir.instruction import (
+    Computation,
+    Instruction,
+    Module,
+    postorder,
+    users,
+)
 from torch_hlo.hlo.ir.intern import instr, replace
 from torch_hlo.hlo.ir.match import carry_meta
 from torch_hlo.hlo.ir.shape import DTYPES

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, called, postorder
+from torch_hlo.hlo.ir.instruction import (
+    Computation,
+    Instruction,
+    Module,
+    called,
+    postorder,
+)
 from torch_hlo.hlo.ir.intern import replace, rewrite_bottom_up
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import tuple_shape

@@ -61,7 +61,10 @@ _started: dict[tuple[int, int], Callable[[], None]] = {}
 
 
 def start_on_host(
-    outputs: Sequence[np.ndarray], inputs: Sequence[np.ndarray], text: str, number: int
+    outputs: Sequence[np.ndarray],
+    inputs: Sequence[np.ndarray],
+    text: str,
+    number: int,
 ) -> None:
     _started[threading.get_ident(), number] = collective.current().start(
         _collective(text), inputs, outputs

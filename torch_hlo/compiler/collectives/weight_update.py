@@ -18,7 +18,14 @@ from dataclasses import replace as changed
 
 from torch_hlo.compiler.hlo_pass import Pass
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, outputs, postorder, users
+from torch_hlo.hlo.ir.instruction import (
+    Computation,
+    Instruction,
+    Module,
+    outputs,
+    postorder,
+    users,
+)
 from torch_hlo.hlo.ir.intern import instr, replace
 from torch_hlo.hlo.ir.match import carry_meta
 from torch_hlo.hlo.ir.opcodes import OPCODES
@@ -61,7 +68,10 @@ def shard_weight_update(module: Module, axes: Sequence[str]) -> Module:
             continue
         if _only_updates(param, readers):
             new[param] = instr(
-                "parameter", (), param.shape, **{**dict(param.attrs), "sharding": split}
+                "parameter",
+                (),
+                param.shape,
+                **{**dict(param.attrs), "sharding": split},
             )
         else:
             whole[o] = given

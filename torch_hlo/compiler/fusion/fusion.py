@@ -13,7 +13,11 @@ kind=loop: no reduction. kind=reduce: results of reductions are not read back. k
 
 from __future__ import annotations
 
-from torch_hlo.compiler.fusion.fusion_output import absorb, is_product, product_arrays
+from torch_hlo.compiler.fusion.fusion_output import (
+    absorb,
+    is_product,
+    product_arrays,
+)
 from torch_hlo.compiler.fusion.fusion_place import place
 from torch_hlo.compiler.fusion.fusion_plan import FULL, Group, Plan
 from torch_hlo.compiler.fusion.fusion_prepare import prepare

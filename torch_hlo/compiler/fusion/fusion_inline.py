@@ -77,7 +77,10 @@ def _is_row(x: Instruction) -> bool:
 
 
 def _makes_rows(
-    i: int, order: Sequence[Instruction], users: Sequence[Sequence[int]], chosen: _Chosen
+    i: int,
+    order: Sequence[Instruction],
+    users: Sequence[Sequence[int]],
+    chosen: _Chosen,
 ) -> bool:
     """Whether `i` is read by gathers of rows that are computed as rows."""
     return any(
@@ -131,7 +134,11 @@ def _uses(
         y = order[u]
         if u in chosen:
             n, count, cost = chosen[u]
-            sites, evaluations, chain = sites + n, evaluations + count, max(chain, cost)
+            sites, evaluations, chain = (
+                sites + n,
+                evaluations + count,
+                max(chain, cost),
+            )
         elif kinds[u] == MOVE:
             size = y.shape.size
             sites, evaluations = (

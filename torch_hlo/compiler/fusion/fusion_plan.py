@@ -487,7 +487,11 @@ class Plan:
         return cuts
 
     def _edges_fit(
-        self, user: Group, source: Group, roles: dict[int, Role], rows: Intervals | None
+        self,
+        user: Group,
+        source: Group,
+        roles: dict[int, Role],
+        rows: Intervals | None,
     ) -> bool:
         """Every read of a member of `source` by a member of `user` is at the same point of the
         merged space."""

@@ -18,7 +18,13 @@ FREE, LIGHT, HEAVY, MOVE, REDUCE, STEP = range(6)
 
 WIDEST_CONCATENATE = 8  # operands
 
-_CLASSES = {"free": FREE, "light": LIGHT, "heavy": HEAVY, "move": MOVE, "reduce": REDUCE}
+_CLASSES = {
+    "free": FREE,
+    "light": LIGHT,
+    "heavy": HEAVY,
+    "move": MOVE,
+    "reduce": REDUCE,
+}
 # Opcodes not listed run as steps of their own.
 CLASS: dict[str, int] = {
     name: _CLASSES[row.fusion] for name, row in OPCODES.items() if row.fusion in _CLASSES

@@ -11,7 +11,13 @@ from __future__ import annotations
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, called, postorder
+from torch_hlo.hlo.ir.instruction import (
+    Computation,
+    Instruction,
+    Module,
+    called,
+    postorder,
+)
 from torch_hlo.hlo.ir.intern import instr, replace
 from torch_hlo.hlo.ir.match import carry_meta, rebuild, with_computations
 from torch_hlo.hlo.ir.opcodes import OPCODES
@@ -171,7 +177,9 @@ def _shrink_sort(x: Instruction, read: set[int]) -> tuple[Instruction, list[int]
     ]
     old = [comparator.params[2 * i + side] for i in kept for side in (0, 1)]
     smaller = Computation(
-        comparator.name, tuple(params), rebuild(comparator.root, dict(zip(old, params)))
+        comparator.name,
+        tuple(params),
+        rebuild(comparator.root, dict(zip(old, params))),
     )
     return h.sort([x.operands[i] for i in kept], x["dimensions"][0], smaller, x["is_stable"]), kept
 
@@ -195,7 +203,10 @@ def _shrink_reduce(x: Instruction, read: set[int]) -> tuple[Instruction, list[in
         return None
     old = [c.params[i] for i in kept] + [c.params[n + i] for i in kept]
     params = [h.parameter(k, p.shape) for k, p in enumerate(old)]
-    roots = rebuild(instr("tuple", tuple(c.root.operands[i] for i in kept)), dict(zip(old, params)))
+    roots = rebuild(
+        instr("tuple", tuple(c.root.operands[i] for i in kept)),
+        dict(zip(old, params)),
+    )
     root = roots.operands[0] if len(kept) == 1 else roots
     attrs = {**dict(x.attrs), "to_apply": Computation(c.name, tuple(params), root)}
     return (

@@ -66,7 +66,8 @@ def folded(x: Instruction) -> Instruction | None:
     if x.op in _POINTWISE and all(splat(o) is not None for o in x.operands):
         scalars = [o.operands[0] if o.op == "broadcast" else o for o in x.operands]
         value = _compute(
-            instr(x.op, tuple(scalars), Shape(x.shape.dtype), **dict(x.attrs)), scalars
+            instr(x.op, tuple(scalars), Shape(x.shape.dtype), **dict(x.attrs)),
+            scalars,
         )
         return None if value is None else h.broadcast(value, x.shape.dims, ())
     if x.shape.is_tuple or not x.shape.is_static or x.shape.size > LIMIT:
@@ -88,7 +89,9 @@ def _uniform(x: Instruction) -> Instruction | None:
     if literal.data != first * (len(literal.data) // width):
         return None
     return h.broadcast(
-        h.constant(Literal(literal.dtype, (), first), literal.dtype), literal.dims, ()
+        h.constant(Literal(literal.dtype, (), first), literal.dtype),
+        literal.dims,
+        (),
     )
 
 

@@ -252,17 +252,16 @@ def expand_ragged_dot(out: Instruction) -> Instruction:
     if ragged in batch:
         return h.dot(x, y, *dims, out.shape.dtype)
     if sizes.shape.rank != 1 or not isinstance(sizes.shape.dims[0], int):
-        fail("ragged-dot", "group sizes must be a vector of a static length", x, y, sizes)
+        why = "group sizes must be a vector of a static length"
+        fail("ragged-dot", why, x, y, sizes)
     ends = _inclusive_sum(sizes)
     starts = h.subtract(ends, sizes)
 
     def inside(group: int, like: Instruction, dimension: int) -> Instruction:
         """Which elements along `dimension` belong to the group."""
         position = h.iota(sizes.shape.dtype, like.shape.dims, dimension)
-        low, high = (
-            h.broadcast(h.reshape(h.slice_(v, (group,), (group + 1,)), ()), like.shape.dims, ())
-            for v in (starts, ends)
-        )
+        own = (h.reshape(h.slice_(v, (group,), (group + 1,)), ()) for v in (starts, ends))
+        low, high = (h.broadcast(v, like.shape.dims, ()) for v in own)
         return h.and_(h.compare(position, low, "GE"), h.compare(position, high, "LT"))
 
     if ragged in contract:

@@ -123,7 +123,8 @@ def _threefry_bits(state: Words, dims: tuple[Size, ...], bits: int) -> tuple[Wor
         blocks = (*dims[:split], ceildiv(dims[split], 2), *dims[split + 1 :])
     count = product(blocks)
     low, high = threefry(
-        [_spread(k, (count,)) for k in _halves(key)], *_halves(_counter(start, count))
+        [_spread(k, (count,)) for k in _halves(key)],
+        *_halves(_counter(start, count)),
     )
     new = [key, _advanced(start, count, dims)]
     low, high = h.reshape(low, blocks), h.reshape(high, blocks)

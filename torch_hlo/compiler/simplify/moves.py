@@ -128,7 +128,9 @@ def slice_broadcast(out: Instruction, inner: Instruction, x: Instruction) -> Ins
     """slice(broadcast(x)) -> broadcast(slice(x))"""
     ranges = [out["slice"][d] for d in inner["dimensions"]]
     return h.broadcast(
-        h.slice_(x, *zip(*ranges)) if ranges else x, out.shape.dims, inner["dimensions"]
+        h.slice_(x, *zip(*ranges)) if ranges else x,
+        out.shape.dims,
+        inner["dimensions"],
     )
 
 
@@ -247,7 +249,10 @@ def slice_concatenate(out: Instruction, inner: Instruction) -> Instruction | Non
     pieces = []
     position = 0
     for o, n in zip(inner.operands, sizes):
-        low, high = max(start, position) - position, min(limit, position + n) - position
+        low, high = (
+            max(start, position) - position,
+            min(limit, position + n) - position,
+        )
         position += n
         if low < high:
             ranges = list(out["slice"])

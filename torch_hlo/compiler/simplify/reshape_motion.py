@@ -581,7 +581,12 @@ def reduce_of_broadcast(out: Instruction) -> Instruction | None:
         [kept.index(d) for d in first["dimensions"]],
     )
     rest = tuple(kept.index(d) for d in out["dimensions"] if d not in idle)
-    return instr("reduce", (smaller, out.operands[1]), dimensions=rest, to_apply=out["to_apply"])
+    return instr(
+        "reduce",
+        (smaller, out.operands[1]),
+        dimensions=rest,
+        to_apply=out["to_apply"],
+    )
 
 
 RULES = rules(

@@ -87,7 +87,12 @@ class _Sort:
             self.chunk = min(CHUNK, max(LEAST_CHUNK, 1 << (self.length - 1).bit_length()))
 
     def launch(
-        self, name: str, kernel: Callable[..., Any], work: list[str], items: Size, *numbers: str
+        self,
+        name: str,
+        kernel: Callable[..., Any],
+        work: list[str],
+        items: Size,
+        *numbers: str,
     ) -> None:
         """Start `kernel(f, whole)` on items; it gets the operands, the results, arrays of items and
         i64 `numbers`."""
@@ -293,7 +298,9 @@ class _Sort:
         left = f.add(start, search.vars[0])
         right = f.add(middle, f.sub(diagonal, search.vars[0]))
         with f.loop(
-            first, f.min(f.add(first, EACH), n), carry=[("i64", left), ("i64", right)]
+            first,
+            f.min(f.add(first, EACH), n),
+            carry=[("i64", left), ("i64", right)],
         ) as out:
             i, j = out.vars
             has_left, has_right = f.icmp("slt", i, middle), f.icmp("slt", j, end)

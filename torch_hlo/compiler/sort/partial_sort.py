@@ -18,7 +18,13 @@ from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.compiler.sort.sort import sort_key
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder, users
+from torch_hlo.hlo.ir.instruction import (
+    Computation,
+    Instruction,
+    Module,
+    postorder,
+    users,
+)
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.match import carry_meta, substituted
 
@@ -61,7 +67,10 @@ def _slices(
         return {}
     axis = x["dimensions"][0]
     dims = x.operands[0].shape.dims
-    what = _choice([_cut(s, axis, dims) for slices in found.values() for s in slices], dims[axis])
+    what = _choice(
+        [_cut(s, axis, dims) for slices in found.values() for s in slices],
+        dims[axis],
+    )
     if (
         what is None
         or sort_key(x["to_apply"], [o.shape.dtype for o in x.operands]) is None

@@ -63,7 +63,10 @@ def sort(program: Program, x: Instruction) -> None:
             with f.loop(0, size(n)) as i:
                 source = f.load("i64", f.gep("i64", order, i))
                 for k, t in enumerate(types):
-                    to, by = f.add(base, f.mul(i, stride)), f.add(base, f.mul(source, stride))
+                    to, by = (
+                        f.add(base, f.mul(i, stride)),
+                        f.add(base, f.mul(source, stride)),
+                    )
                     move(f, t, f"%to{k}", to, f"%from{k}", by)
     name = f.define()
     pointers = [program.at(scratch)]
@@ -73,7 +76,10 @@ def sort(program: Program, x: Instruction) -> None:
     each = length * max(1, length.bit_length()) * (2.0 if key is None else 0.8)
     cost = each * (rows if isinstance(rows, int) else 64) / slots
     program.parallel(
-        name, [f"ptr {p}" for p in pointers] + size.arguments(program), slots, cost=cost
+        name,
+        [f"ptr {p}" for p in pointers] + size.arguments(program),
+        slots,
+        cost=cost,
     )
 
 
@@ -169,7 +175,13 @@ _INFINITY = {"f64": 0x7FF0 << 48, "f32": 0x7F80 << 16, "bf16": 0x7F80, "f16": 0x
 
 
 def radix_sort(
-    f: Writer, key: tuple[int, ...], dtype: str, base: Int, stride: Int, n: Int, memory: str
+    f: Writer,
+    key: tuple[int, ...],
+    dtype: str,
+    base: Int,
+    stride: Int,
+    n: Int,
+    memory: str,
 ) -> str:
     """Sort (key, position) pairs of i64 by counting bytes, least significant first; bytes that all
     agree are skipped. Returns the pointer to the sorted positions."""
@@ -298,15 +310,12 @@ def _merge_sort(
             middle, end = (f.min(f.add(start, f.mul(width, k)), n) for k in (1, 2))
             with f.loop(start, end, carry=[("i64", start), ("i64", middle)]) as out:
                 left, right = out.vars
-                has_left, has_right = (
-                    f.icmp("slt", left, middle),
-                    f.icmp("slt", right, end),
-                )
-                a = f.load("i64", f.gep("i64", source, f.select(has_left, "i64", left, start)))
-                b = f.load(
-                    "i64",
-                    f.gep("i64", source, f.select(has_right, "i64", right, start)),
-                )
+                has_left = f.icmp("slt", left, middle)
+                has_right = f.icmp("slt", right, end)
+                at = f.gep("i64", source, f.select(has_left, "i64", left, start))
+                a = f.load("i64", at)
+                at = f.gep("i64", source, f.select(has_right, "i64", right, start))
+                b = f.load("i64", at)
                 no_left = f.op(f"xor i1 {has_left}, true")
                 right_first = f.op(f"or i1 {less(b, a)}, {no_left}")
                 takes_right = f.op(f"and i1 {has_right}, {right_first}")

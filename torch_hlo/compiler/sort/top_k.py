@@ -10,6 +10,9 @@ is known of it are counted and kept."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import prod
+
 from torch_hlo.compiler.codegen.inline import Writer, move, store
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes
@@ -32,79 +35,90 @@ from torch_hlo.hlo.ir.shape import DTYPES, row_major_strides
 PATIENCE = 3  # moves of kept elements per element of a row
 
 
-def emit_selection(program: Program, x: Instruction) -> None:
-    """Emit a fusion that compiler/sort/partial_sort.py made."""
-    results = x["calls"].root.operands
-    part = results[0].operands[0]
-    sort = part.operands[0] if part.op == "get-tuple-element" else part
-    numbers = [
-        r.operands[0]["index"] if r.operands[0].op == "get-tuple-element" else 0 for r in results
-    ]
-    shape, axis, (what, k) = (
-        sort.operands[0].shape,
-        sort["dimensions"][0],
-        selection_of(x),
-    )
-    n = shape.dims[axis]
-    rows: Size = 1
-    for d, size in enumerate(shape.dims):
-        rows = rows * (size if d != axis else 1)
-    slots = min(rows, SLOTS) if isinstance(rows, int) else SLOTS
-    scratch = program.scratch(n * 32 * slots)
-    types = [o.shape.dtype for o in sort.operands]
-    key = sort_key(sort["to_apply"], types)
-    # the others are positions
-    sources = {i: o["index"] for i, o in enumerate(sort.operands) if o.op == "parameter"}
-    f = Writer(
-        program,
-        what,
-        [
+@dataclass
+class _Selection:
+    """What a fusion that compiler/sort/partial_sort.py made computes: `results[j]` gets the
+    selected elements of the sort's operand `numbers[j]`, which is read from a parameter
+    (`sources`) or is the positions."""
+
+    sort: Instruction
+    results: tuple[Instruction, ...]
+    numbers: list[int]
+    sources: dict[int, int]  # operand of the sort -> operand of the fusion
+
+    @staticmethod
+    def of(x: Instruction) -> _Selection:
+        results = x["calls"].root.operands
+        parts = [r.operands[0] for r in results]
+        sort = parts[0].operands[0] if parts[0].op == "get-tuple-element" else parts[0]
+        numbers = [part["index"] if part.op == "get-tuple-element" else 0 for part in parts]
+        sources = {i: o["index"] for i, o in enumerate(sort.operands) if o.op == "parameter"}
+        return _Selection(sort, results, numbers, sources)
+
+    @property
+    def axis(self) -> int:
+        return self.sort["dimensions"][0]
+
+    @property
+    def rows(self) -> Size:
+        dims = self.sort.operands[0].shape.dims
+        return prod(size for d, size in enumerate(dims) if d != self.axis)
+
+    def parameters(self) -> list[tuple[str, str]]:
+        return [
             ("i64", "lo"),
             ("i64", "hi"),
             ("ptr", "scratch"),
-            *(("ptr", f"from{i}") for i in sources),
-            *(("ptr", f"to{j}") for j in range(len(numbers))),
-        ],
-    )
+            *(("ptr", f"from{i}") for i in self.sources),
+            *(("ptr", f"to{j}") for j in range(len(self.numbers))),
+        ]
+
+    def write(self, f: Writer, number: int, source: str, to: str, row: str, stride: Int) -> None:
+        """Store operand `numbers[number]` of the element at position `source` of a row."""
+        operand = self.numbers[number]
+        dtype, pointer = self.sort.operands[operand].shape.dtype, f"%to{number}"
+        if operand in self.sources:
+            at = f.add(row, f.mul(source, stride))
+            return move(f, dtype, pointer, to, f"%from{operand}", at)
+        bits = DTYPES[dtype].itemsize * 8
+        value = source if bits == 64 else f.op(f"trunc i64 {source} to i{bits}")
+        store(f, dtype, value, pointer, to)
+
+
+def emit_selection(program: Program, x: Instruction) -> None:
+    """Emit a fusion that compiler/sort/partial_sort.py made."""
+    selected = _Selection.of(x)
+    selection = selection_of(x)
+    assert selection is not None, x.name
+    what, k = selection
+    dims, axis, rows = selected.sort.operands[0].shape.dims, selected.axis, selected.rows
+    n = dims[axis]
+    slots = min(rows, SLOTS) if isinstance(rows, int) else SLOTS
+    scratch = program.scratch(n * 32 * slots)
+    types = [o.shape.dtype for o in selected.sort.operands]
+    key = sort_key(selected.sort["to_apply"], types)
+    f = Writer(program, what, selected.parameters())
     size = Sizes(f)
-    row = _FINDERS[what](
-        f, key, types[key[0]], n, k, row_major_strides(shape.dims)[axis], program.target
-    )
+    row = _FINDERS[what](f, key, types[key[0]], n, k, row_major_strides(dims)[axis], program.target)
+    result_dims = selected.results[0].shape.dims
     with f.loop("%lo", "%hi") as slot:
         first, last = (f.div(f.mul(s, size(rows)), slots) for s in (slot, f.add(slot, 1)))
         memory = f.gep("i8", "%scratch", f.mul(slot, n * 32))
         with f.loop(first, last) as number:
-            base = row_offset(f, size, shape.dims, axis, number)
-            to = row_offset(f, size, results[0].shape.dims, axis, number)
+            base = row_offset(f, size, dims, axis, number)
+            to = row_offset(f, size, result_dims, axis, number)
             order = row.order(base, memory)
-            stride = row_major_strides(results[0].shape.dims)[axis]
-            with f.loop(0, results[0].shape.dims[axis]) as i:
+            stride = row_major_strides(result_dims)[axis]
+            with f.loop(0, result_dims[axis]) as i:
                 source = f.load("i64", f.gep("i64", order, i))
-                for j, m in enumerate(numbers):
+                for j in range(len(selected.numbers)):
                     at = f.add(to, f.mul(i, size(stride)))
-                    if m in sources:
-                        move(
-                            f,
-                            types[m],
-                            f"%to{j}",
-                            at,
-                            f"%from{m}",
-                            f.add(base, f.mul(source, size(row.stride))),
-                        )
-                    else:
-                        bits = DTYPES[types[m]].itemsize * 8
-                        store(
-                            f,
-                            types[m],
-                            source if bits == 64 else f.op(f"trunc i64 {source} to i{bits}"),
-                            f"%to{j}",
-                            at,
-                        )
+                    selected.write(f, j, source, at, base, size(row.stride))
     name = f.define()
     pointers = [
         program.at(scratch),
-        *(program.pointer(x.operands[p]) for p in sources.values()),
-        *(program.at(program.place(x, j)) for j in range(len(numbers))),
+        *(program.pointer(x.operands[p]) for p in selected.sources.values()),
+        *(program.at(program.place(x, j)) for j in range(len(selected.numbers))),
     ]
     cost = n * row.element_ns * (rows if isinstance(rows, int) else 64) / slots
     program.parallel(
@@ -175,7 +189,12 @@ class _First:
 
     def element(self, base: Int, at: Int) -> str:
         """The key at position `at` as i64."""
-        v = key_of(self.f, self.key, self.dtype, self.f.add(base, self.f.mul(at, self.stride)))
+        v = key_of(
+            self.f,
+            self.key,
+            self.dtype,
+            self.f.add(base, self.f.mul(at, self.stride)),
+        )
         return v if self.bits == 64 else self.f.op(f"zext i{self.bits} {v} to i64")
 
     def offer(self, base: Int, at: Int) -> None:
@@ -193,7 +212,10 @@ class _First:
             here = hole.vars[0]
             f.break_if(hole, f.icmp("sle", here, 0))
             before = f.sub(here, 1)
-            f.break_if(hole, f.icmp("ule", f.load("i64", f.gep("i64", self.keys, before)), key))
+            f.break_if(
+                hole,
+                f.icmp("ule", f.load("i64", f.gep("i64", self.keys, before)), key),
+            )
             for kept in (self.keys, self.places):
                 f.store(
                     "i64",
@@ -264,7 +286,10 @@ class _Nth:
             f.store("i64", key, f.gep("i64", keys, i))
             f.store("i64", i, f.gep("i64", places, i))
             self.count(key, top, 1)
-        left, rank = str(n), str(self.k)  # elements that may be it, and which of them
+        left, rank = (
+            str(n),
+            str(self.k),
+        )  # elements that may be it, and which of them
         for byte in range(top, -1, -1):
             bucket, rank = self.bucket(self.counts[byte], rank)
             left = self.keep(keys, places, left, byte, bucket)

@@ -152,7 +152,9 @@ class Grid:
         if len(set(values)) == 1:
             return h.constant(values[0], "s32")
         row = h.dynamic_slice(
-            h.constant(np.array(values, np.int32), "s32"), [instr("partition-id")], (1,)
+            h.constant(np.array(values, np.int32), "s32"),
+            [instr("partition-id")],
+            (1,),
         )
         return h.reshape(row, ())
 

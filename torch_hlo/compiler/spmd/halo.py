@@ -91,7 +91,11 @@ def _rounds_cost(found: Sequence[Edge]) -> int:
 
 
 def cost(
-    n: int, parts: int, starts: Sequence[int], size: int, bounds: Bounds | None = None
+    n: int,
+    parts: int,
+    starts: Sequence[int],
+    size: int,
+    bounds: Bounds | None = None,
 ) -> float:
     """Elements along the dimension that a device sends, on average."""
     found = edges(ceildiv(n, parts), tuple(starts), size, bounds or (0, n))
@@ -211,7 +215,10 @@ def padded_window(
     value: Instruction | None = None,
 ) -> Instruction:
     """`window_of` that may reach beyond both ends of `x`, where it finds `value` (default 0)."""
-    before, after = max(0, -min(begins)), max(0, max(begins) + size - x.shape.dims[dim])
+    before, after = (
+        max(0, -min(begins)),
+        max(0, max(begins) + size - x.shape.dims[dim]),
+    )
     value = h.constant(0, x.shape.dtype) if value is None else value
     x = h.pad(
         x,
@@ -276,7 +283,10 @@ def mask(
 
 
 def masked(
-    planner: Planner, local: Local, fill: Instruction, dims: Sequence[int] | None = None
+    planner: Planner,
+    local: Local,
+    fill: Instruction,
+    dims: Sequence[int] | None = None,
 ) -> Instruction:
     """The block with padding beyond the array's end replaced by `fill`, along `dims` (default:
     all)."""

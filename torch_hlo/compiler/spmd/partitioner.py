@@ -23,13 +23,25 @@ from torch_hlo import metrics
 from torch_hlo.compiler.collectives.number_channels import number_channels
 from torch_hlo.compiler.cost import trip_count
 from torch_hlo.compiler.simplify import legalize
-from torch_hlo.compiler.spmd import rules_contract, rules_index, rules_moves, rules_window
+from torch_hlo.compiler.spmd import (
+    rules_contract,
+    rules_index,
+    rules_moves,
+    rules_window,
+)
 from torch_hlo.compiler.spmd.assign import Choice, Question, choose
 from torch_hlo.compiler.spmd.grid import Grid, Layout, ShardingTree
 from torch_hlo.compiler.spmd.reshard import Local, Planner
 from torch_hlo.compiler.spmd.rules import handler, on_first
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import META, Computation, Instruction, Module, called, postorder
+from torch_hlo.hlo.ir.instruction import (
+    META,
+    Computation,
+    Instruction,
+    Module,
+    called,
+    postorder,
+)
 from torch_hlo.hlo.ir.intern import instr, interned
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
@@ -43,7 +55,12 @@ Value: TypeAlias = "Local | tuple[Value, ...]"
 Wants: TypeAlias = Any
 Env = dict[Instruction, Value]
 
-HANDLED_BY = (rules_contract, rules_index, rules_moves, rules_window)  # they fill HANDLERS
+HANDLED_BY = (
+    rules_contract,
+    rules_index,
+    rules_moves,
+    rules_window,
+)  # they fill HANDLERS
 UNKNOWN_TRIPS = 8  # how often a loop is taken to run when nothing tells
 COUNTER = "PartitionReplicated"
 
@@ -410,7 +427,12 @@ class Partitioner:
         ):
             return None
         if x.op == "reduce":
-            init = on_first(self.planner, locals_[1].x, first.partial, h.constant(0, x.shape.dtype))
+            init = on_first(
+                self.planner,
+                locals_[1].x,
+                first.partial,
+                h.constant(0, x.shape.dtype),
+            )
             operands: tuple[Instruction, ...] = (first.x, init)
         else:
             operands = tuple(v.x for v in locals_)
@@ -554,7 +576,9 @@ def _token(p: Partitioner, x: Instruction, env: Env) -> Value:
 def _dependency(p: Partitioner, x: Instruction, env: Env) -> Value:
     value, token = p.bring(env[x.operands[0]], p.wanted(x)), env[x.operands[1]]
     return p.spread(
-        instr("add-dependency", (p.gathered(value), token.x)), x.shape, p.layouts(value)
+        instr("add-dependency", (p.gathered(value), token.x)),
+        x.shape,
+        p.layouts(value),
     )
 
 

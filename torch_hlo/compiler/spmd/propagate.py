@@ -117,7 +117,11 @@ class _Graph:
         return len(self.slots) - 1
 
     def _tree(
-        self, shape: Shape, label: str, given: ShardingTree = None, manual: tuple[Axis, ...] = ()
+        self,
+        shape: Shape,
+        label: str,
+        given: ShardingTree = None,
+        manual: tuple[Axis, ...] = (),
     ) -> Tree:
         if not shape.is_tuple:
             return self._slot(shape, label, given, manual)
@@ -143,7 +147,8 @@ class _Graph:
             if x.op == "parameter" and args is not None:
                 scope.values[x] = args[x["index"]]
                 scope.manual[x] = next(
-                    (self.slots[s].state.manual for s in leaves(args[x["index"]])), ()
+                    (self.slots[s].state.manual for s in leaves(args[x["index"]])),
+                    (),
                 )
             else:
                 self._instruction(scope, x)

@@ -18,7 +18,13 @@ import math
 from dataclasses import dataclass
 
 from torch_hlo.hlo.sharding.factors import Dims, Factors
-from torch_hlo.hlo.sharding.sharding import Axis, DimSharding, Mesh, Sharding, simplify
+from torch_hlo.hlo.sharding.sharding import (
+    Axis,
+    DimSharding,
+    Mesh,
+    Sharding,
+    simplify,
+)
 
 Axes = tuple[Axis, ...]
 

@@ -477,7 +477,12 @@ class Planner:
         )
 
     def permute(self, x: Instruction, pairs: Iterable[tuple[int, int]]) -> Instruction:
-        return instr("collective-permute", (x,), source_target_pairs=tuple(pairs), channel_id=1)
+        return instr(
+            "collective-permute",
+            (x,),
+            source_target_pairs=tuple(pairs),
+            channel_id=1,
+        )
 
     def _emit(self, x: Instruction, dims: tuple[int, ...], move: Move) -> Instruction:
         grid, d = self.grid, move.dim

@@ -60,7 +60,11 @@ def rebuilt(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local
 
 
 def on_blocks(
-    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Instruction], **attrs: object
+    p: Planner,
+    x: Instruction,
+    choice: Choice,
+    operands: Sequence[Instruction],
+    **attrs: object,
 ) -> Instruction:
     """`x` on block-sized operands, with other attributes; its shape is inferred, or the block of
     x's where the operands do not determine it."""

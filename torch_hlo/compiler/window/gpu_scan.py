@@ -190,7 +190,12 @@ class _Scan:
                 for kind, v in zip(self.kinds, raw, strict=True)
             ]
 
-        own = f.choose(f.icmp("slt", "%kernel.t", chunk), loaded, lambda: self.identity, self.kinds)
+        own = f.choose(
+            f.icmp("slt", "%kernel.t", chunk),
+            loaded,
+            lambda: self.identity,
+            self.kinds,
+        )
         return self._across(own)[1]
 
     def _memory(self, kind: str) -> str:

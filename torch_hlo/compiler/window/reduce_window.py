@@ -69,7 +69,14 @@ def reduce_window(program: Program, x: Instruction) -> None:
             if not (o.op == "constant" and o is not x.operands[0])
         ]
         y = instr(x.op, (*params, *inits), x.shape, **dict(x.attrs))
-        return run_loop(program, [Store(y)], leaves, sources, [program.place(x)], key=("window", y))
+        return run_loop(
+            program,
+            [Store(y)],
+            leaves,
+            sources,
+            [program.place(x)],
+            key=("window", y),
+        )
     _nested(program, x)
 
 

@@ -221,7 +221,10 @@ class _Scan:
                 )
             ]
         results = apply(
-            self.f, self.computation, [*self._grouped(a), *self._grouped(b)], self.lanes
+            self.f,
+            self.computation,
+            [*self._grouped(a), *self._grouped(b)],
+            self.lanes,
         )
         return [p for v in results for p in (v if isinstance(v, tuple) else (v,))]
 

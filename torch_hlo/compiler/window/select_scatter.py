@@ -24,7 +24,11 @@ from torch_hlo.compiler.llvm.emit import BITS
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import lane_mask
-from torch_hlo.compiler.window.reduce_window import UNROLLED_TAPS, positions, tap_count
+from torch_hlo.compiler.window.reduce_window import (
+    UNROLLED_TAPS,
+    positions,
+    tap_count,
+)
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import row_major_strides
@@ -78,7 +82,11 @@ def _lanes(program: Program, x: Instruction, lead: int) -> tuple[str, Size, list
     channels = x.shape.dims[-1]
     block = writer.block
     blocks = -(-channels // block) if isinstance(channels, int) else (channels + block - 1) // block
-    return name, ix.product(x.shape.dims[:lead]) * blocks, writer.size.arguments(program)
+    return (
+        name,
+        ix.product(x.shape.dims[:lead]) * blocks,
+        writer.size.arguments(program),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,11 @@ class _LaneWriter:
     def __init__(self, program: Program, x: Instruction, lead: int) -> None:
         operand, source, _ = x.operands
         self.x, self.lead, self.window = x, lead, x["window"][lead:-1]
-        self.dtype, self.dims, self.out = x.shape.dtype, operand.shape.dims, source.shape.dims
+        self.dtype, self.dims, self.out = (
+            x.shape.dtype,
+            operand.shape.dims,
+            source.shape.dims,
+        )
         register = STORAGE[self.dtype].register
         self.lanes = program.target.lanes(max(32, BITS[register]))
         self.f = f = Writer(program, "select_and_scatter_lanes", POINTERS)
@@ -121,7 +133,10 @@ class _LaneWriter:
         self.extents = [size(n) for n in self.dims[lead:-1]]
         self.channels = size(self.dims[-1])
         self.block = BLOCK_VECTORS * self.lanes
-        self.vector, self.numbers = f"<{self.lanes} x {register}>", f"<{self.lanes} x i32>"
+        self.vector, self.numbers = (
+            f"<{self.lanes} x {register}>",
+            f"<{self.lanes} x i32>",
+        )
         self.best_slot = f.alloca(self.vector, 1, 64)
         self.where_slot = f.alloca(self.numbers, 1, 64)
         self.taps = [*itertools.product(*(range(w.size) for w in self.window))]
@@ -266,7 +281,11 @@ class _LaneWriter:
         old = self.get("%to", to, mask)
         new = self.applied("scatter", old, gradient)
         choice = f"select <{self.lanes} x i1> {hit}"
-        self.put(self.f.op(f"{choice}, {self.vector} {new}, {self.vector} {old}"), to, mask)
+        self.put(
+            self.f.op(f"{choice}, {self.vector} {new}, {self.vector} {old}"),
+            to,
+            mask,
+        )
 
     def at(self, place: _Place, offset: Int, c: Int) -> Int:
         return self.f.add(self.f.add(place.corner, offset), c)

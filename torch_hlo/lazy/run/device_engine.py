@@ -273,7 +273,12 @@ class DeviceEngine(Engine):
                 raise ValueError("nothing is recorded")
             graph, _, _, aliases = cut(bindings, donate=True)
             module = executor.call_compiler(
-                lambda: lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases)
+                lambda: lower(
+                    graph.nodes,
+                    graph.outputs,
+                    [*graph.leaves, *graph.numbers],
+                    aliases,
+                )
             )
             return module, [leaf_buffer(leaf) for leaf in graph.leaves] + (
                 number_buffers(graph.numbers) if graph.numbers else []
@@ -383,7 +388,11 @@ class DeviceEngine(Engine):
         base = TAPE.base
         key = None
         if donate and TAPE.exact and bindings[0][0] >= base and not session.current().sharded:
-            key = (tuple(TAPE.words), tuple([b[0] - base for b in bindings]), variant())
+            key = (
+                tuple(TAPE.words),
+                tuple([b[0] - base for b in bindings]),
+                variant(),
+            )
             known = self.known.get(key)
             if known is not None:
                 inputs = TAPE.inputs

@@ -99,7 +99,14 @@ class _Encoder:
     """Keys of nodes; numbers leaves and lifted numbers by first use. One method call per node, a
     table per argument type."""
 
-    __slots__ = ("position", "leaves", "numbers", "leaf_index", "number_index", "table")
+    __slots__ = (
+        "position",
+        "leaves",
+        "numbers",
+        "leaf_index",
+        "number_index",
+        "table",
+    )
 
     def __init__(
         self, position: dict[int, int], leaves: list[Array], numbers: list[Number]

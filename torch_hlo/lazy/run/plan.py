@@ -34,7 +34,14 @@ class Plan:
         size: int,
         where: spmd.Placement | None,
     ) -> None:
-        self.compiled, self.leaves, self.numbers, self.places, self.size, self.where = (
+        (
+            self.compiled,
+            self.leaves,
+            self.numbers,
+            self.places,
+            self.size,
+            self.where,
+        ) = (
             compiled,
             leaves,
             numbers,
@@ -86,7 +93,12 @@ def cut(
     places = [order[out.node.serial, out.index] for _, _, _, out, _ in bindings]
     graph = collect(list(distinct.values()))
     dead = dying(graph.leaves) if donate else ()
-    return graph, places, dead, donations(graph, graph.leaves, dead, bindings, places)
+    return (
+        graph,
+        places,
+        dead,
+        donations(graph, graph.leaves, dead, bindings, places),
+    )
 
 
 def donations(

@@ -235,7 +235,14 @@ def _compiled(
     extra: Sequence[int] = (),
 ) -> Compiled:
     shapes = tuple(o.node.outs[o.index] for o in graph.outputs)
-    return Compiled(name, program, key, shapes, tuple(n.source for n in graph.nodes), tuple(extra))
+    return Compiled(
+        name,
+        program,
+        key,
+        shapes,
+        tuple(n.source for n in graph.nodes),
+        tuple(extra),
+    )
 
 
 def _build(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, observe) -> Program:

@@ -122,7 +122,10 @@ def annotated(graph: Graph, where: Placement, aliases: tuple[tuple[int, int], ..
 
 
 def build(
-    graph: Graph, where: Placement, aliases: tuple[tuple[int, int], ...], observe=None
+    graph: Graph,
+    where: Placement,
+    aliases: tuple[tuple[int, int], ...],
+    observe=None,
 ) -> PartitionedProgram:
     """Lower, propagate, partition, compile. `observe`: see device/runtime.py."""
     from torch_hlo.compiler.spmd.spmd_pipeline import spmd

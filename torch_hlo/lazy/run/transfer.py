@@ -43,7 +43,11 @@ def host_view(buffer: Buffer) -> torch.Tensor:
 
 def view_on_host(base: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's view operations applied to the storage's value; a fresh contiguous tensor."""
-    with participants.without_dispatch(), torch.inference_mode(False), torch.no_grad():
+    with (
+        participants.without_dispatch(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):
         if tensor._view is None:
             return base.clone()
         value = on_host(base, tensor._view).contiguous()
