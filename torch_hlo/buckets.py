@@ -4,7 +4,7 @@ buckets are compiled, each for its own sizes.
     ids, length = torch_hlo.pad_to_bucket(ids, 1)                            # powers of two
     labels, _ = torch_hlo.pad_to_bucket(labels, 1, (64, 128, 512), value=-100)
 
-The other way, and the default, is one program for all sizes (docs/torch_compile.md). Buckets waste
+The other way, and the default, is one program for all sizes (docs/guide/sizes.md). Buckets waste
 work on the padding and need a mask where padding would count, but their programs know all sizes.
 """
 

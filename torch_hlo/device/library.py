@@ -94,7 +94,7 @@ class _Model(ctypes.Structure):
 
 
 class LibraryError(RuntimeError):
-    """A library refused a call; `code` is the C interface's (docs/aot.md)."""
+    """A library refused a call; `code` is the C interface's (docs/guide/ahead_of_time.md)."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

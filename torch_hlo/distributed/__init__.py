@@ -1,4 +1,4 @@
-"""Many devices: sharded tensors, pictures of shardings, a simulator. See docs/distributed.md.
+"""Many devices: sharded tensors, pictures of shardings, a simulator. See docs/guide/many_devices.md.
 
 from torch_hlo.distributed import Mesh, mark_sharding
 

@@ -1,4 +1,4 @@
-"""`aot`: programs as shared libraries, object files and WebAssembly modules, see docs/aot.md."""
+"""`aot`: programs as shared libraries, object files and WebAssembly modules, see docs/guide/ahead_of_time.md."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 headers.
 
 A model NAME is one constant, `NAME_model` (what it takes and gives), and two functions, `NAME_plan`
-(sizes of the results for given inputs) and `NAME_run`. docs/aot.md says what each does; `check.py`
+(sizes of the results for given inputs) and `NAME_run`. docs/guide/ahead_of_time.md says what each does; `check.py`
 writes them. Every pointer in a structure has the target's size, every other field the size named
 here, so a structure lies in memory as C lays it out."""
 
@@ -136,7 +136,7 @@ typedef struct torch_hlo_model {{
     const char *name;
     const torch_hlo_array *inputs;
     const torch_hlo_array *outputs;
-    const char *metadata;  /* JSON: see docs/aot.md */
+    const char *metadata;  /* JSON: see docs/guide/ahead_of_time.md */
     torch_hlo_plan *plan;
     torch_hlo_run *run;
     torch_hlo_check_weights *check_weights;
