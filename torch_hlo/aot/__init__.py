@@ -6,7 +6,8 @@ small C interface.
     files = torch_hlo.aot.compile(exported_program, target="wasm32", output="digits.wasm")
     model = torch_hlo.aot.load("digits.so");  y = model(x)
 
-The library needs nothing of Python, torch, libc or a compiler. docs/guide/ahead_of_time.md describes the interface.
+The library needs nothing of Python, torch, libc or a compiler. docs/guide/ahead_of_time.md
+describes the interface.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Many devices: sharded tensors, pictures of shardings, a simulator. See docs/guide/many_devices.md.
+"""Many devices: sharded tensors, pictures of shardings, a simulator. docs/guide/many_devices.md
+tells how to use them.
 
 from torch_hlo.distributed import Mesh, mark_sharding
 

@@ -1,4 +1,5 @@
-"""`aot`: programs as shared libraries, object files and WebAssembly modules, see docs/guide/ahead_of_time.md."""
+"""`aot`: programs as shared libraries, object files and WebAssembly modules. See
+docs/guide/ahead_of_time.md."""
 
 from __future__ import annotations
 

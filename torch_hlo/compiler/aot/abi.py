@@ -2,9 +2,9 @@
 headers.
 
 A model NAME is one constant, `NAME_model` (what it takes and gives), and two functions, `NAME_plan`
-(sizes of the results for given inputs) and `NAME_run`. docs/guide/ahead_of_time.md says what each does; `check.py`
-writes them. Every pointer in a structure has the target's size, every other field the size named
-here, so a structure lies in memory as C lays it out."""
+(sizes of the results for given inputs) and `NAME_run`. docs/guide/ahead_of_time.md says what each
+does; `check.py` writes them. Every pointer in a structure has the target's size, every other
+field the size named here, so a structure lies in memory as C lays it out."""
 
 from __future__ import annotations
 
