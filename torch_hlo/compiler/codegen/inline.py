@@ -58,7 +58,7 @@ class Writer(Function):
         low: Int,
         high: Int,
         step: Int = 1,
-        carry: Sequence[tuple[str, str]] = (),
+        carry: Sequence[tuple[str, Int]] = (),
         known_nonempty: bool = False,
     ) -> AbstractContextManager[Any]:
         if self.program.target.item_per_call and (low, high) == ("%lo", "%hi"):

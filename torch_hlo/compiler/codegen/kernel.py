@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from torch_hlo.compiler.codegen.index import (
     Index,
@@ -31,6 +32,15 @@ from torch_hlo.hlo.ir.dim import Size
 
 # what is written per vector: (index, what is carried) -> what is carried on
 Body = Callable[[Index, list[str]], list[str] | None]
+
+
+class Fold(Protocol):
+    """How accumulators, register values of `kinds`, become one (compiler/loops/reducer.py)."""
+
+    op: str | None
+    kinds: list[str]
+
+    def combine(self, k: Kernel, a: Sequence[str], b: Sequence[str]) -> list[str]: ...
 
 
 class Kernel(KernelValues):
@@ -377,7 +387,7 @@ class Kernel(KernelValues):
     # -- groups of threads that work on one item together (compiler/loops/gpu_rows.py)
     workers = 1
 
-    def fold_threads(self, reducer: object, accs: Sequence[str]) -> list[str]:
+    def fold_threads(self, reducer: Fold, accs: Sequence[str]) -> list[str]:
         """Scalar accumulators folded over the threads of a group."""
         return list(accs)
 
@@ -389,7 +399,7 @@ class Kernel(KernelValues):
         """The column of an item, or of a thread of it."""
         return block
 
-    def fold_slices(self, reducer: object, accs: Sequence[str]) -> list[str]:
+    def fold_slices(self, reducer: Fold, accs: Sequence[str]) -> list[str]:
         """Scalar accumulators folded over the threads that share a column."""
         return list(accs)
 

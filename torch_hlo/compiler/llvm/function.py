@@ -31,7 +31,7 @@ class Loop:
 
     def __init__(self, index: str, names: list[str], label: str) -> None:
         self.index, self.vars, self.label = index, names, label
-        self.next: list[str] | None = None
+        self.next: Sequence[Int] | None = None
 
 
 class Function:
@@ -188,7 +188,7 @@ class Function:
         low: Int,
         high: Int,
         step: Int = 1,
-        carry: Sequence[tuple[str, str]] = (),
+        carry: Sequence[tuple[str, Int]] = (),
         known_nonempty: bool = False,
     ) -> Iterator[Any]:
         """`for index in range(low, high, step)`. Without `carry` yields the index; with it (a list
@@ -229,10 +229,10 @@ class Function:
         self.lines[at:at] = phis
         self.start(end)
         if known_nonempty and carry:
-            state.vars = list(state.next or ())
+            state.vars = [str(v) for v in state.next or ()]
 
     @contextmanager
-    def while_(self, carry: Sequence[tuple[str, str]] = ()) -> Iterator[Loop]:
+    def while_(self, carry: Sequence[tuple[str, Int]] = ()) -> Iterator[Loop]:
         """`while True:` with carried values; call `state.leave(condition)` (exit when true) at
         least once, first thing.
 

@@ -50,6 +50,12 @@ for _d in DTYPES.values():
         STORAGE[_d.name] = Storage("i8", "float", 1)
 
 
+def single(value: Value) -> str:
+    """A value that is known to be no pair."""
+    assert isinstance(value, str)
+    return value
+
+
 # -- memory form <-> register form
 def decode(e: Emit, dtype: str, raw: str) -> str:
     """Register value of an element (or part) as loaded."""
