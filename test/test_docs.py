@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
+from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,58 @@ def test_files_and_flags_exist(page):
     files = set(re.findall(r"(?:\.\./)?([\w*/]*[\w*]\.py)\b", text)) - {"train.py"}  # the reader's
     assert not [name for name in files if not any(source.match(name) for source in SOURCES)]
     assert set(re.findall(r"TORCH_HLO_([A-Z_\d]*[A-Z\d])", text)) <= config.FLAGS.keys()
+
+
+READERS = {"before.json", "found.json", "results.json", "train.py"}  # files that readers make
+
+
+@cache
+def tree() -> set[str]:
+    """The files of the project and their folders: the ends of their paths."""
+    folders = [ROOT / name for name in ("torch_hlo", "test", "docs", "examples", "benchmarks")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    files = [path for path in files if "__pycache__" not in path.parts]
+    files += [*ROOT.glob("*.*"), ROOT / ".ci/run"]
+    paths = {
+        p.relative_to(ROOT) for path in files for p in (path, *path.parents) if ROOT in p.parents
+    }
+    return {"/".join(path.parts[i:]) for path in paths for i in range(len(path.parts))}
+
+
+def missing(names: set[str]) -> list[str]:
+    """Those of `names` that no path of the project ends with; `gpu_*.py` stands for many."""
+    there = tree()
+    return sorted(
+        name
+        for name in names
+        if not any(fnmatch(path, name) for path in there if "*" in name)
+        and name.removeprefix("../").rstrip("/") not in there
+        and Path(name).name not in MADE | READERS
+    )
+
+
+def test_missing():
+    there = {"lazy/run/launch.py", "gpu_*.py", "compiler/llvm/", "docs/guide"}
+    gone = {"lazy/launch.py", "gpu_nothing_*.py", "compiler/partition/"}
+    assert missing(there | gone) == sorted(gone)
+
+
+@pytest.mark.parametrize("page", PRESENT)
+def test_paths_exist(page):
+    """`lazy/run/launch.py`, `compiler/llvm/`: what is written like a path is one."""
+    marked = re.findall(r"(?<!`)`([\w.*-]+(?:/[\w.*-]+)*/?)`(?!`)", PAGES[page].read_text())
+    assert not missing({name for name in marked if re.search(r"/|\.(py|md|json|mlir)$", name)})
+
+
+ROOMS = [path for path in SOURCES if path.name == "__init__.py" and path.parts[0] == "torch_hlo"]
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=str)
+def test_rooms_name_what_is_there(room):
+    text = ast.get_docstring(ast.parse((ROOT / room).read_text())) or ""
+    words = {word.rstrip(".") for word in re.findall(r"[\w./*]+", text)}
+    named = {word for word in words if re.search(r"\w/|\.(py|md)$", word)}
+    assert not missing(named)
 
 
 def commands() -> list[tuple[str, ...]]:

@@ -29,7 +29,7 @@ def check_intrinsics(text: str, target: GpuTarget) -> None:
         if not any(".".join(parts[:n]) in allowed for n in range(1, len(parts) + 1)):
             raise CodegenError(
                 f"llvm.{found} has no code on {target.name}: write it with other instructions"
-                " (codegen/gpu/math.py)"
+                " (compiler/llvm/math.py)"
             )
 
 

@@ -4,7 +4,7 @@ and exchanges registers.
     target = gpu_target("nvptx:sm_90")        # or spirv64, amdgcn:gfx942
     target.family.barrier                     # the line of IR
 
-Nothing else in code generation knows the instruction sets, but the matrix units (mma.py).
+Nothing else in code generation knows the instruction sets, but the matrix units (ptx.py).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """How each opcode runs on blocks: the table `HANDLERS`, filled by the families (rules_moves.py,
-rules_contract.py, rules_window.py, rules_index.py, draw.py).
+rules_contract.py, rules_window.py, rules_index.py).
 
     @localizes("reverse", roles="shift")
     def reverse(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) ->

@@ -18,7 +18,7 @@ runs the opcode on its blocks. `roles` tell what else that takes:
 
 A dimension lists its factors from major to minor (`reshape` merges and splits them); a dimension
 without factors has to be whole. Propagation (compiler/spmd/propagate.py) and the partitioner
-(compiler/partition/) know opcodes by these rules only."""
+(compiler/spmd/partitioner.py) know opcodes by these rules only."""
 
 from __future__ import annotations
 
