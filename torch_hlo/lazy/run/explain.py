@@ -16,8 +16,8 @@ _RECENT = 32  # cached programs looked at, latest first
 
 
 def reason(key: tuple, sources: Sequence[str], cached: Sequence) -> str:
-    """One paragraph. `key` is the whole key (see program_cache.py); `sources` the nodes' Python lines;
-    `cached` objects with .key and .name."""
+    """One paragraph. `key` is the whole key (see program_cache.py); `sources` the nodes' Python
+    lines; `cached` objects with .key and .name."""
     ops = len(key[0][0])
     if not cached:
         return f"{ops} ops, the first program of this process"
