@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_hlo.hlo.ir.build import broadcast
 from torch_hlo.hlo.ir.infer import compatible
@@ -37,6 +37,7 @@ from torch_hlo.hlo.ir.opcodes import OPCODES
 
 # rule firings per instruction, on average, before the driver suspects rules that undo each other
 BUDGET = 16
+T = TypeVar("T")
 
 
 class RewriteError(RuntimeError):
@@ -119,6 +120,16 @@ def op(
 ) -> Op:
     """`names`: one or several opcodes separated by spaces."""
     return Op(frozenset(names.split()), operands, name, where)
+
+
+def all_or_none(found: Iterable[T | None]) -> list[T] | None:
+    """What was found; None when one of them was not."""
+    known: list[T] = []
+    for x in found:
+        if x is None:
+            return None
+        known.append(x)
+    return known
 
 
 @lru_cache(maxsize=4096)
