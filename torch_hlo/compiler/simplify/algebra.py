@@ -188,7 +188,7 @@ def whole_tuple(out: Instruction) -> Instruction | None:
 
 def constant_branch(out: Instruction, index: Instruction) -> Instruction | None:
     value, branches = splat(index), out["branch_computations"]
-    if value is None:
+    if not isinstance(value, int):
         return None
     chosen = (
         (0 if value else 1)
@@ -244,11 +244,12 @@ def reduce_ones(out: Instruction) -> Instruction | None:
 def scatter_of_one(out: Instruction) -> Instruction | None:
     """scatter(broadcast(c), i, u) of one element per row -> select(iota == i, u, c): the gradient
     of max(x, dim) and of gather, one-hot codes"""
-    x, index, u = out.operands if len(out.operands) == 3 else (None,) * 3
+    if len(out.operands) != 3:
+        return None
+    x, index, u = out.operands
     dims = out["scatter_dims_to_operand_dims"]
     if (
-        x is None
-        or x.op != "broadcast"
+        x.op != "broadcast"
         or x.operands[0].shape.rank
         or len(dims) != 1
         or out["update_window_dims"]

@@ -16,6 +16,7 @@ from __future__ import annotations
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.compiler.simplify.algebra import exact
 from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.dim import fixed
 from torch_hlo.hlo.ir.instruction import Instruction, Module
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.literal import literal
@@ -50,7 +51,8 @@ def outward_of_subset(out: Instruction) -> Instruction | None:
     inner = out.operands[0]
     if inner.op != "convert":
         return None
-    fewer = out.shape.is_static and inner.shape.is_static and out.shape.size <= inner.shape.size
+    static = out.shape.is_static and inner.shape.is_static
+    fewer = static and fixed(out.shape.size) <= fixed(inner.shape.size)
     if out.op == "gather" and narrows(inner) and not fewer:
         return None
     return h.convert(_on(out, inner.operands[0]), out.shape.dtype)
@@ -87,7 +89,7 @@ def compare_constant(out: Instruction, x: Instruction, y: Instruction) -> Instru
     """compare(convert(x), 3.0) -> compare(x, 3) when both conversions are exact"""
     value = splat(y)
     if (
-        value is None
+        not isinstance(value, (int, float))
         or x.shape.kind in "pc"
         or value != value
         or not exact(x.shape.dtype, y.shape.dtype)
@@ -99,14 +101,10 @@ def compare_constant(out: Instruction, x: Instruction, y: Instruction) -> Instru
         or not h.lowest(x.shape.dtype) <= value <= h.highest(x.shape.dtype)
     ):
         return None
-    small = literal(value if x.shape.kind == "f" else int(value), x.shape.dtype)
-    if small.numpy().item() != value:
+    small = value if x.shape.kind == "f" else int(value)
+    if literal(small, x.shape.dtype).numpy().item() != value:
         return None
-    return h.compare(
-        x,
-        h.full_like(x, value if x.shape.kind == "f" else int(value)),
-        out["direction"],
-    )
+    return h.compare(x, h.full_like(x, small), out["direction"])
 
 
 RULES = rules(

@@ -19,7 +19,7 @@ from torch_hlo.hlo.ir.instruction import (
     postorder,
 )
 from torch_hlo.hlo.ir.intern import instr, replace
-from torch_hlo.hlo.ir.match import carry_meta, rebuild, with_computations
+from torch_hlo.hlo.ir.match import all_or_none, carry_meta, rebuild, with_computations
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import tuple_shape
 
@@ -104,9 +104,9 @@ def _shrink_while(x: Instruction, read: set[int]) -> tuple[Instruction, list[int
         "impure" in OPCODES[i.op].traits for i in body.instructions()
     ):
         return None
-    needs = [_elements_used(r, body.params[0]) for r in body.root.operands]
+    needs = all_or_none(_elements_used(r, body.params[0]) for r in body.root.operands)
     tested = _elements_used(condition.root, condition.params[0])
-    if tested is None or any(s is None for s in needs):
+    if tested is None or needs is None:
         return None
     param = body.params[0]
     constants = {

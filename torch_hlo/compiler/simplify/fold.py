@@ -16,6 +16,7 @@ import numpy as np
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.hlo.evaluate.evaluate import EvaluateError, evaluate_instruction
 from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.dim import fixed
 from torch_hlo.hlo.ir.instruction import Instruction, Module
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.literal import Literal
@@ -70,13 +71,14 @@ def folded(x: Instruction) -> Instruction | None:
             scalars,
         )
         return None if value is None else h.broadcast(value, x.shape.dims, ())
-    if x.shape.is_tuple or not x.shape.is_static or x.shape.size > LIMIT:
+    if x.shape.is_tuple or not all(_is_small(o.shape) for o in (x, *x.operands)):
         return None
-    if any(not o.shape.is_static or o.shape.size > LIMIT for o in x.operands) or not any(
-        o.op == "constant" and o.shape.dims for o in x.operands
-    ):
-        return None
-    return _compute(x, x.operands)
+    known = any(o.op == "constant" and o.shape.dims for o in x.operands)
+    return _compute(x, x.operands) if known else None
+
+
+def _is_small(shape: Shape) -> bool:
+    return shape.is_static and fixed(shape.size) <= LIMIT
 
 
 def _uniform(x: Instruction) -> Instruction | None:
@@ -101,14 +103,12 @@ def _compute(x: Instruction, operands: Iterable[Instruction]) -> Instruction | N
     except EvaluateError:
         return None  # e.g. a computation that calls out of the program: left to run time
     return h.constant(
-        Literal(x.shape.dtype, x.shape.dims, encode(value, x.shape.dtype)),
+        Literal(x.shape.dtype, x.shape.sizes, encode(value, x.shape.dtype)),
         x.shape.dtype,
     )
 
 
 def _value(o: Instruction) -> np.ndarray:
-    return (
-        o["literal"].numpy()
-        if o.op == "constant"
-        else evaluate_instruction(o, o.operands[0]["literal"].numpy())
-    )
+    source = o if o.op == "constant" else o.operands[0]
+    literal: Literal = source["literal"]
+    return literal.numpy() if source is o else evaluate_instruction(o, literal.numpy())

@@ -39,8 +39,9 @@ def _mean(x: Instruction, axis: int) -> Instruction:
 
 def _count(x: Instruction, dims: list[int], like: Instruction) -> Instruction:
     """The number of elements in `dims`, symbolic or not, with the shape and type of `like`."""
-    if all(isinstance(x.shape.dims[d], int) for d in dims):
-        return h.full_like(like, product(x.shape.dims[d] for d in dims))
+    known = product(x.shape.dims[d] for d in dims)
+    if isinstance(known, int):
+        return h.full_like(like, known)
     count = h.constant(1.0, like.shape.dtype)
     for d in dims:
         count = h.multiply(count, h.convert(h.get_dimension_size(x, d), like.shape.dtype))

@@ -35,7 +35,7 @@ def rng_bit_generator(out: Instruction) -> Instruction:
             f"{out['algorithm']} takes a state of u64[2]{'' if threefry else ' or u64[3]'}",
             state,
         )
-    parts = [h.reshape(h.slice_(words, (i,), (i + 1,)), ()) for i in range(words.shape.dims[0])]
+    parts = [h.reshape(h.slice_(words, (i,), (i + 1,)), ()) for i in range(words.shape.sizes[0])]
     bits = DTYPES[shape.dtype].itemsize * 8
     parts, values = (_threefry_bits if threefry else _philox_bits)(parts, shape.dims, bits)
     values = h.convert(values, f"u{bits}")

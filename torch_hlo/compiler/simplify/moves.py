@@ -375,10 +375,14 @@ def dynamic_slice_constant(out: Instruction) -> Instruction | None:
     sizes = out["dynamic_slice_sizes"]
     if sizes == source.shape.dims:
         return source
-    values = [0 if n == full else splat(s) for s, n, full in zip(starts, sizes, source.shape.dims)]
-    if any(v is None for v in values) or not source.shape.is_static:
+    if not source.shape.is_static:
         return None
-    first = [min(max(v, 0), full - n) for v, n, full in zip(values, sizes, source.shape.dims)]
+    first = []
+    for s, n, full in zip(starts, sizes, source.shape.sizes):
+        value = 0 if n == full else splat(s)
+        if not isinstance(value, int):
+            return None
+        first.append(min(max(value, 0), full - n))
     return h.slice_(source, first, [a + n for a, n in zip(first, sizes)])
 
 

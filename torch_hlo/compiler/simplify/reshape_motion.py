@@ -17,11 +17,11 @@ from typing import TypeVar
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.compiler.simplify.moves import groups, reshape_broadcast
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.dim import Dim, Size
+from torch_hlo.hlo.ir.dim import Dim, Size, fixed
 from torch_hlo.hlo.ir.infer import product
 from torch_hlo.hlo.ir.instruction import Instruction, Module
 from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.match import op, rewrite, rules, splat, var
+from torch_hlo.hlo.ir.match import all_or_none, op, rewrite, rules, splat, var
 from torch_hlo.hlo.ir.opcodes import OPCODES
 
 POINTWISE = " ".join(
@@ -124,8 +124,8 @@ def pointwise_of_transposes(out: Instruction) -> Instruction | None:
         return None
     perm = transposed["dimensions"]
     dims = transposed.operands[0].shape.dims
-    operands = [_turned(o, perm, dims, {}) for o in out.operands]
-    return None if any(o is None for o in operands) else h.transpose(_rebuilt(out, operands), perm)
+    operands = all_or_none(_turned(o, perm, dims, {}) for o in out.operands)
+    return None if operands is None else h.transpose(_rebuilt(out, operands), perm)
 
 
 _OUTWARD = (
@@ -474,7 +474,7 @@ def concatenate_of_transposes(out: Instruction) -> Instruction | None:
         return None
     perm = first["dimensions"]
     moved = [o for o in out.operands if o.op == "transpose" and o["dimensions"] == perm]
-    if 2 * sum(o.shape.size for o in moved) <= out.shape.size:
+    if 2 * sum(fixed(o.shape.size) for o in moved) <= fixed(out.shape.size):
         return None
     inverse = [perm.index(d) for d in range(len(perm))]
     parts = [o.operands[0] if o in moved else h.transpose(o, inverse) for o in out.operands]
@@ -513,8 +513,9 @@ def reduce_of_transposes(out: Instruction) -> Instruction | None:
     before = sorted(perm[d] for d in out["dimensions"])
     kept = [d for d in range(len(perm)) if d not in before]
     order = [kept.index(perm[d]) for d in range(len(perm)) if d not in out["dimensions"]]
-    turned = [_turned(o, perm, first.operands[0].shape.dims, {}) for o in out.operands[:n]]
-    if any(o is None for o in turned):
+    dims = first.operands[0].shape.dims
+    turned = all_or_none(_turned(o, perm, dims, {}) for o in out.operands[:n])
+    if turned is None:
         return None
     reduced = instr(
         "reduce",
