@@ -17,18 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from torch_hlo.compiler.fusion.fusion_inplace import in_place
 from torch_hlo.compiler.schedule.schedule import DONES, STARTS, VIEWS
 from torch_hlo.compiler.thresholds import LARGE_SCRATCH
-from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
 from torch_hlo.hlo.ir.instruction import META, Computation, Instruction, postorder
 from torch_hlo.hlo.ir.shape import Shape
 
 ALIGNMENT = 64
+_Bytes = TypeVar("_Bytes", int, Size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Assignment:
     copies: tuple[tuple[Slot, Slot], ...]
     arena: Size
     lines: tuple[BufferLine, ...]
-    peak: Size  # largest sum of arena buffers alive at once: no packing can do better
+    peak: int  # largest sum of arena buffers alive at once: no packing can do better
 
     def __str__(self) -> str:
         head = (
@@ -83,10 +84,11 @@ class Assignment:
 
     def largest(self, rows: int = 6) -> str:
         """The buffers of the arena that take most, a line each, for who has too little memory."""
-        found = [b for b in self.lines if b.slot.base == "arena" and isinstance(b.slot.nbytes, int)]
-        found.sort(key=lambda b: -b.slot.nbytes)
+        arena = [(b.slot.nbytes, b.names) for b in self.lines if b.slot.base == "arena"]
+        found = [(n, names) for n, names in arena if isinstance(n, int)]
+        found.sort(key=lambda row: -row[0])
         return "\n".join(
-            f"  {b.slot.nbytes / 2**20:10.1f} MiB  {', '.join(b.names)[:150]}" for b in found[:rows]
+            f"  {n / 2**20:10.1f} MiB  {', '.join(names)[:150]}" for n, names in found[:rows]
         )
 
 
@@ -100,7 +102,7 @@ class _Buffer:
     end: int
     fixed: Slot | None = None  # a parameter, output or constant; None: in the arena
     arrays: list[Instruction] = field(default_factory=list)
-    slot: Slot | None = None
+    slot: Slot = field(init=False, repr=False)  # set when buffers are packed
     heir: _Buffer | None = None  # the buffer that this one became part of
 
 
@@ -139,7 +141,7 @@ class _Assigner:
         self._place_outputs()
         self._reuse_operands()
         arena, peak = self._pack()
-        slots = {x: _map(h, lambda b: _root(b).slot) for x, h in self.held.items()}
+        slots = {x: _slots(h) for x, h in self.held.items()}
         copies, arena = self._final_copies(arena)
         return Assignment(slots, copies, arena, tuple(self._report()), peak)
 
@@ -202,7 +204,7 @@ class _Assigner:
     def _shared(self, x: Instruction) -> dict[int, _Held]:
         """Elements of a loop's state that its body hands on as they are: index -> what holds the
         initial value."""
-        body, given = x["body"], self.held[x.operands[0]]
+        body, given = x["body"], _elements(self.held[x.operands[0]])
         return {
             i: given[i]
             for i, y in enumerate(body.root.operands)
@@ -221,9 +223,10 @@ class _Assigner:
         if x.op == "tuple":
             return tuple(self.held[o] for o in x.operands)
         if x.op == "get-tuple-element":
-            return self.held[x.operands[0]][x["index"]]
+            index: int = x["index"]
+            return _elements(self.held[x.operands[0]])[index]
         held = self.held[x.operands[0]]
-        return held[1] if x.op in DONES and x.op != "all-reduce-done" else held
+        return _elements(held)[1] if x.op in DONES and x.op != "all-reduce-done" else held
 
     # -- outputs
     def _place_outputs(self) -> None:
@@ -297,12 +300,13 @@ class _Assigner:
         return False
 
     # -- packing
-    def _pack(self) -> tuple[Size, Size]:
+    def _pack(self) -> tuple[Size, int]:
         """Offsets of the arena's buffers: large ones first, each in the smallest gap that is free
         during its whole life."""
         for h in self.held.values():
             for b in _leaves(h):
-                b.slot = b.fixed
+                if b.fixed is not None:
+                    b.slot = b.fixed
         self.buffers = [b for b in self.buffers if b.heir is None]
         mine = [b for b in self.buffers if b.fixed is None]
         static = [b for b in mine if isinstance(b.nbytes, int)]
@@ -320,22 +324,22 @@ class _Assigner:
     @staticmethod
     def _offsets(buffers: Sequence[_Buffer]) -> tuple[dict[_Buffer, int], int]:
         """Where buffers of known size start, and where the last one ends."""
-        order = sorted(buffers, key=lambda b: (-b.nbytes, b.start))
+        order = sorted(buffers, key=lambda b: (-fixed(b.nbytes), b.start))
         n = len(order)
         starts, ends, lows, highs = (np.zeros(n, np.int64) for _ in range(4))
         places, top = {}, 0
         for i, b in enumerate(order):
-            size = _align(b.nbytes)
+            size = _align(fixed(b.nbytes))
             clash = np.nonzero(
                 (starts[:i] <= b.end) & (ends[:i] >= b.start) & (highs[:i] > lows[:i])
             )[0]
-            best, best_gap, at = None, None, 0
+            gaps, at = [], 0  # those that are large enough: size, start
             for k in clash[np.argsort(lows[clash], kind="stable")]:
                 gap = int(lows[k]) - at
-                if gap >= size and (best is None or gap < best_gap):
-                    best, best_gap = at, gap
+                if gap >= size:
+                    gaps.append((gap, at))
                 at = max(at, int(highs[k]))
-            offset = at if best is None else best
+            offset = min(gaps)[1] if gaps else at
             starts[i], ends[i], lows[i], highs[i] = (
                 b.start,
                 b.end,
@@ -371,24 +375,25 @@ class _Assigner:
     @staticmethod
     def _pack_symbolic(buffers: list[_Buffer], top: Size) -> Size:
         """Buffers of equal symbolic size take turns in the same places."""
-        places: dict[Size, list[list[Size]]] = {}  # size -> [[free after, offset], …]
+        places: dict[Size, list[_Buffer]] = {}  # size -> the last buffer of each place
         for b in sorted(buffers, key=lambda b: b.start):
-            for place in places.setdefault(b.nbytes, []):
-                if place[0] < b.start:
+            last = places.setdefault(b.nbytes, [])
+            for k, old in enumerate(last):
+                if old.end < b.start:
+                    b.slot, last[k] = old.slot, b
                     break
             else:
-                place = [0, top]
-                places[b.nbytes].append(place)
+                b.slot = Slot("arena", 0, top, b.nbytes)
+                last.append(b)
                 top = top + _align(b.nbytes)
-            place[0] = b.end
-            b.slot = Slot("arena", 0, place[1], b.nbytes)
         return top
 
     def _peak(self, buffers: list[_Buffer]) -> int:
         change = [0] * (self.end + 2)
         for b in buffers:
-            change[b.start] += _align(b.nbytes)
-            change[min(b.end, self.end) + 1] -= _align(b.nbytes)
+            size = _align(fixed(b.nbytes))
+            change[b.start] += size
+            change[min(b.end, self.end) + 1] -= size
         live = peak = 0
         for c in change:
             live += c
@@ -420,8 +425,8 @@ class _Assigner:
             yield BufferLine(b.slot, b.start, b.end, tuple(_name(x) for x in b.arrays))
 
 
-def _align(nbytes: Size) -> Size:
-    return (nbytes + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
+def _align(nbytes: _Bytes) -> _Bytes:
+    return ceildiv(nbytes, ALIGNMENT) * ALIGNMENT
 
 
 def _same_memory(a: Slot, b: Slot) -> bool:
@@ -438,8 +443,13 @@ def _leaves(held: _Held) -> Sequence[_Buffer]:
     return [b for h in held for b in _leaves(h)] if isinstance(held, tuple) else (held,)
 
 
-def _map(held: _Held, fn: Callable[[_Buffer], Slot]) -> Slots:
-    return tuple(_map(h, fn) for h in held) if isinstance(held, tuple) else fn(held)
+def _elements(held: _Held) -> tuple[_Held, ...]:
+    assert isinstance(held, tuple)
+    return held
+
+
+def _slots(held: _Held) -> Slots:
+    return tuple(map(_slots, held)) if isinstance(held, tuple) else _root(held).slot
 
 
 def _name(x: Instruction) -> str:

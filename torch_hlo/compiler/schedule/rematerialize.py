@@ -15,6 +15,7 @@ HloRematerialization; Chen et al., Training Deep Nets with Sublinear Memory Cost
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +26,10 @@ from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.compiler.schedule.memory import assign
 from torch_hlo.compiler.schedule.schedule import VIEWS, schedule
 from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.dim import fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder
 from torch_hlo.hlo.ir.intern import instr, replace
 from torch_hlo.hlo.ir.match import carry_meta
-from torch_hlo.hlo.ir.shape import Shape
 
 ROUNDS = 24
 PATIENCE = 4  # rounds without a lower peak before it is taken as the lowest
@@ -57,12 +58,12 @@ def within(module: Module, budget: int) -> Module:
     if module.symbols:
         _warn(f"{module.name} has symbolic sizes, and keeps all its values")
         return module
-    best, lowest, idle = module, None, 0
+    best, lowest, idle = module, math.inf, 0
     for _ in range(ROUNDS):
         order = schedule(module.entry, module.aliases)
         peak = assign(module.entry, order, module.aliases).peak
         idle += 1
-        if lowest is None or peak < lowest:
+        if peak < lowest:
             best, lowest, idle = module, peak, 0
         if peak <= budget or idle >= PATIENCE:
             break
@@ -146,8 +147,8 @@ class _Round:
         found = [c for c in map(self._choice, self.lives) if c is not None]
         found.sort(key=lambda c: c.seconds / c.gain)
         chosen: list[_Choice] = []
-        given: set[Instruction] = set()
-        needed: set[Instruction] = set()
+        given: set[Leaf] = set()
+        needed: set[Leaf] = set()
         for c in found:
             operands = {leaf for x, _ in c.chain for o in x.operands for leaf in leaves(o)}
             if excess <= 0:
@@ -285,12 +286,8 @@ def _may_repeat(x: Instruction) -> bool:
 
 def _seconds(x: Instruction) -> float:
     """Roughly what running `x` once more costs."""
-    moved = sum(_bytes(v.shape) for v in (*x.operands, x))
+    moved = sum(fixed(v.shape.nbytes) for v in (*x.operands, x))
     return moved / BYTES + instruction_cost(x, 1).matrix_flops / FLOPS
-
-
-def _bytes(shape: Shape) -> int:
-    return sum(map(_bytes, shape.elements)) if shape.is_tuple else shape.nbytes
 
 
 def leaves(x: Instruction) -> list[Leaf]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir.dim import Size, substitute, symbols
+from torch_hlo.hlo.ir.dim import fixed, substitute, symbols
 from torch_hlo.hlo.ir.instruction import Computation, Instruction, postorder
 from torch_hlo.hlo.ir.shape import Shape
 
@@ -84,9 +84,9 @@ class _Graph:
                 readers.setdefault(s, []).append(i)
             self.before.append([number[s] for s in sources if s in number])
         self.users: list[list[int]] = [[] for _ in self.steps]
-        for i, sources in enumerate(self.before):
-            for s in sources:
-                self.users[s].append(i)
+        for i, needed in enumerate(self.before):
+            for j in needed:
+                self.users[j].append(i)
         self.wanted: list[list[int]] = [[] for _ in self.steps]
         root = computation.root
         results = root.operands if root.op == "tuple" else (root,)
@@ -255,9 +255,5 @@ class _Graph:
 
 
 def _bytes(shape: Shape) -> int:
-    if shape.is_tuple:
-        return sum(_bytes(e) for e in shape.elements)
-    n: Size = shape.nbytes
-    if isinstance(n, int):
-        return n
-    return int(substitute(n, dict.fromkeys(symbols(n), ASSUMED_SIZE)))
+    n = shape.nbytes
+    return fixed(substitute(n, dict.fromkeys(symbols(n), ASSUMED_SIZE)))
