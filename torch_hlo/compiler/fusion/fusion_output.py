@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from math import prod
 
 from torch_hlo.compiler.conv_forms import is_channels_last, is_planar
-from torch_hlo.compiler.fusion.fusion_plan import FULL, SAME, Group, Plan
+from torch_hlo.compiler.fusion.fusion_plan import FULL, SAME, Edge, Group, Plan, Role
 from torch_hlo.compiler.fusion.fusion_table import FREE, HEAVY, LIGHT
 from torch_hlo.compiler.thresholds import MAX_INPUTS, MAX_MEMBERS
 from torch_hlo.hlo.ir.instruction import Instruction
@@ -51,8 +51,8 @@ def _reads_bytes(x: Instruction, o: Instruction, other: Instruction) -> bool:
     ):
         return False
     contracted = x["lhs_contracting_dims" if other is x.operands[0] else "rhs_contracting_dims"]
-    rows = [d for i, d in enumerate(other.shape.dims) if i not in contracted]
-    return all(isinstance(d, int) for d in rows) and prod(rows) <= FEW_ROWS
+    rows = prod(d for i, d in enumerate(other.shape.dims) if i not in contracted)
+    return isinstance(rows, int) and rows <= FEW_ROWS
 
 
 def absorb(plan: Plan) -> None:
@@ -69,7 +69,7 @@ def absorb(plan: Plan) -> None:
             for g in absorber.groups_reading(i):
                 part = absorber.joining(i, g)
                 if part:
-                    absorber.move(plan.group(i), g, part)
+                    absorber.move(plan.group_of(i), g, part)
 
 
 class _Absorber:
@@ -86,14 +86,14 @@ class _Absorber:
         """The kernels that read product `i`, each once, in program order."""
         found = {
             id(g): g
-            for g in map(self.plan.group, self.readers.get(i, ()))
+            for g in map(self.plan.group_of, self.readers.get(i, ()))
             if not g.step and g is not self.plan.group(i)
         }
         return list(found.values())
 
     def joining(self, i: int, g: Group) -> set[int]:
         """The members of `g` that should be computed with product `i`; empty when none."""
-        plan, product = self.plan, self.plan.group(i)
+        plan, product = self.plan, self.plan.group_of(i)
         if any(is_product(plan.order[m]) for m in g.roles):
             return set()
         front = self._front(i, g)
@@ -177,9 +177,9 @@ class _Absorber:
     def _group(self, members: Iterable[int]) -> Group:
         """A group of these members, which the plan does not know yet."""
         plan = self.plan
-        roles = dict.fromkeys(sorted(members), FULL)
+        roles: dict[int, Role] = dict.fromkeys(sorted(members), FULL)
         first = next(iter(roles))
-        reads = {s: {SAME} for s in self._inputs(roles)}
+        reads: dict[int, set[Edge]] = {s: {SAME} for s in self._inputs(roles)}
         reach = max([*roles, *(h.reach for s in reads if (h := plan.group(s)) is not None)])
         readers = {r for m in roles for r in self.readers.get(m, ()) if r not in roles}
         return Group(

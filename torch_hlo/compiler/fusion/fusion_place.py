@@ -104,7 +104,7 @@ def _sources(plan: Plan, n: int) -> list[int]:
 def _fits(plan: Plan, i: int, g: Group) -> bool:
     """Whether kernel `g` is a plain loop over as many elements as each part has, and needs no value
     of its own at another index for the parts."""
-    x, own = plan.order[i], plan.group(i)
+    x, own = plan.order[i], plan.group_of(i)
     if any(
         plan.kind[m] == REDUCE or plan.order[m].op in ("dot", "convolution") for m in g.roles
     ) or any(r is not FULL for r in g.roles.values()):
@@ -126,7 +126,7 @@ def _fits(plan: Plan, i: int, g: Group) -> bool:
 
 
 def _join(plan: Plan, i: int, g: Group) -> bool:
-    own = plan.group(i)
+    own = plan.group_of(i)
     if i in g.reads or plan.depends(g, own) or plan.depends(own, g):
         return False
     raised = plan.below(g, own)

@@ -14,6 +14,8 @@ gather, …) read operands of other groups only."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Literal
 
 from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.fusion.fusion_inline import inlined
@@ -46,11 +48,21 @@ from torch_hlo.hlo.ir.shape import DTYPES
 FEW_ROWS = 8
 NEAR = 16  # instructions between a value per column and the reduction that it comes from
 
-OTHER = None  # an edge that no role explains: the operand must be in memory
-SAME = "same"  # an edge that reads the operand at the user's own linear index
-Edge = Intervals | str | None
-FULL = "full"
-Role = Intervals | str
+
+class _Mark(Enum):
+    """Edges and roles that are no intervals."""
+
+    SAME = "same"
+    FULL = "full"
+    __hash__ = object.__hash__  # quick
+
+
+OTHER: Final = None  # an edge that no role explains: the operand must be in memory
+SAME: Final = _Mark.SAME  # an edge that reads the operand at the user's own linear index
+FULL: Final = _Mark.FULL
+Inside = Intervals | Literal[_Mark.SAME]  # an edge within a kernel
+Edge = Inside | None
+Role = Intervals | Literal[_Mark.FULL]
 
 
 @dataclass(eq=False, slots=True)
@@ -282,6 +294,12 @@ class Plan:
             self._group[i] = g  # the next search is short
         return g
 
+    def group_of(self, i: int) -> Group:
+        """The group of an instruction that has one."""
+        g = self.group(i)
+        assert g is not None, self.order[i]
+        return g
+
     def put(self, i: int, group: Group) -> None:
         """Make instruction number `i` a member of another group."""
         self._group[i] = group
@@ -322,7 +340,7 @@ class Plan:
         self._group[i] = self._own_group(i, reads)
         if kind in (STEP, FREE):
             return
-        candidates: dict[int, tuple[Group, Size, int, Edge]] = {}
+        candidates: dict[int, tuple[Group, Size, int, Inside]] = {}
         for s, edge in self.sources[i]:
             h = self.group(s)
             if edge is OTHER or h is None or h.step:
@@ -336,7 +354,7 @@ class Plan:
             reverse=True,
         )
         for h, _, s, edge in ranked:
-            g, h = self.group(i), self.group(s)
+            g, h = self.group_of(i), self.group_of(s)
             if g is not h:
                 self._try_merge(g, h, i, s, edge)
 
@@ -368,7 +386,7 @@ class Plan:
             g.rows = kept
         return g
 
-    def _try_merge(self, g: Group, h: Group, user: int, source: int, edge: Edge) -> bool:
+    def _try_merge(self, g: Group, h: Group, user: int, source: int, edge: Inside) -> bool:
         """Merge `h`, which has `source`, with `g`, whose member `user` reads it through `edge`."""
         reads_at: Role = FULL if self.kind[user] == REDUCE else g.roles[user]
         has: Role = h.roles[source]
@@ -421,9 +439,8 @@ class Plan:
         chosen = next(iter(wanted), None)
         if rows is not None and (not rows or not rows_fit(host.size, rows)):
             return False
-        moved = g if g_as is not FULL else h if h_as is not FULL else None
-        role = g_as if moved is g else h_as  # of what is moved
-        if moved is None:
+        moved, role = (g, g_as) if g_as is not FULL else (h, h_as)
+        if role is FULL:
             cuts = table.refine(g.cuts, h.cuts)
         else:
             cuts = self._cuts_of_moved(host, moved, role, rows)
@@ -446,9 +463,10 @@ class Plan:
             return False
         reads = _reads_of_both(g, h)
         # Reads of a group that became rows are no longer at the space's own index.
-        if moved is not None:
+        if role is not FULL:
             for s, e in moved.reads.items():
-                reads[s] = {role if k is SAME else OTHER for k in e} | (host.reads.get(s) or set())
+                at = (role if k is SAME else OTHER for k in e)
+                reads[s] = {*at, *host.reads.get(s, ())}
         merged = Group(
             host.size,
             roles,
@@ -465,7 +483,7 @@ class Plan:
         return True
 
     def _cuts_of_moved(
-        self, host: Group, moved: Group, role: Role, rows: Intervals | None
+        self, host: Group, moved: Group, role: Intervals, rows: Intervals | None
     ) -> frozenset[Size] | None:
         """The cuts of `host` with `moved`, whose elements are at `role` of it; None when that does
         not go."""
@@ -563,7 +581,7 @@ class Plan:
                 if k is None:
                     continue
                 if k.merged_into is not None:
-                    k = self.group(i)
+                    k = self.group_of(i)
                 if k.reach < reach and id(k) not in seen:
                     if len(seen) > SEARCH_BUDGET:
                         return None
@@ -599,13 +617,13 @@ class Plan:
             ):
                 continue
             groups = list(
-                {id(g): g for g in map(self.group, members) if g is not self.group(s)}.values()
+                {id(g): g for g in map(self.group_of, members) if g is not self.group(s)}.values()
             )
             done: list[int] = []
             for g in groups[:32]:
                 i = next(iter(g.roles))
                 for j in done:
-                    a, b = self.group(i), self.group(j)
+                    a, b = self.group_of(i), self.group_of(j)
                     if (
                         a is b
                         or a.size != b.size

@@ -25,7 +25,7 @@ from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.dim import Dim, Size
 from torch_hlo.hlo.ir.instruction import META, Instruction, postorder, users
 from torch_hlo.hlo.ir.intern import instr, replace, rewrite_bottom_up
-from torch_hlo.hlo.ir.match import substituted
+from torch_hlo.hlo.ir.match import all_or_none, substituted
 
 FEWER = 8  # a move that picks at most one in this many elements is small
 MAX_OPS = 16
@@ -190,11 +190,11 @@ def _push(move: Instruction, v: Instruction, budget: list[int]) -> Instruction |
         if budget[0] < 0:
             return None
         # What is picked from a reshaped value is picked from its reshaped operands.
-        parts = [
+        parts = all_or_none(
             _push(move, b.reshape(o, v.shape.dims), budget) if o.shape.dims else o
             for o in base.operands
-        ]
-        if any(p is None for p in parts):
+        )
+        if parts is None:
             return None
         return instr(
             base.op,
@@ -259,12 +259,12 @@ def widen_columns(x: Instruction) -> Instruction | None:
     if (
         x.op != "reduce"
         or x.shape.is_tuple
-        or not isinstance(x.operands[0].shape.size, int)
+        or not x.operands[0].shape.is_static
         or not x.shape.size
     ):
         return None
     source, init = x.operands
-    dims, gone = source.shape.dims, x["dimensions"]
+    dims, gone = source.shape.sizes, x["dimensions"]
     first = len(dims)
     while first and first - 1 not in gone:
         first -= 1
