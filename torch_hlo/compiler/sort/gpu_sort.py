@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_hlo.compiler.codegen.block import CodegenError
+from torch_hlo.compiler.codegen.block import CodegenError, leaves
 from torch_hlo.compiler.codegen.inline import Writer, apply, load, move
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.scalar import single
 from torch_hlo.compiler.sort.sort import key_of, row_offset, sort_key
 from torch_hlo.hlo.ir.dim import Size, ceildiv
 from torch_hlo.hlo.ir.instruction import Instruction
@@ -81,7 +82,9 @@ class _Sort:
         self.key = sort_key(x["to_apply"], self.types)
         self.kinds = ["i32"]
         if self.key is not None:
-            self.kinds.insert(0, "i64" if DTYPES[self.types[self.key[0]]].itemsize == 8 else "i32")
+            self.kinds.insert(
+                0, "i64" if DTYPES[self.types[self.key.operand]].itemsize == 8 else "i32"
+            )
         self.chunk = CHUNK
         if isinstance(self.length, int):
             self.chunk = min(CHUNK, max(LEAST_CHUNK, 1 << (self.length - 1).bit_length()))
@@ -97,7 +100,7 @@ class _Sort:
         """Start `kernel(f, whole)` on items; it gets the operands, the results, arrays of items and
         i64 `numbers`."""
         program, x = self.program, self.x
-        places = program.places(x) if x.shape.is_tuple else (program.places(x),)
+        places = tuple(leaves(program.places(x)))
 
         def build() -> tuple[str, list[Size]]:
             sides = [("ptr", f"{side}{i}") for i in range(len(places)) for side in ("from", "to")]
@@ -145,13 +148,14 @@ class _Sort:
         """The item of an element; of positions beyond the row one that comes after all others."""
         f = self.f
         parts = [f.op(f"trunc i64 {position} to i32")]
-        if self.key is None:
+        key = self.key
+        if key is None:
             return parts
-        dtype, kind = self.types[self.key[0]], self.kinds[0]
+        dtype, kind = self.types[key.operand], self.kinds[0]
         bits = DTYPES[dtype].itemsize * 8
 
         def inside() -> list[str]:
-            k = key_of(f, self.key, dtype, self.place(position))
+            k = key_of(f, key, dtype, self.place(position))
             return [k if f"i{bits}" == kind else f.op(f"zext i{bits} {k} to {kind}")]
 
         return [
@@ -188,7 +192,7 @@ class _Sort:
         values = [
             load(f, t, f"%from{k}", self.place(p)) for k, t in enumerate(self.types) for p in (i, j)
         ]
-        return apply(f, self.x["to_apply"], values)[0]
+        return single(apply(f, self.x["to_apply"], values)[0])
 
     def load(self, arrays: list[str], at: Int) -> list[str]:
         return [

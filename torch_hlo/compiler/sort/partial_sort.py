@@ -146,7 +146,7 @@ def _of_first(part: Instruction, s: Instruction) -> Instruction:
     return part if part.shape == s.shape else b.slice_(part, *zip(*s["slice"]))
 
 
-def _cut(s: Instruction, axis: int, dims: tuple) -> tuple[int, int] | None:
+def _cut(s: Instruction, axis: int, dims: tuple[Size, ...]) -> tuple[int, int] | None:
     """First and last element of a slice along `axis` that takes everything else; None: it is
     something else."""
     if s.op != "slice" or not s.shape.size:
@@ -161,12 +161,13 @@ def _cut(s: Instruction, axis: int, dims: tuple) -> tuple[int, int] | None:
 def _choice(cuts: list[tuple[int, int] | None], n: Size) -> tuple[str, int] | None:
     """How to find what is read of rows of `n`: ("first", k), or ("nth", k) when all read one
     element that is not among the first."""
-    if None in cuts or not cuts:
+    known = {c for c in cuts if c is not None}
+    if None in cuts or not known or not isinstance(n, int):
         return None
-    k = max(high for _, high in cuts)
+    k = max(high for _, high in known)
     if 0 < k and (k <= MOST or k * k <= n) and k * FEWER <= n:
         return "first", k
-    return ("nth", k - 1) if {*cuts} == {(k - 1, k)} and n >= LONG else None
+    return ("nth", k - 1) if known == {(k - 1, k)} and n >= LONG else None
 
 
 def _is_positions(o: Instruction, axis: int) -> bool:

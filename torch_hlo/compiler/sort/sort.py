@@ -7,11 +7,15 @@ operands then move once."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.inline import Writer, apply, load, move
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.llvm.emit import Typed
 from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.scalar import Value, single
 from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
@@ -25,16 +29,24 @@ SHORT = 64
 RUN = 16  # length of the runs that insertion sort makes before merging
 
 
+class Key(NamedTuple):
+    """What a comparator orders that is no function of its own: one operand. Not `total`: -0 equals
+    0 and every NaN is the largest (build.comparison)."""
+
+    operand: int
+    descending: bool
+    total: bool
+
+
 def sort(program: Program, x: Instruction) -> None:
     operands = x.operands
-    places = program.places(x) if x.shape.is_tuple else (program.places(x),)
     shape, axis = operands[0].shape, x["dimensions"][0]
     n = shape.dims[axis]
     if shape.size == 0:
         return
     rows: Size = 1
-    for d, size in enumerate(shape.dims):
-        rows = rows * (size if d != axis else 1)
+    for d, extent in enumerate(shape.dims):
+        rows = rows * (extent if d != axis else 1)
     slots = min(rows, SLOTS) if isinstance(rows, int) else SLOTS
     scratch = program.scratch(n * 32 * slots)
     types = [o.shape.dtype for o in operands]
@@ -57,9 +69,9 @@ def sort(program: Program, x: Instruction) -> None:
             if key is None:
                 order = _merge_sort(f, x["to_apply"], types, base, stride, size(n), memory)
             elif isinstance(n, int) and n <= SHORT:
-                order = _rank_sort(f, key, types[key[0]], base, stride, n)
+                order = _rank_sort(f, key, types[key.operand], base, stride, n)
             else:
-                order = radix_sort(f, key, types[key[0]], base, stride, size(n), memory)
+                order = radix_sort(f, key, types[key.operand], base, stride, size(n), memory)
             with f.loop(0, size(n)) as i:
                 source = f.load("i64", f.gep("i64", order, i))
                 for k, t in enumerate(types):
@@ -70,7 +82,7 @@ def sort(program: Program, x: Instruction) -> None:
                     move(f, t, f"%to{k}", to, f"%from{k}", by)
     name = f.define()
     pointers = [program.at(scratch)]
-    for operand, place in zip(operands, places, strict=True):
+    for operand, place in zip(operands, leaves(program.places(x)), strict=True):
         pointers += [program.pointer(operand), program.at(place)]
     length = n if isinstance(n, int) else 1000
     each = length * max(1, length.bit_length()) * (2.0 if key is None else 0.8)
@@ -83,7 +95,7 @@ def sort(program: Program, x: Instruction) -> None:
     )
 
 
-def row_offset(f: Writer, size: Sizes, dims: tuple[int, ...], axis: int, row: Int) -> Int:
+def row_offset(f: Writer, size: Sizes, dims: tuple[Size, ...], axis: int, row: Int) -> Int:
     """Element offset of row number `row` (row-major over the other dimensions)."""
     inner: Size = 1
     for d in dims[axis + 1 :]:
@@ -97,18 +109,15 @@ def row_offset(f: Writer, size: Sizes, dims: tuple[int, ...], axis: int, row: In
     )
 
 
-def sort_key(comparator: Computation, types: list[str]) -> tuple[int, bool, bool] | None:
-    """(operand, descending, total order) of a comparator that orders one operand, or None.
-
-    Not total order: -0 equals 0 and every NaN is the largest (build.comparison).
-    """
+def sort_key(comparator: Computation, types: list[str]) -> Key | None:
+    """The key of a comparator that orders one operand, or None."""
     for direction in ("LT", "GT"):
         if (
             DTYPES[types[0]].kind != "c"
             and not types[0].endswith("fnuz")
             and comparator == build.comparison(direction, tuple(types))
         ):
-            return 0, direction == "GT", False
+            return Key(0, direction == "GT", False)
     root, params = comparator.root, comparator.params
     if (
         root.op != "compare"
@@ -127,25 +136,23 @@ def sort_key(comparator: Computation, types: list[str]) -> tuple[int, bool, bool
         or types[a // 2].endswith("fnuz")
     ):
         return None
-    return a // 2, (root["direction"] == "GT") != (a % 2 == 1), True
+    return Key(a // 2, (root["direction"] == "GT") != (a % 2 == 1), True)
 
 
-def key_of(f: Writer, key: tuple[int, bool, bool], dtype: str, at: Int) -> str:
-    """The unsigned key, as wide as the element, of element `at` of the array %from{operand}; `key`
-    as sort_key gives it."""
+def key_of(f: Writer, key: Key, dtype: str, at: Int) -> str:
+    """The unsigned key, as wide as the element, of element `at` of the array %from{operand}."""
     row = DTYPES[dtype]
     kind = f"i{row.itemsize * 8}"
     return unsigned_key(
         f.emit(1).typed(kind),
-        f.load(kind, f.gep(kind, f"%from{key[0]}", at), row.itemsize),
+        f.load(kind, f.gep(kind, f"%from{key.operand}", at), row.itemsize),
         key,
         dtype,
     )
 
 
-def unsigned_key(t: Typed, v: str, key: tuple[int, bool, bool], dtype: str) -> str:
+def unsigned_key(t: Typed, v: str, key: Key, dtype: str) -> str:
     """The unsigned keys of elements whose bits are `v`, integers of `t`."""
-    _, descending, total = key
     row = DTYPES[dtype]
     bits = row.itemsize * 8
     sign = t.const(-(1 << (bits - 1)))
@@ -153,13 +160,13 @@ def unsigned_key(t: Typed, v: str, key: tuple[int, bool, bool], dtype: str) -> s
         v = t.bin("xor", v, sign)
     elif row.kind == "f":
         magnitude = t.bin("and", v, t.const((1 << (bits - 1)) - 1))
-        if not total:
+        if not key.total:
             v = t.select(t.cmp("eq", magnitude, t.const(0)), t.const(0), v)
             nan = t.cmp("ugt", magnitude, t.const(_infinity(dtype)))
         negative = t.bin("ashr", v, t.const(bits - 1))  # all ones or zero
         flipped = t.bin("xor", v, t.bin("or", negative, sign))
-        v = flipped if total else t.select(nan, t.const(-1), flipped)
-    return t.bin("xor", v, t.const(-1)) if descending else v
+        v = flipped if key.total else t.select(nan, t.const(-1), flipped)
+    return t.bin("xor", v, t.const(-1)) if key.descending else v
 
 
 def _infinity(dtype: str) -> int:
@@ -176,7 +183,7 @@ _INFINITY = {"f64": 0x7FF0 << 48, "f32": 0x7F80 << 16, "bf16": 0x7F80, "f16": 0x
 
 def radix_sort(
     f: Writer,
-    key: tuple[int, ...],
+    key: Key,
     dtype: str,
     base: Int,
     stride: Int,
@@ -204,14 +211,14 @@ def radix_sort(
         some = f.load("i64", f.gep("i64", count, digit(f, f.load("i64", current[0]), byte)))
         current = f.choose(
             f.icmp("eq", some, n),
-            lambda c=current: c,
-            lambda c=current, b=byte, m=count: _radix_pass(f, c, b, m, n),
+            lambda: current,
+            lambda: _radix_pass(f, current, byte, count, n),
             ["ptr"] * 4,
         )
     return current[1]
 
 
-def _rank_sort(f: Writer, key: tuple[int, ...], dtype: str, base: Int, stride: Int, n: int) -> str:
+def _rank_sort(f: Writer, key: Key, dtype: str, base: Int, stride: Int, n: int) -> str:
     """Sort a short row: an element's place is the number of smaller ones, and of equal ones before
     it. Returns the pointer to the sorted positions."""
     bits = max(32, DTYPES[dtype].itemsize * 8)
@@ -287,10 +294,10 @@ def _merge_sort(
 
     def less(i: Int, j: Int) -> str:
         """Whether the element at position i comes before the one at j."""
-        values = []
+        values: list[Value] = []
         for k, t in enumerate(types):
             values += [load(f, t, f"%from{k}", f.add(base, f.mul(p, stride))) for p in (i, j)]
-        return apply(f, comparator, values)[0]
+        return single(apply(f, comparator, values)[0])
 
     with f.loop(0, n, RUN) as start:  # insertion sort of runs
         stop = f.min(f.add(start, RUN), n)

@@ -10,8 +10,10 @@ is known of it are counted and kept."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 from torch_hlo.compiler.codegen.inline import Writer, move, store
 from torch_hlo.compiler.codegen.program import Program
@@ -21,6 +23,7 @@ from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.sort.partial_sort import selection_of
 from torch_hlo.compiler.sort.sort import (
     SLOTS,
+    Key,
     digit,
     key_of,
     radix_sort,
@@ -28,7 +31,7 @@ from torch_hlo.compiler.sort.sort import (
     sort_key,
     unsigned_key,
 )
-from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.dim import Size, fixed
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import DTYPES, row_major_strides
 
@@ -57,7 +60,8 @@ class _Selection:
 
     @property
     def axis(self) -> int:
-        return self.sort["dimensions"][0]
+        axis: int = self.sort["dimensions"][0]
+        return axis
 
     @property
     def rows(self) -> Size:
@@ -73,7 +77,7 @@ class _Selection:
             *(("ptr", f"to{j}") for j in range(len(self.numbers))),
         ]
 
-    def write(self, f: Writer, number: int, source: str, to: str, row: str, stride: Int) -> None:
+    def write(self, f: Writer, number: int, source: str, to: Int, row: Int, stride: Int) -> None:
         """Store operand `numbers[number]` of the element at position `source` of a row."""
         operand = self.numbers[number]
         dtype, pointer = self.sort.operands[operand].shape.dtype, f"%to{number}"
@@ -89,18 +93,21 @@ def emit_selection(program: Program, x: Instruction) -> None:
     """Emit a fusion that compiler/sort/partial_sort.py made."""
     selected = _Selection.of(x)
     selection = selection_of(x)
-    assert selection is not None, x.name
+    assert selection is not None, x
     what, k = selection
     dims, axis, rows = selected.sort.operands[0].shape.dims, selected.axis, selected.rows
-    n = dims[axis]
+    n = fixed(dims[axis])
     slots = min(rows, SLOTS) if isinstance(rows, int) else SLOTS
     scratch = program.scratch(n * 32 * slots)
     types = [o.shape.dtype for o in selected.sort.operands]
     key = sort_key(selected.sort["to_apply"], types)
+    assert key is not None, x
     f = Writer(program, what, selected.parameters())
     size = Sizes(f)
-    row = _FINDERS[what](f, key, types[key[0]], n, k, row_major_strides(dims)[axis], program.target)
+    stride = fixed(row_major_strides(dims)[axis])
+    row = _FINDERS[what](f, key, types[key.operand], n, k, stride, program.target)
     result_dims = selected.results[0].shape.dims
+    step = size(row_major_strides(result_dims)[axis])
     with f.loop("%lo", "%hi") as slot:
         first, last = (f.div(f.mul(s, size(rows)), slots) for s in (slot, f.add(slot, 1)))
         memory = f.gep("i8", "%scratch", f.mul(slot, n * 32))
@@ -108,12 +115,11 @@ def emit_selection(program: Program, x: Instruction) -> None:
             base = row_offset(f, size, dims, axis, number)
             to = row_offset(f, size, result_dims, axis, number)
             order = row.order(base, memory)
-            stride = row_major_strides(result_dims)[axis]
-            with f.loop(0, result_dims[axis]) as i:
+            with f.loop(0, size(result_dims[axis])) as i:
                 source = f.load("i64", f.gep("i64", order, i))
                 for j in range(len(selected.numbers)):
-                    at = f.add(to, f.mul(i, size(stride)))
-                    selected.write(f, j, source, at, base, size(row.stride))
+                    at = f.add(to, f.mul(i, step))
+                    selected.write(f, j, source, at, base, stride)
     name = f.define()
     pointers = [
         program.at(scratch),
@@ -126,31 +132,33 @@ def emit_selection(program: Program, x: Instruction) -> None:
     )
 
 
-class _First:
+class _Finder(ABC):
+    """Writes what finds the first `k` of a sorted row, or number `k`, of `n` elements that lie
+    `stride` apart."""
+
+    element_ns: ClassVar[float]
+
+    def __init__(
+        self, f: Writer, key: Key, dtype: str, n: int, k: int, stride: int, target: Target
+    ) -> None:
+        self.f, self.key, self.dtype, self.n, self.k = f, key, dtype, n, k
+        self.stride, self.bits = stride, DTYPES[dtype].itemsize * 8
+
+    @abstractmethod
+    def order(self, base: Int, memory: str) -> str:
+        """Pointer to the positions of what is found in the row that starts at element `base`."""
+
+
+class _First(_Finder):
     """Writes the selection of the first k of a row of `n` elements: `keys` and `places` hold the
     best so far, best first."""
 
     element_ns = 0.3
 
     def __init__(
-        self,
-        f: Writer,
-        key: tuple[int, ...],
-        dtype: str,
-        n: int,
-        k: int,
-        stride: Size,
-        target: Target,
+        self, f: Writer, key: Key, dtype: str, n: int, k: int, stride: int, target: Target
     ) -> None:
-        self.f, self.key, self.dtype, self.n, self.k, self.stride = (
-            f,
-            key,
-            dtype,
-            n,
-            k,
-            stride,
-        )
-        self.bits = DTYPES[dtype].itemsize * 8
+        super().__init__(f, key, dtype, n, k, stride, target)
         self.lanes = target.lanes(max(self.bits, 32)) if stride == 1 else 1
         self.keys, self.places = (f.alloca("i64", k, 64) for _ in range(2))
         self.moves = f.alloca("i64")
@@ -234,10 +242,9 @@ class _First:
         kind = f"i{self.bits}"
         e = f.emit(self.lanes)
         t = e.typed(kind)
-        operand = self.key[0]
         found = unsigned_key(
             t,
-            t.load(f.gep(kind, f"%from{operand}", f.add(base, at)), self.bits // 8),
+            t.load(f.gep(kind, f"%from{self.key.operand}", f.add(base, at)), self.bits // 8),
             self.key,
             self.dtype,
         )
@@ -246,31 +253,16 @@ class _First:
         return e.any(t.cmp("ult", found, e.splat(kind, last)))
 
 
-class _Nth:
+class _Nth(_Finder):
     """Writes the search for element k of a sorted row of `n` elements (Hoare's selection, by
     bytes)."""
 
     element_ns = 4.0
 
     def __init__(
-        self,
-        f: Writer,
-        key: tuple[int, ...],
-        dtype: str,
-        n: int,
-        k: int,
-        stride: Size,
-        target: Target,
+        self, f: Writer, key: Key, dtype: str, n: int, k: int, stride: int, target: Target
     ) -> None:
-        self.f, self.key, self.dtype, self.n, self.k, self.stride = (
-            f,
-            key,
-            dtype,
-            n,
-            k,
-            stride,
-        )
-        self.bits = DTYPES[dtype].itemsize * 8
+        super().__init__(f, key, dtype, n, k, stride, target)
         self.counts = [f.alloca("i64", 256, 64) for _ in range(self.bits // 8)]
 
     def order(self, base: Int, memory: str) -> str:
@@ -322,7 +314,8 @@ class _Nth:
             if byte:
                 self.count(key, byte - 1, same)
             loop.next = [f.add(to, same)]
-        return loop.vars[0]
+        kept: str = loop.vars[0]
+        return kept
 
 
-_FINDERS = {"first": _First, "nth": _Nth}
+_FINDERS: dict[str, type[_Finder]] = {"first": _First, "nth": _Nth}
