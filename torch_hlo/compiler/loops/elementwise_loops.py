@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.block import CodegenError, Place
@@ -40,7 +41,7 @@ from torch_hlo.compiler.thresholds import (
     STREAM_BYTES,
     TILE_COST,
 )
-from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.dim import Size, fixed
 from torch_hlo.hlo.ir.instruction import Instruction, postorder
 from torch_hlo.hlo.ir.intern import instr
 
@@ -83,7 +84,8 @@ def run_loop(
     in_place = any((s.word, s.offset) == (t.word, t.offset) for s in sources for t in targets)
 
     def build() -> LoopKernel:
-        return program.emitters["loop nest"](program, stores, leaves, in_place).make()
+        nest: LoopNest = program.emitters["loop nest"](program, stores, leaves, in_place)
+        return nest.make()
 
     kernel = build() if key is None else program.once((key, in_place), build)
     arguments = [f"ptr {program.at(p)}" for p in (*sources, *targets)] + [
@@ -257,30 +259,31 @@ def _tiles(loops: Loops, extents: tuple[Size, ...], lanes: int, in_place: bool) 
 def _tiled_nest(kernel: Kernel, loops: Loops, body: Body) -> tuple[Size, int, float]:
     """Like _nest: one item is a panel of a few rows of tiles, walked column by column, so that
     reads across the rows stay together."""
-    lanes, (*outer, columns) = kernel.lanes, loops.extents
-    rows = outer[loops.across]
+    lanes, across, (*outer, last) = kernel.lanes, loops.across, loops.extents
+    assert across is not None
+    rows, columns = fixed(outer[across]), fixed(last)
     tiles = -(-rows // lanes)
     panel = min(_PANEL, tiles)
     counts = list(outer)
-    counts[loops.across] = -(-tiles // panel)
+    counts[across] = -(-tiles // panel)
     items = ix.product(counts)
-    across = -(-columns // lanes)
+    steps = -(-columns // lanes)
     with kernel.loop("%lo", "%hi", items) as item:
         parts = list(ix.delinear(item, counts))
-        first_tile = parts[loops.across] * panel
+        first_tile = parts[across] * panel
         count: str | int = panel
         if tiles % panel:
             rest = kernel.scalar(ix.constant(tiles) - first_tile)
             count = kernel.level.scalar.op(f"call i64 @llvm.umin.i64(i64 {rest}, i64 {panel})")
         with (
-            kernel.loop(0, across, across) as column,
+            kernel.loop(0, steps, steps) as column,
             kernel.loop(0, count, panel) as tile,
         ):
             first = kernel.tile_start(first_tile + tile, rows)
             lane = kernel.tile_start(column, columns)
 
             def row(number: int, lane: Index) -> None:
-                parts[loops.across] = ix.of(first) + number
+                parts[across] = ix.of(first) + number
                 body(parts)(lane, ())
 
             kernel.tile(first, lane, row)
@@ -437,10 +440,7 @@ def emit_fusion_loops(program: Program, x: Instruction) -> None:
             written = (
                 [Store(r)]
                 if r.shape.size == size and r.op != "dynamic-update-slice"
-                else _stores(
-                    r,
-                    lambda i, dims=r.shape.dims: ix.linear(i, dims) if i else ix.ZERO,
-                )
+                else _stores(r, partial(ix.linear, dims=r.shape.dims))
             )
             stores += written
             targets += [places[n]] * len(written)
@@ -459,24 +459,33 @@ def emit_fusion_loops(program: Program, x: Instruction) -> None:
 def _stores(x: Instruction, at: Callable[[tuple[Index, ...]], Index]) -> list[Store]:
     """What a loop over the `parts` of `x` writes, and where; `at`: the element of the target for an
     index of `x`."""
-    found, inner, start = [], joined(x), 0
+    found: list[Store] = []
+    start: Size = 0
     for o in pieces(x):
+        starts: Sequence[Index | Size]
         if x.op == "dynamic-update-slice":
             starts = dynamic_starts(x.operands[2:], x.shape.dims, o.shape.dims)
         else:
-            starts = [start if d == x["dimensions"][0] else 0 for d in range(x.shape.rank)]
-            start = start + o.shape.dims[x["dimensions"][0]]
-
-        def place(index: tuple[Index, ...], starts: list[Index | int] = starts) -> Index:
-            return at(tuple(i + s for i, s in zip(index, starts, strict=True)))
-
-        if inner is None:
-            found.append(Store(o, place))
-        else:
-            found += _stores(
-                inner,
-                lambda index, o=o, place=place: place(
-                    ix.regroup(index, inner.shape.dims, o.shape.dims)
-                ),
-            )
+            (axis,) = x["dimensions"]
+            starts = [start if d == axis else 0 for d in range(x.shape.rank)]
+            start = start + o.shape.dims[axis]
+        found += _piece(x, o, starts, at)
     return found
+
+
+def _piece(
+    x: Instruction,
+    o: Instruction,
+    starts: Sequence[Index | Size],
+    at: Callable[[tuple[Index, ...]], Index],
+) -> list[Store]:
+    """The part of _stores for the piece `o`, which begins at `starts`."""
+
+    def place(index: tuple[Index, ...]) -> Index:
+        return at(tuple(i + s for i, s in zip(index, starts, strict=True)))
+
+    inner = joined(x)
+    if inner is None:
+        return [Store(o, place)]
+    dims = inner.shape.dims
+    return _stores(inner, lambda index: place(ix.regroup(index, dims, o.shape.dims)))

@@ -9,9 +9,10 @@ from torch_hlo.compiler.codegen.block import CodegenError
 from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.fusion import fusion_table as table
+from torch_hlo.compiler.llvm.scalar import Value
 from torch_hlo.compiler.loops.reducer import Reducer, fold_pairwise
 from torch_hlo.compiler.loops.row import RowEmitter
-from torch_hlo.compiler.loops.row_kernel import RowKernel, results_of, tuple_users
+from torch_hlo.compiler.loops.row_kernel import ReduceValue, RowKernel, results_of, tuple_users
 from torch_hlo.compiler.loops.row_plan import RowPlan, plan
 from torch_hlo.compiler.loops.row_strided import StridedEmitter
 from torch_hlo.compiler.thresholds import BYTE_NS, HEAVY_NS, LIGHT_NS, STREAM_BYTES
@@ -152,11 +153,11 @@ def _trivial(program: Program, computation: Computation) -> _Code:
     )
 
 
-def _single(k: RowKernel, x: Instruction, r: Reducer) -> Callable:
+def _single(k: RowKernel, x: Instruction, r: Reducer) -> ReduceValue:
     operand = x.operands[0].shape
     kept = [d for d in range(operand.rank) if d not in x["dimensions"]]
 
-    def value(index: tuple[Index, ...]) -> list:
+    def value(index: tuple[Index, ...]) -> list[Value]:
         if operand.size == 0:
             return r.grouped([v for i in r.initials for v in r.initial(k, i)])
         at = [ZERO] * operand.rank
@@ -189,7 +190,7 @@ def _partial_arrays(p: RowPlan, emitter: RowEmitter) -> list[tuple[Instruction, 
                 (
                     r,
                     dtype,
-                    _kept_size(p, r) * emitter.chunks.count * DTYPES[dtype].itemsize,
+                    _kept_size(p, r) * emitter.count * DTYPES[dtype].itemsize,
                 )
             )
     return found
@@ -230,14 +231,12 @@ def _combine(
                         r,
                         emitter.reducers[r],
                         k.outputs[first:],
-                        emitter.chunks.count,
+                        emitter.count,
                         _kept_size(p, r),
                     ),
                 )
 
-        calls.append(
-            _late_kernel(program, computation, numbers, bind, partials, emitter.chunks.count)
-        )
+        calls.append(_late_kernel(program, computation, numbers, bind, partials, emitter.count))
     return calls
 
 
@@ -307,11 +306,11 @@ def _folded(
     pointers: list[str],
     count: int,
     kept: Size,
-) -> Callable:
+) -> ReduceValue:
     """The value of a late reduce at an index: the chunks' partial results in a balanced tree."""
     dims = x.shape.elements[0].dims if x.shape.is_tuple else x.shape.dims
 
-    def value(index: tuple[Index, ...]) -> list:
+    def value(index: tuple[Index, ...]) -> list[Value]:
         at = linear(index, dims) if index else ZERO
         parts = []
         for c in range(count):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.loop_plan import stored_bits
+from torch_hlo.compiler.gpu.target import GpuTarget
 from torch_hlo.compiler.loops import gpu_tile as tile
 from torch_hlo.compiler.loops.elementwise_loops import LoopNest
 from torch_hlo.hlo.ir.dim import Size
@@ -13,6 +14,8 @@ from torch_hlo.hlo.ir.dim import Size
 
 class GpuLoopNest(LoopNest):
     """A vector is what a thread moves at a time, whatever it computes in."""
+
+    target: GpuTarget
 
     def write(self) -> tuple[Size, int, float]:
         stored = self.loops.moved | {s.value.shape.dtype for s in self.stores}

@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_hlo.compiler.codegen.index import Index, of, variable
-from torch_hlo.compiler.codegen.kernel import Body, parent_splat
+from torch_hlo.compiler.codegen.kernel import Body, Fold, parent_splat
 from torch_hlo.compiler.codegen.loop_plan import stored_bits
+from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.target import GpuTarget
-from torch_hlo.compiler.llvm.target import Target
-from torch_hlo.compiler.loops.reducer import Reducer
 from torch_hlo.compiler.loops.row_kernel import RowForms, RowKernel
 from torch_hlo.compiler.loops.row_plan import RowPlan, Walk
 from torch_hlo.hlo.ir.dim import Size
@@ -36,7 +35,9 @@ SHORT_ROW = 32  # elements: one thread walks such a row alone
 
 
 class GroupKernel(RowKernel):
-    """See the module. `threads`: a power of two, of one group."""
+    """See the module. `workers`: threads of one group, a power of two."""
+
+    target: GpuTarget
 
     def __init__(
         self,
@@ -44,19 +45,19 @@ class GroupKernel(RowKernel):
         lanes: int,
         leaves: Sequence[Instruction],
         outputs: int,
-        threads: int,
+        workers: int,
     ) -> None:
         super().__init__(target, lanes, leaves, outputs)
-        self.threads = threads
-        self.exchange = Exchange(target, threads)
+        self.workers = workers
+        self.exchange = Exchange(target, workers)
 
-    def fold(self, reducer: Reducer, accs: Sequence[str], distance: int) -> list[str]:
+    def fold(self, reducer: Fold, accs: Sequence[str], distance: int) -> list[str]:
         """Scalar accumulators folded over the threads whose numbers differ by multiples of
         `distance`; all of them get the result."""
         accs = list(accs)
         e, kinds = self.level.scalar, reducer.kinds
         first = distance
-        while distance < self.threads:
+        while distance < self.workers:
             others = [
                 self.exchange.other(e, n, kind, v, distance)
                 for n, (kind, v) in enumerate(zip(kinds, accs, strict=True))
@@ -72,12 +73,13 @@ class GroupKernel(RowKernel):
         return accs
 
     def barrier(self) -> None:
-        self.level.lines.append(f"  {self.unit.target.family.barrier}")
+        self.level.lines.append(f"  {self.target.family.barrier}")
 
-    def define(self, program: GpuProgram, name: str) -> str:
+    def define(self, program: Program, name: str) -> str:
+        assert isinstance(program, GpuProgram)
         self.unit.declare(program)
         return program.group_function(
-            name, self.exchange.declarations() + self.text(name), self.threads
+            name, self.exchange.declarations() + self.text(name), self.workers
         )
 
 
@@ -117,18 +119,14 @@ class RowGroup(GroupKernel):
                 kinds,
                 state,
                 nonempty=False,
-                step=self.lanes * self.threads,
+                step=self.lanes * self.workers,
             )
         finally:
             self.lane_var = saved
 
-    def fold_threads(self, reducer: Reducer, accs: Sequence[str]) -> list[str]:
+    def fold_threads(self, reducer: Fold, accs: Sequence[str]) -> list[str]:
         """Scalar accumulators folded over the group; every thread gets the result."""
         return self.fold(reducer, accs, 1)
-
-    @property
-    def workers(self) -> int:
-        return self.threads
 
 
 class ColumnGroup(GroupKernel):
@@ -153,7 +151,7 @@ class ColumnGroup(GroupKernel):
     def column(self, block: Index) -> Index:
         return block * COLUMNS + of(self._column)
 
-    def fold_slices(self, reducer: Reducer, accs: Sequence[str]) -> list[str]:
+    def fold_slices(self, reducer: Fold, accs: Sequence[str]) -> list[str]:
         return self.fold(reducer, accs, COLUMNS)
 
 
@@ -161,8 +159,9 @@ class GpuRowForms(RowForms):
     """See the module."""
 
     stash_limit = 0
+    target: GpuTarget
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: GpuTarget) -> None:
         super().__init__(target)
         self.lanes = self.block = 1  # neighbouring threads have neighbouring rows
         # an item is a group of threads, and hundreds keep a device busy

@@ -9,7 +9,7 @@ tile, so that neither a row nor a column meets a bank twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.index import Index, Var, variable
@@ -17,10 +17,12 @@ from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.kernel_values import Level
 from torch_hlo.compiler.codegen.loop_plan import Loops
 from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.gpu.gpu_program import GpuProgram
+from torch_hlo.compiler.gpu.target import GpuTarget
 from torch_hlo.compiler.llvm.emit import Emit
 from torch_hlo.compiler.llvm.scalar import STORAGE, Storage
-from torch_hlo.compiler.llvm.target import Target
-from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.compiler.loops.elementwise_loops import Body
+from torch_hlo.hlo.ir.dim import Size, fixed
 from torch_hlo.hlo.ir.instruction import Instruction
 
 THREADS = 256
@@ -46,38 +48,42 @@ def _side(lanes: int) -> int:
 class TileKernel(Kernel):
     """A Kernel of a group of threads per tile. `lanes`: elements that a thread has of a row."""
 
+    target: GpuTarget
+
     def __init__(
-        self, target: Target, lanes: int, leaves: Sequence[Instruction], outputs: int
+        self, target: GpuTarget, lanes: int, leaves: Sequence[Instruction], outputs: int
     ) -> None:
         super().__init__(target, lanes, leaves, outputs)
         # (array, element type, index with canonical variables) -> tile
         self._turned: dict[tuple[str, str, Index], str] = {}
         self._canonical: tuple[Var, Var] | None = None
 
-    def nest(self, loops: Loops, body: Callable[[Sequence[Index]], Callable]) -> Size:
+    def nest(self, loops: Loops, body: Body) -> Size:
         """Write the kernel; returns the number of groups. Tiles at the end are moved back where
         sizes do not divide: they compute some elements again, so nothing that is written may be
         read."""
-        *outer, columns = loops.extents
-        rows = outer[loops.across]
+        across = loops.across
+        assert across is not None
+        *outer, last = loops.extents
+        rows, columns = fixed(outer[across]), fixed(last)
         if rows % self.lanes or columns % self.lanes:
             self.lanes = 1
         self.side = side = _side(self.lanes)
         self.per_row = side // self.lanes
         counts = [*outer, -(-columns // side)]
-        counts[loops.across] = -(-rows // side)
+        counts[across] = -(-rows // side)
         with self.loop("%lo", "%hi", ix.product(counts)) as item:
             parts = list(ix.delinear(item, counts))
             op = self.level.scalar.op
             first_row, first_column = (
-                self._start(parts[d], extent) for d, extent in ((loops.across, rows), (-1, columns))
+                self._start(parts[d], extent) for d, extent in ((across, rows), (-1, columns))
             )
             self.minor = op(f"urem i64 %kernel.t, {self.per_row}")
             self.minor = op(f"mul i64 {self.minor}, {self.lanes}")
             self.major = op(f"udiv i64 %kernel.t, {self.per_row}")
-            self._canonical = tuple(
-                variable("loop", (name,), extent, 0)
-                for name, extent in (("%row", rows), ("%column", columns))
+            self._canonical = (
+                variable("loop", ("%row",), rows, 0),
+                variable("loop", ("%column",), columns, 0),
             )
             parent = self.levels[-1]
             lines: list[str] = []
@@ -92,12 +98,10 @@ class TileKernel(Kernel):
                 [],
             )
             for number in range(self._passes):
-                self._row, self._number = (
-                    self._named(op(f"add i64 {first_row}, {self._at(number)}"), rows, 0),
-                    number,
-                )
+                row = self._named(op(f"add i64 {first_row}, {self._at(number)}"), rows, 0)
+                self._row, self._number = row, number
                 self._push(Level(parent.depth + 1, lines, parent.label, self.lanes, self.unit))
-                parts[loops.across] = ix.of(self._row)
+                parts[across] = ix.of(row)
                 body(parts[:-1])(ix.of(lane), ())
                 self._pop(parent)
             for write in self._pending:
@@ -161,15 +165,14 @@ class TileKernel(Kernel):
         """What identifies the tile that an access reads, None when it does not read across rows."""
         if self._canonical is None or self.mask() is not None:
             return None
+        row, lane = self._row, self.lane_var
+        assert lane is not None
         steps = dict(index.terms)
-        if any(
-            v.kind != "loop" and {self._row, self.lane_var} & ix.variables((ix.of(v),))
-            for v in steps
-        ):
+        if any(v.kind != "loop" and {row, lane} & ix.variables((ix.of(v),)) for v in steps):
             return None
-        if steps.get(self._row) != 1 or steps.get(self.lane_var, 0) in (0, 1):
+        if steps.get(row) != 1 or steps.get(lane, 0) in {0, 1}:
             return None
-        canonical = dict(zip((self._row, self.lane_var), self._canonical, strict=True))
+        canonical = dict(zip((row, lane), self._canonical, strict=True))
         key = (
             pointer,
             storage.memory,
@@ -186,12 +189,9 @@ class TileKernel(Kernel):
         parent = self.levels[-1]
         op = parent.scalar.op
         lane = self._named(op(f"add i64 {first_row}, {self.minor}"), rows, parent.depth + 1)
-        saved, self.lane_var, canonical, self._canonical = (
-            self.lane_var,
-            lane,
-            self._canonical,
-            None,
-        )
+        saved, self.lane_var = self.lane_var, lane
+        canonical, self._canonical = self._canonical, None
+        assert canonical is not None
         self._push(Level(parent.depth + 1, parent.lines, parent.label, self.lanes, self.unit))
         e, scalar = self.level.emit, self.level.scalar
         for number in range(self._passes):
@@ -215,9 +215,10 @@ class TileKernel(Kernel):
                     )
         self._pop(parent)
         self.lane_var, self._canonical = saved, canonical
-        parent.lines.append(f"  {self.unit.target.family.barrier}")
+        parent.lines.append(f"  {self.target.family.barrier}")
 
     def define(self, program: Program, name: str) -> str:
+        assert isinstance(program, GpuProgram)
         self.unit.declare(program)
         size = self.side * (self.side + 1)
         memory = "".join(

@@ -16,7 +16,7 @@ value itself must be the identity.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_hlo.compiler.codegen.block import CodegenError
 from torch_hlo.compiler.codegen.index import ZERO
@@ -25,10 +25,11 @@ from torch_hlo.compiler.codegen.kernel_values import Level
 from torch_hlo.compiler.llvm import scalar
 from torch_hlo.compiler.llvm.emit import Emit
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.instruction import Computation, Instruction
 from torch_hlo.hlo.ir.shape import DTYPES
 
 _INF = float("inf")
+T = TypeVar("T")
 
 
 def _lowest(dtype: str) -> float:
@@ -51,7 +52,7 @@ def _highest(dtype: str) -> float:
     )
 
 
-_IDENTITY = {
+_IDENTITY: dict[str, Callable[[str], float]] = {
     "add": lambda dtype: 0,
     "multiply": lambda dtype: 1,
     "maximum": _lowest,
@@ -71,7 +72,7 @@ class Reducer:
         half = len(x.operands) // 2
         self.operands, self.initials = x.operands[:half], x.operands[half:]
         self.dtypes = tuple(o.shape.dtype for o in self.operands)
-        self.computation = x["to_apply"]
+        self.computation: Computation = x["to_apply"]
         self.op = self._single_opcode()
         self.kinds = [STORAGE[t].register for t in self.dtypes for _ in range(STORAGE[t].parts)]
 
@@ -157,7 +158,7 @@ class Reducer:
 
     def _apply(self, k: Kernel, a: Sequence[str], b: Sequence[str]) -> list[str]:
         """The reducer's computation on values of the current width."""
-        inner = Kernel(k.unit.target, k.e.lanes, [], 0)
+        inner = Kernel(k.target, k.e.lanes, [], 0)
         inner.unit = k.unit
         level = Level(0, k.e.lines, k.level.label, k.e.lanes, k.unit)
         inner.levels, inner.level, inner.e = [level], level, level.emit
@@ -183,7 +184,7 @@ class Reducer:
         at = 0
         for t in self.dtypes:
             n = STORAGE[t].parts
-            values.append(flat[at] if n == 1 else tuple(flat[at : at + 2]))
+            values.append(flat[at] if n == 1 else (flat[at], flat[at + 1]))
             at += n
         return values
 
@@ -204,7 +205,7 @@ class Reducer:
             k.e.typed(t).select(tail, a, b) for t, a, b in zip(self.kinds, new, old, strict=True)
         ]
 
-    def fold_copies(self, k: Kernel, copies: Sequence[Sequence[str]]) -> list[str]:
+    def fold_copies(self, k: Kernel, copies: Sequence[list[str]]) -> list[str]:
         """Pairwise fold of several accumulators of the kernel's vector width, written at the
         current (scalar) level."""
         with _vectors(k):
@@ -236,7 +237,7 @@ class Reducer:
         )
 
 
-def fold_pairwise(combine: Callable[..., Any], items: Sequence) -> list:
+def fold_pairwise(combine: Callable[[T, T], T], items: Sequence[T]) -> T:
     """Balanced tree: short dependence chains and small rounding errors."""
     items = list(items)
     while len(items) > 1:

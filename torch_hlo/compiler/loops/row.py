@@ -10,8 +10,9 @@ one per chunk of rows, and fusion_step.py combines them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch_hlo.compiler.codegen.index import (
@@ -27,7 +28,7 @@ from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.llvm.emit import Emit
 from torch_hlo.compiler.llvm.math import exp
-from torch_hlo.compiler.llvm.scalar import STORAGE, Value
+from torch_hlo.compiler.llvm.scalar import STORAGE, Value, single
 from torch_hlo.compiler.loops.reducer import Reducer
 from torch_hlo.compiler.loops.row_kernel import (
     RowForms,
@@ -38,7 +39,7 @@ from torch_hlo.compiler.loops.row_kernel import (
 )
 from torch_hlo.compiler.loops.row_plan import RowPlan, Walk
 from torch_hlo.compiler.thresholds import PREFETCHED_ROW
-from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
 
 # elements summed into one set of accumulators before they are added to the next level: rounding
@@ -65,9 +66,10 @@ class Chunks:
         self.count = limit // 2
         if isinstance(plan.size, int):
             most = max(1, min(limit, plan.size // points))
-            self.count = max(1, min(most, items // self.kept)) if self.kept < items else 1
+            kept = fixed(self.kept)
+            self.count = max(1, min(most, items // kept)) if kept < items else 1
             if columns:
-                self.count = max(1, min(self.count, rest // 16))
+                self.count = max(1, min(self.count, fixed(rest) // 16))
         self.by_lanes = (
             not columns and not plan.row_reduces and isinstance(rest, int) and rest < self.count
         )
@@ -101,6 +103,8 @@ class RowEmitter:
         self.reducers = {r: Reducer(r) for r in (*plan.row_reduces, *plan.late_reduces)}
         self.gtes = tuple_users(plan.order)
         self.chunks = Chunks(plan, forms.walk) if plan.style == "partial" else None
+        # how many of them, each with partial results
+        self.count = self.chunks.count if self.chunks else 0
         self.partials = {r: len(self.results) + n for n, r in self._partial_arrays()}
         self.partial_count = sum(len(self.reducers[r].stored_dtypes()) for r in plan.late_reduces)
         self.column_blocks = self._needs_column_blocks()
@@ -109,9 +113,10 @@ class RowEmitter:
         self.in_block = False
         # late reduces in registers: their accumulators, per item
         self.slots: dict[Instruction, list[str]] = {}
-        self.lane_range: tuple | None = None
+        self.lane_range: tuple[str, str] | None = None
         self.chunk: Index = ZERO
         self.current_pass = 0
+        self.where: dict[int, Index] | None = None
         self.unroll = (
             2
             if len(plan.order) > 24 or any(table.CLASS.get(x.op) == table.HEAVY for x in plan.order)
@@ -155,8 +160,8 @@ class RowEmitter:
             self.k.ragged = bool(self.k.nontemporal) and length % lanes != 0
 
     def emit(self) -> RowKernel:
-        k, plan = self.k, self.plan
-        if plan.style == "rows":
+        k, plan, c = self.k, self.plan, self.chunks
+        if c is None:
             with (
                 k.loop("%lo", "%hi", _product(plan.outer_sizes()))
                 if plan.outer
@@ -164,7 +169,6 @@ class RowEmitter:
             ) as item:
                 self._row(dict(zip(plan.outer, delinear(item, plan.outer_sizes()))))
             return k
-        c = self.chunks
         with k.loop("%lo", "%hi", c.items) as item:
             kept, self.chunk = divide(item, c.count) if c.kept != 1 else (ZERO, item)
             where = dict(
@@ -190,7 +194,7 @@ class RowEmitter:
                 self.slots = dict(zip(registers, slots))
                 self._row({**where, **dict(zip(c.rest_dims, delinear(row, rest)))})
             self.slots = dict(zip(registers, top))
-            self._finish_late(kept)
+            self._finish_late(c, kept)
         return k
 
     def _range(self, c: Chunks) -> tuple[str, str]:
@@ -354,7 +358,7 @@ class RowEmitter:
                 self._grow(m, slots, shifts[m], scaled)
             for r in sums:
                 shift, e = shifts[plan.online[r].maximum], plan.online[r].exponential
-                k.computed[e] = lambda index, e=e, shift=shift: self._shifted(e, index, shift)
+                k.computed[e] = partial(self._shifted, e, shift)
             self._walk_block(where, {r: slots[r] for r in sums}, first, end, BLOCK)
             for r in sums:
                 del k.computed[plan.online[r].exponential]
@@ -367,7 +371,7 @@ class RowEmitter:
         for r in sums:
             # The shift asked for differs from ours where the maximum is not finite.
             online, t = plan.online[r], k.level.scalar.typed(kind[r])
-            wanted = k.value(online.shift, regroup(row, sizes, online.shift.shape.dims))
+            wanted = single(k.value(online.shift, regroup(row, sizes, online.shift.shape.dims)))
             used = t.load(shifts[online.maximum], STORAGE[r.shape.dtype].bytes)
             (total,) = self.reducers[r].fold_lanes(k, self._load(self.reducers[r], slots[r]))
             self._bind(r, [t.mul(total, exp(t, t.sub(used, wanted)))])
@@ -388,7 +392,7 @@ class RowEmitter:
 
         def body(j: Index, carried: list[str]) -> list[str]:
             point = {**where, last: j}
-            following = self._point(point, reducers, carried, (), ())
+            following = self._point(point, reducers, carried, [], [])
             if ahead:
                 at = linear([point[d] for d in range(len(plan.dims))], plan.dims)
                 self._prefetch(at, ahead)
@@ -426,19 +430,14 @@ class RowEmitter:
                 f" {slot}"
             )
 
-    def _shifted(self, e: Instruction, index: tuple[Index, ...], shift: str) -> Value:
+    def _shifted(self, e: Instruction, shift: str, index: tuple[Index, ...]) -> Value:
         """exp(x - shift) with the shift of the current block."""
         k = self.k
         minuend = e.operands[0].operands[0]
         t = k.e.typed(STORAGE[e.shape.dtype].register)
         own = k.levels[-2].scalar.typed(t.kind).load(shift, STORAGE[e.shape.dtype].bytes)
-        return exp(
-            t,
-            t.sub(
-                k.value(minuend, regroup(index, e.shape.dims, minuend.shape.dims)),
-                k.e.splat(t.kind, own),
-            ),
-        )
+        value = single(k.value(minuend, regroup(index, e.shape.dims, minuend.shape.dims)))
+        return exp(t, t.sub(value, k.e.splat(t.kind, own)))
 
     @contextmanager
     def _in_blocks(
@@ -570,7 +569,7 @@ class RowEmitter:
         sums: list[tuple[Reducer, list[str]]],
         slots: list[list[str]],
         kept: Index,
-    ) -> AbstractContextManager[tuple[Index, list[list[str]]]]:
+    ) -> Iterator[tuple[Index, list[list[str]]]]:
         """The loop over a chunk's rows, in blocks when they are many; column sums then collect a
         block apart."""
         k = self.k
@@ -592,8 +591,8 @@ class RowEmitter:
             with k.loop(first, end, c.rows) as row:
                 yield row, below
             self.in_block = False
-            for (r, _), slot, inner in zip(sums, slots, below):
-                self._into(r, slot, self._load(r, inner))
+            for (reducer, _), slot, inner in zip(sums, slots, below):
+                self._into(reducer, slot, self._load(reducer, inner))
             for r in columns:
                 self._flush_columns(r, kept)
 
@@ -684,12 +683,12 @@ class RowEmitter:
         old = self._load_columns(x, at, self.in_block)
         self._store_columns(x, at, r.combine(k, old, r.values(k, index_of)), self.in_block)
 
-    def _finish_late(self, kept: Index) -> None:
+    def _finish_late(self, c: Chunks, kept: Index) -> None:
         k = self.k
         for x, slots in self.slots.items():
             r = self.reducers[x]
             values = r.grouped(r.fold_lanes(k, self._load(r, slots)))
-            at = combine(((self.chunk, self.chunks.kept), (kept, 1)))
+            at = combine(((self.chunk, c.kept), (kept, 1)))
             for n, (dtype, value) in enumerate(zip(r.stored_dtypes(), values)):
                 k.store(k.outputs[self.partials[x] + n], dtype, at, value)
 
@@ -698,7 +697,6 @@ class RowEmitter:
         """Values that several passes need are computed once per row and kept on the stack, when the
         row is short."""
         self.stashed: dict[Instruction, int] = {}  # the pass that kept it, in the current row
-        self.where: dict[int, Index] | None = None
         length = _product(self.plan.inner_sizes())
         if not isinstance(length, int) or length > self.forms.stash_limit:
             return
@@ -729,7 +727,7 @@ class RowEmitter:
         x: Instruction,
         index: tuple[Index, ...],
         inner: list[int],
-        sizes: tuple[int, ...],
+        sizes: tuple[Size, ...],
     ) -> Index | None:
         """Position within the current row of a full-size index; None when it is some other
         point."""

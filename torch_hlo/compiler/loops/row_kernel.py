@@ -10,11 +10,15 @@ from torch_hlo.compiler.llvm.scalar import Value
 from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.loops.row_plan import RowPlan, Walk
 from torch_hlo.compiler.thresholds import STASH_LIMIT
-from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.dim import Size, fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
 
 # vectors of rows per item: each row is a burst of 2 KB where rows are pages apart
 BLOCK_VECTORS = 32
+
+
+# the value(s) of a reduce at an index
+ReduceValue = Callable[[tuple[Index, ...]], Sequence[Value]]
 
 
 class RowKernel(Kernel):
@@ -42,13 +46,18 @@ class RowKernel(Kernel):
         self,
         x: Instruction,
         users: Sequence[Instruction],
-        value: Callable[[tuple[Index, ...]], Sequence[Value]],
+        value: ReduceValue,
     ) -> None:
         """Give a reduce its value(s); those of a tuple-shaped one are seen through
         get-tuple-element."""
         for u in users if x.shape.is_tuple else (x,):
-            n = u["index"] if x.shape.is_tuple else 0
-            self.computed[u] = lambda index, n=n: value(index)[n]
+
+            def part(
+                index: tuple[Index, ...], n: int = u["index"] if x.shape.is_tuple else 0
+            ) -> Value:
+                return value(index)[n]
+
+            self.computed[u] = part
 
 
 def stream(k: RowKernel, plan: RowPlan, results: Sequence[Instruction], nbytes: int) -> None:
@@ -58,7 +67,7 @@ def stream(k: RowKernel, plan: RowPlan, results: Sequence[Instruction], nbytes: 
     if (
         k.target.steers_caches
         and isinstance(plan.size, int)
-        and sum(results[n].shape.nbytes for n in large) >= nbytes
+        and sum(fixed(results[n].shape.nbytes) for n in large) >= nbytes
     ):
         k.nontemporal.update(k.outputs[n] for n in large)
 

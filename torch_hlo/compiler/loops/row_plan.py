@@ -262,7 +262,7 @@ def _dimensions(
     for x in order:
         # rows of a part of an array are loaded as vectors where none runs over several
         if is_full(x) and x.op in moves:
-            steps = table.cuts(table.intervals(x.shape.dims, (d,))[0] for d in _moved(x))
+            steps = table.cuts(tuple(table.intervals(x.shape.dims, (d,))[0] for d in _moved(x)))
             cuts = (
                 table.refine(
                     cuts,
@@ -272,11 +272,13 @@ def _dimensions(
                 )
                 or cuts
             )
-    ascending = sorted(
-        cuts,
-        key=cmp_to_key(lambda a, b: 0 if a is b or a == b else -1 if table.divides(a, b) else 1),
-    )
+    ascending = sorted(cuts, key=cmp_to_key(_order))
     return tuple(high // low for low, high in zip(ascending, ascending[1:]))[::-1]
+
+
+def _order(a: Size, b: Size) -> int:
+    """For a sort of cuts: divisors first."""
+    return 0 if a is b or a == b else -1 if table.divides(a, b) else 1
 
 
 def _moved(x: Instruction) -> list[int]:

@@ -8,9 +8,11 @@ memory is read in contiguous bursts."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch_hlo.compiler.codegen.index import (
+    ZERO,
     Index,
     delinear,
     divide,
@@ -30,7 +32,7 @@ from torch_hlo.compiler.loops.row_kernel import (
     tuple_users,
 )
 from torch_hlo.compiler.loops.row_plan import RowPlan
-from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
 
 LEAST_VECTORS = 4  # in items of small arrays, so that all threads have some
@@ -84,7 +86,7 @@ class StridedEmitter:
             and outer[-n - 1] == outer[-n] - 1
             and all(isinstance(dims[d], int) for d in outer[-n - 1 :])
         ):
-            if product(dims[d] for d in outer[-n:]) >= wanted:
+            if fixed(product(dims[d] for d in outer[-n:])) >= wanted:
                 break
             n += 1
         return outer[:-n], outer[-n:]
@@ -97,16 +99,13 @@ class StridedEmitter:
         k, plan = self.k, self.plan
         with k.loop("%lo", "%hi", self.items) as item:
             majors = self.majors
-            major, block = divide(item, self.blocks) if majors else (None, item)
-            self.where = (
-                dict(zip(majors, delinear(major, tuple(plan.dims[d] for d in majors))))
-                if majors
-                else {}
-            )
+            major, block = divide(item, self.blocks) if majors else (ZERO, item)
+            sizes = tuple(plan.dims[d] for d in majors)
+            self.where = dict(zip(majors, delinear(major, sizes)))
             self.base = self.k.column(block * self.block)
             op = k.level.scalar.op
             left = op(f"sub i64 {k.size(self.width)}, {k.scalar(self.base)}")
-            self.count = op(f"call i64 @llvm.smin.i64(i64 {left}, i64 {self.block})")
+            self.count: int | str = op(f"call i64 @llvm.smin.i64(i64 {left}, i64 {self.block})")
             if isinstance(self.width, int) and self.width % self.block == 0:
                 self.count = self.block
             for number in range(plan.passes):
@@ -283,26 +282,22 @@ class StridedEmitter:
                         r, slots, j, r.finish(k, self._get(r, slots, j))
                     )
                 )
-            k.bind_reduce(
-                x,
-                self.gtes.get(x, ()),
-                lambda index, r=r, x=x, slots=slots: r.grouped(
-                    r.finish_rounded(k, self._get(r, slots, self._position(x, index)))
-                ),
-            )
+            k.bind_reduce(x, self.gtes.get(x, ()), partial(self._finished, x))
         for x in self._read_per_row(due):
             slot = k.alloca(
                 STORAGE[x.shape.dtype].memory,
                 self.block * STORAGE[x.shape.dtype].parts,
             )
+            self._rows(lambda j: k.store(slot, x.shape.dtype, j, self._row_value(x, j)))
+            k.computed[x] = partial(self._kept, x, slot)
 
-            def keep(j: Index, x: Instruction = x, slot: str = slot) -> None:
-                k.store(slot, x.shape.dtype, j, self._row_value(x, j))
+    def _finished(self, x: Instruction, index: tuple[Index, ...]) -> list[Value]:
+        """What a reduction has folded, of the row that `index` means."""
+        r, at = self.reducers[x], self._position(x, index)
+        return r.grouped(r.finish_rounded(self.k, self._get(r, self.accs[x], at)))
 
-            self._rows(keep)
-            k.computed[x] = lambda index, x=x, slot=slot: k.load(
-                slot, x.shape.dtype, self._position(x, index)
-            )
+    def _kept(self, x: Instruction, slot: str, index: tuple[Index, ...]) -> Value:
+        return self.k.load(slot, x.shape.dtype, self._position(x, index))
 
     def _read_per_row(self, due: list[Instruction]) -> list[Instruction]:
         """Instructions of row size, made from the reductions just finished, that something of
