@@ -8,6 +8,9 @@ small C interface.
 
 The library needs nothing of Python, torch, libc or a compiler. docs/guide/ahead_of_time.md
 describes the interface.
+
+In: a module, an exported program or HLO. Out: files, and `Loaded` models. Imports compiler/,
+device/library.py, hlo/ and export.py.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ from torch_hlo.distributed import Mesh, mark_sharding
 mesh = Mesh((2, 4), ("data", "model"))
 mark_sharding(model.weight, mesh, ("model", None))
 mark_sharding(batch, mesh, ("data", None))
+
+In: tensors, models, optimizers. Out: annotated tensors, prices of plans, checkpoints. Imports
+lazy/, lowering/, compiler/, device/ and hlo/.
 """
 
 from __future__ import annotations

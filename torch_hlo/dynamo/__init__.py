@@ -2,7 +2,11 @@
 the lazy device.
 
 Found by PyTorch through the entry point `torch_dynamo_backends`, so torch_hlo need not be imported
-first."""
+first.
+
+In: FX graphs, and example inputs. Out: a function that runs their programs. Imports lazy/,
+lowering/, pytorch/, device/ and hlo/.
+"""
 
 from __future__ import annotations
 

@@ -1,2 +1,6 @@
 """Matrix products: canonical dots, kernels for vectors, AMX and GPUs, and what is computed on
-finished tiles (epilogues)."""
+finished tiles (epilogues).
+
+In: dot instructions, with what is fused to them. Out: dots in one form, and their kernels. Imports
+hlo/, simplify/, codegen/, loops/, gpu/, llvm/.
+"""
