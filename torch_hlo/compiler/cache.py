@@ -131,14 +131,10 @@ def _is_stale(status: os.stat_result, bytecode: str) -> bool:
         if os.stat(bytecode).st_mtime >= status.st_mtime:
             return False
         with open(bytecode, "rb") as file:
-            flags, second, size = struct.unpack("<4x3I", file.read(16))
+            found = struct.unpack("<4x3I", file.read(16))
     except (OSError, struct.error):  # there is none
         return False
-    return (
-        flags == 0
-        and second == int(status.st_mtime) & 0xFFFFFFFF
-        and size == status.st_size & 0xFFFFFFFF
-    )
+    return found == (0, int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
 
 
 # ---- reading and writing

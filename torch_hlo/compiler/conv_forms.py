@@ -44,5 +44,5 @@ def is_planar(x: Instruction) -> bool:
         and x.operands[0].shape.dims[1] == channels
         and all(w.base_dilation == 1 for w in window)
         and window[-1].stride <= 2
-        and x.shape.dims[-1] >= NARROW
+        and x.shape.sizes[-1] >= NARROW
     )

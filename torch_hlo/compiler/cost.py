@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from dataclasses import dataclass, field
 
+from torch_hlo.hlo.ir.dim import fixed
 from torch_hlo.hlo.ir.infer_products import conv_dims
 from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
 from torch_hlo.hlo.ir.match import scalar_value
@@ -42,6 +42,13 @@ KINDS = (
 )
 
 
+class Tally(dict[str, float]):
+    """Numbers by kind of collective: 0 where there is none."""
+
+    def __missing__(self, kind: str) -> float:
+        return 0
+
+
 @dataclass(slots=True)
 class Cost:
     """matrix_flops: multiplications and additions of dots and convolutions. flops: these, and one
@@ -50,8 +57,8 @@ class Cost:
 
     matrix_flops: float = 0.0
     flops: float = 0.0
-    collectives: Counter[str] = field(default_factory=Counter)
-    sent: Counter[str] = field(default_factory=Counter)
+    collectives: Tally = field(default_factory=Tally)
+    sent: Tally = field(default_factory=Tally)
 
     @property
     def bytes(self) -> float:
@@ -157,34 +164,28 @@ _ARITHMETIC = frozenset(
 
 
 def _size(shape: Shape) -> float:
-    return sum(map(_size, shape.elements)) if shape.is_tuple else math.prod(shape.dims)
+    return sum(map(_size, shape.elements)) if shape.is_tuple else math.prod(shape.sizes)
 
 
 def matrix_flops(x: Instruction) -> float:
     """Multiplications and additions of a dot or a convolution (positions in the padding count
     too)."""
+    sums = 2.0 * math.prod(x.shape.sizes)
     if x.op == "dot":
-        return (
-            2.0
-            * math.prod(x.shape.dims)
-            * math.prod(x.operands[0].shape.dims[d] for d in x["lhs_contracting_dims"])
-        )
+        lhs = x.operands[0].shape.sizes
+        return sums * math.prod([lhs[int(d)] for d in x["lhs_contracting_dims"]])
     n = conv_dims(x["dim_labels"])
-    kernel = x.operands[1].shape.dims
-    return (
-        2.0
-        * math.prod(x.shape.dims)
-        * math.prod(kernel[d] for d in n.rhs_spatial)
-        * kernel[n.rhs_input]
-    )
+    kernel = x.operands[1].shape.sizes
+    return sums * math.prod([kernel[d] for d in n.rhs_spatial]) * kernel[n.rhs_input]
 
 
 def sent(x: Instruction, devices: int) -> float:
     """Bytes that one of `devices` sends in a collective."""
     kind = x.op.removesuffix("-start")
-    size = float(sum(o.shape.nbytes for o in x.operands))
+    size = float(sum(fixed(o.shape.nbytes) for o in x.operands))
     if kind == "collective-permute":
-        return size * sum(a != b for a, b in x["source_target_pairs"]) / max(devices, 1)
+        pairs: tuple[tuple[int, int], ...] = x["source_target_pairs"]
+        return size * sum(a != b for a, b in pairs) / max(devices, 1)
     groups = x["replica_groups"]
     n = len(groups[0]) if groups else devices
     if n < 2:
@@ -233,14 +234,15 @@ def trip_count(x: Instruction) -> int | None:
     )
     if not by or not reads:
         return None
-    return max(0, -(-(last - begin + (root["direction"] == "LE")) // by))
+    return max(0, -(-(last - begin + (1 if root["direction"] == "LE" else 0)) // by))
 
 
 def _constant(v: Instruction, loop: Instruction, inside: Computation | None) -> int | None:
     """The integer that `v` is, in the loop's computation `inside`: a constant, or an element of the
     state that the body passes on."""
     if v.op == "constant" and not v.shape.dims and v.shape.kind in "su":
-        return scalar_value(v["literal"])
+        value = scalar_value(v["literal"])
+        return value if isinstance(value, int) else None
     if inside is not None and v.op == "get-tuple-element" and v.operands[0] in inside.params:
         i = v["index"]
         body, (state,) = loop["body"].root, loop.operands

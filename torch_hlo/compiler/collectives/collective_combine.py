@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from torch_hlo.compiler.hlo_pass import Pass, hlo_pass, over_computations
 from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.dim import fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder
 from torch_hlo.hlo.ir.intern import instr, replace
 from torch_hlo.hlo.ir.match import carry_meta
@@ -63,7 +64,7 @@ def _combined(c: Computation, threshold: int) -> Computation:
         bits = 0
         for o in x.operands:
             bits |= needs[o]
-        if x.op in COMBINED and len(x.operands) == 1:
+        if x.op in COMBINED and len(x.operands) == 1 and x.operands[0].shape.is_static:
             same = tuple(
                 (k, v)
                 for k, v in x.attrs
@@ -71,7 +72,7 @@ def _combined(c: Computation, threshold: int) -> Computation:
             )
             key = (x.op, same, x.get("channel_id") is None, x.shape.dtype)
             group = open_.get(key)
-            size = x.operands[0].shape.nbytes
+            size = fixed(x.operands[0].shape.nbytes)
             if (
                 group is None
                 or group.bytes + size > threshold
@@ -159,6 +160,7 @@ def _scattered(members: list[Instruction], operands: list[Instruction]) -> list[
     )
     results, at = [], 0
     for m in members:
-        results.append(h.reshape(h.slice_(mine, (0, at), (1, at + m.shape.size)), m.shape.dims))
-        at += m.shape.size
+        end = at + fixed(m.shape.size)
+        results.append(h.reshape(h.slice_(mine, (0, at), (1, end)), m.shape.dims))
+        at = end
     return results

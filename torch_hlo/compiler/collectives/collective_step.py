@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.sharding import collective
@@ -21,11 +22,10 @@ from torch_hlo.hlo.sharding.collective import Collective
 
 def exchange(program: Program, x: Instruction) -> None:
     shapes = x.shape.elements if x.shape.is_tuple else (x.shape,)
-    places = program.places(x) if x.shape.is_tuple else (program.place(x),)
     text = json.dumps(Collective.of(x).to_json())
     program.host_call(
         "collective",
-        list(zip(places, shapes)),
+        list(zip(leaves(program.places(x)), shapes)),
         [(program.place(o), o.shape) for o in x.operands],
         text=text,
     )
@@ -34,17 +34,16 @@ def exchange(program: Program, x: Instruction) -> None:
 def start(program: Program, x: Instruction) -> None:
     """The value is the result (all-reduce), or (operands, results, contexts…); the operands are
     where they were."""
-    shape, places = (
-        (x.shape, program.places(x))
-        if x.op == "all-reduce-start"
-        else (x.shape.elements[1], program.places(x)[1])
-    )
-    shapes, places = (shape.elements, places) if shape.is_tuple else ((shape,), (places,))
+    shape, places = x.shape, program.places(x)
+    if x.op != "all-reduce-start":
+        assert isinstance(places, tuple), x
+        shape, places = shape.elements[1], places[1]
+    shapes = shape.elements if shape.is_tuple else (shape,)
     number = program.memo["started", x] = program.number()
     text = json.dumps(Collective.of(x).to_json())
     program.host_call(
         "collective-start",
-        list(zip(places, shapes)),
+        list(zip(leaves(places), shapes)),
         [(program.place(o), o.shape) for o in x.operands],
         text=text,
         number=number,

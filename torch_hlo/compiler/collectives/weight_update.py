@@ -18,6 +18,7 @@ from dataclasses import replace as changed
 
 from torch_hlo.compiler.hlo_pass import Pass
 from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import (
     Computation,
     Instruction,
@@ -137,7 +138,7 @@ def _root(
 
 
 def _split(
-    mesh: Mesh, given: Sharding, dims: Sequence[int], extra: tuple[Axis, ...]
+    mesh: Mesh, given: Sharding, dims: Sequence[Size], extra: tuple[Axis, ...]
 ) -> Sharding | None:
     """`given` with its largest evenly divisible dimension split further; None when an axis is in
     use or nothing divides."""
@@ -148,7 +149,7 @@ def _split(
     blocks = [
         (n // s.size, d)
         for d, (n, s) in enumerate(zip(dims, given.dims, strict=True))
-        if n % (s.size * parts) == 0
+        if isinstance(n, int) and n % (s.size * parts) == 0
     ]
     if not blocks:
         return None

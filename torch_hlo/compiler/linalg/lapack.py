@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.linalg.linalg import used_results
 from torch_hlo.compiler.llvm.function import Function, Int
@@ -183,7 +184,7 @@ def _batch(shape: Shape, rank: int) -> Size:
 
 def _arguments(program: Program, x: Instruction, *sizes: Size) -> list[str]:
     a = x.operands[0]
-    pointers = [program.at(p) for p in (program.place(a), *program.places(x))]
+    pointers = [program.at(p) for p in (program.place(a), *leaves(program.places(x)))]
     return [
         *(f"ptr {p}" for p in pointers),
         *(f"i64 {program.size(n)}" for n in (_batch(a.shape, 2), *sizes)),

@@ -217,7 +217,7 @@ def padded_window(
     """`window_of` that may reach beyond both ends of `x`, where it finds `value` (default 0)."""
     before, after = (
         max(0, -min(begins)),
-        max(0, max(begins) + size - x.shape.dims[dim]),
+        max(0, max(begins) + size - x.shape.sizes[dim]),
     )
     value = h.constant(0, x.shape.dtype) if value is None else value
     x = h.pad(
@@ -251,7 +251,7 @@ def range_of(x: Instruction, dim: int, low: int, high: int) -> Instruction:
 
 
 def _resized(x: Instruction, dim: int, size: int) -> list[int]:
-    return [size if d == dim else n for d, n in enumerate(x.shape.dims)]
+    return [size if d == dim else n for d, n in enumerate(x.shape.sizes)]
 
 
 def mask(
@@ -264,7 +264,7 @@ def mask(
 ) -> Instruction:
     """`x` with elements whose global index (starts[device] + local index) lies outside `bounds`
     replaced by the scalar `fill`."""
-    size, (low, high) = x.shape.dims[dim], bounds
+    size, (low, high) = x.shape.sizes[dim], bounds
     line = (size,)
     index = h.add(h.iota("s32", line, 0), h.broadcast(grid.table(starts), line, ()))
     inside = None

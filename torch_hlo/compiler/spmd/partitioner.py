@@ -36,6 +36,7 @@ from torch_hlo.compiler.spmd.rules import handler, on_first
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.instruction import (
     META,
+    Attrs,
     Computation,
     Instruction,
     Module,
@@ -86,6 +87,7 @@ def partition(module: Module) -> Module:
             f"{module.name} has symbolic sizes ({', '.join(n for n, _, _ in module.symbols)}): only"
             " arrays of known sizes are cut into blocks"
         )
+    assert module.mesh is not None  # else it is per device
     grid = Grid(module.mesh, (a for s in _shardings(module.entry) for a in _axes(s)))
     return Partitioner(grid).module(module)
 
@@ -129,6 +131,18 @@ def _axes(s: Sharding) -> Iterable[Axis]:
 
 def flat(value: Value) -> list[Local]:
     return [v for e in value for v in flat(e)] if isinstance(value, tuple) else [value]
+
+
+def array(value: Value) -> Local:
+    """A value that is known to be no tuple."""
+    assert isinstance(value, Local)
+    return value
+
+
+def elements(value: Value) -> tuple[Value, ...]:
+    """Those of a value that is known to be a tuple."""
+    assert isinstance(value, tuple)
+    return value
 
 
 class Partitioner:
@@ -188,6 +202,7 @@ class Partitioner:
             return tuple(self._wants(e, s) for e, s in zip(shape.elements, many, strict=True))
         if sharding is None:
             return None
+        assert not isinstance(sharding, tuple), sharding
         if sharding.maximal is not None or sharding.rank != shape.rank:
             return ((),) * shape.rank
         return self.grid.layout(sharding)
@@ -200,7 +215,7 @@ class Partitioner:
         return (
             shape
             if wants is None or not shape.rank
-            else Shape(shape.dtype, self.grid.block(shape.dims, wants))
+            else Shape(shape.dtype, self.grid.block(shape.sizes, wants))
         )
 
     def spread(self, x: Instruction, shape: Shape, wants: Wants) -> Value:
@@ -210,7 +225,7 @@ class Partitioner:
                 self.spread(h.get_tuple_element(x, i), e, w)
                 for i, (e, w) in enumerate(zip(shape.elements, wants, strict=True))
             )
-        return Local(x, shape.dims, ((),) * shape.rank if wants is None else wants)
+        return Local(x, shape.sizes, ((),) * shape.rank if wants is None else wants)
 
     def gathered(self, value: Value) -> Instruction:
         """The inverse of `spread`."""
@@ -273,22 +288,19 @@ class Partitioner:
         passed = self._passed_on(x, values, wants)
         if passed is not None:
             return passed
-        operands = tuple(self.bring(v, None) for v in values)
+        operands = tuple(o for v in values for o in flat(self.bring(v, None)))
         source = self._source(x, operands)
         if source is not None:
             layout = wants or ((),) * x.shape.rank
-            return Local(
-                self.planner.block_of(source, x.shape.dims, layout),
-                x.shape.dims,
-                layout,
-                source=source,
-            )
+            dims = x.shape.sizes
+            block = self.planner.block_of(source, dims, layout)
+            return Local(block, dims, layout, source=source)
         fast = self._same(x, operands, wants)
         if fast is not None:
             return fast
         return self.localized(x, operands, wants)
 
-    def _source(self, x: Instruction, operands: Sequence[Value]) -> Instruction | None:
+    def _source(self, x: Instruction, operands: Sequence[Local]) -> Instruction | None:
         """The whole array, when it is made of constants, iotas and scalars alone."""
         if x.op in ("constant", "iota") or x.op == "broadcast" and not x.operands[0].shape.rank:
             return interned(x.op, tuple(o.x for o in operands), _plain_attrs(x), x.shape)
@@ -297,7 +309,7 @@ class Partitioner:
             and operands
             and (x.op == "broadcast" or "pointwise" in OPCODES[x.op].traits)
         ):
-            if all(isinstance(o, Local) and (o.source is not None or not o.dims) for o in operands):
+            if all(o.source is not None or not o.dims for o in operands):
                 return interned(
                     x.op,
                     tuple(o.x if o.source is None else o.source for o in operands),
@@ -321,30 +333,27 @@ class Partitioner:
             Shape(x.shape.dtype, block),
         )
         _name(y, x)
-        return Local(y, x.shape.dims, layout, rate=max(o.rate for o in operands))
+        return Local(y, x.shape.sizes, layout, rate=max(o.rate for o in operands))
 
-    def localized(self, x: Instruction, operands: Sequence[Local], wants: Wants) -> Value:
+    def localized(self, x: Instruction, operands: tuple[Local, ...], wants: Wants) -> Value:
         rule = factors(x)
         row = handler(x.op)
-        flat_operands = tuple(v for o in operands for v in flat(o))
         flat_wants = tuple(_flat_wants(wants, x.shape))
-        price, choice = self.choice(x, rule, flat_operands, flat_wants)
-        through = rules_moves.seen_through(x, flat_operands)
-        if through != flat_operands:
+        price, choice = self.choice(x, rule, operands, flat_wants)
+        through = rules_moves.seen_through(x, operands)
+        if through != operands:
             other, alternative = self.choice(x, rule, through, flat_wants)
-            spared = sum(
-                o.made_for for o, t in zip(flat_operands, through, strict=True) if t is not o
-            )
+            spared = sum(o.made_for for o, t in zip(operands, through, strict=True) if t is not o)
             if other <= price + spared:
-                flat_operands, choice, price = through, alternative, other
+                operands, choice, price = through, alternative, other
         if not rule.sizes:
-            self._complain(x, flat_operands)
+            self._complain(x, operands)
         moved = [
             self.planner.apply(o, layout)
-            for o, layout in zip(flat_operands, choice.operands, strict=True)
+            for o, layout in zip(operands, choice.operands, strict=True)
         ]
         results = row.localize(self.planner, x, choice, moved)
-        rate = max((o.rate for o in flat_operands), default=1.0)
+        rate = max((o.rate for o in operands), default=1.0)
         if rate < 1 or results[0].view is not None:
             results = [changed(r, rate=rate, made_for=price) for r in results]
         return _nested(
@@ -361,6 +370,7 @@ class Partitioner:
     ) -> tuple[float, Choice]:
         """Price and assignment for `x` on these operands."""
         row = handler(x.op)
+        price = row.price
         given = tuple(
             (
                 o.layout,
@@ -381,8 +391,8 @@ class Partitioner:
             )
             extra = (
                 None
-                if row.price is None
-                else lambda atoms: row.price(self.planner, x, rule, atoms, operands)
+                if price is None
+                else lambda atoms: price(self.planner, x, rule, atoms, operands)
             )
             found = self._choices[key] = choose(
                 self.planner, Question(x, rule, operands, wants, allowed, extra)
@@ -437,11 +447,11 @@ class Partitioner:
         else:
             operands = tuple(v.x for v in locals_)
         layout = first.layout if len(goal) == len(first.layout) else ((),) * len(goal)
-        dims = self.grid.block(x.shape.dims, layout)
-        y = interned(x.op, operands, _plain_attrs(x), Shape(x.shape.dtype, dims))
+        block = self.grid.block(x.shape.sizes, layout)
+        y = interned(x.op, operands, _plain_attrs(x), Shape(x.shape.dtype, block))
         return Local(
             y,
-            x.shape.dims,
+            x.shape.sizes,
             layout,
             first.partial,
             first.reducer,
@@ -471,7 +481,8 @@ class Partitioner:
         key = (computation, tuple(map(_key, arguments)), wants)
         found = self._computations.get(key)
         if found is None:
-            env, params = {}, []
+            env: Env = {}
+            params = []
             for p, v in zip(computation.params, arguments, strict=True):
                 layouts = self.layouts(v)
                 new = h.parameter(p["index"], self.block_shape(p.shape, layouts))
@@ -497,9 +508,9 @@ def _key(value: Value) -> tuple[object, ...]:
 
 def _at_rate(value: Value, like: Value) -> Value:
     return (
-        tuple(map(_at_rate, value, like))
+        tuple(map(_at_rate, value, elements(like)))
         if isinstance(value, tuple)
-        else changed(value, rate=like.rate)
+        else changed(value, rate=array(like).rate)
     )
 
 
@@ -515,7 +526,7 @@ def _nested(shape: Shape, values: Iterator[Local]) -> Value:
     return tuple(_nested(e, values) for e in shape.elements) if shape.is_tuple else next(values)
 
 
-def _plain_attrs(x: Instruction) -> tuple[tuple[str, object], ...]:
+def _plain_attrs(x: Instruction) -> Attrs:
     return tuple(a for a in x.attrs if a[0] != "sharding")
 
 
@@ -553,11 +564,8 @@ def _tuple(p: Partitioner, x: Instruction, env: Env) -> Value:
 
 
 def _element(p: Partitioner, x: Instruction, env: Env) -> Value:
-    return (
-        p.bring(env[x.operands[0]][x["index"]], p.wanted(x))
-        if p.wanted(x) is not None
-        else env[x.operands[0]][x["index"]]
-    )
+    value = elements(env[x.operands[0]])[x["index"]]
+    return value if p.wanted(x) is None else p.bring(value, p.wanted(x))
 
 
 def _barrier(p: Partitioner, x: Instruction, env: Env) -> Value:
@@ -574,7 +582,7 @@ def _token(p: Partitioner, x: Instruction, env: Env) -> Value:
 
 
 def _dependency(p: Partitioner, x: Instruction, env: Env) -> Value:
-    value, token = p.bring(env[x.operands[0]], p.wanted(x)), env[x.operands[1]]
+    value, token = p.bring(env[x.operands[0]], p.wanted(x)), array(env[x.operands[1]])
     return p.spread(
         instr("add-dependency", (p.gathered(value), token.x)),
         x.shape,
@@ -602,7 +610,7 @@ def _slowed(x: Instruction, state: Value) -> Value:
     ]
     return tuple(
         changed(v, rate=v.rate / runs) if k and isinstance(v, Local) else v
-        for v, k in zip(state, kept, strict=True)
+        for v, k in zip(elements(state), kept, strict=True)
     )
 
 
@@ -617,7 +625,7 @@ def _conditional(p: Partitioner, x: Instruction, env: Env) -> Value:
             new, root = p.called(computation, [operand], wants)
         branches.append(new)
     return p.spread(
-        h.conditional(which.x, branches, [p.gathered(o) for o in operands]),
+        h.conditional(array(which).x, branches, [p.gathered(o) for o in operands]),
         x.shape,
         wants,
     )
@@ -634,7 +642,7 @@ def _call(p: Partitioner, x: Instruction, env: Env) -> Value:
     y = instr(
         x.op,
         tuple(p.gathered(o) for o in operands),
-        **{**dict(_plain_attrs(x)), name: new},
+        **(dict(_plain_attrs(x)) | {name: new}),
     )
     return p.spread(y, x.shape, p.layouts(root))
 
@@ -649,7 +657,7 @@ def _rng(p: Partitioner, x: Instruction, env: Env) -> Value:
     """The first device draws for all: hidden states differ."""
     y = interned(
         x.op,
-        tuple(p.bring(env[o], None).x for o in x.operands),
+        tuple(array(p.bring(env[o], None)).x for o in x.operands),
         _plain_attrs(x),
         x.shape,
     )
@@ -657,7 +665,7 @@ def _rng(p: Partitioner, x: Instruction, env: Env) -> Value:
     drawn = on_first(p.planner, y, everybody, h.constant(0, x.shape.dtype))
     return Local(
         drawn,
-        x.shape.dims,
+        x.shape.sizes,
         ((),) * x.shape.rank,
         everybody,
         "add",
@@ -681,8 +689,8 @@ def _refused(p: Partitioner, x: Instruction, env: Env) -> Value:
 def _enter(p: Partitioner, x: Instruction, env: Env) -> Value:
     """SPMDFullToShardShape: from here on shapes are those of the blocks along the manual axes."""
     (operand,) = x.operands
-    value = p.bring(env[operand], p.wanted(operand))
-    return Local(value.x, x.shape.dims, p.wanted(x) or ((),) * x.shape.rank)
+    value = array(p.bring(env[operand], p.wanted(operand)))
+    return Local(value.x, x.shape.sizes, p.wanted(x) or ((),) * x.shape.rank)
 
 
 def _leave(p: Partitioner, x: Instruction, env: Env) -> Value:
@@ -698,7 +706,7 @@ def _leave(p: Partitioner, x: Instruction, env: Env) -> Value:
     if layout is None:
         raise PartitionError(f"SPMDShardToFullShape({operand.shape}) -> {x.shape} needs a sharding")
     inner = tuple(tuple(a for a in atoms if a not in manual) for atoms in layout)
-    return Local(p.bring(env[operand], inner).x, x.shape.dims, layout)
+    return Local(array(p.bring(env[operand], inner)).x, x.shape.sizes, layout)
 
 
 _REGION = {"SPMDFullToShardShape": _enter, "SPMDShardToFullShape": _leave}

@@ -92,7 +92,8 @@ class _Graph:
     """All slots and edges of a program."""
 
     def __init__(self, module: Module) -> None:
-        self.mesh: Mesh = module.mesh
+        assert module.mesh is not None, module.name
+        self.mesh = module.mesh
         self.slots: list[_Slot] = []
         self.edges: list[_Edge] = []
         self.rules: dict[tuple[object, ...], Rule] = {}
@@ -124,6 +125,7 @@ class _Graph:
         manual: tuple[Axis, ...] = (),
     ) -> Tree:
         if not shape.is_tuple:
+            assert not isinstance(given, tuple), given
             return self._slot(shape, label, given, manual)
         given = given if isinstance(given, tuple) else (given,) * len(shape.elements)
         return tuple(
@@ -177,11 +179,9 @@ class _Graph:
         tree = scope.values[x] = self._tree(x.shape, label, _with_open_dims(x, given), manual)
         operands = [s for i in range(len(x.operands)) for s in leaves(self._operand(scope, x, i))]
         if x.op == "custom-call" and x["custom_call_target"] in _BOUNDARIES:
-            outer, inner = (
-                (operands[0], tree)
-                if x["custom_call_target"] == "SPMDFullToShardShape"
-                else (tree, operands[0])
-            )
+            outer, inner = *operands, *leaves(tree)
+            if x["custom_call_target"] == "SPMDShardToFullShape":
+                outer, inner = inner, outer
             before = self.slots[outer].state.manual
             axes = tuple(
                 a for a in self.slots[inner].state.manual if not any(a.overlaps(b) for b in before)
@@ -262,12 +262,11 @@ class _Graph:
     # Running
 
     def run(self) -> None:
-        given = [i for i, s in enumerate(self.slots) if s.given is not None]
-        priorities = sorted({dim.priority for i in given for dim in self.slots[i].given.dims} | {0})
+        given = [(slot, slot.given) for slot in self.slots if slot.given is not None]
+        priorities = sorted({dim.priority for _, s in given for dim in s.dims} | {0})
         for priority in priorities:
-            for i in given:
-                slot = self.slots[i]
-                shown = State.given(slot.given, None if priority == priorities[-1] else priority)
+            for slot, sharding in given:
+                shown = State.given(sharding, None if priority == priorities[-1] else priority)
                 if priority != priorities[0]:  # dimensions that have been open keep what they got
                     shown = shown.with_dims(
                         tuple(
@@ -366,13 +365,20 @@ class _Graph:
         )
 
 
+def _element(graph: _Graph, scope: _Scope, x: Instruction) -> Tree:
+    whole = graph._operand(scope, x, 0)
+    assert isinstance(whole, tuple), x
+    index: int = x["index"]
+    return whole[index]
+
+
 def _alias(graph: _Graph, scope: _Scope, x: Instruction) -> Tree:
     return graph._operand(scope, x, 0)
 
 
 _STRUCTURE = {
     "tuple": lambda g, scope, x: tuple(g._operand(scope, x, i) for i in range(len(x.operands))),
-    "get-tuple-element": lambda g, scope, x: g._operand(scope, x, 0)[x["index"]],
+    "get-tuple-element": _element,
     "while": _Graph._while,
     "conditional": _Graph._conditional,
     "opt-barrier": _alias,
@@ -386,11 +392,9 @@ _PLAIN = ("sharding", "frontend_attributes", "backend_config", "serial")
 def _with_open_dims(x: Instruction, given: ShardingTree) -> ShardingTree:
     """XLA writes the open dimensions of an annotation as
     `backend_config="unspecified_dims=[0]"`."""
-    found = (
-        _UNSPECIFIED.search(x.get("backend_config") or "")
-        if x.op == "custom-call" and isinstance(given, Sharding)
-        else None
-    )
+    if x.op != "custom-call" or not isinstance(given, Sharding):
+        return given
+    found = _UNSPECIFIED.search(x.get("backend_config") or "")
     if found is None:
         return given
     is_open = {int(d) for d in found.group(1).split(",") if d.strip()}
@@ -470,7 +474,7 @@ def inlined(c: Computation) -> Computation:
         ):
             # a number is everywhere; inside reducers such a call would be in the way
             return operands[0]
-        attrs = {}
+        attrs: dict[str, object] = {}
         for name, value in x.attrs:
             if isinstance(value, Computation):
                 attrs[name] = computation(value)

@@ -264,7 +264,8 @@ def _wanted(
     for f, role in enumerate(rule.factors.roles):
         if role == "whole":
             continue
-        best, source, size, clash = (), -1, 0, False
+        best: Axes = ()
+        source, size, clash = -1, 0.0, False
         for t, (found, _) in enumerate(views):
             axes = found.get(f, ())
             if not axes:

@@ -25,8 +25,9 @@ dimension is gathered and cut anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch_hlo.compiler.spmd.grid import Atoms, Grid, Layout, ceildiv
 from torch_hlo.hlo.ir import build as h
@@ -158,7 +159,7 @@ class Planner:
         dims: tuple[int, ...],
         now: list[Atoms],
         new: Layout,
-        partial: set[int] = frozenset(),
+        partial: Container[int] = (),
     ) -> Move | None:
         """The next atoms of some dimension, when no other dimension has them: cut along them, or
         along those that are partial, sum and scatter."""
@@ -197,7 +198,7 @@ class Planner:
 
     def _gather(self, dims: tuple[int, ...], now: list[Atoms], new: Layout) -> Move:
         wanted = {a for atoms in new for a in atoms}
-        best: tuple[tuple, Move] | None = None
+        best: tuple[tuple[bool, int, int], Move] | None = None
         for d, have in enumerate(now):
             extra = have[_common(have, new[d]) :]
             if extra:
@@ -229,25 +230,8 @@ class Planner:
         sizes = self.grid.sizes
         kept = {a for atoms in new for a in atoms}
         used = {a for atoms in old for a in atoms}
-        found = []
         # Within each dimension: first what stays there, then what leaves it, last what is dropped.
-        found.append(
-            tuple(
-                tuple(
-                    sorted(
-                        have,
-                        key=lambda a, want=want: (
-                            want.index(a)
-                            if a in want
-                            else len(want)
-                            if a in kept
-                            else len(want) + 1
-                        ),
-                    )
-                )
-                for have, want in zip(old, new)
-            )
-        )
+        found = [tuple(_ordered(have, want, kept) for have, want in zip(old, new))]
         # Atoms that nobody wants give their places to wanted atoms of the same size.
         spare = [a for atoms in old for a in atoms if a not in kept]
         lent: dict[int, int] = {}
@@ -265,18 +249,8 @@ class Planner:
                 if match is not None:
                     lent[a] = match
         if lent:
-            swapped = tuple(tuple(lent.get(a, a) for a in atoms) for atoms in old)
-            found.append(
-                tuple(
-                    tuple(
-                        sorted(
-                            have,
-                            key=lambda a, want=want: want.index(a) if a in want else len(want),
-                        )
-                    )
-                    for have, want in zip(swapped, new)
-                )
-            )
+            swapped = [tuple(lent.get(a, a) for a in atoms) for atoms in old]
+            found.append(tuple(_ordered(have, want, ()) for have, want in zip(swapped, new)))
         if [self.grid.parts(a) for a in old] == [self.grid.parts(a) for a in new]:
             found.append(new)
         return [f for f in dict.fromkeys(found) if f != old]
@@ -290,7 +264,7 @@ class Planner:
         result: list[list[int]] = []
         surplus: list[int] = []
         for have, need in zip(old, missing):
-            kept = []
+            kept: list[int] = []
             for a in have:
                 if sizes[a] in need and len(kept) == len(have[: have.index(a)]):
                     need.remove(sizes[a])
@@ -305,13 +279,11 @@ class Planner:
         for kept, need in zip(result, missing):
             for size in need:
                 for pool in (surplus, unused):
-                    a = next((a for a in pool if sizes[a] == size), None)
-                    if a is not None:
-                        kept.append(a)
-                        surplus[:], unused[:] = (
-                            [b for b in surplus if b != a],
-                            [b for b in unused if b != a],
-                        )
+                    found = next((a for a in pool if sizes[a] == size), None)
+                    if found is not None:
+                        kept.append(found)
+                        surplus = [a for a in surplus if a != found]
+                        unused = [a for a in unused if a != found]
                         break
         return tuple(map(tuple, result))
 
@@ -458,7 +430,7 @@ class Planner:
     def all_gather(self, x: Instruction, dim: int, atoms: Atoms) -> Instruction:
         return instr("all-gather", (x,), dimensions=(dim,), **self.channel(atoms))
 
-    def channel(self, atoms: Atoms) -> dict[str, object]:
+    def channel(self, atoms: Atoms) -> dict[str, Any]:
         """Attributes of a collective among the devices that differ along `atoms`; channels are
         numbered at the end."""
         return dict(
@@ -493,7 +465,7 @@ class Planner:
         if move.kind == "slice":
             return cut(grid, fit(x, d, block[d] * n), d, grid.indices(move.atoms), block[d])
         if move.kind == "gather":
-            if x.shape.dims[d] * n > 2 * block[d] and x.shape.dtype != "pred":
+            if x.shape.sizes[d] * n > 2 * block[d] and x.shape.dtype != "pred":
                 return self.all_reduce(
                     self._placed(x, d, move.atoms, n, block[d]), move.atoms, "add"
                 )
@@ -517,7 +489,7 @@ class Planner:
         sizes = [m * n if e == d else m for e, m in enumerate(x.shape.dims)]
         zeros = h.broadcast(h.constant(0, x.shape.dtype), sizes, ())
         start, zero = (
-            self.grid.table(i * x.shape.dims[d] for i in self.grid.indices(atoms)),
+            self.grid.table(i * x.shape.sizes[d] for i in self.grid.indices(atoms)),
             h.constant(0, "s32"),
         )
         return fit(
@@ -555,6 +527,13 @@ def _prefix(atoms: Iterable[int], test: Callable[[int], bool]) -> Atoms:
     return tuple(run)
 
 
+def _ordered(have: Atoms, want: Atoms, kept: Container[int]) -> Atoms:
+    """First the atoms wanted here, in the order wanted, then the `kept` ones, last the others."""
+    return tuple(
+        sorted(have, key=lambda a: want.index(a) if a in want else len(want) + (a not in kept))
+    )
+
+
 def _common(a: Atoms, b: Atoms) -> int:
     k = 0
     while k < len(a) and k < len(b) and a[k] == b[k]:
@@ -571,7 +550,7 @@ def _size(block: tuple[int, ...]) -> int:
 
 def fit(x: Instruction, dim: int, size: int) -> Instruction:
     """`x` with `size` elements along `dim`: the end cut off, or padded with zeros."""
-    have = x.shape.dims[dim]
+    have = x.shape.sizes[dim]
     if have == size:
         return x
     if x.op == "broadcast" and dim not in x["dimensions"]:
@@ -585,7 +564,7 @@ def fit(x: Instruction, dim: int, size: int) -> Instruction:
 
 
 def _resized(x: Instruction, dim: int, size: int) -> tuple[int, ...]:
-    dims = x.shape.dims
+    dims = x.shape.sizes
     return (*dims[:dim], size, *dims[dim + 1 :])
 
 

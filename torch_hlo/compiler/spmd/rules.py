@@ -73,7 +73,7 @@ def on_blocks(
     if row.rule is not None and row.check is None:
         return instr(x.op, tuple(operands), **given)
     shapes = [
-        Shape(s.dtype, p.grid.block(s.dims, layout))
+        Shape(s.dtype, p.grid.block(s.sizes, layout))
         for s, layout in zip(arrays(x.shape), choice.results, strict=True)
     ]
     return instr(
@@ -103,7 +103,7 @@ def results(
     parts = [h.get_tuple_element(y, i) for i in range(len(shapes))] if x.shape.is_tuple else [y]
     split = choice.partial if partial is None else partial
     return [
-        Local(v, s.dims, layout, split, reducer)
+        Local(v, s.sizes, layout, split, reducer)
         for v, s, layout in zip(parts, shapes, choice.results, strict=True)
     ]
 
@@ -113,7 +113,7 @@ DEFAULT = Handler(rebuilt, frozenset(("free",)), None)
 
 def identity(reducer: str, dtype: str) -> Instruction:
     """The scalar that `reducer` leaves other values unchanged with."""
-    value = {"add": 0, "or": 0, "xor": 0, "multiply": 1}.get(reducer)
+    value: float | None = {"add": 0, "or": 0, "xor": 0, "multiply": 1}.get(reducer)
     if reducer == "maximum":
         value = h.lowest(dtype)
     elif reducer == "minimum":

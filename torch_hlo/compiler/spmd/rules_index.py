@@ -25,7 +25,7 @@ from torch_hlo.hlo.sharding.factors import reducer
 
 def _start(p: Planner, local: Local, d: int) -> list[int]:
     """Per device the global index of the first element of its block along dimension d."""
-    size = local.x.shape.dims[d]
+    size = local.x.shape.sizes[d]
     return [i * size for i in p.grid.indices(local.layout[d])]
 
 
@@ -55,7 +55,7 @@ def dynamic_slice(
     sizes = list(x["dynamic_slice_sizes"])
     inside: Instruction | None = None
     for d, (n, size) in enumerate(zip(operands[0].dims, x["dynamic_slice_sizes"], strict=True)):
-        atoms, block = operands[0].layout[d], operands[0].x.shape.dims[d]
+        atoms, block = operands[0].layout[d], operands[0].x.shape.sizes[d]
         if not atoms:
             continue
         if size == n:
@@ -94,7 +94,7 @@ def dynamic_update_slice(
     margins = [0] * len(starts)
     inside: Instruction | None = None
     for d, (n, size) in enumerate(zip(operands[0].dims, operands[1].dims, strict=True)):
-        atoms, block = operands[0].layout[d], target.shape.dims[d]
+        atoms, block = operands[0].layout[d], target.shape.sizes[d]
         if not atoms or size == n:
             continue
         begin = h.convert(p.grid.table(_start(p, operands[0], d)), starts[d].shape.dtype)
@@ -246,7 +246,7 @@ def _full(x: Instruction, d: int, target: Local, update: Local) -> bool:
     if d in x["inserted_window_dims"]:
         return False
     outside = (*x["inserted_window_dims"], *x["input_batching_dims"])
-    place = x["update_window_dims"][
+    place: int = x["update_window_dims"][
         [e for e in range(len(target.dims)) if e not in outside].index(d)
     ]
     return update.dims[place] == target.dims[d]

@@ -22,7 +22,8 @@ Range = tuple[list[int], int]
 def needed(x: Instruction, operand: int, d: int, parts: int) -> Range | None:
     """What each of `parts` blocks of dimension d of the result needs of dimension d of an operand;
     None when blocks cannot be cut like that."""
-    block = ceildiv(x.shape.dims[d], parts)
+    size = x.shape.sizes[d]
+    block = ceildiv(size, parts)
     if x.op == "slice":
         start, _, stride = x["slice"][d]
         return [start + j * block * stride for j in range(parts)], (block - 1) * stride + 1
@@ -30,8 +31,8 @@ def needed(x: Instruction, operand: int, d: int, parts: int) -> Range | None:
         low, _, interior = x["padding"][d]
         return None if interior else ([j * block - low for j in range(parts)], block)
     if x.op == "reverse":
-        return [x.shape.dims[d] - (j + 1) * block for j in range(parts)], block
-    before = sum(o.shape.dims[d] for o in x.operands[:operand])
+        return [size - (j + 1) * block for j in range(parts)], block
+    before = sum(o.shape.sizes[d] for o in x.operands[:operand])
     return [j * block - before for j in range(parts)], block
 
 
@@ -92,13 +93,12 @@ def seen_through(x: Instruction, operands: Sequence[Local]) -> tuple[Local, ...]
 
 def _moving(x: Instruction) -> list[int]:
     """Dimensions along which elements move."""
-    moves = {
-        "slice": lambda d: x["slice"][d] != (0, x.operands[0].shape.dims[d], 1),
-        "pad": lambda d: tuple(x["padding"][d]) != (0, 0, 0),
-        "reverse": lambda d: d in x["dimensions"],
-        "concatenate": lambda d: d in x["dimensions"],
-    }[x.op]
-    return [d for d in range(x.shape.rank) if moves(d)]
+    if x.op == "slice":
+        sizes = x.operands[0].shape.dims
+        return [d for d, n in enumerate(sizes) if x["slice"][d] != (0, n, 1)]
+    if x.op == "pad":
+        return [d for d, amounts in enumerate(x["padding"]) if tuple(amounts) != (0, 0, 0)]
+    return sorted(x["dimensions"])  # reverse, concatenate
 
 
 def _split(x: Instruction, choice: Choice) -> list[int]:
@@ -117,9 +117,10 @@ def _shifted(
 ) -> Instruction:
     """The elements of an operand that this device's block of the result needs."""
     for d in dims:
-        starts, size = needed(x, operand, d, p.grid.parts(choice.results[0][d]))
-        starts, bounds = _in_view(local, d, starts)
-        local = replace(local, x=halo.exchange(p, local, d, starts, size, fill, bounds))
+        found = needed(x, operand, d, p.grid.parts(choice.results[0][d]))
+        assert found is not None, x  # else this choice has no price
+        starts, bounds = _in_view(local, d, found[0])
+        local = replace(local, x=halo.exchange(p, local, d, starts, found[1], fill, bounds))
     return _whole_part(local, dims)
 
 

@@ -12,6 +12,7 @@ from torch_hlo.compiler.spmd.grid import ceildiv
 from torch_hlo.compiler.spmd.reshard import Local, Planner
 from torch_hlo.compiler.spmd.rules import localizes, on_blocks, results
 from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.dim import fixed
 from torch_hlo.hlo.ir.infer_products import conv_dims
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.intern import instr
@@ -33,12 +34,12 @@ def cut_window(w: WindowDim, outputs: int, parts: int) -> Cut | None:
     """None when the blocks would need windows that differ: a dilated base whose holes fall
     differently in each block."""
     block = ceildiv(outputs, parts)
-    return _cut(w, block * w.stride, block, w.size, parts)
+    return _cut(w, block * w.stride, block, fixed(w.size), parts)
 
 
 def cut_taps(w: WindowDim, outputs: int, parts: int) -> Cut | None:
     """What a block of the window's elements needs, at all positions."""
-    block = ceildiv(w.size, parts)
+    block = ceildiv(fixed(w.size), parts)
     return (
         None
         if w.reversal
@@ -51,7 +52,7 @@ def _cut(w: WindowDim, step: int, positions: int, taps: int, parts: int) -> Cut 
     if step % w.base_dilation:
         return None
     reach = (positions - 1) * w.stride + (taps - 1) * w.window_dilation + 1  # in the dilated base
-    first = [j * step - w.pad_low for j in range(parts)]
+    first = [j * step - fixed(w.pad_low) for j in range(parts)]
     starts = [ceildiv(f, w.base_dilation) for f in first]
     low = starts[0] * w.base_dilation - first[0]
     size = max((reach - 1 - low) // w.base_dilation + 1, 1)
@@ -87,13 +88,13 @@ def _price(
             return None
         operand = x.operands[0]
         block = p.grid.block(
-            operand.shape.dims,
+            operand.shape.sizes,
             tuple(sum((atoms[f] for f in d), ()) for d in rule.operands[0]),
         )
         others = operand.shape.itemsize
         for e, n in enumerate(block):
             others *= 1 if e == d else n
-        total += others * halo.cost(operand.shape.dims[d], parts, found.starts, found.size)
+        total += others * halo.cost(operand.shape.sizes[d], parts, found.starts, found.size)
     return total
 
 
@@ -101,8 +102,8 @@ def _positions(x: Instruction) -> tuple[int, ...]:
     """Numbers of window positions: the extents of the result, or of the source of a
     select-and-scatter."""
     if x.op == "select-and-scatter":
-        return x.operands[1].shape.dims
-    return x.shape.elements[0].dims if x.shape.is_tuple else x.shape.dims
+        return x.operands[1].shape.sizes
+    return x.shape.elements[0].sizes if x.shape.is_tuple else x.shape.sizes
 
 
 def _windowed(
@@ -145,7 +146,7 @@ def convolution(
         )
     if x["batch_group_count"] > 1:
         groups["batch_group_count"] = (
-            y.shape.dims[n.lhs_batch] // p.grid.block(x.shape.dims, choice.results[0])[n.out_batch]
+            y.shape.dims[n.lhs_batch] // p.grid.block(x.shape.sizes, choice.results[0])[n.out_batch]
         )
     return results(
         p,
@@ -170,14 +171,13 @@ def reduce_window(
     return results(p, x, choice, y)
 
 
-def _overlapping(w: WindowDim, size: int, parts: int) -> tuple[list[int], int] | None:
+def _overlapping(w: WindowDim, size: int, parts: int) -> tuple[list[int], int]:
     """Per block of the operand the first window that touches it, and how many windows do at
     most."""
     block = ceildiv(size, parts)
-    first, last = [], []
-    for j in range(parts):
-        first.append(ceildiv(j * block + w.pad_low - w.size + 1, w.stride))
-        last.append(((j + 1) * block - 1 + w.pad_low) // w.stride)
+    begins = [fixed(w.pad_low) + j * block for j in range(parts)]
+    first = [ceildiv(b - fixed(w.size) + 1, w.stride) for b in begins]
+    last = [(b + block - 1) // w.stride for b in begins]
     return first, max(b - a + 1 for a, b in zip(first, last))
 
 
@@ -200,20 +200,20 @@ def _scatter_price(
             ):
                 return None
             parts = p.grid.parts(atoms[factors[0]])
-            first, count = _overlapping(w, x.shape.dims[d], parts)
+            first, count = _overlapping(w, x.shape.sizes[d], parts)
             others = x.shape.itemsize
             for e, n in enumerate(
                 p.grid.block(
-                    x.shape.dims,
+                    x.shape.sizes,
                     tuple(atoms[f[0]] if f else () for f in rule.results[0]),
                 )
             ):
                 others *= 1 if e == d else n
             starts = [i * w.stride - w.pad_low for i in first]
             total += others * halo.cost(
-                x.shape.dims[d], parts, starts, (count - 1) * w.stride + w.size
+                x.shape.sizes[d], parts, starts, (count - 1) * w.stride + w.size
             )
-            total += others * halo.cost(x.operands[1].shape.dims[d], parts, first, count)
+            total += others * halo.cost(x.operands[1].shape.sizes[d], parts, first, count)
     return total
 
 
@@ -246,7 +246,7 @@ def select_and_scatter(
             source.layout,
         )
         window.append(WindowDim(w.size, w.stride))
-        block = ceildiv(x.shape.dims[d], grid.parts(atoms))
+        block = ceildiv(x.shape.sizes[d], grid.parts(atoms))
         crops.append((d, [i * block - starts[i] for i in grid.indices(atoms)], block))
     y = instr(
         "select-and-scatter",

@@ -49,5 +49,9 @@ def spmd(module: Module, dump: Dump | None = None, update_axes: Sequence[str] = 
 def stages(module: Module) -> dict[str, Module]:
     """The program given ("input"), and what it was after every stage that changed it."""
     found: dict[str, Module] = {}
-    spmd(module, lambda name, after, _: found.setdefault(name, after))
+
+    def keep(name: str, after: Module, ms: float) -> None:
+        found.setdefault(name, after)
+
+    spmd(module, keep)
     return found
