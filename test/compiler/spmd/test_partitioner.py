@@ -123,6 +123,20 @@ class TestPartition(unittest.TestCase):
         y = put(h.convolution(x, k, window, "bf01_oi01->bf01"), None, None, "y", None)
         self.assertEqual(collectives(check(program((x, k), y))), {"collective-permute": 2})
 
+    def test_products_per_group_are_dots(self):
+        """On one device these sizes have a kernel (simplify/legalize.py); on blocks they have none."""
+        x, w = arg(0, (8, 4), "x", None), arg(1, (3, 4, 5), None, None, None)
+        y = h.ragged_dot(
+            x,
+            w,
+            h.constant([3, 1, 4], "s32"),
+            lhs_contract=(1,),
+            rhs_contract=(1,),
+            lhs_ragged=(0,),
+            rhs_group=(0,),
+        )
+        check(program((x, w), put(y, "x", None)))
+
     def test_rows_of_a_split_table_are_summed(self):
         table, ids = arg(0, (40, 16), "y", None), arg(1, (8,), "x", dtype="s32")
         y = h.gather(

@@ -714,7 +714,7 @@ EXPANSIONS: dict[str, Callable[[Instruction], Instruction]] = {
     "batch-norm-training": legalize.batch_norm_training,
     "batch-norm-inference": legalize.batch_norm_inference,
     "batch-norm-grad": legalize.batch_norm_grad,
-    "ragged-dot": legalize.ragged_dot,
+    "ragged-dot": legalize.expand_ragged_dot,
 }
 SPECIAL: dict[str, Callable[[Partitioner, Instruction, Env], Value]] = {
     "tuple": _tuple,
