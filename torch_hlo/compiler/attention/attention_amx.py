@@ -20,7 +20,7 @@ from torch_hlo.compiler.attention.attention_kernel import (
     block_of,
     items_of_heads,
 )
-from torch_hlo.compiler.codegen.inline import load, store
+from torch_hlo.compiler.codegen.inline import load_real, store
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm import math
 from torch_hlo.compiler.llvm.function import Int, float_constant
@@ -79,8 +79,8 @@ class _Tiles(AttentionKernel):
         """C[m, n] (+)= A[m, k] B[k, n]; `a` and `b`: (pointer, stride along m or n, stride along
         k). C is f32."""
         f = self.f
-        forms = ["k" if p[2] == 1 else "lane" if p[1] == 1 else "none" for p in (a, b)]
-        engine = AmxGemm(_BF16, *forms, adding=adding)
+        left, right = ("k" if p[2] == 1 else "lane" if p[1] == 1 else "none" for p in (a, b))
+        engine = AmxGemm(_BF16, left, right, adding=adding)
         name = engine.block()
         for function, text in engine.functions.items():
             self.program.function(function, text)
@@ -404,7 +404,7 @@ class Backward(_Tiles):
                 a.width,
             )
             state = [
-                load(f, self.dtype[role], self.pointer[role], f.add(number, i))
+                load_real(f, self.dtype[role], self.pointer[role], f.add(number, i))
                 for role in ("lse", "total")[: 1 + a.softmax]
             ]
             self.of_row(head, row, start, width)
@@ -412,7 +412,7 @@ class Backward(_Tiles):
                 *(self.at(q, i, stride) for q in (s, dp)),
                 *(self.at(q, i, stride, weight) for q in (p, ds)),
             ]
-            self.gradient(*rows, row, start, width, end, delta, state)
+            self.gradient(rows, row, start, width, end, delta, state)
         for left, right, to, rows_, columns, depth in (
             ((p, 1, stride), (grad, 1, a.width), dv, width, a.width, count),
             ((ds, stride, 1), (keys, 1, a.size), dq, count, a.size, width),
@@ -422,10 +422,7 @@ class Backward(_Tiles):
 
     def gradient(
         self,
-        s_row: str,
-        dp_row: str,
-        p_row: str,
-        ds_row: str,
+        rows: list[str],
         row: Int,
         start: Int,
         width: Int,
@@ -436,6 +433,7 @@ class Backward(_Tiles):
         """Scores and gradients of weights of one query -> weights and gradients of the unscaled
         scores."""
         f, v, one = self.f, self.v, self.f.emit(1).typed("float")
+        s_row, dp_row, p_row, ds_row = rows
         deltas, (sums, *logs) = (
             self.e.splat("float", delta),
             [

@@ -11,7 +11,7 @@ import math as numbers
 
 from torch_hlo.compiler.attention.attention import Attention
 from torch_hlo.compiler.attention.attention_kernel import LOG2E, AttentionKernel
-from torch_hlo.compiler.codegen.inline import load
+from torch_hlo.compiler.codegen.inline import load_real
 from torch_hlo.compiler.llvm import math
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE
@@ -34,37 +34,42 @@ class Forward(AttentionKernel):
     def items(cls, a: Attention[Size], t: Tile) -> tuple[Size, Size]:
         return a.heads, a.rows
 
+    @property
+    def rows(self) -> int:
+        assert isinstance(self.a.rows, int), "see fits"
+        return self.a.rows
+
     def item(self, head: Int) -> None:
         f, a, v, lanes = self.f, self.a, self.v, self.t.lanes
-        number, keys = f.mul(head, a.rows), f.mul(f.div(head, a.group), a.columns)
+        number, keys = f.mul(head, self.rows), f.mul(f.div(head, a.group), a.columns)
         self.depth, self.wide = (ceildiv(n, lanes) * lanes for n in (a.size, a.width))
         self.q, self.ot = (
-            self.floats(a.rows * self.depth),
-            self.floats(a.rows * self.wide),
+            self.floats(self.rows * self.depth),
+            self.floats(self.rows * self.wide),
         )
-        self.weights = self.floats(a.rows * KEYS + lanes)
+        self.weights = self.floats(self.rows * KEYS + lanes)
         self.terms_of = {role: self.floats(KEYS + lanes) for role in self.terms}
         one = f.emit().typed("float")
-        rows = range(a.rows)
+        rows = range(self.rows)
         scales = self.e.splat("float", self.scale(LOG2E))
         self.caps = [self.e.splat("float", x) for x in self.cap() or ()]
         for r in rows:
             with f.loop(0, a.size, lanes) as c:
                 row = self.row("q", f.add(number, r), a.size)
-                x = load(f, self.dtype["q"], row, c, lanes, self.inside(c, a.size))
+                x = load_real(f, self.dtype["q"], row, c, lanes, self.inside(c, a.size))
                 v.store(
                     v.mul(x, scales),
                     f.gep("float", self.q, f.add(c, r * self.depth)),
                     4,
                 )
-        self.zero(self.ot, a.rows * self.wide)
-        carry = [("float", one.const(-numbers.inf))] * a.rows + [("float", one.const(0))] * a.rows
+        self.zero(self.ot, self.rows * self.wide)
+        carry = [("float", one.const(x)) for x in (-numbers.inf, 0) for _ in rows]
         with f.loop(0, a.columns, KEYS, carry=carry) as loop:
             width = f.min(KEYS, f.sub(a.columns, loop.index))
             first = f.add(keys, loop.index)
             self.scores(self.row("k", first, a.size), width)
             state = [
-                self.weigh(r, head, loop.index, width, loop.vars[r], loop.vars[a.rows + r])
+                self.weigh(r, head, loop.index, width, loop.vars[r], loop.vars[self.rows + r])
                 for r in rows
             ]
             self.add_values(
@@ -74,7 +79,7 @@ class Forward(AttentionKernel):
             )
             loop.next = [top for top, _, _ in state] + [total for _, total, _ in state]
         for r in rows:
-            total = loop.vars[a.rows + r]
+            total = loop.vars[self.rows + r]
             total = self.sum_of_weights(one, total)
             factor = self.e.splat("float", one.div(one.const(1), total))
             out = self.row("out", f.add(number, r), a.width)
@@ -95,7 +100,7 @@ class Forward(AttentionKernel):
     def scores(self, k: str, width: Int) -> None:
         """weights[r, j] = q[r] k[j] for the keys of a block."""
         f, a, v, lanes = self.f, self.a, self.v, self.t.lanes
-        each = lanes // (1 << (a.rows - 1).bit_length())  # keys at a time
+        each = lanes // (1 << (self.rows - 1).bit_length())  # keys at a time
         last = f.sub(width, 1)
         with f.loop(0, width, each) as j:
             rows = [
@@ -110,14 +115,14 @@ class Forward(AttentionKernel):
                 0,
                 a.size,
                 lanes,
-                carry=[(v.type, "zeroinitializer")] * (a.rows * each),
+                carry=[(v.type, "zeroinitializer")] * (self.rows * each),
                 known_nonempty=True,
             ) as loop:
                 mask = self.inside(loop.index, a.size)
-                key = [load(f, self.dtype["k"], row, loop.index, lanes, mask) for row in rows]
+                key = [load_real(f, self.dtype["k"], row, loop.index, lanes, mask) for row in rows]
                 query = [
                     v.load(f.gep("float", self.q, f.add(loop.index, r * self.depth)), 4)
-                    for r in range(a.rows)
+                    for r in range(self.rows)
                 ]
                 loop.next = [
                     v.fma(x, y, loop.vars[r * each + i])
@@ -131,7 +136,7 @@ class Forward(AttentionKernel):
             )
             while len(columns) > 1:
                 columns = [v.add(x, y) for x, y in zip(columns[::2], columns[1::2], strict=True)]
-            for r in range(a.rows):
+            for r in range(self.rows):
                 part = self.e.shuffle(
                     "float",
                     columns[0],
@@ -209,20 +214,22 @@ class Forward(AttentionKernel):
         """ot[r] = ot[r] alpha[r] + sum_j weights[r, j] values[j] for the keys of a block."""
         f, a, v, lanes = self.f, self.a, self.v, self.t.lanes
         factors = [self.e.splat("float", x) for x in alpha]
-        step = max(1, SUMS // a.rows) * lanes
+        step = max(1, SUMS // self.rows) * lanes
         for low in range(0, a.width, step):
             columns = range(low, min(low + step, a.width), lanes)
             masks = [
                 lane_mask(f, lanes, c, a.width) if c + lanes > a.width else None for c in columns
             ]
             places = [
-                f.gep("float", self.ot, r * self.wide + c) for r in range(a.rows) for c in columns
+                f.gep("float", self.ot, r * self.wide + c)
+                for r in range(len(alpha))
+                for c in columns
             ]
             start = [v.mul(v.load(p, 4), factors[n // len(columns)]) for n, p in enumerate(places)]
             with f.loop(0, width, carry=[(v.type, s) for s in start], known_nonempty=True) as loop:
                 row = self.at(values, loop.index, a.width, self.dtype["v"])
                 x = [
-                    load(f, self.dtype["v"], row, c, lanes, mask)
+                    load_real(f, self.dtype["v"], row, c, lanes, mask)
                     for c, mask in zip(columns, masks, strict=True)
                 ]
                 w = [
@@ -234,7 +241,7 @@ class Forward(AttentionKernel):
                             4,
                         ),
                     )
-                    for r in range(a.rows)
+                    for r in range(self.rows)
                 ]
                 loop.next = [
                     v.fma(y, z, loop.vars[r * len(x) + i])

@@ -20,7 +20,7 @@ from torch_hlo.compiler.attention.attention_term import (
     Term,
     term,
 )
-from torch_hlo.compiler.codegen.inline import Writer, load
+from torch_hlo.compiler.codegen.inline import Writer, load_real
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm import math
 from torch_hlo.compiler.llvm.emit import Typed
@@ -373,6 +373,6 @@ class AttentionKernel:
         f, v = self.f, self.v
         with f.loop(0, n, self.t.lanes, [(v.type, "zeroinitializer")]) as loop:
             mask = lane_mask(f, self.t.lanes, loop.index, n)
-            a, b = (load(f, dtype, p, loop.index, self.t.lanes, mask) for p, dtype in (x, y))
+            a, b = (load_real(f, dtype, p, loop.index, self.t.lanes, mask) for p, dtype in (x, y))
             loop.next = [v.fma(a, b, loop.vars[0])]
         return self.total("fadd", "-0.0", loop.vars[0])

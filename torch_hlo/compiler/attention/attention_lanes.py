@@ -28,7 +28,7 @@ from torch_hlo.compiler.attention.attention_kernel import (
     AttentionKernel,
     block_of,
 )
-from torch_hlo.compiler.codegen.inline import Writer, load
+from torch_hlo.compiler.codegen.inline import Writer, load_real
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE
@@ -61,7 +61,7 @@ class LaneKernel(AttentionKernel):
         bias = a.bias
         self.bias = None if bias is None else "key" if bias.row == 0 else "tile"
         self.bias_tile = (
-            None
+            ""
             if bias is None
             else self.floats((self.keys + self.lanes) * (1 if self.bias == "key" else self.group))
         )
@@ -160,7 +160,7 @@ class LaneKernel(AttentionKernel):
                 loop.next += [
                     v.fma(left, right[j], loop.vars[i * vectors + j]) for j in range(vectors)
                 ]
-        return loop.vars
+        return [*loop.vars]
 
     def places(self, pointer: str, f: Writer, rows: int, vectors: int, stride: Int) -> list[str]:
         return [
@@ -190,7 +190,7 @@ class LaneKernel(AttentionKernel):
 
                 def columns(low: Int, count: int, rows: list[str] = rows, part: int = part) -> None:
                     mask = lane_mask(f, lanes, 0, count) if count < lanes else None
-                    block = [v.mul(load(f, dtype, r, low, lanes, mask), factors) for r in rows]
+                    block = [v.mul(load_real(f, dtype, r, low, lanes, mask), factors) for r in rows]
                     for c, column in enumerate(transposed(f, self.t, block)[:count]):
                         v.store(
                             column,
@@ -307,7 +307,7 @@ class LaneKernel(AttentionKernel):
             with f.loop(0, f.mul(count, width), self.lanes) as i:
                 mask = lane_mask(f, self.lanes, i, f.mul(count, width))
                 self.v.store(
-                    load(f, dtype, source, i, self.lanes, mask),
+                    load_real(f, dtype, source, i, self.lanes, mask),
                     f.gep("float", to, i),
                     4,
                 )

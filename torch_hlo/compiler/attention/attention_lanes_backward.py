@@ -11,7 +11,7 @@ from torch_hlo.compiler.attention.attention_kernel import LOG2E, items_of_heads
 from torch_hlo.compiler.attention.attention_lanes import nothing
 from torch_hlo.compiler.attention.attention_lanes_scores import LaneScores
 from torch_hlo.compiler.attention.attention_term import FLOAT_MAX
-from torch_hlo.compiler.codegen.inline import Writer, load
+from torch_hlo.compiler.codegen.inline import Writer, load_real
 from torch_hlo.compiler.llvm import math
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, splat, transposed
@@ -146,7 +146,7 @@ class Backward(LaneScores):
         )
         f.store("float", one.mul(delta, self.scale()), f.gep("float", self.delta, i), 4)
         for role, to in (("lse", self.lse2), ("total", self.logs))[: 1 + a.softmax]:
-            x = load(f, self.dtype[role], self.pointer[role], row)
+            x = load_real(f, self.dtype[role], self.pointer[role], row)
             f.store(
                 "float",
                 x if a.softmax else one.mul(x, one.const(LOG2E)),
@@ -448,7 +448,7 @@ class Backward(LaneScores):
                 f"keys_{width}_{columns}",
                 "tile right to",
                 "depth skip end",
-                lambda f, columns=columns: self._add_columns(f, width, columns),
+                lambda f: self._add_columns(f, width, columns),
                 tile,
                 f.gep("float", right, first),
                 f.gep("float", to, first),

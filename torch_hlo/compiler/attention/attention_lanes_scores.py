@@ -57,7 +57,8 @@ class LaneScores(LaneKernel):
                 )
                 for i in (0, 1)
             ]
-            found, slopes = zip(*(self.capped(v, s, *caps) for s in found), strict=True)
+            both = [self.capped(v, s, *caps) for s in found]
+            found, slopes = ([x[i] for x in both] for i in (0, 1))
         biases = self.bias_values(f, vectors)
         if biases:
             fill = splat(f, "float", self.lanes, self.fill(f)) if self.a.fill else ""
@@ -153,7 +154,7 @@ class LaneScores(LaneKernel):
                 f.op(f"trunc i64 {f.add(self.a.columns, 0)} to i32"),
             )
             if self.short
-            else None
+            else ""
         )
         for j in range(self.t.vectors):
             limit = columns

@@ -245,12 +245,13 @@ class _Attention:
     def _output_of(self, grad: Instruction) -> Instruction:
         """The output whose gradient is `grad`: their products' sums are what is subtracted from the
         gradients of weights."""
-        (sums,) = {
+        found = {
             x.operands[1].operands[0]
             for x, role in self.roles.roles.items()
             if role.kind == "difference" and x.op == "subtract"
-        } or {None}
-        need(sums is not None)
+        }
+        need(len(found) == 1)
+        (sums,) = found
         while is_view(sums, 1):
             sums = sums.operands[0]
         need(

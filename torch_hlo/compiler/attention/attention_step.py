@@ -25,7 +25,7 @@ from torch_hlo.compiler.attention.attention_kernel import (
 from torch_hlo.compiler.attention.attention_lanes_backward import Backward
 from torch_hlo.compiler.attention.attention_lanes_forward import Forward
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm.target import CpuTarget
+from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.matmul.tile import product_tile
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
@@ -34,7 +34,7 @@ _USUAL = 256  # rows or columns when they are symbolic, for the estimated time
 _FMA_NS = 0.014  # per multiply-add, on one thread
 
 
-def _kernel(target: CpuTarget, a: Attention[Size]) -> type[AttentionKernel]:
+def _kernel(target: Target, a: Attention[Size]) -> type[AttentionKernel]:
     if attention_few.fits(a):
         return attention_few.Forward
     on_tiles = (

@@ -22,7 +22,7 @@ from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.loop_plan import Planner, widest_bits
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm.function import Function, Int
-from torch_hlo.compiler.llvm.target import CpuTarget
+from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.dim import Dim, Size
 from torch_hlo.hlo.ir.instruction import Instruction, postorder
@@ -163,7 +163,7 @@ def _index(
 
 
 class _TermKernel(Kernel):
-    def __init__(self, target: CpuTarget, lanes: int, leaves: Sequence[Instruction]) -> None:
+    def __init__(self, target: Target, lanes: int, leaves: Sequence[Instruction]) -> None:
         super().__init__(target, lanes, leaves)
         self.ragged = True
 

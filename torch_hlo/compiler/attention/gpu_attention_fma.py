@@ -113,7 +113,7 @@ class _Tiles(AttentionKernel):
         with f.loop(0, a.width, SLICE, [("float", self.one.const(0))] * (EACH * EACH)) as loop:
             self._bring_turned("a", a, first_row, loop.index)
             self._bring_turned("b", b, first_column, loop.index)
-            self.barrier()
+            self.f.barrier()
             sums = list(loop.vars)
             for i in range(SLICE):
                 left, right = (
@@ -121,7 +121,7 @@ class _Tiles(AttentionKernel):
                     for n, at in (("a", self.y), ("b", self.x))
                 )
                 sums = self._fma(left, right, sums)
-            self.barrier()
+            self.f.barrier()
             loop.next = sums
         return [loop.vars[r * EACH : (r + 1) * EACH] for r in range(EACH)]
 
@@ -133,7 +133,7 @@ class _Tiles(AttentionKernel):
         f, vectors = self.f, len(sums) // (EACH * EACH)
         with f.loop(0, BLOCK, SLICE, [("float", s) for s in sums]) as loop:
             self._bring_rows("c", m, f.add(first, loop.index), column, vectors)
-            self.barrier()
+            self.f.barrier()
             following = list(loop.vars)
             for i in range(SLICE):
                 left = self.unpacked(
@@ -154,9 +154,9 @@ class _Tiles(AttentionKernel):
                         )
                     )
                 following = self._fma(left, right, following)
-            self.barrier()
+            self.f.barrier()
             loop.next = following
-        return loop.vars
+        return [*loop.vars]
 
     def write_rows(
         self,

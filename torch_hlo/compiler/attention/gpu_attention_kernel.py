@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from torch_hlo.compiler.attention.attention import Attention, N
 from torch_hlo.compiler.attention.attention_kernel import named, symbolic_sizes
-from torch_hlo.compiler.codegen.inline import Writer, load
+from torch_hlo.compiler.codegen.inline import load_real
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.llvm import scalar
+from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.hlo.ir.dim import Size, ceildiv
@@ -70,7 +70,7 @@ class AttentionKernel:
             *self.outputs,
         ]
         self.dtype = dict(zip(names, (*a.dtypes, *["f32"] * len(self.outputs)), strict=True))
-        self.f = f = Writer(
+        self.f = f = GpuWriter(
             program,
             f"attention_{self.part}",
             [
@@ -80,7 +80,6 @@ class AttentionKernel:
                 *(("i64", f"n{i}") for i in range(len(symbolic_sizes(a)))),
             ],
         )
-        self.barrier_text = program.target.family.barrier
         self.exchange = Exchange(program.target, self.threads)
         self.one = f.emit().typed("float")
         self.four = f.emit(EACH).typed("float")
@@ -128,9 +127,6 @@ class AttentionKernel:
         """Bytes of shared memory whose size the launch gives."""
         return 0
 
-    def barrier(self) -> None:
-        self.f.do(self.barrier_text)
-
     # -- arrays
     def enter(self, head: Int) -> None:
         """Work on one head from here on: its matrices are attributes, self.q, self.lse…, vectors
@@ -161,26 +157,24 @@ class AttentionKernel:
 
     def read(self, m: Matrix, row: Int, column: Int) -> str:
         """Four elements of a row as f32, zero outside of the matrix."""
-        f, e, storage = self.f, self.f.emit(EACH), STORAGE[m.dtype]
+        f, align = self.f, EACH * STORAGE[m.dtype].bytes
         here = f.icmp("slt", row, m.count)
         if m.width % EACH == 0:
             inside = f.op(f"and i1 {here}, {f.icmp('slt', column, m.width)}")
             at = f.add(f.mul(row, m.width), column)
-
-            def vector() -> list[str]:
-                raw = e.typed(storage.memory).load(
-                    f.gep(storage.memory, m.pointer, at), EACH * storage.bytes
-                )
-                return [scalar.decode(e, m.dtype, raw)]
-
-            return f.choose(inside, vector, lambda: ["zeroinitializer"], [self.four.type])[0]
+            return f.choose(
+                inside,
+                lambda: [load_real(f, m.dtype, m.pointer, at, EACH, align=align)],
+                lambda: ["zeroinitializer"],
+                [self.four.type],
+            )[0]
         value = "zeroinitializer"
         for i in range(EACH):
             inside = f.op(f"and i1 {here}, {f.icmp('slt', f.add(column, i), m.width)}")
             at = f.add(f.mul(row, m.width), f.add(column, i))
             (one,) = f.choose(
                 inside,
-                lambda at=at: [load(f, m.dtype, m.pointer, at)],
+                lambda: [load_real(f, m.dtype, m.pointer, at)],
                 lambda: [self.one.const(0)],
                 ["float"],
             )
@@ -217,7 +211,7 @@ class AttentionKernel:
         """The element of a vector of rows, zero outside."""
         return self.f.choose(
             self.f.icmp("slt", row, m.count),
-            lambda: [load(self.f, m.dtype, m.pointer, row)],
+            lambda: [load_real(self.f, m.dtype, m.pointer, row)],
             lambda: [self.one.const(0)],
             ["float"],
         )[0]
@@ -248,14 +242,9 @@ class AttentionKernel:
         if a.causal:
             seen = t.bin_and(seen, f.icmp("sle", column, row))
         if a.bias is not None:
-            s = self._biased(
-                s,
-                bias_of_head,
-                row,
-                column,
-                t.bin_and(seen, f.icmp("slt", row, a.rows)),
-                unit,
-            )
+            here = t.bin_and(seen, f.icmp("slt", row, a.rows))
+            at = f.add(f.mul(row, a.bias.row), f.mul(column, a.bias.column))
+            s = self._biased(s, bias_of_head, at, here, unit)
         return t.select(seen, s, t.const(-numbers.inf))
 
     def bias_of_head(self, head: Int) -> str:
@@ -269,12 +258,11 @@ class AttentionKernel:
             head = f.div(head, n)
         return f.gep(STORAGE[self.dtype["bias"]].memory, "%bias", at)
 
-    def _biased(self, s: str, pointer: str, row: Int, column: Int, seen: str, unit: float) -> str:
+    def _biased(self, s: str, pointer: str, at: Int, seen: str, unit: float) -> str:
         f, t, dtype = self.f, self.one, self.dtype["bias"]
-        at = f.add(f.mul(row, self.a.bias.row), f.mul(column, self.a.bias.column))
 
         def inside() -> list[str]:
-            v = load(f, dtype, pointer, at)
+            v = load_real(f, dtype, pointer, at)
             return [
                 (
                     t.select(v, s, t.const(-numbers.inf))

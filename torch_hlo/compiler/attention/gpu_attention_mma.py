@@ -145,7 +145,7 @@ class _Warps(AttentionKernel):
     def arrive(self, pending: int) -> None:
         """All but the youngest `pending` groups of copies are there, of all threads."""
         ptx.wait_copies(self.f, pending)
-        self.barrier()
+        self.f.barrier()
 
     # -- fragments
     def lefts(self, tile: Tile) -> Callable[[int], list[str]]:
@@ -506,7 +506,7 @@ class QueryGradient(_Warps):
             ]
             ds = self.gradient(weights, dp, lambda n, i: deltas[i // 2])
             totals = self.add_product(ds, k, column, _fours(loop.vars))
-            self.barrier()
+            self.f.barrier()
             self.bring(k, self.k, f.add(loop.index, BLOCK))
             self.commit()
             loop.next = [x for some in totals for x in some]
@@ -573,12 +573,12 @@ class KeyGradient(_Warps):
                 for n, some in enumerate(s)
             ]
             dv = self.add_product(weights, grad, at_v, _fours(loop.vars[: len(hold_v)]))
-            self.barrier()
+            self.f.barrier()
             self.bring(grad, self.grad, f.add(loop.index, step))
             self.commit()
             ds = self.gradient(weights, dp, lambda n, i: deltas[2 * n + i % 2])
             dk = self.add_product(ds, q, at_k, _fours(loop.vars[len(hold_v) :]))
-            self.barrier()
+            self.f.barrier()
             self.bring(q, self.q, f.add(loop.index, step))
             self.commit()
             loop.next = [x for some in (*dv, *dk) for x in some]

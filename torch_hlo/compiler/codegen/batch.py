@@ -37,7 +37,7 @@ def groups(
     bound: Mapping[Instruction, Places],
 ) -> list[list[Instruction]]:
     """`order` cut into runs of steps of which none reads or writes what another one writes.
-    `bound.get(x)`: where x lives."""
+    `bound[x]`: where x lives."""
     # a profile times every step on its own
     if not program.target.threads or program.is_apart or program.profile is not None:
         return [[x] for x in order]
@@ -49,8 +49,8 @@ def groups(
         loops = (
             x.op in _ELEMENTWISE or x.op == "fusion" and x.get("kind") == "loop" and not _updates(x)
         )
-        sources = [s for o in x.operands for s in program.spans(bound.get(o))] if loops else []
-        targets = [*program.spans(bound.get(x))] if loops else []
+        sources = [s for o in x.operands for s in program.spans(bound[o])] if loops else []
+        targets = [*program.spans(bound[x])] if loops else []
         if (
             not (loops and growing and len(found[-1]) < LARGEST)
             or _meet(writes, [*sources, *targets])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.shape import Shape
@@ -32,7 +32,9 @@ class Place:
     nbytes: Size
 
 
-Places: TypeAlias = "Place | tuple[Places, ...]"  # a tuple-shaped value has one entry per element
+Leaf = TypeVar("Leaf")
+Nested: TypeAlias = "Leaf | tuple[Nested[Leaf], ...]"
+Places: TypeAlias = Nested[Place]  # a tuple-shaped value has one entry per element
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,8 @@ class Span:
         return ours[0] <= theirs[0] and theirs[1] <= ours[1]
 
 
-def leaves(places: Places) -> Iterator[Place]:
-    """The Places of a nested tuple, in order."""
+def leaves(places: Nested[Leaf]) -> Iterator[Leaf]:
+    """The Places, say, of a nested tuple, in order."""
     if isinstance(places, tuple):
         for p in places:
             yield from leaves(p)

@@ -123,11 +123,12 @@ class _Binding(dict[Instruction, Places]):
         self.arena = program.reserve(assignment.arena)
         self.literals = {s.index: x["literal"] for x, s in self.slots.items() if x.op == "constant"}
 
+    def __missing__(self, x: Instruction) -> Places:
+        found = self[x] = self.place(self.slots[x])
+        return found
+
     def get(self, x: Instruction, default: Any = None) -> Any:
-        found = super().get(x)
-        if found is None and x in self.slots:
-            found = self[x] = self.place(self.slots[x])
-        return default if found is None else found
+        return self[x] if x in self or x in self.slots else default
 
     def place(self, slots: Slots) -> Places:
         if isinstance(slots, tuple):

@@ -9,8 +9,8 @@ tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch_hlo.compiler.codegen import index as ix
@@ -53,6 +53,7 @@ class Writer(Function):
         self.program = program
         self.unit = _SharedUnit(program.target, self)
 
+    @contextmanager
     def loop(
         self,
         low: Int,
@@ -60,10 +61,12 @@ class Writer(Function):
         step: Int = 1,
         carry: Sequence[tuple[str, Int]] = (),
         known_nonempty: bool = False,
-    ) -> AbstractContextManager[Any]:
+    ) -> Iterator[Any]:
         if self.program.target.item_per_call and (low, high) == ("%lo", "%hi"):
-            return nullcontext("%lo")  # a thread has one item: see compiler/gpu/gpu_program.py
-        return super().loop(low, high, step, carry, known_nonempty)
+            yield "%lo"  # a thread has one item: see compiler/gpu/gpu_program.py
+            return
+        with super().loop(low, high, step, carry, known_nonempty) as state:
+            yield state
 
     def emit(self, lanes: int = 1) -> Emit:
         """A straight-line writer that appends to this function."""
@@ -183,24 +186,38 @@ def load(
 ) -> Value:
     """Element `index` (and the following lanes) of an array of `dtype`, as register operands.
     `align`: of the first, when more than an element's."""
-    storage, e = STORAGE[dtype], f.emit(lanes)
+    storage = STORAGE[dtype]
+    if storage.parts == 1:
+        return load_real(f, dtype, pointer, index, lanes, mask, align)
+    assert lanes == 1, "complex elements are handled one at a time"
+    e = f.emit()
     t = e.typed(storage.memory)
-    if storage.parts == 2:
-        assert lanes == 1, "complex elements are handled one at a time"
-        raw = [
-            t.load(
-                f.gep(storage.memory, pointer, f.add(f.mul(index, 2), i)),
-                storage.bytes,
-            )
-            for i in range(2)
-        ]
-        real, imaginary = (scalar.decode(e, dtype, r) for r in raw)
-        return real, imaginary
-    return scalar.decode(
-        e,
-        dtype,
-        t.load(f.gep(storage.memory, pointer, index), align or storage.bytes, mask),
+    raw = [
+        t.load(
+            f.gep(storage.memory, pointer, f.add(f.mul(index, 2), i)),
+            storage.bytes,
+        )
+        for i in range(2)
+    ]
+    real, imaginary = (scalar.decode(e, dtype, r) for r in raw)
+    return real, imaginary
+
+
+def load_real(
+    f: Writer,
+    dtype: str,
+    pointer: str,
+    index: Int,
+    lanes: int = 1,
+    mask: str | None = None,
+    align: int = 0,
+) -> str:
+    """`load` of a type that is not complex."""
+    storage, e = STORAGE[dtype], f.emit(lanes)
+    raw = e.typed(storage.memory).load(
+        f.gep(storage.memory, pointer, index), align or storage.bytes, mask
     )
+    return scalar.decode(e, dtype, raw)
 
 
 def store(
@@ -225,9 +242,8 @@ def store(
                 storage.bytes,
             )
     else:
-        assert isinstance(value, str)
         t.store(
-            scalar.encode(e, dtype, value),
+            scalar.encode(e, dtype, scalar.single(value)),
             f.gep(storage.memory, pointer, index),
             align or storage.bytes,
             mask,

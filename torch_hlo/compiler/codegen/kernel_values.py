@@ -67,7 +67,7 @@ class KernelValues:
         self.lanes = lanes
         self.leaves = {x: f"%p{i}" for i, x in enumerate(leaves)}
         self.outputs = [f"%p{len(leaves) + i}" for i in range(outputs)]
-        self.sizes: dict[Size, str] = {}
+        self.sizes: dict[Dim, str] = {}
         self.unit = Unit(target)
         self.target = target
         self.levels = [Level(0, [], "entry", 1, self.unit)]
@@ -220,7 +220,7 @@ class KernelValues:
             outer = self.guards
             self.guards = outer[: outer.index(c)]
             try:
-                one = self.condition((c,))
+                one = self._condition(c)
             finally:
                 self.guards = outer
             result = one if result is None else self.e.typed("i1").bin("and", result, one)
@@ -326,6 +326,7 @@ class KernelValues:
             base = self.scalar(flat)
             total = e.splat(kind, self._resize(base, flat.depth, kind))
             stride = self.lane_stride(flat)
+            assert stride is not None
             if stride != 0:
                 steps = (
                     e.iota(kind, stride)

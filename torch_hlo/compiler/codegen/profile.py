@@ -22,7 +22,7 @@ import numpy as np
 
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm import system
-from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.dim import Size, fixed
 from torch_hlo.hlo.ir.instruction import META, Instruction, called
 from torch_hlo.hlo.ir.shape import Shape
 
@@ -74,7 +74,7 @@ class Profile:
         """Reserve counters for these steps, and those inside of them."""
         count = sum(map(_steps, order))
         mark = _MARK.ljust(64, b"\0")
-        self.offset = program.constant(mark + bytes(24 * count)).offset + len(mark)
+        self.offset = fixed(program.constant(mark + bytes(24 * count)).offset) + len(mark)
         self.program = program
 
     @contextmanager
@@ -168,14 +168,16 @@ def _elements(x: Instruction) -> Size:
 def matrix_flops(x: Instruction) -> Size:
     """2 * multiplications of a dot or convolution, else 0. May be symbolic."""
     if x.op == "dot":
-        depth = 1
+        depth: Size = 1
         for d in x["lhs_contracting_dims"]:
             depth = depth * x.operands[0].shape.dims[d]
         return 2 * x.shape.size * depth
     if x.op == "convolution":
         kernel = x.operands[1].shape
-        features = kernel.dims[x["dim_labels"].partition("_")[2].partition("->")[0].index("o")]
-        return 2 * x.shape.size * (kernel.size // features)
+        features: Size = kernel.dims[
+            x["dim_labels"].partition("_")[2].partition("->")[0].index("o")
+        ]
+        return 2 * x.shape.size * (kernel.size // kernel.dims[at])
     return 0
 
 

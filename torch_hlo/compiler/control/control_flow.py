@@ -126,7 +126,7 @@ def _at_once(program: Program, x: Instruction, state: tuple[Places, ...]) -> Non
             f"while {x.shape}: its turns are to run at once, but they call the host; leave out"
             " `independent`"
         )
-    each = nbytes()
+    each = fixed(nbytes())
     f = Function(
         f"turns.{program.number()}",
         "void",
@@ -140,7 +140,7 @@ def _at_once(program: Program, x: Instruction, state: tuple[Places, ...]) -> Non
         )
         memory = f.gep("i8", "%memory", f.mul(turn, each))
         f.store("ptr", memory, f.gep("ptr", own, OWN), 8)
-        f.store("i64", turn, f.gep("i8", memory, number.offset), 8)
+        f.store("i64", turn, f.gep("i8", memory, fixed(number.offset)), 8)
         f.call("void", body, f"ptr {own}")
     memory = program.at(program.scratch(each * turns))
     program.parallel(

@@ -5,7 +5,7 @@ See `host_call` in registry.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from torch_hlo.hlo.evaluate import lapack
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import Shape
 
-_FFT = {
+_FFT: dict[str, Callable[..., np.ndarray]] = {
     "FFT": np.fft.fftn,
     "IFFT": np.fft.ifftn,
     "RFFT": np.fft.rfftn,

@@ -38,7 +38,7 @@ def _without_fill(x: Instruction) -> Instruction:
     if state.op != "tuple" or body.root.op != "tuple":
         return x
     counter, turns = _counted(x)
-    if not turns:
+    if counter is None or not turns:
         return x
     reads = users((body.root,))
     initial = list(state.operands)

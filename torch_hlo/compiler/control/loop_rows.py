@@ -160,7 +160,7 @@ def _rows(order: list[Instruction], body: Computation, seed: Instruction, dim: i
                 return None
             continue
         rows[y] = d
-        for z, at in _alike(y, d, reads.get(y, ()), rules):
+        for z, at in _alike(y, d, reads.get(y, []), rules):
             if at is None:
                 return None
             pending.append((z, at))

@@ -10,11 +10,11 @@ element there. What matrix units take is gpu_conv_matrix.py's.
 
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.convolution import gpu_conv_matrix
 from torch_hlo.compiler.convolution.convolution import Labels, with_kernel_types
 from torch_hlo.compiler.gather.gather_scatter import Sizes, digits
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
+from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.matmul.dot import emit_apart, emit_tree, parts_of_output
 from torch_hlo.compiler.matmul.gpu import gpu_fma
@@ -80,7 +80,7 @@ def _write(program: GpuProgram, x: Instruction, kind: str) -> tuple[str, list[Si
         ("ptr", "B"),
         ("ptr", "C"),
     ]
-    f = Writer(program, "conv", parameters)
+    f = GpuWriter(program, "conv", parameters)
     c = _Convolution(f, x, kind)
     size, m, n, k, groups = c.size, c.m, c.n, c.k, c.groups
     direct = isinstance(m, int) and m <= FEW_FEATURES and groups != 1
@@ -117,7 +117,7 @@ class _Convolution:
 
     group: Int
 
-    def __init__(self, f: Writer, x: Instruction, kind: str) -> None:
+    def __init__(self, f: GpuWriter, x: Instruction, kind: str) -> None:
         self.f, self.x, self.kind, self.at = (
             f,
             x,

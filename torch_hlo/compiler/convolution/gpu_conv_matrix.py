@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_hlo.compiler.codegen.index import product
-from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.convolution.convolution import Labels
 from torch_hlo.compiler.gather.gather_scatter import digits
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram, TensorMap
+from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.matmul.gpu import gpu_dot, gpu_gemm, gpu_matrix, gpu_wgmma
 from torch_hlo.compiler.matmul.gpu.gpu_blocks import Blocks, Place, Store
@@ -78,7 +78,7 @@ class Convolution:
     def maps(self, batch: int) -> tuple[TensorMap, ...]:
         return ()
 
-    def write(self, f: Writer, at: Place, lanes: int, store: Store) -> str:
+    def write(self, f: GpuWriter, at: Place, lanes: int, store: Store) -> str:
         m, image, side = self.inner, self.image, int(self.gradient)
 
         whole: Any = gpu_gemm.Product if m.tile.team == 1 else gpu_wgmma.Product
@@ -106,7 +106,7 @@ class _Patches(Panel):
 
     def __init__(
         self,
-        f: Writer,
+        f: GpuWriter,
         operand: Operand,
         threads: int,
         base: str,
@@ -188,7 +188,7 @@ class Patches(_Patches):
 
     def __init__(
         self,
-        f: Writer,
+        f: GpuWriter,
         operand: Operand,
         threads: int,
         base: str,
@@ -238,7 +238,7 @@ class PixelPatches(_Patches):
 
     def __init__(
         self,
-        f: Writer,
+        f: GpuWriter,
         operand: Operand,
         threads: int,
         base: str,

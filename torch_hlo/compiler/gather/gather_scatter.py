@@ -172,7 +172,7 @@ def _scatter_into(
     if updates[0].shape.size == 0 or operands[0].shape.size == 0:
         return
 
-    def build() -> tuple:
+    def build() -> tuple[str, list[Size], Size, int, float]:
         f = Writer(
             program,
             "scatter",
@@ -186,7 +186,7 @@ def _scatter_into(
         )
         writer = Scatter(f, x, operands, indices, updates, program.target.strip, leaves)
         items, grain, cost = writer.write()
-        return f.define(), tuple(writer.size.names), items, grain, cost
+        return f.define(), [*writer.size.names], items, grain, cost
 
     computed = updates if tuple(leaves) != tuple(updates) else ()
     key = ("scatter", tuple(o.shape for o in x.operands), x.attrs, computed)

@@ -329,13 +329,13 @@ class _Sorted:
             for t in self.types
             for _ in range(STORAGE[t].parts)
         ]
-        with f.while_([("i64", first), *zip(kinds, _flat(values), strict=True)]) as loop:
+        with f.while_([("i64", first), *zip(kinds, scalar.flat(values), strict=True)]) as loop:
             i, *carried = loop.vars
             f.break_if(loop, f.icmp("sge", i, end))
             f.break_if(loop, f.op(f"xor i1 {self.same(i, key)}, true"))
             loop.next = [
                 f.add(i, 1),
-                *_flat(self.combine(self._grouped(carried), self.update(i))),
+                *scalar.flat(self.combine(self._grouped(carried), self.update(i))),
             ]
         return loop.vars[0], self._grouped(loop.vars[1:])
 
@@ -413,7 +413,3 @@ class _Sorted:
                 if self.op is not None:
                     v = scalar.round_to(f.emit(self.lanes), t, v)
                 self._store(t, v, f"%to{k}", at)
-
-
-def _flat(values: list[Value]) -> list[str]:
-    return [p for v in values for p in (v if isinstance(v, tuple) else (v,))]

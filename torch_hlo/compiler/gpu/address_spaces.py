@@ -47,7 +47,7 @@ class Spaces:
                 }
                 lines.append(
                     _POINTER.sub(
-                        lambda m, space=space: f"ptr{_suffix(space)}{m[1] or ''} {m[2]}",
+                        lambda m: f"ptr{_suffix(space)}{m[1] or ''} {m[2]}",
                         line,
                     )
                 )

@@ -103,8 +103,10 @@ class GpuProfile(Profile):
     """The plan says where a step begins; who runs it takes the time there (device/gpu/gpu.py)."""
 
     nested = False
+    program: GpuProgram
 
-    def start(self, program: GpuProgram, order: Sequence[Instruction]) -> None:
+    def start(self, program: Program, order: Sequence[Instruction]) -> None:
+        assert isinstance(program, GpuProgram)
         self.program = program
 
     @contextmanager

@@ -49,7 +49,7 @@ class Function:
         self.name, self.result, self.params, self.linkage, self.attrs = (
             name,
             result,
-            params,
+            list(params),
             linkage,
             attrs,
         )
@@ -275,8 +275,8 @@ class Function:
     def choose(
         self,
         condition: str,
-        then: Callable[[], Sequence[str] | None],
-        other: Callable[[], Sequence[str] | None],
+        then: Callable[[], Sequence[Int] | None],
+        other: Callable[[], Sequence[Int] | None],
         kinds: Sequence[str] = (),
     ) -> list[str]:
         """`if condition: then() else: other()`; each returns one value per type in `kinds` (a

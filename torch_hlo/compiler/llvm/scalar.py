@@ -7,7 +7,7 @@ integers narrower than a byte are kept wrapped in i8; complex values are pairs. 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,11 @@ from torch_hlo.hlo.ir.shape import DTYPES, DType
 
 Value = str | tuple[str, str]
 Attrs = Mapping[str, Any]  # of an instruction
+
+
+def flat(values: Iterable[Value]) -> list[str]:
+    """Operands of values, two for a complex one."""
+    return [p for v in values for p in (v if isinstance(v, tuple) else (v,))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,9 +240,9 @@ def emit_apart(
     """The product into an array, then a loop."""
     rest, sums = on_sums(body, inner, outer.shape.dtype)
     with program.rebound():
-        place = program.allocate_shape(outer.shape)
-        program.bind(outer, place)
+        program.bind(outer, program.allocate_shape(outer.shape))
         program.step(outer)
+        place = program.place(outer)
         read = set(postorder((rest.root,)))
         used = [(p, q) for p, q in zip(rest.params, (*operands, place), strict=True) if p in read]
         run_loop(

@@ -320,6 +320,7 @@ def emit_product(
         lambda: task(program, t, sources, plan, p, cut.prepacked, epilogue, local),
     )
     if cut.prepacked:
+        assert engine is not None
         pointers = [prepack(program, engine, pointers[0], p), *pointers[1:]]
     call_task(program, name, p, cut, pointers, finish, 1 / (1.5 * t.lanes))
 

@@ -9,8 +9,9 @@ reducer need not commute and results do not depend on chance."""
 
 from __future__ import annotations
 
+from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.index import product
-from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
+from torch_hlo.compiler.codegen.inline import Writer, apply, load, load_real, store
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
@@ -34,12 +35,14 @@ _SYMBOLIC_CHUNKS = 32
 def reduce_window(program: GpuProgram, x: Instruction) -> None:
     scanned = scan_dimension(x)
     dims = x.operands[0].shape.dims
-    long = (
-        scanned is not None
-        and scanned[0] == len(dims) - 1
-        and not (isinstance(dims[-1], int) and dims[-1] <= SHORT_ROW)
-    )
-    if not long or x.operands[0].shape.size == 0 or Reducer(x).needs_initial():
+    short = isinstance(dims[-1], int) and dims[-1] <= SHORT_ROW
+    if (
+        scanned is None
+        or scanned[0] != len(dims) - 1
+        or short
+        or x.operands[0].shape.size == 0
+        or Reducer(x).needs_initial()
+    ):
         return window.reduce_window(program, x)
     s = _Scan(program, x, backward=scanned[1])
     if s.chunks == 1:
@@ -69,7 +72,7 @@ class _Scan:
 
     def launch(self, name: str, totals: list[str], items: Size) -> None:
         program, x = self.program, self.x
-        places = program.places(x) if x.shape.is_tuple else (program.places(x),)
+        places = leaves(program.places(x))
         key = (name, x["to_apply"], x["window"], tuple(o.shape for o in x.operands))
         function, sizes = program.once(key, lambda: self._write(name, len(totals)))
         pointers = [
@@ -98,9 +101,7 @@ class _Scan:
         per = f.mul(f.ceildiv(f.ceildiv(n, self.chunks), TILE), TILE)
         first = f.mul(chunk, per)
         end = f.min(f.add(first, per), n)
-        self.identity = [
-            p for i, t in enumerate(self.types) for p in self._parts(load(f, t, f"%init{i}", 0))
-        ]
+        self.identity = scalar.flat(load(f, t, f"%init{i}", 0) for i, t in enumerate(self.types))
         before = self._before(row, chunk) if name == "scan_chunks" else self.identity
         with f.loop(first, end, TILE, list(zip(self.kinds, before, strict=True))) as loop:
             at = f.add(loop.index, f.mul("%kernel.t", EACH))
@@ -124,18 +125,11 @@ class _Scan:
         ), list(size.names)
 
     # -- values
-    def _parts(self, value: str) -> list[str]:
-        return list(value) if isinstance(value, tuple) else [value]
-
     def _combine(self, a: list[str], b: list[str]) -> list[str]:
         """The fold of neighbours a and b."""
         f, r = self.f, self.reducer
         if r.op is None:
-            return [
-                p
-                for v in apply(f, r.computation, [*r.grouped(a), *r.grouped(b)])
-                for p in self._parts(v)
-            ]
+            return scalar.flat(apply(f, r.computation, [*r.grouped(a), *r.grouped(b)]))
         kind = DTYPES[self.types[0]].kind
         fn = scalar.TABLE[r.op, "f" if kind == "c" else kind]
         return [fn(f.emit().typed(t), p, q) for t, p, q in zip(self.kinds, a, b, strict=True)]
@@ -226,9 +220,9 @@ class _Scan:
         f = self.f
         if self._whole():
 
-            def read() -> list[str]:
+            def vector() -> list[str]:
                 return [
-                    load(
+                    load_real(
                         f,
                         t,
                         f"%from{i}",
@@ -242,7 +236,7 @@ class _Scan:
             e = f.emit(EACH)
             vectors = f.choose(
                 f.icmp("slt", at, end),
-                read,
+                vector,
                 lambda: [e.splat(k, v) for k, v in zip(self.kinds, self.identity, strict=True)],
                 [e.type(k) for k in self.kinds],
             )
@@ -257,12 +251,11 @@ class _Scan:
         for j in range(EACH):
             one = f.add(at, j)
 
-            def read(one: str = one) -> list[str]:
-                return [
-                    p
+            def read() -> list[str]:
+                return scalar.flat(
+                    load(f, t, f"%from{i}", self._place(row, one, n))
                     for i, t in enumerate(self.types)
-                    for p in self._parts(load(f, t, f"%from{i}", self._place(row, one, n)))
-                ]
+                )
 
             found.append(f.choose(f.icmp("slt", one, end), read, lambda: self.identity, self.kinds))
         return found
@@ -290,7 +283,7 @@ class _Scan:
         for j, flat in enumerate(values):
             one = f.add(at, j)
             with f.when(f.icmp("slt", one, end)):
-                for i, (t, v) in enumerate(
+                for i, (t, value) in enumerate(
                     zip(self.types, self.reducer.grouped(flat), strict=True)
                 ):
-                    store(f, t, v, f"%to{i}", self._place(row, one, n))
+                    store(f, t, value, f"%to{i}", self._place(row, one, n))

@@ -11,6 +11,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.index import Index
 from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
 from torch_hlo.compiler.codegen.kernel import Kernel
@@ -27,7 +28,7 @@ from torch_hlo.compiler.window.scan import emit_scan, is_scan
 from torch_hlo.hlo.ir.dim import Dim, Size
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import DTYPES, row_major_strides
+from torch_hlo.hlo.ir.shape import DTYPES, Shape, row_major_strides
 from torch_hlo.hlo.ir.window import Window
 
 UNROLLED_TAPS = 64  # windows up to this size are written out
@@ -43,7 +44,7 @@ def tap_count(window: Window) -> int | None:
     return total
 
 
-def _elements(x: Instruction) -> tuple:
+def _elements(x: Instruction) -> tuple[Shape, ...]:
     return x.shape.elements if x.shape.is_tuple else (x.shape,)
 
 
@@ -227,9 +228,8 @@ def _nested(program: Program, x: Instruction) -> None:
         _fold_window(size, sums, output, strides)
         for i, t in enumerate(sums.types):
             store(f, t, sums.kept(i), f"%to{i}", item)
-    places = program.places(x) if x.shape.is_tuple else (program.places(x),)
     pointers = []
-    for o, init, place in zip(operands, inits, places, strict=True):
+    for o, init, place in zip(operands, inits, leaves(program.places(x)), strict=True):
         pointers += [program.pointer(o), program.pointer(init), program.at(place)]
     name = f.define()
     program.parallel(

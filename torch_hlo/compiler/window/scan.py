@@ -6,6 +6,7 @@ which what came before is added: one combination per vector is sequential."""
 
 from __future__ import annotations
 
+from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.index import product
 from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
 from torch_hlo.compiler.codegen.program import Program
@@ -48,7 +49,9 @@ def is_scan(x: Instruction) -> bool:
 
 def emit_scan(program: Program, x: Instruction) -> None:
     """Write and call the kernel of a reduce-window for which `is_scan` holds."""
-    axis, backward = scan_dimension(x)
+    scanned = scan_dimension(x)
+    assert scanned is not None
+    axis, backward = scanned
     half = len(x.operands) // 2
     operands, inits = x.operands[:half], x.operands[half:]
     dims = operands[0].shape.dims
@@ -79,9 +82,8 @@ def emit_scan(program: Program, x: Instruction) -> None:
                 width,
                 backward,
             )
-    places = program.places(x) if x.shape.is_tuple else (program.places(x),)
     pointers = []
-    for o, i, place in zip(operands, inits, places, strict=True):
+    for o, i, place in zip(operands, inits, leaves(program.places(x)), strict=True):
         pointers += [
             f"ptr {program.pointer(o)}",
             f"ptr {program.pointer(i)}",
@@ -205,10 +207,8 @@ class _Scan:
         """(type, initial value) of the accumulators."""
         f, e, found = self.f, self.f.emit(self.lanes), []
         for i, t in enumerate(self.types):
-            v = load(f, t, f"%init{i}", 0)
-            found += [
-                e.splat(STORAGE[t].register, p) for p in (v if isinstance(v, tuple) else (v,))
-            ]
+            parts = scalar.flat([load(f, t, f"%init{i}", 0)])
+            found += [e.splat(STORAGE[t].register, p) for p in parts]
         if self.wide:
             found = [e.cast("fpext", found[0], STORAGE[self.types[0]].register, self.wide)]
         return list(zip([e.type(kind) for kind in self.kinds], found, strict=True))
@@ -226,19 +226,19 @@ class _Scan:
             [*self._grouped(a), *self._grouped(b)],
             self.lanes,
         )
-        return [p for v in results for p in (v if isinstance(v, tuple) else (v,))]
+        return scalar.flat(results)
 
     def _read(self, at: Int, mask: str | None) -> list[str]:
-        values = [
+        values = scalar.flat(
             load(self.f, t, f"%from{i}", at, self.lanes, mask) for i, t in enumerate(self.types)
-        ]
+        )
         if self.wide:
             return [
                 self.f.emit(self.lanes).cast(
                     "fpext", values[0], STORAGE[self.types[0]].register, self.wide
                 )
             ]
-        return [p for v in values for p in (v if isinstance(v, tuple) else (v,))]
+        return values
 
     def _write(self, flat: list[str], at: Int, mask: str | None) -> None:
         if self.wide:

@@ -17,9 +17,10 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
+from torch_hlo.compiler.codegen.inline import Writer, apply, load, load_real, store
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes, dot_product, loop_nest
+from torch_hlo.compiler.llvm import scalar
 from torch_hlo.compiler.llvm.emit import BITS
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE
@@ -291,14 +292,10 @@ class _LaneWriter:
         return self.f.add(self.f.add(place.corner, offset), c)
 
     def applied(self, computation: str, a: str, b: str) -> str:
-        value = apply(self.f, self.x[computation], [a, b], self.lanes)[0]
-        assert isinstance(value, str)
-        return value
+        return scalar.single(apply(self.f, self.x[computation], [a, b], self.lanes)[0])
 
     def get(self, pointer: str, at: Int, mask: str | None) -> str:
-        value = load(self.f, self.dtype, pointer, at, self.lanes, mask)
-        assert isinstance(value, str)
-        return value
+        return load_real(self.f, self.dtype, pointer, at, self.lanes, mask)
 
     def put(self, value: str, at: Int, mask: str | None) -> None:
         store(self.f, self.dtype, value, "%to", at, self.lanes, mask)

@@ -10,10 +10,10 @@ import itertools
 import math
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.compiler.simplify.legalize import lift
 from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir.dim import fixed
 from torch_hlo.hlo.ir.instruction import Instruction, Module
-from torch_hlo.hlo.ir.match import op, rewrite, rules
+from torch_hlo.hlo.ir.match import lift, op, rewrite, rules
 
 MOST_WINDOWS = 16  # over one element, that are looked at one by one
 
@@ -34,7 +34,7 @@ def looked_at(out: Instruction) -> Instruction | None:
         math.prod(over) > MOST_WINDOWS
         or out.shape.size == 0
         or source.shape.size == 0
-        or out.shape.size >= 1 << 31
+        or fixed(out.shape.size) >= 1 << 31
     ):
         return None
     number = h.reshape(h.iota("s32", (out.shape.size,), 0), out.shape.dims)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.index import exact
-from torch_hlo.compiler.codegen.inline import Writer, load
+from torch_hlo.compiler.codegen.inline import Writer, load_real
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
+from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.words import Words
 from torch_hlo.compiler.llvm import scalar
 from torch_hlo.compiler.llvm.function import Int
@@ -46,19 +47,10 @@ def divides(number: int, sizes: Sequence[Size]) -> bool:
 def element(f: Writer, dtype: str, kind: str, pointer: str, at: Int, lanes: int = 1) -> list[str]:
     """`lanes` elements, aligned to their total, as values of register type `kind`."""
     storage, e = STORAGE[dtype], f.emit(lanes)
+    value = load_real(f, dtype, pointer, at, lanes, align=storage.bytes * lanes)
+    if storage.register != kind:
+        value = scalar.single(scalar.convert(e, dtype, REGISTER_TYPE[kind], value))
     if lanes == 1:
-        value = load(f, dtype, pointer, at)
-    else:
-        value = scalar.decode(
-            e,
-            dtype,
-            e.typed(storage.memory).load(f.gep(storage.memory, pointer, at), storage.bytes * lanes),
-        )
-    value = (
-        value if storage.register == kind else scalar.convert(e, dtype, REGISTER_TYPE[kind], value)
-    )
-    if lanes == 1:
-        assert isinstance(value, str)
         return [value]
     return [f.op(f"extractelement {e.type(kind)} {value}, i64 {i}") for i in range(lanes)]
 
@@ -105,10 +97,10 @@ def writer(
     batch: int,
     parts: int,
     more: Sequence[tuple[str, str]] = (),
-) -> Writer:
+) -> GpuWriter:
     """The function of a product's kernel: (lo, hi, A, B, C, parameters, more)."""
     names = parameters(batch, parts)
-    return Writer(
+    return GpuWriter(
         program,
         f"{name}_{batch}{'_parts' * (parts > 1)}",
         [

@@ -23,13 +23,13 @@ from typing import Protocol
 
 from torch_hlo.compiler import tune
 from torch_hlo.compiler.codegen.block import CodegenError, Place
-from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.gpu.gpu_program import (
     MAP,
     GpuProgram,
     LibraryProduct,
     TensorMap,
 )
+from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.target import GpuTarget, machine
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE
@@ -86,7 +86,7 @@ class Engine(Protocol):
     def name(self) -> str: ...
     def width(self, most: int) -> int: ...
     def maps(self, batch: int) -> tuple[TensorMap, ...]: ...
-    def write(self, f: Writer, at: BlockPlace, lanes: int, store: Store) -> str: ...
+    def write(self, f: GpuWriter, at: BlockPlace, lanes: int, store: Store) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Fma:
     def maps(self, batch: int) -> tuple[TensorMap, ...]:
         return ()
 
-    def write(self, f: Writer, at: BlockPlace, lanes: int, store: Store) -> str:
+    def write(self, f: GpuWriter, at: BlockPlace, lanes: int, store: Store) -> str:
         def operand(
             side: int,
             pointer: str,
@@ -460,7 +460,7 @@ def _write(
     shared = engine.write(f, at, lanes, finish.store(f, at, engine.kind))
     f.unit.declare(program)
     maps = engine.maps(batch)
-    f.params = [*f.params, *((MAP, f"map{i}") for i in range(len(maps)))]
+    f.params += [(MAP, f"map{i}") for i in range(len(maps))]
     return program.group_function(
         f.name,
         shared + f.text(),

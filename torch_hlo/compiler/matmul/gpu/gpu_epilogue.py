@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 
 from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.index import Index
-from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.kernel_values import Level
+from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.matmul.epilogue import Expression
 from torch_hlo.compiler.matmul.gpu import gpu_blocks
 from torch_hlo.compiler.matmul.gpu.gpu_blocks import Place, Store
-from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.dim import Dim, Size
 from torch_hlo.hlo.ir.instruction import Instruction
 
 
@@ -43,7 +43,7 @@ class Plain:
         """Of the widest element that is read or written along a row."""
         return STORAGE[self.dtype].bytes
 
-    def store(self, f: Writer, at: Place, kind: str) -> Store:
+    def store(self, f: GpuWriter, at: Place, kind: str) -> Store:
         def write(i: Int, j: Int, lanes: int, sums: str) -> None:
             gpu_blocks.store_sums(
                 f,
@@ -64,7 +64,7 @@ class Fused:
     `e0` …, then its symbolic sizes."""
 
     e: Expression
-    sizes: dict[Size, str] = field(default_factory=dict, compare=False)
+    sizes: dict[Dim, str] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ class Fused:
         wide = (x.shape.dtype for x in (*self.e.leaves, *self.e.results) if x.shape.size != 1)
         return max(STORAGE[d].bytes * STORAGE[d].parts for d in wide)
 
-    def store(self, f: Writer, at: Place, kind: str) -> Store:
+    def store(self, f: GpuWriter, at: Place, kind: str) -> Store:
         first = f.div(at.c, "%c_m")  # row of the whole result that the product's first one is
 
         def write(i: Int, j: Int, lanes: int, sums: str) -> None:
@@ -92,7 +92,7 @@ class Fused:
 class _Element(Kernel):
     """The expression at one place, written into a function as it stands."""
 
-    def __init__(self, f: Writer, finish: Fused, lanes: int, sums: str) -> None:
+    def __init__(self, f: GpuWriter, finish: Fused, lanes: int, sums: str) -> None:
         e = finish.e
         super().__init__(f.program.target, lanes, e.leaves, len(e.results))
         names = [f"%e{i}" for i in range(len(e.leaves) + len(e.results))]
@@ -132,7 +132,7 @@ class _Element(Kernel):
             return str(size)
         if size not in self.sizes:
             self.sizes[size] = f"%es{len(self.sizes)}"
-            self.f.params = [*self.f.params, ("i64", f"es{len(self.sizes) - 1}")]
+            self.f.params.append(("i64", f"es{len(self.sizes) - 1}"))
         return self.sizes[size]
 
     def _compute(self, x: Instruction, index: tuple[Index, ...]) -> Value:

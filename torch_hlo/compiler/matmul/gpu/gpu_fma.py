@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.matmul.gpu.gpu_blocks import Store
 
@@ -41,7 +41,7 @@ class Block:
     """Writes one block of C into `f`, a group function of THREADS threads. `side`: 64 or 128, its
     rows and columns; `kind`: register type of sums."""
 
-    def __init__(self, f: Writer, kind: str, side: int) -> None:
+    def __init__(self, f: GpuWriter, kind: str, side: int) -> None:
         self.f, self.kind, self.side = f, kind, side
         self.slice = THREADS * QUAD // side  # of k: each thread loads a quad of both operands
         self.pitch = side + PADDING
@@ -63,7 +63,7 @@ class Block:
         length = self.slice * self.pitch
         for name, operand in (("a", a), ("b", b)):
             self._put(name, operand, 0, self._fetch(operand, 0, k))
-        self._barrier()
+        self.f.barrier()
         zero = t.const(0)
         count = (QUAD * self.quads) ** 2
         with f.loop(0, k, self.slice, carry=[("i64", "0"), *[(self.kind, zero)] * count]) as loop:
@@ -82,7 +82,7 @@ class Block:
                 ]
             for name, operand, values in zip("ab", (a, b), fetched, strict=True):
                 self._put(name, operand, after, values)
-            self._barrier()
+            self.f.barrier()
             loop.next = [after, *sums]
         sums = loop.vars[1:]
         width = QUAD * self.quads
@@ -166,6 +166,3 @@ class Block:
             quad = f.load(vector, f.gep(self.kind, f"@SELF.{name}", where), 16)
             result += [f.op(f"extractelement {vector} {quad}, i64 {i}") for i in range(QUAD)]
         return result
-
-    def _barrier(self) -> None:
-        self.f.lines.append(f"  {self.f.program.target.family.barrier}")

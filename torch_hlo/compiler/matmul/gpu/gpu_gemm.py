@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.gpu import ptx
+from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.words import Words
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.matmul.gpu.gpu_blocks import Place, Store
@@ -78,7 +78,7 @@ class Product:
     """Writes one group's block of C into `f`, a group function made by blocks.writer; shared memory
     is @SELF.shared."""
 
-    def __init__(self, f: Writer, tile: Tile, a: Operand, b: Operand, lanes: int) -> None:
+    def __init__(self, f: GpuWriter, tile: Tile, a: Operand, b: Operand, lanes: int) -> None:
         """`lanes`: neighbouring columns that `store` is called with; the number of columns is a
         multiple."""
         self.f, self.tile, self.a, self.b, self.lanes = f, tile, a, b, lanes
@@ -147,7 +147,7 @@ class Product:
             pointers, sums = rest[:2], rest[2:]
             ptx.wait_copies(f, ahead - 1)
             # the slice is complete, and all warps are done with the one that is overwritten now
-            self.barrier()
+            self.f.barrier()
             pointers = self.bring(to, panels, pointers, f.add(loop.index, ahead * depth))
             for step in range(STEPS):
                 left = [
@@ -165,7 +165,7 @@ class Product:
                 *sums,
             ]
         ptx.wait_copies(f, 0)
-        self.barrier()
+        self.f.barrier()
         totals: list[str] = loop.vars[4:]
         return totals
 
@@ -206,9 +206,6 @@ class Product:
         """The stage after the one at `slot`, in a ring."""
         after = self.w.add(slot, size)
         return self.f.select(self.f.icmp("eq", after, end, "i32"), "i32", start, after)
-
-    def barrier(self) -> None:
-        self.f.lines.append(f"  {self.f.program.target.family.barrier}")
 
     # -- results
     def _give(self, shared: str, sums: list[str], row: Int, column: Int, store: Store) -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import TensorMap
+from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.target import GpuTarget, machine
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE
@@ -64,7 +64,7 @@ class Gemv:
     def maps(self, batch: int) -> tuple[TensorMap, ...]:
         return ()
 
-    def write(self, f: Writer, at: Place, lanes: int, store: Store) -> str:
+    def write(self, f: GpuWriter, at: Place, lanes: int, store: Store) -> str:
         return (_rows if self.along_k else _columns)(f, self, at, lanes, store)
 
 
@@ -116,19 +116,19 @@ def engine(target: GpuTarget, p: Product, dtypes: tuple[str, str], kind: str) ->
     return Gemv(Blocks(p.m, columns, parts, LANES * 8), kind, dtypes, p.m, along_k, lanes)
 
 
-def _multiply(f: Writer, kind: str, a: str, b: str, total: str) -> str:
+def _multiply(f: GpuWriter, kind: str, a: str, b: str, total: str) -> str:
     t = f.emit().typed(kind)
     return t.fma(a, b, total) if t.is_float else t.add(t.mul(a, b), total)
 
 
-def _vector(f: Writer, kind: str, values: list[str]) -> str:
+def _vector(f: GpuWriter, kind: str, values: list[str]) -> str:
     result = values[0] if len(values) == 1 else "poison"
     for i, v in enumerate(values if len(values) > 1 else ()):
         result = f.op(f"insertelement <{len(values)} x {kind}> {result}, {kind} {v}, i64 {i}")
     return result
 
 
-def _rows(f: Writer, g: Gemv, at: Place, lanes: int, store: Store) -> str:
+def _rows(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
     lane, warp = f.rem("%kernel.t", LANES), f.div("%kernel.t", LANES)
     first = f.add(at.column, f.mul(warp, EACH))
     last = f.sub("%n", 1)
@@ -172,7 +172,7 @@ def _rows(f: Writer, g: Gemv, at: Place, lanes: int, store: Store) -> str:
     return exchange.declarations()
 
 
-def _columns(f: Writer, g: Gemv, at: Place, lanes: int, store: Store) -> str:
+def _columns(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
     lane, warp = f.rem("%kernel.t", LANES), f.div("%kernel.t", LANES)
     across = f.mul(lane, g.lanes)
     column = f.add(at.column, across)
@@ -196,7 +196,7 @@ def _columns(f: Writer, g: Gemv, at: Place, lanes: int, store: Store) -> str:
             slot(warp, r),
             4 * g.lanes,
         )
-    f.lines.append(f"  {f.program.target.family.barrier}")
+    f.barrier()
     with f.when(f.op(f"and i1 {f.icmp('slt', warp, g.rows)}, {ok}")):  # warp i folds row i
         vt = f.emit(g.lanes).typed(g.kind)
         total = vt.load(slot(0, warp), 4 * g.lanes)
@@ -220,7 +220,7 @@ def _columns(f: Writer, g: Gemv, at: Place, lanes: int, store: Store) -> str:
     )
 
 
-def _column_sums(f: Writer, g: Gemv, at: Place, base: Int, warp: Int) -> list[str]:
+def _column_sums(f: GpuWriter, g: Gemv, at: Place, base: Int, warp: Int) -> list[str]:
     """The sums of a warp's share of k: `g.lanes` columns from `base` on, for every row."""
     last = f.sub(at.k, 1)
     t = f.emit().typed(g.kind)

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.gpu.gpu_program import TensorMap
+from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.ptx import MATRIX_UNITS, WARPGROUP, MatrixUnit
 from torch_hlo.compiler.gpu.target import GpuTarget, machine
 from torch_hlo.compiler.matmul.gpu import gpu_blocks as blocks
@@ -123,7 +123,7 @@ class Matrix:
     def width(self, most: int) -> int:
         return most
 
-    def write(self, f: Writer, at: Place, lanes: int, store: Store) -> str:
+    def write(self, f: GpuWriter, at: Place, lanes: int, store: Store) -> str:
         bases = [
             f.gep("i8", f"%{q}", f.mul(offset, o.unit.itemsize))
             for q, offset, o in (("A", at.a, self.a), ("B", at.b, self.b))

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.gpu import ptx
+from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.ptx import MatrixUnit
 from torch_hlo.compiler.gpu.words import Words
 from torch_hlo.compiler.llvm.function import Int
@@ -114,7 +114,7 @@ class Panel:
 
     def __init__(
         self,
-        f: Writer,
+        f: GpuWriter,
         operand: Operand,
         threads: int,
         base: str,

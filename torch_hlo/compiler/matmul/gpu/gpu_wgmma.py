@@ -66,7 +66,7 @@ class CopyEngine(Copies):
             for stage in range(t.stages):
                 ptx.initialize_barrier(f, w.add(self.barriers, 8 * stage), 1)
             ptx.fence_barriers(f)
-        product.barrier()
+        f.barrier()
 
     def bring(self, to: Int, state: Sequence[str], k: Int) -> list[str]:
         f, w, at = self.f, self.w, self.at
@@ -143,7 +143,7 @@ class Product(gpu_gemm.Product):
             state, sums = rest[: len(kinds)], rest[len(kinds) :]
             copies.wait(now, ahead - 1, state)
             # the slice is complete, and all warpgroups are done with the slice before the last
-            self.barrier()
+            self.f.barrier()
             each = len(sums) * WARPGROUP_ROWS // t.warp_m
             result = []
             for block in range(t.warp_m // WARPGROUP_ROWS):
@@ -172,7 +172,7 @@ class Product(gpu_gemm.Product):
             ]
         ptx.wait_units(f, 0)
         copies.finish()
-        self.barrier()
+        self.f.barrier()
         totals: list[str] = loop.vars[2 + len(kinds) :]
         return totals
 

@@ -1,0 +1,19 @@
+"""Writers of functions that groups of a GPU's threads run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.gpu.gpu_program import GpuProgram
+
+
+class GpuWriter(Writer):
+    program: GpuProgram
+
+    def __init__(self, program: GpuProgram, name: str, params: Sequence[tuple[str, str]]) -> None:
+        super().__init__(program, name, params)
+
+    def barrier(self) -> None:
+        """The threads of a group wait for each other."""
+        self.do(self.program.target.family.barrier)
