@@ -34,7 +34,7 @@ class Place:
 
 Leaf = TypeVar("Leaf")
 Nested: TypeAlias = "Leaf | tuple[Nested[Leaf], ...]"
-Places: TypeAlias = Nested[Place]  # a tuple-shaped value has one entry per element
+Places: TypeAlias = "Nested[Place]"  # a tuple-shaped value has one entry per element
 
 
 @dataclass(frozen=True, slots=True)

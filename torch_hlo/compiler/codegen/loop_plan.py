@@ -17,6 +17,7 @@ from torch_hlo.compiler.codegen.index import Index, Var
 from torch_hlo.compiler.codegen.kernel_values import Condition
 from torch_hlo.compiler.codegen.registry import POINTWISE, VALUES
 from torch_hlo.compiler.llvm.emit import Emit, Unit
+from torch_hlo.compiler.llvm.scalar import Value
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.opcodes import OPCODES
@@ -41,8 +42,8 @@ class Planner:
         self._settling = False
         self._seen: set[tuple[Instruction, tuple[Index, ...]]] = set()
 
-    def value(self, x: Instruction, index: tuple[Index, ...]) -> str | tuple[str, ...]:
-        dummy = ("%0", "%0") if x.shape.kind == "c" else "%0"
+    def value(self, x: Instruction, index: tuple[Index, ...]) -> Value:
+        dummy: Value = ("%0", "%0") if x.shape.kind == "c" else "%0"
         stack = [(x, index)]
         while stack:
             key = x, index = stack.pop()

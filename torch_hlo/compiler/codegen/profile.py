@@ -174,9 +174,7 @@ def matrix_flops(x: Instruction) -> Size:
         return 2 * x.shape.size * depth
     if x.op == "convolution":
         kernel = x.operands[1].shape
-        features: Size = kernel.dims[
-            x["dim_labels"].partition("_")[2].partition("->")[0].index("o")
-        ]
+        at: int = x["dim_labels"].partition("_")[2].partition("->")[0].index("o")
         return 2 * x.shape.size * (kernel.size // kernel.dims[at])
     return 0
 

@@ -10,6 +10,7 @@ from torch_hlo.compiler.codegen.block import CodegenError
 from torch_hlo.compiler.codegen.index import Index
 from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.kernel_values import Condition
+from torch_hlo.compiler.codegen.loop_plan import Planner
 from torch_hlo.compiler.codegen.registry import POINTWISE
 from torch_hlo.compiler.llvm import scalar
 from torch_hlo.compiler.llvm.math_error import NARROW
@@ -136,7 +137,7 @@ def pad(k: Kernel, x: Instruction, index: Indices) -> Value:
 
 
 def choose(
-    k: Kernel,
+    k: Kernel | Planner,
     dtype: str,
     conditions: list[Condition],
     inside: Callable[[], Value],

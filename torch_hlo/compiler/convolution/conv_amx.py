@@ -50,7 +50,7 @@ from torch_hlo.compiler.thresholds import (
     TABLE_BYTES,
 )
 from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import ceildiv, fixed
+from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import row_major_strides
 from torch_hlo.hlo.ir.window import WindowDim
@@ -319,7 +319,7 @@ def _emit(
     tiles_each = max(1, min(CONV_AMX_GROUP, ceildiv(tiles, wanted)))
     groups = ceildiv(tiles, tiles_each)
     strides = row_major_strides(lhs.shape.dims)
-    numbers = [steps, chunks, channels, features, tiles_each, columns_each, blocks_n]
+    numbers: list[Size] = [steps, chunks, channels, features, tiles_each, columns_each, blocks_n]
     numbers += [pixels, strides[0]]
     places = zip(window, lhs.shape.dims[1:-1], x.shape.dims[1:-1], strides[1:], strict=False)
     for w, n, out, stride in places:
@@ -335,7 +335,7 @@ def _emit(
         lambda: task(label, spatial, many, epilogue, program),
     )
     pointers = [f"ptr {p}" for p in (program.pointer(lhs), packed, program.at(zeros))]
-    texts = [*pointers, *(f"i64 {v}" for v in numbers), *finish.arguments]
+    texts = [*pointers, *(f"i64 {program.size(v)}" for v in numbers), *finish.arguments]
     cost = 1000 + tiles_each * BLOCK * columns_each * steps * BLOCK / 250
     program.parallel(name, texts, str(groups * blocks_n), cost=cost)
 

@@ -56,7 +56,7 @@ from torch_hlo.compiler.thresholds import (
     WINOGRAD_TILES,
     WINOGRAD_V_BYTES,
 )
-from torch_hlo.hlo.ir.dim import ceildiv
+from torch_hlo.hlo.ir.dim import Size, ceildiv
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import row_major_strides
 
@@ -549,7 +549,7 @@ def emit_winograd(
         lambda: task(label, t, s, height, odd, epilogue, program),
     )
     steps = row_major_strides(lhs.shape.dims)
-    numbers = [
+    numbers: list[Size] = [
         tiles,
         tiles_each,
         channels,
@@ -573,7 +573,7 @@ def emit_winograd(
     zeros = program.constant(bytes((channels + t.lanes) * t.itemsize))
     pointers = program.pointer(lhs), U, "null" if finish else program.pointer(x)
     texts = [f"ptr {p}" for p in (*pointers, program.at(zeros))]
-    texts += [f"i64 {v}" for v in numbers]
+    texts += [f"i64 {program.size(v)}" for v in numbers]
     texts += finish.arguments if finish else ()
     items = blocks * blocks_n
     program.parallel(name, texts, str(items), cost=100 + work / items / (1.5 * t.lanes))

@@ -48,7 +48,7 @@ from torch_hlo.compiler.thresholds import (
     WINOGRAD_PASS_NS,
     WINOGRAD_TAPS_NS,
 )
-from torch_hlo.hlo.ir.dim import ceildiv, fixed
+from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import row_major_strides
 
@@ -322,7 +322,7 @@ def emit_winograd_gradient(program: Program, x: Instruction, kind: str) -> None:
     tiles_each = ceildiv(ceildiv(tiles, pieces), GRADIENT_TILES) * GRADIENT_TILES
     pieces = ceildiv(tiles, tiles_each)
     lds = [ceildiv(n, t.columns) * t.columns + t.lanes for n in (rows, columns)]
-    numbers = [
+    numbers: list[Size] = [
         tiles,
         tiles_each,
         channels,
@@ -357,7 +357,7 @@ def emit_winograd_gradient(program: Program, x: Instruction, kind: str) -> None:
     pointers = [program.pointer(lhs), program.pointer(rhs), to, program.at(zeros)]
     program.parallel(
         name,
-        [*(f"ptr {p}" for p in pointers), *(f"i64 {v}" for v in numbers)],
+        [*(f"ptr {p}" for p in pointers), *(f"i64 {program.size(v)}" for v in numbers)],
         str(items),
         cost=100 + tiles * 16 * channels * features / items / (1.5 * t.lanes),
     )

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import TypeVar
 
 from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen.block import Place, Places
+from torch_hlo.compiler.codegen.block import Place
+from torch_hlo.compiler.codegen.block import leaves as leaves_of
 from torch_hlo.compiler.codegen.inline import Values, Writer, apply, load, store
 from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.program import Program
@@ -23,6 +25,8 @@ from torch_hlo.compiler.matmul.tile import lane_mask
 from torch_hlo.hlo.ir.dim import Dim, Size, dim_max
 from torch_hlo.hlo.ir.instruction import Instruction, postorder
 from torch_hlo.hlo.ir.shape import Shape, row_major_strides
+
+Part = TypeVar("Part", Int, Int | None)  # of an index
 
 
 def gather(k: Kernel, x: Instruction, index: tuple[ix.Index, ...]) -> Value:
@@ -122,8 +126,7 @@ def digits(f: Writer, value: Int, sizes: list[Int]) -> list[Int]:
 
 def scatter(program: Program, x: Instruction) -> None:
     count = len(x.operands) // 2
-    found = program.places(x)
-    places = found if isinstance(found, tuple) else (found,)
+    places = list(leaves_of(program.places(x)))
     for place, operand in zip(places, x.operands[:count], strict=True):
         copy_places(program, place, program.places(operand))
     _scatter_into(
@@ -156,7 +159,7 @@ def emit_fused_scatter(program: Program, x: Instruction) -> None:
 def _scatter_into(
     program: Program,
     x: Instruction,
-    places: Sequence[Places],
+    places: Sequence[Place],
     sources: Sequence[Place],
     leaves: Sequence[Instruction],
 ) -> None:
@@ -394,16 +397,11 @@ class Scatter:
                 with f.loop(whole, high, self.lanes) as j:  # at most one, partial, vector
                     combine(j, self.lanes, lane_mask(f, self.lanes, j, high), (j,))
 
-    def _update_index(self, batch: Sequence[Int], window: Sequence[Int]) -> list[Int]:
+    def _update_index(self, batch: Sequence[Part], window: Sequence[Part]) -> list[Part]:
         """The index of an update, from its parts along scatter and window dimensions."""
-        index: list[Int] = [0] * len(self.update_dims)
-        for d, i in zip(
-            (*self.scatter_positions, *self.window_positions),
-            (*batch, *window),
-            strict=True,
-        ):
-            index[d] = i
-        return index
+        positions = (*self.scatter_positions, *self.window_positions)
+        index = dict(zip(positions, (*batch, *window), strict=True))
+        return [index[d] for d in range(len(self.update_dims))]
 
     def _combine(self, to: Int, new: list[Value], lanes: int, mask: str | None) -> None:
         f = self.f

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_hlo.compiler.codegen.block import Place
+from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.index import product
 from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
 from torch_hlo.compiler.control.control_flow import copy_places
@@ -46,15 +46,14 @@ def scatter(program: GpuProgram, x: Instruction) -> None:
     empty = updates[0].shape.size == 0 or operands[0].shape.size == 0
     if empty or isinstance(s.windows, int) and s.windows <= FEW or not s.disjoint():
         return gather_scatter.scatter(program, x)
-    found = program.places(x)
-    targets = found if isinstance(found, tuple) else (found,)
+    targets = list(leaves(program.places(x)))
     for place, operand in zip(targets, operands, strict=True):
         copy_places(program, place, program.places(operand))
     keys, order = s.sorted_windows()
     pointers = [
         keys,
         order,
-        *(program.at(p) for p in targets if isinstance(p, Place)),
+        *(program.at(p) for p in targets),
         *(program.pointer(u) for u in updates),
     ]
     if s.associative:
@@ -92,7 +91,7 @@ class _Sorted:
             updates,
         )
         self.types = [o.shape.dtype for o in operands]
-        self.form = form = self._form(None)
+        self.form = form = self._form(Writer(program, "form", []))
         self.windows = product(form.update_dims[d] for d in form.scatter_positions)
         self.window = product(form.window_sizes)
         self.lanes = self._lanes()
@@ -117,7 +116,7 @@ class _Sorted:
         # the key of a window that does not fit
         self.nowhere = str((1 << (31 if self.key_dtype == "s32" else 63)) - 1)
 
-    def _form(self, f: Writer | None) -> Scatter:
+    def _form(self, f: Writer) -> Scatter:
         return Scatter(f, self.x, self.operands, self.indices, self.updates, 1)
 
     def disjoint(self) -> bool:
@@ -395,7 +394,7 @@ class _Sorted:
                 piece = f.add(f.div(first, PIECE), 1)
                 _, values = self.run(f.add(first, 1), f.min(f.mul(piece, PIECE), n), key, values)
                 kind = f.emit(self.lanes).type(STORAGE[self.types[0]].register)
-                with f.while_([("i64", piece), (kind, values[0])]) as loop:
+                with f.while_([("i64", piece), (kind, scalar.single(values[0]))]) as loop:
                     piece, value = loop.vars
                     f.break_if(loop, f.icmp("sge", f.mul(piece, PIECE), n))
                     f.break_if(
@@ -407,9 +406,9 @@ class _Sorted:
                         "%parts",
                         f.add(f.mul(piece, self.size(self.window)), self.number),
                     )
-                    loop.next = [f.add(piece, 1), self.combine([value], [part])[0]]
+                    loop.next = [f.add(piece, 1), scalar.single(self.combine([value], [part])[0])]
                 values = [loop.vars[1]]
             for k, (t, v) in enumerate(zip(self.types, values, strict=True)):
                 if self.op is not None:
-                    v = scalar.round_to(f.emit(self.lanes), t, v)
+                    v = scalar.round_to(f.emit(self.lanes), t, scalar.single(v))
                 self._store(t, v, f"%to{k}", at)

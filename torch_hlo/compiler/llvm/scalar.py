@@ -27,7 +27,7 @@ Attrs = Mapping[str, Any]  # of an instruction
 
 
 def flat(values: Iterable[Value]) -> list[str]:
-    """Operands of values, two for a complex one."""
+    """Operands of values, two for a pair."""
     return [p for v in values for p in (v if isinstance(v, tuple) else (v,))]
 
 

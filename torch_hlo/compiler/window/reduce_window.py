@@ -15,6 +15,7 @@ from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.index import Index
 from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
 from torch_hlo.compiler.codegen.kernel import Kernel
+from torch_hlo.compiler.codegen.kernel_values import Condition
 from torch_hlo.compiler.codegen.loop_plan import Planner
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.codegen.views import choose
@@ -88,7 +89,8 @@ def window_value(k: Kernel | Planner, x: Instruction, index: tuple[ix.Index, ...
     reducer = Reducer(x)
     taps = []
     for offsets in itertools.product(*(range(w.size) for w in window)):
-        place, conditions = [], []
+        place: list[Index] = []
+        conditions: list[Condition] = []
         for i, o, w, n in zip(index, offsets, window, operand.shape.dims, strict=True):
             at = i * w.stride + (o * w.window_dilation - w.pad_low)
             reach = n
@@ -104,7 +106,7 @@ def window_value(k: Kernel | Planner, x: Instruction, index: tuple[ix.Index, ...
         taps.append((tuple(place), conditions))
     initial = x.operands[1]
 
-    def read(place: tuple[Index, ...], conditions: list[tuple[Index | int, ...]]) -> Value:
+    def read(place: tuple[Index, ...], conditions: list[Condition]) -> Value:
         return choose(
             k,
             x.shape.dtype,
@@ -124,7 +126,7 @@ def window_value(k: Kernel | Planner, x: Instruction, index: tuple[ix.Index, ...
     for v in flat[1:]:
         total = reducer.combine(k, total, v)
     total = reducer.finish(k, total)
-    return tuple(total) if len(total) == 2 else total[0]
+    return (total[0], total[1]) if len(total) == 2 else total[0]
 
 
 def _padding(k: Kernel | Planner, reducer: Reducer, initial: Instruction) -> Value:
@@ -133,7 +135,7 @@ def _padding(k: Kernel | Planner, reducer: Reducer, initial: Instruction) -> Val
     if isinstance(k, Planner) or reducer.needs_initial() or reducer.op is None:
         return k.value(initial, ())
     parts = [k.e.splat(kind, v) for kind, v in zip(reducer.kinds, reducer.identity(k), strict=True)]
-    return tuple(parts) if len(parts) == 2 else parts[0]
+    return (parts[0], parts[1]) if len(parts) == 2 else parts[0]
 
 
 # -- any window

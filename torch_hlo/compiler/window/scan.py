@@ -92,7 +92,7 @@ def emit_scan(program: Program, x: Instruction) -> None:
     items = outer * (
         -(-inner // columns) if isinstance(inner, int) else (inner + (columns - 1)) // columns
     )
-    steps = dims[axis] if isinstance(dims[axis], int) else 1000
+    steps = n if isinstance(n := dims[axis], int) else 1000
     program.parallel(
         f.define(),
         pointers + size.arguments(program),
@@ -214,7 +214,7 @@ class _Scan:
         return list(zip([e.type(kind) for kind in self.kinds], found, strict=True))
 
     def _fold(self, a: list[str], b: list[str]) -> list[str]:
-        if self.wide:
+        if self.wide and self.reducer.op is not None:
             return [
                 scalar.TABLE[self.reducer.op, "f"](
                     self.f.emit(self.lanes).typed(self.wide), a[0], b[0]
