@@ -202,6 +202,23 @@ def test_select_and_scatter_lanes(window, channels, dtype):
     check(program, v, source, dtypes=[dtype, dtype], symbolic={(0, 0): "n", (1, 0): "n"})
 
 
+@pytest.mark.parametrize("base", [1, 2])
+def test_select_and_scatter_twice(base):
+    """Functions have symbolic sizes of their own, not those of the ones before them."""
+    window = (ONE, WindowDim(2, 2, base_dilation=base), ONE)
+    v = np.random.default_rng(0).standard_normal((2, 8, 20)).astype("float32")
+    out = tuple(w.output_size(n) for w, n in zip(window, v.shape))
+    for turn in range(2):
+        check(
+            lambda x, s: build.select_and_scatter(
+                x, s, build.constant(turn, "f32"), window, "GE", "add"
+            ),
+            v,
+            np.ones(out, "float32"),
+            symbolic={(0, 2): "n", (1, 2): "n"},
+        )
+
+
 def test_empty():
     check(reduced((ONE, WindowDim(3)), "add", "f32"), np.ones((3, 2), "float32"))
     check(reduced((ONE, WindowDim(3, 1, 2, 2)), "add", "f32"), np.ones((3, 0), "float32"))

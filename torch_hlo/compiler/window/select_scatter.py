@@ -35,14 +35,14 @@ from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import row_major_strides
 
 BLOCK_VECTORS = 4  # vectors of an item: 256 bytes of a pixel
-POINTERS = [
+POINTERS = (
     ("i64", "lo"),
     ("i64", "hi"),
     ("ptr", "x"),
     ("ptr", "source"),
     ("ptr", "init"),
     ("ptr", "to"),
-]
+)
 
 
 def select_and_scatter(program: Program, x: Instruction) -> None:
