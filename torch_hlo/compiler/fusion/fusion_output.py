@@ -17,7 +17,14 @@ from collections.abc import Iterable
 from math import prod
 
 from torch_hlo.compiler.conv_forms import is_channels_last, is_planar
-from torch_hlo.compiler.fusion.fusion_plan import FULL, SAME, Edge, Group, Plan, Role
+from torch_hlo.compiler.fusion.fusion_plan import (
+    FULL,
+    SAME,
+    Edge,
+    Group,
+    Plan,
+    Role,
+)
 from torch_hlo.compiler.fusion.fusion_table import FREE, HEAVY, LIGHT
 from torch_hlo.compiler.thresholds import MAX_INPUTS, MAX_MEMBERS
 from torch_hlo.hlo.ir.instruction import Instruction
@@ -180,7 +187,12 @@ class _Absorber:
         roles: dict[int, Role] = dict.fromkeys(sorted(members), FULL)
         first = next(iter(roles))
         reads: dict[int, set[Edge]] = {s: {SAME} for s in self._inputs(roles)}
-        reach = max([*roles, *(h.reach for s in reads if (h := plan.group(s)) is not None)])
+        reach = max(
+            [
+                *roles,
+                *(h.reach for s in reads if (h := plan.group(s)) is not None),
+            ]
+        )
         readers = {r for m in roles for r in self.readers.get(m, ()) if r not in roles}
         return Group(
             plan.order[first].shape.size,

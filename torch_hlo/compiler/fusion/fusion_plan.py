@@ -347,7 +347,12 @@ class Plan:
                 continue
             saved = self.order[s].shape.nbytes
             before = candidates.get(id(h))
-            candidates[id(h)] = (h, saved + before[1] if before else saved, s, edge)
+            candidates[id(h)] = (
+                h,
+                saved + before[1] if before else saved,
+                s,
+                edge,
+            )
         ranked = sorted(
             candidates.values(),
             key=lambda c: c[1] if isinstance(c[1], int) else 1 << 60,

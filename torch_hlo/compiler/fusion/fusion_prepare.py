@@ -55,7 +55,8 @@ def prepare(root: Instruction) -> Instruction:
                 moved[x] = found
     root = _with_rows(substituted(root, moved) if moved else root)
     return rewrite_bottom_up(
-        root, lambda x: one_hot_sum(x) or narrow_compare(x) or widen_columns(x) or x
+        root,
+        lambda x: one_hot_sum(x) or narrow_compare(x) or widen_columns(x) or x,
     )
 
 
@@ -328,7 +329,10 @@ def narrow_compare(x: Instruction) -> Instruction | None:
         or t.shape.size * FEWER > size
     ):
         return None
-    inside = b.and_(b.compare(t, b.full_like(t, 0), "GE"), b.compare(t, b.full_like(t, n), "LT"))
+    inside = b.and_(
+        b.compare(t, b.full_like(t, 0), "GE"),
+        b.compare(t, b.full_like(t, n), "LT"),
+    )
     narrow = b.convert(b.select(inside, t, b.full_like(t, -1)), "s32")
     return b.compare(
         b.iota("s32", x.shape.dims, numbers["iota_dimension"]),

@@ -147,7 +147,11 @@ class _Sorted:
         )
 
     def launch(
-        self, name: str, kernel: Callable[..., Any], pointers: list[str], items: Size
+        self,
+        name: str,
+        kernel: Callable[..., Any],
+        pointers: list[str],
+        items: Size,
     ) -> None:
         program = self.program
 
@@ -220,7 +224,10 @@ class _Sorted:
             f.gep(self.key_kind, "%keys", "%lo"),
         )
         f.store("i32", f.op("trunc i64 %lo to i32"), f.gep("i32", "%order", "%lo"))
-        pointers = [program.pointer(self.indices), *(program.at(p) for p in given)]
+        pointers = [
+            program.pointer(self.indices),
+            *(program.at(p) for p in given),
+        ]
         name = f.define()
         program.parallel(
             name,
@@ -406,7 +413,10 @@ class _Sorted:
                         "%parts",
                         f.add(f.mul(piece, self.size(self.window)), self.number),
                     )
-                    loop.next = [f.add(piece, 1), scalar.single(self.combine([value], [part])[0])]
+                    loop.next = [
+                        f.add(piece, 1),
+                        scalar.single(self.combine([value], [part])[0]),
+                    ]
                 values = [loop.vars[1]]
             for k, (t, v) in enumerate(zip(self.types, values, strict=True)):
                 if self.op is not None:

@@ -101,7 +101,10 @@ def _fused(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> Instr
     made: dict[Instruction, Instruction] = {}
     for y in inside:  # operands before users
         made[y] = (
-            replace(y, tuple(made[o] if o in made else parameter(o) for o in y.operands))
+            replace(
+                y,
+                tuple(made[o] if o in made else parameter(o) for o in y.operands),
+            )
             if y.operands
             else y
         )
@@ -154,7 +157,10 @@ def _is_cheap(y: Instruction, wide: bool) -> bool:
 def _is_wide(x: Instruction) -> bool:
     """Whether windows are rows of the result that vectors fit into."""
     rank, last = x.shape.rank, x.operands[2].shape.rank - 1
-    dropped = {*x.get("inserted_window_dims", ()), *x.get("input_batching_dims", ())}
+    dropped = {
+        *x.get("inserted_window_dims", ()),
+        *x.get("input_batching_dims", ()),
+    }
     return (
         rank > 0
         and rank - 1 not in dropped

@@ -91,7 +91,13 @@ def run_loop(
     arguments = [f"ptr {program.at(p)}" for p in (*sources, *targets)] + [
         f"i64 {program.size(n)}" for n in kernel.sizes
     ]
-    program.parallel(kernel.name, arguments, program.size(kernel.items), kernel.grain, kernel.cost)
+    program.parallel(
+        kernel.name,
+        arguments,
+        program.size(kernel.items),
+        kernel.grain,
+        kernel.cost,
+    )
 
 
 def _element(
@@ -196,7 +202,11 @@ Body = Callable[[Sequence[Index]], Write]
 
 
 def _nest(
-    kernel: Kernel, extents: tuple[Size, ...], body: Body, unroll: int, compact: bool
+    kernel: Kernel,
+    extents: tuple[Size, ...],
+    body: Body,
+    unroll: int,
+    compact: bool,
 ) -> tuple[Size, int, float]:
     """Write the loops. Returns the number of items, the grain, and elements per item."""
     lanes = kernel.lanes

@@ -12,10 +12,20 @@ from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.llvm.scalar import Value
 from torch_hlo.compiler.loops.reducer import Reducer, fold_pairwise
 from torch_hlo.compiler.loops.row import RowEmitter
-from torch_hlo.compiler.loops.row_kernel import ReduceValue, RowKernel, results_of, tuple_users
+from torch_hlo.compiler.loops.row_kernel import (
+    ReduceValue,
+    RowKernel,
+    results_of,
+    tuple_users,
+)
 from torch_hlo.compiler.loops.row_plan import RowPlan, plan
 from torch_hlo.compiler.loops.row_strided import StridedEmitter
-from torch_hlo.compiler.thresholds import BYTE_NS, HEAVY_NS, LIGHT_NS, STREAM_BYTES
+from torch_hlo.compiler.thresholds import (
+    BYTE_NS,
+    HEAVY_NS,
+    LIGHT_NS,
+    STREAM_BYTES,
+)
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
 from torch_hlo.hlo.ir.intern import instr
@@ -114,7 +124,13 @@ def _build(program: Program, computation: Computation, in_place: bool) -> _Code:
     return _Code(calls, sizes * 2 if rows.column_blocks else sizes)
 
 
-def _main(name: str, kernel: RowKernel, p: RowPlan, computation: Computation, items: Size) -> _Call:
+def _main(
+    name: str,
+    kernel: RowKernel,
+    p: RowPlan,
+    computation: Computation,
+    items: Size,
+) -> _Call:
     """The call of the kernel that walks the rows."""
     every = tuple(range(len(results_of(computation))))
     cost = _cost(p, computation, items)

@@ -192,7 +192,11 @@ class GpuRowForms(RowForms):
         return RowGroup(self.target, lanes, leaves, outputs, max(threads, self.target.warp))
 
     def column_kernel(
-        self, plan: RowPlan, width: Size, leaves: Sequence[Instruction], outputs: int
+        self,
+        plan: RowPlan,
+        width: Size,
+        leaves: Sequence[Instruction],
+        outputs: int,
     ) -> RowKernel:
         """A thread per row where they are short or do not fill groups, else a group per 32."""
         length = plan.dims[plan.inner[0]]

@@ -51,7 +51,11 @@ class TileKernel(Kernel):
     target: GpuTarget
 
     def __init__(
-        self, target: GpuTarget, lanes: int, leaves: Sequence[Instruction], outputs: int
+        self,
+        target: GpuTarget,
+        lanes: int,
+        leaves: Sequence[Instruction],
+        outputs: int,
     ) -> None:
         super().__init__(target, lanes, leaves, outputs)
         # (array, element type, index with canonical variables) -> tile
@@ -100,7 +104,15 @@ class TileKernel(Kernel):
             for number in range(self._passes):
                 row = self._named(op(f"add i64 {first_row}, {self._at(number)}"), rows, 0)
                 self._row, self._number = row, number
-                self._push(Level(parent.depth + 1, lines, parent.label, self.lanes, self.unit))
+                self._push(
+                    Level(
+                        parent.depth + 1,
+                        lines,
+                        parent.label,
+                        self.lanes,
+                        self.unit,
+                    )
+                )
                 parts[across] = ix.of(row)
                 body(parts[:-1])(ix.of(lane), ())
                 self._pop(parent)
@@ -192,7 +204,15 @@ class TileKernel(Kernel):
         saved, self.lane_var = self.lane_var, lane
         canonical, self._canonical = self._canonical, None
         assert canonical is not None
-        self._push(Level(parent.depth + 1, parent.lines, parent.label, self.lanes, self.unit))
+        self._push(
+            Level(
+                parent.depth + 1,
+                parent.lines,
+                parent.label,
+                self.lanes,
+                self.unit,
+            )
+        )
         e, scalar = self.level.emit, self.level.scalar
         for number in range(self._passes):
             place = self._at(number)

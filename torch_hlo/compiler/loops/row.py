@@ -255,7 +255,11 @@ class RowEmitter:
         sums = list(zip(reducers, identities))
         top = [self._new_slots(r, first) for r, first in sums] if nested else []
 
-        def nest(dims: tuple[int, ...], inside: dict[int, Index], slots: list[list[str]]) -> None:
+        def nest(
+            dims: tuple[int, ...],
+            inside: dict[int, Index],
+            slots: list[list[str]],
+        ) -> None:
             if dims:
                 size = plan.dims[dims[0]]
                 turns = self._in_blocks("0", k.size(size), size, sums if nested else [], slots)
@@ -357,7 +361,10 @@ class RowEmitter:
                 scaled = [r for r in sums if plan.online[r].maximum is m]
                 self._grow(m, slots, shifts[m], scaled)
             for r in sums:
-                shift, e = shifts[plan.online[r].maximum], plan.online[r].exponential
+                shift, e = (
+                    shifts[plan.online[r].maximum],
+                    plan.online[r].exponential,
+                )
                 k.computed[e] = partial(self._shifted, e, shift)
             self._walk_block(where, {r: slots[r] for r in sums}, first, end, BLOCK)
             for r in sums:
@@ -669,7 +676,10 @@ class RowEmitter:
             self.k.store(self._pointer(r, n, block), dtype, at, value)
 
     def _add_column(
-        self, x: Instruction, where: dict[int, Index], index_of: Callable[..., Any]
+        self,
+        x: Instruction,
+        where: dict[int, Index],
+        index_of: Callable[..., Any],
     ) -> None:
         k, plan, r = self.k, self.plan, self.reducers[x]
         kept = plan.late_kept[x]

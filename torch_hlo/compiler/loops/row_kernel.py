@@ -26,7 +26,11 @@ class RowKernel(Kernel):
     meaning "the usual way"."""
 
     def __init__(
-        self, target: Target, lanes: int, leaves: Sequence[Instruction], outputs: int
+        self,
+        target: Target,
+        lanes: int,
+        leaves: Sequence[Instruction],
+        outputs: int,
     ) -> None:
         super().__init__(target, lanes, leaves, outputs)
         self.computed: dict[Instruction, Callable[[tuple[Index, ...]], Value | None]] = {}
@@ -53,7 +57,8 @@ class RowKernel(Kernel):
         for u in users if x.shape.is_tuple else (x,):
 
             def part(
-                index: tuple[Index, ...], n: int = u["index"] if x.shape.is_tuple else 0
+                index: tuple[Index, ...],
+                n: int = u["index"] if x.shape.is_tuple else 0,
             ) -> Value:
                 return value(index)[n]
 
@@ -113,7 +118,11 @@ class RowForms:
         return RowKernel(self.target, self.lanes, leaves, outputs)
 
     def column_kernel(
-        self, plan: RowPlan, width: Size, leaves: Sequence[Instruction], outputs: int
+        self,
+        plan: RowPlan,
+        width: Size,
+        leaves: Sequence[Instruction],
+        outputs: int,
     ) -> RowKernel:
         """What rows across memory, `width` neighbours, are written with."""
         return RowKernel(self.target, self.lanes, leaves, outputs)

@@ -187,7 +187,9 @@ def _is_short(row: tuple[Size, ...], rows: tuple[Size, ...], written: bool) -> b
     )
 
 
-def _dependencies(order: list[Instruction]) -> dict[Instruction, set[Instruction]]:
+def _dependencies(
+    order: list[Instruction],
+) -> dict[Instruction, set[Instruction]]:
     found: dict[Instruction, set[Instruction]] = {}
     for x in order:
         mine: set[Instruction] = {x} if x.op == "reduce" else set()

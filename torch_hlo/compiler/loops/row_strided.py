@@ -332,7 +332,10 @@ class StridedEmitter:
         """Position in the block of the row that an index of a row-size value means."""
         row = linear(index, x.shape.elements[0].dims if x.shape.is_tuple else x.shape.dims)
         sizes = tuple(self.plan.dims[d] for d in self.majors)
-        first = linear([*(self.where[d] for d in self.majors), self.base], (*sizes, self.width))
+        first = linear(
+            [*(self.where[d] for d in self.majors), self.base],
+            (*sizes, self.width),
+        )
         return row - first
 
     def _row_results(self) -> None:

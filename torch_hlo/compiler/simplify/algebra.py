@@ -36,8 +36,22 @@ PRECISION = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8} | {
 }
 _RECIPROCAL = {"f64": 1022, "f32": 126, "f16": 14, "bf16": 126}
 _FORMAT = {"f64": (11, 52), "f32": (8, 23), "f16": (5, 10), "bf16": (8, 7)}
-_FLIPPED = {"EQ": "EQ", "NE": "NE", "LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
-_INVERSE = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT"}
+_FLIPPED = {
+    "EQ": "EQ",
+    "NE": "NE",
+    "LT": "GT",
+    "GT": "LT",
+    "LE": "GE",
+    "GE": "LE",
+}
+_INVERSE = {
+    "EQ": "NE",
+    "NE": "EQ",
+    "LT": "GE",
+    "GE": "LT",
+    "GT": "LE",
+    "LE": "GT",
+}
 _NEVER_NEGATIVE = frozenset("exponential abs cosh logistic".split())
 
 x, y, z, p, c, d = (

@@ -19,7 +19,12 @@ from torch_hlo.hlo.ir.instruction import (
     postorder,
 )
 from torch_hlo.hlo.ir.intern import instr, replace
-from torch_hlo.hlo.ir.match import all_or_none, carry_meta, rebuild, with_computations
+from torch_hlo.hlo.ir.match import (
+    all_or_none,
+    carry_meta,
+    rebuild,
+    with_computations,
+)
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import tuple_shape
 
@@ -208,7 +213,10 @@ def _shrink_reduce(x: Instruction, read: set[int]) -> tuple[Instruction, list[in
         dict(zip(old, params)),
     )
     root = roots.operands[0] if len(kept) == 1 else roots
-    attrs = {**dict(x.attrs), "to_apply": Computation(c.name, tuple(params), root)}
+    attrs = {
+        **dict(x.attrs),
+        "to_apply": Computation(c.name, tuple(params), root),
+    }
     return (
         instr(
             x.op,

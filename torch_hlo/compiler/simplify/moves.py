@@ -95,7 +95,11 @@ def broadcast_broadcast(out: Instruction, inner: Instruction, x: Instruction) ->
 
 def broadcast_iota(out: Instruction, inner: Instruction) -> Instruction:
     """broadcast(iota) -> iota along the dimension it became"""
-    return h.iota(out.shape.dtype, out.shape.dims, out["dimensions"][inner["iota_dimension"]])
+    return h.iota(
+        out.shape.dtype,
+        out.shape.dims,
+        out["dimensions"][inner["iota_dimension"]],
+    )
 
 
 def reshape_broadcast(out: Instruction, inner: Instruction, x: Instruction) -> Instruction | None:
@@ -163,7 +167,8 @@ def transpose_ones(out: Instruction, x: Instruction) -> Instruction | None:
         return None
     kept = sorted(moved)
     small = h.transpose(
-        h.reshape(x, [x.shape.dims[d] for d in kept]), [kept.index(d) for d in moved]
+        h.reshape(x, [x.shape.dims[d] for d in kept]),
+        [kept.index(d) for d in moved],
     )
     return h.reshape(small, out.shape.dims)
 

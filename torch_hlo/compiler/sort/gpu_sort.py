@@ -83,7 +83,8 @@ class _Sort:
         self.kinds = ["i32"]
         if self.key is not None:
             self.kinds.insert(
-                0, "i64" if DTYPES[self.types[self.key.operand]].itemsize == 8 else "i32"
+                0,
+                "i64" if DTYPES[self.types[self.key.operand]].itemsize == 8 else "i32",
             )
         self.chunk = CHUNK
         if isinstance(self.length, int):

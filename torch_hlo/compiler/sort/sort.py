@@ -178,7 +178,12 @@ def _infinity(dtype: str) -> int:
     return ((1 << exponent_bits) - 1) << mantissa_bits if has_infinity else 0x7E
 
 
-_INFINITY = {"f64": 0x7FF0 << 48, "f32": 0x7F80 << 16, "bf16": 0x7F80, "f16": 0x7C00}
+_INFINITY = {
+    "f64": 0x7FF0 << 48,
+    "f32": 0x7F80 << 16,
+    "bf16": 0x7F80,
+    "f16": 0x7C00,
+}
 
 
 def radix_sort(
@@ -193,7 +198,10 @@ def radix_sort(
     """Sort (key, position) pairs of i64 by counting bytes, least significant first; bytes that all
     agree are skipped. Returns the pointer to the sorted positions."""
     keys, order = memory, f.gep("i64", memory, n)
-    keys2, order2 = f.gep("i64", order, n), f.gep("i64", f.gep("i64", order, n), n)
+    keys2, order2 = (
+        f.gep("i64", order, n),
+        f.gep("i64", f.gep("i64", order, n), n),
+    )
     itemsize = DTYPES[dtype].itemsize
     counts = f.alloca("i64", 256 * itemsize, 64)
     f.do(f"call void @llvm.memset.p0.i64(ptr {counts}, i8 0, i64 {2048 * itemsize}, i1 false)")

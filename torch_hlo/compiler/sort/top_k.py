@@ -95,7 +95,11 @@ def emit_selection(program: Program, x: Instruction) -> None:
     selection = selection_of(x)
     assert selection is not None, x
     what, k = selection
-    dims, axis, rows = selected.sort.operands[0].shape.dims, selected.axis, selected.rows
+    dims, axis, rows = (
+        selected.sort.operands[0].shape.dims,
+        selected.axis,
+        selected.rows,
+    )
     n = fixed(dims[axis])
     slots = min(rows, SLOTS) if isinstance(rows, int) else SLOTS
     scratch = program.scratch(n * 32 * slots)
@@ -128,7 +132,10 @@ def emit_selection(program: Program, x: Instruction) -> None:
     ]
     cost = n * row.element_ns * (rows if isinstance(rows, int) else 64) / slots
     program.parallel(
-        name, [f"ptr {p}" for p in pointers] + size.arguments(program), slots, cost=cost
+        name,
+        [f"ptr {p}" for p in pointers] + size.arguments(program),
+        slots,
+        cost=cost,
     )
 
 
@@ -139,7 +146,14 @@ class _Finder(ABC):
     element_ns: ClassVar[float]
 
     def __init__(
-        self, f: Writer, key: Key, dtype: str, n: int, k: int, stride: int, target: Target
+        self,
+        f: Writer,
+        key: Key,
+        dtype: str,
+        n: int,
+        k: int,
+        stride: int,
+        target: Target,
     ) -> None:
         self.f, self.key, self.dtype, self.n, self.k = f, key, dtype, n, k
         self.stride, self.bits = stride, DTYPES[dtype].itemsize * 8
@@ -156,7 +170,14 @@ class _First(_Finder):
     element_ns = 0.3
 
     def __init__(
-        self, f: Writer, key: Key, dtype: str, n: int, k: int, stride: int, target: Target
+        self,
+        f: Writer,
+        key: Key,
+        dtype: str,
+        n: int,
+        k: int,
+        stride: int,
+        target: Target,
     ) -> None:
         super().__init__(f, key, dtype, n, k, stride, target)
         self.lanes = target.lanes(max(self.bits, 32)) if stride == 1 else 1
@@ -174,7 +195,10 @@ class _First(_Finder):
         with f.while_([("i64", str(k))]) as scan:
             at = scan.vars[0]
             f.break_if(scan, f.icmp("sge", at, whole))
-            f.break_if(scan, f.icmp("sgt", f.load("i64", self.moves), PATIENCE * n + 16 * k))
+            f.break_if(
+                scan,
+                f.icmp("sgt", f.load("i64", self.moves), PATIENCE * n + 16 * k),
+            )
             if self.lanes == 1:
                 self.offer(base, at)
             else:
@@ -244,7 +268,10 @@ class _First(_Finder):
         t = e.typed(kind)
         found = unsigned_key(
             t,
-            t.load(f.gep(kind, f"%from{self.key.operand}", f.add(base, at)), self.bits // 8),
+            t.load(
+                f.gep(kind, f"%from{self.key.operand}", f.add(base, at)),
+                self.bits // 8,
+            ),
             self.key,
             self.dtype,
         )
@@ -260,7 +287,14 @@ class _Nth(_Finder):
     element_ns = 4.0
 
     def __init__(
-        self, f: Writer, key: Key, dtype: str, n: int, k: int, stride: int, target: Target
+        self,
+        f: Writer,
+        key: Key,
+        dtype: str,
+        n: int,
+        k: int,
+        stride: int,
+        target: Target,
     ) -> None:
         super().__init__(f, key, dtype, n, k, stride, target)
         self.counts = [f.alloca("i64", 256, 64) for _ in range(self.bits // 8)]

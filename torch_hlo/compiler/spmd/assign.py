@@ -175,7 +175,10 @@ def _candidates(grid: Grid, q: Question) -> list[Assignment]:
                 _merge(
                     grid,
                     rule,
-                    [[(f, a) for f, a in enumerate(atoms) if f not in sums], *kept],
+                    [
+                        [(f, a) for f, a in enumerate(atoms) if f not in sums],
+                        *kept,
+                    ],
                 )
             )
     for entries in given:

@@ -47,7 +47,14 @@ def edges(block: int, starts: tuple[int, ...], size: int, bounds: Bounds) -> tup
         low, high = max(start, bounds[0]), min(start + size, bounds[1])
         if low < high:
             for k in range(low // block, ceildiv(high, block)):
-                found.append(Edge(k, j, max(low - k * block, 0), min(high - k * block, block)))
+                found.append(
+                    Edge(
+                        k,
+                        j,
+                        max(low - k * block, 0),
+                        min(high - k * block, block),
+                    )
+                )
     return tuple(found)
 
 
@@ -125,7 +132,14 @@ def exchange(
     else:
         result = _written(planner, local, dim, found, starts, size, block)
     if fill is not None and any(s < bounds[0] or s + size > bounds[1] for s in starts):
-        result = mask(grid, result, dim, [starts[i] for i in grid.indices(atoms)], bounds, fill)
+        result = mask(
+            grid,
+            result,
+            dim,
+            [starts[i] for i in grid.indices(atoms)],
+            bounds,
+            fill,
+        )
     return result
 
 

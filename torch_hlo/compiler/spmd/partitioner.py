@@ -582,7 +582,10 @@ def _token(p: Partitioner, x: Instruction, env: Env) -> Value:
 
 
 def _dependency(p: Partitioner, x: Instruction, env: Env) -> Value:
-    value, token = p.bring(env[x.operands[0]], p.wanted(x)), array(env[x.operands[1]])
+    value, token = (
+        p.bring(env[x.operands[0]], p.wanted(x)),
+        array(env[x.operands[1]]),
+    )
     return p.spread(
         instr("add-dependency", (p.gathered(value), token.x)),
         x.shape,

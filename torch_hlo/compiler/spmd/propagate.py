@@ -224,7 +224,10 @@ class _Graph:
         )
         scope.inner[x] = [body, condition]
         for a, b, c in zip(
-            leaves(entering), leaves(self._root(body)), leaves(carried), strict=True
+            leaves(entering),
+            leaves(self._root(body)),
+            leaves(carried),
+            strict=True,
         ):
             self._flow(a, c, f"the values that enter {label}")
             self._flow(b, c, f"the next round of {label}")

@@ -54,7 +54,13 @@ class State:
         found = State._interned.get(key)
         if found is None:
             found = State._interned[key] = object.__new__(State)
-            found.dims, found.open, found.blocked, found.manual, found.unreduced = key
+            (
+                found.dims,
+                found.open,
+                found.blocked,
+                found.manual,
+                found.unreduced,
+            ) = key
         return found
 
     @staticmethod
@@ -126,7 +132,8 @@ def identity(sizes: tuple[int, ...]) -> Rule:
     if rule is None:
         dims = tuple((f,) for f in range(len(sizes)))
         rule = _identity[sizes] = Rule.of(
-            Factors(sizes, ("free",) * len(sizes), (dims,), (dims,)), (sizes, sizes)
+            Factors(sizes, ("free",) * len(sizes), (dims,), (dims,)),
+            (sizes, sizes),
         )
     return rule
 
@@ -196,7 +203,10 @@ def _manual(rule: ManualRule, outer: State, inner: State) -> Step:
         ):
             inside[d] = rest
             reasons.append(Reason(1, d, d, 0))
-    return (outer.with_dims(tuple(outside)), inner.with_dims(tuple(inside))), tuple(reasons)
+    return (
+        outer.with_dims(tuple(outside)),
+        inner.with_dims(tuple(inside)),
+    ), tuple(reasons)
 
 
 def _used(state: State, but: int) -> list[Axis]:

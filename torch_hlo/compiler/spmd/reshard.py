@@ -128,7 +128,12 @@ class Planner:
             head = self._permute(dims, old, middle)
             plans.append(_joined(head, self._direct(dims, middle, new)))
         for middle in (*self._relabelled(new, old), self._balanced(old, new)):
-            plans.append(_joined(self._direct(dims, old, middle), self._permute(dims, middle, new)))
+            plans.append(
+                _joined(
+                    self._direct(dims, old, middle),
+                    self._permute(dims, middle, new),
+                )
+            )
         return min(plans, key=lambda p: (p.elements, len(p.moves)))
 
     def _direct(self, dims: tuple[int, ...], old: Layout, new: Layout) -> Plan:
@@ -463,7 +468,13 @@ class Planner:
         n = grid.parts(move.atoms)
         block = grid.block(dims, move.new)
         if move.kind == "slice":
-            return cut(grid, fit(x, d, block[d] * n), d, grid.indices(move.atoms), block[d])
+            return cut(
+                grid,
+                fit(x, d, block[d] * n),
+                d,
+                grid.indices(move.atoms),
+                block[d],
+            )
         if move.kind == "gather":
             if x.shape.sizes[d] * n > 2 * block[d] and x.shape.dtype != "pred":
                 return self.all_reduce(
@@ -530,7 +541,10 @@ def _prefix(atoms: Iterable[int], test: Callable[[int], bool]) -> Atoms:
 def _ordered(have: Atoms, want: Atoms, kept: Container[int]) -> Atoms:
     """First the atoms wanted here, in the order wanted, then the `kept` ones, last the others."""
     return tuple(
-        sorted(have, key=lambda a: want.index(a) if a in want else len(want) + (a not in kept))
+        sorted(
+            have,
+            key=lambda a: want.index(a) if a in want else len(want) + (a not in kept),
+        )
     )
 
 
@@ -614,7 +628,12 @@ def _cut(
         )
     if memo is not None and x.operands and "pointwise" in OPCODES[x.op].traits:
         parts = [cut(grid, o, dim, indices, size, memo) if o.shape.rank else o for o in x.operands]
-        return interned(x.op, tuple(parts), x.attrs, Shape(x.shape.dtype, _resized(x, dim, size)))
+        return interned(
+            x.op,
+            tuple(parts),
+            x.attrs,
+            Shape(x.shape.dtype, _resized(x, dim, size)),
+        )
     start = grid.table(i * size for i in indices)
     zero = h.constant(0, "s32")
     return h.dynamic_slice(

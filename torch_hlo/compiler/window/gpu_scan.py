@@ -11,7 +11,13 @@ from __future__ import annotations
 
 from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.index import product
-from torch_hlo.compiler.codegen.inline import Writer, apply, load, load_real, store
+from torch_hlo.compiler.codegen.inline import (
+    Writer,
+    apply,
+    load,
+    load_real,
+    store,
+)
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
@@ -73,7 +79,12 @@ class _Scan:
     def launch(self, name: str, totals: list[str], items: Size) -> None:
         program, x = self.program, self.x
         places = leaves(program.places(x))
-        key = (name, x["to_apply"], x["window"], tuple(o.shape for o in x.operands))
+        key = (
+            name,
+            x["to_apply"],
+            x["window"],
+            tuple(o.shape for o in x.operands),
+        )
         function, sizes = program.once(key, lambda: self._write(name, len(totals)))
         pointers = [
             p
@@ -176,7 +187,10 @@ class _Scan:
         def loaded() -> list[str]:
             at = f.add(f.mul(row, self.chunks), "%kernel.t")
             raw = [
-                f.load(self._memory(kind), f.gep(self._memory(kind), f"%total{i}", at))
+                f.load(
+                    self._memory(kind),
+                    f.gep(self._memory(kind), f"%total{i}", at),
+                )
                 for i, kind in enumerate(self.kinds)
             ]
             return [
@@ -257,7 +271,14 @@ class _Scan:
                     for i, t in enumerate(self.types)
                 )
 
-            found.append(f.choose(f.icmp("slt", one, end), read, lambda: self.identity, self.kinds))
+            found.append(
+                f.choose(
+                    f.icmp("slt", one, end),
+                    read,
+                    lambda: self.identity,
+                    self.kinds,
+                )
+            )
         return found
 
     def _keep(self, row: Int, at: Int, end: Int, n: Int, values: list[list[str]]) -> None:

@@ -152,7 +152,10 @@ def positions(
     place: list[Int] = []
     inside: str | None = None
     for o, tap, w, n in zip(output, taps, window, dims, strict=True):
-        at = f.sub(f.add(f.mul(o, w.stride), f.mul(tap, w.window_dilation)), size(w.pad_low))
+        at = f.sub(
+            f.add(f.mul(o, w.stride), f.mul(tap, w.window_dilation)),
+            size(w.pad_low),
+        )
         if w.is_trivial:
             place.append(at)
             continue
@@ -217,7 +220,11 @@ class _Accumulators:
 def _nested(program: Program, x: Instruction) -> None:
     """One output element at a time, with loops over the window."""
     half = len(x.operands) // 2
-    operands, inits, out = x.operands[:half], x.operands[half:], _elements(x)[0].dims
+    operands, inits, out = (
+        x.operands[:half],
+        x.operands[half:],
+        _elements(x)[0].dims,
+    )
     params = [("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to")]
     f = Writer(program, "reduce_window", [("i64", "lo"), ("i64", "hi"), *params])
     size = Sizes(f)

@@ -17,7 +17,13 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen.inline import Writer, apply, load, load_real, store
+from torch_hlo.compiler.codegen.inline import (
+    Writer,
+    apply,
+    load,
+    load_real,
+    store,
+)
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes, dot_product, loop_nest
 from torch_hlo.compiler.llvm import scalar
@@ -171,7 +177,10 @@ class _LaneWriter:
     def item(self, item: Int) -> _Item:
         f = self.f
         blocks = f.ceildiv(self.channels, self.block)
-        number, first = f.div(item, blocks), f.mul(f.rem(item, blocks), self.block)
+        number, first = (
+            f.div(item, blocks),
+            f.mul(f.rem(item, blocks), self.block),
+        )
         last = f.min(f.add(first, self.block), self.channels)
         whole = last if self.even else f.sub(last, f.rem(f.sub(last, first), self.lanes))
         base, source_base = (

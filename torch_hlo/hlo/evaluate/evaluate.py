@@ -35,7 +35,12 @@ from torch_hlo.hlo.evaluate.interpreter import (
     step,
 )
 from torch_hlo.hlo.ir.dim import Dim, Size, substitute, symbols
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder
+from torch_hlo.hlo.ir.instruction import (
+    Computation,
+    Instruction,
+    Module,
+    postorder,
+)
 from torch_hlo.hlo.ir.intern import interned
 from torch_hlo.hlo.ir.numeric import round_to
 from torch_hlo.hlo.ir.shape import DTYPES, Shape, numpy_dtype
@@ -88,7 +93,10 @@ def evaluate(program: Module | Computation, inputs: Sequence[Any]) -> list[Array
 def evaluate_instruction(x: Instruction, *operands: Value) -> Value:
     """The value of one instruction on static sizes; for constant folding."""
     with np.errstate(all="ignore"):
-        return step(x, [np.asarray(o) if not isinstance(o, tuple) else o for o in operands])
+        return step(
+            x,
+            [np.asarray(o) if not isinstance(o, tuple) else o for o in operands],
+        )
 
 
 def bind_symbols(

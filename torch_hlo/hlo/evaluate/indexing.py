@@ -249,8 +249,15 @@ def _gather(x: Instruction, v: Array, indices: Array) -> Value:
 @meaning("scatter")
 def _scatter(x: Instruction, *values: Array) -> Value:
     count = (len(values) - 1) // 2
-    operands, indices, updates = values[:count], values[count], values[count + 1 :]
-    vector_dim, window_update_dims = x["index_vector_dim"], x["update_window_dims"]
+    operands, indices, updates = (
+        values[:count],
+        values[count],
+        values[count + 1 :],
+    )
+    vector_dim, window_update_dims = (
+        x["index_vector_dim"],
+        x["update_window_dims"],
+    )
     operand_batching = x.get("input_batching_dims", ())
     indices_batching = [d - (d > vector_dim) for d in x.get("scatter_indices_batching_dims", ())]
     columns = _index_columns(indices, vector_dim)
@@ -311,7 +318,10 @@ def combine_at(
     for end in np.cumsum(np.bincount(ranks)):
         chosen = by_round[begin:end]
         at = where[chosen]
-        new = apply(computation, [*(t[at] for t in targets), *(u[chosen] for u in updates)])
+        new = apply(
+            computation,
+            [*(t[at] for t in targets), *(u[chosen] for u in updates)],
+        )
         for target, value in zip(targets, new, strict=True):
             target[at] = value
         begin = end

@@ -14,7 +14,12 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, called, postorder
+from torch_hlo.hlo.ir.instruction import (
+    Computation,
+    Instruction,
+    called,
+    postorder,
+)
 from torch_hlo.hlo.ir.numeric import round_to
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import DTYPES, Shape, numpy_dtype

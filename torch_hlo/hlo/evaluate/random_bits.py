@@ -8,7 +8,12 @@ import math
 import numpy as np
 
 from torch_hlo.hlo.evaluate.elementwise import reinterpret
-from torch_hlo.hlo.evaluate.interpreter import Array, EvaluateError, Value, meaning
+from torch_hlo.hlo.evaluate.interpreter import (
+    Array,
+    EvaluateError,
+    Value,
+    meaning,
+)
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import DTYPES
 

@@ -189,7 +189,10 @@ def transpose(x: Instruction, dimensions: Sequence[int]) -> Instruction:
 
 
 def slice_(
-    x: Instruction, starts: Dims, limits: Dims, strides: Sequence[int] | None = None
+    x: Instruction,
+    starts: Dims,
+    limits: Dims,
+    strides: Sequence[int] | None = None,
 ) -> Instruction:
     strides = (1,) * len(starts) if strides is None else strides
     ranges = tuple(zip(starts, limits, strides, strict=True))
@@ -445,7 +448,13 @@ def sort(
     xs = _listed(xs)
     if isinstance(comparator, str):
         comparator = comparison(comparator, tuple(x.shape.dtype for x in xs))
-    return instr("sort", xs, dimensions=(dimension,), to_apply=comparator, is_stable=is_stable)
+    return instr(
+        "sort",
+        xs,
+        dimensions=(dimension,),
+        to_apply=comparator,
+        is_stable=is_stable,
+    )
 
 
 def topk(x: Instruction, k: int, largest: bool = True) -> Instruction:

@@ -119,7 +119,12 @@ def ragged_dot(
         strict=True,
     ):
         if x.shape.dims[a] != y.shape.dims[b]:
-            fail("ragged-dot", f"sizes {x.shape.dims[a]} != {y.shape.dims[b]}", x, y)
+            fail(
+                "ragged-dot",
+                f"sizes {x.shape.dims[a]} != {y.shape.dims[b]}",
+                x,
+                y,
+            )
     batch = [x.shape.dims[d] for d in lhs_batch_dims]
     rows = [
         s
@@ -159,7 +164,11 @@ def conv_dims(dim_labels: str) -> ConvDims:
     digits = [str(i) for i in range(n)]
     if any(
         sorted(text) != sorted(names + digits)
-        for text, names in ((lhs, ["b", "f"]), (rhs, ["i", "o"]), (out, ["b", "f"]))
+        for text, names in (
+            (lhs, ["b", "f"]),
+            (rhs, ["i", "o"]),
+            (out, ["b", "f"]),
+        )
     ):
         fail(
             "convolution",
@@ -294,7 +303,11 @@ def _windowed(op: str, window: Window, x: Instruction) -> tuple[Size, ...]:
         larger(1, w.size) or w.stride < 1 or w.base_dilation < 1 or w.window_dilation < 1
         for w in window
     ):
-        fail(op, f"window sizes, strides and dilations must be positive: {window}", x)
+        fail(
+            op,
+            f"window sizes, strides and dilations must be positive: {window}",
+            x,
+        )
     return tuple(w.output_size(s) for w, s in zip(window, x.shape.dims))
 
 
@@ -542,5 +555,10 @@ def batch_norm_grad(
 ) -> Shape:
     shape = _features("batch-norm-grad", x, (scale, mean, variance), feature_index)
     if grad.shape.dims != x.shape.dims:
-        fail("batch-norm-grad", "the gradient must have the operand's dims", x, grad)
+        fail(
+            "batch-norm-grad",
+            "the gradient must have the operand's dims",
+            x,
+            grad,
+        )
     return tuple_shape(shape, plain(scale.shape), plain(scale.shape))

@@ -220,7 +220,13 @@ row(
 )
 row("copy", 1, "", infer.first, fusion="light", weight=1)
 row("bitcast-convert", 1, check=explicit.bitcast_convert, fusion="light")
-row("uniform-quantize", 3, "dimensions?", check=explicit.quantize, traits="composite")
+row(
+    "uniform-quantize",
+    3,
+    "dimensions?",
+    check=explicit.quantize,
+    traits="composite",
+)
 row(
     "uniform-dequantize",
     3,
@@ -256,7 +262,13 @@ row(
     traits="view",
     fusion="move",
 )
-row("dynamic-slice", None, "dynamic_slice_sizes", infer.dynamic_slice, fusion="move")
+row(
+    "dynamic-slice",
+    None,
+    "dynamic_slice_sizes",
+    infer.dynamic_slice,
+    fusion="move",
+)
 row("dynamic-update-slice", None, "", infer.dynamic_update_slice)
 row(
     "gather",
@@ -367,7 +379,13 @@ row(
     check=explicit.rng_bit_generator,
     traits="composite",
 )
-row("rng-get-and-update-state", 0, "delta", check=explicit.anything, traits="impure")
+row(
+    "rng-get-and-update-state",
+    0,
+    "delta",
+    check=explicit.anything,
+    traits="impure",
+)
 
 # Tuples, control flow, program boundary
 row("tuple", None, "", infer.tuple_)
@@ -409,7 +427,13 @@ row(
     check=explicit.anything,
     traits="impure",
 )
-row("recv-done", 1, "channel_id is_host_transfer?", infer.recv_done, traits="impure")
+row(
+    "recv-done",
+    1,
+    "channel_id is_host_transfer?",
+    infer.recv_done,
+    traits="impure",
+)
 row("copy-start", 1, "", lambda x: tuple_shape(x.shape, x.shape, infer.U32))
 row("copy-done", 1, "", partial(infer.finished, "copy-done", 0))
 row(

@@ -291,7 +291,12 @@ def _all_reduce(
     outputs: Members,
     pairs: Groups,
 ) -> Tasks:
-    def piece(reduction: str, dtype: str, values: list[np.ndarray], outs: list[np.ndarray]) -> None:
+    def piece(
+        reduction: str,
+        dtype: str,
+        values: list[np.ndarray],
+        outs: list[np.ndarray],
+    ) -> None:
         fold(reduction, dtype, values, outs[0])
         for out in outs[1:]:
             np.copyto(out, outs[0])

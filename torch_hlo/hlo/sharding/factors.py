@@ -308,7 +308,13 @@ def _gather(x: Instruction, m: _Maker) -> Factors:
     places = [d for d in range(x.shape.rank) if d not in x["offset_dims"]]
     for d, at in zip(outer, places, strict=True):
         starts[d] = result[at] = m.new(indices.dims[d])
-    paired = dict(zip(x["operand_batching_dims"], x["start_indices_batching_dims"], strict=True))
+    paired = dict(
+        zip(
+            x["operand_batching_dims"],
+            x["start_indices_batching_dims"],
+            strict=True,
+        )
+    )
     offsets = iter(x["offset_dims"])
     dims: list[tuple[int, ...]] = []
     for d, (size, taken) in enumerate(zip(source.dims, x["slice_sizes"], strict=True)):
@@ -334,7 +340,13 @@ def _scatter(x: Instruction, m: _Maker) -> Factors:
     spread = "sum" if n == 1 and reducer(x["to_apply"]) else "whole"
     starts: list[tuple[int, ...]] = [()] * indices.rank
     change: list[tuple[int, ...]] = [()] * updates.rank
-    paired = dict(zip(x["input_batching_dims"], x["scatter_indices_batching_dims"], strict=True))
+    paired = dict(
+        zip(
+            x["input_batching_dims"],
+            x["scatter_indices_batching_dims"],
+            strict=True,
+        )
+    )
     outer = [d for d in range(indices.rank) if d != x["index_vector_dim"]]
     places = [d for d in range(updates.rank) if d not in x["update_window_dims"]]
     for d, place in zip(outer, places, strict=True):
@@ -504,7 +516,10 @@ def _sort(x: Instruction, m: _Maker) -> Factors:
 @_rule("topk")
 def _topk(x: Instruction, m: _Maker) -> Factors:
     outer = m.each(x.operands[0].shape.dims[:-1])
-    return m.rule([[*outer, m.new(x.operands[0].shape.dims[-1], "whole")]], [[*outer, ()]] * 2)
+    return m.rule(
+        [[*outer, m.new(x.operands[0].shape.dims[-1], "whole")]],
+        [[*outer, ()]] * 2,
+    )
 
 
 # Linear algebra, normalisation, random numbers

@@ -531,7 +531,10 @@ def _to_xla(value: Sharding) -> str:
     ]
     if not used and len(groups) <= 1:
         return "{" + (groups[0][0] if groups else "replicated") + "}"
-    tiles = [*value.tiles, *(math.prod(a.size for a in axes) for _, axes in groups)]
+    tiles = [
+        *value.tiles,
+        *(math.prod(a.size for a in axes) for _, axes in groups),
+    ]
     order = [*used, *(a for _, axes in groups for a in axes)]
     text = f"devices=[{','.join(map(str, tiles))}]" + _device_order(mesh, order)
     if [name for name, _ in groups] == ["replicated"]:

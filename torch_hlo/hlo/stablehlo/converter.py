@@ -526,7 +526,9 @@ class Converter:
             params = [instr("parameter", (), s, index=i) for i, s in enumerate(shapes)]
             known, self.known = self.known, {}
             results = self._body(
-                function, params, [t.quantized for _, t in function.regions[0].args]
+                function,
+                params,
+                [t.quantized for _, t in function.regions[0].args],
             )
             self.known = known
             found = Computation(
@@ -586,4 +588,14 @@ _STORAGE = frozenset(
     " concatenate dynamic_slice optimization_barrier return gather bitcast_convert".split()
 )
 _NO_RESULT = frozenset({"custom_call"})
-_CALLS = frozenset({"func.call", "composite", "while", "case", "if", "tuple", "get_tuple_element"})
+_CALLS = frozenset(
+    {
+        "func.call",
+        "composite",
+        "while",
+        "case",
+        "if",
+        "tuple",
+        "get_tuple_element",
+    }
+)

@@ -15,7 +15,12 @@ from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
 from torch_hlo.hlo.ir.window import WindowDim
-from torch_hlo.hlo.stablehlo.attributes import Dense, Symbol, dense_literal, integers
+from torch_hlo.hlo.stablehlo.attributes import (
+    Dense,
+    Symbol,
+    dense_literal,
+    integers,
+)
 from torch_hlo.hlo.stablehlo.converter import (
     RULES,
     Context,
@@ -191,7 +196,12 @@ def _slice(c: Context) -> Made:
         return instr("slice", tuple(c.x), slice=tuple(ranges))
     if c.x[0].shape.rank == 0:
         return c.x[0]
-    return b.slice_(c.x[0], c.ints("start_indices"), c.ints("limit_indices"), c.ints("strides"))
+    return b.slice_(
+        c.x[0],
+        c.ints("start_indices"),
+        c.ints("limit_indices"),
+        c.ints("strides"),
+    )
 
 
 @rule("pad")
@@ -219,7 +229,11 @@ def _get_dimension_size(c: Context) -> Made:
 
 @rule("set_dimension_size")
 def _set_dimension_size(c: Context) -> Made:
-    return instr("set-dimension-size", tuple(c.x), dimensions=(c.integer("dimension", "dim"),))
+    return instr(
+        "set-dimension-size",
+        tuple(c.x),
+        dimensions=(c.integer("dimension", "dim"),),
+    )
 
 
 def dimension_numbers(c: Context, name: str) -> dict[str, Any]:
@@ -249,7 +263,10 @@ def _gather(c: Context) -> Made:
 
 @rule("scatter")
 def _scatter(c: Context) -> Made:
-    n, count = dimension_numbers(c, "scatter_dimension_numbers"), (len(c.x) - 1) // 2
+    n, count = (
+        dimension_numbers(c, "scatter_dimension_numbers"),
+        (len(c.x) - 1) // 2,
+    )
     x = b.scatter(
         c.x[:count],
         c.x[count],
@@ -384,7 +401,12 @@ def _einsum(c: Context) -> Made:
 
 def _summed(x: Instruction, letters: str, gone: list[str]) -> Instruction:
     return (
-        b.reduce(x, b.constant(0, x.shape.dtype), [letters.index(d) for d in gone], "add")
+        b.reduce(
+            x,
+            b.constant(0, x.shape.dtype),
+            [letters.index(d) for d in gone],
+            "add",
+        )
         if gone
         else x
     )

@@ -23,7 +23,10 @@ ELEMENTS = {
     "f8E5M2FNUZ": "f8e5m2fnuz", "f8E4M3": "f8e4m3", "f8E3M4": "f8e3m4",
     "f8E4M3B11FNUZ": "f8e4m3b11fnuz",
 }  # fmt: skip
-NAMES = {v: k for k, v in reversed(ELEMENTS.items())} | {"pred": "i1", "s64": "i64"}
+NAMES = {v: k for k, v in reversed(ELEMENTS.items())} | {
+    "pred": "i1",
+    "s64": "i64",
+}
 _DIMS = re.compile(r"((?:(?:[0-9]{1,19}|\?)\s*x\s*)*+)")
 _ELEMENT = re.compile(r"(complex<f(?:32|64)>|[A-Za-z]\w*)")
 _SCALAR = re.compile(

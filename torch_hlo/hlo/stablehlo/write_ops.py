@@ -610,7 +610,13 @@ def _async_start(w: Writer, x: Instruction) -> list[str]:
         f"callee = @{w.program.name_of(x['calls'])}",
     )
     rest = [
-        w.emit("stablehlo.constant", [], [], [s], f"value = dense<0> : {type_text(s)}")[0]
+        w.emit(
+            "stablehlo.constant",
+            [],
+            [],
+            [s],
+            f"value = dense<0> : {type_text(s)}",
+        )[0]
         for e in x.shape.elements[2:]
         for s in leaves(e)
     ]

@@ -202,7 +202,14 @@ class Writer:
     ) -> list[str]:
         """Instruction `x` as the operation `name` on its operands."""
         shapes = [leaf for o in x.operands for leaf in leaves(o.shape)]
-        return self.emit(name, self.operands(x), shapes, leaves(shape or x.shape), attrs, regions)
+        return self.emit(
+            name,
+            self.operands(x),
+            shapes,
+            leaves(shape or x.shape),
+            attrs,
+            regions,
+        )
 
     def fresh(self) -> str:
         self.counter[0] += 1

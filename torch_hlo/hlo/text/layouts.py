@@ -12,7 +12,10 @@ from torch_hlo.hlo.text.attributes import plain
 
 
 def bitcast(
-    operands: list[Instruction], want: Shape, result: Shape, written: Sequence[Shape]
+    operands: list[Instruction],
+    want: Shape,
+    result: Shape,
+    written: Sequence[Shape],
 ) -> Instruction:
     """The same bytes under another shape; layouts decide which element stands where."""
     OPCODES["bitcast"].verify(want, *operands)

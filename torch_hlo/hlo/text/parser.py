@@ -17,12 +17,23 @@ from typing import Any
 
 from torch_hlo.hlo.ir.dim import Dim, symbols
 from torch_hlo.hlo.ir.infer import ShapeError
-from torch_hlo.hlo.ir.instruction import META, Computation, Instruction, Meta, Module
+from torch_hlo.hlo.ir.instruction import (
+    META,
+    Computation,
+    Instruction,
+    Meta,
+    Module,
+)
 from torch_hlo.hlo.ir.intern import instr, replace
 from torch_hlo.hlo.ir.literal import Literal
 from torch_hlo.hlo.ir.opcodes import COMMON_ATTRS, OPCODES
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
-from torch_hlo.hlo.sharding.sharding import Mesh, Placement, Sharding, ShardingError
+from torch_hlo.hlo.sharding.sharding import (
+    Mesh,
+    Placement,
+    Sharding,
+    ShardingError,
+)
 from torch_hlo.hlo.sharding.sharding_text import (
     common_mesh,
     mesh_from_text,
@@ -503,7 +514,12 @@ class _Parser:
             return bitcast(operands, want, line.shape, written)
         if line.op == "select" and operands and not operands[0].shape.dims and want.dims:
             operands = [
-                instr("broadcast", operands[:1], want.with_dtype("pred"), dimensions=()),
+                instr(
+                    "broadcast",
+                    operands[:1],
+                    want.with_dtype("pred"),
+                    dimensions=(),
+                ),
                 *operands[1:],
             ]
         if line.op == "reshape" and len(operands) > 1:
@@ -630,7 +646,8 @@ class _Parser:
                 or str(c.params[i].shape.dims[d]) != symbol_name
             ):
                 raise self.s.error(
-                    f"symbol {symbol_name} is not dimension {d} of parameter {i}", at
+                    f"symbol {symbol_name} is not dimension {d} of parameter {i}",
+                    at,
                 )
         bound = {n for n, _, _ in found}
         for x in c.instructions():

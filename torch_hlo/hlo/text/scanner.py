@@ -215,6 +215,7 @@ def parse_size(scanner: Scanner, text: str, position: int) -> Size:
 def element_type(scanner: Scanner, name: str, position: int) -> str:
     if name not in DTYPES:
         raise scanner.error(
-            f"unknown element type {name!r}; known are {', '.join(DTYPES)}", position
+            f"unknown element type {name!r}; known are {', '.join(DTYPES)}",
+            position,
         )
     return name

@@ -63,7 +63,11 @@ def _at(x: Instruction, i: Instruction) -> Instruction:
 def _put(x: Instruction, i: Instruction, value: Instruction) -> Instruction:
     zero = promote.constant(0, "s64")
     update = reshape(value, (1, *value.shape.dims))
-    return instr("dynamic-update-slice", (x, update, i, *[zero] * (x.shape.rank - 1)), x.shape)
+    return instr(
+        "dynamic-update-slice",
+        (x, update, i, *[zero] * (x.shape.rank - 1)),
+        x.shape,
+    )
 
 
 def scan_loop(

@@ -11,7 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch_hlo.hlo.ir.build import full
-from torch_hlo.hlo.ir.instruction import META, Computation, Instruction, Meta, Module
+from torch_hlo.hlo.ir.instruction import (
+    META,
+    Computation,
+    Instruction,
+    Meta,
+    Module,
+)
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
 from torch_hlo.hlo.sharding.sharding import Mesh, Sharding
@@ -190,7 +196,13 @@ def lower(
     for i, leaf in enumerate(inputs):
         shape = leaf.shape if isinstance(leaf, Leaf) else Shape(leaf.dtype)
         known = leaf_shardings[i] if i < len(leaf_shardings) else None
-        param = instr("parameter", (), shape, index=i, sharding=_sharding(known, mesh, shape))
+        param = instr(
+            "parameter",
+            (),
+            shape,
+            index=i,
+            sharding=_sharding(known, mesh, shape),
+        )
         params.append(param)
         values[id(leaf)] = param if isinstance(leaf, Leaf) else Weak(param)
 

@@ -154,7 +154,12 @@ def reduce(
             tuple(reduce(instr(part, (x,)), dims) for part in ("real", "imag")),
         )
     start = promote.constant(start_value(op, dtype) if init is None else init, dtype)
-    return instr("reduce", (x, start), dimensions=dims, to_apply=binary_computation(op, dtype))
+    return instr(
+        "reduce",
+        (x, start),
+        dimensions=dims,
+        to_apply=binary_computation(op, dtype),
+    )
 
 
 def _is_zero(size: Size) -> bool:
@@ -257,7 +262,11 @@ def take_along(x: Instruction, indices: Instruction, dim: int) -> Instruction:
     dim = axis(dim, x.shape.rank)
     others = _batching(x, indices, dim)
     if others is None:
-        return gather_dim(reshape(x, (x.shape.size,)), linear_index(x.shape.dims, indices, dim), 0)
+        return gather_dim(
+            reshape(x, (x.shape.size,)),
+            linear_index(x.shape.dims, indices, dim),
+            0,
+        )
     return instr(
         "gather",
         (x, indices),
@@ -309,7 +318,10 @@ def linear_index(dims: Sequence[Size], indices: Instruction, dim: int) -> Instru
     for d, stride in enumerate(row_major_strides(tuple(dims))):
         step = promote.cast(indices, "s64") if d == dim else iota(indices.shape.dims, d)
         if not (isinstance(stride, int) and stride == 1):
-            step = instr("multiply", (step, promote.full(stride, "s64", indices.shape.dims)))
+            step = instr(
+                "multiply",
+                (step, promote.full(stride, "s64", indices.shape.dims)),
+            )
         index = step if index is None else instr("add", (index, step))
     return index if index is not None else promote.cast(indices, "s64")
 

@@ -288,7 +288,10 @@ class _Reader:
             if isinstance(found, Lift):
                 found = next(i.source for i in self.g.inputs if i.leaf is found)
             self.g.outputs.append(
-                (found, layout_of(fake) if isinstance(fake, torch.Tensor) else None)
+                (
+                    found,
+                    layout_of(fake) if isinstance(fake, torch.Tensor) else None,
+                )
             )
 
 

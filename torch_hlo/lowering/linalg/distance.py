@@ -14,7 +14,14 @@ from torch_hlo.hlo.ir.literal import literal
 from torch_hlo.hlo.ir.shape import DTYPES, Shape
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.elementwise import compute
-from torch_hlo.lowering.core.expr import Expr, absolute, maximum, power, sqrt, where
+from torch_hlo.lowering.core.expr import (
+    Expr,
+    absolute,
+    maximum,
+    power,
+    sqrt,
+    where,
+)
 from torch_hlo.lowering.core.promote import broadcast_to
 from torch_hlo.lowering.core.registry import expected, lowers
 from torch_hlo.lowering.core.shaping import add_dim, gather_dim, scatter_dim

@@ -20,10 +20,22 @@ from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.shape import tuple_shape
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.control import while_loop
-from torch_hlo.lowering.core.expr import Expr, absolute, is_finite, log, sqrt, where
+from torch_hlo.lowering.core.expr import (
+    Expr,
+    absolute,
+    is_finite,
+    log,
+    sqrt,
+    where,
+)
 from torch_hlo.lowering.core.opaque import opaque
 from torch_hlo.lowering.core.promote import broadcast_dims, broadcast_to, reshape
-from torch_hlo.lowering.core.registry import expected, expected_shapes, guard, lowers
+from torch_hlo.lowering.core.registry import (
+    expected,
+    expected_shapes,
+    guard,
+    lowers,
+)
 from torch_hlo.lowering.core.shaping import (
     add_dim,
     drop_dim,
@@ -73,7 +85,12 @@ def _solve_triangular(
     transpose: str = "NO_TRANSPOSE",
 ) -> Instruction:
     return build.triangular_solve(
-        a, b, left_side=left, lower=lower, unit_diagonal=unit, transpose_a=transpose
+        a,
+        b,
+        left_side=left,
+        lower=lower,
+        unit_diagonal=unit,
+        transpose_a=transpose,
     )
 
 
@@ -185,7 +202,12 @@ def _named(name: str, config: str, a: Instruction, meaning: Callable) -> tuple[E
     x = instr("parameter", (), a.shape, index=0)
     results = tuple(r.x for r in meaning(x))
     root = instr("tuple", results, tuple_shape(*(r.shape for r in results)))
-    call = instr("call", (a,), to_apply=Computation(name, (x,), root), backend_config=config)
+    call = instr(
+        "call",
+        (a,),
+        to_apply=Computation(name, (x,), root),
+        backend_config=config,
+    )
     return tuple(
         Expr(instr("get-tuple-element", (call,), r.shape, index=i)) for i, r in enumerate(results)
     )
@@ -224,7 +246,12 @@ def _lu_loops(a: Instruction) -> tuple[Expr, ...]:
             where((i > k) & j.eq(k), factor, x),
         )
         spots = Expr(iota(pivots.dims, len(pivots.dims) - 1))
-        return k + 1, x, where(spots.eq(k), _repeat(p, pivots.dims), pivots), order
+        return (
+            k + 1,
+            x,
+            where(spots.eq(k), _repeat(p, pivots.dims), pivots),
+            order,
+        )
 
     start = (
         Expr(promote.constant(0, "s64")),
@@ -286,7 +313,11 @@ def _permuted(x: Instruction, order: Expr) -> Instruction:
 
 
 def _inverse_order(order: Expr) -> Expr:
-    pair = build.sort([order.x, iota(order.dims, len(order.dims) - 1)], len(order.dims) - 1, "LT")
+    pair = build.sort(
+        [order.x, iota(order.dims, len(order.dims) - 1)],
+        len(order.dims) - 1,
+        "LT",
+    )
     return Expr(build.get_tuple_element(pair, 1))
 
 
@@ -547,7 +578,10 @@ def householder_product(a: Instruction, tau: Instruction) -> Instruction:
         column = Expr(drop_dim(slice_dim(value.x, -1, k, k + 1), last + 1))
         v = where(rows.eq(k), 1, where(rows < k, 0, column))
         scale = _repeat(Expr(drop_dim(slice_dim(tau, -1, k, k + 1), last)), q.dims)
-        row, tall = conjugate(Expr(add_dim(v.x, last))), Expr(add_dim(v.x, last + 1))
+        row, tall = (
+            conjugate(Expr(add_dim(v.x, last))),
+            Expr(add_dim(v.x, last + 1)),
+        )
         q = q - scale * matrix_product(tall.x, matrix_product(row.x, q.x).x)
     return q.x
 

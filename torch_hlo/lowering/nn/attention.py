@@ -235,7 +235,9 @@ def attention(
     return _fitted(flat)
 
 
-def _fitted(values: Sequence[Instruction | None]) -> tuple[Instruction | None, ...]:
+def _fitted(
+    values: Sequence[Instruction | None],
+) -> tuple[Instruction | None, ...]:
     """Each in the dtype and dims that PyTorch expects of it; None where it expects none."""
     found: list[Instruction | None] = []
     for v, s in zip(values, expected_shapes(), strict=True):
@@ -327,7 +329,13 @@ class _Gradients:
         *more: Instruction,
     ) -> list[Instruction]:
         bias = self.bias
-        s = _scores(query, k, None if bias is None else more[0], self.is_causal, self.scale)
+        s = _scores(
+            query,
+            k,
+            None if bias is None else more[0],
+            self.is_causal,
+            self.scale,
+        )
         last = (len(s.dims) - 1,)
         p = exp(s - keep(Expr(promote.cast(logsumexp, s.dtype)), s.dims, last))
         used = p * Expr(more[-1]) if self.dropout else p

@@ -12,7 +12,12 @@ from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import Expr, where
 from torch_hlo.lowering.core.promote import broadcast_to, reshape
-from torch_hlo.lowering.core.registry import expected, expected_shapes, guard, lowers
+from torch_hlo.lowering.core.registry import (
+    expected,
+    expected_shapes,
+    guard,
+    lowers,
+)
 from torch_hlo.lowering.core.shaping import (
     gather_dim,
     iota,

@@ -137,7 +137,14 @@ def _weight_gradient(
         reach = (grad.shape.dims[2 + i] - 1) * stride[i] + 1
         high = (kernel[i] - 1) * dilation[i] + reach - x.shape.dims[2 + i] - padding[i]
         window.append(
-            WindowDim(grad.shape.dims[2 + i], dilation[i], padding[i], high, 1, stride[i])
+            WindowDim(
+                grad.shape.dims[2 + i],
+                dilation[i],
+                padding[i],
+                high,
+                1,
+                stride[i],
+            )
         )
     return _convolve(x, grad, window, _labels("fb", "io", "fb", n), 1, groups)
 

@@ -62,7 +62,10 @@ def _sources(before: Expr, skip: Expr) -> list[Expr]:
 def _start(labels: Instruction) -> Instruction:
     _, batch, places = labels.shape.dims
     zero = promote.full(0, labels.shape.dtype, (batch, 1))
-    return concatenate([zero, promote.full(-math.inf, labels.shape.dtype, (batch, places - 1))], 1)
+    return concatenate(
+        [zero, promote.full(-math.inf, labels.shape.dtype, (batch, places - 1))],
+        1,
+    )
 
 
 @lowers(CTC)

@@ -113,8 +113,14 @@ def _cubic(d: Expr) -> tuple[Expr, Expr]:
     2."""
     a, x = -0.75, absolute(d)
     sign = where(d < 0, d.like(-1), 1)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1, (3 * (a + 2) * x - 2 * (a + 3)) * x
-    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a, (3 * a * x - 10 * a) * x + 8 * a
+    near = (
+        ((a + 2) * x - (a + 3)) * x * x + 1,
+        (3 * (a + 2) * x - 2 * (a + 3)) * x,
+    )
+    far = (
+        ((a * x - 5 * a) * x + 8 * a) * x - 4 * a,
+        (3 * a * x - 10 * a) * x + 8 * a,
+    )
     inside = x <= 1
     return where(inside, near[0], far[0]), where(inside, near[1], far[1]) * sign
 
@@ -226,7 +232,10 @@ def grid_sampler_backward(
     rows = sampler.rows(compute(x).x)
     g = Expr(
         move_dim(
-            reshape(compute(grad).x, (sampler.batch, sampler.channels, sampler.points[1])),
+            reshape(
+                compute(grad).x,
+                (sampler.batch, sampler.channels, sampler.points[1]),
+            ),
             1,
             2,
         )

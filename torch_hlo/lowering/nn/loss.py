@@ -134,7 +134,10 @@ def _nll_backward(
 
     def spread(v: Instruction) -> Expr:
         return Expr(
-            broadcast_to(add_dim(v, dim) if v.shape.rank < len(shape.dims) else v, shape.dims)
+            broadcast_to(
+                add_dim(v, dim) if v.shape.rank < len(shape.dims) else v,
+                shape.dims,
+            )
         )
 
     chosen = Expr(iota(shape.dims, dim)).eq(spread(safe))

@@ -15,7 +15,13 @@ from torch_hlo.lowering.core.elementwise import compute
 from torch_hlo.lowering.core.expr import Expr, rsqrt, sqrt, square
 from torch_hlo.lowering.core.promote import broadcast_to, reshape
 from torch_hlo.lowering.core.registry import expected_shapes, lowers
-from torch_hlo.lowering.reduction.reduce import average, count, fold, keep, variance
+from torch_hlo.lowering.reduction.reduce import (
+    average,
+    count,
+    fold,
+    keep,
+    variance,
+)
 
 aten = torch.ops.aten
 

@@ -157,7 +157,10 @@ def amp_unscale(
         scale = _number(inv_scale, g.dtype)
         # As the kernels of PyTorch: a scale of one leaves infinities and nans as they are.
         new.append(
-            promote.cast(where(g.like(scale).eq(1), g, _times(g, scale)).x, grad.shape.dtype)
+            promote.cast(
+                where(g.like(scale).eq(1), g, _times(g, scale)).x,
+                grad.shape.dtype,
+            )
         )
     return new, reshape(flag.x, found_inf.shape.dims)
 

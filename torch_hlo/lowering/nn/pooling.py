@@ -293,7 +293,10 @@ def _max_pool(
     steps = row_major_strides(tuple(sizes))
     starts = [_axis_index(shape.dims, lead + i) * stride[i] - padding[i] for i in range(n)]
     best = Expr(promote.full(low, x.shape.dtype, shape.dims))
-    index = _flat([_first_inside(s, d) for s, d in zip(starts, dilation, strict=True)], steps)
+    index = _flat(
+        [_first_inside(s, d) for s, d in zip(starts, dilation, strict=True)],
+        steps,
+    )
     # One comparison per window position: strided slices, which fuse into one loop over the output.
     for offsets in itertools.product(*(range(k) for k in kernel)):
         shift = [o * d for o, d in zip(offsets, dilation, strict=True)]
@@ -579,4 +582,7 @@ def max_unpool(
     rows = _product(lead)
     position = Expr(reshape(indices, (rows, outer))) + _axis_index((rows, outer), 0) * inner
     zero = promote.full(0, shape.dtype, (rows * inner,))
-    return reshape(scatter_dim(zero, position.x, reshape(x, (rows, outer)), 0, None), shape.dims)
+    return reshape(
+        scatter_dim(zero, position.x, reshape(x, (rows, outer)), 0, None),
+        shape.dims,
+    )

@@ -20,7 +20,11 @@ from torch_hlo.lowering.core.control import scan_loop
 from torch_hlo.lowering.core.elementwise import compute
 from torch_hlo.lowering.core.expr import Expr, logistic, tanh, where
 from torch_hlo.lowering.core.expr import maximum as larger
-from torch_hlo.lowering.core.registry import LoweringError, expected_shapes, lowers
+from torch_hlo.lowering.core.registry import (
+    LoweringError,
+    expected_shapes,
+    lowers,
+)
 from torch_hlo.lowering.core.shaping import (
     add_dim,
     concatenate,
@@ -198,7 +202,12 @@ def _meta(
         x.new_empty(length, batch, hidden)
         for _ in range(CELLS[cell].saved * layers * directions if save else 0)
     ]
-    return [outputs[0], *(x.new_empty(s.shape) for s in state), *outputs[1:], *saved]
+    return [
+        outputs[0],
+        *(x.new_empty(s.shape) for s in state),
+        *outputs[1:],
+        *saved,
+    ]
 
 
 def _meta_backward(
@@ -511,7 +520,10 @@ def _recurrence_backward(
             for part in ([inputs] if inputs is hidden else [inputs, hidden])
         ]
         through = dot(joined[-1], rest[0], (1,), (0,))
-        before = [through if before[0] is None else before[0] + through, *before[1:]]
+        before = [
+            through if before[0] is None else before[0] + through,
+            *before[1:],
+        ]
         if alive:
             before = [b + g for b, g in zip(before, _where(alive, zeros, grads), strict=True)]
         return [promote.cast(g.x, dtype) for g in before], joined

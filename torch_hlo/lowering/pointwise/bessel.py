@@ -138,7 +138,12 @@ def _second_kind(x: Expr, near: Expr, tail: Callable, scaled: bool) -> Expr:
 
 def _k0(x: Expr, scaled: bool) -> Expr:
     s = where((x <= 2) & (x > 0), x, 1)
-    return _second_kind(x, series(s, 0.0, 2.0, _k0_smooth) - log(s * 0.5) * i0(s), _K0_TAIL, scaled)
+    return _second_kind(
+        x,
+        series(s, 0.0, 2.0, _k0_smooth) - log(s * 0.5) * i0(s),
+        _K0_TAIL,
+        scaled,
+    )
 
 
 def _k1(x: Expr, scaled: bool) -> Expr:
@@ -280,7 +285,10 @@ def airy_ai(x: Expr) -> Expr:
     left = where(x <= -10, -x, 10)
     z = left * sqrt(left) * (2 / 3)
     square = 1 / (z * z)
-    p, q = _alternating(_AIRY[0::2], square), _alternating(_AIRY[1::2], square) / z
+    p, q = (
+        _alternating(_AIRY[0::2], square),
+        _alternating(_AIRY[1::2], square) / z,
+    )
     angle = z - math.pi / 4
     oscillating = (cos(angle) * p + sin(angle) * q) / (math.sqrt(math.pi) * sqrt(sqrt(left)))
     value = where(middle, near, where(x >= 4, right, oscillating))

@@ -42,7 +42,12 @@ from torch_hlo.lowering.core.expr import (
 )
 from torch_hlo.lowering.core.promote import Operand, Scalar
 from torch_hlo.lowering.core.registry import Weak, expected, lowers
-from torch_hlo.lowering.pointwise.pointwise import exp2, is_bool, is_complex, signbit
+from torch_hlo.lowering.pointwise.pointwise import (
+    exp2,
+    is_bool,
+    is_complex,
+    signbit,
+)
 
 aten = torch.ops.aten
 
@@ -292,7 +297,11 @@ def logaddexp(x: Expr, y: Expr) -> Expr:
         return high + log(exp(low - high) + 1)
     top = maximum(x, y)
     same = x.eq(y)
-    return where(same & ~is_finite(x), x, top + log1p(exp(-absolute(where(same, 0, x - y)))))
+    return where(
+        same & ~is_finite(x),
+        x,
+        top + log1p(exp(-absolute(where(same, 0, x - y)))),
+    )
 
 
 @pointwise(aten.logaddexp2, arity=2)
@@ -421,12 +430,22 @@ def bitwise_not(x: Expr) -> Expr:
     return unary("not", x)
 
 
-@pointwise(aten.bitwise_left_shift, aten.__lshift__.Tensor, aten.__lshift__.Scalar, arity=2)
+@pointwise(
+    aten.bitwise_left_shift,
+    aten.__lshift__.Tensor,
+    aten.__lshift__.Scalar,
+    arity=2,
+)
 def left_shift(x: Expr, y: Expr) -> Expr:
     return binary("shift-left", x, y)
 
 
-@pointwise(aten.bitwise_right_shift, aten.__rshift__.Tensor, aten.__rshift__.Scalar, arity=2)
+@pointwise(
+    aten.bitwise_right_shift,
+    aten.__rshift__.Tensor,
+    aten.__rshift__.Scalar,
+    arity=2,
+)
 def right_shift(x: Expr, y: Expr) -> Expr:
     return binary(
         "shift-right-logical" if promote.kind(x.dtype) == "u" else "shift-right-arithmetic",
@@ -436,7 +455,12 @@ def right_shift(x: Expr, y: Expr) -> Expr:
 
 
 # Selection.
-@lowers(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+@lowers(
+    aten.where.self,
+    aten.where.ScalarSelf,
+    aten.where.ScalarOther,
+    aten.where.Scalar,
+)
 def where_(condition: Instruction, x: Operand, y: Operand) -> Instruction:
     shape = expected()
     chosen = (Expr(promote.operand(v, shape.dtype, shape.dims)) for v in (x, y))
@@ -534,6 +558,9 @@ def frexp(x: Instruction) -> tuple[Instruction, Instruction]:
         - bias
         - where(tiny, bits.like(shift + 2), 0)
     )
-    mantissa = bitcast((bits & ~bits.like((2 * bias + 3) << shift)) | (bias << shift), value.dtype)
+    mantissa = bitcast(
+        (bits & ~bits.like((2 * bias + 3) << shift)) | (bias << shift),
+        value.dtype,
+    )
     plain = is_finite(value) & value.ne(0)
     return finish(where(plain, mantissa, value), 0), finish(where(plain, exponent, 0), 1)

@@ -222,7 +222,9 @@ def split_exponent(x: Expr) -> tuple[Expr, Expr]:
     bits = bitcast(where(ordinary, x, 1), integer)
     exponent = binary("shift-right-arithmetic", bits - _ROOT_HALF[x.dtype], shift)
     return where(
-        ordinary, bitcast(bits - binary("shift-left", exponent, shift), x.dtype), x
+        ordinary,
+        bitcast(bits - binary("shift-left", exponent, shift), x.dtype),
+        x,
     ), exponent.cast(x.dtype)
 
 
@@ -257,7 +259,13 @@ def angle(x: Instruction) -> Instruction:
     return apply(lambda v: where(is_nan(v), v, where(v < 0, math.pi, v.like(0))), (x,), {})
 
 
-@pointwise(aten._conj_physical, aten.conj_physical, aten._conj, aten.conj, aten.resolve_conj)
+@pointwise(
+    aten._conj_physical,
+    aten.conj_physical,
+    aten._conj,
+    aten.conj,
+    aten.resolve_conj,
+)
 def conjugate(x: Expr) -> Expr:
     return binary("complex", real(x), -imag(x)) if is_complex(x) else x
 

@@ -84,7 +84,12 @@ def broadcast_in_dim(
         d for d in range(x.shape.rank) if not (x.shape.dims[d] == 1 and dims[dimensions[d]] != 1)
     ]
     x = promote.reshape(x, [x.shape.dims[d] for d in kept])
-    return instr("broadcast", (x,), expected(), dimensions=tuple(dimensions[d] for d in kept))
+    return instr(
+        "broadcast",
+        (x,),
+        expected(),
+        dimensions=tuple(dimensions[d] for d in kept),
+    )
 
 
 @lowers(prims.device_put.default, prims.view_of.default, prims.clone.default)

@@ -254,7 +254,11 @@ def zeta(x: Expr, q: Expr) -> Expr:
         factor = factor * (x + (2 * i + 1))
         b = b / a
     whole = q.eq(floor(q))
-    total = where((q <= 0) & whole, math.inf, where((q <= 0) & x.ne(floor(x)), math.nan, total))
+    total = where(
+        (q <= 0) & whole,
+        math.inf,
+        where((q <= 0) & x.ne(floor(x)), math.nan, total),
+    )
     return where(x.eq(1), math.inf, where(x < 1, math.nan, total))
 
 
@@ -381,14 +385,19 @@ def sinc(x: Expr) -> Expr:
 
 @pointwise(aten.special_entr)
 def entr(x: Expr) -> Expr:
-    return where(is_nan(x), x, where(x > 0, -x * log(x), where(x.eq(0), x.like(0), -math.inf)))
+    return where(
+        is_nan(x),
+        x,
+        where(x > 0, -x * log(x), where(x.eq(0), x.like(0), -math.inf)),
+    )
 
 
 @pointwise(aten.special_spherical_bessel_j0)
 def spherical_bessel_j0(x: Expr) -> Expr:
     square = x * x
     series = polynomial(
-        square, [1 / math.factorial(2 * k + 1) * (-1) ** k for k in range(6, -1, -1)]
+        square,
+        [1 / math.factorial(2 * k + 1) * (-1) ** k for k in range(6, -1, -1)],
     )
     return where(absolute(x) < 0.5, series, where(absolute(x).eq(math.inf), 0, sin(x) / x))
 
@@ -437,7 +446,8 @@ _POLYNOMIALS = {
     "hermite_polynomial_h": _recurrence(lambda x: 2 * x, lambda x, k, p, q: 2 * x * q - 2 * k * p),
     "hermite_polynomial_he": _recurrence(lambda x: x, lambda x, k, p, q: x * q - k * p),
     "laguerre_polynomial_l": _recurrence(
-        lambda x: 1 - x, lambda x, k, p, q: ((2 * k + 1 - x) * q - k * p) / (k + 1)
+        lambda x: 1 - x,
+        lambda x, k, p, q: ((2 * k + 1 - x) * q - k * p) / (k + 1),
     ),
     "legendre_polynomial_p": _recurrence(
         lambda x: x, lambda x, k, p, q: ((2 * k + 1) * x * q - k * p) / (k + 1)

@@ -26,7 +26,12 @@ from torch_hlo.lowering.core.expr import (
     where,
 )
 from torch_hlo.lowering.core.promote import Operand, Scalar, broadcast_to
-from torch_hlo.lowering.core.registry import Weak, expected, expected_shapes, lowers
+from torch_hlo.lowering.core.registry import (
+    Weak,
+    expected,
+    expected_shapes,
+    lowers,
+)
 from torch_hlo.lowering.core.shaping import iota, slice_dim, stack
 from torch_hlo.lowering.random.threefry import (
     DIGITS,

@@ -66,7 +66,12 @@ def random_words(
         Expr(promote.cast(reshape(offset, ()), "u64")),
     )
     size = Shape("u32", tuple(dims)).size
-    index = Expr(reshape(instr("iota", (), Shape("u32", (size,)), iota_dimension=0), tuple(dims)))
+    index = Expr(
+        reshape(
+            instr("iota", (), Shape("u32", (size,)), iota_dimension=0),
+            tuple(dims),
+        )
+    )
 
     def low(v: Expr) -> Expr:
         return v.cast("u32")

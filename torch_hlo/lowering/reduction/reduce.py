@@ -351,8 +351,17 @@ def vector_norm(
     aten.norm.ScalarOpt_dtype,
 )
 def norm_(x: Instruction, p: Scalar | None = 2, *args: Any, **kwargs: Any) -> Instruction:
-    dim = kwargs.get("dim", args[0] if args and isinstance(args[0], (list, tuple, int)) else None)
-    return result(norm(_norm_operand(x), _order(2 if p is None else p), axes(dim, x.shape.rank)))
+    dim = kwargs.get(
+        "dim",
+        args[0] if args and isinstance(args[0], (list, tuple, int)) else None,
+    )
+    return result(
+        norm(
+            _norm_operand(x),
+            _order(2 if p is None else p),
+            axes(dim, x.shape.rank),
+        )
+    )
 
 
 def _norm_operand(x: Instruction) -> Expr:
@@ -397,6 +406,10 @@ def log_sum_exp(x: Expr, dims: Sequence[int]) -> tuple[Expr, Expr]:
 def trace(x: Instruction) -> Instruction:
     masked = instr(
         "select",
-        (on_diagonal(x.shape.dims), x, promote.full(0, x.shape.dtype, x.shape.dims)),
+        (
+            on_diagonal(x.shape.dims),
+            x,
+            promote.full(0, x.shape.dtype, x.shape.dims),
+        ),
     )
     return result(fold(_accumulator(masked), (0, 1)))

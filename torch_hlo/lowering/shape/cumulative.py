@@ -88,7 +88,13 @@ def cummin(x: Instruction, dim: int) -> tuple[Instruction, Instruction]:
 @lowers(aten.logcumsumexp)
 def logcumsumexp(x: Instruction, dim: int) -> Instruction | tuple[Instruction | None, ...]:
     if promote.is_complex(x.shape.dtype):
-        return opaque(aten.logcumsumexp.default, (x, dim), {}, expected_shapes(), library=True)
+        return opaque(
+            aten.logcumsumexp.default,
+            (x, dim),
+            {},
+            expected_shapes(),
+            library=True,
+        )
     value = Expr(promote.cast(x, "f64"))  # as PyTorch does: its gradient subtracts such sums
     if not value.dims:
         return x
@@ -101,5 +107,6 @@ def logcumsumexp(x: Instruction, dim: int) -> Instruction | tuple[Instruction | 
     )
     add = Computation("logaddexp", (a.x, b.x), total.x)
     return promote.cast(
-        prefix(value, axis(dim, len(value.dims)), add, -math.inf).x, expected().dtype
+        prefix(value, axis(dim, len(value.dims)), add, -math.inf).x,
+        expected().dtype,
     )

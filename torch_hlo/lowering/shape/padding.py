@@ -13,7 +13,13 @@ from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import Expr, absolute, is_number, maximum, minimum
+from torch_hlo.lowering.core.expr import (
+    Expr,
+    absolute,
+    is_number,
+    maximum,
+    minimum,
+)
 from torch_hlo.lowering.core.promote import Scalar
 from torch_hlo.lowering.core.registry import expected, lowers
 from torch_hlo.lowering.core.shaping import gather_dim, iota, pad, scatter_dim
@@ -92,7 +98,10 @@ def _unrepeated(g: Instruction, d: int, size: int, low: int, high: int) -> list[
     for many, start, to in ((low, 0, 0), (high, low + size, size - 1)):
         if many:
             total = build.reduce(
-                _part(g, d, start, many), build.full(0, g.shape.dtype), (d,), "add"
+                _part(g, d, start, many),
+                build.full(0, g.shape.dtype),
+                (d,),
+                "add",
             )
             dims = list(g.shape.dims)
             dims[d] = 1

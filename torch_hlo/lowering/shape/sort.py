@@ -15,7 +15,12 @@ from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.elementwise import compute
 from torch_hlo.lowering.core.expr import Expr, is_nan, is_number, minimum, where
 from torch_hlo.lowering.core.promote import Operand, Scalar, broadcast_to, reshape
-from torch_hlo.lowering.core.registry import LoweringError, expected, lowers, nested
+from torch_hlo.lowering.core.registry import (
+    LoweringError,
+    expected,
+    lowers,
+    nested,
+)
 from torch_hlo.lowering.core.shaping import (
     add_dim,
     axis,

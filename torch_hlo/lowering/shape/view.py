@@ -125,7 +125,12 @@ def slice_(
     end: Size | None = None,
     step: Size = 1,
 ) -> Instruction:
-    return slice_dim(x, dim, *_range(x.shape.dims[dim], start, expected().dims[dim], step), step)
+    return slice_dim(
+        x,
+        dim,
+        *_range(x.shape.dims[dim], start, expected().dims[dim], step),
+        step,
+    )
 
 
 @lowers(aten.narrow.default, aten.narrow_copy)
@@ -191,12 +196,18 @@ def diagonal(x: Instruction, offset: int = 0, dim1: int = 0, dim2: int = 1) -> I
 
 def _matrix_last(x: Instruction, dim1: int, dim2: int) -> Instruction:
     dim1, dim2 = axis(dim1, x.shape.rank), axis(dim2, x.shape.rank)
-    return permute(x, [d for d in range(x.shape.rank) if d not in (dim1, dim2)] + [dim1, dim2])
+    return permute(
+        x,
+        [d for d in range(x.shape.rank) if d not in (dim1, dim2)] + [dim1, dim2],
+    )
 
 
 def _matrix_back(x: Instruction, dim1: int, dim2: int) -> Instruction:
     dim1, dim2 = axis(dim1, x.shape.rank), axis(dim2, x.shape.rank)
-    order = [d for d in range(x.shape.rank) if d not in (dim1, dim2)] + [dim1, dim2]
+    order = [d for d in range(x.shape.rank) if d not in (dim1, dim2)] + [
+        dim1,
+        dim2,
+    ]
     return permute(x, [order.index(d) for d in range(x.shape.rank)])
 
 
@@ -210,7 +221,9 @@ def diagonal_scatter(
 ) -> Instruction:
     matrix = _matrix_last(x, dim1, dim2)
     return _matrix_back(
-        _write_diagonal(matrix, promote.cast(src, x.shape.dtype), offset), dim1, dim2
+        _write_diagonal(matrix, promote.cast(src, x.shape.dtype), offset),
+        dim1,
+        dim2,
     )
 
 
@@ -238,7 +251,11 @@ def diagonal_backward(
     dim2: int,
 ) -> Instruction:
     return diagonal_scatter(
-        promote.full(0, grad.shape.dtype, expected().dims), grad, offset, dim1, dim2
+        promote.full(0, grad.shape.dtype, expected().dims),
+        grad,
+        offset,
+        dim1,
+        dim2,
     )
 
 
@@ -518,7 +535,10 @@ def _roll(x: Instruction, shift: Size, dim: int) -> Instruction:
         if any(c < 0 for _, c in shift.terms):
             raise LoweringError(f"roll by {shift}, which may be negative")
         size, zero = promote.size_value(size), promote.constant(0, "s64")
-        start = instr("subtract", (size, instr("remainder", (promote.size_value(shift), size))))
+        start = instr(
+            "subtract",
+            (size, instr("remainder", (promote.size_value(shift), size))),
+        )
         return build.dynamic_slice(
             concatenate([x, x], dim),
             [start if d == dim % x.shape.rank else zero for d in range(x.shape.rank)],
