@@ -123,6 +123,66 @@ def test_same_error_as_on_the_cpu(name):
     assert (h(2) + 1).tolist() == [2, 2]
 
 
+def ones(d, *sizes, dtype=torch.float32):
+    return [torch.ones(size, dtype=dtype, device=d) for size in sizes]
+
+
+IMAGE, FILTERS = (2, 4, 7, 7), (6, 4, 3, 3)
+# The same call on CPU tensors must raise the same type and words.
+SAME_WORDS = {
+    "mm": lambda d: torch.mm(*ones(d, (2, 7), (8, 4))),
+    "linear": lambda d: F.linear(*ones(d, (2, 7), (4, 8), (4,))),
+    "linear with a batch": lambda d: F.linear(*ones(d, (3, 2, 7), (4, 8))),
+    "linear bias": lambda d: F.linear(*ones(d, (2, 8), (4, 8), (5,))),
+    "matmul with a batch": lambda d: torch.matmul(*ones(d, (2, 3, 4), (5, 6))),
+    "matmul of batches": lambda d: torch.matmul(*ones(d, (2, 3, 4), (2, 5, 6))),
+    "matmul with a vector": lambda d: torch.matmul(*ones(d, (2, 3, 4), (5,))),
+    "vector with a matrix": lambda d: torch.matmul(*ones(d, (8,), (7, 3))),
+    "matmul dtypes": lambda d: torch.matmul(
+        *ones(d, (2, 8, 8)), *ones(d, (2, 8, 7), dtype=torch.long)
+    ),
+    "mv": lambda d: torch.mv(*ones(d, (8, 7), (8,))),
+    "dot": lambda d: torch.dot(*ones(d, (8,), (7,))),
+    "bmm": lambda d: torch.bmm(*ones(d, (2, 3, 4), (3, 4, 6))),
+    "addmm": lambda d: torch.addmm(*ones(d, (4,), (2, 7), (8, 4))),
+    "addmm bias": lambda d: torch.addmm(*ones(d, (5,), (2, 8), (8, 4))),
+    "addmm bias rank": lambda d: torch.addmm(*ones(d, (1, 2, 4), (2, 8), (8, 4))),
+    "addmm_": lambda d: ones(d, (4,))[0].addmm_(*ones(d, (2, 8), (8, 4))),
+    "addmv": lambda d: torch.addmv(*ones(d, (9,), (8, 7), (7,))),
+    "baddbmm": lambda d: torch.baddbmm(*ones(d, (4,), (2, 2, 8), (2, 7, 4))),
+    "conv1d": lambda d: F.conv1d(*ones(d, (2, 4, 7), (5, 3, 3))),
+    "conv2d": lambda d: F.conv2d(*ones(d, IMAGE, (5, 3, 3, 3))),
+    "conv2d of one image": lambda d: F.conv2d(*ones(d, (4, 7, 7), (5, 3, 3, 3))),
+    "conv groups": lambda d: F.conv2d(*ones(d, IMAGE, (5, 2, 3, 3)), groups=2),
+    "conv channels of groups": lambda d: F.conv2d(*ones(d, IMAGE, (6, 3, 3, 3)), groups=2),
+    "conv no groups": lambda d: F.conv2d(*ones(d, IMAGE, FILTERS), groups=0),
+    "conv bias": lambda d: F.conv2d(*ones(d, IMAGE, FILTERS, (5,))),
+    "conv rank": lambda d: F.conv2d(*ones(d, IMAGE, (6, 4, 3))),
+    "conv stride": lambda d: F.conv2d(*ones(d, IMAGE, FILTERS), stride=0),
+    "conv strides": lambda d: F.conv2d(*ones(d, IMAGE, FILTERS), stride=(1, 1, 1)),
+    "conv padding": lambda d: F.conv2d(*ones(d, IMAGE, FILTERS), padding=-1),
+    "conv dilation": lambda d: F.conv2d(*ones(d, IMAGE, FILTERS), dilation=0),
+    "conv dtypes": lambda d: F.conv2d(*ones(d, IMAGE), *ones(d, FILTERS, dtype=torch.float64)),
+    "conv_transpose": lambda d: F.conv_transpose2d(*ones(d, IMAGE, (3, 5, 3, 3))),
+    "conv_transpose bias": lambda d: F.conv_transpose2d(*ones(d, IMAGE, (4, 5, 3, 3), (4,))),
+    "conv_transpose groups": lambda d: F.conv_transpose2d(*ones(d, IMAGE, (4, 5, 3, 3)), groups=3),
+    "conv_transpose output": lambda d: F.conv_transpose2d(
+        *ones(d, IMAGE, (4, 5, 3, 3)), output_padding=3
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME_WORDS)
+def test_same_words_as_on_the_cpu(name):
+    fn = SAME_WORDS[name]
+    with pytest.raises(Exception) as expected:
+        fn("cpu")
+    with pytest.raises(Exception) as got:
+        fn("hlo")
+    assert type(got.value) is type(expected.value), f"{got.value!r} instead of {expected.value!r}"
+    assert str(got.value) == str(expected.value)
+
+
 MIXED = {
     "add": lambda: h(3) + torch.ones(3),
     "add reversed": lambda: torch.ones(3) + h(3),

@@ -10,8 +10,8 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 __all__ = [
     "AUTOGRAD_PRIVATE_USE", "HigherOrderOperator", "Key", "OpOverload", "OpOverloadPacket",
-    "PRIVATE_USE", "call_kernel", "core_decompositions", "core_decompositions_after_autograd",
-    "decompositions", "has_kernel", "is_composite",
+    "PRIVATE_USE", "call_kernel", "check_convolution", "core_decompositions",
+    "core_decompositions_after_autograd", "decompositions", "has_kernel", "is_composite",
 ]  # fmt: skip
 
 Key = torch._C.DispatchKey
@@ -56,3 +56,8 @@ def core_decompositions_after_autograd() -> dict[OpOverload, Callable]:
     from torch._decomp import _core_aten_decompositions_post_autograd
 
     return _core_aten_decompositions_post_autograd()
+
+
+def check_convolution(*args: object) -> None:
+    """Raise what `aten.convolution` raises for arguments that do not fit, on any device."""
+    torch._C._select_conv_backend(*args)

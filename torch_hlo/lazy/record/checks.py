@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import torch
 
 from torch_hlo.lazy.record import handlers
-from torch_hlo.lazy.record.meta import aten, extent, numel, physical_order
+from torch_hlo.lazy.record.meta import aten, extent, meta_tensor, numel, physical_order
 from torch_hlo.lazy.record.storage import Array
 from torch_hlo.lazy.record.tensor import HloTensor, from_cpu, make, peek
-from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.operators import OpOverload, check_convolution
 
 
 def admit(tensor: torch.Tensor) -> HloTensor:
@@ -67,6 +67,17 @@ def judge(op: OpOverload, args, kwargs: dict) -> None:
                     *[a._meta.size for a in (*args, *kwargs.values()) if isinstance(a, HloTensor)]
                 )
             raise
+        except (RuntimeError, IndexError):
+            run_on_cpu(op, args, kwargs)  # the same error, with the true sizes in its text
+            raise
+
+
+def explain(op: OpOverload, args, kwargs: dict) -> None:
+    """The meta kernel has refused the arguments: let the CPU's kernel say why, in the words that
+    users know."""
+    if judged(op):
+        judge(op, args, kwargs)
+        run_on_cpu(op, args, kwargs)
 
 
 def cpu_strides(op: OpOverload, args, kwargs: dict) -> tuple[int, ...] | None:
@@ -161,8 +172,8 @@ def _unit(value: object, fill: Callable, size: int) -> object:
 def _multinomial(
     probabilities: torch.Tensor, samples: int, replacement: bool = False, **options
 ) -> None:
-    categories = probabilities._meta.size[-1]
-    if not replacement and samples > categories:
+    size = probabilities._meta.size
+    if not replacement and size and samples > size[-1]:
         raise RuntimeError(
             "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
         )
@@ -171,14 +182,29 @@ def _multinomial(
 
 
 def _convolution(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *rest
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
 ) -> None:
-    if x.dtype != weight.dtype or (bias is not None and bias.dtype != x.dtype):
-        name = "bias" if bias is not None and bias.dtype != x.dtype else "weight"
-        raise RuntimeError(
-            f"Input type ({x.dtype}) and {name} type ({(bias if name == 'bias' else weight).dtype})"
-            " should be the same"
-        )
+    given = (input, weight, bias)
+    rest = (stride, padding, dilation, transposed, output_padding, groups)
+    # what is refused by the kernels themselves, or before
+    wrong = (
+        min(*stride, *dilation, groups) <= 0
+        or transposed
+        and any(o >= max(s, d) for o, s, d in zip(output_padding, stride, dilation))
+        or len({t.dtype for t in given if t is not None}) > 1
+    )
+    if not wrong:
+        check_convolution(*[t if t is None else meta_tensor(t._meta) for t in given], *rest)
+    else:
+        run_on_cpu(aten.convolution.default, (*given, *rest), {})
 
 
 def _index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> None:
@@ -271,7 +297,7 @@ def _checked(indices: Callable) -> Callable:
                 and (known[0] < low or known[1] >= high)
                 and _outside(index, low, high)
             ):
-                _run_on_cpu(op, args, kwargs)
+                run_on_cpu(op, args, kwargs)
                 return
 
     return check
@@ -284,7 +310,7 @@ def _outside(index: HloTensor, low: int, high: int) -> bool:
     return value is None or bool(((value < low) | (value >= high)).any())
 
 
-def _run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> None:
+def run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> None:
     """Let the CPU's kernel judge, and raise, with the real indices and operands without memory."""
 
     def stand_in(
@@ -298,9 +324,12 @@ def _run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> None:
             return torch.zeros((), dtype=value.dtype, device="cpu").expand(value._meta.size)
         if isinstance(value, (list, tuple)):
             return [stand_in(v) for v in value]
-        return value
+        return torch.device("cpu") if isinstance(value, torch.device) else value
 
-    op(*map(stand_in, args), **{k: stand_in(v) for k, v in kwargs.items()})
+    op(
+        *map(stand_in, args),
+        **{k: stand_in(v) for k, v in kwargs.items() if k != "generator"},
+    )
 
 
 BOUNDS: dict[OpOverload, Callable] = {

@@ -84,14 +84,14 @@ def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
     meta = sizes.predict(op, args, kwargs, _dtypes)
     if meta is not None:
         return Result.of([meta], single=True)
-    try:
-        result = metas.infer(op, args, kwargs, HloTensor)
-    except (RuntimeError, IndexError):
-        checks.judge(op, args, kwargs)  # the CPU's error has the type that users know
-        raise
     validate = checks.VALIDATE.get(op)
     if validate is not None:
         validate(*args, **kwargs)
+    try:
+        result = metas.infer(op, args, kwargs, HloTensor)
+    except (RuntimeError, IndexError):
+        checks.explain(op, args, kwargs)
+        raise
     checks.judge(op, args, kwargs)
     if result.form == 0 and len(result.metas[0].size) > 1 or op is aten.flip.default:
         strides = checks.cpu_strides(op, args, kwargs)
