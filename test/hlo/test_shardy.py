@@ -150,6 +150,43 @@ def test_xlas_attributes():
     ]
 
 
+def test_an_empty_attribute_says_nothing():
+    """As in XLA. StableHLO's own tests of dynamic sizes have it everywhere."""
+    module = read(
+        '%0 = stablehlo.negate %a {mhlo.sharding = ""} : tensor<8x16xf32>\n'
+        "return %0 : tensor<8x16xf32>",
+        '%a: tensor<8x16xf32> {mhlo.sharding = ""}',
+        'tensor<8x16xf32> {mhlo.sharding = ""}',
+        mesh="",
+    )
+    assert module.mesh is None
+    assert module.entry.root.op == "negate" and module.entry.root.get("sharding") is None
+    assert parse_stablehlo(stablehlo_text(module)).entry.root is module.entry.root
+
+
+@pytest.mark.parametrize("result", ["()", "tuple<>"])
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        'mhlo.sharding = "{maximal device=0}"',
+        'mhlo.sharding = "{{maximal device=0}}"',
+        'mhlo.sharding = "{replicated}"',
+        'mhlo.sharding = ""',
+        "sdy.sharding = #sdy.sharding_per_value<[<@one, []>]>",
+    ],
+)
+def test_calls_without_results_may_have_a_place(attribute, result):
+    """What jax.debug.print becomes; XLA gives an empty tuple one sharding."""
+    name = "" if result == "()" else "%0 = "
+    call = (
+        f"{name}stablehlo.custom_call @callback(%a) {{has_side_effect = true, {attribute}}} :"
+        f" (tensor<8x16xf32>) -> {result}\n"
+    )
+    mesh = 'sdy.mesh @mesh = <["x"=2, "y"=4]>\nsdy.mesh @one = <[], device_ids=[0]>'
+    module = read(call + "return %a : tensor<8x16xf32>", mesh=mesh)
+    assert parse_stablehlo(stablehlo_text(module)).entry.root is module.entry.root
+
+
 def test_other_meshes():
     """All shardings are expressed on the largest mesh; a mesh without axes is one device."""
     mesh = (

@@ -127,12 +127,16 @@ def parse_sharding(text: str, shape: Shape, mesh: Mesh) -> Placement | None:
 
 def _parsed(t: _Tokens, shape: Shape, mesh: Mesh) -> Placement | None:
     if shape.is_tuple:
+        leaves = list(_leaves(shape))
         if t.peek(1) == "{" or (t.peek(1) == "}" and not shape.elements):
-            leaves = list(_leaves(shape))
             given = iter(leaves)
             values = []
             for _ in t.listed("{", "}"):
                 values.append(_parsed(t, next(given, Shape("token")), mesh))
+            if not leaves and len(values) == 1:
+                return _grouped(
+                    iter(()), shape
+                )  # XLA gives an empty tuple one, which places nothing
             if len(values) != len(leaves):
                 raise ShardingError(
                     f"{len(values)} shardings in {t.text} for the {len(leaves)} arrays of {shape}"
@@ -140,7 +144,7 @@ def _parsed(t: _Tokens, shape: Shape, mesh: Mesh) -> Placement | None:
             return _grouped(iter(values), shape)
         start = t.at
         values = []
-        for leaf in _leaves(shape):
+        for leaf in leaves or [Shape("token")]:
             t.at = start
             values.append(_parsed(t, leaf, mesh))
         return _grouped(iter(values), shape)

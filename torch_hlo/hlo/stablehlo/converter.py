@@ -347,8 +347,9 @@ class Converter:
             and ("sdy.sharding" in op.attrs or "mhlo.sharding" in op.attrs)
             and results
         ):
-            given = self.shardings.of(op.attrs, [x.shape for x in results]) or []
-            results = [annotated(x, g, operands) for x, g in zip(results, given, strict=True)]
+            given = self.shardings.of(op.attrs, [x.shape for x in results])
+            if given is not None:
+                results = [annotated(x, g, operands) for x, g in zip(results, given, strict=True)]
         if quantize and op.name not in _STORAGE and op.name not in _CALLS:
             results = [
                 x if t.quantized is None else quantized(x, t.quantized)

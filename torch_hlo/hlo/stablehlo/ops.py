@@ -704,9 +704,9 @@ def _custom_call(c: Context) -> Made:
         backend_config=config,
         opaque=opaque,
         custom_call_has_side_effect=bool(c.attr("has_side_effect", default=False)),
-        sharding=sharding,
+        sharding=sharding or None,  # no arrays, no places
     )
-    return unpacked(x, len(shapes)) if shapes else []
+    return [x] if len(shapes) == 1 else unpacked(x, len(shapes))
 
 
 def quoted_value(value: object) -> str:

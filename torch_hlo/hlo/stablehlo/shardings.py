@@ -43,7 +43,7 @@ class Shardings:
                 if found.group(1) and isinstance(m := _mesh(found.group(1)), Mesh)
             ]
         self.mesh: Mesh | None = max(meshes, key=lambda m: m.size, default=None)
-        tiled = [t.replace('\\"', '"') for t in _TILED.findall(text)]
+        tiled = [t.replace('\\"', '"') for t in _TILED.findall(text) if t.strip()]
         partitions = int(found.group(1)) if (found := _PARTITIONS.search(text)) else 1
         if self.mesh is None and (tiled or partitions > 1):
             self.mesh = common_mesh(tiled, partitions)
@@ -95,10 +95,13 @@ class Shardings:
         if isinstance(given, Raw):
             text = given.text.strip()
             parts = listed(text) if text[:1] == "[" else [text]
+            if not shapes and len(parts) == 1:  # where an operation without results runs
+                return []
             if len(parts) != len(shapes):
                 raise ShardingError(f"{len(parts)} shardings for {len(shapes)} values: {text}")
             return [self.shardy(part, shape) for part, shape in zip(parts, shapes)]
-        if isinstance(given := attrs.get("mhlo.sharding"), str):
+        given = attrs.get("mhlo.sharding")
+        if isinstance(given, str) and given.strip():  # "" says nothing
             if len(shapes) == 1:
                 return [self.tiled(given, shapes[0])]
             whole = self.tiled(given, Shape("tuple", elements=tuple(shapes)))
