@@ -171,6 +171,39 @@ SAME_WORDS = {
     ),
 }
 
+# Calls with an index, which has a type that the CPU refuses for at least one of them.
+INDEXED = {
+    "index": lambda x, i: x[i],
+    "index columns": lambda x, i: x[:, i],
+    "index_put": lambda x, i: x.index_put((i,), x[0]),
+    "assignment": lambda x, i: x.__setitem__(i, x[0].clone()),
+    "index_reduce": lambda x, i: x.index_reduce(0, i, x, "amax"),
+    "take": lambda x, i: x.take(i),
+    "put": lambda x, i: x.put(i, x[0, :2]),
+    "embedding": lambda x, i: F.embedding(i, x),
+    "nll_loss": lambda x, i: F.nll_loss(x, i),
+    "masked_scatter": lambda x, i: x[:, :2].masked_scatter(i, x),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int16, torch.uint16])
+@pytest.mark.parametrize("name", INDEXED)
+def test_index_types(name, dtype):
+    def call(d):
+        index = torch.tensor([1, 0]).to(dtype).to(d)
+        return INDEXED[name](torch.ones(2, 3, device=d), index)
+
+    with pytest.raises(Exception) as expected:
+        call("cpu")
+    with pytest.raises(type(expected.value)) as got:
+        call("hlo")
+    assert str(got.value) == str(expected.value)
+
+
+def test_indices_that_do_not_broadcast():
+    with pytest.raises(IndexError, match=r"could not be broadcast together .* \[2\], \[3\]"):
+        h(2, 3)[long(1, 0), long(0, 1, 0)]
+
 
 @pytest.mark.parametrize("name", SAME_WORDS)
 def test_same_words_as_on_the_cpu(name):

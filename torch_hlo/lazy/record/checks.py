@@ -150,7 +150,8 @@ _UNIT_SIZES = {
 _INDEXED = {
     getattr(aten, name)
     for name in "gather scatter scatter_ scatter_add scatter_add_ index_select index_add"
-    " index_add_ index_copy index_copy_ index_fill index_fill_".split()
+    " index_add_ index_copy index_copy_ index_fill index_fill_ index index_put index_reduce take"
+    " put embedding masked_scatter nll_loss_forward nll_loss2d_forward".split()
 }
 
 
