@@ -56,6 +56,39 @@ def test_assertions_are_judged_with_their_step():
         torch_hlo.sync()
 
 
+WEIGHTS = {
+    "negative": [[1.0, 2.0], [-1.0, 2.0]],
+    "zero": [[1.0, 2.0], [0.0, 0.0]],
+    "infinite": [[torch.inf, 1.0]],
+    "nan": [[torch.nan, 1.0]],
+}
+
+
+@pytest.mark.parametrize("samples, replacement", [(1, False), (2, False), (1, True), (2, True)])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_of_draws_are_judged(name, samples, replacement):
+    weights = torch.tensor(WEIGHTS[name])
+    with pytest.raises(RuntimeError) as expected:
+        torch.multinomial(weights, samples, replacement)
+    with pytest.raises(RuntimeError) as at_the_call:
+        torch.multinomial(weights.to("hlo"), samples, replacement)
+    assert str(at_the_call.value) == str(expected.value)
+    weights = weights.to("hlo") * 1
+    torch_hlo.sync()
+    drawn = torch.multinomial(weights, samples, replacement)
+    with pytest.raises(RuntimeError) as later:
+        drawn.cpu()
+        torch_hlo.sync()
+    assert str(later.value) == str(expected.value)
+
+
+def test_weights_that_can_be_drawn_from():
+    for weights in (computed(0.0, 1.0), computed(0.0, 1.0).half()):
+        assert torch.multinomial(weights, 3, replacement=True).tolist() == [1, 1, 1]
+        assert torch.multinomial(weights, 1).tolist() == [1]
+    assert torch.multinomial(torch.zeros(0, 2, device="hlo"), 1).shape == (0, 1)
+
+
 def test_distributions_do_not_cut_the_graph():
     mean, scale, x = computed(0.0, 1.0), computed(1.0, 2.0), computed(0.5, 0.25)
     before = steps()

@@ -18,6 +18,7 @@ from torch_hlo.lazy.aten import (
     batch_norm,
     copies,
     data_dependent,
+    draws,
     indexing,
     mutation,
     strides,
@@ -148,7 +149,7 @@ def lower_or_fall_back(op: OpOverload) -> Handler:
 
 # in this order
 MAKERS += (mutation.maker, view_ops.maker, recording.maker, lower_or_fall_back)
-WRITTEN = (batch_norm, conditions, copies, data_dependent, indexing, strides)
+WRITTEN = (batch_norm, conditions, copies, data_dependent, draws, indexing, strides)
 
 
 def install() -> None:
