@@ -13,6 +13,7 @@ import sys
 
 import torch
 
+from torch_hlo.lazy.aten import windows
 from torch_hlo.lazy.aten.strides import resize
 from torch_hlo.lazy.record import (
     checks,
@@ -135,10 +136,14 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
             args = (*args, *defaults[1])
         if type(x) is not HloTensor:
             checks.admit_target(x, args)
-        if x._meta.overlaps and not idempotent:
-            if once is not None and once(*args):
+        if x._meta.shares and not idempotent:
+            if not x._meta.overlaps:
+                if not random and _updated(op, twin, args, kwargs):
+                    return x
+            elif once is not None and once(*args):
                 return x
-            raise RuntimeError(OVERLAP)
+            else:
+                raise RuntimeError(OVERLAP)
         for a in args:
             if type(a) is HloTensor and a._storage is x._storage and a is not x and pointwise:
                 checks.refuse_partial_overlap(x, a)
@@ -269,6 +274,8 @@ def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
         if found is None:
             if any(t._meta.overlaps for t in tensors):
                 raise RuntimeError(OVERLAP)
+            if one_by_one is not None and any(t._meta.shares for t in tensors):
+                return handlers.nested(one_by_one, args, kwargs)
             result = inference.infer(twin, args, kwargs)
             if [m.size for m in result.metas] != [t._meta.size for t in tensors]:
                 # raises: a result does not fit into the tensor it replaces
@@ -382,10 +389,13 @@ def _general(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
     ]
     lists = any("List[Tensor]" in str(a.type) for a in targets)
     both = 0 < len(out_names) < len(targets)
+    in_place = names[:1] == [a.name for a in targets] and not generator.is_random(twin)
 
     def run(args: tuple, kwargs: dict) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
         given = dict(zip(names, args)) | kwargs
         outs = [given.get(a.name) for a in targets]
+        if in_place and windows.found(args[0]) and _updated(op, twin, args, kwargs):
+            return args[0]
         for o in outs:
             if isinstance(o, torch.Tensor) and type(o) is not HloTensor:
                 checks.admit_target(o, args)
@@ -417,6 +427,11 @@ def _general(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
         return _returned(outs, results, returns)
 
     return run
+
+
+def _updated(op: OpOverload, twin: OpOverload, args: tuple, kwargs: dict) -> bool:
+    checked(op, args, kwargs)
+    return windows.update(op, twin, args, kwargs)
 
 
 def _returned(

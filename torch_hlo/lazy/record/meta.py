@@ -34,6 +34,7 @@ class Meta:
         "offset",
         "hlo",
         "overlaps",
+        "shares",
         "wrapper",
         "spare",
     )
@@ -43,6 +44,7 @@ class Meta:
     offset: int
     hlo: Shape
     overlaps: bool
+    shares: bool
 
     def __repr__(self) -> str:
         return f"Meta({self.hlo}, strides={list(self.stride)}, offset={self.offset})"
@@ -69,6 +71,7 @@ def intern(
         meta.hlo = Shape(name, size)
         # An expanded dimension: one element of memory belongs to several indices.
         meta.overlaps = 0 not in size and any(s == 0 and n > 1 for n, s in zip(size, stride))
+        meta.shares = meta.overlaps or shares(size, stride)
         # PyTorch takes long to read integers: a dense tensor gets no strides.
         layout = (None, None) if stride == row_major(size) and not offset else (stride, offset)
         meta.wrapper = (size, *layout, None, dtype, torch.strided, DEVICE)
@@ -113,6 +116,23 @@ def physical_order(meta: Meta) -> tuple[int, ...] | None:
             return None if numel(meta.size) else tuple(range(len(meta.size)))
         step *= meta.size[d]
     return tuple(order)
+
+
+def shares(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether several elements are one place in memory (of large tensors: whether they may be)."""
+    if 0 in size:
+        return False
+    dims = sorted((s, n) for s, n in zip(stride, size) if n != 1)
+    reach, simple = 0, True
+    for s, n in dims:
+        simple = simple and s > reach  # beyond what the smaller strides reach
+        reach += (n - 1) * s
+    if simple or numel(size) > 4096:
+        return not simple
+    places = {0}
+    for s, n in dims:
+        places = {p + i * s for p in places for i in range(n)}
+    return len(places) < numel(size)
 
 
 def meta_tensor(meta: Meta) -> torch.Tensor:
