@@ -127,6 +127,7 @@ def ones(d, *sizes, dtype=torch.float32):
     return [torch.ones(size, dtype=dtype, device=d) for size in sizes]
 
 
+NOTHING = (3, 0)
 IMAGE, FILTERS = (2, 4, 7, 7), (6, 4, 3, 3)
 # The same call on CPU tensors must raise the same type and words.
 SAME_WORDS = {
@@ -150,6 +151,12 @@ SAME_WORDS = {
     "addmm_": lambda d: ones(d, (4,))[0].addmm_(*ones(d, (2, 8), (8, 4))),
     "addmv": lambda d: torch.addmv(*ones(d, (9,), (8, 7), (7,))),
     "baddbmm": lambda d: torch.baddbmm(*ones(d, (4,), (2, 2, 8), (2, 7, 4))),
+    "kthvalue of nothing": lambda d: torch.kthvalue(*ones(d, NOTHING), 1),
+    "kthvalue": lambda d: torch.kthvalue(*ones(d, (3, 2)), 3),
+    "topk": lambda d: torch.topk(*ones(d, (3, 2)), 3),
+    "median of nothing": lambda d: torch.median(*ones(d, NOTHING), 1),
+    "mode of nothing": lambda d: torch.mode(*ones(d, NOTHING)),
+    "quantile of nothing": lambda d: torch.quantile(*ones(d, NOTHING), 0.5),
     "conv1d": lambda d: F.conv1d(*ones(d, (2, 4, 7), (5, 3, 3))),
     "conv2d": lambda d: F.conv2d(*ones(d, IMAGE, (5, 3, 3, 3))),
     "conv2d of one image": lambda d: F.conv2d(*ones(d, (4, 7, 7), (5, 3, 3, 3))),

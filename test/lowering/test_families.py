@@ -453,6 +453,15 @@ def test_random_moments():
     assert sorted(m.tolist()) == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool]
+)
+@pytest.mark.parametrize("op", [aten.median.default, aten.nanmedian.default])
+def test_median_of_nothing(op, dtype):
+    for sizes in ((0,), (3, 0)):
+        check(op, torch.ones(sizes, dtype=dtype))
+
+
 def test_dropout():
     x = torch.ones(100, 100)
     out, mask = run_op(aten.native_dropout.default, x, 0.25, True)

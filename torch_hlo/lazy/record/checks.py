@@ -75,8 +75,8 @@ def judge(op: OpOverload, args, kwargs: dict) -> None:
 def explain(op: OpOverload, args, kwargs: dict) -> None:
     """The meta kernel has refused the arguments: let the CPU's kernel say why, in the words that
     users know."""
-    if judged(op):
-        judge(op, args, kwargs)
+    judge(op, args, kwargs)
+    if judged(op) or op.overloadpacket in _EXPLAINED:
         run_on_cpu(op, args, kwargs)
 
 
@@ -154,7 +154,8 @@ _INDEXED = {
     " put embedding masked_scatter nll_loss_forward nll_loss2d_forward".split()
 }
 
-
+# Judged by their true sizes only.
+_EXPLAINED = {aten.kthvalue, aten.topk}
 _SPREAD = {aten.var, aten.std, aten.var_mean, aten.std_mean}
 
 

@@ -16,6 +16,7 @@ from torch_hlo.lowering.core.elementwise import compute
 from torch_hlo.lowering.core.expr import Expr, is_nan, is_number, minimum, where
 from torch_hlo.lowering.core.promote import Operand, Scalar, broadcast_to, reshape
 from torch_hlo.lowering.core.registry import (
+    HLO_TO_TORCH,
     LoweringError,
     expected,
     lowers,
@@ -127,8 +128,16 @@ def median_dim(x: Instruction, dim: int, keepdim: bool = False) -> tuple[Instruc
     )
 
 
+def _of_nothing(dtype: str) -> Instruction:
+    """The median of an empty array: nan, or what PyTorch makes of it in a type that has none."""
+    value = torch.median(torch.empty(0, dtype=HLO_TO_TORCH[dtype], device="cpu"))
+    return promote.full(value.item(), dtype, ())
+
+
 @lowers(aten.median.default)
 def median(x: Instruction) -> Instruction:
+    if x.shape.size == 0:
+        return _of_nothing(x.shape.dtype)
     flat = reshape(x, (x.shape.size,))
     middle = select_dim(sorted_along(flat, 0, False)[0], 0, (x.shape.size - 1) // 2)
     if not promote.is_floating(x.shape.dtype):
@@ -158,6 +167,8 @@ def nanmedian_dim(
 
 @lowers(aten.nanmedian.default)
 def nanmedian(x: Instruction) -> Instruction:
+    if x.shape.size == 0:
+        return _of_nothing(x.shape.dtype)
     flat = reshape(x, (x.shape.size,))
     return nested((Shape(x.shape.dtype), Shape("s64")), nanmedian_dim, flat, 0)[0]
 
