@@ -453,6 +453,18 @@ def test_random_moments():
     assert sorted(m.tolist()) == [1, 2]
 
 
+@pytest.mark.parametrize("first, last", [(-1, 1), (0.1, 0.7), (2, -2)])
+@pytest.mark.parametrize("count", [2, 7, 16, 101])
+def test_linspace_rounds_once(first, last, count):
+    """As PyTorch's kernel does where the processor has fused multiply-add."""
+    a, b = np.float32(first), np.float32(last)
+    step = np.float64((b - a) / np.float32(count - 1))
+    i = np.arange(count)
+    want = np.where(i < count // 2, a + step * i, b - step * (count - 1 - i)).astype(np.float32)
+    (got,) = run_op(aten.linspace.default, first, last, count)
+    assert got.tolist() == want.tolist()
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool]
 )

@@ -139,12 +139,15 @@ def _spaced(start: Operand, end: Operand, finish: Callable[..., Any]) -> Instruc
         if isinstance(count, int)
         else Expr(promote.full(count - 1, "s64", shape.dims)) - index
     )
+    # The CPU's kernel rounds once, after the sum: in f64 the product of two f32 numbers is exact.
+    wide, real = ("f64", "f64") if dtype == "f32" else (dtype, real)
+    first, last, step = (v.cast(wide) for v in (first, last, step))
     low, high = (
-        first + step * index.cast(real).cast(dtype),
-        last - step * back.cast(real).cast(dtype),
+        first + step * index.cast(real).cast(wide),
+        last - step * back.cast(real).cast(wide),
     )
     half = Expr(promote.full(count // 2, "s64", shape.dims))
-    return promote.cast(finish(where(index < half, low, high)).x, shape.dtype)
+    return promote.cast(finish(where(index < half, low, high).cast(dtype)).x, shape.dtype)
 
 
 @lowers(aten.eye)
