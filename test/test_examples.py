@@ -34,7 +34,9 @@ def test_train_gpt():
     assert "--- generated ---\ndef " in text
 
 
-@pytest.mark.parametrize("model, epochs", [("mlp", 8), ("cnn", 4)])
+@pytest.mark.parametrize(
+    "model, epochs", [("mlp", 8), pytest.param("cnn", 4, marks=pytest.mark.slow)]
+)
 def test_train_digits(model, epochs):
     text = run("train_digits.py", "--model", model, "--epochs", str(epochs))
     assert float(re.search(r"test accuracy ([\d.]+)%", text)[1]) > 94

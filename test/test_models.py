@@ -198,7 +198,12 @@ def train(
     return [v.item() for v in losses], {k: v.cpu() for k, v in average.state_dict().items()}
 
 
-@pytest.mark.parametrize("name", MODELS)
+QUICK = ("gpt2", "lstm")  # the others are in the sweep of Hugging Face models, too
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in MODELS]
+)
 def test_training(name):
     torch.manual_seed(0)
     model, (x, y) = MODELS[name](), example(name)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,11 @@ COMPILER = LEVEL["torch_hlo.compiler.aot"]  # up to here torch is unknown
 MAX_LINES, MAX_FUNCTION, MAX_FILES = 800, 60, 20
 PRIVATE_API = ("torch_hlo/pytorch/", "torch_hlo/dynamo/")  # the rooms that may use what PyTorch
 MAX_PRIVATE_API = 12  # does not promise, and how many of their files do
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def module_name(path: Path) -> str:
@@ -164,7 +170,7 @@ def import_problems(tree: ast.AST, module: str, is_package: bool) -> Iterator[st
 @pytest.mark.parametrize("path", FILES, ids=module_name)
 def test_file(path):
     text = path.read_text()
-    tree = ast.parse(text)
+    tree = parsed(path)
     module = module_name(path)
     problems = [*import_problems(tree, module, path.name == "__init__.py"), *long_functions(tree)]
     if module != "torch_hlo.config":
@@ -187,7 +193,7 @@ def test_rooms():
     sizes = Counter(path.parent for path in FILES)
     assert not {str(room): size for room, size in sizes.items() if size > MAX_FILES}
     for room in sizes:
-        assert ast.get_docstring(ast.parse((room / "__init__.py").read_text())), room
+        assert ast.get_docstring(parsed(room / "__init__.py")), room
     rooms = defaultdict(list)
     for path in FILES:
         if not path.name.startswith("__"):
@@ -199,7 +205,7 @@ def test_no_import_circles():
     graph = {}
     for path in FILES:
         module = module_name(path)
-        found = imports(ast.parse(path.read_text()), module, path.name == "__init__.py")
+        found = imports(parsed(path), module, path.name == "__init__.py")
         graph[module] = {name for name, _ in found if name in MODULES and name != module}
     while free := [module for module, needed in graph.items() if not needed & graph.keys()]:
         for module in free:
@@ -212,7 +218,7 @@ def test_no_import_circles():
 
 
 def test_private_api_stands_in_its_room():
-    using = [path for path in FILES if private_api(ast.parse(path.read_text()))]
+    using = [path for path in FILES if private_api(parsed(path))]
     names = [str(path.relative_to(PACKAGE.parent)) for path in using]
     assert not [name for name in names if not name.startswith(PRIVATE_API)]
     assert len(names) <= MAX_PRIVATE_API

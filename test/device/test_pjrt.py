@@ -177,6 +177,7 @@ def test_tensors_fallbacks_and_sizes():
     importlib.util.find_spec("sklearn") is None or importlib.util.find_spec("rich") is None,
     reason="the example's needs",
 )
+@pytest.mark.slow
 def test_training_the_digits():
     out = run_in_process(
         "-c",

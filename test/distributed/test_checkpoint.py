@@ -113,7 +113,7 @@ checkpoint.save({"a": torch.full((4,), 2.0).hlo()}, sys.argv[1], int(sys.argv[2]
     "step, moment",
     [
         pytest.param(2, ".metadata", marks=pytest.mark.slow),
-        (2, "step_00000002"),
+        pytest.param(2, "step_00000002", marks=pytest.mark.slow),
         (1, "step_00000001"),
     ],
 )

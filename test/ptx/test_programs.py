@@ -103,7 +103,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "cnn" else ()) for n in MODELS]
+)
 def test_training(name):
     make, shape = MODELS[name]
     torch.manual_seed(1)
