@@ -674,3 +674,35 @@ def test_dynamo_ends_while_programs_are_compiled(monkeypatch):
     assert len(programs) == 2
     y.sum().backward()
     same([y.detach(), x.grad], [x.detach().exp()] * 2)
+
+
+@pytest.mark.parametrize("backend", ["hlo", "aot_eager", "eager"])
+def test_functions_on_the_device_make_tensors(backend):
+    """Tensors made inside, of Python's numbers and like others, in whole graphs."""
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def f(x):
+        y = torch.tensor([1.0, 2.0], device="hlo") + torch.arange(2, device=x.device)
+        return (x * y).to("hlo") + torch.as_tensor(3.0, device="hlo") + x.new_tensor([1.0, 4.0])
+
+    x = torch.randn(2)
+    want = x * torch.tensor([1.0, 3.0]) + 3 + torch.tensor([1.0, 4.0])
+    torch.testing.assert_close(f(x.to("hlo")).cpu(), want)
+
+
+def test_views_and_their_bases_on_the_device():
+    """Arguments that are views whose base has other strides, and results that alias arguments."""
+
+    @torch.compile(backend="hlo", fullgraph=True)
+    def f(x, base):
+        x.mul_(2)
+        return x.t(), base[0], base
+
+    base = torch.arange(12.0).reshape(3, 4)
+    there = base.to("hlo")
+    column, row, same = f(there[:, 1:3], there)
+    want = base.clone()
+    want[:, 1:3] *= 2
+    assert torch.equal(there.cpu(), want) and torch.equal(row.cpu(), want[0])
+    column.zero_()  # a view still
+    assert torch.equal(same.cpu(), want * torch.tensor([1.0, 0, 0, 1]))

@@ -1,10 +1,11 @@
 """Tiny random Hugging Face architectures: one AdamW step on "hlo" against CPU (loss, gradients,
 parameters).
 
-    python -m test.sweeps.huggingface [--how lazy|compile|compile_dynamic] [--only bert,gpt2]
+    python -m test.sweeps.huggingface [--how lazy|compile|device|compile_dynamic] [--only bert,gpt2]
         [--json FILE] [--verbose]
 
 `--how compile`: the model stays on the CPU and runs through torch.compile(backend="hlo").
+`--how device`: it runs through torch.compile(backend="hlo") on the hlo device.
 """
 
 from __future__ import annotations
@@ -346,6 +347,7 @@ def undetermined(model, inputs: dict, want) -> str:
 HOW = {
     "lazy": dict(device="hlo"),
     "compile": dict(device="cpu", wrap=lambda model: torch.compile(model, backend="hlo")),
+    "device": dict(device="hlo", wrap=lambda model: torch.compile(model, backend="hlo")),
     "compile_dynamic": dict(
         device="cpu",
         wrap=lambda model: torch.compile(model, backend="hlo", dynamic=True),

@@ -37,13 +37,13 @@ def mark_sharding(
     result. Raises ShardingError for a spec that does not fit, TypeError for a tensor of another
     device; `name` names the tensor in errors."""
     what = f"tensor {name}" if name else "tensor"
-    if not isinstance(tensor, HloTensor):
+    if tensor.device.type != "hlo":
         raise TypeError(
             f"mark_sharding: the {what} of shape {tuple(tensor.shape)} is on {tensor.device}, move"
             " it with .to('hlo') first"
         )
     sharding = to_sharding(mesh, spec, tensor.shape, replicated, what)
-    if "_inner" in tensor.__dict__:  # being traced
+    if not isinstance(tensor, HloTensor):  # a fake tensor: being traced
         noted: torch.Tensor = SHARD(tensor, encode(sharding))
         return noted
     annotate(tensor, sharding)

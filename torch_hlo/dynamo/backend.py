@@ -91,10 +91,12 @@ def hlo(
             f" {', '.join(map(str, MODES[1:]))}"
         )
     settings = checked(options)
+    if on_device(graph_module):
+        return recorded(graph_module, settings)
     if shortcuts.on("no_autograd"):
-        recorded = without_autograd(graph_module, example_inputs, settings)
-        if recorded is not None:
-            return recorded
+        run = without_autograd(graph_module, example_inputs, settings)
+        if run is not None:
+            return run
     compiler = functools.partial(compile_graph, settings=settings)
     recurrent.as_networks(graph_module.graph)
     graph_module.recompile()
@@ -261,8 +263,6 @@ def compile_graph(
 ) -> Callable:
     """Compile one FX graph of aten ops into a function of a list of inputs, which it clears
     (AOTAutograd's boxed convention)."""
-    if any(isinstance(x, torch.Tensor) and x.device.type == "hlo" for x in example_inputs):
-        return on_device(graph_module)
     with unset_fake_temporarily(), torch.no_grad():
         operators_of_libraries.register()
         run = None
@@ -358,24 +358,20 @@ def _compile(caller: Caller, module: Module) -> Program:
         return caller.place.compile(module, observe)
 
 
-def on_device(graph_module: fx.GraphModule) -> Callable:
-    """A function that records the graph's ops on hlo tensors: the step that they become is
-    compiled, once, when it is cut."""
-    # Fake tensors have other strides than recorded ones now and then (attention's result), and
-    # strides decide what `view` refuses.
-    for node in graph_module.graph.nodes:
-        if node.target is aten.view.default:
-            node.target = aten.reshape.default
-    graph_module.recompile()
+def on_device(graph_module: fx.GraphModule) -> bool:
+    """Whether a graph of Dynamo's computes with hlo tensors."""
+    values = (n.meta.get("example_value") for n in graph_module.graph.nodes)
+    return any(isinstance(v, torch.Tensor) and v.device.type == "hlo" for v in values)
 
-    def run(args: list) -> list:
-        tensors = [traceable.hidden(a) if isinstance(a, torch.Tensor) else a for a in args]
-        args.clear()
-        with torch.no_grad():
-            results = graph_module.forward(*tensors)
-        return [traceable.shown(r) if isinstance(r, torch.Tensor) else r for r in results]
 
-    run._boxed_call = True
+def recorded(graph_module: fx.GraphModule, settings: dict) -> Callable:
+    """A function that records a graph on hlo tensors, with autograd: it becomes part of the
+    step."""
+
+    def run(*args: object) -> object:
+        with config.override(FALLBACK=settings["fallback"]):
+            return graph_module.forward(*args)
+
     return run
 
 

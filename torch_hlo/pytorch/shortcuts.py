@@ -60,6 +60,13 @@ ROWS = (
         "what an operator returns for Python's numbers is remembered",
     ),
     Row(
+        "trace_as_plain",
+        "pytorch/tracing.py",
+        "Dynamo takes tensors of this device for plain tensors, and its fake ones hold no values",
+        "a class of tensors with a dispatch of its own ends the graph, or has to show the plain"
+        " tensors that it is made of, which the tensors of this device are not",
+    ),
+    Row(
         "pin_memory",
         "pytorch/patches.py",
         "Tensor.pin_memory returns CPU tensors as they are",

@@ -33,6 +33,27 @@ def trace_through(function: Callable, constants: tuple[type, ...]) -> None:
         _pytree.register_constant(kind)
 
 
+def trace_as_plain(kind: type[torch.Tensor]) -> None:
+    """Let Dynamo take tensors of class `kind` for plain tensors of their device. Without it, a
+    class with a `__torch_dispatch__` has to show plain tensors that it is made of, or ends the
+    graph."""
+    from torch._dynamo.variables import builder
+    from torch._subclasses import fake_tensor
+
+    # A fake tensor of this device holds no value of the device: torch.tensor(…, device="hlo") is a
+    # fake tensor of the CPU that is moved, as on a machine without the GPU that is traced for.
+    fake_tensor._is_privateuse1_backend_available = lambda: False
+    infer = builder.infer_subclass_type
+
+    def infer_subclass_type(value: object) -> type | None:
+        return None if type(value) is kind else infer(value)
+
+    builder.infer_subclass_type = infer_subclass_type
+    for numpy in (True, False):
+        methods = builder.VariableBuilder._type_dispatch_impl(numpy)
+        methods[kind] = methods[torch.Tensor]
+
+
 def trace_networks(compiler: Callable) -> None:
     """Let Dynamo trace nn.LSTM, GRU and RNN for the backend `compiler`. For others it breaks graphs
     there, unless config.allow_rnn, because PyTorch's own kernels for them would be loops unrolled

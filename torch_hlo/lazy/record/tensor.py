@@ -106,9 +106,12 @@ class HloTensor(torch.Tensor):
     def __deepcopy__(self, memo: dict) -> torch.Tensor:
         return _deepcopy(self, memo)
 
+    def __coerce_same_metadata_as_tangent__(self, metadata, kind=None):
+        """AOTAutograd asks what a gradient has to become: its fake tensors are of class Tensor."""
+        return self
+
     def untyped_storage(self):
-        inner = self.__dict__.get("_inner")  # see lazy/traceable.py
-        return storage_proxy(self._storage) if inner is None else inner.untyped_storage()
+        return storage_proxy(self._storage)
 
     def data_ptr(self) -> int:
         """A number that is equal for tensors which start at the same element of the same storage,
@@ -144,14 +147,10 @@ def handle(
 
 def install(function: Callable) -> None:
     """`function(op, types, args, kwargs)` handles the ops on hlo tensors. C++ calls it without
-    anything in between, until lazy/traceable.py has to look first."""
+    anything in between."""
     global handle
-    before, handle = handle, function
-    if HloTensor.__dict__["__torch_dispatch__"].__func__ in (before, _FIRST):
-        HloTensor.__torch_dispatch__ = staticmethod(function)
-
-
-_FIRST = HloTensor.__dict__["__torch_dispatch__"].__func__
+    handle = function
+    HloTensor.__torch_dispatch__ = staticmethod(function)
 
 
 def blank(meta: Meta) -> HloTensor:
@@ -372,8 +371,6 @@ def storage_proxy(storage: Storage) -> StorageProxy:
 
 
 def _text(tensor: HloTensor, contents: str | None) -> str:
-    if "_inner" in tensor.__dict__:  # being traced: there are no values
-        return f"tensor(..., device='hlo:0', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
     if contents is None:
         values = tensor.detach().cpu()
         if values.numel() or tensor.dim() == 1:
@@ -393,7 +390,7 @@ def user_attributes(tensor: HloTensor) -> dict:
     return {
         k: v
         for k, v in tensor.__dict__.items()
-        if k not in ("_storage", "_view", "_meta", "_is_param", "_shown")
+        if k not in ("_storage", "_view", "_meta", "_is_param")
     }
 
 
