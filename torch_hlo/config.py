@@ -155,6 +155,13 @@ FLAGS: dict[str, Flag] = {
         ),
         Flag("EAGER", False, _switch, "run op by op instead of recording"),
         Flag(
+            "CPU_NUMBERS",
+            True,
+            _switch,
+            "a number that is read and follows by few small ops from data of the CPU is computed"
+            " there, by PyTorch; 0: every read runs a compiled program",
+        ),
+        Flag(
             "MAX_NODES",
             20000,
             _at_least(1),

@@ -8,7 +8,7 @@ import torch
 from torch.distributions import Categorical, Distribution, MultivariateNormal, Normal
 
 import torch_hlo
-from torch_hlo import metrics
+from torch_hlo import config, metrics
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,8 @@ def _validated():
     compiles."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(True)
-    yield
+    with config.override(CPU_NUMBERS=True):
+        yield
     Distribution.set_default_validate_args(before)
 
 
@@ -31,6 +32,15 @@ def computed(*values: float) -> torch.Tensor:
     x = torch.tensor(values).to("hlo") * 1
     torch_hlo.sync()
     return x
+
+
+def test_numbers_come_from_a_program_where_that_is_asked_for():
+    x = torch.tensor([1.0, 2.0]).to("hlo")
+    before = steps()
+    assert (x + 1).sum().item() == 5 and steps() == before
+    with config.override(CPU_NUMBERS=False):
+        assert (x + 1).sum().item() == 5 and steps() == before + 1
+        assert torch.tensor(3.0).to("hlo").item() == 3 and steps() == before + 1
 
 
 def test_arguments_from_the_cpu_are_judged_at_the_call():

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from torch_hlo import config
 from torch_hlo.lazy.record import checks, conditions, fallback, handlers, session
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.handlers import call, handles
 from torch_hlo.lazy.record.meta import aten
 from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lowering.core.graph import Out
 from torch_hlo.pytorch.operators import OpOverload
 
 
@@ -33,6 +35,8 @@ def _known(x: HloTensor) -> torch.Tensor | None:
     data, so there it takes constants, and truth values and whole numbers that replays can look at
     as well."""
     engine = session.engine()
+    if type(x._storage.value) is Out and not (engine.captures or config.get("CPU_NUMBERS")):
+        return None
     value = conditions.known(x, constant=engine.captures)
     if value is None and not (x.dtype.is_floating_point or x.dtype.is_complex):
         return engine.assume(x)
