@@ -235,6 +235,23 @@ def test_a_directory_that_others_can_write_is_refused(directory, mode):
     assert "others can write" in cache.info()["problem"]
 
 
+@pytest.mark.parametrize("run", ["torch_hlo.mark_step()", "torch_hlo.sync()", "x.sum().item()"])
+def test_a_script_is_told_once_that_its_directory_is_refused(tmp_path, run):
+    """Whichever thread compiles."""
+    tmp_path.chmod(0o777)
+    script = f"import torch, torch_hlo; x = torch.randn(9, 9, device='hlo') @ torch.ones(9, 1).to('hlo'); {run}; y = x.sin(); {run}"
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "TORCH_HLO_CACHE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stderr
+    assert told.count("does not cache compiled programs") == 1
+    assert "others can write to it (mode 777" in told
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_parent_that_everybody_can_write_is_refused(tmp_path):
     open_parent = tmp_path / "open"
     open_parent.mkdir()
