@@ -9,7 +9,6 @@ import pytest
 from torch_hlo import config
 from torch_hlo.compiler import tune
 from torch_hlo.compiler.compile import compile_module
-from torch_hlo.compiler.llvm.target import host
 from torch_hlo.device.cpu import loader, native
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.instruction import Computation, Module
@@ -35,7 +34,7 @@ def product(dtype: str) -> Module:
 def asked(dtype: str) -> dict[str, tuple[str, ...]]:
     """What the emitters ask about."""
     with tune.collecting() as wanted:
-        compile_module(product(dtype))
+        compile_module(product(dtype), native.target())
     return wanted
 
 
@@ -74,7 +73,7 @@ def test_ways_are_measured_and_the_fastest_is_taken(cached, monkeypatch):
     monkeypatch.setattr(native, "_seconds", seconds)
     native.compile_program(product("f32"))
     assert len(programs) == len(names) and not asked("f32")
-    assert tune.choose(host().cache_key, step, names) == names[2]
+    assert tune.choose(native.target().cache_key, step, names) == names[2]
     native.compile_program(product("f32"))
     assert len(programs) == len(names)
 
@@ -83,7 +82,7 @@ def test_real_times(cached, monkeypatch):
     monkeypatch.setattr(native, "TRIAL_SECONDS", 0.001)
     ((step, names),) = asked("f32").items()
     native.compile_program(product("f32"))
-    found = tune.measured(host().cache_key, step)
+    found = tune.measured(native.target().cache_key, step)
     assert set(found) == set(names) and all(0 < t < 10 for t in found.values())
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from torch_hlo.compiler import cache
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.executable import Executable
-from torch_hlo.compiler.llvm.target import host
+from torch_hlo.compiler.llvm.target import CpuTarget, host
 from torch_hlo.device import runtime
 from torch_hlo.device.cpu import loader, packed, trim
 from torch_hlo.device.cpu.stream import CODE
@@ -221,13 +221,17 @@ class _Block(Bound):
         return self._entry, self._nbytes, block, self._block
 
 
+def target() -> CpuTarget:
+    """This machine, with as many threads as programs use now."""
+    return replace(host(), cores=WORKERS.threads())
+
+
 def compile_program(module: Module, observe: Observe | None = None) -> NativeProgram:
     """Compile `module` for this machine, or load it from the disk cache. What is observed or
     checked is always compiled anew."""
     warm_up = _warm_up()
     try:
-        target = replace(host(), cores=WORKERS.threads())
-        return compiled(module, target, NativeProgram, _seconds, observe)
+        return compiled(module, target(), NativeProgram, _seconds, observe)
     finally:
         warm_up.join()  # a process forks and ends between compiles, when no thread is inside LLVM
 
