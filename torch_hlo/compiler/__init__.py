@@ -1,5 +1,6 @@
-"""HLO -> optimized HLO -> LLVM IR -> object code, an Executable. Imports hlo/ and llvmlite, never
-torch.
+"""From programs to machine code: HLO -> optimized HLO -> LLVM IR -> object code.
+
+In: a Module and a target. Out: an Executable. Imports hlo/ and llvmlite, never torch.
 
 A folder per family of operations holds its passes, its CPU kernels and its GPU kernels
 (`gpu_*.py`). What may import what, lowest first:

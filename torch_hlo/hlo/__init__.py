@@ -1,2 +1,5 @@
 """The language: shapes, instructions, programs, their text, their meaning and their shardings.
-NumPy only; imports nothing of this package but `config`'s level."""
+
+In: text, or instructions that others build. Out: Modules, text, values of the evaluator. Imports
+NumPy, and of this package `config`'s level alone.
+"""
