@@ -92,7 +92,7 @@ def hlo(
         )
     settings = checked(options)
     if on_device(graph_module):
-        return recorded(graph_module, settings)
+        return recorded(graph_module, options or {})
     if shortcuts.on("no_autograd"):
         run = without_autograd(graph_module, example_inputs, settings)
         if run is not None:
@@ -364,12 +364,14 @@ def on_device(graph_module: fx.GraphModule) -> bool:
     return any(isinstance(v, torch.Tensor) and v.device.type == "hlo" for v in values)
 
 
-def recorded(graph_module: fx.GraphModule, settings: dict) -> Callable:
-    """A function that records a graph on hlo tensors, with autograd: it becomes part of the
-    step."""
+def recorded(graph_module: fx.GraphModule, options: dict) -> Callable:
+    """A function that records a graph on hlo tensors, with autograd: it becomes part of the step,
+    whose name it has."""
+    if "fallback" not in options:
+        return graph_module.forward
 
     def run(*args: object) -> object:
-        with config.override(FALLBACK=settings["fallback"]):
+        with config.override(FALLBACK=options["fallback"]):
             return graph_module.forward(*args)
 
     return run

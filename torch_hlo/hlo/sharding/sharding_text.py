@@ -133,10 +133,8 @@ def _parsed(t: _Tokens, shape: Shape, mesh: Mesh) -> Placement | None:
             values = []
             for _ in t.listed("{", "}"):
                 values.append(_parsed(t, next(given, Shape("token")), mesh))
-            if not leaves and len(values) == 1:
-                return _grouped(
-                    iter(()), shape
-                )  # XLA gives an empty tuple one, which places nothing
+            if not leaves and len(values) == 1:  # XLA gives an empty tuple one: it places nothing
+                values = []
             if len(values) != len(leaves):
                 raise ShardingError(
                     f"{len(values)} shardings in {t.text} for the {len(leaves)} arrays of {shape}"
