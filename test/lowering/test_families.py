@@ -453,16 +453,30 @@ def test_random_moments():
     assert sorted(m.tolist()) == [1, 2]
 
 
-@pytest.mark.parametrize("first, last", [(-1, 1), (0.1, 0.7), (2, -2)])
-@pytest.mark.parametrize("count", [2, 7, 16, 101])
-def test_linspace_rounds_once(first, last, count):
-    """As PyTorch's kernel does where the processor has fused multiply-add."""
-    a, b = np.float32(first), np.float32(last)
-    step = np.float64((b - a) / np.float32(count - 1))
-    i = np.arange(count)
-    want = np.where(i < count // 2, a + step * i, b - step * (count - 1 - i)).astype(np.float32)
-    (got,) = run_op(aten.linspace.default, first, last, count)
-    assert got.tolist() == want.tolist()
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT",
+    reason="PyTorch's kernel rounds otherwise without fused multiply-add",
+)
+@pytest.mark.parametrize("first, last", [(-1, 1), (0.1, 0.7), (2, -2), (-3, 7.5)])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64,
+        torch.complex128, torch.int8, torch.uint8, torch.int64,
+    ],
+)  # fmt: skip
+def test_linspace_rounds_as_the_cpu_does(first, last, dtype):
+    for count in (1, 2, 7, 100, 600):
+        (got,) = run_op(aten.linspace.default, first, last, count, dtype=dtype)
+        assert got.tolist() == torch.linspace(first, last, count, dtype=dtype).tolist()
+
+
+@pytest.mark.parametrize("first, last", [(0, 1), (0.1, 0.7), (1.5, -2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_logspace_rounds_as_the_cpu_does(first, last, dtype):
+    for count in (1, 2, 7, 100, 600):
+        (got,) = run_op(aten.logspace.default, first, last, count, dtype=dtype)
+        assert got.tolist() == torch.logspace(first, last, count, dtype=dtype).tolist()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,20 @@ from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.literal import literal
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import Expr, power, where
+from torch_hlo.lowering.core.expr import (
+    Expr,
+    bitcast,
+    imag,
+    iota,
+    is_finite,
+    maximum,
+    power,
+    real,
+    where,
+)
 from torch_hlo.lowering.core.promote import Operand, Scalar, broadcast_to
 from torch_hlo.lowering.core.registry import expected, lowers
-from torch_hlo.lowering.core.shaping import iota, on_diagonal
+from torch_hlo.lowering.core.shaping import on_diagonal
 
 aten = torch.ops.aten
 
@@ -86,7 +96,7 @@ def arange(*args: Any, **kwargs: Any) -> Instruction:
     dtype = "s64" if exact or promote.is_integral(shape.dtype) else "f64"
     if exact and shape.dtype in ("f32", "s32", "f64"):
         dtype = shape.dtype if shape.dtype != "f32" or _small(shape, start, step) else "f64"
-    value = Expr(iota(shape.dims, 0, dtype))
+    value = iota(shape.dims, 0, dtype)
     value = value if isinstance(step, int) and step == 1 else value * step
     value = value if isinstance(start, int) and start == 0 else value + start
     return promote.cast(value.x, shape.dtype)
@@ -103,7 +113,12 @@ def _small(shape: Shape, start: Size, step: Size) -> bool:
 
 @lowers(aten.linspace)
 def linspace(start: Operand, end: Operand, steps: int, **kwargs: Any) -> Instruction:
-    return _spaced(start, end, lambda v: v)
+    first, last = _ends(start, end)
+    dtype = expected().dtype
+    if not promote.is_complex(dtype):
+        return promote.cast(_spaced(first, last).x, dtype)
+    parts = (_spaced(part(first), part(last)).x for part in (real, imag))
+    return instr("complex", tuple(parts))
 
 
 @lowers(aten.logspace)
@@ -114,40 +129,77 @@ def logspace(
     base: float = 10.0,
     **kwargs: Any,
 ) -> Instruction:
-    return _spaced(start, end, lambda v: power(v.like(base), v))
-
-
-def _spaced(start: Operand, end: Operand, finish: Callable[..., Any]) -> Instruction:
-    """From both ends towards the middle, as PyTorch does, so that the last value is exact."""
+    first, last = _ends(start, end)
     shape = expected()
-    dtype = shape.dtype if promote.kind(shape.dtype) in "fc" else "f64"
-    dtype = promote.compute_type(dtype)
-    real = promote.real_type(dtype)
-    (count,) = shape.dims
-    if isinstance(count, int) and count <= 1:
-        return promote.cast(finish(Expr(promote.operand(start, dtype, shape.dims))).x, shape.dtype)
-    first, last = (Expr(promote.operand(v, dtype, shape.dims)) for v in (start, end))
-    index = Expr(iota(shape.dims, 0, "s64"))
-    intervals = Expr(promote.full(count - 1, dtype, shape.dims))
-    if promote.is_integral(shape.dtype):
-        first, last = (
-            Expr(promote.operand(v, "s64", shape.dims)).cast(dtype) for v in (start, end)
-        )
-    step = (last - first) / intervals
-    back = (
-        (count - 1) - index
-        if isinstance(count, int)
-        else Expr(promote.full(count - 1, "s64", shape.dims)) - index
-    )
-    # The CPU's kernel rounds once, after the sum: in f64 the product of two f32 numbers is exact.
-    wide, real = ("f64", "f64") if dtype == "f32" else (dtype, real)
-    first, last, step = (v.cast(wide) for v in (first, last, step))
-    low, high = (
-        first + step * index.cast(real).cast(wide),
-        last - step * back.cast(real).cast(wide),
-    )
-    half = Expr(promote.full(count // 2, "s64", shape.dims))
-    return promote.cast(finish(where(index < half, low, high).cast(dtype)).x, shape.dtype)
+    # In f64 whatever the result; PyTorch has compiled this kernel without fused multiply-add.
+    dtype = first.dtype if promote.is_complex(first.dtype) else "f64"
+    range_ = (last - first).cast(dtype)
+    index, back, intervals = (i.cast(dtype) for i in _places(first.dims))
+    step = range_ / intervals
+    first, last = first.cast(dtype), last.cast(dtype)
+    exponent = where(_first_half(first.dims), first + step * index, last - step * back)
+    if shape.dims == (1,):  # the start as it was given
+        exponent = Expr(promote.operand(start, dtype, shape.dims))
+    return promote.cast(power(exponent.like(base), exponent).x, shape.dtype)
+
+
+def _ends(start: Operand, end: Operand) -> tuple[Expr, Expr]:
+    """Both ends as PyTorch converts them to the type of the result."""
+    shape = expected()
+    via = "s64" if promote.is_integral(shape.dtype) else None
+    first, last = (promote.operand(v, shape.dtype, shape.dims, via) for v in (start, end))
+    # A single element is the start.
+    single = isinstance(shape.dims[0], int) and shape.dims[0] <= 1
+    return Expr(first), Expr(first if single else last)
+
+
+def _places(dims: Sequence[Size]) -> tuple[Expr, Expr, Expr]:
+    """Of each element: its distance from the first one and from the last one, and that of both."""
+    index = iota(dims, 0)
+    last = index.like(dims[0]) - 1
+    return index, last - index, maximum(last, 1)
+
+
+def _first_half(dims: Sequence[Size]) -> Expr:
+    """The elements that are counted from the start. The others are from the end, so that the last
+    value is exact."""
+    index = iota(dims, 0)
+    return index < index.like(dims[0] // 2)
+
+
+def _spaced(first: Expr, last: Expr) -> Expr:
+    """Equal steps, rounded as often as in PyTorch's kernel for the CPU: after each operation in
+    short types, else after multiplication and addition together."""
+    dtype = "f64" if promote.is_integral(first.dtype) else first.dtype
+    wide = promote.compute_type(dtype)
+
+    def rounded(x: Expr) -> Expr:
+        return x.cast(dtype).cast(wide)
+
+    index, back, intervals = (rounded(i) for i in _places(first.dims))
+    first, last = first.cast(wide), last.cast(wide)
+    step = rounded(rounded(last - first) / intervals)
+    if dtype != wide:
+        low, high = first + rounded(step * index), last - rounded(step * back)
+    elif dtype == "f64":
+        low, high = _fused(step, index, first), _fused(-step, back, last)
+    else:  # in f64 the product of two f32 numbers is exact
+        step, index, back, first, last = (x.cast("f64") for x in (step, index, back, first, last))
+        low, high = first + step * index, last - step * back
+    return where(_first_half(low.dims), low, high).cast(dtype)
+
+
+def _fused(a: Expr, count: Expr, b: Expr) -> Expr:
+    """`a * count + b` in f64, rounded once; `count`: integers below 2**26."""
+    mask = ~((1 << 27) - 1) & ((1 << 64) - 1)
+    high = bitcast(bitcast(a, "u64") & mask, "f64")
+    large, small = high * count, (a - high) * count  # exact
+    product = large + small
+    result = b + product
+    added = result - b
+    lost = ((large - product) + small) + ((b - (result - added)) + (product - added))
+    rounded_twice = b + a * count
+    return where(is_finite(rounded_twice), result + lost, rounded_twice)
 
 
 @lowers(aten.eye)
