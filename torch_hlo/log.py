@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import warnings
 from dataclasses import dataclass, field
+from types import FrameType
 
 from torch_hlo import config
 
@@ -46,3 +47,14 @@ def warn_once(key: str, text: str, stacklevel: int = 3) -> None:
 def forget_warnings() -> None:
     """Warn again about everything (tests)."""
     _warnings.keys.clear()
+
+
+def source() -> str:
+    """`file:line` of the innermost frame outside torch and torch_hlo, or ""."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("torch.", "torch_hlo.")) and name not in ("torch", "torch_hlo"):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -3,15 +3,20 @@ process dies, hangs or runs something else."""
 
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
 from test.device import ranks
 from test.device.test_virtual_devices import KINDS, program, random
 from test.hlo import test_collective as texts
+from torch_hlo.device import multi_device
+from torch_hlo.hlo.sharding import collective
 from torch_hlo.hlo.text.parser import parse_module
 from torch_hlo.tools.devices import run_on_devices
 
@@ -206,3 +211,68 @@ def test_different_collectives():
             "the ranks do not run the same collectives" in outcome.error
             and "maximum" in outcome.error
         ), outcome
+
+
+def beside_a_step(rank, what):
+    """`what` in the foreground, and a step in the background: each rank begins with another."""
+    _, step = program(texts.program(*STEP))
+    found = []
+
+    def background():
+        with collective.named("a step"):
+            found.append(step([np.float32([rank, 1])])[0][0].tolist())
+
+    thread = threading.Thread(target=background)
+    if rank == 1:
+        thread.start()
+        time.sleep(1)
+    value = what()
+    if rank != 1:
+        thread.start()
+    thread.join()
+    assert found == [[3.0, 3.0]]
+    return value
+
+
+def read_beside_a_step(rank):
+    block = np.full(3, rank, np.uint8)
+    read = beside_a_step(rank, lambda: multi_device.communicator().gather(block, "a read"))
+    return [block.tolist() for block in read]
+
+
+def test_reads_and_steps_do_not_wait_for_each_other():
+    for outcome in ranks.run(3, read_beside_a_step, COLLECTIVE_TIMEOUT=10.0):
+        assert outcome.value == [[0] * 3, [1] * 3, [2] * 3], outcome
+
+
+def of_other_sizes(rank):
+    data = bytes(4000 + rank)
+    return multi_device.communicator().gather(
+        np.frombuffer(data, np.uint8), "a read", f"line {rank}"
+    )
+
+
+def test_ranks_that_exchange_other_sizes_find_out():
+    """The transport would end both processes."""
+    for outcome in ranks.run(2, of_other_sizes):
+        assert (
+            "a read (4000 bytes) (line 0)" in outcome.error
+            and "a read (4001 bytes) (line 1)" in outcome.error
+        ), outcome
+
+
+def group_beside_a_step(rank):
+    """The user makes a group, which is named by how many there are."""
+
+    def total():
+        own = dist.new_group([0, 1, 2], use_local_synchronization=True)
+        x = torch.ones(())
+        dist.all_reduce(x, group=own)
+        return x.item()
+
+    return beside_a_step(rank, total)
+
+
+def test_groups_of_the_user_do_not_interfere():
+    for outcome in ranks.run(3, group_beside_a_step, COLLECTIVE_TIMEOUT=10.0):
+        assert outcome.value == 3.0, outcome

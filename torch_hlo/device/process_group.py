@@ -6,12 +6,15 @@ groups.
 A collective is made of rounds in which each member of the group sends some arrays to each other one
 (`_round`). Sums are formed here and not in the transport, in the order of ranks, so that the
 results are those of virtual devices, bit by bit, and every element type works; an all-reduce moves
-2(n-1)/n of its bytes as the best algorithms do. Every message starts with a line that says which
-collective it belongs to, so that two ranks that do not run the same one find out.
+2(n-1)/n of its bytes as the best algorithms do. Every message starts with a block of one size that
+says which collective it belongs to: two ranks that do not run the same one find out before they
+exchange anything else.
 
-The groups are the program's own (one per list of ranks, made when first used): what the user does
-with other groups at the same time does not interfere. All communication runs on one thread, in the
-order in which it was started; the program waits for it, or overlaps it.
+There are two lanes (`_Lane`), each with a thread, connections and numbers of its own. What steps do
+that run in the background goes through one; what the user's thread does, such as reading a sharded
+tensor, through the other. Each is in the order of the program, whichever of the two is ahead. The
+connections are made here and not by torch.distributed.new_group, which names groups by how many
+there are: what the user does with groups at the same time does not interfere.
 
 Failures: ranks publish where they are in torch.distributed's store, once a second (`_Board`). When
 a message fails, does not come in time, or another rank reports a failure, the ranks that are gone,
@@ -28,6 +31,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
@@ -45,8 +49,9 @@ from torch_hlo.hlo.sharding.collective import (
     ProgramInfo,
 )
 
-_HEADER = 192  # bytes of a message's first line
-# bytes up to which arrays travel in one message, and an all-reduce is one round of everything to
+_HEADER = 256  # bytes of the line that a message starts with
+_FIRST = 2048  # bytes of the first part of a message: the header, and the arrays if they fit
+# bytes up to which arrays travel in one piece, and an all-reduce is one round of everything to
 # everybody
 _SMALL = 1 << 16
 _BEAT = 1.0  # seconds between two signs of life
@@ -73,16 +78,15 @@ class ProcessLink(Communicator):
         self.world = world
         self.device, self.partitions = dist.get_rank(), dist.get_world_size()
         self.timeout = config.get("COLLECTIVE_TIMEOUT") or 365 * 86400.0
-        self.groups: dict[tuple[object, ...], dist.ProcessGroup] = {}
-        self.counts: dict[tuple[int, ...], int] = {}
+        self.groups: dict[tuple[object, ...], dist.ProcessGroup] = {}  # of GPUs
         self.program = "a program"
         self.failure: CollectiveError | None = None
-        self.jobs: SimpleQueue[_Job] = SimpleQueue()
         self.board = _Board(self.device, self.partitions, self._told)
-        self.waiting: _Job | None = None
-        threading.Thread(
-            target=self._communicate, daemon=True, name="torch_hlo communication"
-        ).start()
+        self.lanes = {name: _Lane(name, self) for name in ("steps", "host")}
+
+    @property
+    def everybody(self) -> Group:
+        return tuple(range(self.partitions))
 
     # -- programs
 
@@ -96,32 +100,13 @@ class ProcessLink(Communicator):
                     f"{self.program} is for {program.devices} devices, torch.distributed runs"
                     f" {self.partitions} processes"
                 )
-            self._wait(
-                self._start(
-                    lambda: self._agree(program),
-                    f"the comparison of programs before {program.first} of {self.program}",
+            what = f"the comparison of programs before {program.first}"
+            prints = self._gather(program.fingerprint, what, self.program)
+            if len(set(prints)) > 1:
+                texts = self.share(program.text().encode(), f"the texts after {what}", self.program)
+                raise CollectiveError(
+                    difference(self.program, prints, [text.decode() for text in texts])
                 )
-            )
-
-    def _agree(self, program: ProgramInfo) -> None:
-        everybody = tuple(range(self.partitions))
-        mine = np.frombuffer(program.fingerprint, np.uint8)
-        prints = [p.tobytes() for (p,) in self._all_gather(everybody, "program", [mine])]
-        if len(set(prints)) == 1:
-            return
-        text = np.frombuffer(program.text().encode(), np.uint8)
-        length = np.array([len(text)])
-        lengths = [int(n[0]) for (n,) in self._all_gather(everybody, "length", [length])]
-        padded = np.zeros(max(lengths), np.uint8)
-        padded[: len(text)] = text
-        found = self._all_gather(everybody, "text", [padded])
-        raise CollectiveError(
-            difference(
-                self.program,
-                prints,
-                [t.tobytes()[:n].decode() for (t,), n in zip(found, lengths, strict=True)],
-            )
-        )
 
     # -- collectives
 
@@ -132,41 +117,60 @@ class ProcessLink(Communicator):
         if collective.solo(c, self, inputs, outputs):
             return collective.nothing
         group = c.group(self.device, self.replicas, self.partitions)
-        number = self.counts[group] = self.counts.get(group, 0) + 1
+        lane = self._lane()
+        number = lane.number(group)
         sizes = ", ".join(str(list(a.shape)) for a in inputs)
         what = (
             f"{c.op}({', '.join(c.dtypes)}) of sizes {sizes}, the {number}. of ranks"
             f" {','.join(map(str, group))}"
         )
-        tag = (
+        tag = _Tag(
             f"{number} {c.op} {','.join(c.dtypes)} {sizes} {c.dimension}"
-            f" {c.reduction if c.reduction in UFUNCS else ''}"
+            f" {c.reduction if c.reduction in UFUNCS else ''}",
+            f"in {self.program}",
         )
         job = self._start(
-            lambda: _RUN[c.op](self, c, group, tag, inputs, outputs),
+            lane,
+            lambda: _RUN[c.op](lane, c, group, tag, inputs, outputs),
             f"{what}, in {self.program}",
         )
         return lambda: self._wait(job)
 
-    def gather(self, block: np.ndarray, what: str) -> list[np.ndarray]:
-        everybody = tuple(range(self.partitions))
-        number = self.counts[everybody] = self.counts.get(everybody, 0) + 1
+    def gather(self, block: np.ndarray, what: str, where: str = "") -> list[np.ndarray]:
+        lane = self._lane()
+        number = lane.number(self.everybody)
+        tag = _Tag(f"{number} {what} ({block.nbytes} bytes)", where)
         found: list[Arrays] = []
-        self._wait(
-            self._start(
-                lambda: found.extend(self._all_gather(everybody, f"{number} {what}", [block])),
-                what,
-            )
+        job = self._start(
+            lane,
+            lambda: found.extend(lane.all_gather(self.everybody, tag, [block])),
+            f"{what} {where}".rstrip(),
         )
+        self._wait(job)
         return [b for (b,) in found]
 
-    def _start(self, do: Callable[[], None], what: str) -> _Job:
+    def share(self, data: bytes, what: str, where: str = "") -> list[bytes]:
+        sizes = self._gather(len(data).to_bytes(8, "little"), f"sizes of {what}", where)
+        lengths = [int.from_bytes(size, "little") for size in sizes]
+        padded = data.ljust(max(lengths), b"\0")
+        return [b[:n] for b, n in zip(self._gather(padded, what, where), lengths, strict=True)]
+
+    def _gather(self, data: bytes, what: str, where: str) -> list[bytes]:
+        block = np.frombuffer(data, np.uint8)
+        return [found.tobytes() for found in self.gather(block, what, where)]
+
+    # -- jobs of the lanes
+
+    def _lane(self) -> _Lane:
+        return self.lanes["steps" if collective.in_step() else "host"]
+
+    def _start(self, lane: _Lane, do: Callable[[], None], what: str) -> _Job:
         if self.failure is not None:
             raise CollectiveError(
                 f"{what}: this process must be started anew, since {self.failure}"
             ) from self.failure
         job = _Job(do, what)
-        self.jobs.put(job)
+        lane.jobs.put(job)
         return job
 
     def _wait(self, job: _Job) -> None:
@@ -176,122 +180,140 @@ class ProcessLink(Communicator):
         if job.error is not None:
             raise job.error
 
-    def _communicate(self) -> None:
-        while True:
-            job = self.jobs.get()
-            self.board.at(job.what)
-            try:
-                if self.failure is None:
-                    job.do()
-                else:
-                    job.error = CollectiveError(f"{job.what}: {self.failure}")
-            except CollectiveError as error:  # the ranks disagree: everybody finds out by itself
-                job.error = error
-                self.board.fail(str(error), soon=False)
-                self.failure = error
-            except Exception as error:
-                try:
-                    why = self.board.culprits(job.what, error)
-                except Exception as trouble:  # this thread has to go on: a program waits
-                    why = f"{type(error).__name__}: {error} (nobody could be named: {trouble})"
-                self.failure = CollectiveError(why)
-                job.error = CollectiveError(f"{job.what}: {why}")
-                job.error.__cause__ = error
-                self.board.fail(why)
+    def run(self, lane: _Lane, job: _Job) -> None:
+        """Do a job of a lane, on its thread. Never raises: the error is kept."""
+        self.board.at(lane.name, job.what)
+        try:
+            if self.failure is None:
+                job.do()
             else:
-                self.board.at("")
-            job.done.set()
+                job.error = CollectiveError(f"{job.what}: {self.failure}")
+        except CollectiveError as error:  # the ranks disagree: everybody finds out by itself
+            job.error = error
+            self.board.fail(str(error), soon=False)
+            self.failure = error
+        except Exception as error:
+            try:
+                why = self.board.culprits(job.what, error)
+            except Exception as trouble:  # this thread has to go on: a program waits
+                why = f"{type(error).__name__}: {error} (nobody could be named: {trouble})"
+            self.failure = CollectiveError(why)
+            job.error = CollectiveError(f"{job.what}: {why}")
+            job.error.__cause__ = error
+            self.board.fail(why)
+        else:
+            self.board.at(lane.name, "")
+        job.done.set()
 
     def _told(self, why: str) -> None:
         """Another rank has reported a failure: do not wait for the transport to find out."""
         if self.failure is None:
             self.failure = CollectiveError(why)
 
-    # -- messages
 
-    def _torch_group(self, group: Group) -> dist.ProcessGroup:
-        members = tuple(sorted(group))
-        found = self.groups.get(members)
+@dataclass(frozen=True)
+class _Tag:
+    """Which collective a message belongs to: `text` is the same on all ranks. `where` need not be:
+    it is for errors."""
+
+    text: str
+    where: str = ""
+
+
+class _Lane:
+    """Collectives one after another, in the order in which they are started. The lanes know nothing
+    of each other: which of them is ahead may differ between ranks."""
+
+    def __init__(self, name: str, link: ProcessLink) -> None:
+        self.name, self.link = name, link
+        self.device, self.replicas, self.partitions = link.device, link.replicas, link.partitions
+        self.jobs: SimpleQueue[_Job] = SimpleQueue()
+        self.counts: dict[Group, int] = {}
+        self.connections: dict[Group, dist.ProcessGroupGloo] = {}
+        threading.Thread(
+            target=self._communicate, daemon=True, name=f"torch_hlo communication of {name}"
+        ).start()
+
+    def number(self, group: Group) -> int:
+        """Of the next collective of these ranks."""
+        self.counts[group] = self.counts.get(group, 0) + 1
+        return self.counts[group]
+
+    def _communicate(self) -> None:
+        while True:
+            self.link.run(self, self.jobs.get())
+
+    def _connection(self, members: Group) -> dist.ProcessGroupGloo:
+        found = self.connections.get(members)
         if found is None:
-            limit = datetime.timedelta(seconds=self.timeout)
-            found = self.groups[members] = dist.new_group(
-                list(members),
-                limit,
-                "gloo",
-                use_local_synchronization=True,
-                group_desc="torch_hlo",
+            name = f"{self.name} {','.join(map(str, members))}"
+            found = self.connections[members] = dist.ProcessGroupGloo(
+                dist.PrefixStore(name, self.link.board.fresh_store()),
+                members.index(self.device),
+                len(members),
+                datetime.timedelta(seconds=self.link.timeout),
             )
         return found
 
-    def _round(
+    def round(
         self,
         group: Group,
-        tag: str,
+        tag: _Tag,
         sends: dict[int, Arrays],
         receives: dict[int, Arrays],
     ) -> None:
         """Send `sends[device]` to each, fill `receives[device]` (contiguous arrays) from each. What
         a device has for itself is copied."""
-        found = self._torch_group(group)
-        header = np.frombuffer(_header(tag), np.uint8)
+        members = tuple(sorted(group))
+        connection = self._connection(members)
         works = []
         kept = []  # until everything is sent
         for device, arrays in sends.items():
             if device != self.device:
-                for k, part in enumerate(_parts(header, arrays, _nbytes(arrays))):
+                for k, part in enumerate(_parts(_header(tag), arrays)):
                     kept.append(torch.from_numpy(part))
-                    works.append(dist.isend(kept[-1], device, found, k))
+                    works.append(connection.send([kept[-1]], members.index(device), k))
         incoming = []
         for device, arrays in receives.items():
             if device == self.device:
                 for mine, value in zip(arrays, sends[device], strict=True):
                     mine[...] = value
                 continue
-            nbytes = _nbytes(arrays)
-            first = np.empty(_HEADER + (nbytes if nbytes <= _SMALL else 0), np.uint8)
-            parts = (
-                [first] if nbytes <= _SMALL else [first, *(_bytes(a) for a in arrays if a.nbytes)]
-            )
-            incoming.append(
-                (
-                    device,
-                    arrays,
-                    first,
-                    [
-                        dist.irecv(torch.from_numpy(p), device, found, k)
-                        for k, p in enumerate(parts)
-                    ],
-                )
-            )
-        for device, arrays, first, waits in incoming:
-            waits[0].wait()
+            first = np.empty(_FIRST, np.uint8)
+            work = connection.recv([torch.from_numpy(first)], members.index(device), 0)
+            incoming.append((device, arrays, first, work))
+        late = []
+        for device, arrays, first, work in incoming:
+            work.wait()
             self._check(device, tag, first[:_HEADER].tobytes())
-            for work in waits[1:]:
-                work.wait()
-            if len(first) > _HEADER:
-                at = _HEADER
-                for a in arrays:
-                    _bytes(a)[:] = first[at : at + a.nbytes]
-                    at += a.nbytes
+            # sizes that do not fit would end the process, so nothing else is received before
+            for k, into in enumerate(_rest(arrays), 1):
+                target = torch.from_numpy(into)
+                late.append((arrays, into, connection.recv([target], members.index(device), k)))
+            if _fits(arrays):
+                _split(first[_HEADER:], arrays)
+        for arrays, into, work in late:
+            work.wait()
+            if _nbytes(arrays) <= _SMALL:
+                _split(into, arrays)
         for work in works:
             work.wait()
 
-    def _check(self, sender: int, tag: str, header: bytes) -> None:
-        if header != _header(tag):
+    def _check(self, sender: int, tag: _Tag, header: bytes) -> None:
+        if _identity(header) != _identity(_header(tag)):
             raise CollectiveError(
-                f"{self.program}: the ranks do not run the same collectives: rank {self.device} is"
-                f" in its number {tag}; rank {sender} in its number"
-                f" {header.rstrip(bytes(1)).decode(errors='replace')}"
+                f"the ranks do not run the same collectives: rank {self.device} is in its number"
+                f" {_readable(_header(tag))}; rank {sender} in its number {_readable(header)}"
             )
 
-    def _all_gather(self, group: Group, tag: str, arrays: Arrays) -> list[Arrays]:
+    def all_gather(self, group: Group, tag: _Tag, arrays: Arrays) -> list[Arrays]:
         """Everybody's arrays, by rank; all have the same sizes."""
         rows = [
             arrays if d == self.device else [np.empty(a.shape, a.dtype) for a in arrays]
             for d in group
         ]
         others = [d for d in group if d != self.device]
-        self._round(
+        self.round(
             group,
             tag,
             dict.fromkeys(others, arrays),
@@ -326,18 +348,62 @@ class _Default:
 link = _Default().link
 
 
-def _header(tag: str) -> bytes:
-    data = tag.encode()
-    if len(data) > _HEADER:
-        data = data[: _HEADER - 16] + hashlib.blake2b(data, digest_size=8).hexdigest().encode()
-    return data.ljust(_HEADER, b"\0")
+def _header(tag: _Tag) -> bytes:
+    """The text of the collective, and where it is, in two lines."""
+    data = tag.text.encode()
+    if len(data) > _HEADER // 2:
+        digest = hashlib.blake2b(data, digest_size=8).hexdigest().encode()
+        data = data[: _HEADER // 2 - len(digest)] + digest
+    return (data + b"\n" + tag.where.encode())[:_HEADER].ljust(_HEADER, b"\0")
 
 
-def _parts(header: np.ndarray, arrays: Arrays, nbytes: int) -> list[np.ndarray]:
-    """What is sent for some arrays: one message when they are small, else the header and each array
-    as it lies in memory."""
+def _identity(header: bytes) -> bytes:
+    """What is the same on all ranks."""
+    return header.partition(b"\n")[0]
+
+
+def _readable(header: bytes) -> str:
+    text, _, where = header.rstrip(b"\0").decode(errors="replace").partition("\n")
+    return f"{text} ({where})" if where else text
+
+
+def _fits(arrays: Arrays) -> bool:
+    """Whether they travel with the header."""
+    return _HEADER + _nbytes(arrays) <= _FIRST
+
+
+def _parts(header: bytes, arrays: Arrays) -> list[np.ndarray]:
+    """What is sent for some arrays: a first part of one size, then small ones in one piece, others
+    as they lie in memory."""
+    first = np.zeros(_FIRST, np.uint8)
+    first[:_HEADER] = np.frombuffer(header, np.uint8)
     flat = [_bytes(a) for a in arrays if a.nbytes]
-    return [np.concatenate([header, *flat])] if nbytes <= _SMALL else [header.copy(), *flat]
+    if _fits(arrays):
+        if flat:
+            together = np.concatenate(flat)
+            first[_HEADER : _HEADER + len(together)] = together
+        return [first]
+    return [first, np.concatenate(flat)] if _nbytes(arrays) <= _SMALL else [first, *flat]
+
+
+def _rest(arrays: Arrays) -> list[np.ndarray]:
+    """Where the parts behind the first are received."""
+    if _fits(arrays):
+        return []
+    nbytes = _nbytes(arrays)
+    return (
+        [np.empty(nbytes, np.uint8)]
+        if nbytes <= _SMALL
+        else [_bytes(a) for a in arrays if a.nbytes]
+    )
+
+
+def _split(data: np.ndarray, arrays: Arrays) -> None:
+    """Fill arrays from the bytes of all of them."""
+    at = 0
+    for a in arrays:
+        _bytes(a)[:] = data[at : at + a.nbytes]
+        at += a.nbytes
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
@@ -349,37 +415,37 @@ def _nbytes(arrays: Arrays) -> int:
     return sum(a.nbytes for a in arrays)
 
 
-# -- the collectives: (link, collective, group, tag, inputs, outputs)
+# -- the collectives: (lane, collective, group, tag, inputs, outputs)
 
 
 def _whole_inputs(
-    link: ProcessLink,
+    lane: _Lane,
     c: Collective,
     group: Group,
-    tag: str,
+    tag: _Tag,
     inputs: Arrays,
     outputs: Arrays,
 ) -> None:
     """Everybody gets everything, and does its own part of the work."""
-    rows = link._all_gather(group, tag, inputs)
+    rows = lane.all_gather(group, tag, inputs)
     everybody = [
-        outputs if d == link.device else [np.empty_like(o) for o in outputs] for d in group
+        outputs if d == lane.device else [np.empty_like(o) for o in outputs] for d in group
     ]
     for task in c.tasks(group, rows, everybody):
         task()
 
 
 def _all_reduce(
-    link: ProcessLink,
+    lane: _Lane,
     c: Collective,
     group: Group,
-    tag: str,
+    tag: _Tag,
     inputs: Arrays,
     outputs: Arrays,
 ) -> None:
-    n, rank = len(group), group.index(link.device)
+    n, rank = len(group), group.index(lane.device)
     if n * _nbytes(inputs) <= _SMALL:
-        for k, values in enumerate(zip(*link._all_gather(group, tag, inputs), strict=True)):
+        for k, values in enumerate(zip(*lane.all_gather(group, tag, inputs), strict=True)):
             collective.fold(c.reduction, c.dtypes[k], values, outputs[k])
         return
     # each rank sums a part of each operand; the last parts are shorter
@@ -389,26 +455,26 @@ def _all_reduce(
         return [a.reshape(-1)[r * s : (r + 1) * s] for a, s in zip(arrays, sizes, strict=True)]
 
     received = {
-        d: [np.empty_like(a) for a in parts(inputs, rank)] for d in group if d != link.device
+        d: [np.empty_like(a) for a in parts(inputs, rank)] for d in group if d != lane.device
     }
-    link._round(group, tag, {d: parts(inputs, r) for r, d in enumerate(group)}, received)
-    received[link.device] = parts(inputs, rank)
+    lane.round(group, tag, {d: parts(inputs, r) for r, d in enumerate(group)}, received)
+    received[lane.device] = parts(inputs, rank)
     sums = parts(outputs, rank)
     for k, total in enumerate(sums):
         collective.fold(c.reduction, c.dtypes[k], [received[d][k] for d in group], total)
-    link._round(
+    lane.round(
         group,
         tag,
         dict.fromkeys(received, sums),
-        {d: parts(outputs, r) for r, d in enumerate(group) if d != link.device},
+        {d: parts(outputs, r) for r, d in enumerate(group) if d != lane.device},
     )
 
 
 def _reduce_scatter(
-    link: ProcessLink,
+    lane: _Lane,
     c: Collective,
     group: Group,
-    tag: str,
+    tag: _Tag,
     inputs: Arrays,
     outputs: Arrays,
 ) -> None:
@@ -416,9 +482,9 @@ def _reduce_scatter(
         d: [collective.block(i, c.dimension, r, len(group)) for i in inputs]
         for r, d in enumerate(group)
     }
-    received = {d: [np.empty_like(o) for o in outputs] for d in group if d != link.device}
-    link._round(group, tag, blocks, received)
-    received[link.device] = blocks[link.device]
+    received = {d: [np.empty_like(o) for o in outputs] for d in group if d != lane.device}
+    lane.round(group, tag, blocks, received)
+    received[lane.device] = blocks[lane.device]
     for k, o in enumerate(outputs):
         collective.fold(c.reduction, c.dtypes[k], [received[d][k] for d in group], o)
 
@@ -429,10 +495,10 @@ def _into(target: np.ndarray) -> np.ndarray:
 
 
 def _all_gather(
-    link: ProcessLink,
+    lane: _Lane,
     c: Collective,
     group: Group,
-    tag: str,
+    tag: _Tag,
     inputs: Arrays,
     outputs: Arrays,
 ) -> None:
@@ -440,14 +506,14 @@ def _all_gather(
         d: [collective.block(o, c.dimension, r, len(group)) for o in outputs]
         for r, d in enumerate(group)
     }
-    _spread(link, group, tag, dict.fromkeys(group, inputs), targets)
+    _spread(lane, group, tag, dict.fromkeys(group, inputs), targets)
 
 
 def _all_to_all(
-    link: ProcessLink,
+    lane: _Lane,
     c: Collective,
     group: Group,
-    tag: str,
+    tag: _Tag,
     inputs: Arrays,
     outputs: Arrays,
 ) -> None:
@@ -459,7 +525,7 @@ def _all_to_all(
         )
 
     _spread(
-        link,
+        lane,
         group,
         tag,
         {d: of(inputs, r) for r, d in enumerate(group)},
@@ -468,15 +534,15 @@ def _all_to_all(
 
 
 def _spread(
-    link: ProcessLink,
+    lane: _Lane,
     group: Group,
-    tag: str,
+    tag: _Tag,
     sends: dict[int, Arrays],
     targets: dict[int, Arrays],
 ) -> None:
     """A round into arrays that need not be contiguous."""
     received = {d: [_into(a) for a in arrays] for d, arrays in targets.items()}
-    link._round(group, tag, sends, received)
+    lane.round(group, tag, sends, received)
     for d, arrays in targets.items():
         for target, value in zip(arrays, received[d], strict=True):
             if value is not target:
@@ -484,19 +550,19 @@ def _spread(
 
 
 def _collective_permute(
-    link: ProcessLink,
+    lane: _Lane,
     c: Collective,
     group: Group,
-    tag: str,
+    tag: _Tag,
     inputs: Arrays,
     outputs: Arrays,
 ) -> None:
-    pairs = c.pairs(link.replicas, link.partitions)
-    sources = [s for s, t in pairs if t == link.device]
-    link._round(
+    pairs = c.pairs(lane.replicas, lane.partitions)
+    sources = [s for s, t in pairs if t == lane.device]
+    lane.round(
         group,
         tag,
-        {t: inputs for s, t in pairs if s == link.device},
+        {t: inputs for s, t in pairs if s == lane.device},
         dict.fromkeys(sources, outputs),
     )
     if not sources:
@@ -505,15 +571,15 @@ def _collective_permute(
 
 
 def _collective_broadcast(
-    link: ProcessLink,
+    lane: _Lane,
     c: Collective,
     group: Group,
-    tag: str,
+    tag: _Tag,
     inputs: Arrays,
     outputs: Arrays,
 ) -> None:
-    first = group[0] == link.device
-    link._round(
+    first = group[0] == lane.device
+    lane.round(
         group,
         tag,
         dict.fromkeys(group, inputs) if first else {},
@@ -568,7 +634,8 @@ class _Board:
             dist.group.WORLD,
         )
         self.beats = 0
-        self.place = self.report = ""
+        self.places: dict[str, str] = {}  # by lane
+        self.report = ""
         # Of `lost` and the store's connection: one call at a time. Nothing is taken under it.
         self.lock = threading.Lock()
         self.lost = self.ended = False
@@ -576,9 +643,13 @@ class _Board:
         atexit.register(self._end)
         threading.Thread(target=self._live, daemon=True, name="torch_hlo heartbeat").start()
 
-    def at(self, place: str) -> None:
-        """Where this rank is: in a collective, or not ("")."""
-        self.place = place
+    def at(self, lane: str, place: str) -> None:
+        """Where a lane of this rank is: in a collective, or not ("")."""
+        self.places[lane] = place
+
+    def fresh_store(self) -> dist.Store:
+        """The store, for somebody who waits in it."""
+        return self.store.clone() if hasattr(self.store, "clone") else self.store
 
     def fail(self, why: str, soon: bool = True) -> None:
         """Report a failure; `soon`: the others stop waiting when they see it."""
@@ -616,7 +687,9 @@ class _Board:
                 self._described(r, after[r], "does not respond any more") for r in silent
             )
         elsewhere = [
-            r for r in others if after[r].get("place") != what and not after[r].get("report")
+            r
+            for r in others
+            if what not in after[r].get("places", {}).values() and not after[r].get("report")
         ]
         if elsewhere:
             return "; ".join(self._described(r, after[r], "did not come") for r in elsewhere)
@@ -628,8 +701,9 @@ class _Board:
             return f"rank {rank} {verb}; it has not come to its first collective"
         if state.get("ended"):
             return f"rank {rank} has ended"
+        places = [place for place in state["places"].values() if place]
         return f"rank {rank} {verb}; it was last seen " + (
-            f"in {state['place']}" if state["place"] else "outside of collectives"
+            f"in {' and '.join(places)}" if places else "outside of collectives"
         )
 
     # -- the store
@@ -656,7 +730,7 @@ class _Board:
     def _publish(self) -> None:
         state = {
             "beats": self.beats,
-            "place": self.place,
+            "places": self.places,
             "report": self.report,
             "ended": self.ended,
         }

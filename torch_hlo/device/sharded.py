@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from torch_hlo import log
 from torch_hlo.compiler.cost import cost
 from torch_hlo.device import multi_device, runtime
 from torch_hlo.device.interfaces import Observe, Program
@@ -131,7 +132,8 @@ def gather(buffer: ShardedBuffer) -> np.ndarray:
         what = (
             f"reading a tensor {shape} that is sharded as {sharding}, which all ranks do together,"
         )
-        whole = multi_device.communicator().gather(blocks[0].reshape(-1).view(np.uint8), what)
+        block = blocks[0].reshape(-1).view(np.uint8)
+        whole = multi_device.communicator().gather(block, what, log.source())
         blocks = [b.view(blocks[0].dtype).reshape(buffer.block.dims) for b in whole]
     return np.ascontiguousarray(unshard(blocks, sharding, shape.dims)).reshape(-1).view(np.uint8)
 

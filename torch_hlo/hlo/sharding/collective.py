@@ -482,10 +482,14 @@ class Communicator(ABC):
         self.exchange(c, inputs, outputs)
         return nothing
 
-    def gather(self, block: np.ndarray, what: str) -> list[np.ndarray]:
+    def gather(self, block: np.ndarray, what: str, where: str = "") -> list[np.ndarray]:
         """Every process's `block` (uint8[n]) in the order of ranks. All processes call it; `what`
-        they do is the same and stands in errors."""
+        they do is the same and stands in errors, with `where` (a line of the user's program)."""
         return [block]
+
+    def share(self, data: bytes, what: str, where: str = "") -> list[bytes]:
+        """Every process's `data`, of any length, in the order of ranks; otherwise as `gather`."""
+        return [data]
 
 
 class Alone(Communicator):
@@ -550,6 +554,11 @@ def named(name: str) -> Iterator[None]:
         yield
     finally:
         _local.name = before
+
+
+def in_step() -> bool:
+    """Whether this thread runs a program in a `named` block: a step of the background."""
+    return bool(getattr(_local, "name", ""))
 
 
 def program_name(name: str) -> str:

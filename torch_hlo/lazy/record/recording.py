@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 
 from torch_hlo.device import multi_device as collective_devices
@@ -13,6 +11,7 @@ from torch_hlo.lazy.record.inference import infer, remembered
 from torch_hlo.lazy.record.meta import DEVICE, Meta, Result, aten
 from torch_hlo.lazy.record.storage import Number, holding, read
 from torch_hlo.lazy.record.tensor import HloTensor, blank, fresh
+from torch_hlo.log import source
 from torch_hlo.lowering.core.graph import NO_KWARGS, Node, Out, further, recorded
 from torch_hlo.lowering.core.registry import GUARDS
 from torch_hlo.lowering.core.tape import TAPE
@@ -284,17 +283,3 @@ def like_on_cpu(op: OpOverload, args: tuple, kwargs: dict):
         return a
 
     return op(*map(stand_in, args), **{k: stand_in(v) for k, v in kwargs.items()})
-
-
-def source() -> str:
-    """`file:line` of the innermost frame outside torch and torch_hlo, or ""."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("torch.", "torch_hlo.")) and name not in (
-            "torch",
-            "torch_hlo",
-        ):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
