@@ -12,6 +12,7 @@ __all__ = [
     "AUTOGRAD_PRIVATE_USE", "HigherOrderOperator", "Key", "OpOverload", "OpOverloadPacket",
     "PRIVATE_USE", "call_kernel", "check_convolution", "core_decompositions",
     "core_decompositions_after_autograd", "decompositions", "has_kernel", "is_composite",
+    "runs_on_cpu",
 ]  # fmt: skip
 
 Key = torch._C.DispatchKey
@@ -22,6 +23,11 @@ PRIVATE_USE, AUTOGRAD_PRIVATE_USE = "PrivateUse1", "AutogradPrivateUse1"
 def has_kernel(op: OpOverload, key: torch._C.DispatchKey) -> bool:
     """True if a kernel of `op` is registered for this very key."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+
+
+def runs_on_cpu(op: OpOverload) -> bool:
+    """True if `op` works on CPU tensors, by a kernel of its own or by other operators."""
+    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU")
 
 
 def call_kernel(

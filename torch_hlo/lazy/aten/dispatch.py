@@ -25,6 +25,7 @@ from torch_hlo.lazy.aten import (
     view_ops,
 )
 from torch_hlo.lazy.record import (
+    checks,
     conditions,
     decompose,
     recording,
@@ -141,6 +142,9 @@ def lower_or_fall_back(op: OpOverload) -> Handler:
         _session.here.decomposing.add(op)
         try:
             return nested(decomposition, args, kwargs)
+        except (AssertionError, TypeError, ValueError):  # not the words of a kernel
+            checks.explain(op, args, kwargs)
+            raise
         finally:
             _session.here.decomposing.discard(op)
 

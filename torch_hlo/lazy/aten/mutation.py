@@ -32,6 +32,7 @@ from torch_hlo.lazy.record.recording import Arguments, operands
 from torch_hlo.lazy.record.storage import read, write, write_all
 from torch_hlo.lazy.record.tensor import HloTensor, adopt, to_cpu
 from torch_hlo.lowering.core.graph import Node, Out, further, recorded
+from torch_hlo.lowering.core.registry import is_pointwise
 from torch_hlo.pytorch import plain_sizes
 from torch_hlo.pytorch.operators import OpOverload
 
@@ -123,7 +124,7 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
     check = checks.BOUNDS.get(twin)
     random = generator.is_random(twin)
     idempotent = op._schema.name.split("::")[1] in IDEMPOTENT
-    pointwise = torch.Tag.pointwise in op.tags
+    pointwise = is_pointwise(op) or is_pointwise(twin)
     once = {
         aten.masked_fill_: _fill_expanded,
         aten.index_fill_: _index_fill_expanded,
@@ -407,15 +408,20 @@ def _general(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
                 mirrors = checked(op, args, kwargs)
             except NotImplementedError:  # no meta kernel: the values tell the sizes
                 mirrors = None
+            except Exception:
+                checks.explain(op, args, kwargs)
+                raise
+        if out_names:
+            checks.judge_out(op, args, kwargs, mirrors or ())
         results = call(twin, *args, **{k: v for k, v in kwargs.items() if k not in out_names})
         results = list(results) if isinstance(results, (tuple, list)) else [results]
         new = [results] if lists and len(targets) == 1 else results[len(results) - len(targets) :]
         if both:
             new = [*results[len(out_names) :], *results[: len(out_names)]]
         if not lists and mirrors is not None:
-            for o, m in zip([o for o in outs if o is not None], mirrors):
+            for o, m, value in zip([o for o in outs if o is not None], mirrors, new):
                 if tuple(m.shape) != o._meta.size:
-                    resize(o, tuple(m.shape))
+                    resize(o, tuple(m.shape), value._meta.stride)
         for argument, target, value in zip(targets, outs, new):
             if isinstance(target, (list, tuple)):
                 for t, v in zip(target, value):

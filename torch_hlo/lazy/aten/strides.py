@@ -89,19 +89,12 @@ def _empty(meta: Meta) -> HloTensor:
 def resize(
     x: HloTensor,
     size: tuple[int, ...],
-    memory_format: torch.memory_format | None = None,
+    stride: tuple[int, ...] | None = None,
 ) -> HloTensor:
-    """`x.resize_(size)`: the elements in memory order stay; new ones are undefined (zero). Growing
-    grows the storage, which all tensors that alias it go on sharing."""
-    meta = metas.of(
-        torch.empty(
-            size,
-            dtype=x.dtype,
-            device="meta",
-            memory_format=memory_format or torch.contiguous_format,
-        )
-    )
-    meta = metas.intern(meta.size, meta.stride, meta.dtype, x._meta.offset)
+    """`x.resize_(size)`, row-major if no strides are given: the elements in memory order stay; new
+    ones are undefined (zero). Growing grows the storage, which all tensors that alias it go on
+    sharing."""
+    meta = metas.intern(size, stride or metas.row_major(size), x.dtype, x._meta.offset)
     base = x._storage.meta
     have, need = metas.numel(base.size), metas.extent(meta)
     if need > have:
@@ -147,8 +140,11 @@ def _grow(x: HloTensor, count: int) -> None:
 @handles(aten.resize_.default)
 def resize_(args: tuple, kwargs: dict):
     x, size = args[0], tuple(args[1])
-    if size != x._meta.size or kwargs.get("memory_format"):
-        resize(x, size, kwargs.get("memory_format"))
+    memory_format = kwargs.get("memory_format")
+    if memory_format is not None:
+        resize(x, size, torch.empty(size, device="meta", memory_format=memory_format).stride())
+    elif size != x._meta.size:
+        resize(x, size)
     return x
 
 

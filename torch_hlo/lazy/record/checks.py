@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from torch_hlo.lazy.record import handlers
-from torch_hlo.lazy.record.meta import aten, extent, meta_tensor, numel, physical_order
+from torch_hlo.lazy.record.meta import aten, extent, meta_tensor, numel, physical_order, row_major
 from torch_hlo.lazy.record.storage import Array
 from torch_hlo.lazy.record.tensor import HloTensor, from_cpu, make, peek
-from torch_hlo.pytorch.operators import OpOverload, check_convolution
+from torch_hlo.lowering.core.registry import is_pointwise
+from torch_hlo.pytorch.operators import OpOverload, check_convolution, runs_on_cpu
 
 
 def admit(tensor: torch.Tensor) -> HloTensor:
@@ -62,7 +63,7 @@ def judge(op: OpOverload, args, kwargs: dict) -> None:
                 **{k: _unit(v, fill, size) for k, v in kwargs.items() if k != "generator"},
             )
         except NotImplementedError:  # no kernel for the dtype: shapes are judged before that
-            if torch.Tag.pointwise in op.tags:
+            if is_pointwise(op):
                 torch.broadcast_shapes(
                     *[a._meta.size for a in (*args, *kwargs.values()) if isinstance(a, HloTensor)]
                 )
@@ -72,19 +73,36 @@ def judge(op: OpOverload, args, kwargs: dict) -> None:
             raise
 
 
-def explain(op: OpOverload, args, kwargs: dict) -> None:
+def explain(op: OpOverload, args, kwargs: dict) -> object:
     """The meta kernel has refused the arguments: let the CPU's kernel say why, in the words that
-    users know."""
+    users know. What it returns if it accepts them; None if it cannot be asked."""
     judge(op, args, kwargs)
-    if judged(op) or op.overloadpacket in _EXPLAINED:
+    if not runs_on_cpu(op) or torch.Tag.nondeterministic_seeded in op.tags:
+        return None
+    return run_on_cpu(op, args, kwargs)
+
+
+def judge_out(op: OpOverload, args: tuple, kwargs: dict, results: Sequence[torch.Tensor]) -> None:
+    """What meta kernels do not ask of `out=` tensors, which become `results`: whether the dtype
+    fits, and that they do not share memory with what is read (an elementwise op may read the very
+    elements that it writes)."""
+    judge(op, args, kwargs)
+    outs, others = _written(op, args, kwargs)
+    shared = {t._meta for t in others for out in outs if t._storage is out._storage}
+    same = is_pointwise(op) and all(
+        shared <= {out._meta} and out._meta.size == tuple(result.shape)
+        for out, result in zip(outs, results)
+    )
+    if shared and not same or any(out._meta.overlaps for out in outs):
         run_on_cpu(op, args, kwargs)
 
 
 def cpu_strides(op: OpOverload, args, kwargs: dict) -> tuple[int, ...] | None:
-    """Strides of an elementwise result where there are dimensions of size 1, about which meta
-    kernels and the CPU's differ: by running it, if it is small. None: as the meta kernel says."""
+    """Strides of an elementwise result where there are dimensions of size 1 or operands of several
+    forms, about which meta kernels and the CPU's differ: by running it, if it is small. None: as
+    the meta kernel says."""
     if (
-        torch.Tag.pointwise not in op.tags
+        not is_pointwise(op)
         and op.overloadpacket not in _LIKE
         or torch.Tag.nondeterministic_seeded in op.tags
     ):
@@ -93,6 +111,8 @@ def cpu_strides(op: OpOverload, args, kwargs: dict) -> tuple[int, ...] | None:
     sizes = [t._meta.size for t in tensors]
     if (
         not any(1 in size for size in sizes)
+        and len({t._meta for t in tensors}) < 2
+        and all(t._meta.stride == row_major(t._meta.size) for t in tensors)
         or any(0 in size for size in sizes)
         or sum(extent(t._meta) for t in tensors) > 65536
     ):
@@ -126,16 +146,12 @@ def judged(op: OpOverload) -> bool:
     """True if `judge` runs the op."""
     if torch.Tag.nondeterministic_seeded in op.tags:
         return False
-    return (
-        torch.Tag.pointwise in op.tags
-        or op.overloadpacket in _UNIT_SIZES
-        or op.overloadpacket in _INDEXED
-    )
+    return is_pointwise(op) or op.overloadpacket in _UNIT_SIZES or op.overloadpacket in _INDEXED
 
 
 _UNIT_SIZES = {
     getattr(aten, name)
-    for name in """mm bmm addmm baddbmm addbmm mv addmv dot vdot linear outer addr cat stack
+    for name in """complex mm bmm addmm baddbmm addbmm mv addmv dot vdot linear outer addr cat stack
     sum nansum mean amax amin aminmax max min argmax argmin any all prod var std var_mean
     std_mean norm linalg_vector_norm logsumexp
     _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp sort argsort median nanmedian
@@ -154,8 +170,6 @@ _INDEXED = {
     " put embedding masked_scatter nll_loss_forward nll_loss2d_forward".split()
 }
 
-# Judged by their true sizes only.
-_EXPLAINED = {aten.kthvalue, aten.topk}
 _SPREAD = {aten.var, aten.std, aten.var_mean, aten.std_mean}
 
 
@@ -217,11 +231,34 @@ def _index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> None:
         )
 
 
+def _top_k(x: torch.Tensor, *rest: object, **options: object) -> None:
+    if x.dtype == torch.bool or x.dtype.is_complex:
+        run_on_cpu(aten.topk.default, (x, *rest), options)
+
+
 # What else the CPU refuses and meta kernels let pass; called once per kind of arguments.
 VALIDATE: dict[OpOverload, Callable] = {
     aten.multinomial.default: _multinomial,
     aten.convolution.default: _convolution,
     aten.index_select.default: _index_select,
+    aten.topk.default: _top_k,
+}
+
+
+def judge_sum(op: OpOverload, args: Sequence) -> None:
+    """What is added to a product must expand to the product's size."""
+    size = _SUMS.get(op)
+    if size is not None:
+        meta_tensor(args[0]._meta).expand(size(args[1]._meta.size, args[2]._meta.size))
+
+
+# the size of the product of operands of these sizes
+_SUMS: dict[OpOverload, Callable[..., tuple[int, ...]]] = {
+    aten.addmm.default: lambda a, b: (a[0], b[-1]),
+    aten.addbmm.default: lambda a, b: (a[-2], b[-1]),
+    aten.baddbmm.default: lambda a, b: (a[0], a[-2], b[-1]),
+    aten.addmv.default: lambda a, b: (a[0],),
+    aten.addr.default: lambda a, b: (a[0], b[0]),
 }
 
 
@@ -312,26 +349,76 @@ def _outside(index: HloTensor, low: int, high: int) -> bool:
     return value is None or bool(((value < low) | (value >= high)).any())
 
 
-def run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> None:
-    """Let the CPU's kernel judge, and raise, with the real indices and operands without memory."""
+def run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> object:
+    """Let the CPU's kernel judge, and raise, with the real indices. Operands have no memory, but
+    for what is written and what shares memory with that. Returns what the kernel does: only its
+    form means something."""
+    outs, others = _written(op, args, kwargs)
+    extents: dict[int, int] = {}
+    for t in (*outs, *others):
+        bytes_ = extent(t._meta) * t._meta.dtype.itemsize
+        extents[id(t._storage)] = max(extents.get(id(t._storage), 0), bytes_)
+    memory = {
+        # never nothing, so that the kernel sees who shares it
+        id(t._storage): torch.zeros(extents[id(t._storage)] + 16, dtype=torch.uint8, device="cpu")
+        for t in outs
+    }
+
+    shared: dict[int, torch.Tensor] = {}  # a tensor that is given twice is one there, too
+    for t in (*outs, *others):
+        meta, block = t._meta, memory.get(id(t._storage))
+        if block is not None:
+            whole = block[: len(block) // meta.dtype.itemsize * meta.dtype.itemsize]
+            view = whole.view(meta.dtype).as_strided(meta.size, meta.stride, meta.offset)
+            shared.setdefault(id(t), view)
 
     def stand_in(
         value: bool | list[torch.Tensor] | torch.Tensor,
     ) -> bool | list[torch.Tensor] | torch.Tensor:
         if isinstance(value, HloTensor):
-            if not value.dtype.is_floating_point and not value.dtype.is_complex:
+            if id(value) in shared:
+                return shared[id(value)]
+            meta = value._meta
+            if not meta.dtype.is_floating_point and not meta.dtype.is_complex:
                 known = peek(value)
                 if known is not None:
                     return known
-            return torch.zeros((), dtype=value.dtype, device="cpu").expand(value._meta.size)
+            return torch.zeros((), dtype=meta.dtype, device="cpu").expand(meta.size)
         if isinstance(value, (list, tuple)):
             return [stand_in(v) for v in value]
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
-    op(
+    return op(
         *map(stand_in, args),
         **{k: stand_in(v) for k, v in kwargs.items() if k != "generator"},
     )
+
+
+def _written(op: OpOverload, args: tuple, kwargs: dict) -> tuple[list[HloTensor], list[HloTensor]]:
+    """The hlo tensors among the arguments: those that the op writes to, and the others."""
+    found: tuple[list[HloTensor], list[HloTensor]] = ([], [])
+    for i, argument in enumerate(op._schema.arguments):
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        reads = not (argument.alias_info and argument.alias_info.is_write)
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        found[reads].extend(v for v in values if isinstance(v, HloTensor))
+    return found
+
+
+def _number(position: int) -> Callable:
+    """Judges whether the number at that position fits the dtype that it is written as."""
+
+    def check(op: OpOverload, args: tuple, kwargs: dict) -> None:
+        value = args[position]
+        kind = type(value)
+        if kind is bool or kind is int and -128 <= value <= 127:
+            return
+        dtype = kwargs.get("dtype") or getattr(args[0], "dtype", None)
+        fits = dtype is None or dtype.is_complex or dtype.is_floating_point and kind is not complex
+        if not fits:
+            torch.scalar_tensor(value, dtype=dtype, device="cpu")
+
+    return check
 
 
 BOUNDS: dict[OpOverload, Callable] = {
@@ -364,6 +451,14 @@ BOUNDS: dict[OpOverload, Callable] = {
         _take: (aten.take.default,),
     }.items()
     for op in ops
+} | {
+    aten.scalar_tensor.default: _number(0),
+    aten.full.default: _number(1),
+    aten.full_like.default: _number(1),
+    aten.new_full.default: _number(2),
+    aten.fill.Scalar: _number(1),
+    aten.masked_fill.Scalar: _number(2),
+    aten.index_fill.int_Scalar: _number(3),
 }
 
 

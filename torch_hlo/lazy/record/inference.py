@@ -83,16 +83,20 @@ def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
     args, kwargs = checks.admit_all(args), checks.admit_all(kwargs)
     meta = sizes.predict(op, args, kwargs, _dtypes)
     if meta is not None:
+        checks.judge_sum(op, args)
         return Result.of([meta], single=True)
     validate = checks.VALIDATE.get(op)
     if validate is not None:
         validate(*args, **kwargs)
     try:
         result = metas.infer(op, args, kwargs, HloTensor)
-    except (RuntimeError, IndexError):
-        checks.explain(op, args, kwargs)
-        raise
+    except Exception:
+        found = checks.explain(op, args, kwargs)
+        if found is None:
+            raise
+        return Result(found)
     checks.judge(op, args, kwargs)
+    checks.judge_sum(op, args)
     if result.form == 0 and len(result.metas[0].size) > 1 or op is aten.flip.default:
         strides = checks.cpu_strides(op, args, kwargs)
         if strides is not None and strides != result.metas[0].stride:

@@ -106,6 +106,11 @@ class HloTensor(torch.Tensor):
     def __deepcopy__(self, memo: dict) -> torch.Tensor:
         return _deepcopy(self, memo)
 
+    def __copy__(self) -> torch.Tensor:
+        new = alias(self)
+        new.__dict__.update(self.__dict__)
+        return new.requires_grad_(self.requires_grad)
+
     def __coerce_same_metadata_as_tangent__(self, metadata, kind=None):
         """AOTAutograd asks what a gradient has to become: its fake tensors are of class Tensor."""
         return self

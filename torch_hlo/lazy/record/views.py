@@ -165,11 +165,16 @@ def _strided_on_host(x: torch.Tensor, *args) -> torch.Tensor:
     return aten.as_strided.default(x.clone() if x.storage_offset() else x, *args)
 
 
+def _row_major(x: torch.Tensor) -> torch.Tensor:
+    """A copy. `contiguous()` leaves a dimension of size 1 as it is, whatever its stride."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
 # Views speak of logical arrays; on the host an earlier step may have left other strides.
 HOST_OPS = {
     aten.view.default: aten.reshape.default,
     aten.as_strided.default: _strided_on_host,
-    aten.view.dtype: lambda x, dtype: aten.view.dtype(x.contiguous(), dtype),
+    aten.view.dtype: lambda x, dtype: aten.view.dtype(_row_major(x), dtype),
     aten.view_as_complex.default: lambda x: aten.view_as_complex.default(x.contiguous()),
 }
 
@@ -195,7 +200,11 @@ def strided(storage_meta: Meta, target: Meta) -> View | None:
     if target.dtype != storage_meta.dtype:
         # The memory seen as another type (view_as_real, view(dtype)): in a flat array the sizes
         # follow from the widths.
-        count = count * storage_meta.dtype.itemsize // target.dtype.itemsize
+        have, want = storage_meta.dtype.itemsize, target.dtype.itemsize
+        count = count * have // want
+        if count * want // have != shape.dims[0]:  # bytes are left over
+            shape = shape.with_dims([count * want // have])
+            steps.append((aten.slice.Tensor, (0, 0, shape.dims[0]), shape))
         shape = target.hlo.with_dims([count])
         steps.append((aten.view.dtype, (target.dtype,), shape))
     steps += _select(shape, target, count)

@@ -15,7 +15,7 @@ from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import Expr
 from torch_hlo.lowering.core.promote import Operand
-from torch_hlo.lowering.core.registry import Weak, expected, lowers
+from torch_hlo.lowering.core.registry import POINTWISE, Weak, expected, lowers
 from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
 
 F = TypeVar("F", bound=Callable[..., Expr])
@@ -42,6 +42,7 @@ def pointwise(
 
         lowering.__name__ = getattr(kernel, "__name__", "kernel")
         lowers(*targets)(lowering)
+        POINTWISE.update(getattr(target, "overloadpacket", target) for target in targets)
         return kernel
 
     return register

@@ -123,7 +123,7 @@ def _combine(higher: str | None, lower: str | None) -> str | None:
 def constant(value: Number, dtype: str) -> Instruction:
     """Rank-0 constant; a complex number loses its imaginary part in a real type."""
     if isinstance(value, complex) and not is_complex(dtype):
-        value = value.real
+        value = bool(value) if dtype == "pred" else value.real
     if isinstance(value, int) and not isinstance(value, bool) and kind(dtype) in "su":
         bits = DTYPES[dtype].bits
         value &= (1 << bits) - 1

@@ -104,6 +104,15 @@ def _returns_tensor(overload: OpOverload) -> bool:
     return any("Tensor" in str(r.type) for r in overload._schema.returns)
 
 
+# Packets with a lowering that works element by element.
+POINTWISE: set[OpOverloadPacket] = set()
+
+
+def is_pointwise(op: OpOverload) -> bool:
+    """True if the op works element by element. Not all such ops have PyTorch's tag."""
+    return torch.Tag.pointwise in op.tags or op.overloadpacket in POINTWISE
+
+
 def is_random(op: OpOverload) -> bool:
     """True if the op's result depends on a generator: its node carries `seed` and `offset`
     keywords."""
