@@ -62,7 +62,7 @@ class Interpreter(Engine):
                 chain.append(view)
                 view = view.parent
             for view in reversed(chain):
-                value = _dense(view.op(value, *view.args))
+                value = _dense(SPECIAL.get(view.op, view.op)(value, *view.args))
             results.append(value.clone(memory_format=torch.contiguous_format))
         return results
 
@@ -239,6 +239,7 @@ SPECIAL = {
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: _attention_backward,
     aten._fused_adamw.default: _fused_adam(aten._fused_adamw_.default),
     aten._fused_adam.default: _fused_adam(aten._fused_adam_.default),
+    aten.view.dtype: lambda x, dtype: x.clone(memory_format=torch.contiguous_format).view(dtype),
     aten.empty.memory_format: lambda size, dtype=None, memory_format=None: torch.zeros(
         size, dtype=dtype
     ),

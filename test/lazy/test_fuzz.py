@@ -1,43 +1,43 @@
-"""A fast part of the fuzzer (test/sweeps/fuzz.py): random programs give the CPU's values, strides,
+"""A fast part of the fuzzer (test/sweeps/fuzz): random programs give the CPU's values, strides,
 dtypes and exceptions."""
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 
-from test.sweeps import fuzz
+from test.sweeps.fuzz.report import check_block
+from test.sweeps.fuzz.run import Program, check
 
 
-@pytest.mark.parametrize("first", range(0, 60, 10))
-def test_random_programs(first):
-    for seed in range(first, first + 10):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            problem = fuzz.check(seed)
-        assert problem is None, f"seed {seed}: {problem}\n" + "\n".join(fuzz.program(seed))
+@pytest.mark.parametrize(
+    ("mode", "first", "count"), [("together", 0, 64), ("recorded", 64, 96), ("threads", 160, 16)]
+)
+def test_random_programs(mode: str, first: int, count: int):
+    for start in range(first, first + count, 16):
+        seeds = list(range(start, start + 16))
+        _, reports = check_block(seeds, mode, mode == "together", smaller=True)
+        assert not reports, "\n".join(reports)
 
 
 # What the fuzzer has found, as small as possible.
 FOUND = {
     "growing a shared storage": [
-        "v0 = make(1, (3,), torch.float32, dev)",
+        "v0 = make(1, (3,), torch.float32)",
         "v1 = v0.view(3)",
         "v0.resize_(2, 2).fill_(1)",
     ],
     "writing through a part of an expanded tensor": [
-        "v0 = make(1, (2, 3), torch.float32, dev)",
+        "v0 = make(1, (2, 3), torch.float32)",
         "v0.expand(2, 2, 3).diagonal().fill_(7)",
     ],
     "overlapping windows": [
-        "v0 = make(1, (7,), torch.float32, dev)",
+        "v0 = make(1, (7,), torch.float32)",
         "v0.unfold(0, 3, 1)[2].add_(1)",
         "v0.as_strided((3, 3), (1, 1))[1].mul_(2)",
     ],
     "masked fill of an expanded tensor": [
-        "v0 = make(1, (3,), torch.float32, dev)",
+        "v0 = make(1, (3,), torch.float32)",
         "v1 = v0.expand(2, 3)",
         "v1.masked_fill_(v1 > 0, 5)",
         "v1[v1 < 0] = 2",
@@ -48,13 +48,13 @@ FOUND = {
         "v1.index_fill_(0, torch.ones(1, dtype=torch.long, device=dev), 8)",
     ],
     "partial overlap": [
-        "v0 = make(1, (), torch.float32, dev)",
+        "v0 = make(1, (), torch.float32)",
         "v1 = v0.unsqueeze(0)",
         "v1.sub_(v0)",
     ],
     "dtypes": [
-        "v0 = make(1, (2, 3), torch.bool, dev)",
-        "v1 = make(2, (2, 3), torch.float32, dev)",
+        "v0 = make(1, (2, 3), torch.bool)",
+        "v1 = make(2, (2, 3), torch.float32)",
         "v0.addcmul_(v1, v1)",
         "v2 = v0.log_softmax(0)",
         "v3 = v0.std()",
@@ -65,15 +65,103 @@ FOUND = {
         "v5 = v0.relu()",
     ],
     "nothing": [
-        "v0 = make(1, (0, 5), torch.bool, dev)",
+        "v0 = make(1, (0, 5), torch.bool)",
         "v1 = v0.max()",
         "v2 = v0.softmax(0)",
         "v3 = v0.amax(0)",
         "v4 = v0.argmax(0)",
         "mark()",
     ],
+    "a copy shares memory": [
+        "v0 = make(1, (3,), torch.float32)",
+        "v1 = copy.copy(v0)",
+        "v1.mul_(2)",
+    ],
+    "numbers that do not fit": [
+        "v0 = make(1, (3,), torch.bool)",
+        "v0[:1] = 1j",
+        "v0.masked_fill_(~v0, 1j)",
+        "v1 = make(2, (3,), torch.float32)",
+        "v1[None, 1:] = 1j",
+        "v2 = make(3, (3,), torch.int32)",
+        "v2[0] = float('nan')",
+        "v3 = v2.to(torch.uint8).new_full((2,), -0.25)",
+    ],
+    "what is added to a product": [
+        "v0 = make(1, (1, 3), torch.float32)",
+        "v1 = torch.addmm(v0, v0, v0.mT)",
+        "v2 = torch.baddbmm(v0[None], v0[None], v0.mT)",
+    ],
+    "out= of another dtype": [
+        "v0 = make(1, (2, 2), torch.int64)",
+        "v1 = make(2, (2, 2), torch.float32)",
+        "torch.index_select(v0, 0, ints([0]), out=v1)",
+    ],
+    "out= that is clamped": [
+        "v0 = make(1, (2, 2), torch.int64)",
+        "torch.clamp(v0, 0, 1, out=make(2, (2, 2), torch.float32))",
+    ],
+    "out= for a sort of another dtype": [
+        "v0 = make(1, (2, 2), torch.int64)",
+        "torch.sort(v0, 1, out=(make(3, (2, 2), torch.complex64), empty(torch.int64)))",
+    ],
+    "out= shares memory": [
+        "v0 = make(1, (0, 3), torch.bool)",
+        "torch.index_select(v0, 1, ints([2]), out=v0)",
+    ],
+    "out= is an operand of another shape": [
+        "v0 = make(1, (1, 3), torch.float32)",
+        "v1 = make(2, (), torch.float32)",
+        "torch.add(v0, v1, out=v1)",
+    ],
+    "out= takes strides": [
+        "v0 = make(1, (1, 4, 2), torch.float16)",
+        "v1 = make(2, (1, 4), torch.bool)",
+        "torch.eq(v0.movedim(2, 1), v0.movedim(2, 1), out=v1)",
+        "v2 = make(1, (4, 2), torch.bool)",
+        "torch.sort(v2.mT, 0, out=(v2.clone(), empty(torch.int64)))",
+    ],
+    "the CPU's words": [
+        "v0 = make(1, (2, 3), torch.int64)",
+        "v1 = make(2, (2, 3), torch.bool)",
+        "v2 = torch.nn.functional.layer_norm(v0, (3,))",
+        "v3 = make(3, (2, 3), torch.complex64) // 2",
+        "v4 = torch.nn.functional.embedding(ints([0]), v0[None])",
+        "v5 = torch.complex(v0, v0)",
+        "v6 = torch.complex(v0.bfloat16(), v0.bfloat16())",
+        "v7 = v1.topk(1)[0]",
+        "v8 = torch.rsub(v1, v0)",
+        "v9 = torch.nn.functional.leaky_relu(v0)",
+        "torch.stack([v0, v0], out=v1)",
+    ],
+    "what the CPU accepts": [
+        "v0 = make(1, (3,), torch.float32)",
+        "v1 = torch.nn.functional.cross_entropy(v0, ints([1]))",
+    ],
+    "copies of memory to itself": [
+        "v0 = make(1, (2, 2), torch.int8)",
+        "v0.permute(1, 0).copy_(v0)",
+        "v1 = make(2, (1,), torch.int16).expand(2)",
+        "v2 = v1.detach()",
+        "v2.copy_(v1[-2:])",
+    ],
+    "comparison of memory with itself": [
+        "v0 = make(1, (2, 1), torch.float32)",
+        "v0.eq_(v0[:-1])",
+    ],
+    "bytes are left over": [
+        "v0 = make(1, (2,), torch.int16)",
+        "v1 = v0[1]",
+        "torch.cumsum(v0.clone(), -1, out=v1)",
+        "v2 = v0.view(torch.int32)",
+        "v3 = v2.as_strided((0, 3), (2, 0), 0)",
+    ],
+    "strides of operands of several forms": [
+        "v0 = make(1, (2, 2), torch.float32)",
+        "v1 = v0.transpose(0, 1) // make(2, (2,), torch.float32)",
+    ],
     "strides of size 1": [
-        "v0 = make(1, (7, 1), torch.float32, dev)",
+        "v0 = make(1, (7, 1), torch.float32)",
         "v1 = v0.t() + 1.5",
         "v2 = torch.ones_like(v0.t())",
         "v3 = v0.t()[::2].flip(-1)",
@@ -82,10 +170,8 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", FOUND)
-@pytest.mark.filterwarnings("ignore")
-def test_found(name, monkeypatch):
-    monkeypatch.setattr(fuzz, "program", lambda seed: FOUND[name])
-    assert fuzz.check(0) is None
+def test_found(name: str):
+    assert check(Program(0, tuple(FOUND[name])), "lazy").mismatch is None
 
 
 def test_a_node_that_cannot_be_lowered_ends_one_step_only(monkeypatch):

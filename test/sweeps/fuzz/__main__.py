@@ -1,0 +1,141 @@
+"""Random programs on the device and in eager PyTorch.
+
+    python -m test.sweeps.fuzz --seed 0 --programs 1000 --minutes 10 --processes 2 --shrink
+    python -m test.sweeps.fuzz --seed 4711 --programs 1 --mode lazy     one program again
+
+Modes: lazy (each program by itself), together (sixteen in a step), threads (four at a time),
+recorded (recorded graphs on aten, without the compiler), compile and compile_hlo (torch.compile,
+tensors of the CPU and of the device), captured (torch_hlo.compile). Without --mode, a mixture.
+A program's seed decides all of it, whatever the number of processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+BLOCK = 16
+# the mixture: one of these for each block
+MIXTURE = [*["together"] * 8, *["recorded"] * 9, *["lazy"] * 1, *["threads"] * 2]
+QUIET = {"together"}
+HANGS = 300  # seconds for a block
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m test.sweeps.fuzz",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the first program")
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--mode", default="", help="see above")
+    parser.add_argument("--shrink", action="store_true", help="make failing programs smaller")
+    parser.add_argument("--stop", type=int, default=50, help="stop after so many mismatches")
+    parser.add_argument("--worker", type=int, default=-1, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def environment() -> dict[str, str]:
+    """Programs are compiled, not found on disk, and numbers do not come from the CPU."""
+    wanted = {"TORCH_HLO_CACHE": "", "TORCH_HLO_CPU_NUMBERS": "0", "TORCH_HLO_FALLBACK": "allow"}
+    return {**wanted, **os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def blocks(options: argparse.Namespace) -> Iterator[list[int]]:
+    """The seeds that this worker looks at."""
+    end = options.seed + options.programs
+    starts = range(options.seed, end, BLOCK)
+    for i, start in enumerate(starts):
+        if i % options.processes == options.worker:
+            yield list(range(start, min(start + BLOCK, end)))
+
+
+def work(options: argparse.Namespace) -> None:
+    """One process: prints a line of JSON before and after each block."""
+    import torch
+
+    from test.sweeps.fuzz.report import check_block
+
+    torch.set_num_threads(1)
+    deadline = time.monotonic() + options.minutes * 60
+    for seeds in blocks(options):
+        if time.monotonic() > deadline:
+            break
+        mode = options.mode or MIXTURE[seeds[0] // BLOCK % len(MIXTURE)]
+        print(json.dumps({"begin": seeds, "mode": mode}), flush=True)
+        faulthandler.dump_traceback_later(HANGS, exit=True)
+        notes, reports = check_block(seeds, mode, mode in QUIET, options.shrink)
+        faulthandler.cancel_dump_traceback_later()
+        print(json.dumps({"notes": notes, "reports": reports}), flush=True)
+
+
+def watch(options: argparse.Namespace) -> int:
+    """Start the workers, print what they find, and how many programs there were."""
+    command = [sys.executable, "-m", "test.sweeps.fuzz", *sys.argv[1:], "--worker"]
+    workers = [
+        subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, env=environment(), text=True)
+        for i in range(options.processes)
+    ]
+    total: Counter[str] = Counter()
+    last: dict[int, str] = {}
+    began = time.monotonic()
+    for i, line in lines_of(workers):
+        if not line.startswith("{"):
+            continue
+        found = json.loads(line)
+        last[i] = line.strip() if "begin" in found else ""
+        total.update(found.get("notes", {}))
+        for report in found.get("reports", ()):
+            print(report, flush=True)
+        if total["mismatch"] >= options.stop:
+            for worker in workers:
+                worker.terminate()
+            last.clear()
+            break
+    for i, worker in enumerate(workers):
+        if worker.wait() and last.get(i):
+            total["mismatch"] += 1
+            print(f"--- a process ended with {worker.returncode} in {last[i]}", flush=True)
+    minutes = (time.monotonic() - began) / 60
+    counts = ", ".join(f"{n} {what}" for what, n in sorted(total.items()))
+    print(f"seeds from {options.seed}: {total.total()} programs in {minutes:.1f} minutes: {counts}")
+    return bool(total["mismatch"])
+
+
+def lines_of(workers: list[subprocess.Popen]) -> Iterator[tuple[int, str]]:
+    """Lines as they come, with the number of the worker that wrote them."""
+    import selectors
+
+    selector = selectors.DefaultSelector()
+    for i, worker in enumerate(workers):
+        assert worker.stdout is not None
+        selector.register(worker.stdout, selectors.EVENT_READ, i)
+    while selector.get_map():
+        for key, _ in selector.select():
+            line = key.fileobj.readline()  # type: ignore[union-attr]
+            if line:
+                yield key.data, line
+            else:
+                selector.unregister(key.fileobj)
+
+
+def main() -> int:
+    options = arguments()
+    if options.worker >= 0:
+        work(options)
+        return 0
+    return watch(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Blocks of programs: how many agree, and a text about each that does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from test.sweeps.fuzz import generate
+from test.sweeps.fuzz.run import Program, Result, check, check_together
+from test.sweeps.fuzz.shrink import shrink, shrink_together
+
+THREADS = 4
+
+
+def program(seed: int, quiet: bool) -> Program:
+    """The program of a seed."""
+    kind, lines = generate.program(seed, quiet)
+    return Program(kind, tuple(lines))
+
+
+def check_block(
+    seeds: list[int], mode: str, quiet: bool, smaller: bool
+) -> tuple[dict[str, int], list[str]]:
+    """What became of the programs of these seeds, counted, and reports of mismatches."""
+    programs = [program(seed, quiet) for seed in seeds]
+    if mode == "together":
+        results = check_together(programs, mode)
+    elif mode == "threads":
+        results = [
+            result
+            for i in range(0, len(programs), THREADS)
+            for result in check_together(programs[i : i + THREADS], mode)
+        ]
+    else:
+        results = [check(p, mode) for p in programs]
+    notes: Counter[str] = Counter()
+    reports = []
+    for seed, p, result in zip(seeds, programs, results):
+        notes["mismatch" if result.mismatch else result.note or "agree"] += 1
+        if result.mismatch:
+            reports.append(report(seed, p, result, mode, programs, smaller))
+    return dict(notes), reports
+
+
+def report(
+    seed: int, p: Program, result: Result, mode: str, programs: list[Program], smaller: bool
+) -> str:
+    """A mismatch, and a program that shows it: alone if it fails alone."""
+    found = result.mismatch
+    assert found is not None
+    text = f"--- seed {seed}, mode {mode}, {found.kind}: {found.text}"
+    alone = "lazy" if mode in ("together", "threads") else mode
+    again = check(p, alone).mismatch
+    if again is None:
+        some = shrink_together(programs, mode) if smaller else programs
+        return "\n".join([text + "\n    (not alone)", *(_shown(x) for x in some)])
+    if smaller:
+        p = shrink(p, alone, again.kind)
+        again = check(p, alone).mismatch or again
+        text += f"\n    smaller: {again.text}"
+    return f"{text}\n{_shown(p)}"
+
+
+def _shown(p: Program) -> str:
+    return "\n".join(
+        [f"    # kind {p.kind}", *("    " + x.replace("\n", "\n    ") for x in p.lines)]
+    )
