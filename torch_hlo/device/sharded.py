@@ -45,11 +45,26 @@ class Blocks:
         return Blocks([block.copy(nbytes) for block in self.blocks])
 
 
-class ShardedBuffer:
+class Placed:
+    """What lives as `sharding` says, which was chosen, or follows from the user's `annotation`:
+    that may have priorities."""
+
+    __slots__ = ("sharding", "annotation")
+    sharding: Sharding | None
+    annotation: Sharding | None
+
+    def note(self, annotation: Sharding | None) -> None:
+        """Remember this annotation, if it is the reason."""
+        if annotation is not None and annotation.closed() == self.sharding:
+            self.annotation = annotation
+
+
+class ShardedBuffer(Placed):
     """An array of `shape` as blocks over `sharding.mesh`; otherwise as memory.Buffer. `nbytes` is
     the size of one block."""
 
-    __slots__ = ("shape", "sharding", "block", "memory", "job", "__weakref__")
+    __slots__ = ("shape", "block", "memory", "job", "__weakref__")
+    sharding: Sharding
 
     def __init__(self, shape: Shape, sharding: Sharding, memory: Blocks, job: Any = None) -> None:
         self.shape, self.sharding, self.memory, self.job = (
@@ -59,6 +74,7 @@ class ShardedBuffer:
             job,
         )
         self.block = block_shape(shape, sharding)
+        self.annotation = sharding
 
     @property
     def nbytes(self) -> int:

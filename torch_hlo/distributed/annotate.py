@@ -7,14 +7,17 @@ from collections.abc import Sequence
 
 import torch
 
+from torch_hlo.device import multi_device
 from torch_hlo.device.sharded import ShardedBuffer
 from torch_hlo.distributed.mesh import Dim, Entry, Mesh, to_sharding
 from torch_hlo.hlo.sharding.sharding import Sharding
 from torch_hlo.lazy import traceable
+from torch_hlo.lazy.aten import dispatch
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.storage import Array, read, write
 from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.lazy.run import spmd
+from torch_hlo.lazy.run.journal import Journal
 from torch_hlo.lowering.core.graph import Node, Out
 from torch_hlo.lowering.core.tape import RECORDING
 from torch_hlo.lowering.spmd.sharding import SHARD, encode
@@ -53,9 +56,19 @@ def mark_sharding(
 traceable.trace_through(mark_sharding, Mesh, Dim)
 
 
+def begin() -> None:
+    """From now on there may be sharded tensors."""
+    state = session.current()
+    state.sharded = True
+    if state.journal is None and multi_device.process_count() > 1:
+        state.journal = Journal()
+        state.sources = True  # for errors: where ranks differ
+        dispatch.install()
+
+
 def annotate(tensor: HloTensor, sharding: Sharding) -> None:
     """`mark_sharding` with the compiler's own kind of sharding."""
-    session.current().sharded = True
+    begin()
     storage = tensor._storage
     whole = tensor._view is None
     if whole:
@@ -67,7 +80,8 @@ def annotate(tensor: HloTensor, sharding: Sharding) -> None:
         and value.data is not None
         and not any(dim.open for dim in sharding.dims)
     ):
-        spmd.place(value, sharding.closed())
+        session.engine().base().start_collectives()
+        spmd.place(value, sharding.closed()).note(sharding)
     else:
         with RECORDING:
             write(
@@ -108,5 +122,6 @@ def clear_sharding(tensor: torch.Tensor) -> torch.Tensor:
         session.engine().sync()
     storage.sharding = None
     if type(storage.value) is Array:
+        session.engine().base().start_collectives()
         spmd.unplace(storage.value)
     return tensor

@@ -163,7 +163,7 @@ def record(step: Callable[[], object]) -> Module:
     if not distinct:
         raise ValueError("simulate: the step records nothing on the hlo device")
     graph = collect(distinct)
-    where = spmd.placement(graph, pairs)
+    where = spmd.placement(graph, spmd.wanted(pairs, len(distinct)))
     if where is None:
         raise ValueError(
             "simulate: none of the step's tensors is sharded; mark_sharding says over which mesh"
@@ -195,6 +195,7 @@ def _bind(pairs: list[tuple[Storage, int]], distinct: list[Out]) -> None:
         array = arrays[place]
         if s.sharding is not None:
             array.data = spmd.Abstract(s.sharding.closed())
+            array.data.note(s.sharding)
         distinct[place].array = array
         s.bind(distinct[place], array)
 

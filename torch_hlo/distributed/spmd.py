@@ -18,7 +18,6 @@ from torch_hlo.distributed import annotate, mesh
 from torch_hlo.distributed.annotate import clear_sharding
 from torch_hlo.distributed.mesh import get_1d_mesh, to_sharding
 from torch_hlo.hlo.sharding.sharding import ShardingError
-from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.lowering.spmd.sharding import SHARD, encode
 
@@ -79,7 +78,7 @@ def mark_sharding_with_gradients(
     partition_spec: Spec,
 ) -> torch.Tensor:
     """An annotated copy of `t` whose gradient has the same sharding."""
-    session.current().sharded = True
+    annotate.begin()
     sharding = to_sharding(mesh, _spec(mesh, partition_spec), t.shape)
     noted: torch.Tensor = SHARD(t, encode(sharding))
     return noted
@@ -121,7 +120,7 @@ def enable_manual_sharding(
                 f" {k} blocks along {', '.join(a.name for a in found.dims[i].axes)}, which manual"
                 " sharding needs"
             )
-    session.current().sharded = True
+    annotate.begin()
     block: torch.Tensor = torch.ops.torch_hlo.to_blocks(_on_device(t), encode(found))
     return block
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch_hlo import config
 from torch_hlo.lazy.aten import (
@@ -98,12 +98,35 @@ def eager_handle(
     return result
 
 
+def journaled_handle(
+    func: OpOverload,
+    types: Sequence[type],
+    args: tuple = (),
+    kwargs: dict | None = None,
+):
+    """`handle` where all ranks have to cut what is on the mesh at the same place: not where this
+    one's graph has grown to MAX_NODES, but where the common part of it has."""
+    journal = _session.journal
+    with RECORDING:
+        journal.read()
+        result = handle(func, types, args, kwargs)
+        if (
+            journal.read()
+            and not _session.here.nested
+            and _session.limit < sys.maxsize
+            and len(journal.nodes) - len(journal.refused) >= config.get("MAX_NODES")
+        ):
+            session.engine().mark_step()
+    return result
+
+
 def cut() -> None:
     """The graph has grown to MAX_NODES: evaluate it."""
     _session.limit = config.get("MAX_NODES")
     if len(_session.pending) >= _session.limit:
         storage.forget_bound()
-        session.engine().mark_step()
+        session.engine().make_room()
+        _session.limit += len(_session.pending)  # what stays is somebody else's to cut
 
 
 @contextlib.contextmanager
@@ -120,7 +143,7 @@ def set_eager(on: bool) -> None:
     """Evaluate every op at once (True) or record (False)."""
     if on:
         session.engine().mark_step(wait=True)
-    tensor.install(eager_handle if on else handle)
+    tensor.install(eager_handle if on else _recording_handle())
 
 
 def lower_or_fall_back(op: OpOverload) -> Handler:
@@ -158,4 +181,8 @@ WRITTEN = (batch_norm, conditions, copies, data_dependent, draws, indexing, stri
 
 def install() -> None:
     """From now on ops are handled here."""
-    tensor.install(eager_handle if config.get("EAGER") else handle)
+    tensor.install(eager_handle if config.get("EAGER") else _recording_handle())
+
+
+def _recording_handle() -> Callable:
+    return handle if _session.journal is None else journaled_handle

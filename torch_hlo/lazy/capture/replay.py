@@ -500,7 +500,7 @@ class Trace:
         taken another way."""
         with RECORDING:
             tracing.after_traces()
-        if session.current().pending and pending():
+        if session.current().effects or session.current().pending and pending():
             current.mark_step()
         first, seed = generator.default.get_offset(), generator.default.initial_seed()
         if self.drawn:

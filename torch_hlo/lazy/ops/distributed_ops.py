@@ -21,7 +21,7 @@ from torch_hlo.lazy.record.handlers import Handler, call
 from torch_hlo.lazy.record.meta import aten
 from torch_hlo.lazy.record.storage import must_run
 from torch_hlo.lazy.record.tensor import HloTensor, alias, from_cpu
-from torch_hlo.lowering.core.graph import Node, Out
+from torch_hlo.lowering.core.graph import Node
 from torch_hlo.lowering.spmd.collective import REDUCTIONS, format_groups
 from torch_hlo.pytorch import tensors
 from torch_hlo.pytorch.operators import OpOverload
@@ -105,8 +105,9 @@ def _record(op: OpOverload, *args):
         result.outs,
         session.current().sources and recording.source(),
     )
-    must_run(Out(node))
-    return recording.build(result.form, result.metas, node)
+    found = recording.build(result.form, result.metas, node)
+    must_run(found._storage.value)
+    return found
 
 
 def _plain(op: OpOverload) -> Callable:

@@ -40,17 +40,24 @@ def expect(value: HloTensor, check: Check) -> None:
         session.engine().later(value, check)
 
 
-def surface() -> None:
-    """Judge what has been computed. Raises what a check raises."""
+def surface(together: bool = False) -> None:
+    """Judge what has been computed; what is spread over processes only at moments that are the same
+    for all (`together`). Raises what a check raises."""
     expected = session.current().expected
-    while expected:
-        value, check = expected[0]
+    for _ in range(len(expected)):
+        value, check = expected.popleft()
         array = value._storage.value
         job = getattr(array.data, "job", None) if type(array) is Array else None
-        if type(array) is not Array or job is not None and not job.is_done():
-            return
-        expected.popleft()
-        check(to_cpu([value])[0])
+        if type(array) is not Array:
+            ready = False
+        elif session.current().journal is not None and is_spread(array):
+            ready = together
+        else:
+            ready = job is None or job.is_done()
+        if ready:
+            check(to_cpu([value])[0])
+        else:
+            expected.append((value, check))
 
 
 def known(value: HloTensor, constant: bool = False) -> torch.Tensor | None:
@@ -103,8 +110,14 @@ def from_cpu(array: Array) -> bool:
         type(array) is Array
         and array.bounds is not None
         and array.shape.size <= ELEMENTS
+        and not is_spread(array)  # looking at it would be a collective
         and _owner(array) is not None
     )
+
+
+def is_spread(array: Array) -> bool:
+    """Whether the array lives on a mesh."""
+    return getattr(array.data, "sharding", None) is not None
 
 
 @functools.cache

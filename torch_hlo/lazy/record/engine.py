@@ -34,6 +34,13 @@ class Engine(ABC):
         """`mark_step`, and wait: for all of it, or until `tensors` are there."""
         self.mark_step(wait=True)
 
+    def make_room(self) -> None:
+        """Evaluate, because much is recorded."""
+        self.mark_step()
+
+    def start_collectives(self) -> None:  # noqa: B027 - others than the device's record none
+        """Start recorded collectives, before processes wait for each other."""
+
     def synchronize(self) -> None:
         """Wait for everything under way."""
         self.sync()

@@ -101,6 +101,8 @@ class Session:
         # run/spmd.py: whether anything was ever annotated (steps of other programs pay nothing),
         # and the programs for several devices
         self.sharded = False
+        # run/journal.py: what is recorded on the mesh, where every device has its own process
+        self.journal: Any = None
         self.partitioned: WeakSet[Any] = WeakSet()
 
     def _tensors(self) -> None:

@@ -128,6 +128,8 @@ class Storage:
             self.value = value
             self.views = None
             self.version += 1
+        if self.sharding is not None:
+            written(value)
 
     def bind(self, out: Out, data: Any) -> bool:
         """The graph that computes `out` has run: its device value is `data`. False if a newer value
@@ -141,6 +143,12 @@ class Storage:
             self.value = array
             self.views = None
             return True
+
+
+def written(value: Out | Array) -> None:
+    """A tensor that lives on a mesh gets this value."""
+    if _session.journal is not None:
+        _session.journal.write(value)
 
 
 _new = object.__new__
@@ -223,9 +231,17 @@ def forget_bound() -> None:
             _session.pending.append(owner)
 
 
+def keeps_views() -> bool:
+    """Whether what was recorded on the mesh is still to be computed: a cut of other values, which
+    may be this rank's alone, must not change what is recorded from now on."""
+    return _session.journal is not None and bool(_session.journal.nodes)
+
+
 def forget_views() -> None:
     """Forget the cached values of views: a step has been cut. What stays would pin that step's
     results as long as the base lives."""
+    if keeps_views():
+        return
     _session.filled.clear()
     for _ in range(len(_session.viewed)):
         storage = _session.viewed.popleft()()
@@ -286,6 +302,8 @@ def write_all(tensors: Sequence, values: Sequence[Out]) -> None:
             storage.value = value
             storage.views = None
             storage.version += 1
+            if storage.sharding is not None:
+                written(value)
     for tensor, value in views:
         write(tensor, value)
 

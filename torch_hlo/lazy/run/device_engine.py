@@ -29,6 +29,7 @@ from torch_hlo.device import runtime
 from torch_hlo.device.cpu import trim
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.sharding.collective import CollectiveError, nothing
 from torch_hlo.lazy.record import conditions, exchange, session
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.engine import Engine
@@ -46,7 +47,9 @@ from torch_hlo.lazy.record.storage import (
 from torch_hlo.lazy.record.tensor import make_ahead
 from torch_hlo.lazy.record.tracing import after_traces
 from torch_hlo.lazy.run import executor, spmd, transfer
+from torch_hlo.lazy.run.agreement import Meeting
 from torch_hlo.lazy.run.fingerprint import Graph, collect, operands
+from torch_hlo.lazy.run.journal import Journal
 from torch_hlo.lazy.run.launch import (
     InPlace,
     Programs,
@@ -59,6 +62,7 @@ from torch_hlo.lazy.run.launch import (
 from torch_hlo.lazy.run.plan import Known, Plan, cut, donations, dying
 from torch_hlo.lazy.run.program_cache import ProgramCache, program_key, variant
 from torch_hlo.lowering.core.graph import Node, Out, lower
+from torch_hlo.lowering.core.registry import LoweringError
 from torch_hlo.lowering.core.tape import RECORDING, TAPE
 
 
@@ -207,6 +211,9 @@ class DeviceEngine(Engine):
         PartialEvaluation."""
         storages = list({id(t._storage): t._storage for t in tensors}.values())
         self._evaluate_for(storages)
+        journal = session.current().journal
+        if journal is not None and any(journal.has(s.value) for s in storages):
+            self.start_collectives()
         start = time.perf_counter()
         leases: dict[int, Lease] = {}
         try:
@@ -294,8 +301,20 @@ class DeviceEngine(Engine):
         """Number of compiled programs in memory."""
         return len(self.programs.programs)
 
-    def _evaluate(self, only: Sequence[Storage] | None = None) -> None:
-        """Run the pending graph: all of it, or what the storages `only` need."""
+    def start_collectives(self) -> None:
+        """What is recorded of torch.distributed is under way: another rank may wait for it before
+        it comes to what this one is about to wait for."""
+        if session.current().effects:
+            self._evaluate(near=True)
+
+    def make_room(self) -> None:
+        """Run the pending graph, but for what other processes take part in: that has its own
+        moment."""
+        self._evaluate(near=True)
+
+    def _evaluate(self, only: Sequence[Storage] | None = None, near: bool = False) -> None:
+        """Run the pending graph: all of it, or what the storages `only` need. `near`: without what
+        is on the mesh, where every device has its own process."""
         executor.throttle()
         with RECORDING:
             after_traces()
@@ -316,27 +335,86 @@ class DeviceEngine(Engine):
                     bindings = [b for b in bindings if b[2] is not storage]
             if only is None and self.refused:
                 bindings = [b for b in bindings if self.refused.get(b[2]) is not b[3]]
-            effects = take_effects() if only is None else []
-            if effects:
-                reached = set(collect([b[3] for b in bindings]).nodes)
+            journal = session.current().journal
+            if journal is None:
+                self._run(bindings, only is None)
+                return
+            journal.read()
+            here = [b for b in bindings if b[3].node not in journal.places]
+            self._run(here, only is None)
+            shared = [b for b in bindings if b[3].node in journal.places]
+            if not near and (journal.nodes if only is None else shared):
+                self._run_together(journal, shared, only is None)
+
+    def _run(self, bindings: list[Binding], whole: bool) -> None:
+        """Run what computes these values, and recorded collectives: all of them, or (not `whole`)
+        those that come before one that is needed."""
+        start = time.perf_counter()
+        effects = self._take_effects(bindings, whole)
+        for out in effects:
+            effect = Effect(out)
+            bindings.append((out.place, len(bindings), effect, out, ref(effect)))
+        if bindings:
+            # the same program results from the same operations, whichever was written first
+            bindings.sort()
+            try:
+                self._submit(bindings, self._plan(bindings, donate=whole), start)
+            except Exception as error:
                 for out in effects:
-                    if out.node not in reached:
-                        effect = Effect(out)
-                        bindings.append((out.place, len(bindings), effect, out, ref(effect)))
-            if bindings:
-                # the same program results from the same operations, whichever was written first
-                bindings.sort()
-                try:
-                    self._submit(bindings, donate=only is None)
-                except Exception as error:
-                    for out in effects:
-                        must_run(out)
-                    self._refuse(bindings, getattr(error, "node", None))
-                    raise
-                if not config.get("ASYNC"):
-                    self._surface()
-            elif only is None and not self.refused:
-                TAPE.restart()
+                    must_run(out)
+                self._refuse(bindings, getattr(error, "node", None))
+                raise
+            if not config.get("ASYNC"):
+                self._surface()
+        elif whole and not self.refused:
+            TAPE.restart()
+
+    def _take_effects(self, bindings: list[Binding], whole: bool) -> list[Out]:
+        """Recorded collectives that have to run with these values: other ranks run them in the
+        order in which they were recorded, whatever this one reads first."""
+        effects = take_effects()
+        if not effects:
+            return effects
+        reached = set(collect([b[3] for b in bindings]).nodes)
+        journal = session.current().journal
+        last = max([out.node.serial for out in effects if out.node in reached], default=-1)
+        taken = []
+        for out in effects:
+            if journal is not None and out.node in journal.places:
+                must_run(out)
+            elif not whole and out.node.serial > last:
+                must_run(out)
+            elif not whole or out.node not in reached:
+                taken.append(out)
+        return taken
+
+    def _run_together(self, journal: Journal, bindings: list[Binding], whole: bool) -> None:
+        """Run what computes these values on the mesh, with all other processes."""
+        start = time.perf_counter()
+        if whole:
+            for out in take_effects():
+                effect = Effect(out)
+                bindings.append((out.place, len(bindings), effect, out, ref(effect)))
+            bindings = [b for b in bindings if b[3].node not in journal.refused]
+        conditions.surface(together=True)
+        meeting = Meeting(journal, self.programs, whole, self._evaluate_outs)
+        try:
+            plan, bindings = meeting.plan(bindings)
+        except LoweringError as error:
+            if (culprit := getattr(error, "node", None)) is not None:
+                journal.refuse(culprit)
+            raise
+        if plan is not None:
+            self._submit(bindings, plan, start, journal.clear if whole else nothing)
+        elif whole:
+            journal.clear()
+        if not config.get("ASYNC"):
+            self._surface()
+
+    def _evaluate_outs(self, outs: list[Out]) -> None:
+        """Compute pending values that are not on the mesh, whoever has them."""
+        effects = [Effect(out) for out in outs]
+        self._run([(e.value.place, i, e, e.value, ref(e)) for i, e in enumerate(effects)], False)
 
     def _refuse(self, bindings: list[Binding], culprit: Node | None) -> None:
         """Remember which storages need the node that could not be lowered."""
@@ -355,7 +433,9 @@ class DeviceEngine(Engine):
             return
         self._surface()
         try:
-            self._evaluate()
+            self._evaluate(near=not self._on_mesh(storages))
+        except CollectiveError:  # which is not about an operation
+            raise
         except Exception as whole:
             try:
                 self._evaluate(storages)
@@ -364,8 +444,25 @@ class DeviceEngine(Engine):
                     None if type(part) is type(whole) and str(part) == str(whole) else whole
                 )
             self._tell_partial(whole)
-        if any(self.refused.get(s) is s.value for s in storages):
+        if any(self._is_refused(s) for s in storages):
             self._evaluate(storages)  # raises why
+
+    def _on_mesh(self, storages: Sequence[Storage]) -> bool:
+        """Whether all processes have to take part when these are evaluated."""
+        journal = session.current().journal
+        if journal is None:
+            return False
+        with RECORDING:
+            journal.read()
+            return any(type(s.value) is Out and journal.has(s.value) for s in storages)
+
+    def _is_refused(self, storage: Storage) -> bool:
+        journal = session.current().journal
+        return self.refused.get(storage) is storage.value or (
+            journal is not None
+            and type(storage.value) is Out
+            and storage.value.node in journal.refused
+        )
 
     def _tell_partial(self, error: Exception) -> None:
         """Warn that other tensors than those read are still pending because of `error`."""
@@ -408,12 +505,15 @@ class DeviceEngine(Engine):
                         known.size,
                         None,
                     )
-        graph, places, dead, aliases = cut(bindings, donate)
-        where = (
-            spmd.placement(graph, [(b[2], place) for b, place in zip(bindings, places)])
-            if session.current().sharded
-            else None
+        state = session.current()
+        apart = state.journal is not None
+        graph, places, dead, aliases = cut(
+            bindings, donate and not (apart and state.journal.nodes), apart
         )
+        where = None
+        if state.sharded and not apart:
+            pairs = [(b[2], place) for b, place in zip(bindings, places)]
+            where = spmd.placement(graph, spmd.wanted(pairs, len(graph.outputs)))
         compiled = self.programs.find(graph, aliases, dead, where)
         if key is not None and TAPE.exact:
             if len(self.known) >= 4 * config.get("PROGRAMS"):
@@ -473,9 +573,13 @@ class DeviceEngine(Engine):
         )
         return stream(found.compiled, leaves, inputs, numbers, bindings, places)
 
-    def _submit(self, bindings: list[Binding], donate: bool) -> None:
-        start = time.perf_counter()
-        plan = self._plan(bindings, donate)
+    def _submit(
+        self,
+        bindings: list[Binding],
+        plan: Plan,
+        start: float,
+        before: Callable[[], None] = nothing,
+    ) -> None:
         metrics.record("TensorsGraphSize", plan.size, "")
         traced = time.perf_counter()
         launch(
@@ -486,6 +590,7 @@ class DeviceEngine(Engine):
             plan.places,
             plan.where,
             self.in_flight,
+            before,
         )
         self.recorded.append(bindings)
         if config.get("LOG") >= 2:
@@ -520,6 +625,8 @@ class DeviceEngine(Engine):
             executor.forget_failures()
             self.in_flight.clear()
             _substitute(replaced)
+            if (journal := session.current().journal) is not None:
+                journal.recall([b[3] for b in pending()])
         raise error
 
     def _forget_done(self) -> None:

@@ -22,6 +22,7 @@ from torch_hlo.device import runtime
 from torch_hlo.device.interfaces import Program
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.sharding.collective import nothing
 from torch_hlo.lazy.record import session, storage
 from torch_hlo.lazy.record.storage import Array, Binding, Number, Storage
 from torch_hlo.lazy.run import executor, spmd
@@ -47,6 +48,7 @@ class Compiled:
         "overwrites",
         "sources",
         "extra",
+        "borrowed",
         "_bound",
         "_binds",
     )
@@ -71,6 +73,7 @@ class Compiled:
         given = dict(self.aliases)
         self.overwrites = [given.get(o, -1) for o in range(len(outputs))]
         self.extra = [Buffer(Shape("u8", (n, 0)), _NOTHING) for n in extra]
+        self.borrowed = False  # from the cache's entry for a less particular key
         self._bound = None
         self._binds = _BINDS  # times that it may still be bound
 
@@ -125,13 +128,16 @@ def launch(
     places: Sequence[int],
     where: spmd.Placement | None,
     in_flight: deque[Run],
+    before: Callable[[], None] = nothing,
 ) -> None:
     """Run `compiled` in the background; the storage of binding i gets output `places[i]` unless its
-    value has changed meanwhile. `in_flight`: gets what may have to be undone."""
+    value has changed meanwhile. `in_flight`: gets what may have to be undone. `before`: called when
+    nothing can fail any more; may be called again."""
     inputs = [leaf.data for leaf in leaves]
     for i, buffer in enumerate(inputs):
         if type(buffer) is not Buffer:
-            inputs[i] = leaf_buffer(leaves[i])
+            given = leaf_buffer(leaves[i])
+            inputs[i] = given if where is not None else spmd.alone(given)
     if where is None and stream(compiled, leaves, inputs, numbers, bindings, places):
         return
     if where is not None:
@@ -158,17 +164,14 @@ def launch(
             buffer.job = job
     job.outputs = outputs
     arrays = [Array(shape, buffer) for shape, buffer in zip(compiled.outputs, outputs)]
-    run = Run(
-        job,
-        [(b[4], b[3], arrays[place]) for b, place in zip(bindings, places)],
-        donated,
-    )
+    bound = [(b[4], b[3], arrays[place]) for b, place in zip(bindings, places)]
+    run = Run(job, bound, donated)
 
     def commit() -> None:
+        before()
         _bind(bindings, places, arrays)
         if where is not None:
-            for binding, place in zip(bindings, places):
-                spmd.keep(binding[2], compiled.program.out_shardings[place])
+            spmd.keep([(b[2], place) for b, place in zip(bindings, places)], outputs, where)
         for array, _ in donated:
             array.data = None
         if not in_flight or in_flight[-1] is not run:
@@ -374,6 +377,7 @@ def _result(storage: Storage, shape: Shape) -> tuple[Array, Buffer]:
 
 
 def _bind(bindings: Sequence[Binding], places: Sequence[int], arrays: Sequence[Array]) -> None:
+    keep = storage.keeps_views()
     with session.current().values:
         for (_, _, owner, value, reference), place in zip(bindings, places):
             array = arrays[place]
@@ -383,7 +387,8 @@ def _bind(bindings: Sequence[Binding], places: Sequence[int], arrays: Sequence[A
                 if reference not in array.owners:
                     array.owners += (reference,)
                 owner.value = array
-                owner.views = None
+                if not keep:
+                    owner.views = None
 
 
 def _all_or_nothing(commit: Callable[[], None], job: Job) -> None:

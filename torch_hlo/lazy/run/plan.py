@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch_hlo.device.memory import Buffer
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.lazy.record.storage import (
     Array,
@@ -82,10 +83,10 @@ def dying(leaves: Sequence[Array]) -> tuple[int, ...]:
 
 
 def cut(
-    bindings: list[Binding], donate: bool
+    bindings: list[Binding], donate: bool, apart: bool = False
 ) -> tuple[Graph, list[int], tuple[int, ...], tuple[tuple[int, int], ...]]:
     """(the graph, which of its outputs each binding gets, leaves that die with the step, donations)
-    of sorted bindings."""
+    of sorted bindings. `apart`: arrays on a mesh are read only."""
     distinct: dict[tuple[int, int], Out] = {}
     for _, _, _, out, _ in bindings:
         distinct.setdefault((out.node.serial, out.index), out)
@@ -93,6 +94,8 @@ def cut(
     places = [order[out.node.serial, out.index] for _, _, _, out, _ in bindings]
     graph = collect(list(distinct.values()))
     dead = dying(graph.leaves) if donate else ()
+    if apart:
+        dead = tuple(i for i in dead if type(graph.leaves[i].data) is Buffer)
     return (
         graph,
         places,

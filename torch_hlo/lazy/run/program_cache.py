@@ -81,8 +81,31 @@ class ProgramCache:
     def _partitioned(
         self, graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple
     ) -> Compiled:
-        """A program for all devices of a mesh. One that decided itself where something lives serves
-        when it is known to live there."""
+        """A program for all devices of a mesh, which may decide where a value lives."""
+        found = self._served(graph, key)
+        if found is not None:
+            return found
+        return executor.call_compiler(lambda: self._compile(graph, aliases, key, None, ()))
+
+    def known(
+        self, graph: Graph, aliases: tuple[tuple[int, int], ...], where: spmd.Placement
+    ) -> Compiled | None:
+        """The program for all devices of a mesh that this process would run without compiling."""
+        return self._served(graph, (*program_key(graph, aliases), where))
+
+    def canonical(
+        self, graph: Graph, aliases: tuple[tuple[int, int], ...], where: spmd.Placement
+    ) -> Compiled:
+        """The program for all devices of a mesh that does not depend on what was compiled before:
+        all processes have the same."""
+        key = (*program_key(graph, aliases), where)
+        if (found := self.programs.get(key)) is not None and found.borrowed:
+            del self.programs[key]
+        return executor.call_compiler(lambda: self._compile(graph, aliases, key, None, ()))
+
+    def _served(self, graph: Graph, key: tuple) -> Compiled | None:
+        """The program with this key. One that decided itself where something lives serves when it
+        is known to live there."""
         *base, where = key
         found = self.programs.get(key)
         if found is None:
@@ -93,12 +116,12 @@ class ProgramCache:
                     and where.allows(c.program.in_shardings, c.program.out_shardings)
                 ):
                     found = self._keep(_compiled(graph, key, c.name, c.program))
+                    found.borrowed = True
                     break
         if found is not None:
             metrics.count("CachedCompile")
             self.programs.move_to_end(key)
-            return found
-        return executor.call_compiler(lambda: self._compile(graph, aliases, key, None, ()))
+        return found
 
     def _keep(self, compiled: Compiled) -> Compiled:
         self.programs[compiled.key] = compiled

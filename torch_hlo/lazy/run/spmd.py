@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch_hlo.device import sharded
 from torch_hlo.device.memory import Buffer
-from torch_hlo.device.sharded import PartitionedProgram, ShardedBuffer, gather
+from torch_hlo.device.sharded import PartitionedProgram, Placed, ShardedBuffer, gather
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.ir.numeric import decode as decode_array
 from torch_hlo.hlo.sharding.sharding import Mesh, Sharding, ShardingError
@@ -44,18 +44,20 @@ class Placement:
         )
 
 
-class Abstract:
+class Abstract(Placed):
     """The data of an array that has no memory: for programs that are looked at and never run
     (distributed/simulate.py)."""
 
-    __slots__ = ("sharding", "job")
+    __slots__ = ("job",)
 
     def __init__(self, sharding: Sharding | None) -> None:
-        self.sharding, self.job = sharding, None
+        self.sharding = self.annotation = sharding
+        self.job = None
 
 
-def placement(graph: Graph, storages: Sequence[tuple[Storage, int]]) -> Placement | None:
-    """How the step has to be placed; None for a step on one device. `storages`: who gets output i.
+def placement(graph: Graph, outputs: Sequence[Sharding | None]) -> Placement | None:
+    """How the step has to be placed; None for a step on one device. `outputs`: where its results
+    are to live, as far as that is known.
 
     Raises ShardingError when annotations speak of different meshes.
     """
@@ -63,11 +65,8 @@ def placement(graph: Graph, storages: Sequence[tuple[Storage, int]]) -> Placemen
         dict.fromkeys(node.args[1] for node in graph.nodes if node.target in ANNOTATIONS)
     )
     meshes = dict.fromkeys(decode(text).mesh for text in annotated)
-    outputs: list[Sharding | None] = [None] * len(graph.outputs)
-    for storage, i in storages:
-        wanted = getattr(storage, "sharding", None)
-        if wanted is not None and outputs[i] is None:
-            outputs[i] = wanted
+    for wanted in outputs:
+        if wanted is not None:
             meshes.setdefault(wanted.mesh)
     leaves = [_leaf_sharding(leaf) for leaf in graph.leaves]
     if not meshes:
@@ -87,26 +86,33 @@ def placement(graph: Graph, storages: Sequence[tuple[Storage, int]]) -> Placemen
     )
 
 
+def wanted(storages: Sequence[tuple[Storage, int]], count: int) -> list[Sharding | None]:
+    """Where `count` results are to live, of which these storages get the i-th."""
+    outputs: list[Sharding | None] = [None] * count
+    for storage, i in storages:
+        if outputs[i] is None:
+            outputs[i] = getattr(storage, "sharding", None)
+    return outputs
+
+
 def _leaf_sharding(leaf: Array) -> Sharding | None:
     """Where a leaf lives; in the words of the annotation, which may have priorities, if there was
     one."""
-    if not isinstance(leaf.data, (ShardedBuffer, Abstract)):
-        return None
-    for owner in leaf.owners:
-        storage = owner()
-        if (
-            storage is not None
-            and storage.sharding is not None
-            and storage.sharding.closed() == leaf.data.sharding
-        ):
-            return storage.sharding
-    return leaf.data.sharding
+    return leaf.data.annotation if isinstance(leaf.data, Placed) else None
 
 
-def keep(storage: Storage, chosen: Sharding) -> None:
-    """The storage's new value lives as `chosen`: so will the next ones."""
-    if storage.sharding is None or storage.sharding.closed() != chosen:
-        storage.sharding = chosen
+def keep(
+    storages: Sequence[tuple[Storage, int]],
+    outputs: Sequence[ShardedBuffer],
+    where: Placement,
+) -> None:
+    """Of these storages, which get the i-th result: as it lives, so will their next values."""
+    for buffer, annotation in zip(outputs, where.outputs):
+        buffer.note(annotation)
+    for storage, i in storages:
+        chosen = outputs[i].sharding
+        if storage.sharding is None or storage.sharding.closed() != chosen:
+            storage.sharding = chosen
 
 
 def annotated(graph: Graph, where: Placement, aliases: tuple[tuple[int, int], ...]) -> Module:
@@ -134,6 +140,15 @@ def build(
     program = PartitionedProgram(spmd(annotated(graph, where, aliases), dump), observe)
     session.current().partitioned.add(program)
     return program
+
+
+def alone(buffer: Buffer | ShardedBuffer) -> Buffer:
+    """An array that this process has whole, for a program of its own."""
+    return (
+        buffer
+        if isinstance(buffer, Buffer)
+        else Buffer(buffer.shape, buffer.memory.blocks[0], buffer.job)
+    )
 
 
 def place(array: Array, sharding: Sharding) -> ShardedBuffer:

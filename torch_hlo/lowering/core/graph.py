@@ -73,6 +73,8 @@ class Node:
             words = TAPE.describe(self)
             self.place = TAPE.here()
             TAPE.words += words + [0] * (len(outs) - 1)
+            if TAPE.nodes is not None:
+                TAPE.nodes.append(self)
 
 
 class Out:
@@ -123,6 +125,8 @@ def recorded(
     if len(outs) > 1:
         words += [0] * (len(outs) - 1)
     tape += words
+    if TAPE.nodes is not None:
+        TAPE.nodes.append(node)
     return out
 
 

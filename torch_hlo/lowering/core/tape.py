@@ -82,11 +82,13 @@ new_form, form_of = _FORMS.new, _FORMS.of
 
 class Tape:
     """`words` as above, `inputs[place]`: a weak reference to a Leaf or Lift. Who writes on it holds
-    RECORDING."""
+    RECORDING. `nodes`: those recorded since its reader took them; None if nobody reads
+    (lazy/run/journal.py)."""
 
-    __slots__ = ("base", "words", "inputs", "exact")
+    __slots__ = ("base", "words", "inputs", "exact", "nodes")
 
     def __init__(self) -> None:
+        self.nodes: list[Any] | None = None
         self.base = 0
         self.words: list[int] = []
         self.restart()
