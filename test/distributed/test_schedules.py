@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from test.device import ranks
 from test.sweeps import schedules
 from torch_hlo.distributed import Mesh, mark_sharding
 from torch_hlo.lazy.record import session
+from torch_hlo.lazy.run import spmd
+from torch_hlo.lowering.core.registry import LoweringError
 
 
 @pytest.mark.parametrize("world, seeds", [(2, range(2)), (3, range(3, 4))])
@@ -113,6 +117,62 @@ def test_a_read_does_not_hold_up_a_collective():
     first, second = ranks.run(2, collective_behind_a_read, COLLECTIVE_TIMEOUT=20.0)
     want = [2.0 * i for i in range(8)]
     assert first.value == (want, [1.0, 1.0]) and second.value == (want, [7.0, 7.0]), (first, second)
+
+
+def broken(rank):
+    """An operation on the mesh cannot be lowered. Both ranks read other values all the same."""
+    p = Program()
+    bad, good = p.x.exp(), p.x * 2
+    original = spmd.lower
+
+    def lower(nodes, *args, **kwargs):
+        for node in nodes:
+            if node.target is torch.ops.aten.exp.default:
+                error = LoweringError("no exp today")
+                error.node = node
+                raise error
+        return original(nodes, *args, **kwargs)
+
+    with mock.patch.object(spmd, "lower", lower):
+        with pytest.warns(RuntimeWarning, match="no exp today"):
+            assert good.tolist() == [2.0 * i for i in range(8)]
+        total = (good + 1).sum()
+        torch_hlo.mark_step()
+        if rank == 1:  # it has been computed, and all have it
+            assert total.item() == 64
+        with pytest.raises(LoweringError, match="no exp today"):
+            bad.tolist()
+    values = bad.cpu()[:2].tolist()
+    torch_hlo.mark_step()
+    return values, session.current().journal.pending()
+
+
+def test_an_operation_that_cannot_be_lowered():
+    for outcome in ranks.run(2, broken, COLLECTIVE_TIMEOUT=20.0):
+        assert outcome.value == (pytest.approx([1.0, math.e]), 0), outcome
+
+
+def expecting(rank):
+    """A check of a value on the mesh, which rank 1 is late to compute."""
+    p = Program()
+    torch._assert_async((p.x > 0).all(), "not positive")
+    torch_hlo.mark_step()
+    if rank == 1:
+        torch_hlo.sync()
+    steps = 0
+    try:
+        for _ in range(4):
+            p.x.add_(1)
+            torch_hlo.mark_step()
+            steps += 1
+    except RuntimeError as error:
+        assert "not positive" in str(error)
+    return steps
+
+
+def test_checks_are_judged_at_the_same_step():
+    for outcome in ranks.run(2, expecting, COLLECTIVE_TIMEOUT=20.0):
+        assert outcome.value == 0, outcome
 
 
 def disagreeing(rank):

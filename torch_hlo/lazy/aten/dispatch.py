@@ -114,7 +114,7 @@ def journaled_handle(
             journal.read()
             and not _session.here.nested
             and _session.limit < sys.maxsize
-            and len(journal.nodes) - len(journal.refused) >= config.get("MAX_NODES")
+            and journal.pending() >= config.get("MAX_NODES")
         ):
             session.engine().mark_step()
     return result

@@ -234,7 +234,7 @@ def forget_bound() -> None:
 def keeps_views() -> bool:
     """Whether what was recorded on the mesh is still to be computed: a cut of other values, which
     may be this rank's alone, must not change what is recorded from now on."""
-    return _session.journal is not None and bool(_session.journal.nodes)
+    return _session.journal is not None and _session.journal.pending() > 0
 
 
 def forget_views() -> None:

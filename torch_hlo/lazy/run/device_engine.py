@@ -343,7 +343,7 @@ class DeviceEngine(Engine):
             here = [b for b in bindings if b[3].node not in journal.places]
             self._run(here, only is None)
             shared = [b for b in bindings if b[3].node in journal.places]
-            if not near and (journal.nodes if only is None else shared):
+            if not near and (journal.pending() if only is None else shared):
                 self._run_together(journal, shared, only is None)
 
     def _run(self, bindings: list[Binding], whole: bool) -> None:
@@ -406,6 +406,7 @@ class DeviceEngine(Engine):
             raise
         if plan is not None:
             self._submit(bindings, plan, start, journal.clear if whole else nothing)
+            journal.refused.difference_update([b[3].node for b in bindings])
         elif whole:
             journal.clear()
         if not config.get("ASYNC"):

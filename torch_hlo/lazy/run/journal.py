@@ -85,6 +85,10 @@ class Journal:
                     found.setdefault(id(x), x)
         return list(found.values())
 
+    def pending(self) -> int:
+        """How many nodes a step of the mesh would have to look at."""
+        return len(self.nodes) - len(self.refused)
+
     def digest(self) -> bytes:
         """Equal on ranks that have recorded the same operations."""
         return self._digest.digest()
