@@ -11,6 +11,7 @@ from collections.abc import Iterator
 _lock = threading.RLock()  # a finalizer may ask, too
 _pauses = 0  # under way, of all threads
 _enabled = False  # before the first of them
+_wanted = False
 
 
 def pause() -> None:
@@ -30,6 +31,21 @@ def resume() -> None:
         _pauses -= 1
         if not _pauses and _enabled:
             gc.enable()
+
+
+def want() -> None:
+    """Something has left tensors in circles of objects: see `collect_wanted`."""
+    global _wanted
+    _wanted = True
+
+
+def collect_wanted() -> None:
+    """Free what was left behind, if there may be something. A step would compute, and keep, what
+    only such tensors hold, and be another program than without them."""
+    global _wanted
+    if _wanted:
+        _wanted = False
+        gc.collect()
 
 
 @contextlib.contextmanager

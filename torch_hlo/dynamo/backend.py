@@ -367,14 +367,32 @@ def on_device(graph_module: fx.GraphModule) -> bool:
 def recorded(graph_module: fx.GraphModule, options: dict) -> Callable:
     """A function that records a graph on hlo tensors, with autograd: it becomes part of the step,
     whose name it has."""
-    if "fallback" not in options:
+    collector.want()  # Dynamo's notes on its frame hold the frame's tensors, in circles
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    varying = [(i, dims) for i, n in enumerate(placeholders) if (dims := _symbolic(n))]
+    settings = {"FALLBACK": options["fallback"]} if "fallback" in options else {}
+    if not varying and not settings:
         return graph_module.forward
 
     def run(*args: object) -> object:
-        with config.override(FALLBACK=options["fallback"]):
+        for i, dims in varying:
+            traceable.vary(args[i], frozenset([args[i].shape[d] for d in dims]))
+        with config.override(**settings):
             return graph_module.forward(*args)
 
     return run
+
+
+def _symbolic(placeholder: fx.Node) -> list[int]:
+    """The dimensions of a graph's input on the device whose sizes vary."""
+    value = placeholder.meta.get("example_value")
+    if not isinstance(value, torch.Tensor) or value.device.type != "hlo":
+        return []
+    return [
+        d
+        for d, n in enumerate(value.shape)
+        if isinstance(n, torch.SymInt) and not n.node.expr.is_number
+    ]
 
 
 def report_fallbacks(graph: FxGraph, fallback: str) -> None:

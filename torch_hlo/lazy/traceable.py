@@ -7,6 +7,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import torch
+
+from torch_hlo.lazy.record.storage import Array
 from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.pytorch import tracing
 
@@ -19,6 +22,13 @@ def trace_through(function: Callable, *constants: type) -> None:
     _through.append((function, constants))
     if enable.cache_info().currsize:
         tracing.trace_through(function, constants)
+
+
+def vary(tensor: torch.Tensor, sizes: frozenset[int]) -> None:
+    """Tell the compiler that these sizes of an hlo tensor's array vary from step to step."""
+    value = tensor._storage.value
+    if isinstance(value, Array):
+        value.varying |= sizes.intersection(value.shape.dims)
 
 
 @functools.cache

@@ -3,6 +3,8 @@ functions for them. The same in 2.11 to 2.13."""
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable
 
 import torch
@@ -11,8 +13,8 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 __all__ = [
     "AUTOGRAD_PRIVATE_USE", "HigherOrderOperator", "Key", "OpOverload", "OpOverloadPacket",
     "PRIVATE_USE", "call_kernel", "check_convolution", "core_decompositions",
-    "core_decompositions_after_autograd", "decompositions", "has_kernel", "is_composite",
-    "runs_on_cpu",
+    "core_decompositions_after_autograd", "decompositions", "has_kernel", "integers",
+    "is_composite", "runs_on_cpu",
 ]  # fmt: skip
 
 Key = torch._C.DispatchKey
@@ -40,6 +42,14 @@ def call_kernel(
 def is_composite(op: OpOverload) -> bool:
     """Whether the dispatcher takes the operator apart before autograd sees it."""
     return op.has_kernel_for_dispatch_key(Key.CompositeImplicitAutograd)
+
+
+@functools.cache
+def integers(op: OpOverload) -> dict[str, str]:
+    """The integers, and lists of them, among the arguments: "SymInt" where one may be a size, which
+    graphs of symbolic sizes have symbols for, else "int", such as dimensions."""
+    found = re.findall(r"[ (](SymInt|int)(?:\[\d*\])?\?? (\w+)", str(op._schema))
+    return {name: kind for kind, name in found}
 
 
 def decompositions() -> dict[OpOverload, Callable]:

@@ -76,11 +76,9 @@ INFER: dict[OpOverload, Callable] = {
 @plain_sizes.answers()
 def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
     """Metadata of the results, by running the op on meta tensors; raises PyTorch's own errors."""
-    own = INFER.get(op)
-    if own is not None:
-        found = own(*checks.admit_all(args), **checks.admit_all(kwargs))
-        return found if type(found) is Result else Result.of(found, len(op._schema.returns) == 1)
     args, kwargs = checks.admit_all(args), checks.admit_all(kwargs)
+    if op in INFER:
+        return unchecked(op, args, kwargs)
     meta = sizes.predict(op, args, kwargs, _dtypes)
     if meta is not None:
         checks.judge_sum(op, args)
@@ -89,7 +87,7 @@ def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
     if validate is not None:
         validate(*args, **kwargs)
     try:
-        result = metas.infer(op, args, kwargs, HloTensor)
+        result = unchecked(op, args, kwargs)
     except Exception:
         found = checks.explain(op, args, kwargs)
         if found is None:
@@ -104,6 +102,15 @@ def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
             return Result.of([metas.intern(meta.size, strides, meta.dtype)], single=True)
     sizes.learn(op, args, kwargs, result, _dtypes)
     return result
+
+
+def unchecked(op: OpOverload, args: tuple | list, kwargs: dict) -> Result:
+    """Metadata of the results by that of the arguments alone; raises PyTorch's own errors."""
+    own = INFER.get(op)
+    if own is None:
+        return metas.infer(op, args, kwargs, HloTensor)
+    found = own(*args, **kwargs)
+    return found if type(found) is Result else Result.of(found, len(op._schema.returns) == 1)
 
 
 _dtypes: dict[tuple, torch.dtype] = remembered({})

@@ -33,6 +33,7 @@ from torch_hlo.lowering.core.graph import Leaf, Lift, Out
 from torch_hlo.lowering.core.tape import LIFTS
 
 _session = session.current()
+_NONE: frozenset[int] = frozenset()
 
 
 class Array(Leaf):
@@ -41,9 +42,10 @@ class Array(Leaf):
 
     `bounds`: None if the values were computed, () if they came from the CPU, (lowest, highest) once
       somebody asked.
+    `varying`: sizes among its own that torch.compile has been told, or has seen, to vary.
     """
 
-    __slots__ = ("data", "owners", "bounds")
+    __slots__ = ("data", "owners", "bounds", "varying")
 
     def __init__(self, shape: Shape, data: Any) -> None:
         self.shape = shape
@@ -51,6 +53,7 @@ class Array(Leaf):
         self.data = data
         self.owners: tuple[ref, ...] = ()
         self.bounds: tuple[int, ...] | None = None
+        self.varying: frozenset[int] = _NONE
 
     def held(self) -> bool:
         """True while the value of some live storage is this array."""

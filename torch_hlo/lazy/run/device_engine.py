@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 
-from torch_hlo import config, log, metrics
+from torch_hlo import collector, config, log, metrics
 from torch_hlo.device import runtime
 from torch_hlo.device.cpu import trim
 from torch_hlo.device.memory import Buffer, Memory
@@ -316,6 +316,7 @@ class DeviceEngine(Engine):
         """Run the pending graph: all of it, or what the storages `only` need. `near`: without what
         is on the mesh, where every device has its own process."""
         executor.throttle()
+        collector.collect_wanted()
         with RECORDING:
             after_traces()
             self._surface()

@@ -260,6 +260,7 @@ class Generalized:
 
     def __init__(self, program: NativeProgram, name: str, proposal: Proposal) -> None:
         self.program, self.name = program, name
+        self.aliases = proposal.aliases
         self.origins = tuple(proposal.origins.values())
         self.extra = tuple(proposal.origins[x.shape.dims[0]._text] for x in proposal.extra)
         self.base = [s if isinstance(s, int) else 0 for s in proposal.sizes]
@@ -274,6 +275,12 @@ class Generalized:
             if not proposal.free[i]:
                 self.least[k] = 2
         self.evaluate = function(tuple(proposal.origins), tuple(distinct))
+
+    def overwrites(self, wanted: tuple[tuple[int, int], ...], dead: tuple[int, ...]) -> bool:
+        """Whether the program overwrites nothing but leaves that die with this step, and as many
+        of them as one that is compiled for the exact graph's aliases."""
+        mine = self.program.aliases
+        return len(mine) >= len(self.aliases(wanted)) and {i for _, i in mine} <= {*dead}
 
     def fits(self, ints: tuple[int, ...]) -> bool:
         """True if the program computes the graph with these integers."""
@@ -416,15 +423,22 @@ class Family:
         self.programs: list[Generalized] = []
         self.attempts = 0
 
-    def find(self, ints: tuple[int, ...]) -> Generalized | None:
-        """A symbolic program for a graph with these integers."""
-        return next((p for p in self.programs if p.fits(ints)), None)
+    def find(
+        self, ints: tuple[int, ...], aliases: tuple[tuple[int, int], ...], dead: tuple[int, ...]
+    ) -> Generalized | None:
+        """A symbolic program for a graph with these integers, aliases and dying leaves."""
+        fitting = (p for p in self.programs if p.fits(ints) and p.overwrites(aliases, dead))
+        return next(fitting, None)
 
     def remember(self, ints: tuple[int, ...]) -> None:
         """An instance was compiled."""
         self.instances[ints] = None
         while len(self.instances) > INSTANCES:
             self.instances.popitem(last=False)
+
+    def forget(self, ints: tuple[int, ...]) -> None:
+        """An instance that was imagined does not help."""
+        del self.instances[ints]
 
     def proposals(self, graph: Graph, ints: tuple[int, ...]) -> Iterator[Proposal | str]:
         """Symbolic graphs that explain this instance and the earlier ones, or the reason why there
@@ -592,6 +606,10 @@ class Families:
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple, Family] = OrderedDict()
+        # arrays whose sizes have varied, in one structure or between them: None in place of those
+        self._varied: set[tuple] = set()
+        # dimensions of the integers that came from the CPU: tokens, masks and labels, not weights
+        self._tokens: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def of(self, bones: tuple) -> Family:
         """The family of a structure, made when it is new."""
@@ -602,5 +620,40 @@ class Families:
                 self._known.popitem(last=False)
         return found
 
+    def vary(self, leaves: Sequence[Leaf]) -> None:
+        """Sizes of these leaves are symbols: they are likely to vary in other structures, too."""
+        if len(self._varied) > STRUCTURES:
+            self._varied.clear()
+        for shape in [leaf.shape for leaf in leaves]:
+            if not shape.is_static:
+                dims = [None if isinstance(n, Dim) else n for n in shape.dims]
+                self._varied.add((shape.dtype, *dims))
+
+    def see(self, leaves: Sequence[Array]) -> None:
+        """A structure is compiled for the first time: mark the sizes of its leaves that vary."""
+        tokens = [x for x in leaves if x.bounds is not None and x.shape.kind in "psu"]
+        for shape in [leaf.shape for leaf in tokens]:
+            last = self._tokens.get((shape.dtype, shape.rank), shape.dims)
+            self._tokens[shape.dtype, shape.rank] = shape.dims
+            if last != shape.dims:
+                dims = [n if n == m else None for n, m in zip(shape.dims, last)]
+                self._varied.add((shape.dtype, *dims))
+        for leaf in leaves:
+            leaf.varying |= self._varying(leaf.shape)
+        varying = {n for leaf in leaves for n in leaf.varying}
+        for leaf in tokens:  # equal sizes are one size
+            leaf.varying |= varying.intersection(leaf.shape.dims)
+
+    def _varying(self, shape: Shape) -> frozenset[int]:
+        """The sizes of a leaf that have varied in leaves like it."""
+        found: set[int] = set()
+        for dtype, *dims in self._varied:
+            if dtype == shape.dtype and len(dims) == shape.rank:
+                if all(a in (None, n) for a, n in zip(dims, shape.dims)):
+                    found.update(n for a, n in zip(dims, shape.dims) if a is None)
+        return frozenset(found)
+
     def clear(self) -> None:
         self._known.clear()
+        self._varied.clear()
+        self._tokens.clear()

@@ -13,7 +13,7 @@ from torch_hlo.device.memory import Buffer
 from torch_hlo.lazy.record.storage import (
     Array,
 )
-from torch_hlo.lazy.run import dump, executor, explain, generalize, progress, spmd
+from torch_hlo.lazy.run import dump, executor, explain, generalize, imagine, progress, spmd
 from torch_hlo.lazy.run.fingerprint import Graph
 from torch_hlo.lazy.run.launch import (
     Compiled,
@@ -63,8 +63,8 @@ class ProgramCache:
         family, ints = None, ()
         if config.get("DYNAMIC"):
             bones, ints = generalize.split(graph)
-            family = self.families.of((bones, dead, *key[2:]))
-            symbolic = family.find(ints)
+            family = self.families.of((bones, *key[2:]))
+            symbolic = family.find(ints, aliases, dead)
             if symbolic is not None:
                 metrics.count("CachedCompile")
                 return self._keep(
@@ -149,9 +149,9 @@ class ProgramCache:
             key, [n.source for n in graph.nodes], list(self.programs.values())
         )
         compiled = None
-        if family is not None and family.instances:
-            compiled, note = self._generalized(graph, aliases, key, name, family, ints)
-            reason += f"; {note}"
+        if family is not None:
+            compiled, note = self._for_all_sizes(graph, aliases, key, name, family, ints)
+            reason += note and f"; {note}"
         metrics.add_compile_reason(reason)
         log.say(1, f"compiling {reason}")
         if compiled is None:
@@ -173,6 +173,29 @@ class ProgramCache:
         if family is not None:
             family.remember(ints)
         return self._keep(compiled)
+
+    def _for_all_sizes(
+        self,
+        graph: Graph,
+        aliases: tuple[tuple[int, int], ...],
+        key: tuple,
+        name: str,
+        family: generalize.Family,
+        ints: tuple[int, ...],
+    ) -> tuple[Compiled | None, str]:
+        """`_generalized` from what was seen with this structure; where nothing was, from what is
+        known of the sizes that vary."""
+        if family.instances:
+            return self._generalized(graph, aliases, key, name, family, ints)
+        note = ""
+        self.families.see(graph.leaves)
+        for imagined in imagine.others(graph, aliases):
+            family.remember(imagined)
+            found, note = self._generalized(graph, aliases, key, name, family, ints)
+            if found is not None:
+                return found, note
+            family.forget(imagined)
+        return None, note
 
     def _generalized(
         self,
@@ -247,6 +270,7 @@ class ProgramCache:
                 "for these sizes only: the expressions found do not give this graph's own sizes",
             )
         family.programs.append(symbolic)
+        self.families.vary(proposal.leaves)
         return _compiled(graph, key, name, program, [ints[p] for p in symbolic.extra]), note
 
 
