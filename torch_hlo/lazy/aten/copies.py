@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_hlo.lazy.aten.mutation import OVERLAP
+from torch_hlo.lazy.aten.mutation import on_memory
 from torch_hlo.lazy.record import (
     checks,
     exchange,
@@ -35,9 +35,10 @@ def copy_(args: tuple, kwargs: dict):
     if type(source) is HloTensor and source._storage is target._storage:
         if source._meta is to and source._view is target._view:
             return target
-        checks.refuse_partial_overlap(target, source)
-    if to.overlaps:
-        raise RuntimeError(OVERLAP)
+        if not to.shares:
+            checks.refuse_partial_overlap(target, source)
+    if to.shares:
+        return on_memory(aten.copy_.default, args, kwargs, [target])
     if type(source) is HloTensor:
         value, dtype, size = read(source), source._meta.dtype, source._meta.size
     elif source.device.type == "meta":

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_hlo.lazy.aten import windows
-from torch_hlo.lazy.aten.mutation import assign, put_expanded
+from torch_hlo.lazy.aten.mutation import assign, on_memory, put_expanded
 from torch_hlo.lazy.record import checks, recording
 from torch_hlo.lazy.record.handlers import call, handles
 from torch_hlo.lazy.record.meta import aten
@@ -148,8 +147,8 @@ def index_put_(args: tuple, kwargs: dict):
     if type(x) is not HloTensor:
         checks.admit_target(x, args)
     rest = args[1:4] if len(args) > 3 else (*args[1:3], kwargs.get("accumulate", False))
-    if windows.found(x):
-        windows.update(aten.index_put_.default, aten.index_put.default, (x, *rest), {})
-    elif not (x._meta.overlaps and put_expanded(x, *rest)):
+    if not x._meta.shares:
         assign(x, index_put((x, *rest), _NONE))
+    elif not (x._meta.overlaps and put_expanded(x, *rest)):
+        on_memory(aten.index_put_.default, (x, *rest), _NONE, [x])
     return x

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import operator
 import sys
+from typing import Any
 
 import torch
 
-from torch_hlo.lazy.aten import windows
 from torch_hlo.lazy.aten.strides import resize
 from torch_hlo.lazy.record import (
     checks,
     decompose,
+    fallback,
     filled,
     generator,
     handlers,
@@ -138,16 +139,15 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
         if type(x) is not HloTensor:
             checks.admit_target(x, args)
         if x._meta.shares and not idempotent:
-            if not x._meta.overlaps:
-                if not random and _updated(op, twin, args, kwargs):
-                    return x
-            elif once is not None and once(*args):
+            if x._meta.overlaps and once is not None and once(*args):
                 return x
-            else:
-                raise RuntimeError(OVERLAP)
-        for a in args:
-            if type(a) is HloTensor and a._storage is x._storage and a is not x and pointwise:
-                checks.refuse_partial_overlap(x, a)
+            return on_memory(op, args, kwargs, [x])
+        for a in args[1:]:
+            if type(a) is HloTensor and a._storage is x._storage:
+                if pointwise:
+                    checks.refuse_partial_overlap(x, a)
+                elif metas.meet(x._meta, a._meta):
+                    return on_memory(op, args, kwargs, [x])
         nodes, keywords, key, base, words = operands(args, kwargs, arguments)
         found = cache.get(key)
         if found is None:
@@ -273,10 +273,8 @@ def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
         nodes, keywords, key, base, words = operands(args, kwargs, arguments)
         found = cache.get(key)
         if found is None:
-            if any(t._meta.overlaps for t in tensors):
-                raise RuntimeError(OVERLAP)
-            if one_by_one is not None and any(t._meta.shares for t in tensors):
-                return handlers.nested(one_by_one, args, kwargs)
+            if any(t._meta.shares for t in tensors):
+                return on_memory(op, args, kwargs, tensors)
             result = inference.infer(twin, args, kwargs)
             if [m.size for m in result.metas] != [t._meta.size for t in tensors]:
                 # raises: a result does not fit into the tensor it replaces
@@ -337,6 +335,20 @@ def _missing_defaults(op: OpOverload, twin: OpOverload) -> tuple[int, tuple] | N
     return None
 
 
+def on_memory(op: OpOverload, args: tuple, kwargs: dict, targets: list[HloTensor]) -> Any:
+    """An op that writes to tensors of which several elements are one place in memory, or which
+    share memory with other arguments: PyTorch refuses it (RuntimeError), or what becomes of the
+    place follows from the order in which its kernel writes."""
+    elementwise = is_pointwise(op) or op is aten.copy_.default
+    if elementwise and any(t._meta.overlaps for t in targets):
+        raise RuntimeError(OVERLAP)
+    return fallback.run_fallback(op, args, kwargs, SHARED)
+
+
+SHARED = (
+    "elements that it writes share memory with others, and the result follows from the order in"
+    " which they are written. To stay on the device, clone() the tensors"
+)
 OVERLAP = (
     "unsupported operation: more than one element of the written-to tensor refers to a single"
     " memory location. Please clone() the tensor before performing the operation."
@@ -390,16 +402,16 @@ def _general(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
     ]
     lists = any("List[Tensor]" in str(a.type) for a in targets)
     both = 0 < len(out_names) < len(targets)
-    in_place = names[:1] == [a.name for a in targets] and not generator.is_random(twin)
 
     def run(args: tuple, kwargs: dict) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
         given = dict(zip(names, args)) | kwargs
         outs = [given.get(a.name) for a in targets]
-        if in_place and windows.found(args[0]) and _updated(op, twin, args, kwargs):
-            return args[0]
         for o in outs:
             if isinstance(o, torch.Tensor) and type(o) is not HloTensor:
                 checks.admit_target(o, args)
+        tensors = [o for o in outs if type(o) is HloTensor]
+        if _share_memory(tensors, given):
+            return on_memory(op, args, kwargs, tensors)
         mirrors = ()
         if not lists:
             # The meta run resizes `out=` as PyTorch does (with its warning) and checks shapes and
@@ -435,9 +447,19 @@ def _general(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
     return run
 
 
-def _updated(op: OpOverload, twin: OpOverload, args: tuple, kwargs: dict) -> bool:
-    checked(op, args, kwargs)
-    return windows.update(op, twin, args, kwargs)
+def _share_memory(targets: list[HloTensor], given: dict) -> bool:
+    """Whether a target shares memory with itself or with another argument that is not the same
+    view."""
+    found: dict[int, HloTensor] = {}
+    fallback.collect(list(given.values()), found)
+    return any(
+        t._meta.shares
+        or any(
+            o._storage is t._storage and o._meta is not t._meta and metas.meet(o._meta, t._meta)
+            for o in found.values()
+        )
+        for t in targets
+    )
 
 
 def _returned(
@@ -462,6 +484,8 @@ def _factory_out(op: OpOverload) -> Handler | None:
         rest = {k: v for k, v in kwargs.items() if k != "out"}
         if type(out) is not HloTensor:  # numbers from the device may make a tensor elsewhere
             return op(*fetched(args), **fetched(rest), out=out)
+        if out._meta.shares:
+            return on_memory(op, args, kwargs, [out])
         value = call(twin, *args, **rest, dtype=out._meta.dtype, device=DEVICE)
         # `torch.arange(n)` begins with an empty tensor
         if out._meta.size == (0,) and sys.getrefcount(out._storage) == 2:

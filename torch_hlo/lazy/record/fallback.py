@@ -1,5 +1,6 @@
 """Ops without a lowering run on the CPU: arguments are materialised, results and mutated arguments
-go back to the device.
+go back to the device. So do ops that write to memory which their arguments share: what becomes of
+it follows from the order in which PyTorch's kernels read and write.
 
 Nothing is silent: counter `aten::<op>`, a warning once per op, and with TORCH_HLO_FALLBACK=error an
 exception instead."""
@@ -11,8 +12,16 @@ import torch
 from torch_hlo import config, log, metrics
 from torch_hlo.lazy.record import generator
 from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.storage import write
-from torch_hlo.lazy.record.tensor import HloTensor, adopt, from_cpu, to_cpu, upload
+from torch_hlo.lazy.record.storage import Storage, write
+from torch_hlo.lazy.record.tensor import (
+    HloTensor,
+    adopt,
+    from_cpu,
+    make,
+    refuse_lazy_bits,
+    to_cpu,
+    upload,
+)
 from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.operators import OpOverload
 
@@ -40,17 +49,23 @@ def execute(op: OpOverload, args: tuple, kwargs: dict):
     too."""
     found: dict[int, HloTensor] = {}
     collect((args, list(kwargs.values())), found)
-    tensors = list(found.values())
-    on_cpu = copies(tensors)
+    written = mutated(op, args, kwargs)
+    memories = shared_memories(list(found.values()), written)
+    on_cpu = copies([t for t in found.values() if t._storage not in memories])
+    for t in found.values():
+        if t._storage in memories:
+            on_cpu[id(t)] = _part(memories[t._storage], t)
     host_args = [to_host(a, on_cpu) for a in args]
     host_kwargs = {k: to_host(v, on_cpu) for k, v in kwargs.items()}
     if generator.is_random(op) and any(a.name == "generator" for a in op._schema.arguments):
         host_kwargs["generator"] = generator.cpu_generator(kwargs)
     with participants.on_the_host():
         result = op(*host_args, **host_kwargs)
-        back = {id(on_cpu[id(t)]): t for t in mutated(op, args, kwargs)}
+        for storage, memory in memories.items():
+            write(make(storage.meta, storage), upload(memory))
+        back = {id(on_cpu[id(t)]): t for t in written}
         for t in back.values():
-            write_back(t, on_cpu[id(t)])
+            write_back(t, on_cpu[id(t)], t._storage in memories)
         return _to_device(result, back)
 
 
@@ -62,6 +77,29 @@ def copies(tensors: list[HloTensor]) -> dict[int, torch.Tensor]:
         same.setdefault((id(t._storage), t._view, t._meta), t)
     copies = dict(zip(same, to_cpu(list(same.values())), strict=True))
     return {id(t): copies[id(t._storage), t._view, t._meta] for t in tensors}
+
+
+def shared_memories(
+    tensors: list[HloTensor], written: list[HloTensor]
+) -> dict[Storage, torch.Tensor]:
+    """CPU copies of the storages of which a tensor that is written shares memory with itself or
+    with another view."""
+    views = {(t._storage, t._view, t._meta) for t in tensors}
+    seen = [storage for storage, _, _ in views]
+    bases = {
+        t._storage: make(t._storage.meta, t._storage)
+        for t in written
+        if t._meta.shares or seen.count(t._storage) > 1
+    }
+    return dict(zip(bases, to_cpu(list(bases.values())), strict=True))
+
+
+def _part(memory: torch.Tensor, tensor: HloTensor) -> torch.Tensor:
+    """What the tensor shows of a copy of its storage."""
+    refuse_lazy_bits(tensor)
+    meta = tensor._meta
+    view = torch.empty(0, dtype=meta.dtype, device="cpu")
+    return view.set_(memory.untyped_storage(), meta.offset, meta.size, meta.stride)
 
 
 def collect(value, found: dict[int, HloTensor]) -> None:
@@ -94,9 +132,11 @@ def mutated(op: OpOverload, args: tuple, kwargs: dict) -> list[HloTensor]:
     return list(written.values())
 
 
-def write_back(tensor: HloTensor, value: torch.Tensor) -> None:
+def write_back(tensor: HloTensor, value: torch.Tensor, done: bool = False) -> None:
+    """The value of a tensor that was written to; `done`: it is there, unless its size changed."""
     if tuple(value.shape) == tensor._meta.size and value.dtype == tensor._meta.dtype:
-        write(tensor, upload(value))
+        if not done:
+            write(tensor, upload(value))
     else:  # the op resized it
         adopt(tensor, from_cpu(value))
 

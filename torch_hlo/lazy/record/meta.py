@@ -7,6 +7,7 @@ and only the *types* of its floats."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -135,6 +136,23 @@ def shares(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return len(places) < numel(size)
 
 
+@functools.cache
+def meet(a: Meta, b: Meta) -> bool:
+    """Whether two views of one storage show the same memory somewhere (if their elements have
+    different sizes: whether they may)."""
+    if not (numel(a.size) and numel(b.size)):
+        return False
+    begins = [m.offset * m.dtype.itemsize for m in (a, b)]
+    ends = [extent(m) * m.dtype.itemsize for m in (a, b)]
+    if max(begins) >= min(ends):
+        return False
+    if a.dtype.itemsize != b.dtype.itemsize:
+        return True
+    places = torch.zeros(max(extent(a), extent(b)), dtype=torch.bool, device="cpu")
+    places.as_strided(a.size, a.stride, a.offset).fill_(True)
+    return bool(places.as_strided(b.size, b.stride, b.offset).any())
+
+
 def meta_tensor(meta: Meta) -> torch.Tensor:
     """A meta tensor with this metadata, storage large enough."""
     if not meta.offset:
@@ -247,8 +265,23 @@ def _like_given(op: OpOverload) -> Callable:
     )
 
 
+def _from_bytes(op: OpOverload, position: int, dtype: torch.dtype) -> Callable:
+    """Of an op that takes bytes as truth values or as indices, which its meta kernel refuses."""
+
+    def run(*args, **kwargs):
+        given = list(args)
+        if given[position].dtype is torch.uint8:
+            given[position] = given[position].to(dtype)
+        return op(*given, **kwargs)
+
+    return run
+
+
 # Ops of which PyTorch does not know the shapes.
 _WITHOUT_META = {
+    aten.where.self: _from_bytes(aten.where.self, 0, torch.bool),
+    aten.nll_loss_forward.default: _from_bytes(aten.nll_loss_forward.default, 1, torch.int64),
+    aten.nll_loss_backward.default: _from_bytes(aten.nll_loss_backward.default, 2, torch.int64),
     **dict.fromkeys(
         (
             aten.fake_quantize_per_tensor_affine_cachemask.default,
