@@ -157,6 +157,41 @@ SAME_WORDS = {
     "median of nothing": lambda d: torch.median(*ones(d, NOTHING), 1),
     "mode of nothing": lambda d: torch.mode(*ones(d, NOTHING)),
     "quantile of nothing": lambda d: torch.quantile(*ones(d, NOTHING), 0.5),
+    "kthvalue of truth values": lambda d: torch.kthvalue(*ones(d, (3,), dtype=torch.bool), 1),
+    "topk of truth values": lambda d: torch.topk(*ones(d, (3,), dtype=torch.bool), 1),
+    "topk of complex numbers": lambda d: torch.topk(*ones(d, (3,), dtype=torch.cfloat), 1),
+    "histc of no truth values": lambda d: torch.histc(*ones(d, (0,), dtype=torch.bool)),
+    "histc of no bins": lambda d: torch.histc(*ones(d, (3,)), 0),
+    "_int_mm": lambda d: torch._int_mm(*ones(d, (32, 32), (16, 32), dtype=torch.int8)),
+    "_int_mm dtypes": lambda d: torch._int_mm(*ones(d, (32, 32), (32, 32))),
+    "complex dtypes": lambda d: torch.complex(*ones(d, (2,)), *ones(d, (2,), dtype=torch.double)),
+    "complex integers": lambda d: torch.complex(*ones(d, (2,)), *ones(d, (2,), dtype=torch.int)),
+    "embedding rank": lambda d: F.embedding(torch.tensor([1]).to(d), torch.ones(3, device=d)),
+    "boundaries": lambda d: torch.bucketize(*ones(d, (2,), (2, 2))),
+    "out of another dtype": lambda d: torch.aminmax(
+        *ones(d, (3,)), dim=0, out=ones(d, (), (), dtype=torch.double)
+    ),
+    "numbers that do not fit": lambda d: torch.full((3,), 300, dtype=torch.int8, device=d),
+    "floats that do not fit": lambda d: torch.full((3,), 1e300, device=d),
+    "fill_ that does not fit": lambda d: ones(d, (3,), dtype=torch.int8)[0].fill_(300),
+    "fill_ with a complex number": lambda d: ones(d, (3,))[0].fill_(1j),
+    "linspace that does not fit": lambda d: torch.linspace(0, 300, 5, dtype=torch.int8, device=d),
+    "linspace of truth values": lambda d: torch.linspace(0, 1, 3, dtype=torch.bool, device=d),
+    "randperm that does not fit": lambda d: torch.randperm(300, dtype=torch.int8, device=d),
+    "scatter into a slice": lambda d: torch.as_strided_scatter(
+        *ones(d, (4, 4), (2, 2)), (2, 2), (200, 200), 0
+    ),
+    "uniform_": lambda d: ones(d, (3,))[0].uniform_(3, -1),
+    "uniform_ of integers": lambda d: ones(d, (3,), dtype=torch.long)[0].uniform_(),
+    "normal_": lambda d: ones(d, (3,))[0].normal_(0, -1),
+    "exponential_": lambda d: ones(d, (3,))[0].exponential_(-1),
+    "random_": lambda d: ones(d, (3,))[0].random_(3, 1),
+    "randint": lambda d: torch.randint(3, 3, (2,), device=d),
+    "bernoulli_": lambda d: ones(d, (3,))[0].bernoulli_(1.5),
+    "bernoulli of integers": lambda d: torch.bernoulli(*ones(d, (3,), dtype=torch.long)),
+    "multinomial of integers": lambda d: torch.multinomial(*ones(d, (3,), dtype=torch.long), 1),
+    "multinomial rank": lambda d: torch.multinomial(*ones(d, (1, 1, 2)), 1),
+    "native_dropout": lambda d: torch.native_dropout(*ones(d, (3,)), 1.5, True),
     "conv1d": lambda d: F.conv1d(*ones(d, (2, 4, 7), (5, 3, 3))),
     "conv2d": lambda d: F.conv2d(*ones(d, IMAGE, (5, 3, 3, 3))),
     "conv2d of one image": lambda d: F.conv2d(*ones(d, (4, 7, 7), (5, 3, 3, 3))),
@@ -205,6 +240,37 @@ def test_index_types(name, dtype):
     with pytest.raises(type(expected.value)) as got:
         call("hlo")
     assert str(got.value) == str(expected.value)
+
+
+def test_judging_draws_no_numbers_from_the_generator_of_the_cpu():
+    state = torch.get_rng_state()
+    torch.rand(2, 3, device="hlo") + h(2, 3).bernoulli_(0.25)
+    assert state.equal(torch.get_rng_state())
+
+
+@pytest.mark.parametrize("number", [2.0, 1e30, float("-inf")])
+def test_large_numbers_are_judged_at_each_call(number):
+    for dtype in torch.half, torch.float:
+        outcomes = []
+        for device in "cpu", "hlo":
+            torch.full((3,), 1.0, dtype=dtype, device=device)
+            try:
+                outcomes.append(torch.full((3,), number, dtype=dtype, device=device).tolist())
+            except RuntimeError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+
+
+def test_bytes_as_classes_and_conditions():
+    found = []
+    for d in "cpu", "hlo":
+        x = torch.arange(6.0).reshape(2, 3).to(d).requires_grad_()
+        targets = torch.tensor([2, 1], dtype=torch.uint8).to(d)
+        loss = F.cross_entropy(x, targets, label_smoothing=0.1) + F.nll_loss(x, targets)
+        chosen = torch.where(torch.tensor([2, 0, 1], dtype=torch.uint8).to(d), x, -x)
+        (loss + chosen.sum()).backward()
+        found.append((loss.detach().cpu(), chosen.detach().cpu(), x.grad.cpu()))
+    torch.testing.assert_close(*found)
 
 
 def test_indices_that_do_not_broadcast():

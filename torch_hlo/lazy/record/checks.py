@@ -7,10 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from torch_hlo.lazy.record import handlers
-from torch_hlo.lazy.record.meta import aten, extent, meta_tensor, numel, physical_order, row_major
+from torch_hlo.lazy.record.meta import (
+    aten,
+    extent,
+    intern,
+    meta_tensor,
+    numel,
+    physical_order,
+    row_major,
+)
 from torch_hlo.lazy.record.storage import Array
-from torch_hlo.lazy.record.tensor import HloTensor, from_cpu, make, peek
-from torch_hlo.lowering.core.registry import is_pointwise
+from torch_hlo.lazy.record.tensor import HloTensor, from_cpu, make, peek, strided
+from torch_hlo.lowering.core.registry import is_pointwise, is_random
 from torch_hlo.pytorch.operators import OpOverload, check_convolution, runs_on_cpu
 
 
@@ -51,35 +59,38 @@ def admit_all(value):
 
 
 def judge(op: OpOverload, args, kwargs: dict) -> None:
-    """Let the CPU's kernel judge dtypes, dimension numbers and empty dimensions, which meta kernels
-    often do not check: run it on tensors of the same dtypes and ranks with every size at most 1 (2,
-    where PyTorch warns of one number). Only for ops for which such sizes are always valid."""
-    if judged(op):
-        fill = torch.zeros if op.overloadpacket in _INDEXED else torch.ones
-        size = 2 if op.overloadpacket in _SPREAD else 1
-        try:
-            op(
-                *[_unit(a, fill, size) for a in args],
-                **{k: _unit(v, fill, size) for k, v in kwargs.items() if k != "generator"},
+    """Let the CPU's kernel judge dtypes, dimension numbers, numbers and empty dimensions, which
+    meta kernels often do not check: run it on tensors of the same dtypes and ranks with every size
+    at most 1 (2, where one number is special). Only for ops for which such sizes are always
+    valid."""
+    if not judged(op):
+        return
+    small, keywords = _units(op, args, kwargs)
+    try:
+        _run(op, small, keywords)
+    except NotImplementedError:  # no kernel for the dtype: shapes are judged before that
+        if is_pointwise(op):
+            torch.broadcast_shapes(
+                *[a._meta.size for a in (*args, *kwargs.values()) if isinstance(a, HloTensor)]
             )
-        except NotImplementedError:  # no kernel for the dtype: shapes are judged before that
-            if is_pointwise(op):
-                torch.broadcast_shapes(
-                    *[a._meta.size for a in (*args, *kwargs.values()) if isinstance(a, HloTensor)]
-                )
-            raise
-        except (RuntimeError, IndexError):
+        raise
+    except (RuntimeError, IndexError):
+        if op.overloadpacket not in _SIZED:
             run_on_cpu(op, args, kwargs)  # the same error, with the true sizes in its text
-            raise
+        raise
+
+
+def _run(op: OpOverload, args: Sequence, kwargs: dict) -> object:
+    """Run an op of the CPU for its errors. The CPU's generator stays as it is."""
+    with torch.random.fork_rng((), enabled=is_random(op)):
+        return op(*args, **kwargs)
 
 
 def explain(op: OpOverload, args, kwargs: dict) -> object:
     """The meta kernel has refused the arguments: let the CPU's kernel say why, in the words that
     users know. What it returns if it accepts them; None if it cannot be asked."""
     judge(op, args, kwargs)
-    if not runs_on_cpu(op) or torch.Tag.nondeterministic_seeded in op.tags:
-        return None
-    return run_on_cpu(op, args, kwargs)
+    return None if not runs_on_cpu(op) else run_on_cpu(op, args, kwargs)
 
 
 def judge_out(op: OpOverload, args: tuple, kwargs: dict, results: Sequence[torch.Tensor]) -> None:
@@ -144,9 +155,10 @@ _LIKE = {
 
 def judged(op: OpOverload) -> bool:
     """True if `judge` runs the op."""
-    if torch.Tag.nondeterministic_seeded in op.tags:
-        return False
-    return is_pointwise(op) or op.overloadpacket in _UNIT_SIZES or op.overloadpacket in _INDEXED
+    packet = op.overloadpacket
+    if packet in _SIZED or is_random(op):
+        return packet in _SIZED
+    return is_pointwise(op) or packet in _UNIT_SIZES or packet in _INDEXED
 
 
 _UNIT_SIZES = {
@@ -155,7 +167,7 @@ _UNIT_SIZES = {
     sum nansum mean amax amin aminmax max min argmax argmin any all prod var std var_mean
     std_mean norm linalg_vector_norm logsumexp
     _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp sort argsort median nanmedian
-    mode flip roll tril triu
+    mode flip roll tril triu polar isin bucketize searchsorted histc
     tril_ triu_ cumsum_ cumprod_ addmm_ baddbmm_ addbmm_ addmv_ addr_ _foreach_add_ _foreach_sub_
     _foreach_mul_ _foreach_div_
     _foreach_sqrt_ _foreach_exp_ _foreach_lerp_ _foreach_addcmul_ _foreach_addcdiv_ _foreach_add
@@ -170,19 +182,42 @@ _INDEXED = {
     " put embedding masked_scatter nll_loss_forward nll_loss2d_forward".split()
 }
 
+# Ops with sizes among their arguments: those that make tensors or draw numbers, and selections.
+_SIZED = {
+    getattr(aten, name)
+    for name in """linspace logspace eye rand randn randint topk kthvalue multinomial native_dropout
+    rand_like randn_like randint_like bernoulli normal poisson binomial uniform exponential
+    geometric cauchy log_normal random
+    bernoulli_ normal_ uniform_ exponential_ geometric_ cauchy_ log_normal_ random_""".split()
+}
+_LESS: dict[str, Callable] = {
+    "size": lambda sizes: [min(n, 1) for n in sizes],
+    "steps": lambda n: min(n, 2),
+    **dict.fromkeys(("n", "m", "k", "num_samples"), lambda n: min(n, 1)),
+}
 _SPREAD = {aten.var, aten.std, aten.var_mean, aten.std_mean}
 
 
-def _unit(value: object, fill: Callable, size: int) -> object:
-    if isinstance(value, HloTensor):
-        return fill(
-            [min(n, size) for n in value._meta.size],
-            dtype=value._meta.dtype,
-            device="cpu",
-        )
-    if isinstance(value, (list, tuple)):
-        return [_unit(v, fill, size) for v in value]
-    return torch.device("cpu") if isinstance(value, torch.device) else value
+def _units(op: OpOverload, args, kwargs: dict) -> tuple[list, dict]:
+    """Arguments with small stand-ins for tensors, and small sizes."""
+    fill = torch.zeros if op.overloadpacket in _INDEXED else torch.ones
+    size = 2 if op.overloadpacket in _SPREAD else 1
+    less = _LESS if op.overloadpacket in _SIZED else {}
+    outs = {a.name for a in op._schema.arguments if a.is_out}
+
+    def unit(value: object, name: str = "") -> object:
+        if isinstance(value, HloTensor):
+            sizes = [0] if name in outs else [min(n, size) for n in value._meta.size]
+            return fill(sizes, dtype=value._meta.dtype, device="cpu")
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        if name in less:
+            return less[name](value)
+        return [unit(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+    names = [a.name for a in op._schema.arguments]
+    small = [unit(a, name) for a, name in zip(args, names)]
+    return small, {k: unit(v, k) for k, v in kwargs.items() if k != "generator"}
 
 
 def _multinomial(
@@ -195,6 +230,8 @@ def _multinomial(
         )
     if samples <= 0:
         raise RuntimeError("cannot sample n_sample <= 0 samples")
+    if size and size[-1] > 1 << 24:
+        raise RuntimeError("number of categories cannot exceed 2^24")
 
 
 def _convolution(
@@ -231,9 +268,19 @@ def _index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> None:
         )
 
 
-def _top_k(x: torch.Tensor, *rest: object, **options: object) -> None:
-    if x.dtype == torch.bool or x.dtype.is_complex:
-        run_on_cpu(aten.topk.default, (x, *rest), options)
+def _randperm(n: int, dtype: torch.dtype = torch.int64, **options) -> None:
+    aten.scalar_tensor.default(n, dtype=dtype, device="cpu")
+
+
+def _as_strided_scatter(
+    x: HloTensor,
+    source: HloTensor,
+    size: list[int],
+    stride: list[int],
+    offset: int | None = None,
+) -> None:
+    begin = x._meta.offset if offset is None else offset
+    strided(x, intern(tuple(size), tuple(stride), x._meta.dtype, begin))
 
 
 # What else the CPU refuses and meta kernels let pass; called once per kind of arguments.
@@ -241,7 +288,8 @@ VALIDATE: dict[OpOverload, Callable] = {
     aten.multinomial.default: _multinomial,
     aten.convolution.default: _convolution,
     aten.index_select.default: _index_select,
-    aten.topk.default: _top_k,
+    aten.randperm.default: _randperm,
+    aten.as_strided_scatter.default: _as_strided_scatter,
 }
 
 
@@ -350,8 +398,8 @@ def _outside(index: HloTensor, low: int, high: int) -> bool:
 
 
 def run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> object:
-    """Let the CPU's kernel judge, and raise, with the real indices. Operands have no memory, but
-    for what is written and what shares memory with that. Returns what the kernel does: only its
+    """Let the CPU's kernel judge, and raise, with the real indices. Large operands have no
+    memory, but for what is written and what shares memory with that. Returns what the kernel does: only its
     form means something."""
     outs, others = _written(op, args, kwargs)
     extents: dict[int, int] = {}
@@ -383,15 +431,15 @@ def run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> object:
                 known = peek(value)
                 if known is not None:
                     return known
-            return torch.zeros((), dtype=meta.dtype, device="cpu").expand(meta.size)
+            small = numel(meta.size) < 4096
+            zeros = torch.zeros(meta.size if small else (), dtype=meta.dtype, device="cpu")
+            return zeros.expand(meta.size)
         if isinstance(value, (list, tuple)):
             return [stand_in(v) for v in value]
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
-    return op(
-        *map(stand_in, args),
-        **{k: stand_in(v) for k, v in kwargs.items() if k != "generator"},
-    )
+    keywords = {k: stand_in(v) for k, v in kwargs.items() if k != "generator"}
+    return _run(op, [*map(stand_in, args)], keywords)
 
 
 def _written(op: OpOverload, args: tuple, kwargs: dict) -> tuple[list[HloTensor], list[HloTensor]]:
@@ -414,9 +462,10 @@ def _number(position: int) -> Callable:
         if kind is bool or kind is int and -128 <= value <= 127:
             return
         dtype = kwargs.get("dtype") or getattr(args[0], "dtype", None)
-        fits = dtype is None or dtype.is_complex or dtype.is_floating_point and kind is not complex
-        if not fits:
-            torch.scalar_tensor(value, dtype=dtype, device="cpu")
+        if dtype is None or dtype.is_complex:
+            return
+        if kind is complex or not dtype.is_floating_point or not -65504 <= value <= 65504:
+            torch.full((2,), value, dtype=dtype, device="cpu")  # a single number is not judged
 
     return check
 
