@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.distributions import Categorical, Distribution, MultivariateNormal, Normal
 
 import torch_hlo
@@ -90,6 +91,55 @@ def test_weights_of_draws_are_judged(name, samples, replacement):
         drawn.cpu()
         torch_hlo.sync()
     assert str(later.value) == str(expected.value)
+
+
+JUDGED = {
+    "bernoulli": (lambda x: torch.bernoulli(x), [0.5, 1.5], "p_in"),
+    "bernoulli of nan": (lambda x: torch.bernoulli(x), [0.5, torch.nan], "p_in"),
+    "bernoulli_": (lambda x: torch.ones_like(x).bernoulli_(x), [0.5, -0.5], "p_in"),
+    "normal": (lambda x: torch.normal(x.abs(), x), [0.5, -1.0], "all elements of std"),
+    "normal of one mean": (lambda x: torch.normal(0.0, x), [0.5, -1.0], "all elements of std"),
+    "poisson": (lambda x: torch.poisson(x), [0.5, -1.0], "invalid Poisson rate"),
+    "bce": (lambda x: F.binary_cross_entropy(x, x.abs()), [-0.5, 1.0], "between 0 and 1"),
+    "histc": (lambda x: torch.histc(x, 3), [1.0, torch.inf], r"range of \[1, inf\] is not finite"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", JUDGED)
+def test_values_that_pytorch_judges(name):
+    function, values, words = JUDGED[name]
+    seen = [torch.tensor(values), torch.tensor(values).to("hlo")]
+    for x in seen if name == "bce" else [*seen, computed(*values)]:
+        with pytest.raises(RuntimeError, match=words):
+            function(x).cpu()
+            torch_hlo.sync()
+        right = x.nan_to_num(0.5, 0.5).abs().clamp(max=1)
+        function(right).cpu()
+        torch_hlo.sync()
+
+
+@pytest.mark.parametrize("divisor", [0, [1, 0], [True, False], [2, 1]])
+@pytest.mark.parametrize(
+    "divide",
+    [
+        torch.floor_divide,
+        torch.remainder,
+        torch.fmod,
+        lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+        lambda x, y: x.floor_divide_(y),
+    ],
+)
+def test_integers_are_not_divided_by_zero(divide, divisor):
+    def outcome(device):
+        y = torch.tensor(divisor).to(device) if type(divisor) is list else divisor
+        try:
+            return divide(torch.tensor([6, 7]).to(device), y).tolist()
+        except RuntimeError as error:
+            return str(error)
+
+    assert outcome("hlo") == outcome("cpu")
+    assert divide(torch.tensor([6]).to("hlo"), computed(0.0).long()).shape == (1,)  # not seen
 
 
 def test_weights_that_can_be_drawn_from():

@@ -135,6 +135,14 @@ SAME_WORDS = {
     "linear": lambda d: F.linear(*ones(d, (2, 7), (4, 8), (4,))),
     "linear with a batch": lambda d: F.linear(*ones(d, (3, 2, 7), (4, 8))),
     "linear bias": lambda d: F.linear(*ones(d, (2, 8), (4, 8), (5,))),
+    "linear bias with a batch": lambda d: F.linear(*ones(d, (3, 2, 8), (4, 8), (5,))),
+    "one_hot of floats": lambda d: F.one_hot(*ones(d, (2,))),
+    "one_hot of nothing": lambda d: F.one_hot(*ones(d, (0,), dtype=torch.long), 0),
+    "one_hot of negatives": lambda d: F.one_hot(-ones(d, (2,), dtype=torch.long)[0]),
+    "one_hot of no classes": lambda d: F.one_hot(*ones(d, (2,), dtype=torch.long), 0),
+    "rms_norm": lambda d: F.rms_norm(*ones(d, (2, 2, 3)), (2, 2)),
+    "rms_norm of nothing": lambda d: F.rms_norm(*ones(d, (2, 3)), ()),
+    "rms_norm weight": lambda d: F.rms_norm(*ones(d, (1, 2, 3)), (1, 2, 3), *ones(d, (1, 2))),
     "matmul with a batch": lambda d: torch.matmul(*ones(d, (2, 3, 4), (5, 6))),
     "matmul of batches": lambda d: torch.matmul(*ones(d, (2, 3, 4), (2, 5, 6))),
     "matmul with a vector": lambda d: torch.matmul(*ones(d, (2, 3, 4), (5,))),
@@ -166,6 +174,9 @@ SAME_WORDS = {
     "_int_mm dtypes": lambda d: torch._int_mm(*ones(d, (32, 32), (32, 32))),
     "complex dtypes": lambda d: torch.complex(*ones(d, (2,)), *ones(d, (2,), dtype=torch.double)),
     "complex integers": lambda d: torch.complex(*ones(d, (2,)), *ones(d, (2,), dtype=torch.int)),
+    "embedding_bag": lambda d: F.embedding_bag(
+        torch.tensor([5]).to(d), *ones(d, (3, 2)), torch.tensor([0]).to(d)
+    ),
     "embedding rank": lambda d: F.embedding(torch.tensor([1]).to(d), torch.ones(3, device=d)),
     "boundaries": lambda d: torch.bucketize(*ones(d, (2,), (2, 2))),
     "out of another dtype": lambda d: torch.aminmax(

@@ -18,8 +18,8 @@ from torch_hlo.lazy.aten import (
     batch_norm,
     copies,
     data_dependent,
-    draws,
     indexing,
+    judged,
     mutation,
     strides,
     view_ops,
@@ -176,7 +176,7 @@ def lower_or_fall_back(op: OpOverload) -> Handler:
 
 # in this order
 MAKERS += (mutation.maker, view_ops.maker, recording.maker, lower_or_fall_back)
-WRITTEN = (batch_norm, conditions, copies, data_dependent, draws, indexing, strides)
+WRITTEN = (batch_norm, conditions, copies, data_dependent, indexing, judged, strides)
 
 
 def install() -> None:

@@ -506,22 +506,20 @@ inference.INFER[aten._scaled_dot_product_fused_attention_overrideable_backward.d
 def one_hot(classes, num_classes=-1):
     """`one_hot` by comparison; PyTorch's own version checks the classes on the CPU only."""
     if classes.dtype != torch.int64:
-        raise RuntimeError(
-            f"one_hot is only applicable to index tensor of type LongTensor, got {classes.dtype}"
-        )
-    known = checks.bounds(classes) if type(classes) is HloTensor and classes.numel() else None
-    if num_classes == -1:
-        if not classes.numel():
-            raise RuntimeError("Can not infer total number of classes from empty tensor.")
-        num_classes = int(classes.max().item()) + 1
-    elif num_classes < 1:
-        raise RuntimeError("num_classes should be positive")
-    if known is not None and (known[0] < 0 or known[1] >= num_classes):
-        low, high = classes.aminmax()
-        if low.item() < 0:
+        raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
+    some = classes.numel() > 0
+    if num_classes <= 0 and not some:
+        raise RuntimeError("Can not infer total number of classes from empty tensor.")
+    known = checks.bounds(classes) if type(classes) is HloTensor and some else None
+    if num_classes == -1 or known is not None and (known[0] < 0 or known[1] >= num_classes):
+        low, high = (int(end.item()) for end in classes.aminmax())
+        if low < 0:
             raise RuntimeError("Class values must be non-negative.")
-        if high.item() >= num_classes:
+        num_classes = high + 1 if num_classes == -1 else num_classes
+        if high >= num_classes:
             raise RuntimeError("Class values must be smaller than num_classes.")
+    if num_classes <= 0:
+        raise RuntimeError("Class values must be smaller than num_classes.")
     return (classes.unsqueeze(-1) == torch.arange(num_classes, device=classes.device)).to(
         torch.int64
     )
@@ -533,7 +531,10 @@ _first_of_rms_norm = _first(aten._fused_rms_norm.default)
 def rms_norm(x, normalized_shape, weight=None, eps=None):
     """`rms_norm` as one op instead of seven."""
     if type(x) is HloTensor and x.dtype.is_floating_point and not participants.forward_mode():
-        if weight is None or type(weight) is HloTensor and weight.dtype == x.dtype:
+        sizes = tuple(normalized_shape)
+        fits = sizes and tuple(x.shape[-len(sizes) :]) == sizes
+        plain = weight is None or type(weight) is HloTensor and weight.dtype == x.dtype
+        if fits and plain and (weight is None or tuple(weight.shape) == sizes):
             return _first_of_rms_norm(x, normalized_shape, weight, eps)
     return operators.call_kernel(
         aten.rms_norm.default,

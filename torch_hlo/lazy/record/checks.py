@@ -326,7 +326,7 @@ def bounds(tensor: HloTensor) -> tuple[int, int] | None:
         if value.numel() == 0 or value.dtype.is_floating_point or value.dtype.is_complex:
             array.bounds = (0, -1)
         else:
-            low, high = value.aminmax()
+            low, high = value.to(torch.int64).aminmax()
             array.bounds = (int(low), int(high))
     return array.bounds
 
@@ -398,8 +398,8 @@ def _outside(index: HloTensor, low: int, high: int) -> bool:
 
 
 def run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> object:
-    """Let the CPU's kernel judge, and raise, with the real indices. Large operands have no
-    memory, but for what is written and what shares memory with that. Returns what the kernel does: only its
+    """Let the CPU's kernel judge, and raise, with the real indices. Large operands have no memory,
+    but for what is written and what shares memory with that. Returns what the kernel does: only its
     form means something."""
     outs, others = _written(op, args, kwargs)
     extents: dict[int, int] = {}
@@ -453,6 +453,20 @@ def _written(op: OpOverload, args: tuple, kwargs: dict) -> tuple[list[HloTensor]
     return found
 
 
+def _divided(op: OpOverload, args: tuple, kwargs: dict) -> None:
+    """Integers are not divided by zero."""
+    x, divisor = args[:2]
+    if x.dtype.is_floating_point or x.dtype.is_complex or isinstance(divisor, float):
+        return
+    if isinstance(divisor, HloTensor):
+        known = bounds(divisor)
+        if known is None or not known[0] <= 0 <= known[1]:
+            return
+        divisor = peek(divisor)
+    if not (divisor.all() if isinstance(divisor, torch.Tensor) else divisor):
+        run_on_cpu(op, args, kwargs)
+
+
 def _number(position: int) -> Callable:
     """Judges whether the number at that position fits the dtype that it is written as."""
 
@@ -473,7 +487,11 @@ def _number(position: int) -> Callable:
 BOUNDS: dict[OpOverload, Callable] = {
     op: _checked(indices)
     for indices, ops in {
-        _embedding: (aten.embedding.default,),
+        _embedding: (
+            aten.embedding.default,
+            aten._embedding_bag.default,
+            aten._embedding_bag_forward_only.default,
+        ),
         _along(2, False): (
             aten.index_select.default,
             aten.gather.default,
@@ -501,6 +519,10 @@ BOUNDS: dict[OpOverload, Callable] = {
     }.items()
     for op in ops
 } | {
+    aten.floor_divide.default: _divided,
+    aten.remainder.Tensor: _divided,
+    aten.fmod.Tensor: _divided,
+    aten.div.Tensor_mode: _divided,
     aten.scalar_tensor.default: _number(0),
     aten.full.default: _number(1),
     aten.full_like.default: _number(1),
