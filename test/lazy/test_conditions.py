@@ -67,6 +67,14 @@ def test_assertions_are_judged_with_their_step():
         torch_hlo.sync()
 
 
+def test_the_first_of_several_errors_keeps_the_others():
+    for text in ("first", "second", "third"):
+        torch._assert_async(computed(0.0).sum(), text)
+    for text in ("first", "second", "third"):
+        with pytest.raises(RuntimeError, match=text):
+            torch_hlo.sync()
+
+
 WEIGHTS = {
     "negative": [[1.0, 2.0], [-1.0, 2.0]],
     "zero": [[1.0, 2.0], [0.0, 0.0]],

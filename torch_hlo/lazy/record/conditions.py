@@ -44,20 +44,30 @@ def surface(together: bool = False) -> None:
     """Judge what has been computed; what is spread over processes only at moments that are the same
     for all (`together`). Raises what a check raises."""
     expected = session.current().expected
-    for _ in range(len(expected)):
-        value, check = expected.popleft()
-        array = value._storage.value
-        job = getattr(array.data, "job", None) if type(array) is Array else None
-        if type(array) is not Array:
-            ready = False
-        elif session.current().journal is not None and is_spread(array):
-            ready = together
-        else:
-            ready = job is None or job.is_done()
-        if ready:
-            check(to_cpu([value])[0])
-        else:
-            expected.append((value, check))
+    ready, left = [], []
+    for condition in expected:
+        (ready if _computed(condition[0], together) else left).append(condition)
+    if not ready:
+        return
+    expected.clear()
+    expected.extend(left)
+    values = to_cpu([value for value, _ in ready])  # which comes here again
+    for i, (value, (_, check)) in enumerate(zip(values, ready), 1):
+        try:
+            check(value)
+        except Exception:
+            expected.extendleft(reversed(ready[i:]))
+            raise
+
+
+def _computed(value: HloTensor, together: bool) -> bool:
+    array = value._storage.value
+    if type(array) is not Array:
+        return False
+    if session.current().journal is not None and is_spread(array):
+        return together
+    job = getattr(array.data, "job", None)
+    return job is None or job.is_done()
 
 
 def known(value: HloTensor, constant: bool = False) -> torch.Tensor | None:
