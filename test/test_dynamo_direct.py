@@ -296,6 +296,21 @@ def test_inference_that_returns_inputs_and_views():
         torch.testing.assert_close(more, x + 1)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_that_share_memory(dynamic):
+    def f(x):
+        y = x * 2
+        return y, y.detach(), y.split(1)[0], y.reshape(x.shape[0] * x.shape[1])[1:], y.t()
+
+    compiled = torch.compile(f, backend="hlo", dynamic=dynamic)
+    for n in range(2, 2 + CALLS):
+        found, wanted = compiled(torch.ones(n, n + 1)), f(torch.ones(n, n + 1))
+        for y, *_ in (found, wanted):
+            y.fill_(7)
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+        assert [a.stride() for a in found] == [b.stride() for b in wanted]
+
+
 def test_idle_memory_makes_room_for_the_loss():
     """Gradients of the last step leave 4 MB; PyTorch's cross-entropy of 8 MB takes three times as
     much, in the moment when a step needs most."""

@@ -22,7 +22,7 @@ from torch import fx
 
 from torch_hlo import collector, config, log, metrics
 from torch_hlo.device.interfaces import Program
-from torch_hlo.dynamo import cut, trace
+from torch_hlo.dynamo import cut, shared_results, trace
 from torch_hlo.dynamo.attention_saved import forward_and_backward
 from torch_hlo.dynamo.call import Caller
 from torch_hlo.dynamo.direct import LOSSES, Graphs
@@ -98,6 +98,12 @@ def hlo(
         if run is not None:
             return run
     compiler = functools.partial(compile_graph, settings=settings)
+
+    def inference(graph: fx.GraphModule, inputs: Sequence) -> Callable:
+        run = shared_results.viewed(graph, lambda g: compiler(g, inputs))
+        run._boxed_call = True
+        return run
+
     recurrent.as_networks(graph_module.graph)
     graph_module.recompile()
     graphs = Graphs(graph_module, example_inputs)
@@ -105,7 +111,7 @@ def hlo(
         differentiated,
         fw_compiler=graphs.keep("forward", compiler),
         bw_compiler=graphs.keep("backward", compiler),
-        inference_compiler=graphs.keep("inference", compiler),
+        inference_compiler=graphs.keep("inference", inference),
         decompositions=decompositions(),
         partition_fn=forward_and_backward,
         keep_inference_input_mutations=True,
