@@ -15,6 +15,7 @@ import torch
 from test.lowering.support import evaluated
 from torch_hlo.lazy.record.engine import Engine
 from torch_hlo.lazy.record.storage import Array, Number, pending_storages
+from torch_hlo.lazy.record.views import bitcast_on_host
 from torch_hlo.lowering.core.graph import Node, Out
 from torch_hlo.lowering.core.registry import HLO_TO_TORCH
 
@@ -239,7 +240,7 @@ SPECIAL = {
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: _attention_backward,
     aten._fused_adamw.default: _fused_adam(aten._fused_adamw_.default),
     aten._fused_adam.default: _fused_adam(aten._fused_adam_.default),
-    aten.view.dtype: lambda x, dtype: x.clone(memory_format=torch.contiguous_format).view(dtype),
+    aten.view.dtype: bitcast_on_host,
     aten.empty.memory_format: lambda size, dtype=None, memory_format=None: torch.zeros(
         size, dtype=dtype
     ),

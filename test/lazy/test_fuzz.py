@@ -156,6 +156,12 @@ FOUND = {
         "v2 = v0.view(torch.int32)",
         "v3 = v2.as_strided((0, 3), (2, 0), 0)",
     ],
+    "nothing, seen from behind the end": [
+        "v0 = make(1, (0, 3), torch.float32)",
+        "v1 = v0.as_strided((3, 0), (1, 1), 6)",
+        "v2 = make(2, (3, 0), torch.int64).view(torch.int32)",
+        "v2[...] = 5",
+    ],
     "strides of operands of several forms": [
         "v0 = make(1, (2, 2), torch.float32)",
         "v1 = v0.transpose(0, 1) // make(2, (2,), torch.float32)",

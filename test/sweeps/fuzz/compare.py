@@ -39,13 +39,15 @@ class Mismatch:
     text: str
 
 
-def look(left: dict[str, Any], strides: bool = True) -> tuple[dict[str, Any], dict[str, tuple]]:
+def look(
+    left: dict[str, Any], strides: bool = True, gradients: bool = True
+) -> tuple[dict[str, Any], dict[str, tuple]]:
     """`left` with CPU copies of tensors, and their forms."""
     shown: dict[str, tuple] = {}
     copies: dict[str, Any] = {}
     for name, value in left.items():
         if isinstance(value, torch.Tensor):
-            shown[name] = _form(value, strides)
+            shown[name] = _form(value, strides, gradients)
             # a copy: the values as they are now
             copies[name] = value.detach().cpu().clone()
         else:
@@ -53,9 +55,9 @@ def look(left: dict[str, Any], strides: bool = True) -> tuple[dict[str, Any], di
     return copies, shown
 
 
-def _form(t: torch.Tensor, strides: bool) -> tuple:
+def _form(t: torch.Tensor, strides: bool, gradients: bool) -> tuple:
     seen = [s for s, n in zip(t.stride(), t.shape) if n > 1] if strides and t.numel() else None
-    return t.dtype, tuple(t.shape), seen, t.requires_grad, t.is_leaf
+    return t.dtype, tuple(t.shape), seen, *((t.requires_grad, t.is_leaf) if gradients else ())
 
 
 def difference(want: Outcome, got: Outcome, lines: list[str]) -> Mismatch | None:
@@ -123,7 +125,7 @@ class Noise(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: Any = None
     ) -> Any:
         floats = self._not_whole(func, args)
-        self.undefined |= _overlapping_write(func, args)
+        self.undefined |= _overlapping_write(func, args, kwargs or {})
         if func is torch.ops.aten.view.dtype:  # which NaN?
             self.undefined |= args[0].is_floating_point() and bool(args[0].isnan().any())
         result = func(*args, **(kwargs or {}))
@@ -166,8 +168,15 @@ class Noise(TorchDispatchMode):
             t.data.copy_(moved)
 
 
-def _overlapping_write(func: Any, args: tuple) -> bool:
-    """Whether an element may be written twice, with different values."""
+def _overlapping_write(func: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether an element may be written twice, with different values, or be read after that."""
+    out = kwargs.get("out")
+    if isinstance(out, torch.Tensor):
+        if torch._debug_has_internal_overlap(out) != 0:
+            return True
+        memory = out.untyped_storage().data_ptr()
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        return any(t.untyped_storage().data_ptr() == memory and t is not out for t in tensors)
     name = func._schema.name
     if not name.endswith("_") or name.endswith(("fill_", "zero_", "detach_")) or not args:
         return False

@@ -203,6 +203,8 @@ class Generator:
         self.scope = scopes.new_scope("cpu", self.kind)
         self.odd = r.random() < SPECIAL
         self.lines: list[str] = []
+        self.errors: list[str | None] = []  # what they raised
+        self.messages: list[str] = []
         self.count = self.numbers = 0
         silent = {"reads", "steps", "modules", "copies"} if quiet else set()
         groups = [(g, w, t, new) for table, new in ((NEW, True), (DO, False))
@@ -226,7 +228,7 @@ class Generator:
             self.statement(r.choice(templates), new)
         if r.random() < 0.7:  # who else sees a write?
             name = r.choice([n for n in self.scope if is_variable(n)] or ["v0"])
-            self.lines.append(f"with torch.no_grad():\n    {name}[...] = 5")
+            self.note(f"with torch.no_grad():\n    {name}[...] = 5")
         return self.lines
 
     def statement(self, template: str, new: bool) -> None:
@@ -243,20 +245,30 @@ class Generator:
         raised = execute(line, self.scope)
         if raised and self.r.random() > WRONG or raised in ("AttributeError", "SyntaxError"):
             return
+        value = self.scope.get(f"v{self.count}") if new and not raised else None
+        if isinstance(value, torch.Tensor) and value.numel() > LARGEST:
+            del self.scope[f"v{self.count}"]
+            return
+        self.count += new and not raised
         self.lines.append(line)
-        if new and not raised:
-            value = self.scope[f"v{self.count}"]
-            if isinstance(value, torch.Tensor) and value.numel() > LARGEST:
-                del self.scope[f"v{self.count}"]
-                self.lines.pop()
-            self.count += 1
+        self.errors.append(raised)
+        if raised:
+            self.messages.append(self.scope["raised"])
         if not new and self.r.random() < 0.05:
-            self.lines.append("log.append(state.count)")
+            self.note("log.append(state.count)")
+
+    def note(self, line: str) -> None:
+        """Run and keep a statement."""
+        self.lines.append(line)
+        self.errors.append(execute(line, self.scope))
+        if self.errors[-1]:
+            self.messages.append(self.scope["raised"])
 
 
-def program(seed: int, quiet: bool = False) -> tuple[int, list[str]]:
-    """The kind of module and the statements of a program."""
+def program(seed: int, quiet: bool = False) -> Generator:
+    """What has made a program and, on the way, run it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         generator = Generator(seed, quiet)
-        return generator.kind, generator.program()
+        generator.program()
+        return generator

@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections import Counter
 
 from test.sweeps.fuzz import generate
-from test.sweeps.fuzz.run import Program, Result, check, check_together
+from test.sweeps.fuzz.compare import Outcome
+from test.sweeps.fuzz.run import CALLS, Program, Result, check, check_together, finished
 from test.sweeps.fuzz.shrink import shrink, shrink_together
 
 THREADS = 4
 
 
-def program(seed: int, quiet: bool) -> Program:
-    """The program of a seed."""
-    kind, lines = generate.program(seed, quiet)
-    return Program(kind, tuple(lines))
+def program(seed: int, quiet: bool) -> tuple[Program, Outcome]:
+    """The program of a seed, and what it left on the CPU."""
+    made = generate.program(seed, quiet)
+    wanted = finished(made.scope, made.errors, made.messages)
+    return Program(made.kind, tuple(made.lines)), wanted
 
 
 def check_block(
     seeds: list[int], mode: str, quiet: bool, smaller: bool
 ) -> tuple[dict[str, int], list[str]]:
     """What became of the programs of these seeds, counted, and reports of mismatches."""
-    programs = [program(seed, quiet) for seed in seeds]
-    if mode == "together":
-        results = check_together(programs, mode)
-    elif mode == "threads":
-        results = [
-            result
-            for i in range(0, len(programs), THREADS)
-            for result in check_together(programs[i : i + THREADS], mode)
-        ]
-    else:
+    programs, wanted = map(list, zip(*(program(seed, quiet) for seed in seeds)))
+    if mode in CALLS:
         results = [check(p, mode) for p in programs]
+    else:
+        size = THREADS if mode == "threads" else len(seeds)
+        results = []
+        for i in range(0, len(programs), size):
+            part = slice(i, i + size)
+            results += check_together(programs[part], mode, wanted[part])
     notes: Counter[str] = Counter()
     reports = []
     for seed, p, result in zip(seeds, programs, results):

@@ -279,7 +279,7 @@ def strided(x: HloTensor, meta: Meta) -> HloTensor:
     base = x._storage
     size = base.meta.dtype.itemsize * metas.numel(base.meta.size)
     needed = metas.extent(meta) * meta.dtype.itemsize
-    if needed > size:
+    if needed > size and metas.numel(meta.size):
         raise RuntimeError(
             f"setStorage: sizes {list(meta.size)}, strides {list(meta.stride)}, storage offset"
             f" {meta.offset}, and itemsize {meta.dtype.itemsize} requiring a storage size of"

@@ -165,16 +165,18 @@ def _strided_on_host(x: torch.Tensor, *args) -> torch.Tensor:
     return aten.as_strided.default(x.clone() if x.storage_offset() else x, *args)
 
 
-def _row_major(x: torch.Tensor) -> torch.Tensor:
-    """A copy. `contiguous()` leaves a dimension of size 1 as it is, whatever its stride."""
-    return x.clone(memory_format=torch.contiguous_format)
+def bitcast_on_host(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`x.view(dtype)` of a row-major copy, whatever the strides of dimensions of size 1 or 0."""
+    flat = x.clone(memory_format=torch.contiguous_format).reshape(-1).view(dtype)
+    last = x.shape[-1] * x.element_size() // dtype.itemsize if x.dim() else 1
+    return flat.reshape(*x.shape[:-1], last) if x.dim() else flat.reshape(())
 
 
 # Views speak of logical arrays; on the host an earlier step may have left other strides.
 HOST_OPS = {
     aten.view.default: aten.reshape.default,
     aten.as_strided.default: _strided_on_host,
-    aten.view.dtype: lambda x, dtype: aten.view.dtype(_row_major(x), dtype),
+    aten.view.dtype: bitcast_on_host,
     aten.view_as_complex.default: lambda x: aten.view_as_complex.default(x.contiguous()),
 }
 
