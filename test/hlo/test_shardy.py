@@ -176,10 +176,10 @@ def test_an_empty_attribute_says_nothing():
     ],
 )
 def test_calls_without_results_may_have_a_place(attribute, result):
-    """What jax.debug.print becomes; XLA gives an empty tuple one sharding."""
+    """XLA gives an empty tuple one sharding."""
     name = "" if result == "()" else "%0 = "
     call = (
-        f"{name}stablehlo.custom_call @callback(%a) {{has_side_effect = true, {attribute}}} :"
+        f"{name}stablehlo.custom_call @Sharding(%a) {{has_side_effect = true, {attribute}}} :"
         f" (tensor<8x16xf32>) -> {result}\n"
     )
     mesh = 'sdy.mesh @mesh = <["x"=2, "y"=4]>\nsdy.mesh @one = <[], device_ids=[0]>'

@@ -338,3 +338,75 @@ def test_mutated_text_parses_or_raises_parse_error():
         except ParseError:
             pass
     assert parsed > 10
+
+
+EFFECT = "stablehlo.custom_call @io(%a) {has_side_effect = true} : (tensor<4xf32>) ->"
+
+
+def in_main(body: str) -> str:
+    return (
+        "func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {\n"
+        f"{body}\n}}\n"
+        "func.func private @outer(%a: tensor<4xf32>) -> tensor<4xf32> {\n"
+        f"%0 = {EFFECT} tensor<4xf32>\nreturn %0 : tensor<4xf32>\n}}"
+    )
+
+
+LOOP = f"""
+%0 = stablehlo.while(%b = %a) : tensor<4xf32>
+cond {{
+  %p = stablehlo.constant dense<false> : tensor<i1>
+  stablehlo.return %p : tensor<i1>
+}} do {{
+  %1 = {EFFECT} tensor<4xf32>
+  %2 = stablehlo.add %1, %b : tensor<4xf32>
+  stablehlo.return %2 : tensor<4xf32>
+}}
+return %0 : tensor<4xf32>"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{EFFECT} ()\nreturn %a : tensor<4xf32>",
+        f"%0 = {EFFECT} tensor<4xf32>\nreturn %a : tensor<4xf32>",
+        "%0 = call @outer(%a) : (tensor<4xf32>) -> tensor<4xf32>\nreturn %a : tensor<4xf32>",
+        LOOP.replace("%1, %b", "%b, %b"),
+    ],
+)
+def test_calls_with_effects_do_not_vanish(body):
+    with pytest.raises(ParseError, match=r"custom call to 'io' \(f32\[4\]\) has an effect.*remove"):
+        parse_stablehlo(in_main(body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"%0 = {EFFECT} tensor<4xf32>\nreturn %0 : tensor<4xf32>",
+        "%0 = call @outer(%a) : (tensor<4xf32>) -> tensor<4xf32>\nreturn %0 : tensor<4xf32>",
+        LOOP,
+    ],
+)
+def test_calls_with_effects_that_results_need(body):
+    text = module_text(parse_stablehlo(in_main(body)))
+    assert 'custom_call_target="io", custom_call_has_side_effect=true' in text
+    assert module_text(parse_module(text)) == text
+
+
+LOST = """
+ENTRY %lost (a: f32[4]) -> f32[4] {
+  %a = f32[4] parameter(0)
+  %b = f32[4] custom-call(%a), custom_call_target="io", custom_call_has_side_effect=true
+  ROOT %c = f32[4] negate(%a)
+}"""
+
+
+def test_calls_with_effects_do_not_vanish_from_hlo():
+    with pytest.raises(ParseError, match=r"line 4.*\n?.*'io' \(f32\[4\]\) has an effect"):
+        parse_module(LOST)
+
+
+def test_annotations_have_no_effect():
+    call = EFFECT.replace("@io", "@InspectSharding")
+    module = parse_stablehlo(in_main(f"{call} ()\nreturn %a : tensor<4xf32>"))
+    assert module.entry.root.op == "parameter"

@@ -252,3 +252,38 @@ def called(x: Instruction) -> tuple[Computation, ...]:
         elif kind is tuple and value and type(value[0]) is Computation:
             found += value
     return tuple(found)
+
+
+# Targets of custom calls that act while a program is compiled, or check it.
+_WITHOUT_EFFECT = frozenset(
+    "Sharding SPMDFullToShardShape SPMDShardToFullShape InspectSharding LayoutConstraint"
+    " annotate_device_placement shape_assertion stablehlo.dynamic_assert".split()
+)
+
+
+def has_effect(x: Instruction) -> bool:
+    """Whether the instruction is a custom call that is made for more than its results."""
+    return (
+        x.op == "custom-call"
+        and x.get("custom_call_has_side_effect", False)
+        and x["custom_call_target"] not in _WITHOUT_EFFECT
+    )
+
+
+def lost_effect(root: Instruction, x: Instruction) -> str:
+    """What runs is what a root needs: an error message if that leaves out an instruction that has
+    an effect, also of the computations that are called; else ""."""
+    reached: set[Instruction] = set()
+    roots = [root]
+    while roots:
+        below = [y for y in postorder(roots) if y not in reached]
+        if x in below:
+            return ""
+        reached.update(below)
+        roots = [c.root for y in below for c in called(y)]
+    operands = ", ".join(str(o.shape) for o in x.operands)
+    return (
+        f"the custom call to {x['custom_call_target']!r} ({operands}) has an effect, and no result"
+        " of the program needs it, so it would not run: remove it (it may be jax.debug.print or"
+        " io_callback), or return what it returns"
+    )

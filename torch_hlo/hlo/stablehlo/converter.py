@@ -22,6 +22,7 @@ from torch_hlo.hlo.ir.instruction import (
     Instruction,
     Meta,
     Module,
+    lost_effect,
     postorder,
 )
 from torch_hlo.hlo.ir.intern import instr
@@ -158,6 +159,8 @@ class Converter:
         )
         self.computations: dict[tuple[Any, ...], Computation] = {}
         self.active: list[str] = []
+        # custom calls with effects, and where they stand
+        self.effects: list[tuple[int, Instruction]] = []
         # Sizes that captured integers of the region being converted are known to hold.
         self.known: dict[Instruction, list[Size]] = {}
 
@@ -197,6 +200,9 @@ class Converter:
                     root,
                     tuple(w or self.shardings.open(x.shape.rank) for w, x in zip(wanted, results)),
                 )
+        for position, x in self.effects:
+            if lost := lost_effect(root, x):
+                raise self.s.error(lost, position)
         return Module(
             name,
             Computation(entry_name, tuple(params), root),

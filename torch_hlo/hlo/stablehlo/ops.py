@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir.instruction import Instruction, has_effect
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
@@ -706,6 +706,8 @@ def _custom_call(c: Context) -> Made:
         custom_call_has_side_effect=bool(c.attr("has_side_effect", default=False)),
         sharding=sharding or None,  # no arrays, no places
     )
+    if has_effect(x):
+        c.converter.effects.append((c.op.position, x))
     return [x] if len(shapes) == 1 else unpacked(x, len(shapes))
 
 

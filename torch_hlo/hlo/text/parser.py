@@ -23,6 +23,8 @@ from torch_hlo.hlo.ir.instruction import (
     Instruction,
     Meta,
     Module,
+    has_effect,
+    lost_effect,
 )
 from torch_hlo.hlo.ir.intern import instr, replace
 from torch_hlo.hlo.ir.literal import Literal
@@ -462,11 +464,11 @@ class _Parser:
                 " from 0",
                 block.position,
             )
-        return Computation(
-            block.name,
-            tuple(params[i] for i in range(len(params))),
-            root if root is not None else x,
-        )
+        root = root if root is not None else x
+        for line in block.lines:
+            if has_effect(values[line.name]) and (lost := lost_effect(root, values[line.name])):
+                raise self.s.error(lost, line.position)
+        return Computation(block.name, tuple(params[i] for i in range(len(params))), root)
 
     def _instruction(
         self, line: _Line, operands: list[Instruction], written: Sequence[Shape]
