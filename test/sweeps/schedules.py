@@ -18,6 +18,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from unittest import mock
 
 import torch
@@ -268,10 +269,11 @@ def run_schedule(seed: int, rank: int, world: int) -> None:
             session.current().limit = most
             program = Program(rng, beside, world)
             kinds, weights = list(STATEMENTS), list(STATEMENTS.values())
-            for statement in rng.choices(kinds, weights, k=rng.randint(8, 16)):
+            for statement in rng.choices(kinds, weights, k=rng.randint(5, 11)):
                 statement(program)
             for device, host in program.pairs:
                 close(device.cpu(), host)
+            torch_hlo.sync()  # a rank that goes on would leave recorded collectives behind
     finally:
         for patch in patches:
             patch.stop()
@@ -286,7 +288,7 @@ def run_batch(rank: int, world: int, seeds: list[int]) -> int:
             run_schedule(seed, rank, world)
         except BaseException as error:
             raise RuntimeError(f"schedule {seed}: {type(error).__name__}: {error}") from error
-        dist.barrier()
+        dist.monitored_barrier(timeout=timedelta(seconds=60))
     return len(seeds)
 
 

@@ -92,7 +92,7 @@ class ProcessLink(Communicator):
 
     def begin(self, program: ProgramInfo) -> None:
         """A program with collectives starts: if it is one for all devices, the ranks make sure that
-        it is the same one."""
+        it is the same one. Those of steps were compared before (lazy/run/agreement.py)."""
         self.program = collective.program_name(program.name)
         if program.devices > 1:
             if program.devices != self.partitions:
@@ -100,6 +100,8 @@ class ProcessLink(Communicator):
                     f"{self.program} is for {program.devices} devices, torch.distributed runs"
                     f" {self.partitions} processes"
                 )
+            if collective.in_step():
+                return
             what = f"the comparison of programs before {program.first}"
             prints = self._gather(program.fingerprint, what, self.program)
             if len(set(prints)) > 1:

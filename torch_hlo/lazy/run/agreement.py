@@ -60,14 +60,15 @@ class _Draft:
 
 
 class Meeting:
-    """All ranks make one step of the mesh. `evaluate` computes values that are not on the mesh."""
+    """All ranks make one step of the mesh. `evaluate` computes values that are not on the mesh, for
+    storages."""
 
     def __init__(
         self,
         journal: Journal,
         programs: ProgramCache,
         whole: bool,
-        evaluate: Callable[[list[Out]], None],
+        evaluate: Callable[[list[tuple[Any, Out]]], None],
     ) -> None:
         self.journal, self.programs, self.whole, self.evaluate = (
             journal,
@@ -77,26 +78,30 @@ class Meeting:
         )
         self.line = log.source()
 
-    def plan(self, bindings: list[Binding]) -> tuple[Plan | None, list[Binding]]:
+    def plan(
+        self, bindings: list[Binding], beside: list[Binding]
+    ) -> tuple[Plan | None, list[Binding]]:
         """The step that computes these values of this rank, and what other ranks want; with the
-        bindings that are all of that. No plan if nobody wants anything.
+        bindings that are all of that. No plan if nobody wants anything. `beside`: values that are
+        not on the mesh, which the step computes too if all ranks do so.
 
         Raises CollectiveError where the ranks have recorded different things, and what lowering
         raises."""
-        bindings = [(self._place(b[3]), i, *b[2:]) for i, b in enumerate(bindings)]
-        bindings.sort(key=itemgetter(0, 1))
-        draft = self._draft(bindings, self._wanted(bindings))
+        draft = self._draft([*bindings, *beside], self._wanted(bindings))
         known = None
         mine = b""
         if draft is not None:
             known = self.programs.known(draft.graph, draft.aliases, draft.where)
             mine = f"{draft.digest()} {draft.aliases} {_print(known)}".encode()
         if not self._same(self.journal.digest() + bytes([self.whole]) + mine):
+            self.evaluate([(b[2], b[3]) for b in beside])
             draft, known = self._agreed(bindings), None
         if draft is None:
             return None, []
-        compiled = known or self.programs.canonical(draft.graph, draft.aliases, draft.where)
         graph = draft.graph
+        compiled = known or self.programs.canonical(graph, draft.aliases, draft.where)
+        if known is None:
+            self._compare_programs(compiled)
         return (
             Plan(
                 compiled, graph.leaves, graph.numbers, draft.places, len(graph.nodes), draft.where
@@ -105,8 +110,9 @@ class Meeting:
         )
 
     def _place(self, out: Out) -> int:
-        """The order of results, which is the same on all ranks."""
-        return self.journal.places[out.node] << INDEX_BITS | out.index
+        """The order of results. Serial numbers are this rank's own, but their order is the
+        program's."""
+        return out.node.serial << INDEX_BITS | out.index
 
     def _wanted(self, bindings: list[Binding]) -> dict[Value, str]:
         found: dict[Value, str] = {}
@@ -119,11 +125,13 @@ class Meeting:
     def _draft(self, bindings: list[Binding], wanted: dict[Value, str]) -> _Draft | None:
         if not bindings:
             return None
+        bindings = [(self._place(b[3]), i, *b[2:]) for i, b in enumerate(bindings)]
+        bindings.sort(key=itemgetter(0, 1))
         graph, places, _, aliases = cut(bindings, self.whole)
         at = self.journal.places
         shardings: list[Sharding | None] = []
         for out in graph.outputs:
-            text = wanted[at[out.node], out.index]
+            text = wanted[at[out.node], out.index] if out.node in at else ""
             shardings.append(decode(text) if text else None)
         where = spmd.placement(graph, shardings)
         assert where is not None, "a value on the mesh follows from one"
@@ -150,8 +158,8 @@ class Meeting:
                 if value not in wanted:
                     bindings.append(self._effect(self.journal.nodes[place], index, len(bindings)))
                 wanted[value] = max(wanted.get(value, ""), text)
-        bindings.sort(key=itemgetter(0, 1))
-        self.evaluate(self.journal.locals(_needed(bindings, self.journal)))
+        outs = self.journal.locals(_needed(bindings, self.journal))
+        self.evaluate([(Effect(out), out) for out in outs])
         draft = self._draft(bindings, wanted)
         if draft is None:
             return None
@@ -182,6 +190,14 @@ class Meeting:
         block = np.frombuffer(digest, np.uint8)
         found = multi_device.communicator().gather(block, what, self.line)
         return len({print.tobytes() for print in found}) == 1
+
+    def _compare_programs(self, compiled: Any) -> None:
+        """Raises CollectiveError where compiling the same gave something else."""
+        if not self._same(_print(compiled).encode()):
+            info = getattr(compiled.program.program, "info", None)
+            text = info.text() if info is not None else _print(compiled)
+            parts = self._all(f"the programs of {compiled.name}", {"text": text.splitlines()})
+            self._compare("have compiled other programs", [part["text"] for part in parts])
 
     def _all(self, what: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
         data = json.dumps(mine).encode()

@@ -341,11 +341,16 @@ class DeviceEngine(Engine):
                 self._run(bindings, only is None)
                 return
             journal.read()
-            here = [b for b in bindings if b[3].node not in journal.places]
-            self._run(here, only is None)
             shared = [b for b in bindings if b[3].node in journal.places]
-            if not near and (journal.pending() if only is None else shared):
-                self._run_together(journal, shared, only is None)
+            here = [b for b in bindings if b[3].node not in journal.places]
+            if near or not (journal.pending() if only is None else shared):
+                self._run(here, only is None)
+                return
+            # what the step on the mesh computes anyway it keeps
+            reached = set(collect([b[3] for b in shared]).nodes) if not self._own_effects() else ()
+            beside = [b for b in here if b[3].node in reached]
+            self._run([b for b in here if b[3].node not in reached], only is None)
+            self._run_together(journal, shared, beside, only is None)
 
     def _run(self, bindings: list[Binding], whole: bool) -> None:
         """Run what computes these values, and recorded collectives: all of them, or (not `whole`)
@@ -389,8 +394,16 @@ class DeviceEngine(Engine):
                 taken.append(out)
         return taken
 
-    def _run_together(self, journal: Journal, bindings: list[Binding], whole: bool) -> None:
-        """Run what computes these values on the mesh, with all other processes."""
+    def _own_effects(self) -> bool:
+        """Whether collectives are recorded that are not on the mesh."""
+        state = session.current()
+        return any(out.node not in state.journal.places for out in state.effects)
+
+    def _run_together(
+        self, journal: Journal, bindings: list[Binding], beside: list[Binding], whole: bool
+    ) -> None:
+        """Run what computes these values on the mesh, with all other processes. `beside`: others
+        that may be computed with them."""
         start = time.perf_counter()
         if whole:
             for out in take_effects():
@@ -400,7 +413,7 @@ class DeviceEngine(Engine):
         conditions.surface(together=True)
         meeting = Meeting(journal, self.programs, whole, self._evaluate_outs)
         try:
-            plan, bindings = meeting.plan(bindings)
+            plan, bindings = meeting.plan(bindings, sorted(beside))
         except LoweringError as error:
             if (culprit := getattr(error, "node", None)) is not None:
                 journal.refuse(culprit)
@@ -413,10 +426,9 @@ class DeviceEngine(Engine):
         if not config.get("ASYNC"):
             self._surface()
 
-    def _evaluate_outs(self, outs: list[Out]) -> None:
-        """Compute pending values that are not on the mesh, whoever has them."""
-        effects = [Effect(out) for out in outs]
-        self._run([(e.value.place, i, e, e.value, ref(e)) for i, e in enumerate(effects)], False)
+    def _evaluate_outs(self, wanted: list[tuple[Storage | Effect, Out]]) -> None:
+        """Compute pending values that are not on the mesh, for these storages."""
+        self._run([(out.place, i, s, out, ref(s)) for i, (s, out) in enumerate(wanted)], False)
 
     def _refuse(self, bindings: list[Binding], culprit: Node | None) -> None:
         """Remember which storages need the node that could not be lowered."""
