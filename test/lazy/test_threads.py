@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torch_hlo
+from torch_hlo.lazy.ops import optimizer_state
 from torch_hlo.lazy.record import session, tracing
 from torch_hlo.lowering.core.tape import RECORDING
 
@@ -55,6 +56,23 @@ def test_training_loops_in_threads_do_not_disturb_each_other(restless) -> None:
         assert sorted(found) == list(range(THREADS)), "a thread raised, or waits for ever"
         for seed, w in found.items():
             torch.testing.assert_close(w, alone[seed])
+
+
+def test_an_optimizers_first_step_waits_for_other_threads(monkeypatch) -> None:
+    """It gives values to recorded ones, which another thread may be lowering."""
+    alone = []
+
+    def array(*args) -> optimizer_state.Array:
+        alone.append(RECORDING._is_owned())
+        return Array(*args)
+
+    Array = optimizer_state.Array
+    monkeypatch.setattr(optimizer_state, "Array", array)
+    weight = torch.ones(3, device="hlo", requires_grad=True)
+    optimizer = torch.optim.Adam([weight])
+    weight.sum().backward()
+    optimizer.step()
+    assert alone and all(alone)
 
 
 def captured(seed: int) -> torch.Tensor:

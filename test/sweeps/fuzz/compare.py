@@ -135,9 +135,10 @@ class Noise(TorchDispatchMode):
         view = any(a.alias_info and not a.alias_info.is_write for a in func._schema.arguments)
         if view or any(word in name for word in ("copy", "clone", "cat", "fill", "index_select")):
             return result
+        precision = _precision(args)
         for t in result if isinstance(result, (tuple, list)) else [result]:
             if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex()):
-                self.move(t)
+                self.move(t, max(precision, torch.finfo(t.dtype).eps))
                 self.cancel(t, name, args)
         return result
 
@@ -151,8 +152,8 @@ class Noise(TorchDispatchMode):
             limit = torch.finfo(t.dtype).eps * (1 + largest) * (400 if "norm" in name else 8)
             t.data[t.abs() < limit] = 0
 
-    def move(self, t: torch.Tensor) -> None:
-        eps = torch.finfo(t.dtype).eps * 3
+    def move(self, t: torch.Tensor, precision: float) -> None:
+        eps = precision * 3
         x = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
         grid, largest = GRIDS.get(x.dtype, (256, 1 << 15))
         off_grid = (x * grid != (x * grid).round()) | (x.abs() > largest)
@@ -168,6 +169,14 @@ class Noise(TorchDispatchMode):
             t.data.copy_(moved)
 
 
+def _precision(args: tuple) -> float:
+    """That of the operands: the result may be of a wider type."""
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    floats = [t.dtype for t in tensors if t.is_floating_point() or t.is_complex()]
+    whole = [torch.float32] if len(floats) < len(tensors) else []
+    return max([torch.finfo(dtype).eps for dtype in floats + whole], default=0.0)
+
+
 def _overlapping_write(func: Any, args: tuple, kwargs: dict) -> bool:
     """Whether an element may be written twice, with different values, or be read after that."""
     out = kwargs.get("out")
@@ -180,7 +189,15 @@ def _overlapping_write(func: Any, args: tuple, kwargs: dict) -> bool:
     name = func._schema.name
     if not name.endswith("_") or name.endswith(("fill_", "zero_", "detach_")) or not args:
         return False
-    return isinstance(args[0], torch.Tensor) and torch._debug_has_internal_overlap(args[0]) != 0
+    written = args[0]
+    if not isinstance(written, torch.Tensor) or not written.numel():
+        return False
+    memory = written.untyped_storage().data_ptr()
+    return torch._debug_has_internal_overlap(written) != 0 or any(
+        t.untyped_storage().data_ptr() == memory and t.stride() != written.stride()
+        for t in args[1:]
+        if isinstance(t, torch.Tensor)
+    )
 
 
 def rounding(want: Outcome, got: Outcome, moved: list[Outcome]) -> bool:

@@ -28,7 +28,7 @@ from torch_hlo.lazy.record.storage import Array, Number
 from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.lowering.core.graph import Out
 from torch_hlo.lowering.core.registry import HLO_TO_TORCH
-from torch_hlo.lowering.core.tape import TAPE
+from torch_hlo.lowering.core.tape import RECORDING, TAPE
 
 # Optimizers whose step depends on its number -> the option of their groups that keeps the number on
 # the device.
@@ -88,6 +88,11 @@ _COUNTS = {"step", "mu_product", "eta", "mu"}
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+    with RECORDING:  # another thread may be cutting the graph
+        _give_values(optimizer)
+
+
+def _give_values(optimizer: torch.optim.Optimizer) -> None:
     sizes, begun = session.current().state_sizes, session.current().filled
     if not begun or sizes.get(optimizer) == len(optimizer.state):
         return
