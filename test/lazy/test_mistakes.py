@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from torch_hlo.lowering.core.registry import TORCH_TO_HLO
+
 pytestmark = pytest.mark.usefixtures("recorded")
 
 
@@ -386,9 +388,39 @@ def test_data_assignment_between_devices():
         h(3).grad = torch.ones(3)
 
 
+DTYPES = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)
+MAKERS = {
+    "empty": lambda dtype: torch.empty(4, dtype=dtype, device="hlo"),
+    "zeros": lambda dtype: torch.zeros(4, dtype=dtype, device="hlo"),
+    "copy": lambda dtype: torch.zeros(4).to("hlo", dtype),
+    "conversion": lambda dtype: h(4).mul_(0).to(dtype),
+    "bytes": lambda dtype: torch.zeros(4 * dtype.itemsize, dtype=torch.uint8).to("hlo").view(dtype),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_dtype_works_or_is_refused(dtype):
+    works = dtype in TORCH_TO_HLO
+    for make in MAKERS.values():
+        if works:
+            x = make(dtype).cpu()
+            assert x.dtype == dtype and not x.view(torch.uint8).any()
+            continue
+        with pytest.raises(RuntimeError, match=f"no element type {dtype}: convert|on quantized"):
+            make(dtype)
+
+
+def test_operators_say_that_a_dtype_is_missing():
+    with pytest.raises(RuntimeError, match=r"no element type torch.complex32: .*complex64"):
+        h(2).half() * 1j
+    with pytest.raises(RuntimeError, match="no element type torch.qint8"):
+        torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8).to("hlo")
+    with pytest.raises(RuntimeError, match="no element type torch.qint8"):
+        torch.quantize_per_tensor(h(3), 0.1, 0, torch.qint8)
+
+
 def test_unsupported_kinds():
-    with pytest.raises(TypeError, match="no element type"):
-        torch.zeros(2, dtype=torch.complex32, device="hlo")
     with pytest.raises(NotImplementedError, match="strided"):
         torch.eye(2).to_sparse().to("hlo")
     with pytest.raises(Exception, match="sparse|strided"):

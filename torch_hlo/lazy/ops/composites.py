@@ -34,6 +34,23 @@ _LIBRARIES: list[torch.library.Library] = []
 Key = operators.Key
 
 
+# What PyTorch calls to make a quantized tensor on a device.
+_QUANTIZED_MAKERS = (
+    "empty.memory_format",
+    "empty_strided",
+    "empty_quantized",
+    "_empty_affine_quantized",
+    "_empty_per_channel_affine_quantized",
+)
+
+
+def _no_quantized(*args, dtype=None, **kwargs):
+    """Raises NoElementType."""
+    for a in args:
+        dtype = a.dtype if isinstance(a, torch.Tensor) else dtype
+    raise metas.NoElementType(dtype)
+
+
 def register() -> None:
     """Register the kernels with PyTorch's dispatcher."""
     library = torch.library.Library("aten", "IMPL")
@@ -42,6 +59,8 @@ def register() -> None:
     every.fallback(_backend_select, operators.PRIVATE_USE)
     from torch_hlo.lazy.aten.copies import copy_from
 
+    for maker in _QUANTIZED_MAKERS:
+        library.impl(maker, _no_quantized, operators.QUANTIZED_PRIVATE_USE)
     library.impl("_copy_from", copy_from, operators.PRIVATE_USE)
     library.impl("_copy_from_and_resize", copy_from, operators.PRIVATE_USE)
     if aten.linear.default in LOWERINGS and aten.linear_backward.default in LOWERINGS:

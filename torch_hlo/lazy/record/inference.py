@@ -88,6 +88,8 @@ def infer(op: OpOverload, args: tuple, kwargs: dict) -> Result:
         validate(*args, **kwargs)
     try:
         result = unchecked(op, args, kwargs)
+    except metas.NoElementType:
+        raise
     except Exception:
         found = checks.explain(op, args, kwargs)
         if found is None:

@@ -51,6 +51,18 @@ class Meta:
         return f"Meta({self.hlo}, strides={list(self.stride)}, offset={self.offset})"
 
 
+class NoElementType(RuntimeError):
+    """The device does not have this dtype. (No TypeError: Python's operators keep those to
+    themselves.)"""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        names = sorted(str(d).removeprefix("torch.") for d in TORCH_TO_HLO)
+        super().__init__(
+            f"the hlo device has no element type {dtype}: convert the tensor to one of"
+            f" {', '.join(names)}, or keep it on the CPU"
+        )
+
+
 _interned: dict[tuple, Meta] = {}
 
 
@@ -60,13 +72,13 @@ def intern(
     dtype: torch.dtype,
     offset: int = 0,
 ) -> Meta:
-    """The Meta with these values. Raises TypeError for a dtype that the device does not have."""
+    """The Meta with these values. Raises NoElementType for a dtype that the device lacks."""
     key = (size, stride, dtype, offset)
     meta = _interned.get(key)
     if meta is None:
         name = TORCH_TO_HLO.get(dtype)
         if name is None:
-            raise TypeError(f"the hlo device has no element type {dtype}")
+            raise NoElementType(dtype)
         meta = Meta()
         meta.size, meta.stride, meta.dtype, meta.offset = size, stride, dtype, offset
         meta.hlo = Shape(name, size)
