@@ -18,7 +18,7 @@ from test.device import ranks
 from test.sweeps import schedules
 from torch_hlo.distributed import Mesh, mark_sharding
 from torch_hlo.lazy.record import session
-from torch_hlo.lazy.run import spmd
+from torch_hlo.lazy.run import program_cache, spmd
 from torch_hlo.lowering.core.registry import LoweringError
 
 
@@ -150,6 +150,33 @@ def broken(rank):
 def test_an_operation_that_cannot_be_lowered():
     for outcome in ranks.run(2, broken, COLLECTIVE_TIMEOUT=20.0):
         assert outcome.value == (pytest.approx([1.0, math.e]), 0), outcome
+
+
+def in_part(rank):
+    """On rank 1 only a part of the graph can be run at first: no collective runs twice, or before
+    an earlier one."""
+    torch.set_num_threads(1)
+    first, second = torch.ones(2).to("hlo") * rank, torch.ones(3).to("hlo") + rank
+    dist.all_reduce(first)
+    dist.all_reduce(second)
+    twice = second * 2
+    bad = first.exp()
+    original = program_cache.lower
+
+    def lower(nodes, *args, **kwargs):
+        if any(node.target is torch.ops.aten.exp.default for node in nodes):
+            raise LoweringError("no exp today")
+        return original(nodes, *args, **kwargs)
+
+    if rank == 1:
+        with mock.patch.object(program_cache, "lower", lower), pytest.warns(RuntimeWarning):
+            assert twice.tolist() == [6.0] * 3
+    return bad.log().tolist(), (second + first.sum()).tolist(), twice.tolist()
+
+
+def test_collectives_run_once_and_in_order():
+    for outcome in ranks.run(2, in_part, COLLECTIVE_TIMEOUT=20.0):
+        assert outcome.value == (pytest.approx([1.0, 1.0]), [5.0] * 3, [6.0] * 3), outcome
 
 
 def expecting(rank):

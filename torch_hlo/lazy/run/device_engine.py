@@ -62,7 +62,6 @@ from torch_hlo.lazy.run.launch import (
 from torch_hlo.lazy.run.plan import Known, Plan, cut, donations, dying
 from torch_hlo.lazy.run.program_cache import ProgramCache, program_key, variant
 from torch_hlo.lowering.core.graph import Node, Out, lower
-from torch_hlo.lowering.core.registry import LoweringError
 from torch_hlo.lowering.core.tape import RECORDING, TAPE
 
 
@@ -357,9 +356,6 @@ class DeviceEngine(Engine):
         those that come before one that is needed."""
         start = time.perf_counter()
         effects = self._take_effects(bindings, whole)
-        for out in effects:
-            effect = Effect(out)
-            bindings.append((out.place, len(bindings), effect, out, ref(effect)))
         if bindings:
             # the same program results from the same operations, whichever was written first
             bindings.sort()
@@ -376,8 +372,8 @@ class DeviceEngine(Engine):
             TAPE.restart()
 
     def _take_effects(self, bindings: list[Binding], whole: bool) -> list[Out]:
-        """Recorded collectives that have to run with these values: other ranks run them in the
-        order in which they were recorded, whatever this one reads first."""
+        """Recorded collectives that have to run with these values, now among `bindings`: other
+        ranks run them in the order in which they were recorded, whatever this one reads first."""
         effects = take_effects()
         if not effects:
             return effects
@@ -386,12 +382,13 @@ class DeviceEngine(Engine):
         last = max([out.node.serial for out in effects if out.node in reached], default=-1)
         taken = []
         for out in effects:
-            if journal is not None and out.node in journal.places:
+            shared = journal is not None and out.node in journal.places
+            if shared or not whole and out.node.serial > last:
                 must_run(out)
-            elif not whole and out.node.serial > last:
-                must_run(out)
-            elif not whole or out.node not in reached:
-                taken.append(out)
+                continue
+            taken.append(out)
+            if not whole or out.node not in reached:
+                bindings.append(_effect(out, len(bindings)))
         return taken
 
     def _own_effects(self) -> bool:
@@ -405,18 +402,20 @@ class DeviceEngine(Engine):
         """Run what computes these values on the mesh, with all other processes. `beside`: others
         that may be computed with them."""
         start = time.perf_counter()
+        effects: list[Out] = []
         if whole:
-            for out in take_effects():
-                effect = Effect(out)
-                bindings.append((out.place, len(bindings), effect, out, ref(effect)))
+            effects = take_effects()
+            bindings += [_effect(out, len(bindings) + i) for i, out in enumerate(effects)]
             bindings = [b for b in bindings if b[3].node not in journal.refused]
         conditions.surface(together=True)
         meeting = Meeting(journal, self.programs, whole, self._evaluate_outs)
         try:
             plan, bindings = meeting.plan(bindings, sorted(beside))
-        except LoweringError as error:
+        except Exception as error:
             if (culprit := getattr(error, "node", None)) is not None:
                 journal.refuse(culprit)
+            for out in effects:
+                must_run(out)
             raise
         if plan is not None:
             self._submit(bindings, plan, start, journal.clear if whole else nothing)
@@ -653,6 +652,12 @@ class DeviceEngine(Engine):
                 and self.in_flight[0].job.error is None
             ):
                 self.in_flight.popleft()
+
+
+def _effect(out: Out, number: int) -> Binding:
+    """For a value that no tensor has."""
+    effect = Effect(out)
+    return out.place, number, effect, out, ref(effect)
 
 
 class Lease:

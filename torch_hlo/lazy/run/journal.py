@@ -102,10 +102,11 @@ class Journal:
 
     def refuse(self, culprit: Node) -> None:
         """`culprit` cannot be lowered: later steps leave out what needs it."""
-        self.refused.add(culprit)
+        tainted = {culprit}
         for node in self.nodes:
-            if any(type(x) is Out and x.node in self.refused for x in used(node)):
-                self.refused.add(node)
+            if any(type(x) is Out and x.node in tainted for x in used(node)):
+                tainted.add(node)
+        self.refused.update(node for node in self.nodes if node in tainted)
 
     def clear(self) -> None:
         """A step computes all but what was refused."""
