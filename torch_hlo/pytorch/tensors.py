@@ -27,6 +27,11 @@ def plain_tensor(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch._C._acc.create_empty_tensor(tuple(size), dtype)
 
 
+def weak_reference(storage: torch.UntypedStorage) -> int:
+    """What torch.multiprocessing's StorageWeakRef holds; it frees it."""
+    return storage._weak_ref()
+
+
 def generator_new(cls: type) -> torch.Generator:
     """An instance of a subclass of torch.Generator; C++ takes it for a CPU generator."""
     return torch._C.Generator.__new__(cls, "cpu")

@@ -16,6 +16,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -32,6 +33,7 @@ _data = tensors.tensor_data
 _make = tensors.make_wrapper
 in_inference_mode = torch.is_inference_mode_enabled
 _session = session.current()
+_identities: WeakKeyDictionary[Storage, torch.UntypedStorage] = WeakKeyDictionary()
 
 
 class _Data:
@@ -347,6 +349,14 @@ class StorageProxy:
 
     def data_ptr(self) -> int:
         return 0 if self.storage.freed else id(self.storage)
+
+    def _weak_ref(self) -> int:
+        """PyTorch's weak reference to a storage, which is a pointer that it counts and frees: to an
+        empty one that lives as long as this."""
+        identity = _identities.get(self.storage)
+        if identity is None:
+            identity = _identities[self.storage] = torch.UntypedStorage(0)
+        return tensors.weak_reference(identity)
 
     _cdata = property(lambda self: id(self.storage))
     device = property(lambda self: DEVICE)
