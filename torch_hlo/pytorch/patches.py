@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.autograd.graph
 import torch.utils._foreach_utils
+from torch._subclasses import fake_tensor
 from torch.nn import Module
 
 from torch_hlo.pytorch import imports, uninitialized
@@ -38,6 +39,9 @@ def patch(
     _patch_default_dtype(default_dtype_changed)
     _patch_pin_memory()
     _patch_accelerator(module)
+    # A fake tensor of this device holds no value of the device: torch.tensor(…, device="hlo") is a
+    # fake tensor of the CPU that is moved, as on a machine without the GPU that is traced for.
+    fake_tensor._is_privateuse1_backend_available = lambda: False
 
 
 def _patch_backward(tensor_class: type) -> None:

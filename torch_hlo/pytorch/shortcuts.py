@@ -62,9 +62,15 @@ ROWS = (
     Row(
         "trace_as_plain",
         "pytorch/tracing.py",
-        "Dynamo takes tensors of this device for plain tensors, and its fake ones hold no values",
+        "Dynamo takes tensors of this device for plain tensors",
         "a class of tensors with a dispatch of its own ends the graph, or has to show the plain"
         " tensors that it is made of, which the tensors of this device are not",
+    ),
+    Row(
+        "fake_tensors",
+        "pytorch/patches.py",
+        "fake tensors of this device hold no values",
+        "under a FakeTensorMode torch.tensor makes a real tensor of the device",
     ),
     Row(
         "pin_memory",

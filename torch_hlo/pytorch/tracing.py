@@ -38,11 +38,7 @@ def trace_as_plain(kind: type[torch.Tensor]) -> None:
     class with a `__torch_dispatch__` has to show plain tensors that it is made of, or ends the
     graph."""
     from torch._dynamo.variables import builder
-    from torch._subclasses import fake_tensor
 
-    # A fake tensor of this device holds no value of the device: torch.tensor(…, device="hlo") is a
-    # fake tensor of the CPU that is moved, as on a machine without the GPU that is traced for.
-    fake_tensor._is_privateuse1_backend_available = lambda: False
     infer = builder.infer_subclass_type
 
     def infer_subclass_type(value: object) -> type | None:

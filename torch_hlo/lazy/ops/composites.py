@@ -61,6 +61,8 @@ def register() -> None:
 
     for maker in _QUANTIZED_MAKERS:
         library.impl(maker, _no_quantized, operators.QUANTIZED_PRIVATE_USE)
+    # torch.tensor calls this one past the modes; under a mode PyTorch does not find the fallback
+    library.impl("_to_copy", _kernel(aten._to_copy.default), operators.PRIVATE_USE)
     library.impl("_copy_from", copy_from, operators.PRIVATE_USE)
     library.impl("_copy_from_and_resize", copy_from, operators.PRIVATE_USE)
     if aten.linear.default in LOWERINGS and aten.linear_backward.default in LOWERINGS:
