@@ -108,5 +108,56 @@ def test_all(op, dtype):
     run(op, dtype, 3)
 
 
+def moved(value, device: str, memory: dict):
+    """Arguments on the device, which share memory as they do."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        if value.device.type == "meta":
+            return value
+        key = (value.untyped_storage().data_ptr() or id(value), value.dtype)
+        if key not in memory:
+            count = value.untyped_storage().nbytes() // value.dtype.itemsize
+            memory[key] = value.detach().as_strided((count,), (1,), 0).clone().to(device)
+        view = memory[key].as_strided(value.shape, value.stride(), value.storage_offset())
+        return memory.setdefault(id(value), view)  # a tensor that is given twice is one
+    if isinstance(value, (tuple, list)):
+        return type(value)([moved(v, device, memory) for v in value])
+    if isinstance(value, dict):
+        return {k: moved(v, device, memory) for k, v in value.items()}
+    return torch.device(device) if isinstance(value, torch.device) else value
+
+
+# PyTorch's own check comes after ours, which says more.
+OTHER_ERRORS = {("narrow_copy", 1)}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "op",
+    [
+        pytest.param(
+            op,
+            id=op.formatted_name,
+            marks=() if op.name in QUICK else pytest.mark.slow,
+        )
+        for op in op_db
+        if op.error_inputs_func is not None and op.name not in SKIP
+    ],
+)
+def test_errors(op):
+    for i, wrong in enumerate(op.error_inputs("cpu")):
+        sample = wrong.sample_input
+        kinds = []
+        for device in "cpu", "hlo":
+            memory = {}
+            args = moved((sample.input, *sample.args), device, memory)
+            kwargs = moved(sample.kwargs, device, memory)
+            try:
+                op(*args, **kwargs)
+                kinds.append(None)
+            except Exception as error:
+                kinds.append(type(error))
+        assert kinds[0] is kinds[1] or (op.name, i) in OTHER_ERRORS, (i, kinds)
+
+
 def test_the_quick_subset_exists():
     assert {op.name for op in op_db} | {op.formatted_name for op in op_db} >= QUICK

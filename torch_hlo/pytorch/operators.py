@@ -13,8 +13,8 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 __all__ = [
     "AUTOGRAD_PRIVATE_USE", "HigherOrderOperator", "Key", "OpOverload", "OpOverloadPacket",
     "PRIVATE_USE", "QUANTIZED_PRIVATE_USE", "call_kernel", "check_convolution",
-    "core_decompositions", "core_decompositions_after_autograd", "decompositions", "has_kernel", "integers",
-    "is_composite", "runs_on_cpu",
+    "core_decompositions", "core_decompositions_after_autograd", "decompositions", "has_kernel",
+    "integers", "is_composite", "runs_on_cpu",
 ]  # fmt: skip
 
 Key = torch._C.DispatchKey

@@ -427,7 +427,8 @@ def run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> object:
             if id(value) in shared:
                 return shared[id(value)]
             meta = value._meta
-            if not meta.dtype.is_floating_point and not meta.dtype.is_complex:
+            floats = meta.dtype.is_floating_point or meta.dtype.is_complex
+            if not (floats and meta.size):  # indices, sizes, and numbers
                 known = peek(value)
                 if known is not None:
                     return known
