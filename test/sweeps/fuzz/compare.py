@@ -106,6 +106,10 @@ SUMS = re.compile(r"norm|var|std|mean|softmax|logsumexp|cdist")
 CASTS = re.compile(r"copy|::sum|::prod|cum|out|_$|_Tensor|_Scalar")
 
 
+# what shows the bits of a NaN
+BITS = (torch.ops.aten.view.dtype, torch.ops.aten.copysign.Tensor)
+
+
 class Noise(TorchDispatchMode):
     """Results that are not on the grid are moved by a few units in the last place: a second
     correct computation. Where it leads elsewhere, so may any other."""
@@ -113,6 +117,7 @@ class Noise(TorchDispatchMode):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.r = random.Random(seed)
+        self.numbers = torch.Generator().manual_seed(seed)
         self.undefined = False  # whether a number became an integer that cannot hold it
 
     def _not_whole(self, func: Any, args: tuple) -> bool:
@@ -124,14 +129,14 @@ class Noise(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: Any = None
     ) -> Any:
+        name = func._schema.name
         floats = self._not_whole(func, args)
         self.undefined |= _overlapping_write(func, args, kwargs or {})
-        if func is torch.ops.aten.view.dtype:  # which NaN?
-            self.undefined |= args[0].is_floating_point() and bool(args[0].isnan().any())
+        if func in BITS:  # which NaN?
+            self.undefined |= args[-1 if "sign" in name else 0].isnan().any().item()
         result = func(*args, **(kwargs or {}))
         if floats and isinstance(result, torch.Tensor) and not result.dtype.is_floating_point:
             self.undefined |= result.dtype != torch.bool
-        name = func._schema.name
         view = any(a.alias_info and not a.alias_info.is_write for a in func._schema.arguments)
         if view or any(word in name for word in ("copy", "clone", "cat", "fill", "index_select")):
             return result
@@ -161,7 +166,8 @@ class Noise(TorchDispatchMode):
         if not off_grid.any():
             return
         factor = torch.ones_like(x, dtype=torch.float64)
-        factor[off_grid] += eps * self.r.choice([-1, 1]) * (1 + torch.rand(int(off_grid.sum())))
+        amount = 1 + torch.rand(int(off_grid.sum()), generator=self.numbers)
+        factor[off_grid] += eps * self.r.choice([-1, 1]) * amount
         moved = (x.double() * factor).to(x.dtype)
         if t.is_complex():
             moved = torch.view_as_complex(moved.contiguous())
