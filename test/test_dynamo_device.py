@@ -327,6 +327,32 @@ def test_mark_dynamic():
     assert programs() - before == 1
 
 
+def test_sizes_that_vary_beside_others():
+    """A loss outside of the graph, whose labels nobody has called varying."""
+    fast = torch.compile(lambda x: (x * 2).log_softmax(-1), backend="hlo", dynamic=True)
+    labels = torch.arange(16, device="hlo") % 3
+    torch_hlo.mark_step()
+    x = torch.randn(16, 3)
+    loss = F.nll_loss(fast(x.to("hlo")), labels)
+    torch_hlo.mark_step()
+    want = F.nll_loss((x * 2).log_softmax(-1), torch.arange(16) % 3)
+    torch.testing.assert_close(loss.cpu(), want)
+
+
+def test_the_default_back_end():
+    """Inductor writes no code for the device: constants in the graph ended in its passes."""
+
+    @torch.compile(fullgraph=True)
+    def step(x):
+        return x * torch.full((3,), 2.0, device=x.device) + torch.zeros(3, device=x.device)
+
+    x = torch.randn(3)
+    there = x.to("hlo").requires_grad_()
+    result = step(there)
+    result.sum().backward()
+    same([result, there.grad], [x * 2, torch.full((3,), 2.0)])
+
+
 def test_autograd_cache():
     """AOTAutograd's cache of graphs on disk leaves graphs of the device alone."""
     from torch._functorch import config as settings

@@ -39,9 +39,28 @@ def patch(
     _patch_default_dtype(default_dtype_changed)
     _patch_pin_memory()
     _patch_accelerator(module)
+    _patch_inductor()
     # A fake tensor of this device holds no value of the device: torch.tensor(…, device="hlo") is a
     # fake tensor of the CPU that is moved, as on a machine without the GPU that is traced for.
     fake_tensor._is_privateuse1_backend_available = lambda: False
+
+
+def _patch_inductor() -> None:
+    """torch.compile without a name of a back end asks Inductor, which writes no code for this
+    device: what it would be asked for is compiled as with backend="hlo"."""
+    inductor = torch._TorchCompileInductorWrapper
+    original = inductor.__call__
+
+    @functools.wraps(original)
+    def compile_graph(self: object, graph: torch.fx.GraphModule, inputs: Sequence) -> Callable:
+        values = [n.meta.get("example_value") for n in graph.graph.nodes]
+        if not any(isinstance(v, torch.Tensor) and v.device.type == NAME for v in values):
+            return original(self, graph, inputs)
+        from torch._dynamo.backends.registry import lookup_backend
+
+        return lookup_backend(NAME)(graph, inputs)
+
+    inductor.__call__ = compile_graph
 
 
 def _patch_backward(tensor_class: type) -> None:

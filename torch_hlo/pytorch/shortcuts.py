@@ -73,6 +73,12 @@ ROWS = (
         "under a FakeTensorMode torch.tensor makes a real tensor of the device",
     ),
     Row(
+        "inductor",
+        "pytorch/patches.py",
+        "torch.compile without backend= compiles graphs on this device's tensors as backend='hlo'",
+        "Inductor ends with KeyError: 'hlo', because it writes no code for the device",
+    ),
+    Row(
         "pin_memory",
         "pytorch/patches.py",
         "Tensor.pin_memory returns CPU tensors as they are",
