@@ -75,15 +75,15 @@ def eager_mode(on: bool = True) -> None:
     dispatch.set_eager(on)
 
 
-def compile(fn: Callable[..., Any] | None = None, *, full_graph: bool = True) -> Any:
-    """Decorator, with or without arguments: the function's work on hlo tensors is captured and
-    later calls run its program without tracing.
+def compile(fn: Callable[..., Any] | None = None, *, full_graph: bool = False) -> Any:
+    """Decorator, with or without arguments: the function's work on hlo tensors is captured, and
+    later calls start its program.
 
-    `full_graph`: what one program cannot hold raises CaptureError, rather than running in parts.
-    See lazy/capture/capture.py."""
-    from torch_hlo.lazy.capture import capture
+    `full_graph`: what one program cannot hold is an error (RuntimeError), and does not run in
+    parts. See dynamo/step.py."""
+    from torch_hlo.dynamo import step
 
-    return capture.compile(fn, full_graph=full_graph)
+    return step.compile(fn, full_graph=full_graph)
 
 
 def cond(

@@ -174,7 +174,7 @@ def test_a_captured_step_with_distributions_replays():
     w = torch.nn.Parameter(computed(0.1, 0.2))
     optimizer = torch.optim.SGD([w], lr=0.1)
 
-    @torch_hlo.compile(full_graph=True)
+    @torch_hlo.compile
     def step(x):
         optimizer.zero_grad()
         loss = -Normal(w, w.exp()).log_prob(x).mean()
@@ -206,7 +206,7 @@ def test_numbers_of_constants_do_not_cut_the_graph():
 def test_a_captured_transformer_replays():
     model = torch.nn.Transformer(8, 2, 1, 1, 16, 0.0, batch_first=True).to("hlo")
 
-    @torch_hlo.compile(full_graph=True)
+    @torch_hlo.compile
     def step(a, b):
         return (
             model(a, b, tgt_mask=model.generate_square_subsequent_mask(3, device="hlo"))

@@ -10,6 +10,15 @@ lowering/, pytorch/, device/ and hlo/.
 
 from __future__ import annotations
 
-from torch_hlo.dynamo.backend import OPTIONS, hlo
+from typing import Any
 
 __all__ = ["OPTIONS", "hlo"]
+
+
+def __getattr__(name: str) -> Any:
+    """`hlo` and `OPTIONS` import Dynamo, which takes longer than a first step."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torch_hlo.dynamo import backend
+
+    return getattr(backend, name)

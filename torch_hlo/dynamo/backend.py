@@ -22,9 +22,10 @@ from torch import fx
 
 from torch_hlo import collector, config, log, metrics
 from torch_hlo.device.interfaces import Program
-from torch_hlo.dynamo import cut, shared_results, trace
+from torch_hlo.dynamo import cut, optimizers, shared_results, trace
 from torch_hlo.dynamo.attention_saved import forward_and_backward
 from torch_hlo.dynamo.call import Caller
+from torch_hlo.dynamo.device_graph import DeviceGraph
 from torch_hlo.dynamo.direct import LOSSES, Graphs
 from torch_hlo.dynamo.place import Host, place_of
 from torch_hlo.hlo.ir.instruction import Module
@@ -41,6 +42,7 @@ from torch_hlo.pytorch.operators import OpOverload
 
 aten = torch.ops.aten
 traceable.enable()
+optimizers.register()
 # before 2.13 PyTorch leaves out the checks of linear algebra, which have no result
 for _check in CHECKS:
     fx.node.has_side_effect(_check)
@@ -371,20 +373,20 @@ def on_device(graph_module: fx.GraphModule) -> bool:
 
 
 def recorded(graph_module: fx.GraphModule, options: dict) -> Callable:
-    """A function that records a graph on hlo tensors, with autograd: it becomes part of the step,
-    whose name it has."""
+    """A function that records a graph on hlo tensors, or launches what it has recorded."""
     collector.want()  # Dynamo's notes on its frame hold the frame's tensors, in circles
+    call = DeviceGraph(graph_module, options.get("name", "graph"))
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     varying = [(i, dims) for i, n in enumerate(placeholders) if (dims := _symbolic(n))]
     settings = {"FALLBACK": options["fallback"]} if "fallback" in options else {}
     if not varying and not settings:
-        return graph_module.forward
+        return call
 
     def run(*args: object) -> object:
         for i, dims in varying:
             traceable.vary(args[i], frozenset([args[i].shape[d] for d in dims]))
         with config.override(**settings):
-            return graph_module.forward(*args)
+            return call(*args)
 
     return run
 

@@ -75,6 +75,14 @@ def alone() -> bool:
     )
 
 
+def transformed() -> bool:
+    """True if an op called now is also somebody else's business: a TorchDispatchMode's, a
+    transform's of torch.func, forward-mode differentiation's, a tracer's."""
+    return bool(_modes() or in_transform() or _forward_ad._current_level >= 0) or (
+        _traced() is not None
+    )
+
+
 def saved_tensors_hooks() -> object:
     """The hooks for tensors that autograd saves which are in effect, or None; while a graph is
     traced, too."""
@@ -86,4 +94,5 @@ def refuse_second_backward(
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients as results of a node that raises `message` when they are differentiated."""
     delayed = torch._C._functions.DelayedError(message, len(gradients))
-    return delayed(*[g if g is None else g.detach().requires_grad_() for g in gradients])
+    found = delayed(*[g if g is None else g.detach().requires_grad_() for g in gradients])
+    return found if isinstance(found, tuple) else (found,)

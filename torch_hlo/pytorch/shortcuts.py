@@ -111,11 +111,25 @@ ROWS = (
         "PyTorch takes that way on every registered device",
     ),
     Row(
-        "math_functions",
-        "lazy/capture/traced_numbers.py",
-        "while torch_hlo.compile traces, functions of Python's module math follow numbers that it"
-        " has seen",
-        "they look into a float without asking it",
+        "guards",
+        "pytorch/guards.py",
+        "Dynamo guards on functions of classes, signs of zeros and orders of OrderedDicts, and"
+        " leaves generators of random numbers and full deques to Python",
+        "it does not notice when those change, and a captured step would be wrong without a word",
+    ),
+    Row(
+        "steps",
+        "pytorch/steps.py",
+        "Dynamo makes calls of the steps of PyTorch's optimizers, and ends a graph where it would"
+        " leave a part of a backward pass out",
+        "a whole training step is one graph; without, it is four, and tracing takes seconds",
+    ),
+    Row(
+        "numbers",
+        "pytorch/numbers.py",
+        "nodes of torch.SymFloat that are no node of torch.fx",
+        "a learning rate that changes is an input of the program: PyTorch hands other numbers"
+        " through as plain floats",
     ),
     Row(
         "networks",

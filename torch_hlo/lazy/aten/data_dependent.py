@@ -31,16 +31,10 @@ def _local_scalar_dense(args: tuple, kwargs: dict) -> Any:
 
 
 def _known(x: HloTensor) -> torch.Tensor | None:
-    """The value if it does not take a step. A captured function may take another branch with other
-    data, so there it takes constants, and truth values and whole numbers that replays can look at
-    as well."""
-    engine = session.engine()
-    if type(x._storage.value) is Out and not (engine.captures or config.get("CPU_NUMBERS")):
+    """The value if it does not take a step."""
+    if type(x._storage.value) is Out and not config.get("CPU_NUMBERS"):
         return None
-    value = conditions.known(x, constant=engine.captures)
-    if value is None and not (x.dtype.is_floating_point or x.dtype.is_complex):
-        return engine.assume(x)
-    return value
+    return conditions.known(x)
 
 
 def on_cpu(op: OpOverload):
@@ -56,17 +50,8 @@ def on_cpu(op: OpOverload):
 def _linalg_check_errors(args: tuple, kwargs: dict) -> None:
     """At the call, as torch.linalg documents: code that catches LinAlgError tries something else
     then."""
-    info, engine = None, session.engine()
-    if not engine.captures:
-        info = _known(args[0])
-    else:
-        # a function that is being captured: its replays look at one number, and are traced again if
-        # there is an error
-        failed = call(aten.any.default, args[0])
-        known = _known(failed)
-        if not (engine.number(failed) if known is None else known):
-            return
-    values = engine.values(args[0]) if info is None else info
+    info = _known(args[0])
+    values = session.engine().values(args[0]) if info is None else info
     aten._linalg_check_errors.default(values, *args[1:], **kwargs)
 
 
@@ -88,20 +73,18 @@ _MANY = 1 << 14  # values that are worth counting on the device, where the progr
 
 @handles(aten.equal.default)
 def equal(args: tuple, kwargs: dict) -> bool:
-    """Compared on the device where there is much to compare, or a function is being captured: its
-    replays look at one truth value."""
+    """Compared on the device where there is much to compare."""
     a, b = args
-    engine = session.engine()
     if (
         type(a) is type(b) is HloTensor
         and a.shape == b.shape
         and a.dtype == b.dtype
-        and (engine.captures or a.numel() >= _MANY)
+        and a.numel() >= _MANY
     ):
         same = call(aten.all.default, call(aten.eq.Tensor, a, b))
         known = _known(same)
         if known is None:
-            known = engine.number(same)
+            known = session.engine().number(same)
         return bool(known)
     return on_cpu(aten.equal.default)(args, kwargs)
 
@@ -114,12 +97,10 @@ def bincount(args: tuple, kwargs: dict):
         *args,
         *(kwargs.get(n, d) for n, d in (("weights", None), ("minlength", 0))[len(args) - 1 :]),
     )
-    # a function that is being captured: its replays look at one truth value
-    engine = session.engine()
     on_device = (
         type(x) is HloTensor
         and x.dim() == 1
-        and (x.numel() >= _MANY or engine.captures)
+        and x.numel() >= _MANY
         and not x.dtype.is_floating_point
         and x.dtype != torch.bool
     )
@@ -141,7 +122,7 @@ def bincount(args: tuple, kwargs: dict):
         )
         known = _known(outside)
         if known is None:
-            known = engine.number(outside)
+            known = session.engine().number(outside)
         if not known:
             source = (
                 call(aten.ones_like.default, x, dtype=torch.int64) if weights is None else weights

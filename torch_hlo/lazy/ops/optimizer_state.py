@@ -41,12 +41,6 @@ IMPLEMENTATIONS: dict[type[torch.optim.Optimizer], str] = {
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
-    _choose(optimizer)
-    for watcher in session.current().optimizer_watchers:
-        watcher(optimizer)
-
-
-def _choose(optimizer: torch.optim.Optimizer) -> None:
     """Set the implementation where the user left it open, and keep counts of steps on the
     device."""
     option = next(

@@ -5,16 +5,17 @@ Looking at a value that is still to be computed would cut the graph and wait. So
 that came from the CPU is judged at the call, as indices are (checks.py); any other is computed with
 its step and looked at when that is known to have run, as an assertion in a CUDA kernel is: the
 error surfaces at a later mark_step, sync or read. Numbers that Python asks for (`if mask.all():`)
-and that depend on nothing else come from the CPU as well. A captured step (lazy/capture/capture.py)
-judges what came from the CPU while it is traced, and nothing when it is replayed; truth values that
-Python asks for there are compared at each replay.
+and that depend on nothing else come from the CPU as well. While a graph is recorded to be started
+again (dynamo/recording.py), the engine is told of data that is looked at, and conditions are judged
+after each start.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -33,7 +34,7 @@ NODES, ELEMENTS = 24, 1 << 14  # more than that is computed on the device
 
 def expect(value: HloTensor, check: Check) -> None:
     """`check(value)`, now or when the value is there. `value` must not be written to later."""
-    found = known(value)
+    found = known(value, constant=session.engine().captures)
     if found is not None:
         check(found)
     else:
@@ -73,45 +74,38 @@ def _computed(value: HloTensor, together: bool) -> bool:
 def known(value: HloTensor, constant: bool = False) -> torch.Tensor | None:
     """The value computed on the CPU, if it takes few and small ops from arrays that came from there
     (`constant`: from none); else None."""
-    found = Computation.of(value, constant)
-    return None if found is None else found.run()
+    out, nodes = value._storage.value, []
+    if type(out) is Array:
+        arrays = [out]
+        if constant or not from_cpu(out):
+            return None
+    else:
+        found = _small(out, constant)
+        if found is None:
+            return None
+        nodes, arrays = found
+    if arrays:
+        session.engine().looks("it looks at data of the CPU")
+    return _computed(nodes, out, value._view)
 
 
-class Computation:
-    """How a value follows from arrays that came from the CPU: few and small ops, run there.
-    `arrays`: what it reads."""
-
-    __slots__ = ("nodes", "value", "view", "arrays")
-
-    def __init__(self, nodes: list[Node], arrays: list[Array], value: Out | Array, view) -> None:
-        self.nodes, self.arrays, self.value, self.view = nodes, arrays, value, view
-
-    @classmethod
-    def of(cls, tensor: HloTensor, constant: bool = False) -> Computation | None:
-        """That of a tensor's value, if there is one. `constant`: only if it reads no arrays."""
-        out = tensor._storage.value
-        if type(out) is Array:
-            return cls([], [out], out, tensor._view) if not constant and from_cpu(out) else None
-        found = _small(out, constant) if type(out) is Out else None
-        return None if found is None else cls(*found, out, tensor._view)
-
-    def run(self, present: Mapping[int, Array] | None = None) -> torch.Tensor | None:
-        """The value; `present[id(array)]` is read in place of an array. None where PyTorch has no
-        such kernel for the CPU."""
-        made: dict[Node, object] = {}
-        with torch.no_grad():
-            for node in self.nodes:
-                kwargs = {
-                    k: torch.device("cpu") if k == "device" else _argument(v, made, present)
-                    for k, v in node.kwargs.items()
-                }
-                try:
-                    made[node] = HOST_OPS.get(node.target, node.target)(
-                        *(_argument(a, made, present) for a in node.args), **kwargs
-                    )
-                except NotImplementedError:  # linear_backward
-                    return None
-            return on_host(_argument(self.value, made, present), self.view)
+def _computed(nodes: list[Node], out: Out | Array, view: Any) -> torch.Tensor | None:
+    """The value of `out` through a view, computed by the CPU; None where PyTorch has no such kernel
+    for it."""
+    made: dict[Node, object] = {}
+    with torch.no_grad():
+        for node in nodes:
+            kwargs = {
+                k: torch.device("cpu") if k == "device" else _argument(v, made)
+                for k, v in node.kwargs.items()
+            }
+            try:
+                made[node] = HOST_OPS.get(node.target, node.target)(
+                    *(_argument(a, made) for a in node.args), **kwargs
+                )
+            except NotImplementedError:  # linear_backward
+                return None
+        return on_host(_argument(out, made), view)
 
 
 def from_cpu(array: Array) -> bool:
@@ -162,21 +156,17 @@ def _small(out: Out, constant: bool) -> tuple[list[Node], list[Array]] | None:
     return sorted(found, key=lambda n: n.serial), arrays
 
 
-def _argument(
-    x: Array | Out | int,
-    made: dict[Node, object],
-    present: Mapping[int, Array] | None,
-) -> int | torch.Tensor:
+def _argument(x: Array | Out | int, made: dict[Node, object]) -> int | torch.Tensor:
     kind = type(x)
     if kind is Number:
         return x.value
     if kind is Array:
-        owner = _owner(x if present is None else present[id(x)])
+        owner = _owner(x)
         return peek(make(owner.meta, owner))
     if kind is Out:
         result = made[x.node]
         return result if isinstance(result, torch.Tensor) else result[x.index]
-    return kind(_argument(v, made, present) for v in x) if kind in (list, tuple) else x
+    return kind(_argument(v, made) for v in x) if kind in (list, tuple) else x
 
 
 def _owner(array: Array) -> Storage | None:

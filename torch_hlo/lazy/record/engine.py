@@ -3,7 +3,6 @@ stand in for it while a function is captured, traced or simulated, and in tests 
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ class Engine(ABC):
     """Tensors are hlo tensors; what an engine does not say for itself follows from `materialize`
     and `mark_step`."""
 
-    # whether a function is being captured: numbers that it asks for are noted, for its replays
+    # whether a graph is recorded to be started again, on other data
     captures = False
 
     @abstractmethod
@@ -71,10 +70,6 @@ class Engine(ABC):
 
     # ---- numbers that Python asks for
 
-    def item(self, tensor: torch.Tensor) -> Any:
-        """What `tensor.item()` returns; while a function is captured, without knowing it."""
-        return torch.Tensor.item(tensor)
-
     def items(self, tensors: Sequence[torch.Tensor]) -> list:
         """The values of tensors with one element."""
         return [value.item() for value in self.materialize(tensors)]
@@ -87,14 +82,18 @@ class Engine(ABC):
         """A copy on the CPU, for an error that ends what is recorded."""
         return self.materialize([tensor])[0]
 
-    def seen(self) -> contextlib.AbstractContextManager:
-        """Numbers that are asked for in the block are seen by Python."""
-        return contextlib.nullcontext()
+    def symbolic(self, value: torch.SymFloat) -> Any:
+        """The lifted number of a float that is followed. Raises TypeError where none is."""
+        raise TypeError(f"the hlo device cannot record the symbolic value {value}")
 
-    def assume(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A truth value or whole number that what is captured takes for granted; None if there is
-        none, or nothing is captured."""
-        return None
+    def stepping(self, step: Any) -> None:  # noqa: B027 - others do not record graphs
+        """An optimizer steps as a call in a graph (dynamo/optimizers.py)."""
+
+    def releasing(self, parameters: Sequence[torch.Tensor]) -> None:  # noqa: B027
+        """A graph drops the gradients of these (dynamo/released.py)."""
+
+    def looks(self, reason: str) -> None:  # noqa: B027 - others do not record graphs
+        """What is recorded depends on data: `reason`."""
 
     def later(self, tensor: torch.Tensor, check: Callable[[torch.Tensor], None]) -> None:
         """Call `check` with the value on the CPU, now or once it has been computed."""
@@ -142,3 +141,6 @@ class Watcher(Engine):
 
     def later(self, tensor: torch.Tensor, check: Callable[[torch.Tensor], None]) -> None:
         self.inner.later(tensor, check)
+
+    def looks(self, reason: str) -> None:
+        self.inner.looks(reason)

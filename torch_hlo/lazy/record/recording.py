@@ -98,7 +98,15 @@ def operand(a, key: list, words: list[int], lift: bool):
         value = read(a)
         words.append(TAPE.place(value))
         return value
-    if isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if kind is torch.SymFloat:
+        key.append(float)
+        if lift:
+            number = session.engine().symbolic(a)
+            words.append(TAPE.place(number))
+            return number
+        key.append(float(a).hex())
+        return float(a)
+    if isinstance(a, (torch.SymInt, torch.SymBool)):
         raise TypeError(f"the hlo device cannot record the symbolic value {a}")
     key.append(kind)
     key.append(a if kind is not complex else repr(a))

@@ -67,10 +67,7 @@ class Session:
         # run/executor.py: what runs jobs, and what compiles; made anew in a forked child
         self.executor: Any = None
         self.compiler: Any = None
-        # ops/optimizer_state.py: told of every optimizer that is about to step; entries of an
-        # optimizer's state when last seen
-        self.optimizer_watchers: list[Callable[[Any], None]] = []
-        self.schedules: dict[type, Callable] = {}  # dependencies.py: kinds whose `step` is told of
+        # ops/optimizer_state.py: entries of an optimizer's state when last seen
         self.state_sizes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._storages()
         self._captures()
@@ -95,7 +92,6 @@ class Session:
         # before RECORDING, never under it; whoever waits gives up after Tracing.PATIENCE.
         self.traced = threading.Lock()
         self.tracing: Tracing | None = None  # the trace under way
-        self.traces = 0  # calls of captured functions that were traced, the present one included
 
     def _meshes(self) -> None:
         # run/spmd.py: whether anything was ever annotated (steps of other programs pay nothing),

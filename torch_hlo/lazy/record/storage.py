@@ -90,7 +90,6 @@ class Storage:
 
     `views` caches the values of views of the present value; `sharding` is where the value lives,
     and any value that replaces it (None: on one device).
-    `traced`: the captured call (see session.py) in which it was made.
     """
 
     __slots__ = (
@@ -100,7 +99,6 @@ class Storage:
         "views",
         "freed",
         "sharding",
-        "traced",
         "__weakref__",
     )
 
@@ -111,7 +109,6 @@ class Storage:
         self.views: dict | None = None
         self.freed = False
         self.sharding: Sharding | None = None
-        self.traced = _session.traces
         if type(value) is Out:
             _session.pending.append(ref(self))
         else:
@@ -167,7 +164,6 @@ def holding(value: Out, meta: Meta) -> Storage:
     storage.views = None
     storage.freed = False
     storage.sharding = None
-    storage.traced = _session.traces
     _session.pending.append(ref(storage))
     return storage
 

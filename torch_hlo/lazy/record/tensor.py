@@ -76,21 +76,6 @@ class HloTensor(torch.Tensor):
             return self.item().__format__(spec)
         return object.__format__(self, spec)
 
-    def item(self) -> Any:
-        return session.engine().item(self)
-
-    def __bool__(self) -> bool:
-        return _seen(self, torch.Tensor.__bool__)
-
-    def __int__(self):
-        return _seen(self, torch.Tensor.__int__)
-
-    def __float__(self) -> float:
-        return _seen(self, torch.Tensor.__float__)
-
-    def __index__(self):
-        return _seen(self, torch.Tensor.__index__)
-
     def tolist(self) -> list[float | list[float]]:
         return self.detach().cpu().tolist()
 
@@ -137,13 +122,6 @@ class HloTensor(torch.Tensor):
 
     def is_pinned(self, device=None) -> bool:
         return False
-
-
-def _seen(tensor: HloTensor, number: Callable) -> bool | float:
-    """A number that Python's code gets to see; numbers that PyTorch's C++ code asks for end up in
-    an op."""
-    with session.engine().seen():
-        return number(tensor)
 
 
 def handle(
@@ -271,7 +249,7 @@ def peek(tensor: HloTensor) -> torch.Tensor | None:
     storage = tensor._storage
     if type(storage.value) is Out:
         return None
-    # while a function is captured, too: see lazy/capture/capture.py
+    # of the engine below, which is not told: who uses the value says so (Engine.looks)
     base = session.engine().base().materialize([make(storage.meta, storage)])[0]
     return on_host(base, tensor._view)
 

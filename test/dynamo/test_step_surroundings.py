@@ -1,0 +1,171 @@
+"""torch_hlo.compile: what a function sees of Python's variables, and what it leaves in them."""
+
+from collections import deque
+
+import pytest
+import torch
+from torch import nn
+
+import torch_hlo
+from torch_hlo import config
+
+from .surroundings import CASES
+
+# a case of each kind runs by default
+QUICK = set(list(CASES)[::3])
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES]
+)
+def test_what_changes_outside_is_seen(name):
+    results = []
+    for device in ("cpu", "hlo"):
+        fn, change = CASES[name](device)
+        if device == "hlo":
+            fn = torch_hlo.compile(fn)
+        found = []
+        for i in range(7):
+            if i in (3, 5):
+                change()
+            found.append(fn((torch.arange(4.0) + 1).to(device)).detach().cpu().clone())
+        results.append(found)
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+class Block(nn.Module):
+    """What modules keep besides parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.skip, self.aux = nn.Linear(4, 4), False, None
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        y = x if self.skip else self.layer(x)
+        self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+        self.aux = y.square().mean()
+        return y.relu()
+
+
+class Meter:
+    def __init__(self):
+        self.sum, self.count, self.average = 0.0, 0, 0.0
+
+    def update(self, value, n):
+        self.sum += value * n
+        self.count += n
+        self.average = self.sum / self.count
+
+
+def leaving(device):
+    """Name -> (function of x, what it has left)."""
+    torch.manual_seed(0)
+    model, state, losses, numbers, last, meter = (
+        nn.Sequential(Block(), Block()).to(device),
+        {"mean": torch.zeros(4, device=device)},
+        [],
+        [],
+        deque(maxlen=3),
+        Meter(),
+    )
+    weight, hidden = (
+        nn.Parameter(torch.ones(4, 4, device=device)),
+        [(torch.zeros(2, 4, device=device), torch.ones(2, 4, device=device))],
+    )
+    training = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(device)
+
+    def rebinds(x):
+        state["mean"] = 0.9 * state["mean"] + x.mean(0)
+
+    def appends(x):
+        losses.append(x.square().mean())
+        numbers.append(x.sum().item())
+
+    def keeps_the_last(x):
+        last.append(x.sum())
+        state["mean"] = sum(last) / len(last)
+
+    def meters(x):
+        meter.update(x.mean().item(), len(x))
+
+    def sets_data(x):
+        (x @ weight).sum().backward()
+        weight.data = weight.data - 0.1 * weight.grad
+        weight.grad = None
+
+    def recurs(x):
+        h, c = hidden[0]
+        c = c * 0.5 + x
+        hidden[0] = h.tanh() + c, c
+
+    def switches(x):
+        training.train()
+        training(x)
+        training.eval()
+        state["mean"] = training(x).detach()
+
+    return {
+        "modules": (
+            lambda x: model(x).sum() + model[0].aux,
+            lambda: [model[0].aux, model[1].aux, model[0].mean, model[1].mean],
+        ),
+        "rebinds": (rebinds, lambda: [state["mean"]]),
+        "appends": (appends, lambda: [*losses, *numbers]),
+        "meters": (meters, lambda: [meter.sum, meter.count, meter.average]),
+        "keeps the last": (keeps_the_last, lambda: [*last, state["mean"]]),
+        "sets data": (sets_data, lambda: [weight]),
+        "recurs": (recurs, lambda: hidden[0]),
+        "switches": (
+            switches,
+            lambda: [state["mean"], training.training, *training.buffers()],
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", leaving("cpu"))
+def test_what_is_left_in_variables(name):
+    found = []
+    for device in ("cpu", "hlo"):
+        fn, left = leaving(device)[name]
+        if device == "hlo":
+            fn = torch_hlo.compile(fn)
+        results = []
+        for i in range(9):
+            x = torch.full((2, 4), 1.0 + i).to(device)
+            fn(x)
+            results += [torch.as_tensor(v).detach().cpu().clone() for v in left()]
+        found.append(results)
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+
+
+class Makes(dict):
+    """As Hugging Face's ACT2FN: what is read is made."""
+
+    def __getitem__(self, key):
+        return dict.__getitem__(self, key)()
+
+
+def test_why_a_call_is_traced_again(monkeypatch, capsys):
+    options = {"scale": 1.0}
+    step = torch_hlo.compile(lambda x: x * options["scale"])
+    x = torch.ones(2, 4).to("hlo")
+    for _ in range(3):
+        step(x)
+    options["scale"] = 2.0
+    with config.override(LOG=1):
+        step(x)
+    assert "is traced again: " in (said := capsys.readouterr().err) and "options['scale']" in said
+
+
+def test_containers_that_make_what_is_read():
+    activations = Makes(relu=nn.ReLU)
+
+    @torch_hlo.compile
+    def step(x):
+        return activations["relu"](x)
+
+    for i in range(4):
+        assert step(torch.full((2,), i - 1.0).to("hlo")).tolist() == [max(i - 1.0, 0.0)] * 2

@@ -1,0 +1,105 @@
+"""Dynamo's graphs on hlo tensors: recorded in their first call, and started with one call after
+that.
+
+    call = DeviceGraph(graph_module, name)
+    results = call(*args)
+
+A graph of Dynamo's is a function of its arguments: whatever else it depends on, Dynamo's guards
+have compared. Its first call runs the graph's operations, which are recorded like any others, and a
+`Recording` is kept: the program, which argument each of its inputs came from, and where its results
+went. A later call with arguments of the same form launches that program.
+
+What a recording cannot be used for is found when it is made, and then each call is recorded:
+gradients that flow from a result, values that are looked at, random numbers of the CPU, a tensor
+that neither is an argument nor was made by the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_hlo import log
+from torch_hlo.dynamo.recording import Recording, Unsuitable, Watching
+from torch_hlo.dynamo.signature import Given, Signature
+from torch_hlo.lazy.record import generator, session, tracing
+from torch_hlo.lazy.record.storage import pending
+from torch_hlo.pytorch import participants
+
+KINDS = 16  # recordings that are kept: other forms of arguments, other answers
+TRIES = 3  # calls of no use, after which none is tried
+
+
+class DeviceGraph:
+    """A graph that is called with hlo tensors, numbers, and nothing else."""
+
+    def __init__(self, graph_module: fx.GraphModule, name: str) -> None:
+        self.name, self.plain = name, graph_module.forward
+        self.signature = Signature(graph_module)
+        self.recordings: list[Recording] = []
+        self.tries = 0
+        if self.signature.reason:
+            self._useless(self.signature.reason, TRIES)
+
+    def __call__(self, *args: Any) -> Sequence:
+        # what a recording leaves out may differ on the ranks of a process group
+        alone = session.current().journal is None
+        if self.tries >= TRIES or not alone or participants.transformed():
+            return self.plain(*args)
+        given = Given(self.signature, args)
+        for recording in self.recordings:
+            storages = recording.serves(given)
+            if storages is not None:
+                if recording is not self.recordings[0]:
+                    self.recordings.remove(recording)
+                    self.recordings.insert(0, recording)
+                return recording.launch(storages, given)
+        with tracing.tracing() as under_way:
+            results, recording = self._recorded(given)
+        if recording is not None and not under_way.disturbed:
+            self.recordings = [recording, *self.recordings][:KINDS]
+        return results
+
+    def _recorded(self, given: Given) -> tuple[Sequence, Recording | None]:
+        """Run the graph's operations; its results, and what was recorded if that can be used
+        again."""
+        engine = session.engine()
+        if session.current().effects or pending():
+            engine.mark_step()
+        watch = Watching(engine, [*given.storages, *self.signature.constants])
+        offset, cpu = generator.default.get_offset(), torch.default_generator.get_state()
+        given.watch_versions()
+        results = self._run(given, watch, offset)
+        try:
+            if not torch.equal(cpu, torch.default_generator.get_state()):
+                raise Unsuitable("it draws random numbers on the CPU")
+            return results, Recording(watch, given, results, self.signature, offset)
+        except Unsuitable as reason:
+            self._useless(str(reason), 1)
+            return results, None
+
+    def _run(self, given: Given, watch: Watching, offset: int) -> list:
+        """Run the graph with numbers that are followed, or with plain ones where something in it
+        takes no others: those must then be the same in later calls."""
+        before = [(s, s.value) for s in watch.storages]
+        for numbers in (watch.follow(given.numbers), given.numbers):
+            args = self.signature.arguments(given, numbers)
+            try:
+                with session.use(watch, everywhere=False):
+                    return list(self.signature.run(*args))
+            except TypeError:
+                if numbers is given.numbers or not numbers:
+                    raise
+                watch.hold(given.numbers)
+                generator.default.set_offset(offset)
+                for storage, value in before:
+                    if storage.value is not value:
+                        storage.replace(value)
+        raise AssertionError("not reached")
+
+    def _useless(self, reason: str, tries: int) -> None:
+        self.tries += tries
+        log.say(1, f"{self.name} is recorded at this call: {reason}")

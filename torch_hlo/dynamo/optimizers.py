@@ -1,0 +1,161 @@
+"""Steps of PyTorch's optimizers in captured functions.
+
+Dynamo does not look into them: a step is one call in the graph, with the parameters, their
+gradients and every option as arguments. So an option that Python changes is seen as any other
+number is. When the graph is recorded, the optimizer itself steps; what it reads and writes of its
+state is known to whoever records (`Stepped`)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+
+from torch_hlo.dynamo.released import release
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.pytorch import guards, steps
+
+
+def traced_step(
+    optimizer: torch.optim.Optimizer, token: int, names: Sequence[str], closure: Any = None
+) -> Any:
+    """What Dynamo traces for `optimizer.step(closure)`."""
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if hooks or closure is not None:
+        return _as_it_is(optimizer, closure)
+    parameters, gradients, options = [], [], []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameters.append(parameter)
+            gradients.append(parameter.grad)
+        for name in names:
+            options.append(group[name])
+    step(token, parameters, gradients, names, options)
+
+
+@torch.compiler.disable
+def _as_it_is(optimizer: torch.optim.Optimizer, closure: Any) -> Any:
+    return optimizer.step() if closure is None else optimizer.step(closure)
+
+
+def traced_zero_grad(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+    """What Dynamo traces for `optimizer.zero_grad(set_to_none)`."""
+    dropped = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                if set_to_none:
+                    dropped.append(parameter)
+                    parameter.grad = None
+                else:
+                    parameter.grad.zero_()
+    if dropped:
+        release(dropped)
+
+
+class Stepped:
+    """What a step in a graph reads besides the graph's inputs: the optimizer's state."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = ref(optimizer)
+        self.hooks = bool(
+            optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        )
+        state = optimizer.state
+        self.sizes = [len(values) for values in state.values()]
+        self.names: list[tuple[torch.Tensor, str]] = []
+        self.others: list[tuple[torch.Tensor, str, Any]] = []  # state that is no tensor
+        for parameter, values in state.items():
+            for name, value in values.items():
+                if type(value) is HloTensor:
+                    self.names.append((parameter, name))
+                else:
+                    self.others.append((parameter, name, value))
+
+    def tensors(self) -> list[HloTensor] | None:
+        """The state as it is now; None if it has other names, or other values that are no tensors
+        of the device."""
+        optimizer = self.optimizer()
+        if optimizer is None or self.hooks:
+            return None
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return None
+        state = optimizer.state
+        if [len(values) for values in state.values()] != self.sizes:
+            return None
+        try:
+            if any(state[p][name] != value for p, name, value in self.others):
+                return None
+            return [state[parameter][name] for parameter, name in self.names]
+        except KeyError:
+            return None
+
+
+def step(
+    token: int,
+    parameters: Sequence[HloTensor],
+    gradients: Sequence[HloTensor | None],
+    names: Sequence[str],
+    options: Sequence[Any],
+) -> None:
+    """In a graph: the optimizer of this number steps, with these gradients and options."""
+    if steps.is_fake(parameters[0]):
+        return
+    optimizer = steps.OPTIMIZERS[token]
+    engine = session.engine()
+    before = [p.grad for p in parameters]
+    groups = [group for group in optimizer.param_groups for _ in names]
+    kept = [group[name] for group, name in zip(groups, names * len(optimizer.param_groups))]
+    places = list(zip(groups, names * len(optimizer.param_groups), options, kept))
+    engine.stepping(Stepped(optimizer))
+    try:
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.grad = gradient
+        for group, name, value, _ in places:
+            group[name] = value
+        with _Fused():
+            optimizer.step()
+    finally:
+        for group, name, _, value in places:
+            group[name] = value
+        for parameter, gradient in zip(parameters, before):
+            parameter.grad = gradient
+
+
+class _Fused(torch.overrides.TorchFunctionMode):
+    """The fused operators of optimizers take options as plain numbers. Here they are recorded with
+    numbers that are followed."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        followed = any(isinstance(v, torch.SymFloat) for v in (*args, *kwargs.values()))
+        if not followed or not name.startswith("_fused_"):
+            return function(*args, **kwargs)
+        op = getattr(torch.ops.aten, name).default
+        written = [x for x in (*args, *kwargs.values()) if isinstance(x, (list, tuple))]
+        torch.autograd.graph.increment_version([t for x in written for t in x])
+        # as the dispatcher passes them: in the schema's order, without those left at their default
+        named = {
+            a.name: kwargs[a.name]
+            for a in op._schema.arguments
+            if a.name in kwargs and (not a.has_default_value() or kwargs[a.name] is not None)
+        }
+        return HloTensor.__torch_dispatch__(op, (), args, named)
+
+
+@functools.cache
+def register() -> None:
+    """Let Dynamo trace these steps."""
+    guards.complete()
+    steps.constants_apart()
+    steps.trace_gradients()
+    steps.graph_call(step)
+    steps.graph_call(release)
+    steps.trace_optimizers(HloTensor, traced_step, traced_zero_grad)

@@ -1,0 +1,459 @@
+"""What a graph on hlo tensors recorded, and how it is started again: see device_graph.py.
+
+`storages` of a recording are those of the graph's arguments, of its constants and of the state of
+optimizers that step in it, in this order; those that each call makes anew come after them. Inputs,
+results and writes are positions in that list."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+
+from torch_hlo.dynamo.optimizers import Stepped
+from torch_hlo.dynamo.released import free_gradients
+from torch_hlo.dynamo.signature import Given, Signature
+from torch_hlo.lazy.record import conditions, generator, session, tracing
+from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record.engine import Engine, Watcher
+from torch_hlo.lazy.record.meta import Meta
+from torch_hlo.lazy.record.storage import Array, Number, Storage, pending, pending_storages
+from torch_hlo.lazy.record.tensor import HloTensor, make
+from torch_hlo.lazy.run.fingerprint import collect
+from torch_hlo.lazy.run.launch import Programs
+from torch_hlo.lowering.core.graph import Node, Out
+from torch_hlo.lowering.core.registry import HLO_TO_TORCH
+from torch_hlo.lowering.core.tape import RECORDING
+from torch_hlo.pytorch import participants
+from torch_hlo.pytorch.numbers import Conditions, How, followed
+
+_SECOND = (
+    b"Trying to backward through the graph a second time (or directly access saved tensors after"
+    b" they have already been freed). The gradients of this result were taken inside the captured"
+    b" function."
+)
+
+
+class Unsuitable(Exception):
+    """Why a call cannot be started again."""
+
+
+class Watching(Watcher):
+    """The engine while a graph is recorded: it notices what the recording depends on besides
+    operations.
+
+    `storages`: those that the graph is known to read; `before`: position of each one's array;
+    `conditions`: numbers that must not change; `looked_at`: why the recording is of no use.
+    """
+
+    captures = True
+
+    def __init__(self, inner: Engine, storages: Sequence[Storage]) -> None:
+        super().__init__(inner)
+        self.storages: list[Storage] = []
+        self.before: dict[int, int] = {}
+        self.arrays: list[Array] = []
+        self.shared: list[tuple[int, int]] = []  # positions that have one array
+        self.numbers: dict[int, How] = {}  # id of a lifted number -> how it follows from arguments
+        self.conditions: Conditions = []
+        self.stepped: list[Stepped] = []
+        self.released: list[int] = []  # ids of parameters whose gradients are dropped
+        self.uploads: list[Any] = []
+        self.later_checks: list[tuple[HloTensor, conditions.Check]] = []
+        self.looked_at = ""
+        self._know(storages)
+
+    def _know(self, storages: Sequence[Storage]) -> None:
+        known = set(map(id, self.storages))
+        for storage in storages:
+            at = len(self.storages)
+            self.storages.append(storage)
+            if id(storage) not in known and type(storage.value) is Array:
+                self.arrays.append(storage.value)
+                first = self.before.setdefault(id(storage.value), at)
+                if first != at:
+                    self.shared.append((first, at))
+
+    def follow(self, numbers: Sequence[float]) -> list[torch.SymFloat]:
+        """The graph's numbers, whose uses are followed."""
+        return [followed(x, _source(i), self.conditions) for i, x in enumerate(numbers)]
+
+    def hold(self, numbers: Sequence[float]) -> None:
+        """These numbers must not change."""
+        self.conditions += [(_source(i), x) for i, x in enumerate(numbers)]
+
+    def stepping(self, step: Stepped) -> None:
+        self.stepped.append(step)
+        self._know([t._storage for t in step.tensors() or ()])
+
+    def releasing(self, parameters: Sequence[HloTensor]) -> None:
+        self.released += [id(p) for p in parameters]
+
+    def symbolic(self, value: torch.SymFloat) -> Number:
+        number = Number(value.node.value, "f64")
+        self.numbers[id(number)] = value.node.how
+        return number
+
+    def upload(self, tensor: torch.Tensor) -> Any:
+        self.uploads.append(self.inner.upload(tensor))
+        return self.uploads[-1]
+
+    def later(self, value: HloTensor, check: conditions.Check) -> None:
+        self.later_checks.append((value, check))
+        self.inner.later(value, check)
+
+    # ---- what ends a recording
+
+    def looks(self, reason: str) -> None:
+        self.looked_at = reason
+
+    def materialize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        self.looks("it looks at values")
+        return self.inner.materialize(tensors)
+
+    def evaluate(self, storages: Sequence[Storage]) -> None:
+        self.looks("it evaluates values")
+        self.inner.evaluate(storages)
+
+    def mark_step(self, wait: bool = False) -> None:
+        self.looks("it marks a step")
+        self.inner.mark_step(wait)
+
+    def sync(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
+        self.looks("it waits for values")
+        self.inner.sync(tensors)
+
+    def synchronize(self) -> None:
+        self.looks("it waits for values")
+        self.inner.synchronize()
+
+
+class Recording:
+    """One recorded call of a graph. Raises Unsuitable for a call that cannot be started again."""
+
+    def __init__(
+        self,
+        watch: Watching,
+        given: Given,
+        results: list,
+        signature: Signature,
+        offset: int,
+    ) -> None:
+        if watch.looked_at:
+            raise Unsuitable(watch.looked_at)
+        if any(step.hooks for step in watch.stepped):
+            raise Unsuitable("an optimizer's hooks run Python")
+        self.key, self.signature = given.key(), signature
+        self.conditions, self.shared = watch.conditions, watch.shared
+        self.stepped = watch.stepped
+        self.count = len(watch.storages)
+        self.distinct = len(set(map(id, watch.storages)))
+        self.pattern = _pattern(watch.storages)
+        self.metas = [s.meta for s in watch.storages[len(given.storages) :]]
+        self.written = given.written()
+        self.programs = Programs()
+        self.offset, self.drawn = offset, generator.default.get_offset() - offset
+        self._storages(watch, results)
+        self.results = [self._result(i, r, results, given) for i, r in enumerate(results)]
+        self.released = [at for at, x in enumerate(given.args) if id(x) in watch.released]
+        self.reusable = self._reusable()
+        self.later = [
+            (self.at[id(t._storage)], t._meta, t._view, check) for t, check in watch.later_checks
+        ]
+        self._program(watch)
+        del self.at
+
+    # ---- when it is made
+
+    def _storages(self, watch: Watching, results: Sequence) -> None:
+        """Number what the call made. Raises Unsuitable if that is kept where the graph's results do
+        not say."""
+        self.at = {id(s): i for i, s in reversed(list(enumerate(watch.storages)))}
+        made = [r._storage for r in results if isinstance(r, HloTensor)]
+        made += [t._storage for t, _ in watch.later_checks]
+        self.new = []
+        for storage in made:
+            if id(storage) not in self.at:
+                if type(storage.value) is not Out:
+                    raise Unsuitable("a result is a tensor that was not made by the graph")
+                self.at[id(storage)] = self.count + len(self.new)
+                self.new.append(storage.meta)
+        del made
+        if others := [ref(s) for s in pending_storages() if id(s) not in self.at]:
+            if any(r() is not None for r in others):
+                gc.collect()
+            if any(r() is not None for r in others):
+                raise Unsuitable("it keeps a tensor elsewhere than in its results")
+
+    def _result(self, i: int, result: Any, results: Sequence, given: Given) -> tuple:
+        """(position of the storage, metadata, view, what becomes of the tensor), or a value that is
+        the same each time."""
+        for at, argument in enumerate(given.args):
+            if result is argument and isinstance(result, HloTensor):
+                return "argument", at
+        for at in range(i):
+            if result is results[at] and isinstance(result, HloTensor):
+                return "result", at
+        if isinstance(result, HloTensor):
+            finish = None
+            if result.requires_grad:
+                finish = _ended if result.grad_fn is not None else torch.Tensor.requires_grad_
+            return "made", self.at[id(result._storage)], result._meta, result._view, finish
+        if isinstance(result, torch.SymFloat):
+            return "number", result.node.how
+        if result is None or isinstance(result, (bool, int, float, str)):
+            return "value", result
+        raise Unsuitable(f"a result is of type {type(result).__qualname__}")
+
+    def _reusable(self) -> dict[Meta, list[int]]:
+        """Positions of storages that may be those of dropped gradients, by their metadata: those of
+        a single result that is no view."""
+        found: dict[Meta, list[int]] = {}
+        if not self.released:
+            return found
+        made = [what for kind, *what in self.results if kind == "made"]
+        count = Counter(at for at, *_ in made)
+        for at, meta, view, finish in made:
+            whole = view is None and finish is None and at >= self.count
+            if whole and count[at] == 1 and meta is self.new[at - self.count]:
+                found.setdefault(meta, []).append(at)
+        return found
+
+    def _program(self, watch: Watching) -> None:
+        """The program, with empty arrays in place of those of this call."""
+        storages = [s for s in pending_storages() if id(s) in self.at]
+        values = {(id(s.value.node), s.value.index): s.value for s in storages}
+        ordered = sorted(values.values(), key=lambda out: (out.node.serial, out.index))
+        blank = _Blank(ordered)
+        self.graph = collect([blank.out(out) for out in ordered])
+        order = {key: i for i, key in enumerate(sorted(values, key=lambda k: _order(values[k])))}
+        self.output_at = [self.at[id(s)] for s in storages]
+        self.output_of = [order[id(s.value.node), s.value.index] for s in storages]
+        self.outs = [blank.out(s.value) for s in storages]
+        self.leaf_at = []
+        self.constants: dict[int, Storage] = {}  # position of a leaf -> what holds its array
+        for i, leaf in enumerate(self.graph.leaves):
+            original = blank.original[id(leaf)]
+            at = watch.before.get(id(original), -1)
+            if at < 0:
+                if not any(original.data is data for data in watch.uploads):
+                    raise Unsuitable(
+                        f"it reads a tensor ({original.shape}) that is no argument of the graph"
+                    )
+                dtype = HLO_TO_TORCH[original.shape.dtype]
+                self.constants[i] = Storage(original, metas.contiguous(original.shape.dims, dtype))
+            self.leaf_at.append(at)
+        self._numbers(watch)
+
+    def _numbers(self, watch: Watching) -> None:
+        """What follows from arguments, and what is drawn."""
+        self.varying = {
+            i: watch.numbers[id(n)]
+            for i, n in enumerate(self.graph.numbers)
+            if id(n) in watch.numbers
+        }
+        self.random: dict[int, str] = {}
+        position = {id(n): i for i, n in enumerate(self.graph.numbers)}
+        for node in self.graph.nodes:
+            for name in ("seed", "offset"):
+                if type(x := node.kwargs.get(name)) is Number:
+                    self.random[position[id(x)]] = name
+        offsets = list(self.random.values()).count("offset")
+        if offsets != self.drawn:
+            raise Unsuitable("it draws random numbers whose results are not in the program")
+
+    # ---- when it is used
+
+    def serves(self, given: Given) -> list[Storage] | None:
+        """The storages that the program would run on; None if the recording is for other arguments
+        than these."""
+        if self.key != given.key():
+            return None
+        storages = given.storages + self.signature.constants
+        for step in self.stepped:
+            tensors = step.tensors()
+            if tensors is None:
+                return None
+            storages += [t._storage for t in tensors]
+        if [s.meta for s in storages[len(given.storages) :]] != self.metas:
+            return None
+        if len(set(map(id, storages))) != self.distinct or (
+            self.distinct != self.count and _pattern(storages) != self.pattern
+        ):
+            return None
+        for how, value in self.conditions:
+            if how(given.numbers) != value:
+                return None
+        with RECORDING:
+            tracing.after_traces()
+        state = session.current()
+        if state.effects or state.pending and pending():
+            session.engine().mark_step()
+        for first, other in self.shared:
+            if storages[first].value is not storages[other].value:
+                return None
+        return storages
+
+    def launch(self, storages: list[Storage], given: Given) -> list:
+        """The graph's results for these arguments; `storages` are what `serves` has returned."""
+        engine = session.engine()
+        reused: dict[int, HloTensor] = {}
+        if self.reusable:
+            reused = self._reused(storages, given)
+        for at, meta in enumerate(self.new, self.count):
+            old = reused.get(at)
+            storages.append(Storage(Array(meta.hlo, None), meta) if old is None else old._storage)
+        leaves = [
+            storages[at].value if at >= 0 else self.constants[i].value
+            for i, at in enumerate(self.leaf_at)
+        ]
+        outputs = [storages[at] for at in self.output_at]
+        numbers = self.graph.numbers
+        first = generator.default.get_offset()
+        if self.varying or self.random:
+            numbers = self._present_numbers(given.numbers, first)
+        if self.drawn:
+            generator.default.set_offset(first + self.drawn)
+        try:
+            if outputs and not engine.run_again(
+                self.graph, leaves, numbers, outputs, self.output_of, self.programs
+            ):
+                self._append(leaves, numbers, outputs)
+                engine.mark_step()
+        except BaseException:
+            generator.default.set_offset(first)
+            raise
+        if self.written:
+            torch.autograd.graph.increment_version([given.args[i] for i in self.written])
+        for at, meta, view, check in self.later:
+            session.current().expected.append((make(meta, storages[at], view), check))
+        return self._results(storages, given, reused)
+
+    def _reused(self, storages: Sequence[Storage], given: Given) -> dict[int, HloTensor]:
+        """Dropped gradients for results: by the position of the result's storage."""
+        parameters = [given.args[i] for i in self.released]
+        left = {meta: list(at) for meta, at in self.reusable.items()}
+        found: dict[int, HloTensor] = {}
+        for gradient in free_gradients(parameters, set(map(id, storages))):
+            if places := left.get(gradient._meta):
+                found[places.pop(0)] = gradient
+        return found
+
+    def _results(
+        self, storages: Sequence[Storage], given: Given, reused: dict[int, HloTensor]
+    ) -> list:
+        results: list[Any] = []
+        for kind, *what in self.results:
+            if kind == "made":
+                at, meta, view, finish = what
+                if at in reused:
+                    results.append(reused[at])
+                    continue
+                tensor = make(meta, storages[at], view)
+                results.append(tensor if finish is None else finish(tensor))
+            elif kind == "argument":
+                results.append(given.args[what[0]])
+            elif kind == "result":
+                results.append(results[what[0]])
+            else:
+                results.append(what[0](given.numbers) if kind == "number" else what[0])
+        return results
+
+    def _present_numbers(self, sources: Sequence[float], first: int) -> list[Number]:
+        numbers = list(self.graph.numbers)
+        for i, how in self.varying.items():
+            numbers[i] = Number(how(sources), "f64")
+        seed = generator.default.initial_seed()
+        for i, name in self.random.items():
+            if name == "seed":
+                numbers[i] = Number(seed - (1 << 64) if seed >> 63 else seed, "s64")
+            else:
+                numbers[i] = Number(numbers[i].value - self.offset + first, "s64")
+        return numbers
+
+    def _append(
+        self, leaves: Sequence[Array], numbers: Sequence[Number], outputs: Sequence[Storage]
+    ) -> None:
+        """Record the program's operations on these leaves and numbers, as the pending values of
+        `outputs`."""
+        operands: dict[int, Any] = dict(zip(map(id, self.graph.leaves), leaves))
+        operands.update(zip(map(id, self.graph.numbers), numbers))
+        made: dict[int, Node] = {}
+
+        def value(x: Any) -> Any:
+            kind = type(x)
+            if kind is Out:
+                return Out(made[id(x.node)], x.index)
+            if kind is Array or kind is Number:
+                return operands[id(x)]
+            return [value(v) for v in x] if kind is list or kind is tuple else x
+
+        shared: dict[tuple[int, int], Out] = {}
+        with RECORDING:
+            for n in self.graph.nodes:
+                kwargs = {k: value(v) for k, v in n.kwargs.items()} if n.kwargs else n.kwargs
+                args = tuple([value(a) for a in n.args])
+                made[id(n)] = Node(n.target, args, kwargs, n.outs, n.source)
+            for out, storage in zip(self.outs, outputs):
+                key = id(out.node), out.index
+                if key not in shared:
+                    shared[key] = Out(made[key[0]], out.index)
+                storage.replace(shared[key])
+
+
+def _source(i: int) -> How:
+    return lambda sources: sources[i]
+
+
+def _order(out: Out) -> tuple[int, int]:
+    return out.node.serial, out.index
+
+
+def _pattern(storages: Sequence[Storage]) -> list[int]:
+    """For each storage, where it comes first."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(s), i) for i, s in enumerate(storages)]
+
+
+def _ended(tensor: HloTensor) -> torch.Tensor:
+    """A result whose gradients were taken inside."""
+    with torch.enable_grad():
+        (found,) = participants.refuse_second_backward([tensor], _SECOND)
+    return found
+
+
+class _Blank:
+    """Copies of nodes whose leaves have no data. `original`: by the id of a copied leaf, the
+    leaf."""
+
+    def __init__(self, outs: Sequence[Out]) -> None:
+        self.nodes: dict[int, Node] = {}
+        self.leaves: dict[int, Array] = {}
+        self.original: dict[int, Array] = {}
+        for node in collect(outs).nodes:
+            made = self.nodes[id(node)] = copy.copy(node)
+            made.args = tuple([self._value(x) for x in node.args])
+            if node.kwargs:
+                made.kwargs = {k: self._value(x) for k, x in node.kwargs.items()}
+
+    def out(self, out: Out) -> Out:
+        return Out(self.nodes[id(out.node)], out.index)
+
+    def _value(self, x: Any) -> Any:
+        kind = type(x)
+        if kind is Out and x.array is None:
+            return self.out(x)
+        if kind is list or kind is tuple:
+            return kind([self._value(v) for v in x])
+        array = x.array if kind is Out else x
+        if type(array) is not Array:
+            return x
+        if id(array) not in self.leaves:
+            leaf = self.leaves[id(array)] = Array(array.shape, None)
+            self.original[id(leaf)] = array
+        return self.leaves[id(array)]

@@ -1,0 +1,129 @@
+"""The arguments of Dynamo's graphs on hlo tensors: tensors, whole numbers, and floats, which Dynamo
+passes as tensors of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_hlo.lazy.record.storage import Storage
+from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.pytorch import steps
+
+
+class Signature:
+    """What a graph takes. `tensors`, `floats`, `whole`: positions of arguments; `run`: the graph as
+    a function that is given floats as numbers; `constants`: storages of its own tensors; `reason`:
+    why calls of it have to be recorded each time, or ""."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self.tensors: list[int] = []
+        self.floats: list[int] = []
+        self.whole: list[int] = []
+        self.reason = ""
+        for at, node in enumerate(graph_module.graph.find_nodes(op="placeholder")):
+            self._argument(at, node)
+        own = [*graph_module.parameters(), *graph_module.buffers()]
+        self.constants: list[Storage] = [t._storage for t in own if type(t) is HloTensor]
+        for node in graph_module.graph.nodes:
+            if node.kwargs.get("generator") is not None:
+                self.reason = "it draws from a generator of its own"
+            if node.op == "output":
+                self._results(node)
+        self.run = _with_numbers(graph_module, self.floats)
+
+    def _argument(self, at: int, node: fx.Node) -> None:
+        value = node.meta.get("example_value")
+        if not isinstance(value, torch.Tensor):
+            self.whole.append(at)
+        elif value.device.type == "hlo":
+            self.tensors.append(at)
+        elif _is_float(node, value):
+            self.floats.append(at)
+        else:
+            self.reason = "an argument is on the CPU"
+
+    def _results(self, output: fx.Node) -> None:
+        for node in output.args[0]:
+            if not isinstance(node, fx.Node) or steps.CONSUMED in node.meta:
+                continue
+            value = node.meta.get("example_value")
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                self.reason = "gradients flow from a result"
+
+    def arguments(self, given: Given, numbers: Sequence) -> list:
+        """The arguments, with these floats."""
+        args = list(given.args)
+        for at, number in zip(self.floats, numbers):
+            args[at] = number
+        return args
+
+
+class Given:
+    """The arguments of one call."""
+
+    __slots__ = ("args", "signature", "storages", "numbers", "versions", "_key")
+
+    def __init__(self, signature: Signature, args: Sequence) -> None:
+        self.args, self.signature = args, signature
+        tensors = [args[i] for i in signature.tensors]
+        self.storages = [t._storage for t in tensors]
+        self.numbers = [args[i].item() for i in signature.floats] if signature.floats else ()
+        views = [t._view for t in tensors]
+        self._key = (
+            [t._meta for t in tensors],
+            [_steps(v) for v in views] if any(views) else None,
+            [args[i] for i in signature.whole],
+            torch.is_inference_mode_enabled(),
+        )
+
+    def key(self) -> tuple:
+        """What calls that one recording may serve have in common."""
+        return self._key
+
+    def watch_versions(self) -> None:
+        """From here on, writes are noticed."""
+        self.versions = [self.args[i]._version for i in self.signature.tensors]
+
+    def written(self) -> list[int]:
+        """Positions of the tensors that were written to."""
+        at = self.signature.tensors
+        return [i for i, v in zip(at, self.versions) if self.args[i]._version != v]
+
+
+def _is_float(node: fx.Node, value: torch.Tensor) -> bool:
+    """Whether a placeholder is a number of Python: Dynamo makes a tensor of it, and the graph the
+    number of that."""
+    return (
+        value.dtype == torch.float64
+        and value.dim() == 0
+        and bool(node.users)
+        and all(user.op == "call_method" and user.target == "item" for user in node.users)
+    )
+
+
+def _with_numbers(graph_module: fx.GraphModule, floats: Sequence[int]) -> Callable:
+    """The graph as a function that takes numbers at the positions `floats`."""
+    if not floats:
+        return graph_module.forward
+    graph = fx.Graph()
+    output = graph.graph_copy(graph_module.graph, copied := {})
+    graph.output(output)
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    for at in floats:
+        for user in placeholders[at].users:
+            copied[user].replace_all_uses_with(copied[placeholders[at]])
+            graph.erase_node(copied[user])
+    return fx.GraphModule(graph_module, graph).forward
+
+
+def _steps(view: Any) -> tuple:
+    """How a view follows from its storage."""
+    steps = []
+    while view is not None:
+        steps.append((view.op, repr(view.args)))
+        view = view.parent
+    return tuple(steps)

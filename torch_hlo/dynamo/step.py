@@ -1,0 +1,104 @@
+"""`torch_hlo.compile`: a function whose work on hlo tensors is started with one call.
+
+    @torch_hlo.compile
+    def train(x, y):
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+It is torch.compile with what a whole training step needs. The first call runs the function as it
+is: optimizers make their state, and programs are compiled without waiting for Dynamo. From the
+second call on Dynamo traces it, backward pass and optimizer included (pytorch/steps.py), and what
+the function reads of Python's variables becomes guards that are looked at in every call. The graph
+is recorded once more and then only launched (device_graph.py).
+
+Where Python asks for a value (`.item()`, `if loss.isnan():`, `print`) or does what Dynamo cannot
+trace, the function falls into several graphs, and what is between them is run by Python. With
+`full_graph=True` that is an error which names the line."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_hlo import log
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.record.tensor import HloTensor, from_cpu
+from torch_hlo.lowering.core.tape import SERIALS
+
+_CONTAINERS = (list, tuple, dict)
+
+
+def compile(fn: Callable | None = None, *, full_graph: bool = False) -> Callable:
+    """Decorate `fn`; also usable as `@torch_hlo.compile(full_graph=True)`. Raises RuntimeError in
+    the second call if `fn` is not one graph and `full_graph` is set."""
+    if fn is None:
+        return functools.partial(compile, full_graph=full_graph)
+    step = Step(fn, full_graph)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return fn(*args, **kwargs)
+        return step(args, kwargs)
+
+    return call
+
+
+class Step:
+    """A function that is captured, and where it stands."""
+
+    def __init__(self, fn: Callable, full_graph: bool) -> None:
+        self.fn, self.full_graph = fn, full_graph
+        self.name = getattr(fn, "__qualname__", repr(fn))
+        self.traced: Callable | None = None
+        self.on_device = False  # tensors of the CPU are brought there
+
+    def __call__(self, args: tuple, kwargs: dict) -> Any:
+        if self.traced is None:
+            return self._first(args, kwargs)
+        if self.on_device:
+            args, kwargs = brought(args, kwargs)
+        result = self.traced(*args, **kwargs)
+        if session.current().pending:
+            session.engine().mark_step()
+        return result
+
+    def _first(self, args: tuple, kwargs: dict) -> Any:
+        """Run the function as it is."""
+        before = next(SERIALS)
+        result = self.fn(*args, **kwargs)
+        self.on_device = next(SERIALS) > before + 1
+        if self.on_device:
+            session.engine().mark_step()
+        self.traced = self._later
+        return result
+
+    def _later(self, *args: Any, **kwargs: Any) -> Any:
+        """Import Dynamo, and call the function through it from now on."""
+        from torch_hlo.dynamo import backend
+        from torch_hlo.pytorch import steps
+
+        self.traced = steps.compiled(self.fn, backend.hlo, self.full_graph, self._why)
+        return self.traced(*args, **kwargs)
+
+    def _why(self, reason: str) -> None:
+        log.say(1, f"{self.name} is traced again: {reason}")
+
+
+def brought(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments, with tensors of the CPU copied to the device."""
+    given = (*args, *kwargs.values())
+    if not any(_is_elsewhere(a) or isinstance(a, _CONTAINERS) for a in given):
+        return args, kwargs
+    return pytree.tree_map(lambda a: from_cpu(a) if _is_elsewhere(a) else a, (args, kwargs))
+
+
+def _is_elsewhere(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and not isinstance(x, HloTensor) and x.device.type == "cpu"

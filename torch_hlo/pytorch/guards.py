@@ -1,0 +1,105 @@
+"""What Dynamo's guards leave out: functions of classes that are replaced, the sign of a zero, the
+order of an OrderedDict, the length of a deque, generators of random numbers that somebody holds.
+The same in 2.11 to 2.13."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import AttrSource, TypeSource
+from torch._dynamo.variables import ConstantVariable, VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.misc import RandomVariable
+from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+
+# classes whose functions nobody replaces
+_FIXED = ("torch.", "builtins", "collections", "typing", "enum")
+
+
+@functools.cache
+def complete() -> None:
+    """Add the guards, for graphs that are made from here on."""
+    kind = UserDefinedObjectVariable
+    kind.var_getattr = _guarding_functions(kind.var_getattr)
+    kind.call_method = _guarding_functions(kind.call_method)
+    GuardBuilder.EQUALS_MATCH = _with_signs(GuardBuilder.EQUALS_MATCH)
+    GuardBuilder.TYPE_MATCH = _with_order(GuardBuilder.TYPE_MATCH)
+    for numpy in (True, False):
+        wrappers = VariableBuilder._type_dispatch_impl(numpy)
+        wrappers[deque] = _with_length(wrappers[deque])
+    # Dynamo takes the numbers that such an object gives while it traces for constants.
+    RandomVariable.is_supported_random_obj = staticmethod(lambda value: False)
+
+
+def _guarding_functions(method: Callable) -> Callable:
+    """`var_getattr` or `call_method` of an object, with a guard on the function of its class that
+    is found."""
+
+    @functools.wraps(method)
+    def guarding(self: UserDefinedObjectVariable, tx: Any, name: str, *args: Any) -> Any:
+        kind = type(self.value)
+        if self.source is not None and not kind.__module__.startswith(_FIXED):
+            function = inspect.getattr_static(kind, name, None)
+            source = AttrSource(TypeSource(self.source), name)
+            if isinstance(function, classmethod):
+                source = AttrSource(source, "__func__")
+            if isinstance(function, (types.FunctionType, staticmethod, classmethod)):
+                install_guard(source.make_guard(GuardBuilder.CLOSURE_MATCH))
+        return method(self, tx, name, *args)
+
+    return guarding
+
+
+def _with_signs(match: Callable) -> Callable:
+    """The guard that a value is equal to what it was, which 0.0 is to -0.0."""
+
+    @functools.wraps(match)
+    def matching(self: GuardBuilder, guard: Any, *args: Any, **kwargs: Any) -> None:
+        match(self, guard, *args, **kwargs)
+        value = self.get(guard)
+        if type(value) is float and value == 0:
+            sign = math.copysign(1.0, value)
+            self.get_guard_manager(guard).add_lambda_guard(
+                lambda x: math.copysign(1.0, x) == sign, [f"{guard.name} is {value}"], None
+            )
+
+    return matching
+
+
+def _with_length(wrap: Callable) -> Callable:
+    """The variable of a deque, which keeps no more than the deque does."""
+
+    @functools.wraps(wrap)
+    def wrapped(self: VariableBuilder, value: deque) -> VariableTracker:
+        found = wrap(self, value)
+        found.maxlen = ConstantVariable.create(value.maxlen)
+        return found
+
+    return wrapped
+
+
+def _with_order(match: Callable) -> Callable:
+    """The guard that a value has the type that it had. Dynamo's guards on the order of keys do not
+    see `OrderedDict.move_to_end`."""
+
+    @functools.wraps(match)
+    def matching(self: GuardBuilder, guard: Any, *args: Any, **kwargs: Any) -> None:
+        match(self, guard, *args, **kwargs)
+        value = self.get(guard)
+        if type(value) is OrderedDict and len(value) > 1:
+            order, known = list(value), ref(value)
+            self.guard_manager.root.add_lambda_guard(
+                lambda scope: (d := known()) is None or list(d) == order,
+                [f"the order of {guard.name}"],
+                None,
+            )
+
+    return matching

@@ -1,0 +1,222 @@
+"""Whole training steps under Dynamo: gradients inside graphs, and the steps of PyTorch's optimizers
+as calls in them. Gradients inside graphs are new in 2.13; before, a graph ends where they are
+taken."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+from weakref import WeakValueDictionary
+
+import torch
+import torch._dynamo
+from torch._dynamo import config, output_graph, trace_rules
+from torch._dynamo.exc import unimplemented
+from torch._dynamo.source import AttrSource
+from torch._dynamo.variables import ConstantVariable, TensorVariable, VariableTracker
+from torch._dynamo.variables.misc import GetAttrVariable
+from torch._dynamo.variables.optimizer import OptimizerVariable
+from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+from torch._subclasses.fake_tensor import FakeTensor
+
+CONSUMED = "torch_hlo_consumed"  # in a node's meta: its graph of gradients has been used up
+# What Dynamo is told while it traces a step: to trace backward passes, to notice hooks that modules
+# get later, and to take a float that has changed for a number that may change.
+SETTINGS = {
+    name: value
+    for name, value in {
+        "trace_autograd_ops": True,
+        "skip_nnmodule_hook_guards": False,
+        "specialize_float": False,
+    }.items()
+    if hasattr(config, name)
+}
+
+
+class _Convert:
+    """Dynamo's callback for new frames, under SETTINGS."""
+
+    def __init__(self, inner: Callable) -> None:
+        self._torchdynamo_orig_backend, self._inner = inner, inner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with config.patch(SETTINGS):
+            return self._inner(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def compiled(fn: Callable, backend: Callable, full_graph: bool, why: Callable) -> Callable:
+    """`torch.compile(fn, backend=backend, fullgraph=full_graph)` for a training step. `why(reason)`
+    is told of each guard that fails."""
+    context = torch._dynamo.optimize(
+        backend=backend,
+        nopython=full_graph,
+        guard_fail_fn=lambda failure: why(failure.reason),
+    )
+    context.callback = _Convert(context.callback)
+    return context(fn)
+
+
+def is_fake(x: object) -> bool:
+    """Whether Dynamo only asks what a function would return."""
+    return isinstance(x, FakeTensor)
+
+
+def graph_call(function: Callable) -> None:
+    """Let Dynamo put calls of `function`, which returns nothing, into graphs. It calls it once with
+    fake tensors."""
+    trace_rules._allowed_callable_ids.add(id(function))
+
+
+def _consumed(validate: Callable) -> Callable:
+    """Results of a graph that was differentiated inside are results all the same. They carry a
+    mark, and raise what PyTorch raises when somebody differentiates them again."""
+
+    @functools.wraps(validate)
+    def marked(self: output_graph.OutputGraph, results: list[VariableTracker], tx: Any) -> None:
+        for result in results:
+            if getattr(result, "requires_grad", False):
+                node = result.as_proxy().node
+                fake = node.meta.get("example_value")
+                if getattr(fake, "grad_fn", None) is not None:
+                    reached = output_graph.collect_reachable_grad_fns([(fake, None)])
+                    if reached & self.autograd_grad_consumed_grad_fns:
+                        node.meta[CONSUMED] = True
+        if not any(
+            isinstance(r, VariableTracker)
+            and r.is_tensor()
+            and CONSUMED in r.as_proxy().node.meta
+            and r.as_proxy().node.meta["example_value"].device.type != "hlo"
+            for r in results
+        ):
+            return
+        validate(self, results, tx)
+
+    return marked
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+_SHARED = [ConstantVariable.create(value) for value in (None, True, False)]
+
+
+def constants_apart() -> None:
+    """Keep Dynamo from mistaking one constant for another. 2.13 has one variable for every None,
+    one for True and one for False. It notes at it which attribute it was read from last, and later
+    writes what that attribute holds: `p.grad = None` sets what another tensor's gradient was."""
+    attribute = TensorVariable.var_getattr
+
+    def var_getattr(self: TensorVariable, tx: Any, name: str) -> VariableTracker:
+        changed = tx.output.side_effects
+        if name == "grad" and changed.has_pending_mutation_of_attr(self, name):
+            return changed.load_attr(self, name)
+        found = attribute(self, tx, name)
+        if isinstance(found, ConstantVariable) and any(found is x for x in _SHARED):
+            source, found.source = found.source, None
+            found = ConstantVariable(found.value, source=source)
+        return found
+
+    TensorVariable.var_getattr = var_getattr
+
+
+def trace_gradients() -> None:
+    """End a graph at `backward()` where Dynamo would leave something out: hooks of parameters,
+    which it runs once, when it traces, or never; and a backward pass that goes on beyond the graph,
+    of which it knows no parameters."""
+    backward = getattr(TensorVariable, "method_backward", None)
+    if "trace_autograd_ops" not in SETTINGS or backward is None:
+        return
+
+    def method_backward(self: TensorVariable, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        outside = set()
+        for variable in tx.output.input_source_to_var.values():
+            node = variable.as_proxy().node
+            value = node.meta.get("example_value")
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                outside.add(value.grad_fn)
+            tensor = getattr(node.meta.get("grapharg"), "example", None)
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                for name in _HOOKS:
+                    hooks = getattr(tensor, name)
+                    if hooks:
+                        _end("hooks of a parameter", variable.source.name)
+                    source = AttrSource(variable.source, name)
+                    VariableTracker.build(tx, hooks, source).realize()
+        end = self.as_proxy().node.meta["example_value"]
+        if outside & output_graph.collect_reachable_grad_fns([(end, None)]):
+            _end("a backward pass beyond the graph", str(self.source))
+        return backward(self, tx, *args, **kwargs)
+
+    TensorVariable.method_backward = method_backward
+
+
+def _end(kind: str, context: str) -> NoReturn:
+    """End the graph here."""
+    unimplemented(
+        gb_type=kind,
+        context=context,
+        explanation="These gradients are computed outside of graphs.",
+        hints=[],
+    )
+
+
+def trace_optimizers(kind: type, step: Callable, zero_grad: Callable) -> None:
+    """Let Dynamo trace `step(optimizer, token, names, *args)` for the steps of PyTorch's own
+    optimizers whose parameters are of class `kind`: `names` are the options of the groups, `token`
+    is the optimizer's number in OPTIMIZERS. `zero_grad` likewise."""
+    for function in (step, zero_grad):
+        file = Path(function.__code__.co_filename)
+        trace_rules.get_mod_inlinelist().add(file.as_posix())
+    getattr_of, call_of = OptimizerVariable.var_getattr, OptimizerVariable.call_method
+    ours: dict[str, Callable] = {"step": step, "zero_grad": zero_grad}
+
+    def is_ours(optimizer: torch.optim.Optimizer) -> bool:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        return (
+            type(optimizer).__module__.startswith("torch.optim.")
+            and not isinstance(optimizer, torch.optim.LBFGS)
+            and bool(parameters)
+            and all(type(p) is kind for p in parameters)
+        )
+
+    def var_getattr(self: OptimizerVariable, tx: Any, name: str) -> VariableTracker:
+        if not is_ours(self.value):
+            return getattr_of(self, tx, name)
+        if name in ours and self.source:
+            found = getattr(self.value, name)
+            return GetAttrVariable(
+                self, name, py_type=type(found), source=AttrSource(self.source, name)
+            )
+        # not what OptimizerVariable does: it takes parameters for memory that never moves
+        return UserDefinedObjectVariable.var_getattr(self, tx, name)
+
+    def call_method(
+        self: OptimizerVariable, tx: Any, name: str, args: Sequence, kwargs: dict
+    ) -> VariableTracker:
+        if name not in ours or not is_ours(self.value):
+            return call_of(self, tx, name, args, kwargs)
+        given = [self]
+        if name == "step":
+            token = id(self.value)
+            OPTIMIZERS[token] = self.value
+            names = [n for n in self.value.param_groups[0] if n != "params"]
+            given += [ConstantVariable.create(token), VariableTracker.build(tx, tuple(names))]
+        function = VariableTracker.build(tx, ours[name])
+        return tx.inline_user_function_return(function, [*given, *args], kwargs)
+
+    OptimizerVariable.var_getattr = var_getattr
+    OptimizerVariable.call_method = call_method
+    name = "_validate_outputs_safe_for_autograd_nodes"
+    graph = output_graph.OutputGraph
+    if hasattr(graph, name):
+        setattr(graph, name, _consumed(getattr(graph, name)))
+
+
+# Optimizers whose steps are in graphs, by their numbers. A graph is for one object: Dynamo guards
+# on that.
+OPTIMIZERS: WeakValueDictionary[int, torch.optim.Optimizer] = WeakValueDictionary()
