@@ -162,6 +162,12 @@ FOUND = {
         "v2 = make(2, (3, 0), torch.int64).view(torch.int32)",
         "v2[...] = 5",
     ],
+    "a sum of three constants": [
+        "v0 = make(1, (), torch.int64)",
+        "v1 = v0.new_ones(v0.shape)",
+        "torch._foreach_add_([v1], 1)",
+        "v1.expand(2)[0].add_(1)",
+    ],
     "strides of operands of several forms": [
         "v0 = make(1, (2, 2), torch.float32)",
         "v1 = v0.transpose(0, 1) // make(2, (2,), torch.float32)",

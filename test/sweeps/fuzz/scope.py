@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import threading
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch_hlo
 
 # numbers on a grid of eighths: sums and products of few of them are exact in every dtype
 GRID = 8
+SEEDING = threading.Lock()  # threads share PyTorch's generator
 
 
 def values(
@@ -63,7 +65,7 @@ class Module:
     def __getattr__(self, name: str) -> Any:
         if name not in ("net", "optimizer"):
             raise AttributeError(name)
-        with torch.random.fork_rng(devices=[]):
+        with SEEDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.kind)
             nn = torch.nn
             last = [nn.LayerNorm(4), nn.BatchNorm1d(4), nn.Tanh(), nn.Sigmoid()][self.kind % 4]

@@ -314,6 +314,8 @@ def not_constant(x: Instruction) -> bool:
     return x.op != "constant" and splat(x) is None
 
 
+# A constant here would change places with c + d, until that is folded, for ever.
+moving = var("x", not_constant)
 ARITHMETIC = rules(
     # Constants on the right
     (op("add multiply maximum minimum and or xor", c, var("x", not_constant), name="o"),
@@ -343,9 +345,10 @@ ARITHMETIC = rules(
     # x + -y -> x - y
     (op("add", x, op("negate", y)), lambda x, y: h.subtract(x, y)),
     # (x + c) + d -> x + (c + d)
-    (op("add", op("add", x, c), d, where=ints), lambda x, c, d: h.add(x, h.add(c, d))),
+    (op("add", op("add", moving, c), d, where=ints), lambda x, c, d: h.add(x, h.add(c, d))),
     # (x + c) - d -> x + (c - d)
-    (op("subtract", op("add", x, c), d, where=ints), lambda x, c, d: h.add(x, h.subtract(c, d))),
+    (op("subtract", op("add", moving, c), d, where=ints),
+     lambda x, c, d: h.add(x, h.subtract(c, d))),
     # --x -> x
     (op("negate", op("negate", x)), lambda x: x),
     # -(x - y) -> y - x
@@ -359,7 +362,7 @@ ARITHMETIC = rules(
     # x * 0 -> 0
     (op("multiply", x, const(0), where=lambda x: x.shape.kind in "psu"),
      lambda x: h.full_like(x, 0)),
-    (op("multiply", op("multiply", x, c), d, where=ints),
+    (op("multiply", op("multiply", moving, c), d, where=ints),
      lambda x, c, d: h.multiply(x, h.multiply(c, d))),
     # -x * -y -> x * y
     (op("multiply", op("negate", x), op("negate", y)), lambda x, y: h.multiply(x, y)),
