@@ -24,6 +24,12 @@ for _ in range(2):
 exported = torch.export.export(model, (torch.ones(2, 4),))
 assert torch.equal(exported.module()(torch.ones(2, 4)), model(torch.ones(2, 4)))
 """
+DEVICE = """
+import torch, torch_hlo
+
+step = torch.compile(lambda x: x * torch.full((3,), 2.0, device=x.device), fullgraph=True)
+assert step(torch.ones(3, device="hlo")).tolist() == [2, 2, 2]
+"""
 OPTIMIZER = """
 import torch, torch_hlo
 
@@ -39,6 +45,7 @@ assert p.tolist() == [0.5] * 4
     "script",
     [
         pytest.param(INDUCTOR, marks=pytest.mark.slow, id="inductor"),
+        pytest.param(DEVICE, id="device"),
         pytest.param(OPTIMIZER, id="optimizer"),
     ],
 )

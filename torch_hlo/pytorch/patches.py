@@ -49,7 +49,14 @@ def _patch_inductor() -> None:
     """torch.compile without a name of a back end asks Inductor, which writes no code for this
     device: what it would be asked for is compiled as with backend="hlo"."""
     inductor = torch._TorchCompileInductorWrapper
-    original = inductor.__call__
+    make, original = inductor.__init__, inductor.__call__
+
+    @functools.wraps(make)
+    def made(self: object, *args: object, **kwargs: object) -> None:
+        from torch._dynamo.backends.registry import lookup_backend
+
+        make(self, *args, **kwargs)
+        lookup_backend(NAME)  # with it Dynamo gets to know this device's tensors
 
     @functools.wraps(original)
     def compile_graph(self: object, graph: torch.fx.GraphModule, inputs: Sequence) -> Callable:
@@ -60,7 +67,7 @@ def _patch_inductor() -> None:
 
         return lookup_backend(NAME)(graph, inputs)
 
-    inductor.__call__ = compile_graph
+    inductor.__init__, inductor.__call__ = made, compile_graph
 
 
 def _patch_backward(tensor_class: type) -> None:
