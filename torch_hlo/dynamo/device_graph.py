@@ -9,6 +9,9 @@ have compared. Its first call runs the graph's operations, which are recorded li
 `Recording` is kept: the program, which argument each of its inputs came from, and where its results
 went. A later call with arguments of the same form launches that program.
 
+That is for graphs of `torch_hlo.compile`. Those of torch.compile become part of the step, as any
+other operations do.
+
 What a recording cannot be used for is found when it is made, and then each call is recorded:
 gradients that flow from a result, values that are looked at, random numbers of the CPU, a tensor
 that neither is an argument nor was made by the graph.
@@ -45,9 +48,10 @@ class DeviceGraph:
             self._useless(self.signature.reason, TRIES)
 
     def __call__(self, *args: Any) -> Sequence:
+        state = session.current()
         # what a recording leaves out may differ on the ranks of a process group
-        alone = session.current().journal is None
-        if self.tries >= TRIES or not alone or participants.transformed():
+        started = state.here.started and state.journal is None
+        if self.tries >= TRIES or not started or participants.transformed():
             return self.plain(*args)
         given = Given(self.signature, args)
         for recording in self.recordings:

@@ -66,31 +66,35 @@ class Stepped:
             optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         )
         state = optimizer.state
-        self.sizes = [len(values) for values in state.values()]
-        self.names: list[tuple[torch.Tensor, str]] = []
-        self.others: list[tuple[torch.Tensor, str, Any]] = []  # state that is no tensor
-        for parameter, values in state.items():
+        self.keys = list(map(id, state))
+        self.entries = list(state.values())
+        self.sizes = list(map(len, self.entries))
+        self.names: list[tuple[dict, str]] = []
+        self.others: list[tuple[dict, str, Any]] = []  # state that is no tensor
+        for values in self.entries:
             for name, value in values.items():
                 if type(value) is HloTensor:
-                    self.names.append((parameter, name))
+                    self.names.append((values, name))
                 else:
-                    self.others.append((parameter, name, value))
+                    self.others.append((values, name, value))
 
     def tensors(self) -> list[HloTensor] | None:
-        """The state as it is now; None if it has other names, or other values that are no tensors
-        of the device."""
+        """The state as it is now; None if it is kept elsewhere, has other names, or other values
+        that are no tensors of the device."""
         optimizer = self.optimizer()
         if optimizer is None or self.hooks:
             return None
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return None
         state = optimizer.state
-        if [len(values) for values in state.values()] != self.sizes:
+        if list(map(id, state)) != self.keys or list(map(len, self.entries)) != self.sizes:
+            return None
+        if any(a is not b for a, b in zip(state.values(), self.entries)):
             return None
         try:
-            if any(state[p][name] != value for p, name, value in self.others):
+            if self.others and any(d[name] != value for d, name, value in self.others):
                 return None
-            return [state[parameter][name] for parameter, name in self.names]
+            return [values[name] for values, name in self.names]
         except KeyError:
             return None
 
@@ -156,6 +160,7 @@ def register() -> None:
     guards.complete()
     steps.constants_apart()
     steps.trace_gradients()
+    steps.without_streams()
     steps.graph_call(step)
     steps.graph_call(release)
     steps.trace_optimizers(HloTensor, traced_step, traced_zero_grad)

@@ -14,7 +14,7 @@ import torch
 
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.storage import Array
+from torch_hlo.lazy.record.storage import Array, Storage
 from torch_hlo.lazy.record.tensor import HloTensor, fresh
 from torch_hlo.pytorch import steps
 from torch_hlo.pytorch.tensors import use_count
@@ -28,26 +28,28 @@ def release(parameters: Sequence[HloTensor]) -> None:
         session.engine().releasing(parameters)
 
 
-def free_gradients(parameters: Sequence[HloTensor], used: set[int]) -> list[HloTensor]:
-    """Gradients of these parameters that nobody holds but they, of storages that are not in `used`
-    (by id)."""
-    alone, found = _alone(), []
-    for parameter in parameters:
-        gradient = parameter.grad
+def reused(
+    pairs: Sequence[tuple[int, int]], args: Sequence, storages: list[Storage]
+) -> dict[int, HloTensor]:
+    """Gradients of parameters that nobody else holds, for results: `pairs` of the positions of a
+    parameter in `args` and of the result's storage, which is replaced."""
+    alone, found = _alone(), {}
+    for argument, at in pairs:
+        gradient = args[argument].grad
+        if type(gradient) is not HloTensor or getrefcount(gradient) != alone[0]:
+            continue
+        storage = gradient._storage
+        if getrefcount(storage) != alone[2] or use_count(gradient) != alone[1]:
+            continue
         if (
-            type(gradient) is HloTensor
+            gradient._meta is storages[at].meta
             and gradient._view is None
-            and id(gradient._storage) not in used
-            and type(gradient._storage.value) is Array
-            and gradient._storage.sharding is None
-            and _holders(gradient) == alone
+            and storage.sharding is None
+            and type(storage.value) is Array
         ):
-            found.append(gradient)
+            found[at] = gradient
+            storages[at] = storage
     return found
-
-
-def _holders(gradient: HloTensor) -> Holders:
-    return getrefcount(gradient), use_count(gradient), getrefcount(gradient._storage)
 
 
 @functools.cache
@@ -57,4 +59,5 @@ def _alone() -> Holders:
     parameter = fresh(meta, Array(meta.hlo, None)).requires_grad_()
     parameter.grad = fresh(meta, Array(meta.hlo, None))
     gradient = parameter.grad
-    return _holders(gradient)
+    storage = gradient._storage
+    return getrefcount(gradient), use_count(gradient), getrefcount(storage)

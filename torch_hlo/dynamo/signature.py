@@ -54,6 +54,10 @@ class Signature:
             if isinstance(value, torch.Tensor) and value.grad_fn is not None:
                 self.reason = "gradients flow from a result"
 
+    def meta(self, argument: int, key: tuple) -> Any:
+        """The metadata of the tensor at this position in calls with this key."""
+        return key[0][self.tensors.index(argument)]
+
     def arguments(self, given: Given, numbers: Sequence) -> list:
         """The arguments, with these floats."""
         args = list(given.args)

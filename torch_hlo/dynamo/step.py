@@ -58,6 +58,7 @@ class Step:
         self.fn, self.full_graph = fn, full_graph
         self.name = getattr(fn, "__qualname__", repr(fn))
         self.traced: Callable | None = None
+        self.direct: Any = None  # pytorch/steps.py: graphs that are reached without Dynamo
         self.on_device = False  # tensors of the CPU are brought there
 
     def __call__(self, args: tuple, kwargs: dict) -> Any:
@@ -65,7 +66,13 @@ class Step:
             return self._first(args, kwargs)
         if self.on_device:
             args, kwargs = brought(args, kwargs)
-        result = self.traced(*args, **kwargs)
+        here = session.current().here
+        outer, here.started = here.started, True
+        try:
+            run = self.direct.find(args) if self.direct is not None and not kwargs else None
+            result = self.traced(*args, **kwargs) if run is None else run(*args)
+        finally:
+            here.started = outer
         if session.current().pending:
             session.engine().mark_step()
         return result
@@ -86,6 +93,7 @@ class Step:
         from torch_hlo.pytorch import steps
 
         self.traced = steps.compiled(self.fn, backend.hlo, self.full_graph, self._why)
+        self.direct = steps.Direct.of(self.fn, backend.hlo)
         return self.traced(*args, **kwargs)
 
     def _why(self, reason: str) -> None:

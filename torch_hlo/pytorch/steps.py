@@ -4,7 +4,10 @@ taken."""
 
 from __future__ import annotations
 
+import collections
 import functools
+import inspect
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +15,8 @@ from weakref import WeakValueDictionary
 
 import torch
 import torch._dynamo
-from torch._dynamo import config, output_graph, trace_rules
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, get_eval_frame_callback
+from torch._dynamo import config, eval_frame, output_graph, trace_rules
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import ConstantVariable, TensorVariable, VariableTracker
@@ -20,6 +24,8 @@ from torch._dynamo.variables.misc import GetAttrVariable
 from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch._subclasses.fake_tensor import FakeTensor
+
+from torch_hlo.pytorch import shortcuts
 
 CONSUMED = "torch_hlo_consumed"  # in a node's meta: its graph of gradients has been used up
 # What Dynamo is told while it traces a step: to trace backward passes, to notice hooks that modules
@@ -59,6 +65,57 @@ def compiled(fn: Callable, backend: Callable, full_graph: bool, why: Callable) -
     )
     context.callback = _Convert(context.callback)
     return context(fn)
+
+
+class Direct:
+    """Dynamo's graphs of a function, without Dynamo's way to them: the guards are the same, and so
+    is the bytecode that runs. Only for what is one graph: where another begins, Dynamo has to be
+    asked."""
+
+    def __init__(self, fn: Callable, backend: Callable) -> None:
+        self.code = fn.__code__
+        self.names = self.code.co_varnames[: self.code.co_argcount]
+        self.cells = list(zip(self.code.co_freevars, fn.__closure__ or ()))
+        self.fn, self.backend = fn, backend
+        self.known: dict[int, tuple[types.CodeType, Callable | None]] = {}
+
+    @classmethod
+    def of(cls, fn: Callable, backend: Callable) -> Direct | None:
+        """None for what is no plain function of positional arguments."""
+        more = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+        if type(fn) is not types.FunctionType or fn.__code__.co_flags & more:
+            return None
+        if fn.__code__.co_kwonlyargcount or not shortcuts.on("direct_steps"):
+            return None
+        return cls(fn, backend)
+
+    def find(self, args: tuple) -> Callable | None:
+        """The function to call with these arguments; None if Dynamo has to be asked."""
+        stance = eval_frame._stance
+        if len(args) != len(self.names) or get_eval_frame_callback() is not None:
+            return None
+        if stance.stance != "default" or stance.backend is not None:
+            return None
+        scope = dict(zip(self.names, args))
+        try:
+            for name, cell in self.cells:
+                scope[name] = cell.cell_contents
+        except ValueError:  # not yet set
+            return None
+        for entry in _debug_get_cache_entry_list(self.code):
+            if entry.backend is self.backend and entry.guard_manager.check(scope):
+                known = self.known.get(id(entry.code))
+                return self._learn(entry.code) if known is None else known[1]
+        return None
+
+    def _learn(self, code: types.CodeType) -> Callable | None:
+        run = None
+        whole = not any("resume" in name for name in code.co_names)
+        if whole and code.co_freevars == self.code.co_freevars:
+            fn = self.fn
+            run = types.FunctionType(code, fn.__globals__, fn.__name__, None, fn.__closure__)
+        self.known[id(code)] = code, run
+        return run
 
 
 def is_fake(x: object) -> bool:
@@ -122,6 +179,27 @@ def constants_apart() -> None:
         return found
 
     TensorVariable.var_getattr = var_getattr
+
+
+def without_streams() -> None:
+    """This device has one stream. 2.13 asks in every call which it is, in case the graph uses
+    it."""
+    from torch._dynamo.variables import streams
+
+    state = getattr(streams, "SymbolicStreamState", None)
+    if state is None:
+        return
+    begin = state.__init__
+
+    def __init__(self: Any) -> None:
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is not None and accelerator.type == "hlo":
+            streams.reset_user_object_tracking()
+            self.cur_stream_stack = collections.deque()
+        else:
+            begin(self)
+
+    state.__init__ = __init__
 
 
 def trace_gradients() -> None:

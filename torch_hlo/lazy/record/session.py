@@ -51,6 +51,7 @@ class Here(threading.local):
     def __init__(self) -> None:
         self.engine: Engine | None = None  # in place of the process's
         self.nested = 0  # depth of decompositions
+        self.started = False  # dynamo/step.py: a captured function runs
         self.decomposing: set[OpOverload] = set()
 
 
