@@ -86,10 +86,10 @@ def known(value: HloTensor, constant: bool = False) -> torch.Tensor | None:
         nodes, arrays = found
     if arrays:
         session.engine().looks("it looks at data of the CPU")
-    return _computed(nodes, out, value._view)
+    return _on_cpu(nodes, out, value._view)
 
 
-def _computed(nodes: list[Node], out: Out | Array, view: Any) -> torch.Tensor | None:
+def _on_cpu(nodes: list[Node], out: Out | Array, view: Any) -> torch.Tensor | None:
     """The value of `out` through a view, computed by the CPU; None where PyTorch has no such kernel
     for it."""
     made: dict[Node, object] = {}
