@@ -62,7 +62,7 @@ def register() -> None:
     for maker in _QUANTIZED_MAKERS:
         library.impl(maker, _no_quantized, operators.QUANTIZED_PRIVATE_USE)
     # torch.tensor calls this one past the modes; under a mode PyTorch does not find the fallback
-    library.impl("_to_copy", _kernel(aten._to_copy.default), operators.PRIVATE_USE)
+    library.impl("_to_copy", _moved, operators.PRIVATE_USE)
     library.impl("_copy_from", copy_from, operators.PRIVATE_USE)
     library.impl("_copy_from_and_resize", copy_from, operators.PRIVATE_USE)
     if aten.linear.default in LOWERINGS and aten.linear_backward.default in LOWERINGS:
@@ -112,6 +112,24 @@ def _backend_select(op: OpOverload, *args, **kwargs) -> object:
 
 def _kernel(op: OpOverload):
     return lambda *args, **kwargs: dispatch.handle(op, (), args, kwargs)
+
+
+def _moved(x: torch.Tensor, **options: Any) -> torch.Tensor:
+    """`x` as a tensor of this device, or with another dtype; without PyTorch's dispatcher, in which
+    a mode may be under way."""
+    if type(x) is HloTensor:
+        return dispatch.handle(aten._to_copy.default, (), (x,), options)
+    from torch_hlo.lazy.aten.copies import copy_from
+
+    dtype, form = options.get("dtype") or x.dtype, options.get("memory_format")
+    if form not in (None, torch.preserve_format):
+        x = x.contiguous(memory_format=form)
+    meta = metas.intern(tuple(x.shape), x.stride(), dtype)
+    if metas.physical_order(meta) is None:
+        meta = metas.contiguous(meta.size, dtype)
+    sizes = list(meta.size), list(meta.stride)
+    kind = {"dtype": dtype, "device": metas.DEVICE}
+    return copy_from(x, dispatch.handle(aten.empty_strided.default, (), sizes, kind))
 
 
 def _here(op: OpOverload, *args, **kwargs):
