@@ -35,4 +35,5 @@ def test_one_program_per_bucket():
     for size in (17, 18, 31, 32, 40, 64, 63):
         x, size = torch_hlo.pad_to_bucket(torch.randn(3, size))
         assert torch.equal(x.to("hlo").cumsum(1)[:, : x.shape[1]].cpu()[:, :1], x[:, :1])
-    assert torch_hlo.metrics.counter_value("UncachedCompile") - before == 2
+    # fewer where other tests have made the program for all sizes
+    assert torch_hlo.metrics.counter_value("UncachedCompile") - before <= 2

@@ -79,7 +79,19 @@ def step():
 # a size that varies: AOTAutograd has it
 SYMBOLIC = COMPILED.replace('backend="hlo"', 'backend="hlo", dynamic=True')
 EVALUATED = COMPILED.replace("model(x).sum().backward()", "\n    with torch.no_grad(): model(x)")
+CAPTURED = """
+STEPS = 400
+net = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1)).to("hlo")
+optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+x = torch.randn(8, 32).to("hlo")
+@torch_hlo.compile
+def step():
+    optimizer.zero_grad()
+    net(x).sum().backward()
+    optimizer.step()
+"""
 WORKLOADS = {
+    "captured": CAPTURED,
     "train": TRAIN,
     "model": MODEL,
     "infer": INFER,
@@ -88,6 +100,7 @@ WORKLOADS = {
     "evaluated": EVALUATED,
 }
 ON = {
+    "direct_steps": ("captured",),
     "dispatch_rule": ("model", "infer"),
     "dtensor": ("infer", "model"),
     "dynamo_unneeded": ("model",),

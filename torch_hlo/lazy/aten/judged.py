@@ -69,12 +69,18 @@ for _op, _position, _wrong, _computed in (
 ):
     handles(_op)(_judging(_op, _position, _wrong, _computed))
 
+_WHOLE = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _record_histc = recording.recorder(aten.histc.default)
 
 
 @handles(aten.histc.default)
 def histc(args: tuple, kwargs: dict) -> HloTensor:
-    """`aten.histc(x, bins, min, max)`: without a range it is that of the elements."""
+    """`aten.histc(x, bins, min, max)`: without a range it is that of the elements. Whole numbers
+    are counted, too, as on a GPU: routers of experts do."""
+    x = args[0]
+    if type(x) is HloTensor and x.dtype in _WHOLE:
+        found = histc((call(aten._to_copy.default, x, dtype=torch.float32), *args[1:]), kwargs)
+        return call(aten._to_copy.default, found, dtype=x.dtype)
     if (*args, 0, 0)[2:4] == (0, 0) and not kwargs:
         return _histc_of_all(args, kwargs)
     return _record_histc(args, kwargs)
