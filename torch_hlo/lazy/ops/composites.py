@@ -121,6 +121,7 @@ def _moved(x: torch.Tensor, **options: Any) -> torch.Tensor:
         return dispatch.handle(aten._to_copy.default, (), (x,), options)
     from torch_hlo.lazy.aten.copies import copy_from
 
+    recording.on_device(options.get("device"))  # raises for one that is not there
     dtype, form = options.get("dtype") or x.dtype, options.get("memory_format")
     if form not in (None, torch.preserve_format):
         x = x.contiguous(memory_format=form)
