@@ -63,7 +63,8 @@ def compiled(fn: Callable, backend: Callable, full_graph: bool, why: Callable) -
         nopython=full_graph,
         guard_fail_fn=lambda failure: why(failure.reason),
     )
-    context.callback = _Convert(context.callback)
+    if hasattr(context, "callback"):  # TORCHDYNAMO_DISABLE leaves a context that does nothing
+        context.callback = _Convert(context.callback)
     return context(fn)
 
 
