@@ -135,16 +135,17 @@ def from_dlpack(x: Any) -> torch.Tensor:
     return exchange.from_dlpack(x)
 
 
-def parse_text(text: str) -> Module:
-    """HLO or StableHLO text -> `hlo.ir.instruction.Module`. Raises a ParseError with the line."""
+def parse_text(text: str | bytes) -> Module:
+    """HLO or StableHLO text, or the bytes of an `.mlirbc` file -> `hlo.ir.instruction.Module`.
+    Raises a ParseError with the line, or the offset."""
     from torch_hlo.tools import text_api
 
     return text_api.parse_text(text)
 
 
-def run_text(text: str, *inputs: Any, devices: int | None = None) -> Any:
-    """Compile and run HLO text on tensors or arrays, on one device or on `devices`; returns its
-    results."""
+def run_text(text: str | bytes, *inputs: Any, devices: int | None = None) -> Any:
+    """Compile and run HLO text, StableHLO text or bytecode on tensors or arrays, on one device or
+    on `devices`; returns its results."""
     from torch_hlo.tools import text_api
 
     return text_api.run_text(text, *inputs, devices=devices)

@@ -1,10 +1,7 @@
-"""StableHLO portable artifacts (MLIR bytecode with a version), through jaxlib where it is
-installed.
+"""StableHLO portable artifacts (MLIR bytecode with a version), written through jaxlib.
 
-    # what JAX's export and TensorFlow's SavedModels hold
-    text = artifact_text(open("model.mlirbc", "rb").read())
-    # readable by every consumer of that version or newer
-    data = portable_artifact(module, "1.9.0")
+# readable by every consumer of that version or newer
+data = portable_artifact(module, "1.9.0")
 """
 
 from __future__ import annotations
@@ -14,23 +11,6 @@ from types import ModuleType
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.stablehlo import stablehlo_text
 from torch_hlo.tools import UsageError
-
-MAGIC = b"ML\xefR"
-
-
-def is_artifact(data: bytes) -> bool:
-    return data.startswith(MAGIC)
-
-
-def artifact_text(data: bytes) -> str:
-    """StableHLO text of a portable artifact. Raises UsageError without jaxlib or for damaged
-    bytes."""
-    ir, stablehlo = _mlir()
-    with ir.Context() as context:
-        try:
-            return str(stablehlo.deserialize_portable_artifact(context, data))
-        except Exception as error:
-            raise UsageError(f"this StableHLO artifact cannot be read: {error}") from None
 
 
 def portable_artifact(module: Module, version: str | None = None) -> bytes:
@@ -53,7 +33,7 @@ def _mlir() -> tuple[ModuleType, ModuleType]:
         from jaxlib.mlir.dialects import stablehlo
     except ImportError:
         raise UsageError(
-            "StableHLO bytecode is read and written by jaxlib, which is not installed: pip install"
+            "StableHLO bytecode is written by jaxlib, which is not installed: pip install"
             " jaxlib, or use StableHLO text"
         ) from None
     return ir, stablehlo

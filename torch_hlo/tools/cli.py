@@ -43,7 +43,7 @@ OK, DIFFERENT, USAGE, FAILED = 0, 1, 2, 3
 
 EXAMPLES = """examples:
   python -m torch_hlo run model.hlo                     run on random inputs, print the results
-  python -m torch_hlo run model.mlir --input x.npz --output y.npz
+  python -m torch_hlo run model.mlir --input x.npz --output y.npz      also HLO text and .mlirbc
   python -m torch_hlo run model.hlo --compare evaluator   exit 1 when the values differ
   python -m torch_hlo run model.hlo --time
   python -m torch_hlo run model.hlo --devices 8         carry out shardings on 8 virtual devices

@@ -1,4 +1,4 @@
-"""Programs in text form, HLO or StableHLO.
+"""Programs as text, HLO or StableHLO, and as MLIR bytecode.
 
 module = parse_text(text)                    # the format is recognised
 results = run_text(text, x, y)               # compile and run on tensors or arrays
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_hlo.hlo.bytecode import MAGIC, parse_bytecode
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.ir.numeric import round_to
 from torch_hlo.hlo.ir.shape import DTYPES, numpy_dtype
@@ -23,7 +24,6 @@ from torch_hlo.hlo.text.printer import module_text
 from torch_hlo.hlo.text.scanner import ParseError
 from torch_hlo.tools import UsageError
 from torch_hlo.tools.adopt import adopted
-from torch_hlo.tools.artifact import artifact_text, is_artifact
 from torch_hlo.tools.devices import run_on_devices
 from torch_hlo.tools.execute import run_module
 
@@ -33,9 +33,13 @@ _MLIR = re.compile(
 )
 
 
-def parse_text(text: str) -> Module:
-    """The program in HLO or StableHLO text, verified. Raises ParseError with line, column and a
-    caret."""
+def parse_text(text: str | bytes) -> Module:
+    """The program in HLO or StableHLO text or in MLIR bytecode, verified. Raises ParseError with
+    line, column and a caret; of bytes with the offset."""
+    if isinstance(text, bytes):
+        if text.startswith(MAGIC):
+            return verify(parse_bytecode(text))
+        text = text.decode()
     return verify(parse_stablehlo(text) if is_stablehlo(text) else parse_module(text))
 
 
@@ -43,7 +47,7 @@ def is_stablehlo(text: str) -> bool:
     return _MLIR.match(text) is not None
 
 
-def run_text(text: str, *inputs: Any, devices: int | None = None) -> list[Any]:
+def run_text(text: str | bytes, *inputs: Any, devices: int | None = None) -> list[Any]:
     """Compile the program and run it on one input per parameter: tensors, arrays or Python numbers
     (or one list of them).
 
@@ -120,19 +124,17 @@ def to_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
 
 
 def load(path: str) -> Module:
-    """The program in a file of text or StableHLO bytecode, see adopt.py and artifact.py. Raises
+    """The program in a file of text or StableHLO bytecode, see adopt.py. Raises
     OSError, ParseError, UsageError."""
     with open(path, "rb") as file:
         data = file.read()
     try:
-        text = artifact_text(data) if is_artifact(data) else data.decode("utf-8")
+        return adopted(parse_text(data))
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path}: neither text nor StableHLO bytecode: byte {error.start} is"
             f" {data[error.start]:#04x}"
         ) from None
-    try:
-        return adopted(parse_text(text))
     except (ParseError, VerifyError) as error:
         error.filename = path  # a command may read two
         raise

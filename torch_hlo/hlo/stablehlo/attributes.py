@@ -14,7 +14,7 @@ from torch_hlo.hlo.ir.literal import Literal
 from torch_hlo.hlo.ir.shape import DTYPES, Shape
 from torch_hlo.hlo.stablehlo.types import MAX_DEPTH, Type, angle_group, parse_type
 from torch_hlo.hlo.text.literals import literal_elements, literal_of
-from torch_hlo.hlo.text.scanner import Scanner
+from torch_hlo.hlo.text.scanner import ErrorAt, Scanner
 
 _NUMBER = re.compile(
     r"-?(?:0x[0-9A-Fa-f]+|[0-9]+(?:\.[0-9]*(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)?)"
@@ -34,9 +34,10 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """`dense<…> : tensor<…>`; `text` is the part in angle brackets, `position` where it stands."""
+    """`dense<…> : tensor<…>`; `text` is the part in angle brackets, or the bytes of the elements;
+    `position` is where it stands."""
 
-    text: str
+    text: str | bytes
     type: Type
     position: int
 
@@ -108,10 +109,10 @@ def _number(s: Scanner, found: re.Match[str], typed: bool) -> float:
         raise s.error("number too long", found.start())
     value = float(text) if is_float else int(text, 0 if "0x" in text else 10)
     if typed and s.accept(":"):
-        kind = parse_type(s).shape.kind
-        if kind == "f" and not is_float and "0x" not in text:
+        shape = parse_type(s).shape
+        if shape.kind == "f" and "0x" not in text:
             try:
-                value = float(value)
+                value = float(np.float32(value)) if shape.dtype == "f32" else float(value)
             except OverflowError:
                 raise s.error("number too large for its type", found.start()) from None
     return value
@@ -204,11 +205,13 @@ def dense(s: Scanner) -> Dense:
     return Dense((found.group(1) or found.group(2) or "").strip(), parse_type(s), begin)
 
 
-def dense_literal(s: Scanner, value: Dense) -> tuple[Literal, bool]:
+def dense_literal(s: ErrorAt, value: Dense) -> tuple[Literal, bool]:
     """(literal, whether it is a splat: one value, of rank 0, that fills the type)."""
     shape, text = value.type.shape, value.text
     if shape.is_tuple or any(d < 0 for d in shape.sizes) or DTYPES[shape.dtype].kind == "t":
         raise s.error(f"a constant needs a static array type, not {shape}", value.position)
+    if isinstance(text, bytes):
+        return _from_bytes(s, text, shape, value.position)
     if text[:1] == '"':
         return _from_hex(s, text[1:-1], shape, value.position)
     splat = "[" not in text and bool(text)
@@ -227,18 +230,21 @@ def dense_literal(s: Scanner, value: Dense) -> tuple[Literal, bool]:
     return _from_elements(s, elements, inner, value.position), splat
 
 
-def _from_hex(s: Scanner, text: str, shape: Shape, position: int) -> tuple[Literal, bool]:
+def _from_hex(s: ErrorAt, text: str, shape: Shape, position: int) -> tuple[Literal, bool]:
     """The raw little-endian bytes of all elements, or of the one that fills the type."""
     if not re.fullmatch(r"0x(?:[0-9A-Fa-f]{2})*", text):
         raise s.error("expected a string of hexadecimal bytes", position)
-    data = bytes.fromhex(text[2:])
+    return _from_bytes(s, bytes.fromhex(text[2:]), shape, position)
+
+
+def _from_bytes(s: ErrorAt, data: bytes, shape: Shape, position: int) -> tuple[Literal, bool]:
     size = DTYPES[shape.dtype].itemsize
     count = math.prod(shape.sizes)
     if shape.dtype == "pred":
         if len(data) == (count + 7) // 8 and len(data) != count:
             data = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[:count].tobytes()
         data = bytes(b != 0 for b in data)
-    if len(data) == size and count != 1:
+    if len(data) == size and shape.sizes and count:
         return Literal(shape.dtype, (), data), True
     if len(data) != size * count:
         raise s.error(
@@ -248,7 +254,7 @@ def _from_hex(s: Scanner, text: str, shape: Shape, position: int) -> tuple[Liter
     return Literal(shape.dtype, shape.sizes, data), False
 
 
-def _from_elements(s: Scanner, elements: list[str], shape: Shape, position: int) -> Literal:
+def _from_elements(s: ErrorAt, elements: list[str], shape: Shape, position: int) -> Literal:
     """Like parse_literal, with MLIR's hexadecimal bit patterns for floats."""
     row = DTYPES[shape.dtype]
     if row.kind in "su":
@@ -271,7 +277,7 @@ def _from_elements(s: Scanner, elements: list[str], shape: Shape, position: int)
     return Literal(shape.dtype, shape.sizes, bytes(data))
 
 
-def integers(s: Scanner, value: Any, position: int) -> tuple[int, ...]:
+def integers(s: ErrorAt, value: Any, position: int) -> tuple[int, ...]:
     """A list attribute, `array<i64: …>` or `dense<…> : tensor<…xi64>`, flattened."""
     if isinstance(value, Dense):
         found, splat = dense_literal(s, value)

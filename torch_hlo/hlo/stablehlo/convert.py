@@ -18,9 +18,10 @@ from torch_hlo.hlo.stablehlo import (
 )
 from torch_hlo.hlo.stablehlo.converter import Converter, Unify
 from torch_hlo.hlo.stablehlo.mlir import parse_text
+from torch_hlo.hlo.stablehlo.operation import Operation
 from torch_hlo.hlo.stablehlo.sdy_syntax import SYNTAX
-from torch_hlo.hlo.stablehlo.shardings import Shardings
-from torch_hlo.hlo.text.scanner import Scanner
+from torch_hlo.hlo.stablehlo.shardings import Annotations, Shardings, annotations_of
+from torch_hlo.hlo.text.scanner import ErrorAt, Scanner
 
 # Their imports fill RULES.
 FAMILIES = (chlo, collective_ops, control_ops, dynamic, ops, sdy)
@@ -31,8 +32,21 @@ def parse_stablehlo(text: str) -> Module:
     function. Raises ParseError."""
     s = Scanner(text)
     try:
-        name, functions, meshes = parse_text(s, SYNTAX)
-        shardings = Shardings(text, meshes)
+        return converted(s, *parse_text(s, SYNTAX), annotations_of(text))
+    except RecursionError:
+        raise s.error("the text nests too deeply") from None
+
+
+def converted(
+    s: ErrorAt,
+    name: str,
+    functions: dict[str, Operation],
+    meshes: list[Operation],
+    given: Annotations,
+) -> Module:
+    """The program that these functions mean; `s` says where an error is."""
+    try:
+        shardings = Shardings(meshes, given)
         equal: dict[str, Size] = {}
         for _ in range(200):
             try:
@@ -41,6 +55,4 @@ def parse_stablehlo(text: str) -> Module:
                 equal[found.name] = found.size
     except ShardingError as error:
         raise s.error(str(error), 0) from None
-    except RecursionError:
-        raise s.error("the text nests too deeply") from None
     raise s.error("the sizes of this program contradict each other")

@@ -32,7 +32,7 @@ from torch_hlo.hlo.stablehlo.operation import Block, Operation, free_names, walk
 from torch_hlo.hlo.stablehlo.shardings import Shardings, annotated, constrained
 from torch_hlo.hlo.stablehlo.sizes import sizes_of
 from torch_hlo.hlo.stablehlo.types import UNKNOWN, Quantized, Type
-from torch_hlo.hlo.text.scanner import ParseError, Scanner
+from torch_hlo.hlo.text.scanner import ErrorAt, ParseError
 
 Made = Instruction | Sequence[Instruction] | None  # the results of an operation
 Rule = Callable[["Context"], Made]
@@ -146,7 +146,7 @@ class Context:
 class Converter:
     def __init__(
         self,
-        s: Scanner,
+        s: ErrorAt,
         functions: dict[str, Operation],
         equal: dict[str, Size],
         shardings: Shardings,

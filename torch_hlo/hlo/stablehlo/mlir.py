@@ -21,7 +21,7 @@ from torch_hlo.hlo.stablehlo.attributes import (
 )
 from torch_hlo.hlo.stablehlo.operation import Block, Operation
 from torch_hlo.hlo.stablehlo.types import Type, parse_type
-from torch_hlo.hlo.text.scanner import Scanner
+from torch_hlo.hlo.text.scanner import ErrorAt, Scanner
 
 MAX_NESTING = 60
 MAX_OPERATIONS = 5_000_000
@@ -48,24 +48,45 @@ def parse_text(s: Scanner, syntax: Mapping[str, PrettyForm]) -> Program:
     return Reader(s, syntax).text()
 
 
+def collect(operations: list[Operation], s: ErrorAt) -> Program:
+    """The functions and meshes among the outermost operations."""
+    name, functions, meshes = "module", {}, []
+    todo = operations[::-1]
+    while todo:
+        op = todo.pop()
+        if op.name in ("builtin.module", "module"):
+            name = str(op.attrs.get("sym_name", name))
+            todo += [inner for block in op.regions for inner in block.ops][::-1]
+        elif op.name == "func.func":
+            found = str(op.attrs.get("sym_name", "main"))
+            if isinstance(kind := op.attrs.get("function_type"), FunctionType):
+                op.types = list(kind.results)
+            if found in functions:
+                raise s.error(f"function @{found} is defined twice", op.position)
+            functions[found] = op
+        elif op.name == "sdy.mesh":
+            meshes.append(op)
+        elif not op.name.startswith(("sdy.", "memref.")):
+            raise s.error(f"unexpected operation {op.name} outside a function", op.position)
+    if not functions:
+        raise s.error("the program holds no function")
+    return name, functions, meshes
+
+
 class Reader:
     def __init__(self, s: Scanner, syntax: Mapping[str, PrettyForm]) -> None:
         self.s, self.syntax = s, syntax
         self.count = 0
         self.attributes: list[dict[str, object]] = []  # of the arguments or results read last
-        self.functions: dict[str, Operation] = {}
-        self.meshes: list[Operation] = []
-        self.name = "module"
 
     def text(self) -> Program:
+        found = []
         while not self.s.done():
             if self.s.match(_ALIAS):
                 self._skip_alias()
             else:
-                self._collect(self.operation(0))
-        if not self.functions:
-            raise self.s.error("the text holds no function")
-        return self.name, self.functions, self.meshes
+                found.append(self.operation(0))
+        return collect(found, self.s)
 
     def _skip_alias(self) -> None:
         s = self.s
@@ -74,23 +95,6 @@ class Reader:
         else:
             parse_type(s)
         self._location()
-
-    def _collect(self, op: Operation) -> None:
-        if op.name in ("builtin.module", "module"):
-            self.name = str(op.attrs.get("sym_name", self.name))
-            for inner in (o for block in op.regions for o in block.ops):
-                self._collect(inner)
-        elif op.name == "func.func":
-            name = str(op.attrs.get("sym_name", "main"))
-            if isinstance(found := op.attrs.get("function_type"), FunctionType):
-                op.types = list(found.results)
-            if name in self.functions:
-                raise self.s.error(f"function @{name} is defined twice", op.position)
-            self.functions[name] = op
-        elif op.name == "sdy.mesh":
-            self.meshes.append(op)
-        elif not op.name.startswith(("sdy.", "memref.")):
-            raise self.s.error(f"unexpected operation {op.name} outside a function", op.position)
 
     def operation(self, depth: int) -> Operation:
         s = self.s

@@ -193,7 +193,7 @@ def _concatenate(c: Context) -> Made:
 @rule("slice")
 def _slice(c: Context) -> Made:
     if (ranges := c.attr("ranges")) is not None:
-        return instr("slice", tuple(c.x), slice=tuple(ranges))
+        return b.slice_(c.x[0], *zip(*ranges, strict=True))
     if c.x[0].shape.rank == 0:
         return c.x[0]
     return b.slice_(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch_hlo.hlo.ir.instruction import Instruction
@@ -26,27 +27,36 @@ _MESH = re.compile(r"mesh<(\[[^\]]*\](?:\s*,\s*device_ids\s*=\s*\[[^\]]*\])?)>|@
 Placements = list[Placement | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """What a program says of its mesh outside of `sdy.mesh`."""
+
+    tiled: Sequence[str] = ()  # XLA's tile assignments
+    meshes: Sequence[str] = ()  # Shardy's meshes inside of shardings
+    partitions: int = 1
+
+
+def annotations_of(text: str) -> Annotations:
+    """Those of a program in text form."""
+    tiled = [t.replace('\\"', '"') for t in _TILED.findall(text) if t.strip()]
+    meshes = [found.group(1) for found in _MESH.finditer(text) if found.group(1)]
+    partitions = int(found.group(1)) if (found := _PARTITIONS.search(text)) else 1
+    return Annotations(tiled, meshes, partitions)
+
+
 class Shardings:
     """The meshes of a module, and its shardings on one mesh: the first with the most devices."""
 
-    def __init__(self, text: str, operations: Iterable[Operation]) -> None:
+    def __init__(self, operations: Iterable[Operation], given: Annotations) -> None:
         self.named = {
-            str(op.attrs["sym_name"]): _mesh(raw_text(op.attrs["mesh"]))
-            for op in operations
-            if op.name == "sdy.mesh"
+            str(op.attrs["sym_name"]): _mesh(raw_text(op.attrs["mesh"])) for op in operations
         }
         meshes = [m for m in self.named.values() if isinstance(m, Mesh)]
         if not meshes:
-            meshes = [
-                m
-                for found in _MESH.finditer(text)
-                if found.group(1) and isinstance(m := _mesh(found.group(1)), Mesh)
-            ]
+            meshes = [m for text in given.meshes if isinstance(m := _mesh(text), Mesh)]
         self.mesh: Mesh | None = max(meshes, key=lambda m: m.size, default=None)
-        tiled = [t.replace('\\"', '"') for t in _TILED.findall(text) if t.strip()]
-        partitions = int(found.group(1)) if (found := _PARTITIONS.search(text)) else 1
-        if self.mesh is None and (tiled or partitions > 1):
-            self.mesh = common_mesh(tiled, partitions)
+        if self.mesh is None and (given.tiled or given.partitions > 1):
+            self.mesh = common_mesh(list(given.tiled), given.partitions)
         # Axes along which the operations being read are per device: shardings inside do not mention
         # them.
         self.manual: tuple[Axis, ...] = ()

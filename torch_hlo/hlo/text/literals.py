@@ -10,7 +10,7 @@ import numpy as np
 from torch_hlo.hlo.ir.literal import Literal
 from torch_hlo.hlo.ir.numeric import encode
 from torch_hlo.hlo.ir.shape import DTYPES, Shape, numpy_dtype
-from torch_hlo.hlo.text.scanner import Scanner
+from torch_hlo.hlo.text.scanner import ErrorAt
 
 _COMMENT = re.compile(r"/\*(?s:.*?)\*/")
 _TOKEN = re.compile(r"\{[^{}]*+\}|[{},]|\s++|(?s:.)")
@@ -25,7 +25,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 _TRUTH = {"true": True, "false": False, "1": True, "0": False}
 
 
-def parse_literal(scanner: Scanner, text: str, shape: Shape, position: int) -> Literal:
+def parse_literal(scanner: ErrorAt, text: str, shape: Shape, position: int) -> Literal:
     """The literal of an array `shape` written as `text`, which starts at `position`. Raises
     ParseError.
 
@@ -48,7 +48,7 @@ def parse_literal(scanner: Scanner, text: str, shape: Shape, position: int) -> L
     return literal_of(scanner, elements, shape, position)
 
 
-def literal_of(scanner: Scanner, elements: list[str], shape: Shape, position: int) -> Literal:
+def literal_of(scanner: ErrorAt, elements: list[str], shape: Shape, position: int) -> Literal:
     """The literal of element texts in row-major order."""
     kind, dtype = DTYPES[shape.dtype].kind, shape.dtype
     convert = {
@@ -67,7 +67,7 @@ def literal_of(scanner: Scanner, elements: list[str], shape: Shape, position: in
     return Literal(dtype, shape.sizes, encode(values.reshape(shape.sizes), dtype))
 
 
-def literal_elements(scanner: Scanner, text: str, shape: Shape, position: int) -> list[str]:
+def literal_elements(scanner: ErrorAt, text: str, shape: Shape, position: int) -> list[str]:
     """The element texts; the nesting of braces must be the shape's."""
     if not shape.dims:
         found = _ELEMENT.findall(text)
@@ -163,7 +163,7 @@ def _complexes(elements: list[str], dtype: str) -> np.ndarray:
 
 
 def parse_nested_literal(
-    scanner: Scanner, text: str, shape: Shape, position: int, depth: int = 0
+    scanner: ErrorAt, text: str, shape: Shape, position: int, depth: int = 0
 ) -> Literal | tuple[Any, ...]:
     """A Literal, or for a tuple shape a tuple of them: `(1, {2, 3})`."""
     if not shape.is_tuple:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from torch_hlo.hlo.ir.dim import Size, parse_dim
 from torch_hlo.hlo.ir.shape import DTYPES
@@ -54,6 +54,14 @@ class ParseError(ValueError):
             f"line {self.line}, column {self.column}: {message}\n  {shown}\n "
             f" {' ' * (offset - cut)}^"
         )
+
+
+class ErrorAt(Protocol):
+    """What the meaning of a program asks of its source: an error that says where."""
+
+    pos: int
+
+    def error(self, message: str, position: int | None = None) -> ParseError: ...
 
 
 class Scanner:

@@ -1,0 +1,91 @@
+"""MLIR bytecode: portable artifacts that StableHLO's own library wrote, of several versions, mean
+what their text means; damaged ones are errors."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from test.sweeps.bytecode import MUTATIONS, attempt, mutated
+from torch_hlo.hlo.bytecode import BytecodeError, parse_bytecode
+from torch_hlo.hlo.bytecode.cursor import Cursor
+from torch_hlo.hlo.stablehlo import parse_stablehlo
+from torch_hlo.tools.text_api import run_text
+
+DATA = np.load(Path(__file__).parents[1] / "data" / "artifacts.npz")
+ARTIFACTS = [key for key in DATA.files if not key.endswith("/text")]
+
+
+def artifact(key: str) -> bytes:
+    return DATA[key].tobytes()
+
+
+@pytest.mark.parametrize("key", ARTIFACTS)
+def test_means_what_its_text_means(key):
+    text = artifact(f"{key.rpartition('/')[0]}/text").decode()
+    got, want = parse_bytecode(artifact(key)), parse_stablehlo(text)
+    assert got.entry.root is want.entry.root
+    assert (got.name, got.mesh) == (want.name, want.mesh)
+
+
+def test_all_programs_of_all_versions():
+    """What is on the machine's jaxlib, if there is one."""
+    stablehlo = pytest.importorskip("jaxlib.mlir.dialects.stablehlo", reason="needs jaxlib")
+    programs = np.load(Path(__file__).parents[1] / "data" / "jax_programs.npz")
+    compared = 0
+    for key in [k for k in programs.files if k.endswith("/stablehlo")][::4]:
+        text = programs[key].tobytes().decode()
+        for version in ("1.5.0", "1.9.0", stablehlo.get_current_version()):
+            try:
+                data = stablehlo.serialize_portable_artifact_str(text, version)
+            except ValueError:  # operations that this version has not
+                continue
+            assert parse_bytecode(data).entry.root is parse_stablehlo(text).entry.root, key
+            compared += 1
+    assert compared > 80
+
+
+def test_runs():
+    programs = np.load(Path(__file__).parents[1] / "data" / "jax_programs.npz")
+    inputs = [programs[k] for k in programs.files if k.startswith("index_take/input")]
+    (y,) = run_text(artifact("index_take/1.8.0"), *inputs)
+    np.testing.assert_array_equal(y, programs["index_take/output0"])
+
+
+@pytest.mark.parametrize(
+    "data, value",
+    [(b"\x01", 0), (b"\xff", 127), (b"\x02\x04", 256), (b"\x00" + b"\xff" * 8, (1 << 64) - 1)],
+)
+def test_numbers(data, value):
+    assert Cursor(data).varint() == value
+
+
+def test_signed_numbers():
+    assert [Cursor(bytes([2 * n + 1])).signed() for n in range(5)] == [0, -1, 1, -2, 2]
+
+
+def test_every_truncation_is_an_error():
+    whole = artifact("control_while/1.8.0")
+    for end in range(len(whole) - 1):
+        with pytest.raises(BytecodeError, match="byte"):
+            parse_bytecode(whole[:end])
+
+
+def test_newer_version():
+    whole = bytearray(artifact("control_while/1.8.0"))
+    whole[4] = 2 * 99 + 1
+    with pytest.raises(BytecodeError, match="version 99 is newer than 6; write it for an older"):
+        parse_bytecode(bytes(whole))
+
+
+@pytest.mark.parametrize("key", ["control_while/1.0.0", "manual_partly/1.13.3", "where/1.17.0"])
+def test_mutations_are_errors_or_programs(key):
+    whole = artifact(key)
+    outcomes = [
+        attempt(mutated(whole, random.Random(seed), MUTATIONS[seed % len(MUTATIONS)]))
+        for seed in range(150)
+    ]
+    assert {"error", "program"} <= set(outcomes)

@@ -1,0 +1,112 @@
+"""Mutated MLIR bytecode: each becomes a program or an error of ours, soon and in little memory.
+
+    python -m test.sweeps.bytecode --seed 0 --count 100000 [--seconds 2] [--memory 3]
+
+Prints each artifact for which that is not so, with the seed that makes it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from torch_hlo.hlo.bytecode import parse_bytecode
+from torch_hlo.hlo.ir.verify import VerifyError, verify
+from torch_hlo.hlo.text.scanner import ParseError
+
+DATA = Path(__file__).parents[1] / "data" / "artifacts.npz"
+
+
+def _flip(data: bytearray, r: random.Random) -> None:
+    for _ in range(r.randint(1, 4)):
+        data[r.randrange(len(data))] ^= 1 << r.randrange(8)
+
+
+def _replace(data: bytearray, r: random.Random) -> None:
+    data[r.randrange(len(data))] = r.choice([0, 1, 2, 3, 127, 128, 254, 255, r.randrange(256)])
+
+
+def _insert(data: bytearray, r: random.Random) -> None:
+    at = r.randrange(len(data))
+    data[at:at] = r.randbytes(r.randint(1, 9))
+
+
+def _remove(data: bytearray, r: random.Random) -> None:
+    at = r.randrange(len(data))
+    del data[at : at + r.randint(1, 9)]
+
+
+def _cut(data: bytearray, r: random.Random) -> None:
+    del data[r.randrange(len(data)) :]
+
+
+def _copy(data: bytearray, r: random.Random) -> None:
+    """A run of bytes over another one."""
+    a, b, n = r.randrange(len(data)), r.randrange(len(data)), r.randint(1, 16)
+    data[a : a + n] = data[b : b + n]
+
+
+Mutation = Callable[[bytearray, random.Random], None]
+MUTATIONS: tuple[Mutation, ...] = (_flip, _replace, _insert, _remove, _cut, _copy)
+
+
+def mutated(data: bytes, r: random.Random, mutate: Mutation) -> bytes:
+    """Mutated behind the version."""
+    found = bytearray(data[20:])
+    mutate(found, r)
+    return data[:20] + bytes(found)
+
+
+def attempt(data: bytes) -> str:
+    """Read it: "program" or "error". Everything else is raised."""
+    try:
+        verify(parse_bytecode(data))
+    except (ParseError, VerifyError):
+        return "error"
+    return "program"
+
+
+def _late(*_: object) -> None:
+    raise TimeoutError("took too long")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seconds", type=int, default=5, help="that one artifact may take")
+    parser.add_argument("--memory", type=int, default=4, help="in GiB")
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (options.memory << 30, options.memory << 30))
+    signal.signal(signal.SIGALRM, _late)
+    found = np.load(DATA)
+    whole = [found[k].tobytes() for k in found.files if not k.endswith("/text")]
+    outcomes: Counter[str] = Counter()
+    slowest = 0.0
+    for seed in range(options.seed, options.seed + options.count):
+        r = random.Random(seed)
+        data = mutated(r.choice(whole), r, r.choice(MUTATIONS))
+        begin = time.perf_counter()
+        signal.alarm(options.seconds)
+        try:
+            outcome = attempt(data)
+        except Exception as error:
+            outcome = "FAULT"
+            print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)
+        signal.alarm(0)
+        slowest = max(slowest, time.perf_counter() - begin)
+        outcomes[outcome] += 1
+    print(dict(outcomes), f"slowest {slowest:.2f} s")
+    return 1 if outcomes["FAULT"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,12 @@
+"""MLIR bytecode in: StableHLO's portable artifacts (VHLO), with Shardy.
+
+In: bytes that begin with `ML\\xefR`, such as a file `.mlirbc`. Out: a Module (`parse_bytecode`).
+Imports hlo/stablehlo, whose rules give the operations their meaning.
+
+    module = parse_bytecode(Path("program.mlirbc").read_bytes())
+"""
+
+from torch_hlo.hlo.bytecode.cursor import MAGIC, BytecodeError
+from torch_hlo.hlo.bytecode.operations import parse_bytecode
+
+__all__ = ["MAGIC", "BytecodeError", "parse_bytecode"]
