@@ -191,11 +191,12 @@ def without_streams() -> None:
     if state is None:
         return
     begin = state.__init__
+    forget = getattr(streams, "reset_user_object_tracking", lambda: None)  # not in 2.11
 
     def __init__(self: Any) -> None:
         accelerator = torch.accelerator.current_accelerator()
         if accelerator is not None and accelerator.type == "hlo":
-            streams.reset_user_object_tracking()
+            forget()
             self.cur_stream_stack = collections.deque()
         else:
             begin(self)
