@@ -319,6 +319,8 @@ PARTIAL = {
     "aten._embedding_bag.default": 1, "aten.sort.default": 1, "aten.topk.default": 1,
     "aten.kthvalue.default": 1, "aten.median.dim": 1, "aten.nanmedian.dim": 1,
     "aten.argsort.default": 0, "aten.native_dropout.default": 0,
+    # its table is not initialised beyond the lengths; the backward pass is compared
+    "aten._ctc_loss.Tensor": 1,
 }  # fmt: skip
 SKIPPED = {
     "aten._local_scalar_dense.default",

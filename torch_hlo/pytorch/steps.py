@@ -29,12 +29,14 @@ from torch_hlo.pytorch import shortcuts
 
 CONSUMED = "torch_hlo_consumed"  # in a node's meta: its graph of gradients has been used up
 # What Dynamo is told while it traces a step: to trace backward passes, to notice hooks that modules
-# get later, and to take a float that has changed for a number that may change.
+# get later and defaults of arguments that change, and to take a float that has changed for a number
+# that may change.
 SETTINGS = {
     name: value
     for name, value in {
         "trace_autograd_ops": True,
         "skip_nnmodule_hook_guards": False,
+        "skip_guards_on_constant_func_defaults": False,
         "specialize_float": False,
     }.items()
     if hasattr(config, name)
