@@ -174,6 +174,22 @@ def test_symbolic_sizes(dims, symbolic):
     check(folded("add", dims), values("f32", 5, 6, 35), symbolic=symbolic, optimize=True)
 
 
+@pytest.mark.parametrize("at", [0, 1, 2, 11, 63, 66, 125, 129])
+@pytest.mark.parametrize("symbolic", [{}, {(0, 0): "s0"}])
+def test_several_folds_see_every_lane(at, symbolic):
+    """One extreme value, wherever it stands. LLVM 22 left half of the lanes out of the first of two
+    folds on machines with AVX-512."""
+
+    def both(x):
+        return folded("maximum", (0,))(x), folded("minimum", (0,))(x)
+
+    for dtype in ("s32", "f32", "s64", "s8"):
+        x = np.zeros(130, numpy_dtype(dtype))
+        for extreme in (7, -7):
+            x[at] = extreme
+            check(both, x, symbolic=symbolic, optimize=True)
+
+
 def test_producers_and_epilogues_are_one_step():
     def fn(x, y):
         total = b.reduce(b.multiply(b.exponential(x), y), b.constant(0.0, "f32"), (0, 1), "add")

@@ -214,27 +214,23 @@ class Reducer:
     def fold_lanes(self, k: Kernel, accs: Sequence[str]) -> list[str]:
         """Fold the lanes of a vector accumulator, and the threads that share an item: scalar
         operands."""
-        if k.lanes == 1:
-            return k.fold_threads(self, accs)
-        accs = list(accs)
-        with _vectors(k):
-            half = k.lanes // 2
-            while half:
-                order = [(i + half) % k.lanes if i < half else i for i in range(k.lanes)]
-                turned = [
-                    k.e.shuffle(t, v, "poison", k.lanes, order)
-                    for t, v in zip(self.kinds, accs, strict=True)
-                ]
-                accs = self.combine(k, accs, turned)
-                half //= 2
-        op = k.level.scalar.op
-        return k.fold_threads(
-            self,
-            [
-                op(f"extractelement <{k.lanes} x {t}> {v}, i64 0")
-                for t, v in zip(self.kinds, accs, strict=True)
-            ],
-        )
+        accs, lanes = list(accs), k.lanes
+        while lanes > 1:
+            lanes //= 2
+            with _vectors(k, lanes):
+                low, high = (
+                    [_part(k.e, *x, at) for x in zip(self.kinds, accs)] for at in (0, lanes)
+                )
+                accs = self.combine(k, low, high)
+        return k.fold_threads(self, accs)
+
+
+def _part(e: Emit, kind: str, vector: str, start: int) -> str:
+    """Half of a vector: as many lanes as `e` has, from `start` on. LLVM 22 mistakes a shuffle that
+    moves the upper half and keeps the other lanes for a broadcast (AVX-512)."""
+    if e.lanes == 1:
+        return e.op(f"extractelement <2 x {kind}> {vector}, i64 {start}")
+    return e.shuffle(kind, vector, "poison", 2 * e.lanes, range(start, start + e.lanes))
 
 
 def fold_pairwise(combine: Callable[[T, T], T], items: Sequence[T]) -> T:
@@ -247,14 +243,14 @@ def fold_pairwise(combine: Callable[[T, T], T], items: Sequence[T]) -> T:
 
 
 class _vectors:
-    """Write at the kernel's vector width into the lines of its current level."""
+    """Write at the kernel's vector width, or another, into the lines of its current level."""
 
-    def __init__(self, k: Kernel) -> None:
-        self.k = k
+    def __init__(self, k: Kernel, lanes: int = 0) -> None:
+        self.k, self.lanes = k, lanes or k.lanes
 
     def __enter__(self) -> None:
         self.saved = self.k.e
-        self.k.e = Emit(self.k.lanes, self.k.level.lines, self.k.unit)
+        self.k.e = Emit(self.lanes, self.k.level.lines, self.k.unit)
 
     def __exit__(self, *exc: object) -> None:
         self.k.e = self.saved
