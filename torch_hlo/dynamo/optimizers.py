@@ -68,6 +68,7 @@ class Stepped:
         state = optimizer.state
         self.keys = list(map(id, state))
         self.entries = list(state.values())
+        self.values = list(map(id, self.entries))
         self.sizes = list(map(len, self.entries))
         self.names: list[tuple[dict, str]] = []
         self.others: list[tuple[dict, str, Any]] = []  # state that is no tensor
@@ -89,7 +90,7 @@ class Stepped:
         state = optimizer.state
         if list(map(id, state)) != self.keys or list(map(len, self.entries)) != self.sizes:
             return None
-        if any(a is not b for a, b in zip(state.values(), self.entries)):
+        if list(map(id, state.values())) != self.values:
             return None
         try:
             if self.others and any(d[name] != value for d, name, value in self.others):

@@ -18,7 +18,7 @@ import torch
 from torch_hlo.dynamo.optimizers import Stepped
 from torch_hlo.dynamo.released import reused
 from torch_hlo.dynamo.signature import Given, Signature
-from torch_hlo.lazy.record import conditions, generator, session, tracing
+from torch_hlo.lazy.record import conditions, generator, session
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.engine import Engine, Watcher
 from torch_hlo.lazy.record.meta import Meta
@@ -210,9 +210,10 @@ class Recording:
             return "value", result
         raise Unsuitable(f"a result is of type {type(result).__qualname__}")
 
-    def _pairs(self, released: Sequence[int]) -> list[tuple[int, int]]:
-        """Parameters whose gradients the graph drops, by their positions, each with a result whose
-        storage may be that of the gradient: one that no other result shares."""
+    def _pairs(self, released: Sequence[int]) -> list[tuple[int, int, Meta]]:
+        """Parameters whose gradients the graph drops, by their positions, each with the storage of
+        a result that may be that of the gradient, since no other result shares it, and its
+        metadata."""
         made = [what for kind, *what in self.results if kind == "made"]
         count = Counter(at for at, *_ in made)
         free = [
@@ -230,7 +231,7 @@ class Recording:
             found = next((pair for pair in free if pair[1] is meta), None)
             if found is not None:
                 free.remove(found)
-                pairs.append((argument, found[0]))
+                pairs.append((argument, *found))
         return pairs
 
     def _program(self, watch: Watching) -> None:
@@ -291,15 +292,13 @@ class Recording:
             storages += [t._storage for t in tensors]
         if [s.meta for s in storages[len(given.storages) :]] != self.metas:
             return None
-        if len(set(map(id, storages))) != self.distinct or (
+        if len(set(storages)) != self.distinct or (
             self.distinct != self.count and _pattern(storages) != self.pattern
         ):
             return None
         for how, value in self.conditions:
             if how(given.numbers) != value:
                 return None
-        with RECORDING:
-            tracing.after_traces()
         state = session.current()
         if state.effects or state.pending and pending():
             session.engine().mark_step()
@@ -311,8 +310,12 @@ class Recording:
     def launch(self, storages: list[Storage], given: Given) -> list:
         """The graph's results for these arguments; `storages` are what `serves` has returned."""
         engine = session.engine()
-        storages += [Storage(Array(meta.hlo, None), meta) for meta in self.new]
-        old = reused(self.pairs, given.args, storages) if self.pairs else {}
+        old = reused(self.pairs, given.args) if self.pairs else {}
+        for at, meta in enumerate(self.new, self.count):
+            if at in old:
+                storages.append(old[at]._storage)
+            else:
+                storages.append(Storage(Array(meta.hlo, None), meta))
         leaves = [
             storages[at].value if at >= 0 else self.constants[i].value
             for i, at in enumerate(self.leaf_at)

@@ -14,7 +14,8 @@ import torch
 
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.storage import Array, Storage
+from torch_hlo.lazy.record.meta import Meta
+from torch_hlo.lazy.record.storage import Array
 from torch_hlo.lazy.record.tensor import HloTensor, fresh
 from torch_hlo.pytorch import steps
 from torch_hlo.pytorch.tensors import use_count
@@ -28,13 +29,11 @@ def release(parameters: Sequence[HloTensor]) -> None:
         session.engine().releasing(parameters)
 
 
-def reused(
-    pairs: Sequence[tuple[int, int]], args: Sequence, storages: list[Storage]
-) -> dict[int, HloTensor]:
+def reused(pairs: Sequence[tuple[int, int, Meta]], args: Sequence) -> dict[int, HloTensor]:
     """Gradients of parameters that nobody else holds, for results: `pairs` of the positions of a
-    parameter in `args` and of the result's storage, which is replaced."""
+    parameter in `args` and of the result's storage, and the result's metadata."""
     alone, found = _alone(), {}
-    for argument, at in pairs:
+    for argument, at, meta in pairs:
         gradient = args[argument].grad
         if type(gradient) is not HloTensor or getrefcount(gradient) != alone[0]:
             continue
@@ -42,13 +41,13 @@ def reused(
         if getrefcount(storage) != alone[2] or use_count(gradient) != alone[1]:
             continue
         if (
-            gradient._meta is storages[at].meta
+            gradient._meta is meta
+            and storage.meta is meta
             and gradient._view is None
             and storage.sharding is None
             and type(storage.value) is Array
         ):
             found[at] = gradient
-            storages[at] = storage
     return found
 
 

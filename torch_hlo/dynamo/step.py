@@ -68,9 +68,14 @@ class Step:
             args, kwargs = brought(args, kwargs)
         here = session.current().here
         outer, here.started = here.started, True
+        gradients, casts = torch.is_grad_enabled(), torch.is_autocast_enabled("hlo")
         try:
             run = self.direct.find(args) if self.direct is not None and not kwargs else None
             result = self.traced(*args, **kwargs) if run is None else run(*args)
+        except BaseException:  # Dynamo's bytecode does not leave `with torch.no_grad():`
+            torch.set_grad_enabled(gradients)
+            torch.set_autocast_enabled("hlo", casts)
+            raise
         finally:
             here.started = outer
         if session.current().pending:

@@ -1,6 +1,7 @@
-"""What Dynamo's guards leave out: functions of classes that are replaced, the sign of a zero, the
-order of an OrderedDict, the length of a deque, generators of random numbers that somebody holds.
-The same in 2.11 to 2.13."""
+"""What Dynamo's guards leave out: that two names mean one object (one of them global, or of an
+optimizer), functions of classes that are replaced, the sign of a zero, the order of an OrderedDict,
+the length of a deque, generators of random numbers that somebody holds. The same in 2.11 to
+2.13."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from typing import Any
 from weakref import ref
 
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource, TypeSource
-from torch._dynamo.variables import ConstantVariable, VariableTracker
+from torch._dynamo.source import AttrSource, Source, TypeSource, is_from_optimizer_source
+from torch._dynamo.variables import ConstantVariable, VariableTracker, builder
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.misc import RandomVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
@@ -30,6 +31,8 @@ def complete() -> None:
     kind = UserDefinedObjectVariable
     kind.var_getattr = _guarding_functions(kind.var_getattr)
     kind.call_method = _guarding_functions(kind.call_method)
+    builder.make_dupe_guard = _one_object(builder.make_dupe_guard)
+    GuardBuilder.DUPLICATE_INPUT = _each_pair(GuardBuilder.DUPLICATE_INPUT)
     GuardBuilder.EQUALS_MATCH = _with_signs(GuardBuilder.EQUALS_MATCH)
     GuardBuilder.TYPE_MATCH = _with_order(GuardBuilder.TYPE_MATCH)
     for numpy in (True, False):
@@ -37,6 +40,38 @@ def complete() -> None:
         wrappers[deque] = _with_length(wrappers[deque])
     # Dynamo takes the numbers that such an object gives while it traces for constants.
     RandomVariable.is_supported_random_obj = staticmethod(lambda value: False)
+
+
+def _one_object(make: Callable) -> Callable:
+    """The guard that two names mean one object, as they do while Dynamo traces: it knows the object
+    by the first. Dynamo makes none where one of the two is global and the other is not."""
+
+    @functools.wraps(make)
+    def making(name: Source, other: Source | None) -> Callable | None:
+        found = make(name, other)
+        if found is None and other is not None and other != name:
+            return functools.partial(GuardBuilder.DUPLICATE_INPUT, source_b=other)
+        return found
+
+    return making
+
+
+def _each_pair(match: Callable) -> Callable:
+    """The same guard for what was found in an optimizer, where Dynamo leaves it out: the optimizer
+    may have a parameter that the module has no more."""
+
+    @functools.wraps(match)
+    def matching(self: GuardBuilder, guard: Any, source_b: Source) -> None:
+        match(self, guard, source_b)
+        sources = source_b, guard.originating_source
+        pair = self.arg_ref(source_b.name), self.arg_ref(guard)
+        known = self._cached_duplicate_input_guards
+        if any(map(is_from_optimizer_source, sources)) and pair not in known:
+            known |= {pair, pair[::-1]}
+            code = " is ".join(pair)
+            self.object_aliasing_guard_codes.append((code, code))
+
+    return matching
 
 
 def _guarding_functions(method: Callable) -> Callable:

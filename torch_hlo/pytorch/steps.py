@@ -38,6 +38,8 @@ SETTINGS = {
         "skip_nnmodule_hook_guards": False,
         "skip_guards_on_constant_func_defaults": False,
         "specialize_float": False,
+        "skip_tensor_guards_with_matching_dict_tags": False,
+        "skip_no_tensor_aliasing_guards_on_parameters": False,
     }.items()
     if hasattr(config, name)
 }
@@ -81,6 +83,7 @@ class Direct:
         self.cells = list(zip(self.code.co_freevars, fn.__closure__ or ()))
         self.fn, self.backend = fn, backend
         self.known: dict[int, tuple[types.CodeType, Callable | None]] = {}
+        self.last: tuple[Any, Callable | None] | None = None  # guards that held in the last call
 
     @classmethod
     def of(cls, fn: Callable, backend: Callable) -> Direct | None:
@@ -105,10 +108,18 @@ class Direct:
                 scope[name] = cell.cell_contents
         except ValueError:  # not yet set
             return None
+        if self.last is not None:
+            guards, run = self.last
+            # Dynamo takes the entry away from guards that are void
+            if guards.cache_entry is not None and guards.check(scope):
+                return run
         for entry in _debug_get_cache_entry_list(self.code):
-            if entry.backend is self.backend and entry.guard_manager.check(scope):
+            guards = entry.guard_manager
+            if entry.backend is self.backend and guards.check(scope):
                 known = self.known.get(id(entry.code))
-                return self._learn(entry.code) if known is None else known[1]
+                run = self._learn(entry.code) if known is None else known[1]
+                self.last = guards, run
+                return run
         return None
 
     def _learn(self, code: types.CodeType) -> Callable | None:

@@ -249,20 +249,19 @@ class DeviceEngine(Engine):
         storages: Sequence[Storage],
         places: Sequence[int],
         known: Programs,
-        ending: Sequence[Storage] | None = (),
     ) -> bool:
         """Launch a graph that ran before on other arrays and numbers; storage i gets output
-        `places[i]`. Nothing may be pending. `ending`: storages that end with this step, None if
-        nothing
-        may be overwritten. False, and nothing done, where the step has to be recorded."""
+        `places[i]`. Nothing may be pending. False, and nothing done, where the step has to be
+        recorded."""
         executor.throttle()
         with RECORDING:
+            after_traces()
             self._surface()
             if session.current().sharded:
                 return False
-            last = known.in_place.get(ending is not None)
+            last = known.last
             if last is None or not last.launch(leaves, numbers, storages):
-                if not self._run_again(graph, leaves, numbers, storages, places, known, ending):
+                if not self._run_again(graph, leaves, numbers, storages, places, known):
                     return False
             metrics.launched(len(graph.nodes))
         return True
@@ -547,16 +546,15 @@ class DeviceEngine(Engine):
         storages: Sequence[Storage],
         places: Sequence[int],
         known: Programs,
-        ending: Sequence[Storage] | None,
     ) -> bool:
         """`run_again`, for a launch that is not like the last one."""
         if not _ARRAYS.issuperset(map(type, leaves)):
             return False  # another thread has just recorded a new value
         if len(set(map(id, leaves))) < len(leaves):
             return False  # one array in two places: donating one would overwrite the other
-        given = {*map(id, storages), *map(id, ending or ())}
+        given = set(map(id, storages))
         dead = []
-        for i, leaf in enumerate(leaves if ending is not None else ()):
+        for i, leaf in enumerate(leaves):
             for owner in leaf.owners:
                 storage = owner()
                 if storage is not None and storage.value is leaf and id(storage) not in given:
@@ -579,11 +577,8 @@ class DeviceEngine(Engine):
         inputs = [
             buffer if type(buffer := leaf.data) is Buffer else leaf_buffer(leaf) for leaf in leaves
         ]
-        known.in_place[ending is not None] = (
-            None
-            if found.compiled.extra or ending is not None and found.spares(leaves, storages)
-            else found
-        )
+        spared = found.compiled.extra or found.spares(leaves, storages)
+        known.last = None if spared else found
         return stream(found.compiled, leaves, inputs, numbers, bindings, places)
 
     def _submit(

@@ -332,13 +332,13 @@ def _give(array: Array, storages: Sequence[Storage], positions: Sequence[int]) -
 
 class Programs:
     """What is known of a graph that is run again and again: its programs by which leaves die, and
-    the one to be launched where it fits, by whether it may overwrite."""
+    the one to be launched where it fits."""
 
-    __slots__ = ("by_dead", "in_place")
+    __slots__ = ("by_dead", "last")
 
     def __init__(self) -> None:
         self.by_dead: dict[tuple[int, ...], InPlace] = {}
-        self.in_place: dict[bool, InPlace | None] = {}
+        self.last: InPlace | None = None
 
 
 class _Probe:
