@@ -172,6 +172,18 @@ FOUND = {
         "v0 = make(1, (2, 2), torch.float32)",
         "v1 = v0.transpose(0, 1) // make(2, (2,), torch.float32)",
     ],
+    "what is conjugated is copied before its memory is written": [
+        "v0 = make(1, (2, 2), torch.complex64)",
+        "v1 = v0.adjoint()",
+        "v0.addcmul_(v1, v1)",
+        "v1.add_(v0)",
+        "v0.add_(v0.mT)",
+    ],
+    "strides of a clone that is filled": [
+        "v0 = make(1, (3, 3), torch.int8)",
+        "v1 = v0.unsqueeze(-2).unfold(0, 2, 1)",
+        "v2 = v1.index_fill(1, ints([0]), 4)",
+    ],
     "strides of size 1": [
         "v0 = make(1, (7, 1), torch.float32)",
         "v1 = v0.t() + 1.5",

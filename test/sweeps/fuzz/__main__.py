@@ -15,6 +15,7 @@ import argparse
 import faulthandler
 import json
 import os
+import selectors
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ BLOCK = 16
 MIXTURE = [*["together"] * 8, *["recorded"] * 9, *["lazy"] * 1, *["threads"] * 2]
 QUIET = {"together"}
 HANGS = 300  # seconds for a block
+SAY = 5  # minutes between counts
 
 
 def arguments() -> argparse.Namespace:
@@ -42,6 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shrink", action="store_true", help="make failing programs smaller")
     parser.add_argument("--stop", type=int, default=50, help="stop after so many mismatches")
     parser.add_argument("--worker", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--after", type=int, default=-1, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -56,7 +59,7 @@ def blocks(options: argparse.Namespace) -> Iterator[list[int]]:
     end = options.seed + options.programs
     starts = range(options.seed, end, BLOCK)
     for i, start in enumerate(starts):
-        if i % options.processes == options.worker:
+        if i % options.processes == options.worker and start > options.after:
             yield list(range(start, min(start + BLOCK, end)))
 
 
@@ -79,54 +82,76 @@ def work(options: argparse.Namespace) -> None:
         print(json.dumps({"notes": notes, "reports": reports}), flush=True)
 
 
+class Workers:
+    """The processes. Where one dies, another goes on behind the block that it died in."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.began = options, time.monotonic()
+        self.selector = selectors.DefaultSelector()
+        self.running: dict[int, subprocess.Popen] = {}
+        self.last: dict[int, list[int]] = {}  # the block that each is at
+        for i in range(options.processes):
+            self.start(i, -1)
+
+    def minutes(self) -> float:
+        return (time.monotonic() - self.began) / 60
+
+    def start(self, i: int, after: int) -> None:
+        left = self.options.minutes - self.minutes()
+        own = ["--worker", str(i), "--after", str(after), "--minutes", str(left)]
+        command = [sys.executable, "-m", "test.sweeps.fuzz", *sys.argv[1:], *own]
+        worker = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), text=True)
+        self.running[i] = worker
+        self.selector.register(worker.stdout, selectors.EVENT_READ, i)  # type: ignore[arg-type]
+
+    def found(self) -> Iterator[dict]:
+        """What they say: {"notes": counts, "reports": texts}."""
+        while self.selector.get_map():
+            for key, _ in self.selector.select():
+                line = key.fileobj.readline()  # type: ignore[union-attr]
+                if not line:
+                    self.selector.unregister(key.fileobj)
+                    yield from self.ended(key.data)
+                elif line.startswith("{"):
+                    said = json.loads(line)
+                    self.last[key.data] = said.get("begin", [])
+                    yield said
+
+    def ended(self, i: int) -> Iterator[dict]:
+        code, seeds = self.running[i].wait(), self.last.pop(i, [])
+        if code:
+            text = f"--- a process ended with {code} in a block of seeds {seeds}"
+            yield {"notes": {"mismatch": 1}, "reports": [text]}
+            if seeds:
+                self.start(i, seeds[-1])
+
+    def end(self) -> None:
+        for worker in self.running.values():
+            worker.terminate()
+
+
 def watch(options: argparse.Namespace) -> int:
     """Start the workers, print what they find, and how many programs there were."""
-    command = [sys.executable, "-m", "test.sweeps.fuzz", *sys.argv[1:], "--worker"]
-    workers = [
-        subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, env=environment(), text=True)
-        for i in range(options.processes)
-    ]
+    workers = Workers(options)
     total: Counter[str] = Counter()
-    last: dict[int, str] = {}
-    began = time.monotonic()
-    for i, line in lines_of(workers):
-        if not line.startswith("{"):
-            continue
-        found = json.loads(line)
-        last[i] = line.strip() if "begin" in found else ""
+    said = 0.0
+    for found in workers.found():
         total.update(found.get("notes", {}))
         for report in found.get("reports", ()):
             print(report, flush=True)
         if total["mismatch"] >= options.stop:
-            for worker in workers:
-                worker.terminate()
-            last.clear()
+            workers.end()
             break
-    for i, worker in enumerate(workers):
-        if worker.wait() and last.get(i):
-            total["mismatch"] += 1
-            print(f"--- a process ended with {worker.returncode} in {last[i]}", flush=True)
-    minutes = (time.monotonic() - began) / 60
-    counts = ", ".join(f"{n} {what}" for what, n in sorted(total.items()))
-    print(f"seeds from {options.seed}: {total.total()} programs in {minutes:.1f} minutes: {counts}")
+        if workers.minutes() > said + SAY:
+            said = workers.minutes()
+            print(summary(options.seed, total, said), flush=True)
+    print(summary(options.seed, total, workers.minutes()))
     return bool(total["mismatch"])
 
 
-def lines_of(workers: list[subprocess.Popen]) -> Iterator[tuple[int, str]]:
-    """Lines as they come, with the number of the worker that wrote them."""
-    import selectors
-
-    selector = selectors.DefaultSelector()
-    for i, worker in enumerate(workers):
-        assert worker.stdout is not None
-        selector.register(worker.stdout, selectors.EVENT_READ, i)
-    while selector.get_map():
-        for key, _ in selector.select():
-            line = key.fileobj.readline()  # type: ignore[union-attr]
-            if line:
-                yield key.data, line
-            else:
-                selector.unregister(key.fileobj)
+def summary(seed: int, total: Counter[str], minutes: float) -> str:
+    counts = ", ".join(f"{n} {what}" for what, n in sorted(total.items()))
+    return f"seeds from {seed}: {total.total()} programs in {minutes:.1f} minutes: {counts}"
 
 
 def main() -> int:

@@ -132,8 +132,9 @@ class Noise(TorchDispatchMode):
         name = func._schema.name
         floats = self._not_whole(func, args)
         self.undefined |= _overlapping_write(func, args, kwargs or {})
-        if func in BITS:  # which NaN?
-            self.undefined |= args[-1 if "sign" in name else 0].isnan().any().item()
+        if func in BITS:  # which NaN? and what is a bool that holds a 5?
+            seen = args[-1 if "sign" in name else 0]
+            self.undefined |= seen.isnan().any().item() or seen.dtype == torch.bool
         result = func(*args, **(kwargs or {}))
         if floats and isinstance(result, torch.Tensor) and not result.dtype.is_floating_point:
             self.undefined |= result.dtype != torch.bool
@@ -200,10 +201,14 @@ def _overlapping_write(func: Any, args: tuple, kwargs: dict) -> bool:
         return False
     memory = written.untyped_storage().data_ptr()
     return torch._debug_has_internal_overlap(written) != 0 or any(
-        t.untyped_storage().data_ptr() == memory and t.stride() != written.stride()
+        t.untyped_storage().data_ptr() == memory and _place(t) != _place(written)
         for t in args[1:]
         if isinstance(t, torch.Tensor)
     )
+
+
+def _place(t: torch.Tensor) -> tuple:
+    return t.shape, t.stride(), t.storage_offset()
 
 
 def rounding(want: Outcome, got: Outcome, moved: list[Outcome]) -> bool:

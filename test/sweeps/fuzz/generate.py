@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import traceback
 import warnings
+from collections import Counter
 from typing import Any
 
 import torch
@@ -55,6 +56,22 @@ class Slots(dict):
 
     def slot_l(self) -> str:
         return self.pick(lambda t: t.is_floating_point() and not t._is_view())
+
+    def slot_s(self) -> str:
+        """PyTorch leaves what cannot be resized with the new shape, and without memory for it; and
+        views of what has been resized cannot always be differentiated."""
+        tensors = [v for v in self.scope.values() if isinstance(v, torch.Tensor)]
+        memory = Counter(v.untyped_storage().data_ptr() for v in tensors if v.numel())
+        names = [
+            name
+            for name, t in self.scope.items()
+            if is_variable(name)
+            and isinstance(t, torch.Tensor)
+            and t.untyped_storage().resizable()
+            and not t.requires_grad
+            and (memory[t.untyped_storage().data_ptr()] < 2 or not t.is_floating_point())
+        ]
+        return self.r.choice(names) if names else self._made((3,))
 
     def slot_b(self) -> str:
         return self._fitting(broadcasts)

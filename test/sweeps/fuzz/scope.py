@@ -87,6 +87,10 @@ class Module:
     def loss(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1)[:6].float()
         rows = torch.nn.functional.pad(rows, (0, 6 - rows.numel())).reshape(2, 3)
+        if any(group.get("amsgrad") for group in self.optimizer.param_groups):
+            rows = rows.nan_to_num(1).clamp(
+                -99, 99
+            )  # the CPU's kernels differ in the maximum of NaN
         return self.net(rows).square().mean()
 
     def step(self, x: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ A name in braces is a slot, which `generate.Slots` fills with what fits the tens
 
     {a} {f} {g}   a tensor; one of floats; one that takes gradients. `x` is what was chosen here
     {l}           a tensor of floats that is no view
+    {s}           a tensor that may be resized: it takes no gradients, nor do its views
     {b} {w}       a tensor that broadcasts with x; that expands to the shape of x
     {t} {o}       a tensor that takes no gradients; that shares no memory with x either
     {m}           a mask of the shape of x
@@ -152,7 +153,7 @@ DO: dict[str, tuple[int, list[str]]] = {
             "{a}.masked_fill_({m}, {n})", "{a}.index_fill_({d}, {k}, {n})", "{a}[{k0}] = {n}",
             "{a}.data.mul_(2)", "{a}.div_(2)", "{a}.diagonal().fill_({n})", "{a}[{m}] = {n}",
             "torch._foreach_add_([{a}, {b}], 1)", "{a}.lerp_({w}, 0.5)", "{a}.set_({b})",
-            "{a}.addcmul_({w}, {w})", "{a}.resize_(2, 2).fill_(1)", "{a}.expand({expanded})[0].add_(1)",
+            "{a}.addcmul_({w}, {w})", "{s}.resize_(2, 2).fill_(1)", "{a}.expand({expanded})[0].add_(1)",
             "{a}[{j}].copy_({a}.flip(0)[{j}])", "{a}.index_add_({d}, {k}, {a}.index_select({d}, {k}))",
             "{a}.index_copy_({d}, {u}, {a}.index_select({d}, {u}) * 2)", "{a}.masked_scatter_({m}, torch.arange({a}.numel(), device=dev).to({a}.dtype))",
             "{a}.scatter_({d}, indices({a}, {d}), {n})", "{a}.index_put_(({k},), {a}[{k}], True)",

@@ -32,6 +32,7 @@ from torch_hlo.lazy.record.meta import DEVICE, Meta, aten, meta_tensor
 from torch_hlo.lazy.record.recording import Arguments, operands
 from torch_hlo.lazy.record.storage import read, write, write_all
 from torch_hlo.lazy.record.tensor import HloTensor, adopt, to_cpu
+from torch_hlo.lazy.record.views import has_lazy_bits
 from torch_hlo.lowering.core.graph import Node, Out, further, recorded
 from torch_hlo.lowering.core.registry import is_pointwise
 from torch_hlo.pytorch import plain_sizes
@@ -145,7 +146,8 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
         for a in args[1:]:
             if type(a) is HloTensor and a._storage is x._storage:
                 if pointwise:
-                    checks.refuse_partial_overlap(x, a)
+                    if not (has_lazy_bits(x._view) or has_lazy_bits(a._view)):  # those are copied
+                        checks.refuse_partial_overlap(x, a)
                 elif metas.meet(x._meta, a._meta):
                     return on_memory(op, args, kwargs, [x])
         nodes, keywords, key, base, words = operands(args, kwargs, arguments)

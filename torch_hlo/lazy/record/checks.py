@@ -112,6 +112,8 @@ def cpu_strides(op: OpOverload, args, kwargs: dict) -> tuple[int, ...] | None:
     """Strides of an elementwise result where there are dimensions of size 1 or operands of several
     forms, about which meta kernels and the CPU's differ: by running it, if it is small. None: as
     the meta kernel says."""
+    if op.overloadpacket in _CLONED:
+        op, args, kwargs = aten.clone.default, args[:1], {}
     if (
         not is_pointwise(op)
         and op.overloadpacket not in _LIKE
@@ -142,6 +144,8 @@ def cpu_strides(op: OpOverload, args, kwargs: dict) -> tuple[int, ...] | None:
     return result.stride() if isinstance(result, torch.Tensor) else None
 
 
+# ops whose CPU kernels write to a clone of their first argument, and whose meta kernels do not
+_CLONED = {aten.index_fill}
 _LIKE = {
     aten.empty_like,
     aten.zeros_like,

@@ -310,7 +310,6 @@ def write_all(tensors: Sequence, values: Sequence[Out]) -> None:
 _aten = torch.ops.aten
 # views that may show an element several times
 _REPEATING = {_aten.expand.default, _aten.unfold.default, _aten.as_strided.default}
-_LAZY_BITS = {_aten._conj_physical.default, _aten.neg.default}
 
 
 def write(tensor: torch.Tensor, value: Out | Array) -> None:
@@ -329,7 +328,7 @@ def write(tensor: torch.Tensor, value: Out | Array) -> None:
         # The base of the last view holds copies of an element, of which the view may show one:
         # address memory instead.
         direct = views.strided(storage.meta, tensor._meta)
-        if not any(step.op in _LAZY_BITS for step in chain):
+        if not views.has_lazy_bits(tensor._view):
             tensor._view = direct
             chain = []
             while direct is not None:

@@ -273,13 +273,8 @@ def strided(x: HloTensor, meta: Meta) -> HloTensor:
 
 def refuse_lazy_bits(x: HloTensor) -> None:
     """Strides alone do not describe a conjugated or negated view."""
-    view = x._view
-    while view is not None:
-        if view.op in (aten._conj_physical.default, aten.neg.default):
-            raise NotImplementedError(
-                "as_strided of a conjugated or negated view: call .clone() first"
-            )
-        view = view.parent
+    if views.has_lazy_bits(x._view):
+        raise NotImplementedError("as_strided of a conjugated or negated view: call .clone() first")
 
 
 class StorageProxy:

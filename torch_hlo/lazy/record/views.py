@@ -20,6 +20,17 @@ from torch_hlo.lowering.core.registry import HLO_TO_TORCH
 from torch_hlo.lowering.core.tape import TAPE
 from torch_hlo.pytorch.operators import OpOverload
 
+_LAZY_BITS = {aten._conj_physical.default, aten.neg.default}
+
+
+def has_lazy_bits(view: View | None) -> bool:
+    """Whether a tensor with this view is conjugated or negated without having been computed."""
+    while view is not None:
+        if view.op in _LAZY_BITS:
+            return True
+        view = view.parent
+    return False
+
 
 class View:
     """`op(base, *args)` has the shapes `outs`; the base has the shape `base`. `form`: what stands
