@@ -49,8 +49,9 @@ LEVELS = (
     "dynamo",
     "export",
     "aot distributed",
-    "profiler debug buckets",
+    "profiler debug buckets prefetch",
     "tools",
+    "compat",
     "",
 )
 LEVEL = {

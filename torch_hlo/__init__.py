@@ -23,6 +23,7 @@ with collector.paused():
     from torch_hlo.hlo.ir.instruction import Module
     from torch_hlo.lazy import install
     from torch_hlo.lazy.run import executor
+    from torch_hlo.pytorch.registration import PLACE
 
     install.register()
 executor.prepare_compiler()
@@ -38,7 +39,7 @@ def device(index: int | None = None) -> torch.device:
     """The hlo device. Raises RuntimeError for an index that does not exist."""
     from torch_hlo.lazy import device_module
 
-    return torch.device("hlo", device_module.device_index(index))
+    return torch.device(PLACE.name, device_module.device_index(index))
 
 
 def is_available() -> bool:
@@ -113,11 +114,11 @@ def while_loop(
 
 def scan(fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any) -> tuple[Any, Any]:
     """`carry, y = fn(carry, x)` along dimension 0 of `xs`, as one loop of the program; returns the
-    last carry and the ys, stacked along dimension 0. See lazy/ops/control.py."""
-    from torch_hlo.lazy.ops import control
+    last carry and the ys, stacked along dimension 0. Gradients compute `fn` again. See
+    lazy/ops/control.py."""
+    from torch_hlo.lazy.ops import scan_gradient
 
-    result: tuple[Any, Any] = control.scan(fn, init, xs)
-    return result
+    return scan_gradient.scan(fn, init, xs)
 
 
 def manual_seed(seed: int) -> None:

@@ -219,6 +219,18 @@ def code_flags() -> str:
     return f"{get('DISABLE')} {get('MEMORY_BUDGET')} {get('WINOGRAD')}"
 
 
+def assign(name: str, value: object) -> None:
+    """Set a flag from now on. Raises KeyError for an unknown flag."""
+    get(name)
+    _values[name] = value
+
+
+def variable(name: str, default: object) -> Any:
+    """An environment variable of another library, read at each call; `default` where it is not
+    set."""
+    return os.environ.get(name, default)
+
+
 def suggest(variable: str, value: str) -> None:
     """Set an environment variable of a library that is about to be loaded, unless the user did."""
     os.environ.setdefault(variable, value)

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 
 from torch_hlo.compiler import pipeline
+from torch_hlo.hlo import stablehlo
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.storage import read
+from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.lazy.run.fingerprint import Graph, collect
 from torch_hlo.lowering.core.graph import Leaf, Lift, Out, lower
 
@@ -76,6 +78,11 @@ def pending_step() -> tuple[Module, list[np.ndarray]]:
     return found, [buffer.bytes.copy() for buffer in buffers]
 
 
+def stablehlo_text(tensors: Sequence[torch.Tensor] | None = None) -> str:
+    """The StableHLO of pending hlo tensors, or of all that is recorded, before any pass."""
+    return stablehlo.stablehlo_text(pending_step()[0] if not tensors else module(tensors))
+
+
 def hlo_text(tensors: Sequence[torch.Tensor]) -> str:
     """`str(module(tensors))`."""
     return str(module(tensors))
@@ -88,3 +95,9 @@ def optimized_text(
     """The HLO after all passes; `observe(pass name, module)` sees it after each."""
     dump = None if observe is None else lambda name, m, _: observe(name, m)
     return str(pipeline.optimize(module(tensors), dump))
+
+
+def is_pending(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's value is recorded and still to be computed."""
+    value = read(tensor) if isinstance(tensor, HloTensor) else None
+    return type(value) is Out and value.array is None

@@ -21,6 +21,7 @@ from torch_hlo.lazy.run.journal import Journal
 from torch_hlo.lowering.core.graph import Node, Out
 from torch_hlo.lowering.core.tape import RECORDING
 from torch_hlo.lowering.spmd.sharding import SHARD, encode
+from torch_hlo.pytorch.registration import PLACE
 
 
 def mark_sharding(
@@ -40,7 +41,7 @@ def mark_sharding(
     result. Raises ShardingError for a spec that does not fit, TypeError for a tensor of another
     device; `name` names the tensor in errors."""
     what = f"tensor {name}" if name else "tensor"
-    if tensor.device.type != "hlo":
+    if tensor.device.type not in PLACE.names:
         raise TypeError(
             f"mark_sharding: the {what} of shape {tuple(tensor.shape)} is on {tensor.device}, move"
             " it with .to('hlo') first"

@@ -54,7 +54,7 @@ def save(state: dict[str, Any], root: str | os.PathLike[str], step: int, keep: i
     from torch.distributed.checkpoint.state_dict_saver import save as write
 
     root = Path(root)
-    final, temporary = root / f"step_{step:08d}", root / f"step_{step:08d}.tmp"
+    final, temporary = at(root, step), root / f"step_{step:08d}.tmp"
     if _first():
         root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
@@ -319,6 +319,16 @@ def _take(x: Any, read: torch.Tensor) -> torch.Tensor:
 # ---- files and processes
 
 
+def steps(root: str | os.PathLike[str]) -> list[int]:
+    """The steps that have a complete checkpoint, in order."""
+    return [int(d.name[5:13]) for d in _complete(Path(root))]
+
+
+def at(root: str | os.PathLike[str], step: int) -> Path:
+    """The directory of the checkpoint of a step."""
+    return Path(root) / f"step_{step:08d}"
+
+
 def _complete(root: Path) -> list[Path]:
     found = (
         [d for d in root.iterdir() if _NAME.fullmatch(d.name) and (d / ".metadata").exists()]
@@ -359,4 +369,4 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-__all__ = ["latest", "load", "save"]
+__all__ = ["at", "latest", "load", "save", "steps"]

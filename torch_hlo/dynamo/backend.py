@@ -39,6 +39,7 @@ from torch_hlo.lowering.fx.fx_graph import CHECKS, FxGraph, from_fx
 from torch_hlo.pytorch import operators, shortcuts, tracing
 from torch_hlo.pytorch.graphs import unset_fake_temporarily
 from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.registration import PLACE
 
 aten = torch.ops.aten
 traceable.enable()
@@ -369,7 +370,7 @@ def _compile(caller: Caller, module: Module) -> Program:
 def on_device(graph_module: fx.GraphModule) -> bool:
     """Whether a graph of Dynamo's computes with hlo tensors."""
     values = (n.meta.get("example_value") for n in graph_module.graph.nodes)
-    return any(isinstance(v, torch.Tensor) and v.device.type == "hlo" for v in values)
+    return any(isinstance(v, torch.Tensor) and v.device.type in PLACE.names for v in values)
 
 
 def recorded(graph_module: fx.GraphModule, options: dict) -> Callable:
@@ -394,7 +395,7 @@ def recorded(graph_module: fx.GraphModule, options: dict) -> Callable:
 def _symbolic(placeholder: fx.Node) -> list[int]:
     """The dimensions of a graph's input on the device whose sizes vary."""
     value = placeholder.meta.get("example_value")
-    if not isinstance(value, torch.Tensor) or value.device.type != "hlo":
+    if not isinstance(value, torch.Tensor) or value.device.type not in PLACE.names:
         return []
     return [
         d

@@ -29,7 +29,8 @@ from torch import fx
 
 from torch_hlo.dynamo.cut import Joint
 from torch_hlo.lowering.core.registry import is_random
-from torch_hlo.pytorch import participants, registration, shortcuts, tracing
+from torch_hlo.pytorch import participants, shortcuts, tracing
+from torch_hlo.pytorch.registration import PLACE
 
 # Of ViewAndMutationMeta: what it says of a graph that needs no preparation.
 _PLAIN: dict[str, object] = {
@@ -59,7 +60,7 @@ class Graphs:
         # compiled into the graph.
         hooks = participants.saved_tensors_hooks()
         # tensor subclasses of this package
-        elsewhere = any(example_inputs[i].device.type == registration.NAME for i in self.tensors)
+        elsewhere = any(example_inputs[i].device.type in PLACE.names for i in self.tensors)
         self.plain = (
             hooks is None
             and not elsewhere

@@ -12,6 +12,7 @@ from torch import fx
 from torch_hlo.lazy.record.storage import Storage
 from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.pytorch import steps
+from torch_hlo.pytorch.registration import PLACE
 
 
 class Signature:
@@ -39,7 +40,7 @@ class Signature:
         value = node.meta.get("example_value")
         if not isinstance(value, torch.Tensor):
             self.whole.append(at)
-        elif value.device.type == "hlo":
+        elif value.device.type in PLACE.names:
             self.tensors.append(at)
         elif _is_float(node, value):
             self.floats.append(at)

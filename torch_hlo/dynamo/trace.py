@@ -29,7 +29,7 @@ from torch_hlo.lazy.record import generator, session
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.engine import Engine
 from torch_hlo.lazy.record.storage import Array, Number, read
-from torch_hlo.lazy.record.tensor import DEVICE, HloTensor, fresh
+from torch_hlo.lazy.record.tensor import HloTensor, fresh
 from torch_hlo.lowering.core.graph import Leaf, Node, Out
 from torch_hlo.lowering.core.registry import LOWERINGS
 from torch_hlo.lowering.core.tape import RECORDING, SERIALS
@@ -37,6 +37,7 @@ from torch_hlo.lowering.fx.fx_graph import FxGraph, Input, source_line
 from torch_hlo.lowering.fx.fx_size import Layout, layout_of
 from torch_hlo.pytorch import autocast, participants, tracing
 from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
+from torch_hlo.pytorch.registration import PLACE
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -76,7 +77,7 @@ def _recording(gradients: bool) -> Iterator[None]:
         session.use(_Recording(), everywhere=False),
         dispatch.uncut(),
         torch.set_grad_enabled(gradients),
-        torch.device(DEVICE),
+        torch.device(PLACE.device),
         cast,
     ):
         drawn = generator.default.get_state()
@@ -280,7 +281,7 @@ class _Recorder:
             if device == "cpu":  # others have no tensors here
                 block.enter_context(
                     torch.autocast(
-                        DEVICE.type,
+                        PLACE.name,
                         dtype or torch.get_autocast_dtype("cpu"),
                         enabled,
                         cached,
@@ -328,9 +329,9 @@ class _Recorder:
         if kind is torch.device:
             if x != _CPU:
                 raise Unsuitable(f"the device {x}")
-            return DEVICE
+            return PLACE.device
         if x == "cpu" and kind is str:
-            return DEVICE
+            return PLACE.device
         return x
 
     def _compare_views(self) -> None:
@@ -439,7 +440,7 @@ class _Recorder:
         if not ends:
             return FxGraph(g.placeholders, outputs=g.outputs, writes=g.writes)
         starts = [t for t in self.given if t.requires_grad]
-        with torch.autocast(DEVICE.type, enabled=False):
+        with torch.autocast(PLACE.name, enabled=False):
             found = iter(torch.autograd.grad(ends, starts, tangents, allow_unused=True))
         for tensor, example in zip(self.given, self.examples):
             gradient = next(found) if tensor.requires_grad else None

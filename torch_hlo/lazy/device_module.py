@@ -12,6 +12,7 @@ import torch
 
 from torch_hlo.device import multi_device, runtime
 from torch_hlo.lazy.record import generator, session
+from torch_hlo.pytorch.registration import PLACE
 
 Device = torch.device | str | int | None  # None: the current one
 # torch.utils.checkpoint looks at this before it saves the state of the generator
@@ -49,7 +50,7 @@ def device_index(device: Device = None) -> int:
         index = device
     else:
         device = torch.device(device)
-        if device.type != "hlo":
+        if device.type not in PLACE.names:
             raise ValueError(f"Expected an hlo device, but got: {device}")
         index = device.index or 0
     if index != -1 and not multi_device.is_own_index(index):
@@ -76,7 +77,7 @@ class device:
 
 class device_of(device):
     def __init__(self, obj: torch.Tensor) -> None:
-        super().__init__(0 if obj.device.type == "hlo" else None)
+        super().__init__(0 if obj.device.type in PLACE.names else None)
 
 
 class DeviceProperties:
@@ -148,13 +149,13 @@ class Stream:
 
     stream_id = 0
     device_index = 0
-    device_type = 20  # PrivateUse1
+    device_type = property(lambda self: int(PLACE.kind))
 
     def __init__(self, device: Device = None, priority: int = 0, **kwargs: object) -> None:
         device_index(device)
         self.priority = priority
 
-    device = property(lambda self: torch.device("hlo", 0))
+    device = property(lambda self: PLACE.device)
 
     def synchronize(self) -> None:
         synchronize()
@@ -274,12 +275,12 @@ def initial_seed() -> int:
     return generator.default.initial_seed()
 
 
-def get_rng_state(device: Device = "hlo") -> torch.Tensor:
+def get_rng_state(device: Device = None) -> torch.Tensor:
     device_index(device)
     return generator.default.get_state()
 
 
-def set_rng_state(new_state: torch.Tensor, device: Device = "hlo") -> None:
+def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
     device_index(device)
     generator.default.set_state(new_state)
 

@@ -59,3 +59,22 @@ def register() -> None:
     assert lowering and handlers.TABLE and encoder.Padded
     release_code()
     _done = True
+
+
+def rename_to_xla() -> None:
+    """Tensors of the device say "xla" in place of "hlo" from now on. Raises RuntimeError once there
+    are tensors."""
+    from torch_hlo.lazy import device_module
+    from torch_hlo.lazy.ops import composites
+    from torch_hlo.lazy.record import meta
+    from torch_hlo.pytorch import registration
+
+    if registration.PLACE.name == "xla":
+        return
+    if meta.any_tensors():
+        raise RuntimeError(
+            "the device is called xla by programs that have no tensor on it yet: do it right after"
+            " import torch_hlo"
+        )
+    registration.rename_to_xla(device_module, constant_function)
+    composites.register()

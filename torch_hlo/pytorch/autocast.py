@@ -12,7 +12,7 @@ import torch
 
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.participants import without_autocast
-from torch_hlo.pytorch.registration import NAME
+from torch_hlo.pytorch.registration import PLACE
 
 aten = torch.ops.aten
 
@@ -72,7 +72,7 @@ def as_on_the_cpu(enabled: bool, dtype: torch.dtype) -> Iterator[None]:
     where it is enabled; autocast("hlo") inside turns that on and off."""
     _here.cpu = True
     try:
-        with torch.autocast(NAME, dtype, enabled):
+        with torch.autocast(PLACE.name, dtype, enabled):
             yield
     finally:
         _here.cpu = False
@@ -91,7 +91,7 @@ def _overloads(name: str) -> list[OpOverload]:
 def _eligible(x: object) -> bool:
     return (
         isinstance(x, torch.Tensor)
-        and x.device.type == NAME
+        and x.device.type in PLACE.names
         and x.is_floating_point()
         and x.dtype != torch.float64
     )
@@ -129,7 +129,7 @@ def _casting(op: OpOverload, choose: Callable[[tuple], torch.dtype]) -> Callable
 def lowers_networks() -> bool:
     """Whether recurrent networks run in the lower precision here, as CUDA's do. (The CPU casts what
     some of them are taken apart into.)"""
-    return torch.is_autocast_enabled(NAME) and not getattr(_here, "cpu", False)
+    return torch.is_autocast_enabled(PLACE.name) and not getattr(_here, "cpu", False)
 
 
 def lowered(values: tuple) -> tuple:
@@ -138,7 +138,7 @@ def lowered(values: tuple) -> tuple:
 
 
 def _lower(args: tuple) -> torch.dtype:
-    return torch.get_autocast_dtype(NAME)
+    return torch.get_autocast_dtype(PLACE.name)
 
 
 def _float32(args: tuple) -> torch.dtype:
@@ -146,7 +146,7 @@ def _float32(args: tuple) -> torch.dtype:
 
 
 def _widest(args: tuple) -> torch.dtype:
-    lower = torch.get_autocast_dtype(NAME)
+    lower = torch.get_autocast_dtype(PLACE.name)
     flat = [x for a in args for x in (a if isinstance(a, (list, tuple)) else (a,)) if _eligible(x)]
     return torch.float32 if any(x.dtype == torch.float32 for x in flat) else lower
 
@@ -188,17 +188,18 @@ def _banned(*args: object, **kwargs: object) -> None:
 def register(every: torch.library.Library, library: torch.library.Library) -> None:
     """Fall through for all ops, kernels for the lists. `every` is a library of the namespace "_",
     `library` of aten."""
-    every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    key = f"Autocast{PLACE.key}"
+    every.fallback(torch.library.fallthrough_kernel, key)
     for names, choose in ((LOWER, _lower), (FLOAT32, _float32), (WIDEST, _widest)):
         for name in names:
             for op in _overloads(name):
                 if not _named(op):
-                    library.impl(_key(op), _casting(op, choose), "AutocastPrivateUse1")
+                    library.impl(_key(op), _casting(op, choose), key)
     for name in FLOAT32_RESULT:
         for op in _overloads(name):
             if not _named(op) and any(a.name == "dtype" for a in op._schema.arguments):
-                library.impl(_key(op), _float32_result(op), "AutocastPrivateUse1")
-    library.impl("binary_cross_entropy", _banned, "AutocastPrivateUse1")
+                library.impl(_key(op), _float32_result(op), key)
+    library.impl("binary_cross_entropy", _banned, key)
 
 
 def _key(op: OpOverload) -> str:

@@ -11,16 +11,13 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 __all__ = [
-    "AUTOGRAD_PRIVATE_USE", "HigherOrderOperator", "Key", "OpOverload", "OpOverloadPacket",
-    "PRIVATE_USE", "QUANTIZED_PRIVATE_USE", "call_kernel", "check_convolution",
+    "HigherOrderOperator", "Key", "OpOverload", "OpOverloadPacket",
+    "call_kernel", "check_convolution",
     "core_decompositions", "core_decompositions_after_autograd", "decompositions", "has_kernel",
     "integers", "is_composite", "runs_on_cpu",
 ]  # fmt: skip
 
 Key = torch._C.DispatchKey
-# names of keys for torch.library
-PRIVATE_USE, AUTOGRAD_PRIVATE_USE = "PrivateUse1", "AutogradPrivateUse1"
-QUANTIZED_PRIVATE_USE = "QuantizedPrivateUse1"
 
 
 def has_kernel(op: OpOverload, key: torch._C.DispatchKey) -> bool:

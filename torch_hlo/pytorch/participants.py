@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 import torch
 import torch.autograd.forward_ad
 
+from torch_hlo.pytorch.registration import PLACE
+
 # context manager: PyTorch does not look for `__torch_function__`, which takes longer than an
 # attribute
 plain_attributes = torch._C.DisableTorchFunctionSubclass
@@ -21,7 +23,7 @@ in_transform = torch._C._are_functorch_transforms_active
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 _Keys, _Key = torch._C.DispatchKeySet, torch._C.DispatchKey
-_AUTOCAST = _Keys(_Key.AutocastPrivateUse1)
+_AUTOCAST = _Keys(_Key.AutocastPrivateUse1) | _Keys(torch._C._parse_dispatch_key("AutocastXLA"))
 _LAZY_BITS = _Keys(_Key.Conjugate) | _Keys(_Key.Negative) | _Keys(_Key.ZeroTensor)
 _forward_ad = torch.autograd.forward_ad
 _modes, _functions, _casts, _profiled, _traced = (
@@ -35,7 +37,7 @@ _modes, _functions, _casts, _profiled, _traced = (
 
 def autocasts() -> bool:
     """Whether autocast is on for this device."""
-    return _casts() and torch.is_autocast_enabled("hlo")
+    return _casts() and torch.is_autocast_enabled(PLACE.name)
 
 
 def without_autocast() -> AbstractContextManager:

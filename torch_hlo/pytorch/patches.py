@@ -14,7 +14,7 @@ from torch._subclasses import fake_tensor
 from torch.nn import Module
 
 from torch_hlo.pytorch import imports, uninitialized
-from torch_hlo.pytorch.registration import NAME
+from torch_hlo.pytorch.registration import NAME, PLACE
 
 
 def patch(
@@ -61,7 +61,7 @@ def _patch_inductor() -> None:
     @functools.wraps(original)
     def compile_graph(self: object, graph: torch.fx.GraphModule, inputs: Sequence) -> Callable:
         values = [n.meta.get("example_value") for n in graph.graph.nodes]
-        if not any(isinstance(v, torch.Tensor) and v.device.type == NAME for v in values):
+        if not any(isinstance(v, torch.Tensor) and v.device.type in PLACE.names for v in values):
             return original(self, graph, inputs)
         from torch._dynamo.backends.registry import lookup_backend
 
@@ -89,7 +89,7 @@ def _patch_backward(tensor_class: type) -> None:
         if not threads_wanted() or not any(
             type(root) is tensor_class
             or isinstance(root, torch.Tensor)
-            and root.device.type == "hlo"
+            and root.device.type in PLACE.names
             for root in roots
         ):
             return original(roots, *args, **kwargs)
@@ -136,7 +136,7 @@ def _changes_device(module: Module, fn: Callable) -> bool:
     try:
         with torch.no_grad():
             probe = fn(first.detach().new_empty(0))
-        return (probe.device.type == NAME) != (first.device.type == NAME)
+        return (probe.device.type in PLACE.names) != (first.device.type in PLACE.names)
     except Exception:
         return False
 
@@ -159,7 +159,9 @@ def _patch_pin_memory() -> None:
 
     @functools.wraps(original)
     def pin_memory(self: torch.Tensor, device: torch.device | str | None = None) -> torch.Tensor:
-        if self.device.type == "cpu" and (device is None or torch.device(device).type == NAME):
+        if self.device.type == "cpu" and (
+            device is None or torch.device(device).type in PLACE.names
+        ):
             return self
         return original(self, device) if device is not None else original(self)
 
@@ -178,7 +180,7 @@ def _patch_accelerator(module: types.ModuleType) -> None:
         @functools.wraps(original)
         def function(*args: object, **kwargs: object) -> object:
             current = accelerator.current_accelerator()
-            if current is None or current.type != NAME:
+            if current is None or current.type not in PLACE.names:
                 return original(*args, **kwargs)
             return replacement(*args, **kwargs)
 

@@ -6,14 +6,28 @@ from __future__ import annotations
 import ctypes
 import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from torch_hlo.pytorch import version
 
 NAME = "hlo"
-_PRIVATE_USE = torch._C._autograd.DeviceType.PrivateUse1
+_Kind = torch._C._autograd.DeviceType
+
+
+class Place:
+    """What PyTorch calls the device: tensors are on `device`, whose type is `name`; all of `names`
+    mean it; `key` is the name of its dispatch key."""
+
+    key, kind = "PrivateUse1", _Kind.PrivateUse1
+    # of the names only this one exists before registration
+    device = torch.device("privateuseone", 0)
+    names = frozenset({NAME, "privateuseone"})
+    name = property(lambda self: self.device.type)
+
+
+PLACE = Place()
 
 
 class _Guard(torch._C._acc.DeviceGuard):
@@ -21,7 +35,7 @@ class _Guard(torch._C._acc.DeviceGuard):
 
     def type_(self) -> object:  # see _answer_natively
         self.asked += 1
-        return _PRIVATE_USE
+        return PLACE.kind
 
 
 # Methods of c10::impl::DeviceGuardImplInterface by their place in its virtual table that PyTorch's
@@ -38,38 +52,68 @@ def _answer_natively(guard: _Guard, constant_function: Callable[[int, int], int]
 
     Every answer is one pair of words: a DeviceType is the first byte of a Device (type, index 0),
     which is the first word of a Stream (device, stream 0)."""
-    kind, word = int(_PRIVATE_USE), ctypes.sizeof(ctypes.c_void_p)
-    library = next(
-        (path for path in map(_library, ("libc10.so", "libc10.dylib")) if os.path.exists(path)),
-        None,
-    )
-    known = library is not None
+    kind, word = int(PLACE.kind), ctypes.sizeof(ctypes.c_void_p)
+    guards = _guards()
+    known = guards is not None
     if known:
-        address = (ctypes.c_void_p * (kind + 1)).in_dll(
-            ctypes.CDLL(library), "_ZN3c104impl26device_guard_impl_registryE"
-        )[kind]
-        table = ctypes.c_void_p.from_address(address)
+        table = ctypes.c_void_p.from_address(guards[kind])
         # two words before its address belong to it
         words = (ctypes.c_void_p * _TABLE).from_address(table.value - 2 * word)
         asks = ctypes.PYFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(words[2 + _METHODS[0]])
-        known = asks(address) == kind and guard.asked == 1
+        known = asks(guards[kind]) == kind and guard.asked == 1
     if not known:
         raise ImportError(
             f"torch_hlo does not know the device guard of PyTorch {torch.__version__} on this"
             " platform"
         )
-    _ANSWERS[:] = words
-    answer = constant_function(kind, 0)
+    table.value = _answering(words, constant_function(kind, 0))
+
+
+_kept: list[ctypes.Array] = []  # in use until the process ends
+
+
+def _answering(words: Sequence[int], answer: int) -> int:
+    """The address of a virtual table like `words` in which every method that says which device is
+    current is `answer`."""
+    table = (ctypes.c_void_p * _TABLE)(*words)
     for method in _METHODS:
-        _ANSWERS[2 + method] = answer
-    table.value = ctypes.addressof(_ANSWERS) + 2 * word
+        table[2 + method] = answer
+    _kept.append(table)
+    return ctypes.addressof(table) + 2 * ctypes.sizeof(ctypes.c_void_p)
 
 
-_ANSWERS = (ctypes.c_void_p * _TABLE)()  # in use until the process ends
+def _guards() -> ctypes.Array | None:
+    """PyTorch's device guards by kind of device; None where its library is not known."""
+    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+    paths = [os.path.join(folder, name) for name in ("libc10.so", "libc10.dylib")]
+    library = next(filter(os.path.exists, paths), None)
+    if library is None:
+        return None
+    kinds = ctypes.c_void_p * (int(_Kind.PrivateUse1) + 1)
+    return kinds.in_dll(ctypes.CDLL(library), "_ZN3c104impl26device_guard_impl_registryE")
 
 
-def _library(name: str) -> str:
-    return os.path.join(os.path.dirname(torch.__file__), "lib", name)
+_GUARD = 8  # words of a guard that are copied: its table, and what pybind11 keeps
+
+
+def rename_to_xla(module: types.ModuleType, constant_function: Callable[[int, int], int]) -> None:
+    """From now on the device's tensors are those of PyTorch's device "xla", which exists without a
+    back end; "hlo" still means it. Raises RuntimeError if "xla" has a back end."""
+    guards, old, new = _guards(), int(PLACE.kind), int(_Kind.XLA)
+    if guards[new]:
+        raise RuntimeError("PyTorch's device 'xla' already has a back end in this process")
+    guard = (ctypes.c_void_p * _GUARD).from_address(guards[old])
+    copy = (ctypes.c_void_p * _GUARD)(*guard)
+    word = ctypes.sizeof(ctypes.c_void_p)
+    words = (ctypes.c_void_p * _TABLE).from_address(guard[0] - 2 * word)
+    copy[0] = _answering(words, constant_function(new, 0))
+    _kept.append(copy)
+    guards[new] = ctypes.addressof(copy)
+    PLACE.key, PLACE.kind = "XLA", _Kind.XLA
+    PLACE.device, PLACE.names = torch.device("xla", 0), PLACE.names | {"xla"}
+    torch._register_device_module("xla", module)
+    # what PyTorch's Python asks to learn which device is not its own
+    torch._C._get_privateuse1_backend_name = lambda: "xla"
 
 
 _registered = False

@@ -26,6 +26,7 @@ from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_hlo.pytorch import shortcuts
+from torch_hlo.pytorch.registration import PLACE
 
 CONSUMED = "torch_hlo_consumed"  # in a node's meta: its graph of gradients has been used up
 # What Dynamo is told while it traces a step: to trace backward passes, to notice hooks that modules
@@ -161,7 +162,7 @@ def _consumed(validate: Callable) -> Callable:
             isinstance(r, VariableTracker)
             and r.is_tensor()
             and CONSUMED in r.as_proxy().node.meta
-            and r.as_proxy().node.meta["example_value"].device.type != "hlo"
+            and r.as_proxy().node.meta["example_value"].device.type not in PLACE.names
             for r in results
         ):
             return
@@ -208,7 +209,7 @@ def without_streams() -> None:
 
     def __init__(self: Any) -> None:
         accelerator = torch.accelerator.current_accelerator()
-        if accelerator is not None and accelerator.type == "hlo":
+        if accelerator is not None and accelerator.type in PLACE.names:
             forget()
             self.cur_stream_stack = collections.deque()
         else:

@@ -21,7 +21,7 @@ from torch.nn.parameter import (
 
 from torch_hlo.pytorch import tensors
 from torch_hlo.pytorch.participants import plain_attributes
-from torch_hlo.pytorch.registration import NAME
+from torch_hlo.pytorch.registration import PLACE
 
 
 def convert(
@@ -35,7 +35,7 @@ def convert(
             if is_lazy(tensor):
                 with torch.no_grad():
                     probe = fn(torch.empty(0, dtype=tensor.dtype, device=tensor.device))
-                if NAME in (probe.device.type, tensor.device.type):
+                if PLACE.names & {probe.device.type, tensor.device.type}:
                     moved.append((holder, name, tensor, probe))
     if not moved:
         return apply()
@@ -70,7 +70,7 @@ def _patch_new(cls: type) -> None:
         **options: object,
     ) -> torch.Tensor:
         data = torch.empty(0, device=device, dtype=dtype)
-        if data.device.type != NAME:
+        if data.device.type not in PLACE.names:
             return original(cls, requires_grad, device=device, dtype=dtype, **options)
         pattern = original(cls, requires_grad, device="cpu", dtype=dtype, **options)
         new = tensors.make_subclass(cls, tensors.plain_tensor((0,), data.dtype), requires_grad)
@@ -94,7 +94,7 @@ def patch() -> None:
         dtype: torch.dtype | None = None,
     ) -> None:
         device = torch.device(self.device if device is None else device)
-        if NAME not in (device.type, self.device.type):
+        if not PLACE.names & {device.type, self.device.type}:
             return original(self, shape, device, dtype)
         data = torch.empty(shape, device=device, dtype=self.dtype if dtype is None else dtype)
         new = (

@@ -28,7 +28,7 @@ from torch_hlo.lazy.record import (
 )
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.handlers import Handler, call
-from torch_hlo.lazy.record.meta import DEVICE, Meta, aten, meta_tensor
+from torch_hlo.lazy.record.meta import Meta, aten, meta_tensor
 from torch_hlo.lazy.record.recording import Arguments, operands
 from torch_hlo.lazy.record.storage import read, write, write_all
 from torch_hlo.lazy.record.tensor import HloTensor, adopt, to_cpu
@@ -37,6 +37,7 @@ from torch_hlo.lowering.core.graph import Node, Out, further, recorded
 from torch_hlo.lowering.core.registry import is_pointwise
 from torch_hlo.pytorch import plain_sizes
 from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.registration import PLACE
 
 IDEMPOTENT = frozenset("fill_ zero_".split())  # may write the same element twice
 
@@ -488,7 +489,7 @@ def _factory_out(op: OpOverload) -> Handler | None:
             return op(*fetched(args), **fetched(rest), out=out)
         if out._meta.shares:
             return on_memory(op, args, kwargs, [out])
-        value = call(twin, *args, **rest, dtype=out._meta.dtype, device=DEVICE)
+        value = call(twin, *args, **rest, dtype=out._meta.dtype, device=PLACE.device)
         # `torch.arange(n)` begins with an empty tensor
         if out._meta.size == (0,) and sys.getrefcount(out._storage) == 2:
             return adopt(out, value)

@@ -29,6 +29,7 @@ from torch_hlo.lazy.record.tensor import HloTensor, from_cpu
 from torch_hlo.lowering.core.registry import LOWERINGS
 from torch_hlo.pytorch import autocast, operators, participants
 from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.registration import PLACE
 
 _LIBRARIES: list[torch.library.Library] = []
 Key = operators.Key
@@ -53,43 +54,42 @@ def _no_quantized(*args, dtype=None, **kwargs):
 
 def register() -> None:
     """Register the kernels with PyTorch's dispatcher."""
+    key, autograd = PLACE.key, f"Autograd{PLACE.key}"
     library = torch.library.Library("aten", "IMPL")
     every = torch.library.Library("_", "IMPL")
     _LIBRARIES.extend((library, every))  # a library that is collected takes its kernels along
-    every.fallback(_backend_select, operators.PRIVATE_USE)
+    every.fallback(_backend_select, key)
     from torch_hlo.lazy.aten.copies import copy_from
 
-    for maker in _QUANTIZED_MAKERS:
-        library.impl(maker, _no_quantized, operators.QUANTIZED_PRIVATE_USE)
+    for maker in _QUANTIZED_MAKERS if key != "XLA" else ():  # which has no such key
+        library.impl(maker, _no_quantized, f"Quantized{key}")
     # torch.tensor calls this one past the modes; under a mode PyTorch does not find the fallback
-    library.impl("_to_copy", _moved, operators.PRIVATE_USE)
-    library.impl("_copy_from", copy_from, operators.PRIVATE_USE)
-    library.impl("_copy_from_and_resize", copy_from, operators.PRIVATE_USE)
+    library.impl("_to_copy", _moved, key)
+    library.impl("_copy_from", copy_from, key)
+    library.impl("_copy_from_and_resize", copy_from, key)
     if aten.linear.default in LOWERINGS and aten.linear_backward.default in LOWERINGS:
-        library.impl("linear", _kernel(aten.linear.default), operators.PRIVATE_USE)
+        library.impl("linear", _kernel(aten.linear.default), key)
         # With a kernel of its own the device gets linear's generated autograd kernel, which ours
         # then wraps.
         global _generated_linear
-        _generated_linear = torch.library.get_kernel(
-            aten.linear.default, operators.AUTOGRAD_PRIVATE_USE
-        )
-        library.impl("linear", _linear, operators.AUTOGRAD_PRIVATE_USE, with_keyset=True)
+        _generated_linear = torch.library.get_kernel(aten.linear.default, autograd)
+        library.impl("linear", _linear, autograd, with_keyset=True)
     if _ATTENTION in LOWERINGS:
-        library.impl("scaled_dot_product_attention", attention, operators.AUTOGRAD_PRIVATE_USE)
+        library.impl("scaled_dot_product_attention", attention, autograd)
     for op, kernel in recurrent.NETWORKS.items():
-        library.impl(op.name().removeprefix("aten::"), kernel, operators.AUTOGRAD_PRIVATE_USE)
-    library.impl("one_hot", one_hot, operators.AUTOGRAD_PRIVATE_USE)
-    library.impl("ctc_loss.Tensor", ctc_loss, operators.AUTOGRAD_PRIVATE_USE)
-    library.impl("ctc_loss.IntList", ctc_loss, operators.AUTOGRAD_PRIVATE_USE)
+        library.impl(op.name().removeprefix("aten::"), kernel, autograd)
+    library.impl("one_hot", one_hot, autograd)
+    library.impl("ctc_loss.Tensor", ctc_loss, autograd)
+    library.impl("ctc_loss.IntList", ctc_loss, autograd)
     # instead of its decomposition
     library.impl(
         "_fused_rms_norm",
         _kernel(aten._fused_rms_norm.default),
-        operators.PRIVATE_USE,
+        key,
     )
-    library.impl("rms_norm", rms_norm, operators.AUTOGRAD_PRIVATE_USE)
-    library.impl("lstm_cell", recurrent.lstm_cell, operators.AUTOGRAD_PRIVATE_USE)
-    library.impl("gru_cell", recurrent.gru_cell, operators.AUTOGRAD_PRIVATE_USE)
+    library.impl("rms_norm", rms_norm, autograd)
+    library.impl("lstm_cell", recurrent.lstm_cell, autograd)
+    library.impl("gru_cell", recurrent.gru_cell, autograd)
     for overload in (
         "out",
         "out_tol_tensor",
@@ -99,7 +99,7 @@ def register() -> None:
         library.impl(
             f"linalg_matrix_rank.{overload}",
             _writing_out(getattr(aten.linalg_matrix_rank, overload)),
-            operators.AUTOGRAD_PRIVATE_USE,
+            autograd,
         )
     autocast.register(every, library)
 
@@ -129,7 +129,7 @@ def _moved(x: torch.Tensor, **options: Any) -> torch.Tensor:
     if metas.physical_order(meta) is None:
         meta = metas.contiguous(meta.size, dtype)
     sizes = list(meta.size), list(meta.stride)
-    kind = {"dtype": dtype, "device": metas.DEVICE}
+    kind = {"dtype": dtype, "device": PLACE.device}
     return copy_from(x, dispatch.handle(aten.empty_strided.default, (), sizes, kind))
 
 

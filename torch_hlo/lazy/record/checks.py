@@ -20,6 +20,7 @@ from torch_hlo.lazy.record.storage import Array
 from torch_hlo.lazy.record.tensor import HloTensor, from_cpu, make, peek, strided
 from torch_hlo.lowering.core.registry import is_pointwise, is_random
 from torch_hlo.pytorch.operators import OpOverload, check_convolution, runs_on_cpu
+from torch_hlo.pytorch.registration import PLACE
 
 
 def admit(tensor: torch.Tensor) -> HloTensor:
@@ -35,9 +36,9 @@ def admit(tensor: torch.Tensor) -> HloTensor:
     if tensor.device.type == "cpu" and tensor.dim() == 0:
         return from_cpu(tensor)
     raise RuntimeError(
-        "Expected all tensors to be on the same device, but found at least two devices, hlo:0 and"
-        f" {tensor.device}! (a {tensor.dtype} tensor of shape {list(tensor.shape)}; move it with"
-        " .to('hlo'))"
+        "Expected all tensors to be on the same device, but found at least two devices,"
+        f" {PLACE.device} and {tensor.device}! (a {tensor.dtype} tensor of shape"
+        f" {list(tensor.shape)}; move it with .to({PLACE.name!r}))"
     )
 
 

@@ -24,6 +24,7 @@ from torch_hlo.lazy.record.tensor import (
 )
 from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.registration import PLACE
 
 MODES = ("warn", "allow", "error")
 
@@ -116,7 +117,7 @@ def to_host(value, on_cpu: dict[int, torch.Tensor]):
     if type(value) in (list, tuple):
         return type(value)(to_host(v, on_cpu) for v in value)
     if isinstance(value, torch.device):
-        return torch.device("cpu") if value.type in ("hlo", "privateuseone") else value
+        return torch.device("cpu") if value.type in PLACE.names else value
     return value
 
 

@@ -13,10 +13,10 @@ import torch
 
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.storage import Number
-from torch_hlo.lazy.record.tensor import DEVICE
 from torch_hlo.lowering.core.registry import is_random
 from torch_hlo.pytorch import tensors
 from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.registration import PLACE
 
 __all__ = [
     "Generator",
@@ -47,7 +47,7 @@ class HloGenerator(_CpuGenerator):
     def __init__(self, device=None) -> None:
         pass
 
-    device = property(lambda self: torch.device("hlo", DEVICE.index))
+    device = property(lambda self: PLACE.device)
 
     def manual_seed(self, seed: int) -> HloGenerator:
         """Seed and start over. Negative seeds count from 2**64, as in PyTorch."""
@@ -128,7 +128,7 @@ class _AnyGenerator(type(_CpuGenerator)):
     """`torch.Generator("hlo")` cannot be made by C++; every other device can."""
 
     def __call__(cls, device: str | torch.device = "cpu") -> torch.Generator:
-        if torch.device(device).type in ("hlo", DEVICE.type):
+        if torch.device(device).type in PLACE.names:
             return HloGenerator()
         return _CpuGenerator(device)
 
@@ -170,7 +170,7 @@ def chosen(kwargs: dict) -> HloGenerator:
     found = session.current().generators.get(given._cdata)
     if found is None:
         raise RuntimeError(
-            f"Expected a 'hlo' device type for generator but found '{given.device.type}'"
+            f"Expected a {PLACE.name!r} device type for generator but found '{given.device.type}'"
         )
     return found
 

@@ -16,11 +16,10 @@ from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.lowering.core.registry import TORCH_TO_HLO
 from torch_hlo.lowering.core.tape import new_form
 from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.registration import PLACE
 
 aten = torch.ops.aten
 META_DEVICE = torch.device("meta")
-# one per process; the name "hlo" exists only after registration, this one always
-DEVICE = torch.device("privateuseone", 0)
 
 
 class Meta:
@@ -87,10 +86,15 @@ def intern(
         meta.shares = meta.overlaps or shares(size, stride)
         # PyTorch takes long to read integers: a dense tensor gets no strides.
         layout = (None, None) if stride == row_major(size) and not offset else (stride, offset)
-        meta.wrapper = (size, *layout, None, dtype, torch.strided, DEVICE)
+        meta.wrapper = (size, *layout, None, dtype, torch.strided, PLACE.device)
         meta.spare = ([], [])
         meta = _interned.setdefault(key, meta)
     return meta
+
+
+def any_tensors() -> bool:
+    """Whether this process has had tensors of the device."""
+    return bool(_interned)
 
 
 def of(tensor: torch.Tensor) -> Meta:

@@ -8,7 +8,7 @@ from torch_hlo.device import multi_device as collective_devices
 from torch_hlo.lazy.record import checks, decompose, filled, generator, session
 from torch_hlo.lazy.record.handlers import Handler, has_lowering
 from torch_hlo.lazy.record.inference import infer, remembered
-from torch_hlo.lazy.record.meta import DEVICE, Meta, Result, aten
+from torch_hlo.lazy.record.meta import Meta, Result, aten
 from torch_hlo.lazy.record.storage import Number, holding, read
 from torch_hlo.lazy.record.tensor import HloTensor, blank, fresh
 from torch_hlo.log import source
@@ -16,6 +16,7 @@ from torch_hlo.lowering.core.graph import NO_KWARGS, Node, Out, further, recorde
 from torch_hlo.lowering.core.registry import GUARDS
 from torch_hlo.lowering.core.tape import TAPE
 from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.registration import PLACE
 
 _session = session.current()
 
@@ -273,7 +274,7 @@ def on_device(device) -> bool:
     if device is None:
         return True
     device = torch.device(device)
-    if device.type != DEVICE.type and device.type != "hlo":
+    if device.type not in PLACE.names:
         return False
     if device.index and not collective_devices.is_own_index(device.index):
         raise RuntimeError(collective_devices.ORDINAL.format(device.index))

@@ -15,7 +15,6 @@ from torch_hlo.device import multi_device
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.tensor import (
-    DEVICE,
     HloTensor,
     StorageProxy,
     adopt,
@@ -26,13 +25,14 @@ from torch_hlo.lazy.record.tensor import (
     user_attributes,
 )
 from torch_hlo.pytorch import tensors
+from torch_hlo.pytorch.registration import PLACE
 
 
 class HostStorage(torch.UntypedStorage):
     """Bytes on the CPU that stand for a storage of the hlo device while a checkpoint is written or
     read."""
 
-    device = property(lambda self: torch.device("hlo", DEVICE.index))
+    device = property(lambda self: PLACE.device)
     is_hlo = property(lambda self: True)
     _loaded: dict[torch.dtype, HloTensor] | None = None
 
@@ -98,15 +98,15 @@ def _tag(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 def location(storage) -> str | None:
     """Location tag of a storage for torch.save; None if it is not ours."""
-    return "hlo:0" if isinstance(storage, HostStorage) else None
+    return str(PLACE.device) if isinstance(storage, HostStorage) else None
 
 
 def restore(storage: torch.UntypedStorage, where: str) -> HostStorage | None:
     """The storage for `map_location="hlo"` in torch.load; None for other places."""
-    if not where.startswith("hlo"):
+    kind, _, index = where.partition(":")
+    if kind not in PLACE.names:
         return None
-    index = torch.device(where).index
-    if index and not multi_device.is_own_index(index):
+    if int(index or 0) and not multi_device.is_own_index(int(index)):
         raise RuntimeError(
             f"Attempting to deserialize object on {where}, but this process has 1 hlo device"
         )

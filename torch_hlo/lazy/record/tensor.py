@@ -22,12 +22,13 @@ import torch
 
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record import session, views
-from torch_hlo.lazy.record.meta import DEVICE, Meta, aten
+from torch_hlo.lazy.record.meta import Meta, aten
 from torch_hlo.lazy.record.storage import Array, Storage, read
 from torch_hlo.lazy.record.views import View, on_host
 from torch_hlo.lowering.core.graph import Node, Out
 from torch_hlo.lowering.core.tape import RECORDING
 from torch_hlo.pytorch import participants, tensors
+from torch_hlo.pytorch.registration import PLACE
 
 _data = tensors.tensor_data
 _make = tensors.make_wrapper
@@ -332,7 +333,7 @@ class StorageProxy:
         return tensors.weak_reference(identity)
 
     _cdata = property(lambda self: id(self.storage))
-    device = property(lambda self: DEVICE)
+    device = property(lambda self: PLACE.device)
     is_hlo = property(lambda self: True)
     is_cuda = property(lambda self: False)
 
@@ -410,7 +411,6 @@ def _deepcopy(tensor: HloTensor, memo: dict) -> HloTensor:
 
 
 __all__ = [
-    "DEVICE",
     "HloTensor",
     "adopt",
     "alias",

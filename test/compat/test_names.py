@@ -1,0 +1,264 @@
+"""Scripts written for PyTorch/XLA, each in a process of its own, because the names stay."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(text: str, tmp_path: Path, **variables: str) -> str:
+    """What `text` prints under the names."""
+    file = tmp_path / "script.py"
+    file.write_text(textwrap.dedent(text))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_hlo.compat", str(file)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_names_resolve(tmp_path):
+    """Every name of every module is there; others say what is."""
+    out = script(
+        """
+        import importlib, torch_xla
+        from torch_hlo.compat import modules
+        for row in modules.MODULES:
+            module = importlib.import_module(f"torch_xla.{row}".rstrip("."))
+            for name in dir(module):
+                getattr(module, name)
+        import torch_xla.core.xla_model as xm
+        for name in ("nothing", "send"):
+            try:
+                getattr(xm, name)
+            except (AttributeError, NotImplementedError) as error:
+                print(type(error).__name__, error)
+        """,
+        tmp_path,
+    )
+    assert "AttributeError torch_hlo offers no 'nothing' in torch_xla.core.xla_model" in out
+    assert "all_reduce" in out
+    assert "NotImplementedError torch_xla.core.xla_model.send" in out
+    assert "torch.distributed.send" in out
+
+
+def test_device(tmp_path):
+    """The device is PyTorch's own "xla", with its autograd, autocast, generators and files."""
+    out = script(
+        """
+        import copy, io, torch, torch_xla, torch_xla.core.xla_model as xm
+        from torch_xla.amp import autocast
+        x = torch.ones(2, 3, device="xla", requires_grad=True)
+        print(x.device, x.is_xla, xm.xla_device() == x.device, x.to("hlo").device)
+        model = torch.nn.Linear(3, 4).to(xm.xla_device())
+        optimizer = torch.optim.AdamW(model.parameters())
+        with autocast(xm.xla_device()):
+            y = model(x)
+        print(y.dtype, torch.randn(2, device="xla", generator=torch.Generator("xla")).device)
+        y.float().square().sum().backward()
+        xm.optimizer_step(optimizer, barrier=True)
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        file.seek(0)
+        loaded = torch.load(file)["weight"]
+        print(loaded.device, torch.equal(loaded, model.weight), x.grad.shape)
+        print(copy.deepcopy(model).weight.device, torch.compile(model)(x).device)
+        try:
+            x + torch.ones(2, 3, device="meta")
+        except RuntimeError as error:
+            print(error)
+        """,
+        tmp_path,
+    ).splitlines()
+    assert out[0] == "xla:0 True True xla:0"
+    assert out[1] == "torch.bfloat16 xla:0"
+    assert out[2] == "xla:0 True torch.Size([2, 3])"
+    assert out[3] == "xla:0 xla:0"
+    assert "xla:0 and meta" in out[4]
+
+
+def test_loader_runs_ahead(tmp_path):
+    """Batches are made while the loop works on earlier ones; errors come where they belong."""
+    out = script(
+        """
+        import time, torch, torch_xla, torch_xla.distributed.parallel_loader as pl
+        made = []
+        def batches():
+            for i in range(6):
+                made.append(i)
+                yield torch.full((2,), i), {"x": torch.ones(1)}
+            raise ValueError("no more")
+        class Loader:
+            __iter__ = lambda self: batches()
+            __len__ = lambda self: 6
+        seen = []
+        try:
+            for (x, more) in pl.MpDeviceLoader(Loader(), "xla", device_prefetch_size=2):
+                if not seen:
+                    time.sleep(0.5)
+                    print("ahead", len(made))
+                seen.append(int(x[0]))
+                assert more["x"].device.type == "xla"
+        except ValueError as error:
+            print(error, seen)
+        """,
+        tmp_path,
+    )
+    assert out.splitlines() == ["ahead 4", "no more [0, 1, 2, 3, 4, 5]"]
+
+
+def test_processes(tmp_path):
+    """Two processes: collectives, mean gradients, closures."""
+    out = script(
+        """
+        import torch, torch_xla, torch_xla.core.xla_model as xm, torch_xla.runtime as xr
+        import torch.distributed as dist
+
+        def work(index):
+            dist.init_process_group("xla", init_method="xla://")
+            device = torch_xla.device()
+            rank = xr.global_ordinal()
+            x = torch.full((2,), rank + 1.0, device=device)
+            found = [xm.all_reduce("sum", x), xm.all_gather(x, 0)]
+            found.append(xm.reduce_scatter("sum", x.repeat(2), 0.5, 0, 2))
+            found.append(xm.all_to_all(torch.arange(4.0, device=device) + 10 * rank, 0, 0, 2))
+            found.append(xm.collective_permute(x, [[0, 1], [1, 0]]))
+            weight = torch.nn.Parameter(torch.zeros(1, device=device))
+            (weight * (rank + 1)).sum().backward()
+            xm.optimizer_step(torch.optim.SGD([weight], lr=1.0), barrier=True)
+            found.append(weight)
+            total = xm.mesh_reduce("rank", rank, sum)
+            tags = xm.rendezvous("end", str(rank).encode())
+            closures = []
+            xm.add_step_closure(closures.append, (rank,))
+            torch_xla.sync()
+            if rank == 1:
+                print([t.tolist() for t in found], total, tags, closures, xr.world_size())
+
+        if __name__ == "__main__":
+            torch_xla.launch(work)
+        """,
+        tmp_path,
+        CPU_NUM_DEVICES="2",
+    )
+    assert out.strip() == (
+        "[[3.0, 3.0], [1.0, 1.0, 2.0, 2.0], [1.5, 1.5], [2.0, 3.0, 12.0, 13.0], [1.0, 1.0],"
+        " [-1.5]] 1 [b'0', b'1'] [1] 2"
+    )
+
+
+def test_sharding(tmp_path):
+    """SPMD: XLA's text of shardings, blocks, FSDP, checkpoints."""
+    out = script(
+        """
+        import numpy as np, torch, torch_xla, torch_xla.runtime as xr
+        import torch_xla.distributed.spmd as xs
+        from torch_xla.experimental.distributed_checkpoint import CheckpointManager
+        from torch_xla.experimental.spmd_fully_sharded_data_parallel import (
+            SpmdFullyShardedDataParallel as FSDP)
+        xr.use_spmd()
+        mesh = xs.Mesh(np.arange(4), (2, 2), ("fsdp", "model"))
+        x = torch.arange(12.0).view(3, 4).to("xla")
+        xs.mark_sharding(x, mesh, ("fsdp", None))
+        print(torch_xla._XLAC._get_xla_sharding_spec(x), isinstance(x, xs.XLAShardedTensor))
+        print([s.unpadded_data.tolist() for s in x.local_shards][2:])
+        model = FSDP(torch.nn.Linear(4, 6), mesh=mesh)
+        out = model(x)
+        out.square().sum().backward()
+        torch_xla.sync()
+        print(torch_xla._XLAC._get_xla_sharding_spec(model.weight), out.shape, mesh.shape())
+        manager = CheckpointManager("saved", 2)
+        before = model.weight.cpu()
+        print(manager.save(2, {"model": model.state_dict()}), manager.all_steps())
+        with torch.no_grad():
+            model.weight.zero_()
+        state = {"model": model.state_dict()}
+        manager.restore(2, state)
+        model.load_state_dict(state["model"])
+        print(torch.equal(model.weight.cpu(), before))
+        """,
+        tmp_path,
+        CPU_NUM_DEVICES="4",
+    ).splitlines()
+    assert out[0] == "{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate} True"
+    assert out[1] == "[[[8.0, 9.0, 10.0, 11.0]], [[8.0, 9.0, 10.0, 11.0]]]"
+    assert out[2].startswith("{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate} torch.Size([3, 6])")
+    assert out[3:] == ["True [2]", "True"]
+
+
+def test_loops_and_export(tmp_path):
+    """scan with gradients, scan_layers, flash attention, StableHLO."""
+    out = script(
+        """
+        import copy, torch, torch_xla
+        from torch_xla.experimental.scan_layers import scan_layers
+        from torch_xla.experimental.custom_kernel import flash_attention
+        from torch_xla.stablehlo import exported_program_to_stablehlo
+        layers = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
+        ours = copy.deepcopy(layers).to("xla")
+        x = torch.randn(2, 4)
+        layers(x).square().sum().backward()
+        scan_layers(ours, x.to("xla")).square().sum().backward()
+        print(max((a.grad - b.grad.cpu()).abs().max() for a, b in
+                  zip(layers.parameters(), ours.parameters())) < 1e-4)
+        q, k, v = torch.randn(3, 1, 2, 8, 4)
+        ids = torch.tensor([[0] * 4 + [1] * 4])
+        want = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, (ids.T == ids) & torch.ones(8, 8, dtype=torch.bool).tril(), scale=0.5)
+        got = flash_attention(q.to("xla"), k.to("xla"), v.to("xla"), causal=True,
+                              q_segment_ids=ids.to("xla"), kv_segment_ids=ids.to("xla"),
+                              sm_scale=0.5)
+        print((want - got.cpu()).abs().max() < 1e-4)
+        program = exported_program_to_stablehlo(torch.export.export(layers, (x,)))
+        print("stablehlo.dot_general" in program.get_stablehlo_text())
+        program.save("program")
+        again = type(program).load("program")
+        print(torch.allclose(again(x), layers(x), atol=1e-5))
+        """,
+        tmp_path,
+    )
+    assert out.splitlines() == ["tensor(True)", "tensor(True)", "True", "True"]
+
+
+@pytest.mark.parametrize("imported", (True, False))
+def test_never_shadows(tmp_path, imported):
+    """A real torch_xla, installed or imported, is an error."""
+    (tmp_path / "torch_xla.py").write_text("")
+    code = "import torch_xla\n" * imported + (
+        "import torch_hlo.compat\ntorch_hlo.compat.install_as_torch_xla()"
+    )
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert "pip uninstall torch_xla" in done.stderr
+
+
+def test_after_tensors(tmp_path):
+    """Tensors that say "hlo" cannot be renamed."""
+    code = (
+        "import torch, torch_hlo, torch_hlo.compat\ntorch.ones(1, device='hlo')\n"
+        "torch_hlo.compat.install_as_torch_xla()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert "right after import torch_hlo" in done.stderr

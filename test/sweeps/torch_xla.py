@@ -1,0 +1,263 @@
+"""PyTorch/XLA's own tests under its names, with this package behind them.
+
+    python -m test.sweeps.torch_xla --repository DIR                    # all files of FILES
+    python -m test.sweeps.torch_xla --repository DIR test/test_metrics.py --verbose
+
+DIR is a checkout of PyTorch/XLA. Every file runs in a process of its own, with a time limit, and
+every test of it has one. Prints passed, failed and skipped per file, and why tests fail. A script
+without unittest counts as one test. The files need absl-py, some of them torchvision."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+SECONDS = 60  # for one test
+# file -> options: CPU_NUM_DEVICES and other variables, "seconds" for the file
+FILES: dict[str, dict[str, str]] = {
+    "test/test_operations.py": {},
+    "test/test_ops.py": {},
+    "test/test_ops_error_message.py": {},
+    "test/test_metrics.py": {},
+    "test/test_devices.py": {},
+    "test/test_data_type.py": {},
+    "test/test_async_closures.py": {},
+    "test/test_autocast.py": {},
+    "test/test_autocast_xla.py": {},
+    "test/test_as_stride_use_slice.py": {},
+    "test/test_assume_pure.py": {},
+    "test/test_compilation_cache_utils.py": {},
+    "test/test_core_aten_ops.py": {},
+    "test/test_fp8.py": {},
+    "test/test_grad_checkpoint.py": {},
+    "test/test_gradient_accumulation.py": {},
+    "test/test_gru.py": {},
+    "test/test_hlo_metadata.py": {},
+    "test/test_inplace_update.py": {},
+    "test/test_input_output_aliases.py": {},
+    "test/test_mat_mul_precision_get_and_set.py": {},
+    "test/test_profiler_session.py": {},
+    "test/test_python_ops.py": {},
+    "test/test_syncfree_optimizers.py": {},
+    "test/test_utils.py": {},
+    "test/test_while_loop.py": {},
+    "test/test_xla_graph_execution.py": {},
+    "test/test_zero1.py": {},
+    "test/pjrt/test_runtime.py": {},
+    "test/pjrt/test_dtypes.py": {},
+    "test/eager/test_eager.py": {},
+    "test/eager/test_eager_with_xla_compile.py": {},
+    "test/eager/test_eager_with_torch_compile.py": {},
+    "test/dynamo/test_dynamo.py": {},
+    "test/dynamo/test_dynamo_aliasing.py": {},
+    "test/dynamo/test_dynamo_dynamic_shape.py": {},
+    "test/dynamo/test_num_output.py": {},
+    "test/scan/test_scan.py": {},
+    "test/scan/test_scan_layers.py": {},
+    "test/scan/test_scan_spmd.py": {"CPU_NUM_DEVICES": "4"},
+    "test/spmd/test_xla_sharding.py": {"CPU_NUM_DEVICES": "4"},
+    "test/spmd/test_xla_virtual_device.py": {"CPU_NUM_DEVICES": "4"},
+    "test/spmd/test_spmd_debugging.py": {"CPU_NUM_DEVICES": "4"},
+    "test/spmd/test_fsdp_v2.py": {"CPU_NUM_DEVICES": "4"},
+    "test/spmd/test_xla_distributed_checkpoint.py": {"CPU_NUM_DEVICES": "4"},
+    "test/spmd/test_xla_spmd_python_api_interaction.py": {"CPU_NUM_DEVICES": "4"},
+    "test/spmd/test_spmd_parameter_wrapping.py": {"CPU_NUM_DEVICES": "4"},
+    "test/spmd/test_train_spmd_linear_model.py": {"CPU_NUM_DEVICES": "4"},
+    "test/spmd/test_mp_input_sharding.py": {"CPU_NUM_DEVICES": "4"},
+    "test/spmd/test_sharding_strategies.py": {"CPU_NUM_DEVICES": "4"},
+    "test/stablehlo/test_exports.py": {},
+    "test/stablehlo/test_stablehlo_inference.py": {},
+    "test/stablehlo/test_stablehlo_save_load.py": {},
+    "test/test_mp_all_gather.py": {"CPU_NUM_DEVICES": "2"},
+    "test/test_mp_all_to_all.py": {"CPU_NUM_DEVICES": "2"},
+    "test/test_mp_collective_permute.py": {"CPU_NUM_DEVICES": "2"},
+    "test/test_mp_distributed_mm.py": {"CPU_NUM_DEVICES": "2"},
+    "test/test_mp_mesh_reduce.py": {"CPU_NUM_DEVICES": "2"},
+    "test/test_mp_reduce_scatter.py": {"CPU_NUM_DEVICES": "2"},
+    "test/test_mp_rendezvous.py": {"CPU_NUM_DEVICES": "2"},
+    "test/test_mp_replication.py": {"CPU_NUM_DEVICES": "2"},
+    "test/test_mp_save.py": {"CPU_NUM_DEVICES": "2"},
+    "test/test_mp_sync_batch_norm.py": {"CPU_NUM_DEVICES": "2"},
+    "test/test_fsdp_auto_wrap.py": {"CPU_NUM_DEVICES": "2"},
+    "test/test_torch_distributed_xla_backend.py": {},
+    "test/torch_distributed/test_torch_distributed_all_gather_xla_backend.py": {
+        "CPU_NUM_DEVICES": "2"
+    },
+    "test/torch_distributed/test_torch_distributed_all_reduce_xla_backend.py": {
+        "CPU_NUM_DEVICES": "2"
+    },
+    "test/torch_distributed/test_torch_distributed_reduce_scatter_xla_backend.py": {
+        "CPU_NUM_DEVICES": "2"
+    },
+    "test/torch_distributed/test_ddp.py": {"CPU_NUM_DEVICES": "2"},
+    "examples/scan/scan_examples.py": {},
+    "examples/scan/decoder_with_scan.py": {},
+}
+
+
+class _Result(unittest.TextTestResult):
+    """Writes a line per test when it begins and when it ends."""
+
+    log = ""
+
+    def _write(self, test, outcome: str, why: str = "") -> None:
+        with open(self.log, "a") as file:
+            file.write(json.dumps([test.id(), outcome, why]) + "\n")
+
+    def startTest(self, test) -> None:
+        super().startTest(test)
+        self._write(test, "lost")
+        signal.alarm(SECONDS)
+
+    def stopTest(self, test) -> None:
+        signal.alarm(0)
+        super().stopTest(test)
+
+    def addSuccess(self, test) -> None:
+        super().addSuccess(test)
+        self._write(test, "passed")
+
+    def addExpectedFailure(self, test, error) -> None:
+        super().addExpectedFailure(test, error)
+        self._write(test, "passed")
+
+    def addUnexpectedSuccess(self, test) -> None:
+        super().addUnexpectedSuccess(test)
+        self._write(test, "passed")
+
+    def addSkip(self, test, reason) -> None:
+        super().addSkip(test, reason)
+        self._write(test, "skipped", reason)
+
+    def addFailure(self, test, error) -> None:
+        super().addFailure(test, error)
+        self._write(test, "failed", _reason(error[1]))
+
+    def addError(self, test, error) -> None:
+        super().addError(test, error)
+        self._write(test, "failed", _reason(error[1]))
+
+    def addSubTest(self, test, subtest, error) -> None:
+        super().addSubTest(test, subtest, error)
+        if error is not None:
+            self._write(subtest, "failed", _reason(error[1]))
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)[:200]}"
+
+
+def _late(*_: object) -> None:
+    raise TimeoutError(f"took more than {SECONDS} s")
+
+
+def child(file: str, log: str) -> None:
+    """Run one file as a script, under the names."""
+    from torch_hlo.compat import install_as_torch_xla
+
+    install_as_torch_xla()
+    _Result.log = log
+    unittest.TextTestRunner.resultclass = _Result
+    signal.signal(signal.SIGALRM, _late)
+    sys.argv = [file]
+    sys.path[:0] = [os.path.dirname(file)]
+    runpy.run_path(file, run_name="__main__")
+
+
+def run(repository: Path, file: str, seconds: float) -> dict[str, tuple[str, str]]:
+    """Outcome and reason of each test of a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        command = [sys.executable, "-m", __spec__.name, "--child", str(repository / file), str(log)]
+        path = os.pathsep.join([str(Path(__file__).parents[2]), str(repository / "test")])
+        given = {"PJRT_DEVICE": "CPU", "PYTHONPATH": path, **FILES.get(file, {})}
+        try:
+            done = subprocess.run(
+                command,
+                cwd=(repository / file).parent,
+                env={**os.environ, **given},
+                timeout=seconds,
+                capture_output=True,
+                text=True,
+                errors="replace",
+            )
+            code, text = done.returncode, done.stdout + done.stderr
+        except subprocess.TimeoutExpired as late:
+            code, text = -1, f"took more than {seconds:.0f} s {(late.stderr or b'')[-300:]!r}"
+        lines = log.read_text().splitlines() if log.exists() else []
+    found = {name: (outcome, why) for name, outcome, why in map(json.loads, lines)}
+    if not found:
+        last = [line for line in text.splitlines() if re.match(r"\w*(Error|Exception)\b", line)]
+        why = (last or text.splitlines() or [""])[-1][:300]
+        found = {file: ("failed" if code else "passed", why if code else "")}
+    return found
+
+
+# What the words of a failure say about its kind, the first that fits.
+KINDS = (
+    (r"_get_xla_tensors|HLO|IR::|%\d|xla::|aten::|not found in", "text of IR, HLO or counters"),
+    (r"torch_hlo offers no|NotImplementedError", "a name that is not there"),
+    (r"No module named", "a package that is not installed"),
+    (r"TimeoutError|took more than", "too slow"),
+    (r"not close|Tensor-likes|Scalars", "other numbers"),
+)
+
+
+def kind(why: str) -> str:
+    return next((name for pattern, name in KINDS if re.search(pattern, why)), "other")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", help="files of the repository; default: all of FILES")
+    parser.add_argument("--repository", type=Path)
+    parser.add_argument("--seconds", type=float, default=900, help="time limit of a file")
+    parser.add_argument("--verbose", action="store_true", help="every test that fails, and why")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        return child(*options.child)
+    if options.repository is None:
+        parser.error("--repository: a checkout of PyTorch/XLA")
+    totals: collections.Counter[str] = collections.Counter()
+    kinds: collections.Counter[str] = collections.Counter()
+    print(f"{'passed':>7} {'failed':>7} {'skipped':>8} {'s':>5}  file")
+    for file in options.files or FILES:
+        start = time.time()
+        found = run(options.repository.resolve(), file, options.seconds)
+        failed = {n: why for n, (outcome, why) in found.items() if outcome in ("failed", "lost")}
+        outcomes = collections.Counter(outcome for outcome, _ in found.values())
+        count = (outcomes["passed"], len(failed), outcomes["skipped"])
+        totals.update(dict(zip(("passed", "failed", "skipped"), count)))
+        kinds.update(map(kind, failed.values()))
+        print("{:7} {:7} {:8} {:5.0f}  {}".format(*count, time.time() - start, file), flush=True)
+        reasons = collections.Counter(re.sub(r"\d+", "#", why)[:150] for why in failed.values())
+        if options.verbose:
+            for name, why in failed.items():
+                print(f"          {name.split('.', 1)[-1]}: {why}")
+        else:
+            for why, n in reasons.most_common(4):
+                print(f"          {n} x {why}")
+    print(
+        "{passed:7} {failed:7} {skipped:8}        all".format(
+            **{"failed": 0, "skipped": 0, **totals}
+        )
+    )
+    for name, n in kinds.most_common():
+        print(f"{n:15}  {name}")
+
+
+if __name__ == "__main__":
+    main()

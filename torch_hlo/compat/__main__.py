@@ -1,0 +1,22 @@
+"""`python -m torch_hlo.compat script.py ARGUMENTS` runs a script of PyTorch/XLA as it is."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+from torch_hlo.compat import install_as_torch_xla
+
+
+def main():
+    if len(sys.argv) < 2:
+        raise SystemExit("usage: python -m torch_hlo.compat script.py [arguments]")
+    del sys.argv[0]
+    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    install_as_torch_xla()
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

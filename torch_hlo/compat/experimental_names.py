@@ -1,0 +1,168 @@
+"""torch_xla.experimental: loops in the program, checkpointing, attention."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint as _checkpoint
+
+import torch_hlo
+from torch_hlo.lazy.aten import dispatch
+
+
+def scan(
+    fn: Callable[..., Any],
+    init,
+    xs,
+    partition_fn=None,
+    is_fn_pure=True,
+):
+    """torch_hlo.scan, with gradients. Backward computes `fn` again (`partition_fn` has no say)."""
+    if not callable(fn):
+        raise ValueError(f"`fn` {fn} must be callable.")
+    leaves = pytree.tree_leaves(xs)
+    if not leaves:
+        raise ValueError(f"`xs` {xs} is an empty PyTree.")
+    if len({len(x) for x in leaves}) > 1:
+        raise ValueError(
+            "The leaves of the `xs` input PyTree must have the same leading dimension size. Got"
+            f" {[len(x) for x in leaves]}"
+        )
+    return torch_hlo.scan(fn, init, xs)
+
+
+def scan_layers(
+    layers: Iterable[torch.nn.Module],
+    input_data,
+    partition_fn=None,
+    is_layer_pure=False,
+):
+    """The layers one after another as one loop over their stacked parameters."""
+    found = list(layers)
+    if not found:
+        return input_data
+    states = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in found]
+    for i, state in enumerate(states[1:], 1):
+        if missing := states[0].keys() ^ state.keys():
+            raise ValueError(f"Layer {i} has mismatched keys: {', '.join(sorted(missing))}.")
+        for name, value in state.items():
+            if value.shape != (first := states[0][name]).shape:
+                raise ValueError(
+                    f"Shape mismatch for '{name}' in layer {i}: expected {first.shape}, got"
+                    f" {value.shape}."
+                )
+    stacked = {name: torch.stack([s[name] for s in states]) for name in states[0]}
+    example = copy.deepcopy(found[0])
+    carried = isinstance(input_data, (tuple, list))
+
+    def layer(carry, state: dict[str, torch.Tensor]):
+        result = torch.func.functional_call(example, state, tuple(carry) if carried else (carry,))
+        return result, ()
+
+    if not states[0]:  # layers without parameters: nothing to loop over
+        for m in found:
+            input_data = m(*input_data) if carried else m(input_data)
+        return input_data
+    return scan(layer, input_data, stacked)[0]
+
+
+def fori_loop(lower, upper, body_fun: Callable[..., Any], *values):
+    """`values = body_fun(*values)`, `upper - lower` times, as a loop of the program; returns
+    (0, value)."""
+
+    def body(i: torch.Tensor, *carried: torch.Tensor):
+        result = body_fun(*carried)
+        return (i - 1, *(result if isinstance(result, (tuple, list)) else (result,)))
+
+    return torch_hlo.while_loop(lambda i, *_: i > 0, body, (upper - lower, *values))
+
+
+def while_loop(
+    cond_fn: Callable[..., Any],
+    body_fn: Callable[..., Any],
+    carried_inputs,
+    additional_inputs=None,
+):
+    return torch_hlo.while_loop(cond_fn, body_fn, carried_inputs)
+
+
+def assume_pure(fn: Callable[..., Any], **options) -> Callable[..., Any]:
+    """The function: recording is not traced anew where the step is known."""
+    return fn
+
+
+def gradient_accumulation(
+    train_step: Callable[..., Any],
+    iterable_tensors,
+    model: torch.nn.Module,
+    *carried_tensors: torch.Tensor,
+):
+    """`train_step` of each slice of the tensors, and backward of its loss; returns the sum of the
+    losses, and what is carried."""
+    total, carried = 0, carried_tensors
+    for i in range(len(iterable_tensors[0])):
+        result = train_step(*[t[i] for t in iterable_tensors], *carried)
+        loss, *carried = result if isinstance(result, (tuple, list)) else (result,)
+        loss.backward()
+        total = total + loss.detach()
+    return (total, *carried) if carried else total
+
+
+def checkpoint(function: Callable[..., Any], *args, **kwargs):
+    """torch.utils.checkpoint, which the device takes as it is."""
+    kwargs.setdefault("use_reentrant", True)
+    return _checkpoint(function, *args, **kwargs)
+
+
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal=False,
+    q_segment_ids=None,
+    kv_segment_ids=None,
+    sm_scale=1.0,
+    *,
+    ab=None,
+    partition_spec=None,
+    mesh=None,
+) -> torch.Tensor:
+    """Attention by the device's own kernel. `ab` is added to the scores; segments attend within."""
+    mask = ab
+    if q_segment_ids is not None:
+        same = q_segment_ids[:, None, :, None] == kv_segment_ids[:, None, None, :]
+        mask = torch.where(same, 0.0 if mask is None else mask, float("-inf"))
+    if causal and mask is not None:
+        future = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+        mask, causal = torch.where(future, float("-inf"), mask), False
+    attention = torch.nn.functional.scaled_dot_product_attention
+    return attention(q, k, v, mask, is_causal=causal, scale=sm_scale)
+
+
+class _Mode:
+    on = False
+
+
+def eager_mode(enable: bool):
+    if enable != _Mode.on:
+        dispatch.set_eager(enable)
+        _Mode.on = enable
+
+
+def is_eager_mode() -> bool:
+    return _Mode.on
+
+
+@contextlib.contextmanager
+def eager_mode_context(enable: bool) -> Iterator[None]:
+    before = _Mode.on
+    eager_mode(enable)
+    try:
+        yield
+    finally:
+        eager_mode(before)

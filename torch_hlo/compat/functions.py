@@ -1,0 +1,100 @@
+"""torch_xla.core.functions: collectives with gradients."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_hlo.compat import communication, hardware
+
+
+class AllReduce(torch.autograd.Function):
+    """The gradient is what PyTorch/XLA defines: no communication."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, kind: str, scale: float, groups) -> torch.Tensor:
+        out: torch.Tensor = communication.all_reduce(kind, x, scale, groups)
+        ctx.kind, ctx.scale = kind, scale
+        ctx.save_for_backward(x, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor):
+        x, out = ctx.saved_tensors
+        if ctx.kind == "mul":
+            grad = grad * torch.where(x != 0, out / x, torch.zeros_like(x))
+        elif ctx.kind in ("min", "max"):
+            grad = torch.where(x == out, grad, torch.zeros_like(grad))
+        elif ctx.kind != "sum":
+            raise RuntimeError(f"Unsupported reduce type: {ctx.kind}")
+        return grad * ctx.scale, None, None, None
+
+
+class AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, dim: int) -> torch.Tensor:
+        ctx.dim = dim
+        out: torch.Tensor = communication.all_gather(x, dim)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor):
+        parts = grad.chunk(hardware.world_size(), ctx.dim)
+        return parts[hardware.global_ordinal()].clone(), None
+
+
+def all_reduce(reduce_type: str, value: torch.Tensor, scale=1.0, groups=None):
+    return AllReduce.apply(value, reduce_type, scale, groups)
+
+
+def all_gather(value: torch.Tensor, dim=0):
+    return AllGather.apply(value, dim)
+
+
+def distributed_mm(w: torch.Tensor, x: torch.Tensor, split=1) -> torch.Tensor:
+    """`w @ x` where the columns of `w` and of `x` are spread over the processes."""
+    rank = hardware.global_ordinal()
+    results = []
+    for part in x.chunk(split, 1):
+        rows = all_gather(part, 1).narrow(0, rank * w.size(1), w.size(1))
+        whole = all_reduce("sum", w @ rows)
+        results.append(whole.narrow(1, rank * part.size(1), part.size(1)))
+    return torch.cat(results, 1)
+
+
+class _SumBoth(torch.autograd.Function):
+    """Sum over the processes, forward and backward."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = communication.all_reduce("sum", x)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor):
+        return communication.all_reduce("sum", grad)
+
+
+class SyncBatchNorm(torch.nn.Module):
+    """Batch norm with the statistics of all processes."""
+
+    def __init__(self, num_features: int, eps=1e-5, momentum=0.1):
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.weight = torch.nn.Parameter(torch.ones(num_features))
+        self.bias = torch.nn.Parameter(torch.zeros(num_features))
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean, var = self.running_mean, self.running_var
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        if self.training:
+            dims = [d for d in range(x.dim()) if d != 1]
+            count = hardware.world_size()
+            mean = _SumBoth.apply(x.mean(dims)) / count
+            var = _SumBoth.apply((x * x).mean(dims)) / count - mean.square()
+            with torch.no_grad():
+                self.running_mean.lerp_(mean, self.momentum)
+                self.running_var.lerp_(var, self.momentum)
+        scale = self.weight * (var + self.eps).rsqrt()
+        return (x - mean.view(shape)) * scale.view(shape) + self.bias.view(shape)

@@ -1,0 +1,124 @@
+"""torch_xla.runtime: which devices there are, who of several processes this is, SPMD."""
+
+from __future__ import annotations
+
+import functools
+
+from torch_hlo import config
+from torch_hlo.compat import spawning
+from torch_hlo.device import multi_device
+
+
+class _Mode:
+    spmd: bool | None = None  # None: the environment says
+    kind: str | None = None
+
+
+def device_type() -> str:
+    """ "CPU", as PyTorch/XLA spells it; PJRT_DEVICE wins."""
+    return _Mode.kind or str(config.variable("PJRT_DEVICE", "CPU")).split("_")[0]
+
+
+def set_device_type(pjrt_device: str):
+    """Accepts the kind that there is."""
+    if pjrt_device.split("_")[0] != "CPU":
+        raise NotImplementedError(
+            f"set_device_type({pjrt_device!r}): the device is chosen by TORCH_HLO_DEVICE"
+        )
+    _Mode.kind = "CPU"
+
+
+def use_spmd(auto=False):
+    """Tensors may be sharded over all devices. (They may without; world_size becomes 1.)"""
+    if auto:
+        raise NotImplementedError(
+            "use_spmd(auto=True): choose a plan of torch_hlo.distributed with compare()"
+        )
+    _Mode.spmd = True
+    devices = int(config.variable("CPU_NUM_DEVICES", 0))
+    if devices > 1 and process_count() == 1:
+        config.assign("CPU_DEVICES", devices)
+
+
+def is_spmd() -> bool:
+    if _Mode.spmd is None:
+        return str(config.variable("XLA_USE_SPMD", "0")) in ("1", "true")
+    return _Mode.spmd
+
+
+def world_size() -> int:
+    """Processes that work together; 1 under SPMD."""
+    return 1 if is_spmd() else spawning.place()[1]
+
+
+def global_ordinal() -> int:
+    return 0 if is_spmd() else spawning.place()[0]
+
+
+def process_count() -> int:
+    return spawning.place()[1]
+
+
+def process_index() -> int:
+    return spawning.place()[0]
+
+
+def global_runtime_device_count() -> int:
+    """Devices that a mesh can span."""
+    return max(multi_device.device_count(), process_count())
+
+
+def addressable_runtime_device_count() -> int:
+    return global_runtime_device_count() // process_count()
+
+
+def addressable_device_count() -> int:
+    """Devices of this process: one."""
+    return 1
+
+
+def _one_host(*args) -> int:
+    return 0
+
+
+def runtime_device_attributes(device: str) -> dict[str, object]:
+    return {"name": device}
+
+
+def global_runtime_device_attributes() -> list[dict[str, object]]:
+    return [{"name": f"{device_type()}:{i}"} for i in range(global_runtime_device_count())]
+
+
+def get_num_cached_compilation_graph() -> int:
+    """Programs in memory."""
+    from torch_hlo.lazy.record import session
+
+    return len(session.engine().base().programs.programs)
+
+
+def initialize_cache(path: str, readonly=False):
+    """Where compiled programs are kept on disk: TORCH_HLO_CACHE."""
+    if readonly:
+        raise NotImplementedError("initialize_cache(readonly=True): copy the directory instead")
+    config.assign("CACHE", path)
+
+
+def get_master_ip() -> str:
+    raise RuntimeError(f"IP discovery not supported for device: {device_type()}")
+
+
+def is_bf16_supported() -> bool:
+    return True
+
+
+def available() -> int:
+    """Chips of a TPU: none."""
+    return 0
+
+
+global_device_count = local_device_count = process_count
+local_ordinal = global_ordinal
+local_process_count = process_count
+local_process_rank = process_index
+host_index = worker_id = version = num_available_chips = _one_host
+using_pjrt = functools.partial(bool, True)

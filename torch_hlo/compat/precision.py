@@ -1,0 +1,46 @@
+"""torch_xla.amp: PyTorch's own autocast and optimizers, which know the device."""
+
+from __future__ import annotations
+
+import torch
+from torch.amp import GradScaler as _GradScaler
+
+
+class autocast(torch.autocast):
+    """`torch.autocast` of a device; bfloat16 unless said."""
+
+    def __init__(
+        self,
+        device,
+        enabled=True,
+        dtype=None,
+        cache_enabled=None,
+    ):
+        kind = torch.device(device).type
+        super().__init__(kind, dtype or torch.bfloat16, enabled, cache_enabled)
+
+
+class GradScaler(_GradScaler):
+    """`torch.amp.GradScaler` of the device."""
+
+    def __init__(self, *args, use_zero_grad=False, **kwargs):
+        super().__init__("xla", *args, **kwargs)
+
+
+class _Products:
+    precision = "default"
+
+
+def set_mat_mul_precision(precision: str):
+    """Products are computed in the precision of their operands, whatever is asked for."""
+    if precision not in ("default", "high", "highest"):
+        raise ValueError(f"precision {precision!r}: there are default, high and highest")
+    _Products.precision = precision
+
+
+def get_mat_mul_precision() -> str:
+    return _Products.precision
+
+
+_xla_set_mat_mul_precision = set_mat_mul_precision
+_xla_get_mat_mul_precision = get_mat_mul_precision

@@ -1,0 +1,325 @@
+"""torch_xla.distributed.spmd: meshes with methods, specifications, blocks of tensors."""
+
+from __future__ import annotations
+
+import collections
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_hlo.compat import hardware
+from torch_hlo.distributed import annotate, spmd, visualize
+from torch_hlo.distributed import checkpoint as checkpoints
+from torch_hlo.distributed.spmd import get_global_mesh
+from torch_hlo.hlo.sharding.sharding import Sharding
+from torch_hlo.lazy.record.tensor import HloTensor, to_cpu
+
+
+class ShardingType(enum.IntEnum):
+    REPLICATED = 0
+    MAXIMAL = 1
+    TUPLE = 2
+    TILED = 3
+    MANUAL = 4
+    PARTIAL = 5
+    UNKNOWN = 6
+
+
+class Mesh:
+    """All devices as an array. `shape()` and `size()` are methods, as in PyTorch/XLA; `ours` is the
+    mesh of torch_hlo.distributed."""
+
+    def __init__(
+        self,
+        device_ids,
+        mesh_shape: Sequence[int],
+        axis_names=None,
+    ):
+        ids, count = np.asarray(device_ids), hardware.global_runtime_device_count()
+        assert ids.size == count, (
+            f"Number of device IDs ({ids.size}) must match the global number of devices ({count})"
+        )
+        assert ids.size == np.prod(mesh_shape), (
+            f"Number of device IDs ({ids.size}) must match mesh size ({np.prod(mesh_shape)})"
+        )
+        if axis_names is not None:
+            assert len(axis_names) == len(mesh_shape), (
+                f"Number of axis names ({len(axis_names)}) must match mesh dimensions"
+                f" ({len(mesh_shape)})"
+            )
+            assert len(set(axis_names)) == len(axis_names), (
+                f"Axis names must be unique, got: {axis_names}"
+            )
+        assert sorted(ids.ravel().tolist()) == list(range(ids.size)), (
+            f"Device IDs must be unique, and less than the mesh size, got: {ids}"
+        )
+        self.device_ids, self.mesh_shape, self.axis_names = ids, tuple(mesh_shape), axis_names
+        self.ours = spmd.Mesh(ids.ravel().tolist(), self.mesh_shape, axis_names)
+
+    def size(self) -> int:
+        return int(np.prod(self.mesh_shape))
+
+    def shape(self) -> collections.OrderedDict[Any, int]:
+        names = self.axis_names or range(len(self.mesh_shape))
+        return collections.OrderedDict(zip(names, self.mesh_shape))
+
+    def get_logical_mesh(self):
+        return self.device_ids.reshape(self.mesh_shape)
+
+    def get_axis_name_idx(self, name: str) -> int | None:
+        names = list(self.axis_names or ())
+        return names.index(name) if name in names else None
+
+    def __str__(self) -> str:
+        ids, names = self.device_ids.tolist(), self.axis_names
+        return str({"device_ids": ids, "mesh_shape": self.mesh_shape, "axis_names": names})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mesh) and self.ours == other.ours
+
+    def __hash__(self) -> int:
+        return hash(self.ours)
+
+
+class HybridMesh(Mesh):
+    """A mesh whose axes are products of an inner and an outer one; here all devices are near."""
+
+    def __init__(
+        self,
+        *,
+        ici_mesh_shape: Sequence[int],
+        dcn_mesh_shape=None,
+        axis_names=None,
+    ):
+        if dcn_mesh_shape is not None and np.prod(dcn_mesh_shape) > 1:
+            raise ValueError("Invalid dcn_mesh_shape for single slice mesh")
+        devices = np.arange(hardware.global_runtime_device_count())
+        super().__init__(devices, tuple(ici_mesh_shape), axis_names)
+
+
+def get_1d_mesh(axis_name=None) -> Mesh:
+    count = hardware.global_runtime_device_count()
+    return Mesh(np.arange(count), (count,), (axis_name,) if axis_name else None)
+
+
+@dataclass
+class ShardingSpec:
+    """A mesh and what goes along its axes; `minibatch`: each process has its part of the batch."""
+
+    mesh: Mesh
+    partition_spec: Sequence[Any]
+    minibatch: bool = False
+
+    def can_apply(self, t: torch.Tensor) -> bool:
+        return t.dim() == len(self.partition_spec)
+
+    def apply(self, t: torch.Tensor):
+        if self.minibatch and hardware.process_count() > 1:
+            raise NotImplementedError(
+                "ShardingSpec(minibatch=True): give every process the whole batch"
+            )
+        mark_sharding(t, self.mesh, self.partition_spec)
+
+
+def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
+    """See torch_hlo.distributed.mark_sharding."""
+    assert t.dim() == len(partition_spec), (
+        f"Partition spec length ({len(partition_spec)}) should be equal to the input rank"
+        f" ({t.dim()})."
+    )
+    return spmd.mark_sharding(t, mesh.ours, tuple(partition_spec))
+
+
+def mark_sharding_with_gradients(
+    t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]
+) -> torch.Tensor:
+    return spmd.mark_sharding_with_gradients(t, mesh.ours, tuple(partition_spec))
+
+
+def enable_manual_sharding(t: torch.Tensor, spec, *, mesh=None) -> torch.Tensor:
+    return spmd.enable_manual_sharding(t, spec, mesh=(mesh or get_global_mesh()).ours)
+
+
+def disable_manual_sharding(t: torch.Tensor, spec, full_shape, *, mesh=None) -> torch.Tensor:
+    where = (mesh or get_global_mesh()).ours
+    return spmd.disable_manual_sharding(t, spec, full_shape, mesh=where)
+
+
+def clear_sharding(t: torch.Tensor) -> torch.Tensor:
+    return annotate.clear_sharding(t)
+
+
+def wrap_if_sharded(x):
+    """The tensor: it knows its shards itself."""
+    return x
+
+
+def placement(t: torch.Tensor) -> Sharding | None:
+    """Where a tensor is to live, also after it has been computed."""
+    return annotate.sharding_of(t) or t._storage.sharding
+
+
+def sharding_text(t: torch.Tensor) -> str:
+    """XLA's text of a tensor's sharding, with every device named; "" for one that has none."""
+    found = placement(t)
+    if found is None:
+        return ""
+    if found.mesh.size == 1:
+        return "{maximal device=0}"
+    if found.is_replicated:
+        return "{replicated}"
+    holders = sorted(range(found.mesh.size), key=lambda d: (found.tile(d), d))
+    tiles, copies = list(found.tiles), found.mesh.size // int(np.prod(found.tiles))
+    if copies > 1:
+        tiles.append(copies)
+    text = f"devices=[{','.join(map(str, tiles))}]{','.join(map(str, holders))}"
+    return "{" + text + (" last_tile_dim_replicate}" if copies > 1 else "}")
+
+
+def sharding_type(t: torch.Tensor) -> ShardingType | None:
+    found = placement(t)
+    if found is None:
+        return None
+    if found.mesh.size == 1:
+        return ShardingType.MAXIMAL
+    if found.is_replicated:
+        return ShardingType.REPLICATED
+    whole = np.prod(found.tiles) == found.mesh.size
+    return ShardingType.TILED if whole else ShardingType.PARTIAL
+
+
+@dataclass
+class XLAShard:
+    """A block of a tensor: its values on the CPU, and where they are in the tensor."""
+
+    data: torch.Tensor
+    indices: Any
+    shard_device: str
+    replica_id: int
+
+    @property
+    def unpadded_data(self) -> torch.Tensor:
+        if self.indices is Ellipsis:
+            return self.data
+        return self.data[tuple(slice(0, s.stop - s.start) for s in self.indices)]
+
+    @unpadded_data.setter
+    def unpadded_data(self, value: torch.Tensor):
+        self.unpadded_data.copy_(value)
+
+
+def local_shards(t: torch.Tensor) -> list[XLAShard]:
+    """The blocks of a tensor, one per device of this process."""
+    found, whole = placement(t), to_cpu([t])[0]
+    if found is None or found.is_replicated:
+        count = 1 if found is None else found.mesh.size
+        return [XLAShard(whole, Ellipsis, f"CPU:{d}", d) for d in range(count)]
+    block = found.shard_dims(tuple(t.shape))
+    seen: collections.Counter[tuple[int, ...]] = collections.Counter()
+    shards = []
+    for device in range(found.mesh.size):
+        at = found.tile(device)
+        begins = [min(i * n, size) for i, n, size in zip(at, block, t.shape)]
+        where = [slice(b, min(b + n, s)) for b, n, s in zip(begins, block, t.shape)]
+        data = torch.zeros(block, dtype=t.dtype, device="cpu")
+        part = whole[tuple(where)]
+        data[tuple(slice(0, n) for n in part.shape)] = part
+        shards.append(XLAShard(data, where, f"CPU:{device}", seen[at]))
+        seen[at] += 1
+    return shards
+
+
+class _Sharded(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, HloTensor) and placement(instance) is not None
+
+
+class XLAShardedTensor(metaclass=_Sharded):
+    """A tensor with a sharding is one: tensors are not wrapped."""
+
+    def __new__(cls, elem: torch.Tensor, *args, **kwargs):
+        return elem
+
+
+_VIEWS = {
+    "global_tensor": lambda self: self,
+    "local_shards": local_shards,
+    "sharding_spec": sharding_text,
+    "sharding_type": sharding_type,
+}
+
+
+def install():
+    """Give tensors the attributes of PyTorch/XLA's sharded ones."""
+    for name, function in _VIEWS.items():
+        setattr(HloTensor, name, property(function))
+
+
+def auto_policy(*args):
+    raise NotImplementedError("choose a plan of torch_hlo.distributed with compare()")
+
+
+def apply_backward_optimization_barrier(m: torch.nn.Module):
+    """Nothing: what is fused is decided by the bytes that need not move."""
+
+
+def apply_xla_patch_to_nn_linear(module: torch.nn.Module, *args) -> torch.nn.Module:
+    """The module: products of more than two dimensions keep their shardings here."""
+    return module
+
+
+class CheckpointManager:
+    """Checkpoints of a directory, one every `save_interval` steps; the `max_to_keep` newest
+    stay."""
+
+    def __init__(
+        self,
+        path: str,
+        save_interval: int,
+        max_to_keep=0,
+        async_queue_size=1,
+        process_group=None,
+        chkpt_on_preemption=True,
+    ):
+        assert save_interval > 0, "save_interval must be positive"
+        self._path, self._interval = str(path), save_interval
+        self._keep = max_to_keep or 1 << 30
+
+    def should_save(self, step: int) -> bool:
+        return step % self._interval == 0
+
+    def save(self, step: int, state_dict: dict[str, Any], force=False) -> bool:
+        if not (force or self.should_save(step)):
+            return False
+        checkpoints.save(state_dict, self._path, step, keep=self._keep)
+        return True
+
+    save_async = save
+
+    def restore(self, step: int, state_dict: dict[str, Any]):
+        path = checkpoints.at(self._path, step)
+        state_dict.update(checkpoints.load(state_dict, path))
+
+    def all_steps(self) -> list[int]:
+        return checkpoints.steps(self._path)
+
+    def join(self):
+        """Nothing to wait for: `save` has written when it returns."""
+
+
+def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Make the optimizer's state, with gradients of zero."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.zeros_like(p)
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+visualize_sharding = visualize.visualize_sharding
+visualize_tensor_sharding = visualize.visualize_tensor_sharding

@@ -1,0 +1,125 @@
+"""Several processes: torch_xla.launch, xmp.spawn, and torch.distributed's back end "xla"."""
+
+from __future__ import annotations
+
+import multiprocessing.spawn
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import torch_hlo
+from torch_hlo import config
+
+
+class _Launched:
+    """What `spawn` told this process."""
+
+    rank, size, port = 0, 1, 0
+
+
+def place() -> tuple[int, int]:
+    """(rank, number) of this process among those that work together."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    if _Launched.port:
+        return _Launched.rank, _Launched.size
+    return int(config.variable("RANK", 0)), int(config.variable("WORLD_SIZE", 1))
+
+
+def join() -> int:
+    """Begin torch.distributed if several processes work together and nobody has; their number."""
+    if not dist.is_initialized() and place()[1] > 1:
+        dist.init_process_group("xla", init_method="xla://" if _Launched.port else None)
+    return place()[1]
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs=None,
+    join=True,
+    daemon=False,
+    start_method="spawn",
+):
+    """Call `fn(rank, *args)` in `nprocs` processes, by default CPU_NUM_DEVICES; one is this
+    one."""
+    size = nprocs or int(config.variable("CPU_NUM_DEVICES", 1))
+    if size == 1:
+        return fn(0, *args)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    given = (size, store.port, fn, args)
+    context = torch.multiprocessing.start_processes(_child, given, size, join, daemon, start_method)
+    if context is not None:
+        context.store = store  # until the processes have ended
+    return context
+
+
+def _child(rank: int, size: int, port: int, fn: Callable[..., Any], args: tuple[Any, ...]):
+    _Launched.rank, _Launched.size, _Launched.port = rank, size, port
+    fn(rank, *args)
+    if dist.is_initialized():
+        torch_hlo.mark_step(wait=True)  # others wait for what this one recorded
+        dist.destroy_process_group()
+
+
+def launch(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    start_method="spawn",
+    debug_single_process=False,
+):
+    """`spawn`, or a call of `fn` in a process that torchrun has started."""
+    if dist.is_torchelastic_launched():
+        fn(int(config.variable("LOCAL_RANK", 0)), *args)
+    else:
+        spawn(fn, args, 1 if debug_single_process else None, start_method=start_method)
+
+
+class MpModelWrapper:
+    """A model that the processes move to the device one after another."""
+
+    def __init__(self, model: torch.nn.Module):
+        self._model = model
+        self._lock = torch.multiprocessing.Lock()
+
+    def to(self, device: torch.device | str) -> torch.nn.Module:
+        with self._lock:
+            return self._model.to(device)
+
+
+class MpSerialExecutor:
+    """Runs a function in one process after another."""
+
+    def __init__(self):
+        self._lock = torch.multiprocessing.Lock()
+
+    def run(self, fn: Callable[[], Any]):
+        with self._lock:
+            return fn()
+
+
+def _rendezvous(url: str, *args, **kwargs) -> Iterator[tuple[Any, int, int]]:
+    """`init_method="xla://"`: the processes of `spawn`, or those of torchrun."""
+    if not _Launched.port:
+        yield from dist.rendezvous("env://", *args, **kwargs)
+        return
+    store = dist.TCPStore("127.0.0.1", _Launched.port, is_master=False)
+    yield store, _Launched.rank, _Launched.size
+
+
+def _group(store, rank: int, size: int, timeout):
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
+def install(first):
+    """Register the back end "xla". New processes unpickle `first` before they import the script."""
+    dist.Backend.register_backend("xla", _group, devices=["cpu", "xla"])
+    dist.register_rendezvous_handler("xla", _rendezvous)
+    original = multiprocessing.spawn.get_preparation_data
+
+    def told(name: str) -> dict[str, Any]:
+        return {"torch_hlo": first, **original(name)}
+
+    multiprocessing.spawn.get_preparation_data = told

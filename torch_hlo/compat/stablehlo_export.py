@@ -1,0 +1,83 @@
+"""torch_xla.stablehlo: exported programs as StableHLO text, in memory and in a folder."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+import torch_hlo
+from torch_hlo import export
+
+
+@dataclass
+class StableHLOExportOptions:
+    include_human_readable_text: bool = True
+    override_tracing_arguments: Any = None
+    override_tracing_kwargs: Any = None
+    save_weights: bool = True
+    inline_all_constant: bool = True
+    export_weights: bool = True
+    custom_ops_allowed_in_graph: set[str] = field(default_factory=set)
+    export_node_metadata: bool = False
+
+
+class StableHLOGraphModule:
+    """A program that can be called, read and saved."""
+
+    def __init__(self, program: torch.export.ExportedProgram):
+        self._program, self._text = program, export.to_stablehlo_text(program)
+
+    def __call__(self, *args):
+        found = torch_hlo.run_text(self._text, *export.inputs(self._program, *args))
+        results = list(found) if isinstance(found, (tuple, list)) else [found]
+        spec = self._program.call_spec.out_spec
+        changed = len(results) - spec.num_leaves  # new values of buffers come first
+        return pytree.tree_unflatten([torch.as_tensor(r) for r in results[changed:]], spec)
+
+    def evaluate(self, method_name: str, args):
+        return self(*args)
+
+    def get_stablehlo_text(self, method_name=None) -> str:
+        return self._text
+
+    def get_stablehlo_bytecode(self, method_name=None) -> bytes:
+        raise NotImplementedError("StableHLO is written as text: use get_stablehlo_text()")
+
+    def save(self, directory_path, options=None):
+        """The text, and the exported program with its weights."""
+        folder = Path(directory_path)
+        (folder / "functions").mkdir(parents=True, exist_ok=True)
+        (folder / "functions" / "forward.mlir").write_text(self._text)
+        torch.export.save(self._program, folder / "program.pt2")
+
+    @classmethod
+    def load(cls, directory_path) -> StableHLOGraphModule:
+        return cls(torch.export.load(Path(directory_path) / "program.pt2"))
+
+
+def exported_program_to_stablehlo(
+    exported_model: torch.export.ExportedProgram, options=None
+) -> StableHLOGraphModule:
+    return StableHLOGraphModule(exported_model)
+
+
+def save_as_stablehlo(
+    exported_model: torch.export.ExportedProgram,
+    stablehlo_dir: str | os.PathLike[str],
+    options=None,
+):
+    StableHLOGraphModule(exported_model).save(stablehlo_dir)
+
+
+def save_torch_model_as_stablehlo(
+    torchmodel: torch.nn.Module,
+    args: tuple[Any, ...],
+    path: str | os.PathLike[str],
+    options=None,
+):
+    save_as_stablehlo(torch.export.export(torchmodel, args), path)

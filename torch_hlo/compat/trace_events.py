@@ -1,0 +1,88 @@
+"""torch_xla.debug.profiler: named blocks in torch.profiler's traces."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.profiler
+
+from torch_hlo.compat import xla_model
+
+
+class Trace(torch.profiler.record_function):
+    """A named block."""
+
+    def __init__(self, name: str, **kwargs):
+        super().__init__(name)
+
+
+class StepTrace(Trace):
+    """A named block that is a step: what it recorded runs at its end."""
+
+    def __exit__(self, *error):
+        xla_model.sync()
+        super().__exit__(*error)
+
+
+def trace_me(scope: str) -> Callable[..., Any]:
+    """Decorator: calls are named blocks."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            with Trace(scope):
+                return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+class _Running:
+    lock = threading.Lock()
+    profile: Any = None
+    folder = ""
+
+
+def start_trace(log_dir: str | os.PathLike[str]):
+    """Trace until `stop_trace`. Raises RuntimeError if that is under way."""
+    with _Running.lock:
+        if _Running.profile is not None:
+            raise RuntimeError(
+                "Profile has already been started. Only one profile may be run at a time."
+            )
+        _Running.folder = str(log_dir)
+        _Running.profile = torch.profiler.profile()
+        _Running.profile.start()
+
+
+def stop_trace():
+    """Write the trace to the folder, as a file that Chrome and TensorBoard read."""
+    with _Running.lock:
+        if _Running.profile is None:
+            raise RuntimeError("No profile started")
+        _Running.profile.stop()
+        os.makedirs(_Running.folder, exist_ok=True)
+        name = f"{os.getpid()}.pt.trace.json"
+        _Running.profile.export_chrome_trace(os.path.join(_Running.folder, name))
+        _Running.profile = None
+
+
+def start_server(port: int, only_on_master=True):
+    """Nothing listens: traces are asked for in the process, with `start_trace`."""
+    if not 0 < port < 65536:
+        raise RuntimeError(f"port {port} is invalid")
+
+
+def trace(service_addr: str, logdir: str, duration_ms=1000, **options):
+    raise NotImplementedError(
+        "there is no profiler server: call start_trace and stop_trace in the process"
+    )
+
+
+trace_detached = trace

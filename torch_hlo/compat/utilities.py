@@ -1,0 +1,291 @@
+"""torch_xla.utils and torch_xla.test.test_utils: data, files, progress lines."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any
+
+import torch
+
+from torch_hlo import config
+from torch_hlo.compat import hardware
+from torch_hlo.lazy.record.tensor import HloTensor
+
+# torch_xla.core.xla_env_vars: their own names
+VARIABLES = (
+    "CPU_NUM_DEVICES LOCAL_RANK LOCAL_WORLD_SIZE PJRT_DEVICE PJRT_LOCAL_PROCESS_COUNT"
+    " PJRT_LOCAL_PROCESS_RANK PJRT_DIST_SERVICE_ADDR PJRT_CPU_ASYNC_CLIENT RANK WORLD_SIZE"
+).split()
+globals().update({name: name for name in VARIABLES})
+
+
+class SampleGenerator:
+    """`data`, `sample_count` times."""
+
+    def __init__(self, data, sample_count: int):
+        self._data, self._sample_count = data, sample_count
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self._data] * self._sample_count)
+
+    def __len__(self) -> int:
+        return self._sample_count
+
+
+class FnDataGenerator:
+    """`count` pairs of a batch and `func` of it."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        batch_size: int,
+        gen_tensor: Callable[..., torch.Tensor],
+        dims=None,
+        count=1,
+    ):
+        self._func, self._make, self._count = func, gen_tensor, count
+        self._shape = (batch_size, *(dims or [1]))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, Any]]:
+        for _ in range(self._count):
+            data = self._make(*self._shape)
+            yield data, self._func(data)
+
+
+class DataWrapper:
+    """A structure that says which tensors it has, and is made again from others."""
+
+    def get_tensors(self) -> list[torch.Tensor]:
+        raise NotImplementedError("The method is missing an implementation")
+
+    def from_tensors(self, tensors: list[torch.Tensor]):
+        raise NotImplementedError("The method is missing an implementation")
+
+
+class TmpFolder:
+    """A folder that goes with this object."""
+
+    def __init__(self):
+        self.name = tempfile.mkdtemp()
+        weakref.finalize(self, shutil.rmtree, self.name, True)
+
+
+class TimedScope:
+    """Prints how long the block took."""
+
+    def __init__(self, msg="", printfn=None):
+        self._msg, self._print = msg, printfn or eprint
+
+    def __enter__(self) -> TimedScope:
+        self._start = time.time()
+        return self
+
+    def __exit__(self, *error):
+        self._print(f"{self._msg}{(time.time() - self._start) * 1e3:.3f}ms")
+
+
+def eprint(*args, **kwargs):
+    print(*args, file=sys.stderr, **kwargs)
+
+
+def get_print_fn(debug=None) -> Callable[..., None]:
+    return eprint if debug else lambda *args, **kwargs: None
+
+
+def timed(fn: Callable[[], Any], msg="", printfn=eprint):
+    with TimedScope(msg, printfn):
+        return fn()
+
+
+def as_list(t):
+    return t if isinstance(t, (tuple, list)) else [t]
+
+
+def getenv_as(name: str, type: Callable[[Any], Any], defval=None):
+    text = config.variable(name, None)
+    if text is None:
+        return defval
+    return bool(int(text)) if type is bool else type(text)
+
+
+def check_env_flag(name: str, default="") -> bool:
+    text = str(config.variable(name, default))
+    return text == "true" or (text.isdigit() and int(text) > 0)
+
+
+def get_free_tcp_ports(n=1) -> list[int]:
+    found = [socket.create_server(("", 0)) for _ in range(n)]
+    ports = [s.getsockname()[1] for s in found]
+    for s in found:
+        s.close()
+    return ports
+
+
+def parallel_work(num_workers: int, fn: Callable[..., Any], *args) -> list[Any]:
+    with ThreadPoolExecutor(num_workers) as pool:
+        return list(pool.map(fn, *args))
+
+
+def for_each_instance(value, select_fn: Callable[..., bool], fn: Callable[..., Any]):
+    """`fn` of each value in nested data that `select_fn` chooses, once."""
+    for_each_instance_rewrite(value, select_fn, lambda x: (fn(x), x)[1], False)
+
+
+def for_each_instance_rewrite(
+    value, select_fn: Callable[..., bool], fn: Callable[..., Any], change=True
+):
+    """Nested data with `fn(x)` in place of each x that `select_fn` chooses; tuples become lists,
+    as in PyTorch/XLA."""
+    made: dict[int, Any] = {}
+
+    def fill(result, value):
+        made[id(value)] = result
+        if isinstance(value, dict):
+            result.update({walk(k): walk(v) for k, v in value.items()})
+        elif isinstance(value, set):
+            result.update(map(walk, value))
+        elif isinstance(value, (list, tuple)):
+            result.extend(map(walk, value))
+        elif change:
+            result.__dict__.update({k: walk(v) for k, v in value.__dict__.items()})
+        else:
+            for v in list(value.__dict__.values()):
+                walk(v)
+        return result
+
+    def walk(x):
+        if id(x) in made:
+            return made[id(x)]
+        if select_fn(x):
+            made[id(x)] = fn(x)
+        elif isinstance(x, dict):
+            fill({}, x)
+        elif isinstance(x, set):
+            fill(set(), x)
+        elif isinstance(x, (list, tuple)):
+            fill([], x)
+        elif isinstance(x, DataWrapper):
+            made[id(x)] = x.from_tensors([walk(t) for t in x.get_tensors()])
+        elif hasattr(x, "__dict__") and not isinstance(x, type):
+            fill(copy.copy(x) if change else x, x)
+        else:
+            made[id(x)] = x
+        return made[id(x)]
+
+    return walk(value)
+
+
+def to_cpu(data, convert=True):
+    """Nested data with tensors of the device as CPU tensors."""
+    if not convert:
+        return data
+    kept = ToXlaTensorArena(lambda ts: [t.cpu() for t in ts], lambda v: isinstance(v, HloTensor))
+    return kept.transform(data)
+
+
+class ToXlaTensorArena:
+    """Converts the tensors of nested data that `select_fn` chooses, all at once."""
+
+    def __init__(self, convert_fn: Callable[..., Any], select_fn: Callable[..., bool]):
+        self._convert, self._select = convert_fn, select_fn
+
+    def transform(self, inputs):
+        found: list[Any] = []
+        for_each_instance(inputs, self._select, found.append)
+        made = {id(x): y for x, y in zip(found, self._convert(found))} if found else {}
+        return for_each_instance_rewrite(inputs, self._select, lambda x: made[id(x)])
+
+
+def load(path: str):
+    """What `save` wrote."""
+    return torch.load(path, weights_only=False)
+
+
+def save(data, path: str, master_only=True, global_master=False):
+    if not master_only or hardware.global_ordinal() == 0:
+        torch.save(to_cpu(data), path)
+
+
+def mp_test(func: Callable[..., Any]) -> Callable[..., Any]:
+    """A test in a process of its own."""
+
+    def run(*args, **kwargs):
+        context = torch.multiprocessing.get_context("fork")
+        process = context.Process(target=func, args=args, kwargs=kwargs)
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise AssertionError(f"the process ended with {process.exitcode}")
+        return process.exitcode
+
+    return run
+
+
+def now(format="%H:%M:%S") -> str:
+    return datetime.now().strftime(format)
+
+
+def print_training_update(
+    device,
+    step,
+    loss,
+    rate: float,
+    global_rate: float,
+    epoch=None,
+    summary_writer=None,
+):
+    """One line of progress."""
+    _line(
+        "Training", device, epoch,
+        f"Step={step} Loss={float(loss):.5f} Rate={rate:.2f} GlobalRate={global_rate:.2f}",
+    )  # fmt: skip
+    write_to_summary(
+        summary_writer,
+        dict_to_write={"examples/sec": rate, "average_examples/sec": global_rate},
+    )
+
+
+def print_test_update(device, accuracy, epoch=None, step=None):
+    shown = "" if accuracy is None else f"Accuracy={accuracy:.2f}"
+    _line("Test", device, epoch, f"Step={step} {shown}")
+
+
+def _line(what: str, device, epoch, text: str):
+    where = f"Device={device}/{hardware.global_ordinal()}"
+    print(f"| {what} {where} Epoch={epoch} {text} Time={now()}", flush=True)
+
+
+def write_to_summary(
+    summary_writer,
+    global_step=None,
+    dict_to_write=None,
+    write_xla_metrics=False,
+):
+    """Numbers for TensorBoard."""
+    for name, value in (dict_to_write or {}).items() if summary_writer else ():
+        summary_writer.add_scalar(name, value, global_step)
+
+
+def get_summary_writer(logdir):
+    if not logdir:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(log_dir=logdir)
+
+
+def close_summary_writer(summary_writer):
+    if summary_writer is not None:
+        summary_writer.close()

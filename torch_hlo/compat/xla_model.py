@@ -1,0 +1,202 @@
+"""torch_xla.core.xla_model without the collectives: devices, steps, optimizers, saving."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+import torch_hlo
+from torch_hlo.compat import closures, communication, hardware, sharding_names, spawning, utilities
+from torch_hlo.lazy import device_module
+from torch_hlo.lazy.record import session
+
+REDUCE_SUM, REDUCE_MUL, REDUCE_AND = "sum", "mul", "and"
+REDUCE_OR, REDUCE_MIN, REDUCE_MAX = "or", "min", "max"
+
+
+def xla_device(n=None, devkind=None) -> torch.device:
+    return torch_hlo.device(n)
+
+
+def get_xla_supported_devices(devkind=None, max_devices=None) -> list[str]:
+    return ["xla:0"]
+
+
+def xla_real_devices(devices=None) -> list[str]:
+    return [f"{hardware.device_type()}:{torch.device(d).index or 0}" for d in devices or ["xla:0"]]
+
+
+def xla_device_hw(device: torch.device | str) -> str:
+    """The kind of a device: CPU."""
+    if torch.device(device).type != "xla":
+        raise RuntimeError(f"Invalid device format: {device}")
+    return hardware.device_type()
+
+
+def xla_device_kind(device=None) -> str:
+    return hardware.device_type()
+
+
+def is_xla_tensor(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "xla"
+
+
+def is_master_ordinal(local=True) -> bool:
+    return hardware.global_ordinal() == 0
+
+
+def master_print(*args, fd=None, local=False, flush=False):
+    if is_master_ordinal(local):
+        print(*args, file=fd or sys.stdout, flush=flush)
+
+
+def sync(wait=False, reset_scope=True):
+    """End of a step: what was recorded runs, then what waited for that."""
+    torch_hlo.mark_step(wait)
+    closures.run_step_closures()
+
+
+def wait_device_ops(devices: Sequence[str] = ()):
+    session.engine().synchronize()
+
+
+def unlazy(tensors: list[torch.Tensor]):
+    torch_hlo.sync(tensors)
+
+
+def optimizer_step(
+    optimizer: torch.optim.Optimizer,
+    barrier=False,
+    optimizer_args=None,
+    groups=None,
+    pin_layout=True,
+):
+    """Average the gradients over the processes, then step; `barrier`: and end the step."""
+    communication.reduce_gradients(optimizer, groups)
+    loss = optimizer.step(**(optimizer_args or {}))
+    if barrier:
+        sync()
+    return loss
+
+
+def save(data, file_or_path, master_only=True, global_master=False):
+    """torch.save of CPU copies, by the first process alone unless `master_only` is False."""
+    if not master_only or is_master_ordinal():
+        torch.save(utilities.to_cpu(data), file_or_path)
+    spawning.join() > 1 and communication.rendezvous("xm.save")
+
+
+def send_cpu_data_to_device(data, device, input_sharding=None):
+    """Nested data on the device; `input_sharding`: a ShardingSpec for its tensors."""
+
+    def move(tensor):
+        moved = tensor.to(device)
+        if input_sharding is not None and input_sharding.can_apply(moved):
+            input_sharding.apply(moved)
+        return moved
+
+    data = [data] if isinstance(data, torch.Tensor) else data
+    kept = utilities.ToXlaTensorArena(
+        lambda tensors: list(map(move, tensors)),
+        lambda v: isinstance(v, torch.Tensor) and v.device.type == "cpu",
+    )
+    return kept.transform(data)
+
+
+def check_view_sharing(obj):
+    """Raises RuntimeError if two tensors of nested data share memory."""
+    seen: dict[Any, torch.Tensor] = {}
+
+    def check(x: torch.Tensor):
+        key = x.untyped_storage().data_ptr()
+        if seen.setdefault(key, x) is not x:
+            raise RuntimeError(f"{x.dtype}{list(x.shape)} is sharing a view with another tensor")
+
+    utilities.for_each_instance(obj, lambda v: isinstance(v, torch.Tensor), check)
+
+
+class RateTracker:
+    """Samples per second, smoothed."""
+
+    def __init__(self, smooth_factor=None):
+        self._smooth = 0.4 if smooth_factor is None else smooth_factor
+        self._start = self._last = time.time()
+        self._rate: float | None = None
+        self._before = self._count = 0.0
+
+    def add(self, count: float):
+        self._count += count
+
+    def rate(self) -> float:
+        now = time.time()
+        if now <= self._last:
+            return 0.0
+        rate = self._count / (now - self._last)
+        if self._rate is not None:
+            rate = (1 - self._smooth) * rate + self._smooth * self._rate
+        self._before, self._count = self._before + self._count, 0.0
+        self._last, self._rate = now, rate
+        return rate
+
+    def global_rate(self) -> float:
+        passed = time.time() - self._start
+        return (self._before + self._count) / passed if passed > 0 else 0.0
+
+
+def set_rng_state(seed: int, device=None):
+    torch_hlo.manual_seed(seed)
+
+
+def get_rng_state(device=None) -> int:
+    """The seed. (What was drawn since is not in it; torch.hlo.get_rng_state has that, too.)"""
+    return device_module.initial_seed()
+
+
+@contextlib.contextmanager
+def fork_rng(device=None, enabled=True) -> Iterator[None]:
+    state = device_module.get_rng_state()
+    try:
+        yield
+    finally:
+        if enabled:
+            device_module.set_rng_state(state)
+
+
+def get_memory_info(device=None) -> dict[str, int]:
+    free, total = device_module.mem_get_info()
+    used, peak = device_module.memory_allocated(), device_module.max_memory_allocated()
+    return {"bytes_used": used, "bytes_limit": total, "peak_bytes_used": peak}
+
+
+def get_stablehlo(tensors=None) -> str:
+    """StableHLO text of what was recorded for the tensors."""
+    from torch_hlo import debug
+
+    return debug.stablehlo_text(tensors)
+
+
+def optimization_barrier_(tensors: Sequence[torch.Tensor]):
+    """Nothing: what is kept for backward is decided by the compiler."""
+
+
+def do_on_ordinals(target: Callable[..., Any], data=(), ordinals: Sequence[int] = (0,)):
+    cpu = utilities.to_cpu(data)
+    return target(*cpu) if hardware.global_ordinal() in ordinals else None
+
+
+def install():
+    """Give tensors what scripts ask of them."""
+    sharding_names.install()
+
+
+get_ordinal = hardware.global_ordinal
+get_local_ordinal = hardware.local_ordinal
+xrt_world_size = hardware.world_size
+mark_step = sync
+_maybe_convert_to_cpu = to_cpu = utilities.to_cpu
+ToXlaTensorArena = utilities.ToXlaTensorArena

@@ -1,0 +1,85 @@
+"""The package torch_xla itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torch_hlo import __version__, metrics
+from torch_hlo.compat import xla_model
+from torch_hlo.compat.experimental_names import eager_mode_context
+from torch_hlo.compat.xla_model import sync
+
+assert __version__
+
+
+def device(index=None) -> torch.device:
+    """The device, "xla:0"."""
+    return xla_model.xla_device(index)
+
+
+def devices() -> list[torch.device]:
+    return [device()]
+
+
+def real_devices() -> list[str]:
+    return xla_model.xla_real_devices()
+
+
+def device_count() -> int:
+    return 1
+
+
+def manual_seed(seed: int, device=None):
+    xla_model.set_rng_state(seed)
+
+
+@contextlib.contextmanager
+def _whole(full_graph: bool) -> Iterator[None]:
+    sync()
+    before = metrics.counter_value("MarkStep")
+    with eager_mode_context(False):
+        try:
+            yield
+        finally:
+            cut = metrics.counter_value("MarkStep") != before
+            sync()
+    if full_graph and cut:
+        raise RuntimeError(
+            "torch_xla.compile(full_graph=True): a value was needed inside, and the graph was cut"
+            " there; TORCH_HLO_LOG=1 says where"
+        )
+
+
+def compile(
+    f=None,
+    full_graph=False,
+    name=None,
+    max_different_graphs=None,
+    custom_compile_options=None,
+):
+    """A block or a function whose work is a step of its own. (`torch_hlo.compile` captures it.)"""
+    if max_different_graphs is not None:
+        raise NotImplementedError(
+            "torch_xla.compile(max_different_graphs=): count with metrics.counter_value"
+            '("UncachedCompile")'
+        )
+    if custom_compile_options:
+        set_custom_compile_options(custom_compile_options)
+    block = _whole(bool(full_graph))
+    return block if f is None else block(f)
+
+
+def step():
+    return compile()
+
+
+def set_custom_compile_options(options: dict[str, Any]):
+    """Raises NotImplementedError unless empty."""
+    if options:
+        raise NotImplementedError(
+            f"options of XLA's compiler ({', '.join(options)}): torch_hlo.config has ours"
+        )
