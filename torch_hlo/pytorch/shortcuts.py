@@ -36,6 +36,13 @@ ROWS = (
         " guard would enter Python there, which ends the process at Ctrl-C",
     ),
     Row(
+        "xla_name",
+        "pytorch/registration.py",
+        "after torch_hlo.compat.install_as_torch_xla(), a copy of that guard, and kernels, for"
+        " PyTorch's device xla",
+        "scripts of PyTorch/XLA compare device.type with 'xla', which PyTorch reserves for it",
+    ),
+    Row(
         "generator",
         "pytorch/patches.py",
         "torch.Generator is a class that makes generators of this device, too",
