@@ -1,16 +1,16 @@
-"""PyTorch/XLA's names on this device: after `install_as_torch_xla()` scripts written for it run as
-they are. docs/guide/torch_xla.md says which names there are.
+"""The names of torch_xla on this device: after `install_as_torch_xla()` scripts written for it run
+as they are. docs/guide/torch_xla.md says which names there are.
 
     import torch_hlo.compat
     torch_hlo.compat.install_as_torch_xla()
     import torch_xla                              # ours from now on
     x = torch.ones(2, device="xla")               # a tensor of the hlo device, called xla:0
 
-or, for a script that is not touched at all, `python -m torch_hlo.compat script.py`.
+or, for a script that is not touched at all, `python -m torch_hlo.compat train.py`.
 
-In: names of torch_xla. Out: our functions under these names (modules.py has the table). What
-PyTorch/XLA has and this package lacked stands in the room it belongs to; here are only functions
-that turn arguments around. Imports every room.
+In: names of torch_xla. Out: our functions under these names; modules.py has the table. What
+torch_xla has and this package lacked stands in the room it belongs to: here are only functions that
+turn arguments around. Imports every room.
 """
 
 from __future__ import annotations

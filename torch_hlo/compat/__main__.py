@@ -1,4 +1,4 @@
-"""`python -m torch_hlo.compat script.py ARGUMENTS` runs a script of PyTorch/XLA as it is."""
+"""`python -m torch_hlo.compat train.py ARGUMENTS` runs a script of PyTorch/XLA as it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_hlo.compat import install_as_torch_xla
 
 def main():
     if len(sys.argv) < 2:
-        raise SystemExit("usage: python -m torch_hlo.compat script.py [arguments]")
+        raise SystemExit("usage: python -m torch_hlo.compat train.py [arguments]")
     del sys.argv[0]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     install_as_torch_xla()

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from torch_hlo import __version__, metrics
+import torch_hlo
+from torch_hlo import metrics
 from torch_hlo.compat import xla_model
 from torch_hlo.compat.experimental_names import eager_mode_context
 from torch_hlo.compat.xla_model import sync
 
-assert __version__
+__version__ = torch_hlo.__version__
 
 
 def device(index=None) -> torch.device:
