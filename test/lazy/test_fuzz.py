@@ -179,6 +179,14 @@ FOUND = {
         "v1.add_(v0)",
         "v0.add_(v0.mT)",
     ],
+    "a copy of a parameter has no gradient": [
+        "v0 = torch.nn.Parameter(make(1, (2, 3), torch.float32))",
+        "v0.sum().backward()",
+        "v1 = copy.deepcopy(v0)",
+        "v2 = make(1, (2,), torch.float32).requires_grad_()",
+        "v2.sum().backward()",
+        "v3 = copy.deepcopy(v2)",
+    ],
     "strides of a clone that is filled": [
         "v0 = make(1, (3, 3), torch.int8)",
         "v1 = v0.unsqueeze(-2).unfold(0, 2, 1)",

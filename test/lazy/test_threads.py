@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 import threading
@@ -11,7 +12,7 @@ import torch
 
 import torch_hlo
 from torch_hlo.lazy.ops import optimizer_state
-from torch_hlo.lazy.record import session, tracing
+from torch_hlo.lazy.record import session, tensor, tracing
 from torch_hlo.lowering.core.tape import RECORDING
 
 STEPS, THREADS, ROUNDS = 20, 2, 2
@@ -73,6 +74,21 @@ def test_an_optimizers_first_step_waits_for_other_threads(monkeypatch) -> None:
     weight.sum().backward()
     optimizer.step()
     assert alone and all(alone)
+
+
+def test_a_copy_is_made_while_no_step_is_cut(monkeypatch) -> None:
+    """Two tensors get one value: a step in between may give its memory away."""
+    alone = []
+
+    def storage(*args) -> tensor.Storage:
+        alone.append(RECORDING._is_owned())
+        return Storage(*args)
+
+    x = torch.ones(3, device="hlo")
+    Storage = tensor.Storage
+    monkeypatch.setattr(tensor, "Storage", storage)
+    y = copy.deepcopy(x)
+    assert alone == [True] and y.add_(1).tolist() == [2, 2, 2] and x.tolist() == [1, 1, 1]
 
 
 def captured(seed: int) -> torch.Tensor:

@@ -55,7 +55,9 @@ class Slots(dict):
         return self.pick(lambda t: t.requires_grad)
 
     def slot_l(self) -> str:
-        return self.pick(lambda t: t.is_floating_point() and not t._is_view())
+        if not any(map(is_leaf, self.scope.values())):
+            return self._made((2, 3), "float32")
+        return self.pick(is_leaf)
 
     def slot_s(self) -> str:
         """PyTorch leaves what cannot be resized with the new shape, and without memory for it; and
@@ -189,6 +191,11 @@ def broadcasts(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
 
 def expands(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     return len(a) <= len(b) and all(n in (m, 1) for n, m in zip(reversed(a), reversed(b)))
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether it is a tensor of floats that is no view."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and not value._is_view()
 
 
 def is_variable(name: str) -> bool:

@@ -396,17 +396,19 @@ def _deepcopy(tensor: HloTensor, memo: dict) -> HloTensor:
     old = tensor._storage
     storage = memo.get(("hlo storage", id(old)))
     if storage is None:
-        # Values are immutable: the copy shares the value until either is written to.
-        storage = memo["hlo storage", id(old)] = Storage(old.value, old.meta)
+        # Values are immutable: the copy shares the value until either is written to. No step is cut
+        # between reading it and holding it.
+        with RECORDING:
+            storage = memo["hlo storage", id(old)] = Storage(old.value, old.meta)
         storage.sharding = old.sharding
     new = memo[id(tensor)] = make(tensor._meta, storage, tensor._view)
     if tensor.requires_grad:
         new.requires_grad_()
-    if tensor.grad is not None:
+    if getattr(tensor, "_is_param", False):  # PyTorch copies no gradients of parameters
+        new._is_param = True
+    elif tensor.grad is not None:
         new.grad = copy.deepcopy(tensor.grad, memo)
     new.__dict__.update(copy.deepcopy(user_attributes(tensor), memo))
-    if getattr(tensor, "_is_param", False):
-        new._is_param = True
     return new
 
 
