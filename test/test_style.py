@@ -44,7 +44,6 @@ LEVELS = (
     "lazy.aten",
     "lazy.run",
     "lazy.ops",
-    "lazy.capture",
     "lazy",
     "dynamo",
     "export",

@@ -29,6 +29,8 @@ with collector.paused():
 executor.prepare_compiler()
 
 __version__ = "0.1.0"
+if config.get("NAN"):
+    torch.autograd.set_detect_anomaly(True, check_nan=False)
 if config.get("PROFILE"):
     from torch_hlo import profiler
 

@@ -94,6 +94,12 @@ FLAGS: dict[str, Flag] = {
             "1: verify HLO at pipeline ends; 2: after each pass, with text round trip; 3: also"
             " evaluate after each pass",
         ),
+        Flag(
+            "NAN",
+            False,
+            _switch,
+            "raise FloatingPointError when a step makes a NaN, and say which operation did",
+        ),
         Flag("DISABLE", "", str, "comma-separated names of passes to leave out"),
         Flag(
             "THREADS",

@@ -5,15 +5,20 @@ print(torch_hlo.debug.graph_text([y]))    # the recorded aten ops
 print(torch_hlo.debug.hlo_text([y]))      # lowered to HLO
 print(torch_hlo.debug.optimized_text([y]))
 module, arrays = torch_hlo.debug.pending_step()   # all that is recorded, and its inputs
+
+with torch_hlo.debug.nan_checks():                # which operation makes the first NaN?
+    train()
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 
+from torch_hlo import config
 from torch_hlo.compiler import pipeline
 from torch_hlo.hlo import stablehlo
 from torch_hlo.hlo.ir.instruction import Module
@@ -101,3 +106,25 @@ def is_pending(tensor: torch.Tensor) -> bool:
     """Whether the tensor's value is recorded and still to be computed."""
     value = read(tensor) if isinstance(tensor, HloTensor) else None
     return type(value) is Out and value.array is None
+
+
+@contextlib.contextmanager
+def nan_checks() -> Iterator[None]:
+    """In the block, a step on the device that makes a NaN raises FloatingPointError: it names the
+    first operation that makes one (forward, backward or an optimizer's), its Python line, and the
+    range of its operands. `TORCH_HLO_NAN=1` does so for the whole process.
+
+    Steps run as they do elsewhere, but one after the other and without overwriting their inputs, so
+    they take more memory. The error comes where the step is started: at `mark_step()`, or where a
+    value is read. What was recorded before the block ends is run there."""
+    state = session.current()
+    before, state.sources = state.sources, True
+    try:
+        with (
+            config.override(NAN=True),
+            torch.autograd.set_detect_anomaly(True, check_nan=False),
+        ):
+            yield
+            session.engine().mark_step()
+    finally:
+        state.sources = before

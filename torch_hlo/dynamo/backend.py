@@ -22,7 +22,7 @@ from torch import fx
 
 from torch_hlo import collector, config, log, metrics
 from torch_hlo.device.interfaces import Program
-from torch_hlo.dynamo import cut, optimizers, shared_results, trace
+from torch_hlo.dynamo import cut, nan_search, optimizers, shared_results, trace
 from torch_hlo.dynamo.attention_saved import forward_and_backward
 from torch_hlo.dynamo.call import Caller
 from torch_hlo.dynamo.device_graph import DeviceGraph
@@ -96,7 +96,7 @@ def hlo(
     settings = checked(options)
     if on_device(graph_module):
         return recorded(graph_module, options or {})
-    if shortcuts.on("no_autograd"):
+    if shortcuts.on("no_autograd") and not config.get("NAN"):
         run = without_autograd(graph_module, example_inputs, settings)
         if run is not None:
             return run
@@ -287,6 +287,8 @@ def compile_graph(
                     1,
                     f"{settings['name']} is compiled for {', '.join(fixed)} alone: {error}",
                 )
+    if config.get("NAN"):
+        run = nan_search.searched(graph_module, run)
     run._boxed_call = True
     return run
 

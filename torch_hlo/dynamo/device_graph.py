@@ -25,15 +25,28 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_hlo import log
+from torch_hlo import config, log
 from torch_hlo.dynamo.recording import Recording, Unsuitable, Watching
 from torch_hlo.dynamo.signature import Given, Signature
 from torch_hlo.lazy.record import generator, session, tracing
 from torch_hlo.lazy.record.storage import pending
+from torch_hlo.lowering.fx.fx_graph import source_line
 from torch_hlo.pytorch import participants
 
 KINDS = 16  # recordings that are kept: other forms of arguments, other answers
 TRIES = 3  # calls of no use, after which none is tried
+
+
+class _Lines(fx.Interpreter):
+    """Runs a graph, and says of each of its operations which line of the user's it came from."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        here = session.current().here
+        outer, here.line = here.line, source_line(n)
+        try:
+            return super().run_node(n)
+        finally:
+            here.line = outer
 
 
 class DeviceGraph:
@@ -41,6 +54,7 @@ class DeviceGraph:
 
     def __init__(self, graph_module: fx.GraphModule, name: str) -> None:
         self.name, self.plain = name, graph_module.forward
+        self.graph_module = graph_module
         self.signature = Signature(graph_module)
         self.recordings: list[Recording] = []
         self.tries = 0
@@ -51,6 +65,8 @@ class DeviceGraph:
         state = session.current()
         # what a recording leaves out may differ on the ranks of a process group
         started = state.here.started and state.journal is None
+        if state.sources and not started or config.get("NAN"):
+            return _Lines(self.graph_module).run(*args)
         if self.tries >= TRIES or not started or participants.transformed():
             return self.plain(*args)
         given = Given(self.signature, args)

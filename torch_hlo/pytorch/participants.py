@@ -3,6 +3,7 @@ profiler), and blocks that leave some of them out. The same in 2.11 to 2.13."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -83,6 +84,14 @@ def transformed() -> bool:
     return bool(_modes() or in_transform() or _forward_ad._current_level >= 0) or (
         _traced() is not None
     )
+
+
+def forward_trace() -> Sequence[str]:
+    """Python's stack, as `traceback.format_stack` gives it, at the operation whose backward pass
+    runs now; () if none does, or if PyTorch does not keep that (`torch.autograd.detect_anomaly`
+    does)."""
+    node = torch._C._current_autograd_node()
+    return () if node is None else node.metadata.get("traceback_", ())
 
 
 def saved_tensors_hooks() -> object:

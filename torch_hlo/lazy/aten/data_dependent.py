@@ -32,7 +32,7 @@ def _local_scalar_dense(args: tuple, kwargs: dict) -> Any:
 
 def _known(x: HloTensor) -> torch.Tensor | None:
     """The value if it does not take a step."""
-    if type(x._storage.value) is Out and not config.get("CPU_NUMBERS"):
+    if type(x._storage.value) is Out and (config.get("NAN") or not config.get("CPU_NUMBERS")):
         return None
     return conditions.known(x)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import torch
 
+from torch_hlo import log
 from torch_hlo.device import multi_device as collective_devices
 from torch_hlo.lazy.record import checks, decompose, filled, generator, session
 from torch_hlo.lazy.record.handlers import Handler, has_lowering
@@ -11,14 +15,16 @@ from torch_hlo.lazy.record.inference import infer, remembered
 from torch_hlo.lazy.record.meta import Meta, Result, aten
 from torch_hlo.lazy.record.storage import Number, holding, read
 from torch_hlo.lazy.record.tensor import HloTensor, blank, fresh
-from torch_hlo.log import source
 from torch_hlo.lowering.core.graph import NO_KWARGS, Node, Out, further, recorded
 from torch_hlo.lowering.core.registry import GUARDS
 from torch_hlo.lowering.core.tape import TAPE
+from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE
 
 _session = session.current()
+# whose lines are not the user's
+_PACKAGES = tuple(f"{Path(m.__file__ or '').parent}{os.sep}" for m in (torch, log))
 
 
 class Arguments:
@@ -249,6 +255,17 @@ def recorder(op: OpOverload, random: bool | None = None, first: bool = False) ->
         return results if result.flat is list else tuple(results)
 
     return record
+
+
+def source() -> str:
+    """The user's line. While gradients are computed also that of the operation which they are of,
+    if PyTorch keeps it."""
+    line = _session.here.line or log.source()
+    for frame in reversed(participants.forward_trace()):
+        file, _, rest = frame.strip().removeprefix('File "').partition('", line ')
+        if not file.startswith(_PACKAGES):
+            return f"{file}:{rest.partition(',')[0]}, in the backward pass from {line}"
+    return line
 
 
 def drawn(op: OpOverload, nodes: list, keywords: dict, outs: tuple, kwargs: dict) -> Out:

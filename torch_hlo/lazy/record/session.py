@@ -52,6 +52,7 @@ class Here(threading.local):
         self.engine: Engine | None = None  # in place of the process's
         self.nested = 0  # depth of decompositions
         self.started = False  # dynamo/step.py: a captured function runs
+        self.line = ""  # dynamo/device_graph.py: what the operation that a graph is at came from
         self.decomposing: set[OpOverload] = set()
 
 
@@ -64,7 +65,7 @@ class Session:
         # aten/dispatch.py: how many values may be pending before the graph is cut
         self.limit: int = config.get("MAX_NODES")
         # recording.py: whether nodes know the line of the program that they come from
-        self.sources = config.get("LOG") >= 1 or bool(config.get("DUMP"))
+        self.sources = bool(config.get("LOG") >= 1 or config.get("DUMP") or config.get("NAN"))
         # run/executor.py: what runs jobs, and what compiles; made anew in a forked child
         self.executor: Any = None
         self.compiler: Any = None

@@ -46,7 +46,7 @@ from torch_hlo.lazy.record.storage import (
 )
 from torch_hlo.lazy.record.tensor import make_ahead
 from torch_hlo.lazy.record.tracing import after_traces
-from torch_hlo.lazy.run import executor, spmd, transfer
+from torch_hlo.lazy.run import executor, nan_checks, spmd, transfer
 from torch_hlo.lazy.run.agreement import Meeting
 from torch_hlo.lazy.run.fingerprint import Graph, collect, operands
 from torch_hlo.lazy.run.journal import Journal
@@ -106,6 +106,9 @@ class DeviceEngine(Engine):
         # reading it raises again.
         self.refused: WeakKeyDictionary[Storage, Out] = WeakKeyDictionary()
         self.told: set[str] = set()  # one warning for each error
+        # with TORCH_HLO_NAN=1: steps that have run, and whether they are being looked at
+        self.unchecked: list[nan_checks.Step] = []
+        self.checking = False
         # Protects `readers` of all memory. Of its own and reentrant: the collector may close a
         # lease while any other lock is held. Nothing is taken under it.
         self.counting = threading.RLock()
@@ -257,7 +260,7 @@ class DeviceEngine(Engine):
         with RECORDING:
             after_traces()
             self._surface()
-            if session.current().sharded:
+            if session.current().sharded or config.get("NAN"):
                 return False
             last = known.last
             if last is None or not last.launch(leaves, numbers, storages):
@@ -313,6 +316,18 @@ class DeviceEngine(Engine):
     def _evaluate(self, only: Sequence[Storage] | None = None, near: bool = False) -> None:
         """Run the pending graph: all of it, or what the storages `only` need. `near`: without what
         is on the mesh, where every device has its own process."""
+        self._evaluate_unchecked(only, near)
+        if self.unchecked and not self.checking:
+            unchecked, self.unchecked = self.unchecked, []
+            self.checking = True
+            try:
+                self._wait_all()
+                for step in unchecked:
+                    step.check()
+            finally:
+                self.checking = False
+
+    def _evaluate_unchecked(self, only: Sequence[Storage] | None, near: bool) -> None:
         executor.throttle()
         collector.collect_wanted()
         with RECORDING:
@@ -358,8 +373,11 @@ class DeviceEngine(Engine):
         if bindings:
             # the same program results from the same operations, whichever was written first
             bindings.sort()
+            checks = config.get("NAN")
+            if checks and not self.checking:
+                self.unchecked.append(nan_checks.Step(bindings))
             try:
-                self._submit(bindings, self._plan(bindings, donate=whole), start)
+                self._submit(bindings, self._plan(bindings, donate=whole and not checks), start)
             except Exception as error:
                 for out in effects:
                     must_run(out)
@@ -446,7 +464,7 @@ class DeviceEngine(Engine):
         self._surface()
         try:
             self._evaluate(near=not self._on_mesh(storages))
-        except CollectiveError:  # which is not about an operation
+        except (CollectiveError, FloatingPointError):  # which no operation raises
             raise
         except Exception as whole:
             try:

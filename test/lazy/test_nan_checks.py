@@ -1,0 +1,138 @@
+"""torch_hlo.debug.nan_checks: the operation that made the first NaN is named."""
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torch_hlo
+from torch_hlo import debug
+
+
+def line(fn, text):
+    """`file:line` of the line of a function that has this text."""
+    lines, first = inspect.getsourcelines(fn)
+    at = next(i for i, x in enumerate(lines) if text in x)
+    return f"{inspect.getsourcefile(fn)}:{first + at}"
+
+
+def found(fn, *args):
+    with pytest.raises(FloatingPointError) as error, debug.nan_checks():
+        fn(*args)
+    return str(error.value)
+
+
+def logarithm(x):
+    y = x.log()  # here
+    z = (y * 2).exp().sum()
+    return z.item()
+
+
+def attention(q):
+    scores = q @ q.mT
+    scores = scores.masked_fill(scores > -1e9, float("-inf"))
+    weights = scores.softmax(-1)  # here
+    return weights.sum().item()
+
+
+def through_infinity(x):
+    large = x.exp()  # first
+    y = large - large  # here
+    return y.sum().item()
+
+
+def test_forward():
+    text = found(logarithm, torch.tensor([1.0, 0.0, -1.0]).to("hlo"))
+    assert text.startswith(f"log makes 1 NaN of 3 numbers at {line(logarithm, '# here')}")
+    assert "f32[3]: -1 to 1, mean 0, 1 zeros" in text
+
+
+def test_a_row_that_is_masked_out_altogether():
+    text = found(attention, torch.ones(2, 4).to("hlo"))
+    assert "softmax makes 4 NaN" in text and line(attention, "# here") in text
+
+
+def test_infinities_alone_are_results_like_others():
+    def masked(x):
+        mask = torch.full((3, 3), float("-inf"), device="hlo").triu(1)
+        return (x + mask).softmax(-1).sum().item()
+
+    with debug.nan_checks():
+        assert masked(torch.zeros(3, 3).to("hlo")) == pytest.approx(3)
+
+
+def test_the_infinity_that_a_nan_follows_from():
+    text = found(through_infinity, torch.full((2,), 1000.0).to("hlo"))
+    assert text.startswith(f"sub makes 2 NaN of 2 numbers at {line(through_infinity, '# here')}")
+    assert f"after exp made an infinity at {line(through_infinity, '# first')}" in text
+
+
+def backward(x):
+    loss = x.square().sum().sqrt()  # here
+    loss.backward()  # from
+    torch_hlo.mark_step()
+
+
+def test_backward():
+    text = found(backward, torch.zeros(4, device="hlo", requires_grad=True))
+    here, start = line(backward, "# here"), line(backward, "# from")
+    assert f"at {here}, in the backward pass from {start}" in text
+
+
+def test_optimizer():
+    layer = nn.Linear(2, 2).to("hlo")
+    optimizer = torch.optim.AdamW(layer.parameters(), fused=False, foreach=False, eps=0.0)
+
+    def step():
+        optimizer.zero_grad()
+        (layer(torch.ones(1, 2, device="hlo")).sum() * 0).backward()
+        optimizer.step()  # here
+
+    text = found(step)
+    assert line(step, "# here") in text and "zeros" in text
+
+
+def test_a_nan_that_was_there_before():
+    x = torch.tensor([1.0, float("nan")]).to("hlo")
+    assert "f32[2], which the step reads, was NaN before it" in found(lambda: (x * 2).sum().item())
+
+
+def captured(layer, x):
+    h = layer(x)
+    return torch.sqrt(h).sum()  # here
+
+
+def test_captured_steps_that_have_been_launched():
+    layer = nn.Linear(2, 1).to("hlo")
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    step = torch_hlo.compile(lambda x: captured(layer, x))
+    for _ in range(4):
+        step(torch.ones(3, 2, device="hlo"))
+    text = found(lambda: step(-9 * torch.ones(3, 2, device="hlo")))
+    assert f"sqrt makes 3 NaN of 3 numbers at {line(captured, '# here')}" in text
+    assert step(torch.ones(3, 2, device="hlo")).isfinite().item()
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_torch_compile_of_tensors_of_the_cpu(train):
+    layer = nn.Linear(2, 1).requires_grad_(train)
+    step = torch.compile(lambda x: captured(layer, x), backend="hlo")
+    text = found(step, torch.full((3, 2), float("-inf")))
+    assert "makes a NaN" in text
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    text = found(step, -9 * torch.ones(3, 2))
+    assert "sqrt" in text and line(captured, "# here") in text
+
+
+def test_tensors_are_as_they_would_be_without():
+    x = torch.ones(3).to("hlo")
+    with debug.nan_checks():
+        x.mul_(2)
+        torch_hlo.mark_step()
+        y = F.relu(x - 2)
+        x.add_(1)
+    assert x.tolist() == [3, 3, 3] and y.tolist() == [0, 0, 0]
