@@ -1,6 +1,7 @@
 """torch_hlo.compile: what a function sees of Python's variables, and what it leaves in them."""
 
-from collections import deque
+import copy
+from collections import Counter, OrderedDict, deque
 
 import pytest
 import torch
@@ -169,3 +170,46 @@ def test_containers_that_make_what_is_read():
 
     for i in range(4):
         assert step(torch.full((2,), i - 1.0).to("hlo")).tolist() == [max(i - 1.0, 0.0)] * 2
+
+
+class Row(list):
+    pass
+
+
+class Saved:
+    def __init__(self):
+        self.value = 1
+
+    def __getstate__(self):
+        return {"value": 7}
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy])
+@pytest.mark.parametrize(
+    "thing",
+    [OrderedDict(a=1, b=2), Counter("aab"), Row([1, 2]), Saved()],
+    ids=lambda x: type(x).__name__,
+)
+def test_copies_are_whole(how, thing):
+    def step(x):
+        return x + 1, how(thing)
+
+    captured = torch_hlo.compile(step)
+    for _ in range(3):
+        y, copied = captured(torch.ones(2, device="hlo"))
+        expected = how(thing)
+        assert type(copied) is type(expected) and y.tolist() == [2, 2]
+        assert vars(copied) == vars(expected) if type(thing) is Saved else copied == expected
+
+
+def test_an_argument_gets_other_memory():
+    def step(x, y):
+        x.data = y
+        return x + 1
+
+    captured = torch_hlo.compile(step)
+    for _ in range(5):
+        x, y = torch.zeros(2, device="hlo"), torch.ones(2, device="hlo")
+        assert captured(x, y).tolist() == [2, 2] and x.tolist() == [1, 1]
+        y.add_(1)
+        assert x.tolist() == [2, 2]

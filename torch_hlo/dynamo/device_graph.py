@@ -96,6 +96,8 @@ class DeviceGraph:
         try:
             if not torch.equal(cpu, torch.default_generator.get_state()):
                 raise Unsuitable("it draws random numbers on the CPU")
+            if given.rebound():
+                raise Unsuitable("an argument gets other memory")
             return results, Recording(watch, given, results, self.signature, offset)
         except Unsuitable as reason:
             self._useless(str(reason), 1)

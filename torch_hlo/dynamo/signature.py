@@ -89,6 +89,13 @@ class Given:
         """What calls that one recording may serve have in common."""
         return self._key
 
+    def rebound(self) -> bool:
+        """Whether a tensor has become another view, or has other memory (`x.data = y`), since."""
+        tensors = [self.args[i] for i in self.signature.tensors]
+        return any(t._storage is not s for t, s in zip(tensors, self.storages)) or (
+            Given(self.signature, self.args).key() != self._key
+        )
+
     def watch_versions(self) -> None:
         """From here on, writes are noticed."""
         self.versions = [self.args[i]._version for i in self.signature.tensors]

@@ -1,7 +1,7 @@
 """What Dynamo's guards leave out: that two names mean one object (one of them global, or of an
 optimizer), functions of classes that are replaced, the sign of a zero, the order of an OrderedDict,
-the length of a deque, generators of random numbers that somebody holds. The same in 2.11 to
-2.13."""
+the length of a deque, generators of random numbers that somebody holds. And what it copies by half.
+The same in 2.11 to 2.13, but where said."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ import math
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
+from torch._dynamo import assume_constant_result, graph_break, trace_rules
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, Source, TypeSource, is_from_optimizer_source
 from torch._dynamo.variables import ConstantVariable, VariableTracker, builder
 from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.functions import PolyfilledFunctionVariable
 from torch._dynamo.variables.misc import RandomVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
+# classes whose objects are more than their attributes
+_CONTENTS = (dict, list, set, frozenset, tuple, deque, str, bytes, int, float)
 # classes whose functions nobody replaces
 _FIXED = ("torch.", "builtins", "collections", "typing", "enum")
 
@@ -38,8 +43,35 @@ def complete() -> None:
     for numpy in (True, False):
         wrappers = VariableBuilder._type_dispatch_impl(numpy)
         wrappers[deque] = _with_length(wrappers[deque])
+    _copies_whole()
     # Dynamo takes the numbers that such an object gives while it traces for constants.
     RandomVariable.is_supported_random_obj = staticmethod(lambda value: False)
+
+
+def _copies_whole() -> None:
+    """End the graph where an object is copied that is more than its attributes. Since 2.12 Dynamo
+    copies those only, so that copies of an OrderedDict are empty."""
+    known = PolyfilledFunctionVariable._get_polyfill_handlers().get(object.__reduce_ex__)
+    if known is None:
+        return
+    attributes = known.__torch_dynamo_polyfill__
+
+    def reduce_ex(value: Any, protocol: int, /) -> Any:
+        if not _only_attributes(type(value)):
+            graph_break()
+        return attributes(value, protocol)
+
+    trace_rules.get_mod_inlinelist().add(Path(__file__).as_posix())
+    known.__torch_dynamo_polyfill__ = reduce_ex
+
+
+@assume_constant_result
+def _only_attributes(kind: type) -> bool:
+    """Whether `object.__reduce_ex__` gives the attributes of such an object, and nothing else."""
+    more = {"__reduce__", "__getstate__", "__getnewargs__", "__getnewargs_ex__", "__slots__"}
+    return not issubclass(kind, _CONTENTS) and not any(
+        more & vars(k).keys() for k in kind.__mro__ if k is not object
+    )
 
 
 def _one_object(make: Callable) -> Callable:
