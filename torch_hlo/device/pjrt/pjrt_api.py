@@ -5,89 +5,18 @@ of functions.
     client = api.Client_Create().client    # every call takes fields by name and returns the
                                            # filled-in structure
 
-A call that fails raises PjrtError with the plugin's message. Structures are declared up to the
-field we need: their first word says how long they are, so plugins of other versions of the API
-(major version 0) read them as well."""
+A call that fails raises PjrtError with the plugin's message. The first word of a structure says
+how long it is, so plugins of other versions of the API (major version 0) read them as well."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
 
+from torch_hlo.device.pjrt.pjrt_structs import FUNCTIONS, HEAD, STRUCTURES
+
 _INT = ctypes.c_int
 _POINTER = ctypes.c_void_p  # and size_t: a word
-
-# The functions of the table in order (`PJRT_` left out), as far as they are needed; new ones are
-# only ever added at the end.
-_TABLE = """
-Error_Destroy Error_Message Error_GetCode Plugin_Initialize Plugin_Attributes Event_Destroy
-Event_IsReady Event_Error Event_Await Event_OnReady Client_Create Client_Destroy Client_PlatformName
-Client_ProcessIndex Client_PlatformVersion Client_Devices Client_AddressableDevices
-Client_LookupDevice Client_LookupAddressableDevice Client_AddressableMemories Client_Compile
-Client_DefaultDeviceAssignment Client_BufferFromHostBuffer DeviceDescription_Id
-DeviceDescription_ProcessIndex DeviceDescription_Attributes DeviceDescription_Kind
-DeviceDescription_DebugString DeviceDescription_ToString Device_GetDescription Device_IsAddressable
-Device_LocalHardwareId Device_AddressableMemories Device_DefaultMemory Device_MemoryStats Memory_Id
-Memory_Kind Memory_DebugString Memory_ToString Memory_AddressableByDevices Executable_Destroy
-Executable_Name Executable_NumReplicas Executable_NumPartitions Executable_NumOutputs
-Executable_SizeOfGeneratedCodeInBytes Executable_GetCostAnalysis Executable_OutputMemoryKinds
-Executable_OptimizedProgram Executable_Serialize LoadedExecutable_Destroy
-LoadedExecutable_GetExecutable LoadedExecutable_AddressableDevices LoadedExecutable_Delete
-LoadedExecutable_IsDeleted LoadedExecutable_Execute Executable_DeserializeAndLoad
-LoadedExecutable_Fingerprint Buffer_Destroy Buffer_ElementType Buffer_Dimensions
-Buffer_UnpaddedDimensions Buffer_DynamicDimensionIndices Buffer_GetMemoryLayout
-Buffer_OnDeviceSizeInBytes Buffer_Device Buffer_Memory Buffer_Delete Buffer_IsDeleted
-Buffer_CopyToDevice Buffer_ToHostBuffer Buffer_IsOnCpu Buffer_ReadyEvent Buffer_UnsafePointer
-Buffer_IncreaseExternalReferenceCount Buffer_DecreaseExternalReferenceCount
-Buffer_OpaqueDeviceMemoryDataPointer CopyToDeviceStream_Destroy CopyToDeviceStream_AddChunk
-CopyToDeviceStream_TotalBytes CopyToDeviceStream_GranuleSize CopyToDeviceStream_CurrentBytes
-TopologyDescription_Create TopologyDescription_Destroy TopologyDescription_PlatformName
-TopologyDescription_PlatformVersion TopologyDescription_GetDeviceDescriptions
-TopologyDescription_Serialize TopologyDescription_Attributes Compile
-""".split()
-_HEAD = 40  # bytes before the first function: size, extensions, version
-
-# Fields after (struct_size, extension_start). `name:i` is a C int; all others are words.
-_FIELDS = {
-    "Error_Destroy": "error",
-    "Error_Message": "error message message_size",
-    "Plugin_Initialize": "",
-    "Event_Destroy": "event",
-    "Event_Await": "event",
-    "Client_Create": (
-        "create_options num_options kv_get kv_get_arg kv_put kv_put_arg client kv_try_get"
-        " kv_try_get_arg"
-    ),
-    "Client_Destroy": "client",
-    "Client_PlatformName": "client platform_name platform_name_size",
-    "Client_AddressableDevices": "client addressable_devices num_addressable_devices",
-    "Client_Compile": "client program compile_options compile_options_size executable",
-    "Client_BufferFromHostBuffer": (
-        "client data type:i dims num_dims byte_strides num_byte_strides host_buffer_semantics:i"
-        " device memory device_layout done_with_host_buffer buffer"
-    ),
-    "LoadedExecutable_Destroy": "executable",
-    "LoadedExecutable_GetExecutable": "loaded_executable executable",
-    "LoadedExecutable_Execute": (
-        "executable options argument_lists num_devices num_args output_lists device_complete_events"
-        " execute_device"
-    ),
-    "Executable_Destroy": "executable",
-    "Executable_OptimizedProgram": "executable program",
-    "Buffer_Destroy": "buffer",
-    "Buffer_ToHostBuffer": "src host_layout dst dst_size event",
-    "TopologyDescription_Create": (
-        "topology_name topology_name_size create_options num_options topology"
-    ),
-    "TopologyDescription_Destroy": "topology",
-    "Compile": "topology program compile_options compile_options_size client executable",
-    # structures that calls point to
-    "Program": "code code_size format format_size",
-    "ExecuteOptions": (
-        "send_callbacks recv_callbacks num_send_ops num_recv_ops launch_id:i non_donatable"
-        " num_non_donatable context call_location num_tasks task_ids incarnation_ids"
-    ),
-}
 
 # CompileOptionsProto: executable_build_options {device_ordinal: -1, num_replicas: 1,
 # num_partitions: 1}
@@ -107,22 +36,9 @@ class PjrtError(RuntimeError):
     """What a plugin reports."""
 
 
-def _structure(name: str, fields: str) -> type[ctypes.Structure]:
-    parts = [f.partition(":") for f in fields.split()]
-    words = [
-        ("struct_size", ctypes.c_size_t),
-        ("extension_start", _POINTER),
-        *((n, _INT if kind else _POINTER) for n, _, kind in parts),
-    ]
-    return type(name, (ctypes.Structure,), {"_fields_": words})
-
-
-_STRUCTURES = {name: _structure(name, fields) for name, fields in _FIELDS.items()}
-
-
 def structure(name: str, **fields: int | None) -> ctypes.Structure:
     """A structure with its size filled in; pointers as addresses."""
-    kind = _STRUCTURES[name]
+    kind = STRUCTURES[name]
     last = getattr(kind, kind._fields_[-1][0])
     return kind(struct_size=last.offset + last.size, **fields)
 
@@ -143,23 +59,21 @@ class Api:
         library.GetPjrtApi.restype = _POINTER
         address = library.GetPjrtApi()
         self.size = ctypes.c_size_t.from_address(address).value
-        self.version = tuple((_INT * 2).from_address(address + _HEAD - 8))
+        self.version = tuple((_INT * 2).from_address(address + HEAD - 8))
         if self.version[0] != 0:
             raise PjrtError(
                 f"{path} speaks version {self.version[0]} of the PJRT C API; version 0 is supported"
             )
-        self._table = address + _HEAD
+        self._table = address + HEAD
         self._library = library
         self.Plugin_Initialize()
 
     def __getattr__(self, name: str) -> Callable[..., ctypes.Structure]:
-        if name not in _TABLE or name not in _FIELDS:
+        if name not in FUNCTIONS:
             raise AttributeError(name)
-        offset = _TABLE.index(name) * ctypes.sizeof(_POINTER)
+        offset = FUNCTIONS.index(name) * ctypes.sizeof(_POINTER)
         pointer = (
-            _POINTER.from_address(self._table + offset).value
-            if _HEAD + offset < self.size
-            else None
+            _POINTER.from_address(self._table + offset).value if HEAD + offset < self.size else None
         )
         if not pointer:
             raise PjrtError(f"the plugin has no function PJRT_{name}")

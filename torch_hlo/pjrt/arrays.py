@@ -1,0 +1,198 @@
+"""Arrays on the device, and copies to and from them.
+
+Memory is the host's: JAX reads an array where it is, without a copy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from torch_hlo.device import runtime
+from torch_hlo.device.memory import Buffer, Memory
+from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
+from torch_hlo.hlo.ir.shape import DTYPES, Shape
+from torch_hlo.pjrt.client import client
+from torch_hlo.pjrt.functions import implements
+from torch_hlo.pjrt.objects import Object, PluginError
+
+TYPES = {number: name for name, number in BUFFER_TYPES.items()}
+
+
+class Array(Object):
+    """A buffer on device number `device`."""
+
+    def __init__(self, shape: Shape, memory: Memory, device: int) -> None:
+        super().__init__("buffer")
+        self.shape, self.device, self.readers = shape, device, 0
+        self.memory: Memory | None = memory
+        here = client()
+        dims = self.keep((ctypes.c_int64 * max(shape.rank, 1))(*shape.dims))
+        order = self.keep((ctypes.c_int64 * max(shape.rank, 1))(*range(shape.rank)[::-1]))
+        self.set(
+            type=BUFFER_TYPES[shape.dtype],
+            dims=dims,
+            num_dims=shape.rank,
+            unpadded_dims=dims,
+            minor_to_major=order,
+            minor_to_major_size=shape.rank,
+            on_device_size_in_bytes=shape.nbytes,
+            device=here.devices[device].address,
+            memory=here.memories[device].address,
+            is_on_cpu=1,
+            event=here.ready.address,
+            buffer_pointer=memory.address,
+            device_memory_ptr=memory.address,
+        )
+
+    def delete(self) -> None:
+        self.memory = None
+        self.set(is_deleted=1)
+
+    def used(self) -> Memory:
+        if self.memory is None:
+            raise PluginError(
+                PluginError.INVALID_ARGUMENT, f"Array of {self.shape} has been deleted or donated."
+            )
+        return self.memory
+
+
+def array(address: int) -> Array:
+    found = Object.alive.get(address)
+    if not isinstance(found, Array):
+        raise PluginError(PluginError.INVALID_ARGUMENT, "this buffer has been destroyed")
+    return found
+
+
+def fresh(shape: Shape, device: int) -> Array:
+    return Array(shape, runtime.allocate(shape).memory, device)
+
+
+def shape_of(number: int, dims: int | None, rank: int) -> Shape:
+    """That of a type number and an array of sizes."""
+    dtype = TYPES.get(number, "")
+    if dtype not in DTYPES or dtype == "token":
+        raise PluginError(
+            PluginError.UNIMPLEMENTED, f"arrays of element type {dtype or number} are not supported"
+        )
+    sizes = tuple((ctypes.c_int64 * rank).from_address(dims)) if rank and dims else ()
+    return Shape(dtype, sizes)
+
+
+@implements("Client_BufferFromHostBuffer")
+def _from_host(args: Any) -> None:
+    shape = shape_of(args.type, args.dims, args.num_dims or 0)
+    made = fresh(shape, client().place(args.device, args.memory))
+    count = args.num_byte_strides or 0
+    strides = tuple((ctypes.c_int64 * count).from_address(args.byte_strides)) if count else None
+    if shape.size:
+        _copy_in(made, args.data, strides)
+    args.buffer = made.address
+    args.done_with_host_buffer = client().ready.address
+
+
+def _copy_in(made: Array, data: int, strides: tuple[int, ...] | None) -> None:
+    shape, memory = made.shape, made.used()
+    size = DTYPES[shape.dtype].itemsize
+    dense = [size]
+    for d in shape.sizes[:0:-1]:
+        dense.append(dense[-1] * d)
+    rows = tuple(dense[::-1])[-shape.rank :] if shape.rank else ()
+    if strides is None or all(n == 1 or s == r for n, s, r in zip(shape.sizes, strides, rows)):
+        ctypes.memmove(memory.address, data, shape.nbytes)
+        return
+    import numpy as np
+
+    low = sum((n - 1) * s for n, s in zip(shape.sizes, strides) if s < 0)
+    high = sum((n - 1) * s for n, s in zip(shape.sizes, strides) if s > 0)
+    pages = (ctypes.c_uint8 * (high - low + size)).from_address(data + low)
+    kind = np.dtype((np.void, size))
+    source: np.ndarray = np.ndarray(shape.sizes, kind, pages, -low, strides)
+    memory.array[: shape.nbytes].view(kind).reshape(shape.sizes)[...] = source
+
+
+@implements("Client_CreateUninitializedBuffer")
+def _uninitialized(args: Any) -> None:
+    shape = shape_of(args.shape_element_type, args.shape_dims, args.shape_num_dims or 0)
+    args.buffer = fresh(shape, client().place(args.device, args.memory)).address
+
+
+class _Owner:
+    """Memory of another library: it is told when nobody here uses it."""
+
+    def __init__(self, call: int | None, buffer: int, argument: int | None) -> None:
+        self.call, self.buffer, self.argument = call, buffer, argument
+
+    def __del__(self) -> None:
+        if self.call:
+            kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+            kind(self.call)(self.buffer, self.argument)
+
+
+@implements("Client_CreateViewOfDeviceBuffer")
+def _view(args: Any) -> None:
+    shape = shape_of(args.element_type, args.dims, args.num_dims or 0)
+    owner = _Owner(args.on_delete_callback, args.device_buffer_ptr, args.on_delete_callback_arg)
+    memory = Memory.adopt(args.device_buffer_ptr or 0, shape.nbytes, owner)
+    args.buffer = Array(shape, memory, client().place(args.device, args.memory)).address
+
+
+@implements("Buffer_Destroy")
+def _destroy(args: Any) -> None:
+    if (found := Object.alive.pop(args.buffer, None)) is not None:
+        found.memory = None
+
+
+@implements("Buffer_Delete")
+def _delete(args: Any) -> None:
+    array(args.buffer).delete()
+
+
+@implements("Buffer_IncreaseExternalReferenceCount")
+def _hold(args: Any) -> None:
+    found = array(args.buffer)
+    found.used()
+    found.readers += 1
+
+
+@implements("Buffer_DecreaseExternalReferenceCount")
+def _release(args: Any) -> None:
+    array(args.buffer).readers -= 1
+
+
+@implements("Buffer_ToHostBuffer")
+def _to_host(args: Any) -> None:
+    found = array(args.src)
+    memory = found.used()
+    if not args.dst:
+        args.dst_size = found.shape.nbytes
+        return
+    ctypes.memmove(args.dst, memory.address, found.shape.nbytes)
+    args.event = client().ready.address
+
+
+@implements("Buffer_CopyRawToHost")
+def _raw_to_host(args: Any) -> None:
+    memory = array(args.buffer).used()
+    ctypes.memmove(args.dst, memory.address + (args.offset or 0), args.transfer_size or 0)
+    args.event = client().ready.address
+
+
+def _copied(source: Array, device: int) -> Array:
+    made = fresh(source.shape, device)
+    ctypes.memmove(made.used().address, source.used().address, source.shape.nbytes)
+    return made
+
+
+@implements("Buffer_CopyToDevice")
+def _to_device(args: Any) -> None:
+    args.dst_buffer = _copied(array(args.buffer), client().place(args.dst_device, None)).address
+
+
+@implements("Buffer_CopyToMemory")
+def _to_memory(args: Any) -> None:
+    args.dst_buffer = _copied(array(args.buffer), client().place(None, args.dst_memory)).address
+
+
+def buffer(found: Array) -> Buffer:
+    return Buffer(found.shape, found.used())

@@ -1,0 +1,130 @@
+"""The client, its devices, their memory, the topology."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from torch_hlo import config
+from torch_hlo.pjrt.functions import implements
+from torch_hlo.pjrt.objects import Object, PluginError, named_values
+
+PLATFORM = "hlo"
+# The version that JAX writes for us: any that the reader knows; and the oldest.
+STABLEHLO = {"stablehlo_current_version": [1, 13, 3], "stablehlo_minimum_version": [1, 0, 0]}
+
+
+class Client:
+    """One for the process: `devices` virtual devices over the same processor."""
+
+    def __init__(self) -> None:
+        count = config.get("CPU_DEVICES")
+        self.ready = Object("event", is_ready=1)
+        self.topology = Object("topology", platform_name=PLATFORM, platform_version=_version())
+        self.devices = [Object("device") for _ in range(count)]
+        self.memories = [Object("memory") for _ in range(count)]
+        self.object = Object(
+            "client",
+            platform_name=PLATFORM,
+            platform_version=_version(),
+            topology=self.topology.address,
+            devices=_addresses(self.devices),
+            addressable_devices=_addresses(self.devices),
+            addressable_memories=_addresses(self.memories),
+        )
+        self.topology.set(descriptions=_addresses(self.devices))
+        for i, (device, memory) in enumerate(zip(self.devices, self.memories)):
+            self._describe(i, device, memory)
+
+    def _describe(self, i: int, device: Object, memory: Object) -> None:
+        name = f"HloDevice(id={i})"
+        device.set(
+            id=i,
+            device_kind="cpu",
+            debug_string=name,
+            to_string=name,
+            device_description=device.address,
+            is_addressable=1,
+            local_hardware_id=i,
+            memories=[memory.address],
+            memory=memory.address,
+        )
+        name = f"HLO_DEVICE_{i}"
+        memory.set(
+            id=i, kind="device", kind_id=0, debug_string=name, to_string=name,
+            devices=[device.address],
+        )  # fmt: skip
+
+    def device(self, number: int) -> Object:
+        if not 0 <= number < len(self.devices):
+            raise PluginError(
+                PluginError.INVALID_ARGUMENT,
+                f"there is no device {number}, only {len(self.devices)};"
+                " TORCH_HLO_CPU_DEVICES sets how many",
+            )
+        return self.devices[number]
+
+    def place(self, device: int | None, memory: int | None) -> int:
+        """The number of a device, named by its address or by that of its memory."""
+        for objects, address in ((self.memories, memory), (self.devices, device)):
+            if address:
+                return next(i for i, o in enumerate(objects) if o.address == address)
+        return 0
+
+
+def _addresses(objects: list[Object]) -> list[int]:
+    return [o.address for o in objects]
+
+
+def _version() -> str:
+    return "torch_hlo 0.1.0"
+
+
+@cache
+def client() -> Client:
+    return Client()
+
+
+@cache
+def _attributes() -> tuple[Object, int]:
+    owner = Object("event")
+    return owner, named_values(owner, dict(STABLEHLO))
+
+
+@implements("Plugin_Attributes")
+def _plugin_attributes(args: Any) -> None:
+    args.attributes, args.num_attributes = _attributes()[1], len(STABLEHLO)
+
+
+@implements("Client_Create")
+def _create(args: Any) -> None:
+    args.client = client().object.address
+
+
+@implements("Client_Destroy", "TopologyDescription_Destroy")
+def _destroy(args: Any) -> None:
+    """They stay with the process."""
+
+
+@implements("TopologyDescription_Create")
+def _topology(args: Any) -> None:
+    args.topology = client().topology.address
+
+
+@implements("Client_LookupDevice")
+def _lookup(args: Any) -> None:
+    args.device = client().device(args.id).address
+
+
+@implements("Client_LookupAddressableDevice")
+def _lookup_local(args: Any) -> None:
+    args.addressable_device = client().device(args.local_hardware_id).address
+
+
+@implements("Client_DefaultDeviceAssignment")
+def _default_assignment(args: Any) -> None:
+    count = args.num_replicas * args.num_partitions
+    client().device(count - 1)
+    table = (ctypes.c_int * args.default_assignment_size).from_address(args.default_assignment)
+    table[:count] = list(range(count))

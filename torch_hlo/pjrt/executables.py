@@ -1,0 +1,208 @@
+"""Programs: compiled, started, described."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from torch_hlo.compiler.codegen.block import CodegenError
+from torch_hlo.device import multi_device, runtime
+from torch_hlo.device.memory import Buffer, Memory
+from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
+from torch_hlo.device.pjrt.pjrt_structs import STRUCTURES
+from torch_hlo.hlo.ir.instruction import Module, outputs
+from torch_hlo.hlo.ir.verify import VerifyError
+from torch_hlo.hlo.sharding.sharding import ShardingError
+from torch_hlo.hlo.stablehlo import WriteError, stablehlo_text
+from torch_hlo.hlo.text.scanner import ParseError
+from torch_hlo.pjrt.arrays import Array, array
+from torch_hlo.pjrt.client import client
+from torch_hlo.pjrt.functions import implements
+from torch_hlo.pjrt.objects import Object, PluginError
+from torch_hlo.pjrt.options import CompileOptions
+from torch_hlo.tools.adopt import adopted
+from torch_hlo.tools.devices import is_annotated, partitioned
+from torch_hlo.tools.execute import flat
+from torch_hlo.tools.text_api import parse_text
+
+_CODES = {
+    ParseError: PluginError.INVALID_ARGUMENT,
+    VerifyError: PluginError.INVALID_ARGUMENT,
+    ShardingError: PluginError.INVALID_ARGUMENT,
+    CodegenError: PluginError.UNIMPLEMENTED,
+}
+
+
+class LoadedExecutable(Object):
+    """A program for some devices of this process."""
+
+    def __init__(self, code: bytes, options: CompileOptions) -> None:
+        super().__init__("executable")
+        self.code, self.options = code, options
+        whole = flat(adopted(parse_text(code)))
+        if is_annotated(whole):
+            whole = partitioned(whole)
+        self.module: Module = whole
+        self.program = runtime.compile_program(whole)
+        self.shapes = [x.shape for x in outputs(whole)]
+        self.aliases = dict(self.program.aliases)
+        self._describe()
+
+    def _describe(self) -> None:
+        options, shapes = self.options, self.shapes
+        count = len(shapes)
+        kind = self.keep(ctypes.create_string_buffer(b"device"))
+        sizes = [d for s in shapes for d in s.sizes]
+        types = (ctypes.c_int * max(count, 1))(*(BUFFER_TYPES[s.dtype] for s in shapes))
+        places = [client().device(d).address for d in options.devices]
+        self.set(
+            executable_name=self.module.name,
+            executable=self.address,
+            executable_fingerprint=hashlib.sha256(self.code).hexdigest(),
+            num_replicas=options.replicas,
+            num_partitions=options.partitions,
+            num_outputs=count,
+            memory_kinds=[kind] * count,
+            memory_kind_sizes=[len(b"device")] * count,
+            output_types=self.keep(types),
+            num_output_types=count,
+            dims=sizes,
+            dim_sizes=[s.rank for s in shapes],
+            addressable_devices=places,
+            serialized_bytes=options.assignment(),
+            serialized_device_assignment=self.address,
+            serialized_device_assignment_deleter=_KEEP_IT,
+        )
+
+    def run(self, rows: list[list[Array]], kept: set[int]) -> list[list[Array]]:
+        """On each device: arrays in, arrays out. The inputs `kept` must not be overwritten."""
+        ready = [self._buffers(row, kept) for row in rows]
+        ins, outs = [r[0] for r in ready], [r[1] for r in ready]
+        if len(rows) == 1:
+            self.program.run(ins[0], outs[0])
+        else:
+            multi_device.run_devices(self.program, ins, outs, self.options.replicas)
+        for row in rows:
+            for i in self.aliases.values():
+                if i not in kept:
+                    row[i].delete()
+        return [
+            [Array(b.shape, b.memory, device) for b in row]
+            for row, device in zip(outs, self.options.devices)
+        ]
+
+    def _buffers(self, row: Sequence[Array], kept: set[int]) -> tuple[list[Buffer], list[Buffer]]:
+        """Memory of the inputs and outputs; of an aliased pair it is the same, and a copy where the
+        input's must stay as it is."""
+        ins = [Buffer(a.shape, a.used()) for a in row]
+        for i in self.aliases.values():
+            memory = ins[i].memory
+            shared = sum(b.memory is memory for b in ins) > 1
+            if i in kept or shared or row[i].readers or memory.readers:
+                ins[i] = ins[i].over(memory.copy(ins[i].nbytes))
+        outs = [
+            Buffer(s, ins[self.aliases[o]].memory if o in self.aliases else _memory(s.nbytes))
+            for o, s in enumerate(self.shapes)
+        ]
+        return ins, outs
+
+
+def _memory(nbytes: int) -> Memory:
+    return runtime.backend().memory(nbytes)
+
+
+_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda address: None)
+_KEEP_IT = ctypes.cast(_DELETER, ctypes.c_void_p).value
+
+
+def executable(address: int) -> LoadedExecutable:
+    found = Object.alive.get(address)
+    if not isinstance(found, LoadedExecutable):
+        raise PluginError(PluginError.INVALID_ARGUMENT, "this executable has been destroyed")
+    return found
+
+
+@implements("Client_Compile")
+def _compile(args: Any) -> None:
+    program = STRUCTURES["Program"].from_address(args.program)
+    form = ctypes.string_at(program.format, program.format_size)
+    if form != b"mlir":
+        raise PluginError(
+            PluginError.UNIMPLEMENTED, f"programs of format {form!r} are not supported, only mlir"
+        )
+    code = ctypes.string_at(program.code, program.code_size)
+    options = ctypes.string_at(args.compile_options, args.compile_options_size or 0)
+    try:
+        args.executable = LoadedExecutable(code, CompileOptions.parse(options)).address
+    except tuple(_CODES) as failure:
+        raise PluginError(
+            next(code for kind, code in _CODES.items() if isinstance(failure, kind)), str(failure)
+        ) from failure
+
+
+@implements("LoadedExecutable_Execute")
+def _execute(args: Any) -> None:
+    found = executable(args.executable)
+    count, devices = args.num_args or 0, args.num_devices
+    options = STRUCTURES["ExecuteOptions"].from_address(args.options)
+    number = options.num_non_donatable or 0
+    kept = set((ctypes.c_int64 * number).from_address(options.non_donatable)) if number else set()
+    rows = [
+        [array(a) for a in (ctypes.c_uint64 * count).from_address(row)] if count else []
+        for row in (ctypes.c_uint64 * devices).from_address(args.argument_lists)
+    ]
+    results = found.run(rows, kept)
+    lists = (ctypes.c_uint64 * devices).from_address(args.output_lists)
+    for row, address in zip(results, lists):
+        if row:
+            (ctypes.c_uint64 * len(row)).from_address(address)[:] = [a.address for a in row]
+    if args.device_complete_events:
+        events = (ctypes.c_uint64 * devices).from_address(args.device_complete_events)
+        events[:] = [client().ready.address] * devices
+
+
+@implements("LoadedExecutable_Destroy")
+def _destroy(args: Any) -> None:
+    Object.alive.pop(args.executable, None)
+
+
+@implements("Executable_Destroy")
+def _destroy_description(args: Any) -> None:
+    """It is the loaded one."""
+
+
+@implements("LoadedExecutable_Delete")
+def _delete(args: Any) -> None:
+    executable(args.executable).set(is_deleted=1)
+
+
+@implements("Executable_OptimizedProgram")
+def _program(args: Any) -> None:
+    """Called twice: for the size, then for the text."""
+    found = executable(args.executable)
+    program = STRUCTURES["Program"].from_address(args.program)
+    try:
+        text = stablehlo_text(found.module).encode()
+    except WriteError as failure:
+        raise PluginError(PluginError.UNIMPLEMENTED, str(failure)) from None
+    if program.code:
+        ctypes.memmove(program.code, text, len(text))
+    program.code_size = len(text)
+    program.format, program.format_size = found.keep(_FORMAT), len(_FORMAT.value)
+
+
+_FORMAT = ctypes.create_string_buffer(b"mlir")
+
+
+@implements("ExecuteContext_Create")
+def _context(args: Any) -> None:
+    args.context = client().ready.address
+
+
+@implements("ExecuteContext_Destroy")
+def _destroy_context(args: Any) -> None:
+    """It is shared."""
+
+

@@ -1,0 +1,141 @@
+"""The table of functions that JAX calls.
+
+Functions that only read a property of an object are machine code: they need no interpreter, and
+work when Python has ended. The others are Python functions under `@implements`:
+
+    @implements("Client_LookupDevice")
+    def lookup(args): args.device = …
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from torch_hlo.compiler.llvm.machine_code import machine_code
+from torch_hlo.compiler.llvm.target import host
+from torch_hlo.device.cpu.engine import engine
+from torch_hlo.device.pjrt.pjrt_structs import FUNCTIONS, HEAD, MINOR, STRUCTURES
+from torch_hlo.pjrt.objects import GETTERS, WORDS, Object, PluginError, error, outputs_of
+
+Function = Callable[[Any], int | None]
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+IMPLEMENTED: dict[str, Function] = {}
+_INTS = {ctypes.c_int: "i32", ctypes.c_bool: "i8", ctypes.c_void_p: "i64"}
+# Functions for which there is nothing to do.
+_EMPTY = "Plugin_Initialize Event_Await Event_Error Event_Destroy Client_UpdateGlobalProcessInfo"
+
+
+def implements(*names: str) -> Callable[[Function], Function]:
+    """Decorator: the Python function that stands in the table under these names."""
+
+    def register(fn: Function) -> Function:
+        for name in names:
+            assert name in FUNCTIONS and name not in IMPLEMENTED, name
+            IMPLEMENTED[name] = fn
+        return fn
+
+    return register
+
+
+def _getter(kind: str, function: str) -> str:
+    """Copies words of the object to fields."""
+    structure = STRUCTURES[function]
+    types = dict(structure._fields_)
+    lines = [
+        f"define ptr @{function}(ptr %a) {{",
+        "%where = getelementptr i8, ptr %a, i64 16",
+        "%object = load ptr, ptr %where",
+    ]
+    for i, field in enumerate(outputs_of(function)):
+        to = getattr(structure, field).offset
+        lines += [
+            f"%f{i} = getelementptr i8, ptr %object, i64 {8 * WORDS[kind][field]}",
+            f"%v{i} = load {_INTS[types[field]]}, ptr %f{i}",
+            f"%t{i} = getelementptr i8, ptr %a, i64 {to}",
+            f"store {_INTS[types[field]]} %v{i}, ptr %t{i}",
+        ]
+    return "\n".join([*lines, "ret ptr null", "}"])
+
+
+# An event has happened when JAX gets it: the callback is called at once.
+_ON_READY = """
+define ptr @Event_OnReady(ptr %a) {
+  %f = getelementptr i8, ptr %a, i64 24
+  %callback = load ptr, ptr %f
+  %g = getelementptr i8, ptr %a, i64 32
+  %argument = load ptr, ptr %g
+  call void %callback(ptr null, ptr %argument)
+  ret ptr null
+}
+define ptr @torch_hlo_nothing(ptr %a) {
+  ret ptr null
+}
+"""
+
+
+class Table:
+    """PJRT_Api. It stays until the process ends."""
+
+    def __init__(self) -> None:
+        self.words = (ctypes.c_uint64 * (HEAD // 8 + len(FUNCTIONS)))()
+        self._callbacks: list[object] = []
+        self.words[0] = ctypes.sizeof(self.words)
+        self.words[2] = 24  # PJRT_Api_Version
+        self.words[4] = MINOR << 32
+        native = {fn: kind for kind, getters in GETTERS.items() for fn in getters.split()}
+        text = "\n".join([_ON_READY, *(_getter(kind, fn) for fn, kind in native.items())])
+        code = engine([machine_code(text, host(), level=0)[0]], host())
+        self._nothing = code.get_function_address("torch_hlo_nothing")
+        for i, name in enumerate(FUNCTIONS):
+            if name in native or name == "Event_OnReady":
+                address = code.get_function_address(name)
+            elif name in _EMPTY.split():
+                address = self._nothing
+            else:
+                address = self._python(name)
+            self.words[HEAD // 8 + i] = address
+        code.detach()
+        # JAX calls some functions when Python has ended.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.words))
+        atexit.register(self._leave)
+
+    def _python(self, name: str) -> int:
+        kind, fn = STRUCTURES[name], IMPLEMENTED.get(name)
+
+        def call(address: int) -> int | None:
+            try:
+                if fn is None:
+                    return error(PluginError.UNIMPLEMENTED, f"PJRT_{name} is not implemented")
+                return fn(kind.from_address(address))
+            except PluginError as failure:
+                return error(failure.code, str(failure))
+            except MemoryError as failure:
+                return error(PluginError.RESOURCE_EXHAUSTED, str(failure))
+            except Exception as failure:
+                return error(
+                    PluginError.INTERNAL, f"{type(failure).__name__}: {failure} (PJRT_{name})"
+                )
+
+        callback = _CALLBACK(call)
+        self._callbacks.append(callback)
+        return ctypes.cast(callback, ctypes.c_void_p).value or 0
+
+    def _leave(self) -> None:
+        for i, name in enumerate(FUNCTIONS):
+            if name in IMPLEMENTED:
+                self.words[HEAD // 8 + i] = self._nothing
+
+    def capsule(self) -> object:
+        """What JAX takes: a capsule around the table's address."""
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.words), b"pjrt_c_api", None)
+
+
+@implements("Error_Destroy")
+def _destroy_error(args: Any) -> None:
+    Object.alive[args.error].forget()

@@ -1,0 +1,149 @@
+"""What JAX holds pointers to: blocks of 64-bit words, one for each property.
+
+    device = Object("device", id=0, device_kind="cpu")
+    device.address                  # what JAX gets
+
+A getter of the C API copies words whose names are those of its fields (functions.py), so the words
+of a kind follow from its getters.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch_hlo.device.pjrt.pjrt_structs import STRUCTURES
+
+# kind of object: the functions that only read it
+GETTERS = {
+    "error": "Error_Message Error_GetCode",
+    "client": (
+        "Client_PlatformName Client_ProcessIndex Client_PlatformVersion Client_Devices"
+        " Client_AddressableDevices Client_AddressableMemories Client_TopologyDescription"
+    ),
+    "topology": (
+        "TopologyDescription_PlatformName TopologyDescription_PlatformVersion"
+        " TopologyDescription_GetDeviceDescriptions TopologyDescription_Attributes"
+    ),
+    "device": (
+        "DeviceDescription_Id DeviceDescription_ProcessIndex DeviceDescription_Attributes"
+        " DeviceDescription_Kind DeviceDescription_DebugString DeviceDescription_ToString"
+        " Device_GetDescription Device_IsAddressable Device_LocalHardwareId"
+        " Device_AddressableMemories Device_DefaultMemory"
+    ),
+    "memory": (
+        "Memory_Id Memory_Kind Memory_Kind_Id Memory_DebugString Memory_ToString"
+        " Memory_AddressableByDevices"
+    ),
+    "executable": (
+        "Executable_Name Executable_NumReplicas Executable_NumPartitions Executable_NumOutputs"
+        " Executable_SizeOfGeneratedCodeInBytes Executable_OutputMemoryKinds"
+        " Executable_OutputElementTypes Executable_OutputDimensions Executable_Fingerprint"
+        " LoadedExecutable_Fingerprint LoadedExecutable_GetExecutable"
+        " LoadedExecutable_AddressableDevices LoadedExecutable_IsDeleted"
+        " LoadedExecutable_GetDeviceAssignment Executable_GetCompiledMemoryStats"
+    ),
+    "buffer": (
+        "Buffer_ElementType Buffer_Dimensions Buffer_UnpaddedDimensions"
+        " Buffer_DynamicDimensionIndices Buffer_GetMemoryLayout Buffer_OnDeviceSizeInBytes"
+        " Buffer_Device Buffer_Memory Buffer_IsDeleted Buffer_IsOnCpu Buffer_ReadyEvent"
+        " Buffer_UnsafePointer Buffer_OpaqueDeviceMemoryDataPointer"
+    ),
+    "event": "Event_IsReady",
+}
+
+
+def outputs_of(function: str) -> list[str]:
+    """The fields that a getter fills in: all behind the object."""
+    return [name for name, _ in STRUCTURES[function]._fields_[3:]]
+
+
+WORDS = {
+    kind: {
+        name: i
+        for i, name in enumerate(
+            dict.fromkeys(field for getter in getters.split() for field in outputs_of(getter))
+        )
+    }
+    for kind, getters in GETTERS.items()
+}
+
+
+class Object:
+    """`kind`: a row of GETTERS. Text sets its size as well, a list of objects its number."""
+
+    alive: ClassVar[dict[int, Object]] = {}  # by address: what JAX may hold
+
+    def __init__(self, kind: str, **properties: Any) -> None:
+        self.kind = kind
+        self.words = array("q", bytes(8 * len(WORDS[kind])))
+        self.address = self.words.buffer_info()[0]
+        self.kept: list[object] = []  # what the words point to
+        self.alive[self.address] = self
+        self.set(**properties)
+
+    def set(self, **properties: Any) -> None:
+        for name, value in properties.items():
+            if isinstance(value, (str, bytes)):
+                self.text(name, value)
+            elif isinstance(value, (list, tuple)):
+                self._numbers(name, value)
+            else:
+                self.words[WORDS[self.kind][name]] = value
+
+    def text(self, name: str, value: str | bytes) -> None:
+        data = value.encode() if isinstance(value, str) else value
+        self.set(**{name: self.keep(ctypes.create_string_buffer(data, len(data) + 1))})
+        self.set(**{f"{name}_size": len(data)})
+
+    def _numbers(self, name: str, values: Sequence[int]) -> None:
+        """A list, and its length where the kind has a word for it."""
+        self.set(**{name: self.keep((ctypes.c_int64 * max(len(values), 1))(*values))})
+        if f"num_{name}" in WORDS[self.kind]:
+            self.set(**{f"num_{name}": len(values)})
+
+    def keep(self, value: Any) -> int:
+        """The address of a C value, which stays as long as this object."""
+        self.kept.append(value)
+        return ctypes.addressof(value)
+
+    def forget(self) -> None:
+        """JAX holds it no longer."""
+        self.alive.pop(self.address, None)
+
+
+class PluginError(Exception):
+    """What becomes a PJRT_Error of this code."""
+
+    INVALID_ARGUMENT, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL = 3, 9, 12, 13
+    RESOURCE_EXHAUSTED = 8
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def error(code: int, message: str) -> int:
+    return Object("error", message=message, code=code).address
+
+
+def named_values(owner: Object, values: dict[str, object]) -> int:
+    """The address of an array of PJRT_NamedValue: text, integers and lists of integers."""
+    kind = STRUCTURES["NamedValue"]
+    table = (kind * max(len(values), 1))()
+    for row, (name, value) in zip(table, values.items()):
+        row.struct_size = ctypes.sizeof(kind)
+        data = name.encode()
+        row.name, row.name_size = owner.keep(ctypes.create_string_buffer(data)), len(data)
+        if isinstance(value, str):
+            data = value.encode()
+            row.type, row.value_size = 0, len(data)
+            row.value = owner.keep(ctypes.create_string_buffer(data))
+        elif isinstance(value, int):
+            row.type, row.value, row.value_size = 1, value, 1
+        elif isinstance(value, (list, tuple)):
+            row.type, row.value_size = 2, len(value)
+            row.value = owner.keep((ctypes.c_int64 * max(len(value), 1))(*value))
+    return owner.keep(table)

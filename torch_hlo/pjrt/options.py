@@ -1,0 +1,113 @@
+"""CompileOptionsProto: for how many devices a program is, and which.
+
+    options = CompileOptions.parse(data)         # replicas, partitions, devices
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch_hlo.pjrt.objects import PluginError
+
+# numbers of fields
+_BUILD, _REPLICAS, _PARTITIONS, _ASSIGNMENT = 3, 4, 5, 9
+_COMPUTATIONS, _DEVICES = 3, 1
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    replicas: int = 1
+    partitions: int = 1
+    devices: tuple[int, ...] = ()  # [replica * partitions + partition]
+
+    @classmethod
+    def parse(cls, data: bytes) -> CompileOptions:
+        found = {n: v for n, v in _fields(data) if n == _BUILD}
+        build: dict[int, int | bytes] = dict(_fields(_message(found.get(_BUILD, b""))))
+        replicas, partitions = (int(build.get(n) or 1) for n in (_REPLICAS, _PARTITIONS))
+        columns = [
+            _numbers(_message(value))
+            for n, value in _fields(_message(build.get(_ASSIGNMENT, b"")))
+            if n == _COMPUTATIONS
+        ]
+        devices = tuple(row for rank in zip(*columns) for row in rank)
+        if not devices:
+            devices = tuple(range(replicas * partitions))
+        if len(devices) != replicas * partitions:
+            raise PluginError(
+                PluginError.INVALID_ARGUMENT,
+                f"{len(devices)} devices for {replicas} replicas of {partitions} partitions",
+            )
+        return cls(replicas, partitions, devices)
+
+    def assignment(self) -> bytes:
+        """DeviceAssignmentProto."""
+        columns = b"".join(
+            b"\x1a" + _sized(b"\x0a" + _sized(b"".join(map(_varint, self.devices[p :: self.partitions]))))
+            for p in range(self.partitions)
+        )  # fmt: skip
+        return b"\x08" + _varint(self.replicas) + b"\x10" + _varint(self.partitions) + columns
+
+
+def _message(value: int | bytes) -> bytes:
+    return value if isinstance(value, bytes) else b""
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _sized(data: bytes) -> bytes:
+    return _varint(len(data)) + data
+
+
+def _numbers(data: bytes) -> list[int]:
+    """Repeated integers, packed or not."""
+    found: list[int] = []
+    for number, value in _fields(data):
+        if number == _DEVICES and isinstance(value, int):
+            found.append(value)
+        elif number == _DEVICES and isinstance(value, bytes):
+            at = 0
+            while at < len(value):
+                one, at = _read(value, at)
+                found.append(one)
+    return found
+
+
+def _read(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise PluginError(PluginError.INVALID_ARGUMENT, "damaged compile options")
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value & ((1 << 64) - 1), at
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    at = 0
+    while at < len(data):
+        key, at = _read(data, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = _read(data, at)
+            yield key >> 3, value
+            continue
+        if kind == 2:
+            size, at = _read(data, at)
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise PluginError(PluginError.INVALID_ARGUMENT, "damaged compile options")
+        if at + size > len(data):
+            raise PluginError(PluginError.INVALID_ARGUMENT, "damaged compile options")
+        yield key >> 3, data[at : at + size]
+        at += size
