@@ -50,7 +50,7 @@ LEVELS = (
     "aot distributed",
     "profiler debug buckets prefetch",
     "tools",
-    "compat",
+    "compat pjrt",
     "",
 )
 LEVEL = {

@@ -375,8 +375,16 @@ return %0 : tensor<4xf32>"""
     ],
 )
 def test_calls_with_effects_do_not_vanish(body):
+    """Results that do not need the call wait for it."""
+    text = module_text(parse_stablehlo(in_main(body)))
+    assert 'custom_call_target="io", custom_call_has_side_effect=true' in text
+    assert "opt-barrier" in text
+    assert module_text(parse_module(text)) == text
+
+
+def test_an_effect_that_no_result_can_wait_for():
     with pytest.raises(ParseError, match=r"custom call to 'io' \(f32\[4\]\) has an effect.*remove"):
-        parse_stablehlo(in_main(body))
+        parse_stablehlo("func.func public @main(%a: tensor<4xf32>) {\n" + EFFECT + " ()\nreturn\n}")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,9 @@ class Array(Object):
         self.memory = None
         self.set(is_deleted=1)
 
+    def released(self) -> None:
+        self.memory = None
+
     def used(self) -> Memory:
         if self.memory is None:
             raise PluginError(
@@ -135,12 +138,6 @@ def _view(args: Any) -> None:
     owner = _Owner(args.on_delete_callback, args.device_buffer_ptr, args.on_delete_callback_arg)
     memory = Memory.adopt(args.device_buffer_ptr or 0, shape.nbytes, owner)
     args.buffer = Array(shape, memory, client().place(args.device, args.memory)).address
-
-
-@implements("Buffer_Destroy")
-def _destroy(args: Any) -> None:
-    if (found := Object.alive.pop(args.buffer, None)) is not None:
-        found.memory = None
 
 
 @implements("Buffer_Delete")

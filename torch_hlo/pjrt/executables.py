@@ -163,11 +163,6 @@ def _execute(args: Any) -> None:
         events[:] = [client().ready.address] * devices
 
 
-@implements("LoadedExecutable_Destroy")
-def _destroy(args: Any) -> None:
-    Object.alive.pop(args.executable, None)
-
-
 @implements("Executable_Destroy")
 def _destroy_description(args: Any) -> None:
     """It is the loaded one."""
@@ -204,5 +199,3 @@ def _context(args: Any) -> None:
 @implements("ExecuteContext_Destroy")
 def _destroy_context(args: Any) -> None:
     """It is shared."""
-
-

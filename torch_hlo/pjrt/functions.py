@@ -60,19 +60,42 @@ def _getter(kind: str, function: str) -> str:
     return "\n".join([*lines, "ret ptr null", "}"])
 
 
+# JAX destroys objects also while Python raises an exception, and when it has ended: machine code
+# puts them on a list, which the next call in Python clears.
+_DESTROY = """
+define ptr @{name}(ptr %a) {{
+  %f = getelementptr i8, ptr %a, i64 16
+  %object = load ptr, ptr %f
+  %none = icmp eq ptr %object, null
+  br i1 %none, label %end, label %again
+again:
+  %first = load atomic ptr, ptr inttoptr (i64 {first} to ptr) acquire, align 8
+  store ptr %first, ptr %object
+  %pair = cmpxchg ptr inttoptr (i64 {first} to ptr), ptr %first, ptr %object acq_rel acquire
+  %done = extractvalue {{ ptr, i1 }} %pair, 1
+  br i1 %done, label %end, label %again
+end:
+  ret ptr null
+}}
+"""
+_DESTROYERS = ("Error_Destroy", "Buffer_Destroy", "LoadedExecutable_Destroy")
 # An event has happened when JAX gets it: the callback is called at once.
-_ON_READY = """
-define ptr @Event_OnReady(ptr %a) {
+_REST = """
+define ptr @torch_hlo_take() {{
+  %first = atomicrmw xchg ptr inttoptr (i64 {first} to ptr), ptr null acq_rel
+  ret ptr %first
+}}
+define ptr @Event_OnReady(ptr %a) {{
   %f = getelementptr i8, ptr %a, i64 24
   %callback = load ptr, ptr %f
   %g = getelementptr i8, ptr %a, i64 32
   %argument = load ptr, ptr %g
   call void %callback(ptr null, ptr %argument)
   ret ptr null
-}
-define ptr @torch_hlo_nothing(ptr %a) {
+}}
+define ptr @torch_hlo_nothing(ptr %a) {{
   ret ptr null
-}
+}}
 """
 
 
@@ -85,12 +108,21 @@ class Table:
         self.words[0] = ctypes.sizeof(self.words)
         self.words[2] = 24  # PJRT_Api_Version
         self.words[4] = MINOR << 32
+        self._destroyed = ctypes.c_uint64()
+        first = ctypes.addressof(self._destroyed)
         native = {fn: kind for kind, getters in GETTERS.items() for fn in getters.split()}
-        text = "\n".join([_ON_READY, *(_getter(kind, fn) for fn, kind in native.items())])
+        text = "\n".join(
+            [
+                _REST.format(first=first),
+                *(_getter(kind, fn) for fn, kind in native.items()),
+                *(_DESTROY.format(name=name, first=first) for name in _DESTROYERS),
+            ]
+        )
         code = engine([machine_code(text, host(), level=0)[0]], host())
         self._nothing = code.get_function_address("torch_hlo_nothing")
+        self._take = ctypes.PYFUNCTYPE(ctypes.c_void_p)(code.get_function_address("torch_hlo_take"))
         for i, name in enumerate(FUNCTIONS):
-            if name in native or name == "Event_OnReady":
+            if name in native or name in _DESTROYERS or name == "Event_OnReady":
                 address = code.get_function_address(name)
             elif name in _EMPTY.split():
                 address = self._nothing
@@ -99,7 +131,8 @@ class Table:
             self.words[HEAD // 8 + i] = address
         code.detach()
         # JAX calls some functions when Python has ended.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.words))
+        for kept in (self.words, self._destroyed):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         atexit.register(self._leave)
 
     def _python(self, name: str) -> int:
@@ -107,6 +140,8 @@ class Table:
 
         def call(address: int) -> int | None:
             try:
+                if self._destroyed.value:
+                    Object.forget(self._take())
                 if fn is None:
                     return error(PluginError.UNIMPLEMENTED, f"PJRT_{name} is not implemented")
                 return fn(kind.from_address(address))
@@ -134,8 +169,3 @@ class Table:
         new.restype = ctypes.py_object
         new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
         return new(ctypes.addressof(self.words), b"pjrt_c_api", None)
-
-
-@implements("Error_Destroy")
-def _destroy_error(args: Any) -> None:
-    Object.alive[args.error].forget()

@@ -1,24 +1,141 @@
-"""What JAX is told beside the C API: that the plugin is there, and which of its lowerings fit."""
+"""What JAX is told beside the C API: that the plugin is there, which of its lowerings fit, and how
+a program calls Python.
+
+JAX promises none of the names that this file uses; all of them stand here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from torch_hlo.compiler.codegen.registry import host_call
 from torch_hlo.pjrt.client import PLATFORM
+
+TARGET = "torch_hlo_python_callback"
 
 
 def initialize() -> None:
     """Called by JAX for each plugin that is installed."""
-    from jax._src import xla_bridge
+    from jax._src import config, xla_bridge
 
+    if PLATFORM in xla_bridge._backend_factories:
+        return
     from torch_hlo.pjrt import arrays, executables  # noqa: F401  their functions fill the table
     from torch_hlo.pjrt.functions import Table
 
     xla_bridge.register_plugin(PLATFORM, priority=-100, c_api=Table().capsule())
+    if config.jax_platforms.value == PLATFORM:  # JAX's callbacks compute on its CPU
+        config.update("jax_platforms", f"{PLATFORM},cpu")
     _lowerings()
+    _callbacks()
 
 
 def _lowerings() -> None:
-    """Lowerings of JAX for its CPU back end are good for us."""
+    """Lowerings of JAX for its CPU back end are good for us; donated arrays are overwritten."""
     from jax._src.interpreters import mlir
 
     tables = mlir._platform_specific_lowerings
     tables[PLATFORM] = tables["cpu"]
+    mlir._platforms_with_donation.append(PLATFORM)
+
+
+class Callback:
+    """A Python function that a program calls: arrays in, a sequence of arrays out."""
+
+    alive: WeakValueDictionary[int, Callback] = WeakValueDictionary()  # JAX's programs keep them
+    count = 0
+
+    def __init__(self, function: Callable[..., Sequence[Any]], names: Sequence[str]) -> None:
+        self.function = function
+        self.dtypes = [np.dtype(n) for n in names]  # of the arguments
+        self.number = Callback.count
+        Callback.count += 1
+        self.alive[self.number] = self
+
+
+@host_call(TARGET)
+def _call(outputs: list[np.ndarray], inputs: list[np.ndarray], opaque: str) -> None:
+    """The last output says that the call has been made: programs with an effect wait for it."""
+    found = Callback.alive[int(opaque)]
+    values = [np.array(x).view(d) for x, d in zip(inputs, found.dtypes)]
+    for value in values:
+        value.flags.writeable = False
+    for to, value in zip(outputs[:-1], found.function(*values), strict=True):
+        to[...] = np.asarray(value).view(to.dtype)
+    outputs[-1][...] = True
+
+
+def _callbacks() -> None:
+    from jax._src import callback
+    from jax._src.interpreters import mlir
+
+    original = callback.emit_python_callback
+
+    def emit(
+        ctx: Any,
+        function: Callable[..., Sequence[Any]],
+        token: Any,
+        operands: Sequence[Any],
+        operand_avals: Sequence[Any],
+        result_avals: Sequence[Any],
+        *,
+        has_side_effect: bool,
+        **options: Any,
+    ) -> tuple[Sequence[Any], Any, Any]:
+        if tuple(ctx.module_context.platforms) != (PLATFORM,):
+            return original(
+                ctx, function, token, operands, operand_avals, result_avals,
+                has_side_effect=has_side_effect, **options,
+            )  # fmt: skip
+
+        def checked(*arguments: np.ndarray) -> Sequence[np.ndarray]:
+            values = [np.asarray(v) for v in function(*arguments)]
+            _check(values, result_avals)
+            return values
+
+        made = Callback(checked, [a.dtype.name for a in operand_avals])
+        ctx.module_context.add_keepalive(made)
+        types = [mlir.aval_to_ir_type(ctx.module_context, a) for a in result_avals]
+        done = mlir.ir.RankedTensorType.get([], mlir.ir.IntegerType.get_signless(1))
+        call = mlir.custom_call(
+            TARGET,
+            result_types=[*types, done],
+            operands=operands,
+            backend_config=str(made.number),
+            has_side_effect=has_side_effect,
+        )
+        if (sharding := options.get("sharding")) is not None:
+            mlir.set_sharding(ctx.module_context, call, _with_one_more(sharding, len(types)))
+        return list(call.results)[:-1], token, made
+
+    callback.emit_python_callback = emit
+
+
+def _with_one_more(sharding: Any, results: int) -> Any:
+    """For the result that says that the call has been made. Calls without results have one
+    already."""
+    shardings = getattr(sharding, "shardings", None)
+    if not shardings or not results:
+        return sharding
+    ids = shardings[0].logical_device_ids
+    last = type(shardings[0])(mesh_shape=(), dim_shardings=(), logical_device_ids=ids)
+    return type(sharding)((*shardings, last))
+
+
+def _check(values: Sequence[np.ndarray], avals: Sequence[Any]) -> None:
+    if len(values) != len(avals):
+        raise RuntimeError(
+            "Mismatched number of outputs from callback. Expected:"
+            f" {len(avals)}, Actual: {len(values)}"
+        )
+    for i, (value, aval) in enumerate(zip(values, avals)):
+        for what in ("shape", "dtype"):
+            if getattr(value, what) != getattr(aval, what):
+                raise RuntimeError(
+                    f"Incorrect output {what} for return value #{i}: Expected:"
+                    f" {getattr(aval, what)}, Actual: {getattr(value, what)}"
+                )

@@ -60,9 +60,10 @@ def outputs_of(function: str) -> list[str]:
     return [name for name, _ in STRUCTURES[function]._fields_[3:]]
 
 
+# Word 0 is the next in a list of those that JAX holds no longer.
 WORDS = {
     kind: {
-        name: i
+        name: i + 1
         for i, name in enumerate(
             dict.fromkeys(field for getter in getters.split() for field in outputs_of(getter))
         )
@@ -78,7 +79,7 @@ class Object:
 
     def __init__(self, kind: str, **properties: Any) -> None:
         self.kind = kind
-        self.words = array("q", bytes(8 * len(WORDS[kind])))
+        self.words = array("q", bytes(8 * (len(WORDS[kind]) + 1)))
         self.address = self.words.buffer_info()[0]
         self.kept: list[object] = []  # what the words point to
         self.alive[self.address] = self
@@ -109,9 +110,16 @@ class Object:
         self.kept.append(value)
         return ctypes.addressof(value)
 
-    def forget(self) -> None:
-        """JAX holds it no longer."""
-        self.alive.pop(self.address, None)
+    @classmethod
+    def forget(cls, first: int | None) -> None:
+        """JAX holds the objects of this list no longer."""
+        while first:
+            found = cls.alive.pop(first)
+            first = found.words[0]
+            found.released()
+
+    def released(self) -> None:
+        """Give back what it holds."""
 
 
 class PluginError(Exception):

@@ -1,6 +1,6 @@
 """CompileOptionsProto: for how many devices a program is, and which.
 
-    options = CompileOptions.parse(data)         # replicas, partitions, devices
+options = CompileOptions.parse(data)         # replicas, partitions, devices
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class CompileOptions:
 
     def assignment(self) -> bytes:
         """DeviceAssignmentProto."""
-        columns = b"".join(
-            b"\x1a" + _sized(b"\x0a" + _sized(b"".join(map(_varint, self.devices[p :: self.partitions]))))
-            for p in range(self.partitions)
-        )  # fmt: skip
+        columns = b""
+        for p in range(self.partitions):
+            ids = b"".join(map(_varint, self.devices[p :: self.partitions]))
+            columns += b"\x1a" + _sized(b"\x0a" + _sized(ids))
         return b"\x08" + _varint(self.replicas) + b"\x10" + _varint(self.partitions) + columns
 
 

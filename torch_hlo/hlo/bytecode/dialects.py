@@ -72,6 +72,13 @@ def _need_type(value: Any, at: Cursor) -> Type:
     return value
 
 
+def _number_type(t: Tables, at: Cursor) -> Shape:
+    found = _need_type(t.type(at), at).shape
+    if found.is_tuple or found.rank:
+        raise at.error(f"expected the type of a number, not {found}")
+    return found
+
+
 def _types(t: Tables, at: Cursor) -> list[Type]:
     return [_need_type(t.type(at), at) for _ in range(at.count())]
 
@@ -98,7 +105,7 @@ def _encoded_tensor(t: Tables, at: Cursor) -> Type:
 
 
 def _complex(t: Tables, at: Cursor) -> Type:
-    part = _need_type(t.type(at), at).shape.dtype
+    part = _number_type(t, at).dtype
     if part not in ("f32", "f64"):
         raise at.error(f"complex numbers of {part} are not supported")
     return Type(Shape({"f32": "c64", "f64": "c128"}[part]))
@@ -119,7 +126,7 @@ def _integer_type(t: Tables, at: Cursor) -> Type:
 def _quantized(axis: bool) -> Read:
     def read(t: Tables, at: Cursor) -> Type:
         at.varint()
-        storage, expressed = (_need_type(t.type(at), at).shape.dtype for _ in range(2))
+        storage, expressed = (_number_type(t, at).dtype for _ in range(2))
         if axis:
             place: int | None = at.varint()
             limits = at.signed(), at.signed()
@@ -209,10 +216,6 @@ def _word(*words: str) -> Read:
         return str(t.pick(list(words), at.varint(), f"word among {', '.join(words)}", at))
 
     return read
-
-
-def _number_type(t: Tables, at: Cursor) -> Shape:
-    return _need_type(t.type(at), at).shape
 
 
 def _integer(t: Tables, at: Cursor) -> int:

@@ -270,17 +270,24 @@ def has_effect(x: Instruction) -> bool:
     )
 
 
-def lost_effect(root: Instruction, x: Instruction) -> str:
-    """What runs is what a root needs: an error message if that leaves out an instruction that has
-    an effect, also of the computations that are called; else ""."""
+def needs(root: Instruction, x: Instruction) -> bool:
+    """Whether `x` runs when `root` does, also in computations that are called."""
     reached: set[Instruction] = set()
     roots = [root]
     while roots:
         below = [y for y in postorder(roots) if y not in reached]
         if x in below:
-            return ""
+            return True
         reached.update(below)
         roots = [c.root for y in below for c in called(y)]
+    return False
+
+
+def lost_effect(root: Instruction, x: Instruction) -> str:
+    """What runs is what a root needs: an error message if that leaves out an instruction that has
+    an effect; else ""."""
+    if needs(root, x):
+        return ""
     operands = ", ".join(str(o.shape) for o in x.operands)
     return (
         f"the custom call to {x['custom_call_target']!r} ({operands}) has an effect, and no result"

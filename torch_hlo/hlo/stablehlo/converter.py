@@ -23,6 +23,7 @@ from torch_hlo.hlo.ir.instruction import (
     Meta,
     Module,
     lost_effect,
+    needs,
     postorder,
 )
 from torch_hlo.hlo.ir.intern import instr
@@ -206,7 +207,7 @@ class Converter:
         return Module(
             name,
             Computation(entry_name, tuple(params), root),
-            (),
+            _aliases(entry, params, results),
             tuple(table),
             self.shardings.mesh,
         )
@@ -263,10 +264,17 @@ class Converter:
 
     def block(self, block: Block, scope: Scope) -> list[Instruction]:
         """Convert a block; the values it returns."""
+        carriers: list[Instruction] = []  # what runs the effects of this block
         for op in block.ops:
             if op.name in ("return", "sdy.return"):
-                return [self.use(scope, name, index, op.position) for name, index in op.operands]
+                found = [self.use(scope, name, index, op.position) for name, index in op.operands]
+                return tied(found, carriers)
+            known = len(self.effects)
             self.operation(op, scope)
+            if len(self.effects) > known:
+                carriers.append(
+                    scope.values[op.results[0][0]][0] if op.results else self.effects[-1][1]
+                )
         raise self.s.error(
             "this block does not end in a return",
             block.ops[-1].position if block.ops else self.s.pos,
@@ -545,6 +553,37 @@ class Converter:
             )
             self.computations[key] = found
         return found
+
+
+def _aliases(
+    entry: Operation, params: list[Instruction], results: list[Instruction]
+) -> tuple[tuple[int, int], ...]:
+    """(result, argument) pairs from the arguments' `tf.aliasing_output`; an argument with
+    `jax.buffer_donor` is given to the first result like it."""
+    given = entry.attrs.get("arg_attrs")
+    rows = given if isinstance(given, list) and len(given) == len(params) else []
+    found = {
+        o: i
+        for i, row in enumerate(rows)
+        if type(o := row.get("tf.aliasing_output")) is int
+        and o < len(results)
+        and results[o].shape == params[i].shape
+    }
+    for i, row in enumerate(rows):
+        if row.get("jax.buffer_donor"):
+            fit = (o for o, y in enumerate(results) if y.shape == params[i].shape)
+            if (o := next((o for o in fit if o not in found), None)) is not None:
+                found[o] = i
+    return tuple(sorted(found.items()))
+
+
+def tied(results: list[Instruction], effects: list[Instruction]) -> list[Instruction]:
+    """Results that need these effects, each of them: whoever uses one has them run."""
+    lost = [x for x in effects if not all(needs(y, x) for y in results)]
+    if not lost:
+        return results
+    whole = instr("opt-barrier", (b.tuple_(*results, *lost),))
+    return [b.get_tuple_element(whole, i) for i in range(len(results))]
 
 
 def unpacked(x: Instruction, count: int) -> list[Instruction]:

@@ -128,6 +128,8 @@ class Shardings:
         found = function.attrs.get(key)
         if not isinstance(found, list) or self.mesh is None:
             return None
+        if len(found) != len(shapes):
+            raise ShardingError(f"{key} has {len(found)} entries for {len(shapes)} values")
         values = []
         for attrs, shape in zip(found, shapes, strict=True):
             given = self.of(attrs, [shape]) if isinstance(attrs, dict) else None

@@ -1,0 +1,137 @@
+"""JAX on the plugin: values are NumPy's or those of JAX's CPU back end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="needs JAX: pip install 'torch_hlo[jax]'")
+jnp = jax.numpy
+A = np.array([[4.0, 1, 2], [1, 3, 0], [2, 0, 5]], np.float32)
+
+
+def on_cpu(f, *arguments):
+    with jax.default_device(jax.devices("cpu")[0]):
+        return jax.jit(f)(*arguments)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: jnp.tanh(x) @ x.T + 1,
+        lambda x: (x * 2, x.sum(0)),
+        lambda x: jax.grad(lambda w: jnp.sum(jax.nn.softmax(x @ w) ** 2))(x),
+        lambda x: jax.lax.scan(lambda c, y: (c + y, c * y), x[0], x),
+        lambda x: jax.lax.top_k(x, 2),
+        lambda x: jnp.linalg.eigh(x)[0],
+        lambda x: jnp.linalg.inv(x),
+        lambda x: jnp.fft.fft(x),
+        lambda x: jax.random.normal(jax.random.key(0), (5,)),
+        lambda x: x.astype(jnp.bfloat16) * 2,
+        lambda x: x.astype(jnp.int4) + 1,
+        lambda x: (x > 1, x[:, ::2]),
+    ],
+)
+def test_values_are_those_of_the_cpu(f):
+    for got, want in zip(
+        jax.tree.leaves(jax.jit(f)(A)), jax.tree.leaves(on_cpu(f, A)), strict=True
+    ):
+        assert next(iter(got.devices())).platform == "hlo"
+        assert got.dtype == want.dtype
+        kind = complex if np.iscomplexobj(want) else float
+        np.testing.assert_allclose(
+            np.asarray(got).astype(kind), np.asarray(want).astype(kind), rtol=2e-5, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1)[::-1],
+        np.float32(3),
+        np.zeros((0, 3)),
+        np.arange(10, dtype=np.int8)[::-3],
+        np.broadcast_to(np.float32(2), (3, 4)),
+    ],
+)
+def test_arrays_come_back(value):
+    np.testing.assert_array_equal(jax.device_put(value), value.astype(jnp.asarray(value).dtype))
+
+
+def test_donated_memory_is_written_to():
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    x = jnp.zeros(1000)
+    where = x.unsafe_buffer_pointer()
+    y = step(x)
+    assert x.is_deleted() and y.unsafe_buffer_pointer() == where
+    with pytest.raises(RuntimeError, match="deleted"):
+        x + 1
+
+
+def test_donated_memory_that_is_looked_at_is_not():
+    x = jnp.zeros(1000)
+    seen = np.asarray(x)
+    y = jax.jit(lambda x: x + 1, donate_argnums=0)(x)
+    assert seen.sum() == 0 and np.asarray(y).sum() == 1000
+
+
+def test_callbacks():
+    shape = jax.ShapeDtypeStruct((3,), np.float32)
+    x = jnp.arange(3, dtype=jnp.float32)
+    f = jax.jit(lambda x: jax.pure_callback(np.sin, shape, x) * 2)
+    np.testing.assert_allclose(f(x), 2 * np.sin(np.arange(3)), rtol=1e-6)
+    seen = []
+
+    @jax.jit
+    def loop(x):
+        def body(i, x):
+            jax.debug.callback(lambda i: seen.append(int(i)), i)
+            return x + 1
+
+        return jax.lax.fori_loop(0, 4, body, x)
+
+    jax.block_until_ready(loop(x))
+    assert seen == [0, 1, 2, 3]
+
+
+def test_an_error_in_a_callback_is_reported():
+    def fail(x):
+        raise ValueError("no such thing")
+
+    f = jax.jit(lambda x: jax.pure_callback(fail, jax.ShapeDtypeStruct((3,), np.float32), x))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no such thing"):
+        f(jnp.ones(3))
+
+
+def test_what_cannot_be_compiled_names_the_call():
+    call = jax.ffi.ffi_call("no_such_target", jax.ShapeDtypeStruct((3,), np.float32))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="UNIMPLEMENTED: .*no_such_target"):
+        jax.jit(call)(jnp.ones(3))
+
+
+def test_every_function_has_an_entry():
+    from torch_hlo.device.pjrt.pjrt_structs import FUNCTIONS, HEAD
+    from torch_hlo.pjrt.functions import Table
+
+    table = Table()
+    assert all(table.words[HEAD // 8 + i] for i in range(len(FUNCTIONS)))
+    assert table.words[0] == ctypes.sizeof(table.words)
+
+
+def test_the_process_ends_cleanly():
+    text = (
+        "import jax, torch_hlo.pjrt; torch_hlo.pjrt.initialize()\n"
+        "x = jax.jit(lambda x: x + 1)(1.0); print(x, x.devices())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, "JAX_PLATFORMS": "hlo"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "2.0 {HloDevice(id=0)}\n"), done.stderr
