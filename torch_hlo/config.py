@@ -159,6 +159,7 @@ FLAGS: dict[str, Flag] = {
             _at_least(0, float),
             "seconds that a device waits for the others in a collective; 0: for ever",
         ),
+        Flag("COUNT_OPS", False, _switch, "count every operation, in counters named xla::<op>"),
         Flag("EAGER", False, _switch, "run op by op instead of recording"),
         Flag(
             "CPU_NUMBERS",

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,9 +102,38 @@ FILES: dict[str, dict[str, str]] = {
         "CPU_NUM_DEVICES": "2"
     },
     "test/torch_distributed/test_ddp.py": {"CPU_NUM_DEVICES": "2"},
+    "examples/train_resnet_base.py": {},
+    "examples/train_resnet_amp.py": {},
+    "examples/train_decoder_only_base.py": {},
+    "examples/data_parallel/train_resnet_ddp.py": {"CPU_NUM_DEVICES": "2"},
+    "examples/data_parallel/train_resnet_xla_ddp.py": {"CPU_NUM_DEVICES": "2"},
+    "examples/data_parallel/train_resnet_spmd_data_parallel.py": {"CPU_NUM_DEVICES": "2"},
+    "examples/fsdp/train_decoder_only_fsdp_v2.py": {"CPU_NUM_DEVICES": "2"},
+    "examples/fsdp/train_resnet_fsdp_auto_wrap.py": {"CPU_NUM_DEVICES": "2"},
+    "examples/flash_attention/train_decoder_only_flash_attention.py": {},
+    "examples/flash_attention/train_decoder_only_flash_attention_fsdp_v2.py": {
+        "CPU_NUM_DEVICES": "2"
+    },
+    "examples/eager/train_decoder_only_eager.py": {},
+    "examples/eager/train_decoder_only_eager_with_compile.py": {},
+    "examples/eager/train_decoder_only_eager_multi_process.py": {"CPU_NUM_DEVICES": "2"},
+    "examples/eager/train_decoder_only_eager_spmd_data_parallel.py": {"CPU_NUM_DEVICES": "2"},
+    "examples/debug/train_resnet_profile.py": {},
     "examples/scan/scan_examples.py": {},
-    "examples/scan/decoder_with_scan.py": {},
+    "examples/train_decoder_only_base.py scan.decoder_with_scan.DecoderWithScan": {},
 }
+
+# Sizes that two cores can do, in the examples, which have fake data.
+SMALLER = (
+    (r"num_steps( *: int)? = \d+", r"num_steps\1 = 3"),
+    (r"self.batch_size = \d+", "self.batch_size = 4"),
+    (r"img_dim = \d+", "img_dim = 64"),
+    (r"seq_len = \d+", "seq_len = 64"),
+    (r"(hidden_size: int|default) ?= ?1024", r"\1=64"),
+    (r"(intermediate_size: int|default) ?= ?32 \* 1024", r"\1=256"),
+    (r"default=200", "default=3"),
+    (r"step % 10 == 0", "step % 2 == 0"),
+)
 
 
 class _Result(unittest.TextTestResult):
@@ -163,7 +193,7 @@ def _late(*_: object) -> None:
     raise TimeoutError(f"took more than {SECONDS} s")
 
 
-def child(file: str, log: str) -> None:
+def child(file: str, log: str, *arguments: str) -> None:
     """Run one file as a script, under the names."""
     from torch_hlo.compat import install_as_torch_xla
 
@@ -171,7 +201,7 @@ def child(file: str, log: str) -> None:
     _Result.log = log
     unittest.TextTestRunner.resultclass = _Result
     signal.signal(signal.SIGALRM, _late)
-    sys.argv = [file]
+    sys.argv = [file, *arguments]
     sys.path[:0] = [os.path.dirname(file)]
     runpy.run_path(file, run_name="__main__")
 
@@ -180,13 +210,20 @@ def run(repository: Path, file: str, seconds: float) -> dict[str, tuple[str, str
     """Outcome and reason of each test of a file."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        command = [sys.executable, "-m", __spec__.name, "--child", str(repository / file), str(log)]
-        path = os.pathsep.join([str(Path(__file__).parents[2]), str(repository / "test")])
-        given = {"PJRT_DEVICE": "CPU", "PYTHONPATH": path, **FILES.get(file, {})}
+        repository = _smaller(repository, Path(folder)) if "examples/" in file else repository
+        path, *arguments = file.split()
+        path = repository / path
+        command = [sys.executable, "-m", __spec__.name, "--child", str(path), str(log), *arguments]
+        folders = [str(Path(__file__).parents[2]), str(repository / "test")]
+        given = {
+            "PJRT_DEVICE": "CPU",
+            "PYTHONPATH": os.pathsep.join(folders),
+            **FILES.get(file, {}),
+        }
         try:
             done = subprocess.run(
                 command,
-                cwd=(repository / file).parent,
+                cwd=path.parent,
                 env={**os.environ, **given},
                 timeout=seconds,
                 capture_output=True,
@@ -203,6 +240,17 @@ def run(repository: Path, file: str, seconds: float) -> dict[str, tuple[str, str
         why = (last or text.splitlines() or [""])[-1][:300]
         found = {file: ("failed" if code else "passed", why if code else "")}
     return found
+
+
+def _smaller(repository: Path, folder: Path) -> Path:
+    """A copy of the examples with smaller sizes."""
+    shutil.copytree(repository / "examples", folder / "examples")
+    for file in (folder / "examples").rglob("*.py"):
+        text = file.read_text()
+        for pattern, replacement in SMALLER:
+            text = re.sub(pattern, replacement, text)
+        file.write_text(text)
+    return folder
 
 
 # What the words of a failure say about its kind, the first that fits.
@@ -225,7 +273,7 @@ def main() -> None:
     parser.add_argument("--repository", type=Path)
     parser.add_argument("--seconds", type=float, default=900, help="time limit of a file")
     parser.add_argument("--verbose", action="store_true", help="every test that fails, and why")
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         return child(*options.child)

@@ -14,6 +14,9 @@ from torch.utils.checkpoint import checkpoint as _checkpoint
 import torch_hlo
 from torch_hlo.lazy.aten import dispatch
 
+# scripts clear them; programs are kept by the device
+_SCAN_COMPUTATION_CACHE, _ONE_LAYER_CACHE = {}, {}
+
 
 def scan(
     fn: Callable[..., Any],
@@ -33,7 +36,16 @@ def scan(
             "The leaves of the `xs` input PyTree must have the same leading dimension size. Got"
             f" {[len(x) for x in leaves]}"
         )
-    return torch_hlo.scan(fn, init, xs)
+    rebuild: list = []
+
+    def step(carry, x):
+        new, y = fn(carry, x)
+        kept, back = tree_flatten_none(y)
+        rebuild[:] = [back]
+        return new, kept
+
+    carry, ys = torch_hlo.scan(step, init, xs)
+    return carry, rebuild[0](ys)
 
 
 def scan_layers(
@@ -102,12 +114,16 @@ def gradient_accumulation(
     model: torch.nn.Module,
     *carried_tensors: torch.Tensor,
 ):
-    """`train_step` of each slice of the tensors, and backward of its loss; returns the sum of the
+    """`train_step` of each slice of the tensors, and backward of its loss; returns the mean of the
     losses, and what is carried."""
     total, carried = 0, carried_tensors
-    for i in range(len(iterable_tensors[0])):
+    if not iterable_tensors:
+        raise ValueError("gradient_accumulation: `iterable_tensors` is empty")
+    count = len(iterable_tensors[0])
+    for i in range(count):
         result = train_step(*[t[i] for t in iterable_tensors], *carried)
         loss, *carried = result if isinstance(result, (tuple, list)) else (result,)
+        loss = loss / count
         loss.backward()
         total = total + loss.detach()
     return (total, *carried) if carried else total
@@ -117,6 +133,29 @@ def checkpoint(function: Callable[..., Any], *args, **kwargs):
     """torch.utils.checkpoint, which the device takes as it is."""
     kwargs.setdefault("use_reentrant", True)
     return _checkpoint(function, *args, **kwargs)
+
+
+def tree_flatten_none(tree):
+    """Leaves without those that are None, and a function that puts them back."""
+    flat, form = pytree.tree_flatten(tree)
+    kept = [x for x in flat if x is not None]
+
+    holes = [x is None for x in flat]
+
+    def rebuild(leaves):
+        found = iter(leaves)
+        return pytree.tree_unflatten([None if hole else next(found) for hole in holes], form)
+
+    return kept, rebuild
+
+
+def repeat_with_fixed_output_size(
+    input: torch.Tensor, repeats: torch.Tensor, total_repeat_length: int
+) -> torch.Tensor:
+    """Each element `repeats` times, cut or filled with the last one to a fixed length."""
+    places = torch.arange(total_repeat_length, device=input.device)
+    found = torch.searchsorted(repeats.cumsum(0), places, right=True)
+    return input[found.clamp(max=len(input) - 1)]
 
 
 def flash_attention(

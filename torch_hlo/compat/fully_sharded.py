@@ -10,6 +10,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 from torch_hlo.compat import experimental_names, sharding_names, spawning
+from torch_hlo.pytorch import patches
 
 Module = torch.nn.Module
 
@@ -160,6 +161,7 @@ class XlaFullyShardedDataParallel(_Wrapped):
         if spawning.join() > 1:
             from torch.distributed.fsdp import MixedPrecisionPolicy
 
+            patches.patch_fully_shard()
             fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=compute_dtype))
 
     def clip_grad_norm_(self, max_norm: float, norm_type=2.0) -> torch.Tensor:

@@ -10,8 +10,7 @@ from torch_hlo.device import multi_device
 
 
 class _Mode:
-    spmd: bool | None = None  # None: the environment says
-    kind: str | None = None
+    kind = None
 
 
 def device_type() -> str:
@@ -34,16 +33,11 @@ def use_spmd(auto=False):
         raise NotImplementedError(
             "use_spmd(auto=True): choose a plan of torch_hlo.distributed with compare()"
         )
-    _Mode.spmd = True
-    devices = int(config.variable("CPU_NUM_DEVICES", 0))
-    if devices > 1 and process_count() == 1:
-        config.assign("CPU_DEVICES", devices)
+    config.suggest("XLA_USE_SPMD", "1")
 
 
 def is_spmd() -> bool:
-    if _Mode.spmd is None:
-        return str(config.variable("XLA_USE_SPMD", "0")) in ("1", "true")
-    return _Mode.spmd
+    return config.variable("XLA_USE_SPMD", "0") in ("1", "true")
 
 
 def world_size() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch_hlo import debug, metrics
 from torch_hlo.compat import experimental_names, hardware, sharding_names, xla_model
 from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lowering.core.graph import Out
 
 _get_executed_fallback_ops = metrics.executed_fallback_ops
 _get_use_eager_mode = experimental_names.is_eager_mode
@@ -17,7 +19,6 @@ _set_use_eager_mode = experimental_names.eager_mode
 _get_xla_sharding_spec = sharding_names.sharding_text
 _get_xla_sharding_type = sharding_names.sharding_type
 _get_xla_tensors_hlo = debug.hlo_text
-_get_xla_tensors_text = debug.graph_text
 _xla_clear_sharding = sharding_names.clear_sharding
 _xla_get_num_cached_compilation_graph = hardware.get_num_cached_compilation_graph
 _xla_increment_counter = metrics.count
@@ -50,6 +51,58 @@ def _xla_get_cpu_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [t.cpu() for t in tensors]
 
 
+def _xla_tensors_from_aten(tensors, devices) -> list[torch.Tensor]:
+    return [t.to(d) for t, d in zip(tensors, devices)]
+
+
+def _get_graph_hash(tensors: Sequence[torch.Tensor]) -> str:
+    """Equal for tensors that the same program computes."""
+    return hashlib.blake2b(debug.hlo_text(tensors).encode(), digest_size=8).hexdigest()
+
+
+def _get_xla_tensors_text(tensors: Sequence[torch.Tensor]) -> str:
+    """What was recorded for tensors, in the form in which PyTorch/XLA prints it."""
+    lines = ["IR {"]
+    pending = [t for t in tensors if debug.is_pending(t)]
+    lines += [
+        f"  %0 = {_shape(t)} xla::device_data(), ROOT=0" for t in tensors if not debug.is_pending(t)
+    ]
+    if pending:
+        graph = debug.graph(pending)
+        inputs = [*graph.leaves, *graph.numbers]
+        name = {id(x): f"%{i}" for i, x in enumerate((*inputs, *graph.nodes))}
+
+        def text(x) -> str:
+            if isinstance(x, (list, tuple)):
+                return f"[{', '.join(map(text, x))}]"
+            node = x.array or x.node if isinstance(x, Out) else x
+            return name.get(id(node), str(x))
+
+        for x in inputs:
+            kind = "xla::device_data()" if x in graph.leaves else "prim::Constant()"
+            lines.append(f"  {name[id(x)]} = {getattr(x, 'shape', '')} {kind}")
+        roots = {id(out.node): i for i, out in enumerate(graph.outputs)}
+        for n in graph.nodes:
+            root = f", ROOT={roots[id(n)]}" if id(n) in roots else ""
+            given = ", ".join(map(text, n.args))
+            shapes = ", ".join(map(str, n.outs))
+            lines.append(f"  {name[id(n)]} = {shapes} {n.target._schema.name}({given}){root}")
+    return "\n".join([*lines, "}", ""])
+
+
+def _shape(t: torch.Tensor) -> str:
+    return str(t._meta.hlo)
+
+
+def _get_xla_tensor_debug_info(t: torch.Tensor) -> str:
+    if not isinstance(t, HloTensor):
+        return "Not a XLATensor"
+    pending = debug.is_pending(t)
+    text = _get_xla_tensors_text([t]) if pending else "None"
+    data = None if pending else f"Data Device: {xla_model.xla_real_devices()[0]}"
+    return f"XLA Shape: {_shape(t)}\nIR: {text}\nXLAData: {data}\n"
+
+
 def _xla_get_tensor_id(tensor: HloTensor) -> int:
     return id(tensor)
 
@@ -57,6 +110,3 @@ def _xla_get_tensor_id(tensor: HloTensor) -> int:
 def _check_tensor_need_materialization(tensors: Sequence[torch.Tensor]) -> list[bool]:
     """Whether a tensor is recorded and not yet computed."""
     return [debug.is_pending(t) for t in tensors]
-
-
-__all__ = [name for name in list(globals()) if name[0] == "_" and name[1] in "gscx"]

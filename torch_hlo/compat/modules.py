@@ -61,13 +61,18 @@ MODULES: dict[str, str] = {
     "experimental.eager": "experimental_names",
     "experimental.fori_loop": "experimental_names",
     "experimental.gradient_accumulation": "experimental_names",
+    "experimental.gru": "torch.nn",
+    "experimental.mark_pattern_utils": "",
     "experimental.plugins": "hardware",
     "experimental.scan": "experimental_names",
     "experimental.scan_layers": "experimental_names",
     "experimental.spmd_fully_sharded_data_parallel": "fully_sharded",
     "experimental.splash_attention": "",
+    "experimental.stablehlo_custom_call": "",
+    "experimental.xla_quantized_matmul": "",
     "runtime": "hardware",
     "stablehlo": "stablehlo_export",
+    "tf_saved_model_integration": "",
     "test": "",
     "test.test_utils": "utilities",
     "utils": "",
@@ -81,6 +86,11 @@ MODULES: dict[str, str] = {
 _TEXT = "write HLO text and run it with torch_hlo.run_text"
 _DYNAMO = 'use torch.compile(model, backend="hlo")'
 _PALLAS = "TPU kernels need a TPU; use torch.nn.functional.scaled_dot_product_attention"
+_KERNELS = (
+    "FlashAttention GMM fa_custom_backward fa_custom_forward gmm gmm_backward jax_import_guard"
+    " make_kernel_from_pallas multi_queries_paged_attention paged_attention quantized_matmul_int8"
+    " ragged_paged_attention tgmm trace_pallas"
+)
 # What torch_xla has and we do not offer -> what to use.
 REFUSED: dict[str, str] = {
     "_dynamo.dynamo_bridge": _DYNAMO,
@@ -94,9 +104,30 @@ REFUSED: dict[str, str] = {
     "distributed.data_parallel": "threads per device are gone; use torch_xla.launch",
     "distributed.zero_redundancy_optimizer": "use torch_hlo.distributed.zero1, or"
     " torch.distributed.optim.ZeroRedundancyOptimizer",
+    **{f"experimental.custom_kernel.{name}": _PALLAS for name in _KERNELS.split()},
+    "experimental.scan.value_and_grad_partitioned": "torch_hlo.scan has gradients",
     "experimental.callback": "call torch_xla.sync() and read the tensor",
     "experimental.splash_attention": _PALLAS,
+    "experimental.mark_pattern_utils": "patterns are found without marks",
+    "experimental.stablehlo_custom_call": _TEXT,
+    "experimental.xla_quantized_matmul": "use torch.ao.quantization",
+    "tf_saved_model_integration": "use torch_xla.stablehlo.save_as_stablehlo",
 }
+
+
+class Refused:
+    """In place of a name that is not offered: scripts may import it, and not use it."""
+
+    def __init__(self, text: str):
+        self._text = text
+
+    def __call__(self, *args, **kwargs):
+        raise NotImplementedError(self._text)
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotImplementedError(self._text)
 
 
 class Names(types.ModuleType):
@@ -116,7 +147,7 @@ class Names(types.ModuleType):
         full = f"{self._row}.{name}".removeprefix(".")
         advice = REFUSED.get(full) or REFUSED.get(self._row)
         if advice:
-            raise NotImplementedError(f"torch_xla.{full}: torch_hlo does not offer it; {advice}")
+            return Refused(f"torch_xla.{full}: torch_hlo does not offer it; {advice}")
         raise AttributeError(
             f"torch_hlo offers no {name!r} in {self.__name__}; there are"
             f" {', '.join(n for n in dir(self) if n[0] != '_' or self._row == '_XLAC')}"
@@ -125,9 +156,6 @@ class Names(types.ModuleType):
     def __dir__(self) -> list[str]:
         below = [k for k in vars(self) if not k.startswith("_")]
         return sorted({*below, *(n for s in self._sources for n in _names(s))})
-
-
-_OTHERS = ("__future__", "builtins", "collections", "typing", "torch_hlo.compat.modules")
 
 
 @functools.cache
@@ -141,8 +169,13 @@ def _names(name: str) -> dict[str, Any]:
         for k, v in found.items()
         if (not k.startswith("__") or k == "__version__")
         and not isinstance(v, (types.ModuleType, torch.dtype))
-        and not str(getattr(v, "__module__", "")).startswith(_OTHERS)
+        and not _foreign(v)
     }
+
+
+def _foreign(value) -> bool:
+    known = isinstance(value, (type, types.FunctionType))
+    return known and not value.__module__.startswith("torch")
 
 
 def install():
@@ -153,3 +186,5 @@ def install():
         parent, _, name = module.__name__.rpartition(".")
         if parent:
             setattr(sys.modules[parent], name, module)
+    top, core = sys.modules["torch_xla"], sys.modules["torch_xla.core"]
+    top.xm, top.xr = core.xla_model, top.runtime

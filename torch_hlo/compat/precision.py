@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch.amp import GradScaler as _GradScaler
+
+logger = logging.getLogger(__name__)
+_WARNING_MESSAGE = "products are computed in the precision of their operands, whatever is set"
 
 
 class autocast(torch.autocast):
@@ -35,6 +40,7 @@ def set_mat_mul_precision(precision: str):
     """Products are computed in the precision of their operands, whatever is asked for."""
     if precision not in ("default", "high", "highest"):
         raise ValueError(f"precision {precision!r}: there are default, high and highest")
+    logger.warning(_WARNING_MESSAGE)
     _Products.precision = precision
 
 

@@ -14,7 +14,6 @@ import torch
 from torch_hlo.compat import hardware
 from torch_hlo.distributed import annotate, spmd, visualize
 from torch_hlo.distributed import checkpoint as checkpoints
-from torch_hlo.distributed.spmd import get_global_mesh
 from torch_hlo.hlo.sharding.sharding import Sharding
 from torch_hlo.lazy.record.tensor import HloTensor, to_cpu
 
@@ -267,6 +266,10 @@ def apply_backward_optimization_barrier(m: torch.nn.Module):
     """Nothing: what is fused is decided by the bytes that need not move."""
 
 
+def xla_patched_nn_linear_forward(m: torch.nn.Linear, input: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.linear(input, m.weight, m.bias)
+
+
 def apply_xla_patch_to_nn_linear(module: torch.nn.Module, *args) -> torch.nn.Module:
     """The module: products of more than two dimensions keep their shardings here."""
     return module
@@ -321,5 +324,6 @@ def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
+get_global_mesh, set_global_mesh = spmd.get_global_mesh, spmd.set_global_mesh
 visualize_sharding = visualize.visualize_sharding
 visualize_tensor_sharding = visualize.visualize_tensor_sharding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,8 @@ from typing import Any
 import torch
 
 import torch_hlo
-from torch_hlo.compat import closures, communication, hardware, sharding_names, spawning, utilities
+from torch_hlo import config
+from torch_hlo.compat import closures, communication, hardware, sharding_names, utilities
 from torch_hlo.lazy import device_module
 from torch_hlo.lazy.record import session
 
@@ -88,7 +90,6 @@ def save(data, file_or_path, master_only=True, global_master=False):
     """torch.save of CPU copies, by the first process alone unless `master_only` is False."""
     if not master_only or is_master_ordinal():
         torch.save(utilities.to_cpu(data), file_or_path)
-    spawning.join() > 1 and communication.rendezvous("xm.save")
 
 
 def send_cpu_data_to_device(data, device, input_sharding=None):
@@ -190,8 +191,17 @@ def do_on_ordinals(target: Callable[..., Any], data=(), ordinals: Sequence[int] 
 
 
 def install():
-    """Give tensors what scripts ask of them."""
+    """Give tensors what scripts ask of them, and the back end of torch.compile its name."""
     sharding_names.install()
+    config.assign("COUNT_OPS", True)
+    config.assign("CPU_DEVICES", int(config.variable("CPU_NUM_DEVICES", config.get("CPU_DEVICES"))))
+    original = torch.compile
+
+    @functools.wraps(original)
+    def compile(*args, backend="inductor", **kwargs):
+        return original(*args, backend="hlo" if backend == "openxla" else backend, **kwargs)
+
+    torch.compile = compile
 
 
 get_ordinal = hardware.global_ordinal

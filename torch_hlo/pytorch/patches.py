@@ -6,6 +6,7 @@ import functools
 import importlib
 import types
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.autograd.graph
@@ -125,6 +126,19 @@ def _patch_module_apply() -> None:
             future.set_swap_module_params_on_conversion(False)
 
     Module._apply = _apply
+
+
+def patch_fully_shard() -> None:
+    """Where the device is called "xla", `fully_shard` looks for parameters on the device that its
+    mesh, of "hlo", names."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_init, _fully_shard
+
+    original = _fsdp_init._get_device_from_mesh
+
+    def device(mesh: Any) -> torch.device:
+        return PLACE.device if mesh.device_type in PLACE.names else original(mesh)
+
+    _fsdp_init._get_device_from_mesh = _fully_shard._get_device_from_mesh = device
 
 
 def _changes_device(module: Module, fn: Callable) -> bool:

@@ -112,8 +112,10 @@ def rename_to_xla(module: types.ModuleType, constant_function: Callable[[int, in
     PLACE.key, PLACE.kind = "XLA", _Kind.XLA
     PLACE.device, PLACE.names = torch.device("xla", 0), PLACE.names | {"xla"}
     torch._register_device_module("xla", module)
-    # what PyTorch's Python asks to learn which device is not its own
+    # what PyTorch's Python asks to learn which device is not its own, and which the fast one; its
+    # meshes ask otherwise, and stay "hlo": those of "xla" have no process groups
     torch._C._get_privateuse1_backend_name = lambda: "xla"
+    torch._C._accelerator_getAccelerator = lambda: torch.device("xla")
 
 
 _registered = False

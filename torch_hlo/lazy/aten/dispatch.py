@@ -13,7 +13,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from torch_hlo import config
+from torch_hlo import config, metrics
 from torch_hlo.lazy.aten import (
     batch_norm,
     copies,
@@ -64,8 +64,21 @@ def handle(
 
 def entry(op: OpOverload) -> Handler:
     """The handler of an op that arrives from outside."""
-    _ENTRIES[id(op)] = found = in_turn(find(op))
+    found = in_turn(find(op))
+    _ENTRIES[id(op)] = found = _counted(op, found) if config.get("COUNT_OPS") else found
     return found
+
+
+def _counted(op: OpOverload, handler: Handler) -> Handler:
+    """A handler that counts its calls; reads of a number are called what torch_xla calls them."""
+    name = op._schema.name.split("::")[1].removesuffix("_")
+    name = f"aten::{name}" if name == "_local_scalar_dense" else f"xla::{name}"
+
+    def counting(args: tuple, kwargs: dict):
+        metrics.count(name)
+        return handler(args, kwargs)
+
+    return counting
 
 
 def in_turn(handler: Handler) -> Handler:
