@@ -31,6 +31,10 @@ def _xla_get_default_device() -> str:
     return "xla:0"
 
 
+def _xla_runtime_is_initialized() -> bool:
+    return True
+
+
 def _xla_get_all_devices() -> list[str]:
     return [f"{hardware.device_type()}:{i}" for i in range(hardware.process_count())]
 

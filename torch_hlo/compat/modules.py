@@ -106,6 +106,8 @@ REFUSED: dict[str, str] = {
     " torch.distributed.optim.ZeroRedundancyOptimizer",
     **{f"experimental.custom_kernel.{name}": _PALLAS for name in _KERNELS.split()},
     "experimental.scan.value_and_grad_partitioned": "torch_hlo.scan has gradients",
+    "experimental.distributed_checkpoint.SPMDLoadPlanner": "use CheckpointManager",
+    "experimental.distributed_checkpoint.SPMDSavePlanner": "use CheckpointManager",
     "experimental.callback": "call torch_xla.sync() and read the tensor",
     "experimental.splash_attention": _PALLAS,
     "experimental.mark_pattern_utils": "patterns are found without marks",

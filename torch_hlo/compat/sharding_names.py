@@ -139,6 +139,12 @@ def mark_sharding_with_gradients(
     return spmd.mark_sharding_with_gradients(t, mesh.ours, tuple(partition_spec))
 
 
+class MarkShardingFunction:
+    """`apply` is `mark_sharding_with_gradients`."""
+
+    apply = staticmethod(mark_sharding_with_gradients)
+
+
 def enable_manual_sharding(t: torch.Tensor, spec, *, mesh=None) -> torch.Tensor:
     return spmd.enable_manual_sharding(t, spec, mesh=(mesh or get_global_mesh()).ours)
 
@@ -150,6 +156,10 @@ def disable_manual_sharding(t: torch.Tensor, spec, full_shape, *, mesh=None) -> 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     return annotate.clear_sharding(t)
+
+
+def wrap_as_sharded_tensor(t: torch.Tensor, mesh_shape=None, partition_spec=None) -> torch.Tensor:
+    return t
 
 
 def wrap_if_sharded(x):
@@ -266,6 +276,12 @@ def apply_backward_optimization_barrier(m: torch.nn.Module):
     """Nothing: what is fused is decided by the bytes that need not move."""
 
 
+class XLAPatchedLinear:
+    """`apply` is a linear layer."""
+
+    apply = staticmethod(torch.nn.functional.linear)
+
+
 def xla_patched_nn_linear_forward(m: torch.nn.Linear, input: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.linear(input, m.weight, m.bias)
 
@@ -325,5 +341,6 @@ def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 get_global_mesh, set_global_mesh = spmd.get_global_mesh, spmd.set_global_mesh
+construct_v1_sharding_str = sharding_text
 visualize_sharding = visualize.visualize_sharding
 visualize_tensor_sharding = visualize.visualize_tensor_sharding

@@ -102,11 +102,13 @@ class MpSerialExecutor:
 
 def _rendezvous(url: str, *args, **kwargs) -> Iterator[tuple[Any, int, int]]:
     """`init_method="xla://"`: the processes of `spawn`, or those of torchrun."""
-    if not _Launched.port:
+    if _Launched.port:
+        store = dist.TCPStore("127.0.0.1", _Launched.port, is_master=False)
+        yield store, _Launched.rank, _Launched.size
+    elif place()[1] > 1:
         yield from dist.rendezvous("env://", *args, **kwargs)
-        return
-    store = dist.TCPStore("127.0.0.1", _Launched.port, is_master=False)
-    yield store, _Launched.rank, _Launched.size
+    else:
+        yield dist.HashStore(), 0, 1
 
 
 def _group(store, rank: int, size: int, timeout):

@@ -22,7 +22,9 @@ REDUCE_OR, REDUCE_MIN, REDUCE_MAX = "or", "min", "max"
 
 
 def xla_device(n=None, devkind=None) -> torch.device:
-    return torch_hlo.device(n)
+    if n:
+        raise IndexError(f"Device index {n} out of range in {get_xla_supported_devices()}")
+    return torch_hlo.device()
 
 
 def get_xla_supported_devices(devkind=None, max_devices=None) -> list[str]:
@@ -207,6 +209,6 @@ def install():
 get_ordinal = hardware.global_ordinal
 get_local_ordinal = hardware.local_ordinal
 xrt_world_size = hardware.world_size
-mark_step = sync
+mark_step, xla_replication_devices = sync, xla_real_devices
 _maybe_convert_to_cpu = to_cpu = utilities.to_cpu
 ToXlaTensorArena = utilities.ToXlaTensorArena

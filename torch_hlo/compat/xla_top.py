@@ -50,7 +50,7 @@ def _whole(full_graph: bool) -> Iterator[None]:
             sync()
     if full_graph and cut:
         raise RuntimeError(
-            "torch_xla.compile(full_graph=True): a value was needed inside, and the graph was cut"
+            "Unexpected execution happens inside the compiled function, exiting: a value was needed"
             " there; TORCH_HLO_LOG=1 says where"
         )
 

@@ -49,8 +49,10 @@ def decomposition(op: OpOverload) -> Callable | None:
 
 
 def composite(op: OpOverload) -> Callable | None:
-    """The composite C++ kernel of the op, if it has one."""
-    for key in _COMPOSITE:
+    """The composite kernel of the op, or the one that its library made for this device, if it has
+    one."""
+    own = () if op.namespace == "aten" else (operators.Key.PrivateUse1,)
+    for key in (*_COMPOSITE, *own):
         if operators.has_kernel(op, key):
             return partial(operators.call_kernel, op, key)
     return None
