@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
 from torch_hlo.device.pjrt.pjrt_structs import STRUCTURES
 from torch_hlo.hlo.ir.instruction import Module, outputs
 from torch_hlo.hlo.ir.verify import VerifyError
-from torch_hlo.hlo.sharding.sharding import ShardingError
+from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
+from torch_hlo.hlo.sharding.sharding_text import to_xla
 from torch_hlo.hlo.stablehlo import WriteError, stablehlo_text
 from torch_hlo.hlo.text.scanner import ParseError
 from torch_hlo.pjrt.arrays import Array, array
@@ -93,6 +95,24 @@ class LoadedExecutable(Object):
             for row, device in zip(outs, self.options.devices)
         ]
 
+    def stablehlo(self) -> str:
+        """StableHLO text; its header says how whole arrays are cut, which JAX asks for."""
+        text, module = stablehlo_text(self.module), self.module
+        count = self.options.partitions
+        if count == 1:
+            return text
+        ins = _texts(module.in_shardings, len(module.entry.params))
+        outs = _texts(module.out_shardings, len(self.shapes))
+        whole = outs[0] if len(outs) == 1 else "{" + ", ".join(outs) + "}"
+        attributes = (
+            f"mhlo.num_partitions = {count} : i32,"
+            f' mhlo.spmd_output_sharding = "{whole}",'
+            f" mhlo.spmd_parameters_shardings = [{', '.join(map(_quoted, ins))}]"
+        )
+        name = re.sub(r"[^\w.]", "_", module.name)
+        body = text.partition("{\n")[2]
+        return f"module @{name} attributes {{{attributes}}} {{\n{body}"
+
     def _buffers(self, row: Sequence[Array], kept: set[int]) -> tuple[list[Buffer], list[Buffer]]:
         """Memory of the inputs and outputs; of an aliased pair it is the same, and a copy where the
         input's must stay as it is."""
@@ -107,6 +127,15 @@ class LoadedExecutable(Object):
             for o, s in enumerate(self.shapes)
         ]
         return ins, outs
+
+
+def _texts(shardings: Sequence[Sharding], count: int) -> list[str]:
+    """In XLA's syntax. Where nothing is said, all devices have the whole array."""
+    return [to_xla(s) for s in shardings] or ["{replicated}"] * count
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'
 
 
 def _memory(nbytes: int) -> Memory:
@@ -179,7 +208,7 @@ def _program(args: Any) -> None:
     found = executable(args.executable)
     program = STRUCTURES["Program"].from_address(args.program)
     try:
-        text = stablehlo_text(found.module).encode()
+        text = found.stablehlo().encode()
     except WriteError as failure:
         raise PluginError(PluginError.UNIMPLEMENTED, str(failure)) from None
     if program.code:
