@@ -123,6 +123,52 @@ def test_every_function_has_an_entry():
     assert table.words[0] == ctypes.sizeof(table.words)
 
 
+def test_programs_are_serialized():
+    from jax.experimental.serialize_executable import deserialize_and_load, serialize
+
+    x = jnp.arange(6.0).reshape(2, 3)
+    compiled = jax.jit(lambda x: (jnp.sin(x) @ x.T, x + 1)).lower(x).compile()
+    again = deserialize_and_load(*serialize(compiled), backend="hlo")
+    for got, want in zip(again(x), compiled(x), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_costs():
+    compiled = jax.jit(lambda x: x @ x).lower(jnp.ones((8, 8))).compile()
+    assert compiled.cost_analysis()["flops"] == 2 * 8**3
+    assert compiled.memory_analysis().argument_size_in_bytes == 256
+
+
+DEVICES = """
+import jax, numpy as np, torch_hlo.pjrt
+torch_hlo.pjrt.initialize()
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+x = np.arange(64, dtype=np.float32).reshape(8, 8)
+y = jax.device_put(x, NamedSharding(mesh, P("d")))
+z = jax.jit(lambda x: x @ x.T)(y)
+assert z.sharding.spec == P("d"), z.sharding
+np.testing.assert_allclose(z, x @ x.T)
+z = jax.jit(lambda x: x * 2, out_shardings=NamedSharding(mesh, P(None, "d")), donate_argnums=0)(y)
+assert z.sharding.spec == P(None, "d")
+np.testing.assert_allclose(z, x * 2)
+f = jax.shard_map(lambda x: jax.lax.psum(x, "d"), mesh=mesh, in_specs=P(None, "d"), out_specs=P())
+np.testing.assert_allclose(jax.jit(f)(z), 2 * x.reshape(8, 4, 2).sum(1))
+g = jax.pmap(lambda x: jax.lax.all_gather(x, "i"), axis_name="i")(x[:4])
+np.testing.assert_array_equal(g, np.broadcast_to(x[:4], (4, 4, 8)))
+"""
+
+
+def test_shardings_on_virtual_devices():
+    done = subprocess.run(
+        [sys.executable, "-c", DEVICES],
+        env={**os.environ, "TORCH_HLO_CPU_DEVICES": "4"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_process_ends_cleanly():
     text = (
         "import jax, torch_hlo.pjrt; torch_hlo.pjrt.initialize()\n"

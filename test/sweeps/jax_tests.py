@@ -79,7 +79,7 @@ class Tests:
                 ],
             )
             if not report.exists():
-                print(done.stdout[-3000:], done.stderr[-3000:])
+                print(f"exit code {done.returncode}:", done.stdout[-3000:], done.stderr[-3000:])
                 return {}
             cases = xml.parse(report).getroot().iter("testcase")
             return {f"{c.get('classname')}.{c.get('name')}": _message(c) for c in cases}

@@ -5,15 +5,20 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import re
+import struct
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from torch_hlo.compiler.codegen.block import CodegenError
+from torch_hlo.compiler.cost import cost
+from torch_hlo.compiler.executable import Executable
 from torch_hlo.device import multi_device, runtime
+from torch_hlo.device.cpu.native import NativeProgram
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
 from torch_hlo.device.pjrt.pjrt_structs import STRUCTURES
-from torch_hlo.hlo.ir.instruction import Module, outputs
+from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.ir.verify import VerifyError
 from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
 from torch_hlo.hlo.sharding.sharding_text import to_xla
@@ -22,7 +27,7 @@ from torch_hlo.hlo.text.scanner import ParseError
 from torch_hlo.pjrt.arrays import Array, array
 from torch_hlo.pjrt.client import client
 from torch_hlo.pjrt.functions import implements
-from torch_hlo.pjrt.objects import Object, PluginError
+from torch_hlo.pjrt.objects import CALLBACK, Object, PluginError, named_values
 from torch_hlo.pjrt.options import CompileOptions
 from torch_hlo.tools.adopt import adopted
 from torch_hlo.tools.devices import is_annotated, partitioned
@@ -40,17 +45,22 @@ _CODES = {
 class LoadedExecutable(Object):
     """A program for some devices of this process."""
 
-    def __init__(self, code: bytes, options: CompileOptions) -> None:
+    def __init__(
+        self, code: bytes, options: CompileOptions, compiled: Executable | None = None
+    ) -> None:
         super().__init__("executable")
         self.code, self.options = code, options
-        whole = flat(adopted(parse_text(code)))
-        if is_annotated(whole):
-            whole = partitioned(whole)
-        self.module: Module = whole
-        self.program = runtime.compile_program(whole)
-        self.shapes = [x.shape for x in outputs(whole)]
+        self.program = (
+            runtime.compile_program(self.module) if compiled is None else NativeProgram(compiled)
+        )
+        self.shapes = list(self.program.executable.outputs)
         self.aliases = dict(self.program.aliases)
         self._describe()
+
+    @cached_property
+    def module(self) -> Module:
+        whole = flat(adopted(parse_text(self.code)))
+        return partitioned(whole) if is_annotated(whole) else whole
 
     def _describe(self) -> None:
         options, shapes = self.options, self.shapes
@@ -60,7 +70,7 @@ class LoadedExecutable(Object):
         types = (ctypes.c_int * max(count, 1))(*(BUFFER_TYPES[s.dtype] for s in shapes))
         places = [client().device(d).address for d in options.devices]
         self.set(
-            executable_name=self.module.name,
+            executable_name=self.program.executable.name,
             executable=self.address,
             executable_fingerprint=hashlib.sha256(self.code).hexdigest(),
             num_replicas=options.replicas,
@@ -74,6 +84,12 @@ class LoadedExecutable(Object):
             dim_sizes=[s.rank for s in shapes],
             addressable_devices=places,
             serialized_bytes=options.assignment(),
+            size_in_bytes=sum(map(len, self.program.executable.objects)),
+            generated_code_size_in_bytes=sum(map(len, self.program.executable.objects)),
+            argument_size_in_bytes=sum(s.nbytes for s in self.program.executable.parameters),
+            output_size_in_bytes=sum(s.nbytes for s in shapes),
+            alias_size_in_bytes=sum(shapes[o].nbytes for o in self.aliases),
+            temp_size_in_bytes=self.program.executable.arena,
             serialized_device_assignment=self.address,
             serialized_device_assignment_deleter=_KEEP_IT,
         )
@@ -200,6 +216,68 @@ def _destroy_description(args: Any) -> None:
 @implements("LoadedExecutable_Delete")
 def _delete(args: Any) -> None:
     executable(args.executable).set(is_deleted=1)
+
+
+_HEAD = struct.Struct("<16sIIIQ")  # what it is, replicas, partitions, devices, bytes of code
+_SERIALIZED = b"torch_hlo jax 1\0"
+
+
+@implements("Executable_Serialize")
+def _serialize(args: Any) -> None:
+    """The program as it came; of one device with its machine code."""
+    found = executable(args.executable)
+    own, options = found.program.executable, found.options
+    if any(call.name == CALLBACK for call in own.host_calls):
+        raise PluginError(
+            PluginError.UNIMPLEMENTED,
+            f"{own.name} calls Python functions of this process: it cannot be serialized",
+        )
+    devices = struct.pack(f"<{len(options.devices)}I", *options.devices)
+    head = _HEAD.pack(
+        _SERIALIZED, options.replicas, options.partitions, len(options.devices), len(found.code)
+    )
+    machine = own.to_bytes() if found.program.info is None else b""
+    data = head + devices + found.code + machine
+    text = ctypes.create_string_buffer(data, len(data))
+    args.serialized_bytes, args.serialized_bytes_size = found.keep(text), len(data)
+    args.serialized_executable = found.address
+    args.serialized_executable_deleter = _KEEP_IT
+
+
+@implements("Executable_DeserializeAndLoad")
+def _deserialize(args: Any) -> None:
+    data = ctypes.string_at(args.serialized_executable, args.serialized_executable_size or 0)
+    if not data.startswith(_SERIALIZED) or len(data) < _HEAD.size:
+        raise PluginError(PluginError.INVALID_ARGUMENT, "not a program of this version")
+    _, replicas, partitions, count, size = _HEAD.unpack_from(data)
+    at = _HEAD.size + 4 * count
+    if len(data) < at + size:
+        raise PluginError(PluginError.INVALID_ARGUMENT, "this serialized program is damaged")
+    devices = struct.unpack_from(f"<{count}I", data, _HEAD.size)
+    options = CompileOptions(replicas, partitions, devices)
+    if args.overridden_serialized_compile_options_size:
+        options = CompileOptions.parse(
+            ctypes.string_at(
+                args.overridden_serialized_compile_options,
+                args.overridden_serialized_compile_options_size,
+            )
+        )
+    machine = data[at + size :]
+    try:
+        compiled = Executable.from_bytes(machine) if machine else None
+        args.loaded_executable = LoadedExecutable(data[at : at + size], options, compiled).address
+    except ValueError as failure:
+        raise PluginError(PluginError.INVALID_ARGUMENT, str(failure)) from None
+
+
+@implements("Executable_GetCostAnalysis")
+def _cost(args: Any) -> None:
+    """Bytes are those of arguments and results: what must move at least."""
+    found = executable(args.executable)
+    own = found.program.executable
+    moved = sum(s.nbytes for s in (*own.parameters, *own.outputs))
+    values = {"flops": float(cost(found.module).flops), "bytes accessed": float(moved)}
+    args.properties, args.num_properties = named_values(found, values), len(values)
 
 
 @implements("Executable_OptimizedProgram")

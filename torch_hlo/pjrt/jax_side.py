@@ -14,8 +14,7 @@ import numpy as np
 
 from torch_hlo.compiler.codegen.registry import host_call
 from torch_hlo.pjrt.client import PLATFORM
-
-TARGET = "torch_hlo_python_callback"
+from torch_hlo.pjrt.objects import CALLBACK
 
 
 def initialize() -> None:
@@ -57,7 +56,7 @@ class Callback:
         self.alive[self.number] = self
 
 
-@host_call(TARGET)
+@host_call(CALLBACK)
 def _call(outputs: list[np.ndarray], inputs: list[np.ndarray], opaque: str) -> None:
     """The last output says that the call has been made: programs with an effect wait for it."""
     found = Callback.alive[int(opaque)]
@@ -102,7 +101,7 @@ def _callbacks() -> None:
         types = [mlir.aval_to_ir_type(ctx.module_context, a) for a in result_avals]
         done = mlir.ir.RankedTensorType.get([], mlir.ir.IntegerType.get_signless(1))
         call = mlir.custom_call(
-            TARGET,
+            CALLBACK,
             result_types=[*types, done],
             operands=operands,
             backend_config=str(made.number),

@@ -10,12 +10,14 @@ of a kind follow from its getters.
 from __future__ import annotations
 
 import ctypes
+import struct
 from array import array
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch_hlo.device.pjrt.pjrt_structs import STRUCTURES
 
+CALLBACK = "torch_hlo_python_callback"  # the target of calls of Python functions
 # kind of object: the functions that only read it
 GETTERS = {
     "error": "Error_Message Error_GetCode",
@@ -138,7 +140,7 @@ def error(code: int, message: str) -> int:
 
 
 def named_values(owner: Object, values: dict[str, object]) -> int:
-    """The address of an array of PJRT_NamedValue: text, integers and lists of integers."""
+    """The address of an array of PJRT_NamedValue: text, numbers and lists of integers."""
     kind = STRUCTURES["NamedValue"]
     table = (kind * max(len(values), 1))()
     for row, (name, value) in zip(table, values.items()):
@@ -151,6 +153,9 @@ def named_values(owner: Object, values: dict[str, object]) -> int:
             row.value = owner.keep(ctypes.create_string_buffer(data))
         elif isinstance(value, int):
             row.type, row.value, row.value_size = 1, value, 1
+        elif isinstance(value, float):
+            row.type, row.value_size = 3, 1
+            row.value = int.from_bytes(struct.pack("<f", value), "little")
         elif isinstance(value, (list, tuple)):
             row.type, row.value_size = 2, len(value)
             row.value = owner.keep((ctypes.c_int64 * max(len(value), 1))(*value))
