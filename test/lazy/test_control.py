@@ -50,6 +50,34 @@ def test_scan_with_captured_weights():
     torch.testing.assert_close(ys.cpu(), torch.stack(rows))
 
 
+def test_scan_has_gradients():
+    """Of init and xs, through every slice; a stranger that wants one is an error, not a zero."""
+    h, ws = torch.randn(4), torch.randn(5, 4, 4) * 0.3
+    n = torch.arange(5)
+
+    def cell(h, x):
+        w, i = x
+        new = torch.tanh(h @ w) + i
+        return new, (new.sin(), i)
+
+    want = [t.clone().requires_grad_() for t in (h, ws)]
+    carry, ys = want[0], []
+    for w, i in zip(want[1], n):
+        carry, (y, _) = cell(carry, (w, i))
+        ys.append(y)
+    (carry.sum() + torch.stack(ys).square().sum()).backward()
+    got = [t.to("hlo").requires_grad_() for t in (h, ws)]
+    last, (rows, same) = torch_hlo.scan(cell, got[0], (got[1], n.to("hlo")))
+    (last.sum() + rows.square().sum()).backward()
+    for a, b in zip(want, got):
+        torch.testing.assert_close(b.grad.cpu(), a.grad)
+    assert same.tolist() == n.tolist() and not same.requires_grad
+    stranger = torch.randn(4).to("hlo").requires_grad_()
+    last, _ = torch_hlo.scan(lambda c, x: (c * stranger, c), got[0], got[1])
+    with pytest.raises(RuntimeError, match="hand it in through init or xs"):
+        last.sum().backward()
+
+
 def test_one_program_for_any_count():
     def run(n):
         i, y = torch_hlo.while_loop(

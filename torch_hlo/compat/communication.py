@@ -67,7 +67,7 @@ def _each(function: Callable[..., Any], value, output, *args):
     """`function` of a tensor or of each of a list; written to `output`, if there is one."""
     if isinstance(value, torch.Tensor):
         found = function(value, *args)
-        return found if output is None else output.copy_(found)
+        return found if output is None else _replace(output, found)
     if not isinstance(value, list) or not all(isinstance(v, torch.Tensor) for v in value):
         raise TypeError(
             f"`value` needs to be a Tensor or a list of Tensors, but given {type(value)}."
@@ -80,7 +80,13 @@ def _each(function: Callable[..., Any], value, output, *args):
         raise ValueError(
             f"`output` length doesn't match `input` length: {len(output)} vs {len(value)}."
         )
-    return [o.copy_(function(v, *args)) for v, o in zip(value, output)]
+    return [_replace(o, function(v, *args)) for v, o in zip(value, output)]
+
+
+def _replace(output: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """`output` with another value, which may have another shape."""
+    output.data = value
+    return output
 
 
 def all_gather(
@@ -240,12 +246,18 @@ def all_reduce_bucketized_gradients(
     all_reduce("sum", gradients, scale, groups)
 
 
-def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> list[bytes]:
-    """Wait for all processes; what each gave as `payload`."""
+def rendezvous(tag: str, payload=b"", replicas: Sequence[int] = ()) -> list[bytes]:
+    """Wait for all processes, or for those in `replicas`; what each gave as `payload`."""
     if spawning.join() == 1:
         return [payload]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (tag, payload))
+    group = dist.group.WORLD
+    if replicas and len(replicas) < dist.get_world_size():
+        key = (group, tuple(replicas))
+        if key not in _groups:  # the others do not come here
+            _groups[key] = dist.new_group(list(replicas), use_local_synchronization=True)
+        group = _groups[key]
+    found: list = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, (tag, payload), group)
     if any(other != tag for other, _ in found):
         raise RuntimeError(f"rendezvous {tag!r}: others came to {sorted({t for t, _ in found})}")
     return [data for _, data in found]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+import torch_hlo
 from torch_hlo import debug, metrics
 from torch_hlo.compat import experimental_names, hardware, sharding_names, xla_model
 from torch_hlo.lazy.record.tensor import HloTensor
@@ -29,6 +30,23 @@ _xla_metrics_report = metrics.metrics_report
 
 def _xla_get_default_device() -> str:
     return "xla:0"
+
+
+def _get_git_revs() -> dict[str, str]:
+    return {"torch_hlo": torch_hlo.__version__, "torch": str(torch.version.git_version)}
+
+
+def _unsafe_buffer_pointer(t: torch.Tensor) -> int:
+    """A number of the tensor's memory; no address."""
+    return t.data_ptr()
+
+
+def _get_xla_tensor_shape_type(t: torch.Tensor) -> str:
+    return t._meta.hlo.dtype
+
+
+def _get_xla_tensor_dimension_size(t: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.tensor(t.size(dim), dtype=torch.int32)
 
 
 def _xla_runtime_is_initialized() -> bool:
@@ -103,7 +121,8 @@ def _get_xla_tensor_debug_info(t: torch.Tensor) -> str:
         return "Not a XLATensor"
     pending = debug.is_pending(t)
     text = _get_xla_tensors_text([t]) if pending else "None"
-    data = None if pending else f"Data Device: {xla_model.xla_real_devices()[0]}"
+    where = xla_model.xla_real_devices()[0]
+    data = None if pending else f"\n  Data Device: {where}\n  Data Shape: {_shape(t)}"
     return f"XLA Shape: {_shape(t)}\nIR: {text}\nXLAData: {data}\n"
 
 
