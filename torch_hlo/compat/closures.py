@@ -22,7 +22,7 @@ class AsyncClosureHandler:
         self._closure_event_loop_finished = threading.Event()
         self._closure_lock = threading.Lock()
 
-    def run(self, closure: Callable[[], Any]):
+    def run(self, closure):
         with self._closure_lock:
             self._closure_queue.put(closure)
             thread = self._closure_event_loop
@@ -34,7 +34,7 @@ class AsyncClosureHandler:
                 ) from self._closure_exception.get()
             self.start_event_loop()
 
-    def run_all(self, closures: list[Callable[[], Any]]):
+    def run_all(self, closures):
         for closure in closures:
             self.run(closure)
 
@@ -68,7 +68,7 @@ class _Step:
     handler: AsyncClosureHandler | None = None
 
 
-def add_step_closure(closure: Callable[..., Any], args: tuple[Any, ...] = (), run_async=False):
+def add_step_closure(closure, args=(), run_async=False):
     """Call `closure(*args)` at the end of the step; on another thread if `run_async`."""
     (_Step.later if run_async else _Step.now).append(lambda: closure(*args))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ _OPS = {
 _groups: dict[tuple[Any, ...], Any] = {}
 
 
-def _many() -> bool:
+def _many():
     return not hardware.is_spmd() and spawning.join() > 1
 
 
@@ -37,14 +37,14 @@ def _group(groups):
     return _groups[key]
 
 
-def _op(reduce_type: str):
+def _op(reduce_type):
     if reduce_type not in _OPS:
         raise ValueError(f"reduce type {reduce_type!r}: there are {', '.join(_OPS)}")
     return _OPS[reduce_type]
 
 
 def all_reduce(
-    reduce_type: str,
+    reduce_type,
     inputs,
     scale=1.0,
     groups=None,
@@ -63,7 +63,7 @@ def all_reduce(
     return results[0] if single else results
 
 
-def _each(function: Callable[..., Any], value, output, *args):
+def _each(function, value, output, *args):
     """`function` of a tensor or of each of a list; written to `output`, if there is one."""
     if isinstance(value, torch.Tensor):
         found = function(value, *args)
@@ -83,7 +83,7 @@ def _each(function: Callable[..., Any], value, output, *args):
     return [_replace(o, function(v, *args)) for v, o in zip(value, output)]
 
 
-def _replace(output: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _replace(output, value):
     """`output` with another value, which may have another shape."""
     output.data = value
     return output
@@ -102,7 +102,7 @@ def all_gather(
     return _each(_gathered, value, output, dim, groups)
 
 
-def _gathered(x: torch.Tensor, dim: int, groups) -> torch.Tensor:
+def _gathered(x, dim, groups):
     if not _many():
         return x.clone()
     group = _group(groups)
@@ -113,11 +113,11 @@ def _gathered(x: torch.Tensor, dim: int, groups) -> torch.Tensor:
 
 
 def reduce_scatter(
-    reduce_type: str,
+    reduce_type,
     input,
-    scale: float,
-    scatter_dim: int,
-    shard_count: int,
+    scale,
+    scatter_dim,
+    shard_count,
     groups=None,
     output=None,
     pin_layout=True,
@@ -128,9 +128,7 @@ def reduce_scatter(
     return _each(_scattered, input, output, reduce_type, scale, scatter_dim, shard_count, groups)
 
 
-def _scattered(
-    x: torch.Tensor, reduce_type: str, scale: float, dim: int, count: int, groups
-) -> torch.Tensor:
+def _scattered(x, reduce_type, scale, dim, count, groups):
     op = _op(reduce_type)
     if not _many():
         return x * scale
@@ -141,7 +139,7 @@ def _scattered(
 
 
 def all_gather_bucketized(
-    input_list: list[torch.Tensor],
+    input_list,
     dim=0,
     groups=None,
     output=None,
@@ -153,11 +151,11 @@ def all_gather_bucketized(
 
 
 def reduce_scatter_bucketized(
-    reduce_type: str,
-    input_list: list[torch.Tensor],
-    scale: float,
-    scatter_dim: int,
-    shard_count: int,
+    reduce_type,
+    input_list,
+    scale,
+    scatter_dim,
+    shard_count,
     groups=None,
     output=None,
     pin_layout=False,
@@ -168,7 +166,7 @@ def reduce_scatter_bucketized(
     return reduce_scatter(reduce_type, tensors, scale, scatter_dim, shard_count, groups, output)
 
 
-def _listed(tensors, pin_layout: bool):
+def _listed(tensors, pin_layout):
     if pin_layout:
         raise RuntimeError("pin_layout=True is not yet supported for lists of tensors")
     if not isinstance(tensors, list):
@@ -177,13 +175,13 @@ def _listed(tensors, pin_layout: bool):
 
 
 def all_to_all(
-    value: torch.Tensor,
-    split_dimension: int,
-    concat_dimension: int,
-    split_count: int,
+    value,
+    split_dimension,
+    concat_dimension,
+    split_count,
     groups=None,
     pin_layout=True,
-) -> torch.Tensor:
+):
     """Part i along `split_dimension` goes to process i; what comes is joined along
     `concat_dimension`."""
     parts = [p.contiguous() for p in value.detach().chunk(split_count, split_dimension)]
@@ -194,7 +192,7 @@ def all_to_all(
     return torch.cat(parts, concat_dimension)
 
 
-def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> torch.Tensor:
+def collective_permute(value, pairs):
     """Process s sends to t for each pair (s, t); zeros where nobody sends."""
     if not _many():
         return value.clone() if [0, 0] in map(list, pairs) else torch.zeros_like(value)
@@ -204,7 +202,7 @@ def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> t
 
 
 def collective_broadcast(
-    tensors: list[torch.Tensor],
+    tensors,
     root_ordinal=0,
     groups=None,
     pin_layout=True,
@@ -216,18 +214,18 @@ def collective_broadcast(
                 dist.broadcast(x.data, root_ordinal, _group(groups))
 
 
-def broadcast_master_param(model: torch.nn.Module):
+def broadcast_master_param(model):
     """Parameters and buffers become those of process 0."""
     collective_broadcast([*model.parameters(), *model.buffers()])
 
 
-def fetch_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def fetch_gradients(optimizer):
     """Gradients of the parameters that have one."""
     found = (p.grad for group in optimizer.param_groups for p in group["params"])
     return [g for g in found if g is not None]
 
 
-def reduce_gradients(optimizer: torch.optim.Optimizer, groups=None, pin_layout=True):
+def reduce_gradients(optimizer, groups=None, pin_layout=True):
     """Gradients become their mean over the processes."""
     if not _many():
         return
@@ -236,17 +234,17 @@ def reduce_gradients(optimizer: torch.optim.Optimizer, groups=None, pin_layout=T
 
 
 def all_reduce_bucketized_gradients(
-    gradients: list[torch.Tensor],
-    scale: float,
+    gradients,
+    scale,
     groups,
-    pin_layout: bool,
+    pin_layout,
     bucket_cap_mb=0,
 ):
     """`all_reduce` of a list in place."""
     all_reduce("sum", gradients, scale, groups)
 
 
-def rendezvous(tag: str, payload=b"", replicas: Sequence[int] = ()) -> list[bytes]:
+def rendezvous(tag, payload=b"", replicas=()):
     """Wait for all processes, or for those in `replicas`; what each gave as `payload`."""
     if spawning.join() == 1:
         return [payload]
@@ -263,7 +261,7 @@ def rendezvous(tag: str, payload=b"", replicas: Sequence[int] = ()) -> list[byte
     return [data for _, data in found]
 
 
-def mesh_reduce(tag: str, data, reduce_fn: Callable[[list[Any]], Any]):
+def mesh_reduce(tag, data, reduce_fn):
     """`reduce_fn` of the list of what all processes gave."""
     data = utilities.to_cpu(data)
     if spawning.join() == 1:
@@ -273,7 +271,7 @@ def mesh_reduce(tag: str, data, reduce_fn: Callable[[list[Any]], Any]):
     return reduce_fn(found)
 
 
-def xla_rendezvous(payload: bytes = b"", ordinals=None, tag=None) -> list[bytes]:
+def xla_rendezvous(payload=b"", ordinals=None, tag=None):
     return rendezvous(tag or "", payload)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch_hlo import metrics
 
 
-def metric_data(name: str):
+def metric_data(name):
     """(samples, total, [(when, value), …]); times in nanoseconds."""
     found = metrics.metric_data(name)
     if found is None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -19,7 +17,7 @@ _SCAN_COMPUTATION_CACHE, _ONE_LAYER_CACHE = {}, {}
 
 
 def scan(
-    fn: Callable[..., Any],
+    fn,
     init,
     xs,
     partition_fn=None,
@@ -49,7 +47,7 @@ def scan(
 
 
 def scan_layers(
-    layers: Iterable[torch.nn.Module],
+    layers,
     input_data,
     partition_fn=None,
     is_layer_pure=False,
@@ -72,7 +70,7 @@ def scan_layers(
     example = copy.deepcopy(found[0])
     carried = isinstance(input_data, (tuple, list))
 
-    def layer(carry, state: dict[str, torch.Tensor]):
+    def layer(carry, state):
         result = torch.func.functional_call(example, state, tuple(carry) if carried else (carry,))
         return result, ()
 
@@ -83,11 +81,11 @@ def scan_layers(
     return scan(layer, input_data, stacked)[0]
 
 
-def fori_loop(lower, upper, body_fun: Callable[..., Any], *values):
+def fori_loop(lower, upper, body_fun, *values):
     """`values = body_fun(*values)`, `upper - lower` times, as a loop of the program; returns
     (0, value)."""
 
-    def body(i: torch.Tensor, *carried: torch.Tensor):
+    def body(i, *carried):
         result = body_fun(*carried)
         return (i - 1, *(result if isinstance(result, (tuple, list)) else (result,)))
 
@@ -95,24 +93,24 @@ def fori_loop(lower, upper, body_fun: Callable[..., Any], *values):
 
 
 def while_loop(
-    cond_fn: Callable[..., Any],
-    body_fn: Callable[..., Any],
+    cond_fn,
+    body_fn,
     carried_inputs,
     additional_inputs=None,
 ):
     return torch_hlo.while_loop(cond_fn, body_fn, carried_inputs)
 
 
-def assume_pure(fn: Callable[..., Any], **options) -> Callable[..., Any]:
+def assume_pure(fn, **options):
     """The function: recording is not traced anew where the step is known."""
     return fn
 
 
 def gradient_accumulation(
-    train_step: Callable[..., Any],
+    train_step,
     iterable_tensors,
-    model: torch.nn.Module,
-    *carried_tensors: torch.Tensor,
+    model,
+    *carried_tensors,
 ):
     """`train_step` of each slice of the tensors, and backward of its loss; returns the mean of the
     losses, and what is carried."""
@@ -129,7 +127,7 @@ def gradient_accumulation(
     return (total, *carried) if carried else total
 
 
-def checkpoint(function: Callable[..., Any], *args, **kwargs):
+def checkpoint(function, *args, **kwargs):
     """torch.utils.checkpoint, which the device takes as it is."""
     kwargs.setdefault("use_reentrant", True)
     return _checkpoint(function, *args, **kwargs)
@@ -149,9 +147,7 @@ def tree_flatten_none(tree):
     return kept, rebuild
 
 
-def repeat_with_fixed_output_size(
-    input: torch.Tensor, repeats: torch.Tensor, total_repeat_length: int
-) -> torch.Tensor:
+def repeat_with_fixed_output_size(input, repeats, total_repeat_length):
     """Each element `repeats` times, cut or filled with the last one to a fixed length."""
     places = torch.arange(total_repeat_length, device=input.device)
     found = torch.searchsorted(repeats.cumsum(0), places, right=True)
@@ -159,9 +155,9 @@ def repeat_with_fixed_output_size(
 
 
 def flash_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q,
+    k,
+    v,
     causal=False,
     q_segment_ids=None,
     kv_segment_ids=None,
@@ -170,7 +166,7 @@ def flash_attention(
     ab=None,
     partition_spec=None,
     mesh=None,
-) -> torch.Tensor:
+):
     """Attention by the device's own kernel. `ab` is added to the scores; segments attend within."""
     mask = ab
     if q_segment_ids is not None:
@@ -187,18 +183,18 @@ class _Mode:
     on = False
 
 
-def eager_mode(enable: bool):
+def eager_mode(enable):
     if enable != _Mode.on:
         dispatch.set_eager(enable)
         _Mode.on = enable
 
 
-def is_eager_mode() -> bool:
+def is_eager_mode():
     return _Mode.on
 
 
 @contextlib.contextmanager
-def eager_mode_context(enable: bool) -> Iterator[None]:
+def eager_mode_context(enable):
     before = _Mode.on
     eager_mode(enable)
     try:

@@ -3,7 +3,6 @@ spread over the devices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,14 +15,14 @@ Module = torch.nn.Module
 
 
 def recursive_wrap(
-    module: Module,
-    auto_wrap_policy: Callable[..., bool],
-    wrapper_cls: Callable[..., Module],
+    module,
+    auto_wrap_policy,
+    wrapper_cls,
     ignored_modules=(),
     ignored_params=(),
     only_wrap_children=False,
     **kwargs,
-) -> tuple[Module, int]:
+):
     """Wrap the modules below, and the module, where the policy says so; returns it and the number
     of elements in what was wrapped."""
     if module in ignored_modules:
@@ -48,7 +47,7 @@ class _Wrapped(Module):
 
     _what = "FSDP"
 
-    def __init__(self, module: Module, auto_wrap_policy, wrapper, **kwargs):
+    def __init__(self, module, auto_wrap_policy, wrapper, **kwargs):
         if isinstance(module, _Wrapped):
             raise RuntimeError(f"Cannot wrap a module that is already wrapped with {self._what}")
         if type(module).forward is Module.forward:
@@ -65,19 +64,19 @@ class _Wrapped(Module):
         self._orig_module = module
 
     @property
-    def module(self) -> Module:
+    def module(self):
         return self._orig_module
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name):
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("_orig_module"), name)
 
-    def __getitem__(self, key: int):
+    def __getitem__(self, key):
         return self.module[key]
 
 
@@ -86,7 +85,7 @@ class SpmdFullyShardedDataParallel(_Wrapped):
 
     def __init__(
         self,
-        module: Module,
+        module,
         *,
         mesh=None,
         shard_output=None,
@@ -145,7 +144,7 @@ class XlaFullyShardedDataParallel(_Wrapped):
 
     def __init__(
         self,
-        module: Module,
+        module,
         auto_wrap_policy=None,
         auto_wrapper_callable=None,
         compute_dtype=None,
@@ -164,7 +163,7 @@ class XlaFullyShardedDataParallel(_Wrapped):
             patches.patch_fully_shard()
             fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=compute_dtype))
 
-    def clip_grad_norm_(self, max_norm: float, norm_type=2.0) -> torch.Tensor:
+    def clip_grad_norm_(self, max_norm, norm_type=2.0):
         return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
     def get_shard_metadata(self):
@@ -174,7 +173,7 @@ class XlaFullyShardedDataParallel(_Wrapped):
         )
 
 
-def checkpoint_module(module: Module) -> Module:
+def checkpoint_module(module):
     """Compute the module's values again in backward instead of keeping them."""
     forward = module.forward
 
@@ -185,7 +184,7 @@ def checkpoint_module(module: Module) -> Module:
     return module
 
 
-def apply_xla_patch_to_nn_linear(module: Module, *args) -> Module:
+def apply_xla_patch_to_nn_linear(module, *args):
     """The module: nothing to patch."""
     return module
 

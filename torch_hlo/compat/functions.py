@@ -11,14 +11,14 @@ class AllReduce(torch.autograd.Function):
     """The gradient is what PyTorch/XLA defines: no communication."""
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor, kind: str, scale: float, groups) -> torch.Tensor:
+    def forward(ctx, x, kind, scale, groups):
         out: torch.Tensor = communication.all_reduce(kind, x, scale, groups)
         ctx.kind, ctx.scale = kind, scale
         ctx.save_for_backward(x, out)
         return out
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor):
+    def backward(ctx, grad):
         x, out = ctx.saved_tensors
         if ctx.kind == "mul":
             grad = grad * torch.where(x != 0, out / x, torch.zeros_like(x))
@@ -31,26 +31,26 @@ class AllReduce(torch.autograd.Function):
 
 class AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: torch.Tensor, dim: int) -> torch.Tensor:
+    def forward(ctx, x, dim):
         ctx.dim = dim
         out: torch.Tensor = communication.all_gather(x, dim)
         return out
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor):
+    def backward(ctx, grad):
         parts = grad.chunk(hardware.world_size(), ctx.dim)
         return parts[hardware.global_ordinal()].clone(), None
 
 
-def all_reduce(reduce_type: str, value: torch.Tensor, scale=1.0, groups=None):
+def all_reduce(reduce_type, value, scale=1.0, groups=None):
     return AllReduce.apply(value, reduce_type, scale, groups)
 
 
-def all_gather(value: torch.Tensor, dim=0):
+def all_gather(value, dim=0):
     return AllGather.apply(value, dim)
 
 
-def distributed_mm(w: torch.Tensor, x: torch.Tensor, split=1) -> torch.Tensor:
+def distributed_mm(w, x, split=1):
     """`w @ x` where the columns of `w` and of `x` are spread over the processes."""
     rank = hardware.global_ordinal()
     results = []
@@ -65,19 +65,19 @@ class _SumBoth(torch.autograd.Function):
     """Sum over the processes, forward and backward."""
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x):
         out: torch.Tensor = communication.all_reduce("sum", x)
         return out
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor):
+    def backward(ctx, grad):
         return communication.all_reduce("sum", grad)
 
 
 class SyncBatchNorm(torch.nn.Module):
     """Batch norm with the statistics of all processes."""
 
-    def __init__(self, num_features: int, eps=1e-5, momentum=0.1):
+    def __init__(self, num_features, eps=1e-5, momentum=0.1):
         super().__init__()
         self.eps, self.momentum = eps, momentum
         self.weight = torch.nn.Parameter(torch.ones(num_features))
@@ -85,7 +85,7 @@ class SyncBatchNorm(torch.nn.Module):
         self.register_buffer("running_mean", torch.zeros(num_features))
         self.register_buffer("running_var", torch.ones(num_features))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         mean, var = self.running_mean, self.running_var
         shape = [1, -1] + [1] * (x.dim() - 2)
         if self.training:

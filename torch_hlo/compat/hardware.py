@@ -13,12 +13,12 @@ class _Mode:
     kind = None
 
 
-def device_type() -> str:
+def device_type():
     """ "CPU", as PyTorch/XLA spells it; PJRT_DEVICE wins."""
     return _Mode.kind or str(config.variable("PJRT_DEVICE", "CPU")).split("_")[0]
 
 
-def set_device_type(pjrt_device: str):
+def set_device_type(pjrt_device):
     """Accepts the kind that there is."""
     if pjrt_device.split("_")[0] != "CPU":
         raise NotImplementedError(
@@ -36,76 +36,76 @@ def use_spmd(auto=False):
     config.suggest("XLA_USE_SPMD", "1")
 
 
-def is_spmd() -> bool:
+def is_spmd():
     return config.variable("XLA_USE_SPMD", "0") in ("1", "true")
 
 
-def world_size() -> int:
+def world_size():
     """Processes that work together; 1 under SPMD."""
     return 1 if is_spmd() else spawning.place()[1]
 
 
-def global_ordinal() -> int:
+def global_ordinal():
     return 0 if is_spmd() else spawning.place()[0]
 
 
-def process_count() -> int:
+def process_count():
     return spawning.place()[1]
 
 
-def process_index() -> int:
+def process_index():
     return spawning.place()[0]
 
 
-def global_runtime_device_count() -> int:
+def global_runtime_device_count():
     """Devices that a mesh can span."""
     return max(multi_device.device_count(), process_count())
 
 
-def addressable_runtime_device_count() -> int:
+def addressable_runtime_device_count():
     return global_runtime_device_count() // process_count()
 
 
-def addressable_device_count() -> int:
+def addressable_device_count():
     """Devices of this process: one."""
     return 1
 
 
-def _one_host(*args) -> int:
+def _one_host(*args):
     return 0
 
 
-def runtime_device_attributes(device: str) -> dict[str, object]:
+def runtime_device_attributes(device):
     return {"name": device}
 
 
-def global_runtime_device_attributes() -> list[dict[str, object]]:
+def global_runtime_device_attributes():
     return [{"name": f"{device_type()}:{i}"} for i in range(global_runtime_device_count())]
 
 
-def get_num_cached_compilation_graph() -> int:
+def get_num_cached_compilation_graph():
     """Programs in memory."""
     from torch_hlo.lazy.record import session
 
     return len(session.engine().base().programs.programs)
 
 
-def initialize_cache(path: str, readonly=False):
+def initialize_cache(path, readonly=False):
     """Where compiled programs are kept on disk: TORCH_HLO_CACHE."""
     if readonly:
         raise NotImplementedError("initialize_cache(readonly=True): copy the directory instead")
     config.assign("CACHE", path)
 
 
-def get_master_ip() -> str:
+def get_master_ip():
     raise RuntimeError(f"IP discovery not supported for device: {device_type()}")
 
 
-def is_bf16_supported() -> bool:
+def is_bf16_supported():
     return True
 
 
-def available() -> int:
+def available():
     """Chips of a TPU: none."""
     return 0
 

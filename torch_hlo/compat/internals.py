@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -28,32 +26,32 @@ _xla_wait_device_ops = xla_model.wait_device_ops
 _xla_metrics_report = metrics.metrics_report
 
 
-def _xla_get_default_device() -> str:
+def _xla_get_default_device():
     return "xla:0"
 
 
-def _get_git_revs() -> dict[str, str]:
+def _get_git_revs():
     return {"torch_hlo": torch_hlo.__version__, "torch": str(torch.version.git_version)}
 
 
-def _unsafe_buffer_pointer(t: torch.Tensor) -> int:
+def _unsafe_buffer_pointer(t):
     """A number of the tensor's memory; no address."""
     return t.data_ptr()
 
 
-def _get_xla_tensor_shape_type(t: torch.Tensor) -> str:
+def _get_xla_tensor_shape_type(t):
     return t._meta.hlo.dtype
 
 
-def _get_xla_tensor_dimension_size(t: torch.Tensor, dim: int) -> torch.Tensor:
+def _get_xla_tensor_dimension_size(t, dim):
     return torch.tensor(t.size(dim), dtype=torch.int32)
 
 
-def _xla_runtime_is_initialized() -> bool:
+def _xla_runtime_is_initialized():
     return True
 
 
-def _xla_get_all_devices() -> list[str]:
+def _xla_get_all_devices():
     return [f"{hardware.device_type()}:{i}" for i in range(hardware.process_count())]
 
 
@@ -61,28 +59,28 @@ def _xla_step_marker(device="", devices=(), wait=False, reset_scope=True):
     xla_model.sync(wait)
 
 
-def _xla_sync_multi(tensors: Sequence[torch.Tensor], devices=(), wait=True, **options):
+def _xla_sync_multi(tensors, devices=(), wait=True, **options):
     xla_model.unlazy(list(tensors))
 
 
-def _get_local_shards(tensors: Sequence[torch.Tensor]) -> list[Any]:
+def _get_local_shards(tensors):
     return [[(s.data, s.shard_device) for s in sharding_names.local_shards(t)] for t in tensors]
 
 
-def _xla_get_cpu_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _xla_get_cpu_tensors(tensors):
     return [t.cpu() for t in tensors]
 
 
-def _xla_tensors_from_aten(tensors, devices) -> list[torch.Tensor]:
+def _xla_tensors_from_aten(tensors, devices):
     return [t.to(d) for t, d in zip(tensors, devices)]
 
 
-def _get_graph_hash(tensors: Sequence[torch.Tensor]) -> str:
+def _get_graph_hash(tensors):
     """Equal for tensors that the same program computes."""
     return hashlib.blake2b(debug.hlo_text(tensors).encode(), digest_size=8).hexdigest()
 
 
-def _get_xla_tensors_text(tensors: Sequence[torch.Tensor]) -> str:
+def _get_xla_tensors_text(tensors):
     """What was recorded for tensors, in the form in which PyTorch/XLA prints it."""
     lines = ["IR {"]
     pending = [t for t in tensors if debug.is_pending(t)]
@@ -94,7 +92,7 @@ def _get_xla_tensors_text(tensors: Sequence[torch.Tensor]) -> str:
         inputs = [*graph.leaves, *graph.numbers]
         name = {id(x): f"%{i}" for i, x in enumerate((*inputs, *graph.nodes))}
 
-        def text(x) -> str:
+        def text(x):
             if isinstance(x, (list, tuple)):
                 return f"[{', '.join(map(text, x))}]"
             node = x.array or x.node if isinstance(x, Out) else x
@@ -112,11 +110,11 @@ def _get_xla_tensors_text(tensors: Sequence[torch.Tensor]) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def _shape(t: torch.Tensor) -> str:
+def _shape(t):
     return str(t._meta.hlo)
 
 
-def _get_xla_tensor_debug_info(t: torch.Tensor) -> str:
+def _get_xla_tensor_debug_info(t):
     if not isinstance(t, HloTensor):
         return "Not a XLATensor"
     pending = debug.is_pending(t)
@@ -126,10 +124,10 @@ def _get_xla_tensor_debug_info(t: torch.Tensor) -> str:
     return f"XLA Shape: {_shape(t)}\nIR: {text}\nXLAData: {data}\n"
 
 
-def _xla_get_tensor_id(tensor: HloTensor) -> int:
+def _xla_get_tensor_id(tensor):
     return id(tensor)
 
 
-def _check_tensor_need_materialization(tensors: Sequence[torch.Tensor]) -> list[bool]:
+def _check_tensor_need_materialization(tensors):
     """Whether a tensor is recorded and not yet computed."""
     return [debug.is_pending(t) for t in tensors]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
-
 import torch
 
 from torch_hlo.compat import xla_model
@@ -18,7 +15,7 @@ class ParallelLoader:
     def __init__(
         self,
         cpu_loader,
-        devices: Sequence[Any] = (),
+        devices=(),
         batchdim=0,
         batches_per_execution=1,
         loader_prefetch_size=16,
@@ -42,14 +39,14 @@ class ParallelLoader:
         move = xla_model.send_cpu_data_to_device
         return {k: move(v, self._device, specs[k])[0] for k, v in batch.items()}
 
-    def per_device_loader(self, device) -> Iterator[Any]:
+    def per_device_loader(self, device):
         for i, batch in enumerate(self._running):
             if i % self.batches_per_execution == 0:
                 xla_model.sync()
             yield batch
         xla_model.sync()
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._loader)
 
     def close(self):
@@ -63,11 +60,11 @@ class MpDeviceLoader:
         self._loader, self._device, self._options = loader, device, options
         self._running: ParallelLoader | None = None
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         if self._running is not None:
             self._running.close()
         self._running = ParallelLoader(self._loader, [self._device], **self._options)
         return self._running.per_device_loader(self._device)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._loader)

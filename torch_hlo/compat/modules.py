@@ -9,7 +9,6 @@ import functools
 import importlib
 import sys
 import types
-from typing import Any
 
 import torch
 
@@ -120,13 +119,13 @@ REFUSED: dict[str, str] = {
 class Refused:
     """In place of a name that is not offered: scripts may import it, and not use it."""
 
-    def __init__(self, text: str):
+    def __init__(self, text):
         self._text = text
 
     def __call__(self, *args, **kwargs):
         raise NotImplementedError(self._text)
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
         raise NotImplementedError(self._text)
@@ -135,12 +134,12 @@ class Refused:
 class Names(types.ModuleType):
     """A module of torch_xla: its names are looked up in ours."""
 
-    def __init__(self, name: str, sources: str):
+    def __init__(self, name, sources):
         super().__init__(f"torch_xla.{name}" if name else "torch_xla")
         self.__path__: list[str] = []  # a package: other modules may stand below it
         self._row, self._sources = name, tuple(sources.split())
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name):
         if name.startswith("__") and name != "__version__":  # asked of every module
             raise AttributeError(name)
         for source in self._sources:
@@ -155,13 +154,13 @@ class Names(types.ModuleType):
             f" {', '.join(n for n in dir(self) if n[0] != '_' or self._row == '_XLAC')}"
         )
 
-    def __dir__(self) -> list[str]:
+    def __dir__(self):
         below = [k for k in vars(self) if not k.startswith("_")]
         return sorted({*below, *(n for s in self._sources for n in _names(s))})
 
 
 @functools.cache
-def _names(name: str) -> dict[str, Any]:
+def _names(name):
     """The names of a module of this folder, without the modules and types that it works with."""
     found = vars(
         importlib.import_module(name if name.startswith("torch") else f"torch_hlo.compat.{name}")
@@ -175,7 +174,7 @@ def _names(name: str) -> dict[str, Any]:
     }
 
 
-def _foreign(value) -> bool:
+def _foreign(value):
     known = isinstance(value, (type, types.FunctionType))
     return known and not value.__module__.startswith("torch")
 

@@ -36,7 +36,7 @@ class _Products:
     precision = "default"
 
 
-def set_mat_mul_precision(precision: str):
+def set_mat_mul_precision(precision):
     """Products are computed in the precision of their operands, whatever is asked for."""
     if precision not in ("default", "high", "highest"):
         raise ValueError(f"precision {precision!r}: there are default, high and highest")
@@ -44,7 +44,7 @@ def set_mat_mul_precision(precision: str):
     _Products.precision = precision
 
 
-def get_mat_mul_precision() -> str:
+def get_mat_mul_precision():
     return _Products.precision
 
 

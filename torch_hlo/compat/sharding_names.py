@@ -14,7 +14,6 @@ import torch
 from torch_hlo.compat import hardware
 from torch_hlo.distributed import annotate, spmd, visualize
 from torch_hlo.distributed import checkpoint as checkpoints
-from torch_hlo.hlo.sharding.sharding import Sharding
 from torch_hlo.lazy.record.tensor import HloTensor, to_cpu
 
 
@@ -35,7 +34,7 @@ class Mesh:
     def __init__(
         self,
         device_ids,
-        mesh_shape: Sequence[int],
+        mesh_shape,
         axis_names=None,
     ):
         ids, count = np.asarray(device_ids), hardware.global_runtime_device_count()
@@ -58,28 +57,28 @@ class Mesh:
         self.device_ids, self.mesh_shape, self.axis_names = ids, tuple(mesh_shape), axis_names
         self.ours = spmd.Mesh(ids.ravel().tolist(), self.mesh_shape, axis_names)
 
-    def size(self) -> int:
+    def size(self):
         return int(np.prod(self.mesh_shape))
 
-    def shape(self) -> collections.OrderedDict[Any, int]:
+    def shape(self):
         names = self.axis_names or range(len(self.mesh_shape))
         return collections.OrderedDict(zip(names, self.mesh_shape))
 
     def get_logical_mesh(self):
         return self.device_ids.reshape(self.mesh_shape)
 
-    def get_axis_name_idx(self, name: str) -> int | None:
+    def get_axis_name_idx(self, name):
         names = list(self.axis_names or ())
         return names.index(name) if name in names else None
 
-    def __str__(self) -> str:
+    def __str__(self):
         ids, names = self.device_ids.tolist(), self.axis_names
         return str({"device_ids": ids, "mesh_shape": self.mesh_shape, "axis_names": names})
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         return isinstance(other, Mesh) and self.ours == other.ours
 
-    def __hash__(self) -> int:
+    def __hash__(self):
         return hash(self.ours)
 
 
@@ -89,7 +88,7 @@ class HybridMesh(Mesh):
     def __init__(
         self,
         *,
-        ici_mesh_shape: Sequence[int],
+        ici_mesh_shape,
         dcn_mesh_shape=None,
         axis_names=None,
     ):
@@ -99,7 +98,7 @@ class HybridMesh(Mesh):
         super().__init__(devices, tuple(ici_mesh_shape), axis_names)
 
 
-def get_1d_mesh(axis_name=None) -> Mesh:
+def get_1d_mesh(axis_name=None):
     count = hardware.global_runtime_device_count()
     return Mesh(np.arange(count), (count,), (axis_name,) if axis_name else None)
 
@@ -112,10 +111,10 @@ class ShardingSpec:
     partition_spec: Sequence[Any]
     minibatch: bool = False
 
-    def can_apply(self, t: torch.Tensor) -> bool:
+    def can_apply(self, t):
         return t.dim() == len(self.partition_spec)
 
-    def apply(self, t: torch.Tensor):
+    def apply(self, t):
         if self.minibatch and hardware.process_count() > 1:
             raise NotImplementedError(
                 "ShardingSpec(minibatch=True): give every process the whole batch"
@@ -123,7 +122,7 @@ class ShardingSpec:
         mark_sharding(t, self.mesh, self.partition_spec)
 
 
-def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) -> torch.Tensor:
+def mark_sharding(t, mesh, partition_spec):
     """See torch_hlo.distributed.mark_sharding."""
     assert t.dim() == len(partition_spec), (
         f"Partition spec length ({len(partition_spec)}) should be equal to the input rank"
@@ -132,9 +131,7 @@ def mark_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]) ->
     return spmd.mark_sharding(t, mesh.ours, tuple(partition_spec))
 
 
-def mark_sharding_with_gradients(
-    t: torch.Tensor, mesh: Mesh, partition_spec: Sequence[Any]
-) -> torch.Tensor:
+def mark_sharding_with_gradients(t, mesh, partition_spec):
     return spmd.mark_sharding_with_gradients(t, mesh.ours, tuple(partition_spec))
 
 
@@ -144,20 +141,20 @@ class MarkShardingFunction:
     apply = staticmethod(mark_sharding_with_gradients)
 
 
-def enable_manual_sharding(t: torch.Tensor, spec, *, mesh=None) -> torch.Tensor:
+def enable_manual_sharding(t, spec, *, mesh=None):
     return spmd.enable_manual_sharding(t, spec, mesh=(mesh or get_global_mesh()).ours)
 
 
-def disable_manual_sharding(t: torch.Tensor, spec, full_shape, *, mesh=None) -> torch.Tensor:
+def disable_manual_sharding(t, spec, full_shape, *, mesh=None):
     where = (mesh or get_global_mesh()).ours
     return spmd.disable_manual_sharding(t, spec, full_shape, mesh=where)
 
 
-def clear_sharding(t: torch.Tensor) -> torch.Tensor:
+def clear_sharding(t):
     return annotate.clear_sharding(t)
 
 
-def wrap_as_sharded_tensor(t: torch.Tensor, mesh_shape=None, partition_spec=None) -> torch.Tensor:
+def wrap_as_sharded_tensor(t, mesh_shape=None, partition_spec=None):
     return t
 
 
@@ -166,12 +163,12 @@ def wrap_if_sharded(x):
     return x
 
 
-def placement(t: torch.Tensor) -> Sharding | None:
+def placement(t):
     """Where a tensor is to live, also after it has been computed."""
     return annotate.sharding_of(t) or t._storage.sharding
 
 
-def sharding_text(t: torch.Tensor) -> str:
+def sharding_text(t):
     """XLA's text of a tensor's sharding, with every device named; "" for one that has none."""
     found = placement(t)
     if found is None:
@@ -188,7 +185,7 @@ def sharding_text(t: torch.Tensor) -> str:
     return "{" + text + (" last_tile_dim_replicate}" if copies > 1 else "}")
 
 
-def sharding_type(t: torch.Tensor) -> ShardingType | None:
+def sharding_type(t):
     found = placement(t)
     if found is None:
         return None
@@ -210,17 +207,17 @@ class XLAShard:
     replica_id: int
 
     @property
-    def unpadded_data(self) -> torch.Tensor:
+    def unpadded_data(self):
         if self.indices is Ellipsis:
             return self.data
         return self.data[tuple(slice(0, s.stop - s.start) for s in self.indices)]
 
     @unpadded_data.setter
-    def unpadded_data(self, value: torch.Tensor):
+    def unpadded_data(self, value):
         self.unpadded_data.copy_(value)
 
 
-def local_shards(t: torch.Tensor) -> list[XLAShard]:
+def local_shards(t):
     """The blocks of a tensor, one per device of this process."""
     found, whole = placement(t), to_cpu([t])[0]
     if found is None or found.is_replicated:
@@ -242,14 +239,14 @@ def local_shards(t: torch.Tensor) -> list[XLAShard]:
 
 
 class _Sharded(type):
-    def __instancecheck__(cls, instance: object) -> bool:
+    def __instancecheck__(cls, instance):
         return isinstance(instance, HloTensor) and placement(instance) is not None
 
 
 class XLAShardedTensor(metaclass=_Sharded):
     """A tensor with a sharding is one: tensors are not wrapped."""
 
-    def __new__(cls, elem: torch.Tensor, *args, **kwargs):
+    def __new__(cls, elem, *args, **kwargs):
         return elem
 
 
@@ -271,7 +268,7 @@ def auto_policy(*args):
     raise NotImplementedError("choose a plan of torch_hlo.distributed with compare()")
 
 
-def apply_backward_optimization_barrier(m: torch.nn.Module):
+def apply_backward_optimization_barrier(m):
     """Nothing: what is fused is decided by the bytes that need not move."""
 
 
@@ -281,11 +278,11 @@ class XLAPatchedLinear:
     apply = staticmethod(torch.nn.functional.linear)
 
 
-def xla_patched_nn_linear_forward(m: torch.nn.Linear, input: torch.Tensor) -> torch.Tensor:
+def xla_patched_nn_linear_forward(m, input):
     return torch.nn.functional.linear(input, m.weight, m.bias)
 
 
-def apply_xla_patch_to_nn_linear(module: torch.nn.Module, *args) -> torch.nn.Module:
+def apply_xla_patch_to_nn_linear(module, *args):
     """The module: products of more than two dimensions keep their shardings here."""
     return module
 
@@ -296,8 +293,8 @@ class CheckpointManager:
 
     def __init__(
         self,
-        path: str,
-        save_interval: int,
+        path,
+        save_interval,
         max_to_keep=0,
         async_queue_size=1,
         process_group=None,
@@ -307,10 +304,10 @@ class CheckpointManager:
         self._path, self._interval = str(path), save_interval
         self._keep = max_to_keep or 1 << 30
 
-    def should_save(self, step: int) -> bool:
+    def should_save(self, step):
         return step % self._interval == 0
 
-    def save(self, step: int, state_dict: dict[str, Any], force=False) -> bool:
+    def save(self, step, state_dict, force=False):
         if not (force or self.should_save(step)):
             return False
         checkpoints.save(state_dict, self._path, step, keep=self._keep)
@@ -318,18 +315,18 @@ class CheckpointManager:
 
     save_async = save
 
-    def restore(self, step: int, state_dict: dict[str, Any]):
+    def restore(self, step, state_dict):
         path = checkpoints.at(self._path, step)
         state_dict.update(checkpoints.load(state_dict, path))
 
-    def all_steps(self) -> list[int]:
+    def all_steps(self):
         return checkpoints.steps(self._path)
 
     def join(self):
         """Nothing to wait for: `save` has written when it returns."""
 
 
-def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def prime_optimizer(optimizer):
     """Make the optimizer's state, with gradients of zero."""
     for group in optimizer.param_groups:
         for p in group["params"]:

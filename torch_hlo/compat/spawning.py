@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing.spawn
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +17,7 @@ class _Launched:
     rank, size, port = 0, 1, 0
 
 
-def place() -> tuple[int, int]:
+def place():
     """(rank, number) of this process among those that work together."""
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
@@ -28,7 +26,7 @@ def place() -> tuple[int, int]:
     return int(config.variable("RANK", 0)), int(config.variable("WORLD_SIZE", 1))
 
 
-def join() -> int:
+def join():
     """Begin torch.distributed if several processes work together and nobody has; their number."""
     if not dist.is_initialized() and place()[1] > 1:
         dist.init_process_group("xla", init_method="xla://" if _Launched.port else None)
@@ -36,8 +34,8 @@ def join() -> int:
 
 
 def spawn(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...] = (),
+    fn,
+    args=(),
     nprocs=None,
     join=True,
     daemon=False,
@@ -56,7 +54,7 @@ def spawn(
     return context
 
 
-def _child(rank: int, size: int, port: int, fn: Callable[..., Any], args: tuple[Any, ...]):
+def _child(rank, size, port, fn, args):
     _Launched.rank, _Launched.size, _Launched.port = rank, size, port
     fn(rank, *args)
     if dist.is_initialized():
@@ -65,8 +63,8 @@ def _child(rank: int, size: int, port: int, fn: Callable[..., Any], args: tuple[
 
 
 def launch(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...] = (),
+    fn,
+    args=(),
     start_method="spawn",
     debug_single_process=False,
 ):
@@ -80,11 +78,11 @@ def launch(
 class MpModelWrapper:
     """A model that the processes move to the device one after another."""
 
-    def __init__(self, model: torch.nn.Module):
+    def __init__(self, model):
         self._model = model
         self._lock = torch.multiprocessing.Lock()
 
-    def to(self, device: torch.device | str) -> torch.nn.Module:
+    def to(self, device):
         with self._lock:
             return self._model.to(device)
 
@@ -95,12 +93,12 @@ class MpSerialExecutor:
     def __init__(self):
         self._lock = torch.multiprocessing.Lock()
 
-    def run(self, fn: Callable[[], Any]):
+    def run(self, fn):
         with self._lock:
             return fn()
 
 
-def _rendezvous(url: str, *args, **kwargs) -> Iterator[tuple[Any, int, int]]:
+def _rendezvous(url, *args, **kwargs):
     """`init_method="xla://"`: the processes of `spawn`, or those of torchrun."""
     if _Launched.port:
         store = dist.TCPStore("127.0.0.1", _Launched.port, is_master=False)
@@ -111,7 +109,7 @@ def _rendezvous(url: str, *args, **kwargs) -> Iterator[tuple[Any, int, int]]:
         yield dist.HashStore(), 0, 1
 
 
-def _group(store, rank: int, size: int, timeout):
+def _group(store, rank, size, timeout):
     return dist.ProcessGroupGloo(store, rank, size, timeout)
 
 
@@ -121,7 +119,7 @@ def install(first):
     dist.register_rendezvous_handler("xla", _rendezvous)
     original = multiprocessing.spawn.get_preparation_data
 
-    def told(name: str) -> dict[str, Any]:
+    def told(name):
         return {"torch_hlo": first, **original(name)}
 
     multiprocessing.spawn.get_preparation_data = told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ class StableHLOExportOptions:
 class StableHLOGraphModule:
     """A program that can be called, read and saved."""
 
-    def __init__(self, program: torch.export.ExportedProgram):
+    def __init__(self, program):
         self._program, self._text = program, export.to_stablehlo_text(program)
 
     def __call__(self, *args):
@@ -39,13 +38,13 @@ class StableHLOGraphModule:
         changed = len(results) - spec.num_leaves  # new values of buffers come first
         return pytree.tree_unflatten([torch.as_tensor(r) for r in results[changed:]], spec)
 
-    def evaluate(self, method_name: str, args):
+    def evaluate(self, method_name, args):
         return self(*args)
 
-    def get_stablehlo_text(self, method_name=None) -> str:
+    def get_stablehlo_text(self, method_name=None):
         return self._text
 
-    def get_stablehlo_bytecode(self, method_name=None) -> bytes:
+    def get_stablehlo_bytecode(self, method_name=None):
         raise NotImplementedError("StableHLO is written as text: use get_stablehlo_text()")
 
     def save(self, directory_path, options=None):
@@ -56,28 +55,26 @@ class StableHLOGraphModule:
         torch.export.save(self._program, folder / "program.pt2")
 
     @classmethod
-    def load(cls, directory_path) -> StableHLOGraphModule:
+    def load(cls, directory_path):
         return cls(torch.export.load(Path(directory_path) / "program.pt2"))
 
 
-def exported_program_to_stablehlo(
-    exported_model: torch.export.ExportedProgram, options=None
-) -> StableHLOGraphModule:
+def exported_program_to_stablehlo(exported_model, options=None):
     return StableHLOGraphModule(exported_model)
 
 
 def save_as_stablehlo(
-    exported_model: torch.export.ExportedProgram,
-    stablehlo_dir: str | os.PathLike[str],
+    exported_model,
+    stablehlo_dir,
     options=None,
 ):
     StableHLOGraphModule(exported_model).save(stablehlo_dir)
 
 
 def save_torch_model_as_stablehlo(
-    torchmodel: torch.nn.Module,
-    args: tuple[Any, ...],
-    path: str | os.PathLike[str],
+    torchmodel,
+    args,
+    path,
     options=None,
 ):
     save_as_stablehlo(torch.export.export(torchmodel, args), path)

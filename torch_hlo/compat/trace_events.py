@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch_hlo.compat import xla_model
 class Trace(torch.profiler.record_function):
     """A named block."""
 
-    def __init__(self, name: str, **kwargs):
+    def __init__(self, name, **kwargs):
         super().__init__(name)
 
 
@@ -29,10 +28,10 @@ class StepTrace(Trace):
         super().__exit__(*error)
 
 
-def trace_me(scope: str) -> Callable[..., Any]:
+def trace_me(scope):
     """Decorator: calls are named blocks."""
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function):
         @functools.wraps(function)
         def call(*args, **kwargs):
             with Trace(scope):
@@ -49,7 +48,7 @@ class _Running:
     folder = ""
 
 
-def start_trace(log_dir: str | os.PathLike[str]):
+def start_trace(log_dir):
     """Trace until `stop_trace`. Raises RuntimeError if that is under way."""
     with _Running.lock:
         if _Running.profile is not None:
@@ -73,13 +72,13 @@ def stop_trace():
         _Running.profile = None
 
 
-def start_server(port: int, only_on_master=True):
+def start_server(port, only_on_master=True):
     """Nothing listens: traces are asked for in the process, with `start_trace`."""
     if not 0 < port < 65536:
         raise RuntimeError(f"port {port} is invalid")
 
 
-def trace(service_addr: str, logdir: str, duration_ms=1000, **options):
+def trace(service_addr, logdir, duration_ms=1000, **options):
     raise NotImplementedError(
         "there is no profiler server: call start_trace and stop_trace in the process"
     )

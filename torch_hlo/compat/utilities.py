@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import copy
 import shutil
-import socket
 import sys
 import tempfile
-import time
 import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
@@ -31,46 +27,23 @@ globals().update({name: name for name in VARIABLES})
 class SampleGenerator:
     """`data`, `sample_count` times."""
 
-    def __init__(self, data, sample_count: int):
+    def __init__(self, data, sample_count):
         self._data, self._sample_count = data, sample_count
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         return iter([self._data] * self._sample_count)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self._sample_count
-
-
-class FnDataGenerator:
-    """`count` pairs of a batch and `func` of it."""
-
-    def __init__(
-        self,
-        func: Callable[..., Any],
-        batch_size: int,
-        gen_tensor: Callable[..., torch.Tensor],
-        dims=None,
-        count=1,
-    ):
-        self._func, self._make, self._count = func, gen_tensor, count
-        self._shape = (batch_size, *(dims or [1]))
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, Any]]:
-        for _ in range(self._count):
-            data = self._make(*self._shape)
-            yield data, self._func(data)
 
 
 class DataWrapper:
     """A structure that says which tensors it has, and is made again from others."""
 
-    def get_tensors(self) -> list[torch.Tensor]:
+    def get_tensors(self):
         raise NotImplementedError("The method is missing an implementation")
 
-    def from_tensors(self, tensors: list[torch.Tensor]):
+    def from_tensors(self, tensors):
         raise NotImplementedError("The method is missing an implementation")
 
 
@@ -82,70 +55,32 @@ class TmpFolder:
         weakref.finalize(self, shutil.rmtree, self.name, True)
 
 
-class TimedScope:
-    """Prints how long the block took."""
-
-    def __init__(self, msg="", printfn=None):
-        self._msg, self._print = msg, printfn or eprint
-
-    def __enter__(self) -> TimedScope:
-        self._start = time.time()
-        return self
-
-    def __exit__(self, *error):
-        self._print(f"{self._msg}{(time.time() - self._start) * 1e3:.3f}ms")
-
-
 def eprint(*args, **kwargs):
     print(*args, file=sys.stderr, **kwargs)
-
-
-def get_print_fn(debug=None) -> Callable[..., None]:
-    return eprint if debug else lambda *args, **kwargs: None
-
-
-def timed(fn: Callable[[], Any], msg="", printfn=eprint):
-    with TimedScope(msg, printfn):
-        return fn()
 
 
 def as_list(t):
     return t if isinstance(t, (tuple, list)) else [t]
 
 
-def getenv_as(name: str, type: Callable[[Any], Any], defval=None):
+def getenv_as(name, type, defval=None):
     text = config.variable(name, None)
     if text is None:
         return defval
     return bool(int(text)) if type is bool else type(text)
 
 
-def check_env_flag(name: str, default="") -> bool:
+def check_env_flag(name, default=""):
     text = str(config.variable(name, default))
     return text == "true" or (text.isdigit() and int(text) > 0)
 
 
-def get_free_tcp_ports(n=1) -> list[int]:
-    found = [socket.create_server(("", 0)) for _ in range(n)]
-    ports = [s.getsockname()[1] for s in found]
-    for s in found:
-        s.close()
-    return ports
-
-
-def parallel_work(num_workers: int, fn: Callable[..., Any], *args) -> list[Any]:
-    with ThreadPoolExecutor(num_workers) as pool:
-        return list(pool.map(fn, *args))
-
-
-def for_each_instance(value, select_fn: Callable[..., bool], fn: Callable[..., Any]):
+def for_each_instance(value, select_fn, fn):
     """`fn` of each value in nested data that `select_fn` chooses, once."""
     for_each_instance_rewrite(value, select_fn, lambda x: (fn(x), x)[1], False)
 
 
-def for_each_instance_rewrite(
-    value, select_fn: Callable[..., bool], fn: Callable[..., Any], change=True
-):
+def for_each_instance_rewrite(value, select_fn, fn, change=True):
     """Nested data with `fn(x)` in place of each x that `select_fn` chooses; tuples become lists,
     as in PyTorch/XLA."""
     made: dict[int, Any] = {}
@@ -198,7 +133,7 @@ def to_cpu(data, convert=True):
 class ToXlaTensorArena:
     """Converts the tensors of nested data that `select_fn` chooses, all at once."""
 
-    def __init__(self, convert_fn: Callable[..., Any], select_fn: Callable[..., bool]):
+    def __init__(self, convert_fn, select_fn):
         self._convert, self._select = convert_fn, select_fn
 
     def transform(self, inputs):
@@ -208,17 +143,17 @@ class ToXlaTensorArena:
         return for_each_instance_rewrite(inputs, self._select, lambda x: made[id(x)])
 
 
-def load(path: str):
+def load(path):
     """What `save` wrote."""
     return torch.load(path, weights_only=False)
 
 
-def save(data, path: str, master_only=True, global_master=False):
+def save(data, path, master_only=True, global_master=False):
     if not master_only or hardware.global_ordinal() == 0:
         torch.save(to_cpu(data), path)
 
 
-def mp_test(func: Callable[..., Any]) -> Callable[..., Any]:
+def mp_test(func):
     """A test in a process of its own."""
 
     def run(*args, **kwargs):
@@ -233,7 +168,7 @@ def mp_test(func: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def now(format="%H:%M:%S") -> str:
+def now(format="%H:%M:%S"):
     return datetime.now().strftime(format)
 
 
@@ -241,8 +176,8 @@ def print_training_update(
     device,
     step,
     loss,
-    rate: float,
-    global_rate: float,
+    rate,
+    global_rate,
     epoch=None,
     summary_writer=None,
 ):
@@ -262,7 +197,7 @@ def print_test_update(device, accuracy, epoch=None, step=None):
     _line("Test", device, epoch, f"Step={step} {shown}")
 
 
-def _line(what: str, device, epoch, text: str):
+def _line(what, device, epoch, text):
     where = f"Device={device}/{hardware.global_ordinal()}"
     print(f"| {what} {where} Epoch={epoch} {text} Time={now()}", flush=True)
 

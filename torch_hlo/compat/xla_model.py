@@ -6,7 +6,6 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,36 +20,36 @@ REDUCE_SUM, REDUCE_MUL, REDUCE_AND = "sum", "mul", "and"
 REDUCE_OR, REDUCE_MIN, REDUCE_MAX = "or", "min", "max"
 
 
-def xla_device(n=None, devkind=None) -> torch.device:
+def xla_device(n=None, devkind=None):
     if n:
         raise IndexError(f"Device index {n} out of range in {get_xla_supported_devices()}")
     return torch_hlo.device()
 
 
-def get_xla_supported_devices(devkind=None, max_devices=None) -> list[str]:
+def get_xla_supported_devices(devkind=None, max_devices=None):
     return ["xla:0"]
 
 
-def xla_real_devices(devices=None) -> list[str]:
+def xla_real_devices(devices=None):
     return [f"{hardware.device_type()}:{torch.device(d).index or 0}" for d in devices or ["xla:0"]]
 
 
-def xla_device_hw(device: torch.device | str) -> str:
+def xla_device_hw(device):
     """The kind of a device: CPU."""
     if torch.device(device).type != "xla":
         raise RuntimeError(f"Invalid device format: {device}")
     return hardware.device_type()
 
 
-def xla_device_kind(device=None) -> str:
+def xla_device_kind(device=None):
     return hardware.device_type()
 
 
-def is_xla_tensor(tensor: torch.Tensor) -> bool:
+def is_xla_tensor(tensor):
     return tensor.device.type == "xla"
 
 
-def is_master_ordinal(local=True) -> bool:
+def is_master_ordinal(local=True):
     return hardware.global_ordinal() == 0
 
 
@@ -65,16 +64,16 @@ def sync(wait=False, reset_scope=True):
     closures.run_step_closures()
 
 
-def wait_device_ops(devices: Sequence[str] = ()):
+def wait_device_ops(devices=()):
     session.engine().synchronize()
 
 
-def unlazy(tensors: list[torch.Tensor]):
+def unlazy(tensors):
     torch_hlo.sync(tensors)
 
 
 def optimizer_step(
-    optimizer: torch.optim.Optimizer,
+    optimizer,
     barrier=False,
     optimizer_args=None,
     groups=None,
@@ -115,7 +114,7 @@ def check_view_sharing(obj):
     """Raises RuntimeError if two tensors of nested data share memory."""
     seen: dict[Any, torch.Tensor] = {}
 
-    def check(x: torch.Tensor):
+    def check(x):
         key = x.untyped_storage().data_ptr()
         if seen.setdefault(key, x) is not x:
             raise RuntimeError(f"{x.dtype}{list(x.shape)} is sharing a view with another tensor")
@@ -132,10 +131,10 @@ class RateTracker:
         self._rate: float | None = None
         self._before = self._count = 0.0
 
-    def add(self, count: float):
+    def add(self, count):
         self._count += count
 
-    def rate(self) -> float:
+    def rate(self):
         now = time.time()
         if now <= self._last:
             return 0.0
@@ -146,22 +145,22 @@ class RateTracker:
         self._last, self._rate = now, rate
         return rate
 
-    def global_rate(self) -> float:
+    def global_rate(self):
         passed = time.time() - self._start
         return (self._before + self._count) / passed if passed > 0 else 0.0
 
 
-def set_rng_state(seed: int, device=None):
+def set_rng_state(seed, device=None):
     torch_hlo.manual_seed(seed)
 
 
-def get_rng_state(device=None) -> int:
+def get_rng_state(device=None):
     """The seed. (What was drawn since is not in it; torch.hlo.get_rng_state has that, too.)"""
     return device_module.initial_seed()
 
 
 @contextlib.contextmanager
-def fork_rng(device=None, enabled=True) -> Iterator[None]:
+def fork_rng(device=None, enabled=True):
     state = device_module.get_rng_state()
     try:
         yield
@@ -170,24 +169,24 @@ def fork_rng(device=None, enabled=True) -> Iterator[None]:
             device_module.set_rng_state(state)
 
 
-def get_memory_info(device=None) -> dict[str, int]:
+def get_memory_info(device=None):
     free, total = device_module.mem_get_info()
     used, peak = device_module.memory_allocated(), device_module.max_memory_allocated()
     return {"bytes_used": used, "bytes_limit": total, "peak_bytes_used": peak}
 
 
-def get_stablehlo(tensors=None) -> str:
+def get_stablehlo(tensors=None):
     """StableHLO text of what was recorded for the tensors."""
     from torch_hlo import debug
 
     return debug.stablehlo_text(tensors)
 
 
-def optimization_barrier_(tensors: Sequence[torch.Tensor]):
+def optimization_barrier_(tensors):
     """Nothing: what is kept for backward is decided by the compiler."""
 
 
-def do_on_ordinals(target: Callable[..., Any], data=(), ordinals: Sequence[int] = (0,)):
+def do_on_ordinals(target, data=(), ordinals=(0,)):
     cpu = utilities.to_cpu(data)
     return target(*cpu) if hardware.global_ordinal() in ordinals else None
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
-
-import torch
 
 import torch_hlo
 from torch_hlo import metrics
@@ -17,29 +13,29 @@ from torch_hlo.compat.xla_model import sync
 __version__ = torch_hlo.__version__
 
 
-def device(index=None) -> torch.device:
+def device(index=None):
     """The device, "xla:0"."""
     return xla_model.xla_device(index)
 
 
-def devices() -> list[torch.device]:
+def devices():
     return [device()]
 
 
-def real_devices() -> list[str]:
+def real_devices():
     return xla_model.xla_real_devices()
 
 
-def device_count() -> int:
+def device_count():
     return 1
 
 
-def manual_seed(seed: int, device=None):
+def manual_seed(seed, device=None):
     xla_model.set_rng_state(seed)
 
 
 @contextlib.contextmanager
-def _whole(full_graph: bool) -> Iterator[None]:
+def _whole(full_graph):
     sync()
     before = metrics.counter_value("MarkStep")
     with eager_mode_context(False):
@@ -78,7 +74,7 @@ def step():
     return compile()
 
 
-def set_custom_compile_options(options: dict[str, Any]):
+def set_custom_compile_options(options):
     """Raises NotImplementedError unless empty."""
     if options:
         raise NotImplementedError(
