@@ -31,7 +31,7 @@ def _xla_get_default_device():
 
 
 def _get_git_revs():
-    return {"torch_hlo": torch_hlo.__version__, "torch": str(torch.version.git_version)}
+    return {"xla": torch_hlo.__version__, "torch": str(torch.version.git_version)}
 
 
 def _unsafe_buffer_pointer(t):
@@ -45,6 +45,13 @@ def _get_xla_tensor_shape_type(t):
 
 def _get_xla_tensor_dimension_size(t, dim):
     return torch.tensor(t.size(dim), dtype=torch.int32)
+
+
+def _init_computation_client():
+    """Nothing: the device is ready after import."""
+
+
+_init_xla_lazy_backend = _init_computation_client
 
 
 def _xla_runtime_is_initialized():

@@ -18,6 +18,7 @@ MODULES: dict[str, str] = {
     "_XLAC": "internals precision",
     "_dynamo": "",
     "_dynamo.config": "",
+    "_dynamo.dynamo_backend2": "",
     "_dynamo.dynamo_bridge": "",
     "_internal": "",
     "_internal.pjrt": "spawning",
@@ -57,6 +58,7 @@ MODULES: dict[str, str] = {
     "experimental.callback": "",
     "experimental.custom_kernel": "experimental_names",
     "experimental.distributed_checkpoint": "sharding_names",
+    "experimental.distributed_checkpoint._helpers": "",
     "experimental.eager": "experimental_names",
     "experimental.fori_loop": "experimental_names",
     "experimental.gradient_accumulation": "experimental_names",
@@ -92,6 +94,7 @@ _KERNELS = (
 )
 # What torch_xla has and we do not offer -> what to use.
 REFUSED: dict[str, str] = {
+    "_dynamo.dynamo_backend2": _DYNAMO,
     "_dynamo.dynamo_bridge": _DYNAMO,
     "_dynamo.config": _DYNAMO,
     "_internal.jax_workarounds": "JAX is not part of this package; give it HLO text",
@@ -105,6 +108,7 @@ REFUSED: dict[str, str] = {
     " torch.distributed.optim.ZeroRedundancyOptimizer",
     **{f"experimental.custom_kernel.{name}": _PALLAS for name in _KERNELS.split()},
     "experimental.scan.value_and_grad_partitioned": "torch_hlo.scan has gradients",
+    "experimental.distributed_checkpoint._helpers": "use CheckpointManager",
     "experimental.distributed_checkpoint.SPMDLoadPlanner": "use CheckpointManager",
     "experimental.distributed_checkpoint.SPMDSavePlanner": "use CheckpointManager",
     "experimental.callback": "call torch_xla.sync() and read the tensor",

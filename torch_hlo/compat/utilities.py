@@ -37,6 +37,21 @@ class SampleGenerator:
         return self._sample_count
 
 
+class FnDataGenerator:
+    """`count` batches, each with `func` of it."""
+
+    def __init__(self, func, batch_size, gen_tensor, dims=(1,), count=1):
+        self._make = lambda: gen_tensor(batch_size, *dims)
+        self._func, self._count = func, count
+
+    def __iter__(self):
+        batches = (self._make() for _ in range(self._count))
+        return ((x, self._func(x)) for x in batches)
+
+    def __len__(self):
+        return self._count
+
+
 class DataWrapper:
     """A structure that says which tensors it has, and is made again from others."""
 
