@@ -192,6 +192,32 @@ def test_numbers_are_followed(monkeypatch):
             torch.testing.assert_close(twin.weight.detach().cpu(), model.weight.detach())
 
 
+def test_numbers_that_python_keeps(monkeypatch):
+    """They are plain numbers, of the same types, and calls that compute them record nothing."""
+    box = {"mean": 1.0, "count": 0, "large": False}
+    gain = 2.0
+
+    def step(x, count):
+        box["mean"] = 0.5 * box["mean"] + gain
+        if count:
+            box["count"], box["large"] = int(gain), gain > 3
+        return x * gain
+
+    captured = torch_hlo.compile(step)
+    for count in (True, False):
+        for i in range(8):
+            gain = 1.0 + 0.7 * i
+            mean = 0.5 * box["mean"] + gain
+            with monkeypatch.context() as m:
+                if i > 4 and not count:
+                    no_recording(m)
+                y = captured(torch.ones(2, device="hlo"), count)
+            torch.testing.assert_close(y.cpu(), torch.ones(2) * gain)
+            assert box["mean"] == mean and list(map(type, box.values())) == [float, int, bool]
+            if count:
+                assert box["count"] == int(gain) and box["large"] == (gain > 3)
+
+
 def test_numbers_that_must_be_plain():
     """Where an operator takes no number that is followed, another one is recorded."""
     box = {"eps": 1e-5, "scale": 2.0}

@@ -81,7 +81,7 @@ class DeviceGraph:
             results, recording = self._recorded(given)
         if recording is not None and not under_way.disturbed:
             self.recordings = [recording, *self.recordings][:KINDS]
-        return results
+        return [self.signature.result(at, x) for at, x in enumerate(results)]
 
     def _recorded(self, given: Given) -> tuple[Sequence, Recording | None]:
         """Run the graph's operations; its results, and what was recorded if that can be used

@@ -31,7 +31,7 @@ from torch_hlo.lowering.core.graph import Node, Out
 from torch_hlo.lowering.core.registry import HLO_TO_TORCH
 from torch_hlo.lowering.core.tape import RECORDING
 from torch_hlo.pytorch import participants
-from torch_hlo.pytorch.numbers import Conditions, How, followed
+from torch_hlo.pytorch.numbers import KINDS, Conditions, How, followed
 
 _SECOND = (
     b"Trying to backward through the graph a second time (or directly access saved tensors after"
@@ -204,8 +204,10 @@ class Recording:
             if result.requires_grad:
                 finish = Ended() if result.grad_fn is not None else _leaf
             return "made", self.at[id(result._storage)], result._meta, result._view, finish
-        if isinstance(result, torch.SymFloat):
+        if isinstance(result, KINDS):
             return "number", result.node.how
+        if i in self.signature.boxed:
+            return "number", lambda sources: result
         if result is None or isinstance(result, (bool, int, float, str)):
             return "value", result
         raise Unsuitable(f"a result is of type {type(result).__qualname__}")
@@ -361,7 +363,8 @@ class Recording:
             elif kind == "result":
                 results.append(results[what[0]])
             else:
-                results.append(what[0](given.numbers) if kind == "number" else what[0])
+                value = what[0](given.numbers) if kind == "number" else what[0]
+                results.append(self.signature.result(len(results), value))
         return results
 
     def _present_numbers(self, sources: Sequence[float], first: int) -> list[Number]:

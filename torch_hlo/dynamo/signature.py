@@ -12,18 +12,21 @@ from torch import fx
 from torch_hlo.lazy.record.storage import Storage
 from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.pytorch import steps
+from torch_hlo.pytorch.numbers import plain
 from torch_hlo.pytorch.registration import PLACE
 
 
 class Signature:
     """What a graph takes. `tensors`, `floats`, `whole`: positions of arguments; `run`: the graph as
     a function that is given floats as numbers; `constants`: storages of its own tensors; `reason`:
-    why calls of it have to be recorded each time, or ""."""
+    why calls of it have to be recorded each time, or ""; `boxed`: positions of results that are
+    floats, which Dynamo wants as tensors of the CPU."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.tensors: list[int] = []
         self.floats: list[int] = []
         self.whole: list[int] = []
+        self.boxed: set[int] = set()
         self.reason = ""
         for at, node in enumerate(graph_module.graph.find_nodes(op="placeholder")):
             self._argument(at, node)
@@ -34,7 +37,7 @@ class Signature:
                 self.reason = "it draws from a generator of its own"
             if node.op == "output":
                 self._results(node)
-        self.run = _with_numbers(graph_module, self.floats)
+        self.run = self._with_numbers(graph_module)
 
     def _argument(self, at: int, node: fx.Node) -> None:
         value = node.meta.get("example_value")
@@ -54,6 +57,32 @@ class Signature:
             value = node.meta.get("example_value")
             if isinstance(value, torch.Tensor) and value.grad_fn is not None:
                 self.reason = "gradients flow from a result"
+
+    def _with_numbers(self, graph_module: fx.GraphModule) -> Callable:
+        """The graph as a function that is given numbers at the positions `floats`, and gives them
+        at the positions `boxed`."""
+        if not self.floats:
+            return graph_module.forward
+        graph = fx.Graph()
+        results = list(graph.graph_copy(graph_module.graph, copied := {}))
+        for at, node in enumerate(results):
+            if isinstance(node, fx.Node) and _is_boxed(node):
+                results[at] = node.args[0]
+                self.boxed.add(at)
+                if not node.users:  # else it would take the number for granted
+                    graph.erase_node(node)
+        graph.output(results)
+        placeholders = graph_module.graph.find_nodes(op="placeholder")
+        for at in self.floats:
+            for user in placeholders[at].users:
+                copied[user].replace_all_uses_with(copied[placeholders[at]])
+                graph.erase_node(copied[user])
+        return fx.GraphModule(graph_module, graph).forward
+
+    def result(self, at: int, value: Any) -> Any:
+        """The result at this position, as Dynamo wants it."""
+        value = plain(value)
+        return torch.scalar_tensor(value, dtype=torch.float64) if at in self.boxed else value
 
     def meta(self, argument: int, key: tuple) -> Any:
         """The metadata of the tensor at this position in calls with this key."""
@@ -117,19 +146,9 @@ def _is_float(node: fx.Node, value: torch.Tensor) -> bool:
     )
 
 
-def _with_numbers(graph_module: fx.GraphModule, floats: Sequence[int]) -> Callable:
-    """The graph as a function that takes numbers at the positions `floats`."""
-    if not floats:
-        return graph_module.forward
-    graph = fx.Graph()
-    output = graph.graph_copy(graph_module.graph, copied := {})
-    graph.output(output)
-    placeholders = graph_module.graph.find_nodes(op="placeholder")
-    for at in floats:
-        for user in placeholders[at].users:
-            copied[user].replace_all_uses_with(copied[placeholders[at]])
-            graph.erase_node(copied[user])
-    return fx.GraphModule(graph_module, graph).forward
+def _is_boxed(node: fx.Node) -> bool:
+    """Whether a result is a float that Dynamo has made a tensor of."""
+    return node.target is torch.scalar_tensor and node.kwargs == {"dtype": torch.float64}
 
 
 def _steps(view: Any) -> tuple:

@@ -79,6 +79,14 @@ class Followed:
         return repr(self.value)
 
 
+KINDS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def plain(x: Any) -> Any:
+    """The number itself, of one that is followed."""
+    return x.node.value if isinstance(x, KINDS) and isinstance(x.node, Followed) else x
+
+
 def followed(value: float, how: How, conditions: Conditions) -> torch.SymFloat:
     """A float whose uses are followed."""
     return torch.SymFloat(Followed(value, how, conditions))
