@@ -16,7 +16,7 @@ from test.sweeps.fuzz.run import Program, check
 def test_random_programs(mode: str, first: int, count: int):
     for start in range(first, first + count, 16):
         seeds = list(range(start, start + 16))
-        _, reports = check_block(seeds, mode, mode == "together", smaller=True)
+        _, reports = check_block(seeds, mode, smaller=True)
         assert not reports, "\n".join(reports)
 
 

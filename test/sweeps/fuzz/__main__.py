@@ -25,7 +25,6 @@ from collections.abc import Iterator
 BLOCK = 16
 # the mixture: one of these for each block
 MIXTURE = [*["together"] * 8, *["recorded"] * 9, *["lazy"] * 1, *["threads"] * 2]
-QUIET = {"together"}
 HANGS = 300  # seconds for a block
 SAY = 5  # minutes between counts
 
@@ -77,7 +76,7 @@ def work(options: argparse.Namespace) -> None:
         mode = options.mode or MIXTURE[seeds[0] // BLOCK % len(MIXTURE)]
         print(json.dumps({"begin": seeds, "mode": mode}), flush=True)
         faulthandler.dump_traceback_later(HANGS, exit=True)
-        notes, reports = check_block(seeds, mode, mode in QUIET, options.shrink)
+        notes, reports = check_block(seeds, mode, options.shrink)
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps({"notes": notes, "reports": reports}), flush=True)
 

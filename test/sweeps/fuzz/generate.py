@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from test.sweeps.fuzz import scope as scopes
-from test.sweeps.fuzz.statements import DO, NEW, NUMBERS
+from test.sweeps.fuzz.statements import CHANGES, DO, NEW, NUMBERS
 
 DTYPES = [
     *["float32"] * 6, "float64", "bfloat16", "float16", "int64", "int64", "int32", "int16", "int8",
@@ -21,19 +21,28 @@ DTYPES = [
 LARGEST = 300  # elements of a tensor
 WRONG = 0.2  # share kept of the statements that raise
 SPECIAL = 0.15  # share of programs with infinities and NaN
+CALLS = 7  # of a captured program; what changes stands in lines that begin with BEFORE
+BEFORE = "# before "
+# groups of statements that programs of a mode do without, and weights that they have instead
+WITHOUT = {
+    "together": {"reads", "steps", "modules", "copies"},
+    "captured": {"steps", "copies", "out"},
+}
+WEIGHTS = {"captured": {"python": 14, "random": 2, "reads": 1, "modules": 4, "state": 8}}
 Scope = dict[str, Any]
 
 
 class Slots(dict):
-    """What fills a template: `template.format_map(Slots(...))` asks for the slots in order."""
+    """What fills a template: `template.format_map(Slots(...))` asks for the slots in order.
+    `numbers`: numbers may be arguments of the program."""
 
-    def __init__(self, scope: Scope, r: random.Random, odd: bool) -> None:
-        self.scope, self.r, self.odd = scope, r, odd
+    def __init__(self, scope: Scope, r: random.Random, odd: bool, numbers: bool = False) -> None:
+        self.scope, self.r, self.odd, self.arguments = scope, r, odd, numbers
         self.x: torch.Tensor = torch.zeros(())
 
     def __missing__(self, slot: str) -> str:
         text = str(getattr(self, "slot_" + slot)())
-        if slot not in "nij":
+        if slot not in ("n", "i", "j", "seed"):
             self[slot] = text
         return text
 
@@ -153,10 +162,15 @@ class Slots(dict):
         return f"ints({self.r.sample(range(size), self.r.randint(0, size))})"
 
     def slot_n(self) -> str:
+        if self.arguments and self.r.random() < 0.4:
+            return f"num({self.r.randrange(24)})"
         read = [n for n in self.scope if n[0] == "n" and n[1:].isdigit()]
         if read and self.r.random() < 0.2:
             return self.r.choice(read)
         return self.r.choice(NUMBERS if self.r.random() < 0.3 else NUMBERS[:7])
+
+    def slot_seed(self) -> int:
+        return self.r.randrange(10**6)
 
     def slot_dtype(self) -> str:
         return self.r.choice(DTYPES)
@@ -219,9 +233,10 @@ def execute(statement: str, scope: Scope) -> str | None:
 
 
 class Generator:
-    """Makes one program. `quiet`: without statements that end a step or read a value."""
+    """Makes one program, for a mode."""
 
-    def __init__(self, seed: int, quiet: bool = False, only: tuple[str, ...] = ()) -> None:
+    def __init__(self, seed: int, mode: str = "", only: tuple[str, ...] = ()) -> None:
+        self.captured = mode == "captured"
         self.r = r = random.Random(seed)
         self.kind = r.randrange(60)
         self.scope = scopes.new_scope("cpu", self.kind)
@@ -230,9 +245,12 @@ class Generator:
         self.errors: list[str | None] = []  # what they raised
         self.messages: list[str] = []
         self.count = self.numbers = 0
-        silent = {"reads", "steps", "modules", "copies"} if quiet else set()
-        groups = [(g, w, t, new) for table, new in ((NEW, True), (DO, False))
-                  for g, (w, t) in table.items() if g not in silent and (not only or g in only)]  # fmt: skip
+        silent, weights = WITHOUT.get(mode, set()), WEIGHTS.get(mode, {})
+        if self.captured and r.random() < 0.5:
+            silent = {*silent, "reads", "random"}
+        groups = [(g, weights.get(g, w), t, new) for table, new in ((NEW, True), (DO, False))
+                  for g, (w, t) in table.items()
+                  if g not in silent and weights.get(g, w) and (not only or g in only)]  # fmt: skip
         self.groups = groups
         # a program prefers some groups
         self.weights = [w * r.choice([0.3, 1, 1, 3]) for _, w, _, _ in groups]
@@ -247,18 +265,26 @@ class Generator:
                 for _ in range(r.choice([0, 1, 2, 2, 2, 3]))
             )
             self.keep(Slots(self.scope, r, self.odd)._made(shape), True)
-        for _ in range(r.randint(5, 25)):
+        for _ in range(r.randint(3, 10) if self.captured else r.randint(5, 25)):
             _, _, templates, new = r.choices(self.groups, self.weights)[0]
             self.statement(r.choice(templates), new)
         if r.random() < 0.7:  # who else sees a write?
             name = r.choice([n for n in self.scope if is_variable(n)] or ["v0"])
             self.note(f"with torch.no_grad():\n    {name}[...] = 5")
+        for _ in range(r.randint(0, 4) if self.captured else 0):
+            self.note(f"{BEFORE}{r.randint(2, CALLS - 1)}: {self.change(r.choice(CHANGES))}")
         return self.lines
+
+    def change(self, template: str) -> str:
+        r = self.r
+        return template.format(
+            seed=r.randrange(10**6), n=r.choice(NUMBERS[:7]), i=r.randint(0, 2), j=r.randint(0, 2)
+        )
 
     def statement(self, template: str, new: bool) -> None:
         if not any(is_variable(n) and isinstance(v, torch.Tensor) for n, v in self.scope.items()):
             return
-        text = template.format_map(Slots(self.scope, self.r, self.odd))
+        text = template.format_map(Slots(self.scope, self.r, self.odd, self.captured))
         if not new and self.r.random() < 0.02:
             self.keep(f"({text}.sum()).item()" if " = " not in text else text, False)
         else:
@@ -289,10 +315,10 @@ class Generator:
             self.messages.append(self.scope["raised"])
 
 
-def program(seed: int, quiet: bool = False) -> Generator:
+def program(seed: int, mode: str = "") -> Generator:
     """What has made a program and, on the way, run it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        generator = Generator(seed, quiet)
+        generator = Generator(seed, mode)
         generator.program()
         return generator

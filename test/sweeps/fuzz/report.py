@@ -12,18 +12,16 @@ from test.sweeps.fuzz.shrink import shrink, shrink_together
 THREADS = 4
 
 
-def program(seed: int, quiet: bool) -> tuple[Program, Outcome]:
+def program(seed: int, mode: str) -> tuple[Program, Outcome]:
     """The program of a seed, and what it left on the CPU."""
-    made = generate.program(seed, quiet)
+    made = generate.program(seed, mode)
     wanted = finished(made.scope, made.errors, made.messages)
     return Program(made.kind, tuple(made.lines)), wanted
 
 
-def check_block(
-    seeds: list[int], mode: str, quiet: bool, smaller: bool
-) -> tuple[dict[str, int], list[str]]:
+def check_block(seeds: list[int], mode: str, smaller: bool) -> tuple[dict[str, int], list[str]]:
     """What became of the programs of these seeds, counted, and reports of mismatches."""
-    programs, wanted = map(list, zip(*(program(seed, quiet) for seed in seeds)))
+    programs, wanted = map(list, zip(*(program(seed, mode) for seed in seeds)))
     if mode in CALLS:
         results = [check(p, mode) for p in programs]
     else:

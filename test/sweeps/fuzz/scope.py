@@ -54,6 +54,10 @@ class State:
         self.history: list[Any] = []
         self.total = torch.zeros((), device=device)
         self.inner = Inner(device)
+        self.weights = [1.0, 2.0]
+        self.names = {"a"}
+        self.mode, self.ema, self.pair = "train", 1.0, ()
+        self.act = torch.relu
 
 
 class Module:
@@ -113,6 +117,10 @@ class Module:
         return new
 
 
+BUMP = """def bump(tensor, by=2.0):
+    return tensor * by + gain"""
+
+
 def new_scope(device: str, kind: int) -> dict[str, Any]:
     """The global variables of a program that runs on `device`."""
 
@@ -140,48 +148,61 @@ def new_scope(device: str, kind: int) -> dict[str, Any]:
         file.seek(0)
         return torch.load(file)
 
-    state = State(device)
+    def num(seed: int) -> float:
+        """A number, often that of the next seed."""
+        return (2, 0.5, -1, 3.0, 1.5, 0, -0.25, 7)[seed // 3 % 8]
+
+    state = type("State", (State,), {"kind": 2.0})(device)
 
     def closure(tensor: torch.Tensor) -> torch.Tensor:
         state.count += 1
         return tensor + state.count
 
     mark = torch_hlo.mark_step if device == "hlo" else lambda: None
-    return {
+    scope = {
         "torch": torch, "copy": copy, "dev": device, "log": [], "state": state, "make": make,
         "ints": ints, "indices": indices, "empty": empty, "pickled": pickled, "closure": closure,
-        "mark": mark, "module": Module(device, kind),
+        "mark": mark, "module": Module(device, kind), "num": num, "gain": 2.0,
     }  # fmt: skip
+    exec(BUMP, scope)
+    return scope
 
 
-def found(scope: dict[str, Any]) -> dict[str, Any]:
+class _Found(dict):
+    """What was found, by name. `gradients`: those of tensors, too."""
+
+    def __init__(self, gradients: bool) -> None:
+        self.gradients = gradients
+
+    def add(self, name: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            self[name] = value
+            if self.gradients and (value.requires_grad and value.is_leaf or value.retains_grad):
+                if value.grad is not None:
+                    self[name + ".grad"] = value.grad
+        elif isinstance(value, dict):
+            for key, entry in value.items():
+                self.add(f"{name}[{key!r}]", entry)
+        elif isinstance(value, (list, tuple)):
+            self[name + ".length"] = len(value)
+            for i, entry in enumerate(value):
+                self.add(f"{name}[{i}]", entry)
+        elif isinstance(value, (bool, int, float, complex, str, type(None))):
+            self[name] = value
+
+
+def found(scope: dict[str, Any], gradients: bool = True) -> dict[str, Any]:
     """All that a program left, by name: tensors, their gradients, numbers, what was logged."""
-    result: dict[str, Any] = {}
+    result = _Found(gradients)
     for name, value in scope.items():
         if name[0] in "vn" and name[1:].isdigit():
-            _add(result, name, value)
+            result.add(name, value)
     state = scope["state"]
     for name, value in (("log", scope["log"]), ("state", vars(state) | vars(state.inner))):
-        _add(result, name, value)
+        result.add(name, value)
     module = scope["module"]
     if "net" in vars(module):
-        _add(result, "net", module.net.state_dict())
+        result.add("net", module.net.state_dict())
         # the device chooses other implementations ("fused") than the CPU
-        _add(result, "optimizer", module.optimizer.state_dict()["state"])
+        result.add("optimizer", module.optimizer.state_dict()["state"])
     return result
-
-
-def _add(result: dict[str, Any], name: str, value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        result[name] = value
-        if (value.requires_grad and value.is_leaf or value.retains_grad) and value.grad is not None:
-            result[name + ".grad"] = value.grad
-    elif isinstance(value, dict):
-        for key, entry in value.items():
-            _add(result, f"{name}[{key!r}]", entry)
-    elif isinstance(value, (list, tuple)):
-        result[name + ".length"] = len(value)
-        for i, entry in enumerate(value):
-            _add(result, f"{name}[{i}]", entry)
-    elif isinstance(value, (bool, int, float, complex, str, type(None))):
-        result[name] = value

@@ -12,6 +12,7 @@ A name in braces is a slot, which `generate.Slots` fills with what fits the tens
     {i} {j}       an index along dimension 0 of x; a slice of it
     {k} {u}       indices along {d}, a vector; the same without duplicates
     {n}           a number of `Slots.NUMBERS`, or one that was read
+    {seed}        a number for `make` or a generator
     {dtype} {perm} {sizes} {expanded} {strided} {flat}
 """
 
@@ -218,6 +219,32 @@ DO: dict[str, tuple[int, list[str]]] = {
             "del {a}", "{a}, {b} = {b}, {a}", "{a} = {b}", "del state.table['x']",
         ],
     ),
+    "python": (
+        0,
+        [
+            "{a} = {a} * gain", "{a} = state.act({a})", "{a} = {a} + state.weights[0]",
+            "{a} = {a} * len(state.weights)", "{a} = bump({a})", "{a} = {a} * state.kind",
+            "if state.mode == 'train':\n    {a} = {a} * 2", "{a} = {a} + state.ema",
+            "if 'b' in state.names:\n    {a} = {a} - 1", "state.weights[0] += 1",
+            "for w in state.weights:\n    {a} = {a} + w", "state.weights.append({n})",
+            "state.ema = 0.5 * state.ema + state.count", "state.pair = (state.count, {a})",
+            "state.count += len(state.names)", "state.total = state.total + state.inner.scale",
+            "state.table = {{**state.table, 'y': {a}}}", "state.history = [*state.history, {a}][-2:]",
+            "state.inner.value = state.inner.value * {n}", "state.total.add_({a}.detach().sum())",
+            "with torch.no_grad():\n    {a} = {a} * 2", "{a} = {a} + state.inner.value.sum()",
+            "state.table.setdefault('z', {a})", "state.total = {a}.detach().sum()",
+            "state.count = int(gain)", "{a} = torch.where(state.total > {n}, {a}, -{a})",
+        ],
+    ),
+    "random": (
+        0,
+        [
+            "{a} = {a} + (torch.rand_like({f}) * 8).floor()", "torch.manual_seed({seed})",
+            "{a} = {a} + torch.randint(0, 9, (1,), device=dev)", "{a} = {a} * torch.bernoulli(torch.full((1,), 0.5, device=dev))",
+            "{a} = torch.nn.functional.dropout({f}, 0.5)", "state.total = state.total + (torch.rand((), device=dev) * 8).floor()",
+            "{a}.random_(0, 5)", "{f}.bernoulli_(0.5)", "{a} = {a}[torch.randperm({a}.shape[0], device=dev)]",
+        ],
+    ),
     "steps": (3, ["mark()", "mark(); mark()"]),
     "modules": (
         1,
@@ -244,3 +271,33 @@ NUMBERS = [
     "float('nan')",
     "1j",
 ]
+
+# what happens before a call of a captured program: to Python's state, and to its arguments `given`.
+# `last`: the results of the call before; `before`: its arguments
+CHANGES = [
+    "state.count += 1", "state.inner.scale = {n}", "state.inner.scale *= 0.5", "gain = {n}",
+    "state.inner.value = make({seed}, (2, 3), torch.float32)", "state.inner.value.mul_(2)",
+    "state.history.append(make({seed}, (2,), torch.float32))", "state.history.clear()",
+    "state.table['x'] = make({seed}, (2, 3), torch.float32)", "state.table.clear()",
+    "state.total.add_(1)", "state.total = make({seed}, (), torch.float64)", "state.ema = {n}",
+    "bump.__defaults__ = ({n},)", "state.act = torch.abs", "state.act = lambda t: t * {n}",
+    "state.weights.append({n})", "state.weights[0] = {n}", "state.weights.reverse()",
+    "state.mode = 'eval'", "state.names.add('b')", "type(state).kind = {n}",
+    "state.inner = copy.copy(state.inner)", "state.history = state.history[:1]",
+    "torch.manual_seed({seed})", "gain = -0.0", "state.ema = float('nan')",
+    "module.rates(0.5)", "module.restart()", "module.net.eval()", "module.net.train()",
+    "module.net.zero_grad()", "module.net[0].weight.data.mul_(0.5)",
+    "module.net[0].bias.requires_grad_(False)", "module.net[0].weight.grad = None",
+    "module.optimizer.param_groups[0]['weight_decay'] = 0.5", "module = copy.deepcopy(module)",
+    "module.net[0] = torch.nn.Identity()", "module.net[2].weight = module.net[2].weight",
+    *["given[{i}] = given[{j}]"] * 3, *["given[{i}] = before[{j}]"] * 3,
+    *["given[{i}] = last[{j}]"] * 3, "given[{i}] = given[{j}][:1]", "given[{i}] = given[{j}][1:]",
+    "given[{i}] = given[{i}].mT.contiguous().mT", "given[{i}] = given[{i}].double()",
+    "given[{i}] = given[{j}].detach().reshape(given[{i}].shape)", "given[{i}] = given[{j}].view_as(given[{i}])",
+    "given[{i}] = given[{i}].detach().requires_grad_()", "given[{i}] = torch.cat([given[{i}], given[{i}]])",
+    "given[{i}] = torch.cat([given[{i}], given[{i}]])[::2]", "given[{i}] = {n}",
+    "given[{i}] = torch.nn.Parameter(given[{i}])", "given[{i}] = given[{i}] * 2",
+    "given[{i}] = given[{j}].expand_as(given[{i}])", "given[{i}] = state.inner.value",
+    "state.inner.value = given[{i}]", "state.total = last[{i}]", "last[{i}].add_(1)", "before[{i}].add_(1)",
+    "given[{i}] = given[{i}].T", "given[{i}] = given[{i}].flip(0)",
+]  # fmt: skip
