@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import torch_hlo
+from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.pytorch.version import VERSION
 
 from ..lazy.support import no_recording
 
@@ -451,3 +453,56 @@ def test_hooks_of_parameters_leave_values():
         layer.zero_grad()
         step(torch.full((1, 3), float(i)).to("hlo"))
         assert norms["weight"].item() == 6.0 * i
+
+
+@torch.compiler.allow_in_graph
+def scaled(x, scale):
+    """It takes no number but a float."""
+    if isinstance(scale, torch.SymFloat) and type(x) is HloTensor:
+        raise TypeError("no float")
+    return x * scale
+
+
+def test_functions_that_take_no_numbers_but_floats():
+    found = []
+    for device in ("cpu", "hlo"):
+        torch.manual_seed(0)
+        model, options = nn.Linear(4, 4).to(device), {"scale": 1.0}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.step()
+            return scaled(x, options["scale"]).sum() + model.weight.detach().sum()
+
+        run = torch_hlo.compile(step) if device == "hlo" else step
+        results = []
+        for i in range(9):
+            options["scale"] = 1.0 + i % 3
+            optimizer.param_groups[0]["lr"] = 0.1 / (i + 1)
+            results.append(run(torch.ones(4).to(device)).cpu())
+        found.append(results)
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.skipif(VERSION < (2, 13), reason="a graph ends at backward()")
+@pytest.mark.parametrize("owner", ("optimizer", "model"))
+def test_new_gradients_are_written_over_dropped_ones(owner):
+    model = nn.Linear(4, 4).to("hlo")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    drops = {"optimizer": optimizer, "model": model}[owner]
+
+    @torch_hlo.compile(full_graph=True)
+    def step(x):
+        drops.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(4):
+        step(torch.ones(2, 4).to("hlo"))
+    for parameter in model.parameters():
+        parameter.grad.mark = True
+    step(torch.ones(2, 4).to("hlo"))
+    assert all(hasattr(parameter.grad, "mark") for parameter in model.parameters())

@@ -6,10 +6,13 @@ from collections import Counter, OrderedDict, deque
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import torch_hlo
 from torch_hlo import config
+from torch_hlo.pytorch.version import VERSION
 
+from . import surroundings_of_names  # noqa: F401
 from .surroundings import CASES
 
 # a case of each kind runs by default
@@ -140,6 +143,52 @@ def test_what_is_left_in_variables(name):
         found.append(results)
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(VERSION < (2, 13), reason="a graph ends at backward()")
+@pytest.mark.parametrize("detached", (True, False))
+def test_lists_that_grow_are_no_reason_to_trace_again(detached):
+    found = []
+    for device in ("cpu", "hlo"):
+        torch.manual_seed(0)
+        model, box = nn.Linear(4, 4).to(device), Meter()
+        box.losses, box.both = [], []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            box.losses.append(loss.detach() if detached else loss)
+            box.both.append(1.0)
+            box.losses.append(x.sum())
+
+        counters.clear()
+        run = torch_hlo.compile(step, full_graph=True) if device == "hlo" else step
+        for i in range(12):
+            run(torch.full((2, 4), 1.0 + i).to(device))
+        found.append([*map(float, box.losses), *box.both])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_lists_that_are_read_after_all():
+    found = []
+    for device in ("cpu", "hlo"):
+        kept = []
+
+        def step(x):
+            kept.append(x.sum())
+            kept.append(x.mean())
+            if len(kept) > 6:
+                kept.clear()
+            return x * len(kept)
+
+        run = torch_hlo.compile(step) if device == "hlo" else step
+        found += [[run(torch.full((4,), 1.0 + i).to(device)).cpu() for i in range(9)]]
+        found[-1] += [t.cpu() for t in kept]
+    torch.testing.assert_close(found[1], found[0])
 
 
 class Makes(dict):

@@ -89,10 +89,9 @@ class DeviceGraph:
         engine = session.engine()
         if session.current().effects or pending():
             engine.mark_step()
-        watch = Watching(engine, [*given.storages, *self.signature.constants])
         offset, cpu = generator.default.get_offset(), torch.default_generator.get_state()
         given.watch_versions()
-        results = self._run(given, watch, offset)
+        results, watch = self._run(given, offset)
         try:
             if not torch.equal(cpu, torch.default_generator.get_state()):
                 raise Unsuitable("it draws random numbers on the CPU")
@@ -103,23 +102,21 @@ class DeviceGraph:
             self._useless(str(reason), 1)
             return results, None
 
-    def _run(self, given: Given, watch: Watching, offset: int) -> list:
+    def _run(self, given: Given, offset: int) -> tuple[list, Watching]:
         """Run the graph with numbers that are followed, or with plain ones where something in it
         takes no others: those must then be the same in later calls."""
-        before = [(s, s.value) for s in watch.storages]
-        for numbers in (watch.follow(given.numbers), given.numbers):
+        for plain in (False, True):
+            watch = Watching(session.engine(), [*given.storages, *self.signature.constants])
+            numbers = watch.hold(given.numbers) if plain else watch.follow(given.numbers)
             args = self.signature.arguments(given, numbers)
             try:
                 with session.use(watch, everywhere=False):
-                    return list(self.signature.run(*args))
+                    return list(self.signature.run(*args)), watch
             except TypeError:
-                if numbers is given.numbers or not numbers:
+                if plain or not numbers:
                     raise
-                watch.hold(given.numbers)
+                watch.undo()
                 generator.default.set_offset(offset)
-                for storage, value in before:
-                    if storage.value is not value:
-                        storage.replace(value)
         raise AssertionError("not reached")
 
     def _useless(self, reason: str, tries: int) -> None:

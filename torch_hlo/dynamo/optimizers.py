@@ -42,17 +42,22 @@ def _as_it_is(optimizer: torch.optim.Optimizer, closure: Any) -> Any:
     return optimizer.step() if closure is None else optimizer.step(closure)
 
 
-def traced_zero_grad(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-    """What Dynamo traces for `optimizer.zero_grad(set_to_none)`."""
+def traced_zero_grad(
+    owner: torch.optim.Optimizer | torch.nn.Module, set_to_none: bool = True
+) -> None:
+    """What Dynamo traces for `owner.zero_grad(set_to_none)`."""
+    if isinstance(owner, torch.nn.Module):
+        parameters = list(owner.parameters())
+    else:
+        parameters = [p for group in owner.param_groups for p in group["params"]]
     dropped = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                if set_to_none:
-                    dropped.append(parameter)
-                    parameter.grad = None
-                else:
-                    parameter.grad.zero_()
+    for parameter in parameters:
+        if parameter.grad is not None:
+            if set_to_none:
+                dropped.append(parameter)
+                parameter.grad = None
+            else:
+                parameter.grad.zero_()
     if dropped:
         release(dropped)
 
@@ -69,6 +74,7 @@ class Stepped:
         self.keys = list(map(id, state))
         self.entries = list(state.values())
         self.values = list(map(id, self.entries))
+        self.kept = list(map(dict, self.entries))
         self.sizes = list(map(len, self.entries))
         self.names: list[tuple[dict, str]] = []
         self.others: list[tuple[dict, str, Any]] = []  # state that is no tensor
@@ -78,6 +84,16 @@ class Stepped:
                     self.names.append((values, name))
                 else:
                     self.others.append((values, name, value))
+
+    def undo(self) -> None:
+        """The state has the entries that it had."""
+        optimizer = self.optimizer()
+        for parameter in list(optimizer.state):
+            if id(parameter) not in self.keys:
+                del optimizer.state[parameter]
+        for entry, kept in zip(self.entries, self.kept):
+            entry.clear()
+            entry.update(kept)
 
     def tensors(self) -> list[HloTensor] | None:
         """The state as it is now; None if it is kept elsewhere, has other names, or other values
@@ -165,3 +181,4 @@ def register() -> None:
     steps.graph_call(step)
     steps.graph_call(release)
     steps.trace_optimizers(HloTensor, traced_step, traced_zero_grad)
+    steps.trace_modules(HloTensor, traced_zero_grad)

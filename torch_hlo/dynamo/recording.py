@@ -57,6 +57,7 @@ class Watching(Watcher):
     def __init__(self, inner: Engine, storages: Sequence[Storage]) -> None:
         super().__init__(inner)
         self.storages: list[Storage] = []
+        self.held: list[Any] = []  # what they held
         self.before: dict[int, int] = {}
         self.arrays: list[Array] = []
         self.shared: list[tuple[int, int]] = []  # positions that have one array
@@ -74,6 +75,7 @@ class Watching(Watcher):
         for storage in storages:
             at = len(self.storages)
             self.storages.append(storage)
+            self.held.append(storage.value)
             if id(storage) not in known and type(storage.value) is Array:
                 self.arrays.append(storage.value)
                 first = self.before.setdefault(id(storage.value), at)
@@ -84,9 +86,18 @@ class Watching(Watcher):
         """The graph's numbers, whose uses are followed."""
         return [followed(x, _source(i), self.conditions) for i, x in enumerate(numbers)]
 
-    def hold(self, numbers: Sequence[float]) -> None:
-        """These numbers must not change."""
+    def hold(self, numbers: Sequence[float]) -> Sequence[float]:
+        """These numbers, which must not change."""
         self.conditions += [(_source(i), x) for i, x in enumerate(numbers)]
+        return numbers
+
+    def undo(self) -> None:
+        """Storages and states of optimizers hold what they held before."""
+        for storage, value in reversed(list(zip(self.storages, self.held))):
+            if storage.value is not value:
+                storage.replace(value)
+        for step in reversed(self.stepped):
+            step.undo()
 
     def stepping(self, step: Stepped) -> None:
         self.stepped.append(step)
@@ -152,6 +163,8 @@ class Recording:
         self.key, self.signature = given.key(), signature
         self.conditions, self.shared = watch.conditions, watch.shared
         self.stepped = watch.stepped
+        for step in self.stepped:
+            step.kept.clear()
         self.count = len(watch.storages)
         self.distinct = len(set(map(id, watch.storages)))
         self.pattern = _pattern(watch.storages)
@@ -203,6 +216,8 @@ class Recording:
             finish = None
             if result.requires_grad:
                 finish = Ended() if result.grad_fn is not None else _leaf
+            elif result.is_inference():
+                finish = _of_inference
             return "made", self.at[id(result._storage)], result._meta, result._view, finish
         if isinstance(result, KINDS):
             return "number", result.node.how
@@ -425,6 +440,11 @@ def _pattern(storages: Sequence[Storage]) -> list[int]:
 
 def _leaf(meta: Meta, storage: Storage, view: View | None) -> HloTensor:
     return make(meta, storage, view).requires_grad_()
+
+
+def _of_inference(meta: Meta, storage: Storage, view: View | None) -> HloTensor:
+    with torch.inference_mode():
+        return make(meta, storage, view)
 
 
 class Ended:

@@ -127,12 +127,17 @@ class Given:
 
     def watch_versions(self) -> None:
         """From here on, writes are noticed."""
-        self.versions = [self.args[i]._version for i in self.signature.tensors]
+        self.versions = [_version(self.args[i]) for i in self.signature.tensors]
 
     def written(self) -> list[int]:
         """Positions of the tensors that were written to."""
         at = self.signature.tensors
-        return [i for i, v in zip(at, self.versions) if self.args[i]._version != v]
+        return [i for i, v in zip(at, self.versions) if _version(self.args[i]) != v]
+
+
+def _version(x: torch.Tensor) -> int:
+    """Of tensors made in inference mode writes are not counted."""
+    return 0 if x.is_inference() else x._version
 
 
 def _is_float(node: fx.Node, value: torch.Tensor) -> bool:

@@ -1,33 +1,64 @@
 """What Dynamo's guards leave out: that two names mean one object (one of them global, or of an
-optimizer), functions of classes that are replaced, the sign of a zero, the order of an OrderedDict,
-the length of a deque, generators of random numbers that somebody holds. And what it copies by half.
-The same in 2.11 to 2.13, but where said."""
+optimizer), functions of classes that are replaced, names that begin to hide others, keys that were
+missing, caches, hooks of all modules, the sign of a zero, the order of an OrderedDict, the length
+of a deque, generators of random numbers that somebody holds. And what it copies by half, and lists
+that it writes anew. The same in 2.11 to 2.13, but where said."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
+import operator
+import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import ref
 
-from torch._dynamo import assume_constant_result, graph_break, trace_rules
+import torch
+from torch._dynamo import assume_constant_result, exc, graph_break, trace_rules, variables
+from torch._dynamo.bytecode_transformation import create_call_method, create_instruction
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource, Source, TypeSource, is_from_optimizer_source
-from torch._dynamo.variables import ConstantVariable, VariableTracker, builder
-from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.source import (
+    AttrSource,
+    CallFunctionNoArgsSource,
+    GlobalSource,
+    Source,
+    TypeSource,
+    is_from_optimizer_source,
+)
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.variables import (
+    ConstantVariable,
+    ListVariable,
+    VariableTracker,
+    builder,
+    functions,
+)
+from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import PolyfilledFunctionVariable
 from torch._dynamo.variables.misc import RandomVariable
-from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+from torch._dynamo.variables.user_defined import (
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+)
+from torch._guards import TracingContext
+from torch.nn.modules import module as modules
+
+from torch_hlo.pytorch import steps
+
+Same = Callable[[Any], bool]  # of the frame's variables: whether a graph is still right
 
 # classes whose objects are more than their attributes
 _CONTENTS = (dict, list, set, frozenset, tuple, deque, str, bytes, int, float)
 # classes whose functions nobody replaces
-_FIXED = ("torch.", "builtins", "collections", "typing", "enum")
+_FIXED = ("torch.", "builtins", "collections", "typing", "enum", "abc", "functools", "types")
+_GLOBAL_HOOKS = [d for name, d in vars(modules).items() if name.startswith("_global_") and d == {}]
 
 
 @functools.cache
@@ -38,11 +69,26 @@ def complete() -> None:
     kind.call_method = _guarding_functions(kind.call_method)
     builder.make_dupe_guard = _one_object(builder.make_dupe_guard)
     GuardBuilder.DUPLICATE_INPUT = _each_pair(GuardBuilder.DUPLICATE_INPUT)
+    for seen in (kind, UserDefinedClassVariable):
+        seen.__init__ = _noting_classes(seen.__init__)
+    frame = InstructionTranslatorBase
+    frame.load_builtin_from_argval = _noting_builtins(frame.load_builtin_from_argval)
+    cached = functions.WrapperUserFunctionVariable
+    cached.call_function = _asking_caches(cached.call_function)
+    name = "getitem_const_raise_exception_if_absent"
+    setattr(ConstDictVariable, name, _guarding_keys(getattr(ConstDictVariable, name)))
+    GuardBuilder.GLOBAL_STATE = _with_surroundings(GuardBuilder.GLOBAL_STATE)
+    ordered = GuardBuilder.requires_key_order_guarding
+    GuardBuilder.requires_key_order_guarding = _unless_empty(ordered)
     GuardBuilder.EQUALS_MATCH = _with_signs(GuardBuilder.EQUALS_MATCH)
     GuardBuilder.TYPE_MATCH = _with_order(GuardBuilder.TYPE_MATCH)
     for numpy in (True, False):
-        wrappers = VariableBuilder._type_dispatch_impl(numpy)
+        wrappers = builder.VariableBuilder._type_dispatch_impl(numpy)
         wrappers[deque] = _with_length(wrappers[deque])
+        wrappers[list] = _appending(wrappers[list])
+    kind = SideEffects
+    kind._get_modified_vars = _without_appended(kind._get_modified_vars)
+    kind.codegen_update_mutated = _with_appended(kind.codegen_update_mutated)
     _copies_whole()
     # Dynamo takes the numbers that such an object gives while it traces for constants.
     RandomVariable.is_supported_random_obj = staticmethod(lambda value: False)
@@ -120,9 +166,167 @@ def _guarding_functions(method: Callable) -> Callable:
                 source = AttrSource(source, "__func__")
             if isinstance(function, (types.FunctionType, staticmethod, classmethod)):
                 install_guard(source.make_guard(GuardBuilder.CLOSURE_MATCH))
+            if function is None and hasattr(kind, "__getattr__") and _lacks(self.value, name):
+                absent = functools.partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
+                install_guard(self.source.make_guard(absent))
         return method(self, tx, name, *args)
 
     return guarding
+
+
+def _lacks(value: object, name: str) -> bool:
+    """Whether an object has a dictionary without this name."""
+    return not isinstance(value, torch.nn.Module) and name not in getattr(value, "__dict__", [name])
+
+
+def _guarding_keys(method: Callable) -> Callable:
+    """What a dictionary has at a key, with a guard if that is missing."""
+
+    @functools.wraps(method)
+    def guarding(self: ConstDictVariable, tx: Any, key: VariableTracker) -> VariableTracker:
+        if key not in self:
+            self.install_dict_contains_guard(tx, [key])
+        return method(self, tx, key)
+
+    return guarding
+
+
+def _asking_caches(call: Callable) -> Callable:
+    """A call of a function with a cache of its results, which Dynamo leaves out: the guard asks the
+    cache."""
+
+    @functools.wraps(call)
+    def asking(self: Any, tx: Any, args: Sequence, kwargs: dict) -> VariableTracker:
+        function = self.wrapper_obj
+        if not hasattr(function, "cache_info") or function.__module__.startswith("torch."):
+            return call(self, tx, args, kwargs)
+        try:
+            given = [x.as_python_constant() for x in (*self.self_args(), *args)]
+            named = {name: x.as_python_constant() for name, x in kwargs.items()}
+        except NotImplementedError:
+            steps.end_graph("a cache is asked with arguments that may change", str(function))
+        install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
+        asked = functools.partial(function, *given, **named)
+        source = CallFunctionNoArgsSource(GlobalSource(tx.output.install_global("asked", asked)))
+        return VariableTracker.build(tx, asked(), source)
+
+    return asking
+
+
+class _Surroundings:
+    """What a graph was traced with besides values: classes, and the globals of functions that name
+    builtins."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[type, None] = {}
+        self.builtins: dict[int, tuple[dict, set[str]]] = {}
+
+    @staticmethod
+    def of(context: TracingContext | None) -> _Surroundings:
+        if context is None:
+            return _Surroundings()
+        return vars(context).setdefault("torch_hlo_surroundings", _Surroundings())
+
+
+def _noting_classes(begin: Callable) -> Callable:
+    """The `__init__` of the variable of an object or a class."""
+
+    @functools.wraps(begin)
+    def noting(self: VariableTracker, value: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, value, *args, **kwargs)
+        kind = value if isinstance(value, type) else type(value)
+        _Surroundings.of(TracingContext.try_get()).kinds[kind] = None
+
+    return noting
+
+
+def _noting_builtins(load: Callable) -> Callable:
+    """The variable of a builtin that a function names."""
+
+    @functools.wraps(load)
+    def noting(self: InstructionTranslatorBase, name: str) -> VariableTracker:
+        scope = self.f_globals
+        noted = _Surroundings.of(TracingContext.try_get()).builtins
+        if name not in scope:
+            noted.setdefault(id(scope), (scope, set()))[1].add(name)
+        return load(self, name)
+
+    return noting
+
+
+def _with_surroundings(match: Callable) -> Callable:
+    """The guard on PyTorch's modes, which every graph has."""
+
+    @functools.wraps(match)
+    def matching(self: GuardBuilder, guard: Any, *args: Any, **kwargs: Any) -> None:
+        match(self, guard, *args, **kwargs)
+        graph = self.check_fn_manager.output_graph
+        seen = _Surroundings.of(getattr(graph, "tracing_context", None))
+        root = self.guard_manager.root
+        for said, same in (
+            ("functions of classes", _same_functions(list(seen.kinds))),
+            ("names that hide builtins", _same_builtins(list(seen.builtins.values()))),
+            ("hooks of all modules, autocast's dtypes, the recursion limit", _same_modes()),
+        ):
+            root.add_lambda_guard(same, [said], None)
+
+    return matching
+
+
+def _same_functions(kinds: Sequence[type]) -> Same:
+    """Whether these classes have the functions that they have now; of PyTorch's own, `forward`."""
+    orders = [(kind, kind.__mro__) for kind in kinds]
+    classes = dict.fromkeys(c for _, mro in orders for c in mro)
+    sizes, watched = [], []
+    for c in [*classes, *dict.fromkeys(map(type, classes))]:
+        d, names = vars(c), ["forward"]
+        if not c.__module__.startswith(_FIXED):
+            sizes.append((d, len(d)))
+            meta = issubclass(c, type)
+            names = [n for n, v in d.items() if meta or hasattr(type(v), "__get__")]
+        if names := [n for n in names if n in d]:
+            get = operator.itemgetter(*names)
+            watched.append((get, d, get(d)))
+
+    def same(scope: Any) -> bool:
+        for kind, mro in orders:
+            if kind.__mro__ is not mro:
+                return False
+        for d, size in sizes:
+            if len(d) != size:
+                return False
+        for get, d, values in watched:
+            if get(d) != values:
+                return False
+        return True
+
+    return same
+
+
+def _same_builtins(named: Sequence[tuple[dict, set[str]]]) -> Same:
+    """Whether no global variable has the name of a builtin that was read."""
+    return lambda scope: all([d.keys().isdisjoint(names) for d, names in named])
+
+
+def _modes() -> list:
+    dtypes = map(torch.get_autocast_dtype, ("hlo", "cpu"))
+    return [*map(list, _GLOBAL_HOOKS), *dtypes, sys.getrecursionlimit()]
+
+
+def _same_modes() -> Same:
+    before = _modes()
+    return lambda scope: _modes() == before
+
+
+def _unless_empty(ordered: Callable) -> Callable:
+    """Whether the order of a dictionary's keys is guarded. Where it is, all other guards are left
+    out if the dictionary is empty: those of its class, too."""
+
+    @functools.wraps(ordered)
+    def is_ordered(self: GuardBuilder, source: Source) -> bool:
+        return ordered(self, source) and self.get(source) != {}
+
+    return is_ordered
 
 
 def _with_signs(match: Callable) -> Callable:
@@ -145,12 +349,83 @@ def _with_length(wrap: Callable) -> Callable:
     """The variable of a deque, which keeps no more than the deque does."""
 
     @functools.wraps(wrap)
-    def wrapped(self: VariableBuilder, value: deque) -> VariableTracker:
+    def wrapped(self: builder.VariableBuilder, value: deque) -> VariableTracker:
         found = wrap(self, value)
         found.maxlen = ConstantVariable.create(value.maxlen)
         return found
 
     return wrapped
+
+
+class AppendedList(ListVariable):
+    """A list from outside that a graph only appends to: neither its length nor what it holds is
+    guarded. If it is read after all, the trace begins anew and takes it for any other list.
+    `appended`: what, each with its turn among those of all lists."""
+
+    def __init__(self, read: set[str], turns: Iterator[int], **kwargs: Any) -> None:
+        super().__init__([], **kwargs)
+        self.read, self.turns = read, turns
+        self.appended: list[tuple[int, VariableTracker]] = []
+
+    @property
+    def items(self) -> Any:
+        self.read.add(self.source.name)
+        raise exc.UnspecializeRestartAnalysis(restart_reason="a list is read")
+
+    @items.setter
+    def items(self, items: list) -> None:
+        pass
+
+    def call_method(
+        self, tx: Any, name: str, args: Sequence[VariableTracker], kwargs: dict
+    ) -> VariableTracker:
+        if name != "append" or len(args) != 1 or kwargs:
+            return super().call_method(tx, name, args, kwargs)
+        tx.output.side_effects.mutation(self)
+        self.appended.append((next(self.turns), args[0]))
+        return ConstantVariable.create(None)
+
+
+def _appending(wrap: Callable) -> Callable:
+    """The variable of a list or tuple that is about to be used."""
+
+    @functools.wraps(wrap)
+    def wrapping(self: builder.VariableBuilder, value: Any) -> VariableTracker:
+        kept = vars(self.tx.speculation_log)  # while the trace begins anew
+        read = kept.setdefault("torch_hlo_read", set())
+        how = self.tx.current_instruction
+        if type(value) is not list or how.argval != "append" or self.source.name in read:
+            return wrap(self, value)
+        turns = kept.setdefault("torch_hlo_turns", itertools.count())
+        self.install_guards(GuardBuilder.TYPE_MATCH)
+        kind = variables.base.ValueMutationExisting()
+        found = AppendedList(read, turns, source=self.source, mutation_type=kind)
+        return self.tx.output.side_effects.track_mutable(value, found)
+
+    return wrapping
+
+
+def _without_appended(modified: Callable) -> Callable:
+    return lambda self: [x for x in modified(self) if type(x) is not AppendedList]
+
+
+def _with_appended(write: Callable) -> Callable:
+    """Bytecode that does outside what was done inside."""
+
+    @functools.wraps(write)
+    def writing(self: SideEffects, cg: Any, *args: Any, **kwargs: Any) -> None:
+        lists = [x for x in self.id_to_variable.values() if type(x) is AppendedList]
+        done = [(turn, x, value) for x in lists for turn, value in x.appended]
+        done.sort(key=operator.itemgetter(0), reverse=True)
+        for _, x, value in done:
+            cg(x.source)
+            cg.load_method("append")
+            cg(value)
+        write(self, cg, *args, **kwargs)
+        for _ in done:
+            cg.extend_output([*create_call_method(1), create_instruction("POP_TOP")])
+
+    return writing
 
 
 def _with_order(match: Callable) -> Callable:

@@ -18,9 +18,11 @@ import torch._dynamo
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, get_eval_frame_callback
 from torch._dynamo import config, eval_frame, output_graph, trace_rules
 from torch._dynamo.exc import unimplemented
+from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import ConstantVariable, TensorVariable, VariableTracker
 from torch._dynamo.variables.misc import GetAttrVariable
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch._subclasses.fake_tensor import FakeTensor
@@ -38,6 +40,7 @@ SETTINGS = {
         "trace_autograd_ops": True,
         "skip_nnmodule_hook_guards": False,
         "skip_guards_on_constant_func_defaults": False,
+        "suppress_errors": True,
         "specialize_float": False,
         "skip_tensor_guards_with_matching_dict_tags": False,
         "skip_no_tensor_aliasing_guards_on_parameters": False,
@@ -238,23 +241,23 @@ def trace_gradients() -> None:
                 for name in _HOOKS:
                     hooks = getattr(tensor, name)
                     if hooks:
-                        _end("hooks of a parameter", variable.source.name)
+                        end_graph("hooks of a parameter", variable.source.name)
                     source = AttrSource(variable.source, name)
                     VariableTracker.build(tx, hooks, source).realize()
         end = self.as_proxy().node.meta["example_value"]
         if outside & output_graph.collect_reachable_grad_fns([(end, None)]):
-            _end("a backward pass beyond the graph", str(self.source))
+            end_graph("a backward pass beyond the graph", str(self.source))
         return backward(self, tx, *args, **kwargs)
 
     TensorVariable.method_backward = method_backward
 
 
-def _end(kind: str, context: str) -> NoReturn:
+def end_graph(kind: str, context: str) -> NoReturn:
     """End the graph here."""
     unimplemented(
         gb_type=kind,
         context=context,
-        explanation="These gradients are computed outside of graphs.",
+        explanation="This is done outside of graphs.",
         hints=[],
     )
 
@@ -281,7 +284,7 @@ def trace_optimizers(kind: type, step: Callable, zero_grad: Callable) -> None:
     def var_getattr(self: OptimizerVariable, tx: Any, name: str) -> VariableTracker:
         if not is_ours(self.value):
             return getattr_of(self, tx, name)
-        if name in ours and self.source:
+        if name in ours and self.source and not _is_replaced(self, name):
             found = getattr(self.value, name)
             return GetAttrVariable(
                 self, name, py_type=type(found), source=AttrSource(self.source, name)
@@ -292,7 +295,7 @@ def trace_optimizers(kind: type, step: Callable, zero_grad: Callable) -> None:
     def call_method(
         self: OptimizerVariable, tx: Any, name: str, args: Sequence, kwargs: dict
     ) -> VariableTracker:
-        if name not in ours or not is_ours(self.value):
+        if name not in ours or not is_ours(self.value) or _is_replaced(self, name):
             return call_of(self, tx, name, args, kwargs)
         given = [self]
         if name == "step":
@@ -309,6 +312,52 @@ def trace_optimizers(kind: type, step: Callable, zero_grad: Callable) -> None:
     graph = output_graph.OutputGraph
     if hasattr(graph, name):
         setattr(graph, name, _consumed(getattr(graph, name)))
+
+
+def trace_modules(kind: type, zero_grad: Callable) -> None:
+    """Let Dynamo trace `zero_grad(module, ...)` for modules whose parameters are of class
+    `kind`."""
+    module = UnspecializedNNModuleVariable
+    getattr_of, call_of = module.var_getattr, module.call_method
+
+    def is_ours(self: UnspecializedNNModuleVariable, name: str) -> bool:
+        if name != "zero_grad" or not self.source or _is_replaced(self, name):
+            return False
+        parameters = list(self.value.parameters())
+        plain = type(self.value).zero_grad is torch.nn.Module.zero_grad
+        return plain and bool(parameters) and all(type(p) is kind for p in parameters)
+
+    def var_getattr(
+        self: UnspecializedNNModuleVariable, tx: Any, name: str, *args: Any
+    ) -> VariableTracker:
+        if not is_ours(self, name):
+            return getattr_of(self, tx, name, *args)
+        source = AttrSource(self.source, name)
+        return GetAttrVariable(self, name, py_type=types.MethodType, source=source)
+
+    def call_method(
+        self: UnspecializedNNModuleVariable, tx: Any, name: str, args: Sequence, kwargs: dict
+    ) -> VariableTracker:
+        if not is_ours(self, name):
+            return call_of(self, tx, name, args, kwargs)
+        function = VariableTracker.build(tx, zero_grad)
+        return tx.inline_user_function_return(function, [self, *args], kwargs)
+
+    module.var_getattr = var_getattr
+    module.call_method = call_method
+
+
+def _is_replaced(self: UserDefinedObjectVariable, name: str) -> bool:
+    """Whether the object has a function of its own in place of its class's, which graphs
+    are guarded against. Schedulers put one there that only notes the call."""
+    own = vars(self.value).get(name)
+    if own is None:
+        absent = functools.partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
+        install_guard(self.source.make_guard(absent))
+    else:
+        source = AttrSource(self.source, name)
+        install_guard(source.make_guard(GuardBuilder.ID_MATCH))
+    return own is not None and not hasattr(own, "_wrapped_by_lr_sched")
 
 
 # Optimizers whose steps are in graphs, by their numbers. A graph is for one object: Dynamo guards
