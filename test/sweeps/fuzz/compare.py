@@ -106,8 +106,10 @@ SUMS = re.compile(r"norm|var|std|mean|softmax|logsumexp|cdist")
 CASTS = re.compile(r"copy|::sum|::prod|cum|out|_$|_Tensor|_Scalar")
 
 
-# what shows the bits of a NaN
-BITS = (torch.ops.aten.view.dtype, torch.ops.aten.copysign.Tensor)
+# ops that show the bits of a NaN and the sign of a zero, and in which operands
+BITS = {
+    torch.ops.aten.view.dtype: [0], torch.ops.aten.copysign.Tensor: [1], torch.ops.aten.atan2.default: [0, 1],
+}  # fmt: skip
 
 
 class Noise(TorchDispatchMode):
@@ -132,9 +134,10 @@ class Noise(TorchDispatchMode):
         name = func._schema.name
         floats = self._not_whole(func, args)
         self.undefined |= _overlapping_write(func, args, kwargs or {})
-        if func in BITS:  # which NaN? and what is a bool that holds a 5?
-            seen = args[-1 if "sign" in name else 0]
-            self.undefined |= seen.isnan().any().item() or seen.dtype == torch.bool
+        for i in BITS.get(func, ()):  # and what is a bool that holds a 5?
+            floats_seen = args[i].is_floating_point() or args[i].is_complex()
+            odd = (args[i].isnan() | (args[i] == 0)).any().item() if floats_seen else False
+            self.undefined |= odd or args[i].dtype == torch.bool
         result = func(*args, **(kwargs or {}))
         if floats and isinstance(result, torch.Tensor) and not result.dtype.is_floating_point:
             self.undefined |= result.dtype != torch.bool
