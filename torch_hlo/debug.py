@@ -8,12 +8,21 @@ module, arrays = torch_hlo.debug.pending_step()   # all that is recorded, and it
 
 with torch_hlo.debug.nan_checks():                # which operation makes the first NaN?
     train()
+
+torch_hlo.debug.print("loss {x:.3f} at step {i}", x=loss, i=step)   # in compiled functions, too
 """
 
 from __future__ import annotations
 
+import atexit
+import builtins
 import contextlib
+import dataclasses
+import functools
+import pdb
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +35,7 @@ from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.storage import read
 from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.lazy.run.fingerprint import Graph, collect
+from torch_hlo.lowering.core import looks
 from torch_hlo.lowering.core.graph import Leaf, Lift, Out, lower
 
 
@@ -128,3 +138,79 @@ def nan_checks() -> Iterator[None]:
             session.engine().mark_step()
     finally:
         state.sources = before
+
+
+@dataclasses.dataclass(frozen=True)
+class _Printed:
+    """Prints its values in a format."""
+
+    form: str
+    names: tuple[str, ...]
+
+    def __call__(self, *values: torch.Tensor) -> None:
+        shown = [v.item() if v.dim() == 0 else v for v in values]
+        first = len(shown) - len(self.names)
+        text = self.form.format(*shown[:first], **dict(zip(self.names, shown[first:])))
+        builtins.print(text, flush=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Checked:
+    """Raises RuntimeError unless all is true."""
+
+    message: str
+
+    def __call__(self, value: torch.Tensor) -> None:
+        if not value.all():
+            raise RuntimeError(self.message)
+
+
+def print(form: str, *args: torch.Tensor | float, **kwargs: torch.Tensor | float) -> None:
+    """Print `form.format(*args, **kwargs)` with the values that tensors have here, in recorded,
+    captured and compiled functions, without cutting the graph: when the program has run, and in the
+    order of the program. Tensors without dimensions are numbers in the format."""
+    names = tuple(kwargs)
+    values = [*args, *kwargs.values()]
+    _look(_number(_Printed, form, names, count=len(values)), values)
+
+
+def check(condition: torch.Tensor, message: str) -> None:
+    """RuntimeError(message) where the program is found to have run with a condition (of any shape)
+    that is not true everywhere; several that fail are one error."""
+    _look(_number(_Checked, message, count=1), [condition])
+
+
+def callback(function: Callable[..., None], *tensors: torch.Tensor) -> None:
+    """Call `function` with the values of these tensors, on the CPU, when the program has run. As
+    `print`."""
+    _look(_number(_itself, function, count=len(tensors)), tensors)
+
+
+def breakpoint() -> None:
+    """Compute all that is recorded, and open Python's debugger at the caller's line."""
+    session.engine().sync()
+    pdb.Pdb().set_trace(sys._getframe(1))
+
+
+def _itself(function: Callable[..., None]) -> Callable[..., None]:
+    return function
+
+
+@torch.compiler.assume_constant_result
+def _number(make: Callable, *args: Any, count: int) -> int:
+    _surface_at_exit()
+    return looks.number(make(*args), count)
+
+
+def _look(number: int, values: Sequence[torch.Tensor | float]) -> None:
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    device = tensors[0].device if tensors else "hlo"
+    for value in values or [0]:
+        if not isinstance(value, torch.Tensor):
+            value = torch.tensor(value, device=device)
+        looks.look(value, number)
+
+
+@functools.cache
+def _surface_at_exit() -> None:
+    atexit.register(lambda: session.engine().sync())

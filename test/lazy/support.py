@@ -3,16 +3,20 @@
 import torch
 from torch import nn
 
+from torch_hlo.lazy.aten import mutation
+from torch_hlo.lazy.record import recording, views
 from torch_hlo.lowering.core.graph import Node
 
 
 def no_recording(monkeypatch):
     """From here on, recording an op is an error."""
 
-    def refuse(self, *args, **kwargs):
-        raise AssertionError(f"recorded {args[0]}")
+    def refuse(*args, **kwargs):
+        raise AssertionError(f"recorded {next(x for x in args if not isinstance(x, Node))}")
 
     monkeypatch.setattr(Node, "__init__", refuse)
+    for module in (recording, views, mutation):
+        monkeypatch.setattr(module, "recorded", refuse)
 
 
 def network(device, optimizer="AdamW", **options):

@@ -141,6 +141,11 @@ def is_fake(x: object) -> bool:
     return isinstance(x, FakeTensor)
 
 
+def trace_file(path: str) -> None:
+    """Let Dynamo trace the functions of a file of this package as it does its users'."""
+    trace_rules.get_mod_inlinelist().add(Path(path).as_posix())
+
+
 def graph_call(function: Callable) -> None:
     """Let Dynamo put calls of `function`, which returns nothing, into graphs. It calls it once with
     fake tensors."""
@@ -267,8 +272,7 @@ def trace_optimizers(kind: type, step: Callable, zero_grad: Callable) -> None:
     optimizers whose parameters are of class `kind`: `names` are the options of the groups, `token`
     is the optimizer's number in OPTIMIZERS. `zero_grad` likewise."""
     for function in (step, zero_grad):
-        file = Path(function.__code__.co_filename)
-        trace_rules.get_mod_inlinelist().add(file.as_posix())
+        trace_file(function.__code__.co_filename)
     getattr_of, call_of = OptimizerVariable.var_getattr, OptimizerVariable.call_method
     ours: dict[str, Callable] = {"step": step, "zero_grad": zero_grad}
 

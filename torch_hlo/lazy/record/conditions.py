@@ -25,6 +25,7 @@ from torch_hlo.lazy.record.meta import aten
 from torch_hlo.lazy.record.storage import Array, Number, Storage
 from torch_hlo.lazy.record.tensor import HloTensor, make, peek, to_cpu
 from torch_hlo.lazy.record.views import HOST_OPS, on_host
+from torch_hlo.lowering.core import looks
 from torch_hlo.lowering.core.graph import Node, Out
 from torch_hlo.lowering.core.registry import is_random
 
@@ -45,20 +46,32 @@ def surface(together: bool = False) -> None:
     """Judge what has been computed; what is spread over processes only at moments that are the same
     for all (`together`). Raises what a check raises."""
     expected = session.current().expected
-    ready, left = [], []
+    ready, left, waiting = [], [], False
     for condition in expected:
-        (ready if _computed(condition[0], together) else left).append(condition)
+        ordered = getattr(condition[1], "ordered", False)
+        now = _computed(condition[0], together) and not (ordered and waiting)
+        waiting = waiting or ordered and not now
+        (ready if now else left).append(condition)
     if not ready:
         return
     expected.clear()
     expected.extend(left)
     values = to_cpu([value for value, _ in ready])  # which comes here again
-    for i, (value, (_, check)) in enumerate(zip(values, ready), 1):
+    errors: list[Exception] = []
+    kept = []
+    for value, condition in zip(values, ready):
+        if errors and not getattr(condition[1], "ordered", False):
+            kept.append(condition)
+            continue
         try:
-            check(value)
-        except Exception:
-            expected.extendleft(reversed(ready[i:]))
-            raise
+            condition[1](value)
+        except Exception as error:
+            errors.append(error)
+    expected.extendleft(reversed(kept))
+    if errors:
+        for other in errors[1:]:
+            errors[0].add_note(f"and {type(other).__name__}: {other}")
+        raise errors[0]
 
 
 def _computed(value: HloTensor, together: bool) -> bool:
@@ -185,6 +198,12 @@ def _assert_async(args: tuple, kwargs: dict) -> None:
             args[1] if len(args) > 1 else "Expected Tensor with a value that is not zero",
         ),
     )
+
+
+@handles(looks.look)
+def _look(args: tuple, kwargs: dict) -> None:
+    value, number = args
+    session.engine().later(call(aten.clone.default, value.detach()), looks.numbered(number))
 
 
 @handles(aten._is_all_true.default)

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch_hlo.hlo.ir.dim import Dim, Size
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.lowering.core.graph import Leaf, Lift, Node, Out
+from torch_hlo.lowering.core.looks import look
 from torch_hlo.lowering.core.registry import LoweringError, is_random
 from torch_hlo.lowering.fx.expand import (
     EXPANDED,
@@ -188,6 +189,11 @@ class _Reader:
         elif target in CHECKS and not self.inner:
             self._check(target, n.args, n.kwargs)
             self.env[n] = None
+        elif target is look:
+            raise LoweringError(
+                f"torch_hlo.debug ({source_line(n) or 'no source line'}) is inside a loop or a"
+                " branch that is compiled as one: return the value, and look at it outside"
+            )
         elif target in _NO_RESULT or target in CHECKS:
             self.env[n] = None
         elif target is with_effects and n.args[1] in CHECKS:
@@ -328,6 +334,7 @@ CHECKS = {
     aten._linalg_check_errors.default,
     aten._assert_async.msg,
     aten._assert_async.default,
+    look,
 }
 
 
