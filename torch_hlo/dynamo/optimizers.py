@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
 import torch
 
-import torch_hlo
 from torch_hlo.dynamo.released import release
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.tensor import HloTensor
@@ -181,6 +181,6 @@ def register() -> None:
     steps.without_streams()
     steps.graph_call(step)
     steps.graph_call(release)
-    steps.trace_file(f"{torch_hlo.__path__[0]}/debug.py")
+    steps.trace_file(str(Path(__file__).parents[1] / "debug.py"))
     steps.trace_optimizers(HloTensor, traced_step, traced_zero_grad)
     steps.trace_modules(HloTensor, traced_zero_grad)
