@@ -196,8 +196,8 @@ def _itself(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@torch.compiler.assume_constant_result
-def _number(make: Callable, *args: Any, count: int) -> int:
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _number(make: Callable[..., Callable[..., None]], *args: Any, count: int) -> int:
     _surface_at_exit()
     return looks.number(make(*args), count)
 
