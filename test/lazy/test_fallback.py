@@ -143,3 +143,12 @@ def test_counts_of_known_classes_stay_on_the_device(weights, dtype):
         torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(RuntimeError, match="non-negative"):
         torch.bincount(x.to("hlo") - 1, minlength=200)
+
+
+def test_a_library_has_a_kernel_for_private_devices():
+    """It is called, on tensors of this device; the CPU has none."""
+    library = torch.library.Library("hlo_test_own", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "PrivateUse1")
+    x = torch.arange(3.0).to("hlo")
+    assert torch.ops.hlo_test_own.twice(x).tolist() == [0, 2, 4]

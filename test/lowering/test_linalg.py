@@ -30,6 +30,22 @@ def test_matrix_exp_of_infinite_values_ends():
     assert not torch.matrix_exp(x).cpu().isfinite().any()
 
 
+@pytest.mark.parametrize("beta", [0, 0.0, 0.3])
+def test_a_bias_times_zero_plays_no_part(beta):
+    """Not even where it is nan, and the zero is known when the program runs."""
+    for op, sizes in (
+        (torch.addmm, ((2, 2), (2, 3), (3, 2))),
+        (torch.addr, ((2, 3), (2,), (3,))),
+        (torch.addmv, ((2,), (2, 3), (3,))),
+    ):
+        values = [torch.randn(size) for size in sizes]
+        if not beta:
+            values[0][...] = float("nan")
+        want = op(*values, beta=beta, alpha=0.5)
+        got = op(*[v.to("hlo") for v in values], beta=beta, alpha=0.5)
+        torch.testing.assert_close(got.cpu(), want)
+
+
 def test_logcumsumexp_is_accurate_enough_for_its_gradient():
     torch.manual_seed(0)
     x = torch.randn(5, 40) * 5

@@ -47,6 +47,13 @@ def _get_xla_tensor_dimension_size(t, dim):
     return torch.tensor(t.size(dim), dtype=torch.int32)
 
 
+def dynamo_backend(graph, inputs):
+    """The back end of torch.compile."""
+    from torch_hlo import dynamo
+
+    return dynamo.hlo(graph, inputs)
+
+
 def _init_computation_client():
     """Nothing: the device is ready after import."""
 

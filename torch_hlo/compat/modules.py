@@ -18,7 +18,7 @@ MODULES: dict[str, str] = {
     "_XLAC": "internals precision",
     "_dynamo": "",
     "_dynamo.config": "",
-    "_dynamo.dynamo_backend2": "",
+    "_dynamo.dynamo_backend2": "internals",
     "_dynamo.dynamo_bridge": "",
     "_internal": "",
     "_internal.pjrt": "spawning",
@@ -94,7 +94,6 @@ _KERNELS = (
 )
 # What torch_xla has and we do not offer -> what to use.
 REFUSED: dict[str, str] = {
-    "_dynamo.dynamo_backend2": _DYNAMO,
     "_dynamo.dynamo_bridge": _DYNAMO,
     "_dynamo.config": _DYNAMO,
     "_internal.jax_workarounds": "JAX is not part of this package; give it HLO text",

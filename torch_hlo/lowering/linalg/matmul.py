@@ -11,7 +11,7 @@ from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import Expr, Term, is_number
+from torch_hlo.lowering.core.expr import Expr, Term, is_number, where
 from torch_hlo.lowering.core.promote import Scalar, broadcast_dims, reshape
 from torch_hlo.lowering.core.registry import Weak, expected, lowers
 from torch_hlo.lowering.core.shaping import add_dim, reduce, slice_dim
@@ -163,9 +163,12 @@ def _combine(bias: Instruction, product: Expr, beta: Scalar, alpha: Scalar) -> I
         product = product * _scalar(alpha, product)
     if not (is_number(beta) and beta == 0):
         term = Expr(promote.operand(bias, product.dtype, shape.dims))
-        product = product + (
-            term if is_number(beta) and beta == 1 else term * _scalar(beta, product)
-        )
+        if not (is_number(beta) and beta == 1):
+            scale = _scalar(beta, product)
+            term = term * scale
+            if isinstance(beta, Weak):  # known when the program runs
+                term = where(scale.eq(0), 0, term)
+        product = product + term
     return promote.cast(product.x, shape.dtype)
 
 
