@@ -90,7 +90,7 @@ def test_odd_lengths_and_large_primes(kind, n):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lengths", [(37, 12), (12, 3), (4, 9)])
+@pytest.mark.parametrize("lengths", [(37, 12), (12, 3), (4, 9), (5, 1)])
 def test_many_dimensions_that_are_taken_apart(kind, lengths):
     transform(kind, (2,), lengths, optimize=True)
 

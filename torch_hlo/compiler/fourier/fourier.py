@@ -259,7 +259,7 @@ _COMPLEX = {"f32": "c64", "f64": "c128"}
 
 def _is_smooth(n: int, kind: str = "FFT") -> bool:
     half = n // 2 if kind in ("RFFT", "IRFFT") else n
-    return radices(half) is not None or n > FFT_LONGEST
+    return n > FFT_LONGEST or half > 0 and radices(half) is not None
 
 
 def _cut(x: Instruction, n: int) -> Instruction:
