@@ -1,4 +1,4 @@
-"""JAX with the plugin; without JAX these tests are skipped."""
+"""JAX with the plugin, in the tests that are not skipped for want of JAX."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import os
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "hlo,cpu")
-jax = pytest.importorskip("jax", reason="needs JAX: pip install 'torch_hlo[jax]'")
 
 
 @pytest.fixture(autouse=True, scope="session")
 def plugin():
+    import jax
+
     import torch_hlo.pjrt
 
     torch_hlo.pjrt.initialize()
