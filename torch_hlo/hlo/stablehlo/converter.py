@@ -562,6 +562,7 @@ def _aliases(
     `jax.buffer_donor` is given to the first result like it."""
     given = entry.attrs.get("arg_attrs")
     rows = given if isinstance(given, list) and len(given) == len(params) else []
+    rows = [row if isinstance(row, dict) else {} for row in rows]
     found = {
         o: i
         for i, row in enumerate(rows)
