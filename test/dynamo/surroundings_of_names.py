@@ -7,7 +7,6 @@ import collections
 import decimal
 import functools
 import os
-import sys
 import types
 
 import torch
@@ -249,13 +248,6 @@ def inference_mode_inside(device):
         return y * (3 if y.is_inference() else 1)
 
     return fn, lambda: setattr(box, "on", not box.on)
-
-
-@case
-def recursion_limit(device):
-    limit = sys.getrecursionlimit()
-    change = Toggled(sys.setrecursionlimit, limit, limit + 1)
-    return lambda x: x * (sys.getrecursionlimit() - limit + 1), change
 
 
 @case

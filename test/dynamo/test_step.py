@@ -210,10 +210,11 @@ def test_numbers_that_python_keeps(monkeypatch):
         for i in range(8):
             gain = 1.0 + 0.7 * i
             mean = 0.5 * box["mean"] + gain
+            x = torch.ones(2, device="hlo")
             with monkeypatch.context() as m:
                 if i > 4 and not count:
                     no_recording(m)
-                y = captured(torch.ones(2, device="hlo"), count)
+                y = captured(x, count)
             torch.testing.assert_close(y.cpu(), torch.ones(2) * gain)
             assert box["mean"] == mean and list(map(type, box.values())) == [float, int, bool]
             if count:

@@ -11,7 +11,6 @@ import inspect
 import itertools
 import math
 import operator
-import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -266,7 +265,7 @@ def _with_surroundings(match: Callable) -> Callable:
         for said, same in (
             ("functions of classes", _same_functions(list(seen.kinds))),
             ("names that hide builtins", _same_builtins(list(seen.builtins.values()))),
-            ("hooks of all modules, autocast's dtypes, the recursion limit", _same_modes()),
+            ("hooks of all modules, autocast's dtypes", _same_modes()),
         ):
             root.add_lambda_guard(same, [said], None)
 
@@ -310,7 +309,7 @@ def _same_builtins(named: Sequence[tuple[dict, set[str]]]) -> Same:
 
 def _modes() -> list:
     dtypes = map(torch.get_autocast_dtype, ("hlo", "cpu"))
-    return [*map(list, _GLOBAL_HOOKS), *dtypes, sys.getrecursionlimit()]
+    return [*map(list, _GLOBAL_HOOKS), *dtypes]
 
 
 def _same_modes() -> Same:
