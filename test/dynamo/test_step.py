@@ -507,3 +507,32 @@ def test_new_gradients_are_written_over_dropped_ones(owner):
         parameter.grad.mark = True
     step(torch.ones(2, 4).to("hlo"))
     assert all(hasattr(parameter.grad, "mark") for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [("RMSprop", {}), ("Adagrad", {"lr_decay": 0.3}), ("Adadelta", {}), ("Rprop", {})],
+)
+def test_optimizers_go_on_counting(name, options):
+    """PyTorch keeps their counters on the CPU."""
+
+    def trained(device, wrap):
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 3).to(device)
+        optimizer = getattr(torch.optim, name)(layer.parameters(), **options)
+        x = torch.ones(2, 4).to(device)
+
+        @wrap
+        def step():
+            optimizer.zero_grad()
+            loss = layer(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        losses = [step().item() for _ in range(7)]
+        return torch.tensor([*losses, float(optimizer.state[layer.weight]["step"])])
+
+    torch.testing.assert_close(
+        trained("hlo", torch_hlo.compile), trained("cpu", lambda fn: fn), rtol=1e-4, atol=1e-6
+    )

@@ -17,7 +17,7 @@ import torch
 
 from torch_hlo.dynamo.released import release
 from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lazy.record.tensor import HloTensor, from_cpu
 from torch_hlo.pytorch import guards, steps
 
 
@@ -133,6 +133,7 @@ def step(
     groups = [group for group in optimizer.param_groups for _ in names]
     kept = [group[name] for group, name in zip(groups, names * len(optimizer.param_groups))]
     places = list(zip(groups, names * len(optimizer.param_groups), options, kept))
+    _bring_counters(optimizer)
     engine.stepping(Stepped(optimizer))
     try:
         for parameter, gradient in zip(parameters, gradients):
@@ -146,6 +147,15 @@ def step(
             group[name] = value
         for parameter, gradient in zip(parameters, before):
             parameter.grad = gradient
+
+
+def _bring_counters(optimizer: torch.optim.Optimizer) -> None:
+    """Move the numbers that an optimizer counts on the CPU to the device: a launch would leave them
+    as they are."""
+    for values in optimizer.state.values():
+        for name, value in values.items():
+            if type(value) is torch.Tensor and value.device.type == "cpu":
+                values[name] = from_cpu(value)
 
 
 class _Fused(torch.overrides.TorchFunctionMode):
