@@ -7,10 +7,12 @@ that it writes anew. The same in 2.11 to 2.13, but where said."""
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import itertools
 import math
 import operator
+import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +21,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+from torch._C._dynamo.guards import dict_version
 from torch._dynamo import assume_constant_result, exc, graph_break, trace_rules, variables
 from torch._dynamo.bytecode_transformation import create_call_method, create_instruction
 from torch._dynamo.guards import GuardBuilder, install_guard
@@ -57,6 +60,8 @@ Same = Callable[[Any], bool]  # of the frame's variables: whether a graph is sti
 _CONTENTS = (dict, list, set, frozenset, tuple, deque, str, bytes, int, float)
 # classes whose functions nobody replaces
 _FIXED = ("torch.", "builtins", "collections", "typing", "enum", "abc", "functools", "types")
+_MRO = operator.attrgetter("__mro__")
+_VERSIONS = sys.version_info < (3, 12)  # what `dict_version` knows
 _GLOBAL_HOOKS = [d for name, d in vars(modules).items() if name.startswith("_global_") and d == {}]
 
 
@@ -261,21 +266,52 @@ def _with_surroundings(match: Callable) -> Callable:
         match(self, guard, *args, **kwargs)
         graph = self.check_fn_manager.output_graph
         seen = _Surroundings.of(getattr(graph, "tracing_context", None))
-        root = self.guard_manager.root
-        for said, same in (
-            ("functions of classes", _same_functions(list(seen.kinds))),
-            ("names that hide builtins", _same_builtins(list(seen.builtins.values()))),
-            ("hooks of all modules, autocast's dtypes", _same_modes()),
-        ):
-            root.add_lambda_guard(same, [said], None)
+        kinds, builtins = list(seen.kinds), list(seen.builtins.values())
+        written = _Unchanged(
+            [*_classes(kinds), *(scope for scope, _ in builtins), *_GLOBAL_HOOKS],
+            [_same_functions(kinds), _same_builtins(builtins), _same_hooks()],
+        )
+        present = functools.partial(_present, kinds)
+        before = present()
+        said = "functions and bases of classes, names that hide builtins, hooks of all modules"
+        self.guard_manager.root.add_lambda_guard(
+            lambda scope: written(scope) and present() == before,
+            [f"{said}, autocast's dtypes"],
+            None,
+        )
 
     return matching
 
 
+class _Unchanged:
+    """Whether guards on dictionaries hold. They are looked at only if a dictionary has another
+    version than when they last held: any write gives it a number that none had before (`PEP 509`,
+    up to Python 3.11)."""
+
+    def __init__(self, dicts: Sequence[dict], same: Sequence[Same]) -> None:
+        self.dicts, self.same = dicts, same
+        self.seen: list[int] | None = None
+
+    def __call__(self, scope: Any) -> bool:
+        versions = list(map(dict_version, self.dicts)) if _VERSIONS else None
+        if versions is not None and versions == self.seen:
+            return True
+        if not all([same(scope) for same in self.same]):
+            return False
+        self.seen = versions
+        return True
+
+
+def _classes(kinds: Sequence[type]) -> list[dict]:
+    """The dictionaries of these classes, of those that they inherit from, and of their classes."""
+    classes = dict.fromkeys(c for kind in kinds for c in kind.__mro__)
+    classes |= dict.fromkeys(map(type, list(classes)))
+    return [d for c in classes for d in gc.get_referents(vars(c)) if type(d) is dict]
+
+
 def _same_functions(kinds: Sequence[type]) -> Same:
     """Whether these classes have the functions that they have now; of PyTorch's own, `forward`."""
-    orders = [(kind, kind.__mro__) for kind in kinds]
-    classes = dict.fromkeys(c for _, mro in orders for c in mro)
+    classes = dict.fromkeys(c for kind in kinds for c in kind.__mro__)
     sizes, watched = [], []
     for c in [*classes, *dict.fromkeys(map(type, classes))]:
         d, names = vars(c), ["forward"]
@@ -288,9 +324,6 @@ def _same_functions(kinds: Sequence[type]) -> Same:
             watched.append((get, d, get(d)))
 
     def same(scope: Any) -> bool:
-        for kind, mro in orders:
-            if kind.__mro__ is not mro:
-                return False
         for d, size in sizes:
             if len(d) != size:
                 return False
@@ -307,14 +340,15 @@ def _same_builtins(named: Sequence[tuple[dict, set[str]]]) -> Same:
     return lambda scope: all([d.keys().isdisjoint(names) for d, names in named])
 
 
-def _modes() -> list:
-    dtypes = map(torch.get_autocast_dtype, ("hlo", "cpu"))
-    return [*map(list, _GLOBAL_HOOKS), *dtypes]
+def _same_hooks() -> Same:
+    before = list(map(list, _GLOBAL_HOOKS))
+    return lambda scope: list(map(list, _GLOBAL_HOOKS)) == before
 
 
-def _same_modes() -> Same:
-    before = _modes()
-    return lambda scope: _modes() == before
+def _present(kinds: Sequence[type]) -> list:
+    """What no dictionary shows."""
+    dtypes = torch.get_autocast_dtype("hlo"), torch.get_autocast_dtype("cpu")
+    return [*dtypes, *map(_MRO, kinds)]
 
 
 def _unless_empty(ordered: Callable) -> Callable:

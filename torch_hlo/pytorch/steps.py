@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 import torch
 import torch._dynamo
@@ -44,6 +44,7 @@ SETTINGS = {
         "specialize_float": False,
         "skip_tensor_guards_with_matching_dict_tags": False,
         "skip_no_tensor_aliasing_guards_on_parameters": False,
+        "record_runtime_overhead": False,
     }.items()
     if hasattr(config, name)
 }
@@ -131,9 +132,21 @@ class Direct:
         whole = not any("resume" in name for name in code.co_names)
         if whole and code.co_freevars == self.code.co_freevars:
             fn = self.fn
-            run = types.FunctionType(code, fn.__globals__, fn.__name__, None, fn.__closure__)
+            plain = code.replace(co_names=tuple(map(self._plain, code.co_names)))
+            run = types.FunctionType(plain, fn.__globals__, fn.__name__, None, fn.__closure__)
         self.known[id(code)] = code, run
         return run
+
+    def _plain(self, name: str) -> str:
+        """The name of a graph without what switches Dynamo off around it, which it is here."""
+        scope = self.fn.__globals__
+        graph = scope.get(name) if name.startswith("__compiled_fn") else None
+        if not hasattr(graph, "_torchdynamo_orig_callable"):
+            return name
+        plain = f"{name}_of_{id(self)}"
+        scope[plain] = eval_frame.innermost_fn(graph)
+        finalize(self, scope.pop, plain, None)
+        return plain
 
 
 def is_fake(x: object) -> bool:
