@@ -45,6 +45,7 @@ LEVELS = (
     "lazy.run",
     "lazy.ops",
     "lazy",
+    "frameworks",
     "dynamo",
     "export",
     "aot distributed",

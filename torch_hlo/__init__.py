@@ -20,12 +20,14 @@ from torch_hlo.device.cpu import trim
 trim.release_code()  # PyTorch's, before LLVM comes
 with collector.paused():
     from torch_hlo.buckets import pad_to_bucket
+    from torch_hlo.frameworks import table
     from torch_hlo.hlo.ir.instruction import Module
     from torch_hlo.lazy import install
     from torch_hlo.lazy.run import executor
     from torch_hlo.pytorch.registration import PLACE
 
     install.register()
+    table.register()
 executor.prepare_compiler()
 
 __version__ = "0.1.0"

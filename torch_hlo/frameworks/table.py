@@ -1,0 +1,66 @@
+"""Every change of a framework, in rows: its module, the function, and what is done to it. The page
+docs/guide/frameworks.md says what follows for users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch_hlo.frameworks.hook import (
+    Row,
+    exchange,
+    given_to,
+    install,
+    listed,
+    marked,
+    wrapped,
+)
+from torch_hlo.pytorch.registration import NAME
+
+_HUGGINGFACE = "torch_hlo.frameworks.huggingface:"
+_LIGHTNING = "torch_hlo.frameworks.lightning:"
+_LAST = exchange("cpu", NAME)  # the last device to choose is ours, not the CPU
+_LISTED = listed("cuda", NAME)
+_TRAINING = "transformers.training_args"
+
+_HUGGINGFACE_ROWS = (
+    Row("accelerate.state", "PartialState.default_device", _LAST),
+    Row("accelerate.state", "PartialState._prepare_backend", wrapped(_HUGGINGFACE + "processes")),
+    Row("accelerate.accelerator", "Accelerator.__init__", _LISTED),
+    Row("accelerate.utils.modeling", "get_grad_scaler", exchange("cuda", NAME)),
+    Row("accelerate.optimizer", "AcceleratedOptimizer.step", marked),
+    Row("transformers.utils.import_utils", "is_torch_bf16_gpu_available", exchange(False, True)),
+    Row(_TRAINING, "TrainingArguments._setup_devices", wrapped(_HUGGINGFACE + "setup_devices")),
+    Row("transformers.trainer", "Trainer.prediction_step", marked),
+)
+
+
+def _lightning(fabric: str, pytorch: str) -> Iterator[Row]:
+    """For packages of these names: there are two distributions."""
+    register = given_to(_LIGHTNING + "register")
+    yield Row(f"{fabric}.accelerators", "ACCELERATOR_REGISTRY", register)
+    yield Row(f"{pytorch}.accelerators", "AcceleratorRegistry", register)
+    yield Row(f"{fabric}.utilities.device_parser", "_select_auto_accelerator", _LAST)
+    connectors = (
+        (f"{fabric}.connector", "_Connector"),
+        (f"{pytorch}.trainer.connectors.accelerator_connector", "_AcceleratorConnector"),
+    )
+    for module, name in connectors:
+        yield Row(module, f"{name}._choose_strategy", _LISTED)
+        yield Row(module, f"{name}._check_strategy_and_fallback", _LISTED)
+        yield Row(module, f"{name}._check_and_init_precision", listed("mps", NAME))
+    yield Row(f"{fabric}.wrappers", "_FabricOptimizer.step", marked)
+    steps = ("optimizer", "validation", "test", "predict")
+    for step in steps:
+        yield Row(f"{pytorch}.strategies.strategy", f"Strategy.{step}_step", marked)
+
+
+ROWS = (
+    *_HUGGINGFACE_ROWS,
+    *_lightning("lightning.fabric", "lightning.pytorch"),
+    *_lightning("lightning_fabric", "pytorch_lightning"),
+)
+
+
+def register() -> None:
+    """Let the frameworks use the device from now on."""
+    install(ROWS)
