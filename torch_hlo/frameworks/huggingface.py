@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from torch_hlo.pytorch.registration import PLACE
+from torch_hlo.pytorch.registration import NAME, PLACE
 
 
 def processes(
@@ -32,3 +33,38 @@ def setup_devices(original: Callable[[Any], torch.device], arguments: Any) -> to
     device = original(arguments)
     state = arguments.distributed_state
     return state.device if state is not None and state.device.type in PLACE.names else device
+
+
+def save_random(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The state of the device's random numbers is written beside those of the others."""
+    result = original(*args, **kwargs)
+    torch.save(_device().get_rng_state(), _random_file(args))
+    return result
+
+
+def load_random(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The random numbers of the device go on where they were when `save_random` wrote."""
+    result = original(*args, **kwargs)
+    path = _random_file(args)
+    if path is not None and os.path.exists(path):
+        _device().set_rng_state(torch.load(path))
+    return result
+
+
+def _device() -> ModuleType:
+    return torch.get_device_module(PLACE.name)
+
+
+def _random_file(args: Sequence[Any]) -> str | None:
+    """In the first argument that is a folder; None if there is none. Every process has its own."""
+    folder = next((a for a in args if isinstance(a, (str, os.PathLike))), None)
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    return None if folder is None else os.path.join(folder, f"{NAME}_rng_state_{rank}.pth")
+
+
+def name_backend(module: ModuleType) -> None:
+    """`torch_compile_backend="hlo"` is a member of Accelerate's enumeration of back ends."""
+    kinds, name = module.DynamoBackend, NAME.upper()
+    member = str.__new__(kinds, name)
+    member._name_ = member._value_ = name
+    kinds._member_map_[name] = kinds._value2member_map_[name] = member

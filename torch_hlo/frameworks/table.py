@@ -20,16 +20,22 @@ _HUGGINGFACE = "torch_hlo.frameworks.huggingface:"
 _LIGHTNING = "torch_hlo.frameworks.lightning:"
 _LAST = exchange("cpu", NAME)  # the last device to choose is ours, not the CPU
 _LISTED = listed("cuda", NAME)
+_SAVE, _LOAD = (wrapped(f"{_HUGGINGFACE}{verb}_random") for verb in ("save", "load"))
 _TRAINING = "transformers.training_args"
 
 _HUGGINGFACE_ROWS = (
     Row("accelerate.state", "PartialState.default_device", _LAST),
     Row("accelerate.state", "PartialState._prepare_backend", wrapped(_HUGGINGFACE + "processes")),
     Row("accelerate.accelerator", "Accelerator.__init__", _LISTED),
+    Row("accelerate.accelerator", "save_accelerator_state", _SAVE),
+    Row("accelerate.accelerator", "load_accelerator_state", _LOAD),
+    Row("accelerate.utils.dataclasses", "DynamoBackend", given_to(_HUGGINGFACE + "name_backend")),
     Row("accelerate.utils.modeling", "get_grad_scaler", exchange("cuda", NAME)),
     Row("accelerate.optimizer", "AcceleratedOptimizer.step", marked),
     Row("transformers.utils.import_utils", "is_torch_bf16_gpu_available", exchange(False, True)),
     Row(_TRAINING, "TrainingArguments._setup_devices", wrapped(_HUGGINGFACE + "setup_devices")),
+    Row("transformers.trainer", "Trainer._save_rng_state", _SAVE),
+    Row("transformers.trainer", "Trainer._load_rng_state", _LOAD),
     Row("transformers.trainer", "Trainer.prediction_step", marked),
 )
 
@@ -54,7 +60,11 @@ def _lightning(fabric: str, pytorch: str) -> Iterator[Row]:
         yield Row(f"{pytorch}.strategies.strategy", f"Strategy.{step}_step", marked)
 
 
+_OPEN = wrapped("torch_hlo.frameworks.safe_files:safe_open")
+
 ROWS = (
+    Row("safetensors", "safe_open", _OPEN),
+    Row("safetensors.torch", "safe_open", _OPEN),
     *_HUGGINGFACE_ROWS,
     *_lightning("lightning.fabric", "lightning.pytorch"),
     *_lightning("lightning_fabric", "pytorch_lightning"),

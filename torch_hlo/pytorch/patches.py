@@ -40,6 +40,7 @@ def patch(
     _patch_default_dtype(default_dtype_changed)
     _patch_pin_memory()
     _patch_accelerator(module)
+    _patch_data_parallel()
     _patch_inductor()
     # A fake tensor of this device holds no value of the device: torch.tensor(…, device="hlo") is a
     # fake tensor of the CPU that is moved, as on a machine without the GPU that is traced for.
@@ -180,6 +181,24 @@ def _patch_pin_memory() -> None:
         return original(self, device) if device is not None else original(self)
 
     torch.Tensor.pin_memory = pin_memory
+
+
+def _patch_data_parallel() -> None:
+    """DistributedDataParallel(device_ids=[rank]) copies its inputs on a stream of that number, of
+    as many as there are devices here: this process has one."""
+    if not torch.distributed.is_available():
+        return
+    import torch.distributed.utils as holder
+
+    original = holder._recursive_to
+
+    @functools.wraps(original)
+    def move(inputs: object, device: torch.device, side_stream: bool) -> object:
+        if device.type in PLACE.names:
+            device, side_stream = PLACE.device, False
+        return original(inputs, device, side_stream)
+
+    holder._recursive_to = move
 
 
 def _patch_accelerator(module: types.ModuleType) -> None:
