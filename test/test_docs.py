@@ -121,7 +121,7 @@ def commands() -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("arguments", commands(), ids=" ".join)
 def test_commands_parse(arguments):
-    assert callable(cli.parser().parse_args(arguments).run)
+    assert callable(cli.parsed(arguments).run)
 
 
 def run_blocks(page: str, names: dict) -> None:

@@ -3,6 +3,7 @@ also HLO, 4 also LLVM IR."""
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from dataclasses import dataclass, field
@@ -53,8 +54,16 @@ def source() -> str:
     """`file:line` of the innermost frame outside torch and torch_hlo, or ""."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("torch.", "torch_hlo.")) and name not in ("torch", "torch_hlo"):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        name, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
+        if (
+            not name.startswith(("torch.", "torch_hlo."))
+            and name not in ("torch", "torch_hlo")
+            and not file.startswith(_OURS)
+        ):
+            return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+# the command line, and code that Dynamo has written
+_OURS = (os.path.join(os.path.dirname(__file__), ""), "<")

@@ -14,6 +14,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+
+from torch_hlo import pages
 
 SAMPLES = 1024  # samples kept per metric; totals count all of them
 _STEP = ("MarkStep", "CachedCompile")
@@ -30,6 +33,41 @@ class _Metric:
         self.samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
 
 
+@dataclass
+class Compile:
+    """Why a program was compiled; without a `name`, why something runs without one.
+
+    `kind`: what differs from the nearest program, in a word or two; `line`: the Python line of
+    that; `where`: the line that needed the program; `outcome`: what became of it. Times in
+    seconds, `began` since 1970."""
+
+    text: str
+    name: str = ""
+    kind: str = "note"
+    advice: str = ""
+    line: str = ""
+    where: str = ""
+    ops: int = 0
+    outcome: str = ""
+    seconds: float = 0.0
+    began: float = field(default_factory=time.time)
+
+
+class Explanation(str):
+    """The reasons of the last compiles as text; in a notebook, a page."""
+
+    compiles: list[Compile]
+
+    def page(self, title: str = "Why programs were compiled", **facts: object) -> str:
+        """The text of an HTML file. `facts`: `seconds` of the run, a `sub`title."""
+        compiles = [asdict(c) for c in self.compiles]
+        facts.setdefault("steps", counter_value("MarkStep"))
+        return pages.page("explain", {"title": title, "compiles": compiles, **facts}, title, self)
+
+    def _repr_html_(self) -> str:
+        return pages.framed(self.page())
+
+
 class _Kept:
     """What this process has counted. Counters and metrics are changed under `lock`."""
 
@@ -37,7 +75,7 @@ class _Kept:
         self.lock = threading.Lock()
         self.counters: dict[str, int] = {}
         self.metrics: dict[str, _Metric] = {}
-        self.reasons: deque[str] = deque(maxlen=64)
+        self.reasons: deque[Compile] = deque(maxlen=1024)
 
 
 _kept = _Kept()
@@ -133,18 +171,26 @@ def clear_all() -> None:
 
 def add_compile_reason(text: str) -> None:
     """Remember why a program was compiled."""
-    _kept.reasons.append(text)
+    explained(Compile(text))
+
+
+def explained(compile: Compile) -> None:
+    """Remember a compile, whose outcome may follow."""
+    _kept.reasons.append(compile)
 
 
 def last_compile_reason() -> str | None:
     """Why the last program was compiled: the first difference to the nearest cached one. None when
     nothing compiled yet."""
-    return _kept.reasons[-1] if _kept.reasons else None
+    return _kept.reasons[-1].text if _kept.reasons else None
 
 
-def explain() -> str:
+def explain() -> Explanation:
     """The reasons of the last compiles, oldest first, one paragraph each."""
-    return "\n".join(_kept.reasons) if _kept.reasons else "nothing has been compiled"
+    compiles = [*_kept.reasons]
+    found = Explanation("\n".join(c.text for c in compiles) or "nothing has been compiled")
+    found.compiles = compiles
+    return found
 
 
 def metrics_report() -> str:

@@ -144,3 +144,21 @@ def test_source_line_and_log(monkeypatch, capsys):
     assert err.count("torch_hlo: compiling step_") == 2 and text in err.replace(
         "torch_hlo: compiling ", ""
     )
+
+
+@pytest.mark.parametrize(
+    "first, second, kind",
+    [
+        (lambda: vector(3).add(1), lambda: vector(4).add(1), "size"),
+        (lambda: vector().sum(0), lambda: vector().sum(0, keepdim=True), "number"),
+        (lambda: vector().exp(), lambda: vector().exp().exp(), "other operations"),
+        (lambda: vector().exp(), lambda: vector().neg(), "other operations"),
+        (lambda: vector().exp(), lambda: vector(4, torch.float64).exp(), "other operations"),
+    ],
+)
+def test_what_to_do_about_it(first, second, kind):
+    with config.override(DYNAMIC=False):
+        reason_of(first, second)
+    found = metrics.explain().compiles[-1]
+    assert (found.kind, bool(found.advice), found.outcome) == (kind, True, "compiled")
+    assert found.seconds > 0 and found.ops and found.where.startswith(__file__)

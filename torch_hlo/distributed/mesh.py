@@ -103,6 +103,9 @@ class Mesh:
     def __repr__(self) -> str:
         return f"Mesh({self.hlo})"
 
+    def _repr_html_(self) -> str:
+        return self.hlo._repr_html_()
+
 
 class Dim:
     """A dimension over `axes`. `open`: propagation may add more axes. `priority`: of several

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_hlo import config, log
+from torch_hlo import config, log, metrics
 from torch_hlo.dynamo.recording import Recording, Unsuitable, Watching
 from torch_hlo.dynamo.signature import Given, Signature
 from torch_hlo.lazy.record import generator, session, tracing
@@ -111,6 +111,8 @@ class DeviceGraph:
             args = self.signature.arguments(given, numbers)
             try:
                 with session.use(watch, everywhere=False):
+                    if session.current().sources:
+                        return list(_Lines(self.signature.module).run(*args)), watch
                     return list(self.signature.run(*args)), watch
             except TypeError:
                 if plain or not numbers:
@@ -121,4 +123,6 @@ class DeviceGraph:
 
     def _useless(self, reason: str, tries: int) -> None:
         self.tries += tries
-        log.say(1, f"{self.name} is recorded at this call: {reason}")
+        text = f"{self.name} is recorded at this call: {reason}"
+        metrics.explained(metrics.Compile(text, kind="recorded at each call"))
+        log.say(1, text)

@@ -3,7 +3,7 @@ passes as tensors of the CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,7 +37,8 @@ class Signature:
                 self.reason = "it draws from a generator of its own"
             if node.op == "output":
                 self._results(node)
-        self.run = self._with_numbers(graph_module)
+        self.module = self._with_numbers(graph_module)
+        self.run = self.module.forward
 
     def _argument(self, at: int, node: fx.Node) -> None:
         value = node.meta.get("example_value")
@@ -58,11 +59,11 @@ class Signature:
             if isinstance(value, torch.Tensor) and value.grad_fn is not None:
                 self.reason = "gradients flow from a result"
 
-    def _with_numbers(self, graph_module: fx.GraphModule) -> Callable:
-        """The graph as a function that is given numbers at the positions `floats`, and gives them
+    def _with_numbers(self, graph_module: fx.GraphModule) -> fx.GraphModule:
+        """The graph as one that is given numbers at the positions `floats`, and gives them
         at the positions `boxed`."""
         if not self.floats:
-            return graph_module.forward
+            return graph_module
         graph = fx.Graph()
         results = list(graph.graph_copy(graph_module.graph, copied := {}))
         for at, node in enumerate(results):
@@ -77,7 +78,7 @@ class Signature:
             for user in placeholders[at].users:
                 copied[user].replace_all_uses_with(copied[placeholders[at]])
                 graph.erase_node(copied[user])
-        return fx.GraphModule(graph_module, graph).forward
+        return fx.GraphModule(graph_module, graph)
 
     def result(self, at: int, value: Any) -> Any:
         """The result at this position, as Dynamo wants it."""

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_hlo import log
+from torch_hlo import log, metrics
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.tensor import HloTensor, from_cpu
 from torch_hlo.lowering.core.tape import SERIALS
@@ -102,7 +102,16 @@ class Step:
         return self.traced(*args, **kwargs)
 
     def _why(self, reason: str) -> None:
-        log.say(1, f"{self.name} is traced again: {reason}")
+        text = f"{self.name} is traced again: {reason}"
+        metrics.explained(
+            metrics.Compile(
+                text,
+                kind="traced again",
+                advice="What the function reads of Python has changed. Keep it the same from call"
+                " to call, or pass it as a tensor.",
+            )
+        )
+        log.say(1, text)
 
 
 def brought(args: tuple, kwargs: dict) -> tuple[tuple, dict]:

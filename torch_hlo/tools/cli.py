@@ -34,6 +34,7 @@ from torch_hlo.tools import (
     execute,
     optimise,
     per_device,
+    scripts,
 )
 from torch_hlo.tools import bisect as bisection
 from torch_hlo.tools import reduce as reduction
@@ -58,6 +59,7 @@ EXAMPLES = """examples:
   python -m torch_hlo partition model.mlir --explain    why, and every collective with its bytes
   python -m torch_hlo diff a.hlo b.hlo
   python -m torch_hlo explain model.hlo
+  python -m torch_hlo explain train.py -o page.html -- --epochs 1    why did it compile?
   python -m torch_hlo aot model.hlo -o model.so         a C library; also .o, .wasm, .pt2 programs
   python -m torch_hlo cache info                        programs on disk; also clear, verify, …
 """
@@ -65,7 +67,7 @@ EXAMPLES = """examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code."""
-    args = parser().parse_args(argv)
+    args = parsed(sys.argv[1:] if argv is None else argv)
     try:
         code: int = args.run(args)
         return code
@@ -76,6 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, RuntimeError, NotImplementedError, MemoryError) as error:
         notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
         return _complain(f"{type(error).__name__}: {error}{notes}", FAILED)
+
+
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments; `rest` are those after `--`, a script's."""
+    end = [*argv, "--"].index("--")
+    return parser().parse_args(argv[:end], argparse.Namespace(rest=argv[end + 1 :]))
 
 
 def _complain(message: str, code: int) -> int:
@@ -181,7 +189,9 @@ class _Commands:
         axes = "mesh axes over which updates of weights and optimizer states are split"
         cut("--update-axes", metavar="X,Y", default="", help=axes)
         self.add("diff", _diff, "compare two programs; exit 1 when they differ")("other")
-        self.add("explain", _explain, "what a program is made of, costs and becomes")
+        text = "what a program is made of; of a script: why each of its programs was compiled"
+        page = "write a page; `-- ARGUMENTS` are the script's"
+        self.add("explain", _explain, text)("-o", "--output", metavar="PAGE.html", help=page)
 
     def libraries(self) -> None:
         text = "compile into a library that needs no Python"
@@ -381,5 +391,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
+    if args.file.endswith(".py"):
+        return OK if scripts.explain(args.file, args.rest, args.output) else FAILED
     print(describe.explain(load(args.file)))
     return OK

@@ -109,6 +109,15 @@ class Mesh:
         """
         return _groups(self, tuple(axes))
 
+    def _repr_html_(self) -> str:
+        devices, row = self.devices or range(self.size), self.axes[-1][1] if self.axes else 1
+        lines = [devices[at : at + row] for at in range(0, self.size, row)]
+        cells = ["".join(f"<td>{d}</td>" for d in line) for line in lines]
+        at = [self.coordinates(line[0]) for line in lines]
+        heads = [" ".join(f"{name} {c[name]}" for name in self.names[:-1]) for c in at]
+        rows = "".join(f"<tr><th>{head}</th>{cell}</tr>" for head, cell in zip(heads, cells))
+        return f"<table><caption>mesh {self}</caption>{rows}</table>"
+
     def __str__(self) -> str:
         text = ",".join(f"{name}={size}" for name, size in self.axes)
         return text + (f";devices={','.join(map(str, self.devices))}" if self.devices else "")

@@ -6,12 +6,55 @@ input 7 was f32[32,64], is f32[48,64] (first used by aten.mm.default at model.py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import zip_longest
 from operator import eq, ne
 
 from torch_hlo.lazy.run.fingerprint import INDEX_BITS, OPS
 
+# What a reason says: its kind, and what to do about it. The first that is found counts.
+_KINDS = (
+    (r"first program of this process", "first program", ""),
+    (r"; for all sizes", "all sizes from now on", ""),
+    (
+        r": input \d+ was (\w+)\S* is \1\[",
+        "size",
+        "This size compiles anew. Let sizes repeat: pad batches to a few lengths"
+        " (torch_hlo.pad_to_bucket) and drop the last, smaller batch.",
+    ),
+    (
+        r": (the result|result|input) \S+ was sharded|the mesh was|for (many|one) device",
+        "sharding",
+        "Annotate tensors once, before the first step.",
+    ),
+    (
+        r"now wanted|no longer wanted",
+        "kept tensors",
+        "Keep the same tensors in each step: delete what is not needed, and append"
+        " `loss.detach()` to lists in every step or in none.",
+    ),
+    (
+        r"dies in this step|stays alive|give their memory",
+        "kept tensors",
+        "A tensor is held over one step and not over the other. This is usual in the first two"
+        " steps; later, look for what keeps it.",
+    ),
+    (
+        r": input \d+ was|more ops|fewer ops|: was aten|: was an op",
+        "other operations",
+        "Python took another way: an if, a loop of another length, or a step that was cut at"
+        " another place. Cut steps where the loop ends, with torch_hlo.mark_step().",
+    ),
+    (
+        r" was .*, is ",
+        "number",
+        "A Python number is part of the program. Keep it the same, or make it a tensor:"
+        " torch.tensor(value, device='hlo').",
+    ),
+    (r"threads|compiled for|passes left out", "settings", "Set it before the first step."),
+    (r"dropped from the cache", "evicted", "Raise TORCH_HLO_PROGRAMS."),
+)
 _RECENT = 32  # cached programs looked at, latest first
 
 
@@ -25,6 +68,15 @@ def reason(key: tuple, sources: Sequence[str], cached: Sequence) -> str:
     return (
         f"{ops} ops; nearest cached program {nearest.name}: {difference(key, nearest.key, sources)}"
     )
+
+
+def judged(reason: str) -> dict[str, str]:
+    """What `metrics.Compile` says of a reason: its `kind`, `advice` and `line`."""
+    line = re.search(r" at (\S+:\d+)", reason)
+    kind, advice = next(
+        (found for pattern, *found in _KINDS if re.search(pattern, reason)), ("other", "")
+    )
+    return {"kind": kind, "advice": advice, "line": line[1] if line else ""}
 
 
 def _likeness(a: tuple, b: tuple) -> float:

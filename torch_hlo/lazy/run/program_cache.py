@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch_hlo import config, log, metrics
 from torch_hlo.device import runtime
@@ -39,6 +41,7 @@ class ProgramCache:
         self.programs: OrderedDict[tuple, Compiled] = OrderedDict()
         self.families = generalize.Families()
         self.compiles = 0
+        self.line = ""  # of the program that needs what is being compiled
         self.evicted = evicted
 
     def clear(self) -> None:
@@ -76,7 +79,11 @@ class ProgramCache:
                         [ints[p] for p in symbolic.extra],
                     )
                 )
-        return executor.call_compiler(lambda: self._compile(graph, aliases, key, family, ints))
+        return self._on_compiler(graph, aliases, key, family, ints)
+
+    def _on_compiler(self, *compile: Any) -> Compiled:
+        self.line = log.source()
+        return executor.call_compiler(lambda: self._compile(*compile))
 
     def _partitioned(
         self, graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple
@@ -85,7 +92,7 @@ class ProgramCache:
         found = self._served(graph, key)
         if found is not None:
             return found
-        return executor.call_compiler(lambda: self._compile(graph, aliases, key, None, ()))
+        return self._on_compiler(graph, aliases, key, None, ())
 
     def known(
         self, graph: Graph, aliases: tuple[tuple[int, int], ...], where: spmd.Placement
@@ -101,7 +108,7 @@ class ProgramCache:
         key = (*program_key(graph, aliases), where)
         if (found := self.programs.get(key)) is not None and found.borrowed:
             del self.programs[key]
-        return executor.call_compiler(lambda: self._compile(graph, aliases, key, None, ()))
+        return self._on_compiler(graph, aliases, key, None, ())
 
     def _served(self, graph: Graph, key: tuple) -> Compiled | None:
         """The program with this key. One that decided itself where something lives serves when it
@@ -143,6 +150,7 @@ class ProgramCache:
         next attempt finds the program there."""
         if key in self.programs:
             return self.programs[key]
+        began = time.time()
         self.compiles += 1
         name = f"step_{self.compiles}"
         reason = f"{name}: " + explain.reason(
@@ -152,7 +160,16 @@ class ProgramCache:
         if family is not None:
             compiled, note = self._for_all_sizes(graph, aliases, key, name, family, ints)
             reason += note and f"; {note}"
-        metrics.add_compile_reason(reason)
+        told = metrics.Compile(
+            reason,
+            name,
+            where=self.line,
+            ops=len(graph.nodes),
+            outcome="compiled",
+            began=began,
+            **explain.judged(reason),
+        )
+        metrics.explained(told)
         log.say(1, f"compiling {reason}")
         if compiled is None:
             with (
@@ -163,6 +180,7 @@ class ProgramCache:
                 try:
                     program = _build(graph, aliases, key, observe)
                 except Exception as error:
+                    told.outcome = "failed"
                     error.add_note(
                         f"{name} ({len(graph.nodes)} ops) was not run; its tensors are unchanged"
                         " and"
@@ -172,6 +190,9 @@ class ProgramCache:
             compiled = _compiled(graph, key, name, program)
         if family is not None:
             family.remember(ints)
+        if compiled.program.from_disk:
+            told.outcome = "from disk"
+        told.seconds = time.time() - began
         return self._keep(compiled)
 
     def _for_all_sizes(

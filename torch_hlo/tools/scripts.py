@@ -1,0 +1,51 @@
+"""A user's script, run in this process and looked at: `python -m torch_hlo explain train.py`."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from torch_hlo import metrics
+from torch_hlo.lazy.record import session
+
+
+def run(path: str, arguments: Sequence[str]) -> bool:
+    """Run a script as `python path arguments` would, with the Python line of every operation. An
+    error of the script is printed, and False returned. Raises OSError without a file."""
+    Path(path).stat()
+    state, before = session.current(), (sys.argv, sys.path[0])
+    known, state.sources = state.sources, True
+    sys.argv, sys.path[0] = [path, *arguments], os.path.dirname(os.path.abspath(path))
+    try:
+        with torch.autograd.set_detect_anomaly(True, check_nan=False):
+            runpy.run_path(path, run_name="__main__")
+            session.engine().sync()
+    except SystemExit as end:
+        return not end.code
+    except BaseException:  # noqa: B036 - what it had done until then is shown
+        traceback.print_exc()
+        return False
+    finally:
+        state.sources = known
+        sys.argv, sys.path[0] = before
+    return True
+
+
+def explain(path: str, arguments: Sequence[str], output: str | None) -> bool:
+    """Run a script, and say why each of its programs was compiled: as a page if there is an
+    `output`. Whether the script ended well."""
+    start = time.time()
+    ended = run(path, arguments)
+    found = metrics.explain()
+    if output:
+        title = f"Why {os.path.basename(path)} compiled"
+        Path(output).write_text(found.page(title, seconds=time.time() - start, sub=path))
+    print(f"{len(found.compiles)} compiles: {output}" if output else found)
+    return ended
