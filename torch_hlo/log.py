@@ -3,6 +3,7 @@ also HLO, 4 also LLVM IR."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
@@ -65,5 +66,5 @@ def source() -> str:
     return ""
 
 
-# the command line, and code that Dynamo has written
-_OURS = (os.path.join(os.path.dirname(__file__), ""), "<")
+# the command line, Python's `with`, and code that Dynamo has written
+_OURS = (os.path.join(os.path.dirname(__file__), ""), contextlib.__file__, "<")

@@ -35,6 +35,10 @@ class CompiledProgram(Program):
     def counts(self) -> list[tuple[int, int, int]]:
         """(calls, total ns, least ns) of each of `profile.steps`."""
 
+    def times(self) -> list[list[tuple[int, int]]]:
+        """(when it began, ns) of the last calls of each of `profile.steps`, where that is known."""
+        return []
+
 
 P = TypeVar("P", bound=CompiledProgram, covariant=True)
 

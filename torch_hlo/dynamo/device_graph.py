@@ -19,6 +19,7 @@ that neither is an argument nor was made by the graph.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,11 +43,20 @@ class _Lines(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         here = session.current().here
-        outer, here.line = here.line, source_line(n)
+        outer, here.line, here.module = here.line, source_line(n), _module(n)
         try:
             return super().run_node(n)
         finally:
-            here.line = outer
+            here.line, here.module = outer, ""
+
+
+def _module(n: fx.Node) -> str:
+    """The path of the module that an operation was called in: `layers.0.fc`."""
+    stack = [*(n.meta.get("nn_module_stack") or {}).values()]
+    if not stack:
+        return ""
+    path, kind = stack[-1]
+    return re.sub(r"^[LG]\['\w+'\]\.?", "", path) or getattr(kind, "__name__", str(kind))
 
 
 class DeviceGraph:
@@ -65,10 +75,10 @@ class DeviceGraph:
         state = session.current()
         # what a recording leaves out may differ on the ranks of a process group
         started = state.here.started and state.journal is None
-        if state.sources and not started or config.get("NAN"):
-            return _Lines(self.graph_module).run(*args)
-        if self.tries >= TRIES or not started or participants.transformed():
-            return self.plain(*args)
+        nan = config.get("NAN")
+        if nan or self.tries >= TRIES or not started or participants.transformed():
+            lines = nan or state.sources
+            return (_Lines(self.graph_module).run if lines else self.plain)(*args)
         given = Given(self.signature, args)
         for recording in self.recordings:
             storages = recording.serves(given)

@@ -4,7 +4,7 @@ profiler), and blocks that leave some of them out. The same in 2.11 to 2.13."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.autograd.forward_ad
@@ -26,14 +26,20 @@ keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _Keys, _Key = torch._C.DispatchKeySet, torch._C.DispatchKey
 _AUTOCAST = _Keys(_Key.AutocastPrivateUse1) | _Keys(torch._C._parse_dispatch_key("AutocastXLA"))
 _LAZY_BITS = _Keys(_Key.Conjugate) | _Keys(_Key.Negative) | _Keys(_Key.ZeroTensor)
+_NOTHING = nullcontext()
 _forward_ad = torch.autograd.forward_ad
-_modes, _functions, _casts, _profiled, _traced = (
+_modes, _functions, _casts, profiled, _traced = (
     torch._C._len_torch_dispatch_stack,
     torch._C._is_torch_function_mode_enabled,
     torch._C._is_any_autocast_enabled,
     torch.autograd._profiler_enabled,
     torch._C._get_tracing_state,
 )
+
+
+def block(name: str) -> AbstractContextManager:
+    """Context manager: a named range of PyTorch's profiler, if that runs."""
+    return torch.profiler.record_function(name) if profiled() else _NOTHING
 
 
 def autocasts() -> bool:
@@ -73,7 +79,7 @@ def alone() -> bool:
     """True if an op called now, with gradients off, is nobody's business but this device's: no
     mode, autocast, tracer, profiler or forward-mode differentiation sees it."""
     return (
-        not (_modes() or _functions() or _casts() or _profiled() or _forward_ad._current_level >= 0)
+        not (_modes() or _functions() or _casts() or profiled() or _forward_ad._current_level >= 0)
         and _traced() is None
     )
 

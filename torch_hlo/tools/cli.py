@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from torch_hlo import profiler
 from torch_hlo.compiler.pipeline import random_inputs
 from torch_hlo.device import multi_device
 from torch_hlo.hlo.evaluate.interpreter import EvaluateError
@@ -49,6 +50,7 @@ EXAMPLES = """examples:
   python -m torch_hlo run model.hlo --time
   python -m torch_hlo run model.hlo --devices 8         carry out shardings on 8 virtual devices
   python -m torch_hlo profile model.hlo                 time and roofline share of every step
+  python -m torch_hlo profile train.py -o profile.html -- --epochs 1    what a script does when
   python -m torch_hlo opt model.hlo                     the program after all passes
   python -m torch_hlo opt model.hlo --passes algebra,dce --emit stablehlo
   python -m torch_hlo opt model.hlo --emit asm
@@ -136,8 +138,10 @@ class _Commands:
             action="store_true",
             help="print compile time and the best of several runs",
         )
-        timing = "time every step and compare with the machine's limits"
+        timing = "time every step and compare with the machine's limits; of a script: a page"
         timed = self.add("profile", _profile, timing, inputs=True)
+        timed("-o", "--output", metavar="PAGE.html", help="of a script (default profile.html)")
+        timed("--trace", metavar="TRACE.json", help="of a script, for Perfetto")
         counts = "runs; the best time of each step counts (default 10)"
         timed("--runs", type=int, default=10, help=counts)
         timed("--rows", type=int, default=30, help="steps to show (default 30)")
@@ -283,8 +287,9 @@ def _wrong(
 
 
 def _profile(args: argparse.Namespace) -> int:
-    from torch_hlo import profiler
-
+    if args.file.endswith(".py"):
+        output = args.output or "profile.html"
+        return OK if scripts.profile(args.file, args.rest, output, args.trace) else FAILED
     module = load(args.file)
     with profiler.profile(args.clock) as report:
         run = execute.runner(module, _inputs(args, module))

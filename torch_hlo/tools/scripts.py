@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from torch_hlo import metrics
+from torch_hlo import metrics, profiler
 from torch_hlo.lazy.record import session
 
 
@@ -36,6 +36,20 @@ def run(path: str, arguments: Sequence[str]) -> bool:
         state.sources = known
         sys.argv, sys.path[0] = before
     return True
+
+
+def profile(path: str, arguments: Sequence[str], output: str, trace: str | None) -> bool:
+    """Run a script and write what it did: a page, and a `trace` for Perfetto. Prints the advice.
+    Whether the script ended well."""
+    with profiler.record() as found:
+        ended = run(path, arguments)
+    found.save(output, f"Profile of {os.path.basename(path)}")
+    if trace:
+        found.trace(trace)
+    for advice in found.advice():
+        print(f"* {advice}")
+    print(f"{len(found.spans)} spans: {output}")
+    return ended
 
 
 def explain(path: str, arguments: Sequence[str], output: str | None) -> bool:

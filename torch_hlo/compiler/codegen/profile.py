@@ -6,6 +6,7 @@
                                                              # matrix_flops)]
     profile.read(bytes of the loaded constants)              # [(calls, total ns, least ns)] per
                                                              # step
+    profile.times(bytes of the loaded constants)             # [when calls began, how long they took]
 
 The counters live behind the program's constants. On the CPU the steps of loops and branches are
 timed as well; a loop's own time includes theirs.
@@ -27,6 +28,8 @@ from torch_hlo.hlo.ir.instruction import META, Instruction, called
 from torch_hlo.hlo.ir.shape import Shape
 
 CLOCKS = {"wall": 1, "thread": 3}  # CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
+KEPT = 32  # calls of a step whose times are kept
+_WORDS = 3 + 2 * KEPT
 _MARK = b"torch_hlo profile counters"
 _NO_ARITHMETIC = {
     "parameter",
@@ -47,7 +50,8 @@ _PICKS = {"slice", "dynamic-slice", "gather"}
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step: bytes read and written at least once, operations per run; `matrix_flops` are those
-    of dots and convolutions. `depth`: how many steps it is inside of."""
+    of dots and convolutions. `depth`: how many steps it is inside of. `sources`: Python lines of what
+    it computes, its result's first."""
 
     name: str
     op: str
@@ -56,6 +60,7 @@ class Step:
     flops: Size
     matrix_flops: Size
     depth: int = 0
+    sources: tuple[str, ...] = ()
 
 
 class Profile:
@@ -74,7 +79,7 @@ class Profile:
         """Reserve counters for these steps, and those inside of them."""
         count = sum(map(_steps, order))
         mark = _MARK.ljust(64, b"\0")
-        self.offset = fixed(program.constant(mark + bytes(24 * count)).offset) + len(mark)
+        self.offset = fixed(program.constant(mark + bytes(8 * _WORDS * count)).offset) + len(mark)
         self.program = program
 
     @contextmanager
@@ -91,7 +96,7 @@ class Profile:
         self.depth -= 1
         base = program._base(1)
         counter = program.code.op(
-            f"getelementptr inbounds i8, ptr {base}, i64 {self.offset + 24 * number}"
+            f"getelementptr inbounds i8, ptr {base}, i64 {self.offset + 8 * _WORDS * number}"
         )
         program.call(
             program.function("profile_count", _COUNT),
@@ -102,8 +107,19 @@ class Profile:
     def read(self, constants: np.ndarray) -> list[tuple[int, int, int]]:
         """(calls, total ns, least ns) of every step; `constants`: the bytes of the loaded program's
         constants."""
-        words = constants[self.offset : self.offset + 24 * len(self.steps)].view(np.int64).tolist()
-        return [(words[i], words[i + 1], words[i + 2]) for i in range(0, len(words), 3)]
+        return [(calls, total, least) for calls, total, least in self._words(constants)[:, :3].tolist()]
+
+    def times(self, constants: np.ndarray) -> list[list[tuple[int, int]]]:
+        """(when it began, ns) of the last KEPT calls of every step, oldest first."""
+        found = []
+        for calls, _, _, *kept in self._words(constants).tolist():
+            last = [i % KEPT for i in range(max(calls - KEPT, 0), calls)]
+            found.append([(kept[2 * i], kept[2 * i + 1]) for i in last])
+        return found
+
+    def _words(self, constants: np.ndarray) -> np.ndarray:
+        end = self.offset + 8 * _WORDS * len(self.steps)
+        return constants[self.offset : end].view(np.int64).reshape(-1, _WORDS)
 
 
 def _steps(x: Instruction) -> int:
@@ -122,8 +138,10 @@ def describe(x: Instruction, number: int = 0, depth: int = 0) -> Step:
         elif i.op not in _NO_ARITHMETIC:
             flops = flops + _elements(i)
         inside[i.op] += 1
-    meta = META.get(x)
-    name = (meta.op_name if meta and meta.op_name else "") or f"step {number}"
+    parts = [x, *reversed(_inner(x))]
+    parts.sort(key=lambda y: y.op not in ("dot", "convolution"))
+    metas = [m for y in parts if (m := META.get(y)) is not None]
+    name = next((m.op_name for m in metas if m.op_name), "") or f"step {number}"
     operands = ", ".join(dict.fromkeys(str(o.shape) for o in x.operands))
     return Step(
         name,
@@ -133,6 +151,7 @@ def describe(x: Instruction, number: int = 0, depth: int = 0) -> Step:
         flops,
         matrix,
         depth,
+        tuple(dict.fromkeys(m.source for m in metas if m.source)),
     )
 
 
@@ -246,6 +265,13 @@ _COUNT = """define void @profile_count(i32 %clock, i64 %before, ptr %counter) #0
   %take = or i1 %first, %less
   %m1 = select i1 %take, i64 %d, i64 %m
   store i64 %m1, ptr %mp
+  %slot = urem i64 %n, KEPT
+  %word = mul i64 %slot, 2
+  %bp = getelementptr i64, ptr %mp, i64 1
+  %at = getelementptr i64, ptr %bp, i64 %word
+  store i64 %before, ptr %at
+  %dp = getelementptr i64, ptr %at, i64 1
+  store i64 %d, ptr %dp
   ret void
 }
-"""
+""".replace("KEPT", str(KEPT))

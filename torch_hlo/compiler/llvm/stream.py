@@ -2,8 +2,8 @@
 and nobody needs the interpreter's lock for it.
 
 A stream is a block of words: [tail, sleeping, taken, processor that the thread leaves when it wakes
-up there, …, records]. Record `number % RECORDS` describes job `number`: [state, entry, block,
-nanoseconds].
+up there, …, records]. Record `number % RECORDS` describes job `number`: [state, entry, block
+(when it has run: the time at which it began), nanoseconds].
 Whoever waits for a job that nobody has begun runs it himself: no thread has to wake up for that.
 Whoever waits for one under way helps (thread_pool.py)."""
 
@@ -41,6 +41,7 @@ run:
   %p2 = getelementptr i64, ptr %record, i64 2
   %block = load ptr, ptr %p2
   call void %entry_point(ptr %block)
+  store i64 %start, ptr %p2
   %end = call i64 @clock_now(i32 1)
   %elapsed = sub i64 %end, %start
   %p3 = getelementptr i64, ptr %record, i64 3

@@ -149,6 +149,9 @@ class NativeProgram(CompiledProgram, StreamProgram):
     def counts(self) -> list[tuple[int, int, int]]:
         return self.profile.read(self._loaded.constants)
 
+    def times(self) -> list[list[tuple[int, int]]]:
+        return self.profile.times(self._loaded.constants)
+
     def _run_or_restore(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         # Python code called from the program may raise half way, when these inputs have been
         # overwritten.

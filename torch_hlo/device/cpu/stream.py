@@ -137,3 +137,7 @@ class Stream:
     def seconds(self, number: int) -> float:
         """How long the job, which is done, took."""
         return self._words[FIRST + RECORD * (number % RECORDS) + 3] * 1e-9
+
+    def began(self, number: int) -> float:
+        """When the job, which is done, began: a time of `time.monotonic`."""
+        return self._words[FIRST + RECORD * (number % RECORDS) + 2] * 1e-9

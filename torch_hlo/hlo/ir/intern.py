@@ -83,7 +83,7 @@ def replace(
     x: Instruction, operands: Iterable[Instruction] | None = None, **attrs: Any
 ) -> Instruction:
     """`x` with other operands and/or attributes; shape inferred anew unless nothing but
-    equal-shaped operands changed."""
+    equal-shaped operands changed. It has `x`'s name and source."""
     new = x.operands if operands is None else tuple(operands)
     if not attrs:
         same = len(new) == len(x.operands)
@@ -92,9 +92,12 @@ def replace(
                 if a is not b and a.shape is not b.shape and a.shape != b.shape:
                     same = False
                     break
-        return interned(x.op, new, x.attrs, x.shape if same else None)
-    merged = {**dict(x.attrs), **attrs}
-    return instr(x.op, new, **merged)
+        found = interned(x.op, new, x.attrs, x.shape if same else None)
+    else:
+        found = instr(x.op, new, **{**dict(x.attrs), **attrs})
+    if found.meta is None:
+        found.meta = x.meta
+    return found
 
 
 def rewrite_bottom_up(root: Instruction, fn: Callable[[Instruction], Instruction]) -> Instruction:

@@ -261,6 +261,8 @@ def source() -> str:
     """The user's line. While gradients are computed also that of the operation which they are of,
     if PyTorch keeps it."""
     line = _session.here.line or log.source()
+    if _session.modules is not None and (module := _session.modules()):
+        line += f", in module {module}"
     for frame in reversed(participants.forward_trace()):
         file, _, rest = frame.strip().removeprefix('File "').partition('", line ')
         if not file.startswith(_PACKAGES):

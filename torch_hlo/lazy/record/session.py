@@ -52,7 +52,8 @@ class Here(threading.local):
         self.engine: Engine | None = None  # in place of the process's
         self.nested = 0  # depth of decompositions
         self.started = False  # dynamo/step.py: a captured function runs
-        self.line = ""  # dynamo/device_graph.py: what the operation that a graph is at came from
+        # dynamo/device_graph.py: what the operation that a graph is at came from, and its module
+        self.line = self.module = ""
         self.decomposing: set[OpOverload] = set()
 
 
@@ -66,6 +67,8 @@ class Session:
         self.limit: int = config.get("MAX_NODES")
         # recording.py: whether nodes know the line of the program that they come from
         self.sources = bool(config.get("LOG") >= 1 or config.get("DUMP") or config.get("NAN"))
+        # recording.py: says in which nn.Module an operation is, while a profile is recorded
+        self.modules: Callable[[], str] | None = None
         # run/executor.py: what runs jobs, and what compiles; made anew in a forked child
         self.executor: Any = None
         self.compiler: Any = None

@@ -38,6 +38,7 @@ from torch_hlo.device.interfaces import Program
 from torch_hlo.device.memory import Buffer
 from torch_hlo.hlo.sharding.collective import named
 from torch_hlo.lazy.record import session
+from torch_hlo.pytorch import participants
 
 DEPTH = 2
 # seconds of a program that its caller runs himself: another thread would not even have woken up
@@ -105,8 +106,12 @@ class Job:
 
     def wait(self) -> None:
         """Until it is done, as the jobs before it are."""
-        if self.is_done():
-            return
+        if not self.is_done():
+            with participants.block("hlo::wait"):
+                self.await_end()
+
+    def await_end(self) -> None:
+        """`wait`, and PyTorch's profiler does not see it."""
         for work in _session.executor.meanwhile:
             work(self.is_done)
         if self.number is None:
@@ -142,6 +147,8 @@ class Job:
                     if buffer.job is self:  # else a later job has it in hand
                         buffer.job = None
             self.inputs = self.outputs = ()
+            for watch in executor.watchers:
+                watch(self, seconds)
             if self.number is not None and seconds < self.program.seconds:
                 self.program.seconds = seconds
             self.program = self.block = self.needed = self.after = None
@@ -185,6 +192,8 @@ class _Executor:
         self.failed: deque[Job] = deque(maxlen=8)  # whose error nobody has seen
         # what a thread does before it waits for a job, unless that is done: given what tells
         self.meanwhile = list(meanwhile)
+        # told of jobs that have just ended, with their seconds
+        self.watchers: list[Callable[[Job, float], None]] = []
         self.thread: threading.Thread | None = None
         # One thread is started. Nothing is taken under it.
         self.starting = threading.Lock()
@@ -278,6 +287,15 @@ def prepare(job: Job, entry: int, nbytes: int, block: array, needed: object) -> 
 def submit(job: Job) -> None:
     """Queue a job; its output buffers are pending until it has run. With TORCH_HLO_ASYNC=0 it runs
     here. May be repeated, after Ctrl-C."""
+    if participants.profiled():  # what PyTorch's profiler shows is what this thread does
+        with participants.block(f"hlo::{job.name}"):
+            _submit(job)
+            job.await_end()
+    else:
+        _submit(job)
+
+
+def _submit(job: Job) -> None:
     executor = _session.executor
     if not config.get("ASYNC"):
         drain()

@@ -21,6 +21,7 @@ from torch_hlo.lazy.run.launch import (
     Compiled,
 )
 from torch_hlo.lowering.core.graph import Leaf, lower
+from torch_hlo.pytorch import participants
 
 
 def program_key(graph: Graph, aliases: tuple[tuple[int, int], ...]) -> tuple:
@@ -83,7 +84,8 @@ class ProgramCache:
 
     def _on_compiler(self, *compile: Any) -> Compiled:
         self.line = log.source()
-        return executor.call_compiler(lambda: self._compile(*compile))
+        with participants.block(f"hlo::compile step_{self.compiles + 1}"):
+            return executor.call_compiler(lambda: self._compile(*compile))
 
     def _partitioned(
         self, graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple

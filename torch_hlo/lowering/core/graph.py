@@ -313,7 +313,19 @@ def _lower_node(
     for x in flat:
         if x is not None:
             META.setdefault(x, Meta("", str(node.target), node.source))
+    if node.source:
+        _trace(flat, Meta("", str(node.target), node.source))
     return flat
+
+
+def _trace(results: Sequence[Instruction | None], meta: Meta) -> None:
+    """What an operation's results were made of comes from its line, too."""
+    stack = [x for x in results if x is not None]
+    while stack:
+        for o in stack.pop().operands:
+            if o.meta is None and o.operands:
+                META[o] = meta
+                stack.append(o)
 
 
 def _flatten(result: Any) -> Iterator[Instruction | None]:

@@ -1,0 +1,157 @@
+"""What to change, in plain words, from what a run did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from torch_hlo import metrics
+from torch_hlo.profiler.steps import Line
+from torch_hlo.profiler.timeline import Span, Timeline
+
+OFTEN = 0.4  # of all steps
+FEW = 5  # steps from which there is a rule to see
+
+
+class Advice(NamedTuple):
+    """`weight`: the share of the run, or of memory, that it is about."""
+
+    title: str
+    text: str
+    line: str
+    weight: float
+
+    def __str__(self) -> str:
+        return f"{self.title}: {self.text}"
+
+
+def advise(
+    timeline: Timeline,
+    spans: Sequence[Span],
+    lines: Sequence[Line],
+    compiles: Sequence[metrics.Compile],
+    seconds: float,
+) -> list[Advice]:
+    """What to change, most important first."""
+    wall = max(seconds, 1e-9)
+    found = [
+        *_reads(spans, timeline.steps, compiles, wall),
+        *_compiles(compiles, wall),
+        *_leaks(timeline),
+        *_busy(spans, wall),
+        *_slow(lines, spans),
+        *_fallbacks(timeline.steps),
+    ]
+    return sorted(found, key=lambda a: -a.weight)
+
+
+def _reads(
+    spans: Sequence[Span], steps: int, compiles: Sequence[metrics.Compile], wall: float
+) -> Iterator[Advice]:
+    for kind, name in (("read that cuts the step", "read"), ("upload", "copy to the device")):
+        count: Counter[str] = Counter()
+        spent: Counter[str] = Counter()
+        for c in compiles:
+            spent[c.where] -= c.seconds
+        for s in spans:
+            if s.name == kind:
+                count[s.line] += 1
+                spent[s.line] += s.seconds
+        for line, n in count.items():
+            share = spent[line] / wall
+            if kind == "upload":
+                if n >= FEW and share > 0.1:
+                    text = f"{n} copies take {_s(spent[line])}. Copy once, or larger pieces."
+                    yield Advice(f"Copies to the device at {line}", text, line, share)
+            elif n >= FEW and n >= OFTEN * steps:
+                yield Advice(
+                    f"A {name} at {line} cuts every step",
+                    f"{n} reads in {steps} steps, and Python is {_s(spent[line])} there. Read"
+                    " every 100th step, or keep the tensor (`losses.append(loss.detach())`) and"
+                    " read it at the end.",
+                    line,
+                    share,
+                )
+
+
+def _compiles(compiles: Sequence[metrics.Compile], wall: float) -> Iterator[Advice]:
+    alike: dict[tuple[str, str, str], list[metrics.Compile]] = {}
+    for c in compiles:
+        if c.advice or c.kind == "all sizes from now on":
+            alike.setdefault((c.kind, c.line, c.advice), []).append(c)
+    for (kind, line, text), found in alike.items():
+        spent = sum(c.seconds for c in found)
+        if len(found) > 1 or spent > 0.1 * wall and text:
+            at = f" at {line}" if line else ""
+            yield Advice(
+                f"{len(found)} compiles{at}: {kind}",
+                f"{text or 'Few are right; many mean that sizes follow no rule.'} They took"
+                f" {_s(spent)}. The last one: {found[-1].text}",
+                line,
+                spent / wall,
+            )
+
+
+def _leaks(timeline: Timeline) -> Iterator[Advice]:
+    history = timeline.history
+    if len(history) < FEW:
+        return
+    # first steps make optimizer states
+    points = [history[len(history) * i // 4] for i in (1, 2, 3)] + [history[-1]]
+    counts = [{(h.line, h.what): h.count for h in held} for held in points]
+    peak = max(timeline.peak[1], 1)
+    for h in points[-1]:
+        grown = [found.get((h.line, h.what), 0) for found in counts]
+        if all(a < b for a, b in zip(grown, grown[1:])):
+            step = (grown[-1] - grown[0]) / max(len(history) * timeline.every * 3 // 4, 1)
+            yield Advice(
+                f"Memory grows: tensors made at {h.line} are kept",
+                f"{h.count} of them ({h.what}, {h.bytes / 2**20:.3g} MiB) are alive at the end,"
+                f" about {step:.2g} more in each step. Delete what is not needed, or keep a number"
+                " in place of the tensor.",
+                h.line,
+                h.bytes / peak,
+            )
+
+
+def _busy(spans: Sequence[Span], wall: float) -> Iterator[Advice]:
+    compiled = sum(s.seconds for s in spans if s.track == "compiles")
+    ran = sum(s.seconds for s in spans if s.track == "programs")
+    rest = wall - compiled
+    if 0 < ran < 0.4 * rest:
+        yield Advice(
+            "The device is idle",
+            f"Programs ran {_s(ran)} of {_s(rest)} outside of compiles: Python is too slow for it."
+            " Capture the step with torch_hlo.compile, use larger batches, or load data in another"
+            " thread. (Recording is slower than usual while it is profiled.)",
+            "",
+            0.3 * (1 - ran / rest),
+        )
+
+
+def _slow(lines: Sequence[Line], spans: Sequence[Span]) -> Iterator[Advice]:
+    total = sum(x.total for x in lines if not x.step.depth) or 1.0
+    for x in lines:
+        share = x.total / total
+        if not x.step.depth and share > 0.2 and 0 < x.limit < 0.25 and x.best > 1e-4:
+            line = x.step.sources[0] if x.step.sources else ""
+            yield Advice(
+                f"One kernel takes {share:.0%} of the device's time",
+                f"{x.step.what} ({line}) runs at {x.limit:.0%} of what the machine could do. Other"
+                " shapes or another order of dimensions may suit it better.",
+                line,
+                share * 0.5,
+            )
+
+
+def _fallbacks(steps: int) -> Iterator[Advice]:
+    for op in metrics.executed_fallback_ops():
+        n = metrics.counter_value(op) or 0
+        if n >= max(OFTEN * steps, FEW):
+            text = f"{n} calls have no lowering: each cuts the step. Use another operation."
+            yield Advice(f"{op} runs on the CPU", text, "", 0.5)
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,246 @@
+"""When everything happened: what Python did with the device, programs and their steps, compiles,
+waits, and memory with who holds it.
+
+An engine in front of the device's notes what it is asked for, so that nothing is noted elsewhere
+while no profile is recorded. Times are those of `time.monotonic`, in seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+
+from torch_hlo import log
+from torch_hlo.compiler.codegen.profile import KEPT
+from torch_hlo.device import runtime
+from torch_hlo.device.memory import Memory
+from torch_hlo.device.programs import CompiledProgram
+from torch_hlo.lazy.record import session
+from torch_hlo.lazy.record.engine import Engine, Watcher
+from torch_hlo.lazy.record.storage import pending
+from torch_hlo.lowering.core.graph import Out
+
+HISTORY = 256  # steps at which who holds memory is kept
+
+
+class Span(NamedTuple):
+    """Something that took time. `track`: steps, transfers, waits, programs, kernels, collectives or
+    compiles; `note`: bytes of a transfer, or what it was."""
+
+    track: str
+    name: str
+    start: float
+    seconds: float
+    line: str = ""
+    note: Any = ""
+
+
+class Held(NamedTuple):
+    """Arrays that one Python line made: how many are alive, and their bytes."""
+
+    line: str
+    what: str
+    bytes: int
+    count: int
+
+
+class Timeline(Watcher):
+    """Notes what the engine is asked for."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(inner)
+        self.executor = session.current().executor
+        self.began = time.monotonic()
+        self.spans: list[Span] = []
+        self.memory: list[tuple[float, int, int]] = []  # time, bytes in arrays, bytes of scratch
+        self.peak: tuple[float, int, list[Held]] = (0.0, 0, [])
+        self.history: list[list[Held]] = []
+        self.every = 1  # steps between entries of the history
+        self.steps = 0
+        self.scratch = 0
+        self.programs: dict[CompiledProgram, str] = {}
+        self._made: WeakKeyDictionary[Memory, tuple[str, str]] = WeakKeyDictionary()
+        self._waits: dict[int, tuple[float, str]] = {}  # by thread
+        self._read: dict[CompiledProgram, list[int]] = {}  # calls of steps that are spans already
+        self._runs: Counter[CompiledProgram] = Counter()
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Note what happens in the block."""
+        self.executor.watchers.append(self._ended)
+        self.executor.meanwhile.insert(0, self._waiting)
+        try:
+            with session.use(self):
+                yield
+        finally:
+            self.executor.watchers.remove(self._ended)
+            self.executor.meanwhile.remove(self._waiting)
+            for program in self.programs:
+                self._kernels(program)
+
+    # -- what the engine is asked for
+    @contextlib.contextmanager
+    def _span(self, track: str, name: str, note: Any = "") -> Iterator[None]:
+        start, line = time.monotonic(), log.source()
+        try:
+            yield
+        finally:
+            self._awaited()
+            self.spans.append(Span(track, name, start, time.monotonic() - start, line, note))
+
+    def upload(self, tensor: torch.Tensor) -> Any:
+        with self._span("transfers", "upload", tensor.nbytes):
+            buffer = self.inner.upload(tensor)
+        self._made[buffer.memory] = (log.source(), "copied to the device")
+        return buffer
+
+    def materialize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        cuts = any(type(t._storage.value) is Out for t in tensors)
+        nbytes = sum(t.numel() * t.element_size() for t in tensors)
+        with self._span("transfers", "read that cuts the step" if cuts else "read", nbytes):
+            found = self.inner.materialize(tensors)
+        self._stepped(cuts)
+        return found
+
+    def items(self, tensors: Sequence[torch.Tensor]) -> list:
+        return [value.item() for value in self.materialize(tensors)]
+
+    def mark_step(self, wait: bool = False) -> None:
+        self._cut("mark_step", lambda: self.inner.mark_step(wait))
+
+    def sync(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
+        self._cut("sync", lambda: self.inner.sync(tensors))
+
+    def make_room(self) -> None:
+        self._cut("cut: much is recorded", self.inner.make_room)
+
+    def _cut(self, name: str, work: Callable[[], None]) -> None:
+        cuts = bool(pending())
+        with self._span("steps", name):
+            work()
+        self._stepped(cuts)
+
+    def run_again(self, *launch: Any) -> bool:
+        with self._span("steps", "launch"):
+            launched = self.inner.run_again(*launch)
+        if launched:
+            graph, _, _, storages, places, _ = launch
+            self._note((s.value, graph.outputs[place]) for s, place in zip(storages, places))
+            self._stepped(True)
+        return launched
+
+    # -- memory
+    def _stepped(self, cut: bool) -> None:
+        self._note_steps()
+        self._sample()
+        self.steps += cut
+        if cut and self.steps % self.every == 0:
+            self.history.append(self.held())
+            if len(self.history) > HISTORY:
+                del self.history[::2]
+                self.every *= 2
+
+    def _note_steps(self) -> None:
+        """`_note` what was launched, before the engine forgets it."""
+        for bindings in [*self.base().recorded]:
+            self._note((b[3].array, b[3]) for b in bindings if type(b[3]) is Out)
+
+    def _note(self, results: Iterable[tuple[Any, Out]]) -> None:
+        """Remember which operation the memory of these arrays comes from."""
+        for array, out in results:
+            buffer = getattr(array, "data", None)
+            if type(memory := getattr(buffer, "memory", None)) is Memory:
+                self._made.setdefault(memory, (out.node.source, str(out.node.target)))
+
+    def _sample(self) -> None:
+        arena = self.executor.arena
+        self.scratch = max(self.scratch, arena.nbytes if arena is not None else 0)
+        used, now = runtime.memory_pool().used, time.monotonic()
+        self.memory.append((now, used, self.scratch))
+        if used > self.peak[1] * 1.01:
+            self.peak = (now, used, self.held())
+
+    def held(self) -> list[Held]:
+        """Who holds the device's memory, most first."""
+        size: Counter[tuple[str, str]] = Counter()
+        count: Counter[tuple[str, str]] = Counter()
+        for memory, origin in [*self._made.items()]:
+            size[origin] += memory.size
+            count[origin] += 1
+        return [Held(*origin, n, count[origin]) for origin, n in size.most_common()]
+
+    # -- what runs
+    def _waiting(self, is_done: Callable[[], bool]) -> None:
+        self._note_steps()
+        if not is_done():
+            self._waits[threading.get_ident()] = time.monotonic(), log.source()
+
+    def _awaited(self) -> None:
+        start, line = self._waits.pop(threading.get_ident(), (0.0, ""))
+        if start:
+            self.spans.append(Span("waits", "wait", start, time.monotonic() - start, line))
+
+    def _ended(self, job: Any, seconds: float) -> None:
+        self._note_steps()
+        began = time.monotonic() - seconds
+        if job.number is not None:
+            began = self.executor.stream.began(job.number)
+        self.spans.append(Span("programs", job.name, began, seconds))
+        self._awaited()
+        program = job.program
+        if isinstance(program, CompiledProgram) and program.profile is not None:
+            self.programs[program] = job.name
+            self._runs[program] += 1
+            if self._runs[program] % (KEPT // 2) == 0:
+                self._kernels(program)
+
+    def _kernels(self, program: CompiledProgram) -> None:
+        """Spans of the calls since they were looked at last, as far as they are kept."""
+        assert program.profile is not None
+        name, calls = self.programs[program], [n for n, _, _ in program.counts()]
+        seen = self._read.get(program, [0] * len(calls))
+        rows = zip(program.profile.steps, program.times(), calls, seen)
+        for number, (step, times, now, before) in enumerate(rows):
+            new = times[max(len(times) - (now - before), 0) :]
+            track = "collectives" if step.op.startswith(COLLECTIVES) else "kernels"
+            line = step.sources[0] if step.sources else ""
+            self.spans += [
+                Span(track, step.what, start / 1e9, ns / 1e9, line, (name, number))
+                for start, ns in new
+            ]
+        self._read[program] = calls
+
+
+COLLECTIVES = ("all-", "reduce-scatter", "collective-", "send", "recv")
+
+
+class Modules:
+    """The names of modules as their root module calls them."""
+
+    def __init__(self) -> None:
+        self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+
+    def __call__(self) -> str:
+        """The path of the innermost module whose `forward` is running, or ""."""
+        frame, inner, root = sys._getframe(1), None, None
+        while frame is not None:
+            code = frame.f_code
+            if code.co_name == "forward" and code.co_varnames[:1] == ("self",):
+                module = frame.f_locals["self"]
+                if isinstance(module, torch.nn.Module):
+                    inner, root = inner or module, module
+            frame = frame.f_back
+        if inner is None:
+            return session.current().here.module
+        if inner not in self._names:
+            self._names[root] = type(root).__name__
+            for name, module in root.named_modules():
+                self._names.setdefault(module, name)
+        return self._names.get(inner, type(inner).__name__)
