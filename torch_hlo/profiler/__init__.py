@@ -3,20 +3,29 @@
     with torch_hlo.profiler.record() as r:    # what happened when: report.py, timeline.py
         train()
     r.save("profile.html")                    # a page; r.trace("trace.json") for Perfetto
-    print("\\n".join(str(a) for a in r.advice()))
+    print("\n".join(str(a) for a in r.advice()))
 
     with torch_hlo.profiler.profile() as p:   # a line per step of compiled programs: steps.py
         train_step(); torch_hlo.mark_step()
     print(p.table(20))
 
-`python -m torch_hlo profile train.py -o profile.html` records a script. In: what the engine is asked
-for, counters in compiled code. Out: tables, pages, traces. Imports device/, lazy/ and pages/.
+`python -m torch_hlo profile train.py -o profile.html` records a script. In: what the engine is
+asked for, counters in compiled code. Out: tables, pages, traces. Imports device/, lazy/ and pages/.
 """
 
 from __future__ import annotations
 
 from torch_hlo.profiler.report import Recording, record
-from torch_hlo.profiler.steps import Line, Limits, Report, collect, measured_limits, profile
+from torch_hlo.profiler.steps import Limits, Line, Report, collect, measured_limits, profile
 from torch_hlo.profiler.steps import report_at_exit as report_at_exit
 
-__all__ = ["Limits", "Line", "Recording", "Report", "collect", "measured_limits", "profile", "record"]
+__all__ = [
+    "Limits",
+    "Line",
+    "Recording",
+    "Report",
+    "collect",
+    "measured_limits",
+    "profile",
+    "record",
+]

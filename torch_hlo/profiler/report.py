@@ -84,19 +84,18 @@ class Recording:
             "advice": [a._asdict() for a in self.advice()],
         }
 
-    def _modules(self) -> dict[str, str]:
-        """The module of a forward line, for its backward pass: `layers.*.fc` where there are
-        several."""
-        found: dict[str, set[str]] = defaultdict(set)
-        for source in {s for x in self.lines for s in x.step.sources}:
-            place, module, _ = parts(source)
-            if module:
-                found[place].add(module)
-        plain = {p: {re.sub(r"\d+", "*", m) for m in names} for p, names in found.items()}
+    def _modules(self) -> dict[tuple[str, str], str]:
+        """The module of an operation on a line, for its backward pass: `layers.*.fc` where there
+        are several."""
+        found: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for x in self.lines:
+            if x.step.sources and (module := parts(x.step.sources[0])[1]):
+                found[_key(x)].add(module)
+        several = {k: {re.sub(r"\d+", "*", m) for m in names} for k, names in found.items()}
         return {
-            p: next(iter(names if len(names) == 1 else plain[p]))
-            for p, names in found.items()
-            if len(names) == 1 or len(plain[p]) == 1
+            k: [*(names if len(names) == 1 else several[k])][0]
+            for k, names in found.items()
+            if len(several[k]) == 1
         }
 
     def save(self, path: str, title: str = "Profile") -> None:
@@ -116,7 +115,12 @@ class Recording:
             facts[x.step.what] |= {"HLO": x.step.name, "share of the limit": f"{x.limit:.0%}"}
         for s in self.spans:
             args = {"line": s.line, "note": str(s.note), **facts.get(s.name, {})}
-            at = {"ts": s.start * 1e6, "dur": s.seconds * 1e6, "pid": 1, "tid": TRACKS.index(s.track)}
+            at = {
+                "ts": s.start * 1e6,
+                "dur": s.seconds * 1e6,
+                "pid": 1,
+                "tid": TRACKS.index(s.track),
+            }
             events.append({"ph": "X", "name": s.name, "cat": s.track, "args": args, **at})
         for when, used, scratch in self.timeline.memory:
             sizes = {"arrays": used, "scratch": scratch}
@@ -125,13 +129,20 @@ class Recording:
 
 
 def parts(source: str) -> tuple[str, str, bool]:
-    """(file and line, module or "", whether it is of the backward pass) of an operation's source."""
+    """Of an operation's source: file and line, module or "", whether it is of the backward pass."""
     place, *rest = source.split(", in ")
     module = next((r.removeprefix("module ") for r in rest if r.startswith("module ")), "")
     return place, module, any(r.startswith("the backward") for r in rest)
 
 
-def _kernel(x: Line, names: dict[str, str], modules: dict[str, str]) -> dict[str, Any]:
+def _key(x: Line) -> tuple[str, str]:
+    """The line of a kernel's operation, and its name in the forward pass."""
+    return parts(x.step.sources[0])[0], x.step.name.removeprefix("aten.").partition("_backward")[
+        0
+    ].split(".")[0]
+
+
+def _kernel(x: Line, names: dict[str, str], modules: dict[tuple[str, str], str]) -> dict[str, Any]:
     step = x.step
     line, module, backward = parts(step.sources[0] if step.sources else "")
     sizes = {"bytes": step.bytes, "flops": step.flops, "matrix": step.matrix_flops}
@@ -142,7 +153,7 @@ def _kernel(x: Line, names: dict[str, str], modules: dict[str, str]) -> dict[str
         "name": step.name,
         "line": line,
         "lines": step.sources,
-        "module": module or modules.get(line, ""),
+        "module": module or (modules.get(_key(x), "") if line else ""),
         "backward": backward,
         "calls": x.calls,
         "total": x.total,

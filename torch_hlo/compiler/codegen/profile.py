@@ -6,7 +6,7 @@
                                                              # matrix_flops)]
     profile.read(bytes of the loaded constants)              # [(calls, total ns, least ns)] per
                                                              # step
-    profile.times(bytes of the loaded constants)             # [when calls began, how long they took]
+    profile.times(bytes of the loaded constants)             # [[(when a call began, ns)]]
 
 The counters live behind the program's constants. On the CPU the steps of loops and branches are
 timed as well; a loop's own time includes theirs.
@@ -50,8 +50,8 @@ _PICKS = {"slice", "dynamic-slice", "gather"}
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step: bytes read and written at least once, operations per run; `matrix_flops` are those
-    of dots and convolutions. `depth`: how many steps it is inside of. `sources`: Python lines of what
-    it computes, its result's first."""
+    of dots and convolutions. `depth`: how many steps it is inside of. `sources`: Python lines
+    of what it computes, its result's first."""
 
     name: str
     op: str
@@ -107,7 +107,9 @@ class Profile:
     def read(self, constants: np.ndarray) -> list[tuple[int, int, int]]:
         """(calls, total ns, least ns) of every step; `constants`: the bytes of the loaded program's
         constants."""
-        return [(calls, total, least) for calls, total, least in self._words(constants)[:, :3].tolist()]
+        return [
+            (calls, total, least) for calls, total, least in self._words(constants)[:, :3].tolist()
+        ]
 
     def times(self, constants: np.ndarray) -> list[list[tuple[int, int]]]:
         """(when it began, ns) of the last KEPT calls of every step, oldest first."""
@@ -138,9 +140,7 @@ def describe(x: Instruction, number: int = 0, depth: int = 0) -> Step:
         elif i.op not in _NO_ARITHMETIC:
             flops = flops + _elements(i)
         inside[i.op] += 1
-    parts = [x, *reversed(_inner(x))]
-    parts.sort(key=lambda y: y.op not in ("dot", "convolution"))
-    metas = [m for y in parts if (m := META.get(y)) is not None]
+    metas = [m for y in (x, *reversed(_inner(x))) if (m := META.get(y)) is not None]
     name = next((m.op_name for m in metas if m.op_name), "") or f"step {number}"
     operands = ", ".join(dict.fromkeys(str(o.shape) for o in x.operands))
     return Step(

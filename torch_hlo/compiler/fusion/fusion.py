@@ -178,7 +178,9 @@ class _Builder:
         computation = Computation("fused", tuple(body.params), root)
         operands = tuple(map(self._new, body.inputs))
         made = instr("fusion", operands, root.shape, kind=_kind(plan, g), calls=computation)
-        _name(made, results[0])
+        # its work is the product's; what is inside may stand in other fusions, too
+        products = [y for i in g.roles if is_product(y := plan.order[i]) and y in META]
+        _name(made, products[0] if products else results[0])
         for k, x in enumerate(results):
             self.value[x] = (
                 made if len(results) == 1 else instr("get-tuple-element", (made,), x.shape, index=k)
