@@ -181,3 +181,13 @@ def test_the_process_ends_cleanly():
         text=True,
     )
     assert (done.returncode, done.stdout) == (0, "2.0 {HloDevice(id=0)}\n"), done.stderr
+
+
+@pytest.mark.parametrize("platforms, loaded", [("", False), ("cpu", False), ("hlo", True)])
+def test_only_who_asks_for_the_platform_loads_the_plugin(platforms, loaded):
+    script = "import sys, jax; print(jax.devices()[0].platform, 'torch_hlo' in sys.modules)"
+    environment = {**os.environ, "JAX_PLATFORMS": platforms}
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split() == ["hlo" if loaded else "cpu", str(loaded)]
