@@ -192,6 +192,11 @@ FOUND = {
         "v1 = v0.unsqueeze(-2).unfold(0, 2, 1)",
         "v2 = v1.index_fill(1, ints([0]), 4)",
     ],
+    "out= of a product of one matrix, with strides": [
+        "v0 = make(1, (1, 4, 4), torch.float32).mT",
+        "v1 = make(2, (1, 4, 4), torch.float32).mT.clone()",
+        "torch.matmul(v1, v1.mT, out=v0)",
+    ],
     "strides of size 1": [
         "v0 = make(1, (7, 1), torch.float32)",
         "v1 = v0.t() + 1.5",

@@ -5,7 +5,8 @@
 
 Modes: lazy (each program by itself), together (sixteen in a step), threads (four at a time),
 recorded (recorded graphs on aten, without the compiler), compile and compile_hlo (torch.compile,
-tensors of the CPU and of the device), captured (torch_hlo.compile). Without --mode, a mixture.
+tensors of the CPU and of the device), captured (torch_hlo.compile). Without --mode, a mixture, in
+which one program of a hundred is a function of the last three modes.
 A program's seed decides all of it, whatever the number of processes.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import gc
 import json
 import os
 import selectors
@@ -23,9 +25,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 BLOCK = 16
-# the mixture: one of these for each block
+# the mixture: one of these for each block, and of the others now and then
 MIXTURE = [*["together"] * 8, *["recorded"] * 9, *["lazy"] * 1, *["threads"] * 2]
-HANGS = 300  # seconds for a block
+FUNCTIONS = ["captured", "compile", "compile_hlo"]
+RARE = 100  # blocks, of which one has functions
+HANGS = 900  # seconds for a block
 SAY = 5  # minutes between counts
 
 
@@ -62,18 +66,36 @@ def blocks(options: argparse.Namespace) -> Iterator[list[int]]:
             yield list(range(start, min(start + BLOCK, end)))
 
 
-def work(options: argparse.Namespace) -> None:
-    """One process: prints a line of JSON before and after each block."""
+def mixed(block: int) -> str:
+    """The mode of a block of the mixture."""
+    if block % RARE == RARE - 1:
+        return FUNCTIONS[block // RARE % len(FUNCTIONS)]
+    return MIXTURE[block % len(MIXTURE)]
+
+
+def settle() -> None:
+    """This process compiles all the time: what makes a program that rests small only takes time,
+    as does looking for garbage among PyTorch's modules."""
     import torch
 
-    from test.sweeps.fuzz.report import check_block
+    from torch_hlo.lazy.run import executor
 
     torch.set_num_threads(1)
+    gc.set_threshold(5_000, 20, 50)
+    gc.freeze()
+    vars(executor)["release_compiler"] = lambda: None
+
+
+def work(options: argparse.Namespace) -> None:
+    """One process: prints a line of JSON before and after each block."""
+    from test.sweeps.fuzz.report import check_block
+
+    settle()
     deadline = time.monotonic() + options.minutes * 60
     for seeds in blocks(options):
         if time.monotonic() > deadline:
             break
-        mode = options.mode or MIXTURE[seeds[0] // BLOCK % len(MIXTURE)]
+        mode = options.mode or mixed(seeds[0] // BLOCK)
         print(json.dumps({"begin": seeds, "mode": mode}), flush=True)
         faulthandler.dump_traceback_later(HANGS, exit=True)
         notes, reports = check_block(seeds, mode, options.shrink)

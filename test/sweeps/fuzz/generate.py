@@ -3,8 +3,8 @@ run on the CPU, and mostly kept if it works. The same seed gives the same progra
 
 from __future__ import annotations
 
+import functools
 import random
-import traceback
 import warnings
 from collections import Counter
 from typing import Any
@@ -198,6 +198,9 @@ class Slots(dict):
         offset = r.randint(0, min(reach, 3))
         rows, step = r.randint(0, 3), r.randint(0, 3)
         columns, gap = r.randint(0, 3), r.randint(0, 2)
+        end = offset + 1 + (rows - 1) * step + (columns - 1) * gap
+        if rows and columns and end > reach and x.untyped_storage().nbytes() > base.nbytes:
+            return f"{tuple(x.shape)}, {x.stride()}, {x.storage_offset()}"
         return f"({rows}, {columns}), ({step}, {gap}), {offset}"
 
 
@@ -220,14 +223,23 @@ def is_variable(name: str) -> bool:
 
 def described(error: Exception) -> str:
     """What it says, and the line that raised it."""
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{str(error)[:300]} [{where.filename}:{where.lineno}]"
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    line = f" [{where.tb_frame.f_code.co_filename}:{where.tb_lineno}]" if where else ""
+    return f"{str(error)[:300]}{line}"
+
+
+@functools.lru_cache(4096)
+def parsed(statement: str) -> Any:
+    """Its code: each runs on two devices."""
+    return compile(statement, "<string>", "exec")
 
 
 def execute(statement: str, scope: Scope) -> str | None:
     """Run a statement. The name of the type of the exception that it raised, or None."""
     try:
-        exec(statement, scope)
+        exec(parsed(statement), scope)
     except Exception as error:
         scope["raised"] = described(error)
         return type(error).__name__

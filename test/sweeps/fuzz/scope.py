@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import threading
 from typing import Any
@@ -60,6 +61,15 @@ class State:
         self.act = torch.relu
 
 
+@functools.cache
+def _network(kind: int) -> torch.nn.Module:
+    with SEEDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(kind)
+        nn = torch.nn
+        last = [nn.LayerNorm(4), nn.BatchNorm1d(4), nn.Tanh(), nn.Sigmoid()][kind % 4]
+        return nn.Sequential(nn.Linear(3, 4), last, nn.Linear(4, 2))
+
+
 class Module:
     """A small network with an optimizer, made when it is first used."""
 
@@ -69,11 +79,7 @@ class Module:
     def __getattr__(self, name: str) -> Any:
         if name not in ("net", "optimizer"):
             raise AttributeError(name)
-        with SEEDING, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.kind)
-            nn = torch.nn
-            last = [nn.LayerNorm(4), nn.BatchNorm1d(4), nn.Tanh(), nn.Sigmoid()][self.kind % 4]
-            self.net = nn.Sequential(nn.Linear(3, 4), last, nn.Linear(4, 2)).to(self.device)
+        self.net = copy.deepcopy(_network(self.kind)).to(self.device)
         self.restart()
         return self.__dict__[name]
 

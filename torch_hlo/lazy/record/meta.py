@@ -240,6 +240,13 @@ class Result:
         return result
 
 
+def same_place(a: Meta, b: Meta) -> bool:
+    """Whether two views of a storage are the same elements in the same order."""
+    if (a.size, a.offset, a.dtype) != (b.size, b.offset, b.dtype):
+        return False
+    return all(s == t for n, s, t in zip(a.size, a.stride, b.stride) if n > 1)
+
+
 def dense(meta: Meta) -> Meta:
     """Metadata of a new tensor like `meta`: its value fills a storage, so gaps and offsets go (then
     it is contiguous)."""
