@@ -228,3 +228,15 @@ def test_a_node_that_cannot_be_lowered_ends_one_step_only(monkeypatch):
     with pytest.raises(registry.LoweringError, match="broken"):
         bad.tolist()
     torch_hlo.mark_step()
+
+
+def test_growing_sees_tensors_that_the_collector_leaves_alone():
+    import gc
+
+    x = torch.arange(3.0).to("hlo")
+    y = x.view(3)
+    gc.freeze()
+    x.resize_(5)
+    gc.unfreeze()
+    y.add_(10)
+    assert y.tolist() == [10, 11, 12] and x[:3].tolist() == [10, 11, 12]

@@ -82,7 +82,6 @@ def settle() -> None:
 
     torch.set_num_threads(1)
     gc.set_threshold(5_000, 20, 50)
-    gc.freeze()
     vars(executor)["release_compiler"] = lambda: None
 
 
@@ -95,6 +94,9 @@ def work(options: argparse.Namespace) -> None:
     for seeds in blocks(options):
         if time.monotonic() > deadline:
             break
+        if not gc.get_freeze_count():
+            gc.collect()
+            gc.freeze()
         mode = options.mode or mixed(seeds[0] // BLOCK)
         print(json.dumps({"begin": seeds, "mode": mode}), flush=True)
         faulthandler.dump_traceback_later(HANGS, exit=True)

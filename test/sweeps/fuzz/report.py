@@ -24,7 +24,7 @@ def program(seed: int, mode: str) -> tuple[Program, Outcome]:
 def check_block(seeds: list[int], mode: str, smaller: bool) -> tuple[dict[str, int], list[str]]:
     """What became of the programs of these seeds, counted, and reports of mismatches."""
     programs, wanted = map(list, zip(*(program(seed, mode) for seed in seeds)))
-    # most programs run once: only some are compiled for all sizes, which takes twice as long
+    # most programs run once: only some are compiled for all sizes, which takes a quarter longer
     sizes = mode in CALLS or seeds[0] // len(seeds) % SIZES == 0
     with config.override(DYNAMIC=sizes):
         return _checked(seeds, programs, wanted, mode, smaller)

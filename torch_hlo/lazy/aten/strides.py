@@ -115,6 +115,7 @@ def _grow(x: HloTensor, count: int) -> None:
     aliases = [x]
     # more than x, this name and the call: other tensors, which only the collector knows
     if sys.getrefcount(storage) > 3:
+        gc.unfreeze()  # it hides what `gc.freeze()` was told to leave alone
         aliases = [
             t
             for t in gc.get_objects()
