@@ -81,6 +81,13 @@ FLAGS: dict[str, Flag] = {
             " time of one thread)",
         ),
         Flag(
+            "REPORT",
+            "shapes",
+            _one_of("shapes", "full", "off"),
+            "what the file holds that a failed compile leaves in the folder for temporary files:"
+            " shapes and operations only, full: also names, lines and constants, or off",
+        ),
+        Flag(
             "FALLBACK",
             "warn",
             _one_of("warn", "allow", "error"),

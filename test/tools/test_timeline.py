@@ -13,7 +13,7 @@ from test.pages.test_pages import BROWSER, data_of, opened
 from test.tools.test_scripts import script  # noqa: F401 - a fixture
 from torch_hlo import profiler
 from torch_hlo.lazy.record import session
-from torch_hlo.profiler.report import TRACKS
+from torch_hlo.profiler.recorded import TRACKS
 from torch_hlo.tools import cli
 
 PLANTED = """

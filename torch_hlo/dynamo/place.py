@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import fx
 
-from torch_hlo.device import host_tensor, runtime
+from torch_hlo.device import host_tensor, report
 from torch_hlo.device.interfaces import Observe, Program
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.lowering.core.registry import LoweringError
@@ -58,7 +58,7 @@ class Host:
     make_room = staticmethod(host_tensor.make_room)
 
     def compile(self, module: Module, observe: Observe | None) -> Program:
-        return runtime.compile_program(module, observe)
+        return report.compiled(module, observe)
 
     def is_away(self, placeholder: int) -> bool:
         """Whether a placeholder's tensor has to be brought here."""
@@ -107,7 +107,7 @@ class Gpu:
         from torch_hlo.device.cuda.cuda import CudaBackend
 
         other = CudaBackend(str(self.device.index or 0))
-        return runtime.compile_program(module, observe, other)
+        return report.compiled(module, observe, other)
 
     def is_away(self, placeholder: int) -> bool:
         return self.inputs[placeholder].type != "cuda"

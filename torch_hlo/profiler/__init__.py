@@ -1,6 +1,6 @@
 """Where the time of a run goes.
 
-    with torch_hlo.profiler.record() as r:    # what happened when: report.py, timeline.py
+    with torch_hlo.profiler.record() as r:    # what happened when: recorded.py, timeline.py
         train()
     r.save("profile.html")                    # a page; r.trace("trace.json") for Perfetto
     print("\n".join(str(a) for a in r.advice()))
@@ -15,7 +15,7 @@ asked for, counters in compiled code. Out: tables, pages, traces. Imports device
 
 from __future__ import annotations
 
-from torch_hlo.profiler.report import Recording, record
+from torch_hlo.profiler.recorded import Recording, record
 from torch_hlo.profiler.steps import Limits, Line, Report, collect, measured_limits, profile
 from torch_hlo.profiler.steps import report_at_exit as report_at_exit
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_hlo import config, log, metrics
-from torch_hlo.device import runtime
+from torch_hlo.device import report, runtime
 from torch_hlo.device.cpu.workers import WORKERS
 from torch_hlo.device.interfaces import Program
 from torch_hlo.device.memory import Buffer
+from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.storage import (
     Array,
 )
@@ -183,6 +184,9 @@ class ProgramCache:
                     program = _build(graph, aliases, key, observe)
                 except Exception as error:
                     told.outcome = "failed"
+                    if not any(n.source for n in graph.nodes):
+                        session.current().sources = True
+                        error.add_note("from now on errors know the Python lines: try again")
                     error.add_note(
                         f"{name} ({len(graph.nodes)} ops) was not run; its tensors are unchanged"
                         " and"
@@ -332,7 +336,7 @@ def _build(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, obser
     )
     if observe is not None:
         observe("hlo:input", module)
-    return runtime.compile_program(module, observe)
+    return report.compiled(module, observe)
 
 
 def _constants(
