@@ -31,8 +31,13 @@ with collector.paused():
 executor.prepare_compiler()
 
 __version__ = "0.1.0"
-if config.get("NAN"):
+if config.get("NAN") or config.get("DUMP"):
     torch.autograd.set_detect_anomaly(True, check_nan=False)
+if config.get("DUMP"):
+    from torch_hlo.lazy.record import session
+    from torch_hlo.profiler.timeline import Modules
+
+    session.current().modules = Modules()
 if config.get("PROFILE"):
     from torch_hlo import profiler
 

@@ -232,8 +232,8 @@ class Modules:
         frame, inner, root = sys._getframe(1), None, None
         while frame is not None:
             code = frame.f_code
-            if code.co_name == "forward" and code.co_varnames[:1] == ("self",):
-                module = frame.f_locals["self"]
+            if code.co_name == "forward" and code.co_argcount:
+                module = frame.f_locals.get(code.co_varnames[0])
                 if isinstance(module, torch.nn.Module):
                     inner, root = inner or module, module
             frame = frame.f_back

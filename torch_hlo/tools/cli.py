@@ -36,6 +36,7 @@ from torch_hlo.tools import (
     optimise,
     per_device,
     scripts,
+    view,
 )
 from torch_hlo.tools import bisect as bisection
 from torch_hlo.tools import reduce as reduction
@@ -59,6 +60,7 @@ EXAMPLES = """examples:
   python -m torch_hlo reduce model.hlo --check './fails.sh {}' -o small.hlo
   python -m torch_hlo partition model.hlo               one device's program, from shardings
   python -m torch_hlo partition model.mlir --explain    why, and every collective with its bytes
+  python -m torch_hlo view model.hlo -o view.html       its graph; also of a TORCH_HLO_DUMP folder
   python -m torch_hlo diff a.hlo b.hlo
   python -m torch_hlo explain model.hlo
   python -m torch_hlo explain train.py -o page.html -- --epochs 1    why did it compile?
@@ -193,6 +195,9 @@ class _Commands:
         axes = "mesh axes over which updates of weights and optimizer states are split"
         cut("--update-axes", metavar="X,Y", default="", help=axes)
         self.add("diff", _diff, "compare two programs; exit 1 when they differ")("other")
+        text = "a page: the graph, what passes changed, fusions, memory, machine code"
+        page = "default view.html"
+        self.add("view", _view, text)("-o", "--output", metavar="PAGE.html", help=page)
         text = "what a program is made of; of a script: why each of its programs was compiled"
         page = "write a page; `-- ARGUMENTS` are the script's"
         self.add("explain", _explain, text)("-o", "--output", metavar="PAGE.html", help=page)
@@ -393,6 +398,13 @@ def _diff(args: argparse.Namespace) -> int:
     text = describe.diff(load(args.file), load(args.other), (args.file, args.other))
     print(text or "the same program")
     return DIFFERENT if text else OK
+
+
+def _view(args: argparse.Namespace) -> int:
+    output = args.output or "view.html"
+    view.save(args.file, output)
+    print(output)
+    return OK
 
 
 def _explain(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from typing import TYPE_CHECKING, Any
 
+from torch_hlo import pages
 from torch_hlo.hlo.ir.shape import Shape
 
 if TYPE_CHECKING:
@@ -164,6 +165,11 @@ class Module:
 
     def __str__(self) -> str:
         return _TEXT.module(self)
+
+    def _repr_html_(self) -> str:
+        text = str(self)
+        program = {"name": self.name, "passes": [["input", text]], "steps": []}
+        return pages.framed(pages.page("view", {"programs": [program]}, self.name, text), 640)
 
 
 class _Text:
