@@ -259,3 +259,8 @@ def override(**flags: object) -> Iterator[None]:
         yield
     finally:
         _values.update(before)
+
+
+def is_set(variable: str) -> bool:
+    """Whether the environment has `variable`, one of another package."""
+    return variable in os.environ

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any, NamedTuple
 
+from torch_hlo import config
+
 Change = Callable[[Any, str], bool]  # of an attribute of (module or class); False: it is not there
 
 
@@ -53,6 +55,17 @@ def _constants(new: Callable[[Any], Any]) -> Change:
         if hasattr(found, "cache_clear"):
             found.cache_clear()
         return constants != old
+
+    return change
+
+
+def replaced(old: str, new: str, unless: str = "") -> Change:
+    """A variable that is `old` is `new`, but not where the environment has set `unless`."""
+
+    def change(owner: Any, name: str) -> bool:
+        if getattr(owner, name, None) == old and not config.is_set(unless):
+            setattr(owner, name, new)
+        return hasattr(owner, name)
 
     return change
 

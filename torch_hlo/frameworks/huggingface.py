@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torch_hlo import config
 from torch_hlo.pytorch.registration import NAME, PLACE
 
 
@@ -21,7 +22,7 @@ def processes(
 ) -> tuple[str | None, Any]:
     """PartialState._prepare_backend: several processes train on the device, over gloo."""
     found, kind = original(state, cpu, sagemaker_dp, backend)
-    if kind.value != "NO" or cpu or int(os.environ.get("LOCAL_RANK", -1)) == -1:
+    if kind.value != "NO" or cpu or not config.is_set("LOCAL_RANK"):
         return found, kind
     state.device = PLACE.device
     # the kind that every strategy is offered for
@@ -33,6 +34,14 @@ def setup_devices(original: Callable[[Any], torch.device], arguments: Any) -> to
     device = original(arguments)
     state = arguments.distributed_state
     return state.device if state is not None and state.device.type in PLACE.names else device
+
+
+def memory(original: Callable[[Any], dict[Any, int]], given: Any = None) -> dict[Any, int]:
+    """get_max_memory: device_map="auto" places modules on the device, not on the CPU."""
+    found = original(given)
+    if given is not None or any(isinstance(key, int) for key in found):
+        return found
+    return {0: _device().mem_get_info()[0]} | found
 
 
 def save_random(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

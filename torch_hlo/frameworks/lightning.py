@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from torch_hlo.pytorch.registration import NAME, PLACE
+
+
+def device_ids(original: Callable[[Any], list[int] | None], strategy: Any) -> list[int] | None:
+    """DDPStrategy: with a number of a device it would make streams of CUDA."""
+    return None if strategy.root_device.type in PLACE.names else original(strategy)
 
 
 def register(module: ModuleType) -> None:
@@ -33,7 +39,7 @@ def register(module: ModuleType) -> None:
 
         @staticmethod
         def get_parallel_devices(devices: int) -> list[torch.device]:
-            return [torch.device(PLACE.name, i) for i in range(devices)]
+            return [PLACE.device] * devices  # in each process its own, which is the first there
 
         @staticmethod
         def auto_device_count() -> int:

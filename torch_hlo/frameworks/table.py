@@ -12,6 +12,7 @@ from torch_hlo.frameworks.hook import (
     install,
     listed,
     marked,
+    replaced,
     wrapped,
 )
 from torch_hlo.pytorch.registration import NAME
@@ -30,8 +31,10 @@ _HUGGINGFACE_ROWS = (
     Row("accelerate.accelerator", "save_accelerator_state", _SAVE),
     Row("accelerate.accelerator", "load_accelerator_state", _LOAD),
     Row("accelerate.utils.dataclasses", "DynamoBackend", given_to(_HUGGINGFACE + "name_backend")),
+    Row("accelerate.utils.modeling", "get_max_memory", wrapped(_HUGGINGFACE + "memory")),
     Row("accelerate.utils.modeling", "get_grad_scaler", exchange("cuda", NAME)),
     Row("accelerate.optimizer", "AcceleratedOptimizer.step", marked),
+    Row("accelerate.utils", "get_max_memory", wrapped(_HUGGINGFACE + "memory")),
     Row("transformers.utils.import_utils", "is_torch_bf16_gpu_available", exchange(False, True)),
     Row(_TRAINING, "TrainingArguments._setup_devices", wrapped(_HUGGINGFACE + "setup_devices")),
     Row("transformers.trainer", "Trainer._save_rng_state", _SAVE),
@@ -46,6 +49,7 @@ def _lightning(fabric: str, pytorch: str) -> Iterator[Row]:
     yield Row(f"{fabric}.accelerators", "ACCELERATOR_REGISTRY", register)
     yield Row(f"{pytorch}.accelerators", "AcceleratorRegistry", register)
     yield Row(f"{fabric}.utilities.device_parser", "_select_auto_accelerator", _LAST)
+    yield Row(f"{fabric}.connector", "_Connector._choose_auto_accelerator", _LAST)
     connectors = (
         (f"{fabric}.connector", "_Connector"),
         (f"{pytorch}.trainer.connectors.accelerator_connector", "_AcceleratorConnector"),
@@ -54,18 +58,33 @@ def _lightning(fabric: str, pytorch: str) -> Iterator[Row]:
         yield Row(module, f"{name}._choose_strategy", _LISTED)
         yield Row(module, f"{name}._check_strategy_and_fallback", _LISTED)
         yield Row(module, f"{name}._check_and_init_precision", listed("mps", NAME))
+    for module in (f"{fabric}.plugins.precision.fsdp", f"{pytorch}.plugins.precision.fsdp"):
+        yield Row(module, "FSDPPrecision.forward_context", exchange("cuda", NAME))
+    ids = wrapped(_LIGHTNING + "device_ids")
+    yield Row(f"{fabric}.strategies.ddp", "DDPStrategy._determine_ddp_device_ids", ids)
+    yield Row(f"{pytorch}.strategies.ddp", "DDPStrategy.determine_ddp_device_ids", ids)
     yield Row(f"{fabric}.wrappers", "_FabricOptimizer.step", marked)
     steps = ("optimizer", "validation", "test", "predict")
     for step in steps:
         yield Row(f"{pytorch}.strategies.strategy", f"Strategy.{step}_step", marked)
 
 
+_UNSET = replaced("cpu", NAME, unless="KERAS_TORCH_DEVICE")
+# Keras asks for its device once, when it is imported.
+_KERAS_ROWS = (
+    Row("keras.src.backend.torch.core", "DEFAULT_DEVICE", _UNSET),
+    *(
+        Row("keras.src.callbacks.callback_list", f"CallbackList.on_{kind}_batch_end", marked)
+        for kind in ("train", "test", "predict")
+    ),
+)
 _OPEN = wrapped("torch_hlo.frameworks.safe_files:safe_open")
 
 ROWS = (
     Row("safetensors", "safe_open", _OPEN),
     Row("safetensors.torch", "safe_open", _OPEN),
     *_HUGGINGFACE_ROWS,
+    *_KERAS_ROWS,
     *_lightning("lightning.fabric", "lightning.pytorch"),
     *_lightning("lightning_fabric", "pytorch_lightning"),
 )

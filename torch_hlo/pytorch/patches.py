@@ -185,7 +185,8 @@ def _patch_pin_memory() -> None:
 
 def _patch_data_parallel() -> None:
     """DistributedDataParallel(device_ids=[rank]) copies its inputs on a stream of that number, of
-    as many as there are devices here: this process has one."""
+    as many as there are devices here: this process has one. init_process_group(device_id=...) asks
+    for a back end of the device: collectives of its tensors find their own way."""
     if not torch.distributed.is_available():
         return
     import torch.distributed.utils as holder
@@ -199,6 +200,15 @@ def _patch_data_parallel() -> None:
         return original(inputs, device, side_stream)
 
     holder._recursive_to = move
+    init = torch.distributed.init_process_group
+
+    @functools.wraps(init)
+    def init_process_group(*args: object, device_id: Any = None, **kwargs: object) -> None:
+        own = isinstance(device_id, torch.device) and device_id.type in PLACE.names
+        init(*args, device_id=None if own else device_id, **kwargs)
+
+    for module in (torch.distributed, torch.distributed.distributed_c10d):
+        module.init_process_group = init_process_group
 
 
 def _patch_accelerator(module: types.ModuleType) -> None:
@@ -233,6 +243,8 @@ def _patch_accelerator(module: types.ModuleType) -> None:
             bind(holder, name, getattr(module, name))
     for name in ("synchronize", "current_stream", "set_stream"):
         bind(accelerator, name, getattr(module, name))
+    for holder in (accelerator, accelerator.memory):
+        bind(holder, "get_memory_info", module.mem_get_info)
     for name in ("set_device_index", "set_device_idx"):
         bind(accelerator, name, module.set_device)
     for name in ("current_device_index", "current_device_idx"):
