@@ -3,12 +3,16 @@ globals, caches, PyTorch's modes, and which parameters an optimizer has."""
 
 from __future__ import annotations
 
+import abc
+import builtins
 import collections
 import decimal
 import functools
 import os
+import sys
 import types
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -301,3 +305,141 @@ def weights_tied_later(device):
     optimizer.add_param_group({"params": list(other.parameters())})
     model.forward = lambda x: other(first(x))
     return fn, lambda: setattr(other, "weight", model.weight)
+
+
+@case
+def module_of_that_name_replaced(device):
+    def put(scale):
+        sys.modules["torch_hlo_test_module"] = module = types.ModuleType("torch_hlo_test_module")
+        module.scale = scale
+
+    def fn(x):
+        from torch_hlo_test_module import scale
+
+        return x * scale
+
+    put(2.0)
+    return fn, Toggled(put, 2.0, 5.0)
+
+
+@case
+def builtin_replaced(device):
+    builtins.torch_hlo_test_scale = lambda: 2.0
+    scope = {}
+    exec("def fn(x):\n    return x * torch_hlo_test_scale()", scope)
+    return scope["fn"], replacing(builtins, "torch_hlo_test_scale", lambda: 5.0)
+
+
+@case
+def method_of_tensors_replaced(device):
+    return lambda x: x.square(), replacing(torch.Tensor, "square", lambda x: x * 7)
+
+
+@case
+def names_of_an_object(device):
+    box = Box(a=1)
+    return lambda x: x * len(vars(box)), lambda: setattr(box, f"b{len(vars(box))}", 1)
+
+
+@case
+def class_registered_with_an_abstract_one(device):
+    class Abstract(abc.ABC):  # noqa: B024
+        pass
+
+    class Value:
+        pass
+
+    value = Value()
+    return lambda x: x * (2 if isinstance(value, Abstract) else 3), lambda: Abstract.register(Value)
+
+
+@case
+def class_that_says_what_is_an_instance(device):
+    class Meta(type):
+        def __instancecheck__(cls, value):
+            return cls.on
+
+    kind, value = Meta("Kind", (), {"on": True}), Box()
+    return (
+        lambda x: x * (2 if isinstance(value, kind) else 3),
+        lambda: setattr(kind, "on", not kind.on),
+    )
+
+
+@case
+def number_of_a_class_of_its_own(device):
+    class More(float):
+        def __mul__(self, x):
+            return x * (float(self) + 1)
+
+    box = Box(scale=More(2.0))
+    return lambda x: box.scale * x, lambda: setattr(box, "scale", More(float(box.scale) + 1))
+
+
+@case
+def code_of_the_function_itself(device):
+    def fn(x):
+        return x * 2
+
+    def other(x):
+        return x * 3
+
+    return fn, Toggled(lambda code: setattr(fn, "__code__", code), fn.__code__, other.__code__)
+
+
+@case
+def step_of_a_class_of_optimizers_replaced(device):
+    model, optimizer, fn = trained(device)
+    return fn, replacing(torch.optim.SGD, "step", lambda self: None)
+
+
+@case
+def mode_of_functions_entered(device):
+    class Doubles(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **kwargs or {})
+            return result * 2 if function in (torch.mul, torch.Tensor.mul) else result
+
+    mode = Doubles()
+    left = [lambda: mode.__exit__(None, None, None), mode.__enter__]
+    return lambda x: x * 3, lambda: left.pop()()
+
+
+@case
+def hooks_of_saved_tensors_entered(device):
+    weight = torch.ones(4, device=device, requires_grad=True)
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t)
+    left = [lambda: hooks.__exit__(None, None, None), hooks.__enter__]
+    return (
+        lambda x: torch.autograd.grad((x * weight).exp().sum(), weight)[0],
+        lambda: left.pop()(),
+    )
+
+
+@case
+def gradients_switched_inside(device):
+    weight = torch.ones(4, device=device, requires_grad=True)
+
+    def fn(x):
+        before = torch.is_grad_enabled()
+        torch.set_grad_enabled(not before)
+        y = x * weight
+        return y * (2 if before else 3)
+
+    return fn, lambda: torch.set_grad_enabled(True)
+
+
+@case
+def version_of_a_tensor(device):
+    t = torch.ones(4, device=device)
+    return lambda x: x * t._version, lambda: t.add_(1)
+
+
+@case
+def arrays_that_numpy_draws(device):
+    np.random.seed(0)
+
+    def fn(x):
+        return x * torch.from_numpy(np.random.rand(4).astype(np.float32)).to(x.device)
+
+    return fn, lambda: np.random.seed(5)

@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 import torch_hlo
 from torch_hlo import config
 from torch_hlo.pytorch.version import VERSION
 
+from ..lazy.support import no_recording
 from . import surroundings_of_names  # noqa: F401
 from .surroundings import CASES
 
@@ -249,6 +251,77 @@ def test_copies_are_whole(how, thing):
         expected = how(thing)
         assert type(copied) is type(expected) and y.tolist() == [2, 2]
         assert vars(copied) == vars(expected) if type(thing) is Saved else copied == expected
+
+
+def test_generators_that_are_left_read_later():
+    box = Meter()
+    captured = torch_hlo.compile(lambda x: (x * box.count for _ in range(2)))
+    left = [captured(torch.ones(2, device="hlo")) for _ in range(4)]
+    box.count = 5
+    assert [y.tolist() for y in next(zip(*left))] == [[5, 5]] * 4
+
+
+def test_lists_that_are_arguments_are_written():
+    def step(values, found):
+        values.append(values[0] * 2)
+        found["y"] = values[-1] + found.pop("x")
+        return values
+
+    captured = torch_hlo.compile(step)
+    for i in range(5):
+        values, found = [torch.full((2,), float(i), device="hlo")], {"x": 1.0}
+        assert captured(values, found) is values and len(values) == 2
+        assert found["y"].tolist() == [2 * i + 1] * 2
+
+
+def test_tensors_of_the_cpu_that_are_arguments(monkeypatch):
+    """They are written where they are. What is only copied to the device is no reason to record."""
+    weight = torch.ones(2, device="hlo")
+    copies = torch_hlo.compile(lambda x: x.to("hlo") * weight)
+    writes = torch_hlo.compile(lambda x: (x.add_(1), weight * 2, x.device.type)[::2])
+    for i in range(6):
+        with monkeypatch.context() as m:
+            if i > 3:
+                no_recording(m)
+            assert copies(torch.full((2,), float(i))).tolist() == [i, i]
+        x = torch.zeros(2)
+        y, where = writes(x)
+        assert y is x and x.tolist() == [1, 1] and where == "cpu"
+
+
+@pytest.mark.skipif(VERSION < (2, 13), reason="a graph ends at backward()")
+def test_checkpoints_draw_the_same_numbers_again():
+    weight = torch.ones(64, device="hlo", requires_grad=True)
+
+    @torch_hlo.compile(full_graph=True)
+    def step(x):
+        weight.grad = None
+        y = checkpoint(lambda x: nn.functional.dropout(x * weight), x, use_reentrant=False)
+        y.sum().backward()
+        return y.detach()
+
+    for _ in range(4):
+        y = step(torch.ones(64, device="hlo"))
+        assert torch.equal(y > 0, weight.grad > 0)
+
+
+def test_one_graph_is_traced_as_often_as_it_must_be():
+    box = Meter()
+    step = torch_hlo.compile(lambda x: x * len(box.name), full_graph=True)
+    for i in range(12):
+        box.name = "x" * i
+        assert step(torch.ones(2, device="hlo")).tolist() == [i, i]
+
+
+def test_one_graph_raises_what_the_function_raises():
+    box = Meter()
+    inner = torch_hlo.compile(lambda x: x * box.average)
+    step = torch_hlo.compile(lambda x: inner(x), full_graph=True)
+    for _ in range(3):
+        step(torch.ones(2, device="hlo"))
+    del box.average
+    with pytest.raises(AttributeError, match="average"):
+        step(torch.ones(2, device="hlo"))
 
 
 def test_an_argument_gets_other_memory():

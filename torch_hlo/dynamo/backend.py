@@ -379,6 +379,7 @@ def recorded(graph_module: fx.GraphModule, options: dict) -> Callable:
     """A function that records a graph on hlo tensors, or launches what it has recorded."""
     operators_of_libraries.register()
     collector.want()  # Dynamo's notes on its frame hold the frame's tensors, in circles
+    operators.checkpoint_again(graph_module)
     call = DeviceGraph(graph_module, options.get("name", "graph"))
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     varying = [(i, dims) for i, n in enumerate(placeholders) if (dims := _symbolic(n))]

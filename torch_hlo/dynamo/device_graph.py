@@ -72,14 +72,20 @@ class DeviceGraph:
             self._useless(self.signature.reason, TRIES)
 
     def __call__(self, *args: Any) -> Sequence:
+        if participants.function_modes():  # Dynamo has traced them
+            with participants.without_function_modes():
+                return self._call(args)
+        return self._call(args)
+
+    def _call(self, args: Sequence) -> Sequence:
         state = session.current()
         # what a recording leaves out may differ on the ranks of a process group
         started = state.here.started and state.journal is None
         nan = config.get("NAN")
-        if nan or self.tries >= TRIES or not started or participants.transformed():
+        if nan or self.tries >= TRIES or not started or self._observed():
             lines = nan or state.sources
             return (_Lines(self.graph_module).run if lines else self.plain)(*args)
-        given = Given(self.signature, args)
+        given = Given(self.signature, self.signature.brought(args))
         for recording in self.recordings:
             storages = recording.serves(given)
             if storages is not None:
@@ -93,6 +99,10 @@ class DeviceGraph:
             self.recordings = [recording, *self.recordings][:KINDS]
         return [self.signature.result(at, x) for at, x in enumerate(results)]
 
+    def _observed(self) -> bool:
+        """Whether somebody's Python sees each operation."""
+        return participants.transformed() or participants.saved_tensors_hooks() is not None
+
     def _recorded(self, given: Given) -> tuple[Sequence, Recording | None]:
         """Run the graph's operations; its results, and what was recorded if that can be used
         again."""
@@ -101,10 +111,13 @@ class DeviceGraph:
             engine.mark_step()
         offset, cpu = generator.default.get_offset(), torch.default_generator.get_state()
         given.watch_versions()
+        same = participants.modes_now()
         results, watch = self._run(given, offset)
         try:
             if not torch.equal(cpu, torch.default_generator.get_state()):
                 raise Unsuitable("it draws random numbers on the CPU")
+            if not same():
+                raise Unsuitable("it changes PyTorch's modes")
             if given.rebound():
                 raise Unsuitable("an argument gets other memory")
             return results, Recording(watch, given, results, self.signature, offset)

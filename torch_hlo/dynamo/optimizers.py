@@ -192,5 +192,6 @@ def register() -> None:
     steps.graph_call(step)
     steps.graph_call(release)
     steps.trace_file(str(Path(__file__).parents[1] / "debug.py"))
+    steps.trace_file(str(Path(__file__).parent / "step.py"))
     steps.trace_optimizers(HloTensor, traced_step, traced_zero_grad)
     steps.trace_modules(HloTensor, traced_zero_grad)

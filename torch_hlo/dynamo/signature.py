@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from torch_hlo.lazy.record.storage import Storage
-from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lazy.record.tensor import HloTensor, from_cpu
 from torch_hlo.pytorch import steps
 from torch_hlo.pytorch.numbers import plain
 from torch_hlo.pytorch.registration import PLACE
@@ -27,6 +27,7 @@ class Signature:
         self.floats: list[int] = []
         self.whole: list[int] = []
         self.boxed: set[int] = set()
+        self.moved: list[int] = []  # tensors of the CPU that are only copied to the device
         self.reason = ""
         for at, node in enumerate(graph_module.graph.find_nodes(op="placeholder")):
             self._argument(at, node)
@@ -48,6 +49,9 @@ class Signature:
             self.tensors.append(at)
         elif _is_float(node, value):
             self.floats.append(at)
+        elif node.users and not value.requires_grad and all(map(_moves, node.users)):
+            self.moved.append(at)
+            self.tensors.append(at)
         else:
             self.reason = "an argument is on the CPU"
 
@@ -88,6 +92,15 @@ class Signature:
     def meta(self, argument: int, key: tuple) -> Any:
         """The metadata of the tensor at this position in calls with this key."""
         return key[0][self.tensors.index(argument)]
+
+    def brought(self, args: Sequence) -> Sequence:
+        """The arguments, with those of the CPU on the device."""
+        if not self.moved:
+            return args
+        args = list(args)
+        for at in self.moved:
+            args[at] = from_cpu(args[at])
+        return args
 
     def arguments(self, given: Given, numbers: Sequence) -> list:
         """The arguments, with these floats."""
@@ -131,9 +144,10 @@ class Given:
         self.versions = [_version(self.args[i]) for i in self.signature.tensors]
 
     def written(self) -> list[int]:
-        """Positions of the tensors that were written to."""
+        """Positions of the tensors that were written to, as often as they were."""
         at = self.signature.tensors
-        return [i for i, v in zip(at, self.versions) if _version(self.args[i]) != v]
+        counts = [_version(self.args[i]) - v for i, v in zip(at, self.versions)]
+        return [i for i, n in zip(at, counts) for _ in range(n)]
 
 
 def _version(x: torch.Tensor) -> int:
@@ -150,6 +164,13 @@ def _is_float(node: fx.Node, value: torch.Tensor) -> bool:
         and bool(node.users)
         and all(user.op == "call_method" and user.target == "item" for user in node.users)
     )
+
+
+def _moves(user: fx.Node) -> bool:
+    """Whether this copies a tensor to the device."""
+    made = user.meta.get("example_value")
+    to = user.op == "call_method" and user.target == "to"
+    return to and isinstance(made, torch.Tensor) and made.device.type in PLACE.names
 
 
 def _is_boxed(node: fx.Node) -> bool:

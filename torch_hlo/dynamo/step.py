@@ -25,14 +25,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torch_hlo import log, metrics
 from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.tensor import HloTensor, from_cpu
 from torch_hlo.lowering.core.tape import SERIALS
-
-_CONTAINERS = (list, tuple, dict)
 
 
 def compile(fn: Callable | None = None, *, full_graph: bool = False) -> Callable:
@@ -59,19 +55,16 @@ class Step:
         self.name = getattr(fn, "__qualname__", repr(fn))
         self.traced: Callable | None = None
         self.direct: Any = None  # pytorch/steps.py: graphs that are reached without Dynamo
-        self.on_device = False  # tensors of the CPU are brought there
 
     def __call__(self, args: tuple, kwargs: dict) -> Any:
         if self.traced is None:
             return self._first(args, kwargs)
-        if self.on_device:
-            args, kwargs = brought(args, kwargs)
         here = session.current().here
         outer, here.started = here.started, True
         gradients, casts = torch.is_grad_enabled(), torch.is_autocast_enabled("hlo")
         try:
             run = self.direct.find(args) if self.direct is not None and not kwargs else None
-            result = self.traced(*args, **kwargs) if run is None else run(*args)
+            result = self._traced(args, kwargs) if run is None else run(*args)
         except BaseException:  # Dynamo's bytecode does not leave `with torch.no_grad():`
             torch.set_grad_enabled(gradients)
             torch.set_autocast_enabled("hlo", casts)
@@ -86,8 +79,7 @@ class Step:
         """Run the function as it is."""
         before = next(SERIALS)
         result = self.fn(*args, **kwargs)
-        self.on_device = next(SERIALS) > before + 1
-        if self.on_device:
+        if next(SERIALS) > before + 1:
             session.engine().mark_step()
         self.traced = self._later
         return result
@@ -101,6 +93,16 @@ class Step:
         self.direct = steps.Direct.of(self.fn, backend.hlo)
         return self.traced(*args, **kwargs)
 
+    def _traced(self, args: tuple, kwargs: dict) -> Any:
+        """Call the function through Dynamo. If it found while tracing, which has no effects, that
+        the function raises, the function is called to raise its error."""
+        try:
+            return self.traced(*args, **kwargs)
+        except RuntimeError as error:
+            if getattr(error, "gb_type", None) == "Observed exception":
+                self.fn(*args, **kwargs)
+            raise
+
     def _why(self, reason: str) -> None:
         text = f"{self.name} is traced again: {reason}"
         metrics.explained(
@@ -112,15 +114,3 @@ class Step:
             )
         )
         log.say(1, text)
-
-
-def brought(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The arguments, with tensors of the CPU copied to the device."""
-    given = (*args, *kwargs.values())
-    if not any(_is_elsewhere(a) or isinstance(a, _CONTAINERS) for a in given):
-        return args, kwargs
-    return pytree.tree_map(lambda a: from_cpu(a) if _is_elsewhere(a) else a, (args, kwargs))
-
-
-def _is_elsewhere(x: object) -> bool:
-    return isinstance(x, torch.Tensor) and not isinstance(x, HloTensor) and x.device.type == "cpu"

@@ -6,6 +6,8 @@ that it writes anew. The same in 2.11 to 2.13, but where said."""
 
 from __future__ import annotations
 
+import abc
+import builtins
 import functools
 import gc
 import inspect
@@ -15,14 +17,21 @@ import operator
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import ref
 
 import torch
 from torch._C._dynamo.guards import dict_version
-from torch._dynamo import assume_constant_result, exc, graph_break, trace_rules, variables
+from torch._dynamo import (
+    assume_constant_result,
+    exc,
+    graph_break,
+    symbolic_convert,
+    trace_rules,
+    variables,
+)
 from torch._dynamo.bytecode_transformation import create_call_method, create_instruction
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.side_effects import SideEffects
@@ -41,6 +50,7 @@ from torch._dynamo.variables import (
     VariableTracker,
     builder,
     functions,
+    user_defined,
 )
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import PolyfilledFunctionVariable
@@ -51,6 +61,7 @@ from torch._dynamo.variables.user_defined import (
 )
 from torch._guards import TracingContext
 from torch.nn.modules import module as modules
+from torch.utils import _pytree as pytree
 
 from torch_hlo.pytorch import steps
 
@@ -58,6 +69,7 @@ Same = Callable[[Any], bool]  # of the frame's variables: whether a graph is sti
 
 # classes whose objects are more than their attributes
 _CONTENTS = (dict, list, set, frozenset, tuple, deque, str, bytes, int, float)
+_ARITHMETIC = vars(float).keys() - vars(object).keys() - {"__getnewargs__"}
 # classes whose functions nobody replaces
 _FIXED = ("torch.", "builtins", "collections", "typing", "enum", "abc", "functools", "types")
 _MRO = operator.attrgetter("__mro__")
@@ -77,6 +89,21 @@ def complete() -> None:
         seen.__init__ = _noting_classes(seen.__init__)
     frame = InstructionTranslatorBase
     frame.load_builtin_from_argval = _noting_builtins(frame.load_builtin_from_argval)
+    frame.import_source = _noting_modules(frame.import_source)
+    functions.LocalGeneratorObjectVariable.reconstruct = _refusing_generators(
+        functions.LocalGeneratorObjectVariable.reconstruct
+    )
+    name = "replace_tos_if_return_is_generator"
+    setattr(symbolic_convert.InstructionTranslator, name, lambda self: None)
+    number = getattr(user_defined, "UserDefinedConstantVariable", None)  # new in 2.13
+    if number is not None:
+        number.as_proxy = _plain_numbers(number.as_proxy)
+    builtin = variables.BuiltinVariable
+    builtin.call_isinstance = _noting_abstract(builtin.call_isinstance)
+    builtin.call_issubclass = _noting_abstract(builtin.call_issubclass)
+    tensor = variables.TensorVariable
+    tensor.call_method = _noting_methods(tensor.call_method)
+    tensor.var_getattr = _without_versions(tensor.var_getattr)
     cached = functions.WrapperUserFunctionVariable
     cached.call_function = _asking_caches(cached.call_function)
     name = "getitem_const_raise_exception_if_absent"
@@ -163,6 +190,8 @@ def _guarding_functions(method: Callable) -> Callable:
     @functools.wraps(method)
     def guarding(self: UserDefinedObjectVariable, tx: Any, name: str, *args: Any) -> Any:
         kind = type(self.value)
+        if name == "__dict__" and self.source is not None:
+            install_guard(self.source.make_guard(_same_names))
         if self.source is not None and not kind.__module__.startswith(_FIXED):
             function = inspect.getattr_static(kind, name, None)
             source = AttrSource(TypeSource(self.source), name)
@@ -176,6 +205,14 @@ def _guarding_functions(method: Callable) -> Callable:
         return method(self, tx, name, *args)
 
     return guarding
+
+
+def _same_names(builder: GuardBuilder, guard: Any) -> None:
+    """The guard that an object has the attributes that it has now."""
+    names = list(vars(builder.get(guard)))
+    builder.get_guard_manager(guard).add_lambda_guard(
+        lambda x: list(vars(x)) == names, [f"names of {guard.name}"], None
+    )
 
 
 def _lacks(value: object, name: str) -> bool:
@@ -224,6 +261,9 @@ class _Surroundings:
     def __init__(self) -> None:
         self.kinds: dict[type, None] = {}
         self.builtins: dict[int, tuple[dict, set[str]]] = {}
+        self.modules: dict[str, Any] = {}
+        self.methods: set[str] = set()  # of tensors
+        self.abstract = False  # whether classes were asked that others may be registered with
 
     @staticmethod
     def of(context: TracingContext | None) -> _Surroundings:
@@ -258,6 +298,94 @@ def _noting_builtins(load: Callable) -> Callable:
     return noting
 
 
+def _noting_modules(find: Callable) -> Callable:
+    """The name of a module that a function imports."""
+
+    @functools.wraps(find)
+    def noting(self: InstructionTranslatorBase, name: str) -> GlobalSource:
+        found = sys.modules.get(name)
+        alias, scope = f"__import_{name.replace('.', '_dot_')}", self.output.global_scope
+        if scope.get(alias, found) is not found:  # another has taken its place
+            del scope[alias]
+            symbolic_convert._import_module.cache_clear()
+        _Surroundings.of(TracingContext.try_get()).modules[name] = found
+        return find(self, name)
+
+    return noting
+
+
+def _noting_methods(call: Callable) -> Callable:
+    """A call of a tensor's method."""
+
+    @functools.wraps(call)
+    def noting(self: VariableTracker, tx: Any, name: str, *args: Any) -> VariableTracker:
+        _Surroundings.of(TracingContext.try_get()).methods.add(name)
+        return call(self, tx, name, *args)
+
+    return noting
+
+
+def _plain_numbers(value: Callable) -> Callable:
+    """A number of a class of its own, where an operation takes it: Dynamo leaves out how such a
+    class adds or multiplies."""
+
+    @functools.wraps(value)
+    def taking(self: Any) -> Any:
+        classes = [c for c in type(self.value).__mro__ if c.__module__ != "builtins"]
+        if any(_ARITHMETIC & vars(c).keys() for c in classes):
+            steps.end_graph("a number of a class of its own", str(type(self.value)))
+        return value(self)
+
+    return taking
+
+
+def _noting_abstract(ask: Callable) -> Callable:
+    """`isinstance` or `issubclass`, of classes that answer themselves."""
+
+    @functools.wraps(ask)
+    def asking(self: Any, tx: Any, x: VariableTracker, kind: VariableTracker) -> Any:
+        asked = kind.as_python_constant() if kind.is_python_constant() else ()
+        for c in pytree.tree_leaves(asked):
+            how = (
+                getattr(type(c), "__instancecheck__", None),
+                getattr(type(c), "__subclasscheck__", None),
+            )
+            if isinstance(c, abc.ABCMeta):
+                _Surroundings.of(TracingContext.try_get()).abstract = True
+            elif isinstance(c, type) and not type(c).__module__.startswith(_FIXED):
+                if how != (type.__instancecheck__, type.__subclasscheck__):
+                    steps.end_graph("a class that says what is an instance of it", str(c))
+        return ask(self, tx, x, kind)
+
+    return asking
+
+
+def _without_versions(attribute: Callable) -> Callable:
+    """An attribute of a tensor. How often it was written is asked outside of graphs: Dynamo takes
+    what it is now for a constant."""
+
+    @functools.wraps(attribute)
+    def finding(self: VariableTracker, tx: Any, name: str) -> VariableTracker:
+        if name == "_version":
+            steps.end_graph("a tensor's version", str(self.source))
+        return attribute(self, tx, name)
+
+    return finding
+
+
+def _refusing_generators(write: Callable) -> Callable:
+    """Bytecode for a generator that leaves the graph. Dynamo runs it to its end, with what its
+    variables hold now."""
+
+    @functools.wraps(write)
+    def writing(self: Any, codegen: Any) -> None:
+        if not self.inline_tracer.generator_exhausted:
+            steps.end_graph("a generator that leaves the graph", str(self))
+        write(self, codegen)
+
+    return writing
+
+
 def _with_surroundings(match: Callable) -> Callable:
     """The guard on PyTorch's modes, which every graph has."""
 
@@ -266,12 +394,24 @@ def _with_surroundings(match: Callable) -> Callable:
         match(self, guard, *args, **kwargs)
         graph = self.check_fn_manager.output_graph
         seen = _Surroundings.of(getattr(graph, "tracing_context", None))
-        kinds, builtins = list(seen.kinds), list(seen.builtins.values())
+        kinds, hidden = list(seen.kinds), list(seen.builtins.values())
         written = _Unchanged(
-            [*_classes(kinds), *(scope for scope, _ in builtins), *_GLOBAL_HOOKS],
-            [_same_functions(kinds), _same_builtins(builtins), _same_hooks()],
+            [
+                *_classes([*kinds, torch.Tensor]),
+                *(scope for scope, _ in hidden),
+                *_GLOBAL_HOOKS,
+                vars(builtins),
+                sys.modules,
+            ],
+            [
+                _same_functions(kinds),
+                _same_builtins(hidden),
+                _same_hooks(),
+                _same_values(sys.modules, seen.modules),
+                _same_values(vars(torch.Tensor), seen.methods),
+            ],
         )
-        present = functools.partial(_present, kinds)
+        present = functools.partial(_present, kinds, seen.abstract)
         before = present()
         said = "functions and bases of classes, names that hide builtins, hooks of all modules"
         self.guard_manager.root.add_lambda_guard(
@@ -336,8 +476,17 @@ def _same_functions(kinds: Sequence[type]) -> Same:
 
 
 def _same_builtins(named: Sequence[tuple[dict, set[str]]]) -> Same:
-    """Whether no global variable has the name of a builtin that was read."""
-    return lambda scope: all([d.keys().isdisjoint(names) for d, names in named])
+    """Whether no global variable has the name of a builtin that was read, and builtins are what
+    they are now."""
+    values = _same_values(vars(builtins), set().union(*[names for _, names in named]))
+    return lambda scope: values(scope) and all([d.keys().isdisjoint(n) for d, n in named])
+
+
+def _same_values(d: Any, names: Collection[str]) -> Same:
+    """Whether a dictionary has the objects that it has now, or lacks them."""
+    names = [n for n in names if not n.startswith("torch")]
+    values = [d.get(n) for n in names]
+    return lambda scope: all([d.get(n) is v for n, v in zip(names, values)])
 
 
 def _same_hooks() -> Same:
@@ -345,10 +494,10 @@ def _same_hooks() -> Same:
     return lambda scope: list(map(list, _GLOBAL_HOOKS)) == before
 
 
-def _present(kinds: Sequence[type]) -> list:
+def _present(kinds: Sequence[type], abstract: bool) -> list:
     """What no dictionary shows."""
     dtypes = torch.get_autocast_dtype("hlo"), torch.get_autocast_dtype("cpu")
-    return [*dtypes, *map(_MRO, kinds)]
+    return [*dtypes, abstract and abc.get_cache_token(), *map(_MRO, kinds)]
 
 
 def _unless_empty(ordered: Callable) -> Callable:

@@ -6,13 +6,16 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.utils.checkpoint import checkpoint
 
 __all__ = [
     "HigherOrderOperator", "Key", "OpOverload", "OpOverloadPacket",
-    "call_kernel", "check_convolution",
+    "call_kernel", "check_convolution", "checkpoint_again",
     "core_decompositions", "core_decompositions_after_autograd", "decompositions", "has_kernel",
     "integers", "is_composite", "runs_on_cpu",
 ]  # fmt: skip
@@ -75,3 +78,24 @@ def core_decompositions_after_autograd() -> dict[OpOverload, Callable]:
 def check_convolution(*args: object) -> None:
     """Raise what `aten.convolution` raises for arguments that do not fit, on any device."""
     torch._C._select_conv_backend(*args)
+
+
+def checkpoint_again(graph_module: fx.GraphModule) -> None:
+    """Let checkpoints of a graph that PyTorch runs draw the random numbers of the forward pass
+    again, which it leaves to Inductor."""
+    found = graph_module.graph.find_nodes(op="call_function", target=_CHECKPOINT)
+    for node in found:
+        node.target = _checkpointed
+    if found:
+        graph_module.recompile()
+
+
+_CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+
+
+def _checkpointed(function: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    options: dict[str, Any] = {"use_reentrant": False}
+    options["preserve_rng_state"] = kwargs.get("preserve_rng_state", True)
+    if "_checkpoint_context_fn" in function.meta:
+        options["context_fn"] = function.meta["_checkpoint_context_fn"]
+    return checkpoint(function, *args, **options)

@@ -3,8 +3,8 @@ profiler), and blocks that leave some of them out. The same in 2.11 to 2.13."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.autograd.forward_ad
@@ -90,6 +90,29 @@ def transformed() -> bool:
     return bool(_modes() or in_transform() or _forward_ad._current_level >= 0) or (
         _traced() is not None
     )
+
+
+def function_modes() -> bool:
+    """True if a TorchFunctionMode sees the functions called now."""
+    return _functions()
+
+
+@contextmanager
+def without_function_modes() -> Iterator[None]:
+    """Context manager: no TorchFunctionMode sees the functions called inside."""
+    stack, tls = torch.overrides, torch._C
+    modes = [stack._pop_mode() for _ in range(tls._len_torch_function_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            stack._push_mode(mode)
+
+
+def modes_now() -> Callable[[], bool]:
+    """A function that says whether PyTorch's modes (gradients, autocast, the default dtype and
+    more) are what they are now."""
+    return torch._C._dynamo.guards.GlobalStateGuard().check
 
 
 def forward_trace() -> Sequence[str]:

@@ -19,7 +19,7 @@ from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, get_eval_fr
 from torch._dynamo import config, eval_frame, output_graph, trace_rules
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource
+from torch._dynamo.source import AttrSource, TypeSource
 from torch._dynamo.variables import ConstantVariable, TensorVariable, VariableTracker
 from torch._dynamo.variables.misc import GetAttrVariable
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
@@ -45,19 +45,25 @@ SETTINGS = {
         "skip_tensor_guards_with_matching_dict_tags": False,
         "skip_no_tensor_aliasing_guards_on_parameters": False,
         "record_runtime_overhead": False,
+        "use_numpy_random_stream": True,
     }.items()
     if hasattr(config, name)
 }
 
 
 class _Convert:
-    """Dynamo's callback for new frames, under SETTINGS."""
+    """Dynamo's callback for new frames, under SETTINGS. A step that is to be one graph is traced as
+    often as it must be: there is no other way to run it. In others, `assert` raises where it
+    stands."""
 
-    def __init__(self, inner: Callable) -> None:
+    def __init__(self, inner: Callable, full_graph: bool) -> None:
         self._torchdynamo_orig_backend, self._inner = inner, inner
+        self._settings = SETTINGS | {"rewrite_assert_with_torch_assert": full_graph}
+        if full_graph:
+            self._settings["recompile_limit"] = config.accumulated_recompile_limit
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with config.patch(SETTINGS):
+        with config.patch(self._settings):
             return self._inner(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -73,7 +79,7 @@ def compiled(fn: Callable, backend: Callable, full_graph: bool, why: Callable) -
         guard_fail_fn=lambda failure: why(failure.reason),
     )
     if hasattr(context, "callback"):  # TORCHDYNAMO_DISABLE leaves a context that does nothing
-        context.callback = _Convert(context.callback)
+        context.callback = _Convert(context.callback, full_graph)
     return context(fn)
 
 
@@ -103,6 +109,8 @@ class Direct:
     def find(self, args: tuple) -> Callable | None:
         """The function to call with these arguments; None if Dynamo has to be asked."""
         stance = eval_frame._stance
+        if self.fn.__code__ is not self.code:
+            return None
         if len(args) != len(self.names) or get_eval_frame_callback() is not None:
             return None
         if stance.stance != "default" or stance.backend is not None:
@@ -294,6 +302,7 @@ def trace_optimizers(kind: type, step: Callable, zero_grad: Callable) -> None:
         return (
             type(optimizer).__module__.startswith("torch.optim.")
             and not isinstance(optimizer, torch.optim.LBFGS)
+            and all(getattr(type(optimizer), n).__module__.startswith("torch.optim.") for n in ours)
             and bool(parameters)
             and all(type(p) is kind for p in parameters)
         )
@@ -301,6 +310,9 @@ def trace_optimizers(kind: type, step: Callable, zero_grad: Callable) -> None:
     def var_getattr(self: OptimizerVariable, tx: Any, name: str) -> VariableTracker:
         if not is_ours(self.value):
             return getattr_of(self, tx, name)
+        if name in ours and self.source:
+            function = AttrSource(TypeSource(self.source), name)
+            install_guard(function.make_guard(GuardBuilder.ID_MATCH))
         if name in ours and self.source and not _is_replaced(self, name):
             found = getattr(self.value, name)
             return GetAttrVariable(
