@@ -91,10 +91,12 @@ def work(options: argparse.Namespace) -> None:
 
     settle()
     deadline = time.monotonic() + options.minutes * 60
+    imported = 0
     for seeds in blocks(options):
         if time.monotonic() > deadline:
             break
-        if not gc.get_freeze_count():
+        if imported != len(sys.modules) or not gc.get_freeze_count():
+            imported = len(sys.modules)  # the functions of PyTorch's modules stay
             gc.collect()
             gc.freeze()
         mode = options.mode or mixed(seeds[0] // BLOCK)
