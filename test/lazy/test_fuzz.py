@@ -197,6 +197,12 @@ FOUND = {
         "v1 = make(2, (1, 4, 4), torch.float32).mT.clone()",
         "torch.matmul(v1, v1.mT, out=v0)",
     ],
+    "complex exponentials of large numbers": [
+        "v0 = make(1, (3, 2), torch.complex64)",
+        "v1 = (v0 * 300).logsumexp(-1)",
+        "v2 = torch.logsumexp(v0 * 300, (0, 1), True)",
+        "v3 = v0[0, 0].logsumexp(0)",
+    ],
     "strides of size 1": [
         "v0 = make(1, (7, 1), torch.float32)",
         "v1 = v0.t() + 1.5",

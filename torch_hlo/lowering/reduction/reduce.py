@@ -390,16 +390,12 @@ def dist(x: Instruction, y: Instruction, p: Scalar = 2) -> Instruction:
 @lowers(aten.logsumexp, aten.special_logsumexp)
 def logsumexp(x: Instruction, dim: Sequence[int], keepdim: bool = False) -> Instruction:
     value, dims = _accumulator(x), axes(dim, x.shape.rank)
-    return result(log_sum_exp(value, dims)[0])
-
-
-def log_sum_exp(x: Expr, dims: Sequence[int]) -> tuple[Expr, Expr]:
-    """(log of the sum of exponentials, the maximum subtracted meanwhile)."""
-    if is_complex(x):
-        return log(fold(exp(x), dims)), x
-    top = fold(x, dims, "maximum") if dims else x
-    top = where(is_finite(top), top, 0)
-    return log(fold(exp(x - keep(top, x.dims, tuple(dims))), dims)) + top, top
+    part = real(value) if is_complex(value) else value
+    top = fold(part, dims, "maximum") if dims else part
+    # subtracted meanwhile: exponentials of large numbers are infinite
+    top = Expr(promote.cast(where(is_finite(top), top, 0).x, value.dtype))
+    total = fold(exp(value - keep(top, value.dims, dims)), dims)
+    return result(log(total) + top)
 
 
 @lowers(aten.trace)
