@@ -26,6 +26,8 @@ const amount = v => typeof v === "number" ? unit(v, ["", "K", "M", "G", "T"], 10
 const seconds = s => !s ? "0 s" : s >= 1 ? s.toFixed(2) + " s" : s >= 1e-3 ? (s * 1e3).toPrecision(3) + " ms" : (s * 1e6).toPrecision(3) + " µs";
 const percent = v => v === null || v === undefined ? "" : (v * 100).toFixed(v < 0.1 ? 1 : 0) + " %";
 const count = v => v.toLocaleString("en-US");
+// of an operation's source: its line, the module it was called in, whether it is of the backward pass
+const sourceParts = source => { const [line, ...more] = source.split(", in "); return { line, module: more.find(x => x.startsWith("module "))?.slice(7) || "", backward: more.some(x => x.startsWith("the backward")) }; };
 const short = line => (line || "").replace(/[^\s"]*\/([^\/\s]+)/g, "$1");
 
 // ---- the page's frame

@@ -1,11 +1,24 @@
 // A recorded run: what happened when, what took the time, who holds memory, where Python waits, what to change.
 {
   const T = DATA.texts, TRACKS = DATA.tracks, K = DATA.kernels;
-  const spans = DATA.spans.map(([track, start, dur, name, line, note], i) => ({ track: TRACKS[track], start, dur, name: T[name], line: T[line], note, i }));
+  const zero = DATA.began, spans = DATA.spans.map(([track, name, start, took, line, note]) => ({ track: T[track], start: (start - zero) * 1e6, dur: took * 1e6, name: T[name], line: T[line], note })).sort((a, b) => a.start - b.start);
+  DATA.advice = DATA.advice.map(([title, text, line, weight]) => ({ title, text, line, weight }));
+  const held = list => list.map(([line, what, bytes, count]) => ({ line, what, bytes, count }));
+  DATA.peak = { at: DATA.peak[0] - zero, bytes: DATA.peak[1], held: held(DATA.peak[2]) };
+  DATA.end = held(DATA.end);
+  DATA.memory = DATA.memory.map(([t, used, scratch]) => [t - zero, used, scratch]);
   const of = track => spans.filter(s => s.track === track), us = v => seconds(v / 1e6);
   const color = { steps: HUES[0], transfers: HUES[5], waits: HUES[7], compiles: HUES[1], programs: HUES[4], kernels: HUES[2], collectives: HUES[6] };
   const wall = DATA.seconds * 1e6, ran = sum(of("programs"), s => s.dur), waited = sum(of("waits"), s => s.dur), compiled = sum(of("compiles"), s => s.dur);
   const outer = K.filter(k => !k.depth), device = sum(outer, k => k.total) || 1e-12, L = DATA.limits;
+
+  // The module of a backward kernel is that of the same operation on its line: layers.*.fc where there are several.
+  for (const k of K) Object.assign(k, sourceParts(k.sources[0] || ""), { lines: k.sources, matrix: k.matrix_flops });
+  const key = k => k.line + "\0" + k.name.replace(/^aten\./, "").split("_backward")[0].split(".")[0], known = grouped(K.filter(k => k.module), key);
+  for (const k of K) if (!k.module && k.line && known.has(key(k))) {
+    const exact = [...new Set(known.get(key(k)).map(x => x.module))], several = [...new Set(exact.map(m => m.replace(/\d+/g, "*")))];
+    if (several.length === 1) k.module = exact.length === 1 ? exact[0] : several[0];
+  }
 
   // ---- advice
   const advice = () => el("div", {},
@@ -171,7 +184,7 @@
       { name: "line", width: 230, mono: true, get: h => h.line, show: h => short(h.line) || "(unknown)", title: h => h.line },
       { name: "made by", width: 240, mono: true, get: h => h.what }], list, { height: 300, sort: "-bytes" }));
     return el("div", {}, el("div.card", {}, el("h2", {}, "Memory over time"), chart, el("div", { style: "margin-top:4px" }, el("span.key", {}, el("i", { style: `background:${HUES[0]}` }), "arrays"), el("span.key", {}, el("i", { style: `background:${HUES[1]}` }), "scratch of programs"))),
-      el("div.cols", {}, holders(`Who held it at the peak (${seconds(P.at)})`, P.held), holders("Who holds it at the end", DATA.history[0] || [])));
+      el("div.cols", {}, holders(`Who held it at the peak (${seconds(P.at)})`, P.held), holders("Who holds it at the end", DATA.end)));
   };
 
   // ---- roofline

@@ -21,9 +21,9 @@
       rest = rest.slice(cut).trimStart();
       const open = rest.indexOf("("), end = closing(rest, open), args = rest.slice(open + 1, end), attrs = rest.slice(end + 1);
       const op = rest.slice(0, open), meta = attrs.match(/metadata=\{([^}]*)\}/)?.[1] || "", file = meta.match(/source_file="([^"]*)"/)?.[1] || "", number = meta.match(/source_line=(\d+)/)?.[1];
-      const source = file + (number ? ":" + number : ""), [place, ...more] = source.split(", in ");
+      const source = file + (number ? ":" + number : "");
       current.rows.push({ name: m[2], root: !!m[1], shape, op, operands: op === "constant" ? [] : [...args.matchAll(/%([^\s,()]+)/g)].map(x => x[1]), attrs, text: line.trim(), opName: meta.match(/op_name="([^"]*)"/)?.[1] || "",
-        source, line: place, module: more.find(x => x.startsWith("module "))?.slice(7) || "", backward: more.some(x => x.startsWith("the backward")), calls: [...attrs.matchAll(/(?:calls|to_apply|body|condition|branch_computations)=\{?(%[^\s,}]+(?:, %[^\s,}]+)*)/g)].flatMap(x => x[1].split(", ").map(y => y.slice(1))), bytes: shapeBytes(shape), index: current.rows.length });
+        source, ...sourceParts(source), calls: [...attrs.matchAll(/(?:calls|to_apply|body|condition|branch_computations)=\{?(%[^\s,}]+(?:, %[^\s,}]+)*)/g)].flatMap(x => x[1].split(", ").map(y => y.slice(1))), bytes: shapeBytes(shape), index: current.rows.length });
     }
     return { computations: found, entry: entry || [...found.values()].pop() };
   }

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torch_hlo import metrics
-from torch_hlo.profiler.steps import Line
 from torch_hlo.profiler.timeline import Span, Timeline
 
 OFTEN = 0.4  # of all steps
@@ -29,7 +28,6 @@ class Advice(NamedTuple):
 def advise(
     timeline: Timeline,
     spans: Sequence[Span],
-    lines: Sequence[Line],
     compiles: Sequence[metrics.Compile],
     seconds: float,
 ) -> list[Advice]:
@@ -40,7 +38,6 @@ def advise(
         *_compiles(compiles, wall),
         *_leaks(timeline),
         *_busy(spans, wall),
-        *_slow(lines, spans),
         *_fallbacks(timeline.steps),
     ]
     return sorted(found, key=lambda a: -a.weight)
@@ -49,30 +46,19 @@ def advise(
 def _reads(
     spans: Sequence[Span], steps: int, compiles: Sequence[metrics.Compile], wall: float
 ) -> Iterator[Advice]:
-    for kind, name in (("read that cuts the step", "read"), ("upload", "copy to the device")):
-        count: Counter[str] = Counter()
-        spent: Counter[str] = Counter()
-        for c in compiles:
-            spent[c.where] -= c.seconds
-        for s in spans:
-            if s.name == kind:
-                count[s.line] += 1
-                spent[s.line] += s.seconds
-        for line, n in count.items():
-            share = spent[line] / wall
-            if kind == "upload":
-                if n >= FEW and share > 0.1:
-                    text = f"{n} copies take {_s(spent[line])}. Copy once, or larger pieces."
-                    yield Advice(f"Copies to the device at {line}", text, line, share)
-            elif n >= FEW and n >= OFTEN * steps:
-                yield Advice(
-                    f"A {name} at {line} cuts every step",
-                    f"{n} reads in {steps} steps, and Python is {_s(spent[line])} there. Read"
-                    " every 100th step, or keep the tensor (`losses.append(loss.detach())`) and"
-                    " read it at the end.",
-                    line,
-                    share,
-                )
+    reads = [s for s in spans if s.name == "read that cuts the step"]
+    for line, n in Counter(s.line for s in reads).items():
+        if n >= FEW and n >= OFTEN * steps:
+            spent = sum(s.seconds for s in reads if s.line == line)
+            spent -= sum(c.seconds for c in compiles if c.where == line)
+            yield Advice(
+                f"A read at {line} cuts every step",
+                f"{n} reads in {steps} steps, and Python is {_s(spent)} there. Read every 100th"
+                " step, or keep the tensor (`losses.append(loss.detach())`) and read it at the"
+                " end.",
+                line,
+                spent / wall,
+            )
 
 
 def _compiles(compiles: Sequence[metrics.Compile], wall: float) -> Iterator[Advice]:
@@ -128,21 +114,6 @@ def _busy(spans: Sequence[Span], wall: float) -> Iterator[Advice]:
             "",
             0.3 * (1 - ran / rest),
         )
-
-
-def _slow(lines: Sequence[Line], spans: Sequence[Span]) -> Iterator[Advice]:
-    total = sum(x.total for x in lines if not x.step.depth) or 1.0
-    for x in lines:
-        share = x.total / total
-        if not x.step.depth and share > 0.2 and 0 < x.limit < 0.25 and x.best > 1e-4:
-            line = x.step.sources[0] if x.step.sources else ""
-            yield Advice(
-                f"One kernel takes {share:.0%} of the device's time",
-                f"{x.step.what} ({line}) runs at {x.limit:.0%} of what the machine could do. Other"
-                " shapes or another order of dimensions may suit it better.",
-                line,
-                share * 0.5,
-            )
 
 
 def _fallbacks(steps: int) -> Iterator[Advice]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -47,55 +45,35 @@ class Recording:
 
     def advice(self) -> list[Advice]:
         """What to change, most important first."""
-        return advise(self.timeline, self.spans, self.lines, self.compiles, self.seconds)
+        return advise(self.timeline, self.spans, self.compiles, self.seconds)
 
     def data(self) -> dict[str, Any]:
-        """What the page shows."""
-        line, zero = self.timeline, self.timeline.began
-        spans = sorted(self.spans, key=lambda s: -s.seconds)[:MOST]
+        """What the page shows. Texts of spans are numbers: places in `texts`."""
+        line, spans = self.timeline, self.spans
+        longest = sorted(spans, key=lambda s: -s.seconds)[:MOST]
         texts: dict[str, int] = {}
-        rows = [
-            [
-                TRACKS.index(s.track),
-                round((s.start - zero) * 1e6, 1),
-                round(s.seconds * 1e6, 2),
-                texts.setdefault(s.name, len(texts)),
-                texts.setdefault(s.line, len(texts)),
-                s.note if isinstance(s.note, (int, str)) else "",
-            ]
-            for s in sorted(spans, key=lambda s: s.start)
-        ]
+        number = lambda text: texts.setdefault(text, len(texts))
+        rows = [(*map(number, s[:2]), s.start, s.seconds, number(s.line), s.note) for s in longest]
         names = {program.name: name for program, name in line.programs.items()}
-        modules = self._modules()
-        when, most, held = line.peak
+        kernels = [
+            {**asdict(x.step), **asdict(x), "program": names.get(x.program, x.program)}
+            for x in self.lines
+        ]
         return {
             "seconds": self.seconds,
+            "began": line.began,
             "limits": asdict(measured_limits("wall")),
             "tracks": TRACKS,
             "spans": rows,
-            "left_out": len(line.spans) + len(self.compiles) - len(rows),
+            "left_out": len(spans) - len(rows),
             "texts": [*texts],
             "steps": line.steps,
-            "kernels": [_kernel(x, names, modules) for x in self.lines],
+            "kernels": kernels,
             "compiles": [asdict(c) for c in self.compiles],
-            "memory": [[t - zero, used, scratch] for t, used, scratch in line.memory],
-            "peak": {"at": when - zero, "bytes": most, "held": [h._asdict() for h in held]},
-            "history": [[h._asdict() for h in now[:12]] for now in line.history[-1:]],
-            "advice": [a._asdict() for a in self.advice()],
-        }
-
-    def _modules(self) -> dict[tuple[str, str], str]:
-        """The module of an operation on a line, for its backward pass: `layers.*.fc` where there
-        are several."""
-        found: dict[tuple[str, str], set[str]] = defaultdict(set)
-        for x in self.lines:
-            if x.step.sources and (module := parts(x.step.sources[0])[1]):
-                found[_key(x)].add(module)
-        several = {k: {re.sub(r"\d+", "*", m) for m in names} for k, names in found.items()}
-        return {
-            k: [*(names if len(names) == 1 else several[k])][0]
-            for k, names in found.items()
-            if len(several[k]) == 1
+            "memory": line.memory,
+            "peak": line.peak,
+            "end": line.history[-1] if line.history else [],
+            "advice": self.advice(),
         }
 
     def save(self, path: str, title: str = "Profile") -> None:
@@ -104,64 +82,20 @@ class Recording:
 
     def trace(self, path: str) -> None:
         """Write a trace that Chrome (chrome://tracing) and https://ui.perfetto.dev open."""
+        facts = {x.step.what: {**asdict(x.step), "limit": x.limit} for x in self.lines}
         events: list[dict[str, Any]] = [
-            {"ph": "M", "name": "thread_name", "pid": 1, "tid": i, "args": {"name": track}}
+            {"ph": "M", "name": "thread_name", "tid": i, "args": {"name": track}}
             for i, track in enumerate(TRACKS)
         ]
-        facts = {}
-        for x in self.lines:
-            names = x.step.bytes, x.step.flops, x.step.matrix_flops
-            facts[x.step.what] = dict(zip(("bytes", "flops", "matrix_flops"), map(str, names)))
-            facts[x.step.what] |= {"HLO": x.step.name, "share of the limit": f"{x.limit:.0%}"}
         for s in self.spans:
-            args = {"line": s.line, "note": str(s.note), **facts.get(s.name, {})}
-            at = {
-                "ts": s.start * 1e6,
-                "dur": s.seconds * 1e6,
-                "pid": 1,
-                "tid": TRACKS.index(s.track),
-            }
-            events.append({"ph": "X", "name": s.name, "cat": s.track, "args": args, **at})
+            args = {"line": s.line, "note": s.note, **facts.get(s.name, {})}
+            when = {"ts": s.start * 1e6, "dur": s.seconds * 1e6, "tid": TRACKS.index(s.track)}
+            events.append({"ph": "X", "name": s.name, "cat": s.track, "args": args, **when})
         for when, used, scratch in self.timeline.memory:
-            sizes = {"arrays": used, "scratch": scratch}
-            events.append({"ph": "C", "name": "memory", "pid": 1, "ts": when * 1e6, "args": sizes})
-        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-
-
-def parts(source: str) -> tuple[str, str, bool]:
-    """Of an operation's source: file and line, module or "", whether it is of the backward pass."""
-    place, *rest = source.split(", in ")
-    module = next((r.removeprefix("module ") for r in rest if r.startswith("module ")), "")
-    return place, module, any(r.startswith("the backward") for r in rest)
-
-
-def _key(x: Line) -> tuple[str, str]:
-    """The line of a kernel's operation, and its name in the forward pass."""
-    return parts(x.step.sources[0])[0], x.step.name.removeprefix("aten.").partition("_backward")[
-        0
-    ].split(".")[0]
-
-
-def _kernel(x: Line, names: dict[str, str], modules: dict[tuple[str, str], str]) -> dict[str, Any]:
-    step = x.step
-    line, module, backward = parts(step.sources[0] if step.sources else "")
-    sizes = {"bytes": step.bytes, "flops": step.flops, "matrix": step.matrix_flops}
-    return {
-        "program": names.get(x.program, x.program),
-        "op": step.op,
-        "what": step.what,
-        "name": step.name,
-        "line": line,
-        "lines": step.sources,
-        "module": module or (modules.get(_key(x), "") if line else ""),
-        "backward": backward,
-        "calls": x.calls,
-        "total": x.total,
-        "best": x.best,
-        "limit": x.limit,
-        "depth": step.depth,
-        **{k: v if isinstance(v, int) else str(v) for k, v in sizes.items()},
-    }
+            args = {"arrays": used, "scratch": scratch}
+            events.append({"ph": "C", "name": "memory", "ts": when * 1e6, "args": args})
+        found = {"traceEvents": [{"pid": 1, **e} for e in events], "displayTimeUnit": "ms"}
+        Path(path).write_text(json.dumps(found, default=str))
 
 
 @contextmanager
@@ -176,7 +110,7 @@ def record() -> Iterator[Recording]:
     PROFILED.programs.clear()
     timeline = Timeline(engine)
     found = Recording(timeline)
-    before, state.sources, state.modules = state.sources, True, Modules()
+    before, state.sources, state.modules = (state.sources, state.modules), True, Modules()
     known = len(metrics.explain().compiles)
     try:
         with (
@@ -187,7 +121,7 @@ def record() -> Iterator[Recording]:
             yield found
             session.engine().sync()
     finally:
-        state.sources, state.modules = before, None
+        state.sources, state.modules = before
         found.seconds = time.monotonic() - timeline.began
         found.compiles = metrics.explain().compiles[known:]
         found.lines = collect("wall")
