@@ -259,8 +259,3 @@ def override(**flags: object) -> Iterator[None]:
         yield
     finally:
         _values.update(before)
-
-
-def is_set(variable: str) -> bool:
-    """Whether the environment has `variable`, one of another package."""
-    return variable in os.environ

@@ -63,7 +63,7 @@ def replaced(old: str, new: str, unless: str = "") -> Change:
     """A variable that is `old` is `new`, but not where the environment has set `unless`."""
 
     def change(owner: Any, name: str) -> bool:
-        if getattr(owner, name, None) == old and not config.is_set(unless):
+        if getattr(owner, name, None) == old and config.variable(unless, None) is None:
             setattr(owner, name, new)
         return hasattr(owner, name)
 

@@ -22,7 +22,7 @@ def processes(
 ) -> tuple[str | None, Any]:
     """PartialState._prepare_backend: several processes train on the device, over gloo."""
     found, kind = original(state, cpu, sagemaker_dp, backend)
-    if kind.value != "NO" or cpu or not config.is_set("LOCAL_RANK"):
+    if kind.value != "NO" or cpu or config.variable("LOCAL_RANK", None) is None:
         return found, kind
     state.device = PLACE.device
     # the kind that every strategy is offered for

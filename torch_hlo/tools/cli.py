@@ -30,8 +30,10 @@ from torch_hlo.tools import (
     UsageError,
     ahead,
     caching,
+    check,
     describe,
     devices,
+    doctor,
     execute,
     optimise,
     per_device,
@@ -65,6 +67,8 @@ EXAMPLES = """examples:
   python -m torch_hlo explain model.hlo
   python -m torch_hlo explain train.py -o page.html -- --epochs 1    why did it compile?
   python -m torch_hlo aot model.hlo -o model.so         a C library; also .o, .wasm, .pt2 programs
+  python -m torch_hlo check train.py                    does it train as on the CPU? one page
+  python -m torch_hlo doctor                            versions, devices, and what to change
   python -m torch_hlo cache info                        programs on disk; also clear, verify, …
 """
 
@@ -208,6 +212,12 @@ class _Commands:
         text = "compiled programs kept on disk: info, clear, verify, export, import"
         caching.add_arguments(self.parsers.add_parser("cache", help=text))
 
+    def scripts(self) -> None:
+        text = "train with a script for a few steps, on hlo and on the CPU, and compare"
+        check.add_arguments(self.parsers.add_parser("check", help=text, description=text))
+        text = "versions, processor, devices, cache, and what to change"
+        doctor.add_arguments(self.parsers.add_parser("doctor", help=text, description=text))
+
 
 def parser() -> argparse.ArgumentParser:
     """Of the whole command line."""
@@ -222,6 +232,7 @@ def parser() -> argparse.ArgumentParser:
     commands.faults()
     commands.looking()
     commands.libraries()
+    commands.scripts()
     return parser
 
 

@@ -1,0 +1,81 @@
+"""`check` runs a script on the device and on the CPU; `doctor` says what is installed."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+import torch
+
+from torch_hlo import config
+from torch_hlo.tools import check, cli, doctor
+
+SCRIPT = """
+import sys, torch, torch_hlo
+model = torch.nn.Linear(8, 2).to("hlo")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(4, 8).to("hlo")
+for i in range(100):
+    loss = model(x).square().sum() {change}
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if i == 1:
+        print(loss.item())
+assert False, "the steps are counted"
+"""
+
+
+def run(tmp_path, monkeypatch, capsys, change: str = "") -> tuple[int, str]:
+    """Exit code and page, with the ways run in this process's children."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT.replace("{change}", change))
+    code = cli.main(["check", "--steps", "3", "train.py", "--some", "argument"])
+    return code, capsys.readouterr().out
+
+
+def test_check(tmp_path, monkeypatch, capsys):
+    code, text = run(tmp_path, monkeypatch, capsys)
+    assert code == 0, text
+    assert "3 agree" in text and "train.py:12 item: 1 times" in text and "no operation" in text
+    code, text = run(tmp_path, monkeypatch, capsys, "* (1 + (x.device.type == 'hlo'))")
+    assert code == 1 and "DIFFER" in text
+    code, text = run(tmp_path, monkeypatch, capsys, "+ undefined")
+    assert code == 1 and "recorded: fails" in text and "undefined" in text
+
+
+@pytest.mark.slow
+def test_check_a_function(tmp_path, monkeypatch, capsys):
+    function = SCRIPT.partition("for i")[0] + "def step():\n    return model(x).square().sum()\n"
+    (tmp_path / "steps_to_check.py").write_text(function)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["check", "--steps", "3", "steps_to_check:step"]) == 0
+    text = capsys.readouterr().out
+    assert "captured: " in text and "torch.compile: " in text and "fastest" in text
+
+
+def test_the_cpu_takes_what_is_for_the_device():
+    with check._Watch(True, 3) as watch:
+        x = torch.ones(3).to("hlo")
+        y = torch.zeros(3, device=torch.device("hlo"))
+    assert x.device.type == y.device.type == "cpu" and not watch.reads
+
+
+def test_difference():
+    def found(*losses: float) -> dict:
+        return {"losses": list(losses)}
+
+    assert check.difference({"cpu": found(2.0, 4.0), "recorded": found(2.0, 5.0)}) == 0.25
+    assert check.difference({"cpu": found(2.0), "recorded": found()}) == float("inf")
+
+
+def test_doctor(capsys, monkeypatch):
+    assert cli.main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert torch.__version__ in text and "processor" in text and "threads" in text
+    with config.override(EAGER=True, THREADS=4096):
+        advice = "\n".join(doctor.advice())
+    assert "TORCH_HLO_EAGER=1" in advice and "4096 threads share" in advice
+    parser = argparse.ArgumentParser()
+    doctor.add_arguments(parser)
+    assert parser.parse_args([]).run(None) == 0

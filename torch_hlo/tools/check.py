@@ -1,0 +1,210 @@
+"""`check`: a training script for a few steps on "hlo" and on the CPU, each in a process of its own;
+one page says what it found.
+
+What is watched: `backward()` gives the losses, an optimizer's step ends a step, and functions of
+tensors that give values to Python are reads. On the CPU, "hlo" means the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import functools
+import importlib
+import json
+import runpy
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import optimizer
+from torch.overrides import TorchFunctionMode
+
+from torch_hlo import log, metrics
+from torch_hlo.dynamo import step
+from torch_hlo.lazy.record import session
+from torch_hlo.pytorch.registration import PLACE
+
+READS = {"item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__"}
+CLOSE = 1e-2  # how far losses of the two may be apart, relative to them or to 1
+
+
+class _Enough(BaseException):
+    """As many steps as were asked for are done."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--steps", type=int, default=8, help="of an optimizer, or calls (default 8)")
+    add("--way", choices=("cpu", *WAYS), help=argparse.SUPPRESS)  # in the process of one way
+    add("--report", help=argparse.SUPPRESS)
+    add("file", help="script.py, or module:function that does one step: then it is also captured")
+    add("arguments", nargs=argparse.REMAINDER, help="of the script")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.way:
+        Path(args.report).write_text(json.dumps(_watched(args)))
+        return 0
+    ways = ["cpu", *WAYS] if ":" in args.file else ["cpu", "recorded"]
+    found = {way: _process(args, way) for way in ways}
+    print("\n".join(page(found)))
+    good = not any(r["error"] for r in found.values())
+    return 0 if good and difference(found) <= CLOSE else 1
+
+
+def _process(args: argparse.Namespace, way: str) -> dict[str, Any]:
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [sys.executable, "-m", "torch_hlo", "check", "--steps", str(args.steps)]
+        command += ["--way", way, "--report", file.name, args.file, *args.arguments]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        text = Path(file.name).read_text()
+        return json.loads(text) if text else _EMPTY | {"error": ended.stderr[-2000:]}
+
+
+# ---- in the process of one way
+
+
+class _Watch(TorchFunctionMode):
+    """Notes losses, times of steps and reads; with `cpu`, what is for the device goes there."""
+
+    def __init__(self, cpu: bool, steps: int) -> None:
+        super().__init__()
+        self.cpu, self.steps = cpu, steps
+        self.losses: list[torch.Tensor] = []
+        self.times = [time.perf_counter()]
+        self.reads: collections.Counter[str] = collections.Counter()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self.cpu:
+            args = tuple(map(_on_cpu, args))
+            kwargs = {key: _on_cpu(value) for key, value in kwargs.items()}
+        elif name in READS and args and args[0].device.type in PLACE.names:
+            self.reads[f"{log.source()} {name}"] += 1
+        if name == "backward" and args and args[0].numel() == 1:
+            self.losses.append(args[0].detach())
+        return func(*args, **kwargs)
+
+    def stepped(self, *unused: Any) -> None:
+        """After a step of an optimizer."""
+        if not self.cpu:
+            session.engine().mark_step(True)
+        self.times.append(time.perf_counter())
+        if len(self.times) > self.steps:
+            raise _Enough
+
+
+def _on_cpu(value: Any) -> Any:
+    named = isinstance(value, str) and value.partition(":")[0] in PLACE.names
+    own = isinstance(value, torch.device) and value.type in PLACE.names
+    return torch.device("cpu") if named or own else value
+
+
+WAYS: dict[str, Callable[[Callable[[], Any]], Callable[[], Any]]] = {
+    "recorded": lambda fn: fn,
+    "torch.compile": lambda fn: torch.compile(fn, backend="hlo"),
+    "captured": step.compile,
+}
+_EMPTY = dict(error="", losses=[], seconds=0.0, compiles=0, reasons=[], fallbacks={}, reads=[])
+_EMPTY |= dict(peak=0, first=0.0)
+
+
+def _watched(args: argparse.Namespace) -> dict[str, Any]:
+    torch.manual_seed(0)
+    watch = _Watch(args.way == "cpu", args.steps)
+    error = ""
+    try:
+        (_calls if ":" in args.file else _script)(args, watch)
+    except _Enough:
+        pass
+    except Exception:
+        error = traceback.format_exc(limit=-3)
+    taken = [b - a for a, b in zip(watch.times, watch.times[1:])]
+    return _EMPTY | {
+        "error": error,
+        "losses": [float(x) for x in watch.losses],
+        "first": taken[0] if taken else 0.0,
+        "seconds": statistics.median(taken[len(taken) // 2 :]) if taken else 0.0,
+        "compiles": metrics.counter_value("UncachedCompile") or 0,
+        "reasons": metrics.explain().splitlines(),
+        "fallbacks": {n: metrics.counter_value(n) for n in metrics.executed_fallback_ops()},
+        "reads": watch.reads.most_common(10),
+        "peak": torch.get_device_module(PLACE.name).max_memory_allocated(),
+    }
+
+
+def _script(args: argparse.Namespace, watch: _Watch) -> None:
+    sys.argv = [args.file, *args.arguments]
+    sys.path.insert(0, str(Path(args.file).resolve().parent))
+    optimizer.register_optimizer_step_post_hook(watch.stepped)
+    with watch:
+        runpy.run_path(args.file, run_name="__main__")
+
+
+def _calls(args: argparse.Namespace, watch: _Watch) -> None:
+    """The function's result is the loss. It is watched where Python runs it as it is."""
+    sys.path.insert(0, "")
+    plain = args.way in ("cpu", "recorded")
+    with watch if plain else contextlib.nullcontext():
+        module, _, name = args.file.partition(":")
+        function = getattr(importlib.import_module(module), name)
+        given = functools.partial(function, *args.arguments) if args.arguments else function
+        call = given if plain else WAYS[args.way](given)
+        watch.times = [time.perf_counter()]
+        for _ in range(args.steps):
+            result = call()
+            if isinstance(result, torch.Tensor) and result.numel() == 1:
+                watch.losses[len(watch.times) - 1 :] = [result.detach()]
+            watch.stepped()
+
+
+# ---- the page
+
+
+def difference(found: dict[str, dict[str, Any]]) -> float:
+    """The largest of the losses' differences from the CPU's; infinite if their number differs."""
+    want = found["cpu"]["losses"]
+    worst = 0.0
+    for report in found.values():
+        if len(report["losses"]) != len(want):
+            return float("inf")
+        pairs = zip(report["losses"], want)
+        worst = max([worst, *(abs(a - b) / max(abs(b), 1.0) for a, b in pairs)])
+    return worst
+
+
+def page(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """The lines of what was found, by way."""
+    for way, report in found.items():
+        if report["error"]:
+            yield f"{way}: fails\n{report['error']}"
+    shown = found["recorded"]
+    number, worst = len(shown["losses"]), difference(found)
+    word = "agree" if worst <= CLOSE else "DIFFER"
+    yield f"losses      {number} {word}: relative difference {worst:.1e}"
+    for way in ("cpu", "recorded"):
+        yield f"  {way:10s}" + " ".join(f"{x:.4f}" for x in found[way]["losses"][:8])
+    for way, report in found.items():
+        times = f"{report['seconds'] * 1e3:.2f} ms, the first {report['first']:.2f} s"
+        yield f"step        {way}: {times}, {report['compiles']} compiles"
+    ran = [way for way in found if way != "cpu" and not found[way]["error"]]
+    if ran:
+        yield f"fastest     {min(ran, key=lambda way: found[way]['seconds'])} on hlo"
+    yield from (f"compiled    {line}" for line in shown["reasons"][:10])
+    fallbacks = shown["fallbacks"].items()
+    yield "on the CPU  " + (", ".join(f"{n} ({k} times)" for n, k in fallbacks) or "no operation")
+    yield from (f"read        {line}: {times} times" for line, times in shown["reads"])
+    yield f"memory      {shown['peak'] / 2**20:.2f} MiB at most"
