@@ -187,7 +187,7 @@ class _Tiles(AttentionKernel):
                 x,
                 self.e.splat("float", self.fill(f, self.pointer["fill"])) if a.fill else "",
             )
-        return s if mask is None else v.select(mask, s, v.const(-numbers.inf)), slope
+        return s if mask is None else v.select(mask, s, -numbers.inf), slope
 
     def factor(self, x: str, k: Int) -> str:
         """Weights after dropout, or their gradients."""
@@ -273,7 +273,7 @@ class Forward(_Tiles):
         with f.loop(0, count) as i:
             total = f.load("float", f.gep("float", self.sums, i), 4)
             total = self.sum_of_weights(one, total)
-            self.scale_row(self.at(out, i, self.a.width), one.div(one.const(1), total))
+            self.scale_row(self.at(out, i, self.a.width), one.div(1, total))
             self.store_lse(
                 f.load("float", f.gep("float", self.tops, i), 4),
                 total,
@@ -436,10 +436,7 @@ class Backward(_Tiles):
         s_row, dp_row, p_row, ds_row = rows
         deltas, (sums, *logs) = (
             self.e.splat("float", delta),
-            [
-                self.e.splat("float", x if self.a.softmax else one.mul(x, one.const(LOG2E)))
-                for x in state
-            ],
+            [self.e.splat("float", x if self.a.softmax else one.mul(x, LOG2E)) for x in state],
         )
 
         scales = self.e.splat("float", self.scale())

@@ -81,7 +81,7 @@ class Forward(AttentionKernel):
         for r in rows:
             total = loop.vars[self.rows + r]
             total = self.sum_of_weights(one, total)
-            factor = self.e.splat("float", one.div(one.const(1), total))
+            factor = self.e.splat("float", one.div(1, total))
             out = self.row("out", f.add(number, r), a.width)
             with f.loop(0, a.width, lanes) as c:
                 x = v.load(f.gep("float", self.ot, f.add(c, r * self.wide)), 4)
@@ -182,7 +182,7 @@ class Forward(AttentionKernel):
                         else ""
                     ),
                 )
-            s = v.select(mask, s, v.const(-numbers.inf))
+            s = v.select(mask, s, -numbers.inf)
             v.store(s, p, 4)
             loop.next = [v.call("maxnum", loop.vars[0], s)]
         top = one.call("maxnum", before, self.total("fmax", "", loop.vars[0]))

@@ -289,7 +289,7 @@ class AttentionKernel:
     def finite(self, top: str) -> str:
         """The largest score, 0 when nothing was seen."""
         one = self.f.emit().typed("float")
-        return one.select(one.cmp("oeq", top, one.const(-numbers.inf)), one.const(0), top)
+        return one.select(one.cmp("oeq", top, -numbers.inf), 0, top)
 
     def store_lse(self, top: str, total: str, row: Int) -> None:
         """What the backward needs of a row, from its largest score and the sum of its weights."""
@@ -298,32 +298,28 @@ class AttentionKernel:
             f.store("float", top, f.gep("float", "%lse", row), 4)
             f.store(
                 "float",
-                one.mul(math.log(one, total), one.const(LOG2E)),
+                one.mul(math.log(one, total), LOG2E),
                 f.gep("float", "%total", row),
                 4,
             )
         else:
             f.store(
                 "float",
-                one.fma(self.finite(top), one.const(1 / LOG2E), math.log(one, total)),
+                one.fma(self.finite(top), 1 / LOG2E, math.log(one, total)),
                 f.gep("float", "%lse", row),
                 4,
             )
 
     def sum_of_weights(self, v: Typed, total: str) -> str:
         """What weights are divided by: for rows that saw nothing 1, unless they are to be NaN."""
-        return (
-            total
-            if self.a.softmax
-            else v.select(v.cmp("oeq", total, v.const(0)), v.const(1), total)
-        )
+        return total if self.a.softmax else v.select(v.cmp("oeq", total, 0), 1, total)
 
     def fill(self, f: Writer, pointer: str = "%fill") -> str:
         """The score of what a mask hides, in units of log 2."""
         one = f.emit().typed("float")
         x = f.load("float", pointer, 4)
         infinite, least = one.const(-numbers.inf), one.const(-FLOAT_MAX)
-        y = one.mul(x, one.const(LOG2E))
+        y = one.mul(x, LOG2E)
         return one.select(
             one.cmp("oeq", x, infinite),
             infinite,
@@ -335,30 +331,28 @@ class AttentionKernel:
         if not self.a.capped:
             return None
         one = self.f.emit().typed("float")
-        cap = one.mul(self.f.load("float", self.pointer["cap"], 4), one.const(LOG2E))
-        return cap, one.div(one.const(1), cap)
+        cap = one.mul(self.f.load("float", self.pointer["cap"], 4), LOG2E)
+        return cap, one.div(1, cap)
 
     def capped(self, v: Typed, s: str, cap: str, inverse: str) -> tuple[str, str]:
         """cap tanh(s / cap) and its derivative, of vectors."""
         y = math.tanh(v, v.mul(s, inverse))
-        return v.mul(cap, y), v.fma(v.neg(y), y, v.const(1))
+        return v.mul(cap, y), v.fma(v.neg(y), y, 1)
 
     def biased(self, v: Typed, s: str, x: str, fill: str) -> str:
         """A score and its bias. `fill`: in all lanes, or "" when nothing is replaced."""
-        return (
-            v.select(v.cmp("oeq", x, v.const(REPLACED)), fill, v.add(s, x)) if fill else v.add(s, x)
-        )
+        return v.select(v.cmp("oeq", x, REPLACED), fill, v.add(s, x)) if fill else v.add(s, x)
 
     def kept(self, v: Typed, ds: str, x: str) -> str:
         """The gradient of a score with the bias `x`: 0 where it was replaced."""
-        return v.select(v.cmp("oeq", x, v.const(REPLACED)), v.const(0), ds)
+        return v.select(v.cmp("oeq", x, REPLACED), 0, ds)
 
     def scale(self, factor: float = 1.0) -> str:
         """The scale times a number, f32."""
         one = self.f.emit().typed("float")
         if not self.a.dynamic:
             return one.const(self.a.scale * factor)
-        return one.mul(self.f.load("float", self.pointer["scale"], 4), one.const(factor))
+        return one.mul(self.f.load("float", self.pointer["scale"], 4), factor)
 
     def total(self, name: str, start: str, vector: str) -> str:
         """The sum or maximum of a vector's lanes."""

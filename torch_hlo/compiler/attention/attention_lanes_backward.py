@@ -149,7 +149,7 @@ class Backward(LaneScores):
             x = load_real(f, self.dtype[role], self.pointer[role], row)
             f.store(
                 "float",
-                x if a.softmax else one.mul(x, one.const(LOG2E)),
+                x if a.softmax else one.mul(x, LOG2E),
                 f.gep("float", to, i),
                 4,
             )
@@ -416,7 +416,7 @@ class Backward(LaneScores):
                             v.store(v.fma(row, factors, v.load(p, 4, mask)), p, 4, mask)
 
         one = self.f.emit().typed("float")
-        self.f.store("float", one.div(one.const(1), self.scale()), self.number, 4)
+        self.f.store("float", one.div(1, self.scale()), self.number, 4)
         self.run(
             "bias_gradient",
             "ds to factor",

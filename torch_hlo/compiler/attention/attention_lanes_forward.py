@@ -216,7 +216,7 @@ class Forward(LaneScores):
         v = f.emit(self.lanes).typed("float")
         at = [j * self.lanes for j in range(vectors)]
         tops = [v.load(f.gep("float", "%now", j), 4) for j in at]
-        finite = [v.select(v.cmp("oeq", x, v.const(-numbers.inf)), v.const(0), x) for x in tops]
+        finite = [v.select(v.cmp("oeq", x, -numbers.inf), 0, x) for x in tops]
         alpha = [
             math.exp2(v, v.sub(v.load(f.gep("float", "%tops", j), 4), x))
             for j, x in zip(at, finite, strict=True)
@@ -250,10 +250,10 @@ class Forward(LaneScores):
         v = self.v
         x, s = v.load(top, 4), v.load(total, 4)
         if self.a.softmax:
-            v.store(v.mul(math.log(v, s), v.const(LOG2E)), log, 4)
-            v.store(v.div(v.const(1), s), total, 4)
+            v.store(v.mul(math.log(v, s), LOG2E), log, 4)
+            v.store(v.div(1, s), total, 4)
             return
         s = self.sum_of_weights(v, s)
-        x = v.select(v.cmp("oeq", x, v.const(-numbers.inf)), v.const(0), x)
-        v.store(v.fma(x, v.const(1 / LOG2E), math.log(v, s)), top, 4)
-        v.store(v.div(v.const(1), s), total, 4)
+        x = v.select(v.cmp("oeq", x, -numbers.inf), 0, x)
+        v.store(v.fma(x, 1 / LOG2E, math.log(v, s)), top, 4)
+        v.store(v.div(1, s), total, 4)

@@ -70,14 +70,12 @@ class LaneScores(LaneKernel):
             seen = [
                 i.cmp(
                     "slt",
-                    i.add(splat(f, "i32", self.lanes, first), i.const(n // vectors)),
+                    i.add(splat(f, "i32", self.lanes, first), n // vectors),
                     limits[n % vectors],
                 )
                 for n in range(len(found))
             ]
-            found = [
-                v.select(c, s, v.const(-numbers.inf)) for c, s in zip(seen, found, strict=True)
-            ]
+            found = [v.select(c, s, -numbers.inf) for c, s in zip(seen, found, strict=True)]
         return found, slopes
 
     def bias_values(self, f: Writer, vectors: int) -> list[str]:
@@ -253,11 +251,7 @@ class LaneScores(LaneKernel):
                         ),
                         4,
                     )
-                    seen = (
-                        v.cmp("une", x, v.const(REPLACED))
-                        if self.a.fill
-                        else v.cmp("ugt", x, v.const(HIDDEN))
-                    )
+                    seen = v.cmp("une", x, REPLACED) if self.a.fill else v.cmp("ugt", x, HIDDEN)
                     some = seen if some is None else f.emit(lanes).typed("i1").bin("or", some, seen)
                 if lanes > 1:
                     some = f.op(f"call i1 @llvm.vector.reduce.or.v{lanes}i1(<{lanes} x i1> {some})")
@@ -288,7 +282,7 @@ class LaneScores(LaneKernel):
         return one.cmp(
             "ogt",
             self.total("fminimum", "", least),
-            one.add(hidden, one.const(NOTHING)),
+            one.add(hidden, NOTHING),
         )
 
     def bias_at(self, key: Int) -> str:

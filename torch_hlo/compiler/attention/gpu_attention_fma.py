@@ -263,8 +263,8 @@ class Forward(_Tiles):
             loop.vars[EACH : 2 * EACH],
             loop.vars[2 * EACH :],
         )
-        sums = [t.select(t.cmp("oeq", v, t.const(0)), t.const(1), v) for v in sums]
-        self.write_rows(self.out, first, at, totals, [t.div(t.const(1), v) for v in sums])
+        sums = [t.select(t.cmp("oeq", v, 0), 1, v) for v in sums]
+        self.write_rows(self.out, first, at, totals, [t.div(1, v) for v in sums])
         lse = [
             t.add(self.finite(top), math.log(t, total))
             for top, total in zip(tops, sums, strict=True)

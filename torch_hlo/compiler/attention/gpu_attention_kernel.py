@@ -237,7 +237,7 @@ class AttentionKernel:
         """A score with scale, bias and mask, in units of 1 / unit; minus infinity where nothing is
         seen."""
         f, a, t = self.f, self.a, self.one
-        s = t.mul(s, t.const(a.scale * unit))
+        s = t.mul(s, a.scale * unit)
         seen = f.icmp("slt", column, a.columns)
         if a.causal:
             seen = t.bin_and(seen, f.icmp("sle", column, row))
@@ -245,7 +245,7 @@ class AttentionKernel:
             here = t.bin_and(seen, f.icmp("slt", row, a.rows))
             at = f.add(f.mul(row, a.bias.row), f.mul(column, a.bias.column))
             s = self._biased(s, bias_of_head, at, here, unit)
-        return t.select(seen, s, t.const(-numbers.inf))
+        return t.select(seen, s, -numbers.inf)
 
     def bias_of_head(self, head: Int) -> str:
         """Pointer to the bias of a head."""
@@ -263,21 +263,15 @@ class AttentionKernel:
 
         def inside() -> list[str]:
             v = load_real(f, dtype, pointer, at)
-            return [
-                (
-                    t.select(v, s, t.const(-numbers.inf))
-                    if dtype == "pred"
-                    else t.fma(v, t.const(unit), s)
-                )
-            ]
+            return [(t.select(v, s, -numbers.inf) if dtype == "pred" else t.fma(v, unit, s))]
 
         return f.choose(seen, inside, lambda: [s], ["float"])[0]
 
     def finite(self, top: str) -> str:
         """The largest score, 0 when nothing was seen."""
         return self.one.select(
-            self.one.cmp("oeq", top, self.one.const(-numbers.inf)),
-            self.one.const(0),
+            self.one.cmp("oeq", top, -numbers.inf),
+            0,
             top,
         )
 

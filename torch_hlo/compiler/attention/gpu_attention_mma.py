@@ -306,7 +306,7 @@ class _Warps(AttentionKernel):
             return [self.score(s, bias, *place(*divmod(i, 4)), LOG2E) for i, s in enumerate(flat)]
 
         def plain() -> list[str]:
-            return [t.mul(s, t.const(self.a.scale * LOG2E)) for s in flat]
+            return [t.mul(s, self.a.scale * LOG2E) for s in flat]
 
         values = (
             masked()
@@ -432,8 +432,8 @@ class Forward(_Warps):
             self.across(t.add, state[2:4], 4),
             _fours(state[4:]),
         )
-        sums = [t.select(t.cmp("oeq", x, t.const(0)), t.const(1), x) for x in sums]
-        factors = [t.div(t.const(1), x) for x in sums]
+        sums = [t.select(t.cmp("oeq", x, 0), 1, x) for x in sums]
+        factors = [t.div(1, x) for x in sums]
         self.write(
             self.out,
             first,
@@ -441,7 +441,7 @@ class Forward(_Warps):
             [[t.mul(x, factors[i // 2]) for i, x in enumerate(some)] for some in totals],
         )
         lse = [
-            t.fma(self.finite(top), t.const(1 / LOG2E), math.log(t, total))
+            t.fma(self.finite(top), 1 / LOG2E, math.log(t, total))
             for top, total in zip(tops, sums, strict=True)
         ]
         self.store_rows(self.lse, first, lse, self.f.icmp("eq", at, 0))
@@ -476,7 +476,7 @@ class QueryGradient(_Warps):
         self.bring(k, self.k, 0)
         self.commit()
         rows = [f.add(f.add(first, self.g), 8 * half) for half in (0, 1)]
-        lse = [t.mul(self.of_row(self.lse, row), t.const(LOG2E)) for row in rows]
+        lse = [t.mul(self.of_row(self.lse, row), LOG2E) for row in rows]
         deltas = self.row_products(
             self.grad, self.out, rows, self.w.wide(self.w.rem(self.lane, 4)), 4
         )
@@ -557,7 +557,7 @@ class KeyGradient(_Warps):
                 for n in range(step // 8)
                 for i in (0, 1)
             ]
-            lse = [t.mul(self.of_row(self.lse, row), t.const(LOG2E)) for row in rows]
+            lse = [t.mul(self.of_row(self.lse, row), LOG2E) for row in rows]
             deltas = [self.of_row(self.deltas, row) for row in rows]
             self.arrive(1)  # gradients of the output
             dp = self.products(of_v, grad)

@@ -289,7 +289,7 @@ class KernelValues:
         wide = e.cast("sext" if x.shape.kind == "s" else "zext", raw, storage.register, "i64")
         last = e.splat("i64", self.size(var.extent - 1))
         return (
-            t.call("smin", t.call("smax", wide, t.const(0)), last)
+            t.call("smin", t.call("smax", wide, 0), last)
             if x.shape.kind == "s"
             else t.call("umin", wide, last)
         )

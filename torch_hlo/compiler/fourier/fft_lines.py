@@ -181,7 +181,7 @@ class RealColumns:
 def scaled(c: Lines, value: Pair, scale: float) -> Pair:
     if scale == 1.0:
         return value
-    real, imaginary = (c.t.mul(v, c.t.const(scale)) for v in value)
+    real, imaginary = (c.t.mul(v, scale) for v in value)
     return real, imaginary
 
 

@@ -53,7 +53,7 @@ def divide(t: Typed, a: Pair, b: Pair) -> Pair:
     swap = t.cmp("olt", t.abs(b[0]), t.abs(b[1]))
     big, small = t.select(swap, b[1], b[0]), t.select(swap, b[0], b[1])
     ratio = t.div(small, big)
-    ratio = t.select(t.cmp("oeq", t.abs(big), t.const(0.0)), t.const(0.0), ratio)
+    ratio = t.select(t.cmp("oeq", t.abs(big), 0.0), 0.0, ratio)
     denominator = t.fma(small, ratio, big)
     # a / b = (ar + ai r, ai - ar r) / d, or with parts exchanged (ar r + ai, ai r - ar) / d
     re = t.select(swap, t.fma(a[0], ratio, a[1]), t.fma(a[1], ratio, a[0]))
@@ -67,23 +67,23 @@ def absolute(t: Typed, a: Pair) -> str:
     swap = t.cmp("olt", x, y)
     big, small = t.select(swap, y, x), t.select(swap, x, y)
     ratio = t.div(small, big)
-    ratio = t.select(t.cmp("oeq", big, small), t.const(1.0), ratio)
-    r = t.mul(big, t.sqrt(t.fma(ratio, ratio, t.const(1.0))))
-    r = t.select(t.cmp("oeq", big, t.const(0.0)), t.const(0.0), r)
-    r = t.select(t.cmp("uno", x, y), t.const(pymath.nan), r)
+    ratio = t.select(t.cmp("oeq", big, small), 1.0, ratio)
+    r = t.mul(big, t.sqrt(t.fma(ratio, ratio, 1.0)))
+    r = t.select(t.cmp("oeq", big, 0.0), 0.0, r)
+    r = t.select(t.cmp("uno", x, y), pymath.nan, r)
     infinite = t.e.typed("i1").bin(
         "or",
-        t.cmp("oeq", x, t.const(INF)),
-        t.cmp("oeq", y, t.const(INF)),
+        t.cmp("oeq", x, INF),
+        t.cmp("oeq", y, INF),
     )
-    return t.select(infinite, t.const(INF), r)
+    return t.select(infinite, INF, r)
 
 
 @_wide
 def exponential(t: Typed, a: Pair) -> Pair:
     r = math.exp(t, a[0])
-    im = t.select(t.cmp("oeq", a[1], t.const(0.0)), a[1], t.mul(r, sin(t, a[1])))
-    return t.select(t.cmp("oeq", a[1], t.const(0.0)), r, t.mul(r, cos(t, a[1]))), im
+    im = t.select(t.cmp("oeq", a[1], 0.0), a[1], t.mul(r, sin(t, a[1])))
+    return t.select(t.cmp("oeq", a[1], 0.0), r, t.mul(r, cos(t, a[1]))), im
 
 
 @_wide
@@ -94,20 +94,20 @@ def log(t: Typed, a: Pair) -> Pair:
 @_wide
 def expm1(t: Typed, a: Pair) -> Pair:
     e1 = math.expm1(t, a[0])
-    half = sin(t, t.mul(a[1], t.const(0.5)))
-    cos_minus_1 = t.mul(t.const(-2.0), t.mul(half, half))
-    e0 = t.add(e1, t.const(1.0))
+    half = sin(t, t.mul(a[1], 0.5))
+    cos_minus_1 = t.mul(-2.0, t.mul(half, half))
+    e0 = t.add(e1, 1.0)
     return t.fma(e0, cos_minus_1, e1), t.mul(e0, sin(t, a[1]))
 
 
 @_wide
 def log1p(t: Typed, a: Pair) -> Pair:
-    one_more = t.add(a[0], t.const(1.0))
+    one_more = t.add(a[0], 1.0)
     # |1 + z|^2 - 1 = 2x + x^2 + y^2
     excess = t.fma(a[1], a[1], t.fma(a[0], a[0], t.add(a[0], a[0])))
-    near = t.mul(t.const(0.5), math.log1p(t, excess))
+    near = t.mul(0.5, math.log1p(t, excess))
     far = math.log(t, absolute(t, (one_more, a[1])))
-    return t.select(t.cmp("olt", t.abs(excess), t.const(0.5)), near, far), angle(t, a[1], one_more)
+    return t.select(t.cmp("olt", t.abs(excess), 0.5), near, far), angle(t, a[1], one_more)
 
 
 @_wide
@@ -116,12 +116,12 @@ def sqrt(t: Typed, a: Pair) -> Pair:
     half = t.const(0.5)
     root = t.sqrt(t.mul(half, t.add(size, t.abs(a[0]))))
     other = t.div(t.mul(half, a[1]), root)
-    other = t.select(t.cmp("oeq", root, t.const(0.0)), a[1], other)
-    positive = t.cmp("oge", a[0], t.const(0.0))
+    other = t.select(t.cmp("oeq", root, 0.0), a[1], other)
+    positive = t.cmp("oge", a[0], 0.0)
     re = t.select(positive, root, t.abs(other))
     im = t.select(positive, other, t.copysign(root, a[1]))
-    infinite = t.cmp("oeq", t.abs(a[1]), t.const(INF))
-    return t.select(infinite, t.const(INF), re), t.select(infinite, a[1], im)
+    infinite = t.cmp("oeq", t.abs(a[1]), INF)
+    return t.select(infinite, INF, re), t.select(infinite, a[1], im)
 
 
 @_wide
@@ -192,12 +192,12 @@ def logistic(t: Typed, a: Pair) -> Pair:
 def power(t: Typed, a: Pair, b: Pair) -> Pair:
     size = absolute(t, a)
     r = exponential(t, multiply(t, (math.log(t, size), angle(t, a[1], a[0])), b))
-    zero = t.cmp("oeq", size, t.const(0.0))
-    none = t.bin_and(t.cmp("oeq", b[0], t.const(0.0)), t.cmp("oeq", b[1], t.const(0.0)))
-    grows = t.cmp("ogt", b[0], t.const(0.0))
-    at_zero = t.select(grows, t.const(0.0), t.const(pymath.nan))
-    re = t.select(none, t.const(1.0), t.select(zero, at_zero, r[0]))
-    return re, t.select(none, t.const(0.0), t.select(zero, at_zero, r[1]))
+    zero = t.cmp("oeq", size, 0.0)
+    none = t.bin_and(t.cmp("oeq", b[0], 0.0), t.cmp("oeq", b[1], 0.0))
+    grows = t.cmp("ogt", b[0], 0.0)
+    at_zero = t.select(grows, 0.0, pymath.nan)
+    re = t.select(none, 1.0, t.select(zero, at_zero, r[0]))
+    return re, t.select(none, 0.0, t.select(zero, at_zero, r[1]))
 
 
 @_wide
@@ -208,20 +208,20 @@ def cbrt(t: Typed, a: Pair) -> Pair:
 @_wide
 def sign(t: Typed, a: Pair) -> Pair:
     size = absolute(t, a)
-    zero = t.cmp("oeq", size, t.const(0.0))
+    zero = t.cmp("oeq", size, 0.0)
     return t.select(zero, a[0], t.div(a[0], size)), t.select(zero, a[1], t.div(a[1], size))
 
 
 @_wide
 def asinh(t: Typed, a: Pair) -> Pair:
     """log(z + sqrt(z^2 + 1)), in the right half plane where nothing cancels; odd."""
-    left = t.ints().cmp("slt", t.bits(a[0]), t.ints().const(0))
+    left = t.ints().cmp("slt", t.bits(a[0]), 0)
     z = (t.select(left, t.neg(a[0]), a[0]), t.select(left, t.neg(a[1]), a[1]))
     # sqrt(1 + iz) sqrt(1 - iz) keeps the branch of sqrt(z^2 + 1)
     root = multiply(
         t,
-        sqrt(t, (t.sub(t.const(1.0), z[1]), z[0])),
-        sqrt(t, (t.add(t.const(1.0), z[1]), t.neg(z[0]))),
+        sqrt(t, (t.sub(1.0, z[1]), z[0])),
+        sqrt(t, (t.add(1.0, z[1]), t.neg(z[0]))),
     )
     re, im = log(t, add(t, z, root))
     return t.select(left, t.neg(re), re), t.select(left, t.neg(im), im)
@@ -236,7 +236,7 @@ def asin(t: Typed, a: Pair) -> Pair:
 @_wide
 def acos(t: Typed, a: Pair) -> Pair:
     re, im = asin(t, a)
-    return t.sub(t.const(pymath.pi / 2), re), t.neg(im)
+    return t.sub(pymath.pi / 2, re), t.neg(im)
 
 
 @_wide

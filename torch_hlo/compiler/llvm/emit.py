@@ -3,8 +3,7 @@ literal (`0x3FF…`, `5`, `true`).
 
     e = Emit(16, lines, Unit(target))
     t = e.typed("float")
-    y = t.fma(x, t.const(2.0), t.const(1.0))     # lines += ["%v1 = call <16 x float>
-                                                 # @llvm.fma.v16f32(…)"]
+    y = t.fma(x, 2.0, 1.0)  # lines += ["%v1 = call <16 x float> @llvm.fma.v16f32(…)"]
 
 Literals are written per use (`splat (float 0x…)`), so constants cost no instruction.
 """
@@ -24,6 +23,7 @@ from torch_hlo.compiler.llvm.target import Target
 # Since LLVM 22 the alignment of masked accesses is an attribute of the pointer and not an argument.
 _ALIGN_IS_ATTRIBUTE = llvm.llvm_version_info[0] >= 22
 
+Operand = str | float  # of Typed's operations: a value, or a number for all lanes
 INT_OF = {"float": "i32", "double": "i64", "half": "i16", "bfloat": "i16"}
 _SUFFIX = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16"}
 BITS = {
@@ -248,7 +248,8 @@ class Emit:
 
 
 class Typed:
-    """Operations on one scalar kind (`float`, `double`, `i32`…) at the Emit's width."""
+    """Operations on one scalar kind (`float`, `double`, `i32`…) at the Emit's width. A Python
+    number as an operand is its `const`."""
 
     __slots__ = ("e", "kind", "type", "suffix", "is_float")
 
@@ -261,35 +262,36 @@ class Typed:
         text = literal(self.kind, value)
         return text if self.e.lanes == 1 else f"splat ({self.kind} {text})"
 
-    def bin(self, op: str, a: str, b: str) -> str:
-        return self.e.op(f"{op} {self.type} {a}, {b}")
+    def of(self, value: Operand) -> str:
+        return value if isinstance(value, str) else self.const(value)
 
-    def add(self, a: str, b: str) -> str:
+    def bin(self, op: str, a: Operand, b: Operand) -> str:
+        return self.e.op(f"{op} {self.type} {self.of(a)}, {self.of(b)}")
+
+    def add(self, a: Operand, b: Operand) -> str:
         return self.bin("fadd" if self.is_float else "add", a, b)
 
-    def sub(self, a: str, b: str) -> str:
+    def sub(self, a: Operand, b: Operand) -> str:
         return self.bin("fsub" if self.is_float else "sub", a, b)
 
-    def mul(self, a: str, b: str) -> str:
+    def mul(self, a: Operand, b: Operand) -> str:
         return self.bin("fmul" if self.is_float else "mul", a, b)
 
-    def div(self, a: str, b: str) -> str:
+    def div(self, a: Operand, b: Operand) -> str:
         """Floating-point division."""
         return self.bin("fdiv", a, b)
 
     def neg(self, a: str) -> str:
-        return self.e.op(f"fneg {self.type} {a}") if self.is_float else self.sub(self.const(0), a)
+        return self.e.op(f"fneg {self.type} {a}") if self.is_float else self.sub(0, a)
 
-    def fma(self, a: str, b: str, c: str) -> str:
-        t = self.type
-        return self.e.op(f"call {t} @llvm.fma.{self.suffix}({t} {a}, {t} {b}, {t} {c})")
+    def fma(self, a: Operand, b: Operand, c: Operand) -> str:
+        return self.call("fma", a, b, c)
 
-    def call(self, name: str, *arguments: str) -> str:
+    def call(self, name: str, *arguments: Operand) -> str:
         """LLVM intrinsic `llvm.<name>.<type>` whose arguments and result all have this type."""
         t = self.type
-        return self.e.op(
-            f"call {t} @llvm.{name}.{self.suffix}({', '.join(f'{t} {a}' for a in arguments)})"
-        )
+        typed = ", ".join(f"{t} {self.of(a)}" for a in arguments)
+        return self.e.op(f"call {t} @llvm.{name}.{self.suffix}({typed})")
 
     def abs(self, a: str) -> str:
         if self.is_float:
@@ -299,13 +301,13 @@ class Typed:
     def sqrt(self, a: str) -> str:
         return self.call("sqrt", a)
 
-    def copysign(self, magnitude: str, sign: str) -> str:
+    def copysign(self, magnitude: Operand, sign: Operand) -> str:
         return self.call("copysign", magnitude, sign)
 
-    def cmp(self, predicate: str, a: str, b: str) -> str:
+    def cmp(self, predicate: str, a: Operand, b: Operand) -> str:
         """Comparison giving i1 lanes: fcmp predicates (`olt`, `une`) on floats, icmp (`slt`, `eq`)
         on integers."""
-        return self.e.op(f"{'fcmp' if self.is_float else 'icmp'} {predicate} {self.type} {a}, {b}")
+        return self.bin(f"{'fcmp' if self.is_float else 'icmp'} {predicate}", a, b)
 
     def bin_and(self, a: str, b: str) -> str:
         """Conjunction of two conditions."""
@@ -315,16 +317,17 @@ class Typed:
         """Disjunction of two conditions."""
         return self.e.op(f"or {self.e.type('i1')} {a}, {b}")
 
-    def select(self, condition: str, a: str, b: str) -> str:
+    def select(self, condition: str, a: Operand, b: Operand) -> str:
         return self.e.op(
-            f"select {self.e.type('i1')} {condition}, {self.type} {a}, {self.type} {b}"
+            f"select {self.e.type('i1')} {condition}, {self.type} {self.of(a)}, {self.type}"
+            f" {self.of(b)}"
         )
 
     def poly(self, x: str, coefficients: Sequence[float]) -> str:
         """Horner's rule, highest degree first."""
         r = self.const(coefficients[0])
         for c in coefficients[1:]:
-            r = self.fma(r, x, self.const(c))
+            r = self.fma(r, x, c)
         return r
 
     def ints(self) -> Typed:

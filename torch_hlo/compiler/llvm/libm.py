@@ -108,18 +108,18 @@ def _times_two_over_pi(c: _Code, mantissa: str, exponent: str) -> list[str]:
     i = c.i
     # Bit number j after the point has the weight 2^-j. The first that matters is j = e - 1, counted
     # here from the table's start.
-    first = i.add(exponent, i.const(32 * _LEAD - 2))
-    word, shift = i.bin("lshr", first, i.const(5)), i.bin("and", first, i.const(31))
+    first = i.add(exponent, 32 * _LEAD - 2)
+    word, shift = i.bin("lshr", first, 5), i.bin("and", first, 31)
     raw = []
     for k in range(_LIMBS + 1):
-        p = c.e.op(f"getelementptr i32, ptr @torch_hlo_two_over_pi, i64 {i.add(word, i.const(k))}")
+        p = c.e.op(f"getelementptr i32, ptr @torch_hlo_two_over_pi, i64 {i.add(word, k)}")
         raw.append(c.e.cast("zext", c.e.op(f"load i32, ptr {p}"), "i32", "i64"))
     mask = i.const(0xFFFFFFFF)
     limbs = []  # least significant first
     for k in reversed(range(_LIMBS)):
-        pair = i.bin("or", i.bin("shl", raw[k], i.const(32)), raw[k + 1])
-        limbs.append(i.bin("and", i.bin("lshr", pair, i.sub(i.const(32), shift)), mask))
-    low, high = i.bin("and", mantissa, mask), i.bin("lshr", mantissa, i.const(32))
+        pair = i.bin("or", i.bin("shl", raw[k], 32), raw[k + 1])
+        limbs.append(i.bin("and", i.bin("lshr", pair, i.sub(32, shift)), mask))
+    low, high = i.bin("and", mantissa, mask), i.bin("lshr", mantissa, 32)
     product = []
     # the upper half of a product of two words belongs to the next word
     carry = previous = i.const(0)
@@ -131,8 +131,8 @@ def _times_two_over_pi(c: _Code, mantissa: str, exponent: str) -> list[str]:
             i.add(carry, previous),
         )
         product.append(i.bin("and", total, mask))
-        carry = i.bin("lshr", total, i.const(32))
-        previous = i.add(i.bin("lshr", a, i.const(32)), i.bin("lshr", b, i.const(32)))
+        carry = i.bin("lshr", total, 32)
+        previous = i.add(i.bin("lshr", a, 32), i.bin("lshr", b, 32))
     return product
 
 
@@ -153,31 +153,31 @@ def _reduce(target: Target, name: str) -> str:
         f"@torch_hlo_two_over_pi = private constant [{len(words)} x i32]"
         f" [{', '.join(f'i32 {w}' for w in words)}]\n"
     )
-    bits = i.bin("and", d.bits("%x"), i.const((1 << 63) - 1))
-    exponent = i.sub(i.bin("lshr", bits, i.const(52)), i.const(1075))
-    mantissa = i.bin("or", i.bin("and", bits, i.const((1 << 52) - 1)), i.const(1 << 52))
+    bits = i.bin("and", d.bits("%x"), (1 << 63) - 1)
+    exponent = i.sub(i.bin("lshr", bits, 52), 1075)
+    mantissa = i.bin("or", i.bin("and", bits, (1 << 52) - 1), 1 << 52)
     product = _times_two_over_pi(c, mantissa, exponent)
 
     def join(a: int, b: int) -> str:
-        return i.bin("or", i.bin("shl", product[a], i.const(32)), product[b])
+        return i.bin("or", i.bin("shl", product[a], 32), product[b])
 
     top, middle, bottom = join(5, 4), join(3, 2), join(1, 0)
-    quadrant = i.bin("lshr", top, i.const(62))
+    quadrant = i.bin("lshr", top, 62)
     fraction = [
-        i.bin("or", i.bin("shl", a, i.const(2)), i.bin("lshr", b, i.const(62)))
+        i.bin("or", i.bin("shl", a, 2), i.bin("lshr", b, 62))
         for a, b in ((top, middle), (middle, bottom))
     ]
-    quadrant = i.bin("and", i.add(quadrant, i.bin("lshr", fraction[0], i.const(63))), i.const(3))
+    quadrant = i.bin("and", i.add(quadrant, i.bin("lshr", fraction[0], 63)), 3)
     # the nearest multiple lies above: the rest is negative
-    sign = i.bin("ashr", fraction[0], i.const(63))
+    sign = i.bin("ashr", fraction[0], 63)
     size = [i.bin("xor", f, sign) for f in fraction]
     parts = [c.e.op(f"uitofp i64 {s} to double") for s in size]
-    value = d.add(d.mul(parts[0], d.const(2.0**-64)), d.mul(parts[1], d.const(2.0**-128)))
-    value = d.mul(value, d.const(math.pi / 2))
-    below = i.bin("xor", sign, i.bin("ashr", d.bits("%x"), i.const(63)))
-    value = d.from_bits(i.bin("xor", d.bits(value), i.bin("and", below, i.const(-(1 << 63)))))
-    negative = i.cmp("slt", d.bits("%x"), i.const(0))
-    number = i.bin("and", i.select(negative, i.sub(i.const(0), quadrant), quadrant), i.const(3))
+    value = d.add(d.mul(parts[0], 2.0**-64), d.mul(parts[1], 2.0**-128))
+    value = d.mul(value, math.pi / 2)
+    below = i.bin("xor", sign, i.bin("ashr", d.bits("%x"), 63))
+    value = d.from_bits(i.bin("xor", d.bits(value), i.bin("and", below, -(1 << 63))))
+    negative = i.cmp("slt", d.bits("%x"), 0)
+    number = i.bin("and", i.select(negative, i.sub(0, quadrant), quadrant), 3)
     one = c.e.op(f"insertvalue {{double, i64}} poison, double {value}, 0")
     both = c.e.op(f"insertvalue {{double, i64}} {one}, i64 {number}, 1")
     c.e.do(f"ret {{double, i64}} {both}")
@@ -188,8 +188,8 @@ def _near_or_reduced(c: _Code, function: Callable[[str, str], str]) -> None:
     """`function(t, r, quadrant)` of x itself or, when it is large, of what reduce gives."""
     d = c.d
     large = d.bin_and(
-        d.cmp("oge", d.abs("%x"), d.const(8.0)),
-        d.cmp("olt", d.abs("%x"), d.const(math.inf)),
+        d.cmp("oge", d.abs("%x"), 8.0),
+        d.cmp("olt", d.abs("%x"), math.inf),
     )
     c.e.do(f"br i1 {large}, label %far, label %join")
     c.label("far")
@@ -205,10 +205,7 @@ def _near_or_reduced(c: _Code, function: Callable[[str, str], str]) -> None:
         c.e.op(f"phi i64 [0, %entry], [{q}, %far]"),
     )
     result = function(rest, number)
-    c.e.do(
-        "ret double"
-        f" {d.select(d.cmp('olt', d.abs('%x'), d.const(math.inf)), result, d.const(math.nan))}"
-    )
+    c.e.do(f"ret double {d.select(d.cmp('olt', d.abs('%x'), math.inf), result, math.nan)}")
 
 
 @_routine("sin", "cos", needs=("torch_hlo_reduce",))
@@ -218,11 +215,11 @@ def _sin_or_cos(target: Target, name: str) -> str:
 
     def value(r: str, number: str) -> str:
         sine, cosine, own = sin_cos(d, r)
-        q = i.add(i.add(number, own), i.const(name == "cos"))
-        odd = i.cmp("ne", i.bin("and", q, i.const(1)), i.const(0))
-        sign = i.bin("shl", i.bin("and", q, i.const(2)), i.const(62))
+        q = i.add(i.add(number, own), name == "cos")
+        odd = i.cmp("ne", i.bin("and", q, 1), 0)
+        sign = i.bin("shl", i.bin("and", q, 2), 62)
         result = d.from_bits(i.bin("xor", d.bits(d.select(odd, cosine, sine)), sign))
-        return result if name == "cos" else d.select(d.cmp("oeq", "%x", d.const(0.0)), "%x", result)
+        return result if name == "cos" else d.select(d.cmp("oeq", "%x", 0.0), "%x", result)
 
     _near_or_reduced(c, value)
     return c.text(name, "double", "double %x")
@@ -235,9 +232,9 @@ def _tan(target: Target, name: str) -> str:
 
     def value(r: str, number: str) -> str:
         sine, cosine, own = sin_cos(d, r)
-        odd = i.cmp("ne", i.bin("and", i.add(number, own), i.const(1)), i.const(0))
+        odd = i.cmp("ne", i.bin("and", i.add(number, own), 1), 0)
         result = d.div(d.select(odd, d.neg(cosine), sine), d.select(odd, sine, cosine))
-        return d.select(d.cmp("oeq", "%x", d.const(0.0)), "%x", result)
+        return d.select(d.cmp("oeq", "%x", 0.0), "%x", result)
 
     _near_or_reduced(c, value)
     return c.text(name, "double", "double %x")
@@ -266,7 +263,7 @@ def _sum(d: Typed, a: str, b: str) -> Pair:
 def _halves(d: Typed, a: str) -> Pair:
     """26 bits and the rest."""
     i = d.ints()
-    high = d.from_bits(i.bin("and", d.bits(a), i.const(-(1 << 27))))
+    high = d.from_bits(i.bin("and", d.bits(a), -(1 << 27)))
     return high, d.sub(a, high)
 
 
@@ -314,23 +311,23 @@ def _pow(target: Target, name: str) -> str:
     limit = d.const(2.0**70)
     y = d.select(d.cmp("olt", d.abs("%y"), limit), "%y", d.copysign(limit, "%y"))
     product = _times(d, log, (y, d.const(0.0)))
-    finite = d.cmp("olt", d.abs(product[0]), d.const(800.0))
+    finite = d.cmp("olt", d.abs(product[0]), 800.0)
     value = (
-        d.select(finite, product[0], d.copysign(d.const(800.0), product[0])),
-        d.select(finite, product[1], d.const(0.0)),
+        d.select(finite, product[0], d.copysign(800.0, product[0])),
+        d.select(finite, product[1], 0.0),
     )
-    n = d.call("roundeven", d.mul(value[0], d.const(functions.LOG2E)))
+    n = d.call("roundeven", d.mul(value[0], functions.LOG2E))
     r = _sum(
         d,
-        d.sub(value[0], d.mul(n, d.const(float(high)))),
-        d.sub(value[1], d.mul(n, d.const(float(two - high)))),
+        d.sub(value[0], d.mul(n, float(high))),
+        d.sub(value[1], d.mul(n, float(two - high))),
     )
     power = functions.exp(d, r[0])
     power = d.add(power, d.mul(power, r[1]))
     whole = e.op(f"fptosi double {n} to i64")
-    half = i.bin("ashr", whole, i.const(1))
+    half = i.bin("ashr", whole, 1)
     for part in (half, i.sub(whole, half)):
-        power = d.mul(power, d.from_bits(i.bin("shl", i.add(part, i.const(1023)), i.const(52))))
+        power = d.mul(power, d.from_bits(i.bin("shl", i.add(part, 1023), 52)))
     e.do(f"ret double {_special_powers(c, a, power)}")
     return c.text(name, "double", "double %x, double %y")
 
@@ -338,13 +335,13 @@ def _pow(target: Target, name: str) -> str:
 def _log_of_pair(c: _Code, a: str, high: Fraction, low: Fraction) -> Pair:
     """log a, as a pair; `high` + `low` = log 2."""
     d, i, e = c.d, c.i, c.e
-    tiny = d.cmp("olt", a, d.const(2.0**-1022))
-    bits = d.bits(d.select(tiny, d.mul(a, d.const(2.0**54)), a))
-    k = i.bin("ashr", i.sub(bits, i.const(0x3FE6A09E667F3BCD)), i.const(52))
-    m = d.from_bits(i.sub(bits, i.bin("shl", k, i.const(52))))  # in [sqrt(1/2), sqrt(2))
-    k = i.sub(k, i.select(tiny, i.const(54), i.const(0)))
+    tiny = d.cmp("olt", a, 2.0**-1022)
+    bits = d.bits(d.select(tiny, d.mul(a, 2.0**54), a))
+    k = i.bin("ashr", i.sub(bits, 0x3FE6A09E667F3BCD), 52)
+    m = d.from_bits(i.sub(bits, i.bin("shl", k, 52)))  # in [sqrt(1/2), sqrt(2))
+    k = i.sub(k, i.select(tiny, 54, 0))
     # log m = 2 s (1 + z/3 + z^2/5 + ...), s = (m - 1) / (m + 1), z = s^2
-    top, bottom = d.sub(m, d.const(1.0)), _sum(d, m, d.const(1.0))
+    top, bottom = d.sub(m, 1.0), _sum(d, m, d.const(1.0))
     q = d.div(top, bottom[0])
     p, error = _product(d, q, bottom[0])
     rest = d.sub(d.sub(d.sub(top, p), error), d.mul(q, bottom[1]))
@@ -359,8 +356,8 @@ def _log_of_pair(c: _Code, a: str, high: Fraction, low: Fraction) -> Pair:
     number = e.op(f"sitofp i64 {k} to double")
     power_of_two = _plus(
         d,
-        (d.mul(number, d.const(float(high))), d.const(0.0)),
-        (d.mul(number, d.const(float(low))), d.const(0.0)),
+        (d.mul(number, float(high)), d.const(0.0)),
+        (d.mul(number, float(low)), d.const(0.0)),
     )
     return _plus(d, power_of_two, log)
 
@@ -368,27 +365,27 @@ def _log_of_pair(c: _Code, a: str, high: Fraction, low: Fraction) -> Pair:
 def _special_powers(c: _Code, a: str, power: str) -> str:
     """`power` but for zero, infinity, and negative numbers (C standard, annex F)."""
     d, e = c.d, c.e
-    grows = d.cmp("ogt", "%y", d.const(0.0))
+    grows = d.cmp("ogt", "%y", 0.0)
 
     def edge(t: float, f: float) -> str:
-        return d.select(grows, d.const(t), d.const(f))
+        return d.select(grows, t, f)
 
-    power = d.select(d.cmp("oeq", a, d.const(0.0)), edge(0.0, math.inf), power)
-    power = d.select(d.cmp("oeq", a, d.const(math.inf)), edge(math.inf, 0.0), power)
-    infinite = d.cmp("oeq", d.abs("%y"), d.const(math.inf))
-    over = d.cmp("ogt", a, d.const(1.0))
+    power = d.select(d.cmp("oeq", a, 0.0), edge(0.0, math.inf), power)
+    power = d.select(d.cmp("oeq", a, math.inf), edge(math.inf, 0.0), power)
+    infinite = d.cmp("oeq", d.abs("%y"), math.inf)
+    over = d.cmp("ogt", a, 1.0)
     power = d.select(infinite, d.select(over, edge(math.inf, 0.0), edge(0.0, math.inf)), power)
     integral = d.cmp("oeq", d.call("floor", "%y"), "%y")
-    half_y = d.mul("%y", d.const(0.5))
+    half_y = d.mul("%y", 0.5)
     odd = d.bin_and(integral, d.cmp("une", d.call("floor", half_y), half_y))
     power = d.select(odd, d.copysign(power, "%x"), power)
-    negative = d.bin_and(d.cmp("olt", "%x", d.const(0.0)), d.cmp("one", a, d.const(math.inf)))
+    negative = d.bin_and(d.cmp("olt", "%x", 0.0), d.cmp("one", a, math.inf))
     no_number = d.bin_and(negative, e.typed("i1").bin("xor", integral, "true"))
-    power = d.select(no_number, d.const(math.nan), power)
-    power = d.select(d.cmp("uno", "%x", "%y"), d.const(math.nan), power)
-    power = d.select(d.bin_and(d.cmp("oeq", a, d.const(1.0)), infinite), d.const(1.0), power)
-    power = d.select(d.cmp("oeq", "%x", d.const(1.0)), d.const(1.0), power)
-    return d.select(d.cmp("oeq", "%y", d.const(0.0)), d.const(1.0), power)
+    power = d.select(no_number, math.nan, power)
+    power = d.select(d.cmp("uno", "%x", "%y"), math.nan, power)
+    power = d.select(d.bin_and(d.cmp("oeq", a, 1.0), infinite), 1.0, power)
+    power = d.select(d.cmp("oeq", "%x", 1.0), 1.0, power)
+    return d.select(d.cmp("oeq", "%y", 0.0), 1.0, power)
 
 
 _singles("pow", 2)
@@ -421,8 +418,8 @@ def _each(
 
 def _round(t: Typed) -> str:
     whole = t.call("trunc", "%x")
-    far = t.cmp("oge", t.abs(t.sub("%x", whole)), t.const(0.5))
-    return t.copysign(t.select(far, t.add(whole, t.copysign(t.const(1.0), "%x")), whole), "%x")
+    far = t.cmp("oge", t.abs(t.sub("%x", whole)), 0.5)
+    return t.copysign(t.select(far, t.add(whole, t.copysign(1.0, "%x")), whole), "%x")
 
 
 def _extreme(predicate: str) -> Callable[[Typed], str]:

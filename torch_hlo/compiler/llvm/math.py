@@ -61,11 +61,11 @@ def scale(t: Typed, y: str, n: str) -> str:
     i = t.ints()
     mantissa, bias = (23, 127) if t.kind == "float" else (52, 1023)
     whole = e.op(f"fptosi {t.type} {n} to {i.type}")
-    half = i.bin("ashr", whole, i.const(1))
+    half = i.bin("ashr", whole, 1)
     for part in (half, i.sub(whole, half)):
         y = t.mul(
             y,
-            t.from_bits(i.bin("shl", i.add(part, i.const(bias)), i.const(mantissa))),
+            t.from_bits(i.bin("shl", i.add(part, bias), mantissa)),
         )
     return y
 
@@ -83,12 +83,12 @@ _LOG2_PARTS = {
 
 def _in_powers_of_two(t: Typed, x: str, near: float = 0.0) -> tuple[str, str]:
     """x = n log(2) + r: the whole number n, which is 0 for |x| < `near`, and r."""
-    n = t.call("roundeven", t.mul(x, t.const(LOG2E)))
+    n = t.call("roundeven", t.mul(x, LOG2E))
     if near:
-        n = t.select(t.cmp("olt", t.abs(x), t.const(near)), t.const(0.0), n)
+        n = t.select(t.cmp("olt", t.abs(x), near), 0.0, n)
     r = x
     for part in _LOG2_PARTS[t.kind]:
-        r = t.fma(n, t.const(part), r)
+        r = t.fma(n, part, r)
     return n, r
 
 
@@ -99,15 +99,15 @@ def exp(t: Typed, x: str) -> str:
     hardware = scales_in_hardware(t)
     v = x
     if not hardware:
-        v = t.select(t.cmp("ogt", v, t.const(low)), v, t.const(low))
-        v = t.select(t.cmp("olt", v, t.const(high)), v, t.const(high))
+        v = t.select(t.cmp("ogt", v, low), v, low)
+        v = t.select(t.cmp("olt", v, high), v, high)
     n, r = _in_powers_of_two(t, v)
-    y = t.add(_expm1_near(t, r), t.const(1.0))
+    y = t.add(_expm1_near(t, r), 1.0)
     y = scale(t, y, n)
     # vscalef takes a microcode assist on tiny results: the select folds into its mask, so they
     # become 0 and it never sees them.
-    y = t.select(t.cmp("uge", x, t.const(low)), y, t.const(0.0))
-    y = t.select(t.cmp("ogt", x, t.const(overflow)), t.const(INF), y)
+    y = t.select(t.cmp("uge", x, low), y, 0.0)
+    y = t.select(t.cmp("ogt", x, overflow), INF, y)
     return y if hardware else t.select(t.cmp("uno", x, x), x, y)
 
 
@@ -124,12 +124,12 @@ _EXP2_32 = (
 def exp2(t: Typed, x: str) -> str:
     """2^x of floats; results below 2^-126 are 0."""
     hardware = scales_in_hardware(t)
-    v = x if hardware else t.select(t.cmp("ogt", x, t.const(-126.0)), x, t.const(-126.0))
-    v = v if hardware else t.select(t.cmp("olt", v, t.const(129.0)), v, t.const(129.0))
+    v = x if hardware else t.select(t.cmp("ogt", x, -126.0), x, -126.0)
+    v = v if hardware else t.select(t.cmp("olt", v, 129.0), v, 129.0)
     n = t.call("roundeven", v)
     r = t.sub(v, n)
-    y = scale(t, t.fma(t.poly(r, _EXP2_32), r, t.const(1.0)), n)
-    y = t.select(t.cmp("uge", x, t.const(-126.0)), y, t.const(0.0))  # see exp
+    y = scale(t, t.fma(t.poly(r, _EXP2_32), r, 1.0), n)
+    y = t.select(t.cmp("uge", x, -126.0), y, 0.0)  # see exp
     return y if hardware else t.select(t.cmp("uno", x, x), x, y)
 
 
@@ -162,32 +162,32 @@ def log(t: Typed, x: str) -> str:
             0x3FE6A09E667F3BCD,
             52,
         )
-    tiny = t.cmp("olt", x, t.const(smallest))
-    bits = t.bits(t.select(tiny, t.mul(x, t.const(boost)), x))
-    exponent = i.bin("ashr", i.sub(bits, i.const(root_half)), i.const(shift))
-    m = t.from_bits(i.sub(bits, i.bin("shl", exponent, i.const(shift))))
+    tiny = t.cmp("olt", x, smallest)
+    bits = t.bits(t.select(tiny, t.mul(x, boost), x))
+    exponent = i.bin("ashr", i.sub(bits, root_half), shift)
+    m = t.from_bits(i.sub(bits, i.bin("shl", exponent, shift)))
     k = e.op(f"sitofp {i.type} {exponent} to {t.type}")
-    k = t.sub(k, t.select(tiny, t.const(boost_bits), t.const(0.0)))
-    f = t.sub(m, t.const(1.0))
+    k = t.sub(k, t.select(tiny, boost_bits, 0.0))
+    f = t.sub(m, 1.0)
     if t.kind == "float":
         z = t.mul(f, f)
         y = t.mul(t.mul(t.poly(f, _LOG32), f), z)
-        y = t.fma(k, t.const(-2.12194440e-4), y)
-        y = t.fma(z, t.const(-0.5), y)
-        r = t.fma(k, t.const(0.693359375), t.add(f, y))
+        y = t.fma(k, -2.12194440e-4, y)
+        y = t.fma(z, -0.5, y)
+        r = t.fma(k, 0.693359375, t.add(f, y))
     else:
-        s = quotient(t, f, t.add(f, t.const(2.0)))
+        s = quotient(t, f, t.add(f, 2.0))
         z = t.mul(s, s)
         r = t.mul(z, t.poly(z, _LOG64))
-        half = t.mul(t.const(0.5), t.mul(f, f))
-        y = t.fma(s, t.add(half, r), t.mul(k, t.const(1.90821492927058770002e-10)))
-        r = t.fma(k, t.const(6.93147180369123816490e-01), t.sub(f, t.sub(half, y)))
-    r = t.select(t.cmp("oeq", x, t.const(0.0)), t.const(-INF), r)
-    r = t.select(t.cmp("oeq", x, t.const(INF)), t.const(INF), r)
+        half = t.mul(0.5, t.mul(f, f))
+        y = t.fma(s, t.add(half, r), t.mul(k, 1.90821492927058770002e-10))
+        r = t.fma(k, 6.93147180369123816490e-01, t.sub(f, t.sub(half, y)))
+    r = t.select(t.cmp("oeq", x, 0.0), -INF, r)
+    r = t.select(t.cmp("oeq", x, INF), INF, r)
     return t.select(
-        t.cmp("uge", x, t.const(0.0)),
+        t.cmp("uge", x, 0.0),
         t.select(t.cmp("uno", x, x), x, r),
-        t.const(NAN),
+        NAN,
     )
 
 
@@ -208,43 +208,43 @@ def _times_power(t: Typed, p: str, n: str, less: int) -> str:
     power = t.from_bits(
         i.bin(
             "shl",
-            i.add(t.e.op(f"fptosi {t.type} {n} to {i.type}"), i.const(bias - less)),
-            i.const(mantissa),
+            i.add(t.e.op(f"fptosi {t.type} {n} to {i.type}"), bias - less),
+            mantissa,
         )
     )
-    return t.fma(power, p, t.sub(power, t.const(0.5**less)))
+    return t.fma(power, p, t.sub(power, 0.5**less))
 
 
 def expm1(t: Typed, x: str) -> str:
     """2^n (exp(r) - 1) + 2^n - 1."""
     (low, high, overflow), near = _EXPM1_RANGE[t.kind], _EXPM1_NEAR[t.kind]
-    v = t.select(t.cmp("ogt", x, t.const(low)), x, t.const(low))
-    v = t.select(t.cmp("olt", v, t.const(high)), v, t.const(high))
+    v = t.select(t.cmp("ogt", x, low), x, low)
+    v = t.select(t.cmp("olt", v, high), v, high)
     n, r = _in_powers_of_two(t, v, near)
     p = _expm1_near(t, r)
     y = _times_power(t, p, n, 1)  # with half the power, because the largest is no float
     y = t.add(y, y)
-    y = t.select(t.cmp("ogt", x, t.const(overflow)), t.const(INF), y)
+    y = t.select(t.cmp("ogt", x, overflow), INF, y)
     # small: the polynomial itself, which also keeps -0.0
     return t.select(
-        t.cmp("olt", t.abs(x), t.const(near)),
-        t.select(t.cmp("oeq", x, t.const(0.0)), x, p),
+        t.cmp("olt", t.abs(x), near),
+        t.select(t.cmp("oeq", x, 0.0), x, p),
         t.select(t.cmp("uno", x, x), x, y),
     )
 
 
 def log1p(t: Typed, x: str) -> str:
     """log(1 + x), plus what rounding 1 + x lost."""
-    u = t.add(x, t.const(1.0))
-    correction = quotient(t, t.sub(t.sub(u, t.const(1.0)), x), u)
+    u = t.add(x, 1.0)
+    correction = quotient(t, t.sub(t.sub(u, 1.0), x), u)
     r = t.sub(log(t, u), correction)
-    r = t.select(t.cmp("oeq", u, t.const(INF)), u, r)
-    r = t.select(t.cmp("oeq", u, t.const(0.0)), t.const(-INF), r)
-    return t.select(t.cmp("oeq", u, t.const(1.0)), x, r)
+    r = t.select(t.cmp("oeq", u, INF), u, r)
+    r = t.select(t.cmp("oeq", u, 0.0), -INF, r)
+    return t.select(t.cmp("oeq", u, 1.0), x, r)
 
 
 def logistic(t: Typed, x: str) -> str:
-    return t.div(t.const(1.0), t.add(exp(t, t.neg(x)), t.const(1.0)))
+    return t.div(1.0, t.add(exp(t, t.neg(x)), 1.0))
 
 
 # -- hyperbolic
@@ -271,7 +271,7 @@ _TANH64_Q = (
 def tanh(t: Typed, x: str) -> str:
     a, z = t.abs(x), t.mul(x, x)
     if t.kind == "double":  # from 20 on it is 1
-        a = t.select(t.cmp("ogt", a, t.const(20.0)), t.const(20.0), a)
+        a = t.select(t.cmp("ogt", a, 20.0), 20.0, a)
         z = t.mul(a, a)
     p = (
         t.poly(z, _TANH32)
@@ -280,11 +280,11 @@ def tanh(t: Typed, x: str) -> str:
     )
     small = t.fma(t.mul(p, z), x, x)
     big = t.sub(
-        t.const(1.0),
-        quotient(t, t.const(2.0), t.add(exp(t, t.add(a, a)), t.const(1.0))),
+        1.0,
+        quotient(t, t.const(2.0), t.add(exp(t, t.add(a, a)), 1.0)),
     )
     # of small too: -0 + 0 * -0 is 0
-    return t.copysign(t.select(t.cmp("olt", a, t.const(0.625)), small, big), x)
+    return t.copysign(t.select(t.cmp("olt", a, 0.625), small, big), x)
 
 
 _HALF_EXP_OVERFLOW = {"float": 89.4159863, "double": 710.4758600739439}
@@ -293,69 +293,69 @@ _HALF_EXP_OVERFLOW = {"float": 89.4159863, "double": 710.4758600739439}
 def _half_expm1(t: Typed, a: str) -> str:
     """(exp(a) - 1) / 2 from 0 on, also where exp(a) is too large for a float."""
     overflow = _HALF_EXP_OVERFLOW[t.kind]
-    v = t.select(t.cmp("olt", a, t.const(overflow)), a, t.const(overflow))
+    v = t.select(t.cmp("olt", a, overflow), a, overflow)
     near = _EXPM1_NEAR[t.kind]
     n, r = _in_powers_of_two(t, v, near)
     p = _expm1_near(t, r)
     y = _times_power(t, p, n, 2)
-    y = t.select(t.cmp("olt", a, t.const(near)), t.mul(p, t.const(0.5)), t.add(y, y))
+    y = t.select(t.cmp("olt", a, near), t.mul(p, 0.5), t.add(y, y))
     return t.select(t.cmp("uno", a, a), a, y)
 
 
 def sinh(t: Typed, x: str) -> str:
     a = t.abs(x)
     h = _half_expm1(t, a)
-    r = t.add(h, t.div(h, t.add(t.add(h, h), t.const(1.0))))
+    r = t.add(h, t.div(h, t.add(t.add(h, h), 1.0)))
     return t.copysign(
-        t.select(t.cmp("ogt", a, t.const(_HALF_EXP_OVERFLOW[t.kind])), t.const(INF), r),
+        t.select(t.cmp("ogt", a, _HALF_EXP_OVERFLOW[t.kind]), INF, r),
         x,
     )
 
 
 def cosh(t: Typed, x: str) -> str:
     a = t.abs(x)
-    h = t.add(_half_expm1(t, a), t.const(0.5))
+    h = t.add(_half_expm1(t, a), 0.5)
     return t.select(
-        t.cmp("ogt", a, t.const(_HALF_EXP_OVERFLOW[t.kind])),
-        t.const(INF),
-        t.add(h, t.div(t.const(0.25), h)),
+        t.cmp("ogt", a, _HALF_EXP_OVERFLOW[t.kind]),
+        INF,
+        t.add(h, t.div(0.25, h)),
     )
 
 
 def asinh(t: Typed, x: str) -> str:
     a = t.abs(x)
     z = t.mul(a, a)
-    r = log1p(t, t.add(a, t.div(z, t.add(t.sqrt(t.add(z, t.const(1.0))), t.const(1.0)))))
-    large = t.add(log(t, a), t.const(math.log(2)))
-    r = t.select(t.cmp("ogt", a, t.const(1e8)), large, r)
+    r = log1p(t, t.add(a, t.div(z, t.add(t.sqrt(t.add(z, 1.0)), 1.0))))
+    large = t.add(log(t, a), math.log(2))
+    r = t.select(t.cmp("ogt", a, 1e8), large, r)
     return t.copysign(r, x)
 
 
 def acosh(t: Typed, x: str) -> str:
-    m = t.sub(x, t.const(1.0))
+    m = t.sub(x, 1.0)
     r = log1p(t, t.add(m, t.sqrt(t.fma(m, m, t.add(m, m)))))
-    large = t.add(log(t, x), t.const(math.log(2)))
-    return t.select(t.cmp("ogt", x, t.const(1e8)), large, r)
+    large = t.add(log(t, x), math.log(2))
+    return t.select(t.cmp("ogt", x, 1e8), large, r)
 
 
 def atanh(t: Typed, x: str) -> str:
     a = t.abs(x)
-    r = t.mul(t.const(0.5), log1p(t, t.div(t.add(a, a), t.sub(t.const(1.0), a))))
+    r = t.mul(0.5, log1p(t, t.div(t.add(a, a), t.sub(1.0, a))))
     return t.copysign(r, x)
 
 
 # -- roots, powers
 def rsqrt(t: Typed, x: str) -> str:
-    return t.div(t.const(1.0), t.sqrt(x))
+    return t.div(1.0, t.sqrt(x))
 
 
 @in_double
 def cbrt(t: Typed, x: str) -> str:
     a = t.abs(x)
-    r = exp(t, t.mul(log(t, a), t.const(1 / 3)))
+    r = exp(t, t.mul(log(t, a), 1 / 3))
     square = t.mul(r, r)
-    r = t.sub(r, t.div(t.fma(square, r, t.neg(a)), t.mul(square, t.const(3.0))))
-    plain = t.bin_and(t.cmp("ogt", a, t.const(0.0)), t.cmp("olt", a, t.const(INF)))
+    r = t.sub(r, t.div(t.fma(square, r, t.neg(a)), t.mul(square, 3.0)))
+    plain = t.bin_and(t.cmp("ogt", a, 0.0), t.cmp("olt", a, INF))
     return t.copysign(t.select(plain, r, a), x)
 
 
@@ -365,10 +365,10 @@ _WHOLE = {"float": 2.0**23, "double": 2.0**52}
 
 def _long_quotient(t: Typed, x: str, y: str) -> str:
     if not t.e.unit.fuses:
-        return t.cmp("oeq", t.const(0.0), t.const(0.0))
+        return t.cmp("oeq", 0.0, 0.0)
     q = t.abs(t.div(x, y))
-    finite = t.bin_and(t.cmp("olt", t.abs(x), t.const(INF)), t.cmp("une", y, t.const(0.0)))
-    return t.bin_and(t.cmp("oge", q, t.const(_WHOLE[t.kind])), finite)
+    finite = t.bin_and(t.cmp("olt", t.abs(x), INF), t.cmp("une", y, 0.0))
+    return t.bin_and(t.cmp("oge", q, _WHOLE[t.kind]), finite)
 
 
 @falls_back(_long_quotient)
@@ -376,9 +376,9 @@ def fmod(t: Typed, x: str, y: str) -> str:
     """x - y * n, exactly. A rounded quotient may have reached the next whole number: then the rest
     has the other sign, and is off by |y|."""
     rest = t.fma(t.neg(t.call("trunc", t.div(x, y))), y, x)
-    across = t.cmp("olt", t.mul(rest, t.copysign(t.const(1.0), x)), t.const(0.0))
+    across = t.cmp("olt", t.mul(rest, t.copysign(1.0, x)), 0.0)
     rest = t.copysign(t.select(across, t.add(t.abs(rest), t.neg(t.abs(y))), rest), x)
-    infinite = t.bin_and(t.cmp("oeq", t.abs(y), t.const(INF)), t.cmp("olt", t.abs(x), t.const(INF)))
+    infinite = t.bin_and(t.cmp("oeq", t.abs(y), INF), t.cmp("olt", t.abs(x), INF))
     return t.select(infinite, x, rest)
 
 
@@ -396,11 +396,11 @@ def _log_in_parts(t: Typed, a: str) -> tuple[str, str]:
     atanh(s), where s = (m - 1) / (m + 1) and its square are in two parts as well."""
     e, i = t.e, t.ints()
     bits = t.bits(a)
-    k = i.bin("ashr", i.sub(bits, i.const(0x3FE6A09E667F3BCD)), i.const(52))
-    f = t.sub(t.from_bits(i.sub(bits, i.bin("shl", k, i.const(52)))), t.const(1.0))
+    k = i.bin("ashr", i.sub(bits, 0x3FE6A09E667F3BCD), 52)
+    f = t.sub(t.from_bits(i.sub(bits, i.bin("shl", k, 52))), 1.0)
     k = e.op(f"sitofp {i.type} {k} to {t.type}")
-    d = t.add(f, t.const(2.0))
-    d_rest = t.sub(f, t.sub(d, t.const(2.0)))
+    d = t.add(f, 2.0)
+    d_rest = t.sub(f, t.sub(d, 2.0))
     inverse = quotient(t, t.const(1.0), d)
     s = t.mul(f, inverse)
     s_rest = t.mul(t.sub(t.fma(t.neg(s), d, f), t.mul(s, d_rest)), inverse)
@@ -416,11 +416,11 @@ def _log_in_parts(t: Typed, a: str) -> tuple[str, str]:
     q_rest = t.fma(s, w_rest, t.fma(s_rest, w, t.fma(s, w, t.neg(q))))
     r = t.add(s, q)
     r_rest = t.add(t.add(t.sub(s, r), q), t.add(s_rest, q_rest))
-    high, double = t.mul(k, t.const(6.93147180369123816490e-01)), t.add(r, r)
+    high, double = t.mul(k, 6.93147180369123816490e-01), t.add(r, r)
     total = t.add(high, double)
     rest = t.add(
         t.add(t.sub(high, total), double),
-        t.fma(k, t.const(1.90821492927058770002e-10), t.add(r_rest, r_rest)),
+        t.fma(k, 1.90821492927058770002e-10, t.add(r_rest, r_rest)),
     )
     whole = t.add(total, rest)
     return whole, t.add(t.sub(total, whole), rest)
@@ -429,38 +429,38 @@ def _log_in_parts(t: Typed, a: str) -> tuple[str, str]:
 def _exp_of_parts(t: Typed, x: str, rest: str) -> str:
     """exp(x + rest) for |x| < _POWER_RANGE and a rest beyond the last place of x: 1 + r, which is
     kept in two parts, and less than an eighth."""
-    n = t.call("roundeven", t.mul(x, t.const(LOG2E)))
+    n = t.call("roundeven", t.mul(x, LOG2E))
     first, second = (t.const(c) for c in _LOG2_PARTS[t.kind])
     x = t.fma(n, first, x)
     r = t.fma(n, second, x)
     rest = t.add(rest, t.fma(n, second, t.sub(x, r)))
     bent = t.mul(t.poly(r, _EXP64), t.mul(r, r))  # exp(r) - 1 - r
     rest = t.add(bent, t.fma(rest, t.add(r, bent), rest))
-    whole = t.add(r, t.const(1.0))
-    return scale(t, t.add(whole, t.add(t.add(t.sub(t.const(1.0), whole), r), rest)), n)
+    whole = t.add(r, 1.0)
+    return scale(t, t.add(whole, t.add(t.add(t.sub(1.0, whole), r), rest)), n)
 
 
 def _pow64(t: Typed, x: str, y: str) -> str:
     """Errors below 0.7 ulp, so what is a double comes out as that. Infinities, NaNs, subnormal
     operands and results ask libm."""
-    a, zero = t.abs(x), t.cmp("oeq", x, t.const(0.0))
-    safe = t.select(zero, t.const(1.0), a)
+    a, zero = t.abs(x), t.cmp("oeq", x, 0.0)
+    safe = t.select(zero, 1.0, a)
     log_a, log_rest = _log_in_parts(t, safe)
     p = t.mul(y, log_a)
     p_rest = t.fma(y, log_rest, t.fma(y, log_a, t.neg(p)))
     near = t.bin_and(
-        t.cmp("oge", safe, t.const(2.2250738585072014e-308)),
-        t.cmp("olt", safe, t.const(INF)),
+        t.cmp("oge", safe, 2.2250738585072014e-308),
+        t.cmp("olt", safe, INF),
     )
-    near = t.bin_and(near, t.cmp("olt", t.abs(p), t.const(_POWER_RANGE)))
+    near = t.bin_and(near, t.cmp("olt", t.abs(p), _POWER_RANGE))
     ones = t.e.typed("i1")
-    return_unless(t, ones.bin("xor", near, ones.const(1)), lambda: t.external("pow", x, y))
+    return_unless(t, ones.bin("xor", near, 1), lambda: t.external("pow", x, y))
     r = t.select(
         zero,
         t.select(
-            t.cmp("olt", y, t.const(0.0)),
-            t.const(INF),
-            t.select(t.cmp("oeq", y, t.const(0.0)), t.const(1.0), t.const(0.0)),
+            t.cmp("olt", y, 0.0),
+            INF,
+            t.select(t.cmp("oeq", y, 0.0), 1.0, 0.0),
         ),
         _exp_of_parts(t, p, p_rest),
     )
@@ -470,12 +470,12 @@ def _pow64(t: Typed, x: str, y: str) -> str:
 def _signed_power(t: Typed, x: str, y: str, r: str) -> str:
     """x^y from |x|^y."""
     whole = t.cmp("oeq", t.call("floor", y), y)
-    half = t.mul(y, t.const(0.5))
+    half = t.mul(y, 0.5)
     odd = t.bin_and(whole, t.cmp("une", t.call("floor", half), half))
     r = t.select(odd, t.copysign(r, x), r)
-    negative = t.bin_and(t.cmp("olt", x, t.const(0.0)), t.cmp("one", x, t.const(-INF)))
+    negative = t.bin_and(t.cmp("olt", x, 0.0), t.cmp("one", x, -INF))
     ones = t.e.typed("i1")
-    return t.select(t.bin_and(negative, ones.bin("xor", whole, ones.const(1))), t.const(NAN), r)
+    return t.select(t.bin_and(negative, ones.bin("xor", whole, 1)), NAN, r)
 
 
 _pow = own_function("pow", _pow64)
@@ -489,12 +489,12 @@ def power(t: Typed, x: str, y: str) -> str:
     a = d.abs(x)
     r = _signed_power(d, x, y, exp(d, d.mul(y, log(d, a))))
     r = d.select(
-        d.bin_and(d.cmp("oeq", a, d.const(1.0)), d.cmp("oeq", d.abs(y), d.const(INF))),
-        d.const(1.0),
+        d.bin_and(d.cmp("oeq", a, 1.0), d.cmp("oeq", d.abs(y), INF)),
+        1.0,
         r,
     )
-    r = d.select(d.cmp("oeq", x, d.const(1.0)), d.const(1.0), r)
-    r = d.select(d.cmp("oeq", y, d.const(0.0)), d.const(1.0), r)
+    r = d.select(d.cmp("oeq", x, 1.0), 1.0, r)
+    r = d.select(d.cmp("oeq", y, 0.0), 1.0, r)
     return e.cast("fptrunc", r, "double", "float")
 
 

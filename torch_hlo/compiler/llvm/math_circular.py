@@ -43,17 +43,17 @@ def sin_cos(t: Typed, x: str) -> tuple[str, str, str]:
 
     Accurate for |x| below about 1e15, without a fused multiply-add below 1e6.
     """
-    n = t.call("roundeven", t.mul(x, t.const(2 / math.pi)))
+    n = t.call("roundeven", t.mul(x, 2 / math.pi))
     r = x
     for part in _half_pi(t):
-        r = t.fma(n, t.const(-part), r)
+        r = t.fma(n, -part, r)
     z = t.mul(r, r)
     sine = t.fma(t.mul(z, t.poly(z, _SIN)), r, r)
     cosine = t.sub(
-        t.const(1.0),
-        t.sub(t.mul(t.const(0.5), z), t.mul(t.mul(z, z), t.poly(z, _COS))),
+        1.0,
+        t.sub(t.mul(0.5, z), t.mul(t.mul(z, z), t.poly(z, _COS))),
     )
-    quarter = t.sub(n, t.mul(t.const(4.0), t.call("floor", t.mul(n, t.const(0.25)))))
+    quarter = t.sub(n, t.mul(4.0, t.call("floor", t.mul(n, 0.25))))
     quadrant = t.e.op(f"fptosi {t.type} {quarter} to {t.ints().type}")
     return sine, cosine, quadrant
 
@@ -61,12 +61,12 @@ def sin_cos(t: Typed, x: str) -> tuple[str, str, str]:
 def _circular(t: Typed, x: str, shift: int) -> str:
     sine, cosine, quadrant = sin_cos(t, x)
     i = t.ints()
-    q = i.add(quadrant, i.const(shift)) if shift else quadrant
-    odd = i.cmp("ne", i.bin("and", q, i.const(1)), i.const(0))
-    sign = i.bin("shl", i.bin("and", q, i.const(2)), i.const(62))
+    q = i.add(quadrant, shift) if shift else quadrant
+    odd = i.cmp("ne", i.bin("and", q, 1), 0)
+    sign = i.bin("shl", i.bin("and", q, 2), 62)
     r = t.select(odd, cosine, sine)
     r = t.from_bits(i.bin("xor", t.bits(r), sign))
-    return t.select(t.cmp("olt", t.abs(x), t.const(INF)), r, t.const(NAN))
+    return t.select(t.cmp("olt", t.abs(x), INF), r, NAN)
 
 
 _SIN32 = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
@@ -78,11 +78,11 @@ def _reduced32(t: Typed, x: str) -> tuple[str, str]:
     number modulo 4 as an integer."""
     e, d, i = t.e, t.e.typed("double"), t.ints()
     wide = e.cast("fpext", x, "float", "double")
-    n = d.call("roundeven", d.mul(wide, d.const(2 / math.pi)))
+    n = d.call("roundeven", d.mul(wide, 2 / math.pi))
     r = wide
     for part in _half_pi(d)[:2]:
-        r = d.fma(n, d.const(-part), r)
-    q = d.sub(n, d.mul(d.const(4.0), d.call("floor", d.mul(n, d.const(0.25)))))
+        r = d.fma(n, -part, r)
+    q = d.sub(n, d.mul(4.0, d.call("floor", d.mul(n, 0.25))))
     return e.cast("fptrunc", r, "double", "float"), e.op(f"fptosi {d.type} {q} to {i.type}")
 
 
@@ -90,14 +90,14 @@ def _circular32(t: Typed, x: str, shift: int, reduced: tuple[str, str]) -> str:
     """sin (shift 0) or cos (1) of floats, by short polynomials."""
     i = t.ints()
     r, q = reduced
-    q = i.add(q, i.const(shift))
+    q = i.add(q, shift)
     z = t.mul(r, r)
     sine = t.fma(t.mul(t.poly(z, _SIN32), z), r, r)
-    cosine = t.add(t.fma(z, t.const(-0.5), t.const(1.0)), t.mul(t.mul(t.poly(z, _COS32), z), z))
-    odd = i.cmp("ne", i.bin("and", q, i.const(1)), i.const(0))
-    sign = i.bin("shl", i.bin("and", q, i.const(2)), i.const(30))
+    cosine = t.add(t.fma(z, -0.5, 1.0), t.mul(t.mul(t.poly(z, _COS32), z), z))
+    odd = i.cmp("ne", i.bin("and", q, 1), 0)
+    sign = i.bin("shl", i.bin("and", q, 2), 30)
     y = t.from_bits(i.bin("xor", t.bits(t.select(odd, cosine, sine)), sign))
-    return t.select(t.cmp("olt", t.abs(x), t.const(INF)), y, t.const(NAN))
+    return t.select(t.cmp("olt", t.abs(x), INF), y, NAN)
 
 
 _ACCURATE, _ACCURATE_SHORT = 1e12, 1e6  # up to here the parts of pi/2 are enough
@@ -107,8 +107,8 @@ _ACCURATE, _ACCURATE_SHORT = 1e12, 1e6  # up to here the parts of pi/2 are enoug
 def _any_size(t: Typed, x: str) -> str:
     size = t.abs(x)
     return t.bin_and(
-        t.cmp("oge", size, t.const(_ACCURATE if t.e.unit.fuses else _ACCURATE_SHORT)),
-        t.cmp("olt", size, t.const(INF)),
+        t.cmp("oge", size, _ACCURATE if t.e.unit.fuses else _ACCURATE_SHORT),
+        t.cmp("olt", size, INF),
     )
 
 
@@ -124,10 +124,10 @@ _TAN32 = (
 
 def _tan_of(t: Typed, x: str, sine: str, cosine: str, quadrant: str) -> str:
     i = t.ints()
-    odd = i.cmp("ne", i.bin("and", quadrant, i.const(1)), i.const(0))
+    odd = i.cmp("ne", i.bin("and", quadrant, 1), 0)
     r = t.div(t.select(odd, t.neg(cosine), sine), t.select(odd, sine, cosine))
-    r = t.select(t.cmp("oeq", x, t.const(0.0)), x, r)
-    return t.select(t.cmp("olt", t.abs(x), t.const(INF)), r, t.const(NAN))
+    r = t.select(t.cmp("oeq", x, 0.0), x, r)
+    return t.select(t.cmp("olt", t.abs(x), INF), r, NAN)
 
 
 def _tan32(t: Typed, x: str, reduced: tuple[str, str]) -> str:
@@ -138,7 +138,7 @@ def _tan32(t: Typed, x: str, reduced: tuple[str, str]) -> str:
 
 def _sin(t: Typed, x: str) -> str:
     return t.select(
-        t.cmp("oeq", x, t.const(0.0)),
+        t.cmp("oeq", x, 0.0),
         x,
         _circular32(t, x, 0, _reduced32(t, x)) if t.kind == "float" else _circular(t, x, 0),
     )
@@ -160,10 +160,10 @@ _HALF_PI32 = (1.57079637050628662109375, -4.37113900018624283e-8, -1.71512451e-1
 
 def _reduced_near32(t: Typed, x: str) -> tuple[str, str]:
     """As _reduced32, in floats, for |x| up to _NEAR32."""
-    n = t.call("roundeven", t.mul(x, t.const(2 / math.pi)))
+    n = t.call("roundeven", t.mul(x, 2 / math.pi))
     r = x
     for part in _HALF_PI32:
-        r = t.fma(n, t.const(-part), r)
+        r = t.fma(n, -part, r)
     return r, t.e.op(f"fptosi {t.type} {n} to {t.ints().type}")
 
 
@@ -178,7 +178,7 @@ def _circular_function(name: str, near32: Elementary, middle: Elementary) -> Ele
         return run
 
     wide = _any_size(named(middle, name))
-    by_floats = falls_back(lambda t, x: t.cmp("uge", t.abs(x), t.const(_NEAR32)), wide)(
+    by_floats = falls_back(lambda t, x: t.cmp("uge", t.abs(x), _NEAR32), wide)(
         named(near32, name + ".near")
     )
     return lambda t, x: by_floats(t, x) if t.kind == "float" and t.e.unit.fuses else wide(t, x)
@@ -186,9 +186,7 @@ def _circular_function(name: str, near32: Elementary, middle: Elementary) -> Ele
 
 sin = _circular_function(
     "sin",
-    lambda t, x: t.select(
-        t.cmp("oeq", x, t.const(0.0)), x, _circular32(t, x, 0, _reduced_near32(t, x))
-    ),
+    lambda t, x: t.select(t.cmp("oeq", x, 0.0), x, _circular32(t, x, 0, _reduced_near32(t, x))),
     _sin,
 )
 cos = _circular_function("cos", lambda t, x: _circular32(t, x, 1, _reduced_near32(t, x)), _cos)
@@ -210,26 +208,26 @@ _ATAN32 = (8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539
 def _atan64(t: Typed, x: str) -> str:
     """Of doubles: from the angle to the vertical, to the diagonal, or to the horizontal."""
     a = t.abs(x)
-    a = t.select(t.cmp("ogt", a, t.const(1e300)), t.const(1e300), a)
+    a = t.select(t.cmp("ogt", a, 1e300), 1e300, a)
     steep, middle = (
-        t.cmp("ogt", a, t.const(1 + math.sqrt(2))),
-        t.cmp("ogt", a, t.const(0.66)),
+        t.cmp("ogt", a, 1 + math.sqrt(2)),
+        t.cmp("ogt", a, 0.66),
     )
     one = t.const(1.0)
-    over = t.select(steep, t.const(-1.0), t.select(middle, t.sub(a, one), a))
+    over = t.select(steep, -1.0, t.select(middle, t.sub(a, one), a))
     under = t.select(steep, a, t.select(middle, t.add(a, one), one))
     v = quotient(t, over, under)
     z = t.mul(v, v)
     r = t.fma(v, t.mul(z, quotient(t, t.poly(z, _ATAN_P), t.poly(z, _ATAN_Q))), v)
     angle = t.select(
         steep,
-        t.const(math.pi / 2),
-        t.select(middle, t.const(math.pi / 4), t.const(0.0)),
+        math.pi / 2,
+        t.select(middle, math.pi / 4, 0.0),
     )
     rest = t.select(
         steep,
-        t.const(6.123233995736766e-17),
-        t.select(middle, t.const(3.061616997868383e-17), t.const(0.0)),
+        6.123233995736766e-17,
+        t.select(middle, 3.061616997868383e-17, 0.0),
     )
     return t.copysign(t.add(angle, t.add(r, rest)), x)
 
@@ -247,19 +245,19 @@ def _atan2(t: Typed, y: str, x: str) -> str:
     a, b = t.abs(y), t.abs(x)
     steep = t.cmp("ogt", a, b)
     low, high = t.select(steep, b, a), t.select(steep, a, b)
-    huge = t.cmp("ogt", high, t.const(1e38 if narrow else 1e308))  # low + high is not to overflow
-    low, high = (t.select(huge, t.mul(v, t.const(0.5)), v) for v in (low, high))
+    huge = t.cmp("ogt", high, 1e38 if narrow else 1e308)  # low + high is not to overflow
+    low, high = (t.select(huge, t.mul(v, 0.5), v) for v in (low, high))
     big = t.bin_or(
-        t.cmp("ogt", low, t.mul(high, t.const(0.4142135623730950 if narrow else 0.66))),
-        t.cmp("oeq", low, t.const(INF)),
+        t.cmp("ogt", low, t.mul(high, 0.4142135623730950 if narrow else 0.66)),
+        t.cmp("oeq", low, INF),
     )
     v = t.div(t.select(big, t.sub(low, high), low), t.select(big, t.add(low, high), high))
-    v = t.select(t.cmp("oeq", low, high), t.const(0.0), v)  # inf / inf; 0 / 0 is not big
+    v = t.select(t.cmp("oeq", low, high), 0.0, v)  # inf / inf; 0 / 0 is not big
     z = t.mul(v, v)
     p = t.poly(z, _ATAN32) if narrow else quotient(t, t.poly(z, _ATAN_P), t.poly(z, _ATAN_Q))
     r = t.fma(v, t.mul(z, p), v)
     i = t.ints()
-    left = i.cmp("slt", t.bits(x), i.const(0))
+    left = i.cmp("slt", t.bits(x), 0)
     for condition, sign, angle in (
         (big, 1, math.pi / 4),
         (steep, -1, math.pi / 2),
@@ -267,11 +265,7 @@ def _atan2(t: Typed, y: str, x: str) -> str:
     ):
         whole = struct.unpack("f", struct.pack("f", angle))[0] if narrow else angle
         rest = angle - whole if narrow else angle / math.pi * 1.2246467991473532e-16
-        turned = (
-            t.add(t.const(whole), t.add(r, t.const(rest)))
-            if sign > 0
-            else t.add(t.sub(t.const(whole), r), t.const(rest))
-        )
+        turned = t.add(whole, t.add(r, rest)) if sign > 0 else t.add(t.sub(whole, r), rest)
         r = t.select(condition, turned, r)
     r = t.copysign(r, y)
     return t.select(t.cmp("uno", x, y), t.add(x, y), r)
@@ -295,8 +289,8 @@ _PI_REST = {"float": 0.0, "double": 1.2246467991473532e-16}
 def _asin(t: Typed, x: str) -> tuple[str, str]:
     """Whether |x| > 1/2, and asin |x|, but then asin sqrt((1 - |x|) / 2), half of acos |x|."""
     a = t.abs(x)
-    big = t.cmp("ogt", a, t.const(0.5))
-    z = t.select(big, t.fma(a, t.const(-0.5), t.const(0.5)), t.mul(a, a))
+    big = t.cmp("ogt", a, 0.5)
+    z = t.select(big, t.fma(a, -0.5, 0.5), t.mul(a, a))
     v = t.select(big, t.sqrt(z), a)
     return big, t.fma(t.mul(t.poly(z, _ASIN[t.kind]), z), v, v)
 
@@ -304,7 +298,7 @@ def _asin(t: Typed, x: str) -> tuple[str, str]:
 def _from(t: Typed, angle: float, r: str) -> str:
     """angle - r for a multiple of pi."""
     rest = angle / math.pi * _PI_REST[t.kind]
-    return t.sub(t.const(angle), t.sub(r, t.const(rest)) if rest else r)
+    return t.sub(angle, t.sub(r, rest) if rest else r)
 
 
 def asin(t: Typed, x: str) -> str:
@@ -315,5 +309,5 @@ def asin(t: Typed, x: str) -> str:
 def acos(t: Typed, x: str) -> str:
     big, r = _asin(t, x)
     twice = t.add(r, r)
-    outer = t.select(t.cmp("olt", x, t.const(0.0)), _from(t, math.pi, twice), twice)
+    outer = t.select(t.cmp("olt", x, 0.0), _from(t, math.pi, twice), twice)
     return t.select(big, outer, _from(t, math.pi / 2, t.copysign(r, x)))

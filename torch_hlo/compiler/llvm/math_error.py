@@ -76,9 +76,9 @@ def _erfc_of_large(t: Typed, a: str, exact: bool) -> str:
     `exact`: also relative to small results, for which the square of `a` has to be known beyond its
     last place."""
     z = t.mul(a, a)
-    under, low = t.add(a, t.const(4.0)), t.fma(a, t.const(2.0), t.const(1.0))
+    under, low = t.add(a, 4.0), t.fma(a, 2.0, 1.0)
     inverse = quotient(t, t.const(1.0), t.mul(under, low))
-    q = t.mul(t.mul(t.sub(a, t.const(4.0)), low), inverse)
+    q = t.mul(t.mul(t.sub(a, 4.0), low), inverse)
     r = t.mul(t.mul(exp(t, t.neg(z)), t.mul(under, inverse)), t.poly(q, _ERFCX[t.kind]))
     return t.fma(t.neg(r), t.fma(a, a, t.neg(z)), r) if exact and t.e.unit.fuses else r
 
@@ -86,10 +86,10 @@ def _erfc_of_large(t: Typed, a: str, exact: bool) -> str:
 def _erf64(t: Typed, x: str) -> str:
     """Errors below 2 ulp."""
     a = t.abs(x)
-    a = t.select(t.cmp("ogt", a, t.const(6.0)), t.const(6.0), a)
-    big = t.copysign(t.sub(t.const(1.0), _erfc_of_large(t, a, False)), x)
+    a = t.select(t.cmp("ogt", a, 6.0), 6.0, a)
+    big = t.copysign(t.sub(1.0, _erfc_of_large(t, a, False)), x)
     return t.select(
-        t.cmp("ogt", a, t.const(0.5)),
+        t.cmp("ogt", a, 0.5),
         big,
         t.mul(x, t.poly(t.mul(a, a), _ERF64_SMALL)),
     )
@@ -106,8 +106,8 @@ def erfc(t: Typed, x: str) -> str:
         if t.kind == "float"
         else t.mul(x, t.poly(z, _ERF64_SMALL))
     )
-    big = t.select(t.cmp("olt", x, t.const(0.0)), t.sub(t.const(2.0), tail), tail)
-    return t.select(t.cmp("ogt", a, t.const(0.5)), big, t.sub(t.const(1.0), near))
+    big = t.select(t.cmp("olt", x, 0.0), t.sub(2.0, tail), tail)
+    return t.select(t.cmp("ogt", a, 0.5), big, t.sub(1.0, near))
 
 
 # erf^-1(x) / x in powers of w - m with w = -log(1 - x^2), or of sqrt(w) - m (M. Giles 2012): (least
@@ -234,19 +234,19 @@ _ERFINV = {
 
 
 def _erf_inv(t: Typed, x: str, ranges: int) -> str:
-    w = t.neg(log(t, t.mul(t.sub(t.const(1.0), x), t.add(t.const(1.0), x))))
+    w = t.neg(log(t, t.mul(t.sub(1.0, x), t.add(1.0, x))))
     r, root = "", ""
     for least, middle, coefficients in _ERFINV[t.kind][:ranges]:
         if least and not root:
             root = t.sqrt(w)
-        p = t.poly(t.sub(root or w, t.const(middle)), coefficients)
-        r = t.select(t.cmp("oge", w, t.const(least)), p, r) if r else p
-    r = t.select(t.cmp("oeq", t.abs(x), t.const(1.0)), t.const(INF), r)
+        p = t.poly(t.sub(root or w, middle), coefficients)
+        r = t.select(t.cmp("oge", w, least), p, r) if r else p
+    r = t.select(t.cmp("oeq", t.abs(x), 1.0), INF, r)
     return t.mul(r, x)
 
 
 @falls_back(
-    lambda t, x: t.cmp("ogt", t.abs(x), t.const(0.996 if t.kind == "float" else 0.999)),
+    lambda t, x: t.cmp("ogt", t.abs(x), 0.996 if t.kind == "float" else 0.999),
     lambda t, x: _erf_inv(t, x, 3),
 )
 def erf_inv(t: Typed, x: str) -> str:
@@ -258,15 +258,15 @@ def erf(t: Typed, x: str) -> str:
     if t.kind == "double":
         return _erf64(t, x)
     a, z = t.abs(x), t.mul(x, x)
-    r = t.fma(t.const(-1.72853470e-5), a, t.const(3.83197126e-4))
-    r = t.fma(r, z, t.fma(t.const(-3.88396438e-3), a, t.const(2.42546219e-2)))
+    r = t.fma(-1.72853470e-5, a, 3.83197126e-4)
+    r = t.fma(r, z, t.fma(-3.88396438e-3, a, 2.42546219e-2))
     for c in (-1.06777877e-1, -6.34846687e-1, -1.28717512e-1):
-        r = t.fma(r, a, t.const(c))
+        r = t.fma(r, a, c)
     r = t.fma(r, a, t.neg(a))
-    big = t.copysign(t.sub(t.const(1.0), exp(t, r)), x)
+    big = t.copysign(t.sub(1.0, exp(t, r)), x)
     small = t.fma(t.poly(z, _ERF_SMALL), x, x)
-    r = t.select(t.cmp("ogt", a, t.const(0.927734375)), big, small)
-    return t.select(t.cmp("ogt", a, t.const(4.0)), t.copysign(t.const(1.0), x), r)
+    r = t.select(t.cmp("ogt", a, 0.927734375), big, small)
+    return t.select(t.cmp("ogt", a, 4.0), t.copysign(1.0, x), r)
 
 
 _ERF_END = 3.832506856900711
@@ -292,8 +292,8 @@ def erf_narrow(t: Typed, x: str) -> str:
     """A rational function with errors up to 7 ulp of f32 (0.7 on average), in half the
     instructions. Coefficients: Eigen."""
     x = t.select(
-        t.cmp("ogt", t.abs(x), t.const(_ERF_END)),
-        t.copysign(t.const(_ERF_END), x),
+        t.cmp("ogt", t.abs(x), _ERF_END),
+        t.copysign(_ERF_END, x),
         x,
     )
     z = t.mul(x, x)

@@ -42,7 +42,7 @@ def quotient(t: Typed, a: str, b: str) -> str:
     v = t.type
     r = t.e.op(f"call {v} @llvm.x86.avx512.rcp14.pd.512({v} {b}, {v} zeroinitializer, i8 -1)")
     minus = t.neg(b)
-    error = t.fma(minus, r, t.const(1.0))  # 2^-14
+    error = t.fma(minus, r, 1.0)  # 2^-14
     r = t.fma(r, t.fma(error, error, error), r)  # 2^-42
     q = t.mul(a, r)
     return t.fma(t.fma(minus, q, a), r, q)

@@ -66,12 +66,10 @@ def decode(e: Emit, dtype: str, raw: str) -> str:
     """Register value of an element (or part) as loaded."""
     if dtype == "pred":
         t = e.typed("i8")
-        return t.cmp("ne", raw, t.const(0))
+        return t.cmp("ne", raw, 0)
     if dtype == "bf16":
         t = e.typed("i32")
-        value = e.typed("float").from_bits(
-            t.bin("shl", e.cast("zext", raw, "i16", "i32"), t.const(16))
-        )
+        value = e.typed("float").from_bits(t.bin("shl", e.cast("zext", raw, "i16", "i32"), 16))
     elif dtype == "f16":
         value = (
             e.cast("fpext", raw, "half", "float")
@@ -117,9 +115,9 @@ def _bf16(e: Emit, value: str) -> str:
         return e.cast("bitcast", e.cast("fptrunc", value, "float", "bfloat"), "bfloat", "i16")
     t, i = e.typed("float"), e.typed("i32")
     bits = t.bits(value)
-    last = i.bin("and", i.bin("lshr", bits, i.const(16)), i.const(1))
-    rounded = i.bin("lshr", i.add(i.add(bits, last), i.const(0x7FFF)), i.const(16))
-    quiet = i.bin("or", i.bin("lshr", bits, i.const(16)), i.const(0x40))
+    last = i.bin("and", i.bin("lshr", bits, 16), 1)
+    rounded = i.bin("lshr", i.add(i.add(bits, last), 0x7FFF), 16)
+    quiet = i.bin("or", i.bin("lshr", bits, 16), 0x40)
     return e.cast("trunc", i.select(t.cmp("uno", value, value), quiet, rounded), "i32", "i16")
 
 
@@ -131,8 +129,8 @@ def round_to(e: Emit, dtype: str, value: str) -> str:
         return decode(e, dtype, encode(e, dtype, value))
     if row.bits < 8 and row.kind in "su":
         t = e.typed("i8")
-        up = t.bin("shl", value, t.const(8 - row.bits))
-        return t.bin("ashr" if row.kind == "s" else "lshr", up, t.const(8 - row.bits))
+        up = t.bin("shl", value, 8 - row.bits)
+        return t.bin("ashr" if row.kind == "s" else "lshr", up, 8 - row.bits)
     return value
 
 
@@ -178,28 +176,26 @@ def _select_extreme(predicate: str) -> Callable[..., str]:
 
 def _int_divide(t: Typed, a: str, b: str, signed: bool) -> str:
     """Quotient towards zero; x / 0 is all ones and the smallest integer / -1 itself."""
-    zero = t.cmp("eq", b, t.const(0))
+    zero = t.cmp("eq", b, 0)
     # every quotient of 32-bit integers is exact in double, and vectors have no integer division
     if t.kind != "i64":
         e, d = t.e, t.e.typed("double")
         how = "si" if signed else "ui"
-        x, y = (
-            e.cast(f"{how}tofp", v, t.kind, "double") for v in (a, t.select(zero, t.const(1), b))
-        )
+        x, y = (e.cast(f"{how}tofp", v, t.kind, "double") for v in (a, t.select(zero, 1, b)))
         bits = e.typed("i64")
         wide = e.op(f"fptosi {d.type} {d.div(x, y)} to {bits.type}")
-        return t.select(zero, t.const(-1), e.cast("trunc", wide, "i64", t.kind))
+        return t.select(zero, -1, e.cast("trunc", wide, "i64", t.kind))
     if not signed:
-        return t.select(zero, t.const(-1), t.bin("udiv", a, t.select(zero, t.const(1), b)))
-    negative = t.cmp("eq", b, t.const(-1))
-    safe = t.select(t.e.typed("i1").bin("or", zero, negative), t.const(1), b)
+        return t.select(zero, -1, t.bin("udiv", a, t.select(zero, 1, b)))
+    negative = t.cmp("eq", b, -1)
+    safe = t.select(t.e.typed("i1").bin("or", zero, negative), 1, b)
     q = t.select(negative, t.neg(a), t.bin("sdiv", a, safe))
-    return t.select(zero, t.const(-1), q)
+    return t.select(zero, -1, q)
 
 
 def _int_remainder(t: Typed, a: str, b: str, signed: bool) -> str:
     q = _int_divide(t, a, b, signed)
-    return t.select(t.cmp("eq", b, t.const(0)), a, t.sub(a, t.mul(q, b)))
+    return t.select(t.cmp("eq", b, 0), a, t.sub(a, t.mul(q, b)))
 
 
 def _int_power(t: Typed, a: str, b: str, signed: bool) -> str:
@@ -207,46 +203,46 @@ def _int_power(t: Typed, a: str, b: str, signed: bool) -> str:
     result, square, left = t.const(1), a, b
     bits = emit.BITS[t.kind]
     for i in range(bits if bits <= 32 else 64):
-        odd = t.cmp("ne", t.bin("and", left, t.const(1)), t.const(0))
+        odd = t.cmp("ne", t.bin("and", left, 1), 0)
         result = t.select(odd, t.mul(result, square), result)
         if i + 1 < bits:
-            square, left = t.mul(square, square), t.bin("lshr", left, t.const(1))
+            square, left = t.mul(square, square), t.bin("lshr", left, 1)
     if not signed:
         return result
-    odd = t.cmp("ne", t.bin("and", b, t.const(1)), t.const(0))
-    minus = t.select(odd, t.const(-1), t.const(1))
+    odd = t.cmp("ne", t.bin("and", b, 1), 0)
+    minus = t.select(odd, -1, 1)
     inverse = t.select(
-        t.cmp("eq", a, t.const(1)),
-        t.const(1),
-        t.select(t.cmp("eq", a, t.const(-1)), minus, t.const(0)),
+        t.cmp("eq", a, 1),
+        1,
+        t.select(t.cmp("eq", a, -1), minus, 0),
     )
-    return t.select(t.cmp("slt", b, t.const(0)), inverse, result)
+    return t.select(t.cmp("slt", b, 0), inverse, result)
 
 
 def _shift(name: str) -> Callable[..., str]:
     def shift(t: Typed, a: str, b: str, bits: int = 0) -> str:
         bits = bits or emit.BITS[t.kind]
-        small = t.cmp("ult", b, t.const(bits))
+        small = t.cmp("ult", b, bits)
         if name == "ashr":
-            return t.bin(name, a, t.select(small, b, t.const(bits - 1)))
-        return t.select(small, t.bin(name, a, t.select(small, b, t.const(0))), t.const(0))
+            return t.bin(name, a, t.select(small, b, bits - 1))
+        return t.select(small, t.bin(name, a, t.select(small, b, 0)), 0)
 
     return shift
 
 
 def _sign_float(t: Typed, a: str) -> str:
     return t.select(
-        t.cmp("une", a, t.const(0.0)),
-        t.select(t.cmp("uno", a, a), a, t.copysign(t.const(1.0), a)),
+        t.cmp("une", a, 0.0),
+        t.select(t.cmp("uno", a, a), a, t.copysign(1.0, a)),
         a,
     )
 
 
 def _sign_int(t: Typed, a: str) -> str:
     return t.select(
-        t.cmp("sgt", a, t.const(0)),
-        t.const(1),
-        t.bin("ashr", a, t.const(emit.BITS[t.kind] - 1)),
+        t.cmp("sgt", a, 0),
+        1,
+        t.bin("ashr", a, emit.BITS[t.kind] - 1),
     )
 
 
@@ -285,16 +281,16 @@ _row("abs", "sf", lambda t, a: t.abs(a))
 _row("abs", "u", lambda t, a: a)
 _row("sign", "f", _sign_float)
 _row("sign", "s", _sign_int)
-_row("sign", "u", lambda t, a: t.select(t.cmp("ne", a, t.const(0)), t.const(1), a))
-_row("not", "su", lambda t, a: t.bin("xor", a, t.const(-1)))
-_row("not", "p", lambda t, a: t.bin("xor", a, t.const(1)))
+_row("sign", "u", lambda t, a: t.select(t.cmp("ne", a, 0), 1, a))
+_row("not", "su", lambda t, a: t.bin("xor", a, -1))
+_row("not", "p", lambda t, a: t.bin("xor", a, 1))
 _row("popcnt", "su", _intrinsic("ctpop"))
 _row(
     "count-leading-zeros",
     "su",
     lambda t, a: t.e.op(f"call {t.type} @llvm.ctlz.{t.suffix}({t.type} {a}, i1 false)"),
 )
-_row("is-finite", "f", lambda t, a: t.cmp("olt", t.abs(a), t.const(float("inf"))))
+_row("is-finite", "f", lambda t, a: t.cmp("olt", t.abs(a), float("inf")))
 _row("sqrt", "f", lambda t, a: t.sqrt(a))
 for _name, _op in (
     ("floor", "floor"),
@@ -348,7 +344,7 @@ def _sub_byte(e: Emit, t: Typed, op: str, dtype: str, operands: list[Any]) -> st
         return round_to(
             e,
             dtype,
-            result if op == "popcnt" else t.sub(result, t.const(8 - row.bits)),
+            result if op == "popcnt" else t.sub(result, 8 - row.bits),
         )
     return round_to(e, dtype, TABLE[op, row.kind](t, *operands))
 
@@ -394,7 +390,7 @@ def _total_order(t: Typed, a: str) -> str:
     return i.bin(
         "xor",
         bits,
-        i.bin("lshr", i.bin("ashr", bits, i.const(width - 1)), i.const(1)),
+        i.bin("lshr", i.bin("ashr", bits, width - 1), 1),
     )
 
 
@@ -424,11 +420,11 @@ def _next_after(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) -> Value
     )
     sign = i.const(-(1 << width - 1))
     grows = e.typed("i1").bin("xor", t.cmp("ogt", b, a), t.cmp("olt", a, zero))
-    stepped = i.add(code_a, i.select(grows, i.const(1), i.const(-1)))
-    smallest = i.bin("or", i.bin("and", code_b, sign), i.const(1))
+    stepped = i.add(code_a, i.select(grows, 1, -1))
+    smallest = i.bin("or", i.bin("and", code_b, sign), 1)
     stepped = i.select(t.cmp("oeq", a, zero), smallest, stepped)
     if dtype.endswith("fnuz"):  # has no -0
-        stepped = i.select(i.cmp("eq", stepped, sign), i.const(0), stepped)
+        stepped = i.select(i.cmp("eq", stepped, sign), 0, stepped)
     # Codes to the end: rounding anew would lose subnormal values.
     there = t.bin_or(t.cmp("oeq", a, b), t.cmp("uno", b, b))
     code = i.select(t.cmp("uno", a, a), code_a, i.select(there, code_b, stepped))
@@ -454,7 +450,7 @@ def convert(e: Emit, source: str, target: str, value: Any) -> Value:
             return real, imaginary
         if b.kind == "p":
             t = e.typed(have)
-            return e.typed("i1").bin("or", *(t.cmp("une", v, t.const(0.0)) for v in value))
+            return e.typed("i1").bin("or", *(t.cmp("une", v, 0.0) for v in value))
         return convert(e, REAL_PART[source], target, value[0])
     if b.kind == "c":
         number = convert(e, source, REAL_PART[target], value)
@@ -462,7 +458,7 @@ def convert(e: Emit, source: str, target: str, value: Any) -> Value:
         return number, e.typed(want).const(0.0)
     if b.kind == "p":
         t = e.typed(have)
-        return value if a.kind == "p" else t.cmp("une" if t.is_float else "ne", value, t.const(0))
+        return value if a.kind == "p" else t.cmp("une" if t.is_float else "ne", value, 0)
     if b.kind == "f":
         if a.kind == "f":
             result = _resize_float(e, value, have, want)
@@ -512,14 +508,14 @@ def _float_to_int(e: Emit, value: str, have: str, row: DType) -> str:
             if row.kind == "s"
             else (0, (1 << row.bits) - 1)
         )
-        value = t.select(t.cmp("uno", value, value), t.const(0.0), value)
-        value = t.select(t.cmp("olt", value, t.const(high)), value, t.const(high))
-        value = t.select(t.cmp("ogt", value, t.const(low)), value, t.const(low))
+        value = t.select(t.cmp("uno", value, value), 0.0, value)
+        value = t.select(t.cmp("olt", value, high), value, high)
+        value = t.select(t.cmp("ogt", value, low), value, low)
         return e.cast("trunc", e.op(f"fptosi {t.type} {value} to {i.type}"), "i32", "i8")
     # SPIR-V saturates, but says nothing about nan
     target = e.unit.target
     if target is not None and not target.computes_in_vectors:
-        value = t.select(t.cmp("uno", value, value), t.const(0.0), value)
+        value = t.select(t.cmp("uno", value, value), 0.0, value)
     elif e.lanes > 1:
         return _saturated(e, t, row, value)
     return e.op(f"call {i.type} @llvm.{name}.sat.{i.suffix}.{t.suffix}({t.type} {value})")
@@ -531,14 +527,14 @@ def _saturated(e: Emit, t: Typed, row: DType, value: str) -> str:
     signed = row.kind == "s"
     low, past = (-(1 << row.bits - 1), 1 << row.bits - 1) if signed else (0, 1 << row.bits)
     i = e.typed(f"i{max(row.bits, 32)}")
-    value = t.select(t.cmp("uno", value, value), t.const(0.0), value)
-    above = t.cmp("oge", value, t.const(float(past)))
-    inside = t.select(t.cmp("ogt", value, t.const(float(low))), value, t.const(float(low)))
-    inside = t.select(above, t.const(0.0), inside)
+    value = t.select(t.cmp("uno", value, value), 0.0, value)
+    above = t.cmp("oge", value, float(past))
+    inside = t.select(t.cmp("ogt", value, float(low)), value, float(low))
+    inside = t.select(above, 0.0, inside)
     whole = e.op(
         f"{'fptosi' if signed or row.bits < 32 else 'fptoui'} {t.type} {inside} to {i.type}"
     )
-    return e.cast("trunc", i.select(above, i.const(past - 1), whole), i.kind, f"i{row.bits}")
+    return e.cast("trunc", i.select(above, past - 1, whole), i.kind, f"i{row.bits}")
 
 
 def _reduce_precision(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) -> str:
@@ -563,21 +559,21 @@ def _reduce_precision(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) ->
     bits = t.bits(value)
     if keep_m < mantissa:
         drop = mantissa - keep_m
-        last = i.bin("and", i.bin("lshr", bits, i.const(drop)), i.const(1))
-        rounded = i.add(i.add(bits, i.const((1 << (drop - 1)) - 1)), last)
-        bits = i.bin("and", rounded, i.const(-(1 << drop)))
+        last = i.bin("and", i.bin("lshr", bits, drop), 1)
+        rounded = i.add(i.add(bits, (1 << (drop - 1)) - 1), last)
+        bits = i.bin("and", rounded, -(1 << drop))
     if keep_e < own_exponent:
-        sign = i.bin("and", bits, i.const(1 << (width - 1)))
+        sign = i.bin("and", bits, 1 << (width - 1))
         magnitude = i.bin("xor", bits, sign)
         bias = (1 << (width - mantissa - 2)) - 1
         kept = (1 << (keep_e - 1)) - 1
-        field = i.bin("lshr", magnitude, i.const(mantissa))
+        field = i.bin("lshr", magnitude, mantissa)
         infinity = t.bits(t.const(INF)) if e.lanes > 1 else str((2 * bias + 1) << mantissa)
-        magnitude = i.select(i.cmp("sgt", field, i.const(bias + kept)), infinity, magnitude)
-        magnitude = i.select(i.cmp("sle", field, i.const(bias - kept)), i.const(0), magnitude)
+        magnitude = i.select(i.cmp("sgt", field, bias + kept), infinity, magnitude)
+        magnitude = i.select(i.cmp("sle", field, bias - kept), 0, magnitude)
         bits = i.bin("or", sign, magnitude)
     result = t.from_bits(bits)
-    special = value if attrs["mantissa_bits"] else t.copysign(t.const(INF), value)
+    special = value if attrs["mantissa_bits"] else t.copysign(INF, value)
     return t.select(t.cmp("uno", value, value), special, result)
 
 

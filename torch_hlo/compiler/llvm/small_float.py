@@ -20,29 +20,29 @@ def decode(e: Emit, dtype: str, raw: str) -> str:
     sign, infinity = 1 << (bits - 1), ((1 << exponent) - 1) << mantissa
     t, i = e.typed("float"), e.typed("i32")
     code = e.cast("zext", raw, f"i{bits}", "i32")
-    magnitude = i.bin("and", code, i.const(sign - 1))
-    normal = i.add(i.bin("shl", magnitude, i.const(23 - mantissa)), i.const((127 - bias) << 23))
+    magnitude = i.bin("and", code, sign - 1)
+    normal = i.add(i.bin("shl", magnitude, 23 - mantissa), (127 - bias) << 23)
     tiny = t.mul(
         e.op(f"uitofp {i.type} {magnitude} to {t.type}"),
-        t.const(2.0 ** (1 - bias - mantissa)),
+        2.0 ** (1 - bias - mantissa),
     )
-    value = i.select(i.cmp("ult", magnitude, i.const(1 << mantissa)), t.bits(tiny), normal)
+    value = i.select(i.cmp("ult", magnitude, 1 << mantissa), t.bits(tiny), normal)
     if has_inf:
         special = i.select(
-            i.cmp("eq", magnitude, i.const(infinity)),
-            i.const(0x7F800000),
-            i.const(_NAN),
+            i.cmp("eq", magnitude, infinity),
+            0x7F800000,
+            _NAN,
         )
-        value = i.select(i.cmp("uge", magnitude, i.const(infinity)), special, value)
+        value = i.select(i.cmp("uge", magnitude, infinity), special, value)
     elif not fnuz:
-        value = i.select(i.cmp("eq", magnitude, i.const(sign - 1)), i.const(_NAN), value)
+        value = i.select(i.cmp("eq", magnitude, sign - 1), _NAN, value)
     signed = i.bin(
         "or",
         value,
-        i.bin("shl", i.bin("and", code, i.const(sign)), i.const(32 - bits)),
+        i.bin("shl", i.bin("and", code, sign), 32 - bits),
     )
     if fnuz:
-        signed = i.select(i.cmp("eq", code, i.const(sign)), i.const(_NAN), signed)
+        signed = i.select(i.cmp("eq", code, sign), _NAN, signed)
     return t.from_bits(signed)
 
 
@@ -55,34 +55,34 @@ def encode(e: Emit, dtype: str, value: str) -> str:
     # Adding 2^23 quanta (a quantum: the distance of neighbours here) makes the FPU round to the
     # quantum.
     smallest = i.const((1 - bias + 127) << 23)
-    power = i.bin("and", t.bits(magnitude), i.const(0x7F800000))
+    power = i.bin("and", t.bits(magnitude), 0x7F800000)
     power = i.select(i.cmp("ugt", power, smallest), power, smallest)
-    magic = t.from_bits(i.add(power, i.const((23 - mantissa) << 23)))
+    magic = t.from_bits(i.add(power, (23 - mantissa) << 23))
     rounded = t.sub(t.add(magnitude, magic), magic)
     normal = i.sub(
-        i.bin("lshr", t.bits(rounded), i.const(23 - mantissa)),
-        i.const((127 - bias) << mantissa),
+        i.bin("lshr", t.bits(rounded), 23 - mantissa),
+        (127 - bias) << mantissa,
     )
     tiny = e.op(
         f"fptosi {t.type}"
-        f" {_small(t, t.mul(rounded, t.const(2.0 ** (mantissa + bias - 1))), mantissa)} to {i.type}"
+        f" {_small(t, t.mul(rounded, 2.0 ** (mantissa + bias - 1)), mantissa)} to {i.type}"
     )
-    code = i.select(t.cmp("olt", rounded, t.const(2.0 ** (1 - bias))), tiny, normal)
+    code = i.select(t.cmp("olt", rounded, 2.0 ** (1 - bias)), tiny, normal)
     infinity, everything = ((1 << exponent) - 1) << mantissa, (1 << (bits - 1)) - 1
     nan = everything + 1 if fnuz else infinity | 1 << (mantissa - 1) if has_inf else everything
     top = infinity - 1 if has_inf else everything if fnuz else everything - 1
     overflow = infinity if has_inf else nan
-    code = i.select(i.cmp("sgt", code, i.const(top)), i.const(overflow), code)
-    code = i.select(t.cmp("oge", magnitude, t.const(2.0**100)), i.const(overflow), code)
-    sign = i.bin("lshr", i.bin("and", t.bits(value), i.const(-(1 << 31))), i.const(32 - bits))
+    code = i.select(i.cmp("sgt", code, top), overflow, code)
+    code = i.select(t.cmp("oge", magnitude, 2.0**100), overflow, code)
+    sign = i.bin("lshr", i.bin("and", t.bits(value), -(1 << 31)), 32 - bits)
     signed = i.bin("or", code, sign)
     if fnuz:
-        signed = i.select(i.cmp("eq", code, i.const(0)), i.const(0), signed)
-        signed = i.select(i.cmp("eq", code, i.const(nan)), i.const(nan), signed)
-    signed = i.select(t.cmp("uno", value, value), i.const(nan), signed)
+        signed = i.select(i.cmp("eq", code, 0), 0, signed)
+        signed = i.select(i.cmp("eq", code, nan), nan, signed)
+    signed = i.select(t.cmp("uno", value, value), nan, signed)
     return e.cast("trunc", signed, "i32", f"i{bits}")
 
 
 def _small(t: Typed, value: str, mantissa: int) -> str:
     """Values that may be converted to integers; the others are not looked at."""
-    return t.select(t.cmp("olt", value, t.const(2.0 ** (mantissa + 2))), value, t.const(0.0))
+    return t.select(t.cmp("olt", value, 2.0 ** (mantissa + 2)), value, 0.0)

@@ -421,12 +421,12 @@ class RowEmitter:
         k, reducer = self.k, self.reducers[m]
         (best,) = reducer.fold_lanes(k, self._load(reducer, slots[m]))
         t = k.level.scalar.typed(reducer.kinds[0])
-        new = t.select(t.cmp("olt", t.abs(best), t.const(float("inf"))), best, t.const(0.0))
+        new = t.select(t.cmp("olt", t.abs(best), float("inf")), best, 0.0)
         old = t.load(shift, STORAGE[m.shape.dtype].bytes)
         # Sums so far are 0 when there was no finite maximum, and lost when there is one no more:
         # the factor only has to be finite.
         change = t.sub(old, new)
-        factor = exp(t, t.select(t.cmp("olt", change, t.const(0.0)), change, t.const(0.0)))
+        factor = exp(t, t.select(t.cmp("olt", change, 0.0), change, 0.0))
         t.store(new, shift, STORAGE[m.shape.dtype].bytes)
         wide = Emit(k.lanes, k.level.lines, k.unit)
         for r in sums:

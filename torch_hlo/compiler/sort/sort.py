@@ -159,14 +159,14 @@ def unsigned_key(t: Typed, v: str, key: Key, dtype: str) -> str:
     if row.kind == "s":
         v = t.bin("xor", v, sign)
     elif row.kind == "f":
-        magnitude = t.bin("and", v, t.const((1 << (bits - 1)) - 1))
+        magnitude = t.bin("and", v, (1 << (bits - 1)) - 1)
         if not key.total:
-            v = t.select(t.cmp("eq", magnitude, t.const(0)), t.const(0), v)
-            nan = t.cmp("ugt", magnitude, t.const(_infinity(dtype)))
-        negative = t.bin("ashr", v, t.const(bits - 1))  # all ones or zero
+            v = t.select(t.cmp("eq", magnitude, 0), 0, v)
+            nan = t.cmp("ugt", magnitude, _infinity(dtype))
+        negative = t.bin("ashr", v, bits - 1)  # all ones or zero
         flipped = t.bin("xor", v, t.bin("or", negative, sign))
-        v = flipped if key.total else t.select(nan, t.const(-1), flipped)
-    return t.bin("xor", v, t.const(-1)) if key.descending else v
+        v = flipped if key.total else t.select(nan, -1, flipped)
+    return t.bin("xor", v, -1) if key.descending else v
 
 
 def _infinity(dtype: str) -> int:
@@ -253,7 +253,7 @@ def _rank_sort(f: Writer, key: Key, dtype: str, base: Int, stride: Int, n: int) 
         rank: Int = 0
         for start in starts:
             other = t.load(f.gep(kind, keys, start), 4)
-            earlier = t.cmp("ult", t.add(t.e.iota(kind), t.const(start)), position)
+            earlier = t.cmp("ult", t.add(t.e.iota(kind), start), position)
             before = flags.bin(
                 "or",
                 t.cmp("ult", other, own),

@@ -147,7 +147,7 @@ class _Scan:
                     .cmp(
                         "sge",
                         self._numbers(f.sub(at, base)),
-                        f.emit(lanes).typed("i64").const(0),
+                        0,
                     )
                 )
             elif tail:
