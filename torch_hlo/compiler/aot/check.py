@@ -26,7 +26,7 @@ from torch_hlo.compiler.aot.abi import (
 from torch_hlo.compiler.codegen.block import ARENA, CONSTANTS, FIXED_WORDS, HOST
 from torch_hlo.compiler.codegen.program import emit_size
 from torch_hlo.compiler.llvm.emit import literal
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.hlo.ir.dim import Dim, Size
 
 _CODES = {name: i for i, name in enumerate(ERRORS)}
@@ -237,7 +237,7 @@ def _check_inputs(model: Interface) -> str:
     f = _Checker(
         model,
         "torch_hlo_check",
-        [("ptr", "inputs"), ("i32", "count"), ("ptr", "error"), ("ptr", "symbols")],
+        signature("ptr inputs, i32 count, ptr error, ptr symbols"),
         "internal",
     )
     f.expect(
@@ -374,19 +374,14 @@ def _begin(f: _Checker) -> None:
         f.not_null("%outputs", "outputs is a null pointer")
 
 
-_ARRAYS = [
-    ("ptr", "inputs"),
-    ("i32", "input_count"),
-    ("ptr", "outputs"),
-    ("i32", "output_count"),
-]
+_ARRAYS = signature("ptr inputs, i32 input_count, ptr outputs, i32 output_count")
 
 
 def _plan(model: Interface) -> str:
     f = _Checker(
         model,
         f"{model.name}_plan",
-        [*_ARRAYS, ("ptr", "workspace_bytes"), ("ptr", "error")],
+        [*_ARRAYS, *signature("ptr workspace_bytes, ptr error")],
     )
     _begin(f)
     f.not_null("%workspace_bytes", "workspace_bytes is a null pointer")
@@ -414,11 +409,9 @@ def _run(model: Interface) -> str:
         f"{model.name}_run",
         [
             *_ARRAYS,
-            ("ptr", "workspace"),
-            ("i64", "workspace_bytes"),
-            ("ptr", "weights"),
-            ("i64", "weights_bytes"),
-            ("ptr", "error"),
+            *signature(
+                "ptr workspace, i64 workspace_bytes, ptr weights, i64 weights_bytes, ptr error"
+            ),
         ],
     )
     _begin(f)
@@ -527,7 +520,7 @@ def _check_weights(model: Interface) -> str:
     f = _Checker(
         model,
         f"{model.name}_check_weights",
-        [("ptr", "weights"), ("i64", "weights_bytes"), ("ptr", "error")],
+        signature("ptr weights, i64 weights_bytes, ptr error"),
     )
     _check_head(f)
     data = f.gep("i8", "%weights", WEIGHTS_HEAD)

@@ -24,7 +24,7 @@ from torch_hlo.compiler.codegen.inline import Writer, load_real
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm import math
 from torch_hlo.compiler.llvm.emit import Typed
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask
 from torch_hlo.hlo.ir.dim import Dim, Size, ceildiv
@@ -148,8 +148,7 @@ class AttentionKernel:
             program,
             f"attention_{a.kind}",
             [
-                ("i64", "lo"),
-                ("i64", "hi"),
+                *signature("i64 lo, i64 hi"),
                 *(("ptr", n) for n in (*operands, *a.outputs, *heap)),
                 *(("i64", n[1:]) for n in self.size.values()),
             ],

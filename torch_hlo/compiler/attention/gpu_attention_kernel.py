@@ -22,7 +22,7 @@ from torch_hlo.compiler.codegen.inline import load_real
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.hlo.ir.dim import Size, ceildiv
 
@@ -74,8 +74,7 @@ class AttentionKernel:
             program,
             f"attention_{self.part}",
             [
-                ("i64", "lo"),
-                ("i64", "hi"),
+                *signature("i64 lo, i64 hi"),
                 *(("ptr", n) for n in names),
                 *(("i64", f"n{i}") for i in range(len(symbolic_sizes(a)))),
             ],

@@ -7,7 +7,7 @@ from torch_hlo.compiler.codegen.block import OWN, CodegenError, Place, Places
 from torch_hlo.compiler.codegen.computation import emit_computation
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.control.loop_fill import is_unwritten
-from torch_hlo.compiler.llvm.function import Function
+from torch_hlo.compiler.llvm.function import Function, signature
 from torch_hlo.hlo.ir.dim import Dim, fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
 
@@ -130,7 +130,7 @@ def _at_once(program: Program, x: Instruction, state: tuple[Places, ...]) -> Non
     f = Function(
         f"turns.{program.number()}",
         "void",
-        [("i64", "lo"), ("i64", "hi"), ("ptr", "block"), ("ptr", "memory")],
+        signature("i64 lo, i64 hi, ptr block, ptr memory"),
     )
     own = f.alloca("i64", program.words, 64)
     with f.loop("%lo", "%hi") as turn:

@@ -27,7 +27,7 @@ from torch_hlo.compiler.convolution.conv_direct import (
 )
 from torch_hlo.compiler.convolution.conv_pack import product, static_dims
 from torch_hlo.compiler.convolution.conv_winograd import define
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul.amx_kernels import (
     BLOCK,
     ELEMENTS,
@@ -72,11 +72,7 @@ NUMBERS = (
 def gather(name: str) -> Function:
     """void(P, first, count, chunks, channels, to): 16 rows of steps [first, first + count) of K,
     each 64 bytes, at to + STEP_BYTES * step; row r of tap t begins at P[t][r]."""
-    params = [
-        ("ptr", "P"),
-        *(("i64", q) for q in ("first", "count", "chunks", "channels")),
-        ("ptr", "to"),
-    ]
+    params = signature("ptr P, i64 first, i64 count, i64 chunks, i64 channels, ptr to")
     f = Function(name, "void", params, attrs="noinline #0")
     chunk = f.div("%first", "%chunks"), f.rem("%first", "%chunks")
     start = [("i64", str(v)) for v in chunk]
@@ -121,13 +117,9 @@ def gather(name: str) -> Function:
 def split_taps(name: str, taps: int) -> Function:
     """void(lo, hi, W, to, lanes, step, first, tap_step): to[row * step + first + tap * tap_step +
     lane] = W[row][lane][tap] for rows [lo, hi), zeros for lanes up to whole vectors."""
-    params = [
-        ("i64", "lo"),
-        ("i64", "hi"),
-        ("ptr", "W"),
-        ("ptr", "to"),
-        *(("i64", q) for q in ("lanes", "step", "first", "tap_step")),
-    ]
+    params = signature(
+        "i64 lo, i64 hi, ptr W, ptr to, i64 lanes, i64 step, i64 first, i64 tap_step"
+    )
     f = Function(name, "void", params)
     n, vector = BLOCK, f"<{BLOCK} x i16>"
     with f.loop("%lo", "%hi") as row, f.loop(0, "%lanes", n) as lane0:
@@ -159,9 +151,7 @@ def task(name: str, spatial: int, many: bool, epilogue: Epilogue, program: Progr
     """Items (group of row tiles, block of columns): void(lo, hi, X, B, zeros, NUMBERS…, geometry…,
     the epilogue's). `many`: of the taps."""
     params = [
-        ("i64", "lo"),
-        ("i64", "hi"),
-        *(("ptr", q) for q in ("X", "B", "zeros")),
+        *signature("i64 lo, i64 hi, ptr X, ptr B, ptr zeros"),
         *(("i64", q) for q in NUMBERS),
         *geometry(spatial),
     ]

@@ -24,7 +24,7 @@ from torch_hlo.compiler.convolution.conv_direct import register_tile
 from torch_hlo.compiler.convolution.conv_gradient import add_pieces
 from torch_hlo.compiler.convolution.conv_pack import product, static_dims
 from torch_hlo.compiler.convolution.conv_winograd import define
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul.amx_kernels import (
     BLOCK,
     ELEMENTS,
@@ -175,7 +175,7 @@ def turn_rows(name: str, levels: int) -> Function:
     begins; in each of the nested levels rows begin `from` and `step` elements apart. Target rows
     follow each other: a row is written in whole vectors, and the next one overwrites what is too
     much."""
-    params = [("i64", "lo"), ("i64", "hi"), ("ptr", "X"), ("ptr", "to")]
+    params = signature("i64 lo, i64 hi, ptr X, ptr to")
     params += [("i64", q) for q in TURN_NUMBERS]
     params += [("i64", f"{q}{i}") for i in range(levels) for q in ("count", "from", "step")]
     f = Function(name, "void", params)
@@ -232,8 +232,7 @@ def task(name: str, program: Program) -> str:
         name,
         "void",
         [
-            ("i64", "lo"),
-            ("i64", "hi"),
+            *signature("i64 lo, i64 hi"),
             *(("ptr", q) for q in "ABC"),
             *(("i64", q) for q in NUMBERS),
             ("ptr", "offsets"),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.convolution.conv_direct import register_tile
 from torch_hlo.compiler.convolution.conv_pack import static_dims
-from torch_hlo.compiler.llvm.function import Function, Int, Loop
+from torch_hlo.compiler.llvm.function import Function, Int, Loop, signature
 from torch_hlo.compiler.matmul.dot_task import Finish
 from torch_hlo.compiler.matmul.epilogue import Epilogue
 from torch_hlo.compiler.matmul.tile import (
@@ -71,13 +71,7 @@ def copy_row(name: str, t: Tile, stride: int) -> Function:
     f = Function(
         name,
         "void",
-        [
-            ("ptr", "x"),
-            ("i64", "wide"),
-            ("ptr", "S"),
-            ("i64", "left"),
-            ("i64", "phase"),
-        ],
+        signature("ptr x, i64 wide, ptr S, i64 left, i64 phase"),
         attrs="noinline #0",
     )
     places = [
@@ -187,7 +181,7 @@ def task(name: str, form: Form, epilogue: Epilogue | None, program: Program) -> 
     """Items (plane, block of rows): void(lo, hi, X, W, C, NUMBERS…, the epilogue's). With an
     epilogue C is not used. Returns the name, its functions defined in `program`."""
     t = form.tile
-    params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in "XWC")]
+    params = [*signature("i64 lo, i64 hi"), *(("ptr", q) for q in "XWC")]
     params += [("i64", q) for q in ("row_tap_step", *NUMBERS)]
     f = Function(name, "void", params + list(epilogue.parameters if epilogue else ()))
     functions = [

@@ -26,7 +26,7 @@ from torch_hlo.compiler.convolution.conv_pack import (
     product,
     usual,
 )
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul.blocking import Partition, tile_heights
 from torch_hlo.compiler.matmul.dot_task import Finish
 from torch_hlo.compiler.matmul.epilogue import Epilogue
@@ -85,11 +85,9 @@ def micro(name: str, t: Tile, rows: int, vectors: int, partial: bool) -> Functio
     params = [
         ("ptr noalias", "P"),
         ("ptr noalias", "B"),
-        ("i64", "taps"),
-        ("i64", "depth"),
-        ("i64", "at"),
+        *signature("i64 taps, i64 depth, i64 at"),
     ]
-    params += [("ptr noalias", "C"), ("i64", "ldc"), ("i64", "cols"), ("i1", "more")]
+    params += [("ptr noalias", "C"), *signature("i64 ldc, i64 cols, i1 more")]
     f = Function(name, "void", params + [("i64", "valid_rows")] * partial, attrs="noinline #0")
     width = vectors * t.lanes
     carry = [(t.vector, "zeroinitializer")] * (rows * vectors)
@@ -150,11 +148,9 @@ def micro_grouped(name: str, t: Tile, rows: int, size: int, partial: bool, whole
     params = [
         ("ptr noalias", "P"),
         ("ptr noalias", "B"),
-        ("i64", "taps"),
-        ("i64", "at"),
+        *signature("i64 taps, i64 at"),
         ("ptr noalias", "C"),
-        ("i64", "ldc"),
-        ("i64", "cols"),
+        *signature("i64 ldc, i64 cols"),
     ]
     f = Function(name, "void", params + [("i64", "valid_rows")] * partial, attrs="noinline #0")
     n = t.lanes
@@ -201,8 +197,7 @@ GEOMETRY = ("out", "size", "stride", "low", "taps", "dilation", "step")
 def geometry(spatial: int) -> list[tuple[str, str]]:
     """Parameters that describe the pixels and the window."""
     return [
-        ("i64", "pixels"),
-        ("i64", "image_step"),
+        *signature("i64 pixels, i64 image_step"),
         *(("i64", f"{what}{i}") for i in range(spatial) for what in GEOMETRY),
     ]
 
@@ -254,10 +249,7 @@ def tile_pointers(name: str, kind: str, spatial: int) -> Function:
     pixel beyond it): in x or, outside of it, `zeros`. Without spatial dimensions pixel i is the run
     at i * image_step."""
     params = [
-        ("ptr", "x"),
-        ("ptr", "zeros"),
-        ("i64", "pixel"),
-        ("ptr", "P"),
+        *signature("ptr x, ptr zeros, i64 pixel, ptr P"),
         *geometry(spatial),
     ]
     f = Function(name, "void", params, attrs="noinline #0")
@@ -349,11 +341,7 @@ def task(form: Form, program: Program) -> str:
     """Items (groups, block of panels, block of row tiles): void(lo, hi, X, B, C, zeros, NUMBERS…,
     geometry…, the epilogue's). Returns the name, its functions defined in `program`."""
     t, heights, epilogue = form.tile, form.heights, form.epilogue
-    params = [
-        ("i64", "lo"),
-        ("i64", "hi"),
-        *(("ptr", q) for q in ("X", "B", "C", "zeros")),
-    ]
+    params = signature("i64 lo, i64 hi, ptr X, ptr B, ptr C, ptr zeros")
     params += [("i64", q) for q in NUMBERS]
     params += geometry(form.spatial)
     params += [(kind, f"pack_{q}") for kind, q in PACK_PARAMETERS] if form.pack else []

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.convolution.conv_direct import register_tile
 from torch_hlo.compiler.convolution.conv_pack import product, usual
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul import blocking, micro_kernel
 from torch_hlo.compiler.matmul.dot_product import SPLITS, sum_parts
 from torch_hlo.compiler.matmul.tile import (
@@ -63,17 +63,13 @@ def micro(name: str, t: Tile, rows: int, whole: bool) -> Function:
     one channel."""
     params = [
         ("ptr noalias", "runs"),
-        ("i64", "count"),
-        ("i64", "a_at"),
-        ("i64", "b_at"),
-        ("i64", "a_step"),
-        ("i64", "b_step"),
+        *signature("i64 count, i64 a_at, i64 b_at, i64 a_step, i64 b_step"),
         ("ptr noalias", "C"),
     ]
     f = Function(
         name,
         "void",
-        params + [("i64", "ldc"), ("i64", "cols"), ("i1", "more")],
+        params + signature("i64 ldc, i64 cols, i1 more"),
         attrs="noinline #0",
     )
     masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
@@ -131,10 +127,9 @@ def find_runs(name: str, kind: str, spatial: int) -> Function:
     A row is (image, window positions but the last); only pixels for which the tap lies on the input
     belong to its run."""
     params = [
-        ("ptr", "X"),
-        ("ptr", "Y"),
-        ("ptr", "runs"),
-        *(("i64", q) for q in ("row0", "row1", "tap", "image_step", "b_step")),
+        *signature(
+            "ptr X, ptr Y, ptr runs, i64 row0, i64 row1, i64 tap, i64 image_step, i64 b_step"
+        ),
         *geometry(spatial),
     ]
     f = Function(name, "i64", params, attrs="noinline #0")
@@ -183,7 +178,7 @@ def find_runs(name: str, kind: str, spatial: int) -> Function:
 def task(t: Tile, heights: tuple[int, ...], spatial: int, even: bool, program: Program) -> str:
     """Items (split, group, row block, column block): void(lo, hi, X, Y, C, NUMBERS…, geometry…).
     `even`: columns are whole tiles."""
-    params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in "XYC")]
+    params = [*signature("i64 lo, i64 hi"), *(("ptr", q) for q in "XYC")]
     params += [*(("i64", q) for q in NUMBERS), *geometry(spatial)]
     size = f"{'_'.join(map(str, heights))}x{t.vectors}{'e' * even}"
     f = Function(f"conv_gradient_{spatial}_{size}", "void", params)
@@ -281,7 +276,7 @@ def turn(name: str, t: Tile) -> Function:
     """void(lo, hi, parts, C, taps, channels, features, splits, ldp, ldc): for groups of `lanes`
     features, C[o][c][tap] = sum over splits of parts[split][tap][c][o]; rows of parts are `ldp`
     apart, those of C `ldc`. One part may be panels of `ldp` features, [panel][tap][c][ldp]."""
-    params = [("i64", "lo"), ("i64", "hi"), ("ptr", "parts"), ("ptr", "C")]
+    params = signature("i64 lo, i64 hi, ptr parts, ptr C")
     params += [("i64", q) for q in ("taps", "channels", "features", "splits", "ldp", "ldc")]
     f = Function(name, "void", params)
     n = t.lanes

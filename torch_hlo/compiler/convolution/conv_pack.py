@@ -9,7 +9,7 @@ from typing import overload
 
 from torch_hlo.compiler.codegen.block import Place
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul.packing import pack_transpose
 from torch_hlo.compiler.matmul.product import SOURCES
 from torch_hlo.compiler.matmul.tile import (
@@ -26,20 +26,11 @@ from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import row_major_strides
 
-PACK_PARAMETERS = (
-    ("ptr", "table"),
-    *(
-        ("i64", q)
-        for q in (
-            "features",
-            "taps",
-            "depth",
-            "o_step",
-            "c_step",
-            "o_group",
-            "packed_group",
-        )
-    ),
+PACK_PARAMETERS = tuple(
+    signature(
+        "ptr table, i64 features, i64 taps, i64 depth, i64 o_step, i64 c_step,"
+        " i64 o_group, i64 packed_group"
+    )
 )
 
 
@@ -75,10 +66,7 @@ def pack_kernel(name: str, t: Tile, source: Source, form: str) -> tuple[Function
         name,
         "void",
         [
-            ("i64", "lo"),
-            ("i64", "hi"),
-            ("ptr", "W"),
-            ("ptr", "packed"),
+            *signature("i64 lo, i64 hi, ptr W, ptr packed"),
             *PACK_PARAMETERS,
         ],
     )
@@ -288,7 +276,7 @@ def _table(program: Program, sizes: list[Size], steps: Sequence[int], start: Siz
 def offset_table(name: str, taps: int) -> Function:
     """void(table, start, then size and step per tap dimension): start + sum of index * step,
     row-major."""
-    params = [("ptr", "table"), ("i64", "start")]
+    params = signature("ptr table, i64 start")
     params += [("i64", f"{what}{i}") for i in range(taps) for what in ("size", "step")]
     f = Function(name, "void", params)
 

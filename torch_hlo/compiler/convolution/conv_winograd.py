@@ -35,7 +35,7 @@ from torch_hlo.compiler.convolution.conv_direct import (
     tile_pointers,
 )
 from torch_hlo.compiler.convolution.conv_pack import packing, product, static_dims
-from torch_hlo.compiler.llvm.function import Function, Int, float_constant
+from torch_hlo.compiler.llvm.function import Function, Int, float_constant, signature
 from torch_hlo.compiler.matmul.dot_task import Finish
 from torch_hlo.compiler.matmul.epilogue import Epilogue
 from torch_hlo.compiler.matmul.tile import (
@@ -136,14 +136,7 @@ def transform(f: Function, t: Tile, m: Matrix, square: list[list[str]]) -> list[
 def transform_inputs(name: str, t: Tile, m: Matrix) -> Function:
     """void(P, count, channels, V, ldv, plane): V[i][tile][c] = (m d m')[i], d[r] of tile number n
     read at P[r][n] for n < count. Rows of V end in zeros."""
-    params = [
-        ("ptr", "P"),
-        ("i64", "count"),
-        ("i64", "channels"),
-        ("ptr", "V"),
-        ("i64", "ldv"),
-        ("i64", "plane"),
-    ]
+    params = signature("ptr P, i64 count, i64 channels, ptr V, i64 ldv, i64 plane")
     f = Function(name, "void", params, attrs="noinline #0")
     n = len(m[0])
     with f.loop(0, "%count", known_nonempty=True) as tile:
@@ -178,13 +171,9 @@ def transform_outputs(name: str, t: Tile, s: Filtering) -> Function:
     """void(M, plane, count, to, ld, row_step, cols, wide, high): pixel (r, outputs * n + c) at to +
     r * row_step + (outputs * n + c) * ld is (A' m A)[r][c] of tile number n < count, for r < high,
     outputs * n + c < wide; `cols` columns are valid."""
-    params = [
-        ("ptr", "M"),
-        ("i64", "plane"),
-        ("i64", "count"),
-        ("ptr", "to"),
-        *(("i64", q) for q in ("ld", "row_step", "cols", "wide", "high")),
-    ]
+    params = signature(
+        "ptr M, i64 plane, i64 count, ptr to, i64 ld, i64 row_step, i64 cols, i64 wide, i64 high"
+    )
     f = Function(name, "void", params, attrs="noinline #0")
     n = s.inputs
     masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
@@ -233,14 +222,7 @@ def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
     f = Function(
         name,
         "void",
-        [
-            ("i64", "lo"),
-            ("i64", "hi"),
-            ("ptr", "packed"),
-            ("ptr", "U"),
-            ("i64", "features"),
-            ("i64", "depth"),
-        ],
+        signature("i64 lo, i64 hi, ptr packed, ptr U, i64 features, i64 depth"),
     )
     lanes = f.mul(f.ceildiv("%features", t.lanes), t.lanes)
     with f.loop("%lo", "%hi") as panel:
@@ -293,11 +275,7 @@ def task(
     """Items (block of tiles, block of columns): void(lo, hi, X, U, C, zeros, NUMBERS…, geometry…,
     the epilogue's). `odd`: the last panel is one vector wide. With an epilogue C is not used.
     Returns the name, its functions defined in `program`."""
-    params = [
-        ("i64", "lo"),
-        ("i64", "hi"),
-        *(("ptr", q) for q in ("X", "U", "C", "zeros")),
-    ]
+    params = signature("i64 lo, i64 hi, ptr X, ptr U, ptr C, ptr zeros")
     params += [*(("i64", q) for q in NUMBERS), *geometry(2)]
     f = Function(name, "void", params + list(epilogue.parameters if epilogue else ()))
     find, rows_of = (

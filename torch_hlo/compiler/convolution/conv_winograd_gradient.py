@@ -37,7 +37,7 @@ from torch_hlo.compiler.convolution.conv_winograd import (
     transform_inputs,
     transposed,
 )
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul.dot_product import SPLITS
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, masked_store
 from torch_hlo.compiler.thresholds import (
@@ -75,16 +75,9 @@ def both(what: str) -> list[tuple[str, str]]:
 def store_taps(name: str, t: Tile, s: Filtering) -> Function:
     """void(M, plane, ldm, rows, cols, C, ldc, tap_step): C[tap][row][column] = (G' m G)[tap], m[i]
     = M[i][row][column], of `rows` rows and `cols` columns."""
-    params = [
-        ("ptr", "M"),
-        ("i64", "plane"),
-        ("i64", "ldm"),
-        ("i64", "rows"),
-        ("i64", "cols"),
-        ("ptr", "C"),
-        ("i64", "ldc"),
-        ("i64", "tap_step"),
-    ]
+    params = signature(
+        "ptr M, i64 plane, i64 ldm, i64 rows, i64 cols, ptr C, i64 ldc, i64 tap_step"
+    )
     f = Function(name, "void", params, attrs="noinline #0")
     n = s.inputs
     with f.loop(0, "%rows") as row, f.loop(0, "%cols", t.lanes) as column:
@@ -113,11 +106,7 @@ def task(name: str, t: Tile, s: Filtering, height: int, turned: bool, program: P
     """Items (piece of the tiles, block of rows, block of columns): void(lo, hi, X, Y, C, zeros,
     NUMBERS…, geometry of X…, geometry of Y…). `turned`: C is [feature][channel][tap], else
     [piece][tap][channel][feature]."""
-    params = [
-        ("i64", "lo"),
-        ("i64", "hi"),
-        *(("ptr", q) for q in ("X", "Y", "C", "zeros")),
-    ]
+    params = signature("i64 lo, i64 hi, ptr X, ptr Y, ptr C, ptr zeros")
     f = Function(
         name,
         "void",

@@ -15,7 +15,7 @@ from torch_hlo.compiler.convolution.convolution import Labels, with_kernel_types
 from torch_hlo.compiler.gather.gather_scatter import Sizes, digits
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.matmul.dot import emit_apart, emit_tree, parts_of_output
 from torch_hlo.compiler.matmul.gpu import gpu_fma
 from torch_hlo.compiler.matmul.gpu.gpu_blocks import element
@@ -73,13 +73,7 @@ def _product(sizes: list[Size]) -> Size:
 def _write(program: GpuProgram, x: Instruction, kind: str) -> tuple[str, list[Size], Size]:
     """(function, its symbolic sizes, number of groups of threads) of a convolution of these
     shapes."""
-    parameters = [
-        ("i64", "lo"),
-        ("i64", "hi"),
-        ("ptr", "A"),
-        ("ptr", "B"),
-        ("ptr", "C"),
-    ]
+    parameters = signature("i64 lo, i64 hi, ptr A, ptr B, ptr C")
     f = GpuWriter(program, "conv", parameters)
     c = _Convolution(f, x, kind)
     size, m, n, k, groups = c.size, c.m, c.n, c.k, c.groups

@@ -44,7 +44,7 @@ from torch_hlo.compiler.fourier.fft_plan import (
     real_roots,
 )
 from torch_hlo.compiler.fourier.fourier import across
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, product_tile
 from torch_hlo.compiler.thresholds import (
     FFT_CHUNK,
@@ -144,8 +144,7 @@ class _Text:
             program,
             name,
             [
-                ("i64", "lo"),
-                ("i64", "hi"),
+                *signature("i64 lo, i64 hi"),
                 *(("ptr", p) for p in pointers.split()),
                 *(("i64", s) for s in sizes.split()),
             ],

@@ -18,7 +18,7 @@ from torch_hlo.compiler.codegen.inline import Values, Writer, apply, load, store
 from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.control.control_flow import copy_places
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import Value
 from torch_hlo.compiler.loops.elementwise_loops import Store, run_loop
 from torch_hlo.compiler.matmul.tile import lane_mask
@@ -180,8 +180,7 @@ def _scatter_into(
             program,
             "scatter",
             [
-                ("i64", "lo"),
-                ("i64", "hi"),
+                *signature("i64 lo, i64 hi"),
                 *(("ptr", f"to{i}") for i in range(count)),
                 ("ptr", "indices"),
                 *(("ptr", f"by{i}") for i in range(len(leaves))),

@@ -26,7 +26,7 @@ from torch_hlo.compiler.gather.gather_scatter import (
 )
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.llvm import scalar
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.sort.gpu_sort import sort
 from torch_hlo.hlo.ir import build
@@ -167,8 +167,7 @@ class _Sorted:
                 program,
                 name,
                 [
-                    ("i64", "lo"),
-                    ("i64", "hi"),
+                    *signature("i64 lo, i64 hi"),
                     *(("ptr", p) for p in names[: len(pointers)]),
                 ],
             )
@@ -201,13 +200,7 @@ class _Sorted:
         f = Writer(
             program,
             "scatter_keys",
-            [
-                ("i64", "lo"),
-                ("i64", "hi"),
-                ("ptr", "indices"),
-                ("ptr", "keys"),
-                ("ptr", "order"),
-            ],
+            signature("i64 lo, i64 hi, ptr indices, ptr keys, ptr order"),
         )
         form = self._form(f)
         start, fits = form.starts(

@@ -18,7 +18,7 @@ from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.linalg.linalg import BLOCK
 from torch_hlo.compiler.llvm.emit import BITS, transposed
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.matmul.tile import KIND_SUFFIX, lane_mask, splat
 from torch_hlo.hlo.ir.instruction import Instruction
 
@@ -406,14 +406,7 @@ def emit_lu(program: Program, x: Instruction) -> None:
     f = Writer(
         program,
         "lu",
-        [
-            ("i64", "lo"),
-            ("i64", "hi"),
-            ("ptr", "a"),
-            ("ptr", "x"),
-            ("ptr", "pivots"),
-            ("ptr", "order"),
-        ],
+        signature("i64 lo, i64 hi, ptr a, ptr x, ptr pivots, ptr order"),
     )
     kernel, size = Kernel(f, a.shape.dtype), Sizes(f)
     rows, columns = size(m), size(n)

@@ -11,7 +11,7 @@ from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.control.control_flow import copy_places
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.linalg.blocked_factors import KINDS, Kernel, Matrix
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.matmul.dot import emit_tree
 from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.dim import Dim, Size
@@ -116,7 +116,7 @@ def cholesky(program: Program, x: Instruction) -> None:
     f = Writer(
         program,
         "cholesky",
-        [("i64", "lo"), ("i64", "hi"), ("ptr", "a"), ("ptr", "l")],
+        signature("i64 lo, i64 hi, ptr a, ptr l"),
     )
     size = Sizes(f)
     rows = size(n)
@@ -236,7 +236,7 @@ def triangular_solve(program: Program, x: Instruction) -> None:
     f = Writer(
         program,
         "triangular_solve",
-        [("i64", "lo"), ("i64", "hi"), ("ptr", "a"), ("ptr", "x")],
+        signature("i64 lo, i64 hi, ptr a, ptr x"),
     )
     size = Sizes(f)
     rows, width = size(n), size(columns)

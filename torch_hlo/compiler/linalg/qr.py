@@ -21,7 +21,7 @@ from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.linalg.blocked_factors import Kernel, Matrix
 from torch_hlo.compiler.linalg.linalg import AT_ONCE, BLOCK
 from torch_hlo.compiler.llvm.emit import BITS
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.matmul.tile import lane_mask, splat
 from torch_hlo.compiler.thresholds import QR_CHUNK
 from torch_hlo.hlo.ir.instruction import Instruction
@@ -227,7 +227,7 @@ def emit_qr(program: Program, x: Instruction) -> None:
     a = x.operands[0]
     *batch, m, n = a.shape.dims
     pointers = [("ptr", q) for q in ("a", "q", "x", "work")]
-    f = Writer(program, "qr", [("i64", "lo"), ("i64", "hi"), *pointers])
+    f = Writer(program, "qr", [*signature("i64 lo, i64 hi"), *pointers])
     kernel, size = _Panel(f, a.shape.dtype), Sizes(f)
     rows, columns, width = size(m), size(n), size(x.shape.elements[0].dims[-1])
     steps, elements = f.min(rows, columns), f.mul(rows, columns)

@@ -1,7 +1,7 @@
 """Text of one LLVM function with structured control flow: the writer that the non-elementwise
 kernels use.
 
-    f = Function("twice", "void", [("ptr", "x"), ("i64", "n")])
+    f = Function("twice", "void", signature("ptr x, i64 n"))
     with f.loop(0, "%n") as i:
         p = f.gep("float", "%x", i)
         v = f.load("float", p)
@@ -21,6 +21,12 @@ from contextlib import contextmanager
 from typing import Any
 
 Int = int | str  # a Python int or the name of an integer value
+
+
+def signature(text: str) -> list[tuple[str, str]]:
+    """Parameters as (type, name), written as in LLVM: "ptr x, i64 n"."""
+    words = (parameter.split() for parameter in text.split(", "))
+    return [(kind, name) for kind, name in words]
 
 
 class Loop:

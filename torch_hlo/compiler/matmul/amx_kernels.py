@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul.tile import (
     Tile,
     lane_mask,
@@ -67,14 +67,7 @@ def pack(name: str, side: str, form: str, e: Element) -> Function:
 
     `form` says what is contiguous: "k", "lane" or "none". Lanes from `valid` on repeat others; K is
     padded with zeros."""
-    params = [
-        ("ptr", "src"),
-        ("i64", "lane_stride"),
-        ("i64", "k_stride"),
-        ("i64", "depth"),
-        ("i64", "valid"),
-        ("ptr", "dst"),
-    ]
+    params = signature("ptr src, i64 lane_stride, i64 k_stride, i64 depth, i64 valid, ptr dst")
     f = Function(name, "void", params, attrs="noinline #0")
     whole = f.op(f"and i64 %depth, {-e.depth}")
     if (side, form) == ("a", "k"):
@@ -223,17 +216,8 @@ def micro(name: str, e: Element, ahead: bool = False, strided: bool = False) -> 
     `%ahead`, `%ahead_row` bytes apart.
     `strided`: A is not packed, it has rows along K that are `%a_row` bytes apart.
     """
-    params = [
-        ("ptr", "A"),
-        ("ptr", "B"),
-        ("i64", "steps"),
-        ("ptr", "C"),
-        ("i64", "ldc"),
-        ("i64", "rows"),
-        ("i64", "cols"),
-        ("i1", "more"),
-    ]
-    params += [("ptr", "ahead"), ("i64", "ahead_row")] * ahead + [("i64", "a_row")] * strided
+    params = signature("ptr A, ptr B, i64 steps, ptr C, i64 ldc, i64 rows, i64 cols, i1 more")
+    params += signature("ptr ahead, i64 ahead_row") * ahead + [("i64", "a_row")] * strided
     f = Function(name, "void", params, attrs="noinline #0")
     whole = f.op(f"and i1 {f.icmp('sge', '%rows', BLOCK)}, {f.icmp('sge', '%cols', BLOCK)}")
     row_bytes = f.mul("%ldc", 4)
@@ -312,13 +296,7 @@ def turn(name: str, masked: bool) -> Function:
     f = Function(
         name,
         "void",
-        [
-            ("ptr", "src"),
-            ("ptr", "dst"),
-            ("i64", "ld"),
-            ("i64", "rows"),
-            ("i64", "cols"),
-        ],
+        signature("ptr src, ptr dst, i64 ld, i64 rows, i64 cols"),
         attrs="noinline #0",
     )
     with (
@@ -353,7 +331,7 @@ def turn(name: str, masked: bool) -> Function:
 
 def fetch(name: str) -> Function:
     """void(from, nbytes): ask for the cache lines of [from, from + nbytes)."""
-    f = Function(name, "void", [("ptr", "from"), ("i64", "nbytes")], attrs="noinline #0")
+    f = Function(name, "void", signature("ptr from, i64 nbytes"), attrs="noinline #0")
     with f.loop(0, "%nbytes", 256, known_nonempty=True) as at:
         for line in range(0, 256, 64):
             f.do(

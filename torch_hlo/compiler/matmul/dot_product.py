@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch_hlo.compiler import tune
 from torch_hlo.compiler.codegen.block import PACKED_HEAD, Place
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm.function import Function
+from torch_hlo.compiler.llvm.function import Function, signature
 from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.matmul import blocking
 from torch_hlo.compiler.matmul.amx_kernels import BLOCK, ELEMENTS
@@ -242,14 +242,7 @@ def _sum_parts(t: Tile) -> Function:
     f = Function(
         f"sum_parts_{t.suffix}",
         "void",
-        [
-            ("i64", "lo"),
-            ("i64", "hi"),
-            ("ptr", "parts"),
-            ("ptr", "c"),
-            ("i64", "size"),
-            ("i64", "count"),
-        ],
+        signature("i64 lo, i64 hi, ptr parts, ptr c, i64 size, i64 count"),
     )
     with f.loop("%lo", "%hi", t.lanes) as i:
         mask = lane_mask(f, t.lanes, i, "%hi")

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul import blocking
 from torch_hlo.compiler.matmul.amx_kernels import tiles
 from torch_hlo.compiler.matmul.dot_plan import Plan
@@ -251,7 +251,7 @@ def _items(
 ) -> str:
     """The function of parallel items: (lo, hi, A, B, C, SIZES, then BATCH_SIZES per batch
     dimension, then the epilogue's). `around`: a context for all calls."""
-    params = [("i64", "lo"), ("i64", "hi"), *(("ptr", q) for q in "ABC")]
+    params = [*signature("i64 lo, i64 hi"), *(("ptr", q) for q in "ABC")]
     params += [("i64", q) for q in SIZES]
     params += [("i64", f"{q}{i}") for i in range(batch) for q in BATCH_SIZES]
     params += epilogue.parameters if epilogue is not None else ()

@@ -24,7 +24,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul.blocking import MOST
 from torch_hlo.compiler.matmul.epilogue import Epilogue
 from torch_hlo.compiler.matmul.micro_kernel import MicroKernel
@@ -45,11 +45,12 @@ class Depth:
     last: str
 
 
-BLOCK_PARAMETERS = (
-    ("ptr", "A"), ("i64", "a_free"), ("i64", "a_k"), ("ptr", "B"), ("i64", "b_free"),
-    ("i64", "b_k"), ("ptr", "C"), ("i64", "ldc"), ("i64", "tile0"), ("i64", "tile1"), ("i64", "m"),
-    ("i64", "n0"), ("i64", "n1"), ("i64", "k"), ("ptr", "scratch"),
-)  # fmt: skip
+BLOCK_PARAMETERS = tuple(
+    signature(
+        "ptr A, i64 a_free, i64 a_k, ptr B, i64 b_free, i64 b_k, ptr C, i64 ldc, i64 tile0,"
+        " i64 tile1, i64 m, i64 n0, i64 n1, i64 k, ptr scratch"
+    )
+)
 
 
 class Gemm:
@@ -183,13 +184,7 @@ class Gemm:
         end of its block, hence the gap.)"""
         t, source = self.t, self.sources[0]
         name = f"prepack_{self.name}"
-        params = [
-            ("i64", "lo"),
-            ("i64", "hi"),
-            ("ptr", "A"),
-            ("ptr", "packed"),
-            *(("i64", q) for q in ("m", "a_free", "a_k", "k")),
-        ]
+        params = signature("i64 lo, i64 hi, ptr A, ptr packed, i64 m, i64 a_free, i64 a_k, i64 k")
         f = Function(name, "void", params)
         tall = self._tall(f)
         with f.loop("%lo", "%hi") as i:
@@ -226,13 +221,7 @@ class Gemm:
         f = Function(
             name,
             "void",
-            [
-                ("i64", "lo"),
-                ("i64", "hi"),
-                ("ptr", "B"),
-                ("ptr", "packed"),
-                *(("i64", q) for q in ("n", "b_free", "b_k", "k")),
-            ],
+            signature("i64 lo, i64 hi, ptr B, ptr packed, i64 n, i64 b_free, i64 b_k, i64 k"),
         )
         with f.loop("%lo", "%hi") as panel, self.k_blocks(f) as depth:
             column = f.mul(panel, t.lanes)

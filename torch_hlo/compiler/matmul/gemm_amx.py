@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul.amx_kernels import (
     BLOCK,
     GAP,
@@ -411,13 +411,9 @@ class AmxGemm:
         lanes of an operand."""
         e = self.element
         name = f"prepack_amx_{e.kind}_{'ab'[side]}_{self.forms[side]}"
-        params = [
-            ("i64", "lo"),
-            ("i64", "hi"),
-            ("ptr", "src"),
-            ("ptr", "packed"),
-            *(("i64", q) for q in ("lanes", "lane_stride", "k_stride", "k")),
-        ]
+        params = signature(
+            "i64 lo, i64 hi, ptr src, ptr packed, i64 lanes, i64 lane_stride, i64 k_stride, i64 k"
+        )
         f = Function(name, "void", params)
 
         def operand(i: Int) -> tuple[str, str, str, str, Int]:

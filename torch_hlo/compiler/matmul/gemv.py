@@ -6,7 +6,7 @@ columns:   y[m, n] = sum_k x[m, k] w[k, n]        m = 1 or 2, w contiguous along
 
 from __future__ import annotations
 
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul.tile import (
     KIND_SUFFIX,
     Source,
@@ -24,18 +24,9 @@ from torch_hlo.compiler.thresholds import GEMV_STRIP, PREFETCH_BYTES
 def gemv_rows(name: str, t: Tile, sources: tuple[Source, Source], rows: int) -> Function:
     """void(x, x_m, w, w_n, y, y_m, y_n, n0, n1, k): columns [n0, n1) of `rows` rows. Strides in
     elements."""
-    params = [
-        ("ptr", "x"),
-        ("i64", "x_m"),
-        ("ptr", "w"),
-        ("i64", "w_n"),
-        ("ptr", "y"),
-        ("i64", "y_m"),
-        ("i64", "y_n"),
-        ("i64", "n0"),
-        ("i64", "n1"),
-        ("i64", "k"),
-    ]
+    params = signature(
+        "ptr x, i64 x_m, ptr w, i64 w_n, ptr y, i64 y_m, i64 y_n, i64 n0, i64 n1, i64 k"
+    )
     f = Function(name, "void", params, attrs="noinline #0")
     at_once = max(1, min(8, 24 // rows))
     while at_once & (at_once - 1):
@@ -113,18 +104,9 @@ def gemv_columns(name: str, t: Tile, sources: tuple[Source, Source], rows: int) 
 
     A few rows of w at a time are added to a strip of y, so that memory is read in long pieces.
     """
-    params = [
-        ("ptr", "x"),
-        ("i64", "x_m"),
-        ("i64", "x_k"),
-        ("ptr", "w"),
-        ("i64", "w_k"),
-        ("ptr", "y"),
-        ("i64", "y_m"),
-        ("i64", "n0"),
-        ("i64", "n1"),
-        ("i64", "k"),
-    ]
+    params = signature(
+        "ptr x, i64 x_m, i64 x_k, ptr w, i64 w_k, ptr y, i64 y_m, i64 n0, i64 n1, i64 k"
+    )
     f = Function(name, "void", params, attrs="noinline #0")
     at_once = 8 // rows
     whole = f.mul(f.div("%k", at_once), at_once)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul.tile import (
     Tile,
     lane_mask,
@@ -82,12 +82,10 @@ class MicroKernel:
             ("ptr noalias", "B"),
             ("i64", "depth"),
             ("ptr noalias", "C"),
-            ("i64", "ldc"),
-            ("i64", "cols"),
-            ("i1", "more"),
+            *signature("i64 ldc, i64 cols, i1 more"),
             *[("i64", "valid_rows")] * self.partial,
             *[("i64", "b_k")] * self.direct,
-            *[("ptr", "ahead"), ("i64", "ahead_step")] * (self.ahead > 0),
+            *signature("ptr ahead, i64 ahead_step") * (self.ahead > 0),
             *[("ptr", "block")] * self.block_ahead,
             *[("i64", "a_free")] * self.in_rows,
             *[("i64", "a_k")] * self.in_lanes,

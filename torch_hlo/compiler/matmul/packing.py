@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_hlo.compiler.llvm.function import Function
+from torch_hlo.compiler.llvm.function import Function, signature
 from torch_hlo.compiler.matmul.tile import (
     Source,
     Tile,
@@ -20,13 +20,7 @@ def pack_copy(name: str, t: Tile, source: Source) -> Function:
     f = Function(
         name,
         "void",
-        [
-            ("ptr", "src"),
-            ("i64", "k_stride"),
-            ("i64", "depth"),
-            ("i64", "valid"),
-            ("ptr", "dst"),
-        ],
+        signature("ptr src, i64 k_stride, i64 depth, i64 valid, ptr dst"),
         attrs="noinline #0",
     )
     mask = lane_mask(f, t.lanes, 0, "%valid")
@@ -50,13 +44,7 @@ def pack_transpose(name: str, t: Tile, source: Source) -> Function:
     f = Function(
         name,
         "void",
-        [
-            ("ptr", "src"),
-            ("i64", "lane_stride"),
-            ("i64", "depth"),
-            ("i64", "valid"),
-            ("ptr", "dst"),
-        ],
+        signature("ptr src, i64 lane_stride, i64 depth, i64 valid, ptr dst"),
         attrs="noinline #0",
     )
     last = f.sub("%valid", 1)
@@ -90,14 +78,7 @@ def pack_transpose(name: str, t: Tile, source: Source) -> Function:
 
 def pack_strided(name: str, t: Tile, source: Source) -> Function:
     """Pack with any strides, one element at a time."""
-    params = [
-        ("ptr", "src"),
-        ("i64", "lane_stride"),
-        ("i64", "k_stride"),
-        ("i64", "depth"),
-        ("i64", "valid"),
-        ("ptr", "dst"),
-    ]
+    params = signature("ptr src, i64 lane_stride, i64 k_stride, i64 depth, i64 valid, ptr dst")
     f = Function(name, "void", params, attrs="noinline #0")
     one = Tile(t.kind, t.itemsize, 1, 1, 1)
     with f.loop(0, "%depth") as k, f.loop(0, t.lanes) as lane:

@@ -16,7 +16,7 @@ from torch_hlo.compiler.codegen.block import CodegenError, leaves
 from torch_hlo.compiler.codegen.inline import Writer, apply, load, move
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import single
 from torch_hlo.compiler.sort.sort import key_of, row_offset, sort_key
 from torch_hlo.hlo.ir.dim import Size, ceildiv
@@ -109,8 +109,7 @@ class _Sort:
                 program,
                 name,
                 [
-                    ("i64", "lo"),
-                    ("i64", "hi"),
+                    *signature("i64 lo, i64 hi"),
                     *sides,
                     *(("ptr", f"work{i}") for i in range(len(work))),
                     *(("i64", f"w{i}") for i in range(len(numbers))),

@@ -14,7 +14,7 @@ from torch_hlo.compiler.codegen.inline import Writer, apply, load, move
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.llvm.emit import Typed
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import Value, single
 from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.dim import Size
@@ -51,9 +51,7 @@ def sort(program: Program, x: Instruction) -> None:
     scratch = program.scratch(n * 32 * slots)
     types = [o.shape.dtype for o in operands]
     params = [
-        ("i64", "lo"),
-        ("i64", "hi"),
-        ("ptr", "scratch"),
+        *signature("i64 lo, i64 hi, ptr scratch"),
         *(("ptr", f"{side}{i}") for i in range(len(types)) for side in ("from", "to")),
     ]
     f = Writer(program, "sort", params)

@@ -18,7 +18,7 @@ from typing import ClassVar
 from torch_hlo.compiler.codegen.inline import Writer, move, store
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.sort.partial_sort import selection_of
 from torch_hlo.compiler.sort.sort import (
@@ -70,9 +70,7 @@ class _Selection:
 
     def parameters(self) -> list[tuple[str, str]]:
         return [
-            ("i64", "lo"),
-            ("i64", "hi"),
-            ("ptr", "scratch"),
+            *signature("i64 lo, i64 hi, ptr scratch"),
             *(("ptr", f"from{i}") for i in self.sources),
             *(("ptr", f"to{j}") for j in range(len(self.numbers))),
         ]

@@ -22,7 +22,7 @@ from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.llvm import scalar
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.loops.reducer import Reducer
 from torch_hlo.compiler.window import reduce_window as window
@@ -103,7 +103,7 @@ class _Scan:
         self.f = f = Writer(
             self.program,
             name,
-            [("i64", "lo"), ("i64", "hi"), *(("ptr", p) for p in pointers)],
+            [*signature("i64 lo, i64 hi"), *(("ptr", p) for p in pointers)],
         )
         size = Sizes(f)
         self.exchange = Exchange(self.program.target, THREADS)

@@ -21,7 +21,7 @@ from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.codegen.views import choose
 from torch_hlo.compiler.gather.gather_scatter import Sizes, dot_product, loop_nest
 from torch_hlo.compiler.llvm import scalar
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.loops.elementwise_loops import Store, run_loop
 from torch_hlo.compiler.loops.reducer import Reducer
@@ -226,7 +226,7 @@ def _nested(program: Program, x: Instruction) -> None:
         _elements(x)[0].dims,
     )
     params = [("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to")]
-    f = Writer(program, "reduce_window", [("i64", "lo"), ("i64", "hi"), *params])
+    f = Writer(program, "reduce_window", [*signature("i64 lo, i64 hi"), *params])
     size = Sizes(f)
     sums = _Accumulators.of(f, x, [o.shape.dtype for o in operands])
     strides = [size(s) for s in row_major_strides(operands[0].shape.dims)]

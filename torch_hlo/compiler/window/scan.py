@@ -12,7 +12,7 @@ from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.llvm import scalar
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.loops.reducer import Reducer
 from torch_hlo.compiler.matmul.tile import lane_mask
@@ -60,8 +60,7 @@ def emit_scan(program: Program, x: Instruction) -> None:
         program,
         "scan",
         [
-            ("i64", "lo"),
-            ("i64", "hi"),
+            *signature("i64 lo, i64 hi"),
             *(("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to")),
         ],
     )

@@ -28,7 +28,7 @@ from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes, dot_product, loop_nest
 from torch_hlo.compiler.llvm import scalar
 from torch_hlo.compiler.llvm.emit import BITS
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import lane_mask
 from torch_hlo.compiler.window.reduce_window import (
@@ -41,14 +41,7 @@ from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import row_major_strides
 
 BLOCK_VECTORS = 4  # vectors of an item: 256 bytes of a pixel
-POINTERS = (
-    ("i64", "lo"),
-    ("i64", "hi"),
-    ("ptr", "x"),
-    ("ptr", "source"),
-    ("ptr", "init"),
-    ("ptr", "to"),
-)
+POINTERS = tuple(signature("i64 lo, i64 hi, ptr x, ptr source, ptr init, ptr to"))
 
 
 def select_and_scatter(program: Program, x: Instruction) -> None:

@@ -16,7 +16,7 @@ from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.words import Words
 from torch_hlo.compiler.llvm import scalar
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.product import Product
 from torch_hlo.compiler.thresholds import BAND
@@ -104,8 +104,7 @@ def writer(
         program,
         f"{name}_{batch}{'_parts' * (parts > 1)}",
         [
-            ("i64", "lo"),
-            ("i64", "hi"),
+            *signature("i64 lo, i64 hi"),
             *(("ptr", q) for q in "ABC"),
             *(("i64", q) for q in names),
             *more,
@@ -248,14 +247,7 @@ def _sum_parts(program: GpuProgram, wide: str, dtype: str, lanes: int) -> str:
     f = Writer(
         program,
         f"sum_parts_{wide}_{dtype}_{lanes}",
-        [
-            ("i64", "lo"),
-            ("i64", "hi"),
-            ("ptr", "parts"),
-            ("ptr", "c"),
-            ("i64", "size"),
-            ("i64", "count"),
-        ],
+        signature("i64 lo, i64 hi, ptr parts, ptr c, i64 size, i64 count"),
     )
     kind = STORAGE[wide].memory
     t = f.emit(lanes).typed(kind)
