@@ -168,7 +168,7 @@ class _Checker(Function):
             self.not_null(self.field(tensors, i, 2, "ptr"), f"{what}: sizes is a null pointer")
 
     def dimension(self, tensors: str, i: int, d: int) -> str:
-        return self.load("i64", self.gep("i64", self.field(tensors, i, 2, "ptr"), d), 8)
+        return self.load_at("i64", self.field(tensors, i, 2, "ptr"), d, 8)
 
     def wide(self, value: str) -> str:
         return self.op(f"sext i32 {value} to i64")
@@ -265,7 +265,7 @@ def _check_inputs(model: Interface) -> str:
             f"{label('input', i, model.inputs[i])}: dimension {d} is #, which is too large",
             value,
         )
-        f.store("i64", value, f.gep("i64", "%symbols", k), 8)
+        f.store_at("i64", value, "%symbols", k, 8)
     _check_sizes(f)
     origins = {(i, d) for _, i, d in model.symbols}
     for i, a in enumerate(model.inputs):
@@ -361,7 +361,7 @@ def _begin(f: _Checker) -> None:
         )
     )
     for k, (name, _, _) in enumerate(model.symbols):
-        f.values[name] = f.load("i64", f.gep("i64", symbols, k), 8)
+        f.values[name] = f.load_at("i64", symbols, k, 8)
     n = len(model.outputs)
     f.expect(
         f.icmp("eq", "%output_count", n, "i32"),
@@ -394,7 +394,7 @@ def _plan(model: Interface) -> str:
     for i, a in enumerate(model.outputs):
         sizes = f.field("%outputs", i, 2, "ptr") if a.shape.rank else ""
         for d, size in enumerate(a.shape.dims):
-            f.store("i64", f.size(size), f.gep("i64", sizes, d), 8)
+            f.store_at("i64", f.size(size), sizes, d, 8)
         f.store("i64", f.size(a.shape.nbytes), f.address("%outputs", i, 1), 8)
         f.store("i32", DTYPE_CODES[a.shape.dtype], f.address("%outputs", i, 3), 4)
         f.store("i32", a.shape.rank, f.address("%outputs", i, 4), 4)
@@ -465,8 +465,8 @@ def _check_overlaps(f: _Checker) -> None:
     pairs += [("%weights", model.weights_bytes)] if model.weights_bytes else []
     for k, (pointer, nbytes) in enumerate(pairs):
         low = f.op(f"ptrtoint ptr {pointer} to i64")
-        f.store("i64", low, f.gep("i64", ranges, 2 * k), 8)
-        f.store("i64", f.add(low, nbytes), f.gep("i64", ranges, 2 * k + 1), 8)
+        f.store_at("i64", low, ranges, 2 * k, 8)
+        f.store_at("i64", f.add(low, nbytes), ranges, 2 * k + 1, 8)
     first = 1 if model.workspace != 0 else 0
     found = f.call(
         "i64",

@@ -226,7 +226,7 @@ class Forward(_Tiles):
         self.zero(self.sums, count)
         lowest = float_constant(-numbers.inf)
         with f.loop(0, count) as i:
-            f.store("float", lowest, f.gep("float", self.tops, i), 4)
+            f.store_at("float", lowest, self.tops, i, 4)
         with self.columns(end) as (start, width):
             k = self.at(keys, start, a.size, dtype)
             v = self.at(values, start, a.width, dtype)
@@ -271,11 +271,11 @@ class Forward(_Tiles):
         f = self.f
         one = f.emit(1).typed("float")
         with f.loop(0, count) as i:
-            total = f.load("float", f.gep("float", self.sums, i), 4)
+            total = f.load_at("float", self.sums, i, 4)
             total = self.sum_of_weights(one, total)
             self.scale_row(self.at(out, i, self.a.width), one.div(1, total))
             self.store_lse(
-                f.load("float", f.gep("float", self.tops, i), 4),
+                f.load_at("float", self.tops, i, 4),
                 total,
                 f.add(number, i),
             )

@@ -235,9 +235,10 @@ class Forward(AttentionKernel):
                 w = [
                     self.e.splat(
                         "float",
-                        f.load(
+                        f.load_at(
                             "float",
-                            f.gep("float", self.weights, f.add(loop.index, r * KEYS)),
+                            self.weights,
+                            f.add(loop.index, r * KEYS),
                             4,
                         ),
                     )

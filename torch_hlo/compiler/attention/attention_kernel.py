@@ -294,18 +294,20 @@ class AttentionKernel:
         """What the backward needs of a row, from its largest score and the sum of its weights."""
         f, one = self.f, self.f.emit().typed("float")
         if self.a.softmax:
-            f.store("float", top, f.gep("float", "%lse", row), 4)
-            f.store(
+            f.store_at("float", top, "%lse", row, 4)
+            f.store_at(
                 "float",
                 one.mul(math.log(one, total), LOG2E),
-                f.gep("float", "%total", row),
+                "%total",
+                row,
                 4,
             )
         else:
-            f.store(
+            f.store_at(
                 "float",
                 one.fma(self.finite(top), 1 / LOG2E, math.log(one, total)),
-                f.gep("float", "%lse", row),
+                "%lse",
+                row,
                 4,
             )
 

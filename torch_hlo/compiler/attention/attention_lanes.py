@@ -155,7 +155,7 @@ class LaneKernel(AttentionKernel):
                     f,
                     "float",
                     t.lanes,
-                    f.load("float", f.gep("float", from_a, f.mul(a_row, i)), 4),
+                    f.load_at("float", from_a, f.mul(a_row, i), 4),
                 )
                 loop.next += [
                     v.fma(left, right[j], loop.vars[i * vectors + j]) for j in range(vectors)

@@ -85,7 +85,7 @@ class Backward(LaneScores):
                 for name, n in (("k", a.size), ("v", a.width))
             )
             for i, n in enumerate((width, 0, count, 0)):
-                f.store("i64", n, f.gep("i64", self.span, i), 8)
+                f.store_at("i64", n, self.span, i, 8)
             with self.of_groups(first, count) as (g, query, valid):
                 seen = self.seen(query, start, width)
                 with f.when(f.icmp("sgt", seen, 0)) if a.causal else nothing():
@@ -144,13 +144,14 @@ class Backward(LaneScores):
             (self.row("out", row, a.width), self.dtype["out"]),
             a.width,
         )
-        f.store("float", one.mul(delta, self.scale()), f.gep("float", self.delta, i), 4)
+        f.store_at("float", one.mul(delta, self.scale()), self.delta, i, 4)
         for role, to in (("lse", self.lse2), ("total", self.logs))[: 1 + a.softmax]:
             x = load_real(f, self.dtype[role], self.pointer[role], row)
-            f.store(
+            f.store_at(
                 "float",
                 x if a.softmax else one.mul(x, LOG2E),
-                f.gep("float", to, i),
+                to,
+                i,
                 4,
             )
 
@@ -174,9 +175,7 @@ class Backward(LaneScores):
         skipped: Int = 0
         high, stop = reached, count
         if self.bias:
-            low, high, skipped, stop = (
-                f.load("i64", f.gep("i64", self.span, i), 8) for i in range(4)
-            )
+            low, high, skipped, stop = (f.load_at("i64", self.span, i, 8) for i in range(4))
             stop = f.min(stop, count)
         with f.loop(low, f.min(high, reached), self.t.rows) as j:
             at = self.tile_start(j, width)

@@ -30,7 +30,7 @@ class LaneScores(LaneKernel):
         """Where the cap and its inverse are."""
         caps = self.floats(2) if self.a.capped else "null"
         for i, x in enumerate(self.cap() or ()):
-            self.f.store("float", x, self.f.gep("float", caps, i), 4)
+            self.f.store_at("float", x, caps, i, 4)
         return caps
 
     def scores(self, f: Writer, vectors: int, masked: bool) -> tuple[list[str], list[str]]:
@@ -53,7 +53,7 @@ class LaneScores(LaneKernel):
                     f,
                     "float",
                     self.lanes,
-                    f.load("float", f.gep("float", "%caps", i), 4),
+                    f.load_at("float", "%caps", i, 4),
                 )
                 for i in (0, 1)
             ]
@@ -87,7 +87,7 @@ class LaneScores(LaneKernel):
                     f,
                     "float",
                     self.lanes,
-                    f.load("float", f.gep("float", "%bias", i), 4),
+                    f.load_at("float", "%bias", i, 4),
                 )
                 for i in range(rows)
             ]
@@ -261,10 +261,10 @@ class LaneScores(LaneKernel):
                     f.op(f"select i1 {some}, i64 {f.add(loop.index, 1)}, i64 {high}"),
                 ]
             for i, x in enumerate(loop.vars):
-                f.store("i64", x, f.gep("i64", "%to", i), 8)
+                f.store_at("i64", x, "%to", i, 8)
 
         self.run("visible", "bias to", "width", body, self.bias_tile, self.range, width)
-        low, high = (f.load("i64", f.gep("i64", self.range, i), 8) for i in (0, 1))
+        low, high = (f.load_at("i64", self.range, i, 8) for i in (0, 1))
         return low, high
 
     def all_above_hidden(self, pointer: str, vectors: int) -> str:

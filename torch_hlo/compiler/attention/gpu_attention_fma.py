@@ -59,7 +59,7 @@ class _Tiles(AttentionKernel):
             return
         for i, v in enumerate(values):
             with f.when(f.icmp("slt", f.add(column, i), m.width)):
-                f.store("float", v, f.gep("float", m.pointer, f.add(at, i)), 4)
+                f.store_at("float", v, m.pointer, f.add(at, i), 4)
 
     # -- shared memory
     def slot(self, name: str, row: Int, column: Int, pitch: int = PITCH, rows: int = BLOCK) -> str:
@@ -199,7 +199,7 @@ class _Tiles(AttentionKernel):
         with f.when(f.op(f"and i1 {condition}, {f.icmp('eq', self.x, 0)}")):
             for row, v in zip(self.rows(first), values, strict=True):
                 with f.when(f.icmp("slt", row, m.count)):
-                    f.store("float", v, f.gep("float", m.pointer, row), 4)
+                    f.store_at("float", v, m.pointer, row, 4)
 
     def accumulators(self, width: int) -> list[tuple[str, str]]:
         """Zeros for the group's part of an output."""

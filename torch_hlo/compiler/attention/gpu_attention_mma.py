@@ -286,7 +286,7 @@ class _Warps(AttentionKernel):
             for half, v in enumerate(values):
                 row = f.add(f.add(first, self.g), 8 * half)
                 with f.when(f.icmp("slt", row, m.count)):
-                    f.store("float", v, f.gep("float", m.pointer, row), 4)
+                    f.store_at("float", v, m.pointer, row, 4)
 
     # -- scores
     def scaled(

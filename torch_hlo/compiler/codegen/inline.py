@@ -261,9 +261,10 @@ def move(
     """Copy one element without decoding it."""
     storage = STORAGE[dtype]
     kind = f"i{storage.bytes * 8 * storage.parts}"
-    f.store(
+    f.store_at(
         kind,
-        f.load(kind, f.gep(kind, source, source_index), storage.bytes),
-        f.gep(kind, target, target_index),
+        f.load_at(kind, source, source_index, storage.bytes),
+        target,
+        target_index,
         storage.bytes,
     )

@@ -81,9 +81,7 @@ def gather(name: str) -> Function:
         table = f.gep("ptr", "%P", f.mul(tap, POINTERS))
         channel = f.mul(chunk, BLOCK)
         left = f.sub("%channels", channel)
-        rows = [
-            f.gep("i16", f.load("ptr", f.gep("ptr", table, r), 8), channel) for r in range(POINTERS)
-        ]
+        rows = [f.gep("i16", f.load_at("ptr", table, r, 8), channel) for r in range(POINTERS)]
         to = f.gep("i8", "%to", f.mul(step.index, STEP_BYTES))
 
         def whole() -> None:

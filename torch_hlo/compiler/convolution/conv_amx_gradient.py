@@ -249,7 +249,7 @@ def task(name: str, program: Program) -> str:
         n1 = f.min(f.add(n0, "%columns_each"), "%features")
         rows = f.sub("%channels", channel)
         with pieces(f, "%steps") as (step, count), f.loop(0, "%taps") as tap:
-            offset = f.add(f.load("i64", f.gep("i64", "%offsets", tap), 8), f.mul(step, 64))
+            offset = f.add(f.load_at("i64", "%offsets", tap, 8), f.mul(step, 64))
             a = f.op(f"getelementptr i8, ptr %A, i64 {f.add(offset, f.mul(channel, '%row_bytes'))}")
             c = f.gep("float", "%C", f.mul(f.add(f.mul(tap, "%channels"), channel), "%ldc"))
             with f.loop(n0, n1, BLOCK) as j:

@@ -163,7 +163,7 @@ def _tap_of_tile(f: Function, form: Form, tap: Loop, s_turn: str, w_turn: str) -
     w = f.gep(t.kind, w_turn, f.mul(tap.index, "%tap_step"))
     weights = []
     for i in range(form.taps):
-        weight = f.load(t.kind, f.gep(t.kind, w, f.mul("%row_step", i)), t.itemsize)
+        weight = f.load_at(t.kind, w, f.mul("%row_step", i), t.itemsize)
         weights.append(splat(f, t.kind, t.lanes, weight))
     sums, at = list(tap.vars), 0
     for n, meets in form.rows.items():

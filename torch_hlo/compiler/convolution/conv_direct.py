@@ -93,7 +93,7 @@ def micro(name: str, t: Tile, rows: int, vectors: int, partial: bool) -> Functio
     carry = [(t.vector, "zeroinitializer")] * (rows * vectors)
     with f.loop(0, "%taps", carry=carry, known_nonempty=True) as taps:
         row_of_table = f.gep("ptr", "%P", f.mul(taps.index, POINTERS))
-        pointers = [f.load("ptr", f.gep("ptr", row_of_table, i), 8) for i in range(rows)]
+        pointers = [f.load_at("ptr", row_of_table, i, 8) for i in range(rows)]
         b_tap = f.gep(t.kind, "%B", f.mul(f.sub(f.mul(taps.index, "%depth"), "%at"), width))
         end, each = f.add("%at", "%depth"), UNROLLED // vectors
         whole = f.sub(end, f.rem("%depth", each))
@@ -133,7 +133,7 @@ def _channels(
     for i, pointer in enumerate(pointers):
         p = f.gep(t.kind, pointer, index)
         for u in range(count):
-            element = f.load(t.kind, f.gep(t.kind, p, u), t.itemsize)
+            element = f.load_at(t.kind, p, u, t.itemsize)
             a = splat(f, t.kind, t.lanes, element)
             for j in range(vectors):
                 at = i * vectors + j
@@ -163,7 +163,7 @@ def micro_grouped(name: str, t: Tile, rows: int, size: int, partial: bool, whole
         b = [f.load(t.vector, f.gep(t.kind, b_tap, i * n), t.itemsize) for i in range(size)]
         taps.next = []
         for r in range(rows):
-            p = f.gep(t.kind, f.load("ptr", f.gep("ptr", row_of_table, r), 8), "%at")
+            p = f.gep(t.kind, f.load_at("ptr", row_of_table, r, 8), "%at")
             x = (
                 f.load(t.vector, p, t.itemsize)
                 if whole
@@ -229,8 +229,8 @@ def _positions(f: Function, spatial: int) -> list[str]:
         for i, p in enumerate(place):
             first = f.sub(f.mul(p, f"%stride{i}"), f"%low{i}")
             offset = f.add(offset, f.mul(first, f"%step{i}"))
-            f.store("i64", first, f.gep("i64", slots[1 + i], lane.index), 8)
-        f.store("i64", offset, f.gep("i64", slots[0], lane.index), 8)
+            f.store_at("i64", first, slots[1 + i], lane.index, 8)
+        f.store_at("i64", offset, slots[0], lane.index, 8)
         # The next pixel, unless this is the last one.
         exists = f.icmp("slt", f.add(f.add("%pixel", lane.index), 1), "%pixels")
         more = f.op(f"zext i1 {exists} to i64")

@@ -84,7 +84,7 @@ def micro(name: str, t: Tile, rows: int, whole: bool) -> Function:
             for i, at in enumerate(("%a_at", "%b_at"))
         )
         carry = [(t.vector, v) for v in runs.vars] + [("ptr", a0), ("ptr", b0)]
-        count = f.load("i64", f.gep("i64", entry, 2), 8)
+        count = f.load_at("i64", entry, 2, 8)
         with f.loop(0, count, carry=carry, known_nonempty=True) as run:
             *sums, a, b = run.vars
             y = _vectors(f, t, b, masks, whole)
@@ -98,7 +98,7 @@ def micro(name: str, t: Tile, rows: int, whole: bool) -> Function:
                     f,
                     t.kind,
                     t.lanes,
-                    f.load(t.kind, f.gep(t.kind, a, i), t.itemsize),
+                    f.load_at(t.kind, a, i, t.itemsize),
                 )
                 run.next += [
                     multiply_add(f, t, x, y[j], sums[i * t.vectors + j]) for j in range(t.vectors)
@@ -169,7 +169,7 @@ def find_runs(name: str, kind: str, spatial: int) -> Function:
             f.gep("i64", entry, 1),
             8,
         )
-        f.store("i64", pixels, f.gep("i64", entry, 2), 8)
+        f.store_at("i64", pixels, entry, 2, 8)
         row.next = [f.add(row.vars[0], f.op(f"zext i1 {inside} to i64"))]
     f.ret(f"i64 {row.vars[0]}")
     return f

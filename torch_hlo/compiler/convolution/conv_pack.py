@@ -123,7 +123,7 @@ class _Panel:
         f.store(t.vector, v, f.gep(t.kind, self.to, at), t.itemsize)
 
     def entry(self, tap: Int) -> str:
-        return self.f.load("i64", self.f.gep("i64", "%table", tap), 8)
+        return self.f.load_at("i64", "%table", tap, 8)
 
     def turned(self, turn: str, temporary: str) -> None:
         """Blocks of (channel, tap), transposed by `turn`."""
@@ -282,7 +282,7 @@ def offset_table(name: str, taps: int) -> Function:
 
     def nest(level: int, number: Int, offset: Int) -> None:
         if level == taps:
-            f.store("i64", offset, f.gep("i64", "%table", number), 8)
+            f.store_at("i64", offset, "%table", number, 8)
             return
         with f.loop(0, f"%size{level}") as i:
             nest(

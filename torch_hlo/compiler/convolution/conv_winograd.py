@@ -141,7 +141,7 @@ def transform_inputs(name: str, t: Tile, m: Matrix) -> Function:
     n = len(m[0])
     with f.loop(0, "%count", known_nonempty=True) as tile:
         row = f.gep("ptr", "%P", tile)
-        pointers = [f.load("ptr", f.gep("ptr", row, r * POINTERS), 8) for r in range(n * n)]
+        pointers = [f.load_at("ptr", row, r * POINTERS, 8) for r in range(n * n)]
         to = f.gep(t.kind, "%V", f.mul(tile, "%ldv"))
 
         def vectors(c: Int, mask: str | None, pointers: list[str] = pointers, to: str = to) -> None:

@@ -145,7 +145,7 @@ def task(name: str, t: Tile, s: Filtering, height: int, turned: bool, program: P
             count = f.min(f.sub(t1, tile), GRADIENT_TILES)
             at.transform("x", find, of_x, tile, count, m0, rows)
             at.transform("y", find, of_y, tile, count, n0, cols)
-            f.store("i64", count, f.gep("i64", run, 2), 8)
+            f.store_at("i64", count, run, 2, 8)
             at.multiply(kernel, f.icmp("ne", tile, t0), rows, cols)
         if turned:
             at.store_turned(store, turning, here, rows, cols, m0, n0)

@@ -189,4 +189,4 @@ class _Convolution:
         place = f.add(in_image, f.mul(feature, self.s_o[at.out[1]]))
         for d, o in zip(at.out[2:], where, strict=True):
             place = f.add(place, f.mul(o, self.s_o[d]))
-        f.store(self.kind, value, f.gep(self.kind, "%C", place))
+        f.store_at(self.kind, value, "%C", place)

@@ -91,7 +91,7 @@ def load_index(f: Writer, shape: Shape, pointer: str, at: Int) -> str:
     """An element of an integer array as i64 (huge unsigned values stay out of every range: they
     become negative)."""
     kind = INDEX_KIND[shape.dtype]
-    raw = f.load(kind, f.gep(kind, pointer, at), shape.itemsize)
+    raw = f.load_at(kind, pointer, at, shape.itemsize)
     return (
         raw
         if kind == "i64"

@@ -211,12 +211,13 @@ class _Sorted:
             )
         )
         key = start if self.key_kind == "i64" else f.op(f"trunc i64 {start} to i32")
-        f.store(
+        f.store_at(
             self.key_kind,
             f.select(fits, self.key_kind, key, self.nowhere) if fits else key,
-            f.gep(self.key_kind, "%keys", "%lo"),
+            "%keys",
+            "%lo",
         )
-        f.store("i32", f.op("trunc i64 %lo to i32"), f.gep("i32", "%order", "%lo"))
+        f.store_at("i32", f.op("trunc i64 %lo to i32"), "%order", "%lo")
         pointers = [
             program.pointer(self.indices),
             *(program.at(p) for p in given),
@@ -239,7 +240,7 @@ class _Sorted:
 
     # -- kernels
     def key(self, i: Int) -> str:
-        return self.f.load(self.key_kind, self.f.gep(self.key_kind, "%keys", i))
+        return self.f.load_at(self.key_kind, "%keys", i)
 
     def same(self, i: Int, key: str) -> str:
         return self.f.icmp("eq", self.key(i), key, self.key_kind)
@@ -269,7 +270,7 @@ class _Sorted:
     def update(self, i: Int) -> list[Value]:
         """The thread's vector of the i-th window in order."""
         f, form = self.f, self.form
-        window = f.op(f"zext i32 {f.load('i32', f.gep('i32', '%order', i))} to i64")
+        window = f.op(f"zext i32 {f.load_at('i32', '%order', i)} to i64")
         batch = digits(
             f,
             window,

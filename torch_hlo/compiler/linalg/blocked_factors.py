@@ -343,12 +343,12 @@ class Kernel:
         0, `order` the rows' numbers, which they permute."""
         f = self.f
         with f.loop(0, m) as i:
-            f.store("i64", i, f.gep("i64", order, i))
+            f.store_at("i64", i, order, i)
         with f.loop(0, steps, BLOCK) as start:
             end = f.min(f.add(start, BLOCK), steps)
             with f.loop(start, end) as k:
                 p = self._pivot(x, k, m)
-                f.store("i64", p, f.gep("i64", pivots, k))
+                f.store_at("i64", p, pivots, k)
                 with f.when(f.icmp("ne", p, k)):
                     self.map_rows(lambda a, b: [b, a], n, x.part(f, k, 0), x.part(f, p, 0))
                     at = [f.gep("i64", order, i) for i in (k, p)]

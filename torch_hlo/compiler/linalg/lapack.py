@@ -134,10 +134,11 @@ class _Routine(Function):
                     self.gep(self.kind, target, i),
                 )
                 with self.loop(first, end) as j:
-                    self.store(
+                    self.store_at(
                         self.kind,
-                        self.load(self.kind, self.gep(self.kind, row, j)),
-                        self.gep(self.kind, column, self.mul(j, rows)),
+                        self.load_at(self.kind, row, j),
+                        column,
+                        self.mul(j, rows),
                     )
 
     @contextmanager
@@ -156,7 +157,7 @@ class _Routine(Function):
             source = self.gep(self.kind, "%a", self.mul(item, size))
             self.turn(source, target, rows, columns)
             with self.loop(0, size, carry=[(self.kind, "0.0")]) as i:
-                value = self.load(self.kind, self.gep(self.kind, source, i.index))
+                value = self.load_at(self.kind, source, i.index)
                 i.next = [
                     self.op(
                         f"fadd {self.kind} {i.vars[0]},"
@@ -317,7 +318,7 @@ def _geev(program: Program, x: Instruction) -> tuple[str, list[str]]:
         f.fortran("geev", no, job, n, m, n, re, im, m, one, v, n, work, lwork, f.info)
         with f.loop(0, "%n") as j:
             at = f.add(f.mul(item, "%n"), j)
-            real, imaginary = (f.load(f.kind, f.gep(f.kind, part, j)) for part in (re, im))
+            real, imaginary = (f.load_at(f.kind, part, j) for part in (re, im))
             _write_complex(f, "%w", at, real, imaginary)
         if vectors:
             _write_eigenvectors(f, v, im, f.mul(item, square))
@@ -327,13 +328,13 @@ def _geev(program: Program, x: Instruction) -> tuple[str, list[str]]:
 
 def _write_complex(f: _Routine, to: str, at: Int, real: str, imaginary: str) -> None:
     for part, value in enumerate((real, imaginary)):
-        f.store(f.kind, value, f.gep(f.kind, to, f.add(f.mul(at, 2), part)))
+        f.store_at(f.kind, value, to, f.add(f.mul(at, 2), part))
 
 
 def _write_eigenvectors(f: _Routine, v: str, im: str, first: Int) -> None:
     """Make complex columns of the real ones `v`; `im`: the imaginary parts of the values."""
     with f.loop(0, "%n") as j:
-        size = f.load(f.kind, f.gep(f.kind, im, j))
+        size = f.load_at(f.kind, im, j)
         upper = f.op(f"fcmp ogt {f.kind} {size}, 0.0")
         lower = f.op(f"fcmp olt {f.kind} {size}, 0.0")
         # the column of the real part, and that of the imaginary
@@ -341,9 +342,7 @@ def _write_eigenvectors(f: _Routine, v: str, im: str, first: Int) -> None:
         other = f.add(j, f.op(f"zext i1 {upper} to i64"))
         is_real = f.op(f"fcmp oeq {f.kind} {size}, 0.0")
         with f.loop(0, "%n") as i:
-            real, imaginary = (
-                f.load(f.kind, f.gep(f.kind, v, f.add(f.mul(c, "%n"), i))) for c in (own, other)
-            )
+            real, imaginary = (f.load_at(f.kind, v, f.add(f.mul(c, "%n"), i)) for c in (own, other))
             negated = f.op(f"fneg {f.kind} {imaginary}")
             imaginary = f.select(lower, f.kind, negated, imaginary)
             at = f.add(first, f.add(f.mul(i, "%n"), j))

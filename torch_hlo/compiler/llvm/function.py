@@ -179,6 +179,14 @@ class Function:
     def store(self, kind: str, value: int | str, pointer: str, align: int = 0) -> None:
         self.do(f"store {kind} {value}, ptr {pointer}" + (f", align {align}" if align else ""))
 
+    def load_at(self, kind: str, pointer: str, index: Int, align: int = 0) -> str:
+        return self.load(kind, self.gep(kind, pointer, index), align)
+
+    def store_at(
+        self, kind: str, value: int | str, pointer: str, index: Int, align: int = 0
+    ) -> None:
+        self.store(kind, value, self.gep(kind, pointer, index), align)
+
     def alloca(self, kind: str, count: int = 1, align: int = 0) -> str:
         """A stack slot, made once per call of the function."""
         name = self.fresh("s")

@@ -194,13 +194,14 @@ def _rows_of_elements(f: Function, e: Element) -> Rows:
             v = f.select(
                 inside,
                 e.kind,
-                f.load(e.kind, f.gep(e.kind, "%src", source), e.itemsize),
+                f.load_at(e.kind, "%src", source, e.itemsize),
                 0,
             )
-            f.store(
+            f.store_at(
                 e.kind,
                 v,
-                f.gep(e.kind, block, f.add(f.mul(lane, e.depth), i)),
+                block,
+                f.add(f.mul(lane, e.depth), i),
                 e.itemsize,
             )
         return [f.load("<16 x i32>", f.gep("i8", block, 64 * lane), 64) for lane in range(16)]
@@ -348,7 +349,7 @@ def configure(f: Function) -> None:
     f.store("i8", 1, config, 1)
     for t in range(8):
         f.store("i16", 64, f.gep("i8", config, 16 + 2 * t), 2)
-        f.store("i8", 16, f.gep("i8", config, 48 + t), 1)
+        f.store_at("i8", 16, config, 48 + t, 1)
     f.do(f"call void @llvm.x86.ldtilecfg(ptr {config})")
 
 

@@ -90,10 +90,11 @@ def _strip(
                 f" @llvm.vector.reduce.fadd.v{t.lanes}{KIND_SUFFIX[t.kind]}({t.kind} -0.0,"
                 f" {t.vector} {sums[j * rows + i]})"
             )
-            f.store(
+            f.store_at(
                 t.kind,
                 total,
-                f.gep(t.kind, "%y", f.add(f.mul("%y_m", i), f.mul("%y_n", f.add(n, j)))),
+                "%y",
+                f.add(f.mul("%y_m", i), f.mul("%y_n", f.add(n, j))),
                 t.itemsize,
             )
 

@@ -112,7 +112,7 @@ def _over_groups(
     values = program.pointer(sizes)
     f.store("i64", 0, program.at(start))
     with f.loop(0, program.size(sizes.shape.dims[0])) as g:
-        size = f.load(f"i{bits}", f.gep(f"i{bits}", values, g))
+        size = f.load_at(f"i{bits}", values, g)
         if bits < 64:
             size = f.op(f"{'sext' if sizes.shape.kind == 's' else 'zext'} i{bits} {size} to i64")
         begin = f.load("i64", program.at(start))

@@ -196,13 +196,13 @@ class _Sort:
 
     def load(self, arrays: list[str], at: Int) -> list[str]:
         return [
-            self.f.load(kind, self.f.gep(kind, p, at), _BYTES[kind])
+            self.f.load_at(kind, p, at, _BYTES[kind])
             for kind, p in zip(self.kinds, arrays, strict=True)
         ]
 
     def store(self, arrays: list[str], at: Int, item: list[str]) -> None:
         for kind, p, v in zip(self.kinds, arrays, item, strict=True):
-            self.f.store(kind, v, self.f.gep(kind, p, at), _BYTES[kind])
+            self.f.store_at(kind, v, p, at, _BYTES[kind])
 
     def move(self, target: Int, position: str) -> None:
         """The elements at `position` become those at `target`."""
@@ -332,4 +332,4 @@ class _Sort:
         outer, target = f.div(rest, n), f.rem(rest, n)
         self.enter(f.add(f.mul(outer, self.size(inner)), low))
         order, at = f"%work{len(self.kinds) - 1}", f.add(self.start, target)
-        self.move(target, f.load("i32", f.gep("i32", order, at), 4))
+        self.move(target, f.load_at("i32", order, at, 4))

@@ -71,7 +71,7 @@ def sort(program: Program, x: Instruction) -> None:
             else:
                 order = radix_sort(f, key, types[key.operand], base, stride, size(n), memory)
             with f.loop(0, size(n)) as i:
-                source = f.load("i64", f.gep("i64", order, i))
+                source = f.load_at("i64", order, i)
                 for k, t in enumerate(types):
                     to, by = (
                         f.add(base, f.mul(i, stride)),
@@ -143,7 +143,7 @@ def key_of(f: Writer, key: Key, dtype: str, at: Int) -> str:
     kind = f"i{row.itemsize * 8}"
     return unsigned_key(
         f.emit(1).typed(kind),
-        f.load(kind, f.gep(kind, f"%from{key.operand}", at), row.itemsize),
+        f.load_at(kind, f"%from{key.operand}", at, row.itemsize),
         key,
         dtype,
     )
@@ -206,15 +206,15 @@ def radix_sort(
     with f.loop(0, n) as i:
         k = key_of(f, key, dtype, f.add(base, f.mul(i, stride)))
         k = k if itemsize == 8 else f.op(f"zext i{8 * itemsize} {k} to i64")
-        f.store("i64", k, f.gep("i64", keys, i))
-        f.store("i64", i, f.gep("i64", order, i))
+        f.store_at("i64", k, keys, i)
+        f.store_at("i64", i, order, i)
         for byte in range(itemsize):
             slot = f.gep("i64", counts, f.add(digit(f, k, byte), 256 * byte))
             f.store("i64", f.add(f.load("i64", slot), 1), slot)
     current = [keys, order, keys2, order2]
     for byte in range(itemsize):
         count = f.gep("i64", counts, 256 * byte)
-        some = f.load("i64", f.gep("i64", count, digit(f, f.load("i64", current[0]), byte)))
+        some = f.load_at("i64", count, digit(f, f.load("i64", current[0]), byte))
         current = f.choose(
             f.icmp("eq", some, n),
             lambda: current,
@@ -236,17 +236,18 @@ def _rank_sort(f: Writer, key: Key, dtype: str, base: Int, stride: Int, n: int) 
     f.store(t.type, t.const(-1), f.gep(kind, keys, starts[-1]), 4)
     with f.loop(0, n) as i:
         k = key_of(f, key, dtype, f.add(base, f.mul(i, stride)))
-        f.store(
+        f.store_at(
             kind,
             (
                 f.op(f"zext i{DTYPES[dtype].itemsize * 8} {k} to {kind}")
                 if DTYPES[dtype].itemsize * 8 < bits
                 else k
             ),
-            f.gep(kind, keys, i),
+            keys,
+            i,
         )
     with f.loop(0, n) as i:
-        own = t.e.splat(kind, f.load(kind, f.gep(kind, keys, i)))
+        own = t.e.splat(kind, f.load_at(kind, keys, i))
         position = t.e.splat(kind, i if bits == 64 else f.op(f"trunc i64 {i} to i32"))
         rank: Int = 0
         for start in starts:
@@ -260,7 +261,7 @@ def _rank_sort(f: Writer, key: Key, dtype: str, base: Int, stride: Int, n: int) 
             mask = f.op(f"bitcast {flags.type} {before} to i{lanes}")
             wide = mask if lanes == 64 else f.op(f"zext i{lanes} {mask} to i64")
             rank = f.add(rank, f.op(f"call i64 @llvm.ctpop.i64(i64 {wide})"))
-        f.store("i64", i, f.gep("i64", order, rank))
+        f.store_at("i64", i, order, rank)
     return order
 
 
@@ -277,12 +278,12 @@ def _radix_pass(f: Writer, buffers: list[str], byte: int, counts: str, n: Int) -
         f.store("i64", loop.vars[0], slot)
         loop.next = [f.add(loop.vars[0], count)]
     with f.loop(0, n) as i:
-        k = f.load("i64", f.gep("i64", keys, i))
+        k = f.load_at("i64", keys, i)
         slot = f.gep("i64", counts, digit(f, k, byte))
         to = f.load("i64", slot)
         f.store("i64", f.add(to, 1), slot)
-        f.store("i64", k, f.gep("i64", keys2, to))
-        f.store("i64", f.load("i64", f.gep("i64", order, i)), f.gep("i64", order2, to))
+        f.store_at("i64", k, keys2, to)
+        f.store_at("i64", f.load_at("i64", order, i), order2, to)
     return [keys2, order2, keys, order]
 
 
@@ -311,11 +312,11 @@ def _merge_sort(
             with f.while_([("i64", i)]) as hole:
                 at = hole.vars[0]
                 f.break_if(hole, f.icmp("sle", at, start))
-                before = f.load("i64", f.gep("i64", order, f.sub(at, 1)))
+                before = f.load_at("i64", order, f.sub(at, 1))
                 f.break_if(hole, f.op(f"xor i1 {less(i, before)}, true"))
-                f.store("i64", before, f.gep("i64", order, at))
+                f.store_at("i64", before, order, at)
                 hole.next = [f.sub(at, 1)]
-            f.store("i64", i, f.gep("i64", order, hole.vars[0]))
+            f.store_at("i64", i, order, hole.vars[0])
     with f.while_([("i64", str(RUN)), ("ptr", order), ("ptr", other)]) as merge:
         width, source, target = merge.vars
         f.break_if(merge, f.icmp("sge", width, n))
@@ -332,10 +333,11 @@ def _merge_sort(
                 no_left = f.op(f"xor i1 {has_left}, true")
                 right_first = f.op(f"or i1 {less(b, a)}, {no_left}")
                 takes_right = f.op(f"and i1 {has_right}, {right_first}")
-                f.store(
+                f.store_at(
                     "i64",
                     f.select(takes_right, "i64", b, a),
-                    f.gep("i64", target, out.index),
+                    target,
+                    out.index,
                 )
                 step = f.op(f"zext i1 {takes_right} to i64")
                 out.next = [f.add(left, f.sub(1, step)), f.add(right, step)]

@@ -118,7 +118,7 @@ def emit_selection(program: Program, x: Instruction) -> None:
             to = row_offset(f, size, result_dims, axis, number)
             order = row.order(base, memory)
             with f.loop(0, size(result_dims[axis])) as i:
-                source = f.load("i64", f.gep("i64", order, i))
+                source = f.load_at("i64", order, i)
                 for j in range(len(selected.numbers)):
                     at = f.add(to, f.mul(i, step))
                     selected.write(f, j, source, at, base, stride)
@@ -231,7 +231,7 @@ class _First(_Finder):
         """Keep the element at `at` if it comes before the last one kept."""
         f = self.f
         key = self.element(base, at)
-        with f.when(f.icmp("ult", key, f.load("i64", f.gep("i64", self.keys, self.k - 1)))):
+        with f.when(f.icmp("ult", key, f.load_at("i64", self.keys, self.k - 1))):
             self.insert(key, at, self.k - 1)
 
     def insert(self, key: str, at: Int, count: Int) -> None:
@@ -244,18 +244,19 @@ class _First(_Finder):
             before = f.sub(here, 1)
             f.break_if(
                 hole,
-                f.icmp("ule", f.load("i64", f.gep("i64", self.keys, before)), key),
+                f.icmp("ule", f.load_at("i64", self.keys, before), key),
             )
             for kept in (self.keys, self.places):
-                f.store(
+                f.store_at(
                     "i64",
-                    f.load("i64", f.gep("i64", kept, before)),
-                    f.gep("i64", kept, here),
+                    f.load_at("i64", kept, before),
+                    kept,
+                    here,
                 )
             hole.next = [before]
         to = hole.vars[0]
-        f.store("i64", key, f.gep("i64", self.keys, to))
-        f.store("i64", at, f.gep("i64", self.places, to))
+        f.store_at("i64", key, self.keys, to)
+        f.store_at("i64", at, self.places, to)
         f.store("i64", f.add(f.load("i64", self.moves), f.sub(count, to)), self.moves)
 
     def better(self, base: Int, at: Int) -> str:
@@ -273,7 +274,7 @@ class _First(_Finder):
             self.key,
             self.dtype,
         )
-        last = f.load("i64", f.gep("i64", self.keys, self.k - 1))
+        last = f.load_at("i64", self.keys, self.k - 1)
         last = last if self.bits == 64 else f.op(f"trunc i64 {last} to {kind}")
         return e.any(t.cmp("ult", found, e.splat(kind, last)))
 
@@ -307,8 +308,8 @@ class _Nth(_Finder):
         with f.loop(0, n) as i:
             key = key_of(f, self.key, self.dtype, f.add(base, f.mul(i, self.stride)))
             key = key if self.bits == 64 else f.op(f"zext i{self.bits} {key} to i64")
-            f.store("i64", key, f.gep("i64", keys, i))
-            f.store("i64", i, f.gep("i64", places, i))
+            f.store_at("i64", key, keys, i)
+            f.store_at("i64", i, places, i)
             self.count(key, top, 1)
         left, rank = (
             str(n),
@@ -328,7 +329,7 @@ class _Nth(_Finder):
         f = self.f
         with f.while_([("i64", "0"), ("i64", rank)]) as search:
             here, rest = search.vars
-            some = f.load("i64", f.gep("i64", counts, here))
+            some = f.load_at("i64", counts, here)
             f.break_if(search, f.icmp("slt", rest, some))
             search.next = [f.add(here, 1), f.sub(rest, some)]
         return search.vars[0], search.vars[1]
@@ -338,10 +339,10 @@ class _Nth(_Finder):
         byte. Returns how many they are."""
         f = self.f
         with f.loop(0, count, carry=[("i64", "0")]) as loop:
-            key, place = (f.load("i64", f.gep("i64", p, loop.index)) for p in (keys, places))
+            key, place = (f.load_at("i64", p, loop.index) for p in (keys, places))
             to = loop.vars[0]
-            f.store("i64", key, f.gep("i64", keys, to))
-            f.store("i64", place, f.gep("i64", places, to))
+            f.store_at("i64", key, keys, to)
+            f.store_at("i64", place, places, to)
             same = f.op(f"zext i1 {f.icmp('eq', digit(f, key, byte), value)} to i64")
             if byte:
                 self.count(key, byte - 1, same)

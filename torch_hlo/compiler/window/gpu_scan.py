@@ -125,10 +125,11 @@ class _Scan:
         if name == "scan_totals":
             with f.when(f.icmp("eq", "%kernel.t", 0)):
                 for i, (kind, v) in enumerate(zip(self.kinds, loop.vars, strict=True)):
-                    f.store(
+                    f.store_at(
                         self._memory(kind),
                         self._stored(kind, v),
-                        f.gep(self._memory(kind), f"%total{i}", "%lo"),
+                        f"%total{i}",
+                        "%lo",
                     )
         f.unit.declare(self.program)
         return self.program.group_function(
@@ -187,9 +188,10 @@ class _Scan:
         def loaded() -> list[str]:
             at = f.add(f.mul(row, self.chunks), "%kernel.t")
             raw = [
-                f.load(
+                f.load_at(
                     self._memory(kind),
-                    f.gep(self._memory(kind), f"%total{i}", at),
+                    f"%total{i}",
+                    at,
                 )
                 for i, kind in enumerate(self.kinds)
             ]

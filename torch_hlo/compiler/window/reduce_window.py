@@ -197,12 +197,12 @@ class _Accumulators:
     def keep(self, i: int, value: Value) -> None:
         kind = STORAGE[self.types[i]].register
         for part, v in enumerate(value if isinstance(value, tuple) else (value,)):
-            self.f.store(kind, v, self.f.gep(kind, self.slots[i], part))
+            self.f.store_at(kind, v, self.slots[i], part)
 
     def kept(self, i: int) -> Value:
         f, storage = self.f, STORAGE[self.types[i]]
         kind = storage.register
-        parts = [f.load(kind, f.gep(kind, self.slots[i], part)) for part in range(storage.parts)]
+        parts = [f.load_at(kind, self.slots[i], part) for part in range(storage.parts)]
         return (parts[0], parts[1]) if len(parts) == 2 else parts[0]
 
     def fold(self, values: list[Value]) -> None:

@@ -155,7 +155,7 @@ class Block:
                 continue
             for i, value in enumerate(values):
                 where = f.add(buffer, f.add(f.mul(f.add(deep, i), self.pitch), row))
-                f.store(self.kind, value, f.gep(self.kind, f"@SELF.{name}", where))
+                f.store_at(self.kind, value, f"@SELF.{name}", where)
 
     def _take(self, name: str, line: Int, thread: Int) -> list[str]:
         """A thread's rows (or columns) at one k."""
