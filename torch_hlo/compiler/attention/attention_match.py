@@ -54,7 +54,7 @@ from torch_hlo.hlo.ir.instruction import (
     postorder,
     users,
 )
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.ir.match import carry_meta, inline, splat, substituted
 
 
@@ -459,7 +459,7 @@ class _Attention:
                 *(b.reshape(x, (*batch, rows)) for x in inputs[5:]),
             ]
         operands = (*arrays, *common)
-        params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(operands))
+        params = parameters_of(o.shape for o in operands)
         results = meaning(kind, params, config, batch)
         text = json.dumps({"attention": kind, **config}, separators=(",", ":"))
         made = instr(

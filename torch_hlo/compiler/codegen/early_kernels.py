@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.intern import instr, parameters_of
 
 
 def ahead(program: Program) -> None:
@@ -18,5 +18,5 @@ def ahead(program: Program) -> None:
         if x.op == "dot" or x.op == "fusion":
             forms[x.op, x.attrs, x.shape, tuple(o.shape for o in x.operands)] = None
     for op, attrs, shape, operands in forms:
-        params = tuple(instr("parameter", (), s, index=i) for i, s in enumerate(operands))
+        params = parameters_of(operands)
         program.try_step(instr(op, params, shape, **dict(attrs)))

@@ -42,7 +42,7 @@ from torch_hlo.compiler.matmul.epilogue import epilogue
 from torch_hlo.compiler.matmul.product import ACCUMULATORS, SOURCES
 from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.ir.window import WindowDim
 
 
@@ -84,7 +84,7 @@ def convolution(program: Program, x: Instruction) -> None:
     if any(o.shape.size == 0 for o in x.operands):
         return emit_tree(program, build.full(0, x.shape.dtype, x.shape.dims), (), x)
     if is_amx(program, x):
-        params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
+        params = parameters_of(o.shape for o in x.operands)
         return emit_output(
             program,
             x,

@@ -23,7 +23,7 @@ from torch_hlo.compiler.matmul.product import ACCUMULATORS
 from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.dim import Size, ceildiv
 from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.ir.shape import row_major_strides
 
 SIDE = 64  # of a block
@@ -43,7 +43,7 @@ def convolution(program: GpuProgram, x: Instruction) -> None:
         return emit_tree(program, build.full(0, dtype, x.shape.dims), (), x)
     keyed = instr(
         "convolution",
-        tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands)),
+        parameters_of(o.shape for o in x.operands),
         x.shape,
         **dict(x.attrs),
     )

@@ -43,7 +43,7 @@ from torch_hlo.compiler.thresholds import (
 )
 from torch_hlo.hlo.ir.dim import Size, fixed
 from torch_hlo.hlo.ir.instruction import Instruction, postorder
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.intern import instr, parameters_of
 
 _PANEL = 4  # rows of tiles that are walked together
 
@@ -389,9 +389,7 @@ def concatenate(program: Program, x: Instruction) -> None:
 def dynamic_update_slice(program: Program, x: Instruction) -> None:
     source, update, *starts = x.operands
     program.copy(program.place(x), program.place(source))
-    params = tuple(
-        instr("parameter", (), o.shape, index=i) for i, o in enumerate((update, *starts))
-    )
+    params = parameters_of(o.shape for o in (update, *starts))
     offsets = dynamic_starts(params[1:], x.shape.dims, update.shape.dims)
 
     def at(index: tuple[Index, ...]) -> Index:

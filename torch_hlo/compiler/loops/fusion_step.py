@@ -28,7 +28,7 @@ from torch_hlo.compiler.thresholds import (
 )
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.ir.shape import DTYPES, tuple_shape
 
 
@@ -59,7 +59,7 @@ def fusion(program: Program, x: Instruction) -> None:
 
 def reduce(program: Program, x: Instruction) -> None:
     """A reduce that no fusion took in."""
-    params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
+    params = parameters_of(o.shape for o in x.operands)
     root = instr("reduce", params, x.shape, **dict(x.attrs))
     if x.shape.is_tuple:
         parts = tuple(

@@ -33,7 +33,7 @@ from torch_hlo.compiler.matmul.product import (
 )
 from torch_hlo.compiler.matmul.tile import product_tile
 from torch_hlo.hlo.ir.instruction import Computation, Instruction, postorder
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.intern import instr, parameters_of
 
 
 def emit_tree(
@@ -81,7 +81,7 @@ def dot(program: Program, x: Instruction) -> None:
 
 def narrow(x: Instruction) -> Computation:
     """A dot whose result is narrower than its sums, as the body of a fusion."""
-    params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
+    params = parameters_of(o.shape for o in x.operands)
     return Computation("narrow", params, instr("dot", params, x.shape, **dict(x.attrs)))
 
 

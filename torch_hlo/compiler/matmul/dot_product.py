@@ -60,7 +60,7 @@ from torch_hlo.compiler.thresholds import (
 )
 from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.text.printer import module_text
 
 
@@ -358,7 +358,7 @@ def _way(program: Program, x: Instruction, p: Product) -> str:
     ways = _ways(x, program.target, p) if tune.active() else (STATIC,)
     if len(ways) == 1:
         return STATIC
-    params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
+    params = parameters_of(o.shape for o in x.operands)
     alone = Module(
         "step",
         Computation("main", params, instr("dot", params, x.shape, **dict(x.attrs))),

@@ -28,7 +28,7 @@ from torch_hlo.compiler.loops.reducer import Reducer
 from torch_hlo.compiler.window.scan import emit_scan, is_scan
 from torch_hlo.hlo.ir.dim import Dim, Size
 from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.ir.shape import DTYPES, Shape, row_major_strides
 from torch_hlo.hlo.ir.window import Window
 
@@ -57,9 +57,7 @@ def reduce_window(program: Program, x: Instruction) -> None:
         return emit_scan(program, x)
     taps = tap_count(x["window"])
     if taps is not None and taps <= UNROLLED_TAPS and not x.shape.is_tuple:
-        params = tuple(
-            instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands[:1])
-        )
+        params = parameters_of(o.shape for o in x.operands[:1])
         inits = [
             o if o.op == "constant" else instr("parameter", (), o.shape, index=1)
             for o in x.operands[1:]

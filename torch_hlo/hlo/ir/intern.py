@@ -49,6 +49,11 @@ def instr(
     return interned(op, tuple(operands), pairs, shape)
 
 
+def parameters_of(shapes: Iterable[Shape]) -> tuple[Instruction, ...]:
+    """Parameters of a computation that is called with arrays of these shapes."""
+    return tuple(instr("parameter", (), s, index=i) for i, s in enumerate(shapes))
+
+
 def _attr_name(pair: tuple[str, object]) -> str:
     return pair[0]
 

@@ -26,7 +26,7 @@ from torch_hlo.hlo.ir.instruction import (
     needs,
     postorder,
 )
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.stablehlo.attributes import integers
 from torch_hlo.hlo.stablehlo.operation import Block, Operation, free_names, walk
@@ -429,7 +429,7 @@ class Converter:
                 )
             scope.values[name] = found[1]
         shapes = [t.shape for _, t in block.args] if shapes is None else shapes
-        params = tuple(instr("parameter", (), s, index=i) for i, s in enumerate(shapes))
+        params = parameters_of(shapes)
         self._bind(
             scope,
             block.args,

@@ -26,7 +26,7 @@ from torch_hlo.hlo.ir.instruction import (
     has_effect,
     lost_effect,
 )
-from torch_hlo.hlo.ir.intern import instr, replace
+from torch_hlo.hlo.ir.intern import instr, parameters_of, replace
 from torch_hlo.hlo.ir.literal import Literal
 from torch_hlo.hlo.ir.opcodes import COMMON_ATTRS, OPCODES
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
@@ -547,7 +547,7 @@ class _Parser:
             return instr(f"async-{kind}", tuple(operands), want)
         if len(want.elements) < 2:
             raise ShapeError(f"{line.op}: the result must be ((operands), results, …)")
-        params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(operands))
+        params = parameters_of(o.shape for o in operands)
         if calls := attrs.pop("calls", None) if inner not in ("fusion",) else None:
             return instr("async-start", tuple(operands), want, calls=calls)
         thread = attrs.pop("async_execution_thread", None)

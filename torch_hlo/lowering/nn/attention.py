@@ -18,7 +18,7 @@ import torch
 
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import (
@@ -139,7 +139,7 @@ def _composite(
         scale = 1 / math.sqrt(size)
     if not plain or not is_number(scale):
         return body(*operands)
-    params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(operands))
+    params = parameters_of(o.shape for o in operands)
     results = tuple(body(*params))
     root = instr("tuple", results, tuple_shape(*(r.shape for r in results)))
     config = json.dumps(

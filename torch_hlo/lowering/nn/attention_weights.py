@@ -17,7 +17,7 @@ import torch
 
 from torch_hlo.hlo.ir.infer import product
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.ir.shape import tuple_shape
 from torch_hlo.lowering.core.expr import Expr, exp, log
 from torch_hlo.lowering.core.promote import reshape
@@ -52,7 +52,7 @@ def _marked(
     *operands: Instruction,
 ) -> Instruction:
     """A call that computes `body` and says what that is."""
-    params = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(operands))
+    params = parameters_of(o.shape for o in operands)
     results = [r.x for r in body(*map(Expr, params))]
     root = (
         instr("tuple", results, tuple_shape(*(r.shape for r in results)))

@@ -65,7 +65,7 @@ from torch_hlo.compiler.matmul.product import (
 from torch_hlo.compiler.thresholds import FMA_PART_DEPTH
 from torch_hlo.hlo.ir.dim import Size, fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.text.printer import module_text
 
 
@@ -346,7 +346,7 @@ def _fastest(
         ways[LIBRARY] = library
     if len(ways) == 1 or not tune.active() or not all(o.shape.is_static for o in x.operands):
         return engines[0]
-    parameters = tuple(instr("parameter", (), o.shape, index=i) for i, o in enumerate(x.operands))
+    parameters = parameters_of(o.shape for o in x.operands)
     alone = Module(
         "step",
         Computation("main", parameters, instr("dot", parameters, x.shape, **dict(x.attrs))),
