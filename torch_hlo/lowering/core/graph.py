@@ -27,6 +27,7 @@ from torch_hlo.lowering.core.registry import (
     HIGHER_ORDER,
     LOWERINGS,
     LoweringError,
+    Results,
     Weak,
 )
 from torch_hlo.lowering.core.tape import LIFTS, RECORDING, SERIALS, TAPE
@@ -245,7 +246,7 @@ def apply(
 ) -> list[Instruction]:
     """Lower `nodes` where the leaf with id i has the value `values[i]`; returns the values of
     `outputs`."""
-    results: dict[int, tuple[Instruction | None, ...]] = {}
+    results: dict[int, Results] = {}
 
     def value(x: Any) -> Any:
         kind = type(x)
@@ -274,7 +275,7 @@ def _lower_node(
     node: Node,
     args: list[Any],
     kwargs: dict[str, Any],
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     fn = LOWERINGS.get(node.target)
     if fn is not None and all(out is not None and 0 in out.dims for out in node.outs):
         # no element is computed: whatever the op means for these types
@@ -283,7 +284,7 @@ def _lower_node(
         fn = HIGHER_ORDER.get(node.target)
     if fn is None:  # a custom operator or a rare one: a custom call that runs it on the CPU
 
-        def fn(*args: Any, **kwargs: Any) -> tuple[Instruction | None, ...]:
+        def fn(*args: Any, **kwargs: Any) -> Results:
             return opaque(node.target, args, kwargs, node.outs)
 
     registry.EXPECTED.append(node.outs)

@@ -24,7 +24,7 @@ from torch_hlo.hlo.ir.dim import Dim
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
 from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.registry import HLO_TO_TORCH, LoweringError, Weak
+from torch_hlo.lowering.core.registry import HLO_TO_TORCH, LoweringError, Results, Weak
 from torch_hlo.pytorch.operators import HigherOrderOperator, OpOverload
 
 TARGET = "torch_op"
@@ -73,7 +73,7 @@ def opaque(
     outs: tuple[Shape | None, ...],
     library: bool = False,
     **more: object,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     """Results of `target` as get-tuple-elements of one custom-call, counted as a fallback when it
     runs unless it is a `library` routine. `more`: what else the compiler is to know. Raises
     LoweringError when an argument has no text form."""

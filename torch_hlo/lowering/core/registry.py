@@ -47,6 +47,9 @@ class LoweringError(RuntimeError):
     do."""
 
 
+Results = tuple[Instruction | None, ...]  # of a lowering; None: what nobody asked for
+
+
 @dataclass(frozen=True, slots=True)
 class Weak:
     """A Python number that enters the program as a rank-0 input (f64 or s64): it takes part in type

@@ -16,7 +16,7 @@ from torch_hlo.compiler.linalg.lapack import SYMBOLS
 from torch_hlo.device.cpu import symbols
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.lowering.core.opaque import opaque
-from torch_hlo.lowering.core.registry import expected_shapes, lowers
+from torch_hlo.lowering.core.registry import Results, expected_shapes, lowers
 from torch_hlo.pytorch.operators import OpOverload
 
 aten = torch.ops.aten
@@ -53,8 +53,8 @@ def _routine(op: OpOverload, *args: Any, **kwargs: Any) -> dict[str, list[Any]]:
     )
 
 
-def _call(op: OpOverload) -> Callable[..., tuple[Instruction | None, ...]]:
-    def lowering(*args: Any, **kwargs: Any) -> tuple[Instruction | None, ...]:
+def _call(op: OpOverload) -> Callable[..., Results]:
+    def lowering(*args: Any, **kwargs: Any) -> Results:
         routine = _routine(op, *args, **kwargs)
         return opaque(op, args, kwargs, expected_shapes(), library=True, **routine)
 
@@ -92,7 +92,7 @@ def ctc_loss(
     target_lengths: Instruction,
     blank: int = 0,
     zero_infinity: bool = False,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     outs = expected_shapes()
     args = (
         log_probs,

@@ -31,6 +31,7 @@ from torch_hlo.lowering.core.expr import (
 from torch_hlo.lowering.core.opaque import opaque
 from torch_hlo.lowering.core.promote import broadcast_dims, broadcast_to, reshape
 from torch_hlo.lowering.core.registry import (
+    Results,
     expected,
     expected_shapes,
     guard,
@@ -376,7 +377,7 @@ def _permutation_matrix(order: Expr, dtype: str) -> Instruction:
 
 
 @lowers(aten.linalg_lu)
-def linalg_lu(a: Instruction, *, pivot: bool = True) -> tuple[Instruction | None, ...]:
+def linalg_lu(a: Instruction, *, pivot: bool = True) -> Results:
     packed, _, order = lu_factor(a)
     return _permutation_matrix(order, a.shape.dtype), *_unpacked(packed.x)
 
@@ -387,7 +388,7 @@ def lu_unpack(
     pivots: Instruction,
     unpack_data: bool = True,
     unpack_pivots: bool = True,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     p, lower, upper = expected_shapes()
     parts = (
         _unpacked(packed)
@@ -513,7 +514,7 @@ def linalg_solve_ex(
 
 
 @lowers(aten.linalg_qr)
-def linalg_qr(a: Instruction, mode: str = "reduced") -> tuple[Instruction | None, ...]:
+def linalg_qr(a: Instruction, mode: str = "reduced") -> Results:
     """By Householder reflections; LAPACK's routine for complex matrices."""
     if promote.is_complex(a.shape.dtype):
         return opaque(aten.linalg_qr.default, (a, mode), {}, expected_shapes(), library=True)

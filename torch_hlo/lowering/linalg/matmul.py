@@ -13,7 +13,7 @@ from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import Expr, Term, is_number, where
 from torch_hlo.lowering.core.promote import Scalar, broadcast_dims, reshape
-from torch_hlo.lowering.core.registry import Weak, expected, lowers
+from torch_hlo.lowering.core.registry import Results, Weak, expected, lowers
 from torch_hlo.lowering.core.shaping import add_dim, reduce, slice_dim
 from torch_hlo.lowering.pointwise.activation import gelu, relu
 from torch_hlo.lowering.pointwise.pointwise import conjugate
@@ -269,7 +269,7 @@ def linear_backward(
     grad: Instruction,
     weight: Instruction,
     mask: Sequence[bool],
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     rows = tuple(range(x.shape.rank - 1))
     dx = dw = db = None
     if promote.is_complex(x.shape.dtype):

@@ -32,6 +32,7 @@ from torch_hlo.lowering.core.expr import (
 )
 from torch_hlo.lowering.core.promote import Operand, Scalar, broadcast_to, reshape
 from torch_hlo.lowering.core.registry import (
+    Results,
     expected,
     expected_shapes,
     lowers,
@@ -194,7 +195,7 @@ def attention(
     scale: float | None = None,
     seed: Operand | None = None,
     offset: Operand | None = None,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     def body(
         query: Instruction,
         key: Instruction,
@@ -237,7 +238,7 @@ def attention(
 
 def _fitted(
     values: Sequence[Instruction | None],
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     """Each in the dtype and dims that PyTorch expects of it; None where it expects none."""
     found: list[Instruction | None] = []
     for v, s in zip(values, expected_shapes(), strict=True):
@@ -270,7 +271,7 @@ def attention_backward(
     philox_offset: Instruction | None,
     *,
     scale: float | None = None,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     wants_bias = bias is not None and grad_mask[3] and bias.shape.dtype != "pred"
     factors = _factors(query, key, dropout_p, philox_seed, philox_offset)
     gradients = _Gradients(bias, wants_bias, bool(factors), is_causal, scale)
@@ -378,7 +379,7 @@ def flash_attention(
     attn_mask: Instruction | None = None,
     scale: float | None = None,
     **random: Any,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     """What scaled_dot_product_attention on CPU tensors has become when torch.compile sees it:
     output and log-sum-exp."""
     out, logsumexp = expected_shapes()
@@ -410,7 +411,7 @@ def flash_attention_backward(
     *,
     attn_mask: Instruction | None = None,
     scale: float | None = None,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     flat = nested(
         (*expected_shapes(), None),
         attention_backward,

@@ -13,6 +13,7 @@ from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import Expr, where
 from torch_hlo.lowering.core.promote import broadcast_to, reshape
 from torch_hlo.lowering.core.registry import (
+    Results,
     expected,
     expected_shapes,
     guard,
@@ -55,7 +56,7 @@ def embedding_bag(
     per_sample_weights: Instruction | None = None,
     include_last_offset: bool = False,
     padding_idx: int = -1,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     """(output, bag of each index, size of each bag, index of each maximum)."""
     shapes = expected_shapes()
     dims = shapes[0].dims

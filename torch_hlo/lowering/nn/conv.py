@@ -17,6 +17,7 @@ from torch_hlo.lowering.core.expr import Expr
 from torch_hlo.lowering.core.promote import broadcast_to, reshape
 from torch_hlo.lowering.core.registry import (
     LoweringError,
+    Results,
     expected,
     expected_shapes,
     guard,
@@ -228,7 +229,7 @@ def convolution_backward_overrideable(
     x: Instruction,
     weight: Instruction,
     *rest: Any,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     return _backward(grad, x, weight, None, *rest)
 
 

@@ -4,6 +4,7 @@ wider."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.elementwise import compute
 from torch_hlo.lowering.core.expr import Expr, rsqrt, sqrt, square
 from torch_hlo.lowering.core.promote import broadcast_to, reshape
-from torch_hlo.lowering.core.registry import expected_shapes, lowers
+from torch_hlo.lowering.core.registry import Results, expected_shapes, lowers
 from torch_hlo.lowering.reduction.reduce import (
     average,
     count,
@@ -26,7 +27,7 @@ from torch_hlo.lowering.reduction.reduce import (
 aten = torch.ops.aten
 
 
-def _results(*values: Expr | None) -> tuple[Instruction | None, ...]:
+def _results(*values: Expr | None) -> Results:
     """Each value in the dtype and dims PyTorch expects; a result that PyTorch leaves empty becomes
     an empty array."""
     results = []
@@ -57,7 +58,7 @@ def native_layer_norm(
     weight: Instruction | None,
     bias: Instruction | None,
     eps: float,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     value = compute(x)
     dims = _normalised_dims(value, normalized_shape)
     spread, mean = variance(value, dims, 0)
@@ -81,7 +82,7 @@ def native_layer_norm_backward(
     weight: Instruction | None,
     bias: Instruction | None,
     mask: Sequence[bool],
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     value, g = compute(x), compute(grad)
     dims = _normalised_dims(value, normalized_shape)
     outer = tuple(range(dims[0] if dims else len(value.dims)))
@@ -113,7 +114,7 @@ def fused_rms_norm(
     normalized_shape: Sequence[int],
     weight: Instruction | None,
     eps: float | None,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     value = compute(x)
     dims = _normalised_dims(value, normalized_shape)
     if eps is None:
@@ -131,7 +132,7 @@ def fused_rms_norm_backward(
     rstd: Instruction,
     weight: Instruction | None,
     mask: Sequence[bool],
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     value, g = compute(x), compute(grad)
     dims = _normalised_dims(value, normalized_shape)
     rstd = Expr(promote.operand(rstd, value.dtype, value.dims))
@@ -201,35 +202,13 @@ def _running(old: Instruction | None, fresh: Expr, momentum: float) -> Expr | No
 
 
 @lowers(aten.native_batch_norm.default)
-def native_batch_norm(
-    x: Instruction,
-    weight: Instruction | None,
-    bias: Instruction | None,
-    running_mean: Instruction | None,
-    running_var: Instruction | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Instruction | None, ...]:
-    return _results(
-        *_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[:3]
-    )
+def native_batch_norm(*args: Any, **kwargs: Any) -> Results:
+    return _results(*_batch_norm(*args, **kwargs)[:3])
 
 
 @lowers(aten._native_batch_norm_legit_functional.default)
-def native_batch_norm_functional(
-    x: Instruction,
-    weight: Instruction | None,
-    bias: Instruction | None,
-    running_mean: Instruction,
-    running_var: Instruction,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Instruction | None, ...]:
-    return _results(
-        *_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
-    )
+def native_batch_norm_functional(*args: Any, **kwargs: Any) -> Results:
+    return _results(*_batch_norm(*args, **kwargs))
 
 
 @lowers(aten._native_batch_norm_legit.no_stats)
@@ -240,7 +219,7 @@ def native_batch_norm_no_stats(
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     return _results(*_batch_norm(x, weight, bias, None, None, True, momentum, eps)[:3])
 
 
@@ -253,7 +232,7 @@ def native_batch_norm_no_training(
     running_var: Instruction,
     momentum: float,
     eps: float,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     return _results(
         *_batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
     )
@@ -268,7 +247,7 @@ def batch_norm_with_update(
     running_var: Instruction,
     momentum: float,
     eps: float,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     out, mean, rstd, *new = _batch_norm(
         x, weight, bias, running_mean, running_var, True, momentum, eps
     )
@@ -284,7 +263,7 @@ def batch_norm_no_update(
     running_var: Instruction | None,
     momentum: float,
     eps: float,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     training = running_mean is None
     return _results(
         *_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[:3],
@@ -304,7 +283,7 @@ def native_batch_norm_backward(
     train: bool,
     eps: float,
     mask: Sequence[bool],
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     value, g = compute(x), compute(grad)
     dims = _all_but_channel(value)
     if train:
@@ -342,7 +321,7 @@ def batch_norm_backward(
     eps: float,
     mask: Sequence[bool],
     reserve: Instruction,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     return native_batch_norm_backward(
         grad,
         x,
@@ -393,7 +372,7 @@ def native_group_norm(
     hxw: Size,
     group: int,
     eps: float,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     value = compute(x)
     images, channels = value.dims[:2]
     size = Expr(count(value, _spatial(value))) * (channels // group)
@@ -423,7 +402,7 @@ def native_group_norm_backward(
     hxw: Size,
     group: int,
     mask: Sequence[bool],
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     value, g = compute(x), compute(grad)
     images, channels = value.dims[:2]
     size = Expr(count(value, _spatial(value))) * (channels // group)
@@ -459,7 +438,7 @@ def _but(dim: int, rank: int) -> tuple[int, ...]:
 
 
 @lowers(aten._weight_norm_interface)
-def weight_norm(v: Instruction, g: Instruction, dim: int = 0) -> tuple[Instruction | None, ...]:
+def weight_norm(v: Instruction, g: Instruction, dim: int = 0) -> Results:
     value = compute(v)
     others = _but(dim, len(value.dims))
     norm = sqrt(fold(square(value), others))
@@ -473,7 +452,7 @@ def weight_norm_backward(
     g: Instruction,
     norms: Instruction,
     dim: int,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     """(gradient of v, gradient of g)."""
     value, dw = compute(v), compute(grad)
     others = _but(dim, len(value.dims))

@@ -22,6 +22,7 @@ from torch_hlo.lowering.core.expr import Expr, logistic, tanh, where
 from torch_hlo.lowering.core.expr import maximum as larger
 from torch_hlo.lowering.core.registry import (
     LoweringError,
+    Results,
     expected_shapes,
     lowers,
 )
@@ -380,7 +381,7 @@ def lstm_layer(
     bidirectional: bool,
     batch_first: bool,
     train: bool,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     """One layer and direction of an LSTM in inference: what PyTorch makes of one whose tensors
     differ in type, as under autocast."""
     if mode != 2 or num_layers != 1 or bidirectional or batch_first or train:
@@ -556,7 +557,7 @@ def _gates(x: Instruction, bias: Instruction | None, n: int) -> list[Expr]:
     return _split(value, n)
 
 
-def _results(*values: Expr | None) -> tuple[Instruction | None, ...]:
+def _results(*values: Expr | None) -> Results:
     return tuple(
         None if v is None or s is None else promote.cast(v.x, s.dtype)
         for v, s in zip(values, expected_shapes(), strict=True)
@@ -570,7 +571,7 @@ def lstm_cell(
     cx: Instruction,
     input_bias: Instruction | None = None,
     hidden_bias: Instruction | None = None,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     """(hy, cy, workspace): the workspace holds the four activated gates."""
     (hy, cy), saved = _lstm(
         _gates(input_gates, input_bias, 4),
@@ -588,7 +589,7 @@ def lstm_cell_backward(
     cy: Instruction,
     workspace: Instruction,
     has_bias: bool,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     """(gradient of the gates, gradient of cx, gradient of the bias)."""
     before = compute(cx)
     grads = [before * 0 if g is None else compute(g) for g in (grad_hy, grad_cy)]
@@ -604,7 +605,7 @@ def gru_cell(
     hx: Instruction,
     input_bias: Instruction | None = None,
     hidden_bias: Instruction | None = None,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     """(hy, workspace): reset, update, new gates, the old state, and the hidden part of the new
     gate."""
     (hy,), saved = _gru(
@@ -620,7 +621,7 @@ def gru_cell_backward(
     grad: Instruction,
     workspace: Instruction,
     has_bias: bool,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     """Gradients of (input gates, hidden gates, hx, input bias, hidden bias)."""
     inputs, hidden, (h,) = _gru_backward([compute(grad)], None, _gates(workspace, None, 5))
     inputs, hidden = _joined(inputs), _joined(hidden)

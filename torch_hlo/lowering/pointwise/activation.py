@@ -27,6 +27,7 @@ from torch_hlo.lowering.core.expr import (
 )
 from torch_hlo.lowering.core.promote import Scalar
 from torch_hlo.lowering.core.registry import (
+    Results,
     Weak,
     expected,
     expected_shapes,
@@ -101,7 +102,7 @@ def prelu_backward(
     g: Instruction,
     x: Instruction,
     weight: Instruction,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     shape = expected()
     common = promote.compute_type(shape.dtype)
     g, x, w = (Expr(promote.operand(v, common, shape.dims)) for v in (g, x, weight))

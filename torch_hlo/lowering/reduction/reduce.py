@@ -34,7 +34,7 @@ from torch_hlo.lowering.core.promote import (
     broadcast_to,
     reshape,
 )
-from torch_hlo.lowering.core.registry import LoweringError, Weak, expected, lowers
+from torch_hlo.lowering.core.registry import LoweringError, Results, Weak, expected, lowers
 from torch_hlo.lowering.core.shaping import (
     axes,
     axis,
@@ -232,12 +232,12 @@ def _extreme_with_index(x: Instruction, dim: int, largest: bool) -> tuple[Instru
 
 
 @lowers(aten.max.dim)
-def max_dim(x: Instruction, dim: int, keepdim: bool = False) -> tuple[Instruction | None, ...]:
+def max_dim(x: Instruction, dim: int, keepdim: bool = False) -> Results:
     return _extreme_with_index(x, dim, True)
 
 
 @lowers(aten.min.dim)
-def min_dim(x: Instruction, dim: int, keepdim: bool = False) -> tuple[Instruction | None, ...]:
+def min_dim(x: Instruction, dim: int, keepdim: bool = False) -> Results:
     return _extreme_with_index(x, dim, False)
 
 

@@ -24,7 +24,7 @@ from torch_hlo.lowering.core.expr import (
     where,
 )
 from torch_hlo.lowering.core.opaque import opaque
-from torch_hlo.lowering.core.registry import expected, expected_shapes, lowers
+from torch_hlo.lowering.core.registry import Results, expected, expected_shapes, lowers
 from torch_hlo.lowering.core.shaping import axis, iota, start_value
 
 aten = torch.ops.aten
@@ -86,7 +86,7 @@ def cummin(x: Instruction, dim: int) -> tuple[Instruction, Instruction]:
 
 
 @lowers(aten.logcumsumexp)
-def logcumsumexp(x: Instruction, dim: int) -> Instruction | tuple[Instruction | None, ...]:
+def logcumsumexp(x: Instruction, dim: int) -> Instruction | Results:
     if promote.is_complex(x.shape.dtype):
         return opaque(
             aten.logcumsumexp.default,

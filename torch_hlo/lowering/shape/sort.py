@@ -18,6 +18,7 @@ from torch_hlo.lowering.core.promote import Operand, Scalar, broadcast_to, resha
 from torch_hlo.lowering.core.registry import (
     HLO_TO_TORCH,
     LoweringError,
+    Results,
     expected,
     lowers,
     nested,
@@ -59,7 +60,7 @@ def sort_stable(
     stable: bool | None = None,
     dim: int = -1,
     descending: bool = False,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     return sorted_along(x, dim, descending)
 
 
@@ -105,7 +106,7 @@ def kthvalue(
     k: Size,
     dim: int = -1,
     keepdim: bool = False,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     if not x.shape.rank:
         return x, promote.full(0, "s64", ())
     return _nth(x, k - 1, dim)
@@ -151,7 +152,7 @@ def nanmedian_dim(
     x: Instruction,
     dim: int,
     keepdim: bool = False,
-) -> tuple[Instruction | None, ...]:
+) -> Results:
     if not x.shape.rank:
         return x, promote.full(0, "s64", ())
     if not promote.is_floating(x.shape.dtype):
