@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from torch_hlo import config
 from torch_hlo.compiler import pipeline
@@ -39,7 +40,7 @@ from torch_hlo.lowering.core import looks
 from torch_hlo.lowering.core.graph import Leaf, Lift, Out, lower
 
 
-def graph(tensors: Sequence[torch.Tensor]) -> Graph:
+def graph(tensors: Sequence[Tensor]) -> Graph:
     """The recorded graph of pending hlo tensors. Raises ValueError when none is pending."""
     found = [value for t in tensors if type(value := read(t)) is Out and value.array is None]
     if not found:
@@ -50,7 +51,7 @@ def graph(tensors: Sequence[torch.Tensor]) -> Graph:
     return collect(found)
 
 
-def graph_text(tensors: Sequence[torch.Tensor]) -> str:
+def graph_text(tensors: Sequence[Tensor]) -> str:
     """One line per recorded op: `%2 = aten.add.Tensor(%0, leaf0)  # f32[4]`."""
     g = graph(tensors)
     leaves: list[Leaf] = [*g.leaves]
@@ -79,7 +80,7 @@ def graph_text(tensors: Sequence[torch.Tensor]) -> str:
     return "\n".join(lines)
 
 
-def module(tensors: Sequence[torch.Tensor]) -> Module:
+def module(tensors: Sequence[Tensor]) -> Module:
     """The HLO module of pending hlo tensors, before any pass."""
     g = graph(tensors)
     return lower(g.nodes, g.outputs, [*g.leaves, *g.numbers])
@@ -93,18 +94,18 @@ def pending_step() -> tuple[Module, list[np.ndarray]]:
     return found, [buffer.bytes.copy() for buffer in buffers]
 
 
-def stablehlo_text(tensors: Sequence[torch.Tensor] | None = None) -> str:
+def stablehlo_text(tensors: Sequence[Tensor] | None = None) -> str:
     """The StableHLO of pending hlo tensors, or of all that is recorded, before any pass."""
     return stablehlo.stablehlo_text(pending_step()[0] if not tensors else module(tensors))
 
 
-def hlo_text(tensors: Sequence[torch.Tensor]) -> str:
+def hlo_text(tensors: Sequence[Tensor]) -> str:
     """`str(module(tensors))`."""
     return str(module(tensors))
 
 
 def optimized_text(
-    tensors: Sequence[torch.Tensor],
+    tensors: Sequence[Tensor],
     observe: Callable[[str, Module], None] | None = None,
 ) -> str:
     """The HLO after all passes; `observe(pass name, module)` sees it after each."""
@@ -112,7 +113,7 @@ def optimized_text(
     return str(pipeline.optimize(module(tensors), dump))
 
 
-def is_pending(tensor: torch.Tensor) -> bool:
+def is_pending(tensor: Tensor) -> bool:
     """Whether the tensor's value is recorded and still to be computed."""
     value = read(tensor) if isinstance(tensor, HloTensor) else None
     return type(value) is Out and value.array is None
@@ -147,7 +148,7 @@ class _Printed:
     form: str
     names: tuple[str, ...]
 
-    def __call__(self, *values: torch.Tensor) -> None:
+    def __call__(self, *values: Tensor) -> None:
         shown = [v.item() if v.dim() == 0 else v for v in values]
         first = len(shown) - len(self.names)
         text = self.form.format(*shown[:first], **dict(zip(self.names, shown[first:])))
@@ -160,12 +161,12 @@ class _Checked:
 
     message: str
 
-    def __call__(self, value: torch.Tensor) -> None:
+    def __call__(self, value: Tensor) -> None:
         if not value.all():
             raise RuntimeError(self.message)
 
 
-def print(form: str, *args: torch.Tensor | float, **kwargs: torch.Tensor | float) -> None:
+def print(form: str, *args: Tensor | float, **kwargs: Tensor | float) -> None:
     """Print `form.format(*args, **kwargs)` with the values that tensors have here, in recorded,
     captured and compiled functions, without cutting the graph: when the program has run, and in the
     order of the program. Tensors without dimensions are numbers in the format."""
@@ -174,13 +175,13 @@ def print(form: str, *args: torch.Tensor | float, **kwargs: torch.Tensor | float
     _look(_number(_Printed, form, names, count=len(values)), values)
 
 
-def check(condition: torch.Tensor, message: str) -> None:
+def check(condition: Tensor, message: str) -> None:
     """RuntimeError(message) where the program is found to have run with a condition (of any shape)
     that is not true everywhere; several that fail are one error."""
     _look(_number(_Checked, message, count=1), [condition])
 
 
-def callback(function: Callable[..., None], *tensors: torch.Tensor) -> None:
+def callback(function: Callable[..., None], *tensors: Tensor) -> None:
     """Call `function` with the values of these tensors, on the CPU, when the program has run. As
     `print`."""
     _look(_number(_itself, function, count=len(tensors)), tensors)
@@ -202,11 +203,11 @@ def _number(make: Callable[..., Callable[..., None]], *args: Any, count: int) ->
     return looks.number(make(*args), count)
 
 
-def _look(number: int, values: Sequence[torch.Tensor | float]) -> None:
-    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+def _look(number: int, values: Sequence[Tensor | float]) -> None:
+    tensors = [v for v in values if isinstance(v, Tensor)]
     device = tensors[0].device if tensors else "hlo"
     for value in values or [0]:
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, Tensor):
             value = torch.tensor(value, device=device)
         looks.look(value, number)
 

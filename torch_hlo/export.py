@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.utils import _pytree as pytree
@@ -177,10 +178,10 @@ _KINDS = dict.fromkeys(_STATE, "state") | {OutputKind.USER_INPUT_MUTATION: "muta
 def _described(
     x: Input,
     specs: Sequence[InputSpec],
-    values: dict[int, torch.Tensor],
+    values: dict[int, Tensor],
     changed: set[str],
 ) -> Value:
-    if isinstance(x.source, torch.Tensor):
+    if isinstance(x.source, Tensor):
         return Value("constant", "weight", value=x.source)
     if x.source is None:
         return Value("seed", "seed")
@@ -202,7 +203,7 @@ def _described(
 
 def _is_constant(x: Input, described: Value, embed: str) -> bool:
     return (
-        isinstance(x.source, torch.Tensor)
+        isinstance(x.source, Tensor)
         or described.kind == "weight"
         and embed != "none"
         or described.kind == "state"
@@ -214,13 +215,13 @@ def _known(condition: sizes.Condition, names: set[str]) -> bool:
     return dim_symbols(condition[1]) | dim_symbols(condition[2]) <= names
 
 
-def inputs(ep: ExportedProgram, *args: Any, **kwargs: Any) -> list[torch.Tensor | float]:
+def inputs(ep: ExportedProgram, *args: Any, **kwargs: Any) -> list[Tensor | float]:
     """What a program written without `embed` is run on: the weights and constants, then the tensors
     in `args` and `kwargs`."""
     ep = _functional(ep)
     weights = _weights(ep)
     given = iter(v for v in pytree.tree_leaves((args, kwargs)))
-    found: list[torch.Tensor | float] = []
+    found: list[Tensor | float] = []
     for i, spec in enumerate(ep.graph_signature.input_specs):
         value = (
             weights[i]
@@ -229,7 +230,7 @@ def inputs(ep: ExportedProgram, *args: Any, **kwargs: Any) -> list[torch.Tensor 
             if spec.kind == InputKind.USER_INPUT
             else None
         )
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             found.append(value.detach())
         elif type(value) is float and not isinstance(getattr(spec.arg, "value", None), float):
             found.append(value)
@@ -261,14 +262,14 @@ def _without_checks(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return module
 
 
-def _weights(ep: ExportedProgram) -> dict[int, torch.Tensor]:
+def _weights(ep: ExportedProgram) -> dict[int, Tensor]:
     """Position of a placeholder -> the parameter, buffer or constant tensor it stands for."""
     found = {}
     for i, spec in enumerate(ep.graph_signature.input_specs):
         if spec.target is not None:
             value = ep.state_dict.get(spec.target)
             value = ep.constants.get(spec.target) if value is None else value
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 found[i] = value
     return found
 
@@ -278,7 +279,7 @@ def _row_major(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     a program are row-major."""
     for n in module.graph.find_nodes(op="placeholder"):
         value = n.meta.get("val")
-        if isinstance(value, torch.Tensor) and not value.is_contiguous():
+        if isinstance(value, Tensor) and not value.is_contiguous():
             n.meta["val"] = value.clone(memory_format=torch.contiguous_format)
     return module
 
@@ -311,7 +312,7 @@ def _symbols(graph: FxGraph) -> tuple[tuple[str, int, int], ...]:
     return tuple((name, i, d) for name, (i, d) in sorted(found.items()))
 
 
-def data_of(tensor: torch.Tensor) -> bytes:
+def data_of(tensor: Tensor) -> bytes:
     """The elements in row-major order."""
     data = (
         tensor.detach()
@@ -326,7 +327,7 @@ def data_of(tensor: torch.Tensor) -> bytes:
     return np.ascontiguousarray(data).tobytes()
 
 
-def _constant(tensor: torch.Tensor) -> Instruction:
+def _constant(tensor: Tensor) -> Instruction:
     shape = shape_of(tensor)
     return build.constant(Literal(shape.dtype, tuple(tensor.shape), data_of(tensor)), shape.dtype)
 

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torch_hlo.compiler.aot.abi import DTYPE_CODES
@@ -44,7 +45,7 @@ class Loaded:
             pytree.treespec_loads(meta[k]) if meta.get(k) else None for k in ("in_tree", "out_tree")
         )
         self._plans: dict[tuple[object, ...], tuple[list[tuple[int, ...]], int]] = {}
-        self.state: dict[str, torch.Tensor] = {
+        self.state: dict[str, Tensor] = {
             a.name: _initial(a) for a in library.inputs if a.kind == "state"
         }
 
@@ -78,7 +79,7 @@ class Loaded:
             ARENAS.give_back(workspace)
         return self._returned(given, outputs)
 
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, torch.Tensor]:
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, Tensor]:
         """Tensors by the number of their input."""
         if self._arguments is None:
             return dict(enumerate(pytree.tree_leaves((args, kwargs))))
@@ -108,7 +109,7 @@ class Loaded:
                 )
         return found
 
-    def _input(self, i: int, a: Array, given: dict[int, torch.Tensor]) -> torch.Tensor:
+    def _input(self, i: int, a: Array, given: dict[int, Tensor]) -> Tensor:
         if a.kind == "state":
             return self.state[a.name].contiguous()
         if a.kind == "seed" and i not in given:
@@ -116,7 +117,7 @@ class Loaded:
         if i not in given:
             raise TypeError(f"{self.name}: input {i} ({a.name}) is missing")
         value = given[i]
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, Tensor):
             value = torch.tensor(value, dtype=_TORCH[a.dtype])
         if value.dtype not in _CODE:
             raise TypeError(
@@ -126,7 +127,7 @@ class Loaded:
             return value
         return value.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
-    def _returned(self, given: dict[int, torch.Tensor], outputs: list[torch.Tensor]) -> Any:
+    def _returned(self, given: dict[int, Tensor], outputs: list[Tensor]) -> Any:
         for a, value in zip(self.library.outputs, outputs, strict=True):
             if a.pair >= 0:
                 source = self.library.inputs[a.pair]
@@ -150,7 +151,7 @@ class Loaded:
         return pytree.tree_unflatten(flat, self._out_tree) if self._out_tree is not None else flat
 
 
-def _initial(a: Array) -> torch.Tensor:
+def _initial(a: Array) -> Tensor:
     """The first value of a state."""
     result = torch.empty(a.sizes, dtype=_TORCH[a.dtype])
     return (
@@ -160,7 +161,7 @@ def _initial(a: Array) -> torch.Tensor:
     )
 
 
-def _memory(t: torch.Tensor) -> tuple[int, int, torch.Size]:
+def _memory(t: Tensor) -> tuple[int, int, torch.Size]:
     return t.data_ptr(), t.nbytes, t.shape
 
 

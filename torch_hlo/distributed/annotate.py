@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from torch import Tensor
 
 from torch_hlo.device import multi_device
 from torch_hlo.device.sharded import ShardedBuffer
@@ -25,13 +25,13 @@ from torch_hlo.pytorch.registration import PLACE
 
 
 def mark_sharding(
-    tensor: torch.Tensor,
+    tensor: Tensor,
     mesh: Mesh,
     spec: Sequence[Entry],
     *,
     replicated: Sequence[str] = (),
     name: str | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Spread `tensor` over `mesh` as `spec` says, one entry per dimension (see mesh.py), now and
     after every in-place write; returns it.
 
@@ -48,7 +48,7 @@ def mark_sharding(
         )
     sharding = to_sharding(mesh, spec, tensor.shape, replicated, what)
     if not isinstance(tensor, HloTensor):  # a fake tensor: being traced
-        noted: torch.Tensor = SHARD(tensor, encode(sharding))
+        noted: Tensor = SHARD(tensor, encode(sharding))
         return noted
     annotate(tensor, sharding)
     return tensor
@@ -98,7 +98,7 @@ def annotate(tensor: HloTensor, sharding: Sharding) -> None:
             )
 
 
-def sharding_of(tensor: torch.Tensor) -> Sharding | None:
+def sharding_of(tensor: Tensor) -> Sharding | None:
     """Where a tensor of the hlo device lives, or is to live; None for a tensor on one device."""
     if not isinstance(tensor, HloTensor):
         raise TypeError(
@@ -112,7 +112,7 @@ def sharding_of(tensor: torch.Tensor) -> Sharding | None:
     return data.sharding if isinstance(data, ShardedBuffer) else storage.sharding
 
 
-def clear_sharding(tensor: torch.Tensor) -> torch.Tensor:
+def clear_sharding(tensor: Tensor) -> Tensor:
     """Bring the tensor to one device, and keep no annotation; returns it."""
     if not isinstance(tensor, HloTensor):
         raise TypeError(

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from torch_hlo.device import multi_device, sharded
 from torch_hlo.device.sharded import ShardedBuffer
@@ -60,7 +61,7 @@ def save(state: dict[str, Any], root: str | os.PathLike[str], step: int, keep: i
         shutil.rmtree(temporary, ignore_errors=True)
     _barrier()
     with _quiet():
-        tensors: dict[str, torch.Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         structure = _flatten(state, tensors)
         write(
             {
@@ -107,7 +108,7 @@ def load(state: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
     if not (Path(path) / ".metadata").exists():
         raise FileNotFoundError(f"{path} is no complete checkpoint")
     there = FileSystemReader(str(path)).read_metadata().state_dict_metadata
-    mine: dict[str, torch.Tensor] = {}
+    mine: dict[str, Tensor] = {}
     _flatten(state, mine)
     missing = [name for name in mine if name not in there]
     if missing:
@@ -131,20 +132,20 @@ def load(state: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
 _STRUCTURE, _TENSOR = "__structure__", "__tensor__"
 
 
-def _pack(structure: object) -> torch.Tensor:
+def _pack(structure: object) -> Tensor:
     """Plain values as bytes in a tensor."""
     stream = io.BytesIO()
     torch.save(structure, stream)
     return torch.frombuffer(stream.getbuffer(), dtype=torch.uint8).clone()
 
 
-def _unpack(data: torch.Tensor) -> Any:
+def _unpack(data: Tensor) -> Any:
     return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
 
 
-def _flatten(state: Any, tensors: dict[str, torch.Tensor], place: str = "") -> Any:
+def _flatten(state: Any, tensors: dict[str, Tensor], place: str = "") -> Any:
     """`state` with {_TENSOR: name} in the place of its tensors, which go to `tensors`."""
-    if isinstance(state, torch.Tensor):
+    if isinstance(state, Tensor):
         if place in tensors:
             raise ValueError(f"two tensors of the state are called {place}")
         tensors[place] = state
@@ -158,7 +159,7 @@ def _flatten(state: Any, tensors: dict[str, torch.Tensor], place: str = "") -> A
     return state
 
 
-def _unflatten(structure: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def _unflatten(structure: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(structure, dict):
         if structure.keys() == {_TENSOR}:
             return tensors[structure[_TENSOR]]
@@ -168,18 +169,18 @@ def _unflatten(structure: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return structure
 
 
-class Spread(torch.Tensor):
+class Spread(Tensor):
     """Stands for a sharded tensor in a checkpoint: the blocks of this process on the CPU, by their
     offsets in the whole."""
 
-    blocks: dict[tuple[int, ...], torch.Tensor]
+    blocks: dict[tuple[int, ...], Tensor]
 
     @staticmethod
     def __new__(
         cls,
         shape: torch.Size,
         dtype: torch.dtype,
-        blocks: dict[tuple[int, ...], torch.Tensor],
+        blocks: dict[tuple[int, ...], Tensor],
     ) -> Self:
         self = tensors.make_wrapper(cls, shape, dtype=dtype, device=torch.device("cpu"))
         self.blocks = blocks
@@ -229,12 +230,12 @@ class Spread(torch.Tensor):
             for chunk in self.__create_chunk_list__()
         ]
 
-    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
         assert index.offset is not None
         return self.blocks[tuple(index.offset)]
 
 
-def _buffer(tensor: torch.Tensor) -> ShardedBuffer | None:
+def _buffer(tensor: Tensor) -> ShardedBuffer | None:
     """The blocks of a tensor of the hlo device that is spread, and no view."""
     if type(tensor) is not HloTensor or tensor._view is not None:
         return None
@@ -242,7 +243,7 @@ def _buffer(tensor: torch.Tensor) -> ShardedBuffer | None:
     return value.data if type(value) is Array and isinstance(value.data, ShardedBuffer) else None
 
 
-def _blocks(buffer: ShardedBuffer) -> dict[tuple[int, ...], torch.Tensor]:
+def _blocks(buffer: ShardedBuffer) -> dict[tuple[int, ...], Tensor]:
     """Offset -> block, without padding, as views of the device's memory; each block once, empty
     ones not at all."""
     shape, found = buffer.shape, {}
@@ -260,7 +261,7 @@ def _blocks(buffer: ShardedBuffer) -> dict[tuple[int, ...], torch.Tensor]:
     return found
 
 
-def _to_write(x: torch.Tensor) -> torch.Tensor:
+def _to_write(x: Tensor) -> Tensor:
     if isinstance(x, HloTensor):
         session.engine().sync()
     buffer = _buffer(x)
@@ -273,7 +274,7 @@ def _to_write(x: torch.Tensor) -> torch.Tensor:
     return to_cpu([x])[0] if type(x) is HloTensor else x
 
 
-def _to_read(x: torch.Tensor) -> torch.Tensor:
+def _to_read(x: Tensor) -> Tensor:
     if isinstance(x, HloTensor):
         session.engine().sync()
     buffer = _buffer(x)
@@ -294,9 +295,9 @@ def _fixed(dims: Sequence[Size]) -> tuple[int, ...]:
     return tuple(n for n in dims if isinstance(n, int))
 
 
-def _take(x: Any, read: torch.Tensor) -> torch.Tensor:
+def _take(x: Any, read: Tensor) -> Tensor:
     """`x` with the values that were read; what is not on the hlo device has them already."""
-    mine: torch.Tensor = x
+    mine: Tensor = x
     if isinstance(read, Spread):
         old = x._storage.value.data
         new = sharded.allocate(old.shape, old.sharding)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torch_hlo.compiler.cost import KINDS, Cost, cost, instruction_cost
 from torch_hlo.compiler.pipeline import optimize
@@ -118,7 +118,7 @@ def abstract(x: Any) -> Any:
     if isinstance(x, nn.Module):
         with torch.no_grad():
             return x._apply(abstract)
-    if isinstance(x, torch.Tensor):
+    if isinstance(x, Tensor):
         meta = metas.contiguous(tuple(x.shape), x.dtype)
         return fresh(meta, Array(meta.hlo, spmd.Abstract(None)))
     if isinstance(x, dict):
@@ -344,8 +344,8 @@ class Comparison:
 
 def compare(
     model: nn.Module,
-    loss: Callable[..., torch.Tensor],
-    batch: Sequence[torch.Tensor],
+    loss: Callable[..., Tensor],
+    batch: Sequence[Tensor],
     mesh: Mesh,
     tactics: Sequence[Tactic],
     machine: Machine = H100,
@@ -372,8 +372,8 @@ def compare(
 
 def simulate_training(
     model: nn.Module,
-    loss: Callable[..., torch.Tensor],
-    batch: Sequence[torch.Tensor],
+    loss: Callable[..., Tensor],
+    batch: Sequence[Tensor],
     mesh: Mesh,
     tactics: Sequence[Tactic],
     machine: Machine = H100,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torch_hlo.device import multi_device
 from torch_hlo.distributed import annotate, mesh
@@ -67,20 +68,20 @@ def _spec(where: mesh.Mesh, spec: Spec) -> tuple[mesh.Entry, ...]:
     return tuple(map(entry, spec))
 
 
-def mark_sharding(t: torch.Tensor, mesh: mesh.Mesh, partition_spec: Spec) -> torch.Tensor:
+def mark_sharding(t: Tensor, mesh: mesh.Mesh, partition_spec: Spec) -> Tensor:
     """See torch_hlo.distributed.mark_sharding."""
     return annotate.mark_sharding(t, mesh, _spec(mesh, partition_spec))
 
 
 def mark_sharding_with_gradients(
-    t: torch.Tensor,
+    t: Tensor,
     mesh: mesh.Mesh,
     partition_spec: Spec,
-) -> torch.Tensor:
+) -> Tensor:
     """An annotated copy of `t` whose gradient has the same sharding."""
     annotate.begin()
     sharding = to_sharding(mesh, _spec(mesh, partition_spec), t.shape)
-    noted: torch.Tensor = SHARD(t, encode(sharding))
+    noted: Tensor = SHARD(t, encode(sharding))
     return noted
 
 
@@ -101,11 +102,11 @@ def num_devices() -> int:
 
 
 def enable_manual_sharding(
-    t: torch.Tensor,
+    t: Tensor,
     partition_spec: Spec,
     *,
     mesh: mesh.Mesh | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """The block of each device as a tensor of the block's shape: what is done to it until
     `disable_manual_sharding` each device does alone.
 
@@ -121,17 +122,17 @@ def enable_manual_sharding(
                 " sharding needs"
             )
     annotate.begin()
-    block: torch.Tensor = torch.ops.torch_hlo.to_blocks(_on_device(t), encode(found))
+    block: Tensor = torch.ops.torch_hlo.to_blocks(_on_device(t), encode(found))
     return block
 
 
 def disable_manual_sharding(
-    t: torch.Tensor,
+    t: Tensor,
     partition_spec: Spec,
     full_shape: Sequence[int],
     *,
     mesh: mesh.Mesh | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """The whole tensor of `full_shape` whose blocks are `t`. Raises ShardingError where they do not
     fit."""
     where = _mesh(mesh)
@@ -142,7 +143,7 @@ def disable_manual_sharding(
             f" under {found}"
         )
     note, dims = encode(found), list(full_shape)
-    whole: torch.Tensor = torch.ops.torch_hlo.from_blocks(_on_device(t), note, dims)
+    whole: Tensor = torch.ops.torch_hlo.from_blocks(_on_device(t), note, dims)
     return whole
 
 
@@ -153,7 +154,7 @@ def _mesh(given: mesh.Mesh | None) -> mesh.Mesh:
     return found
 
 
-def _on_device(t: torch.Tensor) -> torch.Tensor:
+def _on_device(t: Tensor) -> Tensor:
     if not isinstance(t, HloTensor):
         raise TypeError(
             f"the tensor of shape {tuple(t.shape)} is on {t.device}, move it with .to('hlo') first"

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torch_hlo.distributed.annotate import mark_sharding
 from torch_hlo.distributed.mesh import Dim, Entry, Mesh
@@ -81,13 +81,13 @@ class Plan:
             model.get_submodule(name).register_forward_hook(self._hook(name, of_rank))
         return model
 
-    def _hook(self, name: str, spec: SpecOfRank) -> Callable[..., torch.Tensor]:
-        def hook(module: nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
+    def _hook(self, name: str, spec: SpecOfRank) -> Callable[..., Tensor]:
+        def hook(module: nn.Module, args: object, output: Tensor) -> Tensor:
             return mark_sharding(output, self.mesh, spec(output.dim()), name=f"output of {name}")
 
         return hook
 
-    def mark_batch(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def mark_batch(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Annotate dimension 0 of the inputs; returns them."""
         axes = self.batch or None
         return tuple(
@@ -104,7 +104,7 @@ class Plan:
             for p, states in optimizer.state.items():
                 spec = self.states.get(names.get(id(p), ""))
                 for key, t in states.items():
-                    if spec is not None and isinstance(t, torch.Tensor) and t.shape == p.shape:
+                    if spec is not None and isinstance(t, Tensor) and t.shape == p.shape:
                         mark_sharding(
                             t,
                             self.mesh,
@@ -217,7 +217,7 @@ def megatron(
     return _named(apply, f"megatron({axis!r})")
 
 
-def _linears(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+def _linears(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     """(name, weight, whether the weight is inputs x outputs) of every linear layer."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
+from torch import Tensor
 
 from torch_hlo.device import multi_device, runtime
 from torch_hlo.lazy.record import generator, session
@@ -76,7 +77,7 @@ class device:
 
 
 class device_of(device):
-    def __init__(self, obj: torch.Tensor) -> None:
+    def __init__(self, obj: Tensor) -> None:
         super().__init__(0 if obj.device.type in PLACE.names else None)
 
 
@@ -275,21 +276,21 @@ def initial_seed() -> int:
     return generator.default.initial_seed()
 
 
-def get_rng_state(device: Device = None) -> torch.Tensor:
+def get_rng_state(device: Device = None) -> Tensor:
     device_index(device)
     return generator.default.get_state()
 
 
-def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
+def set_rng_state(new_state: Tensor, device: Device = None) -> None:
     device_index(device)
     generator.default.set_state(new_state)
 
 
-def get_rng_state_all() -> list[torch.Tensor]:
+def get_rng_state_all() -> list[Tensor]:
     return [get_rng_state()]
 
 
-def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
     for index, state in enumerate(new_states):
         set_rng_state(state, index)
 

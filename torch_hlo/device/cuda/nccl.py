@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from torch_hlo.device import dlpack
 from torch_hlo.device.cuda.cuda_driver import Cuda
@@ -52,7 +53,7 @@ class Tensors:
         self.driver = driver
         self.place = dlpack.CUDA, driver.number
 
-    def at(self, address: int, shape: Shape) -> torch.Tensor:
+    def at(self, address: int, shape: Shape) -> Tensor:
         """The array at an address; flags are bytes, and so is what PyTorch computes nothing
         with."""
         if not shape.size:
@@ -89,8 +90,8 @@ class _Capsule:
 def start(
     link: ProcessLink,
     c: Collective,
-    inputs: Sequence[torch.Tensor],
-    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
     order: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Finish | None:
     """Take part in a collective for this process. `order()`:
@@ -131,8 +132,8 @@ class _Run:
         link: ProcessLink,
         c: Collective,
         group: Group,
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
     ) -> None:
         self.link, self.c, self.group, self.inputs, self.outputs = (
             link,
@@ -147,8 +148,8 @@ class _Run:
 
     def exchange(
         self,
-        sends: dict[int, Sequence[torch.Tensor]],
-        receives: dict[int, Sequence[torch.Tensor]],
+        sends: dict[int, Sequence[Tensor]],
+        receives: dict[int, Sequence[Tensor]],
     ) -> Finish:
         """Send `sends[device]` to each, fill `receives[device]` from each. What a device has for
         itself is copied."""
@@ -216,7 +217,7 @@ def _operation(c: Collective, dtype: str) -> dist.ReduceOp.RedOpType | None:
     return getattr(dist.ReduceOp, name) if name else None
 
 
-def _alone(group: Group, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Finish:
+def _alone(group: Group, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Finish:
     for i, o in enumerate(outputs):
         if group:
             o.copy_(inputs[i])
@@ -233,12 +234,12 @@ def _waits(works: list) -> Finish:
     return finish
 
 
-def _bytes(x: torch.Tensor) -> torch.Tensor:
+def _bytes(x: Tensor) -> Tensor:
     """A contiguous array as what every transport moves."""
     return x.view(-1).view(torch.uint8)
 
 
-def _real(x: torch.Tensor) -> torch.Tensor:
+def _real(x: Tensor) -> Tensor:
     return torch.view_as_real(x) if x.is_complex() else x
 
 
@@ -293,7 +294,7 @@ def _reduce_scatter(r: _Run) -> Finish:
 
 
 def _all_to_all(r: _Run) -> Finish:
-    def of(arrays: Sequence[torch.Tensor], k: int) -> Sequence[torch.Tensor]:
+    def of(arrays: Sequence[Tensor], k: int) -> Sequence[Tensor]:
         return (
             [arrays[k]]
             if r.c.dimension is None

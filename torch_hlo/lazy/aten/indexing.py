@@ -5,6 +5,7 @@ on the mask, is recorded as a `where`.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from torch_hlo.lazy.aten.mutation import assign, on_memory, put_expanded
 from torch_hlo.lazy.record import checks, recording
@@ -19,17 +20,17 @@ _MASKS = frozenset({torch.bool, torch.uint8})
 
 
 def _is_mask(index) -> bool:
-    return isinstance(index, torch.Tensor) and index.dtype in _MASKS
+    return isinstance(index, Tensor) and index.dtype in _MASKS
 
 
-def _positions(x: torch.Tensor, indices) -> list:
+def _positions(x: Tensor, indices) -> list:
     """`indices` with CPU tensors moved to the device and masks replaced by the positions of their
     True elements."""
     if len(indices) > x.dim():
         raise IndexError(f"too many indices for tensor of dimension {x.dim()}")
     found: list = []
     for index in indices:
-        if not isinstance(index, torch.Tensor):
+        if not isinstance(index, Tensor):
             found.append(index)
         elif _is_mask(index):
             dim = len(found)
@@ -45,13 +46,13 @@ def _positions(x: torch.Tensor, indices) -> list:
     return found
 
 
-def _here(index: torch.Tensor) -> HloTensor:
+def _here(index: Tensor) -> HloTensor:
     if type(index) is HloTensor:
         return index
     # Indices may live on the CPU, as with CUDA.
     return (
         from_cpu(index)
-        if type(index) is torch.Tensor and index.device.type == "cpu"
+        if type(index) is Tensor and index.device.type == "cpu"
         else checks.admit(index)
     )
 
@@ -118,7 +119,7 @@ def _name(dtype: torch.dtype) -> str:
     }.get(dtype, str(dtype))
 
 
-def _as_where(x: HloTensor, indices, values: torch.Tensor, accumulate: bool):
+def _as_where(x: HloTensor, indices, values: Tensor, accumulate: bool):
     """`x[mask] = scalar` without looking at the mask; None if that is not what is asked."""
     masks = [i for i in indices if i is not None]
     if (

@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torch_hlo.lazy.aten.strides import resize
 from torch_hlo.lazy.record import (
@@ -134,7 +135,7 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
     }.get(op.overloadpacket)
     defaults = _missing_defaults(op, twin)
 
-    def run(args: tuple, kwargs: dict) -> torch.Tensor:
+    def run(args: tuple, kwargs: dict) -> Tensor:
         x = args[0]
         if defaults and len(args) <= defaults[0]:
             args = (*args, *defaults[1])
@@ -186,9 +187,7 @@ def _unexpanded(x: HloTensor) -> tuple[HloTensor, list[int]]:
     return call(aten.as_strided.default, x, size, list(x._meta.stride), x._meta.offset), repeated
 
 
-def _index_fill_expanded(
-    x: HloTensor, dim: int, index: torch.Tensor, value: float | torch.Tensor
-) -> bool:
+def _index_fill_expanded(x: HloTensor, dim: int, index: Tensor, value: float | Tensor) -> bool:
     """`index_fill_` of an expanded tensor. Along an expanded dimension any index names all
     elements."""
     own, repeated = _unexpanded(x)
@@ -197,11 +196,7 @@ def _index_fill_expanded(
             return True
         index = call(aten.zeros_like.default, index)
     call(
-        (
-            aten.index_fill_.int_Tensor
-            if isinstance(value, torch.Tensor)
-            else aten.index_fill_.int_Scalar
-        ),
+        (aten.index_fill_.int_Tensor if isinstance(value, Tensor) else aten.index_fill_.int_Scalar),
         own,
         dim,
         index,
@@ -210,23 +205,19 @@ def _index_fill_expanded(
     return True
 
 
-def _fill_expanded(x: HloTensor, mask: torch.Tensor, value: float | torch.Tensor) -> bool:
+def _fill_expanded(x: HloTensor, mask: Tensor, value: float | Tensor) -> bool:
     """`masked_fill_` of an expanded tensor: an element is filled where the mask of any of its
     copies is set. True if done."""
     own, repeated = _unexpanded(x)
     mask = call(aten.expand.default, mask, list(x._meta.size))
     for d in repeated:
         mask = call(aten.any.dim, mask, d, True)
-    overload = (
-        aten.masked_fill_.Tensor if isinstance(value, torch.Tensor) else aten.masked_fill_.Scalar
-    )
+    overload = aten.masked_fill_.Tensor if isinstance(value, Tensor) else aten.masked_fill_.Scalar
     call(overload, own, mask, value)
     return True
 
 
-def put_expanded(
-    x: HloTensor, indices: list, values: torch.Tensor, accumulate: bool = False
-) -> bool:
+def put_expanded(x: HloTensor, indices: list, values: Tensor, accumulate: bool = False) -> bool:
     """`x[mask] = number` for an expanded x; False for other indices."""
     mask = indices[0] if len(indices) == 1 else None
     if (
@@ -365,10 +356,10 @@ def _conversion(result: Meta, target: Meta) -> tuple | None:
 
 
 @plain_sizes.answers()
-def checked(op: OpOverload, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+def checked(op: OpOverload, args: tuple, kwargs: dict) -> list[Tensor]:
     """Run the mutating op itself on meta tensors, so that its errors are PyTorch's. Returns the
     meta tensors written to."""
-    mirrors: dict[int, torch.Tensor] = {}
+    mirrors: dict[int, Tensor] = {}
 
     def mirror(a: object) -> object:
         if isinstance(a, HloTensor):
@@ -406,11 +397,11 @@ def _general(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
     lists = any("List[Tensor]" in str(a.type) for a in targets)
     both = 0 < len(out_names) < len(targets)
 
-    def run(args: tuple, kwargs: dict) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
+    def run(args: tuple, kwargs: dict) -> Tensor | tuple[Tensor, ...] | None:
         given = dict(zip(names, args)) | kwargs
         outs = [given.get(a.name) for a in targets]
         for o in outs:
-            if isinstance(o, torch.Tensor) and type(o) is not HloTensor:
+            if isinstance(o, Tensor) and type(o) is not HloTensor:
                 checks.admit_target(o, args)
         tensors = [o for o in outs if type(o) is HloTensor]
         if _share_memory(tensors, given):
@@ -467,7 +458,7 @@ def _share_memory(targets: list[HloTensor], given: dict) -> bool:
 
 def _returned(
     outs: list, results: list, returns: list[int | None]
-) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
+) -> Tensor | tuple[Tensor, ...] | None:
     """What the op returns: by position the target that it is, or None for the next of the twin's
     results."""
     if not returns:
@@ -482,7 +473,7 @@ def _factory_out(op: OpOverload) -> Handler | None:
     if twin is None:
         return None
 
-    def run(args: tuple, kwargs: dict) -> torch.Tensor:
+    def run(args: tuple, kwargs: dict) -> Tensor:
         out = kwargs["out"]
         rest = {k: v for k, v in kwargs.items() if k != "out"}
         if type(out) is not HloTensor:  # numbers from the device may make a tensor elsewhere
@@ -508,7 +499,7 @@ def fetched(arguments):
     return tuple(to_cpu([a])[0] if type(a) is HloTensor else a for a in arguments)
 
 
-def assign(target: HloTensor, value: torch.Tensor) -> None:
+def assign(target: HloTensor, value: Tensor) -> None:
     """target[...] = value, which has the target's shape; the dtype is converted."""
     if target._meta.overlaps:
         raise RuntimeError(OVERLAP)

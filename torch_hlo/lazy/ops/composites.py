@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torch_hlo.lazy.aten import data_dependent, dispatch
 from torch_hlo.lazy.ops import ctc, recurrent
@@ -48,7 +49,7 @@ _QUANTIZED_MAKERS = (
 def _no_quantized(*args, dtype=None, **kwargs):
     """Raises NoElementType."""
     for a in args:
-        dtype = a.dtype if isinstance(a, torch.Tensor) else dtype
+        dtype = a.dtype if isinstance(a, Tensor) else dtype
     raise metas.NoElementType(dtype)
 
 
@@ -114,7 +115,7 @@ def _kernel(op: OpOverload):
     return lambda *args, **kwargs: dispatch.handle(op, (), args, kwargs)
 
 
-def _moved(x: torch.Tensor, **options: Any) -> torch.Tensor:
+def _moved(x: Tensor, **options: Any) -> Tensor:
     """`x` as a tensor of this device, or with another dtype; without PyTorch's dispatcher, in which
     a mode may be under way."""
     if type(x) is HloTensor:
@@ -143,7 +144,7 @@ def _first(op: OpOverload):
     tensors of this device. Where nobody else sees the others, no tensors are made of them."""
     recorded = dispatch.in_turn(recording.recorder(op, random=False, first=True))
 
-    def call(*args, **kwargs) -> torch.Tensor:
+    def call(*args, **kwargs) -> Tensor:
         if not participants.unobserved():
             return op(*args, **kwargs)[0]
         if HloTensor.__torch_dispatch__ is dispatch.handle:
@@ -177,7 +178,7 @@ def _linear(keyset, x, weight, bias=None):
 
 
 def _linear_backward_metas(
-    x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, mask: list[bool]
+    x: Tensor, grad: Tensor, weight: Tensor, mask: list[bool]
 ) -> list[Meta | None]:
     return [
         metas.contiguous(x._meta.size, x.dtype) if mask[0] else None,
@@ -214,7 +215,7 @@ _recorded_select_backward = recording.recorder(aten.select_backward.default)
 
 
 @handles(aten.select_backward.default)
-def select_backward(args: tuple, kwargs: dict) -> torch.Tensor:
+def select_backward(args: tuple, kwargs: dict) -> Tensor:
     """The index counts from the front, as that of a recorded select does."""
     grad, sizes, dim, index = args
     return _recorded_select_backward(
@@ -333,9 +334,7 @@ def ctc_loss(
         torch.tensor(n, dtype=torch.int64, device="cpu") if isinstance(n, (list, tuple)) else n
         for n in (input_lengths, target_lengths)
     )
-    here = [
-        from_cpu(n) if type(n) is torch.Tensor and n.device.type == "cpu" else n for n in numbers
-    ]
+    here = [from_cpu(n) if type(n) is Tensor and n.device.type == "cpu" else n for n in numbers]
     return operators.call_kernel(
         aten.ctc_loss.Tensor,
         Key.CompositeImplicitAutograd,
@@ -475,10 +474,10 @@ def _fits(tensors: list[tuple], is_causal: bool, enable_gqa: bool) -> bool:
 
 
 def _attention_metas(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     return_debug_mask: bool = False,
@@ -516,10 +515,10 @@ def _attention(args: tuple, kwargs: dict):
 
 
 def _attention_backward_metas(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     bias,
     mask: list[bool],
     *rest,

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torch_hlo.lazy.record import meta as metas
@@ -58,7 +59,7 @@ class Recorded(FxGraph, Subgraph):
     form: object
 
 
-def record(what: str, fn: Callable, shapes: Sequence[torch.Tensor], form) -> Recorded:
+def record(what: str, fn: Callable, shapes: Sequence[Tensor], form) -> Recorded:
     """Call `fn` on stand-ins for tensors like `shapes`, nested as `form`. Raises RuntimeError when
     it needs a value."""
     stand_ins = [Array(metas.contiguous(tuple(t.shape), t.dtype).hlo, None) for t in shapes]
@@ -146,9 +147,7 @@ def _nodes(values: list, first: int) -> list[Node]:
     return sorted(found, key=lambda n: n.serial)
 
 
-def _inputs(
-    what: str, tree: torch.Tensor | tuple[torch.Tensor, ...]
-) -> tuple[list[HloTensor], object]:
+def _inputs(what: str, tree: Tensor | tuple[Tensor, ...]) -> tuple[list[HloTensor], object]:
     flat, form = pytree.tree_flatten(tree)
     for t in flat:
         if not isinstance(t, HloTensor):
@@ -161,9 +160,7 @@ def _inputs(
     return flat, form
 
 
-def _node(
-    op, args: tuple, outs: Sequence[torch.Tensor | tuple], form
-) -> torch.Tensor | tuple[torch.Tensor, ...]:
+def _node(op, args: tuple, outs: Sequence[Tensor | tuple], form) -> Tensor | tuple[Tensor, ...]:
     shapes = [(tuple(size), dtype) for size, dtype in outs]
     found = [metas.contiguous(size, dtype) for size, dtype in shapes]
     node = Node(op, args, {}, tuple(m.hlo for m in found), source())
@@ -174,7 +171,7 @@ def _alone(verb: Callable) -> Callable:
     """The verb, while no other thread records."""
 
     @functools.wraps(verb)
-    def run(*args, **kwargs) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
+    def run(*args, **kwargs) -> Tensor | tuple[Tensor, ...] | None:
         with RECORDING:
             return verb(*args, **kwargs)
 
@@ -199,18 +196,18 @@ def _same(what: str, have: list, want: list, forms: tuple) -> None:
 
 
 def _like(
-    tensors: Sequence[torch.Tensor],
+    tensors: Sequence[Tensor],
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
     return [(tuple(t.shape), t.dtype) for t in tensors]
 
 
 @_alone
 def cond(
-    predicate: torch.Tensor,
+    predicate: Tensor,
     true_fn: Callable,
     false_fn: Callable,
     operands: Sequence = (),
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """`true_fn(*operands)` if the one-element tensor `predicate` is true, else
     `false_fn(*operands)`; only one of them runs."""
     (p,), _ = _inputs("cond", (predicate,))
@@ -245,7 +242,7 @@ def _share(graphs: Sequence[Recorded], own: int) -> list[Out | Array]:
 
 
 @_alone
-def while_loop(cond_fn: Callable, body_fn: Callable, carried: Sequence) -> tuple[torch.Tensor, ...]:
+def while_loop(cond_fn: Callable, body_fn: Callable, carried: Sequence) -> tuple[Tensor, ...]:
     """Repeat `carried = body_fn(*carried)` while `cond_fn(*carried)` (one element) is true. One
     loop in the program."""
     flat, form = _inputs("while_loop", tuple(carried))
@@ -275,7 +272,7 @@ def _tupled(form) -> tuple:
 
 
 @_alone
-def scan(fn: Callable, init: object, xs: object) -> tuple[torch.Tensor, ...]:
+def scan(fn: Callable, init: object, xs: object) -> tuple[Tensor, ...]:
     """`carry, y = fn(carry, x)` for every slice x of `xs` along dimension 0. Returns the last carry
     and the ys, stacked."""
     carry, carry_form = _inputs("scan", init)

@@ -7,13 +7,12 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from torch_hlo.lazy.aten import dispatch
 from torch_hlo.lazy.record import conditions
 from torch_hlo.lazy.record.tensor import HloTensor, from_cpu
 from torch_hlo.lowering.nn.ctc import CTC, CTC_BACKWARD
-
-Tensor = torch.Tensor
 
 
 class _Loss(torch.autograd.Function):
@@ -23,13 +22,13 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx,
-        log_probs: torch.Tensor,
-        targets: torch.Tensor,
-        input_lengths: torch.Tensor,
-        target_lengths: torch.Tensor,
+        log_probs: Tensor,
+        targets: Tensor,
+        input_lengths: Tensor,
+        target_lengths: Tensor,
         blank: int,
         zero_infinity: bool,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         steps, batch, classes = log_probs.shape
         blanks = targets.new_full((batch, 1), blank)
         labels = torch.stack([blanks.expand_as(targets), targets.clamp(0, classes - 1)], 2).flatten(
@@ -59,7 +58,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         log_probs, index, picked, skip, alpha, ends, input_lengths, loss = ctx.saved_tensors
         time = torch.arange(log_probs.shape[0], device=log_probs.device)[:, None]
         last = (time == input_lengths - 1)[:, :, None] & ends
@@ -105,8 +104,8 @@ def takes(log_probs: Tensor, targets: Tensor, blank: int) -> bool:
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
-    input_lengths: list[int] | torch.Tensor,
-    target_lengths: list[int] | torch.Tensor,
+    input_lengths: list[int] | Tensor,
+    target_lengths: list[int] | Tensor,
     blank: int,
     reduction: int,
     zero_infinity: bool,
@@ -128,7 +127,7 @@ def ctc_loss(
     return loss.sum() if reduction == 2 else loss
 
 
-def _lengths(n: list[int] | torch.Tensor, name: str, batch: int, most: int) -> Tensor:
+def _lengths(n: list[int] | Tensor, name: str, batch: int, most: int) -> Tensor:
     known = n if isinstance(n, Tensor) else torch.tensor(n, dtype=torch.int64)
     if known.dim() != 1 or known.shape[0] != batch:
         raise RuntimeError(

@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from torch_hlo.lazy.record import handlers
 from torch_hlo.lazy.record.meta import aten
@@ -20,7 +21,7 @@ from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.pytorch import participants, tensors
 
 
-class Padded(torch.Tensor):
+class Padded(Tensor):
     """In place of a nested tensor: `values` [batch, length, features] and `counts` [batch, length],
     False at padding."""
 
@@ -60,7 +61,7 @@ def to_padded(padded: Padded, padding: float, output_size=None) -> HloTensor:
     return torch.where(padded.counts.unsqueeze(-1), values, padding)
 
 
-def _attended(mask: torch.Tensor | None, mask_type: int | None) -> torch.Tensor | None:
+def _attended(mask: Tensor | None, mask_type: int | None) -> Tensor | None:
     """True where a query sees a key. Masks are nonzero where it does not: [batch, keys] (type 1),
     or what broadcasts to the scores."""
     if mask is None:
@@ -70,20 +71,20 @@ def _attended(mask: torch.Tensor | None, mask_type: int | None) -> torch.Tensor 
 
 
 def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     embed_dim: int,
     heads: int,
-    qkv_weight: torch.Tensor,
-    qkv_bias: torch.Tensor,
-    proj_weight: torch.Tensor,
-    proj_bias: torch.Tensor,
-    mask: torch.Tensor | None = None,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    mask: Tensor | None = None,
     need_weights: bool = True,
     average_attn_weights: bool = True,
     mask_type: int | None = None,
-) -> tuple[torch.Tensor | None, ...]:
+) -> tuple[Tensor | None, ...]:
     """`torch._native_multi_head_attention`: [batch, length, embed_dim] and the weights (None if not
     needed)."""
     if query is key and key is value:
@@ -107,27 +108,27 @@ def attention(
 
 
 def encoder_layer(
-    src: torch.Tensor,
+    src: Tensor,
     embed_dim: int,
     heads: int,
-    qkv_weight: torch.Tensor,
-    qkv_bias: torch.Tensor,
-    proj_weight: torch.Tensor,
-    proj_bias: torch.Tensor,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
     use_gelu: bool,
     norm_first: bool,
     eps: float,
-    norm_weight_1: torch.Tensor,
-    norm_bias_1: torch.Tensor,
-    norm_weight_2: torch.Tensor,
-    norm_bias_2: torch.Tensor,
-    ffn_weight_1: torch.Tensor,
-    ffn_bias_1: torch.Tensor,
-    ffn_weight_2: torch.Tensor,
-    ffn_bias_2: torch.Tensor,
-    mask: torch.Tensor | None = None,
+    norm_weight_1: Tensor,
+    norm_bias_1: Tensor,
+    norm_weight_2: Tensor,
+    norm_bias_2: Tensor,
+    ffn_weight_1: Tensor,
+    ffn_bias_1: Tensor,
+    ffn_weight_2: Tensor,
+    ffn_bias_2: Tensor,
+    mask: Tensor | None = None,
     mask_type: int | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """`torch._transformer_encoder_layer_fwd`: [batch, length, embed_dim]."""
     activation = F.gelu if use_gelu else F.relu
     first, second = (
@@ -135,7 +136,7 @@ def encoder_layer(
         for w, b in ((norm_weight_1, norm_bias_1), (norm_weight_2, norm_bias_2))
     )
 
-    def attend(x: torch.Tensor) -> torch.Tensor:
+    def attend(x: Tensor) -> Tensor:
         return attention(
             x,
             x,
@@ -152,7 +153,7 @@ def encoder_layer(
             mask_type,
         )[0]
 
-    def feed_forward(x: torch.Tensor) -> torch.Tensor:
+    def feed_forward(x: Tensor) -> Tensor:
         return F.linear(
             activation(F.linear(x, ffn_weight_1, ffn_bias_1)),
             ffn_weight_2,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from torch_hlo.lazy.aten import dispatch
@@ -19,9 +20,6 @@ from torch_hlo.lazy.record.meta import aten
 from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.lowering.nn.rnn import RECURRENT, RECURRENT_BACKWARD, layers_of
 from torch_hlo.pytorch import autocast, participants
-
-Tensor = torch.Tensor
-
 
 # ---- one time step in ordinary ops: (gates of the inputs, gates of the hidden state, state) -> new
 # state
@@ -60,13 +58,13 @@ def _fused(*tensors: Tensor | None) -> bool:
 
 
 def lstm_cell(
-    x: torch.Tensor,
-    hx: list[torch.Tensor],
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
+    x: Tensor,
+    hx: list[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
     b_ih=None,
     b_hh=None,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """One step of an LSTM: (hidden, cell)."""
     if _fused(x, *hx, w_ih, w_hh, b_ih, b_hh):
         return aten._thnn_fused_lstm_cell.default(
@@ -84,19 +82,17 @@ def gru_cell(x, h, w_ih, w_hh, b_ih=None, b_hh=None):
     return _gru(F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh), (h,))[0]
 
 
-def _lstm_metas(
-    input_gates: torch.Tensor, hidden_gates: torch.Tensor, cx: torch.Tensor, *biases
-) -> list[metas.Meta]:
+def _lstm_metas(input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, *biases) -> list[metas.Meta]:
     batch, hidden = cx.shape
     return [metas.contiguous((batch, n * hidden), cx.dtype) for n in (1, 1, 4)]
 
 
 def _lstm_backward_metas(
-    grad_hy: torch.Tensor,
-    grad_cy: torch.Tensor,
-    cx: torch.Tensor,
-    cy: torch.Tensor,
-    workspace: torch.Tensor,
+    grad_hy: Tensor,
+    grad_cy: Tensor,
+    cx: Tensor,
+    cy: Tensor,
+    workspace: Tensor,
     has_bias: bool,
 ) -> list[metas.Meta | None]:
     batch, hidden = cx.shape
@@ -147,11 +143,11 @@ class _Network(torch.autograd.Function):
         cell: str,
         bidirectional: bool,
         has_biases: bool,
-        lengths: torch.Tensor | None,
+        lengths: Tensor | None,
         states: int,
-        x: torch.Tensor,
+        x: Tensor,
         *tensors,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[Tensor, ...]:
         state, params = tensors[:states], tensors[states:]
         out, *rest = run(
             RECURRENT,
@@ -175,7 +171,7 @@ class _Network(torch.autograd.Function):
         return (out, *rest[:states])
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor | None, *grad_state):
+    def backward(ctx, grad: Tensor | None, *grad_state):
         count, mask = ctx.states, ctx.needs_input_grad[6:]
         tensors, (out, *saved) = (
             ctx.saved_tensors[: len(mask)],
@@ -318,16 +314,16 @@ class Network:
 
     def __call__(
         self,
-        x: torch.Tensor,
-        hx: list[torch.Tensor] | torch.Tensor,
-        params: list[torch.Tensor],
+        x: Tensor,
+        hx: list[Tensor] | Tensor,
+        params: list[Tensor],
         has_biases: bool,
         num_layers: int,
         dropout: float,
         train: bool,
         bidirectional: bool,
         batch_first: bool,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[Tensor, ...]:
         if self.run is _record and autocast.lowers_networks():
             x, hx, params = autocast.lowered((x, hx, params))
             with participants.without_autocast():
@@ -370,7 +366,7 @@ class Network:
         self,
         x: Tensor,
         rank: int,
-        hx: list[torch.Tensor] | torch.Tensor,
+        hx: list[Tensor] | Tensor,
         params: Sequence[Tensor],
     ) -> bool:
         """Tensors of one device and floating dtype, without projections. The rest is taken apart
@@ -393,20 +389,20 @@ class Network:
             return False
         return all(s.shape[2] == state[0].shape[2] for s in state)
 
-    def states(self, hx: list[torch.Tensor] | torch.Tensor) -> list[Tensor]:
+    def states(self, hx: list[Tensor] | Tensor) -> list[Tensor]:
         return list(hx) if self.cell == "lstm" else [hx]
 
     def layers(
         self,
-        x: torch.Tensor,
-        hx: list[torch.Tensor] | torch.Tensor,
-        params: list[torch.Tensor],
+        x: Tensor,
+        hx: list[Tensor] | Tensor,
+        params: list[Tensor],
         has_biases: bool,
         num_layers: int,
         dropout: float,
         train: bool,
         bidirectional: bool,
-        lengths: torch.Tensor | None = None,
+        lengths: Tensor | None = None,
     ) -> Sequence[Tensor]:
         """(output, last state…) of `x` [time, batch, features]."""
         state = self.states(hx)
@@ -451,16 +447,16 @@ class Packed(Network):
 
     def __call__(
         self,
-        data: torch.Tensor,
-        batch_sizes: torch.Tensor,
-        hx: list[torch.Tensor] | torch.Tensor,
-        params: list[torch.Tensor],
+        data: Tensor,
+        batch_sizes: Tensor,
+        hx: list[Tensor] | Tensor,
+        params: list[Tensor],
         has_biases: bool,
         num_layers: int,
         dropout: float,
         train: bool,
         bidirectional: bool,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[Tensor, ...]:
         if self.run is _record and autocast.lowers_networks():
             data, hx, params = autocast.lowered((data, hx, params))
             with participants.without_autocast():

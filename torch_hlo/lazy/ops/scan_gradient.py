@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torch_hlo.lazy.ops import control
 
-Tensors = Sequence[torch.Tensor]
+Tensors = Sequence[Tensor]
 
 
 def scan(fn: Callable, init: object, xs: object) -> tuple[Any, Any]:
@@ -27,12 +28,12 @@ def scan(fn: Callable, init: object, xs: object) -> tuple[Any, Any]:
 
 
 def _wants(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, fn: Callable, form: Any, forms: list, *flat: torch.Tensor):
+    def forward(ctx: Any, fn: Callable, form: Any, forms: list, *flat: Tensor):
         init, xs = pytree.tree_unflatten(flat, form)
 
         def step(carry: Any, x: Any) -> tuple[Any, Any]:
@@ -48,7 +49,7 @@ class _Scan(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None):
+    def backward(ctx: Any, *grads: Tensor | None):
         count, given = ctx.count, ctx.form.num_leaves
         slices, results = ctx.saved_tensors[:given], ctx.saved_tensors[given:]
         full = [torch.zeros_like(r) if g is None else g for g, r in zip(grads, results)]
@@ -65,7 +66,7 @@ class _Scan(torch.autograd.Function):
         return None, None, None, *[g if w else None for g, w in zip(found, wanted)]
 
 
-def _gradients(fn: Callable, form: Any, inputs: Tensors, above: Tensors) -> list[torch.Tensor]:
+def _gradients(fn: Callable, form: Any, inputs: Tensors, above: Tensors) -> list[Tensor]:
     """Gradients of one step's inputs, zeros for those without, from those of its results."""
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in inputs]

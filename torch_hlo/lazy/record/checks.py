@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from torch_hlo.lazy.record import handlers
 from torch_hlo.lazy.record.meta import (
@@ -23,7 +24,7 @@ from torch_hlo.pytorch.operators import OpOverload, check_convolution, runs_on_c
 from torch_hlo.pytorch.registration import PLACE
 
 
-def admit(tensor: torch.Tensor) -> HloTensor:
+def admit(tensor: Tensor) -> HloTensor:
     """A tensor argument that is not an hlo tensor as one: as on CUDA, only a rank-0 CPU tensor may
     take part.
 
@@ -42,12 +43,12 @@ def admit(tensor: torch.Tensor) -> HloTensor:
     )
 
 
-PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def admit_all(value):
     """`value` with every tensor admitted; lists, tuples and dictionaries are searched."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value if type(value) is HloTensor else admit(value)
     if isinstance(value, (list, tuple)):
         return [admit_all(v) for v in value]
@@ -94,7 +95,7 @@ def explain(op: OpOverload, args, kwargs: dict) -> object:
     return None if not runs_on_cpu(op) else run_on_cpu(op, args, kwargs)
 
 
-def judge_out(op: OpOverload, args: tuple, kwargs: dict, results: Sequence[torch.Tensor]) -> None:
+def judge_out(op: OpOverload, args: tuple, kwargs: dict, results: Sequence[Tensor]) -> None:
     """What meta kernels do not ask of `out=` tensors, which become `results`: whether the dtype
     fits, and that they do not share memory with what is read (an elementwise op may read the very
     elements that it writes)."""
@@ -142,7 +143,7 @@ def cpu_strides(op: OpOverload, args, kwargs: dict) -> tuple[int, ...] | None:
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
     result = op(*map(stand_in, args), **kwargs)
-    return result.stride() if isinstance(result, torch.Tensor) else None
+    return result.stride() if isinstance(result, Tensor) else None
 
 
 # ops whose CPU kernels write to a clone of their first argument, and whose meta kernels do not
@@ -225,9 +226,7 @@ def _units(op: OpOverload, args, kwargs: dict) -> tuple[list, dict]:
     return small, {k: unit(v, k) for k, v in kwargs.items() if k != "generator"}
 
 
-def _multinomial(
-    probabilities: torch.Tensor, samples: int, replacement: bool = False, **options
-) -> None:
+def _multinomial(probabilities: Tensor, samples: int, replacement: bool = False, **options) -> None:
     size = probabilities._meta.size
     if not replacement and size and samples > size[-1]:
         raise RuntimeError(
@@ -240,9 +239,9 @@ def _multinomial(
 
 
 def _convolution(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     stride: list[int],
     padding: list[int],
     dilation: list[int],
@@ -265,7 +264,7 @@ def _convolution(
         run_on_cpu(aten.convolution.default, (*given, *rest), {})
 
 
-def _index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> None:
+def _index_select(x: Tensor, dim: int, index: Tensor) -> None:
     if not x._meta.size and numel(index._meta.size) != 1:
         raise RuntimeError(
             f"index_select(): Index to scalar can have only 1 value, got {numel(index._meta.size)}"
@@ -345,7 +344,7 @@ def _along(position: int, negative: bool) -> Callable:
     """(self, dim, index, ...): values of `index` lie in the size of `dim`."""
 
     def indices(
-        args: tuple[int | str | torch.Tensor, ...], kwargs: dict[str, bool]
+        args: tuple[int | str | Tensor, ...], kwargs: dict[str, bool]
     ) -> Iterator[tuple[HloTensor, int, int]]:
         size = _dim_size(args[0], args[1])
         yield args[position], -size if negative else 0, size
@@ -354,8 +353,8 @@ def _along(position: int, negative: bool) -> Callable:
 
 
 def _index(
-    args: tuple[bool | list[torch.Tensor] | torch.Tensor, ...], kwargs
-) -> Iterator[tuple[int | torch.Tensor, ...]]:
+    args: tuple[bool | list[Tensor] | Tensor, ...], kwargs
+) -> Iterator[tuple[int | Tensor, ...]]:
     x, indices = args[0], args[1]
     for dim, index in enumerate(indices):
         if isinstance(index, HloTensor):
@@ -363,15 +362,13 @@ def _index(
             yield index, -size, size
 
 
-def _target(
-    args: tuple[int | torch.Tensor | None, ...], kwargs
-) -> Iterator[tuple[int | torch.Tensor, ...]]:
+def _target(args: tuple[int | Tensor | None, ...], kwargs) -> Iterator[tuple[int | Tensor, ...]]:
     # (self, target, weight, reduction, ignore_index)
     size = args[0]._meta.size
     yield args[1], 0, size[0 if len(size) == 1 else 1]
 
 
-def _embedding(args: tuple, kwargs: dict) -> Iterator[tuple[int | torch.Tensor, ...]]:
+def _embedding(args: tuple, kwargs: dict) -> Iterator[tuple[int | Tensor, ...]]:
     yield args[1], 0, args[0]._meta.size[0]
 
 
@@ -417,7 +414,7 @@ def run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> object:
         for t in outs
     }
 
-    shared: dict[int, torch.Tensor] = {}  # a tensor that is given twice is one there, too
+    shared: dict[int, Tensor] = {}  # a tensor that is given twice is one there, too
     for t in (*outs, *others):
         meta, block = t._meta, memory.get(id(t._storage))
         if block is not None:
@@ -426,8 +423,8 @@ def run_on_cpu(op: OpOverload, args: tuple, kwargs: dict) -> object:
             shared.setdefault(id(t), view)
 
     def stand_in(
-        value: bool | list[torch.Tensor] | torch.Tensor,
-    ) -> bool | list[torch.Tensor] | torch.Tensor:
+        value: bool | list[Tensor] | Tensor,
+    ) -> bool | list[Tensor] | Tensor:
         if isinstance(value, HloTensor):
             if id(value) in shared:
                 return shared[id(value)]
@@ -469,7 +466,7 @@ def _divided(op: OpOverload, args: tuple, kwargs: dict) -> None:
         if known is None or not known[0] <= 0 <= known[1]:
             return
         divisor = peek(divisor)
-    if not (divisor.all() if isinstance(divisor, torch.Tensor) else divisor):
+    if not (divisor.all() if isinstance(divisor, Tensor) else divisor):
         run_on_cpu(op, args, kwargs)
 
 
@@ -539,7 +536,7 @@ BOUNDS: dict[OpOverload, Callable] = {
 }
 
 
-def admit_target(target: torch.Tensor, args: tuple) -> None:
+def admit_target(target: Tensor, args: tuple) -> None:
     """The tensor written to is not an hlo tensor, but another argument is. Always raises."""
     if type(target) not in PLAIN:
         raise handlers.Foreign

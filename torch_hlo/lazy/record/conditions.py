@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.handlers import call, handles
@@ -29,7 +30,7 @@ from torch_hlo.lowering.core import looks
 from torch_hlo.lowering.core.graph import Node, Out
 from torch_hlo.lowering.core.registry import is_random
 
-Check = Callable[[torch.Tensor], None]  # raises if the value, on the CPU, is wrong
+Check = Callable[[Tensor], None]  # raises if the value, on the CPU, is wrong
 NODES, ELEMENTS = 24, 1 << 14  # more than that is computed on the device
 
 
@@ -84,7 +85,7 @@ def _computed(value: HloTensor, together: bool) -> bool:
     return job is None or job.is_done()
 
 
-def known(value: HloTensor, constant: bool = False) -> torch.Tensor | None:
+def known(value: HloTensor, constant: bool = False) -> Tensor | None:
     """The value computed on the CPU, if it takes few and small ops from arrays that came from there
     (`constant`: from none); else None."""
     out, nodes = value._storage.value, []
@@ -102,7 +103,7 @@ def known(value: HloTensor, constant: bool = False) -> torch.Tensor | None:
     return _on_cpu(nodes, out, value._view)
 
 
-def _on_cpu(nodes: list[Node], out: Out | Array, view: Any) -> torch.Tensor | None:
+def _on_cpu(nodes: list[Node], out: Out | Array, view: Any) -> Tensor | None:
     """The value of `out` through a view, computed by the CPU; None where PyTorch has no such kernel
     for it."""
     made: dict[Node, object] = {}
@@ -169,7 +170,7 @@ def _small(out: Out, constant: bool) -> tuple[list[Node], list[Array]] | None:
     return sorted(found, key=lambda n: n.serial), arrays
 
 
-def _argument(x: Array | Out | int, made: dict[Node, object]) -> int | torch.Tensor:
+def _argument(x: Array | Out | int, made: dict[Node, object]) -> int | Tensor:
     kind = type(x)
     if kind is Number:
         return x.value
@@ -178,7 +179,7 @@ def _argument(x: Array | Out | int, made: dict[Node, object]) -> int | torch.Ten
         return peek(make(owner.meta, owner))
     if kind is Out:
         result = made[x.node]
-        return result if isinstance(result, torch.Tensor) else result[x.index]
+        return result if isinstance(result, Tensor) else result[x.index]
     return kind(_argument(v, made) for v in x) if kind in (list, tuple) else x
 
 
@@ -215,7 +216,7 @@ def _is_all_true(args: tuple, kwargs: dict):
     if asking is None:
         return result
 
-    def check(value: torch.Tensor) -> None:
+    def check(value: Tensor) -> None:
         if not value:
             raise ValueError(asking)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class Engine(ABC):
@@ -18,18 +19,18 @@ class Engine(ABC):
     captures = False
 
     @abstractmethod
-    def upload(self, tensor: torch.Tensor) -> Any:
+    def upload(self, tensor: Tensor) -> Any:
         """A device value: a copy of a contiguous tensor of the CPU."""
 
     @abstractmethod
-    def materialize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def materialize(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Fresh contiguous copies on the CPU of the tensors' logical values."""
 
     @abstractmethod
     def mark_step(self, wait: bool = False) -> None:
         """Evaluate every pending storage, in the background unless `wait`."""
 
-    def sync(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
+    def sync(self, tensors: Sequence[Tensor] | None = None) -> None:
         """`mark_step`, and wait: for all of it, or until `tensors` are there."""
         self.mark_step(wait=True)
 
@@ -70,15 +71,15 @@ class Engine(ABC):
 
     # ---- numbers that Python asks for
 
-    def items(self, tensors: Sequence[torch.Tensor]) -> list:
+    def items(self, tensors: Sequence[Tensor]) -> list:
         """The values of tensors with one element."""
         return [value.item() for value in self.materialize(tensors)]
 
-    def number(self, tensor: torch.Tensor) -> Any:
+    def number(self, tensor: Tensor) -> Any:
         """The value of a tensor with one element, for code that computes with it."""
         return self.materialize([tensor])[0].item()
 
-    def values(self, tensor: torch.Tensor) -> torch.Tensor:
+    def values(self, tensor: Tensor) -> Tensor:
         """A copy on the CPU, for an error that ends what is recorded."""
         return self.materialize([tensor])[0]
 
@@ -89,13 +90,13 @@ class Engine(ABC):
     def stepping(self, step: Any) -> None:  # noqa: B027 - others do not record graphs
         """An optimizer steps as a call in a graph (dynamo/optimizers.py)."""
 
-    def releasing(self, parameters: Sequence[torch.Tensor]) -> None:  # noqa: B027
+    def releasing(self, parameters: Sequence[Tensor]) -> None:  # noqa: B027
         """A graph drops the gradients of these (dynamo/released.py)."""
 
     def looks(self, reason: str) -> None:  # noqa: B027 - others do not record graphs
         """What is recorded depends on data: `reason`."""
 
-    def later(self, tensor: torch.Tensor, check: Callable[[torch.Tensor], None]) -> None:
+    def later(self, tensor: Tensor, check: Callable[[Tensor], None]) -> None:
         """Call `check` with the value on the CPU, now or once it has been computed."""
         check(self.materialize([tensor])[0])
 
@@ -109,16 +110,16 @@ class Watcher(Engine):
     def base(self) -> Engine:
         return self.inner.base()
 
-    def upload(self, tensor: torch.Tensor) -> Any:
+    def upload(self, tensor: Tensor) -> Any:
         return self.inner.upload(tensor)
 
-    def materialize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def materialize(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return self.inner.materialize(tensors)
 
     def mark_step(self, wait: bool = False) -> None:
         self.inner.mark_step(wait)
 
-    def sync(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
+    def sync(self, tensors: Sequence[Tensor] | None = None) -> None:
         self.inner.sync(tensors)
 
     def synchronize(self) -> None:
@@ -133,13 +134,13 @@ class Watcher(Engine):
     def lease(self, storage: Any) -> Any:
         return self.inner.lease(storage)
 
-    def items(self, tensors: Sequence[torch.Tensor]) -> list:
+    def items(self, tensors: Sequence[Tensor]) -> list:
         return self.inner.items(tensors)
 
     def clear_cache(self) -> None:
         self.inner.clear_cache()
 
-    def later(self, tensor: torch.Tensor, check: Callable[[torch.Tensor], None]) -> None:
+    def later(self, tensor: Tensor, check: Callable[[Tensor], None]) -> None:
         self.inner.later(tensor, check)
 
     def looks(self, reason: str) -> None:

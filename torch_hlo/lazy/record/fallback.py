@@ -8,6 +8,7 @@ exception instead."""
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from torch_hlo import config, log, metrics
 from torch_hlo.lazy.record import generator
@@ -70,7 +71,7 @@ def execute(op: OpOverload, args: tuple, kwargs: dict):
         return _to_device(result, back)
 
 
-def copies(tensors: list[HloTensor]) -> dict[int, torch.Tensor]:
+def copies(tensors: list[HloTensor]) -> dict[int, Tensor]:
     """id -> CPU copy. Tensors that are the same view of the same storage share a copy, as they do
     on the device."""
     same: dict[tuple, HloTensor] = {}
@@ -80,9 +81,7 @@ def copies(tensors: list[HloTensor]) -> dict[int, torch.Tensor]:
     return {id(t): copies[id(t._storage), t._view, t._meta] for t in tensors}
 
 
-def shared_memories(
-    tensors: list[HloTensor], written: list[HloTensor]
-) -> dict[Storage, torch.Tensor]:
+def shared_memories(tensors: list[HloTensor], written: list[HloTensor]) -> dict[Storage, Tensor]:
     """CPU copies of the storages of which a tensor that is written shares memory with itself or
     with another view."""
     views = {(t._storage, t._view, t._meta) for t in tensors}
@@ -95,7 +94,7 @@ def shared_memories(
     return dict(zip(bases, to_cpu(list(bases.values())), strict=True))
 
 
-def _part(memory: torch.Tensor, tensor: HloTensor) -> torch.Tensor:
+def _part(memory: Tensor, tensor: HloTensor) -> Tensor:
     """What the tensor shows of a copy of its storage."""
     refuse_lazy_bits(tensor)
     meta = tensor._meta
@@ -111,7 +110,7 @@ def collect(value, found: dict[int, HloTensor]) -> None:
             collect(v, found)
 
 
-def to_host(value, on_cpu: dict[int, torch.Tensor]):
+def to_host(value, on_cpu: dict[int, Tensor]):
     if isinstance(value, HloTensor):
         return on_cpu[id(value)]
     if type(value) in (list, tuple):
@@ -133,7 +132,7 @@ def mutated(op: OpOverload, args: tuple, kwargs: dict) -> list[HloTensor]:
     return list(written.values())
 
 
-def write_back(tensor: HloTensor, value: torch.Tensor, done: bool = False) -> None:
+def write_back(tensor: HloTensor, value: Tensor, done: bool = False) -> None:
     """The value of a tensor that was written to; `done`: it is there, unless its size changed."""
     if tuple(value.shape) == tensor._meta.size and value.dtype == tensor._meta.dtype:
         if not done:
@@ -143,7 +142,7 @@ def write_back(tensor: HloTensor, value: torch.Tensor, done: bool = False) -> No
 
 
 def _to_device(result: object, back: dict[int, HloTensor]) -> object:
-    if isinstance(result, torch.Tensor):
+    if isinstance(result, Tensor):
         return back[id(result)] if id(result) in back else from_cpu(result)
     if isinstance(result, (list, tuple)):
         return (
@@ -181,7 +180,7 @@ def describe(args: tuple, kwargs: dict) -> str:
 def _describe(value) -> str:
     if isinstance(value, HloTensor):
         return str(value._meta.hlo)
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return (
             f"{value.device.type} {metas.of(value).hlo}"
             if value.layout is torch.strided

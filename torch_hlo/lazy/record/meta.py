@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.lowering.core.registry import TORCH_TO_HLO
@@ -97,7 +98,7 @@ def any_tensors() -> bool:
     return bool(_interned)
 
 
-def of(tensor: torch.Tensor) -> Meta:
+def of(tensor: Tensor) -> Meta:
     """Meta of any strided tensor."""
     return intern(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset())
 
@@ -169,7 +170,7 @@ def meet(a: Meta, b: Meta) -> bool:
     return bool(places.as_strided(b.size, b.stride, b.offset).any())
 
 
-def meta_tensor(meta: Meta) -> torch.Tensor:
+def meta_tensor(meta: Meta) -> Tensor:
     """A meta tensor with this metadata, storage large enough."""
     if not meta.offset:
         return aten.empty_strided.default(
@@ -196,14 +197,14 @@ class Result:
 
     __slots__ = ("metas", "outs", "form", "taped", "flat")
 
-    def __init__(self, returned: Sequence[torch.Tensor | None] | torch.Tensor) -> None:
+    def __init__(self, returned: Sequence[Tensor | None] | Tensor) -> None:
         self.taped = new_form()
         metas: list[Meta | None] = []
 
         def walk(
-            r: Sequence[torch.Tensor | None] | torch.Tensor | None,
+            r: Sequence[Tensor | None] | Tensor | None,
         ) -> int | tuple[int, ...]:
-            if isinstance(r, torch.Tensor):
+            if isinstance(r, Tensor):
                 metas.append(dense(of(r)))
                 return len(metas) - 1
             if isinstance(r, (list, tuple)):
@@ -277,7 +278,7 @@ def infer(op: OpOverload, args: tuple, kwargs: dict, tensor_class: type) -> Resu
     return Result(_WITHOUT_META.get(op, op)(*args, **kwargs))
 
 
-def _like_and_mask(x: torch.Tensor, *rest) -> tuple[torch.Tensor, torch.Tensor]:
+def _like_and_mask(x: Tensor, *rest) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
 

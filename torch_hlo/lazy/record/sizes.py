@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.meta import Meta, Result, aten
@@ -88,7 +89,7 @@ def _describe(value: object, kind: list) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, torch.dtype))
 
 
-def _size(x: torch.Tensor) -> Size:
+def _size(x: Tensor) -> Size:
     return x._meta.size
 
 
@@ -109,7 +110,7 @@ def _broadcast(*args, **kwargs) -> Size | None:
     return tuple(result)
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Size | None:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Size | None:
     (*rows, k), (n, k_) = (
         _size(x),
         _size(weight) if len(_size(weight)) == 2 else (0, 0),
@@ -117,7 +118,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
     return (*rows, n) if k == k_ and (bias is None or _size(bias) == (n,)) else None
 
 
-def _mm(x: torch.Tensor, y: torch.Tensor) -> Size | None:
+def _mm(x: Tensor, y: Tensor) -> Size | None:
     return (
         (_size(x)[0], _size(y)[1])
         if len(_size(x)) == len(_size(y)) == 2 and _size(x)[1] == _size(y)[0]
@@ -125,22 +126,22 @@ def _mm(x: torch.Tensor, y: torch.Tensor) -> Size | None:
     )
 
 
-def _bmm(x: torch.Tensor, y: torch.Tensor) -> Size | None:
+def _bmm(x: Tensor, y: Tensor) -> Size | None:
     if len(_size(x)) != 3 or len(_size(y)) != 3:
         return None
     (b, m, k), (b_, k_, n) = _size(x), _size(y)
     return (b, m, n) if b == b_ and k == k_ else None
 
 
-def _embedding(weight: torch.Tensor, indices: torch.Tensor, *rest, **options) -> Size:
+def _embedding(weight: Tensor, indices: Tensor, *rest, **options) -> Size:
     return (*_size(indices), *_size(weight)[1:])
 
 
-def _like_first(x: torch.Tensor, *rest, **options) -> Size:
+def _like_first(x: Tensor, *rest, **options) -> Size:
     return _size(x)
 
 
-def _index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> Size | None:
+def _index_select(x: Tensor, dim: int, index: Tensor) -> Size | None:
     size = _size(x)
     return (
         (*size[:dim], _size(index)[0], *size[dim + 1 :])
@@ -149,13 +150,11 @@ def _index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> Size | None
     )
 
 
-def _index_add(
-    x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, **options
-) -> Size | None:
+def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, **options) -> Size | None:
     return _size(x) if _index_select(x, dim, index) == _size(source) else None
 
 
-def _index(x: torch.Tensor, indices: list[torch.Tensor]) -> Size | None:
+def _index(x: Tensor, indices: list[Tensor]) -> Size | None:
     """Positions in the first dimensions, arrays of one size."""
     if any(type(i) is not HloTensor or _size(i) != _size(indices[0]) for i in indices):
         return None
@@ -163,17 +162,15 @@ def _index(x: torch.Tensor, indices: list[torch.Tensor]) -> Size | None:
 
 
 def _index_put(
-    x: torch.Tensor,
-    indices: list[torch.Tensor],
-    values: torch.Tensor,
+    x: Tensor,
+    indices: list[Tensor],
+    values: Tensor,
     accumulate: bool = False,
 ) -> Size | None:
     return _size(x) if _index(x, indices) == _size(values) else None
 
 
-def _sum(
-    x: torch.Tensor, dims: list[int] | None = None, keepdim: bool = False, **options
-) -> Size | None:
+def _sum(x: Tensor, dims: list[int] | None = None, keepdim: bool = False, **options) -> Size | None:
     if not dims:
         return None
     size = _size(x)

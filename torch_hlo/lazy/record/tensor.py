@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record import session, views
@@ -40,7 +41,7 @@ _identities: WeakKeyDictionary[Storage, torch.UntypedStorage] = WeakKeyDictionar
 class _Data:
     """`x.data = y` must move the Python payload too, not only the C++ metadata."""
 
-    def __get__(self, tensor: torch.Tensor | None, cls: type | None = None) -> Any:
+    def __get__(self, tensor: Tensor | None, cls: type | None = None) -> Any:
         return _data if tensor is None else _data.__get__(tensor)
 
     def __set__(self, tensor, value) -> None:
@@ -50,7 +51,7 @@ class _Data:
             _data.__set__(tensor, value)
 
 
-class HloTensor(torch.Tensor):
+class HloTensor(Tensor):
     """A tensor of the "hlo" device. Users see it as a plain `torch.Tensor`."""
 
     # No __slots__: `torch.utils.swap_tensors`, which `module.to` uses, swaps only the __dict__.
@@ -91,10 +92,10 @@ class HloTensor(torch.Tensor):
     def __array__(self, dtype=None, copy=None):
         return self.numpy()
 
-    def __deepcopy__(self, memo: dict) -> torch.Tensor:
+    def __deepcopy__(self, memo: dict) -> Tensor:
         return _deepcopy(self, memo)
 
-    def __copy__(self) -> torch.Tensor:
+    def __copy__(self) -> Tensor:
         new = alias(self)
         new.__dict__.update(self.__dict__)
         return new.requires_grad_(self.requires_grad)
@@ -201,7 +202,7 @@ def adopt(tensor: HloTensor, new: HloTensor) -> HloTensor:
     return tensor
 
 
-def upload(tensor: torch.Tensor) -> Array:
+def upload(tensor: Tensor) -> Array:
     """The logical value of a tensor of the CPU, or of torch.cuda, as an array on the device (a
     copy)."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
@@ -218,7 +219,7 @@ def upload(tensor: torch.Tensor) -> Array:
     return array
 
 
-def from_cpu(tensor: torch.Tensor) -> HloTensor:
+def from_cpu(tensor: Tensor) -> HloTensor:
     """Copy a strided CPU tensor to the device. Dense strides are kept. Raises TypeError for a dtype
     without an element type."""
     if tensor.layout is not torch.strided:
@@ -231,7 +232,7 @@ def from_cpu(tensor: torch.Tensor) -> HloTensor:
     return fresh(meta, upload(tensor))
 
 
-def to_cpu(tensors: list[HloTensor]) -> list[torch.Tensor]:
+def to_cpu(tensors: list[HloTensor]) -> list[Tensor]:
     """Copies on the CPU, with the tensors' own strides where those are dense. Evaluates what is
     pending."""
     results = []
@@ -245,7 +246,7 @@ def to_cpu(tensors: list[HloTensor]) -> list[torch.Tensor]:
     return results
 
 
-def peek(tensor: HloTensor) -> torch.Tensor | None:
+def peek(tensor: HloTensor) -> Tensor | None:
     """The tensor's value on the CPU if that takes no evaluation of recorded work, else None."""
     storage = tensor._storage
     if type(storage.value) is Out:

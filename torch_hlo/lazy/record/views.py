@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.lazy.record import meta as metas
@@ -164,19 +165,19 @@ def chain(parent: View | None, base: Shape, *steps: tuple) -> View | None:
     return parent
 
 
-def on_host(base: torch.Tensor, view: View | None) -> torch.Tensor:
+def on_host(base: Tensor, view: View | None) -> Tensor:
     """What a view is of a storage's value on the CPU."""
     if view is None:
         return base
     return HOST_OPS.get(view.op, view.op)(on_host(base, view.parent), *view.args)
 
 
-def _strided_on_host(x: torch.Tensor, *args) -> torch.Tensor:
+def _strided_on_host(x: Tensor, *args) -> Tensor:
     x = x.contiguous()
     return aten.as_strided.default(x.clone() if x.storage_offset() else x, *args)
 
 
-def bitcast_on_host(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def bitcast_on_host(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x.view(dtype)` of a row-major copy, whatever the strides of dimensions of size 1 or 0."""
     flat = x.clone(memory_format=torch.contiguous_format).reshape(-1).view(dtype)
     last = x.shape[-1] * x.element_size() // dtype.itemsize if x.dim() else 1

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary, ref
 
 import torch
+from torch import Tensor
 
 from torch_hlo import collector, config, log, metrics
 from torch_hlo.device import runtime
@@ -134,7 +135,7 @@ class DeviceEngine(Engine):
         if wait:
             self._wait_all()
 
-    def sync(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
+    def sync(self, tensors: Sequence[Tensor] | None = None) -> None:
         """Evaluate everything recorded and wait: for all of it, or until `tensors` are there."""
         self._evaluate()
         if tensors is None:
@@ -150,7 +151,7 @@ class DeviceEngine(Engine):
         """Evaluate everything recorded and wait for all work under way."""
         self.sync()
 
-    def upload(self, tensor: torch.Tensor) -> Buffer:
+    def upload(self, tensor: Tensor) -> Buffer:
         """The values of a tensor of the CPU, or of torch.cuda, as a new device array. Later
         writes to
         `tensor` do not show."""
@@ -169,7 +170,7 @@ class DeviceEngine(Engine):
         metrics.record("OutboundData", buffer.nbytes, "B")
         return buffer
 
-    def items(self, tensors: Sequence[torch.Tensor]) -> list:
+    def items(self, tensors: Sequence[Tensor]) -> list:
         """The values of tensors with one element, as `.item()` gives them: read where they are,
         if they
         have been launched and lie in memory of the CPU."""
@@ -203,7 +204,7 @@ class DeviceEngine(Engine):
         metrics.record("InboundData", sum(v.data.nbytes for v in values), "B")
         return found
 
-    def materialize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def materialize(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Contiguous CPU copies of the logical values of hlo tensors. Evaluates what is pending,
         once.
 
@@ -235,7 +236,7 @@ class DeviceEngine(Engine):
         metrics.record("InboundData", sum(r.nbytes for r in results), "B")
         return results
 
-    def later(self, value: torch.Tensor, check: conditions.Check) -> None:
+    def later(self, value: Tensor, check: conditions.Check) -> None:
         """Judge a value once it has been computed (see lazy/record/conditions.py)."""
         session.current().expected.append((value, check))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import torch
+from torch import Tensor
 
 from torch_hlo.device.memory import Buffer
 from torch_hlo.lazy.record.views import on_host
@@ -21,7 +22,7 @@ ITEMS = {
 }
 
 
-def is_zeros(tensor: torch.Tensor) -> bool:
+def is_zeros(tensor: Tensor) -> bool:
     """True for the number 0 expanded to a size, as new optimizer states are."""
     if (
         tensor.device.type != "cpu"
@@ -32,7 +33,7 @@ def is_zeros(tensor: torch.Tensor) -> bool:
     return tensor.dim() > 0 and not any(bytes(memory))
 
 
-def host_view(buffer: Buffer) -> torch.Tensor:
+def host_view(buffer: Buffer) -> Tensor:
     shape = buffer.shape
     dtype = HLO_TO_TORCH[shape.dtype]
     if not buffer.nbytes:
@@ -41,7 +42,7 @@ def host_view(buffer: Buffer) -> torch.Tensor:
     return torch.from_numpy(data).view(dtype).view(shape.dims)
 
 
-def view_on_host(base: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+def view_on_host(base: Tensor, tensor: Tensor) -> Tensor:
     """The tensor's view operations applied to the storage's value; a fresh contiguous tensor."""
     with (
         participants.without_dispatch(),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
@@ -42,7 +42,7 @@ class Input:
     the seed, or a Python expression of the numbers that are placeholders."""
 
     leaf: Leaf | Lift
-    source: int | torch.Tensor | str | None
+    source: int | Tensor | str | None
     layout: Layout | None = None
     lazy_bits: bool = False  # conjugated or negated without having been computed
 
@@ -65,7 +65,7 @@ class FxGraph:
     numbers: dict[str, int] = field(default_factory=dict)
     outputs: list[tuple[object, Layout | None]] = field(default_factory=list)
     writes: list[tuple[int, Out | Leaf]] = field(default_factory=list)
-    checks: list[tuple[Out | Leaf, Callable[[torch.Tensor], None]]] = field(default_factory=list)
+    checks: list[tuple[Out | Leaf, Callable[[Tensor], None]]] = field(default_factory=list)
 
     def input_at(self, position: int) -> int:
         """Number of the program's parameter for a placeholder."""
@@ -104,7 +104,7 @@ class _Reader:
         # a token, which orders effects: None when called
         if any(u.target is with_effects and u.args[0] is n for u in n.users):
             self.env[n] = None
-        elif isinstance(value, torch.Tensor):
+        elif isinstance(value, Tensor):
             shape, layout = shape_of(value), layout_of(value)
             # made contiguous before each call
             if self.inner or not layout.dense or layout.repeated:
@@ -162,7 +162,7 @@ class _Reader:
         value = self.module
         for name in n.target.split("."):
             value = getattr(value, name)
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             self.env[n] = leaf = Leaf(shape_of(value))
             self.g.inputs.append(
                 Input(leaf, value.detach().resolve_conj().resolve_neg().contiguous())
@@ -244,13 +244,13 @@ class _Reader:
         if value is None and n.users:
             value = traced_again(n)
         flat, tree = pytree.tree_flatten(value, is_leaf=lambda v: v is None)
-        if any(isinstance(v, torch.Tensor) and free_unbacked_symbols(v) for v in flat):
+        if any(isinstance(v, Tensor) and free_unbacked_symbols(v) for v in flat):
             raise LoweringError(
                 f"{n.target} at {source_line(n) or 'an unknown line'}: the size of the result"
                 " depends on values; let the graph break there"
                 " (torch._dynamo.config.capture_dynamic_output_shape_ops = False)"
             )
-        outs = tuple(shape_of(v) if isinstance(v, torch.Tensor) else None for v in flat)
+        outs = tuple(shape_of(v) if isinstance(v, Tensor) else None for v in flat)
         args, kwargs = (
             [self.arg(a) for a in n.args],
             {k: self.arg(v) for k, v in n.kwargs.items()},
@@ -296,7 +296,7 @@ class _Reader:
             self.g.outputs.append(
                 (
                     found,
-                    layout_of(fake) if isinstance(fake, torch.Tensor) else None,
+                    layout_of(fake) if isinstance(fake, Tensor) else None,
                 )
             )
 

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from torch_hlo.hlo.ir.infer import product
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
@@ -32,7 +33,7 @@ WEIGHTS_AGAIN = torch.ops.torch_hlo.attention_weights_again.default
 
 
 @torch.library.register_fake("torch_hlo::attention_weights", lib=_library)
-def _(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows = scores.shape[:-1]
     return (
         scores.new_empty(scores.shape),
@@ -42,7 +43,7 @@ def _(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @torch.library.register_fake("torch_hlo::attention_weights_again", lib=_library)
-def _(scores: torch.Tensor, top: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+def _(scores: Tensor, top: Tensor, total: Tensor) -> Tensor:
     return scores.new_empty(scores.shape)
 
 

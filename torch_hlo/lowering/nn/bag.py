@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
@@ -140,12 +141,12 @@ def embedding_bag_backward(
 
 @guard(aten._embedding_bag_backward)
 def _is_dense(
-    grad: torch.Tensor,
-    indices: torch.Tensor,
-    offsets: torch.Tensor,
-    bag: torch.Tensor,
-    sizes: torch.Tensor,
-    maximum: torch.Tensor,
+    grad: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    bag: Tensor,
+    sizes: Tensor,
+    maximum: Tensor,
     num_weights: int,
     scale_grad_by_freq: bool,
     mode: int,

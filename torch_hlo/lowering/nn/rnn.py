@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.instruction import Instruction
@@ -186,11 +187,11 @@ def _meta(
     bidirectional: bool,
     has_biases: bool,
     save: bool,
-    x: torch.Tensor,
-    state: Sequence[torch.Tensor],
-    params: Sequence[torch.Tensor],
-    lengths: torch.Tensor | None,
-) -> list[torch.Tensor]:
+    x: Tensor,
+    state: Sequence[Tensor],
+    params: Sequence[Tensor],
+    lengths: Tensor | None,
+) -> list[Tensor]:
     (length, batch, _), hidden = x.shape, state[0].shape[2]
     layers, directions = (
         len(layers_of(params, bidirectional, has_biases)),
@@ -216,15 +217,15 @@ def _meta_backward(
     bidirectional: bool,
     has_biases: bool,
     mask: Sequence[bool],
-    grad: torch.Tensor | None,
-    grad_state: Sequence[torch.Tensor | None],
-    x: torch.Tensor,
-    state: Sequence[torch.Tensor],
-    params: Sequence[torch.Tensor],
-    lengths: torch.Tensor | None,
-    output: torch.Tensor,
-    saved: Sequence[torch.Tensor],
-) -> list[torch.Tensor]:
+    grad: Tensor | None,
+    grad_state: Sequence[Tensor | None],
+    x: Tensor,
+    state: Sequence[Tensor],
+    params: Sequence[Tensor],
+    lengths: Tensor | None,
+    output: Tensor,
+    saved: Sequence[Tensor],
+) -> list[Tensor]:
     return [
         t.new_empty(t.shape) for t, wanted in zip((x, *state, *params), mask, strict=True) if wanted
     ]

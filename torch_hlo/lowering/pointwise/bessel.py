@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from torch_hlo.lowering.core.elementwise import pointwise
 from torch_hlo.lowering.core.expr import (
@@ -52,7 +53,7 @@ def _fit(fn: Callable, low: float, high: float, dtype: str) -> tuple[float, ...]
 def _tail(fn: Callable) -> Callable:
     """sqrt(x) fn(x) as a function of 8/x."""
 
-    def of_inverse(u: torch.Tensor) -> torch.Tensor:
+    def of_inverse(u: Tensor) -> Tensor:
         x = 8 / u.clamp_min(1e-6)
         return x.sqrt() * fn(x)
 
@@ -99,19 +100,19 @@ def i1(x: Expr) -> Expr:
 
 
 # Modified Bessel functions of the second kind: log and I near 0, a series in 2/x beyond 2.
-def _k0_smooth(x: torch.Tensor) -> torch.Tensor:
+def _k0_smooth(x: Tensor) -> Tensor:
     return special.modified_bessel_k0(x.clamp_min(1e-9)) + (
         x.clamp_min(1e-9) / 2
     ).log() * special.modified_bessel_i0(x.clamp_min(1e-9))
 
 
-def _k1_smooth(x: torch.Tensor) -> torch.Tensor:
+def _k1_smooth(x: Tensor) -> Tensor:
     x = x.clamp_min(1e-5)
     return (special.modified_bessel_k1(x) - (x / 2).log() * special.modified_bessel_i1(x)) * x
 
 
 def _k_tail(fn: Callable) -> Callable:
-    def of_inverse(u: torch.Tensor) -> torch.Tensor:
+    def of_inverse(u: Tensor) -> Tensor:
         x = 2 / u.clamp_min(1e-6)
         return x.sqrt() * fn(x)
 
@@ -166,16 +167,16 @@ pointwise(aten.special_scaled_modified_bessel_k1)(lambda x: _k1(x, True))
 # sin(x - phase)) with smooth P, Q.
 def _amplitudes(j: Callable, y: Callable, phase: float) -> tuple[Callable, Callable]:
     def angle_and_size(
-        u: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        u: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         x = 8 / u.clamp_min(1e-4)
         return x, x - phase, (math.pi * x / 2).sqrt()
 
-    def p(u: torch.Tensor) -> torch.Tensor:
+    def p(u: Tensor) -> Tensor:
         x, a, size = angle_and_size(u)
         return size * (j(x) * a.cos() + y(x) * a.sin())
 
-    def q(u: torch.Tensor) -> torch.Tensor:
+    def q(u: Tensor) -> Tensor:
         x, a, size = angle_and_size(u)
         return size * (y(x) * a.cos() - j(x) * a.sin())
 
@@ -213,12 +214,12 @@ pointwise(aten.special_bessel_j0)(lambda x: _first_kind(x, 0, special.bessel_j0)
 pointwise(aten.special_bessel_j1)(lambda x: _first_kind(x, 1, special.bessel_j1))
 
 
-def _y0_smooth(x: torch.Tensor) -> torch.Tensor:
+def _y0_smooth(x: Tensor) -> Tensor:
     x = x.clamp_min(1e-9)
     return special.bessel_y0(x) - 2 / math.pi * x.log() * special.bessel_j0(x)
 
 
-def _y1_smooth(x: torch.Tensor) -> torch.Tensor:
+def _y1_smooth(x: Tensor) -> Tensor:
     x = x.clamp_min(1e-5)
     return (special.bessel_y1(x) - 2 / math.pi * (x.log() * special.bessel_j1(x) - 1 / x)) / x
 
@@ -249,7 +250,7 @@ pointwise(aten.special_bessel_y1)(lambda x: _y(x, 1))
 
 # Airy function: series up to and from -2.09, where PyTorch's values jump by 3e-6; an exponential
 # tail; an oscillating one fitted through its zeta variable.
-def _airy_right(u: torch.Tensor) -> torch.Tensor:
+def _airy_right(u: Tensor) -> Tensor:
     x = 4 / u.clamp_min(1e-2)
     return special.airy_ai(x) * (2 / 3 * x**1.5).exp() * x**0.25
 

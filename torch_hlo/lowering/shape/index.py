@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
@@ -408,20 +409,20 @@ def index(x: Instruction, indices: Sequence[Instruction | None]) -> Instruction:
     return plan.to_result(gather_dim(plan.flatten(x), plan.index, 0))
 
 
-def _is_mask(i: torch.Tensor | None) -> bool:
+def _is_mask(i: Tensor | None) -> bool:
     return i is not None and i.dtype in (torch.bool, torch.uint8)
 
 
 @guard(aten.index.Tensor, aten._unsafe_index.Tensor)
-def _has_fixed_size(x: torch.Tensor, indices: Sequence[torch.Tensor]) -> bool:
+def _has_fixed_size(x: Tensor, indices: Sequence[Tensor]) -> bool:
     return not any(_is_mask(i) for i in indices)
 
 
 @guard(aten.index_put, aten._unsafe_index_put)
 def _has_static_positions(
-    x: torch.Tensor,
-    indices: Sequence[torch.Tensor],
-    values: torch.Tensor,
+    x: Tensor,
+    indices: Sequence[Tensor],
+    values: Tensor,
     accumulate: bool = False,
     *args: Any,
 ) -> bool:

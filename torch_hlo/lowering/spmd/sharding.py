@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
@@ -24,20 +25,20 @@ from torch_hlo.lowering.core.registry import lowers
 
 
 @torch.library.custom_op("torch_hlo::shard", mutates_args=())
-def shard(x: torch.Tensor, sharding: str) -> torch.Tensor:
+def shard(x: Tensor, sharding: str) -> Tensor:
     return x.clone()
 
 
 @shard.register_fake
-def _(x: torch.Tensor, sharding: str) -> torch.Tensor:
+def _(x: Tensor, sharding: str) -> Tensor:
     return torch.empty_like(x)
 
 
-def _save(ctx: Any, inputs: tuple[torch.Tensor, str], output: torch.Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:
     ctx.sharding = inputs[1]
 
 
-def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
     return SHARD(gradient, ctx.sharding), None
 
 
@@ -78,22 +79,22 @@ def _shard(x: Instruction, text: str) -> Instruction:
 
 
 @torch.library.custom_op("torch_hlo::to_blocks", mutates_args=())
-def to_blocks(x: torch.Tensor, sharding: str) -> torch.Tensor:
+def to_blocks(x: Tensor, sharding: str) -> Tensor:
     raise NotImplementedError("enable_manual_sharding works on tensors of the hlo device")
 
 
 @to_blocks.register_fake
-def _(x: torch.Tensor, sharding: str) -> torch.Tensor:
+def _(x: Tensor, sharding: str) -> Tensor:
     return x.new_empty(decode(sharding).shard_dims(x.shape))
 
 
 @torch.library.custom_op("torch_hlo::from_blocks", mutates_args=())
-def from_blocks(x: torch.Tensor, sharding: str, dims: list[int]) -> torch.Tensor:
+def from_blocks(x: Tensor, sharding: str, dims: list[int]) -> Tensor:
     raise NotImplementedError("disable_manual_sharding works on tensors of the hlo device")
 
 
 @from_blocks.register_fake
-def _(x: torch.Tensor, sharding: str, dims: list[int]) -> torch.Tensor:
+def _(x: Tensor, sharding: str, dims: list[int]) -> Tensor:
     return x.new_empty(dims)
 
 
