@@ -484,7 +484,7 @@ def _same_builtins(named: Sequence[tuple[dict, set[str]]]) -> Same:
 
 def _same_values(d: Any, names: Collection[str]) -> Same:
     """Whether a dictionary has the objects that it has now, or lacks them."""
-    names = [n for n in names if not n.startswith("torch")]
+    names = [n for n in names if n != "torch" and not n.startswith("torch.")]
     values = [d.get(n) for n in names]
     return lambda scope: all([d.get(n) is v for n, v in zip(names, values)])
 

@@ -307,12 +307,15 @@ def trace_optimizers(kind: type, step: Callable, zero_grad: Callable) -> None:
             and all(type(p) is kind for p in parameters)
         )
 
-    def var_getattr(self: OptimizerVariable, tx: Any, name: str) -> VariableTracker:
-        if not is_ours(self.value):
-            return getattr_of(self, tx, name)
+    def guard_function(self: OptimizerVariable, name: str) -> None:
         if name in ours and self.source:
             function = AttrSource(TypeSource(self.source), name)
             install_guard(function.make_guard(GuardBuilder.ID_MATCH))
+
+    def var_getattr(self: OptimizerVariable, tx: Any, name: str) -> VariableTracker:
+        guard_function(self, name)
+        if not is_ours(self.value):
+            return getattr_of(self, tx, name)
         if name in ours and self.source and not _is_replaced(self, name):
             found = getattr(self.value, name)
             return GetAttrVariable(
@@ -324,6 +327,7 @@ def trace_optimizers(kind: type, step: Callable, zero_grad: Callable) -> None:
     def call_method(
         self: OptimizerVariable, tx: Any, name: str, args: Sequence, kwargs: dict
     ) -> VariableTracker:
+        guard_function(self, name)
         if name not in ours or not is_ours(self.value) or _is_replaced(self, name):
             return call_of(self, tx, name, args, kwargs)
         given = [self]
