@@ -1,4 +1,5 @@
-"""Behaviour of PyTorch that has no hook, changed for this device. The same in 2.11 to 2.13."""
+"""Behaviour of PyTorch that has no hook, changed for this device. The same in 2.11 to 2.13, but for
+what 2.13 does by itself."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import torch.utils._foreach_utils
 from torch._subclasses import fake_tensor
 from torch.nn import Module
 
-from torch_hlo.pytorch import imports, uninitialized
+from torch_hlo.pytorch import imports, uninitialized, version
+from torch_hlo.pytorch.operators import Key
 from torch_hlo.pytorch.registration import NAME, PLACE
 
 
@@ -42,9 +44,43 @@ def patch(
     _patch_accelerator(module)
     _patch_data_parallel()
     _patch_inductor()
+    if version.VERSION < (2, 13):
+        _patch_shape_functions()
     # A fake tensor of this device holds no value of the device: torch.tensor(…, device="hlo") is a
     # fake tensor of the CPU that is moved, as on a machine without the GPU that is traced for.
     fake_tensor._is_privateuse1_backend_available = lambda: False
+
+
+_SHAPES = torch.library.Library("aten", "IMPL", "Meta")
+
+
+def _patch_shape_functions() -> None:
+    """Two operators on tensors without data, as in PyTorch 2.13. Before, a norm kept a dimension of
+    size 1 that it was told to reduce by a negative number, and an encoder layer had no kernel."""
+    from torch._decomp import decomposition_table
+    from torch._prims_common import canonicalize_dims
+
+    aten = torch.ops.aten
+    norm = aten.linalg_vector_norm.default
+    original = decomposition_table[norm]
+
+    @functools.wraps(original)
+    def vector_norm(
+        x: torch.Tensor, ord: float = 2, dim: Any = None, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        dim = canonicalize_dims(x.dim(), dim) if dim else dim
+        return original(x, ord, dim, *args, **kwargs)
+
+    def encoder_layer(src: torch.Tensor, *args: object) -> torch.Tensor:
+        if src.is_nested:
+            raise NotImplementedError("an encoder layer on a nested tensor without data")
+        return torch.empty_like(src)
+
+    # asked with symbolic sizes, under Dynamo, and by the dispatcher
+    decomposition_table[norm] = norm.py_kernels[Key.Meta] = vector_norm
+    norm._dispatch_cache.clear()
+    _SHAPES.impl(norm, vector_norm, allow_override=True)
+    _SHAPES.impl(aten._transformer_encoder_layer_fwd.default, encoder_layer)
 
 
 def _patch_inductor() -> None:

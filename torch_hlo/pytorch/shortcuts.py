@@ -80,6 +80,13 @@ ROWS = (
         "under a FakeTensorMode torch.tensor makes a real tensor of the device",
     ),
     Row(
+        "shape_functions",
+        "pytorch/patches.py",
+        "in PyTorch 2.11 and 2.12, two operators on tensors without data do as in 2.13",
+        "results have the shape that PyTorch says: a norm had one dimension too many, and under"
+        " torch.compile an encoder layer in evaluation ended with an error",
+    ),
+    Row(
         "inductor",
         "pytorch/patches.py",
         "torch.compile without backend= compiles graphs on this device's tensors as backend='hlo'",
