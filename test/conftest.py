@@ -8,6 +8,7 @@ import pytest
 
 os.environ["TORCH_HLO_CACHE"] = ""
 os.environ.setdefault("TORCH_HLO_CPU_NUMBERS", "0")
+os.environ.setdefault("TORCH_HLO_REPORT", "off")
 
 
 @pytest.hookimpl(optionalhook=True)

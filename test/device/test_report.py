@@ -55,7 +55,7 @@ def broken(monkeypatch):
     monkeypatch.setattr(Program, "emitters", _WithoutSort())
     before = session.current().sources
     session.current().sources = False
-    with config.override(CACHE=""):
+    with config.override(CACHE="", REPORT="shapes"):
         yield
     session.current().sources = before
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 import tempfile
 from dataclasses import replace
+from typing import Any
 
 from torch_hlo import config
 from torch_hlo.device import runtime
-from torch_hlo.device.interfaces import Backend, Observe, Program
+from torch_hlo.device.interfaces import Program
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.text.printer import module_text
 
@@ -22,10 +23,10 @@ _CONSTANT = re.compile(
 )
 
 
-def compiled(module: Module, observe: Observe | None, other: Backend | None = None) -> Program:
+def compiled(module: Module, *more: Any) -> Program:
     """`runtime.compile_program`; if that fails, the error says where the program is."""
     try:
-        return runtime.compile_program(module, observe, other)
+        return runtime.compile_program(module, *more)
     except MemoryError:
         raise
     except Exception as error:

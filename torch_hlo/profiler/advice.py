@@ -85,7 +85,7 @@ def _leaks(timeline: Timeline) -> Iterator[Advice]:
         return
     # first steps make optimizer states
     points = [history[len(history) * i // 4] for i in (1, 2, 3)] + [history[-1]]
-    counts = [{(h.line, h.what): h.count for h in held} for held in points]
+    counts = [{(h.line, h.what): h.arrays for h in held} for held in points]
     peak = max(timeline.peak[1], 1)
     for h in points[-1]:
         grown = [found.get((h.line, h.what), 0) for found in counts]
@@ -93,7 +93,7 @@ def _leaks(timeline: Timeline) -> Iterator[Advice]:
             step = (grown[-1] - grown[0]) / max(len(history) * timeline.every * 3 // 4, 1)
             yield Advice(
                 f"Memory grows: tensors made at {h.line} are kept",
-                f"{h.count} of them ({h.what}, {h.bytes / 2**20:.3g} MiB) are alive at the end,"
+                f"{h.arrays} of them ({h.what}, {h.bytes / 2**20:.3g} MiB) are alive at the end,"
                 f" about {step:.2g} more in each step. Delete what is not needed, or keep a number"
                 " in place of the tensor.",
                 h.line,

@@ -48,7 +48,7 @@ class Held(NamedTuple):
     line: str
     what: str
     bytes: int
-    count: int
+    arrays: int
 
 
 class Timeline(Watcher):
@@ -109,7 +109,7 @@ class Timeline(Watcher):
         self._stepped(cuts)
         return found
 
-    def items(self, tensors: Sequence[torch.Tensor]) -> list:
+    def items(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         return [value.item() for value in self.materialize(tensors)]
 
     def mark_step(self, wait: bool = False) -> None:
