@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from typing import TYPE_CHECKING, Any
 
-from torch_hlo import pages
 from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.pages import framed, page
 
 if TYPE_CHECKING:
     from torch_hlo.hlo.sharding.sharding import Mesh, Sharding
@@ -169,7 +169,7 @@ class Module:
     def _repr_html_(self) -> str:
         text = str(self)
         program = {"name": self.name, "passes": [["input", text]], "steps": []}
-        return pages.framed(pages.page("view", {"programs": [program]}, self.name, text), 640)
+        return framed(page("view", {"programs": [program]}, self.name, text), 640)
 
 
 class _Text:
