@@ -52,7 +52,10 @@ class Recording:
         line, spans = self.timeline, self.spans
         longest = sorted(spans, key=lambda s: -s.seconds)[:MOST]
         texts: dict[str, int] = {}
-        number = lambda text: texts.setdefault(text, len(texts))
+
+        def number(text: str) -> int:
+            return texts.setdefault(text, len(texts))
+
         rows = [(*map(number, s[:2]), s.start, s.seconds, number(s.line), s.note) for s in longest]
         names = {program.name: name for program, name in line.programs.items()}
         kernels = [
@@ -91,9 +94,9 @@ class Recording:
             args = {"line": s.line, "note": s.note, **facts.get(s.name, {})}
             when = {"ts": s.start * 1e6, "dur": s.seconds * 1e6, "tid": TRACKS.index(s.track)}
             events.append({"ph": "X", "name": s.name, "cat": s.track, "args": args, **when})
-        for when, used, scratch in self.timeline.memory:
+        for at, used, scratch in self.timeline.memory:
             args = {"arrays": used, "scratch": scratch}
-            events.append({"ph": "C", "name": "memory", "ts": when * 1e6, "args": args})
+            events.append({"ph": "C", "name": "memory", "ts": at * 1e6, "args": args})
         found = {"traceEvents": [{"pid": 1, **e} for e in events], "displayTimeUnit": "ms"}
         Path(path).write_text(json.dumps(found, default=str))
 
