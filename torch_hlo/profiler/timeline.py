@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -102,7 +103,7 @@ class Timeline(Watcher):
         return buffer
 
     def materialize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        cuts = any(type(t._storage.value) is Out for t in tensors)
+        cuts = any(is_pending(t) for t in tensors)
         nbytes = sum(t.numel() * t.element_size() for t in tensors)
         with self._span("transfers", "read that cuts the step" if cuts else "read", nbytes):
             found = self.inner.materialize(tensors)
@@ -149,7 +150,8 @@ class Timeline(Watcher):
 
     def _note_steps(self) -> None:
         """`_note` what was launched, before the engine forgets it."""
-        for bindings in [*self.base().recorded]:
+        engine: Any = self.base()
+        for bindings in [*engine.recorded]:
             self._note((b[3].array, b[3]) for b in bindings if type(b[3]) is Out)
 
     def _note(self, results: Iterable[tuple[Any, Out]]) -> None:
@@ -221,6 +223,11 @@ class Timeline(Watcher):
 COLLECTIVES = ("all-", "reduce-scatter", "collective-", "send", "recv")
 
 
+def is_pending(tensor: Any) -> bool:
+    """Whether a tensor of the device is recorded and not computed."""
+    return type(tensor._storage.value) is Out
+
+
 class Modules:
     """The names of modules as their root module calls them."""
 
@@ -229,7 +236,8 @@ class Modules:
 
     def __call__(self) -> str:
         """The path of the innermost module whose `forward` is running, or ""."""
-        frame, inner, root = sys._getframe(1), None, None
+        frame: FrameType | None = sys._getframe(1)
+        inner = root = None
         while frame is not None:
             code = frame.f_code
             if code.co_name == "forward" and code.co_argcount:
