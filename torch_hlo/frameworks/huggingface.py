@@ -47,14 +47,14 @@ def memory(original: Callable[[Any], dict[Any, int]], given: Any = None) -> dict
 def save_random(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The state of the device's random numbers is written beside those of the others."""
     result = original(*args, **kwargs)
-    torch.save(_device().get_rng_state(), _random_file(args))
+    torch.save(_device().get_rng_state(), _random_file((*args, *kwargs.values())))
     return result
 
 
 def load_random(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The random numbers of the device go on where they were when `save_random` wrote."""
     result = original(*args, **kwargs)
-    path = _random_file(args)
+    path = _random_file((*args, *kwargs.values()))
     if path is not None and os.path.exists(path):
         _device().set_rng_state(torch.load(path))
     return result

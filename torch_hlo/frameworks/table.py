@@ -78,11 +78,13 @@ _KERAS_ROWS = (
         for kind in ("train", "test", "predict")
     ),
 )
+_MOVE = wrapped("torch_hlo.frameworks.sharded:move_states")
 _OPEN = wrapped("torch_hlo.frameworks.safe_files:safe_open")
 
 ROWS = (
     Row("safetensors", "safe_open", _OPEN),
     Row("safetensors.torch", "safe_open", _OPEN),
+    Row("torch.distributed.fsdp._fully_shard._fsdp_init", "_move_states_to_device", _MOVE),
     *_HUGGINGFACE_ROWS,
     *_KERAS_ROWS,
     *_lightning("lightning.fabric", "lightning.pytorch"),
