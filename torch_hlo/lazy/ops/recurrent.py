@@ -7,6 +7,7 @@ computed from ordinary ops."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -312,7 +313,16 @@ class Network:
         self.cell, self.run = op._schema.name.split("::")[1], run
         self.otherwise = otherwise or (lambda *args: decompose.decomposition(op)(*args))
 
-    def __call__(
+    def __call__(self, *args: Any) -> tuple[Tensor, ...]:
+        """`args`: as the operator has them, see `compute`."""
+        if self.run is _record and autocast.lowers_networks():
+            args = autocast.lowered(args)
+            with participants.without_autocast():
+                return self(*args)
+        found = self.compute(*args)
+        return self.otherwise(*args) if found is None else found
+
+    def compute(
         self,
         x: Tensor,
         hx: list[Tensor] | Tensor,
@@ -323,33 +333,10 @@ class Network:
         train: bool,
         bidirectional: bool,
         batch_first: bool,
-    ) -> tuple[Tensor, ...]:
-        if self.run is _record and autocast.lowers_networks():
-            x, hx, params = autocast.lowered((x, hx, params))
-            with participants.without_autocast():
-                return self(
-                    x,
-                    hx,
-                    params,
-                    has_biases,
-                    num_layers,
-                    dropout,
-                    train,
-                    bidirectional,
-                    batch_first,
-                )
+    ) -> tuple[Tensor, ...] | None:
+        """None where the operator is taken apart."""
         if not self.takes(x, 3, hx, params):
-            return self.otherwise(
-                x,
-                hx,
-                params,
-                has_biases,
-                num_layers,
-                dropout,
-                train,
-                bidirectional,
-                batch_first,
-            )
+            return None
         out, *last = self.layers(
             x.transpose(0, 1) if batch_first else x,
             hx,
@@ -406,17 +393,9 @@ class Network:
     ) -> Sequence[Tensor]:
         """(output, last state…) of `x` [time, batch, features]."""
         state = self.states(hx)
+        run = partial(network, self.run, self.cell, bidirectional, has_biases)
         if not (dropout and train and num_layers > 1):
-            return network(
-                self.run,
-                self.cell,
-                bidirectional,
-                has_biases,
-                x,
-                state,
-                params,
-                lengths,
-            )
+            return run(x, state, params, lengths)
         count, last, each = (
             (2 if bidirectional else 1),
             [],
@@ -425,16 +404,7 @@ class Network:
         for layer in range(num_layers):
             own = slice(layer * count, (layer + 1) * count)
             weights = params[layer * each : (layer + 1) * each]
-            x, *new = network(
-                self.run,
-                self.cell,
-                bidirectional,
-                has_biases,
-                x,
-                [s[own] for s in state],
-                weights,
-                lengths,
-            )
+            x, *new = run(x, [s[own] for s in state], weights, lengths)
             last.append(new)
             if layer < num_layers - 1:
                 x = F.dropout(x, dropout, True)
@@ -445,7 +415,7 @@ class Packed(Network):
     """Kernel of `lstm.data` and its like: sequences of different lengths, of which time step t has
     the first batch_sizes[t]."""
 
-    def __call__(
+    def compute(
         self,
         data: Tensor,
         batch_sizes: Tensor,
@@ -456,33 +426,9 @@ class Packed(Network):
         dropout: float,
         train: bool,
         bidirectional: bool,
-    ) -> tuple[Tensor, ...]:
-        if self.run is _record and autocast.lowers_networks():
-            data, hx, params = autocast.lowered((data, hx, params))
-            with participants.without_autocast():
-                return self(
-                    data,
-                    batch_sizes,
-                    hx,
-                    params,
-                    has_biases,
-                    num_layers,
-                    dropout,
-                    train,
-                    bidirectional,
-                )
+    ) -> tuple[Tensor, ...] | None:
         if batch_sizes.device.type != "cpu" or not self.takes(data, 2, hx, params):
-            return self.otherwise(
-                data,
-                batch_sizes,
-                hx,
-                params,
-                has_biases,
-                num_layers,
-                dropout,
-                train,
-                bidirectional,
-            )
+            return None
         steps, batch = len(batch_sizes), int(batch_sizes[0])
         alive = torch.arange(batch) < batch_sizes[:, None]
         # of `data`, for every time step and sequence
