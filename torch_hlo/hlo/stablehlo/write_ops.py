@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_hlo.hlo.ir.instruction import Instruction
@@ -33,6 +34,64 @@ def _pointwise(w: Writer, x: Instruction) -> list[str]:
 writes(*(name for name, row in OPCODES.items() if row.spelling is not None))(_pointwise)
 
 
+_BATCH_NORM = "epsilon = {x[epsilon]:.9e} : f32, feature_index = {integer[feature_index]}"
+# The attributes of operations that differ in no more; a computation `to_apply` is their region.
+_ATTRIBUTES = {
+    "batch-norm-grad": _BATCH_NORM,
+    "batch-norm-inference": _BATCH_NORM,
+    "batch-norm-training": _BATCH_NORM,
+    "bitcast-convert": "",
+    "broadcast": "broadcast_dimensions = {array[dimensions]}",
+    "cholesky": "lower = {boolean[lower]}",
+    "concatenate": "dimension = {first[dimensions]}",
+    "dynamic-slice": "slice_sizes = {array[dynamic_slice_sizes]}",
+    "dynamic-update-slice": "",
+    "fft": "fft_type = #stablehlo<fft_type {x[fft_type]}>, fft_length = {array[fft_length]}",
+    "get-dimension-size": "dimension = {first[dimensions]}",
+    "iota": "iota_dimension = {integer[iota_dimension]}",
+    "opt-barrier": "",
+    "reduce": "dimensions = {array[dimensions]}",
+    "reduce-precision": (
+        "exponent_bits = {x[exponent_bits]} : i32, mantissa_bits = {x[mantissa_bits]} : i32"
+    ),
+    "reverse": "dimensions = {array[dimensions]}",
+    "sort": "dimension = {first[dimensions]}, is_stable = {boolean[is_stable]}",
+    "transpose": "permutation = {array[dimensions]}",
+    "triangular-solve": (
+        "left_side = {boolean[left_side]}, lower = {boolean[lower]}, unit_diagonal ="
+        " {boolean[unit_diagonal]}, transpose_a = #stablehlo<transpose {x[transpose_a]}>"
+    ),
+}
+_NAMES = {"broadcast": "broadcast_in_dim", "opt-barrier": "optimization_barrier"}
+
+
+class _Shown:
+    """The attributes of an instruction, spelled by one of StableHLO's forms."""
+
+    def __init__(self, x: Instruction, form: Callable[[Any], str]) -> None:
+        self.x, self.form = x, form
+
+    def __getitem__(self, name: str) -> str:
+        return self.form(self.x[name])
+
+
+@writes(*_ATTRIBUTES)
+def _by_attributes(w: Writer, x: Instruction) -> list[str]:
+    forms = {"array": array, "boolean": boolean, "integer": integer, "first": _first}
+    shown = {name: _Shown(x, form) for name, form in forms.items()}
+    body = x.get("to_apply")
+    return w.op(
+        x,
+        "stablehlo." + _NAMES.get(x.op, x.op.replace("-", "_")),
+        _ATTRIBUTES[x.op].format(x=x, **shown),
+        [] if body is None else [w.region(body)],
+    )
+
+
+def _first(values: Sequence[int]) -> str:
+    return integer(values[0])
+
+
 @writes("compare")
 def _compare(w: Writer, x: Instruction) -> list[str]:
     kind = {
@@ -47,20 +106,6 @@ def _compare(w: Writer, x: Instruction) -> list[str]:
         compare_type=f"#stablehlo<comparison_type {x.get('type') or kind}>",
     )
     return w.op(x, "stablehlo.compare", attrs)
-
-
-@writes("reduce-precision")
-def _reduce_precision(w: Writer, x: Instruction) -> list[str]:
-    return w.op(
-        x,
-        "stablehlo.reduce_precision",
-        f"exponent_bits = {x['exponent_bits']} : i32, mantissa_bits = {x['mantissa_bits']} : i32",
-    )
-
-
-@writes("bitcast-convert")
-def _bitcast_convert(w: Writer, x: Instruction) -> list[str]:
-    return w.op(x, "stablehlo.bitcast_convert")
 
 
 @writes("uniform-quantize", "uniform-dequantize")
@@ -81,20 +126,6 @@ def _constant(w: Writer, x: Instruction) -> list[str]:
         [],
         [x.shape],
         f"value = {dense_text(x['literal'])}",
-    )
-
-
-@writes("iota")
-def _iota(w: Writer, x: Instruction) -> list[str]:
-    return w.op(x, "stablehlo.iota", f"iota_dimension = {integer(x['iota_dimension'])}")
-
-
-@writes("broadcast")
-def _broadcast(w: Writer, x: Instruction) -> list[str]:
-    return w.op(
-        x,
-        "stablehlo.broadcast_in_dim",
-        f"broadcast_dimensions = {array(x['dimensions'])}",
     )
 
 
@@ -127,16 +158,6 @@ def _of_unsigned(w: Writer, x: Instruction) -> list[str]:
     return w.emit("stablehlo.minimum", [*w.operands(x), one], [x.shape, x.shape], [x.shape])
 
 
-@writes("transpose")
-def _transpose(w: Writer, x: Instruction) -> list[str]:
-    return w.op(x, "stablehlo.transpose", f"permutation = {array(x['dimensions'])}")
-
-
-@writes("reverse")
-def _reverse(w: Writer, x: Instruction) -> list[str]:
-    return w.op(x, "stablehlo.reverse", f"dimensions = {array(x['dimensions'])}")
-
-
 @writes("slice")
 def _slice(w: Writer, x: Instruction) -> list[str]:
     starts, limits, strides = zip(*x["slice"], strict=True) if x["slice"] else ((), (), ())
@@ -156,34 +177,6 @@ def _pad(w: Writer, x: Instruction) -> list[str]:
         "stablehlo.pad",
         f"edge_padding_low = {array(low)}, edge_padding_high = {array(high)}, interior_padding ="
         f" {array(inner)}",
-    )
-
-
-@writes("concatenate")
-def _concatenate(w: Writer, x: Instruction) -> list[str]:
-    return w.op(x, "stablehlo.concatenate", f"dimension = {integer(x['dimensions'][0])}")
-
-
-@writes("dynamic-slice")
-def _dynamic_slice(w: Writer, x: Instruction) -> list[str]:
-    return w.op(
-        x,
-        "stablehlo.dynamic_slice",
-        f"slice_sizes = {array(x['dynamic_slice_sizes'])}",
-    )
-
-
-@writes("dynamic-update-slice")
-def _dynamic_update_slice(w: Writer, x: Instruction) -> list[str]:
-    return w.op(x, "stablehlo.dynamic_update_slice")
-
-
-@writes("get-dimension-size")
-def _get_dimension_size(w: Writer, x: Instruction) -> list[str]:
-    return w.op(
-        x,
-        "stablehlo.get_dimension_size",
-        f"dimension = {integer(x['dimensions'][0])}",
     )
 
 
@@ -274,16 +267,6 @@ def _convolution(w: Writer, x: Instruction) -> list[str]:
     return w.op(x, "stablehlo.convolution", attrs)
 
 
-@writes("reduce")
-def _reduce(w: Writer, x: Instruction) -> list[str]:
-    return w.op(
-        x,
-        "stablehlo.reduce",
-        f"dimensions = {array(x['dimensions'])}",
-        [w.region(x["to_apply"])],
-    )
-
-
 def _windows(x: Instruction) -> str:
     window = x["window"]
     return dictionary(
@@ -329,12 +312,6 @@ def _map(w: Writer, x: Instruction) -> list[str]:
     )
 
 
-@writes("sort")
-def _sort(w: Writer, x: Instruction) -> list[str]:
-    attrs = f"dimension = {integer(x['dimensions'][0])}, is_stable = {boolean(x['is_stable'])}"
-    return w.op(x, "stablehlo.sort", attrs, [w.region(x["to_apply"])])
-
-
 @writes("topk")
 def _topk(w: Writer, x: Instruction) -> list[str]:
     if not x["largest"]:
@@ -361,39 +338,6 @@ def _ragged_dot(w: Writer, x: Instruction) -> list[str]:
 
 
 # Linear algebra, statistics, random numbers
-
-
-@writes("fft")
-def _fft(w: Writer, x: Instruction) -> list[str]:
-    return w.op(
-        x,
-        "stablehlo.fft",
-        f"fft_type = #stablehlo<fft_type {x['fft_type']}>, fft_length = {array(x['fft_length'])}",
-    )
-
-
-@writes("cholesky")
-def _cholesky(w: Writer, x: Instruction) -> list[str]:
-    return w.op(x, "stablehlo.cholesky", f"lower = {boolean(x['lower'])}")
-
-
-@writes("triangular-solve")
-def _triangular_solve(w: Writer, x: Instruction) -> list[str]:
-    flags = {name: boolean(x[name]) for name in ("left_side", "lower", "unit_diagonal")}
-    return w.op(
-        x,
-        "stablehlo.triangular_solve",
-        dictionary(**flags, transpose_a=f"#stablehlo<transpose {x['transpose_a']}>"),
-    )
-
-
-@writes("batch-norm-training", "batch-norm-inference", "batch-norm-grad")
-def _batch_norm(w: Writer, x: Instruction) -> list[str]:
-    return w.op(
-        x,
-        "stablehlo." + x.op.replace("-", "_"),
-        f"epsilon = {x['epsilon']:.9e} : f32, feature_index = {integer(x['feature_index'])}",
-    )
 
 
 @writes("rng-bit-generator")
@@ -436,11 +380,6 @@ def _get_tuple_element(w: Writer, x: Instruction) -> list[str]:
     counts = [len(leaves(e)) for e in x.operands[0].shape.elements]
     begin = sum(counts[: x["index"]])
     return w[x.operands[0]][begin : begin + counts[x["index"]]]
-
-
-@writes("opt-barrier")
-def _opt_barrier(w: Writer, x: Instruction) -> list[str]:
-    return w.op(x, "stablehlo.optimization_barrier")
 
 
 @writes("after-all")
