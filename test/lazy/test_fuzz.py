@@ -203,6 +203,13 @@ FOUND = {
         "v2 = torch.logsumexp(v0 * 300, (0, 1), True)",
         "v3 = v0[0, 0].logsumexp(0)",
     ],
+    "a small float's sign that a double had": [
+        "v0 = make(1, (), torch.float16)",
+        "v1 = (2 ** v0).tanh()",
+        "v2 = (2 ** v0.bfloat16()).tanh()",
+        "v3 = torch.copysign(v0, v0.double().exp().half())",
+        "v4 = v0.double().exp().bfloat16().atan()",
+    ],
     "strides of size 1": [
         "v0 = make(1, (7, 1), torch.float32)",
         "v1 = v0.t() + 1.5",

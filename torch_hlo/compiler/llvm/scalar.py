@@ -94,7 +94,7 @@ def encode(e: Emit, dtype: str, value: str) -> str:
         return _bf16(e, value)
     if dtype == "f16":
         return (
-            e.cast("fptrunc", value, "float", "half")
+            e.cast("fptrunc", _alone(e, value), "float", "half")
             if _has_half(e)
             else e.cast("bitcast", small_float.encode(e, dtype, value), "i16", "half")
         )
@@ -109,10 +109,19 @@ def _has_half(e: Emit) -> bool:
     return e.unit.has("f16c") or e.unit.has("neon")
 
 
+def _alone(e: Emit, value: str) -> str:
+    """A float that is rounded by itself. LLVM moves a scalar's `copysign` behind the rounding, and
+    then rounds where the sign came from, too: a double, by a function that nobody provides."""
+    if e.lanes > 1:
+        return value
+    return e.op(f"call float @llvm.arithmetic.fence.f32(float {value})")
+
+
 def _bf16(e: Emit, value: str) -> str:
     """The i16 bits of a float rounded to nearest even."""
     if e.unit.has("avx512bf16") and e.lanes > 1 or e.unit.has("cvt-bf16"):
-        return e.cast("bitcast", e.cast("fptrunc", value, "float", "bfloat"), "bfloat", "i16")
+        value = e.cast("fptrunc", _alone(e, value), "float", "bfloat")
+        return e.cast("bitcast", value, "bfloat", "i16")
     t, i = e.typed("float"), e.typed("i32")
     bits = t.bits(value)
     last = i.bin("and", i.bin("lshr", bits, 16), 1)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import llvmlite.binding as llvm
 
 from torch_hlo.compiler.llvm.machine_code import machine_code
 from torch_hlo.compiler.llvm.target import CpuTarget, host
+
+# conversions that a processor has no instruction for
+_CONVERSION = re.compile(rb"\0_?(__(?:trunc|extend|fix|float)[a-z0-9]+)(?=\0)")
 
 
 def engine(objects: Sequence[bytes], target: CpuTarget) -> llvm.ExecutionEngine:
@@ -17,6 +21,9 @@ def engine(objects: Sequence[bytes], target: CpuTarget) -> llvm.ExecutionEngine:
     empty = llvm.parse_assembly("")
     engine = llvm.create_mcjit_compiler(empty, target.machine())
     for data in objects:
+        for name in _CONVERSION.findall(data):
+            if not llvm.address_of_symbol(name.decode()):  # it would be called at address 0
+                raise RuntimeError(f"LLVM calls {name.decode()}, which this process does not have")
         engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
     return engine
