@@ -8,6 +8,7 @@ mistake in lazy/."""
 
 from __future__ import annotations
 
+import math
 import threading
 
 import torch
@@ -152,7 +153,8 @@ def _flatten(result) -> list:
 
 
 def _linear_backward(x, grad, weight, mask):
-    rows, grows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    count = math.prod(x.shape[:-1])  # of no elements, -1 says nothing
+    rows, grows = x.reshape(count, x.shape[-1]), grad.reshape(count, grad.shape[-1])
     return (
         (grows @ weight).reshape(x.shape) if mask[0] else None,
         grows.t() @ rows if mask[1] else None,
