@@ -34,7 +34,8 @@ class _Moved:
         return getattr(self.inner, name)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        return self.inner[index].to(self.device)
+        found: torch.Tensor = self.inner[index].to(self.device)
+        return found
 
 
 class _File(_Moved):
@@ -46,7 +47,8 @@ class _File(_Moved):
         self.inner.__exit__(*error)
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        return self.inner.get_tensor(name).to(self.device)
+        found: torch.Tensor = self.inner.get_tensor(name).to(self.device)
+        return found
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
         return {name: self.get_tensor(name) for name in self.inner.keys()}

@@ -245,7 +245,7 @@ class Modules:
                 if isinstance(module, torch.nn.Module):
                     inner, root = inner or module, module
             frame = frame.f_back
-        if inner is None:
+        if inner is None or root is None:
             return session.current().here.module
         if inner not in self._names:
             self._names[root] = type(root).__name__

@@ -77,7 +77,12 @@ class _Shown:
 
 @writes(*_ATTRIBUTES)
 def _by_attributes(w: Writer, x: Instruction) -> list[str]:
-    forms = {"array": array, "boolean": boolean, "integer": integer, "first": _first}
+    forms: dict[str, Callable[[Any], str]] = {
+        "array": array,
+        "boolean": boolean,
+        "integer": integer,
+        "first": _first,
+    }
     shown = {name: _Shown(x, form) for name, form in forms.items()}
     body = x.get("to_apply")
     return w.op(
