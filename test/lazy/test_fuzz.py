@@ -210,6 +210,14 @@ FOUND = {
         "v3 = torch.copysign(v0, v0.double().exp().half())",
         "v4 = v0.double().exp().bfloat16().atan()",
     ],
+    "a view of another type that need not grow": [
+        "v0 = make(1, (4,), torch.int32)",
+        "v1 = v0.view(torch.float16)",
+        "v1.resize_(5).fill_(1)",
+        "v2 = make(1, (1, 4), torch.float16).view(torch.int32)",
+        "v2.resize_(1).fill_(1)",
+        "v2.resize_(2, 2)",
+    ],
     "strides of size 1": [
         "v0 = make(1, (7, 1), torch.float32)",
         "v1 = v0.t() + 1.5",

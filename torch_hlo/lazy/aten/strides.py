@@ -97,7 +97,7 @@ def resize(
     meta = metas.intern(size, stride or metas.row_major(size), x.dtype, x._meta.offset)
     base = x._storage.meta
     have, need = metas.numel(base.size), metas.extent(meta)
-    if need > have:
+    if need * x.dtype.itemsize > have * base.dtype.itemsize:
         if base.dtype != meta.dtype:
             raise NotImplementedError(
                 f"resize_ of a {meta.dtype} view of a {base.dtype} storage: call .clone() first"
