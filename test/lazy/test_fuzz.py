@@ -210,14 +210,6 @@ FOUND = {
         "v3 = torch.copysign(v0, v0.double().exp().half())",
         "v4 = v0.double().exp().bfloat16().atan()",
     ],
-    "a view of another type that need not grow": [
-        "v0 = make(1, (4,), torch.int32)",
-        "v1 = v0.view(torch.float16)",
-        "v1.resize_(5).fill_(1)",
-        "v2 = make(1, (1, 4), torch.float16).view(torch.int32)",
-        "v2.resize_(1).fill_(1)",
-        "v2.resize_(2, 2)",
-    ],
     "strides of size 1": [
         "v0 = make(1, (7, 1), torch.float32)",
         "v1 = v0.t() + 1.5",
@@ -261,3 +253,12 @@ def test_growing_sees_tensors_that_the_collector_leaves_alone():
     gc.unfreeze()
     y.add_(10)
     assert y.tolist() == [10, 11, 12] and x[:3].tolist() == [10, 11, 12]
+
+
+def test_a_view_of_another_type_is_resized_by_its_bytes():
+    whole = torch.arange(4, dtype=torch.int32).to("hlo")
+    assert whole.view(torch.float16).resize_(5).shape == (5,)
+    half = torch.ones(4, dtype=torch.float16).to("hlo").view(torch.int32)
+    assert half.resize_(1).shape == (1,)
+    with pytest.raises(NotImplementedError, match="int32 view of a torch.float16 storage"):
+        half.resize_(2, 2)
