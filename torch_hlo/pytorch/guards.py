@@ -188,7 +188,9 @@ def _guarding_functions(method: Callable) -> Callable:
     is found."""
 
     @functools.wraps(method)
-    def guarding(self: UserDefinedObjectVariable, tx: Any, name: str, *args: Any) -> Any:
+    def guarding(
+        self: UserDefinedObjectVariable, tx: Any, name: str, *args: Any, **kwargs: Any
+    ) -> Any:
         kind = type(self.value)
         if name == "__dict__" and self.source is not None:
             install_guard(self.source.make_guard(_same_names))
@@ -202,7 +204,7 @@ def _guarding_functions(method: Callable) -> Callable:
             if function is None and hasattr(kind, "__getattr__") and _lacks(self.value, name):
                 absent = functools.partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
                 install_guard(self.source.make_guard(absent))
-        return method(self, tx, name, *args)
+        return method(self, tx, name, *args, **kwargs)
 
     return guarding
 
@@ -318,9 +320,11 @@ def _noting_methods(call: Callable) -> Callable:
     """A call of a tensor's method."""
 
     @functools.wraps(call)
-    def noting(self: VariableTracker, tx: Any, name: str, *args: Any) -> VariableTracker:
+    def noting(
+        self: VariableTracker, tx: Any, name: str, *args: Any, **kwargs: Any
+    ) -> VariableTracker:
         _Surroundings.of(TracingContext.try_get()).methods.add(name)
-        return call(self, tx, name, *args)
+        return call(self, tx, name, *args, **kwargs)
 
     return noting
 

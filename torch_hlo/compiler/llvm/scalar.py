@@ -111,8 +111,9 @@ def _has_half(e: Emit) -> bool:
 
 def _alone(e: Emit, value: str) -> str:
     """A float that is rounded by itself. LLVM moves a scalar's `copysign` behind the rounding, and
-    then rounds where the sign came from, too: a double, by a function that nobody provides."""
-    if e.lanes > 1:
+    then rounds where the sign came from, too: a double, on x86 by a function that nobody
+    provides."""
+    if e.lanes > 1 or not e.unit.has("avx"):
         return value
     return e.op(f"call float @llvm.arithmetic.fence.f32(float {value})")
 
