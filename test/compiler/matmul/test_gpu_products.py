@@ -98,8 +98,9 @@ def test_numbers(dtypes, sizes, device, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tf32_rounds_operands_to_eleven_bits(layout, monkeypatch):
-    with config.override(DEVICE="test.ptx.driver:sm_80", TF32=True):
-        device = runtime.driver()
+    with config.override(DEVICE="test.ptx.driver:sm_80"):
+        device = runtime.driver()  # other tests' too: it must not be opened with TF32
+    with config.override(TF32=True):
         monkeypatch.setattr(device, "target", gpu_target("nvptx:sm_80"))
     module = product("f32 f32 f32", 40, 68, 44, layout)
     x, y = random_inputs(module, seed=3)
