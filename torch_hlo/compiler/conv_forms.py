@@ -15,10 +15,15 @@ def sides(x: Instruction) -> tuple[str, str, str]:
     return lhs, rhs, out
 
 
+def digits_of(x: Instruction) -> str:
+    """The labels of the pixels: "01" of an image."""
+    return "".join(map(str, range(len(x["window"]))))
+
+
 def is_channels_last(x: Instruction) -> bool:
     """Whether the result is a matrix of pixels and features, computed from pixels of the input as
     they lie in memory."""
-    digits = "".join(map(str, range(len(x["window"]))))
+    digits = digits_of(x)
     lhs, _, out = sides(x)
     return (
         digits != ""
@@ -30,7 +35,7 @@ def is_channels_last(x: Instruction) -> bool:
 def is_planar(x: Instruction) -> bool:
     """Whether channels come first and each is filtered on its own: the form of
     compiler/convolution/conv_depthwise.py."""
-    window, digits = x["window"], "".join(map(str, range(len(x["window"]))))
+    window, digits = x["window"], digits_of(x)
     channels = x["feature_group_count"]
     return (
         len(window) in (1, 2)

@@ -17,7 +17,7 @@ from torch_hlo.hlo.ir.instruction import (
     called,
     postorder,
 )
-from torch_hlo.hlo.ir.intern import replace
+from torch_hlo.hlo.ir.intern import on_operands
 from torch_hlo.hlo.ir.match import carry_meta, with_computations
 from torch_hlo.hlo.ir.opcodes import OPCODES
 
@@ -88,11 +88,7 @@ def over_computations(module: Module, fn: Callable[[Computation], Computation]) 
             return c
         new: dict[Instruction, Instruction] = {}
         for x in c.instructions():
-            y = (
-                x
-                if not x.operands or all(new[o] is o for o in x.operands)
-                else replace(x, [new[o] for o in x.operands])
-            )
+            y = on_operands(x, new)
             if x.op in _RUNS:
                 y = with_computations(y, {inner: visit(inner) for inner in called(x)})
             if y is not x:

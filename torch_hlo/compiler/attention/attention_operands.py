@@ -36,7 +36,7 @@ def _computed(c: Computation) -> Computation:
     if not any(_is_plain(x) for x in postorder((c.root,))):
         return c
     root = rewrite_bottom_up(c.root, lambda x: _absorbed(x) if _is_plain(x) else x)
-    return c if root is c.root else Computation(c.name, c.params, root)
+    return c.with_root(root)
 
 
 def _is_plain(x: Instruction) -> bool:

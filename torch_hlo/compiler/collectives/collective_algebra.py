@@ -22,7 +22,7 @@ from torch_hlo.hlo.ir.instruction import (
     postorder,
     users,
 )
-from torch_hlo.hlo.ir.intern import instr, replace
+from torch_hlo.hlo.ir.intern import instr, on_operands, replace
 from torch_hlo.hlo.ir.match import carry_meta
 from torch_hlo.hlo.ir.shape import DTYPES
 from torch_hlo.hlo.sharding.factors import reducer
@@ -60,18 +60,14 @@ def _with_rule(module: Module, rule: Rule) -> Module:
         new: dict[Instruction, Instruction] = {}
         old: dict[Instruction, Instruction] = {}
         for x in postorder((c.root,)):
-            y = (
-                x
-                if all(new[o] is o for o in x.operands)
-                else replace(x, [new[o] for o in x.operands])
-            )
+            y = on_operands(x, new)
             z = rule(y, lambda v: readers.get(old.get(v, v), 1))
             if y is not x or z is not None:
                 carry_meta(x, z or y)
             new[x] = z or y
             old[new[x]] = x
         root = new[c.root]
-        return c if root is c.root else Computation(c.name, c.params, root)
+        return c.with_root(root)
 
     def settled(c: Computation) -> Computation:
         while (d := once(c)) is not c:

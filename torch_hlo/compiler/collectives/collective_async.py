@@ -36,6 +36,6 @@ def collective_async(module: Module) -> Module:
 
     def rewritten(c: Computation) -> Computation:
         root = rewrite_bottom_up(c.root, split)
-        return c if root is c.root else Computation(c.name, c.params, root)
+        return c.with_root(root)
 
     return over_computations(module, rewritten)

@@ -15,7 +15,7 @@ from torch_hlo.compiler.hlo_pass import Pass, hlo_pass, over_computations
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.dim import fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder
-from torch_hlo.hlo.ir.intern import instr, replace
+from torch_hlo.hlo.ir.intern import instr, on_operands
 from torch_hlo.hlo.ir.match import carry_meta
 
 COMBINED = frozenset(("all-reduce", "all-gather", "reduce-scatter"))
@@ -121,11 +121,7 @@ def _rebuilt(c: Computation, member: dict[Instruction, _Group]) -> Computation:
             continue
         stack.pop()
         if group is None:
-            new[x] = (
-                x
-                if all(new[o] is o for o in x.operands)
-                else replace(x, [new[o] for o in x.operands])
-            )
+            new[x] = on_operands(x, new)
             if new[x] is not x:
                 carry_meta(x, new[x])
             continue

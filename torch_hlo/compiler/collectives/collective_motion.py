@@ -32,7 +32,7 @@ def collective_motion(module: Module) -> Module:
 
 def _rewritten(c: Computation) -> Computation:
     root = rewrite_bottom_up(c.root, lambda x: _hoisted(x) if x.op == "while" else x)
-    return c if root is c.root else Computation(c.name, c.params, root)
+    return c.with_root(root)
 
 
 def _hoisted(loop: Instruction) -> Instruction:

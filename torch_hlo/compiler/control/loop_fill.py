@@ -26,7 +26,7 @@ def loop_fill(module: Module) -> Module:
 
 def _filled(c: Computation) -> Computation:
     root = rewrite_bottom_up(c.root, lambda x: _without_fill(x) if x.op == "while" else x)
-    return c if root is c.root else Computation(c.name, c.params, root)
+    return c.with_root(root)
 
 
 def is_unwritten(x: Instruction) -> bool:

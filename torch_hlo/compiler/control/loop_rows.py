@@ -26,7 +26,7 @@ from torch_hlo.hlo.ir.instruction import (
     postorder,
     users,
 )
-from torch_hlo.hlo.ir.intern import instr, replace
+from torch_hlo.hlo.ir.intern import instr, on_operands
 from torch_hlo.hlo.ir.match import carry_meta
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
@@ -59,7 +59,7 @@ def _apart(module: Module, cores: int) -> Module:
         return module
     new: dict[Instruction, Instruction] = {}
     for x, readers in reads.items():
-        y = x if all(new[o] is o for o in x.operands) else replace(x, [new[o] for o in x.operands])
+        y = on_operands(x, new)
         if x.op == "get-tuple-element":
             y = h.get_tuple_element(new[x.operands[0]], x["index"])
         elif x.op == "while" and all(r.op == "get-tuple-element" for r in readers):

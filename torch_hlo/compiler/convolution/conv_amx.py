@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.conv_forms import is_channels_last, sides
+from torch_hlo.compiler.conv_forms import digits_of, is_channels_last, sides
 from torch_hlo.compiler.convolution.conv_direct import (
     POINTERS,
     geometry,
@@ -333,7 +333,7 @@ def _packed_kernel(program: Program, x: Instruction, taps: int, channels: int, d
     a tap become `depth`."""
     rhs = x.operands[1]
     _, label, _ = sides(x)
-    digits = "".join(map(str, range(len(x["window"]))))
+    digits = digits_of(x)
     mirrored = [
         label.index(str(i)) for i, w in enumerate(x["window"]) if w.reversal and w.size != 1
     ]

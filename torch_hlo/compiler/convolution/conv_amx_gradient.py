@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.conv_forms import digits_of
 from torch_hlo.compiler.convolution.conv_direct import register_tile
 from torch_hlo.compiler.convolution.conv_gradient import add_pieces
 from torch_hlo.compiler.convolution.conv_pack import product, static_dims
@@ -98,7 +99,7 @@ def axes(x: Instruction) -> list[Axis]:
 def _parts(x: Instruction) -> tuple[tuple[int, ...], int, int, bool]:
     """(taps per dimension, channels, features, whether features come first) of a gradient's
     result."""
-    digits = "".join(map(str, range(len(x["window"]))))
+    digits = digits_of(x)
     turned = x["dim_labels"].endswith(f"fb{digits}")
     *taps, channels, features = (
         (*static_dims(x)[2:], static_dims(x)[1], static_dims(x)[0]) if turned else static_dims(x)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.conv_forms import digits_of
 from torch_hlo.compiler.convolution.conv_direct import register_tile
 from torch_hlo.compiler.convolution.conv_pack import product, usual
 from torch_hlo.compiler.llvm.function import Function, Int, signature
@@ -332,7 +333,7 @@ def turn(name: str, t: Tile) -> Function:
 
 def is_gradient(x: Instruction) -> bool:
     """Whether a convolution has the form that `emit_gradient` takes."""
-    digits = "".join(map(str, range(len(x["window"]))))
+    digits = digits_of(x)
     labels = [f"f{digits}b_i{digits}o->{out}" for out in (f"{digits}bf", f"fb{digits}")]
     plain = all(w.base_dilation == 1 and not (w.reversal and w.size != 1) for w in x["window"])
     return (

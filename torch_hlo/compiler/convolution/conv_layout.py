@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch_hlo.compiler.conv_forms import is_planar, sides
+from torch_hlo.compiler.conv_forms import digits_of, is_planar, sides
 from torch_hlo.compiler.convolution.conv_pack import static_dims
 from torch_hlo.compiler.hlo_pass import Pass, hlo_pass
 from torch_hlo.compiler.simplify.reshape_motion import wants_channels_last
@@ -46,7 +46,7 @@ def contracts_pixels(x: Instruction) -> bool:
 def preferred(x: Instruction) -> tuple[str, str, str]:
     """The labels that the kernels take without copying."""
     _, rhs, out = sides(x)
-    digits = "".join(map(str, range(len(x["window"]))))
+    digits = digits_of(x)
     if contracts_pixels(x):
         return (
             f"f{digits}b",
@@ -155,7 +155,7 @@ class _MatrixUnits:
     dtypes: frozenset[str]
 
     def wanted(self, x: Instruction) -> tuple[str, str, str]:
-        digits = "".join(map(str, range(len(x["window"]))))
+        digits = digits_of(x)
         if not contracts_pixels(x):
             return f"b{digits}f", f"o{digits}i", f"b{digits}f"
         image = x.operands[0].shape
@@ -233,7 +233,7 @@ def patches_product(out: Instruction) -> Instruction | None:
     transformer) -> dot(patches, kernel)"""
     lhs, rhs, to = sides(out)
     x, k = out.operands
-    window, digits = out["window"], "".join(map(str, range(len(out["window"]))))
+    window, digits = out["window"], digits_of(out)
     at = [lhs.index(d) for d in digits]
     channels = x.shape.dims[lhs.index("f")]
     plain = all(
@@ -319,7 +319,7 @@ def spread_product(out: Instruction) -> Instruction | None:
     pixel, or of a window as high as the image."""
     lhs, rhs, to = sides(out)
     x, k = out.operands
-    window, digits = out["window"], "".join(map(str, range(len(out["window"]))))
+    window, digits = out["window"], digits_of(out)
     if (
         out["batch_group_count"] > 1
         or not digits
@@ -389,7 +389,7 @@ def taps_as_features(out: Instruction) -> Instruction | None:
     nothing."""
     lhs, rhs, to = sides(out)
     x, k = out.operands
-    window, digits = out["window"], "".join(map(str, range(len(out["window"]))))
+    window, digits = out["window"], digits_of(out)
     if (
         out["batch_group_count"] > 1
         or contracts_pixels(out)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from torch_hlo.compiler.conv_forms import sides
+from torch_hlo.compiler.conv_forms import digits_of, sides
 from torch_hlo.compiler.convolution.conv_layout import contracts_pixels
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.compiler.thresholds import PER_TAP
@@ -35,7 +35,7 @@ LANES = 16  # of f32 in a vector of 512 bits
 
 def _is_narrow(out: Instruction) -> bool:
     """Whether a convolution has its channels last, and few features (of each group of images)."""
-    digits = "".join(map(str, range(len(out["window"]))))
+    digits = digits_of(out)
     lhs, _, to = sides(out)
     known = all(o.shape.is_static and o.shape.size for o in (*out.operands, out))
     return (
@@ -144,7 +144,7 @@ def _moved_kernels(out: Instruction, run: int, features: int) -> Instruction:
 def images_of_channels(out: Instruction) -> Instruction | None:
     """A convolution of few channels, each on its own (filters of images) -> one of as many groups
     of images of one channel: lanes are pixels"""
-    digits = "".join(map(str, range(len(out["window"]))))
+    digits = digits_of(out)
     lhs, _, to = sides(out)
     x, groups = out.operands[0], out["feature_group_count"]
     if (

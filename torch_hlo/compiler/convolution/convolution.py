@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.index import Index
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.conv_forms import is_planar, sides
+from torch_hlo.compiler.conv_forms import digits_of, is_planar, sides
 from torch_hlo.compiler.convolution.conv_amx import emit_amx, is_amx
 from torch_hlo.compiler.convolution.conv_amx_gradient import (
     emit_amx_gradient,
@@ -243,7 +243,7 @@ def _prepared(x: Instruction) -> Instruction:
         )
     # A gradient that its kernel does not take: the other kernel computes it with images as
     # channels.
-    digits = "".join(map(str, range(len(x["window"]))))
+    digits = digits_of(x)
     return relabeled(x, (f"b{digits}f", kernel, f"b{digits}f"))
 
 

@@ -23,7 +23,7 @@ from torch_hlo.hlo.ir.instruction import (
     postorder,
     users,
 )
-from torch_hlo.hlo.ir.intern import instr, replace
+from torch_hlo.hlo.ir.intern import instr, on_operands, replace
 from torch_hlo.hlo.ir.match import carry_meta
 
 _CONFIG = '{"scatter":"fused"}'
@@ -69,11 +69,7 @@ def _replaced(root: Instruction, found: dict[Instruction, Instruction]) -> Instr
             stack.pop()
             new.setdefault(
                 x,
-                (
-                    y
-                    if all(new[o] is o for o in y.operands)
-                    else replace(y, tuple(new[o] for o in y.operands))
-                ),
+                on_operands(y, new),
             )
             carry_meta(x, new[x])
         else:

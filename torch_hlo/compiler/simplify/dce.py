@@ -39,7 +39,7 @@ def _shrink_computation(c: Computation, memo: dict[Computation, Computation]) ->
     found = memo.get(c)
     if found is None:
         root = _shrink_root(c.root, memo)
-        found = memo[c] = c if root is c.root else Computation(c.name, c.params, root)
+        found = memo[c] = c.with_root(root)
     return found
 
 

@@ -129,6 +129,9 @@ class Computation:
         """All instructions in postorder, parameters first."""
         return postorder((*self.params, self.root))
 
+    def with_root(self, root: Instruction) -> Computation:
+        return self if root is self.root else Computation(self.name, self.params, root)
+
 
 @dataclass(frozen=True, slots=True)
 class Module:

@@ -105,11 +105,16 @@ def replace(
     return found
 
 
+def on_operands(x: Instruction, new: dict[Instruction, Instruction]) -> Instruction:
+    """`x` on what its operands have become, itself when they are the same."""
+    operands = tuple(new[o] for o in x.operands)
+    return x if operands == x.operands else replace(x, operands)
+
+
 def rewrite_bottom_up(root: Instruction, fn: Callable[[Instruction], Instruction]) -> Instruction:
     """Rebuild from the leaves: `fn` sees each instruction with operands already rewritten and
     returns its replacement."""
     done: dict[Instruction, Instruction] = {}
     for x in postorder((root,)):
-        operands = tuple(done[o] for o in x.operands)
-        done[x] = fn(x if operands == x.operands else replace(x, operands))
+        done[x] = fn(on_operands(x, done))
     return done[root]

@@ -324,7 +324,7 @@ def rewrite_computation(
     found = memo.get(c)
     if found is None:
         root = rewrite_root(c.root, fire, mark, memo)
-        found = memo[c] = c if root is c.root else Computation(c.name, c.params, root)
+        found = memo[c] = c.with_root(root)
     return found
 
 
