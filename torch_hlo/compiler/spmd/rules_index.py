@@ -47,6 +47,27 @@ def _integers(index: Instruction) -> Instruction:
     )
 
 
+def _in_block(
+    p: Planner,
+    source: Local,
+    d: int,
+    start: Instruction,
+    size: int,
+    inside: Instruction | None,
+) -> tuple[Instruction, Instruction | None]:
+    """Where `size` elements from `start` along dimension `d` begin in the device's block of
+    `source`, behind a margin of as many elements; a single one has no margin, and lies in the block
+    where `inside` (what it was before, and this) says so."""
+    n, block = source.dims[d], source.x.shape.sizes[d]
+    begin = h.convert(p.grid.table(_start(p, source, d)), start.shape.dtype)
+    start = h.subtract(_bounded(start, 0, n - size), begin)
+    if size == 1:
+        here = _inside(start, block)
+        inside = here if inside is None else h.and_(inside, here)
+        return _bounded(start, 0, block - 1), inside
+    return _bounded(h.add(start, h.full_like(start, size)), 0, block + size), inside
+
+
 @localizes("dynamic-slice", roles="sum")
 def dynamic_slice(
     p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
@@ -61,19 +82,14 @@ def dynamic_slice(
         if size == n:
             sizes[d] = block
             continue
-        begin = h.convert(p.grid.table(_start(p, operands[0], d)), starts[d].shape.dtype)
-        starts[d] = h.subtract(_bounded(starts[d], 0, n - size), begin)
-        if size == 1:
-            here = _inside(starts[d], block)
-            inside = here if inside is None else h.and_(inside, here)
-            starts[d] = _bounded(starts[d], 0, block - 1)
-        else:  # a margin of zeros, so that a slice that is partly here brings zeros for the rest
+        starts[d], inside = _in_block(p, operands[0], d, starts[d], size, inside)
+        if size != 1:
+            # a margin of zeros, so that a slice that is partly here brings zeros for the rest
             y = h.pad(
                 y,
                 h.constant(0, y.shape.dtype),
                 [(size, size, 0) if e == d else (0, 0, 0) for e in range(y.shape.rank)],
             )
-            starts[d] = _bounded(h.add(starts[d], h.full_like(starts[d], size)), 0, block + size)
     y = h.dynamic_slice(y, starts, sizes)
     if inside is not None:
         y = h.select(h.broadcast(inside, y.shape.dims, ()), y, h.full_like(y, 0))
@@ -94,18 +110,10 @@ def dynamic_update_slice(
     margins = [0] * len(starts)
     inside: Instruction | None = None
     for d, (n, size) in enumerate(zip(operands[0].dims, operands[1].dims, strict=True)):
-        atoms, block = operands[0].layout[d], target.shape.sizes[d]
-        if not atoms or size == n:
+        if not operands[0].layout[d] or size == n:
             continue
-        begin = h.convert(p.grid.table(_start(p, operands[0], d)), starts[d].shape.dtype)
-        starts[d] = h.subtract(_bounded(starts[d], 0, n - size), begin)
-        if size == 1:
-            here = _inside(starts[d], block)
-            inside = here if inside is None else h.and_(inside, here)
-            starts[d] = _bounded(starts[d], 0, block - 1)
-        else:
-            margins[d] = size
-            starts[d] = _bounded(h.add(starts[d], h.full_like(starts[d], size)), 0, block + size)
+        starts[d], inside = _in_block(p, operands[0], d, starts[d], size, inside)
+        margins[d] = size if size != 1 else 0
     y = target
     if any(margins):
         y = h.pad(y, h.constant(0, y.shape.dtype), [(m, m, 0) for m in margins])
