@@ -116,25 +116,20 @@ def sort_key(comparator: Computation, types: list[str]) -> Key | None:
             and comparator == build.comparison(direction, tuple(types))
         ):
             return Key(0, direction == "GT", False)
-    root, params = comparator.root, comparator.params
-    if (
-        root.op != "compare"
-        or root["direction"] not in ("LT", "GT")
-        or any(o not in params for o in root.operands)
-    ):
+    found = build.compared(comparator)
+    if found is None:
         return None
-    a, b = (params.index(o) for o in root.operands)
-    if a // 2 != b // 2 or a == b:
-        return None
-    kind = DTYPES[types[a // 2]].kind
+    operand, descending = found
+    dtype = types[operand]
+    kind = DTYPES[dtype].kind
     if (
         kind == "f"
-        and root.get("type") != "TOTALORDER"
+        and comparator.root.get("type") != "TOTALORDER"
         or kind == "c"
-        or types[a // 2].endswith("fnuz")
+        or dtype.endswith("fnuz")
     ):
         return None
-    return Key(a // 2, (root["direction"] == "GT") != (a % 2 == 1), True)
+    return Key(operand, descending, True)
 
 
 def key_of(f: Writer, key: Key, dtype: str, at: Int) -> str:

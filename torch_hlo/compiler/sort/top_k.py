@@ -155,6 +155,11 @@ class _Finder(ABC):
     ) -> None:
         self.f, self.key, self.dtype, self.n, self.k = f, key, dtype, n, k
         self.stride, self.bits = stride, DTYPES[dtype].itemsize * 8
+        self.allocate(target)
+
+    @abstractmethod
+    def allocate(self, target: Target) -> None:
+        """Take what memory the search needs."""
 
     @abstractmethod
     def order(self, base: Int, memory: str) -> str:
@@ -167,19 +172,10 @@ class _First(_Finder):
 
     element_ns = 0.3
 
-    def __init__(
-        self,
-        f: Writer,
-        key: Key,
-        dtype: str,
-        n: int,
-        k: int,
-        stride: int,
-        target: Target,
-    ) -> None:
-        super().__init__(f, key, dtype, n, k, stride, target)
-        self.lanes = target.lanes(max(self.bits, 32)) if stride == 1 else 1
-        self.keys, self.places = (f.alloca("i64", k, 64) for _ in range(2))
+    def allocate(self, target: Target) -> None:
+        f = self.f
+        self.lanes = target.lanes(max(self.bits, 32)) if self.stride == 1 else 1
+        self.keys, self.places = (f.alloca("i64", self.k, 64) for _ in range(2))
         self.moves = f.alloca("i64")
 
     def order(self, base: Int, memory: str) -> str:
@@ -285,18 +281,8 @@ class _Nth(_Finder):
 
     element_ns = 4.0
 
-    def __init__(
-        self,
-        f: Writer,
-        key: Key,
-        dtype: str,
-        n: int,
-        k: int,
-        stride: int,
-        target: Target,
-    ) -> None:
-        super().__init__(f, key, dtype, n, k, stride, target)
-        self.counts = [f.alloca("i64", 256, 64) for _ in range(self.bits // 8)]
+    def allocate(self, target: Target) -> None:
+        self.counts = [self.f.alloca("i64", 256, 64) for _ in range(self.bits // 8)]
 
     def order(self, base: Int, memory: str) -> str:
         """Pointer to the position of element k of the row that starts at element `base`."""

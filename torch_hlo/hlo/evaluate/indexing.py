@@ -18,6 +18,7 @@ from torch_hlo.hlo.evaluate.interpreter import (
     pointwise,
     run,
 )
+from torch_hlo.hlo.ir.build import compared
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
 from torch_hlo.hlo.ir.shape import numpy_dtype
 
@@ -359,25 +360,18 @@ def sort_order(rows: list[Array], comparator: Computation) -> Array:
 def _sort_key(rows: list[Array], comparator: Computation) -> Array | None:
     """A key whose ascending stable order is the comparator's, when it only compares one operand
     with < or >."""
-    root, params = comparator.root, comparator.params
-    if (
-        root.op != "compare"
-        or root["direction"] not in ("LT", "GT")
-        or any(o not in params for o in root.operands)
-    ):
+    found = compared(comparator)
+    if found is None:
         return None
-    a, b = (params.index(o) for o in root.operands)
-    if a // 2 != b // 2 or a == b:
-        return None
-    key = rows[a // 2]
+    operand, descending = found
+    key = rows[operand]
     if key.dtype.kind == "f":
-        if root.get("type") == "TOTALORDER":
+        if comparator.root.get("type") == "TOTALORDER":
             key = total_order(key)
         elif np.isnan(key).any():
             return None
     elif key.dtype.kind not in "iub":
         return None
-    descending = (root["direction"] == "GT") != (a % 2 == 1)
     return key if not descending else -key if key.dtype.kind == "f" else ~key
 
 

@@ -595,6 +595,22 @@ def comparison(direction: str, dtypes: tuple[str, ...]) -> Computation:
     )
 
 
+def compared(comparator: Computation) -> tuple[int, bool] | None:
+    """(which array it looks at, whether the largest comes first) of a comparator of sort that only
+    compares one array with < or >."""
+    root, params = comparator.root, comparator.params
+    if (
+        root.op != "compare"
+        or root["direction"] not in ("LT", "GT")
+        or any(o not in params for o in root.operands)
+    ):
+        return None
+    a, b = (params.index(o) for o in root.operands)
+    if a // 2 != b // 2 or a == b:
+        return None
+    return a // 2, (root["direction"] == "GT") != (a % 2 == 1)
+
+
 def lowest(dtype: str) -> float:
     """The identity of maximum as a Python value: -inf, the smallest integer, or False."""
     return _extreme(dtype, "min")
