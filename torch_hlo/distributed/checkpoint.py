@@ -19,7 +19,8 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -261,32 +262,27 @@ def _blocks(buffer: ShardedBuffer) -> dict[tuple[int, ...], Tensor]:
     return found
 
 
-def _to_write(x: Tensor) -> Tensor:
+def _spread(x: Tensor, copy: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """`x` by copies of its blocks; None where it does not lie on devices."""
     if isinstance(x, HloTensor):
         session.engine().sync()
     buffer = _buffer(x)
-    if buffer is not None and 0 not in x.shape:
-        return Spread(
-            x.shape,
-            x.dtype,
-            {at: block.clone() for at, block in _blocks(buffer).items()},
-        )
+    if buffer is None or 0 in x.shape:
+        return None
+    return Spread(x.shape, x.dtype, {at: copy(block) for at, block in _blocks(buffer).items()})
+
+
+def _to_write(x: Tensor) -> Tensor:
+    found = _spread(x, torch.clone)
+    if found is not None:
+        return found
     return to_cpu([x])[0] if type(x) is HloTensor else x
 
 
 def _to_read(x: Tensor) -> Tensor:
-    if isinstance(x, HloTensor):
-        session.engine().sync()
-    buffer = _buffer(x)
-    if buffer is not None and 0 not in x.shape:
-        return Spread(
-            x.shape,
-            x.dtype,
-            {
-                at: torch.empty_like(block, memory_format=torch.contiguous_format)
-                for at, block in _blocks(buffer).items()
-            },
-        )
+    found = _spread(x, partial(torch.empty_like, memory_format=torch.contiguous_format))
+    if found is not None:
+        return found
     return torch.empty(x.shape, dtype=x.dtype, device="cpu") if type(x) is HloTensor else x
 
 
