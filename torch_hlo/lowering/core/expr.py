@@ -55,14 +55,12 @@ class Expr:
     def __truediv__(self, other: Term) -> Expr:
         return binary("divide", self, other)
 
-    def __radd__(self, other: Term) -> Expr:
-        return binary("add", self, other)
+    __radd__ = __add__
 
     def __rsub__(self, other: Term) -> Expr:
         return binary("subtract", other, self)
 
-    def __rmul__(self, other: Term) -> Expr:
-        return binary("multiply", self, other)
+    __rmul__ = __mul__
 
     def __rtruediv__(self, other: Term) -> Expr:
         return binary("divide", other, self)
