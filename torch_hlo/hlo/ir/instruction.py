@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from typing import TYPE_CHECKING, Any
 
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir.shape import DTYPES, Shape
 from torch_hlo.pages import framed, page
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ Attrs = tuple[tuple[str, Any], ...]  # (name, value) pairs, sorted by name
 
 class Instruction:
     """op (XLA's spelling), operands, shape, attrs (sorted pairs of hashable values, may hold a
-    Computation).
+    Computation). What is asked most of its shape can be asked of it: `x.dims` is `x.shape.dims`.
 
     Notes that are no part of identity: `meta`, which META shows as a table, `settled`, the bits of
     rewrites (match.py) that have nothing left to do here and below, and `below`, the postorder of
@@ -45,6 +46,8 @@ class Instruction:
         "op",
         "operands",
         "shape",
+        "dtype",
+        "dims",
         "attrs",
         "meta",
         "settled",
@@ -54,10 +57,32 @@ class Instruction:
     op: str
     operands: tuple[Instruction, ...]
     shape: Shape
+    dtype: str  # of the shape
+    dims: tuple[Size, ...]  # of the shape
     attrs: Attrs
     meta: Meta | None
     settled: int
     below: tuple[Instruction, ...] | None
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+    @property
+    def kind(self) -> str:
+        return DTYPES[self.dtype].kind
+
+    @property
+    def size(self) -> Size:
+        return self.shape.size
+
+    @property
+    def nbytes(self) -> Size:
+        return self.shape.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        return self.shape.itemsize
 
     def __getitem__(self, name: str) -> Any:
         """Attribute `name`, or its value in DEFAULTS; KeyError when absent."""

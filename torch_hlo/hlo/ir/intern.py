@@ -73,12 +73,8 @@ def interned(
         found = interned(op, operands, attrs, shape)
     else:
         found = object.__new__(Instruction)
-        found.op, found.operands, found.shape, found.attrs = (
-            op,
-            operands,
-            shape,
-            attrs,
-        )
+        found.op, found.operands, found.attrs = op, operands, attrs
+        found.shape, found.dtype, found.dims = shape, shape.dtype, shape.dims
         found.meta, found.settled, found.below = None, 0, None
     _INTERNED[key] = found
     return found
