@@ -182,7 +182,7 @@ def matrix_flops(x: Instruction) -> float:
 def sent(x: Instruction, devices: int) -> float:
     """Bytes that one of `devices` sends in a collective."""
     kind = x.op.removesuffix("-start")
-    size = float(sum(fixed(o.shape.nbytes) for o in x.operands))
+    size = float(sum(fixed(o.nbytes) for o in x.operands))
     if kind == "collective-permute":
         pairs: tuple[tuple[int, int], ...] = x["source_target_pairs"]
         return size * sum(a != b for a, b in pairs) / max(devices, 1)
@@ -240,7 +240,7 @@ def trip_count(x: Instruction) -> int | None:
 def _constant(v: Instruction, loop: Instruction, inside: Computation | None) -> int | None:
     """The integer that `v` is, in the loop's computation `inside`: a constant, or an element of the
     state that the body passes on."""
-    if v.op == "constant" and not v.shape.dims and v.shape.kind in "su":
+    if v.op == "constant" and not v.dims and v.kind in "su":
         value = scalar_value(v["literal"])
         return value if isinstance(value, int) else None
     if inside is not None and v.op == "get-tuple-element" and v.operands[0] in inside.params:

@@ -256,7 +256,7 @@ def random_inputs(module: Module, seed: int = 0, special: bool = False) -> list[
     from torch_hlo.hlo.ir.dim import fixed, substitute
 
     generator = np.random.default_rng(seed)
-    names = sorted({n for p in module.entry.params for d in p.shape.dims for n in symbols(d)})
+    names = sorted({n for p in module.entry.params for d in p.dims for n in symbols(d)})
     sizes = {n: 3 + i for i, n in enumerate(names)}
 
     def value(s: Shape) -> Any:

@@ -145,7 +145,7 @@ def attention_of(x: Instruction) -> Attention[Size] | None:
     flags = [config.get(name, False) for name in ("fill", "factors", "dynamic", "capped")]
     extra = [o.shape for o in x.operands[3 if first == 0 else 6 + softmax :]]
     bias = _bias_shape(extra, *flags)
-    types = {q.dtype, k.dtype, v.dtype, x.operands[0].shape.dtype}
+    types = {q.dtype, k.dtype, v.dtype, x.operands[0].dtype}
     if bias is False or len(types) > 1 or not _have_kernels(x, first + 3):
         return None
     *batch, rows, size = q.dims
@@ -169,7 +169,7 @@ def attention_of(x: Instruction) -> Attention[Size] | None:
         return None
     return Attention(
         config["attention"],
-        tuple(o.shape.dtype for o in x.operands),
+        tuple(o.dtype for o in x.operands),
         config["causal"],
         config["scale"],
         math.prod(batch),
@@ -197,7 +197,7 @@ def known_attention(x: Instruction) -> Attention[Size]:
 
 def _have_kernels(x: Instruction, inputs: int) -> bool:
     """Whether kernels compute with the types of the first operands and of the results."""
-    return all(o.shape.dtype in FLOATS for o in x.operands[:inputs]) and all(
+    return all(o.dtype in FLOATS for o in x.operands[:inputs]) and all(
         s.dtype == "f32" for s in x.shape.elements
     )
 

@@ -108,7 +108,7 @@ def arrays_of(program: Program, x: Instruction) -> Arrays:
     """The operands of a fusion that is attention."""
     a, call, params = known_attention(x), inner(x), x["calls"].params
     operands = dict(zip(a.roles, params if call is x else call.operands, strict=True))
-    q, k = operands["q"].shape.dims, operands["k"].shape.dims
+    q, k = operands["q"].dims, operands["k"].dims
     dims = (*q[:-1], k[-2])
     terms = tuple(
         (role, term(program, operands[role], params, dims, role == "bias", a.fill))
@@ -118,7 +118,7 @@ def arrays_of(program: Program, x: Instruction) -> Arrays:
     numbers = tuple(
         (role, params.index(o)) for role, o in operands.items() if role not in ("bias", "factors")
     )
-    return Arrays(tuple(o.shape.dtype for o in x.operands), numbers, terms)
+    return Arrays(tuple(o.dtype for o in x.operands), numbers, terms)
 
 
 def sizes_of(a: Attention[Size], arrays: Arrays) -> list[Dim]:

@@ -106,8 +106,8 @@ def _with_separate_sums(c: Computation) -> Computation:
     for x in postorder((c.root,)):
         if (
             x.op == "reduce"
-            and x.shape.rank >= 2
-            and x.shape.dims[-2:] == x.operands[0].shape.dims[-2:]
+            and x.rank >= 2
+            and x.dims[-2:] == x.operands[0].dims[-2:]
             and x["to_apply"].root.op == "add"
         ):
             leaves, stack = [], [x.operands[0]]
@@ -124,7 +124,7 @@ def _with_separate_sums(c: Computation) -> Computation:
                 and any(y.op == "subtract" for y in leaves)
                 and splat(x.operands[1]) == 0
             ):
-                dims = x.operands[0].shape.dims
+                dims = x.operands[0].dims
                 parts = [
                     b.reduce(
                         b.reshape(as_f32(y), dims),
@@ -137,7 +137,7 @@ def _with_separate_sums(c: Computation) -> Computation:
                 total = parts[0]
                 for part in parts[1:]:
                     total = b.add(total, part)
-                table[x] = total if x.shape.dtype == "f32" else b.convert(total, x.shape.dtype)
+                table[x] = total if x.dtype == "f32" else b.convert(total, x.dtype)
     return Computation(c.name, c.params, substituted(c.root, table)) if table else c
 
 
@@ -145,7 +145,7 @@ def _product(steps: list[tuple[str, Instruction]]) -> Instruction | None:
     """The f32 scalar that steps multiply with, None for 1."""
     total = None
     for opcode, number in steps:
-        number = number if number.shape.dtype == "f32" else b.convert(number, "f32")
+        number = number if number.dtype == "f32" else b.convert(number, "f32")
         total = (
             number
             if total is None and opcode == "multiply"
@@ -186,7 +186,7 @@ class _Attention:
             x for x, role in self.roles.roles.items() if role.kind == "grads" and x.op == "dot"
         ]
         need(len(grads) == bool(rest or self.roles.sums))
-        batch = self.roles.sums[0].array.shape.dims[:-2] if self.roles.sums else self._batch()
+        batch = self.roles.sums[0].array.dims[:-2] if self.roles.sums else self._batch()
         common, config = self._operands(batch)
         table = {}
         if outs:
@@ -194,15 +194,15 @@ class _Attention:
             forward = self._fusion("forward", (q, k, v), common, config, batch)
             rows = tuple(b.get_tuple_element(forward, i) for i in (1, 2))
             table = {outs[0].x: self._result(outs[0], forward, 0)}
-            table |= {x: b.reshape(rows[i], x.shape.dims) for x, i in self.s.saved.items()}
+            table |= {x: b.reshape(rows[i], x.dims) for x, i in self.s.saved.items()}
         self._check_private(table.keys())
         if not grads:
             return table
         grad, values = rows_of(grads[0], 0), rows_of(grads[0], 1)
-        need(grad.shape.dtype == q.shape.dtype and (not outs or values is v))
+        need(grad.dtype == q.dtype and (not outs or values is v))
         if outs:
             out = b.get_tuple_element(forward, 0)
-            out = out if q.shape.dtype == "f32" else b.convert(out, q.shape.dtype)
+            out = out if q.dtype == "f32" else b.convert(out, q.dtype)
         else:
             out, rows = self._output_of(grad), tuple(self.s.given)
         if self.roles.sums:
@@ -219,7 +219,7 @@ class _Attention:
                 p, backward, index, None if index == 2 else self._ratio(p.role)
             )
         for s in self.roles.sums:
-            table[s.x] = b.reshape(b.get_tuple_element(backward, 3), s.x.shape.dims)
+            table[s.x] = b.reshape(b.get_tuple_element(backward, 3), s.x.dims)
         return table
 
     def _slopes(self) -> set[Instruction]:
@@ -256,7 +256,7 @@ class _Attention:
             sums = sums.operands[0]
         need(
             sums.op == "reduce"
-            and sums["dimensions"] == (sums.operands[0].shape.rank - 1,)
+            and sums["dimensions"] == (sums.operands[0].rank - 1,)
             and sums["to_apply"].root.op == "add"
             and splat(sums.operands[1]) == 0
         )
@@ -269,7 +269,7 @@ class _Attention:
         out = product.operands[sources[0] == _rearranged(grad)]
         while is_view(out, 2):
             out = out.operands[0]
-        return out if out.shape.dtype == grad.shape.dtype else b.convert(out, grad.shape.dtype)
+        return out if out.dtype == grad.dtype else b.convert(out, grad.dtype)
 
     def _followed(self) -> Roles:
         candidates = self._gradients_of_weights()
@@ -289,7 +289,7 @@ class _Attention:
         """Products of the size of the weights with what the weights are multiplied with, or that
         lead to what they are multiplied with."""
         last, seen, stack, found = (
-            self.weights.shape.dims[-2:],
+            self.weights.dims[-2:],
             {self.weights},
             [self.weights],
             [],
@@ -304,13 +304,13 @@ class _Attention:
                         for y in self.reads[values]
                         if y.op == "dot"
                         and y.operands[1] is values
-                        and y.shape.dims[-2:] == last
+                        and y.dims[-2:] == last
                         and y not in self.s.inside
                     ]
                 elif (
                     u not in seen
                     and not u.shape.is_tuple
-                    and u.shape.dims[-2:] == last
+                    and u.dims[-2:] == last
                     and u.op in ELEMENTWISE
                 ):
                     seen.add(u)
@@ -333,18 +333,18 @@ class _Attention:
             *(x for x, _ in self.s.biases),
             *(x for _, x in self.anchor.role.factors),
         ]
-        dims = [self.weights.shape.dims]
+        dims = [self.weights.dims]
         for x in arrays:
-            if x is not None and x.shape.rank:
-                while x.op == "reshape" and x.operands[0].shape.dims[-2:] == x.shape.dims[-2:]:
+            if x is not None and x.rank:
+                while x.op == "reshape" and x.operands[0].dims[-2:] == x.dims[-2:]:
                     x = x.operands[0]
-                if x.shape.dims[-2:] == dims[0][-2:]:
-                    dims.append(x.shape.dims)
+                if x.dims[-2:] == dims[0][-2:]:
+                    dims.append(x.dims)
         return max(dims, key=len)[:-2]
 
     def _operands(self, batch: tuple[Size, ...]) -> tuple[list[Instruction], dict[str, Any]]:
         """The operands that forward and backward have in common, and the configuration."""
-        s, full = self.s, (*batch, *self.weights.shape.dims[-2:])
+        s, full = self.s, (*batch, *self.weights.dims[-2:])
         operands, config = [], {"causal": False, "scale": 1.0, "softmax": True}
         bias = None
         for x, steps in s.biases:
@@ -356,7 +356,7 @@ class _Attention:
             mask = _small(mask, full)
             if bias is not None:
                 mask, bias = _wide((mask, bias))
-                bias = b.select(mask, bias, b.full(HIDDEN, "f32", bias.shape.dims))
+                bias = b.select(mask, bias, b.full(HIDDEN, "f32", bias.dims))
             else:
                 bias = mask
             config["fill"] = True
@@ -387,7 +387,7 @@ class _Attention:
                     opcode,
                     (
                         total,
-                        b.broadcast(x, full) if not x.shape.rank else b.reshape(x, full),
+                        b.broadcast(x, full) if not x.rank else b.reshape(x, full),
                     ),
                 )
         return total
@@ -400,7 +400,7 @@ class _Attention:
             bends = [s for s in steps if _seen(s[1]) in self.slopes]
             need(len(bends) == 1 and bends[0][0] == "multiply")
             steps.remove(bends[0])
-        need(all(not x.shape.rank for _, x in steps))
+        need(all(not x.rank for _, x in steps))
         if Counter(steps) == Counter(self.s.applied):
             return None
         chain, scale = _product(steps), _product(self.s.applied)
@@ -449,13 +449,12 @@ class _Attention:
         batch: tuple[Size, ...],
     ) -> Instruction:
         arrays = [
-            b.reshape(x, (*batch, *x.shape.dims[-2:]))
-            for x in inputs[: 4 if kind == "backward" else 3]
+            b.reshape(x, (*batch, *x.dims[-2:])) for x in inputs[: 4 if kind == "backward" else 3]
         ]
         if kind == "backward":
-            rows = arrays[1].shape.dims[-2]
+            rows = arrays[1].dims[-2]
             arrays += [
-                b.reshape(inputs[4], (*batch, rows, inputs[4].shape.dims[-1])),
+                b.reshape(inputs[4], (*batch, rows, inputs[4].dims[-1])),
                 *(b.reshape(x, (*batch, rows)) for x in inputs[5:]),
             ]
         operands = (*arrays, *common)
@@ -483,10 +482,10 @@ class _Attention:
     ) -> Instruction:
         """A result of the fusion in place of a product."""
         y = scaled(b.get_tuple_element(fused, index), ratio)
-        *batch, n, m = p.x.shape.dims
+        *batch, n, m = p.x.dims
         y = b.reshape(y, (*batch, *((m, n) if p.turned else (n, m))))
         y = turned(y, (*range(len(batch)), len(batch) + 1, len(batch))) if p.turned else y
-        return y if p.x.shape.dtype == "f32" else b.convert(y, p.x.shape.dtype)
+        return y if p.x.dtype == "f32" else b.convert(y, p.x.dtype)
 
 
 def _seen(x: Instruction) -> Instruction:
@@ -505,7 +504,7 @@ def _rearranged(x: Instruction) -> tuple[object, ...]:
             if not is_view(x, 0):
                 break
         else:
-            moves.append((x.shape.dims, x.get("dimensions")))
+            moves.append((x.dims, x.get("dimensions")))
         x = x.operands[0]
     return x, tuple(moves)
 
@@ -521,7 +520,7 @@ def _dots_above(
         if y.op == "dot":
             found.append(y)
         elif y.op in ELEMENTWISE and y not in seen:
-            stack += (o for o in y.operands if o.shape.dims[-2:] == last)
+            stack += (o for o in y.operands if o.dims[-2:] == last)
     return found
 
 
@@ -537,11 +536,11 @@ def _not(mask: Instruction) -> Instruction:
 def _of_batch(mask: Instruction) -> Instruction:
     """A mask as it is however the batch is divided into dimensions: equal for equal ones."""
     mask = bare(mask)
-    batch = mask.shape.rank - 2
+    batch = mask.rank - 2
     if mask.op != "broadcast" or any(d < batch for d in mask["dimensions"]):
         return mask
     along = tuple(d - batch for d in mask["dimensions"])
-    return b.broadcast(mask.operands[0], mask.shape.dims[batch:], along)
+    return b.broadcast(mask.operands[0], mask.dims[batch:], along)
 
 
 def _small(x: Instruction, full: tuple[Size, ...]) -> Instruction:
@@ -549,11 +548,11 @@ def _small(x: Instruction, full: tuple[Size, ...]) -> Instruction:
     repeated = x
     while (
         repeated.op == "reshape"
-        and repeated.shape.dims != full
-        and repeated.operands[0].shape.dims[-2:] == full[-2:]
+        and repeated.dims != full
+        and repeated.operands[0].dims[-2:] == full[-2:]
     ):
         repeated = repeated.operands[0]
-    if repeated.op == "broadcast" and repeated.shape.dims == full:
+    if repeated.op == "broadcast" and repeated.dims == full:
         return b.reshape(
             repeated.operands[0],
             tuple(n if d in repeated["dimensions"] else 1 for d, n in enumerate(full)),
@@ -565,6 +564,6 @@ def _wide(arrays: tuple[Instruction, ...]) -> list[Instruction]:
     """Arrays of one rank, repeated to the same dimensions."""
     dims = tuple(
         next((n for n in sizes if n != 1), 1)
-        for sizes in zip(*(x.shape.dims for x in arrays), strict=True)
+        for sizes in zip(*(x.dims for x in arrays), strict=True)
     )
     return [repeated(x, dims) for x in arrays]

@@ -15,22 +15,22 @@ HIDDEN = float("inf")  # in a bias: the score is the fill
 
 
 def scaled(x: Instruction, number: Instruction | None) -> Instruction:
-    return x if number is None else b.multiply(x, b.broadcast(number, x.shape.dims))
+    return x if number is None else b.multiply(x, b.broadcast(number, x.dims))
 
 
 def as_f32(x: Instruction) -> Instruction:
-    return x if x.shape.dtype == "f32" else b.convert(x, "f32")
+    return x if x.dtype == "f32" else b.convert(x, "f32")
 
 
 def repeated(x: Instruction, dims: tuple[Size, ...]) -> Instruction:
-    if x.shape.dims == dims:
+    if x.dims == dims:
         return x
-    kept = tuple(d for d, n in enumerate(x.shape.dims) if n == dims[d])
+    kept = tuple(d for d, n in enumerate(x.dims) if n == dims[d])
     return b.broadcast(b.reshape(x, tuple(dims[d] for d in kept)), dims, kept)
 
 
 def _times(x: Instruction, number: float) -> Instruction:
-    return b.multiply(x, b.full(number, "f32", x.shape.dims))
+    return b.multiply(x, b.full(number, "f32", x.dims))
 
 
 def meaning(
@@ -56,7 +56,7 @@ class _Meaning:
         rest = list(params[3:] if kind == "forward" else params[7:])
         self.q, self.k, self.v = params[:3] if kind == "forward" else params[1:4]
         self.own = tuple(range(len(batch)))
-        self.dims = (*batch, self.q.shape.dims[-2], self.k.shape.dims[-2])
+        self.dims = (*batch, self.q.dims[-2], self.k.dims[-2])
         self.cap = rest.pop() if config.get("capped") else None
         self.scale = rest.pop() if config.get("dynamic") else None
         self.factors = rest.pop() if config.get("factors") else None
@@ -87,7 +87,7 @@ class _Meaning:
             caps = b.broadcast(self.cap, dims)
             self.bent = b.tanh(b.divide(s, caps))
             s = b.multiply(self.bent, caps)
-        if bias is not None and bias.shape.dtype != "pred":
+        if bias is not None and bias.dtype != "pred":
             if self.fill is not None:
                 self.hidden = b.compare(bias, b.full(HIDDEN, "f32", dims), "EQ")
             s = b.add(s, bias)

@@ -98,9 +98,9 @@ def _is_expression(x: Instruction) -> bool:
     """Whether an element is computed from elements at places that follow from its own. Numbers of
     64 bits would make vectors of half as many."""
     if x.op in ("constant", "get-tuple-element"):
-        return x.op == "constant" and x.shape.size == 1
+        return x.op == "constant" and x.size == 1
     return table.classify(x) in (table.FREE, table.LIGHT, table.HEAVY) and (
-        x.shape.rank > 0 or all(y.shape.itemsize <= 4 for y in (x, *x.operands))
+        x.rank > 0 or all(y.itemsize <= 4 for y in (x, *x.operands))
     )
 
 
@@ -118,18 +118,18 @@ class _Region:
             if x in self.inside:
                 continue
             if not _is_expression(x) or x is not root and self._is_better_kept(x):
-                reads += _elements(x.shape) * x.shape.itemsize
+                reads += _elements(x.shape) * x.itemsize
                 continue
             self.inside.add(x)
             stack.extend(x.operands)
-        self.is_smaller = root in self.inside and reads < self.full * root.shape.itemsize
+        self.is_smaller = root in self.inside and reads < self.full * root.itemsize
 
     def _is_better_kept(self, x: Instruction) -> bool:
         if _elements(x.shape) * _SHARED > self.full:
             return False
         cost = 0
         for y in postorder((x,)):
-            if y.shape.rank and y.op != "constant":
+            if y.rank and y.op != "constant":
                 if not _is_expression(y):
                     return True
                 cost += table.cost(y)

@@ -78,7 +78,7 @@ class Sum:
 
 def turned(x: Instruction, dimensions: tuple[int, ...]) -> Instruction:
     """A transpose, if it is one."""
-    return x if dimensions == tuple(range(x.shape.rank)) else b.transpose(x, dimensions)
+    return x if dimensions == tuple(range(x.rank)) else b.transpose(x, dimensions)
 
 
 def sides(x: Instruction, side: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -89,9 +89,7 @@ def sides(x: Instruction, side: int) -> tuple[tuple[int, ...], tuple[int, ...], 
     return (
         batch,
         contracted,
-        tuple(
-            d for d in range(x.operands[side].shape.rank) if d not in batch and d not in contracted
-        ),
+        tuple(d for d in range(x.operands[side].rank) if d not in batch and d not in contracted),
     )
 
 
@@ -105,12 +103,12 @@ def other_operand(x: Instruction, side: int) -> Instruction:
 
 def scalar(x: Instruction) -> Instruction | None:
     """The scalar that an array repeats."""
-    return x.operands[0] if x.op == "broadcast" and x.operands[0].shape.rank == 0 else None
+    return x.operands[0] if x.op == "broadcast" and x.operands[0].rank == 0 else None
 
 
 def bare(x: Instruction) -> Instruction:
     """`x` without reshapes and conversions of a mask."""
-    while x.op == "reshape" or x.op == "convert" and x.operands[0].shape.dtype == "pred":
+    while x.op == "reshape" or x.op == "convert" and x.operands[0].dtype == "pred":
         x = x.operands[0]
     return x
 
@@ -118,12 +116,8 @@ def bare(x: Instruction) -> Instruction:
 def is_view(x: Instruction, kept: int) -> bool:
     """Whether `x` has the values of its operand, and its last `kept` dimensions."""
     if x.op == "convert":
-        return x.shape.dtype in FLOATS and x.operands[0].shape.dtype in FLOATS
-    return (
-        x.op == "reshape"
-        and x.shape.rank >= kept
-        and x.operands[0].shape.dims[-kept:] == x.shape.dims[-kept:]
-    )
+        return x.dtype in FLOATS and x.operands[0].dtype in FLOATS
+    return x.op == "reshape" and x.rank >= kept and x.operands[0].dims[-kept:] == x.dims[-kept:]
 
 
 class Roles:
@@ -167,7 +161,7 @@ class Roles:
             raise Unknown
         (side,) = mine
         batch, contracted, _ = sides(x, side)
-        rank = x.operands[side].shape.rank
+        rank = x.operands[side].rank
         role = self.roles[x.operands[side]]
         if (
             role.kind not in ("weights", "scores")
@@ -194,7 +188,7 @@ class Roles:
         return rule(x, roles)
 
     def _reduced(self, x: Instruction, role: Role | None) -> Role | None:
-        dims, rank = x["dimensions"], x.operands[0].shape.rank
+        dims, rank = x["dimensions"], x.operands[0].rank
         body = x["to_apply"]
         if (
             role is None
@@ -215,7 +209,7 @@ def _broadcast(x: Instruction, roles: list[Role | None]) -> Role:
     (role,) = roles
     if role is None:
         raise Unknown
-    if role.kind == "sums" and x["dimensions"] == tuple(range(x.shape.rank - 1)):
+    if role.kind == "sums" and x["dimensions"] == tuple(range(x.rank - 1)):
         return Role("repeated", role.factors)
     raise Unknown
 
@@ -230,7 +224,7 @@ def _multiply(x: Instruction, roles: list[Role | None]) -> Role:
             if number is not None:
                 return mine.applied(("multiply", number))
             mask = bare(array)
-            if mask.shape.dtype == "pred":
+            if mask.dtype == "pred":
                 return mine.applied(("select", mask))
             return mine.applied(("multiply", array))
         if mine.kind == "weights" and not mine.factors and its.kind in _TIMES_WEIGHTS:
@@ -256,7 +250,7 @@ def _subtract(x: Instruction, roles: list[Role | None]) -> Role:
         left.kind == "grads"
         and right is None
         and x.operands[1].op == "broadcast"
-        and x.operands[1]["dimensions"] == tuple(range(x.shape.rank - 1))
+        and x.operands[1]["dimensions"] == tuple(range(x.rank - 1))
     ):
         return Role("difference", left.factors)  # of sums that are not computed from weights
     if right is not None and left.factors == right.factors:

@@ -60,8 +60,8 @@ class _Way:
     """From weights back to the products of q and k."""
 
     def __init__(self, weights: Instruction, reads: dict[Instruction, list[Instruction]]) -> None:
-        need(weights.shape.dtype == "f32" and weights.shape.rank >= 3 and weights.shape.size != 0)
-        self.weights, self.last = weights, weights.shape.dims[-2:]
+        need(weights.dtype == "f32" and weights.rank >= 3 and weights.size != 0)
+        self.weights, self.last = weights, weights.dims[-2:]
         self.inside = {weights}
         self.given: Sequence[Instruction] = ()
         self.saved: dict[Instruction, int] = {}
@@ -79,7 +79,7 @@ class _Way:
         while y.op != "dot":
             y = self._seen(self._before(y), "add", "multiply", "divide", "tanh", "dot")
         q, k = rows_of(y, 0), rows_of(y, 1)
-        need(q.shape.dtype == k.shape.dtype and q.shape.dtype in FLOATS)
+        need(q.dtype == k.dtype and q.dtype in FLOATS)
         return Scores(
             q,
             k,
@@ -100,18 +100,18 @@ class _Way:
         while is_view(y, 2):
             self.inside.add(y)
             y = y.operands[0]
-        need(y.op in opcodes and y.shape.dims[-2:] == self.last)
+        need(y.op in opcodes and y.dims[-2:] == self.last)
         self.inside.add(y)
         return y
 
     def _reduced(self, y: Instruction, opcode: str, of: Instruction) -> None:
         """`y` has to repeat along rows a reduction of `of` along them."""
-        need(y.op == "broadcast" and y["dimensions"] == tuple(range(y.shape.rank - 1)))
+        need(y.op == "broadcast" and y["dimensions"] == tuple(range(y.rank - 1)))
         r = y.operands[0]
         need(
             r.op == "reduce"
             and r.operands[0] is of
-            and r["dimensions"] == (of.shape.rank - 1,)
+            and r["dimensions"] == (of.rank - 1,)
             and r["to_apply"].root.op == opcode
         )
         need(

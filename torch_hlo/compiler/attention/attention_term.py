@@ -89,14 +89,14 @@ def term(
 def _numbers(x: Instruction, log2: bool, fill: bool) -> Instruction:
     """`x` as numbers to add, f32. In units of log 2 large finite ones stay finite: rows with
     nothing else are their mean."""
-    dims = x.shape.dims
-    if x.shape.dtype == "pred":
+    dims = x.dims
+    if x.dtype == "pred":
         return b.select(
             x,
             b.full(0.0, "f32", dims),
             b.full(REPLACED if fill else -math.inf, "f32", dims),
         )
-    x = x if x.shape.dtype == "f32" else b.convert(x, "f32")
+    x = x if x.dtype == "f32" else b.convert(x, "f32")
     if not log2:
         return x
     y, infinite = (
@@ -122,7 +122,7 @@ def _build(
     read = set(postorder((x,)))
     leaves = [p for p in params if p in read]
     *outer, columns = dims
-    own = x.shape.dims
+    own = x.dims
     planner = Planner(leaves)
     row, column = (
         ix.variable("loop", (f"planned{n}",), ix.product(part), n + 1)

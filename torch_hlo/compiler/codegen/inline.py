@@ -123,7 +123,7 @@ class Values:
                 if i is None
                 else self._index(kernel, i, n)
             )
-            for d, (i, n) in enumerate(zip(outer, x.shape.dims, strict=True))
+            for d, (i, n) in enumerate(zip(outer, x.dims, strict=True))
         ]
         planner = Planner(list(leaves))
         planner.value(x, tuple(index))
@@ -142,14 +142,11 @@ class Values:
         """The element at `index`, or `lanes` neighbours along the last dimension, those in
         `mask`."""
         kernel = self._kernel(self.cache, lanes, mask)
-        at = [
-            self._index(kernel, i, n)
-            for i, n in zip(index[: len(index) - (lanes > 1)], x.shape.dims)
-        ]
+        at = [self._index(kernel, i, n) for i, n in zip(index[: len(index) - (lanes > 1)], x.dims)]
         if lanes > 1:
             first = index[-1]
             assert isinstance(first, str)
-            kernel.lane_var = ix.variable("loop", (first,), x.shape.dims[-1], 1)
+            kernel.lane_var = ix.variable("loop", (first,), x.dims[-1], 1)
             kernel._names[kernel.lane_var] = first
             at.append(ix.of(kernel.lane_var))
         return kernel.value(x, tuple(at))

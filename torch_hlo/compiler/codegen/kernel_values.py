@@ -98,17 +98,17 @@ class KernelValues:
             with self._in(level):
                 found = self._compute(x, index)
             level.cache[key] = found
-        return self.splat(found, x.shape.dtype) if self.e.lanes > level.emit.lanes else found
+        return self.splat(found, x.dtype) if self.e.lanes > level.emit.lanes else found
 
     def _compute(self, x: Instruction, index: tuple[Index, ...]) -> Value:
         leaf = self.leaves.get(x)
         if leaf is not None:
             return self.load(
                 leaf,
-                x.shape.dtype,
-                linear(index, x.shape.dims) if index else constant(0),
+                x.dtype,
+                linear(index, x.dims) if index else constant(0),
             )
-        if x.op == "constant" and x.shape.size == 1:
+        if x.op == "constant" and x.size == 1:
             return scalar.literal_value(self.e, x["literal"])
         emitter = VALUES.get(x.op)
         if emitter is None:
@@ -284,13 +284,13 @@ class KernelValues:
         with self._in(level):
             raw = self.value(x, index)
         assert isinstance(raw, str)
-        storage = STORAGE[x.shape.dtype]
+        storage = STORAGE[x.dtype]
         t = e.typed("i64")
-        wide = e.cast("sext" if x.shape.kind == "s" else "zext", raw, storage.register, "i64")
+        wide = e.cast("sext" if x.kind == "s" else "zext", raw, storage.register, "i64")
         last = e.splat("i64", self.size(var.extent - 1))
         return (
             t.call("smin", t.call("smax", wide, 0), last)
-            if x.shape.kind == "s"
+            if x.kind == "s"
             else t.call("umin", wide, last)
         )
 
@@ -445,7 +445,7 @@ class KernelValues:
         that no cache holds, see Program.cold."""
         if (
             self.target.steers_caches
-            and sum(fixed(x.shape.nbytes) for x in self.leaves if isinstance(x.shape.size, int))
+            and sum(fixed(x.nbytes) for x in self.leaves if isinstance(x.size, int))
             >= STREAMED_BYTES
         ):
             self.ahead = AHEAD_BYTES

@@ -43,7 +43,7 @@ class Planner:
         self._seen: set[tuple[Instruction, tuple[Index, ...]]] = set()
 
     def value(self, x: Instruction, index: tuple[Index, ...]) -> Value:
-        dummy: Value = ("%0", "%0") if x.shape.kind == "c" else "%0"
+        dummy: Value = ("%0", "%0") if x.kind == "c" else "%0"
         stack = [(x, index)]
         while stack:
             key = x, index = stack.pop()
@@ -51,15 +51,15 @@ class Planner:
                 continue
             self._seen.add(key)
             if index:  # scalars stay in scalar registers
-                self.dtypes.add(x.shape.dtype)
+                self.dtypes.add(x.dtype)
             if x in self.leaves:
                 if not self._settling:
-                    self.moved.add(x.shape.dtype)
-                self.note(ix.linear(index, x.shape.dims) if index else ix.ZERO)
+                    self.moved.add(x.dtype)
+                self.note(ix.linear(index, x.dims) if index else ix.ZERO)
             elif x.op in _POINTWISE:
                 self.cost += OPCODES[x.op].weight
-                stack.extend((o, index if o.shape.rank == len(index) else ()) for o in x.operands)
-            elif x.op != "constant" or x.shape.size != 1:
+                stack.extend((o, index if o.rank == len(index) else ()) for o in x.operands)
+            elif x.op != "constant" or x.size != 1:
                 emitter = VALUES.get(x.op)
                 if emitter is None:
                     raise CodegenError(

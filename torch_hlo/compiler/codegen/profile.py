@@ -180,8 +180,8 @@ def _inner(x: Instruction) -> list[Instruction]:
 
 def _elements(x: Instruction) -> Size:
     if x.op in ("reduce", "reduce-window", "sort", "scatter"):
-        return x.operands[0 if x.op != "scatter" else 2].shape.size
-    return 0 if x.shape.is_tuple else x.shape.size
+        return x.operands[0 if x.op != "scatter" else 2].size
+    return 0 if x.shape.is_tuple else x.size
 
 
 def matrix_flops(x: Instruction) -> Size:
@@ -189,21 +189,21 @@ def matrix_flops(x: Instruction) -> Size:
     if x.op == "dot":
         depth: Size = 1
         for d in x["lhs_contracting_dims"]:
-            depth = depth * x.operands[0].shape.dims[d]
-        return 2 * x.shape.size * depth
+            depth = depth * x.operands[0].dims[d]
+        return 2 * x.size * depth
     if x.op == "convolution":
         kernel = x.operands[1].shape
         at: int = x["dim_labels"].partition("_")[2].partition("->")[0].index("o")
-        return 2 * x.shape.size * (kernel.size // kernel.dims[at])
+        return 2 * x.size * (kernel.size // kernel.dims[at])
     return 0
 
 
 def traffic(x: Instruction) -> Size:
     """Bytes read and written at least once."""
     if x.op in _PICKS:
-        return 2 * x.shape.nbytes
+        return 2 * x.nbytes
     if x.op == "dynamic-update-slice":
-        return 2 * x.operands[1].shape.nbytes
+        return 2 * x.operands[1].nbytes
     if x.op == "fusion":
         body = called(x)[0]
         readers: dict[Instruction, list[Instruction]] = {}
@@ -213,14 +213,14 @@ def traffic(x: Instruction) -> Size:
         total = sum((_read(p, readers.get(p, [])) for p in body.params), start=0)
         return total + sum((_written(r) for r in _roots(body.root)), start=0)
     return sum(
-        (o.shape.nbytes for o in dict.fromkeys(x.operands) if not _is_tuple(o.shape)),
+        (o.nbytes for o in dict.fromkeys(x.operands) if not _is_tuple(o.shape)),
         start=0,
     ) + _shape_bytes(x.shape)
 
 
 def _read(p: Instruction, readers: list[Instruction]) -> Size:
     if readers and all(r.op in _PICKS and r.operands[0] is p for r in readers):
-        return sum((r.shape.nbytes for r in readers), start=0)
+        return sum((r.nbytes for r in readers), start=0)
     if readers and all(
         r.op in ("dynamic-update-slice", "scatter") and r.operands[0] is p for r in readers
     ):
@@ -230,7 +230,7 @@ def _read(p: Instruction, readers: list[Instruction]) -> Size:
 
 def _written(root: Instruction) -> Size:
     if root.op == "dynamic-update-slice":
-        return 2 * root.operands[1].shape.nbytes
+        return 2 * root.operands[1].nbytes
     return _shape_bytes(root.shape)
 
 

@@ -122,9 +122,7 @@ class Program:
         # words that hold the same address
         self._same = {self.first_output + o: self._first_parameter + p for o, p in module.aliases}
         touched = sum(
-            x.shape.nbytes
-            for x in (*module.entry.params, *outputs(module))
-            if isinstance(x.shape.nbytes, int)
+            x.nbytes for x in (*module.entry.params, *outputs(module)) if isinstance(x.nbytes, int)
         )
         # operands come from memory, not from a cache that an earlier run filled
         self.cold = touched >= COLD_BYTES
@@ -674,11 +672,11 @@ class Program:
         return Place(
             self._first_parameter + index,
             0,
-            self.module.entry.params[index].shape.nbytes,
+            self.module.entry.params[index].nbytes,
         )
 
     def output_place(self, index: int) -> Place:
-        return Place(self.first_output + index, 0, outputs(self.module)[index].shape.nbytes)
+        return Place(self.first_output + index, 0, outputs(self.module)[index].nbytes)
 
     @property
     def arena_size(self) -> Size:

@@ -26,11 +26,11 @@ _LOOKED_AT = 16  # instructions
 
 def pointwise(k: Kernel, x: Instruction, index: Indices) -> Value:
     # a rank-0 predicate or bound applies to every element
-    values = [k.value(o, index if o.shape.rank == len(index) else ()) for o in x.operands]
-    operand = x.operands[1 if x.op in ("select", "clamp") else 0].shape.dtype
-    attrs = {"to": x.shape.dtype} if x.op == "convert" else dict(x.attrs)
-    if x.op in NARROW and x.shape.dtype in _ROUNDED | {"f32"} and _is_narrow(x.operands[0]):
-        return scalar.round_to(k.e, x.shape.dtype, NARROW[x.op](k.e.typed("float"), *values))
+    values = [k.value(o, index if o.rank == len(index) else ()) for o in x.operands]
+    operand = x.operands[1 if x.op in ("select", "clamp") else 0].dtype
+    attrs = {"to": x.dtype} if x.op == "convert" else dict(x.attrs)
+    if x.op in NARROW and x.dtype in _ROUNDED | {"f32"} and _is_narrow(x.operands[0]):
+        return scalar.round_to(k.e, x.dtype, NARROW[x.op](k.e.typed("float"), *values))
     try:
         return scalar.apply(k.e, x.op, operand, values, attrs)
     except KeyError:
@@ -46,7 +46,7 @@ def _is_narrow(x: Instruction) -> bool:
         if not stack:
             return found
         y = stack.pop()
-        if y.shape.dtype in _ROUNDED:
+        if y.dtype in _ROUNDED:
             found = True
         elif y.op == "broadcast" or y.op in POINTWISE:
             stack += y.operands
@@ -65,7 +65,7 @@ def constant(k: Kernel, x: Instruction, index: Indices) -> Value:
 
 def broadcast(k: Kernel, x: Instruction, index: Indices) -> Value:
     # an operand dimension of size 1 may be stretched
-    dims = x.operands[0].shape.dims
+    dims = x.operands[0].dims
     return k.value(
         x.operands[0],
         tuple(ix.ZERO if n == 1 else index[d] for d, n in zip(x["dimensions"], dims, strict=True)),
@@ -74,9 +74,9 @@ def broadcast(k: Kernel, x: Instruction, index: Indices) -> Value:
 
 def reshape(k: Kernel, x: Instruction, index: Indices) -> Value:
     source = x.operands[0]
-    if source.shape.dtype != x.shape.dtype:
+    if source.dtype != x.dtype:
         return bitcast_convert(k, x, index)
-    return k.value(source, ix.regroup(index, x.shape.dims, source.shape.dims))
+    return k.value(source, ix.regroup(index, x.dims, source.dims))
 
 
 def transpose(k: Kernel, x: Instruction, index: Indices) -> Value:
@@ -97,18 +97,18 @@ def reverse(k: Kernel, x: Instruction, index: Indices) -> Value:
         x.operands[0],
         tuple(
             i * -1 + (n - 1) if d in flipped else i
-            for d, (i, n) in enumerate(zip(index, x.shape.dims, strict=True))
+            for d, (i, n) in enumerate(zip(index, x.dims, strict=True))
         ),
     )
 
 
 def iota(k: Kernel, x: Instruction, index: Indices) -> Value:
-    i, size = index[x["iota_dimension"]], x.shape.dims[x["iota_dimension"]]
+    i, size = index[x["iota_dimension"]], x.dims[x["iota_dimension"]]
     wide = not isinstance(size, int) or size >= 1 << 31
     return scalar.convert(
         k.e,
         "s64" if wide else "s32",
-        x.shape.dtype,
+        x.dtype,
         k.element(i, "i64" if wide else "i32"),
     )
 
@@ -117,7 +117,7 @@ def pad(k: Kernel, x: Instruction, index: Indices) -> Value:
     source, fill = x.operands
     place: list[Index] = []
     conditions: list[Condition] = []
-    for i, n, (low, _, interior) in zip(index, source.shape.dims, x["padding"], strict=True):
+    for i, n, (low, _, interior) in zip(index, source.dims, x["padding"], strict=True):
         at = i - low
         if interior:
             at, rest = ix.divide(at, interior + 1)
@@ -128,11 +128,11 @@ def pad(k: Kernel, x: Instruction, index: Indices) -> Value:
         place.append(at)
     return choose(
         k,
-        x.shape.dtype,
+        x.dtype,
         conditions,
         lambda: k.value(source, tuple(place)),
         lambda: k.value(fill, ()),
-        source.shape.size,
+        source.size,
     )
 
 
@@ -167,20 +167,20 @@ def concatenate(k: Kernel, x: Instruction, index: Indices) -> Value:
     start: Size = 0
     parts = []
     for o in x.operands:
-        if o.shape.size != 0:
+        if o.size != 0:
             parts.append((o, start))
-        start = start + o.shape.dims[d]
+        start = start + o.dims[d]
 
     def value(number: int) -> Value:
         o, low = parts[number]
         place = (*index[:d], index[d] - low, *index[d + 1 :])
         if number == len(parts) - 1:
-            with k.guard([(place[d], 0, o.shape.dims[d])]):
+            with k.guard([(place[d], 0, o.dims[d])]):
                 return k.value(o, place)
-        conditions = [(index[d], low, low + o.shape.dims[d])]
+        conditions = [(index[d], low, low + o.dims[d])]
         return choose(
             k,
-            x.shape.dtype,
+            x.dtype,
             conditions,
             lambda: k.value(o, place),
             lambda: value(number + 1),
@@ -194,7 +194,7 @@ def dynamic_starts(
 ) -> list[Index]:
     """Clamped start index per dimension. A start vector (one rank-1 operand) is read element by
     element."""
-    vector = len(starts) == 1 and starts[0].shape.rank == 1
+    vector = len(starts) == 1 and starts[0].rank == 1
     result = []
     for d, (n, size) in enumerate(zip(dims, sizes, strict=True)):
         room = n - size
@@ -209,28 +209,28 @@ def dynamic_starts(
 
 def dynamic_slice(k: Kernel, x: Instruction, index: Indices) -> Value:
     source, *starts = x.operands
-    at = dynamic_starts(tuple(starts), source.shape.dims, x.shape.dims)
+    at = dynamic_starts(tuple(starts), source.dims, x.dims)
     return k.value(source, tuple(i + s for i, s in zip(index, at, strict=True)))
 
 
 def dynamic_update_slice(k: Kernel, x: Instruction, index: Indices) -> Value:
     source, update, *starts = x.operands
-    at = dynamic_starts(tuple(starts), source.shape.dims, update.shape.dims)
+    at = dynamic_starts(tuple(starts), source.dims, update.dims)
     place = tuple(i - s for i, s in zip(index, at, strict=True))
-    conditions: list[Condition] = [(i, 0, n) for i, n in zip(place, update.shape.dims, strict=True)]
+    conditions: list[Condition] = [(i, 0, n) for i, n in zip(place, update.dims, strict=True)]
     return choose(
         k,
-        x.shape.dtype,
+        x.dtype,
         conditions,
         lambda: k.value(update, place),
         lambda: k.value(source, index),
-        update.shape.size,
+        update.size,
     )
 
 
 def bitcast_convert(k: Kernel, x: Instruction, index: Indices) -> Value:
     source = x.operands[0]
-    have, want = source.shape.dtype, x.shape.dtype
+    have, want = source.dtype, x.dtype
     if DTYPES[have].bits != DTYPES[want].bits or "c" in (
         DTYPES[have].kind,
         DTYPES[want].kind,

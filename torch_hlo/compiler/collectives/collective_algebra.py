@@ -98,7 +98,7 @@ def _narrow(x: Instruction, readers: Callable[[Instruction], int]) -> Instructio
     if y is None:
         return None
     if x.op in MOVES and y.op == "convert" and _width(y.operands[0]) < _width(y):
-        return h.convert(replace(x, [y.operands[0]]), x.shape.dtype)
+        return h.convert(replace(x, [y.operands[0]]), x.dtype)
     if (
         x.op == "convert"
         and y.op in MOVES
@@ -106,12 +106,12 @@ def _narrow(x: Instruction, readers: Callable[[Instruction], int]) -> Instructio
         and _width(x) < _width(y)
         and readers(y) == 1
     ):
-        return replace(y, [h.convert(y.operands[0], x.shape.dtype)])
+        return replace(y, [h.convert(y.operands[0], x.dtype)])
     return None
 
 
 def _width(x: Instruction) -> int:
-    return DTYPES[x.shape.dtype].bits
+    return DTYPES[x.dtype].bits
 
 
 def _scattered(x: Instruction, readers: Callable[[Instruction], int]) -> Instruction | None:
@@ -123,15 +123,15 @@ def _scattered(x: Instruction, readers: Callable[[Instruction], int]) -> Instruc
     ):
         return None
     whole, starts = x.operands[0], x.operands[1:]
-    cut = [d for d, (a, b) in enumerate(zip(whole.shape.dims, x.shape.dims, strict=True)) if a != b]
+    cut = [d for d, (a, b) in enumerate(zip(whole.dims, x.dims, strict=True)) if a != b]
     groups = whole["replica_groups"]
     if len(cut) != 1 or not groups or whole.get("channel_id") is None:
         return None
     (d,) = cut
     n = len(groups[0])
     begins = per_partition(starts[d], 1 + max(p for g in groups for p in g))
-    size = x.shape.dims[d]
-    if begins is None or size * n != whole.shape.dims[d]:
+    size = x.dims[d]
+    if begins is None or size * n != whole.dims[d]:
         return None
     ordered = tuple(tuple(sorted(g, key=lambda p: begins[p])) for g in groups)
     if any([begins[p] for p in g] != [i * size for i in range(n)] for g in ordered):
@@ -149,7 +149,7 @@ def per_partition(x: Instruction, partitions: int) -> list[int] | None:
     it is anything else."""
     if x.op == "reshape":
         x = x.operands[0]
-    if x.op == "constant" and x.shape.size == 1:
+    if x.op == "constant" and x.size == 1:
         return [int(x["literal"].numpy().reshape(()))] * partitions
     if (
         x.op == "dynamic-slice"

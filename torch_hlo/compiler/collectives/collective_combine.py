@@ -70,9 +70,9 @@ def _combined(c: Computation, threshold: int) -> Computation:
                 for k, v in x.attrs
                 if k != "channel_id" and (k != "dimensions" or x.op != "reduce-scatter")
             )
-            key = (x.op, same, x.get("channel_id") is None, x.shape.dtype)
+            key = (x.op, same, x.get("channel_id") is None, x.dtype)
             group = open_.get(key)
-            size = fixed(x.operands[0].shape.nbytes)
+            size = fixed(x.operands[0].nbytes)
             if (
                 group is None
                 or group.bytes + size > threshold
@@ -140,13 +140,13 @@ def _variadic(members: list[Instruction], operands: list[Instruction]) -> list[I
 def _scattered(members: list[Instruction], operands: list[Instruction]) -> list[Instruction]:
     rows = []
     for m, x in zip(members, operands, strict=True):
-        (d,), dims = m["dimensions"], x.shape.dims
-        n = dims[d] // m.shape.dims[d]
-        parts = h.reshape(x, (*dims[:d], n, m.shape.dims[d], *dims[d + 1 :]))
+        (d,), dims = m["dimensions"], x.dims
+        n = dims[d] // m.dims[d]
+        parts = h.reshape(x, (*dims[:d], n, m.dims[d], *dims[d + 1 :]))
         rows.append(
             h.reshape(
                 h.transpose(parts, (d, *range(d), *range(d + 1, len(dims) + 1))),
-                (n, m.shape.size),
+                (n, m.size),
             )
         )
     mine = instr(
@@ -156,7 +156,7 @@ def _scattered(members: list[Instruction], operands: list[Instruction]) -> list[
     )
     results, at = [], 0
     for m in members:
-        end = at + fixed(m.shape.size)
-        results.append(h.reshape(h.slice_(mine, (0, at), (1, end)), m.shape.dims))
+        end = at + fixed(m.size)
+        results.append(h.reshape(h.slice_(mine, (0, at), (1, end)), m.dims))
         at = end
     return results

@@ -63,8 +63,8 @@ def shard_weight_update(module: Module, axes: Sequence[str]) -> Module:
     whole: dict[int, Sharding] = {}  # outputs that are gathered again
     for o, i in module.aliases:
         param, result = params[i], results[o]
-        given = param.get("sharding") or Sharding.replicate(module.mesh, param.shape.rank)
-        split = _split(module.mesh, given, param.shape.dims, extra)
+        given = param.get("sharding") or Sharding.replicate(module.mesh, param.rank)
+        split = _split(module.mesh, given, param.dims, extra)
         if split is None or result.shape != param.shape or result in params:
             continue
         if _only_updates(param, readers):

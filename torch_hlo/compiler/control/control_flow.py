@@ -155,7 +155,7 @@ def conditional(program: Program, x: Instruction) -> None:
     selector, *operands = x.operands
     branches = x["branch_computations"]
     result, f = program.places(x), program.code
-    if selector.shape.dtype == "pred":
+    if selector.dtype == "pred":
         chosen = f.select(
             f.icmp("ne", program.fetch("i8", program.place(selector)), 0, "i8"),
             "i64",
@@ -213,7 +213,7 @@ def after_all(program: Program, x: Instruction) -> None:
 
 
 def get_dimension_size(program: Program, x: Instruction) -> None:
-    size = x.operands[0].shape.dims[x["dimensions"][0]]
+    size = x.operands[0].dims[x["dimensions"][0]]
     program.put(
         (
             program.code.op(f"trunc i64 {program.size(size)} to i32")
@@ -228,11 +228,10 @@ def set_dimension_size(program: Program, x: Instruction) -> None:
     """Sizes are static or symbolic, never bounded: only a size that changes nothing is accepted."""
     value, size = x.operands
     dimension = x["dimensions"][0]
-    current = value.shape.dims[dimension]
+    current = value.dims[dimension]
     given = size["literal"].numpy().item() if size.op == "constant" else None
     same_source = (
-        size.op == "get-dimension-size"
-        and size.operands[0].shape.dims[size["dimensions"][0]] == current
+        size.op == "get-dimension-size" and size.operands[0].dims[size["dimensions"][0]] == current
     )
     if given != current and not same_source:
         raise CodegenError(

@@ -84,7 +84,7 @@ def _line(x: Instruction, counter: Instruction) -> tuple[int, int] | None:
         return 1, 0
     if x.op == "constant":
         return 0, int(x["literal"].numpy())
-    if x.op == "convert" and x.shape.kind in "su":
+    if x.op == "convert" and x.kind in "su":
         return _line(x.operands[0], counter)
     if x.op not in ("add", "subtract"):
         return None
@@ -101,9 +101,9 @@ def _is_covered(
     if (
         result.op != "dynamic-update-slice"
         or result.operands[0] is not element
-        or element.shape.dims[0] != turns
+        or element.dims[0] != turns
     ):
         return False
-    return result.operands[1].shape.dims == (1, *element.shape.dims[1:]) and _line(
+    return result.operands[1].dims == (1, *element.dims[1:]) and _line(
         result.operands[2], counter
     ) in ((1, 0), (-1, turns - 1))

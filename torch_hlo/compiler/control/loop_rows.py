@@ -90,7 +90,7 @@ def _cut(x: Instruction, cores: int, read: set[int]) -> Instruction:
     for seed, dim in _seeds(order):
         rows = _rows(order, body, seed, dim)
         if rows is not None and _counts_alike(x, rows, read):
-            count = fixed(seed.shape.dims[dim])
+            count = fixed(seed.dims[dim])
             parts = max(n for n in range(1, cores + 1) if count % n == 0)
             if (
                 parts > 1
@@ -106,7 +106,7 @@ def _seeds(order: list[Instruction]) -> Iterator[tuple[Instruction, int]]:
     for y in order:
         if y.op == "dot":
             used = (*y["lhs_batch_dims"], *y["lhs_contracting_dims"])
-            for d, n in enumerate(y.operands[0].shape.dims):
+            for d, n in enumerate(y.operands[0].dims):
                 if d not in used and fixed(n) > 1:
                     yield y.operands[0], d
 
@@ -139,7 +139,7 @@ def _read_whole(body: Computation, rows: Rows) -> int:
     read = {
         o for y in postorder((body.root,)) if y.op == "dot" for o in y.operands if o not in rows
     }
-    return sum(fixed(o.shape.nbytes) for o in read)
+    return sum(fixed(o.nbytes) for o in read)
 
 
 def _rows(order: list[Instruction], body: Computation, seed: Instruction, dim: int) -> Rows | None:
@@ -198,7 +198,7 @@ def _alike(
             if (
                 len(factor) != 1
                 or rule.roles[factor[0]] != "free"
-                or rule.sizes[factor[0]] != y.shape.dims[d]
+                or rule.sizes[factor[0]] != y.dims[d]
             ):
                 yield x, None
                 return
@@ -277,11 +277,11 @@ class _Cutter:
 
     def _part(self, x: Instruction, dim: int, first: Instruction) -> Instruction:
         zero = h.constant(0, "s64")
-        sizes = tuple(self.each if d == dim else n for d, n in enumerate(x.shape.dims))
+        sizes = tuple(self.each if d == dim else n for d, n in enumerate(x.dims))
         return instr(
             "dynamic-slice",
             (x, *(first if d == dim else zero for d in range(len(sizes)))),
-            Shape(x.shape.dtype, sizes),
+            Shape(x.dtype, sizes),
             dynamic_slice_sizes=sizes,
         )
 
@@ -289,7 +289,7 @@ class _Cutter:
         zero = h.constant(0, "s64")
         return instr(
             "dynamic-update-slice",
-            (x, part, *(first if d == dim else zero for d in range(x.shape.rank))),
+            (x, part, *(first if d == dim else zero for d in range(x.rank))),
             x.shape,
         )
 
@@ -324,7 +324,7 @@ class _Cutter:
         d, attrs = self.rows.get(y), dict(y.attrs)
         if d is None:
             return instr(y.op, tuple(operands), y.shape, **attrs)
-        dims = tuple(self.each if e == d else n for e, n in enumerate(y.shape.dims))
+        dims = tuple(self.each if e == d else n for e, n in enumerate(y.dims))
         if y.op == "slice":
             attrs["slice"] = tuple(
                 (0, self.each, 1) if e == d else s for e, s in enumerate(y["slice"])
@@ -332,11 +332,9 @@ class _Cutter:
         elif y.op == "dynamic-slice":
             attrs["dynamic_slice_sizes"] = dims
         if y.op in ("dynamic-slice", "dynamic-update-slice") and y.operands[0] in self.whole:
-            dims = y.shape.dims if y.op == "dynamic-update-slice" else dims
+            dims = y.dims if y.op == "dynamic-update-slice" else dims
             at = d + (1 if y.op == "dynamic-slice" else 2)
             operands[at] = (
-                first
-                if operands[at].shape == first.shape
-                else h.convert(first, operands[at].shape.dtype)
+                first if operands[at].shape == first.shape else h.convert(first, operands[at].dtype)
             )
-        return instr(y.op, tuple(operands), Shape(y.shape.dtype, dims), **attrs)
+        return instr(y.op, tuple(operands), Shape(y.dtype, dims), **attrs)

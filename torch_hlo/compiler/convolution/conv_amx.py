@@ -245,7 +245,7 @@ def is_amx(program: Program, x: Instruction) -> bool:
     """Whether a convolution has the form that `emit_amx` takes."""
     return (
         program.target.has("amx-bf16")
-        and [o.shape.dtype for o in x.operands] == ["bf16", "bf16"]
+        and [o.dtype for o in x.operands] == ["bf16", "bf16"]
         and is_channels_last(x)
         and x.shape.is_static
         and all(o.shape.is_static for o in x.operands)
@@ -274,12 +274,12 @@ def _runs(x: Instruction) -> tuple[Instruction, tuple[WindowDim, ...], int]:
     if channels >= BLOCK or w.size == 1 or w.window_dilation != 1:
         return lhs, window, channels
     padding = [
-        *[(0, 0, 0)] * (lhs.shape.rank - 2),
+        *[(0, 0, 0)] * (lhs.rank - 2),
         (w.pad_low, w.pad_high, 0),
         (0, 0, 0),
     ]
     return (
-        build.pad(lhs, build.full(0, lhs.shape.dtype), padding),
+        build.pad(lhs, build.full(0, lhs.dtype), padding),
         (*window[:-1], WindowDim(1, w.stride)),
         w.size * channels,
     )
@@ -306,10 +306,10 @@ def _emit(
     wanted = ceildiv(ITEMS_PER_CORE * program.target.cores, blocks_n)
     tiles_each = max(1, min(CONV_AMX_GROUP, ceildiv(tiles, wanted)))
     groups = ceildiv(tiles, tiles_each)
-    strides = row_major_strides(lhs.shape.dims)
+    strides = row_major_strides(lhs.dims)
     numbers: list[Size] = [steps, chunks, channels, features, tiles_each, columns_each, blocks_n]
     numbers += [pixels, strides[0]]
-    places = zip(window, lhs.shape.dims[1:-1], x.shape.dims[1:-1], strides[1:], strict=False)
+    places = zip(window, lhs.dims[1:-1], x.dims[1:-1], strides[1:], strict=False)
     for w, n, out, stride in places:
         numbers += [out, n, w.stride, w.pad_low, w.size, w.window_dilation, stride]
     zeros = program.constant(bytes(2 * BLOCK * chunks))
@@ -340,7 +340,7 @@ def _packed_kernel(program: Program, x: Instruction, taps: int, channels: int, d
     features, k = static_dims(x)[-1], taps * depth
     splits = (
         taps <= MOST_SPLIT
-        and channels == rhs.shape.dims[label.index("i")]
+        and channels == rhs.dims[label.index("i")]
         and len(mirrored) in (0, len(x["window"]))
     )
     # in memory [taps, depth, features]: columns of B are contiguous; else [features, taps, depth]
@@ -356,7 +356,7 @@ def _packed_kernel(program: Program, x: Instruction, taps: int, channels: int, d
         if along and taps == 1:
             kernel = program.pointer(rhs)
         elif splits and (along or label == f"oi{digits}" and taps > 1):
-            kernel = program.at(program.scratch(wide * k * rhs.shape.itemsize))
+            kernel = program.at(program.scratch(wide * k * rhs.itemsize))
             if along:
                 rows, lanes, step, tap_step = channels, features, wide, wide * depth
             else:
@@ -377,7 +377,7 @@ def _packed_kernel(program: Program, x: Instruction, taps: int, channels: int, d
             turned = build.transpose(build.reverse(rhs, mirrored), order)
             turned = build.reshape(turned, (features, taps, channels))
             edges = [(0, 0, 0), (0, 0, 0), (0, depth - channels, 0)]
-            turned = build.pad(turned, build.full(0, rhs.shape.dtype), edges)
+            turned = build.pad(turned, build.full(0, rhs.dtype), edges)
             if turned is not rhs:
                 emit_tree(program, turned, (rhs,), turned)
             kernel = program.pointer(turned)

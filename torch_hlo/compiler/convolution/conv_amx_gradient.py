@@ -116,9 +116,9 @@ def is_amx_gradient(program: Program, x: Instruction) -> bool:
         digits != ""
         and x["dim_labels"] in labels
         and program.target.has("amx-bf16")
-        and x.shape.dtype == "f32"
+        and x.dtype == "f32"
         and x.shape.is_static
-        and all(o.shape.dtype == "bf16" and o.shape.is_static for o in x.operands)
+        and all(o.dtype == "bf16" and o.shape.is_static for o in x.operands)
         and x["feature_group_count"] * x["batch_group_count"] == 1
         and all(w.base_dilation == 1 and not (w.reversal and w.size != 1) for w in window)
         and _run(x) >= GRADIENT_AMX_LEAST_RUN
@@ -136,19 +136,19 @@ def _in_runs(x: Instruction) -> tuple[Instruction, list[Axis], int]:
     """(input, grid, rows of A per tap). Where a row of taps is one run, the input is padded in
     memory and the last dimension has one tap."""
     lhs, grid, run = x.operands[0], axes(x), _run(x)
-    if run == lhs.shape.dims[-1]:
+    if run == lhs.dims[-1]:
         return lhs, grid, run
     w, last = x["window"][-1], grid[-1]
     reach = (last.count - 1) * last.stride + 1
     edges = (
         w.pad_low,
-        reach - 1 + run // lhs.shape.dims[-1] - last.size - w.pad_low,
+        reach - 1 + run // lhs.dims[-1] - last.size - w.pad_low,
         0,
     )
     padded = build.pad(
         lhs,
-        build.full(0, lhs.shape.dtype),
-        [*[(0, 0, 0)] * (lhs.shape.rank - 2), edges, (0, 0, 0)],
+        build.full(0, lhs.dtype),
+        [*[(0, 0, 0)] * (lhs.rank - 2), edges, (0, 0, 0)],
     )
     return (
         padded,
@@ -381,7 +381,7 @@ def _turned_input(
     """Emit the grids of the input [remainders][channel][pixel]; the pointer to them. `layout`:
     elements before the first pixel, bytes and number of rows."""
     front, row_bytes, rows = layout
-    strides = row_major_strides(lhs.shape.dims)
+    strides = row_major_strides(lhs.dims)
     to = program.at(program.scratch(len(kinds) * rows * row_bytes))
     name = define(program, turn_rows, f"conv_turn_rows_{len(grid)}", len(grid))
     for number, kind in enumerate(kinds):
@@ -398,7 +398,7 @@ def _turned_input(
             number * rows * row_bytes,
             front,
         ]
-        numbers += [lhs.shape.dims[0], strides[0], steps_of[0]]
+        numbers += [lhs.dims[0], strides[0], steps_of[0]]
         for a, count, from_, step in zip(grid, counts, strides[1:], steps_of[1:]):
             numbers += [count, a.stride * from_, step]
         program.parallel(
@@ -416,10 +416,10 @@ def _turned_input(
 
 def _padded_gradient(program: Program, rhs: Instruction, grid: list[Axis], steps: int) -> str:
     """Emit Y on the grid, packed as tiles of B; the pointer to them."""
-    features = rhs.shape.dims[-1]
+    features = rhs.dims[-1]
     padded = build.pad(
         rhs,
-        build.full(0, rhs.shape.dtype),
+        build.full(0, rhs.dtype),
         [(0, 0, 0), *((0, a.room - a.count, 0) for a in grid), (0, 0, 0)],
     )
     cells = product(static_dims(padded)[:-1])

@@ -303,9 +303,9 @@ def emit_planar(program: Program, x: Instruction, kind: str, finish: Finish | No
     blocks = ceildiv(out_high, rows_each)
     flip_row, flip = (w.reversal and fixed(w.size) > 1 for w in (down, last))
     row_step, tap_step = -last.size if flip_row else last.size, -1 if flip else 1
-    features, planes = x.shape.dims[1], x.shape.dims[0] * x.shape.dims[1]
+    features, planes = x.dims[1], x.dims[0] * x.dims[1]
     numbers = dict(
-        planes_in=lhs.shape.dims[1],
+        planes_in=lhs.dims[1],
         planes_out=features,
         high=high,
         wide=wide,

@@ -510,14 +510,14 @@ class _RowTile:
 def is_direct(x: Instruction) -> bool:
     """Whether a convolution has the form that `emit_direct` takes: channels last, and elements of
     one type."""
-    return is_channels_last(x) and len({o.shape.dtype for o in (*x.operands, x)}) == 1
+    return is_channels_last(x) and len({o.dtype for o in (*x.operands, x)}) == 1
 
 
 def _group_size(x: Instruction, t: Tile) -> int:
     """The channels of a group when `micro_grouped` takes it: as many output features, and whole
     groups in a vector. Else 0."""
-    groups, channels = x["feature_group_count"], x.operands[0].shape.dims[-1]
-    if groups == 1 or x["batch_group_count"] > 1 or channels != x.shape.dims[-1]:
+    groups, channels = x["feature_group_count"], x.operands[0].dims[-1]
+    if groups == 1 or x["batch_group_count"] > 1 or channels != x.dims[-1]:
         return 0
     size = channels // groups
     return (
@@ -536,13 +536,13 @@ def emit_direct(program: Program, x: Instruction, kind: str, finish: Finish | No
     if size:
         feature_groups, t = 1, replace(t, vectors=1)
     groups = feature_groups * batch_groups
-    steps = row_major_strides(lhs.shape.dims)
+    steps = row_major_strides(lhs.dims)
     channels, features = (
-        size or lhs.shape.dims[-1] // feature_groups,
-        x.shape.dims[-1] // groups,
+        size or lhs.dims[-1] // feature_groups,
+        x.dims[-1] // groups,
     )
     taps = product(w.size for w in x["window"])
-    k, pixels = taps * channels, product(x.shape.dims[:-1])
+    k, pixels = taps * channels, product(x.dims[:-1])
     kernel = packing(program, x, t, groups, features, taps, channels)
     shape, runs, run, numbers = _geometry(x, channels, feature_groups == 1 and not size)
     heights = tile_heights(t, pixels)
@@ -566,11 +566,11 @@ def emit_direct(program: Program, x: Instruction, kind: str, finish: Finish | No
         epilogue=finish.epilogue if finish else None,
     )
     name = program.once(("conv_direct", form), lambda: task(form, program))
-    pixel = dim_max(run, lhs.shape.dims[-1]) if size or together > 1 else run
+    pixel = dim_max(run, lhs.dims[-1]) if size or together > 1 else run
     zeros = program.constant(bytes(usual(pixel, 4096) * t.itemsize))
-    x_group = channels if feature_groups > 1 else steps[0] * (lhs.shape.dims[0] // batch_groups)
+    x_group = channels if feature_groups > 1 else steps[0] * (lhs.dims[0] // batch_groups)
     b_group = ceildiv(features, t.lanes) * t.lanes * k
-    arguments = [features, k, runs, run, x.shape.dims[-1]]
+    arguments = [features, k, runs, run, x.dims[-1]]
     arguments += [cut.tiles_each, cut.blocks_m, cut.columns_each, cut.blocks_n]
     arguments += [x_group, b_group, features, groups, together, *numbers]
     sources = (
@@ -600,16 +600,14 @@ def _geometry(
     """(spatial dimensions, runs of channels that a window meets, their length, the arguments for
     `geometry`). Taps that are neighbours in memory are one run."""
     lhs, window = x.operands[0], x["window"]
-    steps, pixels = row_major_strides(lhs.shape.dims), product(x.shape.dims[:-1])
+    steps, pixels = row_major_strides(lhs.dims), product(x.dims[:-1])
     runs: Size = product(w.size for w in window)
     run = channels
     padded = any(w.pad_low or w.pad_high for w in window)
     if all(w.size == 1 and w.stride == 1 for w in window) and not padded:
         return 0, runs, run, [pixels, steps[-2]]
     numbers = [pixels, steps[0]]
-    for i, (w, n, out) in enumerate(
-        zip(window, lhs.shape.dims[1:-1], x.shape.dims[1:-1], strict=True)
-    ):
+    for i, (w, n, out) in enumerate(zip(window, lhs.dims[1:-1], x.dims[1:-1], strict=True)):
         count = w.size
         if (
             i == len(window) - 1

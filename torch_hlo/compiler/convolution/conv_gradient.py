@@ -341,9 +341,9 @@ def is_gradient(x: Instruction) -> bool:
         and x["dim_labels"] in labels
         and plain
         and x["feature_group_count"] == 1
-        and x.shape.kind == "f"
-        and isinstance(x.operands[0].shape.dims[-1], int)
-        and len({o.shape.dtype for o in (*x.operands, x)}) == 1
+        and x.kind == "f"
+        and isinstance(x.operands[0].dims[-1], int)
+        and len({o.dtype for o in (*x.operands, x)}) == 1
     )
 
 
@@ -353,9 +353,7 @@ def emit_gradient(program: Program, x: Instruction, kind: str) -> None:
     window, spatial, groups = x["window"], len(x["window"]), x["batch_group_count"]
     t = register_tile(kind, program.target.vector_bytes)
     turned = x["dim_labels"].endswith(f"fb{''.join(map(str, range(spatial)))}")
-    *taps, channels, o = (
-        (*x.shape.dims[2:], x.shape.dims[1], x.shape.dims[0]) if turned else x.shape.dims
-    )
+    *taps, channels, o = (*x.dims[2:], x.dims[1], x.dims[0]) if turned else x.dims
     depthwise = groups > 1 and channels == 1 and o == groups and t.is_float
     if depthwise:
         groups, t = 1, replace(t, vectors=4)
@@ -364,7 +362,7 @@ def emit_gradient(program: Program, x: Instruction, kind: str) -> None:
     if groups > 1 and isinstance(n, int) and n <= t.lanes:
         t = replace(t, rows=2 * t.rows, vectors=1)
     m, numbers = _geometry(x, taps, channels, groups == 1 and not depthwise)
-    weights = product(x.shape.dims)
+    weights = product(x.dims)
     splits, rows_each, block = _rows_of_items(x, t, o, weights)
     heights = (0,) if depthwise else blocking.tile_heights(t, m)
     cut = _cut(t, 1 if depthwise else ceildiv(m, heights[0]), n, splits * groups)
@@ -375,8 +373,8 @@ def emit_gradient(program: Program, x: Instruction, kind: str) -> None:
     if splits > 1 or turned:
         to = program.at(program.scratch(weights * splits * t.itemsize))
     steps, rows = (
-        row_major_strides(lhs.shape.dims),
-        lhs.shape.dims[0] * product(w.size for w in window[:-1]),
+        row_major_strides(lhs.dims),
+        lhs.dims[0] * product(w.size for w in window[:-1]),
     )
     arguments = [
         rows,
@@ -387,7 +385,7 @@ def emit_gradient(program: Program, x: Instruction, kind: str) -> None:
         o,
         m * o,
         steps[0],
-        lhs.shape.dims[-1] * window[-1].window_dilation,
+        lhs.dims[-1] * window[-1].window_dilation,
         o,
         weights,
         cut.tiles_each,
@@ -415,9 +413,9 @@ def _geometry(
     """(rows of C per tap, the arguments for `geometry`). With `joins`, taps that are neighbours in
     memory are one with more rows."""
     lhs, window, m = x.operands[0], x["window"], channels
-    steps = row_major_strides(lhs.shape.dims)
+    steps = row_major_strides(lhs.dims)
     numbers: list[Size] = []
-    for i, (w, size, count) in enumerate(zip(window, lhs.shape.dims[1:-1], taps, strict=True)):
+    for i, (w, size, count) in enumerate(zip(window, lhs.dims[1:-1], taps, strict=True)):
         if (
             i == len(window) - 1
             and joins
@@ -443,8 +441,8 @@ def _geometry(
 def _rows_of_items(x: Instruction, t: Tile, features: Size, weights: Size) -> tuple[int, Size, int]:
     """(pieces that the rows of the input are split into, rows of a piece, rows that stay in L2)."""
     lhs, window = x.operands[0], x["window"]
-    rows = lhs.shape.dims[0] * product(w.size for w in window[:-1])
-    channels = usual(lhs.shape.dims[-1], 64) * window[-1].window_dilation
+    rows = lhs.dims[0] * product(w.size for w in window[:-1])
+    channels = usual(lhs.dims[-1], 64) * window[-1].window_dilation
     row_bytes = usual(window[-1].size, 32) * (channels + usual(features, 64)) * t.itemsize
     block = max(1, GRADIENT_BLOCK_BYTES // row_bytes)
     if not isinstance(rows, int):

@@ -38,7 +38,7 @@ def contracts_pixels(x: Instruction) -> bool:
         return False
     taps, places = (
         product(w.size for w in x["window"]),
-        product(x.shape.dims[out.index(str(i))] for i in range(len(x["window"]))),
+        product(x.dims[out.index(str(i))] for i in range(len(x["window"]))),
     )
     return not isinstance(taps, Dim) and not isinstance(places, Dim) and taps >= places
 
@@ -64,7 +64,7 @@ def relabeled(x: Instruction, want: tuple[str, str, str]) -> Instruction:
         for o, a, b in zip(x.operands, have, want)
     ]
     attrs = dict(x.attrs) | {"dim_labels": f"{want[0]}_{want[1]}->{want[2]}"}
-    dims = tuple(x.shape.dims[have[2].index(c)] for c in want[2])
+    dims = tuple(x.dims[have[2].index(c)] for c in want[2])
     inner = instr("convolution", tuple(operands), x.shape.with_dims(dims), **attrs)
     return inner if have[2] == want[2] else h.transpose(inner, [want[2].index(c) for c in have[2]])
 
@@ -74,10 +74,10 @@ def channels_last(out: Instruction) -> Instruction | None:
     filters of a few planes"""
     if (
         not out["window"]
-        or out.shape.size == 0
+        or out.size == 0
         or sides(out) == (want := preferred(out))
         or is_planar(out)
-        and out.operands[0].shape.dims[1] == fixed(out.shape.dims[1]) < FEW_CHANNELS
+        and out.operands[0].dims[1] == fixed(out.dims[1]) < FEW_CHANNELS
     ):
         return None
     return relabeled(out, want)
@@ -94,40 +94,40 @@ def pointwise_product(out: Instruction) -> Instruction | None:
         return None
     (x, k), (_, rhs, _) = out.operands, sides(out)
     pads = any((w.pad_low, w.pad_high) != (0, 0) or w.base_dilation != 1 for w in out["window"])
-    channels = x.shape.dims[-1]
+    channels = x.dims[-1]
     if contracts_pixels(out):
         if (
             pads
             or any(w.window_dilation != 1 for w in out["window"])
-            or any(w.output_size(n) != 1 for w, n in zip(out["window"], x.shape.dims[1:]))
+            or any(w.output_size(n) != 1 for w, n in zip(out["window"], x.dims[1:]))
         ):
             return None
-        pixels = product(x.shape.dims[:-1])
+        pixels = product(x.dims[:-1])
         pair = (
             h.reshape(x, (pixels, channels)),
-            h.reshape(k, (pixels, k.shape.dims[-1])),
+            h.reshape(k, (pixels, k.dims[-1])),
         )
         return h.reshape(
             h.dot(
                 *((pair[1], pair[0]) if sides(out)[2][0] == "f" else pair),
                 (0,),
                 (0,),
-                dtype=out.shape.dtype,
+                dtype=out.dtype,
             ),
-            out.shape.dims,
+            out.dims,
         )
     if pads or any(w.size != 1 or w.stride != 1 for w in out["window"]):
         return None
     o, i = rhs.index("o"), rhs.index("i")
-    flat = h.reshape(k, [k.shape.dims[d] for d in sorted((o, i))])
+    flat = h.reshape(k, [k.dims[d] for d in sorted((o, i))])
     found = h.dot(
-        h.reshape(x, (product(x.shape.dims[:-1]), channels)),
+        h.reshape(x, (product(x.dims[:-1]), channels)),
         flat,
         (1,),
         (int(i > o),),
-        dtype=out.shape.dtype,
+        dtype=out.dtype,
     )
-    return h.reshape(found, out.shape.dims)
+    return h.reshape(found, out.dims)
 
 
 def for_matrix_units(dtypes: frozenset[str]) -> Pass:
@@ -195,7 +195,7 @@ class _MatrixUnits:
         if (
             not more
             or not any(more.values())
-            or out.shape.size == 0
+            or out.size == 0
             or all(w.size == 1 for w in out["window"])
         ):
             return None
@@ -209,20 +209,20 @@ class _MatrixUnits:
         operands = []
         for x, side, by in zip(out.operands, labels, grown):
             edges = [(0, by.get(label, 0), 0) for label in side]
-            operands.append(h.pad(x, h.full(0, x.shape.dtype, ()), edges))
-        dims = tuple(n + grown[2].get(label, 0) for n, label in zip(out.shape.dims, labels[2]))
+            operands.append(h.pad(x, h.full(0, x.dtype, ()), edges))
+        dims = tuple(n + grown[2].get(label, 0) for n, label in zip(out.dims, labels[2]))
         wide = instr(
             "convolution",
             tuple(operands),
             out.shape.with_dims(dims),
             **dict(out.attrs),
         )
-        return h.slice_(wide, (0,) * out.shape.rank, out.shape.dims) if gradient else wide
+        return h.slice_(wide, (0,) * out.rank, out.dims) if gradient else wide
 
     def features_last(self, out: Instruction) -> Instruction | None:
         """convolution -> transpose(convolution(transpose, transpose)) with features last"""
         more = self.missing(out)
-        if out.shape.size == 0 or more is None or any(more.values()):
+        if out.size == 0 or more is None or any(more.values()):
             return None
         wanted = self.wanted(out)
         return relabeled(out, wanted) if sides(out) != wanted else None
@@ -235,7 +235,7 @@ def patches_product(out: Instruction) -> Instruction | None:
     x, k = out.operands
     window, digits = out["window"], digits_of(out)
     at = [lhs.index(d) for d in digits]
-    channels = x.shape.dims[lhs.index("f")]
+    channels = x.dims[lhs.index("f")]
     plain = all(
         w.stride == w.size
         and not (w.pad_low or w.pad_high or w.reversal)
@@ -253,7 +253,7 @@ def patches_product(out: Instruction) -> Instruction | None:
     if (
         fixed(channels) >= FEW_CHANNELS
         or all(w.size == 1 for w in window)
-        or any(x.shape.dims[d] % w.size for d, w in zip(at, window))
+        or any(x.dims[d] % w.size for d, w in zip(at, window))
     ):
         return None
     dims: list[int] = []
@@ -270,7 +270,7 @@ def patches_product(out: Instruction) -> Instruction | None:
         *(place[d][1] for d in digits),
     ]
     outs = [dims[place[d][0]] for d in digits]
-    depth, features = product(k.shape.dims[1:]), k.shape.dims[0]
+    depth, features = product(k.dims[1:]), k.dims[0]
     patches = h.reshape(
         h.transpose(h.reshape(x, dims), order),
         (dims[place["b"][0]] * product(outs), depth),
@@ -281,7 +281,7 @@ def patches_product(out: Instruction) -> Instruction | None:
             h.reshape(k, (features, depth)),
             (1,),
             (1,),
-            dtype=out.shape.dtype,
+            dtype=out.dtype,
         ),
         (dims[place["b"][0]], *outs, features),
     )
@@ -291,8 +291,8 @@ def patches_product(out: Instruction) -> Instruction | None:
 def _products(pixels: Instruction, kernel: Instruction, dtype: str) -> Instruction:
     """[pixels, taps, groups, features] from [pixels, groups, depth] and [depth, taps, groups,
     features], summed over depth."""
-    depth, *rest = kernel.shape.dims
-    dims = (pixels.shape.dims[0], *rest)
+    depth, *rest = kernel.dims
+    dims = (pixels.dims[0], *rest)
     if dims[2] == 1 or fixed(depth) > FEW_TERMS:
         return h.transpose(h.dot(pixels, kernel, (2,), (0,), (1,), (2,), dtype=dtype), (1, 2, 0, 3))
     wide = "f32" if dtype in ("bf16", "f16") else dtype
@@ -323,10 +323,10 @@ def spread_product(out: Instruction) -> Instruction | None:
     if (
         out["batch_group_count"] > 1
         or not digits
-        or not all(o.shape.is_static and o.shape.size for o in (x, k, out))
+        or not all(o.shape.is_static and o.size for o in (x, k, out))
     ):
         return None
-    sizes = [x.shape.dims[lhs.index(d)] for d in digits]
+    sizes = [x.dims[lhs.index(d)] for d in digits]
     if all(w.size == 1 for w in window) or any(
         w.stride != 1 or w.window_dilation != 1 or w.size > w.base_dilation and n != 1
         for w, n in zip(window, sizes)
@@ -338,8 +338,7 @@ def spread_product(out: Instruction) -> Instruction | None:
         [rhs.index(c) for c in f"i{digits}o"],
     )
     batch, features, depth = (
-        o.shape.dims[labels.index(c)]
-        for o, labels, c in ((x, lhs, "b"), (out, to, "f"), (x, lhs, "f"))
+        o.dims[labels.index(c)] for o, labels, c in ((x, lhs, "b"), (out, to, "f"), (x, lhs, "f"))
     )
     taps, groups = [w.size for w in window], out["feature_group_count"]
     pixels = h.reshape(
@@ -347,11 +346,11 @@ def spread_product(out: Instruction) -> Instruction | None:
         (batch * product(sizes), groups, depth // groups),
     )
     kernel = h.reshape(kernel, (depth // groups, product(taps), groups, features // groups))
-    pieces = _products(pixels, kernel, out.shape.dtype)
+    pieces = _products(pixels, kernel, out.dtype)
     n = len(digits)
     apart = h.reshape(pieces, (batch, *sizes, *taps, features))
     order = [0, *(at for i in range(n) for at in (1 + i, 1 + n + i)), 1 + 2 * n]
-    zero = h.full(0, out.shape.dtype, ())
+    zero = h.full(0, out.dtype, ())
     steps = [t if size == 1 else w.base_dilation for w, t, size in zip(window, taps, sizes)]
     holes = [
         (0, 0, 0),
@@ -362,10 +361,10 @@ def spread_product(out: Instruction) -> Instruction | None:
         h.pad(h.transpose(apart, order), zero, holes),
         (batch, *(size * step for size, step in zip(sizes, steps)), features),
     )
-    wanted = [out.shape.dims[to.index(d)] for d in digits]
+    wanted = [out.dims[to.index(d)] for d in digits]
     edges = [
         (w.pad_low - t + 1, count - have - (w.pad_low - t + 1), 0)
-        for w, t, count, have in zip(window, taps, wanted, joined.shape.dims[1:-1])
+        for w, t, count, have in zip(window, taps, wanted, joined.dims[1:-1])
     ]
     return h.transpose(
         h.pad(joined, zero, [(0, 0, 0), *edges, (0, 0, 0)]),
@@ -376,7 +375,7 @@ def spread_product(out: Instruction) -> Instruction | None:
 def _flat(x: Instruction, window: tuple[WindowDim, ...], labels: str) -> int | None:
     """The first spatial dimension in which an image has one element and the window several."""
     for i, w in enumerate(window):
-        one = x.shape.dims[labels.index(str(i))] == 1
+        one = x.dims[labels.index(str(i))] == 1
         if one and fixed(w.size) > 1 and w.stride == w.window_dilation == 1:
             return i
     return None
@@ -393,13 +392,13 @@ def taps_as_features(out: Instruction) -> Instruction | None:
     if (
         out["batch_group_count"] > 1
         or contracts_pixels(out)
-        or not all(o.shape.is_static and o.shape.size for o in (x, k, out))
+        or not all(o.shape.is_static and o.size for o in (x, k, out))
     ):
         return None
     d = _flat(x, window, lhs)
     if d is None:
         return None
-    w, count, at = window[d], out.shape.dims[to.index(str(d))], rhs.index(str(d))
+    w, count, at = window[d], out.dims[to.index(str(d))], rhs.index(str(d))
     # which tap, from the last one, the first row of the result meets
     first = w.size - 1 - w.pad_low
     low, high = max(first, 0), min(first + count, w.size)
@@ -409,32 +408,30 @@ def taps_as_features(out: Instruction) -> Instruction | None:
     kernel = k if w.reversal else h.reverse(k, [at])
     kernel = h.slice_(
         kernel,
-        [low if i == at else 0 for i in range(k.shape.rank)],
-        [high if i == at else n for i, n in enumerate(k.shape.dims)],
+        [low if i == at else 0 for i in range(k.rank)],
+        [high if i == at else n for i, n in enumerate(k.dims)],
     )
     others = [c for c in rhs if c not in ("o", str(d))]
     kernel = h.transpose(kernel, [rhs.index("o"), at, *(rhs.index(c) for c in others)])
-    kernel = h.reshape(kernel, (kernel.shape.dims[0] * taps, *kernel.shape.dims[2:], 1))
+    kernel = h.reshape(kernel, (kernel.dims[0] * taps, *kernel.dims[2:], 1))
     plain = f"b{digits}f"
     attrs = dict(out.attrs) | {
         "window": (*window[:d], WindowDim(1), *window[d + 1 :]),
         "dim_labels": f"{lhs}_o{''.join(others)}{d}->{plain}",
     }
     rows = instr("convolution", (x, kernel), **attrs)
-    rows = instr("convolution", rows.operands, rows.shape.with_dtype(out.shape.dtype), **attrs)
+    rows = instr("convolution", rows.operands, rows.shape.with_dtype(out.dtype), **attrs)
     dims = [
-        *rows.shape.dims[: 1 + d],
-        *rows.shape.dims[2 + d : -1],
-        rows.shape.dims[-1] // taps,
+        *rows.dims[: 1 + d],
+        *rows.dims[2 + d : -1],
+        rows.dims[-1] // taps,
         taps,
     ]
     last = len(dims) - 1
     found = h.transpose(h.reshape(rows, dims), [*range(1 + d), last, *range(1 + d, last)])
-    edges = [
-        (edge, count - taps - edge, 0) if i == 1 + d else (0, 0, 0) for i in range(found.shape.rank)
-    ]
+    edges = [(edge, count - taps - edge, 0) if i == 1 + d else (0, 0, 0) for i in range(found.rank)]
     return h.transpose(
-        h.pad(found, h.full(0, out.shape.dtype, ()), edges),
+        h.pad(found, h.full(0, out.dtype, ()), edges),
         [plain.index(c) for c in to],
     )
 
@@ -453,17 +450,15 @@ def padded_rows(out: Instruction) -> Instruction | None:
         return None
     last = window[-1]
     taps = (
-        out.shape.dims[sides(out)[2].index(str(len(window) - 1))]
-        if contracts_pixels(out)
-        else last.size
+        out.dims[sides(out)[2].index(str(len(window) - 1))] if contracts_pixels(out) else last.size
     )
     # elements of a run for which padding pays
-    least = 2 if contracts_pixels(out) or x.shape.dims[-1] == 1 else FEW_CHANNELS
+    least = 2 if contracts_pixels(out) or x.dims[-1] == 1 else FEW_CHANNELS
     if (
         not last.size
-        or fixed(x.shape.dims[-1]) >= FEW_CHANNELS
+        or fixed(x.dims[-1]) >= FEW_CHANNELS
         or taps == 1
-        or fixed(taps) * fixed(x.shape.dims[-1]) < least
+        or fixed(taps) * fixed(x.dims[-1]) < least
     ):
         return None
     if max(last.pad_low, last.pad_high) <= 0 or min(last.pad_low, last.pad_high) < 0:
@@ -475,7 +470,7 @@ def padded_rows(out: Instruction) -> Instruction | None:
         return None
     wide = h.pad(
         x,
-        h.full(0, x.shape.dtype, ()),
+        h.full(0, x.dtype, ()),
         [(last.pad_low, last.pad_high, 0) if c == str(len(window) - 1) else (0, 0, 0) for c in lhs],
     )
     attrs = dict(out.attrs) | {"window": (*window[:-1], replace(last, pad_low=0, pad_high=0))}
@@ -488,15 +483,15 @@ def window_channels_last(out: Instruction) -> Instruction | None:
     window = out["window"]
     if out.shape.is_tuple:
         return None
-    whole = [d for d, w in enumerate(window) if w.is_trivial and out.shape.dims[d] != 1]
-    if not whole or out.shape.size == 0 or window[-1].is_trivial or not wants_channels_last(out):
+    whole = [d for d, w in enumerate(window) if w.is_trivial and out.dims[d] != 1]
+    if not whole or out.size == 0 or window[-1].is_trivial or not wants_channels_last(out):
         return None
-    order = [*(d for d in range(out.shape.rank) if d != whole[-1]), whole[-1]]
-    operands = [h.transpose(o, order) if o.shape.rank else o for o in out.operands]
+    order = [*(d for d in range(out.rank) if d != whole[-1]), whole[-1]]
+    operands = [h.transpose(o, order) if o.rank else o for o in out.operands]
     attrs = dict(out.attrs) | {"window": tuple(window[d] for d in order)}
     return h.transpose(
         instr(out.op, tuple(operands), **attrs),
-        [order.index(d) for d in range(out.shape.rank)],
+        [order.index(d) for d in range(out.rank)],
     )
 
 

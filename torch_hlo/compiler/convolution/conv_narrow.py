@@ -37,13 +37,13 @@ def _is_narrow(out: Instruction) -> bool:
     """Whether a convolution has its channels last, and few features (of each group of images)."""
     digits = digits_of(out)
     lhs, _, to = sides(out)
-    known = all(o.shape.is_static and o.shape.size for o in (*out.operands, out))
+    known = all(o.shape.is_static and o.size for o in (*out.operands, out))
     return (
         digits != ""
         and lhs == to == f"b{digits}f"
         and out["feature_group_count"] == 1
         and known
-        and 2 * out.shape.dims[-1] <= LANES * out["batch_group_count"]
+        and 2 * out.dims[-1] <= LANES * out["batch_group_count"]
         and not contracts_pixels(out)
         and all(w.window_dilation == 1 for w in out["window"])
     )
@@ -68,7 +68,7 @@ def _with(out: Instruction, kernel: Instruction, window: tuple[WindowDim, ...]) 
     return instr(
         "convolution",
         made.operands,
-        made.shape.with_dtype(out.shape.dtype),
+        made.shape.with_dtype(out.dtype),
         **dict(made.attrs),
     )
 
@@ -94,7 +94,7 @@ def runs_of_pixels(out: Instruction) -> Instruction | None:
     *rows, last = out["window"]
     if last.size <= last.stride or any(w.base_dilation != 1 for w in out["window"]):
         return None
-    groups, dims = out["batch_group_count"], out.shape.dims
+    groups, dims = out["batch_group_count"], out.dims
     wide, features = fixed(dims[-2]), fixed(dims[-1]) // groups
     run = _run(wide, features, last)
     if run == 1:
@@ -126,18 +126,15 @@ def _moved_kernels(out: Instruction, run: int, features: int) -> Instruction:
     kernel, labels = _plain(out)
     at, to = labels.index(str(len(out["window"]) - 1)), labels.index("o")
     stride, groups = out["window"][-1].stride, out["batch_group_count"]
-    zero = h.full(0, kernel.shape.dtype, ())
+    zero = h.full(0, kernel.dtype, ())
     moved = []
     for i in range(run):
-        edges = [(0, 0, 0)] * kernel.shape.rank
+        edges = [(0, 0, 0)] * kernel.rank
         edges[at] = (i * stride, (run - 1 - i) * stride, 0)
         moved.append(h.pad(kernel, zero, edges))
-    apart = [
-        h.reshape(m, (*m.shape.dims[:to], groups, 1, features, *m.shape.dims[to + 1 :]))
-        for m in moved
-    ]
+    apart = [h.reshape(m, (*m.dims[:to], groups, 1, features, *m.dims[to + 1 :])) for m in moved]
     joined = h.concatenate(apart, to + 1)
-    before, after = joined.shape.dims[:to], joined.shape.dims[to + 3 :]
+    before, after = joined.dims[:to], joined.dims[to + 3 :]
     return h.reshape(joined, (*before, groups * run * features, *after))
 
 
@@ -152,32 +149,32 @@ def images_of_channels(out: Instruction) -> Instruction | None:
         or out["batch_group_count"] > 1
         or not digits
         or not lhs == to == f"b{digits}f"
-        or not all(o.shape.is_static and o.shape.size for o in (x, out))
+        or not all(o.shape.is_static and o.size for o in (x, out))
     ):
         return None
     if (
-        x.shape.dims[-1] != groups
+        x.dims[-1] != groups
         or any(w.base_dilation != 1 or w.window_dilation != 1 for w in out["window"])
-        or 2 * fixed(out.shape.dims[-1]) > LANES
+        or 2 * fixed(out.dims[-1]) > LANES
     ):
         return None
-    last, features = out["window"][-1], out.shape.dims[-1] // groups
-    run = _run(fixed(out.shape.dims[-2]), fixed(features), last)
+    last, features = out["window"][-1], out.dims[-1] // groups
+    run = _run(fixed(out.dims[-2]), fixed(features), last)
     if (
         last.size <= last.stride
         or groups * (last.size + (run - 1) * last.stride) > PER_TAP * run * last.size
     ):
         return None
-    rank = x.shape.rank
+    rank = x.rank
     images = h.reshape(
         h.transpose(x, [rank - 1, *range(rank - 1)]),
-        (groups * x.shape.dims[0], *x.shape.dims[1:-1], 1),
+        (groups * x.dims[0], *x.dims[1:-1], 1),
     )
     low, high = max(last.pad_low, 0), max(last.pad_high, 0)
     # taps of a row are a run
     images = h.pad(
         images,
-        h.full(0, x.shape.dtype, ()),
+        h.full(0, x.dtype, ()),
         [(low, high, 0) if d == rank - 2 else (0, 0, 0) for d in range(rank)],
     )
     window = (
@@ -206,34 +203,34 @@ def remainders(out: Instruction) -> Instruction | None:
         not _is_narrow(out)
         or out["batch_group_count"] > 1
         or product(steps) == 1
-        or fixed(out.shape.dims[-1]) * fixed(product(steps)) > LANES
+        or fixed(out.dims[-1]) * fixed(product(steps)) > LANES
         or any(w.stride != 1 or w.size < w.base_dilation for w in window)
     ):
         return None
     kernel, labels = _plain(out)
-    sizes = out.operands[0].shape.dims[1:-1]
+    sizes = out.operands[0].dims[1:-1]
     phases = [_phases(w) for w in window]
     lows = [max(low for _, _, low in each) for each in phases]
     spans = [
         low + max(taps - before for _, taps, before in each) for low, each in zip(lows, phases)
     ]
-    counts = [-(-n // step) for n, step in zip(out.shape.dims[1:-1], steps)]
+    counts = [-(-n // step) for n, step in zip(out.dims[1:-1], steps)]
     pieces = []
     for chosen in itertools.product(*phases):
-        starts, strides = [0] * kernel.shape.rank, [1] * kernel.shape.rank
-        edges = [(0, 0, 0)] * kernel.shape.rank
+        starts, strides = [0] * kernel.rank, [1] * kernel.rank
+        edges = [(0, 0, 0)] * kernel.rank
         for i, (first, taps, before) in enumerate(chosen):
             d = labels.index(str(i))
             starts[d], strides[d] = first, steps[i]
             edges[d] = (lows[i] - before, spans[i] - taps - (lows[i] - before), 0)
-        piece = h.slice_(kernel, starts, kernel.shape.dims, strides)
-        pieces.append(h.pad(piece, h.full(0, kernel.shape.dtype, ()), edges))
+        piece = h.slice_(kernel, starts, kernel.dims, strides)
+        pieces.append(h.pad(piece, h.full(0, kernel.dtype, ()), edges))
     dense = tuple(
         WindowDim(span, 1, low, count - n - low + span - 1)
         for span, low, count, n in zip(spans, lows, counts, sizes)
     )
     found = _with(out, h.concatenate(pieces, labels.index("o")), dense)
-    batch, features, n = out.shape.dims[0], out.shape.dims[-1], len(window)
+    batch, features, n = out.dims[0], out.dims[-1], len(window)
     apart = h.transpose(
         h.reshape(found, (batch, *counts, *steps, features)),
         [0, *(d for i in range(n) for d in (1 + i, 1 + n + i)), 1 + 2 * n],
@@ -242,7 +239,7 @@ def remainders(out: Instruction) -> Instruction | None:
         apart,
         (batch, *(count * step for count, step in zip(counts, steps)), features),
     )
-    return h.slice_(joined, (0,) * out.shape.rank, out.shape.dims)
+    return h.slice_(joined, (0,) * out.rank, out.dims)
 
 
 def _phases(w: WindowDim) -> list[tuple[int, int, int]]:

@@ -40,7 +40,7 @@ def usual(size: Size, otherwise: int) -> int:
 
 def static_dims(x: Instruction) -> tuple[int, ...]:
     """The dimensions of an instruction that has no symbolic ones."""
-    return tuple(fixed(d) for d in x.shape.dims)
+    return tuple(fixed(d) for d in x.dims)
 
 
 @overload
@@ -212,7 +212,7 @@ def packing(
     """How the kernel of a convolution is packed."""
     rhs, window = x.operands[1], x["window"]
     label = x["dim_labels"].split("_")[1].split("->")[0]
-    strides = dict(zip(label, row_major_strides(rhs.shape.dims), strict=True))
+    strides = dict(zip(label, row_major_strides(rhs.dims), strict=True))
     o_step, c_step = strides["o"], strides["i"]
     tap_steps = [strides[str(i)] for i in range(len(window))]
     mirrored = [w.reversal and w.size != 1 for w in window]
@@ -229,7 +229,7 @@ def packing(
             )
     table = _table(program, [w.size for w in window], tap_steps, start)
     lanes = ceildiv(features, t.lanes)
-    source = SOURCES[rhs.shape.dtype, t.kind]
+    source = SOURCES[rhs.dtype, t.kind]
 
     def write() -> str:
         f, inner = pack_kernel(f"conv_pack_{form}_{t.suffix}", t, source, form)

@@ -45,17 +45,17 @@ def _only_turned(
 
         def turned(y: Instruction) -> bool:
             if y.op == "transpose":
-                rank = y.shape.rank
+                rank = y.rank
                 return y["dimensions"] in (
                     _to_first(rank),
                     (rank - 1, *range(rank - 1)),
                 )
             alike = (
                 y.op in _POINTWISE
-                and y.shape.dims == x.shape.dims
+                and y.dims == x.dims
                 or y.op == "reshape"
-                and x.shape.rank == 2
-                and y.shape.dims[-1] == x.shape.dims[-1]
+                and x.rank == 2
+                and y.dims[-1] == x.dims[-1]
             )
             return alike and _only_turned(y, reads, done)
 
@@ -70,17 +70,17 @@ def filtered_planes(x: Instruction) -> Instruction | None:
     digits = lhs[1:-1]
     if (
         turned.op != "transpose"
-        or turned["dimensions"] != _to_last(turned.shape.rank)
+        or turned["dimensions"] != _to_last(turned.rank)
         or lhs != out
         or lhs != f"b{digits}f"
         or not digits
     ):
         return None
     oihw = h.transpose(kernel, [rhs.index(c) for c in f"oi{digits}"])
-    dims = tuple(x.shape.dims[d] for d in _to_first(x.shape.rank))
+    dims = tuple(x.dims[d] for d in _to_first(x.rank))
     attrs = dict(x.attrs) | {"dim_labels": f"bf{digits}_oi{digits}->bf{digits}"}
     found = instr("convolution", (turned.operands[0], oihw), x.shape.with_dims(dims), **attrs)
-    return h.transpose(found, _to_last(x.shape.rank)) if is_planar(found) else None
+    return h.transpose(found, _to_last(x.rank)) if is_planar(found) else None
 
 
 def product_of_images(x: Instruction) -> Instruction | None:
@@ -90,29 +90,29 @@ def product_of_images(x: Instruction) -> Instruction | None:
     pixels, w = x.operands
     if (
         x["lhs_batch_dims"]
-        or x.shape.rank != 2
-        or w.shape.rank != 2
+        or x.rank != 2
+        or w.rank != 2
         or not x.shape.is_static
-        or x.shape.kind != "f"
+        or x.kind != "f"
         or not plain(x)
     ):
         return None
     (a,), (b,) = x["lhs_contracting_dims"], x["rhs_contracting_dims"]
     if a == 0:
-        return h.transpose(h.dot(w, pixels, (b,), (0,), dtype=x.shape.dtype), (1, 0))
+        return h.transpose(h.dot(w, pixels, (b,), (0,), dtype=x.dtype), (1, 0))
     image = pixels.operands[0] if pixels.op == "reshape" else pixels
     if (
         image.op != "transpose"
-        or image["dimensions"] != _to_last(image.shape.rank)
-        or image.shape.rank < 3
-        or pixels.shape.dims[1] != image.shape.dims[-1]
+        or image["dimensions"] != _to_last(image.rank)
+        or image.rank < 3
+        or pixels.dims[1] != image.dims[-1]
     ):
         return None
     (features, channels), count = (
-        (w.shape.dims[1 - b], w.shape.dims[b]),
-        image.shape.dims[0],
+        (w.dims[1 - b], w.dims[b]),
+        image.dims[0],
     )
-    each = x.shape.dims[0] // count
+    each = x.dims[0] // count
     if COPIED * features * channels > (features + channels) * each:
         return None
     rows = h.broadcast(w if b == 1 else h.transpose(w, (1, 0)), (count, features, channels), (1, 2))
@@ -123,9 +123,9 @@ def product_of_images(x: Instruction) -> Instruction | None:
         (1,),
         (0,),
         (0,),
-        dtype=x.shape.dtype,
+        dtype=x.dtype,
     )
-    return h.reshape(h.transpose(found, (0, 2, 1)), x.shape.dims)
+    return h.reshape(h.transpose(found, (0, 2, 1)), x.dims)
 
 
 RULES = {"convolution": filtered_planes, "dot": product_of_images}

@@ -469,7 +469,7 @@ def applies(x: Instruction) -> bool:
     """Whether element type and sizes allow minimal filtering."""
     return (
         bool(config.get("WINOGRAD"))
-        and x.shape.dtype == "f32"
+        and x.dtype == "f32"
         and x.shape.is_static
         and all(o.shape.is_static for o in x.operands)
     )
@@ -488,7 +488,7 @@ def is_winograd(x: Instruction) -> bool:
     tiles = _tiles(x, F23)[2]
     weights = channels * features
     direct = product(static_dims(x)[:-1]) * 9 * weights * CONV_MULTIPLY_NS
-    far = weights * 16 * x.shape.itemsize > WINOGRAD_FAR_BYTES
+    far = weights * 16 * x.itemsize > WINOGRAD_FAR_BYTES
     return (
         weights * (tiles * (16 * WINOGRAD_MULTIPLY_NS + far * WINOGRAD_FAR_NS) + WINOGRAD_KERNEL_NS)
         + tiles * 16 * (channels + features) * WINOGRAD_TILE_NS
@@ -526,7 +526,7 @@ def emit_winograd(
         ("conv_winograd", t, s, height, odd, epilogue),
         lambda: task(label, t, s, height, odd, epilogue, program),
     )
-    steps = row_major_strides(lhs.shape.dims)
+    steps = row_major_strides(lhs.dims)
     numbers: list[Size] = [
         tiles,
         tiles_each,
@@ -537,11 +537,11 @@ def emit_winograd(
         blocks_n,
         features,
     ]
-    numbers += [*x.shape.dims[1:-1], tiles_high, tiles_wide, tiles, steps[0]]
+    numbers += [*x.dims[1:-1], tiles_high, tiles_wide, tiles, steps[0]]
     for i, (w, out) in enumerate(zip(x["window"], (tiles_high, tiles_wide), strict=True)):
         numbers += [
             out,
-            lhs.shape.dims[1 + i],
+            lhs.dims[1 + i],
             s.outputs,
             w.pad_low,
             s.inputs,

@@ -281,7 +281,7 @@ def is_winograd_gradient(x: Instruction) -> bool:
     way; in ns on one core."""
     if not is_gradient(x) or not applies(x) or x["batch_group_count"] != 1 or len(x["window"]) != 2:
         return False
-    taps = x.shape.dims[2:] if x["dim_labels"].endswith("fb01") else x.shape.dims[:2]
+    taps = x.dims[2:] if x["dim_labels"].endswith("fb01") else x.dims[:2]
     if taps != (F23.taps,) * 2 or any(w.stride != 1 or w.window_dilation != 1 for w in x["window"]):
         return False
     channels, features = (static_dims(o)[-1] for o in x.operands)
@@ -327,10 +327,10 @@ def emit_winograd_gradient(program: Program, x: Instruction, kind: str) -> None:
         (lhs, s.outputs, s.inputs, [w.pad_low for w in x["window"]]),
         (rhs, s.outputs, s.outputs, (0, 0)),
     ):
-        steps = row_major_strides(o.shape.dims)
+        steps = row_major_strides(o.dims)
         numbers += [tiles, steps[0]]
         for i, (out, pad) in enumerate(zip((tiles_high, tiles_wide), pads, strict=True)):
-            numbers += [out, o.shape.dims[1 + i], stride, pad, taps, 1, steps[1 + i]]
+            numbers += [out, o.dims[1 + i], stride, pad, taps, 1, steps[1 + i]]
     turned = x["dim_labels"].endswith("fb01")
     weights = channels * features * s.taps**2
     target = program.pointer(x)

@@ -79,10 +79,10 @@ KERNELS = (
 
 
 def convolution(program: Program, x: Instruction) -> None:
-    if x.shape.size == 0:
+    if x.size == 0:
         return
-    if any(o.shape.size == 0 for o in x.operands):
-        return emit_tree(program, build.full(0, x.shape.dtype, x.shape.dims), (), x)
+    if any(o.size == 0 for o in x.operands):
+        return emit_tree(program, build.full(0, x.dtype, x.dims), (), x)
     if is_amx(program, x):
         params = parameters_of(o.shape for o in x.operands)
         return emit_output(
@@ -99,15 +99,12 @@ def convolution(program: Program, x: Instruction) -> None:
     if (
         _has_phases(x)
         and program.target.has("amx-bf16")
-        and all(o.shape.dtype == "bf16" for o in x.operands)
+        and all(o.dtype == "bf16" for o in x.operands)
     ):
         return _emit_phases(program, x)  # while they are bf16
     rewritten = with_kernel_types(x)
-    if rewritten is None and any(o.shape.dtype != x.shape.dtype for o in x.operands):
-        operands = tuple(
-            o if o.shape.dtype == x.shape.dtype else build.convert(o, x.shape.dtype)
-            for o in x.operands
-        )
+    if rewritten is None and any(o.dtype != x.dtype for o in x.operands):
+        operands = tuple(o if o.dtype == x.dtype else build.convert(o, x.dtype) for o in x.operands)
         rewritten = instr("convolution", operands, x.shape, **dict(x.attrs))
     if rewritten is None and not any(fits(x) for fits, _ in KERNELS):
         if _has_phases(x):
@@ -116,7 +113,7 @@ def convolution(program: Program, x: Instruction) -> None:
     if rewritten is not None:
         return emit_tree(program, rewritten, x.operands, x)
     emit = next(emit for fits, emit in KERNELS if fits(x))
-    emit(program, x, ACCUMULATORS[x.shape.dtype][0])
+    emit(program, x, ACCUMULATORS[x.dtype][0])
 
 
 def fusion(program: Program, x: Instruction) -> None:
@@ -128,14 +125,14 @@ def emit_output(program: Program, x: Instruction, body: Computation) -> None:
     """A step with the value of `body` on the operands of `x`: a convolution of parameters, and
     elementwise instructions on its result."""
     inner, outer, operands, results = parts_of_output(program, x, body, "convolution")
-    if outer.shape.size == 0:
+    if outer.size == 0:
         return
     amx = is_amx(program, outer)
     planar = is_planar(outer)  # its matrix: a row for each plane of pixels
     direct = (
         (planar or is_direct(outer))
         and with_kernel_types(outer) is None
-        and all(o.shape.size != 0 for o in outer.operands)
+        and all(o.size != 0 for o in outer.operands)
     )
     found = (
         epilogue(
@@ -143,7 +140,7 @@ def emit_output(program: Program, x: Instruction, body: Computation) -> None:
             body,
             inner,
             len(outer["window"]) if planar else 1,
-            "f32" if amx else outer.shape.dtype,
+            "f32" if amx else outer.dtype,
         )
         if amx or direct
         else None
@@ -154,16 +151,16 @@ def emit_output(program: Program, x: Instruction, body: Computation) -> None:
     if amx:
         return emit_amx(program, outer, finish)
     (emit_winograd if is_winograd(outer) else emit_planar if planar else emit_direct)(
-        program, outer, ACCUMULATORS[outer.shape.dtype][0], finish
+        program, outer, ACCUMULATORS[outer.dtype][0], finish
     )
 
 
 def with_kernel_types(x: Instruction) -> Instruction | None:
     """The convolution on element types that have kernels, or None when it is already."""
-    dtype = x.shape.dtype
-    if x.shape.kind == "c":
+    dtype = x.dtype
+    if x.kind == "c":
         real = {"c64": "f32", "c128": "f64"}[dtype]
-        wanted = [o if o.shape.dtype == dtype else build.convert(o, dtype) for o in x.operands]
+        wanted = [o if o.dtype == dtype else build.convert(o, dtype) for o in x.operands]
         (ar, ai), (br, bi) = ((build.real(o), build.imag(o)) for o in wanted)
 
         def part(a: Instruction, b: Instruction) -> Instruction:
@@ -173,9 +170,7 @@ def with_kernel_types(x: Instruction) -> Instruction | None:
             build.subtract(part(ar, br), part(ai, bi)),
             build.add(part(ar, bi), part(ai, br)),
         )
-    wide = (
-        ACCUMULATORS[dtype][1] if dtype in ACCUMULATORS else "f32" if x.shape.kind == "f" else "s32"
-    )
+    wide = ACCUMULATORS[dtype][1] if dtype in ACCUMULATORS else "f32" if x.kind == "f" else "s32"
     if wide != dtype:
         accumulated = instr("convolution", x.operands, x.shape.with_dtype(wide), **dict(x.attrs))
         return (
@@ -184,7 +179,7 @@ def with_kernel_types(x: Instruction) -> Instruction | None:
             else build.convert(accumulated, dtype)
         )
     kind = ACCUMULATORS[dtype][0]
-    if any((o.shape.dtype, kind) not in SOURCES for o in x.operands):
+    if any((o.dtype, kind) not in SOURCES for o in x.operands):
         return instr(
             "convolution",
             tuple(build.convert(o, dtype) for o in x.operands),
@@ -200,19 +195,19 @@ def _remake(x: Instruction, lhs: Instruction, rhs: Instruction, **changes: objec
         k: x[k] for k in ("window", "dim_labels", "feature_group_count", "batch_group_count")
     } | changes
     inferred = instr("convolution", (lhs, rhs), **attrs)
-    return instr("convolution", (lhs, rhs), inferred.shape.with_dtype(x.shape.dtype), **attrs)
+    return instr("convolution", (lhs, rhs), inferred.shape.with_dtype(x.dtype), **attrs)
 
 
 def _prepared(x: Instruction) -> Instruction:
     """The convolution as instructions that have kernels."""
     if not x["window"]:  # a matrix product with a dimension of size 1 added
-        lhs, rhs = (build.reshape(o, (*o.shape.dims, 1)) for o in x.operands)
+        lhs, rhs = (build.reshape(o, (*o.dims, 1)) for o in x.operands)
         label = "->".join(
             "_".join(s + "0" for s in side.split("_")) for side in x["dim_labels"].split("->")
         )
         return build.reshape(
             _remake(x, lhs, rhs, window=(WindowDim(1),), dim_labels=label),
-            x.shape.dims,
+            x.dims,
         )
     if sides(x) != (want := preferred(x)):
         return relabeled(x, want)
@@ -227,7 +222,7 @@ def _prepared(x: Instruction) -> Instruction:
             window=tuple(replace(w, reversal=False) for w in x["window"]),
         )
     if any(w.base_dilation > 1 for w in x["window"]):
-        padding = [(0, 0, 0)] * x.operands[0].shape.rank
+        padding = [(0, 0, 0)] * x.operands[0].rank
         for i, w in enumerate(x["window"]):
             padding[image.index(str(i))] = (
                 w.pad_low,
@@ -237,7 +232,7 @@ def _prepared(x: Instruction) -> Instruction:
         plain = tuple(replace(w, pad_low=0, pad_high=0, base_dilation=1) for w in x["window"])
         return _remake(
             x,
-            build.pad(x.operands[0], build.full(0, x.shape.dtype), padding),
+            build.pad(x.operands[0], build.full(0, x.dtype), padding),
             x.operands[1],
             window=plain,
         )
@@ -266,13 +261,13 @@ def _emit_phases(program: Program, x: Instruction) -> None:
     lhs, rhs = x.operands
     at, target = Labels.parse(x["dim_labels"]), program.place(x)
     for phase in itertools.product(*(range(w.base_dilation) for w in x["window"])):
-        window, starts, counts = [], [0] * rhs.shape.rank, list(x.shape.dims)
-        steps = [1] * rhs.shape.rank
+        window, starts, counts = [], [0] * rhs.rank, list(x.dims)
+        steps = [1] * rhs.rank
         for s, (w, r) in enumerate(zip(x["window"], phase, strict=True)):
             d, n, outputs = (
                 w.base_dilation,
-                lhs.shape.dims[at.lhs[2 + s]],
-                x.shape.dims[at.out[2 + s]],
+                lhs.dims[at.lhs[2 + s]],
+                x.dims[at.out[2 + s]],
             )
             if d == 1:
                 window.append(w)
@@ -291,12 +286,12 @@ def _emit_phases(program: Program, x: Instruction) -> None:
         if 0 in counts:
             continue
         if any(w.size == 0 for w in window):
-            y = build.full(0, x.shape.dtype, counts)
+            y = build.full(0, x.dtype, counts)
         else:
             y = _remake(
                 x,
                 lhs,
-                build.slice_(rhs, starts, rhs.shape.dims, steps),
+                build.slice_(rhs, starts, rhs.dims, steps),
                 window=tuple(window),
             )
 
@@ -304,7 +299,7 @@ def _emit_phases(program: Program, x: Instruction) -> None:
             spread = list(index)
             for s, (w, r) in enumerate(zip(x["window"], phase, strict=True)):
                 spread[at.out[2 + s]] = index[at.out[2 + s]] * w.base_dilation + r
-            return ix.linear(spread, x.shape.dims)
+            return ix.linear(spread, x.dims)
 
         with program.rebound():
             program.bind(y, program.allocate_shape(y.shape))

@@ -31,16 +31,16 @@ FEW_FEATURES = 8  # of a group, that are computed by a thread each
 
 
 def convolution(program: GpuProgram, x: Instruction) -> None:
-    if x.shape.size == 0 or gpu_conv_matrix.emit(program, x):
+    if x.size == 0 or gpu_conv_matrix.emit(program, x):
         return
     rewritten = with_kernel_types(x)
     if rewritten is not None:
         return emit_tree(program, rewritten, x.operands, x)
-    dtype = x.shape.dtype
+    dtype = x.dtype
     kind = ACCUMULATORS[dtype][0]
     lhs, rhs = x.operands
-    if lhs.shape.size == 0 or rhs.shape.size == 0:
-        return emit_tree(program, build.full(0, dtype, x.shape.dims), (), x)
+    if lhs.size == 0 or rhs.size == 0:
+        return emit_tree(program, build.full(0, dtype, x.dims), (), x)
     keyed = instr(
         "convolution",
         parameters_of(o.shape for o in x.operands),
@@ -59,7 +59,7 @@ def convolution(program: GpuProgram, x: Instruction) -> None:
 def fusion(program: GpuProgram, x: Instruction) -> None:
     """A fusion of kind output around a convolution."""
     inner, outer, operands, results = parts_of_output(program, x, x["calls"], "convolution")
-    if outer.shape.size != 0:
+    if outer.size != 0:
         emit_apart(program, x["calls"], inner, outer, operands, results)
 
 
@@ -122,18 +122,18 @@ class _Convolution:
         at, window = self.at, x["window"]
         self.groups = x["feature_group_count"] * x["batch_group_count"]
         self.size = Sizes(f)
-        shapes = lhs.shape.dims, rhs.shape.dims, x.shape.dims
+        shapes = lhs.dims, rhs.dims, x.dims
         self.s_l, self.s_r, self.s_o = (
             [self.size(s) for s in row_major_strides(d)] for d in shapes
         )
         # output features of all groups, input features of one
         features, self.channels = (
-            rhs.shape.dims[at.rhs[0]],
-            rhs.shape.dims[at.rhs[1]],
+            rhs.dims[at.rhs[0]],
+            rhs.dims[at.rhs[1]],
         )
-        self.m, self.images = features // self.groups, x.shape.dims[at.out[0]]
+        self.m, self.images = features // self.groups, x.dims[at.out[0]]
         self.out_sizes, self.taps = (
-            [x.shape.dims[d] for d in at.out[2:]],
+            [x.dims[d] for d in at.out[2:]],
             [w.size for w in window],
         )
         self.n = self.images * _product(self.out_sizes)
@@ -147,7 +147,7 @@ class _Convolution:
         for d, t, w in zip(at.rhs[2:], tap, self.x["window"], strict=True):
             turned = f.sub(size(w.size - 1), t) if w.reversal else t
             place = f.add(place, f.mul(turned, self.s_r[d]))
-        return element(f, self.x.operands[1].shape.dtype, self.kind, "%B", place)
+        return element(f, self.x.operands[1].dtype, self.kind, "%B", place)
 
     def patch(self, j: Int, deep: Int, lanes: int) -> list[str]:
         f, size, at, lhs = self.f, self.size, self.at, self.x.operands[0].shape

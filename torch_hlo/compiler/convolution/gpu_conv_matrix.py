@@ -290,11 +290,11 @@ def emit(program: GpuProgram, x: Instruction) -> bool:
     layouts (compiler/convolution/conv_layout.py), groups."""
     lhs, rhs = x.operands
     dtypes, window, rank = (
-        [lhs.shape.dtype, rhs.shape.dtype],
+        [lhs.dtype, rhs.dtype],
         x["window"],
-        x.shape.rank,
+        x.rank,
     )
-    pair = gpu_matrix.units(program.target, dtypes, x.shape.dtype)
+    pair = gpu_matrix.units(program.target, dtypes, x.dtype)
     if pair is None or x["feature_group_count"] * x["batch_group_count"] > 1 or not window:
         return False
     at, last = Labels.parse(x["dim_labels"]), (0, rank - 1, *range(1, rank - 1))
@@ -302,8 +302,8 @@ def emit(program: GpuProgram, x: Instruction) -> bool:
     gradient = (at.lhs, at.rhs, at.out) == (turned, turned, turned)
     if not gradient and (at.lhs, at.rhs, at.out) != (last, last, last):
         return False
-    images, *sizes, channels = lhs.shape.dims
-    outputs, features = x.shape.dims[1:-1], x.shape.dims[0 if gradient else -1]
+    images, *sizes, channels = lhs.dims
+    outputs, features = x.dims[1:-1], x.dims[0 if gradient else -1]
     static = (
         *sizes,
         channels,
@@ -328,7 +328,7 @@ def emit(program: GpuProgram, x: Instruction) -> bool:
         depth = taps * channels
         p = Product(images * places, features, depth, (depth, 1), (depth, 1), features, ())
     repeats = (1, fixed(places)) if gradient else (fixed(taps), 1)
-    found = gpu_matrix.engines(program.target, p, dtypes, x.shape.dtype, repeats)
+    found = gpu_matrix.engines(program.target, p, dtypes, x.dtype, repeats)
     if not found or depth == 0:
         return False
     extents, places_of = (tuple(fixed(n) for n in dims) for dims in (sizes, outputs))
@@ -339,9 +339,9 @@ def emit(program: GpuProgram, x: Instruction) -> bool:
         program,
         p,
         engine,
-        x.shape.dtype,
+        x.dtype,
         operands[::-1] if gradient else operands,
         program.pointer(x),
-        x.shape.size,
+        x.size,
     )
     return True

@@ -59,12 +59,12 @@ _KIND = {"f32": "float", "f64": "double", "c64": "float", "c128": "double"}
 
 
 def fft(program: Program, x: Instruction) -> None:
-    if x.shape.size == 0:
+    if x.size == 0:
         return
     if not fits(x):
         return host_calls.fft(program, x)
     operand, kind, lengths = x.operands[0], x["fft_type"], x["fft_length"]
-    t = product_tile(_KIND[x.shape.dtype], program.target.vector_bytes)
+    t = product_tile(_KIND[x.dtype], program.target.vector_bytes)
     inverse = kind in ("IFFT", "IRFFT")
     scale = 1.0 / prod(lengths) if inverse else 1.0
     source, target, spectrum = (
@@ -73,7 +73,7 @@ def fft(program: Program, x: Instruction) -> None:
         operand if kind == "IRFFT" else x,
     )
     outer: Size = 1
-    for d in x.shape.dims[: -len(lengths)]:
+    for d in x.dims[: -len(lengths)]:
         outer = outer * d
     # (transforms of the same kind before it, points, numbers beside each other) of the dimensions
     # but the last
@@ -83,12 +83,12 @@ def fft(program: Program, x: Instruction) -> None:
             (
                 outer * prod(lengths[:i]),
                 lengths[i],
-                prod(lengths[i + 1 : -1]) * spectrum.shape.dims[-1],
+                prod(lengths[i + 1 : -1]) * spectrum.dims[-1],
             )
         )
     rows = outer * prod(lengths[:-1])
     if kind == "IRFFT" and others:
-        middle = program.scratch(operand.shape.nbytes)
+        middle = program.scratch(operand.nbytes)
         for number, what in enumerate(others):
             _columns(
                 program,
@@ -182,8 +182,8 @@ def emit_across(program: Program, x: Instruction) -> None:
     found = across(x)
     assert found is not None
     kind, length, d = found
-    t = product_tile(_KIND[x.shape.dtype], program.target.vector_bytes)
-    outer, beside = (prod(dims, start=1) for dims in (x.shape.dims[:d], x.shape.dims[d + 1 :]))
+    t = product_tile(_KIND[x.dtype], program.target.vector_bytes)
+    outer, beside = (prod(dims, start=1) for dims in (x.dims[:d], x.dims[d + 1 :]))
     scale = 1.0 / length if kind in ("IFFT", "IRFFT") else 1.0
     _columns(
         program,

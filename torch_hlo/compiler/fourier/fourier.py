@@ -49,7 +49,7 @@ def across(x: Instruction) -> tuple[str, int, int] | None:
     return (
         back.operands[0]["fft_type"],
         back.operands[0]["fft_length"][0],
-        back["dimensions"].index(x.shape.rank - 1),
+        back["dimensions"].index(x.rank - 1),
     )
 
 
@@ -64,11 +64,7 @@ def _rewritten(c: Computation) -> Computation:
             return _real_inverse(x)
         if x.op == "dynamic-update-slice":
             return _weighted(x)
-        if (
-            x.op != "fft"
-            or x.shape.size == 0
-            or not all(isinstance(n, int) for n in x["fft_length"])
-        ):
+        if x.op != "fft" or x.size == 0 or not all(isinstance(n, int) for n in x["fft_length"]):
             return x
         made = _transform(x.operands[0], x["fft_type"], x["fft_length"])
         if made is not x:
@@ -84,7 +80,7 @@ def _real_inverse(x: Instruction) -> Instruction:
     y, factor = x.operands[0], 1.0
     if y.op == "multiply" and (c := _number(y.operands[1])) is not None:
         y, factor = y.operands[0], c
-    rank = x.shape.rank
+    rank = x.rank
     if y.op == "fft" and y["fft_type"] == "IFFT":
         d, lengths = rank - 1, y["fft_length"]
     elif y.op == "fusion" and (found := across(y)) and found[0] == "IFFT":
@@ -93,7 +89,7 @@ def _real_inverse(x: Instruction) -> Instruction:
         return x
     n, g = lengths[-1], _filled_up(y.operands[0], d)
     # (an odd length would be filled up again)
-    if g is None or not isinstance(n, int) or n % 2 or g.shape.dims[d] != n // 2 + 1:
+    if g is None or not isinstance(n, int) or n % 2 or g.dims[d] != n // 2 + 1:
         return x
     weights = np.full(n // 2 + 1, 0.5 * factor)
     weights[[0, -1]] = factor
@@ -117,7 +113,7 @@ def _weighted(x: Instruction) -> Instruction:
         part.op != "multiply"
         or part.operands[0].op != "slice"
         or part.operands[0].operands[0] is not y
-        or x.shape.kind not in "fc"
+        or x.kind not in "fc"
     ):
         return x
     cut, factor = part.operands[0]["slice"], _number(part.operands[1])
@@ -128,13 +124,13 @@ def _weighted(x: Instruction) -> Instruction:
         for o, (low, _, step) in zip(starts, cut, strict=True)
     ):
         return x
-    partial = [d for d, (low, high, _) in enumerate(cut) if (low, high) != (0, y.shape.dims[d])]
+    partial = [d for d, (low, high, _) in enumerate(cut) if (low, high) != (0, y.dims[d])]
     if len(partial) != 1 or not all(
-        isinstance(n, int) for n in (*cut[partial[0]], y.shape.dims[partial[0]])
+        isinstance(n, int) for n in (*cut[partial[0]], y.dims[partial[0]])
     ):
         return x
     d, (low, high, _) = partial[0], cut[partial[0]]
-    weights = np.ones(fixed(y.shape.dims[d]))
+    weights = np.ones(fixed(y.dims[d]))
     weights[low:high] = factor
     return _times(y, weights, d)
 
@@ -142,7 +138,7 @@ def _weighted(x: Instruction) -> Instruction:
 def _number(x: Instruction) -> float | None:
     """The real number that every element is."""
     x = x.operands[0] if x.op == "broadcast" else x
-    if x.op != "constant" or x.shape.size != 1:
+    if x.op != "constant" or x.size != 1:
         return None
     found = complex(x["literal"].numpy().item())
     return None if found.imag else found.real
@@ -150,9 +146,9 @@ def _number(x: Instruction) -> float | None:
 
 def _times(x: Instruction, weights: np.ndarray, d: int) -> Instruction:
     """x times real numbers along dimension d."""
-    if x.shape.kind == "c":
+    if x.kind == "c":
         return b.complex_(_times(b.real(x), weights, d), _times(b.imag(x), weights, d))
-    return b.multiply(x, b.broadcast(b.constant(weights, x.shape.dtype), x.shape.dims, (d,)))
+    return b.multiply(x, b.broadcast(b.constant(weights, x.dtype), x.dims, (d,)))
 
 
 def _filled_up(x: Instruction, d: int) -> Instruction | None:
@@ -160,7 +156,7 @@ def _filled_up(x: Instruction, d: int) -> Instruction | None:
 
     def zero(y: Instruction) -> bool:
         y = y.operands[0] if y.op == "broadcast" else y
-        return y.op == "constant" and y.shape.size == 1 and not y["literal"].numpy().any()
+        return y.op == "constant" and y.size == 1 and not y["literal"].numpy().any()
 
     if x.op == "pad" and zero(x.operands[1]):
         alone = all(
@@ -172,10 +168,7 @@ def _filled_up(x: Instruction, d: int) -> Instruction | None:
         g = x.operands[1]
         return (
             g
-            if all(
-                i == d or m == n
-                for i, (m, n) in enumerate(zip(g.shape.dims, x.shape.dims, strict=True))
-            )
+            if all(i == d or m == n for i, (m, n) in enumerate(zip(g.dims, x.dims, strict=True)))
             else None
         )
     return None
@@ -190,13 +183,13 @@ def _across(x: Instruction) -> Instruction:
         inner.operands[0],
         inner["fft_length"],
         x["dimensions"],
-        x.shape.rank,
+        x.rank,
     )
     if source.op != "transpose" or len(lengths) > 1 or not isinstance(lengths[0], int):
         return x
     d, (n,) = back.index(rank - 1), lengths
     turn = (*(i for i in range(rank) if i != d), d)
-    beside = prod(x.shape.dims[d + 1 :])
+    beside = prod(x.dims[d + 1 :])
     points = n if inner["fft_type"] in ("FFT", "IFFT") else n // 2 if n % 2 == 0 else 0
     if (
         source["dimensions"] != turn
@@ -229,7 +222,7 @@ def _transform(x: Instruction, kind: str, lengths: tuple[int, ...]) -> Instructi
             and beside >= FFT_FEW
         ):
             return b.fft(x, kind, lengths)
-        rank, inner = x.shape.rank, "IFFT" if kind in ("IFFT", "IRFFT") else "FFT"
+        rank, inner = x.rank, "IFFT" if kind in ("IFFT", "IRFFT") else "FFT"
         dims = range(rank - len(lengths), rank - 1)
         if kind == "RFFT":
             x = _transform(x, kind, (last,))
@@ -244,7 +237,7 @@ def _transform(x: Instruction, kind: str, lengths: tuple[int, ...]) -> Instructi
         return x if kind == "RFFT" else _transform(x, kind, (last,))
     if kind == "RFFT" and last % 2:
         return _cut(
-            _transform(b.convert(x, _COMPLEX[x.shape.dtype]), "FFT", lengths),
+            _transform(b.convert(x, _COMPLEX[x.dtype]), "FFT", lengths),
             last // 2 + 1,
         )
     if kind == "IRFFT" and last % 2:
@@ -263,7 +256,7 @@ def _is_smooth(n: int, kind: str = "FFT") -> bool:
 
 
 def _cut(x: Instruction, n: int) -> Instruction:
-    dims = x.shape.dims
+    dims = x.dims
     return b.slice_(x, (0,) * len(dims), (*dims[:-1], n))
 
 
@@ -274,12 +267,12 @@ def _conjugate(x: Instruction) -> Instruction:
 def _mirrored(x: Instruction, n: int) -> Instruction:
     """All n points of a line's spectrum from the n // 2 + 1 that real lines have. The first one is
     real."""
-    rank, half = x.shape.rank, n // 2 + 1
-    first = b.slice_(x, (0,) * rank, (*x.shape.dims[:-1], 1))
+    rank, half = x.rank, n // 2 + 1
+    first = b.slice_(x, (0,) * rank, (*x.dims[:-1], 1))
     first = b.complex_(b.real(first), b.subtract(b.imag(first), b.imag(first)))
-    low = b.slice_(x, (*(0,) * (rank - 1), 1), x.shape.dims)
+    low = b.slice_(x, (*(0,) * (rank - 1), 1), x.dims)
     high = b.reverse(
-        _conjugate(b.slice_(x, (*(0,) * (rank - 1), 1), (*x.shape.dims[:-1], n - half + 1))),
+        _conjugate(b.slice_(x, (*(0,) * (rank - 1), 1), (*x.dims[:-1], n - half + 1))),
         (rank - 1,),
     )
     return b.concatenate([first, low, high], rank - 1)
@@ -292,7 +285,7 @@ def _odd_inverse(x: Instruction, n: int) -> Instruction:
 def _convolution(x: Instruction, kind: str, n: int) -> Instruction:
     """Bluestein's way for a line of n points."""
     if kind == "RFFT":
-        return _cut(_convolution(b.convert(x, _COMPLEX[x.shape.dtype]), "FFT", n), n // 2 + 1)
+        return _cut(_convolution(b.convert(x, _COMPLEX[x.dtype]), "FFT", n), n // 2 + 1)
     if kind == "IRFFT":
         return _odd_inverse(x, n)
     m = _smooth_from(2 * n - 1)
@@ -301,13 +294,13 @@ def _convolution(x: Instruction, kind: str, n: int) -> Instruction:
     filter_ = np.zeros(m, complex)
     filter_[:n] = chirp.conj()
     filter_[m - n + 1 :] = chirp[1:][::-1].conj()
-    outer, rank = x.shape.dims[:-1], x.shape.rank
+    outer, rank = x.dims[:-1], x.rank
 
     def table(values: np.ndarray) -> Instruction:
-        return b.broadcast(b.constant(values, x.shape.dtype), (*outer, len(values)), (rank - 1,))
+        return b.broadcast(b.constant(values, x.dtype), (*outer, len(values)), (rank - 1,))
 
     y = b.multiply(x, table(chirp))
-    y = b.pad(y, b.constant(0, x.shape.dtype), ((0, 0, 0),) * (rank - 1) + ((0, m - n, 0),))
+    y = b.pad(y, b.constant(0, x.dtype), ((0, 0, 0),) * (rank - 1) + ((0, m - n, 0),))
     y = b.multiply(_transform(y, "FFT", (m,)), table(np.fft.fft(filter_)))
     y = _cut(_transform(y, "IFFT", (m,)), n)
     return b.multiply(y, table(chirp / (n if kind == "IFFT" else 1)))

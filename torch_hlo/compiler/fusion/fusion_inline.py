@@ -46,12 +46,12 @@ def inlined(
             continue
         sites, evaluations, chain = found
         own = table.cost(x)
-        size = x.shape.size
+        size = x.size
         work = evaluations / size if isinstance(size, int) and size else 1.0
         if (
             work > 1
             and x.op == "transpose"
-            and x["dimensions"][-1] != x.shape.rank - 1
+            and x["dimensions"][-1] != x.rank - 1
             and _makes_rows(i, order, users, chosen)
         ):
             continue
@@ -67,12 +67,12 @@ _Chosen = Mapping[int, tuple[int, float, float]]
 
 def _is_row(x: Instruction) -> bool:
     """Whether a gather takes whole rows, and leaves them rows."""
-    size = x.shape.dims[-1] if x.shape.rank else 0
+    size = x.dims[-1] if x.rank else 0
     return (
         isinstance(size, int)
         and size >= ROW
-        and x.shape.rank - 1 in x["offset_dims"]
-        and size == x["slice_sizes"][-1] == x.operands[0].shape.dims[-1]
+        and x.rank - 1 in x["offset_dims"]
+        and size == x["slice_sizes"][-1] == x.operands[0].dims[-1]
     )
 
 
@@ -103,7 +103,7 @@ def _picked_rows(order: Sequence[Instruction], kinds: Sequence[int]) -> list[int
         if x.op == "gather":
             found[i] = int(_is_row(x))
         elif kinds[i] in (LIGHT, HEAVY):
-            found[i] = sum(found[at[o]] for o in x.operands if o.shape.dims == x.shape.dims)
+            found[i] = sum(found[at[o]] for o in x.operands if o.dims == x.dims)
     return found
 
 
@@ -111,7 +111,7 @@ def _is_turned(i: int, order: Sequence[Instruction], users: Sequence[Sequence[in
     """Whether a transpose that reads `i` has another dimension innermost."""
     return any(
         y.op == "transpose"
-        and y["dimensions"][-1] != y.shape.rank - 1
+        and y["dimensions"][-1] != y.rank - 1
         or y.op == "reshape"
         and _is_turned(u, order, users)
         for u in users[i]
@@ -140,7 +140,7 @@ def _uses(
                 max(chain, cost),
             )
         elif kinds[u] == MOVE:
-            size = y.shape.size
+            size = y.size
             sites, evaluations = (
                 sites + 1,
                 evaluations + (size if isinstance(size, int) else _size(order[i])),
@@ -161,4 +161,4 @@ def _uses(
 
 def _size(x: Instruction) -> float:
     """Elements of `x`; a moving use of a symbolic array counts as reading it once."""
-    return x.shape.size if isinstance(x.shape.size, int) else 1.0
+    return x.size if isinstance(x.size, int) else 1.0

@@ -26,7 +26,7 @@ def in_place(computation: Computation, kind: str) -> frozenset[tuple[int, int]]:
         )
     results = root.operands if root.op == "tuple" else (root,)
     reads = users((root,))
-    full = next((x.operands[0].shape.size for x in reads if x.op == "reduce"), None)
+    full = next((x.operands[0].size for x in reads if x.op == "reduce"), None)
     found = []
     for k, p in enumerate(computation.params):
         if p not in reads:
@@ -39,14 +39,14 @@ def in_place(computation: Computation, kind: str) -> frozenset[tuple[int, int]]:
                 (k, j) for j, x in enumerate(results) if x is reads[p][0] and len(reads[p]) == 1
             ]
             continue
-        is_full = full is None or p.shape.size == full
+        is_full = full is None or p.size == full
         if not _read_at_own_index(p, reads, reductions=is_full):
             continue
         for j, x in enumerate(results):
             if (
                 x.op != "dynamic-update-slice"
-                and x.shape.itemsize == p.shape.itemsize
-                and x.shape.size == p.shape.size
+                and x.itemsize == p.itemsize
+                and x.size == p.size
                 and (not is_full or _is_pointwise(x))
             ):
                 found.append((k, j))
@@ -76,7 +76,7 @@ def _read_at_own_index(
                 or u.op in ("broadcast", "get-tuple-element")
             ):
                 return False
-            if u.shape.size != x.shape.size:
+            if u.size != x.size:
                 return False
             if u not in seen:
                 seen.add(u)

@@ -52,13 +52,13 @@ def _reads_bytes(x: Instruction, o: Instruction, other: Instruction) -> bool:
     if (
         x.op != "dot"
         or o.op != "convert"
-        or o.operands[0].shape.dtype not in ("s8", "u8")
-        or o.shape.kind != "f"
+        or o.operands[0].dtype not in ("s8", "u8")
+        or o.kind != "f"
         or x.get("lhs_batch_dims")
     ):
         return False
     contracted = x["lhs_contracting_dims" if other is x.operands[0] else "rhs_contracting_dims"]
-    rows = prod(d for i, d in enumerate(other.shape.dims) if i not in contracted)
+    rows = prod(d for i, d in enumerate(other.dims) if i not in contracted)
     return isinstance(rows, int) and rows <= FEW_ROWS
 
 
@@ -66,9 +66,7 @@ def absorb(plan: Plan) -> None:
     """Merge groups of `plan` into the products they read; a group that reads several goes to the
     last one."""
     products = [
-        i
-        for i, x in enumerate(plan.order)
-        if is_product(x) and x.shape.kind == "f" and x.shape.size != 0
+        i for i, x in enumerate(plan.order) if is_product(x) and x.kind == "f" and x.size != 0
     ]
     if products:
         absorber = _Absorber(plan)
@@ -121,7 +119,7 @@ class _Absorber:
     def _front(self, i: int, g: Group) -> set[int]:
         """Elementwise members of `g` that depend on product `i` but not on what the rest of the
         group computes, with what they need of the group."""
-        plan, size = self.plan, self.plan.order[i].shape.size
+        plan, size = self.plan, self.plan.order[i].size
         good: set[int] = set()
         late: set[int] = {i}
         for m in sorted(g.roles):
@@ -134,7 +132,7 @@ class _Absorber:
                 or g.roles[m] is not FULL
                 or x.shape.is_tuple
                 or x.op == "get-tuple-element"
-                or x.shape.size != size
+                or x.size != size
             ):
                 continue
             inside = [(s, edge) for s, edge in plan.sources[m] if s in g.roles or s == i]
@@ -169,8 +167,8 @@ class _Absorber:
         rest = self._inputs(g.roles.keys() - part)
 
         def nbytes(m: int) -> float:
-            n = plan.order[m].shape.nbytes
-            return n if isinstance(n, int) else plan.order[m].shape.itemsize
+            n = plan.order[m].nbytes
+            return n if isinstance(n, int) else plan.order[m].itemsize
 
         saved = 0.0
         if i not in rest:
@@ -195,7 +193,7 @@ class _Absorber:
         )
         readers = {r for m in roles for r in self.readers.get(m, ()) if r not in roles}
         return Group(
-            plan.order[first].shape.size,
+            plan.order[first].size,
             roles,
             None,
             frozenset(),

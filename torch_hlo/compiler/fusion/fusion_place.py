@@ -35,9 +35,9 @@ def pieces(x: Instruction) -> tuple[Instruction, ...]:
     instructions."""
     if x.op == "dynamic-update-slice":
         return x.operands[1:2]
-    if x.op != "concatenate" or len({o.shape.size for o in x.operands}) != 1:
+    if x.op != "concatenate" or len({o.size for o in x.operands}) != 1:
         return ()
-    row = prod(x.operands[0].shape.dims[x["dimensions"][0] :])
+    row = prod(x.operands[0].dims[x["dimensions"][0] :])
     return (
         x.operands if isinstance(row, int) and (row >= SHORTEST_PIECE or row <= NARROWEST) else ()
     )
@@ -63,7 +63,7 @@ def parts(x: Instruction) -> tuple[Instruction, ...]:
 def place(plan: Plan) -> None:
     """Move updates and concatenations of `plan` to the kernels that compute what they write."""
     for i, x in enumerate(plan.order):
-        if x.op in PLACED and x.shape.size != 0 and _stands_alone(plan, i):
+        if x.op in PLACED and x.size != 0 and _stands_alone(plan, i):
             for g in _kernels(plan, i):
                 if _fits(plan, i, g) and _join(plan, i, g):
                     break
@@ -114,7 +114,7 @@ def _fits(plan: Plan, i: int, g: Group) -> bool:
     for p in parts(x):
         n = plan.number[behind_reshapes(p)]
         if (
-            p.shape.size != g.size
+            p.size != g.size
             or plan.kind[n] == FREE
             and any(s in g.roles and edge is not SAME for s, edge in plan.sources[n])
         ):

@@ -129,7 +129,7 @@ class Plan:
             sources = [(s, OTHER) for o in x.operands for s in self._in_memory(o)]
         elif kind == MOVE or x.op in table.MOVES:
             sources = [(s, OTHER) for o in x.operands for s, _ in self._reaches(o)]
-            cuts = table.cuts(tuple((s, s) for s in _suffixes(x.shape.dims)))
+            cuts = table.cuts(tuple((s, s) for s in _suffixes(x.dims)))
         elif kind == REDUCE:
             half = len(x.operands) // 2
             for o in x.operands[:half]:
@@ -143,20 +143,20 @@ class Plan:
             cuts = table.cuts(kept)
             increasing = list(x["dimensions"]) == sorted(x["dimensions"])
             for s, edge in self._reaches(operand):
-                if edge is not SAME and operand.shape.size == x.shape.size and increasing:
+                if edge is not SAME and operand.size == x.size and increasing:
                     sources.append((s, edge))
                 elif edge is SAME and increasing:
-                    sources.append((s, SAME if operand.shape.size == x.shape.size else kept))
+                    sources.append((s, SAME if operand.size == x.size else kept))
                 else:
                     sources.append((s, OTHER))
             if not increasing:
-                cuts = frozenset(_suffixes(x.shape.dims))
+                cuts = frozenset(_suffixes(x.dims))
         elif x.op == "iota":
-            cuts = table.cuts(table.intervals(x.shape.dims, (x["iota_dimension"],)))
+            cuts = table.cuts(table.intervals(x.dims, (x["iota_dimension"],)))
         else:
-            size = None if x.shape.is_tuple else x.shape.size
+            size = None if x.shape.is_tuple else x.size
             for o in x.operands:
-                scalar = not o.shape.is_tuple and o.shape.size == 1 and size != 1
+                scalar = not o.shape.is_tuple and o.size == 1 and size != 1
                 sources += [(s, () if scalar and e is SAME else e) for s, e in self._reaches(o)]
                 cuts |= self._free_cuts(o)
         merged: dict[tuple[int, Edge], None] = dict.fromkeys(sources)
@@ -178,14 +178,14 @@ class Plan:
             or sum(self._cost_of_free(o) for o in x.operands) > 16
         ):
             return False
-        if x.shape.size == 1:
+        if x.size == 1:
             return all(self.kind[s] == STEP for s, _ in self.sources[i])
         if self._is_index_table(i):
             return False
         if x.op == "convert":
-            before = DTYPES[x.operands[0].shape.dtype]
+            before = DTYPES[x.operands[0].dtype]
             return (
-                before.bits < DTYPES[x.shape.dtype].bits
+                before.bits < DTYPES[x.dtype].bits
                 and before.kind != "c"
                 and self.kind[self.number[x.operands[0]]] in (FREE, STEP)
             )
@@ -203,11 +203,9 @@ class Plan:
         for s, edge in self.sources[i]:
             if edge is OTHER or edge is SAME:
                 return False
-            read = read + self.order[s].shape.nbytes
+            read = read + self.order[s].nbytes
         return (
-            isinstance(read, int)
-            and isinstance(x.shape.nbytes, int)
-            and read * FEWER_BYTES <= x.shape.nbytes
+            isinstance(read, int) and isinstance(x.nbytes, int) and read * FEWER_BYTES <= x.nbytes
         )
 
     def _is_normalised(self, i: int) -> bool:
@@ -230,7 +228,7 @@ class Plan:
         (a,) = arrays
         if (
             self.order[a].shape.is_tuple
-            or self.order[a].shape.itemsize > x.shape.itemsize
+            or self.order[a].itemsize > x.itemsize
             or any(self.order[s].shape.is_tuple for s, _ in others)
         ):
             return False
@@ -257,9 +255,9 @@ class Plan:
         return own > CHEAP_INDEX and any(
             y.op == "gather"
             and y.operands[1] is x
-            and isinstance(y.shape.size, int)
-            and isinstance(x.shape.size, int)
-            and y.shape.size > 2 * x.shape.size
+            and isinstance(y.size, int)
+            and isinstance(x.size, int)
+            and y.size > 2 * x.size
             for y in map(self.order.__getitem__, self.users[i])
         )
 
@@ -345,7 +343,7 @@ class Plan:
             h = self.group(s)
             if edge is OTHER or h is None or h.step:
                 continue
-            saved = self.order[s].shape.nbytes
+            saved = self.order[s].nbytes
             before = candidates.get(id(h))
             candidates[id(h)] = (
                 h,
@@ -369,14 +367,14 @@ class Plan:
         if kind == STEP:
             return Group(1, {i: FULL}, None, frozenset(), reads, set(), i, i, step=True)
         if kind != REDUCE:
-            size = 1 if x.shape.is_tuple else x.shape.size
+            size = 1 if x.shape.is_tuple else x.size
             return Group(size, {i: FULL}, None, self._cuts[i], reads, set(), i, i)
         kept = table.kept_intervals(x)
         # The several results of one reduction are named by the instructions that follow it; the
         # tuple itself is never in memory.
         parts = self.users[i] if x.shape.is_tuple else []
         g = Group(
-            x.operands[0].shape.size,
+            x.operands[0].size,
             dict.fromkeys([i, *parts], kept),
             None,
             self._cuts[i],
@@ -420,8 +418,8 @@ class Plan:
         loops turn it in blocks, reductions would read it element by element."""
         return any(
             x.op == "transpose"
-            and x["dimensions"][-1] != x.shape.rank - 1
-            and isinstance(n := x.shape.nbytes, int)
+            and x["dimensions"][-1] != x.rank - 1
+            and isinstance(n := x.nbytes, int)
             and n >= LARGE
             for x in map(self.order.__getitem__, g.roles)
         )
@@ -613,7 +611,7 @@ class Plan:
                     if edge is SAME:
                         readers.setdefault(s, []).append(i)
         for s, members in readers.items():
-            nbytes = self.order[s].shape.nbytes
+            nbytes = self.order[s].nbytes
             small = isinstance(nbytes, int) and nbytes < MIN_SIBLING_BYTES
             if (
                 len(members) < 2

@@ -101,10 +101,10 @@ def sum_of_sums(x: Instruction) -> Instruction | None:
         and _ignores(init, x["to_apply"].root.op)
     ):
         return None
-    if not x.shape.rank or not y.shape.is_static or not x.shape.size:
+    if not x.rank or not y.shape.is_static or not x.size:
         return None
-    rows = b.reshape(y, (*x.shape.dims, y.shape.size // x.shape.size))
-    return b.reduce(rows, x.operands[1], (x.shape.rank,), x["to_apply"])
+    rows = b.reshape(y, (*x.dims, y.size // x.size))
+    return b.reduce(rows, x.operands[1], (x.rank,), x["to_apply"])
 
 
 def shared_by_rows(x: Instruction) -> Instruction | None:
@@ -114,24 +114,18 @@ def shared_by_rows(x: Instruction) -> Instruction | None:
     if (
         wide is inner
         or inner.op != "broadcast"
-        or not inner.operands[0].shape.rank
+        or not inner.operands[0].rank
         or not x.shape.is_static
     ):
         return None
     m = inner.operands[0]
-    if inner["dimensions"] != tuple(range(m.shape.rank)) or x["dimensions"] != tuple(
-        range(wide.shape.rank)
-    ):
+    if inner["dimensions"] != tuple(range(m.rank)) or x["dimensions"] != tuple(range(wide.rank)):
         return None
-    if (
-        m.shape.dims != inner.shape.dims[: m.shape.rank]
-        or wide.shape.dims != x.shape.dims[: wide.shape.rank]
-        or not m.shape.size
-    ):
+    if m.dims != inner.dims[: m.rank] or wide.dims != x.dims[: wide.rank] or not m.size:
         return None
     return b.reshape(
-        b.broadcast(m, (*m.shape.dims, x.shape.size // m.shape.size), inner["dimensions"]),
-        x.shape.dims,
+        b.broadcast(m, (*m.dims, x.size // m.size), inner["dimensions"]),
+        x.dims,
     )
 
 
@@ -142,11 +136,11 @@ def _without_views(x: Instruction) -> Instruction:
 
 
 def _are_last(dims: tuple[int, ...], x: Instruction) -> bool:
-    return sorted(dims) == list(range(x.shape.rank - len(dims), x.shape.rank))
+    return sorted(dims) == list(range(x.rank - len(dims), x.rank))
 
 
 def _is_small(x: Instruction) -> bool:
-    a, size = x.shape.size, x.operands[0].shape.size
+    a, size = x.size, x.operands[0].size
     return isinstance(a, int) and isinstance(size, int) and a * FEWER <= size
 
 
@@ -185,22 +179,21 @@ def _push(move: Instruction, v: Instruction, budget: list[int]) -> Instruction |
     if (
         kind in (LIGHT, HEAVY)
         and base.op != "get-tuple-element"
-        and all(o.shape.dims == base.shape.dims or not o.shape.dims for o in base.operands)
+        and all(o.dims == base.dims or not o.dims for o in base.operands)
     ):
         budget[0] -= 1
         if budget[0] < 0:
             return None
         # What is picked from a reshaped value is picked from its reshaped operands.
         parts = all_or_none(
-            _push(move, b.reshape(o, v.shape.dims), budget) if o.shape.dims else o
-            for o in base.operands
+            _push(move, b.reshape(o, v.dims), budget) if o.dims else o for o in base.operands
         )
         if parts is None:
             return None
         return instr(
             base.op,
             tuple(parts),
-            base.shape.with_dims(move.shape.dims),
+            base.shape.with_dims(move.dims),
             **dict(base.attrs),
         )
     kind = table.classify(v)
@@ -209,7 +202,7 @@ def _push(move: Instruction, v: Instruction, budget: list[int]) -> Instruction |
     return instr(
         move.op,
         (v, *move.operands[1:]),
-        v.shape.with_dims(move.shape.dims),
+        v.shape.with_dims(move.dims),
         **dict(move.attrs),
     )
 
@@ -219,7 +212,7 @@ def _reads_memory(v: Instruction) -> bool:
     while v.op == "reshape":
         v = v.operands[0]
     if v.op == "broadcast":
-        size, small = v.shape.size, v.operands[0].shape.size
+        size, small = v.size, v.operands[0].size
         return isinstance(size, int) and isinstance(small, int) and small * FEWER <= size
     return table.classify(v) in (STEP, FREE)
 
@@ -239,17 +232,17 @@ def one_hot_sum(x: Instruction) -> Instruction | None:
     if chosen.op != "select" or not _is_zero(init) or not _is_zero(chosen.operands[2]):
         return None
     test, value, _ = chosen.operands
-    if test.op != "compare" or test["direction"] != "EQ" or isinstance(chosen.shape.dims[d], Dim):
+    if test.op != "compare" or test["direction"] != "EQ" or isinstance(chosen.dims[d], Dim):
         return None
     numbers, target = test.operands if test.operands[0].op == "iota" else test.operands[::-1]
-    if numbers.op != "iota" or numbers["iota_dimension"] != d or numbers.shape.kind not in "su":
+    if numbers.op != "iota" or numbers["iota_dimension"] != d or numbers.kind not in "su":
         return None
-    t, g = _without(target, d, x.shape.dims), _without(value, d, x.shape.dims)
+    t, g = _without(target, d, x.dims), _without(value, d, x.dims)
     if t is None or g is None:
         return None
-    n = chosen.shape.dims[d]
+    n = chosen.dims[d]
     inside = b.compare(t, b.full_like(t, n), "LT")
-    if t.shape.kind == "s":
+    if t.kind == "s":
         inside = b.and_(inside, b.compare(t, b.full_like(t, 0), "GE"))
     return b.select(inside, g, b.full_like(g, 0))
 
@@ -257,12 +250,7 @@ def one_hot_sum(x: Instruction) -> Instruction | None:
 def widen_columns(x: Instruction) -> Instruction | None:
     """A reduction over dimensions right before a few kept columns: first over fewer rows of k times
     as many columns, then over k."""
-    if (
-        x.op != "reduce"
-        or x.shape.is_tuple
-        or not x.operands[0].shape.is_static
-        or not x.shape.size
-    ):
+    if x.op != "reduce" or x.shape.is_tuple or not x.operands[0].shape.is_static or not x.size:
         return None
     source, init = x.operands
     dims, gone = source.shape.sizes, x["dimensions"]
@@ -284,15 +272,15 @@ def widen_columns(x: Instruction) -> Instruction | None:
         (*(d for d in gone if d < first), first),
         x["to_apply"],
     )
-    kept = wide.shape.rank - 1
+    kept = wide.rank - 1
     return b.reshape(
         b.reduce(
-            b.reshape(wide, (*wide.shape.dims[:-1], k, columns)),
+            b.reshape(wide, (*wide.dims[:-1], k, columns)),
             init,
             (kept,),
             x["to_apply"],
         ),
-        x.shape.dims,
+        x.dims,
     )
 
 
@@ -316,17 +304,17 @@ def narrow_compare(x: Instruction) -> Instruction | None:
     if x.op != "compare" or x["direction"] not in ("EQ", "NE"):
         return None
     numbers, target = x.operands if x.operands[0].op == "iota" else x.operands[::-1]
-    if numbers.op != "iota" or numbers.shape.dtype != "s64" or target.op != "broadcast":
+    if numbers.op != "iota" or numbers.dtype != "s64" or target.op != "broadcast":
         return None
-    n = numbers.shape.dims[numbers["iota_dimension"]]
+    n = numbers.dims[numbers["iota_dimension"]]
     t = target.operands[0]
-    size = x.shape.size
+    size = x.size
     if (
         not isinstance(n, int)
         or n >= 1 << 31
         or not isinstance(size, int)
-        or not isinstance(t.shape.size, int)
-        or t.shape.size * FEWER > size
+        or not isinstance(t.size, int)
+        or t.size * FEWER > size
     ):
         return None
     inside = b.and_(
@@ -335,8 +323,8 @@ def narrow_compare(x: Instruction) -> Instruction | None:
     )
     narrow = b.convert(b.select(inside, t, b.full_like(t, -1)), "s32")
     return b.compare(
-        b.iota("s32", x.shape.dims, numbers["iota_dimension"]),
-        b.broadcast(narrow, x.shape.dims, target["dimensions"]),
+        b.iota("s32", x.dims, numbers["iota_dimension"]),
+        b.broadcast(narrow, x.dims, target["dimensions"]),
         x["direction"],
     )
 
@@ -344,7 +332,7 @@ def narrow_compare(x: Instruction) -> Instruction | None:
 def _is_zero(x: Instruction) -> bool:
     while x.op in ("broadcast", "reshape"):
         x = x.operands[0]
-    return x.op == "constant" and x.shape.size == 1 and not any(x["literal"].data)
+    return x.op == "constant" and x.size == 1 and not any(x["literal"].data)
 
 
 def _without(x: Instruction, d: int, dims: tuple[Size, ...]) -> Instruction | None:
@@ -352,8 +340,6 @@ def _without(x: Instruction, d: int, dims: tuple[Size, ...]) -> Instruction | No
     if x.op != "broadcast":
         return None
     source = x.operands[0]
-    if d in x["dimensions"] or any(
-        n != x.shape.dims[k] for n, k in zip(source.shape.dims, x["dimensions"])
-    ):
+    if d in x["dimensions"] or any(n != x.dims[k] for n, k in zip(source.dims, x["dimensions"])):
         return None
     return b.broadcast(source, dims, tuple(k - (k > d) for k in x["dimensions"]))

@@ -40,11 +40,11 @@ Intervals = tuple[tuple[Size, Size], ...]
 def classify(x: Instruction) -> int:
     """FREE, LIGHT, … of an instruction of the entry computation."""
     if x.op == "constant":
-        return FREE if x.shape.size == 1 else STEP
+        return FREE if x.size == 1 else STEP
     kind = CLASS.get(x.op, STEP)
     if kind in (STEP, FREE):
         return kind
-    if x.op == "bitcast-convert" and x.operands[0].shape.dims != x.shape.dims:
+    if x.op == "bitcast-convert" and x.operands[0].dims != x.dims:
         return STEP  # the same bytes as another number of elements
     if x.op == "concatenate" and len(x.operands) > WIDEST_CONCATENATE:
         return STEP  # inside a kernel every element would choose between all operands
@@ -84,19 +84,19 @@ def broadcast_intervals(x: Instruction) -> Intervals:
     """What of a broadcast's space its operand spans; an operand dimension of size 1 may be
     stretched."""
     return intervals(
-        x.shape.dims,
-        (d for d, n in zip(x["dimensions"], x.operands[0].shape.dims) if n != 1),
+        x.dims,
+        (d for d, n in zip(x["dimensions"], x.operands[0].dims) if n != 1),
     )
 
 
 def reduced_intervals(x: Instruction) -> Intervals:
     """What a reduce sums over, in the space of its first operand."""
-    return intervals(x.operands[0].shape.dims, x["dimensions"])
+    return intervals(x.operands[0].dims, x["dimensions"])
 
 
 def kept_intervals(x: Instruction) -> Intervals:
     """What a reduce keeps, in the space of its first operand."""
-    dims = x.operands[0].shape.dims
+    dims = x.operands[0].dims
     gone = set(x["dimensions"])
     return intervals(dims, (i for i in range(len(dims)) if i not in gone))
 

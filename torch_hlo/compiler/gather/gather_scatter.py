@@ -42,12 +42,12 @@ def gather_index(x: Instruction, index: tuple[ix.Index, ...]) -> tuple[ix.Index,
     dropped = {*x.get("collapsed_slice_dims", ()), *batching}
     batch = [i for d, i in enumerate(index) if d not in x["offset_dims"]]
     offsets = iter([index[d] for d in x["offset_dims"]])
-    place = [ix.ZERO if d in dropped else next(offsets) for d in range(operand.shape.rank)]
+    place = [ix.ZERO if d in dropped else next(offsets) for d in range(operand.rank)]
     for component, d in enumerate(x["start_index_map"]):
         at = list(batch)
-        if vector_dim < indices.shape.rank:
+        if vector_dim < indices.rank:
             at.insert(vector_dim, ix.constant(component))
-        extent = dim_max(operand.shape.dims[d] - sizes[d], 0) + 1
+        extent = dim_max(operand.dims[d] - sizes[d], 0) + 1
         if extent != 1:
             place[d] = place[d] + ix.loaded(indices, tuple(at), extent)
     for d, b in zip(batching, x.get("start_indices_batching_dims", ()), strict=True):
@@ -172,7 +172,7 @@ def _scatter_into(
         x.operands[count],
         x.operands[count + 1 :],
     )
-    if updates[0].shape.size == 0 or operands[0].shape.size == 0:
+    if updates[0].size == 0 or operands[0].size == 0:
         return
 
     def build() -> tuple[str, list[Size], Size, int, float]:
@@ -229,7 +229,7 @@ class Scatter:
         )
         self.size = Sizes(f)
         self.vector_dim = x["index_vector_dim"]
-        dims, update_dims = operands[0].shape.dims, updates[0].shape.dims
+        dims, update_dims = operands[0].dims, updates[0].dims
         batching = tuple(x.get("input_batching_dims", ()))
         dropped = {*x.get("inserted_window_dims", ()), *batching}
         # operand dimension of each window dimension
@@ -254,7 +254,7 @@ class Scatter:
             and self.window_dims[-1] == len(dims) - 1
             and self.window_positions[-1:] == [len(update_dims) - 1]
         )
-        real = all(o.shape.kind != "c" for o in operands)
+        real = all(o.kind != "c" for o in operands)
         self.lanes = (
             lanes
             if contiguous
@@ -317,9 +317,9 @@ class Scatter:
     def starts(self, batch: list[Int]) -> tuple[Int, str | None]:
         """(element offset of the window's start in the operand, condition that the window fits)."""
         f, x = self.f, self.x
-        index_strides = list(row_major_strides(self.indices.shape.dims))
+        index_strides = list(row_major_strides(self.indices.dims))
         component_stride = (
-            index_strides.pop(self.vector_dim) if self.vector_dim < self.indices.shape.rank else 0
+            index_strides.pop(self.vector_dim) if self.vector_dim < self.indices.rank else 0
         )
         base = dot_product(f, batch, [self.size(s) for s in index_strides])
         offset: Int = 0
@@ -376,7 +376,7 @@ class Scatter:
                 mask: str | None = None,
                 last: tuple[Int, ...] = (),
             ) -> None:
-                types = [u.shape.dtype for u in self.updates]
+                types = [u.dtype for u in self.updates]
                 if values is None:
                     new = [
                         load(f, t, f"%by{i}", f.add(by, at), lanes, mask)
@@ -407,7 +407,7 @@ class Scatter:
 
     def _combine(self, to: Int, new: list[Value], lanes: int, mask: str | None) -> None:
         f = self.f
-        types = [o.shape.dtype for o in self.operands]
+        types = [o.dtype for o in self.operands]
         root, params = self.x["to_apply"].root, self.x["to_apply"].params
         if len(types) == 1 and root is params[1]:
             store(f, types[0], new[0], "%to0", to, lanes, mask)

@@ -43,7 +43,7 @@ def scatter(program: GpuProgram, x: Instruction) -> None:
     count = len(x.operands) // 2
     operands, updates = x.operands[:count], x.operands[count + 1 :]
     s = _Sorted(program, x, operands, x.operands[count], updates)
-    empty = updates[0].shape.size == 0 or operands[0].shape.size == 0
+    empty = updates[0].size == 0 or operands[0].size == 0
     if empty or isinstance(s.windows, int) and s.windows <= FEW or not s.disjoint():
         return gather_scatter.scatter(program, x)
     targets = list(leaves(program.places(x)))
@@ -90,7 +90,7 @@ class _Sorted:
             indices,
             updates,
         )
-        self.types = [o.shape.dtype for o in operands]
+        self.types = [o.dtype for o in operands]
         self.form = form = self._form(Writer(program, "form", []))
         self.windows = product(form.update_dims[d] for d in form.scatter_positions)
         self.window = product(form.window_sizes)
@@ -104,13 +104,13 @@ class _Sorted:
             if plain
             and root.op in _ASSOCIATIVE
             and {*root.operands} == {*params}
-            and root.shape.dtype == self.types[0]
+            and root.dtype == self.types[0]
             else None
         )
         self.associative = self.replaces or self.op is not None
         # narrow floats are rounded once, at the end
         self.part_dtype = "f32" if STORAGE[self.types[0]].register == "float" else self.types[0]
-        size = operands[0].shape.size
+        size = operands[0].size
         self.key_dtype = "s32" if isinstance(size, int) and size < 1 << 31 else "s64"
         self.key_kind = "i32" if self.key_dtype == "s32" else "i64"
         # the key of a window that does not fit

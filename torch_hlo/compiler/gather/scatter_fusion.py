@@ -125,10 +125,7 @@ def _computed(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> li
     """What the scatter computes itself: instructions that only its updates need, operands before
     users."""
     start, indices, updates = x.operands
-    if (
-        not all(isinstance(d, int) for o in x.operands for d in o.shape.dims)
-        or updates.shape.kind == "c"
-    ):
+    if not all(isinstance(d, int) for o in x.operands for d in o.dims) or updates.kind == "c":
         return []
     wide = _is_wide(x)
     chosen: dict[Instruction, None] = {}
@@ -146,13 +143,13 @@ def _computed(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> li
 
 def _is_cheap(y: Instruction, wide: bool) -> bool:
     if y.op == "gather" or table.classify(y) in (table.LIGHT, table.HEAVY):
-        return wide and y.op != "get-tuple-element" and y.shape.kind != "c"
-    return y.op in ("broadcast", "iota") or y.op == "constant" and y.shape.size == 1
+        return wide and y.op != "get-tuple-element" and y.kind != "c"
+    return y.op in ("broadcast", "iota") or y.op == "constant" and y.size == 1
 
 
 def _is_wide(x: Instruction) -> bool:
     """Whether windows are rows of the result that vectors fit into."""
-    rank, last = x.shape.rank, x.operands[2].shape.rank - 1
+    rank, last = x.rank, x.operands[2].rank - 1
     dropped = {
         *x.get("inserted_window_dims", ()),
         *x.get("input_batching_dims", ()),
@@ -161,5 +158,5 @@ def _is_wide(x: Instruction) -> bool:
         rank > 0
         and rank - 1 not in dropped
         and last in x["update_window_dims"]
-        and fixed(x.operands[2].shape.dims[last]) >= WIDE
+        and fixed(x.operands[2].dims[last]) >= WIDE
     )

@@ -402,13 +402,13 @@ class Kernel:
 def emit_lu(program: Program, x: Instruction) -> None:
     """(packed factors, pivots from 0, permutation) of each matrix of a batch, a matrix per item."""
     a = x.operands[0]
-    *batch, m, n = a.shape.dims
+    *batch, m, n = a.dims
     f = Writer(
         program,
         "lu",
         signature("i64 lo, i64 hi, ptr a, ptr x, ptr pivots, ptr order"),
     )
-    kernel, size = Kernel(f, a.shape.dtype), Sizes(f)
+    kernel, size = Kernel(f, a.dtype), Sizes(f)
     rows, columns = size(m), size(n)
     steps, elements = f.min(rows, columns), f.mul(rows, columns)
     with f.loop("%lo", "%hi") as item:

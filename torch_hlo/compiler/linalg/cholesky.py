@@ -85,7 +85,7 @@ def _hint(size: Size) -> int:
 
 
 def _check(x: Instruction) -> None:
-    if x.shape.dtype not in REAL_KIND:
+    if x.dtype not in REAL_KIND:
         raise CodegenError(
             f"{x.op}({', '.join(str(o.shape) for o in x.operands)}): only f32, f64, c64 and c128;"
             " convert first"
@@ -94,7 +94,7 @@ def _check(x: Instruction) -> None:
 
 def cholesky(program: Program, x: Instruction) -> None:
     """The factor of each matrix; a matrix that is not positive definite gives NaNs."""
-    if x.shape.dtype in ("f16", "bf16"):
+    if x.dtype in ("f16", "bf16"):
         return emit_tree(
             program,
             build.convert(
@@ -103,14 +103,14 @@ def cholesky(program: Program, x: Instruction) -> None:
                     (build.convert(x.operands[0], "f32"),),
                     **dict(x.attrs),
                 ),
-                x.shape.dtype,
+                x.dtype,
             ),
             x.operands,
             x,
         )
     _check(x)
-    n, dtype = x.shape.dims[-1], x.shape.dtype
-    if x.shape.size == 0:
+    n, dtype = x.dims[-1], x.dtype
+    if x.size == 0:
         return
     lower = x["lower"]
     f = Writer(
@@ -126,7 +126,7 @@ def cholesky(program: Program, x: Instruction) -> None:
             _cholesky_in_blocks(f, dtype, base, rows, lower)
         else:
             _cholesky_by_elements(f, _Number(f, dtype), base, rows, lower)
-    batch = _batch(x.shape.dims[:-2])
+    batch = _batch(x.dims[:-2])
     name = f.define()
     arguments = [
         f"ptr {program.pointer(x.operands[0])}",
@@ -216,21 +216,21 @@ def triangular_solve(program: Program, x: Instruction) -> None:
     """op(a) x = b by substitution; the right-hand side solves the transposed system."""
     a, b = x.operands
     attrs = {k: x[k] for k in ("left_side", "lower", "unit_diagonal", "transpose_a")}
-    if x.shape.size == 0:
+    if x.size == 0:
         return
-    if x.shape.dtype in ("f16", "bf16"):
+    if x.dtype in ("f16", "bf16"):
         wide = instr(
             "triangular-solve",
             (build.convert(a, "f32"), build.convert(b, "f32")),
             **attrs,
         )
-        return emit_tree(program, build.convert(wide, x.shape.dtype), x.operands, x)
+        return emit_tree(program, build.convert(wide, x.dtype), x.operands, x)
     _check(x)
     if not attrs["left_side"]:
         return emit_tree(program, _from_the_left(x, attrs), x.operands, x)
     copy_places(program, program.places(x), program.places(b))
-    n, columns = x.shape.dims[-2:]
-    dtype = x.shape.dtype
+    n, columns = x.dims[-2:]
+    dtype = x.dtype
     transposed = attrs["transpose_a"] != "NO_TRANSPOSE"
     lower, unit = attrs["lower"] != transposed, attrs["unit_diagonal"]
     f = Writer(
@@ -256,15 +256,15 @@ def triangular_solve(program: Program, x: Instruction) -> None:
         *size.arguments(program),
     ]
     cost = 50 + 0.1 * _hint(n) ** 2 * (columns if not isinstance(columns, Dim) else 64)
-    program.parallel(name, arguments, program.size(_batch(x.shape.dims[:-2])), cost=cost)
+    program.parallel(name, arguments, program.size(_batch(x.dims[:-2])), cost=cost)
 
 
 def _from_the_left(x: Instruction, attrs: dict[str, Any]) -> Instruction:
     """x op(a) = b as the transposed system."""
     a, b = x.operands
-    swap = (*range(x.shape.rank - 2), x.shape.rank - 1, x.shape.rank - 2)
+    swap = (*range(x.rank - 2), x.rank - 1, x.rank - 2)
     transposed = attrs["transpose_a"] != "NO_TRANSPOSE"
-    if attrs["transpose_a"] == "ADJOINT" and x.shape.kind == "c":
+    if attrs["transpose_a"] == "ADJOINT" and x.kind == "c":
         a = build.complex_(build.real(a), build.negate(build.imag(a)))
     flipped = {
         "left_side": True,

@@ -194,7 +194,7 @@ def _arguments(program: Program, x: Instruction, *sizes: Size) -> list[str]:
 
 def _syevd(program: Program, x: Instruction, side: str, vectors: bool) -> tuple[str, list[str]]:
     """Of symmetric matrices, by the triangle `side`: -> (values [..., n], vectors [..., n, n])."""
-    dtype, vectors = x.operands[0].shape.dtype, vectors and 1 in used_results(x)
+    dtype, vectors = x.operands[0].dtype, vectors and 1 in used_results(x)
     f = _Routine(
         program,
         f"syevd_{'V' if vectors else 'N'}{side}",
@@ -234,7 +234,7 @@ def _syevd(program: Program, x: Instruction, side: str, vectors: bool) -> tuple[
         if vectors:
             f.turn(m, f.gep(f.kind, "%v", f.mul(item, square)), "%n", "%n")
     f.free(whole)
-    return f.define(), _arguments(program, x, x.operands[0].shape.dims[-1])
+    return f.define(), _arguments(program, x, x.operands[0].dims[-1])
 
 
 def _gesdd(program: Program, x: Instruction, full: bool, vectors: bool) -> tuple[str, list[str]]:
@@ -301,7 +301,7 @@ def _gesdd(program: Program, x: Instruction, full: bool, vectors: bool) -> tuple
 def _geev(program: Program, x: Instruction) -> tuple[str, list[str]]:
     """-> (values [..., n], vectors [..., n, n]) or (values), of complex numbers. A pair of
     conjugate eigenvectors comes as real and imaginary part of the first, as columns."""
-    dtype, wanted = x.operands[0].shape.dtype, len(x.shape.elements) > 1
+    dtype, wanted = x.operands[0].dtype, len(x.shape.elements) > 1
     vectors = wanted and 1 in used_results(x)
     name = f"geev_{'V' if vectors else 'N'}{len(x.shape.elements)}"
     f = _Routine(program, name, dtype, ("a", "w", "v") if wanted else ("a", "w"), ("n",))
@@ -323,7 +323,7 @@ def _geev(program: Program, x: Instruction) -> tuple[str, list[str]]:
         if vectors:
             _write_eigenvectors(f, v, im, f.mul(item, square))
     f.free(whole)
-    return f.define(), _arguments(program, x, x.operands[0].shape.dims[-1])
+    return f.define(), _arguments(program, x, x.operands[0].dims[-1])
 
 
 def _write_complex(f: _Routine, to: str, at: Int, real: str, imaginary: str) -> None:

@@ -44,7 +44,7 @@ def is_qr(x: Instruction) -> bool:
 
 
 def _fused(out: Instruction) -> Instruction | None:
-    if not (is_lu(out) or is_qr(out)) or out.operands[0].shape.dtype not in (
+    if not (is_lu(out) or is_qr(out)) or out.operands[0].dtype not in (
         "f32",
         "f64",
     ):

@@ -225,10 +225,10 @@ def emit_qr(program: Program, x: Instruction) -> None:
     """(Q, R on and above the diagonal of a matrix, workspace) of each matrix of a batch, a matrix
     per item."""
     a = x.operands[0]
-    *batch, m, n = a.shape.dims
+    *batch, m, n = a.dims
     pointers = [("ptr", q) for q in ("a", "q", "x", "work")]
     f = Writer(program, "qr", [*signature("i64 lo, i64 hi"), *pointers])
-    kernel, size = _Panel(f, a.shape.dtype), Sizes(f)
+    kernel, size = _Panel(f, a.dtype), Sizes(f)
     rows, columns, width = size(m), size(n), size(x.shape.elements[0].dims[-1])
     steps, elements = f.min(rows, columns), f.mul(rows, columns)
     count = f.ceildiv(steps, BLOCK)

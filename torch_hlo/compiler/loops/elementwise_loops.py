@@ -127,7 +127,7 @@ class LoopNest:
     ) -> None:
         self.program, self.target = program, program.target
         self.stores, self.leaves, self.in_place = stores, leaves, in_place
-        self.dims = stores[0].value.shape.dims
+        self.dims = stores[0].value.dims
         self.loops = plan_loops(self._walk, self.dims, leaves)
         self.extents: tuple[Size, ...] = self.loops.extents
 
@@ -141,15 +141,15 @@ class LoopNest:
         items, grain, elements = self.write()
         kernel = self.kernel
         name = kernel.define(self.program, _name(self.stores))
-        moved = sum(x.shape.itemsize for x in self.leaves)
-        moved += sum(s.value.shape.itemsize for s in self.stores)
+        moved = sum(x.itemsize for x in self.leaves)
+        moved += sum(s.value.itemsize for s in self.stores)
         cost = max(kernel.body_lines * INSTRUCTION_NS / self.lanes, moved * 0.015) * elements
         return LoopKernel(name, tuple(kernel.sizes), items, grain, cost)
 
     def write(self) -> tuple[Size, int, float]:
         """Write the loops. Returns the number of items, the grain, and elements per item."""
         loops = self.loops
-        dtypes = loops.dtypes | {s.value.shape.dtype for s in self.stores}
+        dtypes = loops.dtypes | {s.value.dtype for s in self.stores}
         self.lanes = lanes = self.target.lanes(widest_bits(dtypes))
         last = self.extents[-1] if len(self.extents) > 1 else None
         if isinstance(last, int) and last * 4 <= lanes:
@@ -186,7 +186,7 @@ class LoopNest:
                 own, element = _element(s, index, self.dims)
                 values.append((s, element, self.kernel.value(s.value, own)))
             for out, (s, element, value) in zip(self.kernel.outputs, values, strict=True):
-                self.kernel.store(out, s.value.shape.dtype, element, value)
+                self.kernel.store(out, s.value.dtype, element, value)
 
         return write
 
@@ -306,7 +306,7 @@ def _aligned(extents: tuple[Size, ...], stores: Sequence[Store], target: Target)
         return True
     return all(
         isinstance(extents[-1], int)
-        and extents[-1] * STORAGE[s.value.shape.dtype].bytes % target.vector_bytes == 0
+        and extents[-1] * STORAGE[s.value.dtype].bytes % target.vector_bytes == 0
         for s in stores
     )
 
@@ -329,7 +329,7 @@ def emit_instruction(
     operands: list[Instruction] = []
     sources: list[Place] = []
     for o in x.operands:
-        if o.op == "constant" and o.shape.size == 1:
+        if o.op == "constant" and o.size == 1:
             operands.append(o)
             continue
         p = instr("parameter", (), o.shape, index=len(params))
@@ -360,7 +360,7 @@ def reshape(program: Program, x: Instruction) -> None:
 def bitcast_convert(program: Program, x: Instruction) -> None:
     """Row-major little-endian bytes are the same on both sides, also when the number of elements
     changes."""
-    if x.shape.itemsize * x.shape.size != x.operands[0].shape.nbytes:
+    if x.itemsize * x.size != x.operands[0].nbytes:
         raise CodegenError(
             f"bitcast-convert {x.operands[0].shape} -> {x.shape}: types narrower than a byte are"
             " stored one per byte; convert them"
@@ -374,7 +374,7 @@ def concatenate(program: Program, x: Instruction) -> None:
     for o in x.operands:
 
         def at(index: tuple[Index, ...], start: Size = start) -> Index:
-            return ix.linear((*index[:d], index[d] + start, *index[d + 1 :]), x.shape.dims)
+            return ix.linear((*index[:d], index[d] + start, *index[d + 1 :]), x.dims)
 
         emit_instruction(
             program,
@@ -383,18 +383,18 @@ def concatenate(program: Program, x: Instruction) -> None:
             at,
             key=(x.shape, d, start),
         )
-        start = start + o.shape.dims[d]
+        start = start + o.dims[d]
 
 
 def dynamic_update_slice(program: Program, x: Instruction) -> None:
     source, update, *starts = x.operands
     program.copy(program.place(x), program.place(source))
     params = parameters_of(o.shape for o in (update, *starts))
-    offsets = dynamic_starts(params[1:], x.shape.dims, update.shape.dims)
+    offsets = dynamic_starts(params[1:], x.dims, update.dims)
 
     def at(index: tuple[Index, ...]) -> Index:
         return (
-            ix.linear([i + o for i, o in zip(index, offsets, strict=True)], x.shape.dims)
+            ix.linear([i + o for i, o in zip(index, offsets, strict=True)], x.dims)
             if index
             else ix.ZERO
         )
@@ -423,15 +423,11 @@ def emit_fusion_loops(program: Program, x: Instruction) -> None:
         else [program.place(x)]
     )
     # a concatenation beside results of its size is written element by element
-    whole = {r.shape.size for r in results if not pieces(r)}
+    whole = {r.size for r in results if not pieces(r)}
     loops: dict[Size, list[int]] = {}
     for n, r in enumerate(results):
         loops.setdefault(
-            (
-                r.shape.size
-                if r.op == "concatenate" and r.shape.size in whole
-                else parts(r)[0].shape.size
-            ),
+            (r.size if r.op == "concatenate" and r.size in whole else parts(r)[0].size),
             [],
         ).append(n)
     numbers = {p: i for i, p in enumerate(computation.params)}
@@ -447,8 +443,8 @@ def emit_fusion_loops(program: Program, x: Instruction) -> None:
                 starts += r.operands[2:]
             written = (
                 [Store(r)]
-                if r.shape.size == size and r.op != "dynamic-update-slice"
-                else _stores(r, partial(ix.linear, dims=r.shape.dims))
+                if r.size == size and r.op != "dynamic-update-slice"
+                else _stores(r, partial(ix.linear, dims=r.dims))
             )
             stores += written
             targets += [places[n]] * len(written)
@@ -472,11 +468,11 @@ def _stores(x: Instruction, at: Callable[[tuple[Index, ...]], Index]) -> list[St
     for o in pieces(x):
         starts: Sequence[Index | Size]
         if x.op == "dynamic-update-slice":
-            starts = dynamic_starts(x.operands[2:], x.shape.dims, o.shape.dims)
+            starts = dynamic_starts(x.operands[2:], x.dims, o.dims)
         else:
             (axis,) = x["dimensions"]
-            starts = [start if d == axis else 0 for d in range(x.shape.rank)]
-            start = start + o.shape.dims[axis]
+            starts = [start if d == axis else 0 for d in range(x.rank)]
+            start = start + o.dims[axis]
         found += _piece(x, o, starts, at)
     return found
 
@@ -495,5 +491,5 @@ def _piece(
     inner = joined(x)
     if inner is None:
         return [Store(o, place)]
-    dims = inner.shape.dims
-    return _stores(inner, lambda index: place(ix.regroup(index, dims, o.shape.dims)))
+    dims = inner.dims
+    return _stores(inner, lambda index: place(ix.regroup(index, dims, o.dims)))

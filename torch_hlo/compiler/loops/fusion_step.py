@@ -147,7 +147,7 @@ def _trivial(program: Program, computation: Computation) -> _Code:
             f"fusion {computation.name}: reductions of nothing or single elements cannot share a"
             " kernel with others"
         )
-    sizes = list(dict.fromkeys(r.shape.size for r in results if r.shape.size != 0))
+    sizes = list(dict.fromkeys(r.size for r in results if r.size != 0))
     gtes = tuple_users(order)
 
     def bind(k: RowKernel) -> None:
@@ -160,7 +160,7 @@ def _trivial(program: Program, computation: Computation) -> _Code:
             _late_kernel(
                 program,
                 computation,
-                [n for n, r in enumerate(results) if r.shape.size == size],
+                [n for n, r in enumerate(results) if r.size == size],
                 bind,
             )
             for size in sizes
@@ -186,10 +186,10 @@ def _single(k: RowKernel, x: Instruction, r: Reducer) -> ReduceValue:
 
 def _cost(p: RowPlan, computation: Computation, items: Size) -> float:
     """Estimated nanoseconds of one item."""
-    full = [x for x in (*computation.params, *results_of(computation)) if x.shape.size == p.size]
+    full = [x for x in (*computation.params, *results_of(computation)) if x.size == p.size]
     heavy = sum(table.classify(y) == table.HEAVY for y in p.order)
     point = max(
-        sum(x.shape.itemsize for x in full) * BYTE_NS,
+        sum(x.itemsize for x in full) * BYTE_NS,
         len(p.order) * LIGHT_NS + heavy * HEAVY_NS,
     )
     if isinstance(p.size, int) and isinstance(items, int):
@@ -233,8 +233,8 @@ def _combine(
     gtes = tuple_users(p.order)
     partials = len(_partial_arrays(p, emitter)) * (1 + emitter.column_blocks)
     calls = []
-    for size in dict.fromkeys(results[n].shape.size for n in p.late_outputs):
-        numbers = [n for n in p.late_outputs if results[n].shape.size == size]
+    for size in dict.fromkeys(results[n].size for n in p.late_outputs):
+        numbers = [n for n in p.late_outputs if results[n].size == size]
 
         def bind(k: RowKernel, numbers: list[int] = numbers) -> None:
             for r in p.late_reduces:
@@ -268,7 +268,7 @@ def _late_kernel(
     values; `partials` buffers follow the results' pointers, of each of which `reads` elements are
     read per result."""
     results = results_of(computation)
-    size = results[numbers[0]].shape.size
+    size = results[numbers[0]].size
     k = RowKernel(
         program.target,
         program.target.lanes(32),
@@ -280,9 +280,9 @@ def _late_kernel(
 
     def write(at: Index, _: object = None) -> list[str]:
         # All values first: a result may lie in the memory of an operand.
-        values = [k.value(results[n], delinear(at, results[n].shape.dims)) for n in numbers]
+        values = [k.value(results[n], delinear(at, results[n].dims)) for n in numbers]
         for pointer, n, value in zip(k.outputs, numbers, values):
-            k.store(pointer, results[n].shape.dtype, at, value)
+            k.store(pointer, results[n].dtype, at, value)
         return []
 
     if size == 1:
@@ -324,7 +324,7 @@ def _folded(
     kept: Size,
 ) -> ReduceValue:
     """The value of a late reduce at an index: the chunks' partial results in a balanced tree."""
-    dims = x.shape.elements[0].dims if x.shape.is_tuple else x.shape.dims
+    dims = x.shape.elements[0].dims if x.shape.is_tuple else x.dims
 
     def value(index: tuple[Index, ...]) -> list[Value]:
         at = linear(index, dims) if index else ZERO

@@ -18,7 +18,7 @@ class GpuLoopNest(LoopNest):
     target: GpuTarget
 
     def write(self) -> tuple[Size, int, float]:
-        stored = self.loops.moved | {s.value.shape.dtype for s in self.stores}
+        stored = self.loops.moved | {s.value.dtype for s in self.stores}
         self.lanes = lanes = self.target.lanes(stored_bits(stored))
         outputs = len(self.stores)
         if tile.fits(self.loops, lanes, self.in_place):

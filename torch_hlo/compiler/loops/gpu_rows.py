@@ -178,9 +178,7 @@ class GpuRowForms(RowForms):
         if plan.style == "rows" and isinstance(length, int) and length <= SHORT_ROW:
             return RowKernel(self.target, 1, leaves, outputs)
         last = plan.dims[plan.inner[-1]]
-        lanes = self.target.lanes(
-            stored_bits(x.shape.dtype for x in leaves if x.shape.size == plan.size)
-        )
+        lanes = self.target.lanes(stored_bits(x.dtype for x in leaves if x.size == plan.size))
         while not isinstance(last, int) and lanes > 1 or isinstance(last, int) and last % lanes:
             lanes //= 2
         threads = 128

@@ -71,14 +71,14 @@ class Reducer:
         self.x = x
         half = len(x.operands) // 2
         self.operands, self.initials = x.operands[:half], x.operands[half:]
-        self.dtypes = tuple(o.shape.dtype for o in self.operands)
+        self.dtypes = tuple(o.dtype for o in self.operands)
         self.computation: Computation = x["to_apply"]
         self.op = self._single_opcode()
         self.kinds = [STORAGE[t].register for t in self.dtypes for _ in range(STORAGE[t].parts)]
 
     def _single_opcode(self) -> str | None:
         root, params = self.computation.root, self.computation.params
-        plain = len(params) == 2 and root.op in _IDENTITY and root.shape.dtype == self.dtypes[0]
+        plain = len(params) == 2 and root.op in _IDENTITY and root.dtype == self.dtypes[0]
         if plain and {*root.operands} == {*params} and len(root.operands) == 2:
             if DTYPES[self.dtypes[0]].kind == "c" and root.op != "add":
                 return None
@@ -112,7 +112,7 @@ class Reducer:
     def initial(self, k: Kernel, x: Instruction) -> list[str]:
         """Operands of an initial value, at the kernel's current width; computed at the function's
         start."""
-        value = k.value(x, (ZERO,) * x.shape.rank)
+        value = k.value(x, (ZERO,) * x.rank)
         return list(value) if isinstance(value, tuple) else [value]
 
     def needs_initial(self) -> bool:

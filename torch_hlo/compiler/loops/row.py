@@ -214,7 +214,7 @@ class RowEmitter:
         row, sizes = [where[d] for d in plan.outer], plan.outer_sizes()
         # All values first: a result may lie in the memory of an operand.
         values = [
-            k.value(self.results[n], regroup(row, sizes, self.results[n].shape.dims))
+            k.value(self.results[n], regroup(row, sizes, self.results[n].dims))
             for n in plan.row_outputs
         ]
         if values:
@@ -222,7 +222,7 @@ class RowEmitter:
         for n, value in zip(plan.row_outputs, values):
             k.store(
                 k.outputs[n],
-                self.results[n].shape.dtype,
+                self.results[n].dtype,
                 linear(row, sizes) if row else ZERO,
                 value,
             )
@@ -348,7 +348,7 @@ class RowEmitter:
         for r in sums:
             t = k.level.scalar.typed(kind[r])
             zero, shift = t.const(0.0), shifts[plan.online[r].maximum]
-            t.store(zero, shift, STORAGE[r.shape.dtype].bytes)
+            t.store(zero, shift, STORAGE[r.dtype].bytes)
         with k.loop("0", k.size(length), length, BLOCK) as b:
             first = k.scalar(b)
             op = k.level.scalar.op
@@ -378,8 +378,8 @@ class RowEmitter:
         for r in sums:
             # The shift asked for differs from ours where the maximum is not finite.
             online, t = plan.online[r], k.level.scalar.typed(kind[r])
-            wanted = single(k.value(online.shift, regroup(row, sizes, online.shift.shape.dims)))
-            used = t.load(shifts[online.maximum], STORAGE[r.shape.dtype].bytes)
+            wanted = single(k.value(online.shift, regroup(row, sizes, online.shift.dims)))
+            used = t.load(shifts[online.maximum], STORAGE[r.dtype].bytes)
             (total,) = self.reducers[r].fold_lanes(k, self._load(self.reducers[r], slots[r]))
             self._bind(r, [t.mul(total, exp(t, t.sub(used, wanted)))])
 
@@ -422,12 +422,12 @@ class RowEmitter:
         (best,) = reducer.fold_lanes(k, self._load(reducer, slots[m]))
         t = k.level.scalar.typed(reducer.kinds[0])
         new = t.select(t.cmp("olt", t.abs(best), float("inf")), best, 0.0)
-        old = t.load(shift, STORAGE[m.shape.dtype].bytes)
+        old = t.load(shift, STORAGE[m.dtype].bytes)
         # Sums so far are 0 when there was no finite maximum, and lost when there is one no more:
         # the factor only has to be finite.
         change = t.sub(old, new)
         factor = exp(t, t.select(t.cmp("olt", change, 0.0), change, 0.0))
-        t.store(new, shift, STORAGE[m.shape.dtype].bytes)
+        t.store(new, shift, STORAGE[m.dtype].bytes)
         wide = Emit(k.lanes, k.level.lines, k.unit)
         for r in sums:
             (slot,), kind = slots[r], self.reducers[r].kinds[0]
@@ -441,9 +441,9 @@ class RowEmitter:
         """exp(x - shift) with the shift of the current block."""
         k = self.k
         minuend = e.operands[0].operands[0]
-        t = k.e.typed(STORAGE[e.shape.dtype].register)
-        own = k.levels[-2].scalar.typed(t.kind).load(shift, STORAGE[e.shape.dtype].bytes)
-        value = single(k.value(minuend, regroup(index, e.shape.dims, minuend.shape.dims)))
+        t = k.e.typed(STORAGE[e.dtype].register)
+        own = k.levels[-2].scalar.typed(t.kind).load(shift, STORAGE[e.dtype].bytes)
+        value = single(k.value(minuend, regroup(index, e.dims, minuend.dims)))
         return exp(t, t.sub(value, k.e.splat(t.kind, own)))
 
     @contextmanager
@@ -496,7 +496,7 @@ class RowEmitter:
         self.where = where
 
         def index_of(x: Instruction) -> tuple[Index, ...]:
-            return regroup(point, plan.dims, x.shape.dims)
+            return regroup(point, plan.dims, x.dims)
 
         following: list[str] = []
         used = 0
@@ -510,7 +510,7 @@ class RowEmitter:
             self._prefetch(at, _product(plan.inner_sizes()))
         for n in writes:
             x = self.results[n]
-            k.store(k.outputs[n], x.shape.dtype, at, k.value(x, index_of(x)))
+            k.store(k.outputs[n], x.dtype, at, k.value(x, index_of(x)))
         return following
 
     def _prefetch(self, at: Index, ahead: Size) -> None:
@@ -526,8 +526,8 @@ class RowEmitter:
         ):
             return
         for x, pointer in k.leaves.items():
-            if x.shape.size == self.plan.size and x.shape.kind != "c":
-                k.prefetch(pointer, STORAGE[x.shape.dtype].memory, at + ahead)
+            if x.size == self.plan.size and x.kind != "c":
+                k.prefetch(pointer, STORAGE[x.dtype].memory, at + ahead)
 
     def _split(self, reducers: list[Reducer], copies: list[list[str]]) -> list[list[str]]:
         """Per reducer the accumulators of all unrolled copies folded into one."""
@@ -713,8 +713,8 @@ class RowEmitter:
         inner = [d for d in self.plan.inner]
         sizes = self.plan.inner_sizes()
         for x in self.plan.stash[:4]:
-            storage = STORAGE[x.shape.dtype]
-            if storage.parts == 2 or x.shape.dtype not in ("f32", "f64"):
+            storage = STORAGE[x.dtype]
+            if storage.parts == 2 or x.dtype not in ("f32", "f64"):
                 continue
             slot = self.k.alloca(storage.memory, length)
 
@@ -725,9 +725,9 @@ class RowEmitter:
                 if at is None:
                     return None
                 if self.stashed.setdefault(x, self.current_pass) < self.current_pass:
-                    return self.k.load(slot, x.shape.dtype, at)
+                    return self.k.load(slot, x.dtype, at)
                 v = Kernel._compute(self.k, x, index)
-                self.k.store(slot, x.shape.dtype, at, v)
+                self.k.store(slot, x.dtype, at, v)
                 return v
 
             self.k.computed[x] = value
@@ -744,7 +744,7 @@ class RowEmitter:
         if self.where is None:
             return None
         point = [self.where[d] for d in range(len(self.plan.dims))]
-        if regroup(point, self.plan.dims, x.shape.dims) != index:
+        if regroup(point, self.plan.dims, x.dims) != index:
             return None
         return linear([self.where[d] for d in inner], sizes)
 

@@ -68,11 +68,11 @@ class RowKernel(Kernel):
 def stream(k: RowKernel, plan: RowPlan, results: Sequence[Instruction], nbytes: int) -> None:
     """Let the results with an element per point bypass the caches when they take `nbytes` or more.
     Their vectors have to be aligned."""
-    large = [n for n in plan.full_outputs if results[n].shape.kind != "c"]
+    large = [n for n in plan.full_outputs if results[n].kind != "c"]
     if (
         k.target.steers_caches
         and isinstance(plan.size, int)
-        and sum(fixed(results[n].shape.nbytes) for n in large) >= nbytes
+        and sum(fixed(results[n].nbytes) for n in large) >= nbytes
     ):
         k.nontemporal.update(k.outputs[n] for n in large)
 

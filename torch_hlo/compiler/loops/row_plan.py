@@ -110,12 +110,12 @@ def plan(computation: Computation, walk: Walk) -> RowPlan:
     results = list(root.operands) if root.op == "tuple" else [root]
     order = postorder((root,))
     reduces = [x for x in order if x.op == "reduce"]
-    size = reduces[0].operands[0].shape.size
+    size = reduces[0].operands[0].size
     kept = {r: table.kept_intervals(r) for r in reduces}
     deps = _dependencies(order)
 
     def is_full(x: Instruction) -> bool:
-        return not x.shape.is_tuple and x.op != "get-tuple-element" and x.shape.size == size
+        return not x.shape.is_tuple and x.op != "get-tuple-element" and x.size == size
 
     read_back = {r for x in order if is_full(x) for r in deps[x] if r is not x}
     rows = kept[next(iter(read_back))] if read_back else _choose_rows(size, reduces, kept, walk)
@@ -170,7 +170,7 @@ def _sort_results(
             deps[x] & late_set
             or rows is None
             or not (deps[x] & row_set)
-            and x.shape.size != _product(p.outer_sizes())
+            and x.size != _product(p.outer_sizes())
         ):
             p.late_outputs.append(k)
         else:
@@ -258,13 +258,13 @@ def _dimensions(
             spans = (
                 table.broadcast_intervals(x)
                 if x.op == "broadcast"
-                else table.intervals(x.shape.dims, (x["iota_dimension"],))
+                else table.intervals(x.dims, (x["iota_dimension"],))
             )
             cuts = table.refine(cuts, table.cuts(spans)) or cuts
     for x in order:
         # rows of a part of an array are loaded as vectors where none runs over several
         if is_full(x) and x.op in moves:
-            steps = table.cuts(tuple(table.intervals(x.shape.dims, (d,))[0] for d in _moved(x)))
+            steps = table.cuts(tuple(table.intervals(x.dims, (d,))[0] for d in _moved(x)))
             cuts = (
                 table.refine(
                     cuts,
@@ -286,7 +286,7 @@ def _order(a: Size, b: Size) -> int:
 def _moved(x: Instruction) -> list[int]:
     """Dimensions of a full-size rearrangement along which its elements are no neighbours in what it
     reads; none of size 1."""
-    dims, source = x.shape.dims, x.operands[0].shape.dims
+    dims, source = x.dims, x.operands[0].dims
     if len(dims) != len(source):
         return []
     kept = x["dimensions"] if x.op == "transpose" else range(len(dims))
@@ -348,7 +348,7 @@ def _online(p: RowPlan, r: Instruction) -> Online | None:
     if (
         r.shape.is_tuple
         or r["to_apply"].root.op != "add"
-        or r.operands[0].shape.dtype not in ("f32", "f64")
+        or r.operands[0].dtype not in ("f32", "f64")
     ):
         return None
     e = r.operands[0]

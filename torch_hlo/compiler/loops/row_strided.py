@@ -145,7 +145,7 @@ class StridedEmitter:
         )
 
     def _row_value(self, x: Instruction, j: Index) -> Value:
-        return self.k.value(x, regroup(self._row(j), self.plan.outer_sizes(), x.shape.dims))
+        return self.k.value(x, regroup(self._row(j), self.plan.outer_sizes(), x.dims))
 
     def _pass(self, number: int) -> None:
         k, plan = self.k, self.plan
@@ -161,15 +161,15 @@ class StridedEmitter:
             point = self._point(inside, j)
             for x in due:
                 r = self.reducers[x]
-                values = r.values(k, lambda o: regroup(point, plan.dims, o.shape.dims))
+                values = r.values(k, lambda o: regroup(point, plan.dims, o.dims))
                 self._set(r, accs[x], j, r.combine(k, self._get(r, accs[x], j), values))
             at = linear(point, plan.dims)
             if number == 0:
                 self._prefetch(at)
             for n in writes:
                 x = self.results[n]
-                value = k.value(x, regroup(point, plan.dims, x.shape.dims))
-                k.store(k.outputs[n], x.shape.dtype, at, value)
+                value = k.value(x, regroup(point, plan.dims, x.dims))
+                k.store(k.outputs[n], x.dtype, at, value)
 
         self._walk(plan.inner, {}, self.accs, blocked, body)
         self._finish(due)
@@ -231,8 +231,8 @@ class StridedEmitter:
         if not (k.target.steers_caches and vectors and isinstance(gap, int)):
             return
         for x, pointer in k.leaves.items():
-            storage = STORAGE[x.shape.dtype]
-            if x.shape.size == self.plan.size and storage.parts == 1 and gap * storage.bytes >= FAR:
+            storage = STORAGE[x.dtype]
+            if x.size == self.plan.size and storage.parts == 1 and gap * storage.bytes >= FAR:
                 k.prefetch(pointer, storage.memory, at + gap * ROWS_AHEAD)
 
     # -- accumulators
@@ -285,10 +285,10 @@ class StridedEmitter:
             k.bind_reduce(x, self.gtes.get(x, ()), partial(self._finished, x))
         for x in self._read_per_row(due):
             slot = k.alloca(
-                STORAGE[x.shape.dtype].memory,
-                self.block * STORAGE[x.shape.dtype].parts,
+                STORAGE[x.dtype].memory,
+                self.block * STORAGE[x.dtype].parts,
             )
-            self._rows(lambda j: k.store(slot, x.shape.dtype, j, self._row_value(x, j)))
+            self._rows(lambda j: k.store(slot, x.dtype, j, self._row_value(x, j)))
             k.computed[x] = partial(self._kept, x, slot)
 
     def _finished(self, x: Instruction, index: tuple[Index, ...]) -> list[Value]:
@@ -297,7 +297,7 @@ class StridedEmitter:
         return r.grouped(r.finish_rounded(self.k, self._get(r, self.accs[x], at)))
 
     def _kept(self, x: Instruction, slot: str, index: tuple[Index, ...]) -> Value:
-        return self.k.load(slot, x.shape.dtype, self._position(x, index))
+        return self.k.load(slot, x.dtype, self._position(x, index))
 
     def _read_per_row(self, due: list[Instruction]) -> list[Instruction]:
         """Instructions of row size, made from the reductions just finished, that something of
@@ -319,18 +319,18 @@ class StridedEmitter:
                 or not any(o in fresh for o in x.operands)
             ):
                 continue
-            if x.op == "broadcast" or x.shape.is_tuple or x.shape.size == plan.size:
+            if x.op == "broadcast" or x.shape.is_tuple or x.size == plan.size:
                 continue
             fresh.add(x)
             if x.op != "get-tuple-element" and any(
-                u.op == "broadcast" or u.shape.size != x.shape.size for u in reads.get(x, ())
+                u.op == "broadcast" or u.size != x.size for u in reads.get(x, ())
             ):
                 found.append(x)
         return found
 
     def _position(self, x: Instruction, index: tuple[Index, ...]) -> Index:
         """Position in the block of the row that an index of a row-size value means."""
-        row = linear(index, x.shape.elements[0].dims if x.shape.is_tuple else x.shape.dims)
+        row = linear(index, x.shape.elements[0].dims if x.shape.is_tuple else x.dims)
         sizes = tuple(self.plan.dims[d] for d in self.majors)
         first = linear(
             [*(self.where[d] for d in self.majors), self.base],
@@ -347,7 +347,7 @@ class StridedEmitter:
             for n, value in zip(self.plan.row_outputs, values, strict=True):
                 k.store(
                     k.outputs[n],
-                    self.results[n].shape.dtype,
+                    self.results[n].dtype,
                     linear(self._row(j), sizes),
                     value,
                 )

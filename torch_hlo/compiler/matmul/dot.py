@@ -59,13 +59,13 @@ def emit_tree(
 def dot(program: Program, x: Instruction) -> None:
     """Emit a dot as calls of matrix kernels. Raises CodegenError (through `step`) for element types
     without a kernel."""
-    if x.shape.size == 0:
+    if x.size == 0:
         return
     simpler = rewritten(x)
     if simpler is not None:
         return emit_tree(program, simpler, x.operands, x)
-    kind, wide = ACCUMULATORS[x.shape.dtype]
-    if wide != x.shape.dtype:
+    kind, wide = ACCUMULATORS[x.dtype]
+    if wide != x.dtype:
         return emit_output(program, x, narrow(x))
     pointers = [program.pointer(o) for o in (*x.operands, x)]
     if is_long(x):
@@ -94,7 +94,7 @@ def emit_output(program: Program, x: Instruction, body: Computation) -> None:
     """A step with the value of `body` on the operands of `x`: a dot of parameters, and elementwise
     instructions on its result."""
     inner, outer, operands, results = parts_of_output(program, x, body, "dot")
-    if outer.shape.size == 0:
+    if outer.size == 0:
         return
     if _converted(x, outer) and _reads_rows(program, outer_bytes := _reading_bytes(outer)):
         return _emit_output(program, body, inner, outer_bytes, operands, results)
@@ -121,10 +121,10 @@ def operands_converted(program: Program, x: Instruction, outer: Instruction) -> 
 
 def _reads_rows(program: Program, x: Instruction) -> bool:
     """Whether a dot is for the kernels that read the large operand once."""
-    p, kind = product(x), ACCUMULATORS[x.shape.dtype][0]
+    p, kind = product(x), ACCUMULATORS[x.dtype][0]
     if p is None:
         return False
-    left, right = (SOURCES[o.shape.dtype, kind] for o in x.operands)
+    left, right = (SOURCES[o.dtype, kind] for o in x.operands)
     t = product_tile(kind, program.target.vector_bytes)
     return plan_of(p, t, (left, right)).kernel != "tiles"
 
@@ -137,7 +137,7 @@ def _emit_output(
     operands: list[Place],
     results: list[Place],
 ) -> None:
-    wide = ACCUMULATORS.get(outer.shape.dtype, (None, outer.shape.dtype))[1]
+    wide = ACCUMULATORS.get(outer.dtype, (None, outer.dtype))[1]
     found = None
     if rewritten(outer) is None and not is_long(outer):
         found = epilogue(program, body, inner, len(roles(outer)[2][1]), wide)
@@ -148,8 +148,7 @@ def _emit_output(
         """The first result's memory where it can hold them."""
         taken = {(p.word, p.offset) for p in operands}
         free = (
-            results_of(body)[0].shape.dtype == wide
-            and (results[0].word, results[0].offset) not in taken
+            results_of(body)[0].dtype == wide and (results[0].word, results[0].offset) not in taken
         )
         return program.at(
             results[0] if free else program.scratch(outer.shape.with_dtype(wide).nbytes)
@@ -224,7 +223,7 @@ def emit_widened(
     results: list[Place],
 ) -> None:
     """The product as an array of sums, then a loop."""
-    wide = ACCUMULATORS.get(outer.shape.dtype, (None, outer.shape.dtype))[1]
+    wide = ACCUMULATORS.get(outer.dtype, (None, outer.dtype))[1]
     sums = retyped(outer, wide, list(outer.operands))
     emit_apart(program, body, inner, sums, operands, results)
 
@@ -238,7 +237,7 @@ def emit_apart(
     results: list[Place],
 ) -> None:
     """The product into an array, then a loop."""
-    rest, sums = on_sums(body, inner, outer.shape.dtype)
+    rest, sums = on_sums(body, inner, outer.dtype)
     with program.rebound():
         program.bind(outer, program.allocate_shape(outer.shape))
         program.step(outer)

@@ -31,8 +31,8 @@ from torch_hlo.hlo.ir.instruction import Instruction
 
 def on_amx(x: Instruction, target: Target, p: Product) -> bool:
     """Whether a dot is for AMX tiles: of their types, with enough rows and depth to pay."""
-    types = tuple(o.shape.dtype for o in x.operands)
-    if types not in ELEMENTS or not target.has(FEATURES[types[0]]) or x.shape.itemsize > 4:
+    types = tuple(o.dtype for o in x.operands)
+    if types not in ELEMENTS or not target.has(FEATURES[types[0]]) or x.itemsize > 4:
         return False
     if all(isinstance(v, int) and v <= 16 for v in (p.m, p.n, p.k)):
         return False  # an eighth of a step

@@ -38,12 +38,12 @@ class Dot:
     @property
     def lhs_free(self) -> list[int]:
         taken = {a for a, _ in (*self.batch, *self.contract)}
-        return [d for d in range(self.x.shape.rank) if d not in taken]
+        return [d for d in range(self.x.rank) if d not in taken]
 
     @property
     def rhs_free(self) -> list[int]:
         taken = {b for _, b in (*self.batch, *self.contract)}
-        return [d for d in range(self.y.shape.rank) if d not in taken]
+        return [d for d in range(self.y.rank) if d not in taken]
 
     def build(self) -> Instruction:
         lhs_batch, rhs_batch = zip(*self.batch) if self.batch else ((), ())
@@ -66,7 +66,7 @@ class Dot:
 def parts(out: Instruction) -> Dot:
     batch = tuple(zip(out["lhs_batch_dims"], out["rhs_batch_dims"]))
     contract = tuple(zip(out["lhs_contracting_dims"], out["rhs_contracting_dims"]))
-    return Dot(out.operands[0], out.operands[1], batch, contract, out.shape.dtype)
+    return Dot(out.operands[0], out.operands[1], batch, contract, out.dtype)
 
 
 def plain(out: Instruction) -> bool:
@@ -85,36 +85,32 @@ def sort_contraction(out: Instruction) -> Instruction | None:
 def no_elements(out: Instruction) -> Instruction | None:
     """A sum over nothing -> 0"""
     d = parts(out)
-    return (
-        h.full(0, d.dtype, out.shape.dims)
-        if any(d.x.shape.dims[a] == 0 for a, _ in d.contract)
-        else None
-    )
+    return h.full(0, d.dtype, out.dims) if any(d.x.dims[a] == 0 for a, _ in d.contract) else None
 
 
 def drop_ones(out: Instruction) -> Instruction | None:
     """Size-1 dimensions of operands are reshaped away, and back in the result"""
     d = parts(out)
     pairs = {*d.batch, *d.contract}
-    lhs_ones = [a for a in range(d.x.shape.rank) if d.x.shape.dims[a] == 1]
-    rhs_ones = [b for b in range(d.y.shape.rank) if d.y.shape.dims[b] == 1]
+    lhs_ones = [a for a in range(d.x.rank) if d.x.dims[a] == 1]
+    rhs_ones = [b for b in range(d.y.rank) if d.y.dims[b] == 1]
     if not lhs_ones and not rhs_ones:
         return None
-    keep_x = [a for a in range(d.x.shape.rank) if a not in lhs_ones]
-    keep_y = [b for b in range(d.y.shape.rank) if b not in rhs_ones]
+    keep_x = [a for a in range(d.x.rank) if a not in lhs_ones]
+    keep_y = [b for b in range(d.y.rank) if b not in rhs_ones]
     batch = tuple(
         (keep_x.index(a), keep_y.index(b)) for a, b in d.batch if (a, b) in pairs and a in keep_x
     )
     contract = tuple((keep_x.index(a), keep_y.index(b)) for a, b in d.contract if a in keep_x)
-    x = h.reshape(d.x, [d.x.shape.dims[a] for a in keep_x])
-    y = h.reshape(d.y, [d.y.shape.dims[b] for b in keep_y])
-    return h.reshape(Dot(x, y, batch, contract, d.dtype).build(), out.shape.dims)
+    x = h.reshape(d.x, [d.x.dims[a] for a in keep_x])
+    y = h.reshape(d.y, [d.y.dims[b] for b in keep_y])
+    return h.reshape(Dot(x, y, batch, contract, d.dtype).build(), out.dims)
 
 
 def outer_product(out: Instruction) -> Instruction | None:
     """A dot without contraction -> multiply of broadcasts"""
     d = parts(out)
-    if d.contract or out.shape.kind == "p":
+    if d.contract or out.kind == "p":
         return None
     n, m = len(d.batch), len(d.lhs_free)
     place_x = {a: i for i, (a, _) in enumerate(d.batch)} | {
@@ -125,15 +121,15 @@ def outer_product(out: Instruction) -> Instruction | None:
     }
     x, y = h.convert(d.x, d.dtype), h.convert(d.y, d.dtype)
     return h.multiply(
-        _spread(x, out, [place_x[a] for a in range(x.shape.rank)]),
-        _spread(y, out, [place_y[b] for b in range(y.shape.rank)]),
+        _spread(x, out, [place_x[a] for a in range(x.rank)]),
+        _spread(y, out, [place_y[b] for b in range(y.rank)]),
     )
 
 
 def inner_product(out: Instruction) -> Instruction | None:
     """A dot whose operands have no free dimensions -> sums of a multiply"""
     d = parts(out)
-    if d.lhs_free or d.rhs_free or not d.contract or out.shape.kind == "p":
+    if d.lhs_free or d.rhs_free or not d.contract or out.kind == "p":
         return None
     wide = "f32" if d.dtype in ("bf16", "f16") else d.dtype
     order = [*d.batch, *d.contract]
@@ -141,22 +137,22 @@ def inner_product(out: Instruction) -> Instruction | None:
         h.transpose(h.convert(o, wide), [pair[side] for pair in order])
         for side, o in enumerate((d.x, d.y))
     )
-    sums = h.reduce(h.multiply(x, y), h.full(0, wide), range(len(d.batch), x.shape.rank), "add")
+    sums = h.reduce(h.multiply(x, y), h.full(0, wide), range(len(d.batch), x.rank), "add")
     return h.convert(sums, d.dtype)
 
 
 def bytes_product(out: Instruction) -> Instruction | None:
     """A dot of bytes that were made s32 -> a dot of bytes with s32 sums"""
     d = parts(out)
-    kinds = {o.operands[0].shape.dtype if o.op == "convert" else None for o in (d.x, d.y)}
-    if out.shape.dtype != "s32" or kinds not in ({"s8"}, {"u8"}):
+    kinds = {o.operands[0].dtype if o.op == "convert" else None for o in (d.x, d.y)}
+    if out.dtype != "s32" or kinds not in ({"s8"}, {"u8"}):
         return None
     return replace(d, x=d.x.operands[0], y=d.y.operands[0]).build()
 
 
 def _spread(x: Instruction, out: Instruction, places: list[int]) -> Instruction:
     order = sorted(range(len(places)), key=places.__getitem__)
-    return h.broadcast(h.transpose(x, order), out.shape.dims, sorted(places))
+    return h.broadcast(h.transpose(x, order), out.dims, sorted(places))
 
 
 def fold_transpose(d: Dot) -> Dot | None:
@@ -175,7 +171,7 @@ def fold_broadcast(d: Dot) -> Dot | None:
         return None
     carried = d.y["dimensions"]
     idle = [i for i, (_, b) in enumerate(d.batch) if b not in carried]
-    if not idle or len(carried) != d.y.shape.rank - len(idle):
+    if not idle or len(carried) != d.y.rank - len(idle):
         return None
     kept = [pair for i, pair in enumerate(d.batch) if i not in idle]
     before = [a for a, _ in d.batch] + d.lhs_free
@@ -223,22 +219,22 @@ def both_broadcast(out: Instruction) -> Instruction | None:
         return None
     x = _without(d.x, [d.batch[i][0] for i in idle])
     y = _without(d.y, [d.batch[i][1] for i in idle])
-    kept_x = [a for a in range(d.x.shape.rank) if a not in {d.batch[i][0] for i in idle}]
-    kept_y = [b for b in range(d.y.shape.rank) if b not in {d.batch[i][1] for i in idle}]
+    kept_x = [a for a in range(d.x.rank) if a not in {d.batch[i][0] for i in idle}]
+    kept_y = [b for b in range(d.y.rank) if b not in {d.batch[i][1] for i in idle}]
     batch = tuple(
         (kept_x.index(a), kept_y.index(b)) for i, (a, b) in enumerate(d.batch) if i not in idle
     )
     contract = tuple((kept_x.index(a), kept_y.index(b)) for a, b in d.contract)
     small = Dot(x, y, batch, contract, d.dtype).build()
-    return h.broadcast(small, out.shape.dims, [i for i in range(out.shape.rank) if i not in idle])
+    return h.broadcast(small, out.dims, [i for i in range(out.rank) if i not in idle])
 
 
 def _without(x: Instruction, dropped: list[int]) -> Instruction:
     """The broadcast `x` with some of its repeated dimensions left out."""
-    kept = [d for d in range(x.shape.rank) if d not in dropped]
+    kept = [d for d in range(x.rank) if d not in dropped]
     return h.broadcast(
         x.operands[0],
-        [x.shape.dims[d] for d in kept],
+        [x.dims[d] for d in kept],
         [kept.index(d) for d in x["dimensions"]],
     )
 
@@ -248,7 +244,7 @@ def ragged_transpose(out: Instruction) -> Instruction | None:
     dimension that the result shows"""
     x, y, sizes = out.operands
     (ragged,) = out["lhs_ragged_dims"]
-    if out["lhs_batch_dims"] or (x.shape.rank, y.shape.rank) != (
+    if out["lhs_batch_dims"] or (x.rank, y.rank) != (
         (2, 2) if ragged in out["lhs_contracting_dims"] else (2, 3)
     ):
         return None
@@ -268,13 +264,13 @@ def ragged_transpose(out: Instruction) -> Instruction | None:
         rhs_contract=rhs,
         lhs_ragged=[of_x[ragged]],
         rhs_group=[of_y[d] for d in out["rhs_group_dims"]],
-        dtype=out.shape.dtype,
+        dtype=out.dtype,
     )
 
 
 def _untransposed(x: Instruction) -> tuple[Instruction, Sequence[int]]:
     """The operand of a transpose, and which of its dimensions each dimension of `x` is."""
-    return (x.operands[0], x["dimensions"]) if x.op == "transpose" else (x, range(x.shape.rank))
+    return (x.operands[0], x["dimensions"]) if x.op == "transpose" else (x, range(x.rank))
 
 
 RULES = rules(

@@ -37,7 +37,7 @@ def _merge_sums(root: Instruction) -> Instruction:
     for x in reads:
         if (
             x.op == "add"
-            and x.shape.kind == "f"
+            and x.kind == "f"
             and not (len(reads[x]) == 1 and _continues(reads[x][0], x))
         ):
             merged = _merged(list(_terms(x, reads)), reads)
@@ -110,15 +110,15 @@ def _form(x: Instruction) -> object | None:
         or x.get("operand_precision") is not None
     ):
         return None
-    if not (lhs.shape.is_static and rhs.shape.is_static) or fixed(lhs.shape.size) + fixed(
-        rhs.shape.size
-    ) >= fixed(x.shape.size):
+    if not (lhs.shape.is_static and rhs.shape.is_static) or fixed(lhs.size) + fixed(
+        rhs.size
+    ) >= fixed(x.size):
         return None
     return (
         x.attrs,
         x.shape,
         *(
-            (o.shape.dtype, _without(o.shape.dims, x[f"{side}_contracting_dims"][0]))
+            (o.dtype, _without(o.dims, x[f"{side}_contracting_dims"][0]))
             for o, side in zip(x.operands, ("lhs", "rhs"))
         ),
     )
@@ -172,8 +172,8 @@ def _reads_turned(x: Instruction) -> bool:
         return False
     lhs, rhs = x.operands
     return (
-        lhs.shape.rank == rhs.shape.rank == 2
+        lhs.rank == rhs.rank == 2
         and lhs.shape.is_static
         and rhs.shape.is_static
-        and 8 < fixed(lhs.shape.dims[0]) <= FEW_MERGED_ROWS
+        and 8 < fixed(lhs.dims[0]) <= FEW_MERGED_ROWS
     )

@@ -76,7 +76,7 @@ def emit_dot(program: Program, x: Instruction, pointers: list[str], finish: Fini
             emit_product(
                 program,
                 p,
-                ACCUMULATORS[x.shape.dtype][0],
+                ACCUMULATORS[x.dtype][0],
                 types_of(x),
                 pointers,
                 finish,
@@ -145,9 +145,9 @@ def _packing_amx(x: Instruction, p: Product) -> _Packing | None:
 
 
 def _packing(x: Instruction, p: Product, target: Target, in_loop: bool) -> _Packing | None:
-    kind = ACCUMULATORS[x.shape.dtype][0]
+    kind = ACCUMULATORS[x.dtype][0]
     t = product_tile(kind, target.vector_bytes)
-    left, right = (SOURCES[o.shape.dtype, kind] for o in x.operands)
+    left, right = (SOURCES[o.dtype, kind] for o in x.operands)
     plan = plan_of(p, t, (left, right))
     direct = plan.form_b == "direct" and not in_loop
     n, k = fixed(p.n), fixed(p.k)
@@ -167,20 +167,18 @@ SPLITS = 8  # pieces of a long sum: a constant, because they decide how it is ro
 def is_long(x: Instruction) -> bool:
     """A sum that is long for its few results: no cut of the results reads the operands only
     once."""
-    p, wide = the_product(x), ACCUMULATORS[x.shape.dtype][1]
+    p, wide = the_product(x), ACCUMULATORS[x.dtype][1]
     if (
         p.batch
-        or x.shape.dtype != wide
-        or x.shape.kind != "f"
+        or x.dtype != wide
+        or x.kind != "f"
         or not all(isinstance(v, int) for v in (p.m, p.n, p.k))
     ):
         return False
     m, n, k = fixed(p.m), fixed(p.n), fixed(p.k)
     operands, results = (m + n) * k, m * n
     return (
-        k >= 1024 * SPLITS
-        and operands * x.shape.itemsize > 1 << 22
-        and 8 * SPLITS * results < operands
+        k >= 1024 * SPLITS and operands * x.itemsize > 1 << 22 and 8 * SPLITS * results < operands
     )
 
 

@@ -83,7 +83,7 @@ def on_sums(body: Computation, product: Instruction, dtype: str) -> tuple[Comput
     """(`body` with the product replaced by one more parameter: its accumulators of type `dtype`,
     that parameter)."""
     sums = instr("parameter", (), product.shape.with_dtype(dtype), index=len(body.params))
-    value = sums if dtype == product.shape.dtype else build.convert(sums, product.shape.dtype)
+    value = sums if dtype == product.dtype else build.convert(sums, product.dtype)
     root = (
         rewrite_bottom_up(body.root, lambda x: value if x is product else x)
         if body.root is not product
@@ -122,12 +122,12 @@ class Expression:
         results at (row, column)."""
         index, dims = (
             (*ix.delinear(row, self.outer), *ix.delinear(column, self.inner)),
-            self.sums.shape.dims,
+            self.sums.dims,
         )
-        own = [ix.regroup(index, dims, x.shape.dims) for x in self.results]
+        own = [ix.regroup(index, dims, x.dims) for x in self.results]
         computed = [k.value(x, at) for x, at in zip(self.results, own, strict=True)]
         for number, (x, at, value) in enumerate(zip(self.results, own, computed, strict=True)):
-            store(number, x, ix.linear(at, x.shape.dims) if at else ix.ZERO, value)
+            store(number, x, ix.linear(at, x.dims) if at else ix.ZERO, value)
 
 
 def expression(
@@ -137,7 +137,7 @@ def expression(
     and sums of type `dtype`; None when it does not go along rows (an operand would be gathered), or
     rows have one element."""
     rest, sums = on_sums(body, product, dtype)
-    dims = sums.shape.dims
+    dims = sums.dims
     outer, inner = dims[: len(dims) - columns], dims[len(dims) - columns :]
     if ix.product(inner) == 1:
         return None
@@ -192,7 +192,7 @@ def _build(program: Program, body: Computation, e: Expression | None) -> Epilogu
                 r,
                 lane,
                 lambda n, x, element, value: kernel.store(
-                    kernel.outputs[n], x.shape.dtype, element, value
+                    kernel.outputs[n], x.dtype, element, value
                 ),
             )
 
@@ -240,9 +240,7 @@ class _TileKernel(Kernel):
         op = self.level.scalar.op
         skipped = op(f"mul i64 {op(f'sub i64 {self.scalar(row)}, %row')}, %ld")
         start = op(f"sub i64 {skipped}, %column")
-        self.row = op(
-            f"getelementptr {STORAGE[self.sums.shape.dtype].memory}, ptr %sums, i64 {start}"
-        )
+        self.row = op(f"getelementptr {STORAGE[self.sums.dtype].memory}, ptr %sums, i64 {start}")
         self.lane_loop(
             "%column",
             op("add i64 %column, %columns"),
@@ -255,7 +253,7 @@ class _TileKernel(Kernel):
     def _compute(self, x: Instruction, index: tuple[Index, ...]) -> Value:
         # whatever the shape it is read through, it is the element at this row and lane
         if x is self.sums:
-            return self.load(self.row, x.shape.dtype, self.lane)
+            return self.load(self.row, x.dtype, self.lane)
         return super()._compute(x, index)
 
     def text(self, name: str) -> str:

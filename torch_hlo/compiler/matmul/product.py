@@ -104,7 +104,7 @@ def hint(size: Size, usual: int) -> int:
 def types_of(x: Instruction) -> tuple[str, str]:
     """Element types of the operands."""
     a, b = x.operands
-    return a.shape.dtype, b.shape.dtype
+    return a.dtype, b.dtype
 
 
 def merged(dims: list[tuple[Size, Size]]) -> tuple[Size, Size] | None:
@@ -138,23 +138,20 @@ def _contracted(
 
 def product(x: Instruction) -> Product | None:
     """The strided form of a dot, or None when an operand must be transposed first."""
-    lhs, result = x.operands[0], row_major_strides(x.shape.dims)
-    strides = [row_major_strides(o.shape.dims) for o in x.operands]
+    lhs, result = x.operands[0], row_major_strides(x.dims)
+    strides = [row_major_strides(o.dims) for o in x.operands]
     batch_dims, contract_dims, free_dims = roles(x)
     batch = [
-        (lhs.shape.dims[i], strides[0][i], strides[1][j], result[p])
+        (lhs.dims[i], strides[0][i], strides[1][j], result[p])
         for p, (i, j) in enumerate(zip(*batch_dims, strict=True))
     ]
     k = _contracted(
-        [
-            (lhs.shape.dims[i], strides[0][i], strides[1][j])
-            for i, j in zip(*contract_dims, strict=True)
-        ]
+        [(lhs.dims[i], strides[0][i], strides[1][j]) for i, j in zip(*contract_dims, strict=True)]
     )
     if k is None:
         return None
     free = [
-        [(o.shape.dims[d], s[d]) for d in dims]
+        [(o.dims[d], s[d]) for d in dims]
         for o, s, dims in zip(x.operands, strides, free_dims, strict=True)
     ]
     at = len(batch)
@@ -188,7 +185,7 @@ def roles(
     batch = [tuple(x.get(f"{side}_batch_dims", ())) for side in ("lhs", "rhs")]
     contract = [tuple(x.get(f"{side}_contracting_dims", ())) for side in ("lhs", "rhs")]
     free = [
-        [d for d in range(o.shape.rank) if d not in b and d not in c]
+        [d for d in range(o.rank) if d not in b and d not in c]
         for o, b, c in zip(x.operands, batch, contract, strict=True)
     ]
     return batch, contract, free
@@ -214,9 +211,7 @@ def canonical(x: Instruction) -> Instruction:
     """The same dot with one operand transposed, or both when that is not enough, so that `product`
     takes it."""
     batch, contract, free = roles(x)
-    sizes = [
-        float(fixed(o.shape.nbytes)) if o.shape.is_static else float("inf") for o in x.operands
-    ]
+    sizes = [float(fixed(o.nbytes)) if o.shape.is_static else float("inf") for o in x.operands]
     pairs = list(zip(*contract, strict=True))
     for sides in sorted(([0], [1]), key=lambda s: sizes[s[0]]) + [[0, 1]]:
         # The contracting dimensions go in the order in which the operand that stays has them.
@@ -272,7 +267,7 @@ def swapped(p: Product) -> Product:
 
 
 def _zeros(x: Instruction) -> Instruction:
-    return build.full(0, x.shape.dtype, x.shape.dims)
+    return build.full(0, x.dtype, x.dims)
 
 
 def retyped(x: Instruction, dtype: str, operands: list[Instruction]) -> Instruction:
@@ -281,10 +276,8 @@ def retyped(x: Instruction, dtype: str, operands: list[Instruction]) -> Instruct
 
 def _complex(x: Instruction) -> Instruction:
     """A complex dot as four real ones."""
-    real = {"c64": "f32", "c128": "f64"}[x.shape.dtype]
-    wanted = [
-        o if o.shape.dtype == x.shape.dtype else build.convert(o, x.shape.dtype) for o in x.operands
-    ]
+    real = {"c64": "f32", "c128": "f64"}[x.dtype]
+    wanted = [o if o.dtype == x.dtype else build.convert(o, x.dtype) for o in x.operands]
     (ar, ai), (br, bi) = ((build.real(o), build.imag(o)) for o in wanted)
     dots = {
         n: retyped(x, real, [p, q])
@@ -300,23 +293,23 @@ def _complex(x: Instruction) -> Instruction:
 
 def rewritten(x: Instruction) -> Instruction | None:
     """A dot that no kernel takes, as instructions that have kernels; None when one does."""
-    dtype = x.shape.dtype
-    if x.shape.size == 0:
+    dtype = x.dtype
+    if x.size == 0:
         return None
     if product(x) is None:
         return canonical(x)
-    if x.shape.kind == "c":
+    if x.kind == "c":
         return _complex(x)
     if dtype not in ACCUMULATORS:
         return build.convert(
-            retyped(x, "f32" if x.shape.kind == "f" else "s32", list(x.operands)),
+            retyped(x, "f32" if x.kind == "f" else "s32", list(x.operands)),
             dtype,
         )
     kind, wide = ACCUMULATORS[dtype]
-    if any((o.shape.dtype, kind) not in SOURCES for o in x.operands):
+    if any((o.dtype, kind) not in SOURCES for o in x.operands):
         return retyped(
             x,
             dtype,
-            [o if (o.shape.dtype, kind) in SOURCES else build.convert(o, wide) for o in x.operands],
+            [o if (o.dtype, kind) in SOURCES else build.convert(o, wide) for o in x.operands],
         )
     return _zeros(x) if the_product(x).k == 0 else None

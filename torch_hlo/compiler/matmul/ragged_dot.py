@@ -19,17 +19,17 @@ from torch_hlo.hlo.ir.shape import row_major_strides
 
 def ragged_dot(program: Program, x: Instruction) -> None:
     lhs, rhs, sizes = x.operands
-    kind = ACCUMULATORS[x.shape.dtype][0]
-    types = lhs.shape.dtype, rhs.shape.dtype
+    kind = ACCUMULATORS[x.dtype][0]
+    types = lhs.dtype, rhs.dtype
     if any((t, kind) not in SOURCES for t in types):
         return by_masks(program, x)
-    if sizes.shape.kind not in "su":
+    if sizes.kind not in "su":
         raise CodegenError(
             f"ragged-dot({lhs.shape}, {rhs.shape}, {sizes.shape}): group sizes must be integers"
         )
     rows, start, group = (program.scratch(8) for _ in range(3))
     (ragged,) = x["lhs_ragged_dims"]
-    limit = lhs.shape.dims[ragged]
+    limit = lhs.dims[ragged]
     with (
         program.local_size("rows", rows, limit) as count,
         program.block_function("ragged") as f,
@@ -55,14 +55,14 @@ def by_masks(program: Program, x: Instruction) -> None:
 def _product(program: Program, x: Instruction, count: Size, start: str, group: str) -> None:
     """The product of one group: `count` rows from `start` on."""
     lhs, rhs, _ = x.operands
-    kind, f = ACCUMULATORS[x.shape.dtype][0], program.code
+    kind, f = ACCUMULATORS[x.dtype][0], program.code
     (ragged,), (k_lhs,), (k_rhs,) = (
         x["lhs_ragged_dims"],
         x["lhs_contracting_dims"],
         x["rhs_contracting_dims"],
     )
-    a, b = row_major_strides(lhs.shape.dims), row_major_strides(rhs.shape.dims)
-    m, n = x.shape.dims[-2:]
+    a, b = row_major_strides(lhs.dims), row_major_strides(rhs.dims)
+    m, n = x.dims[-2:]
     pointers = [program.pointer(o) for o in (lhs, rhs, x)]
     if ragged == k_lhs:
         offsets = (
@@ -82,13 +82,13 @@ def _product(program: Program, x: Instruction, count: Size, start: str, group: s
         p = Product(
             count,
             n,
-            lhs.shape.dims[k_lhs],
+            lhs.dims[k_lhs],
             (a[ragged], a[k_lhs]),
             (b[free], b[k_rhs]),
             n,
             (),
         )
-    types = lhs.shape.dtype, rhs.shape.dtype
+    types = lhs.dtype, rhs.dtype
     elements = (*(SOURCES[t, kind].kind for t in types), kind)
     emit_product(
         program,
@@ -108,13 +108,13 @@ def _over_groups(
 ) -> None:
     """Call `name` for every group. Groups end where the array ends, whatever the sizes say."""
     f, (rows, start, group) = program.code, places
-    bits = 8 * sizes.shape.itemsize
+    bits = 8 * sizes.itemsize
     values = program.pointer(sizes)
     f.store("i64", 0, program.at(start))
-    with f.loop(0, program.size(sizes.shape.dims[0])) as g:
+    with f.loop(0, program.size(sizes.dims[0])) as g:
         size = f.load_at(f"i{bits}", values, g)
         if bits < 64:
-            size = f.op(f"{'sext' if sizes.shape.kind == 's' else 'zext'} i{bits} {size} to i64")
+            size = f.op(f"{'sext' if sizes.kind == 's' else 'zext'} i{bits} {size} to i64")
         begin = f.load("i64", program.at(start))
         here = f.max(0, f.min(size, f.sub(limit, begin)))
         f.store("i64", here, program.at(rows))
@@ -125,8 +125,8 @@ def _over_groups(
 
 def _clear_rest(program: Program, x: Instruction, start: Place) -> None:
     """Rows that belong to no group are 0."""
-    m, n = (program.size(d) for d in x.shape.dims)
-    f, itemsize = program.code, x.shape.itemsize
+    m, n = (program.size(d) for d in x.dims)
+    f, itemsize = program.code, x.itemsize
     begin = f.mul(f.load("i64", program.at(start)), f.mul(n, itemsize))
     count = f.sub(f.mul(f.mul(m, n), itemsize), begin)
     f.do(

@@ -153,8 +153,8 @@ class _Assigner:
             if x in self.held:
                 continue
             if x.op == "constant":
-                slot = Slot("constant", constants, 0, x.shape.nbytes)
-                self.held[x] = _Buffer(x.shape.nbytes, -1, self.end, slot, [x])
+                slot = Slot("constant", constants, 0, x.nbytes)
+                self.held[x] = _Buffer(x.nbytes, -1, self.end, slot, [x])
                 constants += 1
             else:
                 self.held[x] = self._held_by(x)
@@ -363,9 +363,7 @@ class _Assigner:
                 b is result or b.fixed is not None and b.fixed == result.fixed for b in operands
             ):
                 sizes = [
-                    y.shape.size * max(y.shape.itemsize, 4)
-                    for y in x["calls"].instructions()
-                    if y.op == "dot"
+                    y.size * max(y.itemsize, 4) for y in x["calls"].instructions() if y.op == "dot"
                 ]
                 found += [
                     _Buffer(n, t, t) for n in sizes if isinstance(n, int) and n >= LARGE_SCRATCH

@@ -286,7 +286,7 @@ def _may_repeat(x: Instruction) -> bool:
 
 def _seconds(x: Instruction) -> float:
     """Roughly what running `x` once more costs."""
-    moved = sum(fixed(v.shape.nbytes) for v in (*x.operands, x))
+    moved = sum(fixed(v.nbytes) for v in (*x.operands, x))
     return moved / BYTES + instruction_cost(x, 1).matrix_flops / FLOPS
 
 

@@ -65,21 +65,21 @@ x, y, z, p, c, d = (
 
 
 def ints(x: Instruction) -> bool:
-    return x.shape.kind in "su"
+    return x.kind in "su"
 
 
 def floats(x: Instruction) -> bool:
-    return x.shape.kind == "f"
+    return x.kind == "f"
 
 
 def real(x: Instruction) -> bool:
-    return x.shape.kind in "suf"
+    return x.kind in "suf"
 
 
 def rounds_late(x: Instruction) -> bool:
     """Two roundings instead of one are no worse than what libraries do; in narrow floats they
     show."""
-    return x.shape.dtype in ("f32", "f64") or ints(x)
+    return x.dtype in ("f32", "f64") or ints(x)
 
 
 def exact(a: str, b: str) -> bool:
@@ -103,7 +103,7 @@ def exact(a: str, b: str) -> bool:
 
 
 def convert_twice(out: Instruction, inner: Instruction, x: Instruction) -> Instruction | None:
-    a, b, final = x.shape.dtype, inner.shape.dtype, out.shape.dtype
+    a, b, final = x.dtype, inner.dtype, out.dtype
     narrowing = (
         all(DTYPES[t].kind in "su" for t in (a, b, final))
         and DTYPES[final].bits <= DTYPES[b].bits <= DTYPES[a].bits
@@ -112,7 +112,7 @@ def convert_twice(out: Instruction, inner: Instruction, x: Instruction) -> Instr
 
 
 def divide_by_power_of_two(x: Instruction, c: Instruction) -> Instruction | None:
-    value, limit = splat(c), _RECIPROCAL.get(x.shape.dtype)
+    value, limit = splat(c), _RECIPROCAL.get(x.dtype)
     if limit is None or not isinstance(value, float) or not math.isfinite(value) or value == 0:
         return None
     fraction, exponent = math.frexp(value)
@@ -143,44 +143,44 @@ def root_of_any(
 
 def compare_self(out: Instruction, x: Instruction) -> Instruction | None:
     direction = out["direction"]
-    if direction in ("LT", "GT") or direction == "NE" and x.shape.kind in "psu":
-        return h.full(False, "pred", x.shape.dims)
-    return h.full(True, "pred", x.shape.dims) if x.shape.kind in "psu" else None
+    if direction in ("LT", "GT") or direction == "NE" and x.kind in "psu":
+        return h.full(False, "pred", x.dims)
+    return h.full(True, "pred", x.dims) if x.kind in "psu" else None
 
 
 def compare_pred(out: Instruction, x: Instruction, c: Instruction) -> Instruction | None:
-    if x.shape.dtype != "pred" or out["direction"] not in ("EQ", "NE"):
+    if x.dtype != "pred" or out["direction"] not in ("EQ", "NE"):
         return None
     return x if (out["direction"] == "EQ") == splat(c) else h.not_(x)
 
 
 def compare_converted_pred(out: Instruction, x: Instruction, c: Instruction) -> Instruction | None:
-    if x.shape.dtype != "pred" or out["direction"] not in ("EQ", "NE") or splat(c) not in (0, 1):
+    if x.dtype != "pred" or out["direction"] not in ("EQ", "NE") or splat(c) not in (0, 1):
         return None
     return x if (out["direction"] == "EQ") == (splat(c) == 1) else h.not_(x)
 
 
 def compare_unsigned(out: Instruction, x: Instruction, c: Instruction) -> Instruction | None:
-    if x.shape.kind != "u" or splat(c) != 0 or out["direction"] not in ("LT", "GE"):
+    if x.kind != "u" or splat(c) != 0 or out["direction"] not in ("LT", "GE"):
         return None
-    return h.full(out["direction"] == "GE", "pred", x.shape.dims)
+    return h.full(out["direction"] == "GE", "pred", x.dims)
 
 
 def not_compare(inner: Instruction, x: Instruction, y: Instruction) -> Instruction | None:
-    if inner["direction"] not in ("EQ", "NE") and x.shape.kind not in "psu" or inner.get("type"):
+    if inner["direction"] not in ("EQ", "NE") and x.kind not in "psu" or inner.get("type"):
         return None  # not (nan < 1) is true, nan >= 1 is not
     return h.compare(x, y, _INVERSE[inner["direction"]])
 
 
 def extreme(out: Instruction, x: Instruction, c: Instruction) -> Instruction | None:
     """maximum(x, lowest) -> x, maximum(x, highest) -> highest unless NaN."""
-    value, dtype = splat(c), x.shape.dtype
+    value, dtype = splat(c), x.dtype
     low, high = h.lowest(dtype), h.highest(dtype)
     if out.op == "minimum":
         low, high = high, low
-    if value == low and (x.shape.kind != "f" or math.isinf(low)):
+    if value == low and (x.kind != "f" or math.isinf(low)):
         return x
-    return c if value == high and x.shape.kind != "f" else None
+    return c if value == high and x.kind != "f" else None
 
 
 def whole_tuple(out: Instruction) -> Instruction | None:
@@ -206,7 +206,7 @@ def constant_branch(out: Instruction, index: Instruction) -> Instruction | None:
         return None
     chosen = (
         (0 if value else 1)
-        if index.shape.dtype == "pred"
+        if index.dtype == "pred"
         else value
         if 0 <= value < len(branches)
         else len(branches) - 1
@@ -228,9 +228,9 @@ def reduce_single(out: Instruction) -> Instruction | None:
     value once."""
     n = len(out.operands) // 2
     xs, dims = out.operands[:n], out["dimensions"]
-    if any(xs[0].shape.dims[i] != 1 for i in dims):
+    if any(xs[0].dims[i] != 1 for i in dims):
         return None
-    kept = [s for i, s in enumerate(xs[0].shape.dims) if i not in dims]
+    kept = [s for i, s in enumerate(xs[0].dims) if i not in dims]
     arrays = [h.reshape(x, kept) for x in xs]
     return lift(
         out["to_apply"],
@@ -242,11 +242,11 @@ def reduce_ones(out: Instruction) -> Instruction | None:
     """reduce(f32[4,1,8], {1,2}) -> reduce(reshape f32[4,8], {1})"""
     n = len(out.operands) // 2
     xs, dims = out.operands[:n], out["dimensions"]
-    ones = [i for i in dims if xs[0].shape.dims[i] == 1]
+    ones = [i for i in dims if xs[0].dims[i] == 1]
     if not ones or len(ones) == len(dims):
         return None
-    kept = [i for i in range(xs[0].shape.rank) if i not in ones]
-    arrays = tuple(h.reshape(x, [x.shape.dims[i] for i in kept]) for x in xs)
+    kept = [i for i in range(xs[0].rank) if i not in ones]
+    arrays = tuple(h.reshape(x, [x.dims[i] for i in kept]) for x in xs)
     return instr(
         "reduce",
         (*arrays, *out.operands[n:]),
@@ -264,50 +264,46 @@ def scatter_of_one(out: Instruction) -> Instruction | None:
     dims = out["scatter_dims_to_operand_dims"]
     if (
         x.op != "broadcast"
-        or x.operands[0].shape.rank
+        or x.operands[0].rank
         or len(dims) != 1
         or out["update_window_dims"]
         or out["inserted_window_dims"] != dims
     ):
         return None
-    (d,), rank = dims, x.shape.rank
+    (d,), rank = dims, x.rank
     others = tuple(i for i in range(rank) if i != d)
-    rows = tuple(x.shape.dims[i] for i in others)
+    rows = tuple(x.dims[i] for i in others)
     if (
         out["input_batching_dims"] != others
         or out["scatter_indices_batching_dims"] != others
         or out["index_vector_dim"] != rank
     ):
         return None
-    if index.shape.dims != (*rows[:d], 1, *rows[d:]):
+    if index.dims != (*rows[:d], 1, *rows[d:]):
         return None
-    i, u = (h.broadcast(h.reshape(o, rows), x.shape.dims, others) for o in (index, u))
+    i, u = (h.broadcast(h.reshape(o, rows), x.dims, others) for o in (index, u))
     new = lift(out["to_apply"], (x, u))
     return (
         None
         if new is None
-        else h.select(h.compare(h.iota(index.shape.dtype, x.shape.dims, d), i, "EQ"), new, x)
+        else h.select(h.compare(h.iota(index.dtype, x.dims, d), i, "EQ"), new, x)
     )
 
 
 def sort_single(out: Instruction) -> Instruction | None:
-    size = out.operands[0].shape.dims[out["dimensions"][0]]
+    size = out.operands[0].dims[out["dimensions"][0]]
     if size not in (0, 1):
         return None
     return out.operands[0] if len(out.operands) == 1 else h.tuple_(*out.operands)
 
 
 def full_format(out: Instruction, x: Instruction) -> Instruction | None:
-    exponent, mantissa = _FORMAT.get(x.shape.dtype, (99, 99))
+    exponent, mantissa = _FORMAT.get(x.dtype, (99, 99))
     return x if out["exponent_bits"] >= exponent and out["mantissa_bits"] >= mantissa else None
 
 
 def is_all_ones(c: Instruction) -> bool:
-    return (
-        splat(c) in (-1, (1 << DTYPES[c.shape.dtype].bits) - 1)
-        if c.shape.kind in "su"
-        else splat(c) is True
-    )
+    return splat(c) in (-1, (1 << DTYPES[c.dtype].bits) - 1) if c.kind in "su" else splat(c) is True
 
 
 def not_constant(x: Instruction) -> bool:
@@ -356,11 +352,11 @@ ARITHMETIC = rules(
 
     # Products
     # x * 1 -> x
-    (op("multiply", x, const(1), where=lambda x: x.shape.kind in "psuf"), lambda x: x),
+    (op("multiply", x, const(1), where=lambda x: x.kind in "psuf"), lambda x: x),
     # x * -1 -> -x
     (op("multiply", x, const(-1), where=real), lambda x: h.negate(x)),
     # x * 0 -> 0
-    (op("multiply", x, const(0), where=lambda x: x.shape.kind in "psu"),
+    (op("multiply", x, const(0), where=lambda x: x.kind in "psu"),
      lambda x: h.full_like(x, 0)),
     (op("multiply", op("multiply", moving, c), d, where=ints),
      lambda x, c, d: h.multiply(x, h.multiply(c, d))),
@@ -405,17 +401,17 @@ ARITHMETIC = rules(
     # ||x|| -> |x|
     (op("abs", op("abs", x, name="inner")), lambda inner: inner),
     # |-x| -> |x|
-    (op("abs", op("negate", x), where=lambda x: x.operands[0].shape.kind != "u"),
+    (op("abs", op("negate", x), where=lambda x: x.operands[0].kind != "u"),
      lambda x: h.abs_(x)),
     (op("abs", op("multiply", x, x, name="inner"), where=floats),
      lambda inner: inner if floats(inner) else None),
     (op("abs", op(" ".join(_NEVER_NEGATIVE), name="inner")),
      lambda inner: inner if floats(inner) else None),
-    (op("abs", x, where=lambda x: x.shape.kind == "u"), lambda x: x),
+    (op("abs", x, where=lambda x: x.kind == "u"), lambda x: x),
     # max(x, x) -> x
     (op("maximum minimum and or", x, x), lambda x: x),
     # max(x, -inf) -> x
-    (op("maximum minimum", x, c, where=lambda x: x.shape.kind in "psuf"), extreme),
+    (op("maximum minimum", x, c, where=lambda x: x.kind in "psuf"), extreme),
     # max(max(x, c), d) -> max(x, max(c, d))
     (op("maximum", op("maximum", x, c), d), lambda x, c, d: h.maximum(x, h.maximum(c, d))),
     (op("minimum", op("minimum", x, c), d), lambda x, c, d: h.minimum(x, h.minimum(c, d))),
@@ -431,7 +427,7 @@ ARITHMETIC = rules(
     # Bits and predicates
     # x ^ x -> 0
     (op("xor", x, x), lambda x: h.full_like(x, 0)),
-    (op("and multiply", x, const(False), where=lambda x: x.shape.kind == "p"),
+    (op("and multiply", x, const(False), where=lambda x: x.kind == "p"),
      lambda x: h.full_like(x, False)),
     # x & 0 -> 0
     (op("and", x, const(0)), lambda x: h.full_like(x, 0)),
@@ -466,15 +462,15 @@ ARITHMETIC = rules(
     (op("select", p, x, x), lambda x: x),
     (op("select", op("not", p), x, y), lambda p, x, y: h.select(p, y, x)),
     (op("select", p, const(True), const(False)),
-     lambda out, p: p if out.shape.dtype == "pred" else None),
+     lambda out, p: p if out.dtype == "pred" else None),
     (op("select", p, const(False), const(True)),
-     lambda out, p: h.not_(p) if out.shape.dtype == "pred" else None),
+     lambda out, p: h.not_(p) if out.dtype == "pred" else None),
     # p ? (p ? x : y) : z -> p ? x : z
     (op("select", p, op("select", p, x, y), z), lambda p, x, z: h.select(p, x, z)),
     (op("select", p, x, op("select", p, y, z)), lambda p, x, z: h.select(p, x, z)),
 
     # Conversions
-    (op("convert", x, where=lambda x: x.shape.dtype == x.operands[0].shape.dtype), lambda x: x),
+    (op("convert", x, where=lambda x: x.dtype == x.operands[0].dtype), lambda x: x),
     # f32(f64(x: f32)) -> x
     (op("convert", op("convert", x, name="inner")), convert_twice),
     (op("bitcast-convert", x, where=lambda x: x.shape == x.operands[0].shape), lambda x: x),

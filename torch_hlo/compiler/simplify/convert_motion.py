@@ -30,7 +30,7 @@ x, y = var("x"), var("y")
 
 
 def narrows(convert: Instruction) -> bool:
-    return DTYPES[convert.shape.dtype].bits < DTYPES[convert.operands[0].shape.dtype].bits
+    return DTYPES[convert.dtype].bits < DTYPES[convert.operands[0].dtype].bits
 
 
 def _on(move: Instruction, x: Instruction) -> Instruction:
@@ -38,13 +38,13 @@ def _on(move: Instruction, x: Instruction) -> Instruction:
     return instr(
         move.op,
         (x, *move.operands[1:]),
-        move.shape.with_dtype(x.shape.dtype),
+        move.shape.with_dtype(x.dtype),
         **dict(move.attrs),
     )
 
 
 def outward(out: Instruction, inner: Instruction, x: Instruction) -> Instruction | None:
-    return None if narrows(inner) else h.convert(_on(out, x), out.shape.dtype)
+    return None if narrows(inner) else h.convert(_on(out, x), out.dtype)
 
 
 def outward_of_subset(out: Instruction) -> Instruction | None:
@@ -52,37 +52,33 @@ def outward_of_subset(out: Instruction) -> Instruction | None:
     if inner.op != "convert":
         return None
     static = out.shape.is_static and inner.shape.is_static
-    fewer = static and fixed(out.shape.size) <= fixed(inner.shape.size)
+    fewer = static and fixed(out.size) <= fixed(inner.size)
     if out.op == "gather" and narrows(inner) and not fewer:
         return None
-    return h.convert(_on(out, inner.operands[0]), out.shape.dtype)
+    return h.convert(_on(out, inner.operands[0]), out.dtype)
 
 
 def inward(out: Instruction, inner: Instruction, x: Instruction) -> Instruction | None:
-    return _on(inner, h.convert(x, out.shape.dtype)) if narrows(out) else None
+    return _on(inner, h.convert(x, out.dtype)) if narrows(out) else None
 
 
 def widened_concatenate(out: Instruction) -> Instruction | None:
     first = out.operands[0]
     if first.op != "convert" or narrows(first):
         return None
-    dtype = first.operands[0].shape.dtype
-    if any(o.op != "convert" or o.operands[0].shape.dtype != dtype for o in out.operands):
+    dtype = first.operands[0].dtype
+    if any(o.op != "convert" or o.operands[0].dtype != dtype for o in out.operands):
         return None
     return h.convert(
         h.concatenate([o.operands[0] for o in out.operands], out["dimensions"][0]),
-        out.shape.dtype,
+        out.dtype,
     )
 
 
 def compare_converted(out: Instruction, x: Instruction, y: Instruction) -> Instruction | None:
-    if x.shape.dtype != y.shape.dtype or x.shape.kind in "c" or out.get("type"):
+    if x.dtype != y.dtype or x.kind in "c" or out.get("type"):
         return None
-    return (
-        h.compare(x, y, out["direction"])
-        if exact(x.shape.dtype, out.operands[0].shape.dtype)
-        else None
-    )
+    return h.compare(x, y, out["direction"]) if exact(x.dtype, out.operands[0].dtype) else None
 
 
 def compare_constant(out: Instruction, x: Instruction, y: Instruction) -> Instruction | None:
@@ -90,19 +86,19 @@ def compare_constant(out: Instruction, x: Instruction, y: Instruction) -> Instru
     value = splat(y)
     if (
         not isinstance(value, (int, float))
-        or x.shape.kind in "pc"
+        or x.kind in "pc"
         or value != value
-        or not exact(x.shape.dtype, y.shape.dtype)
+        or not exact(x.dtype, y.dtype)
     ):
         return None
-    if x.shape.kind in "su" and (
+    if x.kind in "su" and (
         abs(value) == float("inf")
         or value != int(value)
-        or not h.lowest(x.shape.dtype) <= value <= h.highest(x.shape.dtype)
+        or not h.lowest(x.dtype) <= value <= h.highest(x.dtype)
     ):
         return None
-    small = value if x.shape.kind == "f" else int(value)
-    if literal(small, x.shape.dtype).numpy().item() != value:
+    small = value if x.kind == "f" else int(value)
+    if literal(small, x.dtype).numpy().item() != value:
         return None
     return h.compare(x, h.full_like(x, small), out["direction"])
 

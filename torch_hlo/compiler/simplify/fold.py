@@ -49,11 +49,11 @@ def _fire(x: Instruction) -> tuple[Instruction | None, str]:
 
 def folded(x: Instruction) -> Instruction | None:
     """The constant that `x` is, or None."""
-    if 0 in x.shape.dims and x.op not in _KEPT_EMPTY and "impure" not in OPCODES[x.op].traits:
-        return h.full(0, x.shape.dtype, x.shape.dims)  # an array without elements
+    if 0 in x.dims and x.op not in _KEPT_EMPTY and "impure" not in OPCODES[x.op].traits:
+        return h.full(0, x.dtype, x.dims)  # an array without elements
     if x.op == "constant":
         return _uniform(x)
-    if x.op == "reduce" and 0 in (x.operands[0].shape.dims[d] for d in x["dimensions"]):
+    if x.op == "reduce" and 0 in (x.operands[0].dims[d] for d in x["dimensions"]):
         inits = [
             h.broadcast(i, s.dims, ())
             for i, s in zip(x.operands[len(x.operands) // 2 :], x.shape.elements or (x.shape,))
@@ -67,13 +67,13 @@ def folded(x: Instruction) -> Instruction | None:
     if x.op in _POINTWISE and all(splat(o) is not None for o in x.operands):
         scalars = [o.operands[0] if o.op == "broadcast" else o for o in x.operands]
         value = _compute(
-            instr(x.op, tuple(scalars), Shape(x.shape.dtype), **dict(x.attrs)),
+            instr(x.op, tuple(scalars), Shape(x.dtype), **dict(x.attrs)),
             scalars,
         )
-        return None if value is None else h.broadcast(value, x.shape.dims, ())
+        return None if value is None else h.broadcast(value, x.dims, ())
     if x.shape.is_tuple or not all(_is_small(o.shape) for o in (x, *x.operands)):
         return None
-    known = any(o.op == "constant" and o.shape.dims for o in x.operands)
+    known = any(o.op == "constant" and o.dims for o in x.operands)
     return _compute(x, x.operands) if known else None
 
 
@@ -86,7 +86,7 @@ def _uniform(x: Instruction) -> Instruction | None:
     literal = x["literal"]
     if not literal.dims or not literal.data:
         return None
-    width = x.shape.itemsize
+    width = x.itemsize
     first = literal.data[:width]
     if literal.data != first * (len(literal.data) // width):
         return None
@@ -103,8 +103,8 @@ def _compute(x: Instruction, operands: Iterable[Instruction]) -> Instruction | N
     except EvaluateError:
         return None  # e.g. a computation that calls out of the program: left to run time
     return h.constant(
-        Literal(x.shape.dtype, x.shape.sizes, encode(value, x.shape.dtype)),
-        x.shape.dtype,
+        Literal(x.dtype, x.shape.sizes, encode(value, x.dtype)),
+        x.dtype,
     )
 
 

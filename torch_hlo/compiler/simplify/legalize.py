@@ -27,29 +27,29 @@ _INTEGER = {8: "s8", 16: "s16", 32: "s32", 64: "s64"}
 
 
 def _along(v: Instruction, like: Instruction, axis: int) -> Instruction:
-    return h.broadcast(v, like.shape.dims, (axis,))
+    return h.broadcast(v, like.dims, (axis,))
 
 
 def _mean(x: Instruction, axis: int) -> Instruction:
     """Mean over every dimension but `axis`."""
-    others = [d for d in range(x.shape.rank) if d != axis]
-    total = h.reduce(x, h.constant(0, x.shape.dtype), others, "add")
+    others = [d for d in range(x.rank) if d != axis]
+    total = h.reduce(x, h.constant(0, x.dtype), others, "add")
     return h.divide(total, _count(x, others, total))
 
 
 def _count(x: Instruction, dims: list[int], like: Instruction) -> Instruction:
     """The number of elements in `dims`, symbolic or not, with the shape and type of `like`."""
-    known = product(x.shape.dims[d] for d in dims)
+    known = product(x.dims[d] for d in dims)
     if isinstance(known, int):
         return h.full_like(like, known)
-    count = h.constant(1.0, like.shape.dtype)
+    count = h.constant(1.0, like.dtype)
     for d in dims:
-        count = h.multiply(count, h.convert(h.get_dimension_size(x, d), like.shape.dtype))
-    return h.broadcast(count, like.shape.dims, ())
+        count = h.multiply(count, h.convert(h.get_dimension_size(x, d), like.dtype))
+    return h.broadcast(count, like.dims, ())
 
 
 def _wide(*xs: Instruction) -> list[Instruction]:
-    return [h.convert(x, ACCUMULATOR.get(x.shape.dtype, x.shape.dtype)) for x in xs]
+    return [h.convert(x, ACCUMULATOR.get(x.dtype, x.dtype)) for x in xs]
 
 
 def _deviation(variance: Instruction, epsilon: float) -> Instruction:
@@ -64,7 +64,7 @@ def batch_norm_inference(out: Instruction) -> Instruction:
         h.multiply(h.subtract(x, _along(mean, x, axis)), _along(factor, x, axis)),
         _along(offset, x, axis),
     )
-    return h.convert(y, out.shape.dtype)
+    return h.convert(y, out.dtype)
 
 
 def batch_norm_training(out: Instruction) -> Instruction:
@@ -83,8 +83,8 @@ def batch_norm_training(out: Instruction) -> Instruction:
 def batch_norm_grad(out: Instruction) -> Instruction:
     axis = out["feature_index"]
     x, scale, mean, variance, grad = _wide(*out.operands)
-    others = [d for d in range(x.shape.rank) if d != axis]
-    zero = h.constant(0, x.shape.dtype)
+    others = [d for d in range(x.rank) if d != axis]
+    zero = h.constant(0, x.dtype)
     inverse = h.divide(h.full_like(variance, 1), _deviation(variance, out["epsilon"]))
     centred = h.multiply(h.subtract(x, _along(mean, x, axis)), _along(inverse, x, axis))
     grad_offset = h.reduce(grad, zero, others, "add")
@@ -136,26 +136,26 @@ def async_done(out: Instruction) -> Instruction | None:
 def total_order(x: Instruction) -> Instruction:
     """Integers that order like the floats `x`: -nan < -inf < … < -0 < 0 < … < inf < nan. Other
     types are returned as they are."""
-    if x.shape.kind != "f":
+    if x.kind != "f":
         return x
-    bits = h.bitcast_convert(x, _INTEGER[DTYPES[x.shape.dtype].bits])
-    flipped = h.xor(bits, h.full_like(bits, h.highest(bits.shape.dtype)))
+    bits = h.bitcast_convert(x, _INTEGER[DTYPES[x.dtype].bits])
+    flipped = h.xor(bits, h.full_like(bits, h.highest(bits.dtype)))
     return h.select(h.compare(bits, h.full_like(bits, 0), "LT"), flipped, bits)
 
 
 def topk(out: Instruction) -> Instruction:
     """A stable sort of (values, positions), cut after k."""
     x = out.operands[0]
-    last = x.shape.rank - 1
+    last = x.rank - 1
     direction = "GT" if out["largest"] else "LT"
-    scalars = [Shape(t) for t in (x.shape.dtype, x.shape.dtype, "s32", "s32")]
+    scalars = [Shape(t) for t in (x.dtype, x.dtype, "s32", "s32")]
     comparator = h.computation(
         lambda a, b, i, j: h.compare(total_order(a), total_order(b), direction),
         scalars,
         "topk_" + direction.lower(),
     )
-    both = h.sort([x, h.iota("s32", x.shape.dims, last)], last, comparator, is_stable=True)
-    limits = (*x.shape.dims[:-1], out["k"])
+    both = h.sort([x, h.iota("s32", x.dims, last)], last, comparator, is_stable=True)
+    limits = (*x.dims[:-1], out["k"])
     return h.tuple_(
         *(h.slice_(h.get_tuple_element(both, i), (0,) * (last + 1), limits) for i in (0, 1))
     )
@@ -167,22 +167,19 @@ def topk(out: Instruction) -> Instruction:
 def clamp(out: Instruction) -> Instruction | None:
     """Scalar bounds are broadcast."""
     low, x, high = out.operands
-    if low.shape.dims == high.shape.dims == x.shape.dims:
+    if low.dims == high.dims == x.dims:
         return None
-    return h.clamp(
-        *(h.broadcast(v, x.shape.dims, ()) if not v.shape.dims else v for v in out.operands)
-    )
+    return h.clamp(*(h.broadcast(v, x.dims, ()) if not v.dims else v for v in out.operands))
 
 
 def stochastic_convert(out: Instruction) -> Instruction:
     """Rounds the magnitude up where the random bits are below the fraction. Results are
     integers."""
     x, random = out.operands
-    if out.shape.kind not in "su":
+    if out.kind not in "su":
         fail(
             "stochastic-convert",
-            f"results of type {out.shape.dtype} have no defined rounding; convert to an integer"
-            " type",
+            f"results of type {out.dtype} have no defined rounding; convert to an integer type",
             x,
             random,
         )
@@ -191,38 +188,37 @@ def stochastic_convert(out: Instruction) -> Instruction:
     whole = h.floor(magnitude)
     scaled = h.multiply(
         h.subtract(magnitude, whole),
-        h.full_like(wide, 2.0 ** DTYPES[random.shape.dtype].bits),
+        h.full_like(wide, 2.0 ** DTYPES[random.dtype].bits),
     )
-    up = h.compare(random, h.convert(scaled, random.shape.dtype), "LT")
+    up = h.compare(random, h.convert(scaled, random.dtype), "LT")
     rounded = h.select(up, h.add(whole, h.full_like(whole, 1)), whole)
     negative = h.compare(wide, h.full_like(wide, 0), "LT")
-    return h.convert(h.select(negative, h.negate(rounded), rounded), out.shape.dtype)
+    return h.convert(h.select(negative, h.negate(rounded), rounded), out.dtype)
 
 
 def _per_channel(out: Instruction) -> list[Instruction]:
     """Scale and zero point with the operand's dims."""
     return [
-        h.broadcast(v, out.operands[0].shape.dims, out.get("dimensions", ()))
-        for v in out.operands[1:]
+        h.broadcast(v, out.operands[0].dims, out.get("dimensions", ())) for v in out.operands[1:]
     ]
 
 
 def uniform_quantize(out: Instruction) -> Instruction:
     scale, zero = (h.convert(v, "f64") for v in _per_channel(out))
     x = h.round_nearest_even(h.divide(h.convert(out.operands[0], "f64"), scale))
-    return h.convert(h.add(x, zero), out.shape.dtype)
+    return h.convert(h.add(x, zero), out.dtype)
 
 
 def uniform_dequantize(out: Instruction) -> Instruction:
     scale, zero = (h.convert(v, "f64") for v in _per_channel(out))
     return h.convert(
         h.multiply(h.subtract(h.convert(out.operands[0], "f64"), zero), scale),
-        out.shape.dtype,
+        out.dtype,
     )
 
 
 def get_dimension_size(out: Instruction) -> Instruction | None:
-    size = out.operands[0].shape.dims[out["dimensions"][0]]
+    size = out.operands[0].dims[out["dimensions"][0]]
     return h.constant(size, "s32") if isinstance(size, int) else None
 
 
@@ -235,10 +231,10 @@ def ragged_dot(out: Instruction) -> Instruction | None:
     (ragged,) = out["lhs_ragged_dims"]
     ranks = (2, 2) if ragged in out["lhs_contracting_dims"] else (2, 3)
     if (
-        (x.shape.rank, y.shape.rank) == ranks
+        (x.rank, y.rank) == ranks
         and not out["lhs_batch_dims"]
         and len(out["lhs_contracting_dims"]) == 1
-        and out.shape.dtype in ("f32", "f64")
+        and out.dtype in ("f32", "f64")
     ):
         return None
     return expand_ragged_dot(out)
@@ -255,8 +251,8 @@ def expand_ragged_dot(out: Instruction) -> Instruction:
     contract, batch = out["lhs_contracting_dims"], out["lhs_batch_dims"]
     dims = (contract, out["rhs_contracting_dims"], batch, out["rhs_batch_dims"])
     if ragged in batch:
-        return h.dot(x, y, *dims, out.shape.dtype)
-    if sizes.shape.rank != 1 or not isinstance(sizes.shape.dims[0], int):
+        return h.dot(x, y, *dims, out.dtype)
+    if sizes.rank != 1 or not isinstance(sizes.dims[0], int):
         why = "group sizes must be a vector of a static length"
         fail("ragged-dot", why, x, y, sizes)
     ends = _inclusive_sum(sizes)
@@ -264,49 +260,47 @@ def expand_ragged_dot(out: Instruction) -> Instruction:
 
     def inside(group: int, like: Instruction, dimension: int) -> Instruction:
         """Which elements along `dimension` belong to the group."""
-        position = h.iota(sizes.shape.dtype, like.shape.dims, dimension)
+        position = h.iota(sizes.dtype, like.dims, dimension)
         own = (h.reshape(h.slice_(v, (group,), (group + 1,)), ()) for v in (starts, ends))
-        low, high = (h.broadcast(v, like.shape.dims, ()) for v in own)
+        low, high = (h.broadcast(v, like.dims, ()) for v in own)
         return h.and_(h.compare(position, low, "GE"), h.compare(position, high, "LT"))
 
     if ragged in contract:
         other = out["rhs_contracting_dims"][contract.index(ragged)]
         results = []
-        for g in range(sizes.shape.dims[0]):
+        for g in range(sizes.dims[0]):
             left, right = (
                 h.select(inside(g, v, d), v, h.full_like(v, 0))
                 for v, d in ((x, ragged), (y, other))
             )
-            one = h.dot(left, right, *dims, out.shape.dtype)
-            results.append(h.reshape(one, (1, *one.shape.dims)))
-        return h.concatenate(results, 0) if results else h.full(0, out.shape.dtype, out.shape.dims)
+            one = h.dot(left, right, *dims, out.dtype)
+            results.append(h.reshape(one, (1, *one.dims)))
+        return h.concatenate(results, 0) if results else h.full(0, out.dtype, out.dims)
     (group_dim,) = out["rhs_group_dims"]
-    free = [d for d in range(x.shape.rank) if d not in batch and d not in contract]
+    free = [d for d in range(x.rank) if d not in batch and d not in contract]
     row = len(batch) + free.index(ragged)
-    result = h.full(0, out.shape.dtype, out.shape.dims)
-    kept = [d for d in range(y.shape.rank) if d != group_dim]
+    result = h.full(0, out.dtype, out.dims)
+    kept = [d for d in range(y.rank) if d != group_dim]
     rhs_contract, rhs_batch = (
         [kept.index(d) for d in ds] for ds in (out["rhs_contracting_dims"], out["rhs_batch_dims"])
     )
-    for g in range(sizes.shape.dims[0]):
-        ranges = [
-            (g, g + 1, 1) if d == group_dim else (0, n, 1) for d, n in enumerate(y.shape.dims)
-        ]
-        matrix = h.reshape(h.slice_(y, *zip(*ranges)), [y.shape.dims[d] for d in kept])
-        one = h.dot(x, matrix, contract, rhs_contract, batch, rhs_batch, out.shape.dtype)
+    for g in range(sizes.dims[0]):
+        ranges = [(g, g + 1, 1) if d == group_dim else (0, n, 1) for d, n in enumerate(y.dims)]
+        matrix = h.reshape(h.slice_(y, *zip(*ranges)), [y.dims[d] for d in kept])
+        one = h.dot(x, matrix, contract, rhs_contract, batch, rhs_batch, out.dtype)
         result = h.select(inside(g, one, row), one, result)
     return result
 
 
 def _inclusive_sum(v: Instruction) -> Instruction:
     """Cumulative sum of a short vector: a masked square summed over its columns."""
-    n = v.shape.dims[0]
+    n = v.dims[0]
     square = (n, n)
     before = h.compare(h.iota("s32", square, 1), h.iota("s32", square, 0), "LE")
     spread = h.broadcast(v, square, (1,))
     return h.reduce(
         h.select(before, spread, h.full_like(spread, 0)),
-        h.constant(0, v.shape.dtype),
+        h.constant(0, v.dtype),
         (1,),
         "add",
     )

@@ -22,14 +22,12 @@ def rng_bit_generator(out: Instruction) -> Instruction:
     """(new state, bits)"""
     state, shape = out.operands[0], out.shape.elements[1]
     words = (
-        h.bitcast_convert(h.reshape(state, (state.shape.dims[0] // 2, 2)), "u64")
-        if state.shape.dtype == "u32"
+        h.bitcast_convert(h.reshape(state, (state.dims[0] // 2, 2)), "u64")
+        if state.dtype == "u32"
         else state
     )
     threefry = out["algorithm"] == "rng_three_fry"
-    if words.shape.dtype != "u64" or words.shape.dims not in (
-        ((2,),) if threefry else ((2,), (3,))
-    ):
+    if words.dtype != "u64" or words.dims not in (((2,),) if threefry else ((2,), (3,))):
         fail(
             "rng-bit-generator",
             f"{out['algorithm']} takes a state of u64[2]{'' if threefry else ' or u64[3]'}",
@@ -41,8 +39,8 @@ def rng_bit_generator(out: Instruction) -> Instruction:
     values = h.convert(values, f"u{bits}")
     values = h.bitcast_convert(values, shape.dtype)
     new = h.concatenate([h.reshape(p, (1,)) for p in parts], 0)
-    if state.shape.dtype == "u32":
-        new = h.reshape(h.bitcast_convert(new, "u32"), state.shape.dims)
+    if state.dtype == "u32":
+        new = h.reshape(h.bitcast_convert(new, "u32"), state.dims)
     return h.tuple_(new, values)
 
 
@@ -89,7 +87,7 @@ def philox(key: Words, counter: Words) -> Words:
     x, keys = list(counter), list(key)
     for _ in range(10):
         (low0, high0), (low1, high1) = (
-            _halves(h.multiply(h.convert(v, "u64"), h.full(m, "u64", v.shape.dims)))
+            _halves(h.multiply(h.convert(v, "u64"), h.full(m, "u64", v.dims)))
             for v, m in zip(x[::2], _MULTIPLIERS)
         )
         x = [

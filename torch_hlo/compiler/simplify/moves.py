@@ -69,35 +69,35 @@ def broadcast_sorted(out: Instruction, x: Instruction) -> Instruction | None:
     order = sorted(range(len(dims)), key=dims.__getitem__)
     if order == list(range(len(dims))):
         return None
-    return h.broadcast(h.transpose(x, order), out.shape.dims, sorted(dims))
+    return h.broadcast(h.transpose(x, order), out.dims, sorted(dims))
 
 
 def broadcast_ones(out: Instruction, x: Instruction) -> Instruction | None:
     """broadcast(f32[4,1], {0,1}) -> broadcast(reshape f32[4], {0}); broadcast that adds only size-1
     dimensions -> reshape"""
-    if x.op == "constant" and not x.shape.dims:
+    if x.op == "constant" and not x.dims:
         return None  # the form of every uniform constant
-    if all(out.shape.dims[d] == 1 for d in range(out.shape.rank) if d not in out["dimensions"]):
-        return h.reshape(x, out.shape.dims)
-    keep = [i for i, s in enumerate(x.shape.dims) if s != 1]
-    if len(keep) == x.shape.rank:
+    if all(out.dims[d] == 1 for d in range(out.rank) if d not in out["dimensions"]):
+        return h.reshape(x, out.dims)
+    keep = [i for i, s in enumerate(x.dims) if s != 1]
+    if len(keep) == x.rank:
         return None
     return h.broadcast(
-        h.reshape(x, [x.shape.dims[i] for i in keep]),
-        out.shape.dims,
+        h.reshape(x, [x.dims[i] for i in keep]),
+        out.dims,
         [out["dimensions"][i] for i in keep],
     )
 
 
 def broadcast_broadcast(out: Instruction, inner: Instruction, x: Instruction) -> Instruction:
-    return h.broadcast(x, out.shape.dims, [out["dimensions"][d] for d in inner["dimensions"]])
+    return h.broadcast(x, out.dims, [out["dimensions"][d] for d in inner["dimensions"]])
 
 
 def broadcast_iota(out: Instruction, inner: Instruction) -> Instruction:
     """broadcast(iota) -> iota along the dimension it became"""
     return h.iota(
-        out.shape.dtype,
-        out.shape.dims,
+        out.dtype,
+        out.dims,
         out["dimensions"][inner["iota_dimension"]],
     )
 
@@ -105,27 +105,27 @@ def broadcast_iota(out: Instruction, inner: Instruction) -> Instruction:
 def reshape_broadcast(out: Instruction, inner: Instruction, x: Instruction) -> Instruction | None:
     """reshape(broadcast(x)) -> broadcast(reshape(x)) when no group of dimensions mixes repeated
     ones with others"""
-    if not x.shape.rank:
-        return h.broadcast(x, out.shape.dims, ())
-    split = groups(inner.shape.dims, out.shape.dims)
+    if not x.rank:
+        return h.broadcast(x, out.dims, ())
+    split = groups(inner.dims, out.dims)
     if split is None:
         return None
     carried = inner["dimensions"]
     dims: list[int] = []
     for left, right in split:
-        own = [d for d in left if d in carried and inner.shape.dims[d] != 1]
-        repeated = [d for d in left if d not in carried and inner.shape.dims[d] != 1]
+        own = [d for d in left if d in carried and inner.dims[d] != 1]
+        repeated = [d for d in left if d not in carried and inner.dims[d] != 1]
         if own and repeated:
             return None
         if own:
             dims += right
-    return h.broadcast(h.reshape(x, [out.shape.dims[d] for d in dims]), out.shape.dims, dims)
+    return h.broadcast(h.reshape(x, [out.dims[d] for d in dims]), out.dims, dims)
 
 
 def transpose_broadcast(out: Instruction, inner: Instruction, x: Instruction) -> Instruction:
     """transpose(broadcast(x)) -> broadcast(transpose(x)): the smaller array moves"""
     perm = out["dimensions"]
-    return h.broadcast(x, out.shape.dims, [perm.index(d) for d in inner["dimensions"]])
+    return h.broadcast(x, out.dims, [perm.index(d) for d in inner["dimensions"]])
 
 
 def slice_broadcast(out: Instruction, inner: Instruction, x: Instruction) -> Instruction:
@@ -133,7 +133,7 @@ def slice_broadcast(out: Instruction, inner: Instruction, x: Instruction) -> Ins
     ranges = [out["slice"][d] for d in inner["dimensions"]]
     return h.broadcast(
         h.slice_(x, *zip(*ranges)) if ranges else x,
-        out.shape.dims,
+        out.dims,
         inner["dimensions"],
     )
 
@@ -143,14 +143,14 @@ def slice_broadcast(out: Instruction, inner: Instruction, x: Instruction) -> Ins
 
 def reshape_iota(out: Instruction, inner: Instruction) -> Instruction | None:
     """reshape(iota) -> iota when only size-1 dimensions come and go"""
-    split = groups(inner.shape.dims, out.shape.dims)
-    size = inner.shape.dims[inner["iota_dimension"]]
+    split = groups(inner.dims, out.dims)
+    size = inner.dims[inner["iota_dimension"]]
     for left, right in split or ():
         if inner["iota_dimension"] in left:
-            if sum(inner.shape.dims[d] != 1 for d in left) != 1:
+            if sum(inner.dims[d] != 1 for d in left) != 1:
                 return None
-            target = [d for d in right if out.shape.dims[d] == size]
-            return h.iota(out.shape.dtype, out.shape.dims, target[0]) if len(target) == 1 else None
+            target = [d for d in right if out.dims[d] == size]
+            return h.iota(out.dtype, out.dims, target[0]) if len(target) == 1 else None
     return None
 
 
@@ -160,23 +160,23 @@ def transpose_transpose(out: Instruction, inner: Instruction, x: Instruction) ->
 
 def transpose_ones(out: Instruction, x: Instruction) -> Instruction | None:
     """Size-1 dimensions are reshaped away and back; a transpose of nothing else is a reshape"""
-    moved = [d for d in out["dimensions"] if x.shape.dims[d] != 1]
+    moved = [d for d in out["dimensions"] if x.dims[d] != 1]
     if moved == sorted(moved):
-        return h.reshape(x, out.shape.dims)
-    if len(moved) == x.shape.rank:
+        return h.reshape(x, out.dims)
+    if len(moved) == x.rank:
         return None
     kept = sorted(moved)
     small = h.transpose(
-        h.reshape(x, [x.shape.dims[d] for d in kept]),
+        h.reshape(x, [x.dims[d] for d in kept]),
         [kept.index(d) for d in moved],
     )
-    return h.reshape(small, out.shape.dims)
+    return h.reshape(small, out.dims)
 
 
 def transpose_iota(out: Instruction, inner: Instruction) -> Instruction:
     return h.iota(
-        out.shape.dtype,
-        out.shape.dims,
+        out.dtype,
+        out.dims,
         out["dimensions"].index(inner["iota_dimension"]),
     )
 
@@ -184,7 +184,7 @@ def transpose_iota(out: Instruction, inner: Instruction) -> Instruction:
 def transpose_slice(out: Instruction, inner: Instruction, x: Instruction) -> Instruction:
     """slice(transpose(x)) -> transpose(slice(x)): less to move"""
     perm = inner["dimensions"]
-    ranges = [out["slice"][perm.index(d)] for d in range(x.shape.rank)]
+    ranges = [out["slice"][perm.index(d)] for d in range(x.rank)]
     return h.transpose(h.slice_(x, *zip(*ranges)), perm)
 
 
@@ -210,23 +210,23 @@ def slice_slice(out: Instruction, inner: Instruction, x: Instruction) -> Instruc
 def slice_reshape(out: Instruction, inner: Instruction, x: Instruction) -> Instruction | None:
     """slice(reshape(x)) -> reshape(slice(x)) when the slice is one range in every dimension of x,
     as in splitting a projection in heads"""
-    ranges: list[tuple[Size, Size, Size]] = [(0, 0, 1)] * x.shape.rank
-    for left, right in groups(x.shape.dims, inner.shape.dims) or ():
-        cut = [d for d in right if out["slice"][d] != (0, inner.shape.dims[d], 1)]
-        wide = [d for d in left if x.shape.dims[d] != 1]
+    ranges: list[tuple[Size, Size, Size]] = [(0, 0, 1)] * x.rank
+    for left, right in groups(x.dims, inner.dims) or ():
+        cut = [d for d in right if out["slice"][d] != (0, inner.dims[d], 1)]
+        wide = [d for d in left if x.dims[d] != 1]
         for d in left:
-            ranges[d] = (0, x.shape.dims[d], 1)
+            ranges[d] = (0, x.dims[d], 1)
         if not cut:
             continue
         start, limit, stride = out["slice"][cut[0]]
-        outer = [d for d in right if d < cut[0] and inner.shape.dims[d] != 1]
+        outer = [d for d in right if d < cut[0] and inner.dims[d] != 1]
         if len(cut) > 1 or len(wide) != 1 or outer or stride != 1:
             return None
-        step = product(inner.shape.dims[d] for d in right if d > cut[0])
+        step = product(inner.dims[d] for d in right if d > cut[0])
         ranges[wide[0]] = (start * step, limit * step, 1)
     if not any(limit != 0 for _, limit, _ in ranges):
         return None
-    return h.reshape(h.slice_(x, *zip(*ranges)), out.shape.dims)
+    return h.reshape(h.slice_(x, *zip(*ranges)), out.dims)
 
 
 def slice_iota(out: Instruction, inner: Instruction) -> Instruction | None:
@@ -234,12 +234,12 @@ def slice_iota(out: Instruction, inner: Instruction) -> Instruction | None:
     start, _, stride = out["slice"][inner["iota_dimension"]]
     if stride != 1 or isinstance(start, Dim):
         return None
-    small = h.iota(out.shape.dtype, out.shape.dims, inner["iota_dimension"])
+    small = h.iota(out.dtype, out.dims, inner["iota_dimension"])
     return (
         small
         if start == 0
         else h.add(small, h.full_like(small, start))
-        if out.shape.kind in "su"
+        if out.kind in "su"
         else None
     )
 
@@ -248,7 +248,7 @@ def slice_concatenate(out: Instruction, inner: Instruction) -> Instruction | Non
     """slice(concatenate(a, b, c)) -> concatenate of the operands it touches"""
     (d,) = inner["dimensions"]
     start, limit, stride = out["slice"][d]
-    sizes = [o.shape.dims[d] for o in inner.operands]
+    sizes = [o.dims[d] for o in inner.operands]
     if stride != 1 or not all(isinstance(n, int) for n in (start, limit, *sizes)):
         return None
     pieces = []
@@ -273,11 +273,11 @@ def slice_pad(
 ) -> Instruction | None:
     """slice(pad(x)) -> slice(x) inside of x, a constant outside of it"""
     ranges = []
-    for (s, e, k), (low, _, interior), n in zip(out["slice"], inner["padding"], x.shape.dims):
+    for (s, e, k), (low, _, interior), n in zip(out["slice"], inner["padding"], x.dims):
         if interior != 0 or any(isinstance(v, Dim) for v in (s, e, low, n)):
             return None
         if s >= low + n or e <= low:
-            return h.broadcast(y, out.shape.dims, ())
+            return h.broadcast(y, out.dims, ())
         if s < low or e > low + n:
             return None
         ranges.append((s - low, e - low, k))
@@ -308,14 +308,14 @@ def pad_crop(out: Instruction, x: Instruction) -> Instruction | None:
     return h.slice_(
         x,
         [-lo for lo, *_ in out["padding"]],
-        [n + hi for n, (_, hi, _) in zip(x.shape.dims, out["padding"])],
+        [n + hi for n, (_, hi, _) in zip(x.dims, out["padding"])],
     )
 
 
 def pad_splat(out: Instruction, x: Instruction, y: Instruction) -> Instruction | None:
     """pad(broadcast(v), v) -> broadcast(v)"""
     scalar = x.operands[0] if x.op == "broadcast" else x
-    return h.broadcast(y, out.shape.dims, ()) if scalar is y else None
+    return h.broadcast(y, out.dims, ()) if scalar is y else None
 
 
 def concatenate_fewer(out: Instruction) -> Instruction | None:
@@ -324,7 +324,7 @@ def concatenate_fewer(out: Instruction) -> Instruction | None:
     (d,) = out["dimensions"]
     parts: list[Instruction] = []
     for o in out.operands:
-        if o.shape.dims[d] == 0:
+        if o.dims[d] == 0:
             continue
         for part in o.operands if o.op == "concatenate" and o["dimensions"] == (d,) else (o,):
             joined = _joined(parts[-1], part, d) if parts else None
@@ -354,16 +354,16 @@ def _joined(a: Instruction, b: Instruction, d: int) -> Instruction | None:
         and a["dimensions"] == b["dimensions"]
         and d not in a["dimensions"]
     ):
-        dims = list(a.shape.dims)
-        dims[d] = dims[d] + b.shape.dims[d]
+        dims = list(a.dims)
+        dims[d] = dims[d] + b.dims[d]
         return h.broadcast(a.operands[0], dims, a["dimensions"])
     return None
 
 
 def reverse_ones(out: Instruction, x: Instruction) -> Instruction | None:
     """Dimensions of size 1, and repeated ones of a broadcast, need no reversal"""
-    fixed = [d for d in range(x.shape.rank) if x.op == "broadcast" and d not in x["dimensions"]]
-    dims = [d for d in out["dimensions"] if x.shape.dims[d] != 1 and d not in fixed]
+    fixed = [d for d in range(x.rank) if x.op == "broadcast" and d not in x["dimensions"]]
+    dims = [d for d in out["dimensions"] if x.dims[d] != 1 and d not in fixed]
     return h.reverse(x, dims) if len(dims) < len(out["dimensions"]) else None
 
 
@@ -378,7 +378,7 @@ def dynamic_slice_constant(out: Instruction) -> Instruction | None:
     """dynamic-slice at constants, or of everything -> slice (starts are clamped)"""
     source, *starts = out.operands
     sizes = out["dynamic_slice_sizes"]
-    if sizes == source.shape.dims:
+    if sizes == source.dims:
         return source
     if not source.shape.is_static:
         return None
@@ -394,7 +394,7 @@ def dynamic_slice_constant(out: Instruction) -> Instruction | None:
 def update_everything(out: Instruction) -> Instruction | None:
     """dynamic-update-slice of the whole array -> the update; of nothing -> the array"""
     source, update = out.operands[:2]
-    if any(n == 0 for n in update.shape.dims):
+    if any(n == 0 for n in update.dims):
         return source
     return update if update.shape == source.shape else None
 
@@ -420,20 +420,20 @@ MOVES = rules(
     (op("slice", op("broadcast", x, name=inner)), slice_broadcast),
     (op("convert", op("broadcast", x, name=inner)),
      lambda out, inner, x:
-     h.broadcast(h.convert(x, out.shape.dtype), out.shape.dims, inner["dimensions"])),
+     h.broadcast(h.convert(x, out.dtype), out.dims, inner["dimensions"])),
     # Reshapes and transposes
     # reshape(reshape(x)) -> reshape(x)
-    (op("reshape", op("reshape", x)), lambda out, x: h.reshape(x, out.shape.dims)),
+    (op("reshape", op("reshape", x)), lambda out, x: h.reshape(x, out.dims)),
     (op("reshape", x, where=lambda x: x.shape == x.operands[0].shape), lambda x: x),
     (op("reshape", op("iota", name=inner)), reshape_iota),
-    (op("reshape", op("constant", name=inner, where=lambda x: not x.shape.dims)),
-     lambda out, inner: h.broadcast(inner, out.shape.dims, ())),
+    (op("reshape", op("constant", name=inner, where=lambda x: not x.dims)),
+     lambda out, inner: h.broadcast(inner, out.dims, ())),
     # T(T(x)) -> T(x)
     (op("transpose", op("transpose", x, name=inner)), transpose_transpose),
     (op("transpose", x), transpose_ones),
     (op("transpose", op("iota", name=inner)), transpose_iota),
     # Slices move towards their source
-    (op("slice", x, where=lambda x: x.shape.dims == x.operands[0].shape.dims and x.shape.is_static),
+    (op("slice", x, where=lambda x: x.dims == x.operands[0].dims and x.shape.is_static),
      lambda x: x),
     # slice(slice(x)) -> slice(x)
     (op("slice", op("slice", x, name=inner)), slice_slice),
@@ -452,8 +452,8 @@ MOVES = rules(
     # reverse(reverse(x)) -> x
     (op("reverse", op("reverse", x, name=inner)), reverse_reverse),
     # Iota of one element, dynamic indices
-    (op("iota", where=lambda x: x.shape.dims[x["iota_dimension"]] == 1),
-     lambda out: h.full(0, out.shape.dtype, out.shape.dims)),
+    (op("iota", where=lambda x: x.dims[x["iota_dimension"]] == 1),
+     lambda out: h.full(0, out.dtype, out.dims)),
     (op("dynamic-slice"), dynamic_slice_constant),
     (op("dynamic-slice"), slice_of_update),
     (op("dynamic-update-slice"), update_everything),

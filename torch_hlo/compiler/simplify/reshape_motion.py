@@ -38,53 +38,53 @@ def _rebuilt(out: Instruction, operands: Sequence[Instruction]) -> Instruction:
     return instr(
         out.op,
         tuple(operands),
-        out.shape.with_dims(operands[0].shape.dims),
+        out.shape.with_dims(operands[0].dims),
         **dict(out.attrs),
     )
 
 
 def equal_dims(out: Instruction) -> bool:
     """False for a clamp with scalar bounds."""
-    return all(o.shape.dims == out.shape.dims for o in out.operands)
+    return all(o.dims == out.dims for o in out.operands)
 
 
 def pointwise_of_broadcasts(out: Instruction) -> Instruction | None:
     """f(broadcast(x), broadcast(y)) -> broadcast(f(x, y)) when both repeat along the same
     dimensions"""
     first = next(
-        (o for o in out.operands if o.op == "broadcast" and o.operands[0].shape.rank),
+        (o for o in out.operands if o.op == "broadcast" and o.operands[0].rank),
         None,
     )
     if first is None:
         return None
-    dimensions, dims = first["dimensions"], first.operands[0].shape.dims
+    dimensions, dims = first["dimensions"], first.operands[0].dims
     operands = []
     for o in out.operands:
         if o.op == "broadcast" and o["dimensions"] == dimensions:
             operands.append(o.operands[0])
-        elif splat(o) is not None or o.op == "broadcast" and not o.operands[0].shape.rank:
+        elif splat(o) is not None or o.op == "broadcast" and not o.operands[0].rank:
             operands.append(h.broadcast(o.operands[0], dims, ()))
         else:
             return None
-    return h.broadcast(_rebuilt(out, operands), out.shape.dims, dimensions)
+    return h.broadcast(_rebuilt(out, operands), out.dims, dimensions)
 
 
 def pointwise_of_scalars(out: Instruction) -> Instruction | None:
     """f(broadcast(scalar), broadcast(scalar)) -> broadcast(f(scalar, scalar))"""
     if (
         not out.operands
-        or not out.shape.rank
-        or any(o.op != "broadcast" or o.operands[0].shape.rank for o in out.operands)
+        or not out.rank
+        or any(o.op != "broadcast" or o.operands[0].rank for o in out.operands)
     ):
         return None
-    return h.broadcast(_rebuilt(out, [o.operands[0] for o in out.operands]), out.shape.dims, ())
+    return h.broadcast(_rebuilt(out, [o.operands[0] for o in out.operands]), out.dims, ())
 
 
 def _with_dims(o: Instruction, dims: tuple[Size, ...]) -> Instruction | None:
     """`o` reshaped to `dims` without a reshape of its own, or None."""
     if o.op == "reshape":
-        return o.operands[0] if o.operands[0].shape.dims == dims else None
-    if splat(o) is not None or o.op == "broadcast" and not o.operands[0].shape.rank:
+        return o.operands[0] if o.operands[0].dims == dims else None
+    if splat(o) is not None or o.op == "broadcast" and not o.operands[0].rank:
         return h.broadcast(o.operands[0] if o.op == "broadcast" else o, dims, ())
     if o.op == "broadcast":
         moved = reshape_broadcast(instr("reshape", (o,), o.shape.with_dims(dims)), o, o.operands[0])
@@ -92,10 +92,10 @@ def _with_dims(o: Instruction, dims: tuple[Size, ...]) -> Instruction | None:
         return moved
     if o.op == "pad":  # so is that of what is padded
         x, fill = o.operands
-        kept = [d for d, n in enumerate(o.shape.dims) if n != 1 or any(o["padding"][d])]
-        if tuple(o.shape.dims[d] for d in kept) == dims:
+        kept = [d for d, n in enumerate(o.dims) if n != 1 or any(o["padding"][d])]
+        if tuple(o.dims[d] for d in kept) == dims:
             return h.pad(
-                h.reshape(x, [x.shape.dims[d] for d in kept]),
+                h.reshape(x, [x.dims[d] for d in kept]),
                 fill,
                 [o["padding"][d] for d in kept],
             )
@@ -107,14 +107,14 @@ def pointwise_of_reshapes(out: Instruction) -> Instruction | None:
     reshaped = next((o for o in out.operands if o.op == "reshape"), None)
     if reshaped is None:
         return None
-    dims = reshaped.operands[0].shape.dims
+    dims = reshaped.operands[0].dims
     operands = []
     for o in out.operands:
         moved = _with_dims(o, dims)
         if moved is None:
             return None
         operands.append(moved)
-    return h.reshape(_rebuilt(out, operands), out.shape.dims)
+    return h.reshape(_rebuilt(out, operands), out.dims)
 
 
 def pointwise_of_transposes(out: Instruction) -> Instruction | None:
@@ -123,7 +123,7 @@ def pointwise_of_transposes(out: Instruction) -> Instruction | None:
     if transposed is None:
         return None
     perm = transposed["dimensions"]
-    dims = transposed.operands[0].shape.dims
+    dims = transposed.operands[0].dims
     operands = all_or_none(_turned(o, perm, dims, {}) for o in out.operands)
     return None if operands is None else h.transpose(_rebuilt(out, operands), perm)
 
@@ -163,16 +163,16 @@ def _turned(
     found = done[o, perm] = None
     if o.op == "transpose" and o["dimensions"] == perm:
         found = o.operands[0]
-    elif o.op == "broadcast" and o.operands[0].shape.rank < o.shape.rank:
+    elif o.op == "broadcast" and o.operands[0].rank < o.rank:
         places = [perm[d] for d in o["dimensions"]]
         order = sorted(range(len(places)), key=places.__getitem__)
         found = h.broadcast(h.transpose(o.operands[0], order), dims, sorted(places))
     elif o.op == "iota":
-        found = h.iota(o.shape.dtype, dims, perm[o["iota_dimension"]])
+        found = h.iota(o.dtype, dims, perm[o["iota_dimension"]])
     elif o.op == "scatter":
         found = _turned_scatter(o, perm, dims)
     elif o.op == "pad" and len(done) < MOST_TURNED:
-        part = _turned(o.operands[0], perm, before(o.operands[0].shape.dims, perm), done)
+        part = _turned(o.operands[0], perm, before(o.operands[0].dims, perm), done)
         found = None if part is None else h.pad(part, o.operands[1], before(o["padding"], perm))
     elif o.op == "reshape":
         found = (
@@ -198,7 +198,7 @@ def _turned_reshape(
     """A reshape of what can be turned, if the dimensions that it splits or joins stay neighbours
     (groups of channels)."""
     x = o.operands[0]
-    split = groups(x.shape.dims, o.shape.dims)
+    split = groups(x.dims, o.dims)
     if split is None or any(
         not left or not right or any(perm[b] != perm[a] + 1 for a, b in zip(right, right[1:]))
         for left, right in split
@@ -208,7 +208,7 @@ def _turned_reshape(
     part = _turned(
         x,
         tuple(order.index(d) for d in range(len(order))),
-        [x.shape.dims[d] for d in order],
+        [x.dims[d] for d in order],
         done,
     )
     return None if part is None else h.reshape(part, dims)
@@ -219,8 +219,8 @@ def _turned_ones(o: Instruction, perm: Sequence[int], dims: Sequence[Size]) -> I
     in the turned array."""
     inner = o.operands[0]
     x = inner.operands[0]
-    here, there = ([d for d, n in enumerate(y.shape.dims) if n != 1] for y in (o, inner))
-    if [o.shape.dims[d] for d in here] != [inner.shape.dims[d] for d in there]:
+    here, there = ([d for d, n in enumerate(y.dims) if n != 1] for y in (o, inner))
+    if [o.dims[d] for d in here] != [inner.dims[d] for d in there]:
         return None
     order = [inner["dimensions"][there[here.index(d)]] for d in sorted(here, key=lambda d: perm[d])]
     return h.reshape(x, dims) if order == sorted(order) else None
@@ -235,7 +235,7 @@ def _turned_scatter(
         o.shape.is_tuple
         or o["update_window_dims"]
         or o.operands[0].op != "broadcast"
-        or o.operands[0].operands[0].shape.rank
+        or o.operands[0].operands[0].rank
     ):
         return None
     names = (
@@ -334,11 +334,11 @@ def _taken(out: Instruction) -> int | None:
     """The dimension along which a gather takes whole slices at a vector of places, or None."""
     x, indices = out.operands
     at = out["start_index_map"]
-    whole = [1 if d in at else n for d, n in enumerate(x.shape.dims)]
-    others = tuple(d for d in range(out.shape.rank) if d not in at)
+    whole = [1 if d in at else n for d, n in enumerate(x.dims)]
+    others = tuple(d for d in range(out.rank) if d not in at)
     if (
         len(at) != 1
-        or indices.shape.rank != 1
+        or indices.rank != 1
         or out.get("operand_batching_dims")
         or out["collapsed_slice_dims"] != at
     ):
@@ -360,7 +360,7 @@ def take_of_transpose(out: Instruction) -> Instruction | None:
         return None
     new = perm[at]
     attrs = dict(out.attrs) | {
-        "offset_dims": tuple(d for d in range(out.shape.rank) if d != new),
+        "offset_dims": tuple(d for d in range(out.rank) if d != new),
         "collapsed_slice_dims": (new,),
         "start_index_map": (new,),
         "slice_sizes": before(out["slice_sizes"], perm),
@@ -374,11 +374,11 @@ def without_ones(out: Instruction) -> Instruction | None:
     reduce-window and of gather along one dimension"""
     wide = out.operands[0]
     x = wide.operands[0]
-    kept = [d for d, n in enumerate(wide.shape.dims) if n != 1]
-    if x.shape.dims != tuple(wide.shape.dims[d] for d in kept):
+    kept = [d for d, n in enumerate(wide.dims) if n != 1]
+    if x.dims != tuple(wide.dims[d] for d in kept):
         return None
     if out.op == "opt-barrier":
-        return h.reshape(h.opt_barrier(x), out.shape.dims)
+        return h.reshape(h.opt_barrier(x), out.dims)
     if out.op == "reduce-window":
         idle = len(out.operands) == 2 and all(
             w.is_trivial for d, w in enumerate(out["window"]) if d not in kept
@@ -393,18 +393,18 @@ def without_ones(out: Instruction) -> Instruction | None:
             if idle
             else None
         )
-        return None if inner is None else h.reshape(inner, out.shape.dims)
+        return None if inner is None else h.reshape(inner, out.dims)
     if out.op == "reverse":
         return h.reshape(
             h.reverse(x, [kept.index(d) for d in out["dimensions"] if d in kept]),
-            out.shape.dims,
+            out.dims,
         )
     if out.op == "pad":
         idle = not any(any(edges) for d, edges in enumerate(out["padding"]) if d not in kept)
         return (
             h.reshape(
                 h.pad(x, out.operands[1], [out["padding"][d] for d in kept]),
-                out.shape.dims,
+                out.dims,
             )
             if idle
             else None
@@ -419,7 +419,7 @@ def without_ones(out: Instruction) -> Instruction | None:
         "start_index_map": (new,),
         "slice_sizes": tuple(out["slice_sizes"][d] for d in kept),
     }
-    return h.reshape(instr("gather", (x, out.operands[1]), **attrs), out.shape.dims)
+    return h.reshape(instr("gather", (x, out.operands[1]), **attrs), out.dims)
 
 
 def reshape_of_transpose(out: Instruction) -> Instruction | None:
@@ -427,12 +427,12 @@ def reshape_of_transpose(out: Instruction) -> Instruction | None:
     neighbours that are neighbours in x, too"""
     turned = out.operands[0]
     x, perm = turned.operands[0], turned["dimensions"]
-    split = groups(turned.shape.dims, out.shape.dims)
+    split = groups(turned.dims, out.dims)
     # see transpose_ones
     if (
         split is None
         or any(not left or not right for left, right in split)
-        or any(n == 1 for n in out.shape.dims)
+        or any(n == 1 for n in out.dims)
     ):
         return None
     if any(perm[b] != perm[a] + 1 for left, _ in split for a, b in zip(left, left[1:])):
@@ -440,9 +440,9 @@ def reshape_of_transpose(out: Instruction) -> Instruction | None:
     # Runs of x's dimensions in their own order, with the dimensions of the result that each
     # becomes.
     runs = sorted((perm[left[0]], right) for left, right in split)
-    dims = [out.shape.dims[d] for _, right in runs for d in right]
+    dims = [out.dims[d] for _, right in runs for d in right]
     order = [d for _, right in runs for d in right]
-    return h.transpose(h.reshape(x, dims), [order.index(d) for d in range(out.shape.rank)])
+    return h.transpose(h.reshape(x, dims), [order.index(d) for d in range(out.rank)])
 
 
 def repeat_of_transpose(out: Instruction) -> Instruction | None:
@@ -450,19 +450,19 @@ def repeat_of_transpose(out: Instruction) -> Instruction | None:
     repeated next to itself"""
     spread = out.operands[0]
     turned = spread.operands[0]
-    at, dims, perm = spread["dimensions"], spread.shape.dims, turned["dimensions"]
-    if not at or at[0] != 0 or len(out.shape.dims) != len(at) or list(at) != sorted(at):
+    at, dims, perm = spread["dimensions"], spread.dims, turned["dimensions"]
+    if not at or at[0] != 0 or len(out.dims) != len(at) or list(at) != sorted(at):
         return None
     repeats = [dims[a + 1 : b] for a, b in zip(at, (*at[1:], len(dims)))]
     sizes = [dims[a] * product(r) for a, r in zip(at, repeats)]
-    if tuple(sizes) != out.shape.dims or any(dims[a] != n for a, n in zip(at, turned.shape.dims)):
+    if tuple(sizes) != out.dims or any(dims[a] != n for a, n in zip(at, turned.dims)):
         return None
     x, order = turned.operands[0], [perm.index(d) for d in range(len(perm))]
     new: list[Size] = []
     places = []
     for d, i in enumerate(order):
         places.append(len(new))
-        new += [x.shape.dims[d], *repeats[i]]
+        new += [x.dims[d], *repeats[i]]
     return h.transpose(h.reshape(h.broadcast(x, new, places), [sizes[i] for i in order]), perm)
 
 
@@ -474,7 +474,7 @@ def concatenate_of_transposes(out: Instruction) -> Instruction | None:
         return None
     perm = first["dimensions"]
     moved = [o for o in out.operands if o.op == "transpose" and o["dimensions"] == perm]
-    if 2 * sum(fixed(o.shape.size) for o in moved) <= fixed(out.shape.size):
+    if 2 * sum(fixed(o.size) for o in moved) <= fixed(out.size):
         return None
     inverse = [perm.index(d) for d in range(len(perm))]
     parts = [o.operands[0] if o in moved else h.transpose(o, inverse) for o in out.operands]
@@ -485,10 +485,10 @@ def concatenate_without_ones(out: Instruction) -> Instruction | None:
     """concatenate(reshape(transpose(x)), y) -> reshape(concatenate(transpose(x), reshape(y))) where
     the reshape adds dimensions of size 1 only"""
     axis = out["dimensions"][0]
-    kept = [d for d, n in enumerate(out.shape.dims) if n != 1 or d == axis]
-    parts = [tuple(o.shape.dims[d] for d in kept) for o in out.operands]
+    kept = [d for d, n in enumerate(out.dims) if n != 1 or d == axis]
+    parts = [tuple(o.dims[d] for d in kept) for o in out.operands]
     if not any(
-        o.op == "reshape" and o.operands[0].op == "transpose" and o.operands[0].shape.dims == dims
+        o.op == "reshape" and o.operands[0].op == "transpose" and o.operands[0].dims == dims
         for o, dims in zip(out.operands, parts)
     ):
         return None
@@ -497,7 +497,7 @@ def concatenate_without_ones(out: Instruction) -> Instruction | None:
             [h.reshape(o, dims) for o, dims in zip(out.operands, parts)],
             kept.index(axis),
         ),
-        out.shape.dims,
+        out.dims,
     )
 
 
@@ -513,7 +513,7 @@ def reduce_of_transposes(out: Instruction) -> Instruction | None:
     before = sorted(perm[d] for d in out["dimensions"])
     kept = [d for d in range(len(perm)) if d not in before]
     order = [kept.index(perm[d]) for d in range(len(perm)) if d not in out["dimensions"]]
-    dims = first.operands[0].shape.dims
+    dims = first.operands[0].dims
     turned = all_or_none(_turned(o, perm, dims, {}) for o in out.operands[:n])
     if turned is None:
         return None
@@ -539,14 +539,14 @@ def reduce_of_reshapes(out: Instruction) -> Instruction | None:
     reshaped = out.operands[0]
     x = reshaped.operands[0]
     before: list[int] = []
-    for left, right in groups(x.shape.dims, reshaped.shape.dims) or ():
+    for left, right in groups(x.dims, reshaped.dims) or ():
         inside = [d for d in right if d in out["dimensions"]]
         others = [d for d in right if d not in inside]
-        if not inside or all(reshaped.shape.dims[d] == 1 for d in inside) and others:
+        if not inside or all(reshaped.dims[d] == 1 for d in inside) and others:
             continue
-        if any(reshaped.shape.dims[d] != 1 for d in others):
+        if any(reshaped.dims[d] != 1 for d in others):
             return None
-        before += [d for d in left if x.shape.dims[d] != 1]
+        before += [d for d in left if x.dims[d] != 1]
     if not before:
         return None
     reduced = instr(
@@ -555,7 +555,7 @@ def reduce_of_reshapes(out: Instruction) -> Instruction | None:
         dimensions=tuple(before),
         to_apply=out["to_apply"],
     )
-    return h.reshape(reduced, out.shape.dims)
+    return h.reshape(reduced, out.dims)
 
 
 def reduce_of_broadcast(out: Instruction) -> Instruction | None:
@@ -572,13 +572,13 @@ def reduce_of_broadcast(out: Instruction) -> Instruction | None:
     if (
         not idle
         or set(root.operands) != set(params)
-        or any(isinstance(s, Dim) or s == 0 for s in first.shape.dims)
+        or any(isinstance(s, Dim) or s == 0 for s in first.dims)
     ):
         return None
-    kept = [d for d in range(first.shape.rank) if d not in idle]
+    kept = [d for d in range(first.rank) if d not in idle]
     smaller = h.broadcast(
         first.operands[0],
-        [first.shape.dims[d] for d in kept],
+        [first.dims[d] for d in kept],
         [kept.index(d) for d in first["dimensions"]],
     )
     rest = tuple(kept.index(d) for d in out["dimensions"] if d not in idle)
@@ -619,7 +619,7 @@ RULES = rules(
     (
         op("concatenate"),
         concatenate_without_ones,
-        lambda out: 1 in out.shape.dims,
+        lambda out: 1 in out.dims,
     ),
     (op("reduce"), reduce_of_transposes),
     (op("reduce"), reduce_of_reshapes),

@@ -32,7 +32,7 @@ _BYTES = {"i32": 4, "i64": 8}
 
 
 def sort(program: GpuProgram, x: Instruction) -> None:
-    if x.operands[0].shape.size == 0:
+    if x.operands[0].size == 0:
         return
     s = _Sort(program, x)
     n, rows = s.length, s.rows
@@ -69,8 +69,8 @@ class _Sort:
 
     def __init__(self, program: GpuProgram, x: Instruction) -> None:
         self.program, self.x = program, x
-        self.types = [o.shape.dtype for o in x.operands]
-        self.dims, self.axis = x.operands[0].shape.dims, x["dimensions"][0]
+        self.types = [o.dtype for o in x.operands]
+        self.dims, self.axis = x.operands[0].dims, x["dimensions"][0]
         self.length = self.dims[self.axis]
         if isinstance(self.length, int) and self.length >= 1 << 31:
             raise CodegenError(
@@ -119,7 +119,7 @@ class _Sort:
             made = kernel()
             return made or f.define(), list(self.size.names)
 
-        shapes = tuple((o.shape.dtype, o.shape.dims) for o in x.operands)
+        shapes = tuple((o.dtype, o.dims) for o in x.operands)
         function, sizes = program.once((name, shapes, self.axis, x["to_apply"]), build)
         pointers = [
             p

@@ -66,15 +66,15 @@ def _slices(
     if found is None:
         return {}
     axis = x["dimensions"][0]
-    dims = x.operands[0].shape.dims
+    dims = x.operands[0].dims
     what = _choice(
         [_cut(s, axis, dims) for slices in found.values() for s in slices],
         dims[axis],
     )
     if (
         what is None
-        or sort_key(x["to_apply"], [o.shape.dtype for o in x.operands]) is None
-        or any(o.shape.kind == "c" for o in x.operands)
+        or sort_key(x["to_apply"], [o.dtype for o in x.operands]) is None
+        or any(o.kind == "c" for o in x.operands)
     ):
         return {}
     turn = (*(d for d in range(len(dims)) if d != axis), axis)
@@ -107,7 +107,7 @@ def _selection(
 ) -> Instruction:
     """The fusion that finds what is read of the results `numbers` of a sort whose dimensions are
     turned so that its rows are innermost."""
-    axis, dims = turn[-1], x.operands[0].shape.dims
+    axis, dims = turn[-1], x.operands[0].dims
     rows = tuple(dims[d] for d in turn)
     # Positions need no memory: the iota stays inside.
     outside = {
@@ -119,7 +119,7 @@ def _selection(
         o: instr("parameter", (), t.shape, index=i) for i, (o, t) in enumerate(outside.items())
     }
     inner = b.sort(
-        [params.get(o) or b.iota(o.shape.dtype, rows, len(rows) - 1) for o in x.operands],
+        [params.get(o) or b.iota(o.dtype, rows, len(rows) - 1) for o in x.operands],
         len(rows) - 1,
         x["to_apply"],
         x["is_stable"],
@@ -149,7 +149,7 @@ def _of_first(part: Instruction, s: Instruction) -> Instruction:
 def _cut(s: Instruction, axis: int, dims: tuple[Size, ...]) -> tuple[int, int] | None:
     """First and last element of a slice along `axis` that takes everything else; None: it is
     something else."""
-    if s.op != "slice" or not s.shape.size:
+    if s.op != "slice" or not s.size:
         return None
     for d, (low, high, step) in enumerate(s["slice"]):
         if step != 1 or d != axis and (low != 0 or high != dims[d]):
@@ -171,4 +171,4 @@ def _choice(cuts: list[tuple[int, int] | None], n: Size) -> tuple[str, int] | No
 
 
 def _is_positions(o: Instruction, axis: int) -> bool:
-    return o.op == "iota" and o["iota_dimension"] == axis and o.shape.kind in "su"
+    return o.op == "iota" and o["iota_dimension"] == axis and o.kind in "su"

@@ -49,7 +49,7 @@ def sort(program: Program, x: Instruction) -> None:
         rows = rows * (extent if d != axis else 1)
     slots = min(rows, SLOTS) if isinstance(rows, int) else SLOTS
     scratch = program.scratch(n * 32 * slots)
-    types = [o.shape.dtype for o in operands]
+    types = [o.dtype for o in operands]
     params = [
         *signature("i64 lo, i64 hi, ptr scratch"),
         *(("ptr", f"{side}{i}") for i in range(len(types)) for side in ("from", "to")),

@@ -65,7 +65,7 @@ class _Selection:
 
     @property
     def rows(self) -> Size:
-        dims = self.sort.operands[0].shape.dims
+        dims = self.sort.operands[0].dims
         return prod(size for d, size in enumerate(dims) if d != self.axis)
 
     def parameters(self) -> list[tuple[str, str]]:
@@ -78,7 +78,7 @@ class _Selection:
     def write(self, f: Writer, number: int, source: str, to: Int, row: Int, stride: Int) -> None:
         """Store operand `numbers[number]` of the element at position `source` of a row."""
         operand = self.numbers[number]
-        dtype, pointer = self.sort.operands[operand].shape.dtype, f"%to{number}"
+        dtype, pointer = self.sort.operands[operand].dtype, f"%to{number}"
         if operand in self.sources:
             at = f.add(row, f.mul(source, stride))
             return move(f, dtype, pointer, to, f"%from{operand}", at)
@@ -94,21 +94,21 @@ def emit_selection(program: Program, x: Instruction) -> None:
     assert selection is not None, x
     what, k = selection
     dims, axis, rows = (
-        selected.sort.operands[0].shape.dims,
+        selected.sort.operands[0].dims,
         selected.axis,
         selected.rows,
     )
     n = fixed(dims[axis])
     slots = min(rows, SLOTS) if isinstance(rows, int) else SLOTS
     scratch = program.scratch(n * 32 * slots)
-    types = [o.shape.dtype for o in selected.sort.operands]
+    types = [o.dtype for o in selected.sort.operands]
     key = sort_key(selected.sort["to_apply"], types)
     assert key is not None, x
     f = Writer(program, what, selected.parameters())
     size = Sizes(f)
     stride = fixed(row_major_strides(dims)[axis])
     row = _FINDERS[what](f, key, types[key.operand], n, k, stride, program.target)
-    result_dims = selected.results[0].shape.dims
+    result_dims = selected.results[0].dims
     step = size(row_major_strides(result_dims)[axis])
     with f.loop("%lo", "%hi") as slot:
         first, last = (f.div(f.mul(s, size(rows)), slots) for s in (slot, f.add(slot, 1)))

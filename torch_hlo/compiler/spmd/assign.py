@@ -128,9 +128,7 @@ def work(x: Instruction, rule: Factors) -> float:
         total *= size
     if x.op in ("dot", "convolution"):
         return 2 * total
-    sizes = [s.size for s in arrays(x.shape)] + [
-        o.shape.size for o in x.operands if not o.shape.is_tuple
-    ]
+    sizes = [s.size for s in arrays(x.shape)] + [o.size for o in x.operands if not o.shape.is_tuple]
     return float(max((s for s in sizes if isinstance(s, int)), default=0))
 
 

@@ -125,7 +125,7 @@ def exchange(
     block = grid.block(local.dims, local.layout)[dim]
     found = edges(block, tuple(starts), size, bounds)
     if not found:
-        dims = [size if d == dim else n for d, n in enumerate(local.x.shape.dims)]
+        dims = [size if d == dim else n for d, n in enumerate(local.x.dims)]
         return h.broadcast(h.constant(0, local.dtype) if fill is None else fill, dims, ())
     if _strips_cost(found) <= _rounds_cost(found):
         result = _side_by_side(planner, local, dim, found, starts, size, block)
@@ -207,7 +207,7 @@ def _written(
         result = h.dynamic_update_slice(
             result,
             piece,
-            [place if d == dim else zero for d in range(piece.shape.rank)],
+            [place if d == dim else zero for d in range(piece.rank)],
         )
     return range_of(result, dim, margin, margin + size)
 
@@ -233,11 +233,11 @@ def padded_window(
         max(0, -min(begins)),
         max(0, max(begins) + size - x.shape.sizes[dim]),
     )
-    value = h.constant(0, x.shape.dtype) if value is None else value
+    value = h.constant(0, x.dtype) if value is None else value
     x = h.pad(
         x,
         value,
-        [(before, after, 0) if d == dim else (0, 0, 0) for d in range(x.shape.rank)],
+        [(before, after, 0) if d == dim else (0, 0, 0) for d in range(x.rank)],
     )
     return window_of(grid, x, dim, [b + before for b in begins], size)
 
@@ -251,7 +251,7 @@ def window_of(
     start, zero = grid.table(begins), h.constant(0, "s32")
     return h.dynamic_slice(
         x,
-        [start if d == dim else zero for d in range(x.shape.rank)],
+        [start if d == dim else zero for d in range(x.rank)],
         _resized(x, dim, size),
     )
 
@@ -259,8 +259,8 @@ def window_of(
 def range_of(x: Instruction, dim: int, low: int, high: int) -> Instruction:
     return h.slice_(
         x,
-        [low if d == dim else 0 for d in range(x.shape.rank)],
-        [high if d == dim else n for d, n in enumerate(x.shape.dims)],
+        [low if d == dim else 0 for d in range(x.rank)],
+        [high if d == dim else n for d, n in enumerate(x.dims)],
     )
 
 
@@ -290,9 +290,9 @@ def mask(
     if inside is None:
         return x
     return h.select(
-        h.broadcast(inside, x.shape.dims, (dim,)),
+        h.broadcast(inside, x.dims, (dim,)),
         x,
-        h.broadcast(fill, x.shape.dims, ()),
+        h.broadcast(fill, x.dims, ()),
     )
 
 

@@ -291,7 +291,7 @@ class Partitioner:
         operands = tuple(o for v in values for o in flat(self.bring(v, None)))
         source = self._source(x, operands)
         if source is not None:
-            layout = wants or ((),) * x.shape.rank
+            layout = wants or ((),) * x.rank
             dims = x.shape.sizes
             block = self.planner.block_of(source, dims, layout)
             return Local(block, dims, layout, source=source)
@@ -302,13 +302,9 @@ class Partitioner:
 
     def _source(self, x: Instruction, operands: Sequence[Local]) -> Instruction | None:
         """The whole array, when it is made of constants, iotas and scalars alone."""
-        if x.op in ("constant", "iota") or x.op == "broadcast" and not x.operands[0].shape.rank:
+        if x.op in ("constant", "iota") or x.op == "broadcast" and not x.operands[0].rank:
             return interned(x.op, tuple(o.x for o in operands), _plain_attrs(x), x.shape)
-        if (
-            x.shape.rank
-            and operands
-            and (x.op == "broadcast" or "pointwise" in OPCODES[x.op].traits)
-        ):
+        if x.rank and operands and (x.op == "broadcast" or "pointwise" in OPCODES[x.op].traits):
             if all(o.source is not None or not o.dims for o in operands):
                 return interned(
                     x.op,
@@ -325,12 +321,12 @@ class Partitioner:
         layout = operands[-1].layout
         if wants is not None and wants != layout or any(o.layout != layout for o in operands):
             return None
-        block = operands[-1].x.shape.dims
+        block = operands[-1].x.dims
         y = interned(
             x.op,
             tuple(o.x for o in operands),
             _plain_attrs(x),
-            Shape(x.shape.dtype, block),
+            Shape(x.dtype, block),
         )
         _name(y, x)
         return Local(y, x.shape.sizes, layout, rate=max(o.rate for o in operands))
@@ -429,7 +425,7 @@ class Partitioner:
             and not _same_sum(x, first.reducer)
         ):
             return None
-        goal = first.goal if wants is None and len(x.shape.dims) == len(first.dims) else wants
+        goal = first.goal if wants is None and len(x.dims) == len(first.dims) else wants
         if (
             goal is None
             or x.op not in ("add", "subtract", "negate", "copy")
@@ -441,14 +437,14 @@ class Partitioner:
                 self.planner,
                 locals_[1].x,
                 first.partial,
-                h.constant(0, x.shape.dtype),
+                h.constant(0, x.dtype),
             )
             operands: tuple[Instruction, ...] = (first.x, init)
         else:
             operands = tuple(v.x for v in locals_)
         layout = first.layout if len(goal) == len(first.layout) else ((),) * len(goal)
         block = self.grid.block(x.shape.sizes, layout)
-        y = interned(x.op, operands, _plain_attrs(x), Shape(x.shape.dtype, block))
+        y = interned(x.op, operands, _plain_attrs(x), Shape(x.dtype, block))
         return Local(
             y,
             x.shape.sizes,
@@ -665,20 +661,20 @@ def _rng(p: Partitioner, x: Instruction, env: Env) -> Value:
         x.shape,
     )
     everybody = tuple(range(len(p.grid.sizes)))
-    drawn = on_first(p.planner, y, everybody, h.constant(0, x.shape.dtype))
+    drawn = on_first(p.planner, y, everybody, h.constant(0, x.dtype))
     return Local(
         drawn,
         x.shape.sizes,
-        ((),) * x.shape.rank,
+        ((),) * x.rank,
         everybody,
         "add",
-        p.wanted(x) or ((),) * x.shape.rank,
+        p.wanted(x) or ((),) * x.rank,
     )
 
 
 def _dimension_size(p: Partitioner, x: Instruction, env: Env) -> Value:
     (d,) = x["dimensions"]
-    return Local(h.constant(x.operands[0].shape.dims[d], "s32"), (), ())
+    return Local(h.constant(x.operands[0].dims[d], "s32"), (), ())
 
 
 def _refused(p: Partitioner, x: Instruction, env: Env) -> Value:
@@ -693,7 +689,7 @@ def _enter(p: Partitioner, x: Instruction, env: Env) -> Value:
     """SPMDFullToShardShape: from here on shapes are those of the blocks along the manual axes."""
     (operand,) = x.operands
     value = array(p.bring(env[operand], p.wanted(operand)))
-    return Local(value.x, x.shape.sizes, p.wanted(x) or ((),) * x.shape.rank)
+    return Local(value.x, x.shape.sizes, p.wanted(x) or ((),) * x.rank)
 
 
 def _leave(p: Partitioner, x: Instruction, env: Env) -> Value:

@@ -332,7 +332,7 @@ class _Graph:
                 wanted = state
                 if x.operands:
                     rule = self._rule(x)
-                    free = [State.free(o.shape.rank, state.manual) for o in x.operands]
+                    free = [State.free(o.rank, state.manual) for o in x.operands]
                     states, _ = transfer(rule, (*free, state))
                     operands = tuple(constant(o, s) for o, s in zip(x.operands, states))
                 else:
@@ -472,7 +472,7 @@ def inlined(c: Computation) -> Computation:
         if (
             x.op == "custom-call"
             and x["custom_call_target"] == "Sharding"
-            and not x.shape.rank
+            and not x.rank
             and not x.shape.is_tuple
         ):
             # a number is everywhere; inside reducers such a call would be in the way

@@ -66,7 +66,7 @@ class Local:
 
     @property
     def dtype(self) -> str:
-        return self.x.shape.dtype
+        return self.x.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Planner:
             elements += self.plan(local.dims, layout, new).elements
         else:
             elements = self.plan(local.dims, local.layout, new).elements
-        return elements * local.x.shape.itemsize * local.rate
+        return elements * local.x.itemsize * local.rate
 
     def layouts(self, local: Local) -> frozenset[Layout]:
         """Layouts that the array has been brought into before."""
@@ -428,7 +428,7 @@ class Planner:
         return instr(
             "all-reduce",
             (x,),
-            to_apply=h.binary_computation(reducer, x.shape.dtype),
+            to_apply=h.binary_computation(reducer, x.dtype),
             **self.channel(atoms),
         )
 
@@ -476,7 +476,7 @@ class Planner:
                 block[d],
             )
         if move.kind == "gather":
-            if x.shape.sizes[d] * n > 2 * block[d] and x.shape.dtype != "pred":
+            if x.shape.sizes[d] * n > 2 * block[d] and x.dtype != "pred":
                 return self.all_reduce(
                     self._placed(x, d, move.atoms, n, block[d]), move.atoms, "add"
                 )
@@ -484,10 +484,10 @@ class Planner:
         # exchange: dimension `to` falls into n pieces, which come back as n pieces of dimension d
         to = move.to
         x = fit(x, to, block[to] * n)
-        sizes = x.shape.dims
+        sizes = x.dims
         x = h.reshape(x, (*sizes[:to], n, block[to], *sizes[to + 1 :]))
         x = self.all_to_all(x, to, move.atoms)
-        order = [i for i in range(x.shape.rank) if i != to]
+        order = [i for i in range(x.rank) if i != to]
         order.insert(d, to)
         x = h.transpose(x, order)
         merged = [*sizes]
@@ -497,16 +497,14 @@ class Planner:
 
     def _placed(self, x: Instruction, d: int, atoms: Atoms, n: int, size: int) -> Instruction:
         """Zeros of `size` elements along d, with this device's block in its place."""
-        sizes = [m * n if e == d else m for e, m in enumerate(x.shape.dims)]
-        zeros = h.broadcast(h.constant(0, x.shape.dtype), sizes, ())
+        sizes = [m * n if e == d else m for e, m in enumerate(x.dims)]
+        zeros = h.broadcast(h.constant(0, x.dtype), sizes, ())
         start, zero = (
             self.grid.table(i * x.shape.sizes[d] for i in self.grid.indices(atoms)),
             h.constant(0, "s32"),
         )
         return fit(
-            h.dynamic_update_slice(
-                zeros, x, [start if e == d else zero for e in range(x.shape.rank)]
-            ),
+            h.dynamic_update_slice(zeros, x, [start if e == d else zero for e in range(x.rank)]),
             d,
             size,
         )
@@ -520,7 +518,7 @@ class Planner:
             "reduce-scatter",
             (x,),
             dimensions=(move.dim,),
-            to_apply=h.binary_computation(reducer, x.shape.dtype),
+            to_apply=h.binary_computation(reducer, x.dtype),
             **self.channel(move.atoms),
         )
 
@@ -570,11 +568,11 @@ def fit(x: Instruction, dim: int, size: int) -> Instruction:
     if x.op == "broadcast" and dim not in x["dimensions"]:
         return _rebroadcast(x, dim, size)
     if x.op == "iota":
-        return h.iota(x.shape.dtype, _resized(x, dim, size), x["iota_dimension"])
+        return h.iota(x.dtype, _resized(x, dim, size), x["iota_dimension"])
     if have > size:
-        return h.slice_(x, [0] * x.shape.rank, _resized(x, dim, size))
-    padding = [(0, size - have if d == dim else 0, 0) for d in range(x.shape.rank)]
-    return h.pad(x, h.constant(0, x.shape.dtype), padding)
+        return h.slice_(x, [0] * x.rank, _resized(x, dim, size))
+    padding = [(0, size - have if d == dim else 0, 0) for d in range(x.rank)]
+    return h.pad(x, h.constant(0, x.dtype), padding)
 
 
 def _resized(x: Instruction, dim: int, size: int) -> tuple[int, ...]:
@@ -596,7 +594,7 @@ def cut(
 ) -> Instruction:
     """The block of `size` elements along `dim` number indices[device]. With `memo`, `x` is a
     `source`: what it is made of is cut, not the result."""
-    if x.shape.dims[dim] == size:
+    if x.dims[dim] == size:
         return x
     if memo is None:
         return _cut(grid, x, dim, indices, size, None)
@@ -620,29 +618,29 @@ def _cut(
         part = cut(grid, x.operands[0], x["dimensions"].index(dim), indices, size, memo)
         return h.broadcast(part, _resized(x, dim, size), x["dimensions"])
     if x.op == "iota":
-        smaller = h.iota(x.shape.dtype, _resized(x, dim, size), x["iota_dimension"])
+        smaller = h.iota(x.dtype, _resized(x, dim, size), x["iota_dimension"])
         return (
             smaller
             if dim != x["iota_dimension"]
             else offset(smaller, grid.table(i * size for i in indices))
         )
     if memo is not None and x.operands and "pointwise" in OPCODES[x.op].traits:
-        parts = [cut(grid, o, dim, indices, size, memo) if o.shape.rank else o for o in x.operands]
+        parts = [cut(grid, o, dim, indices, size, memo) if o.rank else o for o in x.operands]
         return interned(
             x.op,
             tuple(parts),
             x.attrs,
-            Shape(x.shape.dtype, _resized(x, dim, size)),
+            Shape(x.dtype, _resized(x, dim, size)),
         )
     start = grid.table(i * size for i in indices)
     zero = h.constant(0, "s32")
     return h.dynamic_slice(
         x,
-        [start if d == dim else zero for d in range(x.shape.rank)],
+        [start if d == dim else zero for d in range(x.rank)],
         _resized(x, dim, size),
     )
 
 
 def offset(x: Instruction, by: Instruction) -> Instruction:
     """`x` plus the s32[] scalar `by`."""
-    return h.add(x, h.broadcast(h.convert(by, x.shape.dtype), x.shape.dims, ()))
+    return h.add(x, h.broadcast(h.convert(by, x.dtype), x.dims, ()))

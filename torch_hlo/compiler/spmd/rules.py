@@ -134,5 +134,5 @@ def on_first(p: Planner, x: Instruction, atoms: tuple[int, ...], other: Instruct
         h.constant(0, "s32"),
         "EQ",
     )
-    dims = x.shape.dims
+    dims = x.dims
     return h.select(h.broadcast(first, dims, ()), x, h.broadcast(other, dims, ()))

@@ -39,7 +39,7 @@ def reduce(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
         for a, i in zip(arrays, inits)
     ]
     if choice.partial and known:
-        inits = [on_first(p, inits[0], choice.partial, identity(known, inits[0].shape.dtype))]
+        inits = [on_first(p, inits[0], choice.partial, identity(known, inits[0].dtype))]
     y = instr(
         "reduce",
         (*blocks, *inits),
@@ -50,6 +50,6 @@ def reduce(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
         return results(p, x, choice, y, known or "add")
     # Any other computation: everybody folds everybody's results.
     parts = [h.get_tuple_element(y, i) for i in range(n)] if n > 1 else [y]
-    gathered = [p.all_gather(h.reshape(v, (1, *v.shape.dims)), 0, choice.partial) for v in parts]
+    gathered = [p.all_gather(h.reshape(v, (1, *v.dims)), 0, choice.partial) for v in parts]
     y = instr("reduce", (*gathered, *inits), dimensions=(0,), to_apply=x["to_apply"])
     return results(p, x, choice, y, partial=())

@@ -42,8 +42,8 @@ def _integers(index: Instruction) -> Instruction:
     """Indices in a type that holds negative numbers and sizes."""
     return (
         index
-        if index.shape.kind == "s" and DTYPES[index.shape.dtype].bits >= 32
-        else h.convert(index, "s64" if index.shape.dtype in ("u64", "u32") else "s32")
+        if index.kind == "s" and DTYPES[index.dtype].bits >= 32
+        else h.convert(index, "s64" if index.dtype in ("u64", "u32") else "s32")
     )
 
 
@@ -59,7 +59,7 @@ def _in_block(
     `source`, behind a margin of as many elements; a single one has no margin, and lies in the block
     where `inside` (what it was before, and this) says so."""
     n, block = source.dims[d], source.x.shape.sizes[d]
-    begin = h.convert(p.grid.table(_start(p, source, d)), start.shape.dtype)
+    begin = h.convert(p.grid.table(_start(p, source, d)), start.dtype)
     start = h.subtract(_bounded(start, 0, n - size), begin)
     if size == 1:
         here = _inside(start, block)
@@ -87,18 +87,18 @@ def dynamic_slice(
             # a margin of zeros, so that a slice that is partly here brings zeros for the rest
             y = h.pad(
                 y,
-                h.constant(0, y.shape.dtype),
-                [(size, size, 0) if e == d else (0, 0, 0) for e in range(y.shape.rank)],
+                h.constant(0, y.dtype),
+                [(size, size, 0) if e == d else (0, 0, 0) for e in range(y.rank)],
             )
     y = h.dynamic_slice(y, starts, sizes)
     if inside is not None:
-        y = h.select(h.broadcast(inside, y.shape.dims, ()), y, h.full_like(y, 0))
+        y = h.select(h.broadcast(inside, y.dims, ()), y, h.full_like(y, 0))
     return results(p, x, choice, y, _sum(x))
 
 
 def _sum(x: Instruction) -> str:
     """The reducer that adds one value to zeros."""
-    return "or" if x.shape.dtype == "pred" else "add"
+    return "or" if x.dtype == "pred" else "add"
 
 
 @localizes("dynamic-update-slice", roles="shift")
@@ -116,12 +116,12 @@ def dynamic_update_slice(
         margins[d] = size if size != 1 else 0
     y = target
     if any(margins):
-        y = h.pad(y, h.constant(0, y.shape.dtype), [(m, m, 0) for m in margins])
+        y = h.pad(y, h.constant(0, y.dtype), [(m, m, 0) for m in margins])
     if inside is not None:
-        old = h.dynamic_slice(y, starts, update.shape.dims)
-        update = h.select(h.broadcast(inside, update.shape.dims, ()), update, old)
+        old = h.dynamic_slice(y, starts, update.dims)
+        update = h.select(h.broadcast(inside, update.dims, ()), update, old)
     y = h.dynamic_update_slice(y, update, starts)
-    y = h.slice_(y, margins, [m + n for m, n in zip(margins, target.shape.dims)])
+    y = h.slice_(y, margins, [m + n for m, n in zip(margins, target.dims)])
     return results(p, x, choice, y)
 
 
@@ -139,21 +139,21 @@ def _shifted_indices(
     positions outside the array mean its nearest element."""
     indices = _integers(indices)
     line = (len(components),)
-    vector = vector_dim < indices.shape.rank
+    vector = vector_dim < indices.rank
 
     def row(values: Instruction) -> Instruction:
         """One number per component, spread over all index vectors."""
         return (
-            h.broadcast(values, indices.shape.dims, (vector_dim,))
+            h.broadcast(values, indices.dims, (vector_dim,))
             if vector
-            else h.broadcast(h.reshape(values, ()), indices.shape.dims, ())
+            else h.broadcast(h.reshape(values, ()), indices.dims, ())
         )
 
-    dtype = indices.shape.dtype
+    dtype = indices.dtype
     big = 1 << (DTYPES[dtype].bits - 2)
     split = [d in dims for d in components]
     last = [source.dims[d] - 1 if s else big for d, s in zip(components, split)]
-    size = [source.x.shape.dims[d] if s else big for d, s in zip(components, split)]
+    size = [source.x.dims[d] if s else big for d, s in zip(components, split)]
     begins = [
         (
             h.reshape(h.convert(p.grid.table(_start(p, source, d)), dtype), (1,))
@@ -185,7 +185,7 @@ def gather(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
         if source.layout[d] and x["slice_sizes"][d] != source.dims[d]
     ]
     sizes = [
-        source.x.shape.dims[d] if taken == source.dims[d] else taken
+        source.x.dims[d] if taken == source.dims[d] else taken
         for d, taken in enumerate(x["slice_sizes"])
     ]
     inside = None
@@ -201,8 +201,8 @@ def gather(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
         )
     y = on_blocks(p, x, choice, (source.x, indices), slice_sizes=tuple(sizes))
     if inside is not None:
-        outer = [d for d in range(y.shape.rank) if d not in x["offset_dims"]]
-        y = h.select(h.broadcast(inside, y.shape.dims, outer), y, h.full_like(y, 0))
+        outer = [d for d in range(y.rank) if d not in x["offset_dims"]]
+        y = h.select(h.broadcast(inside, y.dims, outer), y, h.full_like(y, 0))
     return results(p, x, choice, y, _sum(x))
 
 

@@ -54,7 +54,7 @@ def _price(
             if ranges is None:
                 return None
             layout = [() if not f else atoms[f[0]] for f in rule.operands[i]]
-            others = operand.x.shape.itemsize
+            others = operand.x.itemsize
             for e, n in enumerate(p.grid.block(operand.dims, tuple(layout))):
                 others *= 1 if e == d else n
             starts, bounds = _in_view(operand, d, ranges[0])
@@ -94,7 +94,7 @@ def seen_through(x: Instruction, operands: Sequence[Local]) -> tuple[Local, ...]
 def _moving(x: Instruction) -> list[int]:
     """Dimensions along which elements move."""
     if x.op == "slice":
-        sizes = x.operands[0].shape.dims
+        sizes = x.operands[0].dims
         return [d for d, n in enumerate(sizes) if x["slice"][d] != (0, n, 1)]
     if x.op == "pad":
         return [d for d, amounts in enumerate(x["padding"]) if tuple(amounts) != (0, 0, 0)]
@@ -139,9 +139,9 @@ def slice_(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
     ranges = []
     for d, (start, limit, stride) in enumerate(x["slice"]):
         if d in dims:
-            ranges.append((0, y.shape.dims[d], stride))
+            ranges.append((0, y.dims[d], stride))
         elif choice.results[0][d]:
-            ranges.append((0, y.shape.dims[d], 1))
+            ranges.append((0, y.dims[d], 1))
         else:
             ranges.append((start, limit, stride))
     (result,) = results(p, x, choice, h.slice_(y, *zip(*ranges)) if ranges else y)
@@ -198,16 +198,16 @@ def concatenate(
         return results(p, x, choice, h.concatenate([_whole_part(o, ()) for o in operands], d))
     grid = p.grid
     blocks = [_shifted(p, x, choice, o, i, [d], None) for i, o in enumerate(operands)]
-    line = (blocks[0].shape.dims[d],)
+    line = (blocks[0].dims[d],)
     index = offset(
         h.iota("s32", line, 0),
         grid.table(i * line[0] for i in grid.indices(choice.results[0][d])),
     )
-    y, end = blocks[-1], x.shape.dims[d]
+    y, end = blocks[-1], x.dims[d]
     for block, o in zip(reversed(blocks[:-1]), reversed(x.operands[1:])):
-        end -= o.shape.dims[d]
+        end -= o.dims[d]
         before = h.compare(index, h.full(end, "s32", line), "LT")
-        y = h.select(h.broadcast(before, y.shape.dims, (d,)), block, y)
+        y = h.select(h.broadcast(before, y.dims, (d,)), block, y)
     return results(p, x, choice, y)
 
 

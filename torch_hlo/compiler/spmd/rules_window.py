@@ -97,7 +97,7 @@ def _price(
             operand.shape.sizes,
             tuple(sum((atoms[f] for f in d), ()) for d in rule.operands[0]),
         )
-        others = operand.shape.itemsize
+        others = operand.itemsize
         for e, n in enumerate(block):
             others *= 1 if e == d else n
         total += others * halo.cost(operand.shape.sizes[d], parts, found.starts, found.size)
@@ -147,12 +147,10 @@ def convolution(
     kernel = halo.masked(p, rhs, h.constant(0, rhs.dtype), [n.rhs_input, *n.rhs_spatial])
     groups = {}
     if x["feature_group_count"] > 1:
-        groups["feature_group_count"] = (
-            y.shape.dims[n.lhs_feature] // kernel.shape.dims[n.rhs_input]
-        )
+        groups["feature_group_count"] = y.dims[n.lhs_feature] // kernel.dims[n.rhs_input]
     if x["batch_group_count"] > 1:
         groups["batch_group_count"] = (
-            y.shape.dims[n.lhs_batch] // p.grid.block(x.shape.sizes, choice.results[0])[n.out_batch]
+            y.dims[n.lhs_batch] // p.grid.block(x.shape.sizes, choice.results[0])[n.out_batch]
         )
     return results(
         p,
@@ -207,7 +205,7 @@ def _scatter_price(
                 return None
             parts = p.grid.parts(atoms[factors[0]])
             first, count = _overlapping(w, x.shape.sizes[d], parts)
-            others = x.shape.itemsize
+            others = x.itemsize
             for e, n in enumerate(
                 p.grid.block(
                     x.shape.sizes,

@@ -40,13 +40,13 @@ _SYMBOLIC_CHUNKS = 32
 
 def reduce_window(program: GpuProgram, x: Instruction) -> None:
     scanned = scan_dimension(x)
-    dims = x.operands[0].shape.dims
+    dims = x.operands[0].dims
     short = isinstance(dims[-1], int) and dims[-1] <= SHORT_ROW
     if (
         scanned is None
         or scanned[0] != len(dims) - 1
         or short
-        or x.operands[0].shape.size == 0
+        or x.operands[0].size == 0
         or Reducer(x).needs_initial()
     ):
         return window.reduce_window(program, x)
@@ -66,10 +66,10 @@ class _Scan:
         self.program, self.x, self.backward = program, x, backward
         half = len(x.operands) // 2
         self.operands, self.initials = x.operands[:half], x.operands[half:]
-        self.types = [o.shape.dtype for o in self.operands]
+        self.types = [o.dtype for o in self.operands]
         self.reducer = Reducer(x)
         self.kinds = self.reducer.kinds
-        *outer, self.length = self.operands[0].shape.dims
+        *outer, self.length = self.operands[0].dims
         self.rows: Size = product(outer)
         self.chunks = _SYMBOLIC_CHUNKS
         if isinstance(self.length, int):

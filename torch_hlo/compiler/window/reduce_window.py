@@ -89,7 +89,7 @@ def window_value(k: Kernel | Planner, x: Instruction, index: tuple[ix.Index, ...
     for offsets in itertools.product(*(range(w.size) for w in window)):
         place: list[Index] = []
         conditions: list[Condition] = []
-        for i, o, w, n in zip(index, offsets, window, operand.shape.dims, strict=True):
+        for i, o, w, n in zip(index, offsets, window, operand.dims, strict=True):
             at = i * w.stride + (o * w.window_dilation - w.pad_low)
             reach = n
             if w.base_dilation > 1:
@@ -107,11 +107,11 @@ def window_value(k: Kernel | Planner, x: Instruction, index: tuple[ix.Index, ...
     def read(place: tuple[Index, ...], conditions: list[Condition]) -> Value:
         return choose(
             k,
-            x.shape.dtype,
+            x.dtype,
             conditions,
             lambda: k.value(operand, place),
             lambda: _padding(k, reducer, initial),
-            operand.shape.size,
+            operand.size,
         )
 
     values = [read(*t) for t in taps]
@@ -226,8 +226,8 @@ def _nested(program: Program, x: Instruction) -> None:
     params = [("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to")]
     f = Writer(program, "reduce_window", [*signature("i64 lo, i64 hi"), *params])
     size = Sizes(f)
-    sums = _Accumulators.of(f, x, [o.shape.dtype for o in operands])
-    strides = [size(s) for s in row_major_strides(operands[0].shape.dims)]
+    sums = _Accumulators.of(f, x, [o.dtype for o in operands])
+    strides = [size(s) for s in row_major_strides(operands[0].dims)]
     with f.loop("%lo", "%hi") as item:
         output = _output_index(f, size, item, out)
         for i, t in enumerate(sums.types):
@@ -258,7 +258,7 @@ def _output_index(f: Writer, size: Sizes, item: Int, dims: tuple[Size, ...]) -> 
 
 def _fold_window(size: Sizes, sums: _Accumulators, output: list[Int], strides: list[Int]) -> None:
     """Fold all positions of the window of one output element."""
-    f, window, dims = sums.f, sums.x["window"], sums.x.operands[0].shape.dims
+    f, window, dims = sums.f, sums.x["window"], sums.x.operands[0].dims
     with ExitStack() as stack:
         taps = loop_nest(f, stack, [(0, size(w.size)) for w in window])
         place, inside = positions(f, size, window, dims, output, taps)

@@ -26,7 +26,7 @@ _IDEMPOTENT = ("maximum", "minimum", "and", "or")
 def scan_dimension(x: Instruction) -> tuple[int, bool] | None:
     """(dimension, from the end) when output i of a reduce-window is the fold of the elements up to
     (or from) i along one dimension."""
-    dims, found = x.operands[0].shape.dims, None
+    dims, found = x.operands[0].dims, None
     for d, (n, w) in enumerate(zip(dims, x["window"], strict=True)):
         if w.is_trivial:
             continue
@@ -54,7 +54,7 @@ def emit_scan(program: Program, x: Instruction) -> None:
     axis, backward = scanned
     half = len(x.operands) // 2
     operands, inits = x.operands[:half], x.operands[half:]
-    dims = operands[0].shape.dims
+    dims = operands[0].dims
     outer, inner = product(dims[:axis]), product(dims[axis + 1 :])
     f = Writer(
         program,
@@ -107,7 +107,7 @@ class _Scan:
 
     def __init__(self, f: Writer, x: Instruction, lanes: int) -> None:
         self.f, self.computation, self.reducer = f, x["to_apply"], Reducer(x)
-        self.types = [o.shape.dtype for o in x.operands[: len(x.operands) // 2]]
+        self.types = [o.dtype for o in x.operands[: len(x.operands) // 2]]
         self.lanes = lanes if all(STORAGE[t].parts == 1 for t in self.types) else 1
         single = self.reducer.op in ("add", "multiply") and len(self.types) == 1
         self.wide = _WIDER.get(self.types[0]) if single else None

@@ -46,7 +46,7 @@ POINTERS = tuple(signature("i64 lo, i64 hi, ptr x, ptr source, ptr init, ptr to"
 
 def select_and_scatter(program: Program, x: Instruction) -> None:
     """Dimensions that the window does not mix are split over threads."""
-    if x.shape.size == 0:
+    if x.size == 0:
         return
     window, taps = x["window"], tap_count(x["window"])
     lead = 0
@@ -59,13 +59,13 @@ def select_and_scatter(program: Program, x: Instruction) -> None:
         and taps is not None
         and taps <= UNROLLED_TAPS
     )
-    if vectors and STORAGE[x.shape.dtype].parts == 1 and all(w.base_dilation == 1 for w in window):
+    if vectors and STORAGE[x.dtype].parts == 1 and all(w.base_dilation == 1 for w in window):
         name, items, arguments = _lanes(program, x, lead)
     else:
         name, items, arguments = _elements(program, x, lead)
     pointers = [f"ptr {program.pointer(o)}" for o in x.operands] + [f"ptr {program.pointer(x)}"]
     work = 1.0
-    for n, w in zip(x.operands[1].shape.dims[lead:], window[lead:], strict=True):
+    for n, w in zip(x.operands[1].dims[lead:], window[lead:], strict=True):
         work *= (n if isinstance(n, int) else 16) * (w.size if isinstance(w.size, int) else 16)
     program.parallel(
         name,
@@ -79,12 +79,12 @@ def _lanes(program: Program, x: Instruction, lead: int) -> tuple[str, Size, list
     """An item is a block of lanes of one index of the leading dimensions."""
     writer = _LaneWriter(program, x, lead)
     name = writer.write()
-    channels = x.shape.dims[-1]
+    channels = x.dims[-1]
     block = writer.block
     blocks = -(-channels // block) if isinstance(channels, int) else (channels + block - 1) // block
     return (
         name,
-        ix.product(x.shape.dims[:lead]) * blocks,
+        ix.product(x.dims[:lead]) * blocks,
         writer.size.arguments(program),
     )
 
@@ -119,9 +119,9 @@ class _LaneWriter:
         operand, source, _ = x.operands
         self.x, self.lead, self.window = x, lead, x["window"][lead:-1]
         self.dtype, self.dims, self.out = (
-            x.shape.dtype,
-            operand.shape.dims,
-            source.shape.dims,
+            x.dtype,
+            operand.dims,
+            source.dims,
         )
         register = STORAGE[self.dtype].register
         self.lanes = program.target.lanes(max(32, BITS[register]))
@@ -314,10 +314,10 @@ def _elements(program: Program, x: Instruction, lead: int) -> tuple[str, Size, l
     """An item is one index of the leading dimensions, one element at a time."""
     operand, source, _ = x.operands
     dims, out, window, dtype = (
-        operand.shape.dims,
-        source.shape.dims,
+        operand.dims,
+        source.dims,
         x["window"],
-        x.shape.dtype,
+        x.dtype,
     )
     f = Writer(program, "select_and_scatter", POINTERS)
     size = Sizes(f)

@@ -32,20 +32,20 @@ def looked_at(out: Instruction) -> Instruction | None:
     over = [-(-((w.size - 1) * w.window_dilation + 1) // w.stride) for w in window]
     if (
         math.prod(over) > MOST_WINDOWS
-        or out.shape.size == 0
-        or source.shape.size == 0
-        or fixed(out.shape.size) >= 1 << 31
+        or out.size == 0
+        or source.size == 0
+        or fixed(out.size) >= 1 << 31
     ):
         return None
-    number = h.reshape(h.iota("s32", (out.shape.size,), 0), out.shape.dims)
+    number = h.reshape(h.iota("s32", (out.size,), 0), out.dims)
     chosen = _chosen(out, number)
     # The last window that starts at or before the last element, and windows before the first that
     # `back` would reach.
-    last = [(n - 1 + w.pad_low) // w.stride for n, w in zip(out.shape.dims, window)]
-    edges = [(o - 1, max(0, q + 1 - n), 0) for o, q, n in zip(over, last, source.shape.dims)]
+    last = [(n - 1 + w.pad_low) // w.stride for n, w in zip(out.dims, window)]
+    edges = [(o - 1, max(0, q + 1 - n), 0) for o, q, n in zip(over, last, source.dims)]
     choices = h.pad(chosen, h.constant(-1, "s32"), edges)
-    sources = h.pad(source, h.constant(0, source.shape.dtype), edges)
-    total = h.broadcast(init, out.shape.dims, ())
+    sources = h.pad(source, h.constant(0, source.dtype), edges)
+    total = h.broadcast(init, out.dims, ())
     for back in itertools.product(*(range(o) for o in over)):
         starts = [o - 1 - b for o, b in zip(over, back)]
         values = _spread(out, sources, starts, last)
@@ -57,8 +57,8 @@ def looked_at(out: Instruction) -> Instruction | None:
 def _chosen(out: Instruction, number: Instruction) -> Instruction:
     """For each window the number of the element that it selects."""
     x, source, _ = out.operands
-    best = h.full(0, x.shape.dtype, source.shape.dims)
-    chosen = h.full(-1, "s32", source.shape.dims)
+    best = h.full(0, x.dtype, source.dims)
+    chosen = h.full(-1, "s32", source.dims)
     none = h.full_like(chosen, 0)
     for offsets in itertools.product(*(range(w.size) for w in out["window"])):
         value, at = _tap(out, x, 0, offsets), _tap(out, number, -1, offsets)
@@ -72,18 +72,18 @@ def _chosen(out: Instruction, number: Instruction) -> Instruction:
 
 def _tap(out: Instruction, v: Instruction, outside: int, offsets: tuple[int, ...]) -> Instruction:
     """For each window the element of `v` at an offset in it, or `outside`."""
-    window, windows = out["window"], out.operands[1].shape.dims
+    window, windows = out["window"], out.operands[1].dims
     edges = [(w.pad_low, w.pad_high, 0) for w in window]
     starts = [o * w.window_dilation for o, w in zip(offsets, window)]
     limits = [s + (n - 1) * w.stride + 1 for s, n, w in zip(starts, windows, window)]
-    padded = h.pad(v, h.constant(outside, v.shape.dtype), edges)
+    padded = h.pad(v, h.constant(outside, v.dtype), edges)
     return h.slice_(padded, starts, limits, [w.stride for w in window])
 
 
 def _spread(out: Instruction, v: Instruction, starts: list[int], last: list[int]) -> Instruction:
     """For each element the value of the window (position + padding) / stride - back, which is
     `starts` in the padded `v` for the first element."""
-    window, rank = out["window"], out.shape.rank
+    window, rank = out["window"], out.rank
     v = h.slice_(v, starts, [s + q + 1 for s, q in zip(starts, last)])
     dims = [n for q, w in zip(last, window) for n in (q + 1, w.stride)]
     v = h.reshape(
@@ -91,7 +91,7 @@ def _spread(out: Instruction, v: Instruction, starts: list[int], last: list[int]
         [(q + 1) * w.stride for q, w in zip(last, window)],
     )
     low = [w.pad_low for w in window]
-    return h.slice_(v, low, [p + n for p, n in zip(low, out.shape.dims)])
+    return h.slice_(v, low, [p + n for p, n in zip(low, out.dims)])
 
 
 RULES = rules((op("select-and-scatter"), looked_at))

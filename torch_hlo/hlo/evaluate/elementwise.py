@@ -124,7 +124,7 @@ for _name, _fn in _EXACT.items():
 
 @meaning("sign")
 def _sign(x: Instruction, v: Array) -> Value:
-    if x.shape.kind == "c":
+    if x.kind == "c":
         size = np.abs(v)
         return np.where(size == 0, v, v / np.where(size == 0, 1, size))
     return np.where(v == 0, v, np.sign(v))  # keeps -0.0
@@ -132,13 +132,13 @@ def _sign(x: Instruction, v: Array) -> Value:
 
 @meaning("divide")
 def _divide(x: Instruction, a: Array, b: Array) -> Value:
-    if x.shape.kind not in "su":
+    if x.kind not in "su":
         return np.divide(a, b)
     # XLA: x / 0 is all ones, the smallest integer / -1 is itself.
     smallest = np.iinfo(a.dtype).min
     zero, negate = (
         b == 0,
-        (b == -1) if x.shape.kind == "s" else np.zeros_like(b, bool),
+        (b == -1) if x.kind == "s" else np.zeros_like(b, bool),
     )
     safe = np.where(zero | negate, np.ones_like(b), b)
     quotient = (a - np.fmod(a, safe)) // safe
@@ -148,16 +148,16 @@ def _divide(x: Instruction, a: Array, b: Array) -> Value:
 
 @meaning("remainder")
 def _remainder(x: Instruction, a: Array, b: Array) -> Value:
-    if x.shape.kind not in "su":
+    if x.kind not in "su":
         return np.fmod(a, b)
-    whole = (b == 0) | (b == -1 if x.shape.kind == "s" else False)
+    whole = (b == 0) | (b == -1 if x.kind == "s" else False)
     safe = np.where(whole, np.ones_like(b), b)
     return np.where(b == 0, a, np.where(whole, np.zeros_like(a), np.fmod(a, safe)))
 
 
 @meaning("power")
 def _power(x: Instruction, a: Array, b: Array) -> Value:
-    if x.shape.kind not in "su":
+    if x.kind not in "su":
         return np.power(wide(a, x.shape), wide(b, x.shape))
     base, exponent = np.broadcast_arrays(a, b)
     result = np.ones_like(base)
@@ -166,7 +166,7 @@ def _power(x: Instruction, a: Array, b: Array) -> Value:
     while left.any():
         result = np.where(left & np.uint64(1) == 1, result * square, result)
         square, left = square * square, left >> np.uint64(1)
-    if x.shape.kind == "s":
+    if x.kind == "s":
         odd = exponent % 2 != 0
         of_minus_one = np.where(odd, -1, 1)
         inverse = np.where(base == 1, 1, np.where(base == -1, of_minus_one, 0))
@@ -178,15 +178,13 @@ def _power(x: Instruction, a: Array, b: Array) -> Value:
 def _atan2(x: Instruction, a: Array, b: Array) -> Value:
     a, b = wide(a, x.shape), wide(b, x.shape)
     return (
-        np.arctan2(a, b)
-        if x.shape.kind != "c"
-        else -1j * np.log((b + 1j * a) / np.sqrt(a * a + b * b))
+        np.arctan2(a, b) if x.kind != "c" else -1j * np.log((b + 1j * a) / np.sqrt(a * a + b * b))
     )
 
 
 @meaning("next-after")
 def _next_after(x: Instruction, a: Array, b: Array) -> Value:
-    dtype = x.shape.dtype
+    dtype = x.dtype
     if dtype in ("f32", "f64"):
         return np.nextafter(a, b)
     a, b = np.broadcast_arrays(a, b)
@@ -203,7 +201,7 @@ def _next_after(x: Instruction, a: Array, b: Array) -> Value:
 
 @meaning("complex")
 def _complex(x: Instruction, re: Array, im: Array) -> Value:
-    result = np.empty(np.broadcast(re, im).shape, numpy_dtype(x.shape.dtype))
+    result = np.empty(np.broadcast(re, im).shape, numpy_dtype(x.dtype))
     result.real, result.imag = re, im
     return result
 
@@ -225,7 +223,7 @@ _COMPARE = {
 
 @meaning("compare")
 def _compare(x: Instruction, a: Array, b: Array) -> Value:
-    if x.get("type") == "TOTALORDER" and x.operands[0].shape.kind == "f":
+    if x.get("type") == "TOTALORDER" and x.operands[0].kind == "f":
         a, b = total_order(a), total_order(b)
     return _COMPARE[x["direction"]](a, b)
 
@@ -237,7 +235,7 @@ def total_order(v: Array) -> Array:
 
 
 def _width(x: Instruction) -> int:
-    return DTYPES[x.shape.dtype].bits if x.shape.dtype != "pred" else 1
+    return DTYPES[x.dtype].bits if x.dtype != "pred" else 1
 
 
 def _unsigned(x: Instruction, v: Array) -> Array:
@@ -307,7 +305,7 @@ def _count_leading_zeros(x: Instruction, v: Array) -> Value:
 
 @meaning("convert")
 def _convert(x: Instruction, v: Array) -> Value:
-    return convert(v, x.shape.dtype)
+    return convert(v, x.dtype)
 
 
 def convert(v: Array, dtype: str) -> Value:
@@ -339,14 +337,14 @@ def convert(v: Array, dtype: str) -> Value:
 
 @meaning("stochastic-convert")
 def _stochastic_convert(x: Instruction, v: Array, random: Array) -> Value:
-    if x.shape.kind not in "su":
+    if x.kind not in "su":
         raise EvaluateError(
-            f"stochastic-convert to {x.shape.dtype}: only integer results have a defined meaning"
+            f"stochastic-convert to {x.dtype}: only integer results have a defined meaning"
         )
     whole = np.trunc(np.abs(wide(v, x.operands[0].shape)))
     fraction = np.abs(wide(v, x.operands[0].shape)) - whole
     up = fraction * 2.0 ** (8 * random.dtype.itemsize) > random.astype(np.float64)
-    return convert(np.copysign(whole + up, v), x.shape.dtype)
+    return convert(np.copysign(whole + up, v), x.dtype)
 
 
 def _per_channel(x: Instruction, v: Array, scale: Array, zero_point: Array) -> tuple[Array, Array]:
@@ -358,7 +356,7 @@ def _per_channel(x: Instruction, v: Array, scale: Array, zero_point: Array) -> t
 @meaning("uniform-quantize")
 def _uniform_quantize(x: Instruction, v: Array, scale: Array, zero_point: Array) -> Value:
     scale, zero_point = _per_channel(x, v, scale, zero_point)
-    return convert(np.rint(v / scale) + zero_point, x.shape.dtype)
+    return convert(np.rint(v / scale) + zero_point, x.dtype)
 
 
 @meaning("uniform-dequantize")
@@ -369,7 +367,7 @@ def _uniform_dequantize(x: Instruction, v: Array, scale: Array, zero_point: Arra
 
 @meaning("bitcast-convert")
 def _bitcast_convert(x: Instruction, v: Array) -> Value:
-    return reinterpret(v, x.operands[0].shape.dtype, x.shape.dtype)
+    return reinterpret(v, x.operands[0].dtype, x.dtype)
 
 
 def reinterpret(v: Array, source: str, target: str) -> Array:
@@ -402,7 +400,7 @@ _LAYOUT = {
 
 @meaning("reduce-precision")
 def _reduce_precision(x: Instruction, v: Array) -> Value:
-    dtype = x.shape.dtype
+    dtype = x.dtype
     if dtype not in _LAYOUT:
         raise EvaluateError(f"reduce-precision of {dtype}: use one of {', '.join(_LAYOUT)}")
     mantissa, unsigned = _LAYOUT[dtype]

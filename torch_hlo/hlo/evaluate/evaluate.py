@@ -107,7 +107,7 @@ def bind_symbols(
     pairs = [
         (p, i, d, n)
         for i, (p, ns) in enumerate(zip(computation.params, dims))
-        for d, n in zip(p.shape.dims, ns or ())
+        for d, n in zip(p.dims, ns or ())
     ]
     bound: dict[str, int] = {}
     for _, _, d, n in pairs:
@@ -274,7 +274,7 @@ for _target in (
     "MoveToDevice",
 ):
     CUSTOM_CALLS[_target] = lambda x, v: v
-CUSTOM_CALLS["AllocateBuffer"] = lambda x: np.zeros(x.shape.dims, numpy_dtype(x.shape.dtype))
+CUSTOM_CALLS["AllocateBuffer"] = lambda x: np.zeros(x.dims, numpy_dtype(x.dtype))
 CUSTOM_CALLS["TopK"] = lambda x, v: MEANINGS["topk"](x, v)
 
 

@@ -31,9 +31,9 @@ def _constant(x: Instruction) -> Value:
 @meaning("iota")
 def _iota(x: Instruction) -> Value:
     axis = x["iota_dimension"]
-    line = np.arange(x.shape.sizes[axis]).astype(numpy_dtype(x.shape.dtype))
+    line = np.arange(x.shape.sizes[axis]).astype(numpy_dtype(x.dtype))
     return np.broadcast_to(
-        line.reshape([-1 if d == axis else 1 for d in range(x.shape.rank)]),
+        line.reshape([-1 if d == axis else 1 for d in range(x.rank)]),
         x.shape.sizes,
     )
 
@@ -43,7 +43,7 @@ def _broadcast(x: Instruction, v: Array) -> Value:
     dimensions = x["dimensions"]
     order = np.argsort(dimensions, kind="stable")
     v = v.transpose(order)  # XLA allows unsorted dimensions
-    dims = [1] * x.shape.rank
+    dims = [1] * x.rank
     for size, d in zip(v.shape, sorted(dimensions), strict=True):
         dims[d] = size
     return np.broadcast_to(v.reshape(dims), x.shape.sizes)
@@ -57,14 +57,14 @@ def _reshape(x: Instruction, v: Array, *sizes: Array) -> Value:
 @meaning("bitcast")
 def _bitcast(x: Instruction, v: Array) -> Value:
     return (
-        reinterpret(v.ravel(), x.operands[0].shape.dtype, x.shape.dtype).reshape(x.shape.sizes)
+        reinterpret(v.ravel(), x.operands[0].dtype, x.dtype).reshape(x.shape.sizes)
         if _retypes(x)
         else v.reshape(x.shape.sizes)
     )
 
 
 def _retypes(x: Instruction) -> bool:
-    return x.operands[0].shape.dtype != x.shape.dtype
+    return x.operands[0].dtype != x.dtype
 
 
 @meaning("copy", "opt-barrier", "domain", "add-dependency")

@@ -195,7 +195,7 @@ def simple_fold(computation: Computation) -> np.ufunc | None:
     root, params = computation.root, computation.params
     if len(params) != 2 or set(root.operands) != set(params) or root.shape.is_tuple:
         return None
-    if root.shape.kind == "c" and root.op not in ("add", "multiply"):
+    if root.kind == "c" and root.op not in ("add", "multiply"):
         return None
     return UFUNCS.get(root.op)
 

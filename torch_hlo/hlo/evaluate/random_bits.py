@@ -121,7 +121,7 @@ _STATE = np.random.default_rng(0)
 def _rng(x: Instruction, a: Array, b: Array) -> Value:
     if x["distribution"] == "rng_normal":
         return _STATE.normal(a, b, x.shape.sizes)
-    if x.shape.kind == "f":
+    if x.kind == "f":
         return _STATE.uniform(a, b, x.shape.sizes)
     return _STATE.integers(int(a), int(b), x.shape.sizes)
 

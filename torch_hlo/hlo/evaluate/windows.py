@@ -183,8 +183,8 @@ def _convolution(x: Instruction, lhs: Array, rhs: Array) -> Value:
     groups, batch_groups = x["feature_group_count"], x["batch_group_count"]
     data = wide(lhs, x.operands[0].shape).transpose(lhs_axes)
     kernel = wide(rhs, x.operands[1].shape).transpose(rhs_axes)
-    if x.shape.kind in "su":
-        data, kernel = (v.astype(numpy_dtype(x.shape.dtype)) for v in (data, kernel))
+    if x.kind in "su":
+        data, kernel = (v.astype(numpy_dtype(x.dtype)) for v in (data, kernel))
     flipped = tuple(2 + i for i, w in enumerate(window) if w.reversal)
     kernel = np.flip(kernel, flipped) if flipped else kernel
     edges = [(w.pad_low, w.pad_high, w.base_dilation - 1) for w in window]

@@ -78,21 +78,15 @@ def reduce_precision(x: Instruction, exponent_bits: int, mantissa_bits: int) -> 
 
 def convert(x: Instruction, dtype: str) -> Instruction:
     """`x` with another element type; itself when it has it."""
-    return x if x.shape.dtype == dtype else instr("convert", (x,), x.shape.with_dtype(dtype))
+    return x if x.dtype == dtype else instr("convert", (x,), x.shape.with_dtype(dtype))
 
 
 def bitcast_convert(x: Instruction, dtype: str) -> Instruction:
     """The bits of `x` as `dtype`: narrower appends a dimension, wider drops the innermost one."""
-    if dtype == x.shape.dtype:
+    if dtype == x.dtype:
         return x
-    old, new = DTYPES[x.shape.dtype].bits, DTYPES[dtype].bits
-    dims = (
-        x.shape.dims
-        if old == new
-        else (*x.shape.dims, old // new)
-        if old > new
-        else x.shape.dims[:-1]
-    )
+    old, new = DTYPES[x.dtype].bits, DTYPES[dtype].bits
+    dims = x.dims if old == new else (*x.dims, old // new) if old > new else x.dims[:-1]
     return _checked("bitcast-convert", (x,), Shape(dtype, dims))
 
 
@@ -153,7 +147,7 @@ def full(value: bool | float, dtype: str, dims: Dims = ()) -> Instruction:
 
 
 def full_like(x: Instruction, value: bool | float) -> Instruction:
-    return full(value, x.shape.dtype, x.shape.dims)
+    return full(value, x.dtype, x.dims)
 
 
 def iota(dtype: str, dims: Dims, dimension: int) -> Instruction:
@@ -168,23 +162,21 @@ def broadcast(x: Instruction, dims: Dims, dimensions: Sequence[int] = ()) -> Ins
     """Dimension i of `x` becomes dimension `dimensions[i]` of the result; the others repeat `x`.
     Sizes must be equal."""
     dims, dimensions = tuple(dims), tuple(dimensions)
-    if dims == x.shape.dims and dimensions == tuple(range(len(dims))):
+    if dims == x.dims and dimensions == tuple(range(len(dims))):
         return x
-    return _checked("broadcast", (x,), Shape(x.shape.dtype, dims), dimensions=dimensions)
+    return _checked("broadcast", (x,), Shape(x.dtype, dims), dimensions=dimensions)
 
 
 def reshape(x: Instruction, dims: Dims) -> Instruction:
     dims = tuple(dims)
-    return x if dims == x.shape.dims else _checked("reshape", (x,), Shape(x.shape.dtype, dims))
+    return x if dims == x.dims else _checked("reshape", (x,), Shape(x.dtype, dims))
 
 
 def transpose(x: Instruction, dimensions: Sequence[int]) -> Instruction:
     """Dimension i of the result is dimension `dimensions[i]` of `x`."""
     dimensions = tuple(dimensions)
     return (
-        x
-        if dimensions == tuple(range(x.shape.rank))
-        else instr("transpose", (x,), dimensions=dimensions)
+        x if dimensions == tuple(range(x.rank)) else instr("transpose", (x,), dimensions=dimensions)
     )
 
 
@@ -196,7 +188,7 @@ def slice_(
 ) -> Instruction:
     strides = (1,) * len(starts) if strides is None else strides
     ranges = tuple(zip(starts, limits, strides, strict=True))
-    if ranges == tuple((0, n, 1) for n in x.shape.dims):
+    if ranges == tuple((0, n, 1) for n in x.dims):
         return x
     return instr("slice", (x,), slice=ranges)
 
@@ -206,7 +198,7 @@ def pad(
 ) -> Instruction:
     """(low, high, interior) per dimension; negative low or high crops."""
     rows = tuple((low, high, interior) for low, high, interior in padding)
-    if not any(any(p != 0 for p in row) for row in rows) and len(rows) == x.shape.rank:
+    if not any(any(p != 0 for p in row) for row in rows) and len(rows) == x.rank:
         return x
     return instr("pad", (x, value), padding=rows)
 
@@ -281,7 +273,7 @@ def scatter(
     may be an opcode or "second" (overwrite)."""
     xs, updates = _listed(xs), _listed(updates)
     if isinstance(to_apply, str):
-        to_apply = binary_computation(to_apply, xs[0].shape.dtype)
+        to_apply = binary_computation(to_apply, xs[0].dtype)
     return instr(
         "scatter",
         (*xs, indices, *updates),
@@ -379,11 +371,7 @@ def reduce(
     Several arrays give a tuple."""
     xs, inits = _listed(x), _listed(init)
     if not len(dimensions) and len(xs) == 1 and isinstance(to_apply, str):
-        return (
-            xs[0]
-            if xs[0].shape.dtype == inits[0].shape.dtype
-            else convert(xs[0], inits[0].shape.dtype)
-        )
+        return xs[0] if xs[0].dtype == inits[0].dtype else convert(xs[0], inits[0].dtype)
     return instr(
         "reduce",
         (*xs, *inits),
@@ -418,7 +406,7 @@ def select_and_scatter(
 ) -> Instruction:
     """Add (`scatter`) each element of `source` at the element of its window that `select` ("GE",
     "LE" or a computation) keeps."""
-    dtype = x.shape.dtype
+    dtype = x.dtype
     if isinstance(select, str):
         select = computation(
             lambda a, b, direction=select: compare(a, b, direction),
@@ -447,7 +435,7 @@ def sort(
     largest. Several arrays give a tuple."""
     xs = _listed(xs)
     if isinstance(comparator, str):
-        comparator = comparison(comparator, tuple(x.shape.dtype for x in xs))
+        comparator = comparison(comparator, tuple(x.dtype for x in xs))
     return instr(
         "sort",
         xs,
@@ -466,7 +454,7 @@ def map_(xs: Sequence[Instruction], to_apply: Computation) -> Instruction:
     return instr(
         "map",
         tuple(xs),
-        dimensions=tuple(range(xs[0].shape.rank)),
+        dimensions=tuple(range(xs[0].rank)),
         to_apply=to_apply,
     )
 
@@ -578,7 +566,7 @@ def comparison(direction: str, dtypes: tuple[str, ...]) -> Computation:
     0."""
 
     def compare_first(a: Instruction, b: Instruction, *rest: Instruction) -> Instruction:
-        if a.shape.kind != "f":
+        if a.kind != "f":
             return compare(a, b, direction)
         if direction in ("GT", "GE"):
             a, b = b, a
@@ -649,7 +637,7 @@ def _reducer(to_apply: Reducer, inits: Sequence[Instruction]) -> Computation:
     if isinstance(to_apply, str):
         if len(inits) != 1:
             fail("reduce", "several operands need a computation", *inits)
-        return binary_computation(to_apply, inits[0].shape.dtype)
+        return binary_computation(to_apply, inits[0].dtype)
     return to_apply
 
 
@@ -660,7 +648,7 @@ def _listed(x: Instruction | Sequence[Instruction]) -> tuple[Instruction, ...]:
 def _with_dtype(x: Instruction, dtype: str | None) -> Instruction:
     return (
         x
-        if dtype is None or dtype == x.shape.dtype
+        if dtype is None or dtype == x.dtype
         else instr(x.op, x.operands, x.shape.with_dtype(dtype), **dict(x.attrs))
     )
 

@@ -37,9 +37,9 @@ def broadcast(shape: Shape, x: Instruction, dimensions: tuple[int, ...]) -> None
     array("broadcast", x)
     in_range("broadcast", "dimensions", dimensions, shape.rank, x, shape)
     if (
-        shape.dtype != x.shape.dtype
-        or len(dimensions) != x.shape.rank
-        or any(shape.dims[d] != s for d, s in zip(dimensions, x.shape.dims))
+        shape.dtype != x.dtype
+        or len(dimensions) != x.rank
+        or any(shape.dims[d] != s for d, s in zip(dimensions, x.dims))
     ):
         fail(
             "broadcast",
@@ -51,16 +51,16 @@ def broadcast(shape: Shape, x: Instruction, dimensions: tuple[int, ...]) -> None
 
 def reshape(shape: Shape, x: Instruction) -> None:
     array("reshape", x)
-    if shape.dtype != x.shape.dtype or product(shape.dims) != product(x.shape.dims):
+    if shape.dtype != x.dtype or product(shape.dims) != product(x.dims):
         fail("reshape", "element types or counts differ", x, shape)
 
 
 def dynamic_reshape(shape: Shape, x: Instruction, *sizes: Instruction) -> None:
     array("dynamic-reshape", x)
     if (
-        shape.dtype != x.shape.dtype
+        shape.dtype != x.dtype
         or len(sizes) != shape.rank
-        or any(s.shape.dims or s.shape.kind not in "su" for s in sizes)
+        or any(s.dims or s.kind not in "su" for s in sizes)
     ):
         fail(
             "dynamic-reshape",
@@ -73,17 +73,17 @@ def dynamic_reshape(shape: Shape, x: Instruction, *sizes: Instruction) -> None:
 
 def convert(shape: Shape, x: Instruction) -> None:
     array("convert", x)
-    if shape.dims != x.shape.dims or shape.dtype not in DTYPES or shape.kind == "t":
+    if shape.dims != x.dims or shape.dtype not in DTYPES or shape.kind == "t":
         fail("convert", "only the element type may change", x, shape)
 
 
 def stochastic_convert(shape: Shape, x: Instruction, bits: Instruction) -> None:
     convert(shape, x)
     if (
-        x.shape.kind != "f"
-        or bits.shape.dims != x.shape.dims
-        or bits.shape.kind != "u"
-        or DTYPES[bits.shape.dtype].bits != DTYPES[x.shape.dtype].bits
+        x.kind != "f"
+        or bits.dims != x.dims
+        or bits.kind != "u"
+        or DTYPES[bits.dtype].bits != DTYPES[x.dtype].bits
     ):
         fail(
             "stochastic-convert",
@@ -97,12 +97,12 @@ def stochastic_convert(shape: Shape, x: Instruction, bits: Instruction) -> None:
 def bitcast_convert(shape: Shape, x: Instruction) -> None:
     """A narrower result gets a new innermost dimension, a wider one loses it."""
     array("bitcast-convert", x)
-    old, new = DTYPES[x.shape.dtype].bits, DTYPES[shape.dtype].bits
+    old, new = DTYPES[x.dtype].bits, DTYPES[shape.dtype].bits
     if old >= new:
-        expected = x.shape.dims if old == new else (*x.shape.dims, old // new)
+        expected = x.dims if old == new else (*x.dims, old // new)
     else:
-        expected = x.shape.dims[:-1]
-        if not x.shape.rank or x.shape.dims[-1] != new // old:
+        expected = x.dims[:-1]
+        if not x.rank or x.dims[-1] != new // old:
             fail(
                 "bitcast-convert",
                 f"the innermost dimension must be {new // old}",
@@ -119,14 +119,14 @@ def bitcast_convert(shape: Shape, x: Instruction) -> None:
 
 
 def bitcast(shape: Shape, x: Instruction) -> None:
-    if known(shape.nbytes, x.shape.nbytes) and shape.nbytes != x.shape.nbytes:
+    if known(shape.nbytes, x.nbytes) and shape.nbytes != x.nbytes:
         fail("bitcast", "sizes in bytes differ", x, shape)
 
 
 def rng(shape: Shape, a: Instruction, b: Instruction, distribution: str) -> None:
     if distribution not in ("rng_uniform", "rng_normal"):
         fail("rng", f"bad distribution {distribution!r}", a, b, shape)
-    if any(o.shape.dims or o.shape.dtype != shape.dtype for o in (a, b)):
+    if any(o.dims or o.dtype != shape.dtype for o in (a, b)):
         fail("rng", "parameters must be scalars of the result's type", a, b, shape)
 
 
@@ -153,7 +153,7 @@ def quantize(
 ) -> None:
     """`round(x / scale) + zero_point` clamped to the integer type of the result; per channel along
     `dimensions`."""
-    if x.shape.kind != "f" or shape.kind not in "su":
+    if x.kind != "f" or shape.kind not in "su":
         fail("uniform-quantize", "turns floats into integers", x, shape)
     _quantized("uniform-quantize", shape, x, scale, zero_point, dimensions)
 
@@ -166,7 +166,7 @@ def dequantize(
     dimensions: tuple[int, ...] = (),
 ) -> None:
     """`(x - zero_point) * scale`."""
-    if x.shape.kind not in "su" or shape.kind != "f":
+    if x.kind not in "su" or shape.kind != "f":
         fail("uniform-dequantize", "turns integers into floats", x, shape)
     _quantized("uniform-dequantize", shape, x, scale, zero_point, dimensions)
 
@@ -179,14 +179,14 @@ def _quantized(
     zero_point: Instruction,
     dimensions: tuple[int, ...],
 ) -> None:
-    in_range(op, "dimensions", dimensions, x.shape.rank, x)
-    dims = tuple(x.shape.dims[d] for d in dimensions)
+    in_range(op, "dimensions", dimensions, x.rank, x)
+    dims = tuple(x.dims[d] for d in dimensions)
     if (
-        shape.dims != x.shape.dims
-        or scale.shape.kind != "f"
-        or scale.shape.dims != dims
-        or zero_point.shape.kind not in "su"
-        or zero_point.shape.dims != dims
+        shape.dims != x.dims
+        or scale.kind != "f"
+        or scale.dims != dims
+        or zero_point.kind not in "su"
+        or zero_point.dims != dims
     ):
         fail(
             op,

@@ -38,7 +38,7 @@ def fail(op: str, text: str, *operands: Instruction | Shape) -> NoReturn:
 def array(op: str, *operands: Instruction) -> None:
     """Every operand is an array (no tuple, no token)."""
     for o in operands:
-        if o.shape.dtype not in DTYPES or o.shape.dtype == "token":
+        if o.dtype not in DTYPES or o.dtype == "token":
             fail(op, "takes arrays", *operands)
 
 
@@ -113,24 +113,24 @@ def applies(op: str, called: Computation, takes: Sequence[Shape]) -> Shape:
 
 def unary(op: str, kinds: str, x: Instruction) -> Shape:
     array(op, x)
-    if x.shape.kind not in kinds:
-        fail(op, f"is not defined on {x.shape.dtype}", x)
+    if x.kind not in kinds:
+        fail(op, f"is not defined on {x.dtype}", x)
     return plain(x.shape)
 
 
 def unary_to(op: str, kinds: str, dtype: Callable[[str], str], x: Instruction) -> Shape:
     """A unary opcode whose result has another element type."""
-    return Shape(dtype(unary(op, kinds, x).dtype), x.shape.dims)
+    return Shape(dtype(unary(op, kinds, x).dtype), x.dims)
 
 
 def binary(op: str, kinds: str, x: Instruction, y: Instruction) -> Shape:
     array(op, x, y)
-    if x.shape.dims != y.shape.dims:
+    if x.dims != y.dims:
         fail(op, "shapes differ", x, y)
-    if x.shape.dtype != y.shape.dtype:
+    if x.dtype != y.dtype:
         fail(op, "element types differ", x, y)
-    if x.shape.kind not in kinds:
-        fail(op, f"is not defined on {x.shape.dtype}", x, y)
+    if x.kind not in kinds:
+        fail(op, f"is not defined on {x.dtype}", x, y)
     return plain(x.shape)
 
 
@@ -152,7 +152,7 @@ def complex_(x: Instruction, y: Instruction) -> Shape:
 
 def select(pred: Instruction, x: Instruction, y: Instruction) -> Shape:
     shape = binary("select", "psufc", x, y)
-    if pred.shape.dtype != "pred" or pred.shape.dims != shape.dims:
+    if pred.dtype != "pred" or pred.dims != shape.dims:
         fail(
             "select",
             "the predicate must be pred with the dims of the branches",
@@ -166,9 +166,9 @@ def select(pred: Instruction, x: Instruction, y: Instruction) -> Shape:
 def clamp(low: Instruction, x: Instruction, high: Instruction) -> Shape:
     array("clamp", low, x, high)
     for bound in (low, high):
-        if bound.shape.dtype != x.shape.dtype or bound.shape.dims not in (
+        if bound.dtype != x.dtype or bound.dims not in (
             (),
-            x.shape.dims,
+            x.dims,
         ):
             fail(
                 "clamp",
@@ -177,7 +177,7 @@ def clamp(low: Instruction, x: Instruction, high: Instruction) -> Shape:
                 x,
                 high,
             )
-    if x.shape.kind == "c":
+    if x.kind == "c":
         fail("clamp", "is not defined on complex numbers", low, x, high)
     return plain(x.shape)
 
@@ -197,21 +197,21 @@ def constant(literal: Literal) -> Shape:
 
 def transpose(x: Instruction, dimensions: tuple[int, ...]) -> Shape:
     array("transpose", x)
-    if sorted(dimensions) != list(range(x.shape.rank)):
+    if sorted(dimensions) != list(range(x.rank)):
         fail(
             "transpose",
-            f"dimensions {list(dimensions)} are no permutation of {x.shape.rank}",
+            f"dimensions {list(dimensions)} are no permutation of {x.rank}",
             x,
         )
-    return x.shape.with_dims(x.shape.dims[d] for d in dimensions)
+    return x.shape.with_dims(x.dims[d] for d in dimensions)
 
 
 def slice_(x: Instruction, slice: Rows) -> Shape:
     array("slice", x)
-    if len(slice) != x.shape.rank:
-        fail("slice", f"{len(slice)} ranges for rank {x.shape.rank}", x)
+    if len(slice) != x.rank:
+        fail("slice", f"{len(slice)} ranges for rank {x.rank}", x)
     dims = []
-    for (start, limit, stride), size in zip(slice, x.shape.dims):
+    for (start, limit, stride), size in zip(slice, x.dims):
         if larger(1, stride) or larger(0, start) or larger(start, limit):
             fail("slice", f"bad range [{start}:{limit}:{stride}]", x)
         if larger(limit, size):
@@ -222,17 +222,17 @@ def slice_(x: Instruction, slice: Rows) -> Shape:
 
 def pad(x: Instruction, value: Instruction, padding: Rows) -> Shape:
     array("pad", x, value)
-    if value.shape.dims or value.shape.dtype != x.shape.dtype:
+    if value.dims or value.dtype != x.dtype:
         fail(
             "pad",
             "the padding value must be a scalar of the operand's element type",
             x,
             value,
         )
-    if len(padding) != x.shape.rank:
-        fail("pad", f"{len(padding)} paddings for rank {x.shape.rank}", x, value)
+    if len(padding) != x.rank:
+        fail("pad", f"{len(padding)} paddings for rank {x.rank}", x, value)
     dims = []
-    for (low, high, interior), size in zip(padding, x.shape.dims):
+    for (low, high, interior), size in zip(padding, x.dims):
         if larger(0, interior):
             fail("pad", f"interior padding {interior} is negative", x, value)
         inner = size if interior == 0 else 0 if size == 0 else size + (size - 1) * interior
@@ -265,17 +265,14 @@ def concatenate(*xs: Instruction, dimensions: tuple[int, ...]) -> Shape:
 
 def reverse(x: Instruction, dimensions: tuple[int, ...]) -> Shape:
     array("reverse", x)
-    in_range("reverse", "dimensions", dimensions, x.shape.rank, x)
+    in_range("reverse", "dimensions", dimensions, x.rank, x)
     return plain(x.shape)
 
 
 def _index_operands(op: str, x: Instruction, starts: Sequence[Instruction]) -> None:
-    if len(starts) != x.shape.rank:
-        fail(op, f"{len(starts)} start indices for rank {x.shape.rank}", x, *starts)
-    if (
-        any(s.shape.dims or s.shape.kind not in "su" for s in starts)
-        or len({s.shape.dtype for s in starts}) > 1
-    ):
+    if len(starts) != x.rank:
+        fail(op, f"{len(starts)} start indices for rank {x.rank}", x, *starts)
+    if any(s.dims or s.kind not in "su" for s in starts) or len({s.dtype for s in starts}) > 1:
         fail(op, "start indices must be integer scalars of one type", x, *starts)
 
 
@@ -284,8 +281,8 @@ def dynamic_slice(
 ) -> Shape:
     array("dynamic-slice", x)
     _index_operands("dynamic-slice", x, starts)
-    if len(dynamic_slice_sizes) != x.shape.rank or any(
-        outside(n, d) for n, d in zip(dynamic_slice_sizes, x.shape.dims)
+    if len(dynamic_slice_sizes) != x.rank or any(
+        outside(n, d) for n, d in zip(dynamic_slice_sizes, x.dims)
     ):
         fail("dynamic-slice", f"sizes {list(dynamic_slice_sizes)} do not fit", x)
     return x.shape.with_dims(dynamic_slice_sizes)
@@ -294,14 +291,14 @@ def dynamic_slice(
 def dynamic_update_slice(x: Instruction, update: Instruction, *starts: Instruction) -> Shape:
     array("dynamic-update-slice", x, update)
     _index_operands("dynamic-update-slice", x, starts)
-    if update.shape.dtype != x.shape.dtype or update.shape.rank != x.shape.rank:
+    if update.dtype != x.dtype or update.rank != x.rank:
         fail(
             "dynamic-update-slice",
             "the update must have the operand's type and rank",
             x,
             update,
         )
-    if any(larger(n, d) for n, d in zip(update.shape.dims, x.shape.dims)):
+    if any(larger(n, d) for n, d in zip(update.dims, x.dims)):
         fail(
             "dynamic-update-slice",
             "the update is larger than the operand",
@@ -325,13 +322,13 @@ def gather(
     indices_are_sorted: bool = False,
 ) -> Shape:
     array("gather", x, indices)
-    rank, given = x.shape.rank, (x, indices)
+    rank, given = x.rank, (x, indices)
     mapped = "start_index_map", start_index_map
     batch = _index_dims("gather", indices, index_vector_dim, *mapped, *given)
     in_range("gather", *mapped, rank, *given)
     dropped = (*collapsed_slice_dims, *operand_batching_dims)
     in_range("gather", "collapsed and batching dims", dropped, rank, *given)
-    if len(slice_sizes) != rank or any(outside(n, d) for n, d in zip(slice_sizes, x.shape.dims)):
+    if len(slice_sizes) != rank or any(outside(n, d) for n, d in zip(slice_sizes, x.dims)):
         fail("gather", f"slice_sizes {list(slice_sizes)} do not fit", x, indices)
     for d in dropped:
         if larger(slice_sizes[d], 1):
@@ -370,18 +367,18 @@ def _index_dims(
     *operands: Instruction,
 ) -> list[Size]:
     """The sizes of `indices` but that of its vectors, which hold an entry for each of `mapped`."""
-    if indices.shape.kind not in "su":
+    if indices.kind not in "su":
         fail(op, "indices must be integers", *operands)
-    if not 0 <= index_vector_dim <= indices.shape.rank:
+    if not 0 <= index_vector_dim <= indices.rank:
         fail(op, f"index_vector_dim {index_vector_dim} out of range", *operands)
-    vector: Size = (*indices.shape.dims, 1)[index_vector_dim]
+    vector: Size = (*indices.dims, 1)[index_vector_dim]
     if len(mapped) != vector:
         fail(
             op,
             f"{name} has {len(mapped)} entries, index vectors {vector}",
             *operands,
         )
-    return [n for d, n in enumerate(indices.shape.dims) if d != index_vector_dim]
+    return [n for d, n in enumerate(indices.dims) if d != index_vector_dim]
 
 
 def _batching(
@@ -391,9 +388,9 @@ def _batching(
     operand_dims: tuple[int, ...],
     index_dims: tuple[int, ...],
 ) -> None:
-    in_range(op, "index batching dims", index_dims, indices.shape.rank, x, indices)
+    in_range(op, "index batching dims", index_dims, indices.rank, x, indices)
     if len(operand_dims) != len(index_dims) or any(
-        x.shape.dims[a] != indices.shape.dims[b] for a, b in zip(operand_dims, index_dims)
+        x.dims[a] != indices.dims[b] for a, b in zip(operand_dims, index_dims)
     ):
         fail(
             op,
@@ -411,8 +408,8 @@ def _update_fits(
     operands: Sequence[Instruction],
 ) -> None:
     """The update has the sizes of the indices, and of a window inside the operand."""
-    outer = [s for d, s in enumerate(update.shape.dims) if d not in window_dims]
-    inner = [s for d, s in enumerate(update.shape.dims) if d in window_dims]
+    outer = [s for d, s in enumerate(update.dims) if d not in window_dims]
+    inner = [s for d, s in enumerate(update.dims) if d in window_dims]
     if outer != batch or any(larger(a, b) for a, b in zip(inner, window)):
         text = f"the update does not match index dims {batch} and window {window}"
         fail("scatter", text, *operands)
@@ -435,7 +432,7 @@ def scatter(
     n = len(operands) // 2
     xs, indices, updates = operands[:n], operands[n], operands[n + 1 :]
     array("scatter", *operands)
-    rank = xs[0].shape.rank
+    rank = xs[0].rank
     name, mapped = "scatter_dims_to_operand_dims", scatter_dims_to_operand_dims
     batch = _index_dims("scatter", indices, index_vector_dim, name, mapped, *operands)
     in_range("scatter", name, mapped, rank, *operands)
@@ -455,24 +452,24 @@ def scatter(
         )
     window = [
         s
-        for d, s in enumerate(xs[0].shape.dims)
+        for d, s in enumerate(xs[0].dims)
         if d not in inserted_window_dims and d not in input_batching_dims
     ]
     for x, u in zip(xs, updates):
-        if x.shape.dims != xs[0].shape.dims or u.shape.rank != len(batch) + len(update_window_dims):
+        if x.dims != xs[0].dims or u.rank != len(batch) + len(update_window_dims):
             fail("scatter", "operands or updates have the wrong rank", *operands)
         in_range(
             "scatter",
             "update_window_dims",
             update_window_dims,
-            u.shape.rank,
+            u.rank,
             *operands,
         )
         _update_fits(u, update_window_dims, batch, window, operands)
     applies(
         "scatter",
         to_apply,
-        [Shape(x.shape.dtype) for x in xs] + [Shape(u.shape.dtype) for u in updates],
+        [Shape(x.dtype) for x in xs] + [Shape(u.dtype) for u in updates],
     )
     return result([plain(x.shape) for x in xs])
 
@@ -503,7 +500,7 @@ def dimension_size(
     dimensions: tuple[int, ...],
 ) -> Shape:
     array(op, x, *rest)
-    in_range(op, "dimensions", dimensions, x.shape.rank, x)
+    in_range(op, "dimensions", dimensions, x.rank, x)
     if any(r.shape != Shape("s32") for r in rest):
         fail(op, "the size must be s32[]", x, *rest)
     return shape(x)
@@ -534,7 +531,7 @@ def all_gather(
     (d,) = dimensions
     n = _group_size("all-gather", replica_groups, *xs)
     return result(
-        [x.shape.with_dims(s * n if i == d else s for i, s in enumerate(x.shape.dims)) for x in xs]
+        [x.shape.with_dims(s * n if i == d else s for i, s in enumerate(x.dims)) for x in xs]
     )
 
 
@@ -548,14 +545,14 @@ def reduce_scatter(
     (d,) = dimensions
     n = _group_size("reduce-scatter", replica_groups, *xs)
     for x in xs:
-        if known(x.shape.dims[d]) and x.shape.dims[d] % n:
+        if known(x.dims[d]) and x.dims[d] % n:
             fail(
                 "reduce-scatter",
-                f"size {x.shape.dims[d]} is not divisible by {n}",
+                f"size {x.dims[d]} is not divisible by {n}",
                 x,
             )
     return result(
-        [x.shape.with_dims(s // n if i == d else s for i, s in enumerate(x.shape.dims)) for x in xs]
+        [x.shape.with_dims(s // n if i == d else s for i, s in enumerate(x.dims)) for x in xs]
     )
 
 

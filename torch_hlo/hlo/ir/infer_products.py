@@ -42,7 +42,7 @@ def dot(
         "dot",
         "lhs dims",
         (*lhs_batch_dims, *lhs_contracting_dims),
-        x.shape.rank,
+        x.rank,
         x,
         y,
     )
@@ -50,7 +50,7 @@ def dot(
         "dot",
         "rhs dims",
         (*rhs_batch_dims, *rhs_contracting_dims),
-        y.shape.rank,
+        y.rank,
         x,
         y,
     )
@@ -61,30 +61,26 @@ def dot(
         if len(left) != len(right):
             fail("dot", f"{len(left)} and {len(right)} {what} dims", x, y)
         for a, b in zip(left, right):
-            if x.shape.dims[a] != y.shape.dims[b]:
+            if x.dims[a] != y.dims[b]:
                 fail(
                     "dot",
-                    f"{what} sizes {x.shape.dims[a]} != {y.shape.dims[b]}",
+                    f"{what} sizes {x.dims[a]} != {y.dims[b]}",
                     x,
                     y,
                 )
-    batch = [x.shape.dims[d] for d in lhs_batch_dims]
+    batch = [x.dims[d] for d in lhs_batch_dims]
     rows = [
-        s
-        for d, s in enumerate(x.shape.dims)
-        if d not in lhs_batch_dims and d not in lhs_contracting_dims
+        s for d, s in enumerate(x.dims) if d not in lhs_batch_dims and d not in lhs_contracting_dims
     ]
     cols = [
-        s
-        for d, s in enumerate(y.shape.dims)
-        if d not in rhs_batch_dims and d not in rhs_contracting_dims
+        s for d, s in enumerate(y.dims) if d not in rhs_batch_dims and d not in rhs_contracting_dims
     ]
     return Shape(_wider("dot", x, y), (*batch, *rows, *cols))
 
 
 def _wider(op: str, x: Instruction, y: Instruction) -> str:
-    a, b = x.shape.dtype, y.shape.dtype
-    if x.shape.kind != y.shape.kind:
+    a, b = x.dtype, y.dtype
+    if x.kind != y.kind:
         fail(op, "element types are of different kinds", x, y)
     return b if DTYPES[b].bits > DTYPES[a].bits else a
 
@@ -102,12 +98,12 @@ def ragged_dot(
     rhs_group_dims: tuple[int, ...] = (),
 ) -> Shape:
     array("ragged-dot", x, y, group_sizes)
-    in_range("ragged-dot", "lhs_ragged_dims", lhs_ragged_dims, x.shape.rank, x, y)
+    in_range("ragged-dot", "lhs_ragged_dims", lhs_ragged_dims, x.rank, x, y)
     in_range(
         "ragged-dot",
         "rhs dims",
         (*rhs_group_dims, *rhs_contracting_dims, *rhs_batch_dims),
-        y.shape.rank,
+        y.rank,
         x,
         y,
     )
@@ -118,25 +114,23 @@ def ragged_dot(
         (*rhs_contracting_dims, *rhs_batch_dims),
         strict=True,
     ):
-        if x.shape.dims[a] != y.shape.dims[b]:
+        if x.dims[a] != y.dims[b]:
             fail(
                 "ragged-dot",
-                f"sizes {x.shape.dims[a]} != {y.shape.dims[b]}",
+                f"sizes {x.dims[a]} != {y.dims[b]}",
                 x,
                 y,
             )
-    batch = [x.shape.dims[d] for d in lhs_batch_dims]
+    batch = [x.dims[d] for d in lhs_batch_dims]
     rows = [
-        s
-        for d, s in enumerate(x.shape.dims)
-        if d not in lhs_batch_dims and d not in lhs_contracting_dims
+        s for d, s in enumerate(x.dims) if d not in lhs_batch_dims and d not in lhs_contracting_dims
     ]
     cols = [
         s
-        for d, s in enumerate(y.shape.dims)
+        for d, s in enumerate(y.dims)
         if d not in (*rhs_batch_dims, *rhs_contracting_dims, *rhs_group_dims)
     ]
-    groups = [group_sizes.shape.dims[-1]] if lhs_ragged_dims[0] in lhs_contracting_dims else []
+    groups = [group_sizes.dims[-1]] if lhs_ragged_dims[0] in lhs_contracting_dims else []
     return Shape(_wider("ragged-dot", x, y), (*groups, *batch, *rows, *cols))
 
 
@@ -201,9 +195,9 @@ def _groups_fit(
     if feature_groups > 1 and batch_groups > 1:
         text = "only one of feature_group_count and batch_group_count may exceed 1"
         fail("convolution", text, x, kernel)
-    features, batch = x.shape.dims[n.lhs_feature], x.shape.dims[n.lhs_batch]
-    outputs = kernel.shape.dims[n.rhs_output]
-    expected = kernel.shape.dims[n.rhs_input] * feature_groups
+    features, batch = x.dims[n.lhs_feature], x.dims[n.lhs_batch]
+    outputs = kernel.dims[n.rhs_output]
+    expected = kernel.dims[n.rhs_input] * feature_groups
     if features != expected:
         text = f"{features} input features, the kernel expects {expected}"
         fail("convolution", text, x, kernel)
@@ -225,7 +219,7 @@ def convolution(
     array("convolution", x, kernel)
     n = conv_dims(dim_labels)
     rank = len(n.lhs_spatial) + 2
-    if x.shape.rank != rank or kernel.shape.rank != rank or len(window) != rank - 2:
+    if x.rank != rank or kernel.rank != rank or len(window) != rank - 2:
         fail(
             "convolution",
             f"dim_labels {dim_labels} and a window of {len(window)} dimensions do not fit",
@@ -234,17 +228,17 @@ def convolution(
         )
     _groups_fit(x, kernel, n, feature_group_count, batch_group_count)
     dims: list[Size] = [0] * rank
-    dims[n.out_batch] = x.shape.dims[n.lhs_batch] // batch_group_count
-    dims[n.out_feature] = kernel.shape.dims[n.rhs_output]
+    dims[n.out_batch] = x.dims[n.lhs_batch] // batch_group_count
+    dims[n.out_feature] = kernel.dims[n.rhs_output]
     for w, i, k, o in zip(window, n.lhs_spatial, n.rhs_spatial, n.out_spatial):
-        if w.size != kernel.shape.dims[k]:
+        if w.size != kernel.dims[k]:
             fail(
                 "convolution",
-                f"window size {w.size} != kernel size {kernel.shape.dims[k]}",
+                f"window size {w.size} != kernel size {kernel.dims[k]}",
                 x,
                 kernel,
             )
-        dims[o] = w.output_size(x.shape.dims[i])
+        dims[o] = w.output_size(x.dims[i])
     return Shape(_wider("convolution", x, kernel), tuple(dims))
 
 
@@ -261,7 +255,7 @@ def _reducer(
     xs, inits = operands[:n], operands[n:]
     array(op, *operands)
     for x, i in zip(xs, inits):
-        if x.shape.dims != xs[0].shape.dims or i.shape.dims:
+        if x.dims != xs[0].dims or i.dims:
             fail(
                 op,
                 "operands must have equal dims and initial values must be scalars",
@@ -271,10 +265,10 @@ def _reducer(
         fail(op, f"to_apply must take {2 * n} scalars", *operands)
     # The accumulator has the initial value's type; the element may be narrower only if to_apply
     # says so.
-    takes = [Shape(i.shape.dtype) for i in inits] + [Shape(x.shape.dtype) for x in xs]
+    takes = [Shape(i.dtype) for i in inits] + [Shape(x.dtype) for x in xs]
     root = applies(op, to_apply, takes)
     shapes = root.elements if root.is_tuple else (root,)
-    if len(shapes) != n or any(s.dims or s.dtype != i.shape.dtype for s, i in zip(shapes, inits)):
+    if len(shapes) != n or any(s.dims or s.dtype != i.dtype for s, i in zip(shapes, inits)):
         fail(
             op,
             f"to_apply returns {root}, expected the type of the initial values",
@@ -285,8 +279,8 @@ def _reducer(
 
 def reduce(*operands: Instruction, dimensions: tuple[int, ...], to_apply: Computation) -> Shape:
     xs, scalars = _reducer("reduce", operands, to_apply)
-    in_range("reduce", "dimensions", dimensions, xs[0].shape.rank, *operands)
-    dims = tuple(s for d, s in enumerate(xs[0].shape.dims) if d not in dimensions)
+    in_range("reduce", "dimensions", dimensions, xs[0].rank, *operands)
+    dims = tuple(s for d, s in enumerate(xs[0].dims) if d not in dimensions)
     return result([Shape(s.dtype, dims) for s in scalars])
 
 
@@ -297,8 +291,8 @@ def reduce_window(*operands: Instruction, window: Window = (), to_apply: Computa
 
 
 def _windowed(op: str, window: Window, x: Instruction) -> tuple[Size, ...]:
-    if len(window) != x.shape.rank:
-        fail(op, f"a window of {len(window)} dimensions for rank {x.shape.rank}", x)
+    if len(window) != x.rank:
+        fail(op, f"a window of {len(window)} dimensions for rank {x.rank}", x)
     if any(
         larger(1, w.size) or w.stride < 1 or w.base_dilation < 1 or w.window_dilation < 1
         for w in window
@@ -308,7 +302,7 @@ def _windowed(op: str, window: Window, x: Instruction) -> tuple[Size, ...]:
             f"window sizes, strides and dilations must be positive: {window}",
             x,
         )
-    return tuple(w.output_size(s) for w, s in zip(window, x.shape.dims))
+    return tuple(w.output_size(s) for w, s in zip(window, x.dims))
 
 
 def select_and_scatter(
@@ -322,7 +316,7 @@ def select_and_scatter(
 ) -> Shape:
     array("select-and-scatter", x, source, init)
     dims = _windowed("select-and-scatter", window, x)
-    if source.shape.dims != dims:
+    if source.dims != dims:
         fail(
             "select-and-scatter",
             f"the source must have dims {list(dims)}",
@@ -330,17 +324,17 @@ def select_and_scatter(
             source,
             init,
         )
-    scalar = Shape(x.shape.dtype)
+    scalar = Shape(x.dtype)
     if applies("select-and-scatter", select, (scalar, scalar)).dtype != "pred":
         fail("select-and-scatter", "select must return pred", x, source, init)
     if (
         applies(
             "select-and-scatter",
             scatter,
-            (Shape(init.shape.dtype), Shape(source.shape.dtype)),
+            (Shape(init.dtype), Shape(source.dtype)),
         ).dtype
-        != x.shape.dtype
-        or init.shape.dims
+        != x.dtype
+        or init.dims
     ):
         fail(
             "select-and-scatter",
@@ -359,12 +353,12 @@ def sort(
     is_stable: bool = False,
 ) -> Shape:
     array("sort", *xs)
-    if not xs or any(x.shape.dims != xs[0].shape.dims for x in xs):
+    if not xs or any(x.dims != xs[0].dims for x in xs):
         fail("sort", "takes arrays of equal dims", *xs)
-    in_range("sort", "dimension", dimensions, xs[0].shape.rank, *xs)
+    in_range("sort", "dimension", dimensions, xs[0].rank, *xs)
     if len(dimensions) != 1:
         fail("sort", "sorts along one dimension", *xs)
-    scalars = [Shape(x.shape.dtype) for x in xs for _ in range(2)]
+    scalars = [Shape(x.dtype) for x in xs for _ in range(2)]
     if applies("sort", to_apply, scalars) != Shape("pred"):
         fail("sort", "the comparator must return pred[]", *xs)
     return result([plain(x.shape) for x in xs])
@@ -372,18 +366,18 @@ def sort(
 
 def topk(x: Instruction, k: int, largest: bool = True) -> Shape:
     array("topk", x)
-    if not x.shape.rank or outside(k, x.shape.dims[-1]):
+    if not x.rank or outside(k, x.dims[-1]):
         fail("topk", f"k={k} does not fit the last dimension", x)
-    dims = (*x.shape.dims[:-1], k)
+    dims = (*x.dims[:-1], k)
     return tuple_shape(x.shape.with_dims(dims), Shape("s32", dims))
 
 
 def map_(*xs: Instruction, dimensions: tuple[int, ...] = (), to_apply: Computation) -> Shape:
     array("map", *xs)
-    if not xs or any(x.shape.dims != xs[0].shape.dims for x in xs):
+    if not xs or any(x.dims != xs[0].dims for x in xs):
         fail("map", "takes arrays of equal dims", *xs)
-    root = applies("map", to_apply, [Shape(x.shape.dtype) for x in xs])
-    return Shape(root.dtype, xs[0].shape.dims)
+    root = applies("map", to_apply, [Shape(x.dtype) for x in xs])
+    return Shape(root.dtype, xs[0].dims)
 
 
 def call(*operands: Instruction, to_apply: Computation) -> Shape:
@@ -417,7 +411,7 @@ def conditional(
     """A pred index runs branch 0 when true; an s32 index out of range runs the last branch."""
     if index.shape not in (Shape("pred"), Shape("s32")):
         fail("conditional", "the branch index must be pred[] or s32[]", index)
-    if index.shape.dtype == "pred" and len(branch_computations) != 2 or not branch_computations:
+    if index.dtype == "pred" and len(branch_computations) != 2 or not branch_computations:
         fail(
             "conditional",
             f"{len(branch_computations)} branches for index {index.shape}",
@@ -443,27 +437,27 @@ def fft(x: Instruction, fft_type: str, fft_length: tuple[int, ...]) -> Shape:
     n = len(fft_length)
     if fft_type not in ("FFT", "IFFT", "RFFT", "IRFFT"):
         fail("fft", f"bad fft_type {fft_type!r}", x)
-    if not 1 <= n <= min(3, x.shape.rank):
+    if not 1 <= n <= min(3, x.rank):
         fail(
             "fft",
             f"fft_length {list(fft_length)} does not fit (1 to 3 innermost dimensions)",
             x,
         )
-    if x.shape.kind != ("f" if fft_type == "RFFT" else "c") or x.shape.dtype in (
+    if x.kind != ("f" if fft_type == "RFFT" else "c") or x.dtype in (
         "f16",
         "bf16",
     ):
-        fail("fft", f"{fft_type} is not defined on {x.shape.dtype}", x)
+        fail("fft", f"{fft_type} is not defined on {x.dtype}", x)
     sizes = list(fft_length)
     half = sizes[-1] // 2 + 1
     takes = sizes[:-1] + [half] if fft_type == "IRFFT" else sizes
-    if list(x.shape.dims[-n:]) != takes:
+    if list(x.dims[-n:]) != takes:
         fail("fft", f"{fft_type} of length {sizes} takes inner dims {takes}", x)
-    outer = x.shape.dims[:-n]
+    outer = x.dims[:-n]
     if fft_type == "RFFT":
-        return Shape(COMPLEX_OF[x.shape.dtype], (*outer, *sizes[:-1], half))
+        return Shape(COMPLEX_OF[x.dtype], (*outer, *sizes[:-1], half))
     return Shape(
-        REAL_OF[x.shape.dtype] if fft_type == "IRFFT" else x.shape.dtype,
+        REAL_OF[x.dtype] if fft_type == "IRFFT" else x.dtype,
         (*outer, *sizes),
     )
 
@@ -485,7 +479,7 @@ def triangular_solve(
     transpose_a: str = "NO_TRANSPOSE",
 ) -> Shape:
     array("triangular-solve", a, b)
-    if a.shape.dtype != b.shape.dtype or a.shape.kind not in "fc":
+    if a.dtype != b.dtype or a.kind not in "fc":
         fail(
             "triangular-solve",
             "operands must be floating-point or complex of one type",
@@ -494,30 +488,23 @@ def triangular_solve(
         )
     if transpose_a not in ("NO_TRANSPOSE", "TRANSPOSE", "ADJOINT"):
         fail("triangular-solve", f"bad transpose_a {transpose_a!r}", a, b)
-    rank = a.shape.rank
-    if (
-        rank < 2
-        or b.shape.rank != rank
-        or a.shape.dims[-1] != a.shape.dims[-2]
-        or a.shape.dims[:-2] != b.shape.dims[:-2]
-    ):
+    rank = a.rank
+    if rank < 2 or b.rank != rank or a.dims[-1] != a.dims[-2] or a.dims[:-2] != b.dims[:-2]:
         fail(
             "triangular-solve",
             "takes square matrices and right-hand sides with equal batch dims",
             a,
             b,
         )
-    if a.shape.dims[-1] != b.shape.dims[-2 if left_side else -1]:
+    if a.dims[-1] != b.dims[-2 if left_side else -1]:
         fail("triangular-solve", f"sizes differ with left_side={left_side}", a, b)
     return plain(b.shape)
 
 
 def _features(op: str, x: Instruction, stats: Sequence[Instruction], feature_index: int) -> Shape:
     array(op, x, *stats)
-    in_range(op, "feature_index", (feature_index,), x.shape.rank, x)
-    if x.shape.kind != "f" or any(
-        s.shape.dims != (x.shape.dims[feature_index],) or s.shape.kind != "f" for s in stats
-    ):
+    in_range(op, "feature_index", (feature_index,), x.rank, x)
+    if x.kind != "f" or any(s.dims != (x.dims[feature_index],) or s.kind != "f" for s in stats):
         fail(
             op,
             f"scale and statistics must have one value per feature (dimension {feature_index})",
@@ -554,7 +541,7 @@ def batch_norm_grad(
     feature_index: int,
 ) -> Shape:
     shape = _features("batch-norm-grad", x, (scale, mean, variance), feature_index)
-    if grad.shape.dims != x.shape.dims:
+    if grad.dims != x.dims:
         fail(
             "batch-norm-grad",
             "the gradient must have the operand's dims",

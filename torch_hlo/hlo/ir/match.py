@@ -484,7 +484,7 @@ def lift(c: Computation, operands: Iterable[Instruction]) -> Instruction | None:
     """The scalar computation `c` applied to every element of arrays of equal dims; None when it is
     not pointwise."""
     operands = tuple(operands)
-    dims = operands[0].shape.dims
+    dims = operands[0].dims
     done = dict(zip(c.params, operands, strict=True))
     for x in postorder((c.root,)):
         if x in done:

@@ -149,12 +149,12 @@ def _verify_boundary(module: Module) -> None:
         )
     bound = set()
     for name, param, dimension in module.symbols:
-        ok = 0 <= param < len(params) and 0 <= dimension < params[param].shape.rank
-        if not ok or params[param].shape.dims[dimension] is not symbol(name):
+        ok = 0 <= param < len(params) and 0 <= dimension < params[param].rank
+        if not ok or params[param].dims[dimension] is not symbol(name):
             raise VerifyError(f"symbol {name} is not dimension {dimension} of parameter {param}")
         bound.add(name)
     for p in params:
-        for d in p.shape.dims:
+        for d in p.dims:
             if free := symbols(d) - bound:
                 raise VerifyError(
                     f"symbol {min(free)} of parameter {p['index']} ({p.shape}) is read nowhere; add"

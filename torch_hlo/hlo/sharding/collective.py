@@ -94,7 +94,7 @@ class Collective:
             op,
             ids,
             tuple(x["source_target_pairs"] if op == "collective-permute" else x["replica_groups"]),
-            tuple(o.shape.dtype for o in x.operands),
+            tuple(o.dtype for o in x.operands),
             dimensions[0] if dimensions else None,
             _reduction(x["to_apply"]) if op in _REDUCES else "",
             channel,

@@ -140,9 +140,9 @@ def _opaque(x: Instruction, m: _Maker) -> Factors:
 def _pointwise(x: Instruction, m: _Maker) -> Factors:
     if x.shape.is_tuple:
         return _opaque(x, m)
-    dims = m.each(x.shape.dims)
+    dims = m.each(x.dims)
     return m.rule(
-        [dims if o.shape.rank == x.shape.rank else [()] * o.shape.rank for o in x.operands],
+        [dims if o.rank == x.rank else [()] * o.rank for o in x.operands],
         [dims],
     )
 
@@ -155,7 +155,7 @@ def _identity(x: Instruction, m: _Maker) -> Factors:
 
 @_rule("set-dimension-size")
 def _set_dimension_size(x: Instruction, m: _Maker) -> Factors:
-    dims = m.each(x.shape.dims)
+    dims = m.each(x.dims)
     for d in x["dimensions"]:
         dims[d] = ()
     return m.rule([dims, []], [dims])
@@ -163,7 +163,7 @@ def _set_dimension_size(x: Instruction, m: _Maker) -> Factors:
 
 @_rule("uniform-quantize uniform-dequantize")
 def _quantize(x: Instruction, m: _Maker) -> Factors:
-    dims = m.each(x.shape.dims)
+    dims = m.each(x.dims)
     channels = [dims[d] for d in x.get("dimensions", ())]
     return m.rule([dims, channels, channels], [dims])
 
@@ -173,7 +173,7 @@ def _quantize(x: Instruction, m: _Maker) -> Factors:
 
 @_rule("constant iota")
 def _source(x: Instruction, m: _Maker) -> Factors:
-    dims = m.each(x.shape.dims)
+    dims = m.each(x.dims)
     if x.op == "iota" and dims[x["iota_dimension"]]:
         m.roles[dims[x["iota_dimension"]][0]] = "shift"
     return m.rule([], [dims])
@@ -181,13 +181,13 @@ def _source(x: Instruction, m: _Maker) -> Factors:
 
 @_rule("broadcast")
 def _broadcast(x: Instruction, m: _Maker) -> Factors:
-    dims = m.each(x.shape.dims)
+    dims = m.each(x.dims)
     return m.rule([[dims[d] for d in x["dimensions"]]], [dims])
 
 
 @_rule("transpose")
 def _transpose(x: Instruction, m: _Maker) -> Factors:
-    dims = m.each(x.operands[0].shape.dims)
+    dims = m.each(x.operands[0].dims)
     return m.rule([dims], [[dims[d] for d in x["dimensions"]]])
 
 
@@ -233,8 +233,8 @@ def _reshape(x: Instruction, m: _Maker) -> Factors:
 
 @_rule("bitcast-convert")
 def _bitcast_convert(x: Instruction, m: _Maker) -> Factors:
-    a, b = x.operands[0].shape.rank, x.shape.rank
-    dims = m.each(x.shape.dims[: min(a, b)])
+    a, b = x.operands[0].rank, x.rank
+    dims = m.each(x.dims[: min(a, b)])
     return m.rule([dims + [()] * (a - len(dims))], [dims + [()] * (b - len(dims))])
 
 
@@ -242,8 +242,8 @@ def _along(x: Instruction, m: _Maker, changed: Sequence[bool], inputs: int) -> F
     """Dimensions are kept but for those `changed`, which keep their order and may have another
     size."""
     dims = [
-        m.new(dim_max(size, x.shape.dims[d]), "shift" if changed[d] else "free")
-        for d, size in enumerate(x.operands[0].shape.dims)
+        m.new(dim_max(size, x.dims[d]), "shift" if changed[d] else "free")
+        for d, size in enumerate(x.operands[0].dims)
     ]
     return m.rule([dims] * inputs + [[]] * (len(x.operands) - inputs), [dims])
 
@@ -253,7 +253,7 @@ def _slice(x: Instruction, m: _Maker) -> Factors:
     return _along(
         x,
         m,
-        [r != (0, n, 1) for r, n in zip(x["slice"], x.operands[0].shape.dims, strict=True)],
+        [r != (0, n, 1) for r, n in zip(x["slice"], x.operands[0].dims, strict=True)],
         1,
     )
 
@@ -265,12 +265,12 @@ def _pad(x: Instruction, m: _Maker) -> Factors:
 
 @_rule("reverse")
 def _reverse(x: Instruction, m: _Maker) -> Factors:
-    return _along(x, m, [d in x["dimensions"] for d in range(x.shape.rank)], 1)
+    return _along(x, m, [d in x["dimensions"] for d in range(x.rank)], 1)
 
 
 @_rule("concatenate")
 def _concatenate(x: Instruction, m: _Maker) -> Factors:
-    return _along(x, m, [d in x["dimensions"] for d in range(x.shape.rank)], len(x.operands))
+    return _along(x, m, [d in x["dimensions"] for d in range(x.rank)], len(x.operands))
 
 
 @_rule("dynamic-slice")
@@ -278,7 +278,7 @@ def _dynamic_slice(x: Instruction, m: _Maker) -> Factors:
     """A dimension that is cut may be sharded in the operand: the devices that hold the slice
     contribute to a sum."""
     source, result = [], []
-    for size, n in zip(x.operands[0].shape.dims, x.shape.dims, strict=True):
+    for size, n in zip(x.operands[0].dims, x.dims, strict=True):
         source.append(m.new(size, "free" if size == n else "sum"))
         result.append(source[-1] if size == n else ())
     return m.rule([source] + [[]] * (len(x.operands) - 1), [result])
@@ -286,10 +286,8 @@ def _dynamic_slice(x: Instruction, m: _Maker) -> Factors:
 
 @_rule("dynamic-update-slice")
 def _dynamic_update_slice(x: Instruction, m: _Maker) -> Factors:
-    cut = [size != n for size, n in zip(x.shape.dims, x.operands[1].shape.dims, strict=True)]
-    dims = [
-        m.new(size, "shift" if c else "free") for size, c in zip(x.shape.dims, cut, strict=True)
-    ]
+    cut = [size != n for size, n in zip(x.dims, x.operands[1].dims, strict=True)]
+    dims = [m.new(size, "shift" if c else "free") for size, c in zip(x.dims, cut, strict=True)]
     return m.rule(
         [dims, [() if c else d for d, c in zip(dims, cut, strict=True)]]
         + [[]] * (len(x.operands) - 2),
@@ -302,10 +300,10 @@ def _gather(x: Instruction, m: _Maker) -> Factors:
     """Looked-up dimensions may be sharded when one element of them is taken: the device that holds
     it contributes to a sum."""
     source, indices = x.operands[0].shape, x.operands[1].shape
-    result: list[tuple[int, ...]] = [()] * x.shape.rank
+    result: list[tuple[int, ...]] = [()] * x.rank
     starts: list[tuple[int, ...]] = [()] * indices.rank
     outer = [d for d in range(indices.rank) if d != x["index_vector_dim"]]
-    places = [d for d in range(x.shape.rank) if d not in x["offset_dims"]]
+    places = [d for d in range(x.rank) if d not in x["offset_dims"]]
     for d, at in zip(outer, places, strict=True):
         starts[d] = result[at] = m.new(indices.dims[d])
     paired = dict(
@@ -389,7 +387,7 @@ def reducer(to_apply: Computation) -> str | None:
 
 @_rule("dot")
 def _dot(x: Instruction, m: _Maker) -> Factors:
-    a, b = (o.shape.dims for o in x.operands)
+    a, b = (o.dims for o in x.operands)
     left: list[tuple[int, ...]] = [()] * len(a)
     right: list[tuple[int, ...]] = [()] * len(b)
     result = []
@@ -416,9 +414,9 @@ def _convolution(x: Instruction, m: _Maker) -> Factors:
     features, batches = x["feature_group_count"], x["batch_group_count"]
     left: list[tuple[int, ...]] = [()] * lhs.rank
     right: list[tuple[int, ...]] = [()] * rhs.rank
-    result: list[tuple[int, ...]] = [()] * x.shape.rank
+    result: list[tuple[int, ...]] = [()] * x.rank
     group = m.new(dim_max(features, batches))
-    batch = m.new(x.shape.dims[n.out_batch])
+    batch = m.new(x.dims[n.out_batch])
     contracted = m.new(rhs.dims[n.rhs_input], "sum")
     out = m.new(rhs.dims[n.rhs_output] // max(features, batches))
     left[n.lhs_batch] = (group if batches > 1 else ()) + batch
@@ -427,7 +425,7 @@ def _convolution(x: Instruction, m: _Maker) -> Factors:
     right[n.rhs_output] = result[n.out_feature] = group + out
     result[n.out_batch] = batch
     for w, i, k, o in zip(x["window"], n.lhs_spatial, n.rhs_spatial, n.out_spatial, strict=True):
-        taps, positions = rhs.dims[k], x.shape.dims[o]
+        taps, positions = rhs.dims[k], x.dims[o]
         # gradient of a kernel: the sum goes over the image
         if isinstance(taps, int) and isinstance(positions, int) and taps > positions:
             left[i] = right[k] = m.new(dim_max(lhs.dims[i], taps), "sum")
@@ -444,7 +442,7 @@ def _convolution(x: Instruction, m: _Maker) -> Factors:
 @_rule("ragged-dot")
 def _ragged_dot(x: Instruction, m: _Maker) -> Factors:
     """Columns and batch are free; rows and contraction know where groups begin."""
-    a, b, g = (o.shape.dims for o in x.operands)
+    a, b, g = (o.dims for o in x.operands)
     (ragged,) = x["lhs_ragged_dims"]
     left: list[tuple[int, ...]] = [()] * len(a)
     right: list[tuple[int, ...]] = [()] * len(b)
@@ -475,7 +473,7 @@ def _reduce(x: Instruction, m: _Maker) -> Factors:
     n = len(x.operands) // 2
     dims = [
         m.new(size, "sum" if d in x["dimensions"] else "free")
-        for d, size in enumerate(x.operands[0].shape.dims)
+        for d, size in enumerate(x.operands[0].dims)
     ]
     return m.rule(
         [dims] * n + [[]] * n,
@@ -486,7 +484,7 @@ def _reduce(x: Instruction, m: _Maker) -> Factors:
 @_rule("reduce-window")
 def _reduce_window(x: Instruction, m: _Maker) -> Factors:
     n = len(x.operands) // 2
-    first = x.operands[0].shape.dims
+    first = x.operands[0].dims
     result = arrays(x.shape)[0].dims
     dims = [
         m.new(dim_max(a, b), "free" if w == WindowDim(1) else "shift")
@@ -499,7 +497,7 @@ def _reduce_window(x: Instruction, m: _Maker) -> Factors:
 def _select_and_scatter(x: Instruction, m: _Maker) -> Factors:
     dims = [
         m.new(size, "free" if w == WindowDim(1) else "shift")
-        for w, size in zip(x["window"], x.shape.dims, strict=True)
+        for w, size in zip(x["window"], x.dims, strict=True)
     ]
     return m.rule([dims, dims, []], [dims])
 
@@ -508,16 +506,16 @@ def _select_and_scatter(x: Instruction, m: _Maker) -> Factors:
 def _sort(x: Instruction, m: _Maker) -> Factors:
     dims = [
         m.new(size, "whole" if d in x["dimensions"] else "free")
-        for d, size in enumerate(x.operands[0].shape.dims)
+        for d, size in enumerate(x.operands[0].dims)
     ]
     return m.rule([dims] * len(x.operands), [dims] * len(x.operands))
 
 
 @_rule("topk")
 def _topk(x: Instruction, m: _Maker) -> Factors:
-    outer = m.each(x.operands[0].shape.dims[:-1])
+    outer = m.each(x.operands[0].dims[:-1])
     return m.rule(
-        [[*outer, m.new(x.operands[0].shape.dims[-1], "whole")]],
+        [[*outer, m.new(x.operands[0].dims[-1], "whole")]],
         [[*outer, ()]] * 2,
     )
 
@@ -537,14 +535,14 @@ def _cholesky(x: Instruction, m: _Maker) -> Factors:
 
 def _batched(x: Instruction, m: _Maker, inner: int) -> Factors:
     """Operands and results have equal outer dimensions; the last `inner` are whole."""
-    outer = m.each(x.operands[0].shape.dims[:-inner])
+    outer = m.each(x.operands[0].dims[:-inner])
     return m.rule([[*outer, *[()] * inner] for _ in x.operands], [[*outer, *[()] * inner]])
 
 
 @_rule("triangular-solve")
 def _triangular_solve(x: Instruction, m: _Maker) -> Factors:
-    outer = m.each(x.shape.dims[:-2])
-    rows, columns = x.shape.dims[-2:]
+    outer = m.each(x.dims[:-2])
+    rows, columns = x.dims[-2:]
     b = [*outer, (), m.new(columns)] if x["left_side"] else [*outer, m.new(rows), ()]
     return m.rule([[*outer, (), ()], b], [b])
 
@@ -555,7 +553,7 @@ def _batch_norm(x: Instruction, m: _Maker) -> Factors:
     sums = "free" if x.op == "batch-norm-inference" else "sum"
     dims = [
         m.new(size, "free" if d == x["feature_index"] else sums)
-        for d, size in enumerate(x.operands[0].shape.dims)
+        for d, size in enumerate(x.operands[0].dims)
     ]
     channel = [dims[x["feature_index"]]]
     whole = (0, 4) if x.op == "batch-norm-grad" else (0,)
@@ -575,7 +573,7 @@ def _rng_bit_generator(x: Instruction, m: _Maker) -> Factors:
 @_rule("custom-call")
 def _custom_call(x: Instruction, m: _Maker) -> Factors:
     if x["custom_call_target"] in ANNOTATIONS:
-        dims = m.each(x.shape.dims)
+        dims = m.each(x.dims)
         return m.rule([dims], [dims])
     if x["custom_call_target"].startswith("lapack_"):
         return _matrices(x, m)

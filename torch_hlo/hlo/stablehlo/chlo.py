@@ -26,7 +26,7 @@ _SPECIAL: dict[str, Callable[..., Instruction]] = {
     "chlo.mulhi": special.mulhi,
     "chlo.atan": lambda x: b.atan2(x, b.full_like(x, 1)),
     "chlo.square": lambda x: b.multiply(x, x),
-    "chlo.conj": lambda x: b.complex_(b.real(x), b.negate(b.imag(x))) if x.shape.kind == "c" else x,
+    "chlo.conj": lambda x: b.complex_(b.real(x), b.negate(b.imag(x))) if x.kind == "c" else x,
     "chlo.is_inf": lambda x: b.compare(b.abs_(x), b.full_like(x, math.inf), "EQ"),
     "chlo.is_pos_inf": lambda x: b.compare(x, b.full_like(x, math.inf), "EQ"),
     "chlo.is_neg_inf": lambda x: b.compare(x, b.full_like(x, -math.inf), "EQ"),
@@ -56,18 +56,18 @@ def _top_k(c: Context) -> Made:
 
 def _broadcast_pair(c: Context, x: Instruction, y: Instruction) -> tuple[Instruction, Instruction]:
     """Equal sizes by NumPy's rule; `broadcast_dimensions` places the smaller operand."""
-    small, large = (x, y) if x.shape.rank <= y.shape.rank else (y, x)
-    rank = large.shape.rank
-    places = c.ints("broadcast_dimensions", default=range(rank - small.shape.rank, rank))
+    small, large = (x, y) if x.rank <= y.rank else (y, x)
+    rank = large.rank
+    places = c.ints("broadcast_dimensions", default=range(rank - small.rank, rank))
     aligned: list[Size] = [1] * rank
-    for d, n in zip(places, small.shape.dims, strict=True):
+    for d, n in zip(places, small.dims, strict=True):
         aligned[d] = n
-    dims = [n if m == 1 else m for n, m in zip(aligned, large.shape.dims)]
+    dims = [n if m == 1 else m for n, m in zip(aligned, large.dims)]
     grown = (
         broadcast_in_dim(small, dims, places),
         broadcast_in_dim(large, dims, range(rank)),
     )
-    return grown if small is x and x.shape.rank <= y.shape.rank else grown[::-1]
+    return grown if small is x and x.rank <= y.rank else grown[::-1]
 
 
 def _broadcasting(name: str, c: Context) -> Instruction:

@@ -83,7 +83,7 @@ def _all_to_all(c: Context) -> Made:
     for x in c.x:
         y = instr("all-to-all", (x,), x.shape, dimensions=(split,), **_collective(c))
         if split != concat:
-            dims = list(x.shape.dims)
+            dims = list(x.dims)
             y = b.reshape(
                 y,
                 [*dims[:split], count, dims[split] // count, *dims[split + 1 :]],

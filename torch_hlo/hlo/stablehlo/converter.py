@@ -199,7 +199,7 @@ class Converter:
             if wanted is not None:
                 root = annotated(
                     root,
-                    tuple(w or self.shardings.open(x.shape.rank) for w, x in zip(wanted, results)),
+                    tuple(w or self.shardings.open(x.rank) for w, x in zip(wanted, results)),
                 )
         for position, x in self.effects:
             if lost := lost_effect(root, x):
@@ -387,8 +387,8 @@ class Converter:
     def _unify_operands(self, operands: Sequence[Instruction]) -> None:
         for x in operands:
             for y in operands:
-                if x.shape.rank == y.shape.rank:
-                    for p, q in zip(x.shape.dims, y.shape.dims):
+                if x.rank == y.rank:
+                    for p, q in zip(x.dims, y.dims):
                         if p is not q and p != q:
                             self.unify(p, q)
 

@@ -51,7 +51,7 @@ def _dynamic_reshape(c: Context) -> Made:
         rest: Size = 1
         for d in dims:
             rest = rest * d if d != -1 else rest
-        dims = [c.x[0].shape.size // rest if d == -1 else d for d in dims]
+        dims = [c.x[0].size // rest if d == -1 else d for d in dims]
     return b.reshape(c.x[0], dims)
 
 
@@ -80,7 +80,7 @@ def _real_dynamic_slice(c: Context) -> Made:
         raise c.error("the sizes of its result depend on data")
     return b.dynamic_slice(
         x,
-        [b.reshape(b.slice_(start, (i,), (i + 1,)), ()) for i in range(x.shape.rank)],
+        [b.reshape(b.slice_(start, (i,), (i + 1,)), ()) for i in range(x.rank)],
         sizes,
     )
 
@@ -121,7 +121,7 @@ def _dynamic_reduce_window(c: Context) -> Made:
     )
     reducer = c.attr("called_computations")[0].name
     arrays, inits = c.x[:count], c.x[count : 2 * count]
-    scalars = [Shape(x.shape.dtype) for x in inits]
+    scalars = [Shape(x.dtype) for x in inits]
     return unpacked(
         b.reduce_window(arrays, inits, window, c.converter.function(c, reducer, scalars * 2)),
         count,

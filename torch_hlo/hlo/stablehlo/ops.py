@@ -41,7 +41,7 @@ def _plain(opcode: str, c: Context) -> Instruction:
 def _select(c: Context) -> Made:
     pred, x, y = c.x
     return b.select(
-        pred if pred.shape.dims == x.shape.dims else b.broadcast(pred, x.shape.dims),
+        pred if pred.dims == x.dims else b.broadcast(pred, x.dims),
         x,
         y,
     )
@@ -72,7 +72,7 @@ def _reduce_precision(c: Context) -> Made:
 @rule("convert")
 def _convert(c: Context) -> Made:
     x, dtype = c.x[0], c.types[0].shape.dtype
-    return b.convert(b.real(x) if x.shape.kind == "c" and dtype == "pred" else x, dtype)
+    return b.convert(b.real(x) if x.kind == "c" and dtype == "pred" else x, dtype)
 
 
 @rule("bitcast_convert")
@@ -80,14 +80,14 @@ def _bitcast_convert(c: Context) -> Made:
     """A quantized value is its stored integer."""
     q = c.types[0].quantized
     dtype = q.storage if q is not None else c.types[0].shape.dtype
-    return c.x[0] if c.x[0].shape.dtype == dtype else b.bitcast_convert(c.x[0], dtype)
+    return c.x[0] if c.x[0].dtype == dtype else b.bitcast_convert(c.x[0], dtype)
 
 
 @rule("maximum", "minimum")
 def _extremum(c: Context) -> Made:
     """Complex numbers are ordered by their real parts, then by the imaginary ones."""
     x, y = c.x
-    if x.shape.kind != "c":
+    if x.kind != "c":
         return instr(c.op.name.rpartition(".")[2], (x, y))
     direction = "GT" if c.op.name.endswith("maximum") else "LT"
     first = b.compare(b.real(x), b.real(y), direction)
@@ -147,10 +147,10 @@ def broadcast_in_dim(
     x: Instruction, dims: Sequence[Size], dimensions: Sequence[int]
 ) -> Instruction:
     """Like broadcast, but a dimension of size 1 is stretched."""
-    stretched = [i for i, d in enumerate(dimensions) if x.shape.dims[i] == 1 and dims[d] != 1]
+    stretched = [i for i, d in enumerate(dimensions) if x.dims[i] == 1 and dims[d] != 1]
     if stretched:
-        kept = [i for i in range(x.shape.rank) if i not in stretched]
-        x = b.reshape(x, [x.shape.dims[i] for i in kept])
+        kept = [i for i in range(x.rank) if i not in stretched]
+        x = b.reshape(x, [x.dims[i] for i in kept])
         dimensions = [dimensions[i] for i in kept]
     return b.broadcast(x, dims, dimensions)
 
@@ -160,17 +160,17 @@ def _broadcast(c: Context) -> Made:
     sizes = c.ints("broadcast_sizes", "sizes")
     return b.broadcast(
         c.x[0],
-        (*sizes, *c.x[0].shape.dims),
-        range(len(sizes), len(sizes) + c.x[0].shape.rank),
+        (*sizes, *c.x[0].dims),
+        range(len(sizes), len(sizes) + c.x[0].rank),
     )
 
 
 @rule("reshape")
 def _reshape(c: Context) -> Made:
     dims = c.types[0].shape.dims
-    if dims.count(UNKNOWN) == 1 and isinstance(c.x[0].shape.size, Dim):
+    if dims.count(UNKNOWN) == 1 and isinstance(c.x[0].size, Dim):
         rest = Shape("pred", tuple(d for d in dims if d != UNKNOWN)).size
-        dims = tuple(c.x[0].shape.size // rest if d == UNKNOWN else d for d in dims)
+        dims = tuple(c.x[0].size // rest if d == UNKNOWN else d for d in dims)
         return b.reshape(c.x[0], dims)
     return b.reshape(c.x[0], c.shape().dims)
 
@@ -194,7 +194,7 @@ def _concatenate(c: Context) -> Made:
 def _slice(c: Context) -> Made:
     if (ranges := c.attr("ranges")) is not None:
         return b.slice_(c.x[0], *zip(*ranges, strict=True))
-    if c.x[0].shape.rank == 0:
+    if c.x[0].rank == 0:
         return c.x[0]
     return b.slice_(
         c.x[0],
@@ -288,16 +288,16 @@ def _scatter(c: Context) -> Made:
 def _torch_index_select(c: Context) -> Made:
     x, index = c.x
     axis, batch = c.integer("dim"), c.integer("batch_dims", default=0)
-    sizes = [1 if d == axis or d < batch else n for d, n in enumerate(x.shape.dims)]
-    free = index.shape.rank - batch
-    offset = [d for d in range(axis)][batch:] + [d + free for d in range(axis, x.shape.rank - 1)]
+    sizes = [1 if d == axis or d < batch else n for d, n in enumerate(x.dims)]
+    free = index.rank - batch
+    offset = [d for d in range(axis)][batch:] + [d + free for d in range(axis, x.rank - 1)]
     return b.gather(
         x,
         index,
         offset_dims=offset,
         collapsed_slice_dims=(axis,),
         start_index_map=(axis,),
-        index_vector_dim=index.shape.rank,
+        index_vector_dim=index.rank,
         slice_sizes=sizes,
         operand_batching_dims=range(batch),
         start_indices_batching_dims=range(batch),
@@ -346,7 +346,7 @@ def _typed(c: Context, x: Instruction) -> Instruction:
     dtype = c.types[0].shape.dtype
     return (
         x
-        if x.shape.dtype == dtype
+        if x.dtype == dtype
         else instr(x.op, x.operands, x.shape.with_dtype(dtype), **dict(x.attrs))
     )
 
@@ -359,7 +359,7 @@ def _dot(c: Context) -> Made:
         instr(
             "dot",
             (x, y),
-            lhs_contracting_dims=(x.shape.rank - 1,),
+            lhs_contracting_dims=(x.rank - 1,),
             rhs_contracting_dims=(0,),
             operand_precision=_precision(c),
         ),
@@ -372,7 +372,7 @@ def _einsum(c: Context) -> Made:
     left, _, right = inputs.partition(",")
     x, y = c.x
     for letters, operand in ((left, x), (right, y)):
-        if len(letters) != operand.shape.rank or len(set(letters)) != len(letters):
+        if len(letters) != operand.rank or len(set(letters)) != len(letters):
             raise c.error(f"{inputs}->{output} does not fit {x.shape} and {y.shape}")
     batch = [d for d in left if d in right and d in output]
     contract = [d for d in left if d in right and d not in output]
@@ -403,7 +403,7 @@ def _summed(x: Instruction, letters: str, gone: list[str]) -> Instruction:
     return (
         b.reduce(
             x,
-            b.constant(0, x.shape.dtype),
+            b.constant(0, x.dtype),
             [letters.index(d) for d in gone],
             "add",
         )
@@ -479,7 +479,7 @@ def conv_window(
         if c.attr("padding") is not None or "pad" in pretty
         else (0,) * 2 * rank
     )
-    sizes = [c.x[1].shape.dims[kernel.index(str(i))] for i in range(rank)]
+    sizes = [c.x[1].dims[kernel.index(str(i))] for i in range(rank)]
     columns = zip(
         sizes,
         column("window_strides", "stride", 1),
@@ -515,7 +515,7 @@ def _convolution(c: Context) -> Made:
 @rule("reduce")
 def _reduce(c: Context) -> Made:
     count = len(c.x) // 2
-    scalars = [Shape(x.shape.dtype) for x in c.x[count:]]
+    scalars = [Shape(x.dtype) for x in c.x[count:]]
     if (applied := c.attr("applies")) is not None:
         to_apply = b.computation(
             lambda x, y: instr(str(applied).replace("_", "-"), (x, y)),
@@ -557,7 +557,7 @@ def _reduce_window(c: Context) -> Made:
         instr(
             "reduce-window",
             tuple(c.x),
-            window=_windows(c, c.x[0].shape.rank),
+            window=_windows(c, c.x[0].rank),
             to_apply=c.region(0),
         ),
         count,
@@ -569,7 +569,7 @@ def _select_and_scatter(c: Context) -> Made:
     return instr(
         "select-and-scatter",
         tuple(c.x),
-        window=_windows(c, c.x[0].shape.rank),
+        window=_windows(c, c.x[0].rank),
         select=c.region(0),
         scatter=c.region(1),
     )
@@ -582,7 +582,7 @@ def _map(c: Context) -> Made:
 
 @rule("sort")
 def _sort(c: Context) -> Made:
-    axis = c.integer("dimension", default=-1) % max(c.x[0].shape.rank, 1)
+    axis = c.integer("dimension", default=-1) % max(c.x[0].rank, 1)
     x = instr(
         "sort",
         tuple(c.x),

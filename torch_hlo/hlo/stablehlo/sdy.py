@@ -29,7 +29,7 @@ from torch_hlo.hlo.stablehlo.shardings import (
 def _constraint(c: Context) -> Made:
     text = c.attr("out_sharding", "sharding")
     sharding = c.converter.shardings.shardy(raw_text(text), c.x[0].shape)
-    return constrained(c.x[0], sharding) if c.x[0].shape.rank else c.x[0]
+    return constrained(c.x[0], sharding) if c.x[0].rank else c.x[0]
 
 
 @rule("sdy.propagation_barrier", "sdy.data_flow_edge")

@@ -82,8 +82,8 @@ def _floats(fn: Callable[..., E]) -> Callable[..., Instruction]:
 
     @wraps(fn)
     def of_instructions(*xs: Instruction) -> Instruction:
-        dtype = xs[0].shape.dtype
-        if xs[0].shape.kind != "f":
+        dtype = xs[0].dtype
+        if xs[0].kind != "f":
             raise ShapeError(f"{fn.__name__}: takes floats, not {xs[0].shape}")
         wide = dtype if DTYPES[dtype].bits >= 32 else "f32"
         return b.convert(fn(*(E(b.convert(x, wide)) for x in xs)).x, dtype)
@@ -252,11 +252,11 @@ def bessel_i1e(x: E) -> E:
 
 def mulhi(x: Instruction, y: Instruction) -> Instruction:
     """The upper half of the product of integers."""
-    dtype, bits = x.shape.dtype, DTYPES[x.shape.dtype].bits
-    if x.shape.kind not in "su":
+    dtype, bits = x.dtype, DTYPES[x.dtype].bits
+    if x.kind not in "su":
         raise ShapeError(f"mulhi: takes integers, not {x.shape}")
     if bits < 64:
-        wide = f"{x.shape.kind}{2 * bits}"
+        wide = f"{x.kind}{2 * bits}"
         product = b.multiply(b.convert(x, wide), b.convert(y, wide))
         return b.convert(
             instr("shift-right-logical", (product, b.full_like(product, bits))),
@@ -275,7 +275,7 @@ def mulhi(x: Instruction, y: Instruction) -> Instruction:
         b.multiply(u1, v1),
         b.add(*(instr("shift-right-logical", (w, half)) for w in (first, second))),
     )
-    if x.shape.kind == "s":  # as unsigned numbers, negative ones are 2^64 too large
+    if x.kind == "s":  # as unsigned numbers, negative ones are 2^64 too large
         zero = b.full_like(x, 0)
         for a, other in ((x, v), (y, u)):
             high = b.subtract(

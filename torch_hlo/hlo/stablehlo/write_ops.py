@@ -105,7 +105,7 @@ def _compare(w: Writer, x: Instruction) -> list[str]:
         "u": "UNSIGNED",
         "p": "UNSIGNED",
         "c": "FLOAT",
-    }[x.operands[0].shape.kind]
+    }[x.operands[0].kind]
     attrs = dictionary(
         comparison_direction=f"#stablehlo<comparison_direction {x['direction']}>",
         compare_type=f"#stablehlo<comparison_type {x.get('type') or kind}>",
@@ -136,7 +136,7 @@ def _constant(w: Writer, x: Instruction) -> list[str]:
 
 @writes("reshape", "bitcast")
 def _reshape(w: Writer, x: Instruction) -> list[str]:
-    if x.shape.dtype != x.operands[0].shape.dtype:
+    if x.dtype != x.operands[0].dtype:
         raise WriteError(f"bitcast of {x.operands[0].shape} to {x.shape}: use bitcast-convert")
     return w.op(x, "stablehlo.reshape")
 
@@ -149,7 +149,7 @@ def _same(w: Writer, x: Instruction) -> list[str]:
 @writes("abs", "sign")
 def _of_unsigned(w: Writer, x: Instruction) -> list[str]:
     """StableHLO has neither for unsigned integers: |x| is x, and the sign is min(x, 1)."""
-    if x.shape.kind != "u":
+    if x.kind != "u":
         return w.op(x, "stablehlo." + x.op)
     if x.op == "abs":
         return w[x.operands[0]]
@@ -312,7 +312,7 @@ def _map(w: Writer, x: Instruction) -> list[str]:
     return w.op(
         x,
         "stablehlo.map",
-        f"dimensions = {array(range(x.shape.rank))}",
+        f"dimensions = {array(range(x.rank))}",
         [w.region(x["to_apply"])],
     )
 
@@ -357,8 +357,8 @@ def _rng_bit_generator(w: Writer, x: Instruction) -> list[str]:
 
 @writes("rng")
 def _rng(w: Writer, x: Instruction) -> list[str]:
-    rank = x.shape.rank
-    text = "[" + ", ".join(map(str, x.shape.dims)) + "]" if rank else ""
+    rank = x.rank
+    text = "[" + ", ".join(map(str, x.dims)) + "]" if rank else ""
     sizes = w.emit(
         "stablehlo.constant",
         [],
@@ -412,7 +412,7 @@ def _conditional(w: Writer, x: Instruction) -> list[str]:
     regions = [
         w.calling(c, [], w[o]) for c, o in zip(x["branch_computations"], operands, strict=True)
     ]
-    name = "stablehlo.if" if selector.shape.dtype == "pred" else "stablehlo.case"
+    name = "stablehlo.if" if selector.dtype == "pred" else "stablehlo.case"
     return w.emit(name, w[selector], [selector.shape], leaves(x.shape), "", regions)
 
 

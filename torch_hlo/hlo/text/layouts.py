@@ -24,7 +24,7 @@ def bitcast(
     if source is not None:
         order = tuple(reversed(source))
         x = instr("transpose", (x,), dimensions=order)
-    if x.shape.dtype != want.dtype:
+    if x.dtype != want.dtype:
         x = _retyped(x, want.dtype)
     if target is None:
         return x if x.shape == want and operands[0].shape != want else instr("bitcast", (x,), want)
@@ -39,13 +39,13 @@ def bitcast(
 
 def _retyped(x: Instruction, dtype: str) -> Instruction:
     """The row-major bytes of `x` as elements of `dtype`, in any shape."""
-    old, new = DTYPES[x.shape.dtype].bits, DTYPES[dtype].bits
+    old, new = DTYPES[x.dtype].bits, DTYPES[dtype].bits
     if old < new:
         ratio = new // old
-        x = instr("reshape", (x,), x.shape.with_dims((x.shape.size // ratio, ratio)))
-        return instr("bitcast-convert", (x,), Shape(dtype, x.shape.dims[:1]))
+        x = instr("reshape", (x,), x.shape.with_dims((x.size // ratio, ratio)))
+        return instr("bitcast-convert", (x,), Shape(dtype, x.dims[:1]))
     extra = (old // new,) if old > new else ()
-    return instr("bitcast-convert", (x,), Shape(dtype, (*x.shape.dims, *extra)))
+    return instr("bitcast-convert", (x,), Shape(dtype, (*x.dims, *extra)))
 
 
 def has_layout(s: Shape) -> bool:

@@ -514,7 +514,7 @@ class _Parser:
             return self._async(line, operands, attrs, want)
         if line.op == "bitcast":
             return bitcast(operands, want, line.shape, written)
-        if line.op == "select" and operands and not operands[0].shape.dims and want.dims:
+        if line.op == "select" and operands and not operands[0].dims and want.dims:
             operands = [
                 instr(
                     "broadcast",
@@ -637,15 +637,15 @@ class _Parser:
         if given is None:
             seen: set[str] = set()
             for i, p in enumerate(c.params):
-                for d, n in enumerate(p.shape.dims):
+                for d, n in enumerate(p.dims):
                     if isinstance(n, Dim) and str(n) in symbols(n) and str(n) not in seen:
                         seen.add(str(n))
                         found.append((str(n), i, d))
         for symbol_name, i, d in found:
             if (
                 i >= len(c.params)
-                or d >= c.params[i].shape.rank
-                or str(c.params[i].shape.dims[d]) != symbol_name
+                or d >= c.params[i].rank
+                or str(c.params[i].dims[d]) != symbol_name
             ):
                 raise self.s.error(
                     f"symbol {symbol_name} is not dimension {d} of parameter {i}",
@@ -653,7 +653,7 @@ class _Parser:
                 )
         bound = {n for n, _, _ in found}
         for x in c.instructions():
-            for size in x.shape.dims:
+            for size in x.dims:
                 if isinstance(size, Dim) and (free := symbols(size) - bound):
                     raise self.s.error(
                         f"symbol {min(free)} in {x.shape} is no size of a parameter",

@@ -31,7 +31,7 @@ def loop(condition: Callable, body: Callable, state: Sequence[Instruction]) -> l
     inner = elements(param, len(state))
     after = body(*inner)
     for i, (old, new) in enumerate(zip(state, after, strict=True)):
-        if (old.shape.dtype, old.shape.dims) != (new.shape.dtype, new.shape.dims):
+        if (old.dtype, old.dims) != (new.dtype, new.dims):
             raise LoweringError(
                 f"loop: value {i} is {old.shape} before and {new.shape} after the body; they must"
                 " be alike"
@@ -50,22 +50,22 @@ def loop(condition: Callable, body: Callable, state: Sequence[Instruction]) -> l
 def _at(x: Instruction, i: Instruction) -> Instruction:
     """Element `i` along dimension 0."""
     zero = promote.constant(0, "s64")
-    sizes = (1, *x.shape.dims[1:])
+    sizes = (1, *x.dims[1:])
     one = instr(
         "dynamic-slice",
-        (x, i, *[zero] * (x.shape.rank - 1)),
-        Shape(x.shape.dtype, sizes),
+        (x, i, *[zero] * (x.rank - 1)),
+        Shape(x.dtype, sizes),
         dynamic_slice_sizes=sizes,
     )
-    return reshape(one, x.shape.dims[1:])
+    return reshape(one, x.dims[1:])
 
 
 def _put(x: Instruction, i: Instruction, value: Instruction) -> Instruction:
     zero = promote.constant(0, "s64")
-    update = reshape(value, (1, *value.shape.dims))
+    update = reshape(value, (1, *value.dims))
     return instr(
         "dynamic-update-slice",
-        (x, update, i, *[zero] * (x.shape.rank - 1)),
+        (x, update, i, *[zero] * (x.rank - 1)),
         x.shape,
     )
 
@@ -87,7 +87,7 @@ def scan_loop(
 
     # The shapes of ys: the body applied once, outside, is not part of the program.
     _, y0 = combine(carry, slices(xs, promote.constant(0, "s64")), rest)
-    ys = [promote.full(0, y.shape.dtype, (length, *y.shape.dims)) for y in y0]
+    ys = [promote.full(0, y.dtype, (length, *y.dims)) for y in y0]
     count = promote.scalar(length, "s64")
     state = [promote.constant(0, "s64"), count, *carry, *xs, *rest, *ys]
     first_y = 2 + nc + nx + len(rest)

@@ -75,7 +75,7 @@ def apply(
 
 def compute(x: Instruction) -> Expr:
     """`x` in its compute type."""
-    return Expr(promote.cast(x, promote.compute_type(x.shape.dtype)))
+    return Expr(promote.cast(x, promote.compute_type(x.dtype)))
 
 
 def finish(value: Expr, index: int = 0) -> Instruction:

@@ -29,11 +29,11 @@ class Expr:
 
     @property
     def dtype(self) -> str:
-        return self.x.shape.dtype
+        return self.x.dtype
 
     @property
     def dims(self) -> tuple[Size, ...]:
-        return self.x.shape.dims
+        return self.x.dims
 
     def like(self, value: Expr | promote.Operand) -> Expr:
         """`value` as an Expr of the dtype and dims of this one (an Expr keeps its dtype)."""

@@ -305,7 +305,7 @@ def _lower_node(
         if (
             got is not None
             and want is not None
-            and (got.shape.dtype, got.shape.dims) != (want.dtype, want.dims)
+            and (got.dtype, got.dims) != (want.dtype, want.dims)
         ):
             raise LoweringError(
                 f"{node.target}({_shapes(args)}): the lowering gave {got.shape}, PyTorch"

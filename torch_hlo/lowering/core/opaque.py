@@ -103,7 +103,7 @@ def opaque(
         "args": [encode_argument(a) for a in args],
         "kwargs": {k: encode_argument(v) for k, v in kwargs.items()},
     }
-    spec["dtypes"] = [str(HLO_TO_TORCH[x.shape.dtype]).removeprefix("torch.") for x in operands]
+    spec["dtypes"] = [str(HLO_TO_TORCH[x.dtype]).removeprefix("torch.") for x in operands]
     if library:
         spec["library"] = True
     spec |= more

@@ -85,9 +85,7 @@ def number_type(x: Operand) -> str:
     if isinstance(x, complex):
         return _COMPLEX[TORCH_TO_HLO[torch.get_default_dtype()]]
     if isinstance(x, Weak):
-        return (
-            "s64" if is_integral(x.value.shape.dtype) else TORCH_TO_HLO[torch.get_default_dtype()]
-        )
+        return "s64" if is_integral(x.value.dtype) else TORCH_TO_HLO[torch.get_default_dtype()]
     raise TypeError(f"{x!r} is neither a tensor nor a number")
 
 
@@ -98,7 +96,7 @@ def result_type(*operands: Operand) -> str:
     ranked: list[str | None] = [None, None, None]
     for x in operands:
         if isinstance(x, Instruction):
-            slot, dtype = (0 if x.shape.dims else 1), x.shape.dtype
+            slot, dtype = (0 if x.dims else 1), x.dtype
         else:
             slot, dtype = 2, number_type(x)
         ranked[slot] = dtype if ranked[slot] is None else promote(ranked[slot], dtype)
@@ -135,16 +133,16 @@ def constant(value: Number, dtype: str) -> Instruction:
 def cast(x: Instruction, dtype: str) -> Instruction:
     """`x` converted as `Tensor.to(dtype)` does: to bool by != 0, float to int by truncation,
     complex to real by dropping."""
-    have = x.shape.dtype
+    have = x.dtype
     if have == dtype:
         return x
     if is_complex(have) and not is_complex(dtype):
         if dtype == "pred":
-            return instr("compare", (x, full(0, have, x.shape.dims)), direction="NE")
+            return instr("compare", (x, full(0, have, x.dims)), direction="NE")
         return cast(instr("real", (x,)), dtype)
     if is_complex(dtype) and not is_complex(have):
         part = cast(x, real_type(dtype))
-        return instr("complex", (part, full(0, part.shape.dtype, part.shape.dims)))
+        return instr("complex", (part, full(0, part.dtype, part.dims)))
     if is_floating(have) and kind(dtype) in "su" and DTYPES[dtype].bits < 64 and dtype != "s32":
         # Narrow integers wrap around (and -1.0 becomes 255) as in C++ compiled for the CPU.
         x = _convert(x, "s64" if DTYPES[dtype].bits == 32 else "s32")
@@ -152,13 +150,13 @@ def cast(x: Instruction, dtype: str) -> Instruction:
 
 
 def _convert(x: Instruction, dtype: str) -> Instruction:
-    return x if x.shape.dtype == dtype else instr("convert", (x,), x.shape.with_dtype(dtype))
+    return x if x.dtype == dtype else instr("convert", (x,), x.shape.with_dtype(dtype))
 
 
 def broadcast_to(x: Instruction, dims: Sequence[Size]) -> Instruction:
     """`x` expanded to `dims` by torch's rule (trailing alignment, size 1 repeats)."""
     dims = tuple(dims)
-    have = x.shape.dims
+    have = x.dims
     if have == dims:
         return x
     offset = len(dims) - len(have)
@@ -179,7 +177,7 @@ def broadcast_to(x: Instruction, dims: Sequence[Size]) -> Instruction:
     return instr(
         "broadcast",
         (x,),
-        Shape(x.shape.dtype, dims),
+        Shape(x.dtype, dims),
         dimensions=tuple(i + offset for i in kept),
     )
 
@@ -187,7 +185,7 @@ def broadcast_to(x: Instruction, dims: Sequence[Size]) -> Instruction:
 def reshape(x: Instruction, dims: Sequence[Size]) -> Instruction:
     """`x` with other dims of the same number of elements; itself when they are equal."""
     dims = tuple(dims)
-    return x if x.shape.dims == dims else instr("reshape", (x,), Shape(x.shape.dtype, dims))
+    return x if x.dims == dims else instr("reshape", (x,), Shape(x.dtype, dims))
 
 
 def full(value: Operand, dtype: str, dims: Sequence[Size] = ()) -> Instruction:

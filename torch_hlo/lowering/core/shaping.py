@@ -29,40 +29,38 @@ def axes(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
 
 def slice_dim(x: Instruction, dim: int, start: Size, stop: Size, step: int = 1) -> Instruction:
     """x[start:stop:step] along `dim`; 0 <= start <= stop <= size."""
-    dim = axis(dim, x.shape.rank)
-    if isinstance(start, int) and start == 0 and stop == x.shape.dims[dim] and step == 1:
+    dim = axis(dim, x.rank)
+    if isinstance(start, int) and start == 0 and stop == x.dims[dim] and step == 1:
         return x
-    ranges = tuple(
-        (start, stop, step) if i == dim else (0, d, 1) for i, d in enumerate(x.shape.dims)
-    )
+    ranges = tuple((start, stop, step) if i == dim else (0, d, 1) for i, d in enumerate(x.dims))
     return instr("slice", (x,), slice=ranges)
 
 
 def select_dim(x: Instruction, dim: int, index: Size) -> Instruction:
     """x[index] along `dim`, which disappears; 0 <= index."""
-    dim = axis(dim, x.shape.rank)
+    dim = axis(dim, x.rank)
     return drop_dim(slice_dim(x, dim, index, index + 1), dim)
 
 
 def drop_dim(x: Instruction, dim: int) -> Instruction:
     """Remove a dimension of size 1."""
-    dims = x.shape.dims
+    dims = x.dims
     return reshape(x, dims[:dim] + dims[dim + 1 :])
 
 
 def add_dim(x: Instruction, dim: int) -> Instruction:
     """Insert a dimension of size 1 before `dim`."""
-    dims = x.shape.dims
+    dims = x.dims
     return reshape(x, (*dims[:dim], 1, *dims[dim:]))
 
 
 def permute(x: Instruction, dims: Sequence[int]) -> Instruction:
-    dims = tuple(d % max(x.shape.rank, 1) for d in dims)
+    dims = tuple(d % max(x.rank, 1) for d in dims)
     return x if dims == tuple(range(len(dims))) else instr("transpose", (x,), dimensions=dims)
 
 
 def swap(x: Instruction, a: int, b: int) -> Instruction:
-    order = list(range(x.shape.rank))
+    order = list(range(x.rank))
     if not order:
         return x
     order[a], order[b] = order[b], order[a]
@@ -70,7 +68,7 @@ def swap(x: Instruction, a: int, b: int) -> Instruction:
 
 
 def move_dim(x: Instruction, source: int, target: int) -> Instruction:
-    order = list(range(x.shape.rank))
+    order = list(range(x.rank))
     if not order:
         return x
     order.insert(axis(target, len(order)), order.pop(axis(source, len(order))))
@@ -81,12 +79,12 @@ def concatenate(xs: Sequence[Instruction], dim: int) -> Instruction:
     return (
         xs[0]
         if len(xs) == 1
-        else instr("concatenate", tuple(xs), dimensions=(axis(dim, xs[0].shape.rank),))
+        else instr("concatenate", tuple(xs), dimensions=(axis(dim, xs[0].rank),))
     )
 
 
 def stack(xs: Sequence[Instruction], dim: int) -> Instruction:
-    dim = dim % (xs[0].shape.rank + 1)
+    dim = dim % (xs[0].rank + 1)
     return concatenate([add_dim(x, dim) for x in xs], dim)
 
 
@@ -95,7 +93,7 @@ def pad(x: Instruction, padding: Sequence[tuple[Size, ...]], value: Operand = 0)
     full = tuple((*p, 0) if len(p) == 2 else tuple(p) for p in padding)
     if all(p == (0, 0, 0) for p in full):
         return x
-    return instr("pad", (x, promote.scalar(value, x.shape.dtype)), padding=full)
+    return instr("pad", (x, promote.scalar(value, x.dtype)), padding=full)
 
 
 def pad_dim(
@@ -108,7 +106,7 @@ def pad_dim(
 ) -> Instruction:
     return pad(
         x,
-        [(low, high, interior) if i == dim else (0, 0, 0) for i in range(x.shape.rank)],
+        [(low, high, interior) if i == dim else (0, 0, 0) for i in range(x.rank)],
         value,
     )
 
@@ -147,7 +145,7 @@ def reduce(
     dims = tuple(dims)
     if not dims:
         return x
-    dtype = x.shape.dtype
+    dtype = x.dtype
     if op == "add" and promote.is_complex(dtype):
         return instr(
             "complex",
@@ -169,13 +167,13 @@ def _is_zero(size: Size) -> bool:
 def gather_dim(x: Instruction, indices: Instruction, dim: int) -> Instruction:
     """x indexed along `dim` by an integer array of any rank, whose dims take its place. Indices are
     in range."""
-    dim = axis(dim, x.shape.rank)
-    rank, n = x.shape.rank, indices.shape.rank
-    if _is_zero(x.shape.dims[dim]):  # nothing to pick from: no index either
+    dim = axis(dim, x.rank)
+    rank, n = x.rank, indices.rank
+    if _is_zero(x.dims[dim]):  # nothing to pick from: no index either
         return promote.full(
             0,
-            x.shape.dtype,
-            (*x.shape.dims[:dim], *indices.shape.dims, *x.shape.dims[dim + 1 :]),
+            x.dtype,
+            (*x.dims[:dim], *indices.dims, *x.dims[dim + 1 :]),
         )
     offset = tuple(range(dim)) + tuple(range(dim + n, rank - 1 + n))
     return instr(
@@ -185,7 +183,7 @@ def gather_dim(x: Instruction, indices: Instruction, dim: int) -> Instruction:
         collapsed_slice_dims=(dim,),
         start_index_map=(dim,),
         index_vector_dim=n,
-        slice_sizes=tuple(1 if i == dim else d for i, d in enumerate(x.shape.dims)),
+        slice_sizes=tuple(1 if i == dim else d for i, d in enumerate(x.dims)),
     )
 
 
@@ -199,11 +197,11 @@ def scatter_dim(
 ) -> Instruction:
     """Inverse of gather_dim: fold `updates` into `x` at `indices` along `dim`; `op` None
     overwrites."""
-    dim = axis(dim, x.shape.rank)
-    n = indices.shape.rank
-    if _is_zero(x.shape.dims[dim]):
+    dim = axis(dim, x.rank)
+    n = indices.rank
+    if _is_zero(x.dims[dim]):
         return x
-    window = tuple(range(dim)) + tuple(range(dim + n, updates.shape.rank))
+    window = tuple(range(dim)) + tuple(range(dim + n, updates.rank))
     return instr(
         "scatter",
         (x, indices, updates),
@@ -212,15 +210,15 @@ def scatter_dim(
         scatter_dims_to_operand_dims=(dim,),
         index_vector_dim=n,
         unique_indices=unique or None,
-        to_apply=binary_computation(op or "second", x.shape.dtype),
+        to_apply=binary_computation(op or "second", x.dtype),
     )
 
 
 def wrap_negative(indices: Instruction, size: Size) -> Instruction:
     """Python's negative indices made positive."""
-    if promote.kind(indices.shape.dtype) == "u":
+    if promote.kind(indices.dtype) == "u":
         return indices
-    zero = promote.full(0, indices.shape.dtype, indices.shape.dims)
+    zero = promote.full(0, indices.dtype, indices.dims)
     below = instr("compare", (indices, zero), direction="LT")
     return instr(
         "select",
@@ -230,7 +228,7 @@ def wrap_negative(indices: Instruction, size: Size) -> Instruction:
                 "add",
                 (
                     indices,
-                    promote.full(size, indices.shape.dtype, indices.shape.dims),
+                    promote.full(size, indices.dtype, indices.dims),
                 ),
             ),
             indices,
@@ -246,12 +244,12 @@ def update_slice(x: Instruction, update: Instruction, starts: Sequence[Size]) ->
 
 def _batching(x: Instruction, indices: Instruction, dim: int) -> tuple[int, ...] | None:
     """The dimensions besides `dim`, when `indices` goes through all of `x` along them."""
-    others = tuple(d for d in range(x.shape.rank) if d != dim)
+    others = tuple(d for d in range(x.rank) if d != dim)
     return (
         others
         if others
-        and all(indices.shape.dims[d] == x.shape.dims[d] for d in others)
-        and not _is_zero(x.shape.dims[dim])
+        and all(indices.dims[d] == x.dims[d] for d in others)
+        and not _is_zero(x.dims[dim])
         else None
     )
 
@@ -259,12 +257,12 @@ def _batching(x: Instruction, indices: Instruction, dim: int) -> tuple[int, ...]
 def take_along(x: Instruction, indices: Instruction, dim: int) -> Instruction:
     """x[..., indices[...], ...]: element-wise choice along `dim` (aten.gather); the other sizes of
     `indices` may be smaller."""
-    dim = axis(dim, x.shape.rank)
+    dim = axis(dim, x.rank)
     others = _batching(x, indices, dim)
     if others is None:
         return gather_dim(
-            reshape(x, (x.shape.size,)),
-            linear_index(x.shape.dims, indices, dim),
+            reshape(x, (x.size,)),
+            linear_index(x.dims, indices, dim),
             0,
         )
     return instr(
@@ -275,8 +273,8 @@ def take_along(x: Instruction, indices: Instruction, dim: int) -> Instruction:
         start_index_map=(dim,),
         operand_batching_dims=others,
         start_indices_batching_dims=others,
-        index_vector_dim=x.shape.rank,
-        slice_sizes=(1,) * x.shape.rank,
+        index_vector_dim=x.rank,
+        slice_sizes=(1,) * x.rank,
     )
 
 
@@ -288,17 +286,17 @@ def put_along(
     op: str | None = "add",
 ) -> Instruction:
     """Inverse of take_along: fold `updates` into `x`; `op` None overwrites."""
-    dim = axis(dim, x.shape.rank)
+    dim = axis(dim, x.rank)
     others = _batching(x, indices, dim)
     if others is None:
         flat = scatter_dim(
-            reshape(x, (x.shape.size,)),
-            linear_index(x.shape.dims, indices, dim),
+            reshape(x, (x.size,)),
+            linear_index(x.dims, indices, dim),
             updates,
             0,
             op,
         )
-        return reshape(flat, x.shape.dims)
+        return reshape(flat, x.dims)
     return instr(
         "scatter",
         (x, indices, updates),
@@ -307,8 +305,8 @@ def put_along(
         scatter_dims_to_operand_dims=(dim,),
         input_batching_dims=others,
         scatter_indices_batching_dims=others,
-        index_vector_dim=x.shape.rank,
-        to_apply=binary_computation(op or "second", x.shape.dtype),
+        index_vector_dim=x.rank,
+        to_apply=binary_computation(op or "second", x.dtype),
     )
 
 
@@ -316,11 +314,11 @@ def linear_index(dims: Sequence[Size], indices: Instruction, dim: int) -> Instru
     """Row-major position in an array of `dims` of the elements chosen by `indices` along `dim`."""
     index = None
     for d, stride in enumerate(row_major_strides(tuple(dims))):
-        step = promote.cast(indices, "s64") if d == dim else iota(indices.shape.dims, d)
+        step = promote.cast(indices, "s64") if d == dim else iota(indices.dims, d)
         if not (isinstance(stride, int) and stride == 1):
             step = instr(
                 "multiply",
-                (step, promote.full(stride, "s64", indices.shape.dims)),
+                (step, promote.full(stride, "s64", indices.dims)),
             )
         index = step if index is None else instr("add", (index, step))
     return index if index is not None else promote.cast(indices, "s64")

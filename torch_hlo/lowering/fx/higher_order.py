@@ -172,7 +172,7 @@ def scan(
         results = call_graph(combine, [*carry, *x, *rest])
         return results[: len(carry)], results[len(carry) :]
 
-    carry, ys = scan_loop(step, start, given, fixed, given[0].shape.dims[0])
+    carry, ys = scan_loop(step, start, given, fixed, given[0].dims[0])
     return (*carry, *ys)
 
 
@@ -187,7 +187,7 @@ def map_(
     def step(carry: Values, x: Values, rest: Values) -> tuple[Values, Values]:
         return [], call_graph(body, [*x, *rest])
 
-    return tuple(scan_loop(step, [], given, fixed, given[0].shape.dims[0])[1])
+    return tuple(scan_loop(step, [], given, fixed, given[0].dims[0])[1])
 
 
 # ---- random operators under activation checkpointing: forward saves (seed, offset) where PyTorch

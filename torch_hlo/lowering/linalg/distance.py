@@ -34,22 +34,22 @@ aten = torch.ops.aten
 
 def _differences(a: Instruction, b: Instruction) -> Expr:
     """[..., p, r, m]: row p of a minus row r of b."""
-    rank = a.shape.rank
+    rank = a.rank
     dims = (
         *_common_batch(a, b),
-        a.shape.dims[-2],
-        b.shape.dims[-2],
-        a.shape.dims[-1],
+        a.dims[-2],
+        b.dims[-2],
+        a.dims[-1],
     )
     x, y = (
         Expr(broadcast_to(add_dim(a, rank - 1), dims)),
-        Expr(broadcast_to(add_dim(b, b.shape.rank - 2), dims)),
+        Expr(broadcast_to(add_dim(b, b.rank - 2), dims)),
     )
     return x - y
 
 
 def _common_batch(a: Instruction, b: Instruction) -> tuple:
-    return promote.broadcast_dims(a.shape.dims[:-2], b.shape.dims[:-2])
+    return promote.broadcast_dims(a.dims[:-2], b.dims[:-2])
 
 
 def _by_product(a: Instruction, b: Instruction) -> Expr:
@@ -71,12 +71,12 @@ def _by_product(a: Instruction, b: Instruction) -> Expr:
 
 def _uses_product(a: Instruction, b: Instruction, p: float, mode: int | None) -> bool:
     """PyTorch's rule: mode 1 always, mode 2 never, else for more than 25 rows."""
-    rows = a.shape.dims[-2], b.shape.dims[-2]
+    rows = a.dims[-2], b.dims[-2]
     return (
         p == 2
         and mode != 2
         and (mode == 1 or any(isinstance(n, int) and n > 25 for n in rows))
-        and DTYPES[a.shape.dtype].kind == "f"
+        and DTYPES[a.dtype].kind == "f"
     )
 
 
@@ -172,6 +172,6 @@ def pdist_backward(
         Expr(broadcast_to(add_dim(promote.cast(v, d.dtype), 1), d.dims)) for v in (grad, distances)
     )
     slope = g * _slope(d, size, float(p))
-    zero = promote.full(0, d.dtype, x.shape.dims)
+    zero = promote.full(0, d.dtype, x.dims)
     total = scatter_dim(scatter_dim(zero, i, slope.x, 0), j, (-slope).x, 0)
     return promote.cast(total, expected().dtype)

@@ -23,7 +23,7 @@ def _along(x: Instruction, dims: Sequence[int], kind: str, lengths: Sequence[Siz
     """Transforms along `dims`, of which the last is the one that real transforms halve; IFFT and
     IRFFT divide by the lengths. The innermost dimensions are one instruction, others are moved
     there one by one."""
-    rank = x.shape.rank
+    rank = x.rank
     dims = [axis(d, rank) for d in dims]
     for d, n in zip(dims, lengths, strict=True):
         if not isinstance(n, int):
@@ -60,7 +60,7 @@ def _scaled(x: Instruction, normalization: int, count: int, divided: bool) -> In
 
 @lowers(aten._fft_c2c)
 def fft_c2c(x: Instruction, dim: Sequence[Size], normalization: int, forward: bool) -> Instruction:
-    sizes = [x.shape.dims[d] for d in dim]
+    sizes = [x.dims[d] for d in dim]
     return _scaled(
         _along(x, dim, "FFT" if forward else "IFFT", sizes) if dim else x,
         normalization,
@@ -71,9 +71,9 @@ def fft_c2c(x: Instruction, dim: Sequence[Size], normalization: int, forward: bo
 
 @lowers(aten._fft_r2c)
 def fft_r2c(x: Instruction, dim: Sequence[int], normalization: int, onesided: bool) -> Instruction:
-    sizes = [x.shape.dims[d] for d in dim]
+    sizes = [x.dims[d] for d in dim]
     if not onesided:
-        x = promote.cast(x, promote.complex_type(x.shape.dtype))
+        x = promote.cast(x, promote.complex_type(x.dtype))
     return _scaled(
         _along(x, dim, "RFFT" if onesided else "FFT", sizes),
         normalization,
@@ -89,7 +89,7 @@ def fft_c2r(
     normalization: int,
     last_dim_size: Size,
 ) -> Instruction:
-    sizes = [*(x.shape.dims[d] for d in dim[:-1]), last_dim_size]
+    sizes = [*(x.dims[d] for d in dim[:-1]), last_dim_size]
     return _scaled(
         _along(x, dim, "IRFFT", sizes),
         normalization,

@@ -56,12 +56,12 @@ aten = torch.ops.aten
 def _triangle(x: Instruction, lower: bool, strict: bool = False) -> Instruction:
     """The lower (upper) part of matrices, zero elsewhere."""
     offset = (-1 if lower else 1) if strict else 0
-    mask = on_diagonal(x.shape.dims, offset, "LE" if lower else "GE")
+    mask = on_diagonal(x.dims, offset, "LE" if lower else "GE")
     return where(Expr(mask), Expr(x), 0).x
 
 
 def _is_empty(x: Instruction) -> bool:
-    return any(isinstance(d, int) and d == 0 for d in x.shape.dims)
+    return any(isinstance(d, int) and d == 0 for d in x.dims)
 
 
 def _identity(dims: Sequence[Size], dtype: str) -> Instruction:
@@ -74,7 +74,7 @@ def _adjoint(x: Instruction) -> Instruction:
 
 def _batched(dims: Sequence[Size], *xs: Instruction) -> list[Instruction]:
     """Matrices repeated over the batch dims of `dims`."""
-    return [broadcast_to(x, (*dims[:-2], *x.shape.dims[-2:])) for x in xs]
+    return [broadcast_to(x, (*dims[:-2], *x.dims[-2:])) for x in xs]
 
 
 def _solve_triangular(
@@ -128,7 +128,7 @@ def cholesky_solve(b: Instruction, factor: Instruction, upper: bool = False) -> 
 
 @lowers(aten.cholesky_inverse)
 def cholesky_inverse(factor: Instruction, upper: bool = False) -> Instruction:
-    return cholesky_solve(_identity(factor.shape.dims, factor.shape.dtype), factor, upper)
+    return cholesky_solve(_identity(factor.dims, factor.dtype), factor, upper)
 
 
 @lowers(aten.linalg_solve_triangular)
@@ -215,7 +215,7 @@ def _named(name: str, config: str, a: Instruction, meaning: Callable) -> tuple[E
 
 
 def _lu_loops(a: Instruction) -> tuple[Expr, ...]:
-    *batch, m, n = a.shape.dims
+    *batch, m, n = a.dims
     steps = min(m, n)
     vector = (*batch, m)
     last = len(vector) - 1
@@ -281,7 +281,7 @@ def _diagonal_value(row: Expr, j: Expr, k: Expr, last: int) -> Expr:
 
 def _order_of(pivots: Instruction, m: Size) -> Expr:
     """The permutation that a sequence of row swaps (from 1) makes."""
-    *batch, steps = pivots.shape.dims
+    *batch, steps = pivots.dims
     dims = (*batch, m)
     last = len(batch)
 
@@ -310,7 +310,7 @@ def _permuted(x: Instruction, order: Expr) -> Instruction:
     """Rows of `x` in the given order."""
     if _is_empty(x):
         return x
-    return take_along(x, broadcast_to(add_dim(order.x, len(order.dims)), x.shape.dims), -2)
+    return take_along(x, broadcast_to(add_dim(order.x, len(order.dims)), x.dims), -2)
 
 
 def _inverse_order(order: Expr) -> Expr:
@@ -359,12 +359,10 @@ def _pivots_rows(a: torch.Tensor, *, pivot: bool = True, check_errors: bool = Fa
 
 def _unpacked(packed: Instruction) -> tuple[Instruction, Instruction]:
     """(L with a unit diagonal [..., m, k], U [..., k, n])."""
-    *_, m, n = packed.shape.dims
+    *_, m, n = packed.dims
     k = min(m, n)
     lower = slice_dim(packed, -1, 0, k)
-    unit = Expr(_triangle(lower, True, True)) + Expr(
-        _identity(lower.shape.dims, packed.shape.dtype)
-    )
+    unit = Expr(_triangle(lower, True, True)) + Expr(_identity(lower.dims, packed.dtype))
     return unit.x, _triangle(slice_dim(packed, -2, 0, k), False)
 
 
@@ -379,7 +377,7 @@ def _permutation_matrix(order: Expr, dtype: str) -> Instruction:
 @lowers(aten.linalg_lu)
 def linalg_lu(a: Instruction, *, pivot: bool = True) -> Results:
     packed, _, order = lu_factor(a)
-    return _permutation_matrix(order, a.shape.dtype), *_unpacked(packed.x)
+    return _permutation_matrix(order, a.dtype), *_unpacked(packed.x)
 
 
 @lowers(aten.lu_unpack)
@@ -397,7 +395,7 @@ def lu_unpack(
     )
     if not unpack_pivots:
         return promote.full(0, p.dtype, p.dims), *parts
-    return _permutation_matrix(_order_of(pivots, packed.shape.dims[-2]), p.dtype), *parts
+    return _permutation_matrix(_order_of(pivots, packed.dims[-2]), p.dtype), *parts
 
 
 def _lu_solve(packed: Instruction, order: Expr, b: Instruction, adjoint: bool) -> Instruction:
@@ -426,7 +424,7 @@ def linalg_lu_solve(
 ) -> Instruction:
     dims = expected().dims
     packed, b = _batched(dims, packed, b)
-    order = Expr(broadcast_to(_order_of(pivots, packed.shape.dims[-1]).x, packed.shape.dims[:-1]))
+    order = Expr(broadcast_to(_order_of(pivots, packed.dims[-1]).x, packed.dims[:-1]))
     if left:
         return _lu_solve(packed, order, b, adjoint)
     return _adjoint(_lu_solve(packed, order, _adjoint(b), not adjoint))
@@ -435,9 +433,7 @@ def linalg_lu_solve(
 @lowers(aten.linalg_inv_ex)
 def linalg_inv_ex(a: Instruction, *, check_errors: bool = False) -> tuple[Instruction, Instruction]:
     packed, _, order = lu_factor(a)
-    return _lu_solve(packed.x, order, _identity(a.shape.dims, a.shape.dtype), False), _info(
-        packed, 1
-    )
+    return _lu_solve(packed.x, order, _identity(a.dims, a.dtype), False), _info(packed, 1)
 
 
 # PyTorch factors the transpose of a contiguous real matrix for its determinant, and autograd relies
@@ -448,7 +444,7 @@ def _is_plain(a: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
 
 
 def _factor_transpose(a: Instruction) -> tuple[Expr, ...]:
-    return lu_factor(a if promote.is_complex(a.shape.dtype) else swap(a, -1, -2))
+    return lu_factor(a if promote.is_complex(a.dtype) else swap(a, -1, -2))
 
 
 def _determinant(packed: Expr, pivots: Expr) -> tuple[Expr, Expr]:
@@ -492,12 +488,10 @@ def linalg_solve_ex(
     check_errors: bool = False,
 ) -> tuple[Instruction, Instruction, Instruction, Instruction]:
     packed, pivots, order = lu_factor(a)
-    vector = b.shape.rank == 1 or (
-        b.shape.rank == a.shape.rank - 1 and b.shape.dims == a.shape.dims[:-1]
-    )
+    vector = b.rank == 1 or (b.rank == a.rank - 1 and b.dims == a.dims[:-1])
     if vector:
-        b = add_dim(b, b.shape.rank)
-    batch = broadcast_dims(a.shape.dims[:-2], b.shape.dims[:-2])
+        b = add_dim(b, b.rank)
+    batch = broadcast_dims(a.dims[:-2], b.dims[:-2])
     many, b = _batched((*batch, 1, 1), packed.x, b)
     orders = Expr(broadcast_to(order.x, (*batch, *order.dims[-1:])))
     x = (
@@ -516,9 +510,9 @@ def linalg_solve_ex(
 @lowers(aten.linalg_qr)
 def linalg_qr(a: Instruction, mode: str = "reduced") -> Results:
     """By Householder reflections; LAPACK's routine for complex matrices."""
-    if promote.is_complex(a.shape.dtype):
+    if promote.is_complex(a.dtype):
         return opaque(aten.linalg_qr.default, (a, mode), {}, expected_shapes(), library=True)
-    *_, m, n = a.shape.dims
+    *_, m, n = a.dims
     width = m if mode == "complete" else min(m, n)
     q, r = (
         _qr_loops(a, width)[:2]
@@ -534,7 +528,7 @@ def linalg_qr(a: Instruction, mode: str = "reduced") -> Results:
 
 def _qr_loops(a: Instruction, width: Size) -> tuple[Expr, Expr, Expr]:
     """(Q [..., m, width], R [..., m, n], memory for the kernel)."""
-    *batch, m, n = a.shape.dims
+    *batch, m, n = a.dims
     steps = min(m, n)
     last = len(batch)
 
@@ -555,24 +549,24 @@ def _qr_loops(a: Instruction, width: Size) -> tuple[Expr, Expr, Expr]:
 
     start = (
         Expr(promote.constant(0, "s64")),
-        Expr(_identity((*batch, m, m), a.shape.dtype)),
+        Expr(_identity((*batch, m, m), a.dtype)),
         Expr(a),
     )
     q, r = start[1:] if _is_empty(a) else while_loop(lambda k, *rest: k < steps, body, start)[1:]
     return (
         Expr(slice_dim(q.x, -1, 0, width)),
         r,
-        Expr(promote.full(0, a.shape.dtype, (*batch, qr_memory(m, n)))),
+        Expr(promote.full(0, a.dtype, (*batch, qr_memory(m, n)))),
     )
 
 
 @lowers(aten.linalg_householder_product)
 def householder_product(a: Instruction, tau: Instruction) -> Instruction:
     """The first n columns of the product of reflections 1 - tau v v^H."""
-    *batch, m, n = a.shape.dims
-    steps = tau.shape.dims[-1]
+    *batch, m, n = a.dims
+    steps = tau.dims[-1]
     last = len(batch)
-    q = Expr(_identity((*batch, m, n), a.shape.dtype))
+    q = Expr(_identity((*batch, m, n), a.dtype))
     value = Expr(a)
     for k in reversed(range(steps)):
         rows = Expr(iota((*batch, m), last))
@@ -596,10 +590,10 @@ _TAYLOR_BOUND = {"f32": 3.01, "c64": 3.01, "f64": 1.09, "c128": 1.09}
 def matrix_exp(a: Instruction) -> Instruction:
     """Taylor polynomial of the matrix divided by a power of two, squared as often as it was
     halved."""
-    value = Expr(promote.cast(a, promote.compute_type(a.shape.dtype)))
+    value = Expr(promote.cast(a, promote.compute_type(a.dtype)))
     if _is_empty(value.x):
         return a
-    last = a.shape.rank - 1
+    last = a.rank - 1
     norm = fold(fold(absolute(value), (last - 1,)), (last - 1,), "maximum")
     limit = _TAYLOR_BOUND[value.dtype]
 

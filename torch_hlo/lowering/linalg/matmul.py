@@ -30,9 +30,9 @@ def dot(
     rhs_batch: Sequence[int] = (),
 ) -> Expr:
     """Contraction in the compute type. Result dims: batch, free of `x`, free of `y`."""
-    if x.shape.kind == "c":
+    if x.kind == "c":
         return _complex_dot(x, y, lhs, rhs, lhs_batch, rhs_batch)
-    dtype = promote.compute_type(x.shape.dtype)
+    dtype = promote.compute_type(x.dtype)
     return Expr(build.dot(x, y, lhs, rhs, lhs_batch, rhs_batch, dtype))
 
 
@@ -45,8 +45,8 @@ def _complex_dot(x: Instruction, y: Instruction, *dims: Sequence[int]) -> Expr:
 
 def matrix_product(a: Instruction, b: Instruction) -> Expr:
     """[…, n, k] x […, k, m] with equal leading dims."""
-    batch = tuple(range(a.shape.rank - 2))
-    return dot(a, b, (a.shape.rank - 1,), (b.shape.rank - 2,), batch, batch)
+    batch = tuple(range(a.rank - 2))
+    return dot(a, b, (a.rank - 1,), (b.rank - 2,), batch, batch)
 
 
 def _finish(x: Expr) -> Instruction:
@@ -61,7 +61,7 @@ def _finish(x: Expr) -> Instruction:
     aten._int_mm.default,
 )
 def mm(a: Instruction, b: Instruction, dtype: torch.dtype | None = None) -> Instruction:
-    if expected().dtype != a.shape.dtype:
+    if expected().dtype != a.dtype:
         a, b = (
             promote.cast(a, expected().dtype),
             promote.cast(b, expected().dtype),
@@ -73,10 +73,8 @@ def mm(a: Instruction, b: Instruction, dtype: torch.dtype | None = None) -> Inst
 def weight_int8pack_mm(a: Instruction, w: Instruction, scales: Instruction) -> Instruction:
     """a [m, k] in floats, w [n, k] in s8, scales [n] -> a w^T * scales [m, n] in a's type; what is
     scaled is not rounded."""
-    y = dot(a, promote.cast(w, a.shape.dtype), (1,), (1,))
-    return _finish(
-        y * Expr(build.broadcast(promote.cast(scales, y.x.shape.dtype), y.x.shape.dims, (1,)))
-    )
+    y = dot(a, promote.cast(w, a.dtype), (1,), (1,))
+    return _finish(y * Expr(build.broadcast(promote.cast(scales, y.x.dtype), y.x.dims, (1,))))
 
 
 @lowers(aten._grouped_mm)
@@ -90,17 +88,17 @@ def grouped_mm(
     """Products of consecutive groups that end at `offs` [g]: of rows [m, k] x [g, k, n], of columns
     [g, m, k] x [k, n], or of the contracted dimension [m, k] x [k, n] -> [g, m, n]. Rows and
     columns after the last group are 0. [g, m, k] x [g, k, n] is bmm."""
-    if a.shape.rank == b.shape.rank == 3:
+    if a.rank == b.rank == 3:
         return mm(a, b)
-    groups = offs.shape.dims[0]
+    groups = offs.dims[0]
     before = build.pad(
         slice_dim(offs, 0, 0, groups - 1),
-        promote.full(0, offs.shape.dtype, ()),
+        promote.full(0, offs.dtype, ()),
         [(1, 0, 0)],
     )
     sizes = (Expr(offs) - Expr(before)).x
-    options = dict(dtype=promote.compute_type(a.shape.dtype))
-    if b.shape.rank == 3:
+    options = dict(dtype=promote.compute_type(a.dtype))
+    if b.rank == 3:
         product = build.ragged_dot(
             a,
             b,
@@ -111,7 +109,7 @@ def grouped_mm(
             rhs_group=(0,),
             **options,
         )
-    elif a.shape.rank == 3:  # the transposed product has ragged rows
+    elif a.rank == 3:  # the transposed product has ragged rows
         product = build.ragged_dot(
             b,
             a,
@@ -240,7 +238,7 @@ def addr(
     if dtype == "pred":
         product = Expr(
             build.and_(
-                promote.broadcast_to(reshape(a, (*a.shape.dims, 1)), expected().dims),
+                promote.broadcast_to(reshape(a, (*a.dims, 1)), expected().dims),
                 promote.broadcast_to(b, expected().dims),
             )
         )
@@ -257,7 +255,7 @@ def addr(
 
 @lowers(aten.linear)
 def linear(x: Instruction, weight: Instruction, bias: Instruction | None = None) -> Instruction:
-    product = dot(x, weight, (x.shape.rank - 1,), (weight.shape.rank - 1,))
+    product = dot(x, weight, (x.rank - 1,), (weight.rank - 1,))
     if bias is not None:
         product = product + Expr(promote.operand(bias, product.dtype, product.dims))
     return _finish(product)
@@ -270,17 +268,17 @@ def linear_backward(
     weight: Instruction,
     mask: Sequence[bool],
 ) -> Results:
-    rows = tuple(range(x.shape.rank - 1))
+    rows = tuple(range(x.rank - 1))
     dx = dw = db = None
-    if promote.is_complex(x.shape.dtype):
+    if promote.is_complex(x.dtype):
         x, weight = (conjugate(Expr(v)).x for v in (x, weight))
     if mask[0]:
-        dx = promote.cast(dot(grad, weight, (grad.shape.rank - 1,), (0,)).x, x.shape.dtype)
+        dx = promote.cast(dot(grad, weight, (grad.rank - 1,), (0,)).x, x.dtype)
     if mask[1]:
-        dw = promote.cast(dot(grad, x, rows, rows).x, weight.shape.dtype)
+        dw = promote.cast(dot(grad, x, rows, rows).x, weight.dtype)
     if mask[2]:
-        total = reduce(promote.cast(grad, promote.compute_type(grad.shape.dtype)), rows)
-        db = promote.cast(total, grad.shape.dtype)
+        total = reduce(promote.cast(grad, promote.compute_type(grad.dtype)), rows)
+        db = promote.cast(total, grad.dtype)
     return dx, dw, db
 
 
@@ -301,7 +299,7 @@ def trilinear(
         for d in sorted(places):
             x = add_dim(x, d)
         terms.append(x)
-    dims = broadcast_dims(*(t.shape.dims for t in terms))
+    dims = broadcast_dims(*(t.dims for t in terms))
     dtype = promote.compute_type(expected().dtype)
     x, y, z = (Expr(promote.operand(t, dtype, dims)) for t in terms)
     return _finish(Expr(reduce((x * y * z).x, sorted(sumdim))))

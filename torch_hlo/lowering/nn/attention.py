@@ -51,17 +51,17 @@ def _product(a: Expr | Instruction, b: Expr | Instruction, lhs: int, rhs: int) -
     """Batched product contracting dimension `lhs` of a with `rhs` of b (both counted from the
     end)."""
     a, b = (v.x if isinstance(v, Expr) else v for v in (a, b))
-    rank = a.shape.rank
+    rank = a.rank
     batch = tuple(range(rank - 2))
     return dot(a, b, (rank + lhs,), (rank + rhs,), batch, batch)
 
 
 def _match_heads(x: Instruction, query: Instruction) -> Instruction:
     """Grouped-query attention: repeat each key/value head for its group of query heads."""
-    heads, wanted = x.shape.dims[-3], query.shape.dims[-3]
-    if x.shape.rank < 3 or heads == wanted:
+    heads, wanted = x.dims[-3], query.dims[-3]
+    if x.rank < 3 or heads == wanted:
         return x
-    *batch, _, length, size = x.shape.dims
+    *batch, _, length, size = x.dims
     grouped = reshape(x, (*batch, heads, 1, length, size))
     return reshape(
         broadcast_to(grouped, (*batch, heads, wanted // heads, length, size)),
@@ -71,8 +71,8 @@ def _match_heads(x: Instruction, query: Instruction) -> Instruction:
 
 def _ungroup(grad: Expr, like: Instruction) -> Expr:
     """Gradient of _match_heads."""
-    heads = like.shape.dims[-3]
-    if like.shape.rank < 3 or grad.dims[-3] == heads:
+    heads = like.dims[-3]
+    if like.rank < 3 or grad.dims[-3] == heads:
         return grad
     *batch, wanted, length, size = grad.dims
     grouped = Expr(reshape(grad.x, (*batch, heads, wanted // heads, length, size)))
@@ -83,7 +83,7 @@ def _scale(scale: Scalar | None, query: Instruction, dtype: str) -> Term:
     """The factor of the scores: given (a number of any kind), or 1/sqrt(head size)."""
     if scale is not None:
         return scale if is_number(scale) else Expr(promote.scalar(scale, dtype))
-    size = query.shape.dims[-1]
+    size = query.dims[-1]
     return (
         1 / math.sqrt(size) if isinstance(size, int) else rsqrt(Expr(promote.scalar(size, dtype)))
     )
@@ -99,7 +99,7 @@ def _scores(
     s = _product(query, key, -1, -1)
     s = s * _scale(scale, query, s.dtype)
     if bias is not None:
-        if bias.shape.dtype == "pred":
+        if bias.dtype == "pred":
             s = where(Expr(broadcast_to(bias, s.dims)), s, -math.inf)
         else:
             s = s + Expr(promote.operand(bias, s.dtype, s.dims))
@@ -119,8 +119,8 @@ def _factors(
     columns]], or [] without dropout."""
     if is_number(probability) and probability == 0:
         return []
-    mask = keep_mask((*query.shape.dims[:-1], key.shape.dims[-2]), probability, seed, offset)
-    wide = Expr(promote.full(1.0, promote.compute_type(query.shape.dtype), mask.dims))
+    mask = keep_mask((*query.dims[:-1], key.dims[-2]), probability, seed, offset)
+    wide = Expr(promote.full(1.0, promote.compute_type(query.dtype), mask.dims))
     return [where(mask, wide / (1 - wide.like(probability)), 0).x]
 
 
@@ -135,7 +135,7 @@ def _composite(
 ) -> list[Instruction]:
     """The results of `body(*operands)`, a list. As a call that says what it is when it is `plain`
     attention with a scale known now."""
-    size = operands[1].shape.dims[-1]  # of q and k
+    size = operands[1].dims[-1]  # of q and k
     if scale is None and isinstance(size, int):
         scale = 1 / math.sqrt(size)
     if not plain or not is_number(scale):
@@ -169,12 +169,12 @@ def _is_plain(
 ) -> bool:
     """Whether this is attention as the compiler knows it: the same batch for all but the heads of
     key and value."""
-    q, k, v = (x.shape.dims for x in (query, key, value))
+    q, k, v = (x.dims for x in (query, key, value))
     return (
         len(q) == len(k) == len(v)
         and q[:-3] == k[:-3]
         and k[:-1] == v[:-1]
-        and (bias is None or bias.shape.rank <= len(q))
+        and (bias is None or bias.rank <= len(q))
     )
 
 
@@ -213,7 +213,7 @@ def attention(
         p = weights / keep(total, s.dims, last)
         if factors:
             p = p * Expr(more[-1])
-        out = _product(p.cast(v.shape.dtype), v, -1, -2)
+        out = _product(p.cast(v.dtype), v, -1, -2)
         return [out.x, (top + log(total)).x]
 
     factors = _factors(query, key, dropout_p, seed, offset)
@@ -244,7 +244,7 @@ def _fitted(
     for v, s in zip(values, expected_shapes(), strict=True):
         if v is None or s is None:
             found.append(None)
-        elif v.shape.dims == s.dims and v.shape.dtype == s.dtype:
+        elif v.dims == s.dims and v.dtype == s.dtype:
             found.append(v)
         else:
             found.append(broadcast_to(promote.cast(v, s.dtype), s.dims))
@@ -272,13 +272,13 @@ def attention_backward(
     *,
     scale: float | None = None,
 ) -> Results:
-    wants_bias = bias is not None and grad_mask[3] and bias.shape.dtype != "pred"
+    wants_bias = bias is not None and grad_mask[3] and bias.dtype != "pred"
     factors = _factors(query, key, dropout_p, philox_seed, philox_offset)
     gradients = _Gradients(bias, wants_bias, bool(factors), is_causal, scale)
     more = [*([] if bias is None else [bias]), *factors]
     results = gradients.of(grad, query, key, value, out, logsumexp, *more)
     *results, rest = results if wants_bias else (*results, None)
-    dbias = promote.cast(rest, bias.shape.dtype) if wants_bias else None
+    dbias = promote.cast(rest, bias.dtype) if wants_bias else None
     shapes = expected_shapes()
     flat = [
         promote.cast(r, s.dtype) if s is not None else None
@@ -304,10 +304,10 @@ class _Gradients:
         """[dq, dk, dv, the bias's if it is wanted]."""
         _, query, key, value, *_ = operands
         bias = self.bias
-        same_heads = key.shape.dims[-3] == query.shape.dims[-3]
+        same_heads = key.dims[-3] == query.dims[-3]
         dims: Sequence[Size] = (0, 0)
         if bias is not None and self.wants_bias:
-            dims = (1,) * (query.shape.rank - bias.shape.rank) + bias.shape.dims
+            dims = (1,) * (query.rank - bias.rank) + bias.dims
         return _composite(
             "backward",
             self._plain if same_heads else self._grouped,
@@ -340,8 +340,8 @@ class _Gradients:
         last = (len(s.dims) - 1,)
         p = exp(s - keep(Expr(promote.cast(logsumexp, s.dtype)), s.dims, last))
         used = p * Expr(more[-1]) if self.dropout else p
-        g = Expr(promote.cast(grad, promote.compute_type(grad.shape.dtype)))
-        narrow = v.shape.dtype
+        g = Expr(promote.cast(grad, promote.compute_type(grad.dtype)))
+        narrow = v.dtype
         dv = _product(used.cast(narrow), grad, -2, -2)
         dp = _product(grad, v, -1, -1)
         if self.dropout:
@@ -352,7 +352,7 @@ class _Gradients:
         dk = _product(ds.cast(narrow), query, -2, -2)
         dq, dk = (x * _scale(self.scale, query, x.dtype) for x in (dq, dk))
         found = [dq.x, dk.x, dv.x]
-        return [*found, sum_to(ds.x, bias.shape.dims)] if self.wants_bias else found
+        return [*found, sum_to(ds.x, bias.dims)] if self.wants_bias else found
 
     def _grouped(
         self,

@@ -67,7 +67,7 @@ def _marked(
 
 def _flat(x: Instruction, kept: int) -> Instruction:
     """`x` with one batch dimension, as its products have it: views around a call would stay."""
-    batch, rest = x.shape.dims[:-kept], x.shape.dims[-kept:]
+    batch, rest = x.dims[:-kept], x.dims[-kept:]
     return reshape(x, (product(batch), *rest))
 
 
@@ -86,7 +86,7 @@ def weights(scores: Instruction) -> tuple[Instruction, ...]:
         )
 
     call = _marked("weights", body, _flat(scores, 2))
-    dims = scores.shape.dims
+    dims = scores.dims
     return tuple(
         reshape(instr("get-tuple-element", (call,), index=i), own)
         for i, own in enumerate((dims, dims[:-1], dims[:-1]))
@@ -101,4 +101,4 @@ def weights_again(scores: Instruction, top: Instruction, total: Instruction) -> 
         return (exp(relative * math.log(2)),)
 
     call = _marked("weights again", body, _flat(scores, 2), _flat(top, 1), _flat(total, 1))
-    return reshape(call, scores.shape.dims)
+    return reshape(call, scores.dims)

@@ -36,7 +36,7 @@ SUM, MEAN, MAX = 0, 1, 2
 
 def _bag_of(offsets: Instruction, count: Size) -> Expr:
     """s64[count]: the bag each index belongs to (the last whose offset is not beyond it)."""
-    dims = (count, offsets.shape.dims[0])
+    dims = (count, offsets.dims[0])
     starts = Expr(broadcast_to(promote.cast(offsets, "s64"), dims))
     reached = (starts <= Expr(iota(dims, 0))).cast("s64")
     return fold(reached, (1,)) - 1
@@ -65,7 +65,7 @@ def embedding_bag(
     bags, width = dims
     if include_last_offset:
         offsets = slice_dim(offsets, 0, 0, bags)
-    count = indices.shape.dims[0]
+    count = indices.dims[0]
     bag = _bag_of(offsets, count)
     index = Expr(promote.cast(indices, "s64"))
     used = index.ne(padding_idx) if padding_idx >= 0 else index.eq(index)
@@ -99,7 +99,7 @@ def embedding_bag(
         maximum_index = promote.full(0, "s64", shapes[3].dims)
     values = (out.x, bag.x, sizes.x, maximum_index)
     return tuple(
-        promote.cast(v, s.dtype) if v.shape.dims == s.dims else promote.full(0, s.dtype, s.dims)
+        promote.cast(v, s.dtype) if v.dims == s.dims else promote.full(0, s.dtype, s.dims)
         for v, s in zip(values, shapes, strict=True)
     )
 
@@ -172,9 +172,9 @@ def embedding_bag_any_backward(
     per_sample_weights: Instruction | None,
     padding_idx: int = -1,
 ) -> Instruction:
-    count = indices.shape.dims[0]
-    if bag.shape.dims != (count,):  # PyTorch's CPU kernel leaves it out of plain sums
-        bag = _bag_of(slice_dim(offsets, 0, 0, grad.shape.dims[0]), count).x
+    count = indices.dims[0]
+    if bag.dims != (count,):  # PyTorch's CPU kernel leaves it out of plain sums
+        bag = _bag_of(slice_dim(offsets, 0, 0, grad.dims[0]), count).x
     return embedding_bag_backward(
         grad,
         indices,
@@ -201,8 +201,8 @@ def per_sample_weights_backward(
 ) -> Instruction:
     shape = expected()
     dtype = promote.compute_type(shape.dtype)
-    if bag.shape.dims != indices.shape.dims:
-        bag = _bag_of(slice_dim(offsets, 0, 0, grad.shape.dims[0]), indices.shape.dims[0]).x
+    if bag.dims != indices.dims:
+        bag = _bag_of(slice_dim(offsets, 0, 0, grad.dims[0]), indices.dims[0]).x
     rows = Expr(promote.cast(gather_dim(weight, indices, 0), dtype)) * Expr(
         gather_dim(promote.cast(grad, dtype), bag, 0)
     )

@@ -43,9 +43,9 @@ def _convolve(
 ) -> Expr:
     """Convolution in the compute type. Padding may be negative: pixels at the end that no window
     reaches."""
-    if x.shape.kind == "c":
+    if x.kind == "c":
         raise LoweringError(
-            f"convolution of {x.shape.dtype} is not supported; convolve real and imaginary parts"
+            f"convolution of {x.dtype} is not supported; convolve real and imaginary parts"
         )
     return Expr(
         build.convolution(
@@ -55,7 +55,7 @@ def _convolve(
             labels,
             groups,
             batch_groups,
-            promote.compute_type(x.shape.dtype),
+            promote.compute_type(x.dtype),
         )
     )
 
@@ -71,28 +71,22 @@ def _forward(
 ) -> Expr:
     """`sizes`: spatial dims of the result (fewer positions than fit when a transposed convolution
     had output padding)."""
-    n = x.shape.rank - 2
+    n = x.rank - 2
     window = []
     for i in range(n):
-        k = weight.shape.dims[2 + i]
-        high = (
-            (sizes[i] - 1) * stride[i]
-            + (k - 1) * dilation[i]
-            + 1
-            - x.shape.dims[2 + i]
-            - padding[i]
-        )
+        k = weight.dims[2 + i]
+        high = (sizes[i] - 1) * stride[i] + (k - 1) * dilation[i] + 1 - x.dims[2 + i] - padding[i]
         window.append(WindowDim(k, stride[i], padding[i], high, 1, dilation[i]))
     return _convolve(x, weight, window, _labels("bf", "oi", "bf", n), groups)
 
 
 def _flipped(weight: Instruction, groups: Size) -> Instruction:
     """[in, out / groups, k…] -> [out, in / groups, k…] with the kernel mirrored."""
-    weight = reverse(weight, range(2, weight.shape.rank))
-    a, b, *k = weight.shape.dims
+    weight = reverse(weight, range(2, weight.rank))
+    a, b, *k = weight.dims
     split = permute(
         reshape(weight, (groups, a // groups, b, *k)),
-        (0, 2, 1, *range(3, weight.shape.rank + 1)),
+        (0, 2, 1, *range(3, weight.rank + 1)),
     )
     return reshape(split, (groups * b, a // groups, *k))
 
@@ -107,12 +101,12 @@ def _transposed(
     sizes: Sequence[Size],
 ) -> Expr:
     """The adjoint of _forward with respect to its input, which had spatial `sizes`."""
-    n = x.shape.rank - 2
+    n = x.rank - 2
     window = []
     for i in range(n):
-        k = weight.shape.dims[2 + i]
+        k = weight.dims[2 + i]
         low = dilation[i] * (k - 1) - padding[i]
-        reach: Size = (x.shape.dims[2 + i] - 1) * stride[i] + 1
+        reach: Size = (x.dims[2 + i] - 1) * stride[i] + 1
         high = sizes[i] - reach - low + dilation[i] * (k - 1)
         window.append(WindowDim(k, 1, low, high, stride[i], dilation[i], groups == 1))
     # the kernel stays as it is: mirrored by the window, its output features read as input features
@@ -132,14 +126,14 @@ def _weight_gradient(
 ) -> Expr:
     """[out, in / groups, k…] of a convolution of `x` whose output gradient is `grad`: channels act
     as batch, batch as channels."""
-    n = x.shape.rank - 2
+    n = x.rank - 2
     window = []
     for i in range(n):
-        reach = (grad.shape.dims[2 + i] - 1) * stride[i] + 1
-        high = (kernel[i] - 1) * dilation[i] + reach - x.shape.dims[2 + i] - padding[i]
+        reach = (grad.dims[2 + i] - 1) * stride[i] + 1
+        high = (kernel[i] - 1) * dilation[i] + reach - x.dims[2 + i] - padding[i]
         window.append(
             WindowDim(
-                grad.shape.dims[2 + i],
+                grad.dims[2 + i],
                 dilation[i],
                 padding[i],
                 high,
@@ -172,14 +166,14 @@ def convolution(
     *flags: Any,
 ) -> Instruction:
     shape = expected()
-    n = x.shape.rank - 2
+    n = x.rank - 2
     stride, padding, dilation = (_lengthen(v, n) for v in (stride, padding, dilation))
     if transposed:
         out = _transposed(x, weight, stride, padding, dilation, groups, shape.dims[2:])
     else:
         out = _forward(x, weight, stride, padding, dilation, groups, shape.dims[2:])
     if bias is not None:
-        column = promote.cast(reshape(bias, (*bias.shape.dims, *(1,) * n)), out.dtype)
+        column = promote.cast(reshape(bias, (*bias.dims, *(1,) * n)), out.dtype)
         out = out + Expr(broadcast_to(column, out.dims))
     return promote.cast(out.x, shape.dtype)
 
@@ -197,21 +191,21 @@ def _backward(
     groups: int,
     mask: Sequence[bool],
 ) -> tuple[Instruction, ...]:
-    n = x.shape.rank - 2
+    n = x.rank - 2
     stride, padding, dilation = (_lengthen(v, n) for v in (stride, padding, dilation))
     dx = dw = db = None
     if mask[0]:
         if transposed:
-            dx = _forward(grad, weight, stride, padding, dilation, groups, x.shape.dims[2:])
+            dx = _forward(grad, weight, stride, padding, dilation, groups, x.dims[2:])
         else:
-            dx = _transposed(grad, weight, stride, padding, dilation, groups, x.shape.dims[2:])
+            dx = _transposed(grad, weight, stride, padding, dilation, groups, x.dims[2:])
     if mask[1]:
         # A transposed convolution is the adjoint: input and gradient change places.
         a, b = (grad, x) if transposed else (x, grad)
-        dw = _weight_gradient(a, b, stride, padding, dilation, groups, weight.shape.dims[2:])
+        dw = _weight_gradient(a, b, stride, padding, dilation, groups, weight.dims[2:])
     if mask[2]:
-        wide = promote.cast(grad, promote.compute_type(grad.shape.dtype))
-        db = Expr(reduce(wide, [d for d in range(grad.shape.rank) if d != 1]))
+        wide = promote.cast(grad, promote.compute_type(grad.dtype))
+        db = Expr(reduce(wide, [d for d in range(grad.rank) if d != 1]))
     return tuple(
         None if v is None or s is None else promote.cast(v.x, s.dtype)
         for v, s in zip((dx, dw, db), expected_shapes(), strict=True)

@@ -60,10 +60,10 @@ def _sources(before: Expr, skip: Expr) -> list[Expr]:
 
 
 def _start(labels: Instruction) -> Instruction:
-    _, batch, places = labels.shape.dims
-    zero = promote.full(0, labels.shape.dtype, (batch, 1))
+    _, batch, places = labels.dims
+    zero = promote.full(0, labels.dtype, (batch, 1))
     return concatenate(
-        [zero, promote.full(-math.inf, labels.shape.dtype, (batch, places - 1))],
+        [zero, promote.full(-math.inf, labels.dtype, (batch, places - 1))],
         1,
     )
 
@@ -81,7 +81,7 @@ def ctc(labels: Instruction, skip: Instruction) -> Instruction:
         alpha = log(sum(exp(s - most) for s in sources)) + most + Expr(x[0])
         return [alpha.x], [alpha.x]
 
-    return scan_loop(step, [_start(labels)], [labels], [skip], labels.shape.dims[0])[1][0]
+    return scan_loop(step, [_start(labels)], [labels], [skip], labels.dims[0])[1][0]
 
 
 @lowers(CTC_BACKWARD)
@@ -91,7 +91,7 @@ def ctc_backward(
     skip: Instruction,
     alpha: Instruction,
 ) -> Instruction:
-    length = labels.shape.dims[0]
+    length = labels.dims[0]
     before = concatenate([add_dim(_start(labels), 0), slice_dim(alpha, 0, 0, length - 1)], 0)
 
     def step(
@@ -109,5 +109,5 @@ def ctc_backward(
         back = shares[0] + _moved(shares[1], -1, 0.0) + _moved(shares[2], -2, 0.0)
         return [back.x], [total.x]
 
-    first = promote.full(0, labels.shape.dtype, labels.shape.dims[1:])
+    first = promote.full(0, labels.dtype, labels.dims[1:])
     return scan_loop(step, [first], [grad, labels, alpha, before], [skip], length, True)[1][0]

@@ -136,10 +136,10 @@ class Sampler:
         padding: int,
         align: bool,
     ) -> None:
-        self.n = grid.shape.dims[-1]
-        self.sizes = x.shape.dims[2:]
-        self.batch, self.channels = x.shape.dims[:2]
-        self.out = grid.shape.dims[1:-1]
+        self.n = grid.dims[-1]
+        self.sizes = x.dims[2:]
+        self.batch, self.channels = x.dims[:2]
+        self.out = grid.dims[1:-1]
         points = 1
         for d in self.out:
             points = points * d
@@ -240,7 +240,7 @@ def grid_sampler_backward(
             2,
         )
     )
-    dx = Expr(promote.full(0, g.dtype, rows.shape.dims))
+    dx = Expr(promote.full(0, g.dtype, rows.dims))
     slopes: list[Expr | None] = [None] * sampler.n
     for index, inside, taps in sampler.combinations():
         weight = where(inside, _product([w for _, w, _ in taps]), 0)

@@ -45,7 +45,7 @@ def reduced(x: Expr, reduction: int) -> Instruction:
 def _terms(*operands: Instruction) -> list[Expr]:
     """Operands broadcast together in their compute type."""
     dtype = promote.compute_type(promote.result_type(*operands))
-    dims = broadcast_dims(*(o.shape.dims for o in operands))
+    dims = broadcast_dims(*(o.dims for o in operands))
     return [Expr(promote.operand(o, dtype, dims)) for o in operands]
 
 
@@ -62,7 +62,7 @@ def _finish(x: Expr) -> Instruction:
 
 # Negative log likelihood: classes along dimension 1 (or 0 of a single row).
 def _class_dim(x: Instruction) -> int:
-    return 1 if x.shape.rank > 1 else 0
+    return 1 if x.rank > 1 else 0
 
 
 def _weights(
@@ -98,10 +98,10 @@ def _nll_forward(
         reshape(
             take_along(
                 value.x,
-                add_dim(safe, dim) if safe.shape.rank < x.shape.rank else safe,
+                add_dim(safe, dim) if safe.rank < x.rank else safe,
                 dim,
             ),
-            safe.shape.dims,
+            safe.dims,
         )
     )
     loss = where(w.eq(0), 0, -picked * w) if weight is None else -picked * w
@@ -135,7 +135,7 @@ def _nll_backward(
     def spread(v: Instruction) -> Expr:
         return Expr(
             broadcast_to(
-                add_dim(v, dim) if v.shape.rank < len(shape.dims) else v,
+                add_dim(v, dim) if v.rank < len(shape.dims) else v,
                 shape.dims,
             )
         )
@@ -315,7 +315,7 @@ def _target_column(x: Expr, target: Instruction) -> tuple[Expr, Expr]:
 def _rows(x: Instruction, target: Instruction) -> tuple[Expr, Instruction]:
     value = compute(x)
     if len(value.dims) < 2:
-        value = Expr(reshape(value.x, (1, value.x.shape.size)))
+        value = Expr(reshape(value.x, (1, value.x.size)))
     return value, reshape(target, (value.dims[0],))
 
 
@@ -381,7 +381,7 @@ def multilabel_margin_loss_backward(
     value, g = compute(x), compute(grad)
     shape = value.dims
     if len(shape) < 2:
-        value = Expr(reshape(value.x, (1, value.x.shape.size)))
+        value = Expr(reshape(value.x, (1, value.x.size)))
     n, c = value.dims
     labels = Expr(promote.cast(reshape(target, (n, c)), "s64"))
     hits = Expr(reshape(is_target, (n, c))).ne(0)

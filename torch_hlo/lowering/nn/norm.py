@@ -151,7 +151,7 @@ def _channel(x: Instruction | Expr, like: Expr) -> Expr:
     """A vector over channels repeated over an array of shape [N, C, …]."""
     x = x.x if isinstance(x, Expr) else x
     x = promote.cast(x, like.dtype)
-    return Expr(broadcast_to(reshape(x, (*x.shape.dims, *(1,) * (len(like.dims) - 2))), like.dims))
+    return Expr(broadcast_to(reshape(x, (*x.dims, *(1,) * (len(like.dims) - 2))), like.dims))
 
 
 def _all_but_channel(x: Expr) -> tuple[int, ...]:

@@ -149,20 +149,20 @@ def amp_unscale(
     inv_scale: Instruction,
 ) -> tuple[list[Instruction], Instruction]:
     """([gradients * inv_scale], found_inf, or 1 if any gradient was infinite or nan)."""
-    new, flag = [], _number(found_inf, found_inf.shape.dtype)
+    new, flag = [], _number(found_inf, found_inf.dtype)
     for grad in grads:
         g = compute(grad)
-        bad = fold(~(absolute(g) < math.inf), tuple(range(grad.shape.rank)), "or")
+        bad = fold(~(absolute(g) < math.inf), tuple(range(grad.rank)), "or")
         flag = where(bad, flag.like(1), flag)
         scale = _number(inv_scale, g.dtype)
         # As the kernels of PyTorch: a scale of one leaves infinities and nans as they are.
         new.append(
             promote.cast(
                 where(g.like(scale).eq(1), g, _times(g, scale)).x,
-                grad.shape.dtype,
+                grad.dtype,
             )
         )
-    return new, reshape(flag.x, found_inf.shape.dims)
+    return new, reshape(flag.x, found_inf.dims)
 
 
 @lowers(aten._amp_update_scale)
@@ -178,18 +178,18 @@ def amp_update_scale(
     `growth_interval` steps that did not."""
     old, tracker = (
         _number(scale, "f64"),
-        _number(growth_tracker, growth_tracker.shape.dtype),
+        _number(growth_tracker, growth_tracker.dtype),
     )
     s = Scalars(growth=scale_growth_factor, backoff=scale_backoff_factor)
     bad = _number(found_inf, "f32").ne(0)
     count = tracker + 1
     due = count.eq(tracker.like(Expr(promote.scalar(growth_interval, tracker.dtype))))
-    grown = (old * s.growth).cast(scale.shape.dtype)
+    grown = (old * s.growth).cast(scale.dtype)
     kept = Expr(reshape(scale, ()))
     grown = where(due & (absolute(grown) < math.inf), grown, kept)
-    new = where(bad, (old * s.backoff).cast(scale.shape.dtype), grown)
-    return reshape(new.x, scale.shape.dims), reshape(
-        where(bad | due, tracker.like(0), count).x, growth_tracker.shape.dims
+    new = where(bad, (old * s.backoff).cast(scale.dtype), grown)
+    return reshape(new.x, scale.dims), reshape(
+        where(bad | due, tracker.like(0), count).x, growth_tracker.dims
     )
 
 
@@ -222,7 +222,7 @@ def _ready(grad: Instruction, grad_scale: Instruction | None, maximize: bool) ->
 
 def _unless_inf(found_inf: Instruction | None, new: Expr, old: Instruction) -> Instruction:
     """The new value in the old one's dtype, or the old value when a gradient was infinite."""
-    value = promote.cast(new.x, old.shape.dtype)
+    value = promote.cast(new.x, old.dtype)
     if found_inf is None:
         return value
     skip = Expr(promote.cast(reshape(found_inf, ()), "f32")).eq(1)

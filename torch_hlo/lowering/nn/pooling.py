@@ -137,13 +137,13 @@ def _avg_pool(
     override: int | None,
     n: int | None,
 ) -> Instruction:
-    n = n or (3 if x.shape.rank == 5 else 2)
+    n = n or (3 if x.rank == 5 else 2)
     shape = expected()
     kernel = _sizes(kernel, n)
     stride, padding = _sizes(stride, n, kernel), _sizes(padding, n)
     value = compute(x)
-    sizes, outs = x.shape.dims[-n:], shape.dims[-n:]
-    window = _leading(x.shape.rank, n)
+    sizes, outs = x.dims[-n:], shape.dims[-n:]
+    window = _leading(x.rank, n)
     for s, o, k, st, p in zip(sizes, outs, kernel, stride, padding, strict=True):
         window.append(WindowDim(k, st, p, (o - 1) * st + k - s - p))
     total = Expr(_window_reduce(value.x, window, "add"))
@@ -183,10 +183,8 @@ def _window_reduce(x: Instruction, window: list[WindowDim], op: str) -> Instruct
                 w.window_dilation,
             )
         )
-    init = 0 if op == "add" else lowest(x.shape.dtype)
-    return build.reduce_window(
-        pad(x, cuts), promote.constant(init, x.shape.dtype), tuple(fixed), op
-    )
+    init = 0 if op == "add" else lowest(x.dtype)
+    return build.reduce_window(pad(x, cuts), promote.constant(init, x.dtype), tuple(fixed), op)
 
 
 @lowers(aten.avg_pool2d_backward, aten.avg_pool3d_backward)
@@ -200,12 +198,12 @@ def avg_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Instruction:
-    n = len(kernel) if len(kernel) > 1 else 3 if x.shape.rank == 5 else 2
+    n = len(kernel) if len(kernel) > 1 else 3 if x.rank == 5 else 2
     shape = expected()
     kernel = _sizes(kernel, n)
     stride, padding = _sizes(stride, n, kernel), _sizes(padding, n)
     g = compute(grad)
-    sizes = x.shape.dims[-n:]
+    sizes = x.dims[-n:]
     g = _averaged(
         g,
         _divisor(
@@ -226,7 +224,7 @@ def avg_pool_backward(
         and all(isinstance(v, int) for v in (*sizes, *g.dims[-n:]))
     ):
         return promote.cast(_repeated(g.x, kernel, sizes), shape.dtype)
-    window = _leading(x.shape.rank, n)
+    window = _leading(x.rank, n)
     for s, o, k, st, p in zip(sizes, g.dims[-n:], kernel, stride, padding, strict=True):
         # Each input element gets the gradients of the windows over it: a sum over the spread-out
         # output.
@@ -237,14 +235,14 @@ def avg_pool_backward(
 def _repeated(x: Instruction, times: Sequence[Size], sizes: Sequence[Size]) -> Instruction:
     """Every element of the last dimensions of `x` so many times, with zeros up to `sizes` or cut
     there."""
-    lead, n = x.shape.dims[: -len(times)], len(times)
-    spread = [v for d, t in zip(x.shape.dims[-n:], times, strict=True) for v in (d, t)]
+    lead, n = x.dims[: -len(times)], len(times)
+    spread = [v for d, t in zip(x.dims[-n:], times, strict=True) for v in (d, t)]
     kept = [*range(len(lead)), *range(len(lead), len(lead) + 2 * n, 2)]
     found = reshape(
         build.broadcast(x, (*lead, *spread), kept),
-        (*lead, *(d * t for d, t in zip(x.shape.dims[-n:], times, strict=True))),
+        (*lead, *(d * t for d, t in zip(x.dims[-n:], times, strict=True))),
     )
-    edges = [(0, s - d) for s, d in zip(sizes, found.shape.dims[-n:], strict=True)]
+    edges = [(0, s - d) for s, d in zip(sizes, found.dims[-n:], strict=True)]
     return pad(found, [(0, 0)] * len(lead) + edges)
 
 
@@ -270,20 +268,20 @@ def _max_pool(
     n: int | None = None,
 ) -> tuple[Instruction, ...]:
     shape = expected()
-    n = n or len(kernel) if len(kernel) > 1 else n or (3 if x.shape.rank == 5 else 2)
+    n = n or len(kernel) if len(kernel) > 1 else n or (3 if x.rank == 5 else 2)
     kernel = _sizes(kernel, n)
     stride, padding, dilation = (
         _sizes(stride, n, kernel),
         _sizes(padding, n),
         _sizes(dilation, n),
     )
-    sizes, outs = x.shape.dims[-n:], shape.dims[-n:]
-    lead = x.shape.rank - n
+    sizes, outs = x.dims[-n:], shape.dims[-n:]
+    lead = x.rank - n
     needs = [
         ((o - 1) * st + (k - 1) * d + 1)
         for o, st, k, d in zip(outs, stride, kernel, dilation, strict=True)
     ]
-    low = lowest(x.shape.dtype)
+    low = lowest(x.dtype)
     padded = pad(
         x,
         [(0, 0)] * lead
@@ -292,7 +290,7 @@ def _max_pool(
     )
     steps = row_major_strides(tuple(sizes))
     starts = [_axis_index(shape.dims, lead + i) * stride[i] - padding[i] for i in range(n)]
-    best = Expr(promote.full(low, x.shape.dtype, shape.dims))
+    best = Expr(promote.full(low, x.dtype, shape.dims))
     index = _flat(
         [_first_inside(s, d) for s, d in zip(starts, dilation, strict=True)],
         steps,
@@ -300,7 +298,7 @@ def _max_pool(
     # One comparison per window position: strided slices, which fuse into one loop over the output.
     for offsets in itertools.product(*(range(k) for k in kernel)):
         shift = [o * d for o, d in zip(offsets, dilation, strict=True)]
-        ranges = [(0, d, 1) for d in x.shape.dims[:lead]]
+        ranges = [(0, d, 1) for d in x.dims[:lead]]
         ranges += [
             (sh, sh + (o - 1) * st + 1, st) for sh, o, st in zip(shift, outs, stride, strict=True)
         ]
@@ -316,7 +314,7 @@ def _max_pool(
         )
     # The values alone need neither the padded copy nor the comparisons: they are a window's
     # maximum, and the indices go when nobody reads them.
-    window = [*_leading(x.shape.rank, n)]
+    window = [*_leading(x.rank, n)]
     for s, p, need, k, st, d in zip(sizes, padding, needs, kernel, stride, dilation, strict=True):
         window.append(WindowDim(k, st, p, need - s - p, 1, d))
     return _window_reduce(x, window, "maximum"), index.x
@@ -342,7 +340,7 @@ def _keeps(a: Instruction, b: Instruction) -> Instruction:
     """Whether the maximum so far stays when `b` comes: the first of equal ones does, and the last
     NaN."""
     stays = build.not_(build.compare(b, a, "GT"))
-    return build.and_(stays, build.compare(b, b, "EQ")) if a.shape.kind == "f" else stays
+    return build.and_(stays, build.compare(b, b, "EQ")) if a.kind == "f" else stays
 
 
 def _max_pool_backward(n: int) -> Callable[..., Any]:
@@ -374,7 +372,7 @@ def _max_pool_backward(n: int) -> Callable[..., Any]:
         window = _leading(len(shape.dims), n)
         for s, o, k, st, p, d in zip(
             shape.dims[-n:],
-            grad.shape.dims[-n:],
+            grad.dims[-n:],
             kernel,
             stride,
             padding,
@@ -413,7 +411,7 @@ for _n in (2, 3):
 
 def _unpool_add(grad: Instruction, indices: Instruction, shape: Shape, n: int) -> Instruction:
     lead = shape.dims[: len(shape.dims) - n]
-    inner, outer = (_product(d[len(d) - n :]) for d in (shape.dims, grad.shape.dims))
+    inner, outer = (_product(d[len(d) - n :]) for d in (shape.dims, grad.dims))
     rows = _product(lead)
     dtype = promote.compute_type(shape.dtype)
     flat_index = Expr(reshape(indices, (rows, outer)))
@@ -454,8 +452,8 @@ def adaptive_avg_pool(x: Instruction, output_size: Sequence[Size]) -> Instructio
 
 @lowers(aten._adaptive_avg_pool2d_backward, aten._adaptive_avg_pool3d_backward)
 def adaptive_avg_pool_backward(grad: Instruction, x: Instruction) -> Instruction:
-    n = 3 if x.shape.rank == 5 else 2
-    if x.shape.rank == 4 and grad.shape.dims[1] != x.shape.dims[1]:
+    n = 3 if x.rank == 5 else 2
+    if x.rank == 4 and grad.dims[1] != x.dims[1]:
         n = 3
     return _apply_weights(grad, n, expected().dims, True)
 
@@ -507,38 +505,38 @@ def adaptive_max_pool(
     equal, and take the first maximum."""
     n = len(output_size)
     shape = expected()
-    lead = x.shape.rank - n
+    lead = x.rank - n
     value = x
     for i in range(n):
-        d, size, out = lead + 2 * i, x.shape.dims[lead + i], shape.dims[lead + i]
+        d, size, out = lead + 2 * i, x.dims[lead + i], shape.dims[lead + i]
         if isinstance(size, int) and isinstance(out, int) and out and size % out == 0:
             value = reshape(
                 value,
                 (
-                    *value.shape.dims[:d],
+                    *value.dims[:d],
                     out,
                     size // out,
-                    *value.shape.dims[d + 1 :],
+                    *value.dims[d + 1 :],
                 ),
             )
         else:
             value = gather_dim(value, _adaptive_windows(size, out).x, d)
     places = [
         _spread_index(
-            x.shape.dims[lead + i],
+            x.dims[lead + i],
             shape.dims[lead + i],
-            value.shape.dims,
+            value.dims,
             lead + 2 * i,
         )
         for i in range(n)
     ]
-    flat = _flat(places, row_major_strides(tuple(x.shape.dims[lead:])))
+    flat = _flat(places, row_major_strides(tuple(x.dims[lead:])))
     order = [
         *range(lead),
         *(lead + 2 * i for i in range(n)),
         *(lead + 2 * i + 1 for i in range(n)),
     ]
-    window = _product(value.shape.dims[lead + 2 * i + 1] for i in range(n))
+    window = _product(value.dims[lead + 2 * i + 1] for i in range(n))
     value = reshape(permute(value, order), (*shape.dims, window))
     flat = reshape(permute(flat.x, order), (*shape.dims, window))
     best, where_ = arg_extreme(Expr(value), len(shape.dims), True)
@@ -578,7 +576,7 @@ def max_unpool(
     shape = expected()
     n = len(output_size)
     lead = shape.dims[: len(shape.dims) - n]
-    inner, outer = (_product(d[len(d) - n :]) for d in (shape.dims, x.shape.dims))
+    inner, outer = (_product(d[len(d) - n :]) for d in (shape.dims, x.dims))
     rows = _product(lead)
     position = Expr(reshape(indices, (rows, outer))) + _axis_index((rows, outer), 0) * inner
     zero = promote.full(0, shape.dtype, (rows * inner,))

@@ -237,15 +237,15 @@ _library.impl("recurrent_backward", _meta_backward, "Meta")
 
 def _part(x: Instruction, n: int, count: int) -> Instruction:
     """Part `n` of `count` of the last dimension."""
-    size = x.shape.dims[-1] // count
+    size = x.dims[-1] // count
     return x if count == 1 else slice_dim(x, -1, n * size, (n + 1) * size)
 
 
 def _over_time(x: Instruction) -> Instruction:
     """The sum over time and batch."""
     return promote.cast(
-        reduce(promote.cast(x, promote.compute_type(x.shape.dtype)), (0, 1)),
-        x.shape.dtype,
+        reduce(promote.cast(x, promote.compute_type(x.dtype)), (0, 1)),
+        x.dtype,
     )
 
 
@@ -254,7 +254,7 @@ def _lives(lengths: Instruction | None, x: Instruction) -> list[Instruction]:
     States of those that have ended stay as they are."""
     if lengths is None:
         return []
-    dims = (*x.shape.dims[:2], 1)
+    dims = (*x.dims[:2], 1)
     return [build.compare(iota(dims, 0), build.broadcast(lengths, dims, (1,)), "LT")]
 
 
@@ -291,7 +291,7 @@ def recurrent(
         for direction, (w_in, w_hidden, b_in, b_hidden) in enumerate(layer):
             if b_in is not None and not c.hidden_bias:
                 b_in, b_hidden = (
-                    promote.cast((compute(b_in) + compute(b_hidden)).x, b_in.shape.dtype),
+                    promote.cast((compute(b_in) + compute(b_hidden)).x, b_in.dtype),
                     None,
                 )
             gates = linear(x, w_in, b_in)
@@ -333,8 +333,8 @@ def _recurrence(
 ) -> tuple[Instruction, list, list]:
     """(output, last state, what backward wants) of one direction from the inputs' `gates` [time,
     batch, gates * hidden]."""
-    dtype = gates.shape.dtype
-    batch, hidden_size = gates.shape.dims[1], weight.shape.dims[1]
+    dtype = gates.dtype
+    batch, hidden_size = gates.dims[1], weight.dims[1]
     few = (
         isinstance(batch, int)
         and isinstance(hidden_size, int)
@@ -358,9 +358,7 @@ def _recurrence(
         new, saved = ([promote.cast(v.x, dtype) for v in values] for values in (new, saved))
         return new, [new[0], *(saved if save else ())]
 
-    last, (out, *saved) = scan_loop(
-        step, state, [gates, *lives], rest, gates.shape.dims[0], reverse
-    )
+    last, (out, *saved) = scan_loop(step, state, [gates, *lives], rest, gates.dims[0], reverse)
     return out, last, saved
 
 
@@ -391,11 +389,7 @@ def lstm_layer(
             f" bidirectional={bidirectional}, batch_first={batch_first}, train={train}: only one"
             " layer and direction of an LSTM (mode 2) in inference is taken; call torch.lstm"
         )
-    bias = (
-        promote.cast((compute(b_in) + compute(b_hidden)).x, b_in.shape.dtype)
-        if has_biases
-        else None
-    )
+    bias = promote.cast((compute(b_in) + compute(b_hidden)).x, b_in.dtype) if has_biases else None
     out, last, _ = _recurrence(
         CELLS["lstm"],
         reverse,
@@ -459,7 +453,7 @@ def recurrent_backward(
             if number or mask[0]:
                 through = dot(d_gates, weights[0], (2,), (0,))
                 d_input = through if d_input is None else d_input + through
-        grad = None if d_input is None else promote.cast(d_input.x, x.shape.dtype)
+        grad = None if d_input is None else promote.cast(d_input.x, x.dtype)
         d_params, d_state = d_layer + d_params, d_first + d_state
     found = [grad, *(stack(s, 0) for s in zip(*d_state, strict=True)), *d_params]
     return tuple(g for g, wanted in zip(found, mask, strict=True) if wanted)
@@ -474,7 +468,7 @@ def _parameter_gradients(
     """Of the two weights of one direction, and of its biases. `products`: for each weight the
     gradient of what it gives, and what it is applied to."""
     found = [
-        promote.cast(dot(g, v, (0, 1), (0, 1)).x, w.shape.dtype) if want else None
+        promote.cast(dot(g, v, (0, 1), (0, 1)).x, w.dtype) if want else None
         for (g, v), w, want in zip(products, weights, wanted, strict=False)
     ]
     if has_biases:
@@ -498,9 +492,9 @@ def _recurrence_backward(
 ) -> tuple[Instruction, Instruction, list]:
     """Gradients of (the inputs' gates, the hidden state's gates, the first state) of one
     direction."""
-    dtype, length = output.shape.dtype, output.shape.dims[0]
+    dtype, length = output.dtype, output.dims[0]
     carry = [
-        promote.full(0, dtype, s.shape.dims) if g is None else g
+        promote.full(0, dtype, s.dims) if g is None else g
         for g, s in zip(grad_state, state, strict=True)
     ]
     xs = [output, *saved, *([] if grad is None else [grad]), *lives]
@@ -542,7 +536,7 @@ def _before(
     width: int,
 ) -> Instruction:
     """The hidden state before every time step."""
-    out, length = _part(output, direction, width), output.shape.dims[0]
+    out, length = _part(output, direction, width), output.dims[0]
     ends = (1, length) if direction else (0, length - 1)
     previous = [slice_dim(state, 0, n, n + 1), slice_dim(out, 0, *ends)]
     return concatenate(previous[::-1] if direction else previous, 0)

@@ -266,9 +266,9 @@ def _forward(taps: Callable, has_align: bool) -> Callable[..., Any]:
     def lowering(x: Instruction, output_size: Sequence[Size], *rest: Any) -> Instruction:
         shape = expected()
         align, scales = (rest[0], rest[1:]) if has_align else (False, rest)
-        n = x.shape.rank - 2
+        n = x.rank - 2
         copies = taps in (nearest, nearest_exact)
-        dtype = promote.compute_type(x.shape.dtype) if promote.is_floating(x.shape.dtype) else "f32"
+        dtype = promote.compute_type(x.dtype) if promote.is_floating(x.dtype) else "f32"
         value = Expr(x) if copies else Expr(promote.cast(x, dtype))
         # the innermost first, while arrays are small: it is the dearest
         for d, scale in reversed([*enumerate(_scales(scales, n), 2)]):

@@ -313,5 +313,5 @@ def glu_backward(g: Instruction, x: Instruction, dim: int) -> Instruction:
 
 
 def _halves(x: Instruction, dim: int) -> tuple[Instruction, Instruction]:
-    size = x.shape.dims[dim]
+    size = x.dims[dim]
     return slice_dim(x, dim, 0, size // 2), slice_dim(x, dim, size // 2, size)

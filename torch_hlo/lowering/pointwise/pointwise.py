@@ -254,7 +254,7 @@ def atan(x: Expr) -> Expr:
 
 @lowers(aten.angle)
 def angle(x: Instruction) -> Instruction:
-    if x.shape.kind == "c":
+    if x.kind == "c":
         return atan2(imag(Expr(x)), real(Expr(x))).x
     return apply(lambda v: where(is_nan(v), v, where(v < 0, math.pi, v.like(0))), (x,), {})
 

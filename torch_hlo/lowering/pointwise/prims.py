@@ -80,10 +80,8 @@ def broadcast_in_dim(
     dimensions: Sequence[int],
 ) -> Instruction:
     dims = expected().dims
-    kept = [
-        d for d in range(x.shape.rank) if not (x.shape.dims[d] == 1 and dims[dimensions[d]] != 1)
-    ]
-    x = promote.reshape(x, [x.shape.dims[d] for d in kept])
+    kept = [d for d in range(x.rank) if not (x.dims[d] == 1 and dims[dimensions[d]] != 1)]
+    x = promote.reshape(x, [x.dims[d] for d in kept])
     return instr(
         "broadcast",
         (x,),

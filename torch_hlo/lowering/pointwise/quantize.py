@@ -81,4 +81,4 @@ def fake_quantize_per_channel_affine(
     quant_min: int,
     quant_max: int,
 ) -> tuple[Instruction, Instruction]:
-    return _on_grid(x, scale, zero_point, quant_min, quant_max, axis(dim, x.shape.rank))
+    return _on_grid(x, scale, zero_point, quant_min, quant_max, axis(dim, x.rank))

@@ -378,7 +378,7 @@ def multinomial(
     """The Gumbel trick: the largest of log(weight) + noise is a draw from the weights; several
     without replacement are a top-k."""
     shape = expected()
-    w = Expr(promote.cast(weights, promote.compute_type(weights.shape.dtype)))
+    w = Expr(promote.cast(weights, promote.compute_type(weights.dtype)))
     dim = len(w.dims) - 1
     if replacement and num_samples > 1:
         draws = [
@@ -414,16 +414,16 @@ def rrelu_with_noise(
     offset: Operand | None = None,
 ) -> tuple[Instruction, Instruction]:
     """(result, slopes): random slopes for negative elements when training."""
-    value = Expr(promote.cast(x, promote.compute_type(x.shape.dtype)))
+    value = Expr(promote.cast(x, promote.compute_type(x.dtype)))
     low, high = _number(lower, value), _number(upper, value)
     if not training:
         return (
             promote.cast(
                 where(value < 0, value * ((low + high) * 0.5), value).x,
-                x.shape.dtype,
+                x.dtype,
             ),
             noise,
         )
     slope = uniform(value.dims, "f32", seed, offset).cast(value.dtype) * (high - low) + low
     slope = where(value <= 0, slope, 1)
-    return promote.cast((value * slope).x, x.shape.dtype), promote.cast(slope.x, noise.shape.dtype)
+    return promote.cast((value * slope).x, x.dtype), promote.cast(slope.x, noise.dtype)

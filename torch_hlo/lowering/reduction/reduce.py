@@ -85,7 +85,7 @@ def sum_(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Instruction:
-    dims = axes(dim, x.shape.rank)
+    dims = axes(dim, x.rank)
     if expected().dtype == "pred":
         return result(fold(Expr(promote.cast(x, "pred")), dims, "or"))
     return result(fold(_accumulator(x), dims))
@@ -99,8 +99,8 @@ def nansum(
     dtype: torch.dtype | None = None,
 ) -> Instruction:
     value = compute(x)
-    clean = where(is_nan(value), 0, value) if x.shape.kind in "fc" else value
-    return result(fold(_accumulator(clean.x), axes(dim, x.shape.rank)))
+    clean = where(is_nan(value), 0, value) if x.kind in "fc" else value
+    return result(fold(_accumulator(clean.x), axes(dim, x.rank)))
 
 
 @lowers(aten.mean)
@@ -110,7 +110,7 @@ def mean(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Instruction:
-    value, dims = _accumulator(x), axes(dim, x.shape.rank)
+    value, dims = _accumulator(x), axes(dim, x.rank)
     return result(average(value, dims))
 
 
@@ -126,7 +126,7 @@ def prod(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Instruction:
-    dims = axes(dim, x.shape.rank)
+    dims = axes(dim, x.rank)
     if expected().dtype == "pred":
         return result(fold(Expr(promote.cast(x, "pred")), dims, "and"))
     return result(fold(_accumulator(x), dims, "multiply"))
@@ -138,7 +138,7 @@ def any_(
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
 ) -> Instruction:
-    return result(fold(Expr(promote.cast(x, "pred")), axes(dim, x.shape.rank), "or"))
+    return result(fold(Expr(promote.cast(x, "pred")), axes(dim, x.rank), "or"))
 
 
 @lowers(aten.all)
@@ -147,7 +147,7 @@ def all_(
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
 ) -> Instruction:
-    return result(fold(Expr(promote.cast(x, "pred")), axes(dim, x.shape.rank), "and"))
+    return result(fold(Expr(promote.cast(x, "pred")), axes(dim, x.rank), "and"))
 
 
 @lowers(aten.count_nonzero)
@@ -155,7 +155,7 @@ def count_nonzero(x: Instruction, dim: int | Sequence[int] | None = None) -> Ins
     return result(
         fold(
             Expr(promote.cast(promote.cast(x, "pred"), "s64")),
-            axes(dim, x.shape.rank),
+            axes(dim, x.rank),
         )
     )
 
@@ -169,12 +169,12 @@ def extreme(x: Expr, dims: Sequence[int], largest: bool) -> Expr:
 
 @lowers(aten.amax)
 def amax(x: Instruction, dim: Sequence[int] = (), keepdim: bool = False) -> Instruction:
-    return result(extreme(Expr(x), axes(dim, x.shape.rank), True))
+    return result(extreme(Expr(x), axes(dim, x.rank), True))
 
 
 @lowers(aten.amin)
 def amin(x: Instruction, dim: Sequence[int] = (), keepdim: bool = False) -> Instruction:
-    return result(extreme(Expr(x), axes(dim, x.shape.rank), False))
+    return result(extreme(Expr(x), axes(dim, x.rank), False))
 
 
 @lowers(aten.aminmax)
@@ -184,7 +184,7 @@ def aminmax(
     dim: int | None = None,
     keepdim: bool = False,
 ) -> tuple[Instruction, Instruction]:
-    dims = axes(dim, x.shape.rank)
+    dims = axes(dim, x.rank)
     return result(extreme(Expr(x), dims, False)), result(extreme(Expr(x), dims, True), 1)
 
 
@@ -225,9 +225,9 @@ def arg_extreme(x: Expr, dim: int, largest: bool) -> tuple[Expr, Expr]:
 
 
 def _extreme_with_index(x: Instruction, dim: int, largest: bool) -> tuple[Instruction, Instruction]:
-    if not x.shape.rank:
+    if not x.rank:
         return x, promote.full(0, "s64", ())
-    value, index = arg_extreme(Expr(x), axis(dim, x.shape.rank), largest)
+    value, index = arg_extreme(Expr(x), axis(dim, x.rank), largest)
     return result(value), result(index, 1)
 
 
@@ -242,11 +242,11 @@ def min_dim(x: Instruction, dim: int, keepdim: bool = False) -> Results:
 
 
 def _arg(x: Instruction, dim: int | None, largest: bool) -> Instruction:
-    if not x.shape.rank:
+    if not x.rank:
         return promote.full(0, "s64", expected().dims)
     if dim is None:
-        x, dim = reshape(x, (x.shape.size,)), 0
-    return result(arg_extreme(Expr(x), axis(dim, x.shape.rank), largest)[1])
+        x, dim = reshape(x, (x.size,)), 0
+    return result(arg_extreme(Expr(x), axis(dim, x.rank), largest)[1])
 
 
 @lowers(aten.argmax)
@@ -288,7 +288,7 @@ def _statistics(
     correction = options.get("correction")
     if correction is None:
         correction = 1 if options.get("unbiased", True) else 0
-    return variance(compute(x), axes(options.get("dim"), x.shape.rank), correction)
+    return variance(compute(x), axes(options.get("dim"), x.rank), correction)
 
 
 @lowers(aten.var)
@@ -341,7 +341,7 @@ def vector_norm(
     dtype: torch.dtype | None = None,
 ) -> Instruction:
     value = _norm_operand(x)
-    return result(norm(value, _order(ord), axes(dim, x.shape.rank)))
+    return result(norm(value, _order(ord), axes(dim, x.rank)))
 
 
 @lowers(
@@ -359,14 +359,14 @@ def norm_(x: Instruction, p: Scalar | None = 2, *args: Any, **kwargs: Any) -> In
         norm(
             _norm_operand(x),
             _order(2 if p is None else p),
-            axes(dim, x.shape.rank),
+            axes(dim, x.rank),
         )
     )
 
 
 def _norm_operand(x: Instruction) -> Expr:
     target = expected().dtype
-    if x.shape.kind == "c":
+    if x.kind == "c":
         target = promote.complex_type(target)
     return Expr(promote.cast(x, promote.compute_type(target)))
 
@@ -382,14 +382,14 @@ def _order(p: Scalar) -> float:
 @lowers(aten.dist)
 def dist(x: Instruction, y: Instruction, p: Scalar = 2) -> Instruction:
     dtype = promote.compute_type(promote.result_type(x, y))
-    dims = broadcast_dims(x.shape.dims, y.shape.dims)
+    dims = broadcast_dims(x.dims, y.dims)
     difference = Expr(promote.operand(x, dtype, dims)) - Expr(promote.operand(y, dtype, dims))
     return result(norm(difference, _order(p), tuple(range(len(dims)))))
 
 
 @lowers(aten.logsumexp, aten.special_logsumexp)
 def logsumexp(x: Instruction, dim: Sequence[int], keepdim: bool = False) -> Instruction:
-    value, dims = _accumulator(x), axes(dim, x.shape.rank)
+    value, dims = _accumulator(x), axes(dim, x.rank)
     part = real(value) if is_complex(value) else value
     top = fold(part, dims, "maximum") if dims else part
     # subtracted meanwhile: exponentials of large numbers are infinite
@@ -403,9 +403,9 @@ def trace(x: Instruction) -> Instruction:
     masked = instr(
         "select",
         (
-            on_diagonal(x.shape.dims),
+            on_diagonal(x.dims),
             x,
-            promote.full(0, x.shape.dtype, x.shape.dims),
+            promote.full(0, x.dtype, x.dims),
         ),
     )
     return result(fold(_accumulator(masked), (0, 1)))

@@ -84,7 +84,7 @@ def copy(x: Instruction, source: Instruction, *args: Any, **kwargs: Any) -> Inst
 
 @lowers(aten.type_as)
 def type_as(x: Instruction, other: Instruction) -> Instruction:
-    return promote.cast(x, other.shape.dtype)
+    return promote.cast(x, other.dtype)
 
 
 @lowers(aten.arange)
@@ -210,16 +210,16 @@ def eye(*args: Any, **kwargs: Any) -> Instruction:
 
 @lowers(aten.tril)
 def tril(x: Instruction, diagonal: Size = 0) -> Instruction:
-    return _masked(x, on_diagonal(x.shape.dims, diagonal, "LE"))
+    return _masked(x, on_diagonal(x.dims, diagonal, "LE"))
 
 
 @lowers(aten.triu)
 def triu(x: Instruction, diagonal: Size = 0) -> Instruction:
-    return _masked(x, on_diagonal(x.shape.dims, diagonal, "GE"))
+    return _masked(x, on_diagonal(x.dims, diagonal, "GE"))
 
 
 def _masked(x: Instruction, mask: Instruction) -> Instruction:
-    return instr("select", (mask, x, promote.full(0, x.shape.dtype, x.shape.dims)))
+    return instr("select", (mask, x, promote.full(0, x.dtype, x.dims)))
 
 
 @lowers(aten.tril_indices)
@@ -239,11 +239,11 @@ def _literal(values: torch.Tensor) -> Instruction:
 
 @lowers(aten.isreal)
 def isreal(x: Instruction) -> Instruction:
-    if x.shape.kind != "c":
-        return promote.full(True, "pred", x.shape.dims)
+    if x.kind != "c":
+        return promote.full(True, "pred", x.dims)
     imaginary = instr("imag", (x,))
     return instr(
         "compare",
-        (imaginary, promote.full(0, imaginary.shape.dtype, x.shape.dims)),
+        (imaginary, promote.full(0, imaginary.dtype, x.dims)),
         direction="EQ",
     )

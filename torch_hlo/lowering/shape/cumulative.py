@@ -61,9 +61,9 @@ def cumprod(x: Instruction, dim: int, *, dtype: torch.dtype | None = None) -> In
 
 
 def _cumulative_extreme(x: Instruction, dim: int, op: str) -> tuple[Instruction, Instruction]:
-    if not x.shape.rank:
+    if not x.rank:
         return x, promote.full(0, "s64", ())
-    dim = axis(dim, x.shape.rank)
+    dim = axis(dim, x.rank)
     value = Expr(x)
     if value.dtype == "pred":
         best, index = _cumulative_extreme(promote.cast(x, "s32"), dim, op)
@@ -87,7 +87,7 @@ def cummin(x: Instruction, dim: int) -> tuple[Instruction, Instruction]:
 
 @lowers(aten.logcumsumexp)
 def logcumsumexp(x: Instruction, dim: int) -> Instruction | Results:
-    if promote.is_complex(x.shape.dtype):
+    if promote.is_complex(x.dtype):
         return opaque(
             aten.logcumsumexp.default,
             (x, dim),

@@ -73,7 +73,7 @@ def embedding_dense_backward(
         padding = Expr(_trailing(indices, g.dims)).eq(padding_idx)
         g = where(padding, 0, g)
     if scale_grad_by_freq:
-        ones = promote.full(1, dtype, indices.shape.dims)
+        ones = promote.full(1, dtype, indices.dims)
         counts = scatter_dim(promote.full(0, dtype, shape.dims[:1]), indices, ones, 0)
         g = g / Expr(_trailing(gather_dim(counts, indices, 0), g.dims))
     total = scatter_dim(promote.full(0, dtype, shape.dims), indices, g.x, 0)
@@ -82,15 +82,15 @@ def embedding_dense_backward(
 
 def _trailing(x: Instruction, dims: Sequence[Size]) -> Instruction:
     """`x` aligned with the first of `dims` and repeated over the rest."""
-    return broadcast_to(reshape(x, (*x.shape.dims, *(1,) * (len(dims) - x.shape.rank))), dims)
+    return broadcast_to(reshape(x, (*x.dims, *(1,) * (len(dims) - x.rank))), dims)
 
 
 # One index per position of a dimension
 @lowers(aten.index_select)
 def index_select(x: Instruction, dim: int, index: Instruction) -> Instruction:
-    if not x.shape.rank:
+    if not x.rank:
         return reshape(
-            gather_dim(reshape(x, (1,)), reshape(index, (index.shape.size,)), 0),
+            gather_dim(reshape(x, (1,)), reshape(index, (index.size,)), 0),
             expected().dims,
         )
     return reshape(gather_dim(x, index, dim), expected().dims)
@@ -98,8 +98,8 @@ def index_select(x: Instruction, dim: int, index: Instruction) -> Instruction:
 
 @lowers(aten.take)
 def take(x: Instruction, index: Instruction) -> Instruction:
-    flat = reshape(x, (x.shape.size,))
-    return gather_dim(flat, wrap_negative(index, x.shape.size), 0)
+    flat = reshape(x, (x.size,))
+    return gather_dim(flat, wrap_negative(index, x.size), 0)
 
 
 @lowers(aten.put)
@@ -109,26 +109,26 @@ def put(
     source: Instruction,
     accumulate: bool = False,
 ) -> Instruction:
-    flat = reshape(x, (x.shape.size,))
-    source = reshape(source, index.shape.dims)
+    flat = reshape(x, (x.size,))
+    source = reshape(source, index.dims)
     return reshape(
         scatter_dim(
             flat,
-            wrap_negative(index, x.shape.size),
+            wrap_negative(index, x.size),
             source,
             0,
             "add" if accumulate else None,
         ),
-        x.shape.dims,
+        x.dims,
     )
 
 
 def _vector(index: Instruction) -> Instruction:
-    return reshape(index, (1,)) if not index.shape.rank else index
+    return reshape(index, (1,)) if not index.rank else index
 
 
 def _at_least_1d(x: Instruction) -> Instruction:
-    return reshape(x, (1,)) if not x.shape.rank else x
+    return reshape(x, (1,)) if not x.rank else x
 
 
 @lowers(aten.index_add)
@@ -140,7 +140,7 @@ def index_add(
     *,
     alpha: Scalar = 1,
 ) -> Instruction:
-    dtype = promote.compute_type(x.shape.dtype)
+    dtype = promote.compute_type(x.dtype)
     updates = Expr(promote.cast(_at_least_1d(source), dtype))
     if not (is_number(alpha) and alpha == 1):
         updates = updates * (
@@ -149,26 +149,26 @@ def index_add(
     base = _at_least_1d(promote.cast(x, dtype))
     op = "or" if dtype == "pred" else "add"
     result = scatter_dim(base, _vector(index), updates.x, dim, op)
-    return reshape(promote.cast(result, x.shape.dtype), x.shape.dims)
+    return reshape(promote.cast(result, x.dtype), x.dims)
 
 
 @lowers(aten.index_copy)
 def index_copy(x: Instruction, dim: int, index: Instruction, source: Instruction) -> Instruction:
     return reshape(
         scatter_dim(_at_least_1d(x), _vector(index), _at_least_1d(source), dim, None),
-        x.shape.dims,
+        x.dims,
     )
 
 
 @lowers(aten.index_fill)
 def index_fill(x: Instruction, dim: int, index: Instruction, value: Operand) -> Instruction:
     base = _at_least_1d(x)
-    d = axis(dim, base.shape.rank)
-    index = wrap_negative(_vector(index), base.shape.dims[d])
-    dims = (*base.shape.dims[:d], *index.shape.dims, *base.shape.dims[d + 1 :])
+    d = axis(dim, base.rank)
+    index = wrap_negative(_vector(index), base.dims[d])
+    dims = (*base.dims[:d], *index.dims, *base.dims[d + 1 :])
     return reshape(
-        scatter_dim(base, index, promote.operand(value, x.shape.dtype, dims), d, None),
-        x.shape.dims,
+        scatter_dim(base, index, promote.operand(value, x.dtype, dims), d, None),
+        x.dims,
     )
 
 
@@ -195,13 +195,13 @@ def _fold_into(
     Without `include_self` the touched elements start from the neutral element.
     """
     op = _REDUCERS[reduce]
-    dtype = base.shape.dtype
+    dtype = base.dtype
     if dtype == "pred":
         op = {"add": "or", "multiply": "and", "maximum": "or", "minimum": "and"}[op]
     counts = None
     start = base
     if not include_self or reduce == "mean":
-        counts = Expr(write(promote.full(0, "s64", base.shape.dims), "add", True))
+        counts = Expr(write(promote.full(0, "s64", base.dims), "add", True))
         if not include_self:
             start = where(counts > 0, Expr(base).like(start_value(op, dtype)), Expr(base)).x
     result = Expr(write(start, op, False))
@@ -222,7 +222,7 @@ def index_reduce(
     *,
     include_self: bool = True,
 ) -> Instruction:
-    dtype = promote.compute_type(x.shape.dtype)
+    dtype = promote.compute_type(x.dtype)
     base, updates = (
         _at_least_1d(promote.cast(x, dtype)),
         _at_least_1d(promote.cast(source, dtype)),
@@ -233,14 +233,14 @@ def index_reduce(
         return scatter_dim(
             target,
             index,
-            promote.full(1, "s64", updates.shape.dims) if ones else updates,
+            promote.full(1, "s64", updates.dims) if ones else updates,
             dim,
             op,
         )
 
     return reshape(
-        promote.cast(_fold_into(base, reduce, include_self, write), x.shape.dtype),
-        x.shape.dims,
+        promote.cast(_fold_into(base, reduce, include_self, write), x.dtype),
+        x.dims,
     )
 
 
@@ -253,9 +253,9 @@ def gather(
     *,
     sparse_grad: bool = False,
 ) -> Instruction:
-    if not x.shape.rank:
+    if not x.rank:
         return broadcast_to(x, expected().dims)
-    if not index.shape.rank:
+    if not index.rank:
         index = reshape(index, (1,))
     return reshape(take_along(x, index, dim), expected().dims)
 
@@ -303,22 +303,22 @@ def _scatter(
     reduce: str | None,
     include_self: bool = True,
 ) -> Instruction:
-    dtype = x.shape.dtype if reduce is None else promote.compute_type(x.shape.dtype)
+    dtype = x.dtype if reduce is None else promote.compute_type(x.dtype)
     base, index = _at_least_1d(promote.cast(x, dtype)), _at_least_1d(index)
-    if isinstance(source, Instruction) and source.shape.rank:
+    if isinstance(source, Instruction) and source.rank:
         updates = promote.cast(source, dtype)
         # elements of the source beyond the index play no part
-        for d, size in enumerate(index.shape.dims):
+        for d, size in enumerate(index.dims):
             updates = slice_dim(updates, d, 0, size)
     else:
-        updates = promote.operand(source, dtype, index.shape.dims)
-    updates = reshape(updates, index.shape.dims)
+        updates = promote.operand(source, dtype, index.dims)
+    updates = reshape(updates, index.dims)
 
     def write(target: Instruction, op: str | None, ones: bool) -> Instruction:
         return put_along(
             target,
             index,
-            promote.full(1, "s64", index.shape.dims) if ones else updates,
+            promote.full(1, "s64", index.dims) if ones else updates,
             dim,
             op,
         )
@@ -328,7 +328,7 @@ def _scatter(
         if reduce is None
         else _fold_into(base, reduce, include_self, write)
     )
-    return reshape(promote.cast(result, x.shape.dtype), x.shape.dims)
+    return reshape(promote.cast(result, x.dtype), x.dims)
 
 
 # Advanced indexing
@@ -340,12 +340,12 @@ class Plan:
         self.dims = tuple(dims)
         self.places = [d for d, i in enumerate(indices) if i is not None]
         arrays = [i for i in indices if i is not None]
-        if any(a.shape.dtype in ("pred",) for a in arrays):
+        if any(a.dtype in ("pred",) for a in arrays):
             raise LoweringError(
                 "indexing by a mask has a data-dependent size; it cannot be part of a program"
             )
         self.rest = [d for d in range(len(dims)) if d not in self.places]
-        common = broadcast_dims(*(a.shape.dims for a in arrays))
+        common = broadcast_dims(*(a.dims for a in arrays))
         strides = row_major_strides(tuple(dims[d] for d in self.places))
         index = None
         for a, d, stride in zip(arrays, self.places, strides, strict=True):
@@ -373,39 +373,39 @@ class Plan:
 
     def to_result(self, picked: Instruction) -> Instruction:
         """[index dims…, rest…] -> the dims of the result."""
-        n = self.index.shape.rank
+        n = self.index.rank
         order = (
             list(range(n, n + self.front))
             + list(range(n))
-            + list(range(n + self.front, picked.shape.rank))
+            + list(range(n + self.front, picked.rank))
         )
         return permute(picked, order)
 
     def from_result(self, values: Instruction) -> Instruction:
-        n = self.index.shape.rank
+        n = self.index.rank
         order = (
             list(range(self.front, self.front + n))
             + list(range(self.front))
-            + list(range(self.front + n, values.shape.rank))
+            + list(range(self.front + n, values.rank))
         )
         return permute(values, order)
 
     @property
     def result_dims(self) -> tuple[Size, ...]:
         rest = [self.dims[d] for d in self.rest]
-        return (*rest[: self.front], *self.index.shape.dims, *rest[self.front :])
+        return (*rest[: self.front], *self.index.dims, *rest[self.front :])
 
 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index(x: Instruction, indices: Sequence[Instruction | None]) -> Instruction:
     if all(i is None for i in indices):
         return x
-    indices = [*indices, *[None] * (x.shape.rank - len(indices))]
+    indices = [*indices, *[None] * (x.rank - len(indices))]
     used = [d for d, i in enumerate(indices) if i is not None]
-    if len(used) == 1 and indices[used[0]].shape.dtype != "pred":
+    if len(used) == 1 and indices[used[0]].dtype != "pred":
         (d,) = used
-        return gather_dim(x, wrap_negative(indices[d], x.shape.dims[d]), d)
-    plan = Plan(x.shape.dims, indices)
+        return gather_dim(x, wrap_negative(indices[d], x.dims[d]), d)
+    plan = Plan(x.dims, indices)
     return plan.to_result(gather_dim(plan.flatten(x), plan.index, 0))
 
 
@@ -440,8 +440,8 @@ def index_put(
     accumulate: bool = False,
     *args: Any,
 ) -> Instruction:
-    values = promote.cast(values, x.shape.dtype)
-    masks = [i for i in indices if i is not None and i.shape.dtype in ("pred", "u8")]
+    values = promote.cast(values, x.dtype)
+    masks = [i for i in indices if i is not None and i.dtype in ("pred", "u8")]
     if masks:
         if (
             len(masks) > 1
@@ -453,11 +453,11 @@ def index_put(
             )
         return _put_masked(x, promote.cast(masks[0], "pred"), values, accumulate)
     if all(i is None for i in indices):
-        values = broadcast_to(values, x.shape.dims)
+        values = broadcast_to(values, x.dims)
         return binary("add", Expr(x), Expr(values)).x if accumulate else values
-    plan = Plan(x.shape.dims, [*indices, *[None] * (x.shape.rank - len(indices))])
+    plan = Plan(x.dims, [*indices, *[None] * (x.rank - len(indices))])
     updates = plan.from_result(broadcast_to(values, plan.result_dims))
-    dtype = promote.compute_type(x.shape.dtype) if accumulate else x.shape.dtype
+    dtype = promote.compute_type(x.dtype) if accumulate else x.dtype
     op = None if not accumulate else "or" if dtype == "pred" else "add"
     flat = scatter_dim(
         promote.cast(plan.flatten(x), dtype),
@@ -466,7 +466,7 @@ def index_put(
         0,
         op,
     )
-    return plan.restore(promote.cast(flat, x.shape.dtype))
+    return plan.restore(promote.cast(flat, x.dtype))
 
 
 def _put_masked(
@@ -476,17 +476,17 @@ def _put_masked(
     accumulate: bool,
 ) -> Instruction:
     """x[mask] = values, where mask covers the first dims of x."""
-    rest = x.shape.dims[mask.shape.rank :]
-    everywhere = Expr(_trailing(mask, x.shape.dims))
-    if values.shape.rank > len(rest) and values.shape.dims[0] != 1:
+    rest = x.dims[mask.rank :]
+    everywhere = Expr(_trailing(mask, x.dims))
+    if values.rank > len(rest) and values.dims[0] != 1:
         # values[k, rest…]: element i of the mask takes row (number of set elements before i).
         position = _position(mask)
         values = gather_dim(values, position, 0)
-        spread = broadcast_to(values, x.shape.dims)
+        spread = broadcast_to(values, x.dims)
     else:
-        if values.shape.rank > len(rest):
-            values = reshape(values, values.shape.dims[1:])
-        spread = broadcast_to(values, x.shape.dims)
+        if values.rank > len(rest):
+            values = reshape(values, values.dims[1:])
+        spread = broadcast_to(values, x.dims)
     new = Expr(spread)
     if accumulate:
         new = Expr(x) + new
@@ -495,17 +495,17 @@ def _put_masked(
 
 def _position(mask: Instruction) -> Instruction:
     """s64: how many elements of the mask are set before each one, in row-major order."""
-    flat = Expr(promote.cast(reshape(mask, (mask.shape.size,)), "s64"))
-    return reshape((prefix(flat, 0, "add") - flat).x, mask.shape.dims)
+    flat = Expr(promote.cast(reshape(mask, (mask.size,)), "s64"))
+    return reshape((prefix(flat, 0, "add") - flat).x, mask.dims)
 
 
 @lowers(aten.masked_scatter)
 def masked_scatter(x: Instruction, mask: Instruction, source: Instruction) -> Instruction:
     dims = expected().dims
     x, mask = broadcast_to(x, dims), broadcast_to(mask, dims)
-    if isinstance(source.shape.size, int) and source.shape.size == 0:
+    if isinstance(source.size, int) and source.size == 0:
         return x
-    picked = gather_dim(reshape(source, (source.shape.size,)), _position(mask), 0)
+    picked = gather_dim(reshape(source, (source.size,)), _position(mask), 0)
     return where(Expr(mask), Expr(picked), Expr(x)).x
 
 
@@ -516,8 +516,8 @@ def masked_scatter_backward(
     sizes: Sequence[Size],
 ) -> Instruction:
     shape = expected()
-    mask = broadcast_to(mask, grad.shape.dims)
-    flat = promote.full(0, grad.shape.dtype, (shape.size,))
+    mask = broadcast_to(mask, grad.dims)
+    flat = promote.full(0, grad.dtype, (shape.size,))
     g = where(Expr(mask), Expr(grad), 0).x
     return reshape(scatter_dim(flat, _position(mask), g, 0), shape.dims)
 
@@ -532,7 +532,7 @@ def unsafe_masked_index(
     picked = Expr(
         index(
             x,
-            [None if i is None else _clamped(i, x.shape.dims[d]) for d, i in enumerate(indices)],
+            [None if i is None else _clamped(i, x.dims[d]) for d, i in enumerate(indices)],
         )
     )
     return where(Expr(broadcast_to(mask, picked.dims)), picked, picked.like(fill)).x
@@ -549,7 +549,7 @@ def unsafe_masked_index_put(
     masked = where(Expr(broadcast_to(mask, values.dims)), values, 0)
     return index_put(
         x,
-        [None if i is None else _clamped(i, x.shape.dims[d]) for d, i in enumerate(indices)],
+        [None if i is None else _clamped(i, x.dims[d]) for d, i in enumerate(indices)],
         masked.x,
         True,
     )

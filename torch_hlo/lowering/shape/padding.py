@@ -30,10 +30,10 @@ aten = torch.ops.aten
 @lowers(aten.constant_pad_nd)
 def constant_pad(x: Instruction, padding: Sequence[Size], value: Scalar = 0) -> Instruction:
     """`padding`: (low, high) pairs from the last dimension backwards."""
-    pairs = [(0, 0)] * x.shape.rank
+    pairs = [(0, 0)] * x.rank
     for i in range(len(padding) // 2):
-        pairs[x.shape.rank - 1 - i] = (padding[2 * i], padding[2 * i + 1])
-    if is_number(value) and isinstance(value, bool) and x.shape.dtype != "pred":
+        pairs[x.rank - 1 - i] = (padding[2 * i], padding[2 * i + 1])
+    if is_number(value) and isinstance(value, bool) and x.dtype != "pred":
         value = int(value)
     return pad(x, pairs, value)
 
@@ -59,7 +59,7 @@ def _repeated(size: Size, low: Size, high: Size) -> Instruction:
 def _pad_by(positions: Callable[..., Any]) -> Callable[..., Any]:
     def lowering(x: Instruction, padding: Sequence[Size]) -> Instruction:
         for d, low, high in _padded_dims(padding):
-            x = gather_dim(x, positions(x.shape.dims[d], low, high), d)
+            x = gather_dim(x, positions(x.dims[d], low, high), d)
         return x
 
     return lowering
@@ -67,15 +67,15 @@ def _pad_by(positions: Callable[..., Any]) -> Callable[..., Any]:
 
 def _part(g: Instruction, d: int, start: Size, size: Size) -> Instruction:
     """`size` elements of dimension `d`."""
-    starts, limits = [0] * g.shape.rank, list(g.shape.dims)
+    starts, limits = [0] * g.rank, list(g.dims)
     starts[d], limits[d] = start, start + size
     return build.slice_(g, starts, limits)
 
 
 def _at(x: Instruction, d: int, start: int, size: int) -> Instruction:
     """`x` from `start` on in a dimension of `size` elements, zeros around it."""
-    pairs = [(0, 0)] * x.shape.rank
-    pairs[d] = (start, size - start - x.shape.dims[d])
+    pairs = [(0, 0)] * x.rank
+    pairs[d] = (start, size - start - x.dims[d])
     return pad(x, pairs, 0)
 
 
@@ -99,11 +99,11 @@ def _unrepeated(g: Instruction, d: int, size: int, low: int, high: int) -> list[
         if many:
             total = build.reduce(
                 _part(g, d, start, many),
-                build.full(0, g.shape.dtype),
+                build.full(0, g.dtype),
                 (d,),
                 "add",
             )
-            dims = list(g.shape.dims)
+            dims = list(g.dims)
             dims[d] = 1
             found.append(_at(build.reshape(total, dims), d, to, size))
     return found
@@ -117,7 +117,7 @@ def _backward_by(positions: Callable[..., Any], borders: Callable[..., Any]) -> 
         shape = expected()
         g = promote.cast(grad, promote.compute_type(shape.dtype))
         for d, low, high in _padded_dims(padding):
-            size, axis = shape.dims[d], g.shape.rank + d
+            size, axis = shape.dims[d], g.rank + d
             if all(isinstance(n, int) and n >= 0 for n in (size, low, high)):
                 g = reduce(
                     build.add,
@@ -125,10 +125,10 @@ def _backward_by(positions: Callable[..., Any], borders: Callable[..., Any]) -> 
                     _part(g, axis, low, size),
                 )
                 continue
-            dims = list(g.shape.dims)
+            dims = list(g.dims)
             dims[d] = shape.dims[d]
             g = scatter_dim(
-                promote.full(0, g.shape.dtype, dims),
+                promote.full(0, g.dtype, dims),
                 positions(shape.dims[d], low, high),
                 g,
                 d,

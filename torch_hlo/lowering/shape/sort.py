@@ -41,10 +41,10 @@ aten = torch.ops.aten
 
 def sorted_along(x: Instruction, dim: int, descending: bool) -> tuple[Instruction, Instruction]:
     """(sorted values, s64 positions they came from), stable."""
-    if not x.shape.rank:
+    if not x.rank:
         return x, promote.full(0, "s64", ())
-    dim = axis(dim, x.shape.rank)
-    both = build.sort([x, iota(x.shape.dims, dim)], dim, "GT" if descending else "LT", True)
+    dim = axis(dim, x.rank)
+    both = build.sort([x, iota(x.dims, dim)], dim, "GT" if descending else "LT", True)
     return build.get_tuple_element(both, 0), build.get_tuple_element(both, 1)
 
 
@@ -88,7 +88,7 @@ def topk(
     largest: bool = True,
     sorted: bool = True,
 ) -> tuple[Instruction, Instruction]:
-    if not x.shape.rank:
+    if not x.rank:
         return x, promote.full(0, "s64", ())
     values, order = sorted_along(x, dim, largest)
     return slice_dim(values, dim, 0, k), slice_dim(order, dim, 0, k)
@@ -107,18 +107,18 @@ def kthvalue(
     dim: int = -1,
     keepdim: bool = False,
 ) -> Results:
-    if not x.shape.rank:
+    if not x.rank:
         return x, promote.full(0, "s64", ())
     return _nth(x, k - 1, dim)
 
 
 @lowers(aten.median.dim)
 def median_dim(x: Instruction, dim: int, keepdim: bool = False) -> tuple[Instruction, Instruction]:
-    if not x.shape.rank:
+    if not x.rank:
         return x, promote.full(0, "s64", ())
-    dim = axis(dim, x.shape.rank)
-    value, index = _nth(x, (x.shape.dims[dim] - 1) // 2, dim)
-    if not promote.is_floating(x.shape.dtype):
+    dim = axis(dim, x.rank)
+    value, index = _nth(x, (x.dims[dim] - 1) // 2, dim)
+    if not promote.is_floating(x.dtype):
         return value, index
     # A nan anywhere is the median; its first position the index.
     top, place = arg_extreme(Expr(x), dim, True)
@@ -137,11 +137,11 @@ def _of_nothing(dtype: str) -> Instruction:
 
 @lowers(aten.median.default)
 def median(x: Instruction) -> Instruction:
-    if x.shape.size == 0:
-        return _of_nothing(x.shape.dtype)
-    flat = reshape(x, (x.shape.size,))
-    middle = select_dim(sorted_along(flat, 0, False)[0], 0, (x.shape.size - 1) // 2)
-    if not promote.is_floating(x.shape.dtype):
+    if x.size == 0:
+        return _of_nothing(x.dtype)
+    flat = reshape(x, (x.size,))
+    middle = select_dim(sorted_along(flat, 0, False)[0], 0, (x.size - 1) // 2)
+    if not promote.is_floating(x.dtype):
         return middle
     top = extreme(Expr(flat), (0,), True)
     return where(is_nan(top), top, Expr(middle)).x
@@ -153,11 +153,11 @@ def nanmedian_dim(
     dim: int,
     keepdim: bool = False,
 ) -> Results:
-    if not x.shape.rank:
+    if not x.rank:
         return x, promote.full(0, "s64", ())
-    if not promote.is_floating(x.shape.dtype):
-        return _nth(x, (x.shape.dims[dim] - 1) // 2, dim)
-    dim = axis(dim, x.shape.rank)
+    if not promote.is_floating(x.dtype):
+        return _nth(x, (x.dims[dim] - 1) // 2, dim)
+    dim = axis(dim, x.rank)
     values, order = sorted_along(x, dim, False)
     numbers = fold((~is_nan(Expr(x))).cast("s64"), (dim,))
     middle = add_dim(where(numbers > 0, (numbers - 1) / 2, 0).x, dim)
@@ -168,24 +168,24 @@ def nanmedian_dim(
 
 @lowers(aten.nanmedian.default)
 def nanmedian(x: Instruction) -> Instruction:
-    if x.shape.size == 0:
-        return _of_nothing(x.shape.dtype)
-    flat = reshape(x, (x.shape.size,))
-    return nested((Shape(x.shape.dtype), Shape("s64")), nanmedian_dim, flat, 0)[0]
+    if x.size == 0:
+        return _of_nothing(x.dtype)
+    flat = reshape(x, (x.size,))
+    return nested((Shape(x.dtype), Shape("s64")), nanmedian_dim, flat, 0)[0]
 
 
 @lowers(aten.mode)
 def mode(x: Instruction, dim: int = -1, keepdim: bool = False) -> tuple[Instruction, Instruction]:
     """The most frequent value, the smallest of several; the index is that of its last
     occurrence."""
-    if not x.shape.rank:
+    if not x.rank:
         return x, promote.full(0, "s64", ())
-    dim = axis(dim, x.shape.rank)
+    dim = axis(dim, x.rank)
     values, order = sorted_along(swap(x, dim, -1), -1, False)
     v = Expr(values)
     pairs = (*v.dims, v.dims[-1])
-    same = Expr(broadcast_to(add_dim(values, v.x.shape.rank), pairs)).eq(
-        Expr(broadcast_to(add_dim(values, v.x.shape.rank - 1), pairs))
+    same = Expr(broadcast_to(add_dim(values, v.x.rank), pairs)).eq(
+        Expr(broadcast_to(add_dim(values, v.x.rank - 1), pairs))
     )
     counts = fold(same.cast("s64"), (len(pairs) - 1,))
     # Along the sorted row the first of the most frequent values; its run ends count - 1 later.
@@ -229,18 +229,18 @@ def _search(rows: Instruction, values: Operand, right: bool) -> Instruction:
     dtype = promote.result_type(rows, values)
     v = Expr(promote.operand(values, dtype, shape.dims))
     rows = promote.cast(rows, dtype)
-    size = rows.shape.dims[-1]
+    size = rows.dims[-1]
     if not isinstance(size, int):
         raise LoweringError(f"searchsorted needs a row of known size, got {rows.shape}")
     if size == 0:
         return promote.full(0, shape.dtype, shape.dims)
     base = Expr(promote.full(0, "s64", shape.dims))
-    if rows.shape.rank > 1:  # one row per leading index
+    if rows.rank > 1:  # one row per leading index
         row = base
-        for d, step in enumerate(_row_steps(rows.shape.dims)):
+        for d, step in enumerate(_row_steps(rows.dims)):
             row = row + Expr(iota(shape.dims, d)) * step
         base = row
-    flat = reshape(rows, (rows.shape.size,))
+    flat = reshape(rows, (rows.size,))
     low = Expr(promote.full(0, "s64", shape.dims))
     step = 1 << (size.bit_length() - 1)
     while step:  # low elements are known to be below; try `step` more
@@ -266,7 +266,7 @@ def _row_steps(dims: Sequence[Size]) -> list[Size]:
 @lowers(aten.histc)
 def histc(x: Instruction, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> Instruction:
     shape = expected()
-    value = compute(reshape(x, (x.shape.size,)))
+    value = compute(reshape(x, (x.size,)))
     low, high = (value.like(v) for v in (min, max))
     if is_number(min) and is_number(max) and min == max:
         low, high = (value.like(extreme(value, (0,), largest)) for largest in (False, True))

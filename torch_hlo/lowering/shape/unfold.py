@@ -36,7 +36,7 @@ def im2col(
 ) -> Instruction:
     """[n, c, h, w] -> [n, c * kernel, patches]. Every position in the kernel is a window of the
     padded image: one gather of large slices."""
-    *batch, c, h, w = x.shape.dims
+    *batch, c, h, w = x.dims
     n = batch[0] if batch else 1
     spans = [
         (_places(size, *geometry) - 1) * geometry[-1] + 1
@@ -76,7 +76,7 @@ def col2im(
     """[n, c * kernel, patches] -> [n, c, h, w]: along one dimension after the other, the sum of
     what each position in the kernel contributes."""
     result = expected()
-    *batch, columns, _ = x.shape.dims
+    *batch, columns, _ = x.dims
     n, c = batch[0] if batch else 1, columns // (kernel_size[0] * kernel_size[1])
     places = [
         _places(*geometry)
@@ -110,18 +110,18 @@ def _added(
     pixel."""
     if stride == kernel and dilation == 1:  # patches are neighbours: nothing is added
         x = move_dim(x, 2, at)
-        dims = x.shape.dims
+        dims = x.dims
         whole = dims[at - 1] * kernel
         x = reshape(x, (*dims[: at - 1], whole, *dims[at + 1 :]))
-        edges = [(0, 0)] * x.shape.rank
+        edges = [(0, 0)] * x.rank
         edges[at - 1] = (-padding, size + padding - whole)
         return pad(x, edges)
     total = None
     for k in range(kernel):
         part = select_dim(x, 2, k)
         low = k * dilation - padding
-        taken = (part.shape.dims[at - 1] - 1) * stride + 1
-        spread = [(0, 0)] * part.shape.rank
+        taken = (part.dims[at - 1] - 1) * stride + 1
+        spread = [(0, 0)] * part.rank
         spread[at - 1] = (low, size - low - taken, stride - 1)
         part = pad(part, spread)
         total = part if total is None else build.add(total, part)

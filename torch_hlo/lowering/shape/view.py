@@ -99,12 +99,12 @@ def transpose(x: Instruction, a: int, b: int) -> Instruction:
 
 @lowers(aten.t, aten.t_copy, aten.mT)
 def t(x: Instruction) -> Instruction:
-    return swap(x, -1, -2) if x.shape.rank > 1 else x
+    return swap(x, -1, -2) if x.rank > 1 else x
 
 
 @lowers(aten.numpy_T)
 def numpy_t(x: Instruction) -> Instruction:
-    return permute(x, range(x.shape.rank - 1, -1, -1))
+    return permute(x, range(x.rank - 1, -1, -1))
 
 
 @lowers(aten.adjoint, aten.matrix_H, aten.mH)
@@ -114,7 +114,7 @@ def adjoint(x: Instruction) -> Instruction:
 
 @lowers(aten.select.int, aten.select_copy.int)
 def select(x: Instruction, dim: int, index: Size) -> Instruction:
-    return select_dim(x, dim, _from_end(index, x.shape.dims[dim]))
+    return select_dim(x, dim, _from_end(index, x.dims[dim]))
 
 
 @lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
@@ -128,14 +128,14 @@ def slice_(
     return slice_dim(
         x,
         dim,
-        *_range(x.shape.dims[dim], start, expected().dims[dim], step),
+        *_range(x.dims[dim], start, expected().dims[dim], step),
         step,
     )
 
 
 @lowers(aten.narrow.default, aten.narrow_copy)
 def narrow(x: Instruction, dim: int, start: Size, length: Size) -> Instruction:
-    start = _from_end(start, x.shape.dims[dim])
+    start = _from_end(start, x.dims[dim])
     return slice_dim(x, dim, start, start + length)
 
 
@@ -185,30 +185,30 @@ def unbind(x: Instruction, dim: int = 0) -> list[Instruction]:
 @lowers(aten.diagonal, aten.diagonal_copy)
 def diagonal(x: Instruction, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Instruction:
     x = _matrix_last(x, dim1, dim2)
-    *batch, rows, columns = x.shape.dims
+    *batch, rows, columns = x.dims
     length = expected().dims[-1]
     if isinstance(length, int) and length == 0:
-        return promote.full(0, x.shape.dtype, expected().dims)
+        return promote.full(0, x.dtype, expected().dims)
     start = offset if offset >= 0 else -offset * columns
     flat = reshape(x, (*batch, rows * columns))
     return slice_dim(flat, -1, start, start + (length - 1) * (columns + 1) + 1, columns + 1)
 
 
 def _matrix_last(x: Instruction, dim1: int, dim2: int) -> Instruction:
-    dim1, dim2 = axis(dim1, x.shape.rank), axis(dim2, x.shape.rank)
+    dim1, dim2 = axis(dim1, x.rank), axis(dim2, x.rank)
     return permute(
         x,
-        [d for d in range(x.shape.rank) if d not in (dim1, dim2)] + [dim1, dim2],
+        [d for d in range(x.rank) if d not in (dim1, dim2)] + [dim1, dim2],
     )
 
 
 def _matrix_back(x: Instruction, dim1: int, dim2: int) -> Instruction:
-    dim1, dim2 = axis(dim1, x.shape.rank), axis(dim2, x.shape.rank)
-    order = [d for d in range(x.shape.rank) if d not in (dim1, dim2)] + [
+    dim1, dim2 = axis(dim1, x.rank), axis(dim2, x.rank)
+    order = [d for d in range(x.rank) if d not in (dim1, dim2)] + [
         dim1,
         dim2,
     ]
-    return permute(x, [order.index(d) for d in range(x.shape.rank)])
+    return permute(x, [order.index(d) for d in range(x.rank)])
 
 
 @lowers(aten.diagonal_scatter)
@@ -221,7 +221,7 @@ def diagonal_scatter(
 ) -> Instruction:
     matrix = _matrix_last(x, dim1, dim2)
     return _matrix_back(
-        _write_diagonal(matrix, promote.cast(src, x.shape.dtype), offset),
+        _write_diagonal(matrix, promote.cast(src, x.dtype), offset),
         dim1,
         dim2,
     )
@@ -229,17 +229,17 @@ def diagonal_scatter(
 
 def _write_diagonal(matrix: Instruction, src: Instruction, offset: int) -> Instruction:
     """`matrix` with the elements of `src` (last dimension along the diagonal) on its diagonal."""
-    *batch, rows, columns = matrix.shape.dims
+    *batch, rows, columns = matrix.dims
     # Column vector or row vector repeated over the matrix: element (r, c) takes src[min(r, c) of
     # the diagonal].
-    length = src.shape.dims[-1]
+    length = src.dims[-1]
     if offset >= 0:
-        spread = pad_dim(src, src.shape.rank - 1, 0, rows - length)
-        spread = broadcast_to(add_dim(spread, spread.shape.rank), matrix.shape.dims)
+        spread = pad_dim(src, src.rank - 1, 0, rows - length)
+        spread = broadcast_to(add_dim(spread, spread.rank), matrix.dims)
     else:
-        spread = pad_dim(src, src.shape.rank - 1, 0, columns - length)
-        spread = broadcast_to(add_dim(spread, spread.shape.rank - 1), matrix.shape.dims)
-    return instr("select", (on_diagonal(matrix.shape.dims, offset), spread, matrix))
+        spread = pad_dim(src, src.rank - 1, 0, columns - length)
+        spread = broadcast_to(add_dim(spread, spread.rank - 1), matrix.dims)
+    return instr("select", (on_diagonal(matrix.dims, offset), spread, matrix))
 
 
 @lowers(aten.diagonal_backward)
@@ -251,7 +251,7 @@ def diagonal_backward(
     dim2: int,
 ) -> Instruction:
     return diagonal_scatter(
-        promote.full(0, grad.shape.dtype, expected().dims),
+        promote.full(0, grad.dtype, expected().dims),
         grad,
         offset,
         dim1,
@@ -262,16 +262,16 @@ def diagonal_backward(
 @lowers(aten.diag_embed)
 def diag_embed(x: Instruction, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Instruction:
     shape = expected()
-    return diagonal_scatter(promote.full(0, x.shape.dtype, shape.dims), x, offset, dim1, dim2)
+    return diagonal_scatter(promote.full(0, x.dtype, shape.dims), x, offset, dim1, dim2)
 
 
 # Writing through a view.
 @lowers(aten.select_scatter)
 def select_scatter(x: Instruction, src: Instruction, dim: int, index: Size) -> Instruction:
-    dim = axis(dim, x.shape.rank)
-    index = _from_end(index, x.shape.dims[dim])
-    src = add_dim(promote.cast(src, x.shape.dtype), dim)
-    return update_slice(x, src, [index if d == dim else 0 for d in range(x.shape.rank)])
+    dim = axis(dim, x.rank)
+    index = _from_end(index, x.dims[dim])
+    src = add_dim(promote.cast(src, x.dtype), dim)
+    return update_slice(x, src, [index if d == dim else 0 for d in range(x.rank)])
 
 
 @lowers(aten.slice_scatter)
@@ -283,19 +283,19 @@ def slice_scatter(
     end: Size | None = None,
     step: Size = 1,
 ) -> Instruction:
-    dim = axis(dim, x.shape.rank)
-    size, count = x.shape.dims[dim], src.shape.dims[dim]
-    src = promote.cast(src, x.shape.dtype)
+    dim = axis(dim, x.rank)
+    size, count = x.dims[dim], src.dims[dim]
+    src = promote.cast(src, x.dtype)
     start, stop = _range(size, start, count, step)
-    if src.shape.dims == x.shape.dims:
+    if src.dims == x.dims:
         return src
     if isinstance(count, int) and count == 0:
         return x
     if step == 1:
-        return update_slice(x, src, [start if d == dim else 0 for d in range(x.shape.rank)])
+        return update_slice(x, src, [start if d == dim else 0 for d in range(x.rank)])
     spread = pad_dim(src, dim, start, size - stop, step - 1)
     mask = pad_dim(
-        promote.full(True, "pred", src.shape.dims),
+        promote.full(True, "pred", src.dims),
         dim,
         start,
         size - stop,
@@ -324,19 +324,19 @@ def slice_backward(
 ) -> Instruction:
     dims = expected().dims
     dim = axis(dim, len(dims))
-    count = grad.shape.dims[dim]
+    count = grad.dims[dim]
     start, stop = _range(dims[dim], start, count, step)
     if isinstance(count, int) and count == 0:
-        return promote.full(0, grad.shape.dtype, dims)
+        return promote.full(0, grad.dtype, dims)
     return pad_dim(grad, dim, start, dims[dim] - stop, step - 1)
 
 
 # Sliding windows and arbitrary strides.
 @lowers(aten.unfold, aten.unfold_copy)
 def unfold(x: Instruction, dim: int, size: int, step: int) -> Instruction:
-    if not x.shape.rank:
+    if not x.rank:
         return reshape(x, expected().dims)
-    dim = axis(dim, x.shape.rank)
+    dim = axis(dim, x.rank)
     windows = expected().dims[dim]
     return move_dim(gather_dim(x, _window_indices(windows, size, step), dim), dim + 1, -1)
 
@@ -360,8 +360,8 @@ def unfold_backward(
         return reshape(grad, ())
     dim = axis(dim, len(dims))
     updates = move_dim(grad, -1, dim + 1)
-    zero = promote.full(0, grad.shape.dtype, dims)
-    return scatter_dim(zero, _window_indices(grad.shape.dims[dim], size, step), updates, dim)
+    zero = promote.full(0, grad.dtype, dims)
+    return scatter_dim(zero, _window_indices(grad.dims[dim], size, step), updates, dim)
 
 
 @lowers(aten.as_strided, aten.as_strided_copy)
@@ -375,8 +375,8 @@ def as_strided(
     dims = expected().dims
     offset = storage_offset or 0
     if any(isinstance(d, int) and d == 0 for d in dims):
-        return promote.full(0, x.shape.dtype, dims)
-    flat = reshape(x, (x.shape.size,))
+        return promote.full(0, x.dtype, dims)
+    flat = reshape(x, (x.size,))
     if _is_row_major(dims, stride):
         count = Shape("pred", dims).size
         return reshape(slice_dim(flat, 0, offset, offset + count), dims)
@@ -412,13 +412,13 @@ def as_strided_scatter(
     storage_offset: Size | None = None,
 ) -> Instruction:
     offset = storage_offset or 0
-    src = promote.cast(src, x.shape.dtype)
-    flat = reshape(x, (x.shape.size,))
-    if _is_row_major(src.shape.dims, stride):
-        written = update_slice(flat, reshape(src, (src.shape.size,)), [offset])
+    src = promote.cast(src, x.dtype)
+    flat = reshape(x, (x.size,))
+    if _is_row_major(src.dims, stride):
+        written = update_slice(flat, reshape(src, (src.size,)), [offset])
     else:
-        written = scatter_dim(flat, _strided_indices(src.shape.dims, stride, offset), src, 0, None)
-    return reshape(written, x.shape.dims)
+        written = scatter_dim(flat, _strided_indices(src.dims, stride, offset), src, 0, None)
+    return reshape(written, x.dims)
 
 
 # The same bits as another type.
@@ -434,7 +434,7 @@ def view_as_complex(x: Instruction) -> Instruction:
 
 @lowers(aten.real)
 def real(x: Instruction) -> Instruction:
-    return instr("real", (x,)) if x.shape.kind == "c" else x
+    return instr("real", (x,)) if x.kind == "c" else x
 
 
 @lowers(aten.imag)
@@ -445,28 +445,24 @@ def imag(x: Instruction) -> Instruction:
 @lowers(aten.view.dtype, aten.view_copy.dtype)
 def view_dtype(x: Instruction, dtype: torch.dtype) -> Instruction:
     shape = expected()
-    if x.shape.dtype == shape.dtype:
+    if x.dtype == shape.dtype:
         return x
-    if x.shape.kind == "c":
-        x = reshape(view_as_real(x), (*x.shape.dims[:-1], x.shape.dims[-1] * 2))
-        return x if x.shape.dtype == shape.dtype else _bits(x, shape)
+    if x.kind == "c":
+        x = reshape(view_as_real(x), (*x.dims[:-1], x.dims[-1] * 2))
+        return x if x.dtype == shape.dtype else _bits(x, shape)
     if shape.kind == "c":
         part = promote.real_type(shape.dtype)
-        x = (
-            x
-            if x.shape.dtype == part
-            else _bits(x, Shape(part, (*shape.dims[:-1], shape.dims[-1] * 2)))
-        )
+        x = x if x.dtype == part else _bits(x, Shape(part, (*shape.dims[:-1], shape.dims[-1] * 2)))
         return view_as_complex(reshape(x, (*shape.dims, 2)))
     return _bits(x, shape)
 
 
 def _bits(x: Instruction, shape: Shape) -> Instruction:
-    old, new = DTYPES[x.shape.dtype].bits, DTYPES[shape.dtype].bits
+    old, new = DTYPES[x.dtype].bits, DTYPES[shape.dtype].bits
     if old < new:
         x = reshape(x, (*shape.dims, new // old))
         return instr("bitcast-convert", (x,), shape)
-    inner = shape.dims if old == new else (*x.shape.dims, old // new)
+    inner = shape.dims if old == new else (*x.dims, old // new)
     return reshape(instr("bitcast-convert", (x,), Shape(shape.dtype, inner)), shape.dims)
 
 
@@ -475,11 +471,7 @@ def _bits(x: Instruction, shape: Shape) -> Instruction:
 def cat(tensors: Sequence[Instruction], dim: int = 0) -> Instruction:
     shape = expected()
     # torch lets legacy empty tensors of shape [0] take part.
-    tensors = [
-        t
-        for t in tensors
-        if not (t.shape.rank == 1 and t.shape.dims[0] == 0 and len(shape.dims) != 1)
-    ]
+    tensors = [t for t in tensors if not (t.rank == 1 and t.dims[0] == 0 and len(shape.dims) != 1)]
     if not tensors:
         return promote.full(0, shape.dtype, shape.dims)
     return concatenate([promote.cast(t, shape.dtype) for t in tensors], dim)
@@ -492,7 +484,7 @@ def stack_(tensors: Sequence[Instruction], dim: int = 0) -> Instruction:
 
 @lowers(aten.repeat, aten.tile)
 def repeat(x: Instruction, repeats: Sequence[Size]) -> Instruction:
-    dims = (1,) * (len(repeats) - x.shape.rank) + x.shape.dims
+    dims = (1,) * (len(repeats) - x.rank) + x.dims
     mixed = [d for pair in zip((1,) * len(dims), dims, strict=True) for d in pair]
     target = [
         d
@@ -504,7 +496,7 @@ def repeat(x: Instruction, repeats: Sequence[Size]) -> Instruction:
 
 @lowers(aten.flip)
 def flip(x: Instruction, dims: Sequence[int]) -> Instruction:
-    dims = tuple(axis(d, x.shape.rank) for d in dims) if x.shape.rank else ()
+    dims = tuple(axis(d, x.rank) for d in dims) if x.rank else ()
     return instr("reverse", (x,), dimensions=dims) if dims else x
 
 
@@ -517,14 +509,14 @@ def roll(
     shifts = shifts if isinstance(shifts, (list, tuple)) else [shifts]
     dims = dims if isinstance(dims, (list, tuple)) else [dims]
     if not dims:
-        return reshape(_roll(reshape(x, (x.shape.size,)), shifts[0], 0), x.shape.dims)
+        return reshape(_roll(reshape(x, (x.size,)), shifts[0], 0), x.dims)
     for shift, dim in zip(shifts, dims, strict=True):
         x = _roll(x, shift, dim)
     return x
 
 
 def _roll(x: Instruction, shift: Size, dim: int) -> Instruction:
-    size = x.shape.dims[dim]
+    size = x.dims[dim]
     if isinstance(shift, int):
         if isinstance(size, int):
             shift = shift % size if size else 0
@@ -541,8 +533,8 @@ def _roll(x: Instruction, shift: Size, dim: int) -> Instruction:
         )
         return build.dynamic_slice(
             concatenate([x, x], dim),
-            [start if d == dim % x.shape.rank else zero for d in range(x.shape.rank)],
-            x.shape.dims,
+            [start if d == dim % x.rank else zero for d in range(x.rank)],
+            x.dims,
         )
     if shift == 0:
         return x
@@ -557,6 +549,6 @@ def sum_to_size(x: Instruction, size: Sequence[Size]) -> Instruction:
 
 def sum_to(x: Instruction, dims: Sequence[Size]) -> Instruction:
     """Sum over the dimensions that broadcasting `dims` to `x` repeated."""
-    lead = x.shape.rank - len(dims)
-    repeated = [i for i, d in enumerate(x.shape.dims) if i < lead or (dims[i - lead] != d)]
+    lead = x.rank - len(dims)
+    repeated = [i for i, d in enumerate(x.dims) if i < lead or (dims[i - lead] != d)]
     return reshape(reduce(x, repeated), dims)

@@ -52,7 +52,7 @@ def format_groups(groups: Sequence[Sequence[int]]) -> str:
 
 
 def _collective(op: str, x: Instruction, groups: Groups, **attrs: Any) -> Instruction:
-    if any(not isinstance(d, int) for d in x.shape.dims):
+    if any(not isinstance(d, int) for d in x.dims):
         raise LoweringError(f"{op} of {x.shape}: collectives are compiled for fixed sizes")
     return instr(
         op,
@@ -71,17 +71,17 @@ def _reduced(op: str, x: Instruction, reduction: str, text: str, **attrs: Any) -
             f"{op} of {x.shape} with the reduction {reduction!r}; there are {', '.join(REDUCTIONS)}"
         )
     opcode = REDUCTIONS[reduction]
-    if x.shape.dtype == "pred":  # PyTorch sums booleans as "or"
+    if x.dtype == "pred":  # PyTorch sums booleans as "or"
         opcode = {
             "add": "or",
             "maximum": "or",
             "minimum": "and",
             "multiply": "and",
         }.get(opcode, opcode)
-    result = _collective(op, x, groups, to_apply=binary_computation(opcode, x.shape.dtype), **attrs)
+    result = _collective(op, x, groups, to_apply=binary_computation(opcode, x.dtype), **attrs)
     if reduction == "avg":
         n = len(groups[0])
-        result = instr("divide", (result, promote.full(n, x.shape.dtype, result.shape.dims)))
+        result = instr("divide", (result, promote.full(n, x.dtype, result.dims)))
     return result
 
 
@@ -99,7 +99,7 @@ def reduce_scatter(x: Instruction, reduction: str, size: int, group: str) -> Ins
 @lowers(functional.all_gather_into_tensor.default)
 def all_gather(x: Instruction, size: int, group: str) -> Instruction:
     """The ranks' blocks one after another along dimension 0."""
-    x = x if x.shape.rank else reshape(x, (1,))
+    x = x if x.rank else reshape(x, (1,))
     return _collective("all-gather", x, parse_groups(group), dimensions=(0,))
 
 
@@ -127,9 +127,9 @@ def shard_dim_alltoall(x: Instruction, gather_dim: int, shard_dim: int, group: s
     """From sharded along `gather_dim` to sharded along `shard_dim`, which is whole and divisible
     before."""
     groups = parse_groups(group)
-    n, rank = len(groups[0]), x.shape.rank
+    n, rank = len(groups[0]), x.rank
     gather_dim, shard_dim = gather_dim % rank, shard_dim % rank
-    dims = x.shape.dims
+    dims = x.dims
     size = dims[shard_dim] // n
     y = _collective("all-to-all", x, groups, dimensions=(shard_dim,))
     # piece i of `shard_dim` came from rank i

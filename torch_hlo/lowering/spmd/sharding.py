@@ -118,7 +118,7 @@ def _to_blocks(x: Instruction, text: str) -> Instruction:
         "SPMDFullToShardShape",
         annotated(x, whole),
         _manual(whole),
-        x.shape.with_dims(whole.shard_dims(x.shape.dims)),
+        x.shape.with_dims(whole.shard_dims(x.dims)),
     )
 
 

@@ -186,13 +186,13 @@ def _form(target: GpuTarget, p: Product, dtype: str, side: int) -> tuple[bool, i
 def dot(program: GpuProgram, x: Instruction) -> None:
     """A dot; element types that no engine takes, and operands without two strides, are
     rewritten."""
-    if x.shape.size == 0 or _emit(program, x):
+    if x.size == 0 or _emit(program, x):
         return
     simpler = rewritten(x)
     if simpler is not None:
         return emit_tree(program, simpler, x.operands, x)
-    if ACCUMULATORS[x.shape.dtype][1] == x.shape.dtype:
-        types = ", ".join(o.shape.dtype for o in x.operands)
+    if ACCUMULATORS[x.dtype][1] == x.dtype:
+        types = ", ".join(o.dtype for o in x.operands)
         raise CodegenError(f"dot({types}) -> {x.shape}: no engine on GPUs takes it; convert first")
     _emit_output(program, x, narrow(x))
 
@@ -204,7 +204,7 @@ def fusion(program: GpuProgram, x: Instruction) -> None:
 
 def _emit_output(program: GpuProgram, x: Instruction, body: Computation) -> None:
     inner, outer, operands, results = parts_of_output(program, x, body, "dot")
-    if outer.shape.size == 0:
+    if outer.size == 0:
         return
     with operands_converted(program, x, outer):
         if not _emit_fused(program, body, inner, outer, operands, results):
@@ -214,7 +214,7 @@ def _emit_output(program: GpuProgram, x: Instruction, body: Computation) -> None
 def _emit(program: GpuProgram, x: Instruction) -> bool:
     """A dot as kernels, if there is an engine for it."""
     found = _chosen(program, x)
-    if found is None or x.shape.kind == "p":
+    if found is None or x.kind == "p":
         return False
     p, engine, swapped = found
     operands = [program.pointer(o) for o in x.operands]
@@ -226,10 +226,10 @@ def _emit(program: GpuProgram, x: Instruction) -> bool:
             program,
             p,
             engine,
-            x.shape.dtype,
+            x.dtype,
             operands,
             program.pointer(x),
-            x.shape.size,
+            x.size,
         )
     return True
 
@@ -297,8 +297,8 @@ def _chosen(
     program: GpuProgram, x: Instruction
 ) -> tuple[Product, Engine | LibraryProduct, bool] | None:
     """(the strided product, its engine, whether the operands changed places), or None."""
-    p, dtypes, result = product(x), types_of(x), x.shape.dtype
-    if p is None or p.k == 0 or x.shape.kind == "c":
+    p, dtypes, result = product(x), types_of(x), x.dtype
+    if p is None or p.k == 0 or x.kind == "c":
         return None
     swapped = p.n == 1 and p.m != 1
     if swapped:
@@ -359,15 +359,15 @@ def _library(
 ) -> LibraryProduct | None:
     """The product as NVIDIA's library takes it, or None: at most one dimension of products, rows
     contiguous and aligned."""
-    unit = gpu_matrix.units(target, dtypes, x.shape.dtype)
+    unit = gpu_matrix.units(target, dtypes, x.dtype)
     sums = (
         {"float": "f32", "i32": "s32"}[unit[0].accumulator]
         if unit
         else "f64"
-        if {*dtypes, x.shape.dtype} == {"f64"}
+        if {*dtypes, x.dtype} == {"f64"}
         else None
     )
-    if dtypes == ("f32", "f32") and x.shape.dtype == "f32":
+    if dtypes == ("f32", "f32") and x.dtype == "f32":
         sums = "tf32" if target.tf32 else "f32"
     if (
         not target.library
@@ -375,7 +375,7 @@ def _library(
         or len(p.batch) > 1
         or 1 not in p.a
         or 1 not in p.b
-        or x.shape.dtype not in ("f32", "f64", "bf16", "f16", "s32")
+        or x.dtype not in ("f32", "f64", "bf16", "f16", "s32")
     ):
         return None
     a_along_k, b_along_k = p.a[1] == 1, p.b[1] == 1
@@ -386,7 +386,7 @@ def _library(
         and not (a_along_k and b_along_k and divides(16, [p.k, p.n]))
     ):
         return None
-    return LibraryProduct(*dtypes, x.shape.dtype, sums, a_along_k, b_along_k)
+    return LibraryProduct(*dtypes, x.dtype, sums, a_along_k, b_along_k)
 
 
 def _call_library(

@@ -72,7 +72,7 @@ class Fused:
 
     @property
     def bytes(self) -> int:
-        wide = (x.shape.dtype for x in (*self.e.leaves, *self.e.results) if x.shape.size != 1)
+        wide = (x.dtype for x in (*self.e.leaves, *self.e.results) if x.size != 1)
         return max(STORAGE[d].bytes * STORAGE[d].parts for d in wide)
 
     def store(self, f: GpuWriter, at: Place, kind: str) -> Store:
@@ -120,9 +120,7 @@ class _Element(Kernel):
                 self,
                 places[0],
                 lane,
-                lambda n, x, element, value: self.store(
-                    self.outputs[n], x.shape.dtype, element, value
-                ),
+                lambda n, x, element, value: self.store(self.outputs[n], x.dtype, element, value),
             )
 
         self.lanes_at(places[1], ix.product(e.inner), at)
