@@ -262,3 +262,54 @@ def test_after_tensors(tmp_path):
         text=True,
     )
     assert "right after import torch_hlo" in done.stderr
+
+
+def test_checkpoints_of_sharded_tensors(tmp_path):
+    """Planners write blocks and read them into other blocks; the manager writes in the background
+    what tensors held when it was asked, keeps the last, and notices that the process shall end."""
+    out = script(
+        """
+        import os, signal, torch, torch_xla, torch.distributed.checkpoint as dist_cp
+        import torch_xla.runtime as xr, torch_xla.distributed.spmd as xs
+        from torch_xla.experimental import distributed_checkpoint as checkpoints
+        xr.use_spmd()
+        mesh = xs.Mesh(range(4), (2, 2))
+        def state(value, *spec):
+            w = torch.full((6, 4), float(value), device="xla")
+            return {"m": {"w": xs.mark_sharding(w, mesh, spec), "b": torch.ones(3) * value}}
+        dist_cp.save(state(3, 0, 1), checkpoint_id="a", planner=checkpoints.SPMDSavePlanner())
+        other = state(5, (0, 1), None)
+        dist_cp.load(other, checkpoint_id="a", planner=checkpoints.SPMDLoadPlanner())
+        print("read", other["m"]["w"].sum().item(), other["m"]["b"].tolist())
+        print(other["m"]["w"].sharding_spec)
+        manager = checkpoints.CheckpointManager("run", save_interval=10, max_to_keep=2)
+        print("saves", [manager.save_async(n, state(n, 0, 1)) for n in (5, 10, 20)])
+        now = state(30, 0, 1)
+        manager.save_async(30, now)
+        now["m"]["w"] += 1
+        now["m"]["b"] += 1
+        manager.join()
+        manager.restore(30, again := state(0, None, 1))
+        print(manager.all_steps(), again["m"]["w"].max().item(), again["m"]["b"].tolist())
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("preempted", manager.save(31, now), manager.reached_preemption(31))
+        shards = now["m"]["w"].local_shards
+        for s in shards:
+            s.data.fill_(7)
+        now["m"]["w"].load_local_shards_(shards)
+        print("shards", now["m"]["w"].mean().item())
+        try:
+            now["m"]["w"].load_local_shards_(shards[:3])
+        except RuntimeError as error:
+            print(error)
+        """,
+        tmp_path,
+        CPU_NUM_DEVICES="4",
+    )
+    assert "read 72.0 [3.0, 3.0, 3.0]" in out
+    assert "{devices=[4,1]0,1,2,3}" in out
+    assert "saves [False, True, True]" in out
+    assert "[20, 30] 30.0 [30.0, 30.0, 30.0]" in out
+    assert "preempted True True" in out
+    assert "shards 7.0" in out
+    assert "expected 4 shards, one for each device, got 3" in out

@@ -8,10 +8,20 @@ import torch
 
 import torch_hlo
 from torch_hlo import debug, metrics
-from torch_hlo.compat import experimental_names, hardware, sharding_names, xla_model
+from torch_hlo.compat import (
+    checkpoint_names,
+    experimental_names,
+    hardware,
+    sharding_names,
+    xla_model,
+)
 from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.lowering.core.graph import Out
 
+_activate_preemption_sync_manager = checkpoint_names.Preemption.watch
+_deactivate_preemption_sync_manager = checkpoint_names.Preemption.forget
+_sync_point_reached = checkpoint_names.Preemption.sync_point_reached
+_global_tensor_from_cpu_shards = sharding_names.global_tensor_from_cpu_shards
 _get_executed_fallback_ops = metrics.executed_fallback_ops
 _get_use_eager_mode = experimental_names.is_eager_mode
 _set_use_eager_mode = experimental_names.eager_mode
@@ -59,6 +69,10 @@ def _init_computation_client():
 
 
 _init_xla_lazy_backend = _init_computation_client
+
+
+def _ensure_xla_coordinator_initialized(**options):
+    """Nothing: torch.distributed joins the processes."""
 
 
 def _xla_runtime_is_initialized():

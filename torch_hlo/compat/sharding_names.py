@@ -13,7 +13,6 @@ import torch
 
 from torch_hlo.compat import hardware
 from torch_hlo.distributed import annotate, spmd, visualize
-from torch_hlo.distributed import checkpoint as checkpoints
 from torch_hlo.lazy.record.tensor import HloTensor, to_cpu
 
 
@@ -66,6 +65,11 @@ class Mesh:
 
     def get_logical_mesh(self):
         return self.device_ids.reshape(self.mesh_shape)
+
+    def get_op_sharding(self, partition_spec):
+        """The sharding of tensors with these entries."""
+        dims = [self.size()] * len(partition_spec)
+        return spmd.sharding(self.ours, tuple(partition_spec), dims)
 
     def get_axis_name_idx(self, name):
         names = list(self.axis_names or ())
@@ -238,6 +242,48 @@ def local_shards(t):
     return shards
 
 
+def from_shards(shards, sharding, shape=None):
+    """The tensor on the CPU that has these blocks, one per device. Raises RuntimeError for others
+    than `sharding` has."""
+    tiles = sharding.tiles
+    block, count = shards[0].shape, sharding.mesh.size
+    if len(shards) != count:
+        raise RuntimeError(f"expected {count} shards, one for each device, got {len(shards)}")
+    if sharding.is_replicated:
+        tiles = (1,) * len(block)
+    whole = [n * t for n, t in zip(block, tiles)]
+    shape = list(whole if shape is None else shape)
+    if any(s.shape != block for s in shards) or (
+        len(block) != len(tiles)
+        or len(shape) != len(tiles)
+        or any(-(-n // t) != b for n, t, b in zip(shape, tiles, block))
+        or (sharding.is_replicated and shape != whole)
+    ):
+        found = sorted({tuple(s.shape) for s in shards})
+        raise RuntimeError(f"shards of {found} do not make up {shape} in blocks {tuple(tiles)}")
+    result = torch.zeros(whole, dtype=shards[0].dtype, device="cpu")
+    for device, part in enumerate(shards):
+        begins = [0] * len(block) if sharding.is_replicated else sharding.tile(device)
+        result[tuple(slice(b * n, b * n + n) for b, n in zip(begins, block))] = part
+    return result[tuple(map(slice, shape))]
+
+
+def global_tensor_from_cpu_shards(shards, sharding, global_shape=None):
+    """A tensor of the device from its blocks on the CPU."""
+    tensor = from_shards(shards, sharding, global_shape).to("hlo")
+    if not sharding.is_replicated:
+        annotate.annotate(tensor, sharding)
+    return tensor
+
+
+def load_local_shards_(self, shards):
+    """Take the values of these blocks."""
+    found = placement(self)
+    if found is None or found.is_replicated:
+        raise RuntimeError("load_local_shards_: the tensor is not sharded")
+    self.copy_(from_shards([s.data for s in shards], found, self.shape))
+
+
 class _Sharded(type):
     def __instancecheck__(cls, instance):
         return isinstance(instance, HloTensor) and placement(instance) is not None
@@ -262,6 +308,7 @@ def install():
     """Give tensors the attributes of PyTorch/XLA's sharded ones."""
     for name, function in _VIEWS.items():
         setattr(HloTensor, name, property(function))
+    HloTensor.load_local_shards_ = load_local_shards_
 
 
 def auto_policy(*args):
@@ -285,45 +332,6 @@ def xla_patched_nn_linear_forward(m, input):
 def apply_xla_patch_to_nn_linear(module, *args):
     """The module: products of more than two dimensions keep their shardings here."""
     return module
-
-
-class CheckpointManager:
-    """Checkpoints of a directory, one every `save_interval` steps; the `max_to_keep` newest
-    stay."""
-
-    def __init__(
-        self,
-        path,
-        save_interval,
-        max_to_keep=0,
-        async_queue_size=1,
-        process_group=None,
-        chkpt_on_preemption=True,
-    ):
-        assert save_interval > 0, "save_interval must be positive"
-        self._path, self._interval = str(path), save_interval
-        self._keep = max_to_keep or 1 << 30
-
-    def should_save(self, step):
-        return step % self._interval == 0
-
-    def save(self, step, state_dict, force=False):
-        if not (force or self.should_save(step)):
-            return False
-        checkpoints.save(state_dict, self._path, step, keep=self._keep)
-        return True
-
-    save_async = save
-
-    def restore(self, step, state_dict):
-        path = checkpoints.at(self._path, step)
-        state_dict.update(checkpoints.load(state_dict, path))
-
-    def all_steps(self):
-        return checkpoints.steps(self._path)
-
-    def join(self):
-        """Nothing to wait for: `save` has written when it returns."""
 
 
 def prime_optimizer(optimizer):

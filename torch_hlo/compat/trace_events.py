@@ -1,4 +1,5 @@
-"""torch_xla.debug.profiler: named blocks in torch.profiler's traces."""
+"""torch_xla.debug: named blocks in torch.profiler's traces, and our counters with times in
+nanoseconds, as PyTorch/XLA has them."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import torch.profiler
 
+from torch_hlo import metrics
 from torch_hlo.compat import xla_model
 
 
@@ -85,3 +87,13 @@ def trace(service_addr, logdir, duration_ms=1000, **options):
 
 
 trace_detached = trace
+
+
+def metric_data(name):
+    """(samples, total, [(when, value), …]); times in nanoseconds."""
+    found = metrics.metric_data(name)
+    if found is None:
+        return None
+    count, total, samples = found
+    unit = 1e9 if name.endswith(("Time", "Tracing", "Wait")) else 1
+    return count, total * unit, [(when, value * unit) for when, value in samples]

@@ -20,7 +20,7 @@ from torch_hlo.lazy.run import spmd
 from torch_hlo.lazy.run.journal import Journal
 from torch_hlo.lowering.core.graph import Node, Out
 from torch_hlo.lowering.core.tape import RECORDING
-from torch_hlo.lowering.spmd.sharding import SHARD, encode
+from torch_hlo.lowering.spmd.sharding import SHARD, decode, encode
 from torch_hlo.pytorch.registration import PLACE
 
 
@@ -108,7 +108,10 @@ def sharding_of(tensor: Tensor) -> Sharding | None:
     storage = tensor._storage
     if tensor._view is not None:
         return None
-    data = getattr(storage.value, "data", None)
+    value = storage.value
+    if type(value) is Out and value.array is None and value.node.target is SHARD:
+        return decode(value.node.args[1])
+    data = getattr(value, "data", None)
     return data.sharding if isinstance(data, ShardedBuffer) else storage.sharding
 
 

@@ -57,23 +57,23 @@ def save(state: dict[str, Any], root: str | os.PathLike[str], step: int, keep: i
 
     root = Path(root)
     final, temporary = at(root, step), root / f"step_{step:08d}.tmp"
-    if _first():
+    if first():
         root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
     _barrier()
     with _quiet():
         tensors: dict[str, Tensor] = {}
-        structure = _flatten(state, tensors)
+        structure = flatten(state, tensors)
         write(
             {
                 _STRUCTURE: _pack(structure),
-                **{k: _to_write(t) for k, t in tensors.items()},
+                **{k: to_write(t) for k, t in tensors.items()},
             },
             checkpoint_id=str(temporary),
-            no_dist=not _many(),
+            no_dist=not many(),
         )
     _barrier()
-    if _first():
+    if first():
         for file in temporary.iterdir():
             _to_disk(file)
         if final.exists():  # the same step once more: only now, when the new one is complete
@@ -110,7 +110,7 @@ def load(state: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
         raise FileNotFoundError(f"{path} is no complete checkpoint")
     there = FileSystemReader(str(path)).read_metadata().state_dict_metadata
     mine: dict[str, Tensor] = {}
-    _flatten(state, mine)
+    flatten(state, mine)
     missing = [name for name in mine if name not in there]
     if missing:
         raise KeyError(
@@ -122,10 +122,10 @@ def load(state: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
         for k, m in there.items()
         if k not in mine and isinstance(m, TensorStorageMetadata)
     }
-    readable = {**{k: _to_read(t) for k, t in mine.items()}, **rest}
+    readable = {**{k: to_read(t) for k, t in mine.items()}, **rest}
     with _quiet():
-        read(readable, checkpoint_id=str(path), no_dist=not _many())
-    found = {**rest, **{k: _take(t, readable[k]) for k, t in mine.items()}}
+        read(readable, checkpoint_id=str(path), no_dist=not many())
+    found = {**rest, **{k: take(t, readable[k]) for k, t in mine.items()}}
     result: dict[str, Any] = _unflatten(_unpack(rest[_STRUCTURE]), found)
     return result
 
@@ -144,7 +144,7 @@ def _unpack(data: Tensor) -> Any:
     return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
 
 
-def _flatten(state: Any, tensors: dict[str, Tensor], place: str = "") -> Any:
+def flatten(state: Any, tensors: dict[str, Tensor], place: str = "") -> Any:
     """`state` with {_TENSOR: name} in the place of its tensors, which go to `tensors`."""
     if isinstance(state, Tensor):
         if place in tensors:
@@ -153,10 +153,10 @@ def _flatten(state: Any, tensors: dict[str, Tensor], place: str = "") -> Any:
         return {_TENSOR: place}
     if isinstance(state, dict):
         return {
-            k: _flatten(v, tensors, f"{place}.{k}" if place else str(k)) for k, v in state.items()
+            k: flatten(v, tensors, f"{place}.{k}" if place else str(k)) for k, v in state.items()
         }
     if isinstance(state, (list, tuple)):
-        return type(state)([_flatten(v, tensors, f"{place}.{i}") for i, v in enumerate(state)])
+        return type(state)([flatten(v, tensors, f"{place}.{i}") for i, v in enumerate(state)])
     return state
 
 
@@ -220,7 +220,7 @@ class Spread(Tensor):
 
         return [
             WriteItem(
-                index=MetadataIndex(name, chunk.offsets),
+                index=MetadataIndex(name, chunk.offsets, i),
                 type=WriteItemType.SHARD,
                 tensor_data=TensorWriteData(
                     chunk,
@@ -228,7 +228,7 @@ class Spread(Tensor):
                     self.shape,
                 ),
             )
-            for chunk in self.__create_chunk_list__()
+            for i, chunk in enumerate(self.__create_chunk_list__())
         ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
@@ -272,14 +272,16 @@ def _spread(x: Tensor, copy: Callable[[Tensor], Tensor]) -> Tensor | None:
     return Spread(x.shape, x.dtype, {at: copy(block) for at, block in _blocks(buffer).items()})
 
 
-def _to_write(x: Tensor) -> Tensor:
+def to_write(x: Tensor) -> Tensor:
+    """What of a tensor is written: its values or blocks on the CPU."""
     found = _spread(x, torch.clone)
     if found is not None:
         return found
     return to_cpu([x])[0] if type(x) is HloTensor else x
 
 
-def _to_read(x: Tensor) -> Tensor:
+def to_read(x: Tensor) -> Tensor:
+    """Where the values of a tensor are read to, on the CPU."""
     found = _spread(x, partial(torch.empty_like, memory_format=torch.contiguous_format))
     if found is not None:
         return found
@@ -291,7 +293,7 @@ def _fixed(dims: Sequence[Size]) -> tuple[int, ...]:
     return tuple(n for n in dims if isinstance(n, int))
 
 
-def _take(x: Any, read: Tensor) -> Tensor:
+def take(x: Any, read: Tensor) -> Tensor:
     """`x` with the values that were read; what is not on the hlo device has them already."""
     mine: Tensor = x
     if isinstance(read, Spread):
@@ -343,16 +345,18 @@ def _to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def _many() -> bool:
+def many() -> bool:
+    """Whether there are several processes."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _first() -> bool:
-    return not _many() or dist.get_rank() == 0
+def first() -> bool:
+    """Whether this process does what one does for all."""
+    return not many() or dist.get_rank() == 0
 
 
 def _barrier() -> None:
-    if _many():
+    if many():
         dist.barrier()
 
 

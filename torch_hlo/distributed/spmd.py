@@ -18,7 +18,7 @@ from torch_hlo.device import multi_device
 from torch_hlo.distributed import annotate, mesh
 from torch_hlo.distributed.annotate import clear_sharding
 from torch_hlo.distributed.mesh import get_1d_mesh, to_sharding
-from torch_hlo.hlo.sharding.sharding import ShardingError
+from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
 from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.lowering.spmd.sharding import SHARD, encode
 
@@ -68,6 +68,12 @@ def _spec(where: mesh.Mesh, spec: Spec) -> tuple[mesh.Entry, ...]:
     return tuple(map(entry, spec))
 
 
+def sharding(where: mesh.Mesh, spec: Spec, dims: Sequence[int]) -> Sharding:
+    """The sharding of arrays of extents `dims`. Raises ShardingError for a specification that does
+    not fit."""
+    return to_sharding(where, _spec(where, spec), dims)
+
+
 def mark_sharding(t: Tensor, mesh: mesh.Mesh, partition_spec: Spec) -> Tensor:
     """See torch_hlo.distributed.mark_sharding."""
     return annotate.mark_sharding(t, mesh, _spec(mesh, partition_spec))
@@ -80,8 +86,8 @@ def mark_sharding_with_gradients(
 ) -> Tensor:
     """An annotated copy of `t` whose gradient has the same sharding."""
     annotate.begin()
-    sharding = to_sharding(mesh, _spec(mesh, partition_spec), t.shape)
-    noted: Tensor = SHARD(t, encode(sharding))
+    found = sharding(mesh, partition_spec, t.shape)
+    noted: Tensor = SHARD(t, encode(found))
     return noted
 
 
@@ -113,7 +119,7 @@ def enable_manual_sharding(
     Raises ShardingError for dimensions that do not divide: blocks of a program that is written per
     device have no padding."""
     where = _mesh(mesh)
-    found = to_sharding(where, _spec(where, partition_spec), t.shape)
+    found = sharding(where, partition_spec, t.shape)
     for i, (n, k) in enumerate(zip(t.shape, found.tiles)):
         if n % k:
             raise ShardingError(
@@ -136,7 +142,7 @@ def disable_manual_sharding(
     """The whole tensor of `full_shape` whose blocks are `t`. Raises ShardingError where they do not
     fit."""
     where = _mesh(mesh)
-    found = to_sharding(where, _spec(where, partition_spec), full_shape)
+    found = sharding(where, partition_spec, full_shape)
     if tuple(n * k for n, k in zip(t.shape, found.tiles)) != tuple(full_shape):
         raise ShardingError(
             f"blocks of shape {tuple(t.shape)} do not make a tensor of shape {tuple(full_shape)}"
