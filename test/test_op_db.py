@@ -37,12 +37,9 @@ QUICK = frozenset(
     nn.functional.pixel_shuffle nn.functional.scaled_dot_product_attention masked.normalize
     """.split()
 )
-STRIDED = "the device holds strided tensors only"
 KNOWN = {
-    "to_sparse": STRIDED,
-    "sparse.mm": STRIDED,
-    "sparse.sampled_addmm": STRIDED,
-    "sparse_mm_reduce": STRIDED,
+    "sparse_mm_reduce": "products of sparse matrices are sums only",
+    "sparse.sampled_addmm": "no out= for sparse results",
     "chalf": "no element type complex32",
     "as_strided_partial_views": (
         "reads memory outside of the view, which a copy to the device does not take along"

@@ -28,6 +28,7 @@ FALLBACKS = {
     "aten.allclose.default": ON_THE_HOST, "aten.is_nonzero.default": ON_THE_HOST,
     "aten.item.default": ON_THE_HOST, "aten._linalg_check_errors.default": ON_THE_HOST,
     "aten.linalg_lstsq.default": DATA_DEPENDENT, "aten._ctc_loss.default": DATA_DEPENDENT,
+    "aten._ctc_loss.Tensor": DATA_DEPENDENT,
     "aten._linalg_det.default": LAPACK, "aten._linalg_slogdet.default": LAPACK,
     "aten.linalg_lu_factor_ex.default": LAPACK, "aten.linalg_lu.default": LAPACK,
     "aten.hash_tensor.default": RARE, "aten.histogram.bin_ct": RARE,

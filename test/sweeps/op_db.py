@@ -80,8 +80,6 @@ def tensors(x):
 def move(x, device, types: dict = {}):  # noqa: B006 - never written to
     """Copies on the device, with element types replaced as `types` says."""
     if isinstance(x, torch.Tensor):
-        if x.layout != torch.strided:
-            return x
         moved = x.detach().to(device, types.get(x.dtype, x.dtype))
         return (
             moved.requires_grad_(x.requires_grad)

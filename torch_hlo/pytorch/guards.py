@@ -28,6 +28,7 @@ from torch._dynamo import (
     assume_constant_result,
     exc,
     graph_break,
+    polyfills,
     symbolic_convert,
     trace_rules,
     variables,
@@ -120,9 +121,22 @@ def complete() -> None:
     kind = SideEffects
     kind._get_modified_vars = _without_appended(kind._get_modified_vars)
     kind.codegen_update_mutated = _with_appended(kind.codegen_update_mutated)
+    trace_rules.get_mod_inlinelist().add(Path(__file__).as_posix())
     _copies_whole()
+    polyfills.accumulate_grad = _dense(polyfills.accumulate_grad)
     # Dynamo takes the numbers that such an object gives while it traces for constants.
     RandomVariable.is_supported_random_obj = staticmethod(lambda value: False)
+
+
+def _dense(accumulate: Callable) -> Callable:
+    """End the graph before a backward pass with sparse gradients: Dynamo would make dense ones."""
+
+    def accumulate_grad(x: Any, old: Any, new: Any) -> Any:
+        if new is not None and new.is_sparse:
+            graph_break()
+        return accumulate(x, old, new)
+
+    return accumulate_grad
 
 
 def _copies_whole() -> None:
@@ -138,7 +152,6 @@ def _copies_whole() -> None:
             graph_break()
         return attributes(value, protocol)
 
-    trace_rules.get_mod_inlinelist().add(Path(__file__).as_posix())
     known.__torch_dynamo_polyfill__ = reduce_ex
 
 

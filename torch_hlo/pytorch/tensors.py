@@ -18,6 +18,7 @@ rebuild_tensor = torch._utils._rebuild_tensor_v2
 rebuild_with_state = torch._tensor._rebuild_from_type_v2
 rebuild_parameter = torch._utils._rebuild_parameter
 rebuild_parameter_with_state = torch._utils._rebuild_parameter_with_state
+rebuild_sparse = torch._utils._rebuild_sparse_tensor
 # torch.empty_strided on the CPU as Inductor's code calls it: 0.3 us instead of 1.5
 empty_strided_cpu = torch._C._dynamo.guards._empty_strided_cpu
 

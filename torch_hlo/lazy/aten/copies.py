@@ -112,9 +112,7 @@ def to_copy(args: tuple, kwargs: dict):
             rest["device"] = device
         return aten._to_copy.default(value, **rest) if rest else value
     if kwargs.get("layout") not in (None, torch.strided):
-        raise NotImplementedError(
-            f"the hlo device holds strided tensors only, not {kwargs['layout']}"
-        )
+        raise NotImplementedError(f".to(layout={kwargs['layout']}): use .to_sparse()")
     dtype = kwargs.get("dtype")
     key = (x._meta, dtype, kwargs.get("memory_format"))
     meta = _COPIES.get(key)

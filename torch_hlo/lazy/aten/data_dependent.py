@@ -60,7 +60,7 @@ DATA_DEPENDENT = (
     aten.masked_select.default, aten.argwhere.default, aten.repeat_interleave.Tensor,
     aten._unique.default, aten._unique2.default, aten.unique_consecutive.default,
     aten.unique_dim.default, aten.unique_dim_consecutive.default, aten.linalg_lstsq.default,
-    aten._ctc_loss.default, aten.is_nonzero.default, aten.histogram.bin_ct,
+    aten._ctc_loss.default, aten._ctc_loss.Tensor, aten.is_nonzero.default, aten.histogram.bin_ct,
     aten.histogram.bins_tensor, aten._histogramdd_bin_edges.default,
     aten._histogramdd_from_bin_cts.default, aten._histogramdd_from_bin_tensors.default,
 )  # fmt: skip

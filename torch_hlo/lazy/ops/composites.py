@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_hlo.lazy.aten import data_dependent, dispatch
-from torch_hlo.lazy.ops import ctc, recurrent
-from torch_hlo.lazy.record import checks, conditions, handlers, inference, recording
+from torch_hlo.lazy.aten import dispatch
+from torch_hlo.lazy.ops import ctc, recurrent, sparse
+from torch_hlo.lazy.record import checks, handlers, inference, recording
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.handlers import handles
 from torch_hlo.lazy.record.meta import Meta, Result, aten
@@ -102,6 +102,7 @@ def register() -> None:
             _writing_out(getattr(aten.linalg_matrix_rank, overload)),
             autograd,
         )
+    sparse.register(library)
     autocast.register(every, library)
 
 
@@ -344,45 +345,6 @@ def ctc_loss(
         blank,
         reduction,
         zero_infinity,
-    )
-
-
-def _ctc_metas(log_probs, targets, *rest, **options):
-    time, batch, _ = log_probs._meta.size
-    return [
-        metas.contiguous((batch,), log_probs.dtype),
-        metas.contiguous((batch, time, 2 * targets._meta.size[1] + 1), log_probs.dtype),
-    ]
-
-
-inference.INFER[aten._ctc_loss.Tensor] = _ctc_metas
-_recorded_ctc = recording.recorder(aten._ctc_loss.Tensor)
-
-
-@handles(aten._ctc_loss.Tensor)
-def _ctc_loss(args: tuple, kwargs: dict):
-    """Part of the program where targets are padded: the size of its table follows from lengths
-    otherwise. Lengths that are wrong, and known, are an error at the call."""
-    log_probs, targets, *lengths = args[:4]
-    padded = (
-        all(type(x) is HloTensor for x in args[:4])
-        and log_probs.dim() == 3
-        and targets.dim() == 2
-        and all(n.shape == (log_probs.shape[1],) for n in lengths)
-    )
-    if (
-        padded
-        and targets.shape[0] == log_probs.shape[1]
-        and all(map(_fits_in, lengths, (log_probs.shape[0], targets.shape[1])))
-    ):
-        return _recorded_ctc(args, kwargs)
-    return data_dependent.on_cpu(aten._ctc_loss.Tensor)(args, kwargs)
-
-
-def _fits_in(lengths: HloTensor, most: int) -> bool:
-    known = conditions.known(lengths)
-    return (
-        known is None or not known.numel() or bool(known.min() >= 0) and bool(known.max() <= most)
     )
 
 

@@ -184,7 +184,7 @@ def _describe(value) -> str:
         return (
             f"{value.device.type} {metas.of(value).hlo}"
             if value.layout is torch.strided
-            else str(value.layout)
+            else f"{value.layout} {value.dtype} {[*value.shape]}"
         )
     if isinstance(value, (list, tuple)):
         shown = [_describe(v) for v in value[:8]] + (["..."] if len(value) > 8 else [])

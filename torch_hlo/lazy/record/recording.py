@@ -183,7 +183,7 @@ def operands(
     for name, a in kwargs.items():
         if name in _DROPPED:
             if name == "layout" and a not in (None, torch.strided):
-                raise NotImplementedError(f"the hlo device holds strided tensors only, not {a}")
+                raise NotImplementedError(f"this op makes no {a} tensors: use .to_sparse()")
             continue
         key.append(name)
         keywords[name] = operand(a, key, words, name in arguments.lift_keywords)

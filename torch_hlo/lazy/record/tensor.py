@@ -224,7 +224,8 @@ def from_cpu(tensor: Tensor) -> HloTensor:
     without an element type."""
     if tensor.layout is not torch.strided:
         raise NotImplementedError(
-            f"the hlo device holds strided tensors only, not {tensor.layout}: use .to_dense()"
+            f"a tensor of layout {tensor.layout} cannot go to the hlo device: use .to_dense(), or"
+            " .to_sparse_coo()"
         )
     meta = metas.intern(tuple(tensor.shape), tensor.stride(), tensor.dtype)
     if metas.physical_order(meta) is None:

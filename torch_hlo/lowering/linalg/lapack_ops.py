@@ -14,7 +14,6 @@ import torch
 
 from torch_hlo.compiler.linalg.lapack import SYMBOLS
 from torch_hlo.device.cpu import symbols
-from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.lowering.core.opaque import opaque
 from torch_hlo.lowering.core.registry import Results, expected_shapes, lowers
 from torch_hlo.pytorch.operators import OpOverload
@@ -64,43 +63,3 @@ def _call(op: OpOverload) -> Callable[..., Results]:
 
 for _op in CALLED:
     lowers(_op)(_call(_op))
-
-
-# PyTorch's kernel makes a table as wide as the longest target of the batch asks for; that of a
-# program is as wide as the padded targets.
-_library = torch.library.Library("torch_hlo", "FRAGMENT")
-_library.define(
-    "ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths, int"
-    " blank, bool zero_infinity, int width) -> (Tensor, Tensor)"
-)
-
-
-def _ctc_loss(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    *given, width = args
-    loss, table = aten._ctc_loss.Tensor(*given)
-    return loss, torch.nn.functional.pad(table, (0, width - table.shape[2]))
-
-
-_library.impl("ctc_loss", _ctc_loss, "CPU")
-
-
-@lowers(aten._ctc_loss.Tensor)
-def ctc_loss(
-    log_probs: Instruction,
-    targets: Instruction,
-    input_lengths: Instruction,
-    target_lengths: Instruction,
-    blank: int = 0,
-    zero_infinity: bool = False,
-) -> Results:
-    outs = expected_shapes()
-    args = (
-        log_probs,
-        targets,
-        input_lengths,
-        target_lengths,
-        blank,
-        zero_infinity,
-        outs[1].dims[2],
-    )
-    return opaque(torch.ops.torch_hlo.ctc_loss.default, args, {}, outs, library=True)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
@@ -17,7 +15,6 @@ from torch_hlo.lowering.core.registry import (
     Results,
     expected,
     expected_shapes,
-    guard,
     lowers,
 )
 from torch_hlo.lowering.core.shaping import (
@@ -137,24 +134,6 @@ def embedding_bag_backward(
     if padding_idx >= 0:
         rows = where(_rows(index.eq(padding_idx), rows.dims), 0, rows)
     return promote.cast(scatter_dim(zero, index.x, rows.x, 0), shape.dtype)
-
-
-@guard(aten._embedding_bag_backward)
-def _is_dense(
-    grad: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    bag: Tensor,
-    sizes: Tensor,
-    maximum: Tensor,
-    num_weights: int,
-    scale_grad_by_freq: bool,
-    mode: int,
-    sparse: bool,
-    *rest: Any,
-    **kwargs: Any,
-) -> bool:
-    return not sparse
 
 
 @lowers(aten._embedding_bag_backward)
