@@ -116,8 +116,9 @@ class Kernel(KernelValues):
         copy.
         `aligned`: low and high are multiples of lanes * unroll, there is no tail. `compact`: write
           the body once, always masked (for
-        bodies so long that a mask costs nothing and another copy much).
+        bodies so long that a mask costs nothing and another copy much) where the target masks stores.
         """
+        compact = compact and self.target.masks_stores
         parent = self.levels[-1]
         name = f"%i{self.unit.number()}"
         var = variable("loop", (name,), extent, parent.depth + 1)

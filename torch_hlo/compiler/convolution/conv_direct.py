@@ -106,8 +106,7 @@ def micro(name: str, t: Tile, rows: int, vectors: int, partial: bool) -> Functio
         with f.loop(whole, end, carry=[(t.vector, v) for v in long.vars]) as run:
             run.next = steps(1, run.index, list(run.vars))
         taps.next = run.vars
-    masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(vectors)]
-    store_tile(f, replace(t, vectors=vectors), rows, taps.vars, masks, partial)
+    store_tile(f, replace(t, vectors=vectors), rows, taps.vars, partial=partial)
     return f
 
 

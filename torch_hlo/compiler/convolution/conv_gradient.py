@@ -106,7 +106,7 @@ def micro(name: str, t: Tile, rows: int, whole: bool) -> Function:
                 ]
             run.next += [f.gep(t.kind, a, "%a_step"), f.gep(t.kind, b, "%b_step")]
         runs.next = run.vars[:-2]
-    micro_kernel.store_tile(f, t, max(rows, 1), runs.vars, masks, False)
+    micro_kernel.store_tile(f, t, max(rows, 1), runs.vars)
     return f
 
 

@@ -135,6 +135,7 @@ class GpuTarget(Target):
     masks_vectors = False
     splits_unaligned = True
     steers_caches = False
+    masks_stores = True
     shares_memory = False
     item_per_call = True
     overlaps_steps = True

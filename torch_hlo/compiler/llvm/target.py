@@ -78,6 +78,12 @@ class Target(ABC):
 
     @property
     @abstractmethod
+    def masks_stores(self) -> bool:
+        """Whether a store under a mask costs what another does. (AVX2's takes AMD's processors a
+        dozen cycles, and is a branch for each element of 2 bytes, as all are without AVX2.)"""
+
+    @property
+    @abstractmethod
     def fuses(self) -> bool:
         """Whether multiply-add with one rounding is an instruction. Otherwise llvm.fma would be a
         call of libm."""
@@ -120,6 +126,10 @@ class CpuTarget(Target):
     @property
     def strip(self) -> int:
         return self.lanes(32)
+
+    @property
+    def masks_stores(self) -> bool:
+        return self.vector_bytes >= 64
 
     @property
     def fuses(self) -> bool:

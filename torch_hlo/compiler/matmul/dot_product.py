@@ -46,10 +46,10 @@ from torch_hlo.compiler.matmul.product import (
 )
 from torch_hlo.compiler.matmul.tile import (
     Tile,
-    lane_mask,
     masked_load,
     masked_store,
     product_tile,
+    vectors_of,
 )
 from torch_hlo.compiler.thresholds import (
     GEMV_ROWS,
@@ -242,8 +242,7 @@ def _sum_parts(t: Tile) -> Function:
         "void",
         signature("i64 lo, i64 hi, ptr parts, ptr c, i64 size, i64 count"),
     )
-    with f.loop("%lo", "%hi", t.lanes) as i:
-        mask = lane_mask(f, t.lanes, i, "%hi")
+    for i, mask in vectors_of(f, t.lanes, "%lo", "%hi"):
         with f.loop(0, "%count", carry=[(t.vector, "zeroinitializer")]) as part:
             p = f.gep(t.kind, "%parts", f.add(f.mul(part.index, "%size"), i))
             part.next = [

@@ -17,6 +17,7 @@ from torch_hlo.compiler.matmul.tile import (
     masked_store,
     multiply_add,
     splat,
+    vectors_of,
 )
 from torch_hlo.compiler.thresholds import GEMV_STRIP, PREFETCH_BYTES
 
@@ -52,13 +53,10 @@ def _strip(
     w_rows = [f.gep(sources[1].kind, "%w", f.mul("%w_n", f.add(n, j))) for j in range(count)]
     whole = f.op(f"and i64 %k, {-t.lanes}")
 
-    def step(k: str, sums: list[str], mask: str | None) -> list[str]:
+    def step(k: str, sums: list[str], mask: str) -> list[str]:
         def read(source: Source, row: str) -> str:
             p = f.gep(source.kind, row, k)
-            if mask:
-                v = masked_load(f, source.kind, t.lanes, p, mask, source.itemsize)
-            else:
-                v = f.load(f"<{t.lanes} x {source.kind}>", p, source.itemsize)
+            v = masked_load(f, source.kind, t.lanes, p, mask, source.itemsize)
             return converted(f, t, source, v)
 
         if not mask:
@@ -74,7 +72,7 @@ def _strip(
         return result
 
     with f.loop(0, whole, t.lanes, [(t.vector, "zeroinitializer")] * (rows * count)) as loop:
-        loop.next = step(loop.index, loop.vars, None)
+        loop.next = step(loop.index, loop.vars, "")
     sums = loop.vars
     left = f.icmp("slt", whole, "%k")
     sums = f.choose(
@@ -140,8 +138,7 @@ def _add_rows(
     right = sources[1]
     factors = _factors(f, t, sources[0], rows, at_once, k)
     w_rows = [f.gep(right.kind, "%w", f.add(n, f.mul("%w_k", f.add(k, j)))) for j in range(at_once)]
-    with f.loop(0, count, t.lanes) as c:
-        mask = lane_mask(f, t.lanes, c, count)
+    for c, mask in vectors_of(f, t.lanes, 0, count):
         ws = []
         for w in w_rows:
             p = f.gep(right.kind, w, c)

@@ -105,7 +105,8 @@ class _Writing:
         self.kernel, self.t = kernel, kernel.tile
         t = self.t
         f = self.f = Function(kernel.name, "void", kernel.parameters, attrs="noinline #0")
-        self.masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
+        # B is read under them: where it is packed only what is stored has an edge
+        self.masks = edge(f, t) if kernel.direct and not kernel.whole else [""] * t.vectors
         self.right = ["%B"]
         for _ in range(0 if kernel.direct else t.vectors - 1):
             self.right.append(f.gep(t.kind, self.right[-1], f.mul("%depth", t.lanes)))
@@ -134,7 +135,7 @@ class _Writing:
             for u in range(kernel.unroll):
                 self.step(c, a_at, b_at, u)
             loop.next = [*c, *self.advanced(a_at, b_at)]
-        store_tile(f, t, kernel.rows, loop.vars[:sums], self.masks, kernel.partial)
+        store_tile(f, t, kernel.rows, loop.vars[:sums], kernel.partial, kernel.whole)
         return f
 
     def ask(self, index: str) -> None:
@@ -181,8 +182,6 @@ class _Writing:
             line = f.gep(t.kind, coming, j * t.lanes)
             f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 3, i32 1)")
         places = [f.gep(t.kind, row, j * t.lanes) for j in range(t.vectors)]
-        if kernel.whole:
-            return [f.load(t.vector, p, t.itemsize) for p in places]
         return [
             masked_load(f, t.kind, t.lanes, p, m, t.itemsize)
             for p, m in zip(places, self.masks, strict=True)
@@ -207,19 +206,24 @@ class _Writing:
         return a + b
 
 
+def edge(f: Function, t: Tile) -> list[str]:
+    """Masks of the first %cols columns of a tile."""
+    return [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
+
+
 def store_tile(
     f: Function,
     t: Tile,
     rows: int,
     values: list[str],
-    masks: list[str],
-    partial: bool,
+    partial: bool = False,
+    whole: bool = False,
 ) -> None:
-    """Store a register tile to %C (leading dimension %ldc), adding what is there when %more."""
+    """Store a register tile to %C (leading dimension %ldc), adding what is there when %more. Its
+    first %cols columns are valid, all with `whole`; those of whole tiles need no masked stores."""
     add = "fadd" if t.is_float else "add"
-    more, plain, end = (f.label(x) for x in ("more", "plain", "end"))
 
-    def places() -> Iterator[tuple[str, ...]]:
+    def places(masks: list[str]) -> Iterator[tuple[str, str, str]]:
         for i in range(rows):
             row = f.gep(t.kind, "%C", f.mul("%ldc", i))
             inside = f.icmp("slt", i, "%valid_rows") if partial else None
@@ -230,28 +234,23 @@ def store_tile(
                         f"select i1 {inside}, <{t.lanes} x i1> {mask}, <{t.lanes} x i1>"
                         " zeroinitializer"
                     )
-                yield (
-                    values[i * t.vectors + j],
-                    f.gep(t.kind, row, j * t.lanes),
-                    mask,
-                )
+                yield values[i * t.vectors + j], f.gep(t.kind, row, j * t.lanes), mask
 
-    f.branch("%more", more, plain)
-    f.start(more)
-    for value, p, mask in places():
-        old = masked_load(f, t.kind, t.lanes, p, mask, t.itemsize)
-        masked_store(
-            f,
-            t.kind,
-            t.lanes,
-            f.op(f"{add} {t.vector} {value}, {old}"),
-            p,
-            mask,
-            t.itemsize,
-        )
-    f.jump(end)
-    f.start(plain)
-    for value, p, mask in places():
-        masked_store(f, t.kind, t.lanes, value, p, mask, t.itemsize)
-    f.jump(end)
-    f.start(end)
+    def store(masks: list[str]) -> None:
+        def write(more: bool) -> None:
+            for value, p, mask in places(masks):
+                if more:
+                    old = masked_load(f, t.kind, t.lanes, p, mask, t.itemsize)
+                    value = f.op(f"{add} {t.vector} {value}, {old}")
+                masked_store(f, t.kind, t.lanes, value, p, mask, t.itemsize)
+
+        f.choose("%more", lambda: write(True), lambda: write(False))
+
+    no_masks = [""] * t.vectors
+    if whole and not partial:
+        store(no_masks)
+    elif partial or t.masks_stores:
+        store(edge(f, t))
+    else:
+        is_whole = f.icmp("sge", "%cols", t.columns)
+        f.choose(is_whole, lambda: store(no_masks), lambda: store(edge(f, t)))

@@ -3,6 +3,7 @@ and stores under a mask, conversions of elements, multiply-add, transposes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch_hlo.compiler.llvm import emit
@@ -37,6 +38,11 @@ class Tile:
     @property
     def is_float(self) -> bool:
         return self.kind in ("float", "double")
+
+    @property
+    def masks_stores(self) -> bool:
+        """See Target."""
+        return self.lanes * self.itemsize >= 64
 
     @property
     def suffix(self) -> str:
@@ -97,7 +103,21 @@ def lane_mask(f: Function, lanes: int, first: Int, count: Int) -> str:
     )
 
 
+def vectors_of(f: Function, lanes: int, first: Int, end: Int) -> Iterator[tuple[Int, str]]:
+    """A loop over the vectors of the elements [first, end), as (index, mask); whole ones have no
+    mask ("")."""
+    count = f.sub(end, first)
+    whole = f.sub(end, f.rem(count, lanes))
+    with f.loop(first, whole, lanes) as i:
+        yield i, ""
+    with f.when(f.icmp("slt", whole, end)):
+        yield whole, lane_mask(f, lanes, whole, end)
+
+
 def masked_load(f: Function, kind: str, lanes: int, pointer: str, mask: str, align: int) -> str:
+    """The lanes that are on, or all where there is no mask ("")."""
+    if not mask:
+        return f.load(f"<{lanes} x {kind}>", pointer, align)
     vector, suffix = f"<{lanes} x {kind}>", f"v{lanes}{KIND_SUFFIX[kind]}"
     return f.op(
         f"call {vector} @llvm.masked.load.{suffix}.p0(ptr align {align} {pointer}, <{lanes} x i1>"
@@ -114,6 +134,8 @@ def masked_store(
     mask: str,
     align: int,
 ) -> None:
+    if not mask:
+        return f.store(f"<{lanes} x {kind}>", value, pointer, align)
     vector, suffix = f"<{lanes} x {kind}>", f"v{lanes}{KIND_SUFFIX[kind]}"
     f.do(
         f"call void @llvm.masked.store.{suffix}.p0({vector} {value}, ptr align {align} {pointer},"
