@@ -9,6 +9,8 @@ module, arrays = torch_hlo.debug.pending_step()   # all that is recorded, and it
 with torch_hlo.debug.nan_checks():                # which operation makes the first NaN?
     train()
 
+print(torch_hlo.debug.compare(model, x))   # the first operation that is less precise than PyTorch's
+
 torch_hlo.debug.print("loss {x:.3f} at step {i}", x=loss, i=step)   # in compiled functions, too
 """
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import copy
 import dataclasses
 import functools
 import pdb
@@ -27,14 +30,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from torch_hlo import config
 from torch_hlo.compiler import pipeline
 from torch_hlo.hlo import stablehlo
 from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.lazy import device_module
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.storage import read
 from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lazy.run import drift
 from torch_hlo.lazy.run.fingerprint import Graph, collect
 from torch_hlo.lowering.core import looks
 from torch_hlo.lowering.core.graph import Leaf, Lift, Out, lower
@@ -139,6 +145,75 @@ def nan_checks() -> Iterator[None]:
             session.engine().mark_step()
     finally:
         state.sources = before
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What `compare` found: `alone`, operation by operation; `together`, in programs as they are
+    compiled without it. `first` is the first result that drifts, or None."""
+
+    alone: drift.Found
+    together: drift.Found
+
+    @property
+    def first(self) -> drift.Compared | None:
+        return self.alone.first or self.together.first
+
+    def __bool__(self) -> bool:
+        return self.first is None
+
+    def __str__(self) -> str:
+        bad = self.first
+        lines = [f"{len(self.alone.results)} results compared; none drifts"]
+        if bad is not None:
+            how = "by itself" if self.alone.first else "in its compiled program, not by itself"
+            lines = [f"{bad.op} drifts {how}{bad.line and f', at {bad.line}'}"]
+            lines += [f"  {', '.join(bad.operands)} -> {bad.result}"]
+        rows = [x for found in (self.alone, self.together) for x in found.results]
+        rows = sorted(rows, key=lambda x: -x.ours / x.allowed if x.allowed else -x.ours)[:5]
+        lines += [f"{'error of ours':>14} {'PyTorch':>9} {'allowed':>9}  operation"]
+        for x in rows if bad is None else [bad, *(x for x in rows if x is not bad)]:
+            lines += [f"{x.ours:14.2g} {x.torch:9.2g} {x.allowed:9.2g}  {x.op} {x.result} {x.line}"]
+        if left := sorted(self.alone.left):
+            lines += [f"not compared (random, or not in PyTorch): {', '.join(left)}"]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def compare(function: Callable[..., Any], *inputs: Any, backward: bool = True) -> Comparison:
+    """Run a model on the device, forward and backward, and compare each operation with PyTorch on
+    the CPU, whose error and ours are measured against double precision. A module, which may be on
+    any device, is copied; a function has to take its tensors as inputs, or from "hlo"."""
+    if isinstance(function, torch.nn.Module):
+        function = copy.deepcopy(function).to("hlo")
+    state = device_module.get_rng_state()
+    found = []
+    for alone in True, False:
+        device_module.set_rng_state(state)
+        with drift.watched(alone) as results:
+            alive = _train(function, inputs, backward)  # what nobody has is not computed
+        found.append(results)
+    del alive
+    device_module.set_rng_state(state)
+    return Comparison(*found)
+
+
+def _train(function: Callable[..., Any], inputs: Sequence[Any], backward: bool) -> Any:
+    """One step; what it has made. Gradients of results are numbers of both signs."""
+
+    def given(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return x.detach().to("hlo").requires_grad_(x.requires_grad)
+
+    inputs = pytree.tree_map(given, inputs)
+    results = pytree.tree_leaves(function(*inputs))
+    wanted = [x for x in results if isinstance(x, Tensor) and x.requires_grad]
+    if wanted and backward:
+        seeds = [torch.linspace(1, -0.5, x.numel()).reshape(x.shape).to(x) for x in wanted]
+        torch.autograd.backward(wanted, seeds)
+    return inputs, results
 
 
 @dataclasses.dataclass(frozen=True)

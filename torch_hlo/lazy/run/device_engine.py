@@ -107,7 +107,8 @@ class DeviceEngine(Engine):
         # reading it raises again.
         self.refused: WeakKeyDictionary[Storage, Out] = WeakKeyDictionary()
         self.told: set[str] = set()  # one warning for each error
-        # with TORCH_HLO_NAN=1: steps that have run, and whether they are being looked at
+        # with TORCH_HLO_NAN=1: what looks at steps, those that have run, and whether it does now
+        self.judge: Callable[[list[Binding]], nan_checks.Step] = nan_checks.Step
         self.unchecked: list[nan_checks.Step] = []
         self.checking = False
         # Protects `readers` of all memory. Of its own and reentrant: the collector may close a
@@ -375,8 +376,7 @@ class DeviceEngine(Engine):
             # the same program results from the same operations, whichever was written first
             bindings.sort()
             checks = config.get("NAN")
-            if checks and not self.checking:
-                self.unchecked.append(nan_checks.Step(bindings))
+            step = self.judge(bindings) if checks and not self.checking else None
             try:
                 self._submit(bindings, self._plan(bindings, donate=whole and not checks), start)
             except Exception as error:
@@ -384,6 +384,8 @@ class DeviceEngine(Engine):
                     must_run(out)
                 self._refuse(bindings, getattr(error, "node", None))
                 raise
+            if step is not None:
+                self.unchecked.append(step)
             if not config.get("ASYNC"):
                 self._surface()
         elif whole and not self.refused:

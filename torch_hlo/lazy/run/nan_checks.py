@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.storage import Array, Binding
@@ -47,20 +48,20 @@ class Step:
         nan = dict(zip(made, _any([*made.values()], torch.isnan)))
         for node in self.nodes:
             bad = [i for i in range(len(node.outs)) if nan.get((id(node), i))]
-            if bad and not any(_has(x, nan, torch.isnan) for x in _values(node)):
+            if bad and not any(_has(x, nan, torch.isnan) for x in operands(node)):
                 return self._describe(node, made[id(node), bad[0]], made)
-        leaf = next(x for n in self.nodes for x in _values(n) if _has(x, nan, torch.isnan))
-        return f"{_type(leaf)}, which the step reads, was NaN before it"
+        leaf = next(x for n in self.nodes for x in operands(n) if _has(x, nan, torch.isnan))
+        return f"{describe(leaf)}, which the step reads, was NaN before it"
 
     def _describe(self, node: Node, result: HloTensor, made: dict) -> str:
         count = int(result.isnan().sum())
         lines = [
-            f"{_name(node)} makes {count} NaN of {result.numel()} numbers{_at(node)}"
+            f"{name(node)} makes {count} NaN of {result.numel()} numbers{_at(node)}"
             f" (operation {self.nodes.index(node) + 1} of {len(self.nodes)} in this step)"
         ]
-        lines += [f"  given {_statistics(x)}" for x in _values(node)]
+        lines += [f"  given {_statistics(x)}" for x in operands(node)]
         infinite = dict(zip(made, _any([*made.values()], torch.isinf)))
-        if any(_has(x, infinite, torch.isinf) for x in _values(node)):
+        if any(_has(x, infinite, torch.isinf) for x in operands(node)):
             lines += self._infinity(node, infinite)
         return "\n".join(lines)
 
@@ -69,25 +70,24 @@ class Step:
         needed = {node}
         for last in reversed(self.nodes):
             if last in needed:
-                needed.update(x.node for x in _values(last) if type(x) is Out)
+                needed.update(x.node for x in operands(last) if type(x) is Out)
         for before in filter(needed.__contains__, self.nodes):
             made = any(infinite.get((id(before), i)) for i in range(len(before.outs)))
-            if made and not any(_has(x, infinite, torch.isinf) for x in _values(before)):
-                yield f"  after {_name(before)} made an infinity{_at(before)}"
-                yield from (f"    given {_statistics(x)}" for x in _values(before))
+            if made and not any(_has(x, infinite, torch.isinf) for x in operands(before)):
+                yield f"  after {name(before)} made an infinity{_at(before)}"
+                yield from (f"    given {_statistics(x)}" for x in operands(before))
                 return
 
 
 def _tensor(value: Value) -> HloTensor | None:
     """A tensor of a value; None if it cannot be NaN, or holds no numbers."""
-    array = value.array if type(value) is Out else value
-    shape = array.shape if array is not None else value.node.outs[value.index]
-    if shape is None or not shape.nbytes:
+    array, form = value.array if type(value) is Out else value, shape(value)
+    if form is None or not form.nbytes:
         return None
-    dtype = HLO_TO_TORCH[shape.dtype]
+    dtype = HLO_TO_TORCH[form.dtype]
     if not can_be_nan(dtype):
         return None
-    return fresh(metas.contiguous(shape.dims, dtype), value if array is None else array)
+    return fresh(metas.contiguous(form.dims, dtype), value if array is None else array)
 
 
 def can_be_nan(dtype: torch.dtype) -> bool:
@@ -100,7 +100,7 @@ def _any(tensors: Sequence[HloTensor], judge: Any) -> torch.Tensor:
     return torch.stack([judge(t).any() for t in tensors]).cpu()
 
 
-def _values(node: Node) -> list[Value]:
+def operands(node: Node) -> list[Value]:
     """What an operation reads."""
     found: list[Value] = []
     stack = [*node.args, *node.kwargs.values()]
@@ -120,7 +120,8 @@ def _has(value: Value, known: dict, judge: Any) -> bool:
     return tensor is not None and bool(judge(tensor).any())
 
 
-def _name(node: Node) -> str:
+def name(node: Node) -> str:
+    """What it is called in messages."""
     return str(node.target).removeprefix("aten.").rsplit(".", 1)[0]
 
 
@@ -128,14 +129,20 @@ def _at(node: Node) -> str:
     return f" at {node.source}" if node.source else ""
 
 
-def _type(value: Value) -> str:
+def shape(value: Value) -> Shape | None:
+    """None for an undefined result."""
     array = value.array if type(value) is Out else value
-    return str(array.shape if array is not None else value.node.outs[value.index])
+    return array.shape if array is not None else value.node.outs[value.index]
+
+
+def describe(value: Value) -> str:
+    """`f32[2,3]`."""
+    return str(shape(value))
 
 
 def _statistics(value: Value) -> str:
     tensor = _tensor(value)
-    return _type(value) if tensor is None else statistics(tensor)
+    return describe(value) if tensor is None else statistics(tensor)
 
 
 def statistics(tensor: torch.Tensor) -> str:

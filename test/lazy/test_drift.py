@@ -1,0 +1,147 @@
+"""torch_hlo.debug.compare: the first operation that is less precise than it should be is named."""
+
+import inspect
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from torch_hlo import config, debug
+from torch_hlo.hlo.ir.build import full_like, multiply
+from torch_hlo.lazy.record import session
+from torch_hlo.lowering.core.registry import LOWERINGS
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))  # here
+        return self.second(hidden).log_softmax(-1)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x):
+        parts = self.qkv(self.norm(x)).chunk(3, -1)
+        q, k, v = (p.unflatten(-1, (2, 8)).transpose(1, 2) for p in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.drop(self.out(y.transpose(1, 2).flatten(2)))
+
+
+def line(cls, text):
+    lines, first = inspect.getsourcelines(cls)
+    return (
+        f"{inspect.getsourcefile(cls)}:{first + next(i for i, x in enumerate(lines) if text in x)}"
+    )
+
+
+@pytest.fixture
+def broken():
+    """Makes the lowering of an operation wrong by a factor."""
+    with config.override(CACHE=""), mock.patch.dict(LOWERINGS):
+
+        def wrong(op, factor):
+            right = LOWERINGS[op]
+
+            def lowering(*args, **kwargs):
+                y = right(*args, **kwargs)
+                return multiply(y, full_like(y, factor))
+
+            LOWERINGS[op] = lowering
+            session.engine().clear_cache()
+
+        yield wrong
+    session.engine().clear_cache()
+
+
+@pytest.mark.parametrize("device", ["cpu", "hlo"])
+def test_a_right_model(device):
+    torch.manual_seed(0)
+    found = debug.compare(Network().to(device), torch.randn(5, 8, device=device))
+    assert found, found
+    ops = {x.op for x in found.alone.results}
+    assert {"linear", "tanh", "tanh_backward", "linear_backward"} <= ops
+    assert not found.alone.left and "none drifts" in str(found)
+    assert max(x.torch for x in found.alone.results) > 0 and found.together.results
+
+
+def test_attention_and_random_numbers():
+    torch.manual_seed(0)
+    found = debug.compare(Attention(), torch.randn(2, 6, 16, requires_grad=True))
+    assert found, found
+    assert found.alone.left == {"native_dropout"}
+    compared = {x.op for x in found.alone.results}
+    assert "_scaled_dot_product_fused_attention_overrideable_backward" in compared
+
+
+@pytest.mark.parametrize("device", ["cpu", "hlo"])
+def test_a_wrong_kernel(broken, device):
+    broken(torch.ops.aten.tanh.default, 1 + 1e-5)
+    torch.manual_seed(0)
+    model = Network().to(device)
+    found = debug.compare(model, torch.randn(5, 8))
+    assert not found
+    assert (found.first.op, found.first.line) == ("tanh", line(Network, "# here"))
+    assert found.first.ours == pytest.approx(1e-5, rel=0.1)
+    assert found.first.torch < 1e-6
+    text = str(found)
+    assert text.startswith("tanh drifts by itself, at") and "f32[5,16] -> f32[5,16]" in text
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_wrong_gradient(broken):
+    broken(torch.ops.aten.tanh_backward.default, 0.9)
+    torch.manual_seed(0)
+    found = debug.compare(Network(), torch.randn(5, 8))
+    assert found.first.op == "tanh_backward" and line(Network, "# here") in found.first.line
+    assert debug.compare(Network(), torch.randn(5, 8), backward=False)
+
+
+def test_whole_numbers_and_what_is_not_finite(broken):
+    def function(x):
+        return (x > 0).sum(), x.log(), x.sort()[0], x.argmax()
+
+    x = torch.tensor([-1.0, 0.0, 2.0, 2.0])
+    assert debug.compare(function, x)
+    broken(torch.ops.aten.log.default, 0.0)  # 0 * inf
+    assert debug.compare(function, x).first.op == "log"
+
+
+def test_a_sum_that_cancels_is_allowed_what_its_operands_are():
+    torch.manual_seed(0)
+    x = torch.randn(10000) * 1e4
+    found = debug.compare(torch.sum, torch.cat([x, -x])[torch.randperm(20000)])
+    assert found and found.alone.results[0].ours > 1e-3
+
+
+def test_random_numbers_go_on_as_if_nothing_was_compared():
+    state = torch.hlo.get_rng_state()
+    debug.compare(nn.Dropout(0.5), torch.ones(8))
+    assert torch.equal(state, torch.hlo.get_rng_state())
+
+
+def test_a_fault_that_only_the_whole_program_has():
+    """A pass that is wrong where several operations meet."""
+    from torch_hlo.lazy.run import drift
+
+    right = drift._device
+
+    def wrong(value):
+        x = right(value)
+        node = getattr(value, "node", None)
+        fused = node is not None and node.args and getattr(node.args[0], "array", 0) is None
+        return x * 1.01 if fused and x is not None else x
+
+    with mock.patch.object(drift, "_device", wrong):
+        found = debug.compare(lambda x: (x + 1).exp(), torch.randn(8), backward=False)
+    assert found.alone.first is None and found.together.first.op == "exp"
+    assert "not by itself" in str(found)
