@@ -245,9 +245,7 @@ def attention(dtype):
     import jax.numpy as jnp
 
     q, k, v = (normal(4, 512, 8, 64, scale=s).astype(dtype) for s in (1, 0.9, 0.8))
-    return inference(
-        lambda s, q: attend(q, *s, jnp.tril(jnp.ones((512, 512), bool))), (k, v), q
-    )
+    return inference(lambda s, q: attend(q, *s, jnp.tril(jnp.ones((512, 512), bool))), (k, v), q)
 
 
 @workload

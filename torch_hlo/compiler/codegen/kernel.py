@@ -115,8 +115,8 @@ class Kernel(KernelValues):
         next ones (in the tail it must leave masked lanes as they were). Returns the final ones per
         copy.
         `aligned`: low and high are multiples of lanes * unroll, there is no tail. `compact`: write
-          the body once, always masked (for
-        bodies so long that a mask costs nothing and another copy much) where the target masks stores.
+          the body once, always masked where the target masks stores (for bodies so long that a mask
+          costs nothing and another copy much).
         """
         compact = compact and self.target.masks_stores
         parent = self.levels[-1]
