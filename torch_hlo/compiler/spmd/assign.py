@@ -82,7 +82,7 @@ def _price(planner: Planner, q: Question, choice: Choice) -> float | None:
     for shape, layout, want in zip(arrays(q.x.shape), choice.results, q.wants):
         if want is None and not choice.partial:
             continue
-        whole = Local(_Sized(shape), shape.dims, layout, choice.partial)  # type: ignore[arg-type]
+        whole = Local(_Sized(shape.itemsize), shape.dims, layout, choice.partial)  # type: ignore[arg-type]
         total += planner.bytes(whole, layout if want is None else want)
     devices = 1
     for f, atoms in enumerate(choice.atoms):
@@ -118,7 +118,7 @@ def _held(grid: Grid, q: Question, factor: int) -> set[int]:
 class _Sized:
     """Stands for an instruction that is not made yet."""
 
-    shape: object
+    itemsize: int
 
 
 def work(x: Instruction, rule: Factors) -> float:
