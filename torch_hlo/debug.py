@@ -32,9 +32,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torch_hlo import config
-from torch_hlo.compiler import pipeline
-from torch_hlo.hlo import stablehlo
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.lazy import device_module
 from torch_hlo.lazy.record import session
@@ -44,6 +41,10 @@ from torch_hlo.lazy.run import drift
 from torch_hlo.lazy.run.fingerprint import Graph, collect
 from torch_hlo.lowering.core import looks
 from torch_hlo.lowering.core.graph import Leaf, Lift, Out, lower
+
+from . import config
+from .compiler import pipeline
+from .hlo import stablehlo
 
 
 def graph(tensors: Sequence[Tensor]) -> Graph:

@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 from types import FrameType
 
-from torch_hlo import config
+from . import config
 
 
 def level() -> int:

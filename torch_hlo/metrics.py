@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 
-from torch_hlo import pages
+from . import pages
 
 SAMPLES = 1024  # samples kept per metric; totals count all of them
 _STEP = ("MarkStep", "CachedCompile")

@@ -6,7 +6,7 @@ import os
 import runpy
 import sys
 
-from torch_hlo.compat import install_as_torch_xla
+from . import install_as_torch_xla
 
 
 def main():

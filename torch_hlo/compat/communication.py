@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_hlo.compat import hardware, spawning, utilities
+from . import hardware, spawning, utilities
 
 Groups = Sequence[Sequence[int]] | None
 _OPS = {

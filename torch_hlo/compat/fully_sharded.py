@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import fully_shard
 
-from torch_hlo.compat import experimental_names, sharding_names, spawning
 from torch_hlo.pytorch import patches
+
+from . import experimental_names, sharding_names, spawning
 
 Module = torch.nn.Module
 

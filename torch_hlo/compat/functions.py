@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_hlo.compat import communication, hardware
+from . import communication, hardware
 
 
 class AllReduce(torch.autograd.Function):

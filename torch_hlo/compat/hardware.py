@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 
 from torch_hlo import config
-from torch_hlo.compat import spawning
 from torch_hlo.device import multi_device
+
+from . import spawning
 
 
 class _Mode:

@@ -8,15 +8,10 @@ import torch
 
 import torch_hlo
 from torch_hlo import debug, metrics
-from torch_hlo.compat import (
-    checkpoint_names,
-    experimental_names,
-    hardware,
-    sharding_names,
-    xla_model,
-)
 from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.lowering.core.graph import Out
+
+from . import checkpoint_names, experimental_names, hardware, sharding_names, xla_model
 
 _activate_preemption_sync_manager = checkpoint_names.Preemption.watch
 _deactivate_preemption_sync_manager = checkpoint_names.Preemption.forget

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from torch_hlo.compat import xla_model
 from torch_hlo.prefetch import Prefetcher
+
+from . import xla_model
 
 
 class ParallelLoader:

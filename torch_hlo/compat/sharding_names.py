@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_hlo.compat import hardware
 from torch_hlo.distributed import annotate, spmd, visualize
 from torch_hlo.lazy.record.tensor import HloTensor, to_cpu
+
+from . import hardware
 
 
 class ShardingType(enum.IntEnum):

@@ -12,7 +12,8 @@ import torch
 import torch.profiler
 
 from torch_hlo import metrics
-from torch_hlo.compat import xla_model
+
+from . import xla_model
 
 
 class Trace(torch.profiler.record_function):

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from torch_hlo import config
-from torch_hlo.compat import hardware
 from torch_hlo.lazy.record.tensor import HloTensor
+
+from . import hardware
 
 # torch_xla.core.xla_env_vars: their own names
 VARIABLES = (

@@ -12,9 +12,10 @@ import torch
 
 import torch_hlo
 from torch_hlo import config
-from torch_hlo.compat import closures, communication, hardware, sharding_names, utilities
 from torch_hlo.lazy import device_module
 from torch_hlo.lazy.record import session
+
+from . import closures, communication, hardware, sharding_names, utilities
 
 REDUCE_SUM, REDUCE_MUL, REDUCE_AND = "sum", "mul", "and"
 REDUCE_OR, REDUCE_MIN, REDUCE_MAX = "or", "min", "max"

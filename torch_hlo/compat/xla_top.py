@@ -6,9 +6,10 @@ import contextlib
 
 import torch_hlo
 from torch_hlo import metrics
-from torch_hlo.compat import xla_model
-from torch_hlo.compat.experimental_names import eager_mode_context
-from torch_hlo.compat.xla_model import sync
+
+from . import xla_model
+from .experimental_names import eager_mode_context
+from .xla_model import sync
 
 __version__ = torch_hlo.__version__
 

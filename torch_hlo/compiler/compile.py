@@ -13,19 +13,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen import index
 from torch_hlo.compiler.codegen.computation import emit_entry
 from torch_hlo.compiler.codegen.early_kernels import ahead
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram, Kernel
 from torch_hlo.compiler.gpu.image import device_image
 from torch_hlo.compiler.gpu.target import GpuTarget
 from torch_hlo.compiler.llvm.machine_code import Objects
 from torch_hlo.compiler.llvm.target import CpuTarget, Target, host
-from torch_hlo.compiler.thresholds import MANY_INSTRUCTIONS
 from torch_hlo.hlo.ir.instruction import Module, outputs
+
+from .codegen import index
+from .executable import Executable
+from .thresholds import MANY_INSTRUCTIONS
 
 _RECURSION = 200_000  # fused expressions may be deep
 _LOCK = threading.RLock()  # index tables are shared; LLVM itself runs outside of it
@@ -63,7 +64,7 @@ def compile_module(
     with Objects(target.plan_target, assembly=dump is not None) as objects:
         program = None
         if optimize:
-            from torch_hlo.compiler import pipeline
+            from . import pipeline
 
             stages, observe = pipeline.pipeline_for(target), _observer(dump)
             module = pipeline.optimize(module, observe, stages.rewrites)
@@ -124,7 +125,7 @@ def emit(
 ) -> tuple[Program, str]:
     """The program's functions as IR text, and the buffer report. `objects` gets those that run on
     the host, one by one. `program`: what `ahead` has begun."""
-    from torch_hlo.compiler.pipeline import pipeline_for
+    from .pipeline import pipeline_for
 
     with _emitting():
         plan = pipeline_for(target).plan(module)

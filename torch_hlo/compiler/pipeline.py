@@ -28,7 +28,6 @@ from torch_hlo.compiler.fourier.fourier import fourier
 from torch_hlo.compiler.fusion.fusion import fusion
 from torch_hlo.compiler.gather.scatter_fusion import scatter_fusion
 from torch_hlo.compiler.gpu.target import GpuTarget
-from torch_hlo.compiler.hlo_pass import Pass, fixpoint, hlo_pass
 from torch_hlo.compiler.linalg.linalg import linalg
 from torch_hlo.compiler.llvm.target import CpuTarget, Target, host
 from torch_hlo.compiler.matmul.dot_canon import dot_canon
@@ -49,6 +48,8 @@ from torch_hlo.hlo.ir.dim import symbols
 from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
 from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
 from torch_hlo.hlo.ir.verify import verify
+
+from .hlo_pass import Pass, fixpoint, hlo_pass
 
 Dump = Callable[[str, Module, float], None]
 Aliases = Sequence[tuple[int, int]]

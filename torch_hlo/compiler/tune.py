@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from torch_hlo import config
-from torch_hlo.compiler import cache
+
+from . import cache
 
 _TRIAL: ContextVar[tuple[str, str] | None] = ContextVar("trial", default=None)
 _WANTED: ContextVar[dict[str, tuple[str, ...]] | None] = ContextVar("wanted", default=None)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.device.interfaces import Backend, Observe, Program
-from torch_hlo.device.memory import Buffer
 from torch_hlo.hlo.ir import instruction
 from torch_hlo.hlo.ir.numeric import decode, encode
+
+from .interfaces import Backend, Observe, Program
+from .memory import Buffer
 
 
 class EvaluatorProgram(Program):

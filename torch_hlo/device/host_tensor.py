@@ -11,9 +11,9 @@ import math
 
 import torch
 
-from torch_hlo.device.buffer import HUGE
-from torch_hlo.device.memory import Memory
-from torch_hlo.device.runtime import make_room
+from .buffer import HUGE
+from .memory import Memory
+from .runtime import make_room
 
 __all__ = ["LARGE", "empty_strided", "make_room"]
 

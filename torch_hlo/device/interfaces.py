@@ -10,9 +10,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from torch_hlo.device import dlpack
-from torch_hlo.device.memory import HOST_POOL, Buffer, Memory, Pool
 from torch_hlo.hlo.ir.instruction import Module
+
+from . import dlpack
+from .memory import HOST_POOL, Buffer, Memory, Pool
 
 if TYPE_CHECKING:
     from torch_hlo.device.gpu.driver import Driver

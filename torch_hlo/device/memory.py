@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.device.buffer import ALIGNMENT, HUGE, map_pages
 from torch_hlo.hlo.ir.shape import Shape
+
+from .buffer import ALIGNMENT, HUGE, map_pages
 
 _KEEP = 64 << 20  # bytes the pool may always hold back; beyond that no more than the peak in use
 

@@ -19,13 +19,14 @@ from typing import Any
 
 from torch_hlo import config
 from torch_hlo.device.cpu.workers import WORKERS
-from torch_hlo.device.interfaces import Program
-from torch_hlo.device.memory import Buffer
 from torch_hlo.hlo.evaluate.communication import collectives
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.sharding import collective
 from torch_hlo.hlo.sharding.collective import Alone, Collective, Communicator
 from torch_hlo.hlo.sharding.rendezvous import Rendezvous
+
+from .interfaces import Program
+from .memory import Buffer
 
 
 class Info:
@@ -154,7 +155,7 @@ def communicator() -> Communicator:
     """The link of this process to the other processes; that of an only device when there are
     none."""
     if process_count() > 1:
-        from torch_hlo.device import process_group
+        from . import process_group
 
         return process_group.link()
     return _ALONE

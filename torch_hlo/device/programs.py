@@ -13,10 +13,11 @@ from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.llvm.target import Target
-from torch_hlo.device import multi_device
-from torch_hlo.device.interfaces import Observe, Program
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.text.printer import module_text
+
+from . import multi_device
+from .interfaces import Observe, Program
 
 # (executable, its module) -> seconds of one run; None when the device refuses it
 Seconds = Callable[[Executable, Module], float | None]
@@ -97,9 +98,7 @@ def compiled(
 
 
 def _measured(target: Target, module: Module, seconds: Seconds) -> bool:
-    from torch_hlo.device import (
-        tuning,
-    )  # and the parser with it, which others do without
+    from . import tuning  # and the parser with it, which others do without
 
     return tuning.measure(target, module, seconds)
 

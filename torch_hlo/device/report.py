@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from torch_hlo import config
-from torch_hlo.device import runtime
-from torch_hlo.device.interfaces import Program
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.text.printer import module_text
+
+from . import runtime
+from .interfaces import Program
 
 _CONSTANT = re.compile(
     r"^(?P<before> *(?:ROOT )?%(?P<name>\S+) = (?P<dtype>\w+)\[(?P<dims>[^\]]*)\]) constant"

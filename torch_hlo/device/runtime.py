@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_hlo import config, metrics
-from torch_hlo.device.buffer import ARENAS, populate
-from torch_hlo.device.interfaces import Backend, Observe, Program
-from torch_hlo.device.memory import HOST_POOL, Buffer, Memory, Pool
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.ir.shape import Shape
+
+from .buffer import ARENAS, populate
+from .interfaces import Backend, Observe, Program
+from .memory import HOST_POOL, Buffer, Memory, Pool
 
 if TYPE_CHECKING:
     from torch_hlo.device.gpu.driver import Driver

@@ -20,12 +20,13 @@ import numpy as np
 
 from torch_hlo import log
 from torch_hlo.compiler.cost import cost
-from torch_hlo.device import multi_device, runtime
-from torch_hlo.device.interfaces import Observe, Program
-from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.sharding.sharding import Sharding, shard, unshard
+
+from . import multi_device, runtime
+from .interfaces import Observe, Program
+from .memory import Buffer, Memory
 
 _numbers = itertools.count(1)
 

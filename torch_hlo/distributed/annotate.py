@@ -9,7 +9,6 @@ from torch import Tensor
 
 from torch_hlo.device import multi_device
 from torch_hlo.device.sharded import ShardedBuffer
-from torch_hlo.distributed.mesh import Dim, Entry, Mesh, to_sharding
 from torch_hlo.hlo.sharding.sharding import Sharding
 from torch_hlo.lazy import traceable
 from torch_hlo.lazy.aten import dispatch
@@ -22,6 +21,8 @@ from torch_hlo.lowering.core.graph import Node, Out
 from torch_hlo.lowering.core.tape import RECORDING
 from torch_hlo.lowering.spmd.sharding import SHARD, decode, encode
 from torch_hlo.pytorch.registration import PLACE
+
+from .mesh import Dim, Entry, Mesh, to_sharding
 
 
 def mark_sharding(

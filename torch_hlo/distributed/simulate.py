@@ -31,8 +31,6 @@ from torch_hlo.compiler.pipeline import optimize
 from torch_hlo.compiler.schedule.memory import assign
 from torch_hlo.compiler.schedule.schedule import is_step, schedule
 from torch_hlo.compiler.spmd.spmd_pipeline import spmd as partitioned
-from torch_hlo.distributed.mesh import Mesh
-from torch_hlo.distributed.tactics import Plan, Tactic
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction, Module
 from torch_hlo.hlo.ir.shape import Shape
@@ -44,6 +42,9 @@ from torch_hlo.lazy.record.tensor import fresh
 from torch_hlo.lazy.run import spmd
 from torch_hlo.lazy.run.fingerprint import collect
 from torch_hlo.lowering.core.graph import Out
+
+from .mesh import Mesh
+from .tactics import Plan, Tactic
 
 
 @dataclass(frozen=True)

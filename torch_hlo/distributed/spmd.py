@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from torch_hlo.device import multi_device
-from torch_hlo.distributed import annotate, mesh
-from torch_hlo.distributed.annotate import clear_sharding
-from torch_hlo.distributed.mesh import get_1d_mesh, to_sharding
 from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
 from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.lowering.spmd.sharding import SHARD, encode
+
+from . import annotate, mesh
+from .annotate import clear_sharding
+from .mesh import get_1d_mesh, to_sharding
 
 Spec = Sequence[Any]  # per dimension: an axis by name or number, a tuple of them, None, or a Dim
 

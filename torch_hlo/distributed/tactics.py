@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from torch_hlo.distributed.annotate import mark_sharding
-from torch_hlo.distributed.mesh import Dim, Entry, Mesh
+from .annotate import mark_sharding
+from .mesh import Dim, Entry, Mesh
 
 Spec = list[tuple[str, ...]]  # per dimension the axes, major first
 SpecOfRank = Callable[[int], list[Entry]]

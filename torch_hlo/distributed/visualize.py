@@ -32,7 +32,7 @@ def visualize_sharding(
     Arrays of up to two split dimensions become a grid (rows, columns); with more, one grid per
     index along the leading ones. Raises ShardingError."""
     if isinstance(what, torch.Tensor):
-        from torch_hlo.distributed.annotate import sharding_of
+        from .annotate import sharding_of
 
         found = sharding_of(what)
         if found is None:

@@ -21,8 +21,9 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torch_hlo.dynamo.share import share
 from torch_hlo.lowering.nn.attention_weights import WEIGHTS, WEIGHTS_AGAIN
+
+from .share import share
 
 aten = torch.ops.aten
 

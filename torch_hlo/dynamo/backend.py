@@ -22,12 +22,6 @@ from torch import fx
 
 from torch_hlo import collector, config, log, metrics
 from torch_hlo.device.interfaces import Program
-from torch_hlo.dynamo import cut, nan_search, optimizers, shared_results, trace
-from torch_hlo.dynamo.attention_saved import forward_and_backward
-from torch_hlo.dynamo.call import Caller
-from torch_hlo.dynamo.device_graph import DeviceGraph
-from torch_hlo.dynamo.direct import LOSSES, Graphs
-from torch_hlo.dynamo.place import Host, place_of
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.lazy import traceable
 from torch_hlo.lazy.ops import encoder, recurrent
@@ -40,6 +34,13 @@ from torch_hlo.pytorch import operators, shortcuts, tracing
 from torch_hlo.pytorch.graphs import unset_fake_temporarily
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE
+
+from . import cut, nan_search, optimizers, shared_results, trace
+from .attention_saved import forward_and_backward
+from .call import Caller
+from .device_graph import DeviceGraph
+from .direct import LOSSES, Graphs
+from .place import Host, place_of
 
 aten = torch.ops.aten
 traceable.enable()

@@ -19,7 +19,6 @@ import torch
 
 from torch_hlo.device.host_tensor import LARGE
 from torch_hlo.device.interfaces import Program
-from torch_hlo.dynamo.place import Gpu, Host
 from torch_hlo.hlo.ir.dim import Dim, Size, symbol
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.ir.shape import Shape
@@ -28,6 +27,8 @@ from torch_hlo.lowering.core.registry import HLO_TO_TORCH, LOWERINGS
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
 from torch_hlo.lowering.fx.fx_size import Layout
 from torch_hlo.pytorch.operators import OpOverload
+
+from .place import Gpu, Host
 
 aten = torch.ops.aten
 

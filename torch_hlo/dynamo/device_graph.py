@@ -27,12 +27,13 @@ import torch
 from torch import fx
 
 from torch_hlo import config, log, metrics
-from torch_hlo.dynamo.recording import Recording, Unsuitable, Watching
-from torch_hlo.dynamo.signature import Given, Signature
 from torch_hlo.lazy.record import generator, session, tracing
 from torch_hlo.lazy.record.storage import pending
 from torch_hlo.lowering.fx.fx_graph import source_line
 from torch_hlo.pytorch import participants
+
+from .recording import Recording, Unsuitable, Watching
+from .signature import Given, Signature
 
 KINDS = 16  # recordings that are kept: other forms of arguments, other answers
 TRIES = 3  # calls of no use, after which none is tried

@@ -27,10 +27,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_hlo.dynamo.cut import Joint
 from torch_hlo.lowering.core.registry import is_random
 from torch_hlo.pytorch import participants, shortcuts, tracing
 from torch_hlo.pytorch.registration import PLACE
+
+from .cut import Joint
 
 # Of ViewAndMutationMeta: what it says of a graph that needs no preparation.
 _PLAIN: dict[str, object] = {

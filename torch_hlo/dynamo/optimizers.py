@@ -15,10 +15,11 @@ from weakref import ref
 
 import torch
 
-from torch_hlo.dynamo.released import release
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.tensor import HloTensor, from_cpu
 from torch_hlo.pytorch import guards, steps
+
+from .released import release
 
 
 def traced_step(

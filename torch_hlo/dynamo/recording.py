@@ -15,9 +15,6 @@ from weakref import ref
 
 import torch
 
-from torch_hlo.dynamo.optimizers import Stepped
-from torch_hlo.dynamo.released import reused
-from torch_hlo.dynamo.signature import Given, Signature
 from torch_hlo.lazy.record import conditions, generator, session
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.engine import Engine, Watcher
@@ -32,6 +29,10 @@ from torch_hlo.lowering.core.registry import HLO_TO_TORCH
 from torch_hlo.lowering.core.tape import RECORDING
 from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.numbers import KINDS, Conditions, How, followed
+
+from .optimizers import Stepped
+from .released import reused
+from .signature import Given, Signature
 
 _SECOND = (
     b"Trying to backward through the graph a second time (or directly access saved tensors after"

@@ -86,8 +86,9 @@ class Step:
 
     def _later(self, *args: Any, **kwargs: Any) -> Any:
         """Import Dynamo, and call the function through it from now on."""
-        from torch_hlo.dynamo import backend
         from torch_hlo.pytorch import steps
+
+        from . import backend
 
         self.traced = steps.compiled(self.fn, backend.hlo, self.full_graph, self._why)
         self.direct = steps.Direct.of(self.fn, backend.hlo)

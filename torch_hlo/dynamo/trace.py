@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import fx
 
-from torch_hlo.dynamo.cut import Joint
 from torch_hlo.lazy.aten import dispatch
 from torch_hlo.lazy.record import generator, session
 from torch_hlo.lazy.record import meta as metas
@@ -38,6 +37,8 @@ from torch_hlo.lowering.fx.fx_size import Layout, layout_of
 from torch_hlo.pytorch import autocast, participants, tracing
 from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
 from torch_hlo.pytorch.registration import PLACE
+
+from .cut import Joint
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")

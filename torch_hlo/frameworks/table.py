@@ -5,17 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch_hlo.frameworks.hook import (
-    Row,
-    exchange,
-    given_to,
-    install,
-    listed,
-    marked,
-    replaced,
-    wrapped,
-)
 from torch_hlo.pytorch.registration import NAME
+
+from .hook import Row, exchange, given_to, install, listed, marked, replaced, wrapped
 
 _HUGGINGFACE = "torch_hlo.frameworks.huggingface:"
 _LIGHTNING = "torch_hlo.frameworks.lightning:"

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from torch_hlo.device import multi_device, runtime
-from torch_hlo.lazy.record import generator, session
 from torch_hlo.pytorch.registration import PLACE
+
+from .record import generator, session
 
 Device = torch.device | str | int | None  # None: the current one
 # torch.utils.checkpoint looks at this before it saves the state of the generator

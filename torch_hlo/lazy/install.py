@@ -16,7 +16,7 @@ def _communication(op: OpOverload) -> Callable | None:
     """The handler of an op of torch.distributed."""
     if op.namespace not in ("c10d", "_c10d_functional", "_dtensor"):
         return None
-    from torch_hlo.lazy.ops import distributed_ops
+    from .ops import distributed_ops
 
     return distributed_ops.handler(op)
 
@@ -26,25 +26,19 @@ def register() -> None:
     global _done
     if _done:
         return
-    from torch_hlo.lazy import device_module
     from torch_hlo.pytorch import imports, patches, quick_operators, registration
+
+    from . import device_module
 
     registration.register_device(device_module, constant_function)
     from torch_hlo import (
         lowering,
     )  # fills the table of lowerings, which dispatch consults
-    from torch_hlo.lazy.aten import dispatch
-    from torch_hlo.lazy.ops import composites, encoder, optimizer_state
-    from torch_hlo.lazy.record import (
-        exchange,
-        generator,
-        handlers,
-        inference,
-        serialization,
-        session,
-        tensor,
-    )
     from torch_hlo.lazy.run.device_engine import DeviceEngine
+
+    from .aten import dispatch
+    from .ops import composites, encoder, optimizer_state
+    from .record import exchange, generator, handlers, inference, serialization, session, tensor
 
     session.current().engine = DeviceEngine()
     handlers.MAKERS.insert(0, _communication)
@@ -64,10 +58,11 @@ def register() -> None:
 def rename_to_xla() -> None:
     """Tensors of the device say "xla" in place of "hlo" from now on. Raises RuntimeError once there
     are tensors."""
-    from torch_hlo.lazy import device_module
-    from torch_hlo.lazy.ops import composites
-    from torch_hlo.lazy.record import meta
     from torch_hlo.pytorch import registration
+
+    from . import device_module
+    from .ops import composites
+    from .record import meta
 
     if registration.PLACE.name == "xla":
         return

@@ -12,9 +12,10 @@ from torch_hlo.device import runtime
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
 from torch_hlo.hlo.ir.shape import DTYPES, Shape
-from torch_hlo.pjrt.client import client
-from torch_hlo.pjrt.functions import implements
-from torch_hlo.pjrt.objects import Object, PluginError
+
+from .client import client
+from .functions import implements
+from .objects import Object, PluginError
 
 TYPES = {number: name for name, number in BUFFER_TYPES.items()}
 

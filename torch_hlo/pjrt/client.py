@@ -7,8 +7,9 @@ from functools import cache
 from typing import Any
 
 from torch_hlo import config
-from torch_hlo.pjrt.functions import implements
-from torch_hlo.pjrt.objects import Object, PluginError, named_values
+
+from .functions import implements
+from .objects import Object, PluginError, named_values
 
 PLATFORM = "hlo"
 # The version that JAX writes for us: any that the reader knows; and the oldest.

@@ -24,15 +24,16 @@ from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
 from torch_hlo.hlo.sharding.sharding_text import to_xla
 from torch_hlo.hlo.stablehlo import WriteError, stablehlo_text
 from torch_hlo.hlo.text.scanner import ParseError
-from torch_hlo.pjrt.arrays import Array, array
-from torch_hlo.pjrt.client import client
-from torch_hlo.pjrt.functions import implements
-from torch_hlo.pjrt.objects import CALLBACK, Object, PluginError, named_values
-from torch_hlo.pjrt.options import CompileOptions
 from torch_hlo.tools.adopt import adopted
 from torch_hlo.tools.devices import is_annotated, partitioned
 from torch_hlo.tools.execute import flat
 from torch_hlo.tools.text_api import parse_text
+
+from .arrays import Array, array
+from .client import client
+from .functions import implements
+from .objects import CALLBACK, Object, PluginError, named_values
+from .options import CompileOptions
 
 _CODES = {
     ParseError: PluginError.INVALID_ARGUMENT,

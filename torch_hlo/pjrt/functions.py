@@ -18,7 +18,8 @@ from torch_hlo.compiler.llvm.machine_code import machine_code
 from torch_hlo.compiler.llvm.target import host
 from torch_hlo.device.cpu.engine import engine
 from torch_hlo.device.pjrt.pjrt_structs import FUNCTIONS, HEAD, MINOR, STRUCTURES
-from torch_hlo.pjrt.objects import GETTERS, WORDS, Object, PluginError, error, outputs_of
+
+from .objects import GETTERS, WORDS, Object, PluginError, error, outputs_of
 
 Function = Callable[[Any], int | None]
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)

@@ -13,8 +13,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from torch_hlo.compiler.codegen.registry import host_call
-from torch_hlo.pjrt.client import PLATFORM
-from torch_hlo.pjrt.objects import CALLBACK
+
+from .client import PLATFORM
+from .objects import CALLBACK
 
 
 def initialize() -> None:
@@ -24,7 +25,8 @@ def initialize() -> None:
     if PLATFORM in xla_bridge._backend_factories:
         return
     from torch_hlo.pjrt import arrays, executables  # noqa: F401  their functions fill the table
-    from torch_hlo.pjrt.functions import Table
+
+    from .functions import Table
 
     xla_bridge.register_plugin(PLATFORM, priority=-100, c_api=Table().capsule())
     if config.jax_platforms.value == PLATFORM:  # JAX's callbacks compute on its CPU

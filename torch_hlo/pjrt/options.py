@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch_hlo.pjrt.objects import PluginError
+from .objects import PluginError
 
 # numbers of fields
 _BUILD, _REPLICAS, _PARTITIONS, _ASSIGNMENT = 3, 4, 5, 9

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torch_hlo import metrics
-from torch_hlo.profiler.timeline import Span, Timeline
+
+from .timeline import Span, Timeline
 
 OFTEN = 0.4  # of all steps
 FEW = 5  # steps from which there is a rule to see

@@ -15,9 +15,10 @@ import torch
 from torch_hlo import config, metrics, pages
 from torch_hlo.device.programs import PROFILED
 from torch_hlo.lazy.record import session
-from torch_hlo.profiler.advice import Advice, advise
-from torch_hlo.profiler.steps import Line, collect, measured_limits
-from torch_hlo.profiler.timeline import Modules, Span, Timeline
+
+from .advice import Advice, advise
+from .steps import Line, collect, measured_limits
+from .timeline import Modules, Span, Timeline
 
 TRACKS = "steps transfers waits compiles programs kernels collectives".split()
 MOST = 60_000  # spans on a page

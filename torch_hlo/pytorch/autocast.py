@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from torch_hlo.pytorch.operators import OpOverload
-from torch_hlo.pytorch.participants import without_autocast
-from torch_hlo.pytorch.registration import PLACE
+from .operators import OpOverload
+from .participants import without_autocast
+from .registration import PLACE
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ import torch._prims.rng_prims  # noqa: F401
 from torch._higher_order_ops.effects import with_effects
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from torch_hlo.pytorch.operators import HigherOrderOperator, Key
+from .operators import HigherOrderOperator, Key
 
 __all__ = [
     "FakeTensorMode",

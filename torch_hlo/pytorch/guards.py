@@ -64,7 +64,7 @@ from torch._guards import TracingContext
 from torch.nn.modules import module as modules
 from torch.utils import _pytree as pytree
 
-from torch_hlo.pytorch import steps
+from . import steps
 
 Same = Callable[[Any], bool]  # of the frame's variables: whether a graph is still right
 

@@ -10,8 +10,8 @@ import types
 import torch
 import torch._library.simple_registry
 
-from torch_hlo.pytorch import shortcuts, version
-from torch_hlo.pytorch.tensors import make_wrapper
+from . import shortcuts, version
+from .tensors import make_wrapper
 
 
 def spare_dynamo() -> None:

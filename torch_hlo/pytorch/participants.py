@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 import torch.autograd.forward_ad
 
-from torch_hlo.pytorch.registration import PLACE
+from .registration import PLACE
 
 # context manager: PyTorch does not look for `__torch_function__`, which takes longer than an
 # attribute

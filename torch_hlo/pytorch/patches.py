@@ -15,9 +15,9 @@ import torch.utils._foreach_utils
 from torch._subclasses import fake_tensor
 from torch.nn import Module
 
-from torch_hlo.pytorch import imports, uninitialized, version
-from torch_hlo.pytorch.operators import Key
-from torch_hlo.pytorch.registration import NAME, PLACE
+from . import imports, uninitialized, version
+from .operators import Key
+from .registration import NAME, PLACE
 
 
 def patch(

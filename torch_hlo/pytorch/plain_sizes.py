@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from torch_hlo.pytorch import shortcuts
+from . import shortcuts
 
 
 def _is_plain(value: object) -> bool:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import torch
 
-from torch_hlo.pytorch import shortcuts
-from torch_hlo.pytorch.operators import OpOverload
-from torch_hlo.pytorch.participants import alone
+from . import shortcuts
+from .operators import OpOverload
+from .participants import alone
 
 aten = torch.ops.aten
 

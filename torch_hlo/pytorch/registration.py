@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torch_hlo.pytorch import version
+from . import version
 
 NAME = "hlo"
 _Kind = torch._C._autograd.DeviceType

@@ -27,8 +27,8 @@ from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch._subclasses.fake_tensor import FakeTensor
 
-from torch_hlo.pytorch import shortcuts
-from torch_hlo.pytorch.registration import PLACE
+from . import shortcuts
+from .registration import PLACE
 
 CONSUMED = "torch_hlo_consumed"  # in a node's meta: its graph of gradients has been used up
 # What Dynamo is told while it traces a step: to trace backward passes, to notice hooks that modules

@@ -19,9 +19,9 @@ from torch.nn.parameter import (
     is_lazy,
 )
 
-from torch_hlo.pytorch import tensors
-from torch_hlo.pytorch.participants import plain_attributes
-from torch_hlo.pytorch.registration import PLACE
+from . import tensors
+from .participants import plain_attributes
+from .registration import PLACE
 
 
 def convert(

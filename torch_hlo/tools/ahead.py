@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_hlo.compiler.llvm.target import PLATFORMS
-from torch_hlo.tools import UsageError
-from torch_hlo.tools.text_api import load
+
+from . import UsageError
+from .text_api import load
 
 if TYPE_CHECKING:  # text programs do not need PyTorch
     from torch.export import ExportedProgram

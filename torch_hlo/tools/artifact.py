@@ -10,7 +10,8 @@ from types import ModuleType
 
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.stablehlo import stablehlo_text
-from torch_hlo.tools import UsageError
+
+from . import UsageError
 
 
 def portable_artifact(module: Module, version: str | None = None) -> bytes:

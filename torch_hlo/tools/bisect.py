@@ -11,7 +11,8 @@ from torch_hlo.compiler.llvm.target import host
 from torch_hlo.compiler.pipeline import passes_for
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.ir.verify import verify
-from torch_hlo.tools.execute import Results, difference, run_evaluator, run_module
+
+from .execute import Results, difference, run_evaluator, run_module
 
 ROUNDS = 16
 

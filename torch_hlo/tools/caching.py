@@ -7,7 +7,8 @@ import tarfile
 from collections.abc import Callable
 
 from torch_hlo.compiler import cache
-from torch_hlo.tools import UsageError
+
+from . import UsageError
 
 
 def _info(args: argparse.Namespace) -> int:

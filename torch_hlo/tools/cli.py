@@ -26,7 +26,8 @@ from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.ir.verify import VerifyError
 from torch_hlo.hlo.text.printer import module_text
 from torch_hlo.hlo.text.scanner import ParseError
-from torch_hlo.tools import (
+
+from . import (
     UsageError,
     ahead,
     caching,
@@ -40,9 +41,9 @@ from torch_hlo.tools import (
     scripts,
     view,
 )
-from torch_hlo.tools import bisect as bisection
-from torch_hlo.tools import reduce as reduction
-from torch_hlo.tools.text_api import load, load_inputs
+from . import bisect as bisection
+from . import reduce as reduction
+from .text_api import load, load_inputs
 
 OK, DIFFERENT, USAGE, FAILED = 0, 1, 2, 3
 

@@ -11,7 +11,8 @@ from torch_hlo.hlo.ir.dim import Dim, Size
 from torch_hlo.hlo.ir.instruction import Module, called, postorder
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.text.printer import computations, module_text
-from torch_hlo.tools.execute import flat
+
+from .execute import flat
 
 
 def diff(a: Module, b: Module, names: tuple[str, str] = ("a", "b")) -> str:

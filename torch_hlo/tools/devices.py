@@ -28,7 +28,8 @@ from torch_hlo.hlo.ir.numeric import decode, encode
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.sharding.sharding import Sharding, shard, unshard
 from torch_hlo.hlo.text.printer import computations
-from torch_hlo.tools.execute import Results, flat, flat_inputs, prepared
+
+from .execute import Results, flat, flat_inputs, prepared
 
 Blocks = list[np.ndarray]  # one array per device
 

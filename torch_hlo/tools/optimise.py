@@ -12,8 +12,9 @@ from torch_hlo.compiler.spmd.propagate import propagate
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.stablehlo import stablehlo_text
 from torch_hlo.hlo.text.printer import STYLES, module_text
-from torch_hlo.tools import UsageError
-from torch_hlo.tools.execute import flat
+
+from . import UsageError
+from .execute import flat
 
 EMITS = ("hlo", "short", "full", "stablehlo", "llvm", "asm", "buffers")
 

@@ -9,7 +9,8 @@ from torch_hlo.compiler.spmd import propagate
 from torch_hlo.compiler.spmd.spmd_pipeline import spmd
 from torch_hlo.hlo.ir.instruction import META, Instruction, Module
 from torch_hlo.hlo.text.printer import computations, module_text
-from torch_hlo.tools import UsageError
+
+from . import UsageError
 
 
 def program(module: Module, update_axes: Sequence[str] = ()) -> str:

@@ -19,7 +19,8 @@ from torch_hlo.hlo.ir.intern import replace
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.ir.verify import verify
 from torch_hlo.hlo.text.printer import instruction_text
-from torch_hlo.tools import UsageError
+
+from . import UsageError
 
 Fails = Callable[[Module], bool]
 

@@ -22,10 +22,11 @@ from torch_hlo.hlo.stablehlo import parse_stablehlo
 from torch_hlo.hlo.text.parser import parse_module
 from torch_hlo.hlo.text.printer import module_text
 from torch_hlo.hlo.text.scanner import ParseError
-from torch_hlo.tools import UsageError
-from torch_hlo.tools.adopt import adopted
-from torch_hlo.tools.devices import run_on_devices
-from torch_hlo.tools.execute import run_module
+
+from . import UsageError
+from .adopt import adopted
+from .devices import run_on_devices
+from .execute import run_module
 
 _MLIR = re.compile(
     r"\s*(?://[^\n]*\n\s*)*"
@@ -93,7 +94,7 @@ def partition_text(text: str, update_axes: Sequence[str] = ()) -> str:
       overwrite) and optimizer states are split.
     Raises ParseError, ShardingError, PartitionError, UsageError for a program without annotations.
     """
-    from torch_hlo.tools import per_device
+    from . import per_device
 
     module = adopted(parse_text(text))
     return module_text(per_device.partitioned(module, update_axes), style="xla")

@@ -15,10 +15,11 @@ from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.hlo.ir.instruction import Instruction, Module
 from torch_hlo.hlo.text.printer import module_text
-from torch_hlo.tools import UsageError, per_device
-from torch_hlo.tools.devices import is_annotated
-from torch_hlo.tools.execute import flat
-from torch_hlo.tools.text_api import load
+
+from . import UsageError, per_device
+from .devices import is_annotated
+from .execute import flat
+from .text_api import load
 
 ELIDED = 64  # elements of a constant that are shown
 

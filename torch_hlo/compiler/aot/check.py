@@ -15,19 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch_hlo.compiler.aot.abi import (
-    DTYPE_CODES,
-    ERRORS,
-    MESSAGE_BYTES,
-    SLACK,
-    TENSOR,
-    Array,
-)
 from torch_hlo.compiler.codegen.block import ARENA, CONSTANTS, FIXED_WORDS, HOST
 from torch_hlo.compiler.codegen.program import emit_size
 from torch_hlo.compiler.llvm.emit import literal
 from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.hlo.ir.dim import Dim, Size
+
+from .abi import DTYPE_CODES, ERRORS, MESSAGE_BYTES, SLACK, TENSOR, Array
 
 _CODES = {name: i for i, name in enumerate(ERRORS)}
 _LARGEST = 2.0**60  # bytes, or elements: more than any machine has, less than what wraps around

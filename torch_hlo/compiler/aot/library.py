@@ -16,16 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from torch_hlo.compiler.aot import abi, runtime
-from torch_hlo.compiler.aot.abi import ARRAY, KINDS, MODEL, Array
-from torch_hlo.compiler.aot.check import (
-    WEIGHTS_HEAD,
-    Condition,
-    Interface,
-    escaped,
-    model_functions,
-)
-from torch_hlo.compiler.aot.objects import undefined
 from torch_hlo.compiler.codegen.block import CodegenError, HostCall
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.compile import emit
@@ -34,6 +24,11 @@ from torch_hlo.compiler.llvm.target import CpuTarget
 from torch_hlo.compiler.pipeline import optimize
 from torch_hlo.hlo.ir.dim import Dim, Size, substitute, symbol
 from torch_hlo.hlo.ir.instruction import Module, called, outputs, postorder
+
+from . import abi, runtime
+from .abi import ARRAY, KINDS, MODEL, Array
+from .check import WEIGHTS_HEAD, Condition, Interface, escaped, model_functions
+from .objects import undefined
 
 WEIGHTS_MAGIC = b"torchhlo"
 _LINKER_NAMES = (

@@ -12,14 +12,6 @@ import math as numbers
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from torch_hlo.compiler.attention.attention import Attention
-from torch_hlo.compiler.attention.attention_kernel import (
-    LOG2E,
-    Arrays,
-    AttentionKernel,
-    block_of,
-    items_of_heads,
-)
 from torch_hlo.compiler.codegen.inline import load_real, store
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm import math
@@ -29,6 +21,9 @@ from torch_hlo.compiler.matmul.amx_kernels import BLOCK, ELEMENTS, tiles
 from torch_hlo.compiler.matmul.gemm_amx import AmxGemm
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask
 from torch_hlo.hlo.ir.dim import Size, ceildiv
+
+from .attention import Attention
+from .attention_kernel import LOG2E, Arrays, AttentionKernel, block_of, items_of_heads
 
 ROWS, CAUSAL_ROWS = 256, 96  # query rows of a block, at most
 _BF16 = ELEMENTS["bf16", "bf16"]

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math as numbers
 
-from torch_hlo.compiler.attention.attention import Attention
-from torch_hlo.compiler.attention.attention_kernel import LOG2E, AttentionKernel
 from torch_hlo.compiler.codegen.inline import load_real
 from torch_hlo.compiler.llvm import math
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, transposed
 from torch_hlo.hlo.ir.dim import Size, ceildiv
+
+from .attention import Attention
+from .attention_kernel import LOG2E, AttentionKernel
 
 ROWS = 4  # queries, at most
 KEYS = 256  # of a block: their scores stay in L1

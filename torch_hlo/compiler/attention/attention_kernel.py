@@ -8,18 +8,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from torch_hlo.compiler.attention.attention import (
-    Attention,
-    Bias,
-    inner,
-    known_attention,
-)
-from torch_hlo.compiler.attention.attention_term import (
-    FLOAT_MAX,
-    REPLACED,
-    Term,
-    term,
-)
 from torch_hlo.compiler.codegen.inline import Writer, load_real
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm import math
@@ -29,6 +17,9 @@ from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask
 from torch_hlo.hlo.ir.dim import Dim, Size, ceildiv
 from torch_hlo.hlo.ir.instruction import Instruction
+
+from .attention import Attention, Bias, inner, known_attention
+from .attention_term import FLOAT_MAX, REPLACED, Term, term
 
 LOG2E = 1 / numbers.log(2)
 

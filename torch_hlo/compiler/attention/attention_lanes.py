@@ -22,18 +22,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torch_hlo.compiler.attention.attention import Attention
-from torch_hlo.compiler.attention.attention_kernel import (
-    Arrays,
-    AttentionKernel,
-    block_of,
-)
 from torch_hlo.compiler.codegen.inline import Writer, load_real
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, splat, transposed
 from torch_hlo.hlo.ir.dim import Size, ceildiv
+
+from .attention import Attention
+from .attention_kernel import Arrays, AttentionKernel, block_of
 
 KEYS = {"forward": 256, "backward": 128}  # keys of a block, at most
 QUERIES = 256  # queries of a block, at most

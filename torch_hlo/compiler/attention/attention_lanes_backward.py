@@ -6,16 +6,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from torch_hlo.compiler.attention.attention import Attention
-from torch_hlo.compiler.attention.attention_kernel import LOG2E, items_of_heads
-from torch_hlo.compiler.attention.attention_lanes import nothing
-from torch_hlo.compiler.attention.attention_lanes_scores import LaneScores
-from torch_hlo.compiler.attention.attention_term import FLOAT_MAX
 from torch_hlo.compiler.codegen.inline import Writer, load_real
 from torch_hlo.compiler.llvm import math
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, splat, transposed
 from torch_hlo.hlo.ir.dim import Size, ceildiv
+
+from .attention import Attention
+from .attention_kernel import LOG2E, items_of_heads
+from .attention_lanes import nothing
+from .attention_lanes_scores import LaneScores
+from .attention_term import FLOAT_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math as numbers
 from dataclasses import dataclass
 
-from torch_hlo.compiler.attention.attention import Attention
-from torch_hlo.compiler.attention.attention_kernel import LOG2E, block_of
-from torch_hlo.compiler.attention.attention_lanes import QUERIES, nothing
-from torch_hlo.compiler.attention.attention_lanes_scores import LaneScores
 from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.llvm import math
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.matmul.tile import Tile
 from torch_hlo.hlo.ir.dim import Size, ceildiv
+
+from .attention import Attention
+from .attention_kernel import LOG2E, block_of
+from .attention_lanes import QUERIES, nothing
+from .attention_lanes_scores import LaneScores
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ from __future__ import annotations
 import math as numbers
 from collections.abc import Callable
 
-from torch_hlo.compiler.attention.attention_lanes import TERM_KEYS, LaneKernel
-from torch_hlo.compiler.attention.attention_term import REPLACED
 from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.matmul.tile import splat, transposed
 from torch_hlo.hlo.ir.dim import ceildiv
+
+from .attention_lanes import TERM_KEYS, LaneKernel
+from .attention_term import REPLACED
 
 # biases up to the first hide a key; two to the power of minus the second is 0
 HIDDEN, NOTHING = -1e30, 160.0

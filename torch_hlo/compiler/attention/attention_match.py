@@ -24,26 +24,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_hlo.compiler.attention.attention import attention_of, marked_weights
-from torch_hlo.compiler.attention.attention_meaning import (
-    HIDDEN,
-    as_f32,
-    meaning,
-    repeated,
-    scaled,
-)
-from torch_hlo.compiler.attention.attention_roles import (
-    ELEMENTWISE,
-    Product,
-    Role,
-    Roles,
-    Unknown,
-    bare,
-    is_view,
-    need,
-    turned,
-)
-from torch_hlo.compiler.attention.attention_scores import Scores, rows_of, scores_of
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.dim import Size
@@ -56,6 +36,11 @@ from torch_hlo.hlo.ir.instruction import (
 )
 from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.ir.match import carry_meta, inline, splat, substituted
+
+from .attention import attention_of, marked_weights
+from .attention_meaning import HIDDEN, as_f32, meaning, repeated, scaled
+from .attention_roles import ELEMENTWISE, Product, Role, Roles, Unknown, bare, is_view, need, turned
+from .attention_scores import Scores, rows_of, scores_of
 
 
 @hlo_pass

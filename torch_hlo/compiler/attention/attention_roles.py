@@ -19,10 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from torch_hlo.compiler.attention.attention import FLOATS
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.match import splat
+
+from .attention import FLOATS
 
 
 class Unknown(Exception):

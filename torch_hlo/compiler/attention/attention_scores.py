@@ -6,17 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.compiler.attention.attention import FLOATS
-from torch_hlo.compiler.attention.attention_roles import (
-    Unknown,
-    is_view,
-    need,
-    scalar,
-    sides,
-    turned,
-)
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.match import splat
+
+from .attention import FLOATS
+from .attention_roles import Unknown, is_view, need, scalar, sides, turned
 
 Steps = list[tuple[str, Instruction]]  # (opcode, scalar)
 

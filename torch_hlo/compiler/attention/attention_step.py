@@ -10,25 +10,17 @@ compiler/attention/attention.py) is one parallel step:
 
 from __future__ import annotations
 
-from torch_hlo.compiler.attention import attention_amx, attention_few
-from torch_hlo.compiler.attention.attention import (
-    MIN_SIZE,
-    Attention,
-    known_attention,
-    merged,
-)
-from torch_hlo.compiler.attention.attention_kernel import (
-    AttentionKernel,
-    arrays_of,
-    sizes_of,
-)
-from torch_hlo.compiler.attention.attention_lanes_backward import Backward
-from torch_hlo.compiler.attention.attention_lanes_forward import Forward
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.matmul.tile import product_tile
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
+
+from . import attention_amx, attention_few
+from .attention import MIN_SIZE, Attention, known_attention, merged
+from .attention_kernel import AttentionKernel, arrays_of, sizes_of
+from .attention_lanes_backward import Backward
+from .attention_lanes_forward import Forward
 
 _USUAL = 256  # rows or columns when they are symbolic, for the estimated time
 _FMA_NS = 0.014  # per multiply-add, on one thread

@@ -3,11 +3,12 @@ see gpu_attention_kernel.py for the kernels."""
 
 from __future__ import annotations
 
-from torch_hlo.compiler.attention import gpu_attention_fma, gpu_attention_mma
-from torch_hlo.compiler.attention.attention import known_attention
-from torch_hlo.compiler.attention.attention_kernel import symbolic_sizes
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.hlo.ir.instruction import Instruction
+
+from . import gpu_attention_fma, gpu_attention_mma
+from .attention import known_attention
+from .attention_kernel import symbolic_sizes
 
 
 def emit_attention(program: GpuProgram, x: Instruction) -> None:

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import math as numbers
 
-from torch_hlo.compiler.attention.attention import Attention
-from torch_hlo.compiler.attention.gpu_attention_kernel import (
-    BLOCK,
-    EACH,
-    WIDTHS,
-    AttentionKernel,
-    Matrix,
-)
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.llvm import math
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.hlo.ir.dim import Size, ceildiv
+
+from .attention import Attention
+from .gpu_attention_kernel import BLOCK, EACH, WIDTHS, AttentionKernel, Matrix
 
 SLICE, SIDE = 16, 16  # depth of a slice; threads along a side of a tile
 # elements between the rows of a tile in shared memory: 16-byte aligned, and neighbouring rows start

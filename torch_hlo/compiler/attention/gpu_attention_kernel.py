@@ -16,8 +16,6 @@ import math as numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_hlo.compiler.attention.attention import Attention, N
-from torch_hlo.compiler.attention.attention_kernel import named, symbolic_sizes
 from torch_hlo.compiler.codegen.inline import load_real
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
@@ -25,6 +23,9 @@ from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.hlo.ir.dim import Size, ceildiv
+
+from .attention import Attention, N
+from .attention_kernel import named, symbolic_sizes
 
 BLOCK = 64  # rows, and columns, of a block
 EACH = 4  # elements that are read and written together

@@ -13,13 +13,6 @@ import math as numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_hlo.compiler.attention.attention import Attention, N
-from torch_hlo.compiler.attention.gpu_attention_kernel import (
-    BLOCK,
-    WIDTHS,
-    AttentionKernel,
-    Matrix,
-)
 from torch_hlo.compiler.gpu import ptx
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.target import GpuTarget, machine
@@ -27,6 +20,9 @@ from torch_hlo.compiler.gpu.words import Words
 from torch_hlo.compiler.llvm import math
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.hlo.ir.dim import Size, ceildiv
+
+from .attention import Attention, N
+from .gpu_attention_kernel import BLOCK, WIDTHS, AttentionKernel, Matrix
 
 WARPS, CHUNK = 4, 16  # of a group; bytes of an asynchronous copy
 MOST_WIDTH = 256

@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from torch_hlo.compiler.codegen.block import Places, Span
-from torch_hlo.compiler.codegen.program import Program, Row
-from torch_hlo.compiler.codegen.registry import POINTWISE
 from torch_hlo.compiler.llvm.function import Function
 from torch_hlo.compiler.thresholds import RANGE_PS
 from torch_hlo.hlo.ir.instruction import Instruction
+
+from .block import Places, Span
+from .program import Program, Row
+from .registry import POINTWISE
 
 LARGEST = 512  # kernels of a table
 RANGES = 64  # and there are about so many

@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.compiler.codegen.batch import batch, groups
-from torch_hlo.compiler.codegen.block import Place, Places, leaves
-from torch_hlo.compiler.codegen.program import Program, StepProfile
 from torch_hlo.compiler.schedule import memory
 from torch_hlo.compiler.schedule.memory import Slot, Slots
 from torch_hlo.compiler.schedule.plan import Plan, plan
 from torch_hlo.compiler.thresholds import STEPS_PER_FUNCTION
 from torch_hlo.hlo.ir.dim import fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
+
+from .batch import batch, groups
+from .block import Place, Places, leaves
+from .program import Program, StepProfile
 
 
 def emit_entry(program: Program, planned: Plan) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.hlo.ir.intern import instr, parameters_of
+
+from .program import Program
 
 
 def ahead(program: Program) -> None:

@@ -13,11 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen.kernel import Kernel
-from torch_hlo.compiler.codegen.kernel_values import Level
-from torch_hlo.compiler.codegen.loop_plan import Planner
-from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm import scalar
 from torch_hlo.compiler.llvm.emit import Emit, Unit
 from torch_hlo.compiler.llvm.function import Function, Int
@@ -25,6 +20,12 @@ from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
+
+from . import index as ix
+from .kernel import Kernel
+from .kernel_values import Level
+from .loop_plan import Planner
+from .program import Program
 
 
 class _SharedUnit(Unit):

@@ -19,16 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from torch_hlo.compiler.codegen.index import (
-    Index,
-    Var,
-    of,
-    variable,
-)
-from torch_hlo.compiler.codegen.kernel_values import KernelValues, Level
-from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm.emit import Emit
 from torch_hlo.hlo.ir.dim import Size
+
+from .index import Index, Var, of, variable
+from .kernel_values import KernelValues, Level
+from .program import Program
 
 # what is written per vector: (index, what is carried) -> what is carried on
 Body = Callable[[Index, list[str]], list[str] | None]

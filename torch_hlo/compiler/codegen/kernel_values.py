@@ -7,17 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch_hlo.compiler.codegen.block import CodegenError
-from torch_hlo.compiler.codegen.index import (
-    Index,
-    Var,
-    below,
-    combine,
-    constant,
-    linear,
-    of,
-)
-from torch_hlo.compiler.codegen.registry import VALUES
 from torch_hlo.compiler.llvm import scalar
 from torch_hlo.compiler.llvm.emit import Emit, Unit, literal, transposed
 from torch_hlo.compiler.llvm.scalar import STORAGE, Storage, Value
@@ -25,6 +14,10 @@ from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.thresholds import AHEAD_BYTES, STREAMED_BYTES
 from torch_hlo.hlo.ir.dim import Dim, Size, fixed
 from torch_hlo.hlo.ir.instruction import Instruction
+
+from .block import CodegenError
+from .index import Index, Var, below, combine, constant, linear, of
+from .registry import VALUES
 
 Condition = tuple[Index, Size, Size]  # low <= index < high
 _NEAR = 4  # lanes at most this far apart are loaded as whole vectors

@@ -11,17 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen.block import CodegenError
-from torch_hlo.compiler.codegen.index import Index, Var
-from torch_hlo.compiler.codegen.kernel_values import Condition
-from torch_hlo.compiler.codegen.registry import POINTWISE, VALUES
 from torch_hlo.compiler.llvm.emit import Emit, Unit
 from torch_hlo.compiler.llvm.scalar import Value
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import DTYPES
+
+from . import index as ix
+from .block import CodegenError
+from .index import Index, Var
+from .kernel_values import Condition
+from .registry import POINTWISE, VALUES
 
 _POINTWISE = frozenset(POINTWISE) | {"copy", "opt-barrier"}
 _MAX_SPLITS = 12

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm import system
 from torch_hlo.hlo.ir.dim import Size, fixed
 from torch_hlo.hlo.ir.instruction import META, Instruction, called
 from torch_hlo.hlo.ir.shape import Shape
+
+from .program import Program
 
 CLOCKS = {"wall": 1, "thread": 3}  # CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
 KEPT = 32  # calls of a step whose times are kept

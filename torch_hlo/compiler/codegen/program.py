@@ -26,7 +26,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from torch_hlo.compiler.codegen.block import (
+from torch_hlo.compiler.llvm.function import Function
+from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.compiler.thresholds import LARGE_SCRATCH
+from torch_hlo.hlo.ir.dim import Dim, Size, dim_max, fixed, substitute, symbol
+from torch_hlo.hlo.ir.instruction import META, Instruction, Module, outputs
+from torch_hlo.hlo.ir.literal import Literal
+from torch_hlo.hlo.ir.shape import Shape
+
+from .block import (
     ALIGNMENT,
     ARENA,
     CONSTANTS,
@@ -43,14 +51,7 @@ from torch_hlo.compiler.codegen.block import (
     Span,
     leaves,
 )
-from torch_hlo.compiler.codegen.registry import CPU, HOST_CALLS, Table, row_of
-from torch_hlo.compiler.llvm.function import Function
-from torch_hlo.compiler.llvm.target import Target
-from torch_hlo.compiler.thresholds import LARGE_SCRATCH
-from torch_hlo.hlo.ir.dim import Dim, Size, dim_max, fixed, substitute, symbol
-from torch_hlo.hlo.ir.instruction import META, Instruction, Module, outputs
-from torch_hlo.hlo.ir.literal import Literal
-from torch_hlo.hlo.ir.shape import Shape
+from .registry import CPU, HOST_CALLS, Table, row_of
 
 PACKED_SLACK = 1 << 17  # bytes that kernels may read past a packed copy, at most
 COLD_BYTES = 64 << 20  # of parameters and results

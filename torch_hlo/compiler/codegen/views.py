@@ -5,19 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen.block import CodegenError
-from torch_hlo.compiler.codegen.index import Index
-from torch_hlo.compiler.codegen.kernel import Kernel
-from torch_hlo.compiler.codegen.kernel_values import Condition
-from torch_hlo.compiler.codegen.loop_plan import Planner
-from torch_hlo.compiler.codegen.registry import POINTWISE
 from torch_hlo.compiler.llvm import scalar
 from torch_hlo.compiler.llvm.math_error import NARROW
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import DTYPES
+
+from . import index as ix
+from .block import CodegenError
+from .index import Index
+from .kernel import Kernel
+from .kernel_values import Condition
+from .loop_plan import Planner
+from .registry import POINTWISE
 
 Indices = tuple[Index, ...]
 _ROUNDED = frozenset(("bf16", "f16"))

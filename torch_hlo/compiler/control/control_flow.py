@@ -6,10 +6,11 @@ from __future__ import annotations
 from torch_hlo.compiler.codegen.block import OWN, CodegenError, Place, Places
 from torch_hlo.compiler.codegen.computation import emit_computation
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.control.loop_fill import is_unwritten
 from torch_hlo.compiler.llvm.function import Function, signature
 from torch_hlo.hlo.ir.dim import Dim, fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
+
+from .loop_fill import is_unwritten
 
 # bytes of a matrix that come from beyond the second cache in every turn: in the order in which they
 # are read, 6 to 18 % sooner

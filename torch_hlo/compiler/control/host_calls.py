@@ -12,12 +12,13 @@ import numpy as np
 from torch_hlo.compiler.codegen.block import CodegenError, Place, Places
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.codegen.registry import HOST_CALLS
-from torch_hlo.compiler.control.control_flow import copy_places
-from torch_hlo.compiler.control.loop_fill import is_unwritten
 from torch_hlo.compiler.linalg import lapack as native
 from torch_hlo.hlo.evaluate import lapack
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import Shape
+
+from .control_flow import copy_places
+from .loop_fill import is_unwritten
 
 _FFT: dict[str, Callable[..., np.ndarray]] = {
     "FFT": np.fft.fftn,

@@ -19,14 +19,6 @@ from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.conv_forms import digits_of, is_channels_last, sides
-from torch_hlo.compiler.convolution.conv_direct import (
-    POINTERS,
-    geometry,
-    pointer_table,
-    tile_pointers,
-)
-from torch_hlo.compiler.convolution.conv_pack import product, static_dims
-from torch_hlo.compiler.convolution.conv_winograd import define
 from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul.amx_kernels import (
     BLOCK,
@@ -54,6 +46,10 @@ from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import row_major_strides
 from torch_hlo.hlo.ir.window import WindowDim
+
+from .conv_direct import POINTERS, geometry, pointer_table, tile_pointers
+from .conv_pack import product, static_dims
+from .conv_winograd import define
 
 BF16 = ELEMENTS["bf16", "bf16"]
 LD = AMX_COLUMNS + GAP

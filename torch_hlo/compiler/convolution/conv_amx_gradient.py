@@ -21,10 +21,6 @@ from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.conv_forms import digits_of
-from torch_hlo.compiler.convolution.conv_direct import register_tile
-from torch_hlo.compiler.convolution.conv_gradient import add_pieces
-from torch_hlo.compiler.convolution.conv_pack import product, static_dims
-from torch_hlo.compiler.convolution.conv_winograd import define
 from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul.amx_kernels import (
     BLOCK,
@@ -42,6 +38,11 @@ from torch_hlo.hlo.ir.dim import ceildiv, fixed
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import row_major_strides
 from torch_hlo.hlo.ir.window import Window
+
+from .conv_direct import register_tile
+from .conv_gradient import add_pieces
+from .conv_pack import product, static_dims
+from .conv_winograd import define
 
 BF16 = ELEMENTS["bf16", "bf16"]
 NUMBERS = (

@@ -16,8 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.convolution.conv_direct import register_tile
-from torch_hlo.compiler.convolution.conv_pack import static_dims
 from torch_hlo.compiler.llvm.function import Function, Int, Loop, signature
 from torch_hlo.compiler.matmul.dot_task import Finish
 from torch_hlo.compiler.matmul.epilogue import Epilogue
@@ -34,6 +32,9 @@ from torch_hlo.hlo.ir.dim import ceildiv, fixed
 from torch_hlo.hlo.ir.infer import product
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.window import WindowDim
+
+from .conv_direct import register_tile
+from .conv_pack import static_dims
 
 ACCUMULATORS = 16  # vectors, with 32 registers
 NUMBERS = (

@@ -20,12 +20,6 @@ from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.conv_forms import is_channels_last
-from torch_hlo.compiler.convolution.conv_pack import (
-    PACK_PARAMETERS,
-    packing,
-    product,
-    usual,
-)
 from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul.blocking import Partition, tile_heights
 from torch_hlo.compiler.matmul.dot_task import Finish
@@ -48,6 +42,8 @@ from torch_hlo.compiler.thresholds import (
 from torch_hlo.hlo.ir.dim import Size, ceildiv, dim_max
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import row_major_strides
+
+from .conv_pack import PACK_PARAMETERS, packing, product, usual
 
 POINTERS = 16  # entries of a row of the table of pointers
 MOST_COLUMNS = 1 << 20

@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.conv_forms import digits_of
-from torch_hlo.compiler.convolution.conv_direct import register_tile
-from torch_hlo.compiler.convolution.conv_pack import product, usual
 from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul import blocking, micro_kernel
 from torch_hlo.compiler.matmul.dot_product import SPLITS, sum_parts
@@ -35,6 +33,9 @@ from torch_hlo.compiler.thresholds import GRADIENT_BLOCK_BYTES, ITEMS_PER_CORE
 from torch_hlo.hlo.ir.dim import Size, ceildiv
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import row_major_strides
+
+from .conv_direct import register_tile
+from .conv_pack import product, usual
 
 GEOMETRY = (
     "window",

@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.conv_forms import digits_of, is_planar, sides
-from torch_hlo.compiler.convolution.conv_pack import static_dims
 from torch_hlo.compiler.hlo_pass import Pass, hlo_pass
 from torch_hlo.compiler.simplify.reshape_motion import wants_channels_last
 from torch_hlo.compiler.thresholds import FEW_CHANNELS, FEW_TERMS
@@ -28,6 +27,8 @@ from torch_hlo.hlo.ir.instruction import Instruction, Module
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.match import op, rewrite, rules
 from torch_hlo.hlo.ir.window import WindowDim
+
+from .conv_pack import static_dims
 
 
 def contracts_pixels(x: Instruction) -> bool:

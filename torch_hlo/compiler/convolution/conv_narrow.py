@@ -19,7 +19,6 @@ import itertools
 from dataclasses import replace
 
 from torch_hlo.compiler.conv_forms import digits_of, sides
-from torch_hlo.compiler.convolution.conv_layout import contracts_pixels
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.compiler.thresholds import PER_TAP
 from torch_hlo.hlo.ir import build as h
@@ -29,6 +28,8 @@ from torch_hlo.hlo.ir.instruction import Instruction, Module
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.match import op, rewrite, rules
 from torch_hlo.hlo.ir.window import WindowDim
+
+from .conv_layout import contracts_pixels
 
 LANES = 16  # of f32 in a vector of 512 bits
 

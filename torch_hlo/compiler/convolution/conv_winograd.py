@@ -26,15 +26,6 @@ from dataclasses import dataclass
 
 from torch_hlo import config
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.convolution.conv_direct import (
-    POINTERS,
-    geometry,
-    is_direct,
-    micro,
-    register_tile,
-    tile_pointers,
-)
-from torch_hlo.compiler.convolution.conv_pack import packing, product, static_dims
 from torch_hlo.compiler.llvm.function import Function, Int, float_constant, signature
 from torch_hlo.compiler.matmul.dot_task import Finish
 from torch_hlo.compiler.matmul.epilogue import Epilogue
@@ -59,6 +50,9 @@ from torch_hlo.compiler.thresholds import (
 from torch_hlo.hlo.ir.dim import Size, ceildiv
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import row_major_strides
+
+from .conv_direct import POINTERS, geometry, is_direct, micro, register_tile, tile_pointers
+from .conv_pack import packing, product, static_dims
 
 Matrix = tuple[tuple[float, ...], ...]
 

@@ -14,29 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.convolution.conv_direct import (
-    POINTERS,
-    geometry,
-    register_tile,
-    tile_pointers,
-)
-from torch_hlo.compiler.convolution.conv_gradient import (
-    ENTRY,
-    add_pieces,
-    is_gradient,
-    micro,
-    turn,
-)
-from torch_hlo.compiler.convolution.conv_pack import static_dims
-from torch_hlo.compiler.convolution.conv_winograd import (
-    F23,
-    Filtering,
-    applies,
-    define,
-    transform,
-    transform_inputs,
-    transposed,
-)
 from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.matmul.dot_product import SPLITS
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, masked_store
@@ -51,6 +28,11 @@ from torch_hlo.compiler.thresholds import (
 from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import row_major_strides
+
+from .conv_direct import POINTERS, geometry, register_tile, tile_pointers
+from .conv_gradient import ENTRY, add_pieces, is_gradient, micro, turn
+from .conv_pack import static_dims
+from .conv_winograd import F23, Filtering, applies, define, transform, transform_inputs, transposed
 
 ROWS, COLUMNS = 64, 128  # weights of an item: sums of 512 KB
 NUMBERS = (

@@ -16,20 +16,6 @@ from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.index import Index
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.conv_forms import digits_of, is_planar, sides
-from torch_hlo.compiler.convolution.conv_amx import emit_amx, is_amx
-from torch_hlo.compiler.convolution.conv_amx_gradient import (
-    emit_amx_gradient,
-    is_amx_gradient,
-)
-from torch_hlo.compiler.convolution.conv_depthwise import emit_planar
-from torch_hlo.compiler.convolution.conv_direct import emit_direct, is_direct
-from torch_hlo.compiler.convolution.conv_gradient import emit_gradient, is_gradient
-from torch_hlo.compiler.convolution.conv_layout import preferred, relabeled
-from torch_hlo.compiler.convolution.conv_winograd import emit_winograd, is_winograd
-from torch_hlo.compiler.convolution.conv_winograd_gradient import (
-    emit_winograd_gradient,
-    is_winograd_gradient,
-)
 from torch_hlo.compiler.loops.elementwise_loops import emit_instruction
 from torch_hlo.compiler.matmul.dot import (
     arguments_of,
@@ -44,6 +30,15 @@ from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
 from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.ir.window import WindowDim
+
+from .conv_amx import emit_amx, is_amx
+from .conv_amx_gradient import emit_amx_gradient, is_amx_gradient
+from .conv_depthwise import emit_planar
+from .conv_direct import emit_direct, is_direct
+from .conv_gradient import emit_gradient, is_gradient
+from .conv_layout import preferred, relabeled
+from .conv_winograd import emit_winograd, is_winograd
+from .conv_winograd_gradient import emit_winograd_gradient, is_winograd_gradient
 
 
 @dataclass(frozen=True, slots=True)

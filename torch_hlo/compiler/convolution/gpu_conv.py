@@ -10,8 +10,6 @@ element there. What matrix units take is gpu_conv_matrix.py's.
 
 from __future__ import annotations
 
-from torch_hlo.compiler.convolution import gpu_conv_matrix
-from torch_hlo.compiler.convolution.convolution import Labels, with_kernel_types
 from torch_hlo.compiler.gather.gather_scatter import Sizes, digits
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
@@ -25,6 +23,9 @@ from torch_hlo.hlo.ir.dim import Size, ceildiv
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.ir.shape import row_major_strides
+
+from . import gpu_conv_matrix
+from .convolution import Labels, with_kernel_types
 
 SIDE = 64  # of a block
 FEW_FEATURES = 8  # of a group, that are computed by a thread each

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_hlo.compiler.codegen.index import product
-from torch_hlo.compiler.convolution.convolution import Labels
 from torch_hlo.compiler.gather.gather_scatter import digits
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram, TensorMap
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
@@ -29,6 +28,8 @@ from torch_hlo.compiler.matmul.product import Product
 from torch_hlo.hlo.ir.dim import fixed
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.window import Window
+
+from .convolution import Labels
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,18 @@ from torch_hlo.compiler.codegen.block import Place
 from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.control import host_calls
-from torch_hlo.compiler.fourier.fft_lines import (
+from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.matmul.tile import Tile, lane_mask, product_tile
+from torch_hlo.compiler.thresholds import (
+    FFT_CHUNK,
+    FFT_LOCAL_BYTES,
+    FFT_MOST,
+    ONE_TABLE,
+)
+from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir.instruction import Instruction
+
+from .fft_lines import (
     Block,
     Columns,
     Lines,
@@ -32,7 +43,7 @@ from torch_hlo.compiler.fourier.fft_lines import (
     transform,
     untangle,
 )
-from torch_hlo.compiler.fourier.fft_plan import (
+from .fft_plan import (
     SPLIT,
     Plan,
     matrix_twiddles,
@@ -43,17 +54,7 @@ from torch_hlo.compiler.fourier.fft_plan import (
     radices,
     real_roots,
 )
-from torch_hlo.compiler.fourier.fourier import across
-from torch_hlo.compiler.llvm.function import Int, signature
-from torch_hlo.compiler.matmul.tile import Tile, lane_mask, product_tile
-from torch_hlo.compiler.thresholds import (
-    FFT_CHUNK,
-    FFT_LOCAL_BYTES,
-    FFT_MOST,
-    ONE_TABLE,
-)
-from torch_hlo.hlo.ir.dim import Size, ceildiv
-from torch_hlo.hlo.ir.instruction import Instruction
+from .fourier import across
 
 _KIND = {"f32": "float", "f64": "double", "c64": "float", "c128": "double"}
 

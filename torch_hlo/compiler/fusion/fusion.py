@@ -13,18 +13,15 @@ kind=loop: no reduction. kind=reduce: results of reductions are not read back. k
 
 from __future__ import annotations
 
-from torch_hlo.compiler.fusion.fusion_output import (
-    absorb,
-    is_product,
-    product_arrays,
-)
-from torch_hlo.compiler.fusion.fusion_place import place
-from torch_hlo.compiler.fusion.fusion_plan import FULL, Group, Plan
-from torch_hlo.compiler.fusion.fusion_prepare import prepare
-from torch_hlo.compiler.fusion.fusion_table import FREE, REDUCE
 from torch_hlo.hlo.ir.instruction import META, Computation, Instruction, Module
 from torch_hlo.hlo.ir.intern import instr, replace
 from torch_hlo.hlo.ir.shape import tuple_shape
+
+from .fusion_output import absorb, is_product, product_arrays
+from .fusion_place import place
+from .fusion_plan import FULL, Group, Plan
+from .fusion_prepare import prepare
+from .fusion_table import FREE, REDUCE
 
 
 def fusion(module: Module) -> Module:

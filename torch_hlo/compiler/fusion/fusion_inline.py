@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch_hlo.compiler.fusion import fusion_table as table
-from torch_hlo.compiler.fusion.fusion_table import FREE, HEAVY, LIGHT, MOVE
 from torch_hlo.hlo.ir.instruction import Instruction
+
+from . import fusion_table as table
+from .fusion_table import FREE, HEAVY, LIGHT, MOVE
 
 MAX_SITES = 4  # places in the program that compute an inlined value
 MAX_CHAIN = 24  # cost of what is inlined in one place

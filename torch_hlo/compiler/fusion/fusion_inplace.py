@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 
-from torch_hlo.compiler.fusion import fusion_table as table
-from torch_hlo.compiler.fusion.fusion_table import FREE, HEAVY, LIGHT
 from torch_hlo.hlo.ir.instruction import Computation, Instruction, users
+
+from . import fusion_table as table
+from .fusion_table import FREE, HEAVY, LIGHT
 
 
 @functools.lru_cache(maxsize=4096)

@@ -17,17 +17,11 @@ from collections.abc import Iterable
 from math import prod
 
 from torch_hlo.compiler.conv_forms import is_channels_last, is_planar
-from torch_hlo.compiler.fusion.fusion_plan import (
-    FULL,
-    SAME,
-    Edge,
-    Group,
-    Plan,
-    Role,
-)
-from torch_hlo.compiler.fusion.fusion_table import FREE, HEAVY, LIGHT
 from torch_hlo.compiler.thresholds import MAX_INPUTS, MAX_MEMBERS
 from torch_hlo.hlo.ir.instruction import Instruction
+
+from .fusion_plan import FULL, SAME, Edge, Group, Plan, Role
+from .fusion_table import FREE, HEAVY, LIGHT
 
 
 def is_product(x: Instruction) -> bool:

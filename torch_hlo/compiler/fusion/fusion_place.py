@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from math import prod
 
-from torch_hlo.compiler.fusion.fusion_plan import FULL, SAME, Group, Plan
-from torch_hlo.compiler.fusion.fusion_table import FREE, REDUCE
 from torch_hlo.compiler.thresholds import MAX_INPUTS, MAX_MEMBERS
 from torch_hlo.hlo.ir.instruction import Instruction
+
+from .fusion_plan import FULL, SAME, Group, Plan
+from .fusion_table import FREE, REDUCE
 
 PLACED = frozenset(("dynamic-update-slice", "concatenate"))
 # elements in a row: shorter pieces of a concatenation are chosen from per element of the result

@@ -17,17 +17,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal
 
-from torch_hlo.compiler.fusion import fusion_table as table
-from torch_hlo.compiler.fusion.fusion_inline import inlined
-from torch_hlo.compiler.fusion.fusion_table import (
-    FREE,
-    HEAVY,
-    LIGHT,
-    MOVE,
-    REDUCE,
-    STEP,
-    Intervals,
-)
 from torch_hlo.compiler.thresholds import (
     CHEAP_EXPANSION,
     CHEAP_INDEX,
@@ -44,6 +33,10 @@ from torch_hlo.compiler.thresholds import (
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Computation, Instruction, postorder
 from torch_hlo.hlo.ir.shape import DTYPES
+
+from . import fusion_table as table
+from .fusion_inline import inlined
+from .fusion_table import FREE, HEAVY, LIGHT, MOVE, REDUCE, STEP, Intervals
 
 FEW_ROWS = 8
 NEAR = 16  # instructions between a value per column and the reduction that it comes from

@@ -19,13 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping, Sequence
 
-from torch_hlo.compiler.fusion import fusion_table as table
-from torch_hlo.compiler.fusion.fusion_table import FREE, HEAVY, LIGHT, STEP
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.dim import Dim, Size
 from torch_hlo.hlo.ir.instruction import META, Instruction, postorder, users
 from torch_hlo.hlo.ir.intern import instr, replace, rewrite_bottom_up
 from torch_hlo.hlo.ir.match import all_or_none, substituted
+
+from . import fusion_table as table
+from .fusion_table import FREE, HEAVY, LIGHT, STEP
 
 FEWER = 8  # a move that picks at most one in this many elements is small
 MAX_OPS = 16

@@ -17,13 +17,6 @@ from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.index import product
 from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
 from torch_hlo.compiler.control.control_flow import copy_places
-from torch_hlo.compiler.gather import gather_scatter
-from torch_hlo.compiler.gather.gather_scatter import (
-    Scatter,
-    Sizes,
-    digits,
-    dot_product,
-)
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.llvm import scalar
 from torch_hlo.compiler.llvm.function import Int, signature
@@ -33,6 +26,9 @@ from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.dim import Size, ceildiv
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import DTYPES, Shape
+
+from . import gather_scatter
+from .gather_scatter import Scatter, Sizes, digits, dot_product
 
 FEW = 32  # windows that threads may go through one after the other
 PIECE = 64  # windows of a run that one thread folds

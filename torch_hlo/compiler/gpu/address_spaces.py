@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from torch_hlo.compiler.gpu.target import GLOBAL, Family
+from .target import GLOBAL, Family
 
 _ASSIGNED = re.compile(r"^\s*(%[\w.$]+) = (.*)$")
 _POINTER = re.compile(r"(?<![\w.])ptr( align \d+)? ([%@][\w.$]+)")

@@ -6,8 +6,9 @@ Shared slots belong to a thread each: it writes its own and reads another's, bet
 
 from __future__ import annotations
 
-from torch_hlo.compiler.gpu.target import GpuTarget
 from torch_hlo.compiler.llvm.emit import BITS, Emit
+
+from .target import GpuTarget
 
 
 class Exchange:

@@ -16,12 +16,13 @@ from torch_hlo.compiler.codegen.block import ALIGNMENT, HOST, CodegenError, Plac
 from torch_hlo.compiler.codegen.profile import Profile, describe
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.codegen.registry import GPU
-from torch_hlo.compiler.gpu.address_spaces import Spaces
-from torch_hlo.compiler.gpu.branches import Branches
-from torch_hlo.compiler.gpu.target import Family, GpuTarget
 from torch_hlo.compiler.llvm import libm
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import META, Instruction, Module
+
+from .address_spaces import Spaces
+from .branches import Branches
+from .target import Family, GpuTarget
 
 # What the plan asks of the host: run a host call, start a kernel, copy, read a value, fill words;
 # go on in another branch of the graph being made, once others have come to their ends (a bit each);

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_hlo.compiler.codegen.inline import Writer
-from torch_hlo.compiler.gpu.gpu_program import GpuProgram
+
+from .gpu_program import GpuProgram
 
 
 class GpuWriter(Writer):

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable
 
 from torch_hlo.compiler.codegen.block import CodegenError
-from torch_hlo.compiler.gpu.gpu_program import GpuProgram, Kernel
-from torch_hlo.compiler.gpu.target import GpuTarget
 from torch_hlo.compiler.llvm.machine_code import parsed
+
+from .gpu_program import GpuProgram, Kernel
+from .target import GpuTarget
 
 _INTRINSIC = re.compile(r"@llvm\.([a-z0-9_.]+)\(")
 _CODE_OBJECT = '!llvm.module.flags = !{!1}\n!1 = !{i32 1, !"amdhsa_code_object_version", i32 500}\n'

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.compiler.gpu.words import Words
 from torch_hlo.compiler.llvm.function import Function, Int
+
+from .words import Words
 
 # LLVM type -> constraint
 _REGISTER = {

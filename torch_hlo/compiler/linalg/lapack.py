@@ -14,11 +14,12 @@ from contextlib import contextmanager
 
 from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.linalg.linalg import used_results
 from torch_hlo.compiler.llvm.function import Function, Int
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import Shape
+
+from .linalg import used_results
 
 _KIND = {"f32": ("s", "float", 4), "f64": ("d", "double", 8)}
 # of the calling thread, which may be one that PyTorch has never told how many it is to use

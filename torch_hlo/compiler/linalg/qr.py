@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from torch_hlo.compiler.codegen.inline import Writer, load, store
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.linalg.blocked_factors import Kernel, Matrix
-from torch_hlo.compiler.linalg.linalg import AT_ONCE, BLOCK
 from torch_hlo.compiler.llvm.emit import BITS
 from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.matmul.tile import lane_mask, splat
 from torch_hlo.compiler.thresholds import QR_CHUNK
 from torch_hlo.hlo.ir.instruction import Instruction
+
+from .blocked_factors import Kernel, Matrix
+from .linalg import AT_ONCE, BLOCK
 
 
 class _Panel(Kernel):

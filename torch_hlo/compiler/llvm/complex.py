@@ -7,11 +7,11 @@ import math as pymath
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from torch_hlo.compiler.llvm import math
-from torch_hlo.compiler.llvm.emit import Typed
-from torch_hlo.compiler.llvm.math_circular import atan2 as angle
-from torch_hlo.compiler.llvm.math_circular import cos, sin
-from torch_hlo.compiler.llvm.math_function import INF
+from . import math
+from .emit import Typed
+from .math_circular import atan2 as angle
+from .math_circular import cos, sin
+from .math_function import INF
 
 Pair = tuple[str, str]
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import llvmlite.binding as llvm
 
-from torch_hlo.compiler.llvm.target import Target
+from .target import Target
 
 # Since LLVM 22 the alignment of masked accesses is an attribute of the pointer and not an argument.
 _ALIGN_IS_ATTRIBUTE = llvm.llvm_version_info[0] >= 22

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 
-from torch_hlo.compiler.llvm import math as functions
-from torch_hlo.compiler.llvm.emit import Emit, Typed, Unit
-from torch_hlo.compiler.llvm.math_circular import sin_cos
-from torch_hlo.compiler.llvm.target import Target
+from . import math as functions
+from .emit import Emit, Typed, Unit
+from .math_circular import sin_cos
+from .target import Target
 
 Routine = Callable[[Target, str], str]  # the text of the function of that name
 

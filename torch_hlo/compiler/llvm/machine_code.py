@@ -18,8 +18,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
-from torch_hlo.compiler.llvm.target import CpuTarget
 from torch_hlo.compiler.thresholds import MODULE_BYTES
+
+from .target import CpuTarget
 
 WORKERS = 2
 _REFERENCE = re.compile(r"@([\w.$]+)")

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 
-from torch_hlo.compiler.llvm.emit import Typed
-from torch_hlo.compiler.llvm.math_circular import acos, asin, atan2, cos, sin, tan
-from torch_hlo.compiler.llvm.math_function import (
+from .emit import Typed
+from .math_circular import acos, asin, atan2, cos, sin, tan
+from .math_function import (
     INF,
     NAN,
     Elementary,

@@ -5,14 +5,8 @@ from __future__ import annotations
 import math
 import struct
 
-from torch_hlo.compiler.llvm.emit import Typed
-from torch_hlo.compiler.llvm.math_function import (
-    INF,
-    NAN,
-    Elementary,
-    falls_back,
-    quotient,
-)
+from .emit import Typed
+from .math_function import INF, NAN, Elementary, falls_back, quotient
 
 # -- circular
 _SIN = (

@@ -3,14 +3,9 @@ erf: N. Juffa, and Eigen's for narrow types."""
 
 from __future__ import annotations
 
-from torch_hlo.compiler.llvm.emit import Typed
-from torch_hlo.compiler.llvm.math import exp, log
-from torch_hlo.compiler.llvm.math_function import (
-    INF,
-    Elementary,
-    falls_back,
-    quotient,
-)
+from .emit import Typed
+from .math import exp, log
+from .math_function import INF, Elementary, falls_back, quotient
 
 _ERF_SMALL = (
     -5.96761703e-4,

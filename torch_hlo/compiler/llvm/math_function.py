@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from torch_hlo.compiler.llvm.emit import Emit, Typed, Unit
+from .emit import Emit, Typed, Unit
 
 INF = math.inf
 NAN = math.nan

@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.compiler.llvm import complex as complex_math
-from torch_hlo.compiler.llvm import emit, math_error, small_float
-from torch_hlo.compiler.llvm import math as functions
-from torch_hlo.compiler.llvm.emit import Emit, Typed
-from torch_hlo.compiler.llvm.math_function import INF
 from torch_hlo.hlo.ir.literal import Literal
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import DTYPES, DType
+
+from . import complex as complex_math
+from . import emit, math_error, small_float
+from . import math as functions
+from .emit import Emit, Typed
+from .math_function import INF
 
 Value = str | tuple[str, str]
 Attrs = Mapping[str, Any]  # of an instruction

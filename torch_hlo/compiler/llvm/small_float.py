@@ -6,8 +6,9 @@ The 8-bit formats, and f16 for machines without instructions for it.
 
 from __future__ import annotations
 
-from torch_hlo.compiler.llvm.emit import Emit, Typed
 from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
+
+from .emit import Emit, Typed
 
 FORMATS = {**SMALL_FLOATS, "f16": (5, 10, 15, True, False)}
 _NAN = 0x7FC00000

@@ -9,8 +9,9 @@ Whoever waits for one under way helps (thread_pool.py)."""
 
 from __future__ import annotations
 
-from torch_hlo.compiler.llvm import system
 from torch_hlo.compiler.thresholds import STREAM_SPINS
+
+from . import system
 
 # words; RECORD words each
 TAIL, SLEEPING, TAKEN, AVOIDED, FIRST, RECORD, RECORDS = 0, 1, 2, 3, 8, 4, 64

@@ -23,8 +23,9 @@ cores."""
 
 from __future__ import annotations
 
-from torch_hlo.compiler.llvm import system
 from torch_hlo.compiler.thresholds import GUEST_SPINS, POOL_SPINS, SETTLED_NS
+
+from . import system
 
 _VISIT = 100_000_000  # nanoseconds after which a guest leaves, so that Ctrl-C is heard
 

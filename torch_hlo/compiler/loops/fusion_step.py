@@ -10,16 +10,6 @@ from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.llvm.scalar import Value
-from torch_hlo.compiler.loops.reducer import Reducer, fold_pairwise
-from torch_hlo.compiler.loops.row import RowEmitter
-from torch_hlo.compiler.loops.row_kernel import (
-    ReduceValue,
-    RowKernel,
-    results_of,
-    tuple_users,
-)
-from torch_hlo.compiler.loops.row_plan import RowPlan, plan
-from torch_hlo.compiler.loops.row_strided import StridedEmitter
 from torch_hlo.compiler.thresholds import (
     BYTE_NS,
     HEAVY_NS,
@@ -30,6 +20,12 @@ from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
 from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.ir.shape import DTYPES, tuple_shape
+
+from .reducer import Reducer, fold_pairwise
+from .row import RowEmitter
+from .row_kernel import ReduceValue, RowKernel, results_of, tuple_users
+from .row_plan import RowPlan, plan
+from .row_strided import StridedEmitter
 
 
 @dataclass(frozen=True, slots=True)

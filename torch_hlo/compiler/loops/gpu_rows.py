@@ -21,10 +21,11 @@ from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.target import GpuTarget
-from torch_hlo.compiler.loops.row_kernel import RowForms, RowKernel
-from torch_hlo.compiler.loops.row_plan import RowPlan, Walk
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
+
+from .row_kernel import RowForms, RowKernel
+from .row_plan import RowPlan, Walk
 
 COLUMNS = 32  # rows across memory whose threads are neighbours
 MOST_THREADS = 256

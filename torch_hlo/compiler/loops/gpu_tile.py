@@ -21,9 +21,10 @@ from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.target import GpuTarget
 from torch_hlo.compiler.llvm.emit import Emit
 from torch_hlo.compiler.llvm.scalar import STORAGE, Storage
-from torch_hlo.compiler.loops.elementwise_loops import Body
 from torch_hlo.hlo.ir.dim import Size, fixed
 from torch_hlo.hlo.ir.instruction import Instruction
+
+from .elementwise_loops import Body
 
 THREADS = 256
 _SEGMENT = 8  # vectors of a row of a tile: 128 bytes

@@ -29,18 +29,13 @@ from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.llvm.emit import Emit
 from torch_hlo.compiler.llvm.math import exp
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value, single
-from torch_hlo.compiler.loops.reducer import Reducer
-from torch_hlo.compiler.loops.row_kernel import (
-    RowForms,
-    RowKernel,
-    results_of,
-    stream,
-    tuple_users,
-)
-from torch_hlo.compiler.loops.row_plan import RowPlan, Walk
 from torch_hlo.compiler.thresholds import PREFETCHED_ROW
 from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
+
+from .reducer import Reducer
+from .row_kernel import RowForms, RowKernel, results_of, stream, tuple_users
+from .row_plan import RowPlan, Walk
 
 # elements summed into one set of accumulators before they are added to the next level: rounding
 # errors stay small

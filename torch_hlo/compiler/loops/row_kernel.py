@@ -8,10 +8,11 @@ from torch_hlo.compiler.codegen.index import Index
 from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.llvm.scalar import Value
 from torch_hlo.compiler.llvm.target import Target
-from torch_hlo.compiler.loops.row_plan import RowPlan, Walk
 from torch_hlo.compiler.thresholds import STASH_LIMIT
 from torch_hlo.hlo.ir.dim import Size, fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
+
+from .row_plan import RowPlan, Walk
 
 # vectors of rows per item: each row is a burst of 2 KB where rows are pages apart
 BLOCK_VECTORS = 32

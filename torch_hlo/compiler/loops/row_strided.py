@@ -22,18 +22,13 @@ from torch_hlo.compiler.codegen.index import (
 )
 from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
-from torch_hlo.compiler.loops.reducer import Reducer
-from torch_hlo.compiler.loops.row import ROWS_BLOCK
-from torch_hlo.compiler.loops.row_kernel import (
-    RowForms,
-    RowKernel,
-    results_of,
-    stream,
-    tuple_users,
-)
-from torch_hlo.compiler.loops.row_plan import RowPlan
 from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
+
+from .reducer import Reducer
+from .row import ROWS_BLOCK
+from .row_kernel import RowForms, RowKernel, results_of, stream, tuple_users
+from .row_plan import RowPlan
 
 LEAST_VECTORS = 4  # in items of small arrays, so that all threads have some
 ITEMS = 16

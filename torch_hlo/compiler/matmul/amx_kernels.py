@@ -8,14 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch_hlo.compiler.llvm.function import Function, Int, signature
-from torch_hlo.compiler.matmul.tile import (
-    Tile,
-    lane_mask,
-    masked_load,
-    masked_store,
-    transposed,
-)
 from torch_hlo.compiler.thresholds import AMX_ROWS_AHEAD, LANES_AHEAD
+
+from .tile import Tile, lane_mask, masked_load, masked_store, transposed
 
 BLOCK = 32  # rows and columns of a micro-kernel
 STEP_BYTES = 2048  # two tiles: what a step of the micro-kernel takes of each operand

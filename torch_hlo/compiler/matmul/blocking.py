@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from torch_hlo.compiler.matmul.tile import Tile
 from torch_hlo.compiler.thresholds import (
     CALL_CYCLES,
     IMBALANCE,
@@ -20,6 +19,8 @@ from torch_hlo.compiler.thresholds import (
     READ_NS,
 )
 from torch_hlo.hlo.ir.dim import Size, ceildiv
+
+from .tile import Tile
 
 
 @dataclass(frozen=True, slots=True)

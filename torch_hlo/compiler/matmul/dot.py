@@ -12,16 +12,14 @@ from contextlib import contextmanager, nullcontext
 from torch_hlo.compiler.codegen.block import Place
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.loops.elementwise_loops import Store, run_loop
-from torch_hlo.compiler.matmul.dot_plan import plan_of
-from torch_hlo.compiler.matmul.dot_product import emit_dot, emit_long, is_long
-from torch_hlo.compiler.matmul.dot_task import Finish
-from torch_hlo.compiler.matmul.epilogue import (
-    Epilogue,
-    epilogue,
-    on_sums,
-    results_of,
-)
-from torch_hlo.compiler.matmul.product import (
+from torch_hlo.hlo.ir.instruction import Computation, Instruction, postorder
+from torch_hlo.hlo.ir.intern import instr, parameters_of
+
+from .dot_plan import plan_of
+from .dot_product import emit_dot, emit_long, is_long
+from .dot_task import Finish
+from .epilogue import Epilogue, epilogue, on_sums, results_of
+from .product import (
     ACCUMULATORS,
     SOURCES,
     product,
@@ -31,9 +29,7 @@ from torch_hlo.compiler.matmul.product import (
     the_product,
     types_of,
 )
-from torch_hlo.compiler.matmul.tile import product_tile
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, postorder
-from torch_hlo.hlo.ir.intern import instr, parameters_of
+from .tile import product_tile
 
 
 def emit_tree(

@@ -6,18 +6,6 @@ from dataclasses import replace
 
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm.target import Target
-from torch_hlo.compiler.matmul import blocking
-from torch_hlo.compiler.matmul.amx_kernels import (
-    BLOCK,
-    ELEMENTS,
-    FEATURES,
-    STEP_BYTES,
-    Element,
-)
-from torch_hlo.compiler.matmul.dot_task import Finish, call_task, define, engine_task
-from torch_hlo.compiler.matmul.gemm_amx import AmxGemm
-from torch_hlo.compiler.matmul.product import Product, hint, types_of
-from torch_hlo.compiler.matmul.tile import Tile
 from torch_hlo.compiler.thresholds import (
     AMX_B_BYTES,
     AMX_COLUMNS,
@@ -27,6 +15,13 @@ from torch_hlo.compiler.thresholds import (
 )
 from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
 from torch_hlo.hlo.ir.instruction import Instruction
+
+from . import blocking
+from .amx_kernels import BLOCK, ELEMENTS, FEATURES, STEP_BYTES, Element
+from .dot_task import Finish, call_task, define, engine_task
+from .gemm_amx import AmxGemm
+from .product import Product, hint, types_of
+from .tile import Tile
 
 
 def on_amx(x: Instruction, target: Target, p: Product) -> bool:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch_hlo.compiler.matmul import blocking
-from torch_hlo.compiler.matmul.product import Product, hint
-from torch_hlo.compiler.matmul.tile import Source, Tile
 from torch_hlo.compiler.thresholds import (
     CONFLICT_BYTES,
     FAR_ROWS_BYTES,
@@ -19,6 +16,10 @@ from torch_hlo.compiler.thresholds import (
     SHALLOW,
 )
 from torch_hlo.hlo.ir.dim import Size, ceildiv
+
+from . import blocking
+from .product import Product, hint
+from .tile import Source, Tile
 
 
 def is_local(plan: Plan, p: Product) -> bool:

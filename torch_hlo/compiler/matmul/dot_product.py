@@ -10,47 +10,6 @@ from torch_hlo.compiler.codegen.block import PACKED_HEAD, Place
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm.function import Function, signature
 from torch_hlo.compiler.llvm.target import Target
-from torch_hlo.compiler.matmul import blocking
-from torch_hlo.compiler.matmul.amx_kernels import BLOCK, ELEMENTS
-from torch_hlo.compiler.matmul.dot_amx import (
-    STATIC,
-    amx_form,
-    emit_on_amx,
-    may_transpose,
-    on_amx,
-)
-from torch_hlo.compiler.matmul.dot_plan import (
-    Plan,
-    columns_each_item,
-    is_local,
-    is_turned,
-    plan_of,
-)
-from torch_hlo.compiler.matmul.dot_task import (
-    Finish,
-    call_task,
-    define,
-    prepack,
-    task,
-)
-from torch_hlo.compiler.matmul.gemm import Gemm
-from torch_hlo.compiler.matmul.gemm_amx import AmxGemm
-from torch_hlo.compiler.matmul.product import (
-    ACCUMULATORS,
-    SOURCES,
-    Product,
-    hint,
-    swapped,
-    the_product,
-    types_of,
-)
-from torch_hlo.compiler.matmul.tile import (
-    Tile,
-    masked_load,
-    masked_store,
-    product_tile,
-    vectors_of,
-)
 from torch_hlo.compiler.thresholds import (
     GEMV_ROWS,
     IN_ROWS,
@@ -62,6 +21,16 @@ from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
 from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.text.printer import module_text
+
+from . import blocking
+from .amx_kernels import BLOCK, ELEMENTS
+from .dot_amx import STATIC, amx_form, emit_on_amx, may_transpose, on_amx
+from .dot_plan import Plan, columns_each_item, is_local, is_turned, plan_of
+from .dot_task import Finish, call_task, define, prepack, task
+from .gemm import Gemm
+from .gemm_amx import AmxGemm
+from .product import ACCUMULATORS, SOURCES, Product, hint, swapped, the_product, types_of
+from .tile import Tile, masked_load, masked_store, product_tile, vectors_of
 
 
 def emit_dot(program: Program, x: Instruction, pointers: list[str], finish: Finish | None) -> None:

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm.function import Function, Int, signature
-from torch_hlo.compiler.matmul import blocking
-from torch_hlo.compiler.matmul.amx_kernels import tiles
-from torch_hlo.compiler.matmul.dot_plan import Plan
-from torch_hlo.compiler.matmul.epilogue import Epilogue
-from torch_hlo.compiler.matmul.gemm import Gemm
-from torch_hlo.compiler.matmul.gemm_amx import AmxGemm
-from torch_hlo.compiler.matmul.gemv import gemv_columns, gemv_rows
-from torch_hlo.compiler.matmul.product import Product, hint
-from torch_hlo.compiler.matmul.tile import Source, Tile
 from torch_hlo.compiler.thresholds import GEMV_STRIP
 from torch_hlo.hlo.ir.dim import ceildiv
+
+from . import blocking
+from .amx_kernels import tiles
+from .dot_plan import Plan
+from .epilogue import Epilogue
+from .gemm import Gemm
+from .gemm_amx import AmxGemm
+from .gemv import gemv_columns, gemv_rows
+from .product import Product, hint
+from .tile import Source, Tile
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_hlo.compiler.llvm.function import Function, Int, signature
-from torch_hlo.compiler.matmul.blocking import MOST
-from torch_hlo.compiler.matmul.epilogue import Epilogue
-from torch_hlo.compiler.matmul.micro_kernel import MicroKernel
-from torch_hlo.compiler.matmul.packing import pack_copy, pack_strided, pack_transpose
-from torch_hlo.compiler.matmul.tile import Source, Tile
 from torch_hlo.compiler.thresholds import KC, KC_DIRECT, LOCAL_GAP
 from torch_hlo.hlo.ir.dim import Size, ceildiv
+
+from .blocking import MOST
+from .epilogue import Epilogue
+from .micro_kernel import MicroKernel
+from .packing import pack_copy, pack_strided, pack_transpose
+from .tile import Source, Tile
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,18 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch_hlo.compiler.llvm.function import Function, Int, signature
-from torch_hlo.compiler.matmul.amx_kernels import (
-    BLOCK,
-    GAP,
-    STEP_BYTES,
-    Element,
-    fetch,
-    micro,
-    pack,
-    turn,
-)
-from torch_hlo.compiler.matmul.epilogue import Epilogue
-from torch_hlo.compiler.matmul.gemm import BLOCK_PARAMETERS
 from torch_hlo.compiler.thresholds import (
     AMX_B_BYTES,
     AMX_COLUMNS,
@@ -46,6 +34,10 @@ from torch_hlo.compiler.thresholds import (
     PANEL_STEPS,
 )
 from torch_hlo.hlo.ir.dim import Size, ceildiv
+
+from .amx_kernels import BLOCK, GAP, STEP_BYTES, Element, fetch, micro, pack, turn
+from .epilogue import Epilogue
+from .gemm import BLOCK_PARAMETERS
 
 
 @contextmanager

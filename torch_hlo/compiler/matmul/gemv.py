@@ -7,7 +7,9 @@ columns:   y[m, n] = sum_k x[m, k] w[k, n]        m = 1 or 2, w contiguous along
 from __future__ import annotations
 
 from torch_hlo.compiler.llvm.function import Function, Int, signature
-from torch_hlo.compiler.matmul.tile import (
+from torch_hlo.compiler.thresholds import GEMV_STRIP, PREFETCH_BYTES
+
+from .tile import (
     KIND_SUFFIX,
     Source,
     Tile,
@@ -19,7 +21,6 @@ from torch_hlo.compiler.matmul.tile import (
     splat,
     vectors_of,
 )
-from torch_hlo.compiler.thresholds import GEMV_STRIP, PREFETCH_BYTES
 
 
 def gemv_rows(name: str, t: Tile, sources: tuple[Source, Source], rows: int) -> Function:

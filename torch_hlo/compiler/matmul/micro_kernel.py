@@ -6,15 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch_hlo.compiler.llvm.function import Function, Int, signature
-from torch_hlo.compiler.matmul.tile import (
-    Tile,
-    lane_mask,
-    masked_load,
-    masked_store,
-    multiply_add,
-    splat,
-)
 from torch_hlo.compiler.thresholds import LOADS, PREFETCH
+
+from .tile import Tile, lane_mask, masked_load, masked_store, multiply_add, splat
 
 SHARED = 7  # rows of A, read where they are, that follow one pointer
 # i = (1, 3, 5)[which] * scale: registers and the scales that addresses have

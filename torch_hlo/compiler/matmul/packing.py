@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from torch_hlo.compiler.llvm.function import Function, signature
-from torch_hlo.compiler.matmul.tile import (
-    Source,
-    Tile,
-    converted,
-    lane_mask,
-    masked_load,
-    transposed,
-)
 from torch_hlo.compiler.thresholds import PREFETCH
+
+from .tile import Source, Tile, converted, lane_mask, masked_load, transposed
 
 
 def pack_copy(name: str, t: Tile, source: Source) -> Function:

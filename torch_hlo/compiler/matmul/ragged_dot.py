@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from torch_hlo.compiler.codegen.block import CodegenError, Place
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.matmul.dot import emit_tree
-from torch_hlo.compiler.matmul.dot_product import emit_product
-from torch_hlo.compiler.matmul.product import ACCUMULATORS, SOURCES, Product
 from torch_hlo.compiler.simplify.legalize import expand_ragged_dot
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import row_major_strides
+
+from .dot import emit_tree
+from .dot_product import emit_product
+from .product import ACCUMULATORS, SOURCES, Product
 
 
 def ragged_dot(program: Program, x: Instruction) -> None:

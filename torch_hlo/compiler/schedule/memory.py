@@ -22,11 +22,12 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from torch_hlo.compiler.fusion.fusion_inplace import in_place
-from torch_hlo.compiler.schedule.schedule import DONES, STARTS, VIEWS
 from torch_hlo.compiler.thresholds import LARGE_SCRATCH
 from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
 from torch_hlo.hlo.ir.instruction import META, Computation, Instruction, postorder
 from torch_hlo.hlo.ir.shape import Shape
+
+from .schedule import DONES, STARTS, VIEWS
 
 ALIGNMENT = 64
 _Bytes = TypeVar("_Bytes", int, Size)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.compiler.schedule.memory import Assignment, assign
-from torch_hlo.compiler.schedule.schedule import schedule
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
+
+from .memory import Assignment, assign
+from .schedule import schedule
 
 
 @dataclass(frozen=True, slots=True)

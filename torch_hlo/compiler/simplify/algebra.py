@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.compiler.simplify.moves import MOVES
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.instruction import Instruction, Module
 from torch_hlo.hlo.ir.intern import instr
@@ -28,6 +27,8 @@ from torch_hlo.hlo.ir.match import (
 )
 from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
 from torch_hlo.hlo.ir.shape import DTYPES
+
+from .moves import MOVES
 
 # Significant bits (with the hidden one) of float types, and the exponents k for which 2**k and
 # 2**-k are both normal.

@@ -14,7 +14,6 @@ first.
 from __future__ import annotations
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.compiler.simplify.algebra import exact
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.dim import fixed
 from torch_hlo.hlo.ir.instruction import Instruction, Module
@@ -22,6 +21,8 @@ from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.literal import literal
 from torch_hlo.hlo.ir.match import op, rewrite, rules, splat, var
 from torch_hlo.hlo.ir.shape import DTYPES
+
+from .algebra import exact
 
 _PERMUTES = "reverse"  # as many elements after as before
 _SUBSETS = "slice dynamic-slice gather"  # at most as many

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.compiler.simplify.legalize_random import rng_bit_generator
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.infer import fail, product
 from torch_hlo.hlo.ir.instruction import Instruction, Module
 from torch_hlo.hlo.ir.match import inline, lift, op, rewrite, rules, var
 from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
 from torch_hlo.hlo.ir.shape import DTYPES, Shape
+
+from .legalize_random import rng_bit_generator
 
 ACCUMULATOR = dict.fromkeys(("f16", "bf16", *SMALL_FLOATS), "f32")
 _INTEGER = {8: "s8", 16: "s16", 32: "s32", 64: "s64"}

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
-from torch_hlo.compiler.sort.sort import sort_key
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import (
@@ -27,6 +26,8 @@ from torch_hlo.hlo.ir.instruction import (
 )
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.match import carry_meta, substituted
+
+from .sort import sort_key
 
 # elements that are kept in order while a row is read; more in rows of more than their square: few
 # elements of those move any

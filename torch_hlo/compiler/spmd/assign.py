@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
-from torch_hlo.compiler.spmd.grid import Atoms, Grid, Layout
-from torch_hlo.compiler.spmd.reshard import Local, Planner
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.sharding.factors import Dims, Factors, arrays
+
+from .grid import Atoms, Grid, Layout
+from .reshard import Local, Planner
 
 FLOPS_PER_BYTE = 4  # work of a device in the time it sends a byte
 MAX_ORDERS = 24

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from torch_hlo.compiler.spmd.grid import Grid, Layout, ceildiv
-from torch_hlo.compiler.spmd.reshard import Local, Planner
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.instruction import Instruction
+
+from .grid import Grid, Layout, ceildiv
+from .reshard import Local, Planner
 
 Bounds = tuple[int, int]
 

@@ -23,16 +23,6 @@ from torch_hlo import metrics
 from torch_hlo.compiler.collectives.number_channels import number_channels
 from torch_hlo.compiler.cost import trip_count
 from torch_hlo.compiler.simplify import legalize
-from torch_hlo.compiler.spmd import (
-    rules_contract,
-    rules_index,
-    rules_moves,
-    rules_window,
-)
-from torch_hlo.compiler.spmd.assign import Choice, Question, choose
-from torch_hlo.compiler.spmd.grid import Grid, Layout, ShardingTree
-from torch_hlo.compiler.spmd.reshard import Local, Planner
-from torch_hlo.compiler.spmd.rules import handler, on_first
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.instruction import (
     META,
@@ -48,6 +38,12 @@ from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
 from torch_hlo.hlo.sharding.factors import Factors, arrays, factors
 from torch_hlo.hlo.sharding.sharding import Axis, Sharding
+
+from . import rules_contract, rules_index, rules_moves, rules_window
+from .assign import Choice, Question, choose
+from .grid import Grid, Layout, ShardingTree
+from .reshard import Local, Planner
+from .rules import handler, on_first
 
 # of an instruction of tuple shape: a tuple of values
 Value: TypeAlias = "Local | tuple[Value, ...]"

@@ -25,16 +25,6 @@ from itertools import chain
 from typing import TypeAlias
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.compiler.spmd.grid import ShardingTree
-from torch_hlo.compiler.spmd.propagate_factors import (
-    ManualRule,
-    Reason,
-    Rule,
-    State,
-    clear,
-    identity,
-    transfer,
-)
 from torch_hlo.hlo.ir.instruction import META, Computation, Instruction, Module
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.match import inline
@@ -42,6 +32,9 @@ from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.sharding.factors import arrays, factors
 from torch_hlo.hlo.sharding.sharding import Axis, Mesh, Sharding, complement
+
+from .grid import ShardingTree
+from .propagate_factors import ManualRule, Reason, Rule, State, clear, identity, transfer
 
 Tree: TypeAlias = "int | tuple[Tree, ...]"  # a slot per array, nested as the shape is
 

@@ -29,12 +29,13 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch_hlo.compiler.spmd.grid import Atoms, Grid, Layout, ceildiv
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.intern import instr, interned
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import Shape
+
+from .grid import Atoms, Grid, Layout, ceildiv
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch_hlo.compiler.spmd.assign import Assignment, Choice
-from torch_hlo.compiler.spmd.reshard import Local, Planner
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.intern import instr, interned
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
 from torch_hlo.hlo.sharding.factors import Factors, arrays
+
+from .assign import Assignment, Choice
+from .reshard import Local, Planner
 
 Localize = Callable[[Planner, Instruction, Choice, Sequence[Local]], list[Local]]
 Price = Callable[[Planner, Instruction, Factors, Assignment, Sequence[Local]], float | None]

@@ -7,20 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.compiler.spmd import halo
-from torch_hlo.compiler.spmd.assign import Choice
-from torch_hlo.compiler.spmd.reshard import Local, Planner
-from torch_hlo.compiler.spmd.rules import (
-    identity,
-    localizes,
-    on_blocks,
-    on_first,
-    results,
-)
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import DTYPES
 from torch_hlo.hlo.sharding.factors import reducer
+
+from . import halo
+from .assign import Choice
+from .reshard import Local, Planner
+from .rules import identity, localizes, on_blocks, on_first, results
 
 
 def _start(p: Planner, local: Local, d: int) -> list[int]:

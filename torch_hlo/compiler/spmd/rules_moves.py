@@ -6,14 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch_hlo.compiler.spmd import halo
-from torch_hlo.compiler.spmd.assign import Assignment, Choice
-from torch_hlo.compiler.spmd.grid import ceildiv
-from torch_hlo.compiler.spmd.reshard import Local, Planner, offset
-from torch_hlo.compiler.spmd.rules import localizes, on_blocks, results
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.sharding.factors import Factors
+
+from . import halo
+from .assign import Assignment, Choice
+from .grid import ceildiv
+from .reshard import Local, Planner, offset
+from .rules import localizes, on_blocks, results
 
 # per block of the result the first element of the operand that it needs, and how many
 Range = tuple[list[int], int]

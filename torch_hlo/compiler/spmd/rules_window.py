@@ -6,11 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torch_hlo.compiler.spmd import halo
-from torch_hlo.compiler.spmd.assign import Assignment, Choice
-from torch_hlo.compiler.spmd.grid import ceildiv
-from torch_hlo.compiler.spmd.reshard import Local, Planner
-from torch_hlo.compiler.spmd.rules import localizes, on_blocks, results
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.dim import fixed
 from torch_hlo.hlo.ir.infer_products import conv_dims
@@ -18,6 +13,12 @@ from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.window import WindowDim
 from torch_hlo.hlo.sharding.factors import Factors
+
+from . import halo
+from .assign import Assignment, Choice
+from .grid import ceildiv
+from .reshard import Local, Planner
+from .rules import localizes, on_blocks, results
 
 
 @dataclass(frozen=True, slots=True)

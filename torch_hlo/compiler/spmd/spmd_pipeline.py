@@ -15,9 +15,10 @@ from torch_hlo.compiler.collectives.collectives import PASSES
 from torch_hlo.compiler.collectives.weight_update import weight_update_sharding
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.compiler.pipeline import Dump, optimize
-from torch_hlo.compiler.spmd.partitioner import is_per_device, partition
-from torch_hlo.compiler.spmd.propagate import propagate
 from torch_hlo.hlo.ir.instruction import Module
+
+from .partitioner import is_per_device, partition
+from .propagate import propagate
 
 
 @collector.paused()

@@ -25,11 +25,12 @@ from torch_hlo.compiler.llvm import scalar
 from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.loops.reducer import Reducer
-from torch_hlo.compiler.window import reduce_window as window
-from torch_hlo.compiler.window.scan import scan_dimension
 from torch_hlo.hlo.ir.dim import Size, ceildiv
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import DTYPES
+
+from . import reduce_window as window
+from .scan import scan_dimension
 
 THREADS, EACH = 256, 4  # of a group; elements of a thread
 TILE = THREADS * EACH

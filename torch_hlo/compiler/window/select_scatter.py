@@ -31,14 +31,11 @@ from torch_hlo.compiler.llvm.emit import BITS
 from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import lane_mask
-from torch_hlo.compiler.window.reduce_window import (
-    UNROLLED_TAPS,
-    positions,
-    tap_count,
-)
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import row_major_strides
+
+from .reduce_window import UNROLLED_TAPS, positions, tap_count
 
 BLOCK_VECTORS = 4  # vectors of an item: 256 bytes of a pixel
 POINTERS = tuple(signature("i64 lo, i64 hi, ptr x, ptr source, ptr init, ptr to"))

@@ -24,12 +24,13 @@ from torch_hlo.compiler.codegen.registry import HOST_CALLS
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.llvm.target import CpuTarget, deny, host
 from torch_hlo.device.buffer import ARENAS, map_pages
-from torch_hlo.device.cpu import torch_fft
-from torch_hlo.device.cpu.engine import engine
-from torch_hlo.device.cpu.symbols import SYMBOLS
-from torch_hlo.device.cpu.workers import WORKERS
 from torch_hlo.hlo.ir.dim import function, substitute
 from torch_hlo.hlo.ir.shape import DTYPES, Shape
+
+from . import torch_fft
+from .engine import engine
+from .symbols import SYMBOLS
+from .workers import WORKERS
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)

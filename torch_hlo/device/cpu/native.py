@@ -18,9 +18,6 @@ from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.llvm.target import CpuTarget, host
 from torch_hlo.device import runtime
-from torch_hlo.device.cpu import loader, packed, trim
-from torch_hlo.device.cpu.stream import CODE
-from torch_hlo.device.cpu.workers import WORKERS
 from torch_hlo.device.interfaces import (
     Backend,
     Bound,
@@ -32,6 +29,10 @@ from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.programs import CompiledProgram, compiled
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.sharding.collective import current
+
+from . import loader, packed, trim
+from .stream import CODE
+from .workers import WORKERS
 
 TRIAL_SECONDS = 0.1
 # Imported by the first compile, in parts that nobody has to wait long for.

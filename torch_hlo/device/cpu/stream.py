@@ -29,8 +29,9 @@ from torch_hlo.compiler.llvm.stream import (
     TAKEN,
 )
 from torch_hlo.compiler.llvm.target import host
-from torch_hlo.device.cpu.engine import engine
-from torch_hlo.device.cpu.workers import WORKERS
+
+from .engine import engine
+from .workers import WORKERS
 
 
 class Code:

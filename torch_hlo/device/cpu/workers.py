@@ -16,9 +16,10 @@ from torch_hlo import config
 from torch_hlo.compiler.llvm import thread_pool
 from torch_hlo.compiler.llvm.machine_code import machine_code
 from torch_hlo.compiler.llvm.target import host
-from torch_hlo.device.cpu.engine import engine
-from torch_hlo.device.cpu.symbols import SYMBOLS
 from torch_hlo.pytorch import shortcuts
+
+from .engine import engine
+from .symbols import SYMBOLS
 
 # nanoseconds for which a program waits for PyTorch's threads: more than waking them up takes
 _PATIENCE = 500_000

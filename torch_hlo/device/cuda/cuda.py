@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from torch_hlo.device import dlpack, multi_device
-from torch_hlo.device.cuda import cuda_memory
-from torch_hlo.device.cuda.cuda_memory import CudaMemory, CudaPool
-from torch_hlo.device.cuda.cuda_program import CudaProgram, compile_program
 from torch_hlo.device.gpu.gpu import GpuBackend
 from torch_hlo.device.interfaces import Observe
 from torch_hlo.hlo.ir.instruction import Module
+
+from . import cuda_memory
+from .cuda_memory import CudaMemory, CudaPool
+from .cuda_program import CudaProgram, compile_program
 
 
 class CudaBackend(GpuBackend):

@@ -23,7 +23,6 @@ import numpy as np
 from torch_hlo import config
 from torch_hlo.compiler.gpu.gpu_program import Kernel, TensorMap
 from torch_hlo.compiler.gpu.target import nvptx_target
-from torch_hlo.device.cuda import cublaslt
 from torch_hlo.device.gpu.driver import (
     MAP_PROMOTION,
     MAP_SWIZZLE,
@@ -33,6 +32,8 @@ from torch_hlo.device.gpu.driver import (
     tiled,
 )
 from torch_hlo.device.memory import Memory
+
+from . import cublaslt
 
 _P, _SIZE, _INT, _UINT, _U64 = (
     ctypes.c_void_p,

@@ -7,9 +7,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from torch_hlo.device.cuda.cuda_driver import PINNED, Cuda
 from torch_hlo.device.gpu.device_memory import DeviceMemory, DevicePool
 from torch_hlo.device.memory import EXIT, Memory, Pool
+
+from .cuda_driver import PINNED, Cuda
 
 
 class CudaPool(DevicePool):

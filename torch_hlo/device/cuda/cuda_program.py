@@ -25,9 +25,6 @@ from torch_hlo.compiler.codegen.block import FIXED_WORDS, HostCall
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.gpu.gpu_program import CALLS
-from torch_hlo.device.cuda.cuda_driver import Cuda, LaunchError
-from torch_hlo.device.cuda.cuda_launch import Launcher
-from torch_hlo.device.cuda.cuda_memory import CudaPool
 from torch_hlo.device.gpu import gpu
 from torch_hlo.device.gpu.device_memory import Block
 from torch_hlo.device.gpu.driver import DriverError
@@ -38,6 +35,10 @@ from torch_hlo.hlo.ir.dim import substitute
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.sharding.collective import Collective, current, nothing
+
+from .cuda_driver import Cuda, LaunchError
+from .cuda_launch import Launcher
+from .cuda_memory import CudaPool
 
 GRAPHS = 8  # per program
 
@@ -178,7 +179,7 @@ class CudaProgram(GpuProgram):
         self, call: HostCall, c: Collective, words: int
     ) -> Callable[[], None] | None:
         """See nccl.start; on the arrays of a host call."""
-        from torch_hlo.device.cuda import nccl
+        from . import nccl
 
         if self._tensors is None:
             self._tensors = nccl.Tensors(self.driver)

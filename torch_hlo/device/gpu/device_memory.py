@@ -10,8 +10,9 @@ from typing import Self
 
 import numpy as np
 
-from torch_hlo.device.gpu.driver import Driver
 from torch_hlo.device.memory import EXIT, Memory, Pool
+
+from .driver import Driver
 
 
 class DevicePool(Pool):

@@ -28,8 +28,6 @@ from torch_hlo.compiler.llvm.target import host
 from torch_hlo.device import runtime
 from torch_hlo.device.cpu import loader
 from torch_hlo.device.cpu.engine import engine
-from torch_hlo.device.gpu.device_memory import Block, DeviceMemory, DevicePool
-from torch_hlo.device.gpu.driver import Driver, DriverError
 from torch_hlo.device.interfaces import Backend, Observe
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.programs import CompiledProgram, compiled
@@ -37,6 +35,9 @@ from torch_hlo.hlo.ir.dim import function, substitute
 from torch_hlo.hlo.ir.instruction import Module, outputs
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.sharding.collective import current
+
+from .device_memory import Block, DeviceMemory, DevicePool
+from .driver import Driver, DriverError
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _P, _N = ctypes.c_void_p, ctypes.c_int64

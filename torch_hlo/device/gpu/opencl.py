@@ -19,9 +19,10 @@ from functools import lru_cache
 from torch_hlo import config
 from torch_hlo.compiler.gpu.gpu_program import Kernel
 from torch_hlo.compiler.gpu.target import gpu_target
-from torch_hlo.device.gpu.device_memory import DevicePool
-from torch_hlo.device.gpu.driver import Driver, DriverError
-from torch_hlo.device.gpu.gpu import GpuBackend
+
+from .device_memory import DevicePool
+from .driver import Driver, DriverError
+from .gpu import GpuBackend
 
 _P, _SIZE, _U32, _U64, _INT = (
     ctypes.c_void_p,

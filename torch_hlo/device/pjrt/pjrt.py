@@ -15,20 +15,14 @@ import numpy as np
 from torch_hlo.compiler.simplify.legalize import legalize
 from torch_hlo.device.interfaces import Backend, Observe, Program
 from torch_hlo.device.memory import Buffer, Memory
-from torch_hlo.device.pjrt.host_split import stages
-from torch_hlo.device.pjrt.pjrt_api import (
-    BUFFER_TYPES,
-    COMPILE_OPTIONS,
-    Api,
-    PjrtError,
-    structure,
-    words,
-)
 from torch_hlo.hlo.evaluate.evaluate import evaluate_instruction, specialize
 from torch_hlo.hlo.ir.instruction import Instruction, Module, outputs, postorder
 from torch_hlo.hlo.ir.numeric import decode, encode
 from torch_hlo.hlo.ir.shape import DTYPES, Shape
 from torch_hlo.hlo.stablehlo import stablehlo_text
+
+from .host_split import stages
+from .pjrt_api import BUFFER_TYPES, COMPILE_OPTIONS, Api, PjrtError, structure, words
 
 _DURING_CALL = 0  # PJRT_HostBufferSemantics: the host's memory is ours again when the call returns
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 
-from torch_hlo.device.pjrt.pjrt_structs import FUNCTIONS, HEAD, STRUCTURES
+from .pjrt_structs import FUNCTIONS, HEAD, STRUCTURES
 
 _INT = ctypes.c_int
 _POINTER = ctypes.c_void_p  # and size_t: a word

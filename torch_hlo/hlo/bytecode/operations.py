@@ -9,11 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_hlo.hlo.bytecode.cursor import BytecodeError, Cursor
-from torch_hlo.hlo.bytecode.dialects import read_attribute, read_type
-from torch_hlo.hlo.bytecode.properties import PROPERTIES
-from torch_hlo.hlo.bytecode.spelling import short_name, spelled
-from torch_hlo.hlo.bytecode.tables import Tables
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.stablehlo.attributes import Raw
 from torch_hlo.hlo.stablehlo.convert import converted
@@ -21,6 +16,12 @@ from torch_hlo.hlo.stablehlo.mlir import MAX_NESTING, Program, collect
 from torch_hlo.hlo.stablehlo.operation import Block, Operation
 from torch_hlo.hlo.stablehlo.shardings import Annotations
 from torch_hlo.hlo.stablehlo.types import Type
+
+from .cursor import BytecodeError, Cursor
+from .dialects import read_attribute, read_type
+from .properties import PROPERTIES
+from .spelling import short_name, spelled
+from .tables import Tables
 
 (ATTRIBUTES, RESULTS, OPERANDS, SUCCESSORS, REGIONS, USES, KEPT) = (1 << i for i in range(7))
 Names = list[tuple[str, int] | None]  # the values in sight; None: not defined yet

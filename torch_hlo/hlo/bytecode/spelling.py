@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from torch_hlo.hlo.bytecode.cursor import Cursor
 from torch_hlo.hlo.stablehlo.attributes import Symbol
+
+from .cursor import Cursor
 
 _VERSIONED = re.compile(r"vhlo\.(\w+)_v\d+")
 _NAMES = {"func": "func.func", "call": "func.call"}

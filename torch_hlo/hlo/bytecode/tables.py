@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_hlo.hlo.bytecode.cursor import MAGIC, BytecodeError, Cursor
+from .cursor import MAGIC, BytecodeError, Cursor
 
 MAX_VERSION = 6
 MAX_DEPTH = 100

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from torch_hlo.hlo.evaluate.interpreter import EvaluateError, Value, meaning
 from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, called
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
 from torch_hlo.hlo.sharding import collective
 from torch_hlo.hlo.sharding.collective import Collective
+
+from .interpreter import EvaluateError, Value, meaning
 
 
 def arrangement(module: Module, devices: int) -> tuple[int, int]:

@@ -10,18 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.evaluate.interpreter import (
-    MEANINGS,
-    Array,
-    EvaluateError,
-    Value,
-    meaning,
-    wide,
-    wrap_bits,
-)
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.numeric import decode, encode
 from torch_hlo.hlo.ir.shape import DTYPES, numpy_dtype
+
+from .interpreter import MEANINGS, Array, EvaluateError, Value, meaning, wide, wrap_bits
 
 _erf_objects, _erfc_objects = (np.frompyfunc(f, 1, 1) for f in (math.erf, math.erfc))
 

@@ -15,25 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.evaluate import (
-    communication,
-    elementwise,
-    indexing,
-    lapack,
-    linear_algebra,
-    random_bits,
-    windows,
-)
-from torch_hlo.hlo.evaluate.interpreter import (
-    MEANINGS,
-    Array,
-    EvaluateError,
-    Value,
-    apply,
-    meaning,
-    run,
-    step,
-)
 from torch_hlo.hlo.ir.dim import Dim, Size, substitute, symbols
 from torch_hlo.hlo.ir.instruction import (
     Computation,
@@ -45,6 +26,9 @@ from torch_hlo.hlo.ir.intern import interned
 from torch_hlo.hlo.ir.numeric import round_to
 from torch_hlo.hlo.ir.shape import DTYPES, Shape, numpy_dtype
 from torch_hlo.hlo.ir.window import WindowDim
+
+from . import communication, elementwise, indexing, lapack, linear_algebra, random_bits, windows
+from .interpreter import MEANINGS, Array, EvaluateError, Value, apply, meaning, run, step
 
 # Their imports fill MEANINGS.
 FAMILIES = (

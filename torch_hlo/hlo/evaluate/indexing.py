@@ -8,19 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.evaluate.elementwise import reinterpret, total_order
-from torch_hlo.hlo.evaluate.interpreter import (
-    Array,
-    EvaluateError,
-    Value,
-    apply,
-    meaning,
-    pointwise,
-    run,
-)
 from torch_hlo.hlo.ir.build import compared
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
 from torch_hlo.hlo.ir.shape import numpy_dtype
+
+from .elementwise import reinterpret, total_order
+from .interpreter import Array, EvaluateError, Value, apply, meaning, pointwise, run
 
 
 @meaning("constant")

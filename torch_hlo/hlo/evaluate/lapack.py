@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.evaluate.interpreter import Array
+from .interpreter import Array
 
 Config = dict[str, int]
 Results = tuple[Any, ...]  # arrays, and scalars such as LAPACK's info

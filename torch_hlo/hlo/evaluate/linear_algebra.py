@@ -6,15 +6,10 @@ import math
 
 import numpy as np
 
-from torch_hlo.hlo.evaluate.interpreter import (
-    Array,
-    EvaluateError,
-    Value,
-    meaning,
-    wide,
-)
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
+
+from .interpreter import Array, EvaluateError, Value, meaning, wide
 
 
 def _accumulated(v: Array, shape: Shape, result: Shape) -> Array:

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.evaluate.communication import arrangement
-from torch_hlo.hlo.evaluate.evaluate import evaluate
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.sharding.rendezvous import Rendezvous
+
+from .communication import arrangement
+from .evaluate import evaluate
 
 
 def evaluate_spmd(

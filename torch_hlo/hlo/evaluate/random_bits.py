@@ -7,15 +7,11 @@ import math
 
 import numpy as np
 
-from torch_hlo.hlo.evaluate.elementwise import reinterpret
-from torch_hlo.hlo.evaluate.interpreter import (
-    Array,
-    EvaluateError,
-    Value,
-    meaning,
-)
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import DTYPES
+
+from .elementwise import reinterpret
+from .interpreter import Array, EvaluateError, Value, meaning
 
 U32, U64 = np.uint32, np.uint64
 _LOW = U64(0xFFFFFFFF)

@@ -9,20 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.evaluate.indexing import combine_at, pad
-from torch_hlo.hlo.evaluate.interpreter import (
-    Array,
-    Value,
-    apply,
-    meaning,
-    pointwise,
-    run,
-    simple_fold,
-    wide,
-)
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
 from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
 from torch_hlo.hlo.ir.window import Window, WindowDim
+
+from .indexing import combine_at, pad
+from .interpreter import Array, Value, apply, meaning, pointwise, run, simple_fold, wide
 
 
 def element_shapes(x: Instruction) -> tuple[Shape, ...]:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.infer import ShapeError, fail
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.literal import Literal, literal
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import DTYPES, Shape, tuple_shape
-from torch_hlo.hlo.ir.window import Window, WindowDim
+from .dim import Size
+from .infer import ShapeError, fail
+from .instruction import Computation, Instruction
+from .intern import instr
+from .literal import Literal, literal
+from .opcodes import OPCODES
+from .shape import DTYPES, Shape, tuple_shape
+from .window import Window, WindowDim
 
 Reducer = Computation | str
 Dims = Sequence[Size]

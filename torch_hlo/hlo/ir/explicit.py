@@ -5,17 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_hlo.hlo.ir.infer import (
-    TOKEN,
-    array,
-    compatible,
-    fail,
-    in_range,
-    known,
-    product,
-)
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import DTYPES, Shape
+from .infer import TOKEN, array, compatible, fail, in_range, known, product
+from .instruction import Instruction
+from .shape import DTYPES, Shape
 
 
 def anything(shape: Shape, *operands: Instruction, **attrs: Any) -> None:

@@ -14,10 +14,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from torch_hlo.hlo.ir.dim import Dim, Size, ceildiv
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.literal import Literal
-from torch_hlo.hlo.ir.shape import DTYPES, Shape, tuple_shape
+from .dim import Dim, Size, ceildiv
+from .instruction import Computation, Instruction
+from .literal import Literal
+from .shape import DTYPES, Shape, tuple_shape
 
 TOKEN = Shape("token")
 U32 = Shape("u32")

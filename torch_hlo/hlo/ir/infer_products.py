@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.infer import (
+from .dim import Size
+from .infer import (
     COMPLEX_OF,
     REAL_OF,
     applies,
@@ -20,9 +20,9 @@ from torch_hlo.hlo.ir.infer import (
     result,
     unary,
 )
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.shape import DTYPES, Shape, tuple_shape
-from torch_hlo.hlo.ir.window import Window
+from .instruction import Computation, Instruction
+from .shape import DTYPES, Shape, tuple_shape
+from .window import Window
 
 # Contractions
 

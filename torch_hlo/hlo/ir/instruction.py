@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from typing import TYPE_CHECKING, Any
 
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.shape import DTYPES, Shape
 from torch_hlo.pages import framed, page
+
+from .dim import Size
+from .shape import DTYPES, Shape
 
 if TYPE_CHECKING:
     from torch_hlo.hlo.sharding.sharding import Mesh, Sharding

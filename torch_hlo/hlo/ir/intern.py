@@ -12,16 +12,11 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torch_hlo.hlo.ir.instruction import (
-    DEFAULTS,
-    Attrs,
-    Instruction,
-    install_text,
-    postorder,
-)
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.text.printer import instruction_text, module_text
+
+from .instruction import DEFAULTS, Attrs, Instruction, install_text, postorder
+from .opcodes import OPCODES
+from .shape import Shape
 
 install_text(instruction_text, module_text)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_hlo.hlo.ir.numeric import decode, encode
-from torch_hlo.hlo.ir.shape import Shape
+from .numeric import decode, encode
+from .shape import Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,18 +22,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from torch_hlo.hlo.ir.build import broadcast
-from torch_hlo.hlo.ir.infer import compatible
-from torch_hlo.hlo.ir.instruction import (
-    Computation,
-    Instruction,
-    Module,
-    called,
-    postorder,
-)
-from torch_hlo.hlo.ir.intern import instr, replace
-from torch_hlo.hlo.ir.literal import Literal
-from torch_hlo.hlo.ir.opcodes import OPCODES
+from .build import broadcast
+from .infer import compatible
+from .instruction import Computation, Instruction, Module, called, postorder
+from .intern import instr, replace
+from .literal import Literal
+from .opcodes import OPCODES
 
 # rule firings per instruction, on average, before the driver suspects rules that undo each other
 BUDGET = 16

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_hlo.hlo.ir.shape import DTYPES, numpy_dtype
+from .shape import DTYPES, numpy_dtype
 
 
 class SmallFloat(NamedTuple):

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch_hlo.hlo.ir import explicit, infer, infer_products
-from torch_hlo.hlo.ir.infer import REAL_OF, ShapeError
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import Shape, tuple_shape
+from . import explicit, infer, infer_products
+from .infer import REAL_OF, ShapeError
+from .instruction import Instruction
+from .shape import Shape, tuple_shape
 
 # Legal on every opcode; no shape rule or meaning looks at them.
 COMMON_ATTRS = ("sharding", "serial", "backend_config", "frontend_attributes")

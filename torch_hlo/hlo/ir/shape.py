@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torch_hlo.hlo.ir.dim import Dim, Size
+from .dim import Dim, Size
 
 
 @dataclass(frozen=True, slots=True)

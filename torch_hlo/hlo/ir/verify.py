@@ -8,23 +8,16 @@ immutable and holds its root). What passed once is not looked at again: instruct
 
 from __future__ import annotations
 
-from torch_hlo.hlo.ir.dim import Dim, symbol, symbols
-from torch_hlo.hlo.ir.infer import ShapeError, compatible
-from torch_hlo.hlo.ir.instruction import (
-    DEFAULTS,
-    META,
-    Computation,
-    Instruction,
-    Module,
-    called,
-    outputs,
-)
-from torch_hlo.hlo.ir.literal import Literal
-from torch_hlo.hlo.ir.match import new_mark
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import DTYPES, Shape
-from torch_hlo.hlo.ir.window import WindowDim
 from torch_hlo.hlo.sharding.sharding import Placement, Sharding, ShardingError
+
+from .dim import Dim, symbol, symbols
+from .infer import ShapeError, compatible
+from .instruction import DEFAULTS, META, Computation, Instruction, Module, called, outputs
+from .literal import Literal
+from .match import new_mark
+from .opcodes import OPCODES
+from .shape import DTYPES, Shape
+from .window import WindowDim
 
 _VERIFIED = new_mark()  # of instructions that were found in order
 

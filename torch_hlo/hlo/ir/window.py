@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch_hlo.hlo.ir.dim import Size
+from .dim import Size
 
 
 @dataclass(frozen=True, slots=True)

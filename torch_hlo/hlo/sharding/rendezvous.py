@@ -20,13 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.sharding import collective
-from torch_hlo.hlo.sharding.collective import (
-    Arrays,
-    Collective,
-    CollectiveError,
-    Communicator,
-)
+from . import collective
+from .collective import Arrays, Collective, CollectiveError, Communicator
 
 _LONG = 1 << 18  # bytes moved from which waking the others to help is worth it
 _GRACE = 5.0  # seconds that the other devices have to end after a failure

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from torch_hlo.hlo.ir.shape import Shape
-from torch_hlo.hlo.sharding.sharding import (
+
+from .sharding import (
     MAX_DEVICES,
     MAX_RANK,
     Axis,

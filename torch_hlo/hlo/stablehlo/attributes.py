@@ -12,9 +12,10 @@ import numpy as np
 
 from torch_hlo.hlo.ir.literal import Literal
 from torch_hlo.hlo.ir.shape import DTYPES, Shape
-from torch_hlo.hlo.stablehlo.types import MAX_DEPTH, Type, angle_group, parse_type
 from torch_hlo.hlo.text.literals import literal_elements, literal_of
 from torch_hlo.hlo.text.scanner import ErrorAt, Scanner
+
+from .types import MAX_DEPTH, Type, angle_group, parse_type
 
 _NUMBER = re.compile(
     r"-?(?:0x[0-9A-Fa-f]+|[0-9]+(?:\.[0-9]*(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)?)"

@@ -12,10 +12,11 @@ from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.stablehlo import special
-from torch_hlo.hlo.stablehlo.attributes import Dense, dense_literal
-from torch_hlo.hlo.stablehlo.converter import RULES, Context, Made, rule
-from torch_hlo.hlo.stablehlo.ops import broadcast_in_dim, dimension_numbers
+
+from . import special
+from .attributes import Dense, dense_literal
+from .converter import RULES, Context, Made, rule
+from .ops import broadcast_in_dim, dimension_numbers
 
 _SPECIAL: dict[str, Callable[..., Instruction]] = {
     "chlo.lgamma": special.lgamma,

@@ -7,9 +7,10 @@ from typing import Any
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.shape import tuple_shape
-from torch_hlo.hlo.stablehlo.attributes import Dense
-from torch_hlo.hlo.stablehlo.converter import Context, Made, rule, unpacked
-from torch_hlo.hlo.stablehlo.ops import pairs
+
+from .attributes import Dense
+from .converter import Context, Made, rule, unpacked
+from .ops import pairs
 
 
 def _groups(c: Context, name: str = "replica_groups") -> tuple[tuple[int, ...], ...]:

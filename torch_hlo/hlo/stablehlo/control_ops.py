@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.shape import tuple_shape
-from torch_hlo.hlo.stablehlo.attributes import Symbol
-from torch_hlo.hlo.stablehlo.converter import Context, Made, rule, unpacked
+
+from .attributes import Symbol
+from .converter import Context, Made, rule, unpacked
 
 
 @rule("func.call")

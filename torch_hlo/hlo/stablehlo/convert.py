@@ -8,20 +8,14 @@ from __future__ import annotations
 from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.sharding.sharding import ShardingError
-from torch_hlo.hlo.stablehlo import (
-    chlo,
-    collective_ops,
-    control_ops,
-    dynamic,
-    ops,
-    sdy,
-)
-from torch_hlo.hlo.stablehlo.converter import Converter, Unify
-from torch_hlo.hlo.stablehlo.mlir import parse_text
-from torch_hlo.hlo.stablehlo.operation import Operation
-from torch_hlo.hlo.stablehlo.sdy_syntax import SYNTAX
-from torch_hlo.hlo.stablehlo.shardings import Annotations, Shardings, annotations_of
 from torch_hlo.hlo.text.scanner import ErrorAt, Scanner
+
+from . import chlo, collective_ops, control_ops, dynamic, ops, sdy
+from .converter import Converter, Unify
+from .mlir import parse_text
+from .operation import Operation
+from .sdy_syntax import SYNTAX
+from .shardings import Annotations, Shardings, annotations_of
 
 # Their imports fill RULES.
 FAMILIES = (chlo, collective_ops, control_ops, dynamic, ops, sdy)

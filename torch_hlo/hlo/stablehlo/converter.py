@@ -28,12 +28,13 @@ from torch_hlo.hlo.ir.instruction import (
 )
 from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.ir.shape import Shape
-from torch_hlo.hlo.stablehlo.attributes import integers
-from torch_hlo.hlo.stablehlo.operation import Block, Operation, free_names, walk
-from torch_hlo.hlo.stablehlo.shardings import Shardings, annotated, constrained
-from torch_hlo.hlo.stablehlo.sizes import sizes_of
-from torch_hlo.hlo.stablehlo.types import UNKNOWN, Quantized, Type
 from torch_hlo.hlo.text.scanner import ErrorAt, ParseError
+
+from .attributes import integers
+from .operation import Block, Operation, free_names, walk
+from .shardings import Shardings, annotated, constrained
+from .sizes import sizes_of
+from .types import UNKNOWN, Quantized, Type
 
 Made = Instruction | Sequence[Instruction] | None  # the results of an operation
 Rule = Callable[["Context"], Made]

@@ -9,16 +9,11 @@ from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.ir.window import WindowDim
-from torch_hlo.hlo.stablehlo.converter import Context, Made, rule, unpacked
-from torch_hlo.hlo.stablehlo.ops import (
-    broadcast_in_dim,
-    conv_window,
-    dim_labels,
-    gather_attributes,
-    pairs,
-)
-from torch_hlo.hlo.stablehlo.sizes import sizes_of
-from torch_hlo.hlo.stablehlo.types import UNKNOWN
+
+from .converter import Context, Made, rule, unpacked
+from .ops import broadcast_in_dim, conv_window, dim_labels, gather_attributes, pairs
+from .sizes import sizes_of
+from .types import UNKNOWN
 
 
 def _sizes(c: Context, operand: int) -> list[Size]:

@@ -12,16 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from torch_hlo.hlo.stablehlo.attributes import (
-    Dense,
-    FunctionType,
-    attribute,
-    dictionary,
-    symbol,
-)
-from torch_hlo.hlo.stablehlo.operation import Block, Operation
-from torch_hlo.hlo.stablehlo.types import Type, parse_type
 from torch_hlo.hlo.text.scanner import ErrorAt, Scanner
+
+from .attributes import Dense, FunctionType, attribute, dictionary, symbol
+from .operation import Block, Operation
+from .types import Type, parse_type
 
 MAX_NESTING = 60
 MAX_OPERATIONS = 5_000_000

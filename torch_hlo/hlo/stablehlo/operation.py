@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from torch_hlo.hlo.stablehlo.types import Type
+from .types import Type
 
 
 @dataclass(slots=True)

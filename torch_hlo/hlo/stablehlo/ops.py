@@ -15,22 +15,10 @@ from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
 from torch_hlo.hlo.ir.window import WindowDim
-from torch_hlo.hlo.stablehlo.attributes import (
-    Dense,
-    Symbol,
-    dense_literal,
-    integers,
-)
-from torch_hlo.hlo.stablehlo.converter import (
-    RULES,
-    Context,
-    Made,
-    dequantized,
-    quantized,
-    rule,
-    unpacked,
-)
-from torch_hlo.hlo.stablehlo.types import UNKNOWN
+
+from .attributes import Dense, Symbol, dense_literal, integers
+from .converter import RULES, Context, Made, dequantized, quantized, rule, unpacked
+from .types import UNKNOWN
 
 
 def _plain(opcode: str, c: Context) -> Instruction:

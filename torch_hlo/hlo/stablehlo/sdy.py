@@ -10,15 +10,11 @@ from __future__ import annotations
 import re
 
 from torch_hlo.hlo.sharding.sharding import Axis, DimSharding, Sharding
-from torch_hlo.hlo.stablehlo.attributes import Dense
-from torch_hlo.hlo.stablehlo.converter import RULES, Context, Made, rule
-from torch_hlo.hlo.stablehlo.sdy_syntax import COLLECTIVES
-from torch_hlo.hlo.stablehlo.shardings import (
-    Shardings,
-    constrained,
-    listed,
-    raw_text,
-)
+
+from .attributes import Dense
+from .converter import RULES, Context, Made, rule
+from .sdy_syntax import COLLECTIVES
+from .shardings import Shardings, constrained, listed, raw_text
 
 
 @rule(

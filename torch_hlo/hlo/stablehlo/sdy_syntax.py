@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 
-from torch_hlo.hlo.stablehlo.attributes import Raw, attribute, symbol
-from torch_hlo.hlo.stablehlo.mlir import PrettyForm, Reader
-from torch_hlo.hlo.stablehlo.operation import Operation
-from torch_hlo.hlo.stablehlo.types import angle_group, parse_type
+from .attributes import Raw, attribute, symbol
+from .mlir import PrettyForm, Reader
+from .operation import Operation
+from .types import angle_group, parse_type
 
 _KEYWORD = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
 

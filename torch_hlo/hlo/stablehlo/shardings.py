@@ -18,8 +18,9 @@ from torch_hlo.hlo.sharding.sharding import (
     ShardingError,
 )
 from torch_hlo.hlo.sharding.sharding_text import common_mesh, onto, parse_sharding
-from torch_hlo.hlo.stablehlo.attributes import Raw
-from torch_hlo.hlo.stablehlo.operation import Operation
+
+from .attributes import Raw
+from .operation import Operation
 
 _TILED = re.compile(r'mhlo\.sharding\s*=\s*"((?:[^"\\]|\\.)*)"')
 _PARTITIONS = re.compile(r"mhlo\.num_partitions\s*=\s*(\d+)")

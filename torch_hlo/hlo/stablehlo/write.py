@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 
 from torch_hlo.hlo.ir.instruction import Module
-from torch_hlo.hlo.stablehlo import write_ops
-from torch_hlo.hlo.stablehlo.writer import Program, WriteError, mesh_text
+
+from . import write_ops
+from .writer import Program, WriteError, mesh_text
 
 __all__ = ["WriteError", "stablehlo_text"]
 FAMILIES = (write_ops,)  # its import fills WRITERS

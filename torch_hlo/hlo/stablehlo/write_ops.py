@@ -10,8 +10,9 @@ from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.sharding.sharding_text import to_xla
-from torch_hlo.hlo.stablehlo.types import type_text
-from torch_hlo.hlo.stablehlo.writer import (
+
+from .types import type_text
+from .writer import (
     WriteError,
     Writer,
     array,

@@ -17,8 +17,9 @@ from torch_hlo.hlo.ir.instruction import Computation, Instruction
 from torch_hlo.hlo.ir.literal import Literal
 from torch_hlo.hlo.ir.shape import DTYPES, Shape
 from torch_hlo.hlo.sharding.sharding import Mesh, Placement, Sharding
-from torch_hlo.hlo.stablehlo.types import type_text
 from torch_hlo.hlo.text.printer import quoted
+
+from .types import type_text
 
 # Opcodes without a line of their own, or that say their sharding themselves
 _UNPLACED = frozenset("parameter tuple get-tuple-element custom-call".split())

@@ -21,15 +21,8 @@ from torch_hlo.hlo.sharding.sharding import (
     Mesh,
     ShardingError,
 )
-from torch_hlo.hlo.text.scanner import (
-    SIZE,
-    STRING,
-    Scanner,
-    element_type,
-    parse_size,
-    split_sizes,
-    unescape,
-)
+
+from .scanner import SIZE, STRING, Scanner, element_type, parse_size, split_sizes, unescape
 
 NAME = re.compile(r"%?([A-Za-z0-9_][\w.\-]*+)|%\"([^\"\n]+)\"")
 WORD = re.compile(r"[A-Za-z_][\w\-]*+")

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.sharding.sharding import MAX_DEVICES
-from torch_hlo.hlo.text import attributes
-from torch_hlo.hlo.text.attributes import raw, shape
-from torch_hlo.hlo.text.scanner import Scanner, unescape
+
+from . import attributes
+from .attributes import raw, shape
+from .scanner import Scanner, unescape
 
 
 def _entry_layout(s: Scanner) -> tuple[list[Shape], Shape]:

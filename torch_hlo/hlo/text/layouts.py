@@ -8,7 +8,8 @@ from torch_hlo.hlo.ir.instruction import Instruction, postorder
 from torch_hlo.hlo.ir.intern import instr, replace
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import DTYPES, Shape
-from torch_hlo.hlo.text.attributes import plain
+
+from .attributes import plain
 
 
 def bitcast(

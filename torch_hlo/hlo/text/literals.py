@@ -10,7 +10,8 @@ import numpy as np
 from torch_hlo.hlo.ir.literal import Literal
 from torch_hlo.hlo.ir.numeric import encode
 from torch_hlo.hlo.ir.shape import DTYPES, Shape, numpy_dtype
-from torch_hlo.hlo.text.scanner import ErrorAt
+
+from .scanner import ErrorAt
 
 _COMMENT = re.compile(r"/\*(?s:.*?)\*/")
 _TOKEN = re.compile(r"\{[^{}]*+\}|[{},]|\s++|(?s:.)")

@@ -41,20 +41,13 @@ from torch_hlo.hlo.sharding.sharding_text import (
     mesh_from_text,
     parse_sharding,
 )
-from torch_hlo.hlo.text import attributes
-from torch_hlo.hlo.text.attributes import (
-    ATTRIBUTES,
-    HARMLESS,
-    Ref,
-    name,
-    plain,
-    raw,
-    shape,
-)
-from torch_hlo.hlo.text.header import HEADER
-from torch_hlo.hlo.text.layouts import bitcast, has_layout, kept_copy, replaced
-from torch_hlo.hlo.text.literals import parse_nested_literal
-from torch_hlo.hlo.text.scanner import ParseError, Scanner
+
+from . import attributes
+from .attributes import ATTRIBUTES, HARMLESS, Ref, name, plain, raw, shape
+from .header import HEADER
+from .layouts import bitcast, has_layout, kept_copy, replaced
+from .literals import parse_nested_literal
+from .scanner import ParseError, Scanner
 
 __all__ = ["ParseError", "parse_module", "parse_computation"]
 

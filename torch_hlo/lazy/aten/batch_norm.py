@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from torch_hlo.lazy.aten.mutation import assign
-from torch_hlo.lazy.aten.strides import resize
 from torch_hlo.lazy.record import inference
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.handlers import call, handles
 from torch_hlo.lazy.record.meta import aten
+
+from .mutation import assign
+from .strides import resize
 
 # ---- mutation that the schema does not declare
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from torch_hlo.lazy.aten.mutation import on_memory
 from torch_hlo.lazy.record import (
     checks,
     exchange,
@@ -19,6 +18,8 @@ from torch_hlo.lazy.record.meta import Meta, aten, meta_tensor
 from torch_hlo.lazy.record.storage import Array, read, write
 from torch_hlo.lazy.record.tensor import HloTensor, fresh, from_cpu, upload
 from torch_hlo.lowering.core.graph import Node, Out
+
+from .mutation import on_memory
 
 # ---- copies
 

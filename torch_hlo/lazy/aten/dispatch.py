@@ -14,16 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from torch_hlo import config, metrics
-from torch_hlo.lazy.aten import (
-    batch_norm,
-    copies,
-    data_dependent,
-    indexing,
-    judged,
-    mutation,
-    strides,
-    view_ops,
-)
 from torch_hlo.lazy.record import (
     checks,
     conditions,
@@ -46,6 +36,8 @@ from torch_hlo.lazy.record.tracing import after_traces
 from torch_hlo.lowering.core.graph import NO_KWARGS
 from torch_hlo.lowering.core.tape import RECORDING
 from torch_hlo.pytorch.operators import OpOverload
+
+from . import batch_norm, copies, data_dependent, indexing, judged, mutation, strides, view_ops
 
 _ENTRIES: dict[int, Handler] = {}  # handlers by their op's id, as `entry` made them
 _session = session.current()

@@ -7,11 +7,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_hlo.lazy.aten.mutation import assign, on_memory, put_expanded
 from torch_hlo.lazy.record import checks, recording
 from torch_hlo.lazy.record.handlers import call, handles
 from torch_hlo.lazy.record.meta import aten
 from torch_hlo.lazy.record.tensor import HloTensor, from_cpu, to_cpu
+
+from .mutation import assign, on_memory, put_expanded
 
 # ---- indexing with masks, and with indices on the CPU
 

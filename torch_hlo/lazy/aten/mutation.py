@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_hlo.lazy.aten.strides import resize
 from torch_hlo.lazy.record import (
     checks,
     decompose,
@@ -39,6 +38,8 @@ from torch_hlo.lowering.core.registry import is_pointwise
 from torch_hlo.pytorch import plain_sizes
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE
+
+from .strides import resize
 
 IDEMPOTENT = frozenset("fill_ zero_".split())  # may write the same element twice
 

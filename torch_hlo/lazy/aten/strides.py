@@ -9,7 +9,6 @@ import sys
 
 import torch
 
-from torch_hlo.lazy.aten.view_ops import outside_inference_mode
 from torch_hlo.lazy.record import handlers, recording, views
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.handlers import Handler, call, handles
@@ -25,6 +24,8 @@ from torch_hlo.lazy.record.tensor import (
 )
 from torch_hlo.lowering.core.graph import Node, Out
 from torch_hlo.pytorch.operators import OpOverload
+
+from .view_ops import outside_inference_mode
 
 
 @handles(aten.as_strided.default)

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from torch_hlo.lazy.aten import dispatch
-from torch_hlo.lazy.ops import ctc, recurrent, sparse
 from torch_hlo.lazy.record import checks, handlers, inference, recording
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.handlers import handles
@@ -31,6 +30,8 @@ from torch_hlo.lowering.core.registry import LOWERINGS
 from torch_hlo.pytorch import autocast, operators, participants
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE
+
+from . import ctc, recurrent, sparse
 
 _LIBRARIES: list[torch.library.Library] = []
 Key = operators.Key

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torch_hlo.lazy.ops import control
+from . import control
 
 Tensors = Sequence[Tensor]
 

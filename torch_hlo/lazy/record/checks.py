@@ -7,21 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from torch_hlo.lazy.record import handlers
-from torch_hlo.lazy.record.meta import (
-    aten,
-    extent,
-    intern,
-    meta_tensor,
-    numel,
-    physical_order,
-    row_major,
-)
-from torch_hlo.lazy.record.storage import Array
-from torch_hlo.lazy.record.tensor import HloTensor, from_cpu, make, peek, strided
 from torch_hlo.lowering.core.registry import is_pointwise, is_random
 from torch_hlo.pytorch.operators import OpOverload, check_convolution, runs_on_cpu
 from torch_hlo.pytorch.registration import PLACE
+
+from . import handlers
+from .meta import aten, extent, intern, meta_tensor, numel, physical_order, row_major
+from .storage import Array
+from .tensor import HloTensor, from_cpu, make, peek, strided
 
 
 def admit(tensor: Tensor) -> HloTensor:

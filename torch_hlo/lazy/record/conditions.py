@@ -20,15 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.handlers import call, handles
-from torch_hlo.lazy.record.meta import aten
-from torch_hlo.lazy.record.storage import Array, Number, Storage
-from torch_hlo.lazy.record.tensor import HloTensor, make, peek, to_cpu
-from torch_hlo.lazy.record.views import HOST_OPS, on_host
 from torch_hlo.lowering.core import looks
 from torch_hlo.lowering.core.graph import Node, Out
 from torch_hlo.lowering.core.registry import is_random
+
+from . import session
+from .handlers import call, handles
+from .meta import aten
+from .storage import Array, Number, Storage
+from .tensor import HloTensor, make, peek, to_cpu
+from .views import HOST_OPS, on_host
 
 Check = Callable[[Tensor], None]  # raises if the value, on the CPU, is wrong
 NODES, ELEMENTS = 24, 1 << 14  # more than that is computed on the device

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 
-from torch_hlo.lazy.record import checks, fallback, handlers
 from torch_hlo.pytorch import operators, plain_sizes
 from torch_hlo.pytorch.operators import OpOverload
+
+from . import checks, fallback, handlers
 
 # (CompositeExplicitAutogradNonFunctional kernels call the out= variant, which here means the
 # functional one again.)

@@ -16,13 +16,14 @@ import torch
 
 from torch_hlo.device import dlpack, runtime
 from torch_hlo.device.memory import EXIT, Buffer
-from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.handlers import call
-from torch_hlo.lazy.record.meta import aten
-from torch_hlo.lazy.record.storage import Array
-from torch_hlo.lazy.record.tensor import HloTensor, fresh, to_cpu
 from torch_hlo.lowering.core.registry import HLO_TO_TORCH
+
+from . import meta as metas
+from . import session
+from .handlers import call
+from .meta import aten
+from .storage import Array
+from .tensor import HloTensor, fresh, to_cpu
 
 LEGACY = 1  # DLPack's number of CUDA's default stream, and the driver's
 

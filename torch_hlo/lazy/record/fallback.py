@@ -11,21 +11,14 @@ import torch
 from torch import Tensor
 
 from torch_hlo import config, log, metrics
-from torch_hlo.lazy.record import generator
-from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.storage import Storage, write
-from torch_hlo.lazy.record.tensor import (
-    HloTensor,
-    adopt,
-    from_cpu,
-    make,
-    refuse_lazy_bits,
-    to_cpu,
-    upload,
-)
 from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE
+
+from . import generator
+from . import meta as metas
+from .storage import Storage, write
+from .tensor import HloTensor, adopt, from_cpu, make, refuse_lazy_bits, to_cpu, upload
 
 MODES = ("warn", "allow", "error")
 

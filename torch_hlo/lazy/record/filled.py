@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from weakref import ref
 
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.handlers import Handler
-from torch_hlo.lazy.record.meta import aten
-from torch_hlo.lazy.record.storage import Storage
-from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.lowering.core.graph import Out
+
+from . import session
+from .handlers import Handler
+from .meta import aten
+from .storage import Storage
+from .tensor import HloTensor
 
 # Ops whose result is one number everywhere: the number, or the position of the argument that is it.
 FILLS: dict = {

@@ -11,12 +11,13 @@ import threading
 
 import torch
 
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.storage import Number
 from torch_hlo.lowering.core.registry import is_random
 from torch_hlo.pytorch import tensors
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE
+
+from . import session
+from .storage import Number
 
 __all__ = [
     "Generator",

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch_hlo.lazy.record import session
 from torch_hlo.lowering.core.registry import LOWERINGS
 from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.operators import OpOverload
+
+from . import session
 
 Handler = Callable[[tuple, dict], object]
 TABLE: dict[OpOverload, Handler] = {}

@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 import torch
 
-from torch_hlo.lazy.record import checks, sizes
-from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.meta import Meta, Result, aten
-from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.pytorch import plain_sizes
 from torch_hlo.pytorch.operators import OpOverload
+
+from . import checks, sizes
+from . import meta as metas
+from .meta import Meta, Result, aten
+from .tensor import HloTensor
 
 _caches: list[dict] = []
 

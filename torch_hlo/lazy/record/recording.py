@@ -9,18 +9,19 @@ import torch
 
 from torch_hlo import log
 from torch_hlo.device import multi_device as collective_devices
-from torch_hlo.lazy.record import checks, decompose, filled, generator, session
-from torch_hlo.lazy.record.handlers import Handler, has_lowering
-from torch_hlo.lazy.record.inference import infer, remembered
-from torch_hlo.lazy.record.meta import Meta, Result, aten
-from torch_hlo.lazy.record.storage import Number, holding, read
-from torch_hlo.lazy.record.tensor import HloTensor, blank, fresh
 from torch_hlo.lowering.core.graph import NO_KWARGS, Node, Out, further, recorded
 from torch_hlo.lowering.core.registry import GUARDS
 from torch_hlo.lowering.core.tape import TAPE
 from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE
+
+from . import checks, decompose, filled, generator, session
+from .handlers import Handler, has_lowering
+from .inference import infer, remembered
+from .meta import Meta, Result, aten
+from .storage import Number, holding, read
+from .tensor import HloTensor, blank, fresh
 
 _session = session.current()
 # whose lines are not the user's

@@ -12,20 +12,12 @@ import collections
 import torch
 
 from torch_hlo.device import multi_device
-from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.tensor import (
-    HloTensor,
-    StorageProxy,
-    adopt,
-    from_cpu,
-    make,
-    strided,
-    to_cpu,
-    user_attributes,
-)
 from torch_hlo.pytorch import tensors
 from torch_hlo.pytorch.registration import PLACE
+
+from . import meta as metas
+from . import session
+from .tensor import HloTensor, StorageProxy, adopt, from_cpu, make, strided, to_cpu, user_attributes
 
 
 class HostStorage(torch.UntypedStorage):

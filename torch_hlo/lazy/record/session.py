@@ -14,11 +14,12 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 import torch
 
 from torch_hlo import config
-from torch_hlo.lazy.record.engine import Engine
-from torch_hlo.lazy.record.meta import Meta
 from torch_hlo.lowering.core.graph import Out
 from torch_hlo.lowering.core.tape import RECORDING
 from torch_hlo.pytorch.operators import OpOverload
+
+from .engine import Engine
+from .meta import Meta
 
 
 class Tracing:

@@ -15,10 +15,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.meta import Meta, Result, aten
-from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.pytorch.operators import OpOverload
+
+from . import meta as metas
+from .meta import Meta, Result, aten
+from .tensor import HloTensor
 
 Size = tuple[int, ...]
 

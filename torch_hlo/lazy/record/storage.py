@@ -26,11 +26,12 @@ import torch
 
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.sharding.sharding import Sharding
-from torch_hlo.lazy.record import session, views
-from torch_hlo.lazy.record.meta import Meta
-from torch_hlo.lazy.record.views import View
 from torch_hlo.lowering.core.graph import Leaf, Lift, Out
 from torch_hlo.lowering.core.tape import LIFTS
+
+from . import session, views
+from .meta import Meta
+from .views import View
 
 _session = session.current()
 _NONE: frozenset[int] = frozenset()

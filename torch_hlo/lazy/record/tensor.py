@@ -21,15 +21,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record import session, views
-from torch_hlo.lazy.record.meta import Meta, aten
-from torch_hlo.lazy.record.storage import Array, Storage, read
-from torch_hlo.lazy.record.views import View, on_host
 from torch_hlo.lowering.core.graph import Node, Out
 from torch_hlo.lowering.core.tape import RECORDING
 from torch_hlo.pytorch import participants, tensors
 from torch_hlo.pytorch.registration import PLACE
+
+from . import meta as metas
+from . import session, views
+from .meta import Meta, aten
+from .storage import Array, Storage, read
+from .views import View, on_host
 
 _data = tensors.tensor_data
 _make = tensors.make_wrapper

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.session import Tracing
 from torch_hlo.lowering.core.tape import RECORDING
+
+from . import session
+from .session import Tracing
 
 
 @contextlib.contextmanager

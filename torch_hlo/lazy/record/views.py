@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from torch_hlo.hlo.ir.shape import Shape
-from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.meta import Meta, aten
 from torch_hlo.lowering.core.graph import NO_KWARGS, Node, Out, recorded
 from torch_hlo.lowering.core.registry import HLO_TO_TORCH
 from torch_hlo.lowering.core.tape import TAPE
 from torch_hlo.pytorch.operators import OpOverload
+
+from . import meta as metas
+from .meta import Meta, aten
 
 _LAZY_BITS = {aten._conj_physical.default, aten.neg.default}
 

@@ -30,14 +30,15 @@ from torch_hlo.device import multi_device
 from torch_hlo.hlo.sharding.collective import CollectiveError
 from torch_hlo.hlo.sharding.sharding import Sharding
 from torch_hlo.lazy.record.storage import Binding, Effect
-from torch_hlo.lazy.run import spmd
-from torch_hlo.lazy.run.fingerprint import INDEX_BITS, OPS, Graph
-from torch_hlo.lazy.run.journal import Journal
-from torch_hlo.lazy.run.launch import pack_numbers
-from torch_hlo.lazy.run.plan import Plan, cut
-from torch_hlo.lazy.run.program_cache import ProgramCache
 from torch_hlo.lowering.core.graph import Node, Out
 from torch_hlo.lowering.spmd.sharding import decode, encode
+
+from . import spmd
+from .fingerprint import INDEX_BITS, OPS, Graph
+from .journal import Journal
+from .launch import pack_numbers
+from .plan import Plan, cut
+from .program_cache import ProgramCache
 
 Aliases = tuple[tuple[int, int], ...]
 Value = tuple[int, int]  # the place of a node in the journal, and which of its results

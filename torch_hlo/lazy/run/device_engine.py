@@ -47,23 +47,16 @@ from torch_hlo.lazy.record.storage import (
 )
 from torch_hlo.lazy.record.tensor import make_ahead
 from torch_hlo.lazy.record.tracing import after_traces
-from torch_hlo.lazy.run import executor, nan_checks, spmd, transfer
-from torch_hlo.lazy.run.agreement import Meeting
-from torch_hlo.lazy.run.fingerprint import Graph, collect, operands
-from torch_hlo.lazy.run.journal import Journal
-from torch_hlo.lazy.run.launch import (
-    InPlace,
-    Programs,
-    Run,
-    launch,
-    leaf_buffer,
-    number_buffers,
-    stream,
-)
-from torch_hlo.lazy.run.plan import Known, Plan, cut, donations, dying
-from torch_hlo.lazy.run.program_cache import ProgramCache, program_key, variant
 from torch_hlo.lowering.core.graph import Node, Out, lower
 from torch_hlo.lowering.core.tape import RECORDING, TAPE
+
+from . import executor, nan_checks, spmd, transfer
+from .agreement import Meeting
+from .fingerprint import Graph, collect, operands
+from .journal import Journal
+from .launch import InPlace, Programs, Run, launch, leaf_buffer, number_buffers, stream
+from .plan import Known, Plan, cut, donations, dying
+from .program_cache import ProgramCache, program_key, variant
 
 
 def _replace(x, replaced: dict[int, Out]):

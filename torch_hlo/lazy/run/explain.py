@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from operator import eq, ne
 
-from torch_hlo.lazy.run.fingerprint import INDEX_BITS, OPS
+from .fingerprint import INDEX_BITS, OPS
 
 # What a reason says: its kind, and what to do about it. The first that is found counts.
 _KINDS = (

@@ -29,8 +29,9 @@ from torch_hlo.device.cpu.native import NativeProgram
 from torch_hlo.hlo.ir.dim import Dim, Size, function, symbol
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.lazy.record.storage import Array
-from torch_hlo.lazy.run.fingerprint import Graph
 from torch_hlo.lowering.core.graph import Leaf, Node, Out
+
+from .fingerprint import Graph
 
 aten = torch.ops.aten
 INSTANCES = 6  # integer vectors remembered per structure

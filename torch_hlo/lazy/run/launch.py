@@ -25,10 +25,11 @@ from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.sharding.collective import nothing
 from torch_hlo.lazy.record import session, storage
 from torch_hlo.lazy.record.storage import Array, Binding, Number, Storage
-from torch_hlo.lazy.run import executor, spmd
-from torch_hlo.lazy.run.executor import Job
 from torch_hlo.lowering.core.graph import Out
 from torch_hlo.lowering.core.tape import TAPE
+
+from . import executor, spmd
+from .executor import Job
 
 _NOTHING = Memory(0)
 _BINDS = 8  # a program that overwrites another array each time is not worth binding

@@ -20,9 +20,10 @@ from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.storage import Array, Binding
 from torch_hlo.lazy.record.tensor import HloTensor, fresh
-from torch_hlo.lazy.run.fingerprint import collect
 from torch_hlo.lowering.core.graph import Node, Out
 from torch_hlo.lowering.core.registry import HLO_TO_TORCH, TORCH_TO_HLO
+
+from .fingerprint import collect
 
 Value = Out | Array
 

@@ -12,12 +12,11 @@ from torch_hlo.lazy.record.storage import (
     Binding,
     Number,
 )
-from torch_hlo.lazy.run import spmd
-from torch_hlo.lazy.run.fingerprint import Graph, collect
-from torch_hlo.lazy.run.launch import (
-    Compiled,
-)
 from torch_hlo.lowering.core.graph import Out
+
+from . import spmd
+from .fingerprint import Graph, collect
+from .launch import Compiled
 
 
 class Plan:

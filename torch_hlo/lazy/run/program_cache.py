@@ -16,13 +16,12 @@ from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.storage import (
     Array,
 )
-from torch_hlo.lazy.run import dump, executor, explain, generalize, imagine, progress, spmd
-from torch_hlo.lazy.run.fingerprint import Graph
-from torch_hlo.lazy.run.launch import (
-    Compiled,
-)
 from torch_hlo.lowering.core.graph import Leaf, lower
 from torch_hlo.pytorch import participants
+
+from . import dump, executor, explain, generalize, imagine, progress, spmd
+from .fingerprint import Graph
+from .launch import Compiled
 
 
 def program_key(graph: Graph, aliases: tuple[tuple[int, int], ...]) -> tuple:

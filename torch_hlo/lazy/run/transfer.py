@@ -9,9 +9,10 @@ from torch import Tensor
 
 from torch_hlo.device.memory import Buffer
 from torch_hlo.lazy.record.views import on_host
-from torch_hlo.lazy.run import spmd
 from torch_hlo.lowering.core.registry import HLO_TO_TORCH
 from torch_hlo.pytorch import participants
+
+from . import spmd
 
 ITEMS = {
     "f32": struct.Struct("f"),

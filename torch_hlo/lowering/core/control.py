@@ -10,10 +10,11 @@ from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Computation, Instruction
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import Expr
-from torch_hlo.lowering.core.promote import reshape
-from torch_hlo.lowering.core.registry import LoweringError
+
+from . import promote
+from .expr import Expr
+from .promote import reshape
+from .registry import LoweringError
 
 
 def elements(x: Instruction, count: int) -> list[Instruction]:

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import Expr
-from torch_hlo.lowering.core.promote import Operand
-from torch_hlo.lowering.core.registry import POINTWISE, Weak, expected, lowers
 from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
+
+from . import promote
+from .expr import Expr
+from .promote import Operand
+from .registry import POINTWISE, Weak, expected, lowers
 
 F = TypeVar("F", bound=Callable[..., Expr])
 

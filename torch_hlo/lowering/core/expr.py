@@ -13,8 +13,9 @@ from torch_hlo.hlo.ir.dim import Dim, Size
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.shape import Shape
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.registry import Weak
+
+from . import promote
+from .registry import Weak
 
 Term: TypeAlias = "Expr | Dim | bool | int | float | complex"
 

@@ -21,17 +21,12 @@ from torch_hlo.hlo.ir.instruction import (
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
 from torch_hlo.hlo.sharding.sharding import Mesh, Sharding
-from torch_hlo.lowering.core import registry
-from torch_hlo.lowering.core.opaque import opaque
-from torch_hlo.lowering.core.registry import (
-    HIGHER_ORDER,
-    LOWERINGS,
-    LoweringError,
-    Results,
-    Weak,
-)
-from torch_hlo.lowering.core.tape import LIFTS, RECORDING, SERIALS, TAPE
 from torch_hlo.pytorch.operators import HigherOrderOperator, OpOverload
+
+from . import registry
+from .opaque import opaque
+from .registry import HIGHER_ORDER, LOWERINGS, LoweringError, Results, Weak
+from .tape import LIFTS, RECORDING, SERIALS, TAPE
 
 Target: TypeAlias = OpOverload | HigherOrderOperator
 

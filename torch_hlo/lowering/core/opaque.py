@@ -23,9 +23,10 @@ from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.dim import Dim
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.registry import HLO_TO_TORCH, LoweringError, Results, Weak
 from torch_hlo.pytorch.operators import HigherOrderOperator, OpOverload
+
+from . import promote
+from .registry import HLO_TO_TORCH, LoweringError, Results, Weak
 
 TARGET = "torch_op"
 

@@ -17,7 +17,8 @@ from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.literal import literal
 from torch_hlo.hlo.ir.shape import DTYPES, Shape
-from torch_hlo.lowering.core.registry import HLO_TO_TORCH, TORCH_TO_HLO, Weak
+
+from .registry import HLO_TO_TORCH, TORCH_TO_HLO, Weak
 
 Number = bool | int | float | complex
 Scalar = Weak | Dim | bool | int | float | complex  # of PyTorch's schemas

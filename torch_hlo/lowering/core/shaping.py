@@ -10,8 +10,9 @@ from torch_hlo.hlo.ir.dim import Size
 from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.shape import Shape, row_major_strides
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.promote import Number, Operand, reshape
+
+from . import promote
+from .promote import Number, Operand, reshape
 
 
 def axis(dim: int, rank: int) -> int:

@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 from torch_hlo.hlo.ir.dim import Dim, Size
 from torch_hlo.lowering.core.registry import LoweringError
-from torch_hlo.lowering.fx.fx_size import size_of, size_of_expression
+
+from .fx_size import size_of, size_of_expression
 
 Condition = tuple[str, Size, Size]
 _PREDICATES = {

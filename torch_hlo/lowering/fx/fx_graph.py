@@ -22,16 +22,11 @@ from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.lowering.core.graph import Leaf, Lift, Node, Out
 from torch_hlo.lowering.core.looks import look
 from torch_hlo.lowering.core.registry import LoweringError, is_random
-from torch_hlo.lowering.fx.expand import (
-    EXPANDED,
-    RANDOM,
-    expanded,
-    node_arguments,
-    traced_again,
-)
-from torch_hlo.lowering.fx.fx_size import Layout, layout_of, shape_of, size_of
 from torch_hlo.pytorch.graphs import with_effects
 from torch_hlo.pytorch.operators import HigherOrderOperator, OpOverload
+
+from .expand import EXPANDED, RANDOM, expanded, node_arguments, traced_again
+from .fx_size import Layout, layout_of, shape_of, size_of
 
 aten = torch.ops.aten
 

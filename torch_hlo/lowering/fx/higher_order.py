@@ -31,9 +31,10 @@ from torch_hlo.lowering.core.registry import (
     expected_shapes,
     nested,
 )
-from torch_hlo.lowering.fx.expand import existing
-from torch_hlo.lowering.fx.fx_graph import FxGraph, from_fx
 from torch_hlo.pytorch.operators import OpOverload
+
+from .expand import existing
+from .fx_graph import FxGraph, from_fx
 
 F = TypeVar("F", bound=Callable[..., Any])
 Graph: TypeAlias = fx.GraphModule | FxGraph  # a function among an operator's arguments

@@ -25,9 +25,10 @@ from torch_hlo.lowering.core.expr import (
 from torch_hlo.lowering.core.promote import broadcast_to
 from torch_hlo.lowering.core.registry import expected, lowers
 from torch_hlo.lowering.core.shaping import add_dim, gather_dim, scatter_dim
-from torch_hlo.lowering.linalg.matmul import dot
 from torch_hlo.lowering.reduction.reduce import fold, norm
 from torch_hlo.lowering.shape.view import sum_to
+
+from .matmul import dot
 
 aten = torch.ops.aten
 

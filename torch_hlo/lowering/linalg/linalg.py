@@ -46,9 +46,10 @@ from torch_hlo.lowering.core.shaping import (
     swap,
     take_along,
 )
-from torch_hlo.lowering.linalg.matmul import matrix_product
 from torch_hlo.lowering.pointwise.pointwise import conjugate, sgn
 from torch_hlo.lowering.reduction.reduce import arg_extreme, fold
+
+from .matmul import matrix_product
 
 aten = torch.ops.aten
 

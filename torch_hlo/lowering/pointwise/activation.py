@@ -35,7 +35,8 @@ from torch_hlo.lowering.core.registry import (
     nested,
 )
 from torch_hlo.lowering.core.shaping import concatenate, slice_dim
-from torch_hlo.lowering.pointwise.pointwise import conjugate
+
+from .pointwise import conjugate
 
 aten = torch.ops.aten
 SQRT_2_PI = math.sqrt(2 / math.pi)

@@ -42,12 +42,8 @@ from torch_hlo.lowering.core.expr import (
 )
 from torch_hlo.lowering.core.promote import Operand, Scalar
 from torch_hlo.lowering.core.registry import Weak, expected, lowers
-from torch_hlo.lowering.pointwise.pointwise import (
-    exp2,
-    is_bool,
-    is_complex,
-    signbit,
-)
+
+from .pointwise import exp2, is_bool, is_complex, signbit
 
 aten = torch.ops.aten
 

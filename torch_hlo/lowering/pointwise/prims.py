@@ -14,7 +14,8 @@ from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import Expr, iota
 from torch_hlo.lowering.core.registry import LOWERINGS, expected, lowers
-from torch_hlo.lowering.pointwise import binary, pointwise, special
+
+from . import binary, pointwise, special
 
 SHARED = (binary, pointwise, special)  # prims share their lowerings
 

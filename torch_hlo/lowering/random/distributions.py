@@ -33,15 +33,10 @@ from torch_hlo.lowering.core.registry import (
     lowers,
 )
 from torch_hlo.lowering.core.shaping import iota, slice_dim, stack
-from torch_hlo.lowering.random.threefry import (
-    DIGITS,
-    normal,
-    open_uniform,
-    random_words,
-    uniform,
-)
 from torch_hlo.lowering.reduction.reduce import arg_extreme
 from torch_hlo.lowering.shape.sort import sorted_along
+
+from .threefry import DIGITS, normal, open_uniform, random_words, uniform
 
 aten = torch.ops.aten
 

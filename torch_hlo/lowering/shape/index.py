@@ -47,7 +47,8 @@ from torch_hlo.lowering.core.shaping import (
     wrap_negative,
 )
 from torch_hlo.lowering.pointwise.binary import floor_divide
-from torch_hlo.lowering.shape.cumulative import prefix
+
+from .cumulative import prefix
 
 aten = torch.ops.aten
 

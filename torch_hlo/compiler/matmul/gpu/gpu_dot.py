@@ -41,18 +41,6 @@ from torch_hlo.compiler.matmul.dot import (
     parts_of_output,
 )
 from torch_hlo.compiler.matmul.epilogue import expression
-from torch_hlo.compiler.matmul.gpu import gpu_blocks as blocks
-from torch_hlo.compiler.matmul.gpu import gpu_fma, gpu_gemv, gpu_matrix
-from torch_hlo.compiler.matmul.gpu.gpu_blocks import (
-    REGISTER_TYPE,
-    SPLITS,
-    Blocks,
-    Store,
-    divides,
-    element,
-)
-from torch_hlo.compiler.matmul.gpu.gpu_blocks import Place as BlockPlace
-from torch_hlo.compiler.matmul.gpu.gpu_epilogue import Fused, Plain
 from torch_hlo.compiler.matmul.product import (
     ACCUMULATORS,
     SOURCES,
@@ -67,6 +55,12 @@ from torch_hlo.hlo.ir.dim import Size, fixed
 from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
 from torch_hlo.hlo.ir.intern import instr, parameters_of
 from torch_hlo.hlo.text.printer import module_text
+
+from . import gpu_blocks as blocks
+from . import gpu_fma, gpu_gemv, gpu_matrix
+from .gpu_blocks import REGISTER_TYPE, SPLITS, Blocks, Store, divides, element
+from .gpu_blocks import Place as BlockPlace
+from .gpu_epilogue import Fused, Plain
 
 
 class Engine(Protocol):

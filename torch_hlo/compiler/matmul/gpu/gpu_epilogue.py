@@ -20,10 +20,11 @@ from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.matmul.epilogue import Expression
-from torch_hlo.compiler.matmul.gpu import gpu_blocks
-from torch_hlo.compiler.matmul.gpu.gpu_blocks import Place, Store
 from torch_hlo.hlo.ir.dim import Dim, Size
 from torch_hlo.hlo.ir.instruction import Instruction
+
+from . import gpu_blocks
+from .gpu_blocks import Place, Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from functools import partial
 
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.llvm.function import Int
-from torch_hlo.compiler.matmul.gpu.gpu_blocks import Store
+
+from .gpu_blocks import Store
 
 # threads along a side of a block; neighbouring elements of a thread, and elements it loads per
 # slice

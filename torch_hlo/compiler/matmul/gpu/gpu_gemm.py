@@ -20,8 +20,9 @@ from torch_hlo.compiler.gpu import ptx
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.words import Words
 from torch_hlo.compiler.llvm.function import Int
-from torch_hlo.compiler.matmul.gpu.gpu_blocks import Place, Store
-from torch_hlo.compiler.matmul.gpu.gpu_panel import FRAGMENT, STEPS, Operand, Panel
+
+from .gpu_blocks import Place, Store
+from .gpu_panel import FRAGMENT, STEPS, Operand, Panel
 
 PADDING = 8  # sums between rows of a warp's results in shared memory: rows begin in different banks
 

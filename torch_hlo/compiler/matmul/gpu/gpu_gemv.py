@@ -19,16 +19,10 @@ from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.target import GpuTarget, machine
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE
-from torch_hlo.compiler.matmul.gpu.gpu_blocks import (
-    SPLITS,
-    Blocks,
-    Place,
-    Store,
-    divides,
-    element,
-)
 from torch_hlo.compiler.matmul.product import Product
 from torch_hlo.compiler.thresholds import GEMV_PART_DEPTH
+
+from .gpu_blocks import SPLITS, Blocks, Place, Store, divides, element
 
 MOST_ROWS = 8
 # columns of a warp; warps of a group; of a warp; rows of B that a warp loads before it uses them

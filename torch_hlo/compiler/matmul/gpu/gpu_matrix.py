@@ -19,17 +19,6 @@ from torch_hlo.compiler.gpu.gpu_program import TensorMap
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.ptx import MATRIX_UNITS, WARPGROUP, MatrixUnit
 from torch_hlo.compiler.gpu.target import GpuTarget, machine
-from torch_hlo.compiler.matmul.gpu import gpu_blocks as blocks
-from torch_hlo.compiler.matmul.gpu import gpu_gemm, gpu_wgmma
-from torch_hlo.compiler.matmul.gpu.gpu_blocks import (
-    SPLITS,
-    Blocks,
-    Place,
-    Store,
-    divides,
-)
-from torch_hlo.compiler.matmul.gpu.gpu_gemm import Tile
-from torch_hlo.compiler.matmul.gpu.gpu_panel import LINE, Operand
 from torch_hlo.compiler.matmul.product import Product, hint
 from torch_hlo.compiler.thresholds import (
     ADD_PARTS_CYCLES,
@@ -38,6 +27,12 @@ from torch_hlo.compiler.thresholds import (
     WARP_SHARE,
 )
 from torch_hlo.hlo.ir.shape import DTYPES
+
+from . import gpu_blocks as blocks
+from . import gpu_gemm, gpu_wgmma
+from .gpu_blocks import SPLITS, Blocks, Place, Store, divides
+from .gpu_gemm import Tile
+from .gpu_panel import LINE, Operand
 
 # (block, share of the matrix rate that its warps reach when nothing else is in the way: larger
 # warps read less shared memory per product)

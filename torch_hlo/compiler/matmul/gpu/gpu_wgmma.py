@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from torch_hlo.compiler.gpu import ptx
 from torch_hlo.compiler.gpu.ptx import WARPGROUP_ROWS
 from torch_hlo.compiler.llvm.function import Int
-from torch_hlo.compiler.matmul.gpu import gpu_gemm
-from torch_hlo.compiler.matmul.gpu.gpu_blocks import Place
-from torch_hlo.compiler.matmul.gpu.gpu_panel import LINE, STEPS, Operand
+
+from . import gpu_gemm
+from .gpu_blocks import Place
+from .gpu_panel import LINE, STEPS, Operand
 
 
 class Copies:
