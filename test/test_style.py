@@ -84,6 +84,12 @@ def level(module: str) -> int:
     return LEVEL[module]
 
 
+def origin(node: ast.ImportFrom, package: str) -> str:
+    """The module that names are imported from; `package` is the room of the file that does it."""
+    parts = package.split(".")[: 1 - node.level or None] if node.level else []
+    return ".".join([*parts, *([node.module] if node.module else [])])
+
+
 def imports(tree: ast.AST, module: str, is_package: bool = False) -> Iterator[tuple[str, int]]:
     """(imported module, line) of every import, also those inside functions."""
     package = module if is_package else module.rpartition(".")[0]
@@ -92,29 +98,26 @@ def imports(tree: ast.AST, module: str, is_package: bool = False) -> Iterator[tu
             for name in node.names:
                 yield name.name, node.lineno
         elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")[: 1 - node.level or None] if node.level else []
-            base = ".".join([*parts, *([node.module] if node.module else [])])
+            base = origin(node, package)
             for name in node.names:
                 full = f"{base}.{name.name}"
                 yield (full if full in MODULES else base), node.lineno
 
 
-def private_names(tree: ast.AST):
+def private_names(tree: ast.AST, package: str):
     """(module of this package, private name of it, line) of every such name that is imported or
     looked up."""
     modules = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch_hlo"):
-            folder = PACKAGE.parent / node.module.replace(".", "/")
+        base = origin(node, package) if isinstance(node, ast.ImportFrom) else ""
+        if base.startswith("torch_hlo"):
             modules |= {
-                name.asname or name.name: f"{node.module}.{name.name}"
+                name.asname or name.name: f"{base}.{name.name}"
                 for name in node.names
-                if (folder / f"{name.name}.py").exists()
+                if f"{base}.{name.name}" in MODULES
             }
             yield from (
-                (node.module, name.name, node.lineno)
-                for name in node.names
-                if name.name.startswith("_")
+                (base, name.name, node.lineno) for name in node.names if name.name.startswith("_")
             )
     for node in ast.walk(tree):
         if (
@@ -173,6 +176,7 @@ def test_file(path):
     text = path.read_text()
     tree = parsed(path)
     module = module_name(path)
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     problems = [*import_problems(tree, module, path.name == "__init__.py"), *long_functions(tree)]
     if module != "torch_hlo.config":
         problems += [
@@ -180,7 +184,8 @@ def test_file(path):
             for line in reads_environment(tree)
         ]
     problems += [
-        f"line {line}: {name} is private to {owner}" for owner, name, line in private_names(tree)
+        f"line {line}: {name} is private to {owner}"
+        for owner, name, line in private_names(tree, package)
     ]
     if text.strip() and not ast.get_docstring(tree):
         problems.append("no module docstring")
