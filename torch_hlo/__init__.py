@@ -21,7 +21,7 @@ trim.release_code()  # PyTorch's, before LLVM comes
 with collector.paused():
     from torch_hlo.buckets import pad_to_bucket
     from torch_hlo.frameworks import table
-    from torch_hlo.hlo.ir.instruction import Module
+    from torch_hlo.hlo.ir import Module
     from torch_hlo.lazy import install
     from torch_hlo.lazy.run import executor
     from torch_hlo.pytorch.registration import PLACE

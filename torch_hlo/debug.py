@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 from torch_hlo.lazy import device_module
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.storage import read

@@ -24,11 +24,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.utils import _pytree as pytree
 
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.dim import symbols as dim_symbols
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder
-from torch_hlo.hlo.ir.literal import Literal
+from torch_hlo.hlo.ir import Computation, Dim, Instruction, Literal, Module, Size, build, postorder
+from torch_hlo.hlo.ir import symbols as dim_symbols
 from torch_hlo.hlo.ir.match import inline
 from torch_hlo.hlo.stablehlo import stablehlo_text
 from torch_hlo.hlo.text.printer import module_text

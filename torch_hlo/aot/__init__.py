@@ -38,7 +38,7 @@ from torch_hlo.compiler.aot.library import (
     describe,
 )
 from torch_hlo.compiler.llvm.target import PLATFORMS, platform_target
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 
 _SUFFIXES = {".so": "elf", ".wasm": "wasm", ".o": ""}
 

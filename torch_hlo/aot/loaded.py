@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch_hlo.compiler.aot.abi import DTYPE_CODES
 from torch_hlo.device.buffer import ARENAS
 from torch_hlo.device.library import Array, Library, LibraryError
-from torch_hlo.hlo.ir.shape import DTYPES
+from torch_hlo.hlo.ir import DTYPES
 
 _TORCH = {
     DTYPE_CODES[d.name]: getattr(torch, d.torch)

@@ -22,7 +22,7 @@ from torch_hlo.compiler.gpu.image import device_image
 from torch_hlo.compiler.gpu.target import GpuTarget
 from torch_hlo.compiler.llvm.machine_code import Objects
 from torch_hlo.compiler.llvm.target import CpuTarget, Target, host
-from torch_hlo.hlo.ir.instruction import Module, outputs
+from torch_hlo.hlo.ir import Module, outputs
 
 from .codegen import index
 from .executable import Executable

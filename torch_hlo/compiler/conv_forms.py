@@ -3,7 +3,7 @@ convolutions into them, fusion/ puts what reads them into their kernels."""
 
 from __future__ import annotations
 
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction
 
 NARROW = 8  # pixels of a row: fewer leave most lanes empty where lanes are pixels
 

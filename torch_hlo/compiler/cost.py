@@ -24,12 +24,9 @@ import json
 import math
 from dataclasses import dataclass, field
 
-from torch_hlo.hlo.ir.dim import fixed
+from torch_hlo.hlo.ir import OPCODES, Computation, Instruction, Module, Shape, fixed
 from torch_hlo.hlo.ir.infer_products import conv_dims
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
 from torch_hlo.hlo.ir.match import scalar_value
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import Shape
 
 KINDS = (
     "all-gather",

@@ -14,8 +14,7 @@ from typing import Any
 
 from torch_hlo.compiler.codegen.block import FIXED_WORDS, HostCall, Packing
 from torch_hlo.compiler.gpu.gpu_program import Kernel, LibraryProduct, TensorMap
-from torch_hlo.hlo.ir.dim import Size, parse_dim
-from torch_hlo.hlo.ir.shape import DTYPES, Shape
+from torch_hlo.hlo.ir import DTYPES, Shape, Size, parse_dim
 
 MAGIC = b"torch_hlo executable\0"
 VERSION = 9

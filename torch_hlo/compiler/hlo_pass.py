@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_hlo.hlo.ir.instruction import (
+from torch_hlo.hlo.ir import (
+    OPCODES,
     Computation,
     Instruction,
     Module,
     called,
+    on_operands,
     postorder,
 )
-from torch_hlo.hlo.ir.intern import on_operands
 from torch_hlo.hlo.ir.match import carry_meta, with_computations
-from torch_hlo.hlo.ir.opcodes import OPCODES
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,7 @@ from torch_hlo.compiler.simplify.legalize import legalize
 from torch_hlo.compiler.simplify.reshape_motion import reshape_motion
 from torch_hlo.compiler.sort.partial_sort import partial_sort
 from torch_hlo.compiler.window.window_gradient import window_gradient
-from torch_hlo.hlo.ir.dim import symbols
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
-from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
+from torch_hlo.hlo.ir import Computation, Instruction, Module, Shape, numpy_dtype, symbols
 from torch_hlo.hlo.ir.verify import verify
 
 from .hlo_pass import Pass, fixpoint, hlo_pass
@@ -254,7 +252,7 @@ def compare(before: Module, after: Module, seed: int = 0, rtol: float = 1e-4) ->
 def random_inputs(module: Module, seed: int = 0, special: bool = False) -> list[Any]:
     """One random array per entry parameter; symbolic sizes get small values. `special`: with some
     inf, nan and -0 among the floats."""
-    from torch_hlo.hlo.ir.dim import fixed, substitute
+    from torch_hlo.hlo.ir import fixed, substitute
 
     generator = np.random.default_rng(seed)
     names = sorted({n for p in module.entry.params for d in p.dims for n in symbols(d)})

@@ -13,7 +13,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3  # DLDeviceType
 _CODES = {"s": 0, "u": 1, "f": 2, "c": 5}  # DLDataTypeCode

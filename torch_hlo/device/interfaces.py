@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 
 from . import dlpack
 from .memory import HOST_POOL, Buffer, Memory, Pool

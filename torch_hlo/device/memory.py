@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape
 
 from .buffer import ALIGNMENT, HUGE, map_pages
 

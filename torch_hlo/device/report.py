@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch_hlo import config
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.text.printer import module_text
 
 from . import runtime

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_hlo import config, metrics
-from torch_hlo.hlo.ir.instruction import Module
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Module, Shape
 
 from .buffer import ARENAS, populate
 from .interfaces import Backend, Observe, Program

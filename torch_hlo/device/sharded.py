@@ -20,8 +20,7 @@ import numpy as np
 
 from torch_hlo import log
 from torch_hlo.compiler.cost import cost
-from torch_hlo.hlo.ir.instruction import Module
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Module, Shape
 from torch_hlo.hlo.sharding.sharding import Sharding, shard, unshard
 
 from . import multi_device, runtime

@@ -31,9 +31,7 @@ from torch_hlo.compiler.pipeline import optimize
 from torch_hlo.compiler.schedule.memory import assign
 from torch_hlo.compiler.schedule.schedule import is_step, schedule
 from torch_hlo.compiler.spmd.spmd_pipeline import spmd as partitioned
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction, Module
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Instruction, Module, Shape, Size
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.engine import Watcher

@@ -14,7 +14,7 @@ import re
 
 import torch
 
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape
 from torch_hlo.hlo.sharding.sharding import Mesh as HloMesh
 from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
 from torch_hlo.hlo.sharding.sharding_text import common_mesh, parse_sharding

@@ -22,7 +22,7 @@ from torch import fx
 
 from torch_hlo import collector, config, log, metrics
 from torch_hlo.device.interfaces import Program
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 from torch_hlo.lazy import traceable
 from torch_hlo.lazy.ops import encoder, recurrent
 from torch_hlo.lazy.run import dump, executor, progress

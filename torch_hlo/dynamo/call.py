@@ -19,9 +19,7 @@ import torch
 
 from torch_hlo.device.host_tensor import LARGE
 from torch_hlo.device.interfaces import Program
-from torch_hlo.hlo.ir.dim import Dim, Size, symbol
-from torch_hlo.hlo.ir.instruction import Module
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Dim, Module, Shape, Size, symbol
 from torch_hlo.lowering.core.graph import Leaf, Lift, Node, Out, lower
 from torch_hlo.lowering.core.registry import HLO_TO_TORCH, LOWERINGS
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input

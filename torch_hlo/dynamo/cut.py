@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape
 from torch_hlo.lowering.core.graph import Leaf, Node, Out
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
 from torch_hlo.lowering.fx.fx_size import Layout

@@ -11,7 +11,7 @@ from typing import Any
 from torch_hlo.device import runtime
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
-from torch_hlo.hlo.ir.shape import DTYPES, Shape
+from torch_hlo.hlo.ir import DTYPES, Shape
 
 from .client import client
 from .functions import implements

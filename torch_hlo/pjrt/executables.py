@@ -18,7 +18,7 @@ from torch_hlo.device.cpu.native import NativeProgram
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
 from torch_hlo.device.pjrt.pjrt_structs import STRUCTURES
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.ir.verify import VerifyError
 from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
 from torch_hlo.hlo.sharding.sharding_text import to_xla

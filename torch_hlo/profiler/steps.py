@@ -24,9 +24,8 @@ from torch_hlo import config
 from torch_hlo.compiler.codegen.profile import Step
 from torch_hlo.device import runtime
 from torch_hlo.device.programs import PROFILED, CompiledProgram
+from torch_hlo.hlo.ir import Computation, Instruction, Module, Shape
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
-from torch_hlo.hlo.ir.shape import Shape
 
 
 @dataclass(frozen=True, slots=True)

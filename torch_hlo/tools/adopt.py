@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_hlo.hlo.evaluate import lapack
+from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, replace
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder
-from torch_hlo.hlo.ir.intern import instr, replace
 
 
 def adopted(module: Module) -> Module:

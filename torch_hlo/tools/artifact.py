@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.stablehlo import stablehlo_text
 
 from . import UsageError

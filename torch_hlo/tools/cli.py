@@ -22,7 +22,7 @@ from torch_hlo import profiler
 from torch_hlo.compiler.pipeline import random_inputs
 from torch_hlo.device import multi_device
 from torch_hlo.hlo.evaluate.interpreter import EvaluateError
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.ir.verify import VerifyError
 from torch_hlo.hlo.text.printer import module_text
 from torch_hlo.hlo.text.scanner import ParseError

@@ -7,9 +7,7 @@ from collections import Counter
 
 from torch_hlo.compiler.codegen.profile import matrix_flops
 from torch_hlo.compiler.pipeline import optimize
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.instruction import Module, called, postorder
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Dim, Module, Shape, Size, called, postorder
 from torch_hlo.hlo.text.printer import computations, module_text
 
 from .execute import flat

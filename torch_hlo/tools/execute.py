@@ -15,18 +15,21 @@ from torch_hlo import config
 from torch_hlo.device import runtime
 from torch_hlo.hlo.evaluate.evaluate import bind_symbols, evaluate
 from torch_hlo.hlo.evaluate.interpreter import EvaluateError
-from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.dim import substitute
-from torch_hlo.hlo.ir.instruction import (
+from torch_hlo.hlo.ir import (
+    DTYPES,
     Computation,
     Instruction,
     Module,
+    Shape,
+    instr,
+    numpy_dtype,
     outputs,
     postorder,
+    replace,
+    substitute,
 )
-from torch_hlo.hlo.ir.intern import instr, replace
+from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.numeric import decode, encode
-from torch_hlo.hlo.ir.shape import DTYPES, Shape, numpy_dtype
 
 Results = list[tuple[np.ndarray, str]]  # values and their HLO type
 

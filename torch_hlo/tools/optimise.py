@@ -9,7 +9,7 @@ from torch_hlo.compiler.llvm.target import host
 from torch_hlo.compiler.pipeline import cpu_pipeline, optimize
 from torch_hlo.compiler.spmd.partitioner import partition
 from torch_hlo.compiler.spmd.propagate import propagate
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.stablehlo import stablehlo_text
 from torch_hlo.hlo.text.printer import STYLES, module_text
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch_hlo.compiler.cost import KINDS, cost, sent
 from torch_hlo.compiler.spmd import propagate
 from torch_hlo.compiler.spmd.spmd_pipeline import spmd
-from torch_hlo.hlo.ir.instruction import META, Instruction, Module
+from torch_hlo.hlo.ir import META, Instruction, Module
 from torch_hlo.hlo.text.printer import computations, module_text
 
 from . import UsageError

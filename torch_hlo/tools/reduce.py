@@ -7,16 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from torch_hlo.hlo.ir import Computation, Instruction, Module, Shape, outputs, postorder, replace
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.instruction import (
-    Computation,
-    Instruction,
-    Module,
-    outputs,
-    postorder,
-)
-from torch_hlo.hlo.ir.intern import replace
-from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.ir.verify import verify
 from torch_hlo.hlo.text.printer import instruction_text
 

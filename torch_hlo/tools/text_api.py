@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from torch_hlo.hlo.bytecode import MAGIC, parse_bytecode
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import DTYPES, Module, numpy_dtype
 from torch_hlo.hlo.ir.numeric import round_to
-from torch_hlo.hlo.ir.shape import DTYPES, numpy_dtype
 from torch_hlo.hlo.ir.verify import VerifyError, verify
 from torch_hlo.hlo.stablehlo import parse_stablehlo
 from torch_hlo.hlo.text.parser import parse_module

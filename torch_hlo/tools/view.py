@@ -13,7 +13,7 @@ from torch_hlo import pages
 from torch_hlo.compiler.codegen.profile import describe
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.compile import compile_module
-from torch_hlo.hlo.ir.instruction import Instruction, Module
+from torch_hlo.hlo.ir import Instruction, Module
 from torch_hlo.hlo.text.printer import module_text
 
 from . import UsageError, per_device

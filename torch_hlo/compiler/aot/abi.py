@@ -12,8 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Dim, Shape, Size
 
 VERSION = 1
 MESSAGE_BYTES = 252  # of torch_hlo_error.message, the final zero included

@@ -22,8 +22,7 @@ from torch_hlo.compiler.compile import emit
 from torch_hlo.compiler.llvm.machine_code import machine_code, prelude
 from torch_hlo.compiler.llvm.target import CpuTarget
 from torch_hlo.compiler.pipeline import optimize
-from torch_hlo.hlo.ir.dim import Dim, Size, substitute, symbol
-from torch_hlo.hlo.ir.instruction import Module, called, outputs, postorder
+from torch_hlo.hlo.ir import Dim, Module, Size, called, outputs, postorder, substitute, symbol
 
 from . import abi, runtime
 from .abi import ARRAY, KINDS, MODEL, Array

@@ -20,7 +20,7 @@ from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.amx_kernels import BLOCK, ELEMENTS, tiles
 from torch_hlo.compiler.matmul.gemm_amx import AmxGemm
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask
-from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir import Size, ceildiv
 
 from .attention import Attention
 from .attention_kernel import LOG2E, Arrays, AttentionKernel, block_of, items_of_heads

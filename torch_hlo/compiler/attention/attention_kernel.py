@@ -15,8 +15,7 @@ from torch_hlo.compiler.llvm.emit import Typed
 from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask
-from torch_hlo.hlo.ir.dim import Dim, Size, ceildiv
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Dim, Instruction, Size, ceildiv
 
 from .attention import Attention, Bias, inner, known_attention
 from .attention_term import FLOAT_MAX, REPLACED, Term, term

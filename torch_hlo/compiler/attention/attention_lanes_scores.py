@@ -9,7 +9,7 @@ from collections.abc import Callable
 from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.matmul.tile import splat, transposed
-from torch_hlo.hlo.ir.dim import ceildiv
+from torch_hlo.hlo.ir import ceildiv
 
 from .attention_lanes import TERM_KEYS, LaneKernel
 from .attention_term import REPLACED

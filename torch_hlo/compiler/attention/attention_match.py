@@ -25,16 +25,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
-from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import (
+from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    Size,
+    instr,
+    parameters_of,
     postorder,
     users,
 )
-from torch_hlo.hlo.ir.intern import instr, parameters_of
+from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.match import carry_meta, inline, splat, substituted
 
 from .attention import attention_of, marked_weights

@@ -15,10 +15,16 @@ from __future__ import annotations
 
 from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder
-from torch_hlo.hlo.ir.intern import instr, rewrite_bottom_up
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Module,
+    Shape,
+    instr,
+    postorder,
+    rewrite_bottom_up,
+)
 from torch_hlo.hlo.ir.match import carry_meta
-from torch_hlo.hlo.ir.shape import Shape
 
 from .attention import attention_of, known_attention
 

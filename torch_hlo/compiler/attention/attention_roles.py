@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.hlo.ir.match import splat
 
 from .attention import FLOATS

@@ -13,8 +13,7 @@ from __future__ import annotations
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.matmul.tile import product_tile
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction, Size
 
 from . import attention_amx, attention_few
 from .attention import MIN_SIZE, Attention, known_attention, merged

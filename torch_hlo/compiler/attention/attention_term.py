@@ -23,9 +23,8 @@ from torch_hlo.compiler.codegen.loop_plan import Planner, widest_bits
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm.function import Function, Int
 from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.hlo.ir import Dim, Instruction, Size, postorder
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.instruction import Instruction, postorder
 
 REPLACED = math.inf  # added to a score: it is the fill
 FLOAT_MAX = 3.4028234663852886e38

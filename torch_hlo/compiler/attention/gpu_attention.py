@@ -4,7 +4,7 @@ see gpu_attention_kernel.py for the kernels."""
 from __future__ import annotations
 
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction
 
 from . import gpu_attention_fma, gpu_attention_mma
 from .attention import known_attention

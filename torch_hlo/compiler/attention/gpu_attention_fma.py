@@ -12,7 +12,7 @@ import math as numbers
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.llvm import math
 from torch_hlo.compiler.llvm.function import Int
-from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir import Size, ceildiv
 
 from .attention import Attention
 from .gpu_attention_kernel import BLOCK, EACH, WIDTHS, AttentionKernel, Matrix

@@ -22,7 +22,7 @@ from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
-from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir import Size, ceildiv
 
 from .attention import Attention, N
 from .attention_kernel import named, symbolic_sizes

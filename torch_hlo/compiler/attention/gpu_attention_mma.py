@@ -19,7 +19,7 @@ from torch_hlo.compiler.gpu.target import GpuTarget, machine
 from torch_hlo.compiler.gpu.words import Words
 from torch_hlo.compiler.llvm import math
 from torch_hlo.compiler.llvm.function import Int
-from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir import Size, ceildiv
 
 from .attention import Attention, N
 from .gpu_attention_kernel import BLOCK, WIDTHS, AttentionKernel, Matrix

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from torch_hlo.compiler.llvm.function import Function
 from torch_hlo.compiler.thresholds import RANGE_PS
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction
 
 from .block import Places, Span
 from .program import Program, Row

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape, Size
 
 # words of the block before the sizes; OWN: see `apart`
 ARENA, CONSTANTS, HOST, FAILED, OWN, FIXED_WORDS = 0, 1, 2, 3, 4, 5

@@ -15,8 +15,7 @@ from torch_hlo.compiler.schedule import memory
 from torch_hlo.compiler.schedule.memory import Slot, Slots
 from torch_hlo.compiler.schedule.plan import Plan, plan
 from torch_hlo.compiler.thresholds import STEPS_PER_FUNCTION
-from torch_hlo.hlo.ir.dim import fixed
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir import Computation, Instruction, fixed
 
 from .batch import batch, groups
 from .block import Place, Places, leaves

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_hlo.hlo.ir.intern import instr, parameters_of
+from torch_hlo.hlo.ir import instr, parameters_of
 
 from .program import Program
 

@@ -14,9 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import row_major_strides
+from torch_hlo.hlo.ir import Dim, Instruction, Size, row_major_strides
 
 Payload = tuple[Any, ...]  # of a Var, by its kind
 

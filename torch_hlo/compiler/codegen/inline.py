@@ -18,8 +18,7 @@ from torch_hlo.compiler.llvm.emit import Emit, Unit
 from torch_hlo.compiler.llvm.function import Function, Int
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.llvm.target import Target
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir import Computation, Instruction, Size
 
 from . import index as ix
 from .kernel import Kernel

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from torch_hlo.compiler.llvm.emit import Emit
-from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir import Size
 
 from .index import Index, Var, of, variable
 from .kernel_values import KernelValues, Level

@@ -12,8 +12,7 @@ from torch_hlo.compiler.llvm.emit import Emit, Unit, literal, transposed
 from torch_hlo.compiler.llvm.scalar import STORAGE, Storage, Value
 from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.thresholds import AHEAD_BYTES, STREAMED_BYTES
-from torch_hlo.hlo.ir.dim import Dim, Size, fixed
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Dim, Instruction, Size, fixed
 
 from .block import CodegenError
 from .index import Index, Var, below, combine, constant, linear, of

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 
 from torch_hlo.compiler.llvm.emit import Emit, Unit
 from torch_hlo.compiler.llvm.scalar import Value
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import DTYPES
+from torch_hlo.hlo.ir import DTYPES, OPCODES, Instruction, Size
 
 from . import index as ix
 from .block import CodegenError

@@ -22,9 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from torch_hlo.compiler.llvm import system
-from torch_hlo.hlo.ir.dim import Size, fixed
-from torch_hlo.hlo.ir.instruction import META, Instruction, called
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import META, Instruction, Shape, Size, called, fixed
 
 from .program import Program
 

@@ -29,10 +29,20 @@ from typing import Any, Protocol, TypeVar
 from torch_hlo.compiler.llvm.function import Function
 from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.thresholds import LARGE_SCRATCH
-from torch_hlo.hlo.ir.dim import Dim, Size, dim_max, fixed, substitute, symbol
-from torch_hlo.hlo.ir.instruction import META, Instruction, Module, outputs
-from torch_hlo.hlo.ir.literal import Literal
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import (
+    META,
+    Dim,
+    Instruction,
+    Literal,
+    Module,
+    Shape,
+    Size,
+    dim_max,
+    fixed,
+    outputs,
+    substitute,
+    symbol,
+)
 
 from .block import (
     ALIGNMENT,

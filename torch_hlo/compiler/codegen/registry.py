@@ -26,8 +26,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.opcodes import OPCODES
+from torch_hlo.hlo.ir import OPCODES, Instruction
 
 Function = Callable[..., Any]
 _PACKAGE = __name__.rpartition(".codegen.")[0]

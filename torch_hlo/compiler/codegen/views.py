@@ -8,9 +8,7 @@ from collections.abc import Callable
 from torch_hlo.compiler.llvm import scalar
 from torch_hlo.compiler.llvm.math_error import NARROW
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import DTYPES
+from torch_hlo.hlo.ir import DTYPES, Instruction, Size
 
 from . import index as ix
 from .block import CodegenError

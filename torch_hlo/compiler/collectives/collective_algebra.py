@@ -14,17 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch_hlo.compiler.hlo_pass import Pass, hlo_pass, over_computations
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import (
+from torch_hlo.hlo.ir import (
+    DTYPES,
     Computation,
     Instruction,
     Module,
+    instr,
+    on_operands,
     postorder,
+    replace,
     users,
 )
-from torch_hlo.hlo.ir.intern import instr, on_operands, replace
+from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.match import carry_meta
-from torch_hlo.hlo.ir.shape import DTYPES
 from torch_hlo.hlo.sharding.factors import reducer
 
 MOVES = frozenset("all-gather all-to-all collective-permute".split())  # these only move elements

@@ -12,10 +12,8 @@ whose row i is for the group's i-th device.
 from __future__ import annotations
 
 from torch_hlo.compiler.hlo_pass import Pass, hlo_pass, over_computations
+from torch_hlo.hlo.ir import Computation, Instruction, Module, fixed, instr, on_operands, postorder
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.dim import fixed
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder
-from torch_hlo.hlo.ir.intern import instr, on_operands
 from torch_hlo.hlo.ir.match import carry_meta
 
 COMBINED = frozenset(("all-reduce", "all-gather", "reduce-scatter"))

@@ -6,17 +6,18 @@ while (w, …) { full = all-gather(w); … }   ->   full = all-gather(w); while 
 from __future__ import annotations
 
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import (
+from torch_hlo.hlo.ir import (
+    OPCODES,
     Computation,
     Instruction,
     Module,
     called,
     postorder,
+    replace,
+    rewrite_bottom_up,
+    tuple_shape,
 )
-from torch_hlo.hlo.ir.intern import replace, rewrite_bottom_up
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import tuple_shape
+from torch_hlo.hlo.ir import build as h
 
 MOVED = frozenset(
     "all-gather all-reduce reduce-scatter all-to-all collective-permute"

@@ -15,7 +15,7 @@ import numpy as np
 
 from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.sharding import collective
 from torch_hlo.hlo.sharding.collective import Collective
 

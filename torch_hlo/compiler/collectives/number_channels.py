@@ -4,8 +4,7 @@ which devices meet."""
 from __future__ import annotations
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, called
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir import Computation, Instruction, Module, called, instr
 from torch_hlo.hlo.ir.match import carry_meta, with_computations
 
 

@@ -17,19 +17,20 @@ from collections.abc import Sequence
 from dataclasses import replace as changed
 
 from torch_hlo.compiler.hlo_pass import Pass
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import (
+from torch_hlo.hlo.ir import (
+    OPCODES,
     Computation,
     Instruction,
     Module,
+    Size,
+    instr,
     outputs,
     postorder,
+    replace,
     users,
 )
-from torch_hlo.hlo.ir.intern import instr, replace
+from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.match import carry_meta
-from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.sharding.sharding import (
     Axis,
     DimSharding,

@@ -7,8 +7,7 @@ from torch_hlo.compiler.codegen.block import OWN, CodegenError, Place, Places
 from torch_hlo.compiler.codegen.computation import emit_computation
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm.function import Function, signature
-from torch_hlo.hlo.ir.dim import Dim, fixed
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir import Computation, Dim, Instruction, fixed
 
 from .loop_fill import is_unwritten
 

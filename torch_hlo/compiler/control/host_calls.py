@@ -14,8 +14,7 @@ from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.codegen.registry import HOST_CALLS
 from torch_hlo.compiler.linalg import lapack as native
 from torch_hlo.hlo.evaluate import lapack
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Instruction, Shape
 
 from .control_flow import copy_places
 from .loop_fill import is_unwritten

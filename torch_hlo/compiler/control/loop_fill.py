@@ -11,9 +11,16 @@ for each. AllocateBuffer is XLA's name for what the copies become; nothing compu
 from __future__ import annotations
 
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Module,
+    instr,
+    replace,
+    rewrite_bottom_up,
+    users,
+)
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, users
-from torch_hlo.hlo.ir.intern import instr, replace, rewrite_bottom_up
 
 ALLOCATE = "AllocateBuffer"
 

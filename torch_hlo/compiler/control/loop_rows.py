@@ -17,19 +17,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch_hlo.compiler.hlo_pass import Pass
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.dim import fixed
-from torch_hlo.hlo.ir.instruction import (
+from torch_hlo.hlo.ir import (
+    OPCODES,
     Computation,
     Instruction,
     Module,
+    Shape,
+    fixed,
+    instr,
+    on_operands,
     postorder,
+    tuple_shape,
     users,
 )
-from torch_hlo.hlo.ir.intern import instr, on_operands
+from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.match import carry_meta
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import Shape, tuple_shape
 from torch_hlo.hlo.sharding.factors import Factors, factors
 
 NEAR = 5 << 18  # bytes that are read in every turn and still stay in a core's own cache

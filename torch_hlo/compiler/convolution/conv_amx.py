@@ -41,11 +41,7 @@ from torch_hlo.compiler.thresholds import (
     PANEL_STEPS,
     TABLE_BYTES,
 )
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import row_major_strides
-from torch_hlo.hlo.ir.window import WindowDim
+from torch_hlo.hlo.ir import Instruction, Size, WindowDim, build, ceildiv, fixed, row_major_strides
 
 from .conv_direct import POINTERS, geometry, pointer_table, tile_pointers
 from .conv_pack import product, static_dims

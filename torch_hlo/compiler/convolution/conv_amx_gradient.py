@@ -33,11 +33,7 @@ from torch_hlo.compiler.matmul.dot import emit_tree
 from torch_hlo.compiler.matmul.gemm_amx import AmxGemm, b_panel, pieces
 from torch_hlo.compiler.matmul.tile import lane_mask, masked_load, transposed
 from torch_hlo.compiler.thresholds import GRADIENT_AMX_LEAST_RUN, ITEMS_PER_CORE
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import ceildiv, fixed
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import row_major_strides
-from torch_hlo.hlo.ir.window import Window
+from torch_hlo.hlo.ir import Instruction, Window, build, ceildiv, fixed, row_major_strides
 
 from .conv_direct import register_tile
 from .conv_gradient import add_pieces

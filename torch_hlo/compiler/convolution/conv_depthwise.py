@@ -28,10 +28,8 @@ from torch_hlo.compiler.matmul.tile import (
     splat,
 )
 from torch_hlo.compiler.thresholds import COPIED_ROWS_BYTES, UNROLLED_TAPS
-from torch_hlo.hlo.ir.dim import ceildiv, fixed
+from torch_hlo.hlo.ir import Instruction, WindowDim, ceildiv, fixed
 from torch_hlo.hlo.ir.infer import product
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.window import WindowDim
 
 from .conv_direct import register_tile
 from .conv_pack import static_dims

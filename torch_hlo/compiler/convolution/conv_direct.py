@@ -39,9 +39,7 @@ from torch_hlo.compiler.thresholds import (
     ITEMS_PER_CORE,
     TABLE_BYTES,
 )
-from torch_hlo.hlo.ir.dim import Size, ceildiv, dim_max
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import row_major_strides
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv, dim_max, row_major_strides
 
 from .conv_pack import PACK_PARAMETERS, packing, product, usual
 

@@ -30,9 +30,7 @@ from torch_hlo.compiler.matmul.tile import (
     transposed,
 )
 from torch_hlo.compiler.thresholds import GRADIENT_BLOCK_BYTES, ITEMS_PER_CORE
-from torch_hlo.hlo.ir.dim import Size, ceildiv
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import row_major_strides
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv, row_major_strides
 
 from .conv_direct import register_tile
 from .conv_pack import product, usual

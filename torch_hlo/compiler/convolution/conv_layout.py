@@ -20,13 +20,10 @@ from torch_hlo.compiler.conv_forms import digits_of, is_planar, sides
 from torch_hlo.compiler.hlo_pass import Pass, hlo_pass
 from torch_hlo.compiler.simplify.reshape_motion import wants_channels_last
 from torch_hlo.compiler.thresholds import FEW_CHANNELS, FEW_TERMS
+from torch_hlo.hlo.ir import Dim, Instruction, Module, WindowDim, fixed, instr
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.dim import Dim, fixed
 from torch_hlo.hlo.ir.infer import product
-from torch_hlo.hlo.ir.instruction import Instruction, Module
-from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.match import op, rewrite, rules
-from torch_hlo.hlo.ir.window import WindowDim
 
 from .conv_pack import static_dims
 

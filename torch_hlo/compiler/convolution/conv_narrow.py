@@ -21,13 +21,10 @@ from dataclasses import replace
 from torch_hlo.compiler.conv_forms import digits_of, sides
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.compiler.thresholds import PER_TAP
+from torch_hlo.hlo.ir import Instruction, Module, WindowDim, fixed, instr
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.dim import fixed
 from torch_hlo.hlo.ir.infer import product
-from torch_hlo.hlo.ir.instruction import Instruction, Module
-from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.match import op, rewrite, rules
-from torch_hlo.hlo.ir.window import WindowDim
 
 from .conv_layout import contracts_pixels
 

@@ -22,9 +22,7 @@ from torch_hlo.compiler.matmul.tile import (
     splat,
 )
 from torch_hlo.compiler.thresholds import PACK_DEPTH
-from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import row_major_strides
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed, row_major_strides
 
 PACK_PARAMETERS = tuple(
     signature(

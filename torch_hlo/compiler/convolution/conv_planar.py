@@ -18,9 +18,8 @@ from torch_hlo.compiler.matmul.dot_canon import plain
 from torch_hlo.compiler.simplify.algebra import algebra
 from torch_hlo.compiler.simplify.reshape_motion import POINTWISE, reshape_motion
 from torch_hlo.compiler.thresholds import COPIED
+from torch_hlo.hlo.ir import Instruction, Module, instr, postorder, rewrite_bottom_up, users
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import Instruction, Module, postorder, users
-from torch_hlo.hlo.ir.intern import instr, rewrite_bottom_up
 
 _POINTWISE = frozenset(POINTWISE.split())
 

@@ -47,9 +47,7 @@ from torch_hlo.compiler.thresholds import (
     WINOGRAD_TILES,
     WINOGRAD_V_BYTES,
 )
-from torch_hlo.hlo.ir.dim import Size, ceildiv
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import row_major_strides
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv, row_major_strides
 
 from .conv_direct import POINTERS, geometry, is_direct, micro, register_tile, tile_pointers
 from .conv_pack import packing, product, static_dims

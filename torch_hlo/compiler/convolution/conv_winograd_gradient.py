@@ -25,9 +25,7 @@ from torch_hlo.compiler.thresholds import (
     WINOGRAD_PASS_NS,
     WINOGRAD_TAPS_NS,
 )
-from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import row_major_strides
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed, row_major_strides
 
 from .conv_direct import POINTERS, geometry, register_tile, tile_pointers
 from .conv_gradient import ENTRY, add_pieces, is_gradient, micro, turn

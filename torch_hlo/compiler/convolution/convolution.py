@@ -26,10 +26,7 @@ from torch_hlo.compiler.matmul.dot import (
 from torch_hlo.compiler.matmul.dot_task import Finish
 from torch_hlo.compiler.matmul.epilogue import epilogue
 from torch_hlo.compiler.matmul.product import ACCUMULATORS, SOURCES
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.intern import instr, parameters_of
-from torch_hlo.hlo.ir.window import WindowDim
+from torch_hlo.hlo.ir import Computation, Instruction, WindowDim, build, instr, parameters_of
 
 from .conv_amx import emit_amx, is_amx
 from .conv_amx_gradient import emit_amx_gradient, is_amx_gradient

@@ -18,11 +18,15 @@ from torch_hlo.compiler.matmul.dot import emit_apart, emit_tree, parts_of_output
 from torch_hlo.compiler.matmul.gpu import gpu_fma
 from torch_hlo.compiler.matmul.gpu.gpu_blocks import element
 from torch_hlo.compiler.matmul.product import ACCUMULATORS
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Size, ceildiv
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr, parameters_of
-from torch_hlo.hlo.ir.shape import row_major_strides
+from torch_hlo.hlo.ir import (
+    Instruction,
+    Size,
+    build,
+    ceildiv,
+    instr,
+    parameters_of,
+    row_major_strides,
+)
 
 from . import gpu_conv_matrix
 from .convolution import Labels, with_kernel_types

@@ -25,9 +25,7 @@ from torch_hlo.compiler.matmul.gpu import gpu_dot, gpu_gemm, gpu_matrix, gpu_wgm
 from torch_hlo.compiler.matmul.gpu.gpu_blocks import Blocks, Place, Store
 from torch_hlo.compiler.matmul.gpu.gpu_panel import CHUNK, LINE, Operand, Panel
 from torch_hlo.compiler.matmul.product import Product
-from torch_hlo.hlo.ir.dim import fixed
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.window import Window
+from torch_hlo.hlo.ir import Instruction, Window, fixed
 
 from .convolution import Labels
 

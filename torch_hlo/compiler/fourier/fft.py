@@ -25,8 +25,7 @@ from torch_hlo.compiler.thresholds import (
     FFT_MOST,
     ONE_TABLE,
 )
-from torch_hlo.hlo.ir.dim import Size, ceildiv
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv
 
 from .fft_lines import (
     Block,

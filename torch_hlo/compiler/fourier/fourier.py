@@ -25,10 +25,16 @@ import numpy as np
 
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.compiler.thresholds import FFT_FEW, FFT_LONGEST, FFT_MOST
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Module,
+    fixed,
+    instr,
+    postorder,
+    rewrite_bottom_up,
+)
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.dim import fixed
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder
-from torch_hlo.hlo.ir.intern import instr, rewrite_bottom_up
 from torch_hlo.hlo.ir.match import carry_meta
 
 from .fft_plan import radices

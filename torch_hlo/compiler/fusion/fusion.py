@@ -13,9 +13,7 @@ kind=loop: no reduction. kind=reduce: results of reductions are not read back. k
 
 from __future__ import annotations
 
-from torch_hlo.hlo.ir.instruction import META, Computation, Instruction, Module
-from torch_hlo.hlo.ir.intern import instr, replace
-from torch_hlo.hlo.ir.shape import tuple_shape
+from torch_hlo.hlo.ir import META, Computation, Instruction, Module, instr, replace, tuple_shape
 
 from .fusion_output import absorb, is_product, product_arrays
 from .fusion_place import place

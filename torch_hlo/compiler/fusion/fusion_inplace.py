@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, users
+from torch_hlo.hlo.ir import Computation, Instruction, users
 
 from . import fusion_table as table
 from .fusion_table import FREE, HEAVY, LIGHT

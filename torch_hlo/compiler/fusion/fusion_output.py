@@ -18,7 +18,7 @@ from math import prod
 
 from torch_hlo.compiler.conv_forms import is_channels_last, is_planar
 from torch_hlo.compiler.thresholds import MAX_INPUTS, MAX_MEMBERS
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction
 
 from .fusion_plan import FULL, SAME, Edge, Group, Plan, Role
 from .fusion_table import FREE, HEAVY, LIGHT

@@ -17,7 +17,7 @@ from __future__ import annotations
 from math import prod
 
 from torch_hlo.compiler.thresholds import MAX_INPUTS, MAX_MEMBERS
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction
 
 from .fusion_plan import FULL, SAME, Group, Plan
 from .fusion_table import FREE, REDUCE

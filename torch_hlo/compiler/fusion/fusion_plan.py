@@ -30,9 +30,7 @@ from torch_hlo.compiler.thresholds import (
     SEARCH_BUDGET,
     STRIDED_ROW_LIMIT,
 )
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, postorder
-from torch_hlo.hlo.ir.shape import DTYPES
+from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Size, postorder
 
 from . import fusion_table as table
 from .fusion_inline import inlined

@@ -19,10 +19,18 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping, Sequence
 
+from torch_hlo.hlo.ir import (
+    META,
+    Dim,
+    Instruction,
+    Size,
+    instr,
+    postorder,
+    replace,
+    rewrite_bottom_up,
+    users,
+)
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.instruction import META, Instruction, postorder, users
-from torch_hlo.hlo.ir.intern import instr, replace, rewrite_bottom_up
 from torch_hlo.hlo.ir.match import all_or_none, substituted
 
 from . import fusion_table as table

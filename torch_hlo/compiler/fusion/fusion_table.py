@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.opcodes import OPCODES
+from torch_hlo.hlo.ir import OPCODES, Instruction, Size
 
 FREE, LIGHT, HEAVY, MOVE, REDUCE, STEP = range(6)
 

@@ -22,9 +22,7 @@ from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import Value
 from torch_hlo.compiler.loops.elementwise_loops import Store, run_loop
 from torch_hlo.compiler.matmul.tile import lane_mask
-from torch_hlo.hlo.ir.dim import Dim, Size, dim_max
-from torch_hlo.hlo.ir.instruction import Instruction, postorder
-from torch_hlo.hlo.ir.shape import Shape, row_major_strides
+from torch_hlo.hlo.ir import Dim, Instruction, Shape, Size, dim_max, postorder, row_major_strides
 
 Part = TypeVar("Part", Int, Int | None)  # of an index
 

@@ -22,10 +22,7 @@ from torch_hlo.compiler.llvm import scalar
 from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.sort.gpu_sort import sort
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Size, ceildiv
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import DTYPES, Shape
+from torch_hlo.hlo.ir import DTYPES, Instruction, Shape, Size, build, ceildiv
 
 from . import gather_scatter
 from .gather_scatter import Scatter, Sizes, digits, dot_product

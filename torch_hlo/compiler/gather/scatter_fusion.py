@@ -15,15 +15,17 @@ from __future__ import annotations
 
 from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
-from torch_hlo.hlo.ir.dim import fixed
-from torch_hlo.hlo.ir.instruction import (
+from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    fixed,
+    instr,
+    on_operands,
     postorder,
+    replace,
     users,
 )
-from torch_hlo.hlo.ir.intern import instr, on_operands, replace
 from torch_hlo.hlo.ir.match import carry_meta
 
 _CONFIG = '{"scatter":"fused"}'

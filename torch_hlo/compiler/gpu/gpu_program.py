@@ -17,8 +17,7 @@ from torch_hlo.compiler.codegen.profile import Profile, describe
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.codegen.registry import GPU
 from torch_hlo.compiler.llvm import libm
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import META, Instruction, Module
+from torch_hlo.hlo.ir import META, Instruction, Module, Size
 
 from .address_spaces import Spaces
 from .branches import Branches

@@ -19,7 +19,7 @@ from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.llvm.emit import BITS, transposed
 from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.matmul.tile import KIND_SUFFIX, lane_mask, splat
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction
 
 from .linalg import BLOCK
 

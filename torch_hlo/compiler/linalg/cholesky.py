@@ -12,10 +12,7 @@ from torch_hlo.compiler.control.control_flow import copy_places
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.matmul.dot import emit_tree
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir import Dim, Instruction, Size, build, instr
 
 from .blocked_factors import KINDS, Kernel, Matrix
 

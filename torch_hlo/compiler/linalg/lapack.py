@@ -15,9 +15,7 @@ from contextlib import contextmanager
 from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm.function import Function, Int
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Instruction, Shape, Size
 
 from .linalg import used_results
 

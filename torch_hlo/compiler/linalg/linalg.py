@@ -17,15 +17,17 @@ import json
 from collections.abc import Collection
 
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
-from torch_hlo.hlo.ir.dim import Size, dim_min
-from torch_hlo.hlo.ir.instruction import (
+from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    Size,
+    dim_min,
+    instr,
     postorder,
+    replace,
     users,
 )
-from torch_hlo.hlo.ir.intern import instr, replace
 from torch_hlo.hlo.ir.match import carry_meta, op, rewrite, rules
 
 BLOCK = 16  # columns that the kernels take at a time

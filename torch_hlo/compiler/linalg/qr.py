@@ -22,7 +22,7 @@ from torch_hlo.compiler.llvm.emit import BITS
 from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.matmul.tile import lane_mask, splat
 from torch_hlo.compiler.thresholds import QR_CHUNK
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction
 
 from .blocked_factors import Kernel, Matrix
 from .linalg import AT_ONCE, BLOCK

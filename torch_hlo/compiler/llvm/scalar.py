@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir.literal import Literal
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import DTYPES, DType
+from torch_hlo.hlo.ir import DTYPES, OPCODES, DType, Literal
 
 from . import complex as complex_math
 from . import emit, math_error, small_float

@@ -41,9 +41,7 @@ from torch_hlo.compiler.thresholds import (
     STREAM_BYTES,
     TILE_COST,
 )
-from torch_hlo.hlo.ir.dim import Size, fixed
-from torch_hlo.hlo.ir.instruction import Instruction, postorder
-from torch_hlo.hlo.ir.intern import instr, parameters_of
+from torch_hlo.hlo.ir import Instruction, Size, fixed, instr, parameters_of, postorder
 
 _PANEL = 4  # rows of tiles that are walked together
 

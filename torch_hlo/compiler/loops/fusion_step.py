@@ -16,10 +16,15 @@ from torch_hlo.compiler.thresholds import (
     LIGHT_NS,
     STREAM_BYTES,
 )
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.intern import instr, parameters_of
-from torch_hlo.hlo.ir.shape import DTYPES, tuple_shape
+from torch_hlo.hlo.ir import (
+    DTYPES,
+    Computation,
+    Instruction,
+    Size,
+    instr,
+    parameters_of,
+    tuple_shape,
+)
 
 from .reducer import Reducer, fold_pairwise
 from .row import RowEmitter

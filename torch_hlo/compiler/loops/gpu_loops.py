@@ -7,7 +7,7 @@ from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.loop_plan import stored_bits
 from torch_hlo.compiler.gpu.target import GpuTarget
-from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir import Size
 
 from . import gpu_tile as tile
 from .elementwise_loops import LoopNest

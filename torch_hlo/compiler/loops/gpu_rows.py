@@ -21,8 +21,7 @@ from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.target import GpuTarget
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction, Size
 
 from .row_kernel import RowForms, RowKernel
 from .row_plan import RowPlan, Walk

@@ -21,8 +21,7 @@ from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.target import GpuTarget
 from torch_hlo.compiler.llvm.emit import Emit
 from torch_hlo.compiler.llvm.scalar import STORAGE, Storage
-from torch_hlo.hlo.ir.dim import Size, fixed
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction, Size, fixed
 
 from .elementwise_loops import Body
 

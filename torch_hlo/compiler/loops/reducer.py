@@ -25,8 +25,7 @@ from torch_hlo.compiler.codegen.kernel_values import Level
 from torch_hlo.compiler.llvm import scalar
 from torch_hlo.compiler.llvm.emit import Emit
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.shape import DTYPES
+from torch_hlo.hlo.ir import DTYPES, Computation, Instruction
 
 _INF = float("inf")
 T = TypeVar("T")

@@ -30,8 +30,7 @@ from torch_hlo.compiler.llvm.emit import Emit
 from torch_hlo.compiler.llvm.math import exp
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value, single
 from torch_hlo.compiler.thresholds import PREFETCHED_ROW
-from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir import Computation, Instruction, Size, ceildiv, fixed
 
 from .reducer import Reducer
 from .row_kernel import RowForms, RowKernel, results_of, stream, tuple_users

@@ -9,8 +9,7 @@ from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.llvm.scalar import Value
 from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.thresholds import STASH_LIMIT
-from torch_hlo.hlo.ir.dim import Size, fixed
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir import Computation, Instruction, Size, fixed
 
 from .row_plan import RowPlan, Walk
 

@@ -24,8 +24,7 @@ from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.fusion.fusion_plan import rows_fit
 from torch_hlo.compiler.fusion.fusion_table import HEAVY, Intervals
 from torch_hlo.compiler.thresholds import STRIDED_ITEMS
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, postorder
+from torch_hlo.hlo.ir import Computation, Instruction, Size, postorder
 
 STRIDED_LENGTH = 2048
 # rows up to this length are one lane each: a vector along them would be mostly empty, and folding

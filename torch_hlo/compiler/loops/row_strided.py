@@ -22,8 +22,7 @@ from torch_hlo.compiler.codegen.index import (
 )
 from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
-from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir import Computation, Instruction, Size, ceildiv, fixed
 
 from .reducer import Reducer
 from .row import ROWS_BLOCK

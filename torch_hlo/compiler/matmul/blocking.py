@@ -18,7 +18,7 @@ from torch_hlo.compiler.thresholds import (
     PREPACK_NS,
     READ_NS,
 )
-from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir import Size, ceildiv
 
 from .tile import Tile
 

@@ -12,8 +12,7 @@ from contextlib import contextmanager, nullcontext
 from torch_hlo.compiler.codegen.block import Place
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.loops.elementwise_loops import Store, run_loop
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, postorder
-from torch_hlo.hlo.ir.intern import instr, parameters_of
+from torch_hlo.hlo.ir import Computation, Instruction, instr, parameters_of, postorder
 
 from .dot_plan import plan_of
 from .dot_product import emit_dot, emit_long, is_long

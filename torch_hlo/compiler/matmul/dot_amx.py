@@ -13,8 +13,7 @@ from torch_hlo.compiler.thresholds import (
     K_SINGLE,
     K_TRANSPOSED,
 )
-from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed
 
 from . import blocking
 from .amx_kernels import BLOCK, ELEMENTS, FEATURES, STEP_BYTES, Element

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
+from torch_hlo.hlo.ir import Instruction, Module
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import Instruction, Module
 from torch_hlo.hlo.ir.match import op, rewrite, rules
 
 

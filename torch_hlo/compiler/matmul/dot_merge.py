@@ -16,10 +16,18 @@ from collections.abc import Iterator
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.compiler.thresholds import FEW_MERGED_ROWS, MIN_SHARED
+from torch_hlo.hlo.ir import (
+    Instruction,
+    Module,
+    Size,
+    fixed,
+    instr,
+    postorder,
+    replace,
+    rewrite_bottom_up,
+    users,
+)
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.dim import Size, fixed
-from torch_hlo.hlo.ir.instruction import Instruction, Module, postorder, users
-from torch_hlo.hlo.ir.intern import instr, replace, rewrite_bottom_up
 
 
 @hlo_pass

@@ -15,7 +15,7 @@ from torch_hlo.compiler.thresholds import (
     REREAD,
     SHALLOW,
 )
-from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir import Size, ceildiv
 
 from . import blocking
 from .product import Product, hint

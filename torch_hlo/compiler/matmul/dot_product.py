@@ -17,9 +17,16 @@ from torch_hlo.compiler.thresholds import (
     KEPT_ELEMENTS,
     KEPT_ROWS,
 )
-from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
-from torch_hlo.hlo.ir.intern import instr, parameters_of
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Module,
+    Size,
+    ceildiv,
+    fixed,
+    instr,
+    parameters_of,
+)
 from torch_hlo.hlo.text.printer import module_text
 
 from . import blocking

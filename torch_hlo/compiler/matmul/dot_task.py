@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.thresholds import GEMV_STRIP
-from torch_hlo.hlo.ir.dim import ceildiv
+from torch_hlo.hlo.ir import ceildiv
 
 from . import blocking
 from .amx_kernels import tiles

@@ -28,10 +28,15 @@ from torch_hlo.compiler.llvm.function import Function, Int
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.thresholds import EXPENSIVE_EPILOGUE
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, postorder
-from torch_hlo.hlo.ir.intern import instr, rewrite_bottom_up
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Size,
+    build,
+    instr,
+    postorder,
+    rewrite_bottom_up,
+)
 
 
 @dataclass(frozen=True, slots=True)

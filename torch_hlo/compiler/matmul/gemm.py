@@ -26,7 +26,7 @@ from typing import Any
 
 from torch_hlo.compiler.llvm.function import Function, Int, signature
 from torch_hlo.compiler.thresholds import KC, KC_DIRECT, LOCAL_GAP
-from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir import Size, ceildiv
 
 from .blocking import MOST
 from .epilogue import Epilogue

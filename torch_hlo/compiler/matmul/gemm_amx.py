@@ -33,7 +33,7 @@ from torch_hlo.compiler.thresholds import (
     K_SINGLE,
     PANEL_STEPS,
 )
-from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir import Size, ceildiv
 
 from .amx_kernels import BLOCK, GAP, STEP_BYTES, Element, fetch, micro, pack, turn
 from .epilogue import Epilogue

@@ -16,11 +16,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from torch_hlo.compiler.codegen.block import CodegenError
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Dim, Size, fixed
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import row_major_strides
+from torch_hlo.hlo.ir import Dim, Instruction, Size, build, fixed, instr, row_major_strides
 
 from .tile import Source
 

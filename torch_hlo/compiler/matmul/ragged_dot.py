@@ -9,9 +9,7 @@ from __future__ import annotations
 from torch_hlo.compiler.codegen.block import CodegenError, Place
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.simplify.legalize import expand_ragged_dot
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import row_major_strides
+from torch_hlo.hlo.ir import Instruction, Size, row_major_strides
 
 from .dot import emit_tree
 from .dot_product import emit_product

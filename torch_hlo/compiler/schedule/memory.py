@@ -23,9 +23,7 @@ import numpy as np
 
 from torch_hlo.compiler.fusion.fusion_inplace import in_place
 from torch_hlo.compiler.thresholds import LARGE_SCRATCH
-from torch_hlo.hlo.ir.dim import Size, ceildiv, fixed
-from torch_hlo.hlo.ir.instruction import META, Computation, Instruction, postorder
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import META, Computation, Instruction, Shape, Size, ceildiv, fixed, postorder
 
 from .schedule import DONES, STARTS, VIEWS
 

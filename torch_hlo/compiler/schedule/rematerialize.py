@@ -23,10 +23,8 @@ from dataclasses import dataclass
 from torch_hlo import config
 from torch_hlo.compiler.cost import instruction_cost
 from torch_hlo.compiler.hlo_pass import hlo_pass
+from torch_hlo.hlo.ir import Computation, Instruction, Module, fixed, instr, postorder, replace
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.dim import fixed
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, postorder
-from torch_hlo.hlo.ir.intern import instr, replace
 from torch_hlo.hlo.ir.match import carry_meta
 
 from .memory import assign

@@ -11,9 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir.dim import fixed, substitute, symbols
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, postorder
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Computation, Instruction, Shape, fixed, postorder, substitute, symbols
 
 # Instructions that compute nothing: their value is (part of) an operand's memory.
 VIEWS = frozenset(

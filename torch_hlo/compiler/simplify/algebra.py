@@ -11,9 +11,8 @@ import math
 from collections.abc import Callable
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
+from torch_hlo.hlo.ir import DTYPES, Instruction, Module, instr
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import Instruction, Module
-from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.match import (
     const,
     inline,
@@ -26,7 +25,6 @@ from torch_hlo.hlo.ir.match import (
     var,
 )
 from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
-from torch_hlo.hlo.ir.shape import DTYPES
 
 from .moves import MOVES
 

@@ -14,13 +14,10 @@ first.
 from __future__ import annotations
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
+from torch_hlo.hlo.ir import DTYPES, Instruction, Module, fixed, instr
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.dim import fixed
-from torch_hlo.hlo.ir.instruction import Instruction, Module
-from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.literal import literal
 from torch_hlo.hlo.ir.match import op, rewrite, rules, splat, var
-from torch_hlo.hlo.ir.shape import DTYPES
 
 from .algebra import exact
 

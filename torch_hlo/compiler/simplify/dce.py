@@ -10,23 +10,24 @@ conditional results, extra operands of sort, reduce and the like.
 from __future__ import annotations
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import (
+from torch_hlo.hlo.ir import (
+    OPCODES,
     Computation,
     Instruction,
     Module,
     called,
+    instr,
     postorder,
+    replace,
+    tuple_shape,
 )
-from torch_hlo.hlo.ir.intern import instr, replace
+from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.match import (
     all_or_none,
     carry_meta,
     rebuild,
     with_computations,
 )
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import tuple_shape
 
 
 @hlo_pass

@@ -15,13 +15,10 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
+from torch_hlo.hlo.ir import OPCODES, Dim, Instruction, Module, Size, fixed, instr
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.dim import Dim, Size, fixed
 from torch_hlo.hlo.ir.infer import product
-from torch_hlo.hlo.ir.instruction import Instruction, Module
-from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.match import all_or_none, op, rewrite, rules, splat, var
-from torch_hlo.hlo.ir.opcodes import OPCODES
 
 from .moves import groups, reshape_broadcast
 

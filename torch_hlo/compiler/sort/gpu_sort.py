@@ -18,9 +18,7 @@ from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import single
-from torch_hlo.hlo.ir.dim import Size, ceildiv
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import DTYPES, row_major_strides
+from torch_hlo.hlo.ir import DTYPES, Instruction, Size, ceildiv, row_major_strides
 
 from .sort import key_of, row_offset, sort_key
 

@@ -15,16 +15,8 @@ from __future__ import annotations
 import json
 
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
+from torch_hlo.hlo.ir import Computation, Instruction, Module, Size, instr, postorder, users
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import (
-    Computation,
-    Instruction,
-    Module,
-    postorder,
-    users,
-)
-from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.ir.match import carry_meta, substituted
 
 from .sort import sort_key

@@ -16,11 +16,8 @@ from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.llvm.emit import Typed
 from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import Value, single
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
+from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Size, build, row_major_strides
 from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
-from torch_hlo.hlo.ir.shape import DTYPES, row_major_strides
 
 SLOTS = 16  # rows that may be in work at the same time; each has its own scratch memory
 # elements of a row below which all are compared with all: there are 256 counts per byte to clear

@@ -20,9 +20,7 @@ from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.target import Target
-from torch_hlo.hlo.ir.dim import Size, fixed
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import DTYPES, row_major_strides
+from torch_hlo.hlo.ir import DTYPES, Instruction, Size, fixed, row_major_strides
 
 from .partial_sort import selection_of
 from .sort import SLOTS, Key, digit, key_of, radix_sort, row_offset, sort_key, unsigned_key

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.sharding.factors import Dims, Factors, arrays
 
 from .grid import Atoms, Grid, Layout

@@ -18,9 +18,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.sharding.sharding import (
     Axis,
     DimSharding,

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import Instruction
 
 from .grid import Grid, Layout, ceildiv
 from .reshard import Local, Planner

@@ -23,19 +23,21 @@ from torch_hlo import metrics
 from torch_hlo.compiler.collectives.number_channels import number_channels
 from torch_hlo.compiler.cost import trip_count
 from torch_hlo.compiler.simplify import legalize
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import (
+from torch_hlo.hlo.ir import (
     META,
+    OPCODES,
     Attrs,
     Computation,
     Instruction,
     Module,
+    Shape,
     called,
+    instr,
+    interned,
     postorder,
+    tuple_shape,
 )
-from torch_hlo.hlo.ir.intern import instr, interned
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import Shape, tuple_shape
+from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.sharding.factors import Factors, arrays, factors
 from torch_hlo.hlo.sharding.sharding import Axis, Sharding
 

@@ -25,11 +25,8 @@ from itertools import chain
 from typing import TypeAlias
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.hlo.ir.instruction import META, Computation, Instruction, Module
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir import META, OPCODES, Computation, Instruction, Module, Shape, instr
 from torch_hlo.hlo.ir.match import inline
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.sharding.factors import arrays, factors
 from torch_hlo.hlo.sharding.sharding import Axis, Mesh, Sharding, complement
 

@@ -29,11 +29,8 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch_hlo.hlo.ir import OPCODES, Instruction, Shape, instr, interned
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr, interned
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import Shape
 
 from .grid import Atoms, Grid, Layout, ceildiv
 

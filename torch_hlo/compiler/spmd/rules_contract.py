@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch_hlo.hlo.ir import Instruction, instr
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.hlo.sharding.factors import reducer
 
 from . import halo

@@ -6,12 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torch_hlo.hlo.ir import Instruction, WindowDim, fixed, instr
 from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.dim import fixed
 from torch_hlo.hlo.ir.infer_products import conv_dims
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.window import WindowDim
 from torch_hlo.hlo.sharding.factors import Factors
 
 from . import halo

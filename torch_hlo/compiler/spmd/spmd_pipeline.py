@@ -15,7 +15,7 @@ from torch_hlo.compiler.collectives.collectives import PASSES
 from torch_hlo.compiler.collectives.weight_update import weight_update_sharding
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.compiler.pipeline import Dump, optimize
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 
 from .partitioner import is_per_device, partition
 from .propagate import propagate

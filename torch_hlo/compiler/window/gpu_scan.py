@@ -25,9 +25,7 @@ from torch_hlo.compiler.llvm import scalar
 from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.loops.reducer import Reducer
-from torch_hlo.hlo.ir.dim import Size, ceildiv
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import DTYPES
+from torch_hlo.hlo.ir import DTYPES, Instruction, Size, ceildiv
 
 from . import reduce_window as window
 from .scan import scan_dimension

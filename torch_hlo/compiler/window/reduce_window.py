@@ -25,11 +25,17 @@ from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.loops.elementwise_loops import Store, run_loop
 from torch_hlo.compiler.loops.reducer import Reducer
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr, parameters_of
-from torch_hlo.hlo.ir.shape import DTYPES, Shape, row_major_strides
-from torch_hlo.hlo.ir.window import Window
+from torch_hlo.hlo.ir import (
+    DTYPES,
+    Dim,
+    Instruction,
+    Shape,
+    Size,
+    Window,
+    instr,
+    parameters_of,
+    row_major_strides,
+)
 
 from .scan import emit_scan, is_scan
 

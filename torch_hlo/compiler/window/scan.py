@@ -16,7 +16,7 @@ from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.loops.reducer import Reducer
 from torch_hlo.compiler.matmul.tile import lane_mask
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction
 
 # Running sums are kept in a wider type, as PyTorch does on the CPU.
 _WIDER = {"f32": "double", "bf16": "float", "f16": "float"}

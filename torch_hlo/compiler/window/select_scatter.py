@@ -31,9 +31,7 @@ from torch_hlo.compiler.llvm.emit import BITS
 from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import lane_mask
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import row_major_strides
+from torch_hlo.hlo.ir import Instruction, Size, row_major_strides
 
 from .reduce_window import UNROLLED_TAPS, positions, tap_count
 

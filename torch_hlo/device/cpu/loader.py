@@ -24,8 +24,7 @@ from torch_hlo.compiler.codegen.registry import HOST_CALLS
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.llvm.target import CpuTarget, deny, host
 from torch_hlo.device.buffer import ARENAS, map_pages
-from torch_hlo.hlo.ir.dim import function, substitute
-from torch_hlo.hlo.ir.shape import DTYPES, Shape
+from torch_hlo.hlo.ir import DTYPES, Shape, function, substitute
 
 from . import torch_fft
 from .engine import engine

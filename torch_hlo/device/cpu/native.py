@@ -27,7 +27,7 @@ from torch_hlo.device.interfaces import (
 )
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.programs import CompiledProgram, compiled
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.sharding.collective import current
 
 from . import loader, packed, trim

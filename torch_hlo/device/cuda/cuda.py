@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch_hlo.device import dlpack, multi_device
 from torch_hlo.device.gpu.gpu import GpuBackend
 from torch_hlo.device.interfaces import Observe
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 
 from . import cuda_memory
 from .cuda_memory import CudaMemory, CudaPool

@@ -31,9 +31,7 @@ from torch_hlo.device.gpu.driver import DriverError
 from torch_hlo.device.gpu.gpu import GpuProgram
 from torch_hlo.device.interfaces import Observe
 from torch_hlo.device.memory import EXIT, Buffer
-from torch_hlo.hlo.ir.dim import substitute
-from torch_hlo.hlo.ir.instruction import Module
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Module, Shape, substitute
 from torch_hlo.hlo.sharding.collective import Collective, current, nothing
 
 from .cuda_driver import Cuda, LaunchError

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from torch_hlo.device import dlpack
 from torch_hlo.device.process_group import ProcessLink
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape
 from torch_hlo.hlo.sharding.collective import Collective, CollectiveError
 
 from .cuda_driver import Cuda

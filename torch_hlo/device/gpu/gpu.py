@@ -31,9 +31,7 @@ from torch_hlo.device.cpu.engine import engine
 from torch_hlo.device.interfaces import Backend, Observe
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.programs import CompiledProgram, compiled
-from torch_hlo.hlo.ir.dim import function, substitute
-from torch_hlo.hlo.ir.instruction import Module, outputs
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Module, Shape, function, outputs, substitute
 from torch_hlo.hlo.sharding.collective import current
 
 from .device_memory import Block, DeviceMemory, DevicePool

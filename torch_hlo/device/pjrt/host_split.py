@@ -11,15 +11,7 @@ from dataclasses import dataclass
 
 from torch_hlo.hlo.evaluate import lapack
 from torch_hlo.hlo.evaluate.evaluate import CUSTOM_CALLS
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.instruction import (
-    Computation,
-    Instruction,
-    Module,
-    outputs,
-    postorder,
-)
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir import Computation, Instruction, Module, build, instr, outputs, postorder
 from torch_hlo.hlo.ir.match import rebuild
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.stablehlo.attributes import Raw
 from torch_hlo.hlo.stablehlo.convert import converted
 from torch_hlo.hlo.stablehlo.mlir import MAX_NESTING, Program, collect

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module, called
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
+from torch_hlo.hlo.ir import OPCODES, Computation, Instruction, Module, Shape, called, numpy_dtype
 from torch_hlo.hlo.sharding import collective
 from torch_hlo.hlo.sharding.collective import Collective
 

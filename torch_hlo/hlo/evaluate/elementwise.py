@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import DTYPES, Instruction, numpy_dtype
 from torch_hlo.hlo.ir.numeric import decode, encode
-from torch_hlo.hlo.ir.shape import DTYPES, numpy_dtype
 
 from .interpreter import MEANINGS, Array, EvaluateError, Value, meaning, wide, wrap_bits
 

@@ -15,17 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir.dim import Dim, Size, substitute, symbols
-from torch_hlo.hlo.ir.instruction import (
+from torch_hlo.hlo.ir import (
+    DTYPES,
     Computation,
+    Dim,
     Instruction,
     Module,
+    Shape,
+    Size,
+    WindowDim,
+    interned,
+    numpy_dtype,
     postorder,
+    substitute,
+    symbols,
 )
-from torch_hlo.hlo.ir.intern import interned
 from torch_hlo.hlo.ir.numeric import round_to
-from torch_hlo.hlo.ir.shape import DTYPES, Shape, numpy_dtype
-from torch_hlo.hlo.ir.window import WindowDim
 
 from . import communication, elementwise, indexing, lapack, linear_algebra, random_bits, windows
 from .interpreter import MEANINGS, Array, EvaluateError, Value, apply, meaning, run, step

@@ -14,15 +14,17 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from torch_hlo.hlo.ir.instruction import (
+from torch_hlo.hlo.ir import (
+    DTYPES,
+    OPCODES,
     Computation,
     Instruction,
+    Shape,
     called,
+    numpy_dtype,
     postorder,
 )
 from torch_hlo.hlo.ir.numeric import round_to
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import DTYPES, Shape, numpy_dtype
 
 Array: TypeAlias = np.ndarray
 Value: TypeAlias = Any  # an array (or NumPy scalar), or a tuple of values

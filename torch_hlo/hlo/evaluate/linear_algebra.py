@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
+from torch_hlo.hlo.ir import Instruction, Shape, numpy_dtype
 
 from .interpreter import Array, EvaluateError, Value, meaning, wide
 

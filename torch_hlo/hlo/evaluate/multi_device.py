@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.sharding.rendezvous import Rendezvous
 
 from .communication import arrangement

@@ -7,8 +7,7 @@ import math
 
 import numpy as np
 
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import DTYPES
+from torch_hlo.hlo.ir import DTYPES, Instruction
 
 from .elementwise import reinterpret
 from .interpreter import Array, EvaluateError, Value, meaning

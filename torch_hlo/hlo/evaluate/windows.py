@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
-from torch_hlo.hlo.ir.window import Window, WindowDim
+from torch_hlo.hlo.ir import Computation, Instruction, Shape, Window, WindowDim, numpy_dtype
 
 from .indexing import combine_at, pad
 from .interpreter import Array, Value, apply, meaning, pointwise, run, simple_fold, wide

@@ -26,12 +26,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch_hlo.hlo.ir.dim import Size, dim_max
+from torch_hlo.hlo.ir import OPCODES, Computation, Instruction, Shape, Size, WindowDim, dim_max
 from torch_hlo.hlo.ir.infer_products import conv_dims
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import Shape
-from torch_hlo.hlo.ir.window import WindowDim
 
 Dims = tuple[tuple[int, ...], ...]  # per dimension its factors, major to minor
 _REDUCERS = frozenset(name for name, row in OPCODES.items() if "commutative" in row.traits)

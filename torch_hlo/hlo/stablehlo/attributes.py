@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir.literal import Literal
-from torch_hlo.hlo.ir.shape import DTYPES, Shape
+from torch_hlo.hlo.ir import DTYPES, Literal, Shape
 from torch_hlo.hlo.text.literals import literal_elements, literal_of
 from torch_hlo.hlo.text.scanner import ErrorAt, Scanner
 

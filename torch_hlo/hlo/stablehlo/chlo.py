@@ -7,11 +7,8 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+from torch_hlo.hlo.ir import OPCODES, Instruction, Size, instr
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.opcodes import OPCODES
 
 from . import special
 from .attributes import Dense, dense_literal

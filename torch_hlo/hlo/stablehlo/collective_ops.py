@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import tuple_shape
+from torch_hlo.hlo.ir import instr, tuple_shape
 
 from .attributes import Dense
 from .converter import Context, Made, rule, unpacked

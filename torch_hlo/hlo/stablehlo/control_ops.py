@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.shape import tuple_shape
+from torch_hlo.hlo.ir import tuple_shape
 
 from .attributes import Symbol
 from .converter import Context, Made, rule, unpacked

@@ -5,8 +5,7 @@ module = parse_stablehlo(text)         # ParseError with line, column and a care
 
 from __future__ import annotations
 
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module, Size
 from torch_hlo.hlo.sharding.sharding import ShardingError
 from torch_hlo.hlo.text.scanner import ErrorAt, Scanner
 

@@ -13,21 +13,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.dim import Dim, Size, symbol, symbols
-from torch_hlo.hlo.ir.infer import ShapeError
-from torch_hlo.hlo.ir.instruction import (
+from torch_hlo.hlo.ir import (
     META,
     Computation,
+    Dim,
     Instruction,
     Meta,
     Module,
+    Shape,
+    Size,
+    instr,
     lost_effect,
     needs,
+    parameters_of,
     postorder,
+    symbol,
+    symbols,
 )
-from torch_hlo.hlo.ir.intern import instr, parameters_of
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir.infer import ShapeError
 from torch_hlo.hlo.text.scanner import ErrorAt, ParseError
 
 from .attributes import integers

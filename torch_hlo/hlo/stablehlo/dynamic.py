@@ -4,11 +4,8 @@ form; sizes that depend on data are an error."""
 
 from __future__ import annotations
 
+from torch_hlo.hlo.ir import Shape, Size, WindowDim, instr
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import Shape
-from torch_hlo.hlo.ir.window import WindowDim
 
 from .converter import Context, Made, rule, unpacked
 from .ops import broadcast_in_dim, conv_window, dim_labels, gather_attributes, pairs

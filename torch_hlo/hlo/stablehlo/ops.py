@@ -8,13 +8,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from torch_hlo.hlo.ir import (
+    OPCODES,
+    Dim,
+    Instruction,
+    Shape,
+    Size,
+    WindowDim,
+    has_effect,
+    instr,
+    tuple_shape,
+)
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.instruction import Instruction, has_effect
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import Shape, tuple_shape
-from torch_hlo.hlo.ir.window import WindowDim
 
 from .attributes import Dense, Symbol, dense_literal, integers
 from .converter import RULES, Context, Made, dequantized, quantized, rule, unpacked

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Instruction, Shape, instr
 from torch_hlo.hlo.sharding.sharding import (
     Axis,
     Mesh,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from torch_hlo.hlo.ir.dim import Size, dim_max, dim_min
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction, Size, dim_max, dim_min
 
 MAX_SIZES = 64
 _ARITHMETIC: dict[str, Callable[[Size, Size], Size]] = {

@@ -7,12 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from functools import wraps
 
+from torch_hlo.hlo.ir import DTYPES, Instruction, instr
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.coefficients import DIGAMMA, LANCZOS, ZETA
 from torch_hlo.hlo.ir.infer import ShapeError
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import DTYPES
 
 
 class E:

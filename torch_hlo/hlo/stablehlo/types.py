@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from torch_hlo.hlo.ir.shape import Shape, tuple_shape
+from torch_hlo.hlo.ir import Shape, tuple_shape
 from torch_hlo.hlo.text.scanner import MAX_INT, Scanner
 
 UNKNOWN = -1  # in `dims`: a size that the text leaves open

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 
 from . import write_ops
 from .writer import Program, WriteError, mesh_text

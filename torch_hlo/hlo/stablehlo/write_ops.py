@@ -6,9 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import OPCODES, Instruction, Shape
 from torch_hlo.hlo.sharding.sharding_text import to_xla
 
 from .types import type_text

@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.literal import Literal
-from torch_hlo.hlo.ir.shape import DTYPES, Shape
+from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Literal, Shape
 from torch_hlo.hlo.sharding.sharding import Mesh, Placement, Sharding
 from torch_hlo.hlo.text.printer import quoted
 

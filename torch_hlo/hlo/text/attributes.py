@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.shape import Shape, tuple_shape
-from torch_hlo.hlo.ir.window import WindowDim
+from torch_hlo.hlo.ir import Shape, Size, WindowDim, tuple_shape
 from torch_hlo.hlo.sharding.sharding import (
     MAX_DEVICES,
     MAX_RANK,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape
 from torch_hlo.hlo.sharding.sharding import MAX_DEVICES
 
 from . import attributes

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir.instruction import Instruction, postorder
-from torch_hlo.hlo.ir.intern import instr, replace
-from torch_hlo.hlo.ir.opcodes import OPCODES
-from torch_hlo.hlo.ir.shape import DTYPES, Shape
+from torch_hlo.hlo.ir import DTYPES, OPCODES, Instruction, Shape, instr, postorder, replace
 
 from .attributes import plain
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir.literal import Literal
+from torch_hlo.hlo.ir import DTYPES, Literal, Shape, numpy_dtype
 from torch_hlo.hlo.ir.numeric import encode
-from torch_hlo.hlo.ir.shape import DTYPES, Shape, numpy_dtype
 
 from .scanner import ErrorAt
 

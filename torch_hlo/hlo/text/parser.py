@@ -15,21 +15,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_hlo.hlo.ir.dim import Dim, symbols
-from torch_hlo.hlo.ir.infer import ShapeError
-from torch_hlo.hlo.ir.instruction import (
+from torch_hlo.hlo.ir import (
+    COMMON_ATTRS,
     META,
+    OPCODES,
     Computation,
+    Dim,
     Instruction,
+    Literal,
     Meta,
     Module,
+    Shape,
     has_effect,
+    instr,
     lost_effect,
+    parameters_of,
+    replace,
+    symbols,
+    tuple_shape,
 )
-from torch_hlo.hlo.ir.intern import instr, parameters_of, replace
-from torch_hlo.hlo.ir.literal import Literal
-from torch_hlo.hlo.ir.opcodes import COMMON_ATTRS, OPCODES
-from torch_hlo.hlo.ir.shape import Shape, tuple_shape
+from torch_hlo.hlo.ir.infer import ShapeError
 from torch_hlo.hlo.sharding.sharding import (
     Mesh,
     Placement,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape
 from torch_hlo.lazy.record import decompose
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.handlers import TABLE, Handler, call, handles, nested

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape
 from torch_hlo.lowering.core.registry import TORCH_TO_HLO
 from torch_hlo.lowering.core.tape import new_form
 from torch_hlo.pytorch.operators import OpOverload

@@ -24,7 +24,7 @@ from weakref import ref
 
 import torch
 
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape
 from torch_hlo.hlo.sharding.sharding import Sharding
 from torch_hlo.lowering.core.graph import Leaf, Lift, Out
 from torch_hlo.lowering.core.tape import LIFTS

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape
 from torch_hlo.lowering.core.graph import NO_KWARGS, Node, Out, recorded
 from torch_hlo.lowering.core.registry import HLO_TO_TORCH
 from torch_hlo.lowering.core.tape import TAPE

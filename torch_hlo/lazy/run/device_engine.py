@@ -29,7 +29,7 @@ from torch_hlo import collector, config, log, metrics
 from torch_hlo.device import runtime
 from torch_hlo.device.cpu import trim
 from torch_hlo.device.memory import Buffer, Memory
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.sharding.collective import CollectiveError, nothing
 from torch_hlo.lazy.record import conditions, exchange, session
 from torch_hlo.lazy.record import meta as metas

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch_hlo import config, log
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.text.printer import module_text
 
 Observe = Callable[[str, object], None]

@@ -26,8 +26,7 @@ from operator import add, lt, mul, ne
 import torch
 
 from torch_hlo.device.cpu.native import NativeProgram
-from torch_hlo.hlo.ir.dim import Dim, Size, function, symbol
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Dim, Shape, Size, function, symbol
 from torch_hlo.lazy.record.storage import Array
 from torch_hlo.lowering.core.graph import Leaf, Node, Out
 

@@ -16,7 +16,7 @@ from math import prod
 
 import torch
 
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape
 from torch_hlo.lazy.record import inference
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.storage import Array, Number

@@ -21,7 +21,7 @@ import numpy as np
 from torch_hlo.device import runtime
 from torch_hlo.device.interfaces import Program
 from torch_hlo.device.memory import Buffer, Memory
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape
 from torch_hlo.hlo.sharding.collective import nothing
 from torch_hlo.lazy.record import session, storage
 from torch_hlo.lazy.record.storage import Array, Binding, Number, Storage

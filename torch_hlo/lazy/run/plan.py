@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_hlo.device.memory import Buffer
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape
 from torch_hlo.lazy.record.storage import (
     Array,
     Binding,

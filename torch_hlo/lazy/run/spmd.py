@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch_hlo.device import sharded
 from torch_hlo.device.memory import Buffer
 from torch_hlo.device.sharded import PartitionedProgram, Placed, ShardedBuffer, gather
-from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.ir.numeric import decode as decode_array
 from torch_hlo.hlo.sharding.sharding import Mesh, Sharding, ShardingError
 from torch_hlo.lazy.record import session

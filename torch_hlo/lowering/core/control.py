@@ -5,11 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import Shape, tuple_shape
+from torch_hlo.hlo.ir import Computation, Instruction, Shape, Size, build, instr, tuple_shape
 
 from . import promote
 from .expr import Expr

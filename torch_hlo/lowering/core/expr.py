@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeGuard
 
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Dim, Instruction, Shape, Size, instr
 
 from . import promote
 from .registry import Weak

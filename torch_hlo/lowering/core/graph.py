@@ -10,16 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from torch_hlo.hlo.ir import META, Computation, Instruction, Meta, Module, Shape, instr, tuple_shape
 from torch_hlo.hlo.ir.build import full
-from torch_hlo.hlo.ir.instruction import (
-    META,
-    Computation,
-    Instruction,
-    Meta,
-    Module,
-)
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import Shape, tuple_shape
 from torch_hlo.hlo.sharding.sharding import Mesh, Sharding
 from torch_hlo.pytorch.operators import HigherOrderOperator, OpOverload
 

@@ -19,10 +19,7 @@ from torch.utils import _pytree as pytree
 from torch_hlo import metrics
 from torch_hlo.compiler.codegen.registry import host_call
 from torch_hlo.hlo.evaluate.evaluate import CUSTOM_CALLS
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Dim
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import Shape, tuple_shape
+from torch_hlo.hlo.ir import Dim, Instruction, Shape, build, tuple_shape
 from torch_hlo.pytorch.operators import HigherOrderOperator, OpOverload
 
 from . import promote

@@ -12,11 +12,8 @@ from functools import cache
 
 import torch
 
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir import DTYPES, Dim, Instruction, Shape, Size, instr
 from torch_hlo.hlo.ir.literal import literal
-from torch_hlo.hlo.ir.shape import DTYPES, Shape
 
 from .registry import HLO_TO_TORCH, TORCH_TO_HLO, Weak
 

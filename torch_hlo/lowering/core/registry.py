@@ -15,8 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import DTYPES, Shape
+from torch_hlo.hlo.ir import DTYPES, Instruction, Shape
 from torch_hlo.pytorch.operators import (
     HigherOrderOperator,
     OpOverload,

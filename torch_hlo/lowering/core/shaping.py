@@ -5,11 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch_hlo.hlo.ir import Instruction, Shape, Size, instr, row_major_strides
 from torch_hlo.hlo.ir.build import binary_computation, highest, lowest
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import Shape, row_major_strides
 
 from . import promote
 from .promote import Number, Operand, reshape

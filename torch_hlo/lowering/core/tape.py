@@ -20,7 +20,7 @@ from weakref import ref
 
 import torch
 
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape
 
 # one op is recorded, or one step cut, at a time; no thread that runs programs or compiles takes it
 RECORDING = threading.RLock()

@@ -17,8 +17,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Dim, Shape, Size
 from torch_hlo.lowering.core.graph import Leaf, Lift, Node, Out
 from torch_hlo.lowering.core.looks import look
 from torch_hlo.lowering.core.registry import LoweringError, is_random

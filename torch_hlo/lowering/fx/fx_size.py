@@ -13,8 +13,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from torch_hlo.hlo.ir.dim import Size, dim_max, dim_min, symbol
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape, Size, dim_max, dim_min, symbol
 from torch_hlo.lowering.core.registry import TORCH_TO_HLO, LoweringError
 
 

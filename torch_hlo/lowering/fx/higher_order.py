@@ -12,11 +12,8 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import fx
 
-from torch_hlo.hlo.ir.dim import Dim
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir import Computation, Dim, Instruction, Shape, instr
 from torch_hlo.hlo.ir.literal import literal
-from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.control import elements, loop, scan_loop, tupled
 from torch_hlo.lowering.core.graph import Leaf, apply

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction, build
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import Expr
 from torch_hlo.lowering.core.promote import Operand

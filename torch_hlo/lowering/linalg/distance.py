@@ -7,11 +7,8 @@ import math
 
 import torch
 
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir import DTYPES, Instruction, Shape, Size, instr
 from torch_hlo.hlo.ir.literal import literal
-from torch_hlo.hlo.ir.shape import DTYPES, Shape
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.elementwise import compute
 from torch_hlo.lowering.core.expr import (

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction, Size, build
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import Expr
 from torch_hlo.lowering.core.registry import LoweringError, expected, lowers

@@ -13,11 +13,7 @@ from typing import Any
 import torch
 
 from torch_hlo.compiler.linalg.linalg import LU, QR, qr_memory
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import tuple_shape
+from torch_hlo.hlo.ir import Computation, Instruction, Size, build, instr, tuple_shape
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.control import while_loop
 from torch_hlo.lowering.core.expr import (

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir import Instruction, build, instr
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import Expr, Term, is_number, where
 from torch_hlo.lowering.core.promote import Scalar, broadcast_dims, reshape

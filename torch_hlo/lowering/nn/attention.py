@@ -16,10 +16,15 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.intern import instr, parameters_of
-from torch_hlo.hlo.ir.shape import Shape, tuple_shape
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Shape,
+    Size,
+    instr,
+    parameters_of,
+    tuple_shape,
+)
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import (
     Expr,

@@ -16,10 +16,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from torch_hlo.hlo.ir import Computation, Instruction, instr, parameters_of, tuple_shape
 from torch_hlo.hlo.ir.infer import product
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.intern import instr, parameters_of
-from torch_hlo.hlo.ir.shape import tuple_shape
 from torch_hlo.lowering.core.expr import Expr, exp, log
 from torch_hlo.lowering.core.promote import reshape
 from torch_hlo.lowering.core.registry import lowers

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction, Size
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import Expr, where
 from torch_hlo.lowering.core.promote import broadcast_to, reshape

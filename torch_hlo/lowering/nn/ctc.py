@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.control import scan_loop
 from torch_hlo.lowering.core.expr import Expr, exp, log, maximum, where

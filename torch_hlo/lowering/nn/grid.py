@@ -12,11 +12,8 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Size
+from torch_hlo.hlo.ir import Instruction, Size, build, row_major_strides
 from torch_hlo.hlo.ir.infer import product
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import row_major_strides
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.elementwise import compute
 from torch_hlo.lowering.core.expr import (

@@ -10,12 +10,16 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Size, ceildiv
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import Shape, row_major_strides
-from torch_hlo.hlo.ir.window import WindowDim
+from torch_hlo.hlo.ir import (
+    Instruction,
+    Shape,
+    Size,
+    WindowDim,
+    build,
+    ceildiv,
+    instr,
+    row_major_strides,
+)
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.elementwise import compute
 from torch_hlo.lowering.core.expr import Expr, is_nan, maximum, minimum, where

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction, build
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.control import scan_loop
 from torch_hlo.lowering.core.elementwise import compute

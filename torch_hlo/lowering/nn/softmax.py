@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.elementwise import compute, finish
 from torch_hlo.lowering.core.expr import Expr, exp, log, where

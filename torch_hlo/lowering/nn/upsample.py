@@ -16,10 +16,7 @@ import numpy as np
 import torch
 
 from torch_hlo.hlo.evaluate.evaluate import evaluate
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir import Computation, Instruction, Size, build, instr
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.elementwise import compute
 from torch_hlo.lowering.core.expr import (

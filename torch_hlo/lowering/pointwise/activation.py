@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.elementwise import apply, pointwise
 from torch_hlo.lowering.core.expr import (

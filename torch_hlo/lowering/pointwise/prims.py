@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir import Instruction, Size, instr
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import Expr, iota
 from torch_hlo.lowering.core.registry import LOWERINGS, expected, lowers

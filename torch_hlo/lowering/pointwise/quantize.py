@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.elementwise import compute
 from torch_hlo.lowering.core.expr import Expr, maximum, minimum, round_even, where

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.ir.coefficients import (
     DIGAMMA,
     ERFC_P,
@@ -18,7 +19,6 @@ from torch_hlo.hlo.ir.coefficients import (
     LANCZOS,
     ZETA,
 )
-from torch_hlo.hlo.ir.instruction import Instruction
 from torch_hlo.lowering.core.control import while_loop
 from torch_hlo.lowering.core.elementwise import apply, pointwise
 from torch_hlo.lowering.core.expr import (

@@ -9,10 +9,8 @@ from typing import Any
 
 import torch
 
+from torch_hlo.hlo.ir import Instruction, Shape, Size
 from torch_hlo.hlo.ir.build import get_tuple_element, sort
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import (
     Expr,

@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape, Size, instr
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import Expr, binary, cos, log, sqrt
 from torch_hlo.lowering.core.promote import Operand, reshape

@@ -7,11 +7,8 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
+from torch_hlo.hlo.ir import Dim, Instruction, Shape, Size, instr
 from torch_hlo.hlo.ir.literal import literal
-from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import (
     Expr,

@@ -7,11 +7,7 @@ import math
 
 import torch
 
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.instruction import Computation, Instruction
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import Shape
-from torch_hlo.hlo.ir.window import WindowDim
+from torch_hlo.hlo.ir import Computation, Instruction, Shape, WindowDim, build, instr
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import (
     Expr,

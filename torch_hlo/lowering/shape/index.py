@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.shape import row_major_strides
+from torch_hlo.hlo.ir import Instruction, Size, row_major_strides
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import (
     Expr,

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Instruction, Size, build
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.elementwise import compute
 from torch_hlo.lowering.core.promote import reshape

@@ -7,11 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir import build
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import DTYPES, Shape, row_major_strides
+from torch_hlo.hlo.ir import DTYPES, Dim, Instruction, Shape, Size, build, instr, row_major_strides
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.expr import Expr
 from torch_hlo.lowering.core.promote import broadcast_to, reshape

@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 
+from torch_hlo.hlo.ir import Instruction, Size, instr
 from torch_hlo.hlo.ir.build import binary_computation
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
 from torch_hlo.lowering.core import promote
 from torch_hlo.lowering.core.promote import reshape
 from torch_hlo.lowering.core.registry import LoweringError, lowers, new_channel

@@ -15,10 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_hlo.hlo.ir.dim import Size
-from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.hlo.ir.intern import instr
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Instruction, Shape, Size, instr
 from torch_hlo.hlo.sharding.sharding import DimSharding, Sharding, sharding_text
 from torch_hlo.hlo.sharding.sharding_text import mesh_from_text, parse_sharding
 from torch_hlo.lowering.core.registry import lowers

@@ -20,7 +20,7 @@ from torch_hlo.compiler.llvm.function import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.product import Product
 from torch_hlo.compiler.thresholds import BAND
-from torch_hlo.hlo.ir.dim import Size, ceildiv
+from torch_hlo.hlo.ir import Size, ceildiv
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)  # parts that k may be cut into
 # element type that values of a kind are loaded and added as

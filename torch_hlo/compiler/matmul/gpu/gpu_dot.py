@@ -51,9 +51,7 @@ from torch_hlo.compiler.matmul.product import (
     types_of,
 )
 from torch_hlo.compiler.thresholds import FMA_PART_DEPTH
-from torch_hlo.hlo.ir.dim import Size, fixed
-from torch_hlo.hlo.ir.instruction import Computation, Instruction, Module
-from torch_hlo.hlo.ir.intern import instr, parameters_of
+from torch_hlo.hlo.ir import Computation, Instruction, Module, Size, fixed, instr, parameters_of
 from torch_hlo.hlo.text.printer import module_text
 
 from . import gpu_blocks as blocks

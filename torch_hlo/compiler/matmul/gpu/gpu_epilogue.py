@@ -20,8 +20,7 @@ from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.llvm.function import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.matmul.epilogue import Expression
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.instruction import Instruction
+from torch_hlo.hlo.ir import Dim, Instruction, Size
 
 from . import gpu_blocks
 from .gpu_blocks import Place, Store

@@ -26,7 +26,7 @@ from torch_hlo.compiler.thresholds import (
     MATRIX_PART_BYTES,
     WARP_SHARE,
 )
-from torch_hlo.hlo.ir.shape import DTYPES
+from torch_hlo.hlo.ir import DTYPES
 
 from . import gpu_blocks as blocks
 from . import gpu_gemm, gpu_wgmma
