@@ -39,8 +39,7 @@ from torch_hlo.lazy.record.storage import read
 from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.lazy.run import drift
 from torch_hlo.lazy.run.fingerprint import Graph, collect
-from torch_hlo.lowering.core import looks
-from torch_hlo.lowering.core.graph import Leaf, Lift, Out, lower
+from torch_hlo.lowering.core import Leaf, Lift, Out, looks, lower
 
 from . import config
 from .compiler import pipeline

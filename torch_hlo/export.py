@@ -29,9 +29,7 @@ from torch_hlo.hlo.ir import symbols as dim_symbols
 from torch_hlo.hlo.ir.match import inline
 from torch_hlo.hlo.stablehlo import stablehlo_text
 from torch_hlo.hlo.text.printer import module_text
-from torch_hlo.lowering.core.graph import Leaf, Out, lower
-from torch_hlo.lowering.core.promote import size_value
-from torch_hlo.lowering.core.registry import LOWERINGS, LoweringError
+from torch_hlo.lowering.core import LOWERINGS, Leaf, LoweringError, Out, lower, size_value
 from torch_hlo.lowering.fx import export_sizes as sizes
 from torch_hlo.lowering.fx import operators_of_libraries
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input, from_fx

@@ -17,8 +17,7 @@ from torch_hlo.lazy.record.storage import Array, read, write
 from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.lazy.run import spmd
 from torch_hlo.lazy.run.journal import Journal
-from torch_hlo.lowering.core.graph import Node, Out
-from torch_hlo.lowering.core.tape import RECORDING
+from torch_hlo.lowering.core import RECORDING, Node, Out
 from torch_hlo.lowering.spmd.sharding import SHARD, decode, encode
 from torch_hlo.pytorch.registration import PLACE
 

@@ -34,7 +34,7 @@ from torch_hlo.hlo.ir import Size
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.storage import Array
 from torch_hlo.lazy.record.tensor import HloTensor, to_cpu
-from torch_hlo.lowering.core.registry import HLO_TO_TORCH
+from torch_hlo.lowering.core import HLO_TO_TORCH
 from torch_hlo.pytorch import tensors
 
 if TYPE_CHECKING:  # takes a second to import

@@ -39,7 +39,7 @@ from torch_hlo.lazy.record.storage import Array, Storage, pending_storages
 from torch_hlo.lazy.record.tensor import fresh
 from torch_hlo.lazy.run import spmd
 from torch_hlo.lazy.run.fingerprint import collect
-from torch_hlo.lowering.core.graph import Out
+from torch_hlo.lowering.core import Out
 
 from .mesh import Mesh
 from .tactics import Plan, Tactic

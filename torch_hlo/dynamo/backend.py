@@ -26,8 +26,7 @@ from torch_hlo.hlo.ir import Module
 from torch_hlo.lazy import traceable
 from torch_hlo.lazy.ops import encoder, recurrent
 from torch_hlo.lazy.run import dump, executor, progress
-from torch_hlo.lowering.core.graph import Node
-from torch_hlo.lowering.core.registry import LOWERINGS, LoweringError
+from torch_hlo.lowering.core import LOWERINGS, LoweringError, Node
 from torch_hlo.lowering.fx import operators_of_libraries
 from torch_hlo.lowering.fx.fx_graph import CHECKS, FxGraph, from_fx
 from torch_hlo.pytorch import operators, shortcuts, tracing

@@ -20,8 +20,7 @@ import torch
 from torch_hlo.device.host_tensor import LARGE
 from torch_hlo.device.interfaces import Program
 from torch_hlo.hlo.ir import Dim, Module, Shape, Size, symbol
-from torch_hlo.lowering.core.graph import Leaf, Lift, Node, Out, lower
-from torch_hlo.lowering.core.registry import HLO_TO_TORCH, LOWERINGS
+from torch_hlo.lowering.core import HLO_TO_TORCH, LOWERINGS, Leaf, Lift, Node, Out, lower
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
 from torch_hlo.lowering.fx.fx_size import Layout
 from torch_hlo.pytorch.operators import OpOverload

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torch_hlo.hlo.ir import Shape
-from torch_hlo.lowering.core.graph import Leaf, Node, Out
+from torch_hlo.lowering.core import Leaf, Node, Out
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
 from torch_hlo.lowering.fx.fx_size import Layout
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_hlo.lowering.core.registry import is_random
+from torch_hlo.lowering.core import is_random
 from torch_hlo.pytorch import participants, shortcuts, tracing
 from torch_hlo.pytorch.registration import PLACE
 

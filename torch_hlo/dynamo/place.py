@@ -18,7 +18,7 @@ from torch import fx
 from torch_hlo.device import host_tensor, report
 from torch_hlo.device.interfaces import Observe, Program
 from torch_hlo.hlo.ir import Module
-from torch_hlo.lowering.core.registry import LoweringError
+from torch_hlo.lowering.core import LoweringError
 from torch_hlo.pytorch import tensors
 
 _CPU = torch.device("cpu")

@@ -24,9 +24,7 @@ from torch_hlo.lazy.record.tensor import HloTensor, make
 from torch_hlo.lazy.record.views import View
 from torch_hlo.lazy.run.fingerprint import collect
 from torch_hlo.lazy.run.launch import Programs
-from torch_hlo.lowering.core.graph import Node, Out
-from torch_hlo.lowering.core.registry import HLO_TO_TORCH
-from torch_hlo.lowering.core.tape import RECORDING
+from torch_hlo.lowering.core import HLO_TO_TORCH, RECORDING, Node, Out
 from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.numbers import KINDS, Conditions, How, followed
 

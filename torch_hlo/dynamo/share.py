@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_hlo.lowering.core.registry import is_random
+from torch_hlo.lowering.core import is_random
 from torch_hlo.pytorch.operators import OpOverload
 
 aten = torch.ops.aten

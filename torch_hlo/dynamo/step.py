@@ -28,7 +28,7 @@ import torch
 
 from torch_hlo import log, metrics
 from torch_hlo.lazy.record import session
-from torch_hlo.lowering.core.tape import SERIALS
+from torch_hlo.lowering.core import SERIALS
 
 
 def compile(fn: Callable | None = None, *, full_graph: bool = False) -> Callable:

@@ -29,9 +29,7 @@ from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.engine import Engine
 from torch_hlo.lazy.record.storage import Array, Number, read
 from torch_hlo.lazy.record.tensor import HloTensor, fresh
-from torch_hlo.lowering.core.graph import Leaf, Node, Out
-from torch_hlo.lowering.core.registry import LOWERINGS
-from torch_hlo.lowering.core.tape import RECORDING, SERIALS
+from torch_hlo.lowering.core import LOWERINGS, RECORDING, SERIALS, Leaf, Node, Out
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input, source_line
 from torch_hlo.lowering.fx.fx_size import Layout, layout_of
 from torch_hlo.pytorch import autocast, participants, tracing

@@ -17,7 +17,7 @@ from torch_hlo.lazy.record.handlers import handles
 from torch_hlo.lazy.record.meta import Meta, aten, meta_tensor
 from torch_hlo.lazy.record.storage import Array, read, write
 from torch_hlo.lazy.record.tensor import HloTensor, fresh, from_cpu, upload
-from torch_hlo.lowering.core.graph import Node, Out
+from torch_hlo.lowering.core import Node, Out
 
 from .mutation import on_memory
 

@@ -14,7 +14,7 @@ from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.handlers import call, handles
 from torch_hlo.lazy.record.meta import aten
 from torch_hlo.lazy.record.tensor import HloTensor
-from torch_hlo.lowering.core.graph import Out
+from torch_hlo.lowering.core import Out
 from torch_hlo.pytorch.operators import OpOverload
 
 

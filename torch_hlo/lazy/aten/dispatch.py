@@ -33,8 +33,7 @@ from torch_hlo.lazy.record.handlers import (
     nested,
 )
 from torch_hlo.lazy.record.tracing import after_traces
-from torch_hlo.lowering.core.graph import NO_KWARGS
-from torch_hlo.lowering.core.tape import RECORDING
+from torch_hlo.lowering.core import NO_KWARGS, RECORDING
 from torch_hlo.pytorch.operators import OpOverload
 
 from . import batch_norm, copies, data_dependent, indexing, judged, mutation, strides, view_ops

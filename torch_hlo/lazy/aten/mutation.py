@@ -33,8 +33,7 @@ from torch_hlo.lazy.record.recording import Arguments, operands
 from torch_hlo.lazy.record.storage import read, write, write_all
 from torch_hlo.lazy.record.tensor import HloTensor, adopt, to_cpu
 from torch_hlo.lazy.record.views import has_lazy_bits
-from torch_hlo.lowering.core.graph import Node, Out, further, recorded
-from torch_hlo.lowering.core.registry import is_pointwise
+from torch_hlo.lowering.core import Node, Out, further, is_pointwise, recorded
 from torch_hlo.pytorch import plain_sizes
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE

@@ -22,7 +22,7 @@ from torch_hlo.lazy.record.tensor import (
     refuse_lazy_bits,
     strided,
 )
-from torch_hlo.lowering.core.graph import Node, Out
+from torch_hlo.lowering.core import Node, Out
 from torch_hlo.pytorch.operators import OpOverload
 
 from .view_ops import outside_inference_mode

@@ -13,7 +13,7 @@ from torch_hlo.lazy.record.handlers import TABLE, Handler, call, handles, nested
 from torch_hlo.lazy.record.meta import Meta, aten
 from torch_hlo.lazy.record.tensor import blank, in_inference_mode, make
 from torch_hlo.lazy.record.views import View, chain
-from torch_hlo.lowering.core.tape import TAPE
+from torch_hlo.lowering.core import TAPE
 from torch_hlo.pytorch import plain_sizes
 from torch_hlo.pytorch.operators import OpOverload
 

@@ -26,7 +26,7 @@ from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.handlers import handles
 from torch_hlo.lazy.record.meta import Meta, Result, aten
 from torch_hlo.lazy.record.tensor import HloTensor, from_cpu
-from torch_hlo.lowering.core.registry import LOWERINGS
+from torch_hlo.lowering.core import LOWERINGS
 from torch_hlo.pytorch import autocast, operators, participants
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE

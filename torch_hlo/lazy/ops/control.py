@@ -27,9 +27,7 @@ from torch_hlo.lazy.record.recording import source
 from torch_hlo.lazy.record.storage import Array, Number, read
 from torch_hlo.lazy.record.tensor import HloTensor, fresh
 from torch_hlo.lazy.run.fingerprint import Graph, operands
-from torch_hlo.lowering.core.graph import Node, Out, Subgraph
-from torch_hlo.lowering.core.registry import TORCH_TO_HLO
-from torch_hlo.lowering.core.tape import RECORDING, SERIALS
+from torch_hlo.lowering.core import RECORDING, SERIALS, TORCH_TO_HLO, Node, Out, Subgraph
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
 
 hop = torch.ops.higher_order

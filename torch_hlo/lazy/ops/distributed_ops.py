@@ -21,7 +21,7 @@ from torch_hlo.lazy.record.handlers import Handler, call
 from torch_hlo.lazy.record.meta import aten
 from torch_hlo.lazy.record.storage import must_run
 from torch_hlo.lazy.record.tensor import HloTensor, alias, from_cpu
-from torch_hlo.lowering.core.graph import Node
+from torch_hlo.lowering.core import Node
 from torch_hlo.lowering.spmd.collective import REDUCTIONS, format_groups
 from torch_hlo.pytorch import tensors
 from torch_hlo.pytorch.operators import OpOverload

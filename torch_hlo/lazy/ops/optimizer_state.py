@@ -26,9 +26,7 @@ from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.filled import FILLS
 from torch_hlo.lazy.record.storage import Array, Number
 from torch_hlo.lazy.record.tensor import HloTensor
-from torch_hlo.lowering.core.graph import Out
-from torch_hlo.lowering.core.registry import HLO_TO_TORCH
-from torch_hlo.lowering.core.tape import RECORDING, TAPE
+from torch_hlo.lowering.core import HLO_TO_TORCH, RECORDING, TAPE, Out
 
 # Optimizers whose step depends on its number -> the option of their groups that keeps the number on
 # the device.

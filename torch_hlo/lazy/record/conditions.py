@@ -20,9 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_hlo.lowering.core import looks
-from torch_hlo.lowering.core.graph import Node, Out
-from torch_hlo.lowering.core.registry import is_random
+from torch_hlo.lowering.core import Node, Out, is_random, looks
 
 from . import session
 from .handlers import call, handles

@@ -16,7 +16,7 @@ import torch
 
 from torch_hlo.device import dlpack, runtime
 from torch_hlo.device.memory import EXIT, Buffer
-from torch_hlo.lowering.core.registry import HLO_TO_TORCH
+from torch_hlo.lowering.core import HLO_TO_TORCH
 
 from . import meta as metas
 from . import session

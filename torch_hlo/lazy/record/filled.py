@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from weakref import ref
 
-from torch_hlo.lowering.core.graph import Out
+from torch_hlo.lowering.core import Out
 
 from . import session
 from .handlers import Handler

@@ -11,7 +11,7 @@ import threading
 
 import torch
 
-from torch_hlo.lowering.core.registry import is_random
+from torch_hlo.lowering.core import is_random
 from torch_hlo.pytorch import tensors
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE

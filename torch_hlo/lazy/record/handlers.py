@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch_hlo.lowering.core.registry import LOWERINGS
+from torch_hlo.lowering.core import LOWERINGS
 from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.operators import OpOverload
 

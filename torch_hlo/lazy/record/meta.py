@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_hlo.hlo.ir import Shape
-from torch_hlo.lowering.core.registry import TORCH_TO_HLO
-from torch_hlo.lowering.core.tape import new_form
+from torch_hlo.lowering.core import TORCH_TO_HLO, new_form
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE
 

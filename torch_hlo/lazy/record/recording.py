@@ -9,9 +9,7 @@ import torch
 
 from torch_hlo import log
 from torch_hlo.device import multi_device as collective_devices
-from torch_hlo.lowering.core.graph import NO_KWARGS, Node, Out, further, recorded
-from torch_hlo.lowering.core.registry import GUARDS
-from torch_hlo.lowering.core.tape import TAPE
+from torch_hlo.lowering.core import GUARDS, NO_KWARGS, TAPE, Node, Out, further, recorded
 from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE

@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 import torch
 
 from torch_hlo import config
-from torch_hlo.lowering.core.graph import Out
-from torch_hlo.lowering.core.tape import RECORDING
+from torch_hlo.lowering.core import RECORDING, Out
 from torch_hlo.pytorch.operators import OpOverload
 
 from .engine import Engine

@@ -26,8 +26,7 @@ import torch
 
 from torch_hlo.hlo.ir import Shape
 from torch_hlo.hlo.sharding.sharding import Sharding
-from torch_hlo.lowering.core.graph import Leaf, Lift, Out
-from torch_hlo.lowering.core.tape import LIFTS
+from torch_hlo.lowering.core import LIFTS, Leaf, Lift, Out
 
 from . import session, views
 from .meta import Meta

@@ -21,8 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from torch_hlo.lowering.core.graph import Node, Out
-from torch_hlo.lowering.core.tape import RECORDING
+from torch_hlo.lowering.core import RECORDING, Node, Out
 from torch_hlo.pytorch import participants, tensors
 from torch_hlo.pytorch.registration import PLACE
 

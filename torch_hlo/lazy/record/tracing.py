@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from torch_hlo.lowering.core.tape import RECORDING
+from torch_hlo.lowering.core import RECORDING
 
 from . import session
 from .session import Tracing

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_hlo.hlo.ir import Shape
-from torch_hlo.lowering.core.graph import NO_KWARGS, Node, Out, recorded
-from torch_hlo.lowering.core.registry import HLO_TO_TORCH
-from torch_hlo.lowering.core.tape import TAPE
+from torch_hlo.lowering.core import HLO_TO_TORCH, NO_KWARGS, TAPE, Node, Out, recorded
 from torch_hlo.pytorch.operators import OpOverload
 
 from . import meta as metas

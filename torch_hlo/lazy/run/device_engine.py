@@ -47,8 +47,7 @@ from torch_hlo.lazy.record.storage import (
 )
 from torch_hlo.lazy.record.tensor import make_ahead
 from torch_hlo.lazy.record.tracing import after_traces
-from torch_hlo.lowering.core.graph import Node, Out, lower
-from torch_hlo.lowering.core.tape import RECORDING, TAPE
+from torch_hlo.lowering.core import RECORDING, TAPE, Node, Out, lower
 
 from . import executor, nan_checks, spmd, transfer
 from .agreement import Meeting

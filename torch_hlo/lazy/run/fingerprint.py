@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from torch_hlo.lazy.record.storage import Array, Number
-from torch_hlo.lowering.core.graph import Node, Out, Subgraph
-from torch_hlo.lowering.core.tape import STATIC
+from torch_hlo.lowering.core import STATIC, Node, Out, Subgraph
 
 INDEX_BITS = 20  # in keys: which result of a node
 # id -> op of every op that occurs in a key; ops live as long as the process

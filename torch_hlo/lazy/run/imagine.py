@@ -21,8 +21,7 @@ from torch_hlo.lazy.record import inference
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.storage import Array, Number
 from torch_hlo.lazy.record.tensor import blank
-from torch_hlo.lowering.core.graph import Node, Out
-from torch_hlo.lowering.core.registry import HLO_TO_TORCH
+from torch_hlo.lowering.core import HLO_TO_TORCH, Node, Out
 from torch_hlo.pytorch.operators import OpOverload, integers
 
 from . import generalize

@@ -17,8 +17,7 @@ from typing import Any
 
 from torch_hlo.device.sharded import ShardedBuffer
 from torch_hlo.lazy.record.storage import Array
-from torch_hlo.lowering.core.graph import Node, Out
-from torch_hlo.lowering.core.tape import TAPE
+from torch_hlo.lowering.core import TAPE, Node, Out
 from torch_hlo.lowering.spmd.sharding import ANNOTATIONS
 
 from .fingerprint import collect

@@ -25,8 +25,7 @@ from torch_hlo.hlo.ir import Shape
 from torch_hlo.hlo.sharding.collective import nothing
 from torch_hlo.lazy.record import session, storage
 from torch_hlo.lazy.record.storage import Array, Binding, Number, Storage
-from torch_hlo.lowering.core.graph import Out
-from torch_hlo.lowering.core.tape import TAPE
+from torch_hlo.lowering.core import TAPE, Out
 
 from . import executor, spmd
 from .executor import Job

@@ -20,8 +20,7 @@ from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.storage import Array, Binding
 from torch_hlo.lazy.record.tensor import HloTensor, fresh
-from torch_hlo.lowering.core.graph import Node, Out
-from torch_hlo.lowering.core.registry import HLO_TO_TORCH, TORCH_TO_HLO
+from torch_hlo.lowering.core import HLO_TO_TORCH, TORCH_TO_HLO, Node, Out
 
 from .fingerprint import collect
 

@@ -12,7 +12,7 @@ from torch_hlo.lazy.record.storage import (
     Binding,
     Number,
 )
-from torch_hlo.lowering.core.graph import Out
+from torch_hlo.lowering.core import Out
 
 from . import spmd
 from .fingerprint import Graph, collect

@@ -16,7 +16,7 @@ from torch_hlo.lazy.record import session
 from torch_hlo.lazy.record.storage import (
     Array,
 )
-from torch_hlo.lowering.core.graph import Leaf, lower
+from torch_hlo.lowering.core import Leaf, lower
 from torch_hlo.pytorch import participants
 
 from . import dump, executor, explain, generalize, imagine, progress, spmd

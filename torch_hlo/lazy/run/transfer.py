@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_hlo.device.memory import Buffer
 from torch_hlo.lazy.record.views import on_host
-from torch_hlo.lowering.core.registry import HLO_TO_TORCH
+from torch_hlo.lowering.core import HLO_TO_TORCH
 from torch_hlo.pytorch import participants
 
 from . import spmd

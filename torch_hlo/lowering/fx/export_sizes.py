@@ -14,7 +14,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from torch_hlo.hlo.ir import Dim, Size
-from torch_hlo.lowering.core.registry import LoweringError
+from torch_hlo.lowering.core import LoweringError
 
 from .fx_size import size_of, size_of_expression
 

@@ -18,9 +18,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from torch_hlo.hlo.ir import Dim, Shape, Size
-from torch_hlo.lowering.core.graph import Leaf, Lift, Node, Out
-from torch_hlo.lowering.core.looks import look
-from torch_hlo.lowering.core.registry import LoweringError, is_random
+from torch_hlo.lowering.core import Leaf, Lift, LoweringError, Node, Out, is_random, look
 from torch_hlo.pytorch.graphs import with_effects
 from torch_hlo.pytorch.operators import HigherOrderOperator, OpOverload
 

@@ -14,7 +14,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch_hlo.hlo.ir import Shape, Size, dim_max, dim_min, symbol
-from torch_hlo.lowering.core.registry import TORCH_TO_HLO, LoweringError
+from torch_hlo.lowering.core import TORCH_TO_HLO, LoweringError
 
 
 def size_of(x: int | torch.SymInt) -> Size:

@@ -14,20 +14,25 @@ from torch import fx
 
 from torch_hlo.hlo.ir import Computation, Dim, Instruction, Shape, instr
 from torch_hlo.hlo.ir.literal import literal
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.control import elements, loop, scan_loop, tupled
-from torch_hlo.lowering.core.graph import Leaf, apply
-from torch_hlo.lowering.core.opaque import opaque
-from torch_hlo.lowering.core.promote import Operand, reshape
-from torch_hlo.lowering.core.registry import (
+from torch_hlo.lowering.core import (
     HIGHER_ORDER,
     LOWERINGS,
+    Leaf,
     LoweringError,
+    Operand,
     Weak,
+    elements,
     expected,
     expected_shapes,
+    loop,
     nested,
+    promote,
+    reshape,
+    scan_loop,
+    tupled,
 )
+from torch_hlo.lowering.core.graph import apply
+from torch_hlo.lowering.core.opaque import opaque
 from torch_hlo.pytorch.operators import OpOverload
 
 from .expand import existing

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction, build
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import Expr
-from torch_hlo.lowering.core.promote import Operand
-from torch_hlo.lowering.core.registry import (
+from torch_hlo.lowering.core import (
     LOWERINGS,
+    Expr,
+    Operand,
     expected,
     expected_shapes,
     nested,
+    promote,
 )
 from torch_hlo.lowering.linalg.matmul import grouped_mm
 

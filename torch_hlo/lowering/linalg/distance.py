@@ -9,19 +9,22 @@ import torch
 
 from torch_hlo.hlo.ir import DTYPES, Instruction, Shape, Size, instr
 from torch_hlo.hlo.ir.literal import literal
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.elementwise import compute
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
     absolute,
+    add_dim,
+    broadcast_to,
+    compute,
+    expected,
+    gather_dim,
+    lowers,
     maximum,
     power,
+    promote,
+    scatter_dim,
     sqrt,
     where,
 )
-from torch_hlo.lowering.core.promote import broadcast_to
-from torch_hlo.lowering.core.registry import expected, lowers
-from torch_hlo.lowering.core.shaping import add_dim, gather_dim, scatter_dim
 from torch_hlo.lowering.reduction.reduce import fold, norm
 from torch_hlo.lowering.shape.view import sum_to
 

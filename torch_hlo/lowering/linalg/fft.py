@@ -9,10 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, build
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import Expr
-from torch_hlo.lowering.core.registry import LoweringError, expected, lowers
-from torch_hlo.lowering.core.shaping import axis, move_dim
+from torch_hlo.lowering.core import Expr, LoweringError, axis, expected, lowers, move_dim, promote
 
 aten = torch.ops.aten
 

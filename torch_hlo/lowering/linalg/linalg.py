@@ -14,34 +14,32 @@ import torch
 
 from torch_hlo.compiler.linalg.linalg import LU, QR, qr_memory
 from torch_hlo.hlo.ir import Computation, Instruction, Size, build, instr, tuple_shape
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.control import while_loop
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
-    absolute,
-    is_finite,
-    log,
-    sqrt,
-    where,
-)
-from torch_hlo.lowering.core.opaque import opaque
-from torch_hlo.lowering.core.promote import broadcast_dims, broadcast_to, reshape
-from torch_hlo.lowering.core.registry import (
     Results,
+    absolute,
+    add_dim,
+    broadcast_dims,
+    broadcast_to,
+    drop_dim,
     expected,
     expected_shapes,
     guard,
+    is_finite,
+    log,
     lowers,
-)
-from torch_hlo.lowering.core.shaping import (
-    add_dim,
-    drop_dim,
-    iota,
     on_diagonal,
+    promote,
+    reshape,
     slice_dim,
+    sqrt,
     swap,
     take_along,
+    where,
+    while_loop,
 )
+from torch_hlo.lowering.core.opaque import opaque
+from torch_hlo.lowering.core.shaping import iota
 from torch_hlo.lowering.pointwise.pointwise import conjugate, sgn
 from torch_hlo.lowering.reduction.reduce import arg_extreme, fold
 

@@ -8,11 +8,23 @@ from collections.abc import Sequence
 import torch
 
 from torch_hlo.hlo.ir import Instruction, build, instr
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import Expr, Term, is_number, where
-from torch_hlo.lowering.core.promote import Scalar, broadcast_dims, reshape
-from torch_hlo.lowering.core.registry import Results, Weak, expected, lowers
-from torch_hlo.lowering.core.shaping import add_dim, reduce, slice_dim
+from torch_hlo.lowering.core import (
+    Expr,
+    Results,
+    Scalar,
+    Term,
+    Weak,
+    add_dim,
+    broadcast_dims,
+    expected,
+    is_number,
+    lowers,
+    promote,
+    reduce,
+    reshape,
+    slice_dim,
+    where,
+)
 from torch_hlo.lowering.pointwise.activation import gelu, relu
 from torch_hlo.lowering.pointwise.pointwise import conjugate
 

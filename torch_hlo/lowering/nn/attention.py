@@ -25,25 +25,26 @@ from torch_hlo.hlo.ir import (
     parameters_of,
     tuple_shape,
 )
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
+    Operand,
+    Results,
+    Scalar,
     Term,
+    broadcast_to,
     exp,
+    expected,
+    expected_shapes,
     is_number,
     log,
+    lowers,
+    nested,
+    on_diagonal,
+    promote,
+    reshape,
     rsqrt,
     where,
 )
-from torch_hlo.lowering.core.promote import Operand, Scalar, broadcast_to, reshape
-from torch_hlo.lowering.core.registry import (
-    Results,
-    expected,
-    expected_shapes,
-    lowers,
-    nested,
-)
-from torch_hlo.lowering.core.shaping import on_diagonal
 from torch_hlo.lowering.linalg.matmul import dot
 from torch_hlo.lowering.random.distributions import keep_mask
 from torch_hlo.lowering.reduction.reduce import fold, keep

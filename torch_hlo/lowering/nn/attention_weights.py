@@ -18,9 +18,7 @@ from torch import Tensor
 
 from torch_hlo.hlo.ir import Computation, Instruction, instr, parameters_of, tuple_shape
 from torch_hlo.hlo.ir.infer import product
-from torch_hlo.lowering.core.expr import Expr, exp, log
-from torch_hlo.lowering.core.promote import reshape
-from torch_hlo.lowering.core.registry import lowers
+from torch_hlo.lowering.core import Expr, exp, log, lowers, reshape
 from torch_hlo.lowering.reduction.reduce import fold, keep
 
 _library = torch.library.Library("torch_hlo", "FRAGMENT")

@@ -7,23 +7,23 @@ from collections.abc import Sequence
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import Expr, where
-from torch_hlo.lowering.core.promote import broadcast_to, reshape
-from torch_hlo.lowering.core.registry import (
+from torch_hlo.lowering.core import (
+    Expr,
     Results,
+    broadcast_to,
     expected,
     expected_shapes,
-    lowers,
-)
-from torch_hlo.lowering.core.shaping import (
     gather_dim,
-    iota,
+    lowers,
     lowest,
+    promote,
     put_along,
+    reshape,
     scatter_dim,
     slice_dim,
+    where,
 )
+from torch_hlo.lowering.core.shaping import iota
 from torch_hlo.lowering.reduction.reduce import fold
 
 aten = torch.ops.aten

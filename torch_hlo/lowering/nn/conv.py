@@ -9,18 +9,21 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, WindowDim, build
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import Expr
-from torch_hlo.lowering.core.promote import broadcast_to, reshape
-from torch_hlo.lowering.core.registry import (
+from torch_hlo.lowering.core import (
+    Expr,
     LoweringError,
     Results,
+    broadcast_to,
     expected,
     expected_shapes,
     guard,
     lowers,
+    permute,
+    promote,
+    reduce,
+    reshape,
+    reverse,
 )
-from torch_hlo.lowering.core.shaping import permute, reduce, reverse
 
 aten = torch.ops.aten
 

@@ -13,11 +13,19 @@ from collections.abc import Sequence
 import torch
 
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.control import scan_loop
-from torch_hlo.lowering.core.expr import Expr, exp, log, maximum, where
-from torch_hlo.lowering.core.registry import lowers
-from torch_hlo.lowering.core.shaping import add_dim, concatenate, slice_dim
+from torch_hlo.lowering.core import (
+    Expr,
+    add_dim,
+    concatenate,
+    exp,
+    log,
+    lowers,
+    maximum,
+    promote,
+    scan_loop,
+    slice_dim,
+    where,
+)
 
 _library = torch.library.Library("torch_hlo", "FRAGMENT")
 # log-probabilities of the labels [time, batch, places], skip [batch, places] -> alpha, of the

@@ -14,29 +14,30 @@ import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, build, row_major_strides
 from torch_hlo.hlo.ir.infer import product
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.elementwise import compute
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
     absolute,
+    add_dim,
     binary,
+    broadcast_to,
+    compute,
+    expected,
+    expected_shapes,
     floor,
+    gather_dim,
+    lowers,
     maximum,
     minimum,
-    round_even,
-    where,
-)
-from torch_hlo.lowering.core.promote import broadcast_to, reshape
-from torch_hlo.lowering.core.registry import expected, expected_shapes, lowers
-from torch_hlo.lowering.core.shaping import (
-    add_dim,
-    gather_dim,
-    iota,
     move_dim,
+    promote,
+    reshape,
+    round_even,
     scatter_dim,
     select_dim,
     stack,
+    where,
 )
+from torch_hlo.lowering.core.shaping import iota
 from torch_hlo.lowering.reduction.reduce import fold
 
 aten = torch.ops.aten

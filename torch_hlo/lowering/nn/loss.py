@@ -5,27 +5,29 @@ from __future__ import annotations
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.elementwise import compute
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
+    Scalar,
     absolute,
+    add_dim,
+    broadcast_dims,
+    broadcast_to,
+    compute,
     exp,
+    expected,
+    gather_dim,
     log,
     log1p,
     logistic,
+    lowers,
     maximum,
+    promote,
+    reshape,
     square,
+    take_along,
     where,
 )
-from torch_hlo.lowering.core.promote import (
-    Scalar,
-    broadcast_dims,
-    broadcast_to,
-    reshape,
-)
-from torch_hlo.lowering.core.registry import expected, lowers
-from torch_hlo.lowering.core.shaping import add_dim, gather_dim, iota, take_along
+from torch_hlo.lowering.core.shaping import iota
 from torch_hlo.lowering.reduction.reduce import average, fold, result
 from torch_hlo.lowering.shape.cumulative import prefix
 

@@ -9,11 +9,19 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, build
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.elementwise import compute
-from torch_hlo.lowering.core.expr import Expr, rsqrt, sqrt, square
-from torch_hlo.lowering.core.promote import broadcast_to, reshape
-from torch_hlo.lowering.core.registry import Results, expected_shapes, lowers
+from torch_hlo.lowering.core import (
+    Expr,
+    Results,
+    broadcast_to,
+    compute,
+    expected_shapes,
+    lowers,
+    promote,
+    reshape,
+    rsqrt,
+    sqrt,
+    square,
+)
 from torch_hlo.lowering.reduction.reduce import (
     average,
     count,

@@ -10,27 +10,27 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.elementwise import compute
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
+    LOWERINGS,
     Expr,
+    Operand,
+    Scalar,
+    Weak,
     absolute,
+    compute,
+    expected,
+    expected_shapes,
     is_number,
+    lowers,
     maximum,
+    nested,
     power,
+    promote,
+    reshape,
+    select_dim,
     sqrt,
     where,
 )
-from torch_hlo.lowering.core.promote import Operand, Scalar, reshape
-from torch_hlo.lowering.core.registry import (
-    LOWERINGS,
-    Weak,
-    expected,
-    expected_shapes,
-    lowers,
-    nested,
-)
-from torch_hlo.lowering.core.shaping import select_dim
 from torch_hlo.lowering.reduction.reduce import fold, result, vector_norm
 from torch_hlo.pytorch.operators import OpOverload
 

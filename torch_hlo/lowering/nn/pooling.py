@@ -20,22 +20,28 @@ from torch_hlo.hlo.ir import (
     instr,
     row_major_strides,
 )
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.elementwise import compute
-from torch_hlo.lowering.core.expr import Expr, is_nan, maximum, minimum, where
-from torch_hlo.lowering.core.promote import broadcast_to, reshape
-from torch_hlo.lowering.core.registry import expected, lowers
-from torch_hlo.lowering.core.shaping import (
+from torch_hlo.lowering.core import (
+    Expr,
     add_dim,
+    broadcast_to,
+    compute,
+    expected,
     gather_dim,
-    iota,
+    is_nan,
+    lowers,
     lowest,
+    maximum,
+    minimum,
     move_dim,
     pad,
     permute,
+    promote,
+    reshape,
     scatter_dim,
     take_along,
+    where,
 )
+from torch_hlo.lowering.core.shaping import iota
 from torch_hlo.lowering.linalg.matmul import dot
 from torch_hlo.lowering.reduction.reduce import arg_extreme, average
 

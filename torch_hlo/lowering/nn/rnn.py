@@ -15,27 +15,28 @@ import torch
 from torch import Tensor
 
 from torch_hlo.hlo.ir import Instruction, build
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.control import scan_loop
-from torch_hlo.lowering.core.elementwise import compute
-from torch_hlo.lowering.core.expr import Expr, logistic, tanh, where
-from torch_hlo.lowering.core.expr import maximum as larger
-from torch_hlo.lowering.core.registry import (
+from torch_hlo.lowering.core import (
+    Expr,
     LoweringError,
     Results,
-    expected_shapes,
-    lowers,
-)
-from torch_hlo.lowering.core.shaping import (
     add_dim,
+    compute,
     concatenate,
-    iota,
+    expected_shapes,
+    logistic,
+    lowers,
     permute,
+    promote,
     reduce,
+    scan_loop,
     select_dim,
     slice_dim,
     stack,
+    tanh,
+    where,
 )
+from torch_hlo.lowering.core import maximum as larger
+from torch_hlo.lowering.core.shaping import iota
 from torch_hlo.lowering.linalg.matmul import dot, linear
 
 aten = torch.ops.aten

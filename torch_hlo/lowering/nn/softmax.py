@@ -9,11 +9,18 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.elementwise import compute, finish
-from torch_hlo.lowering.core.expr import Expr, exp, log, where
-from torch_hlo.lowering.core.registry import expected, lowers
-from torch_hlo.lowering.core.shaping import axis
+from torch_hlo.lowering.core import (
+    Expr,
+    axis,
+    compute,
+    exp,
+    expected,
+    finish,
+    log,
+    lowers,
+    promote,
+    where,
+)
 from torch_hlo.lowering.reduction.reduce import fold, keep
 
 aten = torch.ops.aten

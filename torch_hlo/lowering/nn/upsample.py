@@ -17,20 +17,26 @@ import torch
 
 from torch_hlo.hlo.evaluate.evaluate import evaluate
 from torch_hlo.hlo.ir import Computation, Instruction, Size, build, instr
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.elementwise import compute
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
+    LoweringError,
+    Weak,
     absolute,
+    broadcast_to,
+    compute,
+    expected,
     floor,
+    gather_dim,
+    lowers,
     maximum,
     minimum,
+    promote,
+    reshape,
     round_even,
+    scatter_dim,
     where,
 )
-from torch_hlo.lowering.core.promote import broadcast_to, reshape
-from torch_hlo.lowering.core.registry import LoweringError, Weak, expected, lowers
-from torch_hlo.lowering.core.shaping import gather_dim, iota, scatter_dim
+from torch_hlo.lowering.core.shaping import iota
 
 aten = torch.ops.aten
 # outputs that one source position went to, for which reading them beats adding at computed places

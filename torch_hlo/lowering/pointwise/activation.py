@@ -7,34 +7,34 @@ import math
 import torch
 
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.elementwise import apply, pointwise
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
+    Results,
+    Scalar,
     Term,
+    Weak,
     absolute,
+    concatenate,
     erf,
     exp,
+    expected,
+    expected_shapes,
     expm1,
     is_nan,
     log,
     log1p,
     logistic,
+    lowers,
     maximum,
     minimum,
+    nested,
+    pointwise,
+    promote,
+    slice_dim,
     tanh,
     where,
 )
-from torch_hlo.lowering.core.promote import Scalar
-from torch_hlo.lowering.core.registry import (
-    Results,
-    Weak,
-    expected,
-    expected_shapes,
-    lowers,
-    nested,
-)
-from torch_hlo.lowering.core.shaping import concatenate, slice_dim
+from torch_hlo.lowering.core.elementwise import apply
 
 from .pointwise import conjugate
 

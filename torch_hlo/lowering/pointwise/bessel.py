@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torch_hlo.lowering.core.elementwise import pointwise
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
     absolute,
     cos,
     exp,
     is_nan,
     log,
+    pointwise,
     sin,
     sqrt,
     where,

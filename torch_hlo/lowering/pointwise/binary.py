@@ -10,19 +10,22 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.control import while_loop
-from torch_hlo.lowering.core.elementwise import apply, compute, finish, pointwise
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
+    Operand,
+    Scalar,
     Term,
+    Weak,
     absolute,
     atan2,
     binary,
     bitcast,
     compare,
+    compute,
     cos,
     exp,
+    expected,
+    finish,
     floor,
     imag,
     is_finite,
@@ -30,18 +33,21 @@ from torch_hlo.lowering.core.expr import (
     is_number,
     log,
     log1p,
+    lowers,
     maximum,
     minimum,
+    pointwise,
     power,
+    promote,
     real,
     sin,
     sqrt,
     trunc,
     unary,
     where,
+    while_loop,
 )
-from torch_hlo.lowering.core.promote import Operand, Scalar
-from torch_hlo.lowering.core.registry import Weak, expected, lowers
+from torch_hlo.lowering.core.elementwise import apply
 
 from .pointwise import exp2, is_bool, is_complex, signbit
 

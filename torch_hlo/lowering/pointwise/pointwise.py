@@ -9,9 +9,7 @@ from functools import partial
 import torch
 
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.elementwise import apply, pointwise
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
     absolute,
     atan2,
@@ -28,8 +26,11 @@ from torch_hlo.lowering.core.expr import (
     log,
     log1p,
     logistic,
+    lowers,
     maximum,
     minimum,
+    pointwise,
+    promote,
     real,
     round_even,
     rsqrt,
@@ -41,7 +42,7 @@ from torch_hlo.lowering.core.expr import (
     unary,
     where,
 )
-from torch_hlo.lowering.core.registry import lowers
+from torch_hlo.lowering.core.elementwise import apply
 
 aten = torch.ops.aten
 

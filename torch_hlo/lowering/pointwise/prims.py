@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, instr
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import Expr, iota
-from torch_hlo.lowering.core.registry import LOWERINGS, expected, lowers
+from torch_hlo.lowering.core import LOWERINGS, Expr, expected, lowers, promote
+from torch_hlo.lowering.core.expr import iota
 
 from . import binary, pointwise, special
 

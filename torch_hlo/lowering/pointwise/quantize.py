@@ -6,12 +6,21 @@ from __future__ import annotations
 import torch
 
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.elementwise import compute
-from torch_hlo.lowering.core.expr import Expr, maximum, minimum, round_even, where
-from torch_hlo.lowering.core.promote import Operand, broadcast_to, reshape
-from torch_hlo.lowering.core.registry import expected, lowers
-from torch_hlo.lowering.core.shaping import axis
+from torch_hlo.lowering.core import (
+    Expr,
+    Operand,
+    axis,
+    broadcast_to,
+    compute,
+    expected,
+    lowers,
+    maximum,
+    minimum,
+    promote,
+    reshape,
+    round_even,
+    where,
+)
 
 aten = torch.ops.aten
 

@@ -19,9 +19,7 @@ from torch_hlo.hlo.ir.coefficients import (
     LANCZOS,
     ZETA,
 )
-from torch_hlo.lowering.core.control import while_loop
-from torch_hlo.lowering.core.elementwise import apply, pointwise
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
     absolute,
     erf,
@@ -33,6 +31,8 @@ from torch_hlo.lowering.core.expr import (
     is_nan,
     log,
     log1p,
+    lowers,
+    pointwise,
     polynomial,
     power,
     sin,
@@ -40,8 +40,9 @@ from torch_hlo.lowering.core.expr import (
     tan,
     trunc,
     where,
+    while_loop,
 )
-from torch_hlo.lowering.core.registry import lowers
+from torch_hlo.lowering.core.elementwise import apply
 
 aten = torch.ops.aten
 

@@ -11,26 +11,28 @@ import torch
 
 from torch_hlo.hlo.ir import Instruction, Shape, Size
 from torch_hlo.hlo.ir.build import get_tuple_element, sort
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
+    Operand,
+    Scalar,
+    Weak,
     binary,
+    broadcast_to,
     exp,
+    expected,
+    expected_shapes,
     floor,
     is_number,
     log,
     log1p,
+    lowers,
+    promote,
+    slice_dim,
+    stack,
     tan,
     where,
 )
-from torch_hlo.lowering.core.promote import Operand, Scalar, broadcast_to
-from torch_hlo.lowering.core.registry import (
-    Weak,
-    expected,
-    expected_shapes,
-    lowers,
-)
-from torch_hlo.lowering.core.shaping import iota, slice_dim, stack
+from torch_hlo.lowering.core.shaping import iota
 from torch_hlo.lowering.reduction.reduce import arg_extreme
 from torch_hlo.lowering.shape.sort import sorted_along
 

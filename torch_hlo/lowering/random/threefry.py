@@ -11,10 +11,18 @@ import math
 from collections.abc import Sequence
 
 from torch_hlo.hlo.ir import Shape, Size, instr
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import Expr, binary, cos, log, sqrt
-from torch_hlo.lowering.core.promote import Operand, reshape
-from torch_hlo.lowering.core.registry import LoweringError, Weak
+from torch_hlo.lowering.core import (
+    Expr,
+    LoweringError,
+    Operand,
+    Weak,
+    binary,
+    cos,
+    log,
+    promote,
+    reshape,
+    sqrt,
+)
 
 ROUNDS = 13
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)

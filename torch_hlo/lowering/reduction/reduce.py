@@ -10,38 +10,38 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Computation, Instruction, Shape, Size, instr, tuple_shape
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.elementwise import compute
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
+    LoweringError,
+    Results,
+    Scalar,
+    Weak,
     absolute,
+    axes,
+    axis,
+    broadcast_dims,
+    broadcast_to,
+    compute,
     exp,
+    expected,
+    get,
+    highest,
     imag,
     is_finite,
     is_nan,
     log,
+    lowers,
+    lowest,
+    on_diagonal,
     power,
+    promote,
     real,
+    reduce,
+    reshape,
     sqrt,
     where,
 )
-from torch_hlo.lowering.core.promote import (
-    Scalar,
-    broadcast_dims,
-    broadcast_to,
-    reshape,
-)
-from torch_hlo.lowering.core.registry import LoweringError, Results, Weak, expected, lowers
-from torch_hlo.lowering.core.shaping import (
-    axes,
-    axis,
-    get,
-    highest,
-    iota,
-    lowest,
-    on_diagonal,
-    reduce,
-)
+from torch_hlo.lowering.core.shaping import iota
 from torch_hlo.lowering.pointwise.pointwise import is_complex
 
 aten = torch.ops.aten

@@ -9,21 +9,24 @@ import torch
 
 from torch_hlo.hlo.ir import Dim, Instruction, Shape, Size, instr
 from torch_hlo.hlo.ir.literal import literal
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
+    Operand,
+    Scalar,
     bitcast,
+    broadcast_to,
+    expected,
     imag,
-    iota,
     is_finite,
+    lowers,
     maximum,
+    on_diagonal,
     power,
+    promote,
     real,
     where,
 )
-from torch_hlo.lowering.core.promote import Operand, Scalar, broadcast_to
-from torch_hlo.lowering.core.registry import expected, lowers
-from torch_hlo.lowering.core.shaping import on_diagonal
+from torch_hlo.lowering.core.expr import iota
 
 aten = torch.ops.aten
 

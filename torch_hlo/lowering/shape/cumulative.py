@@ -8,20 +8,25 @@ import math
 import torch
 
 from torch_hlo.hlo.ir import Computation, Instruction, Shape, WindowDim, build, instr
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
+    Results,
     absolute,
+    axis,
     exp,
+    expected,
+    expected_shapes,
     is_finite,
     is_nan,
     log1p,
+    lowers,
     maximum,
+    promote,
+    start_value,
     where,
 )
 from torch_hlo.lowering.core.opaque import opaque
-from torch_hlo.lowering.core.registry import Results, expected, expected_shapes, lowers
-from torch_hlo.lowering.core.shaping import axis, iota, start_value
+from torch_hlo.lowering.core.shaping import iota
 
 aten = torch.ops.aten
 

@@ -10,38 +10,32 @@ import torch
 from torch import Tensor
 
 from torch_hlo.hlo.ir import Instruction, Size, row_major_strides
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
-    binary,
-    is_number,
-    maximum,
-    minimum,
-    where,
-)
-from torch_hlo.lowering.core.promote import (
+    LoweringError,
     Operand,
     Scalar,
+    Weak,
+    axis,
+    binary,
     broadcast_dims,
     broadcast_to,
-    reshape,
-)
-from torch_hlo.lowering.core.registry import (
-    LoweringError,
-    Weak,
     expected,
-    guard,
-    lowers,
-)
-from torch_hlo.lowering.core.shaping import (
-    axis,
     gather_dim,
+    guard,
+    is_number,
+    lowers,
+    maximum,
+    minimum,
     permute,
+    promote,
     put_along,
+    reshape,
     scatter_dim,
     slice_dim,
     start_value,
     take_along,
+    where,
     wrap_negative,
 )
 from torch_hlo.lowering.pointwise.binary import floor_divide

@@ -10,17 +10,21 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, build
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import (
+from torch_hlo.lowering.core import (
     Expr,
+    Scalar,
     absolute,
+    expected,
+    gather_dim,
     is_number,
+    lowers,
     maximum,
     minimum,
+    pad,
+    promote,
+    scatter_dim,
 )
-from torch_hlo.lowering.core.promote import Scalar
-from torch_hlo.lowering.core.registry import expected, lowers
-from torch_hlo.lowering.core.shaping import gather_dim, iota, pad, scatter_dim
+from torch_hlo.lowering.core.shaping import iota
 
 aten = torch.ops.aten
 

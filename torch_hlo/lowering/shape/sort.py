@@ -8,29 +8,34 @@ from collections.abc import Sequence
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Shape, Size, build
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.elementwise import compute
-from torch_hlo.lowering.core.expr import Expr, is_nan, is_number, minimum, where
-from torch_hlo.lowering.core.promote import Operand, Scalar, broadcast_to, reshape
-from torch_hlo.lowering.core.registry import (
+from torch_hlo.lowering.core import (
     HLO_TO_TORCH,
+    Expr,
     LoweringError,
+    Operand,
     Results,
-    expected,
-    lowers,
-    nested,
-)
-from torch_hlo.lowering.core.shaping import (
+    Scalar,
     add_dim,
     axis,
+    broadcast_to,
+    compute,
+    expected,
     gather_dim,
-    iota,
+    is_nan,
+    is_number,
+    lowers,
+    minimum,
+    nested,
+    promote,
+    reshape,
     scatter_dim,
     select_dim,
     slice_dim,
     swap,
     take_along,
+    where,
 )
+from torch_hlo.lowering.core.shaping import iota
 from torch_hlo.lowering.reduction.reduce import arg_extreme, extreme, fold, result
 
 aten = torch.ops.aten

@@ -10,11 +10,17 @@ import numpy as np
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, build
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.elementwise import compute
-from torch_hlo.lowering.core.promote import reshape
-from torch_hlo.lowering.core.registry import expected, lowers
-from torch_hlo.lowering.core.shaping import move_dim, pad, select_dim, slice_dim
+from torch_hlo.lowering.core import (
+    compute,
+    expected,
+    lowers,
+    move_dim,
+    pad,
+    promote,
+    reshape,
+    select_dim,
+    slice_dim,
+)
 
 aten = torch.ops.aten
 

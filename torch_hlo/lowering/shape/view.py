@@ -8,26 +8,24 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import DTYPES, Dim, Instruction, Shape, Size, build, instr, row_major_strides
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.expr import Expr
-from torch_hlo.lowering.core.promote import broadcast_to, reshape
-from torch_hlo.lowering.core.registry import (
+from torch_hlo.lowering.core import (
+    Expr,
     LoweringError,
-    expected,
-    expected_shapes,
-    lowers,
-)
-from torch_hlo.lowering.core.shaping import (
     add_dim,
     axis,
+    broadcast_to,
     concatenate,
+    expected,
+    expected_shapes,
     gather_dim,
-    iota,
+    lowers,
     move_dim,
     on_diagonal,
     pad_dim,
     permute,
+    promote,
     reduce,
+    reshape,
     scatter_dim,
     select_dim,
     slice_dim,
@@ -35,6 +33,7 @@ from torch_hlo.lowering.core.shaping import (
     swap,
     update_slice,
 )
+from torch_hlo.lowering.core.shaping import iota
 from torch_hlo.lowering.pointwise.pointwise import conjugate
 
 aten = torch.ops.aten

@@ -14,10 +14,7 @@ import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, instr
 from torch_hlo.hlo.ir.build import binary_computation
-from torch_hlo.lowering.core import promote
-from torch_hlo.lowering.core.promote import reshape
-from torch_hlo.lowering.core.registry import LoweringError, lowers, new_channel
-from torch_hlo.lowering.core.shaping import permute
+from torch_hlo.lowering.core import LoweringError, lowers, new_channel, permute, promote, reshape
 
 Groups = tuple[tuple[int, ...], ...]
 functional = torch.ops._c10d_functional
