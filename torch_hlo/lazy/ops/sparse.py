@@ -441,7 +441,10 @@ def _bag_gradient(args: tuple, kwargs: dict) -> Any:
 
 
 def register(library: torch.library.Library) -> None:
-    """Register what makes sparse tensors of nothing, with PyTorch's dispatcher."""
+    """Register what makes sparse tensors of nothing, with PyTorch's dispatcher (which has no name
+    for sparse tensors of the device "xla")."""
+    if PLACE.name == "xla":
+        return
     for kind in ("Sparse", "SparseCsr"):
         library.impl("empty.memory_format", _empty, kind + PLACE.key)
     library.impl("_sparse_coo_tensor_with_dims", _empty_coo, "Sparse" + PLACE.key)
