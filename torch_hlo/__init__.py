@@ -8,40 +8,57 @@ torch_hlo.mark_step()        # what was recorded becomes one compiled program
 from __future__ import annotations
 
 import contextlib
+import importlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from torch_hlo import collector, config, metrics
 from torch_hlo.device.cpu import trim
 
-trim.release_code()  # PyTorch's, before LLVM comes
-with collector.paused():
-    from torch_hlo.buckets import pad_to_bucket
-    from torch_hlo.frameworks import table
+if TYPE_CHECKING:
     from torch_hlo.hlo.ir import Module
-    from torch_hlo.lazy import install
-    from torch_hlo.lazy.run import executor
-    from torch_hlo.pytorch.registration import PLACE
-
-    install.register()
-    table.register()
-executor.prepare_compiler()
 
 __version__ = "0.1.0"
-if config.get("NAN") or config.get("DUMP"):
-    torch.autograd.set_detect_anomaly(True, check_nan=False)
-if config.get("DUMP"):
-    from torch_hlo.lazy.record import session
-    from torch_hlo.profiler.timeline import Modules
 
-    session.current().modules = Modules()
-if config.get("PROFILE"):
-    from torch_hlo import profiler
 
-    profiler.report_at_exit()
+def _complete(torch: ModuleType, name: str) -> bool:
+    """PyTorch has come after JAX: run this file again."""
+    importlib.reload(sys.modules[__name__])
+    return True
+
+
+if "torch" not in sys.modules and getattr(sys.modules.get("torch_hlo_jax"), "loading", False):
+    # JAX wants the compiler alone: PyTorch, and the device with it, may come later
+    from torch_hlo.frameworks import hook
+
+    hook.install((hook.Row("torch", "Tensor", _complete),))
+else:
+    import torch
+
+    trim.release_code()  # PyTorch's, before LLVM comes
+    with collector.paused():
+        from torch_hlo.buckets import pad_to_bucket
+        from torch_hlo.frameworks import table
+        from torch_hlo.lazy import install
+        from torch_hlo.lazy.run import executor
+        from torch_hlo.pytorch.registration import PLACE
+
+        install.register()
+        table.register()
+    executor.prepare_compiler()
+    if config.get("NAN") or config.get("DUMP"):
+        torch.autograd.set_detect_anomaly(True, check_nan=False)
+    if config.get("DUMP"):
+        from torch_hlo.lazy.record import session
+        from torch_hlo.profiler.timeline import Modules
+
+        session.current().modules = Modules()
+    if config.get("PROFILE"):
+        from torch_hlo import profiler
+
+        profiler.report_at_exit()
 
 
 def device(index: int | None = None) -> torch.device:
@@ -169,12 +186,13 @@ def partition_text(text: str, update_axes: Sequence[str] = ()) -> str:
     return text_api.partition_text(text, update_axes)
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     """Submodules that are imported when they are first used."""
     if name in ("aot", "debug", "distributed", "export"):
-        from importlib import import_module
-
-        return import_module(f"torch_hlo.{name}")
+        return importlib.import_module(f"torch_hlo.{name}")
+    if name == "pad_to_bucket":  # where JAX came first
+        importlib.import_module("torch")
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -191,3 +191,42 @@ def test_only_who_asks_for_the_platform_loads_the_plugin(platforms, loaded):
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )
     assert run.stdout.split() == ["hlo" if loaded else "cpu", str(loaded)]
+
+
+WITHOUT_PYTORCH = """
+import sys, jax, jax.numpy as jnp, numpy as np
+f = jax.jit(lambda x: jax.nn.softmax(jnp.tanh(x) @ x.T) + jnp.linalg.eigh(x @ x.T)[0])
+print(float(f(np.ones((4, 4), np.float32)).sum()), jax.devices()[0].platform, "torch" in sys.modules)
+"""
+LATER = {
+    "import torch": "import torch, torch_hlo",
+    "the package first": "import torch_hlo, torch",
+    "a function": "import torch_hlo; torch_hlo.sync(); import torch",
+    "a name": "from torch_hlo import pad_to_bucket; import torch; assert pad_to_bucket(torch.ones(3))",
+    "a device": "import torch_hlo; assert torch_hlo.device().type == 'hlo'; import torch",
+    "a submodule": "import torch_hlo; torch_hlo.export; torch_hlo.debug; import torch",
+    "an inner one": "import torch_hlo.lazy.record.session; import torch",
+}
+
+
+def run_on_hlo(text: str) -> str:
+    run = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, "JAX_PLATFORMS": "hlo"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_jax_needs_no_pytorch():
+    assert run_on_hlo(WITHOUT_PYTORCH).split()[1:] == ["hlo", "False"]
+
+
+@pytest.mark.parametrize("how", LATER)
+def test_pytorch_may_come_after_jax(how):
+    text = (
+        f"{WITHOUT_PYTORCH}\n{LATER[how]}\nx = torch.ones(3).to('hlo'); print((x + x).sum().item())"
+    )
+    assert run_on_hlo(text).split()[2:] == ["False", "6.0"]

@@ -20,6 +20,7 @@ from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
 from torch_hlo.device.pjrt.pjrt_structs import STRUCTURES
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.ir.verify import VerifyError
+from torch_hlo.hlo.read import parse_text
 from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
 from torch_hlo.hlo.sharding.sharding_text import to_xla
 from torch_hlo.hlo.stablehlo import WriteError, stablehlo_text
@@ -27,7 +28,6 @@ from torch_hlo.hlo.text.scanner import ParseError
 from torch_hlo.tools.adopt import adopted
 from torch_hlo.tools.devices import is_annotated, partitioned
 from torch_hlo.tools.execute import flat
-from torch_hlo.tools.text_api import parse_text
 
 from .arrays import Array, array
 from .client import client

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from torch_hlo import collector
 from torch_hlo.compiler.codegen.registry import host_call
 
 from .client import PLATFORM
@@ -24,9 +25,9 @@ def initialize() -> None:
 
     if PLATFORM in xla_bridge._backend_factories:
         return
-    from torch_hlo.pjrt import arrays, executables  # noqa: F401  their functions fill the table
-
-    from .functions import Table
+    with collector.paused():
+        from . import arrays, executables  # noqa: F401  their functions fill the table
+        from .functions import Table
 
     xla_bridge.register_plugin(PLATFORM, priority=-100, c_api=Table().capsule())
     if config.jax_platforms.value == PLATFORM:  # JAX's callbacks compute on its CPU

@@ -6,19 +6,16 @@ results = run_text(text, x, y)               # compile and run on tensors or arr
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from torch_hlo.hlo.bytecode import MAGIC, parse_bytecode
 from torch_hlo.hlo.ir import DTYPES, Module, numpy_dtype
 from torch_hlo.hlo.ir.numeric import round_to
-from torch_hlo.hlo.ir.verify import VerifyError, verify
-from torch_hlo.hlo.stablehlo import parse_stablehlo
-from torch_hlo.hlo.text.parser import parse_module
+from torch_hlo.hlo.ir.verify import VerifyError
+from torch_hlo.hlo.read import parse_text
 from torch_hlo.hlo.text.printer import module_text
 from torch_hlo.hlo.text.scanner import ParseError
 
@@ -26,25 +23,6 @@ from . import UsageError
 from .adopt import adopted
 from .devices import run_on_devices
 from .execute import run_module
-
-_MLIR = re.compile(
-    r"\s*(?://[^\n]*\n\s*)*"
-    r'(?:module\b|"builtin\.module"|func\.func\b|"func\.func"|#[\w.]+\s*=|![\w.]+\s*=)'
-)
-
-
-def parse_text(text: str | bytes) -> Module:
-    """The program in HLO or StableHLO text or in MLIR bytecode, verified. Raises ParseError with
-    line, column and a caret; of bytes with the offset."""
-    if isinstance(text, bytes):
-        if text.startswith(MAGIC):
-            return verify(parse_bytecode(text))
-        text = text.decode()
-    return verify(parse_stablehlo(text) if is_stablehlo(text) else parse_module(text))
-
-
-def is_stablehlo(text: str) -> bool:
-    return _MLIR.match(text) is not None
 
 
 def run_text(text: str | bytes, *inputs: Any, devices: int | None = None) -> list[Any]:
