@@ -226,8 +226,8 @@ class _Block(Bound):
 
 
 def target() -> CpuTarget:
-    """This machine, with as many threads as programs use now."""
-    return replace(host(), cores=WORKERS.threads())
+    """This machine, with as many threads as the work of programs is cut for now."""
+    return replace(host(), cores=WORKERS.cut())
 
 
 def compile_program(module: Module, observe: Observe | None = None) -> NativeProgram:

@@ -23,6 +23,7 @@ from .symbols import SYMBOLS
 
 # nanoseconds for which a program waits for PyTorch's threads: more than waking them up takes
 _PATIENCE = 500_000
+_CUT = 8  # on fewer threads a cut for more costs little
 _PAUSE, _LONGEST_PAUSE = 0.005, 1.0  # seconds
 
 
@@ -53,6 +54,15 @@ class Workers:
         """Threads that one compiled program uses: TORCH_HLO_THREADS, else as many as PyTorch's own
         kernels; less when several devices share them."""
         return max(1, (config.get("THREADS") or self._torch_threads()) // self._sharing)
+
+    def cut(self) -> int:
+        """Threads that the work of a program is cut for. Sums of partial sums depend on it: under
+        `torch.use_deterministic_algorithms` it is the same number, however many threads there
+        are."""
+        torch = sys.modules.get("torch")
+        if torch and torch.are_deterministic_algorithms_enabled():
+            return _CUT
+        return self.threads()
 
     def _torch_threads(self) -> int:
         if not (self._latest and self._thread.follows):
