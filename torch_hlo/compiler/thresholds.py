@@ -54,7 +54,8 @@ REREAD = 32  # rows from which on strips of B are read in L1 often enough
 CONFLICT_BYTES = 4096  # bytes: rows of A so far apart share one set of L1
 # columns of an item from which on A is packed: multiplications take its elements as operands
 IN_ROWS = 384
-FAR_ROWS_BYTES = 8192  # bytes between rows of B from which on a packed copy is faster than B
+# bytes between rows of B from which on a packed copy is faster than B: without AVX-512, with it
+FAR_ROWS_BYTES = 512, 8192
 PREFETCH_BYTES = 1024  # bytes that gemv_rows asks for in advance
 GEMV_ROWS = 12  # rows: two of w at a time leave registers for as many sums of each
 # columns whose sums stay in L1 while K runs: the prefetcher follows pieces of a page or two

@@ -105,9 +105,18 @@ def _form_a(p: Product, t: Tile, source: Source) -> str:
 def _reads_b(p: Product, t: Tile) -> bool:
     """Whether B is read where it is: there are too few rows to pay for packing it, or its rows are
     not far apart."""
-    return isinstance(p.m, int) and (
-        p.m <= 5 * t.rows or hint(p.b[1], FAR_ROWS_BYTES) * t.itemsize <= FAR_ROWS_BYTES
-    )
+    if not isinstance(p.m, int):
+        return False
+    far = FAR_ROWS_BYTES[t.masks_stores]
+    if p.m <= (2 if _shares_sets(p, t) else 5) * t.rows:
+        return True
+    return hint(p.b[1], far) * t.itemsize <= far
+
+
+def _shares_sets(p: Product, t: Tile) -> bool:
+    """Whether rows of B share a few sets of caches that are small."""
+    row = p.b[1]
+    return not t.masks_stores and isinstance(row, int) and row * t.itemsize % CONFLICT_BYTES == 0
 
 
 def _direct(p: Product, t: Tile, form_a: str, unroll: int) -> Plan:
@@ -115,7 +124,7 @@ def _direct(p: Product, t: Tile, form_a: str, unroll: int) -> Plan:
         depth = hint(p.k, KC_DIRECT)
         heights, vectors = blocking.tile_shape(t, p.m, p.n, depth, form_a)
         even = p.n % (vectors * t.lanes) == 0
-        near = isinstance(p.k, int) and p.k <= SHALLOW and p.m >= REREAD
+        near = isinstance(p.k, int) and p.k <= SHALLOW and p.m >= REREAD or _shares_sets(p, t)
         return Plan(
             "tiles",
             form_a,

@@ -31,7 +31,7 @@ from torch_hlo.hlo.ir import Size, ceildiv
 from .blocking import MOST
 from .epilogue import Epilogue
 from .micro_kernel import MicroKernel
-from .packing import pack_copy, pack_strided, pack_transpose
+from .packing import LINE, pack_copy, pack_strided, pack_transpose
 from .tile import Source, Tile
 
 
@@ -134,6 +134,7 @@ class Gemm:
         depth: Int,
         valid: Int,
         dst: str,
+        panels: int = 1,
     ) -> None:
         t, source, form = self.t, self.sources[side], self.forms[side]
         make = {
@@ -141,7 +142,11 @@ class Gemm:
             "transpose": pack_transpose,
             "strided": pack_strided,
         }[form]
-        name = self.function(make, f"pack_{form}_{t.suffix}_{source.name}", t, source)
+        name = f"pack_{form}_{t.suffix}_{source.name}"
+        if panels > 1:
+            self.function(make, name := f"{name}_{panels}", t, source, panels)
+        else:
+            self.function(make, name, t, source)
         free, k = strides
         args = {"copy": [k], "transpose": [free], "strided": [free, k]}[form]
         f.call(
@@ -271,9 +276,17 @@ class Gemm:
         row = f.mul(i, high)
         return row, high if self.static_m else f.min(high, f.sub("%m", row)), None
 
-    def pack_b(self, f: Function, depth: Depth, column: Int, count: Int, to: str) -> None:
-        """Write columns [column, column + min(count, lanes)) of the block of B as
-        [depth][lanes]."""
+    @property
+    def panels(self) -> int:
+        """Panels of B that are packed at a time: whole lines of its rows."""
+        copied = self.forms[1] == "copy"
+        return max(1, LINE // (self.t.lanes * self.sources[1].itemsize)) if copied else 1
+
+    def pack_b(
+        self, f: Function, depth: Depth, column: Int, count: Int, to: str, panels: int = 1
+    ) -> None:
+        """Write columns [column, column + min(count, lanes)) of the block of B as [depth][lanes],
+        and those of `panels`."""
         at = f.add(f.mul(column, "%b_free"), f.mul(depth.first, "%b_k"))
         self._pack(
             f,
@@ -283,6 +296,7 @@ class Gemm:
             depth.size,
             count,
             to,
+            panels,
         )
 
     def block(self) -> str:
@@ -308,14 +322,16 @@ class Gemm:
             with self.k_blocks(f) as depth:
                 panel = f.mul(depth.size, t.lanes)
                 if not self.direct and not self.kept:
-                    with f.loop(j0, j1, t.lanes) as j:
+                    wide = t.lanes * self.panels
+                    with f.loop(j0, j1, wide) as j:
                         number = f.div(f.sub(j, j0), t.lanes)
                         self.pack_b(
                             f,
                             depth,
                             j,
-                            f.min(f.sub(j1, j), t.lanes),
+                            f.min(f.sub(j1, j), wide),
                             f.gep(t.kind, "%scratch", f.mul(number, panel)),
+                            self.panels,
                         )
                 coming = self._next_block(f, depth, j0, j1) if self.block_ahead else None
                 with f.loop("%tile0", "%tile1") as i:

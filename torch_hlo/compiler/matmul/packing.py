@@ -7,28 +7,31 @@ from torch_hlo.compiler.thresholds import PREFETCH
 
 from .tile import Source, Tile, converted, lane_mask, masked_load, transposed
 
+LINE = 64  # bytes
 
-def pack_copy(name: str, t: Tile, source: Source) -> Function:
+
+def pack_copy(name: str, t: Tile, source: Source, panels: int = 1) -> Function:
     """Pack where the lanes are adjacent in memory: dst[k][lane] = src[k * k_stride + lane], lanes
-    >= valid are zero."""
+    >= valid are zero. `panels` beside each other, one after the other in memory."""
     f = Function(
         name,
         "void",
         signature("ptr src, i64 k_stride, i64 depth, i64 valid, ptr dst"),
         attrs="noinline #0",
     )
-    mask = lane_mask(f, t.lanes, 0, "%valid")
+    masks = [lane_mask(f, t.lanes, i * t.lanes, "%valid") for i in range(panels)]
+    starts = ["%dst"]
+    for _ in masks[1:]:
+        starts.append(f.gep(t.kind, starts[-1], f.mul("%depth", t.lanes)))
     with f.loop(0, "%depth", known_nonempty=True) as k:
         ahead = f.gep(source.kind, "%src", f.mul(f.add(k, PREFETCH), "%k_stride"))
         f.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 3, i32 1)")
-        p = f.gep(source.kind, "%src", f.mul(k, "%k_stride"))
-        v = converted(
-            f,
-            t,
-            source,
-            masked_load(f, source.kind, t.lanes, p, mask, source.itemsize),
-        )
-        f.store(t.vector, v, f.gep(t.kind, "%dst", f.mul(k, t.lanes)), t.itemsize)
+        row = f.gep(source.kind, "%src", f.mul(k, "%k_stride"))
+        for i, (mask, to) in enumerate(zip(masks, starts, strict=True)):
+            p = f.gep(source.kind, row, i * t.lanes)
+            v = masked_load(f, source.kind, t.lanes, p, mask, source.itemsize)
+            at = f.gep(t.kind, to, f.mul(k, t.lanes))
+            f.store(t.vector, converted(f, t, source, v), at, t.itemsize)
     return f
 
 
