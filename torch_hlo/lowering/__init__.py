@@ -7,7 +7,7 @@ nn, spmd (core alone), fx (graphs of torch.compile, imported by those who have a
 # ruff: noqa: F401
 from __future__ import annotations
 
-from torch_hlo.lowering.linalg import distance, fft, lapack_ops, linalg, matmul
+from torch_hlo.lowering.linalg import distance, fft, lapack_ops, linalg, matmul, quantized
 from torch_hlo.lowering.nn import (
     attention,
     attention_weights,

@@ -20,6 +20,8 @@ from .registry import HLO_TO_TORCH, TORCH_TO_HLO, Weak
 Number = bool | int | float | complex
 Scalar = Weak | Dim | bool | int | float | complex  # of PyTorch's schemas
 Operand = Instruction | Scalar
+# whether this PyTorch makes the largest f8e4m3fn, and not nan, of larger numbers
+_SATURATES = torch.tensor(1e9, device="cpu").to(torch.float8_e4m3fn).item() == 448
 
 _COMPUTE = {
     "bf16": "f32",
@@ -130,7 +132,7 @@ def constant(value: Number, dtype: str) -> Instruction:
 
 def cast(x: Instruction, dtype: str) -> Instruction:
     """`x` converted as `Tensor.to(dtype)` does: to bool by != 0, float to int by truncation,
-    complex to real by dropping."""
+    complex to real by dropping, to f8e4m3fn without overflow."""
     have = x.dtype
     if have == dtype:
         return x
@@ -144,6 +146,10 @@ def cast(x: Instruction, dtype: str) -> Instruction:
     if is_floating(have) and kind(dtype) in "su" and DTYPES[dtype].bits < 64 and dtype != "s32":
         # Narrow integers wrap around (and -1.0 becomes 255) as in C++ compiled for the CPU.
         x = _convert(x, "s64" if DTYPES[dtype].bits == 32 else "s32")
+    if dtype == "f8e4m3fn" and _SATURATES:
+        x = _convert(x, "f32")
+        low, high = (full(v, "f32", x.shape.dims) for v in (-448, 448))
+        x = instr("minimum", (instr("maximum", (x, low)), high))
     return _convert(x, dtype)
 
 

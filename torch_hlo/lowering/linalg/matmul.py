@@ -79,14 +79,6 @@ def mm(a: Instruction, b: Instruction, dtype: torch.dtype | None = None) -> Inst
     return _finish(matrix_product(a, b))
 
 
-@lowers(aten._weight_int8pack_mm.default)
-def weight_int8pack_mm(a: Instruction, w: Instruction, scales: Instruction) -> Instruction:
-    """a [m, k] in floats, w [n, k] in s8, scales [n] -> a w^T * scales [m, n] in a's type; what is
-    scaled is not rounded."""
-    y = dot(a, promote.cast(w, a.dtype), (1,), (1,))
-    return _finish(y * Expr(build.broadcast(promote.cast(scales, y.x.dtype), y.x.dims, (1,))))
-
-
 @lowers(aten._grouped_mm)
 def grouped_mm(
     a: Instruction,

@@ -1,0 +1,122 @@
+"""Products of quantized matrices beside PyTorch on the CPU, in each of the ways to run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.functional import ScalingType
+
+import torch_hlo
+from torch_hlo import config
+
+WAYS = {
+    "recorded": lambda fn: fn,
+    "compiled": lambda fn: torch.compile(fn, backend="hlo"),
+    "captured": torch_hlo.compile,
+}
+M, N, K = 24, 40, 96
+
+
+def randn(*dims, dtype=torch.float32, seed=0):
+    return torch.randn(*dims, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def check(fn, args, way="recorded", **tolerance):
+    """`fn` on hlo tensors beside `fn` on the CPU; three calls, of which the last is launched."""
+    want = fn(*args)
+    run = WAYS[way](fn)
+    given = [a.to("hlo") for a in args]
+    for _ in range(3):
+        got = run(*given)
+    assert got.device.type == "hlo" and got.dtype == want.dtype
+    torch.testing.assert_close(got.cpu().float(), want.float(), **tolerance)
+
+
+def f8_matrices(left=torch.float8_e4m3fn, right=torch.float8_e4m3fn):
+    return randn(M, K).to(left), randn(N, K, seed=1).to(right)
+
+
+ONE = torch.tensor(0.5), torch.tensor(0.25)
+ROWS = torch.rand(M, 1) + 0.1, torch.rand(1, N) + 0.1
+
+
+@pytest.fixture(autouse=True)
+def no_fallback():
+    with config.override(FALLBACK="error"):
+        yield
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("scales", [ONE, ROWS], ids=["one", "rows"])
+@pytest.mark.parametrize("out", [torch.bfloat16, torch.float32])
+def test_scaled_mm(way, scales, out):
+    def fn(a, w, s, t, bias):
+        return torch._scaled_mm(a, w.t(), s, t, bias=bias, out_dtype=out)
+
+    check(fn, (*f8_matrices(), *scales, randn(N, dtype=out)), way, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("types", [("e5m2", "e5m2"), ("e4m3fn", "e5m2"), ("e5m2", "e4m3fn")])
+def test_scaled_mm_of_other_types(types):
+    def fn(a, w, s, t):
+        return torch._scaled_mm(a, w.t(), s, t, out_dtype=torch.float32, use_fast_accum=True)
+
+    matrices = f8_matrices(*(getattr(torch, f"float8_{t}") for t in types))
+    check(fn, (*matrices, *ONE), rtol=1e-4, atol=1e-4)
+
+
+def test_scaled_mm_gives_the_type_of_the_operand():
+    a, w = f8_matrices()
+    check(lambda a, w, s, t: torch._scaled_mm(a, w.t(), s, t), (a, w, *ONE), rtol=0.07, atol=1e-3)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("recipe", ["TensorWise", "RowWise"])
+def test_scaled_mm_by_recipe(way, recipe):
+    kind = getattr(ScalingType, recipe)
+
+    def fn(a, w, s, t):
+        return F.scaled_mm(a, w.t(), s, kind, t, kind, output_dtype=torch.bfloat16)
+
+    scales = ONE if recipe == "TensorWise" else ROWS
+    check(fn, (*f8_matrices(), *scales), way, rtol=1e-2, atol=1e-2)
+
+
+WRONG = {
+    "sizes": lambda a, w, s, t: torch._scaled_mm(a, w[:, :64].t(), s, t),
+    "rows": lambda a, w, s, t: torch._scaled_mm(a, w.t(), ROWS[0].to(a.device)[:3], t),
+    "type": lambda a, w, s, t: torch._scaled_mm(a.float(), w.t(), s, t),
+    "bias": lambda a, w, s, t: torch._scaled_mm(a, w.t(), s, t, bias=torch.ones(3).to(a.device)),
+    "recipe": lambda a, w, s, t: F.scaled_mm(
+        a, w.t(), s, ScalingType.BlockWise1x128, t, ScalingType.BlockWise1x128
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_scaled_mm_refuses_what_the_cpu_refuses(name):
+    args = (*f8_matrices(), *ONE)
+    on_device = [a.to("hlo") for a in args]
+    with pytest.raises(NotImplementedError, match=r"aten._scaled_mm\w*.default \("):
+        WRONG[name](*on_device)
+    with pytest.raises(Exception) as expected:
+        WRONG[name](*args)
+    with config.override(FALLBACK="allow"), pytest.raises(type(expected.value)) as got:
+        WRONG[name](*on_device)
+    assert str(got.value)[:40] == str(expected.value)[:40]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_int_mm(way):
+    a = torch.randint(-128, 128, (M, K), dtype=torch.int8)
+    w = torch.randint(-128, 128, (N, K), dtype=torch.int8)
+    check(lambda a, w: torch._int_mm(a, w.t()), (a, w), way, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz"])
+def test_casts_to_f8_and_back(dtype):
+    f8 = getattr(torch, f"float8_{dtype}")
+    x = torch.cat([randn(1000) * 100, randn(1000) * 1e-3, torch.tensor([0.0, -0.0, 448, 1e9])])
+    check(lambda x: x.to(f8).float(), (x,), rtol=0, atol=0, equal_nan=True)
+    check(lambda x: x.bfloat16().to(f8).bfloat16(), (x,), rtol=0, atol=0, equal_nan=True)
