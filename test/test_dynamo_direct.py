@@ -329,3 +329,41 @@ def test_idle_memory_makes_room_for_the_loss():
         F.cross_entropy(out, y).backward()
         del out
         model.zero_grad()
+
+
+def _given_memory(x, w):
+    y, z = (x + w).mean(0), x.t()[:2].data
+    x.data = w
+    w.data = z
+    return [y, x * 2, w * 2]
+
+
+def _given_results(x, w):
+    y = (x + w) * 3
+    x.data = y[0]
+    w.data = y.view(-1)
+    return [y, x * 2]
+
+
+def _given_memory_in_training(w, x):
+    y = x * w.sum()
+    w.data = y.detach()
+    return [y * 2, w * 3]
+
+
+@pytest.mark.parametrize("fn", [_given_memory, _given_results, _given_memory_in_training])
+def test_inputs_that_get_other_memory(fn):
+    training = fn is _given_memory_in_training
+
+    def left(run) -> list:
+        given = torch.arange(6.0).view(2, 3).requires_grad_(training), torch.ones(2, 3)
+        results = run(*given)
+        if training:
+            results[0].sum().backward()
+        with torch.no_grad():  # who shares memory with whom?
+            for x in [*given, *results]:
+                x.add_(7)
+        shown = [*given, *results, given[0].grad]
+        return [None if x is None else (x.shape, x.stride(), x.tolist()) for x in shown]
+
+    assert left(torch.compile(fn, backend="hlo", fullgraph=True)) == left(fn)

@@ -100,7 +100,11 @@ def hlo(
         run = without_autograd(graph_module, example_inputs, settings)
         if run is not None:
             return run
-    compiler = functools.partial(compile_graph, settings=settings)
+
+    def compiler(graph: fx.GraphModule, inputs: Sequence) -> Callable:
+        run = shared_results.rebound(graph, lambda g: compile_graph(g, inputs, settings))
+        run._boxed_call = True
+        return run
 
     def inference(graph: fx.GraphModule, inputs: Sequence) -> Callable:
         run = shared_results.viewed(graph, lambda g: compiler(g, inputs))

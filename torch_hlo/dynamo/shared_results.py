@@ -1,4 +1,4 @@
-"""Results of an inference graph that share memory, as in eager PyTorch: `return y, y[0]`.
+"""Results of a graph that share memory, as in eager PyTorch: `return y, y[0]`, `x.data = y`.
 
 A program gives each of its results memory of its own. AOTAutograd cares for views of inputs, and
 for views of other results where gradients are taken. What is left is done here: the program
@@ -38,6 +38,39 @@ def viewed(graph_module: fx.GraphModule, compiler: Callable[[fx.GraphModule], Ru
     def call(args: list) -> list:
         values = dict(zip(kept, run(args)))
         return [_taken(x, values) if isinstance(x, fx.Node) else x for x in outputs]
+
+    return call
+
+
+def rebound(graph_module: fx.GraphModule, compiler: Callable[[fx.GraphModule], Run]) -> Run:
+    """The graph as `compiler` makes it; then inputs get the memory that the graph gives them, which
+    no program can do. The graph is changed in place."""
+    graph = graph_module.graph
+    found = graph.find_nodes(op="call_function", target=torch.ops.aten.set_.source_Tensor)
+    if not found:
+        return compiler(graph_module)
+    places = list(graph.find_nodes(op="placeholder"))
+    (end,) = graph.find_nodes(op="output")
+    outputs = list(end.args[0])
+    sources = {n.args[0]: n.args[1] for n in found}
+    for n in found:
+        graph.erase_node(n)
+    views = list(sources.values())
+    needed = dict.fromkeys([*map(_base, views), *_sizes(views)])
+    more = [x for x in needed if x not in places and x not in outputs]
+    end.args = ((*outputs, *more),)
+    graph_module.recompile()
+    run = compiler(graph_module)
+
+    def call(args: list) -> list:
+        values = dict(zip(places, args))
+        results = run(args)
+        values |= zip([*outputs, *more], results)
+        memory = [_taken(source, values).detach() for source in sources.values()]
+        with torch.no_grad():
+            for target, source in zip(sources, memory):
+                values[target].set_(source)
+        return results[: len(outputs)]
 
     return call
 

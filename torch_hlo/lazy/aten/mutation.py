@@ -142,8 +142,9 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
         if type(x) is not HloTensor:
             checks.admit_target(x, args)
         if x._meta.shares and not idempotent:
-            if x._meta.overlaps and once is not None and once(*args):
-                return x
+            if x._meta.overlaps and once is not None and not has_lazy_bits(x._view):
+                if once(*args):
+                    return x
             return on_memory(op, args, kwargs, [x])
         for a in args[1:]:
             if type(a) is HloTensor and a._storage is x._storage:
@@ -443,14 +444,16 @@ def _general(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
 
 def _share_memory(targets: list[HloTensor], given: dict) -> bool:
     """Whether a target shares memory with itself or with another argument that is not the same
-    view."""
+    view. Those that are conjugated or negated are copied."""
     found: dict[int, HloTensor] = {}
     fallback.collect(list(given.values()), found)
+    plain = [t for t in found.values() if not has_lazy_bits(t._view)]
     return any(
         t._meta.shares
         or any(
             o._storage is t._storage and o._meta is not t._meta and metas.meet(o._meta, t._meta)
-            for o in found.values()
+            for o in plain
+            if not has_lazy_bits(t._view)
         )
         for t in targets
     )

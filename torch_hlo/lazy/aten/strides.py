@@ -19,7 +19,6 @@ from torch_hlo.lazy.record.tensor import (
     alias,
     fresh,
     in_inference_mode,
-    refuse_lazy_bits,
     strided,
 )
 from torch_hlo.lowering.core import Node, Out
@@ -122,8 +121,7 @@ def _grow(x: HloTensor, count: int) -> None:
             for t in gc.get_objects()
             if issubclass(type(t), HloTensor) and t.__dict__.get("_storage") is storage
         ]
-    for t in aliases:
-        refuse_lazy_bits(t)
+    shown = [(t, views.restrided(t._view, flat, t._meta)) for t in aliases]
     order = metas.physical_order(base)
     value, shape = storage.value, base.hlo
     if order != tuple(range(len(order))):
@@ -135,8 +133,8 @@ def _grow(x: HloTensor, count: int) -> None:
     value = Out(Node(aten.constant_pad_nd.default, (value, [0, count - have]), {}, (flat.hlo,)))
     storage.meta = flat
     storage.replace(value)
-    for t in aliases:
-        t._view = views.strided(flat, t._meta)
+    for t, view in shown:
+        t._view = view
 
 
 @handles(aten.resize_.default)

@@ -15,6 +15,7 @@ from . import handlers
 from .meta import aten, extent, intern, meta_tensor, numel, physical_order, row_major
 from .storage import Array
 from .tensor import HloTensor, from_cpu, make, peek, strided
+from .views import has_lazy_bits
 
 
 def admit(tensor: Tensor) -> HloTensor:
@@ -94,7 +95,13 @@ def judge_out(op: OpOverload, args: tuple, kwargs: dict, results: Sequence[Tenso
     elements that it writes)."""
     judge(op, args, kwargs)
     outs, others = _written(op, args, kwargs)
-    shared = {t._meta for t in others for out in outs if t._storage is out._storage}
+    plain = [t for t in outs if not has_lazy_bits(t._view)]  # PyTorch copies the others
+    shared = {
+        t._meta
+        for t in others
+        for out in plain
+        if t._storage is out._storage and not has_lazy_bits(t._view)
+    }
     same = is_pointwise(op) and all(
         shared <= {out._meta} and out._meta.size == tuple(result.shape)
         for out, result in zip(outs, results)

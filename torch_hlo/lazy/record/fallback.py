@@ -15,10 +15,10 @@ from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE
 
-from . import generator
+from . import generator, views
 from . import meta as metas
 from .storage import Storage, write
-from .tensor import HloTensor, adopt, from_cpu, make, refuse_lazy_bits, to_cpu, upload
+from .tensor import HloTensor, adopt, from_cpu, make, to_cpu, upload
 
 MODES = ("warn", "allow", "error")
 
@@ -89,10 +89,12 @@ def shared_memories(tensors: list[HloTensor], written: list[HloTensor]) -> dict[
 
 def _part(memory: Tensor, tensor: HloTensor) -> Tensor:
     """What the tensor shows of a copy of its storage."""
-    refuse_lazy_bits(tensor)
     meta = tensor._meta
     view = torch.empty(0, dtype=meta.dtype, device="cpu")
-    return view.set_(memory.untyped_storage(), meta.offset, meta.size, meta.stride)
+    view.set_(memory.untyped_storage(), meta.offset, meta.size, meta.stride)
+    for op in views.lazy_bits(tensor._view, meta):
+        view = views.LAZY_BITS[op](view)
+    return view
 
 
 def collect(value, found: dict[int, HloTensor]) -> None:

@@ -270,14 +270,7 @@ def strided(x: HloTensor, meta: Meta) -> HloTensor:
         )
     if meta is x._meta:
         return alias(x)
-    refuse_lazy_bits(x)
-    return make(meta, base, views.strided(base.meta, meta))
-
-
-def refuse_lazy_bits(x: HloTensor) -> None:
-    """Strides alone do not describe a conjugated or negated view."""
-    if views.has_lazy_bits(x._view):
-        raise NotImplementedError("as_strided of a conjugated or negated view: call .clone() first")
+    return make(meta, base, views.restrided(x._view, base.meta, meta))
 
 
 class StorageProxy:

@@ -20,16 +20,32 @@ from torch_hlo.pytorch.operators import OpOverload
 from . import meta as metas
 from .meta import Meta, aten
 
-_LAZY_BITS = {aten._conj_physical.default, aten.neg.default}
+LAZY_BITS = {aten._conj_physical.default: torch.conj, aten.neg.default: torch._neg_view}
 
 
 def has_lazy_bits(view: View | None) -> bool:
     """Whether a tensor with this view is conjugated or negated without having been computed."""
     while view is not None:
-        if view.op in _LAZY_BITS:
+        if view.op in LAZY_BITS:
             return True
         view = view.parent
     return False
+
+
+def lazy_bits(view: View | None, target: Meta) -> list[OpOverload]:
+    """How the tensor `target` with this view is conjugated or negated, which strides do not say.
+    Raises NotImplementedError if not all of an element is."""
+    found = []
+    while view is not None:
+        if view.op in LAZY_BITS:
+            if view.base.dtype != target.hlo.dtype:
+                raise NotImplementedError(
+                    "as_strided of a conjugated or negated view of another dtype: call .clone()"
+                    " first"
+                )
+            found.append(view.op)
+        view = view.parent
+    return found
 
 
 class View:
@@ -190,6 +206,12 @@ HOST_OPS = {
     aten.view.dtype: bitcast_on_host,
     aten.view_as_complex.default: lambda x: aten.view_as_complex.default(x.contiguous()),
 }
+
+
+def restrided(view: View | None, storage_meta: Meta, target: Meta) -> View | None:
+    """The chain to `target` by strides and offset, conjugated and negated as `view` is."""
+    bits = [(op, (), target.hlo) for op in lazy_bits(view, target)]
+    return chain(strided(storage_meta, target), target.hlo, *bits)
 
 
 def strided(storage_meta: Meta, target: Meta) -> View | None:
