@@ -165,9 +165,9 @@ def from_dlpack(x: Any) -> torch.Tensor:
 def parse_text(text: str | bytes) -> Module:
     """HLO or StableHLO text, or the bytes of an `.mlirbc` file -> `hlo.ir.instruction.Module`.
     Raises a ParseError with the line, or the offset."""
-    from torch_hlo.tools import text_api
+    from torch_hlo.hlo import read
 
-    return text_api.parse_text(text)
+    return read.parse_text(text)
 
 
 def run_text(text: str | bytes, *inputs: Any, devices: int | None = None) -> Any:

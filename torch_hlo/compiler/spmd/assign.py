@@ -83,7 +83,8 @@ def _price(planner: Planner, q: Question, choice: Choice) -> float | None:
     for shape, layout, want in zip(arrays(q.x.shape), choice.results, q.wants):
         if want is None and not choice.partial:
             continue
-        whole = Local(_Sized(shape.itemsize), shape.dims, layout, choice.partial)  # type: ignore[arg-type]
+        made = _Sized(shape.itemsize)
+        whole = Local(made, shape.dims, layout, choice.partial)  # type: ignore[arg-type]
         total += planner.bytes(whole, layout if want is None else want)
     devices = 1
     for f, atoms in enumerate(choice.atoms):

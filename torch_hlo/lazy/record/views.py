@@ -20,7 +20,7 @@ from torch_hlo.pytorch.operators import OpOverload
 from . import meta as metas
 from .meta import Meta, aten
 
-LAZY_BITS = {aten._conj_physical.default: torch.conj, aten.neg.default: torch._neg_view}
+LAZY_BITS = {aten._conj_physical.default: torch.conj, aten.neg.default: aten._neg_view.default}
 
 
 def has_lazy_bits(view: View | None) -> bool:
