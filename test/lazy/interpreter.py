@@ -135,7 +135,8 @@ class Interpreter(Engine):
 
 
 def _dense(t: torch.Tensor) -> torch.Tensor:
-    return t.resolve_conj().resolve_neg().contiguous()
+    t = t.resolve_conj().resolve_neg()
+    return t.contiguous() if t.numel() else torch.empty(t.shape, dtype=t.dtype)
 
 
 def _operands(value):

@@ -210,6 +210,17 @@ FOUND = {
         "v3 = torch.copysign(v0, v0.double().exp().half())",
         "v4 = v0.double().exp().bfloat16().atan()",
     ],
+    "copies of what has gaps": [
+        "v0 = make(1, (1, 3, 3), torch.float32).adjoint()[:, -2:]",
+        "v1 = v0.to('cpu').mul(1).to(dev)",
+        "v2 = (make(2, (3, 4), torch.float32).to('cpu').t()[:3] * 1).to(dev)",
+    ],
+    "complex numbers of nothing": [
+        "v0 = make(1, (0, 5), torch.complex64)",
+        "v1 = torch.view_as_real(v0)",
+        "v1[...] = 5",
+        "v2 = torch.view_as_complex(v1 + 1)",
+    ],
     "out= and strides of conjugated views": [
         "v0 = make(1, (1, 2), torch.complex64)",
         "v1 = v0.conj()",

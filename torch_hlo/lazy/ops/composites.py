@@ -128,9 +128,7 @@ def _moved(x: Tensor, **options: Any) -> Tensor:
     dtype, form = options.get("dtype") or x.dtype, options.get("memory_format")
     if form not in (None, torch.preserve_format):
         x = x.contiguous(memory_format=form)
-    meta = metas.intern(tuple(x.shape), x.stride(), dtype)
-    if metas.physical_order(meta) is None:
-        meta = metas.contiguous(meta.size, dtype)
+    meta = metas.copied(metas.intern(tuple(x.shape), x.stride(), dtype))
     sizes = list(meta.size), list(meta.stride)
     kind = {"dtype": dtype, "device": PLACE.device}
     return copy_from(x, dispatch.handle(aten.empty_strided.default, (), sizes, kind))

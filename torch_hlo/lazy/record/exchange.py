@@ -161,8 +161,8 @@ def fetch(x: HloTensor, device: torch.device) -> torch.Tensor:
 
 
 def hand_out(x: HloTensor, device: torch.device) -> torch.Tensor:
-    """A copy of `x` as a tensor of torch.cuda (see `shares`), with its strides where they are
-    dense."""
+    """A copy of `x` as a tensor of torch.cuda (see `shares`), in the order of its
+    strides."""
     lease = _lease(x)
     buffer = lease.buffer
     try:
@@ -176,11 +176,9 @@ def hand_out(x: HloTensor, device: torch.device) -> torch.Tensor:
             )
     finally:
         lease.close()
-    meta = x._meta
-    if result.stride() != meta.stride and metas.physical_order(meta) is not None:
-        result = torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device=device).copy_(
-            result
-        )
+    stride = metas.copied(x._meta).stride
+    if result.stride() != stride:
+        return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=device).copy_(result)
     return result
 
 

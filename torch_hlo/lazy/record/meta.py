@@ -180,6 +180,13 @@ def meta_tensor(meta: Meta) -> Tensor:
     ).as_strided(meta.size, meta.stride, meta.offset)
 
 
+def copied(meta: Meta) -> Meta:
+    """How a copy lies: the same where that is dense, else without gaps, in the order of strides."""
+    if physical_order(meta) is not None:
+        return meta
+    return intern(meta.size, torch.empty_like(meta_tensor(meta)).stride(), meta.dtype)
+
+
 def extent(meta: Meta) -> int:
     """Elements of storage that the tensor reaches."""
     if not numel(meta.size):

@@ -220,28 +220,26 @@ def upload(tensor: Tensor) -> Array:
 
 
 def from_cpu(tensor: Tensor) -> HloTensor:
-    """Copy a strided CPU tensor to the device. Dense strides are kept. Raises TypeError for a dtype
-    without an element type."""
+    """Copy a strided CPU tensor to the device, in the order of its strides. Raises TypeError for a
+    dtype without an element type."""
     if tensor.layout is not torch.strided:
         raise NotImplementedError(
             f"a tensor of layout {tensor.layout} cannot go to the hlo device: use .to_dense(), or"
             " .to_sparse_coo()"
         )
     meta = metas.intern(tuple(tensor.shape), tensor.stride(), tensor.dtype)
-    if metas.physical_order(meta) is None:
-        meta = metas.contiguous(meta.size, meta.dtype)
-    return fresh(meta, upload(tensor))
+    return fresh(metas.copied(meta), upload(tensor))
 
 
 def to_cpu(tensors: list[HloTensor]) -> list[Tensor]:
-    """Copies on the CPU, with the tensors' own strides where those are dense. Evaluates what is
-    pending."""
+    """Copies on the CPU, in the order of the tensors' strides. Evaluates what is pending."""
     results = []
     for tensor, dense in zip(tensors, session.engine().materialize(tensors)):
         meta = tensor._meta
-        if dense.stride() != meta.stride and metas.physical_order(meta) is not None:
+        stride = metas.copied(meta).stride
+        if dense.stride() != stride:
             dense = aten.empty_strided.default(
-                meta.size, meta.stride, dtype=meta.dtype, device="cpu"
+                meta.size, stride, dtype=meta.dtype, device="cpu"
             ).copy_(dense)
         results.append(dense)
     return results

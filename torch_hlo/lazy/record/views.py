@@ -204,7 +204,9 @@ HOST_OPS = {
     aten.view.default: aten.reshape.default,
     aten.as_strided.default: _strided_on_host,
     aten.view.dtype: bitcast_on_host,
-    aten.view_as_complex.default: lambda x: aten.view_as_complex.default(x.contiguous()),
+    aten.view_as_complex.default: lambda x: torch.view_as_complex(
+        x.clone(memory_format=torch.contiguous_format)  # of nothing, too, has to have strides
+    ),
 }
 
 
