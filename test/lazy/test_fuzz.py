@@ -234,6 +234,11 @@ FOUND = {
         "v4 = v3.resize_(9)[:6].clone()",
         "v5 = v0.expand(3, 1, 2).conj()",
         "v5.masked_fill_(v5 == 0, 5)",
+        "v6 = make(3, (4,), torch.complex64)",
+        "v7 = v6.conj()",
+        "v7.set_(v6)",
+        "v8 = v6.clone().set_(v6.conj())",
+        "v9 = v6.conj().set_(v6.untyped_storage(), 1, (2,), (1,))",
     ],
     "strides of size 1": [
         "v0 = make(1, (7, 1), torch.float32)",

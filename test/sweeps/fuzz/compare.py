@@ -112,6 +112,10 @@ BITS = {
 }  # fmt: skip
 
 
+# the CPU multiplies what it adds by `alpha`, which is 1 + 0j: where it is infinite, that is NaN
+ADDED = re.compile(r"aten::(_foreach_)?(add|sub|rsub)_?")
+
+
 class Noise(TorchDispatchMode):
     """Results that are not on the grid are moved by a few units in the last place: a second
     correct computation. Where it leads elsewhere, so may any other."""
@@ -138,6 +142,8 @@ class Noise(TorchDispatchMode):
             floats_seen = args[i].is_floating_point() or args[i].is_complex()
             odd = (args[i].isnan() | (args[i] == 0)).any().item() if floats_seen else False
             self.undefined |= odd or args[i].dtype == torch.bool
+        if ADDED.fullmatch(name):
+            self.undefined |= _infinite([*args, *(kwargs or {}).values()])
         result = func(*args, **(kwargs or {}))
         if floats and isinstance(result, torch.Tensor) and not result.dtype.is_floating_point:
             self.undefined |= result.dtype != torch.bool
@@ -207,6 +213,24 @@ def _overlapping_write(func: Any, args: tuple, kwargs: dict) -> bool:
         t.untyped_storage().data_ptr() == memory and _place(t) != _place(written)
         for t in args[1:]
         if isinstance(t, torch.Tensor)
+    )
+
+
+def _infinite(args: list) -> bool:
+    """Whether there are complex numbers and infinite ones."""
+    numbers = [x for a in args for x in (a if isinstance(a, (list, tuple)) else [a])]
+    tensors = [x for x in numbers if isinstance(x, torch.Tensor)]
+    if not any(isinstance(x, complex) for x in numbers) and not any(
+        t.is_complex() for t in tensors
+    ):
+        return False
+    return any(
+        bool(
+            torch.view_as_real(t.resolve_conj()).isinf().any()
+            if t.is_complex()
+            else t.isinf().any()
+        )
+        for t in tensors
     )
 
 

@@ -16,9 +16,9 @@ from torch_hlo.lazy.record.meta import Meta, aten, meta_tensor
 from torch_hlo.lazy.record.tensor import (
     HloTensor,
     adopt,
-    alias,
     fresh,
     in_inference_mode,
+    set_memory,
     strided,
 )
 from torch_hlo.lowering.core import Node, Out
@@ -159,8 +159,9 @@ def set_tensor(args: tuple, kwargs: dict):
         raise RuntimeError(
             f"set_: the source is a {args[1].device} tensor, the target an hlo tensor"
         )
-    _same_dtype(args[0], args[1])
-    return adopt(args[0], alias(args[1]))
+    x, source = args
+    _same_dtype(x, source)
+    return set_memory(x, source, source._meta)
 
 
 @handles(aten.set_.source_Tensor_storage_offset)
@@ -171,7 +172,7 @@ def set_tensor_part(args: tuple, kwargs: dict):
     stride = (
         tuple(stride[0]) if stride and stride[0] else metas.contiguous(size, source.dtype).stride
     )
-    return adopt(x, strided(source, metas.intern(size, stride, source.dtype, offset)))
+    return set_memory(x, source, metas.intern(size, stride, source.dtype, offset))
 
 
 def _same_dtype(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -17,7 +17,7 @@ from torch_hlo.pytorch.registration import PLACE
 
 from . import meta as metas
 from . import session
-from .tensor import HloTensor, StorageProxy, adopt, from_cpu, make, strided, to_cpu, user_attributes
+from .tensor import HloTensor, StorageProxy, from_cpu, make, set_memory, to_cpu, user_attributes
 
 
 class HostStorage(torch.UntypedStorage):
@@ -132,11 +132,8 @@ def set_storage(
     size = tuple(size)
     stride = tuple(stride) if stride is not None else metas.contiguous(size, tensor.dtype).stride
     with torch.no_grad():
-        adopt(
-            tensor,
-            strided(source, metas.intern(size, stride, tensor.dtype, storage_offset)),
-        )
-    return tensor
+        meta = metas.intern(size, stride, tensor.dtype, storage_offset)
+        return set_memory(tensor, source, meta)
 
 
 def _load(storage: HostStorage, dtype: torch.dtype) -> HloTensor:

@@ -271,6 +271,14 @@ def strided(x: HloTensor, meta: Meta) -> HloTensor:
     return make(meta, base, views.restrided(x._view, base.meta, meta))
 
 
+def set_memory(x: HloTensor, source: HloTensor, meta: Meta) -> HloTensor:
+    """Let `x` show a part of source's storage. Whether it is conjugated or negated stays."""
+    shown = strided(source, meta)
+    if views.has_lazy_bits(x._view) or views.has_lazy_bits(source._view):
+        shown._view = views.restrided(x._view, source._storage.meta, meta)
+    return adopt(x, shown)
+
+
 class StorageProxy:
     """What `untyped_storage()` returns: enough for code that compares, measures, frees and
     reallocates storages."""
