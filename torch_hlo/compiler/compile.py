@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen.computation import emit_entry
 from torch_hlo.compiler.codegen.early_kernels import ahead
@@ -60,6 +60,8 @@ def compile_module(
     texts: "buffers", and "llvm" and "asm" per LLVM module. `profile` is filled with the steps, and
     the code counts their time. Raises CodegenError for an instruction without code."""
     target = target or host()
+    if module.excess_precision:
+        target = replace(target, excess_precision=True)
     backend = _BACKENDS[type(target)]
     with Objects(target.plan_target, assembly=dump is not None) as objects:
         program = None

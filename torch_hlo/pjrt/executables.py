@@ -7,6 +7,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -61,7 +62,8 @@ class LoadedExecutable(Object):
     @cached_property
     def module(self) -> Module:
         whole = flat(adopted(parse_text(self.code)))
-        return partitioned(whole) if is_annotated(whole) else whole
+        own = partitioned(whole) if is_annotated(whole) else whole
+        return replace(own, excess_precision=True)  # as JAX's XLA does
 
     def _describe(self) -> None:
         options, shapes = self.options, self.shapes

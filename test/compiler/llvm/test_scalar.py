@@ -3,6 +3,7 @@ accuracy of the functions."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch_hlo.hlo.ir.numeric import round_to
 from torch_hlo.hlo.ir.opcodes import OPCODES
 from torch_hlo.hlo.ir.shape import DTYPES, Shape, numpy_dtype
 from torch_hlo.hlo.stablehlo import parse_stablehlo, stablehlo_text
+from torch_hlo.hlo.text.parser import parse_module
 
 N = 77  # whole vectors and a tail, for every vector width
 CASES = [(name, row.kinds, row.arity) for name, row in OPCODES.items() if row.kinds]
@@ -442,3 +444,59 @@ def test_next_after_is_chlo_next_after():
     assert read.entry.root is build.next_after(*read.entry.params)
     assert "chlo.next_after" in stablehlo_text(read)
     assert parse_stablehlo(stablehlo_text(read)).entry.root is read.entry.root
+
+
+def bf16_program(excess: bool, f):
+    """f(a, b) of two arrays, which need not be rounded within with `excess`; and values of them."""
+    rng = np.random.default_rng(0)
+    a, b = parameter(0, "bf16", 17, 59), parameter(1, "bf16", 17, 59)
+    values = [round_to(rng.uniform(0.1, 9, (17, 59)), "bf16") for _ in "ab"]
+    m = dataclasses.replace(module([a, b], f(a, b)), excess_precision=excess)
+    assert parse_module(str(m)).excess_precision == excess
+    return m, values
+
+
+def test_excess_precision_leaves_out_roundings():
+    """Of what is not stored: a chain is off by the last rounding alone, and by more without."""
+
+    def chain(a, b, multiply, tanh, add):
+        for _ in range(4):
+            a = add(tanh(multiply(a, b)), a)
+        return a
+
+    errors = []
+    for excess in (True, False):
+        m, values = bf16_program(
+            excess,
+            lambda a, b: chain(
+                a, b,
+                lambda x, y: instr("multiply", (x, y)),
+                lambda x: instr("tanh", (x,)),
+                lambda x, y: instr("add", (x, y)),
+            ),
+        )  # fmt: skip
+        (found,) = run(m, values, optimize=True)
+        exact = chain(*(v.astype(float) for v in values), np.multiply, np.tanh, np.add)
+        errors.append((np.abs(found - exact) / exact).max())
+    assert errors[0] < 2.0**-8 < errors[1]
+
+
+def test_comparisons_see_what_is_rounded():
+    """One in each row equals the largest, also where neither was stored."""
+
+    def largest(a, b):
+        x = instr("add", (instr("multiply", (a, b)), a))
+        top = build.reduce(x, build.constant(-np.inf, "bf16"), (1,), "maximum")
+        return build.compare(x, build.broadcast(top, x.shape.dims, (0,)), "EQ")
+
+    for excess in (True, False):
+        (found,) = run(*bf16_program(excess, largest), optimize=True)
+        assert found.any(1).all()
+
+
+def test_steps_of_functions_are_where_rounded_values_have_them():
+    def rounded(a, b):
+        return instr("floor", (instr("multiply", (a, b)),))
+
+    found, expected = (run(*bf16_program(e, rounded), optimize=True)[0] for e in (True, False))
+    np.testing.assert_array_equal(found, expected)

@@ -172,6 +172,10 @@ class Unit:
     def has(self, feature: str) -> bool:
         return self.target is not None and self.target.has(feature)
 
+    def rounds(self, dtype: str) -> bool:
+        """Whether every value of this type is rounded to it."""
+        return dtype != "bf16" or self.target is None or not self.target.excess_precision
+
     @property
     def fuses(self) -> bool:
         """Whether `fma` rounds once."""

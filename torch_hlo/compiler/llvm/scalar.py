@@ -314,11 +314,21 @@ _row("real", "f", lambda t, a: a)
 _row("imag", "f", lambda t, a: t.const(0.0))
 
 
+# what small differences change much: it sees the rounded values, where others need not
+_ABRUPT = frozenset(
+    (
+        "compare convert floor ceil round-nearest-even round-nearest-afz sign remainder is-finite"
+    ).split()
+)
+
+
 def apply(e: Emit, op: str, dtype: str, operands: list[Any], attrs: Attrs | None = None) -> Value:
     """Value of a pointwise opcode; `dtype` is the first operand's (select: the second's) element
     type. KeyError if there is none."""
     row = DTYPES[dtype]
-    special = SPECIAL.get(op)
+    special, rounds = SPECIAL.get(op), e.unit.rounds(dtype)
+    if not rounds and op in _ABRUPT and (attrs or {}).get("to") not in ("f32", "f64"):
+        operands = [round_to(e, dtype, v) for v in operands]
     if special is not None:
         return special(e, dtype, operands, attrs or {})
     t = e.typed(STORAGE[dtype].register)
@@ -329,7 +339,7 @@ def apply(e: Emit, op: str, dtype: str, operands: list[Any], attrs: Attrs | None
         return _sub_byte(e, t, op, dtype, operands)
     result = TABLE[op, row.kind](t, *operands)
     exact = "exact" in OPCODES[op].traits or op == "is-finite"
-    if row.kind == "f" and row.bits < 32 and not exact:
+    if row.kind == "f" and row.bits < 32 and not exact and rounds:
         return round_to(e, dtype, result)
     return result
 

@@ -39,6 +39,7 @@ class Target(ABC):
     `threads`: whether loops may run on several threads.
     `cores`: how many threads work is cut for. Any number may run it, and results do not depend on
       it.
+    `excess_precision`: see Module.
     """
 
     cpu: str
@@ -47,6 +48,7 @@ class Target(ABC):
     parallel_threshold_ps: int = PARALLEL_PS
     threads: bool = True
     cores: int = 1
+    excess_precision: bool = False
 
     # vectors are registers that a core computes in, and not just what a thread moves at a time
     computes_in_vectors: ClassVar[bool]

@@ -168,6 +168,7 @@ class Module:
       read.
     `constants`: parameters that may well hold the same values from run to run: products can keep
       packed copies of them.
+    `excess_precision`: bf16 values that nobody stores or compares need not be rounded.
     `mesh`: the devices that the `sharding` attributes of an annotated program speak of.
     `num_partitions`, `num_replicas`: how many devices run a per-device program (XLA's meaning); 1
     and 1 for a program of one device. `in_shardings`, `out_shardings`: of a per-device program, how
@@ -185,6 +186,7 @@ class Module:
     out_shardings: tuple[Sharding, ...] = ()
     out_dims: tuple[tuple[int, ...], ...] = ()
     constants: tuple[int, ...] = ()
+    excess_precision: bool = False
 
     def with_root(self, root: Instruction) -> Module:
         """This module computing another root; itself when nothing changed."""

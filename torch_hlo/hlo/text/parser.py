@@ -338,6 +338,7 @@ class _Parser:
             outs,
             self._out_dims(),
             self._constants(c),
+            self._given("frontend_attributes", {}).get("excess_precision") == "true",
         )
 
     def _constants(self, c: Computation) -> tuple[int, ...]:

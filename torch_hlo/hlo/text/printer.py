@@ -47,6 +47,7 @@ def module_text(module: Module, style: str = "canonical", elide: int | None = No
         module.aliases
         or module.symbols
         or module.constants
+        or module.excess_precision
         or module.mesh
         or module.num_partitions > 1
         or module.num_replicas > 1
@@ -130,6 +131,8 @@ def _header(module: Module) -> str:
         parts.append(f"num_partitions={partitions}")
     # What only this project reads stands where XLA's parser lets anything pass.
     extra = {"constants": ",".join(map(str, module.constants))} if module.constants else {}
+    if module.excess_precision:
+        extra["excess_precision"] = "true"
     if module.mesh is not None:
         extra["mesh"] = str(module.mesh)
         for name in ("in_shardings", "out_shardings"):
