@@ -4,17 +4,22 @@ where time went.
     metrics.counter_value("UncachedCompile")      # None when it never counted
     metrics.metric_data("ExecuteTime")            # (samples, total seconds, [(when, seconds), ...])
     print(metrics.metrics_report())
+    metrics.to_json(), metrics.to_prometheus()    # texts for programs that watch
+    metrics.write_to(SummaryWriter(), step)       # TensorBoard
+
 Counters named `aten::<op>` count ops that ran on the CPU because they have no lowering.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from . import pages
 
@@ -23,14 +28,17 @@ _STEP = ("MarkStep", "CachedCompile")
 _PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99)
 
 
+@dataclass(slots=True)
 class _Metric:
-    __slots__ = ("unit", "count", "total", "samples")
+    unit: str
+    count: int = 0
+    total: float = 0.0
+    samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
 
-    def __init__(self, unit: str) -> None:
-        self.unit = unit
-        self.count = 0
-        self.total = 0.0
-        self.samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
+    def percentile(self, p: int) -> float:
+        """Of the last samples."""
+        values = sorted(v for _, v in self.samples)
+        return values[min(len(values) * p // 100, len(values) - 1)]
 
 
 @dataclass
@@ -193,34 +201,84 @@ def explain() -> Explanation:
     return found
 
 
+def _taken() -> tuple[dict[str, int], dict[str, _Metric]]:
+    """All counters and metrics, as they are now, by name."""
+    with _kept.lock:
+        found = sorted(_kept.metrics.items())
+        copies = {name: replace(m, samples=m.samples.copy()) for name, m in found}
+        return dict(sorted(_kept.counters.items())), copies
+
+
 def metrics_report() -> str:
     """Everything, in torch_xla's layout."""
-    with _kept.lock:
-        snapshot = {
-            name: (m.unit, m.count, m.total, list(m.samples))
-            for name, m in sorted(_kept.metrics.items())
-        }
-        counters = dict(sorted(_kept.counters.items()))
+    counters, found = _taken()
     lines: list[str] = []
-    for name, (unit, samples, total, values) in snapshot.items():
+    for name, m in found.items():
         lines += [
             f"Metric: {name}",
-            f"  TotalSamples: {samples}",
-            f"  Accumulator: {_show(total, unit)}",
+            f"  TotalSamples: {m.count}",
+            f"  Accumulator: {_show(m.total, m.unit)}",
         ]
+        values = m.samples
         span = values[-1][0] - values[0][0]
         if span > 0:
-            lines.append(f"  ValueRate: {_show(sum(v for _, v in values) / span, unit)} / second")
+            lines.append(f"  ValueRate: {_show(sum(v for _, v in values) / span, m.unit)} / second")
             lines.append(f"  Rate: {len(values) / span:.6g} / second")
-        ordered = sorted(v for _, v in values)
-        picks = (
-            f"{p}%={_show(ordered[min(len(ordered) * p // 100, len(ordered) - 1)], unit)}"
-            for p in _PERCENTILES
-        )
+        picks = (f"{p}%={_show(m.percentile(p), m.unit)}" for p in _PERCENTILES)
         lines.append("  Percentiles: " + "; ".join(picks))
     for name, value in counters.items():
         lines += [f"Counter: {name}", f"  Value: {value}"]
     return "\n".join(lines) + ("\n" if lines else "")
+
+
+def to_json() -> str:
+    """Everything, compiles with their reasons too, as JSON. Seconds and bytes."""
+    counters, found = _taken()
+    metrics = {
+        name: {
+            "unit": m.unit,
+            "samples": m.count,
+            "total": m.total,
+            "percentiles": {p: m.percentile(p) for p in _PERCENTILES},
+        }
+        for name, m in found.items()
+    }
+    compiles = [asdict(c) for c in [*_kept.reasons]]
+    return json.dumps({"counters": counters, "metrics": metrics, "compiles": compiles})
+
+
+def to_prometheus() -> str:
+    """Everything in the text format that Prometheus reads: the names of counters and metrics are
+    labels."""
+    counters, found = _taken()
+    lines = ["# TYPE torch_hlo_events_total counter"]
+    lines += [f'torch_hlo_events_total{{name="{n}"}} {value}' for n, value in counters.items()]
+    for unit, family in (
+        ("s", "torch_hlo_seconds"),
+        ("B", "torch_hlo_bytes"),
+        ("", "torch_hlo_size"),
+    ):
+        lines.append(f"# TYPE {family} summary")
+        for name, m in found.items():
+            if m.unit == unit:
+                lines += [
+                    f'{family}{{name="{name}",quantile="{p / 100}"}} {m.percentile(p)}'
+                    for p in _PERCENTILES
+                ]
+                lines.append(f'{family}_sum{{name="{name}"}} {m.total}')
+                lines.append(f'{family}_count{{name="{name}"}} {m.count}')
+    return "\n".join(lines) + "\n"
+
+
+def write_to(writer: Any, step: int) -> None:
+    """Give every counter, and of every metric the total and the median of the last samples, to
+    `writer.add_scalar(name, value, step)`: torch.utils.tensorboard's SummaryWriter, or another."""
+    counters, found = _taken()
+    values: dict[str, float] = {**counters}
+    for name, m in found.items():
+        values |= {f"{name}/total": m.total, f"{name}/median": m.percentile(50)}
+    for name, value in values.items():
+        writer.add_scalar(f"torch_hlo/{name}", value, step)
 
 
 _SHORT = (
@@ -239,20 +297,15 @@ def short_metrics_report(
 ) -> str:
     """The counters and metrics named, one line each. By default compiles, fallbacks, run and
     transfer totals."""
-    with _kept.lock:
-        counters = dict(_kept.counters)
-        totals = {name: (m.unit, m.count, m.total) for name, m in _kept.metrics.items()}
+    counters, totals = _taken()
     if counter_names is None:
-        counter_names = sorted(
-            n
-            for n in counters
-            if n.startswith("aten::") or n in ("CachedCompile", "UncachedCompile", "MarkStep")
-        )
+        shown = "CachedCompile", "UncachedCompile", "MarkStep"
+        counter_names = [n for n in counters if n.startswith("aten::") or n in shown]
     lines = []
     for name in _SHORT if metric_names is None else metric_names:
         if name in totals:
-            unit, samples, total = totals[name]
-            lines.append(f"Metric: {name}  samples {samples}  total {_show(total, unit)}")
+            m = totals[name]
+            lines.append(f"Metric: {name}  samples {m.count}  total {_show(m.total, m.unit)}")
     lines += [f"Counter: {name}  {counters[name]}" for name in counter_names if name in counters]
     return "\n".join(lines) + ("\n" if lines else "")
 

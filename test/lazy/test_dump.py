@@ -9,7 +9,7 @@ import torch_hlo  # noqa: F401
 from torch_hlo import config, log, metrics
 from torch_hlo.device import runtime
 from torch_hlo.lazy.record import session
-from torch_hlo.lazy.run import dump, progress
+from torch_hlo.lazy.run import dump
 
 step = session.engine()
 
@@ -96,17 +96,4 @@ def test_logs(capsys):
     )
     metrics.clear_all()
     (torch.ones(4).to("hlo") + 1).tolist()
-    assert capsys.readouterr().err == ""
-
-
-def test_progress_of_long_compiles(capsys, monkeypatch):
-    import time
-
-    monkeypatch.setattr(progress, "AFTER", 0.02)
-    with progress.compiling("step_9", 12):
-        time.sleep(0.1)
-    err = capsys.readouterr().err
-    assert "compiling step_9 (12 ops)" in err and "compiled step_9 in 0." in err
-    with progress.compiling("step_9", 12):
-        pass
     assert capsys.readouterr().err == ""

@@ -1,5 +1,6 @@
 """torch_hlo.metrics: torch_xla's names and verbs."""
 
+import json
 import re
 import threading
 
@@ -97,3 +98,61 @@ def test_reasons():
     metrics.add_compile_reason("b")
     assert metrics.last_compile_reason() == "b"
     assert metrics.explain() == "a\nb"
+
+
+def filled():
+    metrics.count("MarkStep", 2)
+    metrics.count("aten::nonzero")
+    for value in 0.5, 1.5, 0.25:
+        metrics.record("CompileTime", value)
+    metrics.record("InboundData", 2048, "B")
+    metrics.record("TensorsGraphSize", 7, "")
+
+
+def test_json():
+    filled()
+    metrics.add_compile_reason("step_1: the first program")
+    found = json.loads(metrics.to_json())
+    assert found["counters"] == {"MarkStep": 2, "aten::nonzero": 1}
+    time = found["metrics"]["CompileTime"]
+    assert (time["unit"], time["samples"], time["total"]) == ("s", 3, 2.25)
+    assert time["percentiles"]["50"] == 0.5 and time["percentiles"]["99"] == 1.5
+    assert found["compiles"][0]["text"] == "step_1: the first program"
+
+
+def test_prometheus():
+    """Each line is of the grammar, a family stands together under its type, names are labels."""
+    filled()
+    text = metrics.to_prometheus()
+    label = r"[a-zA-Z_]\w*=\"[^\"\\\n]*\""
+    sample = re.compile(rf"([a-zA-Z_:][\w:]*)\{{{label}(?:,{label})*\}} [-+.\de]+")
+    seen, family = set(), ""
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            family = line.split()[2]
+            assert family not in seen
+            seen.add(family)
+        else:
+            name = sample.fullmatch(line)[1]
+            assert name in (family, f"{family}_sum", f"{family}_count")
+    assert text.endswith("\n")
+    assert 'torch_hlo_events_total{name="aten::nonzero"} 1' in text
+    assert 'torch_hlo_seconds{name="CompileTime",quantile="0.5"} 0.5' in text
+    assert 'torch_hlo_seconds_sum{name="CompileTime"} 2.25' in text
+    assert 'torch_hlo_bytes_count{name="InboundData"} 1' in text
+
+
+def test_tensorboard():
+    class Writer:
+        def __init__(self):
+            self.scalars = {}
+
+        def add_scalar(self, tag, scalar_value, global_step=None):
+            self.scalars[tag, global_step] = scalar_value
+
+    filled()
+    writer = Writer()
+    metrics.write_to(writer, 30)
+    assert writer.scalars["torch_hlo/MarkStep", 30] == 2
+    assert writer.scalars["torch_hlo/CompileTime/total", 30] == 2.25
+    assert writer.scalars["torch_hlo/CompileTime/median", 30] == 0.5

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from torch_hlo import config, metrics
+from torch_hlo import config, metrics, progress
 from torch_hlo.compiler import tune
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
@@ -26,19 +26,20 @@ def measure(
     with tune.collecting() as wanted:
         compile_module(module, target)
     end = time.monotonic() + config.get("TUNE")
-    for step, names in wanted.items():
+    for i, (step, names) in enumerate(wanted.items()):
         alone = parse_module(step)
         found: dict[str, float] = {}
-        for name in names:
-            if time.monotonic() > end:
-                return False
-            with tune.trying(step, name):
-                executable = compile_module(alone, target)
-            took = seconds(executable, alone)
-            if took is None:
-                metrics.count("WaysRefused")
-            else:
-                found[name] = took
+        with progress.shown(f"measuring step {i + 1} of {len(wanted)}"):
+            for name in names:
+                if time.monotonic() > end:
+                    return False
+                with tune.trying(step, name):
+                    executable = compile_module(alone, target)
+                took = seconds(executable, alone)
+                if took is None:
+                    metrics.count("WaysRefused")
+                else:
+                    found[name] = took
         tune.record(target.cache_key, step, found)
         metrics.count("StepsMeasured")
     return True

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from torch_hlo import collector, config, log, metrics
+from torch_hlo import collector, config, log, metrics, progress
 from torch_hlo.device.interfaces import Program
 from torch_hlo.hlo.ir import Module
 from torch_hlo.lazy import traceable
 from torch_hlo.lazy.ops import encoder, recurrent
-from torch_hlo.lazy.run import dump, executor, progress
+from torch_hlo.lazy.run import dump, executor
 from torch_hlo.lowering.core import LOWERINGS, LoweringError, Node
 from torch_hlo.lowering.fx import operators_of_libraries
 from torch_hlo.lowering.fx.fx_graph import CHECKS, FxGraph, from_fx
@@ -364,7 +364,7 @@ def _compile(caller: Caller, module: Module) -> Program:
     metrics.add_compile_reason(f"{caller.name}: {reason}")
     log.say(1, f"compiling {caller.name}: {reason}")
     with (
-        progress.compiling(caller.name, len(caller.nodes)),
+        progress.shown(f"compiling {caller.name} ({len(caller.nodes)} ops)"),
         metrics.timed("CompileTime"),
         dump.recording(caller.name, reason) as observe,
     ):

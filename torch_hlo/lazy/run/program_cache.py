@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_hlo import config, log, metrics
+from torch_hlo import config, log, metrics, progress
 from torch_hlo.device import report, runtime
 from torch_hlo.device.cpu.workers import WORKERS
 from torch_hlo.device.interfaces import Program
@@ -19,7 +19,7 @@ from torch_hlo.lazy.record.storage import (
 from torch_hlo.lowering.core import Leaf, lower
 from torch_hlo.pytorch import participants
 
-from . import dump, executor, explain, generalize, imagine, progress, spmd
+from . import dump, executor, explain, generalize, imagine, spmd
 from .fingerprint import Graph
 from .launch import Compiled
 
@@ -175,7 +175,7 @@ class ProgramCache:
         log.say(1, f"compiling {reason}")
         if compiled is None:
             with (
-                progress.compiling(name, len(graph.nodes)),
+                progress.shown(f"compiling {name} ({len(graph.nodes)} ops)"),
                 metrics.timed("CompileTime"),
                 dump.recording(name, reason) as observe,
             ):
@@ -259,7 +259,7 @@ class ProgramCache:
         """The program of a proposal and a note; None and the reason where it cannot be compiled."""
         note = f"for all sizes, here {proposal.text}"
         with (
-            progress.compiling(name, len(graph.nodes)),
+            progress.shown(f"compiling {name} ({len(graph.nodes)} ops)"),
             metrics.timed("CompileTime"),
             dump.recording(name, note) as observe,
         ):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch_hlo import progress
 from torch_hlo.device import sharded
 from torch_hlo.device.memory import Buffer
 from torch_hlo.device.sharded import PartitionedProgram, Placed, ShardedBuffer, gather
@@ -138,7 +139,9 @@ def build(
     from torch_hlo.compiler.spmd.spmd_pipeline import spmd
 
     dump = None if observe is None else lambda name, module, ms: observe(f"hlo:{name}", module)
-    program = PartitionedProgram(spmd(annotated(graph, where, aliases), dump), observe)
+    with progress.shown("partitioning"):
+        partitioned = spmd(annotated(graph, where, aliases), dump)
+    program = PartitionedProgram(partitioned, observe)
     session.current().partitioned.add(program)
     return program
 
