@@ -23,6 +23,7 @@ def test_lines_of_a_recorded_program() -> None:
     assert [line.calls for line in dots] == [3]
     assert dots[0].step.matrix_flops == 2 * 64**3 and dots[0].step.bytes >= 2 * 4 * 64 * 64
     assert 0 < dots[0].best <= dots[0].total
+    assert all(0 <= line.limit <= 1 for line in report.lines)  # these arrays are in caches
     assert "dot(f32[64,64])" in report.table()
 
 

@@ -66,7 +66,7 @@ def test_dumps(tmp_path, capsys):
 def test_annotated_programs_are_partitioned():
     text = PROGRAM.replace("parameter(0)", "parameter(0), sharding={devices=[2,1]<=[2]}")
     names = [name for name, _ in view.program(parse_module(text))["passes"]]
-    assert names[:2] == ["input", "partition"]
+    assert names[:3] == ["input", "propagate", "partition"]
 
 
 def test_notebooks_show_programs():
@@ -83,3 +83,38 @@ def test_a_browser_draws_programs(tmp_path, look):
     shown = opened(page, tmp_path, look)
     wanted = {"graph": "fc", "passes": "transpose", "steps": "dot", "code": "vmov"}
     assert wanted.get(look, "parameter 0") in shown
+
+
+SHARDED = """HloModule layers
+ENTRY main {
+  x = f32[16,64] parameter(0), sharding={devices=[2,1,2]<=[4] last_tile_dim_replicate}
+  w = f32[64,128] parameter(1), sharding={devices=[1,2,2]<=[2,2]T(1,0) last_tile_dim_replicate}
+  v = f32[128,32] parameter(2), sharding={devices=[2,1,2]<=[2,2]T(1,0) last_tile_dim_replicate}
+  h = f32[16,128] dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  o = f32[16,32] dot(h, v), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="aten.mm" source_file="model.py:5, in module down"}
+  ROOT e = f32[16,32] exponential(o)
+}
+"""
+
+
+def test_what_is_told_of_a_sharded_program():
+    found = view.program(parse_module(SHARDED))
+    names = [name for name, _ in found["passes"]]
+    assert names[:3] == ["input", "propagate", "partition"]
+    assert "h f32[16,128] {[{a}, {b}]}: dimension 1 as w through h" in found["shardings"]
+    assert "sharding={[{a}, {b}]}" in found["passes"][1][1]
+    assert view.program(parse_module(PROGRAM))["shardings"] == ""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs a browser")
+@pytest.mark.parametrize("look", ["mesh", "passes"])
+def test_a_browser_draws_sharded_programs(tmp_path, look):
+    file, page = tmp_path / "p.hlo", tmp_path / "v.html"
+    file.write_text(SHARDED)
+    assert cli.main(["view", str(file), "-o", str(page)]) == cli.OK
+    shown = opened(page, tmp_path, look)
+    if look == "mesh":  # where an array is, why, and the one collective
+        assert "[8,64]" in shown and "dimension 1 as w through h" in shown
+        assert "Collectives: 1, 1.00 KB from each device" in shown and "model.py:5" in shown
+    else:
+        assert "picture of what propagate changed" in shown

@@ -138,7 +138,7 @@
     const views = {
       kernel: () => searched(columns(), [...K].sort((a, b) => b.total - a.total), k => `${k.what} ${k.line} ${k.module} ${k.program} ${k.name}`, { height: 520, pick: tell, sort: "-total" }),
       ...Object.fromEntries([["line", k => k.line || "(no line)"], ["module", k => k.module || "(no module)"], ["HLO opcode", k => k.op], ["program", k => k.program]].map(([name, key]) => [name, () => {
-        const groups = [...grouped(outer, key)].map(([what, rows]) => ({ what, rows, total: sum(rows, r => r.total), calls: sum(rows, r => r.calls), n: rows.length, backward: sum(rows, r => r.backward ? r.total : 0), ideal: sum(rows, r => r.total * Math.min(r.limit || 0, 1)) }));
+        const groups = [...grouped(outer, key)].map(([what, rows]) => ({ what, rows, total: sum(rows, r => r.total), calls: sum(rows, r => r.calls), n: rows.length, backward: sum(rows, r => r.backward ? r.total : 0), ideal: sum(rows, r => r.total * (r.limit || 0)) }));
         return searched([
           { name: "total", width: 110, num: true, get: r => r.total, show: r => seconds(r.total), bar: r => r.total / device },
           { name: "share", width: 80, num: true, get: r => r.total, show: r => percent(r.total / device) },
@@ -150,7 +150,7 @@
     };
     const choice = el("select", { "aria-label": "group by", onchange: () => { holder.replaceChildren(views[choice.value]()); } }, Object.keys(views).map(v => el("option", { value: v }, "by " + v)));
     holder.append(views.kernel());
-    return el("div", {}, el("div.tools", {}, choice, el("span.soft", {}, "limit: the share of what the machine's memory and arithmetic units could do; above 100 % the data was in cache. ←: backward pass.")), holder, detail);
+    return el("div", {}, el("div.tools", {}, choice, el("span.soft", {}, "limit: the share of what the machine's memory and arithmetic units could do; 100 % is at the limit: also data in caches, which are faster than memory. ←: backward pass.")), holder, detail);
   };
 
   // ---- memory

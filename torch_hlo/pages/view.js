@@ -173,12 +173,39 @@
         d.forEach(([k, t], at) => { if (!i || near.has(at)) out.push([k, t]); else if (out.length === 0 || out[out.length - 1][0] !== "…") out.push(["…", ""]); else out[out.length - 1][1] = ""; });
         const lines = table([{ name: `${stages[i].name}: +${changes[i].plus} −${changes[i].minus} lines`, width: 2400, mono: true, show: ([k, t]) => el("span." + ({ "+": "add", "-": "del", "…": "gap" }[k] || "same"), { title: t, style: "display:block;white-space:pre" }, k === "…" ? "⋯" : k + " " + t) }], out, { height: 620, tree: true });
         lines.classList.add("diff");
-        body.replaceWith(lines); holder.replaceChildren(lines); list.redraw();
+        body.replaceWith(lines); holder.replaceChildren(...(i && changes[i].plus + changes[i].minus ? [el("div.card", { style: "max-height:300px;overflow:auto" }, pictured(i, d)), lines] : [lines])); list.redraw();
+      };
+      // before and after: what is gone and what is new, with what feeds it and what reads it
+      const pictured = (i, d) => {
+        const sides = [["-", i - 1, "#c2554d"], ["+", i, "#3f9a66"]].map(([sign, at, color]) => {
+          const texts = new Set(d.filter(x => x[0] === sign).map(x => x[1].trim())), kept = new Map(), all = [];
+          for (const c of parse(stages[at].text).computations.values()) {
+            const of = new Map(c.rows.map(r => [r.name, r])), marked = c.rows.filter(r => texts.has(r.text));
+            for (const r of marked) { r.color = color; all.push([r, of]); }
+          }
+          const few = all.slice(0, 40);
+          for (const [r, of] of few) { kept.set(r, of); }
+          for (const [r, of] of few) for (const x of of.values()) if (kept.size < 70 && (r.operands.includes(x.name) || x.operands.includes(r.name))) kept.set(x, of);
+          const depth = new Map(), deep = r => { if (!depth.has(r)) { depth.set(r, 0); depth.set(r, Math.max(-1, ...r.operands.map(o => kept.get(r).get(o)).filter(o => o && kept.has(o)).map(deep)) + 1); } return depth.get(r); };
+          [...kept.keys()].sort((a, b) => a.index - b.index).forEach(deep);
+          const levels = []; for (const [r, n] of depth) (levels[n] ??= []).push(r);
+          return { kept, levels, more: all.length - few.length };
+        });
+        const tall = 30 + 40 * Math.max(...sides.map(s => sum(s.levels, l => Math.ceil(l.length / 6))));
+        return drawing(tall, (g, w, h, c) => sides.forEach(({ kept, levels, more }, side) => {
+          const left = side * w / 2 + 8, wide = w / 2 - 24, place = new Map();
+          g.fillStyle = c("soft"); g.fillText((side ? "after" : "before") + (more > 0 ? `, ${more} more` : ""), left, 14);
+          let y = 24;
+          for (const level of levels) for (let k = 0; k < level.length; k += 6) { const part = level.slice(k, k + 6), each = Math.min(170, wide / part.length); part.forEach((r, n) => place.set(r, [left + (wide - each * part.length) / 2 + n * each, y, each - 8])); y += 40; }
+          g.strokeStyle = c("soft"); g.lineWidth = 0.8;
+          for (const [r, [x, yy, b]] of place) for (const o of r.operands) { const p = place.get(kept.get(r).get(o)); if (p) { g.beginPath(); g.moveTo(p[0] + p[2] / 2, p[1] + 26); g.lineTo(x + b / 2, yy); g.stroke(); } }
+          for (const [r, [x, yy, b]] of place) { g.fillStyle = r.color || c("card"); g.fillRect(x, yy, b, 26); g.strokeStyle = r.color || c("line"); g.strokeRect(x, yy, b, 26); g.fillStyle = r.color ? "#fff" : c("ink"); g.fillText(fit(g, r.op, b - 8), x + 4, yy + 11); g.fillText(fit(g, r.shape, b - 8), x + 4, yy + 22); }
+        }), `picture of what ${stages[i].name} changed`);
       };
       const holder = el("div", {}, body);
       const list = table([{ name: "pass", width: 160, show: s => s.name, mono: true }, { name: "lines", width: 60, num: true, show: s => s.lines.length }, { name: "instructions", width: 112, num: true, show: s => (s.rows ??= [...parse(s.text).computations.values()].reduce((n, c) => n + c.rows.length, 0)) }], stages, { height: 620, tree: true, pick: s => look(stages.indexOf(s)) });
       requestAnimationFrame(() => list.choose(Math.min(1, stages.length - 1)));
-      return el("div", {}, el("div.soft", { style: "margin-bottom:8px" }, "What each pass changed. Numbers in names do not count as changes. ↑ ↓ choose a pass."), el("div", { style: "display:grid;grid-template-columns:335px minmax(0,1fr);gap:14px" }, list, holder));
+      return el("div", {}, el("div.soft", { style: "margin-bottom:8px" }, "What each pass changed: red is gone, green is new. Numbers in names do not count as changes. ↑ ↓ choose a pass."), el("div", { style: "display:grid;grid-template-columns:335px minmax(0,1fr);gap:14px" }, list, holder));
     };
 
     const fusions = () => {
@@ -220,7 +247,55 @@
       requestAnimationFrame(() => list.choose(0));
       return el("div", {}, list, wide);
     };
+    // ---- many devices: where each array lives, and what the collectives send
+    const first = stages.find(s => s.name === "propagate") || stages[0], meshText = first.text.match(/frontend_attributes=\{mesh="([^"]*)"/)?.[1] || "";
+    const axes = meshText.split(";")[0].split(",").filter(Boolean).map(a => a.split("=")).map(([name, n]) => ({ name, n: Number(n) })), ndev = axes.reduce((a, x) => a * x.n, 1);
+    const ids = meshText.split(";devices=")[1]?.split(",").map(Number) || [...Array(ndev).keys()], coords = i => { const out = {}; for (const a of [...axes].reverse()) { out[a.name] = i % a.n; i = Math.floor(i / a.n); } return out; };
+    const balanced = (s, i) => { let d = 0, j = i; for (; j < s.length; j++) { if (s[j] === "{") d++; else if (s[j] === "}" && !--d) break; } return s.slice(i, j + 1); };
+    const attribute = (r, name) => { const i = r.attrs.indexOf(`, ${name}={`); return i < 0 ? "" : balanced(r.attrs, i + name.length + 3); };
+    const parts = text => (text.match(/\[((?:\{[^}]*\}(?:p\d+)?(?:, )?)*)\]/)?.[1].match(/\{[^}]*\}/g) || []).map(d => d.slice(1, -1).split(", ").filter(a => a && a !== "?").map(a => { const m = a.match(/^(.+?)(?::\((\d+)\)(\d+))?$/), all = axes.find(x => x.name === m[1])?.n || 1; return { name: m[1], all, pre: Number(m[2] || 1), n: Number(m[3] || all) }; }));
+    const block = (dims, i) => { const c = coords(i); return dims.map(d => d.reduce((at, a) => at * a.n + Math.floor(c[a.name] / (a.all / (a.pre * a.n))) % a.n, 0)); };
+    const tilesOf = dims => dims.map(d => d.reduce((n, a) => n * a.n, 1));
+    const devices = () => {
+      const why = new Map((P.shardings || "").split("\n").map(l => l.match(/^(\S+) .*?\}: (.*)$/)).filter(Boolean).map(m => [m[1], m[2]]));
+      const tensors = parse(first.text).entry.rows.filter(r => attribute(r, "sharding")).map(r => { const sharding = attribute(r, "sharding"), dims = parts(sharding), t = tilesOf(dims), size = r.shape.match(/\[([^\]]*)\]/)?.[1].split(",").filter(Boolean).map(Number) || [], n = t.reduce((a, b) => a * b, 1); return { ...r, sharding, dims, tiles: t, size, local: size.map((s, i) => Math.ceil(s / (t[i] || 1))), share: r.bytes / n, copies: ndev / n, why: why.get(r.name) || "" }; });
+      const kinds = /^(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|ragged-all-to-all)(-start)?$/;
+      const sends = [...final.computations.values()].flatMap(c => { const rows = new Map(c.rows.map(r => [r.name, r])); return c.rows.filter(r => kinds.test(r.op)).map(r => {
+        const permute = r.op.startsWith("collective-permute"), groups = [...attribute(r, permute ? "source_target_pairs" : "replica_groups").matchAll(/\{([\d, ]+)\}/g)].map(m => m[1].split(",").map(Number)), members = groups.length ? groups : [ids], n = members[0].length, from = r.operands.map(o => rows.get(o)).filter(Boolean), size = sum(from, o => o.bytes), kind = r.op.match(kinds)[1];
+        const factor = { "all-reduce": 2 * (n - 1) / n, "all-gather": n - 1, "collective-permute": 1, "collective-broadcast": 1 }[kind] ?? (n - 1) / n, used = axes.filter(a => members.some(m => new Set(m.map(d => coords(ids.indexOf(d))[a.name])).size > 1)).map(a => a.name), origin = from.find(o => o.source) || r;
+        return { ...r, kind, members, permute, sent: size * factor, axes: used.join(", "), line: origin.line, module: origin.module, source: origin.source, of: from.map(o => `%${o.name} ${o.shape}`).join(", ") }; }); });
+      let shown = tensors[0] || sends[0];
+      const rest = axes.slice(0, -2), [ra, ca] = axes.length > 1 ? axes.slice(-2) : [{ name: "", n: 1 }, axes[0] || { name: "", n: 1 }];
+      const picture = drawing(320, (g, w, h, c) => {
+        if (!shown) return;
+        const planes = rest.reduce((a, x) => a * x.n, 1), half = w * 0.5, step = Math.max(16, Math.min(74, (half - 40) / (planes * ca.n + (planes - 1) * 0.4), (h - 60) / ra.n)), rad = Math.min(17, step * 0.38);
+        const spot = i => { const k = coords(i), plane = rest.reduce((a, x) => a * x.n + k[x.name], 0); return [50 + (plane * (ca.n + 0.4) + (k[ca.name] || 0)) * step + rad, 44 + (k[ra.name] || 0) * step + rad]; };
+        g.fillStyle = c("soft"); g.fillText("mesh " + axes.map(a => `${a.name} = ${a.n}`).join(", ") + (ra.name ? `   (rows: ${ra.name}, columns: ${ca.name}${rest.length ? ", blocks: " + rest.map(a => a.name).join(", ") : ""})` : ""), 8, 16);
+        const hue = k => HUES[k % HUES.length], keys = [], tint = []; let list = [];
+        if (shown.members) {
+          shown.members.forEach((m, k) => { g.strokeStyle = hue(k); g.lineWidth = 3; const at = m.map(d => spot(ids.indexOf(d))); g.beginPath(); at.forEach(([x, y], j) => j ? g.lineTo(x, y) : g.moveTo(x, y)); g.stroke(); if (!shown.permute) m.forEach(d => { tint[ids.indexOf(d)] = hue(k); }); else { const [[x1, y1], [x2, y2]] = [at[0], at[1]], a = Math.atan2(y2 - y1, x2 - x1); g.beginPath(); g.moveTo(x2 - rad * Math.cos(a), y2 - rad * Math.sin(a)); for (const s of [2.6, -2.6]) g.lineTo(x2 - rad * Math.cos(a) + 10 * Math.cos(a + s), y2 - rad * Math.sin(a) + 10 * Math.sin(a + s)); g.fillStyle = hue(k); g.fill(); } });
+          list = shown.members.slice(0, 14).map((m, k) => [hue(k), shown.permute ? `${m[0]} → ${m[1]}` : `devices ${m.join(", ")}`]);
+        } else {
+          for (let i = 0; i < ndev; i++) { const key = block(shown.dims, i).join(","); if (!keys.includes(key)) keys.push(key); tint[i] = hue(keys.indexOf(key)); }
+        }
+        for (let i = 0; i < ndev; i++) { const [x, y] = spot(i); g.fillStyle = tint[i] || c("soft"); g.beginPath(); g.arc(x, y, rad, 0, 7); g.fill(); g.fillStyle = "#fff"; g.textAlign = "center"; if (rad > 7) g.fillText(ids[i], x, y + 4); g.textAlign = "left"; }
+        g.fillStyle = c("ink");
+        if (shown.members) { g.fillText(`${shown.kind} over ${shown.axes || "no axis"}: ${bytes(Math.round(shown.sent))} from each device`, half + 10, 16); list.forEach(([color, t], k) => { g.fillStyle = color; g.fillRect(half + 10, 30 + k * 19, 11, 11); g.fillStyle = c("ink"); g.fillText(fit(g, t, w - half - 40), half + 28, 40 + k * 19); }); return; }
+        g.fillText(fit(g, `%${shown.name} ${shown.shape}: blocks of [${shown.local.join(",")}], ${shown.copies === 1 ? "one copy" : shown.copies + " copies"}`, w - half - 20), half + 10, 16);
+        const split = shown.tiles.map((n, d) => d).filter(d => shown.tiles[d] > 1), [rd, cd] = split.length > 1 ? split.slice(-2) : split[0] === shown.tiles.length - 1 ? [-1, split[0] ?? -1] : [split[0] ?? -1, -1], nr = shown.tiles[rd] || 1, nc = shown.tiles[cd] || 1, W = w - half - 24, H = h - 60;
+        for (let y = 0; y < nr; y++) for (let x = 0; x < nc; x++) {
+          const has = [...Array(ndev).keys()].filter(i => { const b = block(shown.dims, i); return (rd < 0 || b[rd] === y) && (cd < 0 || b[cd] === x); }), px = half + 10 + x * W / nc, py = 30 + y * H / nr;
+          g.fillStyle = tint[has[0]] || c("soft"); g.globalAlpha = 0.85; g.fillRect(px, py, W / nc - 2, H / nr - 2); g.globalAlpha = 1; g.fillStyle = "#fff"; g.fillText(fit(g, has.map(i => ids[i]).join(","), W / nc - 10), px + 5, py + 14);
+        }
+        g.fillStyle = c("soft"); g.fillText([rd >= 0 ? `down: dimension ${rd}` : "", cd >= 0 ? `across: dimension ${cd}` : "", split.length > 2 ? "dimensions before are not drawn" : ""].filter(Boolean).join(", "), half + 10, h - 12);
+      }, "devices of the mesh, and the blocks of the chosen array or the groups of the chosen collective");
+      const look = r => { shown = r; picture.draw(); };
+      return el("div", {}, el("div.card", {}, picture), el("h2", {}, `Arrays: ${count(tensors.length)}`), searched([
+        { name: "array", width: 140, mono: true, get: r => "%" + r.name, title: r => r.text }, { name: "op", width: 110, mono: true, get: r => r.op }, { name: "shape", width: 150, mono: true, get: r => r.shape }, { name: "sharding", width: 190, mono: true, get: r => r.sharding }, { name: "on a device", width: 110, mono: true, get: r => `[${r.local.join(",")}]` }, { name: "bytes", width: 80, num: true, get: r => r.share, show: r => bytes(Math.round(r.share)) }, { name: "copies", width: 60, num: true, get: r => r.copies }, { name: "because", width: 330, get: r => r.why }, { name: "line", width: 170, mono: true, get: r => r.line, show: r => short(r.line), title: r => r.source }, { name: "module", width: 120, mono: true, get: r => r.module }], tensors, r => r.text + r.why, { height: 250, pick: look }), el("h2", { style: "margin-top:14px" }, `Collectives: ${count(sends.length)}, ${bytes(Math.round(sum(sends, r => r.sent)))} from each device`), searched([
+        { name: "collective", width: 140, mono: true, get: r => r.kind, title: r => r.text }, { name: "axes", width: 80, mono: true, get: r => r.axes }, { name: "sent", width: 90, num: true, get: r => r.sent, show: r => bytes(Math.round(r.sent)) }, { name: "groups", width: 70, num: true, get: r => r.members.length }, { name: "of", width: 420, mono: true, get: r => r.of }, { name: "line", width: 200, mono: true, get: r => r.line, show: r => short(r.line), title: r => r.source }, { name: "module", width: 160, mono: true, get: r => r.module }], sends, r => r.text, { height: 200, pick: look }));
+    };
     const views = { graph, passes };
+    if (axes.length && P.shardings) views.mesh = devices;
     if (P.steps.length) Object.assign(views, { steps: fusions, memory, code: machine });
     return [views, [tile(count(rows.length), "instructions"), P.steps.length ? tile(count(P.steps.length), "steps") : null, P.steps.length ? tile(count(rows.filter(r => r.op === "fusion").length), "fusions") : null, tile(count(stages.length - 1), "passes changed it"), P.steps.length ? tile(bytes(sum(P.steps, s => Number(s[1]) || 0)), "moved") : null, P.buffers ? tile(bytes(Number(P.buffers.match(/arena (\d+)/)?.[1]) || 0), "arena") : null].filter(Boolean)];
   }

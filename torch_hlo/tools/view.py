@@ -13,10 +13,12 @@ from torch_hlo import pages
 from torch_hlo.compiler.codegen.profile import describe
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.compile import compile_module
+from torch_hlo.compiler.spmd.propagate import explain
+from torch_hlo.compiler.spmd.spmd_pipeline import stages
 from torch_hlo.hlo.ir import Instruction, Module
 from torch_hlo.hlo.text.printer import module_text
 
-from . import UsageError, per_device
+from . import UsageError
 from .devices import is_annotated
 from .execute import flat
 from .text_api import load
@@ -47,9 +49,10 @@ class Kernels:
 def program(module: Module, name: str = "", reason: str = "") -> dict[str, Any]:
     """What the page shows of a program: it is compiled for that, on this machine."""
     module = flat(module)
-    seen, texts = [("input", module)], defaultdict(list)
+    seen, texts, shardings = [("input", module)], defaultdict(list), ""
     if is_annotated(module):
-        seen.append(("partition", module := per_device.partitioned(module, ())))
+        shardings, seen = explain(module), [*stages(module).items()]
+        module = seen[-1][1]
 
     def keep(stage: str, value: object) -> None:
         if isinstance(value, Module):
@@ -69,6 +72,7 @@ def program(module: Module, name: str = "", reason: str = "") -> dict[str, Any]:
     return {
         "name": name or module.name,
         "reason": reason,
+        "shardings": shardings,
         "passes": [[stage, module_text(m, "full", ELIDED)] for stage, m in seen],
         "steps": steps,
         **{stage: "\n".join(parts) for stage, parts in texts.items()},
