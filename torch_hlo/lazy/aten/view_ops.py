@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from torch_hlo.hlo.ir import Shape
-from torch_hlo.lazy.record import decompose
+from torch_hlo.lazy.record import checks, decompose
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.handlers import TABLE, Handler, call, handles, nested
 from torch_hlo.lazy.record.meta import Meta, aten
@@ -43,10 +44,15 @@ def aliasing(op: OpOverload) -> Handler:
     under inference_mode)."""
     kernel = decompose.composite(op)
     if kernel is None:
-        raise NotImplementedError(
-            f"the hlo device does not know the view operation {op}; use an operation that copies"
-        )
+        return partial(_refuse, op)
     return lambda args, kwargs: nested(kernel, args, kwargs)
+
+
+def _refuse(op: OpOverload, args: tuple, kwargs: dict) -> None:
+    checks.admit_all([args, kwargs])  # a nested tensor knows more of them
+    raise NotImplementedError(
+        f"the hlo device does not know the view operation {op}; use an operation that copies"
+    )
 
 
 class ViewRule:

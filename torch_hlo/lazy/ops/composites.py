@@ -223,6 +223,15 @@ def select_backward(args: tuple, kwargs: dict) -> Tensor:
     )
 
 
+@handles(aten._nested_tensor_from_tensor_list.default)
+def _nested_list(args: tuple, kwargs: dict) -> Tensor:
+    """Raises NotImplementedError: PyTorch's class would end the process at its first gradient."""
+    raise NotImplementedError(
+        f"nested tensors on the hlo device are jagged: give layout=torch.jagged for the tensors of"
+        f" shapes {[[*t.shape] for t in args[0]]}"
+    )
+
+
 # ---- linear algebra
 
 
