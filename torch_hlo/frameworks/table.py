@@ -72,6 +72,7 @@ _KERAS_ROWS = (
 )
 _MOVE = wrapped("torch_hlo.frameworks.sharded:move_states")
 _NESTED = wrapped("torch_hlo.frameworks.nested:attention")
+_COMPRESS = given_to("torch_hlo.frameworks.semi_structured:register")
 _OPEN = wrapped("torch_hlo.frameworks.safe_files:safe_open")
 
 ROWS = (
@@ -79,6 +80,7 @@ ROWS = (
     Row("safetensors.torch", "safe_open", _OPEN),
     Row("torch.distributed.fsdp._fully_shard._fsdp_init", "_move_states_to_device", _MOVE),
     Row("torch.nested._internal.ops", "jagged_scaled_dot_product_attention", _NESTED),
+    Row("torch.sparse", "SparseSemiStructuredTensorCUTLASS", _COMPRESS),
     *_HUGGINGFACE_ROWS,
     *_KERAS_ROWS,
     *_lightning("lightning.fabric", "lightning.pytorch"),
