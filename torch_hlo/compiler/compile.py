@@ -80,12 +80,10 @@ def compile_module(
         compiled = objects.finish()
     if dump is not None:
         dump("buffers", report)
-        for name, texts in (
-            ("llvm", objects.texts),
-            ("asm", [assembly for _, assembly in compiled]),
-        ):
-            for text in texts:
-                dump(name, text)
+        for text in objects.texts:
+            dump("llvm", text)
+        for _, assembly in compiled:
+            dump("asm", assembly)
     image, kernels = backend.image(program, dump)
     return Executable(
         name=module.name,
