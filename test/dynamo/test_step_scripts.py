@@ -503,3 +503,76 @@ def test_lengths_of_lines_change():
         rtol=1e-3,
         atol=1e-4,
     )
+
+
+@pytest.mark.parametrize("schedule", ["StepLR", "OneCycleLR", "LambdaLR"])
+def test_schedules_at_the_end_are_called_after_the_graph(schedule, capsys):
+    options = {
+        "StepLR": {"step_size": 2},
+        "OneCycleLR": {"max_lr": 0.5, "total_steps": 9},
+        "LambdaLR": {"lr_lambda": lambda epoch: 1 / (1 + epoch)},
+    }[schedule]
+
+    def run(device, wrap):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = getattr(torch.optim.lr_scheduler, schedule)(optimizer, **options)
+        seen = []
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            seen.append("stepped")
+            scheduler.step()
+            return loss
+
+        def said(x):
+            y = model(x).sum()
+            print("seen", seen.append(y) or 7)
+            return [y, x]
+
+        step, said = wrap(step), wrap(said)
+        x = torch.ones(2, 4).to(device)
+        for _ in range(4):
+            seen += [step(x).item(), optimizer.param_groups[0]["lr"], scheduler.last_epoch]
+        said(x)
+        seen[-1] = seen[-1].item()
+        return seen, capsys.readouterr().out
+
+    got = run("hlo", lambda f: torch_hlo.compile(f, full_graph=True))
+    want = run("cpu", lambda f: f)
+    assert got[1] == want[1] == "seen 7\n"
+    assert [x if isinstance(x, str) else pytest.approx(x, rel=1e-5) for x in want[0]] == got[0]
+
+
+def test_calls_that_are_not_last_are_not_delayed():
+    model = torch.nn.Linear(2, 1).to("hlo")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def rate(x):
+        scheduler.step()
+        return x * optimizer.param_groups[0]["lr"]
+
+    def often(x):
+        for _ in range(2):
+            scheduler.step()
+        return x
+
+    def refused(x):
+        scheduler.step()
+        return x * 2
+
+    x = torch.ones(1).to("hlo")
+    rate, often = torch_hlo.compile(rate), torch_hlo.compile(often)
+    assert [rate(x).item() for _ in range(3)] == [0.25, 0.125, 0.0625]
+    for _ in range(3):
+        often(x)
+    assert optimizer.param_groups[0]["lr"] == 0.5**10
+    refused = torch_hlo.compile(refused, full_graph=True)
+    refused(x)  # the first call is Python's
+    with pytest.raises(RuntimeError, match=r"scheduler\.step\(\)"):
+        refused(x)

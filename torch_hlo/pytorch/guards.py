@@ -33,8 +33,13 @@ from torch._dynamo import (
     trace_rules,
     variables,
 )
-from torch._dynamo.bytecode_transformation import create_call_method, create_instruction
+from torch._dynamo.bytecode_transformation import (
+    create_call_function,
+    create_call_method,
+    create_instruction,
+)
 from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import (
     AttrSource,
@@ -124,6 +129,9 @@ def complete() -> None:
     trace_rules.get_mod_inlinelist().add(Path(__file__).as_posix())
     _copies_whole()
     polyfills.accumulate_grad = _dense(polyfills.accumulate_grad)
+    whole = symbolic_convert.InstructionTranslator
+    whole.call_function = _delaying(whole.call_function)
+    OutputGraph.codegen_suffix = _with_delayed(OutputGraph.codegen_suffix)
     # Dynamo takes the numbers that such an object gives while it traces for constants.
     RandomVariable.is_supported_random_obj = staticmethod(lambda value: False)
 
@@ -644,3 +652,56 @@ def _with_order(match: Callable) -> Callable:
             )
 
     return matching
+
+
+_LAST = {"LOAD_FAST", "LOAD_CONST", "BUILD_TUPLE", "BUILD_LIST", "POP_TOP"}
+_GIVEN = (variables.ConstantVariable, variables.TensorVariable)
+
+
+def _delaying(call: Callable) -> Callable:
+    """A call at the end of the function that Dynamo does not look into: it is made after the graph.
+    What it reads has been written by then, and nothing that it writes is read after it: only local
+    variables are returned. So it may do what it likes."""
+
+    @functools.wraps(call)
+    def delaying(self: Any, fn: VariableTracker, args: list, kwargs: dict) -> None:
+        if not kwargs and _is_opaque(fn) and _is_last(self):
+            if all(isinstance(x.realize(), _GIVEN) for x in args):
+                self.debug_locals.append((fn, args))
+                self.push(variables.ConstantVariable.create(None))
+                return
+        call(self, fn, args, kwargs)
+
+    return delaying
+
+
+def _is_opaque(fn: Any) -> bool:
+    """Whether this is `print`, or the step of a scheduler of PyTorch's."""
+    if type(fn) is variables.UserMethodVariable:
+        return fn.get_code().co_filename in trace_rules.FORCE_SKIP_FILES
+    return getattr(fn, "fn", None) is print
+
+
+def _is_last(frame: Any) -> bool:
+    """Whether this call's result is dropped, and local variables are returned."""
+    first, *rest = [i.opname for i in frame.instructions[frame.instruction_pointer :]]
+    simple = all(name in _LAST or name.startswith("RETURN_") for name in rest)
+    return simple and first == "POP_TOP" and not frame.block_stack
+
+
+def _with_delayed(write: Callable) -> Callable:
+    """Bytecode for what is left after a graph: the calls come last."""
+
+    @functools.wraps(write)
+    def writing(self: OutputGraph, tx: Any, values: list, cg: Any, *more: Any) -> None:
+        calls, tx.debug_locals = tx.debug_locals, []
+        write(self, tx, values, cg, *more)
+        tx.debug_locals = calls
+        for fn, args in calls:
+            cg.add_push_null(functools.partial(cg, fn))
+            for x in args:
+                cg(x)
+            end = create_instruction("POP_TOP")
+            cg.extend_output([*create_call_function(len(args), False), end])
+
+    return writing
