@@ -210,6 +210,13 @@ FOUND = {
         "v3 = torch.copysign(v0, v0.double().exp().half())",
         "v4 = v0.double().exp().bfloat16().atan()",
     ],
+    "filling beyond the end": [
+        "v0 = make(1, (3, 2), torch.float32)",
+        "v1 = v0.index_fill(0, ints([9, 1]), 1.5)",
+        "v0.index_fill_(1, ints([-3]), 7)",
+        "v2 = v0.index_fill(1, ints([-1]), 7)",
+        "v3 = v0.byte().index_fill(1, ints([1]), 300)",
+    ],
     "copies of what has gaps": [
         "v0 = make(1, (1, 3, 3), torch.float32).adjoint()[:, -2:]",
         "v1 = v0.to('cpu').mul(1).to(dev)",

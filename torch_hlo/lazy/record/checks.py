@@ -487,6 +487,10 @@ def _number(position: int) -> Callable:
     return check
 
 
+def _both(first: Callable, second: Callable) -> Callable:
+    return lambda *call: (first(*call), second(*call))
+
+
 BOUNDS: dict[OpOverload, Callable] = {
     op: _checked(indices)
     for indices, ops in {
@@ -508,7 +512,6 @@ BOUNDS: dict[OpOverload, Callable] = {
         _along(2, True): (
             aten.index_add.default,
             aten.index_copy.default,
-            aten.index_fill.int_Scalar,
             aten.index_fill.int_Tensor,
             aten.index_reduce.default,
         ),
@@ -532,7 +535,7 @@ BOUNDS: dict[OpOverload, Callable] = {
     aten.new_full.default: _number(2),
     aten.fill.Scalar: _number(1),
     aten.masked_fill.Scalar: _number(2),
-    aten.index_fill.int_Scalar: _number(3),
+    aten.index_fill.int_Scalar: _both(_number(3), _checked(_along(2, True))),
 }
 
 
