@@ -245,20 +245,86 @@ class Decoder(nn.Module):
         return self.head(self.norm(x))
 
 
-@workload
-def llama_decode(device):
-    """One decoding step, batch 1, f32, key/value cache of 256."""
+class QuantizedLinear(nn.Module):
+    """A linear layer without bias whose weights have `bits` bits: 8 with a scale per row, 4 with a
+    scale and an offset per row and group of 32."""
+
+    def __init__(self, linear: nn.Linear, bits: int) -> None:
+        super().__init__()
+        w, self.bits, self.group = linear.weight.detach().float(), bits, 32
+        n, k = w.shape
+        top = 2 ** (bits - 1) - 1
+        rows = w.view(n, -1, k if bits == 8 else self.group)
+        scales = rows.abs().amax(2, keepdim=True).clamp(min=1e-9) / top
+        q = (rows / scales).round().view(n, k)
+        if bits == 8:
+            q, scales = q.to(torch.int8), scales.view(n)
+        else:
+            q = torch._convert_weight_to_int4pack_for_cpu((q + 8).int(), 1)
+            scales = scales.squeeze(2).t()
+            scales = torch.stack((scales, torch.zeros_like(scales)), 2)
+        self.register_buffer("weight", q)
+        self.register_buffer("scales", scales.bfloat16().contiguous())
+
+    def forward(self, x):
+        flat = x.reshape(-1, x.shape[-1])
+        y = (
+            torch._weight_int8pack_mm(flat, self.weight, self.scales)
+            if self.bits == 8
+            else torch._weight_int4pack_mm_for_cpu(flat, self.weight, self.group, self.scales)
+        )
+        return y.view(*x.shape[:-1], -1)
+
+
+def quantized(model: nn.Module, bits: int) -> nn.Module:
+    """`model` with weights of `bits` bits in its linear layers."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Linear):
+                module._modules[name] = QuantizedLinear(child, bits)
+    return model
+
+
+def _decode(device, dtype=torch.float32, bits=0):
     torch.manual_seed(0)
-    model = Decoder().to(device)
+    model = Decoder().to(dtype)
     parameters = sum(p.numel() for p in model.parameters()) - model.token.weight.numel()
+    if bits:
+        model = quantized(model, bits)
+    model.to(device)
     w = inference(
         model,
         torch.tensor([[7]]).to(device),
         torch.tensor([100]).to(device),
         flops=2 * parameters,
     )
-    w.bytes = 4 * parameters
+    w.bytes = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    w.bytes -= model.token.weight.nbytes + model.cos.nbytes + model.sin.nbytes
     return w
+
+
+@workload
+def llama_decode(device):
+    """One decoding step, batch 1, f32, key/value cache of 256."""
+    return _decode(device)
+
+
+@workload
+def llama_decode_bf16(device):
+    """The same in bfloat16."""
+    return _decode(device, torch.bfloat16)
+
+
+@workload
+def llama_decode_int8(device):
+    """The same in bfloat16, with weights of 8 bits and a scale per row."""
+    return _decode(device, torch.bfloat16, 8)
+
+
+@workload
+def llama_decode_int4(device):
+    """The same in bfloat16, with weights of 4 bits and a scale per 32."""
+    return _decode(device, torch.bfloat16, 4)
 
 
 class Residual(nn.Module):

@@ -120,3 +120,56 @@ def test_casts_to_f8_and_back(dtype):
     x = torch.cat([randn(1000) * 100, randn(1000) * 1e-3, torch.tensor([0.0, -0.0, 448, 1e9])])
     check(lambda x: x.to(f8).float(), (x,), rtol=0, atol=0, equal_nan=True)
     check(lambda x: x.bfloat16().to(f8).bfloat16(), (x,), rtol=0, atol=0, equal_nan=True)
+
+
+def packed(n, k, seed=0):
+    w = torch.randint(0, 16, (n, k), generator=torch.Generator().manual_seed(seed))
+    return w.to(torch.int32)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("m", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_of_bytes(way, m, dtype):
+    w = torch.randint(-128, 128, (N, K), dtype=torch.int8)
+    args = randn(m, K, dtype=dtype), w, (torch.rand(N) / 64).to(dtype)
+    check(torch._weight_int8pack_mm, args, way, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("n", [16, 32, 64, 80, 128, 144])
+def test_packing_four_bits(n):
+    check(lambda w: torch._convert_weight_to_int4pack_for_cpu(w, 1), (packed(n, 64),))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("m", [1, 5])
+@pytest.mark.parametrize("n, k, group", [(144, 128, 32), (64, 256, 128)])
+def test_weights_of_four_bits(way, m, n, k, group):
+    weight = torch._convert_weight_to_int4pack_for_cpu(packed(n, k), 1)
+    scales = torch.rand(k // group, n, 2).bfloat16() / 16
+
+    def fn(x, w, s):
+        return torch._weight_int4pack_mm_for_cpu(x, w, group, s)
+
+    check(fn, (randn(m, k, dtype=torch.bfloat16), weight, scales), way, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_packed_and_multiplied_on_the_device(dtype):
+    def fn(x, w, s):
+        weight = torch._convert_weight_to_int4pack_for_cpu(w, 1)
+        return torch._weight_int4pack_mm_for_cpu(x, weight, 32, s)
+
+    args = randn(2, 96, dtype=dtype), packed(48, 96), torch.rand(3, 48, 2).to(dtype) / 16
+    check(fn, args, rtol=1e-2, atol=1e-2)
+
+
+def test_four_bits_that_do_not_fit():
+    x, weight = randn(1, 64).bfloat16(), torch.zeros(48, 32, dtype=torch.uint8)
+    wrong = [(16, 4), (32, 3), (128, 1)]
+    for group, groups in wrong:
+        args = [a.to("hlo") for a in (x, weight, torch.ones(groups, 48, 2).bfloat16())]
+        with pytest.raises(NotImplementedError, match="_weight_int4pack_mm_for_cpu.*bf16"):
+            torch._weight_int4pack_mm_for_cpu(*args[:2], group, args[2])
+    with pytest.raises(NotImplementedError, match=r"_convert_weight_to_int4pack_for_cpu.*s32\[17"):
+        torch._convert_weight_to_int4pack_for_cpu(packed(17, 64).to("hlo"), 1)

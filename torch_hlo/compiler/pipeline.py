@@ -32,6 +32,7 @@ from torch_hlo.compiler.linalg.linalg import linalg
 from torch_hlo.compiler.llvm.target import CpuTarget, Target, host
 from torch_hlo.compiler.matmul.dot_canon import dot_canon
 from torch_hlo.compiler.matmul.dot_merge import dot_merge
+from torch_hlo.compiler.matmul.dot_narrow import dot_narrow
 from torch_hlo.compiler.schedule.memory import Assignment, assign
 from torch_hlo.compiler.schedule.plan import Plan
 from torch_hlo.compiler.schedule.rematerialize import rematerialize
@@ -90,6 +91,7 @@ def cpu_pipeline(target: Target) -> Pipeline:
             conv_planar,  # channels first where nothing wants them last
             attention_match,  # attention that was written out
             attention_operands,  # its masks, biases and dropout: expressions, not arrays
+            dot_narrow,  # vectors times matrices of bytes
             dot_merge,  # products that belong together
             scatter_fusion,  # scatters compute their updates
             partial_sort,  # sorts of which a few elements are read

@@ -61,6 +61,8 @@ GEMV_ROWS = 12  # rows: two of w at a time leave registers for as many sums of e
 # columns whose sums stay in L1 while K runs: the prefetcher follows pieces of a page or two
 GEMV_STRIP = 2048
 # measured=""
+NARROW_ELEMENTS = 1 << 12  # of a matrix from which on it matters how wide it is read
+NARROW_BYTES = 1.5  # bytes per element: a byte, and scales; dot itself reads two well
 KEPT_ELEMENTS = 1 << 14  # elements of a constant from which on a packed copy is worth its mark
 KEPT_ROWS = 256  # rows up to which packing weighs, but on AMX, where it does longer
 # vector instructions from which on an expression is written once, always masked

@@ -262,6 +262,8 @@ def widen_columns(x: Instruction) -> Instruction | None:
     if x.op != "reduce" or x.shape.is_tuple or not x.operands[0].shape.is_static or not x.size:
         return None
     source, init = x.operands
+    if any(_is_of_integers(o) for o in source.operands):
+        return None  # few bytes: partial sums would be as many
     dims, gone = source.shape.sizes, x["dimensions"]
     first = len(dims)
     while first and first - 1 not in gone:
@@ -291,6 +293,13 @@ def widen_columns(x: Instruction) -> Instruction | None:
         ),
         x.dims,
     )
+
+
+def _is_of_integers(x: Instruction) -> bool:
+    """Whether `x` is made of integers as it is read."""
+    while x.op == "reshape":
+        (x,) = x.operands
+    return x.op == "convert" and x.operands[0].shape.kind in "su"
 
 
 def _ignores(init: Instruction, op: str) -> bool:
