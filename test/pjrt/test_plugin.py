@@ -80,6 +80,46 @@ def test_donated_memory_that_is_looked_at_is_not():
     assert seen.sum() == 0 and np.asarray(y).sum() == 1000
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "complex64"])
+def test_arrays_are_shared_with_pytorch(dtype):
+    """In both directions, without a copy."""
+    torch = pytest.importorskip("torch")
+    import torch_hlo
+
+    x = jnp.arange(12).reshape(3, 4).astype(dtype)
+    where = x.unsafe_buffer_pointer()
+    on_cpu, on_device = torch.from_dlpack(x), torch_hlo.from_dlpack(x)
+    assert on_cpu.data_ptr() == where and on_device.device.type == "hlo"
+    assert torch.equal(on_cpu, on_device.cpu())
+    y = torch.arange(12).reshape(3, 4).to(getattr(torch, dtype)).to("hlo")
+    z = jax.dlpack.from_dlpack(y)
+    assert z.devices() == x.devices() and z.dtype == x.dtype
+    assert torch.from_dlpack(z).data_ptr() == torch.from_dlpack(y).data_ptr()
+    np.testing.assert_array_equal(z, x)
+
+
+def test_shared_arrays_outlive_their_first_owner_and_are_not_donated_away():
+    torch = pytest.importorskip("torch")
+    x = jnp.ones(1000)
+    t = torch.from_dlpack(x)
+    y = jax.jit(lambda x: x + 1, donate_argnums=0)(x)
+    del x
+    assert t.sum() == 1000 and y.sum() == 2000
+    z = jax.dlpack.from_dlpack(torch.arange(1000.0))  # of nobody else
+    y = jax.jit(lambda x: x + 1, donate_argnums=0)(z)
+    assert float(y[999]) == 1000
+
+
+def test_dlpack_of_the_cpu_and_copies():
+    x = jnp.arange(4.0)
+    np.testing.assert_array_equal(np.from_dlpack(x), x)
+    there = jax.device_put(x, jax.devices("cpu")[0])
+    np.testing.assert_array_equal(np.from_dlpack(there), x)
+    assert there.__dlpack__(dl_device=(1, 0)) and x.__dlpack__(dl_device=(1, 0), copy=True)
+    with pytest.raises(BufferError, match="int4"):
+        x.astype(jnp.int4).__dlpack__()
+
+
 def test_callbacks():
     shape = jax.ShapeDtypeStruct((3,), np.float32)
     x = jnp.arange(3, dtype=jnp.float32)

@@ -14,6 +14,8 @@ import numpy as np
 
 from torch_hlo import collector
 from torch_hlo.compiler.codegen.registry import host_call
+from torch_hlo.device import dlpack
+from torch_hlo.hlo.ir import DTYPES, Shape
 
 from .client import PLATFORM
 from .objects import CALLBACK
@@ -34,6 +36,7 @@ def initialize() -> None:
         config.update("jax_platforms", f"{PLATFORM},cpu")
     _lowerings()
     _callbacks()
+    _dlpack((config.jax_platforms.value or "").startswith(PLATFORM))
 
 
 def _lowerings() -> None:
@@ -43,6 +46,39 @@ def _lowerings() -> None:
     tables = mlir._platform_specific_lowerings
     tables[PLATFORM] = tables["cpu"]
     mlir._platforms_with_donation.append(PLATFORM)
+
+
+_HOST = (dlpack.CPU, 0)
+_NAMES = {row.torch: row.name for row in DTYPES.values() if row.torch}  # NumPy's are the same
+
+
+def _dlpack(is_default: bool) -> None:
+    """Our arrays are in the host's memory, as DLPack names it; what comes from there becomes ours
+    where this is JAX's first platform."""
+    from jax._src import array
+    from jax._src import dlpack as theirs
+
+    kind = array.ArrayImpl
+    device, pack = kind.__dlpack_device__, kind.__dlpack__
+
+    def dlpack_device(x: Any) -> tuple[Any, int]:
+        ours = x.platform() == PLATFORM and len(x.devices()) == 1
+        return (theirs.DLDeviceType.kDLCPU, 0) if ours else device(x)
+
+    def dlpack_pack(x: Any, *, dl_device: Any = None, copy: bool | None = None, **rest: Any) -> Any:
+        here = None if x.platform() in (PLATFORM, "cpu") and dl_device == _HOST else dl_device
+        if x.platform() != PLATFORM or here is not None or len(x.devices()) != 1:
+            return pack(x, dl_device=here, copy=copy, **rest)
+        if x.dtype.name not in _NAMES:
+            raise BufferError(f"DLPack has no type for {x.dtype.name}")
+        # a view: no program overwrites what it looks at
+        held = [np.array(x) if copy else np.asarray(x)]
+        shape = Shape(_NAMES[x.dtype.name], x.shape)
+        return dlpack.export(dlpack.Array(held[0].ctypes.data, shape, _HOST), held.clear)
+
+    kind.__dlpack_device__, kind.__dlpack__ = dlpack_device, dlpack_pack
+    if is_default:
+        theirs._DL_DEVICE_TO_PLATFORM[theirs.DLDeviceType.kDLCPU] = PLATFORM
 
 
 class Callback:
