@@ -9,6 +9,7 @@ from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.instruction import Instruction, called, postorder
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.ir.window import WindowDim
+from torch_hlo.hlo.text.parser import parse_module
 
 
 def p(index, *dims):
@@ -98,3 +99,44 @@ class ConvPlanar(HloTestCase):
 
     def test_products_of_which_there_would_be_large_copies(self):
         assert self.turned(filtered(p(0, 3, 40, 4, 4), p(1, 40, 40, 1, 1), p(2, 40), 1, 1))[0] == 2
+
+    def test_products_in_loops(self):
+        """The gradient of a weight, summed over the steps of a loop as JAX writes it."""
+        module = parse_module("""HloModule gradient
+body {
+  s = (s32[], f32[8,32,24], f32[8,32,40], f32[40,24]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  xs = f32[8,32,24] get-tuple-element(s), index=1
+  gs = f32[8,32,40] get-tuple-element(s), index=2
+  sum = f32[40,24] get-tuple-element(s), index=3
+  zero = s32[] constant(0)
+  x1 = f32[1,32,24] dynamic-slice(xs, i, zero, zero), dynamic_slice_sizes={1,32,24}
+  g1 = f32[1,32,40] dynamic-slice(gs, i, zero, zero), dynamic_slice_sizes={1,32,40}
+  x = f32[32,24] reshape(x1)
+  g = f32[32,40] reshape(g1)
+  d = f32[24,40] dot(x, g), lhs_contracting_dims={0}, rhs_contracting_dims={0}
+  t = f32[40,24] transpose(d), dimensions={1,0}
+  more = f32[40,24] add(sum, t)
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  ROOT r = (s32[], f32[8,32,24], f32[8,32,40], f32[40,24]) tuple(next, xs, gs, more)
+}
+condition {
+  s = (s32[], f32[8,32,24], f32[8,32,40], f32[40,24]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  n = s32[] constant(8)
+  ROOT go = pred[] compare(i, n), direction=LT
+}
+ENTRY main {
+  xs = f32[8,32,24] parameter(0)
+  gs = f32[8,32,40] parameter(1)
+  sum = f32[40,24] parameter(2)
+  zero = s32[] constant(0)
+  s = (s32[], f32[8,32,24], f32[8,32,40], f32[40,24]) tuple(zero, xs, gs, sum)
+  w = (s32[], f32[8,32,24], f32[8,32,40], f32[40,24]) while(s), condition=condition, body=body
+  ROOT out = f32[40,24] get-tuple-element(w), index=3
+}
+""")
+        after = optimize(module)
+        self.assertSameValue(module, after, rtol=1e-4)
+        assert " transpose(" in str(module) and " transpose(" not in str(after)

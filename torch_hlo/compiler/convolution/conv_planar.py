@@ -13,12 +13,20 @@ of the first and the last one.
 from __future__ import annotations
 
 from torch_hlo.compiler.conv_forms import is_planar, sides
-from torch_hlo.compiler.hlo_pass import fixpoint, hlo_pass
+from torch_hlo.compiler.hlo_pass import fixpoint, hlo_pass, over_computations
 from torch_hlo.compiler.matmul.dot_canon import plain
 from torch_hlo.compiler.simplify.algebra import algebra
 from torch_hlo.compiler.simplify.reshape_motion import POINTWISE, reshape_motion
 from torch_hlo.compiler.thresholds import COPIED
-from torch_hlo.hlo.ir import Instruction, Module, instr, postorder, rewrite_bottom_up, users
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Module,
+    instr,
+    postorder,
+    rewrite_bottom_up,
+    users,
+)
 from torch_hlo.hlo.ir import build as h
 
 _POINTWISE = frozenset(POINTWISE.split())
@@ -146,25 +154,27 @@ def _is_alone(
     return own and _only_turned(x, reads, done)
 
 
-@hlo_pass
-def conv_planar(module: Module) -> Module:
-    """Layers alone keep their channels first."""
-    root = module.entry.root
-    order = postorder((root,))
+def _planar(c: Computation) -> Computation:
+    order = postorder((c.root,))
     if not any(x.op in RULES for x in order) or not any(x.op == "transpose" for x in order):
-        return module
-    reads = users((root,))
+        return c
+    reads = users((c.root,))
     done: dict[Instruction, bool] = {}
     found = {
         x: y
         for x in reads
         if x.op in RULES and _is_alone(x, reads, done) and (y := RULES[x.op](x)) is not None
     }
-    return (
-        _motion.run(module.with_root(rewrite_bottom_up(root, lambda x: found.get(x, x))))
-        if found
-        else module
-    )
+    if not found:
+        return c
+    return Computation(c.name, c.params, rewrite_bottom_up(c.root, lambda x: found.get(x, x)))
+
+
+@hlo_pass
+def conv_planar(module: Module) -> Module:
+    """Layers alone keep their channels first."""
+    new = over_computations(module, _planar)
+    return module if new is module else _motion.run(new)
 
 
 _motion = fixpoint(algebra, reshape_motion)
