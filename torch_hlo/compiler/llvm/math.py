@@ -92,40 +92,18 @@ def _in_powers_of_two(t: Typed, x: str, near: float = 0.0) -> tuple[str, str]:
     return n, r
 
 
-_MANTISSA = {"float": 23, "double": 52}
-
-
-def _rounded(t: Typed, x: str, factor: float = 1.0) -> tuple[str, str]:
-    """The whole number next to x * factor, and a number whose last bits are that integer: nothing
-    is left behind the point of one so large."""
-    large = 1.5 * 2.0 ** _MANTISSA[t.kind]
-    k = t.fma(x, factor, large)
-    return t.sub(k, large), k
-
-
-def _times_two_to(t: Typed, y: str, k: str) -> str:
-    """y * 2^n where that is a normal number, of a `k` of `_rounded`: added to the exponent."""
-    i = t.ints()
-    return t.from_bits(i.add(t.bits(y), i.bin("shl", t.bits(k), _MANTISSA[t.kind])))
-
-
-def _exp_inside(t: Typed, x: str) -> str:
-    """exp(x) where that is a normal number, else anything."""
-    n, k = _rounded(t, x, LOG2E)
-    r = x
-    for part in _LOG2_PARTS[t.kind]:
-        r = t.fma(n, part, r)
-    return _times_two_to(t, t.add(_expm1_near(t, r), 1.0), k)
-
-
 def exp(t: Typed, x: str) -> str:
-    low, overflow = (-87.33, 88.722839) if t.kind == "float" else (-708.39, 709.782712893384)
+    low, high, overflow = (
+        (-87.33, 88.8, 88.722839) if t.kind == "float" else (-708.39, 709.8, 709.782712893384)
+    )
     hardware = scales_in_hardware(t)
-    if hardware:
-        n, r = _in_powers_of_two(t, x)
-        y = scale(t, t.add(_expm1_near(t, r), 1.0), n)
-    else:
-        y = _exp_inside(t, x)
+    v = x
+    if not hardware:
+        v = t.select(t.cmp("ogt", v, low), v, low)
+        v = t.select(t.cmp("olt", v, high), v, high)
+    n, r = _in_powers_of_two(t, v)
+    y = t.add(_expm1_near(t, r), 1.0)
+    y = scale(t, y, n)
     # vscalef takes a microcode assist on tiny results: the select folds into its mask, so they
     # become 0 and it never sees them.
     y = t.select(t.cmp("uge", x, low), y, 0.0)
@@ -146,11 +124,11 @@ _EXP2_32 = (
 def exp2(t: Typed, x: str) -> str:
     """2^x of floats; results below 2^-126 are 0."""
     hardware = scales_in_hardware(t)
-    v = x if hardware else t.select(t.cmp("olt", x, 128.0), x, 128.0)
-    n, k = (t.call("roundeven", v), "") if hardware else _rounded(t, v)
+    v = x if hardware else t.select(t.cmp("ogt", x, -126.0), x, -126.0)
+    v = v if hardware else t.select(t.cmp("olt", v, 129.0), v, 129.0)
+    n = t.call("roundeven", v)
     r = t.sub(v, n)
-    y = t.fma(t.poly(r, _EXP2_32), r, 1.0)
-    y = scale(t, y, n) if hardware else _times_two_to(t, y, k)
+    y = scale(t, t.fma(t.poly(r, _EXP2_32), r, 1.0), n)
     y = t.select(t.cmp("uge", x, -126.0), y, 0.0)  # see exp
     return y if hardware else t.select(t.cmp("uno", x, x), x, y)
 
@@ -301,14 +279,12 @@ def tanh(t: Typed, x: str) -> str:
         else quotient(t, t.poly(z, _TANH64_P), t.poly(z, _TANH64_Q))
     )
     small = t.fma(t.mul(p, z), x, x)
-    if scales_in_hardware(t):
-        power = exp(t, t.add(a, a))
-    else:
-        v = t.select(t.cmp("olt", a, 20.0), a, 20.0)
-        power = _exp_inside(t, t.add(v, v))
-    big = t.sub(1.0, quotient(t, t.const(2.0), t.add(power, 1.0)))
-    # not a number is small; the sign of small too: -0 + 0 * -0 is 0
-    return t.copysign(t.select(t.cmp("ult", a, 0.625), small, big), x)
+    big = t.sub(
+        1.0,
+        quotient(t, t.const(2.0), t.add(exp(t, t.add(a, a)), 1.0)),
+    )
+    # of small too: -0 + 0 * -0 is 0
+    return t.copysign(t.select(t.cmp("olt", a, 0.625), small, big), x)
 
 
 _HALF_EXP_OVERFLOW = {"float": 89.4159863, "double": 710.4758600739439}
