@@ -24,6 +24,7 @@ from .target import Target
 _ALIGN_IS_ATTRIBUTE = llvm.llvm_version_info[0] >= 22
 
 Operand = str | float  # of Typed's operations: a value, or a number for all lanes
+LONG = 7  # coefficients of a polynomial
 INT_OF = {"float": "i32", "double": "i64", "half": "i16", "bfloat": "i16"}
 _SUFFIX = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16"}
 BITS = {
@@ -328,7 +329,15 @@ class Typed:
         )
 
     def poly(self, x: str, coefficients: Sequence[float]) -> str:
-        """Horner's rule, highest degree first."""
+        """By Horner's rule, highest degree first; of long ones even and odd powers apart, which
+        takes half as long."""
+        if len(coefficients) >= LONG:
+            z, even, odd = self.mul(x, x), coefficients[-1::-2], coefficients[-2::-2]
+            return self.fma(self.horner(z, odd[::-1]), x, self.horner(z, even[::-1]))
+        return self.horner(x, coefficients)
+
+    def horner(self, x: str, coefficients: Sequence[float]) -> str:
+        """A polynomial, one power after the other."""
         r = self.const(coefficients[0])
         for c in coefficients[1:]:
             r = self.fma(r, x, c)

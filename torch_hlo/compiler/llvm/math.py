@@ -14,14 +14,16 @@ from .emit import Typed
 from .math_circular import acos, asin, atan2, cos, sin, tan
 from .math_function import (
     INF,
+    MANTISSA,
     NAN,
+    SHIFT,
     Elementary,
     falls_back,
-    in_double,
     own_function,
     quotient,
     return_unless,
     scales_in_hardware,
+    whole,
 )
 
 # -- exponential and logarithm
@@ -42,9 +44,9 @@ _EXP64 = (
 )  # fmt: skip
 
 
-def scale(t: Typed, y: str, n: str) -> str:
-    """y * 2^n for a whole number n (as a float). Results below the normal range may be flushed by
-    the caller."""
+def scale(t: Typed, y: str, n: str, power: str) -> str:
+    """y * 2^n for a whole number n, whose bits end those of `power`. Results are normal, or the
+    caller replaces them."""
     e = t.e
     if scales_in_hardware(t):
         v = t.type
@@ -57,17 +59,8 @@ def scale(t: Typed, y: str, n: str) -> str:
             f"call {v} @llvm.x86.avx512.mask.scalef.ps.512({v} {y}, {v} {n}, {v} {y}, i16 -1,"
             " i32 4)"
         )
-    # In two steps, because 2^128 and 2^-140 are no normal numbers.
     i = t.ints()
-    mantissa, bias = (23, 127) if t.kind == "float" else (52, 1023)
-    whole = e.op(f"fptosi {t.type} {n} to {i.type}")
-    half = i.bin("ashr", whole, 1)
-    for part in (half, i.sub(whole, half)):
-        y = t.mul(
-            y,
-            t.from_bits(i.bin("shl", i.add(part, bias), mantissa)),
-        )
-    return y
+    return t.from_bits(i.add(t.bits(y), i.bin("shl", power, MANTISSA[t.kind][0])))
 
 
 def _expm1_near(t: Typed, r: str) -> str:
@@ -81,34 +74,39 @@ _LOG2_PARTS = {
 }
 
 
-def _in_powers_of_two(t: Typed, x: str, near: float = 0.0) -> tuple[str, str]:
-    """x = n log(2) + r: the whole number n, which is 0 for |x| < `near`, and r."""
-    n = t.call("roundeven", t.mul(x, LOG2E))
+def _in_powers_of_two(t: Typed, x: str, near: float = 0.0) -> tuple[str, str, str]:
+    """x = n log(2) + r: the whole number n, which is 0 for |x| < `near`, an integer that ends with
+    it, and r."""
+    moved = t.fma(x, LOG2E, SHIFT[t.kind])
     if near:
-        n = t.select(t.cmp("olt", t.abs(x), near), 0.0, n)
+        moved = t.select(t.cmp("olt", t.abs(x), near), SHIFT[t.kind], moved)
+    n, power = whole(t, moved)
     r = x
     for part in _LOG2_PARTS[t.kind]:
         r = t.fma(n, part, r)
-    return n, r
+    return n, power, r
+
+
+def exp_inside(t: Typed, x: str) -> str:
+    """exp(x) where that is a normal number."""
+    n, power, r = _in_powers_of_two(t, x)
+    return scale(t, t.add(_expm1_near(t, r), 1.0), n, power)
 
 
 def exp(t: Typed, x: str) -> str:
-    low, high, overflow = (
-        (-87.33, 88.8, 88.722839) if t.kind == "float" else (-708.39, 709.8, 709.782712893384)
-    )
-    hardware = scales_in_hardware(t)
-    v = x
-    if not hardware:
-        v = t.select(t.cmp("ogt", v, low), v, low)
-        v = t.select(t.cmp("olt", v, high), v, high)
-    n, r = _in_powers_of_two(t, v)
-    y = t.add(_expm1_near(t, r), 1.0)
-    y = scale(t, y, n)
+    low, overflow = (-87.33, 88.722839) if t.kind == "float" else (-708.39, 709.782712893384)
+    return _within(t, x, exp_inside(t, x), low, overflow)
+
+
+def _within(t: Typed, x: str, y: str, low: float, overflow: float) -> str:
+    """y, but 0 where x < `low`, infinity where x > `overflow`, and NaN."""
     # vscalef takes a microcode assist on tiny results: the select folds into its mask, so they
     # become 0 and it never sees them.
-    y = t.select(t.cmp("uge", x, low), y, 0.0)
-    y = t.select(t.cmp("ogt", x, overflow), INF, y)
-    return y if hardware else t.select(t.cmp("uno", x, x), x, y)
+    if scales_in_hardware(t):
+        y = t.select(t.cmp("uge", x, low), y, 0.0)
+    else:
+        y = t.select(t.cmp("oge", x, low), y, t.select(t.cmp("olt", x, 0.0), 0.0, x))
+    return t.select(t.cmp("ogt", x, overflow), INF, y)
 
 
 _EXP2_32 = (
@@ -121,16 +119,15 @@ _EXP2_32 = (
 )
 
 
+def exp2_inside(t: Typed, n: str, power: str, r: str) -> str:
+    """2^(n + r) of floats where that is a normal number; see `scale`."""
+    return scale(t, t.fma(t.poly(r, _EXP2_32), r, 1.0), n, power)
+
+
 def exp2(t: Typed, x: str) -> str:
     """2^x of floats; results below 2^-126 are 0."""
-    hardware = scales_in_hardware(t)
-    v = x if hardware else t.select(t.cmp("ogt", x, -126.0), x, -126.0)
-    v = v if hardware else t.select(t.cmp("olt", v, 129.0), v, 129.0)
-    n = t.call("roundeven", v)
-    r = t.sub(v, n)
-    y = scale(t, t.fma(t.poly(r, _EXP2_32), r, 1.0), n)
-    y = t.select(t.cmp("uge", x, -126.0), y, 0.0)  # see exp
-    return y if hardware else t.select(t.cmp("uno", x, x), x, y)
+    n, power = whole(t, t.add(x, SHIFT[t.kind]))
+    return _within(t, x, exp2_inside(t, n, power, t.sub(x, n)), -126.0, 127.99999)
 
 
 _LOG32 = (
@@ -144,51 +141,47 @@ _LOG64 = (
 )  # fmt: skip
 
 
-def log(t: Typed, x: str) -> str:
-    e, i = t.e, t.ints()
-    if t.kind == "float":
-        smallest, boost, boost_bits, root_half, shift = (
-            1.17549435e-38,
-            2.0**23,
-            23.0,
-            0x3F3504F3,
-            23,
-        )
-    else:
-        smallest, boost, boost_bits, root_half, shift = (
-            2.2250738585072014e-308,
-            2.0**52,
-            52.0,
-            0x3FE6A09E667F3BCD,
-            52,
-        )
-    tiny = t.cmp("olt", x, smallest)
-    bits = t.bits(t.select(tiny, t.mul(x, boost), x))
-    exponent = i.bin("ashr", i.sub(bits, root_half), shift)
-    m = t.from_bits(i.sub(bits, i.bin("shl", exponent, shift)))
-    k = e.op(f"sitofp {i.type} {exponent} to {t.type}")
-    k = t.sub(k, t.select(tiny, boost_bits, 0.0))
-    f = t.sub(m, 1.0)
+_LEAST_NORMAL = {"float": 2.0**-126, "double": 2.0**-1022}
+# bits of sqrt(1/2)
+_ROOT_HALF = {"float": 0x3F3504F3, "double": 0x3FE6A09E667F3BCD}
+
+
+def _split(t: Typed, x: str, less: str | float = 0.0) -> tuple[str, str]:
+    """m - 1 and k - `less`, where x = 2^k m is positive and normal, and m from sqrt(1/2) on."""
+    i, (mantissa, bias), shift = t.ints(), MANTISSA[t.kind], SHIFT[t.kind] + MANTISSA[t.kind][1]
+    root = _ROOT_HALF[t.kind]
+    bits = i.add(t.bits(x), (bias << mantissa) - root)
+    m = t.from_bits(i.add(i.bin("and", bits, (1 << mantissa) - 1), root))
+    k = i.bin("or", i.bin("lshr", bits, mantissa), t.bits(t.const(SHIFT[t.kind])))
+    k = t.sub(t.from_bits(k), t.add(less, shift) if isinstance(less, str) else shift)
+    return t.sub(m, 1.0), k
+
+
+def _log_normal(t: Typed, x: str, less: str) -> str:
+    """log(x) - `less` log(2) of a positive normal number."""
+    f, k = _split(t, x, less)
     if t.kind == "float":
         z = t.mul(f, f)
         y = t.mul(t.mul(t.poly(f, _LOG32), f), z)
         y = t.fma(k, -2.12194440e-4, y)
         y = t.fma(z, -0.5, y)
-        r = t.fma(k, 0.693359375, t.add(f, y))
-    else:
-        s = quotient(t, f, t.add(f, 2.0))
-        z = t.mul(s, s)
-        r = t.mul(z, t.poly(z, _LOG64))
-        half = t.mul(0.5, t.mul(f, f))
-        y = t.fma(s, t.add(half, r), t.mul(k, 1.90821492927058770002e-10))
-        r = t.fma(k, 6.93147180369123816490e-01, t.sub(f, t.sub(half, y)))
+        return t.fma(k, 0.693359375, t.add(f, y))
+    s = quotient(t, f, t.add(f, 2.0))
+    z = t.mul(s, s)
+    r = t.mul(z, t.poly(z, _LOG64))
+    half = t.mul(0.5, t.mul(f, f))
+    y = t.fma(s, t.add(half, r), t.mul(k, 1.90821492927058770002e-10))
+    return t.fma(k, 6.93147180369123816490e-01, t.sub(f, t.sub(half, y)))
+
+
+def log(t: Typed, x: str) -> str:
+    boost = MANTISSA[t.kind][0]
+    tiny = t.cmp("olt", x, _LEAST_NORMAL[t.kind])
+    normal = t.select(tiny, t.mul(x, 2.0**boost), x)
+    r = _log_normal(t, normal, t.select(tiny, float(boost), 0.0))
     r = t.select(t.cmp("oeq", x, 0.0), -INF, r)
-    r = t.select(t.cmp("oeq", x, INF), INF, r)
-    return t.select(
-        t.cmp("uge", x, 0.0),
-        t.select(t.cmp("uno", x, x), x, r),
-        NAN,
-    )
+    r = t.select(t.cmp("uge", x, INF), x, r)
+    return t.select(t.cmp("olt", x, 0.0), NAN, r)
 
 
 # -1 below, infinite above the last
@@ -201,17 +194,10 @@ _EXPM1_NEAR = {"float": 0.34, "double": 0.5}
 
 
 def _times_power(t: Typed, p: str, n: str, less: int) -> str:
-    """2^(n - less) (p + 1) - 2^-less for a whole number n (as a float) that is no power's by
-    itself."""
-    i = t.ints()
-    mantissa, bias = (23, 127) if t.kind == "float" else (52, 1023)
-    power = t.from_bits(
-        i.bin(
-            "shl",
-            i.add(t.e.op(f"fptosi {t.type} {n} to {i.type}"), bias - less),
-            mantissa,
-        )
-    )
+    """2^(n - less) (p + 1) - 2^-less for a whole number that ends the integer n and is no power's
+    by itself."""
+    i, (mantissa, bias) = t.ints(), MANTISSA[t.kind]
+    power = t.from_bits(i.bin("shl", i.add(n, bias - less), mantissa))
     return t.fma(power, p, t.sub(power, 0.5**less))
 
 
@@ -220,7 +206,7 @@ def expm1(t: Typed, x: str) -> str:
     (low, high, overflow), near = _EXPM1_RANGE[t.kind], _EXPM1_NEAR[t.kind]
     v = t.select(t.cmp("ogt", x, low), x, low)
     v = t.select(t.cmp("olt", v, high), v, high)
-    n, r = _in_powers_of_two(t, v, near)
+    _, n, r = _in_powers_of_two(t, v, near)
     p = _expm1_near(t, r)
     y = _times_power(t, p, n, 1)  # with half the power, because the largest is no float
     y = t.add(y, y)
@@ -269,10 +255,9 @@ _TANH64_Q = (
 
 
 def tanh(t: Typed, x: str) -> str:
-    a, z = t.abs(x), t.mul(x, x)
-    if t.kind == "double":  # from 20 on it is 1
-        a = t.select(t.cmp("ogt", a, 20.0), 20.0, a)
-        z = t.mul(a, a)
+    a = t.abs(x)
+    a = t.select(t.cmp("ogt", a, 20.0), 20.0, a)  # from here on it is 1
+    z = t.mul(a, a)
     p = (
         t.poly(z, _TANH32)
         if t.kind == "float"
@@ -281,10 +266,10 @@ def tanh(t: Typed, x: str) -> str:
     small = t.fma(t.mul(p, z), x, x)
     big = t.sub(
         1.0,
-        quotient(t, t.const(2.0), t.add(exp(t, t.add(a, a)), 1.0)),
+        quotient(t, t.const(2.0), t.add(exp_inside(t, t.add(a, a)), 1.0)),
     )
     # of small too: -0 + 0 * -0 is 0
-    return t.copysign(t.select(t.cmp("olt", a, 0.625), small, big), x)
+    return t.copysign(t.select(t.cmp("oge", a, 0.625), big, small), x)
 
 
 _HALF_EXP_OVERFLOW = {"float": 89.4159863, "double": 710.4758600739439}
@@ -295,7 +280,7 @@ def _half_expm1(t: Typed, a: str) -> str:
     overflow = _HALF_EXP_OVERFLOW[t.kind]
     v = t.select(t.cmp("olt", a, overflow), a, overflow)
     near = _EXPM1_NEAR[t.kind]
-    n, r = _in_powers_of_two(t, v, near)
+    _, n, r = _in_powers_of_two(t, v, near)
     p = _expm1_near(t, r)
     y = _times_power(t, p, n, 2)
     y = t.select(t.cmp("olt", a, near), t.mul(p, 0.5), t.add(y, y))
@@ -349,12 +334,14 @@ def rsqrt(t: Typed, x: str) -> str:
     return t.div(1.0, t.sqrt(x))
 
 
-@in_double
 def cbrt(t: Typed, x: str) -> str:
     a = t.abs(x)
-    r = exp(t, t.mul(log(t, a), 1 / 3))
-    square = t.mul(r, r)
-    r = t.sub(r, t.div(t.fma(square, r, t.neg(a)), t.mul(square, 3.0)))
+    if t.kind == "float":
+        r = _power_of_float(t, a, t.e.typed("double").const(1 / 3))
+    else:
+        r = exp(t, t.mul(log(t, a), 1 / 3))
+        square = t.mul(r, r)
+        r = t.sub(r, t.div(t.fma(square, r, t.neg(a)), t.mul(square, 3.0)))
     plain = t.bin_and(t.cmp("ogt", a, 0.0), t.cmp("olt", a, INF))
     return t.copysign(t.select(plain, r, a), x)
 
@@ -394,11 +381,12 @@ _POWER_RANGE = 708.0
 def _log_in_parts(t: Typed, a: str) -> tuple[str, str]:
     """log(a) of a positive normal double as the sum of two, with 64 bits or so: k log(2) + 2
     atanh(s), where s = (m - 1) / (m + 1) and its square are in two parts as well."""
-    e, i = t.e, t.ints()
+    i = t.ints()
     bits = t.bits(a)
     k = i.bin("ashr", i.sub(bits, 0x3FE6A09E667F3BCD), 52)
     f = t.sub(t.from_bits(i.sub(bits, i.bin("shl", k, 52))), 1.0)
-    k = e.op(f"sitofp {i.type} {k} to {t.type}")
+    shift = SHIFT[t.kind]
+    k = t.sub(t.from_bits(i.add(k, t.bits(t.const(shift)))), shift)
     d = t.add(f, 2.0)
     d_rest = t.sub(f, t.sub(d, 2.0))
     inverse = quotient(t, t.const(1.0), d)
@@ -422,22 +410,22 @@ def _log_in_parts(t: Typed, a: str) -> tuple[str, str]:
         t.add(t.sub(high, total), double),
         t.fma(k, 1.90821492927058770002e-10, t.add(r_rest, r_rest)),
     )
-    whole = t.add(total, rest)
-    return whole, t.add(t.sub(total, whole), rest)
+    both = t.add(total, rest)
+    return both, t.add(t.sub(total, both), rest)
 
 
 def _exp_of_parts(t: Typed, x: str, rest: str) -> str:
     """exp(x + rest) for |x| < _POWER_RANGE and a rest beyond the last place of x: 1 + r, which is
     kept in two parts, and less than an eighth."""
-    n = t.call("roundeven", t.mul(x, LOG2E))
+    n, power = whole(t, t.fma(x, LOG2E, SHIFT[t.kind]))
     first, second = (t.const(c) for c in _LOG2_PARTS[t.kind])
     x = t.fma(n, first, x)
     r = t.fma(n, second, x)
     rest = t.add(rest, t.fma(n, second, t.sub(x, r)))
     bent = t.mul(t.poly(r, _EXP64), t.mul(r, r))  # exp(r) - 1 - r
     rest = t.add(bent, t.fma(rest, t.add(r, bent), rest))
-    whole = t.add(r, 1.0)
-    return scale(t, t.add(whole, t.add(t.add(t.sub(1.0, whole), r), rest)), n)
+    one = t.add(r, 1.0)
+    return scale(t, t.add(one, t.add(t.add(t.sub(1.0, one), r), rest)), n, power)
 
 
 def _pow64(t: Typed, x: str, y: str) -> str:
@@ -469,13 +457,13 @@ def _pow64(t: Typed, x: str, y: str) -> str:
 
 def _signed_power(t: Typed, x: str, y: str, r: str) -> str:
     """x^y from |x|^y."""
-    whole = t.cmp("oeq", t.call("floor", y), y)
+    integer = t.cmp("oeq", t.call("floor", y), y)
     half = t.mul(y, 0.5)
-    odd = t.bin_and(whole, t.cmp("une", t.call("floor", half), half))
+    odd = t.bin_and(integer, t.cmp("une", t.call("floor", half), half))
     r = t.select(odd, t.copysign(r, x), r)
     negative = t.bin_and(t.cmp("olt", x, 0.0), t.cmp("one", x, -INF))
     ones = t.e.typed("i1")
-    return t.select(t.bin_and(negative, ones.bin("xor", whole, 1)), NAN, r)
+    return t.select(t.bin_and(negative, ones.bin("xor", integer, 1)), NAN, r)
 
 
 _pow = own_function("pow", _pow64)
@@ -484,18 +472,48 @@ _pow = own_function("pow", _pow64)
 def power(t: Typed, x: str, y: str) -> str:
     if t.kind == "double":
         return _pow(t, x, y) if t.e.unit.fuses else t.external("pow", x, y)
+    return _power32(t, x, y)
+
+
+# log2(m) / s in powers of s^2, where s = (m - 1) / (m + 1), and 2^r for |r| <= 1/2: interpolated as
+# those of erf, to 2^-45 and 2^-39
+_LOG2_ROUNDED = (
+    0.28288718263073565, 0.3199066608891474, 0.41220922733052445, 0.5770779426302618,
+    0.9617966941123595, 2.8853900817778504,
+)  # fmt: skip
+_EXP2_ROUNDED = (
+    1.3255224878668817e-06, 1.5310079402249296e-05, 0.00015403455852453838, 0.0013333450568000645,
+    0.009618129159402558, 0.05550410941205933, 0.2402265069581299, 0.6931471805459335, 1.0,
+)  # fmt: skip
+
+
+def _power_of_float(t: Typed, a: str, exponent: str) -> str:
+    """a^exponent for positive floats and an exponent in double, where they and their powers are
+    normal."""
     e, d = t.e, t.e.typed("double")
-    x, y = (e.cast("fpext", v, "float", "double") for v in (x, y))
-    a = d.abs(x)
-    r = _signed_power(d, x, y, exp(d, d.mul(y, log(d, a))))
-    r = d.select(
-        d.bin_and(d.cmp("oeq", a, 1.0), d.cmp("oeq", d.abs(y), INF)),
-        1.0,
-        r,
-    )
-    r = d.select(d.cmp("oeq", x, 1.0), 1.0, r)
-    r = d.select(d.cmp("oeq", y, 0.0), 1.0, r)
+    f, k = _split(d, e.cast("fpext", a, "float", "double"))
+    s = quotient(d, f, d.add(f, 2.0))
+    log = d.fma(s, d.poly(d.mul(s, s), _LOG2_ROUNDED), k)
+    p = _limited(d, d.mul(exponent, log), 200.0)
+    n, power = whole(d, d.add(p, SHIFT["double"]))
+    r = scale(d, d.poly(d.sub(p, n), _EXP2_ROUNDED), n, power)
     return e.cast("fptrunc", r, "double", "float")
+
+
+def _power32(t: Typed, x: str, y: str) -> str:
+    ones, a = t.e.typed("i1"), t.abs(x)
+    exponent = t.e.cast("fpext", _limited(t, y, 3e38), "float", "double")
+    r = _power_of_float(t, a, exponent)
+    endless = t.cmp("oeq", a, INF)
+    ends = t.select(ones.bin("xor", t.cmp("olt", y, 0.0), endless), INF, 0.0)
+    r = t.select(ones.bin("or", t.cmp("oeq", a, 0.0), endless), ends, r)
+    r = t.select(t.cmp("uno", x, y), NAN, _signed_power(t, x, y, r))
+    return t.select(ones.bin("or", t.cmp("oeq", x, 1.0), t.cmp("oeq", y, 0.0)), 1.0, r)
+
+
+def _limited(t: Typed, x: str, limit: float) -> str:
+    x = t.select(t.cmp("ogt", x, -limit), x, -limit)
+    return t.select(t.cmp("olt", x, limit), x, limit)
 
 
 FUNCTIONS: dict[str, Elementary] = {

@@ -4,8 +4,8 @@ erf: N. Juffa, and Eigen's for narrow types."""
 from __future__ import annotations
 
 from .emit import Typed
-from .math import exp, log
-from .math_function import INF, Elementary, falls_back, quotient
+from .math import LOG2E, exp, exp2_inside, log
+from .math_function import INF, SHIFT, Elementary, falls_back, quotient, whole
 
 _ERF_SMALL = (
     -5.96761703e-4,
@@ -16,6 +16,19 @@ _ERF_SMALL = (
     1.28379166e-1,
 )
 
+# log2(1 - erf(x)) / x + 1
+_ERF_BIG = tuple(
+    LOG2E * c
+    for c in (
+        -1.72853470e-5,
+        3.83197126e-4,
+        -3.88396438e-3,
+        2.42546219e-2,
+        -1.06777877e-1,
+        -6.34846687e-1,
+        1 / LOG2E - 1.128717512,
+    )
+)
 
 # erf(x) / x in powers of x^2 up to x = 0.51, and (1 + 2 x) exp(x^2) erfc(x) in powers of (x - 4) /
 # (x + 4) up to x = 28, of floats 11 (M. Shepherd and J. Laframboise 1981), interpolated at
@@ -74,7 +87,7 @@ def _erfc_of_large(t: Typed, a: str, exact: bool) -> str:
     under, low = t.add(a, 4.0), t.fma(a, 2.0, 1.0)
     inverse = quotient(t, t.const(1.0), t.mul(under, low))
     q = t.mul(t.mul(t.sub(a, 4.0), low), inverse)
-    r = t.mul(t.mul(exp(t, t.neg(z)), t.mul(under, inverse)), t.poly(q, _ERFCX[t.kind]))
+    r = t.mul(t.mul(exp(t, t.neg(z)), t.mul(under, inverse)), t.horner(q, _ERFCX[t.kind]))
     return t.fma(t.neg(r), t.fma(a, a, t.neg(z)), r) if exact and t.e.unit.fuses else r
 
 
@@ -252,16 +265,16 @@ def erf_inv(t: Typed, x: str) -> str:
 def erf(t: Typed, x: str) -> str:
     if t.kind == "double":
         return _erf64(t, x)
-    a, z = t.abs(x), t.mul(x, x)
-    r = t.fma(-1.72853470e-5, a, 3.83197126e-4)
-    r = t.fma(r, z, t.fma(-3.88396438e-3, a, 2.42546219e-2))
-    for c in (-1.06777877e-1, -6.34846687e-1, -1.28717512e-1):
-        r = t.fma(r, a, c)
-    r = t.fma(r, a, t.neg(a))
-    big = t.copysign(t.sub(1.0, exp(t, r)), x)
+    a = t.abs(x)
+    a = t.select(t.cmp("ogt", a, 4.0), 4.0, a)  # from here on it is 1
+    z = t.mul(a, a)
+    # log2(1 - erf(x)) = a (p - 1), and what it is from the nearest whole number without rounding it
+    p = t.poly(a, _ERF_BIG)
+    n, power = whole(t, t.add(t.fma(p, a, t.neg(a)), SHIFT[t.kind]))
+    rest = t.fma(p, a, t.neg(t.add(a, n)))
+    big = t.copysign(t.sub(1.0, exp2_inside(t, n, power, rest)), x)
     small = t.fma(t.poly(z, _ERF_SMALL), x, x)
-    r = t.select(t.cmp("ogt", a, 0.927734375), big, small)
-    return t.select(t.cmp("ogt", a, 4.0), t.copysign(1.0, x), r)
+    return t.select(t.cmp("ogt", a, 0.927734375), big, small)
 
 
 _ERF_END = 3.832506856900711

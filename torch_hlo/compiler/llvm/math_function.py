@@ -29,6 +29,18 @@ def in_double(fn: Elementary) -> Elementary:
     return run
 
 
+MANTISSA = {"float": (23, 127), "double": (52, 1023)}  # bits, and the bias of the exponent
+# three halves of the first number from which on there are no fractions: added to a whole number it
+# moves that to the end of the mantissa
+SHIFT = {"float": 1.5 * 2.0**23, "double": 1.5 * 2.0**52}
+
+
+def whole(t: Typed, moved: str) -> tuple[str, str]:
+    """Of a number with SHIFT added: the whole number nearest to it, and an integer whose last bits
+    are those of that. (Conversions of doubles to integers are calls for each lane with AVX2.)"""
+    return t.sub(moved, SHIFT[t.kind]), t.bits(moved)
+
+
 def scales_in_hardware(t: Typed) -> bool:
     return t.e.lanes == (16 if t.kind == "float" else 8) and t.e.unit.has("avx512f")
 
