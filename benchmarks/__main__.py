@@ -6,6 +6,7 @@
     python -m benchmarks --device cuda --workloads gpu      # the same engines on an NVIDIA GPU
     python -m benchmarks --jax OTHER_VENV/bin/python        # XLA as JAX ships it, on the recorded
                                                             # step of each workload (see xla.py)
+    python -m benchmarks --isa avx2,avx512                  # one machine as two
 
 Each pair runs in a process of its own, so that cold start and peak memory are its own; rounds go A
 B C A B C, so that a noisy machine hits all alike. Quote the ratios of medians; absolute times of a
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 
-from benchmarks import xla
+from benchmarks import instruction_sets, xla
 from benchmarks.gpu import CPU_TOO, GPU
 from benchmarks.models import MODELS
 from benchmarks.workloads import WORKLOADS
@@ -44,18 +45,20 @@ class Worker:
 
     def __init__(
         self,
-        engine: str,
+        column: str,
         workload: str,
         threads: int,
         cache: str,
         python: str,
         device: str,
     ) -> None:
+        engine, restricted = instruction_sets.parts(column)
         env = dict(
             os.environ,
             TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "inductor"),
             TORCH_HLO_CACHE=os.path.join(cache, "hlo"),
             PJRT_DEVICE="CPU",
+            **restricted,
         )
         os.makedirs(env["TORCH_HLO_CACHE"], mode=0o700, exist_ok=True)
         if device == "cuda":  # XLA takes most of a GPU's memory when it starts, unless told not to
@@ -94,8 +97,8 @@ class Worker:
             text=True,
             env=env,
         )
-        self.engine, self.failed, self.seconds, self.host, self.last = (
-            engine,
+        self.column, self.failed, self.seconds, self.host, self.last = (
+            column,
             None,
             [],
             [],
@@ -140,7 +143,8 @@ def measure(workload: str, engines: list[str], args: argparse.Namespace) -> dict
     workers = []
     with tempfile.TemporaryDirectory() as cache:
         for engine in engines:
-            python = {"torch_xla": args.torch_xla, "jax": args.jax}.get(engine, sys.executable)
+            others = {"torch_xla": args.torch_xla, "jax": args.jax}
+            python = others.get(instruction_sets.parts(engine)[0], sys.executable)
             cold = Worker(engine, workload, args.threads, cache, python, args.device)
             results[engine] = {"cold_s": cold.ready.get("first_step")}
             if args.warm and not cold.failed:
@@ -154,14 +158,14 @@ def measure(workload: str, engines: list[str], args: argparse.Namespace) -> dict
         counts = {}
         for w in workers:
             one = min(w.steps(2) or [1.0])
-            counts[w.engine] = max(1, min(200, int(args.slice / max(one, 1e-6))))
+            counts[w.column] = max(1, min(200, int(args.slice / max(one, 1e-6))))
         for round_ in range(args.rounds):
             order = workers if round_ % 2 == 0 else workers[::-1]
             for w in order:
-                w.seconds += w.steps(counts[w.engine])
+                w.seconds += w.steps(counts[w.column])
                 time.sleep(0.01)
         for w in workers:
-            r = results[w.engine]
+            r = results[w.column]
             if w.failed or not w.seconds:
                 r["error"] = w.failed or "no samples"
             else:
@@ -185,11 +189,11 @@ def measure(workload: str, engines: list[str], args: argparse.Namespace) -> dict
 
 
 def table(all_results: dict[str, dict], engines: list[str], ours: str) -> str:
-    """Median ms per engine, and the ratio peer/ours in brackets (above 1: ours is faster)."""
+    """Median ms per engine, and the ratio peer/ours in brackets (above 1: ours is faster), of the
+    same instruction set."""
     lines = [f"{'workload':20s}" + "".join(f"{e:>24s}" for e in engines)]
     ratios: dict[str, list[float]] = {e: [] for e in engines}
     for name, results in all_results.items():
-        base = results.get(ours, {}).get("median_s")
         row = f"{name:20s}"
         for e in engines:
             r = results[e]
@@ -197,7 +201,9 @@ def table(all_results: dict[str, dict], engines: list[str], ours: str) -> str:
                 row += f"{'failed':>24s}"
                 continue
             text = f"{r['median_s'] * 1e3:.2f} ms"
-            if base and e != ours:
+            own = instruction_sets.beside(ours, e)
+            base = results.get(own, {}).get("median_s")
+            if base and e != own:
                 ratios[e].append(r["median_s"] / base)
                 text += f" ({ratios[e][-1]:.2f}x)"
             row += f"{text:>24s}"
@@ -296,6 +302,11 @@ def main() -> int:
             " hlo_compile"
         ),
     )
+    parser.add_argument(
+        "--isa",
+        default="",
+        help="comma-separated instruction sets to restrict every engine to: avx2, avx512, amx",
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warmup", type=int, default=3, help="steps before measuring")
     parser.add_argument("--slice", type=float, default=0.5, help="seconds per engine and round")
@@ -323,12 +334,17 @@ def main() -> int:
         + (["torch_xla"] if args.torch_xla else [])
         + (["jax"] if args.jax else [])
     )
+    sets = [name for name in args.isa.split(",") if name]
+    if wrong := instruction_sets.missing(sets):
+        parser.error(wrong)
+    engines = instruction_sets.columns(engines, sets)
     names = [name for given in args.workloads.split(",") for name in GROUPS.get(given, [given])]
     unknown = [n for n in names if n not in WORKLOADS]
     if unknown:
         parser.error(f"unknown workloads {unknown}; there are {', '.join(WORKLOADS)}")
     results: dict[str, dict] = {}
-    ours = "hlo" if "hlo" in engines else engines[-1]
+    own = [e for e in engines if e.partition("@")[0] == "hlo"]
+    ours = own[0] if own else engines[-1]
     for name in names:
         results[name] = measure(name, engines, args)
         print(table({name: results[name]}, engines, ours).split("\n")[1], flush=True)

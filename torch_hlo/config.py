@@ -109,6 +109,13 @@ FLAGS: dict[str, Flag] = {
         ),
         Flag("DISABLE", "", str, "comma-separated names of passes to leave out"),
         Flag(
+            "ISA",
+            "",
+            _one_of("", "avx2", "avx512", "amx"),
+            "the newest instruction set of x86 that compiled programs use, read when the first is"
+            " compiled; empty: what the machine has",
+        ),
+        Flag(
             "THREADS",
             0,
             _at_least(0),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 
 import pytest
 
+from torch_hlo import config
 from torch_hlo.compiler.llvm import machine_code
 from torch_hlo.compiler.llvm.machine_code import Objects
 from torch_hlo.compiler.llvm.target import host, platform_target
@@ -76,3 +78,18 @@ def test_strength_reduction_is_left_out_while_any_program_is_compiled(
     with Objects(platform_target("wasm32")):  # has no addressing modes to speak of
         pass
     assert asked == ["-disable-lsr=true", "-disable-lsr=false"]
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names sets of x86")
+@pytest.mark.parametrize("isa, absent", [("avx2", ("avx512", "amx")), ("avx512", ("amx",))])
+def test_an_older_instruction_set(isa, absent):
+    """The target of TORCH_HLO_ISA has nothing newer."""
+    host.cache_clear()
+    try:
+        with config.override(ISA=isa):
+            found = host()
+    finally:
+        host.cache_clear()
+    on = [f[1:] for f in found.features.split(",") if f.startswith("+")]
+    assert not [f for f in on if f.startswith(absent)]
+    assert found.vector_bytes <= (32 if isa == "avx2" else 64)

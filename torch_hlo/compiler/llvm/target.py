@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import llvmlite.binding as llvm
 
+from torch_hlo import config
 from torch_hlo.compiler.thresholds import PARALLEL_PS
 
 # Hypervisors mask the model, so the CPU is chosen by what it can do. (feature, LLVM name), best
@@ -192,6 +193,9 @@ def initialize() -> None:
 
 
 _denied: set[str] = set()
+# how features begin that a set of instructions does not have
+_BEYOND = {"": (), "amx": (), "avx512": ("amx", "avx10")}
+_BEYOND["avx2"] = (*_BEYOND["avx512"], "avx512", "avxvnni", "avxifma", "avxneconvert")
 
 
 def deny(prefix: str) -> None:
@@ -207,7 +211,7 @@ def host() -> CpuTarget:
     initialize()
     found = llvm.get_host_cpu_features()
     on = {k for k, v in found.items() if v} - _UNKNOWN_TO_LLVM
-    on = {k for k in on if not k.startswith(tuple(_denied))}
+    on = {k for k in on if not k.startswith((*_denied, *_BEYOND[config.get("ISA")]))}
     features = ",".join(
         ("+" if k in on else "-") + k for k in sorted(found) if k not in _UNKNOWN_TO_LLVM
     )
