@@ -91,11 +91,12 @@ def plan_of(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
 
 def _form_a(p: Product, t: Tile, source: Source) -> str:
     """How A is read: where it is, if its elements are accumulators and its rows do not share the
-    sets of L1 or are all near."""
+    sets of L1, or are all near, or are read only once."""
     form, row = blocking.form_of(p.a), p.a[0]
     if not isinstance(p.m, int) or source.steps:
         return form
-    if form == "transpose" and isinstance(row, int) and row * t.itemsize % CONFLICT_BYTES:
+    apart = isinstance(row, int) and row * t.itemsize % CONFLICT_BYTES != 0
+    if form == "transpose" and (apart or hint(p.n, t.columns + 1) <= t.columns):
         return "rows"
     if form == "copy" and isinstance(p.k, int) and p.m * p.k * t.itemsize <= IN_LANES_BYTES:
         return "lanes"

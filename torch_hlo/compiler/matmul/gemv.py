@@ -30,7 +30,8 @@ def gemv_rows(name: str, t: Tile, sources: tuple[Source, Source], rows: int) -> 
         "ptr x, i64 x_m, ptr w, i64 w_n, ptr y, i64 y_m, i64 y_n, i64 n0, i64 n1, i64 k"
     )
     f = Function(name, "void", params, attrs="noinline #0")
-    at_once = max(1, min(8, 24 // rows))
+    # sums in registers
+    at_once = max(1, min(8, (24 if t.masks_stores else 12) // rows))
     while at_once & (at_once - 1):
         at_once -= 1
     whole = f.add("%n0", f.mul(f.div(f.sub("%n1", "%n0"), at_once), at_once))
