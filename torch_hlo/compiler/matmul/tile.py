@@ -134,13 +134,22 @@ def masked_store(
     mask: str,
     align: int,
 ) -> None:
-    if not mask:
-        return f.store(f"<{lanes} x {kind}>", value, pointer, align)
+    """Store the lanes that are on, or all where there is no mask (""). Where such a store is slow
+    (see Target.masks_stores), whole vectors are stored without."""
     vector, suffix = f"<{lanes} x {kind}>", f"v{lanes}{KIND_SUFFIX[kind]}"
-    f.do(
-        f"call void @llvm.masked.store.{suffix}.p0({vector} {value}, ptr align {align} {pointer},"
-        f" <{lanes} x i1> {mask})"
-    )
+    if not mask:
+        return f.store(vector, value, pointer, align)
+
+    def some() -> None:
+        f.do(
+            f"call void @llvm.masked.store.{suffix}.p0({vector} {value}, ptr align {align}"
+            f" {pointer}, <{lanes} x i1> {mask})"
+        )
+
+    if lanes >= 16 or lanes * align >= 64:
+        return some()
+    whole = f.op(f"call i1 @llvm.vector.reduce.and.v{lanes}i1(<{lanes} x i1> {mask})")
+    f.choose(whole, lambda: f.store(vector, value, pointer, align), some)
 
 
 KIND_SUFFIX = {
