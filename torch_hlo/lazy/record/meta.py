@@ -321,6 +321,14 @@ _WITHOUT_META = {
         _like_and_mask,
     ),
     **{
+        getattr(aten, f"_fake_quantize_learnable_per_{kind}_affine{way}").default: rule
+        for kind in ("tensor", "channel")
+        for way, rule in (
+            ("", lambda x, *rest: torch.empty_like(x)),
+            ("_backward", lambda grad, *like: tuple(map(torch.empty_like, like[:3]))),
+        )
+    },
+    **{
         getattr(packet, name): _like_given(getattr(packet, name))
         for packet in (
             aten._fused_adam,

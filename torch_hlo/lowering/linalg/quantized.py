@@ -84,43 +84,21 @@ _ONE, _ROWS = 0, 1  # members of torch.nn.functional.ScalingType
 
 
 @guard(aten._scaled_mm_v2.default)
-def _is_scaled_by_recipe(
-    a: Tensor,
-    b: Tensor,
-    scales_a: list[Tensor],
-    recipe_a: list[int],
-    swizzle_a: list[int],
-    scales_b: list[Tensor],
-    recipe_b: list[int],
-    swizzle_b: list[int],
-    bias: Tensor | None,
-    *args: Any,
-    **kwargs: Any,
-) -> bool:
+def _is_scaled_by_recipe(a: Tensor, b: Tensor, *rest: Any) -> bool:
+    (scale_a, *_), recipe, swizzle, (scale_b, *_), other, unswizzle, bias, *_ = rest
     return (
-        recipe_a == recipe_b
-        and recipe_a in ([_ONE], [_ROWS])
-        and not any((*swizzle_a, *swizzle_b))
-        and _is_scaled(a, b, scales_a[0], scales_b[0], bias)
-        and (recipe_a == [_ROWS] or scales_a[0].numel() == 1)
+        recipe == other
+        and recipe in ([_ONE], [_ROWS])
+        and not any((*swizzle, *unswizzle))
+        and _is_scaled(a, b, scale_a, scale_b, bias)
+        and (recipe == [_ROWS] or scale_a.numel() == 1)
     )
 
 
 @lowers(aten._scaled_mm_v2.default)
-def scaled_mm_by_recipe(
-    a: Instruction,
-    b: Instruction,
-    scales_a: list[Instruction],
-    recipe_a: list[int],
-    swizzle_a: list[int],
-    scales_b: list[Instruction],
-    recipe_b: list[int],
-    swizzle_b: list[int],
-    bias: Instruction | None,
-    *args: Any,
-    **kwargs: Any,
-) -> Instruction:
-    return scaled_mm(a, b, scales_a[0], scales_b[0], bias)
+def scaled_mm_by_recipe(a: Instruction, b: Instruction, *rest: Any) -> Instruction:
+    (scale_a, *_), _, _, (scale_b, *_), _, _, bias, *_ = rest
+    return scaled_mm(a, b, scale_a, scale_b, bias)
 
 
 # Four bits a number, as PyTorch's CPU kernels keep a matrix [n, k]: blocks of rows, of each block
