@@ -47,10 +47,73 @@ dist.destroy_process_group()
 """
 
 
+FSDP1 = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+device = sys.argv[1]
+if device == "hlo":
+    import torch_hlo
+from torch.distributed.fsdp import (
+    FullStateDictConfig, FullyShardedDataParallel as FSDP, ShardingStrategy, StateDictType,
+)
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+SIZES = (8, 16), (16, 17), (17, 4)
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(*s), nn.Tanh()) for s in SIZES))
+
+def train(net):
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    torch.manual_seed(rank)
+    for _ in range(3):
+        loss = (net(torch.randn(6, 8).to(device)) - 1).square().mean()
+        loss.backward()
+        if isinstance(net, FSDP):
+            norm = net.clip_grad_norm_(0.1)
+        else:
+            norm = nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [round(loss.item(), 4), round(norm.item(), 4)]
+
+policy = ModuleWrapPolicy({nn.Linear})
+options = [
+    {}, {"auto_wrap_policy": policy}, {"auto_wrap_policy": policy, "use_orig_params": True},
+    {"auto_wrap_policy": policy, "sharding_strategy": ShardingStrategy.SHARD_GRAD_OP},
+    {"device_id": torch.device(device, 0)},
+]
+found = []
+for given in options:
+    if device == "cpu":
+        net = DistributedDataParallel(make())
+    else:
+        net = FSDP(make() if "device_id" in given else make().to(device), **given)
+    found += train(net)
+    if device == "cpu":
+        state = net.module.state_dict()
+    else:
+        config = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+        with FSDP.state_dict_type(net, StateDictType.FULL_STATE_DICT, config):
+            state = net.state_dict()
+    if rank == 0:
+        assert {x.device.type for x in state.values()} == {"cpu"}
+        found.append(round(sum(x.sum().item() for x in state.values()), 3))
+if rank == 0:
+    print("found", *found)
+dist.destroy_process_group()
+"""
+
+
 @pytest.mark.slow
-def test_data_parallel_and_sharded(tmp_path: Path):
+@pytest.mark.parametrize("text", [SCRIPT, FSDP1], ids=["ddp and fsdp2", "fsdp1"])
+def test_data_parallel_and_sharded(tmp_path: Path, text: str):
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+    script.write_text(text)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--standalone", str(script)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

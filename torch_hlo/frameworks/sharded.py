@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from torch_hlo.lazy.record import session
 from torch_hlo.pytorch.registration import PLACE
 
 
@@ -29,3 +31,22 @@ def move_states(
                 torch.utils.swap_tensors(old, new)
         device = PLACE.device
     original(parameters, buffers, device, *others)
+
+
+def stay(original: Callable[..., Any], handle: Any) -> Any:
+    """FlatParamHandle.to_cpu, around the making of a state_dict: see `offload`."""
+    if handle.flat_param.device.type in PLACE.names:
+        return contextlib.nullcontext()
+    return original(handle)
+
+
+def offload(original: Callable[..., Any], module: Any, state: Any, *others: Any) -> dict[str, Any]:
+    """The hook after FSDP's state_dict: what was to be on the CPU before goes there now. All ranks
+    gather here, and only some may read."""
+    session.engine().mark_step()
+    found: dict[str, Any] = original(module, state, *others)
+    if state._state_dict_config.offload_to_cpu:
+        for name, x in found.items():
+            if isinstance(x, torch.Tensor) and x.device.type in PLACE.names:
+                found[name] = x.cpu()
+    return found

@@ -70,7 +70,8 @@ _KERAS_ROWS = (
         for kind in ("train", "test", "predict")
     ),
 )
-_MOVE = wrapped("torch_hlo.frameworks.sharded:move_states")
+_FSDP, _SHARDED = "torch.distributed.fsdp", "torch_hlo.frameworks.sharded:"
+_MOVE = wrapped(_SHARDED + "move_states")
 _NESTED = wrapped("torch_hlo.frameworks.nested:attention")
 _COMPRESS = given_to("torch_hlo.frameworks.semi_structured:register")
 _OPEN = wrapped("torch_hlo.frameworks.safe_files:safe_open")
@@ -78,7 +79,10 @@ _OPEN = wrapped("torch_hlo.frameworks.safe_files:safe_open")
 ROWS = (
     Row("safetensors", "safe_open", _OPEN),
     Row("safetensors.torch", "safe_open", _OPEN),
-    Row("torch.distributed.fsdp._fully_shard._fsdp_init", "_move_states_to_device", _MOVE),
+    Row(f"{_FSDP}._fully_shard._fsdp_init", "_move_states_to_device", _MOVE),
+    Row(f"{_FSDP}._init_utils", "_move_states_to_device", _MOVE),
+    Row(f"{_FSDP}._flat_param", "FlatParamHandle.to_cpu", wrapped(_SHARDED + "stay")),
+    Row(f"{_FSDP}._state_dict_utils", "_full_post_state_dict_hook", wrapped(_SHARDED + "offload")),
     Row("torch.nested._internal.ops", "jagged_scaled_dot_product_attention", _NESTED),
     Row("torch.sparse", "SparseSemiStructuredTensorCUTLASS", _COMPRESS),
     *_HUGGINGFACE_ROWS,

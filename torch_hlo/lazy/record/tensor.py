@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -107,6 +107,9 @@ class HloTensor(Tensor):
     def untyped_storage(self):
         return storage_proxy(self._storage)
 
+    def _typed_storage(self):
+        return TypedProxy(self.untyped_storage(), self.element_size())
+
     def data_ptr(self) -> int:
         """A number that is equal for tensors which start at the same element of the same storage,
         and not an address."""
@@ -115,6 +118,9 @@ class HloTensor(Tensor):
             if self.numel()
             else 0
         )
+
+    def record_stream(self, stream: Any) -> None:
+        """Nothing to do: an array lives until the programs that read it have run."""
 
     def share_memory_(self):
         return self  # as for CUDA tensors: nothing to do
@@ -349,6 +355,22 @@ class StorageProxy:
 
     def __hash__(self) -> int:
         return id(self.storage)
+
+
+class TypedProxy(NamedTuple):
+    """A storage counted in elements: FSDP1 frees and reallocates it so."""
+
+    proxy: StorageProxy
+    itemsize: int
+
+    def _size(self) -> int:
+        return self.proxy.size() // self.itemsize
+
+    def _resize_(self, count: int) -> None:
+        self.proxy.resize_(count * self.itemsize)
+
+    def _data_ptr(self) -> int:
+        return self.proxy.data_ptr()
 
 
 def storage_proxy(storage: Storage) -> StorageProxy:
