@@ -37,7 +37,7 @@ from torch_hlo.compiler.aot.library import (
     compile_library,
     describe,
 )
-from torch_hlo.compiler.llvm.target import PLATFORMS, platform_target
+from torch_hlo.compiler.llvm import PLATFORMS, platform_target
 from torch_hlo.hlo.ir import Module
 
 _SUFFIXES = {".so": "elf", ".wasm": "wasm", ".o": ""}

@@ -20,8 +20,8 @@ from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram, Kernel
 from torch_hlo.compiler.gpu.image import device_image
 from torch_hlo.compiler.gpu.target import GpuTarget
+from torch_hlo.compiler.llvm import CpuTarget, Target, host
 from torch_hlo.compiler.llvm.machine_code import Objects
-from torch_hlo.compiler.llvm.target import CpuTarget, Target, host
 from torch_hlo.hlo.ir import Module, outputs
 
 from .codegen import index

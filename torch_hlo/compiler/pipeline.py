@@ -29,7 +29,7 @@ from torch_hlo.compiler.fusion.fusion import fusion
 from torch_hlo.compiler.gather.scatter_fusion import scatter_fusion
 from torch_hlo.compiler.gpu.target import GpuTarget
 from torch_hlo.compiler.linalg.linalg import linalg
-from torch_hlo.compiler.llvm.target import CpuTarget, Target, host
+from torch_hlo.compiler.llvm import CpuTarget, Target, host
 from torch_hlo.compiler.matmul.dot_canon import dot_canon
 from torch_hlo.compiler.matmul.dot_merge import dot_merge
 from torch_hlo.compiler.matmul.dot_narrow import dot_narrow

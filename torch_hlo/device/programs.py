@@ -12,7 +12,7 @@ from torch_hlo.compiler import cache
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
-from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.compiler.llvm import Target
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.text.printer import module_text
 

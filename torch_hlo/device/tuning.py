@@ -10,7 +10,7 @@ from torch_hlo import config, metrics, progress
 from torch_hlo.compiler import tune
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
-from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.compiler.llvm import Target
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.text.parser import parse_module
 

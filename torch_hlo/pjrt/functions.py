@@ -14,8 +14,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+from torch_hlo.compiler.llvm import host
 from torch_hlo.compiler.llvm.machine_code import machine_code
-from torch_hlo.compiler.llvm.target import host
 from torch_hlo.device.cpu.engine import engine
 from torch_hlo.device.pjrt.pjrt_structs import FUNCTIONS, HEAD, MINOR, STRUCTURES
 

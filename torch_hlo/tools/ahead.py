@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_hlo.compiler.llvm.target import PLATFORMS
+from torch_hlo.compiler.llvm import PLATFORMS
 
 from . import UsageError
 from .text_api import load

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_hlo.compiler.hlo_pass import Pass
-from torch_hlo.compiler.llvm.target import host
+from torch_hlo.compiler.llvm import host
 from torch_hlo.compiler.pipeline import passes_for
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.ir.verify import verify

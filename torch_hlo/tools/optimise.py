@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_hlo.compiler.hlo_pass import Pass, hlo_pass
-from torch_hlo.compiler.llvm.target import host
+from torch_hlo.compiler.llvm import host
 from torch_hlo.compiler.pipeline import cpu_pipeline, optimize
 from torch_hlo.compiler.spmd.partitioner import partition
 from torch_hlo.compiler.spmd.propagate import propagate

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 
 from torch_hlo.compiler.codegen.block import ARENA, CONSTANTS, FIXED_WORDS, HOST
 from torch_hlo.compiler.codegen.program import emit_size
-from torch_hlo.compiler.llvm.emit import literal
-from torch_hlo.compiler.llvm.function import Function, Int, signature
+from torch_hlo.compiler.llvm import Function, Int, literal, signature
 from torch_hlo.hlo.ir import Dim, Size
 
 from .abi import DTYPE_CODES, ERRORS, MESSAGE_BYTES, SLACK, TENSOR, Array

@@ -19,8 +19,8 @@ import numpy as np
 from torch_hlo.compiler.codegen.block import CodegenError, HostCall
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.compile import emit
+from torch_hlo.compiler.llvm import CpuTarget
 from torch_hlo.compiler.llvm.machine_code import machine_code, prelude
-from torch_hlo.compiler.llvm.target import CpuTarget
 from torch_hlo.compiler.pipeline import optimize
 from torch_hlo.hlo.ir import Dim, Module, Size, called, outputs, postorder, substitute, symbol
 

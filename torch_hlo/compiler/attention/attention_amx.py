@@ -14,8 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from torch_hlo.compiler.codegen.inline import load_real, store
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm import math
-from torch_hlo.compiler.llvm.function import Int, float_constant
+from torch_hlo.compiler.llvm import Int, float_constant, math
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.amx_kernels import BLOCK, ELEMENTS, tiles
 from torch_hlo.compiler.matmul.gemm_amx import AmxGemm

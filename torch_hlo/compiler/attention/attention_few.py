@@ -10,8 +10,7 @@ from __future__ import annotations
 import math as numbers
 
 from torch_hlo.compiler.codegen.inline import load_real
-from torch_hlo.compiler.llvm import math
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int, math
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, transposed
 from torch_hlo.hlo.ir import Size, ceildiv

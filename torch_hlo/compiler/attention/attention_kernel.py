@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.inline import Writer, load_real
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm import math
-from torch_hlo.compiler.llvm.emit import Typed
-from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.llvm import Int, Typed, math, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask
 from torch_hlo.hlo.ir import Dim, Instruction, Size, ceildiv

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 
 from torch_hlo.compiler.codegen.inline import Writer, load_real
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, splat, transposed
 from torch_hlo.hlo.ir import Size, ceildiv

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from torch_hlo.compiler.codegen.inline import Writer, load_real
-from torch_hlo.compiler.llvm import math
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int, math
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, splat, transposed
 from torch_hlo.hlo.ir import Size, ceildiv
 

@@ -6,8 +6,7 @@ import math as numbers
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.inline import Writer
-from torch_hlo.compiler.llvm import math
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int, math
 from torch_hlo.compiler.matmul.tile import Tile
 from torch_hlo.hlo.ir import Size, ceildiv
 

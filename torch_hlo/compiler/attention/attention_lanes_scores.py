@@ -7,7 +7,7 @@ import math as numbers
 from collections.abc import Callable
 
 from torch_hlo.compiler.codegen.inline import Writer
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int
 from torch_hlo.compiler.matmul.tile import splat, transposed
 from torch_hlo.hlo.ir import ceildiv
 

@@ -21,8 +21,7 @@ from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.loop_plan import Planner, widest_bits
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm.function import Function, Int
-from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.compiler.llvm import Function, Int, Target
 from torch_hlo.hlo.ir import Dim, Instruction, Size, postorder
 from torch_hlo.hlo.ir import build as b
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math as numbers
 
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.llvm import math
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int, math
 from torch_hlo.hlo.ir import Size, ceildiv
 
 from .attention import Attention

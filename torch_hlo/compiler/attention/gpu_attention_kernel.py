@@ -20,7 +20,7 @@ from torch_hlo.compiler.codegen.inline import load_real
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.llvm import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.hlo.ir import Size, ceildiv
 

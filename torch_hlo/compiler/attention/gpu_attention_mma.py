@@ -17,8 +17,7 @@ from torch_hlo.compiler.gpu import ptx
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.target import GpuTarget, machine
 from torch_hlo.compiler.gpu.words import Words
-from torch_hlo.compiler.llvm import math
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int, math
 from torch_hlo.hlo.ir import Size, ceildiv
 
 from .attention import Attention, N

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from torch_hlo.compiler.llvm.function import Function
+from torch_hlo.compiler.llvm import Function
 from torch_hlo.compiler.thresholds import RANGE_PS
 from torch_hlo.hlo.ir import Instruction
 

@@ -13,11 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch_hlo.compiler.llvm import scalar
-from torch_hlo.compiler.llvm.emit import Emit, Unit
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm import Emit, Function, Int, Target, Unit, scalar
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
-from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.hlo.ir import Computation, Instruction, Size
 
 from . import index as ix

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from torch_hlo.compiler.llvm.emit import Emit
+from torch_hlo.compiler.llvm import Emit
 from torch_hlo.hlo.ir import Size
 
 from .index import Index, Var, of, variable

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch_hlo.compiler.llvm import scalar
-from torch_hlo.compiler.llvm.emit import Emit, Unit, literal, transposed
+from torch_hlo.compiler.llvm import Emit, Target, Unit, literal, scalar, transposed
 from torch_hlo.compiler.llvm.scalar import STORAGE, Storage, Value
-from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.thresholds import AHEAD_BYTES, STREAMED_BYTES
 from torch_hlo.hlo.ir import Dim, Instruction, Size, fixed
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch_hlo.compiler.llvm.emit import Emit, Unit
+from torch_hlo.compiler.llvm import Emit, Unit
 from torch_hlo.compiler.llvm.scalar import Value
 from torch_hlo.hlo.ir import DTYPES, OPCODES, Instruction, Size
 

@@ -26,8 +26,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from torch_hlo.compiler.llvm.function import Function
-from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.compiler.llvm import Function, Target
 from torch_hlo.compiler.thresholds import LARGE_SCRATCH
 from torch_hlo.hlo.ir import (
     META,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch_hlo.compiler.codegen.block import OWN, CodegenError, Place, Places
 from torch_hlo.compiler.codegen.computation import emit_computation
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm.function import Function, signature
+from torch_hlo.compiler.llvm import Function, signature
 from torch_hlo.hlo.ir import Computation, Dim, Instruction, fixed
 
 from .loop_fill import is_unwritten

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.conv_forms import digits_of, is_channels_last, sides
-from torch_hlo.compiler.llvm.function import Function, Int, signature
+from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.matmul.amx_kernels import (
     BLOCK,
     ELEMENTS,

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm.function import Function, Int, Loop, signature
+from torch_hlo.compiler.llvm import Function, Int, Loop, signature
 from torch_hlo.compiler.matmul.dot_task import Finish
 from torch_hlo.compiler.matmul.epilogue import Epilogue
 from torch_hlo.compiler.matmul.tile import (

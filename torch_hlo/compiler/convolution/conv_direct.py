@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.conv_forms import is_channels_last
-from torch_hlo.compiler.llvm.function import Function, Int, signature
+from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.matmul.blocking import Partition, tile_heights
 from torch_hlo.compiler.matmul.dot_task import Finish
 from torch_hlo.compiler.matmul.epilogue import Epilogue

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.conv_forms import digits_of
-from torch_hlo.compiler.llvm.function import Function, Int, signature
+from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.matmul import blocking, micro_kernel
 from torch_hlo.compiler.matmul.dot_product import SPLITS, sum_parts
 from torch_hlo.compiler.matmul.tile import (

@@ -9,7 +9,7 @@ from typing import overload
 
 from torch_hlo.compiler.codegen.block import Place
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm.function import Function, Int, signature
+from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.matmul.packing import pack_transpose
 from torch_hlo.compiler.matmul.product import SOURCES
 from torch_hlo.compiler.matmul.tile import (

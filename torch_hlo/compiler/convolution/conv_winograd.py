@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from torch_hlo import config
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm.function import Function, Int, float_constant, signature
+from torch_hlo.compiler.llvm import Function, Int, float_constant, signature
 from torch_hlo.compiler.matmul.dot_task import Finish
 from torch_hlo.compiler.matmul.epilogue import Epilogue
 from torch_hlo.compiler.matmul.tile import (

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm.function import Function, Int, signature
+from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.matmul.dot_product import SPLITS
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, masked_store
 from torch_hlo.compiler.thresholds import (

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch_hlo.compiler.gather.gather_scatter import Sizes, digits
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.llvm import Int, signature
 from torch_hlo.compiler.matmul.dot import emit_apart, emit_tree, parts_of_output
 from torch_hlo.compiler.matmul.gpu import gpu_fma
 from torch_hlo.compiler.matmul.gpu.gpu_blocks import element

@@ -20,7 +20,7 @@ from torch_hlo.compiler.codegen.index import product
 from torch_hlo.compiler.gather.gather_scatter import digits
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram, TensorMap
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int
 from torch_hlo.compiler.matmul.gpu import gpu_dot, gpu_gemm, gpu_matrix, gpu_wgmma
 from torch_hlo.compiler.matmul.gpu.gpu_blocks import Blocks, Place, Store
 from torch_hlo.compiler.matmul.gpu.gpu_panel import CHUNK, LINE, Operand, Panel

@@ -17,7 +17,7 @@ from torch_hlo.compiler.codegen.block import Place
 from torch_hlo.compiler.codegen.inline import Writer
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.control import host_calls
-from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.llvm import Int, signature
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, product_tile
 from torch_hlo.compiler.thresholds import (
     FFT_CHUNK,

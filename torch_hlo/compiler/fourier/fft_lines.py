@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.inline import Writer
-from torch_hlo.compiler.llvm.emit import Typed
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int, Typed
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, splat, transposed
 
 from .fft_plan import lane_order, passes

@@ -18,7 +18,7 @@ from torch_hlo.compiler.codegen.inline import Values, Writer, apply, load, store
 from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.control.control_flow import copy_places
-from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.llvm import Int, signature
 from torch_hlo.compiler.llvm.scalar import Value
 from torch_hlo.compiler.loops.elementwise_loops import Store, run_loop
 from torch_hlo.compiler.matmul.tile import lane_mask

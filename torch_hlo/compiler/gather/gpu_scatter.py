@@ -18,8 +18,7 @@ from torch_hlo.compiler.codegen.index import product
 from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
 from torch_hlo.compiler.control.control_flow import copy_places
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.llvm import scalar
-from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.llvm import Int, scalar, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.sort.gpu_sort import sort
 from torch_hlo.hlo.ir import DTYPES, Instruction, Shape, Size, build, ceildiv

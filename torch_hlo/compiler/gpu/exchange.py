@@ -6,7 +6,7 @@ Shared slots belong to a thread each: it writes its own and reads another's, bet
 
 from __future__ import annotations
 
-from torch_hlo.compiler.llvm.emit import BITS, Emit
+from torch_hlo.compiler.llvm import BITS, Emit
 
 from .target import GpuTarget
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm import Function, Int
 
 from .words import Words
 

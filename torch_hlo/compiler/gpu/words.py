@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm import Function, Int
 
 
 class Words:

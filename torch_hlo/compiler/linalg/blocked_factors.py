@@ -16,8 +16,7 @@ from typing import Any
 from torch_hlo.compiler.codegen.inline import Writer, load, store
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.llvm.emit import BITS, transposed
-from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.llvm import BITS, Int, signature, transposed
 from torch_hlo.compiler.matmul.tile import KIND_SUFFIX, lane_mask, splat
 from torch_hlo.hlo.ir import Instruction
 

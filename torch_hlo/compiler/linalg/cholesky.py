@@ -10,7 +10,7 @@ from torch_hlo.compiler.codegen.inline import Writer, load, store
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.control.control_flow import copy_places
 from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.llvm import Int, signature
 from torch_hlo.compiler.matmul.dot import emit_tree
 from torch_hlo.hlo.ir import Dim, Instruction, Size, build, instr
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm import Function, Int
 from torch_hlo.hlo.ir import Instruction, Shape, Size
 
 from .linalg import used_results

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from torch_hlo.compiler.codegen.inline import Writer, load, store
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.llvm.emit import BITS
-from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.llvm import BITS, Int, signature
 from torch_hlo.compiler.matmul.tile import lane_mask, splat
 from torch_hlo.compiler.thresholds import QR_CHUNK
 from torch_hlo.hlo.ir import Instruction

@@ -3,3 +3,27 @@ machine code of it.
 
 In: opcodes and register names. Out: IR text, object code. Imports hlo/ir for types only.
 """
+
+from .emit import BITS, Emit, Typed, Unit, literal, transposed
+from .function import Function, Int, Loop, float_constant, signature
+from .target import PLATFORMS, CpuTarget, Target, deny, host, platform_target
+
+__all__ = [
+    "BITS",
+    "CpuTarget",
+    "Emit",
+    "Function",
+    "Int",
+    "Loop",
+    "PLATFORMS",
+    "Target",
+    "Typed",
+    "Unit",
+    "deny",
+    "float_constant",
+    "host",
+    "literal",
+    "platform_target",
+    "signature",
+    "transposed",
+]

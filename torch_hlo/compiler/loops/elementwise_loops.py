@@ -32,8 +32,8 @@ from torch_hlo.compiler.fusion.fusion_place import (
     parts,
     pieces,
 )
+from torch_hlo.compiler.llvm import Target
 from torch_hlo.compiler.llvm.scalar import STORAGE
-from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.thresholds import (
     INSTRUCTION_NS,
     LOOP_BLOCK,

@@ -19,7 +19,7 @@ from torch_hlo.compiler.codegen.loop_plan import Loops
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.target import GpuTarget
-from torch_hlo.compiler.llvm.emit import Emit
+from torch_hlo.compiler.llvm import Emit
 from torch_hlo.compiler.llvm.scalar import STORAGE, Storage
 from torch_hlo.hlo.ir import Instruction, Size, fixed
 

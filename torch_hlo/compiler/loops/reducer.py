@@ -22,8 +22,7 @@ from torch_hlo.compiler.codegen.block import CodegenError
 from torch_hlo.compiler.codegen.index import ZERO
 from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.kernel_values import Level
-from torch_hlo.compiler.llvm import scalar
-from torch_hlo.compiler.llvm.emit import Emit
+from torch_hlo.compiler.llvm import Emit, scalar
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.hlo.ir import DTYPES, Computation, Instruction
 

@@ -26,7 +26,7 @@ from torch_hlo.compiler.codegen.index import (
 )
 from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.fusion import fusion_table as table
-from torch_hlo.compiler.llvm.emit import Emit
+from torch_hlo.compiler.llvm import Emit
 from torch_hlo.compiler.llvm.math import exp
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value, single
 from torch_hlo.compiler.thresholds import PREFETCHED_ROW

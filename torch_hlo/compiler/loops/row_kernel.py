@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from torch_hlo.compiler.codegen.index import Index
 from torch_hlo.compiler.codegen.kernel import Kernel
+from torch_hlo.compiler.llvm import Target
 from torch_hlo.compiler.llvm.scalar import Value
-from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.thresholds import STASH_LIMIT
 from torch_hlo.hlo.ir import Computation, Instruction, Size, fixed
 

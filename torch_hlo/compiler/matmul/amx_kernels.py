@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch_hlo.compiler.llvm.function import Function, Int, signature
+from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.thresholds import AMX_ROWS_AHEAD, LANES_AHEAD
 
 from .tile import Tile, lane_mask, masked_load, masked_store, transposed

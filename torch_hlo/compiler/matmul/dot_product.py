@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from torch_hlo.compiler import tune
 from torch_hlo.compiler.codegen.block import PACKED_HEAD, Place
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm.function import Function, signature
-from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.compiler.llvm import Function, Target, signature
 from torch_hlo.compiler.thresholds import (
     GEMV_ROWS,
     IN_ROWS,

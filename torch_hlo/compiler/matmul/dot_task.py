@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm.function import Function, Int, signature
+from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.thresholds import GEMV_STRIP
 from torch_hlo.hlo.ir import ceildiv
 

@@ -24,9 +24,8 @@ from torch_hlo.compiler.codegen.index import Index
 from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.loop_plan import Planner, widest_bits
 from torch_hlo.compiler.codegen.program import Program
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm import Function, Int, Target
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
-from torch_hlo.compiler.llvm.target import Target
 from torch_hlo.compiler.thresholds import EXPENSIVE_EPILOGUE
 from torch_hlo.hlo.ir import (
     Computation,

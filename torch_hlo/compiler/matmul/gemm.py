@@ -24,7 +24,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from torch_hlo.compiler.llvm.function import Function, Int, signature
+from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.thresholds import KC, KC_DIRECT, LOCAL_GAP
 from torch_hlo.hlo.ir import Size, ceildiv
 

@@ -6,7 +6,7 @@ columns:   y[m, n] = sum_k x[m, k] w[k, n]        m = 1 or 2, w contiguous along
 
 from __future__ import annotations
 
-from torch_hlo.compiler.llvm.function import Function, Int, signature
+from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.thresholds import GEMV_STRIP, PREFETCH_BYTES
 
 from .tile import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch_hlo.compiler.llvm.function import Function, Int, signature
+from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.thresholds import LOADS, PREFETCH
 
 from .tile import Tile, lane_mask, masked_load, masked_store, multiply_add, splat

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_hlo.compiler.llvm.function import Function, signature
+from torch_hlo.compiler.llvm import Function, signature
 from torch_hlo.compiler.thresholds import PREFETCH
 
 from .tile import Source, Tile, converted, lane_mask, masked_load, transposed

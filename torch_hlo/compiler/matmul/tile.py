@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch_hlo.compiler.llvm import emit
-from torch_hlo.compiler.llvm.function import Function, Int
+from torch_hlo.compiler.llvm import Function, Int, emit
 from torch_hlo.compiler.thresholds import KC, LOCAL_GAP, NC
 
 

@@ -16,7 +16,7 @@ from torch_hlo.compiler.codegen.block import CodegenError, leaves
 from torch_hlo.compiler.codegen.inline import Writer, apply, load, move
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.llvm import Int, signature
 from torch_hlo.compiler.llvm.scalar import single
 from torch_hlo.hlo.ir import DTYPES, Instruction, Size, ceildiv, row_major_strides
 

@@ -13,8 +13,7 @@ from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.inline import Writer, apply, load, move
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.llvm.emit import Typed
-from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.llvm import Int, Typed, signature
 from torch_hlo.compiler.llvm.scalar import Value, single
 from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Size, build, row_major_strides
 from torch_hlo.hlo.ir.numeric import SMALL_FLOATS

@@ -18,8 +18,7 @@ from typing import ClassVar
 from torch_hlo.compiler.codegen.inline import Writer, move, store
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.llvm.function import Int, signature
-from torch_hlo.compiler.llvm.target import Target
+from torch_hlo.compiler.llvm import Int, Target, signature
 from torch_hlo.hlo.ir import DTYPES, Instruction, Size, fixed, row_major_strides
 
 from .partial_sort import selection_of

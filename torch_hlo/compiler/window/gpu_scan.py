@@ -21,8 +21,7 @@ from torch_hlo.compiler.codegen.inline import (
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.llvm import scalar
-from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.llvm import Int, scalar, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.loops.reducer import Reducer
 from torch_hlo.hlo.ir import DTYPES, Instruction, Size, ceildiv

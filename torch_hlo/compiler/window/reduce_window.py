@@ -20,8 +20,7 @@ from torch_hlo.compiler.codegen.loop_plan import Planner
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.codegen.views import choose
 from torch_hlo.compiler.gather.gather_scatter import Sizes, dot_product, loop_nest
-from torch_hlo.compiler.llvm import scalar
-from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.llvm import Int, scalar, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.loops.elementwise_loops import Store, run_loop
 from torch_hlo.compiler.loops.reducer import Reducer

@@ -11,8 +11,7 @@ from torch_hlo.compiler.codegen.index import product
 from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.llvm import scalar
-from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.llvm import Int, scalar, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.loops.reducer import Reducer
 from torch_hlo.compiler.matmul.tile import lane_mask

@@ -26,9 +26,7 @@ from torch_hlo.compiler.codegen.inline import (
 )
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes, dot_product, loop_nest
-from torch_hlo.compiler.llvm import scalar
-from torch_hlo.compiler.llvm.emit import BITS
-from torch_hlo.compiler.llvm.function import Int, signature
+from torch_hlo.compiler.llvm import BITS, Int, scalar, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import lane_mask
 from torch_hlo.hlo.ir import Instruction, Size, row_major_strides

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import llvmlite.binding as llvm
 
+from torch_hlo.compiler.llvm import CpuTarget, host
 from torch_hlo.compiler.llvm.machine_code import machine_code
-from torch_hlo.compiler.llvm.target import CpuTarget, host
 
 # conversions that a processor has no instruction for
 _CONVERSION = re.compile(rb"\0_?(__(?:trunc|extend|fix|float)[a-z0-9]+)(?=\0)")

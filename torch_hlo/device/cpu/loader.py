@@ -22,7 +22,7 @@ import numpy as np
 from torch_hlo.compiler.codegen.block import FAILED, FIXED_WORDS, HostCall
 from torch_hlo.compiler.codegen.registry import HOST_CALLS
 from torch_hlo.compiler.executable import Executable
-from torch_hlo.compiler.llvm.target import CpuTarget, deny, host
+from torch_hlo.compiler.llvm import CpuTarget, deny, host
 from torch_hlo.device.buffer import ARENAS, map_pages
 from torch_hlo.hlo.ir import DTYPES, Shape, function, substitute
 

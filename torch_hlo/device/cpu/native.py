@@ -16,7 +16,7 @@ from dataclasses import replace
 from torch_hlo.compiler import cache
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.executable import Executable
-from torch_hlo.compiler.llvm.target import CpuTarget, host
+from torch_hlo.compiler.llvm import CpuTarget, host
 from torch_hlo.device import runtime
 from torch_hlo.device.interfaces import (
     Backend,

@@ -17,7 +17,7 @@ import time
 from array import array
 from collections.abc import Callable
 
-from torch_hlo.compiler.llvm import stream
+from torch_hlo.compiler.llvm import host, stream
 from torch_hlo.compiler.llvm.machine_code import machine_code
 from torch_hlo.compiler.llvm.stream import (
     DONE,
@@ -28,7 +28,6 @@ from torch_hlo.compiler.llvm.stream import (
     TAIL,
     TAKEN,
 )
-from torch_hlo.compiler.llvm.target import host
 
 from .engine import engine
 from .workers import WORKERS

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from torch_hlo import config
-from torch_hlo.compiler.llvm import thread_pool
+from torch_hlo.compiler.llvm import host, thread_pool
 from torch_hlo.compiler.llvm.machine_code import machine_code
-from torch_hlo.compiler.llvm.target import host
 from torch_hlo.pytorch import shortcuts
 
 from .engine import engine

@@ -20,8 +20,8 @@ import llvmlite.binding as llvm
 
 from torch_hlo.compiler.codegen.block import FAILED, HOST
 from torch_hlo.compiler.gpu.gpu_program import CALLS, Kernel
+from torch_hlo.compiler.llvm import host
 from torch_hlo.compiler.llvm.machine_code import machine_code
-from torch_hlo.compiler.llvm.target import host
 from torch_hlo.device.cpu.engine import engine
 
 # handle, threads, arguments, bytes of shared memory, unused

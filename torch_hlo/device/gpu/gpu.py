@@ -24,7 +24,7 @@ from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.codegen.registry import HOST_CALLS
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.gpu.gpu_program import CALLS, GpuProfile
-from torch_hlo.compiler.llvm.target import host
+from torch_hlo.compiler.llvm import host
 from torch_hlo.device import runtime
 from torch_hlo.device.cpu import loader
 from torch_hlo.device.cpu.engine import engine

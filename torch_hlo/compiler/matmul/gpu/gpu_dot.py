@@ -31,7 +31,7 @@ from torch_hlo.compiler.gpu.gpu_program import (
 )
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.target import GpuTarget, machine
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.dot import (
     emit_tree,

@@ -17,7 +17,7 @@ from torch_hlo.compiler.codegen.index import Index
 from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.kernel_values import Level
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.matmul.epilogue import Expression
 from torch_hlo.hlo.ir import Dim, Instruction, Size

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int
 
 from .gpu_blocks import Store
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from torch_hlo.compiler.gpu import ptx
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.words import Words
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int
 
 from .gpu_blocks import Place, Store
 from .gpu_panel import FRAGMENT, STEPS, Operand, Panel

@@ -17,7 +17,7 @@ from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import TensorMap
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.target import GpuTarget, machine
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.product import Product
 from torch_hlo.compiler.thresholds import GEMV_PART_DEPTH

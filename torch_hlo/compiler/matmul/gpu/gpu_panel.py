@@ -21,7 +21,7 @@ from torch_hlo.compiler.gpu import ptx
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.ptx import MatrixUnit
 from torch_hlo.compiler.gpu.words import Words
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int
 
 LINE, CHUNK, STEPS = (
     128,

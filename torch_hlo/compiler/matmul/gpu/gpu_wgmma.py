@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from torch_hlo.compiler.gpu import ptx
 from torch_hlo.compiler.gpu.ptx import WARPGROUP_ROWS
-from torch_hlo.compiler.llvm.function import Int
+from torch_hlo.compiler.llvm import Int
 
 from . import gpu_gemm
 from .gpu_blocks import Place
