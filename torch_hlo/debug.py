@@ -34,9 +34,7 @@ from torch.utils import _pytree as pytree
 
 from torch_hlo.hlo.ir import Module
 from torch_hlo.lazy import device_module
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.storage import read
-from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lazy.record import HloTensor, read, session
 from torch_hlo.lazy.run import drift
 from torch_hlo.lazy.run.fingerprint import Graph, collect
 from torch_hlo.lowering.core import Leaf, Lift, Out, looks, lower

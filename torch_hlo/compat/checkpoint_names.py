@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch_hlo.compat import sharding_names
 from torch_hlo.compat.sharding_names import prime_optimizer
 from torch_hlo.distributed import checkpoint as checkpoints
-from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lazy.record import HloTensor
 
 _CpuShards = checkpoints.Spread
 

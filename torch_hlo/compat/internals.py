@@ -8,7 +8,7 @@ import torch
 
 import torch_hlo
 from torch_hlo import debug, metrics
-from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lazy.record import HloTensor
 from torch_hlo.lowering.core import Out
 
 from . import checkpoint_names, experimental_names, hardware, sharding_names, xla_model

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from torch_hlo.distributed import annotate, spmd, visualize
-from torch_hlo.lazy.record.tensor import HloTensor, to_cpu
+from torch_hlo.lazy.record import HloTensor, to_cpu
 
 from . import hardware
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch_hlo import config
-from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lazy.record import HloTensor
 
 from . import hardware
 

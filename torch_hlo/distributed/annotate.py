@@ -12,9 +12,7 @@ from torch_hlo.device.sharded import ShardedBuffer
 from torch_hlo.hlo.sharding.sharding import Sharding
 from torch_hlo.lazy import traceable
 from torch_hlo.lazy.aten import dispatch
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.storage import Array, read, write
-from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lazy.record import Array, HloTensor, read, session, write
 from torch_hlo.lazy.run import spmd
 from torch_hlo.lazy.run.journal import Journal
 from torch_hlo.lowering.core import RECORDING, Node, Out

@@ -31,9 +31,7 @@ from torch import Tensor
 from torch_hlo.device import multi_device, sharded
 from torch_hlo.device.sharded import ShardedBuffer
 from torch_hlo.hlo.ir import Size
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.storage import Array
-from torch_hlo.lazy.record.tensor import HloTensor, to_cpu
+from torch_hlo.lazy.record import Array, HloTensor, session, to_cpu
 from torch_hlo.lowering.core import HLO_TO_TORCH
 from torch_hlo.pytorch import tensors
 

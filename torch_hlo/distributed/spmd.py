@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torch_hlo.device import multi_device
 from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
-from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lazy.record import HloTensor
 from torch_hlo.lowering.spmd.sharding import SHARD, encode
 
 from . import annotate, mesh

@@ -27,8 +27,7 @@ import torch
 from torch import fx
 
 from torch_hlo import config, log, metrics
-from torch_hlo.lazy.record import generator, session, tracing
-from torch_hlo.lazy.record.storage import pending
+from torch_hlo.lazy.record import generator, pending, session, tracing
 from torch_hlo.lowering.fx.fx_graph import source_line
 from torch_hlo.pytorch import participants
 

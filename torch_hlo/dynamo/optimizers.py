@@ -15,8 +15,7 @@ from weakref import ref
 
 import torch
 
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.tensor import HloTensor, from_cpu
+from torch_hlo.lazy.record import HloTensor, from_cpu, session
 from torch_hlo.pytorch import guards, steps
 
 from .released import release

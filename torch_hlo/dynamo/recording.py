@@ -15,13 +15,23 @@ from weakref import ref
 
 import torch
 
-from torch_hlo.lazy.record import conditions, generator, session
+from torch_hlo.lazy.record import (
+    Array,
+    Engine,
+    HloTensor,
+    Meta,
+    Number,
+    Storage,
+    View,
+    Watcher,
+    conditions,
+    generator,
+    make,
+    pending,
+    pending_storages,
+    session,
+)
 from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.engine import Engine, Watcher
-from torch_hlo.lazy.record.meta import Meta
-from torch_hlo.lazy.record.storage import Array, Number, Storage, pending, pending_storages
-from torch_hlo.lazy.record.tensor import HloTensor, make
-from torch_hlo.lazy.record.views import View
 from torch_hlo.lazy.run.fingerprint import collect
 from torch_hlo.lazy.run.launch import Programs
 from torch_hlo.lowering.core import HLO_TO_TORCH, RECORDING, Node, Out

@@ -12,11 +12,8 @@ from sys import getrefcount
 
 import torch
 
+from torch_hlo.lazy.record import Array, HloTensor, Meta, fresh, session
 from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.meta import Meta
-from torch_hlo.lazy.record.storage import Array
-from torch_hlo.lazy.record.tensor import HloTensor, fresh
 from torch_hlo.pytorch import steps
 from torch_hlo.pytorch.tensors import use_count
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_hlo.lazy.record.storage import Storage
-from torch_hlo.lazy.record.tensor import HloTensor, from_cpu
+from torch_hlo.lazy.record import HloTensor, Storage, from_cpu
 from torch_hlo.pytorch import steps
 from torch_hlo.pytorch.numbers import plain
 from torch_hlo.pytorch.registration import PLACE

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from torch_hlo.lazy.record.storage import Array
-from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lazy.record import Array, HloTensor
 from torch_hlo.pytorch import tracing
 
 _through: list[tuple[Callable, tuple[type, ...]]] = []  # see `trace_through`

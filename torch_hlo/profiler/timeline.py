@@ -23,9 +23,7 @@ from torch_hlo.compiler.codegen.profile import KEPT
 from torch_hlo.device import runtime
 from torch_hlo.device.memory import Memory
 from torch_hlo.device.programs import CompiledProgram
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.engine import Engine, Watcher
-from torch_hlo.lazy.record.storage import pending
+from torch_hlo.lazy.record import Engine, Watcher, pending, session
 from torch_hlo.lowering.core import Out
 
 HISTORY = 256  # steps at which who holds memory is kept

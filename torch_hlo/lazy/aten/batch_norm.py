@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from torch_hlo.lazy.record import inference
+from torch_hlo.lazy.record import aten, call, handles, inference
 from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.handlers import call, handles
-from torch_hlo.lazy.record.meta import aten
 
 from .mutation import assign
 from .strides import resize

@@ -5,18 +5,25 @@ from __future__ import annotations
 import torch
 
 from torch_hlo.lazy.record import (
+    Array,
+    HloTensor,
+    Meta,
+    aten,
     checks,
     exchange,
+    fresh,
+    from_cpu,
     handlers,
+    handles,
     inference,
+    meta_tensor,
+    read,
     recording,
     session,
+    write,
 )
 from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.handlers import handles
-from torch_hlo.lazy.record.meta import Meta, aten, meta_tensor
-from torch_hlo.lazy.record.storage import Array, read, write
-from torch_hlo.lazy.record.tensor import HloTensor, fresh, from_cpu, upload
+from torch_hlo.lazy.record.tensor import upload
 from torch_hlo.lowering.core import Node, Out
 
 from .mutation import on_memory

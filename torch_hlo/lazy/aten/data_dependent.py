@@ -9,11 +9,18 @@ from typing import Any
 import torch
 
 from torch_hlo import config
-from torch_hlo.lazy.record import checks, conditions, fallback, handlers, session
+from torch_hlo.lazy.record import (
+    HloTensor,
+    aten,
+    call,
+    checks,
+    conditions,
+    fallback,
+    handlers,
+    handles,
+    session,
+)
 from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.handlers import call, handles
-from torch_hlo.lazy.record.meta import aten
-from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.lowering.core import Out
 from torch_hlo.pytorch.operators import OpOverload
 

@@ -15,24 +15,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch_hlo import config, metrics
 from torch_hlo.lazy.record import (
+    TABLE,
+    Handler,
+    after_traces,
     checks,
     conditions,
     decompose,
+    nested,
     recording,
     session,
     storage,
     tensor,
 )
-from torch_hlo.lazy.record.handlers import (
-    BY_ID,
-    MAKERS,
-    TABLE,
-    Foreign,
-    Handler,
-    find,
-    nested,
-)
-from torch_hlo.lazy.record.tracing import after_traces
+from torch_hlo.lazy.record.handlers import BY_ID, MAKERS, Foreign, find
 from torch_hlo.lowering.core import NO_KWARGS, RECORDING
 from torch_hlo.pytorch.operators import OpOverload
 

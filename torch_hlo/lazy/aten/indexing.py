@@ -7,10 +7,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_hlo.lazy.record import checks, recording
-from torch_hlo.lazy.record.handlers import call, handles
-from torch_hlo.lazy.record.meta import aten
-from torch_hlo.lazy.record.tensor import HloTensor, from_cpu, to_cpu
+from torch_hlo.lazy.record import (
+    HloTensor,
+    aten,
+    call,
+    checks,
+    from_cpu,
+    handles,
+    recording,
+    to_cpu,
+)
 
 from .mutation import assign, on_memory, put_expanded
 

@@ -8,10 +8,8 @@ from collections.abc import Callable
 
 import torch
 
-from torch_hlo.lazy.record import conditions, recording
-from torch_hlo.lazy.record.handlers import Handler, call, handles
-from torch_hlo.lazy.record.meta import aten, numel
-from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lazy.record import Handler, HloTensor, aten, call, conditions, handles, recording
+from torch_hlo.lazy.record.meta import numel
 from torch_hlo.pytorch.operators import OpOverload
 
 

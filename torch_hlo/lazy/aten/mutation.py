@@ -16,6 +16,12 @@ import torch
 from torch import Tensor
 
 from torch_hlo.lazy.record import (
+    Handler,
+    HloTensor,
+    Meta,
+    adopt,
+    aten,
+    call,
     checks,
     decompose,
     fallback,
@@ -23,15 +29,16 @@ from torch_hlo.lazy.record import (
     generator,
     handlers,
     inference,
+    meta_tensor,
+    read,
     recording,
     session,
+    to_cpu,
+    write,
 )
 from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.handlers import Handler, call
-from torch_hlo.lazy.record.meta import Meta, aten, meta_tensor
 from torch_hlo.lazy.record.recording import Arguments, operands
-from torch_hlo.lazy.record.storage import read, write, write_all
-from torch_hlo.lazy.record.tensor import HloTensor, adopt, to_cpu
+from torch_hlo.lazy.record.storage import write_all
 from torch_hlo.lazy.record.views import has_lazy_bits
 from torch_hlo.lowering.core import Node, Out, further, is_pointwise, recorded
 from torch_hlo.pytorch import plain_sizes

@@ -9,18 +9,23 @@ import sys
 
 import torch
 
-from torch_hlo.lazy.record import handlers, recording, views
-from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.handlers import Handler, call, handles
-from torch_hlo.lazy.record.meta import Meta, aten, meta_tensor
-from torch_hlo.lazy.record.tensor import (
+from torch_hlo.lazy.record import (
+    Handler,
     HloTensor,
+    Meta,
     adopt,
+    aten,
+    call,
     fresh,
+    handlers,
+    handles,
     in_inference_mode,
-    set_memory,
-    strided,
+    meta_tensor,
+    recording,
+    views,
 )
+from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record.tensor import set_memory, strided
 from torch_hlo.lowering.core import Node, Out
 from torch_hlo.pytorch.operators import OpOverload
 

@@ -8,12 +8,23 @@ from functools import partial
 import torch
 
 from torch_hlo.hlo.ir import Shape
-from torch_hlo.lazy.record import checks, decompose
+from torch_hlo.lazy.record import (
+    TABLE,
+    Handler,
+    Meta,
+    View,
+    aten,
+    blank,
+    call,
+    checks,
+    decompose,
+    handles,
+    in_inference_mode,
+    make,
+    nested,
+)
 from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.handlers import TABLE, Handler, call, handles, nested
-from torch_hlo.lazy.record.meta import Meta, aten
-from torch_hlo.lazy.record.tensor import blank, in_inference_mode, make
-from torch_hlo.lazy.record.views import View, chain
+from torch_hlo.lazy.record.views import chain
 from torch_hlo.lowering.core import TAPE
 from torch_hlo.pytorch import plain_sizes
 from torch_hlo.pytorch.operators import OpOverload

@@ -21,11 +21,19 @@ import torch
 from torch import Tensor
 
 from torch_hlo.lazy.aten import dispatch
-from torch_hlo.lazy.record import checks, handlers, inference, recording
+from torch_hlo.lazy.record import (
+    HloTensor,
+    Meta,
+    aten,
+    checks,
+    from_cpu,
+    handlers,
+    handles,
+    inference,
+    recording,
+)
 from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.handlers import handles
-from torch_hlo.lazy.record.meta import Meta, Result, aten
-from torch_hlo.lazy.record.tensor import HloTensor, from_cpu
+from torch_hlo.lazy.record.meta import Result
 from torch_hlo.lowering.core import LOWERINGS
 from torch_hlo.pytorch import autocast, operators, participants
 from torch_hlo.pytorch.operators import OpOverload

@@ -20,12 +20,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from torch_hlo.lazy.record import Array, Engine, HloTensor, Number, Watcher, fresh, read, session
 from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.engine import Engine, Watcher
 from torch_hlo.lazy.record.recording import source
-from torch_hlo.lazy.record.storage import Array, Number, read
-from torch_hlo.lazy.record.tensor import HloTensor, fresh
 from torch_hlo.lazy.run.fingerprint import Graph, operands
 from torch_hlo.lowering.core import RECORDING, SERIALS, TORCH_TO_HLO, Node, Out, Subgraph
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input

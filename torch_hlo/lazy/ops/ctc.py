@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_hlo.lazy.aten import dispatch
-from torch_hlo.lazy.record import conditions
-from torch_hlo.lazy.record.tensor import HloTensor, from_cpu
+from torch_hlo.lazy.record import HloTensor, conditions, from_cpu
 from torch_hlo.lowering.nn.ctc import CTC, CTC_BACKWARD
 
 

@@ -15,12 +15,20 @@ from collections.abc import Callable
 
 import torch
 
-from torch_hlo.lazy.record import fallback, inference, recording, session
+from torch_hlo.lazy.record import (
+    Handler,
+    HloTensor,
+    aten,
+    call,
+    fallback,
+    from_cpu,
+    inference,
+    must_run,
+    recording,
+    session,
+)
 from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.handlers import Handler, call
-from torch_hlo.lazy.record.meta import aten
-from torch_hlo.lazy.record.storage import must_run
-from torch_hlo.lazy.record.tensor import HloTensor, alias, from_cpu
+from torch_hlo.lazy.record.tensor import alias
 from torch_hlo.lowering.core import Node
 from torch_hlo.lowering.spmd.collective import REDUCTIONS, format_groups
 from torch_hlo.pytorch import tensors

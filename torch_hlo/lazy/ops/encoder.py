@@ -15,9 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_hlo.lazy.record import handlers
-from torch_hlo.lazy.record.meta import aten
-from torch_hlo.lazy.record.tensor import HloTensor
+from torch_hlo.lazy.record import HloTensor, aten, handlers
 from torch_hlo.pytorch import participants, tensors
 
 

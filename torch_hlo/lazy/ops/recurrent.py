@@ -15,10 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torch_hlo.lazy.aten import dispatch
-from torch_hlo.lazy.record import decompose, inference
+from torch_hlo.lazy.record import HloTensor, aten, decompose, inference
 from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.meta import aten
-from torch_hlo.lazy.record.tensor import HloTensor
 from torch_hlo.lowering.nn.rnn import RECURRENT, RECURRENT_BACKWARD, layers_of
 from torch_hlo.pytorch import autocast, participants
 

@@ -17,10 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_hlo.lazy.record import conditions, decompose, fallback, handlers, recording
-from torch_hlo.lazy.record.handlers import nested
-from torch_hlo.lazy.record.meta import aten
-from torch_hlo.lazy.record.tensor import to_cpu
+from torch_hlo.lazy.record import (
+    aten,
+    conditions,
+    decompose,
+    fallback,
+    handlers,
+    nested,
+    recording,
+    to_cpu,
+)
 from torch_hlo.pytorch import operators, participants, tensors
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE

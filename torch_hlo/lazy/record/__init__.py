@@ -5,3 +5,55 @@ In: an overload and its arguments. Out: nodes (lowering/core/graph.py), the tape
 May import pytorch/, lowering/, device/. Order within: engine, meta < session < storage < tensor <
 handlers < what makes handlers (recording, decompose, fallback).
 """
+
+from .engine import Engine, Watcher
+from .handlers import TABLE, Handler, call, handles, nested
+from .meta import Meta, aten, meta_tensor
+from .storage import (
+    Array,
+    Binding,
+    Effect,
+    Number,
+    Storage,
+    must_run,
+    pending,
+    pending_storages,
+    read,
+    write,
+)
+from .tensor import HloTensor, adopt, blank, fresh, from_cpu, in_inference_mode, make, to_cpu
+from .tracing import after_traces
+from .views import View
+
+__all__ = [
+    "Array",
+    "Binding",
+    "Effect",
+    "Engine",
+    "Handler",
+    "HloTensor",
+    "Meta",
+    "Number",
+    "Storage",
+    "TABLE",
+    "View",
+    "Watcher",
+    "adopt",
+    "after_traces",
+    "aten",
+    "blank",
+    "call",
+    "fresh",
+    "from_cpu",
+    "handles",
+    "in_inference_mode",
+    "make",
+    "meta_tensor",
+    "must_run",
+    "nested",
+    "pending",
+    "pending_storages",
+    "read",
+    "to_cpu",
+    "write",
+]

@@ -31,22 +31,24 @@ from torch_hlo.device.cpu import trim
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.sharding.collective import CollectiveError, nothing
-from torch_hlo.lazy.record import conditions, exchange, session
-from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record.engine import Engine
-from torch_hlo.lazy.record.storage import (
+from torch_hlo.lazy.record import (
     Array,
     Binding,
     Effect,
+    Engine,
     Number,
     Storage,
+    after_traces,
+    conditions,
+    exchange,
     must_run,
     pending,
     pending_storages,
-    take_effects,
+    session,
 )
+from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record.storage import take_effects
 from torch_hlo.lazy.record.tensor import make_ahead
-from torch_hlo.lazy.record.tracing import after_traces
 from torch_hlo.lowering.core import RECORDING, TAPE, Node, Out, lower
 
 from . import executor, nan_checks, spmd, transfer

@@ -24,11 +24,8 @@ from torch.utils import _pytree as pytree
 
 from torch_hlo import config
 from torch_hlo.lazy.aten import dispatch
+from torch_hlo.lazy.record import Array, Binding, Number, aten, fresh, session
 from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.meta import aten
-from torch_hlo.lazy.record.storage import Array, Binding, Number
-from torch_hlo.lazy.record.tensor import fresh
 from torch_hlo.lazy.record.views import HOST_OPS
 from torch_hlo.lazy.run import nan_checks
 from torch_hlo.lazy.run.nan_checks import can_be_nan

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from torch_hlo.lazy.record.storage import Array, Number
+from torch_hlo.lazy.record import Array, Number
 from torch_hlo.lowering.core import STATIC, Node, Out, Subgraph
 
 INDEX_BITS = 20  # in keys: which result of a node

@@ -27,7 +27,7 @@ import torch
 
 from torch_hlo.device.cpu.native import NativeProgram
 from torch_hlo.hlo.ir import Dim, Shape, Size, function, symbol
-from torch_hlo.lazy.record.storage import Array
+from torch_hlo.lazy.record import Array
 from torch_hlo.lowering.core import Leaf, Node, Out
 
 from .fingerprint import Graph

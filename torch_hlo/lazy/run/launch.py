@@ -23,8 +23,7 @@ from torch_hlo.device.interfaces import Program
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.hlo.ir import Shape
 from torch_hlo.hlo.sharding.collective import nothing
-from torch_hlo.lazy.record import session, storage
-from torch_hlo.lazy.record.storage import Array, Binding, Number, Storage
+from torch_hlo.lazy.record import Array, Binding, Number, Storage, session, storage
 from torch_hlo.lowering.core import TAPE, Out
 
 from . import executor, spmd

@@ -15,11 +15,9 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir.shape import Shape
+from torch_hlo.hlo.ir import Shape
+from torch_hlo.lazy.record import Array, Binding, HloTensor, fresh, session
 from torch_hlo.lazy.record import meta as metas
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.storage import Array, Binding
-from torch_hlo.lazy.record.tensor import HloTensor, fresh
 from torch_hlo.lowering.core import HLO_TO_TORCH, TORCH_TO_HLO, Node, Out
 
 from .fingerprint import collect

@@ -7,11 +7,7 @@ from collections.abc import Sequence
 
 from torch_hlo.device.memory import Buffer
 from torch_hlo.hlo.ir import Shape
-from torch_hlo.lazy.record.storage import (
-    Array,
-    Binding,
-    Number,
-)
+from torch_hlo.lazy.record import Array, Binding, Number
 from torch_hlo.lowering.core import Out
 
 from . import spmd

@@ -12,10 +12,7 @@ from torch_hlo.device import report, runtime
 from torch_hlo.device.cpu.workers import WORKERS
 from torch_hlo.device.interfaces import Program
 from torch_hlo.device.memory import Buffer
-from torch_hlo.lazy.record import session
-from torch_hlo.lazy.record.storage import (
-    Array,
-)
+from torch_hlo.lazy.record import Array, session
 from torch_hlo.lowering.core import Leaf, lower
 from torch_hlo.pytorch import participants
 
