@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch_hlo.compiler.aot.abi import DTYPE_CODES
 from torch_hlo.device.buffer import ARENAS
 from torch_hlo.device.library import Array, Library, LibraryError
-from torch_hlo.hlo.ir import DTYPES
+from torch_hlo.hlo.ir import DTYPES, Ints
 
 _TORCH = {
     DTYPE_CODES[d.name]: getattr(torch, d.torch)
@@ -44,7 +44,7 @@ class Loaded:
         self._in_tree, self._out_tree = (
             pytree.treespec_loads(meta[k]) if meta.get(k) else None for k in ("in_tree", "out_tree")
         )
-        self._plans: dict[tuple[object, ...], tuple[list[tuple[int, ...]], int]] = {}
+        self._plans: dict[tuple[object, ...], tuple[list[Ints], int]] = {}
         self.state: dict[str, Tensor] = {
             a.name: _initial(a) for a in library.inputs if a.kind == "state"
         }

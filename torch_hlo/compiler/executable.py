@@ -14,7 +14,7 @@ from typing import Any
 
 from torch_hlo.compiler.codegen.block import FIXED_WORDS, HostCall, Packing
 from torch_hlo.compiler.gpu.gpu_program import Kernel, LibraryProduct, TensorMap
-from torch_hlo.hlo.ir import DTYPES, Shape, Size, parse_dim
+from torch_hlo.hlo.ir import DTYPES, Ints, Shape, Size, parse_dim
 
 MAGIC = b"torch_hlo executable\0"
 VERSION = 9
@@ -51,7 +51,7 @@ class Executable:
     host_calls: tuple[HostCall, ...]
     image: bytes = b""
     kernels: tuple[Kernel, ...] = ()
-    exposed: tuple[int, ...] = ()
+    exposed: Ints = ()
     fetches: bool = False
     buffers: str = ""
     packings: tuple[Packing, ...] = ()

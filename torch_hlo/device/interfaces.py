@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.ir import Ints, Module
 
 from . import dlpack
 from .memory import HOST_POOL, Buffer, Memory, Pool
@@ -39,7 +39,7 @@ class Program(ABC):
         """Compute `outputs` from `inputs`; blocks. May be called from any thread, by one at a time.
         When it raises, neither outputs nor aliased inputs have been written."""
 
-    def starter(self) -> Callable[[tuple[int, ...]], None] | None:
+    def starter(self) -> Callable[[Ints], None] | None:
         """A function of a tuple of sizes and addresses that runs the program on the CPU; None where
         buffers are wanted."""
         return None

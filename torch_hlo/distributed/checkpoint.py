@@ -30,7 +30,7 @@ from torch import Tensor
 
 from torch_hlo.device import multi_device, sharded
 from torch_hlo.device.sharded import ShardedBuffer
-from torch_hlo.hlo.ir import Size
+from torch_hlo.hlo.ir import Ints, Size
 from torch_hlo.lazy.record import Array, HloTensor, session, to_cpu
 from torch_hlo.lowering.core import HLO_TO_TORCH
 from torch_hlo.pytorch import tensors
@@ -172,14 +172,14 @@ class Spread(Tensor):
     """Stands for a sharded tensor in a checkpoint: the blocks of this process on the CPU, by their
     offsets in the whole."""
 
-    blocks: dict[tuple[int, ...], Tensor]
+    blocks: dict[Ints, Tensor]
 
     @staticmethod
     def __new__(
         cls,
         shape: torch.Size,
         dtype: torch.dtype,
-        blocks: dict[tuple[int, ...], Tensor],
+        blocks: dict[Ints, Tensor],
     ) -> Self:
         self = tensors.make_wrapper(cls, shape, dtype=dtype, device=torch.device("cpu"))
         self.blocks = blocks
@@ -242,7 +242,7 @@ def _buffer(tensor: Tensor) -> ShardedBuffer | None:
     return value.data if type(value) is Array and isinstance(value.data, ShardedBuffer) else None
 
 
-def _blocks(buffer: ShardedBuffer) -> dict[tuple[int, ...], Tensor]:
+def _blocks(buffer: ShardedBuffer) -> dict[Ints, Tensor]:
     """Offset -> block, without padding, as views of the device's memory; each block once, empty
     ones not at all."""
     shape, found = buffer.shape, {}
@@ -286,7 +286,7 @@ def to_read(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device="cpu") if type(x) is HloTensor else x
 
 
-def _fixed(dims: Sequence[Size]) -> tuple[int, ...]:
+def _fixed(dims: Sequence[Size]) -> Ints:
     """Sizes of an array that exists."""
     return tuple(n for n in dims if isinstance(n, int))
 

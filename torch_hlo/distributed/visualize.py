@@ -14,7 +14,7 @@ import re
 
 import torch
 
-from torch_hlo.hlo.ir import Shape
+from torch_hlo.hlo.ir import Ints, Shape
 from torch_hlo.hlo.sharding.sharding import Mesh as HloMesh
 from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
 from torch_hlo.hlo.sharding.sharding_text import common_mesh, parse_sharding
@@ -54,7 +54,7 @@ visualize_tensor_sharding = visualize_sharding
 
 
 def _picture(sharding: Sharding, color: bool) -> str:
-    holders: dict[tuple[int, ...], list[int]] = {}
+    holders: dict[Ints, list[int]] = {}
     for device in range(sharding.mesh.size):
         holders.setdefault(sharding.tile(device) if sharding.maximal is None else (), []).append(
             device
@@ -89,8 +89,8 @@ def _picture(sharding: Sharding, color: bool) -> str:
     return "\n".join(pictures)
 
 
-def _indices(sizes: list[int]) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = [()]
+def _indices(sizes: list[int]) -> list[Ints]:
+    found: list[Ints] = [()]
     for n in sizes:
         found = [(*index, i) for index in found for i in range(n)]
     return found

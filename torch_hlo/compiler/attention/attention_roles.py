@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.ir import Instruction, Ints
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.match import splat
 
@@ -77,12 +77,12 @@ class Sum:
     array: Instruction
 
 
-def turned(x: Instruction, dimensions: tuple[int, ...]) -> Instruction:
+def turned(x: Instruction, dimensions: Ints) -> Instruction:
     """A transpose, if it is one."""
     return x if dimensions == tuple(range(x.rank)) else b.transpose(x, dimensions)
 
 
-def sides(x: Instruction, side: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def sides(x: Instruction, side: int) -> tuple[Ints, Ints, Ints]:
     """(batch, contracted, free) dimensions of an operand of a dot."""
     batch, contracted = (
         x[("lhs", "rhs")[side] + name] for name in ("_batch_dims", "_contracting_dims")

@@ -22,7 +22,7 @@ from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.loop_plan import Planner, widest_bits
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm import Function, Int, Target
-from torch_hlo.hlo.ir import Dim, Instruction, Size, postorder
+from torch_hlo.hlo.ir import Dim, Instruction, Ints, Size, postorder
 from torch_hlo.hlo.ir import build as b
 
 REPLACED = math.inf  # added to a score: it is the fill
@@ -35,7 +35,7 @@ class Term:
     is given. `rows`: rows differ."""
 
     name: str
-    leaves: tuple[int, ...]
+    leaves: Ints
     sizes: tuple[Dim, ...]
     rows: bool
 

@@ -15,7 +15,7 @@ from torch_hlo.compiler.schedule import memory
 from torch_hlo.compiler.schedule.memory import Slot, Slots
 from torch_hlo.compiler.schedule.plan import Plan, plan
 from torch_hlo.compiler.thresholds import STEPS_PER_FUNCTION
-from torch_hlo.hlo.ir import Computation, Instruction, fixed
+from torch_hlo.hlo.ir import Computation, Instruction, Ints, fixed
 
 from .batch import batch, groups
 from .block import Place, Places, leaves
@@ -61,9 +61,7 @@ def emit_entry(program: Program, planned: Plan) -> str:
     return str(assignment)
 
 
-def _exposed(
-    program: Program, order: Sequence[Instruction], assignment: memory.Assignment
-) -> tuple[int, ...]:
+def _exposed(program: Program, order: Sequence[Instruction], assignment: memory.Assignment) -> Ints:
     """Aliased parameters that are overwritten before the last call of the host, or by the step that
     makes it: when it fails, they are lost."""
     last = max((t for t, x in enumerate(order) if x in program.calling), default=-1)

@@ -32,6 +32,7 @@ from torch_hlo.hlo.ir import (
     META,
     Dim,
     Instruction,
+    Ints,
     Literal,
     Module,
     Shape,
@@ -119,7 +120,7 @@ class Program:
         self.declarations: dict[str, str] = {}  # external symbol -> declare line
         self.host_calls: list[HostCall] = []
         self.calling: set[Instruction] = set()  # steps that call the host
-        self.exposed: tuple[int, ...] = ()  # see executable.py
+        self.exposed: Ints = ()  # see executable.py
         self.largest = ""  # see Executable.buffers
         self.memo: dict[Hashable, Any] = {}  # for emitters: see `once`
         self._by_text: dict[tuple[str, str], str] = {}

@@ -33,7 +33,7 @@ from torch_hlo.compiler.matmul.dot import emit_tree
 from torch_hlo.compiler.matmul.gemm_amx import AmxGemm, b_panel, pieces
 from torch_hlo.compiler.matmul.tile import lane_mask, masked_load, transposed
 from torch_hlo.compiler.thresholds import GRADIENT_AMX_LEAST_RUN, ITEMS_PER_CORE
-from torch_hlo.hlo.ir import Instruction, Window, build, ceildiv, fixed, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Ints, Window, build, ceildiv, fixed, row_major_strides
 
 from .conv_direct import register_tile
 from .conv_gradient import add_pieces
@@ -63,8 +63,8 @@ class Axis:
     count: int
     size: int
     stride: int
-    shifts: tuple[int, ...]
-    remainders: tuple[int, ...]
+    shifts: Ints
+    remainders: Ints
 
     @property
     def room(self) -> int:
@@ -93,7 +93,7 @@ def axes(x: Instruction) -> list[Axis]:
     return found
 
 
-def _parts(x: Instruction) -> tuple[tuple[int, ...], int, int, bool]:
+def _parts(x: Instruction) -> tuple[Ints, int, int, bool]:
     """(taps per dimension, channels, features, whether features come first) of a gradient's
     result."""
     digits = digits_of(x)
@@ -371,9 +371,9 @@ def _turned_input(
     lhs: Instruction,
     run: int,
     grid: list[Axis],
-    kinds: list[tuple[int, ...]],
+    kinds: list[Ints],
     layout: tuple[int, int, int],
-    steps_of: tuple[int, ...],
+    steps_of: Ints,
 ) -> str:
     """Emit the grids of the input [remainders][channel][pixel]; the pointer to them. `layout`:
     elements before the first pixel, bytes and number of rows."""

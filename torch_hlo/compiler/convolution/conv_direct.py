@@ -39,7 +39,7 @@ from torch_hlo.compiler.thresholds import (
     ITEMS_PER_CORE,
     TABLE_BYTES,
 )
-from torch_hlo.hlo.ir import Instruction, Size, ceildiv, dim_max, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, dim_max, row_major_strides
 
 from .conv_pack import PACK_PARAMETERS, packing, product, usual
 
@@ -305,7 +305,7 @@ class Form:
     row tile from the stack."""
 
     tile: Tile
-    heights: tuple[int, ...]
+    heights: Ints
     static: bool
     spatial: int
     odd: bool

@@ -30,7 +30,7 @@ from torch_hlo.compiler.matmul.tile import (
     transposed,
 )
 from torch_hlo.compiler.thresholds import GRADIENT_BLOCK_BYTES, ITEMS_PER_CORE
-from torch_hlo.hlo.ir import Instruction, Size, ceildiv, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, row_major_strides
 
 from .conv_direct import register_tile
 from .conv_pack import product, usual
@@ -175,7 +175,7 @@ def find_runs(name: str, kind: str, spatial: int) -> Function:
     return f
 
 
-def task(t: Tile, heights: tuple[int, ...], spatial: int, even: bool, program: Program) -> str:
+def task(t: Tile, heights: Ints, spatial: int, even: bool, program: Program) -> str:
     """Items (split, group, row block, column block): void(lo, hi, X, Y, C, NUMBERS…, geometry…).
     `even`: columns are whole tiles."""
     params = [*signature("i64 lo, i64 hi"), *(("ptr", q) for q in "XYC")]

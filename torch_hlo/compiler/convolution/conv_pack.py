@@ -22,7 +22,7 @@ from torch_hlo.compiler.matmul.tile import (
     splat,
 )
 from torch_hlo.compiler.thresholds import PACK_DEPTH
-from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, fixed, row_major_strides
 
 PACK_PARAMETERS = tuple(
     signature(
@@ -36,7 +36,7 @@ def usual(size: Size, otherwise: int) -> int:
     return size if isinstance(size, int) else otherwise
 
 
-def static_dims(x: Instruction) -> tuple[int, ...]:
+def static_dims(x: Instruction) -> Ints:
     """The dimensions of an instruction that has no symbolic ones."""
     return tuple(fixed(d) for d in x.dims)
 

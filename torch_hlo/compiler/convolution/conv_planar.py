@@ -21,6 +21,7 @@ from torch_hlo.compiler.thresholds import COPIED
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
+    Ints,
     Module,
     instr,
     postorder,
@@ -32,11 +33,11 @@ from torch_hlo.hlo.ir import build as h
 _POINTWISE = frozenset(POINTWISE.split())
 
 
-def _to_last(rank: int) -> tuple[int, ...]:
+def _to_last(rank: int) -> Ints:
     return (0, *range(2, rank), 1)
 
 
-def _to_first(rank: int) -> tuple[int, ...]:
+def _to_first(rank: int) -> Ints:
     return (0, rank - 1, *range(1, rank - 1))
 
 

@@ -26,7 +26,7 @@ from torch_hlo.compiler.matmul.dot import (
 from torch_hlo.compiler.matmul.dot_task import Finish
 from torch_hlo.compiler.matmul.epilogue import epilogue
 from torch_hlo.compiler.matmul.product import ACCUMULATORS, SOURCES
-from torch_hlo.hlo.ir import Computation, Instruction, WindowDim, build, instr, parameters_of
+from torch_hlo.hlo.ir import Computation, Instruction, Ints, WindowDim, build, instr, parameters_of
 
 from .conv_amx import emit_amx, is_amx
 from .conv_amx_gradient import emit_amx_gradient, is_amx_gradient
@@ -43,9 +43,9 @@ class Labels:
     """Positions of the dimensions: (batch, feature, spatial…), (output feature, input feature,
     spatial…), (batch, feature, spatial…)."""
 
-    lhs: tuple[int, ...]
-    rhs: tuple[int, ...]
-    out: tuple[int, ...]
+    lhs: Ints
+    rhs: Ints
+    out: Ints
 
     @staticmethod
     def parse(text: str) -> Labels:
@@ -287,7 +287,7 @@ def _emit_phases(program: Program, x: Instruction) -> None:
                 window=tuple(window),
             )
 
-        def place(index: tuple[Index, ...], phase: tuple[int, ...] = phase) -> ix.Index:
+        def place(index: tuple[Index, ...], phase: Ints = phase) -> ix.Index:
             spread = list(index)
             for s, (w, r) in enumerate(zip(x["window"], phase, strict=True)):
                 spread[at.out[2 + s]] = index[at.out[2 + s]] * w.base_dilation + r

@@ -25,7 +25,7 @@ from torch_hlo.compiler.matmul.gpu import gpu_dot, gpu_gemm, gpu_matrix, gpu_wgm
 from torch_hlo.compiler.matmul.gpu.gpu_blocks import Blocks, Place, Store
 from torch_hlo.compiler.matmul.gpu.gpu_panel import CHUNK, LINE, Operand, Panel
 from torch_hlo.compiler.matmul.product import Product
-from torch_hlo.hlo.ir import Instruction, Window, fixed
+from torch_hlo.hlo.ir import Instruction, Ints, Window, fixed
 
 from .convolution import Labels
 
@@ -35,9 +35,9 @@ class Image:
     """What patches are taken from: `sizes` and `channels` of the input, `outputs`: sizes of the
     result."""
 
-    sizes: tuple[int, ...]
+    sizes: Ints
     channels: int
-    outputs: tuple[int, ...]
+    outputs: Ints
     window: Window
 
 

@@ -28,6 +28,7 @@ from torch_hlo.compiler.thresholds import FFT_FEW, FFT_LONGEST, FFT_MOST
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
+    Ints,
     Module,
     fixed,
     instr,
@@ -219,7 +220,7 @@ def _across(x: Instruction) -> Instruction:
     )
 
 
-def _transform(x: Instruction, kind: str, lengths: tuple[int, ...]) -> Instruction:
+def _transform(x: Instruction, kind: str, lengths: Ints) -> Instruction:
     *others, last = lengths
     if others:
         beside = last if kind in ("FFT", "IFFT") else last // 2 + 1

@@ -23,6 +23,7 @@ from torch_hlo.hlo.ir import (
     META,
     Dim,
     Instruction,
+    Ints,
     Size,
     instr,
     postorder,
@@ -144,7 +145,7 @@ def _without_views(x: Instruction) -> Instruction:
     return x
 
 
-def _are_last(dims: tuple[int, ...], x: Instruction) -> bool:
+def _are_last(dims: Ints, x: Instruction) -> bool:
     return sorted(dims) == list(range(x.rank - len(dims), x.rank))
 
 

@@ -17,7 +17,7 @@ from torch_hlo.compiler.codegen.profile import Profile, describe
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.codegen.registry import GPU
 from torch_hlo.compiler.llvm import libm
-from torch_hlo.hlo.ir import META, Instruction, Module, Size
+from torch_hlo.hlo.ir import META, Instruction, Ints, Module, Size
 
 from .address_spaces import Spaces
 from .branches import Branches
@@ -47,9 +47,9 @@ class TensorMap:
 
     pointer: int
     itemsize: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
+    sizes: Ints
+    strides: Ints
+    box: Ints
 
 
 @dataclass(frozen=True, slots=True)

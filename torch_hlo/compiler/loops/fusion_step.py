@@ -20,6 +20,7 @@ from torch_hlo.hlo.ir import (
     DTYPES,
     Computation,
     Instruction,
+    Ints,
     Size,
     instr,
     parameters_of,
@@ -43,7 +44,7 @@ class _Call:
     items: Size
     grain: int
     cost: float
-    results: tuple[int, ...]
+    results: Ints
     partials: bool
 
 

@@ -30,7 +30,7 @@ from torch_hlo.compiler.llvm import Emit
 from torch_hlo.compiler.llvm.math import exp
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value, single
 from torch_hlo.compiler.thresholds import PREFETCHED_ROW
-from torch_hlo.hlo.ir import Computation, Instruction, Size, ceildiv, fixed
+from torch_hlo.hlo.ir import Computation, Instruction, Ints, Size, ceildiv, fixed
 
 from .reducer import Reducer
 from .row_kernel import RowForms, RowKernel, results_of, stream, tuple_users
@@ -250,7 +250,7 @@ class RowEmitter:
         top = [self._new_slots(r, first) for r, first in sums] if nested else []
 
         def nest(
-            dims: tuple[int, ...],
+            dims: Ints,
             inside: dict[int, Index],
             slots: list[list[str]],
         ) -> None:

@@ -24,7 +24,7 @@ from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.fusion.fusion_plan import rows_fit
 from torch_hlo.compiler.fusion.fusion_table import HEAVY, Intervals
 from torch_hlo.compiler.thresholds import STRIDED_ITEMS
-from torch_hlo.hlo.ir import Computation, Instruction, Size, postorder
+from torch_hlo.hlo.ir import Computation, Instruction, Ints, Size, postorder
 
 STRIDED_LENGTH = 2048
 # rows up to this length are one lane each: a vector along them would be mostly empty, and folding
@@ -77,12 +77,12 @@ class RowPlan:
     size: Size
     dims: tuple[Size, ...]
     style: str
-    outer: tuple[int, ...]
-    inner: tuple[int, ...]
+    outer: Ints
+    inner: Ints
     row_reduces: list[Instruction]
     late_reduces: list[Instruction]
     # dimensions that each late result keeps
-    late_kept: dict[Instruction, tuple[int, ...]] = field(default_factory=dict)
+    late_kept: dict[Instruction, Ints] = field(default_factory=dict)
     # first pass in which a value can be computed
     level: dict[Instruction, int] = field(default_factory=dict)
     passes: int = 1
@@ -296,7 +296,7 @@ def _moved(x: Instruction) -> list[int]:
     ]
 
 
-def _positions(dims: tuple[Size, ...], chosen: Intervals) -> tuple[int, ...]:
+def _positions(dims: tuple[Size, ...], chosen: Intervals) -> Ints:
     """Dimensions that lie in the intervals, in order."""
     found = []
     low: Size = 1

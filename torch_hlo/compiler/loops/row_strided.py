@@ -22,7 +22,7 @@ from torch_hlo.compiler.codegen.index import (
 )
 from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
-from torch_hlo.hlo.ir import Computation, Instruction, Size, ceildiv, fixed
+from torch_hlo.hlo.ir import Computation, Instruction, Ints, Size, ceildiv, fixed
 
 from .reducer import Reducer
 from .row import ROWS_BLOCK
@@ -70,7 +70,7 @@ class StridedEmitter:
         if not short and isinstance(self.width, int) and self.width % self.k.lanes == 0:
             stream(self.k, self.plan, self.results, nbytes)
 
-    def _split(self, wanted: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _split(self, wanted: int) -> tuple[Ints, Ints]:
         """The outer dimensions: those before, and the last ones, as many neighbours as make a row
         of blocks wide enough."""
         outer, dims = self.plan.outer, self.plan.dims
@@ -170,7 +170,7 @@ class StridedEmitter:
 
     def _walk(
         self,
-        dims: tuple[int, ...],
+        dims: Ints,
         inside: dict[int, Index],
         accs: dict[Instruction, list[str]],
         blocked: list[Instruction],

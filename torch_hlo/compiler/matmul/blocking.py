@@ -18,7 +18,7 @@ from torch_hlo.compiler.thresholds import (
     PREPACK_NS,
     READ_NS,
 )
-from torch_hlo.hlo.ir import Size, ceildiv
+from torch_hlo.hlo.ir import Ints, Size, ceildiv
 
 from .tile import Tile
 
@@ -113,7 +113,7 @@ def form_of(strides: tuple[Size, Size]) -> str:
     return "copy" if free == 1 else "transpose" if k == 1 else "strided"
 
 
-def tile_heights(t: Tile, m: Size) -> tuple[int, ...]:
+def tile_heights(t: Tile, m: Size) -> Ints:
     """Heights of the row tiles for M rows: balanced (two neighbouring heights), or the full height
     when M is symbolic."""
     if not isinstance(m, int):
@@ -127,7 +127,7 @@ MOST = 4  # vectors of a tile's rows
 
 
 @lru_cache(1024)
-def tile_shape(t: Tile, m: int, n: int, k: int, form_a: str) -> tuple[tuple[int, ...], int]:
+def tile_shape(t: Tile, m: int, n: int, k: int, form_a: str) -> tuple[Ints, int]:
     """(heights of the row tiles, vectors of a tile) in which an m x n product costs least: narrow
     matrices in tiles that they fill, few rows in as many vectors as there are registers for.
 
@@ -137,7 +137,7 @@ def tile_shape(t: Tile, m: int, n: int, k: int, form_a: str) -> tuple[tuple[int,
     read = 0.25 if min(n, t.block_columns) * min(k, KC_DIRECT) * t.itemsize <= L1_BYTES else 1.0
     # beside the element of A
     registers = 31 if t.lanes * t.itemsize >= 64 else 15
-    best: tuple[float, tuple[int, ...], int] = float("inf"), (1,), 1
+    best: tuple[float, Ints, int] = float("inf"), (1,), 1
     for vectors in range(1, min(MOST, ceildiv(n, t.lanes)) + 1):
         for high in range(min(t.lanes, (registers - vectors) // vectors, m), 0, -1):
             heights, count = tile_heights(replace(t, rows=high), m), ceildiv(m, high)

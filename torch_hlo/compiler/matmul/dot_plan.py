@@ -15,7 +15,7 @@ from torch_hlo.compiler.thresholds import (
     REREAD,
     SHALLOW,
 )
-from torch_hlo.hlo.ir import Size, ceildiv
+from torch_hlo.hlo.ir import Ints, Size, ceildiv
 
 from . import blocking
 from .product import Product, hint
@@ -63,7 +63,7 @@ class Plan:
     kernel: str
     form_a: str
     form_b: str
-    heights: tuple[int, ...]
+    heights: Ints
     vectors: int
     even: bool = False  # whole tiles of columns only
     turned: bool = False  # rows of the result are written as columns

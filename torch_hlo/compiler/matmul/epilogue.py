@@ -30,6 +30,7 @@ from torch_hlo.compiler.thresholds import EXPENSIVE_EPILOGUE
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
+    Ints,
     Size,
     build,
     instr,
@@ -44,7 +45,7 @@ class Epilogue:
     that it is given. `cost`: vector instructions."""
 
     name: str
-    leaves: tuple[int, ...]
+    leaves: Ints
     results: int
     sizes: tuple[Size, ...]
     cost: int

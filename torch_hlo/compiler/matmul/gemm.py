@@ -26,7 +26,7 @@ from typing import Any
 
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.thresholds import KC, KC_DIRECT, LOCAL_GAP
-from torch_hlo.hlo.ir import Size, ceildiv
+from torch_hlo.hlo.ir import Ints, Size, ceildiv
 
 from .blocking import MOST
 from .epilogue import Epilogue
@@ -75,7 +75,7 @@ class Gemm:
         source_b: Source,
         form_a: str,
         form_b: str,
-        heights: tuple[int, ...],
+        heights: Ints,
         static_m: bool,
         prepacked: bool = False,
         even: bool = False,

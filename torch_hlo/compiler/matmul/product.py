@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from torch_hlo.compiler.codegen.block import CodegenError
-from torch_hlo.hlo.ir import Dim, Instruction, Size, build, fixed, instr, row_major_strides
+from torch_hlo.hlo.ir import Dim, Instruction, Ints, Size, build, fixed, instr, row_major_strides
 
 from .tile import Source
 
@@ -177,7 +177,7 @@ def the_product(x: Instruction) -> Product:
 
 def roles(
     x: Instruction,
-) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], list[list[int]]]:
+) -> tuple[list[Ints], list[Ints], list[list[int]]]:
     """([lhs batch, rhs batch], [lhs contracting, …], [lhs free, …]) dimension numbers of a dot."""
     batch = [tuple(x.get(f"{side}_batch_dims", ())) for side in ("lhs", "rhs")]
     contract = [tuple(x.get(f"{side}_contracting_dims", ())) for side in ("lhs", "rhs")]
@@ -229,8 +229,8 @@ def canonical(x: Instruction) -> Instruction:
 def _with_transposed(
     x: Instruction,
     sides: list[int],
-    batch: list[tuple[int, ...]],
-    contract: list[tuple[int, ...]],
+    batch: list[Ints],
+    contract: list[Ints],
     free: list[list[int]],
 ) -> Instruction:
     """The dot with the operands in `sides` transposed: the left to [batch, free, contracting], the

@@ -23,7 +23,16 @@ from dataclasses import dataclass
 from torch_hlo import config
 from torch_hlo.compiler.cost import instruction_cost
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.hlo.ir import Computation, Instruction, Module, fixed, instr, postorder, replace
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Ints,
+    Module,
+    fixed,
+    instr,
+    postorder,
+    replace,
+)
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.match import carry_meta
 
@@ -291,7 +300,7 @@ def _seconds(x: Instruction) -> float:
 
 def leaves(x: Instruction) -> list[Leaf]:
     """The results of steps, parameters and constants that an operand's memory is made of."""
-    path: tuple[int, ...] = ()
+    path: Ints = ()
     while x.op in VIEWS:
         if x.op == "get-tuple-element":
             path = (x["index"], *path)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
-from torch_hlo.hlo.ir import Computation, Instruction, Module, Size, instr, postorder, users
+from torch_hlo.hlo.ir import Computation, Instruction, Ints, Module, Size, instr, postorder, users
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.match import carry_meta, substituted
 
@@ -95,9 +95,7 @@ def _read_parts(
     return found
 
 
-def _selection(
-    x: Instruction, turn: tuple[int, ...], numbers: list[int], kind: str, k: int
-) -> Instruction:
+def _selection(x: Instruction, turn: Ints, numbers: list[int], kind: str, k: int) -> Instruction:
     """The fusion that finds what is read of the results `numbers` of a sort whose dimensions are
     turned so that its rows are innermost."""
     axis, dims = turn[-1], x.operands[0].dims

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from torch_hlo.hlo.ir import Instruction, instr
+from torch_hlo.hlo.ir import Instruction, Ints, instr
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.sharding.sharding import (
     Axis,
@@ -31,7 +31,7 @@ from torch_hlo.hlo.sharding.sharding import (
 
 # of an instruction, nested as its shape is
 ShardingTree: TypeAlias = "Sharding | tuple[ShardingTree, ...] | None"
-Atoms = tuple[int, ...]
+Atoms = Ints
 Layout = tuple[Atoms, ...]  # per dimension the atoms that split it, major first
 
 
@@ -70,8 +70,8 @@ class Grid:
             self._coordinates[order[at]] = at
         self._axes: list[Axis] | None = None
         self._layouts: dict[Sharding, Layout] = {}
-        self._indices: dict[Atoms, tuple[int, ...]] = {}
-        self._groups: dict[Atoms, tuple[tuple[int, ...], ...]] = {}
+        self._indices: dict[Atoms, Ints] = {}
+        self._groups: dict[Atoms, tuple[Ints, ...]] = {}
 
     @cached_property
     def atoms(self) -> frozenset[int]:
@@ -113,14 +113,14 @@ class Grid:
         """Number of blocks of a dimension split over `atoms`."""
         return math.prod([self.sizes[a] for a in atoms])
 
-    def block(self, dims: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    def block(self, dims: Ints, layout: Layout) -> Ints:
         """Extents of one device's block; uneven dimensions are padded at their end."""
         return tuple(
             ceildiv(n, self.parts(atoms)) if atoms else n
             for n, atoms in zip(dims, layout, strict=True)
         )
 
-    def indices(self, atoms: Atoms) -> tuple[int, ...]:
+    def indices(self, atoms: Atoms) -> Ints:
         """For every device the index of its block of a dimension split over `atoms`."""
         found = self._indices.get(atoms)
         if found is None:
@@ -130,7 +130,7 @@ class Grid:
             found = self._indices[atoms] = tuple(total.tolist())
         return found
 
-    def groups(self, atoms: Atoms) -> tuple[tuple[int, ...], ...]:
+    def groups(self, atoms: Atoms) -> tuple[Ints, ...]:
         """Devices that differ only along `atoms`, in order of their index along them: the
         replica_groups of a collective."""
         found = self._groups.get(atoms)

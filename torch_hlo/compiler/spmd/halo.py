@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.ir import Instruction, Ints
 from torch_hlo.hlo.ir import build as h
 
 from .grid import Grid, Layout, ceildiv
@@ -41,7 +41,7 @@ class Edge:
 
 
 @lru_cache(4096)
-def edges(block: int, starts: tuple[int, ...], size: int, bounds: Bounds) -> tuple[Edge, ...]:
+def edges(block: int, starts: Ints, size: int, bounds: Bounds) -> tuple[Edge, ...]:
     """What every block needs, elements outside `bounds` left out."""
     found = []
     for j, start in enumerate(starts):

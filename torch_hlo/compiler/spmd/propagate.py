@@ -25,7 +25,7 @@ from itertools import chain
 from typing import TypeAlias
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.hlo.ir import META, OPCODES, Computation, Instruction, Module, Shape, instr
+from torch_hlo.hlo.ir import META, OPCODES, Computation, Instruction, Ints, Module, Shape, instr
 from torch_hlo.hlo.ir.match import inline
 from torch_hlo.hlo.sharding.factors import arrays, factors
 from torch_hlo.hlo.sharding.sharding import Axis, Mesh, Sharding, complement
@@ -59,7 +59,7 @@ class _Edge:
     """A rule between slots; `label` says which instruction it is of."""
 
     rule: Rule | ManualRule
-    slots: tuple[int, ...]
+    slots: Ints
     label: str
 
 
@@ -122,7 +122,7 @@ class _Graph:
             self._tree(e, label, g, manual) for e, g in zip(shape.elements, given, strict=True)
         )
 
-    def _edge(self, rule: Rule | ManualRule, slots: tuple[int, ...], label: str) -> None:
+    def _edge(self, rule: Rule | ManualRule, slots: Ints, label: str) -> None:
         self.edges.append(_Edge(rule, slots, label))
         for s in set(slots):
             self.slots[s].edges.append(len(self.edges) - 1)
@@ -404,7 +404,7 @@ def leaves(tree: Tree) -> Iterator[int]:
         yield tree
 
 
-def _sizes(shape: Shape) -> tuple[int, ...]:
+def _sizes(shape: Shape) -> Ints:
     """Extents; an unknown one counts as 1, so that propagation leaves it whole."""
     return tuple(n if type(n) is int else 1 for n in shape.dims)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from torch_hlo.hlo.ir import Ints
 from torch_hlo.hlo.sharding.factors import Dims, Factors
 from torch_hlo.hlo.sharding.sharding import (
     Axis,
@@ -107,12 +108,12 @@ class Rule:
 
     factors: Factors
     arrays: tuple[Dims, ...]
-    sizes: tuple[tuple[int, ...], ...]
+    sizes: tuple[Ints, ...]
     passes: bool
     weights: tuple[float, ...]
 
     @staticmethod
-    def of(factors: Factors, sizes: tuple[tuple[int, ...], ...], op: str = "") -> Rule:
+    def of(factors: Factors, sizes: tuple[Ints, ...], op: str = "") -> Rule:
         arrays = factors.operands + factors.results
         ins = {f for dims in factors.operands for d in dims for f in d}
         outs = {f for dims in factors.results for d in dims for f in d}
@@ -122,10 +123,10 @@ class Rule:
         return Rule(factors, arrays, sizes, ins == outs, weights)
 
 
-_identity: dict[tuple[int, ...], Rule] = {}
+_identity: dict[Ints, Rule] = {}
 
 
-def identity(sizes: tuple[int, ...]) -> Rule:
+def identity(sizes: Ints) -> Rule:
     """The rule of a value that flows from one place to another: a loop's state, a program's
     output."""
     rule = _identity.get(sizes)
@@ -233,7 +234,7 @@ def _rest(longer: Axes, shorter: Axes) -> Axes | None:
     return None
 
 
-def project(dims: Dims, sizes: tuple[int, ...], state: State) -> tuple[dict[int, Axes], set[int]]:
+def project(dims: Dims, sizes: Ints, state: State) -> tuple[dict[int, Axes], set[int]]:
     """The axes of each factor of an array, and the dimensions whose axes do not follow its
     factors."""
     found: dict[int, Axes] = {}
@@ -356,7 +357,7 @@ def _reachable(rule: Rule, t: int, d: int, f: int, found: dict[int, Axes]) -> bo
     return False
 
 
-def _joined(dim: tuple[int, ...], sizes: tuple[int, ...], found: dict[int, Axes]) -> Axes:
+def _joined(dim: Ints, sizes: Ints, found: dict[int, Axes]) -> Axes:
     joined: list[Axis] = []
     for f in dim:
         joined += found.get(f, ())

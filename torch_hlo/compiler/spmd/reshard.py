@@ -29,7 +29,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch_hlo.hlo.ir import OPCODES, Instruction, Shape, instr, interned
+from torch_hlo.hlo.ir import OPCODES, Instruction, Ints, Shape, instr, interned
 from torch_hlo.hlo.ir import build as h
 
 from .grid import Atoms, Grid, Layout, ceildiv
@@ -51,7 +51,7 @@ class Local:
     (dimension, start, size) of the part of this array that is meant."""
 
     x: Instruction
-    dims: tuple[int, ...]
+    dims: Ints
     layout: Layout
     partial: Atoms = ()
     reducer: str = "add"
@@ -98,7 +98,7 @@ class Planner:
 
     # Plans
 
-    def plan(self, dims: tuple[int, ...], old: Layout, new: Layout) -> Plan:
+    def plan(self, dims: Ints, old: Layout, new: Layout) -> Plan:
         key = (dims, old, new)
         found = self._plans.get(key)
         if found is None:
@@ -120,7 +120,7 @@ class Planner:
         """Layouts that the array has been brought into before."""
         return self._made.get((local.x, local.partial), _NONE)
 
-    def _search(self, dims: tuple[int, ...], old: Layout, new: Layout) -> Plan:
+    def _search(self, dims: Ints, old: Layout, new: Layout) -> Plan:
         plans = [self._direct(dims, old, new)]
         for middle in self._relabelled(old, new):
             head = self._permute(dims, old, middle)
@@ -134,7 +134,7 @@ class Planner:
             )
         return min(plans, key=lambda p: (p.elements, len(p.moves)))
 
-    def _direct(self, dims: tuple[int, ...], old: Layout, new: Layout) -> Plan:
+    def _direct(self, dims: Ints, old: Layout, new: Layout) -> Plan:
         """Slices as soon as they fit, then all-to-alls; when neither fits, something is
         gathered."""
         now = list(old)
@@ -159,7 +159,7 @@ class Planner:
 
     def _slice(
         self,
-        dims: tuple[int, ...],
+        dims: Ints,
         now: list[Atoms],
         new: Layout,
         partial: Container[int] = (),
@@ -181,7 +181,7 @@ class Planner:
                     return Move("scatter" if summed else "slice", d, atoms=run)
         return None
 
-    def _exchange(self, dims: tuple[int, ...], now: list[Atoms], new: Layout) -> Move | None:
+    def _exchange(self, dims: Ints, now: list[Atoms], new: Layout) -> Move | None:
         for i, have in enumerate(now):
             extra = have[_common(have, new[i]) :]
             for j, target in enumerate(now):
@@ -199,7 +199,7 @@ class Planner:
                         return Move("exchange", i, j, run)
         return None
 
-    def _gather(self, dims: tuple[int, ...], now: list[Atoms], new: Layout) -> Move:
+    def _gather(self, dims: Ints, now: list[Atoms], new: Layout) -> Move:
         wanted = {a for atoms in new for a in atoms}
         best: tuple[tuple[bool, int, int], Move] | None = None
         for d, have in enumerate(now):
@@ -290,13 +290,13 @@ class Planner:
                         break
         return tuple(map(tuple, result))
 
-    def _permute(self, dims: tuple[int, ...], old: Layout, new: Layout) -> Plan:
+    def _permute(self, dims: Ints, old: Layout, new: Layout) -> Plan:
         if old == new:
             return Plan((), 0.0)
         move = Move("permute", old=old, new=new)
         return Plan((move,), self._elements(dims, move))
 
-    def _elements(self, dims: tuple[int, ...], move: Move) -> float:
+    def _elements(self, dims: Ints, move: Move) -> float:
         """Elements that a device sends, on average."""
         n = self.grid.parts(move.atoms)
         if move.kind == "slice":
@@ -336,7 +336,7 @@ class Planner:
         return tuple(sorted(pairs))
 
     def _reduction(
-        self, dims: tuple[int, ...], layout: Layout, partial: Atoms, new: Layout
+        self, dims: Ints, layout: Layout, partial: Atoms, new: Layout
     ) -> tuple[list[Move], float, Layout]:
         """How partial results become whole ones: slices and reduce-scatters where `new` allows
         them, an all-reduce for the rest."""
@@ -407,7 +407,7 @@ class Planner:
             made_for=local.made_for,
         )
 
-    def block_of(self, source: Instruction, dims: tuple[int, ...], layout: Layout) -> Instruction:
+    def block_of(self, source: Instruction, dims: Ints, layout: Layout) -> Instruction:
         """This device's block of an array that any device can make."""
         x = source
         for d, (n, atoms) in enumerate(zip(self.grid.block(dims, layout), layout, strict=True)):
@@ -459,7 +459,7 @@ class Planner:
             channel_id=1,
         )
 
-    def _emit(self, x: Instruction, dims: tuple[int, ...], move: Move) -> Instruction:
+    def _emit(self, x: Instruction, dims: Ints, move: Move) -> Instruction:
         grid, d = self.grid, move.dim
         if move.kind == "permute":
             return self.permute(x, self.pairs(move.old, move.new))
@@ -507,9 +507,7 @@ class Planner:
             size,
         )
 
-    def _emit_scatter(
-        self, x: Instruction, dims: tuple[int, ...], move: Move, reducer: str
-    ) -> Instruction:
+    def _emit_scatter(self, x: Instruction, dims: Ints, move: Move, reducer: str) -> Instruction:
         n = self.grid.parts(move.atoms)
         x = fit(x, move.dim, self.grid.block(dims, move.new)[move.dim] * n)
         return instr(
@@ -551,7 +549,7 @@ def _common(a: Atoms, b: Atoms) -> int:
     return k
 
 
-def _size(block: tuple[int, ...]) -> int:
+def _size(block: Ints) -> int:
     total = 1
     for n in block:
         total *= n
@@ -573,7 +571,7 @@ def fit(x: Instruction, dim: int, size: int) -> Instruction:
     return h.pad(x, h.constant(0, x.dtype), padding)
 
 
-def _resized(x: Instruction, dim: int, size: int) -> tuple[int, ...]:
+def _resized(x: Instruction, dim: int, size: int) -> Ints:
     dims = x.shape.sizes
     return (*dims[:dim], size, *dims[dim + 1 :])
 
@@ -586,7 +584,7 @@ def cut(
     grid: Grid,
     x: Instruction,
     dim: int,
-    indices: tuple[int, ...],
+    indices: Ints,
     size: int,
     memo: dict[tuple[object, ...], Instruction] | None = None,
 ) -> Instruction:
@@ -606,7 +604,7 @@ def _cut(
     grid: Grid,
     x: Instruction,
     dim: int,
-    indices: tuple[int, ...],
+    indices: Ints,
     size: int,
     memo: dict[tuple[object, ...], Instruction] | None,
 ) -> Instruction:

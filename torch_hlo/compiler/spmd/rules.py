@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch_hlo.hlo.ir import OPCODES, Instruction, Shape, instr, interned, tuple_shape
+from torch_hlo.hlo.ir import OPCODES, Instruction, Ints, Shape, instr, interned, tuple_shape
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.sharding.factors import Factors, arrays
 
@@ -94,7 +94,7 @@ def results(
     choice: Choice,
     y: Instruction,
     reducer: str = "add",
-    partial: tuple[int, ...] | None = None,
+    partial: Ints | None = None,
 ) -> list[Local]:
     """The arrays of `y` as Locals of the arrays of `x`."""
     shapes = arrays(x.shape)
@@ -123,7 +123,7 @@ def identity(reducer: str, dtype: str) -> Instruction:
     return h.constant(value, dtype)
 
 
-def on_first(p: Planner, x: Instruction, atoms: tuple[int, ...], other: Instruction) -> Instruction:
+def on_first(p: Planner, x: Instruction, atoms: Ints, other: Instruction) -> Instruction:
     """`x` on the first device along `atoms`, the scalar `other` everywhere else."""
     if not atoms or x is other:
         return x

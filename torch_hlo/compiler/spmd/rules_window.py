@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torch_hlo.hlo.ir import Instruction, WindowDim, fixed, instr
+from torch_hlo.hlo.ir import Instruction, Ints, WindowDim, fixed, instr
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.infer_products import conv_dims
 from torch_hlo.hlo.sharding.factors import Factors
@@ -102,7 +102,7 @@ def _price(
     return total
 
 
-def _positions(x: Instruction) -> tuple[int, ...]:
+def _positions(x: Instruction) -> Ints:
     """Numbers of window positions: the extents of the result, or of the source of a
     select-and-scatter."""
     if x.op == "select-and-scatter":

@@ -29,7 +29,7 @@ from torch_hlo.compiler.gather.gather_scatter import Sizes, dot_product, loop_ne
 from torch_hlo.compiler.llvm import BITS, Int, scalar, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import lane_mask
-from torch_hlo.hlo.ir import Instruction, Size, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Ints, Size, row_major_strides
 
 from .reduce_window import UNROLLED_TAPS, positions, tap_count
 
@@ -139,7 +139,7 @@ class _LaneWriter:
         assert isinstance(initial, str)  # one register: types of two parts are not written here
         self.start = f.emit(self.lanes).splat(register, initial)
 
-    def dilated(self, tap: tuple[int, ...]) -> list[Int]:
+    def dilated(self, tap: Ints) -> list[Int]:
         return [o * w.window_dilation for o, w in zip(tap, self.window, strict=True)]
 
     def write(self) -> str:

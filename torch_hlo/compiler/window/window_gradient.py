@@ -10,7 +10,7 @@ import itertools
 import math
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.hlo.ir import Instruction, Module, fixed
+from torch_hlo.hlo.ir import Instruction, Ints, Module, fixed
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.match import lift, op, rewrite, rules
 
@@ -69,7 +69,7 @@ def _chosen(out: Instruction, number: Instruction) -> Instruction:
     return chosen
 
 
-def _tap(out: Instruction, v: Instruction, outside: int, offsets: tuple[int, ...]) -> Instruction:
+def _tap(out: Instruction, v: Instruction, outside: int, offsets: Ints) -> Instruction:
     """For each window the element of `v` at an offset in it, or `outside`."""
     window, windows = out["window"], out.operands[1].dims
     edges = [(w.pad_low, w.pad_high, 0) for w in window]

@@ -24,7 +24,7 @@ from torch_hlo.compiler.codegen.registry import HOST_CALLS
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.llvm import CpuTarget, deny, host
 from torch_hlo.device.buffer import ARENAS, map_pages
-from torch_hlo.hlo.ir import DTYPES, Shape, function, substitute
+from torch_hlo.hlo.ir import DTYPES, Ints, Shape, function, substitute
 
 from . import torch_fft
 from .engine import engine
@@ -80,7 +80,7 @@ class Program:
             )
         self.launch((*sizes, *inputs, *outputs), copies)
 
-    def launch(self, words: tuple[int, ...], copies: Sequence[int] = ()) -> None:
+    def launch(self, words: Ints, copies: Sequence[int] = ()) -> None:
         """`call` without checks: the sizes, the addresses of the parameters, those of the outputs;
         of packed `copies`, where there are any."""
         words += tuple(copies) or self.no_copies

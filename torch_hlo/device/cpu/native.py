@@ -27,7 +27,7 @@ from torch_hlo.device.interfaces import (
 )
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.programs import CompiledProgram, compiled
-from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.ir import Ints, Module
 from torch_hlo.hlo.sharding.collective import current
 
 from . import loader, packed, trim
@@ -77,7 +77,7 @@ class NativeProgram(CompiledProgram, StreamProgram):
         self._loaded = loader.load(executable)
         self.streams = self._loaded.callback is None
 
-    def starter(self) -> Callable[[tuple[int, ...]], None]:
+    def starter(self) -> Callable[[Ints], None]:
         """A program whose host call raises may leave aliased inputs half written."""
         return self._loaded.launch
 

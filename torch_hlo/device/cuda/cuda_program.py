@@ -31,7 +31,7 @@ from torch_hlo.device.gpu.driver import DriverError
 from torch_hlo.device.gpu.gpu import GpuProgram
 from torch_hlo.device.interfaces import Observe
 from torch_hlo.device.memory import EXIT, Buffer
-from torch_hlo.hlo.ir import Module, Shape, substitute
+from torch_hlo.hlo.ir import Ints, Module, Shape, substitute
 from torch_hlo.hlo.sharding.collective import Collective, current, nothing
 
 from .cuda_driver import Cuda, LaunchError
@@ -50,13 +50,13 @@ class CudaProgram(GpuProgram):
         self, executable: Executable, pool: CudaPool, profile: Profile | None = None
     ) -> None:
         # words of the block -> executable graph
-        self._graphs: OrderedDict[tuple[int, ...], object] = OrderedDict()
+        self._graphs: OrderedDict[Ints, object] = OrderedDict()
         super().__init__(executable, pool, profile)
         if self._constants is not None:
             pool.driver.synchronize()  # whatever stream reads them
         self._moved = _Moved(executable, pool)
         # sets of addresses of late, newest last
-        self._seen: OrderedDict[tuple[int, ...], bool] = OrderedDict()
+        self._seen: OrderedDict[Ints, bool] = OrderedDict()
         self._launcher: Launcher | None = None
         if executable.kernels:
             launch = CALLS.index("launch")
@@ -109,7 +109,7 @@ class CudaProgram(GpuProgram):
         for address, block, nbytes in self._moved.after:
             self.driver.copy(address, block, nbytes)
 
-    def _seen_before(self, key: tuple[int, ...]) -> bool:
+    def _seen_before(self, key: Ints) -> bool:
         """Whether a run had these addresses not long ago: then others will, and a graph is worth
         its making."""
         known = self._seen.pop(key, False)
@@ -130,7 +130,7 @@ class CudaProgram(GpuProgram):
             code, number = failure
             self._error = self.driver.launch_error(code, self.executable.kernels[number])
 
-    def _capture(self, key: tuple[int, ...], sizes: Sequence[int]) -> object | None:
+    def _capture(self, key: Ints, sizes: Sequence[int]) -> object | None:
         """An executable graph for these addresses; None when a call on the way failed."""
         driver, found = self.driver, None
         with driver.captured() as graph:
@@ -220,14 +220,14 @@ class _Moved:
             if isinstance(n, int) and 0 < n <= self.LARGEST and i not in shared
         }
         self.outputs = first + len(executable.parameters)
-        self.last: tuple[int, ...] = ()
+        self.last: Ints = ()
         self.changes: Counter[int] = Counter()
         self.blocks: dict[int, Block] = {}
         # (target, source, bytes) of the copies that a run needs
         self.before: list[tuple[int, int, int]] = []
         self.after: list[tuple[int, int, int]] = []
 
-    def settle(self, words: tuple[int, ...]) -> tuple[int, ...]:
+    def settle(self, words: Ints) -> Ints:
         """The words to run with; fills `before` and `after`."""
         if self.last and len(self.blocks) < self.MOST:
             for i, n in self.nbytes.items():

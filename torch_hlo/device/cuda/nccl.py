@@ -25,13 +25,13 @@ from torch import Tensor
 
 from torch_hlo.device import dlpack
 from torch_hlo.device.process_group import ProcessLink
-from torch_hlo.hlo.ir import Shape
+from torch_hlo.hlo.ir import Ints, Shape
 from torch_hlo.hlo.sharding.collective import Collective, CollectiveError
 
 from .cuda_driver import Cuda
 
 BACKEND = "nccl"
-Group = tuple[int, ...]
+Group = Ints
 Finish = Callable[[], None]
 T = TypeVar("T")
 _SUMS = {"add": "SUM", "multiply": "PRODUCT", "maximum": "MAX", "minimum": "MIN"}

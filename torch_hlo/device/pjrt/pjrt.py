@@ -16,7 +16,7 @@ from torch_hlo.compiler.simplify.legalize import legalize
 from torch_hlo.device.interfaces import Backend, Observe, Program
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.hlo.evaluate.evaluate import evaluate_instruction, specialize
-from torch_hlo.hlo.ir import DTYPES, Instruction, Module, Shape, outputs, postorder
+from torch_hlo.hlo.ir import DTYPES, Instruction, Ints, Module, Shape, outputs, postorder
 from torch_hlo.hlo.ir.numeric import decode, encode
 from torch_hlo.hlo.stablehlo import stablehlo_text
 
@@ -133,12 +133,12 @@ class PjrtProgram(Program):
     def __init__(self, module: Module, client: Client, observe: Observe | None) -> None:
         self.name, self.aliases = module.name, module.aliases
         self.module, self.client, self._observe = module, client, observe
-        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._plans: dict[Ints, _Plan] = {}
         _check(module)
         if not module.symbols:
             self._plan(())
 
-    def _plan(self, sizes: tuple[int, ...]) -> _Plan:
+    def _plan(self, sizes: Ints) -> _Plan:
         found = self._plans.get(sizes)
         if found is None:
             m = self.module

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from torch_hlo.hlo.ir import OPCODES, Computation, Instruction, Module, Shape, called, numpy_dtype
+from torch_hlo.hlo.ir import (
+    OPCODES,
+    Computation,
+    Instruction,
+    Ints,
+    Module,
+    Shape,
+    called,
+    numpy_dtype,
+)
 from torch_hlo.hlo.sharding import collective
 from torch_hlo.hlo.sharding.collective import Collective
 
@@ -79,15 +88,15 @@ def _exchange(x: Instruction, values: Sequence[np.ndarray], shape: Shape) -> tup
 def _check(
     x: Instruction,
     c: Collective,
-    operands: list[tuple[int, ...]],
-    results: list[tuple[int, ...]],
+    operands: list[Ints],
+    results: list[Ints],
 ) -> None:
     """The result's sizes fit the group that this device is in."""
     link = collective.current()
     n = len(c.group(link.device, link.replicas, link.partitions))
     if c.op in ("all-gather", "reduce-scatter"):
 
-        def scaled(dims: tuple[int, ...], factor: int) -> tuple[int, ...]:
+        def scaled(dims: Ints, factor: int) -> Ints:
             return tuple(size * factor if i == c.dimension else size for i, size in enumerate(dims))
 
         whole, part = (results, operands) if c.op == "all-gather" else (operands, results)

@@ -20,6 +20,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Dim,
     Instruction,
+    Ints,
     Module,
     Shape,
     Size,
@@ -88,9 +89,7 @@ def evaluate_instruction(x: Instruction, *operands: Value) -> Value:
         )
 
 
-def bind_symbols(
-    computation: Computation, dims: Sequence[tuple[int, ...] | None]
-) -> dict[str, int]:
+def bind_symbols(computation: Computation, dims: Sequence[Ints | None]) -> dict[str, int]:
     """The value of each symbol from the sizes of the parameters; raises EvaluateError when the
     sizes contradict each other."""
     pairs = [
@@ -174,7 +173,7 @@ def _input(i: int, value: Array, shape: Shape) -> Value:
     return round_to(array, shape.dtype)
 
 
-def _dims(value: Value) -> tuple[int, ...] | None:
+def _dims(value: Value) -> Ints | None:
     return None if isinstance(value, tuple) else value.shape
 
 

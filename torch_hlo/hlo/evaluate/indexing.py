@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir import Computation, Instruction, numpy_dtype
+from torch_hlo.hlo.ir import Computation, Instruction, Ints, numpy_dtype
 from torch_hlo.hlo.ir.build import compared
 
 from .elementwise import reinterpret, total_order
@@ -115,7 +115,7 @@ def pad(v: Array, fill: Value, padding: Sequence[tuple[Any, Any, int]]) -> Array
     return grown[crop]
 
 
-def _starts(v: Array, indices: tuple[Array, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+def _starts(v: Array, indices: tuple[Array, ...], sizes: Ints) -> Ints:
     if len(indices) == 1 and np.ndim(indices[0]) == 1:  # the old form: one vector of start indices
         indices = tuple(indices[0])
     return tuple(
@@ -164,8 +164,8 @@ def _index_columns(indices: Array, vector_dim: int) -> Array:
 
 
 def _window_indices(
-    dims: tuple[int, ...],
-    batch: tuple[int, ...],
+    dims: Ints,
+    batch: Ints,
     starts: list[Array | None],
     window_sizes: list[int],
     window_dims: list[int],
@@ -193,8 +193,8 @@ def _window_indices(
 def _batch_starts(
     rank: int,
     columns: Array,
-    index_map: tuple[int, ...],
-    operand_batching: tuple[int, ...],
+    index_map: Ints,
+    operand_batching: Ints,
     indices_batching: list[int],
 ) -> list[Array | None]:
     """Start index of each operand dimension for each index vector; None where the window starts at

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from torch_hlo.hlo.ir import DTYPES, Instruction
+from torch_hlo.hlo.ir import DTYPES, Instruction, Ints
 
 from .elementwise import reinterpret
 from .interpreter import Array, EvaluateError, Value, meaning
@@ -46,7 +46,7 @@ def philox4x32(counter: list[Array], key: tuple[Array, Array]) -> list[Array]:
     return x
 
 
-def _threefry_bits(state: Array, dims: tuple[int, ...], bits: int) -> tuple[Array, Array]:
+def _threefry_bits(state: Array, dims: Ints, bits: int) -> tuple[Array, Array]:
     """(values of `bits` bits, new state). Narrow values come in pairs along the first even
     dimension (or the largest)."""
     state = state.copy()
@@ -67,7 +67,7 @@ def _threefry_bits(state: Array, dims: tuple[int, ...], bits: int) -> tuple[Arra
     return pairs[(slice(None),) * split + (slice(0, dims[split]),)], state
 
 
-def _philox_bits(state: Array, dims: tuple[int, ...], bits: int) -> tuple[Array, Array]:
+def _philox_bits(state: Array, dims: Ints, bits: int) -> tuple[Array, Array]:
     """(values of `bits` bits, new state): the words of consecutive blocks in order. The state is
     key, counter, [upper counter]."""
     state = state.copy()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir import Computation, Instruction, Shape, Window, WindowDim, numpy_dtype
+from torch_hlo.hlo.ir import Computation, Instruction, Ints, Shape, Window, WindowDim, numpy_dtype
 
 from .indexing import combine_at, pad
 from .interpreter import Array, Value, apply, meaning, pointwise, run, simple_fold, wide
@@ -86,7 +86,7 @@ def _dilated(v: Array, fill: Value, window: Window) -> Array:
     return pad(v, fill, [(w.pad_low, w.pad_high, w.base_dilation - 1) for w in window])
 
 
-def _taps(v: Array, window: Window, counts: tuple[int, ...]) -> list[Array]:
+def _taps(v: Array, window: Window, counts: Ints) -> list[Array]:
     """For each position in the window, in row-major order, the elements of `v` that every output
     sees there."""
     every = itertools.product(*map(_positions, window))

@@ -6,6 +6,7 @@ its neighbours only data and text: sharding/sharding.py, text/printer.py.
 
 from .dim import (
     Dim,
+    Ints,
     Size,
     ceildiv,
     dim_max,
@@ -46,6 +47,7 @@ __all__ = [
     "DType",
     "Dim",
     "Instruction",
+    "Ints",
     "Literal",
     "META",
     "Meta",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union, overload
 
 Size = Union[int, "Dim"]
+Ints = tuple[int, ...]
 _Atom = tuple[Any, ...]  # ("sym", name) | ("floordiv" | "mod" | "max" | "min", Size, Size)
 
 _Monomial = tuple[_Atom, ...]
@@ -166,7 +167,7 @@ def substitute(size: Size, values: Mapping[str, Size]) -> Size:
     return total
 
 
-def function(names: Sequence[str], sizes: Sequence[Size]) -> Callable[..., tuple[int, ...]]:
+def function(names: Sequence[str], sizes: Sequence[Size]) -> Callable[..., Ints]:
     """A fast function of the values of the symbols `names` that gives the values of `sizes`. Raises
     ZeroDivisionError as Python does."""
     scope = {
@@ -176,7 +177,7 @@ def function(names: Sequence[str], sizes: Sequence[Size]) -> Callable[..., tuple
         "min": min,
         "__builtins__": {},
     }
-    made: Callable[..., tuple[int, ...]] = eval(
+    made: Callable[..., Ints] = eval(
         f"lambda {', '.join(names)}: ({''.join(f'{s}, ' for s in sizes)})", scope
     )
     return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .dim import Ints
 from .infer import TOKEN, array, compatible, fail, in_range, known, product
 from .instruction import Instruction
 from .shape import DTYPES, Shape
@@ -25,7 +26,7 @@ def iota(shape: Shape, iota_dimension: int) -> None:
         fail("iota", f"is not defined on {shape.dtype}", shape)
 
 
-def broadcast(shape: Shape, x: Instruction, dimensions: tuple[int, ...]) -> None:
+def broadcast(shape: Shape, x: Instruction, dimensions: Ints) -> None:
     array("broadcast", x)
     in_range("broadcast", "dimensions", dimensions, shape.rank, x, shape)
     if (
@@ -141,7 +142,7 @@ def quantize(
     x: Instruction,
     scale: Instruction,
     zero_point: Instruction,
-    dimensions: tuple[int, ...] = (),
+    dimensions: Ints = (),
 ) -> None:
     """`round(x / scale) + zero_point` clamped to the integer type of the result; per channel along
     `dimensions`."""
@@ -155,7 +156,7 @@ def dequantize(
     x: Instruction,
     scale: Instruction,
     zero_point: Instruction,
-    dimensions: tuple[int, ...] = (),
+    dimensions: Ints = (),
 ) -> None:
     """`(x - zero_point) * scale`."""
     if x.kind not in "su" or shape.kind != "f":
@@ -169,7 +170,7 @@ def _quantized(
     x: Instruction,
     scale: Instruction,
     zero_point: Instruction,
-    dimensions: tuple[int, ...],
+    dimensions: Ints,
 ) -> None:
     in_range(op, "dimensions", dimensions, x.rank, x)
     dims = tuple(x.dims[d] for d in dimensions)

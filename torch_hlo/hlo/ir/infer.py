@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from .dim import Dim, Size, ceildiv
+from .dim import Dim, Ints, Size, ceildiv
 from .instruction import Computation, Instruction
 from .literal import Literal
 from .shape import DTYPES, Shape, tuple_shape
@@ -195,7 +195,7 @@ def constant(literal: Literal) -> Shape:
     return literal.shape
 
 
-def transpose(x: Instruction, dimensions: tuple[int, ...]) -> Shape:
+def transpose(x: Instruction, dimensions: Ints) -> Shape:
     array("transpose", x)
     if sorted(dimensions) != list(range(x.rank)):
         fail(
@@ -243,7 +243,7 @@ def pad(x: Instruction, value: Instruction, padding: Rows) -> Shape:
     return x.shape.with_dims(dims)
 
 
-def concatenate(*xs: Instruction, dimensions: tuple[int, ...]) -> Shape:
+def concatenate(*xs: Instruction, dimensions: Ints) -> Shape:
     array("concatenate", *xs)
     if not xs:
         fail("concatenate", "takes at least one operand")
@@ -263,7 +263,7 @@ def concatenate(*xs: Instruction, dimensions: tuple[int, ...]) -> Shape:
     return first.with_dims((*first.dims[:d], total, *first.dims[d + 1 :]))
 
 
-def reverse(x: Instruction, dimensions: tuple[int, ...]) -> Shape:
+def reverse(x: Instruction, dimensions: Ints) -> Shape:
     array("reverse", x)
     in_range("reverse", "dimensions", dimensions, x.rank, x)
     return plain(x.shape)
@@ -312,13 +312,13 @@ def gather(
     x: Instruction,
     indices: Instruction,
     *,
-    offset_dims: tuple[int, ...],
-    collapsed_slice_dims: tuple[int, ...] = (),
-    start_index_map: tuple[int, ...],
+    offset_dims: Ints,
+    collapsed_slice_dims: Ints = (),
+    start_index_map: Ints,
     index_vector_dim: int,
-    slice_sizes: tuple[int, ...],
-    operand_batching_dims: tuple[int, ...] = (),
-    start_indices_batching_dims: tuple[int, ...] = (),
+    slice_sizes: Ints,
+    operand_batching_dims: Ints = (),
+    start_indices_batching_dims: Ints = (),
     indices_are_sorted: bool = False,
 ) -> Shape:
     array("gather", x, indices)
@@ -363,7 +363,7 @@ def _index_dims(
     indices: Instruction,
     index_vector_dim: int,
     name: str,
-    mapped: tuple[int, ...],
+    mapped: Ints,
     *operands: Instruction,
 ) -> list[Size]:
     """The sizes of `indices` but that of its vectors, which hold an entry for each of `mapped`."""
@@ -385,8 +385,8 @@ def _batching(
     op: str,
     x: Instruction,
     indices: Instruction,
-    operand_dims: tuple[int, ...],
-    index_dims: tuple[int, ...],
+    operand_dims: Ints,
+    index_dims: Ints,
 ) -> None:
     in_range(op, "index batching dims", index_dims, indices.rank, x, indices)
     if len(operand_dims) != len(index_dims) or any(
@@ -402,7 +402,7 @@ def _batching(
 
 def _update_fits(
     update: Instruction,
-    window_dims: tuple[int, ...],
+    window_dims: Ints,
     batch: Sequence[Size],
     window: Sequence[Size],
     operands: Sequence[Instruction],
@@ -418,12 +418,12 @@ def _update_fits(
 def scatter(
     *operands: Instruction,
     to_apply: Computation,
-    update_window_dims: tuple[int, ...],
-    inserted_window_dims: tuple[int, ...] = (),
-    scatter_dims_to_operand_dims: tuple[int, ...],
+    update_window_dims: Ints,
+    inserted_window_dims: Ints = (),
+    scatter_dims_to_operand_dims: Ints,
     index_vector_dim: int,
-    input_batching_dims: tuple[int, ...] = (),
-    scatter_indices_batching_dims: tuple[int, ...] = (),
+    input_batching_dims: Ints = (),
+    scatter_indices_batching_dims: Ints = (),
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
 ) -> Shape:
@@ -497,7 +497,7 @@ def dimension_size(
     shape: Callable[[Instruction], Shape],
     x: Instruction,
     *rest: Instruction,
-    dimensions: tuple[int, ...],
+    dimensions: Ints,
 ) -> Shape:
     array(op, x, *rest)
     in_range(op, "dimensions", dimensions, x.rank, x)
@@ -509,9 +509,7 @@ def dimension_size(
 # Collectives
 
 
-def _group_size(
-    op: str, replica_groups: tuple[tuple[int, ...], ...], *operands: Instruction
-) -> int:
+def _group_size(op: str, replica_groups: tuple[Ints, ...], *operands: Instruction) -> int:
     if not replica_groups:
         fail(
             op,
@@ -523,8 +521,8 @@ def _group_size(
 
 def all_gather(
     *xs: Instruction,
-    dimensions: tuple[int, ...],
-    replica_groups: tuple[tuple[int, ...], ...] = (),
+    dimensions: Ints,
+    replica_groups: tuple[Ints, ...] = (),
     **attrs: Any,
 ) -> Shape:
     array("all-gather", *xs)
@@ -537,8 +535,8 @@ def all_gather(
 
 def reduce_scatter(
     *xs: Instruction,
-    dimensions: tuple[int, ...],
-    replica_groups: tuple[tuple[int, ...], ...] = (),
+    dimensions: Ints,
+    replica_groups: tuple[Ints, ...] = (),
     **attrs: Any,
 ) -> Shape:
     array("reduce-scatter", *xs)
@@ -561,7 +559,7 @@ def same_all(*xs: Instruction, **attrs: Any) -> Shape:
     return result([plain(x.shape) for x in xs])
 
 
-def all_to_all(*xs: Instruction, dimensions: tuple[int, ...] = (), **attrs: Any) -> Shape:
+def all_to_all(*xs: Instruction, dimensions: Ints = (), **attrs: Any) -> Shape:
     """With a dimension the array is split along it and the pieces exchanged in place; without,
     operand i goes to peer i."""
     array("all-to-all", *xs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .dim import Size
+from .dim import Ints, Size
 from .infer import (
     COMPLEX_OF,
     REAL_OF,
@@ -31,10 +31,10 @@ def dot(
     x: Instruction,
     y: Instruction,
     *,
-    lhs_contracting_dims: tuple[int, ...] = (),
-    rhs_contracting_dims: tuple[int, ...] = (),
-    lhs_batch_dims: tuple[int, ...] = (),
-    rhs_batch_dims: tuple[int, ...] = (),
+    lhs_contracting_dims: Ints = (),
+    rhs_contracting_dims: Ints = (),
+    lhs_batch_dims: Ints = (),
+    rhs_batch_dims: Ints = (),
     operand_precision: tuple[str, ...] | None = None,
 ) -> Shape:
     array("dot", x, y)
@@ -90,12 +90,12 @@ def ragged_dot(
     y: Instruction,
     group_sizes: Instruction,
     *,
-    lhs_contracting_dims: tuple[int, ...],
-    rhs_contracting_dims: tuple[int, ...],
-    lhs_batch_dims: tuple[int, ...] = (),
-    rhs_batch_dims: tuple[int, ...] = (),
-    lhs_ragged_dims: tuple[int, ...],
-    rhs_group_dims: tuple[int, ...] = (),
+    lhs_contracting_dims: Ints,
+    rhs_contracting_dims: Ints,
+    lhs_batch_dims: Ints = (),
+    rhs_batch_dims: Ints = (),
+    lhs_ragged_dims: Ints,
+    rhs_group_dims: Ints = (),
 ) -> Shape:
     array("ragged-dot", x, y, group_sizes)
     in_range("ragged-dot", "lhs_ragged_dims", lhs_ragged_dims, x.rank, x, y)
@@ -141,13 +141,13 @@ class ConvDims:
 
     lhs_batch: int
     lhs_feature: int
-    lhs_spatial: tuple[int, ...]
+    lhs_spatial: Ints
     rhs_input: int
     rhs_output: int
-    rhs_spatial: tuple[int, ...]
+    rhs_spatial: Ints
     out_batch: int
     out_feature: int
-    out_spatial: tuple[int, ...]
+    out_spatial: Ints
 
 
 def conv_dims(dim_labels: str) -> ConvDims:
@@ -169,7 +169,7 @@ def conv_dims(dim_labels: str) -> ConvDims:
             f"bad dim_labels {dim_labels!r}, expected e.g. bf01_oi01->bf01",
         )
 
-    def spatial(text: str) -> tuple[int, ...]:
+    def spatial(text: str) -> Ints:
         return tuple(text.index(d) for d in digits)
 
     return ConvDims(
@@ -277,7 +277,7 @@ def _reducer(
     return xs, shapes
 
 
-def reduce(*operands: Instruction, dimensions: tuple[int, ...], to_apply: Computation) -> Shape:
+def reduce(*operands: Instruction, dimensions: Ints, to_apply: Computation) -> Shape:
     xs, scalars = _reducer("reduce", operands, to_apply)
     in_range("reduce", "dimensions", dimensions, xs[0].rank, *operands)
     dims = tuple(s for d, s in enumerate(xs[0].dims) if d not in dimensions)
@@ -348,7 +348,7 @@ def select_and_scatter(
 
 def sort(
     *xs: Instruction,
-    dimensions: tuple[int, ...],
+    dimensions: Ints,
     to_apply: Computation,
     is_stable: bool = False,
 ) -> Shape:
@@ -372,7 +372,7 @@ def topk(x: Instruction, k: int, largest: bool = True) -> Shape:
     return tuple_shape(x.shape.with_dims(dims), Shape("s32", dims))
 
 
-def map_(*xs: Instruction, dimensions: tuple[int, ...] = (), to_apply: Computation) -> Shape:
+def map_(*xs: Instruction, dimensions: Ints = (), to_apply: Computation) -> Shape:
     array("map", *xs)
     if not xs or any(x.dims != xs[0].dims for x in xs):
         fail("map", "takes arrays of equal dims", *xs)
@@ -432,7 +432,7 @@ def conditional(
 # Linear algebra, signal, normalisation
 
 
-def fft(x: Instruction, fft_type: str, fft_length: tuple[int, ...]) -> Shape:
+def fft(x: Instruction, fft_type: str, fft_length: Ints) -> Shape:
     array("fft", x)
     n = len(fft_length)
     if fft_type not in ("FFT", "IFFT", "RFFT", "IRFFT"):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_hlo.pages import framed, page
 
-from .dim import Size
+from .dim import Ints, Size
 from .shape import DTYPES, Shape
 
 if TYPE_CHECKING:
@@ -184,8 +184,8 @@ class Module:
     num_replicas: int = 1
     in_shardings: tuple[Sharding, ...] = ()
     out_shardings: tuple[Sharding, ...] = ()
-    out_dims: tuple[tuple[int, ...], ...] = ()
-    constants: tuple[int, ...] = ()
+    out_dims: tuple[Ints, ...] = ()
+    constants: Ints = ()
     excess_precision: bool = False
 
     def with_root(self, root: Instruction) -> Module:

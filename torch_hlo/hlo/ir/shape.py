@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .dim import Dim, Size
+from .dim import Dim, Ints, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Shape:
 
     dtype: str
     dims: tuple[Size, ...] = ()
-    layout: tuple[int, ...] | None = None
+    layout: Ints | None = None
     elements: tuple[Shape, ...] = ()
 
     @property
@@ -95,7 +95,7 @@ class Shape:
         )
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> Ints:
         """The dims of a static shape."""
         known = tuple([d for d in self.dims if isinstance(d, int)])
         assert len(known) == len(self.dims), f"{self} has symbolic sizes"

@@ -26,12 +26,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from torch_hlo.hlo.evaluate.interpreter import UFUNCS, apply, simple_fold
-from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, numpy_dtype
+from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Ints, numpy_dtype
 from torch_hlo.hlo.ir.numeric import decode, encode, round_to
 from torch_hlo.hlo.text.printer import computation_text
 
 CHUNK = 1 << 16  # elements of one task of a reduction: sums stay in the cache
-Groups = tuple[tuple[int, ...], ...]
+Groups = tuple[Ints, ...]
 Arrays = Sequence[np.ndarray]  # the operands, or the results, of one member of a group
 Members = Sequence[Arrays]  # of all of a group
 Tasks = list[Callable[[], object]]
@@ -120,7 +120,7 @@ class Collective:
         """
         return _groups(self, replicas, partitions)
 
-    def group(self, device: int, replicas: int, partitions: int) -> tuple[int, ...]:
+    def group(self, device: int, replicas: int, partitions: int) -> Ints:
         """The group of a device; () when it takes no part. Raises CollectiveError when a collective
         without that notion leaves it out."""
         found = next((g for g in self.groups(replicas, partitions) if device in g), ())
@@ -143,7 +143,7 @@ class Collective:
 
     def tasks(
         self,
-        group: tuple[int, ...],
+        group: Ints,
         inputs: Sequence[Arrays],
         outputs: Sequence[Arrays],
         pairs: Groups = (),
@@ -207,7 +207,7 @@ def _spans(ids: str, replicas: int, partitions: int) -> list[list[Any]]:
     return [[tuple(range(r * partitions, (r + 1) * partitions)) for r in range(replicas)]]
 
 
-def _tuple(x: int | tuple[int, ...]) -> tuple[int, ...]:
+def _tuple(x: int | Ints) -> Ints:
     return x if isinstance(x, tuple) else (x,)
 
 
@@ -285,7 +285,7 @@ def _copy(out: np.ndarray, value: np.ndarray) -> Callable[[], object]:
 
 def _all_reduce(
     c: Collective,
-    group: tuple[int, ...],
+    group: Ints,
     inputs: Members,
     outputs: Members,
     pairs: Groups,
@@ -326,7 +326,7 @@ def block(array: np.ndarray, dimension: int | None, rank: int, count: int) -> np
 
 def _reduce_scatter(
     c: Collective,
-    group: tuple[int, ...],
+    group: Ints,
     inputs: Members,
     outputs: Members,
     pairs: Groups,
@@ -347,7 +347,7 @@ def _reduce_scatter(
 
 def _all_gather(
     c: Collective,
-    group: tuple[int, ...],
+    group: Ints,
     inputs: Members,
     outputs: Members,
     pairs: Groups,
@@ -363,7 +363,7 @@ def _all_gather(
 
 def _all_to_all(
     c: Collective,
-    group: tuple[int, ...],
+    group: Ints,
     inputs: Members,
     outputs: Members,
     pairs: Groups,
@@ -385,7 +385,7 @@ def _all_to_all(
 
 def _collective_permute(
     c: Collective,
-    group: tuple[int, ...],
+    group: Ints,
     inputs: Members,
     outputs: Members,
     pairs: Groups,
@@ -402,7 +402,7 @@ def _collective_permute(
 
 def _collective_broadcast(
     c: Collective,
-    group: tuple[int, ...],
+    group: Ints,
     inputs: Members,
     outputs: Members,
     pairs: Groups,
@@ -412,7 +412,7 @@ def _collective_broadcast(
 
 def _ragged_all_to_all(
     c: Collective,
-    group: tuple[int, ...],
+    group: Ints,
     inputs: Members,
     outputs: Members,
     pairs: Groups,

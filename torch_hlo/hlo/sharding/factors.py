@@ -26,10 +26,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch_hlo.hlo.ir import OPCODES, Computation, Instruction, Shape, Size, WindowDim, dim_max
+from torch_hlo.hlo.ir import (
+    OPCODES,
+    Computation,
+    Instruction,
+    Ints,
+    Shape,
+    Size,
+    WindowDim,
+    dim_max,
+)
 from torch_hlo.hlo.ir.infer_products import conv_dims
 
-Dims = tuple[tuple[int, ...], ...]  # per dimension its factors, major to minor
+Dims = tuple[Ints, ...]  # per dimension its factors, major to minor
 _REDUCERS = frozenset(name for name, row in OPCODES.items() if "commutative" in row.traits)
 
 
@@ -38,7 +47,7 @@ class Factors:
     """The rule of one instruction: one entry of `operands` per array of the (flat) operands, one of
     `results` per array of the result."""
 
-    sizes: tuple[int, ...]
+    sizes: Ints
     roles: tuple[str, ...]
     operands: tuple[Dims, ...]
     results: tuple[Dims, ...]
@@ -75,7 +84,7 @@ class _Maker:
         self.sizes: list[int] = []
         self.roles: list[str] = []
 
-    def new(self, size: Size, role: str = "free") -> tuple[int, ...]:
+    def new(self, size: Size, role: str = "free") -> Ints:
         """A factor as the contents of a dimension; a dimension of size 1 (or of a symbolic size)
         has none."""
         if not isinstance(size, int) or size <= 1:
@@ -84,13 +93,13 @@ class _Maker:
         self.roles.append(role)
         return (len(self.sizes) - 1,)
 
-    def each(self, dims: Sequence[Size], role: str = "free") -> list[tuple[int, ...]]:
+    def each(self, dims: Sequence[Size], role: str = "free") -> list[Ints]:
         return [self.new(d, role) for d in dims]
 
     def rule(
         self,
-        operands: Sequence[Sequence[tuple[int, ...]]],
-        results: Sequence[Sequence[tuple[int, ...]]],
+        operands: Sequence[Sequence[Ints]],
+        results: Sequence[Sequence[Ints]],
     ) -> Factors:
         return Factors(
             tuple(self.sizes),
@@ -296,8 +305,8 @@ def _gather(x: Instruction, m: _Maker) -> Factors:
     """Looked-up dimensions may be sharded when one element of them is taken: the device that holds
     it contributes to a sum."""
     source, indices = x.operands[0].shape, x.operands[1].shape
-    result: list[tuple[int, ...]] = [()] * x.rank
-    starts: list[tuple[int, ...]] = [()] * indices.rank
+    result: list[Ints] = [()] * x.rank
+    starts: list[Ints] = [()] * indices.rank
     outer = [d for d in range(indices.rank) if d != x["index_vector_dim"]]
     places = [d for d in range(x.rank) if d not in x["offset_dims"]]
     for d, at in zip(outer, places, strict=True):
@@ -310,7 +319,7 @@ def _gather(x: Instruction, m: _Maker) -> Factors:
         )
     )
     offsets = iter(x["offset_dims"])
-    dims: list[tuple[int, ...]] = []
+    dims: list[Ints] = []
     for d, (size, taken) in enumerate(zip(source.dims, x["slice_sizes"], strict=True)):
         if d in paired:
             dims.append(starts[paired[d]])
@@ -332,8 +341,8 @@ def _scatter(x: Instruction, m: _Maker) -> Factors:
     indices = x.operands[n].shape
     updates = x.operands[n + 1].shape
     spread = "sum" if n == 1 and reducer(x["to_apply"]) else "whole"
-    starts: list[tuple[int, ...]] = [()] * indices.rank
-    change: list[tuple[int, ...]] = [()] * updates.rank
+    starts: list[Ints] = [()] * indices.rank
+    change: list[Ints] = [()] * updates.rank
     paired = dict(
         zip(
             x["input_batching_dims"],
@@ -348,7 +357,7 @@ def _scatter(x: Instruction, m: _Maker) -> Factors:
             indices.dims[d], "free" if d in paired.values() else spread
         )
     window = iter(x["update_window_dims"])
-    dims: list[tuple[int, ...]] = []
+    dims: list[Ints] = []
     for d, size in enumerate(source.dims):
         if d in paired:
             dims.append(starts[paired[d]])
@@ -384,8 +393,8 @@ def reducer(to_apply: Computation) -> str | None:
 @_rule("dot")
 def _dot(x: Instruction, m: _Maker) -> Factors:
     a, b = (o.dims for o in x.operands)
-    left: list[tuple[int, ...]] = [()] * len(a)
-    right: list[tuple[int, ...]] = [()] * len(b)
+    left: list[Ints] = [()] * len(a)
+    right: list[Ints] = [()] * len(b)
     result = []
     for i, j in zip(x["lhs_batch_dims"], x["rhs_batch_dims"], strict=True):
         left[i] = right[j] = m.new(a[i])
@@ -408,9 +417,9 @@ def _convolution(x: Instruction, m: _Maker) -> Factors:
     n = conv_dims(x["dim_labels"])
     lhs, rhs = (o.shape for o in x.operands)
     features, batches = x["feature_group_count"], x["batch_group_count"]
-    left: list[tuple[int, ...]] = [()] * lhs.rank
-    right: list[tuple[int, ...]] = [()] * rhs.rank
-    result: list[tuple[int, ...]] = [()] * x.rank
+    left: list[Ints] = [()] * lhs.rank
+    right: list[Ints] = [()] * rhs.rank
+    result: list[Ints] = [()] * x.rank
     group = m.new(dim_max(features, batches))
     batch = m.new(x.dims[n.out_batch])
     contracted = m.new(rhs.dims[n.rhs_input], "sum")
@@ -440,10 +449,10 @@ def _ragged_dot(x: Instruction, m: _Maker) -> Factors:
     """Columns and batch are free; rows and contraction know where groups begin."""
     a, b, g = (o.dims for o in x.operands)
     (ragged,) = x["lhs_ragged_dims"]
-    left: list[tuple[int, ...]] = [()] * len(a)
-    right: list[tuple[int, ...]] = [()] * len(b)
-    groups: list[tuple[int, ...]] = [()] * len(g)
-    result: list[tuple[int, ...]] = [()] if ragged in x["lhs_contracting_dims"] else []
+    left: list[Ints] = [()] * len(a)
+    right: list[Ints] = [()] * len(b)
+    groups: list[Ints] = [()] * len(g)
+    result: list[Ints] = [()] if ragged in x["lhs_contracting_dims"] else []
     for i, j in zip(x["lhs_batch_dims"], x["rhs_batch_dims"], strict=True):
         left[i] = right[j] = m.new(a[i], "whole" if i == ragged else "free")
         result.append(left[i])
@@ -605,7 +614,7 @@ def _collective(x: Instruction, m: _Maker) -> Factors:
         return _opaque(x, m)
     exchanged = x.get("dimensions") or ()
     mixed = x.op == "all-to-all" and len(ins) > 1
-    operands: list[list[tuple[int, ...]]] = []
+    operands: list[list[Ints]] = []
     for shape in ins:
         operands.append(
             operands[0]

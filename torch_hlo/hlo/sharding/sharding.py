@@ -27,6 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from torch_hlo.hlo.ir.dim import Ints
+
 _AXIS_NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 
 
@@ -44,7 +46,7 @@ class Mesh:
     axes; () means 0, 1, 2, …"""
 
     axes: tuple[tuple[str, int], ...]
-    devices: tuple[int, ...] = ()
+    devices: Ints = ()
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.axes]
@@ -101,7 +103,7 @@ class Mesh:
             rest, found[name] = divmod(rest, size)
         return found
 
-    def groups(self, axes: Iterable[Axis]) -> tuple[tuple[int, ...], ...]:
+    def groups(self, axes: Iterable[Axis]) -> tuple[Ints, ...]:
         """Devices that differ only along `axes`, as XLA's replica_groups.
 
         Within a group devices are ordered by their index along `axes`, the first axis major: a
@@ -240,11 +242,11 @@ class Sharding:
         )
 
     @property
-    def tiles(self) -> tuple[int, ...]:
+    def tiles(self) -> Ints:
         """Number of blocks per dimension."""
         return tuple(dim.size for dim in self.dims)
 
-    def shard_dims(self, dims: Sequence[int]) -> tuple[int, ...]:
+    def shard_dims(self, dims: Sequence[int]) -> Ints:
         """Extents of one device's block. Raises ShardingError on a wrong rank."""
         self.check_rank(dims)
         return tuple(-(-n // k) for n, k in zip(dims, self.tiles))
@@ -256,7 +258,7 @@ class Sharding:
                 f" {list(dims)}"
             )
 
-    def tile(self, device: int) -> tuple[int, ...]:
+    def tile(self, device: int) -> Ints:
         """Which block `device` holds: an index per dimension."""
         at = self.mesh.coordinates(device)
         return tuple(_index(self.mesh, at, dim.axes) for dim in self.dims)
@@ -314,8 +316,8 @@ def _index(mesh: Mesh, at: dict[str, int], axes: Iterable[Axis]) -> int:
 
 
 @lru_cache(1024)
-def _groups(mesh: Mesh, axes: tuple[Axis, ...]) -> tuple[tuple[int, ...], ...]:
-    found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+def _groups(mesh: Mesh, axes: tuple[Axis, ...]) -> tuple[Ints, ...]:
+    found: dict[Ints, list[tuple[int, int]]] = {}
     rest = complement(mesh, axes)
     for device in range(mesh.size):
         at = mesh.coordinates(device)
@@ -371,7 +373,7 @@ def shard(array: np.ndarray, sharding: Sharding) -> list[np.ndarray]:
     if sharding.maximal is not None:
         return [array] * sharding.mesh.size
     block = sharding.shard_dims(array.shape)
-    blocks: dict[tuple[int, ...], np.ndarray] = {}
+    blocks: dict[Ints, np.ndarray] = {}
     result = []
     for device in range(sharding.mesh.size):
         tile = sharding.tile(device)

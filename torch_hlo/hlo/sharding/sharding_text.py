@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from torch_hlo.hlo.ir.dim import Ints
 from torch_hlo.hlo.ir.shape import Shape
 
 from .sharding import (
@@ -112,7 +113,7 @@ class _Tokens:
             yield
             self.accept(",")
 
-    def integers(self, begin: str, end: str) -> tuple[int, ...]:
+    def integers(self, begin: str, end: str) -> Ints:
         return tuple(self.integer() for _ in self.listed(begin, end))
 
 
@@ -251,8 +252,8 @@ class TileAssignment:
     is the device of "maximal")."""
 
     kind: str
-    tiles: tuple[int, ...] = ()
-    devices: tuple[int, ...] = ()
+    tiles: Ints = ()
+    devices: Ints = ()
     subgroups: tuple[str, ...] = ()
 
     def on(self, mesh: Mesh, rank: int) -> Sharding:
@@ -303,7 +304,7 @@ def _tile_form(t: _Tokens) -> TileAssignment | None:
     return value
 
 
-def _iota(t: _Tokens, count: int) -> tuple[int, ...]:
+def _iota(t: _Tokens, count: int) -> Ints:
     """`[2,4]T(1,0)`: 0, 1, … of these sizes, transposed."""
     source = t.integers("[", "]")
     order = t.integers("(", ")") if t.accept("T") else tuple(range(len(source)))
@@ -317,7 +318,7 @@ def _iota(t: _Tokens, count: int) -> tuple[int, ...]:
     return tuple(np.arange(count).reshape(source).transpose(order).ravel().tolist())
 
 
-def _numbers(t: _Tokens) -> tuple[int, ...]:
+def _numbers(t: _Tokens) -> Ints:
     numbers = [t.integer()]
     while t.accept(","):
         numbers.append(t.integer())
@@ -350,7 +351,7 @@ def _tiled(t: _Tokens) -> TileAssignment:
     return TileAssignment("tiled", tiles, devices, subgroups)
 
 
-def _factors(devices: tuple[int, ...]) -> list[tuple[int, int]] | None:
+def _factors(devices: Ints) -> list[tuple[int, int]] | None:
     """`devices` as digits: (size, stride) pairs, minor first, with devices[i] = sum of digit *
     stride; None when there are none such."""
     count, done, factors = len(devices), 1, []

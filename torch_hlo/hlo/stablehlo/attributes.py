@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir import DTYPES, Literal, Shape
+from torch_hlo.hlo.ir import DTYPES, Ints, Literal, Shape
 from torch_hlo.hlo.text.literals import literal_elements, literal_of
 from torch_hlo.hlo.text.scanner import ErrorAt, Scanner
 
@@ -277,7 +277,7 @@ def _from_elements(s: ErrorAt, elements: list[str], shape: Shape, position: int)
     return Literal(shape.dtype, shape.sizes, bytes(data))
 
 
-def integers(s: ErrorAt, value: Any, position: int) -> tuple[int, ...]:
+def integers(s: ErrorAt, value: Any, position: int) -> Ints:
     """A list attribute, `array<i64: …>` or `dense<…> : tensor<…xi64>`, flattened."""
     if isinstance(value, Dense):
         found, splat = dense_literal(s, value)

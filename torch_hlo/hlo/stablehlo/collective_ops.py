@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch_hlo.hlo.ir import Ints, instr, tuple_shape
 from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir import instr, tuple_shape
 
 from .attributes import Dense
 from .converter import Context, Made, rule, unpacked
 from .ops import pairs
 
 
-def _groups(c: Context, name: str = "replica_groups") -> tuple[tuple[int, ...], ...]:
+def _groups(c: Context, name: str = "replica_groups") -> tuple[Ints, ...]:
     value = c.attr(name)
     if value is None:
         return ()

@@ -18,6 +18,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Dim,
     Instruction,
+    Ints,
     Meta,
     Module,
     Shape,
@@ -107,7 +108,7 @@ class Context:
                 return self.op.attrs[name]
         return default
 
-    def ints(self, *names: str, default: Sequence[int] = ()) -> tuple[int, ...]:
+    def ints(self, *names: str, default: Sequence[int] = ()) -> Ints:
         value = self.attr(*names)
         return (
             tuple(default) if value is None else integers(self.converter.s, value, self.op.position)
@@ -619,7 +620,7 @@ def quantized(x: Instruction, q: Quantized) -> Instruction:
     return y
 
 
-def _parameters(q: Quantized) -> tuple[Instruction, Instruction, tuple[int, ...]]:
+def _parameters(q: Quantized) -> tuple[Instruction, Instruction, Ints]:
     if q.axis is None:
         return (
             b.constant(q.scales[0], q.expressed),

@@ -12,6 +12,7 @@ from torch_hlo.hlo.ir import (
     OPCODES,
     Dim,
     Instruction,
+    Ints,
     Shape,
     Size,
     WindowDim,
@@ -463,7 +464,7 @@ def conv_window(
     kernel = labels.partition("_")[2].partition("->")[0]
     rank = len(kernel) - 2
 
-    def column(generic: str, short: str, default: int) -> tuple[int, ...]:
+    def column(generic: str, short: str, default: int) -> Ints:
         value = c.attr(generic, default=pretty.get(short))
         return (default,) * rank if value is None else integers(s, value, at)
 

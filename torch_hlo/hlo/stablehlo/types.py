@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from torch_hlo.hlo.ir import Shape, tuple_shape
+from torch_hlo.hlo.ir import Ints, Shape, tuple_shape
 from torch_hlo.hlo.text.scanner import MAX_INT, Scanner
 
 UNKNOWN = -1  # in `dims`: a size that the text leaves open
@@ -45,7 +45,7 @@ class Quantized:
     storage: str
     expressed: str
     scales: tuple[float, ...]
-    zero_points: tuple[int, ...]
+    zero_points: Ints
     axis: int | None = None
     limits: tuple[int, int] | None = None
 

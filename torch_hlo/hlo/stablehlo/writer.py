@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Literal, Shape
+from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Ints, Literal, Shape
 from torch_hlo.hlo.sharding.sharding import Mesh, Placement, Sharding
 from torch_hlo.hlo.text.printer import quoted
 
@@ -318,7 +318,7 @@ def _bits(data: bytes) -> str:
     return "0x" + data[::-1].hex().upper()
 
 
-def _nested(values: list[Any], dims: tuple[int, ...], text: Callable[[Any], str]) -> str:
+def _nested(values: list[Any], dims: Ints, text: Callable[[Any], str]) -> str:
     if not values:
         return ""
     if not dims:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir import Shape, Size, WindowDim, tuple_shape
+from torch_hlo.hlo.ir import Ints, Shape, Size, WindowDim, tuple_shape
 from torch_hlo.hlo.sharding.sharding import (
     MAX_DEVICES,
     MAX_RANK,
@@ -60,7 +60,7 @@ def shape(scanner: Scanner, depth: int = 0) -> Shape:
     return Shape(dtype, dims, _layout(scanner, found.group(3), len(dims), begin))
 
 
-def _layout(scanner: Scanner, text: str | None, rank: int, position: int) -> tuple[int, ...] | None:
+def _layout(scanner: Scanner, text: str | None, rank: int, position: int) -> Ints | None:
     """Minor-to-major order; tilings, memory spaces and the like after the colon do not change the
     meaning."""
     if text is None:
@@ -86,7 +86,7 @@ def _size(scanner: Scanner) -> Size:
     return parse_size(scanner, scanner.need(SIZE, "a size").group(), begin)
 
 
-def _integers(scanner: Scanner) -> tuple[int, ...]:
+def _integers(scanner: Scanner) -> Ints:
     return tuple(scanner.listed("{", "}", scanner.integer))
 
 
@@ -229,7 +229,7 @@ def _window(scanner: Scanner) -> tuple[WindowDim, ...]:
     return window
 
 
-def _groups(scanner: Scanner) -> tuple[tuple[int, ...], ...]:
+def _groups(scanner: Scanner) -> tuple[Ints, ...]:
     """`{{0,1},{2,3}}`; `[2,2]<=[4]` and `[2,2]<=[2,2]T(1,0)`: an iota, transposed, cut into rows;
     `mesh['x'=2,'y'=2] {'y'}`: along axes."""
     begin = scanner.skip()
@@ -265,7 +265,7 @@ def _device_order(scanner: Scanner, count: int, begin: int) -> np.ndarray:
     return np.arange(count).reshape(source).transpose(order).ravel()
 
 
-def _axis_groups(scanner: Scanner, begin: int) -> tuple[tuple[int, ...], ...]:
+def _axis_groups(scanner: Scanner, begin: int) -> tuple[Ints, ...]:
     def axis() -> tuple[str, int]:
         axis_name = scanner.need(_QUOTED, "an axis").group(1)
         scanner.expect("=")
@@ -297,7 +297,7 @@ def _axis_groups(scanner: Scanner, begin: int) -> tuple[tuple[int, ...], ...]:
 _QUOTED = re.compile(r"'([^'\n]*)'")
 
 
-def _pairs(scanner: Scanner) -> tuple[tuple[int, ...], ...]:
+def _pairs(scanner: Scanner) -> tuple[Ints, ...]:
     return tuple(scanner.listed("{", "}", lambda: _integers(scanner)))
 
 

@@ -22,6 +22,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Dim,
     Instruction,
+    Ints,
     Literal,
     Meta,
     Module,
@@ -341,11 +342,11 @@ class _Parser:
             self._given("frontend_attributes", {}).get("excess_precision") == "true",
         )
 
-    def _constants(self, c: Computation) -> tuple[int, ...]:
+    def _constants(self, c: Computation) -> Ints:
         text = self._given("frontend_attributes", {}).get("constants", "")
         return tuple(n for n in map(int, re.findall(r"\d{1,9}", text)) if n < len(c.params))
 
-    def _out_dims(self) -> tuple[tuple[int, ...], ...]:
+    def _out_dims(self) -> tuple[Ints, ...]:
         text = self._given("frontend_attributes", {}).get("out_dims", "")
         return tuple(
             tuple(int(n) for n in re.findall(r"\d{1,18}", dims))

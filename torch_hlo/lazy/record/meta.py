@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from torch_hlo.hlo.ir import Shape
+from torch_hlo.hlo.ir import Ints, Shape
 from torch_hlo.lowering.core import TORCH_TO_HLO, new_form
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE
@@ -38,8 +38,8 @@ class Meta:
         "wrapper",
         "spare",
     )
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
+    size: Ints
+    stride: Ints
     dtype: torch.dtype
     offset: int
     hlo: Shape
@@ -66,8 +66,8 @@ _interned: dict[tuple, Meta] = {}
 
 
 def intern(
-    size: tuple[int, ...],
-    stride: tuple[int, ...],
+    size: Ints,
+    stride: Ints,
     dtype: torch.dtype,
     offset: int = 0,
 ) -> Meta:
@@ -102,12 +102,12 @@ def of(tensor: Tensor) -> Meta:
     return intern(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset())
 
 
-def contiguous(size: tuple[int, ...], dtype: torch.dtype) -> Meta:
+def contiguous(size: Ints, dtype: torch.dtype) -> Meta:
     """Meta of a dense row-major array."""
     return intern(size, row_major(size), dtype)
 
 
-def row_major(size: tuple[int, ...]) -> tuple[int, ...]:
+def row_major(size: Ints) -> Ints:
     """PyTorch's strides of a dense row-major array (a size of 0 counts as 1)."""
     stride, step = [], 1
     for n in reversed(size):
@@ -116,14 +116,14 @@ def row_major(size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(stride))
 
 
-def numel(size: tuple[int, ...]) -> int:
+def numel(size: Ints) -> int:
     n = 1
     for d in size:
         n *= d
     return n
 
 
-def physical_order(meta: Meta) -> tuple[int, ...] | None:
+def physical_order(meta: Meta) -> Ints | None:
     """Dimensions from outermost to innermost in memory if the array fills its memory without gaps
     or overlap, else None."""
     order = sorted(range(len(meta.size)), key=lambda d: (-meta.stride[d], d))
@@ -135,7 +135,7 @@ def physical_order(meta: Meta) -> tuple[int, ...] | None:
     return tuple(order)
 
 
-def shares(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+def shares(size: Ints, stride: Ints) -> bool:
     """Whether several elements are one place in memory (of large tensors: whether they may be)."""
     if 0 in size:
         return False
@@ -209,7 +209,7 @@ class Result:
 
         def walk(
             r: Sequence[Tensor | None] | Tensor | None,
-        ) -> int | tuple[int, ...]:
+        ) -> int | Ints:
             if isinstance(r, Tensor):
                 metas.append(dense(of(r)))
                 return len(metas) - 1

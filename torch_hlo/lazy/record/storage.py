@@ -24,7 +24,7 @@ from weakref import ref
 
 import torch
 
-from torch_hlo.hlo.ir import Shape
+from torch_hlo.hlo.ir import Ints, Shape
 from torch_hlo.hlo.sharding.sharding import Sharding
 from torch_hlo.lowering.core import LIFTS, Leaf, Lift, Out
 
@@ -52,7 +52,7 @@ class Array(Leaf):
         self.place = self.form = -1
         self.data = data
         self.owners: tuple[ref, ...] = ()
-        self.bounds: tuple[int, ...] | None = None
+        self.bounds: Ints | None = None
         self.varying: frozenset[int] = _NONE
 
     def held(self) -> bool:

@@ -26,7 +26,7 @@ from operator import add, lt, mul, ne
 import torch
 
 from torch_hlo.device.cpu.native import NativeProgram
-from torch_hlo.hlo.ir import Dim, Shape, Size, function, symbol
+from torch_hlo.hlo.ir import Dim, Ints, Shape, Size, function, symbol
 from torch_hlo.lazy.record import Array
 from torch_hlo.lowering.core import Leaf, Node, Out
 
@@ -73,7 +73,7 @@ FREE: dict[object, frozenset[int]] = {
 # ---- structure and integers
 
 
-def split(graph: Graph) -> tuple[tuple, tuple[int, ...]]:
+def split(graph: Graph) -> tuple[tuple, Ints]:
     """The graph's key without integers (hashable), and the integers: sizes of leaves, then per node
     static arguments and result sizes."""
     ints: list[int] = []
@@ -218,8 +218,8 @@ class Proposal:
     def __init__(
         self,
         graph: Graph,
-        ints: tuple[int, ...],
-        instances: list[tuple[int, ...]],
+        ints: Ints,
+        instances: list[Ints],
         sizes: list[Size],
         origins: dict[str, int],
         free: list[bool],
@@ -276,13 +276,13 @@ class Generalized:
                 self.least[k] = 2
         self.evaluate = function(tuple(proposal.origins), tuple(distinct))
 
-    def overwrites(self, wanted: tuple[tuple[int, int], ...], dead: tuple[int, ...]) -> bool:
+    def overwrites(self, wanted: tuple[tuple[int, int], ...], dead: Ints) -> bool:
         """Whether the program overwrites nothing but leaves that die with this step, and as many
         of them as one that is compiled for the exact graph's aliases."""
         mine = self.program.aliases
         return len(mine) >= len(self.aliases(wanted)) and {i for _, i in mine} <= {*dead}
 
-    def fits(self, ints: tuple[int, ...]) -> bool:
+    def fits(self, ints: Ints) -> bool:
         """True if the program computes the graph with these integers."""
         try:
             values = self.evaluate(*[ints[p] for p in self.origins])
@@ -296,7 +296,7 @@ class Generalized:
         return tuple(predicted) == ints
 
 
-def _between(column: tuple[int, ...], positions: list[tuple[tuple[int, ...], Size]]) -> Size | None:
+def _between(column: Ints, positions: list[tuple[Ints, Size]]) -> Size | None:
     """What lies between two positions of a slice."""
     for u, start in positions:
         for w, end in positions:
@@ -316,12 +316,12 @@ class _Solver:
     """Expressions of the symbols that give a column of values, one per instance; simplest first."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[int, ...], Size] = {}
+        self.known: dict[Ints, Size] = {}
 
-    def add(self, column: tuple[int, ...], size: Size) -> None:
+    def add(self, column: Ints, size: Size) -> None:
         self.known.setdefault(column, size)
 
-    def solve(self, column: tuple[int, ...]) -> Size | None:
+    def solve(self, column: Ints) -> Size | None:
         found = self.known.get(column)
         if found is None:
             found = next(self._candidates(column), None)
@@ -329,7 +329,7 @@ class _Solver:
                 self.known[column] = found
         return found
 
-    def _candidates(self, v: tuple[int, ...]) -> Iterator[Size]:
+    def _candidates(self, v: Ints) -> Iterator[Size]:
         atoms = list(self.known.items())
         pairs = [
             (tuple(map(mul, u, w)), d * e) for i, (u, d) in enumerate(atoms) for w, e in atoms[i:]
@@ -419,28 +419,28 @@ class Family:
     """Everything seen with one structure."""
 
     def __init__(self) -> None:
-        self.instances: OrderedDict[tuple[int, ...], None] = OrderedDict()
+        self.instances: OrderedDict[Ints, None] = OrderedDict()
         self.programs: list[Generalized] = []
         self.attempts = 0
 
     def find(
-        self, ints: tuple[int, ...], aliases: tuple[tuple[int, int], ...], dead: tuple[int, ...]
+        self, ints: Ints, aliases: tuple[tuple[int, int], ...], dead: Ints
     ) -> Generalized | None:
         """A symbolic program for a graph with these integers, aliases and dying leaves."""
         fitting = (p for p in self.programs if p.fits(ints) and p.overwrites(aliases, dead))
         return next(fitting, None)
 
-    def remember(self, ints: tuple[int, ...]) -> None:
+    def remember(self, ints: Ints) -> None:
         """An instance was compiled."""
         self.instances[ints] = None
         while len(self.instances) > INSTANCES:
             self.instances.popitem(last=False)
 
-    def forget(self, ints: tuple[int, ...]) -> None:
+    def forget(self, ints: Ints) -> None:
         """An instance that was imagined does not help."""
         del self.instances[ints]
 
-    def proposals(self, graph: Graph, ints: tuple[int, ...]) -> Iterator[Proposal | str]:
+    def proposals(self, graph: Graph, ints: Ints) -> Iterator[Proposal | str]:
         """Symbolic graphs that explain this instance and the earlier ones, or the reason why there
         is none: with input sizes that have nothing to do with each other; with some computed from
         others (an array of all tokens, and the batches that they come in); and one for the likest
@@ -482,11 +482,11 @@ class Family:
             yield _explain(graph, ints, [ints, likest], free, again)
 
 
-def _changes(column: tuple[int, ...]) -> bool:
+def _changes(column: Ints) -> bool:
     return any(v != column[0] for v in column)
 
 
-def _compatible(instances: list[tuple[int, ...]], free: list[bool]) -> bool:
+def _compatible(instances: list[Ints], free: list[bool]) -> bool:
     return all(
         min(column) >= (0 if position else 2)
         for column, position in zip(zip(*instances), free)
@@ -496,8 +496,8 @@ def _compatible(instances: list[tuple[int, ...]], free: list[bool]) -> bool:
 
 def _explain(
     graph: Graph,
-    ints: tuple[int, ...],
-    instances: list[tuple[int, ...]],
+    ints: Ints,
+    instances: list[Ints],
     free: list[bool],
     again: bool,
     related: bool = False,
@@ -519,7 +519,7 @@ class _Explanation:
     def __init__(
         self,
         graph: Graph,
-        instances: list[tuple[int, ...]],
+        instances: list[Ints],
         free: list[bool],
         again: bool,
         related: bool,
@@ -541,7 +541,7 @@ class _Explanation:
         self.sizes: list[Size] = []
         # the node looked at last, and its positions
         self.node: Node | int | None = None
-        self.cut: list[tuple[tuple[int, ...], Size]] = []
+        self.cut: list[tuple[Ints, Size]] = []
 
     def _changing_kinds(self) -> set[tuple]:
         return {
@@ -609,7 +609,7 @@ class Families:
         # arrays whose sizes have varied, in one structure or between them: None in place of those
         self._varied: set[tuple] = set()
         # dimensions of the integers that came from the CPU: tokens, masks and labels, not weights
-        self._tokens: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._tokens: dict[tuple[str, int], Ints] = {}
 
     def of(self, bones: tuple) -> Family:
         """The family of a structure, made when it is new."""

@@ -16,7 +16,7 @@ from math import prod
 
 import torch
 
-from torch_hlo.hlo.ir import Shape
+from torch_hlo.hlo.ir import Ints, Shape
 from torch_hlo.lazy.record import Array, Number, blank, inference
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lowering.core import HLO_TO_TORCH, Node, Out
@@ -37,7 +37,7 @@ _RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 _FACTOR = 2  # a number that is no size in PyTorch's schema: mostly a power or a factor
 
 
-def others(graph: Graph, aliases: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, ...]]:
+def others(graph: Graph, aliases: tuple[tuple[int, int], ...]) -> Iterator[Ints]:
     """The integers of the graph with other sizes in place of those that vary; then with the small
     ones as they are, because other numbers are equal to those by chance. `aliases`: which outputs
     replace which leaves, with the same sizes."""

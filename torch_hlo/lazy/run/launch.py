@@ -21,7 +21,7 @@ import numpy as np
 from torch_hlo.device import runtime
 from torch_hlo.device.interfaces import Program
 from torch_hlo.device.memory import Buffer, Memory
-from torch_hlo.hlo.ir import Shape
+from torch_hlo.hlo.ir import Ints, Shape
 from torch_hlo.hlo.sharding.collective import nothing
 from torch_hlo.lazy.record import Array, Binding, Number, Storage, session, storage
 from torch_hlo.lowering.core import TAPE, Out
@@ -59,7 +59,7 @@ class Compiled:
         key: tuple,
         outputs: tuple[Shape, ...],
         sources: tuple[str, ...],
-        extra: tuple[int, ...] = (),
+        extra: Ints = (),
     ) -> None:
         self.name, self.program, self.key, self.outputs, self.sources = (
             name,
@@ -336,7 +336,7 @@ class Programs:
     __slots__ = ("by_dead", "last")
 
     def __init__(self) -> None:
-        self.by_dead: dict[tuple[int, ...], InPlace] = {}
+        self.by_dead: dict[Ints, InPlace] = {}
         self.last: InPlace | None = None
 
 

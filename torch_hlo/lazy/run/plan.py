@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_hlo.device.memory import Buffer
-from torch_hlo.hlo.ir import Shape
+from torch_hlo.hlo.ir import Ints, Shape
 from torch_hlo.lazy.record import Array, Binding, Number
 from torch_hlo.lowering.core import Out
 
@@ -60,10 +60,10 @@ class Known:
             places,
             size,
         )
-        self.programs: dict[tuple[int, ...], Compiled] = {}
+        self.programs: dict[Ints, Compiled] = {}
 
 
-def dying(leaves: Sequence[Array]) -> tuple[int, ...]:
+def dying(leaves: Sequence[Array]) -> Ints:
     """Which arrays are the value of no live storage (`not array.held()`)."""
     dead = []
     for i, leaf in enumerate(leaves):
@@ -79,7 +79,7 @@ def dying(leaves: Sequence[Array]) -> tuple[int, ...]:
 
 def cut(
     bindings: list[Binding], donate: bool, apart: bool = False
-) -> tuple[Graph, list[int], tuple[int, ...], tuple[tuple[int, int], ...]]:
+) -> tuple[Graph, list[int], Ints, tuple[tuple[int, int], ...]]:
     """(the graph, which of its outputs each binding gets, leaves that die with the step, donations)
     of sorted bindings. `apart`: arrays on a mesh are read only."""
     distinct: dict[tuple[int, int], Out] = {}

@@ -12,6 +12,7 @@ from torch_hlo.device import report, runtime
 from torch_hlo.device.cpu.workers import WORKERS
 from torch_hlo.device.interfaces import Program
 from torch_hlo.device.memory import Buffer
+from torch_hlo.hlo.ir import Ints
 from torch_hlo.lazy.record import Array, session
 from torch_hlo.lowering.core import Leaf, lower
 from torch_hlo.pytorch import participants
@@ -50,7 +51,7 @@ class ProgramCache:
         self,
         graph: Graph,
         aliases: tuple[tuple[int, int], ...],
-        dead: tuple[int, ...],
+        dead: Ints,
         where: spmd.Placement | None,
     ) -> Compiled:
         key = program_key(graph, aliases)
@@ -142,7 +143,7 @@ class ProgramCache:
         aliases: tuple[tuple[int, int], ...],
         key: tuple,
         family: generalize.Family | None,
-        ints: tuple[int, ...],
+        ints: Ints,
     ) -> Compiled:
         """Compile into the cache: for all sizes if this graph differs from an earlier one only in
         integers, else for its own. On the compiler's thread: when Ctrl-C ended the wait for it, the
@@ -204,7 +205,7 @@ class ProgramCache:
         key: tuple,
         name: str,
         family: generalize.Family,
-        ints: tuple[int, ...],
+        ints: Ints,
     ) -> tuple[Compiled | None, str]:
         """`_generalized` from what was seen with this structure; where nothing was, from what is
         known of the sizes that vary."""
@@ -227,7 +228,7 @@ class ProgramCache:
         key: tuple,
         name: str,
         family: generalize.Family,
-        ints: tuple[int, ...],
+        ints: Ints,
     ) -> tuple[Compiled | None, str]:
         """A program for all sizes, and a note for the compile's reason; None where the integers
         have no
@@ -250,7 +251,7 @@ class ProgramCache:
         key: tuple,
         name: str,
         family: generalize.Family,
-        ints: tuple[int, ...],
+        ints: Ints,
         proposal: generalize.Proposal,
     ) -> tuple[Compiled | None, str]:
         """The program of a proposal and a note; None and the reason where it cannot be compiled."""
@@ -335,9 +336,7 @@ def _build(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, obser
     return report.compiled(module, observe)
 
 
-def _constants(
-    leaves: Sequence[Array | Leaf], aliases: tuple[tuple[int, int], ...]
-) -> tuple[int, ...]:
+def _constants(leaves: Sequence[Array | Leaf], aliases: tuple[tuple[int, int], ...]) -> Ints:
     """The leaves that may be weights: matrices which the step does not overwrite."""
     overwritten = {i for _, i in aliases}
     return tuple(

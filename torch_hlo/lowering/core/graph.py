@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from torch_hlo.hlo.ir import META, Computation, Instruction, Meta, Module, Shape, instr, tuple_shape
+from torch_hlo.hlo.ir import (
+    META,
+    Computation,
+    Instruction,
+    Ints,
+    Meta,
+    Module,
+    Shape,
+    instr,
+    tuple_shape,
+)
 from torch_hlo.hlo.ir.build import full
 from torch_hlo.hlo.sharding.sharding import Mesh, Sharding
 from torch_hlo.pytorch.operators import HigherOrderOperator, OpOverload
@@ -173,7 +183,7 @@ def lower(
     name: str = "step",
     symbols: tuple[tuple[str, int, int], ...] = (),
     placed: Placed | None = None,
-    constants: tuple[int, ...] = (),
+    constants: Ints = (),
 ) -> Module:
     """Lower `nodes` (in an order where operands come first). Parameter i of the module is
     `inputs[i]`.

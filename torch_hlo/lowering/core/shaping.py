@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir import Instruction, Shape, Size, instr, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Ints, Shape, Size, instr, row_major_strides
 from torch_hlo.hlo.ir.build import binary_computation, highest, lowest
 
 from . import promote
@@ -17,7 +17,7 @@ def axis(dim: int, rank: int) -> int:
     return dim % max(rank, 1)
 
 
-def axes(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+def axes(dim: int | Sequence[int] | None, rank: int) -> Ints:
     """Dimension numbers of a reduction, sorted; None and [] mean all."""
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
         return tuple(range(rank))
@@ -240,7 +240,7 @@ def update_slice(x: Instruction, update: Instruction, starts: Sequence[Size]) ->
     return instr("dynamic-update-slice", (x, update, *index))
 
 
-def _batching(x: Instruction, indices: Instruction, dim: int) -> tuple[int, ...] | None:
+def _batching(x: Instruction, indices: Instruction, dim: int) -> Ints | None:
     """The dimensions besides `dim`, when `indices` goes through all of `x` along them."""
     others = tuple(d for d in range(x.rank) if d != dim)
     return (

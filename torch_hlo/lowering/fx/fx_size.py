@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from torch_hlo.hlo.ir import Shape, Size, dim_max, dim_min, symbol
+from torch_hlo.hlo.ir import Ints, Shape, Size, dim_max, dim_min, symbol
 from torch_hlo.lowering.core import TORCH_TO_HLO, LoweringError
 
 
@@ -146,8 +146,8 @@ class Layout:
     `repeated` have stride 0.
     `dense`: nothing but its elements lies there (then size and order say everything)."""
 
-    order: tuple[int, ...]
-    repeated: tuple[int, ...]
+    order: Ints
+    repeated: Ints
     dense: bool
     strides: tuple[Size, ...]
 

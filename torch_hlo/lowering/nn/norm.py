@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir import Instruction, Size, build
+from torch_hlo.hlo.ir import Instruction, Ints, Size, build
 from torch_hlo.lowering.core import (
     Expr,
     Results,
@@ -52,7 +52,7 @@ def _like(x: Instruction | None, like: Expr) -> Expr | None:
     return None if x is None else Expr(promote.operand(x, like.dtype, like.dims))
 
 
-def _normalised_dims(x: Expr, normalized_shape: Sequence[Size]) -> tuple[int, ...]:
+def _normalised_dims(x: Expr, normalized_shape: Sequence[Size]) -> Ints:
     rank = len(x.dims)
     return tuple(range(rank - len(normalized_shape), rank))
 
@@ -160,7 +160,7 @@ def _channel(x: Instruction | Expr, like: Expr) -> Expr:
     return Expr(broadcast_to(reshape(x, (*x.dims, *(1,) * (len(like.dims) - 2))), like.dims))
 
 
-def _all_but_channel(x: Expr) -> tuple[int, ...]:
+def _all_but_channel(x: Expr) -> Ints:
     return tuple(i for i in range(len(x.dims)) if i != 1)
 
 
@@ -346,7 +346,7 @@ def batch_norm_backward(
 # what is the same in a group is spread to
 # [N, C] in memory: the passes over the whole array then are those of batch normalisation, whichever
 # dimension is innermost.
-def _spatial(x: Expr) -> tuple[int, ...]:
+def _spatial(x: Expr) -> Ints:
     return tuple(range(2, len(x.dims)))
 
 
@@ -439,7 +439,7 @@ def native_group_norm_backward(
 # `dim`.
 
 
-def _but(dim: int, rank: int) -> tuple[int, ...]:
+def _but(dim: int, rank: int) -> Ints:
     return tuple(d for d in range(rank) if d != dim % rank)
 
 

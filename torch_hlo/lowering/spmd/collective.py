@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir import Instruction, Size, instr
+from torch_hlo.hlo.ir import Instruction, Ints, Size, instr
 from torch_hlo.hlo.ir.build import binary_computation
 from torch_hlo.lowering.core import LoweringError, lowers, new_channel, permute, promote, reshape
 
-Groups = tuple[tuple[int, ...], ...]
+Groups = tuple[Ints, ...]
 functional = torch.ops._c10d_functional
 # Reductions of torch.distributed -> HLO opcode. "avg" sums and divides.
 REDUCTIONS = {
