@@ -42,8 +42,8 @@ def stay(original: Callable[..., Any], handle: Any) -> Any:
 
 def offload(original: Callable[..., Any], module: Any, state: Any, *others: Any) -> dict[str, Any]:
     """The hook after FSDP's state_dict: what was to be on the CPU before goes there now. All ranks
-    gather here, and only some may read."""
-    session.engine().mark_step()
+    gather here, also those that read nothing and end then."""
+    session.engine().mark_step(True)
     found: dict[str, Any] = original(module, state, *others)
     if state._state_dict_config.offload_to_cpu:
         for name, x in found.items():
