@@ -107,6 +107,12 @@ FLAGS: dict[str, Flag] = {
             _switch,
             "raise FloatingPointError when a step makes a NaN, and say which operation did",
         ),
+        Flag(
+            "CHECK_INDEX",
+            False,
+            _switch,
+            "raise IndexError when an index that the device computed is out of range",
+        ),
         Flag("DISABLE", "", str, "comma-separated names of passes to leave out"),
         Flag(
             "ISA",

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import torch_hlo
-from torch_hlo import debug
+from torch_hlo import config, debug
+from torch_hlo.lazy.record import session
 
 
 def line(fn, text):
@@ -136,3 +137,26 @@ def test_tensors_are_as_they_would_be_without():
         y = F.relu(x - 2)
         x.add_(1)
     assert x.tolist() == [3, 3, 3] and y.tolist() == [0, 0, 0]
+
+
+def looked_up(x, target):
+    rows = F.embedding((x * 10).long(), torch.eye(8, device=x.device))  # here
+    return F.cross_entropy(rows, target)
+
+
+@pytest.mark.parametrize("how", ["recorded", "captured", "compile"])
+def test_indices_that_the_device_has_computed(how, monkeypatch):
+    wrap = {"recorded": lambda f: f, "captured": torch_hlo.compile}
+    f = wrap.get(how, lambda f: torch.compile(f, backend="hlo"))(looked_up)
+    monkeypatch.setattr(session.current(), "sources", True)
+    x = torch.full((20000,), 0.5).to("hlo") * 1.0
+    target = torch.full((20000,), 2).to("hlo") * 1
+    with config.override(CHECK_INDEX=True):
+        f(x, target.where(target > 2, -100)).item()  # what is ignored may lie outside
+        with pytest.raises(IndexError) as error:
+            f(x + 0.4, target).item()
+    where = line(looked_up, "# here")
+    assert f"aten.embedding.default at {where}: index 9, which" in str(error.value)
+    assert "not in [0, 8)" in str(error.value)
+    if how == "recorded":  # without it the nearest row is read; captured functions keep theirs
+        assert f(x + 0.4, target).item() > 0

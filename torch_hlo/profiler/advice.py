@@ -32,7 +32,7 @@ def advise(
     compiles: Sequence[metrics.Compile],
     seconds: float,
 ) -> list[Advice]:
-    """What to change, most important first."""
+    """What to change, most important first; what has a line before what follows from it."""
     wall = max(seconds, 1e-9)
     found = [
         *_reads(spans, timeline.steps, compiles, wall),
@@ -41,7 +41,7 @@ def advise(
         *_busy(spans, wall),
         *_fallbacks(timeline.steps),
     ]
-    return sorted(found, key=lambda a: -a.weight)
+    return sorted(found, key=lambda a: (not a.line, -a.weight))
 
 
 def _reads(

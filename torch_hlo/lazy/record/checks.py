@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from torch_hlo import config, log
 from torch_hlo.lowering.core import is_pointwise, is_random
 from torch_hlo.pytorch.operators import OpOverload, check_convolution, runs_on_cpu
 from torch_hlo.pytorch.registration import PLACE
 
-from . import handlers
+from . import conditions, handlers, session
 from .meta import aten, extent, intern, meta_tensor, numel, physical_order, row_major
 from .storage import Array
 from .tensor import HloTensor, from_cpu, make, peek, strided
@@ -365,7 +366,7 @@ def _index(
 def _target(args: tuple[int | Tensor | None, ...], kwargs) -> Iterator[tuple[int | Tensor, ...]]:
     # (self, target, weight, reduction, ignore_index)
     size = args[0]._meta.size
-    yield args[1], 0, size[0 if len(size) == 1 else 1]
+    yield args[1], 0, size[0 if len(size) == 1 else 1], args[4]
 
 
 def _embedding(args: tuple, kwargs: dict) -> Iterator[tuple[int | Tensor, ...]]:
@@ -379,17 +380,35 @@ def _take(args, kwargs):
 
 def _checked(indices: Callable) -> Callable:
     def check(op: OpOverload, args: tuple, kwargs: dict) -> None:
-        for index, low, high in indices(args, kwargs):
-            known = bounds(index) if isinstance(index, HloTensor) else None
-            if (
-                known is not None
-                and (known[0] < low or known[1] >= high)
-                and _outside(index, low, high)
-            ):
+        for index, low, high, *ignored in indices(args, kwargs):
+            if not isinstance(index, HloTensor):
+                continue
+            known = bounds(index)
+            if known is None:
+                if config.get("CHECK_INDEX"):
+                    _expect(op, index, low, high, ignored)
+            elif (known[0] < low or known[1] >= high) and _outside(index, low, high):
                 run_on_cpu(op, args, kwargs)
                 return
 
     return check
+
+
+def _expect(op: OpOverload, index: HloTensor, low: int, high: int, ignored: Sequence[int]) -> None:
+    """Judge indices that the device computes once it has."""
+    line = session.current().here.line or log.source()
+
+    def check(value: Tensor) -> None:
+        outside = (value < low) | (value >= high)
+        for x in ignored:
+            outside &= value != x
+        if outside.any():
+            raise IndexError(
+                f"{op} at {line}: index {int(value[outside][0])}, which the device has computed, is"
+                f" not in [{low}, {high})"
+            )
+
+    conditions.expect(handlers.call(aten.clone.default, index), check)
 
 
 def _outside(index: HloTensor, low: int, high: int) -> bool:

@@ -66,7 +66,9 @@ class Session:
         # aten/dispatch.py: how many values may be pending before the graph is cut
         self.limit: int = config.get("MAX_NODES")
         # recording.py: whether nodes know the line of the program that they come from
-        self.sources = bool(config.get("LOG") >= 1 or config.get("DUMP") or config.get("NAN"))
+        self.sources = config.get("LOG") >= 1 or any(
+            map(config.get, ("DUMP", "NAN", "CHECK_INDEX"))
+        )
         # recording.py: says in which nn.Module an operation is, while a profile is recorded
         self.modules: Callable[[], str] | None = None
         # run/executor.py: what runs jobs, and what compiles; made anew in a forked child
