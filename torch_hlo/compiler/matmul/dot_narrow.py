@@ -20,11 +20,8 @@ from torch_hlo.hlo.ir.instruction import Instruction, Module
 from torch_hlo.hlo.ir.match import op, rewrite, rules
 
 _IN_REGISTERS = frozenset(
-    (
-        *("convert", "broadcast", "reshape", "constant", "iota"),
-        *("add", "subtract", "multiply", "negate"),
-        *("and", "or", "shift-left", "shift-right-logical", "shift-right-arithmetic"),
-    )
+    "convert broadcast reshape constant iota add subtract multiply negate and or shift-left"
+    " shift-right-logical shift-right-arithmetic".split()
 )
 
 

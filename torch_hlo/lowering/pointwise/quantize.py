@@ -196,8 +196,9 @@ def _grid_of(lowest: Expr, highest: Expr, low: int, high: int, middle: bool) -> 
     larger = _SMALLEST_SCALE / scale
     lowest, highest = (where(small, v * larger, v) for v in (lowest, highest))
     scale = where(small, _SMALLEST_SCALE, scale)
-    at = [end - v / scale for end, v in ((low, lowest), (high, highest))]
-    errors = [abs(end) - absolute(v / scale) for end, v in ((low, lowest), (high, highest))]
+    limits = (low, lowest / scale), (high, highest / scale)
+    at = [end - v for end, v in limits]
+    errors = [abs(end) - absolute(v) for end, v in limits]
     zero = where(errors[0] < errors[1], *at)
     if middle:
         zero = where(both, (low + high) / 2, zero)
