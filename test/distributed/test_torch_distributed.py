@@ -90,6 +90,11 @@ del y
 x = t(float(rank)); dist.all_reduce(x)
 if rank == 0: assert x.item() == 1
 del x
+# While it waits for that, the others wait for it with tensors of the CPU.
+for wait in (dist.barrier, lambda: dist.all_gather_object([None, None], rank), lambda: dist.broadcast(torch.ones(1), 0)):
+    x = t(1.0 + rank); dist.all_reduce(x)
+    if rank == 0: assert x.item() == 3
+    wait()
 torch_hlo.sync(); dist.barrier(); print("done"); dist.destroy_process_group()
 """
 )

@@ -40,10 +40,16 @@ def register() -> None:
     from .ops import composites, encoder, optimizer_state
     from .record import exchange, generator, handlers, inference, serialization, session, tensor
 
-    session.current().engine = DeviceEngine()
+    engine = session.current().engine = DeviceEngine()
     handlers.MAKERS.insert(0, _communication)
     dispatch.install()
-    patches.patch(tensor.HloTensor, device_module, generator.Generator, inference.forget)
+    patches.patch(
+        tensor.HloTensor,
+        device_module,
+        generator.Generator,
+        inference.forget,
+        engine.start_collectives,
+    )
     serialization.register()
     exchange.register()
     composites.register()

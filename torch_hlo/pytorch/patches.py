@@ -25,6 +25,7 @@ def patch(
     module: types.ModuleType,
     generator_class: type,
     default_dtype_changed: Callable[[], None],
+    start_collectives: Callable[[], None],
 ) -> None:
     """Behaviour of PyTorch that has no hook: see each line."""
     _patch_backward(tensor_class)
@@ -43,6 +44,7 @@ def patch(
     _patch_pin_memory()
     _patch_accelerator(module)
     _patch_data_parallel()
+    _patch_waiting(tensor_class, start_collectives)
     _patch_inductor()
     if version.VERSION < (2, 13):
         _patch_shape_functions()
@@ -245,6 +247,36 @@ def _patch_data_parallel() -> None:
 
     for module in (torch.distributed, torch.distributed.distributed_c10d):
         module.init_process_group = init_process_group
+
+
+# Methods of ProcessGroup that wait for other processes.
+_TOGETHER = (
+    "_allgather_base allgather allreduce alltoall alltoall_base barrier broadcast gather recv"
+    " recv_anysource reduce reduce_scatter scatter send"
+)
+
+
+def _patch_waiting(tensor_class: type, start: Callable[[], None]) -> None:
+    """Collectives of this device are recorded, and may not have begun where a process waits for
+    others with tensors of the CPU. Another one may be waiting for them there: they start before."""
+    if not torch.distributed.is_available():
+        return
+    group = torch.distributed.ProcessGroup
+
+    def starting(original: Callable) -> Callable:
+        @functools.wraps(original)
+        def together(self: Any, *args: Any, **kwargs: Any) -> Any:
+            given: Any = args
+            while isinstance(given, (list, tuple)) and given:
+                given = given[0]
+            if type(given) is not tensor_class:
+                start()
+            return original(self, *args, **kwargs)
+
+        return together
+
+    for name in _TOGETHER.split():
+        setattr(group, name, starting(getattr(group, name)))
 
 
 def _patch_accelerator(module: types.ModuleType) -> None:

@@ -99,6 +99,14 @@ ROWS = (
         "DataLoader(pin_memory=True) asks the accelerator for memory that it does not have",
     ),
     Row(
+        "waiting",
+        "pytorch/patches.py",
+        "methods of ProcessGroup start this device's recorded collectives before they wait with"
+        " tensors of the CPU",
+        "after `if rank == 0: print(loss.item())`, dist.barrier() would wait for ever: rank 0 waits"
+        " for a collective that another one has not begun",
+    ),
+    Row(
         "accelerator",
         "pytorch/patches.py",
         "torch.accelerator asks torch.hlo where this device is the accelerator",
