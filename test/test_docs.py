@@ -126,10 +126,15 @@ def test_commands_parse(arguments):
 
 def run_blocks(page: str, names: dict) -> None:
     """Run the Python blocks of a page, one after another; `names`: what the page leaves out."""
-    for block in re.findall(
+    blocks = re.findall(
         r"^```python\n(.*?)^```$", PAGES[page].read_text(), re.MULTILINE | re.DOTALL
-    ):
-        exec(block, names)
+    )
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        for block in blocks:
+            exec(block, names)
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
 
 
 def test_readme_trains(capsys):
