@@ -165,6 +165,7 @@ def test_full_graph_names_the_line():
         fn(x)
 
 
+@pytest.mark.skipif(VERSION < (2, 13), reason="a graph ends at backward()")
 def test_numbers_are_followed(monkeypatch):
     """A learning rate that changes is an input of the program, in every optimizer. Adagrad looks at
     its counter in Python, so its steps are recorded."""
@@ -274,6 +275,7 @@ def test_modules_made_inside(monkeypatch):
         )
 
 
+@pytest.mark.skipif(VERSION < (2, 13), reason="a graph ends at backward()")
 def test_replays_record_nothing(monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(10, 8), nn.LayerNorm(8), nn.Linear(8, 10))
@@ -342,6 +344,7 @@ def test_labels_are_checked_while_captured():
         fn(torch.randn(4, 3).to("hlo"), torch.tensor([0, 1, 2, 3]).to("hlo"))
 
 
+@pytest.mark.skipif(VERSION < (2, 13), reason="a graph ends at backward()")
 def test_gradients_that_are_views(monkeypatch):
     """The gradient of a single number is a view of a sum; the next call empties the slot."""
     found = []
