@@ -171,6 +171,7 @@ def _needs_value(x):
 LEFT = {
     "view of an input": (lambda x: x.view(-1), [torch.randn(3, 4)]),
     "share memory": (lambda x: ((y := x + 1), y.t()), [torch.randn(3, 4)]),
+    "are one tensor": (lambda x: ((y := x + 1), torch.atleast_2d(y)), [torch.randn(3, 4)]),
     "as_strided": (lambda x: (x + 1).as_strided((2, 2), (1, 2)).clone(), [torch.randn(3, 4)]),
     "memory that inputs share": (lambda x: x.add_(1).sum(), [torch.randn(4, 8)[:, ::2]]),
 }  # fmt: skip
@@ -447,3 +448,26 @@ def test_graphs_longer_than_steps_may_be(decisions, monkeypatch) -> None:
     with config.override(MAX_NODES=10):
         _same(chain, torch.randn(3))
     assert decisions == [None] and session.current().limit == 10
+
+
+def test_results_that_are_one_tensor():
+    """What Python does to one of them afterwards holds for the other."""
+
+    def other_memory(x, y):
+        x = x * 2
+        z = torch.atleast_2d(x)  # x itself
+        z.data = y * 1
+        return x, z
+
+    def gradient(x, y):
+        x = x * 2
+        z = x.flatten(1)  # x itself
+        z.requires_grad_()
+        return x, z
+
+    for fn in other_memory, gradient:
+        args = torch.randn(2, 3), torch.randn(2, 1)
+        expected, got = fn(*args), torch.compile(fn, backend="hlo")(*args)
+        for a, b in zip(expected, got):
+            assert a.requires_grad == b.requires_grad
+            torch.testing.assert_close(b.detach(), a.detach())

@@ -389,7 +389,7 @@ class _Recorder:
         self._check_writes([position for position, _ in g.writes])
         inputs = {id(t): position for position, t in enumerate(self.given)}
         storages = {id(storage) for _, storage, _ in self.before}
-        returned: dict[int, HloTensor] = {}
+        returned: dict[int, fx.Node] = {}
         for node in results:
             result = self._value(node)
             if not isinstance(result, HloTensor):
@@ -402,8 +402,8 @@ class _Recorder:
                 g.outputs.append((("input", inputs[id(result)]), None))
             elif id(result._storage) in storages:
                 raise Unsuitable("a result is a view of an input")
-            elif returned.setdefault(id(result._storage), result) is not result:
-                raise Unsuitable("results share memory")
+            elif returned.setdefault(id(result._storage), node) is not node:
+                raise Unsuitable("results share memory, or are one tensor")
             else:
                 g.outputs.append((apart(read(result)), _layout(node, result)))
         if self.gradients:
