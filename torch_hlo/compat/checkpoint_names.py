@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import shutil
 import signal
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -84,6 +85,12 @@ class Preemption:
 
     @classmethod
     def watch(cls):
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "CheckpointManager: only the main thread notices SIGTERM; make it there, or with"
+                " chkpt_on_preemption=False"
+            )
+
         def noted(*args):
             cls.reached = True
 
@@ -166,6 +173,7 @@ class CheckpointManager:
                 shutil.rmtree(stale)
 
     def restore(self, step, state_dict):
+        self.join()
         path = checkpoints.at(self._path, step)
         state_dict.update(checkpoints.load(state_dict, path))
 

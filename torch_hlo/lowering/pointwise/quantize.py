@@ -108,7 +108,7 @@ def fake_quantize_per_channel_affine(
     quant_min: int,
     quant_max: int,
 ) -> tuple[Instruction, Instruction]:
-    return _on_grid(x, scale, zero_point, quant_min, quant_max, axis(dim, x.shape.rank))
+    return _on_grid(x, scale, zero_point, quant_min, quant_max, axis(dim, x.rank))
 
 
 def _whole(zero: Instruction, low: int, high: int) -> Instruction:
@@ -153,9 +153,9 @@ def learnable_backward(
         where(inside, g * error, g * (where(below, value.like(low), high) - zeros)) * grad_factor
     )
     to_zero = where(inside, 0, g * -1 * scales * grad_factor)
-    summed = [d for d in range(x.shape.rank) if d != dim]
+    summed = [d for d in range(x.rank) if d != dim]
     totals = [reduce(t.x, summed) for t in (to_scale, to_zero)]
-    return where(inside, g, 0).cast(grad.shape.dtype).x, *(
+    return where(inside, g, 0).cast(grad.dtype).x, *(
         promote.cast(reshape(t, expected(i).dims), expected(i).dtype)
         for i, t in enumerate(totals, 1)
     )
@@ -165,14 +165,14 @@ def learnable_backward(
 def learnable_per_channel(
     x: Instruction, scale: Instruction, zero: Instruction, dim: int, *grid: Any
 ) -> Instruction:
-    return learnable(x, scale, zero, *grid, dim=axis(dim, x.shape.rank))
+    return learnable(x, scale, zero, *grid, dim=axis(dim, x.rank))
 
 
 @lowers(aten._fake_quantize_learnable_per_channel_affine_backward)
 def learnable_per_channel_backward(
     grad: Instruction, x: Instruction, scale: Instruction, zero: Instruction, dim: int, *grid: Any
 ) -> tuple[Instruction, ...]:
-    return learnable_backward(grad, x, scale, zero, *grid, dim=axis(dim, x.shape.rank))
+    return learnable_backward(grad, x, scale, zero, *grid, dim=axis(dim, x.rank))
 
 
 _SMALLEST_SCALE = 6.1e-5
@@ -229,8 +229,8 @@ def moving_average_fake_quantize(
 ) -> tuple[Instruction, ...]:
     """Moving averages of the least and the largest value, the grid that follows from them, and the
     values on it."""
-    kept = axis(dim, x.shape.rank) if per_row else None
-    summed = [d for d in range(x.shape.rank) if d != kept]
+    kept = axis(dim, x.rank) if per_row else None
+    summed = [d for d in range(x.rank) if d != kept]
     on, fake = (Expr(promote.cast(reshape(v, ()), "pred")) for v in (observing, rounding))
 
     def updated(old: Instruction, op: str) -> Expr:
