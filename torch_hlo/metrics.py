@@ -120,6 +120,13 @@ def _sample(name: str, value: float, unit: str) -> None:
     metric.samples.append((time.time(), value))
 
 
+def moved(seconds: str, start: float, data: str, nbytes: int) -> None:
+    """`record` of bytes between the host and the device, and of the time since `start`."""
+    with _kept.lock:
+        _sample(seconds, time.perf_counter() - start, "s")
+        _sample(data, nbytes, "B")
+
+
 @contextlib.contextmanager
 def timed(name: str) -> Iterator[None]:
     """Record how long the `with` block takes, also when it raises."""

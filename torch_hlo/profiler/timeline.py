@@ -108,9 +108,6 @@ class Timeline(Watcher):
         self._stepped(cuts)
         return found
 
-    def items(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        return [value.item() for value in self.materialize(tensors)]
-
     def mark_step(self, wait: bool = False) -> None:
         self._cut("mark_step", lambda: self.inner.mark_step(wait))
 

@@ -64,6 +64,18 @@ def on_the_host() -> AbstractContextManager:
     )
 
 
+def unseen() -> AbstractContextManager:
+    """Context manager: what is called inside makes ordinary tensors, also in inference mode, and no
+    TorchDispatchMode sees it."""
+    return _unseen() if _modes() or torch.is_inference_mode_enabled() else _NOTHING
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    with without_dispatch(), torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 def forward_mode() -> bool:
     """True while forward-mode differentiation is under way."""
     return _forward_ad._current_level >= 0

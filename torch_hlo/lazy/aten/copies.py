@@ -103,20 +103,33 @@ def clone(args: tuple, kwargs: dict):
 _CLONES: dict[tuple, Meta] = {}
 
 
+def _changes(x: torch.Tensor, options: dict, names: tuple[str, ...]) -> dict:
+    """The options of a copy that make another tensor of `x` than leaving them out."""
+    same = {"dtype": x.dtype, "layout": x.layout, "memory_format": torch.preserve_format}
+    return {
+        name: value
+        for name in names
+        if (value := options.get(name)) is not None and value is not same[name]
+    }
+
+
 @handles(aten._to_copy.default)
 def to_copy(args: tuple, kwargs: dict):
     x = args[0]
     device = kwargs.get("device")
     if type(x) is not HloTensor:  # a CPU tensor goes to the device
         recording.on_device(device)
-        rest = {k: v for k, v in kwargs.items() if k in ("dtype", "memory_format")}
-        return from_cpu(aten._to_copy.default(x, **rest) if rest else x)
+        rest = _changes(x, kwargs, ("dtype", "memory_format"))
+        made = from_cpu(aten._to_copy.default(x, **rest) if rest else x)
+        if session.engine().captures:
+            write(made, _recorded(read(made)))
+        return made
     if device is not None and not recording.on_device(device):
-        rest = {k: v for k, v in kwargs.items() if k in ("dtype", "memory_format", "layout")}
-        if torch.device(device).type == "meta":
+        rest = _changes(x, kwargs, ("dtype", "memory_format", "layout"))
+        if device.type == "meta":
             return aten._to_copy.default(meta_tensor(x._meta), **rest)
-        value = exchange.fetch(x, torch.device(device))
-        if torch.device(device).type != "cpu":
+        value = exchange.fetch(x, device)
+        if device.type != "cpu":
             rest["device"] = device
         return aten._to_copy.default(value, **rest) if rest else value
     if kwargs.get("layout") not in (None, torch.strided):

@@ -128,12 +128,13 @@ def _kernel(op: OpOverload):
 def _moved(x: Tensor, **options: Any) -> Tensor:
     """`x` as a tensor of this device, or with another dtype; without PyTorch's dispatcher, in which
     a mode may be under way."""
-    if type(x) is HloTensor:
-        return dispatch.handle(aten._to_copy.default, (), (x,), options)
     from torch_hlo.lazy.aten.copies import copy_from
 
-    recording.on_device(options.get("device"))  # raises for one that is not there
     dtype, form = options.get("dtype") or x.dtype, options.get("memory_format")
+    plain = type(x) in checks.PLAIN and x.device.type == "cpu" and x.layout is torch.strided
+    if type(x) is HloTensor or plain and form is None and dtype is x.dtype:
+        return dispatch.handle(aten._to_copy.default, (), (x,), options)
+    recording.on_device(options.get("device"))  # raises for one that is not there
     if form not in (None, torch.preserve_format):
         x = x.contiguous(memory_format=form)
     meta = metas.copied(metas.intern(tuple(x.shape), x.stride(), dtype))

@@ -71,10 +71,6 @@ class Engine(ABC):
 
     # ---- numbers that Python asks for
 
-    def items(self, tensors: Sequence[Tensor]) -> list:
-        """The values of tensors with one element."""
-        return [value.item() for value in self.materialize(tensors)]
-
     def number(self, tensor: Tensor) -> Any:
         """The value of a tensor with one element, for code that computes with it."""
         return self.materialize([tensor])[0].item()
@@ -133,9 +129,6 @@ class Watcher(Engine):
 
     def lease(self, storage: Any) -> Any:
         return self.inner.lease(storage)
-
-    def items(self, tensors: Sequence[Tensor]) -> list:
-        return self.inner.items(tensors)
 
     def clear_cache(self) -> None:
         self.inner.clear_cache()

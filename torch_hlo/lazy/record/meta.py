@@ -102,6 +102,7 @@ def of(tensor: Tensor) -> Meta:
     return intern(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.storage_offset())
 
 
+@functools.cache
 def contiguous(size: Ints, dtype: torch.dtype) -> Meta:
     """Meta of a dense row-major array."""
     return intern(size, row_major(size), dtype)
@@ -180,6 +181,7 @@ def meta_tensor(meta: Meta) -> Tensor:
     ).as_strided(meta.size, meta.stride, meta.offset)
 
 
+@functools.cache
 def copied(meta: Meta) -> Meta:
     """How a copy lies: the same where that is dense, else without gaps, in the order of strides."""
     if physical_order(meta) is not None:

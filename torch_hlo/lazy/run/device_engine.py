@@ -20,9 +20,9 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-import torch
 from torch import Tensor
 
 from torch_hlo import collector, config, log, metrics
@@ -159,44 +159,40 @@ class DeviceEngine(Engine):
         else:
             trim.UPLOADS.add(shape.nbytes)
             buffer = runtime.allocate(shape)
-            with torch.no_grad():
-                transfer.host_view(buffer).copy_(tensor)
-        metrics.record("TransferToDeviceTime", time.perf_counter() - start)
-        metrics.record("OutboundData", buffer.nbytes, "B")
+            transfer.fill(buffer, tensor)
+        metrics.moved("TransferToDeviceTime", start, "OutboundData", buffer.nbytes)
         return buffer
 
-    def items(self, tensors: Sequence[Tensor]) -> list:
-        """The values of tensors with one element, as `.item()` gives them: read where they are,
-        if they
-        have been launched and lie in memory of the CPU."""
-        values = [t._storage.value for t in tensors]
-        for t, value in zip(tensors, values):
-            if (
-                t._view is not None
-                or type(value) is not Array
-                or type(value.data) is not Buffer
-                or value.shape.dtype not in transfer.ITEMS
-            ):
-                return super().items(tensors)
-            executor.wait(value.data)
+    def number(self, tensor: Tensor) -> Any:
+        """The value of a tensor with one element, as `.item()` gives it: read where it is, if that
+        is memory of the CPU."""
+        storage = tensor._storage
+        if tensor._view is not None or session.current().journal is not None:
+            return super().number(tensor)
+        self._evaluate_for([storage])
+        array = storage.value
+        if (
+            type(array) is not Array
+            or type(array.data) is not Buffer
+            or array.shape.dtype not in transfer.NUMBERS
+        ):
+            return super().number(tensor)
+        executor.wait(array.data)
         start = time.perf_counter()
-        with RECORDING:  # nobody overwrites them meanwhile
-            found = []
-            for t, value in zip(tensors, values):
-                buffer = value.data
-                if (
-                    t._storage.value is not value
-                    or buffer is None
-                    or buffer.job is not None
-                    or type(buffer.memory) is not Memory
-                ):
-                    return super().items(tensors)
-                found.append(transfer.ITEMS[value.shape.dtype].unpack_from(buffer.memory.array)[0])
+        with RECORDING:  # nobody overwrites it meanwhile
+            buffer = array.data
+            if (
+                storage.value is not array
+                or buffer is None
+                or buffer.job is not None
+                or type(buffer.memory) is not Memory
+            ):
+                return super().number(tensor)
+            found = transfer.NUMBERS[array.shape.dtype].unpack_from(buffer.memory.array)[0]
         self._forget_done()
         if session.current().expected:
             conditions.surface()
-        metrics.record("TransferFromDeviceTime", time.perf_counter() - start)
-        metrics.record("InboundData", sum(v.data.nbytes for v in values), "B")
+        metrics.moved("TransferFromDeviceTime", start, "InboundData", buffer.nbytes)
         return found
 
     def materialize(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -217,18 +213,15 @@ class DeviceEngine(Engine):
         try:
             for s in storages:
                 leases[id(s)] = Lease(self, s)
-            results = [
-                transfer.view_on_host(transfer.host_view(leases[id(t._storage)].buffer), t)
-                for t in tensors
-            ]
+            results = [transfer.value(leases[id(t._storage)].buffer, t) for t in tensors]
         finally:
             for lease in leases.values():
                 lease.close()
         self._forget_done()
         if session.current().expected:
             conditions.surface()
-        metrics.record("TransferFromDeviceTime", time.perf_counter() - start)
-        metrics.record("InboundData", sum(r.nbytes for r in results), "B")
+        nbytes = sum([r.nbytes for r in results])
+        metrics.moved("TransferFromDeviceTime", start, "InboundData", nbytes)
         return results
 
     def later(self, value: Tensor, check: conditions.Check) -> None:

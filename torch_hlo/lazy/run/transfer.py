@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 
 import torch
 from torch import Tensor
 
-from torch_hlo.device.memory import Buffer
-from torch_hlo.lazy.record.views import on_host
+from torch_hlo.device.memory import Buffer, Memory
+from torch_hlo.lazy.record import views
 from torch_hlo.lowering.core import HLO_TO_TORCH
 from torch_hlo.pytorch import participants
 
 from . import spmd
 
-ITEMS = {
+NUMBERS = {
     "f32": struct.Struct("f"),
     "f64": struct.Struct("d"),
     "s64": struct.Struct("q"),
     "s32": struct.Struct("i"),
     "pred": struct.Struct("?"),
 }
+
+_SMALL = 1 << 16  # bytes
 
 
 def is_zeros(tensor: Tensor) -> bool:
@@ -40,18 +43,33 @@ def host_view(buffer: Buffer) -> Tensor:
     if not buffer.nbytes:
         return torch.empty(shape.dims, dtype=dtype, device="cpu")
     data = buffer.bytes if isinstance(buffer, Buffer) else spmd.gather(buffer)
-    return torch.from_numpy(data).view(dtype).view(shape.dims)
+    return torch.frombuffer(data, dtype=dtype).view(shape.dims)
 
 
-def view_on_host(base: Tensor, tensor: Tensor) -> Tensor:
-    """The tensor's view operations applied to the storage's value; a fresh contiguous tensor."""
-    with (
-        participants.without_dispatch(),
-        torch.inference_mode(False),
-        torch.no_grad(),
-    ):
+def fill(buffer: Buffer, tensor: Tensor) -> None:
+    """Copy a contiguous tensor, of the CPU or of torch.cuda."""
+    if _is_small(buffer) and tensor.device.type == "cpu":
+        ctypes.memmove(buffer.address, tensor.data_ptr(), buffer.nbytes)
+        return
+    with torch.no_grad():
+        host_view(buffer).copy_(tensor)
+
+
+def value(buffer: Buffer, tensor: Tensor) -> Tensor:
+    """The tensor's view operations applied to its storage's value; a fresh contiguous tensor."""
+    with participants.unseen():
+        if tensor._view is None and _is_small(buffer):
+            found = torch.empty(buffer.shape.dims, dtype=tensor._meta.dtype, device="cpu")
+            ctypes.memmove(found.data_ptr(), buffer.address, buffer.nbytes)
+            return found
+        base = host_view(buffer)
         if tensor._view is None:
             return base.clone()
-        value = on_host(base, tensor._view).contiguous()
-        shared = value.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
-        return value.clone() if shared else value
+        found = views.on_host(base, tensor._view).contiguous()
+        shared = found.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+        return found.clone() if shared else found
+
+
+def _is_small(buffer: Buffer) -> bool:
+    """Whether one call of C copies it sooner than PyTorch's operators have been called."""
+    return type(buffer) is Buffer and type(buffer.memory) is Memory and buffer.nbytes <= _SMALL
