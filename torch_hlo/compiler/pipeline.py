@@ -32,7 +32,7 @@ from torch_hlo.compiler.linalg.linalg import linalg
 from torch_hlo.compiler.llvm import CpuTarget, Target, host
 from torch_hlo.compiler.matmul.dot_canon import dot_canon
 from torch_hlo.compiler.matmul.dot_merge import dot_merge
-from torch_hlo.compiler.matmul.dot_narrow import dot_narrow
+from torch_hlo.compiler.matmul.dot_narrow import dot_narrow, group_products
 from torch_hlo.compiler.schedule.memory import Assignment, assign
 from torch_hlo.compiler.schedule.plan import Plan
 from torch_hlo.compiler.schedule.rematerialize import rematerialize
@@ -83,6 +83,7 @@ def cpu_pipeline(target: Target) -> Pipeline:
         rewrites=(
             attention,  # calls that say they are attention -> one kernel each
             linalg,  # the same for factorizations
+            group_products,  # and for products with packed four-bit numbers
             legalize,  # composite opcodes -> primitive ones
             fourier,  # transforms of any length and dimension -> those that have kernels
             conv_layout,  # channels last

@@ -4,7 +4,7 @@ with PyTorch's promotion, moving elements, loops, calls of operators that run on
 In: `Node`s of aten ops. Out: an HLO module (`graph.lower`). Imports hlo/, metrics and the registry
 of host calls of compiler/; no other room of lowering/."""
 
-from .control import elements, loop, scan_loop, tupled, while_loop
+from .control import elements, loop, named_call, scan_loop, tupled, while_loop
 from .elementwise import compute, finish, pointwise
 from .expr import (
     Expr,
@@ -167,6 +167,7 @@ __all__ = [
     "maximum",
     "minimum",
     "move_dim",
+    "named_call",
     "nested",
     "new_channel",
     "new_form",

@@ -5,7 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch_hlo.hlo.ir import Computation, Instruction, Shape, Size, build, instr, tuple_shape
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Shape,
+    Size,
+    build,
+    instr,
+    parameters_of,
+    tuple_shape,
+)
 
 from . import promote
 from .expr import Expr
@@ -19,6 +28,22 @@ def elements(x: Instruction, count: int) -> list[Instruction]:
 
 def tupled(values: Sequence[Instruction]) -> Instruction:
     return instr("tuple", tuple(values), tuple_shape(*(v.shape for v in values)))
+
+
+def named_call(
+    name: str, config: str, operands: Sequence[Instruction], meaning: Callable
+) -> list[Instruction]:
+    """The results `meaning(*operands)`, of a call that a kernel may stand for, because `config`
+    says what it is."""
+    params = parameters_of(o.shape for o in operands)
+    results = tuple(meaning(*params))
+    call = instr(
+        "call",
+        tuple(operands),
+        to_apply=Computation(name, params, tupled(results)),
+        backend_config=config,
+    )
+    return elements(call, len(results))
 
 
 def loop(condition: Callable, body: Callable, state: Sequence[Instruction]) -> list[Instruction]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torch_hlo.compiler.linalg.linalg import LU, QR, qr_memory
-from torch_hlo.hlo.ir import Computation, Instruction, Size, build, instr, tuple_shape
+from torch_hlo.hlo.ir import Instruction, Size, build
 from torch_hlo.lowering.core import (
     Expr,
     Results,
@@ -28,6 +28,7 @@ from torch_hlo.lowering.core import (
     is_finite,
     log,
     lowers,
+    named_call,
     on_diagonal,
     promote,
     reshape,
@@ -185,7 +186,7 @@ def _repeat(x: Expr, dims: Sequence[Size]) -> Expr:
     return Expr(broadcast_to(reshape(x.x, (*x.dims, *(1,) * (len(dims) - len(x.dims)))), dims))
 
 
-def lu_factor(a: Instruction) -> tuple[Expr, ...]:
+def lu_factor(a: Instruction) -> Sequence[Expr]:
     """(L and U in one matrix, s64 pivots from 0, s64 permutation: row i of P^T A is row perm[i] of
     A), as a call that says what it is (compiler/linalg/linalg.py)."""
     if _is_empty(a):
@@ -193,20 +194,9 @@ def lu_factor(a: Instruction) -> tuple[Expr, ...]:
     return _named("lu", LU, a, _lu_loops)
 
 
-def _named(name: str, config: str, a: Instruction, meaning: Callable) -> tuple[Expr, ...]:
+def _named(name: str, config: str, a: Instruction, meaning: Callable) -> list[Expr]:
     """The results of `meaning` as a call that a kernel may stand for."""
-    x = instr("parameter", (), a.shape, index=0)
-    results = tuple(r.x for r in meaning(x))
-    root = instr("tuple", results, tuple_shape(*(r.shape for r in results)))
-    call = instr(
-        "call",
-        (a,),
-        to_apply=Computation(name, (x,), root),
-        backend_config=config,
-    )
-    return tuple(
-        Expr(instr("get-tuple-element", (call,), r.shape, index=i)) for i, r in enumerate(results)
-    )
+    return [Expr(r) for r in named_call(name, config, (a,), lambda x: [r.x for r in meaning(x)])]
 
 
 def _lu_loops(a: Instruction) -> tuple[Expr, ...]:

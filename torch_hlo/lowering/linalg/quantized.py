@@ -3,15 +3,17 @@ contracted dimension; nothing that is scaled is rounded before."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torch_hlo.compiler.matmul.dot_narrow import GROUPS
 from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.lowering.core import promote
+from torch_hlo.lowering.core import named_call, promote
 from torch_hlo.lowering.core.expr import Expr, binary
 from torch_hlo.lowering.core.promote import reshape
 from torch_hlo.lowering.core.registry import expected, guard, lowers
@@ -141,18 +143,6 @@ def convert_weight_to_int4pack(w: Instruction, inner: int) -> Instruction:
     return concatenate(packed, 0)
 
 
-def _numbers(packed: Instruction, groups: int) -> Iterator[tuple[int, bool, list[Instruction]]]:
-    """Of each part of a matrix: its rows, whether halves are apart, and the numbers as f32[blocks,
-    groups, k, rows / 2] of the low and the high halves."""
-    first, k = 0, 2 * packed.shape.sizes[1]
-    for rows, blocks, apart in _blocks(packed.shape.sizes[0]):
-        part = slice_dim(packed, 0, first, first + rows)
-        code = Expr(reshape(part, (blocks, groups, k // groups, rows // blocks // 2))).cast("s32")
-        halves = code & 15, binary("shift-right-logical", code, 4)
-        yield rows, apart, [v.cast("f32").x for v in halves]
-        first += rows
-
-
 @guard(aten._weight_int4pack_mm_for_cpu)
 def _has_groups(x: Tensor, packed: Tensor, group: int, scales: Tensor) -> bool:
     n, k = packed.shape[0], x.shape[-1]
@@ -166,32 +156,40 @@ def _has_groups(x: Tensor, packed: Tensor, group: int, scales: Tensor) -> bool:
     )
 
 
+def _of_groups(
+    apart: bool, x: Instruction, sums: Instruction, w: Instruction, scales: Instruction
+) -> list[Instruction]:
+    """f32[m, k], sums of its groups f32[m, groups], u8[blocks, k, half], [groups, n, 2] -> f32[m,
+    n]. Each group's sum of products is scaled."""
+    (m, groups), (blocks, k, half), n = sums.shape.dims, w.shape.dims, scales.shape.dims[1]
+    code = Expr(reshape(w, (blocks, groups, k // groups, half))).cast("s32")
+    rows = reshape(x, (m, groups, k // groups))
+    halves = [
+        dot(rows, q.cast("f32").x, (2,), (2,), (1,), (1,)).x
+        for q in (code & 15, binary("shift-right-logical", code, 4))
+    ]
+    found = Expr(reshape(_paired(halves, apart), (groups, m, n)))
+    scale, zero = (Expr(select_dim(scales, 2, i)).cast("f32") for i in range(2))
+    scale, zero, whole = (
+        Expr(build.broadcast(v, found.dims, at))
+        for v, at in ((scale.x, (0, 2)), ((zero - scale * 8).x, (0, 2)), (sums, (1, 0)))
+    )
+    return [reduce((found * scale + zero * whole).x, (0,))]
+
+
 @lowers(aten._weight_int4pack_mm_for_cpu)
 def weight_int4pack_mm(
-    x: Instruction, packed: Instruction, group: int, scales_and_zeros: Instruction
+    x: Instruction, packed: Instruction, group: int, scales: Instruction
 ) -> Instruction:
-    """x [m, k] times w [n, k], of which each group along k has the values (q - 8) * scale + zero.
-    One row of x is multiplied with q as it stands in memory, and each group's sum is scaled; for
-    several rows w is made first."""
+    """x [m, k] times w [n, k], of which each group along k has the values (q - 8) * scale +
+    zero."""
     (m, k), n = x.shape.dims, packed.shape.sizes[0]
-    groups = k // group
-    scale, zero = (Expr(select_dim(scales_and_zeros, 2, i)).cast("f32") for i in range(2))
-    zero = zero - scale * 8
-    found = []
-    if m == 1:
-        x = promote.cast(reshape(x, (groups, group)), "f32")
-        for rows, apart, halves in _numbers(packed, groups):
-            sums = [dot(x, w, (1,), (2,), (0,), (1,)).x for w in halves]
-            found.append(reshape(_paired(sums, apart), (groups, rows)))
-        total = Expr(build.broadcast(reduce(x, (1,)), (groups, n), (0,)))
-        scaled = Expr(concatenate(found, 1)) * scale + zero * total
-        return promote.cast(reshape(reduce(scaled.x, (0,)), (1, n)), expected().dtype)
-    for rows, apart, halves in _numbers(packed, groups):
-        q = permute(_paired(halves, apart), (0, 3, 1, 2))
-        found.append(reshape(q, (rows, groups, group)))
-    numbers = Expr(concatenate(found, 0))
-    scale, zero = (
-        Expr(build.broadcast(permute(v.x, (1, 0)), numbers.dims, (0, 1))) for v in (scale, zero)
-    )
-    w = reshape((numbers * scale + zero).x, (n, k))
-    return promote.cast(dot(x, w, (1,), (1,)).x, expected().dtype)
+    x, first, found = promote.cast(x, "f32"), 0, []
+    sums = reduce(reshape(x, (m, k // group, group)), (2,))
+    for rows, blocks, apart in _blocks(n):
+        w = reshape(slice_dim(packed, 0, first, first + rows), (blocks, k, rows // blocks // 2))
+        of = x, sums, w, slice_dim(scales, 1, first, first + rows)
+        meaning = partial(_of_groups, apart)
+        found += named_call("groups", GROUPS, of, meaning) if apart else meaning(*of)
+        first += rows
+    return promote.cast(concatenate(found, 1), expected().dtype)

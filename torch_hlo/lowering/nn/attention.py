@@ -17,13 +17,9 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import (
-    Computation,
     Instruction,
     Shape,
     Size,
-    instr,
-    parameters_of,
-    tuple_shape,
 )
 from torch_hlo.lowering.core import (
     Expr,
@@ -38,6 +34,7 @@ from torch_hlo.lowering.core import (
     is_number,
     log,
     lowers,
+    named_call,
     nested,
     on_diagonal,
     promote,
@@ -146,9 +143,6 @@ def _composite(
         scale = 1 / math.sqrt(size)
     if not plain or not is_number(scale):
         return body(*operands)
-    params = parameters_of(o.shape for o in operands)
-    results = tuple(body(*params))
-    root = instr("tuple", results, tuple_shape(*(r.shape for r in results)))
     config = json.dumps(
         {
             "attention": kind,
@@ -158,13 +152,7 @@ def _composite(
         },
         separators=(",", ":"),
     )
-    call = instr(
-        "call",
-        tuple(operands),
-        to_apply=Computation("attention", params, root),
-        backend_config=config,
-    )
-    return [instr("get-tuple-element", (call,), r.shape, index=i) for i, r in enumerate(results)]
+    return named_call("attention", config, operands, body)
 
 
 def _is_plain(
