@@ -8,6 +8,7 @@ TORCH_HLO_DEVICE chooses.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -79,9 +80,14 @@ def backend_name() -> str:
     return config.get("DEVICE")
 
 
-def preparations() -> list[Callable[[], object]]:
-    """See Backend.preparations; of the back end in use."""
-    return backend().preparations()
+def prepare(wanted: Callable[[], bool]) -> None:
+    """What the first program needs of the back end in use (Backend.preparations), while it is
+    still `wanted`. It only gets ahead of what would happen later: an error comes back there."""
+    with contextlib.suppress(Exception):
+        for part in backend().preparations():
+            if not wanted():
+                return
+            part()
 
 
 def driver() -> Driver | None:

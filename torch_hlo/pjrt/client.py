@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from functools import cache
 from typing import Any
 
-from torch_hlo import config
+from torch_hlo import collector, config
+from torch_hlo.device import runtime
 
 from .functions import implements
 from .objects import Object, PluginError, named_values
@@ -18,6 +20,8 @@ STABLEHLO = {"stablehlo_current_version": [1, 13, 3], "stablehlo_minimum_version
 
 class Client:
     """One for the process: `devices` virtual devices over the same processor."""
+
+    compiling = False  # a program, or one has been compiled
 
     def __init__(self) -> None:
         count = config.get("CPU_DEVICES")
@@ -101,6 +105,14 @@ def _plugin_attributes(args: Any) -> None:
 @implements("Client_Create")
 def _create(args: Any) -> None:
     args.client = client().object.address
+    # Python waits for it before it ends: it may be inside LLVM
+    threading.Thread(target=_prepare, name="torch_hlo preparations").start()
+
+
+def _prepare() -> None:
+    """What the first compile would do first, while JAX makes arrays and traces."""
+    with collector.paused():
+        runtime.prepare(lambda: not Client.compiling)
 
 
 @implements("Client_Destroy", "TopologyDescription_Destroy")

@@ -31,7 +31,7 @@ from torch_hlo.tools.devices import is_annotated, partitioned
 from torch_hlo.tools.execute import flat
 
 from .arrays import Array, array
-from .client import client
+from .client import Client, client
 from .functions import implements
 from .objects import CALLBACK, Object, PluginError, named_values
 from .options import CompileOptions
@@ -180,6 +180,7 @@ def _compile(args: Any) -> None:
         raise PluginError(
             PluginError.UNIMPLEMENTED, f"programs of format {form!r} are not supported, only mlir"
         )
+    Client.compiling = True
     code = ctypes.string_at(program.code, program.code_size)
     options = ctypes.string_at(args.compile_options, args.compile_options_size or 0)
     try:

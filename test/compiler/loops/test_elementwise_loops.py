@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -104,3 +106,23 @@ ENTRY main {
         rtol=1e-5,
         optimize=True,
     )
+
+
+def tanh_chain(n: int) -> Module:
+    x = y = build.parameter(0, Shape("f32", (n,)))
+    for _ in range(3):
+        y = build.subtract(build.tanh(build.add(x, y)), build.logistic(y))
+    return module([x], y)
+
+
+@pytest.mark.parametrize("n", [1024, 1031, 5003])
+def test_two_vectors_of_a_long_expression_alternate(n: int) -> None:
+    """A processor with few instructions in flight would wait for each of one."""
+    m, found = tanh_chain(n), []
+    check(m, [np.linspace(-1, 1, n, dtype=np.float32)], 1e-5, 1e-5, optimize=True)
+    compile_module(
+        m,
+        replace(target.host(), features="", vector_bytes=32),
+        dump=lambda name, value: found.append(value) if name == "llvm" else None,
+    )
+    assert "<16 x float>" in "\n".join(found)

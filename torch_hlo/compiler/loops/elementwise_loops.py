@@ -32,9 +32,9 @@ from torch_hlo.compiler.fusion.fusion_place import (
     parts,
     pieces,
 )
-from torch_hlo.compiler.llvm import Target
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.thresholds import (
+    CHAIN_COST,
     INSTRUCTION_NS,
     LOOP_BLOCK,
     STATIC_ELEMENTS,
@@ -153,6 +153,11 @@ class LoopNest:
         if isinstance(last, int) and last * 4 <= lanes:
             # The innermost loop is too short for vectors: run over all elements, with gathers.
             self.extents = (ix.product(self.extents),)
+        # Each operation waits for the one before it, and a core holds less than a whole expression:
+        # two vectors in turns, where a loop has them.
+        size, heavy = self.stores[0].value.size, loops.cost > CHAIN_COST
+        if heavy and not self.target.masks_stores and size not in range(STATIC_ELEMENTS):
+            lanes *= 2
         self.kernel = kernel = Kernel(self.target, lanes, self.leaves, outputs=len(self.stores))
         if self._streams():
             kernel.nontemporal.update(kernel.outputs)
@@ -160,8 +165,8 @@ class LoopNest:
             kernel.look_ahead()
         if _tiles(loops, self.extents, lanes, self.in_place):
             return _tiled_nest(kernel, loops, self.body)
-        unroll = 4 if loops.cost <= 2 else 2 if loops.cost <= 40 else 1
-        return _nest(kernel, self.extents, self.body, unroll, compact=loops.cost > 40)
+        unroll = 1 if heavy else 4 if loops.cost <= 2 else 2
+        return _nest(kernel, self.extents, self.body, unroll, compact=heavy)
 
     def _streams(self) -> bool:
         """Whether the results are large, and written past the caches."""
@@ -171,7 +176,16 @@ class LoopNest:
             not self.in_place
             and nbytes >= STREAM_BYTES
             and all(s.at is None for s in self.stores)
-            and _aligned(self.extents, self.stores, self.target)
+            and self._aligned()
+        )
+
+    def _aligned(self) -> bool:
+        """Whether every row of every target starts at a multiple of what is stored at once."""
+        whole = self.target.vector_bytes * self.kernel.lanes // self.lanes
+        return len(self.extents) == 1 or all(
+            isinstance(self.extents[-1], int)
+            and self.extents[-1] * STORAGE[s.value.dtype].bytes % whole == 0
+            for s in self.stores
         )
 
     def body(self, parts: Sequence[Index]) -> Write:
@@ -296,17 +310,6 @@ def _tiled_nest(kernel: Kernel, loops: Loops, body: Body) -> tuple[Size, int, fl
 
             kernel.tile(first, lane, row)
     return items, 1, lanes * columns * panel
-
-
-def _aligned(extents: tuple[Size, ...], stores: Sequence[Store], target: Target) -> bool:
-    """Whether every row of every target starts at a multiple of the vector size."""
-    if len(extents) == 1:
-        return True
-    return all(
-        isinstance(extents[-1], int)
-        and extents[-1] * STORAGE[s.value.dtype].bytes % target.vector_bytes == 0
-        for s in stores
-    )
 
 
 def _name(stores: Sequence[Store]) -> str:

@@ -15,7 +15,6 @@ come from a failed job fails with the same error. Nothing here takes the step's 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import sys
 import threading
@@ -418,12 +417,7 @@ class _Compiler:
 
     def prepare(self) -> None:
         """What the first compile needs, until somebody asks for something."""
-        # it only gets ahead of what would happen later: an error comes back there
-        with contextlib.suppress(Exception):
-            for part in runtime.preparations():
-                if not self.queue.empty():
-                    return
-                part()
+        runtime.prepare(self.queue.empty)
 
     def _rest(self) -> None:
         """Nobody waits for this: a failure must not end the thread, for which the next caller would
