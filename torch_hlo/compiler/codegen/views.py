@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch_hlo.compiler.llvm import scalar
-from torch_hlo.compiler.llvm.math_error import NARROW
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.hlo.ir import DTYPES, Instruction, Size
 
@@ -16,11 +15,8 @@ from .index import Index
 from .kernel import Kernel
 from .kernel_values import Condition
 from .loop_plan import Planner
-from .registry import POINTWISE
 
 Indices = tuple[Index, ...]
-_ROUNDED = frozenset(("bf16", "f16"))
-_LOOKED_AT = 16  # instructions
 
 
 def pointwise(k: Kernel, x: Instruction, index: Indices) -> Value:
@@ -28,30 +24,12 @@ def pointwise(k: Kernel, x: Instruction, index: Indices) -> Value:
     values = [k.value(o, index if o.rank == len(index) else ()) for o in x.operands]
     operand = x.operands[1 if x.op in ("select", "clamp") else 0].dtype
     attrs = {"to": x.dtype} if x.op == "convert" else dict(x.attrs)
-    if x.op in NARROW and x.dtype in _ROUNDED | {"f32"} and _is_narrow(x.operands[0]):
-        return scalar.round_to(k.e, x.dtype, NARROW[x.op](k.e.typed("float"), *values))
     try:
         return scalar.apply(k.e, x.op, operand, values, attrs)
     except KeyError:
         raise CodegenError(
             f"{x.op} of {operand} has no code on the CPU ({x.shape}); convert the operands first"
         ) from None
-
-
-def _is_narrow(x: Instruction) -> bool:
-    """Whether a value is computed from elements of narrow types (and constants) alone."""
-    stack, found = [x], False
-    for _ in range(_LOOKED_AT):
-        if not stack:
-            return found
-        y = stack.pop()
-        if y.dtype in _ROUNDED:
-            found = True
-        elif y.op == "broadcast" or y.op in POINTWISE:
-            stack += y.operands
-        elif y.op != "constant":
-            return False
-    return False
 
 
 def copy(k: Kernel, x: Instruction, index: Indices) -> Value:

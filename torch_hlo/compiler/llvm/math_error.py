@@ -1,11 +1,11 @@
 """The error function, its complement and its inverse on vectors, as in math.py. Coefficients of
-erf: N. Juffa, and Eigen's for narrow types."""
+erf near 0: N. Juffa."""
 
 from __future__ import annotations
 
 from .emit import Typed
-from .math import LOG2E, exp, exp2_inside, log
-from .math_function import INF, SHIFT, Elementary, falls_back, quotient, whole
+from .math import exp, log, odd_quotient
+from .math_function import INF, Elementary, falls_back, quotient
 
 _ERF_SMALL = (
     -5.96761703e-4,
@@ -16,19 +16,13 @@ _ERF_SMALL = (
     1.28379166e-1,
 )
 
-# log2(1 - erf(x)) / x + 1
-_ERF_BIG = tuple(
-    LOG2E * c
-    for c in (
-        -1.72853470e-5,
-        3.83197126e-4,
-        -3.88396438e-3,
-        2.42546219e-2,
-        -1.06777877e-1,
-        -6.34846687e-1,
-        1 / LOG2E - 1.128717512,
-    )
-)
+# erf(x) / x of floats, as _TANH32
+_ERF32 = (
+    (2.0431696157174883e-06, 2.844473929144442e-4, 3.7673297338187695e-3, 5.269581452012062e-2,
+     0.19032883644104004, 1.126805067062378),
+    (3.799472324317321e-05, 1.162244938313961e-3, 1.496238075196743e-2, 0.1140238344669342,
+     0.5015422701835632, 0.9986050128936768),
+)  # fmt: skip
 
 # erf(x) / x in powers of x^2 up to x = 0.51, and (1 + 2 x) exp(x^2) erfc(x) in powers of (x - 4) /
 # (x + 4) up to x = 28, of floats 11 (M. Shepherd and J. Laframboise 1981), interpolated at
@@ -263,53 +257,7 @@ def erf_inv(t: Typed, x: str) -> str:
 
 
 def erf(t: Typed, x: str) -> str:
-    if t.kind == "double":
-        return _erf64(t, x)
-    a = t.abs(x)
-    a = t.select(t.cmp("ogt", a, 4.0), 4.0, a)  # from here on it is 1
-    z = t.mul(a, a)
-    # log2(1 - erf(x)) = a (p - 1), and what it is from the nearest whole number without rounding it
-    p = t.poly(a, _ERF_BIG)
-    n, power = whole(t, t.add(t.fma(p, a, t.neg(a)), SHIFT[t.kind]))
-    rest = t.fma(p, a, t.neg(t.add(a, n)))
-    big = t.copysign(t.sub(1.0, exp2_inside(t, n, power, rest)), x)
-    small = t.fma(t.poly(z, _ERF_SMALL), x, x)
-    return t.select(t.cmp("ogt", a, 0.927734375), big, small)
+    return _erf64(t, x) if t.kind == "double" else odd_quotient(t, x, 3.95, *_ERF32)
 
-
-_ERF_END = 3.832506856900711
-_ERF_OVER = (
-    2.2905065861350646e-4,
-    3.4082910107109506e-3,
-    5.0955695062380861e-2,
-    1.8520832239976145e-1,
-    1.128379143519084,
-)
-_ERF_UNDER = (
-    -1.1791602954361697e-7,
-    2.3547966471313185e-5,
-    1.0179625278914885e-3,
-    1.4070470171167667e-2,
-    1.1098505178285362e-1,
-    4.9746925110067538e-1,
-    1.0,
-)
-
-
-def erf_narrow(t: Typed, x: str) -> str:
-    """A rational function with errors up to 7 ulp of f32 (0.7 on average), in half the
-    instructions. Coefficients: Eigen."""
-    x = t.select(
-        t.cmp("ogt", t.abs(x), _ERF_END),
-        t.copysign(_ERF_END, x),
-        x,
-    )
-    z = t.mul(x, x)
-    return t.div(t.mul(x, t.poly(z, _ERF_OVER)), t.poly(z, _ERF_UNDER))
-
-
-# What may be less exact than FUNCTIONS where the argument was rounded to 11 bits or fewer: f32
-# arithmetic on such values is exact enough by far.
-NARROW: dict[str, Elementary] = {"erf": erf_narrow}
 
 FUNCTIONS: dict[str, Elementary] = {"erf": erf, "erfc": erfc, "erf-inv": erf_inv}
