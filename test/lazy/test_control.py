@@ -100,6 +100,139 @@ def test_pending_values_are_captured():
     assert z.tolist() == [17.0] * 3
 
 
+def _drops(carry, x):
+    dropped = torch.nn.functional.dropout(x, 0.5)
+    return carry + dropped, dropped
+
+
+def test_turns_draw_numbers_of_their_own():
+    """Masks differ from turn to turn and call to call, and a seed gives them again."""
+    torch.manual_seed(3)
+    ones, zero = torch.ones(6, 64).to("hlo"), torch.zeros(64).to("hlo")
+    total, masks = torch_hlo.scan(_drops, zero, ones)
+    _, others = torch_hlo.scan(_drops, zero, ones)
+    after = torch.rand(4, device="hlo")
+    rows = {tuple(row) for row in [*masks.tolist(), *others.tolist()]}
+    assert len(rows) == 12 and {v for row in rows for v in row} == {0.0, 2.0}
+    assert total.tolist() == masks.sum(0).tolist()
+    torch.manual_seed(3)
+    again = [torch_hlo.scan(_drops, zero, ones)[1] for _ in range(2)]
+    assert torch.equal(again[0], masks) and torch.equal(again[1], others)
+    assert torch.equal(torch.rand(4, device="hlo"), after)
+
+
+def _weighted(carry, x):
+    """With a scan inside, and a checkpoint."""
+    inner, _ = torch_hlo.scan(_drops, torch.zeros_like(x), x.expand(3, 8))
+    kept = torch.utils.checkpoint.checkpoint(
+        lambda v: torch.nn.functional.dropout(v * v, 0.5), x, use_reentrant=False
+    )
+    return carry + inner * kept, inner * kept
+
+
+def _backward(step):
+    torch.manual_seed(5)
+    x = torch.ones(4, 8, device="hlo", requires_grad=True)
+    results = []
+    for _ in range(3):
+        x.grad = None
+        y = step(x)
+        results.append((y.detach().cpu(), x.grad.cpu()))
+    return results
+
+
+def _two_ways(x):
+    last, ys = torch_hlo.scan(_weighted, x[0] * 0, x)
+    (last.sum() * 2 + ys.sum()).backward()
+    return ys
+
+
+@pytest.mark.parametrize("how", ["recorded", "compile", "captured"])
+def test_backward_draws_what_forward_drew(how):
+    """y = a x * b x^2 with masks a, b: the gradient at 1 is 3 y, whatever the masks are."""
+    step = {
+        "recorded": _two_ways,
+        "compile": torch.compile(_two_ways, backend="hlo"),
+        "captured": torch_hlo.compile(_two_ways),
+    }[how]
+    found = _backward(step)
+    for y, grad in found:
+        assert 0 < (y != 0).sum() < y.numel()
+        torch.testing.assert_close(grad, 9 * y)
+    assert not torch.equal(found[1][0], found[2][0])
+
+
+def test_random_numbers_in_branches_and_other_loops():
+    torch.manual_seed(0)
+    (x,) = hlo(torch.ones(64))
+    drop = torch.nn.functional.dropout
+    (y,) = torch_hlo.cond(x.sum() > 0, lambda a: (drop(a),), lambda a: (a,), (x,))
+    assert set(y.tolist()) == {0.0, 2.0}
+    n, rows, _ = torch_hlo.while_loop(
+        lambda i, rows, a: (i < 4) & (torch.rand_like(a[0]) < 2),
+        lambda i, rows, a: (i + 1, torch.roll(rows, 1, 0) + 0 * a, drop(a)),
+        (torch.tensor(0, device="hlo"), torch.zeros(4, 64, device="hlo"), x),
+    )
+    assert n.item() == 4
+
+
+def _hop_scan(x, xs):
+    from torch._higher_order_ops.scan import scan
+
+    return scan(lambda c, a: (c * 0.5 + a.sin(), c * a), x, xs, reverse=True)
+
+
+def _hop_cond(x, xs):
+    return torch.cond(x.sum() > 0, lambda a: a.sin() * xs, lambda a: a.cos() * xs, (x,))
+
+
+def _hop_map(x, xs):
+    from torch._higher_order_ops.map import map as mapped
+
+    return mapped(lambda a: a.sin() * x, xs)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("fn", [_hop_scan, _hop_cond, _hop_map])
+def test_operators_of_pytorch(fn, compiled):
+    """PyTorch's own control flow on hlo tensors, with its gradients."""
+    x, xs = torch.randn(4), torch.randn(5, 4)
+
+    def run(device, fn):
+        given = [t.detach().clone().to(device).requires_grad_() for t in (x, xs)]
+        results = torch.utils._pytree.tree_leaves(fn(*given))
+        sum(r.square().sum() for r in results).backward()
+        return [t.detach().cpu() for t in (*results, given[0].grad, given[1].grad)]
+
+    got = run("hlo", torch.compile(fn, backend="hlo") if compiled else fn)
+    for a, b in zip(run("cpu", fn), got, strict=True):
+        torch.testing.assert_close(b, a)
+
+
+def test_while_loop_of_pytorch():
+    from torch._higher_order_ops.while_loop import while_loop
+
+    i, y = while_loop(
+        lambda i, a: i < 5, lambda i, a: (i + 1, a * 2), tuple(hlo(torch.tensor(0), torch.ones(3)))
+    )
+    assert i.item() == 5 and y.tolist() == [32.0] * 3
+
+
+@pytest.mark.parametrize("device", ["cpu", "hlo"])
+def test_random_numbers_in_a_compiled_scan(device):
+    """Each turn has its own mask, and the gradient is the one of the mask that was drawn."""
+    from torch._higher_order_ops.scan import scan
+
+    def step(x, xs):
+        return scan(_drops, x, xs)
+
+    x, xs = torch.zeros(64, device=device), torch.ones(5, 64, device=device, requires_grad=True)
+    _, ys = torch.compile(step, backend="hlo")(x, xs)
+    ys.sum().backward()
+    assert len({tuple(row) for row in ys.tolist()}) == 5
+    assert torch.equal(xs.grad, ys.detach())
+
+
 @pytest.mark.parametrize(
     "call, message",
     [
@@ -124,8 +257,10 @@ def test_pending_values_are_captured():
             "must return \\(carry, y\\)",
         ),
         (
-            lambda x: torch_hlo.scan(lambda c, a: (c + torch.rand_like(a), a), x.sum(), x),
-            "random",
+            lambda x: torch_hlo.scan(
+                lambda c, a: (c.uniform_(generator=torch.Generator("hlo")), a), x.sum(), x
+            ),
+            "generator of its own",
         ),
         (
             lambda x: torch_hlo.cond(x.cpu().sum() > 0, lambda a: a, lambda a: a, (x,)),

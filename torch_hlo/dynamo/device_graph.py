@@ -81,6 +81,7 @@ class DeviceGraph:
         state = session.current()
         # what a recording leaves out may differ on the ranks of a process group
         started = state.here.started and state.journal is None
+        started = started and not generator.default.inside  # a loop's body is being recorded
         nan = config.get("NAN")
         if nan or self.tries >= TRIES or not started or self._observed():
             lines = nan or state.sources

@@ -395,10 +395,10 @@ class Recording:
         numbers = list(self.graph.numbers)
         for i, how in self.varying.items():
             numbers[i] = Number(how(sources), "f64")
-        seed = generator.default.initial_seed()
+        seed = generator.signed(generator.default.initial_seed())
         for i, name in self.random.items():
             if name == "seed":
-                numbers[i] = Number(seed - (1 << 64) if seed >> 63 else seed, "s64")
+                numbers[i] = Number(seed, "s64")
             else:
                 numbers[i] = Number(numbers[i].value - self.offset + first, "s64")
         return numbers

@@ -37,7 +37,7 @@ def register() -> None:
     from torch_hlo.lazy.run.device_engine import DeviceEngine
 
     from .aten import dispatch
-    from .ops import composites, encoder, optimizer_state
+    from .ops import composites, encoder, higher_order, optimizer_state
     from .record import exchange, generator, handlers, inference, serialization, session, tensor
 
     engine = session.current().engine = DeviceEngine()
@@ -53,6 +53,7 @@ def register() -> None:
     serialization.register()
     exchange.register()
     composites.register()
+    higher_order.register()
     quick_operators.register(tensor.HloTensor)
     optimizer_state.register()
     imports.spare_dynamo()

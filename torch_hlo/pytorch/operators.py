@@ -17,7 +17,7 @@ __all__ = [
     "HigherOrderOperator", "Key", "OpOverload", "OpOverloadPacket",
     "call_kernel", "check_convolution", "checkpoint_again",
     "core_decompositions", "core_decompositions_after_autograd", "decompositions", "has_kernel",
-    "integers", "is_composite", "runs_on_cpu",
+    "implement", "integers", "is_composite", "runs_on_cpu",
 ]  # fmt: skip
 
 Key = torch._C.DispatchKey
@@ -51,6 +51,13 @@ def integers(op: OpOverload) -> dict[str, str]:
     graphs of symbolic sizes have symbols for, else "int", such as dimensions."""
     found = re.findall(r"[ (](SymInt|int)(?:\[\d*\])?\?? (\w+)", str(op._schema))
     return {name: kind for kind, name in found}
+
+
+def implement(table: dict[str, Callable], kind: type[torch.Tensor]) -> None:
+    """Let higher-order operators of these names call these functions for tensors of class `kind`,
+    below autograd."""
+    for name, function in table.items():
+        getattr(torch.ops.higher_order, name).py_impl(kind)(function)
 
 
 def decompositions() -> dict[OpOverload, Callable]:

@@ -6,8 +6,8 @@ functions are recorded once, whatever the count.
     y = torch_hlo.cond(p, lambda x: x.sin(), lambda x: x.cos(), (x,))
 
 The functions get and return tensors (or tuples and dictionaries of them) and may read other
-tensors. They must not need a value (`.item()`, `if tensor:`), draw random numbers, or write to
-tensors from outside.
+tensors. They must not need a value (`.item()`, `if tensor:`), or write to tensors from outside.
+Random numbers: the loop takes one draw of the generator, and gives each turn a seed of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torch_hlo.lazy.record import Array, Engine, HloTensor, Number, Watcher, fresh, read, session
+from torch_hlo.hlo.ir import Shape
+from torch_hlo.lazy.record import (
+    Array,
+    Engine,
+    HloTensor,
+    Number,
+    Watcher,
+    fresh,
+    generator,
+    read,
+    session,
+)
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.recording import source
 from torch_hlo.lazy.run.fingerprint import Graph, operands
@@ -48,7 +59,7 @@ class _Refusing(Watcher):
 
 class Recorded(FxGraph, Subgraph):
     """A function as a graph. `captured`: the values from outside that it reads; they are its last
-    inputs. `key` identifies it."""
+    inputs, but for the seed of a turn where it draws random numbers. `key` identifies it."""
 
     captured: list[Out | Array]
     form: object
@@ -62,7 +73,8 @@ def record(what: str, fn: Callable, shapes: Sequence[Tensor], form) -> Recorded:
     arguments = [
         fresh(metas.contiguous(tuple(t.shape), t.dtype), a) for t, a in zip(shapes, stand_ins)
     ]
-    with session.use(_Refusing(what, session.engine().base())), torch.no_grad():
+    refusing = session.use(_Refusing(what, session.engine().base()))
+    with refusing, torch.no_grad(), generator.apart(what) as seed:
         result = fn(*pytree.tree_unflatten(arguments, form))
     flat, result_form = pytree.tree_flatten(result)
     for r in flat:
@@ -70,15 +82,17 @@ def record(what: str, fn: Callable, shapes: Sequence[Tensor], form) -> Recorded:
             raise TypeError(
                 f"torch_hlo.{what}: the function must return hlo tensors, not {type(r).__name__}"
             )
-    return _graph(what, [read(r) for r in flat], stand_ins, first, result_form)
+    return _graph([read(r) for r in flat], stand_ins, first, result_form, seed)
 
 
-def _graph(what: str, values: list, stand_ins: list[Array], first: int, form) -> Recorded:
+def _graph(values: list, stand_ins: list[Array], first: int, form, seed: int) -> Recorded:
+    """`seed`: the one that draws carry which are numbered within a turn."""
     inside = _nodes(values, first)
     g = Recorded()
     g.form, g.captured = form, []
     inputs = list(stand_ins)
     outer: dict[tuple, Array] = {}
+    turn = Array(Shape("s64"), None)
     made: dict[int, Node] = {}
 
     def value(x):
@@ -103,23 +117,18 @@ def _graph(what: str, values: list, stand_ins: list[Array], first: int, form) ->
         return x
 
     for n in inside:
-        if "seed" in n.kwargs:
-            raise RuntimeError(
-                f"torch_hlo.{what}: {n.target}: random numbers cannot be drawn inside; draw them"
-                " before and pass them in"
-            )
-        made[id(n)] = Node(
-            n.target,
-            tuple(map(value, n.args)),
-            {k: value(v) for k, v in n.kwargs.items()},
-            n.outs,
-            n.source,
-        )
+        kwargs = {k: value(v) for k, v in n.kwargs.items()}
+        if kwargs.get("seed") == seed:
+            kwargs["seed"] = turn
+        made[id(n)] = Node(n.target, tuple(map(value, n.args)), kwargs, n.outs, n.source)
     g.nodes = list(made.values())
     results = [value(v) for v in values]
     g.outputs = [(r, None) for r in results]
     g.inputs = [Input(leaf, i) for i, leaf in enumerate(inputs)]
     inner = Graph(g.nodes, [r for r in results if type(r) is Out])
+    if any(leaf is turn for leaf in inner.leaves):
+        inputs.append(turn)
+        g.inputs.append(Input(turn, None))
     order = {id(leaf): i for i, leaf in enumerate(inputs)}
     g.key = (
         inner.key,
@@ -155,10 +164,12 @@ def _inputs(what: str, tree: Tensor | tuple[Tensor, ...]) -> tuple[list[HloTenso
     return flat, form
 
 
-def _node(op, args: tuple, outs: Sequence[Tensor | tuple], form) -> Tensor | tuple[Tensor, ...]:
+def _node(
+    op, args: tuple, outs: Sequence[Tensor | tuple], form, kwargs: dict
+) -> Tensor | tuple[Tensor, ...]:
     shapes = [(tuple(size), dtype) for size, dtype in outs]
     found = [metas.contiguous(size, dtype) for size, dtype in shapes]
-    node = Node(op, args, {}, tuple(m.hlo for m in found), source())
+    node = Node(op, args, kwargs, tuple(m.hlo for m in found), source())
     return pytree.tree_unflatten([fresh(m, Out(node, i)) for i, m in enumerate(found)], form)
 
 
@@ -220,7 +231,17 @@ def cond(
     )
     captured = _share(graphs, len(flat))
     args = (read(p), *graphs, [*map(read, flat), *captured])
-    return _node(hop.cond, args, _described(graphs[0]), graphs[0].form)
+    return _node(hop.cond, args, _described(graphs[0]), graphs[0].form, _draw(graphs, []))
+
+
+def _draw(graphs: Sequence[Recorded], key: list[Number]) -> dict:
+    """Keywords of a node with these graphs: the seed and offset that the seeds of its turns come
+    from, if they need any. They are those in `key`, or new ones, which are put there."""
+    if all(x.source is not None for g in graphs for x in g.inputs):
+        return {}
+    if not key:
+        key += generator.draw({})
+    return dict(zip(("seed", "offset"), key))
 
 
 def _share(graphs: Sequence[Recorded], own: int) -> list[Out | Array]:
@@ -258,6 +279,7 @@ def while_loop(cond_fn: Callable, body_fn: Callable, carried: Sequence) -> tuple
         (test, body, [read(t) for t in flat], captured),
         _like(flat),
         form,
+        _draw([test, body], []),
     )
 
 
@@ -267,9 +289,12 @@ def _tupled(form) -> tuple:
 
 
 @_alone
-def scan(fn: Callable, init: object, xs: object) -> tuple[Tensor, ...]:
-    """`carry, y = fn(carry, x)` for every slice x of `xs` along dimension 0. Returns the last carry
-    and the ys, stacked."""
+def scan(
+    fn: Callable, init: object, xs: object, reverse: bool = False, key: list[Number] | None = None
+) -> tuple[Tensor, ...]:
+    """`carry, y = fn(carry, x)` for every slice x of `xs` along dimension 0, from its end when
+    `reverse`. Returns the last carry and the ys, stacked: y of x[i] is at i. Scans with one `key`
+    (see `_draw`) draw the same random numbers at each i."""
     carry, carry_form = _inputs("scan", init)
     stacked, xs_form = _inputs("scan", xs)
     if not stacked or any(x.dim() == 0 or x.shape[0] != stacked[0].shape[0] for x in stacked):
@@ -306,5 +331,5 @@ def scan(fn: Callable, init: object, xs: object) -> tuple[Tensor, ...]:
         *described[: len(carry)],
         *[((length, *size), dtype) for size, dtype in described[len(carry) :]],
     ]
-    args = (g, [read(t) for t in carry], [read(t) for t in stacked], captured)
-    return _node(hop.scan, args, outs, g.form)
+    args = (g, [read(t) for t in carry], [read(t) for t in stacked], captured, reverse)
+    return _node(hop.scan, args, outs, g.form, _draw([g], [] if key is None else key))

@@ -1,6 +1,7 @@
 """The gradient of `scan`: a scan backwards, which computes the function again at each slice.
 
 Kept from forward are the carries and the xs, and nothing of what the function computes in between.
+Random numbers come from the key of the forward scan, so they are drawn again as they were.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class _Scan(torch.autograd.Function):
             new, y = fn(carry, x)
             return new, (y, carry)
 
-        last, (ys, carries) = control.scan(step, init, xs)
+        ctx.key = []
+        last, (ys, carries) = control.scan(step, init, xs, key=ctx.key)
         results, result_form = pytree.tree_flatten((last, ys))
         forms.append(result_form)
         ctx.fn, ctx.form, ctx.count = fn, form, len(pytree.tree_leaves(init))
@@ -60,9 +62,9 @@ class _Scan(torch.autograd.Function):
             found = _gradients(ctx.fn, ctx.form, inputs, above)
             return found[:count], found[count:]
 
-        backwards = [t.flip(0) for t in (*slices, *full[count:])]
-        first, rest = control.scan(step, full[:count], backwards)
-        found = (*first, *[g.flip(0) for g in rest])
+        inputs = [*slices, *full[count:]]
+        first, rest = control.scan(step, full[:count], inputs, reverse=True, key=ctx.key)
+        found = (*first, *rest)
         return None, None, None, *[g if w else None for g, w in zip(found, wanted)]
 
 

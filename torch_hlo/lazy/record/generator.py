@@ -7,7 +7,9 @@ does not recompile and the numbers do not depend on where steps are cut.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 import torch
 
@@ -22,6 +24,7 @@ from .storage import Number
 __all__ = [
     "Generator",
     "HloGenerator",
+    "apart",
     "chosen",
     "cpu_generator",
     "default",
@@ -40,6 +43,7 @@ class HloGenerator(_CpuGenerator):
     def __new__(cls, device=None) -> HloGenerator:
         self = tensors.generator_new(cls)
         self._seed, self._offset = 67280421310721, 0  # PyTorch's default seed
+        self.inside = ""  # what is recorded as a function: its draws count from 0
         # Two threads that draw get two offsets. Nothing is taken under it.
         self._lock = threading.Lock()
         session.current().generators[self._cdata] = self
@@ -166,6 +170,11 @@ def chosen(kwargs: dict) -> HloGenerator:
     given = kwargs.get("generator")
     if given is None:
         return default
+    if default.inside and given is not default:
+        raise RuntimeError(
+            f"torch_hlo.{default.inside}: the function draws from a generator of its own; let it"
+            " draw from the default one, or draw before and pass the numbers in"
+        )
     if isinstance(given, HloGenerator):
         return given
     found = session.current().generators.get(given._cdata)
@@ -179,11 +188,33 @@ def chosen(kwargs: dict) -> HloGenerator:
 def draw(kwargs: dict) -> tuple[Number, Number]:
     """Seed and offset of the next random op as inputs of the program (s64)."""
     seed, offset = chosen(kwargs).next()
-    return Number(seed - (1 << 64) if seed >> 63 else seed, "s64"), Number(offset, "s64")
+    return Number(signed(seed), "s64"), Number(offset, "s64")
+
+
+def signed(seed: int) -> int:
+    """The s64 with the bits of a seed."""
+    return seed - (1 << 64) if seed >> 63 else seed
+
+
+@contextlib.contextmanager
+def apart(what: str) -> Iterator[int]:
+    """A function is recorded that runs any number of times: its draws are numbered from 0, and the
+    generator goes on as if nothing had been drawn. Yields the seed that they carry."""
+    before = default._seed, default._offset, default.inside
+    default._offset, default.inside = 0, what
+    try:
+        yield signed(default._seed)
+    finally:
+        default._seed, default._offset, default.inside = before
 
 
 def cpu_generator(kwargs: dict) -> torch.Generator:
     """A CPU generator that continues the chosen one, for a random op that has to run on the CPU."""
+    if default.inside:
+        raise RuntimeError(
+            f"torch_hlo.{default.inside}: the function draws random numbers that the CPU has to"
+            " draw; draw them before and pass them in"
+        )
     seed, offset = chosen(kwargs).next()
     mixed = (seed * 0x9E3779B97F4A7C15 + offset * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & _MASK
     return _CpuGenerator("cpu").manual_seed(mixed ^ (mixed >> 31))

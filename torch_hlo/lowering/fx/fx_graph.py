@@ -247,7 +247,7 @@ class _Reader:
             [self.arg(a) for a in n.args],
             {k: self.arg(v) for k, v in n.kwargs.items()},
         )
-        if isinstance(n.target, OpOverload) and is_random(n.target) or n.target in RANDOM:
+        if _draws(self.module, n):
             kwargs["seed"], kwargs["offset"] = self.random()
         node = Node(n.target, tuple(args), kwargs, outs, source_line(n))
         self.g.nodes.append(node)
@@ -310,6 +310,16 @@ def from_fx(
     if reader.seed is not None:
         reader.g.inputs.append(Input(reader.seed, None))
     return reader.g
+
+
+def _draws(module: fx.GraphModule, n: fx.Node) -> bool:
+    """Whether a call draws random numbers, perhaps in a graph that it is given."""
+    if isinstance(n.target, OpOverload) and is_random(n.target) or n.target in RANDOM:
+        return True
+    if not isinstance(n.target, HigherOrderOperator):
+        return False
+    given = [getattr(module, str(x.target), None) for x in n.all_input_nodes if x.op == "get_attr"]
+    return any(_draws(g, m) for g in given if isinstance(g, fx.GraphModule) for m in g.graph.nodes)
 
 
 # Assertions about sizes that Dynamo's guards have checked, and calls for their effect on tracing

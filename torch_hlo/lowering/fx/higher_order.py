@@ -33,6 +33,7 @@ from torch_hlo.lowering.core import (
 )
 from torch_hlo.lowering.core.graph import apply
 from torch_hlo.lowering.core.opaque import opaque
+from torch_hlo.lowering.random.threefry import turn_seeds
 from torch_hlo.pytorch.operators import OpOverload
 
 from .expand import existing
@@ -51,13 +52,6 @@ def _lowers(*names: str) -> Callable[[F], F]:
     return register
 
 
-def _random_inside() -> tuple:
-    raise LoweringError(
-        "random operators inside cond, while_loop, scan or map are not supported: draw the numbers"
-        " outside and pass them in"
-    )
-
-
 def _value(x: object) -> Instruction:
     """A tensor, number or size as an Instruction."""
     if isinstance(x, Instruction):
@@ -71,14 +65,18 @@ def _value(x: object) -> Instruction:
     raise LoweringError(f"{x!r} cannot be an operand of a higher-order operator: pass tensors")
 
 
-def call_graph(module: Graph, operands: Sequence[object]) -> list[Instruction]:
+def call_graph(
+    module: Graph, operands: Sequence[object], seed: Instruction | None = None
+) -> list[Instruction]:
     """The results of a graph applied to `operands`, one per placeholder (sizes are known by their
-    symbols)."""
-    g = module if isinstance(module, FxGraph) else from_fx(module, _random_inside, inner=True)
+    symbols). `seed`: of this turn, if it draws random numbers."""
+    g = module if isinstance(module, FxGraph) else from_fx(module, inner=True)
     values: dict[int, Instruction | Weak] = {}
     for x in g.inputs:
         if isinstance(x.source, torch.Tensor):
             values[id(x.leaf)] = _constant(x.source, x.leaf.shape.dtype)
+        elif x.source is None and seed is not None:
+            values[id(x.leaf)] = seed
         elif isinstance(x.source, int) and isinstance(x.leaf, Leaf):
             values[id(x.leaf)] = _value(operands[x.source])
         else:
@@ -118,13 +116,17 @@ def cond(
     true_graph: Graph,
     false_graph: Graph,
     operands: Sequence[Operand] = (),
+    seed: Operand | None = None,
+    offset: Operand | None = None,
 ) -> tuple[Instruction, ...]:
+    drawn = [] if seed is None else [turn_seeds(seed, offset, promote.constant(0, "s64"))]
     tensors = [_value(o) for o in operands]
-    given = tupled(tensors)
+    given = tupled([*tensors, *drawn])
     branches = []
     for graph in (true_graph, false_graph):
         param = instr("parameter", (), given.shape, index=0)
-        results = call_graph(graph, elements(param, len(tensors)))
+        inner = elements(param, len(tensors) + len(drawn))
+        results = call_graph(graph, inner[: len(tensors)], *inner[len(tensors) :])
         branches.append(Computation("branch", (param,), tupled(results)))
     if branches[0].root.shape != branches[1].root.shape:
         raise LoweringError(
@@ -146,19 +148,27 @@ def while_loop(
     body: Graph,
     carried: Sequence[Operand],
     additional: Sequence[Operand] = (),
+    seed: Operand | None = None,
+    offset: Operand | None = None,
 ) -> tuple[Instruction, ...]:
     start = [_value(x) for x in carried]
     n = len(start)
+    key = [] if seed is None else [_value(seed), _value(offset), promote.constant(0, "s64")]
+    k = len(key)
+
+    def call(graph: Graph, state: Values, stream: int) -> list[Instruction]:
+        return call_graph(graph, state[k:], turn_seeds(*state[:k], stream) if k else None)
 
     def step(*state: Instruction) -> list[Instruction]:
-        return [*call_graph(body, state), *state[n:]]
+        after = [instr("add", (x, promote.constant(1, "s64"))) for x in state[2:k]]
+        return [*state[: min(k, 2)], *after, *call(body, state, 0), *state[k + n :]]
 
     return tuple(
         loop(
-            lambda *state: call_graph(condition, state)[0],
+            lambda *state: call(condition, state, 1)[0],
             step,
-            [*start, *map(_value, additional)],
-        )[:n]
+            [*key, *start, *map(_value, additional)],
+        )[k : k + n]
     )
 
 
@@ -168,14 +178,21 @@ def scan(
     init: Sequence[Operand],
     xs: Sequence[Operand],
     additional: Sequence[Operand] = (),
+    reverse: bool = False,
+    seed: Operand | None = None,
+    offset: Operand | None = None,
 ) -> tuple[Instruction, ...]:
     start, given, fixed = ([_value(x) for x in group] for group in (init, xs, additional))
+    length, count = given[0].dims[0], len(given)
+    if seed is not None:  # of each turn, a slice like the others
+        turns = instr("iota", (), Shape("s64", (length,)), iota_dimension=0)
+        given.append(turn_seeds(seed, offset, turns))
 
     def step(carry: Values, x: Values, rest: Values) -> tuple[Values, Values]:
-        results = call_graph(combine, [*carry, *x, *rest])
+        results = call_graph(combine, [*carry, *x[:count], *rest], *x[count:])
         return results[: len(carry)], results[len(carry) :]
 
-    carry, ys = scan_loop(step, start, given, fixed, given[0].dims[0])
+    carry, ys = scan_loop(step, start, given, fixed, length, reverse)
     return (*carry, *ys)
 
 
@@ -184,13 +201,10 @@ def map_(
     body: Graph,
     xs: Sequence[Operand],
     additional: Sequence[Operand] = (),
+    seed: Operand | None = None,
+    offset: Operand | None = None,
 ) -> tuple[Instruction, ...]:
-    given, fixed = [_value(x) for x in xs], [_value(x) for x in additional]
-
-    def step(carry: Values, x: Values, rest: Values) -> tuple[Values, Values]:
-        return [], call_graph(body, [*x, *rest])
-
-    return tuple(scan_loop(step, [], given, fixed, given[0].dims[0])[1])
+    return scan(body, (), xs, additional, False, seed, offset)
 
 
 # ---- random operators under activation checkpointing: forward saves (seed, offset) where PyTorch

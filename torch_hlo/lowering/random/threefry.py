@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir import Shape, Size, instr
+from torch_hlo.hlo.ir import Instruction, Shape, Size, instr
 from torch_hlo.lowering.core import (
     Expr,
     LoweringError,
@@ -64,19 +64,25 @@ def random_words(
             "a random op was recorded without seed and offset; record it through torch_hlo's"
             " dispatcher"
         )
+    size = Shape("u32", tuple(dims)).size
+    index = reshape(instr("iota", (), Shape("u32", (size,)), iota_dimension=0), tuple(dims))
+    return _words(Expr(index), seed, offset, stream)
+
+
+def turn_seeds(seed: Operand, offset: Operand, turns: Instruction, stream: int = 0) -> Instruction:
+    """Seeds (s64) for the turns with these numbers of a loop that has drawn (seed, offset)."""
+    high, low = _words(Expr(turns).cast("u32"), seed, offset, stream)
+    return (binary("shift-left", high.cast("u64"), 32) | low.cast("u64")).cast("s64").x
+
+
+def _words(index: Expr, seed: Operand, offset: Operand, stream: int) -> tuple[Expr, Expr]:
+    """Two random u32 for each index."""
     seed, offset = (
         v.value if isinstance(v, Weak) else promote.scalar(v, "s64") for v in (seed, offset)
     )
     seed, offset = (
         Expr(promote.cast(reshape(seed, ()), "u64")),
         Expr(promote.cast(reshape(offset, ()), "u64")),
-    )
-    size = Shape("u32", tuple(dims)).size
-    index = Expr(
-        reshape(
-            instr("iota", (), Shape("u32", (size,)), iota_dimension=0),
-            tuple(dims),
-        )
     )
 
     def low(v: Expr) -> Expr:
