@@ -160,3 +160,36 @@ def test_indices_that_the_device_has_computed(how, monkeypatch):
     assert "not in [0, 8)" in str(error.value)
     if how == "recorded":  # without it the nearest row is read; captured functions keep theirs
         assert f(x + 0.4, target).item() > 0
+
+
+def differentiated(w, x):
+    a = w * 2
+    b = (a * x).sqrt()  # here
+    return b.sum()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("how", ["captured", "compile"])
+def test_the_line_of_a_gradient_in_a_graph(how, whole):
+    torch._dynamo.reset()
+    wrap = torch_hlo.compile if how == "captured" else lambda f: torch.compile(f, backend="hlo")
+
+    def step(w, x):
+        loss = differentiated(w, x)
+        loss.backward()
+        return loss.detach()
+
+    f = wrap(step if whole else differentiated)
+
+    def run():
+        loss = f(w, x)
+        if not whole:
+            loss.backward()
+        torch_hlo.sync()
+
+    w, x = torch.ones(2, device="hlo").requires_grad_(), torch.ones(2, device="hlo")
+    for _ in range(3):
+        run()
+    with torch.no_grad():
+        w.fill_(0), x.fill_(0)
+    assert f"{line(differentiated, '# here')}, in the backward pass from" in found(run)

@@ -19,7 +19,6 @@ that neither is an argument nor was made by the graph.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,8 +26,8 @@ import torch
 from torch import fx
 
 from torch_hlo import config, log, metrics
+from torch_hlo.lazy.ops.higher_order import Lines, lines_wanted
 from torch_hlo.lazy.record import generator, pending, session, tracing
-from torch_hlo.lowering.fx.fx_graph import source_line
 from torch_hlo.pytorch import participants
 
 from .recording import Recording, Unsuitable, Watching
@@ -36,27 +35,6 @@ from .signature import Given, Signature
 
 KINDS = 16  # recordings that are kept: other forms of arguments, other answers
 TRIES = 3  # calls of no use, after which none is tried
-
-
-class _Lines(fx.Interpreter):
-    """Runs a graph, and says of each of its operations which line of the user's it came from."""
-
-    def run_node(self, n: fx.Node) -> Any:
-        here = session.current().here
-        outer, here.line, here.module = here.line, source_line(n), _module(n)
-        try:
-            return super().run_node(n)
-        finally:
-            here.line, here.module = outer, ""
-
-
-def _module(n: fx.Node) -> str:
-    """The path of the module that an operation was called in: `layers.0.fc`."""
-    stack = [*(n.meta.get("nn_module_stack") or {}).values()]
-    if not stack:
-        return ""
-    path, kind = stack[-1]
-    return re.sub(r"^[LG]\['\w+'\]\.?", "", path) or getattr(kind, "__name__", str(kind))
 
 
 class DeviceGraph:
@@ -82,10 +60,8 @@ class DeviceGraph:
         # what a recording leaves out may differ on the ranks of a process group
         started = state.here.started and state.journal is None
         started = started and not generator.default.inside  # a loop's body is being recorded
-        nan = config.get("NAN")
-        if nan or self.tries >= TRIES or not started or self._observed():
-            lines = nan or state.sources
-            return (_Lines(self.graph_module).run if lines else self.plain)(*args)
+        if config.get("NAN") or self.tries >= TRIES or not started or self._observed():
+            return (Lines(self.graph_module).run if lines_wanted() else self.plain)(*args)
         given = Given(self.signature, self.signature.brought(args))
         for recording in self.recordings:
             storages = recording.serves(given)
@@ -136,7 +112,7 @@ class DeviceGraph:
             try:
                 with session.use(watch, everywhere=False):
                     if session.current().sources:
-                        return list(_Lines(self.signature.module).run(*args)), watch
+                        return list(Lines(self.signature.module).run(*args)), watch
                     return list(self.signature.run(*args)), watch
             except TypeError:
                 if plain or not numbers:

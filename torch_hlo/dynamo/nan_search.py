@@ -3,6 +3,7 @@ lazy/run/nan_checks.py for those of the device."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from torch_hlo.lazy.run.nan_checks import can_be_nan, statistics
 from torch_hlo.lowering.fx.fx_graph import source_line
+from torch_hlo.pytorch.operators import HigherOrderOperator
 
 
 def searched(graph_module: fx.GraphModule, run: Callable[[list], Any]) -> Callable[[list], Any]:
@@ -39,7 +41,30 @@ def _nan(values: Any) -> Iterator[bool]:
 
 
 class _Search(fx.Interpreter):
-    """Raises FloatingPointError at the first operation that makes a NaN of operands without."""
+    """Raises FloatingPointError at the first operation that makes a NaN of operands without.
+    `where`: in which turn of a loop."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.where, self.extra_traceback = "", False  # the line is named
+
+    def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
+        """Functions of loops and branches are searched, too."""
+        if isinstance(target, HigherOrderOperator):
+            args = tuple(map(self._inner, itertools.repeat(target), args))
+        return super().call_function(target, args, kwargs)
+
+    def _inner(self, operator: HigherOrderOperator, function: Any) -> Any:
+        if not isinstance(function, fx.GraphModule):
+            return function
+        search, turns = _Search(function), itertools.count(1)
+
+        def run(*args: Any) -> Any:
+            turn = "a branch" if operator.name() == "cond" else f"turn {next(turns)}"
+            search.where = f", in {turn} of {operator.name()}{self.where}"
+            return search.run(*args)
+
+        return run
 
     def run_node(self, n: fx.Node) -> Any:
         operands: Sequence[Any] = [self.env[x] for x in n.all_input_nodes]
@@ -48,6 +73,6 @@ class _Search(fx.Interpreter):
         if was or n.op != "call_function" or not any(_nan(result)):
             return result
         line = source_line(n)
-        lines = [f"{n.target} makes a NaN" + (f" at {line}" if line else "")]
+        lines = [f"{n.target} makes a NaN" + (f" at {line}" if line else "") + self.where]
         lines += [f"  given {statistics(x)}" for x in operands if isinstance(x, torch.Tensor)]
         raise FloatingPointError("\n".join(lines))

@@ -21,12 +21,22 @@ def _communication(op: OpOverload) -> Callable | None:
     return distributed_ops.handler(op)
 
 
+_LOOPS = ("associative_scan", "cond", "map_impl", "scan", "while_loop")
+
+
+def _higher_order(name: str, *args: object) -> object:
+    """PyTorch's own loops and branches. What records them imports sympy: not before it is used."""
+    from .ops import higher_order
+
+    return higher_order.call(name, args)
+
+
 def register() -> None:
     """Register "hlo" with PyTorch."""
     global _done
     if _done:
         return
-    from torch_hlo.pytorch import imports, patches, quick_operators, registration
+    from torch_hlo.pytorch import imports, operators, patches, quick_operators, registration
 
     from . import device_module
 
@@ -37,7 +47,7 @@ def register() -> None:
     from torch_hlo.lazy.run.device_engine import DeviceEngine
 
     from .aten import dispatch
-    from .ops import composites, encoder, higher_order, optimizer_state
+    from .ops import composites, encoder, optimizer_state
     from .record import exchange, generator, handlers, inference, serialization, session, tensor
 
     engine = session.current().engine = DeviceEngine()
@@ -53,7 +63,7 @@ def register() -> None:
     serialization.register()
     exchange.register()
     composites.register()
-    higher_order.register()
+    operators.implement(_LOOPS, tensor.HloTensor, _higher_order)
     quick_operators.register(tensor.HloTensor)
     optimizer_state.register()
     imports.spare_dynamo()

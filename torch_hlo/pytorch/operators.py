@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -53,11 +53,12 @@ def integers(op: OpOverload) -> dict[str, str]:
     return {name: kind for kind, name in found}
 
 
-def implement(table: dict[str, Callable], kind: type[torch.Tensor]) -> None:
-    """Let higher-order operators of these names call these functions for tensors of class `kind`,
-    below autograd."""
-    for name, function in table.items():
-        getattr(torch.ops.higher_order, name).py_impl(kind)(function)
+def implement(names: Iterable[str], kind: type[torch.Tensor], function: Callable) -> None:
+    """Let higher-order operators of these names call `function(name, *arguments)` for tensors of
+    class `kind`, below autograd."""
+    for name in names:
+        if (op := getattr(torch.ops.higher_order, name, None)) is not None:
+            op.py_impl(kind)(functools.partial(function, name))
 
 
 def decompositions() -> dict[OpOverload, Callable]:

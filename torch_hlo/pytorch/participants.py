@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.autograd.forward_ad
+from torch.utils import _pytree as pytree
 
 from .registration import PLACE
 
@@ -22,6 +23,9 @@ without_dispatch = torch._C._DisableTorchDispatch
 in_transform = torch._C._are_functorch_transforms_active
 # whether the backward pass under way leaves the graph as it is
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+
+# grows with each operation that autograd notes, in this thread
+sequence_number = torch._C._autograd._get_sequence_nr
 
 _Keys, _Key = torch._C.DispatchKeySet, torch._C.DispatchKey
 _AUTOCAST = _Keys(_Key.AutocastPrivateUse1) | _Keys(torch._C._parse_dispatch_key("AutocastXLA"))
@@ -133,6 +137,21 @@ def forward_trace() -> Sequence[str]:
     does)."""
     node = torch._C._current_autograd_node()
     return () if node is None else node.metadata.get("traceback_", ())
+
+
+def set_forward_trace(values: object, line: str, since: int) -> None:
+    """Let `forward_trace` say `line` ("file:12") in the backward passes of what was noted from the
+    number `since` on for these values: what Python's stack says in a graph is of no use."""
+    file, _, number = line.rpartition(":")
+    left = [getattr(x, "grad_fn", None) for x in pytree.tree_leaves(values)]
+    while left:
+        node = left.pop()
+        # what accumulates gradients has the greatest number
+        if node is not None and since <= node._sequence_nr() < sequence_number():
+            text = [f'  File "{file}", line {number}, in a graph']
+            if node.metadata.get("traceback_") != text:
+                node.metadata["traceback_"] = text
+                left += [x for x, _ in node.next_functions]
 
 
 def saved_tensors_hooks() -> object:

@@ -87,16 +87,23 @@ def _patch_shape_functions() -> None:
 
 def _patch_inductor() -> None:
     """torch.compile without a name of a back end asks Inductor, which writes no code for this
-    device: what it would be asked for is compiled as with backend="hlo"."""
+    device: what it would be asked for is compiled as with backend="hlo". Whichever back end is
+    asked, as by `cond` and `while_loop` called alone, Dynamo gets to know this device's tensors."""
     inductor = torch._TorchCompileInductorWrapper
-    make, original = inductor.__init__, inductor.__call__
+    original = inductor.__call__
 
-    @functools.wraps(make)
-    def made(self: object, *args: object, **kwargs: object) -> None:
-        from torch._dynamo.backends.registry import lookup_backend
+    def knowing(make: Callable) -> Callable:
+        @functools.wraps(make)
+        def made(*args: object, **kwargs: object) -> None:
+            from torch._dynamo.backends.registry import lookup_backend
 
-        make(self, *args, **kwargs)
-        lookup_backend(NAME)  # with it Dynamo gets to know this device's tensors
+            make(*args, **kwargs)
+            lookup_backend(NAME)
+
+        return made
+
+    for wrapper in (inductor, torch._TorchCompileWrapper):
+        wrapper.__init__ = knowing(wrapper.__init__)
 
     @functools.wraps(original)
     def compile_graph(self: object, graph: torch.fx.GraphModule, inputs: Sequence) -> Callable:
@@ -107,7 +114,7 @@ def _patch_inductor() -> None:
 
         return lookup_backend(NAME)(graph, inputs)
 
-    inductor.__init__, inductor.__call__ = made, compile_graph
+    inductor.__call__ = compile_graph
 
 
 def _patch_backward(tensor_class: type) -> None:

@@ -3,16 +3,56 @@ torch._higher_order_ops, alone and in graphs of Dynamo's. Their gradients are Py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, fx
 
-from torch_hlo.lazy.record import HloTensor
-from torch_hlo.pytorch import operators
+from torch_hlo import config
+from torch_hlo.lazy.record import session
+from torch_hlo.lowering.fx.fx_graph import source_line
+from torch_hlo.pytorch import participants
+from torch_hlo.pytorch.graphs import dense_kernel
 
 from . import control
 
 Tensors = Sequence[Tensor]
+
+
+class Lines(fx.Interpreter):
+    """Runs a graph, and says of each of its operations which line of the user's it came from."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        here = session.current().here
+        outer, here.line, here.module = here.line, source_line(n), _module(n)
+        since = participants.sequence_number()
+        try:
+            result = super().run_node(n)
+            if torch.is_anomaly_enabled() and here.line:
+                participants.set_forward_trace(result, here.line, since)
+            return result
+        finally:
+            here.line, here.module = outer, ""
+
+
+def _module(n: fx.Node) -> str:
+    """The path of the module that an operation was called in: `layers.0.fc`."""
+    stack = [*(n.meta.get("nn_module_stack") or {}).values()]
+    if not stack:
+        return ""
+    path, kind = stack[-1]
+    return re.sub(r"^[LG]\['\w+'\]\.?", "", path) or getattr(kind, "__name__", str(kind))
+
+
+def lines_wanted() -> bool:
+    return session.current().sources or config.get("NAN")
+
+
+def _lined(x: Any) -> Any:
+    """What runs a graph among the arguments of an operation."""
+    return Lines(x).run if isinstance(x, fx.GraphModule) and lines_wanted() else x
 
 
 def _cond(predicate: Tensor, true_fn: Callable, false_fn: Callable, given: Tensors = ()) -> Tensors:
@@ -38,6 +78,19 @@ def _map(body: Callable, xs: Tensors, fixed: Tensors = ()) -> Tensors:
     return _scan(body, [], xs, fixed)
 
 
-def register() -> None:
-    table = {"cond": _cond, "while_loop": _while, "scan": _scan, "map_impl": _map}
-    operators.implement(table, HloTensor)
+def _associative_scan(*args: Any) -> Any:
+    return dense_kernel(torch.ops.higher_order.associative_scan)(*args)
+
+
+RULES = {
+    "associative_scan": _associative_scan,
+    "cond": _cond,
+    "map_impl": _map,
+    "scan": _scan,
+    "while_loop": _while,
+}
+
+
+def call(name: str, args: Sequence) -> Any:
+    """What the operator of this name does with tensors of the device."""
+    return RULES[name](*map(_lined, args))

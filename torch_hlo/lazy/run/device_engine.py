@@ -102,7 +102,7 @@ class DeviceEngine(Engine):
         self.refused: WeakKeyDictionary[Storage, Out] = WeakKeyDictionary()
         self.told: set[str] = set()  # one warning for each error
         # with TORCH_HLO_NAN=1: what looks at steps, those that have run, and whether it does now
-        self.judge: Callable[[list[Binding]], nan_checks.Step] = nan_checks.Step
+        self.judge: Callable[[list[Out]], nan_checks.Step] = nan_checks.Step
         self.unchecked: list[nan_checks.Step] = []
         self.checking = False
         # Protects `readers` of all memory. Of its own and reentrant: the collector may close a
@@ -363,7 +363,7 @@ class DeviceEngine(Engine):
             # the same program results from the same operations, whichever was written first
             bindings.sort()
             checks = config.get("NAN")
-            step = self.judge(bindings) if checks and not self.checking else None
+            step = self.judge([b[3] for b in bindings]) if checks and not self.checking else None
             try:
                 self._submit(bindings, self._plan(bindings, donate=whole and not checks), start)
             except Exception as error:

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from torch_hlo import config
 from torch_hlo.lazy.aten import dispatch
-from torch_hlo.lazy.record import Array, Binding, Number, aten, fresh, session
+from torch_hlo.lazy.record import Array, Number, aten, fresh, session
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.views import HOST_OPS
 from torch_hlo.lazy.run import nan_checks
@@ -89,8 +89,8 @@ class Step(nan_checks.Step):
     """A step whose results are to be compared; whole numbers only where the step is an `alone`
     operation: elsewhere they may follow from rounding."""
 
-    def __init__(self, bindings: Sequence[Binding], found: Found, alone: bool) -> None:
-        super().__init__(bindings)
+    def __init__(self, values: Sequence[nan_checks.Value], found: Found, alone: bool) -> None:
+        super().__init__(values)
         self.found, self.alone = found, alone
 
     def check(self) -> None:

@@ -6,21 +6,26 @@
 Steps run as they always do, but overwrite nothing. When a step has a NaN among its results, a
 second program says of each of its operations which results have one: the first operation that makes
 one of operands without is what is looked for. Infinities are taken for results like others, but
-named where a NaN follows from them."""
+named where a NaN follows from them. Loops and branches are run again, a turn at a time."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torch_hlo.hlo.ir import Shape
-from torch_hlo.lazy.record import Array, Binding, HloTensor, fresh, session
+from torch_hlo.lazy.record import Array, HloTensor, fresh, read, session
 from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lowering.core import HLO_TO_TORCH, TORCH_TO_HLO, Node, Out
+from torch_hlo.pytorch.registration import PLACE
 
 from .fingerprint import collect
+
+if TYPE_CHECKING:
+    from torch_hlo.lowering.fx.fx_graph import FxGraph
 
 Value = Out | Array
 
@@ -28,9 +33,9 @@ Value = Out | Array
 class Step:
     """A step that is about to run: its operations, in order, and its results."""
 
-    def __init__(self, bindings: Sequence[Binding]) -> None:
-        self.results = [b[3] for b in bindings if type(b[3]) is Out]
-        self.nodes = collect(self.results).nodes
+    def __init__(self, values: Sequence[Value], where: str = "in this step") -> None:
+        self.results = [x for x in values if type(x) is Out and x.array is None]
+        self.nodes, self.where = collect(self.results).nodes, where
 
     def check(self) -> None:
         """Raise FloatingPointError if a result has a NaN. The step has run."""
@@ -47,6 +52,10 @@ class Step:
         for node in self.nodes:
             bad = [i for i in range(len(node.outs)) if nan.get((id(node), i))]
             if bad and not any(_has(x, nan, torch.isnan) for x in operands(node)):
+                for where, results in _turns(node):
+                    kept = [*map(_make, results)]  # whatever has no NaN is computed, too
+                    Step(results, where).check()
+                    del kept
                 return self._describe(node, made[id(node), bad[0]], made)
         leaf = next(x for n in self.nodes for x in operands(n) if _has(x, nan, torch.isnan))
         return f"{describe(leaf)}, which the step reads, was NaN before it"
@@ -55,7 +64,7 @@ class Step:
         count = int(result.isnan().sum())
         lines = [
             f"{name(node)} makes {count} NaN of {result.numel()} numbers{_at(node)}"
-            f" (operation {self.nodes.index(node) + 1} of {len(self.nodes)} in this step)"
+            f" (operation {self.nodes.index(node) + 1} of {len(self.nodes)} {self.where})"
         ]
         lines += [f"  given {_statistics(x)}" for x in operands(node)]
         infinite = dict(zip(made, _any([*made.values()], torch.isinf)))
@@ -79,13 +88,59 @@ class Step:
 
 def _tensor(value: Value) -> HloTensor | None:
     """A tensor of a value; None if it cannot be NaN, or holds no numbers."""
-    array, form = value.array if type(value) is Out else value, shape(value)
-    if form is None or not form.nbytes:
+    form = shape(value)
+    if form is None or not form.nbytes or not can_be_nan(HLO_TO_TORCH[form.dtype]):
         return None
-    dtype = HLO_TO_TORCH[form.dtype]
-    if not can_be_nan(dtype):
-        return None
-    return fresh(metas.contiguous(form.dims, dtype), value if array is None else array)
+    return _make(value)
+
+
+def _make(value: Value) -> HloTensor:
+    form, array = shape(value), value.array if type(value) is Out else value
+    meta = metas.contiguous(form.dims, HLO_TO_TORCH[form.dtype])
+    return fresh(meta, value if array is None else array)
+
+
+def _turns(node: Node) -> Iterator[tuple[str, list[Value]]]:
+    """The results of each run of a function in a loop or a branch, and which run it is. Of one that
+    draws random numbers there are none: each turn has its own."""
+    what, args = name(node), node.args
+    if "seed" in node.kwargs:
+        return
+    if what == "cond":
+        chosen = args[1 if _make(args[0]).item() else 2]
+        yield f"in a branch of cond{_at(node)}", _applied(chosen, args[3])
+    elif what == "while_loop":
+        test, body, state, more = args
+        for turn in itertools.count(1):
+            if not _make(_applied(test, [*state, *more])[0]).item():
+                return
+            state = _applied(body, [*state, *more])
+            yield f"in turn {turn} of while_loop{_at(node)}", state
+    elif what == "scan":
+        body, state, xs, more, *reverse = args
+        turns = range(shape(xs[0]).dims[0])
+        for turn in reversed(turns) if any(reverse) else turns:
+            at = torch.tensor([turn]).to(PLACE.device)  # one program for all turns
+            slices = [read(_make(x).index_select(0, at).squeeze(0)) for x in xs]
+            results = _applied(body, [*state, *slices, *more])
+            yield f"in turn {turn + 1} of scan{_at(node)}", results
+            state = results[: len(state)]
+
+
+def _applied(graph: FxGraph, given: Sequence[Value]) -> list[Value]:
+    """A recorded function's results for these operands."""
+    values = {id(x.leaf): given[x.source] for x in graph.inputs}
+    made: dict[Node, Node] = {}
+
+    def value(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return [*map(value, x)]
+        return Out(made[x.node], x.index) if type(x) is Out else values.get(id(x), x)
+
+    for n in graph.nodes:
+        kwargs = {k: value(v) for k, v in n.kwargs.items()}
+        made[n] = Node(n.target, tuple(map(value, n.args)), kwargs, n.outs, n.source)
+    return [value(x) for x, _ in graph.outputs]
 
 
 def can_be_nan(dtype: torch.dtype) -> bool:
