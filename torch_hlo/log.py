@@ -59,7 +59,7 @@ def source() -> str:
         if (
             not name.startswith(("torch.", "torch_hlo."))
             and name not in ("torch", "torch_hlo")
-            and not file.startswith(_OURS)
+            and not file.startswith(OURS)
         ):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
@@ -67,4 +67,4 @@ def source() -> str:
 
 
 # the command line, Python's `with`, and code that Dynamo has written
-_OURS = (os.path.join(os.path.dirname(__file__), ""), contextlib.__file__, "<")
+OURS = (os.path.join(os.path.dirname(__file__), ""), contextlib.__file__, "<")

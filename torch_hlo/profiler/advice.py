@@ -11,6 +11,7 @@ from torch_hlo import metrics
 from .timeline import Span, Timeline
 
 OFTEN = 0.4  # of all steps
+READS = {"read that cuts the step": "cuts", "read": "waits for"}  # names of spans
 FEW = 5  # steps from which there is a rule to see
 
 
@@ -47,19 +48,20 @@ def advise(
 def _reads(
     spans: Sequence[Span], steps: int, compiles: Sequence[metrics.Compile], wall: float
 ) -> Iterator[Advice]:
-    reads = [s for s in spans if s.name == "read that cuts the step"]
-    for line, n in Counter(s.line for s in reads).items():
-        if n >= FEW and n >= OFTEN * steps:
-            spent = sum(s.seconds for s in reads if s.line == line)
-            spent -= sum(c.seconds for c in compiles if c.where == line)
-            yield Advice(
-                f"A read at {line} cuts every step",
-                f"{n} reads in {steps} steps, and Python is {_s(spent)} there. Read every 100th"
-                " step, or keep the tensor (`losses.append(loss.detach())`) and read it at the"
-                " end.",
-                line,
-                spent / wall,
-            )
+    for name, does in READS.items():
+        reads = [s for s in spans if s.name == name]
+        for line, n in Counter(s.line for s in reads).items():
+            if n >= FEW and n >= OFTEN * steps:
+                spent = sum(s.seconds for s in reads if s.line == line)
+                spent -= sum(c.seconds for c in compiles if c.where == line)
+                yield Advice(
+                    f"A read at {line} {does} every step",
+                    f"{n} reads in {steps} steps, and Python is {_s(spent)} there. Read every"
+                    " 100th step, or keep the tensor (`losses.append(loss.detach())`) and read it"
+                    " at the end.",
+                    line,
+                    spent / wall,
+                )
 
 
 def _compiles(compiles: Sequence[metrics.Compile], wall: float) -> Iterator[Advice]:

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
+from torch_hlo import log
 from torch_hlo.hlo.ir import Dim, Shape, Size
 from torch_hlo.lowering.core import Leaf, Lift, LoweringError, Node, Out, is_random, look
 from torch_hlo.pytorch.graphs import with_effects
@@ -343,13 +344,8 @@ CHECKS = {
 def source_line(n: fx.Node) -> str:
     """`file.py:12` of the user's line, from the stack trace that Dynamo recorded."""
     trace = n.meta.get("stack_trace") or ""
-    line = next(
-        (x.strip() for x in reversed(trace.splitlines()) if x.strip().startswith('File "')),
-        "",
-    )
-    parts = line.split('"')
-    return (
-        f"{parts[1]}:{parts[2].split(',')[1].strip().removeprefix('line ')}"
-        if len(parts) > 2
-        else ""
-    )
+    for line in reversed(trace.splitlines()):
+        parts = line.strip().split('"')
+        if parts[0] == "File " and not parts[1].startswith(log.OURS):
+            return f"{parts[1]}:{parts[2].split(',')[1].strip().removeprefix('line ')}"
+    return ""
