@@ -173,3 +173,17 @@ def test_a_wide_and_deep_graph_is_linear():
     start = time.process_time()
     collect([values[-1]])
     assert time.process_time() - start < 1.0
+
+
+def test_a_graph_is_no_circle():
+    """What it holds is let go of at once: steps of new sizes would keep all their inputs."""
+    x = leaf()
+    array = weakref.ref(x)
+    gc.disable()
+    try:
+        graph = collect([node(aten.add.Tensor, x, [x])])
+        assert graph.leaves == [x]
+        del graph, x
+        assert array() is None
+    finally:
+        gc.enable()

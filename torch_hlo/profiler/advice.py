@@ -36,7 +36,7 @@ def advise(
     """What to change, most important first; what has a line before what follows from it."""
     wall = max(seconds, 1e-9)
     found = [
-        *_reads(spans, timeline.steps, compiles, wall),
+        *_reads(spans, compiles, wall),
         *_compiles(compiles, wall),
         *_leaks(timeline),
         *_busy(spans, wall),
@@ -46,8 +46,12 @@ def advise(
 
 
 def _reads(
-    spans: Sequence[Span], steps: int, compiles: Sequence[metrics.Compile], wall: float
+    spans: Sequence[Span], compiles: Sequence[metrics.Compile], wall: float
 ) -> Iterator[Advice]:
+    marks = Counter(s.line for s in spans if s.name in ("mark_step", "sync"))
+    programs = Counter(s.name for s in spans if s.track == "programs")
+    # a captured function, or a step that is read at several lines, are several programs
+    steps = max((marks or programs).values(), default=0)
     for name, does in READS.items():
         reads = [s for s in spans if s.name == name]
         for line, n in Counter(s.line for s in reads).items():
@@ -71,12 +75,13 @@ def _compiles(compiles: Sequence[metrics.Compile], wall: float) -> Iterator[Advi
             alike.setdefault((c.kind, c.line, c.advice), []).append(c)
     for (kind, line, text), found in alike.items():
         spent = sum(c.seconds for c in found)
-        if len(found) > 1 or spent > 0.1 * wall and text:
+        # one for another size, or for other operations, may be a second program of the script
+        if len(found) > 1 or not text and spent > 0.1 * wall:
             at = f" at {line}" if line else ""
+            text = text or "Few such compiles are right; many mean that a size follows no rule."
             yield Advice(
                 f"{len(found)} compiles{at}: {kind}",
-                f"{text or 'Few are right; many mean that sizes follow no rule.'} They took"
-                f" {_s(spent)}. The last one: {found[-1].text}",
+                f"{text} They took {_s(spent)}. The last one: {found[-1].text}",
                 line,
                 spent / wall,
             )

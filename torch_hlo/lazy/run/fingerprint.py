@@ -50,6 +50,7 @@ class Graph:
         self.numbers: list[Number] = []
         encoder = _Encoder(position, self.leaves, self.numbers)
         self.node_keys = tuple(map(encoder.node, nodes))
+        encoder.table.clear()  # a circle, which would hold the arrays until it is collected
         roots = tuple(position[id(o.node)] << INDEX_BITS | o.index for o in outputs)
         self.key = (self.node_keys, tuple(leaf.shape for leaf in self.leaves), roots)
 
