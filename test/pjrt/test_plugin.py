@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -71,6 +72,45 @@ def test_donated_memory_is_written_to():
     assert x.is_deleted() and y.unsafe_buffer_pointer() == where
     with pytest.raises(RuntimeError, match="deleted"):
         x + 1
+
+
+def busy(x, turns=60):
+    return jax.lax.fori_loop(0, turns, lambda i, y: jnp.tanh(y @ y), x)
+
+
+def test_python_goes_on_while_a_program_runs():
+    f = jax.jit(busy)
+    x = jnp.full((500, 500), 0.1)
+    f(x).block_until_ready()
+    counted = [0]
+
+    def count():
+        while not y.is_ready():
+            counted[0] += 1
+
+    y = f(x)
+    assert not y.is_ready()
+    thread = threading.Thread(target=count)
+    thread.start()
+    y.block_until_ready()
+    thread.join()
+    assert counted[0] > 1000
+    np.testing.assert_allclose(y, on_cpu(busy, np.full((500, 500), 0.1, np.float32)), rtol=1e-5)
+
+
+def test_programs_in_flight_run_in_order():
+    """More than may be in flight; donated arrays, copies and reads between them."""
+    step = jax.jit(lambda x, y: (x + y, jnp.flip(y) + 1), donate_argnums=(0, 1))
+    x, y = jnp.zeros(1 << 18), jnp.ones(1 << 18)
+    jax.block_until_ready(step(x + 0, y + 0))
+    seen = []
+    for i in range(30):
+        x, y = step(x, y)
+        if i % 7 == 0:
+            seen.append((i, np.asarray(x), jax.device_put(x, jax.devices("cpu")[0])))
+    assert float(y[0]) == 31 and float(x[-1]) == sum(range(1, 31))
+    for i, *views in seen:
+        assert all((np.asarray(v) == sum(range(1, i + 2))).all() for v in views)
 
 
 def test_donated_memory_that_is_looked_at_is_not():
@@ -156,11 +196,11 @@ def test_what_cannot_be_compiled_names_the_call():
 
 def test_every_function_has_an_entry():
     from torch_hlo.device.pjrt.pjrt_structs import FUNCTIONS, HEAD
-    from torch_hlo.pjrt.functions import Table
+    from torch_hlo.pjrt.functions import table
 
-    table = Table()
-    assert all(table.words[HEAD // 8 + i] for i in range(len(FUNCTIONS)))
-    assert table.words[0] == ctypes.sizeof(table.words)
+    words = table().words
+    assert all(words[HEAD // 8 + i] for i in range(len(FUNCTIONS)))
+    assert words[0] == ctypes.sizeof(words)
 
 
 def test_programs_are_serialized():
@@ -212,7 +252,9 @@ def test_shardings_on_virtual_devices():
 def test_the_process_ends_cleanly():
     text = (
         "import jax, torch_hlo.pjrt; torch_hlo.pjrt.initialize()\n"
-        "x = jax.jit(lambda x: x + 1)(1.0); print(x, x.devices())"
+        "x = jax.jit(lambda x: x + 1)(1.0); print(x, x.devices())\n"
+        "y = jax.numpy.full((400, 400), 0.1)\n"
+        "z = jax.jit(lambda y: jax.lax.fori_loop(0, 99, lambda i, y: y @ y * y, y))(y)  # runs on"
     )
     done = subprocess.run(
         [sys.executable, "-c", text],

@@ -6,6 +6,7 @@ Memory is the host's: JAX reads an array where it is, without a copy.
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 from typing import Any
 
 from torch_hlo.device import runtime
@@ -14,47 +15,78 @@ from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
 from torch_hlo.hlo.ir import DTYPES, Shape
 
 from .client import client
-from .functions import implements
-from .objects import Object, PluginError
+from .functions import implements, table
+from .launches import launches
+from .objects import WORDS, Object, PluginError
 
+_EVENT, _DELETED, _POINTER, _DEVICE_POINTER = (
+    WORDS["buffer"][name] for name in ("event", "is_deleted", "buffer_pointer", "device_memory_ptr")
+)
+_IS_READY = 8 * WORDS["event"]["is_ready"]
 TYPES = {number: name for name, number in BUFFER_TYPES.items()}
 
 
-class Array(Object):
-    """A buffer on device number `device`."""
+@lru_cache(maxsize=1024)
+def _like(shape: Shape, device: int) -> Object:
+    """What all arrays of this shape there have in common."""
+    here, made = client(), Object("buffer")
+    dims = made.keep((ctypes.c_int64 * max(shape.rank, 1))(*shape.dims))
+    order = made.keep((ctypes.c_int64 * max(shape.rank, 1))(*range(shape.rank)[::-1]))
+    made.set(
+        type=BUFFER_TYPES[shape.dtype],
+        dims=dims,
+        num_dims=shape.rank,
+        unpadded_dims=dims,
+        minor_to_major=order,
+        minor_to_major_size=shape.rank,
+        on_device_size_in_bytes=shape.nbytes,
+        device=here.devices[device].address,
+        memory=here.memories[device].address,
+        is_on_cpu=1,
+        event=here.ready.address,
+    )
+    del Object.alive[made.address]
+    return made
 
-    def __init__(self, shape: Shape, memory: Memory, device: int) -> None:
-        super().__init__("buffer")
+
+class Array(Object):
+    """A buffer on device number `device`. `event`: where the program that computes it has run, 0
+    when it is there."""
+
+    def __init__(self, shape: Shape, memory: Memory, device: int, event: int = 0) -> None:
+        like = _like(shape, device)
+        self.kind, self.kept, self.words = "buffer", like.kept, like.words[:]
+        self.address = self.words.buffer_info()[0]
         self.shape, self.device, self.readers = shape, device, 0
         self.memory: Memory | None = memory
-        here = client()
-        dims = self.keep((ctypes.c_int64 * max(shape.rank, 1))(*shape.dims))
-        order = self.keep((ctypes.c_int64 * max(shape.rank, 1))(*range(shape.rank)[::-1]))
-        self.set(
-            type=BUFFER_TYPES[shape.dtype],
-            dims=dims,
-            num_dims=shape.rank,
-            unpadded_dims=dims,
-            minor_to_major=order,
-            minor_to_major_size=shape.rank,
-            on_device_size_in_bytes=shape.nbytes,
-            device=here.devices[device].address,
-            memory=here.memories[device].address,
-            is_on_cpu=1,
-            event=here.ready.address,
-            buffer_pointer=memory.address,
-            device_memory_ptr=memory.address,
-        )
+        self.words[_POINTER] = self.words[_DEVICE_POINTER] = memory.address
+        self.event = event
+        if event:
+            self.words[_EVENT] = event
+            table().hold(event, 1)
+        self.alive[self.address] = self
 
     def delete(self) -> None:
-        self.memory = None
-        self.set(is_deleted=1)
+        """Its memory goes when nobody looks at it from outside any more."""
+        self.words[_DELETED] = 1
+        if not self.readers:
+            self.memory = None
 
     def released(self) -> None:
         self.memory = None
+        if self.event:
+            table().hold(self.event, -1)
 
     def used(self) -> Memory:
-        if self.memory is None:
+        """Its memory, when the values are there."""
+        memory = self.held()
+        if self.event and not ctypes.c_uint64.from_address(self.event + _IS_READY).value:
+            launches().drain()
+        return memory
+
+    def held(self) -> Memory:
+        """Its memory, for programs: they run in order."""
+        if self.memory is None or self.words[_DELETED]:
             raise PluginError(
                 PluginError.INVALID_ARGUMENT, f"Array of {self.shape} has been deleted or donated."
             )
@@ -155,7 +187,10 @@ def _hold(args: Any) -> None:
 
 @implements("Buffer_DecreaseExternalReferenceCount")
 def _release(args: Any) -> None:
-    array(args.buffer).readers -= 1
+    found = array(args.buffer)
+    found.readers -= 1
+    if found.words[_DELETED]:
+        found.delete()
 
 
 @implements("Buffer_ToHostBuffer")

@@ -25,7 +25,7 @@ class Client:
 
     def __init__(self) -> None:
         count = config.get("CPU_DEVICES")
-        self.ready = Object("event", is_ready=1)
+        self.ready = Object("event", is_ready=1, listeners=1, holders=1 << 60)  # of what is there
         self.topology = Object("topology", platform_name=PLATFORM, platform_version=_version())
         self.devices = [Object("device") for _ in range(count)]
         self.memories = [Object("memory") for _ in range(count)]

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import re
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -32,7 +33,8 @@ from torch_hlo.tools.execute import flat
 
 from .arrays import Array, array
 from .client import Client, client
-from .functions import implements
+from .functions import implements, table
+from .launches import launches
 from .objects import CALLBACK, Object, PluginError, named_values
 from .options import CompileOptions
 
@@ -97,22 +99,27 @@ class LoadedExecutable(Object):
             serialized_device_assignment_deleter=_KEEP_IT,
         )
 
-    def run(self, rows: list[list[Array]], kept: set[int]) -> list[list[Array]]:
-        """On each device: arrays in, arrays out. The inputs `kept` must not be overwritten."""
+    def run(self, rows: list[list[Array]], kept: Sequence[int]) -> tuple[list[list[Array]], int]:
+        """On each device: arrays in, arrays out, and the event that they are there. The inputs
+        `kept` must not be overwritten."""
         ready = [self._buffers(row, kept) for row in rows]
         ins, outs = [r[0] for r in ready], [r[1] for r in ready]
         if len(rows) == 1:
-            self.program.run(ins[0], outs[0])
+            event = launches().launch(self.program, ins[0], outs[0])
         else:
+            launches().drain()
             multi_device.run_devices(self.program, ins, outs, self.options.replicas)
+            event = client().ready.address
         for row in rows:
             for i in self.aliases.values():
                 if i not in kept:
                     row[i].delete()
-        return [
-            [Array(b.shape, b.memory, device) for b in row]
+        pending = event if event != client().ready.address else 0
+        made = [
+            [Array(b.shape, b.memory, device, pending) for b in row]
             for row, device in zip(outs, self.options.devices)
         ]
+        return made, event
 
     def stablehlo(self) -> str:
         """StableHLO text; its header says how whole arrays are cut, which JAX asks for."""
@@ -132,17 +139,20 @@ class LoadedExecutable(Object):
         body = text.partition("{\n")[2]
         return f"module @{name} attributes {{{attributes}}} {{\n{body}"
 
-    def _buffers(self, row: Sequence[Array], kept: set[int]) -> tuple[list[Buffer], list[Buffer]]:
+    def _buffers(
+        self, row: Sequence[Array], kept: Sequence[int]
+    ) -> tuple[list[Buffer], list[Buffer]]:
         """Memory of the inputs and outputs; of an aliased pair it is the same, and a copy where the
         input's must stay as it is."""
-        ins = [Buffer(a.shape, a.used()) for a in row]
+        ins = [Buffer(a.shape, a.held()) for a in row]
+        uses = Counter(b.memory for b in ins) if self.aliases else {}
         for i in self.aliases.values():
             memory = ins[i].memory
-            shared = sum(b.memory is memory for b in ins) > 1
-            if i in kept or shared or row[i].readers or memory.readers:
+            if i in kept or uses[memory] > 1 or row[i].readers or memory.readers:
+                row[i].used()
                 ins[i] = ins[i].over(memory.copy(ins[i].nbytes))
         outs = [
-            Buffer(s, ins[self.aliases[o]].memory if o in self.aliases else _memory(s.nbytes))
+            Buffer(s, ins[self.aliases[o]].memory if o in self.aliases else Memory(s.nbytes))
             for o, s in enumerate(self.shapes)
         ]
         return ins, outs
@@ -155,10 +165,6 @@ def _texts(shardings: Sequence[Sharding], count: int) -> list[str]:
 
 def _quoted(text: str) -> str:
     return f'"{text}"'
-
-
-def _memory(nbytes: int) -> Memory:
-    return runtime.backend().memory(nbytes)
 
 
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda address: None)
@@ -193,23 +199,29 @@ def _compile(args: Any) -> None:
 
 @implements("LoadedExecutable_Execute")
 def _execute(args: Any) -> None:
-    found = executable(args.executable)
-    count, devices = args.num_args or 0, args.num_devices
-    options = STRUCTURES["ExecuteOptions"].from_address(args.options)
-    number = options.num_non_donatable or 0
-    kept = set((ctypes.c_int64 * number).from_address(options.non_donatable)) if number else set()
+    found, devices = executable(args.executable), args.num_devices
+    options = _OPTIONS.from_address(args.options)
+    kept = _words(options.non_donatable, options.num_non_donatable)
     rows = [
-        [array(a) for a in (ctypes.c_uint64 * count).from_address(row)] if count else []
-        for row in (ctypes.c_uint64 * devices).from_address(args.argument_lists)
+        [array(a) for a in _words(row, args.num_args)]
+        for row in _words(args.argument_lists, devices)
     ]
-    results = found.run(rows, kept)
-    lists = (ctypes.c_uint64 * devices).from_address(args.output_lists)
-    for row, address in zip(results, lists):
+    results, event = found.run(rows, kept)
+    for row, address in zip(results, _words(args.output_lists, devices)):
         if row:
-            (ctypes.c_uint64 * len(row)).from_address(address)[:] = [a.address for a in row]
+            _words(address, len(row))[:] = [a.address for a in row]
     if args.device_complete_events:
-        events = (ctypes.c_uint64 * devices).from_address(args.device_complete_events)
-        events[:] = [client().ready.address] * devices
+        table().hold(event, devices)
+        _words(args.device_complete_events, devices)[:] = [event] * devices
+    table().hold(event, -1)
+
+
+_OPTIONS = STRUCTURES["ExecuteOptions"]
+
+
+def _words(address: int | None, count: int | None) -> Any:
+    """An array of words in memory."""
+    return (ctypes.c_uint64 * count).from_address(address) if address and count else ()
 
 
 @implements("Executable_Destroy")

@@ -12,9 +12,10 @@ from __future__ import annotations
 import atexit
 import ctypes
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-from torch_hlo.compiler.llvm import host
+from torch_hlo.compiler.llvm import host, system
 from torch_hlo.compiler.llvm.machine_code import machine_code
 from torch_hlo.device.cpu.engine import engine
 from torch_hlo.device.pjrt.pjrt_structs import FUNCTIONS, HEAD, MINOR, STRUCTURES
@@ -26,7 +27,7 @@ _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 IMPLEMENTED: dict[str, Function] = {}
 _INTS = {ctypes.c_int: "i32", ctypes.c_bool: "i8", ctypes.c_void_p: "i64"}
 # Functions for which there is nothing to do.
-_EMPTY = "Plugin_Initialize Event_Await Event_Error Event_Destroy Client_UpdateGlobalProcessInfo"
+_EMPTY = "Plugin_Initialize Event_Error Client_UpdateGlobalProcessInfo"
 
 
 def implements(*names: str) -> Callable[[Function], Function]:
@@ -79,25 +80,145 @@ end:
   ret ptr null
 }}
 """
+_EVENT_FUNCTIONS = ("Event_Await", "Event_OnReady", "Event_Destroy", "Buffer_ReadyEvent")
 _DESTROYERS = ("Error_Destroy", "Buffer_Destroy", "LoadedExecutable_Destroy")
-# An event has happened when JAX gets it: the callback is called at once.
+# An event lives as long as somebody holds it. Its listeners are a list of (next, callback,
+# argument), and 1 once it has happened: then they are called, by the thread that ran the program.
+_EVENTS = """
+declare ptr @calloc(i64, i64)
+declare void @free(ptr)
+{waiting}
+define ptr @torch_hlo_event() {{
+  %e = call ptr @calloc(i64 {words}, i64 8)
+  call void @torch_hlo_hold(ptr %e, i64 1)
+  ret ptr %e
+}}
+define void @torch_hlo_hold(ptr %e, i64 %count) {{
+  %holders = getelementptr i64, ptr %e, i64 {holders}
+  %was = atomicrmw add ptr %holders, i64 %count acq_rel
+  %left = add i64 %was, %count
+  %none = icmp eq i64 %left, 0
+  br i1 %none, label %last, label %end
+last:
+  call void @free(ptr %e)
+  br label %end
+end:
+  ret void
+}}
+define ptr @Event_Destroy(ptr %a) {{
+  %f = getelementptr i8, ptr %a, i64 16
+  %e = load ptr, ptr %f
+  call void @torch_hlo_hold(ptr %e, i64 -1)
+  ret ptr null
+}}
+define ptr @Buffer_ReadyEvent(ptr %a) {{
+  %f = getelementptr i8, ptr %a, i64 16
+  %buffer = load ptr, ptr %f
+  %word = getelementptr i64, ptr %buffer, i64 {event}
+  %e = load ptr, ptr %word
+  call void @torch_hlo_hold(ptr %e, i64 1)
+  %to = getelementptr i8, ptr %a, i64 24
+  store ptr %e, ptr %to
+  ret ptr null
+}}
+define ptr @Event_Await(ptr %a) {{
+  %f = getelementptr i8, ptr %a, i64 16
+  %e = load ptr, ptr %f
+  %ready = getelementptr i64, ptr %e, i64 {ready}
+  br label %look
+look:
+  %is = load atomic i64, ptr %ready acquire, align 8
+  %done = icmp ne i64 %is, 0
+  br i1 %done, label %end, label %wait
+wait:
+  call void @sleep(ptr %ready, i32 0, ptr null)
+  br label %look
+end:
+  ret ptr null
+}}
+define ptr @Event_OnReady(ptr %a) {{
+  %f = getelementptr i8, ptr %a, i64 16
+  %e = load ptr, ptr %f
+  %g = getelementptr i8, ptr %a, i64 24
+  %callback = load ptr, ptr %g
+  %h = getelementptr i8, ptr %a, i64 32
+  %argument = load ptr, ptr %h
+  %listeners = getelementptr i64, ptr %e, i64 {listeners}
+  %node = call ptr @calloc(i64 3, i64 8)
+  %n1 = getelementptr i64, ptr %node, i64 1
+  store ptr %callback, ptr %n1
+  %n2 = getelementptr i64, ptr %node, i64 2
+  store ptr %argument, ptr %n2
+  br label %again
+again:
+  %first = load atomic ptr, ptr %listeners acquire, align 8
+  %happened = icmp eq ptr %first, inttoptr (i64 1 to ptr)
+  br i1 %happened, label %now, label %later
+later:
+  store ptr %first, ptr %node
+  %pair = cmpxchg ptr %listeners, ptr %first, ptr %node acq_rel acquire
+  %done = extractvalue {{ ptr, i1 }} %pair, 1
+  br i1 %done, label %end, label %again
+now:
+  call void @free(ptr %node)
+  call void %callback(ptr null, ptr %argument)
+  br label %end
+end:
+  ret ptr null
+}}
+; a job of the stream: entry, its block, the event that it has run
+define void @torch_hlo_run(ptr %job) {{
+  %entry = load ptr, ptr %job
+  %j1 = getelementptr i64, ptr %job, i64 1
+  %block = load ptr, ptr %j1
+  %j2 = getelementptr i64, ptr %job, i64 2
+  %e = load ptr, ptr %j2
+  call void %entry(ptr %block)
+  %ready = getelementptr i64, ptr %e, i64 {ready}
+  store atomic i64 1, ptr %ready seq_cst, align 8
+  call void @wake(ptr %ready)
+  %listeners = getelementptr i64, ptr %e, i64 {listeners}
+  %first = atomicrmw xchg ptr %listeners, ptr inttoptr (i64 1 to ptr) acq_rel
+  br label %look
+look:
+  %node = phi ptr [%first, %0], [%next, %tell]
+  %none = icmp eq ptr %node, null
+  br i1 %none, label %end, label %tell
+tell:
+  %next = load ptr, ptr %node
+  %n1 = getelementptr i64, ptr %node, i64 1
+  %callback = load ptr, ptr %n1
+  %n2 = getelementptr i64, ptr %node, i64 2
+  %argument = load ptr, ptr %n2
+  call void @free(ptr %node)
+  call void %callback(ptr null, ptr %argument)
+  br label %look
+end:
+  call void @torch_hlo_hold(ptr %e, i64 -1)
+  ret void
+}}
+"""
 _REST = """
 define ptr @torch_hlo_take() {{
   %first = atomicrmw xchg ptr inttoptr (i64 {first} to ptr), ptr null acq_rel
   ret ptr %first
 }}
-define ptr @Event_OnReady(ptr %a) {{
-  %f = getelementptr i8, ptr %a, i64 24
-  %callback = load ptr, ptr %f
-  %g = getelementptr i8, ptr %a, i64 32
-  %argument = load ptr, ptr %g
-  call void %callback(ptr null, ptr %argument)
-  ret ptr null
-}}
 define ptr @torch_hlo_nothing(ptr %a) {{
   ret ptr null
 }}
 """
+
+
+def _events() -> str:
+    words = WORDS["event"]
+    return _EVENTS.format(
+        waiting=system.waiting(),
+        words=len(words) + 1,
+        ready=words["is_ready"],
+        listeners=words["listeners"],
+        holders=words["holders"],
+        event=WORDS["buffer"]["event"],
+    )
 
 
 class Table:
@@ -112,9 +233,12 @@ class Table:
         self._destroyed = ctypes.c_uint64()
         first = ctypes.addressof(self._destroyed)
         native = {fn: kind for kind, getters in GETTERS.items() for fn in getters.split()}
+        del native["Buffer_ReadyEvent"]
+        written = (*native, *_DESTROYERS, *_EVENT_FUNCTIONS)
         text = "\n".join(
             [
                 _REST.format(first=first),
+                _events(),
                 *(_getter(kind, fn) for fn, kind in native.items()),
                 *(_DESTROY.format(name=name, first=first) for name in _DESTROYERS),
             ]
@@ -122,8 +246,13 @@ class Table:
         code = engine([machine_code(text, host(), level=0)[0]], host())
         self._nothing = code.get_function_address("torch_hlo_nothing")
         self._take = ctypes.PYFUNCTYPE(ctypes.c_void_p)(code.get_function_address("torch_hlo_take"))
+        self.event = ctypes.PYFUNCTYPE(ctypes.c_int64)(code.get_function_address("torch_hlo_event"))
+        self.hold = ctypes.PYFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(
+            code.get_function_address("torch_hlo_hold")
+        )
+        self.run = code.get_function_address("torch_hlo_run")  # what the stream is given
         for i, name in enumerate(FUNCTIONS):
-            if name in native or name in _DESTROYERS or name == "Event_OnReady":
+            if name in written:
                 address = code.get_function_address(name)
             elif name in _EMPTY.split():
                 address = self._nothing
@@ -170,3 +299,6 @@ class Table:
         new.restype = ctypes.py_object
         new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
         return new(ctypes.addressof(self.words), b"pjrt_c_api", None)
+
+
+table = cache(Table)

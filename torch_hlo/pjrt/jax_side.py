@@ -29,9 +29,9 @@ def initialize() -> None:
         return
     with collector.paused():
         from . import arrays, executables  # noqa: F401  their functions fill the table
-        from .functions import Table
+        from .functions import table
 
-    xla_bridge.register_plugin(PLATFORM, priority=-100, c_api=Table().capsule())
+    xla_bridge.register_plugin(PLATFORM, priority=-100, c_api=table().capsule())
     if config.jax_platforms.value == PLATFORM:  # JAX's callbacks compute on its CPU
         config.update("jax_platforms", f"{PLATFORM},cpu")
     _lowerings()

@@ -73,6 +73,8 @@ WORDS = {
     for kind, getters in GETTERS.items()
 }
 
+WORDS["event"] |= {"listeners": 2, "holders": 3}
+
 
 class Object:
     """`kind`: a row of GETTERS. Text sets its size as well, a list of objects its number."""
