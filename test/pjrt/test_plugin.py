@@ -239,10 +239,11 @@ np.testing.assert_array_equal(g, np.broadcast_to(x[:4], (4, 4, 8)))
 """
 
 
-def test_shardings_on_virtual_devices():
+@pytest.mark.parametrize("name", ["TORCH_HLO_CPU_DEVICES", "JAX_NUM_CPU_DEVICES"])
+def test_shardings_on_virtual_devices(name):
     done = subprocess.run(
         [sys.executable, "-c", DEVICES],
-        env={**os.environ, "TORCH_HLO_CPU_DEVICES": "4"},
+        env={**os.environ, name: "4"},
         capture_output=True,
         text=True,
     )

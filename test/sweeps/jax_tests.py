@@ -29,12 +29,13 @@ FILES = (
 _NUMBERS = re.compile(r"0x[0-9a-f]+|-?\d+\.?\d*(?:e[+-]?\d+)?|\[[^\]]*\]|'[^']*'")
 
 
-def environment(platform: str, cases: int) -> dict[str, str]:
+def environment(platform: str, cases: int, devices: int) -> dict[str, str]:
     return {
         **os.environ,
         "JAX_PLATFORMS": platform if platform == "cpu" else f"{platform},cpu",
         "JAX_NUM_GENERATED_CASES": str(cases),
         "JAX_SKIP_SLOW_TESTS": "1",
+        "JAX_NUM_CPU_DEVICES": str(devices),
         "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]),
     }
 
@@ -50,18 +51,24 @@ class Tests:
         return subprocess.run(
             command,
             cwd=self.options.repository,
-            env=environment(platform, self.options.cases),
+            env=environment(platform, self.options.cases, self.options.devices),
             capture_output=True,
             text=True,
         )
 
     def names(self) -> list[str]:
-        found = self.run("cpu", ["--collect-only", f"tests/{self.file}.py"]).stdout
+        """Of the tests that both platforms have: JAX makes some cases for each."""
+        both = [self._names(p) for p in ("cpu", "hlo")]
+        names = sorted({*both[0]} & {*both[1]})
+        if self.options.sample and self.options.sample < len(names):
+            names = random.Random(self.options.seed).sample(names, self.options.sample)
+        return names
+
+    def _names(self, platform: str) -> list[str]:
+        found = self.run(platform, ["--collect-only", f"tests/{self.file}.py"]).stdout
         names = [line for line in found.splitlines() if "::" in line and " " not in line]
         if not names:
             raise SystemExit(f"no tests in {self.file}:\n{found[-2000:]}")
-        if self.options.sample and self.options.sample < len(names):
-            names = random.Random(self.options.seed).sample(names, self.options.sample)
         return names
 
     def results(self, platform: str, names: list[str]) -> dict[str, str]:
@@ -103,6 +110,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="so many tests of each file")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=3, help="generated cases of each test")
+    parser.add_argument("--devices", type=int, default=1, help="of each platform")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--timeout", type=int, default=300)
     parser.add_argument("--verbose", action="store_true", help="name the tests that fail")

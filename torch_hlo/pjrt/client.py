@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -22,9 +23,10 @@ class Client:
     """One for the process: `devices` virtual devices over the same processor."""
 
     compiling = False  # a program, or one has been compiled
+    asked: Callable[[], int] = staticmethod(lambda: 1)  # how many devices JAX's settings say
 
     def __init__(self) -> None:
-        count = config.get("CPU_DEVICES")
+        count = max(config.get("CPU_DEVICES"), self.asked())
         self.ready = Object("event", is_ready=1, listeners=1, holders=1 << 60)  # of what is there
         self.topology = Object("topology", platform_name=PLATFORM, platform_version=_version())
         self.devices = [Object("device") for _ in range(count)]
@@ -66,7 +68,7 @@ class Client:
             raise PluginError(
                 PluginError.INVALID_ARGUMENT,
                 f"there is no device {number}, only {len(self.devices)};"
-                " TORCH_HLO_CPU_DEVICES sets how many",
+                " TORCH_HLO_CPU_DEVICES or JAX_NUM_CPU_DEVICES sets how many",
             )
         return self.devices[number]
 

@@ -17,7 +17,7 @@ from torch_hlo.compiler.codegen.registry import host_call
 from torch_hlo.device import dlpack
 from torch_hlo.hlo.ir import DTYPES, Shape
 
-from .client import PLATFORM
+from .client import PLATFORM, Client
 from .objects import CALLBACK
 
 
@@ -31,6 +31,7 @@ def initialize() -> None:
         from . import arrays, executables  # noqa: F401  their functions fill the table
         from .functions import table
 
+    Client.asked = staticmethod(lambda: xla_bridge.num_cpu_devices.value)
     xla_bridge.register_plugin(PLATFORM, priority=-100, c_api=table().capsule())
     if config.jax_platforms.value == PLATFORM:  # JAX's callbacks compute on its CPU
         config.update("jax_platforms", f"{PLATFORM},cpu")

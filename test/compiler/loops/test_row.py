@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 
 from test.compiler import programs
+from test.compiler.compiled import module, run
 from test.compiler.random_programs import random_module
 from test.compiler.steps import Compiled, check
+from torch_hlo.compiler.llvm import math
 from torch_hlo.hlo.evaluate.evaluate import evaluate
 from torch_hlo.hlo.ir import build as b
 from torch_hlo.hlo.ir.instruction import Module
+from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
 
 
 def check_module(m: Module, seed: int = 0, rtol: float = 2e-5) -> None:
@@ -116,6 +119,22 @@ def test_other_types(dtype):
         dtypes=[dtype],
         optimize=True,
     )
+
+
+def test_narrow_values_are_kept_between_passes(monkeypatch):
+    """Computed once per row, in the registers' type."""
+    inside, written = math.exp_inside, []
+    monkeypatch.setattr(math, "exp_inside", lambda *a: written.append(1) or inside(*a))
+    counts = []
+    for dtype in ("f32", "bf16", "f16"):
+        x = b.parameter(0, Shape(dtype, (40, 1000)))
+        m = module([x], programs.softmax_of(x))
+        values = np.random.default_rng(0).standard_normal((40, 1000)).astype(numpy_dtype(dtype))
+        written.clear()
+        (got,), (want,) = run(m, [values], optimize=True), evaluate(m, [values])
+        np.testing.assert_allclose(got, want, atol=0 if dtype == "f32" else 2e-4, rtol=1e-2)
+        counts.append(len(written))
+    assert counts[0] == counts[1] == counts[2]
 
 
 @pytest.mark.parametrize("symbolic", [{(0, 0): "s0"}, {(0, 1): "s0"}, {(0, 0): "s0", (0, 1): "s1"}])

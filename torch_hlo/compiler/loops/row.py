@@ -708,20 +708,21 @@ class RowEmitter:
         sizes = self.plan.inner_sizes()
         for x in self.plan.stash[:4]:
             storage = STORAGE[x.dtype]
-            if storage.parts == 2 or x.dtype not in ("f32", "f64"):
+            form = {"float": "f32", "double": "f64"}.get(storage.register)
+            if storage.parts == 2 or form is None:
                 continue
-            slot = self.k.alloca(storage.memory, length)
+            slot = self.k.alloca(storage.register, length)
 
             def value(
-                index: tuple[Index, ...], x: Instruction = x, slot: str = slot
+                index: tuple[Index, ...], x: Instruction = x, slot: str = slot, form: str = form
             ) -> Value | None:
                 at = self._inner_position(x, index, inner, sizes)
                 if at is None:
                     return None
                 if self.stashed.setdefault(x, self.current_pass) < self.current_pass:
-                    return self.k.load(slot, x.dtype, at)
+                    return self.k.load(slot, form, at)
                 v = Kernel._compute(self.k, x, index)
-                self.k.store(slot, x.dtype, at, v)
+                self.k.store(slot, form, at, v)
                 return v
 
             self.k.computed[x] = value
