@@ -1,20 +1,10 @@
-"""The error function, its complement and its inverse on vectors, as in math.py. Coefficients of
-erf near 0: N. Juffa."""
+"""The error function, its complement and its inverse on vectors, as in math.py."""
 
 from __future__ import annotations
 
 from .emit import Typed
-from .math import exp, log, odd_quotient
+from .math import exp, exp_inside, log, odd_quotient
 from .math_function import INF, Elementary, falls_back, quotient
-
-_ERF_SMALL = (
-    -5.96761703e-4,
-    4.99119423e-3,
-    -2.67681349e-2,
-    1.12819925e-1,
-    -3.76125336e-1,
-    1.28379166e-1,
-)
 
 # erf(x) / x of floats, as _TANH32
 _ERF32 = (
@@ -25,64 +15,42 @@ _ERF32 = (
 )  # fmt: skip
 
 # erf(x) / x in powers of x^2 up to x = 0.51, and (1 + 2 x) exp(x^2) erfc(x) in powers of (x - 4) /
-# (x + 4) up to x = 28, of floats 11 (M. Shepherd and J. Laframboise 1981), interpolated at
-# Chebyshev's points with 50 digits: relative errors 2e-17 and 5e-17, of floats 5e-9.
+# (x + 4) up to x = 28 (M. Shepherd and J. Laframboise 1981), interpolated at Chebyshev's points
+# with 50 digits: relative errors 2e-17 and 5e-17.
 _ERF64_SMALL = (
     -1.455468386942428e-07, 1.6364053271433157e-06, -1.49226800024831e-05, 0.0001205527837909284,
     -0.0008548326400895787, 0.005223977621115625, -0.026866170644958408, 0.11283791670954775,
     -0.3761263890318375, 1.1283791670955126,
 )  # fmt: skip
-_ERFCX = {
-    "float": (
-        0.005330936108325501,
-        -0.016492877148215145,
-        0.03699458704480693,
-        -0.06629707068494556,
-        0.09376093789827608,
-        -0.10103938749197212,
-        0.06809551292187763,
-        0.015379567424330252,
-        -0.1396210971858674,
-        1.2329951197735252,
-    ),
-    "double": (
-        1.9717656765049794e-09,
-        -9.652213521087604e-09,
-        -1.8406671051403966e-08,
-        1.03256669073015e-07,
-        7.540467350144586e-08,
-        -8.195085083459565e-07,
-        2.9313186423696087e-07,
-        5.706494720146254e-06,
-        -1.1221668942295945e-05,
-        -2.4398057333996413e-05,
-        0.00015062155590137163,
-        -0.00019925696553927866,
-        -0.0007577732634973155,
-        0.00503197001856426,
-        -0.016197734061059108,
-        0.03716751553379472,
-        -0.06633036581196795,
-        0.09373283499853434,
-        -0.1010390660363143,
-        0.06809705425468844,
-        0.015379652102619901,
-        -0.1396211168405625,
-        1.2329951186255526,
-    ),
-}
+_ERFCX = (
+    1.9717656765049794e-09, -9.652213521087604e-09, -1.8406671051403966e-08, 1.03256669073015e-07,
+    7.540467350144586e-08, -8.195085083459565e-07, 2.9313186423696087e-07, 5.706494720146254e-06,
+    -1.1221668942295945e-05, -2.4398057333996413e-05, 0.00015062155590137163,
+    -0.00019925696553927866, -0.0007577732634973155, 0.00503197001856426, -0.016197734061059108,
+    0.03716751553379472, -0.06633036581196795, 0.09373283499853434, -0.1010390660363143,
+    0.06809705425468844, 0.015379652102619901, -0.1396211168405625, 1.2329951186255526,
+)  # fmt: skip
+# exp(x^2) erfc(x) of floats up to 9.34 as a quotient, like _TANH32: 2e-8
+_ERFCX32 = (
+    (0.032157194, 0.22616385, 0.72518325, 1.232265, 1.0),
+    (0.056996327, 0.40089458, 1.313384, 2.3888774, 2.3606446, 1.0),
+)
 
 
 def _erfc_of_large(t: Typed, a: str, exact: bool) -> str:
-    """erfc(a) for 1/2 < a, up to 28 and of floats to 11. One division serves both quotients.
-    `exact`: also relative to small results, for which the square of `a` has to be known beyond its
-    last place."""
+    """erfc(a) of doubles for 1/2 < a, up to 28. One division serves both quotients. `exact`: also
+    relative to small results, for which the square of `a` has to be known beyond its last place."""
     z = t.mul(a, a)
     under, low = t.add(a, 4.0), t.fma(a, 2.0, 1.0)
     inverse = quotient(t, t.const(1.0), t.mul(under, low))
     q = t.mul(t.mul(t.sub(a, 4.0), low), inverse)
-    r = t.mul(t.mul(exp(t, t.neg(z)), t.mul(under, inverse)), t.horner(q, _ERFCX[t.kind]))
-    return t.fma(t.neg(r), t.fma(a, a, t.neg(z)), r) if exact and t.e.unit.fuses else r
+    r = t.mul(t.mul(exp(t, t.neg(z)), t.mul(under, inverse)), t.horner(q, _ERFCX))
+    return _exact_square(t, a, z, r) if exact else r
+
+
+def _exact_square(t: Typed, a: str, z: str, r: str) -> str:
+    """r = exp(-z) f, with z = a^2 before it was rounded."""
+    return t.fma(t.neg(r), t.fma(a, a, t.neg(z)), r) if t.e.unit.fuses else r
 
 
 def _erf64(t: Typed, x: str) -> str:
@@ -99,15 +67,17 @@ def _erf64(t: Typed, x: str) -> str:
 
 def erfc(t: Typed, x: str) -> str:
     """1 - erf(x), with all its digits where that is small."""
-    a, last = t.abs(x), t.const(11.0 if t.kind == "float" else 28.0)
-    a = t.select(t.cmp("ogt", a, last), last, a)
+    last = t.const(9.34 if t.kind == "float" else 28.0)
+    beyond = t.cmp("ogt", t.abs(x), last)
+    a = t.select(beyond, last, t.abs(x))
+    if t.kind == "float":
+        z = t.mul(a, a)
+        over, under = (t.horner(a, c) for c in _ERFCX32)
+        tail = _exact_square(t, a, z, t.mul(exp_inside(t, t.neg(z)), t.div(over, under)))
+        tail = t.select(beyond, 0.0, tail)
+        return t.select(t.cmp("olt", x, 0.0), t.sub(2.0, tail), tail)
     tail = _erfc_of_large(t, a, True)
-    z = t.mul(a, a)
-    near = (
-        t.fma(t.poly(z, _ERF_SMALL), x, x)
-        if t.kind == "float"
-        else t.mul(x, t.poly(z, _ERF64_SMALL))
-    )
+    near = t.mul(x, t.poly(t.mul(a, a), _ERF64_SMALL))
     big = t.select(t.cmp("olt", x, 0.0), t.sub(2.0, tail), tail)
     return t.select(t.cmp("ogt", a, 0.5), big, t.sub(1.0, near))
 
