@@ -28,7 +28,6 @@ from .functions import table
 
 _DEPTH = 8  # programs in flight: their results have memory already
 _BRIEF = 1e-4  # seconds of a program that runs here: two threads would have to wake up
-_LONG = 2e-3  # of one that is worth changing the processor for
 
 
 class _Job(NamedTuple):
@@ -78,7 +77,7 @@ class Launches:
         number = self.stream.add(table().run, words)
         kept = inputs, outputs, block, needed, words
         self.jobs.append(_Job(number, program, kept))
-        self.stream.publish(number, program.seconds > _LONG)
+        self.stream.publish(number)  # on this processor if need be: JAX often only waits now
         return event
 
     def drain(self) -> None:
