@@ -552,3 +552,24 @@ def test_dispatch_modes_see_composites_once(grad):
     for a, b in zip(plain, watched):
         torch.testing.assert_close(a.detach().cpu(), b.detach().cpu())
     assert plain[0].requires_grad == grad
+
+
+@pytest.mark.parametrize("name", ["silu", "mish"])
+def test_gradients_of_activations_are_one_operation(name):
+    """PyTorch takes them apart into nine and twelve operations where a device has none."""
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    leaf, seen = x.to("hlo").requires_grad_(), []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    y = getattr(F, name)(leaf)
+    with Seen():
+        (found,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
+    assert [str(f) for f in seen if "_backward" in str(f)] == [f"aten.{name}_backward.default"]
+    assert not any("sigmoid" in str(f) for f in seen)
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad(getattr(F, name)(x).sum(), x)
+    torch.testing.assert_close(found.cpu(), expected)

@@ -91,12 +91,9 @@ def register() -> None:
     library.impl("one_hot", one_hot, autograd)
     library.impl("ctc_loss.Tensor", ctc_loss, autograd)
     library.impl("ctc_loss.IntList", ctc_loss, autograd)
-    # instead of its decomposition
-    library.impl(
-        "_fused_rms_norm",
-        _kernel(aten._fused_rms_norm.default),
-        key,
-    )
+    # instead of their decompositions: the gradient of silu alone is nine ops
+    for whole in ("_fused_rms_norm", "silu_backward", "mish_backward"):
+        library.impl(whole, _kernel(getattr(aten, whole).default), key)
     library.impl("rms_norm", rms_norm, autograd)
     library.impl("lstm_cell", recurrent.lstm_cell, autograd)
     library.impl("gru_cell", recurrent.gru_cell, autograd)
