@@ -155,7 +155,8 @@ class _Kernel(Function):
             return [(AT_ONCE, self.sub("%m", self.rem("%m", AT_ONCE))), (1, "%m")]
         count = -(-m // AT_ONCE)
         high = -(-m // count)
-        return [(high, (m - count * (high - 1)) * high), (high - 1, m)][: 1 + bool(m % count)]
+        ranges: list[tuple[int, Int]] = [(high, (m - count * (high - 1)) * high), (high - 1, m)]
+        return ranges[: 1 + bool(m % count)]
 
     def _tile(self, source: str, low: Int, row: Int, height: int) -> None:
         """`height` rows of y from `row` on, of the bytes at `source`, of which the first holds the
