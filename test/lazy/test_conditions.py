@@ -10,6 +10,7 @@ from torch.distributions import Categorical, Distribution, MultivariateNormal, N
 
 import torch_hlo
 from torch_hlo import config, metrics
+from torch_hlo.lazy.record import conditions
 
 
 @pytest.fixture(autouse=True)
@@ -241,3 +242,29 @@ def test_ops_without_a_kernel_for_the_cpu_are_the_device_s():
     w = torch.ones(3, 2).to("hlo").requires_grad_()
     torch.nn.functional.linear(x, w).sum().backward()
     assert w.grad.sum().item() == 9
+
+
+def test_a_loop_that_reads_computes_each_number_once(monkeypatch):
+    """Each read starts from what the CPU has computed for the one before."""
+    ran = []
+    original = conditions.HOST_OPS.get(torch.ops.aten.mul.Tensor, torch.ops.aten.mul.Tensor)
+
+    def mul(*args):
+        ran.append(args)
+        return original(*args)
+
+    monkeypatch.setitem(conditions.HOST_OPS, torch.ops.aten.mul.Tensor, mul)
+    x, turns = torch.tensor(1000.0).to("hlo"), 0
+    before = steps()
+    while x.item() > 1:
+        x, turns = x * 0.9, turns + 1
+    assert (turns, len(ran), steps()) == (66, 66, before)
+    assert x.cpu().item() == pytest.approx(1000 * 0.9**66, rel=1e-5)
+
+
+def test_numbers_of_memory_that_others_may_write_to():
+    x = torch.tensor([1.0, 2.0]).to("hlo")
+    assert (x + 1).sum().item() == 5
+    shared = torch.from_dlpack(x)
+    shared[0] = 10.0
+    assert (x + 1).sum().item() == 14

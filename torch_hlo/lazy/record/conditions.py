@@ -16,6 +16,7 @@ import functools
 import sys
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -31,6 +32,9 @@ from .views import HOST_OPS, on_host
 
 Check = Callable[[Tensor], None]  # raises if the value, on the CPU, is wrong
 NODES, ELEMENTS = 24, 1 << 14  # more than that is computed on the device
+# What the CPU has computed, or has been given, stays until nobody needs it: a loop that reads a
+# number per turn computes each once. An array that is overwritten has no bounds: see `from_cpu`.
+_values: WeakKeyDictionary[Node | Array, Any] = WeakKeyDictionary()
 
 
 def expect(value: HloTensor, check: Check) -> None:
@@ -105,20 +109,20 @@ def known(value: HloTensor, constant: bool = False) -> Tensor | None:
 def _on_cpu(nodes: list[Node], out: Out | Array, view: Any) -> Tensor | None:
     """The value of `out` through a view, computed by the CPU; None where PyTorch has no such kernel
     for it."""
-    made: dict[Node, object] = {}
     with torch.no_grad():
         for node in nodes:
+            if node in _values:
+                continue
             kwargs = {
-                k: torch.device("cpu") if k == "device" else _argument(v, made)
+                k: torch.device("cpu") if k == "device" else _argument(v)
                 for k, v in node.kwargs.items()
             }
             try:
-                made[node] = HOST_OPS.get(node.target, node.target)(
-                    *(_argument(a, made) for a in node.args), **kwargs
-                )
+                function = HOST_OPS.get(node.target, node.target)
+                _values[node] = function(*map(_argument, node.args), **kwargs)
             except NotImplementedError:  # linear_backward
                 return None
-        return on_host(_argument(out, made), view)
+        return on_host(_argument(out), view)
 
 
 def from_cpu(array: Array) -> bool:
@@ -128,7 +132,7 @@ def from_cpu(array: Array) -> bool:
         and array.bounds is not None
         and array.shape.size <= ELEMENTS
         and not is_spread(array)  # looking at it would be a collective
-        and _owner(array) is not None
+        and (array in _values or _owner(array) is not None)
     )
 
 
@@ -144,7 +148,11 @@ def _runs_on_cpu(target) -> bool:
 
 def _small(out: Out, constant: bool) -> tuple[list[Node], list[Array]] | None:
     """The nodes that compute `out`, operands first, and the arrays they read; None if the CPU
-    should not run them, or does not have what they need."""
+    should not run them, or does not have what they need. What has been computed is left out, unless
+    somebody has to know what it was made of."""
+    whole = constant or session.engine().captures
+    if not whole and out.node in _values:
+        return [], []
     found: set[Node] = {out.node}
     left = [out.node]
     arrays: list[Array] = []
@@ -161,7 +169,7 @@ def _small(out: Out, constant: bool) -> tuple[list[Node], list[Array]] | None:
                 if constant or not from_cpu(x):
                     return None
                 arrays.append(x)
-            elif kind is Out and x.node not in found:
+            elif kind is Out and x.node not in found and (whole or x.node not in _values):
                 if len(found) == NODES:
                     return None
                 found.add(x.node)
@@ -169,17 +177,19 @@ def _small(out: Out, constant: bool) -> tuple[list[Node], list[Array]] | None:
     return sorted(found, key=lambda n: n.serial), arrays
 
 
-def _argument(x: Array | Out | int, made: dict[Node, object]) -> int | Tensor:
+def _argument(x: Any) -> Any:
     kind = type(x)
     if kind is Number:
         return x.value
     if kind is Array:
-        owner = _owner(x)
-        return peek(make(owner.meta, owner))
+        if x not in _values:
+            owner = _owner(x)
+            _values[x] = peek(make(owner.meta, owner))
+        return _values[x]
     if kind is Out:
-        result = made[x.node]
+        result = _values[x.node]
         return result if isinstance(result, Tensor) else result[x.index]
-    return kind(_argument(v, made) for v in x) if kind in (list, tuple) else x
+    return kind(map(_argument, x)) if kind in (list, tuple) else x
 
 
 def _owner(array: Array) -> Storage | None:

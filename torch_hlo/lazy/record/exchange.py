@@ -75,11 +75,12 @@ def to_dlpack(x: HloTensor, stream: int | None = None) -> object:
     place = location()
     lease = _lease(x)
     buffer, driver = lease.buffer, runtime.driver()
+    if x._view is None:
+        x._storage.value.bounds = None  # whoever has the memory might write, and nobody knows
     stream = None if stream == -1 else stream or LEGACY
     if driver is None:
         address = buffer.address
-        # whoever reads it might write, too; packed copies would not know
-        buffer.memory.copies = None
+        buffer.memory.copies = None  # packed ones
     else:
         address = buffer.memory.device_address
         if stream is not None:
