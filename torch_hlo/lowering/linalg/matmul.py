@@ -21,11 +21,9 @@ from torch_hlo.lowering.core import (
     lowers,
     promote,
     reduce,
-    reshape,
     slice_dim,
     where,
 )
-from torch_hlo.lowering.pointwise.activation import gelu, relu
 from torch_hlo.lowering.pointwise.pointwise import conjugate
 
 aten = torch.ops.aten
@@ -146,11 +144,6 @@ def dot_(a: Instruction, b: Instruction) -> Instruction:
     return _finish(dot(a, b, (0,), (0,)))
 
 
-@lowers(aten.vdot)
-def vdot(a: Instruction, b: Instruction) -> Instruction:
-    return _finish(dot(conjugate(Expr(a)).x, b, (0,), (0,)))
-
-
 @lowers(aten.outer, aten.ger)
 def outer(a: Instruction, b: Instruction) -> Instruction:
     return _finish(dot(a, b, (), ()))
@@ -188,21 +181,6 @@ def addmm(
     return _combine(bias, matrix_product(a, b), beta, alpha)
 
 
-@lowers(aten._addmm_activation.default)
-def addmm_activation(
-    bias: Instruction,
-    a: Instruction,
-    b: Instruction,
-    *,
-    beta: Scalar = 1,
-    alpha: Scalar = 1,
-    use_gelu: bool = False,
-) -> Instruction:
-    total = Expr(_combine(bias, matrix_product(a, b), beta, alpha))
-    compute = total.cast(promote.compute_type(total.dtype))
-    return promote.cast((gelu(compute, "tanh") if use_gelu else relu(compute)).x, expected().dtype)
-
-
 @lowers(aten.addbmm.default)
 def addbmm(
     bias: Instruction,
@@ -213,46 +191,6 @@ def addbmm(
     alpha: Scalar = 1,
 ) -> Instruction:
     return _combine(bias, dot(a, b, (0, 2), (0, 1)), beta, alpha)
-
-
-@lowers(aten.addmv)
-def addmv(
-    bias: Instruction,
-    a: Instruction,
-    v: Instruction,
-    *,
-    beta: Scalar = 1,
-    alpha: Scalar = 1,
-) -> Instruction:
-    return _combine(bias, dot(a, v, (1,), (0,)), beta, alpha)
-
-
-@lowers(aten.addr)
-def addr(
-    bias: Instruction,
-    a: Instruction,
-    b: Instruction,
-    *,
-    beta: Scalar = 1,
-    alpha: Scalar = 1,
-) -> Instruction:
-    dtype = expected().dtype
-    if dtype == "pred":
-        product = Expr(
-            build.and_(
-                promote.broadcast_to(reshape(a, (*a.dims, 1)), expected().dims),
-                promote.broadcast_to(b, expected().dims),
-            )
-        )
-        if is_number(beta) and not beta:
-            return product.x
-        return build.or_(promote.broadcast_to(bias, expected().dims), product.x)
-    return _combine(
-        bias,
-        dot(promote.cast(a, dtype), promote.cast(b, dtype), (), ()),
-        beta,
-        alpha,
-    )
 
 
 @lowers(aten.linear)

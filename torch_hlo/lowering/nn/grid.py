@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir import Instruction, Size, build, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Size, row_major_strides
 from torch_hlo.hlo.ir.infer import product
 from torch_hlo.lowering.core import (
     Expr,
@@ -256,27 +256,3 @@ def grid_sampler_backward(
         return dx, None
     dgrid = stack([s.x for s in reversed(slopes)], -1)
     return dx, promote.cast(reshape(dgrid, grid_shape.dims), grid_shape.dtype)
-
-
-@lowers(aten.affine_grid_generator)
-def affine_grid_generator(
-    theta: Instruction,
-    size: Sequence[Size],
-    align_corners: bool,
-) -> Instruction:
-    """[N, spatial..., n]: an n x (n + 1) matrix per image applied to the positions of its pixels,
-    from -1 to 1; the last coordinate comes first."""
-    value, shape = compute(theta), expected()
-    dims, n = shape.dims, shape.dims[-1]
-
-    def column(i: int) -> Expr:
-        return Expr(build.broadcast(select_dim(value.x, 2, i), dims, (0, n + 1)))
-
-    total = column(n)
-    for i in range(n):
-        d = n - i  # coordinate i runs along this dimension
-        count = Expr(promote.count_elements((dims[d],), value.dtype))
-        steps = maximum(count - 1, 1) if align_corners else count
-        position = (Expr(iota((dims[d],), 0, value.dtype)) * 2 + 1 - count) / steps
-        total = total + column(i) * Expr(build.broadcast(position.x, dims, (d,)))
-    return promote.cast(total.x, shape.dtype)

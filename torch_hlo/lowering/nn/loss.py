@@ -18,7 +18,6 @@ from torch_hlo.lowering.core import (
     gather_dim,
     log,
     log1p,
-    logistic,
     lowers,
     maximum,
     promote,
@@ -208,35 +207,6 @@ def smooth_l1_loss_backward(
     return _finish(where(absolute(d) < beta, d / beta, sign) * _spread(grad, d, reduction))
 
 
-@lowers(aten.huber_loss)
-def huber_loss(
-    x: Instruction,
-    y: Instruction,
-    reduction: int = MEAN,
-    delta: float = 1.0,
-) -> Instruction:
-    x, y = _terms(x, y)
-    z = absolute(x - y)
-    delta = z.like(delta)
-    return reduced(where(z <= delta, 0.5 * z * z, delta * (z - 0.5 * delta)), reduction)
-
-
-@lowers(aten.huber_loss_backward)
-def huber_loss_backward(
-    grad: Instruction,
-    x: Instruction,
-    y: Instruction,
-    reduction: int,
-    delta: float,
-) -> Instruction:
-    x, y = _terms(x, y)
-    d = x - y
-    delta = d.like(delta)
-    return _finish(
-        where(d < -delta, -delta, where(d > delta, delta, d)) * _spread(grad, d, reduction)
-    )
-
-
 # Classification
 @lowers(aten.binary_cross_entropy)
 def binary_cross_entropy(
@@ -287,23 +257,6 @@ def binary_cross_entropy_with_logits(
         scale = 1 + (Expr(promote.operand(pos_weight, x.dtype, x.dims)) - 1) * t
         loss = (1 - t) * x - scale * log_sigmoid
     return reduced(_weighted(loss, weight), reduction)
-
-
-@lowers(aten.soft_margin_loss)
-def soft_margin_loss(x: Instruction, y: Instruction, reduction: int = MEAN) -> Instruction:
-    x, t = _terms(x, y)
-    return reduced(log1p(exp(-t * x)), reduction)
-
-
-@lowers(aten.soft_margin_loss_backward)
-def soft_margin_loss_backward(
-    grad: Instruction,
-    x: Instruction,
-    y: Instruction,
-    reduction: int,
-) -> Instruction:
-    x, t = _terms(x, y)
-    return _finish(-t * logistic(-t * x) * _spread(grad, x, reduction))
 
 
 def _target_column(x: Expr, target: Instruction) -> tuple[Expr, Expr]:

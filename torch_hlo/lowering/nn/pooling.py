@@ -126,18 +126,6 @@ def avg_pool(
     )
 
 
-@lowers(aten.avg_pool1d)
-def avg_pool1d(
-    x: Instruction,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Instruction:
-    return _avg_pool(x, kernel, stride, padding, count_include_pad, None, 1)
-
-
 def _avg_pool(
     x: Instruction,
     kernel: Sequence[int],
@@ -574,23 +562,3 @@ def _spread_index(size: Size, out: Size, dims: Sequence[Size], at: int) -> Expr:
     place = [1] * len(dims)
     place[at], place[at + 1] = index.dims
     return Expr(broadcast_to(reshape(index.x, place), dims))
-
-
-@lowers(aten.max_unpool2d, aten.max_unpool3d)
-def max_unpool(
-    x: Instruction,
-    indices: Instruction,
-    output_size: Sequence[Size],
-    *args: Any,
-) -> Instruction:
-    shape = expected()
-    n = len(output_size)
-    lead = shape.dims[: len(shape.dims) - n]
-    inner, outer = (_product(d[len(d) - n :]) for d in (shape.dims, x.dims))
-    rows = _product(lead)
-    position = Expr(reshape(indices, (rows, outer))) + _axis_index((rows, outer), 0) * inner
-    zero = promote.full(0, shape.dtype, (rows * inner,))
-    return reshape(
-        scatter_dim(zero, position.x, reshape(x, (rows, outer)), 0, None),
-        shape.dims,
-    )

@@ -9,25 +9,19 @@ import torch
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.lowering.core import (
     Expr,
-    Results,
     Scalar,
     Term,
     Weak,
     absolute,
-    concatenate,
     erf,
     exp,
-    expected,
-    expected_shapes,
     expm1,
     is_nan,
-    log,
     log1p,
     logistic,
     lowers,
     maximum,
     minimum,
-    nested,
     pointwise,
     promote,
     slice_dim,
@@ -96,19 +90,6 @@ def leaky_relu_backward(g: Expr, x: Expr, slope: Term, is_result: bool) -> Expr:
 @pointwise(aten._prelu_kernel, arity=2)
 def prelu(x: Expr, weight: Expr) -> Expr:
     return where(x > 0, x, weight * x)
-
-
-@lowers(aten._prelu_kernel_backward)
-def prelu_backward(
-    g: Instruction,
-    x: Instruction,
-    weight: Instruction,
-) -> Results:
-    shape = expected()
-    common = promote.compute_type(shape.dtype)
-    g, x, w = (Expr(promote.operand(v, common, shape.dims)) for v in (g, x, weight))
-    grads = where(x > 0, g, w * g), where(x > 0, 0, x * g)
-    return tuple(promote.cast(v.x, s.dtype) for v, s in zip(grads, expected_shapes(), strict=True))
 
 
 @pointwise(aten.elu)
@@ -261,56 +242,6 @@ def sigmoid_backward(g: Expr, y: Expr) -> Expr:
 @pointwise(aten.tanh_backward, arity=2)
 def tanh_backward(g: Expr, y: Expr) -> Expr:
     return g * conjugate(1 - y * y)
-
-
-@lowers(aten.log_sigmoid_forward)
-def log_sigmoid_forward(x: Instruction) -> tuple[Instruction, Instruction]:
-    def kernel(x: Expr) -> Expr:
-        return minimum(x, 0) - log1p(exp(-absolute(x)))
-
-    # The second result is a buffer of PyTorch's CPU kernel (on other devices it is empty).
-    buffer = expected(1)
-    if buffer.dims != expected().dims:
-        return apply(kernel, (x,), {}), promote.full(0, buffer.dtype, buffer.dims)
-    return apply(kernel, (x,), {}), nested((buffer,), apply, lambda x: exp(-absolute(x)), (x,), {})
-
-
-@pointwise(aten.log_sigmoid_backward, arity=2)
-def log_sigmoid_backward(g: Expr, x: Expr, buffer: Instruction) -> Expr:
-    return g * logistic(-x)
-
-
-@pointwise(aten.logit, aten.special_logit)
-def logit(x: Expr, eps: float | None = None) -> Expr:
-    if eps is not None:
-        eps = number(eps, x)
-        x = where(x < eps, eps, where(x > 1 - eps, 1 - eps, x))
-    return log(x / (1 - x))
-
-
-@pointwise(aten.logit_backward, arity=2)
-def logit_backward(g: Expr, x: Expr, eps: float | None = None) -> Expr:
-    low = number(0.0 if eps is None else eps, x)
-    outside = (x < low) | (x > 1 - low)
-    return where(outside, math.nan if eps is None else 0.0, g / (x * (1 - x)))
-
-
-@lowers(aten.glu)
-def glu(x: Instruction, dim: int = -1) -> Instruction:
-    a, b = _halves(x, dim)
-    return apply(lambda a, b: a * logistic(b), (a, b), {}, 2)
-
-
-@lowers(aten.glu_backward)
-def glu_backward(g: Instruction, x: Instruction, dim: int) -> Instruction:
-    shape = expected()
-    common = promote.compute_type(shape.dtype)
-    a, b, g = (Expr(promote.cast(v, common)) for v in (*_halves(x, dim), g))
-    s = logistic(b)
-    return promote.cast(
-        concatenate([(g * s).x, (g * a * s * (1 - s)).x], dim % len(shape.dims)),
-        shape.dtype,
-    )
 
 
 def _halves(x: Instruction, dim: int) -> tuple[Instruction, Instruction]:

@@ -306,17 +306,6 @@ def logaddexp(x: Expr, y: Expr) -> Expr:
     )
 
 
-@pointwise(aten.logaddexp2, arity=2)
-def logaddexp2(x: Expr, y: Expr) -> Expr:
-    top = maximum(x, y)
-    same = x.eq(y)
-    return where(
-        same & ~is_finite(x),
-        x,
-        top + log1p(exp2(-absolute(where(same, 0, x - y)))) * (1 / math.log(2)),
-    )
-
-
 @pointwise(aten.heaviside, arity=2)
 def heaviside(x: Expr, values: Expr) -> Expr:
     return where(x.eq(0), values, (x > 0).cast(x.dtype))
@@ -487,22 +476,6 @@ lowers(aten.clamp_max)(lambda x, high: _clamped(x, None, high))
 
 def _clamped(x: Instruction, low: Operand | None, high: Operand | None) -> Instruction:
     return apply(clamp, (x, low, high), {}, 3)
-
-
-@pointwise(aten.nan_to_num)
-def nan_to_num(
-    x: Expr,
-    nan: float | None = None,
-    posinf: float | None = None,
-    neginf: float | None = None,
-) -> Expr:
-    if _integral(x):
-        return x
-    dtype = expected().dtype
-    limit = torch.finfo(promote.HLO_TO_TORCH[dtype]).max
-    x = where(is_nan(x), 0.0 if nan is None else nan, x)
-    x = where(x.eq(math.inf), limit if posinf is None else posinf, x)
-    return where(x.eq(-math.inf), -limit if neginf is None else neginf, x)
 
 
 # Fused arithmetic.

@@ -82,17 +82,6 @@ def ndtr(x: Expr) -> Expr:
     return 0.5 * erfc(x * -math.sqrt(0.5))
 
 
-@pointwise(aten.special_log_ndtr)
-def log_ndtr(x: Expr) -> Expr:
-    t = x * math.sqrt(0.5)
-    low = where(t < -1, -t, 1)
-    return where(
-        t < -1,
-        log(erfcx_positive(low) * 0.5) - t * t,
-        log1p(erfc(where(t < -1, 0, t)) * -0.5),
-    )
-
-
 # Quantile of the normal distribution: central part, and tails in sqrt(-2 log p) below and above 8
 _NDTRI = (
     (
@@ -290,14 +279,6 @@ def _polygamma(n: int, x: Expr) -> Expr:
     return zeta(x.like(n + 1), x) * float(factorial)
 
 
-@pointwise(aten.mvlgamma, aten.special_multigammaln)
-def mvlgamma(x: Expr, p: int) -> Expr:
-    total = x.like(p * (p - 1) / 4 * math.log(math.pi))
-    for i in range(p):
-        total = total + lgamma(x - i / 2)
-    return total
-
-
 # Incomplete gamma functions: a power series below, a continued fraction above the transition x =
 # max(1, a).
 def _gamma_parts(a: Expr, x: Expr) -> tuple[Expr, Expr, Expr]:
@@ -382,15 +363,6 @@ def igammac(a: Expr, x: Expr) -> Expr:
 def sinc(x: Expr) -> Expr:
     product = x * math.pi
     return where(x.eq(0), 1, sin(product) / product)
-
-
-@pointwise(aten.special_entr)
-def entr(x: Expr) -> Expr:
-    return where(
-        is_nan(x),
-        x,
-        where(x > 0, -x * log(x), where(x.eq(0), x.like(0), -math.inf)),
-    )
 
 
 @pointwise(aten.special_spherical_bessel_j0)

@@ -19,20 +19,15 @@ from torch_hlo.lowering.core import (
     absolute,
     axes,
     axis,
-    broadcast_dims,
     broadcast_to,
     compute,
-    exp,
     expected,
     get,
     highest,
     imag,
-    is_finite,
     is_nan,
-    log,
     lowers,
     lowest,
-    on_diagonal,
     power,
     promote,
     real,
@@ -145,16 +140,6 @@ def all_(
     keepdim: bool = False,
 ) -> Instruction:
     return result(fold(Expr(promote.cast(x, "pred")), axes(dim, x.rank), "and"))
-
-
-@lowers(aten.count_nonzero)
-def count_nonzero(x: Instruction, dim: int | Sequence[int] | None = None) -> Instruction:
-    return result(
-        fold(
-            Expr(promote.cast(promote.cast(x, "pred"), "s64")),
-            axes(dim, x.rank),
-        )
-    )
 
 
 def extreme(x: Expr, dims: Sequence[int], largest: bool) -> Expr:
@@ -374,35 +359,3 @@ def _order(p: Scalar) -> float:
             "the order of a norm must be a constant of the program, not a lifted scalar"
         )
     return float(p)
-
-
-@lowers(aten.dist)
-def dist(x: Instruction, y: Instruction, p: Scalar = 2) -> Instruction:
-    dtype = promote.compute_type(promote.result_type(x, y))
-    dims = broadcast_dims(x.dims, y.dims)
-    difference = Expr(promote.operand(x, dtype, dims)) - Expr(promote.operand(y, dtype, dims))
-    return result(norm(difference, _order(p), tuple(range(len(dims)))))
-
-
-@lowers(aten.logsumexp, aten.special_logsumexp)
-def logsumexp(x: Instruction, dim: Sequence[int], keepdim: bool = False) -> Instruction:
-    value, dims = _accumulator(x), axes(dim, x.rank)
-    part = real(value) if is_complex(value) else value
-    top = fold(part, dims, "maximum") if dims else part
-    # subtracted meanwhile: exponentials of large numbers are infinite
-    top = Expr(promote.cast(where(is_finite(top), top, 0).x, value.dtype))
-    total = fold(exp(value - keep(top, value.dims, dims)), dims)
-    return result(log(total) + top)
-
-
-@lowers(aten.trace)
-def trace(x: Instruction) -> Instruction:
-    masked = instr(
-        "select",
-        (
-            on_diagonal(x.dims),
-            x,
-            promote.full(0, x.dtype, x.dims),
-        ),
-    )
-    return result(fold(_accumulator(masked), (0, 1)))

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Dim, Instruction, Shape, Size, instr
-from torch_hlo.hlo.ir.literal import literal
 from torch_hlo.lowering.core import (
     Expr,
     Operand,
@@ -21,7 +20,6 @@ from torch_hlo.lowering.core import (
     lowers,
     maximum,
     on_diagonal,
-    power,
     promote,
     real,
     where,
@@ -121,28 +119,6 @@ def linspace(start: Operand, end: Operand, steps: int, **kwargs: Any) -> Instruc
     return instr("complex", tuple(parts))
 
 
-@lowers(aten.logspace)
-def logspace(
-    start: Operand,
-    end: Operand,
-    steps: int,
-    base: float = 10.0,
-    **kwargs: Any,
-) -> Instruction:
-    first, last = _ends(start, end)
-    shape = expected()
-    # In f64 whatever the result; PyTorch has compiled this kernel without fused multiply-add.
-    dtype = first.dtype if promote.is_complex(first.dtype) else "f64"
-    range_ = (last - first).cast(dtype)
-    index, back, intervals = (i.cast(dtype) for i in _places(first.dims))
-    step = range_ / intervals
-    first, last = first.cast(dtype), last.cast(dtype)
-    exponent = where(_first_half(first.dims), first + step * index, last - step * back)
-    if shape.dims == (1,):  # the start as it was given
-        exponent = Expr(promote.operand(start, dtype, shape.dims))
-    return promote.cast(power(exponent.like(base), exponent).x, shape.dtype)
-
-
 def _ends(start: Operand, end: Operand) -> tuple[Expr, Expr]:
     """Both ends as PyTorch converts them to the type of the result."""
     shape = expected()
@@ -220,30 +196,3 @@ def triu(x: Instruction, diagonal: Size = 0) -> Instruction:
 
 def _masked(x: Instruction, mask: Instruction) -> Instruction:
     return instr("select", (mask, x, promote.full(0, x.dtype, x.dims)))
-
-
-@lowers(aten.tril_indices)
-def tril_indices(row: int, col: int, offset: int = 0, **kwargs: Any) -> Instruction:
-    return _literal(torch.tril_indices(row, col, offset))
-
-
-@lowers(aten.triu_indices)
-def triu_indices(row: int, col: int, offset: int = 0, **kwargs: Any) -> Instruction:
-    return _literal(torch.triu_indices(row, col, offset))
-
-
-def _literal(values: torch.Tensor) -> Instruction:
-    shape = expected()
-    return instr("constant", (), shape, literal=literal(values.numpy(), shape.dtype))
-
-
-@lowers(aten.isreal)
-def isreal(x: Instruction) -> Instruction:
-    if x.kind != "c":
-        return promote.full(True, "pred", x.dims)
-    imaginary = instr("imag", (x,))
-    return instr(
-        "compare",
-        (imaginary, promote.full(0, imaginary.dtype, x.dims)),
-        direction="EQ",
-    )

@@ -237,29 +237,6 @@ def _write_diagonal(matrix: Instruction, src: Instruction, offset: int) -> Instr
     return instr("select", (on_diagonal(matrix.dims, offset), spread, matrix))
 
 
-@lowers(aten.diagonal_backward)
-def diagonal_backward(
-    grad: Instruction,
-    sizes: Sequence[Size],
-    offset: int,
-    dim1: int,
-    dim2: int,
-) -> Instruction:
-    return diagonal_scatter(
-        promote.full(0, grad.dtype, expected().dims),
-        grad,
-        offset,
-        dim1,
-        dim2,
-    )
-
-
-@lowers(aten.diag_embed)
-def diag_embed(x: Instruction, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Instruction:
-    shape = expected()
-    return diagonal_scatter(promote.full(0, x.dtype, shape.dims), x, offset, dim1, dim2)
-
-
 # Writing through a view.
 @lowers(aten.select_scatter)
 def select_scatter(x: Instruction, src: Instruction, dim: int, index: Size) -> Instruction:
@@ -340,23 +317,6 @@ def _window_indices(windows: Size, size: Size, step: int) -> Instruction:
     dims = (windows, size)
     first = instr("multiply", (iota(dims, 0), promote.full(step, "s64", dims)))
     return instr("add", (first, iota(dims, 1)))
-
-
-@lowers(aten.unfold_backward)
-def unfold_backward(
-    grad: Instruction,
-    sizes: Sequence[Size],
-    dim: int,
-    size: int,
-    step: int,
-) -> Instruction:
-    dims = expected().dims
-    if not dims:
-        return reshape(grad, ())
-    dim = axis(dim, len(dims))
-    updates = move_dim(grad, -1, dim + 1)
-    zero = promote.full(0, grad.dtype, dims)
-    return scatter_dim(zero, _window_indices(grad.dims[dim], size, step), updates, dim)
 
 
 @lowers(aten.as_strided, aten.as_strided_copy)
