@@ -35,12 +35,6 @@ WIDE = 16
 MOST = 6  # arrays that the updates are computed from
 
 
-def is_fused_scatter(x: Instruction) -> bool:
-    """Whether a fusion was made here."""
-    config: object = x.get("backend_config")
-    return config == _CONFIG
-
-
 @hlo_pass
 def scatter_fusion(module: Module) -> Module:
     """Scatters that compute their updates, and fill what they start from."""

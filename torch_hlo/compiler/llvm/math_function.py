@@ -15,20 +15,6 @@ NAN = math.nan
 Elementary = Callable[..., str]  # of a Typed and its operands
 
 
-def in_double(fn: Elementary) -> Elementary:
-    """Run a double-precision function on floats, rounding the result once."""
-
-    def run(t: Typed, *operands: str) -> str:
-        if t.kind == "double":
-            return fn(t, *operands)
-        e = t.e
-        wide = [e.cast("fpext", x, "float", "double") for x in operands]
-        return e.cast("fptrunc", fn(e.typed("double"), *wide), "double", "float")
-
-    run.__name__, run.__doc__ = fn.__name__, fn.__doc__
-    return run
-
-
 MANTISSA = {"float": (23, 127), "double": (52, 1023)}  # bits, and the bias of the exponent
 # three halves of the first number from which on there are no fractions: added to a whole number it
 # moves that to the end of the mantissa
