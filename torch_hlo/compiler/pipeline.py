@@ -98,7 +98,8 @@ def cpu_pipeline(target: Target) -> Pipeline:
             partial_sort,  # sorts of which a few elements are read
             collective_async,  # work goes on while bytes travel
             loop_fill,  # what a loop writes from end to end is not filled before
-            loop_rows(target.cores),  # loops over time, each thread with rows of its own
+            # loops over time, each thread with rows of its own
+            loop_rows(target.cores, target.vector_bytes),
         ),
         fusions=(
             hlo_pass(fusion),  # what becomes one kernel
@@ -121,7 +122,6 @@ def gpu_pipeline(target: Target) -> Pipeline:
             simplify,
             dot_merge,  # products that belong together
             collective_async,  # work goes on while bytes travel
-            loop_rows(target.cores),  # loops over time one after another
         ),
         fusions=(
             hlo_pass(fusion),  # what becomes one kernel

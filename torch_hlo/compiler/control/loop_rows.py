@@ -34,7 +34,10 @@ from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.match import carry_meta
 from torch_hlo.hlo.sharding.factors import Factors, factors
 
-NEAR = 5 << 18  # bytes that are read in every turn and still stay in a core's own cache
+# bytes that are read in every turn and still stay in a core's own cache: of cores with vectors of
+# 512 bits, whose caches hold 1 MB or more; of others
+NEAR = 5 << 18
+LESS_NEAR = 3 << 17
 ROWS = 64  # of a part, which pay for reading what does not stay there
 LEAST = 4  # rows of a part: fewer take products as long as all of them do
 _MOVES = frozenset(
@@ -45,17 +48,17 @@ _MOVES = frozenset(
 Rows = dict[Instruction, int]  # instruction -> which dimension is the rows'
 
 
-def loop_rows(cores: int) -> Pass:
+def loop_rows(cores: int, vector_bytes: int = 64) -> Pass:
     """The pass for so many cores: loops whose rows are independent are cut into loops that run at
     the same time."""
     return Pass(
         "loop_rows",
-        lambda module: _apart(module, cores),
+        lambda module: _apart(module, cores, NEAR if vector_bytes >= 64 else LESS_NEAR),
         "Loops whose rows are independent are cut into loops that run at the same time.",
     )
 
 
-def _apart(module: Module, cores: int) -> Module:
+def _apart(module: Module, cores: int, near: int) -> Module:
     reads = users((module.entry.root,))
     if cores < 2 or not any(x.op == "while" for x in reads):
         return module
@@ -65,13 +68,13 @@ def _apart(module: Module, cores: int) -> Module:
         if x.op == "get-tuple-element":
             y = h.get_tuple_element(new[x.operands[0]], x["index"])
         elif x.op == "while" and all(r.op == "get-tuple-element" for r in readers):
-            y = _cut(y, cores, {r["index"] for r in readers})
+            y = _cut(y, cores, near, {r["index"] for r in readers})
         carry_meta(x, y)
         new[x] = y
     return module.with_root(new[module.entry.root])
 
 
-def _cut(x: Instruction, cores: int, read: set[int]) -> Instruction:
+def _cut(x: Instruction, cores: int, near: int, read: set[int]) -> Instruction:
     """The loop over parts, of which the elements `read` are used; the loop itself where it cannot
     be cut, or that does not pay."""
     body, state = x["body"], x.operands[0]
@@ -97,7 +100,7 @@ def _cut(x: Instruction, cores: int, read: set[int]) -> Instruction:
             if (
                 parts > 1
                 and count // parts >= LEAST
-                and (_read_whole(body, rows) <= NEAR or count // parts >= ROWS)
+                and (_read_whole(body, rows) <= near or count // parts >= ROWS)
             ):
                 return _Cutter(x, rows, count, parts).loop()
     return x
