@@ -1,5 +1,4 @@
-"""PJRT plugins as the device: XLA's CPU backend (pip install xla-cpu-pjrt), and compiling for a TPU
-that is not there (libtpu)."""
+"""PJRT plugins as the device: XLA's CPU backend (pip install xla-cpu-pjrt)."""
 
 import importlib.util
 import os
@@ -16,7 +15,6 @@ from torch_hlo.device import runtime
 from torch_hlo.device.memory import Buffer
 from torch_hlo.device.pjrt.pjrt_api import Api, PjrtError
 from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
-from torch_hlo.hlo.stablehlo import stablehlo_text
 from torch_hlo.hlo.text.parser import parse_module
 from torch_hlo.tools.execute import xla_plugin
 
@@ -190,17 +188,3 @@ def test_training_the_digits():
     """,
     )
     assert out.splitlines()[-1].split()[1:4] == ["True"] * 3, out
-
-
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
-def test_compiling_for_a_tpu(monkeypatch):
-    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
-    module = parse_module(
-        hlo(
-            "x = f32[8,16] parameter(0)",
-            "y = f32[16,8] transpose(x), dimensions={1,0}",
-            "ROOT z = f32[8,8] dot(x, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
-        )
-    )
-    api = Api(str(Path(importlib.util.find_spec("libtpu").origin).with_name("libtpu.so")))
-    assert len(api.compile_for("v5e:2x2", stablehlo_text(module))) > 100

@@ -10,8 +10,6 @@ import torch
 import torch.autograd.forward_ad
 from torch.utils import _pytree as pytree
 
-from .registration import PLACE
-
 # context manager: PyTorch does not look for `__torch_function__`, which takes longer than an
 # attribute
 plain_attributes = torch._C.DisableTorchFunctionSubclass
@@ -44,11 +42,6 @@ _modes, _functions, _casts, profiled, _traced = (
 def block(name: str) -> AbstractContextManager:
     """Context manager: a named range of PyTorch's profiler, if that runs."""
     return torch.profiler.record_function(name) if profiled() else _NOTHING
-
-
-def autocasts() -> bool:
-    """Whether autocast is on for this device."""
-    return _casts() and torch.is_autocast_enabled(PLACE.name)
 
 
 def without_autocast() -> AbstractContextManager:

@@ -1,4 +1,4 @@
-"""What elementary functions are made with: double precision for floats, quotients, functions of
+"""What elementary functions are made with: quotients, functions of
 their own, and a slower way where an operand is beyond the polynomials."""
 
 from __future__ import annotations

@@ -122,39 +122,3 @@ class Api:
             ),
             keep,
         )
-
-    def compile_for(self, topology: str, code: str) -> bytes:
-        """Compile for devices that need not be here; the optimized program as a serialized
-        HloModuleProtoWithConfig."""
-        name, options = (
-            topology.encode(),
-            ctypes.create_string_buffer(COMPILE_OPTIONS),
-        )
-        place = ctypes.create_string_buffer(name)
-        target = self.TopologyDescription_Create(
-            topology_name=ctypes.addressof(place), topology_name_size=len(name)
-        ).topology
-        try:
-            program, keep = self.program(code)
-            compiled = self.Compile(
-                topology=target,
-                program=ctypes.addressof(program),
-                compile_options=ctypes.addressof(options),
-                compile_options_size=len(COMPILE_OPTIONS),
-            ).executable
-            del keep
-            try:
-                result = structure("Program")
-                self.Executable_OptimizedProgram(
-                    executable=compiled, program=ctypes.addressof(result)
-                )
-                space = ctypes.create_string_buffer(result.code_size)
-                result.code = ctypes.addressof(space)
-                self.Executable_OptimizedProgram(
-                    executable=compiled, program=ctypes.addressof(result)
-                )
-                return space.raw
-            finally:
-                self.Executable_Destroy(executable=compiled)
-        finally:
-            self.TopologyDescription_Destroy(topology=target)
