@@ -7,6 +7,15 @@ import torch_hlo
 from torch_hlo import metrics
 
 
+class _Kept(list):
+    def append(self, x):
+        super().append(x)
+        return x
+
+
+KEPT = _Kept()
+
+
 def hlo(*tensors):
     return [t.to("hlo") for t in tensors]
 
@@ -263,6 +272,18 @@ def test_random_numbers_in_a_compiled_scan(device):
             "generator of its own",
         ),
         (
+            lambda x: torch_hlo.scan(lambda c, a: (c + x.add_(1).sum(), a), x.sum(), x),
+            "in-place operation",
+        ),
+        (
+            lambda x: torch_hlo.scan(lambda c, a: (c + a.add_(1), a), x.sum(), x),
+            "in-place operation",
+        ),
+        (
+            lambda x: torch_hlo.scan(lambda c, a: (c + KEPT.append(c * a), a), x.sum(), x),
+            "outlives it",
+        ),
+        (
             lambda x: torch_hlo.cond(x.cpu().sum() > 0, lambda a: a, lambda a: a, (x,)),
             "takes hlo tensors",
         ),
@@ -275,3 +296,4 @@ def test_random_numbers_in_a_compiled_scan(device):
 def test_mistakes(call, message):
     with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
         call(torch.ones(3).to("hlo"))
+    KEPT.clear()

@@ -74,6 +74,7 @@ _FSDP, _SHARDED = "torch.distributed.fsdp", "torch_hlo.frameworks.sharded:"
 _MOVE = wrapped(_SHARDED + "move_states")
 _NESTED = wrapped("torch_hlo.frameworks.nested:attention")
 _COMPRESS = given_to("torch_hlo.frameworks.semi_structured:register")
+_TRACEABLE = given_to("torch_hlo.lazy.traceable:dynamo_came")
 _OPEN = wrapped("torch_hlo.frameworks.safe_files:safe_open")
 
 ROWS = (
@@ -84,6 +85,7 @@ ROWS = (
     Row(f"{_FSDP}._flat_param", "FlatParamHandle.to_cpu", wrapped(_SHARDED + "stay")),
     Row(f"{_FSDP}._state_dict_utils", "_full_post_state_dict_hook", wrapped(_SHARDED + "offload")),
     Row("torch.nested._internal.ops", "jagged_scaled_dot_product_attention", _NESTED),
+    Row("torch._dynamo", "optimize", _TRACEABLE),
     Row("torch.sparse", "SparseSemiStructuredTensorCUTLASS", _COMPRESS),
     *_HUGGINGFACE_ROWS,
     *_KERAS_ROWS,

@@ -23,6 +23,11 @@ def trace_through(function: Callable, *constants: type) -> None:
         tracing.trace_through(function, constants)
 
 
+def dynamo_came(dynamo: object) -> None:
+    """Dynamo is imported, maybe for another back end, or for `torch.cond`."""
+    enable()
+
+
 def vary(tensor: torch.Tensor, sizes: frozenset[int]) -> None:
     """Tell the compiler that these sizes of an hlo tensor's array vary from step to step."""
     value = tensor._storage.value

@@ -13,6 +13,7 @@ Random numbers: the loop takes one draw of the generator, and gives each turn a 
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -29,6 +30,7 @@ from torch_hlo.lazy.record import (
     Watcher,
     fresh,
     generator,
+    pending_storages,
     read,
     session,
 )
@@ -65,9 +67,10 @@ class Recorded(FxGraph, Subgraph):
     form: object
 
 
-def record(what: str, fn: Callable, shapes: Sequence[Tensor], form) -> Recorded:
+def record(what: str, fn: Callable, shapes: Sequence[Tensor], form, own: int = 0) -> Recorded:
     """Call `fn` on stand-ins for tensors like `shapes`, nested as `form`. Raises RuntimeError when
-    it needs a value."""
+    it needs a value, writes to more than the first `own` of its arguments, or to others, or keeps
+    a tensor."""
     stand_ins = [Array(metas.contiguous(tuple(t.shape), t.dtype).hlo, None) for t in shapes]
     first = next(SERIALS)
     arguments = [
@@ -82,7 +85,20 @@ def record(what: str, fn: Callable, shapes: Sequence[Tensor], form) -> Recorded:
             raise TypeError(
                 f"torch_hlo.{what}: the function must return hlo tensors, not {type(r).__name__}"
             )
-    return _graph([read(r) for r in flat], stand_ins, first, result_form, seed)
+    values = [read(r) for r in flat]
+    written = any(t._storage.version for t in arguments[own:])
+    del arguments, result, flat, r
+    if written or _kept(first) and (gc.collect(), _kept(first))[1]:
+        raise RuntimeError(
+            f"torch_hlo.{what}: an in-place operation on an input of the function or on a tensor"
+            " from outside, or a tensor that outlives it: return what is to be seen outside"
+        )
+    return _graph(values, stand_ins, first, result_form, seed)
+
+
+def _kept(first: int) -> bool:
+    """Whether a tensor that is alive has a value that was recorded since `first`."""
+    return any(s.value.node.serial > first for s in pending_storages())
 
 
 def _graph(values: list, stand_ins: list[Array], first: int, form, seed: int) -> Recorded:
@@ -264,7 +280,7 @@ def while_loop(cond_fn: Callable, body_fn: Callable, carried: Sequence) -> tuple
     flat, form = _inputs("while_loop", tuple(carried))
     test, body = (
         record("while_loop", cond_fn, flat, form),
-        record("while_loop", body_fn, flat, form),
+        record("while_loop", body_fn, flat, form, len(flat)),
     )
     described = _described(test)
     if len(described) != 1 or torch.Size(described[0][0]).numel() != 1:
@@ -314,6 +330,7 @@ def scan(
                 pytree.tree_unflatten(stacked, xs_form),
             )
         ),
+        len(carry),
     )
     described = _described(g)
     results = pytree.tree_unflatten(list(range(len(described))), g.form)
