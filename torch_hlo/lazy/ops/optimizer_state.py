@@ -39,6 +39,11 @@ IMPLEMENTATIONS: dict[type[torch.optim.Optimizer], str] = {
 def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
     """Set the implementation where the user left it open, and keep counts of steps on the
     device."""
+    for group in optimizer.param_groups:
+        kinds = set(map(type, group["params"]))
+        # DTensors beside plain parameters, as tensor parallelism leaves norms: one at a time
+        if HloTensor in kinds and len(kinds) > 1 and group.get("foreach", 0) is None:
+            group["foreach"] = False
     option = next(
         (o for kind, o in IMPLEMENTATIONS.items() if isinstance(optimizer, kind)),
         None,
