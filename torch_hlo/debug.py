@@ -35,7 +35,7 @@ from torch.utils import _pytree as pytree
 from torch_hlo.hlo.ir import Module
 from torch_hlo.lazy import device_module
 from torch_hlo.lazy.record import HloTensor, read, session
-from torch_hlo.lazy.run import drift
+from torch_hlo.lazy.run import drift, spmd
 from torch_hlo.lazy.run.fingerprint import Graph, collect
 from torch_hlo.lowering.core import Leaf, Lift, Out, looks, lower
 
@@ -87,6 +87,9 @@ def graph_text(tensors: Sequence[Tensor]) -> str:
 def module(tensors: Sequence[Tensor]) -> Module:
     """The HLO module of pending hlo tensors, before any pass."""
     g = graph(tensors)
+    where = spmd.placement(g, [None] * len(g.outputs))
+    if where is not None:
+        return spmd.annotated(g, where, ())
     return lower(g.nodes, g.outputs, [*g.leaves, *g.numbers])
 
 

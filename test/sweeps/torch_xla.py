@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import re
@@ -200,6 +201,10 @@ def child(file: str, log: str, *arguments: str) -> None:
     install_as_torch_xla()
     _Result.log = log
     unittest.TextTestRunner.resultclass = _Result
+    with contextlib.suppress(ImportError):
+        from absl.testing import _pretty_print_reporter
+
+        _pretty_print_reporter.TextTestRunner = unittest.TextTestRunner
     signal.signal(signal.SIGALRM, _late)
     sys.argv = [file, *arguments]
     sys.path[:0] = [os.path.dirname(file)]

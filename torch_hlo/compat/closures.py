@@ -60,6 +60,23 @@ class AsyncClosureHandler:
                 return
 
 
+def on_ready_callback(tensor, callback):
+    """Call `callback(tensor)` on another thread when the tensor is computed."""
+
+    def wait():
+        tensor.cpu()
+        callback(tensor)
+
+    threading.Thread(target=wait).start()
+
+
+def on_ready_event(tensor):
+    """An event that is set when the tensor is computed."""
+    ready = threading.Event()
+    on_ready_callback(tensor, lambda _: ready.set())
+    return ready
+
+
 class _Step:
     """Functions that wait for the end of the step."""
 

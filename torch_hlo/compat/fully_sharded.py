@@ -185,15 +185,11 @@ def checkpoint_module(module):
     return module
 
 
-def apply_xla_patch_to_nn_linear(module, *args):
-    """The module: nothing to patch."""
-    return module
-
-
 def consolidate_sharded_model_checkpoints(*args, **kwargs):
     raise NotImplementedError(
         "torch_hlo.distributed.checkpoint.load reads a checkpoint on any number of processes"
     )
 
 
+apply_xla_patch_to_nn_linear = sharding_names.apply_xla_patch_to_nn_linear
 consolidate_sharded_state_dicts = consolidate_sharded_model_checkpoints

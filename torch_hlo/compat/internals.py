@@ -8,8 +8,10 @@ import torch
 
 import torch_hlo
 from torch_hlo import debug, metrics
-from torch_hlo.lazy.record import HloTensor
-from torch_hlo.lowering.core import Out
+from torch_hlo.distributed import spmd
+from torch_hlo.hlo.text.printer import module_text
+from torch_hlo.lazy.record import HloTensor, read
+from torch_hlo.lowering.core import Out, lower
 
 from . import checkpoint_names, experimental_names, hardware, sharding_names, xla_model
 
@@ -22,7 +24,6 @@ _get_use_eager_mode = experimental_names.is_eager_mode
 _set_use_eager_mode = experimental_names.eager_mode
 _get_xla_sharding_spec = sharding_names.sharding_text
 _get_xla_sharding_type = sharding_names.sharding_type
-_get_xla_tensors_hlo = debug.hlo_text
 _xla_clear_sharding = sharding_names.clear_sharding
 _xla_get_num_cached_compilation_graph = hardware.get_num_cached_compilation_graph
 _xla_increment_counter = metrics.count
@@ -37,6 +38,28 @@ def _xla_get_default_device():
 
 def _get_git_revs():
     return {"xla": torch_hlo.__version__, "torch": str(torch.version.git_version)}
+
+
+def _get_xla_tensors_hlo(tensors):
+    """HLO text; of tensors that are computed, the program that returns them."""
+    if any(map(debug.is_pending, tensors)):
+        return module_text(debug.module(tensors), style="xla")
+    leaves, known = [*map(read, tensors)], [*map(sharding_names.placement, tensors)]
+    mesh = next((s.mesh for s in known if s is not None), None)
+    found = lower([], leaves, leaves, placed=mesh and (mesh, known, known))
+    return module_text(found, style="xla")
+
+
+def _spmd_full_to_shard_shape(t):
+    """The block of each device."""
+    found = sharding_names.placement(t)
+    if found is None:
+        raise RuntimeError(f"the tensor of shape {[*t.shape]} has no sharding: use mark_sharding")
+    return spmd.to_blocks(t, found)
+
+
+def _spmd_shard_to_full_shape(t, sharding, shape, dtype=None):
+    return spmd.from_blocks(t, sharding, shape)
 
 
 def _unsafe_buffer_pointer(t):
@@ -57,6 +80,11 @@ def dynamo_backend(graph, inputs):
     from torch_hlo import dynamo
 
     return dynamo.hlo(graph, inputs)
+
+
+def extract_compiled_graph(graph, inputs):
+    """The graph: what it records when it is called is a program that is known."""
+    return graph
 
 
 def _init_computation_client():
@@ -112,7 +140,7 @@ def _get_xla_tensors_text(tensors):
     ]
     if pending:
         graph = debug.graph(pending)
-        inputs = [*graph.leaves, *graph.numbers]
+        inputs = [*graph.numbers, *graph.leaves]
         name = {id(x): f"%{i}" for i, x in enumerate((*inputs, *graph.nodes))}
 
         def text(x):

@@ -32,6 +32,19 @@ class GradScaler(_GradScaler):
         super().__init__("xla", *args, **kwargs)
 
 
+def _skipping(kind):
+    class SyncFree(kind):
+        """The optimizer of PyTorch, whose step does nothing where `found_inf` is true."""
+
+        def step(self, closure=None, found_inf=None):
+            return None if found_inf is not None and found_inf else super().step(closure)
+
+    return SyncFree
+
+
+Adam, AdamW, SGD = map(_skipping, (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD))
+
+
 class _Products:
     precision = "default"
 

@@ -120,6 +120,12 @@ class ShardingSpec:
         return t.dim() == len(self.partition_spec)
 
     def apply(self, t):
+        count = hardware.addressable_runtime_device_count()
+        if self.minibatch and t.shape[0] % count:
+            raise RuntimeError(
+                "When minibatch is configured, the per-host batch size must be divisible by local"
+                f" runtime device count. Per host input data shape = {[*t.shape]}, {count} devices"
+            )
         if self.minibatch and hardware.process_count() > 1:
             raise NotImplementedError(
                 "ShardingSpec(minibatch=True): give every process the whole batch"
@@ -136,6 +142,14 @@ def mark_sharding(t, mesh, partition_spec):
     return spmd.mark_sharding(t, mesh.ours, tuple(partition_spec))
 
 
+annotate_custom_sharding = mark_sharding
+
+
+def _mark_manual_sharding(t):
+    """The tensor: it knows that it is a block."""
+    return t
+
+
 def mark_sharding_with_gradients(t, mesh, partition_spec):
     return spmd.mark_sharding_with_gradients(t, mesh.ours, tuple(partition_spec))
 
@@ -144,6 +158,44 @@ class MarkShardingFunction:
     """`apply` is `mark_sharding_with_gradients`."""
 
     apply = staticmethod(mark_sharding_with_gradients)
+
+
+def convert_to_xla_mesh(dt_mesh):
+    """The mesh of a DeviceMesh."""
+    return Mesh(dt_mesh.mesh.flatten().tolist(), tuple(dt_mesh.mesh.shape), dt_mesh.mesh_dim_names)
+
+
+def convert_to_xla_partition_spec(tensor, placements):
+    """What goes along each dimension, from what is done along each axis of the mesh."""
+    spec = [None] * tensor.dim()
+    for axis, placement in enumerate(placements):
+        if placement.is_shard():
+            spec[placement.dim] = axis
+        elif not placement.is_replicate():
+            raise ValueError(f"Unsupported placement type: {type(placement).__name__}")
+    return tuple(spec)
+
+
+def xla_distribute_tensor(tensor, device_mesh, placements=None):
+    """torch.distributed.tensor.distribute_tensor: the tensor, on the device and marked."""
+    if tensor.device.type != "xla":
+        tensor = tensor.detach().to("xla").requires_grad_(tensor.requires_grad)
+    tensor.placements = tuple(placements or ())
+    spec = convert_to_xla_partition_spec(tensor, tensor.placements)
+    return mark_sharding(tensor, convert_to_xla_mesh(device_mesh), spec)
+
+
+def xla_distribute_module(
+    module, device_mesh=None, partition_fn=None, input_fn=None, output_fn=None
+):
+    """torch.distributed.tensor.distribute_module: `partition_fn` marks the parameters."""
+    for name, part in module.named_modules() if partition_fn else ():
+        partition_fn(name, part, device_mesh)
+    if input_fn is not None:
+        module.register_forward_pre_hook(lambda m, inputs: input_fn(m, inputs, device_mesh))
+    if output_fn is not None:
+        module.register_forward_hook(lambda m, _, outputs: output_fn(m, outputs, device_mesh))
+    return module
 
 
 def enable_manual_sharding(t, spec, *, mesh=None):

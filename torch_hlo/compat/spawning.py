@@ -62,6 +62,23 @@ def _child(rank, size, port, fn, args):
         dist.destroy_process_group()
 
 
+def run_multiprocess(fn, *args, start_method="spawn", **kwargs):
+    """What `fn` returns in each process, by rank."""
+    with torch.multiprocessing.get_context(start_method).Manager() as manager:
+        found = manager.dict()
+        spawn(_returning, (found, fn, args, kwargs), start_method=start_method)
+        return dict(found)
+
+
+def _returning(rank, found, fn, args, kwargs):
+    found[rank] = fn(*args, **kwargs)
+
+
+def spawn_threads(fn, args=()):
+    """The function: this process has one device."""
+    fn(0, *args)
+
+
 def launch(
     fn,
     args=(),

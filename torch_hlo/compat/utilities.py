@@ -165,6 +165,7 @@ def load(path):
 
 
 def save(data, path, master_only=True, global_master=False):
+    """torch.save of CPU copies, by the first process alone unless `master_only` is False."""
     if not master_only or hardware.global_ordinal() == 0:
         torch.save(to_cpu(data), path)
 

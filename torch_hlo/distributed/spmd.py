@@ -119,8 +119,11 @@ def enable_manual_sharding(
 
     Raises ShardingError for dimensions that do not divide: blocks of a program that is written per
     device have no padding."""
-    where = _mesh(mesh)
-    found = sharding(where, partition_spec, t.shape)
+    return to_blocks(t, sharding(_mesh(mesh), partition_spec, t.shape))
+
+
+def to_blocks(t: Tensor, found: Sharding) -> Tensor:
+    """`enable_manual_sharding` with the compiler's own kind of sharding."""
     for i, (n, k) in enumerate(zip(t.shape, found.tiles)):
         if n % k:
             raise ShardingError(
@@ -142,8 +145,11 @@ def disable_manual_sharding(
 ) -> Tensor:
     """The whole tensor of `full_shape` whose blocks are `t`. Raises ShardingError where they do not
     fit."""
-    where = _mesh(mesh)
-    found = sharding(where, partition_spec, full_shape)
+    return from_blocks(t, sharding(_mesh(mesh), partition_spec, full_shape), full_shape)
+
+
+def from_blocks(t: Tensor, found: Sharding, full_shape: Sequence[int]) -> Tensor:
+    """`disable_manual_sharding` with the compiler's own kind of sharding."""
     if tuple(n * k for n, k in zip(t.shape, found.tiles)) != tuple(full_shape):
         raise ShardingError(
             f"blocks of shape {tuple(t.shape)} do not make a tensor of shape {tuple(full_shape)}"

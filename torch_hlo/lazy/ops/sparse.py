@@ -440,8 +440,8 @@ _dense_bag = recording.recorder(aten._embedding_bag_backward.default)
 def _bag_gradient(args: tuple, kwargs: dict) -> Any:
     """The gradient of embedding_bag's weight."""
     grad, indices, offsets, bag, sizes, maximum, rows, by_frequency, mode, sparse, *rest = args
-    if not sparse:
-        return _dense_bag(args, kwargs)
+    if not sparse or PLACE.name == "xla":
+        return _dense_bag((*args[:9], False, *rest), kwargs)
     args = (grad, indices, offsets, bag, sizes, rows, by_frequency, mode, *rest)
     return nested(aten._embedding_bag_sparse_backward.default, args, kwargs)
 

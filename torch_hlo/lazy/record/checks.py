@@ -21,7 +21,7 @@ from .views import has_lazy_bits
 
 def admit(tensor: Tensor) -> HloTensor:
     """A tensor argument that is not an hlo tensor as one: as on CUDA, only a rank-0 CPU tensor may
-    take part.
+    take part; under the name "xla" any, as in PyTorch/XLA.
 
     Raises RuntimeError for a tensor of another device, Foreign for a subclass that handles ops
     itself."""
@@ -29,7 +29,7 @@ def admit(tensor: Tensor) -> HloTensor:
         return tensor
     if type(tensor) not in PLAIN:
         raise handlers.Foreign
-    if tensor.device.type == "cpu" and tensor.dim() == 0:
+    if tensor.device.type == "cpu" and (tensor.dim() == 0 or PLACE.name == "xla"):
         return from_cpu(tensor)
     raise RuntimeError(
         "Expected all tensors to be on the same device, but found at least two devices,"
