@@ -224,6 +224,17 @@ def test_tied_weights_and_identity_survive_moving():
     assert a.weight is b.weight is w and not w.is_hlo
 
 
+def test_exported_modules_move():
+    """torch.export keeps weak references to the parameters."""
+    linear, x = torch.nn.Linear(4, 3), torch.randn(2, 4)
+    module = torch.export.export(linear, (x,)).module()
+    want, weight = module(x), module.weight
+    module.to("hlo")
+    assert module.weight is weight and weight.device.type == "hlo"
+    torch.testing.assert_close(module(x.to("hlo")).cpu(), want)
+    torch.testing.assert_close(module.to("cpu")(x), want)
+
+
 def test_module_with_gradients_moves():
     m = nn.Linear(2, 2)
     m(torch.ones(1, 2)).sum().backward()

@@ -135,3 +135,29 @@ def test_observers(monkeypatch):
             observer((x * 2).to(device))
             found.append([v.cpu() for v in observer.calculate_qparams()])
         torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_fresh_observers_of_rows(symmetric, monkeypatch):
+    """Their first call gives the arrays a size."""
+    monkeypatch.setenv("TORCH_HLO_FALLBACK", "error")
+    from torch.ao import quantization as q
+
+    scheme = torch.per_channel_symmetric if symmetric else torch.per_channel_affine
+    x = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+
+    def run(device):
+        seen = q.FusedMovingAvgObsFakeQuantize(
+            observer=q.MovingAveragePerChannelMinMaxObserver,
+            quant_min=-128,
+            quant_max=127,
+            qscheme=scheme,
+            dtype=torch.qint8,
+        ).to(device)
+        values = [seen((x * i).to(device)).cpu() for i in (1, 3, 2)]
+        ends = seen.activation_post_process
+        return *values, *(
+            v.cpu() for v in (seen.scale, seen.zero_point, ends.min_val, ends.max_val)
+        )
+
+    torch.testing.assert_close(run("hlo"), run("cpu"))

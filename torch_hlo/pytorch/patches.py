@@ -166,9 +166,14 @@ def _patch_module_apply() -> None:
         if future.get_swap_module_params_on_conversion() or not _changes_device(self, fn):
             return original(self, fn, recurse)
         future.set_swap_module_params_on_conversion(True)
+        # torch.export leaves weak references to parameters, at which `swap_tensors` stops. They
+        # stay valid: the objects do.
+        utils, weak = vars(torch.utils), torch.utils.weakref
+        utils["weakref"] = types.SimpleNamespace(getweakrefs=lambda tensor: ())
         try:
             return original(self, fn, recurse)
         finally:
+            utils["weakref"] = weak
             future.set_swap_module_params_on_conversion(False)
 
     Module._apply = _apply

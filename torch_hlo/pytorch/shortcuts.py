@@ -51,7 +51,8 @@ ROWS = (
     Row(
         "module_apply",
         "pytorch/patches.py",
-        "nn.Module._apply swaps the contents of parameters when they change the device",
+        "nn.Module._apply swaps the contents of parameters when they change the device, also where"
+        " somebody refers to them weakly",
         "optimizers made before `.to` and tied weights keep their parameters",
     ),
     Row(

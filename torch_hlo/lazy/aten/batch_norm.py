@@ -1,4 +1,5 @@
-"""Batch norm, which writes to its running statistics without saying so in its schema."""
+"""Batch norm, which writes to its running statistics without saying so in its schema, and observers
+of rows, which give theirs a size."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import torch
 from torch_hlo.lazy.record import aten, call, handles, inference
 from torch_hlo.lazy.record import meta as metas
 
-from .mutation import assign
+from .mutation import assign, mutator
 from .strides import resize
 
 # ---- mutation that the schema does not declare
@@ -61,3 +62,16 @@ def _eval_batch_norm_metas(x, weight, bias, mean, var, momentum, eps):
 
 
 inference.INFER[aten._native_batch_norm_legit_no_training.default] = _eval_batch_norm_metas
+
+
+_observe = mutator(aten._fused_moving_avg_obs_fq_helper.default)
+
+
+@handles(aten._fused_moving_avg_obs_fq_helper.default)
+def observed(args: tuple, kwargs: dict) -> object:
+    """A fresh observer of rows has empty arrays for what it sees."""
+    x, _, _, *state = args[:7]
+    if any(args[11:12]) and not state[0].numel():
+        for array, value in zip(state, (torch.inf, -torch.inf, 1, 0), strict=True):
+            array.resize_(x.shape[args[10]]).fill_(value)
+    return _observe(args, kwargs)
