@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -46,10 +47,7 @@ def product(sizes: Iterable[int]) -> int: ...
 @overload
 def product(sizes: Iterable[Size]) -> Size: ...
 def product(sizes: Iterable[Size]) -> Size:
-    total: Size = 1
-    for s in sizes:
-        total = total * s
-    return total
+    return math.prod(sizes)
 
 
 def pack_kernel(name: str, t: Tile, source: Source, form: str) -> tuple[Function, Function | None]:

@@ -10,6 +10,7 @@ element there. What matrix units take is gpu_conv_matrix.py's.
 
 from __future__ import annotations
 
+from torch_hlo.compiler.codegen.index import product
 from torch_hlo.compiler.gather.gather_scatter import Sizes, digits
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
@@ -66,13 +67,6 @@ def fusion(program: GpuProgram, x: Instruction) -> None:
     inner, outer, operands, results = parts_of_output(program, x, x["calls"], "convolution")
     if outer.size != 0:
         emit_apart(program, x["calls"], inner, outer, operands, results)
-
-
-def _product(sizes: list[Size]) -> Size:
-    total: Size = 1
-    for s in sizes:
-        total = total * s
-    return total
 
 
 def _write(program: GpuProgram, x: Instruction, kind: str) -> tuple[str, list[Size], Size]:
@@ -141,8 +135,8 @@ class _Convolution:
             [x.dims[d] for d in at.out[2:]],
             [w.size for w in window],
         )
-        self.n = self.images * _product(self.out_sizes)
-        self.k = self.channels * _product(self.taps)
+        self.n = self.images * product(self.out_sizes)
+        self.k = self.channels * product(self.taps)
 
     def weight(self, i: Int, deep: Int, lanes: int) -> list[str]:
         f, size, at = self.f, self.size, self.at

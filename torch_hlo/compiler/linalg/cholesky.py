@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch_hlo.compiler.codegen.block import CodegenError
@@ -71,13 +72,6 @@ class _Number:
         )
 
 
-def _batch(dims: tuple[Size, ...]) -> Size:
-    total: Size = 1
-    for d in dims:
-        total = total * d
-    return total
-
-
 def _hint(size: Size) -> int:
     return size if isinstance(size, int) else 64
 
@@ -124,7 +118,7 @@ def cholesky(program: Program, x: Instruction) -> None:
             _cholesky_in_blocks(f, dtype, base, rows, lower)
         else:
             _cholesky_by_elements(f, _Number(f, dtype), base, rows, lower)
-    batch = _batch(x.dims[:-2])
+    batch = math.prod(x.dims[:-2])
     name = f.define()
     arguments = [
         f"ptr {program.pointer(x.operands[0])}",
@@ -254,7 +248,7 @@ def triangular_solve(program: Program, x: Instruction) -> None:
         *size.arguments(program),
     ]
     cost = 50 + 0.1 * _hint(n) ** 2 * (columns if not isinstance(columns, Dim) else 64)
-    program.parallel(name, arguments, program.size(_batch(x.dims[:-2])), cost=cost)
+    program.parallel(name, arguments, program.size(math.prod(x.dims[:-2])), cost=cost)
 
 
 def _from_the_left(x: Instruction, attrs: dict[str, Any]) -> Instruction:

@@ -9,13 +9,14 @@ to PyTorch, which raises."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch_hlo.compiler.codegen.block import leaves
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm import Function, Int
-from torch_hlo.hlo.ir import Instruction, Shape, Size
+from torch_hlo.hlo.ir import Instruction, Size
 
 from .linalg import used_results
 
@@ -175,19 +176,12 @@ class _Routine(Function):
         return self.program.function(self.name, self.text())
 
 
-def _batch(shape: Shape, rank: int) -> Size:
-    total: Size = 1
-    for d in shape.dims[: shape.rank - rank]:
-        total = total * d
-    return total
-
-
 def _arguments(program: Program, x: Instruction, *sizes: Size) -> list[str]:
     a = x.operands[0]
     pointers = [program.at(p) for p in (program.place(a), *leaves(program.places(x)))]
     return [
         *(f"ptr {p}" for p in pointers),
-        *(f"i64 {program.size(n)}" for n in (_batch(a.shape, 2), *sizes)),
+        *(f"i64 {program.size(n)}" for n in (math.prod(a.dims[:-2]), *sizes)),
     ]
 
 

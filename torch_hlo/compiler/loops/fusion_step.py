@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen.block import CodegenError
-from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear
+from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear, product
 from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.llvm.scalar import Value
@@ -203,22 +203,10 @@ def _partial_arrays(p: RowPlan, emitter: RowEmitter) -> list[tuple[Instruction, 
     """(reduce, element type, bytes) of every partial buffer: `count` times the result."""
     found = []
     for r in p.late_reduces:
+        size = product(p.dims[d] for d in p.late_kept[r]) * emitter.count
         for dtype in emitter.reducers[r].stored_dtypes():
-            found.append(
-                (
-                    r,
-                    dtype,
-                    _kept_size(p, r) * emitter.count * DTYPES[dtype].itemsize,
-                )
-            )
+            found.append((r, dtype, size * DTYPES[dtype].itemsize))
     return found
-
-
-def _kept_size(p: RowPlan, r: Instruction) -> Size:
-    total: Size = 1
-    for d in p.late_kept[r]:
-        total = total * p.dims[d]
-    return total
 
 
 def _small_results(program: Program, computation: Computation, p: RowPlan) -> list[_Call]:
@@ -250,7 +238,7 @@ def _combine(
                         emitter.reducers[r],
                         k.outputs[first:],
                         emitter.count,
-                        _kept_size(p, r),
+                        product(p.dims[d] for d in p.late_kept[r]),
                     ),
                 )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.compiler.codegen.index import Index, of, variable
+from torch_hlo.compiler.codegen.index import Index, of, product, variable
 from torch_hlo.compiler.codegen.kernel import Body, Fold, parent_splat
 from torch_hlo.compiler.codegen.loop_plan import stored_bits
 from torch_hlo.compiler.codegen.program import Program
@@ -206,9 +206,7 @@ class GpuRowForms(RowForms):
             and length >= 16
         ):
             return RowKernel(self.target, 1, leaves, outputs)
-        total: Size = 1
-        for size in rows:
-            total = total * size
+        total = product(rows)
         slices = 8
         while (
             slices < MOST_SLICES

@@ -9,7 +9,7 @@ one per chunk of rows, and fusion_step.py combines them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from torch_hlo.compiler.codegen.index import (
     delinear,
     divide,
     linear,
+    product,
     regroup,
 )
 from torch_hlo.compiler.codegen.kernel import Kernel
@@ -51,10 +52,10 @@ class Chunks:
         late_outer = next(iter(plan.late_kept.values())) if not plan.row_reduces else ()
         self.kept_dims = tuple(d for d in plan.outer if d in late_outer)
         self.rest_dims = tuple(d for d in plan.outer if d not in late_outer)
-        self.kept = _product(plan.dims[d] for d in self.kept_dims)
+        self.kept = product(plan.dims[d] for d in self.kept_dims)
         rest, length = (
-            _product(plan.dims[d] for d in self.rest_dims),
-            _product(plan.inner_sizes()),
+            product(plan.dims[d] for d in self.rest_dims),
+            product(plan.inner_sizes()),
         )
         columns = any(set(k) & set(plan.inner) for k in plan.late_kept.values())
         self.count = limit // 2
@@ -140,7 +141,7 @@ class RowEmitter:
     @property
     def items(self) -> Size:
         """Number of items of work."""
-        return self.chunks.items if self.chunks else _product(self.plan.outer_sizes())
+        return self.chunks.items if self.chunks else product(self.plan.outer_sizes())
 
     def stream(self, nbytes: int) -> None:
         """Write results past the caches when they are larger than this together, and rows can be
@@ -157,7 +158,7 @@ class RowEmitter:
         k, plan, c = self.k, self.plan, self.chunks
         if c is None:
             with (
-                k.loop("%lo", "%hi", _product(plan.outer_sizes()))
+                k.loop("%lo", "%hi", product(plan.outer_sizes()))
                 if plan.outer
                 else nullcontext(ZERO)
             ) as item:
@@ -501,7 +502,7 @@ class RowEmitter:
         for x in columns:
             self._add_column(x, where, index_of)
         if self.current_pass == plan.passes - 1 and plan.passes > 1:
-            self._prefetch(at, _product(plan.inner_sizes()))
+            self._prefetch(at, product(plan.inner_sizes()))
         for n in writes:
             x = self.results[n]
             k.store(k.outputs[n], x.dtype, at, k.value(x, index_of(x)))
@@ -613,8 +614,8 @@ class RowEmitter:
     def _span(self, r: Instruction, kept: Index) -> tuple[Index, Size]:
         """First element and number of the current item's columns in the partial buffer."""
         plan = self.plan
-        inside = _product(plan.dims[d] for d in plan.late_kept[r] if d in plan.inner)
-        whole = _product(plan.dims[d] for d in plan.late_kept[r])
+        inside = product(plan.dims[d] for d in plan.late_kept[r] if d in plan.inner)
+        whole = product(plan.dims[d] for d in plan.late_kept[r])
         return combine(((self.chunk, whole), (kept, inside))), inside
 
     def _fill_columns(self, r: Instruction, kept: Index, block: bool = False) -> None:
@@ -680,7 +681,7 @@ class RowEmitter:
         sizes = tuple(plan.dims[d] for d in kept)
         at = combine(
             (
-                (self.chunk, _product(sizes)),
+                (self.chunk, product(sizes)),
                 (linear([where[d] for d in kept], sizes), 1),
             )
         )
@@ -701,7 +702,7 @@ class RowEmitter:
         """Values that several passes need are computed once per row and kept on the stack, when the
         row is short."""
         self.stashed: dict[Instruction, int] = {}  # the pass that kept it, in the current row
-        length = _product(self.plan.inner_sizes())
+        length = product(self.plan.inner_sizes())
         if not isinstance(length, int) or length > self.forms.stash_limit:
             return
         inner = [d for d in self.plan.inner]
@@ -742,10 +743,3 @@ class RowEmitter:
         if regroup(point, self.plan.dims, x.dims) != index:
             return None
         return linear([self.where[d] for d in inner], sizes)
-
-
-def _product(sizes: Iterable[Size]) -> Size:
-    total: Size = 1
-    for s in sizes:
-        total = total * s
-    return total

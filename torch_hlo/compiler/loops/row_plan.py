@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import cmp_to_key
 from typing import Any
 
+from torch_hlo.compiler.codegen.index import product
 from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.fusion.fusion_plan import rows_fit
 from torch_hlo.compiler.fusion.fusion_table import HEAVY, Intervals
@@ -139,7 +140,7 @@ def plan(computation: Computation, walk: Walk) -> RowPlan:
     ):
         p.style = "strided"
     _levels(p, is_full)
-    length = _product(p.inner_sizes())
+    length = product(p.inner_sizes())
     if (
         walk.online
         and p.passes > 1
@@ -169,7 +170,7 @@ def _sort_results(
             deps[x] & late_set
             or rows is None
             or not (deps[x] & row_set)
-            and x.size != _product(p.outer_sizes())
+            and x.size != product(p.outer_sizes())
         ):
             p.late_outputs.append(k)
         else:
@@ -178,7 +179,7 @@ def _sort_results(
 
 def _is_short(row: tuple[Size, ...], rows: tuple[Size, ...], written: bool) -> bool:
     """Whether neighbouring rows are lanes. `written`: a result has an element per point."""
-    length = _product(row)
+    length = product(row)
     if not isinstance(length, int) or length > (SHORTER_ROW if written else SHORT_ROW) or not rows:
         return False
     return isinstance(rows[-1], int) and rows[-1] >= (
@@ -218,7 +219,7 @@ def _choose_rows(
     if len(roles) == 1:
         (r,) = roles
         if r and r[0][0] == 1 and isinstance(size, int):
-            count = _product(tuple(high // low for low, high in r))
+            count = product(tuple(high // low for low, high in r))
             if (
                 isinstance(count, int)
                 and count
@@ -230,7 +231,7 @@ def _choose_rows(
 
 
 def _few_long(size: Size, rows: Intervals, walk: Walk) -> bool:
-    count = _product(tuple(high // low for low, high in rows))
+    count = product(tuple(high // low for low, high in rows))
     return (
         isinstance(size, int)
         and isinstance(count, int)
@@ -422,10 +423,3 @@ def _levels(p: RowPlan, is_full: Callable[..., Any]) -> None:
 def _is_result(p: RowPlan, x: Instruction) -> bool:
     root = p.order[-1]
     return x is root or root.op == "tuple" and x in root.operands
-
-
-def _product(sizes: tuple[Size, ...]) -> Size:
-    total: Size = 1
-    for s in sizes:
-        total = total * s
-    return total

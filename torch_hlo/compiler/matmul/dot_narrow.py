@@ -19,7 +19,7 @@ n = blocks * 2 * half. A byte holds a number of 0 to 15 of row i of a block, and
 in its upper half. A number means (q - 8) * scale + offset.
 
 The called computation says the same, and is inlined where there is no kernel. The kernel reads each
-byte once per AT_ONCE rows of x and makes floats of it in registers: two instructions a vector,
+byte once per six rows of x and makes floats of it in registers: two instructions a vector,
 beside one multiply-add per row of x. Sums of a group are scaled when it ends."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .dot_canon import Dot, parts, plain
 from .product import SOURCES, hint
 from .tile import Tile, converted, multiply_add, splat
 
-AT_ONCE = 6  # rows of x: their sums fill the registers of AVX2
+HEIGHTS = 6, 3, 2, 1  # rows of x at a time: sums of six fill the registers of AVX2
 AHEAD = 4  # groups whose scales are asked for
 GROUPS = '{"product":"groups"}'
 _IN_REGISTERS = frozenset(
@@ -128,8 +128,10 @@ class _Kernel(Function):
         self.rows, self.source = left.dims[0], SOURCES[scales.dtype, "float"]
         self.blocks, self.k, self.half = map(fixed, w.dims)
         self.groups, self.n = fixed(sums.dims[1]), fixed(scales.dims[1])
-        few = hint(self.rows, AT_ONCE) <= AT_ONCE // 2
-        self.t = Tile("float", 4, lanes, AT_ONCE, 2 if few and self.half % (2 * lanes) == 0 else 1)
+        few = hint(self.rows, 512) <= HEIGHTS[1]
+        self.t = Tile(
+            "float", 4, lanes, HEIGHTS[0], 2 if few and self.half % (2 * lanes) == 0 else 1
+        )
         shape = (*w.dims, self.groups, self.source.name, self.rows)
         pointers = "ptr x, ptr sums, ptr w, ptr scales, ptr y"
         super().__init__(
@@ -143,20 +145,13 @@ class _Kernel(Function):
             low = self.add(self.mul(block, 2 * self.half), at)
             source = self.gep("i8", "%w", self.add(self.mul(block, self.k * self.half), at))
             first: Int = 0
-            for height, end in self._heights():
-                with self.loop(first, end, height) as row:
-                    self._tile(source, low, row, height)
+            m: Int = self.rows if isinstance(self.rows, int) else "%m"
+            for height in HEIGHTS:
+                end = self.sub(m, self.rem(self.sub(m, first), height))
+                if first != end:
+                    with self.loop(first, end, height) as row:
+                        self._tile(source, low, row, height)
                 first = end
-
-    def _heights(self) -> list[tuple[int, Int]]:
-        """(height, end) of the ranges of rows."""
-        m = self.rows
-        if not isinstance(m, int):
-            return [(AT_ONCE, self.sub("%m", self.rem("%m", AT_ONCE))), (1, "%m")]
-        count = -(-m // AT_ONCE)
-        high = -(-m // count)
-        ranges: list[tuple[int, Int]] = [(high, (m - count * (high - 1)) * high), (high - 1, m)]
-        return ranges[: 1 + bool(m % count)]
 
     def _tile(self, source: str, low: Int, row: Int, height: int) -> None:
         """`height` rows of y from `row` on, of the bytes at `source`, of which the first holds the

@@ -12,6 +12,7 @@ have kernels.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -88,10 +89,7 @@ class Product:
     @property
     def count(self) -> Size:
         """Products in the batch."""
-        total: Size = 1
-        for size, *_ in self.batch:
-            total = total * size
-        return total
+        return math.prod(size for size, *_ in self.batch)
 
 
 def hint(size: Size, usual: int) -> int:

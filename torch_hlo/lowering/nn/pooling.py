@@ -409,21 +409,14 @@ for _n in (2, 3):
 
 def _unpool_add(grad: Instruction, indices: Instruction, shape: Shape, n: int) -> Instruction:
     lead = shape.dims[: len(shape.dims) - n]
-    inner, outer = (_product(d[len(d) - n :]) for d in (shape.dims, grad.dims))
-    rows = _product(lead)
+    inner, outer = (math.prod(d[len(d) - n :]) for d in (shape.dims, grad.dims))
+    rows = math.prod(lead)
     dtype = promote.compute_type(shape.dtype)
     flat_index = Expr(reshape(indices, (rows, outer)))
     position = flat_index + _axis_index((rows, outer), 0) * inner
     zero = promote.full(0, dtype, (rows * inner,))
     flat = scatter_dim(zero, position.x, promote.cast(reshape(grad, (rows, outer)), dtype), 0)
     return promote.cast(reshape(flat, shape.dims), shape.dtype)
-
-
-def _product(dims: Sequence[Size]) -> Size:
-    total: Size = 1
-    for d in dims:
-        total = total * d
-    return total
 
 
 # Adaptive: window o covers [floor(o * in / out), ceil((o + 1) * in / out)).
@@ -534,7 +527,7 @@ def adaptive_max_pool(
         *(lead + 2 * i for i in range(n)),
         *(lead + 2 * i + 1 for i in range(n)),
     ]
-    window = _product(value.dims[lead + 2 * i + 1] for i in range(n))
+    window = math.prod(value.dims[lead + 2 * i + 1] for i in range(n))
     value = reshape(permute(value, order), (*shape.dims, window))
     flat = reshape(permute(flat.x, order), (*shape.dims, window))
     best, where_ = arg_extreme(Expr(value), len(shape.dims), True)
