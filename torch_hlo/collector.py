@@ -33,6 +33,14 @@ def resume() -> None:
             gc.enable()
 
 
+def settle() -> None:
+    """Take what is there for old, as modules are that have just been imported: being so many new
+    objects they would bring on a collection of everything, in the middle of the first step."""
+    if not gc.get_freeze_count():  # else the user has frozen some, which stay so
+        gc.freeze()
+        gc.unfreeze()
+
+
 def want() -> None:
     """Something has left tensors in circles of objects: see `collect_wanted`."""
     global _wanted

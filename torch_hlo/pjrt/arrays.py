@@ -118,7 +118,7 @@ def shape_of(number: int, dims: int | None, rank: int) -> Shape:
 @implements("Client_BufferFromHostBuffer")
 def _from_host(args: Any) -> None:
     shape = shape_of(args.type, args.dims, args.num_dims or 0)
-    made = fresh(shape, client().place(args.device, args.memory))
+    made = fresh(shape, client().place(args.memory or args.device))
     count = args.num_byte_strides or 0
     strides = tuple((ctypes.c_int64 * count).from_address(args.byte_strides)) if count else None
     if shape.size:
@@ -150,7 +150,7 @@ def _copy_in(made: Array, data: int, strides: tuple[int, ...] | None) -> None:
 @implements("Client_CreateUninitializedBuffer")
 def _uninitialized(args: Any) -> None:
     shape = shape_of(args.shape_element_type, args.shape_dims, args.shape_num_dims or 0)
-    args.buffer = fresh(shape, client().place(args.device, args.memory)).address
+    args.buffer = fresh(shape, client().place(args.memory or args.device)).address
 
 
 class _Owner:
@@ -170,7 +170,7 @@ def _view(args: Any) -> None:
     shape = shape_of(args.element_type, args.dims, args.num_dims or 0)
     owner = _Owner(args.on_delete_callback, args.device_buffer_ptr, args.on_delete_callback_arg)
     memory = Memory.adopt(args.device_buffer_ptr or 0, shape.nbytes, owner)
-    args.buffer = Array(shape, memory, client().place(args.device, args.memory)).address
+    args.buffer = Array(shape, memory, client().place(args.memory or args.device)).address
 
 
 @implements("Buffer_Delete")
@@ -219,12 +219,12 @@ def _copied(source: Array, device: int) -> Array:
 
 @implements("Buffer_CopyToDevice")
 def _to_device(args: Any) -> None:
-    args.dst_buffer = _copied(array(args.buffer), client().place(args.dst_device, None)).address
+    args.dst_buffer = _copied(array(args.buffer), client().place(args.dst_device)).address
 
 
 @implements("Buffer_CopyToMemory")
 def _to_memory(args: Any) -> None:
-    args.dst_buffer = _copied(array(args.buffer), client().place(None, args.dst_memory)).address
+    args.dst_buffer = _copied(array(args.buffer), client().place(args.dst_memory)).address
 
 
 def buffer(found: Array) -> Buffer:

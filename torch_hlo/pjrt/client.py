@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -72,15 +72,13 @@ class Client:
             )
         return self.devices[number]
 
-    def place(self, device: int | None, memory: int | None) -> int:
+    def place(self, address: int | None) -> int:
         """The number of a device, named by its address or by that of its memory."""
-        for objects, address in ((self.memories, memory), (self.devices, device)):
-            if address:
-                return next(i for i, o in enumerate(objects) if o.address == address)
-        return 0
+        places = (*self.memories, *self.devices)
+        return _addresses(places).index(address) % len(self.devices) if address else 0
 
 
-def _addresses(objects: list[Object]) -> list[int]:
+def _addresses(objects: Sequence[Object]) -> list[int]:
     return [o.address for o in objects]
 
 
@@ -115,11 +113,7 @@ def _prepare() -> None:
     """What the first compile would do first, while JAX makes arrays and traces."""
     with collector.paused():
         runtime.prepare(lambda: not Client.compiling)
-
-
-@implements("Client_Destroy", "TopologyDescription_Destroy")
-def _destroy(args: Any) -> None:
-    """They stay with the process."""
+        collector.settle()
 
 
 @implements("TopologyDescription_Create")

@@ -224,11 +224,6 @@ def _words(address: int | None, count: int | None) -> Any:
     return (ctypes.c_uint64 * count).from_address(address) if address and count else ()
 
 
-@implements("Executable_Destroy")
-def _destroy_description(args: Any) -> None:
-    """It is the loaded one."""
-
-
 @implements("LoadedExecutable_Delete")
 def _delete(args: Any) -> None:
     executable(args.executable).set(is_deleted=1)
@@ -317,8 +312,3 @@ _FORMAT = ctypes.create_string_buffer(b"mlir")
 @implements("ExecuteContext_Create")
 def _context(args: Any) -> None:
     args.context = client().ready.address
-
-
-@implements("ExecuteContext_Destroy")
-def _destroy_context(args: Any) -> None:
-    """It is shared."""

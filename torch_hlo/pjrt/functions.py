@@ -26,8 +26,12 @@ Function = Callable[[Any], int | None]
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 IMPLEMENTED: dict[str, Function] = {}
 _INTS = {ctypes.c_int: "i32", ctypes.c_bool: "i8", ctypes.c_void_p: "i64"}
-# Functions for which there is nothing to do.
-_EMPTY = "Plugin_Initialize Event_Error Client_UpdateGlobalProcessInfo"
+# Functions for which there is nothing to do. Clients and topologies stay with the process, contexts
+# are shared, and a program's description is the loaded one.
+_EMPTY = (
+    "Plugin_Initialize Event_Error Client_UpdateGlobalProcessInfo Client_Destroy"
+    " TopologyDescription_Destroy Executable_Destroy ExecuteContext_Destroy"
+)
 
 
 def implements(*names: str) -> Callable[[Function], Function]:

@@ -31,6 +31,7 @@ def initialize() -> None:
         from . import arrays, executables  # noqa: F401  their functions fill the table
         from .functions import table
 
+        collector.settle()
     Client.asked = staticmethod(lambda: xla_bridge.num_cpu_devices.value)
     xla_bridge.register_plugin(PLATFORM, priority=-100, c_api=table().capsule())
     if config.jax_platforms.value == PLATFORM:  # JAX's callbacks compute on its CPU
