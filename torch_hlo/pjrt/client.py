@@ -14,7 +14,7 @@ from torch_hlo.device import runtime
 from .functions import implements
 from .objects import Object, PluginError, named_values
 
-PLATFORM = "hlo"
+PLATFORM, _VERSION = "hlo", "torch_hlo 0.1.0"
 # The version that JAX writes for us: any that the reader knows; and the oldest.
 STABLEHLO = {"stablehlo_current_version": [1, 13, 3], "stablehlo_minimum_version": [1, 0, 0]}
 
@@ -28,13 +28,13 @@ class Client:
     def __init__(self) -> None:
         count = max(config.get("CPU_DEVICES"), self.asked())
         self.ready = Object("event", is_ready=1, listeners=1, holders=1 << 60)  # of what is there
-        self.topology = Object("topology", platform_name=PLATFORM, platform_version=_version())
+        self.topology = Object("topology", platform_name=PLATFORM, platform_version=_VERSION)
         self.devices = [Object("device") for _ in range(count)]
         self.memories = [Object("memory") for _ in range(count)]
         self.object = Object(
             "client",
             platform_name=PLATFORM,
-            platform_version=_version(),
+            platform_version=_VERSION,
             topology=self.topology.address,
             devices=_addresses(self.devices),
             addressable_devices=_addresses(self.devices),
@@ -82,13 +82,7 @@ def _addresses(objects: Sequence[Object]) -> list[int]:
     return [o.address for o in objects]
 
 
-def _version() -> str:
-    return "torch_hlo 0.1.0"
-
-
-@cache
-def client() -> Client:
-    return Client()
+client = cache(Client)
 
 
 @cache

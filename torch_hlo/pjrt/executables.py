@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import re
 import struct
 from collections import Counter
@@ -133,7 +134,7 @@ class LoadedExecutable(Object):
         attributes = (
             f"mhlo.num_partitions = {count} : i32,"
             f' mhlo.spmd_output_sharding = "{whole}",'
-            f" mhlo.spmd_parameters_shardings = [{', '.join(map(_quoted, ins))}]"
+            f" mhlo.spmd_parameters_shardings = [{', '.join(map(json.dumps, ins))}]"
         )
         name = re.sub(r"[^\w.]", "_", module.name)
         body = text.partition("{\n")[2]
@@ -161,10 +162,6 @@ class LoadedExecutable(Object):
 def _texts(shardings: Sequence[Sharding], count: int) -> list[str]:
     """In XLA's syntax. Where nothing is said, all devices have the whole array."""
     return [to_xla(s) for s in shardings] or ["{replicated}"] * count
-
-
-def _quoted(text: str) -> str:
-    return f'"{text}"'
 
 
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda address: None)

@@ -248,16 +248,16 @@ class Table:
             ]
         )
         code = engine([machine_code(text, host(), level=0)[0]], host())
-        self._nothing = code.get_function_address("torch_hlo_nothing")
-        self._take = ctypes.PYFUNCTYPE(ctypes.c_void_p)(code.get_function_address("torch_hlo_take"))
-        self.event = ctypes.PYFUNCTYPE(ctypes.c_int64)(code.get_function_address("torch_hlo_event"))
-        self.hold = ctypes.PYFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(
-            code.get_function_address("torch_hlo_hold")
-        )
-        self.run = code.get_function_address("torch_hlo_run")  # what the stream is given
+        at = code.get_function_address
+        self._nothing = at("torch_hlo_nothing")
+        self._take = ctypes.PYFUNCTYPE(ctypes.c_void_p)(at("torch_hlo_take"))
+        self.event = ctypes.PYFUNCTYPE(ctypes.c_int64)(at("torch_hlo_event"))
+        kind = ctypes.PYFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
+        self.hold = kind(at("torch_hlo_hold"))
+        self.run = at("torch_hlo_run")  # what the stream is given
         for i, name in enumerate(FUNCTIONS):
             if name in written:
-                address = code.get_function_address(name)
+                address = at(name)
             elif name in _EMPTY.split():
                 address = self._nothing
             else:
