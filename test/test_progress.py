@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from test.sweeps import counted
 from torch_hlo import progress
 
 
@@ -37,6 +38,12 @@ def test_a_terminal_shows_what_is_under_way(terminal):
     assert "torch_hlo: compiling step_9 (12 ops) (0 s)" in text
     assert "torch_hlo: compiling step_9 (12 ops), partitioning (0 s)" in text
     assert text.endswith("\r\x1b[K") and "\n" not in text  # the line has vanished
+
+
+def test_sweeps_say_where_they_are(terminal):
+    stream = terminal()
+    assert [time.sleep(0.1) or x for x in counted("sweep", iter("abc"))] == ["a", "b", "c"]
+    assert "torch_hlo: sweep, 2 of 3 (0 s)" in stream.getvalue()
 
 
 def test_what_is_quick_says_nothing(terminal, monkeypatch):

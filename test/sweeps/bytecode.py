@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from test.sweeps import counted
 from torch_hlo.hlo.bytecode import parse_bytecode
 from torch_hlo.hlo.ir.verify import VerifyError, verify
 from torch_hlo.hlo.text.scanner import ParseError
@@ -91,7 +92,7 @@ def main() -> int:
     whole = [found[k].tobytes() for k in found.files if not k.endswith("/text")]
     outcomes: Counter[str] = Counter()
     slowest = 0.0
-    for seed in range(options.seed, options.seed + options.count):
+    for seed in counted("bytecode", range(options.seed, options.seed + options.count)):
         r = random.Random(seed)
         data = mutated(r.choice(whole), r, r.choice(MUTATIONS))
         begin = time.perf_counter()

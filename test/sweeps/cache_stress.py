@@ -22,6 +22,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from test.sweeps import counted
+
 WORKER = """
 import hashlib, sys, torch, torch_hlo
 digest = hashlib.sha256()
@@ -119,7 +121,7 @@ def main() -> int:
     want = want.split()[0]
     killed = survived = wrong = 0
     ways: Counter[str] = Counter()
-    for number in range(args.rounds):
+    for number in counted("cache", range(args.rounds)):
         workers = [start(str(directory)) for _ in range(args.processes)]
         spared = rng.randrange(args.processes)
         deadlines = sorted(

@@ -24,6 +24,7 @@ import warnings
 import torch
 
 import torch_hlo
+from test.sweeps import counted
 
 SMALL = dict(
     hidden_size=32,
@@ -399,7 +400,7 @@ def main() -> int:
 
     signal.signal(signal.SIGALRM, alarm)
     report = {}
-    for kind, config_class, model_class in architectures():
+    for kind, config_class, model_class in counted("architectures", architectures()):
         if only and kind not in only or len(report) >= args.limit:
             continue
         torch_hlo.metrics.clear_all()

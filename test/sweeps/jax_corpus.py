@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from test.sweeps import counted
 from torch_hlo.tools import execute
 from torch_hlo.tools.adopt import adopted
 from torch_hlo.tools.text_api import parse_text
@@ -106,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     good: Counter[str] = Counter()
     total: Counter[str] = Counter()
     start = time.perf_counter()
-    for name, program in programs.items():
+    for name, program in counted("programs of JAX", programs.items()):
         if options.names and not any(n in name for n in options.names):
             continue
         for form in forms:

@@ -19,6 +19,8 @@ import xml.etree.ElementTree as xml
 from collections import Counter
 from pathlib import Path
 
+from test.sweeps import counted
+
 GOAL = 0.97
 FILES = (
     "lax_test lax_numpy_test lax_numpy_indexing_test lax_numpy_reducers_test lax_control_flow_test"
@@ -117,7 +119,7 @@ def main() -> int:
     options = parser.parse_args()
     reasons: Counter[str] = Counter()
     passed = wanted = 0
-    for file in options.file or FILES:
+    for file in counted("tests of JAX", options.file or FILES):
         tests = Tests(options, file)
         names = tests.names()
         theirs, ours = (tests.results(p, names) for p in ("cpu", "hlo"))

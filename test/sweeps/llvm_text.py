@@ -33,6 +33,7 @@ from test.compiler import (
     random_hlo,
     random_programs,
 )
+from test.sweeps import counted
 from torch_hlo import config
 from torch_hlo.compiler import compile as compiler
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
@@ -204,7 +205,7 @@ def llvm_text(module: Module, target: Target) -> str:
 
 def digests(count: int, folder: Path | None) -> dict[str, str]:
     found = {}
-    for name, module in modules(count):
+    for name, module in counted("LLVM text", modules(count)):
         for target_name, target in targets().items():
             key = f"{name} {target_name}"
             text = llvm_text(module, target)

@@ -18,6 +18,7 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.testing._internal.common_modules import module_db
 
+from test.sweeps import counted
 from test.sweeps.op_db import compare, move, tensors
 
 RANDOM = re.compile("Dropout|RReLU|FractionalMaxPool")
@@ -56,7 +57,7 @@ def main() -> int:
 
     signal.signal(signal.SIGALRM, alarm)
     passed = tried = 0
-    for info in module_db:
+    for info in counted("modules", module_db):
         if not re.search(args.only, info.name):
             continue
         tried += 1

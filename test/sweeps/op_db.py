@@ -22,6 +22,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
 import torch_hlo
+from test.sweeps import counted
 
 # CUDA-only or needing what a strided dense device does not have.
 SKIP = {
@@ -273,7 +274,7 @@ def run(
         raise Timeout(f"more than {seconds} s")
 
     signal.signal(signal.SIGALRM, alarm)
-    for op in op_db:
+    for op in counted("operators", op_db):
         name = op.formatted_name if op.variant_test_name else op.name
         if (
             not re.search(pattern, name)

@@ -17,6 +17,7 @@ import torch
 from torch.testing._internal.common_optimizers import optim_db
 
 import torch_hlo
+from test.sweeps import counted
 
 STEPS = 3
 
@@ -61,7 +62,7 @@ def main() -> int:
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     passed = tried = 0
-    for info in optim_db:
+    for info in counted("optimizers", optim_db):
         kind = info.optim_cls
         if not re.search(args.only, kind.__name__):
             continue

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from test.sweeps import counted
 from test.sweeps.jax_corpus import differs
 from torch_hlo.compiler.cost import Cost, cost
 from torch_hlo.hlo.evaluate.multi_device import evaluate_spmd
@@ -131,7 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
     cheap: Counter[str] = Counter()
     start = time.perf_counter()
     for form in options.forms.split(","):
-        for name, program in programs.items():
+        for name, program in counted(f"partitioning, {form}", programs.items()):
             if form not in program or options.names and not any(n in name for n in options.names):
                 continue
             if "sharding" not in program[form]:  # varied annotations may be none at all

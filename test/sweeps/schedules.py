@@ -27,6 +27,7 @@ from torch import nn
 
 import torch_hlo
 from test.device import ranks
+from test.sweeps import counted
 from torch_hlo import config
 from torch_hlo.device.process_group import ProcessLink
 from torch_hlo.distributed import Mesh, mark_sharding
@@ -312,7 +313,8 @@ def main() -> int:
     worlds = range(int(lowest), int(highest or lowest) + 1)
     end = time.monotonic() + 60 * options.minutes
     done = bad = 0
-    for number, first in enumerate(range(0, options.schedules, BATCH)):
+    batches = range(0, options.schedules, BATCH)
+    for number, first in enumerate(counted("schedules, batch", batches)):
         if time.monotonic() > end:
             break
         world = worlds[number % len(worlds)]

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 
+from test.sweeps import counted
 from torch_hlo.pytorch.shortcuts import ROWS
 
 HEAD = """
@@ -133,7 +134,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args()
     optional = [row.name for row in ROWS if not row.needed]
-    for name in chosen.names:
+    for name in counted("shortcuts", chosen.names):
         without = ",".join(n for n in optional if n != name)
         for workload in ON[name]:
             measured(workload, "1"), measured(workload, without)  # fills the cache of programs

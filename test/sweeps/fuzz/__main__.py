@@ -184,7 +184,10 @@ def main() -> int:
     if options.worker >= 0:
         work(options)
         return 0
-    return watch(options)
+    from torch_hlo import progress  # workers choose their flags first
+
+    with progress.shown(f"fuzzing from seed {options.seed}"):
+        return watch(options)
 
 
 if __name__ == "__main__":
