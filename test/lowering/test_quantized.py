@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.functional import ScalingType
+from torch.nn.functional import ScalingType, SwizzleType
 
 import torch_hlo
 from torch_hlo import config
@@ -86,6 +86,55 @@ def test_scaled_mm_by_recipe(way, recipe):
 
     scales = ONE if recipe == "TensorWise" else ROWS
     check(fn, (*f8_matrices(), *scales), way, rtol=1e-2, atol=1e-2)
+
+
+def of_blocks(kind, rows, k):
+    """(scales as PyTorch takes them, the factor of each number) for blocks of a matrix."""
+    draw = torch.Generator().manual_seed(rows)
+    if kind == "BlockWise1x32":  # in tiles of 128 x 4
+        tall, wide = -(-rows // 128) * 128, -(-k // 128) * 4
+        scales = 2.0 ** torch.randint(-3, 3, (tall, wide), generator=draw)
+        tiles = scales.view(tall // 128, 4, 32, wide // 4, 4).permute(0, 3, 2, 1, 4)
+        factors = scales[:rows, : k // 32].repeat_interleave(32, 1)
+        return tiles.reshape(-1).to(torch.float8_e8m0fnu), factors
+    if kind == "BlockWise1x128":
+        scales = torch.rand(k // 128, rows, generator=draw).t()
+        return scales, scales.repeat_interleave(128, 1)
+    scales = torch.rand(rows // 128, -(-k // 512) * 4, generator=draw).t()
+    factors = scales[: k // 128].t().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    return scales, factors
+
+
+LINES, SQUARES = "BlockWise1x128", "BlockWise128x128"
+RECIPES = {
+    "lines": (LINES, LINES, 48, 32),
+    "lines and squares": (LINES, SQUARES, 48, 256),
+    "squares and lines": (SQUARES, LINES, 128, 32),
+    "mx": ("BlockWise1x32", "BlockWise1x32", 144, 48),
+}
+
+
+@new
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", RECIPES)
+def test_scaled_mm_by_blocks(name, way):
+    """PyTorch has these products on GPUs; the factors say what they are."""
+    left, right, m, n = RECIPES[name]
+    k = 384
+    a, w = randn(m, k).to(torch.float8_e4m3fn), randn(n, k, seed=1).to(torch.float8_e4m3fn)
+    (s, by), (t, other) = of_blocks(left, m, k), of_blocks(right, n, k)
+    kinds = [getattr(ScalingType, kind) for kind in (left, right)]
+    order = SwizzleType.SWIZZLE_32_4_4 if name == "mx" else SwizzleType.NO_SWIZZLE
+
+    def fn(a, w, s, t):
+        options = {"swizzle_a": order, "swizzle_b": order, "output_dtype": torch.float32}
+        return F.scaled_mm(a, w.t(), s, kinds[0], t, kinds[1], **options)
+
+    run = WAYS[way](fn)
+    for _ in range(3):
+        got = run(*(v.to("hlo") for v in (a, w, s, t)))
+    want = (a.float() * by) @ (w.float() * other).t()
+    torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-4)
 
 
 WRONG = {

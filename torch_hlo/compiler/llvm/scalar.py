@@ -50,7 +50,7 @@ STORAGE: dict[str, Storage] = {
 for _d in DTYPES.values():
     if _d.kind in "su":
         STORAGE[_d.name] = Storage(f"i{_d.itemsize * 8}", f"i{_d.itemsize * 8}", _d.itemsize)
-    elif _d.name.startswith("f8"):
+    elif _d.name in small_float.FORMATS and _d.bits <= 8:
         STORAGE[_d.name] = Storage("i8", "float", 1)
 
 

@@ -6,21 +6,24 @@ The 8-bit formats, and f16 for machines without instructions for it.
 
 from __future__ import annotations
 
-from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
+from torch_hlo.hlo.ir.numeric import SMALL_FLOATS, SmallFloat
 
 from .emit import Emit, Typed
 
-FORMATS = {**SMALL_FLOATS, "f16": (5, 10, 15, True, False)}
+FORMATS = {**SMALL_FLOATS, "f16": SmallFloat(5, 10, 15, True, False)}
 _NAN = 0x7FC00000
 
 
 def decode(e: Emit, dtype: str, raw: str) -> str:
     """float of a code (i8, for f16 i16)."""
-    exponent, mantissa, bias, has_inf, fnuz = FORMATS[dtype]
-    bits = 1 + exponent + mantissa
-    sign, infinity = 1 << (bits - 1), ((1 << exponent) - 1) << mantissa
+    form = FORMATS[dtype]
+    exponent, mantissa, bias, has_inf, fnuz, has_nan, signed = form
+    sign, infinity = 1 << (form.bits - 1), ((1 << exponent) - 1) << mantissa
     t, i = e.typed("float"), e.typed("i32")
-    code = e.cast("zext", raw, f"i{bits}", "i32")
+    code = e.cast("zext", raw, f"i{max(8, form.bits)}", "i32")
+    if not signed:  # powers of two
+        value = i.select(i.cmp("eq", code, 0), 1 << 22, i.bin("shl", code, 23))
+        return t.from_bits(i.select(i.cmp("eq", code, infinity), _NAN, value))
     magnitude = i.bin("and", code, sign - 1)
     normal = i.add(i.bin("shl", magnitude, 23 - mantissa), (127 - bias) << 23)
     tiny = t.mul(
@@ -35,23 +38,26 @@ def decode(e: Emit, dtype: str, raw: str) -> str:
             _NAN,
         )
         value = i.select(i.cmp("uge", magnitude, infinity), special, value)
-    elif not fnuz:
+    elif has_nan and not fnuz:
         value = i.select(i.cmp("eq", magnitude, sign - 1), _NAN, value)
-    signed = i.bin(
-        "or",
-        value,
-        i.bin("shl", i.bin("and", code, sign), 32 - bits),
-    )
+    value = i.bin("or", value, i.bin("shl", i.bin("and", code, sign), 32 - form.bits))
     if fnuz:
-        signed = i.select(i.cmp("eq", code, sign), _NAN, signed)
-    return t.from_bits(signed)
+        value = i.select(i.cmp("eq", code, sign), _NAN, value)
+    return t.from_bits(value)
 
 
 def encode(e: Emit, dtype: str, value: str) -> str:
     """Code of a float; too large values become infinity, or nan where there is none."""
-    exponent, mantissa, bias, has_inf, fnuz = FORMATS[dtype]
-    bits = 1 + exponent + mantissa
+    form = FORMATS[dtype]
+    exponent, mantissa, bias, has_inf, fnuz, has_nan, has_sign = form
+    bits = form.bits
     t, i = e.typed("float"), e.typed("i32")
+    if not has_sign:
+        whole = t.bits(value)
+        half = i.select(i.cmp("ult", whole, 1 << 23), (1 << 22) - 1, 1 << 22)
+        code = i.bin("lshr", i.add(whole, half), 23)
+        code = i.select(t.cmp("ogt", value, 0.0), code, 255)
+        return e.cast("trunc", code, "i32", "i8")
     magnitude = t.abs(value)
     # Adding 2^23 quanta (a quantum: the distance of neighbours here) makes the FPU round to the
     # quantum.
@@ -70,9 +76,10 @@ def encode(e: Emit, dtype: str, value: str) -> str:
     )
     code = i.select(t.cmp("olt", rounded, 2.0 ** (1 - bias)), tiny, normal)
     infinity, everything = ((1 << exponent) - 1) << mantissa, (1 << (bits - 1)) - 1
-    nan = everything + 1 if fnuz else infinity | 1 << (mantissa - 1) if has_inf else everything
-    top = infinity - 1 if has_inf else everything if fnuz else everything - 1
-    overflow = infinity if has_inf else nan
+    full = fnuz or not has_nan  # all codes with a sign bit are numbers, or all but one
+    nan = everything + full if not has_inf else infinity | 1 << (mantissa - 1)
+    top = infinity - 1 if has_inf else everything - 1 + full
+    overflow = infinity if has_inf else nan if has_nan else top
     code = i.select(i.cmp("sgt", code, top), overflow, code)
     code = i.select(t.cmp("oge", magnitude, 2.0**100), overflow, code)
     sign = i.bin("lshr", i.bin("and", t.bits(value), -(1 << 31)), 32 - bits)
@@ -81,7 +88,7 @@ def encode(e: Emit, dtype: str, value: str) -> str:
         signed = i.select(i.cmp("eq", code, 0), 0, signed)
         signed = i.select(i.cmp("eq", code, nan), nan, signed)
     signed = i.select(t.cmp("uno", value, value), nan, signed)
-    return e.cast("trunc", signed, "i32", f"i{bits}")
+    return e.cast("trunc", signed, "i32", f"i{max(8, bits)}")
 
 
 def _small(t: Typed, value: str, mantissa: int) -> str:

@@ -91,6 +91,8 @@ def exact(a: str, b: str) -> bool:
     if new.kind == "c":
         return exact(a, "f32" if b == "c64" else "f64") if old.kind != "c" else old.bits <= new.bits
     if new.kind == "f":
+        if "f8e8m0fnu" in (a, b):
+            return b in ("bf16", "f32", "f64")
         if old.kind == "f":  # bf16 has the range of f32, and f8 fits in every larger type
             return old.bits < new.bits
         return old.bits - (old.kind == "s") <= PRECISION[b] and new.bits >= 16

@@ -103,12 +103,15 @@ def row_offset(f: Writer, size: Sizes, dims: tuple[Size, ...], axis: int, row: I
     )
 
 
+NO_KEYS = "fnuz", "fnu", "m1fn"  # whose codes are in no order of whole bytes
+
+
 def sort_key(comparator: Computation, types: list[str]) -> Key | None:
     """The key of a comparator that orders one operand, or None."""
     for direction in ("LT", "GT"):
         if (
             DTYPES[types[0]].kind != "c"
-            and not types[0].endswith("fnuz")
+            and not types[0].endswith(NO_KEYS)
             and comparator == build.comparison(direction, tuple(types))
         ):
             return Key(0, direction == "GT", False)
@@ -122,7 +125,7 @@ def sort_key(comparator: Computation, types: list[str]) -> Key | None:
         kind == "f"
         and comparator.root.get("type") != "TOTALORDER"
         or kind == "c"
-        or dtype.endswith("fnuz")
+        or dtype.endswith(NO_KEYS)
     ):
         return None
     return Key(operand, descending, True)
@@ -163,7 +166,7 @@ def _infinity(dtype: str) -> int:
     `_key` is not used for them."""
     if dtype in _INFINITY:
         return _INFINITY[dtype]
-    exponent_bits, mantissa_bits, _, has_infinity, _ = SMALL_FLOATS[dtype]
+    exponent_bits, mantissa_bits, _, has_infinity, *_ = SMALL_FLOATS[dtype]
     return ((1 << exponent_bits) - 1) << mantissa_bits if has_infinity else 0x7E
 
 

@@ -618,8 +618,7 @@ def _extreme(dtype: str, end: str) -> float:
         if np.isinf(literal(value, dtype).numpy()):
             return value
         # f8e4m3fn, fnuz have no infinity
-        largest = max(float(v) for v in np.unique(_finite(dtype)))
-        return largest if end == "max" else -largest
+        return float(_finite(dtype).max() if end == "max" else _finite(dtype).min())
     if row.kind in "su":
         signed = row.kind == "s"
         top = (1 << (row.bits - signed)) - 1

@@ -21,6 +21,12 @@ class SmallFloat(NamedTuple):
     bias: int
     infinite: bool  # has infinities
     fnuz: bool  # finite, nan, unsigned zero
+    nan: bool = True
+    signed: bool = True
+
+    @property
+    def bits(self) -> int:
+        return self.signed + self.exponent + self.mantissa
 
 
 SMALL_FLOATS = {
@@ -31,6 +37,8 @@ SMALL_FLOATS = {
     "f8e4m3": SmallFloat(4, 3, 7, True, False),
     "f8e3m4": SmallFloat(3, 4, 3, True, False),
     "f8e4m3b11fnuz": SmallFloat(4, 3, 11, False, True),
+    "f4e2m1fn": SmallFloat(2, 1, 1, False, False, nan=False),
+    "f8e8m0fnu": SmallFloat(8, 0, 127, False, False, signed=False),
 }
 
 
@@ -53,7 +61,8 @@ def decode(data: bytes, dtype: str, dims: tuple[int, ...]) -> np.ndarray:
         bits = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
         return bits.view(np.float32).reshape(dims)
     if dtype in SMALL_FLOATS:
-        return _f8_values(dtype)[np.frombuffer(data, np.uint8)].reshape(dims)
+        table = _f8_values(dtype)
+        return table[np.frombuffer(data, np.uint8) & len(table) - 1].reshape(dims)
     return np.frombuffer(data, numpy_dtype(dtype)).reshape(dims)
 
 
@@ -76,22 +85,25 @@ def _bf16_bits(values: np.ndarray) -> np.ndarray:
 
 @cache
 def _f8_values(dtype: str) -> np.ndarray:
-    """The 256 values of an f8 type."""
-    positive = [_f8_value(code, dtype) for code in range(128)]
+    """The values of a small type."""
+    form = SMALL_FLOATS[dtype]
+    if not form.signed:
+        return np.array([*2.0 ** np.arange(-127.0, 128), np.nan], np.float32)
+    positive = [_f8_value(code, dtype) for code in range(1 << form.bits - 1)]
     negative = [-value for value in positive]
-    if SMALL_FLOATS[dtype].fnuz:
+    if form.fnuz:
         negative[0] = -np.nan
     return np.array(positive + negative, np.float32)
 
 
 def _f8_value(code: int, dtype: str) -> float:
-    """The value of a code below 128."""
+    """The value of a code without sign."""
     form = SMALL_FLOATS[dtype]
     top = (1 << form.exponent) - 1
     e, m = code >> form.mantissa, code & ((1 << form.mantissa) - 1)
     if form.infinite and e == top:
         return np.nan if m else np.inf
-    if not form.infinite and not form.fnuz and code == 0x7F:
+    if form.nan and not form.infinite and not form.fnuz and code == 0x7F:
         return np.nan
     fraction = m / (1 << form.mantissa)
     return (1 + fraction) * 2.0 ** (e - form.bias) if e else fraction * 2.0 ** (1 - form.bias)
@@ -100,7 +112,12 @@ def _f8_value(code: int, dtype: str) -> float:
 def _f8_bits(values: np.ndarray, dtype: str) -> np.ndarray:
     table = _f8_values(dtype)
     form = SMALL_FLOATS[dtype]
-    finite = np.array([c for c in range(128) if np.isfinite(table[c])])
+    if not form.signed:
+        bits = np.ascontiguousarray(values).view(np.uint32)
+        half = np.where(bits < 1 << 23, (1 << 22) - 1, 1 << 22).astype(np.uint32)
+        return np.where(values > 0, bits + half >> 23, 0xFF).astype(np.uint8)
+    minus = 1 << form.bits - 1
+    finite = np.array([c for c in range(minus) if np.isfinite(table[c])])
     grid = table[finite].astype(np.float64)
     magnitude = np.abs(values.astype(np.float64))
     upper = np.clip(np.searchsorted(grid, magnitude), 0, len(grid) - 1)
@@ -114,7 +131,10 @@ def _f8_bits(values: np.ndarray, dtype: str) -> np.ndarray:
     nan = 0x80 if form.fnuz else top | 1 << (form.mantissa - 1) if form.infinite else 0x7F
     nan_code = np.uint8(nan)
     infinity = np.uint8(top) if form.infinite else nan_code
-    code = np.where(overflow, infinity, code)
+    if form.nan:
+        code = np.where(overflow, infinity, code)
+    else:
+        nan_code = np.uint8(minus)
     sign = np.signbit(values) & ~(np.array(form.fnuz) & (code == 0)) & (code != 0x80)
-    code = np.where(sign, code | 0x80, code).astype(np.uint8)
+    code = np.where(sign, code | minus, code).astype(np.uint8)
     return np.where(np.isnan(values), nan_code, code).astype(np.uint8)

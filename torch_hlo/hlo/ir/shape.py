@@ -21,7 +21,7 @@ class DType:
 
     name: str
     kind: str
-    bits: int  # width of a value; sub-byte integers are stored one per byte
+    bits: int  # width of a value; those below a byte are stored one per byte
     numpy: str | None  # numpy type that holds it in the evaluator (storage for 4-bit is int8/uint8)
     torch: str | None  # torch dtype name
 
@@ -46,6 +46,8 @@ DTYPES: dict[str, DType] = {
         DType("u16", "u", 16, "uint16", "uint16"),
         DType("u32", "u", 32, "uint32", "uint32"),
         DType("u64", "u", 64, "uint64", "uint64"),
+        DType("f4e2m1fn", "f", 4, "float4_e2m1fn", None),
+        DType("f8e8m0fnu", "f", 8, "float8_e8m0fnu", "float8_e8m0fnu"),
         DType("f8e4m3fn", "f", 8, "float8_e4m3fn", "float8_e4m3fn"),
         DType("f8e5m2", "f", 8, "float8_e5m2", "float8_e5m2"),
         DType("f8e4m3fnuz", "f", 8, "float8_e4m3fnuz", "float8_e4m3fnuz"),
@@ -152,9 +154,9 @@ def row_major_strides(dims: tuple[Size, ...]) -> tuple[Size, ...]:
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """NumPy type of the *values* of an element type: bf16 and f8 values are held in float32
+    """NumPy type of the *values* of an element type: bf16, f8 and f4 values are held in float32
     (rounded), 4-bit in 8-bit."""
     text = DTYPES[name].numpy
     if text is None:
         raise TypeError(f"element type {name} has no array form")
-    return np.dtype("float32" if text.startswith(("bfloat", "float8")) else text)
+    return np.dtype("float32" if text.startswith(("bfloat", "float4", "float8")) else text)

@@ -21,7 +21,7 @@ ELEMENTS = {
     "ui64": "u64", "f16": "f16", "bf16": "bf16", "f32": "f32", "f64": "f64", "complex<f32>": "c64",
     "complex<f64>": "c128", "f8E4M3FN": "f8e4m3fn", "f8E5M2": "f8e5m2", "f8E4M3FNUZ": "f8e4m3fnuz",
     "f8E5M2FNUZ": "f8e5m2fnuz", "f8E4M3": "f8e4m3", "f8E3M4": "f8e3m4",
-    "f8E4M3B11FNUZ": "f8e4m3b11fnuz",
+    "f8E4M3B11FNUZ": "f8e4m3b11fnuz", "f4E2M1FN": "f4e2m1fn", "f8E8M0FNU": "f8e8m0fnu",
 }  # fmt: skip
 NAMES = {v: k for k, v in reversed(ELEMENTS.items())} | {
     "pred": "i1",
@@ -30,7 +30,7 @@ NAMES = {v: k for k, v in reversed(ELEMENTS.items())} | {
 _DIMS = re.compile(r"((?:(?:[0-9]{1,19}|\?)\s*x\s*)*+)")
 _ELEMENT = re.compile(r"(complex<f(?:32|64)>|[A-Za-z]\w*)")
 _SCALAR = re.compile(
-    r"(?:[su]?i(?:1|2|4|8|16|32|64)|index|bf16|f(?:16|32|64)|f8E\w+|complex<f(?:32|64)>)\b"
+    r"(?:[su]?i(?:1|2|4|8|16|32|64)|index|bf16|f(?:16|32|64)|f[48]E\w+|complex<f(?:32|64)>)\b"
 )
 _NUMBER = re.compile(
     r"[+-]?(?:0x[0-9A-Fa-f]{1,16}|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"

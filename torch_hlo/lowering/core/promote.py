@@ -23,6 +23,7 @@ Operand = Instruction | Scalar
 # whether this PyTorch makes the largest f8e4m3fn, and not nan, of larger numbers
 _SATURATES = torch.tensor(1e9, device="cpu").to(torch.float8_e4m3fn).item() == 448
 
+SMALLEST_POWER = 2.0**-127  # what PyTorch's f8e8m0fnu has in place of zero
 _COMPUTE = {
     "bf16": "f32",
     "f16": "f32",
@@ -30,6 +31,7 @@ _COMPUTE = {
     "f8e5m2": "f32",
     "f8e4m3fnuz": "f32",
     "f8e5m2fnuz": "f32",
+    "f8e8m0fnu": "f32",
 }
 _RANK = {"p": 0, "u": 1, "s": 1, "f": 2, "c": 3}
 _REAL = {"c64": "f32", "c128": "f64"}
@@ -122,6 +124,8 @@ def constant(value: Number, dtype: str) -> Instruction:
     """Rank-0 constant; a complex number loses its imaginary part in a real type."""
     if isinstance(value, complex) and not is_complex(dtype):
         value = bool(value) if dtype == "pred" else value.real
+    if dtype == "f8e8m0fnu":
+        value = max(abs(value), SMALLEST_POWER)
     if isinstance(value, int) and not isinstance(value, bool) and kind(dtype) in "su":
         bits = DTYPES[dtype].bits
         value &= (1 << bits) - 1
@@ -146,6 +150,9 @@ def cast(x: Instruction, dtype: str) -> Instruction:
     if is_floating(have) and kind(dtype) in "su" and DTYPES[dtype].bits < 64 and dtype != "s32":
         # Narrow integers wrap around (and -1.0 becomes 255) as in C++ compiled for the CPU.
         x = _convert(x, "s64" if DTYPES[dtype].bits == 32 else "s32")
+    if dtype == "f8e8m0fnu":  # without signs and zero
+        x = instr("abs", (_convert(x, "f32"),))
+        x = instr("maximum", (x, full(SMALLEST_POWER, "f32", x.dims)))
     if dtype == "f8e4m3fn" and _SATURATES:
         x = _convert(x, "f32")
         low, high = (full(v, "f32", x.shape.dims) for v in (-448, 448))

@@ -82,25 +82,73 @@ def scaled_mm(
     return _with_bias(_scaled(_scaled(dot(a, b, (1,), (0,)), scale_a), scale_b), bias)
 
 
-_ONE, _ROWS = 0, 1  # members of torch.nn.functional.ScalingType
+# members of torch.nn.functional.ScalingType; how many numbers along k share a scale of blocks
+_ONE, _ROWS, _MX, _LINES, _SQUARES = 0, 1, 3, 4, 5
+_SHARED = {_MX: 32, _LINES: 128, _SQUARES: 128}
+
+
+def _up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def _fits_blocks(scale: Tensor, recipe: int, swizzle: list[int], rows: int, k: int) -> bool:
+    blocks, left = divmod(k, _SHARED.get(recipe, k + 1))
+    if left or "float8" not in str(scale.dtype) and scale.dtype is not torch.float32:
+        return False
+    if recipe == _MX:
+        size = _up(rows, 128) * _up(blocks, 4)
+        return scale.dtype is torch.float8_e8m0fnu and scale.numel() == size and swizzle == [1]
+    line = (rows, blocks) if recipe == _LINES else (_up(blocks, 4), rows / 128)
+    return scale.dtype is torch.float32 and tuple(scale.shape) == line and not any(swizzle)
 
 
 @guard(aten._scaled_mm_v2.default)
 def _is_scaled_by_recipe(a: Tensor, b: Tensor, *rest: Any) -> bool:
-    (scale_a, *_), recipe, swizzle, (scale_b, *_), other, unswizzle, bias, *_ = rest
+    scales, recipe, swizzle, others, other, unswizzle, bias, *_ = rest
+    if not len(scales) == len(others) == len(recipe) == len(other) == 1:
+        return False
+    if recipe[0] not in _SHARED:
+        return (
+            recipe == other
+            and recipe in ([_ONE], [_ROWS])
+            and not any((*swizzle, *unswizzle))
+            and _is_scaled(a, b, *scales, *others, bias)
+            and (recipe == [_ROWS] or scales[0].numel() == 1)
+        )
+    one = torch.empty((), device="meta")
     return (
-        recipe == other
-        and recipe in ([_ONE], [_ROWS])
-        and not any((*swizzle, *unswizzle))
-        and _is_scaled(a, b, scale_a, scale_b, bias)
-        and (recipe == [_ROWS] or scale_a.numel() == 1)
+        _is_scaled(a, b, one, one, bias)
+        and (recipe == other or sorted((*recipe, *other)) == [_LINES, _SQUARES])
+        and recipe != [_SQUARES, _SQUARES]
+        and _fits_blocks(*scales, *recipe, swizzle, *a.shape)
+        and _fits_blocks(*others, *other, unswizzle, *b.t().shape)
     )
+
+
+def _of_blocks(x: Instruction, scale: Instruction, recipe: int) -> Instruction:
+    """x [rows, k] in f32, times the scales of its blocks."""
+    (rows, k), each = x.shape.sizes, _SHARED[recipe]
+    blocks = k // each
+    if recipe == _MX:  # tiles of 128 x 4 scales, in which a line has those of rows 32 apart
+        tall, wide = _up(rows, 128), _up(blocks, 4)
+        scale = reshape(scale, (tall // 128, wide // 4, 32, 4, 4))
+        scale = reshape(permute(scale, (0, 3, 2, 1, 4)), (tall, wide))
+        scale = slice_dim(slice_dim(scale, 0, 0, rows), 1, 0, blocks)
+    elif recipe == _SQUARES:
+        scale = permute(slice_dim(scale, 0, 0, blocks), (1, 0))
+        scale = build.broadcast(scale, (rows // 128, 128, blocks), (0, 2))
+        scale = reshape(scale, (rows, blocks))
+    factors = build.broadcast(promote.cast(scale, "f32"), (rows, blocks, each), (0, 1))
+    return reshape((Expr(reshape(x, factors.shape.dims)).cast("f32") * Expr(factors)).x, (rows, k))
 
 
 @lowers(aten._scaled_mm_v2.default)
 def scaled_mm_by_recipe(a: Instruction, b: Instruction, *rest: Any) -> Instruction:
-    (scale_a, *_), _, _, (scale_b, *_), _, _, bias, *_ = rest
-    return scaled_mm(a, b, scale_a, scale_b, bias)
+    (scale_a, *_), (recipe, *_), _, (scale_b, *_), (other, *_), _, bias, *_ = rest
+    if recipe not in _SHARED:
+        return scaled_mm(a, b, scale_a, scale_b, bias)
+    a, b = _of_blocks(a, scale_a, recipe), _of_blocks(permute(b, (1, 0)), scale_b, other)
+    return _with_bias(dot(a, b, (1,), (1,)), bias)
 
 
 # Four bits a number, as PyTorch's CPU kernels keep a matrix [n, k]: blocks of rows, of each block
