@@ -109,8 +109,53 @@ dist.destroy_process_group()
 """
 
 
+TENSOR = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+device = sys.argv[1]
+if device == "hlo":
+    import torch_hlo
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, RowwiseParallel, parallelize_module,
+)
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh(device, (2,))
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+found = []
+for kind, given in ((torch.optim.AdamW, {}), (torch.optim.SGD, {"momentum": 0.9})):
+    torch.manual_seed(0)
+    net = nn.Sequential(Block(), Block(), nn.LayerNorm(8)).to(device)
+    for block in list(net)[:2] if device == "hlo" else ():  # on the CPU it is whole
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    optimizer = kind(net.parameters(), lr=0.01, **given)  # its default implementation
+    torch.manual_seed(1)
+    x = torch.randn(4, 8).to(device)
+    for _ in range(3):
+        loss = (net(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found.append(round(loss.item(), 4))
+if dist.get_rank() == 0:
+    print("found", *found)
+dist.destroy_process_group()
+"""
+
+TEXTS = {"ddp and fsdp2": SCRIPT, "fsdp1": FSDP1, "tensor parallel": TENSOR}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [SCRIPT, FSDP1], ids=["ddp and fsdp2", "fsdp1"])
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 def test_data_parallel_and_sharded(tmp_path: Path, text: str):
     script = tmp_path / "train.py"
     script.write_text(text)
