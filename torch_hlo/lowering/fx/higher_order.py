@@ -157,7 +157,9 @@ def while_loop(
     k = len(key)
 
     def call(graph: Graph, state: Values, stream: int) -> list[Instruction]:
-        return call_graph(graph, state[k:], turn_seeds(*state[:k], stream) if k else None)
+        return call_graph(
+            graph, state[k:], turn_seeds(state[0], state[1], state[2], stream) if k else None
+        )
 
     def step(*state: Instruction) -> list[Instruction]:
         after = [instr("add", (x, promote.constant(1, "s64"))) for x in state[2:k]]

@@ -69,8 +69,11 @@ def random_words(
     return _words(Expr(index), seed, offset, stream)
 
 
-def turn_seeds(seed: Operand, offset: Operand, turns: Instruction, stream: int = 0) -> Instruction:
+def turn_seeds(
+    seed: Operand | None, offset: Operand | None, turns: Instruction, stream: int = 0
+) -> Instruction:
     """Seeds (s64) for the turns with these numbers of a loop that has drawn (seed, offset)."""
+    assert seed is not None and offset is not None
     high, low = _words(Expr(turns).cast("u32"), seed, offset, stream)
     return (binary("shift-left", high.cast("u64"), 32) | low.cast("u64")).cast("s64").x
 
