@@ -38,7 +38,6 @@ from torch_hlo.compiler.schedule.plan import Plan
 from torch_hlo.compiler.schedule.rematerialize import rematerialize
 from torch_hlo.compiler.schedule.schedule import schedule
 from torch_hlo.compiler.simplify.algebra import algebra
-from torch_hlo.compiler.simplify.convert_motion import convert_motion
 from torch_hlo.compiler.simplify.dce import dce
 from torch_hlo.compiler.simplify.fold import fold
 from torch_hlo.compiler.simplify.legalize import legalize
@@ -53,9 +52,8 @@ from .hlo_pass import Pass, fixpoint, hlo_pass
 Dump = Callable[[str, Module, float], None]
 Aliases = Sequence[tuple[int, int]]
 
-# local identities; constants; rearrangements and conversions meet and cancel; one form of dot;
-# values nobody reads
-simplify = fixpoint(algebra, fold, reshape_motion, convert_motion, dot_canon, dce)
+# local identities; constants; rearrangements meet and cancel; one form of dot; values nobody reads
+simplify = fixpoint(algebra, fold, reshape_motion, dot_canon, dce)
 
 
 @dataclass(frozen=True, slots=True)
