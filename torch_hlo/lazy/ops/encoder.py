@@ -86,13 +86,14 @@ def attention(
     """`torch._native_multi_head_attention`: [batch, length, embed_dim] and the weights (None if not
     needed)."""
     if query is key and key is value:
-        projected = F.linear(query, qkv_weight, qkv_bias).chunk(3, -1)
+        projected = F.linear(query, qkv_weight, qkv_bias).split(embed_dim, -1)
     else:
         projected = [
             F.linear(x, w, b)
             for x, w, b in zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))
         ]
-    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in projected)
+    # operations that are recorded as they are: PyTorch's compounds take as long again
+    q, k, v = (x.view(*x.shape[:2], heads, -1).transpose(1, 2) for x in projected)
     seen = _attended(mask, mask_type)
     weights = None
     if need_weights:
@@ -102,7 +103,8 @@ def attention(
         weights = weights.mean(1) if average_attn_weights else weights
     else:
         mixed = F.scaled_dot_product_attention(q, k, v, seen)
-    return F.linear(mixed.transpose(1, 2).flatten(2), proj_weight, proj_bias), weights
+    mixed = mixed.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    return F.linear(mixed.view(query.shape), proj_weight, proj_bias), weights
 
 
 def encoder_layer(
@@ -129,10 +131,12 @@ def encoder_layer(
 ) -> Tensor:
     """`torch._transformer_encoder_layer_fwd`: [batch, length, embed_dim]."""
     activation = F.gelu if use_gelu else F.relu
-    first, second = (
-        partial(F.layer_norm, normalized_shape=(embed_dim,), weight=w, bias=b, eps=eps)
-        for w, b in ((norm_weight_1, norm_bias_1), (norm_weight_2, norm_bias_2))
-    )
+
+    def first(x: Tensor) -> Tensor:
+        return torch.native_layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)[0]
+
+    def second(x: Tensor) -> Tensor:
+        return torch.native_layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)[0]
 
     def attend(x: Tensor) -> Tensor:
         return attention(
