@@ -62,7 +62,8 @@ def decode(data: bytes, dtype: str, dims: tuple[int, ...]) -> np.ndarray:
         return bits.view(np.float32).reshape(dims)
     if dtype in SMALL_FLOATS:
         table = _f8_values(dtype)
-        return table[np.frombuffer(data, np.uint8) & len(table) - 1].reshape(dims)
+        found: np.ndarray = table[np.frombuffer(data, np.uint8) & len(table) - 1]
+        return found.reshape(dims)
     return np.frombuffer(data, numpy_dtype(dtype)).reshape(dims)
 
 
