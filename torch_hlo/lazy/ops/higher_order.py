@@ -51,8 +51,10 @@ def lines_wanted() -> bool:
 
 
 def _lined(x: Any) -> Any:
-    """What runs a graph among the arguments of an operation."""
-    return Lines(x).run if isinstance(x, fx.GraphModule) and lines_wanted() else x
+    """What runs a graph among the arguments of an operation, and keeps none of its values."""
+    if isinstance(x, fx.GraphModule) and lines_wanted():
+        return lambda *args: Lines(x).run(*args)
+    return x
 
 
 def _cond(predicate: Tensor, true_fn: Callable, false_fn: Callable, given: Tensors = ()) -> Tensors:
