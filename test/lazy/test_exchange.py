@@ -13,7 +13,8 @@ from torch_hlo import config
 from torch_hlo.device import dlpack, runtime
 from torch_hlo.device.cuda import cuda_driver, cuda_memory
 from torch_hlo.hlo.ir.shape import Shape
-from torch_hlo.lazy.record import exchange
+from torch_hlo.lazy.record import Array, exchange, fresh, session
+from torch_hlo.lazy.record import meta as metas
 
 
 @pytest.mark.parametrize(
@@ -197,3 +198,20 @@ def test_adopted_device_memory(stub):
     torch_hlo.sync()
     gc.collect()
     assert released
+
+
+@pytest.mark.parametrize(
+    "given",
+    (
+        torch.full((), 0.5).expand(3, 4),
+        torch.arange(6.0).view(2, 3).t(),
+        torch.tensor([1 + 2j, 3 - 1j]).conj(),
+        torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+        torch.arange(8)[::2],
+    ),
+    ids=("expanded", "transposed", "conjugated", "negated", "stepped"),
+)
+def test_few_numbers_that_lie_in_any_order(given):
+    meta = metas.contiguous(tuple(given.shape), given.dtype)
+    moved = fresh(meta, Array(meta.hlo, session.engine().upload(given)))
+    torch.testing.assert_close(moved.cpu(), given.resolve_conj().resolve_neg().contiguous())

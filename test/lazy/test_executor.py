@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -41,6 +42,11 @@ def test_a_promise_is_kept_before_the_process_forks() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
 
 
+def prepares(monkeypatch: pytest.MonkeyPatch, *parts: Callable[[], object]) -> None:
+    """The back end in use prepares these."""
+    monkeypatch.setattr(runtime.backend(), "preparations", lambda: [*parts])
+
+
 def test_nobody_waits_for_all_that_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     began, asked = threading.Event(), threading.Event()
@@ -54,7 +60,7 @@ def test_nobody_waits_for_all_that_is_prepared(monkeypatch: pytest.MonkeyPatch) 
         done.append("wrong")
         raise ImportError("it comes back when it is needed")
 
-    monkeypatch.setattr(runtime, "preparations", lambda: [long, lambda: done.append("more")])
+    prepares(monkeypatch, long, lambda: done.append("more"))
     prepared = executor.submit_compiler(session.current().compiler.prepare)
     assert began.wait(60)
     promise = executor.submit_compiler(lambda: done.append("asked for"))
@@ -62,6 +68,6 @@ def test_nobody_waits_for_all_that_is_prepared(monkeypatch: pytest.MonkeyPatch) 
     promise.result(60)
     assert done == ["long", "asked for"] and prepared.result(0) is None
 
-    monkeypatch.setattr(runtime, "preparations", lambda: [wrong])
+    prepares(monkeypatch, wrong)
     assert executor.submit_compiler(session.current().compiler.prepare).result(60) is None
     assert done[-1] == "wrong"

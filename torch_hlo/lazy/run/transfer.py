@@ -47,8 +47,9 @@ def host_view(buffer: Buffer) -> Tensor:
 
 
 def fill(buffer: Buffer, tensor: Tensor) -> None:
-    """Copy a contiguous tensor, of the CPU or of torch.cuda."""
-    if _is_small(buffer) and tensor.device.type == "cpu":
+    """Copy a tensor of the CPU, or of torch.cuda, row by row."""
+    plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    if plain and _is_small(buffer) and tensor.device.type == "cpu":
         ctypes.memmove(buffer.address, tensor.data_ptr(), buffer.nbytes)
         return
     with torch.no_grad():

@@ -193,6 +193,18 @@ def addbmm(
     return _combine(bias, dot(a, b, (0, 2), (0, 1)), beta, alpha)
 
 
+@lowers(aten.addmv)
+def addmv(
+    bias: Instruction,
+    a: Instruction,
+    v: Instruction,
+    *,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
+) -> Instruction:
+    return _combine(bias, dot(a, v, (1,), (0,)), beta, alpha)
+
+
 @lowers(aten.linear)
 def linear(x: Instruction, weight: Instruction, bias: Instruction | None = None) -> Instruction:
     product = dot(x, weight, (x.rank - 1,), (weight.rank - 1,))
