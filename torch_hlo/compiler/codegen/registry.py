@@ -125,7 +125,7 @@ _STEPS = _rows(
         "convolution.convolution:fusion": "fusion:output:convolution",
         "matmul.dot:dot": "dot",
         "matmul.dot:fusion": "fusion:output:dot",
-        "matmul.dot_narrow:emit_groups": "fusion:product:groups",
+        "matmul.gemv:emit_groups": "fusion:product:groups",
         "matmul.ragged_dot:ragged_dot": "ragged-dot",
         # windows, indices, orders
         "gather.gather_scatter:scatter": "scatter",

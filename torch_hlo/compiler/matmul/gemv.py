@@ -2,13 +2,20 @@
 
 rows:      y[m, n] = sum_k x[m, k] w[n, k]        m = 1..ROWS, both contiguous along K
 columns:   y[m, n] = sum_k x[m, k] w[k, n]        m = 1 or 2, w contiguous along n
-"""
+groups:    w holds four-bit numbers, with a scale and an offset per group (dot_narrow.py); any m
+
+The kernel of groups reads each byte once per six rows of x and makes floats of it in registers: two
+instructions a vector, beside one multiply-add per row of x. Sums of a group are scaled when it
+ends."""
 
 from __future__ import annotations
 
+from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.thresholds import GEMV_STRIP, PREFETCH_BYTES
+from torch_hlo.hlo.ir import Instruction, fixed
 
+from .product import SOURCES, hint
 from .tile import (
     KIND_SUFFIX,
     Source,
@@ -21,6 +28,9 @@ from .tile import (
     splat,
     vectors_of,
 )
+
+HEIGHTS = 6, 3, 2, 1  # rows of x at a time: sums of six fill the registers of AVX2
+AHEAD = 4  # groups whose scales are asked for
 
 
 def gemv_rows(name: str, t: Tile, sources: tuple[Source, Source], rows: int) -> Function:
@@ -166,3 +176,128 @@ def _factors(f: Function, t: Tile, source: Source, rows: int, at_once: int, k: I
             v = f.op(f"extractelement <1 x {t.kind}> {converted(f, one, source, v)}, i64 0")
             factors.append(splat(f, t.kind, t.lanes, v))
     return factors
+
+
+class _Groups(Function):
+    """void(lo, hi, x, sums, w, scales, y, m): an item is a strip of `vectors` * `lanes` bytes of a
+    block."""
+
+    def __init__(self, x: Instruction, lanes: int) -> None:
+        left, sums, w, scales = x.operands
+        self.rows, self.source = left.dims[0], SOURCES[scales.dtype, "float"]
+        self.blocks, self.k, self.half = map(fixed, w.dims)
+        self.groups, self.n = fixed(sums.dims[1]), fixed(scales.dims[1])
+        few = hint(self.rows, 512) <= HEIGHTS[1]
+        self.t = Tile(
+            "float", 4, lanes, HEIGHTS[0], 2 if few and self.half % (2 * lanes) == 0 else 1
+        )
+        shape = (*w.dims, self.groups, self.source.name, self.rows)
+        pointers = "ptr x, ptr sums, ptr w, ptr scales, ptr y"
+        super().__init__(
+            f"groups_{'_'.join(map(str, shape))}",
+            "void",
+            signature(f"i64 lo, i64 hi, {pointers}, i64 m"),
+        )
+        with self.loop("%lo", "%hi") as item:
+            strips = self.half // self.t.columns
+            block, at = self.div(item, strips), self.mul(self.rem(item, strips), self.t.columns)
+            low = self.add(self.mul(block, 2 * self.half), at)
+            source = self.gep("i8", "%w", self.add(self.mul(block, self.k * self.half), at))
+            first: Int = 0
+            m: Int = self.rows if isinstance(self.rows, int) else "%m"
+            for height in HEIGHTS:
+                end = self.sub(m, self.rem(self.sub(m, first), height))
+                if first != end:
+                    with self.loop(first, end, height) as row:
+                        self._tile(source, low, row, height)
+                first = end
+
+    def _tile(self, source: str, low: Int, row: Int, height: int) -> None:
+        """`height` rows of y from `row` on, of the bytes at `source`, of which the first holds the
+        row `low` of the matrix."""
+        t, group = self.t, self.k // self.groups
+        columns = [
+            self.add(low, half * self.half + v * t.lanes)
+            for v in range(t.vectors)
+            for half in (0, 1)
+        ]
+        zeros = [(t.vector, "zeroinitializer")] * (len(columns) * height)
+        unroll = 2 if len(zeros) <= 4 else 1  # sums wait for themselves, four cycles
+        with self.loop(0, self.groups, 1, zeros) as totals:
+            first = self.mul(totals.index, group)
+            with self.loop(first, self.add(first, group), unroll, zeros * unroll, True) as sums:
+                sums.next = []
+                for i in range(unroll):
+                    old = sums.vars[i * len(zeros) :]
+                    sums.next += self._step(source, self.add(sums.index, i), row, height, old)
+            found = sums.vars[: len(zeros)]
+            if unroll == 2:
+                other = sums.vars[len(zeros) :]
+                found = [self.op(f"fadd {t.vector} {a}, {b}") for a, b in zip(found, other)]
+            totals.next = self._scaled(totals.index, columns, row, found, totals.vars)
+        for i, total in enumerate(totals.vars):
+            r, c = divmod(i, len(columns))
+            at = self.add(self.mul(self.add(row, r), self.n), columns[c])
+            self.store(t.vector, total, self.gep("float", "%y", at), 4)
+
+    def _x(self, pointer: str, row: Int, width: int, at: Int) -> str:
+        """An element of a matrix, in all lanes."""
+        place = self.add(self.mul(row, width), at)
+        return splat(self, "float", self.t.lanes, self.load_at("float", pointer, place, 4))
+
+    def _step(self, source: str, k: Int, row: Int, height: int, sums: list[str]) -> list[str]:
+        """The products with the bytes of one k: per row of x, per vector, low and high halves."""
+        t, numbers, integers = self.t, [], f"<{self.t.lanes} x i32>"
+        for v in range(t.vectors):
+            at = self.gep("i8", source, self.add(self.mul(k, self.half), v * t.lanes))
+            code = self.load(f"<{t.lanes} x i8>", at, 1)
+            code = self.op(f"zext <{t.lanes} x i8> {code} to {integers}")
+            for half in ("and {} {}, splat (i32 15)", "lshr {} {}, splat (i32 4)"):
+                q = self.op(half.format(integers, code))
+                numbers.append(self.op(f"sitofp {integers} {q} to {t.vector}"))
+        following: list[str] = []
+        for r in range(height):
+            by = self._x("%x", self.add(row, r), self.k, k)
+            for q in numbers:
+                following.append(multiply_add(self, t, by, q, sums[len(following)]))
+        return following
+
+    def _scaled(
+        self, group: Int, columns: list[Int], row: Int, sums: list[str], totals: list[str]
+    ) -> list[str]:
+        """The totals with the sums of a group."""
+        t, scales = self.t, [self._scales(group, c) for c in columns]
+        result = []
+        for i, (total, found) in enumerate(zip(totals, sums, strict=True)):
+            r, c = divmod(i, len(columns))
+            whole = self._x("%sums", self.add(row, r), self.groups, group)
+            total = multiply_add(self, t, found, scales[c][0], total)
+            result.append(multiply_add(self, t, whole, scales[c][1], total))
+        return result
+
+    def _scales(self, group: Int, column: Int) -> list[str]:
+        """Scales, and offsets less 8 scales, of the rows of a vector."""
+        t, kind, size = self.t, self.source.kind, 2 * self.source.itemsize
+        at = self.add(self.mul(group, self.n), column)
+        p = self.gep("i8", "%scales", self.mul(at, size))
+        ahead = self.gep("i8", p, AHEAD * self.n * size)
+        self.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 3, i32 1)")
+        both, vector = self.load(f"<{2 * t.lanes} x {kind}>", p, 1), f"<{2 * t.lanes} x {kind}>"
+        pair = []
+        for first in (0, 1):
+            order = ", ".join(f"i32 {first + 2 * i}" for i in range(t.lanes))
+            v = f"shufflevector {vector} {both}, {vector} poison, <{t.lanes} x i32> <{order}>"
+            pair.append(converted(self, t, self.source, self.op(v)))
+        eight = self.op(f"fmul {t.vector} {pair[0]}, splat (float 8.0)")
+        return [pair[0], self.op(f"fsub {t.vector} {pair[1]}, {eight}")]
+
+
+def emit_groups(program: Program, x: Instruction) -> None:
+    """A step with such a product."""
+    kernel = _Groups(x, min(program.target.lanes(32), fixed(x.operands[2].dims[2])))
+    name = program.function(kernel.name, kernel.text())
+    places = [*map(program.place, x.operands), program.place(x, 0)]
+    arguments = [f"ptr {program.at(p)}" for p in places] + [f"i64 {program.size(kernel.rows)}"]
+    items = kernel.blocks * kernel.half // kernel.t.columns
+    each = kernel.k * kernel.t.columns * (0.04 + 0.05 * hint(kernel.rows, 512))
+    program.parallel(name, arguments, items, cost=50 + each)
