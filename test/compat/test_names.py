@@ -90,31 +90,18 @@ def test_device(tmp_path):
 
 
 def test_what_xla_lets_pass(tmp_path):
-    """Tensors of the CPU beside ours, classes as floats, sparse embeddings with dense gradients."""
+    """Tensors of the CPU beside ours."""
     out = script(
         """
         import torch, torch_xla
-        from torch.nn import functional as F
         x, y = torch.rand(4, 3), torch.rand(4, 3)
         ours = y.to("xla")
         print(torch.equal((x + ours).cpu(), x + y), torch.equal((ours + x).cpu(), x + y))
-        classes = torch.tensor([0.0, 2.0, 1.0, 0.0])
-        want = F.cross_entropy(x, classes.long())
-        print(torch.allclose(F.cross_entropy(x.to("xla"), classes.to("xla")).cpu(), want))
-        print(torch.allclose(F.cross_entropy(x, y), torch.nn.CrossEntropyLoss()(x, y)))
-        ids = torch.tensor([[0, 2], [2, 4]])
-        for layer in (torch.nn.Embedding, torch.nn.EmbeddingBag):
-            a = layer(5, 3)
-            b = layer(5, 3, sparse=True).to("xla")
-            b.load_state_dict(a.state_dict())
-            a(ids).square().sum().backward()
-            b(ids.to("xla")).square().sum().backward()
-            print(b.weight.grad.layout, torch.allclose(a.weight.grad, b.weight.grad.cpu()))
         print(torch_xla._XLAC._get_xla_tensors_hlo([x.to("xla")]).count("parameter(0)"))
         """,
         tmp_path,
     ).splitlines()
-    assert out == ["True True", "True", "True", *["torch.strided True"] * 2, "1"]
+    assert out == ["True True", "1"]
 
 
 def test_loader_runs_ahead(tmp_path):

@@ -82,11 +82,6 @@ def dynamo_backend(graph, inputs):
     return dynamo.hlo(graph, inputs)
 
 
-def extract_compiled_graph(graph, inputs):
-    """The graph: what it records when it is called is a program that is known."""
-    return graph
-
-
 def _init_computation_client():
     """Nothing: the device is ready after import."""
 

@@ -186,36 +186,11 @@ def do_on_ordinals(target, data=(), ordinals=(0,)):
     return target(*cpu) if hardware.global_ordinal() in ordinals else None
 
 
-def _whole_classes(loss):
-    """A loss that takes numbers of classes as floating-point numbers, too."""
-
-    @functools.wraps(loss)
-    def call(input, target, *args, **kwargs):
-        if target.is_floating_point() and target.dim() < input.dim():
-            target = target.long()
-        return loss(input, target, *args, **kwargs)
-
-    return call
-
-
-def _dense(embedding):
-    """There are no sparse tensors on "xla": gradients of embeddings are dense."""
-
-    @functools.wraps(embedding)
-    def call(*args, sparse=False, **kwargs):
-        return embedding(*args[:6], **kwargs)
-
-    return call
-
-
 def install():
     """Give tensors what scripts ask of them, and the back end of torch.compile its name."""
     sharding_names.install()
     config.assign("COUNT_OPS", True)
     config.assign("CPU_DEVICES", int(config.variable("CPU_NUM_DEVICES", config.get("CPU_DEVICES"))))
-    for name in ("cross_entropy", "nll_loss"):
-        setattr(torch.nn.functional, name, _whole_classes(getattr(torch.nn.functional, name)))
-    torch.nn.functional.embedding = _dense(torch.nn.functional.embedding)
     original = torch.compile
 
     @functools.wraps(original)

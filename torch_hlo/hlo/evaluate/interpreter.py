@@ -41,7 +41,7 @@ _MOVES = frozenset(
     "parameter tuple get-tuple-element reshape transpose broadcast slice reverse concatenate copy"
     " bitcast gather dynamic-slice constant while conditional call fusion sort opt-barrier"
     " custom-call".split()
-) | frozenset(name for name in _POINTWISE if "exact" in OPCODES[name].traits)
+)
 
 
 class EvaluateError(ValueError):
