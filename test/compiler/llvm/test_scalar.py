@@ -62,6 +62,8 @@ def sample(dtype: str, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("op,kinds,arity", CASES, ids=[c[0] for c in CASES])
 def test_opcode(op, kinds, arity):
     dtypes = [d for d in DTYPES if DTYPES[d].kind in kinds]
+    if op == "next-after":  # refused: their codes have no sign, or no order
+        dtypes = [d for d in dtypes if d not in ("f4e2m1fn", "f8e8m0fnu")]
     params, roots, inputs = [], [], []
     for d in dtypes:
         mine = [parameter(len(params) + i, d, N) for i in range(arity)]

@@ -181,13 +181,14 @@ def _next_after(x: Instruction, a: Array, b: Array) -> Value:
         return np.nextafter(a, b)
     a, b = np.broadcast_arrays(a, b)
     width = DTYPES[dtype].bits
-    codes = np.frombuffer(encode(a, dtype), f"u{width // 8}").astype(np.int64).reshape(a.shape)
+    form = np.dtype(f"u{-(-width // 8)}")
+    codes = np.frombuffer(encode(a, dtype), form).astype(np.int64).reshape(a.shape)
     sign = 1 << width - 1
     stepped = codes + np.where((b > a) != (a < 0), 1, -1)
     stepped = np.where(a == 0, np.where(b < 0, sign | 1, 1), stepped)
     if dtype.endswith("fnuz"):  # has no -0
         stepped = np.where(stepped == sign, 0, stepped)
-    moved = decode(stepped.astype(f"u{width // 8}").tobytes(), dtype, a.shape)
+    moved = decode(stepped.astype(form).tobytes(), dtype, a.shape)
     return np.where(np.isnan(a) | np.isnan(b), np.float32(np.nan), np.where(a == b, b, moved))
 
 
