@@ -20,13 +20,18 @@ from torch_hlo.hlo.sharding.sharding import (
 )
 from torch_hlo.hlo.sharding.sharding_text import (
     common_mesh,
-    from_xla,
     mesh_from_text,
     parse_sharding,
     to_xla,
 )
 from torch_hlo.hlo.text.parser import ParseError, parse_module
 from torch_hlo.hlo.text.printer import module_text
+
+
+def from_xla(text, shape, mesh=None):
+    """`parse_sharding` over `mesh`, or over the coarsest mesh that fits."""
+    return parse_sharding(text, shape, mesh if mesh is not None else common_mesh([text]))
+
 
 MESH = Mesh((("x", 2), ("y", 4)))
 CUBE = Mesh((("a", 2), ("b", 2), ("c", 2)))

@@ -13,7 +13,7 @@ from torch_hlo.compiler.collectives.collective_algebra import (
 from torch_hlo.compiler.collectives.collective_async import collective_async
 from torch_hlo.compiler.collectives.collective_combine import (
     collective_combine,
-    combiner,
+    combined,
 )
 from torch_hlo.compiler.collectives.collective_motion import collective_motion
 from torch_hlo.compiler.collectives.number_channels import number_channels
@@ -299,8 +299,8 @@ ENTRY main {{
   ROOT t = (f32[8], f32[8]) tuple(a, b)
 }}"""
         )
-        self.assertUnchanged(combiner(16), module)
-        self.assertEqual(cost(combiner(32)(module)).collectives["all-gather"], 1)
+        self.assertIs(combined(module, 16), module)
+        self.assertEqual(cost(combined(module, 32)).collectives["all-gather"], 1)
 
 
 class TestMotion(HloTestCase):

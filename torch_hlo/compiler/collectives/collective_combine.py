@@ -11,7 +11,7 @@ whose row i is for the group's i-th device.
 
 from __future__ import annotations
 
-from torch_hlo.compiler.hlo_pass import Pass, hlo_pass, over_computations
+from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import Computation, Instruction, Module, fixed, instr, on_operands, postorder
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.match import carry_meta
@@ -30,15 +30,6 @@ def collective_combine(module: Module) -> Module:
 def combined(module: Module, threshold: int) -> Module:
     """The module with collectives combined up to `threshold` bytes of operands."""
     return over_computations(module, lambda c: _combined(c, threshold))
-
-
-def combiner(threshold: int) -> Pass:
-    """The pass with another threshold, in bytes."""
-    return Pass(
-        collective_combine.name,
-        lambda module: combined(module, threshold),
-        collective_combine.doc,
-    )
 
 
 class _Group:

@@ -9,7 +9,7 @@
     {devices=[2,2]0,2,1,3}   {{replicated}, {devices=[8]<=[8]}}
 
 A tile assignment names no axes. `common_mesh` finds the coarsest mesh whose (sub-)axes express all
-the tile assignments of a program, and `from_xla` expresses one of them on a mesh.
+the tile assignments of a program, and `parse_sharding` expresses one of them on a mesh.
 """
 
 from __future__ import annotations
@@ -495,11 +495,6 @@ def _all_tiles(text: str) -> list[TileAssignment | Sharding]:
             yield _tile_form(t)
 
     return [tile for tile in read() if tile is not None]
-
-
-def from_xla(text: str, shape: Shape, mesh: Mesh | None = None) -> Placement | None:
-    """`parse_sharding` over `mesh`, or over the coarsest mesh that fits."""
-    return parse_sharding(text, shape, mesh if mesh is not None else common_mesh([text]))
 
 
 def to_xla(value: Placement) -> str:

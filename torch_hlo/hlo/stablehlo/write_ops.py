@@ -191,17 +191,18 @@ def _struct(kind: str, **fields: Any) -> str:
     return f"#stablehlo.{kind}<{', '.join(shown)}>"
 
 
+def _named(x: Instruction, names: str) -> dict[str, Any]:
+    return {name: x[name] for name in names.split()}
+
+
 @writes("gather")
 def _gather(w: Writer, x: Instruction) -> list[str]:
-    numbers = _struct(
-        "gather",
-        offset_dims=x["offset_dims"],
-        collapsed_slice_dims=x["collapsed_slice_dims"],
-        operand_batching_dims=x["operand_batching_dims"],
-        start_indices_batching_dims=x["start_indices_batching_dims"],
-        start_index_map=x["start_index_map"],
-        index_vector_dim=x["index_vector_dim"],
+    dims = _named(
+        x,
+        "offset_dims collapsed_slice_dims operand_batching_dims start_indices_batching_dims"
+        " start_index_map index_vector_dim",
     )
+    numbers = _struct("gather", **dims)
     attrs = (
         f"dimension_numbers = {numbers}, slice_sizes = {array(x['slice_sizes'])},"
         f" indices_are_sorted = {boolean(x['indices_are_sorted'])}"
@@ -211,15 +212,12 @@ def _gather(w: Writer, x: Instruction) -> list[str]:
 
 @writes("scatter")
 def _scatter(w: Writer, x: Instruction) -> list[str]:
-    numbers = _struct(
-        "scatter",
-        update_window_dims=x["update_window_dims"],
-        inserted_window_dims=x["inserted_window_dims"],
-        input_batching_dims=x["input_batching_dims"],
-        scatter_indices_batching_dims=x["scatter_indices_batching_dims"],
-        scatter_dims_to_operand_dims=x["scatter_dims_to_operand_dims"],
-        index_vector_dim=x["index_vector_dim"],
+    dims = _named(
+        x,
+        "update_window_dims inserted_window_dims input_batching_dims"
+        " scatter_indices_batching_dims scatter_dims_to_operand_dims index_vector_dim",
     )
+    numbers = _struct("scatter", **dims)
     attrs = (
         f"scatter_dimension_numbers = {numbers}, indices_are_sorted ="
         f" {boolean(x['indices_are_sorted'])}, unique_indices = {boolean(x['unique_indices'])}"

@@ -3,7 +3,7 @@ once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -70,10 +70,7 @@ def _finish(x: Expr) -> Instruction:
 )
 def mm(a: Instruction, b: Instruction, dtype: torch.dtype | None = None) -> Instruction:
     if expected().dtype != a.dtype:
-        a, b = (
-            promote.cast(a, expected().dtype),
-            promote.cast(b, expected().dtype),
-        )
+        a, b = (promote.cast(x, expected().dtype) for x in (a, b))
     return _finish(matrix_product(a, b))
 
 
@@ -169,40 +166,20 @@ def _scalar(value: Scalar, like: Expr) -> Term:
     return Expr(promote.scalar(value, like.dtype)) if isinstance(value, Weak) else value
 
 
-@lowers(aten.addmm.default, aten.baddbmm.default)
-def addmm(
-    bias: Instruction,
-    a: Instruction,
-    b: Instruction,
-    *,
-    beta: Scalar = 1,
-    alpha: Scalar = 1,
-) -> Instruction:
-    return _combine(bias, matrix_product(a, b), beta, alpha)
+def _added(product: Callable[[Instruction, Instruction], Expr]) -> Callable[..., Instruction]:
+    """A product that is added to a bias."""
+
+    def lowering(
+        bias: Instruction, a: Instruction, b: Instruction, beta: Scalar = 1, alpha: Scalar = 1
+    ) -> Instruction:
+        return _combine(bias, product(a, b), beta, alpha)
+
+    return lowering
 
 
-@lowers(aten.addbmm.default)
-def addbmm(
-    bias: Instruction,
-    a: Instruction,
-    b: Instruction,
-    *,
-    beta: Scalar = 1,
-    alpha: Scalar = 1,
-) -> Instruction:
-    return _combine(bias, dot(a, b, (0, 2), (0, 1)), beta, alpha)
-
-
-@lowers(aten.addmv)
-def addmv(
-    bias: Instruction,
-    a: Instruction,
-    v: Instruction,
-    *,
-    beta: Scalar = 1,
-    alpha: Scalar = 1,
-) -> Instruction:
-    return _combine(bias, dot(a, v, (1,), (0,)), beta, alpha)
+lowers(aten.addmm.default, aten.baddbmm.default)(_added(matrix_product))
+lowers(aten.addbmm.default)(_added(lambda a, b: dot(a, b, (0, 2), (0, 1))))
+lowers(aten.addmv)(_added(lambda a, v: dot(a, v, (1,), (0,))))
 
 
 @lowers(aten.linear)

@@ -122,7 +122,7 @@ def _factors(
     columns]], or [] without dropout."""
     if is_number(probability) and probability == 0:
         return []
-    mask = keep_mask((*query.dims[:-1], key.dims[-2]), probability, seed, offset)
+    mask = keep_mask((*query.dims[:-1], key.dims[-2]), probability, (seed, offset))
     wide = Expr(promote.full(1.0, promote.compute_type(query.dtype), mask.dims))
     return [where(mask, wide / (1 - wide.like(probability)), 0).x]
 

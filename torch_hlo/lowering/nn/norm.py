@@ -217,46 +217,20 @@ def native_batch_norm_functional(*args: Any, **kwargs: Any) -> Results:
     return _results(*_batch_norm(*args, **kwargs))
 
 
+# The others have no statistics, or no choice whether to take those of the batch.
 @lowers(aten._native_batch_norm_legit.no_stats)
-def native_batch_norm_no_stats(
-    x: Instruction,
-    weight: Instruction | None,
-    bias: Instruction | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Results:
-    return _results(*_batch_norm(x, weight, bias, None, None, True, momentum, eps)[:3])
+def native_batch_norm_no_stats(*args: Any) -> Results:
+    return _results(*_batch_norm(*args[:3], None, None, True, *args[4:])[:3])
 
 
 @lowers(aten._native_batch_norm_legit_no_training.default)
-def native_batch_norm_no_training(
-    x: Instruction,
-    weight: Instruction | None,
-    bias: Instruction | None,
-    running_mean: Instruction,
-    running_var: Instruction,
-    momentum: float,
-    eps: float,
-) -> Results:
-    return _results(
-        *_batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
-    )
+def native_batch_norm_no_training(*args: Any) -> Results:
+    return _results(*_batch_norm(*args[:5], False, *args[5:])[:3])
 
 
 @lowers(aten._batch_norm_with_update_functional.default)
-def batch_norm_with_update(
-    x: Instruction,
-    weight: Instruction | None,
-    bias: Instruction | None,
-    running_mean: Instruction,
-    running_var: Instruction,
-    momentum: float,
-    eps: float,
-) -> Results:
-    out, mean, rstd, *new = _batch_norm(
-        x, weight, bias, running_mean, running_var, True, momentum, eps
-    )
+def batch_norm_with_update(*args: Any) -> Results:
+    out, mean, rstd, *new = _batch_norm(*args[:5], True, *args[5:])
     return _results(out, mean, rstd, None, *new)
 
 

@@ -3,6 +3,7 @@ keys."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,8 +36,9 @@ from torch_hlo.lowering.core import (
 from torch_hlo.lowering.core.shaping import iota
 from torch_hlo.lowering.reduction.reduce import arg_extreme
 from torch_hlo.lowering.shape.sort import sorted_along
+from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
 
-from .threefry import DIGITS, normal, open_uniform, random_words, uniform
+from .threefry import DIGITS, Key, normal, open_uniform, random_words, uniform
 
 aten = torch.ops.aten
 
@@ -55,28 +57,40 @@ def _number(value: Operand, like: Expr) -> Expr:
     return Expr(promote.operand(value, like.dtype, like.dims))
 
 
+def _draws(*targets: OpOverloadPacket | OpOverload) -> Callable:
+    """As `lowers`, for functions that take the key of a draw."""
+
+    def register(fn: Callable) -> Callable:
+        @functools.wraps(fn)
+        def lowering(*args: Any, generator=None, seed=None, offset=None, **kwargs: Any) -> Any:
+            return fn(*args, key=(seed, offset), **kwargs)
+
+        return lowers(*targets)(lowering)
+
+    return register
+
+
 # Dropout
-@lowers(aten.native_dropout)
+@_draws(aten.native_dropout)
 def native_dropout(
     x: Instruction,
     p: float,
     train: bool | None = True,
     *,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
 ) -> tuple[Instruction, Instruction]:
     shape, mask_shape = expected_shapes()
     if train is False or (is_number(p) and p == 0):
         return x, promote.full(True, mask_shape.dtype, shape.dims)
     value = Expr(promote.cast(x, promote.compute_type(shape.dtype)))
-    mask = keep_mask(shape.dims, p, seed, offset)
+    mask = keep_mask(shape.dims, p, key)
     kept = where(mask, value * _inverse_keep(p, value), 0)
     return promote.cast(kept.x, shape.dtype), promote.cast(mask.x, mask_shape.dtype)
 
 
-def keep_mask(dims: Sequence[Size], p: float, seed: Operand | None, offset: Operand | None) -> Expr:
+def keep_mask(dims: Sequence[Size], p: float, key: Key) -> Expr:
     """pred: true with probability 1 - p."""
-    u = uniform(dims, "f32", seed, offset)
+    u = uniform(dims, "f32", key)
     return u >= _number(p, u)
 
 
@@ -92,69 +106,64 @@ def native_dropout_backward(grad: Instruction, mask: Instruction, scale: float) 
 
 
 # Uniform and normal
-@lowers(aten.rand, aten.rand_like)
+@_draws(aten.rand, aten.rand_like)
 def rand(
     *args: Any,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
     **kwargs: Any,
 ) -> Instruction:
     shape = expected()
-    return _rounded(uniform(shape.dims, shape.dtype, seed, offset))
+    return _rounded(uniform(shape.dims, shape.dtype, key))
 
 
-@lowers(aten.randn, aten.randn_like)
+@_draws(aten.randn, aten.randn_like)
 def randn(
     *args: Any,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
     **kwargs: Any,
 ) -> Instruction:
     shape = expected()
-    return _normal(shape, 0.0, 1.0, seed, offset)
+    return _normal(shape, 0.0, 1.0, key)
 
 
 def _normal(
     shape: Shape,
     mean: Operand,
     std: Operand,
-    seed: Operand | None,
-    offset: Operand | None,
+    key: Key,
 ) -> Instruction:
     if shape.kind == "c":  # variance 1 in all
         part = promote.real_type(shape.dtype)
-        halves = [normal(shape.dims, part, seed, offset, s) * math.sqrt(0.5) for s in (0, 2)]
+        halves = [normal(shape.dims, part, key, s) * math.sqrt(0.5) for s in (0, 2)]
         value = binary("complex", *halves)
     else:
-        value = normal(shape.dims, shape.dtype, seed, offset)
+        value = normal(shape.dims, shape.dtype, key)
     trivial = is_number(mean) and mean == 0 and is_number(std) and std == 1
     return _rounded(value if trivial else value * _number(std, value) + _number(mean, value))
 
 
-@lowers(aten.uniform)
+@_draws(aten.uniform)
 def uniform_(
     x: Instruction,
     low: float = 0.0,
     high: float = 1.0,
     *,
-    generator: None = None,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
 ) -> Instruction:
     shape = expected()
     if shape.kind == "c":
         part = promote.real_type(shape.dtype)
-        halves = [uniform(shape.dims, part, seed, offset, s) for s in (0, 1)]
+        halves = [uniform(shape.dims, part, key, s) for s in (0, 1)]
         return binary(
             "complex",
             *(u * (_number(high, u) - _number(low, u)) + _number(low, u) for u in halves),
         ).x
-    u = uniform(shape.dims, shape.dtype, seed, offset)
+    u = uniform(shape.dims, shape.dtype, key)
     low, high = _number(low, u), _number(high, u)
     return _rounded(u * (high - low) + low)
 
 
-@lowers(
+@_draws(
     aten.normal.Tensor_Tensor,
     aten.normal.Tensor_float,
     aten.normal.float_Tensor,
@@ -164,61 +173,53 @@ def normal_(
     mean: Operand = 0.0,
     std: Operand = 1.0,
     *args: Any,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
     **kwargs: Any,
 ) -> Instruction:
-    return _normal(expected(), mean, std, seed, offset)
+    return _normal(expected(), mean, std, key)
 
 
-@lowers(aten.normal_functional)
+@_draws(aten.normal_functional)
 def normal_functional(
     x: Instruction,
     mean: float = 0.0,
     std: float = 1.0,
     *,
-    generator: None = None,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
 ) -> Instruction:
-    return _normal(expected(), mean, std, seed, offset)
+    return _normal(expected(), mean, std, key)
 
 
 # Bernoulli and integers
-@lowers(aten.bernoulli.default)
+@_draws(aten.bernoulli.default)
 def bernoulli(
     p: Instruction,
     *,
-    generator: None = None,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
 ) -> Instruction:
-    return _bernoulli(p, seed, offset)
+    return _bernoulli(p, key)
 
 
-@lowers(aten.bernoulli.p, aten.bernoulli.Tensor)
+@_draws(aten.bernoulli.p, aten.bernoulli.Tensor)
 def bernoulli_p(
     x: Instruction,
     p: Operand = 0.5,
     *,
-    generator: None = None,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
 ) -> Instruction:
-    return _bernoulli(p, seed, offset)
+    return _bernoulli(p, key)
 
 
-def _bernoulli(p: Operand, seed: Operand | None, offset: Operand | None) -> Instruction:
+def _bernoulli(p: Operand, key: Key) -> Instruction:
     shape = expected()
-    u = uniform(shape.dims, "f32", seed, offset)
+    u = uniform(shape.dims, "f32", key)
     return promote.cast((u < _number(p, u)).x, shape.dtype)
 
 
-@lowers(aten.randint, aten.randint_like)
+@_draws(aten.randint, aten.randint_like)
 def randint(
     *args: Any,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
     **kwargs: Any,
 ) -> Instruction:
     """(high, size), (low, high, size), (like, high) or (like, low, high)."""
@@ -226,31 +227,28 @@ def randint(
     if isinstance(args[0], Instruction) and len(args) > 1 and isinstance(args[1], Instruction):
         numbers = [args[1]]  # randint_like.Tensor
     low, high = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
-    return _integers(low, high, seed, offset)
+    return _integers(low, high, key)
 
 
 def _integers(
     low: Operand,
     high: Operand,
-    seed: Operand | None,
-    offset: Operand | None,
+    key: Key,
 ) -> Instruction:
     """Uniform integers of [low, high)."""
     shape = expected()
-    a, b = random_words(shape.dims, seed, offset)
+    a, b = random_words(shape.dims, key)
     wide = binary("shift-left", a.cast("u64"), 32) | b.cast("u64")
     low, high = (Expr(promote.scalar(v, "s64")) for v in (low, high))
     value = binary("remainder", wide, wide.like((high - low).cast("u64"))).cast("s64")
     return _rounded(value + value.like(low))
 
 
-@lowers(aten.random.default, getattr(aten.random, "from"), aten.random.to)
+@_draws(aten.random.default, getattr(aten.random, "from"), aten.random.to)
 def random(
     x: Instruction,
     *bounds: int | None,
-    generator: None = None,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
 ) -> Instruction:
     shape = expected()
     if len(bounds) == 2 and bounds[1] is None:
@@ -258,7 +256,7 @@ def random(
     low, high = (
         (0, _largest(shape.dtype)) if not bounds else (0, bounds[0]) if len(bounds) == 1 else bounds
     )
-    return _integers(low, high, seed, offset)
+    return _integers(low, high, key)
 
 
 def _largest(dtype: str) -> int:
@@ -274,85 +272,74 @@ def _largest(dtype: str) -> int:
 # Other distributions, by inversion
 def _inverted(
     shape: Shape,
-    seed: Operand | None,
-    offset: Operand | None,
+    key: Key,
     transform: Callable[[Expr], Expr],
 ) -> Instruction:
     dtype = promote.compute_type(shape.dtype) if shape.kind == "f" else "f64"
-    return _rounded(transform(open_uniform(shape.dims, dtype, seed, offset)))
+    return _rounded(transform(open_uniform(shape.dims, dtype, key)))
 
 
-@lowers(aten.exponential)
+@_draws(aten.exponential)
 def exponential(
     x: Instruction,
     lambd: float = 1.0,
     *,
-    generator: None = None,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
 ) -> Instruction:
-    return _inverted(expected(), seed, offset, lambda u: -log(u) / _number(lambd, u))
+    return _inverted(expected(), key, lambda u: -log(u) / _number(lambd, u))
 
 
-@lowers(aten.geometric)
+@_draws(aten.geometric)
 def geometric(
     x: Instruction,
     p: float,
     *,
-    generator: None = None,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
 ) -> Instruction:
     def transform(u: Expr) -> Expr:
         value = floor(log(u) / log1p(-_number(p, u))) + 1
         return where(value < 1, 1, value)
 
-    return _inverted(expected(), seed, offset, transform)
+    return _inverted(expected(), key, transform)
 
 
-@lowers(aten.cauchy)
+@_draws(aten.cauchy)
 def cauchy(
     x: Instruction,
     median: float = 0.0,
     sigma: float = 1.0,
     *,
-    generator: None = None,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
 ) -> Instruction:
     return _inverted(
         expected(),
-        seed,
-        offset,
+        key,
         lambda u: _number(median, u) + _number(sigma, u) * tan((u - 0.5) * math.pi),
     )
 
 
-@lowers(aten.log_normal)
+@_draws(aten.log_normal)
 def log_normal(
     x: Instruction,
     mean: float = 1.0,
     std: float = 2.0,
     *,
-    generator: None = None,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
 ) -> Instruction:
-    value = normal(expected().dims, expected().dtype, seed, offset)
+    value = normal(expected().dims, expected().dtype, key)
     return _rounded(exp(value * _number(std, value) + _number(mean, value)))
 
 
 # Permutations and draws without replacement, by sorting random keys
-@lowers(aten.randperm)
+@_draws(aten.randperm)
 def randperm(
     n: Size,
     *,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
     **kwargs: Any,
 ) -> Instruction:
     shape = expected()
-    a, b = random_words(shape.dims, seed, offset)
+    a, b = random_words(shape.dims, key)
     keys = binary("shift-left", a.cast("u64"), 32) | b.cast("u64")
     return promote.cast(
         get_tuple_element(sort([keys.x, iota(shape.dims, 0)], 0, "LT"), 1),
@@ -360,15 +347,13 @@ def randperm(
     )
 
 
-@lowers(aten.multinomial)
+@_draws(aten.multinomial)
 def multinomial(
     weights: Instruction,
     num_samples: Size,
     replacement: bool = False,
     *,
-    generator: None = None,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
 ) -> Instruction:
     """The Gumbel trick: the largest of log(weight) + noise is a draw from the weights; several
     without replacement are a top-k."""
@@ -378,14 +363,14 @@ def multinomial(
     if replacement and num_samples > 1:
         draws = [
             arg_extreme(
-                log(w) - log(-log(_inside(open_uniform(w.dims, w.dtype, seed, offset, 2 * i)))),
+                log(w) - log(-log(_inside(open_uniform(w.dims, w.dtype, key, 2 * i)))),
                 dim,
                 True,
             )[1].x
             for i in range(num_samples)
         ]
         return promote.cast(stack(draws, -1), shape.dtype)
-    noisy = log(w) - log(-log(_inside(open_uniform(w.dims, w.dtype, seed, offset))))
+    noisy = log(w) - log(-log(_inside(open_uniform(w.dims, w.dtype, key))))
     _, order = sorted_along(noisy.x, dim, True)
     return promote.cast(slice_dim(order, dim, 0, num_samples), shape.dtype)
 
@@ -396,17 +381,15 @@ def _inside(u: Expr) -> Expr:
     return where(u.eq(1), 1 - tiny * 2, u)
 
 
-@lowers(aten.rrelu_with_noise_functional)
+@_draws(aten.rrelu_with_noise_functional)
 def rrelu_with_noise(
     x: Instruction,
     noise: Instruction,
     lower: Scalar = 0.125,
     upper: Scalar = 1 / 3,
     training: bool = False,
-    generator: None = None,
     *,
-    seed: Operand | None = None,
-    offset: Operand | None = None,
+    key: Key,
 ) -> tuple[Instruction, Instruction]:
     """(result, slopes): random slopes for negative elements when training."""
     value = Expr(promote.cast(x, promote.compute_type(x.dtype)))
@@ -419,6 +402,6 @@ def rrelu_with_noise(
             ),
             noise,
         )
-    slope = uniform(value.dims, "f32", seed, offset).cast(value.dtype) * (high - low) + low
+    slope = uniform(value.dims, "f32", key).cast(value.dtype) * (high - low) + low
     slope = where(value <= 0, slope, 1)
     return promote.cast((value * slope).x, x.dtype), promote.cast(slope.x, noise.dtype)

@@ -52,13 +52,16 @@ def threefry(
     return x, y
 
 
+Key = tuple[Operand | None, Operand | None]  # seed and offset of a draw
+
+
 def random_words(
     dims: Sequence[Size],
-    seed: Operand | None,
-    offset: Operand | None,
+    key: Key,
     stream: int = 0,
 ) -> tuple[Expr, Expr]:
     """Two arrays of random u32; another `stream` gives independent ones."""
+    seed, offset = key
     if seed is None or offset is None:
         raise LoweringError(
             "a random op was recorded without seed and offset; record it through torch_hlo's"
@@ -113,39 +116,36 @@ def uniform_bits(words: tuple[Expr, Expr], dtype: str, digits: int | None = None
 def uniform(
     dims: Sequence[Size],
     dtype: str,
-    seed: Operand | None,
-    offset: Operand | None,
+    key: Key,
     stream: int = 0,
 ) -> Expr:
     """[0, 1) in the compute type of `dtype`."""
-    return uniform_bits(random_words(dims, seed, offset, stream), dtype)
+    return uniform_bits(random_words(dims, key, stream), dtype)
 
 
 def open_uniform(
     dims: Sequence[Size],
     dtype: str,
-    seed: Operand | None,
-    offset: Operand | None,
+    key: Key,
     stream: int = 0,
 ) -> Expr:
     """(0, 1]: safe for a logarithm."""
     wide = promote.compute_type(dtype)
-    return 1 - uniform(dims, wide, seed, offset, stream)
+    return 1 - uniform(dims, wide, key, stream)
 
 
 def normal(
     dims: Sequence[Size],
     dtype: str,
-    seed: Operand | None,
-    offset: Operand | None,
+    key: Key,
     stream: int = 0,
 ) -> Expr:
     """Standard normal numbers by Box and Muller, in the compute type."""
     wide = promote.compute_type(dtype)
-    a, b = random_words(dims, seed, offset, stream)
+    a, b = random_words(dims, key, stream)
     if wide == "f64":
         u = 1 - uniform_bits((a, b), wide)
-        v = uniform(dims, wide, seed, offset, stream + 1)
+        v = uniform(dims, wide, key, stream + 1)
     else:
         u, v = 1 - uniform_bits((a, b), wide), uniform_bits((b, a), wide)
     return sqrt(log(u) * -2) * cos(v * (2 * math.pi))
