@@ -197,12 +197,14 @@ def _named(x: Instruction, names: str) -> dict[str, Any]:
 
 @writes("gather")
 def _gather(w: Writer, x: Instruction) -> list[str]:
-    dims = _named(
-        x,
-        "offset_dims collapsed_slice_dims operand_batching_dims start_indices_batching_dims"
-        " start_index_map index_vector_dim",
+    numbers = _struct(
+        "gather",
+        **_named(
+            x,
+            "offset_dims collapsed_slice_dims operand_batching_dims start_indices_batching_dims"
+            " start_index_map index_vector_dim",
+        ),
     )
-    numbers = _struct("gather", **dims)
     attrs = (
         f"dimension_numbers = {numbers}, slice_sizes = {array(x['slice_sizes'])},"
         f" indices_are_sorted = {boolean(x['indices_are_sorted'])}"
@@ -212,12 +214,14 @@ def _gather(w: Writer, x: Instruction) -> list[str]:
 
 @writes("scatter")
 def _scatter(w: Writer, x: Instruction) -> list[str]:
-    dims = _named(
-        x,
-        "update_window_dims inserted_window_dims input_batching_dims"
-        " scatter_indices_batching_dims scatter_dims_to_operand_dims index_vector_dim",
+    numbers = _struct(
+        "scatter",
+        **_named(
+            x,
+            "update_window_dims inserted_window_dims input_batching_dims"
+            " scatter_indices_batching_dims scatter_dims_to_operand_dims index_vector_dim",
+        ),
     )
-    numbers = _struct("scatter", **dims)
     attrs = (
         f"scatter_dimension_numbers = {numbers}, indices_are_sorted ="
         f" {boolean(x['indices_are_sorted'])}, unique_indices = {boolean(x['unique_indices'])}"

@@ -166,7 +166,7 @@ def _scalar(value: Scalar, like: Expr) -> Term:
     return Expr(promote.scalar(value, like.dtype)) if isinstance(value, Weak) else value
 
 
-def _added(product: Callable[[Instruction, Instruction], Expr]) -> Callable[..., Instruction]:
+def _added(product: Callable[..., Expr]) -> Callable[..., Instruction]:
     """A product that is added to a bias."""
 
     def lowering(
