@@ -540,3 +540,24 @@ def test_optimizers_go_on_counting(name, options):
     torch.testing.assert_close(
         trained("hlo", torch_hlo.compile), trained("cpu", lambda fn: fn), rtol=1e-4, atol=1e-6
     )
+
+
+@pytest.mark.skipif(VERSION < (2, 13), reason="a graph ends at backward()")
+@pytest.mark.parametrize("network", (nn.GRU, nn.LSTM, nn.RNN))
+def test_recurrent_networks_are_traced(network):
+    """PyTorch has no shape function for the cells of GRU."""
+    model = network(4, 8, num_layers=2).to("hlo")
+    x = torch.randn(5, 2, 4).to("hlo")
+
+    def loss():
+        model.zero_grad()
+        found = model(x)[0].square().mean()
+        found.backward()
+        return found.detach()
+
+    step = torch_hlo.compile(loss, full_graph=True)
+    want = loss()
+    for _ in range(3):
+        torch.testing.assert_close(step().cpu(), want.cpu())
+    compiled = torch.compile(lambda x: model(x)[0].sum(), backend="hlo", fullgraph=True)
+    torch.testing.assert_close(compiled(x).cpu(), model(x)[0].sum().cpu(), rtol=1e-4, atol=1e-5)

@@ -95,6 +95,8 @@ def register() -> None:
     for whole in ("_fused_rms_norm", "silu_backward", "mish_backward"):
         library.impl(whole, _kernel(getattr(aten, whole).default), key)
     library.impl("rms_norm", rms_norm, autograd)
+    library.impl("_thnn_fused_gru_cell", recurrent.gru_cell_meta, "Meta")
+    library.impl("_thnn_fused_gru_cell_backward", recurrent.gru_cell_backward_meta, "Meta")
     library.impl("lstm_cell", recurrent.lstm_cell, autograd)
     library.impl("gru_cell", recurrent.gru_cell, autograd)
     for overload in (

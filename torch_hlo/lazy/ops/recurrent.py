@@ -81,6 +81,17 @@ def gru_cell(x, h, w_ih, w_hh, b_ih=None, b_hh=None):
     return _gru(F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh), (h,))[0]
 
 
+def gru_cell_meta(gates, hidden_gates, hx, *biases):
+    """On tensors without data, which PyTorch has for LSTM's cells only."""
+    return torch.empty_like(hx), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
+
+
+def gru_cell_backward_meta(grad, workspace, has_bias):
+    gates = grad.new_empty(grad.shape[0], 3 * grad.shape[1])
+    bias = gates[0].clone() if has_bias else None
+    return gates, gates.clone(), torch.empty_like(grad), bias, bias.clone() if has_bias else None
+
+
 def _lstm_metas(input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, *biases) -> list[metas.Meta]:
     batch, hidden = cx.shape
     return [metas.contiguous((batch, n * hidden), cx.dtype) for n in (1, 1, 4)]

@@ -191,15 +191,6 @@ def normal_functional(
 
 
 # Bernoulli and integers
-@_draws(aten.bernoulli.default)
-def bernoulli(
-    p: Instruction,
-    *,
-    key: Key,
-) -> Instruction:
-    return _bernoulli(p, key)
-
-
 @_draws(aten.bernoulli.p, aten.bernoulli.Tensor)
 def bernoulli_p(
     x: Instruction,
@@ -210,6 +201,7 @@ def bernoulli_p(
     return _bernoulli(p, key)
 
 
+@_draws(aten.bernoulli.default)
 def _bernoulli(p: Operand, key: Key) -> Instruction:
     shape = expected()
     u = uniform(shape.dims, "f32", key)

@@ -253,47 +253,24 @@ def gather(
     return reshape(take_along(x, index, dim), expected().dims)
 
 
-@lowers(aten.scatter.src, aten.scatter.value)
-def scatter(x: Instruction, dim: int, index: Instruction, source: Operand) -> Instruction:
-    return _scatter(x, dim, index, source, None)
-
-
-@lowers(aten.scatter.reduce, aten.scatter.value_reduce)
-def scatter_with(
-    x: Instruction,
-    dim: int,
-    index: Instruction,
-    source: Operand,
-    *,
-    reduce: str,
-) -> Instruction:
-    return _scatter(x, dim, index, source, reduce)
-
-
 @lowers(aten.scatter_add)
 def scatter_add(x: Instruction, dim: int, index: Instruction, source: Instruction) -> Instruction:
-    return _scatter(x, dim, index, source, "add")
+    return scatter(x, dim, index, source, "add")
 
 
-@lowers(aten.scatter_reduce.two)
-def scatter_reduce(
-    x: Instruction,
-    dim: int,
-    index: Instruction,
-    source: Instruction,
-    reduce: str,
-    *,
-    include_self: bool = True,
-) -> Instruction:
-    return _scatter(x, dim, index, source, reduce, include_self)
-
-
-def _scatter(
+@lowers(
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.scatter.reduce,
+    aten.scatter.value_reduce,
+    aten.scatter_reduce.two,
+)
+def scatter(
     x: Instruction,
     dim: int,
     index: Instruction,
     source: Operand,
-    reduce: str | None,
+    reduce: str | None = None,
     include_self: bool = True,
 ) -> Instruction:
     dtype = x.dtype if reduce is None else promote.compute_type(x.dtype)
