@@ -65,7 +65,8 @@ def _draws(*targets: OpOverloadPacket | OpOverload) -> Callable:
         def lowering(*args: Any, generator=None, seed=None, offset=None, **kwargs: Any) -> Any:
             return fn(*args, key=(seed, offset), **kwargs)
 
-        return lowers(*targets)(lowering)
+        lowers(*targets)(lowering)
+        return fn
 
     return register
 
