@@ -19,6 +19,7 @@ MODULES: dict[str, str] = {
     "_dynamo": "",
     "_dynamo.config": "",
     "_dynamo.dynamo_backend2": "internals",
+    "_dynamo.dynamo_bridge": "",
     "_internal": "",
     "_internal.pjrt": "spawning",
     "_internal.tpu": "hardware",
