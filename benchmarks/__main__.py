@@ -7,6 +7,7 @@
     python -m benchmarks --jax OTHER_VENV/bin/python        # XLA as JAX ships it, on the recorded
                                                             # step of each workload (see xla.py)
     python -m benchmarks --isa avx2,avx512                  # one machine as two
+    python -m benchmarks --floor                            # and what the machine could do
 
 Each pair runs in a process of its own, so that cold start and peak memory are its own; rounds go A
 B C A B C, so that a noisy machine hits all alike. Quote the ratios of medians; absolute times of a
@@ -188,6 +189,45 @@ def measure(workload: str, engines: list[str], args: argparse.Namespace) -> dict
     return results
 
 
+FLOOR = """
+import json
+from torch_hlo.profiler.steps import measured_limits
+limits = measured_limits("wall")
+print(json.dumps([limits.bandwidth, limits.f32]))
+"""
+
+
+def machine(threads: int) -> tuple[float, float]:
+    """(bytes per second of a large copy, operations per second of large f32 products), measured in
+    a process of its own."""
+    env = {**os.environ, "TORCH_HLO_THREADS": str(threads)}
+    run = subprocess.run(
+        [sys.executable, "-c", FLOOR], env=env, capture_output=True, text=True, check=True
+    )
+    bandwidth, flops = json.loads(run.stdout)
+    return bandwidth, flops
+
+
+def floors(all_results: dict[str, dict], engines: list[str], bandwidth: float, flops: float) -> str:
+    """Times over the floor: the bytes that a step must move, or its products in f32, at the
+    machine's rates, whichever takes longer. What is in a cache, or computed in a narrower type, may
+    be below 1."""
+    lines = [
+        "",
+        f"step over the floor: bytes at {bandwidth / 1e9:.1f} GB/s (a large copy),"
+        f" products at {flops / 1e9:.0f} GF/s (f32)",
+    ]
+    for name, results in all_results.items():
+        row = f"{name:20s}"
+        for e in engines:
+            r = results[e]
+            floor = max(r.get("bytes", 0) / bandwidth, r.get("flops", 0) / flops)
+            row += f"{r['median_s'] / floor:>24.2f}" if floor else f"{'':>24s}"
+        if row.strip() != name:
+            lines.append(row)
+    return "\n".join(lines)
+
+
 def table(all_results: dict[str, dict], engines: list[str], ours: str) -> str:
     """Median ms per engine, and the ratio peer/ours in brackets (above 1: ours is faster), of the
     same instruction set."""
@@ -317,6 +357,11 @@ def main() -> int:
         help="also measure the first step of a second process",
     )
     parser.add_argument(
+        "--floor",
+        action="store_true",
+        help="also print steps over the time that their bytes and products take on this CPU",
+    )
+    parser.add_argument(
         "--torch-xla",
         metavar="PYTHON",
         help="interpreter of an environment with torch_xla; adds that engine",
@@ -352,6 +397,8 @@ def main() -> int:
             with open(args.json, "w") as f:
                 json.dump(results, f, indent=1)
     print("\n" + table(results, engines, ours))
+    if args.floor:
+        print(floors(results, engines, *machine(args.threads)))
     if args.plot:
         plot(results, engines, ours, args.plot)
     return 0
