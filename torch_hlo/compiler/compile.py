@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.codegen.computation import emit_entry
 from torch_hlo.compiler.codegen.early_kernels import ahead
 from torch_hlo.compiler.codegen.profile import Profile
-from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram, Kernel
 from torch_hlo.compiler.gpu.image import device_image
 from torch_hlo.compiler.gpu.target import GpuTarget

@@ -43,7 +43,7 @@ def is_planar(x: Instruction) -> bool:
         and x["batch_group_count"] == 1
         and all(o.shape.is_static and o.dtype == x.dtype and o.size for o in (*x.operands, x))
         and x.dtype in ("f32", "f64")
-        and x.operands[0].dims[1] == channels
+        and x.operand.dims[1] == channels
         and all(w.base_dilation == 1 for w in window)
         and window[-1].stride <= 2
         and x.shape.sizes[-1] >= NARROW

@@ -148,7 +148,7 @@ class _Counting:
             "map",
             "sort",
         ):
-            total.flops += _size(x.operands[0].shape) * (
+            total.flops += _size(x.operand.shape) * (
                 math.prod(w.size for w in x["window"]) if x.op == "reduce-window" else 1
             )
         elif x.op in _ARITHMETIC:
@@ -169,7 +169,7 @@ def matrix_flops(x: Instruction) -> float:
     too)."""
     sums = 2.0 * math.prod(x.shape.sizes)
     if x.op == "dot":
-        lhs = x.operands[0].shape.sizes
+        lhs = x.operand.shape.sizes
         return sums * math.prod([lhs[int(d)] for d in x["lhs_contracting_dims"]])
     n = conv_dims(x["dim_labels"])
     kernel = x.operands[1].shape.sizes
@@ -207,7 +207,7 @@ def trip_count(x: Instruction) -> int | None:
     if root.op != "compare" or root["direction"] not in ("LT", "LE", "NE"):
         return None
     counter, end = root.operands
-    if counter.op != "get-tuple-element" or counter.operands[0] not in x["condition"].params:
+    if counter.op != "get-tuple-element" or counter.operand not in x["condition"].params:
         return None
     i = counter["index"]
     body = x["body"].root
@@ -226,7 +226,7 @@ def trip_count(x: Instruction) -> int | None:
         None,
     )
     reads = any(
-        o.op == "get-tuple-element" and o["index"] == i and o.operands[0] in x["body"].params
+        o.op == "get-tuple-element" and o["index"] == i and o.operand in x["body"].params
         for o in step.operands
     )
     if not by or not reads:
@@ -240,7 +240,7 @@ def _constant(v: Instruction, loop: Instruction, inside: Computation | None) -> 
     if v.op == "constant" and not v.dims and v.kind in "su":
         value = scalar_value(v["literal"])
         return value if isinstance(value, int) else None
-    if inside is not None and v.op == "get-tuple-element" and v.operands[0] in inside.params:
+    if inside is not None and v.op == "get-tuple-element" and v.operand in inside.params:
         i = v["index"]
         body, (state,) = loop["body"].root, loop.operands
         if body.op == "tuple" and state.op == "tuple":
@@ -248,7 +248,7 @@ def _constant(v: Instruction, loop: Instruction, inside: Computation | None) -> 
             if (
                 kept.op == "get-tuple-element"
                 and kept["index"] == i
-                and kept.operands[0] in loop["body"].params
+                and kept.operand in loop["body"].params
             ):
                 return _constant(state.operands[i], loop, None)
     return None

@@ -12,7 +12,8 @@ import struct
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from torch_hlo.compiler.codegen.block import FIXED_WORDS, HostCall, Packing
+from torch_hlo.compiler.codegen import HostCall
+from torch_hlo.compiler.codegen.block import FIXED_WORDS, Packing
 from torch_hlo.compiler.gpu.gpu_program import Kernel, LibraryProduct, TensorMap
 from torch_hlo.hlo.ir import DTYPES, Ints, Shape, Size, parse_dim
 

@@ -254,7 +254,7 @@ def _time(
         if not is_step(x):
             continue
         if x.op.endswith("-done"):
-            now = max(now, ends.get(x.operands[0], now))
+            now = max(now, ends.get(x.operand, now))
             continue
         one = instruction_cost(x, module.num_partitions)
         if x.op.removesuffix("-start") in KINDS:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from torch_hlo.compiler.codegen.block import CodegenError
+from torch_hlo.compiler.codegen import CodegenError
 from torch_hlo.compiler.cost import cost
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.device import multi_device, runtime

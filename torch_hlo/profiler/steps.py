@@ -177,7 +177,7 @@ def _best(clock: str, shapes: tuple[Shape, ...], build: Callable[..., Instructio
     inputs = [runtime.allocate(s) for s in shapes]
     for x in inputs:
         x.bytes[:] = 0
-    outputs = [runtime.allocate(module.entry.root.operands[0].shape)]
+    outputs = [runtime.allocate(module.entry.root.operand.shape)]
     for _ in range(12):
         program.run(inputs, outputs)
     return sum(best for _, _, best in program.counts()) / 1e9

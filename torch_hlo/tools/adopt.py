@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_hlo.hlo.evaluate import lapack
-from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, postorder, replace
+from torch_hlo.hlo.ir import Computation, Instruction, Module, postorder, replace
 from torch_hlo.hlo.ir import build as b
 
 
@@ -40,7 +40,7 @@ class _Adopter:
             return known
         attrs = {k: new for k, v in x.attrs if (new := self._value(v)) is not v}
         if attrs:
-            return instr(x.op, operands, x.shape, **{**dict(x.attrs), **attrs})
+            return replace(x, operands, x.shape, **attrs)
         return x if operands == x.operands else replace(x, operands)
 
     def _value(self, value: object) -> object:

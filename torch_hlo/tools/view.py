@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from torch_hlo import pages
+from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.codegen.profile import describe
-from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.spmd.propagate import explain
 from torch_hlo.compiler.spmd.spmd_pipeline import stages

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from torch_hlo.compiler.codegen.block import CodegenError, HostCall
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import CodegenError, HostCall, Program
 from torch_hlo.compiler.compile import emit
 from torch_hlo.compiler.llvm import CpuTarget
 from torch_hlo.compiler.llvm.machine_code import machine_code, prelude

@@ -142,7 +142,7 @@ def attention_of(x: Instruction) -> Attention[Size] | None:
     flags = [config.get(name, False) for name in ("fill", "factors", "dynamic", "capped")]
     extra = [o.shape for o in x.operands[3 if first == 0 else 6 + softmax :]]
     bias = _bias_shape(extra, *flags)
-    types = {q.dtype, k.dtype, v.dtype, x.operands[0].dtype}
+    types = {q.dtype, k.dtype, v.dtype, x.operand.dtype}
     if bias is False or len(types) > 1 or not _have_kernels(x, first + 3):
         return None
     *batch, rows, size = q.dims

@@ -12,8 +12,7 @@ import math as numbers
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from torch_hlo.compiler.codegen.inline import load_real, store
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program, load_real, store
 from torch_hlo.compiler.llvm import Int, float_constant, math
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.amx_kernels import BLOCK, ELEMENTS, tiles
@@ -209,7 +208,7 @@ class Forward(_Tiles):
         head = f.div(item, blocks)
         first, count, end = self.rows_of(f.rem(item, blocks))
         shared = f.div(head, a.group)
-        number = f.add(f.mul(head, a.rows), first)
+        number = f.muladd(head, a.rows, first)
         q, out = self.row("q", number, a.size), self.row("out", number, a.width)
         keys, values = (
             self.row(name, f.mul(shared, a.columns), n)
@@ -363,7 +362,7 @@ class Backward(_Tiles):
     def tile_of(self, head: Int, first: Int, count: Int, start: Int, width: Int, end: Int) -> None:
         """The contribution of a block of query rows and columns."""
         f, a, stride = self.f, self.a, self.stride
-        number = f.add(f.mul(head, a.rows), first)
+        number = f.muladd(head, a.rows, first)
         q, grad, out = (
             self.row(p, number, n) for p, n in (("q", a.size), ("grad", a.width), ("out", a.width))
         )
@@ -435,7 +434,7 @@ class Backward(_Tiles):
 
         scales = self.e.splat("float", self.scale())
         if self.a.bias_gradient:
-            dbias = f.gep("float", self.dbias, f.add(f.mul(row, self.a.columns), start))
+            dbias = f.gep("float", self.dbias, f.muladd(row, self.a.columns, start))
 
         def both(k: Int, mask: str | None, _: list[str]) -> None:
             s, slope = self.score(f.gep("float", s_row, k), k, mask)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math as numbers
 
-from torch_hlo.compiler.codegen.inline import load_real
+from torch_hlo.compiler.codegen import load_real
 from torch_hlo.compiler.llvm import Int, math
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, transposed

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.inline import Writer, load_real
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program, Writer, load_real
 from torch_hlo.compiler.llvm import Int, Typed, math, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask
@@ -223,7 +222,7 @@ class AttentionKernel:
     ) -> None:
         """to[i * ld + j] = the bias or factor of the query `row + i` of a head and the key `column
         + j`."""
-        first = self.f.add(self.f.mul(head, self.a.rows), row)
+        first = self.f.muladd(head, self.a.rows, row)
         self.terms[role].call(
             self.f, self.operands, self.size, first, rows, column, columns, to, ld
         )
@@ -237,7 +236,7 @@ class AttentionKernel:
         if not a.bias_gradient:
             self._zero_keys(item)
             with f.loop(0, a.group, known_nonempty=True) as i:
-                yield f.add(f.mul(item, a.group), i)
+                yield f.muladd(item, a.group, i)
             return
         self.dbias = f.gep("float", "%dbias", f.mul(item, f.mul(a.rows, a.columns)))
         self.zero(self.dbias, f.mul(a.rows, a.columns))
@@ -252,7 +251,7 @@ class AttentionKernel:
             at: Int = 0
             for n, stride in parts:
                 at, number = (
-                    f.add(at, f.mul(f.rem(number, n), stride)),
+                    f.muladd(f.rem(number, n), stride, at),
                     f.div(number, n),
                 )
             return at

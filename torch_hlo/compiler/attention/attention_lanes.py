@@ -22,8 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torch_hlo.compiler.codegen.inline import Writer, load_real
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program, Writer, load_real
 from torch_hlo.compiler.llvm import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, splat, transposed
@@ -161,7 +160,7 @@ class LaneKernel(AttentionKernel):
 
     def places(self, pointer: str, f: Writer, rows: int, vectors: int, stride: Int) -> list[str]:
         return [
-            f.gep("float", pointer, f.add(f.mul(stride, i), j * self.lanes))
+            f.gep("float", pointer, f.muladd(stride, i, j * self.lanes))
             for i in range(rows)
             for j in range(vectors)
         ]
@@ -194,7 +193,7 @@ class LaneKernel(AttentionKernel):
                             f.gep(
                                 "float",
                                 "%to",
-                                f.add(f.mul(f.add(low, c), self.group), part * lanes),
+                                f.muladd(f.add(low, c), self.group, part * lanes),
                             ),
                             4,
                         )
@@ -235,10 +234,7 @@ class LaneKernel(AttentionKernel):
                                     f.gep(
                                         "float",
                                         "%source",
-                                        f.add(
-                                            f.mul(f.add(low, c), self.group),
-                                            part * lanes,
-                                        ),
+                                        f.muladd(f.add(low, c), self.group, part * lanes),
                                     ),
                                     4,
                                 ),

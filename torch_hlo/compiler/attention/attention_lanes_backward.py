@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from torch_hlo.compiler.codegen.inline import Writer, load_real
+from torch_hlo.compiler.codegen import Writer, load_real
 from torch_hlo.compiler.llvm import Int, math
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, splat, transposed
 from torch_hlo.hlo.ir import Size, ceildiv
@@ -77,7 +77,7 @@ class Backward(LaneScores):
         self.zero(self.dqt, self.groups * self.transposed_bytes(a.size))
         self._spread_queries(grads, queries, first, count)
         with f.loop(0, count) as i:
-            self._row(i, f.add(number, f.add(first, i)), grads)
+            self._row(i, f.add(number, first, i), grads)
         end = f.min(f.add(first, count), a.columns) if a.causal else a.columns
         with self.key_blocks(end) as (start, width):
             k, v = (
@@ -100,7 +100,7 @@ class Backward(LaneScores):
                 with self.of_groups(first, count) as (g, query, valid):
                     self.add_bias_gradient(
                         f.gep("float", self.ds, f.mul(g, self.group)),
-                        f.add(f.mul(query, a.columns), start),
+                        f.muladd(query, a.columns, start),
                         valid,
                         width,
                     )
@@ -392,11 +392,9 @@ class Backward(LaneScores):
                             f.gep(
                                 "float",
                                 "%ds",
-                                f.add(
-                                    f.mul(
-                                        f.min(f.add(j, k), f.sub("%width", 1)),
-                                        self.tile_row,
-                                    ),
+                                f.muladd(
+                                    f.min(f.add(j, k), f.sub("%width", 1)),
+                                    self.tile_row,
                                     part * lanes,
                                 ),
                             ),
@@ -410,7 +408,7 @@ class Backward(LaneScores):
                             p = f.gep(
                                 "float",
                                 "%to",
-                                f.add(f.mul(part * lanes + i, "%stride"), j),
+                                f.muladd(part * lanes + i, "%stride", j),
                             )
                             v.store(v.fma(row, factors, v.load(p, 4, mask)), p, 4, mask)
 

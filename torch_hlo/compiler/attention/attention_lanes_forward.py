@@ -5,7 +5,7 @@ from __future__ import annotations
 import math as numbers
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.codegen import Writer
 from torch_hlo.compiler.llvm import Int, math
 from torch_hlo.compiler.matmul.tile import Tile
 from torch_hlo.hlo.ir import Size, ceildiv
@@ -227,7 +227,7 @@ class Forward(LaneScores):
         with f.loop(0, "%count", carry=[(v.type, s) for s in start]) as loop:
             loop.next = []
             for j, x, total in zip(at, finite, loop.vars, strict=True):
-                at_key = f.add(f.mul(loop.index, self.group), j)
+                at_key = f.muladd(loop.index, self.group, j)
                 p = f.gep("float", "%scores", at_key)
                 w = math.exp2(v, v.sub(v.load(p, 4), x))
                 v.store(

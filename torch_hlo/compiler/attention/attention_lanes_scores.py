@@ -6,7 +6,7 @@ from __future__ import annotations
 import math as numbers
 from collections.abc import Callable
 
-from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.codegen import Writer
 from torch_hlo.compiler.llvm import Int
 from torch_hlo.compiler.matmul.tile import splat, transposed
 from torch_hlo.hlo.ir import ceildiv
@@ -125,7 +125,7 @@ class LaneScores(LaneKernel):
                         else f.add(query, 1)
                     )
                 )
-                full = f.icmp("sle", f.add(f.add(first, at), rows), end)
+                full = f.icmp("sle", f.add(first, at, rows), end)
                 f.choose(full, lambda: each(at, False), lambda: each(at, True))
 
     def tile_start(self, j: Int, width: Int) -> Int:
@@ -230,7 +230,7 @@ class LaneScores(LaneKernel):
             with f.loop(0, "%width", self.lanes) as j:
                 block = [v.load(f.gep("float", r, j), 4) for r in rows]
                 for k, column in enumerate(transposed(f, self.t, block)):
-                    place = f.add(f.mul(f.add(j, k), self.group), first)
+                    place = f.muladd(f.add(j, k), self.group, first)
                     v.store(column, f.gep("float", "%to", place), 4)
 
     def visible(self, width: Int) -> tuple[Int, Int]:
@@ -248,7 +248,7 @@ class LaneScores(LaneKernel):
                         f.gep(
                             "float",
                             "%bias",
-                            f.add(f.mul(loop.index, lanes * vectors), j * lanes),
+                            f.muladd(loop.index, lanes * vectors, j * lanes),
                         ),
                         4,
                     )

@@ -33,6 +33,7 @@ from torch_hlo.hlo.ir import (
     instr,
     parameters_of,
     postorder,
+    replace,
     users,
 )
 from torch_hlo.hlo.ir import build as b
@@ -71,8 +72,8 @@ def _matched(c: Computation) -> Computation:
 
 def _may_be_weights(x: Instruction) -> bool:
     if x.op == "get-tuple-element":
-        return marked_weights(x.operands[0]) and x["index"] == 0
-    return marked_weights(x) or x.op == "divide" and x.operands[0].op == "exponential"
+        return marked_weights(x.operand) and x["index"] == 0
+    return marked_weights(x) or x.op == "divide" and x.operand.op == "exponential"
 
 
 def _inlined(
@@ -93,16 +94,16 @@ def _with_separate_sums(c: Computation) -> Computation:
         if (
             x.op == "reduce"
             and x.rank >= 2
-            and x.dims[-2:] == x.operands[0].dims[-2:]
+            and x.dims[-2:] == x.operand.dims[-2:]
             and x["to_apply"].root.op == "add"
         ):
-            leaves, stack = [], [x.operands[0]]
+            leaves, stack = [], [x.operand]
             while stack:
                 y = stack.pop()
                 if y.op == "add":
                     stack += y.operands
                 elif is_view(y, 2):
-                    stack.append(y.operands[0])
+                    stack.append(y.operand)
                 else:
                     leaves.append(y)
             if (
@@ -110,7 +111,7 @@ def _with_separate_sums(c: Computation) -> Computation:
                 and any(y.op == "subtract" for y in leaves)
                 and splat(x.operands[1]) == 0
             ):
-                dims = x.operands[0].dims
+                dims = x.operand.dims
                 parts = [
                     b.reduce(
                         b.reshape(as_f32(y), dims),
@@ -215,9 +216,7 @@ class _Attention:
         for square in self._viewed(self.s.bent) if self.s.bent is not None else ():
             if square.op == "multiply" and len({_seen(o) for o in square.operands}) == 1:
                 found |= {
-                    x
-                    for x in self._viewed(square)
-                    if x.op == "subtract" and splat(x.operands[0]) == 1
+                    x for x in self._viewed(square) if x.op == "subtract" and splat(x.operand) == 1
                 }
         for x in found:
             self._viewed(x)
@@ -239,22 +238,22 @@ class _Attention:
         need(len(found) == 1)
         (sums,) = found
         while is_view(sums, 1):
-            sums = sums.operands[0]
+            sums = sums.operand
         need(
             sums.op == "reduce"
-            and sums["dimensions"] == (sums.operands[0].rank - 1,)
+            and sums["dimensions"] == (sums.operand.rank - 1,)
             and sums["to_apply"].root.op == "add"
             and splat(sums.operands[1]) == 0
         )
-        product = sums.operands[0]
+        product = sums.operand
         while is_view(product, 2):
-            product = product.operands[0]
+            product = product.operand
         need(product.op == "multiply")
         sources = [_rearranged(x) for x in product.operands]
         need(_rearranged(grad) in sources)
         out = product.operands[sources[0] == _rearranged(grad)]
         while is_view(out, 2):
-            out = out.operands[0]
+            out = out.operand
         return out if out.dtype == grad.dtype else b.convert(out, grad.dtype)
 
     def _followed(self) -> Roles:
@@ -284,7 +283,7 @@ class _Attention:
             x = stack.pop()
             for u in self.reads[x]:
                 if u.op == "dot":
-                    values = u.operands[u.operands[0] is x]
+                    values = u.operands[u.operand is x]
                     found += [
                         y
                         for y in self.reads[values]
@@ -322,8 +321,8 @@ class _Attention:
         dims = [self.weights.dims]
         for x in arrays:
             if x is not None and x.rank:
-                while x.op == "reshape" and x.operands[0].dims[-2:] == x.dims[-2:]:
-                    x = x.operands[0]
+                while x.op == "reshape" and x.operand.dims[-2:] == x.dims[-2:]:
+                    x = x.operand
                 if x.dims[-2:] == dims[0][-2:]:
                     dims.append(x.dims)
         return max(dims, key=len)[:-2]
@@ -477,7 +476,7 @@ class _Attention:
 def _seen(x: Instruction) -> Instruction:
     """What an array is a view of, its last two dimensions kept."""
     while is_view(x, 2):
-        x = x.operands[0]
+        x = x.operand
     return x
 
 
@@ -491,7 +490,7 @@ def _rearranged(x: Instruction) -> tuple[object, ...]:
                 break
         else:
             moves.append((x.dims, x.get("dimensions")))
-        x = x.operands[0]
+        x = x.operand
     return x, tuple(moves)
 
 
@@ -513,9 +512,9 @@ def _dots_above(
 def _not(mask: Instruction) -> Instruction:
     """The opposite of a mask, taken before it is repeated."""
     if mask.op == "not":
-        return mask.operands[0]
+        return mask.operand
     if mask.op in ("broadcast", "reshape"):
-        return instr(mask.op, (_not(mask.operands[0]),), mask.shape, **dict(mask.attrs))
+        return replace(mask, (_not(mask.operand),), mask.shape)
     return b.not_(mask)
 
 
@@ -526,7 +525,7 @@ def _of_batch(mask: Instruction) -> Instruction:
     if mask.op != "broadcast" or any(d < batch for d in mask["dimensions"]):
         return mask
     along = tuple(d - batch for d in mask["dimensions"])
-    return b.broadcast(mask.operands[0], mask.dims[batch:], along)
+    return b.broadcast(mask.operand, mask.dims[batch:], along)
 
 
 def _small(x: Instruction, full: tuple[Size, ...]) -> Instruction:
@@ -535,12 +534,12 @@ def _small(x: Instruction, full: tuple[Size, ...]) -> Instruction:
     while (
         repeated.op == "reshape"
         and repeated.dims != full
-        and repeated.operands[0].dims[-2:] == full[-2:]
+        and repeated.operand.dims[-2:] == full[-2:]
     ):
-        repeated = repeated.operands[0]
+        repeated = repeated.operand
     if repeated.op == "broadcast" and repeated.dims == full:
         return b.reshape(
-            repeated.operands[0],
+            repeated.operand,
             tuple(n if d in repeated["dimensions"] else 1 for d, n in enumerate(full)),
         )
     return b.reshape(x, full)

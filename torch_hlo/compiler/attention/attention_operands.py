@@ -22,6 +22,7 @@ from torch_hlo.hlo.ir import (
     Shape,
     instr,
     postorder,
+    replace,
     rewrite_bottom_up,
 )
 from torch_hlo.hlo.ir.match import carry_meta
@@ -65,12 +66,7 @@ def _absorbed(x: Instruction) -> Instruction:
     made: dict[Instruction, Instruction] = {}
     for y in postorder(x.operands):
         if y in inside:
-            made[y] = instr(
-                y.op,
-                tuple(made.get(o) or _leaf(o, leaves) for o in y.operands),
-                y.shape,
-                **dict(y.attrs),
-            )
+            made[y] = replace(y, (made.get(o) or _leaf(o, leaves) for o in y.operands), y.shape)
     operands = tuple(
         may and made.get(o) or _leaf(o, leaves) for o, may in zip(x.operands, computed, strict=True)
     )

@@ -104,21 +104,21 @@ def other_operand(x: Instruction, side: int) -> Instruction:
 
 def scalar(x: Instruction) -> Instruction | None:
     """The scalar that an array repeats."""
-    return x.operands[0] if x.op == "broadcast" and x.operands[0].rank == 0 else None
+    return x.operand if x.op == "broadcast" and x.operand.rank == 0 else None
 
 
 def bare(x: Instruction) -> Instruction:
     """`x` without reshapes and conversions of a mask."""
-    while x.op == "reshape" or x.op == "convert" and x.operands[0].dtype == "pred":
-        x = x.operands[0]
+    while x.op == "reshape" or x.op == "convert" and x.operand.dtype == "pred":
+        x = x.operand
     return x
 
 
 def is_view(x: Instruction, kept: int) -> bool:
     """Whether `x` has the values of its operand, and its last `kept` dimensions."""
     if x.op == "convert":
-        return x.dtype in FLOATS and x.operands[0].dtype in FLOATS
-    return x.op == "reshape" and x.rank >= kept and x.operands[0].dims[-kept:] == x.dims[-kept:]
+        return x.dtype in FLOATS and x.operand.dtype in FLOATS
+    return x.op == "reshape" and x.rank >= kept and x.operand.dims[-kept:] == x.dims[-kept:]
 
 
 class Roles:
@@ -189,7 +189,7 @@ class Roles:
         return rule(x, roles)
 
     def _reduced(self, x: Instruction, role: Role | None) -> Role | None:
-        dims, rank = x["dimensions"], x.operands[0].rank
+        dims, rank = x["dimensions"], x.operand.rank
         body = x["to_apply"]
         if (
             role is None
@@ -201,7 +201,7 @@ class Roles:
         if role.kind == "both" and dims == (rank - 1,):
             return Role("sums", role.factors)
         if role.kind == "scores" and max(dims) < rank - 2:
-            self.sums.append(Sum(x, role, x.operands[0]))
+            self.sums.append(Sum(x, role, x.operand))
             return None
         raise Unknown
 
@@ -263,7 +263,7 @@ def _subtract(x: Instruction, roles: list[Role | None]) -> Role:
 
 
 def _select(x: Instruction, roles: list[Role | None]) -> Role:
-    mask, (_, yes, no) = bare(x.operands[0]), roles
+    mask, (_, yes, no) = bare(x.operand), roles
     if yes is not None and no is None and splat(x.operands[2]) == 0:
         return yes.applied(("select", mask))
     if no is not None and yes is None and splat(x.operands[1]) == 0:

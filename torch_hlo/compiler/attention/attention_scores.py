@@ -93,7 +93,7 @@ class _Way:
         """`y`, through reshapes of its leading dimensions and conversions."""
         while is_view(y, 2):
             self.inside.add(y)
-            y = y.operands[0]
+            y = y.operand
         need(y.op in opcodes and y.dims[-2:] == self.last)
         self.inside.add(y)
         return y
@@ -101,10 +101,10 @@ class _Way:
     def _reduced(self, y: Instruction, opcode: str, of: Instruction) -> None:
         """`y` has to repeat along rows a reduction of `of` along them."""
         need(y.op == "broadcast" and y["dimensions"] == tuple(range(y.rank - 1)))
-        r = y.operands[0]
+        r = y.operand
         need(
             r.op == "reduce"
-            and r.operands[0] is of
+            and r.operand is of
             and r["dimensions"] == (of.rank - 1,)
             and r["to_apply"].root.op == opcode
         )
@@ -118,18 +118,18 @@ class _Way:
         """What the weights are the softmax of."""
         weights = self.weights
         if weights.op == "divide":
-            e = self._seen(weights.operands[0], "exponential")
+            e = self._seen(weights.operand, "exponential")
             self._reduced(weights.operands[1], "add", e)
-            difference = self._seen(e.operands[0], "subtract")
+            difference = self._seen(e.operand, "subtract")
             self._reduced(difference.operands[1], "maximum", difference.operands[0])
-            return difference.operands[0]
+            return difference.operand
         if weights.op == "call":
             scores, *self.given = weights.operands
             return scores
         (call,) = weights.operands
         self.inside.add(call)
         self.saved = {u: u["index"] - 1 for u in reads[call] if u is not weights}
-        return call.operands[0]
+        return call.operand
 
     def _before(self, y: Instruction) -> Instruction:
         """What `y` is made of, one step nearer to the products."""
@@ -137,7 +137,7 @@ class _Way:
             need(self.mask is None and not self.biases and not self.outer and self.cap is None)
             other = [i for i in (1, 2) if scalar(y.operands[i]) is not None]
             need(len(other) == 1)
-            self.mask, self.fill = y.operands[0], scalar(y.operands[other[0]])
+            self.mask, self.fill = y.operand, scalar(y.operands[other[0]])
             self.visible = other[0] == 2
             return y.operands[3 - other[0]]
         if y.op == "add":
@@ -148,7 +148,7 @@ class _Way:
         if y.op == "tanh":
             need(self.cap is None)
             self.cap, self.outer, self.bent = self.outer[::-1], [], y
-            return y.operands[0]
+            return y.operand
         for i in (1, 0) if y.op == "multiply" else (1,):
             number = scalar(y.operands[i])
             if number is not None:
@@ -175,6 +175,6 @@ def _leads_to_dot(x: Instruction) -> bool:
         elif x.op == "add":
             return any(_leads_to_dot(o) for o in x.operands)
         elif is_view(x, 2) or x.op == "tanh":
-            x = x.operands[0]
+            x = x.operand
         else:
             return x.op == "dot"

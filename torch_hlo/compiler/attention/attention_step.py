@@ -10,7 +10,7 @@ compiler/attention/attention.py) is one parallel step:
 
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.llvm import Target
 from torch_hlo.compiler.matmul.tile import product_tile
 from torch_hlo.hlo.ir import Instruction, Size

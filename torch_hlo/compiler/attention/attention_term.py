@@ -17,10 +17,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch_hlo.compiler.codegen import Kernel, Planner, Program
 from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen.kernel import Kernel
-from torch_hlo.compiler.codegen.loop_plan import Planner, widest_bits
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen.loop_plan import widest_bits
 from torch_hlo.compiler.llvm import Function, Int, Target
 from torch_hlo.hlo.ir import Dim, Instruction, Ints, Size, postorder
 from torch_hlo.hlo.ir import build as b

@@ -46,7 +46,7 @@ class _Tiles(AttentionKernel):
     def write(self, m: Matrix, row: Int, column: Int, values: list[str]) -> None:
         """Four f32 values of a row, those inside of the matrix."""
         f = self.f
-        at = f.add(f.mul(row, m.width), column)
+        at = f.muladd(row, m.width, column)
         if m.width % EACH == 0:
             with f.when(f.icmp("slt", column, m.width)):
                 self.four.store(self.packed(values), f.gep("float", m.pointer, at), 16)
@@ -58,7 +58,7 @@ class _Tiles(AttentionKernel):
     # -- shared memory
     def slot(self, name: str, row: Int, column: Int, pitch: int = PITCH, rows: int = BLOCK) -> str:
         self.shared[name] = max(self.shared.get(name, 0), pitch * rows)
-        return self.f.gep("float", f"@SELF.{name}", self.f.add(self.f.mul(row, pitch), column))
+        return self.f.gep("float", f"@SELF.{name}", self.f.muladd(row, pitch, column))
 
     def keep(self, name: str, values: Sums, turned: bool) -> None:
         """The threads' values as a tile [row][column] of shared memory; `turned`: [column][row]."""
@@ -163,22 +163,22 @@ class _Tiles(AttentionKernel):
         """The group's part of an output, rows multiplied by factors."""
         f, vectors = self.f, len(sums) // (EACH * EACH)
         for r in range(EACH):
-            row = f.add(first, f.add(self.y, r))
+            row = f.add(first, self.y, r)
             with f.when(f.icmp("slt", row, m.count)):
                 for v in range(vectors):
                     at = (r * vectors + v) * EACH
                     values = sums[at : at + EACH]
                     if factors is not None:
                         values = [self.one.mul(s, factors[r]) for s in values]
-                    self.write(m, row, f.add(column, f.add(self.x, v * BLOCK)), values)
+                    self.write(m, row, f.add(column, self.x, v * BLOCK), values)
 
     def rows(self, first: Int) -> list[Int]:
         """The thread's rows of the block from `first` on."""
-        return [self.f.add(first, self.f.add(self.y, r)) for r in range(EACH)]
+        return [self.f.add(first, self.y, r) for r in range(EACH)]
 
     def scaled(self, sums: Sums, head: Int, first_row: Int, first_column: Int) -> Sums:
         bias, f = self.bias_of_head(head), self.f
-        columns = [f.add(first_column, f.add(self.x, c)) for c in range(EACH)]
+        columns = [f.add(first_column, self.x, c) for c in range(EACH)]
         return [
             [self.score(s, bias, row, column) for s, column in zip(some, columns, strict=True)]
             for row, some in zip(self.rows(first_row), sums, strict=True)

@@ -16,7 +16,7 @@ import math as numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.inline import load_real
+from torch_hlo.compiler.codegen import load_real
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
@@ -161,7 +161,7 @@ class AttentionKernel:
         here = f.icmp("slt", row, m.count)
         if m.width % EACH == 0:
             inside = f.op(f"and i1 {here}, {f.icmp('slt', column, m.width)}")
-            at = f.add(f.mul(row, m.width), column)
+            at = f.muladd(row, m.width, column)
             return f.choose(
                 inside,
                 lambda: [load_real(f, m.dtype, m.pointer, at, EACH, align=align)],
@@ -171,7 +171,7 @@ class AttentionKernel:
         value = "zeroinitializer"
         for i in range(EACH):
             inside = f.op(f"and i1 {here}, {f.icmp('slt', f.add(column, i), m.width)}")
-            at = f.add(f.mul(row, m.width), f.add(column, i))
+            at = f.muladd(row, m.width, f.add(column, i))
             (one,) = f.choose(
                 inside,
                 lambda: [load_real(f, m.dtype, m.pointer, at)],
@@ -223,7 +223,7 @@ class AttentionKernel:
         number of this one."""
         f, t = self.f, self.one
         with f.loop(0, x.width, EACH * threads, [("float", t.const(0))] * len(rows)) as loop:
-            column = f.add(loop.index, f.mul(lane, EACH))
+            column = f.muladd(lane, EACH, loop.index)
             following = []
             for row, total in zip(rows, loop.vars, strict=True):
                 p, q = (self.unpacked(self.read(m, row, column)) for m in (x, y))
@@ -243,7 +243,7 @@ class AttentionKernel:
             seen = t.bin_and(seen, f.icmp("sle", column, row))
         if a.bias is not None:
             here = t.bin_and(seen, f.icmp("slt", row, a.rows))
-            at = f.add(f.mul(row, a.bias.row), f.mul(column, a.bias.column))
+            at = f.muladd(row, a.bias.row, f.mul(column, a.bias.column))
             s = self._biased(s, bias_of_head, at, here, unit)
         return t.select(seen, s, -numbers.inf)
 
@@ -254,7 +254,7 @@ class AttentionKernel:
             return ""
         at: Int = 0
         for n, stride in reversed(bias.batch):
-            at = f.add(at, f.mul(f.rem(head, n), stride))
+            at = f.muladd(f.rem(head, n), stride, at)
             head = f.div(head, n)
         return f.gep(STORAGE[self.dtype["bias"]].memory, "%bias", at)
 

@@ -126,8 +126,8 @@ class _Warps(AttentionKernel):
             inside = f.icmp("slt", at, m.count)
             if m.width < tile.width:
                 inside = self.one.bin_and(inside, f.icmp("slt", chunk, m.width // 8))
-            source = f.gep("i8", m.pointer, f.add(f.mul(at, m.width * 2), f.mul(chunk, CHUNK)))
-            to = w.add(tile.at, w.narrow(f.add(f.mul(row, tile.pitch), f.mul(chunk, CHUNK))))
+            source = f.gep("i8", m.pointer, f.muladd(at, m.width * 2, f.mul(chunk, CHUNK)))
+            to = w.add(tile.at, w.narrow(f.muladd(row, tile.pitch, f.mul(chunk, CHUNK))))
             if start + self.threads > tile.rows * chunks:
                 with f.when(f.icmp("slt", number, tile.rows * chunks)):
                     ptx.copy_async(f, CHUNK, to, source, w.where(inside, CHUNK, 0))
@@ -156,7 +156,7 @@ class _Warps(AttentionKernel):
     def products(self, left: Callable[[int], list[str]], tile: Tile) -> Sums:
         """Inner products of the warp's rows with the rows of `tile`."""
         w = self.w
-        row = w.add(w.mul(w.div(self.lane, 16), 8), w.rem(self.lane, 8))
+        row = w.muladd(w.div(self.lane, 16), 8, w.rem(self.lane, 8))
         at = w.add(
             tile.at,
             w.mul(row, tile.pitch),
@@ -250,10 +250,10 @@ class _Warps(AttentionKernel):
         f, pair = self.f, self.f.emit(2).typed("float")
         start = self.column(at, m.width)
         for half in (0, 1):
-            row = f.add(f.add(first, self.g), 8 * half)
+            row = f.add(first, self.g, 8 * half)
             with f.when(f.icmp("slt", row, m.count)):
                 for n, values in enumerate(sums):
-                    column = f.add(f.add(start, 8 * n), self.t2)
+                    column = f.add(start, 8 * n, self.t2)
                     inside = self.one.bin_and(
                         f.icmp("sge", column, at), f.icmp("slt", column, m.width)
                     )
@@ -269,7 +269,7 @@ class _Warps(AttentionKernel):
                             f.gep(
                                 "float",
                                 m.pointer,
-                                f.add(f.mul(row, m.width), column),
+                                f.muladd(row, m.width, column),
                             ),
                             8,
                         )
@@ -279,7 +279,7 @@ class _Warps(AttentionKernel):
         f = self.f
         with f.when(self.one.bin_and(condition, f.icmp("eq", self.t2, 0))):
             for half, v in enumerate(values):
-                row = f.add(f.add(first, self.g), 8 * half)
+                row = f.add(first, self.g, 8 * half)
                 with f.when(f.icmp("slt", row, m.count)):
                     f.store_at("float", v, m.pointer, row, 4)
 
@@ -355,7 +355,7 @@ class Forward(_Warps):
         if a.size <= KEPT_WIDTH:
             left = [left(step) for step in range(q.width // 16)].__getitem__
         column = self.w.narrow(self.column(at, a.width))
-        rows = [f.add(f.add(first, self.g), 8 * half) for half in (0, 1)]
+        rows = [f.add(first, self.g, 8 * half) for half in (0, 1)]
         carry = [
             *[("float", t.const(-numbers.inf))] * 2,
             *[("float", t.const(0))] * 2,
@@ -380,7 +380,7 @@ class Forward(_Warps):
                 self.partial(f.add(first, self.w.wide(self.own_rows)), loop.index, BLOCK),
                 lambda n, i: (
                     rows[i // 2],
-                    f.add(f.add(loop.index, 8 * n + i % 2), self.t2),
+                    f.add(loop.index, 8 * n + i % 2, self.t2),
                 ),
             )
             tops, sums, factors, weights = self.softmax(s, before, sums)
@@ -470,7 +470,7 @@ class QueryGradient(_Warps):
         self.commit()
         self.bring(k, self.k, 0)
         self.commit()
-        rows = [f.add(f.add(first, self.g), 8 * half) for half in (0, 1)]
+        rows = [f.add(first, self.g, 8 * half) for half in (0, 1)]
         lse = [t.mul(self.of_row(self.lse, row), LOG2E) for row in rows]
         deltas = self.row_products(
             self.grad, self.out, rows, self.w.wide(self.w.rem(self.lane, 4)), 4
@@ -493,7 +493,7 @@ class QueryGradient(_Warps):
                 self.partial(f.add(first, self.w.wide(self.own_rows)), loop.index, BLOCK),
                 lambda n, i: (
                     rows[i // 2],
-                    f.add(f.add(loop.index, 8 * n + i % 2), self.t2),
+                    f.add(loop.index, 8 * n + i % 2, self.t2),
                 ),
             )
             weights = [
@@ -542,16 +542,12 @@ class KeyGradient(_Warps):
         self.commit()
         self.bring(q, self.q, start)
         self.commit()
-        columns = [f.add(f.add(first, self.g), 8 * half) for half in (0, 1)]
+        columns = [f.add(first, self.g, 8 * half) for half in (0, 1)]
         of_k, of_v = self.lefts(k), self.lefts(v)
         at_v, at_k = (self.w.narrow(self.column(at, n)) for n in (a.width, a.size))
         hold_v, hold_k = self.accumulators(a.width), self.accumulators(a.size)
         with f.loop(start, a.rows, step, hold_v + hold_k) as loop:
-            rows = [
-                f.add(f.add(loop.index, 8 * n + i), self.t2)
-                for n in range(step // 8)
-                for i in (0, 1)
-            ]
+            rows = [f.add(loop.index, 8 * n + i, self.t2) for n in range(step // 8) for i in (0, 1)]
             lse = [t.mul(self.of_row(self.lse, row), LOG2E) for row in rows]
             deltas = [self.of_row(self.deltas, row) for row in rows]
             self.arrive(1)  # gradients of the output

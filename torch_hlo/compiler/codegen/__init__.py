@@ -3,3 +3,26 @@ tables of emitters.
 
 In: scheduled, fused HLO. Out: LLVM IR text. Imports llvm/, schedule/ and hlo/; no family of
 operations."""
+
+from .block import CodegenError, HostCall, Place, leaves
+from .index import Index
+from .inline import Writer, apply, load, load_real, store
+from .kernel import Kernel
+from .loop_plan import Planner
+from .program import Program
+
+__all__ = [
+    "CodegenError",
+    "HostCall",
+    "Index",
+    "Kernel",
+    "Place",
+    "Planner",
+    "Program",
+    "Writer",
+    "apply",
+    "leaves",
+    "load",
+    "load_real",
+    "store",
+]

@@ -188,7 +188,7 @@ def load(
     t = e.typed(storage.memory)
     raw = [
         t.load(
-            f.gep(storage.memory, pointer, f.add(f.mul(index, 2), i)),
+            f.gep(storage.memory, pointer, f.muladd(index, 2, i)),
             storage.bytes,
         )
         for i in range(2)
@@ -232,7 +232,7 @@ def store(
         for i, v in enumerate(value):
             t.store(
                 scalar.encode(e, dtype, v),
-                f.gep(storage.memory, pointer, f.add(f.mul(index, 2), i)),
+                f.gep(storage.memory, pointer, f.muladd(index, 2, i)),
                 storage.bytes,
             )
     else:

@@ -188,7 +188,7 @@ def matrix_flops(x: Instruction) -> Size:
     if x.op == "dot":
         depth: Size = 1
         for d in x["lhs_contracting_dims"]:
-            depth = depth * x.operands[0].dims[d]
+            depth = depth * x.operand.dims[d]
         return 2 * x.size * depth
     if x.op == "convolution":
         kernel = x.operands[1].shape
@@ -218,10 +218,10 @@ def traffic(x: Instruction) -> Size:
 
 
 def _read(p: Instruction, readers: list[Instruction]) -> Size:
-    if readers and all(r.op in _PICKS and r.operands[0] is p for r in readers):
+    if readers and all(r.op in _PICKS and r.operand is p for r in readers):
         return sum((r.nbytes for r in readers), start=0)
     if readers and all(
-        r.op in ("dynamic-update-slice", "scatter") and r.operands[0] is p for r in readers
+        r.op in ("dynamic-update-slice", "scatter") and r.operand is p for r in readers
     ):
         return 0
     return _shape_bytes(p.shape)

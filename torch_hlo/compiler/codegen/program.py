@@ -618,7 +618,7 @@ class Program:
 
     def _find(self, x: Instruction) -> Places:
         if x.op == "get-tuple-element":
-            elements = self.places(x.operands[0])
+            elements = self.places(x.operand)
             assert isinstance(elements, tuple)
             index: int = x["index"]
             return elements[index]

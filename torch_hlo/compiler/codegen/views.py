@@ -33,7 +33,7 @@ def pointwise(k: Kernel, x: Instruction, index: Indices) -> Value:
 
 
 def copy(k: Kernel, x: Instruction, index: Indices) -> Value:
-    return k.value(x.operands[0], index)
+    return k.value(x.operand, index)
 
 
 def constant(k: Kernel, x: Instruction, index: Indices) -> Value:
@@ -42,15 +42,15 @@ def constant(k: Kernel, x: Instruction, index: Indices) -> Value:
 
 def broadcast(k: Kernel, x: Instruction, index: Indices) -> Value:
     # an operand dimension of size 1 may be stretched
-    dims = x.operands[0].dims
+    dims = x.operand.dims
     return k.value(
-        x.operands[0],
+        x.operand,
         tuple(ix.ZERO if n == 1 else index[d] for d, n in zip(x["dimensions"], dims, strict=True)),
     )
 
 
 def reshape(k: Kernel, x: Instruction, index: Indices) -> Value:
-    source = x.operands[0]
+    source = x.operand
     if source.dtype != x.dtype:
         return bitcast_convert(k, x, index)
     return k.value(source, ix.regroup(index, x.dims, source.dims))
@@ -58,12 +58,12 @@ def reshape(k: Kernel, x: Instruction, index: Indices) -> Value:
 
 def transpose(k: Kernel, x: Instruction, index: Indices) -> Value:
     order = x["dimensions"]
-    return k.value(x.operands[0], tuple(index[order.index(d)] for d in range(len(index))))
+    return k.value(x.operand, tuple(index[order.index(d)] for d in range(len(index))))
 
 
 def slice_(k: Kernel, x: Instruction, index: Indices) -> Value:
     return k.value(
-        x.operands[0],
+        x.operand,
         tuple(i * step + start for i, (start, _, step) in zip(index, x["slice"], strict=True)),
     )
 
@@ -71,7 +71,7 @@ def slice_(k: Kernel, x: Instruction, index: Indices) -> Value:
 def reverse(k: Kernel, x: Instruction, index: Indices) -> Value:
     flipped = x["dimensions"]
     return k.value(
-        x.operands[0],
+        x.operand,
         tuple(
             i * -1 + (n - 1) if d in flipped else i
             for d, (i, n) in enumerate(zip(index, x.dims, strict=True))
@@ -206,7 +206,7 @@ def dynamic_update_slice(k: Kernel, x: Instruction, index: Indices) -> Value:
 
 
 def bitcast_convert(k: Kernel, x: Instruction, index: Indices) -> Value:
-    source = x.operands[0]
+    source = x.operand
     have, want = source.dtype, x.dtype
     if DTYPES[have].bits != DTYPES[want].bits or "c" in (
         DTYPES[have].kind,

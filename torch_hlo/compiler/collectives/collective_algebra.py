@@ -92,15 +92,15 @@ def _sum_first(x: Instruction, readers: Callable[[Instruction], int]) -> Instruc
         or reducer(b["to_apply"]) != "add"
     ):
         return None
-    return instr("all-reduce", (instr(x.op, (a.operands[0], b.operands[0])),), **dict(a.attrs))
+    return replace(a, (instr(x.op, (a.operand, b.operand)),))
 
 
 def _narrow(x: Instruction, readers: Callable[[Instruction], int]) -> Instruction | None:
     (y,) = x.operands if len(x.operands) == 1 else (None,)
     if y is None:
         return None
-    if x.op in MOVES and y.op == "convert" and _width(y.operands[0]) < _width(y):
-        return h.convert(replace(x, [y.operands[0]]), x.dtype)
+    if x.op in MOVES and y.op == "convert" and _width(y.operand) < _width(y):
+        return h.convert(replace(x, [y.operand]), x.dtype)
     if (
         x.op == "convert"
         and y.op in MOVES
@@ -108,7 +108,7 @@ def _narrow(x: Instruction, readers: Callable[[Instruction], int]) -> Instructio
         and _width(x) < _width(y)
         and readers(y) == 1
     ):
-        return replace(y, [h.convert(y.operands[0], x.dtype)])
+        return replace(y, [h.convert(y.operand, x.dtype)])
     return None
 
 
@@ -119,12 +119,12 @@ def _width(x: Instruction) -> int:
 def _scattered(x: Instruction, readers: Callable[[Instruction], int]) -> Instruction | None:
     if (
         x.op != "dynamic-slice"
-        or x.operands[0].op != "all-reduce"
-        or len(x.operands[0].operands) != 1
-        or readers(x.operands[0]) > 1
+        or x.operand.op != "all-reduce"
+        or len(x.operand.operands) != 1
+        or readers(x.operand) > 1
     ):
         return None
-    whole, starts = x.operands[0], x.operands[1:]
+    whole, starts = x.operand, x.operands[1:]
     cut = [d for d, (a, b) in enumerate(zip(whole.dims, x.dims, strict=True)) if a != b]
     groups = whole["replica_groups"]
     if len(cut) != 1 or not groups or whole.get("channel_id") is None:
@@ -138,27 +138,23 @@ def _scattered(x: Instruction, readers: Callable[[Instruction], int]) -> Instruc
     ordered = tuple(tuple(sorted(g, key=lambda p: begins[p])) for g in groups)
     if any([begins[p] for p in g] != [i * size for i in range(n)] for g in ordered):
         return None
-    return instr(
-        "reduce-scatter",
-        whole.operands,
-        dimensions=(d,),
-        **{**dict(whole.attrs), "replica_groups": ordered},
-    )
+    attrs = {**dict(whole.attrs), "replica_groups": ordered}
+    return instr("reduce-scatter", whole.operands, dimensions=(d,), **attrs)
 
 
 def per_partition(x: Instruction, partitions: int) -> list[int] | None:
     """The integers that `x`, looked up in a table by partition id, is on each partition; None when
     it is anything else."""
     if x.op == "reshape":
-        x = x.operands[0]
+        x = x.operand
     if x.op == "constant" and x.size == 1:
         return [int(x["literal"].numpy().reshape(()))] * partitions
     if (
         x.op == "dynamic-slice"
-        and x.operands[0].op == "constant"
+        and x.operand.op == "constant"
         and [o.op for o in x.operands[1:]] == ["partition-id"]
     ):
-        values = x.operands[0]["literal"].numpy().tolist()
+        values = x.operand["literal"].numpy().tolist()
         return values if len(values) == partitions else None
     return None
 

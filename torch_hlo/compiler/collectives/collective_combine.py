@@ -12,7 +12,15 @@ whose row i is for the group's i-th device.
 from __future__ import annotations
 
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
-from torch_hlo.hlo.ir import Computation, Instruction, Module, fixed, instr, on_operands, postorder
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Module,
+    fixed,
+    on_operands,
+    postorder,
+    replace,
+)
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.match import carry_meta
 
@@ -53,7 +61,7 @@ def _combined(c: Computation, threshold: int) -> Computation:
         bits = 0
         for o in x.operands:
             bits |= needs[o]
-        if x.op in COMBINED and len(x.operands) == 1 and x.operands[0].shape.is_static:
+        if x.op in COMBINED and len(x.operands) == 1 and x.operand.shape.is_static:
             same = tuple(
                 (k, v)
                 for k, v in x.attrs
@@ -61,7 +69,7 @@ def _combined(c: Computation, threshold: int) -> Computation:
             )
             key = (x.op, same, x.get("channel_id") is None, x.dtype)
             group = open_.get(key)
-            size = fixed(x.operands[0].nbytes)
+            size = fixed(x.operand.nbytes)
             if (
                 group is None
                 or group.bytes + size > threshold
@@ -115,14 +123,14 @@ def _rebuilt(c: Computation, member: dict[Instruction, _Group]) -> Computation:
                 carry_meta(x, new[x])
             continue
         results = (_scattered if x.op == "reduce-scatter" else _variadic)(
-            group.members, [new[m.operands[0]] for m in group.members]
+            group.members, [new[m.operand] for m in group.members]
         )
         new.update(zip(group.members, results, strict=True))
     return Computation(c.name, c.params, new[c.root])
 
 
 def _variadic(members: list[Instruction], operands: list[Instruction]) -> list[Instruction]:
-    whole = instr(members[0].op, tuple(operands), **dict(members[0].attrs))
+    whole = replace(members[0], operands)
     return [h.get_tuple_element(whole, i) for i in range(len(members))]
 
 
@@ -138,11 +146,7 @@ def _scattered(members: list[Instruction], operands: list[Instruction]) -> list[
                 (n, m.size),
             )
         )
-    mine = instr(
-        "reduce-scatter",
-        (h.concatenate(rows, 1),),
-        **{**dict(members[0].attrs), "dimensions": (0,)},
-    )
+    mine = replace(members[0], (h.concatenate(rows, 1),), dimensions=(0,))
     results, at = [], 0
     for m in members:
         end = at + fixed(m.size)

@@ -45,7 +45,7 @@ def _hoisted(loop: Instruction) -> Instruction:
     kept = {
         o
         for i, o in enumerate(body.root.operands)
-        if o.op == "get-tuple-element" and o["index"] == i and o.operands[0] is param
+        if o.op == "get-tuple-element" and o["index"] == i and o.operand is param
     }
     invariant: dict[Instruction, bool] = {param: False}
     found = []

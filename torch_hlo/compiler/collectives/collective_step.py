@@ -13,8 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from torch_hlo.compiler.codegen.block import leaves
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program, leaves
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.sharding import collective
 from torch_hlo.hlo.sharding.collective import Collective
@@ -52,7 +51,7 @@ def start(program: Program, x: Instruction) -> None:
 
 def done(program: Program, x: Instruction) -> None:
     """The value is already where it belongs (compiler/schedule/memory.py)."""
-    program.host_call("collective-done", [], [], number=program.memo["started", x.operands[0]])
+    program.host_call("collective-done", [], [], number=program.memo["started", x.operand])
 
 
 # by thread, which is one device, and number

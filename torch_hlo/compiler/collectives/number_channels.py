@@ -4,7 +4,7 @@ which devices meet."""
 from __future__ import annotations
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.hlo.ir import Computation, Instruction, Module, called, instr
+from torch_hlo.hlo.ir import Computation, Instruction, Module, called, replace
 from torch_hlo.hlo.ir.match import carry_meta, with_computations
 
 
@@ -34,9 +34,9 @@ def number_channels(module: Module) -> Module:
             y = x
             if x.get("channel_id") is not None:
                 count += 1
-                y = instr(x.op, operands, x.shape, **{**dict(x.attrs), "channel_id": count})
+                y = replace(x, operands, x.shape, channel_id=count)
             elif operands != x.operands:
-                y = instr(x.op, operands, x.shape, **dict(x.attrs))
+                y = replace(x, operands, x.shape)
             if y.attrs and (inner := called(y)):
                 y = with_computations(y, {i: visit(i) for i in inner})
             if y is not x:

@@ -23,7 +23,6 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Module,
     Size,
-    instr,
     outputs,
     postorder,
     replace,
@@ -69,20 +68,10 @@ def shard_weight_update(module: Module, axes: Sequence[str]) -> Module:
         if split is None or result.shape != param.shape or result in params:
             continue
         if _only_updates(param, readers):
-            new[param] = instr(
-                "parameter",
-                (),
-                param.shape,
-                **{**dict(param.attrs), "sharding": split},
-            )
+            new[param] = replace(param, (), param.shape, sharding=split)
         else:
             whole[o] = given
-        new[result] = instr(
-            result.op,
-            result.operands,
-            result.shape,
-            **{**dict(result.attrs), "sharding": split},
-        )
+        new[result] = replace(result, shape=result.shape, sharding=split)
     if not new:
         return module
     done = _substituted((*params, *results), new)
@@ -128,12 +117,7 @@ def _root(
                 f.get("sharding") if r in new else s
                 for f, r, s in zip(final, results, shardings, strict=True)
             )
-        return instr(
-            "tuple",
-            tuple(final),
-            root.shape,
-            **{**dict(root.attrs), "sharding": shardings},
-        )
+        return replace(root, final, root.shape, sharding=shardings)
     (root,) = final
     return root
 

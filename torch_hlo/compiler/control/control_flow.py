@@ -3,9 +3,9 @@ native functions."""
 
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen.block import OWN, CodegenError, Place, Places
+from torch_hlo.compiler.codegen import CodegenError, Place, Program
+from torch_hlo.compiler.codegen.block import OWN, Places
 from torch_hlo.compiler.codegen.computation import emit_computation
-from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.llvm import Function, signature
 from torch_hlo.hlo.ir import Computation, Dim, Instruction, fixed
 
@@ -108,7 +108,7 @@ def _multiplies(c: Computation, k: int) -> bool:
             and o.operands == c.params
             and o["index"] == k
             and _multiplies(y["body"], j)
-            for j, o in enumerate(y.operands[0].operands)
+            for j, o in enumerate(y.operand.operands)
         ):
             return True
     return False
@@ -192,20 +192,20 @@ def async_start(program: Program, x: Instruction) -> None:
 
 def copy_start(program: Program, x: Instruction) -> None:
     for target in elements(program, x)[:2]:
-        copy_places(program, target, program.places(x.operands[0]))
+        copy_places(program, target, program.places(x.operand))
 
 
 def forward(program: Program, x: Instruction) -> None:
     """The value is that of the operand; the sizes of a dynamic-reshape are already in its shape."""
-    copy_places(program, program.places(x), program.places(x.operands[0]))
+    copy_places(program, program.places(x), program.places(x.operand))
 
 
 def copy_done(program: Program, x: Instruction) -> None:
-    copy_places(program, program.places(x), elements(program, x.operands[0])[0])
+    copy_places(program, program.places(x), elements(program, x.operand)[0])
 
 
 def async_done(program: Program, x: Instruction) -> None:
-    copy_places(program, program.places(x), elements(program, x.operands[0])[1])
+    copy_places(program, program.places(x), elements(program, x.operand)[1])
 
 
 def after_all(program: Program, x: Instruction) -> None:
@@ -213,7 +213,7 @@ def after_all(program: Program, x: Instruction) -> None:
 
 
 def get_dimension_size(program: Program, x: Instruction) -> None:
-    size = x.operands[0].dims[x["dimensions"][0]]
+    size = x.operand.dims[x["dimensions"][0]]
     program.put(
         (
             program.code.op(f"trunc i64 {program.size(size)} to i32")
@@ -231,7 +231,7 @@ def set_dimension_size(program: Program, x: Instruction) -> None:
     current = value.dims[dimension]
     given = size["literal"].numpy().item() if size.op == "constant" else None
     same_source = (
-        size.op == "get-dimension-size" and size.operands[0].dims[size["dimensions"][0]] == current
+        size.op == "get-dimension-size" and size.operand.dims[size["dimensions"][0]] == current
     )
     if given != current and not same_source:
         raise CodegenError(

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from torch_hlo.compiler.codegen.block import CodegenError, Place, Places
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import CodegenError, Place, Program
+from torch_hlo.compiler.codegen.block import Places
 from torch_hlo.compiler.codegen.registry import HOST_CALLS
 from torch_hlo.compiler.linalg import lapack as native
 from torch_hlo.hlo.evaluate import lapack
@@ -40,7 +40,7 @@ def fft(program: Program, x: Instruction) -> None:
     """A transform that compiler/fourier/fft.py does not take."""
     if x.size == 0:
         return
-    operand = x.operands[0]
+    operand = x.operand
     lengths = [n if isinstance(n, int) else None for n in x["fft_length"]]
     if None in lengths and x["fft_type"] == "IRFFT":
         raise CodegenError(
@@ -75,7 +75,7 @@ def custom_call(program: Program, x: Instruction) -> None:
     if is_unwritten(x):
         return
     if target in _IDENTITIES:
-        return copy_places(program, program.places(x), program.places(x.operands[0]))
+        return copy_places(program, program.places(x), program.places(x.operand))
     library = lapack.routine(target) in lapack.ROUTINES
     if target not in HOST_CALLS and not library:
         raise CodegenError(

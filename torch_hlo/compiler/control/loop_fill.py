@@ -41,7 +41,7 @@ def is_unwritten(x: Instruction) -> bool:
 
 
 def _without_fill(x: Instruction) -> Instruction:
-    state, body = x.operands[0], x["body"]
+    state, body = x.operand, x["body"]
     if state.op != "tuple" or body.root.op != "tuple":
         return x
     counter, turns = _counted(x)
@@ -53,7 +53,7 @@ def _without_fill(x: Instruction) -> Instruction:
         element = instr("get-tuple-element", body.params, index=k)
         if (
             value.op == "broadcast"
-            and value.operands[0].op == "constant"
+            and value.operand.op == "constant"
             and reads.get(element) == [result]
             and _is_covered(result, element, counter, turns)
         ):
@@ -71,11 +71,11 @@ def _counted(x: Instruction) -> tuple[Instruction | None, int]:
     )
     if test.op != "compare" or test["direction"] != "LT" or test.operands[1].op != "constant":
         return None, 0
-    count = test.operands[0]
-    if count.op != "get-tuple-element" or count.operands[0] is not tested:
+    count = test.operand
+    if count.op != "get-tuple-element" or count.operand is not tested:
         return None, 0
     element = instr("get-tuple-element", (param,), index=count["index"])
-    start = x.operands[0].operands[count["index"]]
+    start = x.operand.operands[count["index"]]
     if (
         start.op != "constant"
         or start["literal"].numpy() != 0
@@ -92,7 +92,7 @@ def _line(x: Instruction, counter: Instruction) -> tuple[int, int] | None:
     if x.op == "constant":
         return 0, int(x["literal"].numpy())
     if x.op == "convert" and x.kind in "su":
-        return _line(x.operands[0], counter)
+        return _line(x.operand, counter)
     if x.op not in ("add", "subtract"):
         return None
     p, q = (_line(o, counter) for o in x.operands)
@@ -107,7 +107,7 @@ def _is_covered(
     turn."""
     if (
         result.op != "dynamic-update-slice"
-        or result.operands[0] is not element
+        or result.operand is not element
         or element.dims[0] != turns
     ):
         return False

@@ -27,6 +27,7 @@ from torch_hlo.hlo.ir import (
     instr,
     on_operands,
     postorder,
+    replace,
     tuple_shape,
     users,
 )
@@ -66,7 +67,7 @@ def _apart(module: Module, cores: int, near: int) -> Module:
     for x, readers in reads.items():
         y = on_operands(x, new)
         if x.op == "get-tuple-element":
-            y = h.get_tuple_element(new[x.operands[0]], x["index"])
+            y = h.get_tuple_element(new[x.operand], x["index"])
         elif x.op == "while" and all(r.op == "get-tuple-element" for r in readers):
             y = _cut(y, cores, near, {r["index"] for r in readers})
         carry_meta(x, y)
@@ -77,7 +78,7 @@ def _apart(module: Module, cores: int, near: int) -> Module:
 def _cut(x: Instruction, cores: int, near: int, read: set[int]) -> Instruction:
     """The loop over parts, of which the elements `read` are used; the loop itself where it cannot
     be cut, or that does not pay."""
-    body, state = x["body"], x.operands[0]
+    body, state = x["body"], x.operand
     if (
         body.root.op != "tuple"
         or x.get("independent")
@@ -111,9 +112,9 @@ def _seeds(order: list[Instruction]) -> Iterator[tuple[Instruction, int]]:
     for y in order:
         if y.op == "dot":
             used = (*y["lhs_batch_dims"], *y["lhs_contracting_dims"])
-            for d, n in enumerate(y.operands[0].dims):
+            for d, n in enumerate(y.operand.dims):
                 if d not in used and fixed(n) > 1:
-                    yield y.operands[0], d
+                    yield y.operand, d
 
 
 def _elements(c: Computation) -> list[Instruction]:
@@ -175,8 +176,7 @@ def _rows(order: list[Instruction], body: Computation, seed: Instruction, dim: i
         for k in numbers:  # what a turn leaves is what the next one has
             pending += [(results[k], d), (elements[k], d)]
     if any(
-        y.op == "get-tuple-element" and y.operands[0] is not param or y.op == "constant"
-        for y in rows
+        y.op == "get-tuple-element" and y.operand is not param or y.op == "constant" for y in rows
     ):
         return None
     return rows
@@ -237,22 +237,20 @@ class _Cutter:
             or result is not e
             and not (
                 result.op == "dynamic-update-slice"
-                and result.operands[0] is e
+                and result.operand is e
                 and len(self.reads[result]) == 1
             )
         ):
             return False
         readers = [y for y in self.reads.get(e, ()) if y is not self.body.root]
         return all(
-            y.operands.count(e) == 1
-            and y.operands[0] is e
-            and (y is result or y.op == "dynamic-slice")
+            y.operands.count(e) == 1 and y.operand is e and (y is result or y.op == "dynamic-slice")
             for y in readers
         )
 
     def loop(self) -> Instruction:
         x, count = self.x, len(self.elements)
-        state = x.operands[0]
+        state = x.operand
         param = h.parameter(0, tuple_shape(Shape("s64"), *state.shape.elements))
         turn, *given = (h.get_tuple_element(param, k) for k in range(count + 1))
         first = h.multiply(turn, h.constant(self.each, "s64"))
@@ -315,7 +313,7 @@ class _Cutter:
         condition = self.x["condition"]
         table = {e: h.get_tuple_element(param, k) for k, e in enumerate(_elements(condition))}
         for y in postorder((condition.root,), known=(condition.params[0], *table)):
-            table[y] = instr(y.op, tuple(table[o] for o in y.operands), y.shape, **dict(y.attrs))
+            table[y] = replace(y, (table[o] for o in y.operands), y.shape)
         return h.while_(
             Computation(condition.name, (param,), table[condition.root]),
             Computation(self.body.name, (param,), new[self.body.root]),
@@ -328,7 +326,7 @@ class _Cutter:
         """`y` on the part's rows."""
         d, attrs = self.rows.get(y), dict(y.attrs)
         if d is None:
-            return instr(y.op, tuple(operands), y.shape, **attrs)
+            return instr(y.op, operands, y.shape, **attrs)
         dims = tuple(self.each if e == d else n for e, n in enumerate(y.dims))
         if y.op == "slice":
             attrs["slice"] = tuple(
@@ -336,10 +334,10 @@ class _Cutter:
             )
         elif y.op == "dynamic-slice":
             attrs["dynamic_slice_sizes"] = dims
-        if y.op in ("dynamic-slice", "dynamic-update-slice") and y.operands[0] in self.whole:
+        if y.op in ("dynamic-slice", "dynamic-update-slice") and y.operand in self.whole:
             dims = y.dims if y.op == "dynamic-update-slice" else dims
             at = d + (1 if y.op == "dynamic-slice" else 2)
             operands[at] = (
                 first if operands[at].shape == first.shape else h.convert(first, operands[at].dtype)
             )
-        return instr(y.op, tuple(operands), Shape(y.dtype, dims), **attrs)
+        return instr(y.op, operands, Shape(y.dtype, dims), **attrs)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.conv_forms import digits_of, is_channels_last, sides
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.matmul.amx_kernels import (
@@ -113,13 +113,13 @@ def split_taps(name: str, taps: int) -> Function:
     f = Function(name, "void", params)
     n, vector = BLOCK, f"<{BLOCK} x i16>"
     with f.loop("%lo", "%hi") as row, f.loop(0, "%lanes", n) as lane0:
-        at = f.gep("i16", "%W", f.mul(f.add(f.mul(row, "%lanes"), lane0), taps))
+        at = f.gep("i16", "%W", f.mul(f.muladd(row, "%lanes", lane0), taps))
         left = f.mul(f.sub("%lanes", lane0), taps)
         loaded = [
             masked_load(f, "i16", n, f.gep("i16", at, n * v), lane_mask(f, n, n * v, left), 2)
             for v in range(taps)
         ]
-        to = f.gep("i16", "%to", f.add(f.add(f.mul(row, "%step"), "%first"), lane0))
+        to = f.gep("i16", "%to", f.add(f.muladd(row, "%step", "%first"), lane0))
         for tap in range(taps):
             found = ""
             for v, values in enumerate(loaded):
@@ -191,7 +191,7 @@ class _Group:
     def find_pointers(self, find: str, tile0: Int, tiles: Int) -> None:
         f = self.f
         with f.loop(0, f.mul(tiles, 2)) as i:
-            pixel = f.add(f.mul(tile0, BLOCK), f.mul(i, POINTERS))
+            pixel = f.muladd(tile0, BLOCK, f.mul(i, POINTERS))
             pixel = f.min(pixel, f.sub("%pixels", 1))
             to = f.gep("ptr", self.pointers, f.mul(i, self.half))
             numbers = (f"i64 %{q}" for _, q in geometry(self.spatial))
@@ -212,7 +212,7 @@ class _Group:
         [n0, n1)."""
         f = self.f
         for side in range(2):
-            pointers = f.gep("ptr", self.pointers, f.mul(f.add(f.mul(i, 2), side), self.half))
+            pointers = f.gep("ptr", self.pointers, f.mul(f.muladd(i, 2, side), self.half))
             to = f.gep("i8", self.A, side * 1024)
             counts = f"i64 {step}", f"i64 {count}", "i64 %chunks", "i64 %channels"
             f.call("void", pack, f"ptr {pointers}", *counts, f"ptr {to}")
@@ -243,7 +243,7 @@ def is_amx(program: Program, x: Instruction) -> bool:
         and all(o.shape.is_static for o in x.operands)
         and x["feature_group_count"] * x["batch_group_count"] == 1
         and static_dims(x)[-1] > 1
-        and static_dims(x.operands[0])[-1]
+        and static_dims(x.operand)[-1]
         * (x["window"][-1].size if x["window"][-1].window_dilation == 1 else 1)
         >= CONV_AMX_LEAST_RUN
     )
@@ -253,7 +253,7 @@ def emit_amx(program: Program, x: Instruction, finish: Finish) -> None:
     """Emit what `finish` makes of the f32 sums of a convolution for which `is_amx` holds."""
     with program.rebound():
         lhs, window, run = _runs(x)
-        if lhs is not x.operands[0]:
+        if lhs is not x.operand:
             emit_tree(program, lhs, x.operands[:1], lhs)
         _emit(program, x, lhs, window, run, finish)
 
@@ -261,7 +261,7 @@ def emit_amx(program: Program, x: Instruction, finish: Finish) -> None:
 def _runs(x: Instruction) -> tuple[Instruction, tuple[WindowDim, ...], int]:
     """(input, window, channels in a row that a tap meets). Few channels, padded in memory, are one
     run with those of the neighbouring taps."""
-    lhs, window = x.operands[0], x["window"]
+    lhs, window = x.operand, x["window"]
     channels, w = static_dims(lhs)[-1], window[-1]
     if channels >= BLOCK or w.size == 1 or w.window_dilation != 1:
         return lhs, window, channels

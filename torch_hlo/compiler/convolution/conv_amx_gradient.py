@@ -19,7 +19,7 @@ import itertools
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.conv_forms import digits_of
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.matmul.amx_kernels import (
@@ -76,9 +76,7 @@ def axes(x: Instruction) -> list[Axis]:
     """The grid of a gradient: its window is the image, strides and dilations have changed
     places."""
     found = []
-    for w, size, taps in zip(
-        x["window"], static_dims(x.operands[0])[1:-1], _parts(x)[0], strict=True
-    ):
+    for w, size, taps in zip(x["window"], static_dims(x.operand)[1:-1], _parts(x)[0], strict=True):
         places = [tap * w.stride - w.pad_low for tap in range(taps)]
         s = w.window_dilation
         found.append(
@@ -125,14 +123,14 @@ def is_amx_gradient(program: Program, x: Instruction) -> bool:
 def _run(x: Instruction) -> int:
     """Channels, and with few of them those of the neighbouring taps, which are neighbours in
     memory: rows of A."""
-    channels, w = static_dims(x.operands[0])[-1], x["window"][-1]
+    channels, w = static_dims(x.operand)[-1], x["window"][-1]
     return channels * (_parts(x)[0][-1] if channels < BLOCK and w.stride == 1 else 1)
 
 
 def _in_runs(x: Instruction) -> tuple[Instruction, list[Axis], int]:
     """(input, grid, rows of A per tap). Where a row of taps is one run, the input is padded in
     memory and the last dimension has one tap."""
-    lhs, grid, run = x.operands[0], axes(x), _run(x)
+    lhs, grid, run = x.operand, axes(x), _run(x)
     if run == lhs.dims[-1]:
         return lhs, grid, run
     w, last = x["window"][-1], grid[-1]
@@ -180,15 +178,15 @@ def turn_rows(name: str, levels: int) -> Function:
     with f.loop("%lo", "%hi") as group, ExitStack() as stack:
         channel = f.mul(group, 16)
         lanes = lane_mask(f, 16, channel, "%channels")
-        own = f.gep("i8", "%to", f.add("%array", f.mul(channel, "%row_bytes")))
+        own = f.gep("i8", "%to", f.muladd(channel, "%row_bytes", "%array"))
         nbytes = f.mul("%row_bytes", 16)
         f.do(f"call void @llvm.memset.p0.i64(ptr {own}, i8 0, i64 {nbytes}, i1 false)")
         source = f.add("%source", channel)
         target: Int = "%target"
         for i in range(levels):
             at = stack.enter_context(f.loop(0, f"%count{i}"))
-            source = f.add(source, f.mul(at, f"%from{i}"))
-            target = f.add(target, f.mul(at, f"%step{i}"))
+            source = f.muladd(at, f"%from{i}", source)
+            target = f.muladd(at, f"%step{i}", target)
         row, to = f.gep("i16", "%X", source), f.gep("i16", own, target)
         with f.loop(0, "%pixels", BLOCK) as first:
             f.choose(
@@ -247,9 +245,9 @@ def task(name: str, program: Program) -> str:
         n1 = f.min(f.add(n0, "%columns_each"), "%features")
         rows = f.sub("%channels", channel)
         with pieces(f, "%steps") as (step, count), f.loop(0, "%taps") as tap:
-            offset = f.add(f.load_at("i64", "%offsets", tap, 8), f.mul(step, 64))
-            a = f.op(f"getelementptr i8, ptr %A, i64 {f.add(offset, f.mul(channel, '%row_bytes'))}")
-            c = f.gep("float", "%C", f.mul(f.add(f.mul(tap, "%channels"), channel), "%ldc"))
+            offset = f.muladd(step, 64, f.load_at("i64", "%offsets", tap, 8))
+            a = f.op(f"getelementptr i8, ptr %A, i64 {f.muladd(channel, '%row_bytes', offset)}")
+            c = f.gep("float", "%C", f.mul(f.muladd(tap, "%channels", channel), "%ldc"))
             with f.loop(n0, n1, BLOCK) as j:
                 number = f.div(j, BLOCK)
                 b, to = (
@@ -294,7 +292,7 @@ def emit_amx_gradient(program: Program, x: Instruction) -> None:
     rows = ceildiv(run, BLOCK) * BLOCK
     kinds = [*dict.fromkeys(itertools.product(*(a.remainders for a in grid)))]
     with program.rebound():
-        if lhs is not x.operands[0]:
+        if lhs is not x.operand:
             emit_tree(program, lhs, x.operands[:1], lhs)
         at = _turned_input(program, lhs, run, grid, kinds, (front, row_bytes, rows), steps_of)
         b = _padded_gradient(program, rhs, grid, steps)

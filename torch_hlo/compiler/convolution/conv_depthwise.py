@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.llvm import Function, Int, Loop, signature
 from torch_hlo.compiler.matmul.dot_task import Finish
 from torch_hlo.compiler.matmul.epilogue import Epilogue
@@ -77,10 +77,7 @@ def copy_row(name: str, t: Tile, stride: int) -> Function:
         f.gep(
             t.kind,
             "%S",
-            f.add(
-                f.mul(f.rem(f.add("%left", q), stride), "%phase"),
-                f.div(f.add("%left", q), stride),
-            ),
+            f.muladd(f.rem(f.add("%left", q), stride), "%phase", f.div(f.add("%left", q), stride)),
         )
         for q in range(stride)
     ]
@@ -192,7 +189,7 @@ def task(name: str, form: Form, epilogue: Epilogue | None, program: Program) -> 
     S = f.op(f"alloca {t.kind}, i64 {size}, align 64")
     sums = ""
     if epilogue:
-        count = f.add(f.mul("%rows_each", "%out_wide"), t.lanes)
+        count = f.muladd("%rows_each", "%out_wide", t.lanes)
         sums = f.op(f"alloca {t.kind}, i64 {count}, align 64")
     with f.loop(0, size, t.lanes) as i:
         f.store(t.vector, "zeroinitializer", f.gep(t.kind, S, i), t.itemsize)
@@ -212,7 +209,7 @@ def task(name: str, form: Form, epilogue: Epilogue | None, program: Program) -> 
             _copy_or_zeros(f, form, copy, x, y, to)
         target = sums
         if not epilogue:
-            pixel = f.mul(f.add(f.mul(plane, "%out_high"), r0), "%out_wide")
+            pixel = f.mul(f.muladd(plane, "%out_high", r0), "%out_wide")
             target = f.gep(t.kind, "%C", pixel)
         _tiles_of_pixels(f, form, compute, S, w, target, (r0, r1))
         if epilogue:
@@ -226,7 +223,7 @@ def _copy_or_zeros(f: Function, form: Form, copy: str, x: str, y: Int, to: str) 
     t = form.tile
 
     def inside() -> None:
-        row = f.gep(t.kind, x, f.add(f.mul(y, "%wide"), "%skip"))
+        row = f.gep(t.kind, x, f.muladd(y, "%wide", "%skip"))
         wide = f.sub("%wide", "%skip")
         f.call(
             "void",
@@ -241,7 +238,7 @@ def _copy_or_zeros(f: Function, form: Form, copy: str, x: str, y: Int, to: str) 
     def outside() -> None:
         for q in range(form.stride):
             with f.loop(0, "%ld", t.lanes) as c:
-                place = f.gep(t.kind, to, f.add(f.mul("%phase", q), c))
+                place = f.gep(t.kind, to, f.muladd("%phase", q, c))
                 f.store(t.vector, "zeroinitializer", place, t.itemsize)
 
     f.choose(f.icmp("ult", y, "%high"), inside, outside)
@@ -262,8 +259,8 @@ def _tiles_of_pixels(
         f.loop(0, f.sub(r1, r0), t.rows) as r,
         f.loop(0, "%out_wide", t.columns) as c,
     ):
-        start = f.gep(t.kind, S, f.add(f.mul(r, f.mul("%ld", form.row_stride)), c))
-        to = f.gep(t.kind, target, f.add(f.mul(r, "%out_wide"), c))
+        start = f.gep(t.kind, S, f.muladd(r, f.mul("%ld", form.row_stride), c))
+        to = f.gep(t.kind, target, f.muladd(r, "%out_wide", c))
         numbers = (
             "%row_tap_step",
             "%tap_step",

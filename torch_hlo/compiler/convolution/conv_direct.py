@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.conv_forms import is_channels_last
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.matmul.blocking import Partition, tile_heights
@@ -120,7 +120,7 @@ def _channels(
     for u in range(count):
         row = []
         for j in range(vectors):
-            at = f.add(f.mul(f.add(index, u), width), j * t.lanes)
+            at = f.muladd(f.add(index, u), width, j * t.lanes)
             row.append(f.load(t.vector, f.gep(t.kind, b_tap, at), t.itemsize))
         b.append(row)
     for i, pointer in enumerate(pointers):
@@ -221,11 +221,11 @@ def _positions(f: Function, spatial: int) -> list[str]:
         offset = f.mul(image, "%image_step")
         for i, p in enumerate(place):
             first = f.sub(f.mul(p, f"%stride{i}"), f"%low{i}")
-            offset = f.add(offset, f.mul(first, f"%step{i}"))
+            offset = f.muladd(first, f"%step{i}", offset)
             f.store_at("i64", first, slots[1 + i], lane.index, 8)
         f.store_at("i64", offset, slots[0], lane.index, 8)
         # The next pixel, unless this is the last one.
-        exists = f.icmp("slt", f.add(f.add("%pixel", lane.index), 1), "%pixels")
+        exists = f.icmp("slt", f.add("%pixel", lane.index, 1), "%pixels")
         more = f.op(f"zext i1 {exists} to i64")
         following: list[str] = []
         for i in reversed(range(spatial)):
@@ -271,9 +271,9 @@ def tile_pointers(name: str, kind: str, spatial: int) -> Function:
             both = valid if inside is None else f.op(f"and <{n} x i1> {inside}, {valid}")
             nest(
                 i + 1,
-                f.add(offset, f.mul(shift, f"%step{i}")),
+                f.muladd(shift, f"%step{i}", offset),
                 both,
-                f.add(f.mul(number, f"%taps{i}"), tap),
+                f.muladd(number, f"%taps{i}", tap),
             )
 
     nest(0, 0, None, 0)
@@ -372,7 +372,7 @@ def task(form: Form, program: Program) -> str:
                 row = f.mul(tile, heights[0])
             else:
                 is_tall = f.icmp("slt", tile, tall)
-                row = f.add(f.mul(tile, heights[1]), f.min(tile, tall))
+                row = f.muladd(tile, heights[1], f.min(tile, tall))
             numbers = (f"i64 %{q}" for _, q in geometry(form.spatial))
             f.call(
                 "void",
@@ -449,7 +449,7 @@ class _RowTile:
             if form.epilogue:
                 to = f.gep(t.kind, self.sums, f.sub(j, self.n0))
             else:
-                to = f.gep(t.kind, c, f.add(f.mul(row, "%ldc"), j))
+                to = f.gep(t.kind, c, f.muladd(row, "%ldc", j))
             panel = f.gep(t.kind, b, f.mul(j, "%k"))
             kernel = form.kernel(self.program, rows, vectors, partial, whole)
             ldc = "i64 %columns_each" if form.epilogue else "i64 %ldc"
@@ -470,7 +470,7 @@ class _RowTile:
             else:
                 call(j, t.vectors)
         if form.epilogue:
-            column = f.add(f.mul(group, "%c_group"), self.n0)
+            column = f.muladd(group, "%c_group", self.n0)
             height = f.min(rows, f.sub("%pixels", row)) if partial else rows
             width = f.sub(self.n1, self.n0)
             form.epilogue.call(f, row, height, column, width, self.sums, "%columns_each")
@@ -509,7 +509,7 @@ def is_direct(x: Instruction) -> bool:
 def _group_size(x: Instruction, t: Tile) -> int:
     """The channels of a group when `micro_grouped` takes it: as many output features, and whole
     groups in a vector. Else 0."""
-    groups, channels = x["feature_group_count"], x.operands[0].dims[-1]
+    groups, channels = x["feature_group_count"], x.operand.dims[-1]
     if groups == 1 or x["batch_group_count"] > 1 or channels != x.dims[-1]:
         return 0
     size = channels // groups
@@ -592,7 +592,7 @@ def _geometry(
 ) -> tuple[int, Size, Size, list[Size]]:
     """(spatial dimensions, runs of channels that a window meets, their length, the arguments for
     `geometry`). Taps that are neighbours in memory are one run."""
-    lhs, window = x.operands[0], x["window"]
+    lhs, window = x.operand, x["window"]
     steps, pixels = row_major_strides(lhs.dims), product(x.dims[:-1])
     runs: Size = product(w.size for w in window)
     run = channels

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.conv_forms import digits_of
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.matmul import blocking, micro_kernel
@@ -149,20 +149,20 @@ def find_runs(name: str, kind: str, spatial: int) -> Function:
         ),
         f"%window{i}",
     )
-    start = f.mul(f.add(f.mul(low, f"%dilation{i}"), firsts[i]), f"%step{i}")
+    start = f.mul(f.muladd(low, f"%dilation{i}", firsts[i]), f"%step{i}")
     pixels = f.sub(high, low)
     some = f.icmp("sgt", pixels, 0)
     with f.loop("%row0", "%row1", carry=[("i64", "0")]) as row:
         rest, offset, inside = row.index, start, some
         for i in reversed(range(spatial - 1)):
             at, rest = f.rem(rest, f"%window{i}"), f.div(rest, f"%window{i}")
-            position = f.add(f.mul(at, f"%dilation{i}"), firsts[i])
+            position = f.muladd(at, f"%dilation{i}", firsts[i])
             inside = f.op(f"and i1 {inside}, {f.icmp('ult', position, f'%size{i}')}")
-            offset = f.add(offset, f.mul(position, f"%step{i}"))
-        offset = f.add(offset, f.mul(rest, "%image_step"))
+            offset = f.muladd(position, f"%step{i}", offset)
+        offset = f.muladd(rest, "%image_step", offset)
         entry = f.gep("i64", "%runs", f.mul(row.vars[0], ENTRY))
         f.store("ptr", f.op(f"getelementptr {kind}, ptr %X, i64 {offset}"), entry, 8)
-        y = f.mul(f.add(f.mul(row.index, f"%window{spatial - 1}"), low), "%b_step")
+        y = f.mul(f.muladd(row.index, f"%window{spatial - 1}", low), "%b_step")
         f.store(
             "ptr",
             f.op(f"getelementptr {kind}, ptr %Y, i64 {y}"),
@@ -198,7 +198,7 @@ def task(t: Tile, heights: Ints, spatial: int, even: bool, program: Program) -> 
         last = f.min(f.add(first, "%tiles_each"), f.ceildiv("%m", height))
         n0 = f.mul(column_block, "%columns_each")
         n1 = f.min(f.add(n0, "%columns_each"), "%n")
-        c = f.gep(t.kind, "%C", f.add(f.mul(split, "%c_split"), f.mul(group, "%n")))
+        c = f.gep(t.kind, "%C", f.muladd(split, "%c_split", f.mul(group, "%n")))
         row0 = f.mul(split, "%rows_each")
         row1 = f.min(f.add(row0, "%rows_each"), "%rows")
         x = f.gep(t.kind, "%X", f.mul(group, "%m"))
@@ -215,7 +215,7 @@ def task(t: Tile, heights: Ints, spatial: int, even: bool, program: Program) -> 
                     columns.multiply(heights[0], f.mul(tile, height))
                 else:
                     is_tall = f.icmp("slt", tile, tall)
-                    row = f.add(f.mul(tile, heights[1]), f.min(tile, tall))
+                    row = f.muladd(tile, heights[1], f.min(tile, tall))
                     f.choose(
                         is_tall,
                         lambda: columns.multiply(heights[0], row),
@@ -245,7 +245,7 @@ class _Columns:
         """A tile of `rows` rows from `row` on."""
         f, t = self.f, self.t
         with f.loop(self.n0, self.n1, t.columns) as j:
-            to = f.gep(t.kind, self.c, f.add(f.mul(row, "%ldc"), j))
+            to = f.gep(t.kind, self.c, f.muladd(row, "%ldc", j))
             cols = f.sub(self.n1, j)
             values = [
                 f"i64 {self.count}",
@@ -286,13 +286,13 @@ def turn(name: str, t: Tile) -> Function:
     with f.loop("%lo", "%hi") as item:
         o = f.mul(item, n)
         mask, rows = lane_mask(f, n, o, "%features"), f.min(f.sub("%features", o), n)
-        parts = f.gep(t.kind, "%parts", f.add(f.mul(f.div(o, "%ldp"), whole), f.rem(o, "%ldp")))
+        parts = f.gep(t.kind, "%parts", f.muladd(f.div(o, "%ldp"), whole, f.rem(o, "%ldp")))
         with f.loop(0, length, n) as q0:
             block: list[str] = []
             tap, c = f.rem(q0, "%taps"), f.div(q0, "%taps")
             for _ in range(n):
                 at = f.mul(
-                    f.add(f.mul(tap, "%channels"), f.min(c, f.sub("%channels", 1))),
+                    f.muladd(tap, "%channels", f.min(c, f.sub("%channels", 1))),
                     "%ldp",
                 )
                 wrap = f.icmp("eq", f.add(tap, 1), "%taps")
@@ -306,7 +306,7 @@ def turn(name: str, t: Tile) -> Function:
                     carry=[(t.vector, "zeroinitializer")],
                     known_nonempty=True,
                 ) as split:
-                    p = f.gep(t.kind, parts, f.add(f.mul(split.index, whole), at))
+                    p = f.gep(t.kind, parts, f.muladd(split.index, whole, at))
                     split.next = [
                         f.op(
                             f"fadd {t.vector} {split.vars[0]},"
@@ -323,7 +323,7 @@ def turn(name: str, t: Tile) -> Function:
                     t.kind,
                     n,
                     v,
-                    f.gep(t.kind, "%C", f.add(f.mul(f.add(o, i), "%ldc"), q0)),
+                    f.gep(t.kind, "%C", f.muladd(f.add(o, i), "%ldc", q0)),
                     m,
                     t.itemsize,
                 )
@@ -341,7 +341,7 @@ def is_gradient(x: Instruction) -> bool:
         and plain
         and x["feature_group_count"] == 1
         and x.kind == "f"
-        and isinstance(x.operands[0].dims[-1], int)
+        and isinstance(x.operand.dims[-1], int)
         and len({o.dtype for o in (*x.operands, x)}) == 1
     )
 
@@ -411,7 +411,7 @@ def _geometry(
 ) -> tuple[Size, list[Size]]:
     """(rows of C per tap, the arguments for `geometry`). With `joins`, taps that are neighbours in
     memory are one with more rows."""
-    lhs, window, m = x.operands[0], x["window"], channels
+    lhs, window, m = x.operand, x["window"], channels
     steps = row_major_strides(lhs.dims)
     numbers: list[Size] = []
     for i, (w, size, count) in enumerate(zip(window, lhs.dims[1:-1], taps, strict=True)):
@@ -439,7 +439,7 @@ def _geometry(
 
 def _rows_of_items(x: Instruction, t: Tile, features: Size, weights: Size) -> tuple[int, Size, int]:
     """(pieces that the rows of the input are split into, rows of a piece, rows that stay in L2)."""
-    lhs, window = x.operands[0], x["window"]
+    lhs, window = x.operand, x["window"]
     rows = lhs.dims[0] * product(w.size for w in window[:-1])
     channels = usual(lhs.dims[-1], 64) * window[-1].window_dilation
     row_bytes = usual(window[-1].size, 32) * (channels + usual(features, 64)) * t.itemsize

@@ -14,13 +14,14 @@ f01b_i01o->fb01.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
 
 from torch_hlo.compiler.conv_forms import digits_of, is_planar, sides
 from torch_hlo.compiler.hlo_pass import Pass, hlo_pass
 from torch_hlo.compiler.simplify.reshape_motion import wants_channels_last
 from torch_hlo.compiler.thresholds import FEW_CHANNELS, FEW_TERMS
-from torch_hlo.hlo.ir import Dim, Instruction, Module, WindowDim, fixed, instr
+from torch_hlo.hlo.ir import Dim, Instruction, Module, WindowDim, fixed, instr, replace
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.infer import product
 from torch_hlo.hlo.ir.match import op, rewrite, rules
@@ -63,7 +64,7 @@ def relabeled(x: Instruction, want: tuple[str, str, str]) -> Instruction:
     ]
     attrs = dict(x.attrs) | {"dim_labels": f"{want[0]}_{want[1]}->{want[2]}"}
     dims = tuple(x.dims[have[2].index(c)] for c in want[2])
-    inner = instr("convolution", tuple(operands), x.shape.with_dims(dims), **attrs)
+    inner = instr("convolution", operands, x.shape.with_dims(dims), **attrs)
     return inner if have[2] == want[2] else h.transpose(inner, [want[2].index(c) for c in have[2]])
 
 
@@ -75,7 +76,7 @@ def channels_last(out: Instruction) -> Instruction | None:
         or out.size == 0
         or sides(out) == (want := preferred(out))
         or is_planar(out)
-        and out.operands[0].dims[1] == fixed(out.dims[1]) < FEW_CHANNELS
+        and out.operand.dims[1] == fixed(out.dims[1]) < FEW_CHANNELS
     ):
         return None
     return relabeled(out, want)
@@ -156,7 +157,7 @@ class _MatrixUnits:
         digits = digits_of(x)
         if not contracts_pixels(x):
             return f"b{digits}f", f"o{digits}i", f"b{digits}f"
-        image = x.operands[0].shape
+        image = x.operand.shape
         sizes = (image.dims[sides(x)[0].index(d)] for d in digits)
         one = all(
             w.window_dilation == 1 and w.output_size(n) == 1 for w, n in zip(x["window"], sizes)
@@ -209,12 +210,7 @@ class _MatrixUnits:
             edges = [(0, by.get(label, 0), 0) for label in side]
             operands.append(h.pad(x, h.full(0, x.dtype, ()), edges))
         dims = tuple(n + grown[2].get(label, 0) for n, label in zip(out.dims, labels[2]))
-        wide = instr(
-            "convolution",
-            tuple(operands),
-            out.shape.with_dims(dims),
-            **dict(out.attrs),
-        )
+        wide = replace(out, operands, out.shape.with_dims(dims))
         return h.slice_(wide, (0,) * out.rank, out.dims) if gradient else wide
 
     def features_last(self, out: Instruction) -> Instruction | None:
@@ -438,7 +434,7 @@ def padded_rows(out: Instruction) -> Instruction | None:
     """convolution of few channels -> convolution(pad) without padding along rows: the taps of a row
     are one run in memory. The transpose pads, too."""
     lhs, _, _ = sides(out)
-    window, x = out["window"], out.operands[0]
+    window, x = out["window"], out.operand
     if (
         not window
         or out["feature_group_count"] * out["batch_group_count"] > 1
@@ -471,7 +467,7 @@ def padded_rows(out: Instruction) -> Instruction | None:
         h.full(0, x.dtype, ()),
         [(last.pad_low, last.pad_high, 0) if c == str(len(window) - 1) else (0, 0, 0) for c in lhs],
     )
-    attrs = dict(out.attrs) | {"window": (*window[:-1], replace(last, pad_low=0, pad_high=0))}
+    attrs = dict(out.attrs) | {"window": (*window[:-1], with_fields(last, pad_low=0, pad_high=0))}
     return instr("convolution", (wide, out.operands[1]), out.shape, **attrs)
 
 
@@ -488,7 +484,7 @@ def window_channels_last(out: Instruction) -> Instruction | None:
     operands = [h.transpose(o, order) if o.rank else o for o in out.operands]
     attrs = dict(out.attrs) | {"window": tuple(window[d] for d in order)}
     return h.transpose(
-        instr(out.op, tuple(operands), **attrs),
+        instr(out.op, operands, **attrs),
         [order.index(d) for d in range(out.rank)],
     )
 

@@ -16,12 +16,12 @@ infinity or NaN there reaches the pixels of the same run.
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import replace as with_fields
 
 from torch_hlo.compiler.conv_forms import digits_of, sides
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.compiler.thresholds import PER_TAP
-from torch_hlo.hlo.ir import Instruction, Module, WindowDim, fixed, instr
+from torch_hlo.hlo.ir import Instruction, Module, WindowDim, fixed, replace
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.infer import product
 from torch_hlo.hlo.ir.match import op, rewrite, rules
@@ -58,17 +58,8 @@ def _plain(out: Instruction) -> tuple[Instruction, str]:
 
 def _with(out: Instruction, kernel: Instruction, window: tuple[WindowDim, ...]) -> Instruction:
     """The convolution with another kernel and window."""
-    made = instr(
-        "convolution",
-        (out.operands[0], kernel),
-        **dict(out.attrs) | {"window": window},
-    )
-    return instr(
-        "convolution",
-        made.operands,
-        made.shape.with_dtype(out.dtype),
-        **dict(made.attrs),
-    )
+    made = replace(out, (out.operand, kernel), window=window)
+    return replace(made, shape=made.shape.with_dtype(out.dtype))
 
 
 def _run(wide: int, features: int, last: WindowDim) -> int:
@@ -102,8 +93,8 @@ def runs_of_pixels(out: Instruction) -> Instruction | None:
     # what the last run reads after what the last pixel does
     beyond = (runs * run - wide) * last.stride
     window = (
-        *(replace(w, reversal=False) for w in rows),
-        replace(
+        *(with_fields(w, reversal=False) for w in rows),
+        with_fields(
             last,
             size=last.size + reach,
             stride=last.stride * run,
@@ -141,7 +132,7 @@ def images_of_channels(out: Instruction) -> Instruction | None:
     of images of one channel: lanes are pixels"""
     digits = digits_of(out)
     lhs, _, to = sides(out)
-    x, groups = out.operands[0], out["feature_group_count"]
+    x, groups = out.operand, out["feature_group_count"]
     if (
         groups == 1
         or out["batch_group_count"] > 1
@@ -177,18 +168,15 @@ def images_of_channels(out: Instruction) -> Instruction | None:
     )
     window = (
         *out["window"][:-1],
-        replace(last, pad_low=last.pad_low - low, pad_high=last.pad_high - high),
+        with_fields(last, pad_low=last.pad_low - low, pad_high=last.pad_high - high),
     )
-    return instr(
-        "convolution",
+    return replace(
+        out,
         (images, out.operands[1]),
         out.shape,
-        **dict(out.attrs)
-        | {
-            "window": window,
-            "feature_group_count": 1,
-            "batch_group_count": groups,
-        },
+        window=window,
+        feature_group_count=1,
+        batch_group_count=groups,
     )
 
 
@@ -206,7 +194,7 @@ def remainders(out: Instruction) -> Instruction | None:
     ):
         return None
     kernel, labels = _plain(out)
-    sizes = out.operands[0].dims[1:-1]
+    sizes = out.operand.dims[1:-1]
     phases = [_phases(w) for w in window]
     lows = [max(low for _, _, low in each) for each in phases]
     spans = [

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from torch_hlo.compiler.codegen.block import Place
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Place, Program
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.matmul.packing import pack_transpose
 from torch_hlo.compiler.matmul.product import SOURCES
@@ -80,7 +79,7 @@ def pack_kernel(name: str, t: Tile, source: Source, form: str) -> tuple[Function
         first = f.mul(number, n)
         valid = f.min(f.sub("%features", first), n)
         mask = lane_mask(f, n, 0, valid)
-        start = f.gep(kind, "%W", f.add(f.mul(group, "%o_group"), f.mul(first, "%o_step")))
+        start = f.gep(kind, "%W", f.muladd(group, "%o_group", f.mul(first, "%o_step")))
         panel = f.mul(f.div(number, t.vectors), t.columns)
         # a last panel may be one vector wide
         width = f.min(t.columns, f.sub(f.mul(per_group, n), panel))
@@ -88,7 +87,7 @@ def pack_kernel(name: str, t: Tile, source: Source, form: str) -> tuple[Function
         to = f.gep(
             t.kind,
             "%packed",
-            f.add(in_group, f.mul(panel, f.mul("%taps", "%depth"))),
+            f.muladd(panel, f.mul("%taps", "%depth"), in_group),
         )
         to = f.gep(t.kind, to, f.sub(first, panel))
         packed = _Panel(f, t, source, start, to, width, mask, valid)
@@ -115,7 +114,7 @@ class _Panel:
 
     def put(self, v: str, tap: Int, c: Int) -> None:
         f, t = self.f, self.t
-        at = f.mul(f.add(f.mul(tap, "%depth"), c), self.width)
+        at = f.mul(f.muladd(tap, "%depth", c), self.width)
         f.store(t.vector, v, f.gep(t.kind, self.to, at), t.itemsize)
 
     def entry(self, tap: Int) -> str:
@@ -131,7 +130,7 @@ class _Panel:
         ):
             all_taps = f.mul(f.min(each, f.sub("%depth", c0)), "%taps")
             many = f.min(f.sub(all_taps, q0), PACK_DEPTH)
-            src = f.gep(kind, self.start, f.add(f.mul(c0, "%taps"), q0))
+            src = f.gep(kind, self.start, f.muladd(c0, "%taps", q0))
             sizes = "i64 %o_step", f"i64 {many}", f"i64 {self.valid}"
             f.call("void", turn, f"ptr {src}", *sizes, f"ptr {temporary}")
             first = f.rem(q0, "%taps"), f.add(c0, f.div(q0, "%taps"))
@@ -283,8 +282,8 @@ def offset_table(name: str, taps: int) -> Function:
         with f.loop(0, f"%size{level}") as i:
             nest(
                 level + 1,
-                f.add(f.mul(number, f"%size{level}"), i),
-                f.add(offset, f.mul(i, f"%step{level}")),
+                f.muladd(number, f"%size{level}", i),
+                f.muladd(i, f"%step{level}", offset),
             )
 
     nest(0, 0, "%start")

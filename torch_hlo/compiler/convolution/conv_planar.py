@@ -87,7 +87,7 @@ def filtered_planes(x: Instruction) -> Instruction | None:
     oihw = h.transpose(kernel, [rhs.index(c) for c in f"oi{digits}"])
     dims = tuple(x.dims[d] for d in _to_first(x.rank))
     attrs = dict(x.attrs) | {"dim_labels": f"bf{digits}_oi{digits}->bf{digits}"}
-    found = instr("convolution", (turned.operands[0], oihw), x.shape.with_dims(dims), **attrs)
+    found = instr("convolution", (turned.operand, oihw), x.shape.with_dims(dims), **attrs)
     return h.transpose(found, _to_last(x.rank)) if is_planar(found) else None
 
 
@@ -108,7 +108,7 @@ def product_of_images(x: Instruction) -> Instruction | None:
     (a,), (b,) = x["lhs_contracting_dims"], x["rhs_contracting_dims"]
     if a == 0:
         return h.transpose(h.dot(w, pixels, (b,), (0,), dtype=x.dtype), (1, 0))
-    image = pixels.operands[0] if pixels.op == "reshape" else pixels
+    image = pixels.operand if pixels.op == "reshape" else pixels
     if (
         image.op != "transpose"
         or image["dimensions"] != _to_last(image.rank)
@@ -126,7 +126,7 @@ def product_of_images(x: Instruction) -> Instruction | None:
     rows = h.broadcast(w if b == 1 else h.transpose(w, (1, 0)), (count, features, channels), (1, 2))
     found = h.dot(
         rows,
-        h.reshape(image.operands[0], (count, channels, each)),
+        h.reshape(image.operand, (count, channels, each)),
         (2,),
         (1,),
         (0,),
@@ -146,7 +146,7 @@ def _is_alone(
 ) -> bool:
     """Whether nothing but `x` reads the transposed operand, and the result is only read
     transposed."""
-    lhs = x.operands[0]
+    lhs = x.operand
     own = all(
         len(set(reads[o])) == 1
         for o in (lhs, *lhs.operands[: lhs.op == "reshape"])

@@ -25,7 +25,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from torch_hlo import config
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.llvm import Function, Int, float_constant, signature
 from torch_hlo.compiler.matmul.dot_task import Finish
 from torch_hlo.compiler.matmul.epilogue import Epilogue
@@ -180,7 +180,7 @@ def transform_outputs(name: str, t: Tile, s: Filtering) -> Function:
         first = f.mul(tile, s.outputs)
         right = [f.icmp("slt", f.add(first, c), "%wide") for c in range(s.outputs)]
         for j in range(t.vectors):
-            at = f.gep(t.kind, "%M", f.add(f.mul(tile, t.columns), j * t.lanes))
+            at = f.gep(t.kind, "%M", f.muladd(tile, t.columns, j * t.lanes))
             values = [
                 f.load(t.vector, f.gep(t.kind, at, f.mul("%plane", i)), t.itemsize)
                 for i in range(n * n)
@@ -191,10 +191,7 @@ def transform_outputs(name: str, t: Tile, s: Filtering) -> Function:
                     place = f.gep(
                         t.kind,
                         "%to",
-                        f.add(
-                            f.mul(f.add(first, c), "%ld"),
-                            f.add(f.mul("%row_step", r), j * t.lanes),
-                        ),
+                        f.muladd(f.add(first, c), "%ld", f.muladd("%row_step", r, j * t.lanes)),
                     )
                     masked_store(
                         f,
@@ -227,7 +224,7 @@ def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
             taps = [
                 f.load(
                     t.vector,
-                    f.gep(t.kind, source, f.add(f.mul(size, i), at)),
+                    f.gep(t.kind, source, f.muladd(size, i, at)),
                     t.itemsize,
                 )
                 for i in range(s.taps**2)
@@ -242,7 +239,7 @@ def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
                 f.store(
                     t.vector,
                     v,
-                    f.gep(t.kind, target, f.add(f.mul(size, i), at)),
+                    f.gep(t.kind, target, f.muladd(size, i, at)),
                     t.itemsize,
                 )
     return f
@@ -348,7 +345,7 @@ class _Item:
             f.loop(0, "%channels", CHAIN) as first,
             f.loop(0, count, height) as row,
         ):
-            x = f.gep(t.kind, self.V, f.add(f.mul(point, self.plane), first))
+            x = f.gep(t.kind, self.V, f.muladd(point, self.plane, first))
             f.call(
                 "void",
                 rows_of,
@@ -359,11 +356,11 @@ class _Item:
                 f"i64 {count}",
                 "i64 %ldv",
             )
-            at = f.add(f.mul(point, self.m_plane), f.mul(row, t.columns))
+            at = f.muladd(point, self.m_plane, f.mul(row, t.columns))
             to, rest = f.gep(t.kind, self.M, at), f.sub(count, row)
 
             def products(vectors: int, partial: bool) -> None:
-                start = f.add(f.mul(point, size), f.mul(first, vectors * t.lanes))
+                start = f.muladd(point, size, f.mul(first, vectors * t.lanes))
                 part = f.gep(t.kind, panel, start)
                 self.products(vectors, partial, part, first, to, rest)
 
@@ -421,11 +418,11 @@ class _Item:
             )
             high = f.min(f.sub("%high", y), s.outputs)
             wide = f.min(f.sub("%wide", x), f.mul(run, s.outputs))
-            pixel = f.add(f.mul(f.add(f.mul(image, "%high"), y), "%wide"), x)
+            pixel = f.muladd(f.muladd(image, "%high", y), "%wide", x)
             source = f.gep(t.kind, self.M, f.mul(f.sub(tile, t0), t.columns))
             ld: Int
             if self.epilogue is None:
-                to, ld = f.gep(t.kind, "%C", f.add(f.mul(pixel, "%ldc"), j)), "%ldc"
+                to, ld = f.gep(t.kind, "%C", f.muladd(pixel, "%ldc", j)), "%ldc"
                 row_step, valid = f.mul("%wide", "%ldc"), cols
             else:
                 to, ld = self.sums, t.columns
@@ -444,7 +441,7 @@ class _Item:
         f, t = self.f, self.t
         each = f.select(f.icmp("eq", wide, "%wide"), "i64", f.mul(high, wide), wide)
         with f.loop(0, f.mul(high, wide), each) as done:
-            at = f.add(pixel, f.mul(f.div(done, each), "%wide"))
+            at = f.muladd(f.div(done, each), "%wide", pixel)
             valid = f.min(cols, t.columns)
             sums = f.gep(t.kind, self.sums, f.mul(done, t.columns))
             epilogue.call(f, at, each, j, valid, sums, t.columns)
@@ -476,7 +473,7 @@ def is_winograd(x: Instruction) -> bool:
     plain = all(w.size == F23.taps and w.stride == w.window_dilation == 1 for w in x["window"])
     if len(x["window"]) != 2 or not plain or x["feature_group_count"] * x["batch_group_count"] != 1:
         return False
-    channels, features = static_dims(x.operands[0])[-1], static_dims(x)[-1]
+    channels, features = static_dims(x.operand)[-1], static_dims(x)[-1]
     tiles = _tiles(x, F23)[2]
     weights = channels * features
     direct = product(static_dims(x)[:-1]) * 9 * weights * CONV_MULTIPLY_NS
@@ -493,7 +490,7 @@ def emit_winograd(
 ) -> None:
     """Emit a convolution for which `is_winograd` holds, or what `finish` makes of it."""
     s, t = F23, register_tile(kind, program.target.vector_bytes)
-    lhs = x.operands[0]
+    lhs = x.operand
     channels, features = static_dims(lhs)[-1], static_dims(x)[-1]
     points = s.inputs**2
     tiles_high, tiles_wide, tiles = _tiles(x, s)
@@ -551,7 +548,7 @@ def emit_winograd(
 
 def _transformed_kernel(program: Program, x: Instruction, t: Tile, s: Filtering) -> str:
     """Emit the packing and the transform of the kernel; the pointer to it."""
-    channels, features = static_dims(x.operands[0])[-1], static_dims(x)[-1]
+    channels, features = static_dims(x.operand)[-1], static_dims(x)[-1]
     packed = packing(program, x, t, 1, features, s.taps**2, channels).everything(program)
     columns = ceildiv(features, t.lanes) * t.lanes
     U = program.at(program.scratch(columns * channels * s.inputs**2 * t.itemsize))

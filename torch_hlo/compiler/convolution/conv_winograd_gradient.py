@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.matmul.dot_product import SPLITS
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, masked_store
@@ -62,13 +62,13 @@ def store_taps(name: str, t: Tile, s: Filtering) -> Function:
     n = s.inputs
     with f.loop(0, "%rows") as row, f.loop(0, "%cols", t.lanes) as column:
         mask = lane_mask(f, t.lanes, column, "%cols")
-        at = f.gep(t.kind, "%M", f.add(f.mul(row, "%ldm"), column))
+        at = f.gep(t.kind, "%M", f.muladd(row, "%ldm", column))
         values = [
             f.load(t.vector, f.gep(t.kind, at, f.mul("%plane", i)), t.itemsize)
             for i in range(n * n)
         ]
         made = transform(f, t, transposed(s.G), [values[r * n : r * n + n] for r in range(n)])
-        to = f.gep(t.kind, "%C", f.add(f.mul(row, "%ldc"), column))
+        to = f.gep(t.kind, "%C", f.muladd(row, "%ldc", column))
         for i, v in enumerate(v for row_of_taps in made for v in row_of_taps):
             masked_store(
                 f,
@@ -131,7 +131,7 @@ def task(name: str, t: Tile, s: Filtering, height: int, turned: bool, program: P
             at.store_turned(store, turning, here, rows, cols, m0, n0)
         else:
             in_piece = f.mul(f.mul(piece, weights), s.taps**2)
-            c = f.gep(t.kind, "%C", f.add(in_piece, f.add(f.mul(m0, "%features"), n0)))
+            c = f.gep(t.kind, "%C", f.add(in_piece, f.muladd(m0, "%features", n0)))
             steps = "i64 %features", f"i64 {weights}"
             f.call("void", store, *at.sums(rows, cols), f"ptr {c}", *steps)
     return program.function(f.name, f.text())
@@ -199,7 +199,7 @@ class _Item:
                 f.store("ptr", place, f.gep("i64", self.run, i), 8)
             m = f.gep(t.kind, self.M, f.mul(point, self.m_plane))
             with f.loop(0, rows, self.height) as r, f.loop(0, cols, t.columns) as c:
-                to = f.gep(t.kind, m, f.add(f.mul(r, self.ldm), c))
+                to = f.gep(t.kind, m, f.muladd(r, self.ldm, c))
                 f.call(
                     "void",
                     kernel,
@@ -233,7 +233,7 @@ class _Item:
         f, t, taps = self.f, self.t, self.s.taps**2
         steps = f"i64 {self.ldm}", f"i64 {f.mul(rows, self.ldm)}"
         f.call("void", store, *self.sums(rows, cols), f"ptr {here}", *steps)
-        c = f.gep(t.kind, "%C", f.mul(f.add(f.mul(n0, "%channels"), m0), taps))
+        c = f.gep(t.kind, "%C", f.mul(f.muladd(n0, "%channels", m0), taps))
         f.call(
             "void",
             turning,
@@ -253,7 +253,7 @@ class _Item:
 def _tiles(x: Instruction) -> tuple[int, int, int]:
     """How many rows and columns of tiles an image of Y has, and how many tiles there are."""
     high, wide = (ceildiv(fixed(w.size), F23.outputs) for w in x["window"])
-    return high, wide, static_dims(x.operands[0])[0] * high * wide
+    return high, wide, static_dims(x.operand)[0] * high * wide
 
 
 def is_winograd_gradient(x: Instruction) -> bool:
@@ -266,7 +266,7 @@ def is_winograd_gradient(x: Instruction) -> bool:
         return False
     channels, features = (static_dims(o)[-1] for o in x.operands)
     tiles, weights = _tiles(x)[2], channels * features
-    pixels = static_dims(x.operands[0])[0] * x["window"][0].size * x["window"][1].size
+    pixels = static_dims(x.operand)[0] * x["window"][0].size * x["window"][1].size
     passes = ceildiv(features, COLUMNS) * channels + ceildiv(channels, ROWS) * features
     return bool(
         weights * (tiles * 16 * WINOGRAD_MULTIPLY_NS + WINOGRAD_TAPS_NS)

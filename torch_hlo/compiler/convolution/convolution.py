@@ -10,11 +10,11 @@ conversions.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
 
+from torch_hlo.compiler.codegen import Index, Program
 from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen.index import Index
-from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.conv_forms import digits_of, is_planar, sides
 from torch_hlo.compiler.loops.elementwise_loops import emit_instruction
 from torch_hlo.compiler.matmul.dot import (
@@ -26,7 +26,16 @@ from torch_hlo.compiler.matmul.dot import (
 from torch_hlo.compiler.matmul.dot_task import Finish
 from torch_hlo.compiler.matmul.epilogue import epilogue
 from torch_hlo.compiler.matmul.product import ACCUMULATORS, SOURCES
-from torch_hlo.hlo.ir import Computation, Instruction, Ints, WindowDim, build, instr, parameters_of
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Ints,
+    WindowDim,
+    build,
+    instr,
+    parameters_of,
+    replace,
+)
 
 from .conv_amx import emit_amx, is_amx
 from .conv_amx_gradient import emit_amx_gradient, is_amx_gradient
@@ -83,7 +92,7 @@ def convolution(program: Program, x: Instruction) -> None:
             Computation(
                 "sums",
                 params,
-                instr("convolution", params, x.shape, **dict(x.attrs)),
+                replace(x, params, x.shape),
             ),
         )
     if is_amx_gradient(program, x):
@@ -97,7 +106,7 @@ def convolution(program: Program, x: Instruction) -> None:
     rewritten = with_kernel_types(x)
     if rewritten is None and any(o.dtype != x.dtype for o in x.operands):
         operands = tuple(o if o.dtype == x.dtype else build.convert(o, x.dtype) for o in x.operands)
-        rewritten = instr("convolution", operands, x.shape, **dict(x.attrs))
+        rewritten = replace(x, operands, x.shape)
     if rewritten is None and not any(fits(x) for fits, _ in KERNELS):
         if _has_phases(x):
             return _emit_phases(program, x)
@@ -156,7 +165,7 @@ def with_kernel_types(x: Instruction) -> Instruction | None:
         (ar, ai), (br, bi) = ((build.real(o), build.imag(o)) for o in wanted)
 
         def part(a: Instruction, b: Instruction) -> Instruction:
-            return instr("convolution", (a, b), x.shape.with_dtype(real), **dict(x.attrs))
+            return replace(x, (a, b), x.shape.with_dtype(real))
 
         return build.complex_(
             build.subtract(part(ar, br), part(ai, bi)),
@@ -164,7 +173,7 @@ def with_kernel_types(x: Instruction) -> Instruction | None:
         )
     wide = ACCUMULATORS[dtype][1] if dtype in ACCUMULATORS else "f32" if x.kind == "f" else "s32"
     if wide != dtype:
-        accumulated = instr("convolution", x.operands, x.shape.with_dtype(wide), **dict(x.attrs))
+        accumulated = replace(x, shape=x.shape.with_dtype(wide))
         return (
             build.compare(accumulated, build.full_like(accumulated, 0), "NE")
             if dtype == "pred"
@@ -172,12 +181,7 @@ def with_kernel_types(x: Instruction) -> Instruction | None:
         )
     kind = ACCUMULATORS[dtype][0]
     if any((o.dtype, kind) not in SOURCES for o in x.operands):
-        return instr(
-            "convolution",
-            tuple(build.convert(o, dtype) for o in x.operands),
-            x.shape,
-            **dict(x.attrs),
-        )
+        return replace(x, (build.convert(o, dtype) for o in x.operands), x.shape)
     return None
 
 
@@ -209,22 +213,22 @@ def _prepared(x: Instruction) -> Instruction:
         flipped = build.reverse(x.operands[1], [kernel.index(str(i)) for i in mirrored])
         return _remake(
             x,
-            x.operands[0],
+            x.operand,
             flipped,
-            window=tuple(replace(w, reversal=False) for w in x["window"]),
+            window=tuple(with_fields(w, reversal=False) for w in x["window"]),
         )
     if any(w.base_dilation > 1 for w in x["window"]):
-        padding = [(0, 0, 0)] * x.operands[0].rank
+        padding = [(0, 0, 0)] * x.operand.rank
         for i, w in enumerate(x["window"]):
             padding[image.index(str(i))] = (
                 w.pad_low,
                 w.pad_high,
                 w.base_dilation - 1,
             )
-        plain = tuple(replace(w, pad_low=0, pad_high=0, base_dilation=1) for w in x["window"])
+        plain = tuple(with_fields(w, pad_low=0, pad_high=0, base_dilation=1) for w in x["window"])
         return _remake(
             x,
-            build.pad(x.operands[0], build.full(0, x.dtype), padding),
+            build.pad(x.operand, build.full(0, x.dtype), padding),
             x.operands[1],
             window=plain,
         )

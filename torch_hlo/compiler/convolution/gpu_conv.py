@@ -24,8 +24,8 @@ from torch_hlo.hlo.ir import (
     Size,
     build,
     ceildiv,
-    instr,
     parameters_of,
+    replace,
     row_major_strides,
 )
 
@@ -47,12 +47,7 @@ def convolution(program: GpuProgram, x: Instruction) -> None:
     lhs, rhs = x.operands
     if lhs.size == 0 or rhs.size == 0:
         return emit_tree(program, build.full(0, dtype, x.dims), (), x)
-    keyed = instr(
-        "convolution",
-        parameters_of(o.shape for o in x.operands),
-        x.shape,
-        **dict(x.attrs),
-    )
+    keyed = replace(x, parameters_of(o.shape for o in x.operands), x.shape)
     name, symbols, groups = program.once(
         ("grid convolution", keyed), lambda: _write(program, keyed, kind)
     )
@@ -141,27 +136,27 @@ class _Convolution:
     def weight(self, i: Int, deep: Int, lanes: int) -> list[str]:
         f, size, at = self.f, self.size, self.at
         channel, *tap = digits(f, deep, [size(v) for v in (self.channels, *self.taps)])
-        feature = f.mul(f.add(i, f.mul(self.group, size(self.m))), self.s_r[at.rhs[0]])
-        place = f.add(feature, f.mul(channel, self.s_r[at.rhs[1]]))
+        feature = f.mul(f.muladd(self.group, size(self.m), i), self.s_r[at.rhs[0]])
+        place = f.muladd(channel, self.s_r[at.rhs[1]], feature)
         for d, t, w in zip(at.rhs[2:], tap, self.x["window"], strict=True):
             turned = f.sub(size(w.size - 1), t) if w.reversal else t
-            place = f.add(place, f.mul(turned, self.s_r[d]))
+            place = f.muladd(turned, self.s_r[d], place)
         return element(f, self.x.operands[1].dtype, self.kind, "%B", place)
 
     def patch(self, j: Int, deep: Int, lanes: int) -> list[str]:
-        f, size, at, lhs = self.f, self.size, self.at, self.x.operands[0].shape
+        f, size, at, lhs = self.f, self.size, self.at, self.x.operand.shape
         channel, *tap = digits(f, deep, [size(v) for v in (self.channels, *self.taps)])
         image, *where = digits(f, j, [size(v) for v in (self.images, *self.out_sizes)])
         if self.x["batch_group_count"] > 1:
-            image = f.add(image, f.mul(self.group, size(self.images)))
+            image = f.muladd(self.group, size(self.images), image)
         if self.x["feature_group_count"] > 1:
-            channel = f.add(channel, f.mul(self.group, size(self.channels)))
+            channel = f.muladd(self.group, size(self.channels), channel)
         in_image = f.mul(image, self.s_l[at.lhs[0]])
-        place = f.add(in_image, f.mul(channel, self.s_l[at.lhs[1]]))
+        place = f.muladd(channel, self.s_l[at.lhs[1]], in_image)
         inside = "true"
         for d, o, t, w in zip(at.lhs[2:], where, tap, self.x["window"], strict=True):
             p = f.sub(
-                f.add(f.mul(o, w.stride), f.mul(t, w.window_dilation)),
+                f.muladd(o, w.stride, f.mul(t, w.window_dilation)),
                 size(w.pad_low),
             )
             if w.base_dilation > 1:
@@ -171,7 +166,7 @@ class _Convolution:
                 inside = f.op(f"and i1 {inside}, {f.op(f'and i1 {whole}, {positive}')}")
                 p = q
             inside = f.op(f"and i1 {inside}, {f.icmp('ult', p, size(lhs.dims[d]))}")
-            place = f.add(place, f.mul(p, self.s_l[d]))
+            place = f.muladd(p, self.s_l[d], place)
         zero = f.emit().typed(self.kind).const(0)
         return f.choose(
             inside,
@@ -184,8 +179,8 @@ class _Convolution:
         f, size, at = self.f, self.size, self.at
         image, *where = digits(f, j, [size(v) for v in (self.images, *self.out_sizes)])
         in_image = f.mul(image, self.s_o[at.out[0]])
-        feature = f.add(i, f.mul(self.group, size(self.m)))
-        place = f.add(in_image, f.mul(feature, self.s_o[at.out[1]]))
+        feature = f.muladd(self.group, size(self.m), i)
+        place = f.muladd(feature, self.s_o[at.out[1]], in_image)
         for d, o in zip(at.out[2:], where, strict=True):
-            place = f.add(place, f.mul(o, self.s_o[d]))
+            place = f.muladd(o, self.s_o[d], place)
         f.store_at(self.kind, value, "%C", place)

@@ -169,10 +169,10 @@ class _Patches(Panel):
                 )
                 ok, place = f.op(f"and i1 {ok}, {whole}"), quotient
             ok = f.op(f"and i1 {ok}, {f.icmp('ult', place, size, 'i32')}")
-            element = w.add(w.mul(element, size), place)
+            element = w.muladd(element, size, place)
         offset = f.op(
             "sext i32"
-            f" {w.mul(w.add(w.mul(element, self.image.channels), channel), self.o.unit.itemsize)}"
+            f" {w.mul(w.muladd(element, self.image.channels, channel), self.o.unit.itemsize)}"
             " to i64"
         )
         self._copy_async(
@@ -200,7 +200,7 @@ class Patches(_Patches):
         for i in range(self.copies):
             number, *where = digits(
                 f,
-                f.add(at.row, f.add(self.line, i * self.step)),
+                f.add(at.row, self.line, i * self.step),
                 ["%m", *image.outputs],
             )
             self.images.append(self.image_at(number))
@@ -247,10 +247,7 @@ class PixelPatches(_Patches):
         super().__init__(f, operand, threads, base, at, image, at.column, "%n")
         across = self.chunk
         if self.step > operand.depth:
-            across = f.add(
-                across,
-                f.mul(f.div(f.div("%kernel.t", LINE // CHUNK), operand.depth), LINE),
-            )
+            across = f.muladd(f.div(f.div("%kernel.t", LINE // CHUNK), operand.depth), LINE, across)
         # slab -> (where windows begin, first feature)
         self.columns_of: dict[int, tuple[list[Int], Int]] = {}
         for slab in dict.fromkeys(s for s, _ in self.places):
@@ -266,7 +263,7 @@ class PixelPatches(_Patches):
         for d in dict.fromkeys(d for _, d in self.places):
             number, *taps = digits(
                 f,
-                f.add(f.add(k, self.line), f.add(d, self.at.start)),
+                f.add(k, self.line, d, self.at.start),
                 ["%k", *(fixed(n.size) for n in self.image.window)],
             )
             lines[d] = (

@@ -13,9 +13,7 @@ from math import prod
 
 import numpy as np
 
-from torch_hlo.compiler.codegen.block import Place
-from torch_hlo.compiler.codegen.inline import Writer
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Place, Program, Writer
 from torch_hlo.compiler.control import host_calls
 from torch_hlo.compiler.llvm import Int, signature
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, product_tile
@@ -63,7 +61,7 @@ def fft(program: Program, x: Instruction) -> None:
         return
     if not fits(x):
         return host_calls.fft(program, x)
-    operand, kind, lengths = x.operands[0], x["fft_type"], x["fft_length"]
+    operand, kind, lengths = x.operand, x["fft_type"], x["fft_length"]
     t = product_tile(_KIND[x.dtype], program.target.vector_bytes)
     inverse = kind in ("IFFT", "IRFFT")
     scale = 1.0 / prod(lengths) if inverse else 1.0
@@ -192,7 +190,7 @@ def emit_across(program: Program, x: Instruction) -> None:
         outer,
         length,
         beside,
-        program.place(x.operands[0]),
+        program.place(x.operand),
         program.place(x),
         scale,
     )
@@ -341,7 +339,7 @@ class _Matrix:
 
             def factor(i: Int) -> tuple[str, str]:
                 def table(name: str, row: Int) -> tuple[str, str]:
-                    return Block(c, name).get(f.add(f.mul(row, vectors), block))
+                    return Block(c, name).get(f.muladd(row, vectors, block))
 
                 if p.n <= ONE_TABLE:
                     return table("%near", i)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.codegen import Writer
 from torch_hlo.compiler.llvm import Int, Typed
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, splat, transposed
 
@@ -156,7 +156,7 @@ class RealColumns:
 
     def _places(self, i: Int) -> list[str]:
         c = self.lines
-        return [c.at(self.pointer, c.f.mul(c.f.add(c.f.mul(i, 2), d), self.stride)) for d in (0, 1)]
+        return [c.at(self.pointer, c.f.mul(c.f.muladd(i, 2, d), self.stride)) for d in (0, 1)]
 
     def get(self, i: Int) -> Pair:
         c = self.lines
@@ -413,18 +413,18 @@ def transform(
             run: int = run,
             table: int = table,
         ) -> None:
-            at = f.add(q, f.mul(p, run))
+            at = f.muladd(p, run, q)
             values = butterfly(c.t, [source.get(f.add(at, run * m * k)) for k in range(r)])
             if m > 1:
                 w = f.mul(p, r - 1)
                 values = [
                     values[0],
                     *(
-                        c.product(v, c.root(twiddles, f.add(f.add(w, table), k)))
+                        c.product(v, c.root(twiddles, f.add(w, table, k)))
                         for k, v in enumerate(values[1:])
                     ),
                 ]
-            at = f.add(q, f.mul(p, run * r))
+            at = f.muladd(p, run * r, q)
             for k, v in enumerate(values):
                 to.put(f.add(at, run * k), v)
 
@@ -505,7 +505,7 @@ def mirror_line(
     held = {lanes - 1 - i: place for place, i in enumerate(lane)}
     order = [held[i] + part * lanes for i in range(lanes) for part in (0, 1)]
     with f.loop(*blocks) as block:
-        k = f.add(f.mul(block, lanes), 1)
+        k = f.muladd(block, lanes, 1)
         low, high = (
             Columns(c, c.at(pointer, f.mul(k, 2)), 0, None, False) for pointer in (source, target)
         )

@@ -55,8 +55,8 @@ def across(x: Instruction) -> tuple[str, int, int] | None:
         return None
     back = x["calls"].root
     return (
-        back.operands[0]["fft_type"],
-        back.operands[0]["fft_length"][0],
+        back.operand["fft_type"],
+        back.operand["fft_length"][0],
         back["dimensions"].index(x.rank - 1),
     )
 
@@ -74,7 +74,7 @@ def _rewritten(c: Computation) -> Computation:
             return _weighted(x)
         if x.op != "fft" or x.size == 0 or not all(isinstance(n, int) for n in x["fft_length"]):
             return x
-        made = _transform(x.operands[0], x["fft_type"], x["fft_length"])
+        made = _transform(x.operand, x["fft_type"], x["fft_length"])
         if made is not x:
             carry_meta(x, made)
         return made
@@ -85,9 +85,9 @@ def _rewritten(c: Computation) -> Computation:
 def _real_inverse(x: Instruction) -> Instruction:
     """The real part of an inverse transform of half a spectrum: Re(h) = (h + conj h) / 2, so the
     other half is its mirror image."""
-    y, factor = x.operands[0], 1.0
+    y, factor = x.operand, 1.0
     if y.op == "multiply" and (c := _number(y.operands[1])) is not None:
-        y, factor = y.operands[0], c
+        y, factor = y.operand, c
     rank = x.rank
     if y.op == "fft" and y["fft_type"] == "IFFT":
         d, lengths = rank - 1, y["fft_length"]
@@ -95,7 +95,7 @@ def _real_inverse(x: Instruction) -> Instruction:
         d, lengths = found[2], (found[1],)
     else:
         return x
-    n, g = lengths[-1], _filled_up(y.operands[0], d)
+    n, g = lengths[-1], _filled_up(y.operand, d)
     # (an odd length would be filled up again)
     if g is None or not isinstance(n, int) or n % 2 or g.dims[d] != n // 2 + 1:
         return x
@@ -119,8 +119,8 @@ def _weighted(x: Instruction) -> Instruction:
     y, part, *starts = x.operands
     if (
         part.op != "multiply"
-        or part.operands[0].op != "slice"
-        or part.operands[0].operands[0] is not y
+        or part.operand.op != "slice"
+        or part.operand.operand is not y
         or x.kind not in "fc"
     ):
         return x
@@ -145,7 +145,7 @@ def _weighted(x: Instruction) -> Instruction:
 
 def _number(x: Instruction) -> float | None:
     """The real number that every element is."""
-    x = x.operands[0] if x.op == "broadcast" else x
+    x = x.operand if x.op == "broadcast" else x
     if x.op != "constant" or x.size != 1:
         return None
     found = complex(x["literal"].numpy().item())
@@ -163,7 +163,7 @@ def _filled_up(x: Instruction, d: int) -> Instruction | None:
     """What `x` is with zeros after it along dimension d."""
 
     def zero(y: Instruction) -> bool:
-        y = y.operands[0] if y.op == "broadcast" else y
+        y = y.operand if y.op == "broadcast" else y
         return y.op == "constant" and y.size == 1 and not y["literal"].numpy().any()
 
     if x.op == "pad" and zero(x.operands[1]):
@@ -171,8 +171,8 @@ def _filled_up(x: Instruction, d: int) -> Instruction | None:
             low == inner == 0 and (high == 0 or i == d and high > 0)
             for i, (low, high, inner) in enumerate(x["padding"])
         )
-        return x.operands[0] if alone else None
-    if x.op == "dynamic-update-slice" and all(zero(o) for o in (x.operands[0], *x.operands[2:])):
+        return x.operand if alone else None
+    if x.op == "dynamic-update-slice" and all(zero(o) for o in (x.operand, *x.operands[2:])):
         g = x.operands[1]
         return (
             g
@@ -184,11 +184,11 @@ def _filled_up(x: Instruction, d: int) -> Instruction | None:
 
 def _across(x: Instruction) -> Instruction:
     """A fusion for transposes around a transform, if there are enough numbers beside each other."""
-    inner = x.operands[0]
+    inner = x.operand
     if inner.op != "fft":
         return x
     source, lengths, back, rank = (
-        inner.operands[0],
+        inner.operand,
         inner["fft_length"],
         x["dimensions"],
         x.rank,
@@ -207,7 +207,7 @@ def _across(x: Instruction) -> Instruction:
         return x
     if not 0 < points <= FFT_MOST or radices(points) is None or beside < FFT_FEW:
         return x
-    given = source.operands[0]
+    given = source.operand
     p = instr("parameter", (), given.shape, index=0)
     root = b.transpose(b.fft(b.transpose(p, turn), inner["fft_type"], lengths), back)
     return instr(

@@ -102,14 +102,14 @@ class _Builder:
         if self.plan.group(i) is not None:
             self.needed[i] = None
         elif x.op == "reshape":
-            self._need(x.operands[0])
+            self._need(x.operand)
 
     def _new(self, x: Instruction) -> Instruction:
         """The array in the new entry that holds `x`."""
         found = self.value.get(x)
         if found is None:
             if x.op == "reshape":
-                found = instr("reshape", (self._new(x.operands[0]),), x.shape)
+                found = instr("reshape", (self._new(x.operand),), x.shape)
                 _name(found, x)
             elif x.op == "constant":
                 found = x
@@ -148,7 +148,7 @@ class _Builder:
         found = []
         for x in inputs:
             while plan.group(plan.number[x]) is None and x.op == "reshape":
-                x = x.operands[0]
+                x = x.operand
             h = plan.group(plan.number[x])
             if h is not None and h is not g:
                 found.append(h)
@@ -168,7 +168,7 @@ class _Builder:
         root = (
             inside[0]
             if len(inside) == 1
-            else instr("tuple", tuple(inside), tuple_shape(*(x.shape for x in inside)))
+            else instr("tuple", inside, tuple_shape(*(x.shape for x in inside)))
         )
         computation = Computation("fused", tuple(body.params), root)
         operands = tuple(map(self._new, body.inputs))
@@ -197,7 +197,7 @@ class _Body:
         }
         # written in place
         self.arrays.update(
-            plan.order[i].operands[0] for i in g.roles if plan.order[i].op == "dynamic-update-slice"
+            plan.order[i].operand for i in g.roles if plan.order[i].op == "dynamic-update-slice"
         )
         for i in sorted(g.roles):
             self._copy(plan, g, plan.order[i])
@@ -231,7 +231,7 @@ class _Body:
             return False
         # A reshape of an array in memory is a view of it: the kernel reads the view.
         while x.op == "reshape":
-            x = x.operands[0]
+            x = x.operand
         i = plan.number[x]
         return i in g.roles or plan.kind[i] == FREE
 

@@ -73,7 +73,7 @@ def _is_row(x: Instruction) -> bool:
         isinstance(size, int)
         and size >= ROW
         and x.rank - 1 in x["offset_dims"]
-        and size == x["slice_sizes"][-1] == x.operands[0].dims[-1]
+        and size == x["slice_sizes"][-1] == x.operand.dims[-1]
     )
 
 

@@ -19,7 +19,7 @@ def in_place(computation: Computation, kind: str) -> frozenset[tuple[int, int]]:
     everything of that element was read."""
     root = computation.root
     if kind == "custom":
-        start = root.operands[0] if root.op == "scatter" else None
+        start = root.operand if root.op == "scatter" else None
         return frozenset(
             [(start["index"], 0)]
             if start is not None and start.op == "parameter" and len(users((root,))[start]) == 1
@@ -27,13 +27,13 @@ def in_place(computation: Computation, kind: str) -> frozenset[tuple[int, int]]:
         )
     results = root.operands if root.op == "tuple" else (root,)
     reads = users((root,))
-    full = next((x.operands[0].size for x in reads if x.op == "reduce"), None)
+    full = next((x.operand.size for x in reads if x.op == "reduce"), None)
     found = []
     for k, p in enumerate(computation.params):
         if p not in reads:
             continue
         if all(
-            u.op == "dynamic-update-slice" and u.operands[0] is p and p not in u.operands[1:]
+            u.op == "dynamic-update-slice" and u.operand is p and p not in u.operands[1:]
             for u in reads[p]
         ):
             found += [

@@ -37,7 +37,7 @@ def product_arrays(x: Instruction) -> list[Instruction]:
     """The arrays that a product reads. Bytes that become floats beside a few rows are converted as
     they are read: there every byte counts."""
     return [
-        o.operands[0] if _reads_bytes(x, o, other) else o
+        o.operand if _reads_bytes(x, o, other) else o
         for o, other in zip(x.operands, reversed(x.operands), strict=True)
     ]
 
@@ -46,12 +46,12 @@ def _reads_bytes(x: Instruction, o: Instruction, other: Instruction) -> bool:
     if (
         x.op != "dot"
         or o.op != "convert"
-        or o.operands[0].dtype not in ("s8", "u8")
+        or o.operand.dtype not in ("s8", "u8")
         or o.kind != "f"
         or x.get("lhs_batch_dims")
     ):
         return False
-    contracted = x["lhs_contracting_dims" if other is x.operands[0] else "rhs_contracting_dims"]
+    contracted = x["lhs_contracting_dims" if other is x.operand else "rhs_contracting_dims"]
     rows = prod(d for i, d in enumerate(other.dims) if i not in contracted)
     return isinstance(rows, int) and rows <= FEW_ROWS
 

@@ -38,7 +38,7 @@ def pieces(x: Instruction) -> tuple[Instruction, ...]:
         return x.operands[1:2]
     if x.op != "concatenate" or len({o.size for o in x.operands}) != 1:
         return ()
-    row = prod(x.operands[0].dims[x["dimensions"][0] :])
+    row = prod(x.operand.dims[x["dimensions"][0] :])
     return (
         x.operands if isinstance(row, int) and (row >= SHORTEST_PIECE or row <= NARROWEST) else ()
     )
@@ -46,7 +46,7 @@ def pieces(x: Instruction) -> tuple[Instruction, ...]:
 
 def behind_reshapes(x: Instruction) -> Instruction:
     while x.op == "reshape":
-        x = x.operands[0]
+        x = x.operand
     return x
 
 
@@ -78,7 +78,7 @@ def _stands_alone(plan: Plan, i: int) -> bool:
         return False
     if x.op == "concatenate":
         return bool(pieces(x))
-    source = plan.number[x.operands[0]]
+    source = plan.number[x.operand]
     return plan.users[source] == [i] and plan.kind[source] != FREE
 
 
@@ -121,7 +121,7 @@ def _fits(plan: Plan, i: int, g: Group) -> bool:
         ):
             return False
     if x.op == "dynamic-update-slice":
-        read = [plan.number[behind_reshapes(o)] for o in (x.operands[0], *x.operands[2:])]
+        read = [plan.number[behind_reshapes(o)] for o in (x.operand, *x.operands[2:])]
         return not any(n in g.roles for n in read) and read[0] not in g.reads
     return True
 

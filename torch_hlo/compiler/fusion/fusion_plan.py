@@ -129,7 +129,7 @@ class Plan:
             sources += [(s, OTHER) for o in x.operands[half:] for s, _ in self._reaches(o)]
             cuts |= table.cuts(table.reduced_intervals(x))
         elif x.op == "broadcast":
-            operand = x.operands[0]
+            operand = x.operand
             kept = table.broadcast_intervals(x)
             cuts = table.cuts(kept)
             increasing = list(x["dimensions"]) == sorted(x["dimensions"])
@@ -174,11 +174,11 @@ class Plan:
         if self._is_index_table(i):
             return False
         if x.op == "convert":
-            before = DTYPES[x.operands[0].dtype]
+            before = DTYPES[x.operand.dtype]
             return (
                 before.bits < DTYPES[x.dtype].bits
                 and before.kind != "c"
-                and self.kind[self.number[x.operands[0]]] in (FREE, STEP)
+                and self.kind[self.number[x.operand]] in (FREE, STEP)
             )
         return not self.sources[i] or self._is_expansion(i) or self._is_normalised(i)
 
@@ -265,7 +265,7 @@ class Plan:
         """What a step waits for to read `o`: a FREE value is put in memory for it by a group of its
         own."""
         while o.op == "reshape":
-            o = o.operands[0]
+            o = o.operand
         i = self.number[o]
         return [i] if self.kind[i] != FREE or o.op != "constant" else []
 
@@ -310,7 +310,7 @@ class Plan:
     def _is_computed(self, x: Instruction) -> bool:
         """A reshape of something FREE that has no memory of its own."""
         while x.op == "reshape":
-            x = x.operands[0]
+            x = x.operand
         return self.kind[self.number[x]] == FREE and x.op != "constant"
 
     def _add(self, i: int) -> None:
@@ -365,7 +365,7 @@ class Plan:
         # tuple itself is never in memory.
         parts = self.users[i] if x.shape.is_tuple else []
         g = Group(
-            x.operands[0].size,
+            x.operand.size,
             dict.fromkeys([i, *parts], kept),
             None,
             self._cuts[i],
@@ -640,8 +640,8 @@ def _results_beside(order: list[Instruction]) -> list[Instruction]:
     """The order with every get-tuple-element right behind the reduction it reads."""
     results: dict[Instruction, list[Instruction]] = {}
     for x in order:
-        if x.op == "get-tuple-element" and x.operands[0].op == "reduce":
-            results.setdefault(x.operands[0], []).append(x)
+        if x.op == "get-tuple-element" and x.operand.op == "reduce":
+            results.setdefault(x.operand, []).append(x)
     if not results:
         return order
     moved = {x for xs in results.values() for x in xs}

@@ -25,7 +25,6 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Ints,
     Size,
-    instr,
     postorder,
     replace,
     rewrite_bottom_up,
@@ -52,15 +51,15 @@ def prepare(root: Instruction) -> Instruction:
     # Moves are decided on the graph as it is, before anything is replaced.
     moved = {}
     for x in small:
-        v = x.operands[0]
+        v = x.operand
         while v.op == "reshape":
-            v = v.operands[0]
+            v = v.operand
         if (
             table.classify(v) in (LIGHT, HEAVY)
             and v is not root
             and not _needs_memory(v, reads, small, root)
         ):
-            found = _push(x, x.operands[0], [MAX_OPS])
+            found = _push(x, x.operand, [MAX_OPS])
             if found is not None:
                 moved[x] = found
     root = _with_rows(substituted(root, moved) if moved else root)
@@ -80,7 +79,7 @@ def _with_rows(root: Instruction) -> Instruction:
         new = x if operands == x.operands else replace(x, operands)
         if new is not x and x in META:
             META.setdefault(new, META[x])
-        if x.op == "reduce" and _only_reader(x.operands[0], reads):
+        if x.op == "reduce" and _only_reader(x.operand, reads):
             new = sum_of_sums(new) or new
         elif x.op == "broadcast":
             new = shared_by_rows(new) or new
@@ -90,13 +89,13 @@ def _with_rows(root: Instruction) -> Instruction:
 
 def _only_reader(x: Instruction, reads: Mapping[Instruction, Sequence[Instruction]]) -> bool:
     while x.op == "reshape" and len(reads[x]) == 1:
-        x = x.operands[0]
+        x = x.operand
     return len(reads[x]) == 1
 
 
 def sum_of_sums(x: Instruction) -> Instruction | None:
     """reduce(reshape(reduce(y))) where both fold trailing dimensions."""
-    outer, inner = x.operands[0], _without_views(x.operands[0])
+    outer, inner = x.operand, _without_views(x.operand)
     if (
         x.shape.is_tuple
         or inner.op != "reduce"
@@ -119,16 +118,11 @@ def sum_of_sums(x: Instruction) -> Instruction | None:
 
 def shared_by_rows(x: Instruction) -> Instruction | None:
     """broadcast(reshape(broadcast(m))) where both repeat along trailing dimensions."""
-    wide = x.operands[0]
+    wide = x.operand
     inner = _without_views(wide)
-    if (
-        wide is inner
-        or inner.op != "broadcast"
-        or not inner.operands[0].rank
-        or not x.shape.is_static
-    ):
+    if wide is inner or inner.op != "broadcast" or not inner.operand.rank or not x.shape.is_static:
         return None
-    m = inner.operands[0]
+    m = inner.operand
     if inner["dimensions"] != tuple(range(m.rank)) or x["dimensions"] != tuple(range(wide.rank)):
         return None
     if m.dims != inner.dims[: m.rank] or wide.dims != x.dims[: wide.rank] or not m.size:
@@ -141,7 +135,7 @@ def shared_by_rows(x: Instruction) -> Instruction | None:
 
 def _without_views(x: Instruction) -> Instruction:
     while x.op in ("reshape", "opt-barrier") and not x.shape.is_tuple:
-        x = x.operands[0]
+        x = x.operand
     return x
 
 
@@ -150,7 +144,7 @@ def _are_last(dims: Ints, x: Instruction) -> bool:
 
 
 def _is_small(x: Instruction) -> bool:
-    a, size = x.size, x.operands[0].size
+    a, size = x.size, x.operand.size
     return isinstance(a, int) and isinstance(size, int) and a * FEWER <= size
 
 
@@ -184,7 +178,7 @@ def _push(move: Instruction, v: Instruction, budget: list[int]) -> Instruction |
     large computed value."""
     base = v
     while base.op == "reshape":
-        base = base.operands[0]
+        base = base.operand
     kind = table.classify(base)
     if (
         kind in (LIGHT, HEAVY)
@@ -200,29 +194,19 @@ def _push(move: Instruction, v: Instruction, budget: list[int]) -> Instruction |
         )
         if parts is None:
             return None
-        return instr(
-            base.op,
-            tuple(parts),
-            base.shape.with_dims(move.dims),
-            **dict(base.attrs),
-        )
+        return replace(base, parts, base.shape.with_dims(move.dims))
     kind = table.classify(v)
     if kind not in (STEP, FREE) or kind == FREE and not _reads_memory(v):
         return None
-    return instr(
-        move.op,
-        (v, *move.operands[1:]),
-        v.shape.with_dims(move.dims),
-        **dict(move.attrs),
-    )
+    return replace(move, (v, *move.operands[1:]), v.shape.with_dims(move.dims))
 
 
 def _reads_memory(v: Instruction) -> bool:
     """A broadcast (of something smaller), an iota, a constant, or a view of an array in memory."""
     while v.op == "reshape":
-        v = v.operands[0]
+        v = v.operand
     if v.op == "broadcast":
-        size, small = v.size, v.operands[0].size
+        size, small = v.size, v.operand.size
         return isinstance(size, int) and isinstance(small, int) and small * FEWER <= size
     return table.classify(v) in (STEP, FREE)
 
@@ -244,7 +228,7 @@ def one_hot_sum(x: Instruction) -> Instruction | None:
     test, value, _ = chosen.operands
     if test.op != "compare" or test["direction"] != "EQ" or isinstance(chosen.dims[d], Dim):
         return None
-    numbers, target = test.operands if test.operands[0].op == "iota" else test.operands[::-1]
+    numbers, target = test.operands if test.operand.op == "iota" else test.operands[::-1]
     if numbers.op != "iota" or numbers["iota_dimension"] != d or numbers.kind not in "su":
         return None
     t, g = _without(target, d, x.dims), _without(value, d, x.dims)
@@ -260,7 +244,7 @@ def one_hot_sum(x: Instruction) -> Instruction | None:
 def widen_columns(x: Instruction) -> Instruction | None:
     """A reduction over dimensions right before a few kept columns: first over fewer rows of k times
     as many columns, then over k."""
-    if x.op != "reduce" or x.shape.is_tuple or not x.operands[0].shape.is_static or not x.size:
+    if x.op != "reduce" or x.shape.is_tuple or not x.operand.shape.is_static or not x.size:
         return None
     source, init = x.operands
     if any(_is_of_integers(o) for o in source.operands):
@@ -300,7 +284,7 @@ def _is_of_integers(x: Instruction) -> bool:
     """Whether `x` is made of integers as it is read."""
     while x.op == "reshape":
         (x,) = x.operands
-    return x.op == "convert" and x.operands[0].shape.kind in "su"
+    return x.op == "convert" and x.operand.kind in "su"
 
 
 def _ignores(init: Instruction, op: str) -> bool:
@@ -322,11 +306,11 @@ def narrow_compare(x: Instruction) -> Instruction | None:
     than the result."""
     if x.op != "compare" or x["direction"] not in ("EQ", "NE"):
         return None
-    numbers, target = x.operands if x.operands[0].op == "iota" else x.operands[::-1]
+    numbers, target = x.operands if x.operand.op == "iota" else x.operands[::-1]
     if numbers.op != "iota" or numbers.dtype != "s64" or target.op != "broadcast":
         return None
     n = numbers.dims[numbers["iota_dimension"]]
-    t = target.operands[0]
+    t = target.operand
     size = x.size
     if (
         not isinstance(n, int)
@@ -350,7 +334,7 @@ def narrow_compare(x: Instruction) -> Instruction | None:
 
 def _is_zero(x: Instruction) -> bool:
     while x.op in ("broadcast", "reshape"):
-        x = x.operands[0]
+        x = x.operand
     return x.op == "constant" and x.size == 1 and not any(x["literal"].data)
 
 
@@ -358,7 +342,7 @@ def _without(x: Instruction, d: int, dims: tuple[Size, ...]) -> Instruction | No
     """`x`, a broadcast that does not vary along dimension `d`, without that dimension."""
     if x.op != "broadcast":
         return None
-    source = x.operands[0]
+    source = x.operand
     if d in x["dimensions"] or any(n != x.dims[k] for n, k in zip(source.dims, x["dimensions"])):
         return None
     return b.broadcast(source, dims, tuple(k - (k > d) for k in x["dimensions"]))

@@ -42,12 +42,12 @@ def classify(x: Instruction) -> int:
     kind = CLASS.get(x.op, STEP)
     if kind in (STEP, FREE):
         return kind
-    if x.op == "bitcast-convert" and x.operands[0].dims != x.dims:
+    if x.op == "bitcast-convert" and x.operand.dims != x.dims:
         return STEP  # the same bytes as another number of elements
     if x.op == "concatenate" and len(x.operands) > WIDEST_CONCATENATE:
         return STEP  # inside a kernel every element would choose between all operands
     if x.op == "get-tuple-element":
-        return LIGHT if x.operands[0].op == "reduce" else STEP
+        return LIGHT if x.operand.op == "reduce" else STEP
     if x.shape.is_tuple and kind != REDUCE:
         return STEP
     return kind
@@ -83,25 +83,25 @@ def broadcast_intervals(x: Instruction) -> Intervals:
     stretched."""
     return intervals(
         x.dims,
-        (d for d, n in zip(x["dimensions"], x.operands[0].dims) if n != 1),
+        (d for d, n in zip(x["dimensions"], x.operand.dims) if n != 1),
     )
 
 
 def reduced_intervals(x: Instruction) -> Intervals:
     """What a reduce sums over, in the space of its first operand."""
-    return intervals(x.operands[0].dims, x["dimensions"])
+    return intervals(x.operand.dims, x["dimensions"])
 
 
 def kept_intervals(x: Instruction) -> Intervals:
     """What a reduce keeps, in the space of its first operand."""
-    dims = x.operands[0].dims
+    dims = x.operand.dims
     gone = set(x["dimensions"])
     return intervals(dims, (i for i in range(len(dims)) if i not in gone))
 
 
 def is_degenerate(x: Instruction) -> bool:
     """A reduce that folds no or single elements: it has no rows to walk."""
-    operand = x.operands[0].shape
+    operand = x.operand.shape
     length: Size = 1
     for d in x["dimensions"]:
         length = length * operand.dims[d]

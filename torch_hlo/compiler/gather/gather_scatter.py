@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
+from torch_hlo.compiler.codegen import Kernel, Place, Program, Writer, apply, load, store
 from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen.block import Place
 from torch_hlo.compiler.codegen.block import leaves as leaves_of
-from torch_hlo.compiler.codegen.inline import Values, Writer, apply, load, store
-from torch_hlo.compiler.codegen.kernel import Kernel
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen.inline import Values
 from torch_hlo.compiler.control.control_flow import copy_places
 from torch_hlo.compiler.llvm import Int, signature
 from torch_hlo.compiler.llvm.scalar import Value
@@ -29,7 +27,7 @@ Part = TypeVar("Part", Int, Int | None)  # of an index
 
 def gather(k: Kernel, x: Instruction, index: tuple[ix.Index, ...]) -> Value:
     """The element of the operand that the gather's element at `index` comes from."""
-    return k.value(x.operands[0], gather_index(x, index))
+    return k.value(x.operand, gather_index(x, index))
 
 
 def gather_index(x: Instruction, index: tuple[ix.Index, ...]) -> tuple[ix.Index, ...]:
@@ -108,7 +106,7 @@ def loop_nest(f: Writer, stack: ExitStack, ranges: Sequence[tuple[Int, Int]]) ->
 def dot_product(f: Writer, values: list[Int], strides: list[Int]) -> Int:
     total: Int = 0
     for v, s in zip(values, strides, strict=True):
-        total = f.add(total, f.mul(v, s))
+        total = f.muladd(v, s, total)
     return total
 
 
@@ -327,7 +325,7 @@ class Scatter:
                 f,
                 self.indices.shape,
                 "%indices",
-                f.add(base, f.mul(component, self.size(component_stride))),
+                f.muladd(component, self.size(component_stride), base),
             )
             room = self.dims[d] - (
                 self.window_sizes[self.window_dims.index(d)] if d in self.window_dims else 1
@@ -338,9 +336,9 @@ class Scatter:
                 else "false"
             )
             fits = inside if fits is None else f.op(f"and i1 {fits}, {inside}")
-            offset = f.add(offset, f.mul(i, self.size(self.strides[d])))
+            offset = f.muladd(i, self.size(self.strides[d]), offset)
         for position, d in self.batching.items():
-            offset = f.add(offset, f.mul(batch[position], self.size(self.strides[d])))
+            offset = f.muladd(batch[position], self.size(self.strides[d]), offset)
         return offset, fits
 
     def _window(self, batch: list[Int], start: Int, split: tuple[str, int]) -> None:
@@ -389,7 +387,7 @@ class Scatter:
                 combine(0, 1)
                 return
             low, high = ranges[-1]
-            whole = f.add(low, f.mul(f.div(f.sub(high, low), self.lanes), self.lanes))
+            whole = f.muladd(f.div(f.sub(high, low), self.lanes), self.lanes, low)
             if whole != 0:
                 with f.loop(low, whole, self.lanes) as j:
                     combine(j, self.lanes, None, (j,))

@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_hlo.compiler.codegen.block import leaves
+from torch_hlo.compiler.codegen import Writer, apply, leaves, load, store
 from torch_hlo.compiler.codegen.index import product
-from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
 from torch_hlo.compiler.control.control_flow import copy_places
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.llvm import Int, scalar, signature
@@ -358,7 +357,7 @@ class _Sorted:
                     self.part_dtype,
                     values[0],
                     "%parts",
-                    f.add(f.mul(piece, self.size(self.window)), self.number),
+                    f.muladd(piece, self.size(self.window), self.number),
                 )
 
     def destinations(self) -> None:
@@ -397,7 +396,7 @@ class _Sorted:
                     part = self._load(
                         self.part_dtype,
                         "%parts",
-                        f.add(f.mul(piece, self.size(self.window)), self.number),
+                        f.muladd(piece, self.size(self.window), self.number),
                     )
                     loop.next = [
                         f.add(piece, 1),

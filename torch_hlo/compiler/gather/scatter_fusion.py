@@ -77,7 +77,7 @@ def _fused(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> Instr
     if x.shape.is_tuple:
         return None
     start, indices, updates = x.operands
-    fills = start.op == "broadcast" and start.operands[0].op == "constant"
+    fills = start.op == "broadcast" and start.operand.op == "constant"
     inside = _computed(x, reads)
     if not fills and not inside:
         return None
@@ -100,12 +100,7 @@ def _fused(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> Instr
             if y.operands
             else y
         )
-    inner = instr(
-        "scatter",
-        (first, where, made.get(updates) or parameter(updates)),
-        x.shape,
-        **dict(x.attrs),
-    )
+    inner = replace(x, (first, where, made.get(updates) or parameter(updates)), x.shape)
     called = Computation("scatter", tuple(inputs.values()), inner)
     return instr(
         "fusion",

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.block import ALIGNMENT, HOST, CodegenError, Place, Span
+from torch_hlo.compiler.codegen import CodegenError, Place, Program
+from torch_hlo.compiler.codegen.block import ALIGNMENT, HOST, Span
 from torch_hlo.compiler.codegen.profile import Profile, describe
-from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.codegen.registry import GPU
 from torch_hlo.compiler.llvm import libm
 from torch_hlo.hlo.ir import META, Instruction, Ints, Module, Size

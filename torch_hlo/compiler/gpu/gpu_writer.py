@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.compiler.codegen.inline import Writer
+from torch_hlo.compiler.codegen import Writer
 
 from .gpu_program import GpuProgram
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from torch_hlo.compiler.codegen.block import CodegenError
+from torch_hlo.compiler.codegen import CodegenError
 from torch_hlo.compiler.llvm.machine_code import parsed
 
 from .gpu_program import GpuProgram, Kernel

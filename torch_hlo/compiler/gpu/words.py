@@ -35,6 +35,9 @@ class Words:
             return 0
         return a if b == 1 else b if a == 1 else self._op("mul", lambda x, y: x * y, a, b)
 
+    def muladd(self, a: Int, b: Int, c: Int) -> Int:
+        return self.add(self.mul(a, b), c)
+
     def div(self, a: Int, b: Int) -> Int:
         if isinstance(b, int) and b & (b - 1) == 0:
             return a if b == 1 else self._op("lshr", lambda x, y: x >> y, a, b.bit_length() - 1)

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch_hlo.compiler.codegen.inline import Writer, load, store
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program, Writer, load, store
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.llvm import BITS, Int, signature, transposed
 from torch_hlo.compiler.matmul.tile import KIND_SUFFIX, lane_mask, splat
@@ -36,7 +35,7 @@ class Matrix:
     column: Int = 1
 
     def at(self, f: Writer, i: Int, j: Int) -> Int:
-        return f.add(self.base, f.add(f.mul(i, self.row), f.mul(j, self.column)))
+        return f.add(self.base, f.muladd(i, self.row, f.mul(j, self.column)))
 
     def part(self, f: Writer, i: Int, j: Int) -> Matrix:
         return Matrix(self.pointer, self.at(f, i, j), self.row, self.column)
@@ -128,7 +127,7 @@ class Kernel:
         overwritten."""
         f = self.f
         return [
-            f.add(first, f.mul(f.min(r, last), step)) if r else first for r in range(self.tile_rows)
+            f.muladd(f.min(r, last), step, first) if r else first for r in range(self.tile_rows)
         ]
 
     def _sums(
@@ -401,7 +400,7 @@ class Kernel:
 
 def emit_lu(program: Program, x: Instruction) -> None:
     """(packed factors, pivots from 0, permutation) of each matrix of a batch, a matrix per item."""
-    a = x.operands[0]
+    a = x.operand
     *batch, m, n = a.dims
     f = Writer(
         program,

@@ -6,14 +6,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch_hlo.compiler.codegen.block import CodegenError
-from torch_hlo.compiler.codegen.inline import Writer, load, store
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import CodegenError, Program, Writer, load, store
 from torch_hlo.compiler.control.control_flow import copy_places
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.llvm import Int, signature
 from torch_hlo.compiler.matmul.dot import emit_tree
-from torch_hlo.hlo.ir import Dim, Instruction, Size, build, instr
+from torch_hlo.hlo.ir import Dim, Instruction, Size, build, instr, replace
 
 from .blocked_factors import KINDS, Kernel, Matrix
 
@@ -90,11 +88,7 @@ def cholesky(program: Program, x: Instruction) -> None:
         return emit_tree(
             program,
             build.convert(
-                instr(
-                    "cholesky",
-                    (build.convert(x.operands[0], "f32"),),
-                    **dict(x.attrs),
-                ),
+                replace(x, (build.convert(x.operand, "f32"),)),
                 x.dtype,
             ),
             x.operands,
@@ -121,7 +115,7 @@ def cholesky(program: Program, x: Instruction) -> None:
     batch = math.prod(x.dims[:-2])
     name = f.define()
     arguments = [
-        f"ptr {program.pointer(x.operands[0])}",
+        f"ptr {program.pointer(x.operand)}",
         f"ptr {program.pointer(x)}",
         *size.arguments(program),
     ]
@@ -157,7 +151,7 @@ def _cholesky_by_elements(f: Writer, number: _Number, base: Int, rows: Int, lowe
     dtype = number.dtype
 
     def at(i: Int, j: Int) -> Int:
-        return f.add(base, f.add(f.mul(i, rows), j) if lower else f.add(f.mul(j, rows), i))
+        return f.add(base, f.muladd(i, rows, j) if lower else f.muladd(j, rows, i))
 
     with f.loop(0, rows) as i:
         with f.loop(0, rows) as j:

@@ -13,8 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from torch_hlo.compiler.codegen.block import leaves
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program, leaves
 from torch_hlo.compiler.llvm import Function, Int
 from torch_hlo.hlo.ir import Instruction, Size
 
@@ -37,7 +36,7 @@ def call(program: Program, x: Instruction, host: Callable[[], None]) -> bool:
     if not program.target.shares_memory or '"lapack"' not in (x.get("opaque") or ""):
         return False
     routine, *options = json.loads(x["opaque"])["lapack"]
-    a = x.operands[0].shape
+    a = x.operand.shape
     if a.dtype not in _KIND or a.size == 0:
         return False
     name, arguments = _ROUTINES[routine](program, x, *options)
@@ -94,10 +93,7 @@ class _Routine(Function):
         total: Int = 0
         for n in counts:
             offsets.append(total)
-            total = self.add(
-                total,
-                self.mul(self.div(self.add(self.mul(n, self.bytes), 63), 64), 64),
-            )
+            total = self.muladd(self.div(self.muladd(n, self.bytes, 63), 64), 64, total)
         whole = self.call(
             "ptr",
             self.program.symbol("malloc", "declare ptr @malloc(i64)"),
@@ -177,7 +173,7 @@ class _Routine(Function):
 
 
 def _arguments(program: Program, x: Instruction, *sizes: Size) -> list[str]:
-    a = x.operands[0]
+    a = x.operand
     pointers = [program.at(p) for p in (program.place(a), *leaves(program.places(x)))]
     return [
         *(f"ptr {p}" for p in pointers),
@@ -187,7 +183,7 @@ def _arguments(program: Program, x: Instruction, *sizes: Size) -> list[str]:
 
 def _syevd(program: Program, x: Instruction, side: str, vectors: bool) -> tuple[str, list[str]]:
     """Of symmetric matrices, by the triangle `side`: -> (values [..., n], vectors [..., n, n])."""
-    dtype, vectors = x.operands[0].dtype, vectors and 1 in used_results(x)
+    dtype, vectors = x.operand.dtype, vectors and 1 in used_results(x)
     f = _Routine(
         program,
         f"syevd_{'V' if vectors else 'N'}{side}",
@@ -227,12 +223,12 @@ def _syevd(program: Program, x: Instruction, side: str, vectors: bool) -> tuple[
         if vectors:
             f.turn(m, f.gep(f.kind, "%v", f.mul(item, square)), "%n", "%n")
     f.free(whole)
-    return f.define(), _arguments(program, x, x.operands[0].dims[-1])
+    return f.define(), _arguments(program, x, x.operand.dims[-1])
 
 
 def _gesdd(program: Program, x: Instruction, full: bool, vectors: bool) -> tuple[str, list[str]]:
     """-> (u [..., m, k or m], s [..., k], vh [..., k or n, n])."""
-    a, used = x.operands[0].shape, used_results(x)
+    a, used = x.operand.shape, used_results(x)
     vectors = vectors and (0 in used or 2 in used)
     mode = ("A" if full else "S") if vectors else "N"
     f = _Routine(program, f"gesdd_{mode}", a.dtype, ("a", "u", "s", "vh"), ("m", "n"))
@@ -294,7 +290,7 @@ def _gesdd(program: Program, x: Instruction, full: bool, vectors: bool) -> tuple
 def _geev(program: Program, x: Instruction) -> tuple[str, list[str]]:
     """-> (values [..., n], vectors [..., n, n]) or (values), of complex numbers. A pair of
     conjugate eigenvectors comes as real and imaginary part of the first, as columns."""
-    dtype, wanted = x.operands[0].dtype, len(x.shape.elements) > 1
+    dtype, wanted = x.operand.dtype, len(x.shape.elements) > 1
     vectors = wanted and 1 in used_results(x)
     name = f"geev_{'V' if vectors else 'N'}{len(x.shape.elements)}"
     f = _Routine(program, name, dtype, ("a", "w", "v") if wanted else ("a", "w"), ("n",))
@@ -310,18 +306,18 @@ def _geev(program: Program, x: Instruction) -> tuple[str, list[str]]:
     with f.matrices(m, "%n", "%n") as item:
         f.fortran("geev", no, job, n, m, n, re, im, m, one, v, n, work, lwork, f.info)
         with f.loop(0, "%n") as j:
-            at = f.add(f.mul(item, "%n"), j)
+            at = f.muladd(item, "%n", j)
             real, imaginary = (f.load_at(f.kind, part, j) for part in (re, im))
             _write_complex(f, "%w", at, real, imaginary)
         if vectors:
             _write_eigenvectors(f, v, im, f.mul(item, square))
     f.free(whole)
-    return f.define(), _arguments(program, x, x.operands[0].dims[-1])
+    return f.define(), _arguments(program, x, x.operand.dims[-1])
 
 
 def _write_complex(f: _Routine, to: str, at: Int, real: str, imaginary: str) -> None:
     for part, value in enumerate((real, imaginary)):
-        f.store_at(f.kind, value, to, f.add(f.mul(at, 2), part))
+        f.store_at(f.kind, value, to, f.muladd(at, 2, part))
 
 
 def _write_eigenvectors(f: _Routine, v: str, im: str, first: Int) -> None:
@@ -335,10 +331,10 @@ def _write_eigenvectors(f: _Routine, v: str, im: str, first: Int) -> None:
         other = f.add(j, f.op(f"zext i1 {upper} to i64"))
         is_real = f.op(f"fcmp oeq {f.kind} {size}, 0.0")
         with f.loop(0, "%n") as i:
-            real, imaginary = (f.load_at(f.kind, v, f.add(f.mul(c, "%n"), i)) for c in (own, other))
+            real, imaginary = (f.load_at(f.kind, v, f.muladd(c, "%n", i)) for c in (own, other))
             negated = f.op(f"fneg {f.kind} {imaginary}")
             imaginary = f.select(lower, f.kind, negated, imaginary)
-            at = f.add(first, f.add(f.mul(i, "%n"), j))
+            at = f.add(first, f.muladd(i, "%n", j))
             _write_complex(f, "%v", at, real, f.select(is_real, f.kind, "0.0", imaginary))
 
 

@@ -46,7 +46,7 @@ def is_qr(x: Instruction) -> bool:
 
 
 def _fused(out: Instruction) -> Instruction | None:
-    if not (is_lu(out) or is_qr(out)) or out.operands[0].dtype not in (
+    if not (is_lu(out) or is_qr(out)) or out.operand.dtype not in (
         "f32",
         "f64",
     ):
@@ -92,12 +92,7 @@ def _with_used(c: Computation) -> Computation:
     for x in postorder((c.root,)):
         operands = tuple(done[o] for o in x.operands)
         if x in new:
-            done[x] = instr(
-                "custom-call",
-                operands,
-                x.shape,
-                **{**dict(x.attrs), "backend_config": new[x]},
-            )
+            done[x] = replace(x, operands, x.shape, backend_config=new[x])
         else:
             done[x] = x if operands == x.operands else replace(x, operands)
         carry_meta(x, done[x])

@@ -15,8 +15,7 @@ import functools
 import math
 from collections.abc import Sequence
 
-from torch_hlo.compiler.codegen.inline import Writer, load, store
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program, Writer, load, store
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.llvm import BITS, Int, signature
 from torch_hlo.compiler.matmul.tile import lane_mask, splat
@@ -224,7 +223,7 @@ class _Panel(Kernel):
 def emit_qr(program: Program, x: Instruction) -> None:
     """(Q, R on and above the diagonal of a matrix, workspace) of each matrix of a batch, a matrix
     per item."""
-    a = x.operands[0]
+    a = x.operand
     *batch, m, n = a.dims
     pointers = [("ptr", q) for q in ("a", "q", "x", "work")]
     f = Writer(program, "qr", [*signature("i64 lo, i64 hi"), *pointers])
@@ -243,9 +242,9 @@ def emit_qr(program: Program, x: Instruction) -> None:
         packed = Matrix("%x", base, columns)
         q = Matrix("%q", f.mul(item, f.mul(rows, width)), width)
         high = f.add(rows, AT_ONCE - 1)
-        work = f.mul(item, f.mul(f.add(high, f.mul(count, BLOCK)), BLOCK))
+        work = f.mul(item, f.mul(f.muladd(count, BLOCK, high), BLOCK))
         v = Matrix("%work", work, BLOCK)
-        kept = Matrix("%work", f.add(work, f.mul(high, BLOCK)), BLOCK)
+        kept = Matrix("%work", f.muladd(high, BLOCK, work), BLOCK)
         with f.loop(0, steps, BLOCK) as start:
             wide = f.min(BLOCK, f.sub(columns, start))
             high, s = f.sub(rows, start), kept.part(f, start, 0)

@@ -110,12 +110,10 @@ class Function:
             else self.op(f"{name} i64 {a}, {b}")
         )
 
-    def add(self, a: Int, b: Int) -> Int:
-        if a == 0:
-            return b
-        if b == 0:
-            return a
-        return self._arith("add", lambda x, y: x + y, a, b)
+    def add(self, a: Int, *others: Int) -> Int:
+        for b in others:
+            a = b if a == 0 else a if b == 0 else self._arith("add", lambda x, y: x + y, a, b)
+        return a
 
     def sub(self, a: Int, b: Int) -> Int:
         return a if b == 0 else self._arith("sub", lambda x, y: x - y, a, b)
@@ -132,6 +130,10 @@ class Function:
         if isinstance(b, int) and b > 1 and b & (b - 1) == 0 and not isinstance(a, int):
             return self.op(f"shl i64 {a}, {b.bit_length() - 1}")
         return self._arith("mul", lambda x, y: x * y, a, b)
+
+    def muladd(self, a: Int, b: Int, c: Int) -> Int:
+        """a * b + c"""
+        return self.add(self.mul(a, b), c)
 
     def div(self, a: Int, b: Int) -> Int:
         """Quotient of non-negative numbers."""

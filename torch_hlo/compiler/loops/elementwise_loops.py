@@ -14,17 +14,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from torch_hlo.compiler.codegen import CodegenError, Index, Kernel, Place, Planner, Program
 from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen.block import CodegenError, Place
-from torch_hlo.compiler.codegen.index import Index
-from torch_hlo.compiler.codegen.kernel import Kernel
-from torch_hlo.compiler.codegen.loop_plan import (
-    Loops,
-    Planner,
-    plan_loops,
-    widest_bits,
-)
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen.loop_plan import Loops, plan_loops, widest_bits
 from torch_hlo.compiler.codegen.views import dynamic_starts
 from torch_hlo.compiler.fusion.fusion_place import (
     behind_reshapes,
@@ -41,7 +33,7 @@ from torch_hlo.compiler.thresholds import (
     STREAM_BYTES,
     TILE_COST,
 )
-from torch_hlo.hlo.ir import Instruction, Size, fixed, instr, parameters_of, postorder
+from torch_hlo.hlo.ir import Instruction, Size, fixed, instr, parameters_of, postorder, replace
 
 _PANEL = 4  # rows of tiles that are walked together
 
@@ -337,7 +329,7 @@ def emit_instruction(
         params.append(p)
         operands.append(p)
         sources.append(program.place(o))
-    y = instr(x.op, tuple(operands), x.shape, **dict(x.attrs))
+    y = replace(x, operands, x.shape)
     run_loop(program, [Store(y, at)], params, sources, [target], key=("step", y, key))
 
 
@@ -355,18 +347,18 @@ def in_memory(program: Program, x: Instruction) -> None:
 
 
 def reshape(program: Program, x: Instruction) -> None:
-    program.copy(program.place(x), program.place(x.operands[0]))
+    program.copy(program.place(x), program.place(x.operand))
 
 
 def bitcast_convert(program: Program, x: Instruction) -> None:
     """Row-major little-endian bytes are the same on both sides, also when the number of elements
     changes."""
-    if x.itemsize * x.size != x.operands[0].nbytes:
+    if x.itemsize * x.size != x.operand.nbytes:
         raise CodegenError(
-            f"bitcast-convert {x.operands[0].shape} -> {x.shape}: types narrower than a byte are"
+            f"bitcast-convert {x.operand.shape} -> {x.shape}: types narrower than a byte are"
             " stored one per byte; convert them"
         )
-    program.copy(program.place(x), program.place(x.operands[0]))
+    program.copy(program.place(x), program.place(x.operand))
 
 
 def concatenate(program: Program, x: Instruction) -> None:
@@ -439,7 +431,7 @@ def emit_fusion_loops(program: Program, x: Instruction) -> None:
             if r.op == "dynamic-update-slice":
                 program.copy(
                     places[n],
-                    program.place(operands[numbers[behind_reshapes(r.operands[0])]]),
+                    program.place(operands[numbers[behind_reshapes(r.operand)]]),
                 )
                 starts += r.operands[2:]
             written = (

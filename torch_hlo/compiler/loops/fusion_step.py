@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.block import CodegenError
-from torch_hlo.compiler.codegen.index import ZERO, Index, delinear, linear, product
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import CodegenError, Index, Program
+from torch_hlo.compiler.codegen.index import ZERO, delinear, linear, product
 from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.llvm.scalar import Value
 from torch_hlo.compiler.thresholds import (
@@ -24,6 +23,7 @@ from torch_hlo.hlo.ir import (
     Size,
     instr,
     parameters_of,
+    replace,
     tuple_shape,
 )
 
@@ -62,7 +62,7 @@ def fusion(program: Program, x: Instruction) -> None:
 def reduce(program: Program, x: Instruction) -> None:
     """A reduce that no fusion took in."""
     params = parameters_of(o.shape for o in x.operands)
-    root = instr("reduce", params, x.shape, **dict(x.attrs))
+    root = replace(x, params, x.shape)
     if x.shape.is_tuple:
         parts = tuple(
             instr("get-tuple-element", (root,), s, index=i) for i, s in enumerate(x.shape.elements)
@@ -172,7 +172,7 @@ def _trivial(program: Program, computation: Computation) -> _Code:
 
 
 def _single(k: RowKernel, x: Instruction, r: Reducer) -> ReduceValue:
-    operand = x.operands[0].shape
+    operand = x.operand.shape
     kept = [d for d in range(operand.rank) if d not in x["dimensions"]]
 
     def value(index: tuple[Index, ...]) -> list[Value]:

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.compiler.codegen.index import Index, of, product, variable
+from torch_hlo.compiler.codegen import Index, Program
+from torch_hlo.compiler.codegen.index import of, product, variable
 from torch_hlo.compiler.codegen.kernel import Body, Fold, parent_splat
 from torch_hlo.compiler.codegen.loop_plan import stored_bits
-from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.target import GpuTarget

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch_hlo.compiler.codegen import Index, Kernel, Program
 from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen.index import Index, Var, variable
-from torch_hlo.compiler.codegen.kernel import Kernel
+from torch_hlo.compiler.codegen.index import Var, variable
 from torch_hlo.compiler.codegen.kernel_values import Level
 from torch_hlo.compiler.codegen.loop_plan import Loops
-from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.target import GpuTarget
 from torch_hlo.compiler.llvm import Emit

@@ -18,9 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from torch_hlo.compiler.codegen.block import CodegenError
+from torch_hlo.compiler.codegen import CodegenError, Kernel
 from torch_hlo.compiler.codegen.index import ZERO
-from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.kernel_values import Level
 from torch_hlo.compiler.llvm import Emit, scalar
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torch_hlo.compiler.codegen import Index, Kernel
 from torch_hlo.compiler.codegen.index import (
     ZERO,
-    Index,
     combine,
     delinear,
     divide,
@@ -25,7 +25,6 @@ from torch_hlo.compiler.codegen.index import (
     product,
     regroup,
 )
-from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.llvm import Emit
 from torch_hlo.compiler.llvm.math import exp
@@ -435,7 +434,7 @@ class RowEmitter:
     def _shifted(self, e: Instruction, shift: str, index: tuple[Index, ...]) -> Value:
         """exp(x - shift) with the shift of the current block."""
         k = self.k
-        minuend = e.operands[0].operands[0]
+        minuend = e.operand.operand
         t = k.e.typed(STORAGE[e.dtype].register)
         own = k.levels[-2].scalar.typed(t.kind).load(shift, STORAGE[e.dtype].bytes)
         value = single(k.value(minuend, regroup(index, e.dims, minuend.dims)))

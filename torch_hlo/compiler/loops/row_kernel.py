@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch_hlo.compiler.codegen.index import Index
-from torch_hlo.compiler.codegen.kernel import Kernel
+from torch_hlo.compiler.codegen import Index, Kernel
 from torch_hlo.compiler.llvm import Target
 from torch_hlo.compiler.llvm.scalar import Value
 from torch_hlo.compiler.thresholds import STASH_LIMIT
@@ -89,7 +88,7 @@ def tuple_users(
     found: dict[Instruction, list[Instruction]] = {}
     for x in order:
         if x.op == "get-tuple-element":
-            found.setdefault(x.operands[0], []).append(x)
+            found.setdefault(x.operand, []).append(x)
     return found
 
 

@@ -110,7 +110,7 @@ def plan(computation: Computation, walk: Walk) -> RowPlan:
     results = list(root.operands) if root.op == "tuple" else [root]
     order = postorder((root,))
     reduces = [x for x in order if x.op == "reduce"]
-    size = reduces[0].operands[0].size
+    size = reduces[0].operand.size
     kept = {r: table.kept_intervals(r) for r in reduces}
     deps = _dependencies(order)
 
@@ -286,7 +286,7 @@ def _order(a: Size, b: Size) -> int:
 def _moved(x: Instruction) -> list[int]:
     """Dimensions of a full-size rearrangement along which its elements are no neighbours in what it
     reads; none of size 1."""
-    dims, source = x.dims, x.operands[0].dims
+    dims, source = x.dims, x.operand.dims
     if len(dims) != len(source):
         return []
     kept = x["dimensions"] if x.op == "transpose" else range(len(dims))
@@ -345,30 +345,26 @@ def _take_online(p: RowPlan, is_full: Callable[[Instruction], bool]) -> None:
 
 
 def _online(p: RowPlan, r: Instruction) -> Online | None:
-    if (
-        r.shape.is_tuple
-        or r["to_apply"].root.op != "add"
-        or r.operands[0].dtype not in ("f32", "f64")
-    ):
+    if r.shape.is_tuple or r["to_apply"].root.op != "add" or r.operand.dtype not in ("f32", "f64"):
         return None
-    e = r.operands[0]
+    e = r.operand
     if e.op == "multiply":  # by something that does not wait for the maximum
         e, other = sorted(e.operands, key=lambda o: o.op != "exponential")
         if p.level[other]:
             return None
-    if e.op != "exponential" or e.operands[0].op != "subtract":
+    if e.op != "exponential" or e.operand.op != "subtract":
         return None
-    x, shift = (_without_reshapes(o) for o in e.operands[0].operands)
+    x, shift = (_without_reshapes(o) for o in e.operand.operands)
     if shift.op != "broadcast":
         return None
-    shift = _without_reshapes(shift.operands[0])
+    shift = _without_reshapes(shift.operand)
     for m in shift.operands[1:] if shift.op == "select" else (shift,):
         m = _without_reshapes(m)
         if (
             m in p.row_reduces
             and not m.shape.is_tuple
             and m["to_apply"].root.op == "maximum"
-            and _without_reshapes(m.operands[0]) is x
+            and _without_reshapes(m.operand) is x
             and p.level[m] == 1
         ):
             return Online(m, e, shift)
@@ -377,7 +373,7 @@ def _online(p: RowPlan, r: Instruction) -> Online | None:
 
 def _without_reshapes(x: Instruction) -> Instruction:
     while x.op == "reshape":
-        x = x.operands[0]
+        x = x.operand
     return x
 
 

@@ -182,8 +182,9 @@ def _rows_of_elements(f: Function, e: Element) -> Rows:
         with f.loop(0, 16) as lane, f.loop(0, e.depth) as i:
             at = f.add(k, i)
             inside = f.icmp("slt", at, "%depth")
-            source = f.add(
-                f.mul(f.min(lane, last), "%lane_stride"),
+            source = f.muladd(
+                f.min(lane, last),
+                "%lane_stride",
                 f.mul(f.select(inside, "i64", at, 0), "%k_stride"),
             )
             v = f.select(
@@ -196,7 +197,7 @@ def _rows_of_elements(f: Function, e: Element) -> Rows:
                 e.kind,
                 v,
                 block,
-                f.add(f.mul(lane, e.depth), i),
+                f.muladd(lane, e.depth, i),
                 e.itemsize,
             )
         return [f.load("<16 x i32>", f.gep("i8", block, 64 * lane), 64) for lane in range(16)]
@@ -260,7 +261,7 @@ def _multiply_step(f: Function, e: Element, s: Int, rows_ahead: int, strided: bo
         load = "tileloaddt1" if t > 5 else "tileloadd"
         f.do(f"call void @llvm.x86.{load}64(i8 {t}, ptr {p}, i64 {64 if t > 5 else a_row})")
     for row in range(rows_ahead):
-        line = f.gep("i8", "%ahead", f.add(f.mul("%ahead_row", row), f.mul(s, 64)))
+        line = f.gep("i8", "%ahead", f.muladd("%ahead_row", row, f.mul(s, 64)))
         f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
     for t in range(4):
         f.do(f"call void @llvm.x86.{e.instruction}(i8 {t}, i8 {4 + t // 2}, i8 {6 + t % 2})")
@@ -272,8 +273,8 @@ def _store_rows(f: Function, e: Element, temporary: str) -> None:
     vector, plus = f"<16 x {e.sums}>", "fadd" if e.sums == "float" else "add"
     with f.loop(0, f.min("%rows", BLOCK), known_nonempty=True) as r:
         for j, mask in enumerate(masks):
-            v = f.load(vector, f.gep(e.sums, temporary, f.add(f.mul(r, BLOCK), 16 * j)), 64)
-            to = f.gep(e.sums, "%C", f.add(f.mul(r, "%ldc"), 16 * j))
+            v = f.load(vector, f.gep(e.sums, temporary, f.muladd(r, BLOCK, 16 * j)), 64)
+            to = f.gep(e.sums, "%C", f.muladd(r, "%ldc", 16 * j))
             keep = f.op(f"select i1 %more, <16 x i1> {mask}, <16 x i1> zeroinitializer")
             masked_store(
                 f,
@@ -299,13 +300,13 @@ def turn(name: str, masked: bool) -> Function:
         f.loop(0, BLOCK, 16, known_nonempty=True) as j,
         f.loop(0, BLOCK, 16, known_nonempty=True) as i,
     ):
-        corner = f.gep("i32", "%src", f.add(f.mul(i, BLOCK), j))
+        corner = f.gep("i32", "%src", f.muladd(i, BLOCK, j))
         block = transposed(
             f,
             WORDS,
             [f.load("<16 x i32>", f.gep("i32", corner, BLOCK * r), 64) for r in range(16)],
         )
-        to = f.gep("i32", "%dst", f.add(f.mul(j, "%ld"), i))
+        to = f.gep("i32", "%dst", f.muladd(j, "%ld", i))
         valid = lane_mask(f, 16, i, "%rows") if masked else None
         for r, v in enumerate(block):
             p = f.gep("i32", to, f.mul("%ld", r))

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from torch_hlo.compiler.codegen.block import Place
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Place, Program
 from torch_hlo.compiler.loops.elementwise_loops import Store, run_loop
-from torch_hlo.hlo.ir import Computation, Instruction, instr, parameters_of, postorder
+from torch_hlo.hlo.ir import Computation, Instruction, instr, parameters_of, postorder, replace
 
 from .dot_plan import plan_of
 from .dot_product import emit_dot, emit_long, is_long
@@ -77,7 +76,7 @@ def dot(program: Program, x: Instruction) -> None:
 def narrow(x: Instruction) -> Computation:
     """A dot whose result is narrower than its sums, as the body of a fusion."""
     params = parameters_of(o.shape for o in x.operands)
-    return Computation("narrow", params, instr("dot", params, x.shape, **dict(x.attrs)))
+    return Computation("narrow", params, replace(x, params, x.shape))
 
 
 def fusion(program: Program, x: Instruction) -> None:
@@ -184,18 +183,13 @@ def _outside(x: Instruction, o: Instruction) -> Instruction:
     return (
         x.operands[o["index"]]
         if o.op == "parameter"
-        else instr("convert", (_outside(x, o.operands[0]),), o.shape)
+        else instr("convert", (_outside(x, o.operand),), o.shape)
     )
 
 
 def _reading_bytes(x: Instruction) -> Instruction:
     """The dot on the operands of converts; its kernel makes the elements floats."""
-    return instr(
-        "dot",
-        tuple(o.operands[0] if o.op == "convert" else o for o in x.operands),
-        x.shape,
-        **dict(x.attrs),
-    )
+    return replace(x, (o.operand if o.op == "convert" else o for o in x.operands), x.shape)
 
 
 def arguments_of(

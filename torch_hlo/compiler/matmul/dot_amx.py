@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.llvm import Target
 from torch_hlo.compiler.thresholds import (
     AMX_B_BYTES,

@@ -16,7 +16,8 @@ The sign of a zero that a dot gives is not defined: its sum may start from eithe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
 from typing import Any
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
@@ -56,11 +57,11 @@ class Dot:
             tuple((new[a], b) for a, b in pairs if a in new)
             for pairs in (self.batch, self.contract)
         )
-        return replace(self, x=x, batch=batch, contract=contract)
+        return with_fields(self, x=x, batch=batch, contract=contract)
 
     def swapped(self) -> Dot:
         batch, contract = (tuple((b, a) for a, b in pairs) for pairs in (self.batch, self.contract))
-        return replace(self, x=self.y, y=self.x, batch=batch, contract=contract)
+        return with_fields(self, x=self.y, y=self.x, batch=batch, contract=contract)
 
 
 def parts(out: Instruction) -> Dot:
@@ -76,7 +77,7 @@ def plain(out: Instruction) -> bool:
 def sort_contraction(out: Instruction) -> Instruction | None:
     d = parts(out)
     return (
-        replace(d, contract=tuple(sorted(d.contract))).build()
+        with_fields(d, contract=tuple(sorted(d.contract))).build()
         if list(d.contract) != sorted(d.contract)
         else None
     )
@@ -144,10 +145,10 @@ def inner_product(out: Instruction) -> Instruction | None:
 def bytes_product(out: Instruction) -> Instruction | None:
     """A dot of bytes that were made s32 -> a dot of bytes with s32 sums"""
     d = parts(out)
-    kinds = {o.operands[0].dtype if o.op == "convert" else None for o in (d.x, d.y)}
+    kinds = {o.operand.dtype if o.op == "convert" else None for o in (d.x, d.y)}
     if out.dtype != "s32" or kinds not in ({"s8"}, {"u8"}):
         return None
-    return replace(d, x=d.x.operands[0], y=d.y.operands[0]).build()
+    return with_fields(d, x=d.x.operand, y=d.y.operand).build()
 
 
 def _spread(x: Instruction, out: Instruction, places: list[int]) -> Instruction:
@@ -160,7 +161,7 @@ def fold_transpose(d: Dot) -> Dot | None:
     if d.x.op != "transpose":
         return None
     perm = d.x["dimensions"]
-    new = d.with_lhs(d.x.operands[0], dict(enumerate(perm)))
+    new = d.with_lhs(d.x.operand, dict(enumerate(perm)))
     return new if [perm[a] for a in d.lhs_free] == new.lhs_free else None
 
 
@@ -175,11 +176,11 @@ def fold_broadcast(d: Dot) -> Dot | None:
         return None
     kept = [pair for i, pair in enumerate(d.batch) if i not in idle]
     before = [a for a, _ in d.batch] + d.lhs_free
-    new = replace(
+    new = with_fields(
         d,
         batch=tuple((a, carried.index(b)) for a, b in kept),
         contract=tuple((a, carried.index(b)) for a, b in d.contract),
-        y=d.y.operands[0],
+        y=d.y.operand,
     )
     return new if [a for a, _ in new.batch] + new.lhs_free == before else None
 
@@ -233,7 +234,7 @@ def _without(x: Instruction, dropped: list[int]) -> Instruction:
     """The broadcast `x` with some of its repeated dimensions left out."""
     kept = [d for d in range(x.rank) if d not in dropped]
     return h.broadcast(
-        x.operands[0],
+        x.operand,
         [x.dims[d] for d in kept],
         [kept.index(d) for d in x["dimensions"]],
     )
@@ -270,7 +271,7 @@ def ragged_transpose(out: Instruction) -> Instruction | None:
 
 def _untransposed(x: Instruction) -> tuple[Instruction, Sequence[int]]:
     """The operand of a transpose, and which of its dimensions each dimension of `x` is."""
-    return (x.operands[0], x["dimensions"]) if x.op == "transpose" else (x, range(x.rank))
+    return (x.operand, x["dimensions"]) if x.op == "transpose" else (x, range(x.rank))
 
 
 RULES = rules(

@@ -21,7 +21,6 @@ from torch_hlo.hlo.ir import (
     Module,
     Size,
     fixed,
-    instr,
     postorder,
     replace,
     rewrite_bottom_up,
@@ -142,7 +141,7 @@ def _product(group: list[Instruction]) -> Instruction:
         h.concatenate([x.operands[i] for x in group], first[f"{side}_contracting_dims"][0])
         for i, side in enumerate(("lhs", "rhs"))
     ]
-    return instr("dot", tuple(operands), first.shape, **dict(first.attrs))
+    return replace(first, operands, first.shape)
 
 
 def _turn_weights(root: Instruction) -> Instruction:
@@ -157,11 +156,11 @@ def _turn_weights(root: Instruction) -> Instruction:
 
     def turn(x: Instruction) -> Instruction:
         if _reads_turned(x) and counts.get(x.operands[1], 0) >= MIN_SHARED:
-            return instr(
-                "dot",
+            return replace(
+                x,
                 (x.operands[0], h.transpose(x.operands[1], (1, 0))),
                 x.shape,
-                **{**dict(x.attrs), "rhs_contracting_dims": (0,)},
+                rhs_contracting_dims=(0,),
             )
         return x
 

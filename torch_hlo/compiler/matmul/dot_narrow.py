@@ -43,14 +43,14 @@ def narrow_product(out: Instruction) -> Instruction | None:
     d = parts(out)
     if d.lhs_free:
         d = d.swapped()
-    if d.lhs_free or not d.contract or out.shape.kind not in "fsu" or not _is_narrow(d.y):
+    if d.lhs_free or not d.contract or out.kind not in "fsu" or not _is_narrow(d.y):
         return None
     return _sums(d, out)
 
 
 def _is_narrow(w: Instruction) -> bool:
     """Whether the numbers of `w` are made of at most NARROW_BYTES bytes each."""
-    size = w.shape.size
+    size = w.size
     if not isinstance(size, int) or size < NARROW_ELEMENTS:
         return False
     left, seen, stack = NARROW_BYTES * size, {w}, [w]
@@ -60,7 +60,7 @@ def _is_narrow(w: Instruction) -> bool:
             new = set(x.operands) - seen
             seen |= new
             stack.extend(new)
-        elif not isinstance(nbytes := x.shape.nbytes, int):
+        elif not isinstance(nbytes := x.nbytes, int):
             return False
         else:
             left -= nbytes
@@ -73,17 +73,17 @@ def _sums(d: Dot, out: Instruction) -> Instruction:
     order = sorted(pairs, key=lambda pair: pair[1])
     # kept in memory: what makes it is not done again beside each row of w
     x = h.transpose(h.convert(h.opt_barrier(d.x), wide), [a for a, _ in order])
-    while w.op == "convert" and exact(w.operands[0].shape.dtype, w.shape.dtype):
+    while w.op == "convert" and exact(w.operand.dtype, w.dtype):
         (w,) = w.operands
     terms = h.multiply(
-        h.broadcast(x, w.shape.dims, [b for _, b in order]),
+        h.broadcast(x, w.dims, [b for _, b in order]),
         h.convert(w, wide),
     )
     summed = [b for _, b in d.contract]
     sums = h.reduce(terms, h.full(0, wide), sorted(summed), "add")
-    kept = [b for b in range(w.shape.rank) if b not in summed]
+    kept = [b for b in range(w.rank) if b not in summed]
     place = [kept.index(b) for b in (*[b for _, b in d.batch], *d.rhs_free)]
-    return h.convert(h.transpose(sums, place), out.shape.dtype)
+    return h.convert(h.transpose(sums, place), out.dtype)
 
 
 RULES = rules((op("dot", where=plain), narrow_product))

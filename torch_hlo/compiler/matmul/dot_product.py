@@ -3,11 +3,12 @@ once, sums cut into pieces."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
 
 from torch_hlo.compiler import tune
-from torch_hlo.compiler.codegen.block import PACKED_HEAD, Place
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Place, Program
+from torch_hlo.compiler.codegen.block import PACKED_HEAD
 from torch_hlo.compiler.llvm import Function, Target, signature
 from torch_hlo.compiler.thresholds import (
     GEMV_ROWS,
@@ -23,8 +24,8 @@ from torch_hlo.hlo.ir import (
     Size,
     ceildiv,
     fixed,
-    instr,
     parameters_of,
+    replace,
 )
 from torch_hlo.hlo.text.printer import module_text
 
@@ -129,7 +130,7 @@ def _packing(x: Instruction, p: Product, target: Target, in_loop: bool) -> _Pack
     other = is_turned(p, t) or plan.kernel != "tiles"
     if other or hint(p.m, 0) > KEPT_ROWS or direct or right.steps or k % t.lanes:
         return None
-    t = replace(t, vectors=plan.vectors)
+    t = with_fields(t, vectors=plan.vectors)
     form_b = blocking.form_of(p.b)
     engine = Gemm(t, left, right, plan.form_a, form_b, plan.heights, isinstance(p.m, int))
     name, nbytes = engine.prepack_b(), engine.kept_bytes(n, k)
@@ -173,7 +174,7 @@ def emit_long(
     a, b, c = pointers
     emit_product(
         program,
-        replace(p, k=each, batch=((SPLITS, each * p.a[1], each * p.b[1], size),)),
+        with_fields(p, k=each, batch=((SPLITS, each * p.a[1], each * p.b[1], size),)),
         kind,
         dtypes,
         [a, b, program.at(parts)],
@@ -184,7 +185,7 @@ def emit_long(
             for d, q, s in zip(dtypes, (a, b), (p.a, p.b), strict=True)
         )
         to = program.code.gep(kind, program.at(parts), SPLITS * size)
-        emit_product(program, replace(p, k=rest), kind, dtypes, [*starts, to])
+        emit_product(program, with_fields(p, k=rest), kind, dtypes, [*starts, to])
     sum_parts(
         program,
         product_tile(kind, program.target.vector_bytes),
@@ -219,7 +220,7 @@ def _sum_parts(t: Tile) -> Function:
     )
     for i, mask in vectors_of(f, t.lanes, "%lo", "%hi"):
         with f.loop(0, "%count", carry=[(t.vector, "zeroinitializer")]) as part:
-            p = f.gep(t.kind, "%parts", f.add(f.mul(part.index, "%size"), i))
+            p = f.gep(t.kind, "%parts", f.muladd(part.index, "%size", i))
             part.next = [
                 f.op(
                     f"fadd {t.vector} {part.vars[0]},"
@@ -256,15 +257,15 @@ def emit_product(
         p, dtypes = swapped(p), dtypes[::-1]
         pointers = [pointers[1], pointers[0], *pointers[2:]]
     sources = SOURCES[dtypes[0], kind], SOURCES[dtypes[1], kind]
-    plan = replace(plan_of(p, t, sources), turned=turned)
+    plan = with_fields(plan_of(p, t, sources), turned=turned)
     if copy is not None:
-        plan, p = replace(plan, form_b="packed"), replace(p, b=(p.n, 1))
+        plan, p = with_fields(plan, form_b="packed"), with_fields(p, b=(p.n, 1))
         pointers = [pointers[0], copy, pointers[2]]
     if plan.kernel == "tiles":
-        t = replace(t, vectors=plan.vectors)
+        t = with_fields(t, vectors=plan.vectors)
     cut = _cut(p, t, plan, way, program.target.cores)
     if plan.form_a == "rows" and plan.kernel == "tiles" and hint(cut.columns_each, 0) >= IN_ROWS:
-        plan = replace(plan, form_a="transpose")
+        plan = with_fields(plan, form_a="transpose")
     local = finish is not None and is_local(plan, p)
     if finish is not None and not local:
         pointers = [*pointers[:2], finish.sums()]
@@ -333,6 +334,6 @@ def _way(program: Program, x: Instruction, p: Product) -> str:
     params = parameters_of(o.shape for o in x.operands)
     alone = Module(
         "step",
-        Computation("main", params, instr("dot", params, x.shape, **dict(x.attrs))),
+        Computation("main", params, replace(x, params, x.shape)),
     )
     return tune.choose(program.target.cache_key, module_text(alone), ways)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.thresholds import GEMV_STRIP
 from torch_hlo.hlo.ir import ceildiv
@@ -267,7 +267,7 @@ def _items(
             index = f.rem(rest, f"%size{i}") if i else rest
             rest = f.div(rest, f"%size{i}") if i else rest
             steps = (f"%batch_{q}{i}" for q in "abc")
-            offsets = [f.add(o, f.mul(index, step)) for o, step in zip(offsets, steps, strict=True)]
+            offsets = [f.muladd(index, step, o) for o, step in zip(offsets, steps, strict=True)]
         a, b, c = (
             f.gep(kind, f"%{q}", o) for kind, q, o in zip(kinds, "ABC", offsets, strict=True)
         )
@@ -287,7 +287,7 @@ def _empty_sum(f: Function, kind: str, at: Block, epilogue: Epilogue | None) -> 
     itemsize = {"float": 4, "double": 8, "i32": 4, "i64": 8}[kind]
     with f.when(f.icmp("eq", "%k", 0)):
         with f.loop(0, "%m") as i:
-            row = f.gep(kind, at.c, f.add(f.mul(i, "%ldc"), at.n0))
+            row = f.gep(kind, at.c, f.muladd(i, "%ldc", at.n0))
             nbytes = f.mul(f.sub(at.n1, at.n0), itemsize)
             f.do(f"call void @llvm.memset.p0.i64(ptr {row}, i8 0, i64 {nbytes}, i1 false)")
         if epilogue is not None:

@@ -171,7 +171,7 @@ class Gemm:
 
     def pack_a(self, f: Function, depth: Depth, row: Int, height: Int, to: str) -> None:
         """Write rows [row, row + height) of the block of A as [depth][lanes]."""
-        at = f.add(f.mul(row, "%a_free"), f.mul(depth.first, "%a_k"))
+        at = f.muladd(row, "%a_free", f.mul(depth.first, "%a_k"))
         self._pack(
             f,
             0,
@@ -196,11 +196,11 @@ class Gemm:
         with f.loop("%lo", "%hi") as i:
             row, height, _ = self._rows(f, i, tall)
             with f.loop(0, "%k", KC) as k0:
-                src = f.add(f.mul(row, "%a_free"), f.mul(k0, "%a_k"))
+                src = f.muladd(row, "%a_free", f.mul(k0, "%a_k"))
                 to = f.gep(
                     t.kind,
                     "%packed",
-                    f.mul(f.add(f.mul(i, f.add("%k", t.lanes)), k0), t.lanes),
+                    f.mul(f.muladd(i, f.add("%k", t.lanes), k0), t.lanes),
                 )
                 self._pack(
                     f,
@@ -254,7 +254,7 @@ class Gemm:
         return f.gep(
             t.kind,
             base,
-            f.add(f.mul(depth.first, columns), f.mul(column, depth.size)),
+            f.muladd(depth.first, columns, f.mul(column, depth.size)),
         )
 
     def _tall(self, f: Function) -> Int | None:
@@ -269,7 +269,7 @@ class Gemm:
         if tall is not None:
             is_tall = f.icmp("slt", i, tall)
             return (
-                f.add(f.mul(i, self.heights[1]), f.min(i, tall)),
+                f.muladd(i, self.heights[1], f.min(i, tall)),
                 f.select(is_tall, "i64", high, self.heights[1]),
                 is_tall,
             )
@@ -287,7 +287,7 @@ class Gemm:
     ) -> None:
         """Write columns [column, column + min(count, lanes)) of the block of B as [depth][lanes],
         and those of `panels`."""
-        at = f.add(f.mul(column, "%b_free"), f.mul(depth.first, "%b_k"))
+        at = f.muladd(column, "%b_free", f.mul(depth.first, "%b_k"))
         self._pack(
             f,
             1,
@@ -351,7 +351,7 @@ class Gemm:
             return self.kept_panel(
                 f, "%B", "%b_free", Depth(depth.size, k, depth.more, depth.last), j
             )
-        return f.gep(self.sources[1].kind, "%B", f.add(f.mul(j, "%b_free"), f.mul(k, "%b_k")))
+        return f.gep(self.sources[1].kind, "%B", f.muladd(j, "%b_free", f.mul(k, "%b_k")))
 
     def _row_tile(
         self,
@@ -376,7 +376,7 @@ class Gemm:
             ldc = self.t.block_columns + LOCAL_GAP
         else:
             ldc = "%ldc"
-            c_row = f.gep(self.t.kind, "%C", f.add(f.mul(row, ldc), j0))
+            c_row = f.gep(self.t.kind, "%C", f.muladd(row, ldc, j0))
         one = _RowTile(
             self,
             f,
@@ -418,10 +418,10 @@ class Gemm:
         """Where the micro-kernel reads a tile of A: where it is, or in `packed`."""
         t = self.t
         if self.prepacked:
-            at = f.add(f.mul(i, f.add("%k", t.lanes)), depth.first)
+            at = f.muladd(i, f.add("%k", t.lanes), depth.first)
             return f.gep(t.kind, "%A", f.mul(at, t.lanes))
         if self.in_rows or self.in_lanes:
-            at = f.add(f.mul(row, "%a_free"), f.mul(depth.first, "%a_k"))
+            at = f.muladd(row, "%a_free", f.mul(depth.first, "%a_k"))
             return f.gep(t.kind, "%A", at)
         self.pack_a(f, depth, row, height, packed)
         return packed
@@ -508,7 +508,7 @@ class _RowTile:
     def b_panel(self, j: Int) -> str:
         f, gemm, t = self.f, self.gemm, self.gemm.t
         if gemm.direct:
-            return f.gep(t.kind, "%B", f.add(j, f.mul(self.depth.first, "%b_k")))
+            return f.gep(t.kind, "%B", f.muladd(self.depth.first, "%b_k", j))
         if gemm.kept:
             return gemm.kept_panel(f, "%B", "%b_free", self.depth, j)
         number = f.div(f.sub(j, self.j0), t.lanes)
@@ -531,10 +531,10 @@ class _RowTile:
             first = f.icmp("slt", number, 2)
             next_row = f.add(next_row, f.select(first, "i64", 0, gemm.heights[0] - 1))
             k, step = (
-                f.add(k, f.mul(f.rem(number, 2), half)),
+                f.muladd(f.rem(number, 2), half, k),
                 f.mul("%a_k", source.itemsize),
             )
-        at = f.add(f.mul(next_row, "%a_free"), f.mul(k, "%a_k"))
+        at = f.muladd(next_row, "%a_free", f.mul(k, "%a_k"))
         return [f"ptr {f.gep(source.kind, '%A', at)}", f"i64 {step}"]
 
     def next_of_b(self, j: Int, coming: str) -> str:

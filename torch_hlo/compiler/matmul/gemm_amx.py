@@ -51,7 +51,7 @@ def pieces(f: Function, steps: Int) -> Iterator[tuple[Int, Int]]:
 def b_panel(f: Function, base: str, s: Int, count: Int, number: Int, panels: Int) -> str:
     """Where steps [s, s + count) of a panel of packed B are: one panel follows the other, as they
     are read."""
-    return f.gep("i8", base, f.mul(f.add(f.mul(s, panels), f.mul(number, count)), STEP_BYTES))
+    return f.gep("i8", base, f.mul(f.muladd(s, panels, f.mul(number, count)), STEP_BYTES))
 
 
 class AmxGemm:
@@ -184,7 +184,7 @@ class AmxGemm:
         `b`: (packed B, number of the first panel, panels)."""
         e, row = self.element, f.mul(i, BLOCK)
         if self.epilogue is None:
-            c = f.gep(e.sums, "%C", f.add(f.mul(row, "%ldc"), j0))
+            c = f.gep(e.sums, "%C", f.muladd(row, "%ldc", j0))
             return self._panels(f, i, first_k, depth, b, j0, j1, c, "%ldc", more)
         c, ldc = f.gep("i8", "%scratch", self._sums_at), AMX_COLUMNS + GAP
 
@@ -268,7 +268,7 @@ class AmxGemm:
             """Elements [first, first + most) of K of panel `j`, part of the piece of `count` steps
             from step `s` on."""
             lane = f.mul(f.sub(j, begin), BLOCK)
-            here = f.gep(e.kind, src, f.add(f.mul(first, k), f.mul(lane, free)))
+            here = f.gep(e.kind, src, f.muladd(first, k, f.mul(lane, free)))
             to = f.gep(
                 "i8",
                 b_panel(f, base, s, count, j, panels),
@@ -334,11 +334,11 @@ class AmxGemm:
                 block = f.gep(
                     e.sums,
                     sums,
-                    f.add(f.mul(i, AMX_TURNED), f.mul(f.sub(j, j0), BLOCK)),
+                    f.muladd(i, AMX_TURNED, f.mul(f.sub(j, j0), BLOCK)),
                 )
                 to, ld_to = (
                     (
-                        f.gep(e.sums, "%C", f.add(f.mul(j, "%ldc"), f.add(start, i))),
+                        f.gep(e.sums, "%C", f.muladd(j, "%ldc", f.add(start, i))),
                         "%ldc",
                     )
                     if self.epilogue is None
@@ -374,7 +374,7 @@ class AmxGemm:
             with f.loop(0, "%k", depth_each) as k0:
                 depth = f.min(depth_each, f.sub("%k", k0))
                 panels = f.ceildiv(f.sub(j1, j0), BLOCK)
-                src = f.gep(e.kind, "%B", f.add(f.mul(j0, "%b_free"), f.mul(k0, "%b_k")))
+                src = f.gep(e.kind, "%B", f.muladd(j0, "%b_free", f.mul(k0, "%b_k")))
                 self._pack_b(
                     f,
                     src,
@@ -470,10 +470,10 @@ class _RowTile:
         """Where the micro-kernel reads `count` steps of A from step `s` on."""
         f, gemm, e = self.f, self.gemm, self.gemm.element
         if gemm.packed[0]:
-            at = f.add(f.mul(self.i, self.steps), s)
+            at = f.muladd(self.i, self.steps, s)
             return f.gep("i8", "%A", f.mul(at, STEP_BYTES))
         k = f.mul(s, e.depth)
-        at = f.add(f.mul(self.row, "%a_free"), f.mul(f.add(self.first_k, k), "%a_k"))
+        at = f.muladd(self.row, "%a_free", f.mul(f.add(self.first_k, k), "%a_k"))
         source = f.gep(e.kind, "%A", at)
         if gemm.in_rows:
             return source
@@ -489,7 +489,7 @@ class _RowTile:
         further = f.select(last, "i64", 0, f.mul(f.add(s, count), e.depth))
         k = f.add(self.first_k, further)
         row = f.mul(f.add(self.row, f.select(last, "i64", BLOCK, 0)), "%a_free")
-        coming = f.gep(e.kind, "%A", f.add(row, f.mul(k, "%a_k")))
+        coming = f.gep(e.kind, "%A", f.muladd(k, "%a_k", row))
         return coming, f.mul("%a_free", e.itemsize)
 
     def multiply(

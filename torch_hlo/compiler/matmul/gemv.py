@@ -10,7 +10,7 @@ ends."""
 
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.thresholds import GEMV_STRIP, PREFETCH_BYTES
 from torch_hlo.hlo.ir import Instruction, fixed
@@ -44,7 +44,7 @@ def gemv_rows(name: str, t: Tile, sources: tuple[Source, Source], rows: int) -> 
     at_once = max(1, min(8, (24 if t.masks_stores else 12) // rows))
     while at_once & (at_once - 1):
         at_once -= 1
-    whole = f.add("%n0", f.mul(f.div(f.sub("%n1", "%n0"), at_once), at_once))
+    whole = f.muladd(f.div(f.sub("%n1", "%n0"), at_once), at_once, "%n0")
     with f.loop("%n0", whole, at_once) as n:
         _strip(f, t, sources, rows, at_once, n)
     if at_once > 1:
@@ -104,7 +104,7 @@ def _strip(
                 t.kind,
                 total,
                 "%y",
-                f.add(f.mul("%y_m", i), f.mul("%y_n", f.add(n, j))),
+                f.muladd("%y_m", i, f.mul("%y_n", f.add(n, j))),
                 t.itemsize,
             )
 
@@ -123,7 +123,7 @@ def gemv_columns(name: str, t: Tile, sources: tuple[Source, Source], rows: int) 
     whole = f.mul(f.div("%k", at_once), at_once)
     with f.loop("%n0", "%n1", GEMV_STRIP) as n:
         count = f.min(f.sub("%n1", n), GEMV_STRIP)
-        y_rows = [f.gep(t.kind, "%y", f.add(n, f.mul("%y_m", i))) for i in range(rows)]
+        y_rows = [f.gep(t.kind, "%y", f.muladd("%y_m", i, n)) for i in range(rows)]
         for y in y_rows:
             f.do(
                 f"call void @llvm.memset.p0.i64(ptr {y}, i8 0, i64 {f.mul(count, t.itemsize)}, i1"
@@ -149,7 +149,7 @@ def _add_rows(
     """y[:, strip] += x[:, k : k + at_once] w[k : k + at_once, strip]."""
     right = sources[1]
     factors = _factors(f, t, sources[0], rows, at_once, k)
-    w_rows = [f.gep(right.kind, "%w", f.add(n, f.mul("%w_k", f.add(k, j)))) for j in range(at_once)]
+    w_rows = [f.gep(right.kind, "%w", f.muladd("%w_k", f.add(k, j), n)) for j in range(at_once)]
     for c, mask in vectors_of(f, t.lanes, 0, count):
         ws = []
         for w in w_rows:
@@ -170,7 +170,7 @@ def _factors(f: Function, t: Tile, source: Source, rows: int, at_once: int, k: I
     factors = []
     for i in range(rows):
         for j in range(at_once):
-            at = f.add(f.mul("%x_m", i), f.mul("%x_k", f.add(k, j)))
+            at = f.muladd("%x_m", i, f.mul("%x_k", f.add(k, j)))
             p = f.gep(source.kind, "%x", at)
             v = f.load(f"<1 x {source.kind}>", p, source.itemsize)
             v = f.op(f"extractelement <1 x {t.kind}> {converted(f, one, source, v)}, i64 0")
@@ -201,8 +201,8 @@ class _Groups(Function):
         with self.loop("%lo", "%hi") as item:
             strips = self.half // self.t.columns
             block, at = self.div(item, strips), self.mul(self.rem(item, strips), self.t.columns)
-            low = self.add(self.mul(block, 2 * self.half), at)
-            source = self.gep("i8", "%w", self.add(self.mul(block, self.k * self.half), at))
+            low = self.muladd(block, 2 * self.half, at)
+            source = self.gep("i8", "%w", self.muladd(block, self.k * self.half, at))
             first: Int = 0
             m: Int = self.rows if isinstance(self.rows, int) else "%m"
             for height in HEIGHTS:
@@ -237,19 +237,19 @@ class _Groups(Function):
             totals.next = self._scaled(totals.index, columns, row, found, totals.vars)
         for i, total in enumerate(totals.vars):
             r, c = divmod(i, len(columns))
-            at = self.add(self.mul(self.add(row, r), self.n), columns[c])
+            at = self.muladd(self.add(row, r), self.n, columns[c])
             self.store(t.vector, total, self.gep("float", "%y", at), 4)
 
     def _x(self, pointer: str, row: Int, width: int, at: Int) -> str:
         """An element of a matrix, in all lanes."""
-        place = self.add(self.mul(row, width), at)
+        place = self.muladd(row, width, at)
         return splat(self, "float", self.t.lanes, self.load_at("float", pointer, place, 4))
 
     def _step(self, source: str, k: Int, row: Int, height: int, sums: list[str]) -> list[str]:
         """The products with the bytes of one k: per row of x, per vector, low and high halves."""
         t, numbers, integers = self.t, [], f"<{self.t.lanes} x i32>"
         for v in range(t.vectors):
-            at = self.gep("i8", source, self.add(self.mul(k, self.half), v * t.lanes))
+            at = self.gep("i8", source, self.muladd(k, self.half, v * t.lanes))
             code = self.load(f"<{t.lanes} x i8>", at, 1)
             code = self.op(f"zext <{t.lanes} x i8> {code} to {integers}")
             for half in ("and {} {}, splat (i32 15)", "lshr {} {}, splat (i32 4)"):
@@ -278,7 +278,7 @@ class _Groups(Function):
     def _scales(self, group: Int, column: Int) -> list[str]:
         """Scales, and offsets less 8 scales, of the rows of a vector."""
         t, kind, size = self.t, self.source.kind, 2 * self.source.itemsize
-        at = self.add(self.mul(group, self.n), column)
+        at = self.muladd(group, self.n, column)
         p = self.gep("i8", "%scales", self.mul(at, size))
         ahead = self.gep("i8", p, AHEAD * self.n * size)
         self.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 3, i32 1)")

@@ -80,10 +80,7 @@ def pack_strided(name: str, t: Tile, source: Source) -> Function:
     one = Tile(t.kind, t.itemsize, 1, 1, 1)
     with f.loop(0, "%depth") as k, f.loop(0, t.lanes) as lane:
         inside = f.icmp("slt", lane, "%valid")
-        at = f.add(
-            f.mul(f.select(inside, "i64", lane, 0), "%lane_stride"),
-            f.mul(k, "%k_stride"),
-        )
+        at = f.muladd(f.select(inside, "i64", lane, 0), "%lane_stride", f.mul(k, "%k_stride"))
         v = f.op(
             f"load <1 x {source.kind}>, ptr {f.gep(source.kind, '%src', at)}, align"
             f" {source.itemsize}"
@@ -92,7 +89,7 @@ def pack_strided(name: str, t: Tile, source: Source) -> Function:
         f.store(
             f"<1 x {t.kind}>",
             v,
-            f.gep(t.kind, "%dst", f.add(f.mul(k, t.lanes), lane)),
+            f.gep(t.kind, "%dst", f.muladd(k, t.lanes, lane)),
             t.itemsize,
         )
     return f

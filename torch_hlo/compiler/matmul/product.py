@@ -13,11 +13,22 @@ have kernels.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
 from operator import itemgetter
 
-from torch_hlo.compiler.codegen.block import CodegenError
-from torch_hlo.hlo.ir import Dim, Instruction, Ints, Size, build, fixed, instr, row_major_strides
+from torch_hlo.compiler.codegen import CodegenError
+from torch_hlo.hlo.ir import (
+    Dim,
+    Instruction,
+    Ints,
+    Size,
+    build,
+    fixed,
+    instr,
+    replace,
+    row_major_strides,
+)
 
 from .tile import Source
 
@@ -133,7 +144,7 @@ def _contracted(
 
 def product(x: Instruction) -> Product | None:
     """The strided form of a dot, or None when an operand must be transposed first."""
-    lhs, result = x.operands[0], row_major_strides(x.dims)
+    lhs, result = x.operand, row_major_strides(x.dims)
     strides = [row_major_strides(o.dims) for o in x.operands]
     batch_dims, contract_dims, free_dims = roles(x)
     batch = [
@@ -245,13 +256,13 @@ def _with_transposed(
             operands[side] = build.transpose(operands[side], order)
             groups = [tuple(order.index(d) for d in g) for g in groups]
         attrs[f"{name}_batch_dims"], attrs[f"{name}_contracting_dims"] = groups
-    return instr("dot", tuple(operands), x.shape, **attrs)
+    return instr("dot", operands, x.shape, **attrs)
 
 
 def swapped(p: Product) -> Product:
     """The operands in the other order. (C is not turned: `c_m` is then the distance of its
     columns.)"""
-    return replace(
+    return with_fields(
         p,
         m=p.n,
         n=p.m,
@@ -266,7 +277,7 @@ def _zeros(x: Instruction) -> Instruction:
 
 
 def retyped(x: Instruction, dtype: str, operands: list[Instruction]) -> Instruction:
-    return instr("dot", tuple(operands), x.shape.with_dtype(dtype), **dict(x.attrs))
+    return replace(x, operands, x.shape.with_dtype(dtype))
 
 
 def _complex(x: Instruction) -> Instruction:

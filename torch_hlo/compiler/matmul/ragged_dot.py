@@ -6,8 +6,7 @@ over the groups."""
 
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen.block import CodegenError, Place
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import CodegenError, Place, Program
 from torch_hlo.compiler.simplify.legalize import expand_ragged_dot
 from torch_hlo.hlo.ir import Instruction, Size, row_major_strides
 

@@ -203,7 +203,7 @@ class _Assigner:
     def _shared(self, x: Instruction) -> dict[int, _Held]:
         """Elements of a loop's state that its body hands on as they are: index -> what holds the
         initial value."""
-        body, given = x["body"], _elements(self.held[x.operands[0]])
+        body, given = x["body"], _elements(self.held[x.operand])
         return {
             i: given[i]
             for i, y in enumerate(body.root.operands)
@@ -223,8 +223,8 @@ class _Assigner:
             return tuple(self.held[o] for o in x.operands)
         if x.op == "get-tuple-element":
             index: int = x["index"]
-            return _elements(self.held[x.operands[0]])[index]
-        held = self.held[x.operands[0]]
+            return _elements(self.held[x.operand])[index]
+        held = self.held[x.operand]
         return _elements(held)[1] if x.op in DONES and x.op != "all-reduce-done" else held
 
     # -- outputs
@@ -293,8 +293,8 @@ class _Assigner:
         if x.op == "while":
             return (
                 numbers == [0]
-                and [_root(b) for b in _leaves(self.held[x.operands[0]])].count(operand) == 1
-                and _root(_leaves(self.held[x.operands[0]])[leaf]) is operand
+                and [_root(b) for b in _leaves(self.held[x.operand])].count(operand) == 1
+                and _root(_leaves(self.held[x.operand])[leaf]) is operand
             )
         return False
 

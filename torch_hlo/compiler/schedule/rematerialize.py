@@ -269,7 +269,7 @@ class _Round:
         awaited = new.get(trigger[0], trigger[0])
         awaited = b.get_tuple_element(awaited, trigger[1]) if awaited.shape.is_tuple else awaited
         operands[0] = b.get_tuple_element(b.opt_barrier(b.tuple_(operands[0], awaited)), 0)
-        repeated = instr(x.op, tuple(operands), shape, **attrs)
+        repeated = instr(x.op, operands, shape, **attrs)
         carry_meta(x, repeated)
         return repeated
 
@@ -280,8 +280,8 @@ class _Round:
         swapped: dict[Leaf, Instruction],
     ) -> Instruction:
         """Operand `x` on the new steps; the leaves in `swapped` are replaced."""
-        if x.op == "get-tuple-element" and (x.operands[0], x["index"]) in swapped:
-            return swapped[x.operands[0], x["index"]]
+        if x.op == "get-tuple-element" and (x.operand, x["index"]) in swapped:
+            return swapped[x.operand, x["index"]]
         if x.op not in VIEWS:
             return new.get(x, x) if x.shape.is_tuple else swapped.get((x, 0), new.get(x, x))
         operands = tuple(self._mapped(o, new, swapped) for o in x.operands)
@@ -309,7 +309,7 @@ def leaves(x: Instruction) -> list[Leaf]:
                 return [leaf for o in x.operands for leaf in leaves(o)]
             x, path = x.operands[path[0]], path[1:]
             continue
-        x = x.operands[0]
+        x = x.operand
     if path:
         return [(x, path[0])]
     return [(x, n) for n in range(len(x.shape.elements))] if x.shape.is_tuple else [(x, 0)]

@@ -185,16 +185,16 @@ def extreme(out: Instruction, x: Instruction, c: Instruction) -> Instruction | N
 
 
 def whole_tuple(out: Instruction) -> Instruction | None:
-    first = out.operands[0] if out.operands else None
+    first = out.operand if out.operands else None
     if (
         first is None
         or first.op != "get-tuple-element"
-        or len(first.operands[0].shape.elements) != len(out.operands)
+        or len(first.operand.shape.elements) != len(out.operands)
     ):
         return None
-    source = first.operands[0]
+    source = first.operand
     if all(
-        o.op == "get-tuple-element" and o.operands[0] is source and o["index"] == i
+        o.op == "get-tuple-element" and o.operand is source and o["index"] == i
         for i, o in enumerate(out.operands)
     ):
         return source
@@ -216,12 +216,12 @@ def constant_branch(out: Instruction, index: Instruction) -> Instruction | None:
 
 
 def first_operand_is(out: Instruction) -> Instruction | None:
-    return constant_branch(out, out.operands[0])
+    return constant_branch(out, out.operand)
 
 
 def while_false(out: Instruction) -> Instruction | None:
     root = out["condition"].root
-    return out.operands[0] if root.op == "constant" and splat(root) is False else None
+    return out.operand if root.op == "constant" and splat(root) is False else None
 
 
 def reduce_single(out: Instruction) -> Instruction | None:
@@ -265,7 +265,7 @@ def scatter_of_one(out: Instruction) -> Instruction | None:
     dims = out["scatter_dims_to_operand_dims"]
     if (
         x.op != "broadcast"
-        or x.operands[0].rank
+        or x.operand.rank
         or len(dims) != 1
         or out["update_window_dims"]
         or out["inserted_window_dims"] != dims
@@ -292,10 +292,10 @@ def scatter_of_one(out: Instruction) -> Instruction | None:
 
 
 def sort_single(out: Instruction) -> Instruction | None:
-    size = out.operands[0].dims[out["dimensions"][0]]
+    size = out.operand.dims[out["dimensions"][0]]
     if size not in (0, 1):
         return None
-    return out.operands[0] if len(out.operands) == 1 else h.tuple_(*out.operands)
+    return out.operand if len(out.operands) == 1 else h.tuple_(*out.operands)
 
 
 def full_format(out: Instruction, x: Instruction) -> Instruction | None:
@@ -317,7 +317,7 @@ ARITHMETIC = rules(
     # Constants on the right
     (op("add multiply maximum minimum and or xor", c, var("x", not_constant), name="o"),
      # c + x -> x + c
-     lambda out, c, x: instr(out.op, (x, c)) if out.operands[0] is c else None),
+     lambda out, c, x: instr(out.op, (x, c)) if out.operand is c else None),
     (op("compare", c, var("x", not_constant)),
      lambda out, c, x:
      h.compare(x, c, _FLIPPED[out["direction"]]) if not out.get("type") else None),
@@ -402,7 +402,7 @@ ARITHMETIC = rules(
     # ||x|| -> |x|
     (op("abs", op("abs", x, name="inner")), lambda inner: inner),
     # |-x| -> |x|
-    (op("abs", op("negate", x), where=lambda x: x.operands[0].kind != "u"),
+    (op("abs", op("negate", x), where=lambda x: x.operand.kind != "u"),
      lambda x: h.abs_(x)),
     (op("abs", op("multiply", x, x, name="inner"), where=floats),
      lambda inner: inner if floats(inner) else None),
@@ -471,10 +471,10 @@ ARITHMETIC = rules(
     (op("select", p, x, op("select", p, y, z)), lambda p, x, z: h.select(p, x, z)),
 
     # Conversions
-    (op("convert", x, where=lambda x: x.dtype == x.operands[0].dtype), lambda x: x),
+    (op("convert", x, where=lambda x: x.dtype == x.operand.dtype), lambda x: x),
     # f32(f64(x: f32)) -> x
     (op("convert", op("convert", x, name="inner")), convert_twice),
-    (op("bitcast-convert", x, where=lambda x: x.shape == x.operands[0].shape), lambda x: x),
+    (op("bitcast-convert", x, where=lambda x: x.shape == x.operand.shape), lambda x: x),
     (op("bitcast-convert", op("bitcast-convert", x)),
      lambda out, x: x if out.shape == x.shape else None),
     (op("reduce-precision", x), full_format),

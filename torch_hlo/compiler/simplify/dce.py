@@ -53,8 +53,8 @@ def _shrink_root(root: Instruction, memo: dict[Computation, Computation]) -> Ins
     kept: dict[Instruction, list[int]] = {}  # shrunk instruction -> surviving elements
     for x in order:
         operands = tuple([done[o] for o in x.operands])
-        if x.op == "get-tuple-element" and x.operands[0] in kept:
-            left = kept[x.operands[0]]
+        if x.op == "get-tuple-element" and x.operand in kept:
+            left = kept[x.operand]
             source = operands[0]
             done[x] = (
                 h.get_tuple_element(source, left.index(x["index"]))
@@ -104,7 +104,7 @@ def _elements_used(root: Instruction, param: Instruction) -> set[int] | None:
 
 
 def _shrink_while(x: Instruction, read: set[int]) -> tuple[Instruction, list[int]] | None:
-    body, condition, state = x["body"], x["condition"], x.operands[0]
+    body, condition, state = x["body"], x["condition"], x.operand
     n = len(x.shape.elements)
     if body.root.op != "tuple" or any(
         "impure" in OPCODES[i.op].traits for i in body.instructions()
@@ -155,7 +155,7 @@ def _shrink_while(x: Instruction, read: set[int]) -> tuple[Instruction, list[int
 
 
 def _is_constant(x: Instruction) -> bool:
-    return x.op in ("constant", "iota") or x.op == "broadcast" and x.operands[0].op == "constant"
+    return x.op in ("constant", "iota") or x.op == "broadcast" and x.operand.op == "constant"
 
 
 def _shrink_conditional(x: Instruction, read: set[int]) -> tuple[Instruction, list[int]] | None:
@@ -167,7 +167,7 @@ def _shrink_conditional(x: Instruction, read: set[int]) -> tuple[Instruction, li
         Computation(c.name, c.params, h.tuple_(*(c.root.operands[i] for i in kept)))
         for c in branches
     ]
-    return h.conditional(x.operands[0], smaller, x.operands[1:]), kept
+    return h.conditional(x.operand, smaller, x.operands[1:]), kept
 
 
 def _shrink_sort(x: Instruction, read: set[int]) -> tuple[Instruction, list[int]] | None:
@@ -213,7 +213,7 @@ def _shrink_reduce(x: Instruction, read: set[int]) -> tuple[Instruction, list[in
         instr("tuple", tuple(c.root.operands[i] for i in kept)),
         dict(zip(old, params)),
     )
-    root = roots.operands[0] if len(kept) == 1 else roots
+    root = roots.operand if len(kept) == 1 else roots
     attrs = {
         **dict(x.attrs),
         "to_apply": Computation(c.name, tuple(params), root),

@@ -15,7 +15,7 @@ import numpy as np
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.hlo.evaluate.evaluate import EvaluateError, evaluate_instruction
-from torch_hlo.hlo.ir import OPCODES, Instruction, Literal, Module, Shape, fixed, instr
+from torch_hlo.hlo.ir import OPCODES, Instruction, Literal, Module, Shape, fixed, replace
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.match import new_mark, rewrite_module, splat
 from torch_hlo.hlo.ir.numeric import encode
@@ -48,7 +48,7 @@ def folded(x: Instruction) -> Instruction | None:
         return h.full(0, x.dtype, x.dims)  # an array without elements
     if x.op == "constant":
         return _uniform(x)
-    if x.op == "reduce" and 0 in (x.operands[0].dims[d] for d in x["dimensions"]):
+    if x.op == "reduce" and 0 in (x.operand.dims[d] for d in x["dimensions"]):
         inits = [
             h.broadcast(i, s.dims, ())
             for i, s in zip(x.operands[len(x.operands) // 2 :], x.shape.elements or (x.shape,))
@@ -57,12 +57,12 @@ def folded(x: Instruction) -> Instruction | None:
     if x.op not in _FOLDABLE or not x.operands:
         return None
     for o in x.operands:
-        if o.op != "constant" and (o.op != "broadcast" or o.operands[0].op != "constant"):
+        if o.op != "constant" and (o.op != "broadcast" or o.operand.op != "constant"):
             return None
     if x.op in _POINTWISE and all(splat(o) is not None for o in x.operands):
-        scalars = [o.operands[0] if o.op == "broadcast" else o for o in x.operands]
+        scalars = [o.operand if o.op == "broadcast" else o for o in x.operands]
         value = _compute(
-            instr(x.op, tuple(scalars), Shape(x.dtype), **dict(x.attrs)),
+            replace(x, scalars, Shape(x.dtype)),
             scalars,
         )
         return None if value is None else h.broadcast(value, x.dims, ())
@@ -104,6 +104,6 @@ def _compute(x: Instruction, operands: Iterable[Instruction]) -> Instruction | N
 
 
 def _value(o: Instruction) -> np.ndarray:
-    source = o if o.op == "constant" else o.operands[0]
+    source = o if o.op == "constant" else o.operand
     literal: Literal = source["literal"]
     return literal.numpy() if source is o else evaluate_instruction(o, literal.numpy())

@@ -124,9 +124,9 @@ def map_(out: Instruction) -> Instruction:
 
 def async_done(out: Instruction) -> Instruction | None:
     """The computation, in place of starting it and waiting."""
-    start = out.operands[0]
+    start = out.operand
     while start.op == "async-update":
-        start = start.operands[0]
+        start = start.operand
     return inline(start["calls"], start.operands) if start.op == "async-start" else None
 
 
@@ -145,7 +145,7 @@ def total_order(x: Instruction) -> Instruction:
 
 def topk(out: Instruction) -> Instruction:
     """A stable sort of (values, positions), cut after k."""
-    x = out.operands[0]
+    x = out.operand
     last = x.rank - 1
     direction = "GT" if out["largest"] else "LT"
     scalars = [Shape(t) for t in (x.dtype, x.dtype, "s32", "s32")]
@@ -198,27 +198,25 @@ def stochastic_convert(out: Instruction) -> Instruction:
 
 def _per_channel(out: Instruction) -> list[Instruction]:
     """Scale and zero point with the operand's dims."""
-    return [
-        h.broadcast(v, out.operands[0].dims, out.get("dimensions", ())) for v in out.operands[1:]
-    ]
+    return [h.broadcast(v, out.operand.dims, out.get("dimensions", ())) for v in out.operands[1:]]
 
 
 def uniform_quantize(out: Instruction) -> Instruction:
     scale, zero = (h.convert(v, "f64") for v in _per_channel(out))
-    x = h.round_nearest_even(h.divide(h.convert(out.operands[0], "f64"), scale))
+    x = h.round_nearest_even(h.divide(h.convert(out.operand, "f64"), scale))
     return h.convert(h.add(x, zero), out.dtype)
 
 
 def uniform_dequantize(out: Instruction) -> Instruction:
     scale, zero = (h.convert(v, "f64") for v in _per_channel(out))
     return h.convert(
-        h.multiply(h.subtract(h.convert(out.operands[0], "f64"), zero), scale),
+        h.multiply(h.subtract(h.convert(out.operand, "f64"), zero), scale),
         out.dtype,
     )
 
 
 def get_dimension_size(out: Instruction) -> Instruction | None:
-    size = out.operands[0].dims[out["dimensions"][0]]
+    size = out.operand.dims[out["dimensions"][0]]
     return h.constant(size, "s32") if isinstance(size, int) else None
 
 

@@ -313,7 +313,7 @@ def pad_crop(out: Instruction, x: Instruction) -> Instruction | None:
 
 def pad_splat(out: Instruction, x: Instruction, y: Instruction) -> Instruction | None:
     """pad(broadcast(v), v) -> broadcast(v)"""
-    scalar = x.operands[0] if x.op == "broadcast" else x
+    scalar = x.operand if x.op == "broadcast" else x
     return h.broadcast(y, out.dims, ()) if scalar is y else None
 
 
@@ -332,7 +332,7 @@ def concatenate_fewer(out: Instruction) -> Instruction | None:
             else:
                 parts.append(part)
     if not parts:
-        return out.operands[0]
+        return out.operand
     return None if len(parts) == len(out.operands) > 1 else h.concatenate(parts, d)
 
 
@@ -346,7 +346,7 @@ def _joined(a: Instruction, b: Instruction, d: int) -> Instruction | None:
         ]
         if rest and k == k2 == 1 and e == s2:
             ranges[d] = (s, e2, 1)
-            return h.slice_(a.operands[0], *zip(*ranges))
+            return h.slice_(a.operand, *zip(*ranges))
     if (
         a.op == b.op == "broadcast"
         and a.operands == b.operands
@@ -355,7 +355,7 @@ def _joined(a: Instruction, b: Instruction, d: int) -> Instruction | None:
     ):
         dims = list(a.dims)
         dims[d] = dims[d] + b.dims[d]
-        return h.broadcast(a.operands[0], dims, a["dimensions"])
+        return h.broadcast(a.operand, dims, a["dimensions"])
     return None
 
 
@@ -400,7 +400,7 @@ def update_everything(out: Instruction) -> Instruction | None:
 
 def slice_of_update(out: Instruction) -> Instruction | None:
     """dynamic-slice(dynamic-update-slice(x, u, i), i) of the same size -> u"""
-    inner = out.operands[0]
+    inner = out.operand
     if inner.op != "dynamic-update-slice":
         return None
     same = out.operands[1:] == inner.operands[2:] and out.shape == inner.operands[1].shape
@@ -423,7 +423,7 @@ MOVES = rules(
     # Reshapes and transposes
     # reshape(reshape(x)) -> reshape(x)
     (op("reshape", op("reshape", x)), lambda out, x: h.reshape(x, out.dims)),
-    (op("reshape", x, where=lambda x: x.shape == x.operands[0].shape), lambda x: x),
+    (op("reshape", x, where=lambda x: x.shape == x.operand.shape), lambda x: x),
     (op("reshape", op("iota", name=inner)), reshape_iota),
     (op("reshape", op("constant", name=inner, where=lambda x: not x.dims)),
      lambda out, inner: h.broadcast(inner, out.dims, ())),
@@ -432,7 +432,7 @@ MOVES = rules(
     (op("transpose", x), transpose_ones),
     (op("transpose", op("iota", name=inner)), transpose_iota),
     # Slices move towards their source
-    (op("slice", x, where=lambda x: x.dims == x.operands[0].dims and x.shape.is_static),
+    (op("slice", x, where=lambda x: x.dims == x.operand.dims and x.shape.is_static),
      lambda x: x),
     # slice(slice(x)) -> slice(x)
     (op("slice", op("slice", x, name=inner)), slice_slice),

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.hlo.ir import OPCODES, Dim, Instruction, Module, Size, fixed, instr
+from torch_hlo.hlo.ir import OPCODES, Dim, Instruction, Module, Size, fixed, instr, replace
 from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.infer import product
 from torch_hlo.hlo.ir.match import all_or_none, op, rewrite, rules, splat, var
@@ -33,12 +33,7 @@ _POINTWISE = frozenset(POINTWISE.split())
 
 def _rebuilt(out: Instruction, operands: Sequence[Instruction]) -> Instruction:
     """The pointwise `out` on operands of other dims."""
-    return instr(
-        out.op,
-        tuple(operands),
-        out.shape.with_dims(operands[0].dims),
-        **dict(out.attrs),
-    )
+    return replace(out, operands, out.shape.with_dims(operands[0].dims))
 
 
 def equal_dims(out: Instruction) -> bool:
@@ -50,18 +45,18 @@ def pointwise_of_broadcasts(out: Instruction) -> Instruction | None:
     """f(broadcast(x), broadcast(y)) -> broadcast(f(x, y)) when both repeat along the same
     dimensions"""
     first = next(
-        (o for o in out.operands if o.op == "broadcast" and o.operands[0].rank),
+        (o for o in out.operands if o.op == "broadcast" and o.operand.rank),
         None,
     )
     if first is None:
         return None
-    dimensions, dims = first["dimensions"], first.operands[0].dims
+    dimensions, dims = first["dimensions"], first.operand.dims
     operands = []
     for o in out.operands:
         if o.op == "broadcast" and o["dimensions"] == dimensions:
-            operands.append(o.operands[0])
-        elif splat(o) is not None or o.op == "broadcast" and not o.operands[0].rank:
-            operands.append(h.broadcast(o.operands[0], dims, ()))
+            operands.append(o.operand)
+        elif splat(o) is not None or o.op == "broadcast" and not o.operand.rank:
+            operands.append(h.broadcast(o.operand, dims, ()))
         else:
             return None
     return h.broadcast(_rebuilt(out, operands), out.dims, dimensions)
@@ -72,20 +67,20 @@ def pointwise_of_scalars(out: Instruction) -> Instruction | None:
     if (
         not out.operands
         or not out.rank
-        or any(o.op != "broadcast" or o.operands[0].rank for o in out.operands)
+        or any(o.op != "broadcast" or o.operand.rank for o in out.operands)
     ):
         return None
-    return h.broadcast(_rebuilt(out, [o.operands[0] for o in out.operands]), out.dims, ())
+    return h.broadcast(_rebuilt(out, [o.operand for o in out.operands]), out.dims, ())
 
 
 def _with_dims(o: Instruction, dims: tuple[Size, ...]) -> Instruction | None:
     """`o` reshaped to `dims` without a reshape of its own, or None."""
     if o.op == "reshape":
-        return o.operands[0] if o.operands[0].dims == dims else None
-    if splat(o) is not None or o.op == "broadcast" and not o.operands[0].rank:
-        return h.broadcast(o.operands[0] if o.op == "broadcast" else o, dims, ())
+        return o.operand if o.operand.dims == dims else None
+    if splat(o) is not None or o.op == "broadcast" and not o.operand.rank:
+        return h.broadcast(o.operand if o.op == "broadcast" else o, dims, ())
     if o.op == "broadcast":
-        moved = reshape_broadcast(instr("reshape", (o,), o.shape.with_dims(dims)), o, o.operands[0])
+        moved = reshape_broadcast(instr("reshape", (o,), o.shape.with_dims(dims)), o, o.operand)
         # A broadcast of a new reshape is free too: the reshape is of the smaller array.
         return moved
     if o.op == "pad":  # so is that of what is padded
@@ -105,7 +100,7 @@ def pointwise_of_reshapes(out: Instruction) -> Instruction | None:
     reshaped = next((o for o in out.operands if o.op == "reshape"), None)
     if reshaped is None:
         return None
-    dims = reshaped.operands[0].dims
+    dims = reshaped.operand.dims
     operands = []
     for o in out.operands:
         moved = _with_dims(o, dims)
@@ -121,7 +116,7 @@ def pointwise_of_transposes(out: Instruction) -> Instruction | None:
     if transposed is None:
         return None
     perm = transposed["dimensions"]
-    dims = transposed.operands[0].dims
+    dims = transposed.operand.dims
     operands = all_or_none(_turned(o, perm, dims, {}) for o in out.operands)
     return None if operands is None else h.transpose(_rebuilt(out, operands), perm)
 
@@ -160,22 +155,22 @@ def _turned(
     # counted before its operands are: a chain of residual sums is as long as the model is deep
     found = done[o, perm] = None
     if o.op == "transpose" and o["dimensions"] == perm:
-        found = o.operands[0]
-    elif o.op == "broadcast" and o.operands[0].rank < o.rank:
+        found = o.operand
+    elif o.op == "broadcast" and o.operand.rank < o.rank:
         places = [perm[d] for d in o["dimensions"]]
         order = sorted(range(len(places)), key=places.__getitem__)
-        found = h.broadcast(h.transpose(o.operands[0], order), dims, sorted(places))
+        found = h.broadcast(h.transpose(o.operand, order), dims, sorted(places))
     elif o.op == "iota":
         found = h.iota(o.dtype, dims, perm[o["iota_dimension"]])
     elif o.op == "scatter":
         found = _turned_scatter(o, perm, dims)
     elif o.op == "pad" and len(done) < MOST_TURNED:
-        part = _turned(o.operands[0], perm, before(o.operands[0].dims, perm), done)
+        part = _turned(o.operand, perm, before(o.operand.dims, perm), done)
         found = None if part is None else h.pad(part, o.operands[1], before(o["padding"], perm))
     elif o.op == "reshape":
         found = (
             _turned_ones(o, perm, dims)
-            if o.operands[0].op == "transpose"
+            if o.operand.op == "transpose"
             else _turned_reshape(o, perm, dims, done)
         )
     elif o.op in _POINTWISE and equal_dims(o) and len(done) < MOST_TURNED:
@@ -195,7 +190,7 @@ def _turned_reshape(
 ) -> Instruction | None:
     """A reshape of what can be turned, if the dimensions that it splits or joins stay neighbours
     (groups of channels)."""
-    x = o.operands[0]
+    x = o.operand
     split = groups(x.dims, o.dims)
     if split is None or any(
         not left or not right or any(perm[b] != perm[a] + 1 for a, b in zip(right, right[1:]))
@@ -215,8 +210,8 @@ def _turned_reshape(
 def _turned_ones(o: Instruction, perm: Sequence[int], dims: Sequence[Size]) -> Instruction | None:
     """A transpose to which dimensions of size 1 have been added, if only they are in another place
     in the turned array."""
-    inner = o.operands[0]
-    x = inner.operands[0]
+    inner = o.operand
+    x = inner.operand
     here, there = ([d for d, n in enumerate(y.dims) if n != 1] for y in (o, inner))
     if [o.dims[d] for d in here] != [inner.dims[d] for d in there]:
         return None
@@ -232,8 +227,8 @@ def _turned_scatter(
     if (
         o.shape.is_tuple
         or o["update_window_dims"]
-        or o.operands[0].op != "broadcast"
-        or o.operands[0].operands[0].rank
+        or o.operand.op != "broadcast"
+        or o.operand.operand.rank
     ):
         return None
     names = (
@@ -250,7 +245,7 @@ def _turned_scatter(
     }
     return instr(
         "scatter",
-        (h.broadcast(o.operands[0].operands[0], dims, ()), *o.operands[1:]),
+        (h.broadcast(o.operand.operand, dims, ()), *o.operands[1:]),
         o.shape.with_dims(tuple(dims)),
         **attrs,
     )
@@ -265,7 +260,7 @@ def pad_of_transpose(out: Instruction) -> Instruction:
     """pad(transpose(x), v) -> transpose(pad(x, v))"""
     x, fill = out.operands
     perm = x["dimensions"]
-    return h.transpose(h.pad(x.operands[0], fill, before(out["padding"], perm)), perm)
+    return h.transpose(h.pad(x.operand, fill, before(out["padding"], perm)), perm)
 
 
 def wants_channels_last(out: Instruction) -> bool:
@@ -287,7 +282,7 @@ def window_of_transpose(out: Instruction) -> Instruction | None:
     return h.transpose(
         instr(
             "reduce-window",
-            (x.operands[0], *inits),
+            (x.operand, *inits),
             window=window,
             to_apply=out["to_apply"],
         ),
@@ -308,7 +303,7 @@ def gradient_of_transpose(out: Instruction) -> Instruction | None:
     return h.transpose(
         instr(
             "select-and-scatter",
-            (turned.operands[0], h.transpose(source, inverse), init),
+            (turned.operand, h.transpose(source, inverse), init),
             **attrs,
         ),
         perm,
@@ -317,15 +312,15 @@ def gradient_of_transpose(out: Instruction) -> Instruction | None:
 
 def reverse_of_transpose(out: Instruction) -> Instruction:
     """reverse(transpose(x)) -> transpose(reverse(x))"""
-    x = out.operands[0]
+    x = out.operand
     perm = x["dimensions"]
-    return h.transpose(h.reverse(x.operands[0], sorted(perm[d] for d in out["dimensions"])), perm)
+    return h.transpose(h.reverse(x.operand, sorted(perm[d] for d in out["dimensions"])), perm)
 
 
 def barrier_of_transpose(out: Instruction) -> Instruction:
     """opt-barrier(transpose(x)) -> transpose(opt-barrier(x))"""
-    x = out.operands[0]
-    return h.transpose(h.opt_barrier(x.operands[0]), x["dimensions"])
+    x = out.operand
+    return h.transpose(h.opt_barrier(x.operand), x["dimensions"])
 
 
 def _taken(out: Instruction) -> int | None:
@@ -363,15 +358,15 @@ def take_of_transpose(out: Instruction) -> Instruction | None:
         "start_index_map": (new,),
         "slice_sizes": before(out["slice_sizes"], perm),
     }
-    return h.transpose(instr("gather", (turned.operands[0], indices), **attrs), perm)
+    return h.transpose(instr("gather", (turned.operand, indices), **attrs), perm)
 
 
 def without_ones(out: Instruction) -> Instruction | None:
     """pad(reshape(transpose(x)), v) -> reshape(pad(transpose(x), v)) where the reshape adds
     dimensions of size 1 only (an image of a batch of one); the same of reverse, of opt-barrier, of
     reduce-window and of gather along one dimension"""
-    wide = out.operands[0]
-    x = wide.operands[0]
+    wide = out.operand
+    x = wide.operand
     kept = [d for d, n in enumerate(wide.dims) if n != 1]
     if x.dims != tuple(wide.dims[d] for d in kept):
         return None
@@ -423,8 +418,8 @@ def without_ones(out: Instruction) -> Instruction | None:
 def reshape_of_transpose(out: Instruction) -> Instruction | None:
     """reshape(transpose(x)) -> transpose(reshape(x)) when it only splits dimensions and joins
     neighbours that are neighbours in x, too"""
-    turned = out.operands[0]
-    x, perm = turned.operands[0], turned["dimensions"]
+    turned = out.operand
+    x, perm = turned.operand, turned["dimensions"]
     split = groups(turned.dims, out.dims)
     # see transpose_ones
     if (
@@ -446,8 +441,8 @@ def reshape_of_transpose(out: Instruction) -> Instruction | None:
 def repeat_of_transpose(out: Instruction) -> Instruction | None:
     """reshape(broadcast(transpose(x))) -> transpose(reshape(broadcast(x))) when every element is
     repeated next to itself"""
-    spread = out.operands[0]
-    turned = spread.operands[0]
+    spread = out.operand
+    turned = spread.operand
     at, dims, perm = spread["dimensions"], spread.dims, turned["dimensions"]
     if not at or at[0] != 0 or len(out.dims) != len(at) or list(at) != sorted(at):
         return None
@@ -455,7 +450,7 @@ def repeat_of_transpose(out: Instruction) -> Instruction | None:
     sizes = [dims[a] * product(r) for a, r in zip(at, repeats)]
     if tuple(sizes) != out.dims or any(dims[a] != n for a, n in zip(at, turned.dims)):
         return None
-    x, order = turned.operands[0], [perm.index(d) for d in range(len(perm))]
+    x, order = turned.operand, [perm.index(d) for d in range(len(perm))]
     new: list[Size] = []
     places = []
     for d, i in enumerate(order):
@@ -475,7 +470,7 @@ def concatenate_of_transposes(out: Instruction) -> Instruction | None:
     if 2 * sum(fixed(o.size) for o in moved) <= fixed(out.size):
         return None
     inverse = [perm.index(d) for d in range(len(perm))]
-    parts = [o.operands[0] if o in moved else h.transpose(o, inverse) for o in out.operands]
+    parts = [o.operand if o in moved else h.transpose(o, inverse) for o in out.operands]
     return h.transpose(h.concatenate(parts, perm[out["dimensions"][0]]), perm)
 
 
@@ -486,7 +481,7 @@ def concatenate_without_ones(out: Instruction) -> Instruction | None:
     kept = [d for d, n in enumerate(out.dims) if n != 1 or d == axis]
     parts = [tuple(o.dims[d] for d in kept) for o in out.operands]
     if not any(
-        o.op == "reshape" and o.operands[0].op == "transpose" and o.operands[0].dims == dims
+        o.op == "reshape" and o.operand.op == "transpose" and o.operand.dims == dims
         for o, dims in zip(out.operands, parts)
     ):
         return None
@@ -504,14 +499,14 @@ def reduce_of_transposes(out: Instruction) -> Instruction | None:
     any. Several arrays, of which others may be written in that order (positions beside values),
     keep theirs."""
     n = len(out.operands) // 2
-    first = out.operands[0]
+    first = out.operand
     if first.op != "transpose":
         return None
     perm = first["dimensions"]
     before = sorted(perm[d] for d in out["dimensions"])
     kept = [d for d in range(len(perm)) if d not in before]
     order = [kept.index(perm[d]) for d in range(len(perm)) if d not in out["dimensions"]]
-    dims = first.operands[0].dims
+    dims = first.operand.dims
     turned = all_or_none(_turned(o, perm, dims, {}) for o in out.operands[:n])
     if turned is None:
         return None
@@ -532,10 +527,10 @@ def reduce_of_transposes(out: Instruction) -> Instruction | None:
 
 def reduce_of_reshapes(out: Instruction) -> Instruction | None:
     """reduce(reshape(x)) -> reshape(reduce(x)) when whole groups of dimensions are reduced"""
-    if len(out.operands) != 2 or out.operands[0].op != "reshape":
+    if len(out.operands) != 2 or out.operand.op != "reshape":
         return None
-    reshaped = out.operands[0]
-    x = reshaped.operands[0]
+    reshaped = out.operand
+    x = reshaped.operand
     before: list[int] = []
     for left, right in groups(x.dims, reshaped.dims) or ():
         inside = [d for d in right if d in out["dimensions"]]
@@ -558,7 +553,7 @@ def reduce_of_reshapes(out: Instruction) -> Instruction | None:
 
 def reduce_of_broadcast(out: Instruction) -> Instruction | None:
     """maximum over repeated dimensions (also minimum, and, or) -> the value itself"""
-    first = out.operands[0]
+    first = out.operand
     if (
         len(out.operands) != 2
         or first.op != "broadcast"
@@ -575,7 +570,7 @@ def reduce_of_broadcast(out: Instruction) -> Instruction | None:
         return None
     kept = [d for d in range(first.rank) if d not in idle]
     smaller = h.broadcast(
-        first.operands[0],
+        first.operand,
         [first.dims[d] for d in kept],
         [kept.index(d) for d in first["dimensions"]],
     )
@@ -594,7 +589,7 @@ RULES = rules(
     (
         op("reduce-window"),
         window_of_transpose,
-        lambda out: out.operands[0].op == "transpose",
+        lambda out: out.operand.op == "transpose",
     ),
     (
         op("select-and-scatter", op("transpose"), var("source"), var("init")),

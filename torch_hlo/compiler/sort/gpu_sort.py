@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_hlo.compiler.codegen.block import CodegenError, leaves
-from torch_hlo.compiler.codegen.inline import Writer, apply, load, move
+from torch_hlo.compiler.codegen import CodegenError, Writer, apply, leaves, load
+from torch_hlo.compiler.codegen.inline import move
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.llvm import Int, signature
@@ -31,7 +31,7 @@ _BYTES = {"i32": 4, "i64": 8}
 
 
 def sort(program: GpuProgram, x: Instruction) -> None:
-    if x.operands[0].size == 0:
+    if x.operand.size == 0:
         return
     s = _Sort(program, x)
     n, rows = s.length, s.rows
@@ -69,7 +69,7 @@ class _Sort:
     def __init__(self, program: GpuProgram, x: Instruction) -> None:
         self.program, self.x = program, x
         self.types = [o.dtype for o in x.operands]
-        self.dims, self.axis = x.operands[0].dims, x["dimensions"][0]
+        self.dims, self.axis = x.operand.dims, x["dimensions"][0]
         self.length = self.dims[self.axis]
         if isinstance(self.length, int) and self.length >= 1 << 31:
             raise CodegenError(
@@ -141,7 +141,7 @@ class _Sort:
         self.start = f.mul(row, self.size(self.length))  # of the row in arrays of items
 
     def place(self, position: Int) -> Int:
-        return self.f.add(self.base, self.f.mul(position, self.stride))
+        return self.f.muladd(position, self.stride, self.base)
 
     def item(self, position: Int) -> list[str]:
         """The item of an element; of positions beyond the row one that comes after all others."""
@@ -329,6 +329,6 @@ class _Sort:
             inner = inner * d
         rest, low = f.div("%lo", self.size(inner)), f.rem("%lo", self.size(inner))
         outer, target = f.div(rest, n), f.rem(rest, n)
-        self.enter(f.add(f.mul(outer, self.size(inner)), low))
+        self.enter(f.muladd(outer, self.size(inner), low))
         order, at = f"%work{len(self.kinds) - 1}", f.add(self.start, target)
         self.move(target, f.load_at("i32", order, at, 4))

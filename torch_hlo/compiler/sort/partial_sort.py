@@ -59,7 +59,7 @@ def _slices(
     if found is None:
         return {}
     axis = x["dimensions"][0]
-    dims = x.operands[0].dims
+    dims = x.operand.dims
     what = _choice(
         [_cut(s, axis, dims) for slices in found.values() for s in slices],
         dims[axis],
@@ -98,7 +98,7 @@ def _read_parts(
 def _selection(x: Instruction, turn: Ints, numbers: list[int], kind: str, k: int) -> Instruction:
     """The fusion that finds what is read of the results `numbers` of a sort whose dimensions are
     turned so that its rows are innermost."""
-    axis, dims = turn[-1], x.operands[0].dims
+    axis, dims = turn[-1], x.operand.dims
     rows = tuple(dims[d] for d in turn)
     # Positions need no memory: the iota stays inside.
     outside = {

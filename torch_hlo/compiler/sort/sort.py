@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch_hlo.compiler.codegen.block import leaves
-from torch_hlo.compiler.codegen.inline import Writer, apply, load, move
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program, Writer, apply, leaves, load
+from torch_hlo.compiler.codegen.inline import move
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.llvm import Int, Typed, signature
 from torch_hlo.compiler.llvm.scalar import Value, single
@@ -70,8 +69,8 @@ def sort(program: Program, x: Instruction) -> None:
                 source = f.load_at("i64", order, i)
                 for k, t in enumerate(types):
                     to, by = (
-                        f.add(base, f.mul(i, stride)),
-                        f.add(base, f.mul(source, stride)),
+                        f.muladd(i, stride, base),
+                        f.muladd(source, stride, base),
                     )
                     move(f, t, f"%to{k}", to, f"%from{k}", by)
     name = f.define()
@@ -97,10 +96,7 @@ def row_offset(f: Writer, size: Sizes, dims: tuple[Size, ...], axis: int, row: I
     if inner == 1:
         return f.mul(row, size(dims[axis]))
     outer_index = f.div(row, size(inner))
-    return f.add(
-        f.mul(outer_index, f.mul(size(inner), size(dims[axis]))),
-        f.rem(row, size(inner)),
-    )
+    return f.muladd(outer_index, f.mul(size(inner), size(dims[axis])), f.rem(row, size(inner)))
 
 
 NO_KEYS = "fnuz", "fnu", "m1fn"  # whose codes are in no order of whole bytes
@@ -198,7 +194,7 @@ def radix_sort(
     counts = f.alloca("i64", 256 * itemsize, 64)
     f.do(f"call void @llvm.memset.p0.i64(ptr {counts}, i8 0, i64 {2048 * itemsize}, i1 false)")
     with f.loop(0, n) as i:
-        k = key_of(f, key, dtype, f.add(base, f.mul(i, stride)))
+        k = key_of(f, key, dtype, f.muladd(i, stride, base))
         k = k if itemsize == 8 else f.op(f"zext i{8 * itemsize} {k} to i64")
         f.store_at("i64", k, keys, i)
         f.store_at("i64", i, order, i)
@@ -229,7 +225,7 @@ def _rank_sort(f: Writer, key: Key, dtype: str, base: Int, stride: Int, n: int) 
     # what is behind the row comes before nothing
     f.store(t.type, t.const(-1), f.gep(kind, keys, starts[-1]), 4)
     with f.loop(0, n) as i:
-        k = key_of(f, key, dtype, f.add(base, f.mul(i, stride)))
+        k = key_of(f, key, dtype, f.muladd(i, stride, base))
         f.store_at(
             kind,
             (
@@ -297,7 +293,7 @@ def _merge_sort(
         """Whether the element at position i comes before the one at j."""
         values: list[Value] = []
         for k, t in enumerate(types):
-            values += [load(f, t, f"%from{k}", f.add(base, f.mul(p, stride))) for p in (i, j)]
+            values += [load(f, t, f"%from{k}", f.muladd(p, stride, base)) for p in (i, j)]
         return single(apply(f, comparator, values)[0])
 
     with f.loop(0, n, RUN) as start:  # insertion sort of runs
@@ -315,7 +311,7 @@ def _merge_sort(
         width, source, target = merge.vars
         f.break_if(merge, f.icmp("sge", width, n))
         with f.loop(0, n, f.mul(width, 2)) as start:
-            middle, end = (f.min(f.add(start, f.mul(width, k)), n) for k in (1, 2))
+            middle, end = (f.min(f.muladd(width, k, start), n) for k in (1, 2))
             with f.loop(start, end, carry=[("i64", start), ("i64", middle)]) as out:
                 left, right = out.vars
                 has_left = f.icmp("slt", left, middle)

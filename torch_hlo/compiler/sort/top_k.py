@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from torch_hlo.compiler.codegen.inline import Writer, move, store
-from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.codegen import Program, Writer, store
+from torch_hlo.compiler.codegen.inline import move
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.llvm import Int, Target, signature
 from torch_hlo.hlo.ir import DTYPES, Instruction, Size, fixed, row_major_strides
@@ -41,8 +41,8 @@ class _Selection:
     @staticmethod
     def of(x: Instruction) -> _Selection:
         results = x["calls"].root.operands
-        parts = [r.operands[0] for r in results]
-        sort = parts[0].operands[0] if parts[0].op == "get-tuple-element" else parts[0]
+        parts = [r.operand for r in results]
+        sort = parts[0].operand if parts[0].op == "get-tuple-element" else parts[0]
         numbers = [part["index"] if part.op == "get-tuple-element" else 0 for part in parts]
         sources = {i: o["index"] for i, o in enumerate(sort.operands) if o.op == "parameter"}
         return _Selection(sort, results, numbers, sources)
@@ -54,7 +54,7 @@ class _Selection:
 
     @property
     def rows(self) -> Size:
-        dims = self.sort.operands[0].dims
+        dims = self.sort.operand.dims
         return prod(size for d, size in enumerate(dims) if d != self.axis)
 
     def parameters(self) -> list[tuple[str, str]]:
@@ -69,7 +69,7 @@ class _Selection:
         operand = self.numbers[number]
         dtype, pointer = self.sort.operands[operand].dtype, f"%to{number}"
         if operand in self.sources:
-            at = f.add(row, f.mul(source, stride))
+            at = f.muladd(source, stride, row)
             return move(f, dtype, pointer, to, f"%from{operand}", at)
         bits = DTYPES[dtype].itemsize * 8
         value = source if bits == 64 else f.op(f"trunc i64 {source} to i{bits}")
@@ -83,7 +83,7 @@ def emit_selection(program: Program, x: Instruction) -> None:
     assert selection is not None, x
     what, k = selection
     dims, axis, rows = (
-        selected.sort.operands[0].dims,
+        selected.sort.operand.dims,
         selected.axis,
         selected.rows,
     )
@@ -109,7 +109,7 @@ def emit_selection(program: Program, x: Instruction) -> None:
             with f.loop(0, size(result_dims[axis])) as i:
                 source = f.load_at("i64", order, i)
                 for j in range(len(selected.numbers)):
-                    at = f.add(to, f.mul(i, step))
+                    at = f.muladd(i, step, to)
                     selected.write(f, j, source, at, base, stride)
     name = f.define()
     pointers = [
@@ -208,7 +208,7 @@ class _First(_Finder):
             self.f,
             self.key,
             self.dtype,
-            self.f.add(base, self.f.mul(at, self.stride)),
+            self.f.muladd(at, self.stride, base),
         )
         return v if self.bits == 64 else self.f.op(f"zext i{self.bits} {v} to i64")
 
@@ -281,7 +281,7 @@ class _Nth(_Finder):
             f.do(f"call void @llvm.memset.p0.i64(ptr {counts}, i8 0, i64 2048, i1 false)")
         top = len(self.counts) - 1
         with f.loop(0, n) as i:
-            key = key_of(f, self.key, self.dtype, f.add(base, f.mul(i, self.stride)))
+            key = key_of(f, self.key, self.dtype, f.muladd(i, self.stride, base))
             key = key if self.bits == 64 else f.op(f"zext i{self.bits} {key} to i64")
             f.store_at("i64", key, keys, i)
             f.store_at("i64", i, places, i)

@@ -300,7 +300,7 @@ class Partitioner:
 
     def _source(self, x: Instruction, operands: Sequence[Local]) -> Instruction | None:
         """The whole array, when it is made of constants, iotas and scalars alone."""
-        if x.op in ("constant", "iota") or x.op == "broadcast" and not x.operands[0].rank:
+        if x.op in ("constant", "iota") or x.op == "broadcast" and not x.operand.rank:
             return interned(x.op, tuple(o.x for o in operands), _plain_attrs(x), x.shape)
         if x.rank and operands and (x.op == "broadcast" or "pointwise" in OPCODES[x.op].traits):
             if all(o.source is not None or not o.dims for o in operands):
@@ -558,12 +558,12 @@ def _tuple(p: Partitioner, x: Instruction, env: Env) -> Value:
 
 
 def _element(p: Partitioner, x: Instruction, env: Env) -> Value:
-    value = elements(env[x.operands[0]])[x["index"]]
+    value = elements(env[x.operand])[x["index"]]
     return value if p.wanted(x) is None else p.bring(value, p.wanted(x))
 
 
 def _barrier(p: Partitioner, x: Instruction, env: Env) -> Value:
-    value = p.bring(env[x.operands[0]], p.wanted(x))
+    value = p.bring(env[x.operand], p.wanted(x))
     return p.spread(instr("opt-barrier", (p.gathered(value),)), x.shape, p.layouts(value))
 
 
@@ -577,7 +577,7 @@ def _token(p: Partitioner, x: Instruction, env: Env) -> Value:
 
 def _dependency(p: Partitioner, x: Instruction, env: Env) -> Value:
     value, token = (
-        p.bring(env[x.operands[0]], p.wanted(x)),
+        p.bring(env[x.operand], p.wanted(x)),
         array(env[x.operands[1]]),
     )
     return p.spread(
@@ -588,7 +588,7 @@ def _dependency(p: Partitioner, x: Instruction, env: Env) -> Value:
 
 
 def _while(p: Partitioner, x: Instruction, env: Env) -> Value:
-    state = p.bring(env[x.operands[0]], p.wanted(x))
+    state = p.bring(env[x.operand], p.wanted(x))
     layouts = p.layouts(state)
     body, _ = p.called(x["body"], [_slowed(x, state)], layouts)
     condition, _ = p.called(x["condition"], [state], ())
@@ -602,7 +602,7 @@ def _slowed(x: Instruction, state: Value) -> Value:
     if root.op != "tuple":
         return state
     kept = [
-        o.op == "get-tuple-element" and o["index"] == i and o.operands[0] is param
+        o.op == "get-tuple-element" and o["index"] == i and o.operand is param
         for i, o in enumerate(root.operands)
     ]
     return tuple(
@@ -672,7 +672,7 @@ def _rng(p: Partitioner, x: Instruction, env: Env) -> Value:
 
 def _dimension_size(p: Partitioner, x: Instruction, env: Env) -> Value:
     (d,) = x["dimensions"]
-    return Local(h.constant(x.operands[0].dims[d], "s32"), (), ())
+    return Local(h.constant(x.operand.dims[d], "s32"), (), ())
 
 
 def _refused(p: Partitioner, x: Instruction, env: Env) -> Value:

@@ -25,7 +25,17 @@ from itertools import chain
 from typing import TypeAlias
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.hlo.ir import META, OPCODES, Computation, Instruction, Ints, Module, Shape, instr
+from torch_hlo.hlo.ir import (
+    META,
+    OPCODES,
+    Computation,
+    Instruction,
+    Ints,
+    Module,
+    Shape,
+    instr,
+    replace,
+)
 from torch_hlo.hlo.ir.match import inline
 from torch_hlo.hlo.sharding.factors import arrays, factors
 from torch_hlo.hlo.sharding.sharding import Axis, Mesh, Sharding, complement
@@ -475,7 +485,7 @@ def inlined(c: Computation) -> Computation:
                 attrs[name] = tuple(map(computation, value))
         if operands == x.operands and all(x[name] == value for name, value in attrs.items()):
             return x
-        new = instr(x.op, operands, x.shape, **{**dict(x.attrs), **attrs})
+        new = replace(x, operands, x.shape, **attrs)
         if x in META:
             META.setdefault(new, META[x])
         return new

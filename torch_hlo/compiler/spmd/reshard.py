@@ -577,7 +577,7 @@ def _resized(x: Instruction, dim: int, size: int) -> Ints:
 
 
 def _rebroadcast(x: Instruction, dim: int, size: int) -> Instruction:
-    return h.broadcast(x.operands[0], _resized(x, dim, size), x["dimensions"])
+    return h.broadcast(x.operand, _resized(x, dim, size), x["dimensions"])
 
 
 def cut(
@@ -611,7 +611,7 @@ def _cut(
     if x.op == "broadcast":
         if dim not in x["dimensions"]:
             return _rebroadcast(x, dim, size)
-        part = cut(grid, x.operands[0], x["dimensions"].index(dim), indices, size, memo)
+        part = cut(grid, x.operand, x["dimensions"].index(dim), indices, size, memo)
         return h.broadcast(part, _resized(x, dim, size), x["dimensions"])
     if x.op == "iota":
         smaller = h.iota(x.dtype, _resized(x, dim, size), x["iota_dimension"])

@@ -69,14 +69,14 @@ def on_blocks(
     row = OPCODES[x.op]
     given = dict(_plain(x).attrs) | attrs
     if row.rule is not None and row.check is None:
-        return instr(x.op, tuple(operands), **given)
+        return instr(x.op, operands, **given)
     shapes = [
         Shape(s.dtype, p.grid.block(s.sizes, layout))
         for s, layout in zip(arrays(x.shape), choice.results, strict=True)
     ]
     return instr(
         x.op,
-        tuple(operands),
+        operands,
         tuple_shape(*shapes) if x.shape.is_tuple else shapes[0],
         **given,
     )

@@ -95,7 +95,7 @@ def seen_through(x: Instruction, operands: Sequence[Local]) -> tuple[Local, ...]
 def _moving(x: Instruction) -> list[int]:
     """Dimensions along which elements move."""
     if x.op == "slice":
-        sizes = x.operands[0].dims
+        sizes = x.operand.dims
         return [d for d, n in enumerate(sizes) if x["slice"][d] != (0, n, 1)]
     if x.op == "pad":
         return [d for d, amounts in enumerate(x["padding"]) if tuple(amounts) != (0, 0, 0)]

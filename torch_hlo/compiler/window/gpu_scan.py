@@ -9,15 +9,8 @@ reducer need not commute and results do not depend on chance."""
 
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen.block import leaves
+from torch_hlo.compiler.codegen import Writer, apply, leaves, load, load_real, store
 from torch_hlo.compiler.codegen.index import product
-from torch_hlo.compiler.codegen.inline import (
-    Writer,
-    apply,
-    load,
-    load_real,
-    store,
-)
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
@@ -38,13 +31,13 @@ _SYMBOLIC_CHUNKS = 32
 
 def reduce_window(program: GpuProgram, x: Instruction) -> None:
     scanned = scan_dimension(x)
-    dims = x.operands[0].dims
+    dims = x.operand.dims
     short = isinstance(dims[-1], int) and dims[-1] <= SHORT_ROW
     if (
         scanned is None
         or scanned[0] != len(dims) - 1
         or short
-        or x.operands[0].size == 0
+        or x.operand.size == 0
         or Reducer(x).needs_initial()
     ):
         return window.reduce_window(program, x)
@@ -113,7 +106,7 @@ class _Scan:
         self.identity = scalar.flat(load(f, t, f"%init{i}", 0) for i, t in enumerate(self.types))
         before = self._before(row, chunk) if name == "scan_chunks" else self.identity
         with f.loop(first, end, TILE, list(zip(self.kinds, before, strict=True))) as loop:
-            at = f.add(loop.index, f.mul("%kernel.t", EACH))
+            at = f.muladd("%kernel.t", EACH, loop.index)
             running = self._running(self._elements(row, at, end, n))
             left, total = self._across(running[-1])
             if name != "scan_totals":
@@ -184,7 +177,7 @@ class _Scan:
         f = self.f
 
         def loaded() -> list[str]:
-            at = f.add(f.mul(row, self.chunks), "%kernel.t")
+            at = f.muladd(row, self.chunks, "%kernel.t")
             raw = [
                 f.load_at(
                     self._memory(kind),
@@ -224,7 +217,7 @@ class _Scan:
 
     def _place(self, row: Int, at: Int, n: Int) -> Int:
         f = self.f
-        return f.add(f.mul(row, n), f.sub(f.sub(n, 1), at) if self.backward else at)
+        return f.muladd(row, n, f.sub(f.sub(n, 1), at) if self.backward else at)
 
     def _align(self, dtype: str) -> int:
         return min(16, EACH * STORAGE[dtype].bytes)

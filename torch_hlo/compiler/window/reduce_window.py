@@ -10,14 +10,19 @@ import itertools
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
+from torch_hlo.compiler.codegen import (
+    Index,
+    Kernel,
+    Planner,
+    Program,
+    Writer,
+    apply,
+    leaves,
+    load,
+    store,
+)
 from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen.block import leaves
-from torch_hlo.compiler.codegen.index import Index
-from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
-from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.kernel_values import Condition
-from torch_hlo.compiler.codegen.loop_plan import Planner
-from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.codegen.views import choose
 from torch_hlo.compiler.gather.gather_scatter import Sizes, dot_product, loop_nest
 from torch_hlo.compiler.llvm import Int, scalar, signature
@@ -33,6 +38,7 @@ from torch_hlo.hlo.ir import (
     Window,
     instr,
     parameters_of,
+    replace,
     row_major_strides,
 )
 
@@ -70,11 +76,9 @@ def reduce_window(program: Program, x: Instruction) -> None:
         ]
         leaves = [*params, *(i for i in inits if i.op == "parameter")]
         sources = [
-            program.place(o)
-            for o in x.operands
-            if not (o.op == "constant" and o is not x.operands[0])
+            program.place(o) for o in x.operands if not (o.op == "constant" and o is not x.operand)
         ]
-        y = instr(x.op, (*params, *inits), x.shape, **dict(x.attrs))
+        y = replace(x, (*params, *inits), x.shape)
         return run_loop(
             program,
             [Store(y)],
@@ -89,7 +93,7 @@ def reduce_window(program: Program, x: Instruction) -> None:
 def window_value(k: Kernel | Planner, x: Instruction, index: tuple[ix.Index, ...]) -> Value:
     """One output of a small window: every tap that lies on an element, folded in row-major
     order."""
-    operand, window = x.operands[0], x["window"]
+    operand, window = x.operand, x["window"]
     reducer = Reducer(x)
     taps = []
     for offsets in itertools.product(*(range(w.size) for w in window)):
@@ -157,7 +161,7 @@ def positions(
     inside: str | None = None
     for o, tap, w, n in zip(output, taps, window, dims, strict=True):
         at = f.sub(
-            f.add(f.mul(o, w.stride), f.mul(tap, w.window_dilation)),
+            f.muladd(o, w.stride, f.mul(tap, w.window_dilation)),
             size(w.pad_low),
         )
         if w.is_trivial:
@@ -264,7 +268,7 @@ def _output_index(f: Writer, size: Sizes, item: Int, dims: tuple[Size, ...]) -> 
 
 def _fold_window(size: Sizes, sums: _Accumulators, output: list[Int], strides: list[Int]) -> None:
     """Fold all positions of the window of one output element."""
-    f, window, dims = sums.f, sums.x["window"], sums.x.operands[0].dims
+    f, window, dims = sums.f, sums.x["window"], sums.x.operand.dims
     with ExitStack() as stack:
         taps = loop_nest(f, stack, [(0, size(w.size)) for w in window])
         place, inside = positions(f, size, window, dims, output, taps)

@@ -6,10 +6,8 @@ which what came before is added: one combination per vector is sequential."""
 
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen.block import leaves
+from torch_hlo.compiler.codegen import Program, Writer, apply, leaves, load, store
 from torch_hlo.compiler.codegen.index import product
-from torch_hlo.compiler.codegen.inline import Writer, apply, load, store
-from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.llvm import Int, scalar, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
@@ -25,7 +23,7 @@ _IDEMPOTENT = ("maximum", "minimum", "and", "or")
 def scan_dimension(x: Instruction) -> tuple[int, bool] | None:
     """(dimension, from the end) when output i of a reduce-window is the fold of the elements up to
     (or from) i along one dimension."""
-    dims, found = x.operands[0].dims, None
+    dims, found = x.operand.dims, None
     for d, (n, w) in enumerate(zip(dims, x["window"], strict=True)):
         if w.is_trivial:
             continue
@@ -74,7 +72,7 @@ def emit_scan(program: Program, x: Instruction) -> None:
             blocks = f.ceildiv(width, columns)
             first = f.mul(f.rem(item, blocks), columns)
             scan.across(
-                f.add(f.mul(f.div(item, blocks), f.mul(length, width)), first),
+                f.muladd(f.div(item, blocks), f.mul(length, width), first),
                 first,
                 length,
                 width,
@@ -123,7 +121,7 @@ class _Scan:
         mask = lane_mask(f, self.lanes, first, width) if self.lanes > 1 else None
         with f.loop(0, length, carry=self._carry()) as loop:
             step = f.sub(f.sub(length, 1), loop.index) if backward else loop.index
-            at = f.add(base, f.mul(step, width))
+            at = f.muladd(step, width, base)
             loop.next = self._fold(loop.vars, self._read(at, mask))
             self._write(loop.next, at, mask)
 

@@ -16,15 +16,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
+from torch_hlo.compiler.codegen import Program, Writer, apply, load, load_real, store
 from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen.inline import (
-    Writer,
-    apply,
-    load,
-    load_real,
-    store,
-)
-from torch_hlo.compiler.codegen.program import Program
 from torch_hlo.compiler.gather.gather_scatter import Sizes, dot_product, loop_nest
 from torch_hlo.compiler.llvm import BITS, Int, scalar, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
@@ -189,7 +182,7 @@ class _LaneWriter:
         with f.loop(f.mul(low, row), f.mul(high, row), self.channels) as pixel:
             self.each(
                 item,
-                lambda c, mask: self.put(self.start, f.add(f.add(item.base, pixel), c), mask),
+                lambda c, mask: self.put(self.start, f.add(item.base, pixel, c), mask),
             )
 
     def reached(self, row: Int, filled: Int) -> Int:
@@ -284,7 +277,7 @@ class _LaneWriter:
         )
 
     def at(self, place: _Place, offset: Int, c: Int) -> Int:
-        return self.f.add(self.f.add(place.corner, offset), c)
+        return self.f.add(place.corner, offset, c)
 
     def applied(self, computation: str, a: str, b: str) -> str:
         return scalar.single(apply(self.f, self.x[computation], [a, b], self.lanes)[0])

@@ -19,7 +19,8 @@ from functools import lru_cache
 import llvmlite.binding as llvm
 import numpy as np
 
-from torch_hlo.compiler.codegen.block import FAILED, FIXED_WORDS, HostCall
+from torch_hlo.compiler.codegen import HostCall
+from torch_hlo.compiler.codegen.block import FAILED, FIXED_WORDS
 from torch_hlo.compiler.codegen.registry import HOST_CALLS
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.llvm import CpuTarget, deny, host

@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_hlo import metrics
-from torch_hlo.compiler.codegen.block import FIXED_WORDS, HostCall
+from torch_hlo.compiler.codegen import HostCall
+from torch_hlo.compiler.codegen.block import FIXED_WORDS
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.gpu.gpu_program import CALLS

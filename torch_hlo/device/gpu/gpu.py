@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from torch_hlo.compiler.codegen.block import FAILED, HostCall
+from torch_hlo.compiler.codegen import HostCall
+from torch_hlo.compiler.codegen.block import FAILED
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.codegen.registry import HOST_CALLS
 from torch_hlo.compiler.executable import Executable

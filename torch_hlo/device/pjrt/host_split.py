@@ -48,7 +48,7 @@ def stages(module: Module) -> list[Stage]:
         if x.op == "parameter"
         or is_host_call(x)
         or x.op == "get-tuple-element"
-        and is_host_call(x.operands[0])
+        and is_host_call(x.operand)
     }
     results = [x for x in outputs(module) if x not in given]
     wanted: dict[Instruction, None] = dict.fromkeys(results)

@@ -257,7 +257,7 @@ class _Plan:
             known[call] = self._send(call.shape, result)
             return
         for x in postorder((self.module.entry.root,)):
-            if x.op == "get-tuple-element" and x.operands[0] is call:
+            if x.op == "get-tuple-element" and x.operand is call:
                 known[x] = self._send(x.shape, result[x["index"]])
 
     def _fetch(self, x: Instruction, array: DeviceArray) -> np.ndarray:

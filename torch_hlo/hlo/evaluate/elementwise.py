@@ -101,7 +101,7 @@ _EXACT: dict[str, Callable[..., Any]] = {
 
 
 def _precise(fn: Callable[[Array], Value]) -> Callable[..., Any]:
-    return lambda x, v: fn(wide(v, x.operands[0].shape))
+    return lambda x, v: fn(wide(v, x.operand.shape))
 
 
 def _exact(fn: Callable[..., Value]) -> Callable[..., Any]:
@@ -216,7 +216,7 @@ _COMPARE = {
 
 @meaning("compare")
 def _compare(x: Instruction, a: Array, b: Array) -> Value:
-    if x.get("type") == "TOTALORDER" and x.operands[0].kind == "f":
+    if x.get("type") == "TOTALORDER" and x.operand.kind == "f":
         a, b = total_order(a), total_order(b)
     return _COMPARE[x["direction"]](a, b)
 
@@ -334,8 +334,8 @@ def _stochastic_convert(x: Instruction, v: Array, random: Array) -> Value:
         raise EvaluateError(
             f"stochastic-convert to {x.dtype}: only integer results have a defined meaning"
         )
-    whole = np.trunc(np.abs(wide(v, x.operands[0].shape)))
-    fraction = np.abs(wide(v, x.operands[0].shape)) - whole
+    whole = np.trunc(np.abs(wide(v, x.operand.shape)))
+    fraction = np.abs(wide(v, x.operand.shape)) - whole
     up = fraction * 2.0 ** (8 * random.dtype.itemsize) > random.astype(np.float64)
     return convert(np.copysign(whole + up, v), x.dtype)
 
@@ -360,7 +360,7 @@ def _uniform_dequantize(x: Instruction, v: Array, scale: Array, zero_point: Arra
 
 @meaning("bitcast-convert")
 def _bitcast_convert(x: Instruction, v: Array) -> Value:
-    return reinterpret(v, x.operands[0].dtype, x.dtype)
+    return reinterpret(v, x.operand.dtype, x.dtype)
 
 
 def reinterpret(v: Array, source: str, target: str) -> Array:

@@ -49,14 +49,14 @@ def _reshape(x: Instruction, v: Array, *sizes: Array) -> Value:
 @meaning("bitcast")
 def _bitcast(x: Instruction, v: Array) -> Value:
     return (
-        reinterpret(v.ravel(), x.operands[0].dtype, x.dtype).reshape(x.shape.sizes)
+        reinterpret(v.ravel(), x.operand.dtype, x.dtype).reshape(x.shape.sizes)
         if _retypes(x)
         else v.reshape(x.shape.sizes)
     )
 
 
 def _retypes(x: Instruction) -> bool:
-    return x.operands[0].dtype != x.dtype
+    return x.operand.dtype != x.dtype
 
 
 @meaning("copy", "opt-barrier", "domain", "add-dependency")
@@ -147,7 +147,7 @@ def _get_dimension_size(x: Instruction, v: Array) -> Value:
 def _set_dimension_size(x: Instruction, v: Array, size: Array) -> Value:
     if int(size) != v.shape[x["dimensions"][0]]:
         raise EvaluateError(
-            f"set-dimension-size of dimension {x['dimensions'][0]} of {x.operands[0].shape} to"
+            f"set-dimension-size of dimension {x['dimensions'][0]} of {x.operand.shape} to"
             f" {int(size)}: the evaluator has no bounded sizes; use a symbolic size"
         )
     return v

@@ -17,7 +17,7 @@ def _accumulated(v: Array, shape: Shape, result: Shape) -> Array:
 
 @meaning("dot")
 def _dot(x: Instruction, a: Array, b: Array) -> Value:
-    a = _accumulated(a, x.operands[0].shape, x.shape)
+    a = _accumulated(a, x.operand.shape, x.shape)
     b = _accumulated(b, x.operands[1].shape, x.shape)
     a_contract, b_contract = x["lhs_contracting_dims"], x["rhs_contracting_dims"]
     a_batch, b_batch = x["lhs_batch_dims"], x["rhs_batch_dims"]
@@ -47,7 +47,7 @@ def _ragged_dot(x: Instruction, a: Array, b: Array, sizes: Array) -> Value:
             f"ragged-dot of {x.operands[0].shape} and {x.operands[1].shape}: batch dimensions are"
             " not supported here"
         )
-    a = _accumulated(a, x.operands[0].shape, x.shape)
+    a = _accumulated(a, x.operand.shape, x.shape)
     b = _accumulated(b, x.operands[1].shape, x.shape)
     result = np.zeros(x.shape.sizes, np.result_type(a, b))
     ends = np.minimum(np.cumsum(np.maximum(sizes, 0)), a.shape[ragged])
@@ -74,7 +74,7 @@ def _fft(x: Instruction, v: Array) -> Value:
     axes = tuple(range(v.ndim - len(lengths), v.ndim))
     if 0 in v.shape:
         return np.zeros(x.shape.sizes, np.complex128)
-    v = wide(v, x.operands[0].shape)
+    v = wide(v, x.operand.shape)
     if kind in _FFT:
         return _FFT[kind](v, lengths, axes)
     return np.fft.rfftn(v, lengths, axes) if kind == "RFFT" else np.fft.irfftn(v, lengths, axes)

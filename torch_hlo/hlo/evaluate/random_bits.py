@@ -101,7 +101,7 @@ def _rng_bit_generator(x: Instruction, state: Array) -> Value:
     fn = _ALGORITHMS.get(x["algorithm"])
     if fn is None or key.shape not in ((2,), (3,)):
         raise EvaluateError(
-            f"rng-bit-generator with state {x.operands[0].shape} and algorithm {x['algorithm']}"
+            f"rng-bit-generator with state {x.operand.shape} and algorithm {x['algorithm']}"
         )
     bits = max(DTYPES[shape.dtype].bits, 8)
     values, new = fn(key, shape.sizes, bits)

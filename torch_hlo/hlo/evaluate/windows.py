@@ -31,7 +31,7 @@ def _reduce(x: Instruction, *values: Array) -> Value:
     kept = [d for d in range(arrays[0].ndim) if d not in dimensions]
     ufunc = simple_fold(x["to_apply"]) if count == 1 else None
     if ufunc is not None:
-        shape = x.operands[0].shape
+        shape = x.operand.shape
         folded = ufunc.reduce(
             wide(arrays[0], shape),
             tuple(dimensions),
@@ -117,7 +117,7 @@ def _reduce_window(x: Instruction, *values: Array) -> Value:
     counts = element_shapes(x)[0].sizes
     ufunc = simple_fold(computation) if count == 1 else None
     if ufunc is not None:
-        shape = x.operands[0].shape
+        shape = x.operand.shape
         start = _start(values[1], shape)
         base = _dilated(wide(values[0], shape), start, window)
         result = np.full(counts, start, base.dtype)
@@ -171,7 +171,7 @@ def _convolution(x: Instruction, lhs: Array, rhs: Array) -> Value:
     window = x["window"]
     lhs_axes, rhs_axes, out_axes = conv_axes(x["dim_labels"])
     groups, batch_groups = x["feature_group_count"], x["batch_group_count"]
-    data = wide(lhs, x.operands[0].shape).transpose(lhs_axes)
+    data = wide(lhs, x.operand.shape).transpose(lhs_axes)
     kernel = wide(rhs, x.operands[1].shape).transpose(rhs_axes)
     if x.kind in "su":
         data, kernel = (v.astype(numpy_dtype(x.dtype)) for v in (data, kernel))
@@ -215,7 +215,7 @@ def _statistics(v: Array, axis: int) -> tuple[Array, Array]:
 
 @meaning("batch-norm-training")
 def _batch_norm_training(x: Instruction, v: Array, scale: Array, offset: Array) -> Value:
-    axis, shape = x["feature_index"], x.operands[0].shape
+    axis, shape = x["feature_index"], x.operand.shape
     v, scale, offset = (wide(a, shape) for a in (v, scale, offset))
     mean, variance = _statistics(v, axis)
     return (
@@ -247,7 +247,7 @@ def _normalised(
 
 @meaning("batch-norm-grad")
 def _batch_norm_grad(x: Instruction, *operands: Array) -> Value:
-    v, scale, mean, variance, grad = (wide(a, x.operands[0].shape) for a in operands)
+    v, scale, mean, variance, grad = (wide(a, x.operand.shape) for a in operands)
     axis, rank = x["feature_index"], v.ndim
     others = tuple(d for d in range(rank) if d != axis)
     count = np.prod([v.shape[d] for d in others], dtype=np.int64)

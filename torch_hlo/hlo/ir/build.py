@@ -18,7 +18,7 @@ import numpy as np
 from .dim import Size
 from .infer import ShapeError, fail
 from .instruction import Computation, Instruction
-from .intern import instr
+from .intern import instr, replace
 from .literal import Literal, literal
 from .opcodes import OPCODES
 from .shape import DTYPES, Shape, tuple_shape
@@ -204,7 +204,7 @@ def pad(
 
 
 def concatenate(xs: Sequence[Instruction], dimension: int) -> Instruction:
-    return xs[0] if len(xs) == 1 else instr("concatenate", tuple(xs), dimensions=(dimension,))
+    return xs[0] if len(xs) == 1 else instr("concatenate", xs, dimensions=(dimension,))
 
 
 def reverse(x: Instruction, dimensions: Sequence[int]) -> Instruction:
@@ -453,7 +453,7 @@ def topk(x: Instruction, k: int, largest: bool = True) -> Instruction:
 def map_(xs: Sequence[Instruction], to_apply: Computation) -> Instruction:
     return instr(
         "map",
-        tuple(xs),
+        xs,
         dimensions=tuple(range(xs[0].rank)),
         to_apply=to_apply,
     )
@@ -525,14 +525,14 @@ def conditional(
 
 
 def call(to_apply: Computation, operands: Sequence[Instruction]) -> Instruction:
-    return instr("call", tuple(operands), to_apply=to_apply)
+    return instr("call", operands, to_apply=to_apply)
 
 
 def custom_call(
     target: str, operands: Sequence[Instruction], shape: Shape, **attrs: Any
 ) -> Instruction:
     """Attributes: opaque (str), called_computations, custom_call_has_side_effect, …"""
-    return instr("custom-call", tuple(operands), shape, custom_call_target=target, **attrs)
+    return instr("custom-call", operands, shape, custom_call_target=target, **attrs)
 
 
 def computation(fn: Callable[..., Any], shapes: Sequence[Shape], name: str = "") -> Computation:
@@ -645,11 +645,7 @@ def _listed(x: Instruction | Sequence[Instruction]) -> tuple[Instruction, ...]:
 
 
 def _with_dtype(x: Instruction, dtype: str | None) -> Instruction:
-    return (
-        x
-        if dtype is None or dtype == x.dtype
-        else instr(x.op, x.operands, x.shape.with_dtype(dtype), **dict(x.attrs))
-    )
+    return x if dtype is None or dtype == x.dtype else replace(x, shape=x.shape.with_dtype(dtype))
 
 
 def _checked(op: str, operands: tuple[Instruction, ...], shape: Shape, **attrs: Any) -> Instruction:

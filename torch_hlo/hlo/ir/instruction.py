@@ -66,6 +66,11 @@ class Instruction:
     below: tuple[Instruction, ...] | None
 
     @property
+    def operand(self) -> Instruction:
+        """The only operand, or the first."""
+        return self.operands[0]
+
+    @property
     def rank(self) -> int:
         return len(self.dims)
 

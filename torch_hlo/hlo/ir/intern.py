@@ -76,21 +76,24 @@ def interned(
 
 
 def replace(
-    x: Instruction, operands: Iterable[Instruction] | None = None, **attrs: Any
+    x: Instruction,
+    operands: Iterable[Instruction] | None = None,
+    shape: Shape | None = None,
+    **attrs: Any,
 ) -> Instruction:
-    """`x` with other operands and/or attributes; shape inferred anew unless nothing but
-    equal-shaped operands changed. It has `x`'s name and source."""
+    """`x` with other operands, shape and/or attributes; a shape that is not given is inferred
+    anew unless nothing but equal-shaped operands changed. It has `x`'s name and source."""
     new = x.operands if operands is None else tuple(operands)
-    if not attrs:
-        same = len(new) == len(x.operands)
-        if same:
+    if attrs:
+        found = instr(x.op, new, shape, **{**dict(x.attrs), **attrs})
+    else:
+        if shape is None and len(new) == len(x.operands):
             for a, b in zip(new, x.operands):
                 if a is not b and a.shape is not b.shape and a.shape != b.shape:
-                    same = False
                     break
-        found = interned(x.op, new, x.attrs, x.shape if same else None)
-    else:
-        found = instr(x.op, new, **{**dict(x.attrs), **attrs})
+            else:
+                shape = x.shape
+        found = interned(x.op, new, x.attrs, shape)
     if found.meta is None:
         found.meta = x.meta
     return found

@@ -135,7 +135,7 @@ def scalar_value(literal: Literal) -> int | float | bool | complex | None:
 def splat(x: Instruction) -> int | float | bool | complex | None:
     """The value of every element when `x` is a scalar constant or a broadcast of one, else None."""
     if x.op == "broadcast":
-        x = x.operands[0]
+        x = x.operand
     return scalar_value(x["literal"]) if x.op == "constant" else None
 
 
@@ -221,7 +221,7 @@ class Table(dict[str, tuple[Rule, ...]]):
             return rules
         kinds = tuple(
             [
-                "splat" if o.op == "broadcast" and o.operands[0].op == "constant" else o.op
+                "splat" if o.op == "broadcast" and o.operand.op == "constant" else o.op
                 for o in x.operands
             ]
         )
@@ -486,14 +486,9 @@ def lift(c: Computation, operands: Iterable[Instruction]) -> Instruction | None:
         if x.op == "constant":
             done[x] = broadcast(x, dims, ())
         elif x.op in ("tuple", "get-tuple-element"):
-            done[x] = instr(x.op, tuple(done[o] for o in x.operands), **dict(x.attrs))
+            done[x] = replace(x, (done[o] for o in x.operands))
         elif "pointwise" in OPCODES[x.op].traits:
-            done[x] = instr(
-                x.op,
-                tuple(done[o] for o in x.operands),
-                x.shape.with_dims(dims),
-                **dict(x.attrs),
-            )
+            done[x] = replace(x, (done[o] for o in x.operands), x.shape.with_dims(dims))
         else:
             return None
     return done[c.root]

@@ -192,7 +192,7 @@ def _broadcast(x: Instruction, m: _Maker) -> Factors:
 
 @_rule("transpose")
 def _transpose(x: Instruction, m: _Maker) -> Factors:
-    dims = m.each(x.operands[0].dims)
+    dims = m.each(x.operand.dims)
     return m.rule([dims], [[dims[d] for d in x["dimensions"]]])
 
 
@@ -201,7 +201,7 @@ def _reshape(x: Instruction, m: _Maker) -> Factors:
     """Both lists of sizes are walked from the major end; each step's greatest common divisor is a
     factor. When what is left of a dimension does not divide its counterpart, the rest of both is
     whole up to where the products meet again."""
-    old, new = x.operands[0].shape, x.shape
+    old, new = x.operand.shape, x.shape
     if not (old.is_static and new.is_static) or old.dtype != new.dtype or 0 in new.dims:
         return _opaque(x, m)
     olds, news = old.sizes, new.sizes
@@ -238,7 +238,7 @@ def _reshape(x: Instruction, m: _Maker) -> Factors:
 
 @_rule("bitcast-convert")
 def _bitcast_convert(x: Instruction, m: _Maker) -> Factors:
-    a, b = x.operands[0].rank, x.rank
+    a, b = x.operand.rank, x.rank
     dims = m.each(x.dims[: min(a, b)])
     return m.rule([dims + [()] * (a - len(dims))], [dims + [()] * (b - len(dims))])
 
@@ -248,7 +248,7 @@ def _along(x: Instruction, m: _Maker, changed: Sequence[bool], inputs: int) -> F
     size."""
     dims = [
         m.new(dim_max(size, x.dims[d]), "shift" if changed[d] else "free")
-        for d, size in enumerate(x.operands[0].dims)
+        for d, size in enumerate(x.operand.dims)
     ]
     return m.rule([dims] * inputs + [[]] * (len(x.operands) - inputs), [dims])
 
@@ -258,7 +258,7 @@ def _slice(x: Instruction, m: _Maker) -> Factors:
     return _along(
         x,
         m,
-        [r != (0, n, 1) for r, n in zip(x["slice"], x.operands[0].dims, strict=True)],
+        [r != (0, n, 1) for r, n in zip(x["slice"], x.operand.dims, strict=True)],
         1,
     )
 
@@ -283,7 +283,7 @@ def _dynamic_slice(x: Instruction, m: _Maker) -> Factors:
     """A dimension that is cut may be sharded in the operand: the devices that hold the slice
     contribute to a sum."""
     source, result = [], []
-    for size, n in zip(x.operands[0].dims, x.dims, strict=True):
+    for size, n in zip(x.operand.dims, x.dims, strict=True):
         source.append(m.new(size, "free" if size == n else "sum"))
         result.append(source[-1] if size == n else ())
     return m.rule([source] + [[]] * (len(x.operands) - 1), [result])
@@ -337,7 +337,7 @@ def _scatter(x: Instruction, m: _Maker) -> Factors:
     """Scattered-to dimensions may be sharded (each device drops what is not its own); so may the
     list of updates when `to_apply` is a known reduction: the results are then partial."""
     n = len(x.operands) // 2
-    source = x.operands[0].shape
+    source = x.operand.shape
     indices = x.operands[n].shape
     updates = x.operands[n + 1].shape
     spread = "sum" if n == 1 and reducer(x["to_apply"]) else "whole"
@@ -478,7 +478,7 @@ def _reduce(x: Instruction, m: _Maker) -> Factors:
     n = len(x.operands) // 2
     dims = [
         m.new(size, "sum" if d in x["dimensions"] else "free")
-        for d, size in enumerate(x.operands[0].dims)
+        for d, size in enumerate(x.operand.dims)
     ]
     return m.rule(
         [dims] * n + [[]] * n,
@@ -489,7 +489,7 @@ def _reduce(x: Instruction, m: _Maker) -> Factors:
 @_rule("reduce-window")
 def _reduce_window(x: Instruction, m: _Maker) -> Factors:
     n = len(x.operands) // 2
-    first = x.operands[0].dims
+    first = x.operand.dims
     result = arrays(x.shape)[0].dims
     dims = [
         m.new(dim_max(a, b), "free" if w == WindowDim(1) else "shift")
@@ -511,16 +511,16 @@ def _select_and_scatter(x: Instruction, m: _Maker) -> Factors:
 def _sort(x: Instruction, m: _Maker) -> Factors:
     dims = [
         m.new(size, "whole" if d in x["dimensions"] else "free")
-        for d, size in enumerate(x.operands[0].dims)
+        for d, size in enumerate(x.operand.dims)
     ]
     return m.rule([dims] * len(x.operands), [dims] * len(x.operands))
 
 
 @_rule("topk")
 def _topk(x: Instruction, m: _Maker) -> Factors:
-    outer = m.each(x.operands[0].dims[:-1])
+    outer = m.each(x.operand.dims[:-1])
     return m.rule(
-        [[*outer, m.new(x.operands[0].dims[-1], "whole")]],
+        [[*outer, m.new(x.operand.dims[-1], "whole")]],
         [[*outer, ()]] * 2,
     )
 
@@ -540,7 +540,7 @@ def _cholesky(x: Instruction, m: _Maker) -> Factors:
 
 def _batched(x: Instruction, m: _Maker, inner: int) -> Factors:
     """Operands and results have equal outer dimensions; the last `inner` are whole."""
-    outer = m.each(x.operands[0].dims[:-inner])
+    outer = m.each(x.operand.dims[:-inner])
     return m.rule([[*outer, *[()] * inner] for _ in x.operands], [[*outer, *[()] * inner]])
 
 
@@ -558,7 +558,7 @@ def _batch_norm(x: Instruction, m: _Maker) -> Factors:
     sums = "free" if x.op == "batch-norm-inference" else "sum"
     dims = [
         m.new(size, "free" if d == x["feature_index"] else sums)
-        for d, size in enumerate(x.operands[0].dims)
+        for d, size in enumerate(x.operand.dims)
     ]
     channel = [dims[x["feature_index"]]]
     whole = (0, 4) if x.op == "batch-norm-grad" else (0,)

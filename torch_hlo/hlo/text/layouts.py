@@ -53,8 +53,8 @@ def has_layout(s: Shape) -> bool:
 def kept_copy(x: Instruction, to: Shape) -> Instruction:
     """`x` with another layout; a copy that is already there becomes it."""
     sharding = None
-    if x.op == "copy" and x.operands[0].shape == plain(to):
-        x, sharding = x.operands[0], x.get("sharding")
+    if x.op == "copy" and x.operand.shape == plain(to):
+        x, sharding = x.operand, x.get("sharding")
     return x if x.shape == to else instr("copy", (x,), to, sharding=sharding)
 
 
@@ -65,8 +65,8 @@ def replaced(root: Instruction, swaps: dict[Instruction, Instruction]) -> Instru
     for x in postorder((root,)):
         if x in done:
             continue
-        if x.op == "copy" and x.operands[0] in swaps:
-            inner = swaps[x.operands[0]]
+        if x.op == "copy" and x.operand in swaps:
+            inner = swaps[x.operand]
             done[x] = (
                 inner
                 if x.get("sharding") is None or inner.op != "copy"

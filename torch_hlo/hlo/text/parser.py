@@ -527,7 +527,7 @@ class _Parser:
         if line.op == "reshape" and len(operands) > 1:
             raise ShapeError("reshape takes one operand")
         OPCODES[line.op].verify(want, *operands, **attrs)
-        return instr(line.op, tuple(operands), want, **attrs)
+        return instr(line.op, operands, want, **attrs)
 
     def _sharding(self, line: _Line, shape: Shape) -> Placement | None:
         text = line.attrs.get("sharding")
@@ -544,19 +544,19 @@ class _Parser:
         x."""
         inner, _, kind = line.op.rpartition("-")
         if kind != "start":
-            return instr(f"async-{kind}", tuple(operands), want)
+            return instr(f"async-{kind}", operands, want)
         if len(want.elements) < 2:
             raise ShapeError(f"{line.op}: the result must be ((operands), results, …)")
         params = parameters_of(o.shape for o in operands)
         if calls := attrs.pop("calls", None) if inner not in ("fusion",) else None:
-            return instr("async-start", tuple(operands), want, calls=calls)
+            return instr("async-start", operands, want, calls=calls)
         thread = attrs.pop("async_execution_thread", None)
         OPCODES[inner].verify(want.elements[1], *params, **attrs)
         root = instr(inner, params, want.elements[1], **attrs)
         calls = Computation(f"async_{inner}", params, root)
         return instr(
             "async-start",
-            tuple(operands),
+            operands,
             want,
             calls=calls,
             async_execution_thread=thread,
@@ -682,7 +682,7 @@ def _is_async(op: str) -> bool:
 def _constant(value: Literal, sharding: Placement | None = None) -> Instruction:
     if isinstance(value, Literal):
         return instr("constant", (), value.shape, literal=value, sharding=sharding)
-    return instr("tuple", tuple(map(_constant, value)))
+    return instr("tuple", map(_constant, value))
 
 
 # Attributes that another spelling replaces, and ones that XLA prints on some opcodes where they say

@@ -247,7 +247,7 @@ class _Printer:
         return text
 
     def _attribute(self, x: Instruction, name: str, value: Any) -> str:
-        if name == "branch_computations" and x.operands[0].dtype == "pred" and len(value) == 2:
+        if name == "branch_computations" and x.operand.dtype == "pred" and len(value) == 2:
             return (
                 f", true_computation=%{self.names[value[0]]},"
                 f" false_computation=%{self.names[value[1]]}"

@@ -27,7 +27,7 @@ def elements(x: Instruction, count: int) -> list[Instruction]:
 
 
 def tupled(values: Sequence[Instruction]) -> Instruction:
-    return instr("tuple", tuple(values), tuple_shape(*(v.shape for v in values)))
+    return instr("tuple", values, tuple_shape(*(v.shape for v in values)))
 
 
 def named_call(
@@ -39,7 +39,7 @@ def named_call(
     results = tuple(meaning(*params))
     call = instr(
         "call",
-        tuple(operands),
+        operands,
         to_apply=Computation(name, params, tupled(results)),
         backend_config=config,
     )

@@ -213,7 +213,7 @@ def lower(
     shardings = tuple(_sharding(s, mesh, r.shape) for s, r in zip(output_shardings, roots)) or None
     root = instr(
         "tuple",
-        tuple(roots),
+        roots,
         tuple_shape(*(r.shape for r in roots)),
         sharding=shardings,
     )

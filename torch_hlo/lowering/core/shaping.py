@@ -74,11 +74,7 @@ def move_dim(x: Instruction, source: int, target: int) -> Instruction:
 
 
 def concatenate(xs: Sequence[Instruction], dim: int) -> Instruction:
-    return (
-        xs[0]
-        if len(xs) == 1
-        else instr("concatenate", tuple(xs), dimensions=(axis(dim, xs[0].rank),))
-    )
+    return xs[0] if len(xs) == 1 else instr("concatenate", xs, dimensions=(axis(dim, xs[0].rank),))
 
 
 def stack(xs: Sequence[Instruction], dim: int) -> Instruction:

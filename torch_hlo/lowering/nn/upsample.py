@@ -190,7 +190,7 @@ def tables(taps: list[Tap], out: Size) -> list[tuple[np.ndarray, np.ndarray | No
     parts = [v.x for tap in taps for v in tap if v is not None]
     if not isinstance(out, int) or any(_reads(x) for x in parts):
         return None
-    found = iter(evaluate(Computation("taps", (), instr("tuple", tuple(parts))), []))
+    found = iter(evaluate(Computation("taps", (), instr("tuple", parts)), []))
     return [(next(found), None if weight is None else next(found)) for _, weight in taps]
 
 

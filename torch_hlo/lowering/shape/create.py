@@ -116,7 +116,7 @@ def linspace(start: Operand, end: Operand, steps: int, **kwargs: Any) -> Instruc
     if not promote.is_complex(dtype):
         return promote.cast(_spaced(first, last).x, dtype)
     parts = (_spaced(part(first), part(last)).x for part in (real, imag))
-    return instr("complex", tuple(parts))
+    return instr("complex", parts)
 
 
 def _ends(start: Operand, end: Operand) -> tuple[Expr, Expr]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch_hlo.compiler.codegen import Writer, load_real
 from torch_hlo.compiler.codegen.index import exact
-from torch_hlo.compiler.codegen.inline import Writer, load_real
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.words import Words
@@ -181,7 +181,7 @@ def place(f: Writer, cut: Blocks, batch: int) -> Place:
         indices.insert(0, index)
         rest = f.div(rest, f"%size{i}") if i else rest
         offsets = [
-            f.add(o, f.mul(index, f"%batch_{q}{i}")) for o, q in zip(offsets, "abc", strict=True)
+            f.muladd(index, f"%batch_{q}{i}", o) for o, q in zip(offsets, "abc", strict=True)
         ]
     a, b, c = offsets
     return Place(
@@ -254,7 +254,7 @@ def _sum_parts(program: GpuProgram, wide: str, dtype: str, lanes: int) -> str:
         i = f.mul(vector, lanes)
         with f.loop(0, "%count", carry=[(t.type, t.const(0))]) as part:
             value = t.load(
-                f.gep(kind, "%parts", f.add(f.mul(part.index, "%size"), i)),
+                f.gep(kind, "%parts", f.muladd(part.index, "%size", i)),
                 STORAGE[wide].bytes * lanes,
             )
             part.next = [t.add(part.vars[0], value)]

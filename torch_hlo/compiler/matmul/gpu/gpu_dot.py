@@ -18,11 +18,12 @@ all that its code depends on but the finish."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
 from typing import Protocol
 
 from torch_hlo.compiler import tune
-from torch_hlo.compiler.codegen.block import CodegenError, Place
+from torch_hlo.compiler.codegen import CodegenError, Place
 from torch_hlo.compiler.gpu.gpu_program import (
     MAP,
     GpuProgram,
@@ -51,7 +52,15 @@ from torch_hlo.compiler.matmul.product import (
     types_of,
 )
 from torch_hlo.compiler.thresholds import FMA_PART_DEPTH
-from torch_hlo.hlo.ir import Computation, Instruction, Module, Size, fixed, instr, parameters_of
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Module,
+    Size,
+    fixed,
+    parameters_of,
+    replace,
+)
 from torch_hlo.hlo.text.printer import module_text
 
 from . import gpu_blocks as blocks
@@ -130,7 +139,7 @@ class Fma:
                     self.dtypes[side],
                     self.kind,
                     pointer,
-                    f.add(offset, f.add(f.mul(row, free), f.mul(k, deep))),
+                    f.add(offset, f.muladd(row, free, f.mul(k, deep))),
                     count,
                 )
 
@@ -294,7 +303,7 @@ def _chosen(
         return None
     swapped = p.n == 1 and p.m != 1
     if swapped:
-        p = replace(
+        p = with_fields(
             p,
             m=1,
             n=p.m,
@@ -341,7 +350,7 @@ def _fastest(
     parameters = parameters_of(o.shape for o in x.operands)
     alone = Module(
         "step",
-        Computation("main", parameters, instr("dot", parameters, x.shape, **dict(x.attrs))),
+        Computation("main", parameters, replace(x, parameters, x.shape)),
     )
     return ways[tune.choose(program.target.cache_key, module_text(alone), tuple(ways))]
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch_hlo.compiler.codegen import Index, Kernel
 from torch_hlo.compiler.codegen import index as ix
-from torch_hlo.compiler.codegen.index import Index
-from torch_hlo.compiler.codegen.kernel import Kernel
 from torch_hlo.compiler.codegen.kernel_values import Level
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.llvm import Int
@@ -52,7 +51,7 @@ class Plain:
                 lanes,
                 sums,
                 "%C",
-                f.add(at.c, f.add(f.mul(i, "%c_m"), j)),
+                f.add(at.c, f.muladd(i, "%c_m", j)),
             )
 
         return write

@@ -88,10 +88,10 @@ class Block:
         sums = loop.vars[1:]
         width = QUAD * self.quads
         for r in range(width):
-            row = f.add(f.add(a.first, f.mul(y, QUAD)), self._place(r))
+            row = f.add(f.muladd(y, QUAD, a.first), self._place(r))
             with f.when(f.icmp("slt", row, a.size)):
                 for c in range(0, width, lanes):
-                    column = f.add(f.add(b.first, f.mul(x, QUAD)), self._place(c))
+                    column = f.add(f.muladd(x, QUAD, b.first), self._place(c))
                     with f.when(f.icmp("slt", column, b.size)):
                         store(
                             row,
@@ -146,7 +146,7 @@ class Block:
         f = self.f
         for (row, deep), values in zip(self._places(o), fetched, strict=True):
             if o.lanes > 1 and not o.along_k:
-                where = f.add(buffer, f.add(f.mul(deep, self.pitch), row))
+                where = f.add(buffer, f.muladd(deep, self.pitch, row))
                 f.store(
                     f"<{o.lanes} x {self.kind}>",
                     self._vector(values),
@@ -155,7 +155,7 @@ class Block:
                 )
                 continue
             for i, value in enumerate(values):
-                where = f.add(buffer, f.add(f.mul(f.add(deep, i), self.pitch), row))
+                where = f.add(buffer, f.muladd(f.add(deep, i), self.pitch, row))
                 f.store_at(self.kind, value, f"@SELF.{name}", where)
 
     def _take(self, name: str, line: Int, thread: Int) -> list[str]:
@@ -163,7 +163,7 @@ class Block:
         f, vector = self.f, f"<{QUAD} x {self.kind}>"
         result = []
         for q in range(self.quads):
-            where = f.add(f.add(line, f.mul(thread, QUAD)), q * SIDE * QUAD)
+            where = f.add(f.muladd(thread, QUAD, line), q * SIDE * QUAD)
             quad = f.load(vector, f.gep(self.kind, f"@SELF.{name}", where), 16)
             result += [f.op(f"extractelement {vector} {quad}, i64 {i}") for i in range(QUAD)]
         return result

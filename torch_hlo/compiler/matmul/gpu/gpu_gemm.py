@@ -216,7 +216,7 @@ class Product:
         pitch = 4 * (t.warp_n + PADDING)
         thread = w.narrow("%kernel.t")
         lane, warp = w.rem(thread, 32), w.div(thread, 32)
-        patch = w.add(shared, w.mul(warp, FRAGMENT * pitch))
+        patch = w.muladd(warp, FRAGMENT * pitch, shared)
         g, q = w.div(lane, 4), w.rem(lane, 4)
         offset, runs = self.b.runs(w, q)
         own = w.add(patch, w.mul(g, pitch), w.mul(offset, 4))

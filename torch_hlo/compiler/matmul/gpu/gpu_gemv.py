@@ -124,10 +124,10 @@ def _vector(f: GpuWriter, kind: str, values: list[str]) -> str:
 
 def _rows(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
     lane, warp = f.rem("%kernel.t", LANES), f.div("%kernel.t", LANES)
-    first = f.add(at.column, f.mul(warp, EACH))
+    first = f.muladd(warp, EACH, at.column)
     last = f.sub("%n", 1)
-    starts = [f.add(at.b, f.mul(f.min(f.add(first, c), last), "%b_n")) for c in range(EACH)]
-    rows = [f.add(at.a, f.mul("%a_m", r)) for r in range(g.rows)]
+    starts = [f.muladd(f.min(f.add(first, c), last), "%b_n", at.b) for c in range(EACH)]
+    rows = [f.muladd("%a_m", r, at.a) for r in range(g.rows)]
     t = f.emit().typed(g.kind)
     with f.loop(
         f.mul(lane, g.lanes),
@@ -180,7 +180,7 @@ def _columns(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
         return f.gep(
             g.kind,
             "@SELF.sums",
-            f.add(f.add(f.mul(of_warp, g.rows * width), f.mul(row, width)), across),
+            f.add(f.muladd(of_warp, g.rows * width, f.mul(row, width)), across),
         )
 
     for r in range(g.rows):
@@ -224,13 +224,12 @@ def _column_sums(f: GpuWriter, g: Gemv, at: Place, base: Int, warp: Int) -> list
         inside = [f.icmp("slt", k, at.k) for k in deep]
         near = [f.min(k, last) for k in deep]
         matrix = [
-            element(f, g.dtypes[1], g.kind, "%B", f.add(base, f.mul(k, "%b_k")), g.lanes)
-            for k in near
+            element(f, g.dtypes[1], g.kind, "%B", f.muladd(k, "%b_k", base), g.lanes) for k in near
         ]
         sums = list(loop.vars)
         for u in range(AHEAD):
             for r in range(g.rows):
-                place = f.add(at.a, f.add(f.mul("%a_m", r), f.mul(near[u], "%a_k")))
+                place = f.add(at.a, f.muladd("%a_m", r, f.mul(near[u], "%a_k")))
                 (a,) = element(f, g.dtypes[0], g.kind, "%A", place)
                 a = f.select(inside[u], g.kind, a, t.const(0))
                 for c in range(g.lanes):

@@ -93,7 +93,7 @@ class Operand:
             return w.mul(t, 2), [(0, [(0, 0), (0, 1)]), (8, [(1, 0), (1, 1)])]
         if self.unit.itemsize == 1:
             return w.mul(t, 4), [(0, [(0, 0), (1, 0), (0, 1), (1, 1)])]
-        return w.add(w.mul(w.div(t, 2), 16), w.mul(w.rem(t, 2), 2)), [
+        return w.muladd(w.div(t, 2), 16, w.mul(w.rem(t, 2), 2)), [
             (0, [(0, 0), (0, 1)]),
             (4, [(1, 0), (1, 1)]),
         ]
@@ -104,7 +104,7 @@ class Operand:
         if self.along_k or self.unit.itemsize > 1:
             return w.rem(line, 8)
         # lines 4i and 4i + 1 are read together
-        return w.add(w.rem(line, 2), w.mul(w.rem(w.div(line, 4), 4), 2))
+        return w.muladd(w.rem(w.div(line, 4), 4), 2, w.rem(line, 2))
 
 
 class Panel:
@@ -131,13 +131,13 @@ class Panel:
         w, o, itemsize = self.w, operand, operand.unit.itemsize
         thread = w.narrow("%kernel.t")
         chunk, line = w.rem(thread, 8), w.div(thread, 8)
-        self.to = w.add(w.mul(line, LINE), w.mul(w.xor(chunk, o.key(w, line)), CHUNK))
+        self.to = w.muladd(line, LINE, w.mul(w.xor(chunk, o.key(w, line)), CHUNK))
         self.chunk, self.line = w.wide(w.mul(chunk, CHUNK)), w.wide(line)
         start: Int
         self.jumps: list[Int] = []  # bytes in memory from the first copy of a thread to the others
         if o.along_k:
             row = f.add(first, self.line)
-            start = f.add(f.mul(row, stride), self.chunk)
+            start = f.muladd(row, stride, self.chunk)
             self.advance: Int = LINE
             self.ok = [f.icmp("slt", f.add(row, i * self.step), size) for i in range(self.copies)]
             self.jumps = [f.mul(stride, i * self.step) for i in range(self.copies)]
@@ -147,8 +147,8 @@ class Panel:
             if self.step > o.depth:
                 inside, slab = f.rem(self.line, o.depth), f.div(self.line, o.depth)
             self.line = inside
-            across = f.add(self.chunk, f.mul(slab, LINE))
-            start = f.add(f.mul(inside, stride), f.add(across, f.mul(first, itemsize)))
+            across = f.muladd(slab, LINE, self.chunk)
+            start = f.muladd(inside, stride, f.muladd(first, itemsize, across))
             self.advance = f.mul(stride, o.depth)
             left = f.sub(f.mul(f.sub(size, first), itemsize), across)
             # (slab, k) from the first copy
@@ -158,7 +158,7 @@ class Panel:
                 for s in dict.fromkeys(s for s, _ in self.places)
             }
             self.widths = [widths[s] for s, _ in self.places]
-            self.jumps = [f.add(f.mul(stride, d), s * LINE) for s, d in self.places]
+            self.jumps = [f.muladd(stride, d, s * LINE) for s, d in self.places]
         self.start = f.gep("i8", base, start)
 
     @property
@@ -211,7 +211,7 @@ class Panel:
                 size,
             )
             word = w.where(ok, f.op(f"zext i{8 * size} {value} to i32"), 0)
-            words[at // 4] = w.add(words[at // 4], w.mul(word, 1 << 8 * (at % 4)))
+            words[at // 4] = w.muladd(word, 1 << 8 * (at % 4), words[at // 4])
         ptx.store_shared(f, "i32", words, to)
 
     # -- fragments
@@ -229,7 +229,7 @@ class Panel:
             slab = w.mul(w.div(first, LINE), o.depth * LINE)
             chunk = w.div(w.rem(first, LINE), CHUNK)
             if o.unit.itemsize == 2:
-                line = w.add(w.mul(w.div(lane, 16), 8), w.rem(lane, 8))
+                line = w.muladd(w.div(lane, 16), 8, w.rem(lane, 8))
                 chunk = w.xor(chunk, w.rem(w.div(lane, 8), 2))
             elif o.unit.itemsize == 1:
                 r, q = w.rem(lane, 8), w.div(lane, 8)
@@ -242,8 +242,8 @@ class Panel:
             else:
                 line = w.rem(lane, 4)
                 chunk = w.xor(chunk, w.mul(w.div(lane, 16), 4))
-                slab = w.add(slab, w.mul(w.rem(w.div(lane, 4), 4), 4))
-            self.lines = w.add(w.mul(line, LINE), slab)
+                slab = w.muladd(w.rem(w.div(lane, 4), 4), 4, slab)
+            self.lines = w.muladd(line, LINE, slab)
         column = w.mul(w.xor(chunk, o.key(w, line)), CHUNK)
         # the lane's chunk exchanged by a constant
         self.columns = {d: w.xor(column, d) for d in range(0, LINE, CHUNK)}

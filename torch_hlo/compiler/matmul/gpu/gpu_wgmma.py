@@ -99,9 +99,8 @@ class CopyEngine(Copies):
     def _barrier(self, slot: Int) -> Int:
         """Address of the barrier of the stage at `slot`."""
         w = self.w
-        return w.add(
-            self.barriers,
-            w.mul(w.div(w.minus(slot, self.shared), self.product.tile.slice_bytes), 8),
+        return w.muladd(
+            w.div(w.minus(slot, self.shared), self.product.tile.slice_bytes), 8, self.barriers
         )
 
     def wait(self, now: Int, pending: int, state: Sequence[Int]) -> None:
