@@ -20,13 +20,27 @@ STABLEHLO = {"stablehlo_current_version": [1, 13, 3], "stablehlo_minimum_version
 
 
 class Client:
-    """One for the process: `devices` virtual devices over the same processor."""
+    """One for the process: virtual devices over the same processor, or where JAX runs several
+    processes one device of each, of which `mine` is here."""
 
     compiling = False  # a program, or one has been compiled
     asked: Callable[[], int] = staticmethod(lambda: 1)  # how many devices JAX's settings say
+    # the number of this process, and how many there are
+    processes: Callable[[], tuple[int, int]] = staticmethod(lambda: (0, 1))
+    connect: Callable[[], None]  # them, by torch.distributed
 
     def __init__(self) -> None:
         count = max(config.get("CPU_DEVICES"), self.asked())
+        own, processes = self.processes()
+        if processes > 1 and count > 1:
+            raise PluginError(
+                PluginError.UNIMPLEMENTED,
+                f"each of {processes} processes has one device, not {count}: unset"
+                " TORCH_HLO_CPU_DEVICES and JAX_NUM_CPU_DEVICES, or run one process",
+            )
+        self.distributed = processes > 1
+        self.mine = range(own, own + 1) if self.distributed else range(count)
+        count = max(count, processes)
         self.ready = Object("event", is_ready=1, listeners=1, holders=1 << 60)  # of what is there
         self.topology = Object("topology", platform_name=PLATFORM, platform_version=_VERSION)
         self.devices = [Object("device") for _ in range(count)]
@@ -36,9 +50,10 @@ class Client:
             platform_name=PLATFORM,
             platform_version=_VERSION,
             topology=self.topology.address,
+            process_index=own,
             devices=_addresses(self.devices),
-            addressable_devices=_addresses(self.devices),
-            addressable_memories=_addresses(self.memories),
+            addressable_devices=_addresses([self.devices[i] for i in self.mine]),
+            addressable_memories=_addresses([self.memories[i] for i in self.mine]),
         )
         self.topology.set(descriptions=_addresses(self.devices))
         for i, (device, memory) in enumerate(zip(self.devices, self.memories)):
@@ -52,8 +67,9 @@ class Client:
             debug_string=name,
             to_string=name,
             device_description=device.address,
-            is_addressable=1,
-            local_hardware_id=i,
+            is_addressable=int(i in self.mine),
+            process_index=i if self.distributed else 0,
+            local_hardware_id=i - self.mine.start if i in self.mine else -1,
             memories=[memory.address],
             memory=memory.address,
         )
@@ -122,7 +138,8 @@ def _lookup(args: Any) -> None:
 
 @implements("Client_LookupAddressableDevice")
 def _lookup_local(args: Any) -> None:
-    args.addressable_device = client().device(args.local_hardware_id).address
+    here = client()
+    args.addressable_device = here.device(here.mine.start + args.local_hardware_id).address
 
 
 @implements("Client_DefaultDeviceAssignment")

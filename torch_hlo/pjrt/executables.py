@@ -60,6 +60,9 @@ class LoadedExecutable(Object):
         )
         self.shapes = list(self.program.executable.outputs)
         self.aliases = dict(self.program.aliases)
+        self.devices = [d for d in options.devices if d in client().mine]
+        if client().distributed and self.program.info is not None:
+            Client.connect()
         self._describe()
 
     @cached_property
@@ -74,7 +77,7 @@ class LoadedExecutable(Object):
         kind = self.keep(ctypes.create_string_buffer(b"device"))
         sizes = [d for s in shapes for d in s.sizes]
         types = (ctypes.c_int * max(count, 1))(*(BUFFER_TYPES[s.dtype] for s in shapes))
-        places = [client().device(d).address for d in options.devices]
+        places = [client().device(d).address for d in self.devices]
         self.set(
             executable_name=self.program.executable.name,
             executable=self.address,
@@ -118,7 +121,7 @@ class LoadedExecutable(Object):
         pending = event if event != client().ready.address else 0
         made = [
             [Array(b.shape, b.memory, device, pending) for b in row]
-            for row, device in zip(outs, self.options.devices)
+            for row, device in zip(outs, self.devices)
         ]
         return made, event
 

@@ -23,7 +23,7 @@ from .objects import CALLBACK
 
 def initialize() -> None:
     """Called by JAX for each plugin that is installed."""
-    from jax._src import config, xla_bridge
+    from jax._src import config, distributed, xla_bridge
 
     if PLATFORM in xla_bridge._backend_factories:
         return
@@ -32,13 +32,34 @@ def initialize() -> None:
         from .functions import table
 
         collector.settle()
+    state = distributed.global_state
     Client.asked = staticmethod(lambda: xla_bridge.num_cpu_devices.value)
+    Client.processes = staticmethod(lambda: (state.process_id, state.num_processes or 1))
+    Client.connect = staticmethod(lambda: _connect(state))
     xla_bridge.register_plugin(PLATFORM, priority=-100, c_api=table().capsule())
     if config.jax_platforms.value == PLATFORM:  # JAX's callbacks compute on its CPU
         config.update("jax_platforms", f"{PLATFORM},cpu")
     _lowerings()
     _callbacks()
     _dlpack((config.jax_platforms.value or "").startswith(PLATFORM))
+
+
+def _connect(state: Any) -> None:
+    """The processes of jax.distributed become those of torch.distributed, which carries what their
+    programs exchange. JAX's coordinator tells where the first one listens."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        return
+    rank, count, key = state.process_id, state.num_processes, "torch_hlo/port"
+    host = state.coordinator_address.rpartition(":")[0].strip("[]")
+    if rank == 0:
+        store = dist.TCPStore(host, 0, count, True, wait_for_workers=False)
+        state.client.key_value_set(key, str(store.port))
+    else:
+        port = state.client.blocking_key_value_get(key, 300_000)  # milliseconds
+        store = dist.TCPStore(host, int(port), count, False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
 
 
 def _lowerings() -> None:

@@ -1,0 +1,112 @@
+"""jax.distributed: several processes, each with one device of the mesh."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("jax", reason="needs JAX: pip install 'torch_hlo[jax]'")
+
+SCRIPT = """
+import sys, jax, jax.numpy as jnp, numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+rank, count, port = map(int, sys.argv[1:])
+jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
+assert (jax.process_index(), jax.process_count(), jax.device_count()) == (rank, count, count)
+(device,) = jax.local_devices()
+assert (device.platform, device.id, device.process_index) == ("hlo", rank, rank)
+mesh = jax.make_mesh((count,), ("d",), axis_types=(AxisType.Auto,))
+cut, whole = NamedSharding(mesh, P("d")), NamedSharding(mesh, P())
+x = np.arange(64, dtype=np.float32).reshape(8, 8)
+y = jax.make_array_from_callback(x.shape, cut, lambda at: x[at])
+
+z = jax.jit(lambda x: x @ x.T)(y)                     # shardings are propagated
+assert z.sharding.spec == P("d"), z.sharding
+for shard in z.addressable_shards:
+    np.testing.assert_allclose(shard.data, (x @ x.T)[shard.index])
+
+def mapped(f, out=P()):
+    return np.asarray(jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("d"), out_specs=out, check_vma=False))(y))
+
+parts = x.reshape(count, -1, 8)
+np.testing.assert_allclose(mapped(lambda x: jax.lax.psum(x, "d")), parts.sum(0))
+np.testing.assert_allclose(mapped(lambda x: jax.lax.all_gather(x, "d", tiled=True)), x)
+turned = mapped(lambda x: jax.lax.all_gather(jax.lax.ppermute(x, "d", [(i, (i + 1) % count) for i in range(count)]), "d"))
+np.testing.assert_allclose(turned, np.roll(parts, 1, 0))
+scattered = mapped(lambda x: jax.lax.all_gather(jax.lax.psum_scatter(x, "d", scatter_dimension=1, tiled=True), "d", axis=1, tiled=True))
+np.testing.assert_allclose(scattered, parts.sum(0))
+np.testing.assert_allclose(multihost_utils.process_allgather(np.float32(rank)), range(count))
+
+# training, data parallel: weights everywhere, the batch is cut
+r = np.random.RandomState(0)
+data, labels = r.randn(8, 5).astype("f"), r.randn(8, 1).astype("f")
+start = {"a": r.randn(5, 16).astype("f") / 2, "b": r.randn(16, 1).astype("f") / 2}
+
+def step(w, x, y):
+    def loss(w):
+        return jnp.mean((jnp.tanh(x @ w["a"]) @ w["b"] - y) ** 2)
+    value, g = jax.value_and_grad(loss)(w)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, w, g), value
+
+def train(step, w, x, y):
+    seen = []
+    for _ in range(5):
+        w, value = step(w, x, y)
+        seen.append(float(value))
+    return seen
+
+with jax.default_device(jax.local_devices(backend="cpu")[0]):
+    want = train(jax.jit(step), start, data, labels)
+put = lambda s: lambda a: jax.make_array_from_callback(a.shape, s, lambda at: a[at])
+got = train(jax.jit(step, out_shardings=whole), jax.tree.map(put(whole), start), put(cut)(data), put(cut)(labels))
+np.testing.assert_allclose(got, want, rtol=1e-5)
+assert got[-1] < got[0]
+multihost_utils.sync_global_devices("end")
+print("fine")
+"""
+
+
+def start(count: int, script: str = SCRIPT, **environment: str) -> list[tuple[int, str, str]]:
+    """Exit status, output and errors of each process."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    environment = {**os.environ, "JAX_PLATFORMS": "hlo", **environment}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(rank), str(count), str(port)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        ended = [p.communicate(timeout=280) for p in processes]
+    finally:
+        for p in processes:
+            p.kill()
+    return [(p.returncode, *text) for p, text in zip(processes, ended, strict=True)]
+
+
+def test_two_processes():
+    for status, output, errors in start(2):
+        assert (status, output.split()[-1:]) == (0, ["fine"]), errors
+
+
+def test_several_devices_in_each_process_are_refused():
+    script = """
+import sys, jax
+rank, count, port = map(int, sys.argv[1:])
+jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
+jax.devices()
+"""
+    for status, _, errors in start(2, script, JAX_NUM_CPU_DEVICES="2"):
+        assert status == 1 and "each of 2 processes has one device, not 2" in errors, errors
