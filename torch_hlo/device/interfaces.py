@@ -31,6 +31,8 @@ class Program(ABC):
     from_disk = False
     # a thread without Python can run it: it is a StreamProgram
     streams = False
+    # and a run of it takes the addresses of its arrays, and nothing else
+    plain = False
     # virtual devices of one process may run it, several at a time
     virtual = True
 

@@ -62,6 +62,9 @@ class DeviceGraph:
         started = started and not generator.default.inside  # a loop's body is being recorded
         if config.get("NAN") or self.tries >= TRIES or not started or self._observed():
             return (Lines(self.graph_module).run if lines_wanted() else self.plain)(*args)
+        quick = self.recordings[0].quick if self.recordings else None
+        if quick is not None and (results := quick(args)) is not None:
+            return results
         given = Given(self.signature, self.signature.brought(args))
         for recording in self.recordings:
             storages = recording.serves(given)

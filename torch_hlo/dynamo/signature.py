@@ -28,7 +28,9 @@ class Signature:
         self.boxed: set[int] = set()
         self.moved: list[int] = []  # tensors of the CPU that are only copied to the device
         self.reason = ""
-        for at, node in enumerate(graph_module.graph.find_nodes(op="placeholder")):
+        placeholders = graph_module.graph.find_nodes(op="placeholder")
+        self.count = len(placeholders)
+        for at, node in enumerate(placeholders):
             self._argument(at, node)
         own = [*graph_module.parameters(), *graph_module.buffers()]
         self.constants: list[Storage] = [t._storage for t in own if type(t) is HloTensor]

@@ -76,6 +76,7 @@ class NativeProgram(CompiledProgram, StreamProgram):
         self.seconds = math.inf
         self._loaded = loader.load(executable)
         self.streams = self._loaded.callback is None
+        self.plain = self.streams and not (executable.symbols or executable.packings)
 
     def starter(self) -> Callable[[Ints], None]:
         """A program whose host call raises may leave aliased inputs half written."""
@@ -90,12 +91,12 @@ class NativeProgram(CompiledProgram, StreamProgram):
             self._run(inputs, outputs)
 
     def _run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
-        sizes = [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols]
         copies = self._copies(inputs)
-        self._loaded.call(
-            [b.memory.address for b in inputs],
-            [b.memory.address for b in outputs],
-            sizes,
+        self._loaded.launch(
+            (
+                *[inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols],
+                *[b.memory.address for b in (*inputs, *outputs)],
+            ),
             [c.address for c in copies],
         )
 

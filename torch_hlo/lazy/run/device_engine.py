@@ -55,7 +55,7 @@ from . import executor, nan_checks, spmd, transfer
 from .agreement import Meeting
 from .fingerprint import Graph, collect, operands
 from .journal import Journal
-from .launch import InPlace, Programs, Run, launch, leaf_buffer, number_buffers, stream
+from .launch import Compiled, InPlace, Programs, Run, launch, leaf_buffer, number_buffers, stream
 from .plan import Known, Plan, cut, donations, dying
 from .program_cache import ProgramCache, program_key, variant
 
@@ -83,7 +83,7 @@ def _substitute(replaced: dict[int, Out]) -> None:
             stack += operands(node)
 
 
-_ARRAYS = frozenset({Array})
+_ARRAYS, _BUFFERS = frozenset({Array}), frozenset({Buffer})
 
 
 class DeviceEngine(Engine):
@@ -132,6 +132,9 @@ class DeviceEngine(Engine):
 
     def sync(self, tensors: Sequence[Tensor] | None = None) -> None:
         """Evaluate everything recorded and wait: for all of it, or until `tensors` are there."""
+        if not TAPE.words and self._idle():
+            self.recorded.clear()
+            return
         self._evaluate()
         if tensors is None:
             self._wait_all()
@@ -257,6 +260,39 @@ class DeviceEngine(Engine):
                     return False
             metrics.launched(len(graph.nodes))
         return True
+
+    def start(
+        self, compiled: Compiled, leaves: Sequence[Array], numbers: Sequence[Buffer], ops: int
+    ) -> list[Buffer] | None:
+        """Run a program that overwrites nothing here and now; its results. None, and nothing done,
+        where it is long, and unless nothing is recorded or under way."""
+        with RECORDING:
+            if compiled.program.seconds >= executor.BRIEF or not self._idle():
+                return None
+            if not _ARRAYS.issuperset(map(type, leaves)):
+                return None
+            inputs = [leaf.data for leaf in leaves]
+            if not _BUFFERS.issuperset(map(type, inputs)):
+                return None
+            outputs = list(map(runtime.allocate, compiled.outputs))
+            buffers = *inputs, *numbers, *outputs
+            compiled.program.starter()(tuple([b.memory.address for b in buffers]))
+            metrics.launched(ops)
+        return outputs
+
+    def _idle(self) -> bool:
+        """Whether nothing is recorded or under way."""
+        state = session.current()
+        return executor.idle() and not (
+            state.effects
+            or state.expected
+            or state.sharded
+            or state.tracing is not None
+            or self.in_flight
+            or self.unchecked
+            or state.pending
+            and pending()
+        )
 
     def pending_step(self) -> tuple[Module, list[Buffer]]:
         """What `mark_step()` would run now: the module before any pass, with its donations, and the

@@ -41,7 +41,7 @@ from torch_hlo.pytorch import participants
 
 DEPTH = 2
 # seconds of a program that its caller runs himself: another thread would not even have woken up
-_BRIEF = 15e-6
+BRIEF = 15e-6
 # of one that is worth changing the processor for: 0.1 ms, and what the old one's cache holds
 _LONG = 2e-3
 T = TypeVar("T")
@@ -281,6 +281,15 @@ def streams(program: Program, inputs: Sequence[Buffer]) -> bool:
     )
 
 
+def idle() -> bool:
+    """Whether nothing is under way, and nobody watches what is run."""
+    executor = _session.executor
+    _forget_done(executor.in_flight)
+    return not (
+        executor.in_flight or executor.failed or executor.watchers or participants.profiled()
+    )
+
+
 def prepare(job: Job, entry: int, nbytes: int, block: array, needed: object) -> None:
     """Give a job that `streams` its place on the stream: what NativeProgram.prepare returns."""
     job.block, job.needed = block, needed
@@ -311,7 +320,7 @@ def _submit(job: Job) -> None:
     if job.number is not None:
         if job not in in_flight:
             in_flight.append(job)
-        if job.program.seconds < _BRIEF and len(in_flight) == 1:
+        if job.program.seconds < BRIEF and len(in_flight) == 1:
             executor.stream.run(job.number)
         else:
             executor.stream.publish(job.number, job.program.seconds > _LONG)
