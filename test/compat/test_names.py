@@ -328,3 +328,62 @@ def test_checkpoints_of_sharded_tensors(tmp_path):
     assert "preempted True True" in out
     assert "shards 7.0" in out
     assert "expected 4 shards, one for each device, got 3" in out
+
+
+def test_barriers_and_patched_layers(tmp_path):
+    """A barrier keeps what comes after it apart; layers are written as one product; a tensor that
+    is no block is refused."""
+    out = script(
+        """
+        import torch, torch_xla, torch_xla.core.xla_model as xm, torch_xla.distributed.spmd as xs
+        from torch_xla.distributed.fsdp.utils import apply_xla_patch_to_nn_linear
+        hlo = torch_xla._XLAC._get_xla_tensors_hlo
+        x, y = torch.randn(3, 4).to("xla"), torch.randn(2).to("xla")
+        before = x.exp()
+        xm.optimization_barrier_([x, y])
+        after = x.exp()
+        print(hlo([before, after]).count(" exponential("), torch.equal(before, after))
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)).to("xla")
+        xs.xla_sharding.apply_backward_optimization_barrier(net[1])
+        net(x).sum().backward()
+        print("opt-barrier" in hlo([net[1].weight.grad]))
+        apply_xla_patch_to_nn_linear(net, lambda m, given: given @ m.weight.t() * 0)
+        print(net(x).abs().sum().item())
+        try:
+            xs._mark_manual_sharding(x + 1)
+        except RuntimeError as error:
+            print(error)
+        """,
+        tmp_path,
+    ).splitlines()
+    assert out[:3] == ["2 True", "True", "0.0"]
+    assert "enable_manual_sharding" in out[3]
+
+
+def test_quantized_products(tmp_path):
+    """int8 weights with a scale per row and per block, and rows quantized on the way."""
+    out = script(
+        """
+        import torch, torch_xla
+        from torch_xla.experimental.xla_quantized_matmul import XlaQuantizedLinear
+        x, w = torch.randn(3, 8), torch.randint(-127, 127, (4, 8), dtype=torch.int8)
+        scale, zero = torch.rand(4), torch.rand(4)
+        layer = XlaQuantizedLinear(8, 4)
+        layer.load_quantized_weight(w, scale, zero)
+        want = x @ (w * scale[:, None] - zero[:, None]).t()
+        print(torch.allclose(layer.to("xla")(x.to("xla")).cpu(), want, atol=1e-3))
+        product = torch.ops.xla.quantized_matmul
+        coarse = product(*(t.to("xla") for t in (x, w, scale)), quantize_activation=True)
+        print(((coarse.cpu() - x @ (w * scale[:, None]).t()).abs() < 8).all().item())
+        blocks, scales = w.t().reshape(2, 4, 4), torch.rand(2, 4)
+        want = x @ (blocks * scales[:, None]).reshape(8, 4)
+        found = product(*(t.to("xla") for t in (x, blocks, scales)), block_size=4)
+        print(torch.allclose(found.cpu(), want, atol=1e-3))
+        numbers = torch_xla._XLAC._xla_dot_general(
+            w.to("xla"), w.to("xla"), (([-1], [1]), ()), preferred_element_type=torch.int32
+        )
+        print(torch.equal(numbers.cpu(), w.int() @ w.int().t()))
+        """,
+        tmp_path,
+    ).splitlines()
+    assert out == ["True"] * 4

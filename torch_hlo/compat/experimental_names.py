@@ -10,7 +10,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as _checkpoint
 
 import torch_hlo
+from torch_hlo.hlo.ir import build
 from torch_hlo.lazy.aten import dispatch
+from torch_hlo.lazy.record import HloTensor, read, write
+from torch_hlo.lowering.core import RECORDING, Node, Out, lowers
 
 # scripts clear them; programs are kept by the device
 _SCAN_COMPUTATION_CACHE, _ONE_LAYER_CACHE = {}, {}
@@ -131,6 +134,28 @@ def checkpoint(function, *args, **kwargs):
     """torch.utils.checkpoint, which the device takes as it is."""
     kwargs.setdefault("use_reentrant", True)
     return _checkpoint(function, *args, **kwargs)
+
+
+@torch.library.custom_op("torch_hlo::barrier", mutates_args=())
+def _barrier(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [t.clone() for t in tensors]
+
+
+@lowers(torch.ops.torch_hlo.barrier.default)
+def _opt_barrier(tensors):
+    whole = build.opt_barrier(build.tuple_(*tensors))
+    return tuple(build.get_tuple_element(whole, i) for i in range(len(tensors)))
+
+
+def optimization_barrier_(tensors):
+    """What uses the tensors from here on is not shared with what used them before, and needs all of
+    them to be there. Tensors of other devices stay as they are."""
+    found = [t for t in tensors if isinstance(t, HloTensor)]
+    with RECORDING:
+        shapes = tuple(t._meta.hlo for t in found)
+        node = Node(torch.ops.torch_hlo.barrier.default, ([*map(read, found)],), {}, shapes)
+        for i, t in enumerate(found):
+            write(t, Out(node, i))
 
 
 def tree_flatten_none(tree):

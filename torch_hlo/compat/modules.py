@@ -70,7 +70,7 @@ MODULES: dict[str, str] = {
     "experimental.spmd_fully_sharded_data_parallel": "fully_sharded",
     "experimental.splash_attention": "",
     "experimental.stablehlo_custom_call": "",
-    "experimental.xla_quantized_matmul": "",
+    "experimental.xla_quantized_matmul": "torch.ao.quantization.fx.convert precision",
     "runtime": "hardware",
     "stablehlo": "stablehlo_export",
     "tf_saved_model_integration": "",
@@ -110,7 +110,6 @@ REFUSED: dict[str, str] = {
     "experimental.splash_attention": _PALLAS,
     "experimental.mark_pattern_utils": "patterns are found without marks",
     "experimental.stablehlo_custom_call": _TEXT,
-    "experimental.xla_quantized_matmul": "use torch.ao.quantization",
     "tf_saved_model_integration": "use torch_xla.stablehlo.save_as_stablehlo",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_hlo import debug
 from torch_hlo.distributed import annotate, spmd, visualize
 from torch_hlo.lazy.record import HloTensor, to_cpu
 
-from . import hardware
+from . import experimental_names, hardware
 
 
 class ShardingType(enum.IntEnum):
@@ -146,7 +148,14 @@ annotate_custom_sharding = mark_sharding
 
 
 def _mark_manual_sharding(t):
-    """The tensor: it knows that it is a block."""
+    """The tensor, which is made of blocks that `enable_manual_sharding` cut. Raises RuntimeError
+    for another one."""
+    nodes = debug.graph([t]).nodes if debug.is_pending(t) else ()
+    if not any(n.target is torch.ops.torch_hlo.to_blocks.default for n in nodes):
+        raise RuntimeError(
+            f"the tensor of shape {[*t.shape]} is no block of another one: use"
+            " enable_manual_sharding"
+        )
     return t
 
 
@@ -369,21 +378,35 @@ def auto_policy(*args):
 
 
 def apply_backward_optimization_barrier(m):
-    """Nothing: what is fused is decided by the bytes that need not move."""
+    """A barrier behind the gradients of the module's parameters and inputs."""
+
+    def barrier(module, grad_input, grad_output):
+        grads = [p.grad for p in module.parameters()]
+        experimental_names.optimization_barrier_(
+            [g for g in (*grads, *grad_input) if g is not None]
+        )
+
+    m.register_full_backward_hook(barrier)
 
 
 class XLAPatchedLinear:
-    """`apply` is a linear layer."""
+    """`apply` is a linear layer that is written as one product of all its dimensions."""
 
-    apply = staticmethod(torch.nn.functional.linear)
+    @staticmethod
+    def apply(input, weight, bias=None):
+        product = torch.einsum("...n,mn->...m", input, weight)
+        return product if bias is None else product + bias
 
 
 def xla_patched_nn_linear_forward(m, input):
-    return torch.nn.functional.linear(input, m.weight, m.bias)
+    return XLAPatchedLinear.apply(input, m.weight, m.bias)
 
 
-def apply_xla_patch_to_nn_linear(module, *args):
-    """The module: products of more than two dimensions keep their shardings here."""
+def apply_xla_patch_to_nn_linear(module, forward=xla_patched_nn_linear_forward):
+    """Give the linear layers of a module this `forward`; returns the module."""
+    for m in module.modules():
+        if isinstance(m, torch.nn.Linear):
+            m.forward = types.MethodType(forward, m)
     return module
 
 

@@ -15,7 +15,7 @@ from torch_hlo import config
 from torch_hlo.lazy import device_module
 from torch_hlo.lazy.record import session
 
-from . import closures, communication, hardware, sharding_names, utilities
+from . import closures, communication, experimental_names, hardware, sharding_names, utilities
 
 REDUCE_SUM, REDUCE_MUL, REDUCE_AND = "sum", "mul", "and"
 REDUCE_OR, REDUCE_MIN, REDUCE_MAX = "or", "min", "max"
@@ -177,10 +177,6 @@ def get_stablehlo(tensors=None):
     return debug.stablehlo_text(tensors)
 
 
-def optimization_barrier_(tensors):
-    """Nothing: what is kept for backward is decided by the compiler."""
-
-
 def do_on_ordinals(target, data=(), ordinals=(0,)):
     cpu = utilities.to_cpu(data)
     return target(*cpu) if hardware.global_ordinal() in ordinals else None
@@ -204,6 +200,7 @@ get_ordinal = hardware.global_ordinal
 get_local_ordinal = hardware.local_ordinal
 xrt_world_size = hardware.world_size
 mark_step, xla_replication_devices = sync, xla_real_devices
+optimization_barrier_ = experimental_names.optimization_barrier_
 save = utilities.save
 _maybe_convert_to_cpu = to_cpu = utilities.to_cpu
 ToXlaTensorArena = utilities.ToXlaTensorArena
