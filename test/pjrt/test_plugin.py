@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import subprocess
 import sys
@@ -179,6 +180,32 @@ def test_callbacks():
     assert seen == [0, 1, 2, 3]
 
 
+def test_effects_without_results(capfd):
+    """Of programs, branches and functions without results, in order where JAX asks for it, and
+    each of equal calls."""
+    show = functools.partial(jax.debug.print, ordered=True)
+
+    @jax.jit
+    def called(x):
+        jax.debug.print("called {}", x)
+
+    def f(x):
+        show("first {}", x)
+        jax.lax.fori_loop(0, 2, lambda i, y: (show("turn {}", i), y)[1], x)
+        show("last")
+
+    def g(x):
+        jax.lax.cond(x > 0, lambda: jax.debug.print("branch"), lambda: None)
+        called(x)
+        called(x)
+
+    assert jax.jit(f)(1) is None and jax.jit(g)(2) is None
+    jax.effects_barrier()
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[:4] == ["first 1", "turn 0", "turn 1", "last"]
+    assert sorted(lines[4:]) == ["branch", "called 2", "called 2"]
+
+
 def test_an_error_in_a_callback_is_reported():
     def fail(x):
         raise ValueError("no such thing")
@@ -229,11 +256,24 @@ y = jax.device_put(x, NamedSharding(mesh, P("d")))
 z = jax.jit(lambda x: x @ x.T)(y)
 assert z.sharding.spec == P("d"), z.sharding
 np.testing.assert_allclose(z, x @ x.T)
+jax.jit(lambda x: jax.debug.print("{}", x.sum()))(y)
+jax.effects_barrier()
 z = jax.jit(lambda x: x * 2, out_shardings=NamedSharding(mesh, P(None, "d")), donate_argnums=0)(y)
 assert z.sharding.spec == P(None, "d")
 np.testing.assert_allclose(z, x * 2)
 f = jax.shard_map(lambda x: jax.lax.psum(x, "d"), mesh=mesh, in_specs=P(None, "d"), out_specs=P())
 np.testing.assert_allclose(jax.jit(f)(z), 2 * x.reshape(8, 4, 2).sum(1))
+with jax.set_mesh(jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)):
+    a, b = jax.device_put(x, P("a", "b")), jax.device_put(x, P("b"))
+    dot = jax.jit(lambda a, b: jax.numpy.einsum("ij,jk", a, b, out_sharding=P("a", unreduced={"b"})))
+    s = dot(a, b)
+    assert s.sharding.spec == P("a", None, unreduced={"b"}), s.sharding
+    assert "all_reduce" not in dot.lower(a, b).compile().as_text()
+    np.testing.assert_allclose(s.addressable_shards[0].data, x[:4, :4] @ x[:4])
+    np.testing.assert_allclose(jax.jit(lambda s: jax.reshard(s + s, P()))(s), 2 * x @ x)
+    place = jax.jit(lambda x: jax.reshard(x, P(unreduced={"a", "b"})))
+    assert sum((np.asarray(p.data) != 0).sum() for p in place(a).addressable_shards) == 63
+    np.testing.assert_allclose(jax.reshard(place(a), P()), x)
 g = jax.pmap(lambda x: jax.lax.all_gather(x, "i"), axis_name="i")(x[:4])
 np.testing.assert_array_equal(g, np.broadcast_to(x[:4], (4, 4, 8)))
 """
@@ -248,6 +288,7 @@ def test_shardings_on_virtual_devices(name):
         text=True,
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout == "2016.0\n"  # one device prints
 
 
 def test_the_process_ends_cleanly():

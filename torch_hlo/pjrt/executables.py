@@ -21,12 +21,15 @@ from torch_hlo.device.cpu.native import NativeProgram
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
 from torch_hlo.device.pjrt.pjrt_structs import STRUCTURES
-from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.ir import Computation, Module, instr
+from torch_hlo.hlo.ir.build import constant, tuple_
+from torch_hlo.hlo.ir.match import substituted
 from torch_hlo.hlo.ir.verify import VerifyError
 from torch_hlo.hlo.read import parse_text
 from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
 from torch_hlo.hlo.sharding.sharding_text import to_xla
 from torch_hlo.hlo.stablehlo import WriteError, stablehlo_text
+from torch_hlo.hlo.stablehlo.converter import tied
 from torch_hlo.hlo.text.scanner import ParseError
 from torch_hlo.tools.adopt import adopted
 from torch_hlo.tools.devices import is_annotated, partitioned
@@ -50,6 +53,8 @@ _CODES = {
 class LoadedExecutable(Object):
     """A program for some devices of this process."""
 
+    hidden = 0  # results that JAX is not given
+
     def __init__(
         self, code: bytes, options: CompileOptions, compiled: Executable | None = None
     ) -> None:
@@ -58,7 +63,9 @@ class LoadedExecutable(Object):
         self.program = (
             runtime.compile_program(self.module) if compiled is None else NativeProgram(compiled)
         )
-        self.shapes = list(self.program.executable.outputs)
+        # the last result of a program that only has effects says that they have run
+        self.results = list(self.program.executable.outputs)
+        self.shapes = self.results[: len(self.results) - self.hidden]
         self.aliases = dict(self.program.aliases)
         self.devices = [d for d in options.devices if d in client().mine]
         if client().distributed and self.program.info is not None:
@@ -67,7 +74,10 @@ class LoadedExecutable(Object):
 
     @cached_property
     def module(self) -> Module:
-        whole = flat(adopted(parse_text(self.code)))
+        module = adopted(parse_text(self.code))
+        root = module.entry.root
+        self.hidden = sum(o.shape.is_tuple for o in root.operands) if root.op == "tuple" else 0
+        whole = flat(_without_tokens(module))
         own = partitioned(whole) if is_annotated(whole) else whole
         return replace(own, excess_precision=True)  # as JAX's XLA does
 
@@ -120,19 +130,22 @@ class LoadedExecutable(Object):
                     row[i].delete()
         pending = event if event != client().ready.address else 0
         made = [
-            [Array(b.shape, b.memory, device, pending) for b in row]
+            [Array(s, b.memory, device, pending) for s, b in zip(self.shapes, row)]
             for row, device in zip(outs, self.devices)
         ]
         return made, event
 
     def stablehlo(self) -> str:
         """StableHLO text; its header says how whole arrays are cut, which JAX asks for."""
-        text, module = stablehlo_text(self.module), self.module
+        module = self.module
+        if self.hidden:
+            module = module.with_root(tuple_())
+        text = stablehlo_text(module)
         count = self.options.partitions
         if count == 1:
             return text
         ins = _texts(module.in_shardings, len(module.entry.params))
-        outs = _texts(module.out_shardings, len(self.shapes))
+        outs = _texts(module.out_shardings[: len(self.shapes)], max(len(self.shapes), 1))
         whole = outs[0] if len(outs) == 1 else "{" + ", ".join(outs) + "}"
         attributes = (
             f"mhlo.num_partitions = {count} : i32,"
@@ -157,9 +170,29 @@ class LoadedExecutable(Object):
                 ins[i] = ins[i].over(memory.copy(ins[i].nbytes))
         outs = [
             Buffer(s, ins[self.aliases[o]].memory if o in self.aliases else Memory(s.nbytes))
-            for o, s in enumerate(self.shapes)
+            for o, s in enumerate(self.results)
         ]
         return ins, outs
+
+
+def _without_tokens(module: Module) -> Module:
+    """JAX gives an array for each token that a program takes, and gets one for each result."""
+    entry, root = module.entry, module.entry.root
+    parts = root.operands if root.op == "tuple" else (root,)
+    if all(x.shape.dtype != "token" for x in (*entry.params, *parts)):
+        return module
+    done = constant(True, "pred")
+    tokens = {p: instr("after-all", ()) for p in entry.params if p.shape.dtype == "token"}
+    params = [
+        instr("parameter", (), done.shape, index=p["index"]) if p in tokens else p
+        for p in entry.params
+    ]
+    whole = instr(
+        "tuple",
+        tuple(tied([done], [x])[0] if x.shape.dtype == "token" else x for x in parts),
+        **dict(root.attrs if root.op == "tuple" else ()),
+    )
+    return replace(module, entry=Computation(entry.name, tuple(params), substituted(whole, tokens)))
 
 
 def _texts(shardings: Sequence[Sharding], count: int) -> list[str]:

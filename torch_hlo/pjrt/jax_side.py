@@ -162,6 +162,10 @@ def _callbacks() -> None:
         ctx.module_context.add_keepalive(made)
         types = [mlir.aval_to_ir_type(ctx.module_context, a) for a in result_avals]
         done = mlir.ir.RankedTensorType.get([], mlir.ir.IntegerType.get_signless(1))
+        barrier = mlir.hlo.OptimizationBarrierOp
+        if token is not None:  # calls in order: one needs what the other has done
+            token, after = barrier([token, mlir.ir_constant(np.bool_(True))]).results
+            operands = [*operands, after]
         call = mlir.custom_call(
             CALLBACK,
             result_types=[*types, done],
@@ -171,6 +175,8 @@ def _callbacks() -> None:
         )
         if (sharding := options.get("sharding")) is not None:
             mlir.set_sharding(ctx.module_context, call, _with_one_more(sharding, len(types)))
+        if token is not None:
+            token = barrier([token, call.results[-1]]).results[0]
         return list(call.results)[:-1], token, made
 
     callback.emit_python_callback = emit

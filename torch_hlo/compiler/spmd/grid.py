@@ -97,8 +97,8 @@ class Grid:
             found = self._layouts[sharding] = tuple(self.atoms_of(d.axes) for d in sharding.dims)
         return found
 
-    def sharding(self, layout: Layout) -> Sharding:
-        """The layout in terms of the mesh's axes."""
+    def sharding(self, layout: Layout, partial: Atoms = ()) -> Sharding:
+        """The layout in terms of the mesh's axes; unreduced along `partial`."""
         if self._axes is None:
             self._axes = [
                 Axis(name, pre, self.sizes[a])
@@ -107,6 +107,7 @@ class Grid:
         return Sharding(
             self.mesh,
             tuple(DimSharding(simplify(self._axes[a] for a in atoms)) for atoms in layout),
+            unreduced=simplify(self._axes[a] for a in partial),
         )
 
     def parts(self, atoms: Iterable[int]) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace as changed
+from itertools import chain
 from typing import Any, TypeAlias
 
 from torch_hlo import metrics
@@ -32,6 +33,7 @@ from torch_hlo.hlo.ir import (
     Module,
     Shape,
     called,
+    has_effect,
     instr,
     interned,
     postorder,
@@ -43,7 +45,7 @@ from torch_hlo.hlo.sharding.sharding import Axis, Sharding
 
 from . import rules_contract, rules_index, rules_moves, rules_window
 from .assign import Choice, Question, choose
-from .grid import Grid, Layout, ShardingTree
+from .grid import Atoms, Grid, Layout, ShardingTree
 from .reshard import Local, Planner
 from .rules import handler, on_first
 
@@ -163,14 +165,16 @@ class Partitioner:
             new = h.parameter(p["index"], self.block_shape(p.shape, layout))
             _name(new, p)
             params.append(new)
-            env[p] = self.spread(new, p.shape, layout)
-        root = self.bring(self.run(entry.root, env), self.wanted(entry.root))
+            value, partial = self.spread(new, p.shape, layout), self.unreduced(p.get("sharding"))
+            env[p] = changed(array(value), partial=partial, goal=layout) if partial else value
+        value = self.run(entry.root, env)
+        root = self.placed(value, self.wanted(entry.root), entry.root.get("sharding"))
         outputs = root if isinstance(root, tuple) else (root,)
-        aliases = tuple(
-            (o, i)
-            for o, i in module.aliases
-            if self.layouts(outputs[o]) == self.layouts(env[entry.params[i]])
+        ins, outs = (
+            [[self.grid.sharding(v.layout, v.partial) for v in flat(value)] for value in values]
+            for values in ([env[p] for p in entry.params], outputs)
         )
+        aliases = tuple((o, i) for o, i in module.aliases if outs[o] == ins[i])
         whole = Computation(entry.name, tuple(params), self.gathered(root))
         return number_channels(
             Module(
@@ -180,10 +184,8 @@ class Partitioner:
                 module.symbols,
                 module.mesh,
                 num_partitions=self.grid.devices,
-                in_shardings=tuple(
-                    self.grid.sharding(v.layout) for p in entry.params for v in flat(env[p])
-                ),
-                out_shardings=tuple(self.grid.sharding(v.layout) for v in flat(root)),
+                in_shardings=tuple(chain(*ins)),
+                out_shardings=tuple(chain(*outs)),
                 out_dims=tuple(v.dims for v in flat(root)),
             )
         )
@@ -240,6 +242,33 @@ class Partitioner:
             goal if wants is None else wants,
         )
 
+    def unreduced(self, sharding: ShardingTree) -> Atoms:
+        """Along these the devices hold summands of an array with this annotation."""
+        given = sharding.unreduced if isinstance(sharding, Sharding) else ()
+        return tuple(sorted(self.grid.atoms_of(given)))
+
+    def manual(self, x: Instruction) -> set[int]:
+        """Along these the program is per device already where `x` stands."""
+        places = _flat_shardings(x.get("sharding"))
+        return {a for s in places for a in self.grid.atoms_of(s.manual)}
+
+    def placed(self, value: Value, wants: Wants, sharding: ShardingTree) -> Value:
+        """`bring`, to what may be unreduced."""
+        if isinstance(value, tuple) and isinstance(sharding, tuple):
+            return tuple(map(self.placed, value, wants, sharding))
+        atoms = self.unreduced(sharding)
+        return self.summands(array(value), atoms, wants) if atoms else self.bring(value, wants)
+
+    def summands(self, value: Local, atoms: Atoms, layout: Layout) -> Local:
+        """`value` unreduced along `atoms`. Along those where it is no sum, the first device has all
+        of it."""
+        reduced = self.planner.reduced(value, atoms, layout) if value.reducer == "add" else None
+        if reduced is None:
+            reduced = self.planner.scattered(array(self.bring(value, None)), atoms, layout)
+        new = tuple(a for a in atoms if a not in reduced.partial)
+        x = on_first(self.planner, reduced.x, new, h.constant(0, value.dtype))
+        return Local(x, value.dims, layout, atoms, goal=layout, rate=value.rate)
+
     def layouts(self, value: Value) -> Wants:
         return (
             tuple(map(self.layouts, value))
@@ -276,11 +305,21 @@ class Partitioner:
         return env[root]
 
     def visit(self, x: Instruction, env: Env) -> Value:
+        sharding = x.get("sharding")
+        if not self.unreduced(sharding):
+            return self._visit(x, env)
+        constraint = x.op == "custom-call" and x["custom_call_target"] == "Sharding"
+        value = env[x.operand] if constraint else self._visit(x, env)
+        return self.placed(value, self.wanted(x), sharding)
+
+    def _visit(self, x: Instruction, env: Env) -> Value:
         special = SPECIAL.get(x.op)
         if special is not None:
             return special(self, x, env)
         if x.op == "custom-call" and x["custom_call_target"] in _REGION:
             return _REGION[x["custom_call_target"]](self, x, env)
+        if has_effect(x) and (whole := self.grid.atoms - self.manual(x)):
+            return _act(self, x, env, tuple(sorted(whole)))
         wants = self.wanted(x)
         values = [env[o] for o in x.operands]
         passed = self._passed_on(x, values, wants)
@@ -468,11 +507,15 @@ class Partitioner:
     # Computations
 
     def called(
-        self, computation: Computation, arguments: Sequence[Value], wants: Wants
+        self,
+        computation: Computation,
+        arguments: Sequence[Value],
+        wants: Wants,
+        sharding: ShardingTree = None,
     ) -> tuple[Computation, Value]:
         """`computation` on blocks like those of `arguments`, its result in the wanted layouts; with
         the (spread) value of its root."""
-        key = (computation, tuple(map(_key, arguments)), wants)
+        key = (computation, tuple(map(_key, arguments)), wants, sharding)
         found = self._computations.get(key)
         if found is None:
             env: Env = {}
@@ -481,9 +524,9 @@ class Partitioner:
                 layouts = self.layouts(v)
                 new = h.parameter(p["index"], self.block_shape(p.shape, layouts))
                 params.append(new)
-                env[p] = _at_rate(self.spread(new, p.shape, layouts), v)
+                env[p] = _like(self.spread(new, p.shape, layouts), v)
             outer, self._uses = self._uses, {}
-            root = self.bring(self.run(computation.root, env), wants)
+            root = self.placed(self.run(computation.root, env), wants, sharding)
             self._uses = outer
             found = self._computations[key] = (
                 Computation(computation.name, tuple(params), self.gathered(root)),
@@ -496,15 +539,17 @@ def _key(value: Value) -> tuple[object, ...]:
     return (
         tuple(map(_key, value))
         if isinstance(value, tuple)
-        else (value.layout, value.dims, value.rate)
+        else (value.layout, value.dims, value.rate, value.partial)
     )
 
 
-def _at_rate(value: Value, like: Value) -> Value:
-    return (
-        tuple(map(_at_rate, value, elements(like)))
-        if isinstance(value, tuple)
-        else changed(value, rate=array(like).rate)
+def _like(value: Value, other: Value) -> Value:
+    """As `other` passes it on: summands of its sum, as often as it changes."""
+    if isinstance(value, tuple):
+        return tuple(map(_like, value, elements(other)))
+    given = array(other)
+    return changed(
+        value, rate=given.rate, partial=given.partial, reducer=given.reducer, goal=given.goal
     )
 
 
@@ -554,7 +599,7 @@ def _same_sum(x: Instruction, reducer_: str) -> bool:
 
 
 def _tuple(p: Partitioner, x: Instruction, env: Env) -> Value:
-    return tuple(p.bring(env[o], w) for o, w in zip(x.operands, p.wanted(x), strict=True))
+    return p.placed(tuple(env[o] for o in x.operands), p.wanted(x), x.get("sharding"))
 
 
 def _element(p: Partitioner, x: Instruction, env: Env) -> Value:
@@ -588,11 +633,12 @@ def _dependency(p: Partitioner, x: Instruction, env: Env) -> Value:
 
 
 def _while(p: Partitioner, x: Instruction, env: Env) -> Value:
-    state = p.bring(env[x.operand], p.wanted(x))
+    sharding = x.get("sharding")
+    state = p.placed(env[x.operand], p.wanted(x), sharding)
     layouts = p.layouts(state)
-    body, _ = p.called(x["body"], [_slowed(x, state)], layouts)
+    body, _ = p.called(x["body"], [_slowed(x, state)], layouts, sharding)
     condition, _ = p.called(x["condition"], [state], ())
-    return p.spread(h.while_(condition, body, p.gathered(state)), x.shape, layouts)
+    return _like(p.spread(h.while_(condition, body, p.gathered(state)), x.shape, layouts), state)
 
 
 def _slowed(x: Instruction, state: Value) -> Value:
@@ -686,8 +732,9 @@ def _refused(p: Partitioner, x: Instruction, env: Env) -> Value:
 def _enter(p: Partitioner, x: Instruction, env: Env) -> Value:
     """SPMDFullToShardShape: from here on shapes are those of the blocks along the manual axes."""
     (operand,) = x.operands
-    value = array(p.bring(env[operand], p.wanted(operand)))
-    return Local(value.x, x.shape.sizes, p.wanted(x) or ((),) * x.rank)
+    value = array(p.placed(env[operand], p.wanted(operand), operand.get("sharding")))
+    layout = p.wanted(x) or ((),) * x.rank
+    return Local(value.x, x.shape.sizes, layout, p.unreduced(x.get("sharding")), goal=layout)
 
 
 def _leave(p: Partitioner, x: Instruction, env: Env) -> Value:
@@ -703,7 +750,36 @@ def _leave(p: Partitioner, x: Instruction, env: Env) -> Value:
     if layout is None:
         raise PartitionError(f"SPMDShardToFullShape({operand.shape}) -> {x.shape} needs a sharding")
     inner = tuple(tuple(a for a in atoms if a not in manual) for atoms in layout)
-    return Local(array(p.bring(env[operand], inner)).x, x.shape.sizes, layout)
+    value = array(p.placed(env[operand], inner, sharding))
+    return Local(value.x, x.shape.sizes, layout, p.unreduced(x.get("sharding")), goal=layout)
+
+
+def _act(p: Partitioner, x: Instruction, env: Env, atoms: Atoms) -> Value:
+    """A call with effects is made by one device, the first along `atoms`; all get its results."""
+    operands = [p.bring(env[o], ((),) * o.rank) for o in x.operands]
+    state = h.tuple_(*map(p.gathered, operands))
+    param = h.parameter(0, state.shape)
+    parts = tuple(h.get_tuple_element(param, i) for i in range(len(operands)))
+    call = interned(x.op, parts, _plain_attrs(x), x.shape)
+    zeros = [h.broadcast(h.constant(0, s.dtype), s.dims, ()) for s in arrays(x.shape)]
+    others = h.tuple_(*zeros) if x.shape.is_tuple else zeros[0]
+    which = p.grid.table(int(i != 0) for i in p.grid.indices(atoms))
+    branches = [Computation(f"call{i}", (param,), root) for i, root in enumerate((call, others))]
+    made = p.spread(
+        h.conditional(which, branches, [state, state]), x.shape, p._wants(x.shape, None)
+    )
+    return _nested(
+        x.shape,
+        (
+            changed(
+                v,
+                partial=atoms,
+                reducer="or" if v.dtype == "pred" else "add",
+                goal=((),) * len(v.dims),
+            )
+            for v in flat(made)
+        ),
+    )
 
 
 _REGION = {"SPMDFullToShardShape": _enter, "SPMDShardToFullShape": _leave}

@@ -38,7 +38,7 @@ from torch_hlo.hlo.ir import (
 )
 from torch_hlo.hlo.ir.match import inline
 from torch_hlo.hlo.sharding.factors import arrays, factors
-from torch_hlo.hlo.sharding.sharding import Axis, Mesh, Sharding, complement
+from torch_hlo.hlo.sharding.sharding import Axis, Mesh, Sharding, complement, is_unreduced
 
 from .grid import ShardingTree
 from .propagate_factors import ManualRule, Reason, Rule, State, clear, identity, transfer
@@ -474,6 +474,7 @@ def inlined(c: Computation) -> Computation:
             and x["custom_call_target"] == "Sharding"
             and not x.rank
             and not x.shape.is_tuple
+            and not any(is_unreduced(y.get("sharding")) for y in (x, operands[0]))
         ):
             # a number is everywhere; inside reducers such a call would be in the way
             return operands[0]

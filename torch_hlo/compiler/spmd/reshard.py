@@ -388,13 +388,7 @@ class Planner:
             return replace(local, x=self.block_of(local.source, local.dims, new), layout=new)
         if local.partial:
             moves, _, layout = self._reduction(local.dims, layout, local.partial, new)
-            for move in moves:
-                if move.kind == "all-reduce":
-                    x = self.all_reduce(x, move.atoms, local.reducer)
-                elif move.kind == "scatter":
-                    x = self._emit_scatter(x, local.dims, move, local.reducer)
-                else:
-                    x = self._emit(x, local.dims, move)
+            x = self._reduce(local, moves)
         for move in self.plan(local.dims, layout, new).moves:
             x = self._emit(x, local.dims, move)
         return Local(
@@ -406,6 +400,46 @@ class Planner:
             crop=local.crop,
             made_for=local.made_for,
         )
+
+    def reduced(self, local: Local, kept: Atoms, new: Layout) -> Local | None:
+        """`local` in layout `new`, summed along all atoms but `kept`; None where more than a sum
+        leads there."""
+        rest = tuple(a for a in local.partial if a not in kept)
+        moves, _, layout = self._reduction(local.dims, local.layout, rest, new)
+        if layout != new:
+            return None
+        partial = tuple(a for a in local.partial if a in kept)
+        return replace(local, x=self._reduce(local, moves), layout=new, partial=partial)
+
+    def scattered(self, local: Local, atoms: Atoms, new: Layout) -> Local:
+        """`local` in layout `new`. Along those of `atoms` that cut it, each device may keep its
+        block among zeros, which makes summands."""
+        x = local.x
+        partial: Atoms = ()
+        for d, (n, have, want) in enumerate(zip(local.dims, local.layout, new, strict=True)):
+            run = have[len(want) :]
+            if (
+                have[: len(want)] != want
+                or not {*run} <= {*atoms}
+                or not self._aligned(n, want, have)
+            ):
+                return self.apply(local, new)
+            if run:
+                size = ceildiv(n, self.grid.parts(want))
+                x = self._placed(x, d, run, self.grid.parts(run), size)
+                partial += run
+        return Local(x, local.dims, new, partial, rate=local.rate)
+
+    def _reduce(self, local: Local, moves: Iterable[Move]) -> Instruction:
+        x = local.x
+        for move in moves:
+            if move.kind == "all-reduce":
+                x = self.all_reduce(x, move.atoms, local.reducer)
+            elif move.kind == "scatter":
+                x = self._emit_scatter(x, local.dims, move, local.reducer)
+            else:
+                x = self._emit(x, local.dims, move)
+        return x
 
     def block_of(self, source: Instruction, dims: Ints, layout: Layout) -> Instruction:
         """This device's block of an array that any device can make."""

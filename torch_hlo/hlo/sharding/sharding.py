@@ -280,6 +280,11 @@ class Sharding:
         return sharding_text(self)
 
 
+def is_unreduced(value: object) -> bool:
+    """Whether an array with this annotation is the sum of what devices hold."""
+    return isinstance(value, Sharding) and bool(value.unreduced)
+
+
 # The attribute `sharding`: of an instruction of tuple shape a tuple, nested as the shape is.
 Placement = Sharding | tuple["Placement", ...]
 

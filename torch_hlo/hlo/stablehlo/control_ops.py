@@ -55,5 +55,8 @@ def _case(c: Context) -> Made:
     ]
     if not branches:
         raise c.error("has no branches")
+    if any(branch.root.operands for branch in branches):  # also where there are effects alone
+        done = b.tuple_(b.constant(True, "pred"))
+        branches = [y if y.root.operands else y.with_root(done) for y in branches]
     x = b.conditional(c.x[0], branches, [operand] * len(branches))
     return [b.get_tuple_element(x, i) for i in range(len(x.shape.elements))]

@@ -164,10 +164,13 @@ class Converter:
             equal,
             shardings,
         )
-        self.computations: dict[tuple[Any, ...], Computation] = {}
         self.active: list[str] = []
         # custom calls with effects, and where they stand
         self.effects: list[tuple[int, Instruction]] = []
+        # functions, and their effects
+        self.computations: dict[
+            tuple[Any, ...], tuple[Computation, list[tuple[int, Instruction]]]
+        ] = {}
         # Sizes that captured integers of the region being converted are known to hold.
         self.known: dict[Instruction, list[Size]] = {}
 
@@ -197,7 +200,11 @@ class Converter:
             shape = t.shape if t.shape.is_tuple else Shape(t.shape.dtype, tuple(dims))
             params.append(instr("parameter", (), shape, index=i, sharding=placed[i]))
         results = self._body(entry, params, [t.quantized for _, t in entry.regions[0].args])
-        wanted = self.shardings.boundary(entry, "res_attrs", [x.shape for x in results])
+        wanted = None
+        if entry.types:
+            wanted = self.shardings.boundary(entry, "res_attrs", [x.shape for x in results])
+        elif results:  # the effects of a program without results: ((), true)
+            results = [b.tuple_(), *results]
         if len(results) == 1 and not results[0].shape.is_tuple:
             root = results[0] if wanted is None else constrained(results[0], wanted[0])
         else:
@@ -245,10 +252,10 @@ class Converter:
         self._bind(scope, block.args, args, quantized, function.position)
         results = self.block(block, scope)
         self.active.pop()
-        if len(results) != len(function.types):
+        returned = len(block.ops[-1].operands)
+        if returned != len(function.types):
             raise self.s.error(
-                f"function @{name} returns {len(results)} values, its type says"
-                f" {len(function.types)}",
+                f"function @{name} returns {returned} values, its type says {len(function.types)}",
                 function.position,
             )
         return results
@@ -269,18 +276,17 @@ class Converter:
                 scope.quantized[name, 0] = q
 
     def block(self, block: Block, scope: Scope) -> list[Instruction]:
-        """Convert a block; the values it returns."""
+        """Convert a block; the values it returns. One that has effects and returns nothing returns
+        that they have run."""
         carriers: list[Instruction] = []  # what runs the effects of this block
         for op in block.ops:
             if op.name in ("return", "sdy.return"):
                 found = [self.use(scope, name, index, op.position) for name, index in op.operands]
-                return tied(found, carriers)
+                return tied(found or [b.constant(True, "pred")] * bool(carriers), carriers)
             known = len(self.effects)
-            self.operation(op, scope)
+            results = self.operation(op, scope)
             if len(self.effects) > known:
-                carriers.append(
-                    scope.values[op.results[0][0]][0] if op.results else self.effects[-1][1]
-                )
+                carriers.append((results or [self.effects[-1][1]])[0])
         raise self.s.error(
             "this block does not end in a return",
             block.ops[-1].position if block.ops else self.s.pos,
@@ -298,7 +304,7 @@ class Converter:
         value = found[1][index]
         return value
 
-    def operation(self, op: Operation, scope: Scope) -> None:
+    def operation(self, op: Operation, scope: Scope) -> list[Instruction]:
         operands = [self.use(scope, name, index, op.position) for name, index in op.operands]
         kinds = [self._quantized(scope, name, index) for name, index in op.operands]
         try:
@@ -320,7 +326,7 @@ class Converter:
                 f"{op.name}: bad operands or attributes ({error})", op.position
             ) from error
         wanted = sum(n for _, n in op.results)
-        if wanted != len(results) and not (wanted == 0 and op.name in _NO_RESULT):
+        if wanted not in (0, len(results)):
             raise self.s.error(
                 f"{op.name} has {len(results)} results, {wanted} are named",
                 op.position,
@@ -337,6 +343,7 @@ class Converter:
                 if not name.isdigit():
                     META.setdefault(results[at + k], Meta(name))
             at += count
+        return results
 
     def _quantized(self, scope: Scope, name: str, index: int) -> Quantized | None:
         found = scope.find(name)
@@ -531,10 +538,12 @@ class Converter:
             UNKNOWN in t.shape.dims for op in walk(function.regions[0]) for t in op.types
         ):
             return self._body(function, c.x, kinds)
-        return unpacked(
-            b.call(self.function(c, name, [x.shape for x in c.x]), c.x),
-            len(function.types),
-        )
+        known = len(self.effects)
+        called = self.function(c, name, [x.shape for x in c.x])
+        if len(self.effects) > known:  # each call has effects of its own
+            del self.effects[known:]
+            return self._body(function, c.x, kinds)
+        return unpacked(b.call(called, c.x), len(function.types))
 
     def function(self, c: Context, name: str, shapes: Sequence[Shape]) -> Computation:
         """A function of arguments of these shapes as a computation."""
@@ -542,10 +551,12 @@ class Converter:
         if function is None or not function.regions:
             raise c.error(f"function @{name} is not defined")
         key = (name, tuple(shapes))
-        found = self.computations.get(key)
+        found, effects = self.computations.get(key) or (None, [])
+        self.effects += effects
         if found is None:
             params = [instr("parameter", (), s, index=i) for i, s in enumerate(shapes)]
             known, self.known = self.known, {}
+            before = len(self.effects)
             results = self._body(
                 function,
                 params,
@@ -557,7 +568,7 @@ class Converter:
                 tuple(params),
                 results[0] if len(results) == 1 else b.tuple_(*results),
             )
-            self.computations[key] = found
+            self.computations[key] = found, self.effects[before:]
         return found
 
 
@@ -640,7 +651,6 @@ _STORAGE = frozenset(
     "constant uniform_quantize uniform_dequantize reshape transpose broadcast_in_dim slice reverse"
     " concatenate dynamic_slice optimization_barrier return gather bitcast_convert".split()
 )
-_NO_RESULT = frozenset({"custom_call"})
 _CALLS = frozenset(
     {
         "func.call",

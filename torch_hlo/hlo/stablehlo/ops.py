@@ -690,6 +690,7 @@ def _custom_call(c: Context) -> Made:
         config, opaque = None, config or None
     given = c.converter.shardings.of(c.op.attrs, shapes)
     sharding = None if given is None else given[0] if len(shapes) == 1 else tuple(given)
+    acts = bool(c.attr("has_side_effect", default=False))
     x = instr(
         "custom-call",
         tuple(c.x),
@@ -697,7 +698,8 @@ def _custom_call(c: Context) -> Made:
         custom_call_target=target,
         backend_config=config,
         opaque=opaque,
-        custom_call_has_side_effect=bool(c.attr("has_side_effect", default=False)),
+        custom_call_has_side_effect=acts,
+        serial=len(c.converter.effects) if acts else None,  # equal calls are two
         sharding=sharding or None,  # no arrays, no places
     )
     if has_effect(x):

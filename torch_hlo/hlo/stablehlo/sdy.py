@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from torch_hlo.hlo.sharding.sharding import Axis, DimSharding, Sharding
+from torch_hlo.hlo.sharding.sharding import Axis, DimSharding, Sharding, is_unreduced
 
 from .attributes import Dense
 from .converter import RULES, Context, Made, rule
@@ -25,7 +25,8 @@ from .shardings import Shardings, constrained, listed, raw_text
 def _constraint(c: Context) -> Made:
     text = c.attr("out_sharding", "sharding")
     sharding = c.converter.shardings.shardy(raw_text(text), c.x[0].shape)
-    return constrained(c.x[0], sharding) if c.x[0].rank else c.x[0]
+    sums = sharding.unreduced or is_unreduced(c.x[0].get("sharding"))
+    return constrained(c.x[0], sharding) if c.x[0].rank or sums else c.x[0]
 
 
 @rule("sdy.propagation_barrier", "sdy.data_flow_edge")
@@ -90,6 +91,8 @@ def _manual_computation(c: Context) -> Made:
     table.manual = outside + axes
     results = c.converter.inner_block(c, c.op.regions[0], values)
     table.manual = outside
+    if not c.types:
+        return results
     made = []
     for x, text, t in zip(results, outs, c.types, strict=True):
         whole = table.shardy(text, t.shape)
@@ -111,5 +114,8 @@ def _without(whole: Sharding, axes: tuple[Axis, ...]) -> Sharding:
         DimSharding(tuple(a for a in d.axes if a.name not in names), d.open, d.priority)
         for d in whole.dims
     )
-    kept = tuple(a for a in whole.replicated if a.name not in names)
-    return Sharding(whole.mesh, tuple(dims), kept, whole.unreduced, whole.manual + axes)
+    kept, sums = (
+        tuple(a for a in given if a.name not in names)
+        for given in (whole.replicated, whole.unreduced)
+    )
+    return Sharding(whole.mesh, tuple(dims), kept, sums, whole.manual + axes)
