@@ -20,6 +20,9 @@ _NUMBER = re.compile(
     r"-?(?:0x[0-9A-Fa-f]+|[0-9]+(?:\.[0-9]*(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)?)"
 )
 _DENSE = re.compile(r'dense<\s*(?:("(?:[^"\\]++)*+")|([^<>"]*+))\s*>')
+RESOURCES = "{-#"  # begins the end of a text
+_RESOURCE = re.compile(r'<\s*"?([\w.$\-]+)"?\s*>')
+_BLOB = re.compile(r'"?([\w.$\-]+)"?\s*:\s*"0x[0-9A-Fa-f]{8}([0-9A-Fa-f]*)"')
 _WORD = re.compile(r"[A-Za-z_][\w.$\-]*+")
 _SYMBOL = re.compile(r'@(?:([\w$.\-]+)|"([^"\n]*)")(?:::@(?:[\w$.\-]+|"[^"\n]*"))*')
 _HASH = re.compile(r"#([A-Za-z_][\w$]*)((?:\.[\w$]+)*)|#(\d+)")
@@ -125,14 +128,25 @@ def _bare_word(s: Scanner, typed: bool) -> bool | str | Raw:
         if typed and s.accept(":"):
             parse_type(s)
         return word == "true"
-    if word in ("dense_resource", "opaque", "sparse"):
-        raise s.error(
-            f"{word} constants keep their values outside this text and cannot be read",
-            begin,
-        )
+    if word == "dense_resource":
+        return _resource(s, begin)
+    if word in ("opaque", "sparse"):
+        raise s.error(f"{word} constants cannot be read", begin)
     if s.text[s.pos : s.pos + 1] == "<":  # affine_map<…>, complex<f32>, strided<…>
         return Raw(f"{word}<{angle_group(s)}>")
     return word
+
+
+def _resource(s: Scanner, begin: int) -> Dense:
+    """A constant whose bytes stand at the end of the text, behind their alignment (4 bytes)."""
+    name = s.need(_RESOURCE, "the name of a resource").group(1)
+    s.expect(":")
+    kind = parse_type(s)
+    if s.resources is None:
+        s.resources = dict(_BLOB.findall(s.text, max(s.text.rfind(RESOURCES), 0)))
+    if name not in s.resources:
+        raise s.error(f"the bytes of resource {name!r} are not at the end of this text", begin)
+    return Dense(f'"0x{s.resources[name]}"', kind, begin)
 
 
 def _array(s: Scanner) -> list[Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from torch_hlo.hlo.text.scanner import ErrorAt, Scanner
 
-from .attributes import Dense, FunctionType, attribute, dictionary, symbol
+from .attributes import RESOURCES, Dense, FunctionType, attribute, dictionary, symbol
 from .operation import Block, Operation
 from .types import Type, parse_type
 
@@ -76,7 +76,7 @@ class Reader:
 
     def text(self) -> Program:
         found = []
-        while not self.s.done():
+        while not self.s.done() and not self.s.at(RESOURCES):
             if self.s.match(_ALIAS):
                 self._skip_alias()
             else:

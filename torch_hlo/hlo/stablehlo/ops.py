@@ -63,6 +63,11 @@ def _reduce_precision(c: Context) -> Made:
     return b.reduce_precision(c.x[0], exponent, mantissa)
 
 
+@rule("copy")  # MHLO's
+def _copy(c: Context) -> Made:
+    return c.x[0]
+
+
 @rule("convert")
 def _convert(c: Context) -> Made:
     x, dtype = c.x[0], c.types[0].shape.dtype

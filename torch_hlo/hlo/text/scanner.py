@@ -68,6 +68,7 @@ class Scanner:
 
     def __init__(self, text: str) -> None:
         self.text, self.pos = text, 0
+        self.resources: dict[str, str] | None = None  # hexadecimal bytes by name
 
     def error(self, message: str, position: int | None = None) -> ParseError:
         return ParseError(
