@@ -24,14 +24,22 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.utils import _pytree as pytree
 
-from torch_hlo.hlo.ir import Computation, Dim, Instruction, Literal, Module, Size, build, postorder
-from torch_hlo.hlo.ir import symbols as dim_symbols
-from torch_hlo.hlo.ir.match import inline
+from torch_hlo.hlo.ir import (
+    Computation,
+    Dim,
+    Instruction,
+    Literal,
+    Module,
+    Size,
+    build,
+    inline,
+    postorder,
+    symbols as dim_symbols,
+)
 from torch_hlo.hlo.stablehlo import stablehlo_text
 from torch_hlo.hlo.text.printer import module_text
 from torch_hlo.lowering.core import LOWERINGS, Leaf, LoweringError, Out, lower, size_value
-from torch_hlo.lowering.fx import export_sizes as sizes
-from torch_hlo.lowering.fx import operators_of_libraries
+from torch_hlo.lowering.fx import export_sizes as sizes, operators_of_libraries
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input, from_fx
 from torch_hlo.lowering.fx.fx_size import shape_of
 from torch_hlo.pytorch.graphs import with_effects

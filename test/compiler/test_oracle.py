@@ -6,8 +6,7 @@ compared."""
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from test.compiler import random_hlo
 from torch_hlo.compiler.pipeline import optimize, random_inputs

@@ -13,8 +13,7 @@ from torch_hlo import config
 from torch_hlo.device import dlpack, runtime
 from torch_hlo.device.cuda import cuda_driver, cuda_memory
 from torch_hlo.hlo.ir.shape import Shape
-from torch_hlo.lazy.record import Array, exchange, fresh, session
-from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record import Array, exchange, fresh, meta as metas, session
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, nn, random
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 RNG = np.random.default_rng(0)
 MESHES = {

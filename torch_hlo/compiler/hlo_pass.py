@@ -16,10 +16,11 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Module,
     called,
+    carry_meta,
     on_operands,
     postorder,
+    with_computations,
 )
-from torch_hlo.hlo.ir.match import carry_meta, with_computations
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from torch_hlo import config
-from torch_hlo.compiler.attention.attention import attention
-from torch_hlo.compiler.attention.attention import on_grid as attention_on_grid
+from torch_hlo.compiler.attention.attention import attention, on_grid as attention_on_grid
 from torch_hlo.compiler.attention.attention_match import attention_match
 from torch_hlo.compiler.attention.attention_operands import attention_operands
 from torch_hlo.compiler.collectives.collective_async import collective_async

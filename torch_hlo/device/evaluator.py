@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir import instruction
-from torch_hlo.hlo.ir.numeric import decode, encode
+from torch_hlo.hlo.ir import decode, encode, instruction
 
 from .interfaces import Backend, Observe, Program
 from .memory import Buffer

@@ -32,8 +32,15 @@ from torch_hlo.compiler.schedule.memory import assign
 from torch_hlo.compiler.schedule.schedule import is_step, schedule
 from torch_hlo.compiler.spmd.spmd_pipeline import spmd as partitioned
 from torch_hlo.hlo.ir import Instruction, Module, Shape, Size
-from torch_hlo.lazy.record import Array, Storage, Watcher, fresh, pending_storages, session
-from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record import (
+    Array,
+    Storage,
+    Watcher,
+    fresh,
+    meta as metas,
+    pending_storages,
+    session,
+)
 from torch_hlo.lazy.run import spmd
 from torch_hlo.lazy.run.fingerprint import collect
 from torch_hlo.lowering.core import Out

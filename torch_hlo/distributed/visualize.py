@@ -15,8 +15,7 @@ import re
 import torch
 
 from torch_hlo.hlo.ir import Ints, Shape
-from torch_hlo.hlo.sharding.sharding import Mesh as HloMesh
-from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
+from torch_hlo.hlo.sharding.sharding import Mesh as HloMesh, Sharding, ShardingError
 from torch_hlo.hlo.sharding.sharding_text import common_mesh, parse_sharding
 
 

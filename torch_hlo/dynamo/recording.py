@@ -27,11 +27,11 @@ from torch_hlo.lazy.record import (
     conditions,
     generator,
     make,
+    meta as metas,
     pending,
     pending_storages,
     session,
 )
-from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.run.fingerprint import collect
 from torch_hlo.lazy.run.launch import Programs
 from torch_hlo.lowering.core import HLO_TO_TORCH, RECORDING, Node, Out

@@ -12,8 +12,7 @@ from sys import getrefcount
 
 import torch
 
-from torch_hlo.lazy.record import Array, HloTensor, Meta, fresh, session
-from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record import Array, HloTensor, Meta, fresh, meta as metas, session
 from torch_hlo.pytorch import steps
 from torch_hlo.pytorch.tensors import use_count
 

@@ -24,8 +24,17 @@ import torch
 from torch import fx
 
 from torch_hlo.lazy.aten import dispatch
-from torch_hlo.lazy.record import Array, Engine, HloTensor, Number, fresh, generator, read, session
-from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record import (
+    Array,
+    Engine,
+    HloTensor,
+    Number,
+    fresh,
+    generator,
+    meta as metas,
+    read,
+    session,
+)
 from torch_hlo.lowering.core import LOWERINGS, RECORDING, SERIALS, Leaf, Node, Out
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input, source_line
 from torch_hlo.lowering.fx.fx_size import Layout, layout_of

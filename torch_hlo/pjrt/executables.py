@@ -21,9 +21,8 @@ from torch_hlo.device.cpu.native import NativeProgram
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
 from torch_hlo.device.pjrt.pjrt_structs import STRUCTURES
-from torch_hlo.hlo.ir import Computation, Module, instr
+from torch_hlo.hlo.ir import Computation, Module, instr, substituted
 from torch_hlo.hlo.ir.build import constant, tuple_
-from torch_hlo.hlo.ir.match import substituted
 from torch_hlo.hlo.ir.verify import VerifyError
 from torch_hlo.hlo.read import parse_text
 from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError

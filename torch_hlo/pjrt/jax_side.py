@@ -78,8 +78,7 @@ _NAMES = {row.torch: row.name for row in DTYPES.values() if row.torch}  # NumPy'
 def _dlpack(is_default: bool) -> None:
     """Our arrays are in the host's memory, as DLPack names it; what comes from there becomes ours
     where this is JAX's first platform."""
-    from jax._src import array
-    from jax._src import dlpack as theirs
+    from jax._src import array, dlpack as theirs
 
     kind = array.ArrayImpl
     device, pack = kind.__dlpack_device__, kind.__dlpack__

@@ -16,8 +16,15 @@ asked for, counters in compiled code. Out: tables, pages, traces. Imports device
 from __future__ import annotations
 
 from torch_hlo.profiler.recorded import Recording, record
-from torch_hlo.profiler.steps import Limits, Line, Report, collect, measured_limits, profile
-from torch_hlo.profiler.steps import report_at_exit as report_at_exit
+from torch_hlo.profiler.steps import (
+    Limits,
+    Line,
+    Report,
+    collect,
+    measured_limits,
+    profile,
+    report_at_exit as report_at_exit,
+)
 
 __all__ = [
     "Limits",

@@ -25,8 +25,7 @@ from torch_hlo import config
 from torch_hlo.compiler.codegen.profile import Step
 from torch_hlo.device import runtime
 from torch_hlo.device.programs import PROFILED, CompiledProgram
-from torch_hlo.hlo.ir import Computation, Instruction, Module, Shape
-from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir import Computation, Instruction, Module, Shape, build as b
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_hlo.hlo.evaluate import lapack
-from torch_hlo.hlo.ir import Computation, Instruction, Module, postorder, replace
-from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir import Computation, Instruction, Module, build as b, postorder, replace
 
 
 def adopted(module: Module) -> Module:

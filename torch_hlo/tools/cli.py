@@ -30,6 +30,7 @@ from torch_hlo.hlo.text.scanner import ParseError
 from . import (
     UsageError,
     ahead,
+    bisect as bisection,
     caching,
     check,
     describe,
@@ -38,11 +39,10 @@ from . import (
     execute,
     optimise,
     per_device,
+    reduce as reduction,
     scripts,
     view,
 )
-from . import bisect as bisection
-from . import reduce as reduction
 from .text_api import load, load_inputs
 
 OK, DIFFERENT, USAGE, FAILED = 0, 1, 2, 3

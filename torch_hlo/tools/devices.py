@@ -23,8 +23,7 @@ from torch_hlo.device.memory import Buffer
 from torch_hlo.hlo.evaluate.communication import arrangement, collectives
 from torch_hlo.hlo.evaluate.interpreter import EvaluateError
 from torch_hlo.hlo.evaluate.multi_device import evaluate_spmd
-from torch_hlo.hlo.ir import Module, Shape, outputs
-from torch_hlo.hlo.ir.numeric import decode, encode
+from torch_hlo.hlo.ir import Module, Shape, decode, encode, outputs
 from torch_hlo.hlo.sharding.sharding import Sharding, shard, unshard
 from torch_hlo.hlo.text.printer import computations
 

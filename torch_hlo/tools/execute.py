@@ -21,6 +21,9 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Module,
     Shape,
+    build as b,
+    decode,
+    encode,
     instr,
     numpy_dtype,
     outputs,
@@ -28,8 +31,6 @@ from torch_hlo.hlo.ir import (
     replace,
     substitute,
 )
-from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.numeric import decode, encode
 
 Results = list[tuple[np.ndarray, str]]  # values and their HLO type
 

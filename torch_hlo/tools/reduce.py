@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from torch_hlo.hlo.ir import Computation, Instruction, Module, Shape, outputs, postorder, replace
-from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Module,
+    Shape,
+    build as b,
+    outputs,
+    postorder,
+    replace,
+)
 from torch_hlo.hlo.ir.verify import verify
 from torch_hlo.hlo.text.printer import instruction_text
 

@@ -9,8 +9,11 @@ import pytest
 
 from test.compiler.attention.attention_programs import inputs_of, program
 from test.compiler.compiled import check
-from torch_hlo.compiler.attention.attention import attention as attention_pass
-from torch_hlo.compiler.attention.attention import attention_of, on_grid
+from torch_hlo.compiler.attention.attention import (
+    attention as attention_pass,
+    attention_of,
+    on_grid,
+)
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.llvm.target import host
 from torch_hlo.device.cpu import loader

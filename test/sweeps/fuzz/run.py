@@ -14,8 +14,7 @@ import torch
 from torch.autograd.grad_mode import _force_original_view_tracking
 
 import torch_hlo
-from test.sweeps.fuzz import generate
-from test.sweeps.fuzz import scope as scopes
+from test.sweeps.fuzz import generate, scope as scopes
 from test.sweeps.fuzz.compare import Mismatch, Noise, Outcome, difference, look, rounding
 from test.sweeps.fuzz.generate import described, execute, is_variable
 from torch_hlo.lazy.record import session

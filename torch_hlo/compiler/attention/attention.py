@@ -35,8 +35,18 @@ from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar, cast
 
 from torch_hlo.compiler.hlo_pass import Pass, hlo_pass
-from torch_hlo.hlo.ir import Instruction, Module, Shape, Size, instr, row_major_strides
-from torch_hlo.hlo.ir.match import inline, op, rewrite, rules
+from torch_hlo.hlo.ir import (
+    Instruction,
+    Module,
+    Shape,
+    Size,
+    inline,
+    instr,
+    op,
+    rewrite,
+    row_major_strides,
+    rules,
+)
 
 FLOATS = ("f32", "bf16", "f16")
 # query rows and columns on a grid: below, products with few rows and a row kernel do as well

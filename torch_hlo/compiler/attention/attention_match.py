@@ -30,14 +30,17 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Module,
     Size,
+    build as b,
+    carry_meta,
+    inline,
     instr,
     parameters_of,
     postorder,
     replace,
+    splat,
+    substituted,
     users,
 )
-from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.match import carry_meta, inline, splat, substituted
 
 from .attention import attention_of, marked_weights
 from .attention_meaning import HIDDEN, as_f32, meaning, repeated, scaled

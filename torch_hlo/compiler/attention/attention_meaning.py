@@ -7,8 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from torch_hlo.hlo.ir import Instruction, Size
-from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir import Instruction, Size, build as b
 
 HIDDEN = float("inf")  # in a bias: the score is the fill
 

@@ -20,12 +20,12 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Module,
     Shape,
+    carry_meta,
     instr,
     postorder,
     replace,
     rewrite_bottom_up,
 )
-from torch_hlo.hlo.ir.match import carry_meta
 
 from .attention import attention_of, known_attention
 

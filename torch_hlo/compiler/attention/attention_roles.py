@@ -19,9 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from torch_hlo.hlo.ir import Instruction, Ints
-from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.match import splat
+from torch_hlo.hlo.ir import Instruction, Ints, build as b, splat
 
 from .attention import FLOATS
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.hlo.ir import Instruction
-from torch_hlo.hlo.ir.match import splat
+from torch_hlo.hlo.ir import Instruction, splat
 
 from .attention import FLOATS
 from .attention_roles import Unknown, is_view, need, scalar, sides, turned

@@ -17,12 +17,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen import Kernel, Planner, Program
-from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen import Kernel, Planner, Program, index as ix
 from torch_hlo.compiler.codegen.loop_plan import widest_bits
 from torch_hlo.compiler.llvm import Function, Int, Target
-from torch_hlo.hlo.ir import Dim, Instruction, Ints, Size, postorder
-from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir import Dim, Instruction, Ints, Size, build as b, postorder
 
 REPLACED = math.inf  # added to a score: it is the fill
 FLOAT_MAX = 3.4028234663852886e38

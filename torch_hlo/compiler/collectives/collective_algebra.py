@@ -19,14 +19,14 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    build as h,
+    carry_meta,
     instr,
     on_operands,
     postorder,
     replace,
     users,
 )
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.match import carry_meta
 from torch_hlo.hlo.sharding.factors import reducer
 
 MOVES = frozenset("all-gather all-to-all collective-permute".split())  # these only move elements

@@ -16,13 +16,13 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    build as h,
+    carry_meta,
     fixed,
     on_operands,
     postorder,
     replace,
 )
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.match import carry_meta
 
 COMBINED = frozenset(("all-reduce", "all-gather", "reduce-scatter"))
 THRESHOLD = 4 << 20  # bytes of the operands of one combined collective

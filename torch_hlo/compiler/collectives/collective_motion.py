@@ -11,13 +11,13 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    build as h,
     called,
     postorder,
     replace,
     rewrite_bottom_up,
     tuple_shape,
 )
-from torch_hlo.hlo.ir import build as h
 
 MOVED = frozenset(
     "all-gather all-reduce reduce-scatter all-to-all collective-permute"

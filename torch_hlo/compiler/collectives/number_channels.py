@@ -4,8 +4,15 @@ which devices meet."""
 from __future__ import annotations
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.hlo.ir import Computation, Instruction, Module, called, replace
-from torch_hlo.hlo.ir.match import carry_meta, with_computations
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Module,
+    called,
+    carry_meta,
+    replace,
+    with_computations,
+)
 
 
 @hlo_pass

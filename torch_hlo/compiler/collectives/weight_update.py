@@ -23,13 +23,13 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Module,
     Size,
+    build as h,
+    carry_meta,
     outputs,
     postorder,
     replace,
     users,
 )
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.match import carry_meta
 from torch_hlo.hlo.sharding.sharding import (
     Axis,
     DimSharding,

@@ -15,12 +15,12 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    build as h,
     instr,
     replace,
     rewrite_bottom_up,
     users,
 )
-from torch_hlo.hlo.ir import build as h
 
 ALLOCATE = "AllocateBuffer"
 

@@ -23,6 +23,8 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Module,
     Shape,
+    build as h,
+    carry_meta,
     fixed,
     instr,
     on_operands,
@@ -31,8 +33,6 @@ from torch_hlo.hlo.ir import (
     tuple_shape,
     users,
 )
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.match import carry_meta
 from torch_hlo.hlo.sharding.factors import Factors, factors
 
 # bytes that are read in every turn and still stay in a core's own cache: of cores with vectors of

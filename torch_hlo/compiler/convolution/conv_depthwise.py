@@ -28,8 +28,7 @@ from torch_hlo.compiler.matmul.tile import (
     splat,
 )
 from torch_hlo.compiler.thresholds import COPIED_ROWS_BYTES, UNROLLED_TAPS
-from torch_hlo.hlo.ir import Instruction, WindowDim, ceildiv, fixed
-from torch_hlo.hlo.ir.infer import product
+from torch_hlo.hlo.ir import Instruction, WindowDim, ceildiv, fixed, product
 
 from .conv_direct import register_tile
 from .conv_pack import static_dims

@@ -14,17 +14,26 @@ f01b_i01o->fb01.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import replace as with_fields
+from dataclasses import dataclass, replace as with_fields
 
 from torch_hlo.compiler.conv_forms import digits_of, is_planar, sides
 from torch_hlo.compiler.hlo_pass import Pass, hlo_pass
 from torch_hlo.compiler.simplify.reshape_motion import wants_channels_last
 from torch_hlo.compiler.thresholds import FEW_CHANNELS, FEW_TERMS
-from torch_hlo.hlo.ir import Dim, Instruction, Module, WindowDim, fixed, instr, replace
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.infer import product
-from torch_hlo.hlo.ir.match import op, rewrite, rules
+from torch_hlo.hlo.ir import (
+    Dim,
+    Instruction,
+    Module,
+    WindowDim,
+    build as h,
+    fixed,
+    instr,
+    op,
+    product,
+    replace,
+    rewrite,
+    rules,
+)
 
 from .conv_pack import static_dims
 

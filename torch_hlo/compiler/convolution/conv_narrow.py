@@ -21,10 +21,18 @@ from dataclasses import replace as with_fields
 from torch_hlo.compiler.conv_forms import digits_of, sides
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.compiler.thresholds import PER_TAP
-from torch_hlo.hlo.ir import Instruction, Module, WindowDim, fixed, replace
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.infer import product
-from torch_hlo.hlo.ir.match import op, rewrite, rules
+from torch_hlo.hlo.ir import (
+    Instruction,
+    Module,
+    WindowDim,
+    build as h,
+    fixed,
+    op,
+    product,
+    replace,
+    rewrite,
+    rules,
+)
 
 from .conv_layout import contracts_pixels
 

@@ -23,12 +23,12 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Ints,
     Module,
+    build as h,
     instr,
     postorder,
     rewrite_bottom_up,
     users,
 )
-from torch_hlo.hlo.ir import build as h
 
 _POINTWISE = frozenset(POINTWISE.split())
 

@@ -10,11 +10,9 @@ conversions.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from dataclasses import replace as with_fields
+from dataclasses import dataclass, replace as with_fields
 
-from torch_hlo.compiler.codegen import Index, Program
-from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen import Index, Program, index as ix
 from torch_hlo.compiler.conv_forms import digits_of, is_planar, sides
 from torch_hlo.compiler.loops.elementwise_loops import emit_instruction
 from torch_hlo.compiler.matmul.dot import (

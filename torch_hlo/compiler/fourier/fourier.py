@@ -30,13 +30,13 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Ints,
     Module,
+    build as b,
+    carry_meta,
     fixed,
     instr,
     postorder,
     rewrite_bottom_up,
 )
-from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.match import carry_meta
 
 from .fft_plan import radices
 

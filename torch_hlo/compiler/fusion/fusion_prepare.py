@@ -25,13 +25,14 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Ints,
     Size,
+    all_or_none,
+    build as b,
     postorder,
     replace,
     rewrite_bottom_up,
+    substituted,
     users,
 )
-from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.match import all_or_none, substituted
 
 from . import fusion_table as table
 from .fusion_table import FREE, HEAVY, LIGHT, STEP

@@ -11,8 +11,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
-from torch_hlo.compiler.codegen import Kernel, Place, Program, Writer, apply, load, store
-from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen import (
+    Kernel,
+    Place,
+    Program,
+    Writer,
+    apply,
+    index as ix,
+    load,
+    store,
+)
 from torch_hlo.compiler.codegen.block import leaves as leaves_of
 from torch_hlo.compiler.codegen.inline import Values
 from torch_hlo.compiler.control.control_flow import copy_places

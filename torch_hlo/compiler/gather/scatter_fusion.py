@@ -19,6 +19,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    carry_meta,
     fixed,
     instr,
     on_operands,
@@ -26,7 +27,6 @@ from torch_hlo.hlo.ir import (
     replace,
     users,
 )
-from torch_hlo.hlo.ir.match import carry_meta
 
 _CONFIG = '{"scatter":"fused"}'
 # elements in a row of a window that make it worth computing them there; single elements would be

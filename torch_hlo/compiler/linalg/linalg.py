@@ -22,13 +22,16 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Module,
     Size,
+    carry_meta,
     dim_min,
     instr,
+    op,
     postorder,
     replace,
+    rewrite,
+    rules,
     users,
 )
-from torch_hlo.hlo.ir.match import carry_meta, op, rewrite, rules
 
 BLOCK = 16  # columns that the kernels take at a time
 AT_ONCE = 4  # rows of a panel that QR takes at a time

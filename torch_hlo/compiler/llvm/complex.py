@@ -9,8 +9,7 @@ from typing import Any, TypeVar, cast
 
 from . import math
 from .emit import Typed
-from .math_circular import atan2 as angle
-from .math_circular import cos, sin
+from .math_circular import atan2 as angle, cos, sin
 from .math_function import INF
 
 Pair = tuple[str, str]

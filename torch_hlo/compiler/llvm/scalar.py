@@ -15,9 +15,7 @@ import numpy as np
 
 from torch_hlo.hlo.ir import DTYPES, OPCODES, DType, Literal
 
-from . import complex as complex_math
-from . import emit, math_error, small_float
-from . import math as functions
+from . import complex as complex_math, emit, math as functions, math_error, small_float
 from .emit import Emit, Typed
 from .math_function import INF
 

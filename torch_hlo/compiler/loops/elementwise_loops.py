@@ -14,8 +14,15 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from torch_hlo.compiler.codegen import CodegenError, Index, Kernel, Place, Planner, Program
-from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen import (
+    CodegenError,
+    Index,
+    Kernel,
+    Place,
+    Planner,
+    Program,
+    index as ix,
+)
 from torch_hlo.compiler.codegen.loop_plan import Loops, plan_loops, widest_bits
 from torch_hlo.compiler.codegen.views import dynamic_starts
 from torch_hlo.compiler.fusion.fusion_place import (

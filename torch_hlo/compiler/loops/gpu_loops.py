@@ -3,8 +3,7 @@ tile where a loop reads across its rows (gpu_tile.py)."""
 
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen import Kernel
-from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen import Kernel, index as ix
 from torch_hlo.compiler.codegen.loop_plan import stored_bits
 from torch_hlo.compiler.gpu.target import GpuTarget
 from torch_hlo.hlo.ir import Size

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.compiler.codegen import Index, Kernel, Program
-from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen import Index, Kernel, Program, index as ix
 from torch_hlo.compiler.codegen.index import Var, variable
 from torch_hlo.compiler.codegen.kernel_values import Level
 from torch_hlo.compiler.codegen.loop_plan import Loops

@@ -20,13 +20,13 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Module,
     Size,
+    build as h,
     fixed,
     postorder,
     replace,
     rewrite_bottom_up,
     users,
 )
-from torch_hlo.hlo.ir import build as h
 
 
 @hlo_pass

@@ -25,9 +25,7 @@ from __future__ import annotations
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.compiler.simplify.algebra import exact
 from torch_hlo.compiler.thresholds import NARROW_BYTES, NARROW_ELEMENTS
-from torch_hlo.hlo.ir import Instruction, Module, instr
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.match import op, rewrite, rules
+from torch_hlo.hlo.ir import Instruction, Module, build as h, instr, op, rewrite, rules
 
 from .dot_canon import Dot, parts, plain
 

@@ -3,8 +3,7 @@ once, sums cut into pieces."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import replace as with_fields
+from dataclasses import dataclass, replace as with_fields
 
 from torch_hlo.compiler import tune
 from torch_hlo.compiler.codegen import Place, Program

@@ -19,8 +19,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from torch_hlo.compiler.codegen import Index, Kernel, Planner, Program
-from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen import Index, Kernel, Planner, Program, index as ix
 from torch_hlo.compiler.codegen.loop_plan import widest_bits
 from torch_hlo.compiler.llvm import Function, Int, Target
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value

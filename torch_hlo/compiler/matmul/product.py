@@ -13,8 +13,7 @@ have kernels.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from dataclasses import replace as with_fields
+from dataclasses import dataclass, replace as with_fields
 from operator import itemgetter
 
 from torch_hlo.compiler.codegen import CodegenError

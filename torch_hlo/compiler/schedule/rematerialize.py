@@ -28,13 +28,13 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Ints,
     Module,
+    build as b,
+    carry_meta,
     fixed,
     instr,
     postorder,
     replace,
 )
-from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.match import carry_meta
 
 from .memory import assign
 from .schedule import VIEWS, schedule

@@ -11,19 +11,21 @@ import math
 from collections.abc import Callable
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.hlo.ir import DTYPES, Instruction, Module, instr
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.match import (
-    const,
+from torch_hlo.hlo.ir import (
+    DTYPES,
+    Instruction,
+    Module,
+    build as h,
     inline,
+    instr,
     lift,
-    merged,
     op,
     rewrite,
     rules,
     splat,
     var,
 )
+from torch_hlo.hlo.ir.match import const, merged
 from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
 
 from .moves import MOVES

@@ -15,19 +15,17 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    all_or_none,
+    build as h,
     called,
+    carry_meta,
     instr,
     postorder,
     replace,
     tuple_shape,
-)
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.match import (
-    all_or_none,
-    carry_meta,
-    rebuild,
     with_computations,
 )
+from torch_hlo.hlo.ir.match import rebuild
 
 
 @hlo_pass

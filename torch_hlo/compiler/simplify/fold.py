@@ -15,10 +15,19 @@ import numpy as np
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.hlo.evaluate.evaluate import EvaluateError, evaluate_instruction
-from torch_hlo.hlo.ir import OPCODES, Instruction, Literal, Module, Shape, fixed, replace
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.match import new_mark, rewrite_module, splat
-from torch_hlo.hlo.ir.numeric import encode
+from torch_hlo.hlo.ir import (
+    OPCODES,
+    Instruction,
+    Literal,
+    Module,
+    Shape,
+    build as h,
+    encode,
+    fixed,
+    replace,
+    splat,
+)
+from torch_hlo.hlo.ir.match import new_mark, rewrite_module
 
 LIMIT = 1024  # elements of a result, and of each operand, that is computed
 _POINTWISE = frozenset(name for name, row in OPCODES.items() if "pointwise" in row.traits)

@@ -11,10 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.hlo.ir import DTYPES, Instruction, Module, Shape
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.infer import fail, product
-from torch_hlo.hlo.ir.match import inline, lift, op, rewrite, rules, var
+from torch_hlo.hlo.ir import (
+    DTYPES,
+    Instruction,
+    Module,
+    Shape,
+    build as h,
+    inline,
+    lift,
+    op,
+    product,
+    rewrite,
+    rules,
+    var,
+)
+from torch_hlo.hlo.ir.infer import fail
 from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
 
 from .legalize_random import rng_bit_generator

@@ -6,9 +6,8 @@ states hold the same words, low first."""
 
 from __future__ import annotations
 
-from torch_hlo.hlo.ir import DTYPES, Instruction, Size, ceildiv
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.infer import fail, product
+from torch_hlo.hlo.ir import DTYPES, Instruction, Size, build as h, ceildiv, product
+from torch_hlo.hlo.ir.infer import fail
 
 Words = list[Instruction]
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))

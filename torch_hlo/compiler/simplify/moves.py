@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir import Dim, Instruction, Size, ceildiv
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.infer import product
-from torch_hlo.hlo.ir.match import op, rules, splat, var
+from torch_hlo.hlo.ir import (
+    Dim,
+    Instruction,
+    Size,
+    build as h,
+    ceildiv,
+    op,
+    product,
+    rules,
+    splat,
+    var,
+)
 
 x, y, inner = var("x"), var("y"), "inner"
 

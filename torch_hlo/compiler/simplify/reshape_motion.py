@@ -15,10 +15,24 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.hlo.ir import OPCODES, Dim, Instruction, Module, Size, fixed, instr, replace
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.infer import product
-from torch_hlo.hlo.ir.match import all_or_none, op, rewrite, rules, splat, var
+from torch_hlo.hlo.ir import (
+    OPCODES,
+    Dim,
+    Instruction,
+    Module,
+    Size,
+    all_or_none,
+    build as h,
+    fixed,
+    instr,
+    op,
+    product,
+    replace,
+    rewrite,
+    rules,
+    splat,
+    var,
+)
 
 from .moves import groups, reshape_broadcast
 

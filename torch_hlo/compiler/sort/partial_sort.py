@@ -15,9 +15,19 @@ from __future__ import annotations
 import json
 
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
-from torch_hlo.hlo.ir import Computation, Instruction, Ints, Module, Size, instr, postorder, users
-from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.match import carry_meta, substituted
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Ints,
+    Module,
+    Size,
+    build as b,
+    carry_meta,
+    instr,
+    postorder,
+    substituted,
+    users,
+)
 
 from .sort import sort_key
 

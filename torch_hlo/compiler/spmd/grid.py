@@ -18,8 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from torch_hlo.hlo.ir import Instruction, Ints, instr
-from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir import Instruction, Ints, build as h, instr
 from torch_hlo.hlo.sharding.sharding import (
     Axis,
     DimSharding,

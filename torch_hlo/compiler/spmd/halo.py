@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from torch_hlo.hlo.ir import Instruction, Ints
-from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir import Instruction, Ints, build as h
 
 from .grid import Grid, Layout, ceildiv
 from .reshard import Local, Planner

@@ -32,6 +32,7 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Module,
     Shape,
+    build as h,
     called,
     has_effect,
     instr,
@@ -39,7 +40,6 @@ from torch_hlo.hlo.ir import (
     postorder,
     tuple_shape,
 )
-from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.sharding.factors import Factors, arrays, factors
 from torch_hlo.hlo.sharding.sharding import Axis, Sharding
 

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from dataclasses import replace as with_fields
+from dataclasses import dataclass, field, replace as with_fields
 from itertools import chain
 from typing import TypeAlias
 
@@ -33,10 +32,10 @@ from torch_hlo.hlo.ir import (
     Ints,
     Module,
     Shape,
+    inline,
     instr,
     replace,
 )
-from torch_hlo.hlo.ir.match import inline
 from torch_hlo.hlo.sharding.factors import arrays, factors
 from torch_hlo.hlo.sharding.sharding import Axis, Mesh, Sharding, complement, is_unreduced
 

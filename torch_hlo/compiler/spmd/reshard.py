@@ -29,8 +29,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch_hlo.hlo.ir import OPCODES, Instruction, Ints, Shape, instr, interned
-from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir import OPCODES, Instruction, Ints, Shape, build as h, instr, interned
 
 from .grid import Atoms, Grid, Layout, ceildiv
 

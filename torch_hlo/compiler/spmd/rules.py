@@ -15,8 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch_hlo.hlo.ir import OPCODES, Instruction, Ints, Shape, instr, interned, tuple_shape
-from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir import (
+    OPCODES,
+    Instruction,
+    Ints,
+    Shape,
+    build as h,
+    instr,
+    interned,
+    tuple_shape,
+)
 from torch_hlo.hlo.sharding.factors import Factors, arrays
 
 from .assign import Assignment, Choice

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir import Instruction, instr
-from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir import Instruction, build as h, instr
 from torch_hlo.hlo.sharding.factors import reducer
 
 from . import halo

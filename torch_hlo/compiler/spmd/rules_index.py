@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir import DTYPES, Instruction
-from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir import DTYPES, Instruction, build as h
 from torch_hlo.hlo.sharding.factors import reducer
 
 from . import halo

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch_hlo.hlo.ir import Instruction
-from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir import Instruction, build as h
 from torch_hlo.hlo.sharding.factors import Factors
 
 from . import halo

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torch_hlo.hlo.ir import Instruction, Ints, WindowDim, fixed, instr
-from torch_hlo.hlo.ir import build as h
+from torch_hlo.hlo.ir import Instruction, Ints, WindowDim, build as h, fixed, instr
 from torch_hlo.hlo.ir.infer_products import conv_dims
 from torch_hlo.hlo.sharding.factors import Factors
 

@@ -17,11 +17,11 @@ from torch_hlo.compiler.codegen import (
     Program,
     Writer,
     apply,
+    index as ix,
     leaves,
     load,
     store,
 )
-from torch_hlo.compiler.codegen import index as ix
 from torch_hlo.compiler.codegen.kernel_values import Condition
 from torch_hlo.compiler.codegen.views import choose
 from torch_hlo.compiler.gather.gather_scatter import Sizes, dot_product, loop_nest

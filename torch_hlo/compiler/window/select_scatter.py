@@ -16,8 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen import Program, Writer, apply, load, load_real, store
-from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen import Program, Writer, apply, index as ix, load, load_real, store
 from torch_hlo.compiler.gather.gather_scatter import Sizes, dot_product, loop_nest
 from torch_hlo.compiler.llvm import BITS, Int, scalar, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE

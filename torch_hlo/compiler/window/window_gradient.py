@@ -10,9 +10,7 @@ import itertools
 import math
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.hlo.ir import Instruction, Ints, Module, fixed
-from torch_hlo.hlo.ir import build as h
-from torch_hlo.hlo.ir.match import lift, op, rewrite, rules
+from torch_hlo.hlo.ir import Instruction, Ints, Module, build as h, fixed, lift, op, rewrite, rules
 
 MOST_WINDOWS = 16  # over one element, that are looked at one by one
 

@@ -16,8 +16,17 @@ from torch_hlo.compiler.simplify.legalize import legalize
 from torch_hlo.device.interfaces import Backend, Observe, Program
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.hlo.evaluate.evaluate import evaluate_instruction, specialize
-from torch_hlo.hlo.ir import DTYPES, Instruction, Ints, Module, Shape, outputs, postorder
-from torch_hlo.hlo.ir.numeric import decode, encode
+from torch_hlo.hlo.ir import (
+    DTYPES,
+    Instruction,
+    Ints,
+    Module,
+    Shape,
+    decode,
+    encode,
+    outputs,
+    postorder,
+)
 from torch_hlo.hlo.stablehlo import stablehlo_text
 
 from .host_split import stages

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir import DTYPES, Instruction, numpy_dtype
-from torch_hlo.hlo.ir.numeric import decode, encode
+from torch_hlo.hlo.ir import DTYPES, Instruction, decode, encode, numpy_dtype
 
 from .interpreter import MEANINGS, Array, EvaluateError, Value, meaning, wide, wrap_bits
 

@@ -18,6 +18,7 @@ from .dim import (
     symbol,
     symbols,
 )
+from .infer import ShapeError, product
 from .instruction import (
     META,
     Attrs,
@@ -35,6 +36,20 @@ from .instruction import (
 )
 from .intern import instr, interned, on_operands, parameters_of, replace, rewrite_bottom_up
 from .literal import Literal
+from .match import (
+    all_or_none,
+    carry_meta,
+    inline,
+    lift,
+    op,
+    rewrite,
+    rules,
+    splat,
+    substituted,
+    var,
+    with_computations,
+)
+from .numeric import decode, encode
 from .opcodes import COMMON_ATTRS, OPCODES
 from .shape import DTYPES, DType, Shape, numpy_dtype, row_major_strides, tuple_shape
 from .window import Window, WindowDim
@@ -54,32 +69,47 @@ __all__ = [
     "Module",
     "OPCODES",
     "Shape",
+    "ShapeError",
     "Size",
     "Window",
     "WindowDim",
+    "all_or_none",
     "called",
+    "carry_meta",
     "ceildiv",
+    "decode",
     "dim_max",
     "dim_min",
+    "encode",
     "fixed",
     "function",
     "has_effect",
+    "inline",
     "instr",
     "interned",
+    "lift",
     "lost_effect",
     "needs",
     "numpy_dtype",
     "on_operands",
+    "op",
     "outputs",
     "parameters_of",
     "parse_dim",
     "postorder",
+    "product",
     "replace",
+    "rewrite",
     "rewrite_bottom_up",
     "row_major_strides",
+    "rules",
+    "splat",
     "substitute",
+    "substituted",
     "symbol",
     "symbols",
     "tuple_shape",
     "users",
+    "var",
+    "with_computations",
 ]

@@ -7,8 +7,7 @@ Names and source locations live in META and never change identity.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from dataclasses import replace as with_fields
+from dataclasses import dataclass, field, replace as with_fields
 from typing import TYPE_CHECKING, Any
 
 from torch_hlo.pages import framed, page

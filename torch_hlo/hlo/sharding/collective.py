@@ -26,8 +26,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from torch_hlo.hlo.evaluate.interpreter import UFUNCS, apply, simple_fold
-from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Ints, numpy_dtype
-from torch_hlo.hlo.ir.numeric import decode, encode, round_to
+from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Ints, decode, encode, numpy_dtype
+from torch_hlo.hlo.ir.numeric import round_to
 from torch_hlo.hlo.text.printer import computation_text
 
 CHUNK = 1 << 16  # elements of one task of a reduction: sums stay in the cache

@@ -121,7 +121,7 @@ def _number(s: Scanner, found: re.Match[str], typed: bool) -> float:
     return value
 
 
-def _bare_word(s: Scanner, typed: bool) -> bool | str | Raw:
+def _bare_word(s: Scanner, typed: bool) -> bool | str | Raw | Dense:
     begin = s.skip()
     word = s.need(_WORD, "an attribute").group()
     if word in ("true", "false"):

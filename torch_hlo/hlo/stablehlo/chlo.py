@@ -7,8 +7,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from torch_hlo.hlo.ir import OPCODES, Instruction, Size, instr
-from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir import OPCODES, Instruction, Size, build as b, instr
 
 from . import special
 from .attributes import Dense, dense_literal

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_hlo.hlo.ir import Ints, instr, tuple_shape
-from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir import Ints, build as b, instr, tuple_shape
 
 from .attributes import Dense
 from .converter import Context, Made, rule, unpacked

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir import tuple_shape
+from torch_hlo.hlo.ir import build as b, tuple_shape
 
 from .attributes import Symbol
 from .converter import Context, Made, rule, unpacked

@@ -22,7 +22,9 @@ from torch_hlo.hlo.ir import (
     Meta,
     Module,
     Shape,
+    ShapeError,
     Size,
+    build as b,
     instr,
     lost_effect,
     needs,
@@ -31,8 +33,6 @@ from torch_hlo.hlo.ir import (
     symbol,
     symbols,
 )
-from torch_hlo.hlo.ir import build as b
-from torch_hlo.hlo.ir.infer import ShapeError
 from torch_hlo.hlo.text.scanner import ErrorAt, ParseError
 
 from .attributes import integers

@@ -4,8 +4,7 @@ form; sizes that depend on data are an error."""
 
 from __future__ import annotations
 
-from torch_hlo.hlo.ir import Shape, Size, WindowDim, instr
-from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir import Shape, Size, WindowDim, build as b, instr
 
 from .converter import Context, Made, rule, unpacked
 from .ops import broadcast_in_dim, conv_window, dim_labels, gather_attributes, pairs

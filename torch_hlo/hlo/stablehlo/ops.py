@@ -16,11 +16,11 @@ from torch_hlo.hlo.ir import (
     Shape,
     Size,
     WindowDim,
+    build as b,
     has_effect,
     instr,
     tuple_shape,
 )
-from torch_hlo.hlo.ir import build as b
 
 from .attributes import Dense, Symbol, dense_literal, integers
 from .converter import RULES, Context, Made, dequantized, quantized, rule, unpacked

@@ -7,10 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from functools import wraps
 
-from torch_hlo.hlo.ir import DTYPES, Instruction, instr
-from torch_hlo.hlo.ir import build as b
+from torch_hlo.hlo.ir import DTYPES, Instruction, ShapeError, build as b, instr
 from torch_hlo.hlo.ir.coefficients import DIGAMMA, LANCZOS, ZETA
-from torch_hlo.hlo.ir.infer import ShapeError
 
 
 class E:

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir import DTYPES, Literal, Shape, numpy_dtype
-from torch_hlo.hlo.ir.numeric import encode
+from torch_hlo.hlo.ir import DTYPES, Literal, Shape, encode, numpy_dtype
 
 from .scanner import ErrorAt
 

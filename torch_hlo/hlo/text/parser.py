@@ -27,6 +27,7 @@ from torch_hlo.hlo.ir import (
     Meta,
     Module,
     Shape,
+    ShapeError,
     has_effect,
     instr,
     lost_effect,
@@ -35,7 +36,6 @@ from torch_hlo.hlo.ir import (
     symbols,
     tuple_shape,
 )
-from torch_hlo.hlo.ir.infer import ShapeError
 from torch_hlo.hlo.sharding.sharding import (
     Mesh,
     Placement,

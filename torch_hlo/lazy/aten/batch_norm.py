@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_hlo.lazy.record import aten, call, handles, inference
-from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record import aten, call, handles, inference, meta as metas
 
 from .mutation import assign, mutator
 from .strides import resize

@@ -16,13 +16,13 @@ from torch_hlo.lazy.record import (
     handlers,
     handles,
     inference,
+    meta as metas,
     meta_tensor,
     read,
     recording,
     session,
     write,
 )
-from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.tensor import upload
 from torch_hlo.lowering.core import Node, Out
 

@@ -18,9 +18,9 @@ from torch_hlo.lazy.record import (
     fallback,
     handlers,
     handles,
+    meta as metas,
     session,
 )
-from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lowering.core import Out
 from torch_hlo.pytorch.operators import OpOverload
 

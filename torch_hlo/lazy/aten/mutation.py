@@ -29,6 +29,7 @@ from torch_hlo.lazy.record import (
     generator,
     handlers,
     inference,
+    meta as metas,
     meta_tensor,
     read,
     recording,
@@ -36,7 +37,6 @@ from torch_hlo.lazy.record import (
     to_cpu,
     write,
 )
-from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.recording import Arguments, operands
 from torch_hlo.lazy.record.storage import write_all
 from torch_hlo.lazy.record.views import has_lazy_bits

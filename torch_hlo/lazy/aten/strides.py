@@ -20,11 +20,11 @@ from torch_hlo.lazy.record import (
     handlers,
     handles,
     in_inference_mode,
+    meta as metas,
     meta_tensor,
     recording,
     views,
 )
-from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.tensor import set_memory, strided
 from torch_hlo.lowering.core import Node, Out
 from torch_hlo.pytorch.operators import OpOverload

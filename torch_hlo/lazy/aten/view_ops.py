@@ -21,9 +21,9 @@ from torch_hlo.lazy.record import (
     handles,
     in_inference_mode,
     make,
+    meta as metas,
     nested,
 )
-from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.views import chain
 from torch_hlo.lowering.core import TAPE
 from torch_hlo.pytorch import plain_sizes

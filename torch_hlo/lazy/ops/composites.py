@@ -30,9 +30,9 @@ from torch_hlo.lazy.record import (
     handlers,
     handles,
     inference,
+    meta as metas,
     recording,
 )
-from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.meta import Result
 from torch_hlo.lowering.core import LOWERINGS
 from torch_hlo.pytorch import autocast, operators, participants

@@ -30,11 +30,11 @@ from torch_hlo.lazy.record import (
     Watcher,
     fresh,
     generator,
+    meta as metas,
     pending_storages,
     read,
     session,
 )
-from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.recording import source
 from torch_hlo.lazy.run.fingerprint import Graph, operands
 from torch_hlo.lowering.core import RECORDING, SERIALS, TORCH_TO_HLO, Node, Out, Subgraph

@@ -23,11 +23,11 @@ from torch_hlo.lazy.record import (
     fallback,
     from_cpu,
     inference,
+    meta as metas,
     must_run,
     recording,
     session,
 )
-from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.tensor import alias
 from torch_hlo.lowering.core import Node
 from torch_hlo.lowering.spmd.collective import REDUCTIONS, format_groups

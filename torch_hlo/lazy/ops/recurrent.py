@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torch_hlo.lazy.aten import dispatch
-from torch_hlo.lazy.record import HloTensor, aten, decompose, inference
-from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record import HloTensor, aten, decompose, inference, meta as metas
 from torch_hlo.lowering.nn.rnn import RECURRENT, RECURRENT_BACKWARD, layers_of
 from torch_hlo.pytorch import autocast, participants
 

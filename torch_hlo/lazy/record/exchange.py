@@ -18,8 +18,7 @@ from torch_hlo.device import dlpack, runtime
 from torch_hlo.device.memory import EXIT, Buffer
 from torch_hlo.lowering.core import HLO_TO_TORCH
 
-from . import meta as metas
-from . import session
+from . import meta as metas, session
 from .handlers import call
 from .meta import aten
 from .storage import Array

@@ -15,8 +15,7 @@ from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE
 
-from . import generator, views
-from . import meta as metas
+from . import generator, meta as metas, views
 from .storage import Storage, write
 from .tensor import HloTensor, adopt, from_cpu, make, to_cpu, upload
 

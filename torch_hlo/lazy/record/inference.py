@@ -12,8 +12,7 @@ import torch
 from torch_hlo.pytorch import plain_sizes
 from torch_hlo.pytorch.operators import OpOverload
 
-from . import checks, sizes
-from . import meta as metas
+from . import checks, meta as metas, sizes
 from .meta import Meta, Result, aten
 from .tensor import HloTensor
 

@@ -15,8 +15,7 @@ from torch_hlo.device import multi_device
 from torch_hlo.pytorch import tensors
 from torch_hlo.pytorch.registration import PLACE
 
-from . import meta as metas
-from . import session
+from . import meta as metas, session
 from .tensor import HloTensor, StorageProxy, from_cpu, make, set_memory, to_cpu, user_attributes
 
 

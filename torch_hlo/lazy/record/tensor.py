@@ -25,8 +25,7 @@ from torch_hlo.lowering.core import RECORDING, Node, Out
 from torch_hlo.pytorch import participants, tensors
 from torch_hlo.pytorch.registration import PLACE
 
-from . import meta as metas
-from . import session, views
+from . import meta as metas, session, views
 from .meta import Meta, aten
 from .storage import Array, Storage, read
 from .views import View, on_host

@@ -41,12 +41,12 @@ from torch_hlo.lazy.record import (
     after_traces,
     conditions,
     exchange,
+    meta as metas,
     must_run,
     pending,
     pending_storages,
     session,
 )
-from torch_hlo.lazy.record import meta as metas
 from torch_hlo.lazy.record.storage import take_effects
 from torch_hlo.lazy.record.tensor import make_ahead
 from torch_hlo.lowering.core import RECORDING, TAPE, Node, Out, lower

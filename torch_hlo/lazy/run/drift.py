@@ -24,8 +24,7 @@ from torch.utils import _pytree as pytree
 
 from torch_hlo import config
 from torch_hlo.lazy.aten import dispatch
-from torch_hlo.lazy.record import Array, Number, aten, fresh, session
-from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record import Array, Number, aten, fresh, meta as metas, session
 from torch_hlo.lazy.record.views import HOST_OPS
 from torch_hlo.lazy.run import nan_checks
 from torch_hlo.lazy.run.nan_checks import can_be_nan

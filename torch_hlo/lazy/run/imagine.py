@@ -17,8 +17,7 @@ from math import prod
 import torch
 
 from torch_hlo.hlo.ir import Ints, Shape
-from torch_hlo.lazy.record import Array, Number, blank, inference
-from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record import Array, Number, blank, inference, meta as metas
 from torch_hlo.lowering.core import HLO_TO_TORCH, Node, Out
 from torch_hlo.pytorch.operators import OpOverload, integers
 

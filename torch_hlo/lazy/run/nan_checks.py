@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_hlo.hlo.ir import Shape
-from torch_hlo.lazy.record import Array, HloTensor, fresh, read, session
-from torch_hlo.lazy.record import meta as metas
+from torch_hlo.lazy.record import Array, HloTensor, fresh, meta as metas, read, session
 from torch_hlo.lowering.core import HLO_TO_TORCH, TORCH_TO_HLO, Node, Out
 from torch_hlo.pytorch.registration import PLACE
 

@@ -16,8 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torch_hlo.hlo.ir import Computation, Instruction, instr, parameters_of, tuple_shape
-from torch_hlo.hlo.ir.infer import product
+from torch_hlo.hlo.ir import Computation, Instruction, instr, parameters_of, product, tuple_shape
 from torch_hlo.lowering.core import Expr, exp, log, lowers, reshape
 from torch_hlo.lowering.reduction.reduce import fold, keep
 

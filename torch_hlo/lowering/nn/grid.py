@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir import Instruction, Size, row_major_strides
-from torch_hlo.hlo.ir.infer import product
+from torch_hlo.hlo.ir import Instruction, Size, product, row_major_strides
 from torch_hlo.lowering.core import (
     Expr,
     absolute,

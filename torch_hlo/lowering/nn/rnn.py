@@ -25,6 +25,7 @@ from torch_hlo.lowering.core import (
     expected_shapes,
     logistic,
     lowers,
+    maximum as larger,
     permute,
     promote,
     reduce,
@@ -35,7 +36,6 @@ from torch_hlo.lowering.core import (
     tanh,
     where,
 )
-from torch_hlo.lowering.core import maximum as larger
 from torch_hlo.lowering.core.shaping import iota
 from torch_hlo.lowering.linalg.matmul import dot, linear
 

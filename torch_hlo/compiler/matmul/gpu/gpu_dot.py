@@ -18,8 +18,7 @@ all that its code depends on but the finish."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace as with_fields
+from dataclasses import dataclass, replace as with_fields
 from typing import Protocol
 
 from torch_hlo.compiler import tune
@@ -63,10 +62,8 @@ from torch_hlo.hlo.ir import (
 )
 from torch_hlo.hlo.text.printer import module_text
 
-from . import gpu_blocks as blocks
-from . import gpu_fma, gpu_gemv, gpu_matrix
-from .gpu_blocks import REGISTER_TYPE, SPLITS, Blocks, Store, divides, element
-from .gpu_blocks import Place as BlockPlace
+from . import gpu_blocks as blocks, gpu_fma, gpu_gemv, gpu_matrix
+from .gpu_blocks import REGISTER_TYPE, SPLITS, Blocks, Place as BlockPlace, Store, divides, element
 from .gpu_epilogue import Fused, Plain
 
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch_hlo.compiler.codegen import Index, Kernel
-from torch_hlo.compiler.codegen import index as ix
+from torch_hlo.compiler.codegen import Index, Kernel, index as ix
 from torch_hlo.compiler.codegen.kernel_values import Level
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.llvm import Int

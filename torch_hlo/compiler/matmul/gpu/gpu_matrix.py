@@ -28,8 +28,7 @@ from torch_hlo.compiler.thresholds import (
 )
 from torch_hlo.hlo.ir import DTYPES
 
-from . import gpu_blocks as blocks
-from . import gpu_gemm, gpu_wgmma
+from . import gpu_blocks as blocks, gpu_gemm, gpu_wgmma
 from .gpu_blocks import SPLITS, Blocks, Place, Store, divides
 from .gpu_gemm import Tile
 from .gpu_panel import LINE, Operand
