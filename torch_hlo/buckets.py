@@ -8,8 +8,6 @@ The other way, and the default, is one program for all sizes (docs/guide/sizes.m
 work on the padding and need a mask where padding would count, but their programs know all sizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

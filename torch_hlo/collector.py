@@ -1,8 +1,6 @@
 """Python's garbage collector, which looks at all objects again and again while many are made that
 stay."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import threading

@@ -11,8 +11,6 @@ The program's parameters are the exported graph's: weights, buffers and constant
 the user's tensors, all row-major; if it draws random numbers, a seed (s64) follows. Results are new
 values of mutated buffers and inputs, then the user's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 """Lines on stderr, by TORCH_HLO_LOG: 1 compiles with their reason, 2 also steps with timings, 3
 also HLO, 4 also LLVM IR."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -10,8 +10,6 @@ where time went.
 Counters named `aten::<op>` count ops that ran on the CPU because they have no lowering.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

@@ -3,8 +3,6 @@
 for batch in Prefetcher(loader, lambda b: b.to("hlo"), 4): ...
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator

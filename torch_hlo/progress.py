@@ -7,8 +7,6 @@ with progress.shown("compiling step_3 (80 ops)"):
         ...
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

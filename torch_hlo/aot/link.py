@@ -1,7 +1,5 @@
 """Finding a linker and making shared libraries and WebAssembly modules with it."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

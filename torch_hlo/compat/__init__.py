@@ -13,8 +13,6 @@ torch_xla has and this package lacked stands in the room it belongs to: here are
 turn arguments around. Imports every room.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """`python -m torch_hlo.compat train.py ARGUMENTS` runs a script of PyTorch/XLA as it is."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

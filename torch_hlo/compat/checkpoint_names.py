@@ -1,8 +1,6 @@
 """torch_xla.experimental.distributed_checkpoint: planners that write and read sharded tensors block
 by block, and the checkpoints of a run."""
 
-from __future__ import annotations
-
 import collections
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """What runs at the end of a step: functions that look at its tensors."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable

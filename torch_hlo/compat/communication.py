@@ -1,7 +1,5 @@
 """The collectives of torch_xla.core.xla_model, on torch.distributed's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

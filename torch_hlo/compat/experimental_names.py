@@ -1,7 +1,5 @@
 """torch_xla.experimental: loops in the program, checkpointing, attention."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 

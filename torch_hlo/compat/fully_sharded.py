@@ -1,8 +1,6 @@
 """torch_xla.distributed.fsdp and the FSDP of SPMD: parameters, gradients and optimizer states are
 spread over the devices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """torch_xla.core.functions: collectives with gradients."""
 
-from __future__ import annotations
-
 import torch
 
 from . import communication, hardware

@@ -1,7 +1,5 @@
 """torch_xla.runtime: which devices there are, who of several processes this is, SPMD."""
 
-from __future__ import annotations
-
 import functools
 
 from torch_hlo import config

@@ -1,7 +1,5 @@
 """torch_xla._XLAC: what scripts and tests take from its C++ extension."""
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

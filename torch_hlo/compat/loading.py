@@ -1,7 +1,5 @@
 """torch_xla.distributed.parallel_loader: batches come to the device while the step before runs."""
 
-from __future__ import annotations
-
 import torch
 
 from torch_hlo.prefetch import Prefetcher

@@ -3,8 +3,6 @@
 A row of MODULES names the modules that have the names, in this folder or elsewhere. REFUSED says
 what we do not offer, and what to use."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

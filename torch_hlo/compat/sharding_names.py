@@ -1,7 +1,5 @@
 """torch_xla.distributed.spmd: meshes with methods, specifications, blocks of tensors."""
 
-from __future__ import annotations
-
 import collections
 import enum
 import types

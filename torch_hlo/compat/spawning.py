@@ -1,7 +1,5 @@
 """Several processes: torch_xla.launch, xmp.spawn, and torch.distributed's back end "xla"."""
 
-from __future__ import annotations
-
 import multiprocessing.spawn
 
 import torch

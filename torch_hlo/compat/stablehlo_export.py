@@ -1,7 +1,5 @@
 """torch_xla.stablehlo: exported programs as StableHLO text, in memory and in a folder."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

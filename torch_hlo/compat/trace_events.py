@@ -1,8 +1,6 @@
 """torch_xla.debug: named blocks in torch.profiler's traces, and our counters with times in
 nanoseconds, as PyTorch/XLA has them."""
 
-from __future__ import annotations
-
 import functools
 import os
 import threading

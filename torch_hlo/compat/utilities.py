@@ -1,7 +1,5 @@
 """torch_xla.utils and torch_xla.test.test_utils: data, files, progress lines."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 import sys

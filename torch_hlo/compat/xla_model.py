@@ -1,7 +1,5 @@
 """torch_xla.core.xla_model without the collectives: devices, steps, optimizers, saving."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys

@@ -1,7 +1,5 @@
 """The package torch_xla itself."""
 
-from __future__ import annotations
-
 import contextlib
 
 import torch_hlo

@@ -12,8 +12,6 @@ and gets replaced. Trouble with the disk costs caching, never a compile. Entries
 directory that others can write to is refused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.util

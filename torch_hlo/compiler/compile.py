@@ -5,8 +5,6 @@ executable = compile_module(module)
 compile_module(module, dump=lambda name, value: print(name, value))
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping

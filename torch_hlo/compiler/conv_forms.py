@@ -1,8 +1,6 @@
 """The forms of a convolution that have kernels whose sums a fusion may finish: convolution/ brings
 convolutions into them, fusion/ puts what reads them into their kernels."""
 
-from __future__ import annotations
-
 from torch_hlo.hlo.ir import Instruction
 
 NARROW = 8  # pixels of a row: fewer leave most lanes empty where lanes are pixels

@@ -13,8 +13,6 @@ choice. Names are the emitter's; the first is its own estimate, which is taken w
 known. Entries belong to a target and a version of the compiler; damaged ones are as good as none.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

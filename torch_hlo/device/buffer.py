@@ -5,8 +5,6 @@ large blocks ask for huge pages, and arenas are kept and shared by all programs.
 whose host takes free memory back, fresh huge pages may cost more than as many small ones: then
 blocks have small ones from there on."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import mmap

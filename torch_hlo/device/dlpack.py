@@ -7,8 +7,6 @@ https://dmlc.github.io/dlpack/latest (ABI 0.8, which all take)
     array, owner = take(capsule)
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """The reference back end (TORCH_HLO_DEVICE=evaluator): runs a module with the NumPy meaning of
 every opcode."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch_hlo.hlo.ir import decode, encode, instruction

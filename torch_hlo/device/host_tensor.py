@@ -4,8 +4,6 @@ put into fresh pages at every call.
 Touching a fresh page costs more than computing what it will hold; the pool (runtime.py) gives pages
 again that a tensor has left."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 

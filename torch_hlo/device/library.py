@@ -8,8 +8,6 @@ them on memory at given addresses.
 Needs ctypes alone: neither NumPy, torch nor the compiler are imported.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

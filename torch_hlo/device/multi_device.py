@@ -6,8 +6,6 @@ Virtual devices have buffers of their own and run concurrently, each in a thread
 copies and sums between their memories (hlo/sharding/rendezvous.py). In a process that
 torch.distributed made one of several, each process runs its own device (process_group.py)."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

@@ -1,8 +1,6 @@
 """Modules become loaded programs: compiled for a target, or found in the disk cache; the same way
 for the CPU and for GPUs."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Protocol, TypeVar

@@ -3,8 +3,6 @@
 Shapes and operations are in it, and what custom calls are given. Names, Python lines, arrays of
 constants, and numbers that are not whole are left out, unless TORCH_HLO_REPORT=full."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from dataclasses import replace

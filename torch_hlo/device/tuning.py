@@ -1,8 +1,6 @@
 """Measuring the ways to compute a program's steps (compiler/tune.py says what is asked and where
 answers are kept)."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

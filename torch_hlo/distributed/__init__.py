@@ -11,8 +11,6 @@ In: tensors, models, optimizers. Out: annotated tensors, prices of plans, checkp
 lazy/, lowering/, compiler/, device/ and hlo/.
 """
 
-from __future__ import annotations
-
 from torch_hlo.distributed import checkpoint
 from torch_hlo.distributed.annotate import clear_sharding, mark_sharding, sharding_of
 from torch_hlo.distributed.mesh import Dim, Mesh, PartitionSpec, get_1d_mesh

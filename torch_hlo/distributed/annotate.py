@@ -1,8 +1,6 @@
 """`mark_sharding` and its kin: notes on tensors of the hlo device about where their elements
 live."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

@@ -10,8 +10,6 @@ spread over the mesh's axes.
 Errors are raised here, when the annotation is written, and name the tensor and the axis.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

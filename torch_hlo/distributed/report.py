@@ -1,7 +1,5 @@
 """What the sharded programs of this process send: a table of collectives."""
 
-from __future__ import annotations
-
 from torch_hlo.compiler.cost import KINDS, Cost
 from torch_hlo.device.sharded import PartitionedProgram
 from torch_hlo.lazy.record import session

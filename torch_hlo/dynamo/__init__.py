@@ -8,8 +8,6 @@ In: FX graphs, and example inputs. Out: a function that runs their programs. Imp
 lowering/, pytorch/, device/ and hlo/.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 __all__ = ["OPTIONS", "hlo"]

@@ -12,8 +12,6 @@ attention (lowering/nn/attention_weights.py), the products of each graph become 
 (compiler/attention/attention_match.py), and nothing of rows x columns is in memory but the mask of
 a dropout (Dao et al., FlashAttention, https://arxiv.org/abs/2205.14135, algorithm 4)."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 

@@ -17,8 +17,6 @@ gradients that flow from a result, values that are looked at, random numbers of 
 that neither is an argument nor was made by the graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

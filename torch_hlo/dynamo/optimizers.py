@@ -5,8 +5,6 @@ gradients and every option as arguments. So an option that Python changes is see
 number is. When the graph is recorded, the optimizer itself steps; what it reads and writes of its
 state is known to whoever records (`Stepped`)."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path

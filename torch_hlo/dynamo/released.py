@@ -4,8 +4,6 @@ PyTorch frees them at once; a graph's bytecode drops them only when the graph ha
 moment there would be two of each. A graph says which it drops (`release`), and a launch writes new
 ones over those that nobody else holds."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from sys import getrefcount

@@ -3,8 +3,6 @@
 PyTorch's own search for them imports all of Inductor, 0.7 s of a model's first step, to ask where a
 graph writes."""
 
-from __future__ import annotations
-
 import operator
 
 import torch

@@ -1,7 +1,5 @@
 """Accelerate and the Trainer of transformers."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from types import ModuleType

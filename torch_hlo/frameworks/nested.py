@@ -1,7 +1,5 @@
 """Nested jagged tensors: what PyTorch has kernels of CUDA for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FSDP: modules that were made on the CPU are moved to the hlo device."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any

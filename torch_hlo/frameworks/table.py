@@ -1,8 +1,6 @@
 """Every change of a framework, in rows: its module, the function, and what is done to it. The page
 docs/guide/frameworks.md says what follows for users."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch_hlo.pytorch.registration import NAME

@@ -1,7 +1,5 @@
 """Programs in whatever form they come: HLO text, StableHLO text, MLIR bytecode."""
 
-from __future__ import annotations
-
 import re
 
 from torch_hlo.hlo.bytecode import MAGIC, parse_bytecode

@@ -1,8 +1,6 @@
 """Puts the device together, in the order that PyTorch needs. Imported once, by `import
 torch_hlo`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch_hlo.device.cpu.engine import constant_function

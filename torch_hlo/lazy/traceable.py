@@ -2,8 +2,6 @@
 and the graphs it finds are called with the real ones: their operations are recorded, with autograd,
 and become part of the step."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

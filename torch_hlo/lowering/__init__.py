@@ -5,7 +5,6 @@ direction, each imports from those before it: core, pointwise, reduction, shape,
 nn, spmd (core alone), fx (graphs of torch.compile, imported by those who have any)."""
 
 # ruff: noqa: F401
-from __future__ import annotations
 
 from torch_hlo.lowering.linalg import distance, fft, lapack_ops, linalg, matmul, quantized
 from torch_hlo.lowering.nn import (

@@ -7,8 +7,6 @@ In: data that JSON can hold. Out: HTML. NAME.js draws the data, with common.js a
 Imports the standard library alone.
 """
 
-from __future__ import annotations
-
 import html
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 Memory is the host's: JAX reads an array where it is, without a copy.
 """
 
-from __future__ import annotations
-
 import ctypes
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The client, its devices, their memory, the topology."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Callable, Sequence

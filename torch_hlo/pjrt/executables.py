@@ -1,7 +1,5 @@
 """Programs: compiled, started, described."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json

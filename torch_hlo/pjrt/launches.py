@@ -7,8 +7,6 @@ Arrays of a program in flight can be given to the next one. Programs that take l
 thread needs to wake up run here, and so do those that call Python or several devices.
 """
 
-from __future__ import annotations
-
 import atexit
 import threading
 from array import array

@@ -13,8 +13,6 @@
 asked for, counters in compiled code. Out: tables, pages, traces. Imports device/, lazy/ and pages/.
 """
 
-from __future__ import annotations
-
 from torch_hlo.profiler.recorded import Recording, record
 from torch_hlo.profiler.steps import (
     Limits,

@@ -1,7 +1,5 @@
 """What to change, in plain words, from what a run did."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

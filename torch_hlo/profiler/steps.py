@@ -12,8 +12,6 @@ step's bytes need at the measured memory rate, or its multiplications at the mea
 whichever is longer, as a share of the time it took. It is at most 100 %: data in caches comes
 faster than from memory, and on a busy machine the rates are measured too low."""
 
-from __future__ import annotations
-
 import atexit
 import sys
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ waits, and memory with who holds it.
 An engine in front of the device's notes what it is asked for, so that nothing is noted elsewhere
 while no profile is recorded. Times are those of `time.monotonic`, in seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

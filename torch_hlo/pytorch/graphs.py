@@ -1,8 +1,6 @@
 """What graphs of operators hold besides operators, for whoever lowers them: higher-order operators
 and fake tensors. Importing this file imports what defines them. The same in 2.11 to 2.13."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,8 +1,6 @@
 """PyTorch's operators as objects: their types, their kernels by dispatch key, and its Python
 functions for them. The same in 2.11 to 2.13."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterable

@@ -1,8 +1,6 @@
 """Who takes part in an operation besides the device (autograd, modes, autocast, transforms, the
 profiler), and blocks that leave some of them out. The same in 2.11 to 2.13."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 

@@ -1,8 +1,6 @@
 """Registration of "hlo" as a PyTorch device from Python alone: the name, the module `torch.hlo`,
 and the guard that says which device is current. The same in 2.11 to 2.13."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import types

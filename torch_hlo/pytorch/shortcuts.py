@@ -5,8 +5,6 @@ or a shortcut, which `TORCH_HLO_SHORTCUTS` switches off: "0" all, "name,name" al
 What a shortcut saves was measured by `python -m test.sweeps.shortcuts NAME` (PyTorch 2.13, two
 cores); what saves less than a twentieth is not here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch_hlo import config

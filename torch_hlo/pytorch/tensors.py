@@ -1,8 +1,6 @@
 """Tensors as objects: how they are made, printed, pickled and allocated; process groups and boxed
 work. The same in 2.11 to 2.13."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The versions of PyTorch whose private API this folder knows."""
 
-from __future__ import annotations
-
 import torch
 
 SUPPORTED = ((2, 11), (2, 13))

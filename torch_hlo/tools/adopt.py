@@ -1,8 +1,6 @@
 """Programs that another compiler has optimised, made ours: XLA's fusions are undone (our own passes
 fuse), and library calls that have an opcode become it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch_hlo.hlo.evaluate import lapack

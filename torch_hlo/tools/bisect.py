@@ -1,7 +1,5 @@
 """`bisect`: the first pass after which a program has other values, or that fails."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """`cache`: look after the programs that are kept on disk between processes (TORCH_HLO_CACHE)."""
 
-from __future__ import annotations
-
 import argparse
 import tarfile
 from collections.abc import Callable

@@ -5,8 +5,6 @@ What is watched: `backward()` gives the losses, an optimizer's step ends a step,
 tensors that give values to Python are reads. On the CPU, "hlo" means the CPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

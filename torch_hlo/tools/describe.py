@@ -1,7 +1,5 @@
 """`diff` and `explain`: two programs side by side, one program in numbers."""
 
-from __future__ import annotations
-
 import difflib
 from collections import Counter
 

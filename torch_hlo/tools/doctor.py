@@ -1,7 +1,5 @@
 """`doctor`: what this installation is made of, and what to change."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import importlib.util

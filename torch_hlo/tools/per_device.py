@@ -1,7 +1,5 @@
 """`partition`: an annotated program, the program of one device, and what its collectives move."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from torch_hlo.compiler.cost import KINDS, cost, sent

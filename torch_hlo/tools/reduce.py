@@ -3,8 +3,6 @@
 small = shrink(module, lambda m: fails(m))      # greedy: fewer results, then shorter cones
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from torch_hlo.hlo.ir import (

@@ -1,7 +1,5 @@
 """A user's script, run in this process and looked at: `python -m torch_hlo explain train.py`."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

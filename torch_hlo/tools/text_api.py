@@ -4,8 +4,6 @@ module = parse_text(text)                    # the format is recognised
 results = run_text(text, x, y)               # compile and run on tensors or arrays
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What object files need from elsewhere: undefined symbols of ELF and WebAssembly objects."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 

@@ -1,8 +1,6 @@
 """C functions that compiled code calls, written in IR: a library brings its own, so that it needs
 none of libc or libm."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterable, Sequence
 

@@ -27,8 +27,6 @@ than they take:
     c = fusion(q, k, v, seed), kind=custom, calls={… ROOT call(q, k, v, factors)}
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, replace

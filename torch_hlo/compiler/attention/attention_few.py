@@ -5,8 +5,6 @@ Scores are sums across lanes: as many of them as a vector has lanes (keys x quer
 and reduced together by a transpose. Scores are in units of log 2, so that weights are powers of
 two."""
 
-from __future__ import annotations
-
 import math as numbers
 
 from torch_hlo.compiler.codegen import load_real

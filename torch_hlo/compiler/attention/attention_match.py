@@ -16,8 +16,6 @@ weights or their gradients: attention whose weights are returned stays as it is.
 nothing is NaN, as softmax's is.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable

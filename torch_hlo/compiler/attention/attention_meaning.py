@@ -1,8 +1,6 @@
 """What an attention fusion means: the computation that attention_match puts into it, of its
 operands as compiler/attention/attention.py describes them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -11,8 +11,6 @@ Forward and backward compute them again; nobody keeps an array of rows x columns
 arrays: what is repeated over heads is computed once.
 """
 
-from __future__ import annotations
-
 from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import (

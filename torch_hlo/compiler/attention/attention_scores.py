@@ -1,8 +1,6 @@
 """The scores that attention written out makes weights of: q, k and what is applied to their
 products, found by going back from the weights."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ compiler/attention/attention.py) is one parallel step:
     attention_lanes*.py  every other type and machine
 """
 
-from __future__ import annotations
-
 from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.llvm import Target
 from torch_hlo.compiler.matmul.tile import product_tile

@@ -5,8 +5,6 @@ Each of 256 threads holds 4 x 4 scores and 4 rows of every output of its group. 
 through shared memory in slices of 16 along what is summed over; elements outside of them are zero.
 """
 
-from __future__ import annotations
-
 import math as numbers
 
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram

@@ -10,8 +10,6 @@ one thread, for the small ones) per parameter; so are the three transposes of at
 The kernels themselves are the same code, called on ranges of the same grain: no bit changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 

@@ -1,8 +1,6 @@
 """Kernels that are known before the passes end: LLVM, which needs no turn of the interpreter,
 compiles them on another core meanwhile."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch_hlo.hlo.ir import instr, parameters_of

@@ -7,8 +7,6 @@ tables.
     name = f.define()
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

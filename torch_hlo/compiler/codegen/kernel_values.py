@@ -1,7 +1,5 @@
 """Values of instructions inside a kernel: guards, index expressions, loads and stores."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ must be split.
 out. Neighbouring dimensions through which every address steps evenly become one loop; a dimension
 that a reshape cuts is split where the reshape cuts it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ The counters live behind the program's constants. On the CPU the steps of loops 
 timed as well; a loop's own time includes theirs.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -9,8 +9,6 @@ reduce-scatter has one operand (in StableHLO too), so several travel side by sid
 whose row i is for the group's i-th device.
 """
 
-from __future__ import annotations
-
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import (
     Computation,

@@ -3,8 +3,6 @@
 while (w, …) { full = all-gather(w); … }   ->   full = all-gather(w); while (w, full, …) { … }
 """
 
-from __future__ import annotations
-
 from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import (
     OPCODES,

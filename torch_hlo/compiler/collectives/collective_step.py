@@ -4,8 +4,6 @@
 The code knows neither the number of devices nor how they are linked, so all runtimes share it.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Sequence

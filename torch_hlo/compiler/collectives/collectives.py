@@ -1,7 +1,5 @@
 """What becomes of a per-device program's collectives, in this order."""
 
-from __future__ import annotations
-
 from torch_hlo.compiler.hlo_pass import Pass
 
 from .collective_algebra import COLLECTIVE_ALGEBRA

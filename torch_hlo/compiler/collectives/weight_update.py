@@ -10,8 +10,6 @@ what only updates read. (Xu et al., Automatic cross-replica sharding of weight u
 data-parallel training, 2020; stage 1 of ZeRO, Rajbhandari et al., 2020.)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace as changed

@@ -1,8 +1,6 @@
 """Control flow, and the steps that only name, order or copy values. Called computations become
 native functions."""
 
-from __future__ import annotations
-
 from torch_hlo.compiler.codegen import CodegenError, Place, Program
 from torch_hlo.compiler.codegen.block import OWN, Places
 from torch_hlo.compiler.codegen.computation import emit_computation

@@ -3,8 +3,6 @@ taken for their duration.
 
 See `host_call` in registry.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

@@ -12,8 +12,6 @@ holds the rows of what is found with the factors of hlo/sharding/factors.py, fro
 of a product on: every instruction that has them has to be free along them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch_hlo.compiler.hlo_pass import Pass

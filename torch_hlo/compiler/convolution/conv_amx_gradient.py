@@ -13,8 +13,6 @@ Strided convolutions have a grid per remainder of the input's positions. In the 
 zero: what is not a number there, times zero, spoils the sum, as it does where the tap meets it.
 """
 
-from __future__ import annotations
-
 import itertools
 from contextlib import ExitStack
 from dataclasses import dataclass

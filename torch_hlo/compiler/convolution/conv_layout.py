@@ -12,8 +12,6 @@ gradient of weights, recognized by a window larger than its result, contracts im
 f01b_i01o->fb01.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace as with_fields
 
 from torch_hlo.compiler.conv_forms import digits_of, is_planar, sides

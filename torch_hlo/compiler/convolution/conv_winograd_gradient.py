@@ -9,8 +9,6 @@ added afterwards, in order. A block that is in one piece is turned to fb01, the 
 weights, on its way to memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import Program

@@ -8,8 +8,6 @@ Groups of few output features (depthwise) would leave blocks almost empty: a thr
 element there. What matrix units take is gpu_conv_matrix.py's.
 """
 
-from __future__ import annotations
-
 from torch_hlo.compiler.codegen.index import product
 from torch_hlo.compiler.gather.gather_scatter import Sizes, digits
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram

@@ -6,8 +6,6 @@ no bit reversal), for as many lines as a vector has lanes. A long line, or one o
 of rows x columns instead (Bailey 1990, "four-step"): its columns are transformed, multiplied by
 twiddle factors, and its rows transformed; either way lanes are lines."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

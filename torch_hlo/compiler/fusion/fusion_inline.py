@@ -8,8 +8,6 @@ An inlined value is not written and read back. It is allowed when that costs no 
 elements together are computed about once, or they are cheap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from torch_hlo.hlo.ir import Instruction

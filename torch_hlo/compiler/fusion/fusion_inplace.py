@@ -1,7 +1,5 @@
 """Which operands of a fusion may share memory with which results."""
 
-from __future__ import annotations
-
 import functools
 
 from torch_hlo.hlo.ir import Computation, Instruction, users

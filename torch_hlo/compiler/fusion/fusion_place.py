@@ -12,8 +12,6 @@ reader, so that it can be overwritten: loops over time (scans, recurrent network
 results a slice per turn.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 from torch_hlo.compiler.thresholds import MAX_INPUTS, MAX_MEMBERS

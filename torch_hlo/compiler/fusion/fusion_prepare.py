@@ -14,8 +14,6 @@ s64 iota == broadcast(t)                 ->  s32 iota == broadcast(t if 0 <= t <
     half the lanes
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Container, Mapping, Sequence
 

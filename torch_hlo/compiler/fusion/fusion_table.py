@@ -6,8 +6,6 @@ last dimension is the interval (1, 768) of the linear index and the first two ar
 Intervals survive reshapes, so f32[8,1024,768] reduced over {2} and f32[8192,768] reduced over {1}
 have the same geometry."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from torch_hlo.hlo.ir import OPCODES, Instruction, Size

@@ -11,8 +11,6 @@ branches whose present end it has to wait for besides. What is already known to 
 through others, is not waited for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from torch_hlo.compiler.codegen.block import Span

@@ -1,7 +1,5 @@
 """Writers of functions that groups of a GPU's threads run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch_hlo.compiler.codegen import Writer

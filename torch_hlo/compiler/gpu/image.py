@@ -4,8 +4,6 @@ selection lacks is found out before.
 An intrinsic without code is a fatal error inside LLVM that ends the process, so every call of one
 is checked against the family's list."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

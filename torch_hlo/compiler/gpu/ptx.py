@@ -5,8 +5,6 @@ Each is one line of inline assembly, spelled as in NVIDIA's PTX ISA
 (https://docs.nvidia.com/cuda/parallel-thread-execution); sections are named below. Addresses of
 shared memory are i32 values (`shared_address`), those of global memory pointers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

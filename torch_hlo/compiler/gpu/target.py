@@ -7,8 +7,6 @@ and exchanges registers.
 Nothing else in code generation knows the instruction sets, but the matrix units (ptx.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

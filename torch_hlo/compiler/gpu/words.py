@@ -1,8 +1,6 @@
 """Arithmetic on 32-bit integers for kernels: thread numbers, addresses of shared memory. Two Python
 ints are computed in Python."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch_hlo.compiler.llvm import Function, Int

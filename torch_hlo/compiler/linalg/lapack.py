@@ -6,8 +6,6 @@ lowering/linalg/lapack_ops.py names the routine in a call's attributes where the
 column by column. A routine that fails (no convergence, values that are no numbers) leaves the call
 to PyTorch, which raises."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -11,8 +11,6 @@ Q [..., m, k] with k from min(m, n) to m; R on and above the diagonal of a matri
 memory for the kernel.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 

@@ -9,8 +9,6 @@ those before it T is made, of those behind it they lose their part. T is kept tu
 rows.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

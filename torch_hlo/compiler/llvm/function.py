@@ -13,8 +13,6 @@ Python, so the same kernel code serves static and symbolic sizes. No IR pass run
 is written here is what is compiled.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

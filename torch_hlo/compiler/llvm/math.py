@@ -6,8 +6,6 @@ its own short polynomials where speed matters (errors below 1.4 ulp, of quotient
 functions run in double and are rounded once. Coefficients: Cephes and fdlibm. The error function
 and its relatives: math_error.py."""
 
-from __future__ import annotations
-
 import math
 
 from .emit import Typed

@@ -1,7 +1,5 @@
 """The error function, its complement and its inverse on vectors, as in math.py."""
 
-from __future__ import annotations
-
 from .emit import Typed
 from .math import exp, exp_inside, log, odd_quotient
 from .math_function import INF, Elementary, falls_back, quotient

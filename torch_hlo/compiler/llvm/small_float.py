@@ -4,8 +4,6 @@ round-to-nearest-even encoding.
 The 8-bit formats, and f16 for machines without instructions for it.
 """
 
-from __future__ import annotations
-
 from torch_hlo.hlo.ir.numeric import SMALL_FLOATS, SmallFloat
 
 from .emit import Emit, Typed

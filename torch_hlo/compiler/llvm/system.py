@@ -1,8 +1,6 @@
 """What native code asks of the processor and the operating system, as LLVM IR: pause, sleep on a
 word, wake who sleeps there, the time."""
 
-from __future__ import annotations
-
 import platform
 import sys
 

@@ -21,8 +21,6 @@ that the process has, PyTorch's, as workers until the program ends. After each p
 PyTorch's those spin for milliseconds, waiting for the next: workers beside them would share their
 cores."""
 
-from __future__ import annotations
-
 from torch_hlo.compiler.thresholds import GUEST_SPINS, POOL_SPINS, SETTLED_NS
 
 from . import system

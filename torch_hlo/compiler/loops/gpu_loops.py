@@ -1,8 +1,6 @@
 """Elementwise kernels on a grid: a thread per vector of the innermost dimension, or a group per
 tile where a loop reads across its rows (gpu_tile.py)."""
 
-from __future__ import annotations
-
 from torch_hlo.compiler.codegen import Kernel, index as ix
 from torch_hlo.compiler.codegen.loop_plan import stored_bits
 from torch_hlo.compiler.gpu.target import GpuTarget

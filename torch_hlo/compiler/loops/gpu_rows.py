@@ -10,8 +10,6 @@ come by.
 Rows across memory (ColumnGroup): 32 neighbouring threads have neighbouring rows, and a few such
 slices of threads take turns along them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch_hlo.compiler.codegen import Index, Program

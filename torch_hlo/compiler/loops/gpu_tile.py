@@ -7,8 +7,6 @@ sides touch memory in whole vectors and segments. Rows of a tile are one element
 tile, so that neither a row nor a column meets a bank twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch_hlo.compiler.codegen import Index, Kernel, Program, index as ix

@@ -13,8 +13,6 @@ the initial value enters once at the end; for a reducer that is not one binary o
 value itself must be the identity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """How a product is cut: the shape of its tiles, and items for threads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Products on AMX tiles: which are for them, how they are cut, which operands are packed before."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch_hlo.compiler.codegen import Program

@@ -20,8 +20,6 @@ in its upper half. A number means (q - 8) * scale + offset.
 
 The called computation says the same, and is inlined where there is no kernel (gemv.py)."""
 
-from __future__ import annotations
-
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.compiler.simplify.algebra import exact
 from torch_hlo.compiler.thresholds import NARROW_BYTES, NARROW_ELEMENTS

@@ -1,7 +1,5 @@
 """Functions that pack a tile of an operand as [K][lanes], whatever its strides and elements are."""
 
-from __future__ import annotations
-
 from torch_hlo.compiler.llvm import Function, signature
 from torch_hlo.compiler.thresholds import PREFETCH
 

@@ -10,8 +10,6 @@ the operand is transposed. Complex products, f8 and 4-bit types are rewritten to
 have kernels.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace as with_fields
 from operator import itemgetter

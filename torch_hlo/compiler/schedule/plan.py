@@ -1,7 +1,5 @@
 """Plans: the order of a computation's steps, and the memory of its arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ Canonical forms, so that rules need not fight: constants on the right; broadcast
 uniform constants; `negate` outward of products; broadcasts and reshapes without size-1 detours (see
 moves.py). A rule is `lhs -> rhs`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -7,8 +7,6 @@ A constant array whose elements are all equal becomes the broadcast of a scalar.
 and iotas are never materialised.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

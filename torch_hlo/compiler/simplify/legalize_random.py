@@ -4,8 +4,6 @@ and Philox-4x32-10, Salmon et al. 2011).
 The state is u64[2] (key, counter) or, for Philox, u64[3] with the upper half of the counter; u32
 states hold the same words, low first."""
 
-from __future__ import annotations
-
 from torch_hlo.hlo.ir import DTYPES, Instruction, Size, build as h, ceildiv, product
 from torch_hlo.hlo.ir.infer import fail
 

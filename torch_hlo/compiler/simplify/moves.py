@@ -4,8 +4,6 @@ Canonical forms: a broadcast has sorted dimensions, an operand without size-1 di
 at least one dimension larger than 1; a transpose moves at least one dimension of a size other than
 1 (else it is a reshape); slices sit next to their source."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch_hlo.hlo.ir import (

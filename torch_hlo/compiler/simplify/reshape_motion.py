@@ -9,8 +9,6 @@ A pointwise instruction moves when every operand is one of the same kind or can 
 free (uniform constants, broadcasts).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeVar
 

@@ -9,8 +9,6 @@ dimension to another (an all-to-all in groups of two among eight devices, say) n
 its own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from functools import cached_property

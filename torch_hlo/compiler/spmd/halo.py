@@ -11,8 +11,6 @@ Otherwise strips are sent in rounds, in each of which a block sends and gets at 
 written where they belong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

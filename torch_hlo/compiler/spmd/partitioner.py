@@ -12,8 +12,6 @@ opcodes that commute with it pass them on.
 References: Xu et al., GSPMD, 2021; Shardy's documentation of sharding rules.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace as changed

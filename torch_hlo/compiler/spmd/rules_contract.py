@@ -1,8 +1,6 @@
 """Blocks of dot, convolution and reduce: padding is masked where it would be summed, sums over
 split factors are partial."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch_hlo.hlo.ir import Instruction, build as h, instr

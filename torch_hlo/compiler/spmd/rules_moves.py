@@ -1,8 +1,6 @@
 """Blocks of opcodes that move elements: slice, pad, concatenate, reverse, iota, constant,
 broadcast, reshape."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """Blocks of opcodes with windows: convolution, reduce-window, select-and-scatter. Edges come from
 the neighbours (halo.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

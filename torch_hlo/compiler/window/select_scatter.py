@@ -9,8 +9,6 @@ comparison with its own number. Rows of the result are filled with the initial v
 first window reaches them, while they are in cache.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack

@@ -4,8 +4,6 @@ Two steps without conflicts: each window finds the number of the element that it
 element adds up the sources of the windows over it that selected it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Machine code in the process."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

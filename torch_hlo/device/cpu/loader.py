@@ -7,8 +7,6 @@
 Scratch memory (arenas) is shared by all programs: it is kept between calls, so steady state touches
 no fresh page."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import sys

@@ -10,8 +10,6 @@ program fills it (Program.emit_packings). TORCH_HLO_PACKED_WEIGHTS limits all co
 default they take what loading the model and compiling needed before and have given back, so that
 the process's peak does not grow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch_hlo import config

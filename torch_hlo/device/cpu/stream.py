@@ -8,8 +8,6 @@ submit.
     stream.wait(number)                          # in order: whoever waits may be who runs it
 """
 
-from __future__ import annotations
-
 import ctypes
 import signal
 import threading

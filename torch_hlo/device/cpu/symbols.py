@@ -4,8 +4,6 @@ this makes sure they are there.
 Linear algebra (sgemm_, …) is taken from the libtorch that is already loaded in the process;
 mathematical functions from libm."""
 
-from __future__ import annotations
-
 import ctypes
 import ctypes.util
 import glob

@@ -1,8 +1,6 @@
 """The host call of `fft` by PyTorch's library where PyTorch is in the process: 3 to 9 times
 NumPy's, on PyTorch's threads."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ The static constructors of PyTorch and LLVM (registrations, options) touch 45 an
 once. LLVM is 170 MB of code and tables, of which a compile touches a third. None of it is used
 while programs run; what is used again is mapped again by a fault, not read again."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import sys

@@ -1,7 +1,5 @@
 """Who takes part in parallel loops (compiler/llvm/thread_pool.py is their code), and how many."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

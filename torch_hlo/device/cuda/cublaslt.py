@@ -5,8 +5,6 @@ C's row-major matrix is its column-major C^T = B^T A^T, so operands change place
 (descriptors and the heuristic's first algorithm) are made once per set of sizes.
 https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api"""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The back end of NVIDIA GPUs (TORCH_HLO_DEVICE=cuda or cuda:NUMBER)."""
 
-from __future__ import annotations
-
 from torch_hlo.device import dlpack, multi_device
 from torch_hlo.device.gpu.gpu import GpuBackend
 from torch_hlo.device.interfaces import Observe

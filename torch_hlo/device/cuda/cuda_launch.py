@@ -10,8 +10,6 @@ driver itself.
 A plan's table of functions has launcher.address for "launch", and launcher.state after the last
 one."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from functools import lru_cache

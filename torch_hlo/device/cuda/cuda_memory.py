@@ -1,7 +1,5 @@
 """Memory of an NVIDIA GPU, and the page-locked memory of the host that it reads by itself."""
 
-from __future__ import annotations
-
 import atexit
 from functools import lru_cache
 

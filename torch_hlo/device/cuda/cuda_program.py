@@ -12,8 +12,6 @@ depend on each other are branches of the graph (compiler/gpu/branches.py). Progr
 at values (while, conditional, host calls) are always launched step by step.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 from collections import Counter, OrderedDict

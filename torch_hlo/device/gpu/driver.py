@@ -1,7 +1,5 @@
 """What a GPU's driver does for the programs that launch kernels on it."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ The library is the ICD loader (libOpenCL) or an implementation itself, such as l
 PyPI package intel-opencl-rt. It must take SPIR-V and have shared virtual memory, so that arrays are
 plain addresses."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import ctypes.util

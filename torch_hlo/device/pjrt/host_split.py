@@ -5,8 +5,6 @@ stages with host calls between them.
         `stage.values`; then stage.calls on the host
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch_hlo.hlo.evaluate import lapack

@@ -4,8 +4,6 @@ functions take, in the order of the table of functions. New ones are only ever a
     kind = STRUCTURES["Buffer_Dimensions"]   # a ctypes.Structure: buffer, dims, …
 """
 
-from __future__ import annotations
-
 import ctypes
 
 MINOR = 81  # of version 0 of the API: what TABLE says

@@ -4,8 +4,6 @@ The operations become those of MLIR text (hlo/stablehlo/operation.py). Values ar
 file; a number becomes a name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

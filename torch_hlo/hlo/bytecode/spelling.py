@@ -3,8 +3,6 @@
 spelled("gather", {"offset_dims": …, "index_vector_dim": 1, …}, at)   # {"dimension_numbers": …}
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

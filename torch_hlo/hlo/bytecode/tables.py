@@ -3,8 +3,6 @@
 Attributes and types are decoded when they are asked for: most locations never are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Meanings of the element-wise opcodes. Operands may be larger than `x.shape` says (see
 interpreter.apply): never reshape to it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from statistics import NormalDist

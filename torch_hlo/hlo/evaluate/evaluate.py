@@ -8,8 +8,6 @@ read from the inputs and replaced in the whole program before it runs. Sums, pro
 transcendental functions are computed in double precision and rounded once to the result's type.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Meanings of dot, fft, cholesky and triangular-solve."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

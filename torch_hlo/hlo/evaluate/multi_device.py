@@ -7,8 +7,6 @@ Every device runs the program in a thread of its own; collectives are where the 
 is all there is to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

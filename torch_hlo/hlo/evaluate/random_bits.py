@@ -1,8 +1,6 @@
 """Meanings of rng-bit-generator (bit-exact with XLA's expansion on the CPU) and of the
 stateless-by-chance `rng`."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Meanings of reduce, reduce-window, select-and-scatter, convolution and batch normalisation."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Checks of opcodes whose result the operands do not determine: `check(shape, *operands, **attrs)`
 raises ShapeError."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .dim import Ints

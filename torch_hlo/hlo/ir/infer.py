@@ -8,8 +8,6 @@ same polynomial, and bounds are only checked between ints. Opcodes whose operand
 the result have a check `check(shape, *operands, **attrs)` in its place (explicit.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn

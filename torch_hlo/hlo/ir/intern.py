@@ -6,8 +6,6 @@
 Builders with the opcodes' names live in build.py.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

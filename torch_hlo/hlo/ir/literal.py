@@ -3,8 +3,6 @@
 literal([[1, 2], [3, 4]], "bf16").numpy()       # array of float32, see numeric.py
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -3,8 +3,6 @@
 Values of bf16 and f8 types are float32 arrays whose elements are representable in the type;
 `round_to` makes them so."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

@@ -14,8 +14,6 @@ many instructions), exact (rounds nothing: the result is a value of the operands
 control (calls computations), collective (talks to other devices), impure (may not be merged or
 dropped; carries a `serial`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

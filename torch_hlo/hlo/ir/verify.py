@@ -6,8 +6,6 @@ computations; aliases and symbols. Recursion is impossible by construction (a co
 immutable and holds its root). What passed once is not looked at again: instructions are immutable.
 """
 
-from __future__ import annotations
-
 from torch_hlo.hlo.sharding.sharding import Placement, Sharding, ShardingError
 
 from .dim import Dim, symbol, symbols

@@ -1,8 +1,6 @@
 """Window of reduce-window, select-and-scatter and convolution: `{size=3x3 stride=2x2
 pad=1_1x1_1}`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from .dim import Size

@@ -1,8 +1,6 @@
 """Rules of CHLO, the client dialect that JAX emits for functions StableHLO lacks: implicit
 broadcasting and special functions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Rules of the collectives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch_hlo.hlo.ir import Ints, build as b, instr, tuple_shape

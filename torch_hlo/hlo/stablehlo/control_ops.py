@@ -1,7 +1,5 @@
 """Rules of calls, composites and control flow."""
 
-from __future__ import annotations
-
 from torch_hlo.hlo.ir import build as b, tuple_shape
 
 from .attributes import Symbol

@@ -3,8 +3,6 @@
 module = parse_stablehlo(text)         # ParseError with line, column and a caret
 """
 
-from __future__ import annotations
-
 from torch_hlo.hlo.ir import Module, Size
 from torch_hlo.hlo.sharding.sharding import ShardingError
 from torch_hlo.hlo.text.scanner import ErrorAt, Scanner

@@ -2,8 +2,6 @@
 arrays (`sizes_of`), so that the result has symbolic sizes and the operation becomes its static
 form; sizes that depend on data are an error."""
 
-from __future__ import annotations
-
 from torch_hlo.hlo.ir import Shape, Size, WindowDim, build as b, instr
 
 from .converter import Context, Made, rule, unpacked

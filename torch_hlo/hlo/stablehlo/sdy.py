@@ -5,8 +5,6 @@ Everything becomes what XLA writes in HLO: attributes `sharding`; custom calls `
 constraints; regions written per device stand between the custom calls `SPMDFullToShardShape` and
 `SPMDShardToFullShape`."""
 
-from __future__ import annotations
-
 import re
 
 from torch_hlo.hlo.sharding.sharding import Axis, DimSharding, Sharding, is_unreduced

@@ -4,8 +4,6 @@ attributes, regions and types.
 A sharding stays text here (`Raw`); sdy.py reads it when the mesh is known.
 """
 
-from __future__ import annotations
-
 import re
 
 from .attributes import Raw, attribute, symbol

@@ -1,7 +1,5 @@
 """The shardings of a StableHLO module, Shardy's and XLA's, on one mesh."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

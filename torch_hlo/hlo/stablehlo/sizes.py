@@ -1,7 +1,5 @@
 """Integers that a program computes from constants and sizes of arrays, as sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from torch_hlo.hlo.ir import Instruction, Size, dim_max, dim_min

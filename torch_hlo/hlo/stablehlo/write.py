@@ -1,8 +1,6 @@
 """Module -> StableHLO text, in MLIR's generic form (every StableHLO parser reads it), with CHLO for
 what StableHLO lacks. Shardings are Shardy's."""
 
-from __future__ import annotations
-
 import re
 
 from torch_hlo.hlo.ir import Module

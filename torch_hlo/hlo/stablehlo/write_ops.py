@@ -1,7 +1,5 @@
 """Writers of the opcodes that are not plain element-wise operations, see write.py."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

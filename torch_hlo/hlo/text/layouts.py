@@ -1,7 +1,5 @@
 """Layouts that a text gives to arrays, as transposes and copies between row-major arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch_hlo.hlo.ir import DTYPES, OPCODES, Instruction, Shape, instr, postorder, replace

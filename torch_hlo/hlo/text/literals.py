@@ -1,7 +1,5 @@
 """Literal text such as `{ { 1, 2 }, { nan, -inf } }` -> Literal."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

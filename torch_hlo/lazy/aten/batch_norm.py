@@ -1,8 +1,6 @@
 """Batch norm, which writes to its running statistics without saying so in its schema, and observers
 of rows, which give theirs a size."""
 
-from __future__ import annotations
-
 import torch
 
 from torch_hlo.lazy.record import aten, call, handles, inference, meta as metas

@@ -1,7 +1,5 @@
 """Copies: between tensors, between devices, and as another dtype."""
 
-from __future__ import annotations
-
 import torch
 
 from torch_hlo.lazy.record import (

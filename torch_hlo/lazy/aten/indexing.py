@@ -2,8 +2,6 @@
 on the mask, is recorded as a `where`.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

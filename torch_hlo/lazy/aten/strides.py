@@ -2,8 +2,6 @@
 `set_`, and
 views in place."""
 
-from __future__ import annotations
-
 import gc
 import sys
 

@@ -2,8 +2,6 @@
 (Of targets in one row only their lengths say where each begins: those are PyTorch's, on the
 CPU.)"""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -12,8 +12,6 @@ torch.zeros_like(p)` is part of the first step only. Recorded as it is, the firs
 loop would be a program of its own, compiled for a single run. With the zeros in memory before the
 program starts, it is the program of all later steps."""
 
-from __future__ import annotations
-
 from weakref import ref
 
 import torch

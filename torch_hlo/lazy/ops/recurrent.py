@@ -4,8 +4,6 @@ op in torch.compile's graphs.
 Networks with dropout are one op per layer. When the gradient is differentiated again, it is
 computed from ordinary ops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

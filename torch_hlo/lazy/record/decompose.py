@@ -1,8 +1,6 @@
 """Ops without a lowering of their own: PyTorch's decompositions, applied while recording; the CPU
 as the last resort."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 

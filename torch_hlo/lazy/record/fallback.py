@@ -5,8 +5,6 @@ it follows from the order in which PyTorch's kernels read and write.
 Nothing is silent: counter `aten::<op>`, a warning once per op, and with TORCH_HLO_FALLBACK=error an
 exception instead."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

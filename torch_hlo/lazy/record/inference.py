@@ -3,8 +3,6 @@ was
 learned with other sizes (sizes.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

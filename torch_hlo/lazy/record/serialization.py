@@ -5,8 +5,6 @@ A tensor is saved as (storage, offset, size, stride); the storage is a CPU copy 
 "hlo:0", so that `map_location` works in every form and tensors that share memory share it again
 after loading."""
 
-from __future__ import annotations
-
 import collections
 
 import torch

@@ -2,8 +2,6 @@
 of this room. Each belongs to the file that its comment names. What runs steps has its own state, in
 the engine that hangs here."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import Counter, deque

@@ -8,8 +8,6 @@ run holds for all sizes of the same *kind*: operands of the same dtypes and rank
 row-major, and the same static arguments; a size is 1 in both or in neither. A rule that does not
 know, as where sizes do not fit, leaves the op to PyTorch, which raises its own errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

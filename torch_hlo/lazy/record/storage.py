@@ -16,8 +16,6 @@ For the step (lazy/run/device_engine.py):
   cleared in them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 from weakref import ref

@@ -1,7 +1,5 @@
 """One captured function is traced at a time, while other threads wait with their ops."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -9,8 +9,6 @@ their own types, and in double precision. An error may be a few times PyTorch's,
 the operands anew does to the exact result. Random numbers, and what PyTorch's CPU has no kernel
 for, are taken from the device."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

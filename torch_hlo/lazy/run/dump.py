@@ -6,8 +6,6 @@ The first level is the process, so that several may write to one directory. Any 
 input for the command line tools.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

@@ -12,8 +12,6 @@ interpreter; programs that call Python, and other back ends, on a Python thread.
 come from a failed job fails with the same error. Nothing here takes the step's lock.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

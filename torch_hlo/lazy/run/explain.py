@@ -4,8 +4,6 @@ aten.mul.Tensor at model.py:31: argument 2 was 3, is 4
 input 7 was f32[32,64], is f32[48,64] (first used by aten.mm.default at model.py:12)
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import zip_longest

@@ -15,8 +15,6 @@ i;
 wiring, so that a key without them (one program for many sizes) can be derived from this one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 

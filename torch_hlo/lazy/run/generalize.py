@@ -17,8 +17,6 @@ to operators (broadcasting, "no", "the first"); positions may be 0 and 1. Graphs
 get programs of their own for a few sizes first, and are never general in the sizes of kernels,
 which are another model's."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from operator import add, lt, mul, ne

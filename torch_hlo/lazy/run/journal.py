@@ -9,8 +9,6 @@ this rank has lost may still be wanted by another one (agreement.py).
 Values that are not on the mesh are this rank's own business. They are computed when it likes, by
 programs of its own."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,8 +1,6 @@
 """Cutting a step out of what is recorded: its graph, the leaves that die with it, and which outputs
 take their memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch_hlo.device.memory import Buffer

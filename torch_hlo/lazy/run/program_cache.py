@@ -1,7 +1,5 @@
 """From the graph of a step to its program: known, known for other sizes, or compiled."""
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

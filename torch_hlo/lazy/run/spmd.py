@@ -7,8 +7,6 @@ over devices already, or a result belongs to a storage that stays spread. What n
 decided by propagation. A storage keeps the sharding of its first result, so that parameters stay
 where they are and the program of the second step is that of all later ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

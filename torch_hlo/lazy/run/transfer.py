@@ -1,7 +1,5 @@
 """Values between the host and the device."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 

@@ -3,8 +3,6 @@
 The operator `torch_hlo::look(value, number)` hands a value to the function of that number. Programs
 compute the value like any other result; whoever starts them calls the operator with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 
 import torch

@@ -5,8 +5,6 @@ broadcasting rules.
 which outrank Python numbers (and `Weak` ones), unless the lower one is of a higher kind (bool < int
 < float < complex)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

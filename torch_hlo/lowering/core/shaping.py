@@ -1,8 +1,6 @@
 """Moving elements: short forms of slice, transpose, pad, concatenate, gather, reduce used by all
 lowerings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch_hlo.hlo.ir import Instruction, Ints, Shape, Size, instr, row_major_strides

@@ -10,8 +10,6 @@ number of its shape. Values remember places counted over all tapes, `base` is wh
 begins. A value from before has none on it: then, and for arguments that have no form, the tape is
 not `exact`, and the graph itself has to be looked at."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable, Hashable

@@ -1,8 +1,6 @@
 """What torch.export assumes about dynamic sizes, as conditions (icmp predicate, left, right) on
 symbolic sizes."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass

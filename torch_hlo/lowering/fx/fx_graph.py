@@ -5,8 +5,6 @@ Placeholders become Leafs; SymInts become symbolic sizes; a tensor that lies per
 becomes a parameter in physical order; random ops take their number within the graph as offset, and
 one seed is an input. Higher-order ops keep their graphs as arguments."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """Sizes and strides of FX graphs: SymInts -> `Size`, and which physical order the strides of a
 dense tensor mean."""
 
-from __future__ import annotations
-
 import operator
 import weakref
 from collections.abc import Sequence

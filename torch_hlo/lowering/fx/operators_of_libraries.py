@@ -2,8 +2,6 @@
 operators of transformers whose Python code loops over the values of a tensor but which are an
 opcode here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Fourier transforms: of the innermost dimensions, others are moved there. Normalisation codes are
 torch's: 0 none, 1 by sqrt(n), 2 by n."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

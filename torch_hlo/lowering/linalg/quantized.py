@@ -1,8 +1,6 @@
 """Products of quantized operands. The sums are scaled where a scale is the same along the
 contracted dimension; nothing that is scaled is rounded before."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Sums over variable groups of rows: embedding_bag and segment_reduce."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

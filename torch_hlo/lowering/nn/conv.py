@@ -1,8 +1,6 @@
 """Convolutions of any rank, grouped and transposed, and their gradients, as HLO convolutions (NCHW,
 OIHW)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

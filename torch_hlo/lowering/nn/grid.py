@@ -4,8 +4,6 @@ A sample is a weighted sum of taps; a tap is (integer position per axis, weight 
 of the weight by the source coordinate). Interpolation codes: 0 linear, 1 nearest, 2 cubic. Padding
 codes: 0 zeros, 1 border, 2 reflection."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """Normalisations: layer, RMS, batch, group; forward and backward. Statistics are computed in f32 or
 wider."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

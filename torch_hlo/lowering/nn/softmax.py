@@ -1,7 +1,5 @@
 """softmax and log_softmax, forward and backward."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Activations and their gradients, element by element."""
 
-from __future__ import annotations
-
 import math
 
 import torch

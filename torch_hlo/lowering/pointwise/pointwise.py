@@ -1,8 +1,6 @@
 """Elementwise arithmetic: aten op -> opcode, or a short kernel where torch's meaning differs from
 the opcode's."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,8 +1,6 @@
 """`prims`: the primitive operators that some of PyTorch's decompositions and Dynamo itself end in.
 Operands need no promotion."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

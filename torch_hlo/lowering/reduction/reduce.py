@@ -1,8 +1,6 @@
 """Reductions: sums and means in f32 or wider, extrema with PyTorch's nan rules, argmax, norms,
 variances."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

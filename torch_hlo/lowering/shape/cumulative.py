@@ -1,8 +1,6 @@
 """Running sums, products, extrema. A prefix is a reduce-window as long as the dimension, padded on
 its low side."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,8 +1,6 @@
 """Sorting and order statistics: sort, topk, kthvalue, median, mode, searchsorted, histograms. nan
 is the largest value."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,8 +1,6 @@
 """Patches of images as columns (torch.nn.functional.unfold), and columns added up to images (fold,
 the gradient of it)."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

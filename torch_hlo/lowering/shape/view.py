@@ -1,7 +1,5 @@
 """Views as pure functions, and the *_scatter ops that write through one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

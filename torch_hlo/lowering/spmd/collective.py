@@ -5,8 +5,6 @@ The group is the last argument of each of these nodes: XLA's replica groups as t
 it), so that equal programs have equal text on every rank. Every recorded collective has a channel
 of its own: two of them are never merged, and they run in the order of their channels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ it is lowered to XLA's annotation, a custom-call with target "Sharding". Its gra
 sharding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any

@@ -5,8 +5,6 @@ A product is cut into blocks of C, and perhaps k into parts: groups of one block
 part to an array of their own, and a second kernel adds these in a fixed order, so results are the
 same every time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ next is loaded to registers, and stored to the other of two buffers. A thread ha
 rows and columns, or 2 x 2 such squares 64 apart, so what it reads of shared memory are vectors that
 no two threads of a warp fetch from one bank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

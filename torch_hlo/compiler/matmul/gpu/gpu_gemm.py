@@ -11,8 +11,6 @@ lane has neighbouring elements of a row, and go to `store`: conversion, or whate
 with the product.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

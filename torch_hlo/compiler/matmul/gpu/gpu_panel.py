@@ -13,8 +13,6 @@ contiguous and elements are not 16 bits wide, no instruction transposes; a fragm
 block's rows in another order, which `Panel.row` gives and results undo.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch_hlo.compiler.gpu import ptx
