@@ -10,13 +10,14 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from torch_hlo.frozen import frozen
 
 STARTED = time.time()  # when this process imported the package
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Flag:
     name: str
     default: object  # a value, or a function that finds one

@@ -12,7 +12,6 @@ the user's tensors, all row-major; if it draws random numbers, a seed (s64) foll
 values of mutated buffers and inputs, then the user's."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.utils import _pytree as pytree
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Computation,
     Dim,
@@ -63,7 +63,7 @@ def to_module(ep: ExportedProgram, embed: bool = False) -> Module:
     return exported(ep, "all" if embed else "none").module
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Value:
     """An input or output of an exported program. `kind`: "user"; "weight" for parameters, buffers
     and constants; "state" for buffers that the program changes, and their new values; "mutated" for
@@ -76,7 +76,7 @@ class Value:
     value: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Exported:
     """`inputs` and `outputs` describe the module's parameters and results. `arguments` and
     `results`: the flat user values in order: position among the inputs or outputs, or the number or

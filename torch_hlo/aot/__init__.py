@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +37,13 @@ from torch_hlo.compiler.aot.library import (
     describe,
 )
 from torch_hlo.compiler.llvm import PLATFORMS, platform_target
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Module
 
 _SUFFIXES = {".so": "elf", ".wasm": "wasm", ".o": ""}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Files:
     """What was written. `weights` is None when they are in the library."""
 

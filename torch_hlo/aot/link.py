@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from torch_hlo.frozen import frozen
 
 STACK_BYTES = 4 << 20  # of WebAssembly modules: kernels keep packed panels on the stack
 _INSTALL = {
@@ -27,7 +28,7 @@ class LinkError(RuntimeError):
     printed."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Linker:
     """`command`: how to start it. `driver`: a C compiler, whose linker options start with -Wl."""
 

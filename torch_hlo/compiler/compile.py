@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.codegen.computation import emit_entry
@@ -20,6 +20,7 @@ from torch_hlo.compiler.gpu.image import device_image
 from torch_hlo.compiler.gpu.target import GpuTarget
 from torch_hlo.compiler.llvm import CpuTarget, Target, host
 from torch_hlo.compiler.llvm.machine_code import Objects
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Module, outputs
 
 from .codegen import index
@@ -30,7 +31,7 @@ _RECURSION = 200_000  # fused expressions may be deep
 _LOCK = threading.RLock()  # index tables are shared; LLVM itself runs outside of it
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Backend:
     """The builder of a target's programs, and what makes the device's code of one."""
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import Any
 
 from torch_hlo.compiler.codegen import HostCall
 from torch_hlo.compiler.codegen.block import FIXED_WORDS, Packing
 from torch_hlo.compiler.gpu.gpu_program import Kernel, LibraryProduct, TensorMap
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import DTYPES, Ints, Shape, Size, parse_dim
 
 MAGIC = b"torch_hlo executable\0"
 VERSION = 9
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Executable:
     """`entry(ptr block)`, block = [arena, constants, host callback, failed, symbols…, parameters…,
     outputs…, packings…] (64-bit words).

@@ -8,8 +8,8 @@ def algebra(module: Module) -> Module:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     OPCODES,
     Computation,
@@ -23,7 +23,7 @@ from torch_hlo.hlo.ir import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pass:
     name: str
     run: Callable[[Module], Module]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ from torch_hlo.compiler.simplify.legalize import legalize
 from torch_hlo.compiler.simplify.reshape_motion import reshape_motion
 from torch_hlo.compiler.sort.partial_sort import partial_sort
 from torch_hlo.compiler.window.window_gradient import window_gradient
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Computation, Instruction, Module, Shape, numpy_dtype, symbols
 from torch_hlo.hlo.ir.verify import verify
 
@@ -55,7 +56,7 @@ Aliases = Sequence[tuple[int, int]]
 simplify = fixpoint(algebra, fold, reshape_motion, dot_canon, dce)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pipeline:
     """What a target does with a program until code is written, from top to bottom."""
 

@@ -9,8 +9,8 @@ https://dmlc.github.io/dlpack/latest (ABI 0.8, which all take)
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Shape
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3  # DLDeviceType
@@ -33,7 +33,7 @@ _TYPES |= {
 _NAMES = {v: k for k, v in _TYPES.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Array:
     """A dense row-major array at an address of a device (DLDeviceType, number)."""
 

@@ -15,7 +15,8 @@ import mmap
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from torch_hlo.frozen import frozen
 
 _ABI = 1
 _KINDS = ("user", "state", "seed")
@@ -99,7 +100,7 @@ class LibraryError(RuntimeError):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Array:
     """`dtype`: XLA's number. `sizes`: -1 where they differ from call to call. `initial`: address of
     a state's first value, else None."""

@@ -6,7 +6,8 @@ options = CompileOptions.parse(data)         # replicas, partitions, devices
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from torch_hlo.frozen import frozen
 
 from .objects import PluginError
 
@@ -15,7 +16,7 @@ _BUILD, _REPLICAS, _PARTITIONS, _ASSIGNMENT = 3, 4, 5, 9
 _COMPUTATIONS, _DEVICES = 3, 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CompileOptions:
     replicas: int = 1
     partitions: int = 1

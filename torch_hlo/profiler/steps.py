@@ -16,17 +16,17 @@ import atexit
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 
 from torch_hlo import config
 from torch_hlo.compiler.codegen.profile import Step
 from torch_hlo.device import runtime
 from torch_hlo.device.programs import PROFILED, CompiledProgram
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Computation, Instruction, Module, Shape, build as b
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Line:
     """One step of one program. Times in seconds: `total` of all calls, `best` of one. `limit`:
     share of the machine's limit, 0 to 1."""
@@ -39,7 +39,7 @@ class Line:
     limit: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """Bytes per second of a large copy; operations per second of large f32 and bf16 products."""
 

@@ -5,12 +5,11 @@ or a shortcut, which `TORCH_HLO_SHORTCUTS` switches off: "0" all, "name,name" al
 What a shortcut saves was measured by `python -m test.sweeps.shortcuts NAME` (PyTorch 2.13, two
 cores); what saves less than a twentieth is not here."""
 
-from dataclasses import dataclass
-
 from torch_hlo import config
+from torch_hlo.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """One change of PyTorch, or one thing relied on."""
 

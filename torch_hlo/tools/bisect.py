@@ -1,12 +1,12 @@
 """`bisect`: the first pass after which a program has other values, or that fails."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch_hlo.compiler.hlo_pass import Pass
 from torch_hlo.compiler.llvm import host
 from torch_hlo.compiler.pipeline import passes_for
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.ir.verify import verify
 
@@ -15,7 +15,7 @@ from .execute import Results, difference, run_evaluator, run_module
 ROUNDS = 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finding:
     """What went wrong: the guilty pass ("code generation" when all passes are innocent), why, and
     the program it was given."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Dim, Shape, Size
 
 VERSION = 1
@@ -150,7 +150,7 @@ typedef struct torch_hlo_model {{
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Array:
     """An input or output. `pair`: number of the output or input with the same state, else -1.
     `initial`: bytes of a state's first value."""

@@ -13,11 +13,12 @@ around.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch_hlo.compiler.codegen.block import ARENA, CONSTANTS, FIXED_WORDS, HOST
 from torch_hlo.compiler.codegen.program import emit_size
 from torch_hlo.compiler.llvm import Function, Int, literal, signature
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Dim, Size
 
 from .abi import DTYPE_CODES, ERRORS, MESSAGE_BYTES, SLACK, TENSOR, Array
@@ -28,7 +29,7 @@ _LARGEST = 2.0**60  # bytes, or elements: more than any machine has, less than w
 WEIGHTS_HEAD = 64
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Condition:
     """Something that sizes have to fulfil: `left predicate right`; `predicate` is icmp's."""
 
@@ -43,7 +44,7 @@ class Condition:
 _SIGNS = {"eq": "==", "ne": "!=", "slt": "<", "sle": "<=", "sgt": ">", "sge": ">="}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Interface:
     """All that the functions depend on. `arena`: bytes of scratch memory. `sizes`: every other size
     that the code computes."""

@@ -12,7 +12,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from torch_hlo.compiler.compile import emit
 from torch_hlo.compiler.llvm import CpuTarget
 from torch_hlo.compiler.llvm.machine_code import machine_code, prelude
 from torch_hlo.compiler.pipeline import optimize
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Dim, Module, Size, called, outputs, postorder, substitute, symbol
 
 from . import abi, runtime
@@ -38,7 +39,7 @@ _LINKER_NAMES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Library:
     """`workspace`: bytes of scratch memory of a run, maybe symbolic. `weights`: contents of the
     weights file; empty when they are embedded."""

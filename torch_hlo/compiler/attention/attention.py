@@ -29,10 +29,11 @@ than they take:
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, Literal, TypeVar, cast
 
 from torch_hlo.compiler.hlo_pass import Pass, hlo_pass
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Instruction,
     Module,
@@ -58,7 +59,7 @@ WEIGHTS_AGAIN = '{"attention":"weights again","late":true}'
 N = TypeVar("N")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bias(Generic[N]):
     """Strides of the bias in elements, 0 where it is broadcast. `batch`: (size, stride) per batch
     dimension."""
@@ -68,7 +69,7 @@ class Bias(Generic[N]):
     column: N
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Attention(Generic[N]):
     """`dynamic`: the scale is an operand. `bias_gradient`: the batch dimensions, and which of them
     it has. `heads`: all batch dimensions of q; `group`: heads of q per head of k and v. `fill`:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import math as numbers
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import Program, Writer, load_real
 from torch_hlo.compiler.llvm import Int, Typed, math, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Dim, Instruction, Size, ceildiv
 
 from .attention import Attention, Bias, inner, known_attention
@@ -77,7 +77,7 @@ def block_of(rows: Size, most: int, step: int) -> int:
     return ceildiv(ceildiv(rows, ceildiv(rows, limit)), step) * step
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Arrays:
     """What a kernel reads: element types of the operands in memory; the number of each role's
     operand; roles that are computed."""

@@ -3,12 +3,12 @@ per row, gradients of scores, and five sums of products."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from torch_hlo.compiler.codegen import Writer, load_real
 from torch_hlo.compiler.llvm import Int, math
 from torch_hlo.compiler.matmul.tile import Tile, lane_mask, splat, transposed
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Size, ceildiv
 
 from .attention import Attention
@@ -18,7 +18,7 @@ from .attention_lanes_scores import LaneScores
 from .attention_term import FLOAT_MAX
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Part:
     """A group of queries and a block of keys that starts at `start`. `tiles`: weights, gradients of
     scores, weights after dropout; `queries`, `grad`: transposed; `lse2`, `delta`, `logs`: numbers

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math as numbers
-from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import Writer
 from torch_hlo.compiler.llvm import Int, math
 from torch_hlo.compiler.matmul.tile import Tile
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Size, ceildiv
 
 from .attention import Attention
@@ -16,7 +16,7 @@ from .attention_lanes import QUERIES, nothing
 from .attention_lanes_scores import LaneScores
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Part:
     """A group of queries, by number and first query, and `width` keys from `start`, of which some
     query sees `seen`. `queries`: the group's, transposed; `top`, `sum`: the largest scores so far

@@ -16,9 +16,9 @@ reads one of these arrays: `Unknown`, it has to be in memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Ints, build as b, splat
 
 from .attention import FLOATS
@@ -34,7 +34,7 @@ def need(condition: bool) -> None:
         raise Unknown
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Role:
     """`factors`: (opcode, operand) pairs, ("select", mask) or ("multiply" | "divide", array or
     scalar); `chain`: the same, applied to the gradient of scores."""
@@ -54,7 +54,7 @@ class Role:
         raise Unknown
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Product:
     """A product with an array of scores' size, `role`: `other` is [batch…, contracted, free].
     `over`: "rows" or "columns"; `turned`: the result is [batch…, free, rows or columns]."""
@@ -66,7 +66,7 @@ class Product:
     turned: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sum:
     """A sum of gradients of scores over batch dimensions; `array`: what is summed, `role`: its."""
 

@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import Kernel, Planner, Program, index as ix
 from torch_hlo.compiler.codegen.loop_plan import widest_bits
 from torch_hlo.compiler.llvm import Function, Int, Target
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Dim, Instruction, Ints, Size, build as b, postorder
 
 REPLACED = math.inf  # added to a score: it is the fill
 FLOAT_MAX = 3.4028234663852886e38
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Term:
     """`leaves`: numbers of the parameters that are read. `sizes`: symbolic sizes that the function
     is given. `rows`: rows differ."""

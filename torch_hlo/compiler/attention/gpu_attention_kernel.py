@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math as numbers
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import load_real
 from torch_hlo.compiler.gpu.exchange import Exchange
@@ -22,6 +21,7 @@ from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.llvm import Int, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Size, ceildiv
 
 from .attention import Attention, N
@@ -33,7 +33,7 @@ EACH = 4  # elements that are read and written together
 WIDTHS = {"forward": 256, "dq": 128, "dkv": 128}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Matrix:
     """`count` rows of `width` elements of `dtype` from `pointer` on."""
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math as numbers
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch_hlo.compiler.gpu import ptx
 from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.compiler.gpu.target import GpuTarget, machine
 from torch_hlo.compiler.gpu.words import Words
 from torch_hlo.compiler.llvm import Int, math
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Size, ceildiv
 
 from .attention import Attention, N
@@ -36,7 +36,7 @@ LOG2E = 1 / numbers.log(2)
 Sums = list[list[str]]  # per 8 columns: row g columns 2t, 2t + 1, then row g + 8, of lane 4g + t
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tile:
     """`rows` rows in shared memory, from address `at` (i32) on, `pitch` bytes apart; `width`:
     elements, a multiple of 16."""

@@ -6,9 +6,9 @@ buffer of a program is a `Place`: a base of the block plus a byte offset."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Shape, Size
 
 # words of the block before the sizes; OWN: see `apart`
@@ -21,7 +21,7 @@ class CodegenError(RuntimeError):
     """An instruction that no emitter can compile; names the opcode, the shapes and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """Where a buffer lives: `word` of the block holds a base pointer, `offset` bytes are added to
     it."""
@@ -36,7 +36,7 @@ Nested: TypeAlias = "Leaf | tuple[Nested[Leaf], ...]"
 Places: TypeAlias = "Nested[Place]"  # a tuple-shaped value has one entry per element
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HostCall:
     """A call of a registered Python function from native code. Shapes may be symbolic. `rare`: only
     where native code has failed."""
@@ -48,7 +48,7 @@ class HostCall:
     rare: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Packing:
     """A copy of a parameter in the order in which a kernel reads it, which may outlive a run. Its
     memory begins with PACKED_HEAD bytes whose first word is 0 until a program has filled it; then
@@ -59,7 +59,7 @@ class Packing:
     layout: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Span:
     """Bytes [start, end) behind a word of the program's block. A symbolic bound means all of the
     word's bytes."""

@@ -7,10 +7,10 @@ that a reshape cuts is split where the reshape cuts it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from torch_hlo.compiler.llvm import Emit, Unit
 from torch_hlo.compiler.llvm.scalar import Value
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import DTYPES, OPCODES, Instruction, Size
 
 from . import index as ix
@@ -98,7 +98,7 @@ class Planner:
                     self.value(*v.payload)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Loops:
     """`extents`: sizes of the loops, outermost first. `cost`: vector instructions per element.
     `split`: factors of every dimension."""

@@ -15,11 +15,11 @@ timed as well; a loop's own time includes theirs.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
 from torch_hlo.compiler.llvm import system
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import META, Instruction, Shape, Size, called, fixed
 
 from .program import Program
@@ -44,7 +44,7 @@ _NO_ARITHMETIC = {
 _PICKS = {"slice", "dynamic-slice", "gather"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Step:
     """One step: bytes read and written at least once, operations per run; `matrix_flops` are those
     of dots and convolutions. `depth`: how many steps it is inside of. `sources`: Python lines

@@ -28,6 +28,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch_hlo.compiler.llvm import Function, Target
 from torch_hlo.compiler.thresholds import LARGE_SCRATCH
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     META,
     Dim,
@@ -78,7 +79,7 @@ class Kept:
     write: Callable[[str, str], None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """A call of `Program.parallel`; `arguments` are "type value"."""
 

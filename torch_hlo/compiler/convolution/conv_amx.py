@@ -15,8 +15,6 @@ conv_direct.py; nothing is copied but those tiles, which stay in L2:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.conv_forms import digits_of, is_channels_last, sides
 from torch_hlo.compiler.llvm import Function, Int, signature
@@ -41,6 +39,7 @@ from torch_hlo.compiler.thresholds import (
     PANEL_STEPS,
     TABLE_BYTES,
 )
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Size, WindowDim, build, ceildiv, fixed, row_major_strides
 
 from .conv_direct import POINTERS, geometry, pointer_table, tile_pointers
@@ -175,7 +174,7 @@ def task(name: str, spatial: int, many: bool, epilogue: Epilogue, program: Progr
     return program.function(f.name, f.text())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Group:
     """The memory of a task for a group of row tiles: pointers (`half` a tile's each), a panel of A,
     sums. `panels`: of B."""

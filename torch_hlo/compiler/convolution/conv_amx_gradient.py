@@ -15,7 +15,6 @@ zero: what is not a number there, times zero, spoils the sum, as it does where t
 
 import itertools
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.conv_forms import digits_of
@@ -31,6 +30,7 @@ from torch_hlo.compiler.matmul.dot import emit_tree
 from torch_hlo.compiler.matmul.gemm_amx import AmxGemm, b_panel, pieces
 from torch_hlo.compiler.matmul.tile import lane_mask, masked_load, transposed
 from torch_hlo.compiler.thresholds import GRADIENT_AMX_LEAST_RUN, ITEMS_PER_CORE
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Ints, Window, build, ceildiv, fixed, row_major_strides
 
 from .conv_direct import register_tile
@@ -52,7 +52,7 @@ NUMBERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Axis:
     """One spatial dimension of the grid: positions `room` of which `count` are outputs; what a tap
     reads at output o is element `stride * (o + shifts[tap]) + remainders[tap]` of the input's

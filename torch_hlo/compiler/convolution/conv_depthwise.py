@@ -13,8 +13,6 @@ Nothing is transposed: alone, such a convolution is a read and a write of memory
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.llvm import Function, Int, Loop, signature
 from torch_hlo.compiler.matmul.dot_task import Finish
@@ -28,6 +26,7 @@ from torch_hlo.compiler.matmul.tile import (
     splat,
 )
 from torch_hlo.compiler.thresholds import COPIED_ROWS_BYTES, UNROLLED_TAPS
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, WindowDim, ceildiv, fixed, product
 
 from .conv_direct import register_tile
@@ -41,7 +40,7 @@ NUMBERS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Form:
     """What a kernel is written for: rows and vectors of its tile of results, rows of taps that
     share their loads, strides along columns and rows, and the distance of rows of taps."""

@@ -16,7 +16,7 @@ Rapids core: see benchmarks/notes/measurements.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.conv_forms import is_channels_last
@@ -39,6 +39,7 @@ from torch_hlo.compiler.thresholds import (
     ITEMS_PER_CORE,
     TABLE_BYTES,
 )
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, dim_max, row_major_strides
 
 from .conv_pack import PACK_PARAMETERS, packing, product, usual
@@ -295,7 +296,7 @@ def pointer_table(f: Function, program: Program, count: Int, many: bool) -> str:
     return table
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Form:
     """What a task is written for.
 
@@ -404,7 +405,7 @@ def _pack_panels(f: Function, form: Form, panels: str, n0: Int, n1: Int) -> str:
     return b
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _RowTile:
     """An item's row tiles: the table of pointers, packed kernel and sums of `task`, the runs that a
     call adds up, columns and first group."""

@@ -13,7 +13,7 @@ pixels are summed in SPLITS pieces, which are added at the end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.conv_forms import digits_of
@@ -30,6 +30,7 @@ from torch_hlo.compiler.matmul.tile import (
     transposed,
 )
 from torch_hlo.compiler.thresholds import GRADIENT_BLOCK_BYTES, ITEMS_PER_CORE
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, row_major_strides
 
 from .conv_direct import register_tile
@@ -224,7 +225,7 @@ def task(t: Tile, heights: Ints, spatial: int, even: bool, program: Program) -> 
     return program.function(f.name, f.text())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Columns:
     """The columns of a tap's sums, over `count` runs; `r0` is the first row of the input that they
     are of, `row0` that of the item."""

@@ -12,12 +12,13 @@ gradient of weights, recognized by a window larger than its result, contracts im
 f01b_i01o->fb01.
 """
 
-from dataclasses import dataclass, replace as with_fields
+from dataclasses import replace as with_fields
 
 from torch_hlo.compiler.conv_forms import digits_of, is_planar, sides
 from torch_hlo.compiler.hlo_pass import Pass, hlo_pass
 from torch_hlo.compiler.simplify.reshape_motion import wants_channels_last
 from torch_hlo.compiler.thresholds import FEW_CHANNELS, FEW_TERMS
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Dim,
     Instruction,
@@ -154,7 +155,7 @@ def for_matrix_units(dtypes: frozenset[str]) -> Pass:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _MatrixUnits:
     """The rules of `for_matrix_units`."""
 

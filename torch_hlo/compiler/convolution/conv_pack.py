@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import overload
 
 from torch_hlo.compiler.codegen import Place, Program
@@ -22,6 +21,7 @@ from torch_hlo.compiler.matmul.tile import (
     splat,
 )
 from torch_hlo.compiler.thresholds import PACK_DEPTH
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, fixed, row_major_strides
 
 PACK_PARAMETERS = tuple(
@@ -98,7 +98,7 @@ def pack_kernel(name: str, t: Tile, source: Source, form: str) -> tuple[Function
     return f, turn
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Panel:
     """A vector of features of the kernel, from `start` on, and its place `to` in a panel of `width`
     columns."""
@@ -165,7 +165,7 @@ class _Panel:
                 self.put(converted(f, self.t, source, v), tap, c)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Packing:
     """How a kernel is packed: the function made by `pack_kernel`, its arguments W, table and
     numbers, over how many items, into how many bytes."""

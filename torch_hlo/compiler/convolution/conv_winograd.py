@@ -22,7 +22,6 @@ is a run of tiles: their transforms stay in L2 while panels of the kernel pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 
 from torch_hlo import config
 from torch_hlo.compiler.codegen import Program
@@ -47,6 +46,7 @@ from torch_hlo.compiler.thresholds import (
     WINOGRAD_TILES,
     WINOGRAD_V_BYTES,
 )
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Size, ceildiv, row_major_strides
 
 from .conv_direct import POINTERS, geometry, is_direct, micro, register_tile, tile_pointers
@@ -55,7 +55,7 @@ from .conv_pack import packing, product, static_dims
 Matrix = tuple[tuple[float, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Filtering:
     """F(outputs, taps) of one dimension; `inputs` = outputs + taps - 1 points."""
 
@@ -299,7 +299,7 @@ def task(
     return program.function(f.name, f.text())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Item:
     """An item's memory: pointers, transformed inputs V and products M of its tiles, a `plane` per
     point, the results before the epilogue."""

@@ -9,8 +9,6 @@ added afterwards, in order. A block that is in one piece is turned to fb01, the 
 weights, on its way to memory.
 """
 
-from dataclasses import dataclass
-
 from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.matmul.dot_product import SPLITS
@@ -23,6 +21,7 @@ from torch_hlo.compiler.thresholds import (
     WINOGRAD_PASS_NS,
     WINOGRAD_TAPS_NS,
 )
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed, row_major_strides
 
 from .conv_direct import POINTERS, geometry, register_tile, tile_pointers
@@ -135,7 +134,7 @@ def task(name: str, t: Tile, s: Filtering, height: int, turned: bool, program: P
     return program.function(f.name, f.text())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Item:
     """An item's memory: pointers, a run for the micro-kernel, the transformed tiles of X and Y, a
     plane per point, and their products M."""

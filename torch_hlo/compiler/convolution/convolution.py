@@ -10,7 +10,7 @@ conversions.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace as with_fields
+from dataclasses import replace as with_fields
 
 from torch_hlo.compiler.codegen import Index, Program, index as ix
 from torch_hlo.compiler.conv_forms import digits_of, is_planar, sides
@@ -24,6 +24,7 @@ from torch_hlo.compiler.matmul.dot import (
 from torch_hlo.compiler.matmul.dot_task import Finish
 from torch_hlo.compiler.matmul.epilogue import epilogue
 from torch_hlo.compiler.matmul.product import ACCUMULATORS, SOURCES
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -45,7 +46,7 @@ from .conv_winograd import emit_winograd, is_winograd
 from .conv_winograd_gradient import emit_winograd_gradient, is_winograd_gradient
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Labels:
     """Positions of the dimensions: (batch, feature, spatial…), (output feature, input feature,
     spatial…), (batch, feature, spatial…)."""

@@ -13,7 +13,7 @@ window is the gradient of the result: its lines of patches are pixels."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch_hlo.compiler.codegen.index import product
@@ -25,12 +25,13 @@ from torch_hlo.compiler.matmul.gpu import gpu_dot, gpu_gemm, gpu_matrix, gpu_wgm
 from torch_hlo.compiler.matmul.gpu.gpu_blocks import Blocks, Place, Store
 from torch_hlo.compiler.matmul.gpu.gpu_panel import CHUNK, LINE, Operand, Panel
 from torch_hlo.compiler.matmul.product import Product
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Ints, Window, fixed
 
 from .convolution import Labels
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Image:
     """What patches are taken from: `sizes` and `channels` of the input, `outputs`: sizes of the
     result."""
@@ -41,7 +42,7 @@ class Image:
     window: Window
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Convolution:
     """An engine (see matmul/gpu/gpu_dot.py): the product of `inner` with patches as the left
     operand, or as the right one in a gradient of the kernel."""

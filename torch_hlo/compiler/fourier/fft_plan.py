@@ -6,12 +6,12 @@ no bit reversal), for as many lines as a vector has lanes. A long line, or one o
 of rows x columns instead (Bailey 1990, "four-step"): its columns are transformed, multiplied by
 twiddle factors, and its rows transformed; either way lanes are lines."""
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from torch_hlo.compiler.thresholds import FFT_LONGEST, FFT_MOST, ONE_TABLE
+from torch_hlo.frozen import frozen
 
 # radices that butterflies are written for; a length with a larger factor is a convolution, see
 # compiler/fourier/fourier.py
@@ -55,7 +55,7 @@ def split(n: int) -> tuple[int, int] | None:
     return best
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     """How lines of `n` complex points are transformed: in one piece, or as a matrix of `rows` x
     `columns` (0: in one piece)."""

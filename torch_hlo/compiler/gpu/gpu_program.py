@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import CodegenError, Place, Program
 from torch_hlo.compiler.codegen.block import ALIGNMENT, HOST, Span
 from torch_hlo.compiler.codegen.profile import Profile, describe
 from torch_hlo.compiler.codegen.registry import GPU
 from torch_hlo.compiler.llvm import libm
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import META, Instruction, Ints, Module, Size
 
 from .address_spaces import Spaces
@@ -37,7 +37,7 @@ _HEAD = re.compile(
 _STACK_SLOT = re.compile(r"^  %[\w.$]+ = alloca [^\n]*\n", re.M)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorMap:
     """What Hopper's copy engine is told of an array: all but `itemsize` (bytes) and `box` (elements
     of a copy in every dimension) are numbers of arguments of the kernel, counted from `items` = 0.
@@ -52,7 +52,7 @@ class TensorMap:
     box: Ints
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LibraryProduct:
     """C = A B by the vendor's library (device/cuda/cublaslt.py), in the place of a kernel. HLO
     types of the arrays and `sums` ("tf32": f32 of rounded operands); whether operands are
@@ -70,7 +70,7 @@ class LibraryProduct:
 MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Kernel:
     """An entry point on the device: `name(i64 items, arguments…, maps…)`. `arguments`: "p" for a
     pointer, "n" for an i64, each; `threads` of a group; `label`: the HLO instruction it was first
@@ -87,7 +87,7 @@ class Kernel:
     library: LibraryProduct | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Group:
     """How a group of threads works on one item of a function: see Kernel. `resident`: groups that a
     multiprocessor shall be able to hold, which limits the registers of a thread; 0 for as many as

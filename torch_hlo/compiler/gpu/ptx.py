@@ -6,9 +6,9 @@ Each is one line of inline assembly, spelled as in NVIDIA's PTX ISA
 shared memory are i32 values (`shared_address`), those of global memory pointers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch_hlo.compiler.llvm import Function, Int
+from torch_hlo.frozen import frozen
 
 from .words import Words
 
@@ -150,7 +150,7 @@ def meet_warp(f: Function) -> None:
 
 
 # -- matrix units (mma.sync)
-@dataclass(frozen=True, slots=True)
+@frozen
 class MatrixUnit:
     """mma.sync.m16n8k(32 bytes) on operands of one HLO type. `name`: PTX type; `itemsize`: bytes;
     `accumulator`: LLVM type of the four sums;

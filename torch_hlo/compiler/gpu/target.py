@@ -14,11 +14,12 @@ import llvmlite.binding as llvm
 
 from torch_hlo import config
 from torch_hlo.compiler.llvm import CpuTarget, Target, host
+from torch_hlo.frozen import frozen
 
 GLOBAL, SHARED = 1, 3  # address spaces, the same in every family
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Family:
     """An instruction set. Thread and group numbers are i32 calls unless `ids` says i64; `shuffle`
     takes and gives an i32 of another lane of the warp: `{v}` the value, `{m}` what the own lane
@@ -201,7 +202,7 @@ def initialize() -> None:
         getattr(llvm, setup)()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Machine:
     """What blocks are chosen by. `cores`: multiprocessors; `shared`: bytes of shared memory that a
     group may have; `rate`: bytes of k times elements of C that a multiprocessor's matrix units go

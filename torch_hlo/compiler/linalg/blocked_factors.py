@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch_hlo.compiler.codegen import Program, Writer, load, store
 from torch_hlo.compiler.gather.gather_scatter import Sizes
 from torch_hlo.compiler.llvm import BITS, Int, signature, transposed
 from torch_hlo.compiler.matmul.tile import KIND_SUFFIX, lane_mask, splat
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction
 
 from .linalg import BLOCK
@@ -25,7 +25,7 @@ KINDS = {"f32": "float", "f64": "double"}
 TILE_VECTORS = 2
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Matrix:
     """Elements of an array from number `base` on, `row` and `column` apart."""
 

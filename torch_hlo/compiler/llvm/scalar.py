@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import DTYPES, OPCODES, DType, Literal
 
 from . import complex as complex_math, emit, math as functions, math_error, small_float
@@ -28,7 +28,7 @@ def flat(values: Iterable[Value]) -> list[str]:
     return [p for v in values for p in (v if isinstance(v, tuple) else (v,))]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Storage:
     """`memory`: LLVM type of one element (of one part of a complex number) in memory; `register`:
     the type it is computed in."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ import llvmlite.binding as llvm
 
 from torch_hlo import config
 from torch_hlo.compiler.thresholds import PARALLEL_PS
+from torch_hlo.frozen import frozen
 
 # Hypervisors mask the model, so the CPU is chosen by what it can do. (feature, LLVM name), best
 # first.
@@ -30,7 +31,7 @@ _CPU_BY_FEATURE = (
 _UNKNOWN_TO_LLVM = {"prefetchi"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Target(ABC):
     """What code is generated for.
 
@@ -107,7 +108,7 @@ class Target(ABC):
         """What programs and measurements are kept under: what the code is best for, besides."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CpuTarget(Target):
     """`triple`: what code in files is for; empty for code that this process loads."""
 
@@ -230,7 +231,7 @@ _V3 = f"{_V2},+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+xsave"
 _V4 = f"{_V3},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Platform:
     """`cpus`: what code can be generated for: name -> (LLVM's CPU, features, bytes of a vector
     register). The first is the default."""

@@ -11,7 +11,6 @@ along the innermost dimension.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from torch_hlo.compiler.codegen import (
@@ -40,12 +39,13 @@ from torch_hlo.compiler.thresholds import (
     STREAM_BYTES,
     TILE_COST,
 )
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Size, fixed, instr, parameters_of, postorder, replace
 
 _PANEL = 4  # rows of tiles that are walked together
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Store:
     """What a loop writes: `value` at each index, to the element `at(index)` of the target array
     (None: the same element)."""
@@ -54,7 +54,7 @@ class Store:
     at: Callable[[tuple[Index, ...]], Index] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LoopKernel:
     """A compiled loop: call `name` on `items` items with the leaves, the targets and `sizes`."""
 

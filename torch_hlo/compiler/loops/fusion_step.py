@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import CodegenError, Index, Program
 from torch_hlo.compiler.codegen.index import ZERO, delinear, linear, product
@@ -15,6 +14,7 @@ from torch_hlo.compiler.thresholds import (
     LIGHT_NS,
     STREAM_BYTES,
 )
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     DTYPES,
     Computation,
@@ -34,7 +34,7 @@ from .row_plan import RowPlan, plan
 from .row_strided import StridedEmitter
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Call:
     """A compiled kernel of a fusion: `sizes` and `items` are what its call needs. `partials`: also
     gets the partial buffers."""
@@ -48,7 +48,7 @@ class _Call:
     partials: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Code:
     calls: tuple[_Call, ...]
     partial_bytes: tuple[Size, ...]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,6 +29,7 @@ from torch_hlo.compiler.llvm import Emit
 from torch_hlo.compiler.llvm.math import exp
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value, single
 from torch_hlo.compiler.thresholds import PREFETCHED_ROW
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Computation, Instruction, Ints, Size, ceildiv, fixed
 
 from .reducer import Reducer
@@ -78,7 +78,7 @@ class Chunks:
         return self.kept * self.count
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Work:
     """What a pass does at every element: reductions in registers, those in columns of partial
     buffers, numbers of results."""

@@ -25,6 +25,7 @@ from torch_hlo.compiler.fusion import fusion_table as table
 from torch_hlo.compiler.fusion.fusion_plan import rows_fit
 from torch_hlo.compiler.fusion.fusion_table import HEAVY, Intervals
 from torch_hlo.compiler.thresholds import STRIDED_ITEMS
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Computation, Instruction, Ints, Size, postorder
 
 STRIDED_LENGTH = 2048
@@ -42,7 +43,7 @@ FEW_ROWS, MANY_ROWS = (
 LONG_ROW = 8192
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Walk:
     """What plans depend on: how a target walks rows.
 
@@ -60,7 +61,7 @@ class Walk:
     long: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Online:
     """A sum of `exponential`, which is exp(x - shift), where `shift` is `maximum`, the row's
     largest x, or a choice between that and something else. It can be taken block by block with the

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.thresholds import AMX_ROWS_AHEAD, LANES_AHEAD
+from torch_hlo.frozen import frozen
 
 from .tile import Tile, lane_mask, masked_load, masked_store, transposed
 
@@ -20,7 +20,7 @@ GAP = 16
 WORDS = Tile("i32", 4, 16, 16, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Element:
     """Types of elements of A and B that the tiles multiply, and of their sums. `depth`: elements of
     K in a step; `group`: those that lie together in B."""

@@ -1,6 +1,6 @@
 """How a product is cut: the shape of its tiles, and items for threads."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from torch_hlo.compiler.thresholds import (
@@ -16,12 +16,13 @@ from torch_hlo.compiler.thresholds import (
     PREPACK_NS,
     READ_NS,
 )
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Ints, Size, ceildiv
 
 from .tile import Tile
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Partition:
     """How one product is cut for threads: `blocks_m` x `blocks_n` items; `prepacked`: A is packed
     beforehand."""

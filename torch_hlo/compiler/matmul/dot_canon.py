@@ -16,14 +16,15 @@ The sign of a zero that a dot gives is not defined: its sum may start from eithe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace as with_fields
+from dataclasses import replace as with_fields
 from typing import Any
 
 from torch_hlo.compiler.hlo_pass import hlo_pass
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Module, build as h, op, rewrite, rules
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Dot:
     """A dot with dimension numbers as tuples of (lhs, rhs) pairs."""
 

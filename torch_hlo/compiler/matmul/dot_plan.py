@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch_hlo.compiler.thresholds import (
     CONFLICT_BYTES,
     FAR_ROWS_BYTES,
@@ -15,6 +13,7 @@ from torch_hlo.compiler.thresholds import (
     REREAD,
     SHALLOW,
 )
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Ints, Size, ceildiv
 
 from . import blocking
@@ -55,7 +54,7 @@ def _few(rows: int, k: Size, t: Tile) -> bool:
     return rows == 1 or rows <= GEMV_ROWS and hint(k, 512) >= min(16, 2 * rows) * t.lanes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     """How a product is computed. `kernel`: "tiles" (gemm.py), "rows" or "columns" (gemv.py); forms
     say how operands are read."""

@@ -3,7 +3,7 @@ once, sums cut into pieces."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace as with_fields
+from dataclasses import replace as with_fields
 
 from torch_hlo.compiler import tune
 from torch_hlo.compiler.codegen import Place, Program
@@ -16,6 +16,7 @@ from torch_hlo.compiler.thresholds import (
     KEPT_ELEMENTS,
     KEPT_ROWS,
 )
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -97,7 +98,7 @@ def _packed_copy(program: Program, x: Instruction, p: Product) -> str | None:
     return program.packed(place, packing.nbytes, key, write)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Packing:
     """The function of an engine that packs the right operand: its name, its items, the bytes that
     it writes and the nanoseconds of an item."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import Program
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.thresholds import GEMV_STRIP
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import ceildiv
 
 from . import blocking
@@ -23,7 +23,7 @@ from .product import Product, hint
 from .tile import Source, Tile
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finish:
     """An epilogue and the arguments that its engine is called with for it. `sums()`: an array for
     the accumulators, for engines that need one."""
@@ -103,7 +103,7 @@ def define(program: Program, engine: Gemm | AmxGemm) -> None:
         program.function(name, text)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Block:
     """What an item computes: rows of a block of tiles times the columns [n0, n1). `first_row`: what
     number its row 0 has for the epilogue."""

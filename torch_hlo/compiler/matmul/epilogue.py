@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch_hlo.compiler.codegen import Index, Kernel, Planner, Program, index as ix
 from torch_hlo.compiler.codegen.loop_plan import widest_bits
 from torch_hlo.compiler.llvm import Function, Int, Target
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.thresholds import EXPENSIVE_EPILOGUE
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -36,7 +37,7 @@ from torch_hlo.hlo.ir import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Epilogue:
     """`leaves`: numbers of the body's parameters that the function reads. `sizes`: symbolic sizes
     that it is given. `cost`: vector instructions."""
@@ -99,7 +100,7 @@ def results_of(computation: Computation) -> tuple[Instruction, ...]:
     return root.operands if root.op == "tuple" else (root,)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Expression:
     """What is made of a product's sums: `results` of the parameter `sums` and the arrays `leaves`,
     all seen as matrices whose rows have the indices `outer` and whose columns have `inner`. `cost`:

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.thresholds import KC, KC_DIRECT, LOCAL_GAP
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Ints, Size, ceildiv
 
 from .blocking import MOST
@@ -35,7 +35,7 @@ from .packing import LINE, pack_copy, pack_strided, pack_transpose
 from .tile import Source, Tile
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Depth:
     """One block of K inside a kernel: its `size`, where it starts (`first`, an element of K),
     whether C already holds a sum, and whether it is the `last`."""
@@ -452,7 +452,7 @@ class Gemm:
         return kernel.name
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _RowTile:
     """A row tile times a block of B: where its rows are, and what `block` knows of the block."""
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.thresholds import (
@@ -33,6 +32,7 @@ from torch_hlo.compiler.thresholds import (
     K_SINGLE,
     PANEL_STEPS,
 )
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Size, ceildiv
 
 from .amx_kernels import BLOCK, GAP, STEP_BYTES, Element, fetch, micro, pack, turn
@@ -447,7 +447,7 @@ class AmxGemm:
         return ceildiv(lanes, BLOCK) * ceildiv(k, self.element.depth) * STEP_BYTES
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _RowTile:
     """A row tile times columns of a block of K, see `AmxGemm._panels`."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torch_hlo.compiler.llvm import Function, Int, signature
 from torch_hlo.compiler.thresholds import LOADS, PREFETCH
+from torch_hlo.frozen import frozen
 
 from .tile import Tile, lane_mask, masked_load, masked_store, multiply_add, splat
 
@@ -28,7 +28,7 @@ def embedded(t: Tile, rows: int) -> int:
     return max(0, min(rows, int(spare) // (t.vectors - 1)))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MicroKernel:
     """C[rows, columns] (+)= A panel x B. `cols` columns are valid, all with `whole`; with `partial`
     only `%valid_rows` rows.

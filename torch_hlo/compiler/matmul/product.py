@@ -11,10 +11,11 @@ have kernels.
 """
 
 import math
-from dataclasses import dataclass, replace as with_fields
+from dataclasses import replace as with_fields
 from operator import itemgetter
 
 from torch_hlo.compiler.codegen import CodegenError
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Dim,
     Instruction,
@@ -78,7 +79,7 @@ ACCUMULATORS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Product:
     """C[batch, m, n] = sum_k A[batch, m, k] B[batch, k, n]; strides in elements, C dense with `c_m`
     between rows.

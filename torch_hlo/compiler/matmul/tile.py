@@ -4,13 +4,13 @@ and stores under a mask, conversions of elements, multiply-add, transposes."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torch_hlo.compiler.llvm import Function, Int, emit
 from torch_hlo.compiler.thresholds import KC, LOCAL_GAP, NC
+from torch_hlo.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tile:
     """The register block of a micro-kernel for accumulators of LLVM type `kind`: `rows` x
     (`vectors` * `lanes`)."""
@@ -76,7 +76,7 @@ def product_tile(kind: str, vector_bytes: int) -> Tile:
     return Tile(kind, itemsize, lanes, rows, registers // rows)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Source:
     """How elements of an operand become accumulators: LLVM type in memory, and the expressions that
     convert a value `{v}`."""

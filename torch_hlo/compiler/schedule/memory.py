@@ -23,6 +23,7 @@ import numpy as np
 
 from torch_hlo.compiler.fusion.fusion_inplace import in_place
 from torch_hlo.compiler.thresholds import LARGE_SCRATCH
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import META, Computation, Instruction, Shape, Size, ceildiv, fixed, postorder
 
 from .schedule import DONES, STARTS, VIEWS
@@ -31,7 +32,7 @@ ALIGNMENT = 64
 _Bytes = TypeVar("_Bytes", int, Size)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Slot:
     """Memory of one array. base: arena | parameter | output | constant; `index`: which one (leaves
     of tuples counted)."""
@@ -48,7 +49,7 @@ class Slot:
 Slots: TypeAlias = "Slot | tuple[Slots, ...]"  # of a tuple, one for each element
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BufferLine:
     """A line of the report: one buffer and the arrays that live in it, from step `start` to step
     `end`."""
@@ -59,7 +60,7 @@ class BufferLine:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Assignment:
     """Result of `assign`; see the module's docstring. `lines` is the report's data."""
 

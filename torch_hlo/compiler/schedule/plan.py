@@ -1,15 +1,15 @@
 """Plans: the order of a computation's steps, and the memory of its arrays."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Computation, Instruction
 
 from .memory import Assignment, assign
 from .schedule import schedule
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     """What code is written from."""
 

@@ -9,9 +9,9 @@ at FLOPS_PER_BYTE operations for the time of a byte. The cheapest wins."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import permutations
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.sharding.factors import Dims, Factors, arrays
 
@@ -24,7 +24,7 @@ MAX_ORDERS = 24
 Assignment = tuple[Atoms, ...]  # per factor
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Choice:
     atoms: Assignment
     operands: tuple[Layout, ...]
@@ -32,7 +32,7 @@ class Choice:
     partial: Atoms  # atoms of the factors with role sum
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Question:
     """Everything a choice depends on; `extra` prices an assignment beyond the common terms, None
     forbids it."""
@@ -116,7 +116,7 @@ def _held(grid: Grid, q: Question, factor: int) -> set[int]:
     return found or set()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Sized:
     """Stands for an instruction that is not made yet."""
 

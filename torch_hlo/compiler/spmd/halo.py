@@ -12,9 +12,9 @@ written where they belong.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Ints, build as h
 
 from .grid import Grid, Layout, ceildiv
@@ -23,7 +23,7 @@ from .reshard import Local, Planner
 Bounds = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Edge:
     """Block `target` needs elements low … high - 1 of block `source`."""
 

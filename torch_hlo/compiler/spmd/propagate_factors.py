@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Ints
 from torch_hlo.hlo.sharding.factors import Dims, Factors
 from torch_hlo.hlo.sharding.sharding import (
@@ -148,7 +149,7 @@ class ManualRule:
     passes: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reason:
     """Array `target` got axes in dimension `dim` from array `source`, along `factor`."""
 

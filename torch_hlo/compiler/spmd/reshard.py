@@ -26,15 +26,16 @@ dimension is gathered and cut anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import OPCODES, Instruction, Ints, Shape, build as h, instr, interned
 
 from .grid import Atoms, Grid, Layout, ceildiv
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Local:
     """One array inside the per-device program: `x` is this device's block of an array of extents
     `dims` in `layout`.
@@ -66,7 +67,7 @@ class Local:
         return self.x.dtype
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Move:
     kind: str  # slice, exchange, gather, permute
     dim: int = 0
@@ -76,7 +77,7 @@ class Move:
     new: Layout = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     moves: tuple[Move, ...]
     elements: float  # sent per device, in elements

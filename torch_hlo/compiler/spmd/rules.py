@@ -13,8 +13,8 @@ split. Opcodes without a row run unchanged on their blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     OPCODES,
     Instruction,
@@ -34,7 +34,7 @@ Localize = Callable[[Planner, Instruction, Choice, Sequence[Local]], list[Local]
 Price = Callable[[Planner, Instruction, Factors, Assignment, Sequence[Local]], float | None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Handler:
     localize: Localize
     roles: frozenset[str]

@@ -2,8 +2,9 @@
 the neighbours (halo.py)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Ints, WindowDim, build as h, fixed, instr
 from torch_hlo.hlo.ir.infer_products import conv_dims
 from torch_hlo.hlo.sharding.factors import Factors
@@ -15,7 +16,7 @@ from .reshard import Local, Planner
 from .rules import localizes, on_blocks, results
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cut:
     """What a block of window positions needs of the base dimension: `size` elements from
     starts[block] on, and the window over them."""

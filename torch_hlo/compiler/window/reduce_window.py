@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import (
     Index,
@@ -29,6 +28,7 @@ from torch_hlo.compiler.llvm import Int, scalar, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.loops.elementwise_loops import Store, run_loop
 from torch_hlo.compiler.loops.reducer import Reducer
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     DTYPES,
     Dim,
@@ -180,7 +180,7 @@ def positions(
     return place, inside
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Accumulators:
     """What a window has folded so far, in a stack slot per operand."""
 

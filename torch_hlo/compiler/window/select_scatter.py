@@ -12,13 +12,13 @@ first window reaches them, while they are in cache.
 import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import Program, Writer, apply, index as ix, load, load_real, store
 from torch_hlo.compiler.gather.gather_scatter import Sizes, dot_product, loop_nest
 from torch_hlo.compiler.llvm import BITS, Int, scalar, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.tile import lane_mask
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Ints, Size, row_major_strides
 
 from .reduce_window import UNROLLED_TAPS, positions, tap_count
@@ -72,7 +72,7 @@ def _lanes(program: Program, x: Instruction, lead: int) -> tuple[str, Size, list
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Item:
     """Lanes [first, last) of everything at one index of the leading dimensions; the vectors before
     `whole` are full."""
@@ -84,7 +84,7 @@ class _Item:
     source_base: Int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Place:
     """Where a window of an item lies: the offsets of its first tap and of its gradient; per
     dimension, whether each offset in the window is an element; and whether all are."""

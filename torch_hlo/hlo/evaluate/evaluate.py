@@ -146,7 +146,7 @@ def _concrete(value: Any, sizes: Mapping[str, Size]) -> Any:
             _concrete(value.elements, sizes),
         )
     if isinstance(value, WindowDim):
-        return WindowDim(*(_concrete(getattr(value, f), sizes) for f in WindowDim.__slots__))
+        return WindowDim(*(_concrete(getattr(value, f), sizes) for f in WindowDim.__match_args__))
     return tuple(_concrete(v, sizes) for v in value) if type(value) is tuple else value
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from torch_hlo.frozen import frozen
 
 from .dim import Ints, Size
 from .infer import (
@@ -134,7 +135,7 @@ def ragged_dot(
     return Shape(_wider("ragged-dot", x, y), (*groups, *batch, *rows, *cols))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConvDims:
     """Dimension numbers of a convolution: batch, feature and spatial dimensions of lhs, rhs
     (kernel) and output."""

@@ -7,9 +7,10 @@ Names and source locations live in META and never change identity.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace as with_fields
+from dataclasses import field, replace as with_fields
 from typing import TYPE_CHECKING, Any
 
+from torch_hlo.frozen import frozen
 from torch_hlo.pages import framed, page
 
 from .dim import Ints, Size
@@ -110,7 +111,7 @@ class Instruction:
     __repr__ = __str__
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Meta:
     """Debug information of an instruction; not part of its identity."""
 
@@ -144,7 +145,7 @@ class _MetaTable:
 META = _MetaTable()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Computation:
     """A function: parameters in order (a parameter may be unused) and one root."""
 
@@ -163,7 +164,7 @@ class Computation:
         return self if root is self.root else Computation(self.name, self.params, root)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Module:
     """A program. `aliases`: (output index, parameter index) pairs, the output may reuse the
     parameter's memory.

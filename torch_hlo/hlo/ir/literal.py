@@ -3,15 +3,15 @@
 literal([[1, 2], [3, 4]], "bf16").numpy()       # array of float32, see numeric.py
 """
 
-from dataclasses import dataclass
-
 import numpy as np
+
+from torch_hlo.frozen import frozen
 
 from .numeric import decode, encode
 from .shape import Shape
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Literal:
     """A constant value: raw little-endian row-major bytes, so that -0.0, nan payloads and types
     never merge."""

@@ -18,9 +18,10 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
+
+from torch_hlo.frozen import frozen
 
 from .build import broadcast
 from .infer import compatible
@@ -41,7 +42,7 @@ class RewriteError(RuntimeError):
 # Patterns
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Var:
     """Any instruction (satisfying `where`); the same name matches the same instruction
     everywhere."""
@@ -54,7 +55,7 @@ class Var:
         return seen is x and (self.where is None or self.where(x))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Const:
     """A scalar constant or a broadcast of one; of `value` when given (0.0 and -0.0 differ, integers
     compare by value)."""
@@ -71,7 +72,7 @@ class Const:
         return not self.name or bound.setdefault(self.name, x) is x
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Op:
     """An instruction with one of `ops`; operands are matched unless the pattern lists none of
     them."""
@@ -156,7 +157,7 @@ def _same(a: complex, b: float) -> bool:
 Needs = tuple[tuple[int, frozenset[str]], ...]  # (operand, its kinds), see Table.candidates
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rule:
     name: str
     # one per order of commutative operands

@@ -15,9 +15,10 @@ control (calls computations), collective (talks to other devices), impure (may n
 dropped; carries a `serial`)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from torch_hlo.frozen import frozen
 
 from . import explicit, infer, infer_products
 from .infer import REAL_OF, ShapeError
@@ -28,7 +29,7 @@ from .shape import Shape, tuple_shape
 COMMON_ATTRS = ("sharding", "serial", "backend_config", "frontend_attributes")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Opcode:
     name: str
     arity: int | None  # number of operands; None: any

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
+
+from torch_hlo.frozen import frozen
 
 from .dim import Dim, Ints, Size
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DType:
     """One row of DTYPES. `kind`: p(red) s(igned) u(nsigned) f(loat) c(omplex) t(oken)."""
 
@@ -69,7 +70,7 @@ DTYPES: dict[str, DType] = {
 _ITEMSIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shape:
     """Shape of an array (`dtype`, `dims`) or of a tuple (`dtype == "tuple"`, `elements`).
 

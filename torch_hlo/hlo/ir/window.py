@@ -1,12 +1,12 @@
 """Window of reduce-window, select-and-scatter and convolution: `{size=3x3 stride=2x2
 pad=1_1x1_1}`."""
 
-from dataclasses import dataclass
+from torch_hlo.frozen import frozen
 
 from .dim import Size
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WindowDim:
     """One dimension. `base_dilation` is XLA's lhs_dilate, `window_dilation` its rhs_dilate."""
 

@@ -19,12 +19,12 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import numpy as np
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.evaluate.interpreter import UFUNCS, apply, simple_fold
 from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Ints, decode, encode, numpy_dtype
 from torch_hlo.hlo.ir.numeric import round_to
@@ -50,7 +50,7 @@ _NO_GLOBAL_IDS = frozenset(
 _REDUCES = frozenset(("all-reduce", "reduce-scatter"))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Collective:
     """A collective as data (`to_json`, `from_json`), without its operands.
 
@@ -100,7 +100,7 @@ class Collective:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in self.__match_args__}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Collective:

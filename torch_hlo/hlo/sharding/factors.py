@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     OPCODES,
     Computation,
@@ -42,7 +42,7 @@ Dims = tuple[Ints, ...]  # per dimension its factors, major to minor
 _REDUCERS = frozenset(name for name, row in OPCODES.items() if "commutative" in row.traits)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Factors:
     """The rule of one instruction: one entry of `operands` per array of the (flat) operands, one of
     `results` per array of the result."""

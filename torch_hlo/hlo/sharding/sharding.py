@@ -21,12 +21,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir.dim import Ints
 
 _AXIS_NAME = re.compile(r"[A-Za-z_][\w.\-]*")
@@ -40,7 +41,7 @@ MAX_DEVICES = 1 << 20
 MAX_RANK = 32  # of a list of devices that is transposed
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mesh:
     """`axes`: (name, size) pairs, major first. `devices`: device ids in row-major order of the
     axes; () means 0, 1, 2, …"""
@@ -125,7 +126,7 @@ class Mesh:
         return text + (f";devices={','.join(map(str, self.devices))}" if self.devices else "")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Axis:
     """The part of mesh axis `name` that is `size` long behind a major part of `pre` devices:
     Shardy's sub-axis "x":(pre)size."""
@@ -151,7 +152,7 @@ class Axis:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DimSharding:
     """`axes` split the dimension, major first. `open`: propagation may add more. `priority`: 0 is
     propagated first."""
@@ -166,7 +167,7 @@ class DimSharding:
         return math.prod(a.size for a in self.axes)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sharding:
     """How an array is spread over `mesh`.
 

@@ -17,12 +17,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir.dim import Ints
 from torch_hlo.hlo.ir.shape import Shape
 
@@ -243,7 +244,7 @@ def _axis_form(t: _Tokens, mesh: Mesh) -> Sharding:
 # XLA's form
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TileAssignment:
     """`devices[i]` is the device of tile i of an array cut into `tiles` pieces; trailing tile
     dimensions have the meanings `subgroups`.

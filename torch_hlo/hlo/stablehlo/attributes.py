@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import DTYPES, Ints, Literal, Shape
 from torch_hlo.hlo.text.literals import literal_elements, literal_of
 from torch_hlo.hlo.text.scanner import ErrorAt, Scanner
@@ -30,12 +30,12 @@ _KEY = re.compile(r'([A-Za-z_][\w$.\-]*+)|"([^"\n]*)"')
 _HEX = re.compile(r"0x[0-9A-Fa-f]+")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Symbol:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Dense:
     """`dense<…> : tensor<…>`; `text` is the part in angle brackets, or the bytes of the elements;
     `position` is where it stands."""
@@ -45,14 +45,14 @@ class Dense:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FunctionType:
     """`(…) -> (…)`: only the results; the arguments stand at the block."""
 
     results: tuple[Type, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Raw:
     """Text of an attribute that nothing here reads."""
 

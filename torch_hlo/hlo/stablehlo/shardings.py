@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Shape, instr
 from torch_hlo.hlo.sharding.sharding import (
     Axis,
@@ -24,7 +24,7 @@ _MESH = re.compile(r"mesh<(\[[^\]]*\](?:\s*,\s*device_ids\s*=\s*\[[^\]]*\])?)>|@
 Placements = list[Placement | None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Annotations:
     """What a program says of its mesh outside of `sdy.mesh`."""
 

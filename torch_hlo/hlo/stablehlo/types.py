@@ -7,8 +7,8 @@ gives it a symbol."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Ints, Shape, tuple_shape
 from torch_hlo.hlo.text.scanner import MAX_INT, Scanner
 
@@ -37,7 +37,7 @@ _NUMBER = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Quantized:
     """`!quant.uniform<i8:f32:1, {0.1:2, 0.2:3}>`: integers that stand for (value - zero point) *
     scale."""
@@ -50,7 +50,7 @@ class Quantized:
     limits: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Type:
     """A value's type: `shape` (of the stored values), and how to read them when they are
     quantized."""

@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Ints, Shape, Size, WindowDim, tuple_shape
 from torch_hlo.hlo.sharding.sharding import (
     MAX_DEVICES,
@@ -31,7 +31,7 @@ _FLOAT = re.compile(r"[+-]?(?:inf|nan|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0
 MAX_DEPTH = 50  # of nested tuple shapes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ref:
     """A computation named in an attribute at `position`."""
 

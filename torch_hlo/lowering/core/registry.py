@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import DTYPES, Instruction, Shape
 from torch_hlo.pytorch.operators import (
     HigherOrderOperator,
@@ -49,7 +49,7 @@ class LoweringError(RuntimeError):
 Results = tuple[Instruction | None, ...]  # of a lowering; None: what nobody asked for
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Weak:
     """A Python number that enters the program as a rank-0 input (f64 or s64): it takes part in type
     promotion as a Python scalar does, that is, only its category (int, float) counts."""

@@ -3,7 +3,6 @@ symbolic sizes."""
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Dim, Size
 from torch_hlo.lowering.core import LoweringError
 
@@ -35,7 +35,7 @@ _HOLDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Guards:
     """`unchecked`: source text of those that are not comparisons of sizes."""
 

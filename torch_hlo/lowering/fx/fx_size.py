@@ -4,13 +4,13 @@ dense tensor mean."""
 import operator
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Ints, Shape, Size, dim_max, dim_min, symbol
 from torch_hlo.lowering.core import TORCH_TO_HLO, LoweringError
 
@@ -138,7 +138,7 @@ def shape_of(value: torch.Tensor) -> Shape:
     return Shape(dtype, tuple(size_of(d) for d in value.shape))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Layout:
     """How a tensor lies in memory: `order` lists its dimensions from the slowest, those in
     `repeated` have stride 0.

@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Instruction,
     Shape,
@@ -283,7 +283,7 @@ def attention_backward(
     return (*flat, dbias if shapes[3] is not None else None)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Gradients:
     """The backward pass of one attention. `more` operands of its methods: the bias, if there is
     one, and dropout's factors."""

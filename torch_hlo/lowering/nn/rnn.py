@@ -9,11 +9,11 @@ cuDNN's variant (GRU), as in torch.nn's documentation."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, build
 from torch_hlo.lowering.core import (
     Expr,
@@ -63,7 +63,7 @@ RECURRENT = torch.ops.torch_hlo.recurrent.default
 RECURRENT_BACKWARD = torch.ops.torch_hlo.recurrent_backward.default
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cell:
     """One time step. The first state is the output.
 

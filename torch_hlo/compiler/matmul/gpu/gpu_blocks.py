@@ -6,7 +6,6 @@ part to an array of their own, and a second kernel adds these in a fixed order, 
 same every time."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from torch_hlo.compiler.codegen import Writer, load_real
 from torch_hlo.compiler.codegen.index import exact
@@ -17,6 +16,7 @@ from torch_hlo.compiler.llvm import Int, scalar, signature
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.product import Product
 from torch_hlo.compiler.thresholds import BAND
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Size, ceildiv
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)  # parts that k may be cut into
@@ -26,7 +26,7 @@ REGISTER_TYPE = {"float": "f32", "double": "f64", "i32": "s32", "i64": "s64"}
 Store = Callable[[Int, Int, int, str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Blocks:
     """`m` x `n` elements of C per group, `parts` of k, each a multiple of `depth`."""
 
@@ -137,7 +137,7 @@ def launch(
     program.parallel(name, arguments, program.size(across * down * p.count * cut.parts))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """Where a group works: its block's first row and column, the element offsets of A, B and C, the
     depth of its part of k, where that starts, and the indices of its product in the batch."""

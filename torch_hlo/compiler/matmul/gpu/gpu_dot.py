@@ -18,7 +18,7 @@ all that its code depends on but the finish."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace as with_fields
+from dataclasses import replace as with_fields
 from typing import Protocol
 
 from torch_hlo.compiler import tune
@@ -51,6 +51,7 @@ from torch_hlo.compiler.matmul.product import (
     types_of,
 )
 from torch_hlo.compiler.thresholds import FMA_PART_DEPTH
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -87,7 +88,7 @@ class Engine(Protocol):
     def write(self, f: GpuWriter, at: BlockPlace, lanes: int, store: Store) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fma:
     """Multiply-adds. `forms`: of each operand (k is contiguous, elements loaded at a time)."""
 

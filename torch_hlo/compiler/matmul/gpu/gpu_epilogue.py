@@ -10,7 +10,7 @@ convert and store, or whatever has been fused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch_hlo.compiler.codegen import Index, Kernel, index as ix
 from torch_hlo.compiler.codegen.kernel_values import Level
@@ -18,13 +18,14 @@ from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.llvm import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.compiler.matmul.epilogue import Expression
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Dim, Instruction, Size
 
 from . import gpu_blocks
 from .gpu_blocks import Place, Store
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plain:
     """Sums become elements of `dtype` of the array C."""
 
@@ -56,7 +57,7 @@ class Plain:
         return write
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fused:
     """Sums go into an expression (epilogue.py), whose leaves and results are further arguments,
     `e0` …, then its symbolic sizes."""

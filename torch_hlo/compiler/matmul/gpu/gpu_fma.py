@@ -7,11 +7,11 @@ rows and columns, or 2 x 2 such squares 64 apart, so what it reads of shared mem
 no two threads of a warp fetch from one bank."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.llvm import Int
+from torch_hlo.frozen import frozen
 
 from .gpu_blocks import Store
 
@@ -22,7 +22,7 @@ THREADS = SIDE * SIDE
 PADDING = 4  # elements between lines of shared memory
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Operand:
     """One operand of a product. `load(row, k, lanes)`: `lanes` register values, neighbours along
     the contiguous dimension, which is k with `along_k`; only called for what is inside. `size`:

@@ -12,12 +12,12 @@ with the product.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch_hlo.compiler.gpu import ptx
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.words import Words
 from torch_hlo.compiler.llvm import Int
+from torch_hlo.frozen import frozen
 
 from .gpu_blocks import Place, Store
 from .gpu_panel import FRAGMENT, STEPS, Operand, Panel
@@ -25,7 +25,7 @@ from .gpu_panel import FRAGMENT, STEPS, Operand, Panel
 PADDING = 8  # sums between rows of a warp's results in shared memory: rows begin in different banks
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tile:
     """A block of C: `m` x `n` of a group of threads, `warp_m` x `warp_n` of a warp, or of `team`
     warps that multiply together; `stages` slices in shared memory."""

@@ -11,8 +11,6 @@ Sums are in the accumulator's type, in an order that depends on sizes only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch_hlo.compiler.gpu.exchange import Exchange
 from torch_hlo.compiler.gpu.gpu_program import TensorMap
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
@@ -21,6 +19,7 @@ from torch_hlo.compiler.llvm import Int
 from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.compiler.matmul.product import Product
 from torch_hlo.compiler.thresholds import GEMV_PART_DEPTH
+from torch_hlo.frozen import frozen
 
 from .gpu_blocks import SPLITS, Blocks, Place, Store, divides, element
 
@@ -29,7 +28,7 @@ MOST_ROWS = 8
 EACH, WARPS, LANES, AHEAD = 4, 8, 32, 4
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gemv:
     """An engine (see gpu_dot.py). `rows`: of C, all of them; `along_k`: the form;
     `lanes`: elements of B, and in the form `rows` of A, loaded at a time."""

@@ -13,7 +13,6 @@ Everything else, and operands without a contiguous dimension, goes to gpu_fma.py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch_hlo.compiler.gpu.gpu_program import TensorMap
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
@@ -26,6 +25,7 @@ from torch_hlo.compiler.thresholds import (
     MATRIX_PART_BYTES,
     WARP_SHARE,
 )
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import DTYPES
 
 from . import gpu_blocks as blocks, gpu_gemm, gpu_wgmma
@@ -86,7 +86,7 @@ def units(
     return (a, b) if fits else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Matrix:
     """An engine (see gpu_dot.py): a tile, and the operands' forms. `bulk`: Hopper's
     copy engine copies."""

@@ -13,13 +13,12 @@ contiguous and elements are not 16 bits wide, no instruction transposes; a fragm
 block's rows in another order, which `Panel.row` gives and results undo.
 """
 
-from dataclasses import dataclass
-
 from torch_hlo.compiler.gpu import ptx
 from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
 from torch_hlo.compiler.gpu.ptx import MatrixUnit
 from torch_hlo.compiler.gpu.words import Words
 from torch_hlo.compiler.llvm import Int
+from torch_hlo.frozen import frozen
 
 LINE, CHUNK, STEPS = (
     128,
@@ -29,7 +28,7 @@ LINE, CHUNK, STEPS = (
 FRAGMENT = 16  # rows of the block in one fragment
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Operand:
     """`rows`: of the block (m or n); `along_k`: k is the contiguous dimension; `width`: bytes that
     may be copied at a time, by the alignment of rows in memory: 16, 8, 4, or less where copies go
