@@ -17,7 +17,6 @@ torch_hlo.debug.print("loss {x:.3f} at step {i}", x=loss, i=step)   # in compile
 from __future__ import annotations
 
 import atexit
-import builtins
 import contextlib
 import copy
 import dataclasses
@@ -34,7 +33,7 @@ from torch.utils import _pytree as pytree
 
 from torch_hlo.hlo.ir import Module
 from torch_hlo.lazy import device_module
-from torch_hlo.lazy.record import HloTensor, read, session
+from torch_hlo.lazy.record import HloTensor, conditions, generator, read, session
 from torch_hlo.lazy.run import drift, spmd
 from torch_hlo.lazy.run.fingerprint import Graph, collect
 from torch_hlo.lowering.core import Leaf, Lift, Out, looks, lower
@@ -218,20 +217,6 @@ def _train(function: Callable[..., Any], inputs: Sequence[Any], backward: bool) 
 
 
 @dataclasses.dataclass(frozen=True)
-class _Printed:
-    """Prints its values in a format."""
-
-    form: str
-    names: tuple[str, ...]
-
-    def __call__(self, *values: Tensor) -> None:
-        shown = [v.item() if v.dim() == 0 else v for v in values]
-        first = len(shown) - len(self.names)
-        text = self.form.format(*shown[:first], **dict(zip(self.names, shown[first:])))
-        builtins.print(text, flush=True)
-
-
-@dataclasses.dataclass(frozen=True)
 class _Checked:
     """Raises RuntimeError unless all is true."""
 
@@ -246,27 +231,49 @@ def print(form: str, *args: Tensor | float, **kwargs: Tensor | float) -> None:
     """Print `form.format(*args, **kwargs)` with the values that tensors have here, in recorded,
     captured and compiled functions, without cutting the graph: when the program has run, and in the
     order of the program. Tensors without dimensions are numbers in the format."""
-    names = tuple(kwargs)
-    values = [*args, *kwargs.values()]
-    _look(_number(_Printed, form, names, count=len(values)), values)
+    _hand([*args, *kwargs.values()], looks.Printed, form, tuple(kwargs))
 
 
 def check(condition: Tensor, message: str) -> None:
     """RuntimeError(message) where the program is found to have run with a condition (of any shape)
     that is not true everywhere; several that fail are one error."""
-    _look(_number(_Checked, message, count=1), [condition])
+    _hand([condition], _Checked, message)
 
 
 def callback(function: Callable[..., None], *tensors: Tensor) -> None:
     """Call `function` with the values of these tensors, on the CPU, when the program has run. As
     `print`."""
-    _look(_number(_itself, function, count=len(tensors)), tensors)
+    _hand(tensors, _itself, function)
 
 
-def breakpoint() -> None:
-    """Compute all that is recorded, and open Python's debugger at the caller's line."""
+def breakpoint(**values: Tensor | float) -> None:
+    """Compute all that is recorded, and open Python's debugger at the caller's line. Given values,
+    as in a graph of torch.compile, it opens when they are there, as variables of these names.
+    In the function of a loop or a branch it does so in each turn, by default with all variables
+    that are tensors."""
+    if torch.compiler.is_compiling() and values:
+        return _hand([*values.values()], _Stopped, tuple(values))
+    frame = sys._getframe(1)
+    if generator.default.inside and not values:
+        values = {k: v for k, v in frame.f_locals.items() if isinstance(v, HloTensor)}
+    if values:
+        stop = _Stopped(tuple(values), frame.f_code.co_filename, frame.f_lineno)
+        return _hand([*values.values()], _itself, stop)
     session.engine().sync()
-    pdb.Pdb().set_trace(sys._getframe(1))
+    pdb.Pdb().set_trace(frame)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stopped:
+    """Opens the debugger where its values are variables."""
+
+    names: tuple[str, ...]
+    file: str = "<torch_hlo.debug.breakpoint>"
+    line: int = 1
+
+    def __call__(self, *values: Tensor) -> None:
+        code = compile("pass", self.file, "exec").replace(co_firstlineno=self.line)
+        pdb.Pdb().run(code, {"torch": torch}, dict(zip(self.names, values)))
 
 
 def _itself(function: Callable[..., None]) -> Callable[..., None]:
@@ -279,13 +286,20 @@ def _number(make: Callable[..., Callable[..., None]], *args: Any, count: int) ->
     return looks.number(make(*args), count)
 
 
-def _look(number: int, values: Sequence[Tensor | float]) -> None:
+def _hand(
+    values: Sequence[Tensor | float], make: Callable[..., Callable[..., None]], *args: Any
+) -> None:
+    """Call `make(*args)` with these values when they are there."""
     tensors = [v for v in values if isinstance(v, Tensor)]
-    device = tensors[0].device if tensors else "hlo"
-    for value in values or [0]:
-        if not isinstance(value, Tensor):
-            value = torch.tensor(value, device=device)
-        looks.look(value, number)
+    device = tensors[0].device if tensors else torch.device("hlo")
+    given = [v if isinstance(v, Tensor) else torch.tensor(v, device=device) for v in values]
+    if torch.compiler.is_compiling():
+        number = _number(make, *args, count=len(given))
+        for value in given or [torch.tensor(0, device=device)]:
+            looks.look(value.to(device), number)
+    else:
+        _surface_at_exit()
+        conditions.hand(make(*args), given)
 
 
 @functools.cache

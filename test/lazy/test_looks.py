@@ -125,19 +125,6 @@ def test_checks_that_fail_are_one_error():
     assert x.tolist() == [1, 2, 3]
 
 
-def test_in_a_loop_it_is_refused():
-    def body(i, x):
-        debug.print("{}", x)
-        return i + 1, x * 2
-
-    fn = torch.compile(
-        lambda x: torch.while_loop(lambda i, x: i < 3, body, (torch.tensor(0), x)),
-        backend="hlo",
-    )
-    with pytest.raises(Exception, match="inside a loop|side effect|while_loop"):
-        fn(torch.ones(2))
-
-
 def test_what_is_left_is_printed_at_exit():
     script = (
         "import torch, torch_hlo\ntorch_hlo.debug.print('last {}', torch.ones(2).to('hlo') * 3)\n"

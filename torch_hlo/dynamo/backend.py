@@ -25,6 +25,7 @@ from torch_hlo.device.interfaces import Program
 from torch_hlo.hlo.ir import Module
 from torch_hlo.lazy import traceable
 from torch_hlo.lazy.ops import encoder, recurrent
+from torch_hlo.lazy.ops.higher_order import as_looks
 from torch_hlo.lazy.run import dump, executor
 from torch_hlo.lowering.core import LOWERINGS, LoweringError, Node
 from torch_hlo.lowering.fx import operators_of_libraries
@@ -94,6 +95,7 @@ def hlo(
             f" {', '.join(map(str, MODES[1:]))}"
         )
     settings = checked(options)
+    as_looks(graph_module)
     if on_device(graph_module):
         return recorded(graph_module, options or {})
     if shortcuts.on("no_autograd") and not config.get("NAN"):

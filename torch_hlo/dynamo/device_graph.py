@@ -26,6 +26,7 @@ from torch import fx
 from torch_hlo import config, log, metrics
 from torch_hlo.lazy.ops.higher_order import Lines, lines_wanted
 from torch_hlo.lazy.record import generator, pending, session, tracing
+from torch_hlo.lowering.fx.fx_graph import any_check
 from torch_hlo.pytorch import participants
 
 from .recording import Recording, Unsuitable, Watching
@@ -42,6 +43,7 @@ class DeviceGraph:
         self.name, self.plain = name, graph_module.forward
         self.graph_module = graph_module
         self.signature = Signature(graph_module)
+        self.lined = any_check(graph_module, inside=True)  # errors name lines
         self.recordings: list[Recording] = []
         self.tries = 0
         if self.signature.reason:
@@ -59,7 +61,8 @@ class DeviceGraph:
         started = state.here.started and state.journal is None
         started = started and not generator.default.inside  # a loop's body is being recorded
         if config.get("NAN") or self.tries >= TRIES or not started or self._observed():
-            return (Lines(self.graph_module).run if lines_wanted() else self.plain)(*args)
+            lined = self.lined or lines_wanted()
+            return (Lines(self.graph_module).run if lined else self.plain)(*args)
         quick = self.recordings[0].quick if self.recordings else None
         if quick is not None and (results := quick(args)) is not None:
             return results
@@ -112,7 +115,7 @@ class DeviceGraph:
             args = self.signature.arguments(given, numbers)
             try:
                 with session.use(watch, everywhere=False):
-                    if session.current().sources:
+                    if self.lined or session.current().sources:
                         return list(Lines(self.signature.module).run(*args)), watch
                     return list(self.signature.run(*args)), watch
             except TypeError:

@@ -19,14 +19,14 @@ def _communication(op: OpOverload) -> Callable | None:
     return distributed_ops.handler(op)
 
 
-_LOOPS = ("associative_scan", "cond", "map_impl", "scan", "while_loop")
+_HIGHER = ("associative_scan", "cond", "map_impl", "print", "scan", "while_loop")
 
 
-def _higher_order(name: str, *args: object) -> object:
+def _higher_order(name: str, *args: object, **kwargs: object) -> object:
     """PyTorch's own loops and branches. What records them imports sympy: not before it is used."""
     from .ops import higher_order
 
-    return higher_order.call(name, args)
+    return higher_order.call(name, args, kwargs)
 
 
 def register() -> None:
@@ -61,7 +61,7 @@ def register() -> None:
     serialization.register()
     exchange.register()
     composites.register()
-    operators.implement(_LOOPS, tensor.HloTensor, _higher_order)
+    operators.implement(_HIGHER, tensor.HloTensor, _higher_order)
     quick_operators.register(tensor.HloTensor)
     optimizer_state.register()
     imports.spare_dynamo()

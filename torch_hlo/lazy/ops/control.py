@@ -8,6 +8,7 @@ functions are recorded once, whatever the count.
 The functions get and return tensors (or tuples and dictionaries of them) and may read other
 tensors. They must not need a value (`.item()`, `if tensor:`), or write to tensors from outside.
 Random numbers: the loop takes one draw of the generator, and gives each turn a seed of its own.
+What is to be looked at later (`torch_hlo.debug.print`) is put on a list: lowering/core/looks.py.
 """
 
 from __future__ import annotations
@@ -37,18 +38,34 @@ from torch_hlo.lazy.record import (
 )
 from torch_hlo.lazy.record.recording import source
 from torch_hlo.lazy.run.fingerprint import Graph, operands
-from torch_hlo.lowering.core import RECORDING, SERIALS, TORCH_TO_HLO, Node, Out, Subgraph
+from torch_hlo.lowering.core import (
+    RECORDING,
+    SERIALS,
+    TORCH_TO_HLO,
+    Node,
+    Out,
+    Subgraph,
+    looks,
+)
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
 
 hop = torch.ops.higher_order
 
 
 class _Refusing(Watcher):
-    """The engine while a function is recorded: nothing can be evaluated."""
+    """The engine while a function is recorded: nothing can be evaluated. Values that are to be
+    looked at later go on the list of `logged`; nowhere without one."""
 
-    def __init__(self, what: str, inner: Engine) -> None:
+    def __init__(self, what: str, inner: Engine, logged: looks.Logged | None) -> None:
         super().__init__(inner)
-        self.what = what
+        self.what, self.logged = what, logged
+        self.first: Array = Array(looks.TOKEN, None)
+        self.token: Out | Array = self.first
+
+    def later(self, tensor: Tensor, check: looks.Check) -> None:
+        if self.logged is not None:
+            args = self.token, read(tensor), self.logged.number(check)
+            self.token = Out(Node(looks.log, args, {}, (looks.TOKEN,), source()))
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise RuntimeError(
@@ -56,7 +73,7 @@ class _Refusing(Watcher):
             " recorded; use torch_hlo.cond instead of `if`"
         )
 
-    mark_step = materialize = sync = synchronize = items = later = _refuse
+    mark_step = materialize = sync = synchronize = items = _refuse
 
 
 class Recorded(FxGraph, Subgraph):
@@ -67,7 +84,22 @@ class Recorded(FxGraph, Subgraph):
     form: object
 
 
-def record(what: str, fn: Callable, shapes: Sequence[Tensor], form, own: int = 0) -> Recorded:
+def _logged(what: str) -> looks.Logged | None:
+    """Where values of a loop go: those of one inside another, to the outer one's list."""
+    engine = session.engine()
+    if isinstance(engine, _Refusing):
+        return engine.logged
+    return looks.Logged(f"{what} at {source()}")
+
+
+def record(
+    what: str,
+    fn: Callable,
+    shapes: Sequence[Tensor],
+    form,
+    logged: looks.Logged | None,
+    own: int = 0,
+) -> Recorded:
     """Call `fn` on stand-ins for tensors like `shapes`, nested as `form`. Raises RuntimeError when
     it needs a value, writes to more than the first `own` of its arguments, or to others, or keeps
     a tensor."""
@@ -76,8 +108,9 @@ def record(what: str, fn: Callable, shapes: Sequence[Tensor], form, own: int = 0
     arguments = [
         fresh(metas.contiguous(tuple(t.shape), t.dtype), a) for t, a in zip(shapes, stand_ins)
     ]
-    refusing = session.use(_Refusing(what, session.engine().base()))
-    with refusing, torch.no_grad(), generator.apart(what) as seed:
+    refusing = _Refusing(what, session.engine(), logged)
+    used = session.use(refusing), session.use(refusing, everywhere=False)  # autograd has threads
+    with used[0], used[1], torch.no_grad(), generator.apart(what) as seed:
         result = fn(*pytree.tree_unflatten(arguments, form))
     flat, result_form = pytree.tree_flatten(result)
     for r in flat:
@@ -93,7 +126,7 @@ def record(what: str, fn: Callable, shapes: Sequence[Tensor], form, own: int = 0
             f"torch_hlo.{what}: an in-place operation on an input of the function or on a tensor"
             " from outside, or a tensor that outlives it: return what is to be seen outside"
         )
-    return _graph(values, stand_ins, first, result_form, seed)
+    return _graph(values, stand_ins, first, result_form, seed, refusing)
 
 
 def _kept(first: int) -> bool:
@@ -101,9 +134,12 @@ def _kept(first: int) -> bool:
     return any(s.value.node.serial > first for s in pending_storages())
 
 
-def _graph(values: list, stand_ins: list[Array], first: int, form, seed: int) -> Recorded:
+def _graph(
+    values: list, stand_ins: list[Array], first: int, form, seed: int, engine: _Refusing
+) -> Recorded:
     """`seed`: the one that draws carry which are numbered within a turn."""
-    inside = _nodes(values, first)
+    start, *logs = dict.fromkeys((engine.first, engine.token))
+    inside = _nodes([*values, *logs], first)
     g = Recorded()
     g.form, g.captured = form, []
     inputs = list(stand_ins)
@@ -117,7 +153,7 @@ def _graph(values: list, stand_ins: list[Array], first: int, form, seed: int) ->
             return Out(made[id(x.node)], x.index)
         if kind is Out or kind is Array:
             x = x.array if kind is Out and x.array is not None else x
-            if any(x is s for s in stand_ins):
+            if x is start or any(x is s for s in stand_ins):
                 return x
             key = (id(x.node), x.index) if type(x) is Out else (id(x),)
             if key not in outer:
@@ -140,7 +176,11 @@ def _graph(values: list, stand_ins: list[Array], first: int, form, seed: int) ->
     g.nodes = list(made.values())
     results = [value(v) for v in values]
     g.outputs = [(r, None) for r in results]
-    g.inputs = [Input(leaf, i) for i, leaf in enumerate(inputs)]
+    for last in logs:
+        g.tokens = start, value(last)
+        results.append(g.tokens[1])
+        inputs.append(start)
+    g.inputs = [Input(leaf, i) for i, leaf in enumerate(inputs) if leaf is not start]
     inner = Graph(g.nodes, [r for r in results if type(r) is Out])
     if any(leaf is turn for leaf in inner.leaves):
         inputs.append(turn)
@@ -181,11 +221,26 @@ def _inputs(what: str, tree: Tensor | tuple[Tensor, ...]) -> tuple[list[HloTenso
 
 
 def _node(
-    op, args: tuple, outs: Sequence[Tensor | tuple], form, kwargs: dict
+    op,
+    args: tuple,
+    outs: Sequence[Tensor | tuple],
+    form,
+    kwargs: dict,
+    logged: looks.Logged | None,
 ) -> Tensor | tuple[Tensor, ...]:
     shapes = [(tuple(size), dtype) for size, dtype in outs]
     found = [metas.contiguous(size, dtype) for size, dtype in shapes]
-    node = Node(op, args, kwargs, tuple(m.hlo for m in found), source())
+    engine = session.engine()
+    logs = any(x.tokens for x in args if isinstance(x, Recorded))
+    if logs and isinstance(engine, _Refusing):
+        kwargs["token"] = engine.token
+    node = Node(op, args, kwargs, (*[m.hlo for m in found], *[looks.TOKEN] * logs), source())
+    if logs:
+        token = Out(node, len(found))
+        if isinstance(engine, _Refusing):
+            engine.token = token
+        else:
+            engine.later(fresh(metas.contiguous(looks.TOKEN.dims, torch.int64), token), logged)
     return pytree.tree_unflatten([fresh(m, Out(node, i)) for i, m in enumerate(found)], form)
 
 
@@ -238,7 +293,8 @@ def cond(
             f"torch_hlo.cond: the predicate must have one element, not {list(p.shape)}"
         )
     flat, form = _inputs("cond", tuple(operands))
-    graphs = [record("cond", fn, flat, form) for fn in (true_fn, false_fn)]
+    logged = _logged("cond")
+    graphs = [record("cond", fn, flat, form, logged) for fn in (true_fn, false_fn)]
     _same(
         "cond",
         _described(graphs[1]),
@@ -247,7 +303,8 @@ def cond(
     )
     captured = _share(graphs, len(flat))
     args = (read(p), *graphs, [*map(read, flat), *captured])
-    return _node(hop.cond, args, _described(graphs[0]), graphs[0].form, _draw(graphs, []))
+    outs, drawn = _described(graphs[0]), _draw(graphs, [])
+    return _node(hop.cond, args, outs, graphs[0].form, drawn, logged)
 
 
 def _draw(graphs: Sequence[Recorded], key: list[Number]) -> dict:
@@ -278,9 +335,10 @@ def while_loop(cond_fn: Callable, body_fn: Callable, carried: Sequence) -> tuple
     """Repeat `carried = body_fn(*carried)` while `cond_fn(*carried)` (one element) is true. One
     loop in the program."""
     flat, form = _inputs("while_loop", tuple(carried))
+    logged = _logged("while_loop")
     test, body = (
-        record("while_loop", cond_fn, flat, form),
-        record("while_loop", body_fn, flat, form, len(flat)),
+        record("while_loop", cond_fn, flat, form, logged),
+        record("while_loop", body_fn, flat, form, logged, len(flat)),
     )
     described = _described(test)
     if len(described) != 1 or torch.Size(described[0][0]).numel() != 1:
@@ -296,6 +354,7 @@ def while_loop(cond_fn: Callable, body_fn: Callable, carried: Sequence) -> tuple
         _like(flat),
         form,
         _draw([test, body], []),
+        logged,
     )
 
 
@@ -306,11 +365,17 @@ def _tupled(form) -> tuple:
 
 @_alone
 def scan(
-    fn: Callable, init: object, xs: object, reverse: bool = False, key: list[Number] | None = None
+    fn: Callable,
+    init: object,
+    xs: object,
+    reverse: bool = False,
+    key: list[Number] | None = None,
+    again: bool = False,
 ) -> tuple[Tensor, ...]:
     """`carry, y = fn(carry, x)` for every slice x of `xs` along dimension 0, from its end when
     `reverse`. Returns the last carry and the ys, stacked: y of x[i] is at i. Scans with one `key`
-    (see `_draw`) draw the same random numbers at each i."""
+    (see `_draw`) draw the same random numbers at each i. `again`: what is computed has been looked
+    at before."""
     carry, carry_form = _inputs("scan", init)
     stacked, xs_form = _inputs("scan", xs)
     if not stacked or any(x.dim() == 0 or x.shape[0] != stacked[0].shape[0] for x in stacked):
@@ -320,6 +385,7 @@ def scan(
         )
     length = stacked[0].shape[0]
     slices = [torch.empty(x.shape[1:], dtype=x.dtype, device="meta") for x in stacked]
+    logged = None if again else _logged("scan")
     g = record(
         "scan",
         fn,
@@ -330,6 +396,7 @@ def scan(
                 pytree.tree_unflatten(stacked, xs_form),
             )
         ),
+        logged,
         len(carry),
     )
     described = _described(g)
@@ -349,4 +416,5 @@ def scan(
         *[((length, *size), dtype) for size, dtype in described[len(carry) :]],
     ]
     args = (g, [read(t) for t in carry], [read(t) for t in stacked], captured, reverse)
-    return _node(hop.scan, args, outs, g.form, _draw([g], [] if key is None else key))
+    drawn = _draw([g], [] if key is None else key)
+    return _node(hop.scan, args, outs, g.form, drawn, logged)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, fx
 
 from torch_hlo import config
-from torch_hlo.lazy.record import session
-from torch_hlo.lowering.fx.fx_graph import source_line
+from torch_hlo.lazy.record import conditions, session
+from torch_hlo.lowering.core import looks
+from torch_hlo.lowering.fx.fx_graph import any_check, source_line
 from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.graphs import dense_kernel
 
@@ -52,7 +53,7 @@ def lines_wanted() -> bool:
 
 def _lined(x: Any) -> Any:
     """What runs a graph among the arguments of an operation, and keeps none of its values."""
-    if isinstance(x, fx.GraphModule) and lines_wanted():
+    if isinstance(x, fx.GraphModule) and (lines_wanted() or any_check(x)):
         return lambda *args: Lines(x).run(*args)
     return x
 
@@ -84,15 +85,36 @@ def _associative_scan(*args: Any) -> Any:
     return dense_kernel(torch.ops.higher_order.associative_scan)(*args)
 
 
+def _print(form: str, *args: Any, **kwargs: Any) -> None:
+    conditions.hand(*looks.printed(form, args, kwargs, Tensor))
+
+
+def as_looks(graph_module: fx.GraphModule) -> None:
+    """Replace PyTorch's print in graphs of Dynamo's by what `torch_hlo.debug.print` becomes."""
+    for module in graph_module.modules():
+        graph = getattr(module, "graph", None)
+        target = torch.ops.higher_order.print
+        for n in graph.find_nodes(op="call_function", target=target) if graph else ():
+            form, *args = n.args
+            function, values = looks.printed(form, args, n.kwargs, fx.Node)
+            number = looks.number(function, len(values))
+            with graph.inserting_before(n):
+                for value in values or [graph.call_function(torch.zeros, ((),))]:
+                    graph.call_function(looks.look, (value, number))
+            graph.erase_node(n)
+            module.recompile()
+
+
 RULES = {
     "associative_scan": _associative_scan,
     "cond": _cond,
     "map_impl": _map,
+    "print": _print,
     "scan": _scan,
     "while_loop": _while,
 }
 
 
-def call(name: str, args: Sequence) -> Any:
+def call(name: str, args: Sequence, kwargs: dict) -> Any:
     """What the operator of this name does with tensors of the device."""
-    return RULES[name](*map(_lined, args))
+    return RULES[name](*map(_lined, args), **kwargs)

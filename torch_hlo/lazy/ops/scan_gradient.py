@@ -63,7 +63,9 @@ class _Scan(torch.autograd.Function):
             return found[:count], found[count:]
 
         inputs = [*slices, *full[count:]]
-        first, rest = control.scan(step, full[:count], inputs, reverse=True, key=ctx.key)
+        first, rest = control.scan(
+            step, full[:count], inputs, reverse=True, key=ctx.key, again=True
+        )
         found = (*first, *rest)
         return None, None, None, *[g if w else None for g, w in zip(found, wanted)]
 

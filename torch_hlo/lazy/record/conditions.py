@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from torch_hlo.lowering.core import Node, Out, is_random, looks
+from torch_hlo.pytorch.registration import PLACE
 
 from . import session
 from .handlers import call, handles
@@ -72,10 +73,7 @@ def surface(together: bool = False) -> None:
         except Exception as error:
             errors.append(error)
     expected.extendleft(reversed(kept))
-    if errors:
-        for other in errors[1:]:
-            errors[0].add_note(f"and {type(other).__name__}: {other}")
-        raise errors[0]
+    looks.raise_together(errors)
 
 
 def _computed(value: HloTensor, together: bool) -> bool:
@@ -208,6 +206,19 @@ def _assert_async(args: tuple, kwargs: dict) -> None:
             args[1] if len(args) > 1 else "Expected Tensor with a value that is not zero",
         ),
     )
+
+
+def hand(function: Callable[..., None], values: Sequence[Tensor]) -> None:
+    """Call a function with the values that tensors have here, on the CPU, when they are there."""
+    look = looks.Look(function, len(values))
+    on_device = any(isinstance(x, HloTensor) for x in values)
+    for value in values or [torch.zeros((), device=PLACE.device)]:
+        value = value.detach()
+        if on_device or not values:
+            value = value.to(PLACE.device)
+            session.engine().later(call(aten.clone.default, value), look)
+        else:
+            look(value)
 
 
 @handles(looks.look)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_hlo.hlo.ir import Shape
-from torch_hlo.lazy.record import Array, HloTensor, fresh, meta as metas, read, session
-from torch_hlo.lowering.core import HLO_TO_TORCH, TORCH_TO_HLO, Node, Out
+from torch_hlo.lazy.record import Array, HloTensor, Number, fresh, meta as metas, read, session
+from torch_hlo.lowering.core import HLO_TO_TORCH, TORCH_TO_HLO, Node, Out, looks
+from torch_hlo.lowering.random.threefry import turn_seed
 from torch_hlo.pytorch.registration import PLACE
 
 from .fingerprint import collect
@@ -100,20 +101,22 @@ def _make(value: Value) -> HloTensor:
 
 
 def _turns(node: Node) -> Iterator[tuple[str, list[Value]]]:
-    """The results of each run of a function in a loop or a branch, and which run it is. Of one that
-    draws random numbers there are none: each turn has its own."""
+    """The results of each run of a function in a loop or a branch, and which run it is."""
     what, args = name(node), node.args
-    if "seed" in node.kwargs:
-        return
+    drawn = [_number(x) for k, x in node.kwargs.items() if k in ("seed", "offset")]
+
+    def run(graph: FxGraph, given: Sequence[Value], turn: int, stream: int = 0) -> list[Value]:
+        return _applied(graph, given, turn_seed(*drawn, turn, stream) if drawn else 0)
+
     if what == "cond":
         chosen = args[1 if _make(args[0]).item() else 2]
-        yield f"in a branch of cond{_at(node)}", _applied(chosen, args[3])
+        yield f"in a branch of cond{_at(node)}", run(chosen, args[3], 0)
     elif what == "while_loop":
         test, body, state, more = args
         for turn in itertools.count(1):
-            if not _make(_applied(test, [*state, *more])[0]).item():
+            if not _make(run(test, [*state, *more], turn - 1, 1)[0]).item():
                 return
-            state = _applied(body, [*state, *more])
+            state = run(body, [*state, *more], turn - 1)
             yield f"in turn {turn} of while_loop{_at(node)}", state
     elif what == "scan":
         body, state, xs, more, *reverse = args
@@ -121,14 +124,24 @@ def _turns(node: Node) -> Iterator[tuple[str, list[Value]]]:
         for turn in reversed(turns) if any(reverse) else turns:
             at = torch.tensor([turn]).to(PLACE.device)  # one program for all turns
             slices = [read(_make(x).index_select(0, at).squeeze(0)) for x in xs]
-            results = _applied(body, [*state, *slices, *more])
+            results = run(body, [*state, *slices, *more], turn)
             yield f"in turn {turn + 1} of scan{_at(node)}", results
             state = results[: len(state)]
 
 
-def _applied(graph: FxGraph, given: Sequence[Value]) -> list[Value]:
-    """A recorded function's results for these operands."""
-    values = {id(x.leaf): given[x.source] for x in graph.inputs}
+def _number(value: Value | Number) -> int:
+    return int(value.value if type(value) is Number else _make(value).item())
+
+
+def _applied(graph: FxGraph, given: Sequence[Value], seed: int) -> list[Value]:
+    """A recorded function's results for these operands. What is looked at goes nowhere."""
+    values: dict[int, Value | Number] = {
+        id(x.leaf): Number(seed, "s64") if x.source is None else given[x.source]
+        for x in graph.inputs
+    }
+    if graph.tokens:
+        token = torch.zeros(looks.TOKEN.dims, dtype=torch.int64, device=PLACE.device)
+        values[id(graph.tokens[0])] = read(token)
     made: dict[Node, Node] = {}
 
     def value(x: Any) -> Any:

@@ -118,7 +118,7 @@ def is_pointwise(op: OpOverload) -> bool:
 def is_random(op: OpOverload) -> bool:
     """True if the op's result depends on a generator: its node carries `seed` and `offset`
     keywords."""
-    return torch.Tag.nondeterministic_seeded in op.tags
+    return torch.Tag.nondeterministic_seeded in op.tags and bool(op._schema.returns)
 
 
 EXPECTED: list[tuple[Shape | None, ...]] = [()]

@@ -15,9 +15,19 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from torch_hlo import log
 from torch_hlo.hlo.ir import Dim, Shape, Size
-from torch_hlo.lowering.core import Leaf, Lift, LoweringError, Node, Out, is_random, look
+from torch_hlo.log import OURS
+from torch_hlo.lowering.core import (
+    HIGHER_ORDER,
+    Leaf,
+    Lift,
+    LoweringError,
+    Node,
+    Out,
+    is_random,
+    look,
+)
+from torch_hlo.lowering.core.looks import TOKEN, Check, Logged, log
 from torch_hlo.pytorch.graphs import with_effects
 from torch_hlo.pytorch.operators import HigherOrderOperator, OpOverload
 
@@ -47,6 +57,7 @@ class FxGraph:
     number (int, symbolic, float) or None, with the Layout that PyTorch expects of a tensor.
     `writes`: (placeholder position, new value) of in-place writes at the end of the graph.
     `checks`: (value, function that raises if it is wrong), for the caller: a program cannot raise.
+    `tokens`: of a graph in another one that has checks, the first and the last (see core/looks.py).
     """
 
     placeholders: int = 0
@@ -56,7 +67,8 @@ class FxGraph:
     numbers: dict[str, int] = field(default_factory=dict)
     outputs: list[tuple[object, Layout | None]] = field(default_factory=list)
     writes: list[tuple[int, Out | Leaf]] = field(default_factory=list)
-    checks: list[tuple[Out | Leaf, Callable[[Tensor], None]]] = field(default_factory=list)
+    checks: list[tuple[Out | Leaf, Check]] = field(default_factory=list)
+    tokens: tuple[Leaf, Out | Leaf] | None = None
 
     def input_at(self, position: int) -> int:
         """Number of the program's parameter for a placeholder."""
@@ -73,8 +85,9 @@ class _Reader:
         module: fx.GraphModule,
         random: Callable[[], tuple] | None,
         inner: bool,
+        logged: Logged | None,
     ) -> None:
-        self.module, self.inner = module, inner
+        self.module, self.inner, self.logged = module, inner, logged
         self.g = FxGraph()
         self.lifted: dict[str, Lift] = {}
         self.env: dict[fx.Node, object] = {}
@@ -177,15 +190,10 @@ class _Reader:
             and n.args[0].op == "placeholder"
         ):
             self._write(n)
-        elif target in CHECKS and not self.inner:
+        elif target in CHECKS:
             self._check(target, n.args, n.kwargs)
             self.env[n] = None
-        elif target is look:
-            raise LoweringError(
-                f"torch_hlo.debug ({source_line(n) or 'no source line'}) is inside a loop or a"
-                " branch that is compiled as one: return the value, and look at it outside"
-            )
-        elif target in _NO_RESULT or target in CHECKS:
+        elif target in _NO_RESULT:
             self.env[n] = None
         elif target is with_effects and n.args[1] in CHECKS:
             self._check(n.args[1], n.args[2:], n.kwargs)
@@ -199,7 +207,24 @@ class _Reader:
             )
 
     def _check(self, op: OpOverload, args: tuple, kwargs: dict) -> None:
-        self.g.checks.append((self.arg(args[0]), lambda value: op(value, *args[1:], **kwargs)))
+        value = self.arg(args[0])
+
+        def check(value: Tensor) -> None:
+            op(value, *args[1:], **kwargs)
+
+        if self.logged is None:
+            self.g.checks.append((value, check))
+        else:
+            first, last = self._tokens()
+            token = self._add(log, (last, value, self.logged.number(check)), {}, TOKEN)
+            self.g.tokens = first, token
+
+    def _tokens(self) -> tuple[Leaf, Out | Leaf]:
+        """Of the list that `logged` hands on."""
+        if self.g.tokens is None:
+            start = Leaf(TOKEN)
+            self.g.tokens = start, start
+        return self.g.tokens
 
     def _write(self, n: fx.Node) -> None:
         target, source = n.args[0], n.args[1]
@@ -246,23 +271,34 @@ class _Reader:
             [self.arg(a) for a in n.args],
             {k: self.arg(v) for k, v in n.kwargs.items()},
         )
-        if _draws(self.module, n):
+        if _has(self.module, n, _draws):
             kwargs["seed"], kwargs["offset"] = self.random()
-        node = Node(n.target, tuple(args), kwargs, outs, source_line(n))
+        logs = n.target in HIGHER_ORDER and _has(self.module, n, _is_check)
+        if logs:
+            logged = self.logged or Logged(f"{n.target.name()} at {source_line(n)}")
+            args = [self._inner(a, logged) for a in args]
+            if self.logged is not None:
+                kwargs["token"] = self._tokens()[1]
+        node = Node(n.target, tuple(args), kwargs, (*outs, *[TOKEN] * logs), source_line(n))
         self.g.nodes.append(node)
+        if logs:
+            token = Out(node, len(outs))
+            if self.logged is None:
+                self.g.checks.append((token, logged))
+            else:
+                self.g.tokens = self._tokens()[0], token
         self.env[n] = pytree.tree_unflatten(
             [Out(node, i) if s is not None else None for i, s in enumerate(outs)],
             tree,
         )
 
+    def _inner(self, x: Any, logged: Logged) -> Any:
+        return from_fx(x, None, True, logged) if isinstance(x, fx.GraphModule) else x
+
     def _inline(self, module: fx.GraphModule, n: fx.Node) -> Any:
         """The results of a graph whose inputs are the flat node arguments of `n`."""
-        reader = _Reader(module, self.random, self.inner)
-        reader.g.inputs, reader.g.nodes, reader.lifted = (
-            self.g.inputs,
-            self.g.nodes,
-            self.lifted,
-        )
+        reader = _Reader(module, self.random, self.inner, self.logged)
+        reader.g, reader.lifted = self.g, self.lifted
         operands = iter(node_arguments(n))
         for inner in module.graph.nodes:
             if inner.op == "placeholder":
@@ -296,14 +332,15 @@ def from_fx(
     module: fx.GraphModule,
     random: Callable[[], tuple] | None = None,
     inner: bool = False,
+    logged: Logged | None = None,
 ) -> FxGraph:
     """Convert. `random`: where random ops take (seed, offset) from; by default a seed that is the
     last input. `inner`: a graph inside another one, whose inputs are row-major whatever their
-    strides.
+    strides; its checks go to `logged`.
 
     Raises LoweringError naming the op when a call is not an operator.
     """
-    reader = _Reader(module, random, inner)
+    reader = _Reader(module, random, inner, logged)
     for n in module.graph.nodes:
         getattr(reader, n.op)(n)
     if reader.seed is not None:
@@ -311,14 +348,31 @@ def from_fx(
     return reader.g
 
 
-def _draws(module: fx.GraphModule, n: fx.Node) -> bool:
-    """Whether a call draws random numbers, perhaps in a graph that it is given."""
-    if isinstance(n.target, OpOverload) and is_random(n.target) or n.target in RANDOM:
+def _has(module: fx.GraphModule, n: fx.Node, judge: Callable[[fx.Node], bool]) -> bool:
+    """Whether a call, or one in a graph that it is given, is such."""
+    if judge(n):
         return True
     if not isinstance(n.target, HigherOrderOperator):
         return False
     given = [getattr(module, str(x.target), None) for x in n.all_input_nodes if x.op == "get_attr"]
-    return any(_draws(g, m) for g in given if isinstance(g, fx.GraphModule) for m in g.graph.nodes)
+    inner = [g for g in given if isinstance(g, fx.GraphModule)]
+    return any(_has(g, m, judge) for g in inner for m in g.graph.nodes)
+
+
+def _draws(n: fx.Node) -> bool:
+    """Whether a call draws random numbers."""
+    return isinstance(n.target, OpOverload) and is_random(n.target) or n.target in RANDOM
+
+
+def any_check(module: fx.GraphModule, inside: bool = False) -> bool:
+    """Whether a graph has checks, or loops and branches in it (`inside`)."""
+    return any(
+        _has(module, n, _is_check) and not (inside and _is_check(n)) for n in module.graph.nodes
+    )
+
+
+def _is_check(n: fx.Node) -> bool:
+    return n.target in CHECKS or n.target is with_effects and n.args[1] in CHECKS
 
 
 # Assertions about sizes that Dynamo's guards have checked, and calls for their effect on tracing
@@ -344,6 +398,6 @@ def source_line(n: fx.Node) -> str:
     trace = n.meta.get("stack_trace") or ""
     for line in reversed(trace.splitlines()):
         parts = line.strip().split('"')
-        if parts[0] == "File " and not parts[1].startswith(log.OURS):
+        if parts[0] == "File " and not parts[1].startswith(OURS):
             return f"{parts[1]}:{parts[2].split(',')[1].strip().removeprefix('line ')}"
     return ""

@@ -21,6 +21,7 @@ from torch_hlo.lowering.core import (
     LoweringError,
     Operand,
     Weak,
+    concatenate,
     elements,
     expected,
     expected_shapes,
@@ -29,9 +30,11 @@ from torch_hlo.lowering.core import (
     promote,
     reshape,
     scan_loop,
+    slice_dim,
     tupled,
 )
 from torch_hlo.lowering.core.graph import apply
+from torch_hlo.lowering.core.looks import TOKEN
 from torch_hlo.lowering.core.opaque import opaque
 from torch_hlo.lowering.random.threefry import turn_seeds
 from torch_hlo.pytorch.operators import OpOverload
@@ -66,12 +69,19 @@ def _value(x: object) -> Instruction:
 
 
 def call_graph(
-    module: Graph, operands: Sequence[object], seed: Instruction | None = None
+    module: Graph,
+    operands: Sequence[object],
+    seed: Instruction | None = None,
+    token: Instruction | None = None,
 ) -> list[Instruction]:
     """The results of a graph applied to `operands`, one per placeholder (sizes are known by their
-    symbols). `seed`: of this turn, if it draws random numbers."""
+    symbols). `seed`: of this turn, if it draws random numbers. After a `token`, the next one is the
+    last result."""
     g = module if isinstance(module, FxGraph) else from_fx(module, inner=True)
     values: dict[int, Instruction | Weak] = {}
+    first, last = g.tokens or (Leaf(TOKEN),) * 2
+    if token is not None:
+        values[id(first)] = token
     for x in g.inputs:
         if isinstance(x.source, torch.Tensor):
             values[id(x.leaf)] = _constant(x.source, x.leaf.shape.dtype)
@@ -90,8 +100,36 @@ def call_graph(
             " values instead"
         )
     plain = [v is None or isinstance(v, (bool, int, float, str, Dim)) for v, _ in g.outputs]
-    found = iter(apply(g.nodes, [v for (v, _), p in zip(g.outputs, plain) if not p], values))
-    return [_value(v) if p else next(found) for (v, _), p in zip(g.outputs, plain)]
+    wanted = [v for (v, _), p in zip(g.outputs, plain) if not p]
+    found = iter(apply(g.nodes, [*wanted, *[last] * (token is not None)], values))
+    return [*[_value(v) if p else next(found) for (v, _), p in zip(g.outputs, plain)], *found]
+
+
+def _token(token: Instruction | None, *graphs: Graph) -> list[Instruction]:
+    """The token that an operator starts with, if one of its graphs needs any."""
+    if not any(isinstance(g, FxGraph) and g.tokens for g in graphs):
+        return []
+    return [promote.full(0, TOKEN.dtype, TOKEN.dims) if token is None else token]
+
+
+def _list(token: Instruction, *turns: Instruction) -> Instruction:
+    """The list of a token, and other turns."""
+    return concatenate([slice_dim(token, 0, 0, 1), *turns], 0)
+
+
+def _entered(token: Instruction) -> Instruction:
+    """In the first turn of a loop."""
+    return _list(token, promote.full(1, "s64", (1,)), slice_dim(token, 0, 1, 3))
+
+
+def _turned(token: Instruction) -> Instruction:
+    """In the next turn."""
+    turn = instr("add", (slice_dim(token, 0, 1, 2), promote.full(1, "s64", (1,))))
+    return _list(token, turn, slice_dim(token, 0, 2, 4))
+
+
+def _left(token: Instruction, outside: Instruction) -> Instruction:
+    return _list(token, slice_dim(outside, 0, 1, 4))
 
 
 def _constant(tensor: torch.Tensor, dtype: str) -> Instruction:
@@ -118,15 +156,18 @@ def cond(
     operands: Sequence[Operand] = (),
     seed: Operand | None = None,
     offset: Operand | None = None,
+    token: Instruction | None = None,
 ) -> tuple[Instruction, ...]:
     drawn = [] if seed is None else [turn_seeds(seed, offset, promote.constant(0, "s64"))]
+    tokens = _token(token, true_graph, false_graph)
     tensors = [_value(o) for o in operands]
-    given = tupled([*tensors, *drawn])
+    given = tupled([*tensors, *drawn, *tokens])
     branches = []
     for graph in (true_graph, false_graph):
         param = instr("parameter", (), given.shape, index=0)
-        inner = elements(param, len(tensors) + len(drawn))
-        results = call_graph(graph, inner[: len(tensors)], *inner[len(tensors) :])
+        inner = elements(param, len(given.operands))
+        now = dict(zip(["seed"] * len(drawn) + ["token"], inner[len(tensors) :]))
+        results = call_graph(graph, inner[: len(tensors)], **now)
         branches.append(Computation("branch", (param,), tupled(results)))
     if branches[0].root.shape != branches[1].root.shape:
         raise LoweringError(
@@ -150,28 +191,38 @@ def while_loop(
     additional: Sequence[Operand] = (),
     seed: Operand | None = None,
     offset: Operand | None = None,
+    token: Instruction | None = None,
 ) -> tuple[Instruction, ...]:
-    start = [_value(x) for x in carried]
-    n = len(start)
+    tokens = _token(token, condition, body)
+    start = [*map(_value, carried), *map(_entered, tokens)]
     key = [] if seed is None else [_value(seed), _value(offset), promote.constant(0, "s64")]
-    k = len(key)
+    k, n, logs = len(key), len(start), len(tokens)
+    more = [*map(_value, additional)]
+    # a condition that is looked at gives a token as well, so it is the end of a turn
+    judged = bool(_token(None, condition))
 
     def call(graph: Graph, state: Values, stream: int) -> list[Instruction]:
-        return call_graph(
-            graph, state[k:], turn_seeds(state[0], state[1], state[2], stream) if k else None
-        )
+        drawn = turn_seeds(state[0], state[1], state[2], stream) if k else None
+        operands = [*state[k : k + n - logs], *state[k + n :]]
+        return call_graph(graph, operands, drawn, state[k + n - 1] if logs else None)
 
-    def step(*state: Instruction) -> list[Instruction]:
+    def judge(state: Values) -> Values:
+        if not judged:
+            return state
+        holds, last = call(condition, state, 1)
+        return [*state[: k + n - 1], last, *state[k + n : k + n + len(more)], holds]
+
+    def step(*state: Instruction) -> Values:
         after = [instr("add", (x, promote.constant(1, "s64"))) for x in state[2:k]]
-        return [*state[: min(k, 2)], *after, *call(body, state, 0), *state[k + n :]]
+        found = call(body, state, 0)
+        found[n - logs :] = map(_turned, found[n - logs :])
+        return judge([*state[: min(k, 2)], *after, *found, *state[k + n :]])
 
-    return tuple(
-        loop(
-            lambda *state: call(condition, state, 1)[0],
-            step,
-            [*key, *start, *map(_value, additional)],
-        )[k : k + n]
-    )
+    def holds(*state: Instruction) -> Instruction:
+        return state[-1] if judged else call(condition, state, 1)[0]
+
+    found = loop(holds, step, judge([*key, *start, *more]))[k : k + n]
+    return (*found[: n - logs], *map(_left, found[n - logs :], tokens))
 
 
 @_lowers("scan")
@@ -183,19 +234,24 @@ def scan(
     reverse: bool = False,
     seed: Operand | None = None,
     offset: Operand | None = None,
+    token: Instruction | None = None,
 ) -> tuple[Instruction, ...]:
+    tokens = _token(token, combine)
     start, given, fixed = ([_value(x) for x in group] for group in (init, xs, additional))
-    length, count = given[0].dims[0], len(given)
+    length, count, n = given[0].dims[0], len(given), len(start)
     if seed is not None:  # of each turn, a slice like the others
         turns = instr("iota", (), Shape("s64", (length,)), iota_dimension=0)
         given.append(turn_seeds(seed, offset, turns))
 
     def step(carry: Values, x: Values, rest: Values) -> tuple[Values, Values]:
-        results = call_graph(combine, [*carry, *x[:count], *rest], *x[count:])
-        return results[: len(carry)], results[len(carry) :]
+        now = dict(zip(["seed"] * len(x[count:]) + ["token"], [*x[count:], *carry[n:]]))
+        results = call_graph(combine, [*carry[:n], *x[:count], *rest], **now)
+        end = len(results) - len(tokens)
+        return [*results[:n], *map(_turned, results[end:])], results[n:end]
 
+    start += map(_entered, tokens)
     carry, ys = scan_loop(step, start, given, fixed, length, reverse)
-    return (*carry, *ys)
+    return (*carry[:n], *ys, *map(_left, carry[n:], tokens))
 
 
 @_lowers("map_impl")
@@ -205,8 +261,9 @@ def map_(
     additional: Sequence[Operand] = (),
     seed: Operand | None = None,
     offset: Operand | None = None,
+    token: Instruction | None = None,
 ) -> tuple[Instruction, ...]:
-    return scan(body, (), xs, additional, False, seed, offset)
+    return scan(body, (), xs, additional, False, seed, offset, token)
 
 
 # ---- random operators under activation checkpointing: forward saves (seed, offset) where PyTorch

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir import Instruction, Shape, Size, instr
+from torch_hlo.hlo.evaluate.evaluate import evaluate
+from torch_hlo.hlo.ir import Computation, Instruction, Shape, Size, instr
 from torch_hlo.lowering.core import (
     Expr,
     LoweringError,
@@ -79,6 +80,13 @@ def turn_seeds(
     assert seed is not None and offset is not None
     high, low = _words(Expr(turns).cast("u32"), seed, offset, stream)
     return (binary("shift-left", high.cast("u64"), 32) | low.cast("u64")).cast("s64").x
+
+
+def turn_seed(seed: int, offset: int, turn: int, stream: int = 0) -> int:
+    """The seed of one turn."""
+    numbers = [promote.constant(n, "s64") for n in (seed, offset, turn)]
+    root = turn_seeds(*numbers, stream)
+    return int(evaluate(Computation("seed", (), root), ())[0])
 
 
 def _words(index: Expr, seed: Operand, offset: Operand, stream: int) -> tuple[Expr, Expr]:
