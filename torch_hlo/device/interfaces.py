@@ -52,18 +52,6 @@ class Program(ABC):
 Prepared = tuple[int, int, array, object]
 
 
-class Bound(ABC):
-    """What is known of a program's runs of which most arguments stay where they are."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def prepare(
-        self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]
-    ) -> Prepared | None:
-        """As `StreamProgram.prepare`. None if something has moved that was to stay."""
-
-
 class StreamProgram(Program):
     """One that a native thread can run, if it `streams`: whoever submits it there (cpu/stream.py)
     asks what to submit."""
@@ -75,17 +63,6 @@ class StreamProgram(Program):
         self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]
     ) -> Prepared:
         """For a run. `numbers`: values of the last inputs, 16 bytes each."""
-
-    @abstractmethod
-    def bind(
-        self,
-        inputs: Sequence[Buffer],
-        numbers: bytes,
-        outputs: Sequence[Buffer],
-        still: Sequence[int],
-    ) -> Bound | None:
-        """For more runs like this one, in which the inputs `still`, and what is written over them,
-        are where they are. None where others write to the block."""
 
 
 class Backend(ABC):

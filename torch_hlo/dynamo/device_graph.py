@@ -29,6 +29,7 @@ from torch_hlo.lazy.record import generator, pending, session, tracing
 from torch_hlo.lowering.fx.fx_graph import any_check
 from torch_hlo.pytorch import participants
 
+from . import launcher
 from .recording import Recording, Unsuitable, Watching
 from .signature import Given, Signature
 
@@ -73,7 +74,9 @@ class DeviceGraph:
                 if recording is not self.recordings[0]:
                     self.recordings.remove(recording)
                     self.recordings.insert(0, recording)
-                return recording.launch(storages, given)
+                results = recording.launch(storages, given)
+                recording.quick = recording.quick or launcher.write(recording)
+                return results
         with tracing.tracing() as under_way:
             results, recording = self._recorded(given)
         if recording is not None and not under_way.disturbed:

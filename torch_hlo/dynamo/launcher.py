@@ -11,19 +11,16 @@ call returns: nothing is bound before it, undone, or waited for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch_hlo.lazy.record import Array, Storage, make, session
 from torch_hlo.lazy.record.tensor import in_inference_mode
 from torch_hlo.lazy.run.launch import number_buffers
 
-if TYPE_CHECKING:
-    from .recording import Recording
-
-Launch = Callable[[Sequence], list | None]
+from .recording import Recording
 
 
-def write(recording: Recording) -> Launch | None:
+def write(recording: Recording) -> Callable[[Sequence], list | None] | None:
     """The function; None for a recording that writes to something, depends on more than tensors, or
     has other results."""
     known = recording.programs.last

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import ref
 
@@ -38,7 +38,6 @@ from torch_hlo.lowering.core import HLO_TO_TORCH, RECORDING, Node, Out
 from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.numbers import KINDS, Conditions, How, followed
 
-from . import launcher
 from .optimizers import Stepped
 from .released import reused
 from .signature import Given, Signature
@@ -181,7 +180,7 @@ class Recording:
         self.metas = [s.meta for s in watch.storages[len(given.storages) :]]
         self.written = given.written()
         self.programs = Programs()
-        self.quick: launcher.Launch | None = None
+        self.quick: Callable[[Sequence], list | None] | None = None  # see launcher.py
         self.offset, self.drawn = offset, generator.default.get_offset() - offset
         self._storages(watch, results)
         self.results = [self._result(i, r, results, given) for i, r in enumerate(results)]
@@ -361,7 +360,6 @@ class Recording:
             ):
                 self._append(leaves, numbers, outputs)
                 engine.mark_step()
-            self.quick = self.quick or launcher.write(self)
         except BaseException:
             generator.default.set_offset(first)
             raise

@@ -9,7 +9,6 @@ import importlib
 import math
 import threading
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -20,7 +19,6 @@ from torch_hlo.compiler.llvm import CpuTarget, host
 from torch_hlo.device import runtime
 from torch_hlo.device.interfaces import (
     Backend,
-    Bound,
     Observe,
     Prepared,
     StreamProgram,
@@ -137,17 +135,6 @@ class NativeProgram(CompiledProgram, StreamProgram):
         WORKERS.ensure()
         return loaded.address, loaded.arena_bytes(sizes), block, copies
 
-    def bind(
-        self,
-        inputs: Sequence[Buffer],
-        numbers: bytes,
-        outputs: Sequence[Buffer],
-        still: Sequence[int],
-    ) -> Bound | None:
-        if self.executable.packings:
-            return None
-        return _Block(self, inputs, numbers, outputs, still)
-
     def counts(self) -> list[tuple[int, int, int]]:
         return self.profile.read(self._loaded.constants)
 
@@ -168,62 +155,6 @@ class NativeProgram(CompiledProgram, StreamProgram):
             for buffer, copy in saved:
                 buffer.bytes[:] = copy.array[: buffer.nbytes]
             raise
-
-
-class _Block(Bound):
-    """A program's block of words: it is copied, and written to where arguments have moved."""
-
-    __slots__ = (
-        "_block",
-        "_entry",
-        "_first",
-        "_moving",
-        "_nbytes",
-        "_numbers",
-        "_results",
-        "_still",
-        "_tail",
-    )
-
-    def __init__(
-        self,
-        program: NativeProgram,
-        inputs: Sequence[Buffer],
-        numbers: bytes,
-        outputs: Sequence[Buffer],
-        still: Sequence[int],
-    ) -> None:
-        self._entry, self._nbytes, self._block, _ = program.prepare(inputs, numbers, outputs)
-        self._numbers = numbers
-        self._still = [(i, inputs[i].memory.address) for i in still]
-        first = loader.FIXED_WORDS + len(program.executable.symbols)
-        self._moving = [(first + i, i) for i in range(len(inputs)) if i not in still]
-        self._first = first + len(inputs)
-        first = self._first + len(numbers) // 16
-        over = {o for o, i in program.aliases if i in still}
-        self._results = [(first + o, o) for o in range(len(outputs)) if o not in over]
-        self._tail = first + len(outputs)
-
-    def prepare(
-        self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]
-    ) -> Prepared | None:
-        for i, address in self._still:
-            memory = inputs[i].memory
-            if memory.address != address:
-                return None
-            memory.copies = None
-        block = self._block[:]
-        for word, i in self._moving:
-            block[word] = inputs[i].memory.address
-        for word, o in self._results:
-            block[word] = outputs[o].memory.address
-        if numbers != self._numbers:  # else they are read where the first run found them
-            block[self._tail :] = array("Q", numbers)
-            start = block.buffer_info()[0] + 8 * self._tail
-            for word in range(len(numbers) // 16):
-                block[self._first + word] = start + 16 * word
-        WORKERS.ensure()
-        return self._entry, self._nbytes, block, self._block
 
 
 def target() -> CpuTarget:

@@ -30,7 +30,6 @@ from . import executor, spmd
 from .executor import Job
 
 _NOTHING = Memory(0)
-_BINDS = 8  # a program that overwrites another array each time is not worth binding
 
 
 class Compiled:
@@ -48,8 +47,6 @@ class Compiled:
         "sources",
         "extra",
         "borrowed",
-        "_bound",
-        "_binds",
     )
 
     def __init__(
@@ -73,22 +70,6 @@ class Compiled:
         self.overwrites = [given.get(o, -1) for o in range(len(outputs))]
         self.extra = [Buffer(Shape("u8", (n, 0)), _NOTHING) for n in extra]
         self.borrowed = False  # from the cache's entry for a less particular key
-        self._bound = None
-        self._binds = _BINDS  # times that it may still be bound
-
-    def prepare(self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]) -> tuple:
-        """NativeProgram.prepare, for runs in which what is overwritten is mostly where it was in
-        the last."""
-        prepared = None if self._bound is None else self._bound.prepare(inputs, numbers, outputs)
-        if prepared is None:
-            prepared = self.program.prepare(inputs, numbers, outputs)
-            self._bound = None
-            if self._binds:
-                self._binds -= 1
-                self._bound = self.program.bind(
-                    inputs, numbers, outputs, [i for _, i in self.aliases]
-                )
-        return prepared
 
 
 class Run:
@@ -205,7 +186,7 @@ def stream(
         outputs,
         compiled.aliases,
     )
-    executor.prepare(job, *compiled.prepare(job.inputs, pack_numbers(numbers), outputs))
+    executor.prepare(job, *compiled.program.prepare(job.inputs, pack_numbers(numbers), outputs))
     arrays: list[Array | None] = [None] * len(outputs)
     for (_, _, _, _, reference), place in zip(bindings, places):
         i = overwrites[place]
@@ -297,7 +278,7 @@ class InPlace:
         if numbers is not self._numbers[0]:
             self._numbers = numbers, pack_numbers(numbers)
         job = Job(compiled.name, compiled.program, inputs, outputs, compiled.aliases)
-        executor.prepare(job, *compiled.prepare(inputs, self._numbers[1], outputs))
+        executor.prepare(job, *compiled.program.prepare(inputs, self._numbers[1], outputs))
 
         def commit() -> None:
             for buffer in outputs:
