@@ -190,6 +190,8 @@ def __getattr__(name: str) -> Any:
     """Submodules that are imported when they are first used."""
     if name in ("aot", "debug", "distributed", "export"):
         return importlib.import_module(f"torch_hlo.{name}")
+    if name == "tf":
+        return importlib.import_module("torch_hlo.frameworks.tensorflow")
     if name == "pad_to_bucket":  # where JAX came first
         importlib.import_module("torch")
         return globals()[name]

@@ -63,15 +63,15 @@ def test_memory_lives_as_long_as_somebody_uses_it():
     y = torch_hlo.from_dlpack(torch.arange(1000.0))
     gc.collect()
     assert y.sum().item() == 499500
-    before = len(dlpack.EXPORTS.held)
+    before = len(dlpack.exports().held)
     z = torch.from_dlpack(torch.arange(1000.0, device="hlo") + 1)
-    assert z.sum().item() == 500500 and len(dlpack.EXPORTS.held) == before + 1
+    assert z.sum().item() == 500500 and len(dlpack.exports().held) == before + 1
     del z
     gc.collect()
-    assert len(dlpack.EXPORTS.held) == before
+    assert len(dlpack.exports().held) == before
     (torch.zeros(3, device="hlo") + 1).__dlpack__()  # nobody takes it
     gc.collect()
-    assert len(dlpack.EXPORTS.held) == before
+    assert len(dlpack.exports().held) == before
 
 
 def test_views_and_pending_work_are_evaluated():

@@ -8,7 +8,9 @@ https://dmlc.github.io/dlpack/latest (ABI 0.8, which all take)
 """
 
 import ctypes
+import functools
 from collections.abc import Callable
+from typing import Any
 
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Shape
@@ -98,35 +100,87 @@ _dying_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ch
 )
 
 
+# Other libraries give arrays back while Python raises an exception, and when it has ended: machine
+# code puts them on a list, by the word for its owner's use, and asks Python to clear that soon.
+_CODE = """
+define void @torch_hlo_give_back(ptr %managed) {{
+  %next = getelementptr i8, ptr %managed, i64 {context}
+  br label %again
+again:
+  %first = load atomic ptr, ptr inttoptr (i64 {head} to ptr) acquire, align 8
+  store ptr %first, ptr %next
+  %pair = cmpxchg ptr inttoptr (i64 {head} to ptr), ptr %first, ptr %managed acq_rel acquire
+  %done = extractvalue {{ ptr, i1 }} %pair, 1
+  br i1 %done, label %listed, label %again
+listed:
+  %runs = call i32 inttoptr (i64 {runs} to ptr)()
+  %ended = icmp eq i32 %runs, 0
+  br i1 %ended, label %end, label %ask
+ask:
+  call i32 inttoptr (i64 {ask} to ptr)(ptr inttoptr (i64 {clear} to ptr), ptr null)
+  br label %end
+end:
+  ret void
+}}
+define ptr @torch_hlo_given_back() {{
+  %first = atomicrmw xchg ptr inttoptr (i64 {head} to ptr), ptr null acq_rel
+  ret ptr %first
+}}
+"""
+
+
 class _Exports:
     """What others hold, by address of the structure."""
 
     def __init__(self) -> None:
+        from torch_hlo.compiler.llvm import host
+        from torch_hlo.compiler.llvm.machine_code import machine_code
+        from torch_hlo.device.cpu.engine import engine
+
         self.held: dict[int, tuple[_Managed, object, Callable[[], None]]] = {}
+        self.head = ctypes.c_uint64()
+        self.clearing = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self.clear)
+        text = _CODE.format(
+            context=_Managed.context.offset,
+            head=ctypes.addressof(self.head),
+            clear=_address(self.clearing),
+            runs=_address(_python.Py_IsInitialized),
+            ask=_address(_python.Py_AddPendingCall),
+        )
+        code = engine([machine_code(text, host(), level=0)[0]], host())
+        self.delete = _DELETER(code.get_function_address("torch_hlo_give_back"))
+        take = code.get_function_address("torch_hlo_given_back")
+        self.take = ctypes.PYFUNCTYPE(ctypes.c_void_p)(take)
+        code.detach()
+        _python.Py_IncRef(ctypes.py_object(self))  # others may hold arrays when Python has ended
 
     def add(self, managed: _Managed, dims: object, release: Callable[[], None]) -> int:
         address = ctypes.addressof(managed)
         self.held[address] = managed, dims, release
         return address
 
-    def drop(self, address: int) -> None:
-        _, _, release = self.held.pop(address)
-        release()
+    def clear(self, _: object = None) -> int:
+        """Drop what has been given back."""
+        address = self.take()
+        while address:
+            managed, _, release = self.held.pop(address)
+            address = managed.context
+            release()
+        return 0
 
 
-EXPORTS = _Exports()
+def _address(function: Any) -> int | None:
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
-@_DELETER
-def _delete(managed: int) -> None:
-    EXPORTS.drop(managed)
+exports = functools.cache(_Exports)
 
 
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def _drop(capsule: int) -> None:
     """Nobody has taken what was in the capsule."""
     if _dying_is(capsule, _FRESH):
-        _delete(_dying_pointer(capsule, _FRESH))
+        exports().delete(_dying_pointer(capsule, _FRESH))
 
 
 def export(array: Array, release: Callable[[], None]) -> object:
@@ -145,8 +199,9 @@ def export(array: Array, release: Callable[[], None]) -> object:
         None,
         0,
     )
-    managed = _Managed(tensor, None, _delete)
-    address = EXPORTS.add(managed, dims, release)
+    exports().clear()
+    managed = _Managed(tensor, None, exports().delete)
+    address = exports().add(managed, dims, release)
     return _new(address, _FRESH, ctypes.cast(_drop, ctypes.c_void_p))
 
 
