@@ -26,7 +26,6 @@ from torch_hlo.hlo.ir import (
     Size,
     build as b,
     instr,
-    lost_effect,
     needs,
     parameters_of,
     postorder,
@@ -165,12 +164,9 @@ class Converter:
             shardings,
         )
         self.active: list[str] = []
-        # custom calls with effects, and where they stand
-        self.effects: list[tuple[int, Instruction]] = []
+        self.effects: list[Instruction] = []  # custom calls that have some
         # functions, and their effects
-        self.computations: dict[
-            tuple[Any, ...], tuple[Computation, list[tuple[int, Instruction]]]
-        ] = {}
+        self.computations: dict[tuple[Any, ...], tuple[Computation, list[Instruction]]] = {}
         # Sizes that captured integers of the region being converted are known to hold.
         self.known: dict[Instruction, list[Size]] = {}
 
@@ -214,9 +210,6 @@ class Converter:
                     root,
                     tuple(w or self.shardings.open(x.rank) for w, x in zip(wanted, results)),
                 )
-        for position, x in self.effects:
-            if lost := lost_effect(root, x):
-                raise self.s.error(lost, position)
         return Module(
             name,
             Computation(entry_name, tuple(params), root),
@@ -286,7 +279,7 @@ class Converter:
             known = len(self.effects)
             results = self.operation(op, scope)
             if len(self.effects) > known:
-                carriers.append((results or [self.effects[-1][1]])[0])
+                carriers.append((results or self.effects[-1:])[0])
         raise self.s.error(
             "this block does not end in a return",
             block.ops[-1].position if block.ops else self.s.pos,

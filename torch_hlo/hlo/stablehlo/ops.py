@@ -708,7 +708,7 @@ def _custom_call(c: Context) -> Made:
         sharding=sharding or None,  # no arrays, no places
     )
     if has_effect(x):
-        c.converter.effects.append((c.op.position, x))
+        c.converter.effects.append(x)
     return [x] if len(shapes) == 1 else unpacked(x, len(shapes))
 
 
