@@ -40,10 +40,12 @@ class HloGenerator(_CpuGenerator):
     """Counter-based generator of the hlo device. State: seed and the number of random ops so
     far."""
 
+    inside: str  # what is recorded as a function: its draws count from 0
+
     def __new__(cls, device=None) -> HloGenerator:
         self = tensors.generator_new(cls)
         self._seed, self._offset = 67280421310721, 0  # PyTorch's default seed
-        self.inside = ""  # what is recorded as a function: its draws count from 0
+        self.inside = ""
         # Two threads that draw get two offsets. Nothing is taken under it.
         self._lock = threading.Lock()
         session.current().generators[self._cdata] = self
