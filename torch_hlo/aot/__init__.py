@@ -25,9 +25,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_hlo import export
-from torch_hlo.aot import link
-from torch_hlo.aot.link import LinkError
-from torch_hlo.aot.loaded import LibraryError, Loaded, load
 from torch_hlo.compiler.aot import abi
 from torch_hlo.compiler.aot.library import (
     Array,
@@ -39,6 +36,10 @@ from torch_hlo.compiler.aot.library import (
 from torch_hlo.compiler.llvm import PLATFORMS, platform_target
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Module
+
+from . import link
+from .link import LinkError
+from .loaded import LibraryError, Loaded, load
 
 _SUFFIXES = {".so": "elf", ".wasm": "wasm", ".o": ""}
 

@@ -23,8 +23,9 @@ def install_as_torch_xla():
 
     Call it before the first tensor of the device is made. Raises RuntimeError where the real
     torch_xla is installed or has been imported: it is never shadowed."""
-    from torch_hlo.compat import modules, spawning, xla_model
     from torch_hlo.lazy import install
+
+    from . import modules, spawning, xla_model
 
     found = sys.modules.get("torch_xla")
     if isinstance(found, modules.Names):

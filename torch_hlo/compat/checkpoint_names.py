@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.utils import _pytree as pytree
 
-from torch_hlo.compat import sharding_names
-from torch_hlo.compat.sharding_names import prime_optimizer
 from torch_hlo.distributed import checkpoint as checkpoints
 from torch_hlo.lazy.record import HloTensor
+
+from . import sharding_names
+from .sharding_names import prime_optimizer
 
 _CpuShards = checkpoints.Spread
 

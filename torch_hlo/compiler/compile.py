@@ -11,20 +11,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from torch_hlo.compiler.codegen import Program
-from torch_hlo.compiler.codegen.computation import emit_entry
-from torch_hlo.compiler.codegen.early_kernels import ahead
-from torch_hlo.compiler.codegen.profile import Profile
-from torch_hlo.compiler.gpu.gpu_program import GpuProgram, Kernel
-from torch_hlo.compiler.gpu.image import device_image
-from torch_hlo.compiler.gpu.target import GpuTarget
-from torch_hlo.compiler.llvm import CpuTarget, Target, host
-from torch_hlo.compiler.llvm.machine_code import Objects
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Module, outputs
 
-from .codegen import index
+from .codegen import Program, index
+from .codegen.computation import emit_entry
+from .codegen.early_kernels import ahead
+from .codegen.profile import Profile
 from .executable import Executable
+from .gpu.gpu_program import GpuProgram, Kernel
+from .gpu.image import device_image
+from .gpu.target import GpuTarget
+from .llvm import CpuTarget, Target, host
+from .llvm.machine_code import Objects
 from .thresholds import MANY_INSTRUCTIONS
 
 _RECURSION = 200_000  # fused expressions may be deep

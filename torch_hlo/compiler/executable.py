@@ -12,11 +12,12 @@ import struct
 from dataclasses import astuple
 from typing import Any
 
-from torch_hlo.compiler.codegen import HostCall
-from torch_hlo.compiler.codegen.block import FIXED_WORDS, Packing
-from torch_hlo.compiler.gpu.gpu_program import Kernel, LibraryProduct, TensorMap
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import DTYPES, Ints, Shape, Size, parse_dim
+
+from .codegen import HostCall
+from .codegen.block import FIXED_WORDS, Packing
+from .gpu.gpu_program import Kernel, LibraryProduct, TensorMap
 
 MAGIC = b"torch_hlo executable\0"
 VERSION = 9

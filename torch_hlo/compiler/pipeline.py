@@ -14,40 +14,40 @@ from typing import Any
 import numpy as np
 
 from torch_hlo import config
-from torch_hlo.compiler.attention.attention import attention, on_grid as attention_on_grid
-from torch_hlo.compiler.attention.attention_match import attention_match
-from torch_hlo.compiler.attention.attention_operands import attention_operands
-from torch_hlo.compiler.collectives.collective_async import collective_async
-from torch_hlo.compiler.control.loop_fill import loop_fill
-from torch_hlo.compiler.control.loop_rows import loop_rows
-from torch_hlo.compiler.convolution.conv_layout import conv_layout, for_matrix_units
-from torch_hlo.compiler.convolution.conv_narrow import conv_narrow
-from torch_hlo.compiler.convolution.conv_planar import conv_planar
-from torch_hlo.compiler.fourier.fourier import fourier
-from torch_hlo.compiler.fusion.fusion import fusion
-from torch_hlo.compiler.gather.scatter_fusion import scatter_fusion
-from torch_hlo.compiler.gpu.target import GpuTarget
-from torch_hlo.compiler.linalg.linalg import linalg
-from torch_hlo.compiler.llvm import CpuTarget, Target, host
-from torch_hlo.compiler.matmul.dot_canon import dot_canon
-from torch_hlo.compiler.matmul.dot_merge import dot_merge
-from torch_hlo.compiler.matmul.dot_narrow import dot_narrow, group_products
-from torch_hlo.compiler.schedule.memory import Assignment, assign
-from torch_hlo.compiler.schedule.plan import Plan
-from torch_hlo.compiler.schedule.rematerialize import rematerialize
-from torch_hlo.compiler.schedule.schedule import schedule
-from torch_hlo.compiler.simplify.algebra import algebra
-from torch_hlo.compiler.simplify.dce import dce
-from torch_hlo.compiler.simplify.fold import fold
-from torch_hlo.compiler.simplify.legalize import legalize
-from torch_hlo.compiler.simplify.reshape_motion import reshape_motion
-from torch_hlo.compiler.sort.partial_sort import partial_sort
-from torch_hlo.compiler.window.window_gradient import window_gradient
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Computation, Instruction, Module, Shape, numpy_dtype, symbols
 from torch_hlo.hlo.ir.verify import verify
 
+from .attention.attention import attention, on_grid as attention_on_grid
+from .attention.attention_match import attention_match
+from .attention.attention_operands import attention_operands
+from .collectives.collective_async import collective_async
+from .control.loop_fill import loop_fill
+from .control.loop_rows import loop_rows
+from .convolution.conv_layout import conv_layout, for_matrix_units
+from .convolution.conv_narrow import conv_narrow
+from .convolution.conv_planar import conv_planar
+from .fourier.fourier import fourier
+from .fusion.fusion import fusion
+from .gather.scatter_fusion import scatter_fusion
+from .gpu.target import GpuTarget
 from .hlo_pass import Pass, fixpoint, hlo_pass
+from .linalg.linalg import linalg
+from .llvm import CpuTarget, Target, host
+from .matmul.dot_canon import dot_canon
+from .matmul.dot_merge import dot_merge
+from .matmul.dot_narrow import dot_narrow, group_products
+from .schedule.memory import Assignment, assign
+from .schedule.plan import Plan
+from .schedule.rematerialize import rematerialize
+from .schedule.schedule import schedule
+from .simplify.algebra import algebra
+from .simplify.dce import dce
+from .simplify.fold import fold
+from .simplify.legalize import legalize
+from .simplify.reshape_motion import reshape_motion
+from .sort.partial_sort import partial_sort
+from .window.window_gradient import window_gradient
 
 Dump = Callable[[str, Module, float], None]
 Aliases = Sequence[tuple[int, int]]

@@ -135,7 +135,8 @@ class _Exports:
     def __init__(self) -> None:
         from torch_hlo.compiler.llvm import host
         from torch_hlo.compiler.llvm.machine_code import machine_code
-        from torch_hlo.device.cpu.engine import engine
+
+        from .cpu.engine import engine
 
         self.held: dict[int, tuple[_Managed, object, Callable[[], None]]] = {}
         self.head = ctypes.c_uint64()

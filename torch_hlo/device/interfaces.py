@@ -16,7 +16,7 @@ from . import dlpack
 from .memory import HOST_POOL, Buffer, Memory, Pool
 
 if TYPE_CHECKING:
-    from torch_hlo.device.gpu.driver import Driver
+    from .gpu.driver import Driver
 
 Observe = Callable[[str, object], None]
 

@@ -16,13 +16,13 @@ from queue import SimpleQueue
 from typing import Any
 
 from torch_hlo import config
-from torch_hlo.device.cpu.workers import WORKERS
 from torch_hlo.hlo.evaluate.communication import collectives
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.sharding import collective
 from torch_hlo.hlo.sharding.collective import Alone, Collective, Communicator
 from torch_hlo.hlo.sharding.rendezvous import Rendezvous
 
+from .cpu.workers import WORKERS
 from .interfaces import Program
 from .memory import Buffer
 

@@ -25,7 +25,7 @@ from .interfaces import Backend, Observe, Program
 from .memory import HOST_POOL, Buffer, Memory, Pool
 
 if TYPE_CHECKING:
-    from torch_hlo.device.gpu.driver import Driver
+    from .gpu.driver import Driver
 
 # Modules with a function `backend`, loaded when first used. Others are named by their modules, as
 # in TORCH_HLO_DEVICE=test.ptx.driver

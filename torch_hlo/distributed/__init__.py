@@ -11,11 +11,13 @@ In: tensors, models, optimizers. Out: annotated tensors, prices of plans, checkp
 lazy/, lowering/, compiler/, device/ and hlo/.
 """
 
-from torch_hlo.distributed import checkpoint
-from torch_hlo.distributed.annotate import clear_sharding, mark_sharding, sharding_of
-from torch_hlo.distributed.mesh import Dim, Mesh, PartitionSpec, get_1d_mesh
-from torch_hlo.distributed.report import programs, report, total
-from torch_hlo.distributed.simulate import (
+from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
+
+from . import checkpoint
+from .annotate import clear_sharding, mark_sharding, sharding_of
+from .mesh import Dim, Mesh, PartitionSpec, get_1d_mesh
+from .report import programs, report, total
+from .simulate import (
     A100,
     H100,
     TPU_V4,
@@ -25,7 +27,7 @@ from torch_hlo.distributed.simulate import (
     compare,
     simulate,
 )
-from torch_hlo.distributed.tactics import (
+from .tactics import (
     Plan,
     data_parallel,
     fsdp,
@@ -33,11 +35,10 @@ from torch_hlo.distributed.tactics import (
     sequence_parallel,
     zero1,
 )
-from torch_hlo.distributed.visualize import (
+from .visualize import (
     visualize_sharding,
     visualize_tensor_sharding,
 )
-from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
 
 __all__ = [
     "A100", "Dim", "H100", "Link", "Machine", "Mesh", "PartitionSpec", "Plan", "Sharding",

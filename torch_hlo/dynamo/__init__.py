@@ -17,6 +17,6 @@ def __getattr__(name: str) -> Any:
     """`hlo` and `OPTIONS` import Dynamo, which takes longer than a first step."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from torch_hlo.dynamo import backend
+    from . import backend
 
     return getattr(backend, name)

@@ -2,11 +2,11 @@
 
 import re
 
-from torch_hlo.hlo.bytecode import MAGIC, parse_bytecode
-from torch_hlo.hlo.ir.instruction import Module
-from torch_hlo.hlo.ir.verify import verify
-from torch_hlo.hlo.stablehlo import parse_stablehlo
-from torch_hlo.hlo.text.parser import parse_module
+from .bytecode import MAGIC, parse_bytecode
+from .ir.instruction import Module
+from .ir.verify import verify
+from .stablehlo import parse_stablehlo
+from .text.parser import parse_module
 
 _MLIR = re.compile(
     r"\s*(?://[^\n]*\n\s*)*"

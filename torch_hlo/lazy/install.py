@@ -42,11 +42,11 @@ def register() -> None:
     from torch_hlo import (
         lowering,
     )  # fills the table of lowerings, which dispatch consults
-    from torch_hlo.lazy.run.device_engine import DeviceEngine
 
     from .aten import dispatch
     from .ops import composites, encoder, optimizer_state
     from .record import exchange, generator, handlers, inference, serialization, session, tensor
+    from .run.device_engine import DeviceEngine
 
     engine = session.current().engine = DeviceEngine()
     handlers.MAKERS.insert(0, _communication)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from torch_hlo.lazy.record import Array, HloTensor
 from torch_hlo.pytorch import tracing
+
+from .record import Array, HloTensor
 
 _through: list[tuple[Callable, tuple[type, ...]]] = []  # see `trace_through`
 

@@ -6,8 +6,8 @@ nn, spmd (core alone), fx (graphs of torch.compile, imported by those who have a
 
 # ruff: noqa: F401
 
-from torch_hlo.lowering.linalg import distance, fft, lapack_ops, linalg, matmul, quantized
-from torch_hlo.lowering.nn import (
+from .linalg import distance, fft, lapack_ops, linalg, matmul, quantized
+from .nn import (
     attention,
     attention_weights,
     bag,
@@ -21,7 +21,7 @@ from torch_hlo.lowering.nn import (
     softmax,
     upsample,
 )
-from torch_hlo.lowering.pointwise import (
+from .pointwise import (
     activation,
     bessel,
     binary,
@@ -30,9 +30,9 @@ from torch_hlo.lowering.pointwise import (
     quantize,
     special,
 )
-from torch_hlo.lowering.random import distributions
-from torch_hlo.lowering.reduction import reduce
-from torch_hlo.lowering.shape import (
+from .random import distributions
+from .reduction import reduce
+from .shape import (
     create,
     cumulative,
     index,
@@ -41,4 +41,4 @@ from torch_hlo.lowering.shape import (
     unfold,
     view,
 )
-from torch_hlo.lowering.spmd import collective, sharding
+from .spmd import collective, sharding

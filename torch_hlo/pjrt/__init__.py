@@ -10,6 +10,6 @@ memory. JAX finds `torch_hlo_jax` by the entry point in the group `jax_plugins`,
 * `jax_side.py`: what JAX is told beside the C API.
 """
 
-from torch_hlo.pjrt.jax_side import initialize
+from .jax_side import initialize
 
 __all__ = ["initialize"]

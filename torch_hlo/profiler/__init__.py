@@ -13,8 +13,8 @@
 asked for, counters in compiled code. Out: tables, pages, traces. Imports device/, lazy/ and pages/.
 """
 
-from torch_hlo.profiler.recorded import Recording, record
-from torch_hlo.profiler.steps import (
+from .recorded import Recording, record
+from .steps import (
     Limits,
     Line,
     Report,

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field
 
-from torch_hlo.compiler.codegen.block import ARENA, CONSTANTS, FIXED_WORDS, HOST
-from torch_hlo.compiler.codegen.program import emit_size
-from torch_hlo.compiler.llvm import Function, Int, literal, signature
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Dim, Size
 
+from ..codegen.block import ARENA, CONSTANTS, FIXED_WORDS, HOST
+from ..codegen.program import emit_size
+from ..llvm import Function, Int, literal, signature
 from .abi import DTYPE_CODES, ERRORS, MESSAGE_BYTES, SLACK, TENSOR, Array
 
 _CODES = {name: i for i, name in enumerate(ERRORS)}

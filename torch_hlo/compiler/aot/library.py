@@ -16,14 +16,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from torch_hlo.compiler.codegen import CodegenError, HostCall, Program
-from torch_hlo.compiler.compile import emit
-from torch_hlo.compiler.llvm import CpuTarget
-from torch_hlo.compiler.llvm.machine_code import machine_code, prelude
-from torch_hlo.compiler.pipeline import optimize
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Dim, Module, Size, called, outputs, postorder, substitute, symbol
 
+from ..codegen import CodegenError, HostCall, Program
+from ..compile import emit
+from ..llvm import CpuTarget
+from ..llvm.machine_code import machine_code, prelude
+from ..pipeline import optimize
 from . import abi, runtime
 from .abi import ARRAY, KINDS, MODEL, Array
 from .check import WEIGHTS_HEAD, Condition, Interface, escaped, model_functions

@@ -4,7 +4,7 @@ none of libc or libm."""
 import platform
 from collections.abc import Iterable, Sequence
 
-from torch_hlo.compiler.llvm import CpuTarget, libm
+from ..llvm import CpuTarget, libm
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 # LLVM's name -> (leaf, subleaf, register, bit) of cpuid (Intel SDM, volume 2A); features that every

@@ -32,7 +32,6 @@ import math
 from dataclasses import replace
 from typing import Generic, Literal, TypeVar, cast
 
-from torch_hlo.compiler.hlo_pass import Pass, hlo_pass
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Instruction,
@@ -46,6 +45,8 @@ from torch_hlo.hlo.ir import (
     row_major_strides,
     rules,
 )
+
+from ..hlo_pass import Pass, hlo_pass
 
 FLOATS = ("f32", "bf16", "f16")
 # query rows and columns on a grid: below, products with few rows and a row kernel do as well

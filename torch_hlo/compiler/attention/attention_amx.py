@@ -12,14 +12,14 @@ import math as numbers
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from torch_hlo.compiler.codegen import Program, load_real, store
-from torch_hlo.compiler.llvm import Int, float_constant, math
-from torch_hlo.compiler.llvm.scalar import STORAGE
-from torch_hlo.compiler.matmul.amx_kernels import BLOCK, ELEMENTS, tiles
-from torch_hlo.compiler.matmul.gemm_amx import AmxGemm
-from torch_hlo.compiler.matmul.tile import Tile, lane_mask
 from torch_hlo.hlo.ir import Size, ceildiv
 
+from ..codegen import Program, load_real, store
+from ..llvm import Int, float_constant, math
+from ..llvm.scalar import STORAGE
+from ..matmul.amx_kernels import BLOCK, ELEMENTS, tiles
+from ..matmul.gemm_amx import AmxGemm
+from ..matmul.tile import Tile, lane_mask
 from .attention import Attention
 from .attention_kernel import LOG2E, Arrays, AttentionKernel, block_of, items_of_heads
 

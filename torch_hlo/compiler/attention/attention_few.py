@@ -7,12 +7,12 @@ two."""
 
 import math as numbers
 
-from torch_hlo.compiler.codegen import load_real
-from torch_hlo.compiler.llvm import Int, math
-from torch_hlo.compiler.llvm.scalar import STORAGE
-from torch_hlo.compiler.matmul.tile import Tile, lane_mask, transposed
 from torch_hlo.hlo.ir import Size, ceildiv
 
+from ..codegen import load_real
+from ..llvm import Int, math
+from ..llvm.scalar import STORAGE
+from ..matmul.tile import Tile, lane_mask, transposed
 from .attention import Attention
 from .attention_kernel import LOG2E, AttentionKernel
 

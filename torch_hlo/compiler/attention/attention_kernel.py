@@ -7,13 +7,13 @@ import math as numbers
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from torch_hlo.compiler.codegen import Program, Writer, load_real
-from torch_hlo.compiler.llvm import Int, Typed, math, signature
-from torch_hlo.compiler.llvm.scalar import STORAGE
-from torch_hlo.compiler.matmul.tile import Tile, lane_mask
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Dim, Instruction, Size, ceildiv
 
+from ..codegen import Program, Writer, load_real
+from ..llvm import Int, Typed, math, signature
+from ..llvm.scalar import STORAGE
+from ..matmul.tile import Tile, lane_mask
 from .attention import Attention, Bias, inner, known_attention
 from .attention_term import FLOAT_MAX, REPLACED, Term, term
 

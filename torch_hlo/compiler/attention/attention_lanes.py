@@ -22,12 +22,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torch_hlo.compiler.codegen import Program, Writer, load_real
-from torch_hlo.compiler.llvm import Int
-from torch_hlo.compiler.llvm.scalar import STORAGE
-from torch_hlo.compiler.matmul.tile import Tile, lane_mask, splat, transposed
 from torch_hlo.hlo.ir import Size, ceildiv
 
+from ..codegen import Program, Writer, load_real
+from ..llvm import Int
+from ..llvm.scalar import STORAGE
+from ..matmul.tile import Tile, lane_mask, splat, transposed
 from .attention import Attention
 from .attention_kernel import Arrays, AttentionKernel, block_of
 

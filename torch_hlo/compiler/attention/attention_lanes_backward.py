@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch_hlo.compiler.codegen import Writer, load_real
-from torch_hlo.compiler.llvm import Int, math
-from torch_hlo.compiler.matmul.tile import Tile, lane_mask, splat, transposed
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Size, ceildiv
 
+from ..codegen import Writer, load_real
+from ..llvm import Int, math
+from ..matmul.tile import Tile, lane_mask, splat, transposed
 from .attention import Attention
 from .attention_kernel import LOG2E, items_of_heads
 from .attention_lanes import nothing

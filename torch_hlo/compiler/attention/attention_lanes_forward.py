@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math as numbers
 
-from torch_hlo.compiler.codegen import Writer
-from torch_hlo.compiler.llvm import Int, math
-from torch_hlo.compiler.matmul.tile import Tile
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Size, ceildiv
 
+from ..codegen import Writer
+from ..llvm import Int, math
+from ..matmul.tile import Tile
 from .attention import Attention
 from .attention_kernel import LOG2E, block_of
 from .attention_lanes import QUERIES, nothing

@@ -6,11 +6,11 @@ from __future__ import annotations
 import math as numbers
 from collections.abc import Callable
 
-from torch_hlo.compiler.codegen import Writer
-from torch_hlo.compiler.llvm import Int
-from torch_hlo.compiler.matmul.tile import splat, transposed
 from torch_hlo.hlo.ir import ceildiv
 
+from ..codegen import Writer
+from ..llvm import Int
+from ..matmul.tile import splat, transposed
 from .attention_lanes import TERM_KEYS, LaneKernel
 from .attention_term import REPLACED
 

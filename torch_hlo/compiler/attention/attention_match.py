@@ -22,7 +22,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -40,6 +39,7 @@ from torch_hlo.hlo.ir import (
     users,
 )
 
+from ..hlo_pass import hlo_pass, over_computations
 from .attention import attention_of, marked_weights
 from .attention_meaning import HIDDEN, as_f32, meaning, repeated, scaled
 from .attention_roles import ELEMENTWISE, Product, Role, Roles, Unknown, bare, is_view, need, turned

@@ -11,8 +11,6 @@ Forward and backward compute them again; nobody keeps an array of rows x columns
 arrays: what is repeated over heads is computed once.
 """
 
-from torch_hlo.compiler.fusion import fusion_table as table
-from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -25,6 +23,8 @@ from torch_hlo.hlo.ir import (
     rewrite_bottom_up,
 )
 
+from ..fusion import fusion_table as table
+from ..hlo_pass import hlo_pass, over_computations
 from .attention import attention_of, known_attention
 
 _USUAL = 256  # of a symbolic size

@@ -8,11 +8,11 @@ compiler/attention/attention.py) is one parallel step:
     attention_lanes*.py  every other type and machine
 """
 
-from torch_hlo.compiler.codegen import Program
-from torch_hlo.compiler.llvm import Target
-from torch_hlo.compiler.matmul.tile import product_tile
 from torch_hlo.hlo.ir import Instruction, Size
 
+from ..codegen import Program
+from ..llvm import Target
+from ..matmul.tile import product_tile
 from . import attention_amx, attention_few
 from .attention import MIN_SIZE, Attention, known_attention, merged
 from .attention_kernel import AttentionKernel, arrays_of, sizes_of

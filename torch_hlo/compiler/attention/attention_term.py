@@ -16,11 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch_hlo.compiler.codegen import Kernel, Planner, Program, index as ix
-from torch_hlo.compiler.codegen.loop_plan import widest_bits
-from torch_hlo.compiler.llvm import Function, Int, Target
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Dim, Instruction, Ints, Size, build as b, postorder
+
+from ..codegen import Kernel, Planner, Program, index as ix
+from ..codegen.loop_plan import widest_bits
+from ..llvm import Function, Int, Target
 
 REPLACED = math.inf  # added to a score: it is the fill
 FLOAT_MAX = 3.4028234663852886e38

@@ -3,9 +3,9 @@ see gpu_attention_kernel.py for the kernels."""
 
 from __future__ import annotations
 
-from torch_hlo.compiler.gpu.gpu_program import GpuProgram
 from torch_hlo.hlo.ir import Instruction
 
+from ..gpu.gpu_program import GpuProgram
 from . import gpu_attention_fma, gpu_attention_mma
 from .attention import known_attention
 from .attention_kernel import symbolic_sizes

@@ -7,10 +7,10 @@ through shared memory in slices of 16 along what is summed over; elements outsid
 
 import math as numbers
 
-from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.llvm import Int, math
 from torch_hlo.hlo.ir import Size, ceildiv
 
+from ..gpu.gpu_program import GpuProgram
+from ..llvm import Int, math
 from .attention import Attention
 from .gpu_attention_kernel import BLOCK, EACH, WIDTHS, AttentionKernel, Matrix
 

@@ -15,15 +15,15 @@ from __future__ import annotations
 import math as numbers
 from collections.abc import Callable
 
-from torch_hlo.compiler.codegen import load_real
-from torch_hlo.compiler.gpu.exchange import Exchange
-from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.llvm import Int, signature
-from torch_hlo.compiler.llvm.scalar import STORAGE
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Size, ceildiv
 
+from ..codegen import load_real
+from ..gpu.exchange import Exchange
+from ..gpu.gpu_program import GpuProgram
+from ..gpu.gpu_writer import GpuWriter
+from ..llvm import Int, signature
+from ..llvm.scalar import STORAGE
 from .attention import Attention, N
 from .attention_kernel import named, symbolic_sizes
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 import math as numbers
 from collections.abc import Callable
 
-from torch_hlo.compiler.gpu import ptx
-from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.gpu.target import GpuTarget, machine
-from torch_hlo.compiler.gpu.words import Words
-from torch_hlo.compiler.llvm import Int, math
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Size, ceildiv
 
+from ..gpu import ptx
+from ..gpu.gpu_program import GpuProgram
+from ..gpu.target import GpuTarget, machine
+from ..gpu.words import Words
+from ..llvm import Int, math
 from .attention import Attention, N
 from .gpu_attention_kernel import BLOCK, WIDTHS, AttentionKernel, Matrix
 

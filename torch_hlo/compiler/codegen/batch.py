@@ -13,10 +13,10 @@ The kernels themselves are the same code, called on ranges of the same grain: no
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from torch_hlo.compiler.llvm import Function
-from torch_hlo.compiler.thresholds import RANGE_PS
 from torch_hlo.hlo.ir import Instruction
 
+from ..llvm import Function
+from ..thresholds import RANGE_PS
 from .block import Places, Span
 from .program import Program, Row
 from .registry import POINTWISE

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.compiler.schedule import memory
-from torch_hlo.compiler.schedule.memory import Slot, Slots
-from torch_hlo.compiler.schedule.plan import Plan, plan
-from torch_hlo.compiler.thresholds import STEPS_PER_FUNCTION
 from torch_hlo.hlo.ir import Computation, Instruction, Ints, fixed
 
+from ..schedule import memory
+from ..schedule.memory import Slot, Slots
+from ..schedule.plan import Plan, plan
+from ..thresholds import STEPS_PER_FUNCTION
 from .batch import batch, groups
 from .block import Place, Places, leaves
 from .program import Program, StepProfile

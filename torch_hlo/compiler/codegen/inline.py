@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch_hlo.compiler.llvm import Emit, Function, Int, Target, Unit, scalar
-from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.hlo.ir import Computation, Instruction, Size
 
+from ..llvm import Emit, Function, Int, Target, Unit, scalar
+from ..llvm.scalar import STORAGE, Value
 from . import index as ix
 from .kernel import Kernel
 from .kernel_values import Level

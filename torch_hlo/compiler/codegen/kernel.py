@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from torch_hlo.compiler.llvm import Emit
 from torch_hlo.hlo.ir import Size
 
+from ..llvm import Emit
 from .index import Index, Var, of, variable
 from .kernel_values import KernelValues, Level
 from .program import Program

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch_hlo.compiler.llvm import Emit, Target, Unit, literal, scalar, transposed
-from torch_hlo.compiler.llvm.scalar import STORAGE, Storage, Value
-from torch_hlo.compiler.thresholds import AHEAD_BYTES, STREAMED_BYTES
 from torch_hlo.hlo.ir import Dim, Instruction, Size, fixed
 
+from ..llvm import Emit, Target, Unit, literal, scalar, transposed
+from ..llvm.scalar import STORAGE, Storage, Value
+from ..thresholds import AHEAD_BYTES, STREAMED_BYTES
 from .block import CodegenError
 from .index import Index, Var, below, combine, constant, linear, of
 from .registry import VALUES

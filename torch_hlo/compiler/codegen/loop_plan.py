@@ -8,11 +8,11 @@ that a reshape cuts is split where the reshape cuts it."""
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from torch_hlo.compiler.llvm import Emit, Unit
-from torch_hlo.compiler.llvm.scalar import Value
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import DTYPES, OPCODES, Instruction, Size
 
+from ..llvm import Emit, Unit
+from ..llvm.scalar import Value
 from . import index as ix
 from .block import CodegenError
 from .index import Index, Var

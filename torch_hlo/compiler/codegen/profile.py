@@ -18,10 +18,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from torch_hlo.compiler.llvm import system
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import META, Instruction, Shape, Size, called, fixed
 
+from ..llvm import system
 from .program import Program
 
 CLOCKS = {"wall": 1, "thread": 3}  # CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID

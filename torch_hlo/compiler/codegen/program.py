@@ -26,8 +26,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from torch_hlo.compiler.llvm import Function, Target
-from torch_hlo.compiler.thresholds import LARGE_SCRATCH
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     META,
@@ -45,6 +43,8 @@ from torch_hlo.hlo.ir import (
     symbol,
 )
 
+from ..llvm import Function, Target
+from ..thresholds import LARGE_SCRATCH
 from .block import (
     ALIGNMENT,
     ARENA,

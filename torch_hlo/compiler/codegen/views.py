@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch_hlo.compiler.llvm import scalar
-from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.hlo.ir import DTYPES, Instruction, Size
 
+from ..llvm import scalar
+from ..llvm.scalar import STORAGE, Value
 from . import index as ix
 from .block import CodegenError
 from .index import Index

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch_hlo.compiler.hlo_pass import Pass, hlo_pass, over_computations
 from torch_hlo.hlo.ir import (
     DTYPES,
     Computation,
@@ -28,6 +27,8 @@ from torch_hlo.hlo.ir import (
     users,
 )
 from torch_hlo.hlo.sharding.factors import reducer
+
+from ..hlo_pass import Pass, hlo_pass, over_computations
 
 MOVES = frozenset("all-gather all-to-all collective-permute".split())  # these only move elements
 Rule = Callable[[Instruction, Callable[[Instruction], int]], Instruction | None]

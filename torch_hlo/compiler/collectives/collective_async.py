@@ -8,9 +8,10 @@ The schedule starts each as early as its operands allow and waits as late as its
 
 from __future__ import annotations
 
-from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import Computation, Instruction, Module, instr, rewrite_bottom_up, tuple_shape
 from torch_hlo.hlo.ir.infer import result
+
+from ..hlo_pass import hlo_pass, over_computations
 
 SPLIT = frozenset(("all-gather", "all-reduce", "collective-permute"))
 

@@ -9,7 +9,6 @@ reduce-scatter has one operand (in StableHLO too), so several travel side by sid
 whose row i is for the group's i-th device.
 """
 
-from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -21,6 +20,8 @@ from torch_hlo.hlo.ir import (
     postorder,
     replace,
 )
+
+from ..hlo_pass import hlo_pass, over_computations
 
 COMBINED = frozenset(("all-reduce", "all-gather", "reduce-scatter"))
 THRESHOLD = 4 << 20  # bytes of the operands of one combined collective

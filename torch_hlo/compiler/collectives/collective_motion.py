@@ -3,7 +3,6 @@
 while (w, …) { full = all-gather(w); … }   ->   full = all-gather(w); while (w, full, …) { … }
 """
 
-from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import (
     OPCODES,
     Computation,
@@ -16,6 +15,8 @@ from torch_hlo.hlo.ir import (
     rewrite_bottom_up,
     tuple_shape,
 )
+
+from ..hlo_pass import hlo_pass, over_computations
 
 MOVED = frozenset(
     "all-gather all-reduce reduce-scatter all-to-all collective-permute"

@@ -11,10 +11,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from torch_hlo.compiler.codegen import Program, leaves
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.sharding import collective
 from torch_hlo.hlo.sharding.collective import Collective
+
+from ..codegen import Program, leaves
 
 
 def exchange(program: Program, x: Instruction) -> None:

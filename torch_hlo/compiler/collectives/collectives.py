@@ -1,7 +1,6 @@
 """What becomes of a per-device program's collectives, in this order."""
 
-from torch_hlo.compiler.hlo_pass import Pass
-
+from ..hlo_pass import Pass
 from .collective_algebra import COLLECTIVE_ALGEBRA
 from .collective_combine import collective_combine
 from .collective_motion import collective_motion

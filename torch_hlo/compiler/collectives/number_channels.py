@@ -3,7 +3,6 @@ which devices meet."""
 
 from __future__ import annotations
 
-from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -13,6 +12,8 @@ from torch_hlo.hlo.ir import (
     replace,
     with_computations,
 )
+
+from ..hlo_pass import hlo_pass
 
 
 @hlo_pass

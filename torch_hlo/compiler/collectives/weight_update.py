@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace as changed
 
-from torch_hlo.compiler.hlo_pass import Pass
 from torch_hlo.hlo.ir import (
     OPCODES,
     Computation,
@@ -35,6 +34,8 @@ from torch_hlo.hlo.sharding.sharding import (
     Sharding,
     ShardingError,
 )
+
+from ..hlo_pass import Pass
 
 _STRUCTURE = frozenset(("tuple", "broadcast", "reshape", "copy"))
 

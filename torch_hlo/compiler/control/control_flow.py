@@ -1,12 +1,12 @@
 """Control flow, and the steps that only name, order or copy values. Called computations become
 native functions."""
 
-from torch_hlo.compiler.codegen import CodegenError, Place, Program
-from torch_hlo.compiler.codegen.block import OWN, Places
-from torch_hlo.compiler.codegen.computation import emit_computation
-from torch_hlo.compiler.llvm import Function, signature
 from torch_hlo.hlo.ir import Computation, Dim, Instruction, fixed
 
+from ..codegen import CodegenError, Place, Program
+from ..codegen.block import OWN, Places
+from ..codegen.computation import emit_computation
+from ..llvm import Function, signature
 from .loop_fill import is_unwritten
 
 # bytes of a matrix that come from beyond the second cache in every turn: in the order in which they

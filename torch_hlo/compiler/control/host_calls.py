@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from torch_hlo.compiler.codegen import CodegenError, Place, Program
-from torch_hlo.compiler.codegen.block import Places
-from torch_hlo.compiler.codegen.registry import HOST_CALLS
-from torch_hlo.compiler.linalg import lapack as native
 from torch_hlo.hlo.evaluate import lapack
 from torch_hlo.hlo.ir import Instruction, Shape
 
+from ..codegen import CodegenError, Place, Program
+from ..codegen.block import Places
+from ..codegen.registry import HOST_CALLS
+from ..linalg import lapack as native
 from .control_flow import copy_places
 from .loop_fill import is_unwritten
 

@@ -8,7 +8,6 @@ zeros that it starts with, one array for all results of a shape, would be writte
 for each. AllocateBuffer is XLA's name for what the copies become; nothing computes it.
 """
 
-from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -19,6 +18,8 @@ from torch_hlo.hlo.ir import (
     rewrite_bottom_up,
     users,
 )
+
+from ..hlo_pass import hlo_pass, over_computations
 
 ALLOCATE = "AllocateBuffer"
 

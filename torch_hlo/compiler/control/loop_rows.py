@@ -14,7 +14,6 @@ of a product on: every instruction that has them has to be free along them.
 
 from collections.abc import Iterator
 
-from torch_hlo.compiler.hlo_pass import Pass
 from torch_hlo.hlo.ir import (
     OPCODES,
     Computation,
@@ -32,6 +31,8 @@ from torch_hlo.hlo.ir import (
     users,
 )
 from torch_hlo.hlo.sharding.factors import Factors, factors
+
+from ..hlo_pass import Pass
 
 # bytes that are read in every turn and still stay in a core's own cache: of cores with vectors of
 # 512 bits, whose caches hold 1 MB or more; of others

@@ -15,10 +15,13 @@ conv_direct.py; nothing is copied but those tiles, which stay in L2:
 
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen import Program
-from torch_hlo.compiler.conv_forms import digits_of, is_channels_last, sides
-from torch_hlo.compiler.llvm import Function, Int, signature
-from torch_hlo.compiler.matmul.amx_kernels import (
+from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import Instruction, Size, WindowDim, build, ceildiv, fixed, row_major_strides
+
+from ..codegen import Program
+from ..conv_forms import digits_of, is_channels_last, sides
+from ..llvm import Function, Int, signature
+from ..matmul.amx_kernels import (
     BLOCK,
     ELEMENTS,
     GAP,
@@ -26,12 +29,12 @@ from torch_hlo.compiler.matmul.amx_kernels import (
     configure,
     micro,
 )
-from torch_hlo.compiler.matmul.dot import emit_tree
-from torch_hlo.compiler.matmul.dot_task import Finish
-from torch_hlo.compiler.matmul.epilogue import Epilogue
-from torch_hlo.compiler.matmul.gemm_amx import AmxGemm, b_panel, pieces
-from torch_hlo.compiler.matmul.tile import lane_mask, masked_load
-from torch_hlo.compiler.thresholds import (
+from ..matmul.dot import emit_tree
+from ..matmul.dot_task import Finish
+from ..matmul.epilogue import Epilogue
+from ..matmul.gemm_amx import AmxGemm, b_panel, pieces
+from ..matmul.tile import lane_mask, masked_load
+from ..thresholds import (
     AMX_COLUMNS,
     CONV_AMX_GROUP,
     CONV_AMX_LEAST_RUN,
@@ -39,9 +42,6 @@ from torch_hlo.compiler.thresholds import (
     PANEL_STEPS,
     TABLE_BYTES,
 )
-from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Size, WindowDim, build, ceildiv, fixed, row_major_strides
-
 from .conv_direct import POINTERS, geometry, pointer_table, tile_pointers
 from .conv_pack import product, static_dims
 from .conv_winograd import define

@@ -16,23 +16,23 @@ zero: what is not a number there, times zero, spoils the sum, as it does where t
 import itertools
 from contextlib import ExitStack
 
-from torch_hlo.compiler.codegen import Program
-from torch_hlo.compiler.conv_forms import digits_of
-from torch_hlo.compiler.llvm import Function, Int, signature
-from torch_hlo.compiler.matmul.amx_kernels import (
+from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import Instruction, Ints, Window, build, ceildiv, fixed, row_major_strides
+
+from ..codegen import Program
+from ..conv_forms import digits_of
+from ..llvm import Function, Int, signature
+from ..matmul.amx_kernels import (
     BLOCK,
     ELEMENTS,
     WORDS,
     configure,
     micro,
 )
-from torch_hlo.compiler.matmul.dot import emit_tree
-from torch_hlo.compiler.matmul.gemm_amx import AmxGemm, b_panel, pieces
-from torch_hlo.compiler.matmul.tile import lane_mask, masked_load, transposed
-from torch_hlo.compiler.thresholds import GRADIENT_AMX_LEAST_RUN, ITEMS_PER_CORE
-from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, Window, build, ceildiv, fixed, row_major_strides
-
+from ..matmul.dot import emit_tree
+from ..matmul.gemm_amx import AmxGemm, b_panel, pieces
+from ..matmul.tile import lane_mask, masked_load, transposed
+from ..thresholds import GRADIENT_AMX_LEAST_RUN, ITEMS_PER_CORE
 from .conv_direct import register_tile
 from .conv_gradient import add_pieces
 from .conv_pack import product, static_dims

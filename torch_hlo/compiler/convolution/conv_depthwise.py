@@ -13,11 +13,14 @@ Nothing is transposed: alone, such a convolution is a read and a write of memory
 
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen import Program
-from torch_hlo.compiler.llvm import Function, Int, Loop, signature
-from torch_hlo.compiler.matmul.dot_task import Finish
-from torch_hlo.compiler.matmul.epilogue import Epilogue
-from torch_hlo.compiler.matmul.tile import (
+from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import Instruction, WindowDim, ceildiv, fixed, product
+
+from ..codegen import Program
+from ..llvm import Function, Int, Loop, signature
+from ..matmul.dot_task import Finish
+from ..matmul.epilogue import Epilogue
+from ..matmul.tile import (
     Tile,
     lane_mask,
     masked_load,
@@ -25,10 +28,7 @@ from torch_hlo.compiler.matmul.tile import (
     multiply_add,
     splat,
 )
-from torch_hlo.compiler.thresholds import COPIED_ROWS_BYTES, UNROLLED_TAPS
-from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, WindowDim, ceildiv, fixed, product
-
+from ..thresholds import COPIED_ROWS_BYTES, UNROLLED_TAPS
 from .conv_direct import register_tile
 from .conv_pack import static_dims
 

@@ -18,14 +18,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch_hlo.compiler.codegen import Program
-from torch_hlo.compiler.conv_forms import is_channels_last
-from torch_hlo.compiler.llvm import Function, Int, signature
-from torch_hlo.compiler.matmul.blocking import Partition, tile_heights
-from torch_hlo.compiler.matmul.dot_task import Finish
-from torch_hlo.compiler.matmul.epilogue import Epilogue
-from torch_hlo.compiler.matmul.micro_kernel import store_tile
-from torch_hlo.compiler.matmul.tile import (
+from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, dim_max, row_major_strides
+
+from ..codegen import Program
+from ..conv_forms import is_channels_last
+from ..llvm import Function, Int, signature
+from ..matmul.blocking import Partition, tile_heights
+from ..matmul.dot_task import Finish
+from ..matmul.epilogue import Epilogue
+from ..matmul.micro_kernel import store_tile
+from ..matmul.tile import (
     Tile,
     lane_mask,
     masked_load,
@@ -33,15 +36,12 @@ from torch_hlo.compiler.matmul.tile import (
     multiply_add,
     splat,
 )
-from torch_hlo.compiler.thresholds import (
+from ..thresholds import (
     CONV_B_BYTES,
     CONV_FINISHED,
     ITEMS_PER_CORE,
     TABLE_BYTES,
 )
-from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, dim_max, row_major_strides
-
 from .conv_pack import PACK_PARAMETERS, packing, product, usual
 
 POINTERS = 16  # entries of a row of the table of pointers

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch_hlo.compiler.codegen import Program
-from torch_hlo.compiler.conv_forms import digits_of
-from torch_hlo.compiler.llvm import Function, Int, signature
-from torch_hlo.compiler.matmul import blocking, micro_kernel
-from torch_hlo.compiler.matmul.dot_product import SPLITS, sum_parts
-from torch_hlo.compiler.matmul.tile import (
+from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, row_major_strides
+
+from ..codegen import Program
+from ..conv_forms import digits_of
+from ..llvm import Function, Int, signature
+from ..matmul import blocking, micro_kernel
+from ..matmul.dot_product import SPLITS, sum_parts
+from ..matmul.tile import (
     Tile,
     lane_mask,
     masked_load,
@@ -29,10 +32,7 @@ from torch_hlo.compiler.matmul.tile import (
     splat,
     transposed,
 )
-from torch_hlo.compiler.thresholds import GRADIENT_BLOCK_BYTES, ITEMS_PER_CORE
-from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, row_major_strides
-
+from ..thresholds import GRADIENT_BLOCK_BYTES, ITEMS_PER_CORE
 from .conv_direct import register_tile
 from .conv_pack import product, usual
 

@@ -14,10 +14,6 @@ f01b_i01o->fb01.
 
 from dataclasses import replace as with_fields
 
-from torch_hlo.compiler.conv_forms import digits_of, is_planar, sides
-from torch_hlo.compiler.hlo_pass import Pass, hlo_pass
-from torch_hlo.compiler.simplify.reshape_motion import wants_channels_last
-from torch_hlo.compiler.thresholds import FEW_CHANNELS, FEW_TERMS
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Dim,
@@ -34,6 +30,10 @@ from torch_hlo.hlo.ir import (
     rules,
 )
 
+from ..conv_forms import digits_of, is_planar, sides
+from ..hlo_pass import Pass, hlo_pass
+from ..simplify.reshape_motion import wants_channels_last
+from ..thresholds import FEW_CHANNELS, FEW_TERMS
 from .conv_pack import static_dims
 
 

@@ -18,9 +18,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace as with_fields
 
-from torch_hlo.compiler.conv_forms import digits_of, sides
-from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.compiler.thresholds import PER_TAP
 from torch_hlo.hlo.ir import (
     Instruction,
     Module,
@@ -34,6 +31,9 @@ from torch_hlo.hlo.ir import (
     rules,
 )
 
+from ..conv_forms import digits_of, sides
+from ..hlo_pass import hlo_pass
+from ..thresholds import PER_TAP
 from .conv_layout import contracts_pixels
 
 LANES = 16  # of f32 in a vector of 512 bits

@@ -7,11 +7,14 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import overload
 
-from torch_hlo.compiler.codegen import Place, Program
-from torch_hlo.compiler.llvm import Function, Int, signature
-from torch_hlo.compiler.matmul.packing import pack_transpose
-from torch_hlo.compiler.matmul.product import SOURCES
-from torch_hlo.compiler.matmul.tile import (
+from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, fixed, row_major_strides
+
+from ..codegen import Place, Program
+from ..llvm import Function, Int, signature
+from ..matmul.packing import pack_transpose
+from ..matmul.product import SOURCES
+from ..matmul.tile import (
     KIND_SUFFIX,
     Source,
     Tile,
@@ -20,9 +23,7 @@ from torch_hlo.compiler.matmul.tile import (
     masked_load,
     splat,
 )
-from torch_hlo.compiler.thresholds import PACK_DEPTH
-from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, fixed, row_major_strides
+from ..thresholds import PACK_DEPTH
 
 PACK_PARAMETERS = tuple(
     signature(

@@ -12,12 +12,6 @@ of the first and the last one.
 
 from __future__ import annotations
 
-from torch_hlo.compiler.conv_forms import is_planar, sides
-from torch_hlo.compiler.hlo_pass import fixpoint, hlo_pass, over_computations
-from torch_hlo.compiler.matmul.dot_canon import plain
-from torch_hlo.compiler.simplify.algebra import algebra
-from torch_hlo.compiler.simplify.reshape_motion import POINTWISE, reshape_motion
-from torch_hlo.compiler.thresholds import COPIED
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -29,6 +23,13 @@ from torch_hlo.hlo.ir import (
     rewrite_bottom_up,
     users,
 )
+
+from ..conv_forms import is_planar, sides
+from ..hlo_pass import fixpoint, hlo_pass, over_computations
+from ..matmul.dot_canon import plain
+from ..simplify.algebra import algebra
+from ..simplify.reshape_motion import POINTWISE, reshape_motion
+from ..thresholds import COPIED
 
 _POINTWISE = frozenset(POINTWISE.split())
 

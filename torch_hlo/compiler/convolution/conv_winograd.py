@@ -24,18 +24,21 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 from torch_hlo import config
-from torch_hlo.compiler.codegen import Program
-from torch_hlo.compiler.llvm import Function, Int, float_constant, signature
-from torch_hlo.compiler.matmul.dot_task import Finish
-from torch_hlo.compiler.matmul.epilogue import Epilogue
-from torch_hlo.compiler.matmul.tile import (
+from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv, row_major_strides
+
+from ..codegen import Program
+from ..llvm import Function, Int, float_constant, signature
+from ..matmul.dot_task import Finish
+from ..matmul.epilogue import Epilogue
+from ..matmul.tile import (
     Tile,
     lane_mask,
     masked_load,
     masked_store,
     splat,
 )
-from torch_hlo.compiler.thresholds import (
+from ..thresholds import (
     CONV_MULTIPLY_NS,
     ITEMS_PER_CORE,
     WINOGRAD_FAR_BYTES,
@@ -46,9 +49,6 @@ from torch_hlo.compiler.thresholds import (
     WINOGRAD_TILES,
     WINOGRAD_V_BYTES,
 )
-from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Size, ceildiv, row_major_strides
-
 from .conv_direct import POINTERS, geometry, is_direct, micro, register_tile, tile_pointers
 from .conv_pack import packing, product, static_dims
 

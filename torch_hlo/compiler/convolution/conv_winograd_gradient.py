@@ -9,11 +9,14 @@ added afterwards, in order. A block that is in one piece is turned to fb01, the 
 weights, on its way to memory.
 """
 
-from torch_hlo.compiler.codegen import Program
-from torch_hlo.compiler.llvm import Function, Int, signature
-from torch_hlo.compiler.matmul.dot_product import SPLITS
-from torch_hlo.compiler.matmul.tile import Tile, lane_mask, masked_store
-from torch_hlo.compiler.thresholds import (
+from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed, row_major_strides
+
+from ..codegen import Program
+from ..llvm import Function, Int, signature
+from ..matmul.dot_product import SPLITS
+from ..matmul.tile import Tile, lane_mask, masked_store
+from ..thresholds import (
     CONV_MULTIPLY_NS,
     GRADIENT_TILES,
     ITEMS_PER_CORE,
@@ -21,9 +24,6 @@ from torch_hlo.compiler.thresholds import (
     WINOGRAD_PASS_NS,
     WINOGRAD_TAPS_NS,
 )
-from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed, row_major_strides
-
 from .conv_direct import POINTERS, geometry, register_tile, tile_pointers
 from .conv_gradient import ENTRY, add_pieces, is_gradient, micro, turn
 from .conv_pack import static_dims

@@ -12,18 +12,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace as with_fields
 
-from torch_hlo.compiler.codegen import Index, Program, index as ix
-from torch_hlo.compiler.conv_forms import digits_of, is_planar, sides
-from torch_hlo.compiler.loops.elementwise_loops import emit_instruction
-from torch_hlo.compiler.matmul.dot import (
-    arguments_of,
-    emit_apart,
-    emit_tree,
-    parts_of_output,
-)
-from torch_hlo.compiler.matmul.dot_task import Finish
-from torch_hlo.compiler.matmul.epilogue import epilogue
-from torch_hlo.compiler.matmul.product import ACCUMULATORS, SOURCES
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Computation,
@@ -36,6 +24,18 @@ from torch_hlo.hlo.ir import (
     replace,
 )
 
+from ..codegen import Index, Program, index as ix
+from ..conv_forms import digits_of, is_planar, sides
+from ..loops.elementwise_loops import emit_instruction
+from ..matmul.dot import (
+    arguments_of,
+    emit_apart,
+    emit_tree,
+    parts_of_output,
+)
+from ..matmul.dot_task import Finish
+from ..matmul.epilogue import epilogue
+from ..matmul.product import ACCUMULATORS, SOURCES
 from .conv_amx import emit_amx, is_amx
 from .conv_amx_gradient import emit_amx_gradient, is_amx_gradient
 from .conv_depthwise import emit_planar

@@ -8,15 +8,6 @@ Groups of few output features (depthwise) would leave blocks almost empty: a thr
 element there. What matrix units take is gpu_conv_matrix.py's.
 """
 
-from torch_hlo.compiler.codegen.index import product
-from torch_hlo.compiler.gather.gather_scatter import Sizes, digits
-from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.llvm import Int, signature
-from torch_hlo.compiler.matmul.dot import emit_apart, emit_tree, parts_of_output
-from torch_hlo.compiler.matmul.gpu import gpu_fma
-from torch_hlo.compiler.matmul.gpu.gpu_blocks import element
-from torch_hlo.compiler.matmul.product import ACCUMULATORS
 from torch_hlo.hlo.ir import (
     Instruction,
     Size,
@@ -27,6 +18,15 @@ from torch_hlo.hlo.ir import (
     row_major_strides,
 )
 
+from ..codegen.index import product
+from ..gather.gather_scatter import Sizes, digits
+from ..gpu.gpu_program import GpuProgram
+from ..gpu.gpu_writer import GpuWriter
+from ..llvm import Int, signature
+from ..matmul.dot import emit_apart, emit_tree, parts_of_output
+from ..matmul.gpu import gpu_fma
+from ..matmul.gpu.gpu_blocks import element
+from ..matmul.product import ACCUMULATORS
 from . import gpu_conv_matrix
 from .convolution import Labels, with_kernel_types
 

@@ -16,18 +16,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torch_hlo.compiler.codegen.index import product
-from torch_hlo.compiler.gather.gather_scatter import digits
-from torch_hlo.compiler.gpu.gpu_program import GpuProgram, TensorMap
-from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.llvm import Int
-from torch_hlo.compiler.matmul.gpu import gpu_dot, gpu_gemm, gpu_matrix, gpu_wgmma
-from torch_hlo.compiler.matmul.gpu.gpu_blocks import Blocks, Place, Store
-from torch_hlo.compiler.matmul.gpu.gpu_panel import CHUNK, LINE, Operand, Panel
-from torch_hlo.compiler.matmul.product import Product
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Ints, Window, fixed
 
+from ..codegen.index import product
+from ..gather.gather_scatter import digits
+from ..gpu.gpu_program import GpuProgram, TensorMap
+from ..gpu.gpu_writer import GpuWriter
+from ..llvm import Int
+from ..matmul.gpu import gpu_dot, gpu_gemm, gpu_matrix, gpu_wgmma
+from ..matmul.gpu.gpu_blocks import Blocks, Place, Store
+from ..matmul.gpu.gpu_panel import CHUNK, LINE, Operand, Panel
+from ..matmul.product import Product
 from .convolution import Labels
 
 

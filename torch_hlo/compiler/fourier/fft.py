@@ -13,18 +13,18 @@ from math import prod
 
 import numpy as np
 
-from torch_hlo.compiler.codegen import Place, Program, Writer
-from torch_hlo.compiler.control import host_calls
-from torch_hlo.compiler.llvm import Int, signature
-from torch_hlo.compiler.matmul.tile import Tile, lane_mask, product_tile
-from torch_hlo.compiler.thresholds import (
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv
+
+from ..codegen import Place, Program, Writer
+from ..control import host_calls
+from ..llvm import Int, signature
+from ..matmul.tile import Tile, lane_mask, product_tile
+from ..thresholds import (
     FFT_CHUNK,
     FFT_LOCAL_BYTES,
     FFT_MOST,
     ONE_TABLE,
 )
-from torch_hlo.hlo.ir import Instruction, Size, ceildiv
-
 from .fft_lines import (
     Block,
     Columns,

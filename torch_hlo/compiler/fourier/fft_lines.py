@@ -12,10 +12,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_hlo.compiler.codegen import Writer
-from torch_hlo.compiler.llvm import Int, Typed
-from torch_hlo.compiler.matmul.tile import Tile, lane_mask, splat, transposed
-
+from ..codegen import Writer
+from ..llvm import Int, Typed
+from ..matmul.tile import Tile, lane_mask, splat, transposed
 from .fft_plan import lane_order, passes
 
 Pair = tuple[str, str]

@@ -10,8 +10,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from torch_hlo.compiler.thresholds import FFT_LONGEST, FFT_MOST, ONE_TABLE
 from torch_hlo.frozen import frozen
+
+from ..thresholds import FFT_LONGEST, FFT_MOST, ONE_TABLE
 
 # radices that butterflies are written for; a length with a larger factor is a convolution, see
 # compiler/fourier/fourier.py

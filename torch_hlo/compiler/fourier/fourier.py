@@ -23,8 +23,6 @@ from math import prod
 
 import numpy as np
 
-from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
-from torch_hlo.compiler.thresholds import FFT_FEW, FFT_LONGEST, FFT_MOST
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -38,6 +36,8 @@ from torch_hlo.hlo.ir import (
     rewrite_bottom_up,
 )
 
+from ..hlo_pass import hlo_pass, over_computations
+from ..thresholds import FFT_FEW, FFT_LONGEST, FFT_MOST
 from .fft_plan import radices
 
 _CONFIG = '{"fft":"across"}'

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from torch_hlo.compiler.conv_forms import is_channels_last, is_planar
-from torch_hlo.compiler.thresholds import MAX_INPUTS, MAX_MEMBERS
 from torch_hlo.hlo.ir import Instruction
 
+from ..conv_forms import is_channels_last, is_planar
+from ..thresholds import MAX_INPUTS, MAX_MEMBERS
 from .fusion_plan import FULL, SAME, Edge, Group, Plan, Role
 from .fusion_table import FREE, HEAVY, LIGHT
 

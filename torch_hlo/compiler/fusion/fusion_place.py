@@ -14,9 +14,9 @@ results a slice per turn.
 
 from math import prod
 
-from torch_hlo.compiler.thresholds import MAX_INPUTS, MAX_MEMBERS
 from torch_hlo.hlo.ir import Instruction
 
+from ..thresholds import MAX_INPUTS, MAX_MEMBERS
 from .fusion_plan import FULL, SAME, Group, Plan
 from .fusion_table import FREE, REDUCE
 

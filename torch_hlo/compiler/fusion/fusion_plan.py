@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal
 
-from torch_hlo.compiler.thresholds import (
+from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Size, postorder
+
+from ..thresholds import (
     CHEAP_EXPANSION,
     CHEAP_INDEX,
     FEWER_BYTES,
@@ -30,8 +32,6 @@ from torch_hlo.compiler.thresholds import (
     SEARCH_BUDGET,
     STRIDED_ROW_LIMIT,
 )
-from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Size, postorder
-
 from . import fusion_table as table
 from .fusion_inline import inlined
 from .fusion_table import FREE, HEAVY, LIGHT, MOVE, REDUCE, STEP, Intervals

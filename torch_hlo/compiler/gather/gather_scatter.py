@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
-from torch_hlo.compiler.codegen import (
+from torch_hlo.hlo.ir import Dim, Instruction, Shape, Size, dim_max, postorder, row_major_strides
+
+from ..codegen import (
     Kernel,
     Place,
     Program,
@@ -21,14 +23,13 @@ from torch_hlo.compiler.codegen import (
     load,
     store,
 )
-from torch_hlo.compiler.codegen.block import leaves as leaves_of
-from torch_hlo.compiler.codegen.inline import Values
-from torch_hlo.compiler.control.control_flow import copy_places
-from torch_hlo.compiler.llvm import Int, signature
-from torch_hlo.compiler.llvm.scalar import Value
-from torch_hlo.compiler.loops.elementwise_loops import Store, run_loop
-from torch_hlo.compiler.matmul.tile import lane_mask
-from torch_hlo.hlo.ir import Dim, Instruction, Shape, Size, dim_max, postorder, row_major_strides
+from ..codegen.block import leaves as leaves_of
+from ..codegen.inline import Values
+from ..control.control_flow import copy_places
+from ..llvm import Int, signature
+from ..llvm.scalar import Value
+from ..loops.elementwise_loops import Store, run_loop
+from ..matmul.tile import lane_mask
 
 Part = TypeVar("Part", Int, Int | None)  # of an index
 

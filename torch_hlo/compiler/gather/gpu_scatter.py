@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_hlo.compiler.codegen import Writer, apply, leaves, load, store
-from torch_hlo.compiler.codegen.index import product
-from torch_hlo.compiler.control.control_flow import copy_places
-from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.llvm import Int, scalar, signature
-from torch_hlo.compiler.llvm.scalar import STORAGE, Value
-from torch_hlo.compiler.sort.gpu_sort import sort
 from torch_hlo.hlo.ir import DTYPES, Instruction, Shape, Size, build, ceildiv
 
+from ..codegen import Writer, apply, leaves, load, store
+from ..codegen.index import product
+from ..control.control_flow import copy_places
+from ..gpu.gpu_program import GpuProgram
+from ..llvm import Int, scalar, signature
+from ..llvm.scalar import STORAGE, Value
+from ..sort.gpu_sort import sort
 from . import gather_scatter
 from .gather_scatter import Scatter, Sizes, digits, dot_product
 

@@ -13,8 +13,6 @@ once, where it is applied.
 
 from __future__ import annotations
 
-from torch_hlo.compiler.fusion import fusion_table as table
-from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -27,6 +25,9 @@ from torch_hlo.hlo.ir import (
     replace,
     users,
 )
+
+from ..fusion import fusion_table as table
+from ..hlo_pass import hlo_pass, over_computations
 
 _CONFIG = '{"scatter":"fused"}'
 # elements in a row of a window that make it worth computing them there; single elements would be

@@ -13,7 +13,7 @@ through others, is not waited for.
 
 from collections.abc import Iterable
 
-from torch_hlo.compiler.codegen.block import Span
+from ..codegen.block import Span
 
 LIMIT = 4  # branches: kernels of models seldom leave room on the device for more
 

@@ -4,8 +4,7 @@ warps.
 Shared slots belong to a thread each: it writes its own and reads another's, between two barriers.
 """
 
-from torch_hlo.compiler.llvm import BITS, Emit
-
+from ..llvm import BITS, Emit
 from .target import GpuTarget
 
 

@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from torch_hlo.compiler.codegen import CodegenError, Place, Program
-from torch_hlo.compiler.codegen.block import ALIGNMENT, HOST, Span
-from torch_hlo.compiler.codegen.profile import Profile, describe
-from torch_hlo.compiler.codegen.registry import GPU
-from torch_hlo.compiler.llvm import libm
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import META, Instruction, Ints, Module, Size
 
+from ..codegen import CodegenError, Place, Program
+from ..codegen.block import ALIGNMENT, HOST, Span
+from ..codegen.profile import Profile, describe
+from ..codegen.registry import GPU
+from ..llvm import libm
 from .address_spaces import Spaces
 from .branches import Branches
 from .target import Family, GpuTarget

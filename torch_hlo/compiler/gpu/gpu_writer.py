@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from torch_hlo.compiler.codegen import Writer
-
+from ..codegen import Writer
 from .gpu_program import GpuProgram
 
 

@@ -9,9 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from torch_hlo.compiler.codegen import CodegenError
-from torch_hlo.compiler.llvm.machine_code import parsed
-
+from ..codegen import CodegenError
+from ..llvm.machine_code import parsed
 from .gpu_program import GpuProgram, Kernel
 from .target import GpuTarget
 

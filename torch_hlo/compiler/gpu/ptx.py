@@ -7,9 +7,9 @@ shared memory are i32 values (`shared_address`), those of global memory pointers
 
 from collections.abc import Sequence
 
-from torch_hlo.compiler.llvm import Function, Int
 from torch_hlo.frozen import frozen
 
+from ..llvm import Function, Int
 from .words import Words
 
 # LLVM type -> constraint

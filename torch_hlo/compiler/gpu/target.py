@@ -13,8 +13,9 @@ from functools import lru_cache
 import llvmlite.binding as llvm
 
 from torch_hlo import config
-from torch_hlo.compiler.llvm import CpuTarget, Target, host
 from torch_hlo.frozen import frozen
+
+from ..llvm import CpuTarget, Target, host
 
 GLOBAL, SHARED = 1, 3  # address spaces, the same in every family
 

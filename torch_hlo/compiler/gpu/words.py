@@ -3,7 +3,7 @@ ints are computed in Python."""
 
 from collections.abc import Callable
 
-from torch_hlo.compiler.llvm import Function, Int
+from ..llvm import Function, Int
 
 
 class Words:

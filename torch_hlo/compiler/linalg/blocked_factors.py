@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch_hlo.compiler.codegen import Program, Writer, load, store
-from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.llvm import BITS, Int, signature, transposed
-from torch_hlo.compiler.matmul.tile import KIND_SUFFIX, lane_mask, splat
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction
 
+from ..codegen import Program, Writer, load, store
+from ..gather.gather_scatter import Sizes
+from ..llvm import BITS, Int, signature, transposed
+from ..matmul.tile import KIND_SUFFIX, lane_mask, splat
 from .linalg import BLOCK
 
 KINDS = {"f32": "float", "f64": "double"}

@@ -6,13 +6,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch_hlo.compiler.codegen import CodegenError, Program, Writer, load, store
-from torch_hlo.compiler.control.control_flow import copy_places
-from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.llvm import Int, signature
-from torch_hlo.compiler.matmul.dot import emit_tree
 from torch_hlo.hlo.ir import Dim, Instruction, Size, build, instr, replace
 
+from ..codegen import CodegenError, Program, Writer, load, store
+from ..control.control_flow import copy_places
+from ..gather.gather_scatter import Sizes
+from ..llvm import Int, signature
+from ..matmul.dot import emit_tree
 from .blocked_factors import KINDS, Kernel, Matrix
 
 REAL_KIND = {"f32": "float", "f64": "double", "c64": "float", "c128": "double"}

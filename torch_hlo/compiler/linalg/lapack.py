@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from torch_hlo.compiler.codegen import Program, leaves
-from torch_hlo.compiler.llvm import Function, Int
 from torch_hlo.hlo.ir import Instruction, Size
 
+from ..codegen import Program, leaves
+from ..llvm import Function, Int
 from .linalg import used_results
 
 _KIND = {"f32": ("s", "float", 4), "f64": ("d", "double", 8)}

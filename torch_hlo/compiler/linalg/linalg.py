@@ -14,7 +14,6 @@ memory for the kernel.
 import json
 from collections.abc import Collection
 
-from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -30,6 +29,8 @@ from torch_hlo.hlo.ir import (
     rules,
     users,
 )
+
+from ..hlo_pass import hlo_pass, over_computations
 
 BLOCK = 16  # columns that the kernels take at a time
 AT_ONCE = 4  # rows of a panel that QR takes at a time

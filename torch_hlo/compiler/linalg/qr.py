@@ -13,13 +13,13 @@ import functools
 import math
 from collections.abc import Sequence
 
-from torch_hlo.compiler.codegen import Program, Writer, load, store
-from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.llvm import BITS, Int, signature
-from torch_hlo.compiler.matmul.tile import lane_mask, splat
-from torch_hlo.compiler.thresholds import QR_CHUNK
 from torch_hlo.hlo.ir import Instruction
 
+from ..codegen import Program, Writer, load, store
+from ..gather.gather_scatter import Sizes
+from ..llvm import BITS, Int, signature
+from ..matmul.tile import lane_mask, splat
+from ..thresholds import QR_CHUNK
 from .blocked_factors import Kernel, Matrix
 from .linalg import AT_ONCE, BLOCK
 

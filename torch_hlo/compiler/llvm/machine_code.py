@@ -18,8 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
-from torch_hlo.compiler.thresholds import MODULE_BYTES
-
+from ..thresholds import MODULE_BYTES
 from .target import CpuTarget
 
 WORKERS = 2

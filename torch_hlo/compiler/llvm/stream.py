@@ -7,8 +7,7 @@ up there, …, records]. Record `number % RECORDS` describes job `number`: [stat
 Whoever waits for a job that nobody has begun runs it himself: no thread has to wake up for that.
 Whoever waits for one under way helps (thread_pool.py)."""
 
-from torch_hlo.compiler.thresholds import STREAM_SPINS
-
+from ..thresholds import STREAM_SPINS
 from . import system
 
 # words; RECORD words each

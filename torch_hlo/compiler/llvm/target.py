@@ -16,8 +16,9 @@ from typing import ClassVar
 import llvmlite.binding as llvm
 
 from torch_hlo import config
-from torch_hlo.compiler.thresholds import PARALLEL_PS
 from torch_hlo.frozen import frozen
+
+from ..thresholds import PARALLEL_PS
 
 # Hypervisors mask the model, so the CPU is chosen by what it can do. (feature, LLVM name), best
 # first.

@@ -21,8 +21,7 @@ that the process has, PyTorch's, as workers until the program ends. After each p
 PyTorch's those spin for milliseconds, waiting for the next: workers beside them would share their
 cores."""
 
-from torch_hlo.compiler.thresholds import GUEST_SPINS, POOL_SPINS, SETTLED_NS
-
+from ..thresholds import GUEST_SPINS, POOL_SPINS, SETTLED_NS
 from . import system
 
 _VISIT = 100_000_000  # nanoseconds after which a guest leaves, so that Ctrl-C is heard

@@ -13,7 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
-from torch_hlo.compiler.codegen import (
+from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import Instruction, Size, fixed, instr, parameters_of, postorder, replace
+
+from ..codegen import (
     CodegenError,
     Index,
     Kernel,
@@ -22,16 +25,16 @@ from torch_hlo.compiler.codegen import (
     Program,
     index as ix,
 )
-from torch_hlo.compiler.codegen.loop_plan import Loops, plan_loops, widest_bits
-from torch_hlo.compiler.codegen.views import dynamic_starts
-from torch_hlo.compiler.fusion.fusion_place import (
+from ..codegen.loop_plan import Loops, plan_loops, widest_bits
+from ..codegen.views import dynamic_starts
+from ..fusion.fusion_place import (
     behind_reshapes,
     joined,
     parts,
     pieces,
 )
-from torch_hlo.compiler.llvm.scalar import STORAGE
-from torch_hlo.compiler.thresholds import (
+from ..llvm.scalar import STORAGE
+from ..thresholds import (
     CHAIN_COST,
     INSTRUCTION_NS,
     LOOP_BLOCK,
@@ -39,8 +42,6 @@ from torch_hlo.compiler.thresholds import (
     STREAM_BYTES,
     TILE_COST,
 )
-from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Size, fixed, instr, parameters_of, postorder, replace
 
 _PANEL = 4  # rows of tiles that are walked together
 

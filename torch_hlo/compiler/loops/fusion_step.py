@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch_hlo.compiler.codegen import CodegenError, Index, Program
-from torch_hlo.compiler.codegen.index import ZERO, delinear, linear, product
-from torch_hlo.compiler.fusion import fusion_table as table
-from torch_hlo.compiler.llvm.scalar import Value
-from torch_hlo.compiler.thresholds import (
-    BYTE_NS,
-    HEAVY_NS,
-    LIGHT_NS,
-    STREAM_BYTES,
-)
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     DTYPES,
@@ -27,6 +17,16 @@ from torch_hlo.hlo.ir import (
     tuple_shape,
 )
 
+from ..codegen import CodegenError, Index, Program
+from ..codegen.index import ZERO, delinear, linear, product
+from ..fusion import fusion_table as table
+from ..llvm.scalar import Value
+from ..thresholds import (
+    BYTE_NS,
+    HEAVY_NS,
+    LIGHT_NS,
+    STREAM_BYTES,
+)
 from .reducer import Reducer, fold_pairwise
 from .row import RowEmitter
 from .row_kernel import ReduceValue, RowKernel, results_of, tuple_users

@@ -1,11 +1,11 @@
 """Elementwise kernels on a grid: a thread per vector of the innermost dimension, or a group per
 tile where a loop reads across its rows (gpu_tile.py)."""
 
-from torch_hlo.compiler.codegen import Kernel, index as ix
-from torch_hlo.compiler.codegen.loop_plan import stored_bits
-from torch_hlo.compiler.gpu.target import GpuTarget
 from torch_hlo.hlo.ir import Size
 
+from ..codegen import Kernel, index as ix
+from ..codegen.loop_plan import stored_bits
+from ..gpu.target import GpuTarget
 from . import gpu_tile as tile
 from .elementwise_loops import LoopNest
 

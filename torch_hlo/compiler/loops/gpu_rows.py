@@ -12,15 +12,15 @@ slices of threads take turns along them."""
 
 from collections.abc import Sequence
 
-from torch_hlo.compiler.codegen import Index, Program
-from torch_hlo.compiler.codegen.index import of, product, variable
-from torch_hlo.compiler.codegen.kernel import Body, Fold, parent_splat
-from torch_hlo.compiler.codegen.loop_plan import stored_bits
-from torch_hlo.compiler.gpu.exchange import Exchange
-from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.gpu.target import GpuTarget
 from torch_hlo.hlo.ir import Instruction, Size
 
+from ..codegen import Index, Program
+from ..codegen.index import of, product, variable
+from ..codegen.kernel import Body, Fold, parent_splat
+from ..codegen.loop_plan import stored_bits
+from ..gpu.exchange import Exchange
+from ..gpu.gpu_program import GpuProgram
+from ..gpu.target import GpuTarget
 from .row_kernel import RowForms, RowKernel
 from .row_plan import RowPlan, Walk
 

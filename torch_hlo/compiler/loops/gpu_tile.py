@@ -9,16 +9,16 @@ tile, so that neither a row nor a column meets a bank twice.
 
 from collections.abc import Sequence
 
-from torch_hlo.compiler.codegen import Index, Kernel, Program, index as ix
-from torch_hlo.compiler.codegen.index import Var, variable
-from torch_hlo.compiler.codegen.kernel_values import Level
-from torch_hlo.compiler.codegen.loop_plan import Loops
-from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.gpu.target import GpuTarget
-from torch_hlo.compiler.llvm import Emit
-from torch_hlo.compiler.llvm.scalar import STORAGE, Storage
 from torch_hlo.hlo.ir import Instruction, Size, fixed
 
+from ..codegen import Index, Kernel, Program, index as ix
+from ..codegen.index import Var, variable
+from ..codegen.kernel_values import Level
+from ..codegen.loop_plan import Loops
+from ..gpu.gpu_program import GpuProgram
+from ..gpu.target import GpuTarget
+from ..llvm import Emit
+from ..llvm.scalar import STORAGE, Storage
 from .elementwise_loops import Body
 
 THREADS = 256

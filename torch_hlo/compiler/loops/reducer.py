@@ -16,12 +16,13 @@ value itself must be the identity.
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from torch_hlo.compiler.codegen import CodegenError, Kernel
-from torch_hlo.compiler.codegen.index import ZERO
-from torch_hlo.compiler.codegen.kernel_values import Level
-from torch_hlo.compiler.llvm import Emit, scalar
-from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.hlo.ir import DTYPES, Computation, Instruction
+
+from ..codegen import CodegenError, Kernel
+from ..codegen.index import ZERO
+from ..codegen.kernel_values import Level
+from ..llvm import Emit, scalar
+from ..llvm.scalar import STORAGE, Value
 
 _INF = float("inf")
 T = TypeVar("T")

@@ -14,8 +14,11 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from torch_hlo.compiler.codegen import Index, Kernel
-from torch_hlo.compiler.codegen.index import (
+from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import Computation, Instruction, Ints, Size, ceildiv, fixed
+
+from ..codegen import Index, Kernel
+from ..codegen.index import (
     ZERO,
     combine,
     delinear,
@@ -24,14 +27,11 @@ from torch_hlo.compiler.codegen.index import (
     product,
     regroup,
 )
-from torch_hlo.compiler.fusion import fusion_table as table
-from torch_hlo.compiler.llvm import Emit
-from torch_hlo.compiler.llvm.math import exp
-from torch_hlo.compiler.llvm.scalar import STORAGE, Value, single
-from torch_hlo.compiler.thresholds import PREFETCHED_ROW
-from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Computation, Instruction, Ints, Size, ceildiv, fixed
-
+from ..fusion import fusion_table as table
+from ..llvm import Emit
+from ..llvm.math import exp
+from ..llvm.scalar import STORAGE, Value, single
+from ..thresholds import PREFETCHED_ROW
 from .reducer import Reducer
 from .row_kernel import RowForms, RowKernel, results_of, stream, tuple_users
 from .row_plan import RowPlan, Walk

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch_hlo.compiler.codegen import Index, Kernel
-from torch_hlo.compiler.llvm import Target
-from torch_hlo.compiler.llvm.scalar import Value
-from torch_hlo.compiler.thresholds import STASH_LIMIT
 from torch_hlo.hlo.ir import Computation, Instruction, Size, fixed
 
+from ..codegen import Index, Kernel
+from ..llvm import Target
+from ..llvm.scalar import Value
+from ..thresholds import STASH_LIMIT
 from .row_plan import RowPlan, Walk
 
 # vectors of rows per item: each row is a burst of 2 KB where rows are pages apart

@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from functools import cmp_to_key
 from typing import Any
 
-from torch_hlo.compiler.codegen.index import product
-from torch_hlo.compiler.fusion import fusion_table as table
-from torch_hlo.compiler.fusion.fusion_plan import rows_fit
-from torch_hlo.compiler.fusion.fusion_table import HEAVY, Intervals
-from torch_hlo.compiler.thresholds import STRIDED_ITEMS
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Computation, Instruction, Ints, Size, postorder
+
+from ..codegen.index import product
+from ..fusion import fusion_table as table
+from ..fusion.fusion_plan import rows_fit
+from ..fusion.fusion_table import HEAVY, Intervals
+from ..thresholds import STRIDED_ITEMS
 
 STRIDED_LENGTH = 2048
 # rows up to this length are one lane each: a vector along them would be mostly empty, and folding

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from torch_hlo.compiler.codegen import Index
-from torch_hlo.compiler.codegen.index import ZERO, delinear, divide, linear, product, regroup
-from torch_hlo.compiler.fusion import fusion_table as table
-from torch_hlo.compiler.llvm.scalar import STORAGE, Value
 from torch_hlo.hlo.ir import Computation, Instruction, Ints, Size, ceildiv, fixed
 
+from ..codegen import Index
+from ..codegen.index import ZERO, delinear, divide, linear, product, regroup
+from ..fusion import fusion_table as table
+from ..llvm.scalar import STORAGE, Value
 from .reducer import Reducer
 from .row import ROWS_BLOCK
 from .row_kernel import RowForms, RowKernel, results_of, stream, tuple_users

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torch_hlo.compiler.llvm import Function, Int, signature
-from torch_hlo.compiler.thresholds import AMX_ROWS_AHEAD, LANES_AHEAD
 from torch_hlo.frozen import frozen
 
+from ..llvm import Function, Int, signature
+from ..thresholds import AMX_ROWS_AHEAD, LANES_AHEAD
 from .tile import Tile, lane_mask, masked_load, masked_store, transposed
 
 BLOCK = 32  # rows and columns of a micro-kernel

@@ -3,7 +3,10 @@
 from dataclasses import replace
 from functools import lru_cache
 
-from torch_hlo.compiler.thresholds import (
+from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import Ints, Size, ceildiv
+
+from ..thresholds import (
     CALL_CYCLES,
     IMBALANCE,
     ITEM_WORK,
@@ -16,9 +19,6 @@ from torch_hlo.compiler.thresholds import (
     PREPACK_NS,
     READ_NS,
 )
-from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Ints, Size, ceildiv
-
 from .tile import Tile
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from torch_hlo.compiler.codegen import Place, Program
-from torch_hlo.compiler.loops.elementwise_loops import Store, run_loop
 from torch_hlo.hlo.ir import Computation, Instruction, instr, parameters_of, postorder, replace
 
+from ..codegen import Place, Program
+from ..loops.elementwise_loops import Store, run_loop
 from .dot_plan import plan_of
 from .dot_product import emit_dot, emit_long, is_long
 from .dot_task import Finish

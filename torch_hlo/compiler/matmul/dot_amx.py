@@ -2,17 +2,17 @@
 
 from dataclasses import replace
 
-from torch_hlo.compiler.codegen import Program
-from torch_hlo.compiler.llvm import Target
-from torch_hlo.compiler.thresholds import (
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed
+
+from ..codegen import Program
+from ..llvm import Target
+from ..thresholds import (
     AMX_B_BYTES,
     AMX_COLUMNS,
     AMX_TURNED,
     K_SINGLE,
     K_TRANSPOSED,
 )
-from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed
-
 from . import blocking
 from .amx_kernels import BLOCK, ELEMENTS, FEATURES, STEP_BYTES, Element
 from .dot_task import Finish, call_task, define, engine_task

@@ -19,9 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace as with_fields
 from typing import Any
 
-from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Module, build as h, op, rewrite, rules
+
+from ..hlo_pass import hlo_pass
 
 
 @frozen

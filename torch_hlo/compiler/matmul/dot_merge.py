@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.compiler.thresholds import FEW_MERGED_ROWS, MIN_SHARED
 from torch_hlo.hlo.ir import (
     Instruction,
     Module,
@@ -27,6 +25,9 @@ from torch_hlo.hlo.ir import (
     rewrite_bottom_up,
     users,
 )
+
+from ..hlo_pass import hlo_pass
+from ..thresholds import FEW_MERGED_ROWS, MIN_SHARED
 
 
 @hlo_pass

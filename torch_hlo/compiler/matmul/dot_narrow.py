@@ -20,11 +20,11 @@ in its upper half. A number means (q - 8) * scale + offset.
 
 The called computation says the same, and is inlined where there is no kernel (gemv.py)."""
 
-from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.compiler.simplify.algebra import exact
-from torch_hlo.compiler.thresholds import NARROW_BYTES, NARROW_ELEMENTS
 from torch_hlo.hlo.ir import Instruction, Module, build as h, instr, op, rewrite, rules
 
+from ..hlo_pass import hlo_pass
+from ..simplify.algebra import exact
+from ..thresholds import NARROW_BYTES, NARROW_ELEMENTS
 from .dot_canon import Dot, parts, plain
 
 GROUPS = '{"product":"groups"}'

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torch_hlo.compiler.thresholds import (
+from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import Ints, Size, ceildiv
+
+from ..thresholds import (
     CONFLICT_BYTES,
     FAR_ROWS_BYTES,
     GEMV_ROWS,
@@ -13,9 +16,6 @@ from torch_hlo.compiler.thresholds import (
     REREAD,
     SHALLOW,
 )
-from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Ints, Size, ceildiv
-
 from . import blocking
 from .product import Product, hint
 from .tile import Source, Tile

@@ -5,17 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace as with_fields
 
-from torch_hlo.compiler import tune
-from torch_hlo.compiler.codegen import Place, Program
-from torch_hlo.compiler.codegen.block import PACKED_HEAD
-from torch_hlo.compiler.llvm import Function, Target, signature
-from torch_hlo.compiler.thresholds import (
-    GEMV_ROWS,
-    IN_ROWS,
-    K_SINGLE,
-    KEPT_ELEMENTS,
-    KEPT_ROWS,
-)
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Computation,
@@ -29,6 +18,17 @@ from torch_hlo.hlo.ir import (
 )
 from torch_hlo.hlo.text.printer import module_text
 
+from .. import tune
+from ..codegen import Place, Program
+from ..codegen.block import PACKED_HEAD
+from ..llvm import Function, Target, signature
+from ..thresholds import (
+    GEMV_ROWS,
+    IN_ROWS,
+    K_SINGLE,
+    KEPT_ELEMENTS,
+    KEPT_ROWS,
+)
 from . import blocking
 from .amx_kernels import BLOCK, ELEMENTS
 from .dot_amx import STATIC, amx_form, emit_on_amx, may_transpose, on_amx

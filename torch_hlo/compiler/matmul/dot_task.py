@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from torch_hlo.compiler.codegen import Program
-from torch_hlo.compiler.llvm import Function, Int, signature
-from torch_hlo.compiler.thresholds import GEMV_STRIP
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import ceildiv
 
+from ..codegen import Program
+from ..llvm import Function, Int, signature
+from ..thresholds import GEMV_STRIP
 from . import blocking
 from .amx_kernels import tiles
 from .dot_plan import Plan

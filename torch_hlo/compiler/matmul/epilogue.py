@@ -19,11 +19,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from torch_hlo.compiler.codegen import Index, Kernel, Planner, Program, index as ix
-from torch_hlo.compiler.codegen.loop_plan import widest_bits
-from torch_hlo.compiler.llvm import Function, Int, Target
-from torch_hlo.compiler.llvm.scalar import STORAGE, Value
-from torch_hlo.compiler.thresholds import EXPENSIVE_EPILOGUE
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Computation,
@@ -35,6 +30,12 @@ from torch_hlo.hlo.ir import (
     postorder,
     rewrite_bottom_up,
 )
+
+from ..codegen import Index, Kernel, Planner, Program, index as ix
+from ..codegen.loop_plan import widest_bits
+from ..llvm import Function, Int, Target
+from ..llvm.scalar import STORAGE, Value
+from ..thresholds import EXPENSIVE_EPILOGUE
 
 
 @frozen

@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from torch_hlo.compiler.llvm import Function, Int, signature
-from torch_hlo.compiler.thresholds import KC, KC_DIRECT, LOCAL_GAP
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Ints, Size, ceildiv
 
+from ..llvm import Function, Int, signature
+from ..thresholds import KC, KC_DIRECT, LOCAL_GAP
 from .blocking import MOST
 from .epilogue import Epilogue
 from .micro_kernel import MicroKernel

@@ -20,8 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torch_hlo.compiler.llvm import Function, Int, signature
-from torch_hlo.compiler.thresholds import (
+from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import Size, ceildiv
+
+from ..llvm import Function, Int, signature
+from ..thresholds import (
     AMX_B_BYTES,
     AMX_COLUMNS,
     AMX_FINISHED,
@@ -32,9 +35,6 @@ from torch_hlo.compiler.thresholds import (
     K_SINGLE,
     PANEL_STEPS,
 )
-from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Size, ceildiv
-
 from .amx_kernels import BLOCK, GAP, STEP_BYTES, Element, fetch, micro, pack, turn
 from .epilogue import Epilogue
 from .gemm import BLOCK_PARAMETERS

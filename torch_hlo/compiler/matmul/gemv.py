@@ -10,11 +10,11 @@ ends."""
 
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen import Program
-from torch_hlo.compiler.llvm import Function, Int, signature
-from torch_hlo.compiler.thresholds import GEMV_STRIP, PREFETCH_BYTES
 from torch_hlo.hlo.ir import Instruction, fixed
 
+from ..codegen import Program
+from ..llvm import Function, Int, signature
+from ..thresholds import GEMV_STRIP, PREFETCH_BYTES
 from .product import SOURCES, hint
 from .tile import (
     KIND_SUFFIX,

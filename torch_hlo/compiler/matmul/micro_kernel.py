@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch_hlo.compiler.llvm import Function, Int, signature
-from torch_hlo.compiler.thresholds import LOADS, PREFETCH
 from torch_hlo.frozen import frozen
 
+from ..llvm import Function, Int, signature
+from ..thresholds import LOADS, PREFETCH
 from .tile import Tile, lane_mask, masked_load, masked_store, multiply_add, splat
 
 SHARED = 7  # rows of A, read where they are, that follow one pointer

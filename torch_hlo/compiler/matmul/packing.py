@@ -1,8 +1,7 @@
 """Functions that pack a tile of an operand as [K][lanes], whatever its strides and elements are."""
 
-from torch_hlo.compiler.llvm import Function, signature
-from torch_hlo.compiler.thresholds import PREFETCH
-
+from ..llvm import Function, signature
+from ..thresholds import PREFETCH
 from .tile import Source, Tile, converted, lane_mask, masked_load, transposed
 
 LINE = 64  # bytes

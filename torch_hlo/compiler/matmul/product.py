@@ -14,7 +14,6 @@ import math
 from dataclasses import replace as with_fields
 from operator import itemgetter
 
-from torch_hlo.compiler.codegen import CodegenError
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Dim,
@@ -28,6 +27,7 @@ from torch_hlo.hlo.ir import (
     row_major_strides,
 )
 
+from ..codegen import CodegenError
 from .tile import Source
 
 # The upper half of a float. (LLVM's own bfloat needs library functions on machines without

@@ -4,10 +4,10 @@ The sizes of the groups are values that the program computes, so the products ar
 symbolic program: a function of the block that reads its number of rows when it is called, in a loop
 over the groups."""
 
-from torch_hlo.compiler.codegen import CodegenError, Place, Program
-from torch_hlo.compiler.simplify.legalize import expand_ragged_dot
 from torch_hlo.hlo.ir import Instruction, Size, row_major_strides
 
+from ..codegen import CodegenError, Place, Program
+from ..simplify.legalize import expand_ragged_dot
 from .dot import emit_tree
 from .dot_product import emit_product
 from .product import ACCUMULATORS, SOURCES, Product

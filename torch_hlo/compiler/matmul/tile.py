@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch_hlo.compiler.llvm import Function, Int, emit
-from torch_hlo.compiler.thresholds import KC, LOCAL_GAP, NC
 from torch_hlo.frozen import frozen
+
+from ..llvm import Function, Int, emit
+from ..thresholds import KC, LOCAL_GAP, NC
 
 
 @frozen

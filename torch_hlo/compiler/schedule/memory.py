@@ -21,11 +21,11 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from torch_hlo.compiler.fusion.fusion_inplace import in_place
-from torch_hlo.compiler.thresholds import LARGE_SCRATCH
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import META, Computation, Instruction, Shape, Size, ceildiv, fixed, postorder
 
+from ..fusion.fusion_inplace import in_place
+from ..thresholds import LARGE_SCRATCH
 from .schedule import DONES, STARTS, VIEWS
 
 ALIGNMENT = 64

@@ -21,8 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_hlo import config
-from torch_hlo.compiler.cost import instruction_cost
-from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -36,6 +34,8 @@ from torch_hlo.hlo.ir import (
     replace,
 )
 
+from ..cost import instruction_cost
+from ..hlo_pass import hlo_pass
 from .memory import assign
 from .schedule import VIEWS, schedule
 

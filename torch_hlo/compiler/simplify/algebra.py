@@ -8,7 +8,6 @@ moves.py). A rule is `lhs -> rhs`."""
 import math
 from collections.abc import Callable
 
-from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.hlo.ir import (
     DTYPES,
     Instruction,
@@ -26,6 +25,7 @@ from torch_hlo.hlo.ir import (
 from torch_hlo.hlo.ir.match import const, merged
 from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
 
+from ..hlo_pass import hlo_pass
 from .moves import MOVES
 
 # Significant bits (with the hidden one) of float types, and the exponents k for which 2**k and

@@ -9,7 +9,6 @@ conditional results, extra operands of sort, reduce and the like.
 
 from __future__ import annotations
 
-from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.hlo.ir import (
     OPCODES,
     Computation,
@@ -26,6 +25,8 @@ from torch_hlo.hlo.ir import (
     with_computations,
 )
 from torch_hlo.hlo.ir.match import rebuild
+
+from ..hlo_pass import hlo_pass
 
 
 @hlo_pass

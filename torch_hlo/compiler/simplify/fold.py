@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.hlo.evaluate.evaluate import EvaluateError, evaluate_instruction
 from torch_hlo.hlo.ir import (
     OPCODES,
@@ -26,6 +25,8 @@ from torch_hlo.hlo.ir import (
     splat,
 )
 from torch_hlo.hlo.ir.match import new_mark, rewrite_module
+
+from ..hlo_pass import hlo_pass
 
 LIMIT = 1024  # elements of a result, and of each operand, that is computed
 _POINTWISE = frozenset(name for name, row in OPCODES.items() if "pointwise" in row.traits)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.hlo.ir import (
     DTYPES,
     Instruction,
@@ -28,6 +27,7 @@ from torch_hlo.hlo.ir import (
 from torch_hlo.hlo.ir.infer import fail
 from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
 
+from ..hlo_pass import hlo_pass
 from .legalize_random import rng_bit_generator
 
 ACCUMULATOR = dict.fromkeys(("f16", "bf16", *SMALL_FLOATS), "f32")

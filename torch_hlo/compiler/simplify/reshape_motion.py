@@ -12,7 +12,6 @@ free (uniform constants, broadcasts).
 from collections.abc import Sequence
 from typing import TypeVar
 
-from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.hlo.ir import (
     OPCODES,
     Dim,
@@ -32,6 +31,7 @@ from torch_hlo.hlo.ir import (
     var,
 )
 
+from ..hlo_pass import hlo_pass
 from .moves import groups, reshape_broadcast
 
 POINTWISE = " ".join(

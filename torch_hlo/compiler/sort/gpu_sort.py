@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_hlo.compiler.codegen import CodegenError, Writer, apply, leaves, load
-from torch_hlo.compiler.codegen.inline import move
-from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.llvm import Int, signature
-from torch_hlo.compiler.llvm.scalar import single
 from torch_hlo.hlo.ir import DTYPES, Instruction, Size, ceildiv, row_major_strides
 
+from ..codegen import CodegenError, Writer, apply, leaves, load
+from ..codegen.inline import move
+from ..gather.gather_scatter import Sizes
+from ..gpu.gpu_program import GpuProgram
+from ..llvm import Int, signature
+from ..llvm.scalar import single
 from .sort import key_of, row_offset, sort_key
 
 CHUNK, LEAST_CHUNK = (

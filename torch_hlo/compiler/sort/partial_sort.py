@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 
-from torch_hlo.compiler.hlo_pass import hlo_pass, over_computations
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -29,6 +28,7 @@ from torch_hlo.hlo.ir import (
     users,
 )
 
+from ..hlo_pass import hlo_pass, over_computations
 from .sort import sort_key
 
 # elements that are kept in order while a row is read; more in rows of more than their square: few

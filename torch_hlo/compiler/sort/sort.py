@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch_hlo.compiler.codegen import Program, Writer, apply, leaves, load
-from torch_hlo.compiler.codegen.inline import move
-from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.llvm import Int, Typed, signature
-from torch_hlo.compiler.llvm.scalar import Value, single
 from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Size, build, row_major_strides
 from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
+
+from ..codegen import Program, Writer, apply, leaves, load
+from ..codegen.inline import move
+from ..gather.gather_scatter import Sizes
+from ..llvm import Int, Typed, signature
+from ..llvm.scalar import Value, single
 
 SLOTS = 16  # rows that may be in work at the same time; each has its own scratch memory
 # elements of a row below which all are compared with all: there are 256 counts per byte to clear

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from torch_hlo.compiler.codegen import Program, Writer, store
-from torch_hlo.compiler.codegen.inline import move
-from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.llvm import Int, Target, signature
 from torch_hlo.hlo.ir import DTYPES, Instruction, Size, fixed, row_major_strides
 
+from ..codegen import Program, Writer, store
+from ..codegen.inline import move
+from ..gather.gather_scatter import Sizes
+from ..llvm import Int, Target, signature
 from .partial_sort import selection_of
 from .sort import SLOTS, Key, digit, key_of, radix_sort, row_offset, sort_key, unsigned_key
 

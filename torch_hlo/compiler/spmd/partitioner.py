@@ -19,9 +19,6 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 from torch_hlo import metrics
-from torch_hlo.compiler.collectives.number_channels import number_channels
-from torch_hlo.compiler.cost import trip_count
-from torch_hlo.compiler.simplify import legalize
 from torch_hlo.hlo.ir import (
     META,
     OPCODES,
@@ -41,6 +38,9 @@ from torch_hlo.hlo.ir import (
 from torch_hlo.hlo.sharding.factors import Factors, arrays, factors
 from torch_hlo.hlo.sharding.sharding import Axis, Sharding
 
+from ..collectives.number_channels import number_channels
+from ..cost import trip_count
+from ..simplify import legalize
 from . import rules_contract, rules_index, rules_moves, rules_window
 from .assign import Choice, Question, choose
 from .grid import Atoms, Grid, Layout, ShardingTree

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace as with_fields
 from itertools import chain
 from typing import TypeAlias
 
-from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.hlo.ir import (
     META,
     OPCODES,
@@ -39,6 +38,7 @@ from torch_hlo.hlo.ir import (
 from torch_hlo.hlo.sharding.factors import arrays, factors
 from torch_hlo.hlo.sharding.sharding import Axis, Mesh, Sharding, complement, is_unreduced
 
+from ..hlo_pass import hlo_pass
 from .grid import ShardingTree
 from .propagate_factors import ManualRule, Reason, Rule, State, clear, identity, transfer
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 
 from torch_hlo import collector
-from torch_hlo.compiler.collectives.collectives import PASSES
-from torch_hlo.compiler.collectives.weight_update import weight_update_sharding
-from torch_hlo.compiler.hlo_pass import hlo_pass
-from torch_hlo.compiler.pipeline import Dump, optimize
 from torch_hlo.hlo.ir import Module
 
+from ..collectives.collectives import PASSES
+from ..collectives.weight_update import weight_update_sharding
+from ..hlo_pass import hlo_pass
+from ..pipeline import Dump, optimize
 from .partitioner import is_per_device, partition
 from .propagate import propagate
 

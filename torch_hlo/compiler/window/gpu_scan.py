@@ -9,16 +9,16 @@ reducer need not commute and results do not depend on chance."""
 
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen import Writer, apply, leaves, load, load_real, store
-from torch_hlo.compiler.codegen.index import product
-from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.gpu.exchange import Exchange
-from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.llvm import Int, scalar, signature
-from torch_hlo.compiler.llvm.scalar import STORAGE
-from torch_hlo.compiler.loops.reducer import Reducer
 from torch_hlo.hlo.ir import DTYPES, Instruction, Size, ceildiv
 
+from ..codegen import Writer, apply, leaves, load, load_real, store
+from ..codegen.index import product
+from ..gather.gather_scatter import Sizes
+from ..gpu.exchange import Exchange
+from ..gpu.gpu_program import GpuProgram
+from ..llvm import Int, scalar, signature
+from ..llvm.scalar import STORAGE
+from ..loops.reducer import Reducer
 from . import reduce_window as window
 from .scan import scan_dimension
 

@@ -9,25 +9,6 @@ from __future__ import annotations
 import itertools
 from contextlib import ExitStack, nullcontext
 
-from torch_hlo.compiler.codegen import (
-    Index,
-    Kernel,
-    Planner,
-    Program,
-    Writer,
-    apply,
-    index as ix,
-    leaves,
-    load,
-    store,
-)
-from torch_hlo.compiler.codegen.kernel_values import Condition
-from torch_hlo.compiler.codegen.views import choose
-from torch_hlo.compiler.gather.gather_scatter import Sizes, dot_product, loop_nest
-from torch_hlo.compiler.llvm import Int, scalar, signature
-from torch_hlo.compiler.llvm.scalar import STORAGE, Value
-from torch_hlo.compiler.loops.elementwise_loops import Store, run_loop
-from torch_hlo.compiler.loops.reducer import Reducer
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     DTYPES,
@@ -42,6 +23,25 @@ from torch_hlo.hlo.ir import (
     row_major_strides,
 )
 
+from ..codegen import (
+    Index,
+    Kernel,
+    Planner,
+    Program,
+    Writer,
+    apply,
+    index as ix,
+    leaves,
+    load,
+    store,
+)
+from ..codegen.kernel_values import Condition
+from ..codegen.views import choose
+from ..gather.gather_scatter import Sizes, dot_product, loop_nest
+from ..llvm import Int, scalar, signature
+from ..llvm.scalar import STORAGE, Value
+from ..loops.elementwise_loops import Store, run_loop
+from ..loops.reducer import Reducer
 from .scan import emit_scan, is_scan
 
 UNROLLED_TAPS = 64  # windows up to this size are written out

@@ -6,14 +6,15 @@ which what came before is added: one combination per vector is sequential."""
 
 from __future__ import annotations
 
-from torch_hlo.compiler.codegen import Program, Writer, apply, leaves, load, store
-from torch_hlo.compiler.codegen.index import product
-from torch_hlo.compiler.gather.gather_scatter import Sizes
-from torch_hlo.compiler.llvm import Int, scalar, signature
-from torch_hlo.compiler.llvm.scalar import STORAGE, Value
-from torch_hlo.compiler.loops.reducer import Reducer
-from torch_hlo.compiler.matmul.tile import lane_mask
 from torch_hlo.hlo.ir import Instruction
+
+from ..codegen import Program, Writer, apply, leaves, load, store
+from ..codegen.index import product
+from ..gather.gather_scatter import Sizes
+from ..llvm import Int, scalar, signature
+from ..llvm.scalar import STORAGE, Value
+from ..loops.reducer import Reducer
+from ..matmul.tile import lane_mask
 
 # Running sums are kept in a wider type, as PyTorch does on the CPU.
 _WIDER = {"f32": "double", "bf16": "float", "f16": "float"}

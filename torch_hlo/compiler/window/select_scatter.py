@@ -13,14 +13,14 @@ import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
-from torch_hlo.compiler.codegen import Program, Writer, apply, index as ix, load, load_real, store
-from torch_hlo.compiler.gather.gather_scatter import Sizes, dot_product, loop_nest
-from torch_hlo.compiler.llvm import BITS, Int, scalar, signature
-from torch_hlo.compiler.llvm.scalar import STORAGE
-from torch_hlo.compiler.matmul.tile import lane_mask
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Ints, Size, row_major_strides
 
+from ..codegen import Program, Writer, apply, index as ix, load, load_real, store
+from ..gather.gather_scatter import Sizes, dot_product, loop_nest
+from ..llvm import BITS, Int, scalar, signature
+from ..llvm.scalar import STORAGE
+from ..matmul.tile import lane_mask
 from .reduce_window import UNROLLED_TAPS, positions, tap_count
 
 BLOCK_VECTORS = 4  # vectors of an item: 256 bytes of a pixel

@@ -7,8 +7,9 @@ element adds up the sources of the windows over it that selected it.
 import itertools
 import math
 
-from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.hlo.ir import Instruction, Ints, Module, build as h, fixed, lift, op, rewrite, rules
+
+from ..hlo_pass import hlo_pass
 
 MOST_WINDOWS = 16  # over one element, that are looked at one by one
 

@@ -22,9 +22,9 @@ from torch_hlo.compiler.codegen.block import FAILED, FIXED_WORDS
 from torch_hlo.compiler.codegen.registry import HOST_CALLS
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.llvm import CpuTarget, deny, host
-from torch_hlo.device.buffer import ARENAS, map_pages
 from torch_hlo.hlo.ir import DTYPES, Ints, Shape, function, substitute
 
+from ..buffer import ARENAS, map_pages
 from . import torch_fft
 from .engine import engine
 from .symbols import SYMBOLS

@@ -16,18 +16,18 @@ from torch_hlo.compiler import cache
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.llvm import CpuTarget, host
-from torch_hlo.device import runtime
-from torch_hlo.device.interfaces import (
+from torch_hlo.hlo.ir import Ints, Module
+from torch_hlo.hlo.sharding.collective import current
+
+from .. import runtime
+from ..interfaces import (
     Backend,
     Observe,
     Prepared,
     StreamProgram,
 )
-from torch_hlo.device.memory import Buffer, Memory
-from torch_hlo.device.programs import CompiledProgram, compiled
-from torch_hlo.hlo.ir import Ints, Module
-from torch_hlo.hlo.sharding.collective import current
-
+from ..memory import Buffer, Memory
+from ..programs import CompiledProgram, compiled
 from . import loader, packed, trim
 from .stream import CODE
 from .workers import WORKERS

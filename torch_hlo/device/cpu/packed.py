@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 from torch_hlo import config
 from torch_hlo.compiler.codegen.block import PACKED_HEAD, Packing
-from torch_hlo.device.memory import Buffer, Memory
+
+from ..memory import Buffer, Memory
 
 _MIB = 1 << 20
 

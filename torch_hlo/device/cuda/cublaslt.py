@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from torch_hlo.compiler.gpu.gpu_program import LibraryProduct
-from torch_hlo.device.gpu.driver import DriverError
+
+from ..gpu.driver import DriverError
 
 _P, _SIZE, _I32, _I64, _U64 = (
     ctypes.c_void_p,

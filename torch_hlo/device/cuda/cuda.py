@@ -1,10 +1,10 @@
 """The back end of NVIDIA GPUs (TORCH_HLO_DEVICE=cuda or cuda:NUMBER)."""
 
-from torch_hlo.device import dlpack, multi_device
-from torch_hlo.device.gpu.gpu import GpuBackend
-from torch_hlo.device.interfaces import Observe
 from torch_hlo.hlo.ir import Module
 
+from .. import dlpack, multi_device
+from ..gpu.gpu import GpuBackend
+from ..interfaces import Observe
 from . import cuda_memory
 from .cuda_memory import CudaMemory, CudaPool
 from .cuda_program import CudaProgram, compile_program

@@ -23,7 +23,8 @@ import numpy as np
 from torch_hlo import config
 from torch_hlo.compiler.gpu.gpu_program import Kernel, TensorMap
 from torch_hlo.compiler.gpu.target import nvptx_target
-from torch_hlo.device.gpu.driver import (
+
+from ..gpu.driver import (
     MAP_PROMOTION,
     MAP_SWIZZLE,
     MAP_TYPES,
@@ -31,8 +32,7 @@ from torch_hlo.device.gpu.driver import (
     DriverError,
     tiled,
 )
-from torch_hlo.device.memory import Memory
-
+from ..memory import Memory
 from . import cublaslt
 
 _P, _SIZE, _INT, _UINT, _U64 = (

@@ -20,7 +20,8 @@ from torch_hlo.compiler.codegen.block import FAILED, HOST
 from torch_hlo.compiler.gpu.gpu_program import CALLS, Kernel
 from torch_hlo.compiler.llvm import host
 from torch_hlo.compiler.llvm.machine_code import machine_code
-from torch_hlo.device.cpu.engine import engine
+
+from ..cpu.engine import engine
 
 # handle, threads, arguments, bytes of shared memory, unused
 _KERNEL = "{ ptr, i32, i32, i32, i32 }"

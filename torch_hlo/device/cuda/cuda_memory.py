@@ -5,9 +5,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from torch_hlo.device.gpu.device_memory import DeviceMemory, DevicePool
-from torch_hlo.device.memory import EXIT, Memory, Pool
-
+from ..gpu.device_memory import DeviceMemory, DevicePool
+from ..memory import EXIT, Memory, Pool
 from .cuda_driver import PINNED, Cuda
 
 

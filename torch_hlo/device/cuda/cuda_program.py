@@ -24,15 +24,15 @@ from torch_hlo.compiler.codegen.block import FIXED_WORDS
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.gpu.gpu_program import CALLS
-from torch_hlo.device.gpu import gpu
-from torch_hlo.device.gpu.device_memory import Block
-from torch_hlo.device.gpu.driver import DriverError
-from torch_hlo.device.gpu.gpu import GpuProgram
-from torch_hlo.device.interfaces import Observe
-from torch_hlo.device.memory import EXIT, Buffer
 from torch_hlo.hlo.ir import Ints, Module, Shape, substitute
 from torch_hlo.hlo.sharding.collective import Collective, current, nothing
 
+from ..gpu import gpu
+from ..gpu.device_memory import Block
+from ..gpu.driver import DriverError
+from ..gpu.gpu import GpuProgram
+from ..interfaces import Observe
+from ..memory import EXIT, Buffer
 from .cuda_driver import Cuda, LaunchError
 from .cuda_launch import Launcher
 from .cuda_memory import CudaPool

@@ -23,11 +23,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torch_hlo.device import dlpack
-from torch_hlo.device.process_group import ProcessLink
 from torch_hlo.hlo.ir import Ints, Shape
 from torch_hlo.hlo.sharding.collective import Collective, CollectiveError
 
+from .. import dlpack
+from ..process_group import ProcessLink
 from .cuda_driver import Cuda
 
 BACKEND = "nccl"

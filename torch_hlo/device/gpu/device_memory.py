@@ -10,8 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from torch_hlo.device.memory import EXIT, Memory, Pool
-
+from ..memory import EXIT, Memory, Pool
 from .driver import Driver
 
 

@@ -26,15 +26,15 @@ from torch_hlo.compiler.codegen.registry import HOST_CALLS
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.gpu.gpu_program import CALLS, GpuProfile
 from torch_hlo.compiler.llvm import host
-from torch_hlo.device import runtime
-from torch_hlo.device.cpu import loader
-from torch_hlo.device.cpu.engine import engine
-from torch_hlo.device.interfaces import Backend, Observe
-from torch_hlo.device.memory import Buffer, Memory
-from torch_hlo.device.programs import CompiledProgram, compiled
 from torch_hlo.hlo.ir import Module, Shape, function, outputs, substitute
 from torch_hlo.hlo.sharding.collective import current
 
+from .. import runtime
+from ..cpu import loader
+from ..cpu.engine import engine
+from ..interfaces import Backend, Observe
+from ..memory import Buffer, Memory
+from ..programs import CompiledProgram, compiled
 from .device_memory import Block, DeviceMemory, DevicePool
 from .driver import Driver, DriverError
 

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from torch_hlo.compiler.simplify.legalize import legalize
-from torch_hlo.device.interfaces import Backend, Observe, Program
-from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.hlo.evaluate.evaluate import evaluate_instruction, specialize
 from torch_hlo.hlo.ir import (
     DTYPES,
@@ -29,6 +27,8 @@ from torch_hlo.hlo.ir import (
 )
 from torch_hlo.hlo.stablehlo import stablehlo_text
 
+from ..interfaces import Backend, Observe, Program
+from ..memory import Buffer, Memory
 from .host_split import stages
 from .pjrt_api import BUFFER_TYPES, COMPILE_OPTIONS, Api, PjrtError, structure, words
 

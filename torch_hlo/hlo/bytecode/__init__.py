@@ -6,7 +6,7 @@ Imports hlo/stablehlo, whose rules give the operations their meaning.
     module = parse_bytecode(Path("program.mlirbc").read_bytes())
 """
 
-from torch_hlo.hlo.bytecode.cursor import MAGIC, BytecodeError
-from torch_hlo.hlo.bytecode.operations import parse_bytecode
+from .cursor import MAGIC, BytecodeError
+from .operations import parse_bytecode
 
 __all__ = ["MAGIC", "BytecodeError", "parse_bytecode"]

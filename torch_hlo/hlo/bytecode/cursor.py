@@ -5,7 +5,7 @@ https://mlir.llvm.org/docs/BytecodeFormat/ describes them.
 
 from __future__ import annotations
 
-from torch_hlo.hlo.text.scanner import ParseError
+from ..text.scanner import ParseError
 
 MAGIC = b"ML\xefR"
 PADDING = 0xCB

@@ -10,11 +10,10 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from torch_hlo.hlo.ir import DTYPES, Shape, tuple_shape
-from torch_hlo.hlo.stablehlo.attributes import Dense, FunctionType, Raw, Symbol, attribute
-from torch_hlo.hlo.stablehlo.types import ELEMENTS, UNKNOWN, Quantized, Type, parse_type
-from torch_hlo.hlo.text.scanner import MAX_INT, ParseError, Scanner
-
+from ..ir import DTYPES, Shape, tuple_shape
+from ..stablehlo.attributes import Dense, FunctionType, Raw, Symbol, attribute
+from ..stablehlo.types import ELEMENTS, UNKNOWN, Quantized, Type, parse_type
+from ..text.scanner import MAX_INT, ParseError, Scanner
 from .cursor import Cursor
 from .tables import Tables
 

@@ -7,14 +7,13 @@ file; a number becomes a name.
 from collections.abc import Callable
 from typing import Any
 
-from torch_hlo.hlo.ir import Module
-from torch_hlo.hlo.stablehlo.attributes import Raw
-from torch_hlo.hlo.stablehlo.convert import converted
-from torch_hlo.hlo.stablehlo.mlir import MAX_NESTING, Program, collect
-from torch_hlo.hlo.stablehlo.operation import Block, Operation
-from torch_hlo.hlo.stablehlo.shardings import Annotations
-from torch_hlo.hlo.stablehlo.types import Type
-
+from ..ir import Module
+from ..stablehlo.attributes import Raw
+from ..stablehlo.convert import converted
+from ..stablehlo.mlir import MAX_NESTING, Program, collect
+from ..stablehlo.operation import Block, Operation
+from ..stablehlo.shardings import Annotations
+from ..stablehlo.types import Type
 from .cursor import BytecodeError, Cursor
 from .dialects import read_attribute, read_type
 from .properties import PROPERTIES

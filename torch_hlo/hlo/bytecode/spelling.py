@@ -6,8 +6,7 @@ spelled("gather", {"offset_dims": …, "index_vector_dim": 1, …}, at)   # {"di
 import re
 from typing import Any
 
-from torch_hlo.hlo.stablehlo.attributes import Symbol
-
+from ..stablehlo.attributes import Symbol
 from .cursor import Cursor
 
 _VERSIONED = re.compile(r"vhlo\.(\w+)_v\d+")

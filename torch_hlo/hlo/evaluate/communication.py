@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from torch_hlo.hlo.ir import (
+from ..ir import (
     OPCODES,
     Computation,
     Instruction,
@@ -17,9 +17,8 @@ from torch_hlo.hlo.ir import (
     called,
     numpy_dtype,
 )
-from torch_hlo.hlo.sharding import collective
-from torch_hlo.hlo.sharding.collective import Collective
-
+from ..sharding import collective
+from ..sharding.collective import Collective
 from .interpreter import EvaluateError, Value, meaning
 
 

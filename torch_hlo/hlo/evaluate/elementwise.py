@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir import DTYPES, Instruction, decode, encode, numpy_dtype
-
+from ..ir import DTYPES, Instruction, decode, encode, numpy_dtype
 from .interpreter import MEANINGS, Array, EvaluateError, Value, meaning, wide, wrap_bits
 
 _erf_objects, _erfc_objects = (np.frompyfunc(f, 1, 1) for f in (math.erf, math.erfc))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir import (
+from ..ir import (
     DTYPES,
     Computation,
     Dim,
@@ -29,8 +29,7 @@ from torch_hlo.hlo.ir import (
     substitute,
     symbols,
 )
-from torch_hlo.hlo.ir.numeric import round_to
-
+from ..ir.numeric import round_to
 from . import communication, elementwise, indexing, lapack, linear_algebra, random_bits, windows
 from .interpreter import MEANINGS, Array, EvaluateError, Value, apply, meaning, run, step
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir import Computation, Instruction, Ints, numpy_dtype
-from torch_hlo.hlo.ir.build import compared
-
+from ..ir import Computation, Instruction, Ints, numpy_dtype
+from ..ir.build import compared
 from .elementwise import reinterpret, total_order
 from .interpreter import Array, EvaluateError, Value, apply, meaning, pointwise, run
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from torch_hlo.hlo.ir import (
+from ..ir import (
     DTYPES,
     OPCODES,
     Computation,
@@ -24,7 +24,7 @@ from torch_hlo.hlo.ir import (
     numpy_dtype,
     postorder,
 )
-from torch_hlo.hlo.ir.numeric import round_to
+from ..ir.numeric import round_to
 
 Array: TypeAlias = np.ndarray
 Value: TypeAlias = Any  # an array (or NumPy scalar), or a tuple of values

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 
-from torch_hlo.hlo.ir import Instruction, Shape, numpy_dtype
-
+from ..ir import Instruction, Shape, numpy_dtype
 from .interpreter import Array, EvaluateError, Value, meaning, wide
 
 

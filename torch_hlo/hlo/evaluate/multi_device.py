@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir import Module
-from torch_hlo.hlo.sharding.rendezvous import Rendezvous
-
+from ..ir import Module
+from ..sharding.rendezvous import Rendezvous
 from .communication import arrangement
 from .evaluate import evaluate
 

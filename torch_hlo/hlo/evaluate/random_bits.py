@@ -5,8 +5,7 @@ import math
 
 import numpy as np
 
-from torch_hlo.hlo.ir import DTYPES, Instruction, Ints
-
+from ..ir import DTYPES, Instruction, Ints
 from .elementwise import reinterpret
 from .interpreter import Array, EvaluateError, Value, meaning
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir import Computation, Instruction, Ints, Shape, Window, WindowDim, numpy_dtype
-
+from ..ir import Computation, Instruction, Ints, Shape, Window, WindowDim, numpy_dtype
 from .indexing import combine_at, pad
 from .interpreter import Array, Value, apply, meaning, pointwise, run, simple_fold, wide
 

@@ -17,7 +17,7 @@ from .dim import Ints, Size
 from .shape import DTYPES, Shape
 
 if TYPE_CHECKING:
-    from torch_hlo.hlo.sharding.sharding import Mesh, Sharding
+    from ..sharding.sharding import Mesh, Sharding
 
 # An attribute with this value is left out, as in XLA's text; `x[name]` gives it all the same.
 DEFAULTS: dict[str, object] = {

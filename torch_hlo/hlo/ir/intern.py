@@ -10,8 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torch_hlo.hlo.text.printer import instruction_text, module_text
-
+from ..text.printer import instruction_text, module_text
 from .instruction import DEFAULTS, Attrs, Instruction, install_text, postorder
 from .opcodes import OPCODES
 from .shape import Shape

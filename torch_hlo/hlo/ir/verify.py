@@ -6,8 +6,7 @@ computations; aliases and symbols. Recursion is impossible by construction (a co
 immutable and holds its root). What passed once is not looked at again: instructions are immutable.
 """
 
-from torch_hlo.hlo.sharding.sharding import Placement, Sharding, ShardingError
-
+from ..sharding.sharding import Placement, Sharding, ShardingError
 from .dim import Dim, symbol, symbols
 from .infer import ShapeError, compatible
 from .instruction import DEFAULTS, META, Computation, Instruction, Module, called, outputs

@@ -25,10 +25,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.evaluate.interpreter import UFUNCS, apply, simple_fold
-from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Ints, decode, encode, numpy_dtype
-from torch_hlo.hlo.ir.numeric import round_to
-from torch_hlo.hlo.text.printer import computation_text
+
+from ..evaluate.interpreter import UFUNCS, apply, simple_fold
+from ..ir import DTYPES, Computation, Instruction, Ints, decode, encode, numpy_dtype
+from ..ir.numeric import round_to
+from ..text.printer import computation_text
 
 CHUNK = 1 << 16  # elements of one task of a reduction: sums stay in the cache
 Groups = tuple[Ints, ...]
@@ -234,7 +235,7 @@ def _reduction(computation: Computation) -> str:
 
 @lru_cache(maxsize=64)
 def _computation(text: str) -> Computation:
-    from torch_hlo.hlo.text.parser import parse_computation
+    from ..text.parser import parse_computation
 
     return parse_computation(text)
 

@@ -26,7 +26,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import (
+
+from ..ir import (
     OPCODES,
     Computation,
     Instruction,
@@ -36,7 +37,7 @@ from torch_hlo.hlo.ir import (
     WindowDim,
     dim_max,
 )
-from torch_hlo.hlo.ir.infer_products import conv_dims
+from ..ir.infer_products import conv_dims
 
 Dims = tuple[Ints, ...]  # per dimension its factors, major to minor
 _REDUCERS = frozenset(name for name, row in OPCODES.items() if "commutative" in row.traits)

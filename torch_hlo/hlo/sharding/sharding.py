@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir.dim import Ints
+
+from ..ir.dim import Ints
 
 _AXIS_NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 

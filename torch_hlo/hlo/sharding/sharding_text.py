@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir.dim import Ints
-from torch_hlo.hlo.ir.shape import Shape
 
+from ..ir.dim import Ints
+from ..ir.shape import Shape
 from .sharding import (
     MAX_DEVICES,
     MAX_RANK,

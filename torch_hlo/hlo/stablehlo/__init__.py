@@ -4,7 +4,7 @@ In: text, or a Module. Out: a Module (`parse_stablehlo`), or text (`stablehlo_te
 hlo/ir, hlo/sharding and hlo/text.
 """
 
-from torch_hlo.hlo.stablehlo.convert import parse_stablehlo
-from torch_hlo.hlo.stablehlo.write import WriteError, stablehlo_text
+from .convert import parse_stablehlo
+from .write import WriteError, stablehlo_text
 
 __all__ = ["WriteError", "parse_stablehlo", "stablehlo_text"]

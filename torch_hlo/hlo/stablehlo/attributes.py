@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import DTYPES, Ints, Literal, Shape
-from torch_hlo.hlo.text.literals import literal_elements, literal_of
-from torch_hlo.hlo.text.scanner import ErrorAt, Scanner
 
+from ..ir import DTYPES, Ints, Literal, Shape
+from ..text.literals import literal_elements, literal_of
+from ..text.scanner import ErrorAt, Scanner
 from .types import MAX_DEPTH, Type, angle_group, parse_type
 
 _NUMBER = re.compile(

@@ -5,8 +5,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from torch_hlo.hlo.ir import OPCODES, Instruction, Size, build as b, instr
-
+from ..ir import OPCODES, Instruction, Size, build as b, instr
 from . import special
 from .attributes import Dense, dense_literal
 from .converter import RULES, Context, Made, rule

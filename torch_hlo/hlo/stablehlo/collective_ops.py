@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from torch_hlo.hlo.ir import Ints, build as b, instr, tuple_shape
-
+from ..ir import Ints, build as b, instr, tuple_shape
 from .attributes import Dense
 from .converter import Context, Made, rule, unpacked
 from .ops import pairs

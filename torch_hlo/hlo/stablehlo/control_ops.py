@@ -1,7 +1,6 @@
 """Rules of calls, composites and control flow."""
 
-from torch_hlo.hlo.ir import build as b, tuple_shape
-
+from ..ir import build as b, tuple_shape
 from .attributes import Symbol
 from .converter import Context, Made, rule, unpacked
 

@@ -3,10 +3,9 @@
 module = parse_stablehlo(text)         # ParseError with line, column and a caret
 """
 
-from torch_hlo.hlo.ir import Module, Size
-from torch_hlo.hlo.sharding.sharding import ShardingError
-from torch_hlo.hlo.text.scanner import ErrorAt, Scanner
-
+from ..ir import Module, Size
+from ..sharding.sharding import ShardingError
+from ..text.scanner import ErrorAt, Scanner
 from . import chlo, collective_ops, control_ops, dynamic, ops, sdy
 from .converter import Converter, Unify
 from .mlir import parse_text

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_hlo.hlo.ir import (
+from ..ir import (
     META,
     Computation,
     Dim,
@@ -32,8 +32,7 @@ from torch_hlo.hlo.ir import (
     symbol,
     symbols,
 )
-from torch_hlo.hlo.text.scanner import ErrorAt, ParseError
-
+from ..text.scanner import ErrorAt, ParseError
 from .attributes import integers
 from .operation import Block, Operation, free_names, walk
 from .shardings import Shardings, annotated, constrained

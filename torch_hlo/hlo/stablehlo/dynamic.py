@@ -2,8 +2,7 @@
 arrays (`sizes_of`), so that the result has symbolic sizes and the operation becomes its static
 form; sizes that depend on data are an error."""
 
-from torch_hlo.hlo.ir import Shape, Size, WindowDim, build as b, instr
-
+from ..ir import Shape, Size, WindowDim, build as b, instr
 from .converter import Context, Made, rule, unpacked
 from .ops import broadcast_in_dim, conv_window, dim_labels, gather_attributes, pairs
 from .sizes import sizes_of

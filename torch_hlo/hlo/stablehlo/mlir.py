@@ -12,8 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from torch_hlo.hlo.text.scanner import ErrorAt, Scanner
-
+from ..text.scanner import ErrorAt, Scanner
 from .attributes import RESOURCES, Dense, FunctionType, attribute, dictionary, symbol
 from .operation import Block, Operation
 from .types import Type, parse_type

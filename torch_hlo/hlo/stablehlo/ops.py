@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from torch_hlo.hlo.ir import (
+from ..ir import (
     OPCODES,
     Dim,
     Instruction,
@@ -21,7 +21,6 @@ from torch_hlo.hlo.ir import (
     instr,
     tuple_shape,
 )
-
 from .attributes import Dense, Symbol, dense_literal, integers
 from .converter import RULES, Context, Made, dequantized, quantized, rule, unpacked
 from .types import UNKNOWN

@@ -7,8 +7,7 @@ constraints; regions written per device stand between the custom calls `SPMDFull
 
 import re
 
-from torch_hlo.hlo.sharding.sharding import Axis, DimSharding, Sharding, is_unreduced
-
+from ..sharding.sharding import Axis, DimSharding, Sharding, is_unreduced
 from .attributes import Dense
 from .converter import RULES, Context, Made, rule
 from .sdy_syntax import COLLECTIVES

@@ -5,16 +5,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Shape, instr
-from torch_hlo.hlo.sharding.sharding import (
+
+from ..ir import Instruction, Shape, instr
+from ..sharding.sharding import (
     Axis,
     Mesh,
     Placement,
     Sharding,
     ShardingError,
 )
-from torch_hlo.hlo.sharding.sharding_text import common_mesh, onto, parse_sharding
-
+from ..sharding.sharding_text import common_mesh, onto, parse_sharding
 from .attributes import Raw
 from .operation import Operation
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from torch_hlo.hlo.ir import Instruction, Size, dim_max, dim_min
+from ..ir import Instruction, Size, dim_max, dim_min
 
 MAX_SIZES = 64
 _ARITHMETIC: dict[str, Callable[[Size, Size], Size]] = {

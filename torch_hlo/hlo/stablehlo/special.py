@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from functools import wraps
 
-from torch_hlo.hlo.ir import DTYPES, Instruction, ShapeError, build as b, instr
-from torch_hlo.hlo.ir.coefficients import DIGAMMA, LANCZOS, ZETA
+from ..ir import DTYPES, Instruction, ShapeError, build as b, instr
+from ..ir.coefficients import DIGAMMA, LANCZOS, ZETA
 
 
 class E:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Ints, Shape, tuple_shape
-from torch_hlo.hlo.text.scanner import MAX_INT, Scanner
+
+from ..ir import Ints, Shape, tuple_shape
+from ..text.scanner import MAX_INT, Scanner
 
 UNKNOWN = -1  # in `dims`: a size that the text leaves open
 MAX_DEPTH = 50

@@ -3,8 +3,7 @@ what StableHLO lacks. Shardings are Shardy's."""
 
 import re
 
-from torch_hlo.hlo.ir import Module
-
+from ..ir import Module
 from . import write_ops
 from .writer import Program, WriteError, mesh_text
 

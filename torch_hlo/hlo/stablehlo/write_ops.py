@@ -4,9 +4,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_hlo.hlo.ir import OPCODES, Instruction, Shape
-from torch_hlo.hlo.sharding.sharding_text import to_xla
-
+from ..ir import OPCODES, Instruction, Shape
+from ..sharding.sharding_text import to_xla
 from .types import type_text
 from .writer import (
     WriteError,

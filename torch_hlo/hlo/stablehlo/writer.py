@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Ints, Literal, Shape
-from torch_hlo.hlo.sharding.sharding import Mesh, Placement, Sharding
-from torch_hlo.hlo.text.printer import quoted
-
+from ..ir import DTYPES, Computation, Instruction, Ints, Literal, Shape
+from ..sharding.sharding import Mesh, Placement, Sharding
+from ..text.printer import quoted
 from .types import type_text
 
 # Opcodes without a line of their own, or that say their sharding themselves

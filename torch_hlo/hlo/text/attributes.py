@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Ints, Shape, Size, WindowDim, tuple_shape
-from torch_hlo.hlo.sharding.sharding import (
+
+from ..ir import Ints, Shape, Size, WindowDim, tuple_shape
+from ..sharding.sharding import (
     MAX_DEVICES,
     MAX_RANK,
     Axis,
     Mesh,
     ShardingError,
 )
-
 from .scanner import SIZE, STRING, Scanner, element_type, parse_size, split_sizes, unescape
 
 NAME = re.compile(r"%?([A-Za-z0-9_][\w.\-]*+)|%\"([^\"\n]+)\"")

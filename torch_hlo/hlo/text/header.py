@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from torch_hlo.hlo.ir import Shape
-from torch_hlo.hlo.sharding.sharding import MAX_DEVICES
-
+from ..ir import Shape
+from ..sharding.sharding import MAX_DEVICES
 from . import attributes
 from .attributes import raw, shape
 from .scanner import Scanner, unescape

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir import DTYPES, OPCODES, Instruction, Shape, instr, postorder, replace
-
+from ..ir import DTYPES, OPCODES, Instruction, Shape, instr, postorder, replace
 from .attributes import plain
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir import DTYPES, Literal, Shape, encode, numpy_dtype
-
+from ..ir import DTYPES, Literal, Shape, encode, numpy_dtype
 from .scanner import ErrorAt
 
 _COMMENT = re.compile(r"/\*(?s:.*?)\*/")

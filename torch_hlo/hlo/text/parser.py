@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_hlo.hlo.ir import (
+from ..ir import (
     COMMON_ATTRS,
     META,
     OPCODES,
@@ -36,18 +36,17 @@ from torch_hlo.hlo.ir import (
     symbols,
     tuple_shape,
 )
-from torch_hlo.hlo.sharding.sharding import (
+from ..sharding.sharding import (
     Mesh,
     Placement,
     Sharding,
     ShardingError,
 )
-from torch_hlo.hlo.sharding.sharding_text import (
+from ..sharding.sharding_text import (
     common_mesh,
     mesh_from_text,
     parse_sharding,
 )
-
 from . import attributes
 from .attributes import ATTRIBUTES, HARMLESS, Ref, name, plain, raw, shape
 from .header import HEADER

@@ -17,20 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir.dim import Dim, Size
-from torch_hlo.hlo.ir.instruction import (
+from ..ir.dim import Dim, Size
+from ..ir.instruction import (
     META,
     Computation,
     Instruction,
     Module,
     called,
 )
-from torch_hlo.hlo.ir.literal import Literal
-from torch_hlo.hlo.ir.opcodes import COMMON_ATTRS, OPCODES
-from torch_hlo.hlo.ir.shape import DTYPES, Shape
-from torch_hlo.hlo.ir.window import Window
-from torch_hlo.hlo.sharding.sharding import sharding_text
-from torch_hlo.hlo.sharding.sharding_text import to_xla
+from ..ir.literal import Literal
+from ..ir.opcodes import COMMON_ATTRS, OPCODES
+from ..ir.shape import DTYPES, Shape
+from ..ir.window import Window
+from ..sharding.sharding import sharding_text
+from ..sharding.sharding_text import to_xla
 
 STYLES = ("canonical", "full", "xla", "short")
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from torch_hlo.hlo.ir import DTYPES, Size, parse_dim
+from ..ir import DTYPES, Size, parse_dim
 
 MAX_INT = (1 << 63) - 1
 _SPACE = re.compile(r"(?:\s++|/\*(?s:.*?)\*/|//[^\n]*+)*+")

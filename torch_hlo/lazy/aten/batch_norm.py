@@ -3,8 +3,7 @@ of rows, which give theirs a size."""
 
 import torch
 
-from torch_hlo.lazy.record import aten, call, handles, inference, meta as metas
-
+from ..record import aten, call, handles, inference, meta as metas
 from .mutation import assign, mutator
 from .strides import resize
 

@@ -2,7 +2,9 @@
 
 import torch
 
-from torch_hlo.lazy.record import (
+from torch_hlo.lowering.core import Node, Out
+
+from ..record import (
     Array,
     HloTensor,
     Meta,
@@ -21,9 +23,7 @@ from torch_hlo.lazy.record import (
     session,
     write,
 )
-from torch_hlo.lazy.record.tensor import upload
-from torch_hlo.lowering.core import Node, Out
-
+from ..record.tensor import upload
 from .mutation import on_memory
 
 # ---- copies

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 
 from torch_hlo import config
-from torch_hlo.lazy.record import (
+from torch_hlo.lowering.core import Out
+from torch_hlo.pytorch.operators import OpOverload
+
+from ..record import (
     HloTensor,
     aten,
     call,
@@ -21,8 +24,6 @@ from torch_hlo.lazy.record import (
     meta as metas,
     session,
 )
-from torch_hlo.lowering.core import Out
-from torch_hlo.pytorch.operators import OpOverload
 
 
 # composite kernels call `item` itself

@@ -14,7 +14,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from torch_hlo import config, metrics
-from torch_hlo.lazy.record import (
+from torch_hlo.lowering.core import NO_KWARGS, RECORDING
+from torch_hlo.pytorch.operators import OpOverload
+
+from ..record import (
     TABLE,
     Handler,
     after_traces,
@@ -27,10 +30,7 @@ from torch_hlo.lazy.record import (
     storage,
     tensor,
 )
-from torch_hlo.lazy.record.handlers import BY_ID, MAKERS, Foreign, find
-from torch_hlo.lowering.core import NO_KWARGS, RECORDING
-from torch_hlo.pytorch.operators import OpOverload
-
+from ..record.handlers import BY_ID, MAKERS, Foreign, find
 from . import batch_norm, copies, data_dependent, indexing, judged, mutation, strides, view_ops
 
 _ENTRIES: dict[int, Handler] = {}  # handlers by their op's id, as `entry` made them

@@ -5,7 +5,7 @@ on the mask, is recorded as a `where`.
 import torch
 from torch import Tensor
 
-from torch_hlo.lazy.record import (
+from ..record import (
     HloTensor,
     aten,
     call,
@@ -15,7 +15,6 @@ from torch_hlo.lazy.record import (
     recording,
     to_cpu,
 )
-
 from .mutation import assign, on_memory, put_expanded
 
 # ---- indexing with masks, and with indices on the CPU

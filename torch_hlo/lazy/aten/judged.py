@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import torch
 
-from torch_hlo.lazy.record import Handler, HloTensor, aten, call, conditions, handles, recording
-from torch_hlo.lazy.record.meta import numel
 from torch_hlo.pytorch.operators import OpOverload
+
+from ..record import Handler, HloTensor, aten, call, conditions, handles, recording
+from ..record.meta import numel
 
 
 def _judging(

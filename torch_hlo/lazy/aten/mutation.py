@@ -15,7 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_hlo.lazy.record import (
+from torch_hlo.lowering.core import Node, Out, further, is_pointwise, recorded
+from torch_hlo.pytorch import plain_sizes
+from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.registration import PLACE
+
+from ..record import (
     Handler,
     HloTensor,
     Meta,
@@ -37,14 +42,9 @@ from torch_hlo.lazy.record import (
     to_cpu,
     write,
 )
-from torch_hlo.lazy.record.recording import Arguments, operands
-from torch_hlo.lazy.record.storage import write_all
-from torch_hlo.lazy.record.views import has_lazy_bits
-from torch_hlo.lowering.core import Node, Out, further, is_pointwise, recorded
-from torch_hlo.pytorch import plain_sizes
-from torch_hlo.pytorch.operators import OpOverload
-from torch_hlo.pytorch.registration import PLACE
-
+from ..record.recording import Arguments, operands
+from ..record.storage import write_all
+from ..record.views import has_lazy_bits
 from .strides import resize
 
 IDEMPOTENT = frozenset("fill_ zero_".split())  # may write the same element twice

@@ -7,7 +7,10 @@ import sys
 
 import torch
 
-from torch_hlo.lazy.record import (
+from torch_hlo.lowering.core import Node, Out
+from torch_hlo.pytorch.operators import OpOverload
+
+from ..record import (
     Handler,
     HloTensor,
     Meta,
@@ -23,10 +26,7 @@ from torch_hlo.lazy.record import (
     recording,
     views,
 )
-from torch_hlo.lazy.record.tensor import set_memory, strided
-from torch_hlo.lowering.core import Node, Out
-from torch_hlo.pytorch.operators import OpOverload
-
+from ..record.tensor import set_memory, strided
 from .view_ops import outside_inference_mode
 
 

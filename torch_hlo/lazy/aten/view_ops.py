@@ -8,7 +8,11 @@ from functools import partial
 import torch
 
 from torch_hlo.hlo.ir import Shape
-from torch_hlo.lazy.record import (
+from torch_hlo.lowering.core import TAPE
+from torch_hlo.pytorch import plain_sizes
+from torch_hlo.pytorch.operators import OpOverload
+
+from ..record import (
     TABLE,
     Handler,
     Meta,
@@ -24,10 +28,7 @@ from torch_hlo.lazy.record import (
     meta as metas,
     nested,
 )
-from torch_hlo.lazy.record.views import chain
-from torch_hlo.lowering.core import TAPE
-from torch_hlo.pytorch import plain_sizes
-from torch_hlo.pytorch.operators import OpOverload
+from ..record.views import chain
 
 # ---- views
 

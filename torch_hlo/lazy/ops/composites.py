@@ -20,8 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_hlo.lazy.aten import dispatch
-from torch_hlo.lazy.record import (
+from torch_hlo.lowering.core import LOWERINGS
+from torch_hlo.pytorch import autocast, operators, participants
+from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.registration import PLACE
+
+from ..aten import dispatch
+from ..record import (
     HloTensor,
     Meta,
     aten,
@@ -33,12 +38,7 @@ from torch_hlo.lazy.record import (
     meta as metas,
     recording,
 )
-from torch_hlo.lazy.record.meta import Result
-from torch_hlo.lowering.core import LOWERINGS
-from torch_hlo.pytorch import autocast, operators, participants
-from torch_hlo.pytorch.operators import OpOverload
-from torch_hlo.pytorch.registration import PLACE
-
+from ..record.meta import Result
 from . import ctc, recurrent, sparse
 
 _LIBRARIES: list[torch.library.Library] = []
@@ -69,7 +69,7 @@ def register() -> None:
     every = torch.library.Library("_", "IMPL")
     _LIBRARIES.extend((library, every))  # a library that is collected takes its kernels along
     every.fallback(_backend_select, key)
-    from torch_hlo.lazy.aten.copies import copy_from
+    from ..aten.copies import copy_from
 
     for maker in _QUANTIZED_MAKERS if key != "XLA" else ():  # which has no such key
         library.impl(maker, _no_quantized, f"Quantized{key}")
@@ -127,7 +127,7 @@ def _kernel(op: OpOverload):
 def _moved(x: Tensor, **options: Any) -> Tensor:
     """`x` as a tensor of this device, or with another dtype; without PyTorch's dispatcher, in which
     a mode may be under way."""
-    from torch_hlo.lazy.aten.copies import copy_from
+    from ..aten.copies import copy_from
 
     dtype, form = options.get("dtype") or x.dtype, options.get("memory_format")
     plain = type(x) in checks.PLAIN and x.device.type == "cpu" and x.layout is torch.strided
@@ -245,7 +245,7 @@ def _nested_list(args: tuple, kwargs: dict) -> Tensor:
 
 def _writing_out(op: OpOverload) -> Callable[..., Any]:
     """Kernel of an `out=` overload: the functional overload, then a copy."""
-    from torch_hlo.lazy.aten.mutation import functional_twin
+    from ..aten.mutation import functional_twin
 
     twin = functional_twin(op)
 

@@ -23,7 +23,18 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torch_hlo.hlo.ir import Shape
-from torch_hlo.lazy.record import (
+from torch_hlo.lowering.core import (
+    RECORDING,
+    SERIALS,
+    TORCH_TO_HLO,
+    Node,
+    Out,
+    Subgraph,
+    looks,
+)
+from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
+
+from ..record import (
     Array,
     Engine,
     HloTensor,
@@ -36,18 +47,8 @@ from torch_hlo.lazy.record import (
     read,
     session,
 )
-from torch_hlo.lazy.record.recording import source
-from torch_hlo.lazy.run.fingerprint import Graph, operands
-from torch_hlo.lowering.core import (
-    RECORDING,
-    SERIALS,
-    TORCH_TO_HLO,
-    Node,
-    Out,
-    Subgraph,
-    looks,
-)
-from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
+from ..record.recording import source
+from ..run.fingerprint import Graph, operands
 
 hop = torch.ops.higher_order
 

@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from torch_hlo.lazy.aten import dispatch
-from torch_hlo.lazy.record import HloTensor, conditions, from_cpu
 from torch_hlo.lowering.nn.ctc import CTC, CTC_BACKWARD
+
+from ..aten import dispatch
+from ..record import HloTensor, conditions, from_cpu
 
 
 class _Loss(torch.autograd.Function):

@@ -15,7 +15,13 @@ from collections.abc import Callable
 
 import torch
 
-from torch_hlo.lazy.record import (
+from torch_hlo.lowering.core import Node
+from torch_hlo.lowering.spmd.collective import REDUCTIONS, format_groups
+from torch_hlo.pytorch import tensors
+from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.tensors import done_work, process_group, wait_work
+
+from ..record import (
     Handler,
     HloTensor,
     aten,
@@ -28,12 +34,7 @@ from torch_hlo.lazy.record import (
     recording,
     session,
 )
-from torch_hlo.lazy.record.tensor import alias
-from torch_hlo.lowering.core import Node
-from torch_hlo.lowering.spmd.collective import REDUCTIONS, format_groups
-from torch_hlo.pytorch import tensors
-from torch_hlo.pytorch.operators import OpOverload
-from torch_hlo.pytorch.tensors import done_work, process_group, wait_work
+from ..record.tensor import alias
 
 functional = torch.ops._c10d_functional
 _ONLY_READ = frozenset("send barrier monitored_barrier_ check_for_nan".split())

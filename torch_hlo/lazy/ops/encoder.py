@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torch_hlo.lazy.record import HloTensor, aten, handlers
 from torch_hlo.pytorch import participants, tensors
+
+from ..record import HloTensor, aten, handlers
 
 
 class Padded(Tensor):

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, fx
 
 from torch_hlo import config
-from torch_hlo.lazy.record import conditions, session
 from torch_hlo.lowering.core import looks
 from torch_hlo.lowering.fx.fx_graph import any_check, source_line
 from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.graphs import dense_kernel
 
+from ..record import conditions, session
 from . import control
 
 Tensors = Sequence[Tensor]

@@ -20,9 +20,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from torch_hlo.lazy.record import Array, HloTensor, Number, session
-from torch_hlo.lazy.record.filled import FILLS
 from torch_hlo.lowering.core import HLO_TO_TORCH, RECORDING, TAPE, Out
+
+from ..record import Array, HloTensor, Number, session
+from ..record.filled import FILLS
 
 # Optimizers whose step depends on its number -> the option of their groups that keeps the number on
 # the device.

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torch_hlo.lazy.aten import dispatch
-from torch_hlo.lazy.record import HloTensor, aten, decompose, inference, meta as metas
 from torch_hlo.lowering.nn.rnn import RECURRENT, RECURRENT_BACKWARD, layers_of
 from torch_hlo.pytorch import autocast, participants
+
+from ..aten import dispatch
+from ..record import HloTensor, aten, decompose, inference, meta as metas
 
 # ---- one time step in ordinary ops: (gates of the inputs, gates of the hidden state, state) -> new
 # state

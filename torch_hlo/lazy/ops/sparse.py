@@ -17,7 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_hlo.lazy.record import (
+from torch_hlo.pytorch import operators, participants, tensors
+from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.registration import PLACE
+
+from ..record import (
     aten,
     conditions,
     decompose,
@@ -27,9 +31,6 @@ from torch_hlo.lazy.record import (
     recording,
     to_cpu,
 )
-from torch_hlo.pytorch import operators, participants, tensors
-from torch_hlo.pytorch.operators import OpOverload
-from torch_hlo.pytorch.registration import PLACE
 
 COO, CSR, CSC = torch.sparse_coo, torch.sparse_csr, torch.sparse_csc
 _NAMES = {

@@ -29,10 +29,10 @@ from torch_hlo import log
 from torch_hlo.device import multi_device
 from torch_hlo.hlo.sharding.collective import CollectiveError
 from torch_hlo.hlo.sharding.sharding import Sharding
-from torch_hlo.lazy.record import Binding, Effect
 from torch_hlo.lowering.core import Node, Out
 from torch_hlo.lowering.spmd.sharding import decode, encode
 
+from ..record import Binding, Effect
 from . import spmd
 from .fingerprint import INDEX_BITS, OPS, Graph
 from .journal import Journal

@@ -31,7 +31,9 @@ from torch_hlo.device.cpu import trim
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.sharding.collective import CollectiveError, nothing
-from torch_hlo.lazy.record import (
+from torch_hlo.lowering.core import RECORDING, TAPE, Node, Out, lower
+
+from ..record import (
     Array,
     Binding,
     Effect,
@@ -47,10 +49,8 @@ from torch_hlo.lazy.record import (
     pending_storages,
     session,
 )
-from torch_hlo.lazy.record.storage import take_effects
-from torch_hlo.lazy.record.tensor import make_ahead
-from torch_hlo.lowering.core import RECORDING, TAPE, Node, Out, lower
-
+from ..record.storage import take_effects
+from ..record.tensor import make_ahead
 from . import executor, nan_checks, spmd, transfer
 from .agreement import Meeting
 from .fingerprint import Graph, collect, operands

@@ -21,13 +21,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torch_hlo import config
-from torch_hlo.lazy.aten import dispatch
-from torch_hlo.lazy.record import Array, Number, aten, fresh, meta as metas, session
-from torch_hlo.lazy.record.views import HOST_OPS
-from torch_hlo.lazy.run import nan_checks
-from torch_hlo.lazy.run.nan_checks import can_be_nan
 from torch_hlo.lowering.core.graph import Node, Out
 from torch_hlo.lowering.core.registry import HLO_TO_TORCH, is_random
+
+from ..aten import dispatch
+from ..record import Array, Number, aten, fresh, meta as metas, session
+from ..record.views import HOST_OPS
+from . import nan_checks
+from .nan_checks import can_be_nan
 
 _FLASH = aten._scaled_dot_product_flash_attention_for_cpu
 TIMES = 8  # PyTorch's error, and what rounding operands does

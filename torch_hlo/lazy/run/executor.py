@@ -34,8 +34,9 @@ from torch_hlo.device.cpu.workers import WORKERS
 from torch_hlo.device.interfaces import Program
 from torch_hlo.device.memory import Buffer
 from torch_hlo.hlo.sharding.collective import named
-from torch_hlo.lazy.record import session
 from torch_hlo.pytorch import participants
+
+from ..record import session
 
 DEPTH = 2
 # seconds of a program that its caller runs himself: another thread would not even have woken up

@@ -18,8 +18,9 @@ wiring, so that a key without them (one program for many sizes) can be derived f
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from torch_hlo.lazy.record import Array, Number
 from torch_hlo.lowering.core import STATIC, Node, Out, Subgraph
+
+from ..record import Array, Number
 
 INDEX_BITS = 20  # in keys: which result of a node
 # id -> op of every op that occurs in a key; ops live as long as the process

@@ -25,9 +25,9 @@ import torch
 
 from torch_hlo.device.cpu.native import NativeProgram
 from torch_hlo.hlo.ir import Dim, Ints, Shape, Size, function, symbol
-from torch_hlo.lazy.record import Array
 from torch_hlo.lowering.core import Leaf, Node, Out
 
+from ..record import Array
 from .fingerprint import Graph
 
 aten = torch.ops.aten

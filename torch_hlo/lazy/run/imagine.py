@@ -17,10 +17,10 @@ from math import prod
 import torch
 
 from torch_hlo.hlo.ir import Ints, Shape
-from torch_hlo.lazy.record import Array, Number, blank, inference, meta as metas
 from torch_hlo.lowering.core import HLO_TO_TORCH, Node, Out
 from torch_hlo.pytorch.operators import OpOverload, integers
 
+from ..record import Array, Number, blank, inference, meta as metas
 from . import generalize
 from .fingerprint import Graph
 

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch_hlo.device.sharded import ShardedBuffer
-from torch_hlo.lazy.record import Array
 from torch_hlo.lowering.core import TAPE, Node, Out
 from torch_hlo.lowering.spmd.sharding import ANNOTATIONS
 
+from ..record import Array
 from .fingerprint import collect
 
 

@@ -23,9 +23,9 @@ from torch_hlo.device.interfaces import Program
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.hlo.ir import Ints, Shape
 from torch_hlo.hlo.sharding.collective import nothing
-from torch_hlo.lazy.record import Array, Binding, Number, Storage, session, storage
 from torch_hlo.lowering.core import TAPE, Out
 
+from ..record import Array, Binding, Number, Storage, session, storage
 from . import executor, spmd
 from .executor import Job
 

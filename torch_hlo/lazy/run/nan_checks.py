@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_hlo.hlo.ir import Shape
-from torch_hlo.lazy.record import Array, HloTensor, Number, fresh, meta as metas, read, session
 from torch_hlo.lowering.core import HLO_TO_TORCH, TORCH_TO_HLO, Node, Out, looks
 from torch_hlo.lowering.random.threefry import turn_seed
 from torch_hlo.pytorch.registration import PLACE
 
+from ..record import Array, HloTensor, Number, fresh, meta as metas, read, session
 from .fingerprint import collect
 
 if TYPE_CHECKING:

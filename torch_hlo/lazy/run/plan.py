@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from torch_hlo.device.memory import Buffer
 from torch_hlo.hlo.ir import Ints, Shape
-from torch_hlo.lazy.record import Array, Binding, Number
 from torch_hlo.lowering.core import Out
 
+from ..record import Array, Binding, Number
 from . import spmd
 from .fingerprint import Graph, collect
 from .launch import Compiled

@@ -11,10 +11,10 @@ from torch_hlo.device.cpu.workers import WORKERS
 from torch_hlo.device.interfaces import Program
 from torch_hlo.device.memory import Buffer
 from torch_hlo.hlo.ir import Ints
-from torch_hlo.lazy.record import Array, session
 from torch_hlo.lowering.core import Leaf, lower
 from torch_hlo.pytorch import participants
 
+from ..record import Array, session
 from . import dump, executor, explain, generalize, imagine, spmd
 from .fingerprint import Graph
 from .launch import Compiled

@@ -17,10 +17,10 @@ from torch_hlo.device.sharded import PartitionedProgram, Placed, ShardedBuffer, 
 from torch_hlo.hlo.ir import Module
 from torch_hlo.hlo.ir.numeric import decode as decode_array
 from torch_hlo.hlo.sharding.sharding import Mesh, Sharding, ShardingError
-from torch_hlo.lazy.record import Array, Storage, session
 from torch_hlo.lowering.core import lower
 from torch_hlo.lowering.spmd.sharding import ANNOTATIONS, decode
 
+from ..record import Array, Storage, session
 from . import executor
 from .fingerprint import Graph
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from torch_hlo.device.memory import Buffer, Memory
-from torch_hlo.lazy.record import views
 from torch_hlo.lowering.core import HLO_TO_TORCH
 from torch_hlo.pytorch import participants
 
+from ..record import views
 from . import spmd
 
 NUMBERS = {

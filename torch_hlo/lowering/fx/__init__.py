@@ -4,4 +4,4 @@ In: a `torch.fx.GraphModule`, an `ExportedProgram`. Out: `FxGraph` (fx_graph.py)
 outputs for `core.graph.lower`. The top room of lowering: it may import every other one, none of
 them imports it. Importing it fills `core.registry.HIGHER_ORDER`."""
 
-from torch_hlo.lowering.fx import higher_order  # noqa: F401
+from . import higher_order  # noqa: F401

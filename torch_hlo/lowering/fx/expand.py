@@ -10,9 +10,10 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from torch_hlo.lowering.core import LOWERINGS, LoweringError
 from torch_hlo.pytorch.graphs import FakeTensorMode, dense_kernel, existing
 from torch_hlo.pytorch.operators import OpOverload, core_decompositions
+
+from ..core import LOWERINGS, LoweringError
 
 hop = torch.ops.higher_order
 

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Dim, Size
-from torch_hlo.lowering.core import LoweringError
 
+from ..core import LoweringError
 from .fx_size import size_of, size_of_expression
 
 Condition = tuple[str, Size, Size]

@@ -17,7 +17,10 @@ from torch.utils import _pytree as pytree
 
 from torch_hlo.hlo.ir import Dim, Shape, Size
 from torch_hlo.log import OURS
-from torch_hlo.lowering.core import (
+from torch_hlo.pytorch.graphs import with_effects
+from torch_hlo.pytorch.operators import HigherOrderOperator, OpOverload
+
+from ..core import (
     HIGHER_ORDER,
     Leaf,
     Lift,
@@ -27,10 +30,7 @@ from torch_hlo.lowering.core import (
     is_random,
     look,
 )
-from torch_hlo.lowering.core.looks import TOKEN, Check, Logged, log
-from torch_hlo.pytorch.graphs import with_effects
-from torch_hlo.pytorch.operators import HigherOrderOperator, OpOverload
-
+from ..core.looks import TOKEN, Check, Logged, log
 from .expand import EXPANDED, RANDOM, expanded, node_arguments, traced_again
 from .fx_size import Layout, layout_of, shape_of, size_of
 

@@ -12,7 +12,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Ints, Shape, Size, dim_max, dim_min, symbol
-from torch_hlo.lowering.core import TORCH_TO_HLO, LoweringError
+
+from ..core import TORCH_TO_HLO, LoweringError
 
 
 def size_of(x: int | torch.SymInt) -> Size:

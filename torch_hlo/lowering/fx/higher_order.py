@@ -14,7 +14,9 @@ from torch import fx
 
 from torch_hlo.hlo.ir import Computation, Dim, Instruction, Shape, instr
 from torch_hlo.hlo.ir.literal import literal
-from torch_hlo.lowering.core import (
+from torch_hlo.pytorch.operators import OpOverload
+
+from ..core import (
     HIGHER_ORDER,
     LOWERINGS,
     Leaf,
@@ -33,12 +35,10 @@ from torch_hlo.lowering.core import (
     slice_dim,
     tupled,
 )
-from torch_hlo.lowering.core.graph import apply
-from torch_hlo.lowering.core.looks import TOKEN
-from torch_hlo.lowering.core.opaque import opaque
-from torch_hlo.lowering.random.threefry import turn_seeds
-from torch_hlo.pytorch.operators import OpOverload
-
+from ..core.graph import apply
+from ..core.looks import TOKEN
+from ..core.opaque import opaque
+from ..random.threefry import turn_seeds
 from .expand import existing
 from .fx_graph import FxGraph, from_fx
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction, build
-from torch_hlo.lowering.core import (
+
+from ..core import (
     LOWERINGS,
     Expr,
     Operand,
@@ -17,7 +18,7 @@ from torch_hlo.lowering.core import (
     nested,
     promote,
 )
-from torch_hlo.lowering.linalg.matmul import grouped_mm
+from ..linalg.matmul import grouped_mm
 
 
 def fma(a: Operand, b: Operand, c: Operand) -> Instruction:

@@ -9,7 +9,8 @@ import torch
 
 from torch_hlo.hlo.ir import DTYPES, Instruction, Shape, Size, instr
 from torch_hlo.hlo.ir.literal import literal
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     absolute,
     add_dim,
@@ -25,9 +26,8 @@ from torch_hlo.lowering.core import (
     sqrt,
     where,
 )
-from torch_hlo.lowering.reduction.reduce import fold, norm
-from torch_hlo.lowering.shape.view import sum_to
-
+from ..reduction.reduce import fold, norm
+from ..shape.view import sum_to
 from .matmul import dot
 
 aten = torch.ops.aten

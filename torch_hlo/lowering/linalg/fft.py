@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, build
-from torch_hlo.lowering.core import Expr, LoweringError, axis, expected, lowers, move_dim, promote
+
+from ..core import Expr, LoweringError, axis, expected, lowers, move_dim, promote
 
 aten = torch.ops.aten
 

@@ -14,9 +14,10 @@ import torch
 
 from torch_hlo.compiler.linalg.lapack import SYMBOLS
 from torch_hlo.device.cpu import symbols
-from torch_hlo.lowering.core import Results, expected_shapes, lowers
-from torch_hlo.lowering.core.opaque import opaque
 from torch_hlo.pytorch.operators import OpOverload
+
+from ..core import Results, expected_shapes, lowers
+from ..core.opaque import opaque
 
 aten = torch.ops.aten
 

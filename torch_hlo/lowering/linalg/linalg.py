@@ -14,7 +14,8 @@ import torch
 
 from torch_hlo.compiler.linalg.linalg import LU, QR, qr_memory
 from torch_hlo.hlo.ir import Instruction, Size, build
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     Results,
     absolute,
@@ -39,11 +40,10 @@ from torch_hlo.lowering.core import (
     where,
     while_loop,
 )
-from torch_hlo.lowering.core.opaque import opaque
-from torch_hlo.lowering.core.shaping import iota
-from torch_hlo.lowering.pointwise.pointwise import conjugate, sgn
-from torch_hlo.lowering.reduction.reduce import arg_extreme, fold
-
+from ..core.opaque import opaque
+from ..core.shaping import iota
+from ..pointwise.pointwise import conjugate, sgn
+from ..reduction.reduce import arg_extreme, fold
 from .matmul import matrix_product
 
 aten = torch.ops.aten

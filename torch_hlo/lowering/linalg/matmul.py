@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from torch_hlo.hlo.ir import Instruction, build, instr
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     Results,
     Scalar,
@@ -24,7 +25,7 @@ from torch_hlo.lowering.core import (
     slice_dim,
     where,
 )
-from torch_hlo.lowering.pointwise.pointwise import conjugate
+from ..pointwise.pointwise import conjugate
 
 aten = torch.ops.aten
 

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch_hlo.compiler.matmul.dot_narrow import GROUPS
 from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.instruction import Instruction
-from torch_hlo.lowering.core import named_call, promote
-from torch_hlo.lowering.core.expr import Expr, binary
-from torch_hlo.lowering.core.promote import reshape
-from torch_hlo.lowering.core.registry import expected, guard, lowers
-from torch_hlo.lowering.core.shaping import (
+
+from ..core import named_call, promote
+from ..core.expr import Expr, binary
+from ..core.promote import reshape
+from ..core.registry import expected, guard, lowers
+from ..core.shaping import (
     concatenate,
     permute,
     reduce,
@@ -23,7 +24,7 @@ from torch_hlo.lowering.core.shaping import (
     slice_dim,
     stack,
 )
-from torch_hlo.lowering.linalg.matmul import dot
+from .matmul import dot
 
 aten = torch.ops.aten
 

@@ -21,7 +21,8 @@ from torch_hlo.hlo.ir import (
     Shape,
     Size,
 )
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     Operand,
     Results,
@@ -42,10 +43,10 @@ from torch_hlo.lowering.core import (
     rsqrt,
     where,
 )
-from torch_hlo.lowering.linalg.matmul import dot
-from torch_hlo.lowering.random.distributions import keep_mask
-from torch_hlo.lowering.reduction.reduce import fold, keep
-from torch_hlo.lowering.shape.view import sum_to
+from ..linalg.matmul import dot
+from ..random.distributions import keep_mask
+from ..reduction.reduce import fold, keep
+from ..shape.view import sum_to
 
 aten = torch.ops.aten
 

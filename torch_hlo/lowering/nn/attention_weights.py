@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from torch_hlo.hlo.ir import Computation, Instruction, instr, parameters_of, product, tuple_shape
-from torch_hlo.lowering.core import Expr, exp, log, lowers, reshape
-from torch_hlo.lowering.reduction.reduce import fold, keep
+
+from ..core import Expr, exp, log, lowers, reshape
+from ..reduction.reduce import fold, keep
 
 _library = torch.library.Library("torch_hlo", "FRAGMENT")
 _library.define("attention_weights(Tensor scores) -> (Tensor, Tensor, Tensor)")

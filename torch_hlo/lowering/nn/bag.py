@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     Results,
     broadcast_to,
@@ -21,8 +22,8 @@ from torch_hlo.lowering.core import (
     slice_dim,
     where,
 )
-from torch_hlo.lowering.core.shaping import iota
-from torch_hlo.lowering.reduction.reduce import fold
+from ..core.shaping import iota
+from ..reduction.reduce import fold
 
 aten = torch.ops.aten
 SUM, MEAN, MAX = 0, 1, 2

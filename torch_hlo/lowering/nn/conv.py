@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, WindowDim, build
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     LoweringError,
     Results,

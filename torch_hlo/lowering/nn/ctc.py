@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     add_dim,
     concatenate,

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, product, row_major_strides
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     absolute,
     add_dim,
@@ -34,8 +35,8 @@ from torch_hlo.lowering.core import (
     stack,
     where,
 )
-from torch_hlo.lowering.core.shaping import iota
-from torch_hlo.lowering.reduction.reduce import fold
+from ..core.shaping import iota
+from ..reduction.reduce import fold
 
 aten = torch.ops.aten
 LINEAR, NEAREST, CUBIC = 0, 1, 2

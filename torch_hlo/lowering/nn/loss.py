@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     Scalar,
     absolute,
@@ -26,9 +27,9 @@ from torch_hlo.lowering.core import (
     take_along,
     where,
 )
-from torch_hlo.lowering.core.shaping import iota
-from torch_hlo.lowering.reduction.reduce import average, fold, result
-from torch_hlo.lowering.shape.cumulative import prefix
+from ..core.shaping import iota
+from ..reduction.reduce import average, fold, result
+from ..shape.cumulative import prefix
 
 aten = torch.ops.aten
 MEAN, SUM = 1, 2

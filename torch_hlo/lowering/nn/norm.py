@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Ints, Size, build
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     Results,
     broadcast_to,
@@ -20,7 +21,7 @@ from torch_hlo.lowering.core import (
     sqrt,
     square,
 )
-from torch_hlo.lowering.reduction.reduce import (
+from ..reduction.reduce import (
     average,
     count,
     fold,

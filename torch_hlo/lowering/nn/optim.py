@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.lowering.core import (
+from torch_hlo.pytorch.operators import OpOverload
+
+from ..core import (
     LOWERINGS,
     Expr,
     Operand,
@@ -31,8 +33,7 @@ from torch_hlo.lowering.core import (
     sqrt,
     where,
 )
-from torch_hlo.lowering.reduction.reduce import fold, result, vector_norm
-from torch_hlo.pytorch.operators import OpOverload
+from ..reduction.reduce import fold, result, vector_norm
 
 aten = torch.ops.aten
 

@@ -20,7 +20,8 @@ from torch_hlo.hlo.ir import (
     instr,
     row_major_strides,
 )
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     add_dim,
     broadcast_to,
@@ -41,9 +42,9 @@ from torch_hlo.lowering.core import (
     take_along,
     where,
 )
-from torch_hlo.lowering.core.shaping import iota
-from torch_hlo.lowering.linalg.matmul import dot
-from torch_hlo.lowering.reduction.reduce import arg_extreme, average
+from ..core.shaping import iota
+from ..linalg.matmul import dot
+from ..reduction.reduce import arg_extreme, average
 
 aten = torch.ops.aten
 

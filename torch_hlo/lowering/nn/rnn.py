@@ -15,7 +15,8 @@ from torch import Tensor
 
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, build
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     LoweringError,
     Results,
@@ -36,8 +37,8 @@ from torch_hlo.lowering.core import (
     tanh,
     where,
 )
-from torch_hlo.lowering.core.shaping import iota
-from torch_hlo.lowering.linalg.matmul import dot, linear
+from ..core.shaping import iota
+from ..linalg.matmul import dot, linear
 
 aten = torch.ops.aten
 

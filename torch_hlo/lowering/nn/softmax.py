@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     axis,
     compute,
@@ -19,7 +20,7 @@ from torch_hlo.lowering.core import (
     promote,
     where,
 )
-from torch_hlo.lowering.reduction.reduce import fold, keep
+from ..reduction.reduce import fold, keep
 
 aten = torch.ops.aten
 

@@ -17,7 +17,8 @@ import torch
 
 from torch_hlo.hlo.evaluate.evaluate import evaluate
 from torch_hlo.hlo.ir import Computation, Instruction, Size, build, instr
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     LoweringError,
     Weak,
@@ -36,7 +37,7 @@ from torch_hlo.lowering.core import (
     scatter_dim,
     where,
 )
-from torch_hlo.lowering.core.shaping import iota
+from ..core.shaping import iota
 
 aten = torch.ops.aten
 # outputs that one source position went to, for which reading them beats adding at computed places

@@ -5,7 +5,8 @@ import math
 import torch
 
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     Scalar,
     Term,
@@ -26,8 +27,7 @@ from torch_hlo.lowering.core import (
     tanh,
     where,
 )
-from torch_hlo.lowering.core.elementwise import apply
-
+from ..core.elementwise import apply
 from .pointwise import conjugate
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torch_hlo.lowering.core import (
+from ..core import (
     Expr,
     absolute,
     cos,

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     Operand,
     Scalar,
@@ -47,8 +48,7 @@ from torch_hlo.lowering.core import (
     where,
     while_loop,
 )
-from torch_hlo.lowering.core.elementwise import apply
-
+from ..core.elementwise import apply
 from .pointwise import exp2, is_bool, is_complex, signbit
 
 aten = torch.ops.aten

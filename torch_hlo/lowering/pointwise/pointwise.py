@@ -7,7 +7,8 @@ from functools import partial
 import torch
 
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     absolute,
     atan2,
@@ -40,7 +41,7 @@ from torch_hlo.lowering.core import (
     unary,
     where,
 )
-from torch_hlo.lowering.core.elementwise import apply
+from ..core.elementwise import apply
 
 aten = torch.ops.aten
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, instr
-from torch_hlo.lowering.core import LOWERINGS, Expr, expected, lowers, promote
-from torch_hlo.lowering.core.expr import iota
 
+from ..core import LOWERINGS, Expr, expected, lowers, promote
+from ..core.expr import iota
 from . import binary, pointwise, special
 
 SHARED = (binary, pointwise, special)  # prims share their lowerings

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     Operand,
     Term,

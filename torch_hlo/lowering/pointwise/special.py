@@ -19,7 +19,8 @@ from torch_hlo.hlo.ir.coefficients import (
     LANCZOS,
     ZETA,
 )
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     absolute,
     erf,
@@ -42,7 +43,7 @@ from torch_hlo.lowering.core import (
     where,
     while_loop,
 )
-from torch_hlo.lowering.core.elementwise import apply
+from ..core.elementwise import apply
 
 aten = torch.ops.aten
 

@@ -12,7 +12,9 @@ import torch
 
 from torch_hlo.hlo.ir import Instruction, Shape, Size
 from torch_hlo.hlo.ir.build import get_tuple_element, sort
-from torch_hlo.lowering.core import (
+from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
+
+from ..core import (
     Expr,
     Operand,
     Scalar,
@@ -33,11 +35,9 @@ from torch_hlo.lowering.core import (
     tan,
     where,
 )
-from torch_hlo.lowering.core.shaping import iota
-from torch_hlo.lowering.reduction.reduce import arg_extreme
-from torch_hlo.lowering.shape.sort import sorted_along
-from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
-
+from ..core.shaping import iota
+from ..reduction.reduce import arg_extreme
+from ..shape.sort import sorted_along
 from .threefry import DIGITS, Key, normal, open_uniform, random_words, uniform
 
 aten = torch.ops.aten

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from torch_hlo.hlo.evaluate.evaluate import evaluate
 from torch_hlo.hlo.ir import Computation, Instruction, Shape, Size, instr
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     LoweringError,
     Operand,

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Computation, Instruction, Shape, Size, instr, tuple_shape
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     LoweringError,
     Results,
@@ -34,8 +35,8 @@ from torch_hlo.lowering.core import (
     sqrt,
     where,
 )
-from torch_hlo.lowering.core.shaping import iota
-from torch_hlo.lowering.pointwise.pointwise import is_complex
+from ..core.shaping import iota
+from ..pointwise.pointwise import is_complex
 
 aten = torch.ops.aten
 

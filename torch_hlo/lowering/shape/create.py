@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Dim, Instruction, Shape, Size, instr
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     Operand,
     Scalar,
@@ -24,7 +25,7 @@ from torch_hlo.lowering.core import (
     real,
     where,
 )
-from torch_hlo.lowering.core.expr import iota
+from ..core.expr import iota
 
 aten = torch.ops.aten
 

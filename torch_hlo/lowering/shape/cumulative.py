@@ -6,7 +6,8 @@ import math
 import torch
 
 from torch_hlo.hlo.ir import Computation, Instruction, Shape, WindowDim, build, instr
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     Results,
     absolute,
@@ -23,8 +24,8 @@ from torch_hlo.lowering.core import (
     start_value,
     where,
 )
-from torch_hlo.lowering.core.opaque import opaque
-from torch_hlo.lowering.core.shaping import iota
+from ..core.opaque import opaque
+from ..core.shaping import iota
 
 aten = torch.ops.aten
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from torch_hlo.hlo.ir import Instruction, Size, row_major_strides
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     LoweringError,
     Operand,
@@ -38,8 +39,7 @@ from torch_hlo.lowering.core import (
     where,
     wrap_negative,
 )
-from torch_hlo.lowering.pointwise.binary import floor_divide
-
+from ..pointwise.binary import floor_divide
 from .cumulative import prefix
 
 aten = torch.ops.aten

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, build
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     Scalar,
     absolute,
@@ -24,7 +25,7 @@ from torch_hlo.lowering.core import (
     promote,
     scatter_dim,
 )
-from torch_hlo.lowering.core.shaping import iota
+from ..core.shaping import iota
 
 aten = torch.ops.aten
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Shape, Size, build
-from torch_hlo.lowering.core import (
+
+from ..core import (
     HLO_TO_TORCH,
     Expr,
     LoweringError,
@@ -33,8 +34,8 @@ from torch_hlo.lowering.core import (
     take_along,
     where,
 )
-from torch_hlo.lowering.core.shaping import iota
-from torch_hlo.lowering.reduction.reduce import arg_extreme, extreme, fold, result
+from ..core.shaping import iota
+from ..reduction.reduce import arg_extreme, extreme, fold, result
 
 aten = torch.ops.aten
 

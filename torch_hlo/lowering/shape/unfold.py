@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, build
-from torch_hlo.lowering.core import (
+
+from ..core import (
     compute,
     expected,
     lowers,

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from torch_hlo.hlo.ir import DTYPES, Dim, Instruction, Shape, Size, build, instr, row_major_strides
-from torch_hlo.lowering.core import (
+
+from ..core import (
     Expr,
     LoweringError,
     add_dim,
@@ -31,8 +32,8 @@ from torch_hlo.lowering.core import (
     swap,
     update_slice,
 )
-from torch_hlo.lowering.core.shaping import iota
-from torch_hlo.lowering.pointwise.pointwise import conjugate
+from ..core.shaping import iota
+from ..pointwise.pointwise import conjugate
 
 aten = torch.ops.aten
 

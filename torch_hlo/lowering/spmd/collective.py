@@ -12,7 +12,8 @@ import torch
 
 from torch_hlo.hlo.ir import Instruction, Ints, Size, instr
 from torch_hlo.hlo.ir.build import binary_computation
-from torch_hlo.lowering.core import LoweringError, lowers, new_channel, permute, promote, reshape
+
+from ..core import LoweringError, lowers, new_channel, permute, promote, reshape
 
 Groups = tuple[Ints, ...]
 functional = torch.ops._c10d_functional

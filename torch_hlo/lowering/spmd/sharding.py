@@ -16,7 +16,8 @@ from torch import Tensor
 from torch_hlo.hlo.ir import Instruction, Shape, Size, instr
 from torch_hlo.hlo.sharding.sharding import DimSharding, Sharding, sharding_text
 from torch_hlo.hlo.sharding.sharding_text import mesh_from_text, parse_sharding
-from torch_hlo.lowering.core import lowers
+
+from ..core import lowers
 
 
 @torch.library.custom_op("torch_hlo::shard", mutates_args=())

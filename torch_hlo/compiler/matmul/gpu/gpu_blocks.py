@@ -7,17 +7,18 @@ same every time."""
 
 from collections.abc import Callable, Sequence
 
-from torch_hlo.compiler.codegen import Writer, load_real
-from torch_hlo.compiler.codegen.index import exact
-from torch_hlo.compiler.gpu.gpu_program import GpuProgram
-from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.gpu.words import Words
-from torch_hlo.compiler.llvm import Int, scalar, signature
-from torch_hlo.compiler.llvm.scalar import STORAGE
-from torch_hlo.compiler.matmul.product import Product
-from torch_hlo.compiler.thresholds import BAND
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Size, ceildiv
+
+from ...codegen import Writer, load_real
+from ...codegen.index import exact
+from ...gpu.gpu_program import GpuProgram
+from ...gpu.gpu_writer import GpuWriter
+from ...gpu.words import Words
+from ...llvm import Int, scalar, signature
+from ...llvm.scalar import STORAGE
+from ...thresholds import BAND
+from ..product import Product
 
 SPLITS = (2, 3, 4, 6, 8, 12, 16)  # parts that k may be cut into
 # element type that values of a kind are loaded and added as

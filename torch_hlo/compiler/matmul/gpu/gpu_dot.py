@@ -21,36 +21,6 @@ from collections.abc import Sequence
 from dataclasses import replace as with_fields
 from typing import Protocol
 
-from torch_hlo.compiler import tune
-from torch_hlo.compiler.codegen import CodegenError, Place
-from torch_hlo.compiler.gpu.gpu_program import (
-    MAP,
-    GpuProgram,
-    LibraryProduct,
-    TensorMap,
-)
-from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.gpu.target import GpuTarget, machine
-from torch_hlo.compiler.llvm import Int
-from torch_hlo.compiler.llvm.scalar import STORAGE
-from torch_hlo.compiler.matmul.dot import (
-    emit_tree,
-    emit_widened,
-    narrow,
-    operands_converted,
-    parts_of_output,
-)
-from torch_hlo.compiler.matmul.epilogue import expression
-from torch_hlo.compiler.matmul.product import (
-    ACCUMULATORS,
-    SOURCES,
-    Product,
-    product,
-    rewritten,
-    roles,
-    types_of,
-)
-from torch_hlo.compiler.thresholds import FMA_PART_DEPTH
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Computation,
@@ -63,6 +33,36 @@ from torch_hlo.hlo.ir import (
 )
 from torch_hlo.hlo.text.printer import module_text
 
+from ... import tune
+from ...codegen import CodegenError, Place
+from ...gpu.gpu_program import (
+    MAP,
+    GpuProgram,
+    LibraryProduct,
+    TensorMap,
+)
+from ...gpu.gpu_writer import GpuWriter
+from ...gpu.target import GpuTarget, machine
+from ...llvm import Int
+from ...llvm.scalar import STORAGE
+from ...thresholds import FMA_PART_DEPTH
+from ..dot import (
+    emit_tree,
+    emit_widened,
+    narrow,
+    operands_converted,
+    parts_of_output,
+)
+from ..epilogue import expression
+from ..product import (
+    ACCUMULATORS,
+    SOURCES,
+    Product,
+    product,
+    rewritten,
+    roles,
+    types_of,
+)
 from . import gpu_blocks as blocks, gpu_fma, gpu_gemv, gpu_matrix
 from .gpu_blocks import REGISTER_TYPE, SPLITS, Blocks, Place as BlockPlace, Store, divides, element
 from .gpu_epilogue import Fused, Plain

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from torch_hlo.compiler.codegen import Index, Kernel, index as ix
-from torch_hlo.compiler.codegen.kernel_values import Level
-from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.llvm import Int
-from torch_hlo.compiler.llvm.scalar import STORAGE, Value
-from torch_hlo.compiler.matmul.epilogue import Expression
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Dim, Instruction, Size
 
+from ...codegen import Index, Kernel, index as ix
+from ...codegen.kernel_values import Level
+from ...gpu.gpu_writer import GpuWriter
+from ...llvm import Int
+from ...llvm.scalar import STORAGE, Value
+from ..epilogue import Expression
 from . import gpu_blocks
 from .gpu_blocks import Place, Store
 

@@ -9,10 +9,10 @@ no two threads of a warp fetch from one bank."""
 from collections.abc import Callable
 from functools import partial
 
-from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.llvm import Int
 from torch_hlo.frozen import frozen
 
+from ...gpu.gpu_writer import GpuWriter
+from ...llvm import Int
 from .gpu_blocks import Store
 
 # threads along a side of a block; neighbouring elements of a thread, and elements it loads per

@@ -13,12 +13,12 @@ with the product.
 
 from collections.abc import Sequence
 
-from torch_hlo.compiler.gpu import ptx
-from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.gpu.words import Words
-from torch_hlo.compiler.llvm import Int
 from torch_hlo.frozen import frozen
 
+from ...gpu import ptx
+from ...gpu.gpu_writer import GpuWriter
+from ...gpu.words import Words
+from ...llvm import Int
 from .gpu_blocks import Place, Store
 from .gpu_panel import FRAGMENT, STEPS, Operand, Panel
 

@@ -11,16 +11,16 @@ Sums are in the accumulator's type, in an order that depends on sizes only.
 
 from __future__ import annotations
 
-from torch_hlo.compiler.gpu.exchange import Exchange
-from torch_hlo.compiler.gpu.gpu_program import TensorMap
-from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.gpu.target import GpuTarget, machine
-from torch_hlo.compiler.llvm import Int
-from torch_hlo.compiler.llvm.scalar import STORAGE
-from torch_hlo.compiler.matmul.product import Product
-from torch_hlo.compiler.thresholds import GEMV_PART_DEPTH
 from torch_hlo.frozen import frozen
 
+from ...gpu.exchange import Exchange
+from ...gpu.gpu_program import TensorMap
+from ...gpu.gpu_writer import GpuWriter
+from ...gpu.target import GpuTarget, machine
+from ...llvm import Int
+from ...llvm.scalar import STORAGE
+from ...thresholds import GEMV_PART_DEPTH
+from ..product import Product
 from .gpu_blocks import SPLITS, Blocks, Place, Store, divides, element
 
 MOST_ROWS = 8

@@ -14,20 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.compiler.gpu.gpu_program import TensorMap
-from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.gpu.ptx import MATRIX_UNITS, WARPGROUP, MatrixUnit
-from torch_hlo.compiler.gpu.target import GpuTarget, machine
-from torch_hlo.compiler.matmul.product import Product, hint
-from torch_hlo.compiler.thresholds import (
+from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import DTYPES
+
+from ...gpu.gpu_program import TensorMap
+from ...gpu.gpu_writer import GpuWriter
+from ...gpu.ptx import MATRIX_UNITS, WARPGROUP, MatrixUnit
+from ...gpu.target import GpuTarget, machine
+from ...thresholds import (
     ADD_PARTS_CYCLES,
     BLOCK_CYCLES,
     MATRIX_PART_BYTES,
     WARP_SHARE,
 )
-from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import DTYPES
-
+from ..product import Product, hint
 from . import gpu_blocks as blocks, gpu_gemm, gpu_wgmma
 from .gpu_blocks import SPLITS, Blocks, Place, Store, divides
 from .gpu_gemm import Tile

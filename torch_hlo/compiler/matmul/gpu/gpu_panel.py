@@ -13,12 +13,13 @@ contiguous and elements are not 16 bits wide, no instruction transposes; a fragm
 block's rows in another order, which `Panel.row` gives and results undo.
 """
 
-from torch_hlo.compiler.gpu import ptx
-from torch_hlo.compiler.gpu.gpu_writer import GpuWriter
-from torch_hlo.compiler.gpu.ptx import MatrixUnit
-from torch_hlo.compiler.gpu.words import Words
-from torch_hlo.compiler.llvm import Int
 from torch_hlo.frozen import frozen
+
+from ...gpu import ptx
+from ...gpu.gpu_writer import GpuWriter
+from ...gpu.ptx import MatrixUnit
+from ...gpu.words import Words
+from ...llvm import Int
 
 LINE, CHUNK, STEPS = (
     128,

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch_hlo.compiler.gpu import ptx
-from torch_hlo.compiler.gpu.ptx import WARPGROUP_ROWS
-from torch_hlo.compiler.llvm import Int
-
+from ...gpu import ptx
+from ...gpu.ptx import WARPGROUP_ROWS
+from ...llvm import Int
 from . import gpu_gemm
 from .gpu_blocks import Place
 from .gpu_panel import LINE, STEPS, Operand
