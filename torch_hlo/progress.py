@@ -1,5 +1,5 @@
-"""What takes longer than two seconds says so in a terminal, on one line that vanishes in the end.
-Nothing is written to pipes and files.
+"""What takes longer than two seconds says so in a terminal, on one line that vanishes in the end,
+if `rich` is installed, which draws it. Nothing is written to pipes and files.
 
 with progress.shown("compiling step_3 (80 ops)"):
     ...
@@ -8,45 +8,47 @@ with progress.shown("compiling step_3 (80 ops)"):
 """
 
 import contextlib
+import importlib.util
 import sys
 import threading
 import time
 from collections.abc import Iterator
 
-AFTER, EVERY = 2.0, 0.2  # seconds of silence, and between changes
+AFTER = 2.0  # seconds of silence
 _under_way: list[str] = []
 
 
 @contextlib.contextmanager
 def shown(text: str) -> Iterator[None]:
     """Show that the block is under way."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield
         return
-    ended = threading.Event()
-    thread = threading.Thread(target=_show, args=(ended,), daemon=True)
-    if not _under_way:
-        thread.start()
-    _under_way.append(text)
-    try:
-        yield
-    finally:
-        _under_way.remove(text)
-        ended.set()
-        if thread.ident is not None:
-            thread.join()
+    with contextlib.ExitStack() as line:
+        timer = None if _under_way else threading.Timer(AFTER, _draw, [line, time.monotonic()])
+        _under_way.append(text)
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+                timer.join()
+                line.close()
+            _under_way.remove(text)
 
 
-def _show(ended: threading.Event) -> None:
-    began = time.monotonic()
-    wait, end = AFTER, ""
-    while not ended.wait(wait):
-        line = ", ".join(_under_way)
-        _write(f"torch_hlo: {line} ({time.monotonic() - began:.0f} s)")
-        wait, end = EVERY, "\r\x1b[K"
-    sys.stderr.write(end)
+def _draw(line: contextlib.ExitStack, began: float) -> None:
+    """Until `line` is closed."""
+    from rich import console, live, text  # not before it is used
 
+    def now() -> text.Text:
+        seconds = time.monotonic() - began
+        return text.Text(f"torch_hlo: {', '.join(_under_way)} ({seconds:.0f} s)", end="")
 
-def _write(line: str) -> None:
-    sys.stderr.write(f"\r\x1b[K{line[:79]}")
-    sys.stderr.flush()
+    drawn = console.Console(file=sys.stderr)
+    line.enter_context(
+        live.Live(get_renderable=now, console=drawn, transient=True, redirect_stderr=False)
+    )

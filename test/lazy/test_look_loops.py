@@ -12,8 +12,6 @@ from torch._higher_order_ops import cond, map, print as pytorch_print, scan, whi
 import torch_hlo
 from torch_hlo import debug
 
-from .support import no_recording
-
 
 def lines(capfd):
     torch_hlo.sync()
@@ -121,18 +119,19 @@ def test_each_turn_in_order(capfd, fn, how):
         assert found.tolist() == expected
 
 
-def test_a_loop_that_prints_is_one_program_and_launched_again(capfd, monkeypatch):
-    step = torch_hlo.compile(scanned)
+@pytest.mark.parametrize("wrap", [lambda f: f, torch_hlo.compile])
+def test_a_print_in_a_loop_does_not_cut_the_graph(capfd, wrap):
+    step = wrap(scanned)
     x = torch.ones(3, 2).to("hlo")
     for _ in range(3):
         step(x)
     torch_hlo.sync()
     torch_hlo.metrics.clear_all()
-    no_recording(monkeypatch)
-    step(x)
-    assert lines(capfd) == LINES[scanned] * 4
+    y = step(x)
+    torch_hlo.mark_step()
     counted = torch_hlo.metrics.counter_value
-    assert (counted("UncachedCompile") or 0) + (counted("CachedCompile") or 0) <= 1
+    assert (counted("UncachedCompile") or 0) + (counted("CachedCompile") or 0) == 1
+    assert y.item() == 12 and lines(capfd) == LINES[scanned] * 4
 
 
 def checked(x, loop=scan):
@@ -189,6 +188,23 @@ def test_callbacks(how):
     HOW[how](lambda x: map(body, x).sum())(x)
     torch_hlo.sync()
     assert found == [[0, False], [1, False], [2, True]]
+
+
+def test_what_dynamo_would_copy_is_refused():
+    def compiled(make):
+        @torch.compile(backend="hlo")
+        def fn(x):
+            debug.callback(make(), x)
+            return x + 1
+
+        fn(torch.ones(2).to("hlo"))
+        torch_hlo.sync()
+
+    found = []
+    for make in (lambda: found.append), (lambda: lambda v: found.append(v)):
+        with pytest.raises(RuntimeError, match="define the function outside"):
+            compiled(make)
+    compiled(lambda: lambda v: print(v))
 
 
 def test_functions_made_anew_compile_nothing():

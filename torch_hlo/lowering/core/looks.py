@@ -20,7 +20,7 @@ import torch
 from torch_hlo.hlo.ir import Shape
 
 Check = Callable[[torch.Tensor], None]
-# Number of the list (0: none yet), and the turns of the innermost loops, from 1 (0: no loop)
+# Number of the list (negative: none yet), and the turns of the innermost loops, from 1 (0: no loop)
 TOKEN = Shape("s64", (4,))
 
 
@@ -141,7 +141,7 @@ def _(value: torch.Tensor, number: int) -> None:
 @torch.library.custom_op("torch_hlo::log", mutates_args=())
 def _logs(token: torch.Tensor, value: torch.Tensor, index: int) -> torch.Tensor:
     number, *turns = token.tolist()
-    number = number or next(_lists)
+    number = number if number > 0 else next(_lists)
     _log.setdefault(number, []).append(([n for n in turns if n], index, value.clone()))
     return torch.tensor([number, *turns])
 

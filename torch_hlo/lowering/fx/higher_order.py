@@ -29,6 +29,7 @@ from ..core import (
     expected_shapes,
     loop,
     nested,
+    new_channel,
     promote,
     reshape,
     scan_loop,
@@ -106,10 +107,14 @@ def call_graph(
 
 
 def _token(token: Instruction | None, *graphs: Graph) -> list[Instruction]:
-    """The token that an operator starts with, if one of its graphs needs any."""
+    """The token that an operator starts with, if one of its graphs needs any: its own, since
+    instructions that are equal are one."""
     if not any(isinstance(g, FxGraph) and g.tokens for g in graphs):
         return []
-    return [promote.full(0, TOKEN.dtype, TOKEN.dims) if token is None else token]
+    if token is None:
+        number = promote.full(-new_channel(), "s64", (1,))
+        token = _list(number, promote.full(0, "s64", (TOKEN.dims[0] - 1,)))
+    return [token]
 
 
 def _list(token: Instruction, *turns: Instruction) -> Instruction:
