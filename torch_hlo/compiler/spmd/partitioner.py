@@ -505,15 +505,11 @@ class Partitioner:
     # Computations
 
     def called(
-        self,
-        computation: Computation,
-        arguments: Sequence[Value],
-        wants: Wants,
-        sharding: ShardingTree = None,
+        self, computation: Computation, arguments: Sequence[Value], wants: Wants
     ) -> tuple[Computation, Value]:
         """`computation` on blocks like those of `arguments`, its result in the wanted layouts; with
         the (spread) value of its root."""
-        key = (computation, tuple(map(_key, arguments)), wants, sharding)
+        key = (computation, tuple(map(_key, arguments)), wants)
         found = self._computations.get(key)
         if found is None:
             env: Env = {}
@@ -522,9 +518,9 @@ class Partitioner:
                 layouts = self.layouts(v)
                 new = h.parameter(p["index"], self.block_shape(p.shape, layouts))
                 params.append(new)
-                env[p] = _like(self.spread(new, p.shape, layouts), v)
+                env[p] = _at_rate(self.spread(new, p.shape, layouts), v)
             outer, self._uses = self._uses, {}
-            root = self.placed(self.run(computation.root, env), wants, sharding)
+            root = self.bring(self.run(computation.root, env), wants)
             self._uses = outer
             found = self._computations[key] = (
                 Computation(computation.name, tuple(params), self.gathered(root)),
@@ -537,17 +533,15 @@ def _key(value: Value) -> tuple[object, ...]:
     return (
         tuple(map(_key, value))
         if isinstance(value, tuple)
-        else (value.layout, value.dims, value.rate, value.partial)
+        else (value.layout, value.dims, value.rate)
     )
 
 
-def _like(value: Value, other: Value) -> Value:
-    """As `other` passes it on: summands of its sum, as often as it changes."""
-    if isinstance(value, tuple):
-        return tuple(map(_like, value, elements(other)))
-    given = array(other)
-    return changed(
-        value, rate=given.rate, partial=given.partial, reducer=given.reducer, goal=given.goal
+def _at_rate(value: Value, like: Value) -> Value:
+    return (
+        tuple(map(_at_rate, value, elements(like)))
+        if isinstance(value, tuple)
+        else changed(value, rate=array(like).rate)
     )
 
 
@@ -631,12 +625,11 @@ def _dependency(p: Partitioner, x: Instruction, env: Env) -> Value:
 
 
 def _while(p: Partitioner, x: Instruction, env: Env) -> Value:
-    sharding = x.get("sharding")
-    state = p.placed(env[x.operand], p.wanted(x), sharding)
+    state = p.bring(env[x.operand], p.wanted(x))
     layouts = p.layouts(state)
-    body, _ = p.called(x["body"], [_slowed(x, state)], layouts, sharding)
+    body, _ = p.called(x["body"], [_slowed(x, state)], layouts)
     condition, _ = p.called(x["condition"], [state], ())
-    return _like(p.spread(h.while_(condition, body, p.gathered(state)), x.shape, layouts), state)
+    return p.spread(h.while_(condition, body, p.gathered(state)), x.shape, layouts)
 
 
 def _slowed(x: Instruction, state: Value) -> Value:
@@ -702,16 +695,9 @@ def _rng(p: Partitioner, x: Instruction, env: Env) -> Value:
         _plain_attrs(x),
         x.shape,
     )
-    everybody = tuple(range(len(p.grid.sizes)))
-    drawn = on_first(p.planner, y, everybody, h.constant(0, x.dtype))
-    return Local(
-        drawn,
-        x.shape.sizes,
-        ((),) * x.rank,
-        everybody,
-        "add",
-        p.wanted(x) or ((),) * x.rank,
-    )
+    whole = ((),) * x.rank
+    drawn = p.summands(Local(y, x.shape.sizes, whole), tuple(sorted(p.grid.atoms)), whole)
+    return changed(drawn, goal=p.wanted(x) or whole)
 
 
 def _dimension_size(p: Partitioner, x: Instruction, env: Env) -> Value:
@@ -763,21 +749,13 @@ def _act(p: Partitioner, x: Instruction, env: Env, atoms: Atoms) -> Value:
     others = h.tuple_(*zeros) if x.shape.is_tuple else zeros[0]
     which = p.grid.table(int(i != 0) for i in p.grid.indices(atoms))
     branches = [Computation(f"call{i}", (param,), root) for i, root in enumerate((call, others))]
-    made = p.spread(
-        h.conditional(which, branches, [state, state]), x.shape, p._wants(x.shape, None)
-    )
-    return _nested(
-        x.shape,
-        (
-            changed(
-                v,
-                partial=atoms,
-                reducer="or" if v.dtype == "pred" else "add",
-                goal=((),) * len(v.dims),
-            )
-            for v in flat(made)
-        ),
-    )
+    made = h.conditional(which, branches, [state, state])
+
+    def shared(v: Local) -> Local:
+        how = "or" if v.dtype == "pred" else "add"
+        return changed(v, partial=atoms, reducer=how, goal=v.layout)
+
+    return _nested(x.shape, map(shared, flat(p.spread(made, x.shape, p._wants(x.shape, None)))))
 
 
 _REGION = {"SPMDFullToShardShape": _enter, "SPMDShardToFullShape": _leave}
