@@ -8,7 +8,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from torch_hlo.compiler.codegen import CodegenError
@@ -240,10 +240,12 @@ def _execute(args: Any) -> None:
     for row, address in zip(results, _words(args.output_lists, devices)):
         if row:
             _words(address, len(row))[:] = [a.address for a in row]
+    holders = -1  # JAX holds the event in our place
     if args.device_complete_events:
-        table().hold(event, devices)
+        holders += devices
         _words(args.device_complete_events, devices)[:] = [event] * devices
-    table().hold(event, -1)
+    if holders:
+        table().hold(event, holders)
 
 
 _OPTIONS = STRUCTURES["ExecuteOptions"]
@@ -251,7 +253,12 @@ _OPTIONS = STRUCTURES["ExecuteOptions"]
 
 def _words(address: int | None, count: int | None) -> Any:
     """An array of words in memory."""
-    return (ctypes.c_uint64 * count).from_address(address) if address and count else ()
+    return _row(count).from_address(address) if address and count else ()
+
+
+@cache
+def _row(count: int) -> Any:
+    return ctypes.c_uint64 * count
 
 
 @implements("LoadedExecutable_Delete")
