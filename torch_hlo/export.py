@@ -54,7 +54,8 @@ def to_hlo_text(ep: ExportedProgram, embed: bool = False) -> str:
 
 
 def to_stablehlo_text(ep: ExportedProgram, embed: bool = False) -> str:
-    """StableHLO text, see to_hlo_text. Raises WriteError for what StableHLO cannot say."""
+    """StableHLO text, see to_hlo_text; dynamic dimensions are `?`. Raises WriteError for what
+    StableHLO cannot say."""
     return stablehlo_text(to_module(ep, embed))
 
 

@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 
 from torch_hlo.hlo.evaluate.evaluate import evaluate
+from torch_hlo.hlo.ir import Computation, Module, Shape, build, parse_dim
+from torch_hlo.hlo.ir.dim import Dim, substitute, symbol
 from torch_hlo.hlo.ir.verify import verify
 from torch_hlo.hlo.stablehlo import WriteError, parse_stablehlo, stablehlo_text
+from torch_hlo.hlo.stablehlo.sizes import sizes_of, value_of
 from torch_hlo.hlo.text.parser import ParseError, parse_module
 from torch_hlo.hlo.text.printer import module_text
 
@@ -267,10 +270,56 @@ def test_hostile_attributes(mesh, attribute):
         parse_stablehlo(f"module @m {{\n{mesh}\n{body}\n}}")
 
 
-def test_symbolic_programs_are_not_written():
+SYMBOLIC = """HloModule m
+ENTRY e {
+  x = f32[s0,4] parameter(0)
+  c = f32[] constant(2)
+  b = f32[s0,4] broadcast(c), dimensions={}
+  y = f32[s0,4] add(x, b)
+  r = f32[4*s0] reshape(y)
+  i = f32[4*s0] iota(), iota_dimension=0
+  z = f32[4*s0] add(r, i)
+  s = f32[4*s0-1] slice(z), slice={[1:4*s0]}
+  p = f32[2*s0] slice(s), slice={[0:4*s0-1:2]}
+  ROOT t = (f32[4*s0-1], f32[2*s0]) tuple(s, p)
+}
+"""
+
+
+def test_symbolic_sizes_are_computed_where_operations_take_them():
     module = parse_stablehlo(programs()["dynamic_softmax"]["stablehlo"])
-    with pytest.raises(WriteError, match="specialize"):
+    other = parse_module(SYMBOLIC)
+    for m, n in (module, 3), (other, 2), (other, 5):
+        text = stablehlo_text(m)
+        assert "tensor<?x" in text
+        shapes = [[n if isinstance(d, Dim) else d for d in p.dims] for p in m.entry.params]
+        inputs = [np.random.RandomState(0).randn(*s).astype("f") for s in shapes]
+        for got, want in zip(
+            evaluate(parse_stablehlo(text), inputs), evaluate(m, inputs), strict=True
+        ):
+            np.testing.assert_array_equal(got, want)
+    ir = pytest.importorskip("jaxlib.mlir.ir")
+    from jax._src.interpreters.mlir import make_ir_context
+
+    with make_ir_context():
+        assert ir.Module.parse(stablehlo_text(other)).operation.verify()
+
+
+def test_sizes_that_an_attribute_needs_must_be_known():
+    x = build.parameter(0, Shape("f32", (symbol("s0"), 4)))
+    y = build.pad(x, build.constant(0.0, "f32"), [(0, symbol("s0"), 0), (0, 0, 0)])
+    module = Module("m", Computation("main", (x,), y), (), (("s0", 0, 0),))
+    with pytest.raises(WriteError, match="s0.*specialize"):
         stablehlo_text(module)
+
+
+def test_sizes_are_sums_of_products_quotients_and_more():
+    symbols = {n: build.constant(v, "s32") for n, v in (("s0", 7), ("s1", 3))}
+    sizes = ["5", "s0*s1-2", "floordiv(s0,2)+mod(s0,4)", "max(s0,2*s1)+min(s0,s1)*s0*s0"]
+    for text in sizes:
+        x = value_of(parse_dim(text), symbols)
+        want = substitute(parse_dim(text), {"s0": 7, "s1": 3})
+        assert sizes_of(x, {}) == [want]
 
 
 FRAGMENTS = [

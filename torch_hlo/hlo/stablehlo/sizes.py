@@ -1,8 +1,12 @@
-"""Integers that a program computes from constants and sizes of arrays, as sizes."""
+"""Integers that a program computes from constants and sizes of arrays, as sizes; and sizes as what
+computes them."""
 
+from __future__ import annotations
+
+import functools
 from collections.abc import Callable, Mapping
 
-from ..ir import Instruction, Size, dim_max, dim_min
+from ..ir import Instruction, Size, build as b, dim_max, dim_min, instr
 
 MAX_SIZES = 64
 _ARITHMETIC: dict[str, Callable[[Size, Size], Size]] = {
@@ -62,3 +66,23 @@ def sizes_of(
         except ZeroDivisionError:
             return None
     return None
+
+
+_OPCODES = {"floordiv": "divide", "mod": "remainder", "max": "maximum", "min": "minimum"}
+
+
+def value_of(size: Size, symbols: Mapping[str, Instruction]) -> Instruction:
+    """A size as an s32 number that is computed from those of symbols."""
+    if isinstance(size, int):
+        return b.constant(size, "s32")
+    terms = []
+    for monomial, coefficient in size.terms:
+        factors = [b.constant(coefficient, "s32")]
+        for kind, *rest in monomial:
+            factors.append(
+                symbols[rest[0]]
+                if kind == "sym"
+                else instr(_OPCODES[kind], tuple(value_of(s, symbols) for s in rest))
+            )
+        terms.append(functools.reduce(lambda x, y: instr("multiply", (x, y)), factors))
+    return functools.reduce(lambda x, y: instr("add", (x, y)), terms)

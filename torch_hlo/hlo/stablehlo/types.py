@@ -165,9 +165,14 @@ def angle_group(s: Scanner, opened: bool = False) -> str:
 
 
 def type_text(shape: Shape) -> str:
-    """MLIR's text of a static shape."""
+    """MLIR's text of a shape, with ? for symbolic sizes."""
     if shape.is_tuple:
         return "tuple<" + ", ".join(map(type_text, shape.elements)) + ">"
     if shape.dtype == "token":
         return "!stablehlo.token"
-    return "tensor<" + "".join(f"{d}x" for d in shape.dims) + NAMES[shape.dtype] + ">"
+    return (
+        "tensor<"
+        + "".join(f"{d if isinstance(d, int) else '?'}x" for d in shape.dims)
+        + NAMES[shape.dtype]
+        + ">"
+    )

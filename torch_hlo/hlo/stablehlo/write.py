@@ -3,7 +3,7 @@ what StableHLO lacks. Shardings are Shardy's."""
 
 import re
 
-from ..ir import Module
+from ..ir import Module, instr
 from . import write_ops
 from .writer import Program, WriteError, mesh_text
 
@@ -12,9 +12,15 @@ FAMILIES = (write_ops,)  # its import fills WRITERS
 
 
 def stablehlo_text(module: Module) -> str:
-    """The program as StableHLO text. Raises WriteError on symbolic sizes and on opcodes without a
-    StableHLO form."""
-    program = Program()
+    """The program as StableHLO text. Raises WriteError on opcodes without a StableHLO form, and on
+    symbolic sizes where StableHLO has no operand for them."""
+    params = module.entry.params
+    program = Program(
+        {
+            name: instr("get-dimension-size", (params[i],), dimensions=(d,))
+            for name, i, d in module.symbols
+        }
+    )
     program.function(
         "main",
         module.entry,

@@ -81,12 +81,11 @@ def _by_attributes(w: Writer, x: Instruction) -> list[str]:
     }
     shown = {name: _Shown(x, form) for name, form in forms.items()}
     body = x.get("to_apply")
-    return w.op(
-        x,
-        "stablehlo." + _NAMES.get(x.op, x.op.replace("-", "_")),
-        _ATTRIBUTES[x.op].format(x=x, **shown),
-        [] if body is None else [w.region(body)],
-    )
+    name = _NAMES.get(x.op, x.op.replace("-", "_"))
+    attrs = _ATTRIBUTES[x.op].format(x=x, **shown)
+    if x.op in ("broadcast", "iota") and not x.shape.is_static:
+        return w.sized(x, f"stablehlo.dynamic_{name}", attrs, x.dims)
+    return w.op(x, f"stablehlo.{name}", attrs, [] if body is None else [w.region(body)])
 
 
 def _first(values: Sequence[int]) -> str:
@@ -134,6 +133,8 @@ def _constant(w: Writer, x: Instruction) -> list[str]:
 def _reshape(w: Writer, x: Instruction) -> list[str]:
     if x.dtype != x.operands[0].dtype:
         raise WriteError(f"bitcast of {x.operands[0].shape} to {x.shape}: use bitcast-convert")
+    if not x.shape.is_static:
+        return w.sized(x, "stablehlo.dynamic_reshape", "", x.dims)
     return w.op(x, "stablehlo.reshape")
 
 
@@ -162,6 +163,8 @@ def _of_unsigned(w: Writer, x: Instruction) -> list[str]:
 @writes("slice")
 def _slice(w: Writer, x: Instruction) -> list[str]:
     starts, limits, strides = zip(*x["slice"], strict=True) if x["slice"] else ((), (), ())
+    if not all(isinstance(s, int) for s in (*starts, *limits)):
+        return w.sized(x, "stablehlo.real_dynamic_slice", "", starts, limits, strides)
     return w.op(
         x,
         "stablehlo.slice",

@@ -7,15 +7,16 @@ Tuples disappear: a value is the list of its array (and token) leaves. Each comp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..ir import DTYPES, Computation, Instruction, Ints, Literal, Shape
+from ..ir import DTYPES, Computation, Instruction, Ints, Literal, Shape, Size, build as b
 from ..sharding.sharding import Mesh, Placement, Sharding
 from ..text.printer import quoted
+from .sizes import value_of
 from .types import type_text
 
 # Opcodes without a line of their own, or that say their sharding themselves
@@ -66,7 +67,10 @@ def leaves(shape: Shape) -> list[Shape]:
 
 
 class Program:
-    def __init__(self) -> None:
+    """`symbols`: the values of symbolic sizes, read off the parameters of the entry."""
+
+    def __init__(self, symbols: Mapping[str, Instruction]) -> None:
+        self.symbols = symbols
         self.functions: list[str] = []
         self.names: dict[Computation, str] = {}
 
@@ -99,13 +103,12 @@ class Program:
                 if (sharding := p.get("sharding")) is not None and not p.shape.is_tuple:
                     attrs.append(f"sdy.sharding = #sdy.sharding{sharding_text(sharding)}")
                 args.append(
-                    f"%arg{at}: {type_text(static(leaf))}"
-                    + (f" {{{', '.join(attrs)}}}" if attrs else "")
+                    f"%arg{at}: {type_text(leaf)}" + (f" {{{', '.join(attrs)}}}" if attrs else "")
                 )
                 at += 1
             w.values[p] = names
         results = w.block(c)
-        types = [type_text(static(leaf)) for leaf in leaves(c.root.shape)]
+        types = [type_text(leaf) for leaf in leaves(c.root.shape)]
         if c.root.op == "tuple" and (wanted := c.root.get("sharding")) is not None:
             types = [
                 f"{t} {{sdy.sharding = #sdy.sharding{sharding_text(s)}}}"
@@ -127,15 +130,6 @@ def _candidates(base: str) -> Iterator[str]:
     while True:
         i += 1
         yield f"{base}_{i}"
-
-
-def static(shape: Shape) -> Shape:
-    if not shape.is_static:
-        raise WriteError(
-            f"{shape}: StableHLO text needs known sizes; specialize the program for concrete inputs"
-            " first"
-        )
-    return shape
 
 
 class Writer:
@@ -177,10 +171,12 @@ class Writer:
         regions: Sequence[str] = (),
     ) -> list[str]:
         """One line in generic form; the names of its results."""
+        if op == "stablehlo.constant":
+            known(result_shapes[0].dims)
         results = [self.fresh() for _ in result_shapes]
         left = ", ".join(results) + " = " if results else ""
-        types = ", ".join(type_text(static(s)) for s in operand_shapes)
-        outs = ", ".join(type_text(static(s)) for s in result_shapes)
+        types = ", ".join(type_text(s) for s in operand_shapes)
+        outs = ", ".join(type_text(s) for s in result_shapes)
         body = f" ({', '.join(regions)})" if regions else ""
         properties = f" <{{{attrs}}}>" if attrs else ""
         outs = outs if len(result_shapes) == 1 else f"({outs})"
@@ -209,6 +205,18 @@ class Writer:
             regions,
         )
 
+    def sizes(self, sizes: Sequence[Size]) -> list[str]:
+        """An s32 array of these sizes."""
+        parts = [b.reshape(value_of(s, self.program.symbols), (1,)) for s in sizes]
+        return self.block(Computation("sizes", (), b.concatenate(parts, 0)))
+
+    def sized(self, x: Instruction, name: str, attrs: str, *sizes: Sequence[Size]) -> list[str]:
+        """`x` as the operation `name`, which takes sizes as operands."""
+        arrays = [name for row in sizes for name in self.sizes(row)]
+        shapes = [leaf for o in x.operands for leaf in leaves(o.shape)]
+        shapes += [Shape("s32", (len(row),)) for row in sizes]
+        return self.emit(name, [*self.operands(x), *arrays], shapes, [x.shape], attrs)
+
     def fresh(self) -> str:
         self.counter[0] += 1
         return f"%{self.counter[0]}"
@@ -219,9 +227,7 @@ class Writer:
         args = []
         for p in c.params:
             inner.values[p] = [inner.fresh().replace("%", "%a") for _ in leaves(p.shape)]
-            args += [
-                f"{n}: {type_text(static(s))}" for n, s in zip(inner.values[p], leaves(p.shape))
-            ]
+            args += [f"{n}: {type_text(s)}" for n, s in zip(inner.values[p], leaves(p.shape))]
         results = inner.block(c)
         inner.emit("stablehlo.return", results, leaves(c.root.shape), [])
         head = f"\n{self.indent}^bb0({', '.join(args)}):" if args else ""
@@ -261,8 +267,19 @@ def writes(*ops: str) -> Callable[[Write], Write]:
     return register
 
 
+def known(sizes: Sequence[Size]) -> Sequence[Size]:
+    """The sizes, where an attribute or a constant needs their values."""
+    if not all(isinstance(s, int) for s in sizes):
+        raise WriteError(
+            f"sizes {', '.join(map(str, sizes))}: known sizes are needed here; specialize the"
+            " program for concrete inputs first"
+        )
+    return sizes
+
+
 def array(values: Sequence[int], kind: str = "i64") -> str:
     """`array<i64: 1, 2>`."""
+    known(values)
     texts = ["true" if v is True else "false" if v is False else str(int(v)) for v in values]
     return f"array<{kind}{': ' if texts else ''}{', '.join(texts)}>"
 
@@ -278,7 +295,9 @@ def boolean(value: object) -> str:
 def matrix(rows: Sequence[Sequence[int]], width: int) -> str:
     """A dense rank-2 tensor of i64."""
     text = (
-        "[" + ", ".join("[" + ", ".join(map(str, row)) + "]" for row in rows) + "]" if rows else ""
+        "[" + ", ".join("[" + ", ".join(map(str, known(row))) + "]" for row in rows) + "]"
+        if rows
+        else ""
     )
     return f"dense<{text}> : tensor<{len(rows)}x{width}xi64>"
 
