@@ -12,7 +12,6 @@ import torch_hlo
 from torch_hlo import config
 from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
-from torch_hlo.compiler.llvm.target import host
 from torch_hlo.device.cpu import packed
 from torch_hlo.hlo.ir.verify import VerifyError, verify
 from torch_hlo.hlo.text.parser import parse_module
@@ -46,7 +45,7 @@ class PackedTest(unittest.TestCase):
         return packed.total() - self.before
 
     def test_same_bits(self):
-        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
             for m, k, n in (
                 (40, 64, 300),
                 (17, 1024, 100),
@@ -66,9 +65,10 @@ class PackedTest(unittest.TestCase):
                     without, marked, first, second = (
                         run(lambda x, w, b: F.relu(F.linear(x, w, b)), x, w, b) for _ in range(4)
                     )
-                    # Without AMX, bf16 is turned into f32 on the way into panels that are not kept.
-                    kept = dtype is not torch.bfloat16 or host().has("amx-bf16")
-                    self.assertGreaterEqual(self.kept(), k * n * w.element_size() * kept)
+                    # as narrow as the weight
+                    self.assertGreaterEqual(self.kept(), k * n * w.element_size())
+                    if dtype.itemsize == 2:
+                        self.assertLess(self.kept(), 4 * k * n)
                     self.assertTrue(
                         torch.equal(without, marked)
                         and torch.equal(without, first)
@@ -78,8 +78,8 @@ class PackedTest(unittest.TestCase):
                     torch.testing.assert_close(
                         second.double(),
                         want,
-                        rtol=2e-2 if dtype is torch.bfloat16 else 1e-4,
-                        atol=0.1 if dtype is torch.bfloat16 else 1e-3,
+                        rtol=2e-2 if dtype.itemsize == 2 else 1e-4,
+                        atol=0.1 if dtype.itemsize == 2 else 1e-3,
                     )
                     del x, w, b
                     gc.collect()

@@ -128,9 +128,13 @@ def _packing(x: Instruction, p: Product, target: Target, in_loop: bool) -> _Pack
     direct = plan.form_b == "direct" and not in_loop
     n, k = fixed(p.n), fixed(p.k)
     other = is_turned(p, t) or plan.kernel != "tiles"
-    if other or hint(p.m, 0) > KEPT_ROWS or direct or right.steps or k % t.lanes:
+    if other or hint(p.m, 0) > KEPT_ROWS or direct or k % t.lanes:
         return None
-    t = with_fields(t, vectors=plan.vectors)
+    if right.steps:  # half of the bytes stay half: the micro-kernel converts
+        if right.itemsize != 2 or kind != "float":
+            return None
+        right = with_fields(right, steps=())
+    t = with_fields(t, vectors=plan.vectors, kind=right.kind, itemsize=right.itemsize)
     form_b = blocking.form_of(p.b)
     engine = Gemm(t, left, right, plan.form_a, form_b, plan.heights, isinstance(p.m, int))
     name, nbytes = engine.prepack_b(), engine.kept_bytes(n, k)

@@ -97,7 +97,7 @@ class Gemm:
         self.in_rows, self.in_lanes = (
             form_a == form and not prepacked for form in ("rows", "lanes")
         )
-        self.block_ahead = form_b not in ("strided", "direct") and not source_b.steps
+        self.block_ahead = self.kept or form_b in ("copy", "transpose") and not source_b.steps
         self.sources, self.forms = (source_a, source_b), (form_a, form_b)
         self.functions: dict[str, str] = {}
         height = (
@@ -249,10 +249,9 @@ class Gemm:
     def kept_panel(self, f: Function, base: str, n: Int, depth: Depth, column: Int) -> str:
         """Where the panel of `column`, a multiple of `lanes`, is in a block of K of what
         `prepack_b` wrote."""
-        t = self.t
-        columns = f.mul(f.ceildiv(n, t.lanes), t.lanes)
+        columns = f.mul(f.ceildiv(n, self.t.lanes), self.t.lanes)
         return f.gep(
-            t.kind,
+            self.sources[1].kind,
             base,
             f.muladd(depth.first, columns, f.mul(column, depth.size)),
         )
@@ -446,6 +445,7 @@ class Gemm:
             self.in_lanes,
             self.unroll,
             self.fetch,
+            self.sources[1] if self.kept and self.sources[1].steps else None,
         )
         if kernel.name not in self.functions:
             self.functions[kernel.name] = kernel.function().text()

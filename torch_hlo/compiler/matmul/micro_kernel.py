@@ -8,7 +8,7 @@ from torch_hlo.frozen import frozen
 
 from ..llvm import Function, Int, signature
 from ..thresholds import LOADS, PREFETCH
-from .tile import Tile, lane_mask, masked_load, masked_store, multiply_add, splat
+from .tile import Source, Tile, converted, lane_mask, masked_load, masked_store, multiply_add, splat
 
 SHARED = 7  # rows of A, read where they are, that follow one pointer
 # i = (1, 3, 5)[which] * scale: registers and the scales that addresses have
@@ -40,7 +40,8 @@ class MicroKernel:
     of large matrices. With `block_ahead` they ask for one after the other from `%block` on. With
     `in_rows` A is the unpacked operand, rows along K `%a_free` elements apart, with `in_lanes` one
     whose rows are adjacent and whose K is `%a_k` elements apart. `unroll` divides the depth.
-    `fetch`: rows of a `direct` B are asked for in advance."""
+    `fetch`: rows of a `direct` B are asked for in advance. `right`: what panels of B hold, which is
+    converted as it is read; None if they hold the tile's elements."""
 
     tile: Tile
     rows: int
@@ -53,6 +54,7 @@ class MicroKernel:
     in_lanes: bool = False
     unroll: int = 1
     fetch: bool = True
+    right: Source | None = None
 
     @property
     def name(self) -> str:
@@ -65,6 +67,7 @@ class MicroKernel:
             "r" * self.in_rows,
             "l" * self.in_lanes,
             "n" * (not self.fetch),
+            self.right.name if self.right else "",
         )
         size = f"{self.rows}x{self.tile.vectors}"
         return f"micro_{self.tile.suffix}_{size}{''.join(flags)}u{self.unroll}"
@@ -101,9 +104,10 @@ class _Writing:
         f = self.f = Function(kernel.name, "void", kernel.parameters, attrs="noinline #0")
         # B is read under them: where it is packed only what is stored has an edge
         self.masks = edge(f, t) if kernel.direct and not kernel.whole else [""] * t.vectors
+        self.kind = kernel.right.kind if kernel.right else t.kind
         self.right = ["%B"]
         for _ in range(0 if kernel.direct else t.vectors - 1):
-            self.right.append(f.gep(t.kind, self.right[-1], f.mul("%depth", t.lanes)))
+            self.right.append(f.gep(self.kind, self.right[-1], f.mul("%depth", t.lanes)))
         self.distances: list[Int] = []
         self.again = 0
         if kernel.in_rows:
@@ -169,7 +173,12 @@ class _Writing:
     def right_vectors(self, pointers: list[str], u: int) -> list[str]:
         f, t, kernel = self.f, self.t, self.kernel
         if not kernel.direct:
-            return [f.load(t.vector, f.gep(t.kind, p, u * t.lanes), t.itemsize) for p in pointers]
+            places = [f.gep(self.kind, p, u * t.lanes) for p in pointers]
+            source = kernel.right
+            if source is None:
+                return [f.load(t.vector, p, t.itemsize) for p in places]
+            narrow = f"<{t.lanes} x {source.kind}>"
+            return [converted(f, t, source, f.load(narrow, p, source.itemsize)) for p in places]
         row = f.gep(t.kind, pointers[0], f.mul("%b_k", u))
         coming = f.gep(t.kind, row, self.far) if kernel.fetch else row
         for j in range(t.vectors * kernel.fetch):
@@ -196,7 +205,7 @@ class _Writing:
         b: list[str] = []
         for p in b_at:
             step = f.mul("%b_k", unroll) if self.kernel.direct else unroll * t.lanes
-            b.append(f.gep(t.kind, p, step))
+            b.append(f.gep(self.kind, p, step))
         return a + b
 
 
