@@ -13,8 +13,8 @@ from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     OPCODES,
     Computation,
-    Instruction,
     Module,
+    Replacements,
     called,
     carry_meta,
     on_operands,
@@ -87,7 +87,7 @@ def over_computations(module: Module, fn: Callable[[Computation], Computation]) 
     def _inside(c: Computation) -> Computation:
         if not any(x.op in _RUNS for x in postorder((c.root,))):
             return c
-        new: dict[Instruction, Instruction] = {}
+        new: Replacements = {}
         for x in c.instructions():
             y = on_operands(x, new)
             if x.op in _RUNS:

@@ -19,7 +19,7 @@ import torch
 
 from torch_hlo.device.host_tensor import LARGE
 from torch_hlo.device.interfaces import Program
-from torch_hlo.hlo.ir import Dim, Module, Shape, Size, symbol
+from torch_hlo.hlo.ir import Dim, Ints, Module, Shape, Size, symbol
 from torch_hlo.lowering.core import HLO_TO_TORCH, LOWERINGS, Leaf, Lift, Node, Out, lower
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
 from torch_hlo.lowering.fx.fx_size import Layout
@@ -391,14 +391,14 @@ def _shape_text(shape: Shape) -> str:
     return f"Shape({shape.dtype!r}, {_tuple(shape.dims)})"
 
 
-def _dense(t: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+def _dense(t: torch.Tensor, order: Ints) -> torch.Tensor:
     """A copy without gaps whose dimensions lie in `order`, with `t`'s logical values."""
     t = t.detach().resolve_conj().resolve_neg()
     back = [order.index(d) for d in range(len(order))]
     return t.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
 
 
-def _rebuilt(t: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+def _rebuilt(t: torch.Tensor, strides: Ints) -> torch.Tensor:
     """The same values with gaps, as the strides say."""
     result = torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device)
     for d, s in enumerate(strides):

@@ -17,7 +17,7 @@ from torch import fx
 
 from torch_hlo.device import host_tensor, report
 from torch_hlo.device.interfaces import Observe, Program
-from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.ir import Ints, Module
 from torch_hlo.lowering.core import LoweringError
 from torch_hlo.pytorch import tensors
 
@@ -92,9 +92,7 @@ class Gpu:
     ) -> None:
         self.device, self.inputs, self.outputs = device, inputs, outputs
 
-    def empty(
-        self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
-    ) -> torch.Tensor:
+    def empty(self, size: Ints, stride: Ints, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device=self.device)
 
     # PyTorch's allocator keeps blocks of any size, for programs and its own ops alike
@@ -126,7 +124,7 @@ class Gpu:
         )
         stream = tensors.cuda_stream_finder()
 
-        def start(words: tuple[int, ...]) -> None:
+        def start(words: Ints) -> None:
             nbytes = program.arena_bytes(*words[:symbols])
             # freed in the stream's order
             arena = empty((nbytes,), (1,), torch.uint8) if nbytes else None

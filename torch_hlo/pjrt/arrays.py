@@ -10,7 +10,7 @@ from typing import Any
 from torch_hlo.device import runtime
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
-from torch_hlo.hlo.ir import DTYPES, Shape
+from torch_hlo.hlo.ir import DTYPES, Ints, Shape
 
 from .client import client
 from .functions import implements, table
@@ -125,7 +125,7 @@ def _from_host(args: Any) -> None:
     args.done_with_host_buffer = client().ready.address
 
 
-def _copy_in(made: Array, data: int, strides: tuple[int, ...] | None) -> None:
+def _copy_in(made: Array, data: int, strides: Ints | None) -> None:
     shape, memory = made.shape, made.used()
     size = DTYPES[shape.dtype].itemsize
     dense = [size]

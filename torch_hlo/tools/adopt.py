@@ -4,7 +4,16 @@ fuse), and library calls that have an opcode become it."""
 from collections.abc import Sequence
 
 from torch_hlo.hlo.evaluate import lapack
-from torch_hlo.hlo.ir import Computation, Instruction, Module, build as b, postorder, replace
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Instructions,
+    Module,
+    Replacements,
+    build as b,
+    postorder,
+    replace,
+)
 
 
 def adopted(module: Module) -> Module:
@@ -24,13 +33,13 @@ class _Adopter:
 
     def inlined(self, c: Computation, arguments: Sequence[Instruction]) -> Instruction:
         """The root of `c` computed on these arguments."""
-        values: dict[Instruction, Instruction] = dict(zip(c.params, arguments, strict=True))
+        values: Replacements = dict(zip(c.params, arguments, strict=True))
         for x in postorder((c.root,)):
             if x not in values:
                 values[x] = self.instruction(x, tuple(values[o] for o in x.operands))
         return values[c.root]
 
-    def instruction(self, x: Instruction, operands: tuple[Instruction, ...]) -> Instruction:
+    def instruction(self, x: Instruction, operands: Instructions) -> Instruction:
         if x.op == "fusion" and _foreign(x):
             return self.inlined(x["calls"], operands)
         if x.op == "custom-call" and (known := _library_call(x, operands)) is not None:
@@ -50,21 +59,21 @@ class _Adopter:
         return value
 
 
-def _library_call(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction | None:
+def _library_call(x: Instruction, operands: Instructions) -> Instruction | None:
     """The value of a call that has an opcode of its own."""
     target = x["custom_call_target"]
     rule = _LIBRARY.get(target) or _LIBRARY.get(lapack.routine(target) or "")
     return rule(x, operands) if rule else None
 
 
-def _top_k(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction | None:
+def _top_k(x: Instruction, operands: Instructions) -> Instruction | None:
     if len(operands) != 1 or not x.shape.is_tuple:
         return None
     called = [c.root.get("direction") for c in x.get("called_computations") or ()]
     return b.topk(operands[0], x.shape.elements[0].dims[-1], "LT" not in called)
 
 
-def _approximate_top_k(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction | None:
+def _approximate_top_k(x: Instruction, operands: Instructions) -> Instruction | None:
     """The exact one: of (values, indices, initial value, initial index), an initial value above
     zero asks for the smallest."""
     initial = operands[2] if len(operands) == 4 else None
@@ -90,7 +99,7 @@ def _first(x: Instruction, axis: int, k: int) -> Instruction:
     )
 
 
-def _cholesky(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction:
+def _cholesky(x: Instruction, operands: Instructions) -> Instruction:
     """(factor, s32: nonzero where the matrix is not positive definite)."""
     (a,) = operands
     factor = b.cholesky(
@@ -105,7 +114,7 @@ def _cholesky(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction:
 _TRANSPOSE = {"N": "NO_TRANSPOSE", "T": "TRANSPOSE", "C": "ADJOINT"}
 
 
-def _triangular_solve(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction:
+def _triangular_solve(x: Instruction, operands: Instructions) -> Instruction:
     options = {name: chr(code) for name, code in lapack.options(x.get("backend_config")).items()}
     return b.triangular_solve(
         *operands[:2],

@@ -23,7 +23,7 @@ from torch_hlo.device.memory import Buffer
 from torch_hlo.hlo.evaluate.communication import arrangement, collectives
 from torch_hlo.hlo.evaluate.interpreter import EvaluateError
 from torch_hlo.hlo.evaluate.multi_device import evaluate_spmd
-from torch_hlo.hlo.ir import Module, Shape, decode, encode, outputs
+from torch_hlo.hlo.ir import Ints, Module, Shape, decode, encode, outputs
 from torch_hlo.hlo.sharding.sharding import Sharding, shard, unshard
 from torch_hlo.hlo.text.printer import computations
 
@@ -121,7 +121,7 @@ class OnDevices:
         self,
         blocks: Blocks,
         sharding: Sharding | None,
-        dims: tuple[int, ...] | None,
+        dims: Ints | None,
     ) -> np.ndarray | Blocks:
         if sharding is None:
             return blocks
@@ -178,7 +178,7 @@ class OnDevices:
         return runtime.allocate(shape) if shared is None else inputs[shared]
 
 
-def _whole(block: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
+def _whole(block: Ints, sharding: Sharding) -> Ints:
     """Sizes of the array that has these blocks, with the padding of the last ones."""
     return tuple(n * k for n, k in zip(block, sharding.tiles, strict=True))
 

@@ -20,6 +20,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    Replacements,
     Shape,
     build as b,
     decode,
@@ -45,7 +46,7 @@ def flat(module: Module) -> Module:
     ):
         return module
     params: list[Instruction] = []
-    swaps: dict[Instruction, Instruction] = {}
+    swaps: Replacements = {}
     moved: dict[int, int] = {}
     for i, p in enumerate(entry.params):
         moved[i] = len(params)

@@ -9,6 +9,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    Replacements,
     Shape,
     build as b,
     outputs,
@@ -141,7 +142,7 @@ def _without(module: Module, kept: list[Instruction]) -> Module:
     bound = {i for _, i, _ in module.symbols}
     kept = [p for p in module.entry.params if p in kept or p["index"] in bound]
     renumbered = {p: b.parameter(i, p.shape) for i, p in enumerate(kept)}
-    done: dict[Instruction, Instruction] = dict(renumbered)
+    done: Replacements = dict(renumbered)
     for x in postorder((module.entry.root,)):
         if x not in done:
             operands = tuple(done[o] for o in x.operands)

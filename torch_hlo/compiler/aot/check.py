@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import field
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Dim, Size
+from torch_hlo.hlo.ir import Dim, Dims, Size
 
 from ..codegen.block import ARENA, CONSTANTS, FIXED_WORDS, HOST
 from ..codegen.program import emit_size
@@ -54,7 +54,7 @@ class Interface:
     outputs: tuple[Array, ...]
     symbols: tuple[tuple[str, int, int], ...]
     arena: Size
-    sizes: tuple[Size, ...] = ()
+    sizes: Dims = ()
     conditions: tuple[Condition, ...] = ()
     constants: str = "null"  # of the block: a global, when they are in the library
     weights_head: bytes = b""  # what a weights file starts with; empty when there is none

@@ -34,6 +34,7 @@ from typing import Generic, Literal, TypeVar, cast
 
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
+    Dims,
     Instruction,
     Module,
     Shape,
@@ -223,7 +224,7 @@ def _bias_shape(
     return extra[0] if extra else None
 
 
-def _group(batch: tuple[Size, ...], key: tuple[Size, ...]) -> int | None:
+def _group(batch: Dims, key: Dims) -> int | None:
     """Heads of q per head of k."""
     if batch == key[:-2]:
         return 1
@@ -248,7 +249,7 @@ def merged(a: Attention[Size]) -> Attention[Size]:
     return replace(a, heads=a.heads // a.group, group=1, rows=a.rows * a.group, bias=bias)
 
 
-def _bias(shape: Shape, dims: tuple[Size, ...]) -> Bias[Size]:
+def _bias(shape: Shape, dims: Dims) -> Bias[Size]:
     missing = len(dims) - shape.rank
     strides = [0] * missing + [
         0 if n == 1 else s for n, s in zip(shape.dims, row_major_strides(shape.dims), strict=True)

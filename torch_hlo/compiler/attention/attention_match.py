@@ -24,9 +24,11 @@ from typing import Any
 
 from torch_hlo.hlo.ir import (
     Computation,
+    Dims,
     Instruction,
+    Instructions,
     Module,
-    Size,
+    Replacements,
     build as b,
     carry_meta,
     inline,
@@ -58,8 +60,8 @@ def _matched(c: Computation) -> Computation:
     c = _with_separate_sums(c)
     order = postorder((c.root,))
     reads, number = users((c.root,)), {x: i for i, x in enumerate(order)}
-    table: dict[Instruction, Instruction] = {}
-    calls: dict[Instruction, Instruction] = {}
+    table: Replacements = {}
+    calls: Replacements = {}
     for x in order:
         calls |= _inlined(x, reads)
         if _may_be_weights(x):
@@ -77,9 +79,7 @@ def _may_be_weights(x: Instruction) -> bool:
     return marked_weights(x) or x.op == "divide" and x.operand.op == "exponential"
 
 
-def _inlined(
-    x: Instruction, reads: dict[Instruction, list[Instruction]]
-) -> dict[Instruction, Instruction]:
+def _inlined(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> Replacements:
     """What replaces marked weights that are in no attention."""
     if not marked_weights(x):
         return {}
@@ -155,7 +155,7 @@ class _Attention:
     slopes: set[Instruction] = field(init=False)  # the derivative of the tanh of a cap: 1 - tanh^2
     anchor: Product = field(init=False)  # of the weights: it says what they are multiplied with
 
-    def replacements(self) -> dict[Instruction, Instruction]:
+    def replacements(self) -> Replacements:
         """New instructions for the products and sums of this attention. Raises Unknown."""
         self.s = scores_of(self.weights, self.reads)
         self.slopes = self._slopes()
@@ -311,7 +311,7 @@ class _Attention:
         for x in known:
             need(x is not self.root and all(u in known or u in ends for u in self.reads[x]))
 
-    def _batch(self) -> tuple[Size, ...]:
+    def _batch(self) -> Dims:
         """Batch dimensions, as fine as masks and biases have them: what they repeat is not
         written."""
         arrays = [
@@ -328,7 +328,7 @@ class _Attention:
                     dims.append(x.dims)
         return max(dims, key=len)[:-2]
 
-    def _operands(self, batch: tuple[Size, ...]) -> tuple[list[Instruction], dict[str, Any]]:
+    def _operands(self, batch: Dims) -> tuple[list[Instruction], dict[str, Any]]:
         """The operands that forward and backward have in common, and the configuration."""
         s, full = self.s, (*batch, *self.weights.dims[-2:])
         operands, config = [], {"causal": False, "scale": 1.0, "softmax": True}
@@ -360,7 +360,7 @@ class _Attention:
                 config[name] = True
         return operands, config
 
-    def _factors(self, full: tuple[Size, ...]) -> Instruction:
+    def _factors(self, full: Dims) -> Instruction:
         """What weights are multiplied with after the softmax, f32."""
         total = b.full(1.0, "f32", full)
         for opcode, x in sorted(self.anchor.role.factors, key=lambda s: s[0]):  # masks last
@@ -413,7 +413,7 @@ class _Attention:
             need(len(selects) == 1 and selects[0] in same)
         return [(opcode, x) for opcode, x in role.chain if opcode in ("multiply", "divide")]
 
-    def _kept(self, batch: tuple[Size, ...]) -> list[bool]:
+    def _kept(self, batch: Dims) -> list[bool]:
         """Which batch dimensions the gradient of the bias has. There is one, of a bias as it was
         added."""
         sums = self.roles.sums
@@ -429,10 +429,10 @@ class _Attention:
     def _fusion(
         self,
         kind: str,
-        inputs: tuple[Instruction, ...],
+        inputs: Instructions,
         common: list[Instruction],
         config: dict[str, Any],
-        batch: tuple[Size, ...],
+        batch: Dims,
     ) -> Instruction:
         arrays = [
             b.reshape(x, (*batch, *x.dims[-2:])) for x in inputs[: 4 if kind == "backward" else 3]
@@ -495,9 +495,7 @@ def _rearranged(x: Instruction) -> tuple[object, ...]:
     return x, tuple(moves)
 
 
-def _dots_above(
-    x: Instruction, last: tuple[Size, ...], seen: set[Instruction]
-) -> list[Instruction]:
+def _dots_above(x: Instruction, last: Dims, seen: set[Instruction]) -> list[Instruction]:
     """Products of these last dimensions that elementwise instructions lead to `x` from, but for
     what `seen` leads to."""
     found, stack = [], [o for o in x.operands if o not in seen]
@@ -529,7 +527,7 @@ def _of_batch(mask: Instruction) -> Instruction:
     return b.broadcast(mask.operand, mask.dims[batch:], along)
 
 
-def _small(x: Instruction, full: tuple[Size, ...]) -> Instruction:
+def _small(x: Instruction, full: Dims) -> Instruction:
     """`x`, seen as [batch…, rows, columns], with 1 where it is repeated."""
     repeated = x
     while (
@@ -546,7 +544,7 @@ def _small(x: Instruction, full: tuple[Size, ...]) -> Instruction:
     return b.reshape(x, full)
 
 
-def _wide(arrays: tuple[Instruction, ...]) -> list[Instruction]:
+def _wide(arrays: Instructions) -> list[Instruction]:
     """Arrays of one rank, repeated to the same dimensions."""
     dims = tuple(
         next((n for n in sizes if n != 1), 1)

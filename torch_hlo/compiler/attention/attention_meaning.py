@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from torch_hlo.hlo.ir import Instruction, Size, build as b
+from torch_hlo.hlo.ir import Dims, Instruction, Instructions, build as b
 
 HIDDEN = float("inf")  # in a bias: the score is the fill
 
@@ -18,7 +18,7 @@ def as_f32(x: Instruction) -> Instruction:
     return x if x.dtype == "f32" else b.convert(x, "f32")
 
 
-def repeated(x: Instruction, dims: tuple[Size, ...]) -> Instruction:
+def repeated(x: Instruction, dims: Dims) -> Instruction:
     if x.dims == dims:
         return x
     kept = tuple(d for d, n in enumerate(x.dims) if n == dims[d])
@@ -31,9 +31,9 @@ def _times(x: Instruction, number: float) -> Instruction:
 
 def meaning(
     kind: str,
-    params: tuple[Instruction, ...],
+    params: Instructions,
     config: Mapping[str, Any],
-    batch: tuple[Size, ...],
+    batch: Dims,
 ) -> Instruction:
     """What the fusion computes, of its parameters."""
     m = _Meaning(kind, params, config, batch)
@@ -44,9 +44,9 @@ class _Meaning:
     def __init__(
         self,
         kind: str,
-        params: tuple[Instruction, ...],
+        params: Instructions,
         config: Mapping[str, Any],
-        batch: tuple[Size, ...],
+        batch: Dims,
     ) -> None:
         self.config = config
         rest = list(params[3:] if kind == "forward" else params[7:])

@@ -15,6 +15,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    Replacements,
     Shape,
     carry_meta,
     instr,
@@ -60,8 +61,8 @@ def _absorbed(x: Instruction) -> Instruction:
     inside = set().union(*(r.inside for r in regions if r.is_smaller))
     if not inside:
         return x
-    leaves: dict[Instruction, Instruction] = {}
-    made: dict[Instruction, Instruction] = {}
+    leaves: Replacements = {}
+    made: Replacements = {}
     for y in postorder(x.operands):
         if y in inside:
             made[y] = replace(y, (made.get(o) or _leaf(o, leaves) for o in y.operands), y.shape)
@@ -82,7 +83,7 @@ def _absorbed(x: Instruction) -> Instruction:
     return fused
 
 
-def _leaf(x: Instruction, leaves: dict[Instruction, Instruction]) -> Instruction:
+def _leaf(x: Instruction, leaves: Replacements) -> Instruction:
     if x not in leaves:
         leaves[x] = instr("parameter", (), x.shape, index=len(leaves))
     return leaves[x]

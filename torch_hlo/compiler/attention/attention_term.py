@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Dim, Instruction, Ints, Size, build as b, postorder
+from torch_hlo.hlo.ir import Dim, Dims, Instruction, Instructions, Ints, Size, build as b, postorder
 
 from ..codegen import Kernel, Planner, Program, index as ix
 from ..codegen.loop_plan import widest_bits
@@ -69,8 +69,8 @@ class Term:
 def term(
     program: Program,
     root: Instruction,
-    params: tuple[Instruction, ...],
-    dims: tuple[Size, ...],
+    params: Instructions,
+    dims: Dims,
     log2: bool,
     fill: bool,
 ) -> Term:
@@ -109,8 +109,8 @@ def _numbers(x: Instruction, log2: bool, fill: bool) -> Instruction:
 def _build(
     program: Program,
     root: Instruction,
-    params: tuple[Instruction, ...],
-    dims: tuple[Size, ...],
+    params: Instructions,
+    dims: Dims,
     log2: bool,
     fill: bool,
 ) -> Term:

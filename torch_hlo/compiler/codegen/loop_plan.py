@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import DTYPES, OPCODES, Instruction, Size
+from torch_hlo.hlo.ir import DTYPES, OPCODES, Dims, Instruction, Size
 
 from ..llvm import Emit, Unit
 from ..llvm.scalar import Value
@@ -103,9 +103,9 @@ class Loops:
     """`extents`: sizes of the loops, outermost first. `cost`: vector instructions per element.
     `split`: factors of every dimension."""
 
-    extents: tuple[Size, ...]
-    split: tuple[tuple[Size, ...], ...]
-    groups: tuple[tuple[Size, ...], ...]  # the factors that each loop runs over
+    extents: Dims
+    split: tuple[Dims, ...]
+    groups: tuple[Dims, ...]  # the factors that each loop runs over
     cost: int
     dtypes: frozenset[str]
     moved: frozenset[str]  # of the arrays that are read element by element

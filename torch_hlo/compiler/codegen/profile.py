@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import META, Instruction, Shape, Size, called, fixed
+from torch_hlo.hlo.ir import META, Instruction, Instructions, Shape, Size, called, fixed
 
 from ..llvm import system
 from .program import Program
@@ -231,7 +231,7 @@ def _written(root: Instruction) -> Size:
     return _shape_bytes(root.shape)
 
 
-def _roots(root: Instruction) -> tuple[Instruction, ...]:
+def _roots(root: Instruction) -> Instructions:
     return root.operands if root.op == "tuple" else (root,)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch_hlo.hlo.ir import DTYPES, Instruction, Size
+from torch_hlo.hlo.ir import DTYPES, Dims, Instruction, Instructions, Size
 
 from ..llvm import scalar
 from ..llvm.scalar import STORAGE, Value
@@ -166,9 +166,7 @@ def concatenate(k: Kernel, x: Instruction, index: Indices) -> Value:
     return value(0)
 
 
-def dynamic_starts(
-    starts: tuple[Instruction, ...], dims: tuple[Size, ...], sizes: tuple[Size, ...]
-) -> list[Index]:
+def dynamic_starts(starts: Instructions, dims: Dims, sizes: Dims) -> list[Index]:
     """Clamped start index per dimension. A start vector (one rank-1 operand) is read element by
     element."""
     vector = len(starts) == 1 and starts[0].rank == 1

@@ -18,6 +18,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    Replacements,
     build as h,
     carry_meta,
     instr,
@@ -60,8 +61,8 @@ def _with_rule(module: Module, rule: Rule) -> Module:
     def once(c: Computation) -> Computation:
         readers = {x: len(set(u)) for x, u in users((c.root,)).items()}
         readers[c.root] = readers.get(c.root, 0) + 1
-        new: dict[Instruction, Instruction] = {}
-        old: dict[Instruction, Instruction] = {}
+        new: Replacements = {}
+        old: Replacements = {}
         for x in postorder((c.root,)):
             y = on_operands(x, new)
             z = rule(y, lambda v: readers.get(old.get(v, v), 1))

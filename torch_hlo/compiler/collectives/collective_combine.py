@@ -13,6 +13,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    Replacements,
     build as h,
     carry_meta,
     fixed,
@@ -101,7 +102,7 @@ def _needs(groups: list[_Group], bits: int, number: int) -> bool:
 def _rebuilt(c: Computation, member: dict[Instruction, _Group]) -> Computation:
     """The computation with each group one instruction. Members may come before operands of others
     in program order, so this walks by need."""
-    new: dict[Instruction, Instruction] = {}
+    new: Replacements = {}
     stack = [c.root]
     while stack:
         x = stack[-1]

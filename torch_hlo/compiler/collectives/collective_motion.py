@@ -8,6 +8,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    Replacements,
     build as h,
     called,
     postorder,
@@ -65,9 +66,7 @@ def _hoisted(loop: Instruction) -> Instruction:
     found = [x for x in found if x not in inner]
     if not found:
         return loop
-    outside: dict[Instruction, Instruction] = {
-        o: h.get_tuple_element(state, o["index"]) for o in kept
-    }
+    outside: Replacements = {o: h.get_tuple_element(state, o["index"]) for o in kept}
     for x in postorder(found, known=kept):
         outside[x] = x if not x.operands else replace(x, [outside[o] for o in x.operands])
     count = len(state.shape.elements)
@@ -86,9 +85,7 @@ def _widened(c: Computation, found: list[Instruction], roots: bool) -> Computati
     new_param = h.parameter(
         old["index"], tuple_shape(*old.shape.elements, *(x.shape for x in found))
     )
-    new: dict[Instruction, Instruction] = {
-        old: h.tuple_(*(h.get_tuple_element(new_param, i) for i in range(count)))
-    }
+    new: Replacements = {old: h.tuple_(*(h.get_tuple_element(new_param, i) for i in range(count)))}
     if roots:
         new.update((x, h.get_tuple_element(new_param, count + k)) for k, x in enumerate(found))
     for x in postorder((c.root,), known=new):

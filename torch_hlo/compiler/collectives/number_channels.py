@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from torch_hlo.hlo.ir import (
     Computation,
-    Instruction,
     Module,
+    Replacements,
     called,
     carry_meta,
     replace,
@@ -36,7 +36,7 @@ def number_channels(module: Module) -> Module:
         nonlocal count
         if c in done or not talks(c):
             return done.get(c, c)
-        new: dict[Instruction, Instruction] = {}
+        new: Replacements = {}
         for x in c.instructions():
             operands = tuple(new[o] for o in x.operands)
             y = x

@@ -19,6 +19,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    Replacements,
     Size,
     build as h,
     carry_meta,
@@ -58,7 +59,7 @@ def shard_weight_update(module: Module, axes: Sequence[str]) -> Module:
     extra = tuple(module.mesh.axis(a) for a in axes)
     readers = users((module.entry.root,))
     params, results = module.entry.params, list(outputs(module))
-    new: dict[Instruction, Instruction] = {}
+    new: Replacements = {}
     whole: dict[int, Sharding] = {}  # outputs that are gathered again
     for o, i in module.aliases:
         param, result = params[i], results[o]
@@ -89,11 +90,9 @@ def shard_weight_update(module: Module, axes: Sequence[str]) -> Module:
     )
 
 
-def _substituted(
-    roots: Sequence[Instruction], new: dict[Instruction, Instruction]
-) -> dict[Instruction, Instruction]:
+def _substituted(roots: Sequence[Instruction], new: Replacements) -> Replacements:
     """Every instruction, with what is `new` in place of the old."""
-    done: dict[Instruction, Instruction] = {}
+    done: Replacements = {}
     for x in postorder(roots):
         y = new.get(x, x)
         if y.operands and any(done[v] is not v for v in y.operands):
@@ -103,9 +102,7 @@ def _substituted(
     return done
 
 
-def _root(
-    module: Module, final: list[Instruction], new: dict[Instruction, Instruction]
-) -> Instruction:
+def _root(module: Module, final: list[Instruction], new: Replacements) -> Instruction:
     """The root that returns `final`, with its shardings."""
     root = module.entry.root
     results = list(outputs(module))

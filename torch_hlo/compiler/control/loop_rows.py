@@ -19,6 +19,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    Replacements,
     Shape,
     build as h,
     carry_meta,
@@ -62,7 +63,7 @@ def _apart(module: Module, cores: int, near: int) -> Module:
     reads = users((module.entry.root,))
     if cores < 2 or not any(x.op == "while" for x in reads):
         return module
-    new: dict[Instruction, Instruction] = {}
+    new: Replacements = {}
     for x, readers in reads.items():
         y = on_operands(x, new)
         if x.op == "get-tuple-element":
@@ -298,9 +299,7 @@ class _Cutter:
     # -- the loop over the rows of one part
     def _inner(self, state: Instruction) -> Instruction:
         param = h.parameter(0, state.shape)
-        new: dict[Instruction, Instruction] = {
-            e: h.get_tuple_element(param, k) for k, e in enumerate(self.elements)
-        }
+        new: Replacements = {e: h.get_tuple_element(param, k) for k, e in enumerate(self.elements)}
         first = h.get_tuple_element(param, len(self.elements))
         for y in postorder((self.body.root,), known=(self.param, *new)):
             new[y] = (

@@ -13,7 +13,17 @@ kind=loop: no reduction. kind=reduce: results of reductions are not read back. k
 
 from __future__ import annotations
 
-from torch_hlo.hlo.ir import META, Computation, Instruction, Module, instr, replace, tuple_shape
+from torch_hlo.hlo.ir import (
+    META,
+    Computation,
+    Instruction,
+    Instructions,
+    Module,
+    Replacements,
+    instr,
+    replace,
+    tuple_shape,
+)
 
 from .fusion_output import absorb, is_product, product_arrays
 from .fusion_place import place
@@ -53,7 +63,7 @@ def _fused(computation: Computation) -> Computation:
     )
 
 
-def _step(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction:
+def _step(x: Instruction, operands: Instructions) -> Instruction:
     """`x` on new operands, its computations fused."""
     if x.op not in _CONTROL_FLOW:
         return replace(x, operands) if operands else x
@@ -73,7 +83,7 @@ class _Builder:
         self.plan = plan
         self.bodies: dict[int, _Body] = {}
         # old instruction in memory -> new instruction
-        self.value: dict[Instruction, Instruction] = {}
+        self.value: Replacements = {}
         self.needed: dict[int, None] = {}  # numbers of members that others read, in program order
 
     def root(self, root: Instruction) -> Instruction:
@@ -190,7 +200,7 @@ class _Body:
     def __init__(self, plan: Plan, g: Group) -> None:
         self.inputs: list[Instruction] = []
         self.params: list[Instruction] = []
-        self.inside: dict[Instruction, Instruction] = {}
+        self.inside: Replacements = {}
         # a product reads memory
         self.arrays = {
             a for i in g.roles if is_product(plan.order[i]) for a in product_arrays(plan.order[i])

@@ -14,7 +14,7 @@ results a slice per turn.
 
 from math import prod
 
-from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.ir import Instruction, Instructions
 
 from ..thresholds import MAX_INPUTS, MAX_MEMBERS
 from .fusion_plan import FULL, SAME, Group, Plan
@@ -28,7 +28,7 @@ SHORTEST_PIECE = 16
 NARROWEST = 2
 
 
-def pieces(x: Instruction) -> tuple[Instruction, ...]:
+def pieces(x: Instruction) -> Instructions:
     """The operands that make up what `x` writes, when one loop can write them side by side: the
     update of an array, the operands of a concatenation when they are alike. Empty for other
     instructions."""
@@ -54,7 +54,7 @@ def joined(x: Instruction) -> Instruction | None:
     return update if update is not x and update.op == "concatenate" and pieces(update) else None
 
 
-def parts(x: Instruction) -> tuple[Instruction, ...]:
+def parts(x: Instruction) -> Instructions:
     """What a kernel computes, element by element, to write its result `x`."""
     return pieces(joined(x) or x) or (x,)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal
 
-from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Size, postorder
+from torch_hlo.hlo.ir import DTYPES, Computation, Dims, Instruction, Size, postorder
 
 from ..thresholds import (
     CHEAP_EXPANSION,
@@ -648,7 +648,7 @@ def _results_beside(order: list[Instruction]) -> list[Instruction]:
     return [y for x in order if x not in moved for y in (x, *results.get(x, ()))]
 
 
-def _suffixes(dims: tuple[Size, ...]) -> list[Size]:
+def _suffixes(dims: Dims) -> list[Size]:
     """Strides of the dimensions that are not 1, and the total size."""
     found: list[Size] = []
     low: Size = 1

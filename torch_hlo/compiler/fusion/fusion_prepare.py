@@ -20,9 +20,10 @@ from collections.abc import Container, Mapping, Sequence
 from torch_hlo.hlo.ir import (
     META,
     Dim,
+    Dims,
     Instruction,
     Ints,
-    Size,
+    Replacements,
     all_or_none,
     build as b,
     postorder,
@@ -72,7 +73,7 @@ def _with_rows(root: Instruction) -> Instruction:
     """Reductions of reductions as one over rows, where nothing else reads the first ones, and what
     such rows share repeated in one step."""
     reads = users((root,))
-    done: dict[Instruction, Instruction] = {}
+    done: Replacements = {}
     for x in postorder((root,)):
         operands = tuple(done[o] for o in x.operands)
         new = x if operands == x.operands else replace(x, operands)
@@ -337,7 +338,7 @@ def _is_zero(x: Instruction) -> bool:
     return x.op == "constant" and x.size == 1 and not any(x["literal"].data)
 
 
-def _without(x: Instruction, d: int, dims: tuple[Size, ...]) -> Instruction | None:
+def _without(x: Instruction, d: int, dims: Dims) -> Instruction | None:
     """`x`, a broadcast that does not vary along dimension `d`, without that dimension."""
     if x.op != "broadcast":
         return None

@@ -8,7 +8,7 @@ have the same geometry."""
 
 from collections.abc import Iterable
 
-from torch_hlo.hlo.ir import OPCODES, Instruction, Size
+from torch_hlo.hlo.ir import OPCODES, Dims, Instruction, Size
 
 FREE, LIGHT, HEAVY, MOVE, REDUCE, STEP = range(6)
 
@@ -56,7 +56,7 @@ def cost(x: Instruction) -> int:
     return 4 if x.op in _CHEAP_HEAVY else COST[classify(x)] if classify(x) != STEP else 0
 
 
-def intervals(dims: tuple[Size, ...], chosen: Iterable[int]) -> Intervals:
+def intervals(dims: Dims, chosen: Iterable[int]) -> Intervals:
     """Intervals of the linear index covered by the `chosen` dimensions, minor first, neighbours
     merged, size 1 left out."""
     wanted = set(chosen)

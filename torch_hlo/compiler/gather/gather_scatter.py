@@ -11,7 +11,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
-from torch_hlo.hlo.ir import Dim, Instruction, Shape, Size, dim_max, postorder, row_major_strides
+from torch_hlo.hlo.ir import (
+    Dim,
+    Instruction,
+    Instructions,
+    Shape,
+    Size,
+    dim_max,
+    postorder,
+    row_major_strides,
+)
 
 from ..codegen import (
     Kernel,
@@ -212,9 +221,9 @@ class Scatter:
         self,
         f: Writer,
         x: Instruction,
-        operands: tuple[Instruction, ...],
+        operands: Instructions,
         indices: Instruction,
-        updates: tuple[Instruction, ...],
+        updates: Instructions,
         lanes: int,
         leaves: Sequence[Instruction] | None = None,
     ) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_hlo.hlo.ir import DTYPES, Instruction, Shape, Size, build, ceildiv
+from torch_hlo.hlo.ir import DTYPES, Instruction, Instructions, Shape, Size, build, ceildiv
 
 from ..codegen import Writer, apply, leaves, load, store
 from ..codegen.index import product
@@ -70,9 +70,9 @@ class _Sorted:
         self,
         program: GpuProgram,
         x: Instruction,
-        operands: tuple[Instruction, ...],
+        operands: Instructions,
         indices: Instruction,
-        updates: tuple[Instruction, ...],
+        updates: Instructions,
     ) -> None:
         self.program, self.x, self.operands, self.indices, self.updates = (
             program,

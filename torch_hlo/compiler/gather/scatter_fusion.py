@@ -17,6 +17,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    Replacements,
     carry_meta,
     fixed,
     instr,
@@ -53,10 +54,10 @@ def _scatters(c: Computation) -> Computation:
     return Computation(c.name, c.params, _replaced(c.root, found))
 
 
-def _replaced(root: Instruction, found: dict[Instruction, Instruction]) -> Instruction:
+def _replaced(root: Instruction, found: Replacements) -> Instruction:
     """`root` with fusions for scatters; their operands are instructions of the old program, in
     which there may be others."""
-    new: dict[Instruction, Instruction] = {}
+    new: Replacements = {}
     stack = [root]
     while stack:
         x = stack[-1]
@@ -82,7 +83,7 @@ def _fused(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> Instr
     inside = _computed(x, reads)
     if not fills and not inside:
         return None
-    inputs: dict[Instruction, Instruction] = {}
+    inputs: Replacements = {}
 
     def parameter(o: Instruction) -> Instruction:
         if o not in inputs:
@@ -91,7 +92,7 @@ def _fused(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> Instr
 
     first = start if fills else parameter(start)
     where = parameter(indices)
-    made: dict[Instruction, Instruction] = {}
+    made: Replacements = {}
     for y in inside:  # operands before users
         made[y] = (
             replace(

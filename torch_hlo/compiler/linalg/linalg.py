@@ -18,6 +18,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    Replacements,
     Size,
     carry_meta,
     dim_min,
@@ -90,7 +91,7 @@ def _with_used(c: Computation) -> Computation:
         readers = table[x]
         if readers and all(r.op == "get-tuple-element" for r in readers):
             new[x] = json.dumps({"used": sorted({r["index"] for r in readers})})
-    done: dict[Instruction, Instruction] = {}
+    done: Replacements = {}
     for x in postorder((c.root,)):
         operands = tuple(done[o] for o in x.operands)
         if x in new:

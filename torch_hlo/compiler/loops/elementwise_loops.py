@@ -14,7 +14,16 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Size, fixed, instr, parameters_of, postorder, replace
+from torch_hlo.hlo.ir import (
+    Dims,
+    Instruction,
+    Size,
+    fixed,
+    instr,
+    parameters_of,
+    postorder,
+    replace,
+)
 
 from ..codegen import (
     CodegenError,
@@ -60,7 +69,7 @@ class LoopKernel:
     """A compiled loop: call `name` on `items` items with the leaves, the targets and `sizes`."""
 
     name: str
-    sizes: tuple[Size, ...]
+    sizes: Dims
     items: Size
     grain: int
     cost: float
@@ -98,9 +107,7 @@ def run_loop(
     )
 
 
-def _element(
-    store: Store, index: tuple[Index, ...], dims: tuple[Size, ...]
-) -> tuple[tuple[Index, ...], Index]:
+def _element(store: Store, index: tuple[Index, ...], dims: Dims) -> tuple[tuple[Index, ...], Index]:
     """Index of the value and element number of its target."""
     shape = store.value.shape
     own = index if shape.dims == dims else ix.regroup(index, dims, shape.dims)
@@ -127,7 +134,7 @@ class LoopNest:
         self.stores, self.leaves, self.in_place = stores, leaves, in_place
         self.dims = stores[0].value.dims
         self.loops = plan_loops(self._walk, self.dims, leaves)
-        self.extents: tuple[Size, ...] = self.loops.extents
+        self.extents: Dims = self.loops.extents
 
     def _walk(self, planner: Planner, index: tuple[Index, ...]) -> None:
         for s in self.stores:
@@ -215,7 +222,7 @@ Body = Callable[[Sequence[Index]], Write]
 
 def _nest(
     kernel: Kernel,
-    extents: tuple[Size, ...],
+    extents: Dims,
     body: Body,
     unroll: int,
     compact: bool,
@@ -260,7 +267,7 @@ def _nest(
     return rows, 1, last if isinstance(last, int) else 1024
 
 
-def _tiles(loops: Loops, extents: tuple[Size, ...], lanes: int, in_place: bool) -> bool:
+def _tiles(loops: Loops, extents: Dims, lanes: int, in_place: bool) -> bool:
     """Whether the loop goes through square tiles, transposing what is contiguous along another loop
     in registers."""
     if (

@@ -8,6 +8,7 @@ from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     DTYPES,
     Computation,
+    Dims,
     Instruction,
     Ints,
     Size,
@@ -40,7 +41,7 @@ class _Call:
     gets the partial buffers."""
 
     name: str
-    sizes: tuple[Size, ...]
+    sizes: Dims
     items: Size
     grain: int
     cost: float
@@ -51,7 +52,7 @@ class _Call:
 @frozen
 class _Code:
     calls: tuple[_Call, ...]
-    partial_bytes: tuple[Size, ...]
+    partial_bytes: Dims
 
 
 def fusion(program: Program, x: Instruction) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Computation, Instruction, Ints, Size, ceildiv, fixed
+from torch_hlo.hlo.ir import Computation, Dims, Instruction, Ints, Size, ceildiv, fixed
 
 from ..codegen import Index, Kernel
 from ..codegen.index import (
@@ -732,7 +732,7 @@ class RowEmitter:
         x: Instruction,
         index: tuple[Index, ...],
         inner: list[int],
-        sizes: tuple[Size, ...],
+        sizes: Dims,
     ) -> Index | None:
         """Position within the current row of a full-size index; None when it is some other
         point."""

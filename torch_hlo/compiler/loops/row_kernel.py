@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch_hlo.hlo.ir import Computation, Instruction, Size, fixed
+from torch_hlo.hlo.ir import Computation, Instruction, Instructions, Size, fixed
 
 from ..codegen import Index, Kernel
 from ..llvm import Target
@@ -76,7 +76,7 @@ def stream(k: RowKernel, plan: RowPlan, results: Sequence[Instruction], nbytes: 
         k.nontemporal.update(k.outputs[n] for n in large)
 
 
-def results_of(computation: Computation) -> tuple[Instruction, ...]:
+def results_of(computation: Computation) -> Instructions:
     root = computation.root
     return root.operands if root.op == "tuple" else (root,)
 

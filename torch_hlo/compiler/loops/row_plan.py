@@ -21,7 +21,7 @@ from functools import cmp_to_key
 from typing import Any
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Computation, Instruction, Ints, Size, postorder
+from torch_hlo.hlo.ir import Computation, Dims, Instruction, Ints, Size, postorder
 
 from ..codegen.index import product
 from ..fusion import fusion_table as table
@@ -78,7 +78,7 @@ class RowPlan:
     """See the module's docstring. Positions in `outer`, `inner` index `dims` (major first)."""
 
     size: Size
-    dims: tuple[Size, ...]
+    dims: Dims
     style: str
     outer: Ints
     inner: Ints
@@ -99,10 +99,10 @@ class RowPlan:
     online: dict[Instruction, Online] = field(default_factory=dict)
     order: list[Instruction] = field(default_factory=list)
 
-    def outer_sizes(self) -> tuple[Size, ...]:
+    def outer_sizes(self) -> Dims:
         return tuple(self.dims[d] for d in self.outer)
 
-    def inner_sizes(self) -> tuple[Size, ...]:
+    def inner_sizes(self) -> Dims:
         return tuple(self.dims[d] for d in self.inner)
 
 
@@ -179,7 +179,7 @@ def _sort_results(
             p.row_outputs.append(k)
 
 
-def _is_short(row: tuple[Size, ...], rows: tuple[Size, ...], written: bool) -> bool:
+def _is_short(row: Dims, rows: Dims, written: bool) -> bool:
     """Whether neighbouring rows are lanes. `written`: a result has an element per point."""
     length = product(row)
     if not isinstance(length, int) or length > (SHORTER_ROW if written else SHORT_ROW) or not rows:
@@ -249,7 +249,7 @@ def _dimensions(
     kept: dict[Instruction, Intervals],
     is_full: Callable[[Instruction], bool],
     moves: Collection[str],
-) -> tuple[Size, ...]:
+) -> Dims:
     """Dimensions of the space, major first: every reduction and, where that is possible, every
     broadcast and one of `moves` works on whole ones."""
     cuts = frozenset((1, size)) if size != 1 else frozenset((1,))
@@ -299,7 +299,7 @@ def _moved(x: Instruction) -> list[int]:
     ]
 
 
-def _positions(dims: tuple[Size, ...], chosen: Intervals) -> Ints:
+def _positions(dims: Dims, chosen: Intervals) -> Ints:
     """Dimensions that lie in the intervals, in order."""
     found = []
     low: Size = 1

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from torch_hlo.hlo.ir import Computation, Instruction, instr, parameters_of, postorder, replace
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Instructions,
+    instr,
+    parameters_of,
+    postorder,
+    replace,
+)
 
 from ..codegen import Place, Program
 from ..loops.elementwise_loops import Store, run_loop
@@ -33,7 +41,7 @@ from .tile import product_tile
 def emit_tree(
     program: Program,
     root: Instruction,
-    known: tuple[Instruction, ...],
+    known: Instructions,
     result: Instruction,
 ) -> None:
     """Emit the instructions between `known` (already in memory) and `root`, and leave the value in

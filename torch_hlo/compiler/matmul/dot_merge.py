@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch_hlo.hlo.ir import (
+    Dims,
     Instruction,
     Module,
-    Size,
+    Replacements,
     build as h,
     fixed,
     postorder,
@@ -41,7 +42,7 @@ def dot_merge(module: Module) -> Module:
 
 def _merge_sums(root: Instruction) -> Instruction:
     reads = users((root,))
-    found: dict[Instruction, Instruction] = {}
+    found: Replacements = {}
     for x in reads:
         if (
             x.op == "add"
@@ -54,11 +55,11 @@ def _merge_sums(root: Instruction) -> Instruction:
     return _replaced(root, found)
 
 
-def _replaced(root: Instruction, found: dict[Instruction, Instruction]) -> Instruction:
+def _replaced(root: Instruction, found: Replacements) -> Instruction:
     """`root` with the keys of `found` replaced, also inside what replaces others."""
     if not found:
         return root
-    done: dict[Instruction, Instruction] = {}
+    done: Replacements = {}
 
     def new(x: Instruction) -> Instruction:
         for y in postorder((x,), done):
@@ -132,7 +133,7 @@ def _form(x: Instruction) -> object | None:
     )
 
 
-def _without(dims: tuple[Size, ...], d: int) -> tuple[Size, ...]:
+def _without(dims: Dims, d: int) -> Dims:
     return dims[:d] + dims[d + 1 :]
 
 

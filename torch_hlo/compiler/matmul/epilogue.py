@@ -22,7 +22,9 @@ from dataclasses import replace
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Computation,
+    Dims,
     Instruction,
+    Instructions,
     Ints,
     Size,
     build,
@@ -46,7 +48,7 @@ class Epilogue:
     name: str
     leaves: Ints
     results: int
-    sizes: tuple[Size, ...]
+    sizes: Dims
     cost: int
 
     @property
@@ -96,7 +98,7 @@ def on_sums(body: Computation, product: Instruction, dtype: str) -> tuple[Comput
     return Computation(body.name, (*body.params, sums), root), sums
 
 
-def results_of(computation: Computation) -> tuple[Instruction, ...]:
+def results_of(computation: Computation) -> Instructions:
     root = computation.root
     return root.operands if root.op == "tuple" else (root,)
 
@@ -108,10 +110,10 @@ class Expression:
     vector instructions per vector; `bits`: of the widest type."""
 
     sums: Instruction
-    leaves: tuple[Instruction, ...]
-    results: tuple[Instruction, ...]
-    outer: tuple[Size, ...]
-    inner: tuple[Size, ...]
+    leaves: Instructions
+    results: Instructions
+    outer: Dims
+    inner: Dims
     cost: int
     bits: int
 

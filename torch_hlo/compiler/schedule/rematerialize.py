@@ -26,6 +26,7 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Ints,
     Module,
+    Replacements,
     build as b,
     carry_meta,
     fixed,
@@ -233,7 +234,7 @@ class _Round:
             first.setdefault(c.late[0], []).append(c)
             for t in c.late:
                 readers.setdefault(t, set()).add(c.leaf)
-        new: dict[Instruction, Instruction] = {}
+        new: Replacements = {}
         again: dict[Leaf, Instruction] = {}
         for t, x in enumerate(self.order):
             for c in first.get(t, ()):
@@ -252,7 +253,7 @@ class _Round:
         self,
         leaf: Leaf,
         trigger: Leaf,
-        new: dict[Instruction, Instruction],
+        new: Replacements,
         made: dict[Leaf, Instruction],
     ) -> Instruction:
         """`leaf` computed once more, on the repetitions `made` before, not before `trigger`."""
@@ -276,7 +277,7 @@ class _Round:
     def _mapped(
         self,
         x: Instruction,
-        new: dict[Instruction, Instruction],
+        new: Replacements,
         swapped: dict[Leaf, Instruction],
     ) -> Instruction:
         """Operand `x` on the new steps; the leaves in `swapped` are replaced."""

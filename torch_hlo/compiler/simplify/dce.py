@@ -14,6 +14,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
+    Replacements,
     all_or_none,
     build as h,
     called,
@@ -48,7 +49,7 @@ def _shrink_root(root: Instruction, memo: dict[Computation, Computation]) -> Ins
     if not any(x.op in _SHRINK or x.attrs and called(x) for x in order):
         return root
     reads = _reads(order, root)
-    done: dict[Instruction, Instruction] = {}
+    done: Replacements = {}
     kept: dict[Instruction, list[int]] = {}  # shrunk instruction -> surviving elements
     for x in order:
         operands = tuple([done[o] for o in x.operands])

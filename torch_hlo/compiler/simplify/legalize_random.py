@@ -4,7 +4,7 @@ and Philox-4x32-10, Salmon et al. 2011).
 The state is u64[2] (key, counter) or, for Philox, u64[3] with the upper half of the counter; u32
 states hold the same words, low first."""
 
-from torch_hlo.hlo.ir import DTYPES, Instruction, Size, build as h, ceildiv, product
+from torch_hlo.hlo.ir import DTYPES, Dims, Instruction, Size, build as h, ceildiv, product
 from torch_hlo.hlo.ir.infer import fail
 
 Words = list[Instruction]
@@ -52,7 +52,7 @@ def _joined(low: Instruction, high: Instruction) -> Instruction:
     return h.or_(h.convert(low, "u64"), h.shift_left(high, h.full_like(high, 32)))
 
 
-def _spread(v: Instruction, dims: tuple[Size, ...]) -> Instruction:
+def _spread(v: Instruction, dims: Dims) -> Instruction:
     return h.broadcast(v, dims, ())
 
 
@@ -99,13 +99,13 @@ def _counter(start: Instruction, count: Size) -> Instruction:
     return h.add(_spread(start, (count,)), h.iota("u64", (count,), 0))
 
 
-def _advanced(start: Instruction, count: Size, dims: tuple[Size, ...]) -> Instruction:
+def _advanced(start: Instruction, count: Size, dims: Dims) -> Instruction:
     if not isinstance(count, int):
         fail("rng-bit-generator", f"needs static sizes, got {list(dims)}", start)
     return h.add(start, h.full_like(start, count))
 
 
-def _threefry_bits(state: Words, dims: tuple[Size, ...], bits: int) -> tuple[Words, Instruction]:
+def _threefry_bits(state: Words, dims: Dims, bits: int) -> tuple[Words, Instruction]:
     """Narrow values come in pairs along the first even dimension, or the largest one."""
     key, start = state
     split = None
@@ -134,7 +134,7 @@ def _threefry_bits(state: Words, dims: tuple[Size, ...], bits: int) -> tuple[Wor
     return new, h.slice_(both, (0,) * len(dims), dims)
 
 
-def _philox_bits(state: Words, dims: tuple[Size, ...], bits: int) -> tuple[Words, Instruction]:
+def _philox_bits(state: Words, dims: Dims, bits: int) -> tuple[Words, Instruction]:
     """The words of consecutive blocks in order. The upper half of a short state's counter is the
     key."""
     key, start = state[:2]

@@ -15,6 +15,7 @@ from typing import TypeVar
 from torch_hlo.hlo.ir import (
     OPCODES,
     Dim,
+    Dims,
     Instruction,
     Module,
     Size,
@@ -85,7 +86,7 @@ def pointwise_of_scalars(out: Instruction) -> Instruction | None:
     return h.broadcast(_rebuilt(out, [o.operand for o in out.operands]), out.dims, ())
 
 
-def _with_dims(o: Instruction, dims: tuple[Size, ...]) -> Instruction | None:
+def _with_dims(o: Instruction, dims: Dims) -> Instruction | None:
     """`o` reshaped to `dims` without a reshape of its own, or None."""
     if o.op == "reshape":
         return o.operand if o.operand.dims == dims else None

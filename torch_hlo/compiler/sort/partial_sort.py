@@ -16,9 +16,11 @@ import json
 
 from torch_hlo.hlo.ir import (
     Computation,
+    Dims,
     Instruction,
     Ints,
     Module,
+    Replacements,
     Size,
     build as b,
     carry_meta,
@@ -53,7 +55,7 @@ def selection_of(x: Instruction) -> tuple[str, int] | None:
 
 def _selected(c: Computation) -> Computation:
     reads = users((c.root,))
-    table: dict[Instruction, Instruction] = {}
+    table: Replacements = {}
     for x in postorder((c.root,)):
         if x.op == "sort":
             table.update(_slices(x, reads, c.root))
@@ -62,7 +64,7 @@ def _selected(c: Computation) -> Computation:
 
 def _slices(
     x: Instruction, reads: dict[Instruction, list[Instruction]], root: Instruction
-) -> dict[Instruction, Instruction]:
+) -> Replacements:
     """What replaces each slice of the sort's results; empty when something else is read of them, or
     not just a few elements."""
     found = _read_parts(x, reads, root)
@@ -147,7 +149,7 @@ def _of_first(part: Instruction, s: Instruction) -> Instruction:
     return part if part.shape == s.shape else b.slice_(part, *zip(*s["slice"]))
 
 
-def _cut(s: Instruction, axis: int, dims: tuple[Size, ...]) -> tuple[int, int] | None:
+def _cut(s: Instruction, axis: int, dims: Dims) -> tuple[int, int] | None:
     """First and last element of a slice along `axis` that takes everything else; None: it is
     something else."""
     if s.op != "slice" or not s.size:

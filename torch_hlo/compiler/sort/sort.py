@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch_hlo.hlo.ir import DTYPES, Computation, Instruction, Size, build, row_major_strides
+from torch_hlo.hlo.ir import DTYPES, Computation, Dims, Instruction, Size, build, row_major_strides
 from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
 
 from ..codegen import Program, Writer, apply, leaves, load
@@ -89,7 +89,7 @@ def sort(program: Program, x: Instruction) -> None:
     )
 
 
-def row_offset(f: Writer, size: Sizes, dims: tuple[Size, ...], axis: int, row: Int) -> Int:
+def row_offset(f: Writer, size: Sizes, dims: Dims, axis: int, row: Int) -> Int:
     """Element offset of row number `row` (row-major over the other dimensions)."""
     inner: Size = 1
     for d in dims[axis + 1 :]:

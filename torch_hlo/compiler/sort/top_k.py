@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from torch_hlo.hlo.ir import DTYPES, Instruction, Size, fixed, row_major_strides
+from torch_hlo.hlo.ir import DTYPES, Instruction, Instructions, Size, fixed, row_major_strides
 
 from ..codegen import Program, Writer, store
 from ..codegen.inline import move
@@ -34,7 +34,7 @@ class _Selection:
     (`sources`) or is the positions."""
 
     sort: Instruction
-    results: tuple[Instruction, ...]
+    results: Instructions
     numbers: list[int]
     sources: dict[int, int]  # operand of the sort -> operand of the fusion
 

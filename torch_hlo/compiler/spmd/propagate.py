@@ -28,8 +28,10 @@ from torch_hlo.hlo.ir import (
     OPCODES,
     Computation,
     Instruction,
+    Instructions,
     Ints,
     Module,
+    Replacements,
     Shape,
     inline,
     instr,
@@ -322,7 +324,7 @@ class _Graph:
 
     def rebuilt(self, scope: _Scope) -> Computation:
         """The computation with a `sharding` on every instruction."""
-        done: dict[Instruction, Instruction] = {}
+        done: Replacements = {}
         made: dict[tuple[Instruction, State], Instruction] = {}
 
         def constant(x: Instruction, state: State) -> Instruction:
@@ -443,7 +445,7 @@ def _is_constant(x: Instruction, known: set[Instruction]) -> bool:
 
 def _with_sharding(
     x: Instruction,
-    operands: tuple[Instruction, ...],
+    operands: Instructions,
     sharding: ShardingTree,
     inner: tuple[Computation, ...],
 ) -> Instruction:
@@ -465,7 +467,7 @@ def inlined(c: Computation) -> Computation:
     """`c` without calls and fusions, in the bodies of its loops and branches too."""
     done: dict[Computation, Computation] = {}
 
-    def instruction(x: Instruction, operands: tuple[Instruction, ...]) -> Instruction:
+    def instruction(x: Instruction, operands: Instructions) -> Instruction:
         if x.op in _CALLS:
             return inline(computation(x[_CALLS[x.op]]), operands)
         if (
@@ -492,7 +494,7 @@ def inlined(c: Computation) -> Computation:
 
     def computation(c: Computation) -> Computation:
         if c not in done:
-            values: dict[Instruction, Instruction] = {}
+            values: Replacements = {}
             for x in c.instructions():
                 values[x] = instruction(x, tuple([values[o] for o in x.operands]))
             done[c] = Computation(c.name, c.params, values[c.root])

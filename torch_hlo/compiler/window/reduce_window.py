@@ -13,9 +13,9 @@ from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     DTYPES,
     Dim,
+    Dims,
     Instruction,
     Shape,
-    Size,
     Window,
     instr,
     parameters_of,
@@ -151,7 +151,7 @@ def positions(
     f: Writer,
     size: Sizes,
     window: Window,
-    dims: tuple[Size, ...],
+    dims: Dims,
     output: list[Int],
     taps: list[Int],
 ) -> tuple[list[Int], str | None]:
@@ -257,7 +257,7 @@ def _nested(program: Program, x: Instruction) -> None:
     )
 
 
-def _output_index(f: Writer, size: Sizes, item: Int, dims: tuple[Size, ...]) -> list[Int]:
+def _output_index(f: Writer, size: Sizes, item: Int, dims: Dims) -> list[Int]:
     """The multi-index of element number `item`."""
     found: list[Int] = []
     for n in reversed(dims[1:]):

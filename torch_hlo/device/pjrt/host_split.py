@@ -9,7 +9,16 @@ from dataclasses import dataclass
 
 from torch_hlo.hlo.evaluate import lapack
 from torch_hlo.hlo.evaluate.evaluate import CUSTOM_CALLS
-from torch_hlo.hlo.ir import Computation, Instruction, Module, build, instr, outputs, postorder
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Module,
+    Replacements,
+    build,
+    instr,
+    outputs,
+    postorder,
+)
 from torch_hlo.hlo.ir.match import rebuild
 
 
@@ -71,7 +80,7 @@ def _stage(
     known: set[Instruction],
     calls: tuple[Instruction, ...],
 ) -> Stage:
-    used: dict[Instruction, Instruction] = {}
+    used: Replacements = {}
     seen: set[Instruction] = set()
     pending = list(values)
     while pending:

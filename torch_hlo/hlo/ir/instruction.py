@@ -111,6 +111,10 @@ class Instruction:
     __repr__ = __str__
 
 
+Instructions = tuple[Instruction, ...]
+Replacements = dict[Instruction, Instruction]
+
+
 @frozen
 class Meta:
     """Debug information of an instruction; not part of its identity."""

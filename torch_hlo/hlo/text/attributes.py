@@ -12,7 +12,7 @@ import numpy as np
 
 from torch_hlo.frozen import frozen
 
-from ..ir import Ints, Shape, Size, WindowDim, tuple_shape
+from ..ir import Dims, Ints, Shape, Size, WindowDim, tuple_shape
 from ..sharding.sharding import (
     MAX_DEVICES,
     MAX_RANK,
@@ -90,7 +90,7 @@ def _integers(scanner: Scanner) -> Ints:
     return tuple(scanner.listed("{", "}", scanner.integer))
 
 
-def _sizes(scanner: Scanner) -> tuple[Size, ...]:
+def _sizes(scanner: Scanner) -> Dims:
     return tuple(scanner.listed("{", "}", lambda: _size(scanner)))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..ir import DTYPES, OPCODES, Instruction, Shape, instr, postorder, replace
+from ..ir import DTYPES, OPCODES, Instruction, Replacements, Shape, instr, postorder, replace
 from .attributes import plain
 
 
@@ -55,7 +55,7 @@ def kept_copy(x: Instruction, to: Shape) -> Instruction:
     return x if x.shape == to else instr("copy", (x,), to, sharding=sharding)
 
 
-def replaced(root: Instruction, swaps: dict[Instruction, Instruction]) -> Instruction:
+def replaced(root: Instruction, swaps: Replacements) -> Instruction:
     """`root` with parameters replaced. A copy of a parameter to the row-major layout is the
     replacement itself."""
     done = dict(swaps)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torch_hlo.hlo.ir import Shape
+from torch_hlo.hlo.ir import Ints, Shape
 from torch_hlo.lowering.core import (
     RECORDING,
     SERIALS,
@@ -256,7 +256,7 @@ def _alone(verb: Callable) -> Callable:
     return run
 
 
-def _described(g: Recorded) -> list[tuple[tuple[int, ...], torch.dtype]]:
+def _described(g: Recorded) -> list[tuple[Ints, torch.dtype]]:
     back = {v: k for k, v in TORCH_TO_HLO.items()}
     shapes = [r.node.outs[r.index] if type(r) is Out else r.shape for r, _ in g.outputs]
     return [(s.dims, back[s.dtype]) for s in shapes]
@@ -275,7 +275,7 @@ def _same(what: str, have: list, want: list, forms: tuple) -> None:
 
 def _like(
     tensors: Sequence[Tensor],
-) -> list[tuple[tuple[int, ...], torch.dtype]]:
+) -> list[tuple[Ints, torch.dtype]]:
     return [(tuple(t.shape), t.dtype) for t in tensors]
 
 

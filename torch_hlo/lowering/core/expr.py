@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeGuard
 
-from torch_hlo.hlo.ir import Dim, Instruction, Shape, Size, instr
+from torch_hlo.hlo.ir import Dim, Dims, Instruction, Shape, Size, instr
 
 from . import promote
 from .registry import Weak
@@ -30,7 +30,7 @@ class Expr:
         return self.x.dtype
 
     @property
-    def dims(self) -> tuple[Size, ...]:
+    def dims(self) -> Dims:
         return self.x.dims
 
     def like(self, value: Expr | promote.Operand) -> Expr:

@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from torch_hlo.hlo.ir import DTYPES, Dim, Instruction, Shape, Size, instr
+from torch_hlo.hlo.ir import DTYPES, Dim, Dims, Instruction, Shape, Size, instr
 from torch_hlo.hlo.ir.literal import literal
 
 from .registry import HLO_TO_TORCH, TORCH_TO_HLO, Weak
@@ -248,7 +248,7 @@ def operand(x: Operand, dtype: str, dims: Sequence[Size], via: str | None = None
     return broadcast_to(cast(x, dtype), dims)
 
 
-def broadcast_dims(*shapes: Sequence[Size]) -> tuple[Size, ...]:
+def broadcast_dims(*shapes: Sequence[Size]) -> Dims:
     """Common dims of operands; ValueError when they do not broadcast."""
     result: list[Size] = []
     for dims in shapes:

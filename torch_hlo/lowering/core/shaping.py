@@ -3,7 +3,7 @@ lowerings."""
 
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir import Instruction, Ints, Shape, Size, instr, row_major_strides
+from torch_hlo.hlo.ir import Dims, Instruction, Ints, Shape, Size, instr, row_major_strides
 from torch_hlo.hlo.ir.build import binary_computation, highest, lowest
 
 from . import promote
@@ -80,7 +80,7 @@ def stack(xs: Sequence[Instruction], dim: int) -> Instruction:
     return concatenate([add_dim(x, dim) for x in xs], dim)
 
 
-def pad(x: Instruction, padding: Sequence[tuple[Size, ...]], value: Operand = 0) -> Instruction:
+def pad(x: Instruction, padding: Sequence[Dims], value: Operand = 0) -> Instruction:
     """`padding`: (low, high[, interior]) per dimension; a negative one cuts."""
     full = tuple((*p, 0) if len(p) == 2 else tuple(p) for p in padding)
     if all(p == (0, 0, 0) for p in full):

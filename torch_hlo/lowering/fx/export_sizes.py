@@ -11,7 +11,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Dim, Size
+from torch_hlo.hlo.ir import Dim, Dims, Size
 
 from ..core import LoweringError
 from .fx_size import size_of, size_of_expression
@@ -63,7 +63,7 @@ class _Sizes:
     def __init__(self, value: torch.Tensor) -> None:
         self.shape = tuple(map(size_of, value.shape))
 
-    def size(self, dim: int | None = None) -> Size | tuple[Size, ...]:
+    def size(self, dim: int | None = None) -> Size | Dims:
         return self.shape if dim is None else self.shape[dim]
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Ints, Shape, Size, dim_max, dim_min, symbol
+from torch_hlo.hlo.ir import Dims, Ints, Shape, Size, dim_max, dim_min, symbol
 
 from ..core import TORCH_TO_HLO, LoweringError
 
@@ -148,14 +148,14 @@ class Layout:
     order: Ints
     repeated: Ints
     dense: bool
-    strides: tuple[Size, ...]
+    strides: Dims
 
     @property
     def plain(self) -> bool:
         """Row-major without gaps."""
         return self.dense and not self.repeated and self.order == tuple(range(len(self.order)))
 
-    def physical(self, dims: Sequence[Size]) -> tuple[Size, ...]:
+    def physical(self, dims: Sequence[Size]) -> Dims:
         """Sizes of the array in memory."""
         return tuple(1 if d in self.repeated else dims[d] for d in self.order)
 

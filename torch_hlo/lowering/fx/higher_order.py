@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import fx
 
-from torch_hlo.hlo.ir import Computation, Dim, Instruction, Shape, instr
+from torch_hlo.hlo.ir import Computation, Dim, Instruction, Instructions, Shape, instr
 from torch_hlo.hlo.ir.literal import literal
 from torch_hlo.pytorch.operators import OpOverload
 
@@ -162,7 +162,7 @@ def cond(
     seed: Operand | None = None,
     offset: Operand | None = None,
     token: Instruction | None = None,
-) -> tuple[Instruction, ...]:
+) -> Instructions:
     drawn = [] if seed is None else [turn_seeds(seed, offset, promote.constant(0, "s64"))]
     tokens = _token(token, true_graph, false_graph)
     tensors = [_value(o) for o in operands]
@@ -197,7 +197,7 @@ def while_loop(
     seed: Operand | None = None,
     offset: Operand | None = None,
     token: Instruction | None = None,
-) -> tuple[Instruction, ...]:
+) -> Instructions:
     tokens = _token(token, condition, body)
     start = [*map(_value, carried), *map(_entered, tokens)]
     key = [] if seed is None else [_value(seed), _value(offset), promote.constant(0, "s64")]
@@ -240,7 +240,7 @@ def scan(
     seed: Operand | None = None,
     offset: Operand | None = None,
     token: Instruction | None = None,
-) -> tuple[Instruction, ...]:
+) -> Instructions:
     tokens = _token(token, combine)
     start, given, fixed = ([_value(x) for x in group] for group in (init, xs, additional))
     length, count, n = given[0].dims[0], len(given), len(start)
@@ -267,7 +267,7 @@ def map_(
     seed: Operand | None = None,
     offset: Operand | None = None,
     token: Instruction | None = None,
-) -> tuple[Instruction, ...]:
+) -> Instructions:
     return scan(body, (), xs, additional, False, seed, offset, token)
 
 

@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from torch_hlo.hlo.ir import DTYPES, Instruction, Shape, Size, instr
+from torch_hlo.hlo.ir import DTYPES, Instruction, Instructions, Shape, Size, instr
 from torch_hlo.hlo.ir.literal import literal
 
 from ..core import (
@@ -136,7 +136,7 @@ def cdist_backward(
     return promote.cast(sum_to(total.x, shape.dims), shape.dtype)
 
 
-def _pairs(n: Size) -> tuple[Instruction, ...]:
+def _pairs(n: Size) -> Instructions:
     """Row numbers (i, j) of all pairs i < j."""
     both = torch.combinations(torch.arange(n), 2) if n > 1 else torch.zeros(0, 2, dtype=torch.int64)
     return tuple(

@@ -16,7 +16,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torch_hlo.hlo.ir import Computation, Instruction, instr, parameters_of, product, tuple_shape
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Instructions,
+    instr,
+    parameters_of,
+    product,
+    tuple_shape,
+)
 
 from ..core import Expr, exp, log, lowers, reshape
 from ..reduction.reduce import fold, keep
@@ -68,7 +76,7 @@ def _flat(x: Instruction, kept: int) -> Instruction:
 
 
 @lowers(WEIGHTS)
-def weights(scores: Instruction) -> tuple[Instruction, ...]:
+def weights(scores: Instruction) -> Instructions:
     def body(s: Expr) -> tuple[Expr, ...]:
         last = (len(s.dims) - 1,)
         top = fold(s, last, "maximum")

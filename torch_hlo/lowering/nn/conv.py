@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir import Instruction, Size, WindowDim, build
+from torch_hlo.hlo.ir import Instruction, Instructions, Size, WindowDim, build
 
 from ..core import (
     Expr,
@@ -189,7 +189,7 @@ def _backward(
     output_padding: Sequence[int],
     groups: int,
     mask: Sequence[bool],
-) -> tuple[Instruction, ...]:
+) -> Instructions:
     n = x.rank - 2
     stride, padding, dilation = (_lengthen(v, n) for v in (stride, padding, dilation))
     dx = dw = db = None
@@ -212,7 +212,7 @@ def _backward(
 
 
 @lowers(aten.convolution_backward)
-def convolution_backward(*args: Any) -> tuple[Instruction, ...]:
+def convolution_backward(*args: Any) -> Instructions:
     return _backward(*args)
 
 

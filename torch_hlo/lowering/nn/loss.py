@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_hlo.hlo.ir import Instruction, Size
+from torch_hlo.hlo.ir import Instruction, Instructions, Size
 
 from ..core import (
     Expr,
@@ -91,7 +91,7 @@ def _nll_forward(
     weight: Instruction | None,
     reduction: int,
     ignore_index: Size,
-) -> tuple[Instruction, ...]:
+) -> Instructions:
     dim = _class_dim(x)
     value = compute(x)
     safe, w = _weights(x, target, weight, ignore_index, value.dtype)

@@ -12,6 +12,7 @@ import torch
 
 from torch_hlo.hlo.ir import (
     Instruction,
+    Instructions,
     Shape,
     Size,
     WindowDim,
@@ -254,7 +255,7 @@ def max_pool_with_indices(
     padding: Sequence[int] = 0,
     dilation: Sequence[int] = 1,
     ceil_mode: bool = False,
-) -> tuple[Instruction, ...]:
+) -> Instructions:
     return _max_pool(x, kernel, stride, padding, dilation, 3 if len(kernel) == 3 else None)
 
 
@@ -265,7 +266,7 @@ def _max_pool(
     padding: Sequence[int],
     dilation: Sequence[int],
     n: int | None = None,
-) -> tuple[Instruction, ...]:
+) -> Instructions:
     shape = expected()
     n = n or len(kernel) if len(kernel) > 1 else n or (3 if x.rank == 5 else 2)
     kernel = _sizes(kernel, n)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, build
+from torch_hlo.hlo.ir import Instruction, Instructions, build
 
 from ..core import (
     Expr,
@@ -285,7 +285,7 @@ def recurrent(
     state: Sequence[Instruction],
     params: Sequence[Instruction],
     lengths: Instruction | None,
-) -> tuple[Instruction, ...]:
+) -> Instructions:
     c, last, outputs, kept, lives = CELLS[cell], [], [], [], _lives(lengths, x)
     for layer in layers_of(params, bidirectional, has_biases):
         parts = []
@@ -417,7 +417,7 @@ def recurrent_backward(
     lengths: Instruction | None,
     output: Instruction,
     saved: Sequence[Instruction],
-) -> tuple[Instruction, ...]:
+) -> Instructions:
     c, layers, lives = (
         CELLS[cell],
         layers_of(params, bidirectional, has_biases),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.ir import Instruction, Instructions
 
 from ..core import (
     Expr,
@@ -140,7 +140,7 @@ def learnable_backward(
     high: int,
     grad_factor: float = 1.0,
     dim: int | None = None,
-) -> tuple[Instruction, ...]:
+) -> Instructions:
     """Gradients of the values, the scale and the zero point. A value beyond the grid moves with its
     end."""
     point = _whole(zero, low, high)
@@ -172,7 +172,7 @@ def learnable_per_channel(
 @lowers(aten._fake_quantize_learnable_per_channel_affine_backward)
 def learnable_per_channel_backward(
     grad: Instruction, x: Instruction, scale: Instruction, zero: Instruction, dim: int, *grid: Any
-) -> tuple[Instruction, ...]:
+) -> Instructions:
     return learnable_backward(grad, x, scale, zero, *grid, dim=axis(dim, x.rank))
 
 
@@ -227,7 +227,7 @@ def moving_average_fake_quantize(
     dim: int,
     per_row: bool = False,
     symmetric: bool = False,
-) -> tuple[Instruction, ...]:
+) -> Instructions:
     """Moving averages of the least and the largest value, the grid that follows from them, and the
     values on it."""
     kept = axis(dim, x.rank) if per_row else None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_hlo.hlo.ir import Instruction, Size, row_major_strides
+from torch_hlo.hlo.ir import Dims, Instruction, Size, row_major_strides
 
 from ..core import (
     Expr,
@@ -361,7 +361,7 @@ class Plan:
         return permute(values, order)
 
     @property
-    def result_dims(self) -> tuple[Size, ...]:
+    def result_dims(self) -> Dims:
         rest = [self.dims[d] for d in self.rest]
         return (*rest[: self.front], *self.index.dims, *rest[self.front :])
 

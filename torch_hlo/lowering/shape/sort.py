@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_hlo.hlo.ir import Instruction, Shape, Size, build
+from torch_hlo.hlo.ir import Instruction, Instructions, Shape, Size, build
 
 from ..core import (
     HLO_TO_TORCH,
@@ -50,7 +50,7 @@ def sorted_along(x: Instruction, dim: int, descending: bool) -> tuple[Instructio
 
 
 @lowers(aten.sort.default)
-def sort(x: Instruction, dim: int = -1, descending: bool = False) -> tuple[Instruction, ...]:
+def sort(x: Instruction, dim: int = -1, descending: bool = False) -> Instructions:
     return sorted_along(x, dim, descending)
 
 

@@ -24,6 +24,7 @@ from typing import Protocol
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Computation,
+    Dims,
     Instruction,
     Module,
     Size,
@@ -445,7 +446,7 @@ def _write(
     finish: Plain | Fused,
     lanes: int,
     batch: int,
-) -> tuple[str, tuple[Size, ...]]:
+) -> tuple[str, Dims]:
     """(the group function of a product, see blocks.writer; the symbolic sizes that `finish` wants
     last)."""
     f = blocks.writer(
