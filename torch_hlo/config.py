@@ -139,8 +139,8 @@ FLAGS: dict[str, Flag] = {
             "TUNE",
             0.0,
             _at_least(0, float),
-            "seconds per program to measure ways to compute its products; what was measured is kept"
-            " in the cache",
+            "seconds per program to measure ways to compute its products on a GPU; the answers are"
+            " kept in the cache",
         ),
         Flag(
             "TF32",

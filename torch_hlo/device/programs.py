@@ -67,7 +67,7 @@ def compiled(
     module: Module,
     target: Target,
     load: Load[P],
-    seconds: Seconds,
+    seconds: Seconds | None,
     observe: Observe | None = None,
     profile: type[Profile] = Profile,
 ) -> P:
@@ -75,16 +75,16 @@ def compiled(
     checked or profiled is always compiled anew.
 
     `seconds`: with TORCH_HLO_TUNE, the ways to compute the module's steps are measured by it; when
-      all are known, the program may be kept on disk.
+      all are known, the program may be kept on disk. None where there is one way for all.
     `profile`: the counters that this kind of program has.
     """
     if config.get("PROFILE"):
         return _profiled(module, target, load, profile(config.get("PROFILE")))
-    text, tuned = module_text(module), config.get("TUNE") > 0
+    text, tuned = module_text(module), seconds is not None and config.get("TUNE") > 0
     key = cache.fingerprint(text, target.cache_key, config.code_flags() + " tuned" * tuned)
     program = _stored(key, load) if observe is None and not config.get("CHECK") else None
     if program is None:
-        complete = not tuned or _measured(target, module, seconds)
+        complete = seconds is None or not tuned or _measured(target, module, seconds)
         executable = compile_module(module, target, dump=observe)
         if complete:
             cache.store(key, executable.to_bytes())

@@ -267,11 +267,7 @@ class Forward(_Tiles):
             total = f.load_at("float", self.sums, i, 4)
             total = self.sum_of_weights(one, total)
             self.scale_row(self.at(out, i, self.a.width), one.div(1, total))
-            self.store_lse(
-                f.load_at("float", self.tops, i, 4),
-                total,
-                f.add(number, i),
-            )
+            self.store_lse(f.load_at("float", self.tops, i, 4), total, f.add(number, i))
 
     def scale_row(self, row: str, factor: str) -> None:
         f, v, width = self.f, self.v, self.a.width

@@ -138,11 +138,7 @@ class LaneKernel(AttentionKernel):
                     f" {f.gep('float', ahead, f.mul(loop.index, rows))}, i32 0, i32 3, i32 1)"
                 )
             right = [
-                v.load(
-                    f.gep("float", from_b, j * t.lanes),
-                    4,
-                    masks[j] if masks else None,
-                )
+                v.load(f.gep("float", from_b, j * t.lanes), 4, masks[j] if masks else None)
                 for j in range(vectors)
             ]
             loop.next = []

@@ -280,11 +280,7 @@ class LaneScores(LaneKernel):
                 v.load(self.f.gep("float", pointer, j * self.lanes), 4),
             )
         hidden = self.fill(self.f, self.pointer["fill"]) if self.a.fill else one.const(HIDDEN)
-        return one.cmp(
-            "ogt",
-            self.total("fminimum", "", least),
-            one.add(hidden, NOTHING),
-        )
+        return one.cmp("ogt", self.total("fminimum", "", least), one.add(hidden, NOTHING))
 
     def bias_at(self, key: Int) -> str:
         """Where the bias of a tile starts."""

@@ -269,11 +269,7 @@ class AttentionKernel:
 
     def finite(self, top: str) -> str:
         """The largest score, 0 when nothing was seen."""
-        return self.one.select(
-            self.one.cmp("oeq", top, -numbers.inf),
-            0,
-            top,
-        )
+        return self.one.select(self.one.cmp("oeq", top, -numbers.inf), 0, top)
 
     def last_column(self, first_row: Int) -> Int:
         """The end of the columns that a block of rows sees."""

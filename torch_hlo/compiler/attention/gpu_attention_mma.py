@@ -266,11 +266,7 @@ class _Warps(AttentionKernel):
                             )
                         pair.store(
                             v,
-                            f.gep(
-                                "float",
-                                m.pointer,
-                                f.muladd(row, m.width, column),
-                            ),
+                            f.gep("float", m.pointer, f.muladd(row, m.width, column)),
                             8,
                         )
 
@@ -397,10 +393,7 @@ class Forward(_Warps):
         of further columns; two rows for each thread."""
         t = self.one
         tops = [
-            _tree(
-                self._larger,
-                [x for some in s for x in some[2 * half : 2 * half + 2]],
-            )
+            _tree(self._larger, [x for some in s for x in some[2 * half : 2 * half + 2]])
             for half in (0, 1)
         ]
         tops = [

@@ -185,10 +185,7 @@ def load(
     e = f.emit()
     t = e.typed(storage.memory)
     raw = [
-        t.load(
-            f.gep(storage.memory, pointer, f.muladd(index, 2, i)),
-            storage.bytes,
-        )
+        t.load(f.gep(storage.memory, pointer, f.muladd(index, 2, i)), storage.bytes)
         for i in range(2)
     ]
     real, imaginary = (scalar.decode(e, dtype, r) for r in raw)

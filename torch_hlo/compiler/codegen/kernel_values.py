@@ -91,11 +91,7 @@ class KernelValues:
     def _compute(self, x: Instruction, index: tuple[Index, ...]) -> Value:
         leaf = self.leaves.get(x)
         if leaf is not None:
-            return self.load(
-                leaf,
-                x.dtype,
-                linear(index, x.dims) if index else constant(0),
-            )
+            return self.load(leaf, x.dtype, linear(index, x.dims) if index else constant(0))
         if x.op == "constant" and x.size == 1:
             return scalar.literal_value(self.e, x["literal"])
         emitter = VALUES.get(x.op)

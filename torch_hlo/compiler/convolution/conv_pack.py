@@ -85,11 +85,7 @@ def pack_kernel(name: str, t: Tile, source: Source, form: str) -> tuple[Function
         # a last panel may be one vector wide
         width = f.min(t.columns, f.sub(f.mul(per_group, n), panel))
         in_group = f.mul(group, "%packed_group")
-        to = f.gep(
-            t.kind,
-            "%packed",
-            f.muladd(panel, f.mul("%taps", "%depth"), in_group),
-        )
+        to = f.gep(t.kind, "%packed", f.muladd(panel, f.mul("%taps", "%depth"), in_group))
         to = f.gep(t.kind, to, f.sub(first, panel))
         packed = _Panel(f, t, source, start, to, width, mask, valid)
         if turn is not None:

@@ -222,11 +222,7 @@ def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
         target = f.gep(t.kind, "%U", f.mul(start, s.inputs**2))
         with f.loop(0, size, t.lanes) as at:
             taps = [
-                f.load(
-                    t.vector,
-                    f.gep(t.kind, source, f.muladd(size, i, at)),
-                    t.itemsize,
-                )
+                f.load(t.vector, f.gep(t.kind, source, f.muladd(size, i, at)), t.itemsize)
                 for i in range(s.taps**2)
             ]
             made = transform(
@@ -374,11 +370,7 @@ class _Item:
                 else:
                     products(t.vectors, partial)
 
-            f.choose(
-                f.icmp("sge", rest, height),
-                lambda: width(False),
-                lambda: width(True),
-            )
+            f.choose(f.icmp("sge", rest, height), lambda: width(False), lambda: width(True))
 
     def products(
         self, vectors: int, partial: bool, part: str, first: Int, to: str, rest: Int

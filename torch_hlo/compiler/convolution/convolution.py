@@ -88,11 +88,7 @@ def convolution(program: Program, x: Instruction) -> None:
         return emit_output(
             program,
             x,
-            Computation(
-                "sums",
-                params,
-                replace(x, params, x.shape),
-            ),
+            Computation("sums", params, replace(x, params, x.shape)),
         )
     if is_amx_gradient(program, x):
         return emit_amx_gradient(program, x)

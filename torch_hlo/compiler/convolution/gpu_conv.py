@@ -153,10 +153,7 @@ class _Convolution:
         place = f.muladd(channel, self.s_l[at.lhs[1]], in_image)
         inside = "true"
         for d, o, t, w in zip(at.lhs[2:], where, tap, self.x["window"], strict=True):
-            p = f.sub(
-                f.muladd(o, w.stride, f.mul(t, w.window_dilation)),
-                size(w.pad_low),
-            )
+            p = f.sub(f.muladd(o, w.stride, f.mul(t, w.window_dilation)), size(w.pad_low))
             if w.base_dilation > 1:
                 q = f.op(f"sdiv i64 {p}, {w.base_dilation}")
                 whole = f.icmp("eq", f.mul(q, w.base_dilation), p)

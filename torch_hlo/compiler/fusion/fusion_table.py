@@ -79,10 +79,7 @@ def intervals(dims: Dims, chosen: Iterable[int]) -> Intervals:
 def broadcast_intervals(x: Instruction) -> Intervals:
     """What of a broadcast's space its operand spans; an operand dimension of size 1 may be
     stretched."""
-    return intervals(
-        x.dims,
-        (d for d, n in zip(x["dimensions"], x.operand.dims) if n != 1),
-    )
+    return intervals(x.dims, (d for d, n in zip(x["dimensions"], x.operand.dims) if n != 1))
 
 
 def reduced_intervals(x: Instruction) -> Intervals:

@@ -297,10 +297,7 @@ class Scatter:
         return (
             items,
             grain,
-            max(
-                1.0,
-                total / max(1, items_hint) * (0.15 if self.lanes > 1 else 2.0),
-            ),
+            max(1.0, total / max(1, items_hint) * (0.15 if self.lanes > 1 else 2.0)),
         )
 
     def _split(self) -> tuple[tuple[str, int], Size, int]:
@@ -428,11 +425,7 @@ class Scatter:
             return
         old = [load(f, t, f"%to{i}", to, lanes, mask) for i, t in enumerate(types)]
         for i, (t, v) in enumerate(
-            zip(
-                types,
-                apply(f, self.x["to_apply"], [*old, *new], lanes),
-                strict=True,
-            )
+            zip(types, apply(f, self.x["to_apply"], [*old, *new], lanes), strict=True)
         ):
             store(f, t, v, f"%to{i}", to, lanes, mask)
 

@@ -65,10 +65,7 @@ def _replaced(root: Instruction, found: Replacements) -> Instruction:
         missing = [o for o in y.operands if o not in new]
         if x in new or not missing:
             stack.pop()
-            new.setdefault(
-                x,
-                on_operands(y, new),
-            )
+            new.setdefault(x, on_operands(y, new))
             carry_meta(x, new[x])
         else:
             stack.extend(reversed(missing))
@@ -95,10 +92,7 @@ def _fused(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> Instr
     made: Replacements = {}
     for y in inside:  # operands before users
         made[y] = (
-            replace(
-                y,
-                tuple(made[o] if o in made else parameter(o) for o in y.operands),
-            )
+            replace(y, tuple(made[o] if o in made else parameter(o) for o in y.operands))
             if y.operands
             else y
         )

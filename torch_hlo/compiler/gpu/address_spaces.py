@@ -46,10 +46,7 @@ class Spaces:
                     **{m[1]: 0 for m in _BY_VALUE.finditer(line)},
                 }
                 lines.append(
-                    _POINTER.sub(
-                        lambda m: f"ptr{_suffix(space)}{m[1] or ''} {m[2]}",
-                        line,
-                    )
+                    _POINTER.sub(lambda m: f"ptr{_suffix(space)}{m[1] or ''} {m[2]}", line)
                 )
             elif line.startswith("@"):
                 lines.append(self._variable(line))

@@ -319,13 +319,7 @@ class Kernel:
                 assert isinstance(value, str)  # f32 or f64
                 block.append(value)
             for r, value in reversed(
-                list(
-                    zip(
-                        columns,
-                        transposed(f.op, self.kind, width, block),
-                        strict=True,
-                    )
-                )
+                list(zip(columns, transposed(f.op, self.kind, width, block), strict=True))
             ):
                 store(
                     f,

@@ -87,10 +87,7 @@ def cholesky(program: Program, x: Instruction) -> None:
     if x.dtype in ("f16", "bf16"):
         return emit_tree(
             program,
-            build.convert(
-                replace(x, (build.convert(x.operand, "f32"),)),
-                x.dtype,
-            ),
+            build.convert(replace(x, (build.convert(x.operand, "f32"),)), x.dtype),
             x.operands,
             x,
         )
@@ -99,11 +96,7 @@ def cholesky(program: Program, x: Instruction) -> None:
     if x.size == 0:
         return
     lower = x["lower"]
-    f = Writer(
-        program,
-        "cholesky",
-        signature("i64 lo, i64 hi, ptr a, ptr l"),
-    )
+    f = Writer(program, "cholesky", signature("i64 lo, i64 hi, ptr a, ptr l"))
     size = Sizes(f)
     rows = size(n)
     with f.loop("%lo", "%hi") as item:
@@ -219,11 +212,7 @@ def triangular_solve(program: Program, x: Instruction) -> None:
     dtype = x.dtype
     transposed = attrs["transpose_a"] != "NO_TRANSPOSE"
     lower, unit = attrs["lower"] != transposed, attrs["unit_diagonal"]
-    f = Writer(
-        program,
-        "triangular_solve",
-        signature("i64 lo, i64 hi, ptr a, ptr x"),
-    )
+    f = Writer(program, "triangular_solve", signature("i64 lo, i64 hi, ptr a, ptr x"))
     size = Sizes(f)
     rows, width = size(n), size(columns)
     with f.loop("%lo", "%hi") as item:

@@ -70,11 +70,7 @@ def absolute(t: Typed, a: Pair) -> str:
     r = t.mul(big, t.sqrt(t.fma(ratio, ratio, 1.0)))
     r = t.select(t.cmp("oeq", big, 0.0), 0.0, r)
     r = t.select(t.cmp("uno", x, y), pymath.nan, r)
-    infinite = t.e.typed("i1").bin(
-        "or",
-        t.cmp("oeq", x, INF),
-        t.cmp("oeq", y, INF),
-    )
+    infinite = t.e.typed("i1").bin("or", t.cmp("oeq", x, INF), t.cmp("oeq", y, INF))
     return t.select(infinite, INF, r)
 
 

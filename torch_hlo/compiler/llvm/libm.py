@@ -187,10 +187,7 @@ def _reduce(target: Target, name: str) -> str:
 def _near_or_reduced(c: _Code, function: Callable[[str, str], str]) -> None:
     """`function(t, r, quadrant)` of x itself or, when it is large, of what reduce gives."""
     d = c.d
-    large = d.bin_and(
-        d.cmp("oge", d.abs("%x"), 8.0),
-        d.cmp("olt", d.abs("%x"), math.inf),
-    )
+    large = d.bin_and(d.cmp("oge", d.abs("%x"), 8.0), d.cmp("olt", d.abs("%x"), math.inf))
     c.e.do(f"br i1 {large}, label %far, label %join")
     c.label("far")
     pair = c.e.op("call {double, i64} @torch_hlo_reduce(double %x)")

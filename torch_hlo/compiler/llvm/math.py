@@ -270,10 +270,7 @@ def tanh(t: Typed, x: str) -> str:
     a = t.select(t.cmp("ogt", a, 20.0), 20.0, a)  # from here on it is 1
     z = t.mul(a, a)
     small = t.fma(t.mul(quotient(t, t.poly(z, _TANH64_P), t.poly(z, _TANH64_Q)), z), x, x)
-    big = t.sub(
-        1.0,
-        quotient(t, t.const(2.0), t.add(exp_inside(t, t.add(a, a)), 1.0)),
-    )
+    big = t.sub(1.0, quotient(t, t.const(2.0), t.add(exp_inside(t, t.add(a, a)), 1.0)))
     # of small too: -0 + 0 * -0 is 0
     return t.copysign(t.select(t.cmp("oge", a, 0.625), big, small), x)
 
@@ -297,10 +294,7 @@ def sinh(t: Typed, x: str) -> str:
     a = t.abs(x)
     h = _half_expm1(t, a)
     r = t.add(h, t.div(h, t.add(t.add(h, h), 1.0)))
-    return t.copysign(
-        t.select(t.cmp("ogt", a, _HALF_EXP_OVERFLOW[t.kind]), INF, r),
-        x,
-    )
+    return t.copysign(t.select(t.cmp("ogt", a, _HALF_EXP_OVERFLOW[t.kind]), INF, r), x)
 
 
 def cosh(t: Typed, x: str) -> str:
@@ -442,20 +436,13 @@ def _pow64(t: Typed, x: str, y: str) -> str:
     log_a, log_rest = _log_in_parts(t, safe)
     p = t.mul(y, log_a)
     p_rest = t.fma(y, log_rest, t.fma(y, log_a, t.neg(p)))
-    near = t.bin_and(
-        t.cmp("oge", safe, 2.2250738585072014e-308),
-        t.cmp("olt", safe, INF),
-    )
+    near = t.bin_and(t.cmp("oge", safe, 2.2250738585072014e-308), t.cmp("olt", safe, INF))
     near = t.bin_and(near, t.cmp("olt", t.abs(p), _POWER_RANGE))
     ones = t.e.typed("i1")
     return_unless(t, ones.bin("xor", near, 1), lambda: t.external("pow", x, y))
     r = t.select(
         zero,
-        t.select(
-            t.cmp("olt", y, 0.0),
-            INF,
-            t.select(t.cmp("oeq", y, 0.0), 1.0, 0.0),
-        ),
+        t.select(t.cmp("olt", y, 0.0), INF, t.select(t.cmp("oeq", y, 0.0), 1.0, 0.0)),
         _exp_of_parts(t, p, p_rest),
     )
     return _signed_power(t, x, y, r)

@@ -43,10 +43,7 @@ def sin_cos(t: Typed, x: str) -> tuple[str, str, str]:
         r = t.fma(n, -part, r)
     z = t.mul(r, r)
     sine = t.fma(t.mul(z, t.poly(z, _SIN)), r, r)
-    cosine = t.sub(
-        1.0,
-        t.sub(t.mul(0.5, z), t.mul(t.mul(z, z), t.poly(z, _COS))),
-    )
+    cosine = t.sub(1.0, t.sub(t.mul(0.5, z), t.mul(t.mul(z, z), t.poly(z, _COS))))
     quarter = t.sub(n, t.mul(4.0, t.call("floor", t.mul(n, 0.25))))
     quadrant = t.e.op(f"fptosi {t.type} {quarter} to {t.ints().type}")
     return sine, cosine, quadrant
@@ -213,11 +210,7 @@ def _atan64(t: Typed, x: str) -> str:
     v = quotient(t, over, under)
     z = t.mul(v, v)
     r = t.fma(v, t.mul(z, quotient(t, t.poly(z, _ATAN_P), t.poly(z, _ATAN_Q))), v)
-    angle = t.select(
-        steep,
-        math.pi / 2,
-        t.select(middle, math.pi / 4, 0.0),
-    )
+    angle = t.select(steep, math.pi / 2, t.select(middle, math.pi / 4, 0.0))
     rest = t.select(
         steep,
         6.123233995736766e-17,

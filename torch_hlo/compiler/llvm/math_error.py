@@ -56,11 +56,7 @@ def _erf64(t: Typed, x: str) -> str:
     a = t.abs(x)
     a = t.select(t.cmp("ogt", a, 6.0), 6.0, a)
     big = t.copysign(t.sub(1.0, _erfc_of_large(t, a, False)), x)
-    return t.select(
-        t.cmp("ogt", a, 0.5),
-        big,
-        t.mul(x, t.poly(t.mul(a, a), _ERF64_SMALL)),
-    )
+    return t.select(t.cmp("ogt", a, 0.5), big, t.mul(x, t.poly(t.mul(a, a), _ERF64_SMALL)))
 
 
 def erfc(t: Typed, x: str) -> str:

@@ -218,11 +218,7 @@ def _int_power(t: Typed, a: str, b: str, signed: bool) -> str:
         return result
     odd = t.cmp("ne", t.bin("and", b, 1), 0)
     minus = t.select(odd, -1, 1)
-    inverse = t.select(
-        t.cmp("eq", a, 1),
-        1,
-        t.select(t.cmp("eq", a, -1), minus, 0),
-    )
+    inverse = t.select(t.cmp("eq", a, 1), 1, t.select(t.cmp("eq", a, -1), minus, 0))
     return t.select(t.cmp("slt", b, 0), inverse, result)
 
 
@@ -246,11 +242,7 @@ def _sign_float(t: Typed, a: str) -> str:
 
 
 def _sign_int(t: Typed, a: str) -> str:
-    return t.select(
-        t.cmp("sgt", a, 0),
-        1,
-        t.bin("ashr", a, emit.BITS[t.kind] - 1),
-    )
+    return t.select(t.cmp("sgt", a, 0), 1, t.bin("ashr", a, emit.BITS[t.kind] - 1))
 
 
 for _name, _op in (
@@ -358,11 +350,7 @@ def _sub_byte(e: Emit, t: Typed, op: str, dtype: str, operands: list[Any]) -> st
         return round_to(e, dtype, _shift(name)(t, first, unsigned[1], row.bits))
     if op in ("popcnt", "count-leading-zeros"):
         result = TABLE[op, row.kind](t, round_to(e, f"u{row.bits}", operands[0]))
-        return round_to(
-            e,
-            dtype,
-            result if op == "popcnt" else t.sub(result, 8 - row.bits),
-        )
+        return round_to(e, dtype, result if op == "popcnt" else t.sub(result, 8 - row.bits))
     return round_to(e, dtype, TABLE[op, row.kind](t, *operands))
 
 
@@ -404,11 +392,7 @@ def _total_order(t: Typed, a: str) -> str:
     i = t.ints()
     bits = t.bits(a)
     width = emit.BITS[i.kind]
-    return i.bin(
-        "xor",
-        bits,
-        i.bin("lshr", i.bin("ashr", bits, width - 1), 1),
-    )
+    return i.bin("xor", bits, i.bin("lshr", i.bin("ashr", bits, width - 1), 1))
 
 
 def _select(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) -> Value:

@@ -30,11 +30,7 @@ def decode(e: Emit, dtype: str, raw: str) -> str:
     )
     value = i.select(i.cmp("ult", magnitude, 1 << mantissa), t.bits(tiny), normal)
     if has_inf:
-        special = i.select(
-            i.cmp("eq", magnitude, infinity),
-            0x7F800000,
-            _NAN,
-        )
+        special = i.select(i.cmp("eq", magnitude, infinity), 0x7F800000, _NAN)
         value = i.select(i.cmp("uge", magnitude, infinity), special, value)
     elif has_nan and not fnuz:
         value = i.select(i.cmp("eq", magnitude, sign - 1), _NAN, value)
@@ -64,10 +60,7 @@ def encode(e: Emit, dtype: str, value: str) -> str:
     power = i.select(i.cmp("ugt", power, smallest), power, smallest)
     magic = t.from_bits(i.add(power, (23 - mantissa) << 23))
     rounded = t.sub(t.add(magnitude, magic), magic)
-    normal = i.sub(
-        i.bin("lshr", t.bits(rounded), 23 - mantissa),
-        (127 - bias) << mantissa,
-    )
+    normal = i.sub(i.bin("lshr", t.bits(rounded), 23 - mantissa), (127 - bias) << mantissa)
     tiny = e.op(
         f"fptosi {t.type}"
         f" {_small(t, t.mul(rounded, 2.0 ** (mantissa + bias - 1)), mantissa)} to {i.type}"

@@ -165,12 +165,7 @@ class RowEmitter:
             return k
         with k.loop("%lo", "%hi", c.items) as item:
             kept, self.chunk = divide(item, c.count) if c.kept != 1 else (ZERO, item)
-            where = dict(
-                zip(
-                    c.kept_dims,
-                    delinear(kept, tuple(plan.dims[d] for d in c.kept_dims)),
-                )
-            )
+            where = dict(zip(c.kept_dims, delinear(kept, tuple(plan.dims[d] for d in c.kept_dims))))
             self._start_late(kept)
             low, high = self._range(c)
             if c.by_lanes:

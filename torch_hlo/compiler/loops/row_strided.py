@@ -271,10 +271,7 @@ class StridedEmitter:
                 )
             k.bind_reduce(x, self.gtes.get(x, ()), partial(self._finished, x))
         for x in self._read_per_row(due):
-            slot = k.alloca(
-                STORAGE[x.dtype].memory,
-                self.block * STORAGE[x.dtype].parts,
-            )
+            slot = k.alloca(STORAGE[x.dtype].memory, self.block * STORAGE[x.dtype].parts)
             self._rows(lambda j: k.store(slot, x.dtype, j, self._row_value(x, j)))
             k.computed[x] = partial(self._kept, x, slot)
 

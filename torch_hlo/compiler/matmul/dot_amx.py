@@ -48,7 +48,6 @@ def emit_on_amx(
     p: Product,
     pointers: list[str],
     finish: Finish | None,
-    way: str,
     copy: str | None,
 ) -> bool:
     """Emit a dot on AMX tiles, with a packed `copy` of the right operand if there is one; False
@@ -56,7 +55,7 @@ def emit_on_amx(
     if not on_amx(x, program.target, p):
         return False
     element = ELEMENTS[types_of(x)]
-    transposed = copy is None and _is_transposed(p, element, way)
+    transposed = copy is None and _is_transposed(p, element)
     forms = amx_form(p.a), amx_form(p.b)
     if transposed:
         p = replace(p, m=p.n, n=p.m, a=p.b, b=p.a)
@@ -91,11 +90,9 @@ def emit_on_amx(
     return True
 
 
-def _is_transposed(p: Product, element: Element, way: str) -> bool:
+def _is_transposed(p: Product, element: Element) -> bool:
     """Whether a product is computed transposed: its left operand fits L2 and has fewer rows than
-    there are columns, unless the way was chosen."""
-    if way != STATIC:
-        return may_transpose(p) and way == "transposed"
+    there are columns."""
     rows = hint(p.m, 512)
     fits = rows * fixed(p.k) * element.itemsize <= AMX_B_BYTES and rows <= hint(p.n, 512)
     return may_transpose(p) and fits
@@ -168,9 +165,6 @@ def _prepack_amx(program: Program, engine: AmxGemm, side: int) -> str:
     name = engine.prepack(side)
     define(program, engine)
     return name
-
-
-STATIC = "static"  # the way that costs suggest
 
 
 def may_transpose(p: Product) -> bool:

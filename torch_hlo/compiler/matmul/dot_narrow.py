@@ -71,10 +71,7 @@ def _sums(d: Dot, out: Instruction) -> Instruction:
     x = h.transpose(h.convert(h.opt_barrier(d.x), wide), [a for a, _ in order])
     while w.op == "convert" and exact(w.operand.dtype, w.dtype):
         (w,) = w.operands
-    terms = h.multiply(
-        h.broadcast(x, w.dims, [b for _, b in order]),
-        h.convert(w, wide),
-    )
+    terms = h.multiply(h.broadcast(x, w.dims, [b for _, b in order]), h.convert(w, wide))
     summed = [b for _, b in d.contract]
     sums = h.reduce(terms, h.full(0, wide), sorted(summed), "add")
     kept = [b for b in range(w.rank) if b not in summed]

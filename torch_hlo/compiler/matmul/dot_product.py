@@ -7,23 +7,16 @@ from dataclasses import replace as with_fields
 
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
-    Computation,
     Instruction,
-    Module,
     Size,
     ceildiv,
     fixed,
-    parameters_of,
-    replace,
 )
-from torch_hlo.hlo.text.printer import module_text
 
-from .. import tune
 from ..codegen import Place, Program
 from ..codegen.block import PACKED_HEAD
 from ..llvm import Function, Target, signature
 from ..thresholds import (
-    GEMV_ROWS,
     IN_ROWS,
     K_SINGLE,
     KEPT_ELEMENTS,
@@ -31,7 +24,7 @@ from ..thresholds import (
 )
 from . import blocking
 from .amx_kernels import BLOCK, ELEMENTS
-from .dot_amx import STATIC, amx_form, emit_on_amx, may_transpose, on_amx
+from .dot_amx import amx_form, emit_on_amx, on_amx
 from .dot_plan import Plan, columns_each_item, is_local, is_turned, plan_of
 from .dot_task import Finish, call_task, define, prepack, task
 from .gemm import Gemm
@@ -45,10 +38,9 @@ def emit_dot(program: Program, x: Instruction, pointers: list[str], finish: Fini
     operand is a constant, the program has two ways: on a packed copy of that if the run is given
     one."""
     p = the_product(x)
-    way = _way(program, x, p)
 
     def emit(copy: str | None = None) -> None:
-        if not emit_on_amx(program, x, p, pointers, finish, way, copy):
+        if not emit_on_amx(program, x, p, pointers, finish, copy):
             emit_product(
                 program,
                 p,
@@ -56,7 +48,6 @@ def emit_dot(program: Program, x: Instruction, pointers: list[str], finish: Fini
                 types_of(x),
                 pointers,
                 finish,
-                way,
                 copy,
             )
 
@@ -250,11 +241,10 @@ def emit_product(
     dtypes: tuple[str, str],
     pointers: list[str],
     finish: Finish | None = None,
-    way: str = STATIC,
     copy: str | None = None,
 ) -> None:
-    """Call the kernels for one strided product; `pointers` are A, B, C; `way`: how it is cut, see
-    `_ways`; `copy`: B as `prepack_b` leaves it."""
+    """Call the kernels for one strided product; `pointers` are A, B, C; `copy`: B
+    as `prepack_b` leaves it."""
     t = product_tile(kind, program.target.vector_bytes)
     turned = is_turned(p, t)
     if turned:
@@ -267,7 +257,7 @@ def emit_product(
         pointers = [pointers[0], copy, pointers[2]]
     if plan.kernel == "tiles":
         t = with_fields(t, vectors=plan.vectors)
-    cut = _cut(p, t, plan, way, program.target.cores)
+    cut = _cut(p, t, plan, program.target.cores)
     if plan.form_a == "rows" and plan.kernel == "tiles" and hint(cut.columns_each, 0) >= IN_ROWS:
         plan = with_fields(plan, form_a="transpose")
     local = finish is not None and is_local(plan, p)
@@ -295,49 +285,12 @@ def emit_product(
     call_task(program, name, p, cut, pointers, finish, 1 / (1.5 * t.lanes))
 
 
-def _cut(p: Product, t: Tile, plan: Plan, way: str, cores: int) -> blocking.Partition:
+def _cut(p: Product, t: Tile, plan: Plan, cores: int) -> blocking.Partition:
     """The items of a product."""
     if plan.kernel != "tiles":
         each = 64 if plan.kernel == "rows" else columns_each_item(p.n, cores)
         return blocking.Partition(1, each, 1, ceildiv(p.n, each), False)
     tiles = ceildiv(p.m, plan.heights[0])
-    if way != STATIC:
-        rows, columns = map(int, way.split("x"))
-        return blocking.cut(t, fixed(tiles), fixed(p.n), rows, columns)
     forms = plan.form_a, plan.form_b
     may_prepack = all(d[1] == 0 for d in p.batch)
     return blocking.partition(t, tiles, p.m, p.n, p.k, p.count, forms, cores, may_prepack)
-
-
-def _ways(x: Instruction, target: Target, p: Product) -> tuple[str, ...]:
-    """How a product may be computed, the static choice first: cut into rows x columns of items; on
-    AMX transposed, the right operand's tiles made on the way, or not."""
-    if (
-        p.batch
-        or not all(isinstance(v, int) for v in (p.m, p.n, p.k))
-        or fixed(p.m) <= GEMV_ROWS
-        or fixed(p.m) * fixed(p.n) * fixed(p.k) < 1 << 22
-    ):
-        return (STATIC,)
-    if on_amx(x, target, p):
-        return (STATIC, "transposed", "packed") if may_transpose(p) else (STATIC,)
-    counts = {
-        (rows, items // rows)
-        for items in (c * target.cores for c in (1, 2, 4))
-        for rows in (1, 2, 4, 8)
-        if items % rows == 0
-    }
-    return (STATIC, *(f"{rows}x{columns}" for rows, columns in sorted(counts)))
-
-
-def _way(program: Program, x: Instruction, p: Product) -> str:
-    """One of `_ways`: what TORCH_HLO_TUNE found to be fastest."""
-    ways = _ways(x, program.target, p) if tune.active() else (STATIC,)
-    if len(ways) == 1:
-        return STATIC
-    params = parameters_of(o.shape for o in x.operands)
-    alone = Module(
-        "step",
-        Computation("main", params, replace(x, params, x.shape)),
-    )
-    return tune.choose(program.target.cache_key, module_text(alone), ways)

@@ -69,10 +69,7 @@ def folded(x: Instruction) -> Instruction | None:
             return None
     if x.op in _POINTWISE and all(splat(o) is not None for o in x.operands):
         scalars = [o.operand if o.op == "broadcast" else o for o in x.operands]
-        value = _compute(
-            replace(x, scalars, Shape(x.dtype)),
-            scalars,
-        )
+        value = _compute(replace(x, scalars, Shape(x.dtype)), scalars)
         return None if value is None else h.broadcast(value, x.dims, ())
     if x.shape.is_tuple or not all(_is_small(o.shape) for o in (x, *x.operands)):
         return None
@@ -105,10 +102,7 @@ def _compute(x: Instruction, operands: Iterable[Instruction]) -> Instruction | N
         value = evaluate_instruction(x, *(_value(o) for o in operands))
     except EvaluateError:
         return None  # e.g. a computation that calls out of the program: left to run time
-    return h.constant(
-        Literal(x.dtype, x.shape.sizes, encode(value, x.dtype)),
-        x.dtype,
-    )
+    return h.constant(Literal(x.dtype, x.shape.sizes, encode(value, x.dtype)), x.dtype)
 
 
 def _value(o: Instruction) -> np.ndarray:

@@ -125,11 +125,7 @@ def call(out: Instruction) -> Instruction | None:
 def map_(out: Instruction) -> Instruction:
     body = lift(out["to_apply"], out.operands)
     if body is None:
-        fail(
-            "map",
-            "the computation must consist of pointwise opcodes",
-            *out.operands,
-        )
+        fail("map", "the computation must consist of pointwise opcodes", *out.operands)
     return body
 
 

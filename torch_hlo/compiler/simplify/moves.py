@@ -100,11 +100,7 @@ def broadcast_broadcast(out: Instruction, inner: Instruction, x: Instruction) ->
 
 def broadcast_iota(out: Instruction, inner: Instruction) -> Instruction:
     """broadcast(iota) -> iota along the dimension it became"""
-    return h.iota(
-        out.dtype,
-        out.dims,
-        out["dimensions"][inner["iota_dimension"]],
-    )
+    return h.iota(out.dtype, out.dims, out["dimensions"][inner["iota_dimension"]])
 
 
 def reshape_broadcast(out: Instruction, inner: Instruction, x: Instruction) -> Instruction | None:
@@ -179,11 +175,7 @@ def transpose_ones(out: Instruction, x: Instruction) -> Instruction | None:
 
 
 def transpose_iota(out: Instruction, inner: Instruction) -> Instruction:
-    return h.iota(
-        out.dtype,
-        out.dims,
-        out["dimensions"].index(inner["iota_dimension"]),
-    )
+    return h.iota(out.dtype, out.dims, out["dimensions"].index(inner["iota_dimension"]))
 
 
 def transpose_slice(out: Instruction, inner: Instruction, x: Instruction) -> Instruction:

@@ -57,10 +57,7 @@ def equal_dims(out: Instruction) -> bool:
 def pointwise_of_broadcasts(out: Instruction) -> Instruction | None:
     """f(broadcast(x), broadcast(y)) -> broadcast(f(x, y)) when both repeat along the same
     dimensions"""
-    first = next(
-        (o for o in out.operands if o.op == "broadcast" and o.operand.rank),
-        None,
-    )
+    first = next((o for o in out.operands if o.op == "broadcast" and o.operand.rank), None)
     if first is None:
         return None
     dimensions, dims = first["dimensions"], first.operand.dims

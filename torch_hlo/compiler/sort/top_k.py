@@ -227,10 +227,7 @@ class _First(_Finder):
             here = hole.vars[0]
             f.break_if(hole, f.icmp("sle", here, 0))
             before = f.sub(here, 1)
-            f.break_if(
-                hole,
-                f.icmp("ule", f.load_at("i64", self.keys, before), key),
-            )
+            f.break_if(hole, f.icmp("ule", f.load_at("i64", self.keys, before), key))
             for kept in (self.keys, self.places):
                 f.store_at(
                     "i64",

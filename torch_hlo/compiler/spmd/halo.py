@@ -287,11 +287,7 @@ def mask(
         inside = above if inside is None else h.and_(inside, above)
     if inside is None:
         return x
-    return h.select(
-        h.broadcast(inside, x.dims, (dim,)),
-        x,
-        h.broadcast(fill, x.dims, ()),
-    )
+    return h.select(h.broadcast(inside, x.dims, (dim,)), x, h.broadcast(fill, x.dims, ()))
 
 
 def masked(

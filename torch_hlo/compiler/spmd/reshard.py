@@ -126,12 +126,7 @@ class Planner:
             head = self._permute(dims, old, middle)
             plans.append(_joined(head, self._direct(dims, middle, new)))
         for middle in (*self._relabelled(new, old), self._balanced(old, new)):
-            plans.append(
-                _joined(
-                    self._direct(dims, old, middle),
-                    self._permute(dims, middle, new),
-                )
-            )
+            plans.append(_joined(self._direct(dims, old, middle), self._permute(dims, middle, new)))
         return min(plans, key=lambda p: (p.elements, len(p.moves)))
 
     def _direct(self, dims: Ints, old: Layout, new: Layout) -> Plan:

@@ -179,12 +179,7 @@ class _Scan:
         def loaded() -> list[str]:
             at = f.muladd(row, self.chunks, "%kernel.t")
             raw = [
-                f.load_at(
-                    self._memory(kind),
-                    f"%total{i}",
-                    at,
-                )
-                for i, kind in enumerate(self.kinds)
+                f.load_at(self._memory(kind), f"%total{i}", at) for i, kind in enumerate(self.kinds)
             ]
             return [
                 f.op(f"trunc i8 {v} to i1") if kind == "i1" else v

@@ -160,10 +160,7 @@ def positions(
     place: list[Int] = []
     inside: str | None = None
     for o, tap, w, n in zip(output, taps, window, dims, strict=True):
-        at = f.sub(
-            f.muladd(o, w.stride, f.mul(tap, w.window_dilation)),
-            size(w.pad_low),
-        )
+        at = f.sub(f.muladd(o, w.stride, f.mul(tap, w.window_dilation)), size(w.pad_low))
         if w.is_trivial:
             place.append(at)
             continue

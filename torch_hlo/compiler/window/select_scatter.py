@@ -267,11 +267,7 @@ class _LaneWriter:
         old = self.get("%to", to, mask)
         new = self.applied("scatter", old, gradient)
         choice = f"select <{self.lanes} x i1> {hit}"
-        self.put(
-            self.f.op(f"{choice}, {self.vector} {new}, {self.vector} {old}"),
-            to,
-            mask,
-        )
+        self.put(self.f.op(f"{choice}, {self.vector} {new}, {self.vector} {old}"), to, mask)
 
     def at(self, place: _Place, offset: Int, c: Int) -> Int:
         return self.f.add(place.corner, offset, c)

@@ -8,7 +8,6 @@ import functools
 import importlib
 import math
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -19,7 +18,6 @@ from torch_hlo.compiler.llvm import CpuTarget, host
 from torch_hlo.hlo.ir import Ints, Module
 from torch_hlo.hlo.sharding.collective import current
 
-from .. import runtime
 from ..interfaces import (
     Backend,
     Observe,
@@ -32,7 +30,6 @@ from . import loader, packed, trim
 from .stream import CODE
 from .workers import WORKERS
 
-TRIAL_SECONDS = 0.1
 # Imported by the first compile, in parts that nobody has to wait long for.
 _COMPILER = (
     "simplify.algebra",
@@ -167,23 +164,9 @@ def compile_program(module: Module, observe: Observe | None = None) -> NativePro
     checked is always compiled anew."""
     warm_up = _warm_up()
     try:
-        return compiled(module, target(), NativeProgram, _seconds, observe)
+        return compiled(module, target(), NativeProgram, None, observe)
     finally:
         warm_up.join()  # a process forks and ends between compiles, when no thread is inside LLVM
-
-
-def _seconds(executable: Executable, module: Module) -> float:
-    """Of the fastest of several runs, which take TRIAL_SECONDS together."""
-    program = NativeProgram(executable)
-    # small numbers
-    inputs = [runtime.from_bytes(p.shape, b"\x3c" * p.shape.nbytes) for p in module.entry.params]
-    results = [runtime.allocate(s) for s in executable.outputs]
-    best, end = float("inf"), time.perf_counter() + TRIAL_SECONDS
-    while time.perf_counter() < end or best == float("inf"):
-        start = time.perf_counter()
-        program.run(inputs, results)
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 class NativeBackend(Backend):

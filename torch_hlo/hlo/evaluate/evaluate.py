@@ -80,10 +80,7 @@ def evaluate(program: Module | Computation, inputs: Sequence[Any]) -> list[Array
 def evaluate_instruction(x: Instruction, *operands: Value) -> Value:
     """The value of one instruction on static sizes; for constant folding."""
     with np.errstate(all="ignore"):
-        return step(
-            x,
-            [np.asarray(o) if not isinstance(o, tuple) else o for o in operands],
-        )
+        return step(x, [np.asarray(o) if not isinstance(o, tuple) else o for o in operands])
 
 
 def bind_symbols(computation: Computation, dims: Sequence[Ints | None]) -> dict[str, int]:

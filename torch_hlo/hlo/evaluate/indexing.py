@@ -310,10 +310,7 @@ def combine_at(
     for end in np.cumsum(np.bincount(ranks)):
         chosen = by_round[begin:end]
         at = where[chosen]
-        new = apply(
-            computation,
-            [*(t[at] for t in targets), *(u[chosen] for u in updates)],
-        )
+        new = apply(computation, [*(t[at] for t in targets), *(u[chosen] for u in updates)])
         for target, value in zip(targets, new, strict=True):
             target[at] = value
         begin = end

@@ -60,10 +60,7 @@ def fold_lines(
         for i in np.ndindex(dims):
             state: tuple[Any, ...] = tuple(np.asarray(v) for v in inits)
             for k in range(len(lines[0])):
-                value = run(
-                    computation,
-                    [*state, *(np.asarray(v[(k, *i)]) for v in lines)],
-                )
+                value = run(computation, [*state, *(np.asarray(v[(k, *i)]) for v in lines)])
                 state = value if isinstance(value, tuple) else (value,)
             for r, s in zip(results, state, strict=True):
                 r[i] = s

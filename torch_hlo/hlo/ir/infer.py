@@ -371,11 +371,7 @@ def _index_dims(
         fail(op, f"index_vector_dim {index_vector_dim} out of range", *operands)
     vector: Size = (*indices.dims, 1)[index_vector_dim]
     if len(mapped) != vector:
-        fail(
-            op,
-            f"{name} has {len(mapped)} entries, index vectors {vector}",
-            *operands,
-        )
+        fail(op, f"{name} has {len(mapped)} entries, index vectors {vector}", *operands)
     return [n for d, n in enumerate(indices.dims) if d != index_vector_dim]
 
 
@@ -509,11 +505,7 @@ def dimension_size(
 
 def _group_size(op: str, replica_groups: tuple[Ints, ...], *operands: Instruction) -> int:
     if not replica_groups:
-        fail(
-            op,
-            "empty replica_groups do not determine the shape; give one",
-            *operands,
-        )
+        fail(op, "empty replica_groups do not determine the shape; give one", *operands)
     return len(replica_groups[0])
 
 
@@ -542,11 +534,7 @@ def reduce_scatter(
     n = _group_size("reduce-scatter", replica_groups, *xs)
     for x in xs:
         if known(x.dims[d]) and x.dims[d] % n:
-            fail(
-                "reduce-scatter",
-                f"size {x.dims[d]} is not divisible by {n}",
-                x,
-            )
+            fail("reduce-scatter", f"size {x.dims[d]} is not divisible by {n}", x)
     return result(
         [x.shape.with_dims(s // n if i == d else s for i, s in enumerate(x.dims)) for x in xs]
     )

@@ -165,10 +165,7 @@ def conv_dims(dim_labels: str) -> ConvDims:
             (out, ["b", "f"]),
         )
     ):
-        fail(
-            "convolution",
-            f"bad dim_labels {dim_labels!r}, expected e.g. bf01_oi01->bf01",
-        )
+        fail("convolution", f"bad dim_labels {dim_labels!r}, expected e.g. bf01_oi01->bf01")
 
     def spatial(text: str) -> Ints:
         return tuple(text.index(d) for d in digits)
@@ -298,11 +295,7 @@ def _windowed(op: str, window: Window, x: Instruction) -> tuple[Size, ...]:
         larger(1, w.size) or w.stride < 1 or w.base_dilation < 1 or w.window_dilation < 1
         for w in window
     ):
-        fail(
-            op,
-            f"window sizes, strides and dilations must be positive: {window}",
-            x,
-        )
+        fail(op, f"window sizes, strides and dilations must be positive: {window}", x)
     return tuple(w.output_size(s) for w, s in zip(window, x.dims))
 
 
@@ -413,10 +406,7 @@ def conditional(
     if index.shape not in (Shape("pred"), Shape("s32")):
         fail("conditional", "the branch index must be pred[] or s32[]", index)
     if index.dtype == "pred" and len(branch_computations) != 2 or not branch_computations:
-        fail(
-            "conditional",
-            f"{len(branch_computations)} branches for index {index.shape}",
-        )
+        fail("conditional", f"{len(branch_computations)} branches for index {index.shape}")
     if len(operands) != len(branch_computations):
         fail(
             "conditional",
@@ -457,10 +447,7 @@ def fft(x: Instruction, fft_type: str, fft_length: Ints) -> Shape:
     outer = x.dims[:-n]
     if fft_type == "RFFT":
         return Shape(COMPLEX_OF[x.dtype], (*outer, *sizes[:-1], half))
-    return Shape(
-        REAL_OF[x.dtype] if fft_type == "IRFFT" else x.dtype,
-        (*outer, *sizes),
-    )
+    return Shape(REAL_OF[x.dtype] if fft_type == "IRFFT" else x.dtype, (*outer, *sizes))
 
 
 def cholesky(x: Instruction, lower: bool = False) -> Shape:

@@ -147,10 +147,7 @@ def _pointwise(x: Instruction, m: _Maker) -> Factors:
     if x.shape.is_tuple:
         return _opaque(x, m)
     dims = m.each(x.dims)
-    return m.rule(
-        [dims if o.rank == x.rank else [()] * o.rank for o in x.operands],
-        [dims],
-    )
+    return m.rule([dims if o.rank == x.rank else [()] * o.rank for o in x.operands], [dims])
 
 
 @_rule("opt-barrier")
@@ -312,13 +309,7 @@ def _gather(x: Instruction, m: _Maker) -> Factors:
     places = [d for d in range(x.rank) if d not in x["offset_dims"]]
     for d, at in zip(outer, places, strict=True):
         starts[d] = result[at] = m.new(indices.dims[d])
-    paired = dict(
-        zip(
-            x["operand_batching_dims"],
-            x["start_indices_batching_dims"],
-            strict=True,
-        )
-    )
+    paired = dict(zip(x["operand_batching_dims"], x["start_indices_batching_dims"], strict=True))
     offsets = iter(x["offset_dims"])
     dims: list[Ints] = []
     for d, (size, taken) in enumerate(zip(source.dims, x["slice_sizes"], strict=True)):
@@ -344,13 +335,7 @@ def _scatter(x: Instruction, m: _Maker) -> Factors:
     spread = "sum" if n == 1 and reducer(x["to_apply"]) else "whole"
     starts: list[Ints] = [()] * indices.rank
     change: list[Ints] = [()] * updates.rank
-    paired = dict(
-        zip(
-            x["input_batching_dims"],
-            x["scatter_indices_batching_dims"],
-            strict=True,
-        )
-    )
+    paired = dict(zip(x["input_batching_dims"], x["scatter_indices_batching_dims"], strict=True))
     outer = [d for d in range(indices.rank) if d != x["index_vector_dim"]]
     places = [d for d in range(updates.rank) if d not in x["update_window_dims"]]
     for d, place in zip(outer, places, strict=True):
@@ -363,12 +348,7 @@ def _scatter(x: Instruction, m: _Maker) -> Factors:
         if d in paired:
             dims.append(starts[paired[d]])
         elif d in x["inserted_window_dims"]:
-            dims.append(
-                m.new(
-                    size,
-                    "shift" if d in x["scatter_dims_to_operand_dims"] else "whole",
-                )
-            )
+            dims.append(m.new(size, "shift" if d in x["scatter_dims_to_operand_dims"] else "whole"))
         else:
             place = next(window)
             full = updates.dims[place] == size
@@ -520,10 +500,7 @@ def _sort(x: Instruction, m: _Maker) -> Factors:
 @_rule("topk")
 def _topk(x: Instruction, m: _Maker) -> Factors:
     outer = m.each(x.operand.dims[:-1])
-    return m.rule(
-        [[*outer, m.new(x.operand.dims[-1], "whole")]],
-        [[*outer, ()]] * 2,
-    )
+    return m.rule([[*outer, m.new(x.operand.dims[-1], "whole")]], [[*outer, ()]] * 2)
 
 
 # Linear algebra, normalisation, random numbers

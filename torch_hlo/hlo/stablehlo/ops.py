@@ -33,11 +33,7 @@ def _plain(opcode: str, c: Context) -> Instruction:
 @rule("select")
 def _select(c: Context) -> Made:
     pred, x, y = c.x
-    return b.select(
-        pred if pred.dims == x.dims else b.broadcast(pred, x.dims),
-        x,
-        y,
-    )
+    return b.select(pred if pred.dims == x.dims else b.broadcast(pred, x.dims), x, y)
 
 
 @rule("compare")

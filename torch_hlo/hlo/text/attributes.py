@@ -284,10 +284,7 @@ def _axis_groups(scanner: Scanner, begin: int) -> tuple[Ints, ...]:
         mesh = Mesh(tuple(scanner.listed("[", "]", axis)))
         if scanner.accept(","):
             scanner.need(re.compile(r"device_ids=\("), "device_ids")
-            mesh = Mesh(
-                mesh.axes,
-                tuple(_device_order(scanner, mesh.size, begin).tolist()),
-            )
+            mesh = Mesh(mesh.axes, tuple(_device_order(scanner, mesh.size, begin).tolist()))
             scanner.expect(")")
         return mesh.groups(scanner.listed("{", "}", along))
     except ShardingError as error:

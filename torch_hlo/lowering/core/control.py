@@ -85,11 +85,7 @@ def _at(x: Instruction, i: Instruction) -> Instruction:
 def _put(x: Instruction, i: Instruction, value: Instruction) -> Instruction:
     zero = promote.constant(0, "s64")
     update = reshape(value, (1, *value.dims))
-    return instr(
-        "dynamic-update-slice",
-        (x, update, i, *[zero] * (x.rank - 1)),
-        x.shape,
-    )
+    return instr("dynamic-update-slice", (x, update, i, *[zero] * (x.rank - 1)), x.shape)
 
 
 def scan_loop(

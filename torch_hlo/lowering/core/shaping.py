@@ -162,11 +162,7 @@ def gather_dim(x: Instruction, indices: Instruction, dim: int) -> Instruction:
     dim = axis(dim, x.rank)
     rank, n = x.rank, indices.rank
     if _is_zero(x.dims[dim]):  # nothing to pick from: no index either
-        return promote.full(
-            0,
-            x.dtype,
-            (*x.dims[:dim], *indices.dims, *x.dims[dim + 1 :]),
-        )
+        return promote.full(0, x.dtype, (*x.dims[:dim], *indices.dims, *x.dims[dim + 1 :]))
     offset = tuple(range(dim)) + tuple(range(dim + n, rank - 1 + n))
     return instr(
         "gather",
@@ -252,11 +248,7 @@ def take_along(x: Instruction, indices: Instruction, dim: int) -> Instruction:
     dim = axis(dim, x.rank)
     others = _batching(x, indices, dim)
     if others is None:
-        return gather_dim(
-            reshape(x, (x.size,)),
-            linear_index(x.dims, indices, dim),
-            0,
-        )
+        return gather_dim(reshape(x, (x.size,)), linear_index(x.dims, indices, dim), 0)
     return instr(
         "gather",
         (x, indices),
@@ -308,10 +300,7 @@ def linear_index(dims: Sequence[Size], indices: Instruction, dim: int) -> Instru
     for d, stride in enumerate(row_major_strides(tuple(dims))):
         step = promote.cast(indices, "s64") if d == dim else iota(indices.dims, d)
         if not (isinstance(stride, int) and stride == 1):
-            step = instr(
-                "multiply",
-                (step, promote.full(stride, "s64", indices.dims)),
-            )
+            step = instr("multiply", (step, promote.full(stride, "s64", indices.dims)))
         index = step if index is None else instr("add", (index, step))
     return index if index is not None else promote.cast(indices, "s64")
 

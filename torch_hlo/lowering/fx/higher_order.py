@@ -306,10 +306,7 @@ def run_with_rng_state(state: Instruction, op: OpOverload, *args: Any, **kwargs:
     raw = instr("slice", (state,), Shape("u8", (16,)), slice=((0, 16, 1),))
     words = instr("bitcast-convert", (reshape(raw, (2, 8)),), Shape("s64", (2,)))
     seed, offset = (
-        reshape(
-            instr("slice", (words,), Shape("s64", (1,)), slice=((i, i + 1, 1),)),
-            (),
-        )
+        reshape(instr("slice", (words,), Shape("s64", (1,)), slice=((i, i + 1, 1),)), ())
         for i in range(2)
     )
     return _call(op, expected_shapes(), args, {**kwargs, "seed": seed, "offset": offset})

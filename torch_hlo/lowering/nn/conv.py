@@ -147,11 +147,7 @@ def _lengthen(values: Sequence[Size], n: int) -> list[Size]:
     return list(values) if len(values) == n else list(values) * n
 
 
-@lowers(
-    aten.convolution.default,
-    aten.convolution_overrideable,
-    aten._convolution.default,
-)
+@lowers(aten.convolution.default, aten.convolution_overrideable, aten._convolution.default)
 def convolution(
     x: Instruction,
     weight: Instruction,

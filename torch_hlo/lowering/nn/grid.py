@@ -228,10 +228,7 @@ def grid_sampler_backward(
     rows = sampler.rows(compute(x).x)
     g = Expr(
         move_dim(
-            reshape(
-                compute(grad).x,
-                (sampler.batch, sampler.channels, sampler.points[1]),
-            ),
+            reshape(compute(grad).x, (sampler.batch, sampler.channels, sampler.points[1])),
             1,
             2,
         )

@@ -97,11 +97,7 @@ def _nll_forward(
     safe, w = _weights(x, target, weight, ignore_index, value.dtype)
     picked = Expr(
         reshape(
-            take_along(
-                value.x,
-                add_dim(safe, dim) if safe.rank < x.rank else safe,
-                dim,
-            ),
+            take_along(value.x, add_dim(safe, dim) if safe.rank < x.rank else safe, dim),
             safe.dims,
         )
     )
@@ -134,12 +130,7 @@ def _nll_backward(
     g = where(w.eq(0), 0, -g * w)
 
     def spread(v: Instruction) -> Expr:
-        return Expr(
-            broadcast_to(
-                add_dim(v, dim) if v.rank < len(shape.dims) else v,
-                shape.dims,
-            )
-        )
+        return Expr(broadcast_to(add_dim(v, dim) if v.rank < len(shape.dims) else v, shape.dims))
 
     chosen = Expr(iota(shape.dims, dim)).eq(spread(safe))
     return promote.cast(where(chosen, spread(g.x), 0).x, shape.dtype)

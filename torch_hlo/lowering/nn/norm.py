@@ -278,11 +278,7 @@ def native_batch_norm_backward(
         n = Expr(count(value, dims))
         inner = g - _channel(sums / n, g) - normal * _channel(products / n, g) if train else g
         dx = (
-            _channel(
-                rstd if weight is None else rstd * compute(weight).cast(rstd.dtype),
-                g,
-            )
-            * inner
+            _channel(rstd if weight is None else rstd * compute(weight).cast(rstd.dtype), g) * inner
         )
     return _results(dx, products if mask[1] else None, sums if mask[2] else None)
 

@@ -128,12 +128,7 @@ def foreach_powsum(
 ) -> Sequence[Instruction]:
     def one(x: Instruction) -> Instruction:
         value = compute(promote.cast(x, expected().dtype))
-        return result(
-            fold(
-                power(absolute(value), value.like(ord)),
-                tuple(range(len(value.dims))),
-            )
-        )
+        return result(fold(power(absolute(value), value.like(ord)), tuple(range(len(value.dims)))))
 
     return [nested((s,), one, x) for x, s in zip(xs, expected_shapes(), strict=True)]
 
@@ -157,12 +152,7 @@ def amp_unscale(
         flag = where(bad, flag.like(1), flag)
         scale = _number(inv_scale, g.dtype)
         # As the kernels of PyTorch: a scale of one leaves infinities and nans as they are.
-        new.append(
-            promote.cast(
-                where(g.like(scale).eq(1), g, _times(g, scale)).x,
-                grad.dtype,
-            )
-        )
+        new.append(promote.cast(where(g.like(scale).eq(1), g, _times(g, scale)).x, grad.dtype))
     return new, reshape(flag.x, found_inf.dims)
 
 

@@ -389,10 +389,7 @@ def rrelu_with_noise(
     low, high = _number(lower, value), _number(upper, value)
     if not training:
         return (
-            promote.cast(
-                where(value < 0, value * ((low + high) * 0.5), value).x,
-                x.dtype,
-            ),
+            promote.cast(where(value < 0, value * ((low + high) * 0.5), value).x, x.dtype),
             noise,
         )
     slope = uniform(value.dims, "f32", key).cast(value.dtype) * (high - low) + low

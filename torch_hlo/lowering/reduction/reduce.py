@@ -82,18 +82,6 @@ def sum_(
     return result(fold(_accumulator(x), dims))
 
 
-@lowers(aten.nansum)
-def nansum(
-    x: Instruction,
-    dim: Sequence[int] | None = None,
-    keepdim: bool = False,
-    dtype: torch.dtype | None = None,
-) -> Instruction:
-    value = compute(x)
-    clean = where(is_nan(value), 0, value) if x.kind in "fc" else value
-    return result(fold(_accumulator(clean.x), axes(dim, x.rank)))
-
-
 @lowers(aten.mean)
 def mean(
     x: Instruction,
@@ -156,17 +144,6 @@ def amax(x: Instruction, dim: Sequence[int] = (), keepdim: bool = False) -> Inst
 @lowers(aten.amin)
 def amin(x: Instruction, dim: Sequence[int] = (), keepdim: bool = False) -> Instruction:
     return result(extreme(Expr(x), axes(dim, x.rank), False))
-
-
-@lowers(aten.aminmax)
-def aminmax(
-    x: Instruction,
-    *,
-    dim: int | None = None,
-    keepdim: bool = False,
-) -> tuple[Instruction, Instruction]:
-    dims = axes(dim, x.rank)
-    return result(extreme(Expr(x), dims, False)), result(extreme(Expr(x), dims, True), 1)
 
 
 @lowers(aten.max.default)
@@ -336,13 +313,7 @@ def norm_(x: Instruction, p: Scalar | None = 2, *args: Any, **kwargs: Any) -> In
         "dim",
         args[0] if args and isinstance(args[0], (list, tuple, int)) else None,
     )
-    return result(
-        norm(
-            _norm_operand(x),
-            _order(2 if p is None else p),
-            axes(dim, x.rank),
-        )
-    )
+    return result(norm(_norm_operand(x), _order(2 if p is None else p), axes(dim, x.rank)))
 
 
 def _norm_operand(x: Instruction) -> Expr:

@@ -479,19 +479,6 @@ def masked_scatter(x: Instruction, mask: Instruction, source: Instruction) -> In
     return where(Expr(mask), Expr(picked), Expr(x)).x
 
 
-@lowers(aten.masked_scatter_backward)
-def masked_scatter_backward(
-    grad: Instruction,
-    mask: Instruction,
-    sizes: Sequence[Size],
-) -> Instruction:
-    shape = expected()
-    mask = broadcast_to(mask, grad.dims)
-    flat = promote.full(0, grad.dtype, (shape.size,))
-    g = where(Expr(mask), Expr(grad), 0).x
-    return reshape(scatter_dim(flat, _position(mask), g, 0), shape.dims)
-
-
 @lowers(aten._unsafe_masked_index)
 def unsafe_masked_index(
     x: Instruction,

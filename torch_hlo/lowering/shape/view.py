@@ -190,10 +190,7 @@ def diagonal(x: Instruction, offset: int = 0, dim1: int = 0, dim2: int = 1) -> I
 
 def _matrix_last(x: Instruction, dim1: int, dim2: int) -> Instruction:
     dim1, dim2 = axis(dim1, x.rank), axis(dim2, x.rank)
-    return permute(
-        x,
-        [d for d in range(x.rank) if d not in (dim1, dim2)] + [dim1, dim2],
-    )
+    return permute(x, [d for d in range(x.rank) if d not in (dim1, dim2)] + [dim1, dim2])
 
 
 def _matrix_back(x: Instruction, dim1: int, dim2: int) -> Instruction:

@@ -347,10 +347,7 @@ def _fastest(
     if len(ways) == 1 or not tune.active() or not all(o.shape.is_static for o in x.operands):
         return engines[0]
     parameters = parameters_of(o.shape for o in x.operands)
-    alone = Module(
-        "step",
-        Computation("main", parameters, replace(x, parameters, x.shape)),
-    )
+    alone = Module("step", Computation("main", parameters, replace(x, parameters, x.shape)))
     return ways[tune.choose(program.target.cache_key, module_text(alone), tuple(ways))]
 
 
