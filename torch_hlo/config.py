@@ -189,12 +189,7 @@ FLAGS: dict[str, Flag] = {
             "a number that is read and follows by few small ops from data of the CPU is computed"
             " there, by PyTorch; 0: every read runs a compiled program",
         ),
-        Flag(
-            "MAX_NODES",
-            20000,
-            _at_least(1),
-            "recorded ops after which the graph is cut",
-        ),
+        Flag("MAX_NODES", 20000, _at_least(1), "recorded ops after which the graph is cut"),
         Flag(
             "CACHE",
             _default_cache,

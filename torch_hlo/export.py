@@ -192,12 +192,7 @@ def _described(
     spec = specs[x.source]
     target = spec.target or ""
     if x.source in values:
-        return Value(
-            target,
-            "state" if target in changed else "weight",
-            target,
-            values[x.source],
-        )
+        return Value(target, "state" if target in changed else "weight", target, values[x.source])
     if spec.kind == InputKind.TOKEN:
         return Value(spec.arg.name, "token", value=torch.zeros(0))
     return Value(spec.arg.name)

@@ -129,10 +129,7 @@ class _Counting:
                 x["false_computation"],
             )
             total.add(
-                max(
-                    (self.computation(b) for b in branches),
-                    key=lambda c: (c.bytes, c.flops),
-                )
+                max((self.computation(b) for b in branches), key=lambda c: (c.bytes, c.flops))
             )
         elif x.op in ("call", "fusion", "async-start"):
             total.add(self.computation(x["to_apply"] if x.op == "call" else x["calls"]))

@@ -164,13 +164,7 @@ class Executable:
             symbols=tuple((str(n), int(p), int(d)) for n, p, d in h["symbols"]),
             externals=tuple(map(str, h["externals"])),
             host_calls=tuple(
-                HostCall(
-                    str(n),
-                    str(a),
-                    tuple(map(_shape, o)),
-                    tuple(map(_shape, i)),
-                    bool(r),
-                )
+                HostCall(str(n), str(a), tuple(map(_shape, o)), tuple(map(_shape, i)), bool(r))
                 for n, a, o, i, r in h["host_calls"]
             ),
             image=parts[-1],

@@ -60,12 +60,7 @@ def fixpoint(*passes: Pass) -> Pass:
             " each other"
         )
 
-    return Pass(
-        name,
-        run,
-        f"{', '.join(p.name for p in passes)} until nothing changes",
-        passes,
-    )
+    return Pass(name, run, f"{', '.join(p.name for p in passes)} until nothing changes", passes)
 
 
 # opcodes that run computations

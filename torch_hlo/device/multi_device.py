@@ -133,10 +133,7 @@ def run_devices(
         config.get("COLLECTIVE_TIMEOUT") or None,
     )
     with WORKERS.shared_by(n):
-        meeting.run(
-            lambda device: program.run(inputs[device], outputs[device]),
-            _THREADS.submit,
-        )
+        meeting.run(lambda device: program.run(inputs[device], outputs[device]), _THREADS.submit)
 
 
 def gathered(mine: list) -> list:

@@ -590,12 +590,7 @@ def _collective_broadcast(
     outputs: Arrays,
 ) -> None:
     first = group[0] == lane.device
-    lane.round(
-        group,
-        tag,
-        dict.fromkeys(group, inputs) if first else {},
-        {group[0]: outputs},
-    )
+    lane.round(group, tag, dict.fromkeys(group, inputs) if first else {}, {group[0]: outputs})
 
 
 _RUN = {

@@ -83,14 +83,7 @@ def annotate(tensor: HloTensor, sharding: Sharding) -> None:
         with RECORDING:
             write(
                 tensor,
-                Out(
-                    Node(
-                        SHARD,
-                        (read(tensor), encode(sharding)),
-                        {},
-                        (tensor._meta.hlo,),
-                    )
-                ),
+                Out(Node(SHARD, (read(tensor), encode(sharding)), {}, (tensor._meta.hlo,))),
             )
 
 

@@ -105,12 +105,7 @@ class Plan:
                 spec = self.states.get(names.get(id(p), ""))
                 for key, t in states.items():
                     if spec is not None and isinstance(t, Tensor) and t.shape == p.shape:
-                        mark_sharding(
-                            t,
-                            self.mesh,
-                            _entries(spec),
-                            name=f"{key} of {names[id(p)]}",
-                        )
+                        mark_sharding(t, self.mesh, _entries(spec), name=f"{key} of {names[id(p)]}")
             handle.remove()
 
         handle = optimizer.register_step_post_hook(hook)

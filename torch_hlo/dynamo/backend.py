@@ -289,10 +289,7 @@ def compile_graph(
                 fixed = fix_sizes(graph_module)
                 if not fixed:
                     raise
-                log.say(
-                    1,
-                    f"{settings['name']} is compiled for {', '.join(fixed)} alone: {error}",
-                )
+                log.say(1, f"{settings['name']} is compiled for {', '.join(fixed)} alone: {error}")
     if config.get("NAN"):
         run = nan_search.searched(graph_module, run)
     run._boxed_call = True
@@ -303,12 +300,7 @@ def _function(graph_module: fx.GraphModule, settings: dict) -> Callable:
     graph = from_fx(graph_module)
     report_fallbacks(graph, settings["fallback"])
     (run,) = _compiled(
-        Caller(
-            graph,
-            settings["name"],
-            place_of(graph_module),
-            graph_module.meta.get(LOSSES, 0),
-        )
+        Caller(graph, settings["name"], place_of(graph_module), graph_module.meta.get(LOSSES, 0))
     )
     return run
 

@@ -117,12 +117,7 @@ class _Commands:
         if inputs:
             arrays = "arrays for the parameters, in order; default: random"
             p.add_argument("--input", metavar="X.npz", help=arrays)
-            p.add_argument(
-                "--seed",
-                type=int,
-                default=0,
-                help="of the random inputs (default 0)",
-            )
+            p.add_argument("--seed", type=int, default=0, help="of the random inputs (default 0)")
         return p.add_argument
 
     def running(self) -> None:
@@ -140,11 +135,7 @@ class _Commands:
             metavar="N",
             help="on N virtual devices (or torchrun's N processes): shardings are carried out",
         )
-        run(
-            "--time",
-            action="store_true",
-            help="print compile time and the best of several runs",
-        )
+        run("--time", action="store_true", help="print compile time and the best of several runs")
         timing = "time every step and compare with the machine's limits; of a script: a page"
         timed = self.add("profile", _profile, timing, inputs=True)
         timed("-o", "--output", metavar="PAGE.html", help="of a script (default profile.html)")
@@ -163,12 +154,7 @@ class _Commands:
         opt = self.add("opt", _opt, "run passes and print the program")
         known = f"in this order; default: the pipeline. Passes: {', '.join(optimise.passes())}"
         opt("--passes", metavar="A,B,…", help=known)
-        opt(
-            "--emit",
-            choices=optimise.EMITS,
-            default="hlo",
-            help="what to print (default hlo)",
-        )
+        opt("--emit", choices=optimise.EMITS, default="hlo", help="what to print (default hlo)")
         text = "find the pass that changes a program's values"
         find = self.add("bisect", _bisect, text, inputs=True)
         guilty = "write the program that the guilty pass was given"
@@ -264,10 +250,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.time:
         print(f"compile {compiled * 1e3:.1f} ms, run {best * 1e3:.3f} ms")
     if args.output:
-        np.savez(
-            args.output,
-            **{f"out{i}": np.asarray(a) for i, (a, _) in enumerate(results)},
-        )
+        np.savez(args.output, **{f"out{i}": np.asarray(a) for i, (a, _) in enumerate(results)})
     elif not args.compare and not args.time:
         for i, (array, dtype) in enumerate(results):
             for name, part in (

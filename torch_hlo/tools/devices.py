@@ -131,11 +131,7 @@ class OnDevices:
     def evaluate(self, inputs: Sequence) -> Results:
         """The reference values of the per-device program."""
         return list(
-            zip(
-                self.join(evaluate_spmd(self.module, self.cut(inputs))),
-                self.dtypes,
-                strict=True,
-            )
+            zip(self.join(evaluate_spmd(self.module, self.cut(inputs))), self.dtypes, strict=True)
         )
 
     def runner(self, inputs: Sequence) -> Callable[[], Results]:

@@ -178,11 +178,7 @@ def run_evaluator(module: Module, inputs: Sequence) -> Results:
     """The reference values."""
     module, arrays, _ = prepared(module, inputs)
     return list(
-        zip(
-            evaluate(module, arrays),
-            (x.shape.dtype for x in outputs(module)),
-            strict=True,
-        )
+        zip(evaluate(module, arrays), (x.shape.dtype for x in outputs(module)), strict=True)
     )
 
 

@@ -487,10 +487,7 @@ def _check_overlaps(f: _Checker) -> None:
 def _check_head(f: _Checker) -> None:
     """The start of a weights file."""
     model = f.model
-    f.not_null(
-        "%weights",
-        "weights is a null pointer; this model needs its weights file in memory",
-    )
+    f.not_null("%weights", "weights is a null pointer; this model needs its weights file in memory")
     f.expect(
         f.icmp("uge", "%weights_bytes", model.weights_bytes),
         "WEIGHTS",

@@ -55,11 +55,7 @@ class Forward(AttentionKernel):
             with f.loop(0, a.size, lanes) as c:
                 row = self.row("q", f.add(number, r), a.size)
                 x = load_real(f, self.dtype["q"], row, c, lanes, self.inside(c, a.size))
-                v.store(
-                    v.mul(x, scales),
-                    f.gep("float", self.q, f.add(c, r * self.depth)),
-                    4,
-                )
+                v.store(v.mul(x, scales), f.gep("float", self.q, f.add(c, r * self.depth)), 4)
         self.zero(self.ot, self.rows * self.wide)
         carry = [("float", one.const(x)) for x in (-numbers.inf, 0) for _ in rows]
         with f.loop(0, a.columns, KEYS, carry=carry) as loop:
@@ -70,11 +66,7 @@ class Forward(AttentionKernel):
                 self.weigh(r, head, loop.index, width, loop.vars[r], loop.vars[self.rows + r])
                 for r in rows
             ]
-            self.add_values(
-                self.row("v", first, a.width),
-                width,
-                [alpha for _, _, alpha in state],
-            )
+            self.add_values(self.row("v", first, a.width), width, [alpha for _, _, alpha in state])
             loop.next = [top for top, _, _ in state] + [total for _, total, _ in state]
         for r in rows:
             total = loop.vars[self.rows + r]
@@ -83,12 +75,7 @@ class Forward(AttentionKernel):
             out = self.row("out", f.add(number, r), a.width)
             with f.loop(0, a.width, lanes) as c:
                 x = v.load(f.gep("float", self.ot, f.add(c, r * self.wide)), 4)
-                v.store(
-                    v.mul(x, factor),
-                    f.gep("float", out, c),
-                    4,
-                    self.inside(c, a.width),
-                )
+                v.store(v.mul(x, factor), f.gep("float", out, c), 4, self.inside(c, a.width))
             self.store_lse(loop.vars[r], total, f.add(number, r))
 
     def inside(self, c: Int, width: int) -> str | None:
@@ -102,11 +89,7 @@ class Forward(AttentionKernel):
         last = f.sub(width, 1)
         with f.loop(0, width, each) as j:
             rows = [
-                f.gep(
-                    STORAGE[self.dtype["k"]].memory,
-                    k,
-                    f.mul(f.min(f.add(j, i), last), a.size),
-                )
+                f.gep(STORAGE[self.dtype["k"]].memory, k, f.mul(f.min(f.add(j, i), last), a.size))
                 for i in range(each)
             ]
             with f.loop(
@@ -190,10 +173,7 @@ class Forward(AttentionKernel):
             w = math.exp2(v, v.sub(v.load(p, 4), tops))
             v.store(
                 (
-                    v.mul(
-                        w,
-                        v.load(f.gep("float", self.terms_of["factors"], loop.index), 4),
-                    )
+                    v.mul(w, v.load(f.gep("float", self.terms_of["factors"], loop.index), 4))
                     if self.a.factors
                     else w
                 ),
@@ -233,12 +213,7 @@ class Forward(AttentionKernel):
                 w = [
                     self.e.splat(
                         "float",
-                        f.load_at(
-                            "float",
-                            self.weights,
-                            f.add(loop.index, r * KEYS),
-                            4,
-                        ),
+                        f.load_at("float", self.weights, f.add(loop.index, r * KEYS), 4),
                     )
                     for r in range(self.rows)
                 ]

@@ -267,10 +267,7 @@ class AttentionKernel:
     def _zero_keys(self, head: Int) -> None:
         f, a = self.f, self.a
         for name, width in (("dk", a.size), ("dv", a.width)):
-            self.zero(
-                self.row(name, f.mul(head, a.columns), width),
-                f.mul(a.columns, width),
-            )
+            self.zero(self.row(name, f.mul(head, a.columns), width), f.mul(a.columns, width))
 
     def finite(self, top: str) -> str:
         """The largest score, 0 when nothing was seen."""
@@ -282,13 +279,7 @@ class AttentionKernel:
         f, one = self.f, self.f.emit().typed("float")
         if self.a.softmax:
             f.store_at("float", top, "%lse", row, 4)
-            f.store_at(
-                "float",
-                one.mul(math.log(one, total), LOG2E),
-                "%total",
-                row,
-                4,
-            )
+            f.store_at("float", one.mul(math.log(one, total), LOG2E), "%total", row, 4)
         else:
             f.store_at(
                 "float",

@@ -143,12 +143,7 @@ class LaneKernel(AttentionKernel):
             ]
             loop.next = []
             for i in range(rows):
-                left = splat(
-                    f,
-                    "float",
-                    t.lanes,
-                    f.load_at("float", from_a, f.mul(a_row, i), 4),
-                )
+                left = splat(f, "float", t.lanes, f.load_at("float", from_a, f.mul(a_row, i), 4))
                 loop.next += [
                     v.fma(left, right[j], loop.vars[i * vectors + j]) for j in range(vectors)
                 ]
@@ -242,11 +237,7 @@ class LaneKernel(AttentionKernel):
                             with f.when(f.icmp("slt", part * lanes + i, "%valid")):
                                 v.store(
                                     row,
-                                    f.gep(
-                                        "float",
-                                        "%to",
-                                        f.add((part * lanes + i) * width, low),
-                                    ),
+                                    f.gep("float", "%to", f.add((part * lanes + i) * width, low)),
                                     4,
                                     mask,
                                 )
@@ -322,8 +313,4 @@ class LaneKernel(AttentionKernel):
             return body(most)
         if isinstance(rows, int) and rows <= self.lanes:
             return body(1)
-        self.f.choose(
-            self.f.icmp("sgt", valid, self.lanes),
-            lambda: body(most),
-            lambda: body(1),
-        )
+        self.f.choose(self.f.icmp("sgt", valid, self.lanes), lambda: body(most), lambda: body(1))

@@ -147,13 +147,7 @@ class Backward(LaneScores):
         f.store_at("float", one.mul(delta, self.scale()), self.delta, i, 4)
         for role, to in (("lse", self.lse2), ("total", self.logs))[: 1 + a.softmax]:
             x = load_real(f, self.dtype[role], self.pointer[role], row)
-            f.store_at(
-                "float",
-                x if a.softmax else one.mul(x, LOG2E),
-                to,
-                i,
-                4,
-            )
+            f.store_at("float", x if a.softmax else one.mul(x, LOG2E), to, i, 4)
 
     def _add_to_keys(
         self,
@@ -231,13 +225,7 @@ class Backward(LaneScores):
                 lambda: ["0", str(seen)],
                 ["i64", "i64"],
             )
-            self.clear(
-                [weights, ds, *([used] if a.factors else [])],
-                low,
-                high,
-                width,
-                vectors,
-            )
+            self.clear([weights, ds, *([used] if a.factors else [])], low, high, width, vectors)
             self.extend(g, low, high)
         tile = partial(self._tile, x, vectors)
         self.tiles(query, start, width, low, high, tile)
@@ -297,11 +285,7 @@ class Backward(LaneScores):
                     for j in range(vectors):
                         v.store(
                             v.const(0),
-                            f.gep(
-                                "float",
-                                self.at(tile, key, self.tile_row),
-                                j * self.lanes,
-                            ),
+                            f.gep("float", self.at(tile, key, self.tile_row), j * self.lanes),
                             4,
                         )
 
@@ -332,11 +316,7 @@ class Backward(LaneScores):
             else []
         )
         for n, (p, s) in enumerate(
-            zip(
-                self.places("%to", f, self.t.rows, vectors, self.tile_row),
-                found,
-                strict=True,
-            )
+            zip(self.places("%to", f, self.t.rows, vectors, self.tile_row), found, strict=True)
         ):
             s = v.sub(s, lse[n % vectors])
             v.store(math.exp2(v, v.sub(s, logs[n % vectors]) if logs else s), p, 4)
@@ -405,11 +385,7 @@ class Backward(LaneScores):
                     mask = lane_mask(f, lanes, j, "%width")
                     for i, row in enumerate(transposed(f, t, block)):
                         with f.when(f.icmp("slt", part * lanes + i, "%valid")):
-                            p = f.gep(
-                                "float",
-                                "%to",
-                                f.muladd(part * lanes + i, "%stride", j),
-                            )
+                            p = f.gep("float", "%to", f.muladd(part * lanes + i, "%stride", j))
                             v.store(v.fma(row, factors, v.load(p, 4, mask)), p, 4, mask)
 
         one = self.f.emit().typed("float")

@@ -50,13 +50,7 @@ class LaneScores(LaneKernel):
         slopes: list[str] = []
         if self.a.capped:
             caps = [
-                splat(
-                    f,
-                    "float",
-                    self.lanes,
-                    f.load_at("float", "%caps", i, 4),
-                )
-                for i in (0, 1)
+                splat(f, "float", self.lanes, f.load_at("float", "%caps", i, 4)) for i in (0, 1)
             ]
             both = [self.capped(v, s, *caps) for s in found]
             found, slopes = ([x[i] for x in both] for i in (0, 1))
@@ -84,12 +78,7 @@ class LaneScores(LaneKernel):
         rows = self.t.rows
         if self.bias == "key":
             keys = [
-                splat(
-                    f,
-                    "float",
-                    self.lanes,
-                    f.load_at("float", "%bias", i, 4),
-                )
+                splat(f, "float", self.lanes, f.load_at("float", "%bias", i, 4))
                 for i in range(rows)
             ]
             return [key for key in keys for _ in range(vectors)]
@@ -146,12 +135,7 @@ class LaneScores(LaneKernel):
             return
         i = f.emit(self.lanes).typed("i32")
         columns = (
-            splat(
-                f,
-                "i32",
-                self.lanes,
-                f.op(f"trunc i64 {f.add(self.a.columns, 0)} to i32"),
-            )
+            splat(f, "i32", self.lanes, f.op(f"trunc i64 {f.add(self.a.columns, 0)} to i32"))
             if self.short
             else ""
         )
@@ -245,11 +229,7 @@ class LaneScores(LaneKernel):
                 some = None
                 for j in range(vectors):
                     x = v.load(
-                        f.gep(
-                            "float",
-                            "%bias",
-                            f.muladd(loop.index, lanes * vectors, j * lanes),
-                        ),
+                        f.gep("float", "%bias", f.muladd(loop.index, lanes * vectors, j * lanes)),
                         4,
                     )
                     seen = v.cmp("une", x, REPLACED) if self.a.fill else v.cmp("ugt", x, HIDDEN)

@@ -100,12 +100,7 @@ class _Meaning:
         total = self._folded(e, 0.0, "add")
         p = b.divide(e, self._along(total))
         return b.tuple_(
-            self._dot(
-                p if self.factors is None else b.multiply(p, self.factors),
-                self.v,
-                -1,
-                -2,
-            ),
+            self._dot(p if self.factors is None else b.multiply(p, self.factors), self.v, -1, -2),
             *(_times(x, 1 / math.log(2)) for x in (top, b.log(total))),
         )
 

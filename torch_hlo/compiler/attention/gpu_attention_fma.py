@@ -135,13 +135,7 @@ class _Tiles(AttentionKernel):
                 for v in range(vectors):
                     right += self.unpacked(
                         self.four.load(
-                            self.slot(
-                                "c",
-                                i,
-                                f.add(self.x, v * BLOCK),
-                                vectors * BLOCK,
-                                SLICE,
-                            ),
+                            self.slot("c", i, f.add(self.x, v * BLOCK), vectors * BLOCK, SLICE),
                             16,
                         )
                     )
@@ -218,12 +212,7 @@ class Forward(_Tiles):
                 loop.vars[EACH : 2 * EACH],
                 loop.vars[2 * EACH :],
             )
-            s = self.scaled(
-                self.scores(self.q, first, self.k, loop.index),
-                head,
-                first,
-                loop.index,
-            )
+            s = self.scaled(self.scores(self.q, first, self.k, loop.index), head, first, loop.index)
             tops = self.across(
                 self._larger,
                 [self._larger(self._larger(*row[:2]), self._larger(*row[2:])) for row in s],

@@ -157,11 +157,7 @@ class _Warps(AttentionKernel):
         """Inner products of the warp's rows with the rows of `tile`."""
         w = self.w
         row = w.muladd(w.div(self.lane, 16), 8, w.rem(self.lane, 8))
-        at = w.add(
-            tile.at,
-            w.mul(row, tile.pitch),
-            w.mul(w.rem(w.div(self.lane, 8), 2), CHUNK),
-        )
+        at = w.add(tile.at, w.mul(row, tile.pitch), w.mul(w.rem(w.div(self.lane, 8), 2), CHUNK))
         sums = [[self.one.const(0)] * 4 for _ in range(tile.rows // 8)]
         for step in range(tile.width // 16):
             a = left(step)
@@ -264,11 +260,7 @@ class _Warps(AttentionKernel):
                                 f"insertelement {pair.type} {v}, float {values[2 * half + i]},"
                                 f" i64 {i}"
                             )
-                        pair.store(
-                            v,
-                            f.gep("float", m.pointer, f.muladd(row, m.width, column)),
-                            8,
-                        )
+                        pair.store(v, f.gep("float", m.pointer, f.muladd(row, m.width, column)), 8)
 
     def store_rows(self, m: Matrix, first: Int, values: list[str], condition: str) -> None:
         """One value for each of the lane's two rows, by the first of four lanes."""

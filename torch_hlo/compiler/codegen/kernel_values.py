@@ -394,11 +394,7 @@ class KernelValues:
         if stride == 1 and (mask is None or self.target.masks_vectors):
             if self.ahead and mask is None and pointer in self.leaves.values():
                 self.prefetch(pointer, kind, index + self.ahead // align)
-            return t.load(
-                self.address(pointer, kind, index),
-                self.alignment(index, align),
-                mask,
-            )
+            return t.load(self.address(pointer, kind, index), self.alignment(index, align), mask)
         if stride == -1 and mask is None:
             raw = t.load(self.address(pointer, kind, index - (e.lanes - 1)), align)
             return e.shuffle(kind, raw, "poison", e.lanes, range(e.lanes - 1, -1, -1))
@@ -536,10 +532,7 @@ class KernelValues:
         if found is None:
             t = self.e.typed(storage.memory)
             columns = [
-                t.load(
-                    self.address(pointer, storage.memory, start + stride * lane),
-                    storage.bytes,
-                )
+                t.load(self.address(pointer, storage.memory, start + stride * lane), storage.bytes)
                 for lane in range(self.lanes)
             ]
             found = blocks[pointer, start] = transposed(

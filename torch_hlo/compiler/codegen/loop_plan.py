@@ -239,10 +239,7 @@ def _across(groups: list[list[Var]], accesses: Iterable[Index]) -> int | None:
 def stored_bits(dtypes: Iterable[str]) -> int:
     """Bits of the widest element, or part of a complex one, in memory."""
     rows = [DTYPES[name] for name in dtypes]
-    return max(
-        (8 * row.itemsize // (2 if row.kind == "c" else 1) for row in rows),
-        default=32,
-    )
+    return max((8 * row.itemsize // (2 if row.kind == "c" else 1) for row in rows), default=32)
 
 
 def widest_bits(dtypes: frozenset[str] | set[str]) -> int:

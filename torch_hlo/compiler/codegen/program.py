@@ -299,10 +299,7 @@ class Program:
         for source, kept in found.items():
             del self.kept[source]
             if kept.write is not None:
-                kept.write(
-                    self.at(source),
-                    self.code.gep("i8", self.at(kept.space), PACKED_HEAD),
-                )
+                kept.write(self.at(source), self.code.gep("i8", self.at(kept.space), PACKED_HEAD))
 
     def emit_packings(self) -> None:
         """Fill the copies that this run is the first to have."""
@@ -521,11 +518,7 @@ class Program:
     def failed(self) -> str:
         """i1: a host call of this run has raised."""
         f = self.code
-        return f.icmp(
-            "ne",
-            f.load("i64", f.op(f"getelementptr i64, ptr %block, i64 {FAILED}")),
-            0,
-        )
+        return f.icmp("ne", f.load("i64", f.op(f"getelementptr i64, ptr %block, i64 {FAILED}")), 0)
 
     def return_if_failed(self) -> None:
         """Leave the current function when a host call has raised: nothing more is written."""
@@ -681,11 +674,7 @@ class Program:
         return found
 
     def parameter_place(self, index: int) -> Place:
-        return Place(
-            self._first_parameter + index,
-            0,
-            self.module.entry.params[index].nbytes,
-        )
+        return Place(self._first_parameter + index, 0, self.module.entry.params[index].nbytes)
 
     def output_place(self, index: int) -> Place:
         return Place(self.first_output + index, 0, outputs(self.module)[index].nbytes)

@@ -155,13 +155,7 @@ def concatenate(k: Kernel, x: Instruction, index: Indices) -> Value:
             with k.guard([(place[d], 0, o.dims[d])]):
                 return k.value(o, place)
         conditions = [(index[d], low, low + o.dims[d])]
-        return choose(
-            k,
-            x.dtype,
-            conditions,
-            lambda: k.value(o, place),
-            lambda: value(number + 1),
-        )
+        return choose(k, x.dtype, conditions, lambda: k.value(o, place), lambda: value(number + 1))
 
     return value(0)
 

@@ -28,10 +28,7 @@ def collective_async(module: Module) -> Module:
             if x.op == "all-reduce"
             else tuple_shape(result([o.shape for o in x.operands]), x.shape)
         )
-        return instr(
-            f"{x.op}-done",
-            (instr(f"{x.op}-start", x.operands, shape, **dict(x.attrs)),),
-        )
+        return instr(f"{x.op}-done", (instr(f"{x.op}-start", x.operands, shape, **dict(x.attrs)),))
 
     def rewritten(c: Computation) -> Computation:
         root = rewrite_bottom_up(c.root, split)

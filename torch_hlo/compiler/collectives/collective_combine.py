@@ -141,10 +141,7 @@ def _scattered(members: list[Instruction], operands: list[Instruction]) -> list[
         n = dims[d] // m.dims[d]
         parts = h.reshape(x, (*dims[:d], n, m.dims[d], *dims[d + 1 :]))
         rows.append(
-            h.reshape(
-                h.transpose(parts, (d, *range(d), *range(d + 1, len(dims) + 1))),
-                (n, m.size),
-            )
+            h.reshape(h.transpose(parts, (d, *range(d), *range(d + 1, len(dims) + 1))), (n, m.size))
         )
     mine = replace(members[0], (h.concatenate(rows, 1),), dimensions=(0,))
     results, at = [], 0

@@ -77,12 +77,7 @@ def gather(name: str) -> Function:
 
         def whole() -> None:
             for r, p in enumerate(rows):
-                f.store(
-                    "<16 x i32>",
-                    f.load("<16 x i32>", p, 2),
-                    f.gep("i8", to, 64 * r),
-                    64,
-                )
+                f.store("<16 x i32>", f.load("<16 x i32>", p, 2), f.gep("i8", to, 64 * r), 64)
 
         def part() -> None:
             mask = lane_mask(f, BLOCK, 0, left)

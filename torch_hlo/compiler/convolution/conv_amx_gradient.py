@@ -78,13 +78,7 @@ def axes(x: Instruction) -> list[Axis]:
         places = [tap * w.stride - w.pad_low for tap in range(taps)]
         s = w.window_dilation
         found.append(
-            Axis(
-                w.size,
-                size,
-                s,
-                tuple(p // s for p in places),
-                tuple(p % s for p in places),
-            )
+            Axis(w.size, size, s, tuple(p // s for p in places), tuple(p % s for p in places))
         )
     return found
 

@@ -95,12 +95,7 @@ def micro(name: str, t: Tile, rows: int, whole: bool) -> Function:
                 products = zip(x_vectors, y, sums, strict=True)
                 run.next += [multiply_add(f, t, *values) for values in products]
             for i in range(rows):
-                x = splat(
-                    f,
-                    t.kind,
-                    t.lanes,
-                    f.load_at(t.kind, a, i, t.itemsize),
-                )
+                x = splat(f, t.kind, t.lanes, f.load_at(t.kind, a, i, t.itemsize))
                 run.next += [
                     multiply_add(f, t, x, y[j], sums[i * t.vectors + j]) for j in range(t.vectors)
                 ]
@@ -164,12 +159,7 @@ def find_runs(name: str, kind: str, spatial: int) -> Function:
         entry = f.gep("i64", "%runs", f.mul(row.vars[0], ENTRY))
         f.store("ptr", f.op(f"getelementptr {kind}, ptr %X, i64 {offset}"), entry, 8)
         y = f.mul(f.muladd(row.index, f"%window{spatial - 1}", low), "%b_step")
-        f.store(
-            "ptr",
-            f.op(f"getelementptr {kind}, ptr %Y, i64 {y}"),
-            f.gep("i64", entry, 1),
-            8,
-        )
+        f.store("ptr", f.op(f"getelementptr {kind}, ptr %Y, i64 {y}"), f.gep("i64", entry, 1), 8)
         f.store_at("i64", pixels, entry, 2, 8)
         row.next = [f.add(row.vars[0], f.op(f"zext i1 {inside} to i64"))]
     f.ret(f"i64 {row.vars[0]}")
@@ -292,10 +282,7 @@ def turn(name: str, t: Tile) -> Function:
             block: list[str] = []
             tap, c = f.rem(q0, "%taps"), f.div(q0, "%taps")
             for _ in range(n):
-                at = f.mul(
-                    f.muladd(tap, "%channels", f.min(c, f.sub("%channels", 1))),
-                    "%ldp",
-                )
+                at = f.mul(f.muladd(tap, "%channels", f.min(c, f.sub("%channels", 1))), "%ldp")
                 wrap = f.icmp("eq", f.add(tap, 1), "%taps")
                 tap, c = (
                     f.select(wrap, "i64", 0, f.add(tap, 1)),

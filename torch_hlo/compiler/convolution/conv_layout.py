@@ -278,13 +278,7 @@ def patches_product(out: Instruction) -> Instruction | None:
         (dims[place["b"][0]] * product(outs), depth),
     )
     found = h.reshape(
-        h.dot(
-            patches,
-            h.reshape(k, (features, depth)),
-            (1,),
-            (1,),
-            dtype=out.dtype,
-        ),
+        h.dot(patches, h.reshape(k, (features, depth)), (1,), (1,), dtype=out.dtype),
         (dims[place["b"][0]], *outs, features),
     )
     return h.transpose(found, [f"b{digits}f".index(c) for c in to])
@@ -300,10 +294,7 @@ def _products(pixels: Instruction, kernel: Instruction, dtype: str) -> Instructi
     wide = "f32" if dtype in ("bf16", "f16") else dtype
     sums: Instruction | None = None
     for i in range(fixed(depth)):
-        x = h.reshape(
-            h.slice_(pixels, (0, 0, i), (*dims[:1], dims[2], i + 1)),
-            (dims[0], dims[2]),
-        )
+        x = h.reshape(h.slice_(pixels, (0, 0, i), (*dims[:1], dims[2], i + 1)), (dims[0], dims[2]))
         k = h.reshape(h.slice_(kernel, (i, 0, 0, 0), (i + 1, *rest)), rest)
         term = h.multiply(
             h.broadcast(h.convert(x, wide), dims, (0, 2)),
@@ -432,10 +423,7 @@ def taps_as_features(out: Instruction) -> Instruction | None:
     last = len(dims) - 1
     found = h.transpose(h.reshape(rows, dims), [*range(1 + d), last, *range(1 + d, last)])
     edges = [(edge, count - taps - edge, 0) if i == 1 + d else (0, 0, 0) for i in range(found.rank)]
-    return h.transpose(
-        h.pad(found, h.full(0, out.dtype, ()), edges),
-        [plain.index(c) for c in to],
-    )
+    return h.transpose(h.pad(found, h.full(0, out.dtype, ()), edges), [plain.index(c) for c in to])
 
 
 def padded_rows(out: Instruction) -> Instruction | None:
@@ -491,10 +479,7 @@ def window_channels_last(out: Instruction) -> Instruction | None:
     order = [*(d for d in range(out.rank) if d != whole[-1]), whole[-1]]
     operands = [h.transpose(o, order) if o.rank else o for o in out.operands]
     attrs = dict(out.attrs) | {"window": tuple(window[d] for d in order)}
-    return h.transpose(
-        instr(out.op, operands, **attrs),
-        [order.index(d) for d in range(out.rank)],
-    )
+    return h.transpose(instr(out.op, operands, **attrs), [order.index(d) for d in range(out.rank)])
 
 
 RULES = rules(

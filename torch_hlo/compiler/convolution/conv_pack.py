@@ -258,10 +258,7 @@ def _table(program: Program, sizes: list[Size], steps: Sequence[int], start: Siz
         offset_table(f"offset_table_{len(sizes)}", len(sizes)).text(),
     )
     numbers = [start, *(v for pair in zip(sizes, steps, strict=True) for v in pair)]
-    program.call(
-        name,
-        [f"ptr {program.at(place)}", *(f"i64 {program.size(n)}" for n in numbers)],
-    )
+    program.call(name, [f"ptr {program.at(place)}", *(f"i64 {program.size(n)}" for n in numbers)])
     return place
 
 

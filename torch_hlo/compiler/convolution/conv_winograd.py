@@ -232,12 +232,7 @@ def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
                 [taps[r * s.taps : (r + 1) * s.taps] for r in range(s.taps)],
             )
             for i, v in enumerate(v for row in made for v in row):
-                f.store(
-                    t.vector,
-                    v,
-                    f.gep(t.kind, target, f.muladd(size, i, at)),
-                    t.itemsize,
-                )
+                f.store(t.vector, v, f.gep(t.kind, target, f.muladd(size, i, at)), t.itemsize)
     return f
 
 

@@ -84,11 +84,7 @@ def task(name: str, t: Tile, s: Filtering, height: int, turned: bool, program: P
     NUMBERS…, geometry of X…, geometry of Y…). `turned`: C is [feature][channel][tap], else
     [piece][tap][channel][feature]."""
     params = signature("i64 lo, i64 hi, ptr X, ptr Y, ptr C, ptr zeros")
-    f = Function(
-        name,
-        "void",
-        [*params, *(("i64", q) for q in NUMBERS), *both("x"), *both("y")],
-    )
+    f = Function(name, "void", [*params, *(("i64", q) for q in NUMBERS), *both("x"), *both("y")])
     find = define(program, tile_pointers, f"tile_pointers_{t.kind}_2", t.kind, 2)
     of_x = define(program, transform_inputs, f"winograd_inputs_{t.suffix}", t, s.B)
     of_y = define(program, transform_inputs, f"winograd_results_{t.suffix}", t, transposed(s.A))

@@ -85,11 +85,7 @@ def convolution(program: Program, x: Instruction) -> None:
         return emit_tree(program, build.full(0, x.dtype, x.dims), (), x)
     if is_amx(program, x):
         params = parameters_of(o.shape for o in x.operands)
-        return emit_output(
-            program,
-            x,
-            Computation("sums", params, replace(x, params, x.shape)),
-        )
+        return emit_output(program, x, Computation("sums", params, replace(x, params, x.shape)))
     if is_amx_gradient(program, x):
         return emit_amx_gradient(program, x)
     if (
@@ -196,10 +192,7 @@ def _prepared(x: Instruction) -> Instruction:
         label = "->".join(
             "_".join(s + "0" for s in side.split("_")) for side in x["dim_labels"].split("->")
         )
-        return build.reshape(
-            _remake(x, lhs, rhs, window=(WindowDim(1),), dim_labels=label),
-            x.dims,
-        )
+        return build.reshape(_remake(x, lhs, rhs, window=(WindowDim(1),), dim_labels=label), x.dims)
     if sides(x) != (want := preferred(x)):
         return relabeled(x, want)
     image, kernel, _ = want
@@ -279,12 +272,7 @@ def _emit_phases(program: Program, x: Instruction) -> None:
         if any(w.size == 0 for w in window):
             y = build.full(0, x.dtype, counts)
         else:
-            y = _remake(
-                x,
-                lhs,
-                build.slice_(rhs, starts, rhs.dims, steps),
-                window=tuple(window),
-            )
+            y = _remake(x, lhs, build.slice_(rhs, starts, rhs.dims, steps), window=tuple(window))
 
         def place(index: tuple[Index, ...], phase: Ints = phase) -> ix.Index:
             spread = list(index)

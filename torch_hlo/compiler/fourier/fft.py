@@ -293,13 +293,7 @@ def _rows(
 def _rows_text(program: Program, t: Tile, kind: str, length: int, n: int, scale: float) -> str:
     real = kind[:-3]  # "", "I", "R", "IR"
     inverse = real in ("I", "IR")
-    w = _Text(
-        program,
-        t,
-        f"{kind.lower()}_rows_{length}",
-        "from to twiddles roots",
-        "lines",
-    )
+    w = _Text(program, t, f"{kind.lower()}_rows_{length}", "from to twiddles roots", "lines")
     f, c, spare = w.f, w.c, w.spare(n)
     done = _in_block(n, spare)
     takes, gives = (2 * (n + (real == name)) for name in ("IR", "R"))

@@ -244,10 +244,7 @@ def _transform(x: Instruction, kind: str, lengths: Ints) -> Instruction:
             )
         return x if kind == "RFFT" else _transform(x, kind, (last,))
     if kind == "RFFT" and last % 2:
-        return _cut(
-            _transform(b.convert(x, _COMPLEX[x.dtype]), "FFT", lengths),
-            last // 2 + 1,
-        )
+        return _cut(_transform(b.convert(x, _COMPLEX[x.dtype]), "FFT", lengths), last // 2 + 1)
     if kind == "IRFFT" and last % 2:
         return _odd_inverse(x, last)
     if not _is_smooth(last, kind):

@@ -56,11 +56,7 @@ def _fused(computation: Computation) -> Computation:
     plan = Plan(computation)
     absorb(plan)
     place(plan)
-    return Computation(
-        computation.name,
-        computation.params,
-        _Builder(plan).root(computation.root),
-    )
+    return Computation(computation.name, computation.params, _Builder(plan).root(computation.root))
 
 
 def _step(x: Instruction, operands: Instructions) -> Instruction:

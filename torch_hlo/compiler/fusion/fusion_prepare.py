@@ -127,10 +127,7 @@ def shared_by_rows(x: Instruction) -> Instruction | None:
         return None
     if m.dims != inner.dims[: m.rank] or wide.dims != x.dims[: wide.rank] or not m.size:
         return None
-    return b.reshape(
-        b.broadcast(m, (*m.dims, x.size // m.size), inner["dimensions"]),
-        x.dims,
-    )
+    return b.reshape(b.broadcast(m, (*m.dims, x.size // m.size), inner["dimensions"]), x.dims)
 
 
 def _without_views(x: Instruction) -> Instruction:
@@ -270,12 +267,7 @@ def widen_columns(x: Instruction) -> Instruction | None:
     )
     kept = wide.rank - 1
     return b.reshape(
-        b.reduce(
-            b.reshape(wide, (*wide.dims[:-1], k, columns)),
-            init,
-            (kept,),
-            x["to_apply"],
-        ),
+        b.reduce(b.reshape(wide, (*wide.dims[:-1], k, columns)), init, (kept,), x["to_apply"]),
         x.dims,
     )
 
@@ -320,10 +312,7 @@ def narrow_compare(x: Instruction) -> Instruction | None:
         or t.size * FEWER > size
     ):
         return None
-    inside = b.and_(
-        b.compare(t, b.full_like(t, 0), "GE"),
-        b.compare(t, b.full_like(t, n), "LT"),
-    )
+    inside = b.and_(b.compare(t, b.full_like(t, 0), "GE"), b.compare(t, b.full_like(t, n), "LT"))
     narrow = b.convert(b.select(inside, t, b.full_like(t, -1)), "s32")
     return b.compare(
         b.iota("s32", x.dims, numbers["iota_dimension"]),

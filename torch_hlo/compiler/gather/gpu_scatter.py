@@ -53,12 +53,7 @@ def scatter(program: GpuProgram, x: Instruction) -> None:
                 program.scratch(ceildiv(s.windows, PIECE) * s.window * STORAGE[s.part_dtype].bytes)
             )
         )
-        s.launch(
-            "scatter_pieces",
-            s.pieces,
-            pointers,
-            ceildiv(s.windows, PIECE) * s.vectors,
-        )
+        s.launch("scatter_pieces", s.pieces, pointers, ceildiv(s.windows, PIECE) * s.vectors)
     s.launch("scatter_rows", s.destinations, pointers, s.windows * s.vectors)
 
 
@@ -195,11 +190,7 @@ class _Sorted:
         )
         form = self._form(f)
         start, fits = form.starts(
-            digits(
-                f,
-                "%lo",
-                [form.size(form.update_dims[d]) for d in form.scatter_positions],
-            )
+            digits(f, "%lo", [form.size(form.update_dims[d]) for d in form.scatter_positions])
         )
         key = start if self.key_kind == "i64" else f.op(f"trunc i64 {start} to i32")
         f.store_at(
@@ -262,11 +253,7 @@ class _Sorted:
         """The thread's vector of the i-th window in order."""
         f, form = self.f, self.form
         window = f.op(f"zext i32 {f.load_at('i32', '%order', i)} to i64")
-        batch = digits(
-            f,
-            window,
-            [self.size(form.update_dims[d]) for d in form.scatter_positions],
-        )
+        batch = digits(f, window, [self.size(form.update_dims[d]) for d in form.scatter_positions])
         at = f.add(
             self.read_from,
             dot_product(
@@ -389,10 +376,7 @@ class _Sorted:
                 with f.while_([("i64", piece), (kind, scalar.single(values[0]))]) as loop:
                     piece, value = loop.vars
                     f.break_if(loop, f.icmp("sge", f.mul(piece, PIECE), n))
-                    f.break_if(
-                        loop,
-                        f.op(f"xor i1 {self.same(f.mul(piece, PIECE), key)}, true"),
-                    )
+                    f.break_if(loop, f.op(f"xor i1 {self.same(f.mul(piece, PIECE), key)}, true"))
                     part = self._load(
                         self.part_dtype,
                         "%parts",

@@ -261,13 +261,7 @@ class GpuProgram(Program):
             number = self._kernel_numbers[product] = len(self.kernels)
             kinds = "".join("p" if a.startswith("ptr") else "n" for a in arguments)
             self.kernels.append(
-                Kernel(
-                    f"library{number}",
-                    "n" + kinds,
-                    0,
-                    self._label(),
-                    library=product,
-                )
+                Kernel(f"library{number}", "n" + kinds, 0, self._label(), library=product)
             )
         self._store_arguments(["i64 1", *arguments])
         self._host("launch", f"i64 {number}", "i64 1", "ptr %arguments")

@@ -287,12 +287,7 @@ class Kernel:
 
     def _eliminate(self, x: Matrix, i: Int, k: Int, end: Int, factor: str) -> None:
         """Row i, from column k + 1 to `end`, loses `factor` times row k."""
-        minus = splat(
-            self.f,
-            self.kind,
-            self.lanes,
-            f"{self.f.op(f'fneg {self.kind} {factor}')}",
-        )
+        minus = splat(self.f, self.kind, self.lanes, f"{self.f.op(f'fneg {self.kind} {factor}')}")
         first = self.f.add(k, 1)
         self.map_rows(
             lambda own, by: [self.fma(minus, by, own)],
@@ -396,22 +391,13 @@ def emit_lu(program: Program, x: Instruction) -> None:
     """(packed factors, pivots from 0, permutation) of each matrix of a batch, a matrix per item."""
     a = x.operand
     *batch, m, n = a.dims
-    f = Writer(
-        program,
-        "lu",
-        signature("i64 lo, i64 hi, ptr a, ptr x, ptr pivots, ptr order"),
-    )
+    f = Writer(program, "lu", signature("i64 lo, i64 hi, ptr a, ptr x, ptr pivots, ptr order"))
     kernel, size = Kernel(f, a.dtype), Sizes(f)
     rows, columns = size(m), size(n)
     steps, elements = f.min(rows, columns), f.mul(rows, columns)
     with f.loop("%lo", "%hi") as item:
         base = f.mul(item, elements)
-        kernel.map_rows(
-            lambda own, v: [v],
-            elements,
-            Matrix("%x", base, 1),
-            Matrix("%a", base, 1),
-        )
+        kernel.map_rows(lambda own, v: [v], elements, Matrix("%x", base, 1), Matrix("%a", base, 1))
         pivots, order = (
             f.gep("i64", p, f.mul(item, k)) for p, k in (("%pivots", steps), ("%order", rows))
         )

@@ -273,21 +273,9 @@ def _substitute(
             factor = coefficient(i, j)
             with f.loop(0, width) as c:
                 old, by = (load(f, dtype, x.pointer, x.at(f, r, c)) for r in (i, j))
-                store(
-                    f,
-                    dtype,
-                    number.sub(old, number.mul(factor, by)),
-                    x.pointer,
-                    x.at(f, i, c),
-                )
+                store(f, dtype, number.sub(old, number.mul(factor, by)), x.pointer, x.at(f, i, c))
         if not unit:
             pivot = coefficient(i, i)
             with f.loop(0, width) as c:
                 own = x.at(f, i, c)
-                store(
-                    f,
-                    dtype,
-                    number.div(load(f, dtype, x.pointer, own), pivot),
-                    x.pointer,
-                    own,
-                )
+                store(f, dtype, number.div(load(f, dtype, x.pointer, own), pivot), x.pointer, own)

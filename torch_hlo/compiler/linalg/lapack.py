@@ -100,11 +100,7 @@ class _Routine(Function):
         return whole, [self.gep("i8", whole, o) for o in offsets]
 
     def free(self, pointer: str) -> None:
-        self.call(
-            "void",
-            self.program.symbol("free", "declare void @free(ptr)"),
-            f"ptr {pointer}",
-        )
+        self.call("void", self.program.symbol("free", "declare void @free(ptr)"), f"ptr {pointer}")
 
     def fortran(self, name: str, *arguments: str) -> None:
         symbol = f"{self.letter}{name}_"
@@ -182,13 +178,7 @@ def _arguments(program: Program, x: Instruction, *sizes: Size) -> list[str]:
 def _syevd(program: Program, x: Instruction, side: str, vectors: bool) -> tuple[str, list[str]]:
     """Of symmetric matrices, by the triangle `side`: -> (values [..., n], vectors [..., n, n])."""
     dtype, vectors = x.operand.dtype, vectors and 1 in used_results(x)
-    f = _Routine(
-        program,
-        f"syevd_{'V' if vectors else 'N'}{side}",
-        dtype,
-        ("a", "w", "v"),
-        ("n",),
-    )
+    f = _Routine(program, f"syevd_{'V' if vectors else 'N'}{side}", dtype, ("a", "w", "v"), ("n",))
     job, uplo, n = (
         f.letter_of("V" if vectors else "N"),
         f.letter_of(side),

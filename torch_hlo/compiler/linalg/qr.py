@@ -231,12 +231,7 @@ def emit_qr(program: Program, x: Instruction) -> None:
     count = f.ceildiv(steps, BLOCK)
     with f.loop("%lo", "%hi") as item:
         base = f.mul(item, elements)
-        kernel.map_rows(
-            lambda own, v: [v],
-            elements,
-            Matrix("%x", base, 1),
-            Matrix("%a", base, 1),
-        )
+        kernel.map_rows(lambda own, v: [v], elements, Matrix("%x", base, 1), Matrix("%a", base, 1))
         packed = Matrix("%x", base, columns)
         q = Matrix("%q", f.mul(item, f.mul(rows, width)), width)
         high = f.add(rows, AT_ONCE - 1)

@@ -213,11 +213,7 @@ def asinh(t: Typed, a: Pair) -> Pair:
     left = t.ints().cmp("slt", t.bits(a[0]), 0)
     z = (t.select(left, t.neg(a[0]), a[0]), t.select(left, t.neg(a[1]), a[1]))
     # sqrt(1 + iz) sqrt(1 - iz) keeps the branch of sqrt(z^2 + 1)
-    root = multiply(
-        t,
-        sqrt(t, (t.sub(1.0, z[1]), z[0])),
-        sqrt(t, (t.add(1.0, z[1]), t.neg(z[0]))),
-    )
+    root = multiply(t, sqrt(t, (t.sub(1.0, z[1]), z[0])), sqrt(t, (t.add(1.0, z[1]), t.neg(z[0]))))
     re, im = log(t, add(t, z, root))
     return t.select(left, t.neg(re), re), t.select(left, t.neg(im), im)
 

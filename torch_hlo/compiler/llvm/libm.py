@@ -126,10 +126,7 @@ def _times_two_over_pi(c: _Code, mantissa: str, exponent: str) -> list[str]:
     for k in range(_LIMBS):
         a = i.mul(limbs[k], low)
         b = i.mul(limbs[k - 1], high) if k else i.const(0)
-        total = i.add(
-            i.add(i.bin("and", a, mask), i.bin("and", b, mask)),
-            i.add(carry, previous),
-        )
+        total = i.add(i.add(i.bin("and", a, mask), i.bin("and", b, mask)), i.add(carry, previous))
         product.append(i.bin("and", total, mask))
         carry = i.bin("lshr", total, 32)
         previous = i.add(i.bin("lshr", a, 32), i.bin("lshr", b, 32))

@@ -300,11 +300,7 @@ def sinh(t: Typed, x: str) -> str:
 def cosh(t: Typed, x: str) -> str:
     a = t.abs(x)
     h = t.add(_half_expm1(t, a), 0.5)
-    return t.select(
-        t.cmp("ogt", a, _HALF_EXP_OVERFLOW[t.kind]),
-        INF,
-        t.add(h, t.div(0.25, h)),
-    )
+    return t.select(t.cmp("ogt", a, _HALF_EXP_OVERFLOW[t.kind]), INF, t.add(h, t.div(0.25, h)))
 
 
 def asinh(t: Typed, x: str) -> str:

@@ -211,11 +211,7 @@ def _atan64(t: Typed, x: str) -> str:
     z = t.mul(v, v)
     r = t.fma(v, t.mul(z, quotient(t, t.poly(z, _ATAN_P), t.poly(z, _ATAN_Q))), v)
     angle = t.select(steep, math.pi / 2, t.select(middle, math.pi / 4, 0.0))
-    rest = t.select(
-        steep,
-        6.123233995736766e-17,
-        t.select(middle, 3.061616997868383e-17, 0.0),
-    )
+    rest = t.select(steep, 6.123233995736766e-17, t.select(middle, 3.061616997868383e-17, 0.0))
     return t.copysign(t.add(angle, t.add(r, rest)), x)
 
 

@@ -234,11 +234,7 @@ def _shift(name: str) -> Callable[..., str]:
 
 
 def _sign_float(t: Typed, a: str) -> str:
-    return t.select(
-        t.cmp("une", a, 0.0),
-        t.select(t.cmp("uno", a, a), a, t.copysign(1.0, a)),
-        a,
-    )
+    return t.select(t.cmp("une", a, 0.0), t.select(t.cmp("uno", a, a), a, t.copysign(1.0, a)), a)
 
 
 def _sign_int(t: Typed, a: str) -> str:
@@ -429,11 +425,7 @@ def _next_after(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) -> Value
     # Codes to the end: rounding anew would lose subnormal values.
     there = t.bin_or(t.cmp("oeq", a, b), t.cmp("uno", b, b))
     code = i.select(t.cmp("uno", a, a), code_a, i.select(there, code_b, stepped))
-    return decode(
-        e,
-        dtype,
-        code if memory == i.kind else e.cast("bitcast", code, i.kind, memory),
-    )
+    return decode(e, dtype, code if memory == i.kind else e.cast("bitcast", code, i.kind, memory))
 
 
 def _complex(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) -> Value:

@@ -24,10 +24,7 @@ def decode(e: Emit, dtype: str, raw: str) -> str:
         return t.from_bits(i.select(i.cmp("eq", code, infinity), _NAN, value))
     magnitude = i.bin("and", code, sign - 1)
     normal = i.add(i.bin("shl", magnitude, 23 - mantissa), (127 - bias) << 23)
-    tiny = t.mul(
-        e.op(f"uitofp {i.type} {magnitude} to {t.type}"),
-        2.0 ** (1 - bias - mantissa),
-    )
+    tiny = t.mul(e.op(f"uitofp {i.type} {magnitude} to {t.type}"), 2.0 ** (1 - bias - mantissa))
     value = i.select(i.cmp("ult", magnitude, 1 << mantissa), t.bits(tiny), normal)
     if has_inf:
         special = i.select(i.cmp("eq", magnitude, infinity), 0x7F800000, _NAN)

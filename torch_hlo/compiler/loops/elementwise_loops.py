@@ -98,13 +98,7 @@ def run_loop(
     arguments = [f"ptr {program.at(p)}" for p in (*sources, *targets)] + [
         f"i64 {program.size(n)}" for n in kernel.sizes
     ]
-    program.parallel(
-        kernel.name,
-        arguments,
-        program.size(kernel.items),
-        kernel.grain,
-        kernel.cost,
-    )
+    program.parallel(kernel.name, arguments, program.size(kernel.items), kernel.grain, kernel.cost)
 
 
 def _element(store: Store, index: tuple[Index, ...], dims: Dims) -> tuple[tuple[Index, ...], Index]:

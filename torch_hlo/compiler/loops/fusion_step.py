@@ -191,10 +191,7 @@ def _cost(p: RowPlan, computation: Computation, items: Size) -> float:
     """Estimated nanoseconds of one item."""
     full = [x for x in (*computation.params, *results_of(computation)) if x.size == p.size]
     heavy = sum(table.classify(y) == table.HEAVY for y in p.order)
-    point = max(
-        sum(x.itemsize for x in full) * BYTE_NS,
-        len(p.order) * LIGHT_NS + heavy * HEAVY_NS,
-    )
+    point = max(sum(x.itemsize for x in full) * BYTE_NS, len(p.order) * LIGHT_NS + heavy * HEAVY_NS)
     if isinstance(p.size, int) and isinstance(items, int):
         return point * p.size / max(items, 1)
     return point * 1024

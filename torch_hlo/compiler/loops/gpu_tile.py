@@ -100,15 +100,7 @@ class TileKernel(Kernel):
             for number in range(self._passes):
                 row = self._named(op(f"add i64 {first_row}, {self._at(number)}"), rows, 0)
                 self._row, self._number = row, number
-                self._push(
-                    Level(
-                        parent.depth + 1,
-                        lines,
-                        parent.label,
-                        self.lanes,
-                        self.unit,
-                    )
-                )
+                self._push(Level(parent.depth + 1, lines, parent.label, self.lanes, self.unit))
                 parts[across] = ix.of(row)
                 body(parts[:-1])(ix.of(lane), ())
                 self._pop(parent)
@@ -200,15 +192,7 @@ class TileKernel(Kernel):
         saved, self.lane_var = self.lane_var, lane
         canonical, self._canonical = self._canonical, None
         assert canonical is not None
-        self._push(
-            Level(
-                parent.depth + 1,
-                parent.lines,
-                parent.label,
-                self.lanes,
-                self.unit,
-            )
-        )
+        self._push(Level(parent.depth + 1, parent.lines, parent.label, self.lanes, self.unit))
         e, scalar = self.level.emit, self.level.scalar
         for number in range(self._passes):
             place = self._at(number)

@@ -209,12 +209,7 @@ class RowEmitter:
         if values:
             k.barrier()
         for n, value in zip(plan.row_outputs, values):
-            k.store(
-                k.outputs[n],
-                self.results[n].dtype,
-                linear(row, sizes) if row else ZERO,
-                value,
-            )
+            k.store(k.outputs[n], self.results[n].dtype, linear(row, sizes) if row else ZERO, value)
 
     def _pass(self, number: int, where: dict[int, Index]) -> None:
         k, plan = self.k, self.plan
@@ -359,10 +354,7 @@ class RowEmitter:
             for r in sums:
                 del k.computed[plan.online[r].exponential]
         for r in firsts:
-            self._bind(
-                r,
-                self.reducers[r].fold_lanes(k, self._load(self.reducers[r], slots[r])),
-            )
+            self._bind(r, self.reducers[r].fold_lanes(k, self._load(self.reducers[r], slots[r])))
         row, sizes = [where[d] for d in plan.outer], plan.outer_sizes()
         for r in sums:
             # The shift asked for differs from ours where the maximum is not finite.
@@ -619,12 +611,7 @@ class RowEmitter:
 
         def body(j: Index, _: list[str]) -> list[str]:
             for n, (dtype, value) in enumerate(zip(reducer.stored_dtypes(), values)):
-                k.store(
-                    self._pointer(r, n, block),
-                    dtype,
-                    base + j,
-                    k.splat(value, dtype),
-                )
+                k.store(self._pointer(r, n, block), dtype, base + j, k.splat(value, dtype))
             return []
 
         k.lane_loop(0, count if isinstance(count, int) else k.size(count), count, body)

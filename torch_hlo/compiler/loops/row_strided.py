@@ -125,10 +125,7 @@ class StridedEmitter:
 
     def _minor(self, j: Index) -> dict[int, Index]:
         return dict(
-            zip(
-                self.minors,
-                delinear(self.base + j, tuple(self.plan.dims[d] for d in self.minors)),
-            )
+            zip(self.minors, delinear(self.base + j, tuple(self.plan.dims[d] for d in self.minors)))
         )
 
     def _row_value(self, x: Instruction, j: Index) -> Value:
@@ -316,10 +313,7 @@ class StridedEmitter:
         """Position in the block of the row that an index of a row-size value means."""
         row = linear(index, x.shape.elements[0].dims if x.shape.is_tuple else x.dims)
         sizes = tuple(self.plan.dims[d] for d in self.majors)
-        first = linear(
-            [*(self.where[d] for d in self.majors), self.base],
-            (*sizes, self.width),
-        )
+        first = linear([*(self.where[d] for d in self.majors), self.base], (*sizes, self.width))
         return row - first
 
     def _row_results(self) -> None:
@@ -329,12 +323,7 @@ class StridedEmitter:
             values = [self._row_value(self.results[n], j) for n in self.plan.row_outputs]
             k.barrier()  # a result may lie in the memory of an operand
             for n, value in zip(self.plan.row_outputs, values, strict=True):
-                k.store(
-                    k.outputs[n],
-                    self.results[n].dtype,
-                    linear(self._row(j), sizes),
-                    value,
-                )
+                k.store(k.outputs[n], self.results[n].dtype, linear(self._row(j), sizes), value)
 
         if self.plan.row_outputs:
             self._rows(body)

@@ -105,12 +105,7 @@ def _copy_rows(f: Function, e: Element, whole: Int) -> None:
             f.store(vector, v, f.gep("i8", to, f.mul(f.div(k, e.depth), STEP_BYTES)), 4)
         with f.when(f.icmp("slt", whole, "%depth")):
             v = masked_load(f, e.kind, e.depth, f.gep(e.kind, row, whole), rest, e.itemsize)
-            f.store(
-                vector,
-                v,
-                f.gep("i8", to, f.mul(f.div(whole, e.depth), STEP_BYTES)),
-                4,
-            )
+            f.store(vector, v, f.gep("i8", to, f.mul(f.div(whole, e.depth), STEP_BYTES)), 4)
 
 
 def _rows_along_k(f: Function, e: Element) -> Rows:
@@ -187,19 +182,8 @@ def _rows_of_elements(f: Function, e: Element) -> Rows:
                 "%lane_stride",
                 f.mul(f.select(inside, "i64", at, 0), "%k_stride"),
             )
-            v = f.select(
-                inside,
-                e.kind,
-                f.load_at(e.kind, "%src", source, e.itemsize),
-                0,
-            )
-            f.store_at(
-                e.kind,
-                v,
-                block,
-                f.muladd(lane, e.depth, i),
-                e.itemsize,
-            )
+            v = f.select(inside, e.kind, f.load_at(e.kind, "%src", source, e.itemsize), 0)
+            f.store_at(e.kind, v, block, f.muladd(lane, e.depth, i), e.itemsize)
         return [f.load("<16 x i32>", f.gep("i8", block, 64 * lane), 64) for lane in range(16)]
 
     return read

@@ -71,13 +71,7 @@ def dot(program: Program, x: Instruction) -> None:
         return emit_output(program, x, narrow(x))
     pointers = [program.pointer(o) for o in (*x.operands, x)]
     if is_long(x):
-        return emit_long(
-            program,
-            the_product(x),
-            kind,
-            types_of(x),
-            pointers,
-        )
+        return emit_long(program, the_product(x), kind, types_of(x), pointers)
     emit_dot(program, x, pointers, None)
 
 
@@ -157,12 +151,7 @@ def _emit_output(
         )
 
     finish = Finish(found, arguments_of(program, found, operands, results), sums)
-    emit_dot(
-        program,
-        outer,
-        [*(program.pointer(o) for o in outer.operands), "null"],
-        finish,
-    )
+    emit_dot(program, outer, [*(program.pointer(o) for o in outer.operands), "null"], finish)
 
 
 def parts_of_output(

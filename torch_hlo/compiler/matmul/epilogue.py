@@ -77,12 +77,7 @@ class Epilogue:
             f"ptr {sums}",
             f"i64 {ld}",
         ]
-        f.call(
-            "void",
-            self.name,
-            *tile,
-            *(f"{kind} %{name}" for kind, name in self.parameters),
-        )
+        f.call("void", self.name, *tile, *(f"{kind} %{name}" for kind, name in self.parameters))
 
 
 def on_sums(body: Computation, product: Instruction, dtype: str) -> tuple[Computation, Instruction]:

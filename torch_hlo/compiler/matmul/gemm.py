@@ -197,11 +197,7 @@ class Gemm:
             row, height, _ = self._rows(f, i, tall)
             with f.loop(0, "%k", KC) as k0:
                 src = f.muladd(row, "%a_free", f.mul(k0, "%a_k"))
-                to = f.gep(
-                    t.kind,
-                    "%packed",
-                    f.mul(f.muladd(i, f.add("%k", t.lanes), k0), t.lanes),
-                )
+                to = f.gep(t.kind, "%packed", f.mul(f.muladd(i, f.add("%k", t.lanes), k0), t.lanes))
                 self._pack(
                     f,
                     0,
@@ -309,11 +305,7 @@ class Gemm:
         if self.name in self.functions:
             return self.name
         f = Function(self.name, "void", params, attrs="noinline #0")
-        a_panel = f.gep(
-            t.kind,
-            "%scratch",
-            KC * (t.block_columns + t.columns) + t.lanes * t.lanes,
-        )
+        a_panel = f.gep(t.kind, "%scratch", KC * (t.block_columns + t.columns) + t.lanes * t.lanes)
         nc = t.block_columns // t.columns * t.columns
         tall = self._tall(f)
         with f.loop("%n0", "%n1", nc) as j0:

@@ -331,11 +331,7 @@ class AmxGemm:
         with f.loop(j0, j1, BLOCK) as j:
             columns = f.min(f.sub(j1, j), BLOCK)
             with f.loop(0, count, BLOCK) as i:
-                block = f.gep(
-                    e.sums,
-                    sums,
-                    f.muladd(i, AMX_TURNED, f.mul(f.sub(j, j0), BLOCK)),
-                )
+                block = f.gep(e.sums, sums, f.muladd(i, AMX_TURNED, f.mul(f.sub(j, j0), BLOCK)))
                 to, ld_to = (
                     (
                         f.gep(e.sums, "%C", f.muladd(j, "%ldc", f.add(start, i))),

@@ -196,11 +196,7 @@ class _Writing:
         a: list[str] = []
         for p in a_at:
             a.append(
-                f.gep(
-                    t.kind,
-                    p,
-                    unroll if self.kernel.in_rows else f.mul(self.a_step, unroll),
-                )
+                f.gep(t.kind, p, unroll if self.kernel.in_rows else f.mul(self.a_step, unroll))
             )
         b: list[str] = []
         for p in b_at:

@@ -83,10 +83,5 @@ def pack_strided(name: str, t: Tile, source: Source) -> Function:
             f" {source.itemsize}"
         )
         v = converted(f, one, source, v)
-        f.store(
-            f"<1 x {t.kind}>",
-            v,
-            f.gep(t.kind, "%dst", f.muladd(k, t.lanes, lane)),
-            t.itemsize,
-        )
+        f.store(f"<1 x {t.kind}>", v, f.gep(t.kind, "%dst", f.muladd(k, t.lanes, lane)), t.itemsize)
     return f

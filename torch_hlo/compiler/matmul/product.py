@@ -305,10 +305,7 @@ def rewritten(x: Instruction) -> Instruction | None:
     if x.kind == "c":
         return _complex(x)
     if dtype not in ACCUMULATORS:
-        return build.convert(
-            retyped(x, "f32" if x.kind == "f" else "s32", list(x.operands)),
-            dtype,
-        )
+        return build.convert(retyped(x, "f32" if x.kind == "f" else "s32", list(x.operands)), dtype)
     kind, wide = ACCUMULATORS[dtype]
     if any((o.dtype, kind) not in SOURCES for o in x.operands):
         return retyped(

@@ -233,10 +233,7 @@ def reduce_single(out: Instruction) -> Instruction | None:
         return None
     kept = [s for i, s in enumerate(xs[0].dims) if i not in dims]
     arrays = [h.reshape(x, kept) for x in xs]
-    return lift(
-        out["to_apply"],
-        [*(h.broadcast(i, kept, ()) for i in out.operands[n:]), *arrays],
-    )
+    return lift(out["to_apply"], [*(h.broadcast(i, kept, ()) for i in out.operands[n:]), *arrays])
 
 
 def reduce_ones(out: Instruction) -> Instruction | None:

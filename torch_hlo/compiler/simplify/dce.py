@@ -209,10 +209,7 @@ def _shrink_reduce(x: Instruction, read: set[int]) -> tuple[Instruction, list[in
         return None
     old = [c.params[i] for i in kept] + [c.params[n + i] for i in kept]
     params = [h.parameter(k, p.shape) for k, p in enumerate(old)]
-    roots = rebuild(
-        instr("tuple", tuple(c.root.operands[i] for i in kept)),
-        dict(zip(old, params)),
-    )
+    roots = rebuild(instr("tuple", tuple(c.root.operands[i] for i in kept)), dict(zip(old, params)))
     root = roots.operand if len(kept) == 1 else roots
     attrs = {
         **dict(x.attrs),

@@ -216,10 +216,7 @@ def uniform_quantize(out: Instruction) -> Instruction:
 
 def uniform_dequantize(out: Instruction) -> Instruction:
     scale, zero = (h.convert(v, "f64") for v in _per_channel(out))
-    return h.convert(
-        h.multiply(h.subtract(h.convert(out.operand, "f64"), zero), scale),
-        out.dtype,
-    )
+    return h.convert(h.multiply(h.subtract(h.convert(out.operand, "f64"), zero), scale), out.dtype)
 
 
 def get_dimension_size(out: Instruction) -> Instruction | None:

@@ -112,10 +112,7 @@ def _threefry_bits(state: Words, dims: Dims, bits: int) -> tuple[Words, Instruct
     blocks = dims
     if bits < 64 and dims:
         static = [n if isinstance(n, int) else 0 for n in dims]
-        split = next(
-            (d for d, n in enumerate(dims) if n % 2 == 0),
-            static.index(max(static)),
-        )
+        split = next((d for d, n in enumerate(dims) if n % 2 == 0), static.index(max(static)))
         blocks = (*dims[:split], ceildiv(dims[split], 2), *dims[split + 1 :])
     count = product(blocks)
     low, high = threefry(
@@ -143,10 +140,7 @@ def _philox_bits(state: Words, dims: Dims, bits: int) -> tuple[Words, Instructio
     blocks = ceildiv(total, per_block)
     counter = _counter(start, blocks)
     upper = _spread(state[2] if len(state) > 2 else key, (blocks,))
-    carried = h.add(
-        upper,
-        h.convert(h.compare(counter, _spread(start, (blocks,)), "LT"), "u64"),
-    )
+    carried = h.add(upper, h.convert(h.compare(counter, _spread(start, (blocks,)), "LT"), "u64"))
     words = philox(
         [_spread(k, (blocks,)) for k in _halves(key)],
         [*_halves(counter), *_halves(carried)],

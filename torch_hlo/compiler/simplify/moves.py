@@ -132,11 +132,7 @@ def transpose_broadcast(out: Instruction, inner: Instruction, x: Instruction) ->
 def slice_broadcast(out: Instruction, inner: Instruction, x: Instruction) -> Instruction:
     """slice(broadcast(x)) -> broadcast(slice(x))"""
     ranges = [out["slice"][d] for d in inner["dimensions"]]
-    return h.broadcast(
-        h.slice_(x, *zip(*ranges)) if ranges else x,
-        out.dims,
-        inner["dimensions"],
-    )
+    return h.broadcast(h.slice_(x, *zip(*ranges)) if ranges else x, out.dims, inner["dimensions"])
 
 
 # Reshape and transpose
@@ -167,10 +163,7 @@ def transpose_ones(out: Instruction, x: Instruction) -> Instruction | None:
     if len(moved) == x.rank:
         return None
     kept = sorted(moved)
-    small = h.transpose(
-        h.reshape(x, [x.dims[d] for d in kept]),
-        [kept.index(d) for d in moved],
-    )
+    small = h.transpose(h.reshape(x, [x.dims[d] for d in kept]), [kept.index(d) for d in moved])
     return h.reshape(small, out.dims)
 
 

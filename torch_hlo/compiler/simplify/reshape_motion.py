@@ -290,12 +290,7 @@ def window_of_transpose(out: Instruction) -> Instruction | None:
     if wants_channels_last(out) and not window[-1].is_trivial:
         return None
     return h.transpose(
-        instr(
-            "reduce-window",
-            (x.operand, *inits),
-            window=window,
-            to_apply=out["to_apply"],
-        ),
+        instr("reduce-window", (x.operand, *inits), window=window, to_apply=out["to_apply"]),
         perm,
     )
 
@@ -311,11 +306,7 @@ def gradient_of_transpose(out: Instruction) -> Instruction | None:
     inverse = [perm.index(d) for d in range(len(perm))]
     attrs = dict(out.attrs) | {"window": window}
     return h.transpose(
-        instr(
-            "select-and-scatter",
-            (turned.operand, h.transpose(source, inverse), init),
-            **attrs,
-        ),
+        instr("select-and-scatter", (turned.operand, h.transpose(source, inverse), init), **attrs),
         perm,
     )
 
@@ -405,10 +396,7 @@ def without_ones(out: Instruction) -> Instruction | None:
     if out.op == "pad":
         idle = not any(any(edges) for d, edges in enumerate(out["padding"]) if d not in kept)
         return (
-            h.reshape(
-                h.pad(x, out.operands[1], [out["padding"][d] for d in kept]),
-                out.dims,
-            )
+            h.reshape(h.pad(x, out.operands[1], [out["padding"][d] for d in kept]), out.dims)
             if idle
             else None
         )
@@ -585,12 +573,7 @@ def reduce_of_broadcast(out: Instruction) -> Instruction | None:
         [kept.index(d) for d in first["dimensions"]],
     )
     rest = tuple(kept.index(d) for d in out["dimensions"] if d not in idle)
-    return instr(
-        "reduce",
-        (smaller, out.operands[1]),
-        dimensions=rest,
-        to_apply=out["to_apply"],
-    )
+    return instr("reduce", (smaller, out.operands[1]), dimensions=rest, to_apply=out["to_apply"])
 
 
 RULES = rules(

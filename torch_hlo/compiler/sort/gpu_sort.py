@@ -51,13 +51,7 @@ def sort(program: GpuProgram, x: Instruction) -> None:
             merge.vars[1 + count :],
         )
         f.break_if(merge, f.icmp("sge", width, program.size(n)))
-        s.launch(
-            "sort_merge",
-            s.merge_kernel,
-            [*source, *target],
-            rows * ceildiv(n, EACH),
-            width,
-        )
+        s.launch("sort_merge", s.merge_kernel, [*source, *target], rows * ceildiv(n, EACH), width)
         merge.next = [f.mul(width, 2), *target, *source]
     s.launch("sort_move", s.move_kernel, merge.vars[1 : 1 + count], rows * n)
 

@@ -72,10 +72,7 @@ def _slices(
         return {}
     axis = x["dimensions"][0]
     dims = x.operand.dims
-    what = _choice(
-        [_cut(s, axis, dims) for slices in found.values() for s in slices],
-        dims[axis],
-    )
+    what = _choice([_cut(s, axis, dims) for slices in found.values() for s in slices], dims[axis])
     if (
         what is None
         or sort_key(x["to_apply"], [o.dtype for o in x.operands]) is None

@@ -324,12 +324,7 @@ def _merge_sort(
                 no_left = f.op(f"xor i1 {has_left}, true")
                 right_first = f.op(f"or i1 {less(b, a)}, {no_left}")
                 takes_right = f.op(f"and i1 {has_right}, {right_first}")
-                f.store_at(
-                    "i64",
-                    f.select(takes_right, "i64", b, a),
-                    target,
-                    out.index,
-                )
+                f.store_at("i64", f.select(takes_right, "i64", b, a), target, out.index)
                 step = f.op(f"zext i1 {takes_right} to i64")
                 out.next = [f.add(left, f.sub(1, step)), f.add(right, step)]
         merge.next = [f.mul(width, 2), target, source]

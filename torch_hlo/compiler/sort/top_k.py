@@ -178,10 +178,7 @@ class _First(_Finder):
         with f.while_([("i64", str(k))]) as scan:
             at = scan.vars[0]
             f.break_if(scan, f.icmp("sge", at, whole))
-            f.break_if(
-                scan,
-                f.icmp("sgt", f.load("i64", self.moves), PATIENCE * n + 16 * k),
-            )
+            f.break_if(scan, f.icmp("sgt", f.load("i64", self.moves), PATIENCE * n + 16 * k))
             if self.lanes == 1:
                 self.offer(base, at)
             else:
@@ -204,12 +201,7 @@ class _First(_Finder):
 
     def element(self, base: Int, at: Int) -> str:
         """The key at position `at` as i64."""
-        v = key_of(
-            self.f,
-            self.key,
-            self.dtype,
-            self.f.muladd(at, self.stride, base),
-        )
+        v = key_of(self.f, self.key, self.dtype, self.f.muladd(at, self.stride, base))
         return v if self.bits == 64 else self.f.op(f"zext i{self.bits} {v} to i64")
 
     def offer(self, base: Int, at: Int) -> None:
@@ -229,12 +221,7 @@ class _First(_Finder):
             before = f.sub(here, 1)
             f.break_if(hole, f.icmp("ule", f.load_at("i64", self.keys, before), key))
             for kept in (self.keys, self.places):
-                f.store_at(
-                    "i64",
-                    f.load_at("i64", kept, before),
-                    kept,
-                    here,
-                )
+                f.store_at("i64", f.load_at("i64", kept, before), kept, here)
             hole.next = [before]
         to = hole.vars[0]
         f.store_at("i64", key, self.keys, to)
@@ -249,10 +236,7 @@ class _First(_Finder):
         t = e.typed(kind)
         found = unsigned_key(
             t,
-            t.load(
-                f.gep(kind, f"%from{self.key.operand}", f.add(base, at)),
-                self.bits // 8,
-            ),
+            t.load(f.gep(kind, f"%from{self.key.operand}", f.add(base, at)), self.bits // 8),
             self.key,
             self.dtype,
         )

@@ -45,14 +45,7 @@ def edges(block: int, starts: Ints, size: int, bounds: Bounds) -> tuple[Edge, ..
         low, high = max(start, bounds[0]), min(start + size, bounds[1])
         if low < high:
             for k in range(low // block, ceildiv(high, block)):
-                found.append(
-                    Edge(
-                        k,
-                        j,
-                        max(low - k * block, 0),
-                        min(high - k * block, block),
-                    )
-                )
+                found.append(Edge(k, j, max(low - k * block, 0), min(high - k * block, block)))
     return tuple(found)
 
 
@@ -232,11 +225,7 @@ def padded_window(
         max(0, max(begins) + size - x.shape.sizes[dim]),
     )
     value = h.constant(0, x.dtype) if value is None else value
-    x = h.pad(
-        x,
-        value,
-        [(before, after, 0) if d == dim else (0, 0, 0) for d in range(x.rank)],
-    )
+    x = h.pad(x, value, [(before, after, 0) if d == dim else (0, 0, 0) for d in range(x.rank)])
     return window_of(grid, x, dim, [b + before for b in begins], size)
 
 

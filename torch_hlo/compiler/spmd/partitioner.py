@@ -357,12 +357,7 @@ class Partitioner:
         if wants is not None and wants != layout or any(o.layout != layout for o in operands):
             return None
         block = operands[-1].x.dims
-        y = interned(
-            x.op,
-            tuple(o.x for o in operands),
-            _plain_attrs(x),
-            Shape(x.dtype, block),
-        )
+        y = interned(x.op, tuple(o.x for o in operands), _plain_attrs(x), Shape(x.dtype, block))
         _name(y, x)
         return Local(y, x.shape.sizes, layout, rate=max(o.rate for o in operands))
 
@@ -468,12 +463,7 @@ class Partitioner:
         ):
             return None
         if x.op == "reduce":
-            init = on_first(
-                self.planner,
-                locals_[1].x,
-                first.partial,
-                h.constant(0, x.dtype),
-            )
+            init = on_first(self.planner, locals_[1].x, first.partial, h.constant(0, x.dtype))
             operands: tuple[Instruction, ...] = (first.x, init)
         else:
             operands = tuple(v.x for v in locals_)
@@ -605,11 +595,7 @@ def _barrier(p: Partitioner, x: Instruction, env: Env) -> Value:
 
 
 def _token(p: Partitioner, x: Instruction, env: Env) -> Value:
-    return Local(
-        instr(x.op, tuple(p.gathered(p.bring(env[o], None)) for o in x.operands)),
-        (),
-        (),
-    )
+    return Local(instr(x.op, tuple(p.gathered(p.bring(env[o], None)) for o in x.operands)), (), ())
 
 
 def _dependency(p: Partitioner, x: Instruction, env: Env) -> Value:
@@ -673,11 +659,7 @@ def _call(p: Partitioner, x: Instruction, env: Env) -> Value:
     operands = [p.bring(env[o], None) for o in x.operands]
     name = "to_apply" if x.op == "call" else "calls"
     new, root = p.called(x[name], operands, p.wanted(x))
-    y = instr(
-        x.op,
-        tuple(p.gathered(o) for o in operands),
-        **(dict(_plain_attrs(x)) | {name: new}),
-    )
+    y = instr(x.op, tuple(p.gathered(o) for o in operands), **(dict(_plain_attrs(x)) | {name: new}))
     return p.spread(y, x.shape, p.layouts(root))
 
 

@@ -481,12 +481,7 @@ class Planner:
         )
 
     def permute(self, x: Instruction, pairs: Iterable[tuple[int, int]]) -> Instruction:
-        return instr(
-            "collective-permute",
-            (x,),
-            source_target_pairs=tuple(pairs),
-            channel_id=1,
-        )
+        return instr("collective-permute", (x,), source_target_pairs=tuple(pairs), channel_id=1)
 
     def _emit(self, x: Instruction, dims: Ints, move: Move) -> Instruction:
         grid, d = self.grid, move.dim
@@ -495,13 +490,7 @@ class Planner:
         n = grid.parts(move.atoms)
         block = grid.block(dims, move.new)
         if move.kind == "slice":
-            return cut(
-                grid,
-                fit(x, d, block[d] * n),
-                d,
-                grid.indices(move.atoms),
-                block[d],
-            )
+            return cut(grid, fit(x, d, block[d] * n), d, grid.indices(move.atoms), block[d])
         if move.kind == "gather":
             if x.shape.sizes[d] * n > 2 * block[d] and x.dtype != "pred":
                 return self.all_reduce(
@@ -564,10 +553,7 @@ def _prefix(atoms: Iterable[int], test: Callable[[int], bool]) -> Atoms:
 def _ordered(have: Atoms, want: Atoms, kept: Container[int]) -> Atoms:
     """First the atoms wanted here, in the order wanted, then the `kept` ones, last the others."""
     return tuple(
-        sorted(
-            have,
-            key=lambda a: want.index(a) if a in want else len(want) + (a not in kept),
-        )
+        sorted(have, key=lambda a: want.index(a) if a in want else len(want) + (a not in kept))
     )
 
 
@@ -651,12 +637,7 @@ def _cut(
         )
     if memo is not None and x.operands and "pointwise" in OPCODES[x.op].traits:
         parts = [cut(grid, o, dim, indices, size, memo) if o.rank else o for o in x.operands]
-        return interned(
-            x.op,
-            tuple(parts),
-            x.attrs,
-            Shape(x.dtype, _resized(x, dim, size)),
-        )
+        return interned(x.op, tuple(parts), x.attrs, Shape(x.dtype, _resized(x, dim, size)))
     start = grid.table(i * size for i in indices)
     zero = h.constant(0, "s32")
     return h.dynamic_slice(

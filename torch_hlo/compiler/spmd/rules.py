@@ -82,12 +82,7 @@ def on_blocks(
         Shape(s.dtype, p.grid.block(s.sizes, layout))
         for s, layout in zip(arrays(x.shape), choice.results, strict=True)
     ]
-    return instr(
-        x.op,
-        operands,
-        tuple_shape(*shapes) if x.shape.is_tuple else shapes[0],
-        **given,
-    )
+    return instr(x.op, operands, tuple_shape(*shapes) if x.shape.is_tuple else shapes[0], **given)
 
 
 def _plain(x: Instruction) -> Instruction:

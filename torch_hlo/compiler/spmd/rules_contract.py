@@ -31,12 +31,7 @@ def reduce(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
     ]
     if choice.partial and known:
         inits = [on_first(p, inits[0], choice.partial, identity(known, inits[0].dtype))]
-    y = instr(
-        "reduce",
-        (*blocks, *inits),
-        dimensions=x["dimensions"],
-        to_apply=x["to_apply"],
-    )
+    y = instr("reduce", (*blocks, *inits), dimensions=x["dimensions"], to_apply=x["to_apply"])
     if not choice.partial or known:
         return results(p, x, choice, y, known or "add")
     # Any other computation: everybody folds everybody's results.

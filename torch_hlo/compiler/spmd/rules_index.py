@@ -233,13 +233,7 @@ def scatter(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local
             )
         ]
         bases = [on_first(p, bases[0], choice.partial, neutral)]
-    return results(
-        p,
-        x,
-        choice,
-        on_blocks(p, x, choice, (*bases, where, *changes)),
-        known or "add",
-    )
+    return results(p, x, choice, on_blocks(p, x, choice, (*bases, where, *changes)), known or "add")
 
 
 def _full(x: Instruction, d: int, target: Local, update: Local) -> bool:

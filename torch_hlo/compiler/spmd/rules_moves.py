@@ -180,10 +180,7 @@ def reverse(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local
         p,
         x,
         choice,
-        h.reverse(
-            _shifted(p, x, choice, operands[0], 0, _split(x, choice), None),
-            x["dimensions"],
-        ),
+        h.reverse(_shifted(p, x, choice, operands[0], 0, _split(x, choice), None), x["dimensions"]),
     )
 
 

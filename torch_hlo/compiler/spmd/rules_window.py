@@ -39,13 +39,7 @@ def cut_taps(w: WindowDim, outputs: int, parts: int) -> Cut | None:
     return (
         None
         if w.reversal
-        else _cut(
-            replace(w, size=block),
-            block * w.window_dilation,
-            outputs,
-            block,
-            parts,
-        )
+        else _cut(replace(w, size=block), block * w.window_dilation, outputs, block, parts)
     )
 
 

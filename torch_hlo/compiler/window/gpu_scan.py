@@ -116,12 +116,7 @@ class _Scan:
         if name == "scan_totals":
             with f.when(f.icmp("eq", "%kernel.t", 0)):
                 for i, (kind, v) in enumerate(zip(self.kinds, loop.vars, strict=True)):
-                    f.store_at(
-                        self._memory(kind),
-                        self._stored(kind, v),
-                        f"%total{i}",
-                        "%lo",
-                    )
+                    f.store_at(self._memory(kind), self._stored(kind, v), f"%total{i}", "%lo")
         f.unit.declare(self.program)
         return self.program.group_function(
             name, self.exchange.declarations() + f.text(), THREADS
@@ -186,12 +181,7 @@ class _Scan:
                 for kind, v in zip(self.kinds, raw, strict=True)
             ]
 
-        own = f.choose(
-            f.icmp("slt", "%kernel.t", chunk),
-            loaded,
-            lambda: self.identity,
-            self.kinds,
-        )
+        own = f.choose(f.icmp("slt", "%kernel.t", chunk), loaded, lambda: self.identity, self.kinds)
         return self._across(own)[1]
 
     def _memory(self, kind: str) -> str:
@@ -259,14 +249,7 @@ class _Scan:
                     for i, t in enumerate(self.types)
                 )
 
-            found.append(
-                f.choose(
-                    f.icmp("slt", one, end),
-                    read,
-                    lambda: self.identity,
-                    self.kinds,
-                )
-            )
+            found.append(f.choose(f.icmp("slt", one, end), read, lambda: self.identity, self.kinds))
         return found
 
     def _keep(self, row: Int, at: Int, end: Int, n: Int, values: list[list[str]]) -> None:

@@ -138,15 +138,7 @@ class _Scan:
             at = f.add(base, f.sub(f.sub(length, lanes), start) if backward else start)
             mask = None
             if tail and backward:  # lanes before the row's first element
-                mask = (
-                    f.emit(lanes)
-                    .typed("i64")
-                    .cmp(
-                        "sge",
-                        self._numbers(f.sub(at, base)),
-                        0,
-                    )
-                )
+                mask = f.emit(lanes).typed("i64").cmp("sge", self._numbers(f.sub(at, base)), 0)
             elif tail:
                 mask = lane_mask(f, lanes, start, length)
             values = self._turned(self._read(at, mask), backward)

@@ -177,10 +177,7 @@ class _LaneWriter:
         """Rows [low, high) of the outermost windowed dimension."""
         f, row = self.f, self.strides[0]
         with f.loop(f.mul(low, row), f.mul(high, row), self.channels) as pixel:
-            self.each(
-                item,
-                lambda c, mask: self.put(self.start, f.add(item.base, pixel, c), mask),
-            )
+            self.each(item, lambda c, mask: self.put(self.start, f.add(item.base, pixel, c), mask))
 
     def reached(self, row: Int, filled: Int) -> Int:
         """How many rows have to be filled before the windows of a row of the source."""

@@ -140,12 +140,7 @@ class CublasLt:
             (_TRANSA, p.b_along_k),
             (_TRANSB, not p.a_along_k),
         ):
-            self._set(
-                "cublasLtMatmulDescSetAttribute",
-                operation,
-                attribute,
-                _I32(int(turned)),
-            )
+            self._set("cublasLtMatmulDescSetAttribute", operation, attribute, _I32(int(turned)))
         layouts = self._layouts(p, *sizes)
         algorithm = self._algorithm(operation, layouts, room)
         if algorithm is None:

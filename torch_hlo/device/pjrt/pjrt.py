@@ -250,11 +250,7 @@ class _Plan:
         for stage, executable in zip(self.stages, self.parts, strict=True):
             if executable is not None:
                 known.update(
-                    zip(
-                        stage.values,
-                        executable.run([known[v] for v in stage.inputs]),
-                        strict=True,
-                    )
+                    zip(stage.values, executable.run([known[v] for v in stage.inputs]), strict=True)
                 )
             for call in stage.calls:
                 self._on_host(call, known)

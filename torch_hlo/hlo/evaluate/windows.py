@@ -67,10 +67,7 @@ def fold_lines(
         return results
     while len(lines[0]) > 1:
         even = len(lines[0]) // 2 * 2
-        paired = apply(
-            computation,
-            [*(v[0:even:2] for v in lines), *(v[1:even:2] for v in lines)],
-        )
+        paired = apply(computation, [*(v[0:even:2] for v in lines), *(v[1:even:2] for v in lines)])
         lines = [np.concatenate([p, v[even:]]) for p, v in zip(paired, lines, strict=True)]
     first = [np.broadcast_to(i, dims) for i in inits]
     return list(apply(computation, [*first, *(v[0] for v in lines)])) if len(lines[0]) else first

@@ -68,12 +68,7 @@ def clamp(low: Instruction, x: Instruction, high: Instruction) -> Instruction:
 
 
 def reduce_precision(x: Instruction, exponent_bits: int, mantissa_bits: int) -> Instruction:
-    return instr(
-        "reduce-precision",
-        (x,),
-        exponent_bits=exponent_bits,
-        mantissa_bits=mantissa_bits,
-    )
+    return instr("reduce-precision", (x,), exponent_bits=exponent_bits, mantissa_bits=mantissa_bits)
 
 
 def convert(x: Instruction, dtype: str) -> Instruction:
@@ -436,13 +431,7 @@ def sort(
     xs = _listed(xs)
     if isinstance(comparator, str):
         comparator = comparison(comparator, tuple(x.dtype for x in xs))
-    return instr(
-        "sort",
-        xs,
-        dimensions=(dimension,),
-        to_apply=comparator,
-        is_stable=is_stable,
-    )
+    return instr("sort", xs, dimensions=(dimension,), to_apply=comparator, is_stable=is_stable)
 
 
 def topk(x: Instruction, k: int, largest: bool = True) -> Instruction:
@@ -451,12 +440,7 @@ def topk(x: Instruction, k: int, largest: bool = True) -> Instruction:
 
 
 def map_(xs: Sequence[Instruction], to_apply: Computation) -> Instruction:
-    return instr(
-        "map",
-        xs,
-        dimensions=tuple(range(xs[0].rank)),
-        to_apply=to_apply,
-    )
+    return instr("map", xs, dimensions=tuple(range(xs[0].rank)), to_apply=to_apply)
 
 
 def fft(x: Instruction, fft_type: str, fft_length: Dims) -> Instruction:

@@ -94,19 +94,9 @@ def bitcast_convert(shape: Shape, x: Instruction) -> None:
     else:
         expected = x.dims[:-1]
         if not x.rank or x.dims[-1] != new // old:
-            fail(
-                "bitcast-convert",
-                f"the innermost dimension must be {new // old}",
-                x,
-                shape,
-            )
+            fail("bitcast-convert", f"the innermost dimension must be {new // old}", x, shape)
     if shape.dims != expected:
-        fail(
-            "bitcast-convert",
-            f"the result must have dims {list(expected)}",
-            x,
-            shape,
-        )
+        fail("bitcast-convert", f"the result must have dims {list(expected)}", x, shape)
 
 
 def bitcast(shape: Shape, x: Instruction) -> None:
@@ -127,12 +117,7 @@ def rng_bit_generator(shape: Shape, state: Instruction, algorithm: str) -> None:
     if len(shape.elements) != 2 or not compatible(shape.elements[0], state.shape):
         fail("rng-bit-generator", "the result must be (state, bits)", state, shape)
     if shape.elements[1].kind not in "su" or DTYPES[shape.elements[1].dtype].bits < 8:
-        fail(
-            "rng-bit-generator",
-            "bits must be integers of 8 bits or more",
-            state,
-            shape,
-        )
+        fail("rng-bit-generator", "bits must be integers of 8 bits or more", state, shape)
 
 
 def quantize(
@@ -179,13 +164,7 @@ def _quantized(
         or zero_point.kind not in "su"
         or zero_point.dims != dims
     ):
-        fail(
-            op,
-            f"scale and zero point must have dims {list(dims)}",
-            x,
-            scale,
-            zero_point,
-        )
+        fail(op, f"scale and zero point must have dims {list(dims)}", x, scale, zero_point)
 
 
 def with_token(shape: Shape, *operands: Instruction, **attrs: Any) -> None:
@@ -197,9 +176,4 @@ def with_token(shape: Shape, *operands: Instruction, **attrs: Any) -> None:
 def dims_match(shape: Shape, inferred: Shape, *operands: Instruction) -> None:
     """dot and convolution may accumulate into another type."""
     if shape.dims != inferred.dims:
-        fail(
-            "dot",
-            f"the result must have dims {list(inferred.dims)}",
-            *operands,
-            shape,
-        )
+        fail("dot", f"the result must have dims {list(inferred.dims)}", *operands, shape)

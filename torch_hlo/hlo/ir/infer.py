@@ -151,13 +151,7 @@ def complex_(x: Instruction, y: Instruction) -> Shape:
 def select(pred: Instruction, x: Instruction, y: Instruction) -> Shape:
     shape = binary("select", "psufc", x, y)
     if pred.dtype != "pred" or pred.dims != shape.dims:
-        fail(
-            "select",
-            "the predicate must be pred with the dims of the branches",
-            pred,
-            x,
-            y,
-        )
+        fail("select", "the predicate must be pred with the dims of the branches", pred, x, y)
     return shape
 
 
@@ -168,13 +162,7 @@ def clamp(low: Instruction, x: Instruction, high: Instruction) -> Shape:
             (),
             x.dims,
         ):
-            fail(
-                "clamp",
-                "bounds must be scalars or have the shape of the operand",
-                low,
-                x,
-                high,
-            )
+            fail("clamp", "bounds must be scalars or have the shape of the operand", low, x, high)
     if x.kind == "c":
         fail("clamp", "is not defined on complex numbers", low, x, high)
     return plain(x.shape)
@@ -196,11 +184,7 @@ def constant(literal: Literal) -> Shape:
 def transpose(x: Instruction, dimensions: Ints) -> Shape:
     array("transpose", x)
     if sorted(dimensions) != list(range(x.rank)):
-        fail(
-            "transpose",
-            f"dimensions {list(dimensions)} are no permutation of {x.rank}",
-            x,
-        )
+        fail("transpose", f"dimensions {list(dimensions)} are no permutation of {x.rank}", x)
     return x.shape.with_dims(x.dims[d] for d in dimensions)
 
 
@@ -221,12 +205,7 @@ def slice_(x: Instruction, slice: Rows) -> Shape:
 def pad(x: Instruction, value: Instruction, padding: Rows) -> Shape:
     array("pad", x, value)
     if value.dims or value.dtype != x.dtype:
-        fail(
-            "pad",
-            "the padding value must be a scalar of the operand's element type",
-            x,
-            value,
-        )
+        fail("pad", "the padding value must be a scalar of the operand's element type", x, value)
     if len(padding) != x.rank:
         fail("pad", f"{len(padding)} paddings for rank {x.rank}", x, value)
     dims = []
@@ -290,19 +269,9 @@ def dynamic_update_slice(x: Instruction, update: Instruction, *starts: Instructi
     array("dynamic-update-slice", x, update)
     _index_operands("dynamic-update-slice", x, starts)
     if update.dtype != x.dtype or update.rank != x.rank:
-        fail(
-            "dynamic-update-slice",
-            "the update must have the operand's type and rank",
-            x,
-            update,
-        )
+        fail("dynamic-update-slice", "the update must have the operand's type and rank", x, update)
     if any(larger(n, d) for n, d in zip(update.dims, x.dims)):
-        fail(
-            "dynamic-update-slice",
-            "the update is larger than the operand",
-            x,
-            update,
-        )
+        fail("dynamic-update-slice", "the update is larger than the operand", x, update)
     return plain(x.shape)
 
 
@@ -386,12 +355,7 @@ def _batching(
     if len(operand_dims) != len(index_dims) or any(
         x.dims[a] != indices.dims[b] for a, b in zip(operand_dims, index_dims)
     ):
-        fail(
-            op,
-            f"batching dims {list(operand_dims)} and {list(index_dims)} differ",
-            x,
-            indices,
-        )
+        fail(op, f"batching dims {list(operand_dims)} and {list(index_dims)} differ", x, indices)
 
 
 def _update_fits(
@@ -439,11 +403,7 @@ def scatter(
     )
     _batching("scatter", xs[0], indices, input_batching_dims, scatter_indices_batching_dims)
     if len(update_window_dims) + len(inserted_window_dims) + len(input_batching_dims) != rank:
-        fail(
-            "scatter",
-            "window, inserted and batching dims do not cover the operand",
-            *operands,
-        )
+        fail("scatter", "window, inserted and batching dims do not cover the operand", *operands)
     window = [
         s
         for d, s in enumerate(xs[0].dims)
@@ -452,19 +412,9 @@ def scatter(
     for x, u in zip(xs, updates):
         if x.dims != xs[0].dims or u.rank != len(batch) + len(update_window_dims):
             fail("scatter", "operands or updates have the wrong rank", *operands)
-        in_range(
-            "scatter",
-            "update_window_dims",
-            update_window_dims,
-            u.rank,
-            *operands,
-        )
+        in_range("scatter", "update_window_dims", update_window_dims, u.rank, *operands)
         _update_fits(u, update_window_dims, batch, window, operands)
-    applies(
-        "scatter",
-        to_apply,
-        [Shape(x.dtype) for x in xs] + [Shape(u.dtype) for u in updates],
-    )
+    applies("scatter", to_apply, [Shape(x.dtype) for x in xs] + [Shape(u.dtype) for u in updates])
     return result([plain(x.shape) for x in xs])
 
 

@@ -63,12 +63,7 @@ def dot(
             fail("dot", f"{len(left)} and {len(right)} {what} dims", x, y)
         for a, b in zip(left, right):
             if x.dims[a] != y.dims[b]:
-                fail(
-                    "dot",
-                    f"{what} sizes {x.dims[a]} != {y.dims[b]}",
-                    x,
-                    y,
-                )
+                fail("dot", f"{what} sizes {x.dims[a]} != {y.dims[b]}", x, y)
     batch = [x.dims[d] for d in lhs_batch_dims]
     rows = [
         s for d, s in enumerate(x.dims) if d not in lhs_batch_dims and d not in lhs_contracting_dims
@@ -116,12 +111,7 @@ def ragged_dot(
         strict=True,
     ):
         if x.dims[a] != y.dims[b]:
-            fail(
-                "ragged-dot",
-                f"sizes {x.dims[a]} != {y.dims[b]}",
-                x,
-                y,
-            )
+            fail("ragged-dot", f"sizes {x.dims[a]} != {y.dims[b]}", x, y)
     batch = [x.dims[d] for d in lhs_batch_dims]
     rows = [
         s for d, s in enumerate(x.dims) if d not in lhs_batch_dims and d not in lhs_contracting_dims
@@ -230,12 +220,7 @@ def convolution(
     dims[n.out_feature] = kernel.dims[n.rhs_output]
     for w, i, k, o in zip(window, n.lhs_spatial, n.rhs_spatial, n.out_spatial):
         if w.size != kernel.dims[k]:
-            fail(
-                "convolution",
-                f"window size {w.size} != kernel size {kernel.dims[k]}",
-                x,
-                kernel,
-            )
+            fail("convolution", f"window size {w.size} != kernel size {kernel.dims[k]}", x, kernel)
         dims[o] = w.output_size(x.dims[i])
     return Shape(_wider("convolution", x, kernel), tuple(dims))
 
@@ -254,11 +239,7 @@ def _reducer(
     array(op, *operands)
     for x, i in zip(xs, inits):
         if x.dims != xs[0].dims or i.dims:
-            fail(
-                op,
-                "operands must have equal dims and initial values must be scalars",
-                *operands,
-            )
+            fail(op, "operands must have equal dims and initial values must be scalars", *operands)
     if not isinstance(to_apply, Computation) or len(to_apply.params) != 2 * n:
         fail(op, f"to_apply must take {2 * n} scalars", *operands)
     # The accumulator has the initial value's type; the element may be narrower only if to_apply
@@ -267,11 +248,7 @@ def _reducer(
     root = applies(op, to_apply, takes)
     shapes = root.elements if root.is_tuple else (root,)
     if len(shapes) != n or any(s.dims or s.dtype != i.dtype for s, i in zip(shapes, inits)):
-        fail(
-            op,
-            f"to_apply returns {root}, expected the type of the initial values",
-            *operands,
-        )
+        fail(op, f"to_apply returns {root}, expected the type of the initial values", *operands)
     return xs, shapes
 
 
@@ -311,22 +288,12 @@ def select_and_scatter(
     array("select-and-scatter", x, source, init)
     dims = _windowed("select-and-scatter", window, x)
     if source.dims != dims:
-        fail(
-            "select-and-scatter",
-            f"the source must have dims {list(dims)}",
-            x,
-            source,
-            init,
-        )
+        fail("select-and-scatter", f"the source must have dims {list(dims)}", x, source, init)
     scalar = Shape(x.dtype)
     if applies("select-and-scatter", select, (scalar, scalar)).dtype != "pred":
         fail("select-and-scatter", "select must return pred", x, source, init)
     if (
-        applies(
-            "select-and-scatter",
-            scatter,
-            (Shape(init.dtype), Shape(source.dtype)),
-        ).dtype
+        applies("select-and-scatter", scatter, (Shape(init.dtype), Shape(source.dtype))).dtype
         != x.dtype
         or init.dims
     ):
@@ -429,11 +396,7 @@ def fft(x: Instruction, fft_type: str, fft_length: Ints) -> Shape:
     if fft_type not in ("FFT", "IFFT", "RFFT", "IRFFT"):
         fail("fft", f"bad fft_type {fft_type!r}", x)
     if not 1 <= n <= min(3, x.rank):
-        fail(
-            "fft",
-            f"fft_length {list(fft_length)} does not fit (1 to 3 innermost dimensions)",
-            x,
-        )
+        fail("fft", f"fft_length {list(fft_length)} does not fit (1 to 3 innermost dimensions)", x)
     if x.kind != ("f" if fft_type == "RFFT" else "c") or x.dtype in (
         "f16",
         "bf16",
@@ -468,12 +431,7 @@ def triangular_solve(
 ) -> Shape:
     array("triangular-solve", a, b)
     if a.dtype != b.dtype or a.kind not in "fc":
-        fail(
-            "triangular-solve",
-            "operands must be floating-point or complex of one type",
-            a,
-            b,
-        )
+        fail("triangular-solve", "operands must be floating-point or complex of one type", a, b)
     if transpose_a not in ("NO_TRANSPOSE", "TRANSPOSE", "ADJOINT"):
         fail("triangular-solve", f"bad transpose_a {transpose_a!r}", a, b)
     rank = a.rank
@@ -530,10 +488,5 @@ def batch_norm_grad(
 ) -> Shape:
     shape = _features("batch-norm-grad", x, (scale, mean, variance), feature_index)
     if grad.dims != x.dims:
-        fail(
-            "batch-norm-grad",
-            "the gradient must have the operand's dims",
-            x,
-            grad,
-        )
+        fail("batch-norm-grad", "the gradient must have the operand's dims", x, grad)
     return tuple_shape(shape, plain(scale.shape), plain(scale.shape))

@@ -63,11 +63,7 @@ class Opcode:
 
     def _checked(self, operands: tuple[Instruction, ...], attrs: dict[str, Any]) -> dict[str, Any]:
         if self.arity is not None and len(operands) != self.arity:
-            infer.fail(
-                self.name,
-                f"takes {self.arity} operands, got {len(operands)}",
-                *operands,
-            )
+            infer.fail(self.name, f"takes {self.arity} operands, got {len(operands)}", *operands)
         kept = {k: v for k, v in attrs.items() if k not in COMMON_ATTRS}
         if bad := [k for k in kept if k not in self.attrs]:
             raise ShapeError(
@@ -211,28 +207,11 @@ pointwise("convert",               1, "", check=explicit.convert)
 pointwise("reduce-precision",      1, "", "", infer.reduce_precision,
           attrs="exponent_bits mantissa_bits")
 # fmt: on
-row(
-    "stochastic-convert",
-    2,
-    check=explicit.stochastic_convert,
-    traits="pointwise composite",
-)
+row("stochastic-convert", 2, check=explicit.stochastic_convert, traits="pointwise composite")
 row("copy", 1, "", infer.first, fusion="light", weight=1)
 row("bitcast-convert", 1, check=explicit.bitcast_convert, fusion="light")
-row(
-    "uniform-quantize",
-    3,
-    "dimensions?",
-    check=explicit.quantize,
-    traits="composite",
-)
-row(
-    "uniform-dequantize",
-    3,
-    "dimensions?",
-    check=explicit.dequantize,
-    traits="composite",
-)
+row("uniform-quantize", 3, "dimensions?", check=explicit.quantize, traits="composite")
+row("uniform-dequantize", 3, "dimensions?", check=explicit.dequantize, traits="composite")
 
 # Inputs and moving elements
 row("parameter", 0, "index", check=explicit.parameter)
@@ -261,13 +240,7 @@ row(
     traits="view",
     fusion="move",
 )
-row(
-    "dynamic-slice",
-    None,
-    "dynamic_slice_sizes",
-    infer.dynamic_slice,
-    fusion="move",
-)
+row("dynamic-slice", None, "dynamic_slice_sizes", infer.dynamic_slice, fusion="move")
 row("dynamic-update-slice", None, "", infer.dynamic_update_slice)
 row(
     "gather",
@@ -307,13 +280,7 @@ def _given_dtype(rule: Callable[..., Shape]) -> Callable[..., None]:
 
 
 _DOT = "lhs_batch_dims? lhs_contracting_dims? rhs_batch_dims? rhs_contracting_dims?"
-row(
-    "dot",
-    2,
-    _DOT + " operand_precision?",
-    infer_products.dot,
-    _given_dtype(infer_products.dot),
-)
+row("dot", 2, _DOT + " operand_precision?", infer_products.dot, _given_dtype(infer_products.dot))
 row(
     "ragged-dot",
     3,
@@ -330,12 +297,7 @@ row(
 )
 row("reduce", None, "dimensions to_apply", infer_products.reduce, fusion="reduce")
 row("reduce-window", None, "window? to_apply", infer_products.reduce_window)
-row(
-    "select-and-scatter",
-    3,
-    "window? select scatter",
-    infer_products.select_and_scatter,
-)
+row("select-and-scatter", 3, "window? select scatter", infer_products.select_and_scatter)
 row("sort", None, "dimensions is_stable? to_apply", infer_products.sort)
 row("topk", 1, "k largest", infer_products.topk, traits="composite")
 row("map", None, "dimensions? to_apply", infer_products.map_, traits="composite")
@@ -371,39 +333,15 @@ row(
 
 # Random numbers
 row("rng", 2, "distribution", check=explicit.rng, traits="impure")
-row(
-    "rng-bit-generator",
-    1,
-    "algorithm",
-    check=explicit.rng_bit_generator,
-    traits="composite",
-)
-row(
-    "rng-get-and-update-state",
-    0,
-    "delta",
-    check=explicit.anything,
-    traits="impure",
-)
+row("rng-bit-generator", 1, "algorithm", check=explicit.rng_bit_generator, traits="composite")
+row("rng-get-and-update-state", 0, "delta", check=explicit.anything, traits="impure")
 
 # Tuples, control flow, program boundary
 row("tuple", None, "", infer.tuple_)
 row("get-tuple-element", 1, "index", infer.get_tuple_element, fusion="light")
 row("call", None, "to_apply", infer_products.call, traits="control")
-row(
-    "while",
-    1,
-    "condition body independent?",
-    infer_products.while_,
-    traits="control",
-)
-row(
-    "conditional",
-    None,
-    "branch_computations",
-    infer_products.conditional,
-    traits="control",
-)
+row("while", 1, "condition body independent?", infer_products.while_, traits="control")
+row("conditional", None, "branch_computations", infer_products.conditional, traits="control")
 row("fusion", None, "kind? calls", infer_products.fusion, traits="control")
 row(
     "custom-call",
@@ -419,20 +357,8 @@ row("infeed", 1, "infeed_config?", check=explicit.with_token, traits="impure")
 row("outfeed", 2, "outfeed_shape? outfeed_config?", infer.tokens, traits="impure")
 row("send", 2, "channel_id is_host_transfer?", infer.send, traits="impure")
 row("send-done", 1, "channel_id is_host_transfer?", infer.tokens, traits="impure")
-row(
-    "recv",
-    1,
-    "channel_id is_host_transfer?",
-    check=explicit.anything,
-    traits="impure",
-)
-row(
-    "recv-done",
-    1,
-    "channel_id is_host_transfer?",
-    infer.recv_done,
-    traits="impure",
-)
+row("recv", 1, "channel_id is_host_transfer?", check=explicit.anything, traits="impure")
+row("recv-done", 1, "channel_id is_host_transfer?", infer.recv_done, traits="impure")
 row("copy-start", 1, "", lambda x: tuple_shape(x.shape, x.shape, infer.U32))
 row("copy-done", 1, "", partial(infer.finished, "copy-done", 0))
 row(
@@ -468,13 +394,7 @@ row(
     infer.same_all,
     traits="collective impure",
 )
-row(
-    "all-reduce-start",
-    None,
-    f"{_GROUPS} to_apply",
-    infer.same_all,
-    traits="collective impure",
-)
+row("all-reduce-start", None, f"{_GROUPS} to_apply", infer.same_all, traits="collective impure")
 row("all-reduce-done", 1, "", infer.first, traits="collective impure")
 row(
     "all-gather-start",

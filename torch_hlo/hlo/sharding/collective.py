@@ -376,10 +376,7 @@ def _all_to_all(
         return [_copy(outputs[j][i], inputs[i][j]) for i in range(n) for j in range(n)]
     ranks = [(i, j) for i in range(n) for j in range(n)]
     return [
-        _copy(
-            block(outputs[j][0], c.dimension, i, n),
-            block(inputs[i][0], c.dimension, j, n),
-        )
+        _copy(block(outputs[j][0], c.dimension, i, n), block(inputs[i][0], c.dimension, j, n))
         for i, j in ranks
     ]
 

@@ -407,10 +407,7 @@ def unshard(blocks: Sequence[np.ndarray], sharding: Sharding, dims: Sequence[int
     if sharding.maximal is not None:
         return np.asarray(blocks[sharding.maximal])
     block = sharding.shard_dims(dims)
-    whole = np.zeros(
-        [n * k for n, k in zip(block, sharding.tiles)],
-        np.asarray(blocks[0]).dtype,
-    )
+    whole = np.zeros([n * k for n, k in zip(block, sharding.tiles)], np.asarray(blocks[0]).dtype)
     replicas = complement(sharding.mesh, sharding.axes + sharding.unreduced)
     for device, piece in enumerate(blocks):
         at = sharding.mesh.coordinates(device)

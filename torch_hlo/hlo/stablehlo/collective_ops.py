@@ -80,10 +80,7 @@ def _all_to_all(c: Context) -> Made:
         y = instr("all-to-all", (x,), x.shape, dimensions=(split,), **_collective(c))
         if split != concat:
             dims = list(x.dims)
-            y = b.reshape(
-                y,
-                [*dims[:split], count, dims[split] // count, *dims[split + 1 :]],
-            )
+            y = b.reshape(y, [*dims[:split], count, dims[split] // count, *dims[split + 1 :]])
             order = [d for d in range(len(dims) + 1) if d != split]
             order.insert(concat, split)
             dims[split] //= count

@@ -410,13 +410,7 @@ class Converter:
     ) -> list[Instruction]:
         """The results of a region that runs once, in place, for these arguments."""
         scope = Scope(c.scope)
-        self._bind(
-            scope,
-            block.args,
-            values,
-            [t.quantized for _, t in block.args],
-            c.op.position,
-        )
+        self._bind(scope, block.args, values, [t.quantized for _, t in block.args], c.op.position)
         return self.block(block, scope)
 
     def closed_region(
@@ -435,13 +429,7 @@ class Converter:
             scope.values[name] = found[1]
         shapes = [t.shape for _, t in block.args] if shapes is None else shapes
         params = parameters_of(shapes)
-        self._bind(
-            scope,
-            block.args,
-            params,
-            [t.quantized for _, t in block.args],
-            c.op.position,
-        )
+        self._bind(scope, block.args, params, [t.quantized for _, t in block.args], c.op.position)
         results = self.block(block, scope)
         root = results[0] if len(results) == 1 else b.tuple_(*results)
         return Computation(c.op.name, params, root)

@@ -45,11 +45,7 @@ def _dynamic_reshape(c: Context) -> Made:
 
 @rule("dynamic_iota")
 def _dynamic_iota(c: Context) -> Made:
-    return b.iota(
-        c.types[0].shape.dtype,
-        _result_dims(c, 0),
-        c.integer("iota_dimension", "dim"),
-    )
+    return b.iota(c.types[0].shape.dtype, _result_dims(c, 0), c.integer("iota_dimension", "dim"))
 
 
 @rule("real_dynamic_slice")

@@ -369,10 +369,7 @@ class Reader:
         if s.accept("attributes"):
             op.attrs.update(dictionary(s))
         if len(op.types) != len(names):
-            raise s.error(
-                f"while has {len(names)} values and {len(op.types)} types",
-                op.position,
-            )
+            raise s.error(f"while has {len(names)} values and {len(op.types)} types", op.position)
         args = list(zip(names, op.types, strict=True))
         s.expect("cond")
         cond = self.region(depth + 1, args)

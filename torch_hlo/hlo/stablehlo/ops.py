@@ -85,10 +85,7 @@ def _extremum(c: Context) -> Made:
         return instr(c.op.name.rpartition(".")[2], (x, y))
     direction = "GT" if c.op.name.endswith("maximum") else "LT"
     first = b.compare(b.real(x), b.real(y), direction)
-    tie = b.and_(
-        b.compare(b.real(x), b.real(y), "EQ"),
-        b.compare(b.imag(x), b.imag(y), direction),
-    )
+    tie = b.and_(b.compare(b.real(x), b.real(y), "EQ"), b.compare(b.imag(x), b.imag(y), direction))
     return b.select(b.or_(first, tie), x, y)
 
 
@@ -152,11 +149,7 @@ def broadcast_in_dim(
 @rule("broadcast")
 def _broadcast(c: Context) -> Made:
     sizes = c.ints("broadcast_sizes", "sizes")
-    return b.broadcast(
-        c.x[0],
-        (*sizes, *c.x[0].dims),
-        range(len(sizes), len(sizes) + c.x[0].rank),
-    )
+    return b.broadcast(c.x[0], (*sizes, *c.x[0].dims), range(len(sizes), len(sizes) + c.x[0].rank))
 
 
 @rule("reshape")
@@ -190,12 +183,7 @@ def _slice(c: Context) -> Made:
         return b.slice_(c.x[0], *zip(*ranges, strict=True))
     if c.x[0].rank == 0:
         return c.x[0]
-    return b.slice_(
-        c.x[0],
-        c.ints("start_indices"),
-        c.ints("limit_indices"),
-        c.ints("strides"),
-    )
+    return b.slice_(c.x[0], c.ints("start_indices"), c.ints("limit_indices"), c.ints("strides"))
 
 
 @rule("pad")
@@ -223,11 +211,7 @@ def _get_dimension_size(c: Context) -> Made:
 
 @rule("set_dimension_size")
 def _set_dimension_size(c: Context) -> Made:
-    return instr(
-        "set-dimension-size",
-        tuple(c.x),
-        dimensions=(c.integer("dimension", "dim"),),
-    )
+    return instr("set-dimension-size", tuple(c.x), dimensions=(c.integer("dimension", "dim"),))
 
 
 def dimension_numbers(c: Context, name: str) -> dict[str, Any]:
@@ -395,14 +379,7 @@ def _einsum(c: Context) -> Made:
 
 def _summed(x: Instruction, letters: str, gone: list[str]) -> Instruction:
     return (
-        b.reduce(
-            x,
-            b.constant(0, x.dtype),
-            [letters.index(d) for d in gone],
-            "add",
-        )
-        if gone
-        else x
+        b.reduce(x, b.constant(0, x.dtype), [letters.index(d) for d in gone], "add") if gone else x
     )
 
 
@@ -432,11 +409,7 @@ def dim_labels(c: Context) -> str:
         return "".join(places[i] for i in range(len(places)))
 
     return (
-        labels(
-            "input_batch_dimension input_feature_dimension",
-            "bf",
-            "input_spatial_dimensions",
-        )
+        labels("input_batch_dimension input_feature_dimension", "bf", "input_spatial_dimensions")
         + "_"
         + labels(
             "kernel_input_feature_dimension kernel_output_feature_dimension",
@@ -548,12 +521,7 @@ def _windows(c: Context, rank: int) -> tuple[WindowDim, ...]:
 def _reduce_window(c: Context) -> Made:
     count = len(c.x) // 2
     return unpacked(
-        instr(
-            "reduce-window",
-            tuple(c.x),
-            window=_windows(c, c.x[0].rank),
-            to_apply=c.region(0),
-        ),
+        instr("reduce-window", tuple(c.x), window=_windows(c, c.x[0].rank), to_apply=c.region(0)),
         count,
     )
 

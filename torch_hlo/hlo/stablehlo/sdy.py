@@ -14,11 +14,7 @@ from .sdy_syntax import COLLECTIVES
 from .shardings import Shardings, constrained, listed, raw_text
 
 
-@rule(
-    "sdy.sharding_constraint",
-    "sdy.reshard",
-    *(f"sdy.{name}" for name in COLLECTIVES.split()),
-)
+@rule("sdy.sharding_constraint", "sdy.reshard", *(f"sdy.{name}" for name in COLLECTIVES.split()))
 def _constraint(c: Context) -> Made:
     text = c.attr("out_sharding", "sharding")
     sharding = c.converter.shardings.shardy(raw_text(text), c.x[0].shape)

@@ -254,10 +254,7 @@ def mulhi(x: Instruction, y: Instruction) -> Instruction:
     if bits < 64:
         wide = f"{x.kind}{2 * bits}"
         product = b.multiply(b.convert(x, wide), b.convert(y, wide))
-        return b.convert(
-            instr("shift-right-logical", (product, b.full_like(product, bits))),
-            dtype,
-        )
+        return b.convert(instr("shift-right-logical", (product, b.full_like(product, bits))), dtype)
     half = b.full_like(b.convert(x, "u64"), 32)
     mask = b.full_like(b.convert(x, "u64"), 0xFFFFFFFF)
     u, v = b.convert(x, "u64"), b.convert(y, "u64")

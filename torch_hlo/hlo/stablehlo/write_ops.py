@@ -120,13 +120,7 @@ def _quantize(w: Writer, x: Instruction) -> list[str]:
 
 @writes("constant")
 def _constant(w: Writer, x: Instruction) -> list[str]:
-    return w.emit(
-        "stablehlo.constant",
-        [],
-        [],
-        [x.shape],
-        f"value = {dense_text(x['literal'])}",
-    )
+    return w.emit("stablehlo.constant", [], [], [x.shape], f"value = {dense_text(x['literal'])}")
 
 
 @writes("reshape", "bitcast")
@@ -463,12 +457,7 @@ def _collective(x: Instruction) -> dict[str, str]:
 
 @writes("all-reduce")
 def _all_reduce(w: Writer, x: Instruction) -> list[str]:
-    return w.op(
-        x,
-        "stablehlo.all_reduce",
-        dictionary(**_collective(x)),
-        [w.region(x["to_apply"])],
-    )
+    return w.op(x, "stablehlo.all_reduce", dictionary(**_collective(x)), [w.region(x["to_apply"])])
 
 
 @writes("all-gather")
@@ -529,13 +518,7 @@ def _device(w: Writer, x: Instruction) -> list[str]:
 @writes("copy-start")
 def _copy_start(w: Writer, x: Instruction) -> list[str]:
     names = w[x.operands[0]]
-    zero = w.emit(
-        "stablehlo.constant",
-        [],
-        [],
-        [Shape("u32")],
-        "value = dense<0> : tensor<ui32>",
-    )
+    zero = w.emit("stablehlo.constant", [], [], [Shape("u32")], "value = dense<0> : tensor<ui32>")
     return [*names, *names, *zero]
 
 
@@ -555,13 +538,7 @@ def _async_start(w: Writer, x: Instruction) -> list[str]:
         f"callee = @{w.program.name_of(x['calls'])}",
     )
     rest = [
-        w.emit(
-            "stablehlo.constant",
-            [],
-            [],
-            [s],
-            f"value = dense<0> : {type_text(s)}",
-        )[0]
+        w.emit("stablehlo.constant", [], [], [s], f"value = dense<0> : {type_text(s)}")[0]
         for e in x.shape.elements[2:]
         for s in leaves(e)
     ]

@@ -120,11 +120,7 @@ class _Parser:
             elif s.peek(_DEFINITION):  # the short style: bare lines
                 begin = s.pos
                 self._add_block(
-                    _Block(
-                        "main",
-                        begin,
-                        self._lines(lambda: s.done() or not s.peek(_DEFINITION)),
-                    ),
+                    _Block("main", begin, self._lines(lambda: s.done() or not s.peek(_DEFINITION))),
                     True,
                 )
             else:
@@ -515,12 +511,7 @@ class _Parser:
             return bitcast(operands, want, line.shape, written)
         if line.op == "select" and operands and not operands[0].dims and want.dims:
             operands = [
-                instr(
-                    "broadcast",
-                    operands[:1],
-                    want.with_dtype("pred"),
-                    dimensions=(),
-                ),
+                instr("broadcast", operands[:1], want.with_dtype("pred"), dimensions=()),
                 *operands[1:],
             ]
         if line.op == "reshape" and len(operands) > 1:
@@ -553,13 +544,7 @@ class _Parser:
         OPCODES[inner].verify(want.elements[1], *params, **attrs)
         root = instr(inner, params, want.elements[1], **attrs)
         calls = Computation(f"async_{inner}", params, root)
-        return instr(
-            "async-start",
-            operands,
-            want,
-            calls=calls,
-            async_execution_thread=thread,
-        )
+        return instr("async-start", operands, want, calls=calls, async_execution_thread=thread)
 
     def _resolved(self, value: object) -> object:
         if isinstance(value, Ref):

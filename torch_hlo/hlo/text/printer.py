@@ -295,10 +295,7 @@ def quoted(text: str) -> str:
     return (
         '"'
         + "".join(
-            escapes.get(
-                c,
-                c if c.isprintable() else "".join(f"\\{b:03o}" for b in c.encode()),
-            )
+            escapes.get(c, c if c.isprintable() else "".join(f"\\{b:03o}" for b in c.encode()))
             for c in text
         )
         + '"'

@@ -143,15 +143,7 @@ def to_copy(args: tuple, kwargs: dict):
     source = session.current().sources and recording.source()
     return fresh(
         meta,
-        Out(
-            Node(
-                aten._to_copy.default,
-                (read(x),),
-                {"dtype": dtype},
-                (meta.hlo,),
-                source,
-            )
-        ),
+        Out(Node(aten._to_copy.default, (read(x),), {"dtype": dtype}, (meta.hlo,), source)),
     )
 
 

@@ -523,11 +523,6 @@ def assign(target: HloTensor, value: Tensor) -> None:
         )
     if value._meta.dtype != target._meta.dtype:
         new = Out(
-            Node(
-                aten._to_copy.default,
-                (new,),
-                {"dtype": target._meta.dtype},
-                (target._meta.hlo,),
-            )
+            Node(aten._to_copy.default, (new,), {"dtype": target._meta.dtype}, (target._meta.hlo,))
         )
     write(target, new)

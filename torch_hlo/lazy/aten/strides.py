@@ -64,28 +64,14 @@ def efficient_zeros(args: tuple, kwargs: dict) -> torch.Tensor:
     meta = metas.contiguous(tuple(args[0]), kwargs.get("dtype") or torch.get_default_dtype())
     return fresh(
         meta,
-        Out(
-            Node(
-                aten.zeros.default,
-                (list(meta.size),),
-                {"dtype": meta.dtype},
-                (meta.hlo,),
-            )
-        ),
+        Out(Node(aten.zeros.default, (list(meta.size),), {"dtype": meta.dtype}, (meta.hlo,))),
     )
 
 
 def _empty(meta: Meta) -> HloTensor:
     return fresh(
         meta,
-        Out(
-            Node(
-                aten.empty.memory_format,
-                (list(meta.size),),
-                {"dtype": meta.dtype},
-                (meta.hlo,),
-            )
-        ),
+        Out(Node(aten.empty.memory_format, (list(meta.size),), {"dtype": meta.dtype}, (meta.hlo,))),
     )
 
 

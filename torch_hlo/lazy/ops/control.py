@@ -296,12 +296,7 @@ def cond(
     flat, form = _inputs("cond", tuple(operands))
     logged = _logged("cond")
     graphs = [record("cond", fn, flat, form, logged) for fn in (true_fn, false_fn)]
-    _same(
-        "cond",
-        _described(graphs[1]),
-        _described(graphs[0]),
-        (graphs[1].form, graphs[0].form),
-    )
+    _same("cond", _described(graphs[1]), _described(graphs[0]), (graphs[1].form, graphs[0].form))
     captured = _share(graphs, len(flat))
     args = (read(p), *graphs, [*map(read, flat), *captured])
     outs, drawn = _described(graphs[0]), _draw(graphs, [])

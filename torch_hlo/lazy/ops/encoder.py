@@ -157,11 +157,7 @@ def encoder_layer(
         )[0]
 
     def feed_forward(x: Tensor) -> Tensor:
-        return F.linear(
-            activation(F.linear(x, ffn_weight_1, ffn_bias_1)),
-            ffn_weight_2,
-            ffn_bias_2,
-        )
+        return F.linear(activation(F.linear(x, ffn_weight_1, ffn_bias_1)), ffn_weight_2, ffn_bias_2)
 
     if norm_first:
         x = src + attend(first(src))

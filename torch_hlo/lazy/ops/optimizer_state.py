@@ -43,10 +43,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) ->
         # DTensors beside plain parameters, as tensor parallelism leaves norms: one at a time
         if HloTensor in kinds and len(kinds) > 1 and group.get("foreach", 0) is None:
             group["foreach"] = False
-    option = next(
-        (o for kind, o in IMPLEMENTATIONS.items() if isinstance(optimizer, kind)),
-        None,
-    )
+    option = next((o for kind, o in IMPLEMENTATIONS.items() if isinstance(optimizer, kind)), None)
     if option is None:
         return
     for group in optimizer.param_groups:

@@ -168,12 +168,7 @@ def hand_out(x: HloTensor, device: torch.device) -> torch.Tensor:
     try:
         result = torch.empty(x.shape, dtype=x.dtype, device=device)
         if buffer.nbytes:
-            _copy(
-                device,
-                result.data_ptr(),
-                buffer.memory.device_address,
-                buffer.nbytes,
-            )
+            _copy(device, result.data_ptr(), buffer.memory.device_address, buffer.nbytes)
     finally:
         lease.close()
     stride = metas.copied(x._meta).stride

@@ -306,12 +306,7 @@ class DeviceEngine(Engine):
                 raise ValueError("nothing is recorded")
             graph, _, _, aliases = cut(bindings, donate=True)
             module = executor.call_compiler(
-                lambda: lower(
-                    graph.nodes,
-                    graph.outputs,
-                    [*graph.leaves, *graph.numbers],
-                    aliases,
-                )
+                lambda: lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases)
             )
             return module, [leaf_buffer(leaf) for leaf in graph.leaves] + (
                 number_buffers(graph.numbers) if graph.numbers else []

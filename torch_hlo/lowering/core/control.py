@@ -162,10 +162,7 @@ def while_loop(
         return [(Expr(count) + 1).x, *(v.x for v in body(*map(Expr, values)))]
 
     return tuple(
-        map(
-            Expr,
-            loop(holds, step, [promote.constant(0, "s64"), *(v.x for v in state)])[1:],
-        )
+        map(Expr, loop(holds, step, [promote.constant(0, "s64"), *(v.x for v in state)])[1:])
     )
 
 

@@ -198,25 +198,14 @@ def lower(
     for i, leaf in enumerate(inputs):
         shape = leaf.shape if isinstance(leaf, Leaf) else Shape(leaf.dtype)
         known = leaf_shardings[i] if i < len(leaf_shardings) else None
-        param = instr(
-            "parameter",
-            (),
-            shape,
-            index=i,
-            sharding=_sharding(known, mesh, shape),
-        )
+        param = instr("parameter", (), shape, index=i, sharding=_sharding(known, mesh, shape))
         params.append(param)
         values[id(leaf)] = param if isinstance(leaf, Leaf) else Weak(param)
 
     with registry.numbering_channels():
         roots = apply(nodes, outputs, values)
     shardings = tuple(_sharding(s, mesh, r.shape) for s, r in zip(output_shardings, roots)) or None
-    root = instr(
-        "tuple",
-        roots,
-        tuple_shape(*(r.shape for r in roots)),
-        sharding=shardings,
-    )
+    root = instr("tuple", roots, tuple_shape(*(r.shape for r in roots)), sharding=shardings)
     return Module(
         name,
         Computation("main", tuple(params), root),

@@ -96,11 +96,7 @@ def pad_dim(
     interior: int = 0,
     value: Operand = 0,
 ) -> Instruction:
-    return pad(
-        x,
-        [(low, high, interior) if i == dim else (0, 0, 0) for i in range(x.rank)],
-        value,
-    )
+    return pad(x, [(low, high, interior) if i == dim else (0, 0, 0) for i in range(x.rank)], value)
 
 
 def reverse(x: Instruction, dims: Sequence[int]) -> Instruction:
@@ -139,17 +135,9 @@ def reduce(
         return x
     dtype = x.dtype
     if op == "add" and promote.is_complex(dtype):
-        return instr(
-            "complex",
-            tuple(reduce(instr(part, (x,)), dims) for part in ("real", "imag")),
-        )
+        return instr("complex", tuple(reduce(instr(part, (x,)), dims) for part in ("real", "imag")))
     start = promote.constant(start_value(op, dtype) if init is None else init, dtype)
-    return instr(
-        "reduce",
-        (x, start),
-        dimensions=dims,
-        to_apply=binary_computation(op, dtype),
-    )
+    return instr("reduce", (x, start), dimensions=dims, to_apply=binary_computation(op, dtype))
 
 
 def _is_zero(size: Size) -> bool:
@@ -212,13 +200,7 @@ def wrap_negative(indices: Instruction, size: Size) -> Instruction:
         "select",
         (
             below,
-            instr(
-                "add",
-                (
-                    indices,
-                    promote.full(size, indices.dtype, indices.dims),
-                ),
-            ),
+            instr("add", (indices, promote.full(size, indices.dtype, indices.dims))),
             indices,
         ),
     )

@@ -287,18 +287,8 @@ def run_and_save_rng_state(
     words = reshape_concat([promote.scalar(seed, "s64"), promote.scalar(offset, "s64")])
     raw = instr("bitcast-convert", (words,), Shape("u8", (2, 8)))
     padding = ((0, state.dims[0] - 16, 0),)
-    saved = instr(
-        "pad",
-        (reshape(raw, (16,)), promote.constant(0, "u8")),
-        state,
-        padding=padding,
-    )
-    return saved, _call(
-        op,
-        expected_shapes()[1:],
-        args,
-        {**kwargs, "seed": seed, "offset": offset},
-    )
+    saved = instr("pad", (reshape(raw, (16,)), promote.constant(0, "u8")), state, padding=padding)
+    return saved, _call(op, expected_shapes()[1:], args, {**kwargs, "seed": seed, "offset": offset})
 
 
 @_lowers("run_with_rng_state")

@@ -36,13 +36,7 @@ def grouped_mm_backward(
     """Gradients of grouped_mm of rows [s, k], weight [g, k, n] and the groups' ends."""
     to_x, to_weight = expected_shapes()
     return (
-        nested(
-            (to_x,),
-            grouped_mm,
-            gradient,
-            build.transpose(weight, (0, 2, 1)),
-            offs,
-        ),
+        nested((to_x,), grouped_mm, gradient, build.transpose(weight, (0, 2, 1)), offs),
         nested((to_weight,), grouped_mm, build.transpose(x, (1, 0)), gradient, offs),
     )
 

@@ -226,11 +226,7 @@ def _lu_loops(a: Instruction) -> tuple[Expr, ...]:
             column / where(pivot.eq(0), 1, pivot),
             where(i > k, column, 0),
         )
-        x = where(
-            (i > k) & (j > k),
-            x - factor * row_p,
-            where((i > k) & j.eq(k), factor, x),
-        )
+        x = where((i > k) & (j > k), x - factor * row_p, where((i > k) & j.eq(k), factor, x))
         spots = Expr(iota(pivots.dims, len(pivots.dims) - 1))
         return (
             k + 1,
@@ -299,11 +295,7 @@ def _permuted(x: Instruction, order: Expr) -> Instruction:
 
 
 def _inverse_order(order: Expr) -> Expr:
-    pair = build.sort(
-        [order.x, iota(order.dims, len(order.dims) - 1)],
-        len(order.dims) - 1,
-        "LT",
-    )
+    pair = build.sort([order.x, iota(order.dims, len(order.dims) - 1)], len(order.dims) - 1, "LT")
     return Expr(build.get_tuple_element(pair, 1))
 
 
@@ -314,11 +306,7 @@ def _info(packed: Expr, index: int) -> Instruction:
     *_, m, n = packed.dims
     i, j = (Expr(iota(packed.dims, len(packed.dims) - 2 + d)) for d in range(2))
     zero = i.eq(j) & packed.eq(0)
-    first = fold(
-        where(zero, i + 1, m + n),
-        (len(packed.dims) - 2, len(packed.dims) - 1),
-        "minimum",
-    )
+    first = fold(where(zero, i + 1, m + n), (len(packed.dims) - 2, len(packed.dims) - 1), "minimum")
     return promote.cast(where(first.eq(m + n), 0, first).x, expected(index).dtype)
 
 

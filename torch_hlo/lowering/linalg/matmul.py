@@ -62,13 +62,7 @@ def _finish(x: Expr) -> Instruction:
     return promote.cast(x.x, expected().dtype)
 
 
-@lowers(
-    aten.mm.default,
-    aten.bmm.default,
-    aten.mm.dtype,
-    aten.bmm.dtype,
-    aten._int_mm.default,
-)
+@lowers(aten.mm.default, aten.bmm.default, aten.mm.dtype, aten.bmm.dtype, aten._int_mm.default)
 def mm(a: Instruction, b: Instruction, dtype: torch.dtype | None = None) -> Instruction:
     if expected().dtype != a.dtype:
         a, b = (promote.cast(x, expected().dtype) for x in (a, b))

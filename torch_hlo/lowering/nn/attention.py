@@ -325,13 +325,7 @@ class _Gradients:
         *more: Instruction,
     ) -> list[Instruction]:
         bias = self.bias
-        s = _scores(
-            query,
-            k,
-            None if bias is None else more[0],
-            self.is_causal,
-            self.scale,
-        )
+        s = _scores(query, k, None if bias is None else more[0], self.is_causal, self.scale)
         last = (len(s.dims) - 1,)
         p = exp(s - keep(Expr(promote.cast(logsumexp, s.dtype)), s.dims, last))
         used = p * Expr(more[-1]) if self.dropout else p

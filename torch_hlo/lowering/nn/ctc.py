@@ -71,10 +71,7 @@ def _sources(before: Expr, skip: Expr) -> list[Expr]:
 def _start(labels: Instruction) -> Instruction:
     _, batch, places = labels.dims
     zero = promote.full(0, labels.dtype, (batch, 1))
-    return concatenate(
-        [zero, promote.full(-math.inf, labels.dtype, (batch, places - 1))],
-        1,
-    )
+    return concatenate([zero, promote.full(-math.inf, labels.dtype, (batch, places - 1))], 1)
 
 
 @lowers(CTC)

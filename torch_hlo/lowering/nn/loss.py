@@ -226,10 +226,7 @@ def binary_cross_entropy_backward(
 ) -> Instruction:
     p, t = _terms(x, y)
     return _finish(
-        _weighted(
-            _spread(grad, p, reduction) * (p - t) / maximum((1 - p) * p, 1e-12),
-            weight,
-        )
+        _weighted(_spread(grad, p, reduction) * (p - t) / maximum((1 - p) * p, 1e-12), weight)
     )
 
 

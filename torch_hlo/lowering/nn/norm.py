@@ -356,10 +356,7 @@ def native_group_norm(
     rstd = rsqrt(_group_mean(fold(square(centered), _spatial(value)), group, size) + eps)
     scaled = centered * _pixels(_spread(rstd, channels), value)
     return _results(
-        _affine(
-            scaled,
-            *(None if v is None else _channel(v, value) for v in (weight, bias)),
-        ),
+        _affine(scaled, *(None if v is None else _channel(v, value) for v in (weight, bias))),
         mean,
         rstd,
     )

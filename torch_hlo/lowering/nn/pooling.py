@@ -291,10 +291,7 @@ def _max_pool(
     steps = row_major_strides(tuple(sizes))
     starts = [_axis_index(shape.dims, lead + i) * stride[i] - padding[i] for i in range(n)]
     best = Expr(promote.full(low, x.dtype, shape.dims))
-    index = _flat(
-        [_first_inside(s, d) for s, d in zip(starts, dilation, strict=True)],
-        steps,
-    )
+    index = _flat([_first_inside(s, d) for s, d in zip(starts, dilation, strict=True)], steps)
     # One comparison per window position: strided slices, which fuse into one loop over the output.
     for offsets in itertools.product(*(range(k) for k in kernel)):
         shift = [o * d for o, d in zip(offsets, dilation, strict=True)]
@@ -515,12 +512,7 @@ def adaptive_max_pool(
         else:
             value = gather_dim(value, _adaptive_windows(size, out).x, d)
     places = [
-        _spread_index(
-            x.dims[lead + i],
-            shape.dims[lead + i],
-            value.dims,
-            lead + 2 * i,
-        )
+        _spread_index(x.dims[lead + i], shape.dims[lead + i], value.dims, lead + 2 * i)
         for i in range(n)
     ]
     flat = _flat(places, row_major_strides(tuple(x.dims[lead:])))

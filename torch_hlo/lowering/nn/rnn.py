@@ -244,10 +244,7 @@ def _part(x: Instruction, n: int, count: int) -> Instruction:
 
 def _over_time(x: Instruction) -> Instruction:
     """The sum over time and batch."""
-    return promote.cast(
-        reduce(promote.cast(x, promote.compute_type(x.dtype)), (0, 1)),
-        x.dtype,
-    )
+    return promote.cast(reduce(promote.cast(x, promote.compute_type(x.dtype)), (0, 1)), x.dtype)
 
 
 def _lives(lengths: Instruction | None, x: Instruction) -> list[Instruction]:

@@ -66,10 +66,7 @@ def _clip(position: Expr, size: Size) -> Expr:
 def nearest(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> list[Tap]:
     return [
         (
-            _clip(
-                floor(_index(out, dtype) * _step(size, out, scale, dtype)).cast("s64"),
-                size,
-            ),
+            _clip(floor(_index(out, dtype) * _step(size, out, scale, dtype)).cast("s64"), size),
             None,
         )
     ]

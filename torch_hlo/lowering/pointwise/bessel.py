@@ -80,11 +80,7 @@ def i0e(x: Expr) -> Expr:
 
 @pointwise(aten.special_i1e)
 def i1e(x: Expr) -> Expr:
-    return where(
-        is_nan(x),
-        x,
-        _odd(x, _scaled_first_kind(absolute(x), special.i1e, _I1E_TAIL)),
-    )
+    return where(is_nan(x), x, _odd(x, _scaled_first_kind(absolute(x), special.i1e, _I1E_TAIL)))
 
 
 @pointwise(aten.i0, aten.special_i0, aten.special_modified_bessel_i0)
@@ -129,22 +125,13 @@ def _second_kind(x: Expr, near: Expr, tail: Callable, scaled: bool) -> Expr:
     small = x <= 2
     far = where(small, 2, x)
     large = series(2 / far, 0.0, 1.0, tail) / sqrt(far)
-    value = where(
-        small,
-        near * exp(x) if scaled else near,
-        large if scaled else large * exp(-far),
-    )
+    value = where(small, near * exp(x) if scaled else near, large if scaled else large * exp(-far))
     return where(x.eq(0), math.inf, where(x < 0, math.nan, where(is_nan(x), x, value)))
 
 
 def _k0(x: Expr, scaled: bool) -> Expr:
     s = where((x <= 2) & (x > 0), x, 1)
-    return _second_kind(
-        x,
-        series(s, 0.0, 2.0, _k0_smooth) - log(s * 0.5) * i0(s),
-        _K0_TAIL,
-        scaled,
-    )
+    return _second_kind(x, series(s, 0.0, 2.0, _k0_smooth) - log(s * 0.5) * i0(s), _K0_TAIL, scaled)
 
 
 def _k1(x: Expr, scaled: bool) -> Expr:
@@ -235,11 +222,7 @@ def _y(x: Expr, order: int) -> Expr:
         near = s * series(s, 0.0, 8.0, _y1_smooth) + 2 / math.pi * (
             log(s) * series(s, 0.0, 8.0, special.bessel_j1) - 1 / s
         )
-    value = where(
-        small,
-        near,
-        _asymptotic(where(small, 8, where(x.eq(math.inf), 8, x)), order)[1],
-    )
+    value = where(small, near, _asymptotic(where(small, 8, where(x.eq(math.inf), 8, x)), order)[1])
     value = where(x.eq(math.inf), 0, value)
     return where(x.eq(0), -math.inf, where(x < 0, math.nan, where(is_nan(x), x, value)))
 

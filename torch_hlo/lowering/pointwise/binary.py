@@ -227,11 +227,7 @@ def integer_power(x: Expr, y: Expr) -> Expr:
     result, square, left = x.like(1), x, y
     steps = min(bits, 63) if promote.kind(x.dtype) == "s" else bits
     for i in range(max(1, min(steps, 6))):
-        result = where(
-            (binary("shift-right-logical", left, i) & 1).ne(0),
-            result * square,
-            result,
-        )
+        result = where((binary("shift-right-logical", left, i) & 1).ne(0), result * square, result)
         square = square * square
     # Beyond 63 only 0, 1, -1 and even bases (that wrap to 0) have a short answer; odd ones need
     # every bit.
@@ -299,11 +295,7 @@ def logaddexp(x: Expr, y: Expr) -> Expr:
         return high + log(exp(low - high) + 1)
     top = maximum(x, y)
     same = x.eq(y)
-    return where(
-        same & ~is_finite(x),
-        x,
-        top + log1p(exp(-absolute(where(same, 0, x - y)))),
-    )
+    return where(same & ~is_finite(x), x, top + log1p(exp(-absolute(where(same, 0, x - y)))))
 
 
 @pointwise(aten.heaviside, arity=2)
@@ -421,22 +413,12 @@ def bitwise_not(x: Expr) -> Expr:
     return unary("not", x)
 
 
-@pointwise(
-    aten.bitwise_left_shift,
-    aten.__lshift__.Tensor,
-    aten.__lshift__.Scalar,
-    arity=2,
-)
+@pointwise(aten.bitwise_left_shift, aten.__lshift__.Tensor, aten.__lshift__.Scalar, arity=2)
 def left_shift(x: Expr, y: Expr) -> Expr:
     return binary("shift-left", x, y)
 
 
-@pointwise(
-    aten.bitwise_right_shift,
-    aten.__rshift__.Tensor,
-    aten.__rshift__.Scalar,
-    arity=2,
-)
+@pointwise(aten.bitwise_right_shift, aten.__rshift__.Tensor, aten.__rshift__.Scalar, arity=2)
 def right_shift(x: Expr, y: Expr) -> Expr:
     return binary(
         "shift-right-logical" if promote.kind(x.dtype) == "u" else "shift-right-arithmetic",
@@ -446,12 +428,7 @@ def right_shift(x: Expr, y: Expr) -> Expr:
 
 
 # Selection.
-@lowers(
-    aten.where.self,
-    aten.where.ScalarSelf,
-    aten.where.ScalarOther,
-    aten.where.Scalar,
-)
+@lowers(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
 def where_(condition: Instruction, x: Operand, y: Operand) -> Instruction:
     shape = expected()
     chosen = (Expr(promote.operand(v, shape.dtype, shape.dims)) for v in (x, y))
@@ -533,9 +510,6 @@ def frexp(x: Instruction) -> tuple[Instruction, Instruction]:
         - bias
         - where(tiny, bits.like(shift + 2), 0)
     )
-    mantissa = bitcast(
-        (bits & ~bits.like((2 * bias + 3) << shift)) | (bias << shift),
-        value.dtype,
-    )
+    mantissa = bitcast((bits & ~bits.like((2 * bias + 3) << shift)) | (bias << shift), value.dtype)
     plain = is_finite(value) & value.ne(0)
     return finish(where(plain, mantissa, value), 0), finish(where(plain, exponent, 0), 1)

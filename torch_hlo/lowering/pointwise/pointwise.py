@@ -259,13 +259,7 @@ def angle(x: Instruction) -> Instruction:
     return apply(lambda v: where(is_nan(v), v, where(v < 0, math.pi, v.like(0))), (x,), {})
 
 
-@pointwise(
-    aten._conj_physical,
-    aten.conj_physical,
-    aten._conj,
-    aten.conj,
-    aten.resolve_conj,
-)
+@pointwise(aten._conj_physical, aten.conj_physical, aten._conj, aten.conj, aten.resolve_conj)
 def conjugate(x: Expr) -> Expr:
     return binary("complex", real(x), -imag(x)) if is_complex(x) else x
 

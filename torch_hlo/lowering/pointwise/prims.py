@@ -78,12 +78,7 @@ def broadcast_in_dim(
     dims = expected().dims
     kept = [d for d in range(x.rank) if not (x.dims[d] == 1 and dims[dimensions[d]] != 1)]
     x = promote.reshape(x, [x.dims[d] for d in kept])
-    return instr(
-        "broadcast",
-        (x,),
-        expected(),
-        dimensions=tuple(dimensions[d] for d in kept),
-    )
+    return instr("broadcast", (x,), expected(), dimensions=tuple(dimensions[d] for d in kept))
 
 
 @lowers(prims.device_put.default, prims.view_of.default, prims.clone.default)

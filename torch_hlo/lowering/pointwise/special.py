@@ -71,11 +71,7 @@ def erfcx(x: Expr) -> Expr:
     near = where(a <= 1, x, 0)
     tail = erfcx_positive(where(a > 1, a, 1))
     inside = exp(near * near) * (1 - erf(near))
-    return where(
-        a <= 1,
-        inside,
-        where(x < 0, 2 * exp(x * x) - tail, where(is_nan(x), x, tail)),
-    )
+    return where(a <= 1, inside, where(x < 0, 2 * exp(x * x) - tail, where(is_nan(x), x, tail)))
 
 
 @pointwise(aten.special_ndtr)
@@ -245,11 +241,7 @@ def zeta(x: Expr, q: Expr) -> Expr:
         factor = factor * (x + (2 * i + 1))
         b = b / a
     whole = q.eq(floor(q))
-    total = where(
-        (q <= 0) & whole,
-        math.inf,
-        where((q <= 0) & x.ne(floor(x)), math.nan, total),
-    )
+    total = where((q <= 0) & whole, math.inf, where((q <= 0) & x.ne(floor(x)), math.nan, total))
     return where(x.eq(1), math.inf, where(x < 1, math.nan, total))
 
 
@@ -390,11 +382,7 @@ def _recurrence(first: Callable[..., Any], following: Callable[..., Any]) -> Cal
 
         start = (x, degree, x.like(1), x.like(1), first(x))
         last = while_loop(more, step, start)[4]
-        return where(
-            degree < 0,
-            0,
-            where(degree.eq(0), 1, where(degree.eq(1), first(x), last)),
-        )
+        return where(degree < 0, 0, where(degree.eq(0), 1, where(degree.eq(1), first(x), last)))
 
     return kernel
 

@@ -309,10 +309,7 @@ def vector_norm(
     aten.norm.ScalarOpt_dtype,
 )
 def norm_(x: Instruction, p: Scalar | None = 2, *args: Any, **kwargs: Any) -> Instruction:
-    dim = kwargs.get(
-        "dim",
-        args[0] if args and isinstance(args[0], (list, tuple, int)) else None,
-    )
+    dim = kwargs.get("dim", args[0] if args and isinstance(args[0], (list, tuple, int)) else None)
     return result(norm(_norm_operand(x), _order(2 if p is None else p), axes(dim, x.rank)))
 
 

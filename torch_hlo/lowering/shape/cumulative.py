@@ -88,23 +88,13 @@ def cummin(x: Instruction, dim: int) -> tuple[Instruction, Instruction]:
 @lowers(aten.logcumsumexp)
 def logcumsumexp(x: Instruction, dim: int) -> Instruction | Results:
     if promote.is_complex(x.dtype):
-        return opaque(
-            aten.logcumsumexp.default,
-            (x, dim),
-            {},
-            expected_shapes(),
-            library=True,
-        )
+        return opaque(aten.logcumsumexp.default, (x, dim), {}, expected_shapes(), library=True)
     value = Expr(promote.cast(x, "f64"))  # as PyTorch does: its gradient subtracts such sums
     if not value.dims:
         return x
     a, b = (Expr(instr("parameter", (), Shape(value.dtype), index=i)) for i in range(2))
     top = maximum(a, b)
-    total = where(
-        is_finite(top),
-        top + log1p(exp(-absolute(where(is_finite(top), a - b, 0)))),
-        top,
-    )
+    total = where(is_finite(top), top + log1p(exp(-absolute(where(is_finite(top), a - b, 0)))), top)
     add = Computation("logaddexp", (a.x, b.x), total.x)
     return promote.cast(
         prefix(value, axis(dim, len(value.dims)), add, -math.inf).x,

@@ -105,13 +105,7 @@ def put(
     flat = reshape(x, (x.size,))
     source = reshape(source, index.dims)
     return reshape(
-        scatter_dim(
-            flat,
-            wrap_negative(index, x.size),
-            source,
-            0,
-            "add" if accumulate else None,
-        ),
+        scatter_dim(flat, wrap_negative(index, x.size), source, 0, "add" if accumulate else None),
         x.dims,
     )
 
@@ -159,10 +153,7 @@ def index_fill(x: Instruction, dim: int, index: Instruction, value: Operand) -> 
     d = axis(dim, base.rank)
     index = wrap_negative(_vector(index), base.dims[d])
     dims = (*base.dims[:d], *index.dims, *base.dims[d + 1 :])
-    return reshape(
-        scatter_dim(base, index, promote.operand(value, x.dtype, dims), d, None),
-        x.dims,
-    )
+    return reshape(scatter_dim(base, index, promote.operand(value, x.dtype, dims), d, None), x.dims)
 
 
 _REDUCERS = {
@@ -231,10 +222,7 @@ def index_reduce(
             op,
         )
 
-    return reshape(
-        promote.cast(_fold_into(base, reduce, include_self, write), x.dtype),
-        x.dims,
-    )
+    return reshape(promote.cast(_fold_into(base, reduce, include_self, write), x.dtype), x.dims)
 
 
 # One index per element
@@ -487,10 +475,7 @@ def unsafe_masked_index(
     fill: Scalar,
 ) -> Instruction:
     picked = Expr(
-        index(
-            x,
-            [None if i is None else _clamped(i, x.dims[d]) for d, i in enumerate(indices)],
-        )
+        index(x, [None if i is None else _clamped(i, x.dims[d]) for d, i in enumerate(indices)])
     )
     return where(Expr(broadcast_to(mask, picked.dims)), picked, picked.like(fill)).x
 

@@ -100,12 +100,7 @@ def _unrepeated(g: Instruction, d: int, size: int, low: int, high: int) -> list[
     found = []
     for many, start, to in ((low, 0, 0), (high, low + size, size - 1)):
         if many:
-            total = build.reduce(
-                _part(g, d, start, many),
-                build.full(0, g.dtype),
-                (d,),
-                "add",
-            )
+            total = build.reduce(_part(g, d, start, many), build.full(0, g.dtype), (d,), "add")
             dims = list(g.dims)
             dims[d] = 1
             found.append(_at(build.reshape(total, dims), d, to, size))
@@ -122,11 +117,7 @@ def _backward_by(positions: Callable[..., Any], borders: Callable[..., Any]) -> 
         for d, low, high in _padded_dims(padding):
             size, axis = shape.dims[d], g.rank + d
             if all(isinstance(n, int) and n >= 0 for n in (size, low, high)):
-                g = reduce(
-                    build.add,
-                    borders(g, axis, size, low, high),
-                    _part(g, axis, low, size),
-                )
+                g = reduce(build.add, borders(g, axis, size, low, high), _part(g, axis, low, size))
                 continue
             dims = list(g.dims)
             dims[d] = shape.dims[d]

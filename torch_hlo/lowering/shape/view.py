@@ -119,12 +119,7 @@ def slice_(
     end: Size | None = None,
     step: Size = 1,
 ) -> Instruction:
-    return slice_dim(
-        x,
-        dim,
-        *_range(x.dims[dim], start, expected().dims[dim], step),
-        step,
-    )
+    return slice_dim(x, dim, *_range(x.dims[dim], start, expected().dims[dim], step), step)
 
 
 @lowers(aten.narrow.default, aten.narrow_copy)
@@ -211,11 +206,7 @@ def diagonal_scatter(
     dim2: int = 1,
 ) -> Instruction:
     matrix = _matrix_last(x, dim1, dim2)
-    return _matrix_back(
-        _write_diagonal(matrix, promote.cast(src, x.dtype), offset),
-        dim1,
-        dim2,
-    )
+    return _matrix_back(_write_diagonal(matrix, promote.cast(src, x.dtype), offset), dim1, dim2)
 
 
 def _write_diagonal(matrix: Instruction, src: Instruction, offset: int) -> Instruction:
@@ -478,10 +469,7 @@ def _roll(x: Instruction, shift: Size, dim: int) -> Instruction:
         if any(c < 0 for _, c in shift.terms):
             raise LoweringError(f"roll by {shift}, which may be negative")
         size, zero = promote.size_value(size), promote.constant(0, "s64")
-        start = instr(
-            "subtract",
-            (size, instr("remainder", (promote.size_value(shift), size))),
-        )
+        start = instr("subtract", (size, instr("remainder", (promote.size_value(shift), size))))
         return build.dynamic_slice(
             concatenate([x, x], dim),
             [start if d == dim % x.rank else zero for d in range(x.rank)],

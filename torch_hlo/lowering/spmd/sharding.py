@@ -56,13 +56,7 @@ def decode(text: str) -> Sharding:
 
 def annotated(x: Instruction, sharding: Sharding) -> Instruction:
     """XLA's annotation of a value."""
-    return instr(
-        "custom-call",
-        (x,),
-        x.shape,
-        custom_call_target="Sharding",
-        sharding=sharding,
-    )
+    return instr("custom-call", (x,), x.shape, custom_call_target="Sharding", sharding=sharding)
 
 
 @lowers(SHARD)

@@ -201,12 +201,7 @@ def _columns(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
             else [total]
         )
         for c in range(0, g.lanes, lanes):
-            store(
-                warp,
-                f.add(column, c),
-                lanes,
-                _vector(f, g.kind, parts[c : c + lanes]),
-            )
+            store(warp, f.add(column, c), lanes, _vector(f, g.kind, parts[c : c + lanes]))
     return (
         f"@SELF.sums = internal addrspace(3) global [{WARPS * g.rows * width} x {g.kind}] undef,"
         " align 16\n"

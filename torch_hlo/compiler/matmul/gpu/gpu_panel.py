@@ -188,13 +188,7 @@ class Panel:
         width = self.o.width
         for part in range(0, CHUNK, width):
             n = nbytes if width == CHUNK else self.w.clamp(self.w.minus(nbytes, part), 0, width)
-            ptx.copy_async(
-                self.f,
-                width,
-                self.w.add(to, part),
-                self.f.gep("i8", source, part),
-                n,
-            )
+            ptx.copy_async(self.f, width, self.w.add(to, part), self.f.gep("i8", source, part), n)
 
     def _copy(self, to: Int, source: str, nbytes: Int) -> None:
         """A chunk whose elements are not aligned to 4 bytes, one by one; those outside are read
@@ -260,11 +254,7 @@ class Panel:
             for half in range(2):
                 for high in range(2):
                     column = self.columns[CHUNK * ((2 * parity + high) ^ (4 * half))]
-                    place = w.add(
-                        base,
-                        column,
-                        (i // 2 * o.depth + step * depth + 4 * half) * LINE,
-                    )
+                    place = w.add(base, column, (i // 2 * o.depth + step * depth + 4 * half) * LINE)
                     registers += ptx.load_shared(f, ["i32"], place)
             return self._rounded(registers)
         slab, inside = divmod(i * FRAGMENT * o.unit.itemsize, LINE)
@@ -286,12 +276,6 @@ class Panel:
         if self.o.unit.name != "tf32":
             return registers
         return [
-            ptx.assembly(
-                self.f,
-                "cvt.rna.tf32.f32 $0, $1;",
-                ["i32"],
-                [("i32", r)],
-                effect=False,
-            )[0]
+            ptx.assembly(self.f, "cvt.rna.tf32.f32 $0, $1;", ["i32"], [("i32", r)], effect=False)[0]
             for r in registers
         ]
