@@ -103,6 +103,8 @@ FILES: dict[str, dict[str, str]] = {
         "CPU_NUM_DEVICES": "2"
     },
     "test/torch_distributed/test_ddp.py": {"CPU_NUM_DEVICES": "2"},
+    "test/quantized_ops/test_dot_general.py": {},
+    "test/quantized_ops/test_quantized_matmul.py": {},
     "examples/train_resnet_base.py": {},
     "examples/train_resnet_amp.py": {},
     "examples/train_decoder_only_base.py": {},
