@@ -100,3 +100,17 @@ ENTRY e {
     np.testing.assert_allclose(
         evaluate(parse_module(text), [a])[0], np.linalg.eigvalsh(a), rtol=1e-5
     )
+
+
+def test_a_singular_tridiagonal_matrix_is_perturbed():
+    """Its solution is near the null space: here of [[1, 1], [1, 1]], in a stack with a regular
+    one."""
+    ones = np.ones((2, 2))
+    (x,) = lapack.call(
+        "tridiagonal_solve_perturbed_ffi",
+        None,
+        [ones, np.array([[1.0, 1], [2, 2]]), ones, np.array([[[1.0], [0]], [[3], [3]]])],
+    )
+    assert abs(x[0, :, 0]).min() > 1e10
+    np.testing.assert_allclose(x[0, 0], -x[0, 1], rtol=1e-6)
+    np.testing.assert_allclose(x[1], 1, rtol=1e-12)

@@ -19,14 +19,14 @@ from .interpreter import Array
 Config = dict[str, int]
 Results = tuple[Any, ...]  # arrays, and scalars such as LAPACK's info
 ROUTINES: dict[str, Callable[..., Results]] = {}
-_NAME = re.compile(r"lapack_([sdcz])(\w+?)(?:_ffi)?")
+_NAME = re.compile(r"(?:lapack_[sdcz])?(\w+?)(?:_ffi)?")
 _OPTION = re.compile(r"(\w+)\s*=\s*(-?\d+)")
 
 
 def routine(target: str) -> str | None:
     """`geqrf` for "lapack_sgeqrf_ffi"; None for a target that is no known LAPACK call."""
     match = _NAME.fullmatch(target)
-    name = match and _SAME.get(match[2], match[2])
+    name = match and _SAME.get(match[1], match[1])
     return name if name in ROUTINES or name in ("potrf", "trsm") else None
 
 
@@ -177,6 +177,19 @@ def _gtsv(
         return low, diagonal, high, np.linalg.solve(full, b), info
     except np.linalg.LinAlgError:
         return low, diagonal, high, np.full_like(b, np.nan), info + 1
+
+
+@_lapack
+def _tridiagonal_solve_perturbed(
+    config: Config, low: Array, diagonal: Array, high: Array, b: Array
+) -> Results:
+    """Where one of the matrices is singular, their diagonals move by a rounding error."""
+    solved, info = _gtsv(config, low, diagonal, high, b)[-2:]
+    if info.any():
+        size = np.abs([low, diagonal, high]).max((0, -1))[..., None]
+        moved = diagonal + np.maximum(size, 1) * np.finfo(float).eps
+        solved = _gtsv(config, low, moved, high, b)[-2]
+    return (solved,)
 
 
 # Eigenvalues and singular values
