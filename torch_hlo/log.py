@@ -2,6 +2,7 @@
 also HLO, 4 also LLVM IR."""
 
 import contextlib
+import importlib.util
 import os
 import sys
 import warnings
@@ -64,5 +65,10 @@ def source() -> str:
     return ""
 
 
-# the command line, Python's `with`, and code that Dynamo has written
-OURS = (os.path.join(os.path.dirname(__file__), ""), contextlib.__file__, "<")
+# the command line, PyTorch, Python's `with`, and code that Dynamo has written
+_PLACES = importlib.util.find_spec("torch_hlo"), importlib.util.find_spec("torch")
+OURS = (
+    *[os.path.join(os.path.dirname(x.origin or ""), "") for x in _PLACES if x],
+    contextlib.__file__,
+    "<",
+)

@@ -203,7 +203,7 @@
         }), `picture of what ${stages[i].name} changed`);
       };
       const holder = el("div", {}, body);
-      const list = table([{ name: "pass", width: 160, show: s => s.name, mono: true }, { name: "lines", width: 60, num: true, show: s => s.lines.length }, { name: "instructions", width: 112, num: true, show: s => (s.rows ??= [...parse(s.text).computations.values()].reduce((n, c) => n + c.rows.length, 0)) }], stages, { height: 620, tree: true, pick: s => look(stages.indexOf(s)) });
+      const list = table([{ name: "pass", width: 142, show: s => s.name, mono: true }, { name: "lines", width: 78, num: true, show: s => s.lines.length }, { name: "instructions", width: 112, num: true, show: s => (s.rows ??= [...parse(s.text).computations.values()].reduce((n, c) => n + c.rows.length, 0)) }], stages, { height: 620, tree: true, pick: s => look(stages.indexOf(s)) });
       requestAnimationFrame(() => list.choose(Math.min(1, stages.length - 1)));
       return el("div", {}, el("div.soft", { style: "margin-bottom:8px" }, "What each pass changed: red is gone, green is new. Numbers in names do not count as changes. ↑ ↓ choose a pass."), el("div", { style: "display:grid;grid-template-columns:335px minmax(0,1fr);gap:14px" }, list, holder));
     };
@@ -234,7 +234,7 @@
       }, "buffers in the arena over time");
       chart.addEventListener("mousemove", e => { const [px, py] = at(chart, e), [x, y] = box(chart.clientWidth, chart.clientHeight), b = arena.find(b => px >= x(Math.max(b.start, 0)) && px <= x(b.end + 1) && py <= y(b.offset) && py >= y(b.offset + b.bytes) - 1); showTip(b ? `${bytes(b.bytes)} at ${b.offset}, steps ${b.start} to ${b.end}\n${b.names}` : "", e); });
       chart.addEventListener("mouseleave", () => showTip(""));
-      return el("div", {}, el("div.card", {}, el("h2", {}, "The arena: where arrays live, and when"), chart, info), searched([{ name: "bytes", width: 90, num: true, get: b => b.bytes, show: b => bytes(b.bytes) }, { name: "place", width: 130, mono: true, get: b => b.slot }, { name: "from step", width: 80, num: true, get: b => b.start }, { name: "to step", width: 80, num: true, get: b => b.end }, { name: "arrays", width: 760, mono: true, get: b => b.names }], buffers, b => b.names + b.slot, { height: 300, sort: "-bytes" }));
+      return el("div", {}, el("div.card", {}, el("h2", {}, "The arena: where arrays live, and when"), chart, info), searched([{ name: "bytes", width: 90, num: true, get: b => b.bytes, show: b => bytes(b.bytes) }, { name: "place", width: 130, mono: true, get: b => b.slot }, { name: "from step", width: 96, num: true, get: b => b.start }, { name: "to step", width: 80, num: true, get: b => b.end }, { name: "arrays", width: 760, mono: true, get: b => b.names }], buffers, b => b.names + b.slot, { height: 300, sort: "-bytes" }));
     };
 
     const machine = () => {

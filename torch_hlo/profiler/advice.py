@@ -50,20 +50,21 @@ def _reads(
     programs = Counter(s.name for s in spans if s.track == "programs")
     # a captured function, or a step that is read at several lines, are several programs
     steps = max((marks or programs).values(), default=0)
-    for name, does in READS.items():
-        reads = [s for s in spans if s.name == name]
-        for line, n in Counter(s.line for s in reads).items():
-            if n >= FEW and n >= OFTEN * steps:
-                spent = sum(s.seconds for s in reads if s.line == line)
-                spent -= sum(c.seconds for c in compiles if c.where == line)
-                yield Advice(
-                    f"A read at {line} {does} every step",
-                    f"{n} reads in {steps} steps, and Python is {_s(spent)} there. Read every"
-                    " 100th step, or keep the tensor (`losses.append(loss.detach())`) and read it"
-                    " at the end.",
-                    line,
-                    spent / wall,
-                )
+    reads = [s for s in spans if s.name in READS]
+    for line, n in Counter(s.line for s in reads).items():
+        if n >= FEW and n >= OFTEN * steps:
+            here = [s for s in reads if s.line == line]
+            ((name, _),) = Counter(s.name for s in here).most_common(1)
+            spent = sum(s.seconds for s in here)
+            spent -= sum(c.seconds for c in compiles if c.where == line)
+            yield Advice(
+                f"A read at {line} {READS[name]} every step",
+                f"{n} reads in {steps} steps, and Python is {_s(max(spent, 0))} there. Read every"
+                " 100th step, or keep the tensor (`losses.append(loss.detach())`) and read it"
+                " at the end.",
+                line,
+                spent / wall,
+            )
 
 
 def _compiles(compiles: Sequence[metrics.Compile], wall: float) -> Iterator[Advice]:

@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from torch_hlo import log
 from torch_hlo.compiler.codegen.profile import KEPT
 from torch_hlo.device import runtime
 from torch_hlo.device.memory import Memory
@@ -85,7 +84,7 @@ class Timeline(Watcher):
     # -- what the engine is asked for
     @contextlib.contextmanager
     def _span(self, track: str, name: str, note: Any = "") -> Iterator[None]:
-        start, line = time.monotonic(), log.source()
+        start, line = time.monotonic(), session.line()
         try:
             yield
         finally:
@@ -95,7 +94,7 @@ class Timeline(Watcher):
     def upload(self, tensor: torch.Tensor) -> Any:
         with self._span("transfers", "upload", tensor.nbytes):
             buffer = self.inner.upload(tensor)
-        self._made[buffer.memory] = (log.source(), "copied to the device")
+        self._made[buffer.memory] = (session.line(), "copied to the device")
         return buffer
 
     def materialize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -175,7 +174,7 @@ class Timeline(Watcher):
     def _waiting(self, is_done: Callable[[], bool]) -> None:
         self._note_steps()
         if not is_done():
-            self._waits[threading.get_ident()] = time.monotonic(), log.source()
+            self._waits[threading.get_ident()] = time.monotonic(), session.line()
 
     def _awaited(self) -> None:
         start, line = self._waits.pop(threading.get_ident(), (0.0, ""))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from torch_hlo import config, log
+from torch_hlo import config
 from torch_hlo.lowering.core import is_pointwise, is_random
 from torch_hlo.pytorch.operators import OpOverload, check_convolution, runs_on_cpu
 from torch_hlo.pytorch.registration import PLACE
@@ -396,7 +396,7 @@ def _checked(indices: Callable) -> Callable:
 
 def _expect(op: OpOverload, index: HloTensor, low: int, high: int, ignored: Sequence[int]) -> None:
     """Judge indices that the device computes once it has."""
-    line = session.current().here.line or log.source()
+    line = session.line()
 
     def check(value: Tensor) -> None:
         outside = (value < low) | (value >= high)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import torch
 
 from torch_hlo import log
@@ -22,8 +19,6 @@ from .storage import Number, holding, read
 from .tensor import HloTensor, blank, fresh
 
 _session = session.current()
-# whose lines are not the user's
-_PACKAGES = tuple(f"{Path(m.__file__ or '').parent}{os.sep}" for m in (torch, log))
 
 
 class Arguments:
@@ -259,12 +254,12 @@ def recorder(op: OpOverload, random: bool | None = None, first: bool = False) ->
 def source() -> str:
     """The user's line. While gradients are computed also that of the operation which they are of,
     if PyTorch keeps it."""
-    line = _session.here.line or log.source()
+    line = session.line()
     if _session.modules is not None and (module := _session.modules()):
         line += f", in module {module}"
     for frame in reversed(participants.forward_trace()):
         file, _, rest = frame.strip().removeprefix('File "').partition('", line ')
-        if not file.startswith(_PACKAGES):
+        if not file.startswith(log.OURS):
             return f"{file}:{rest.partition(',')[0]}, in the backward pass from {line}"
     return line
 

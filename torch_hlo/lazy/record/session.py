@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
 import torch
 
-from torch_hlo import config
+from torch_hlo import config, log
 from torch_hlo.lowering.core import RECORDING, Out
 from torch_hlo.pytorch.operators import OpOverload
 
@@ -123,6 +123,11 @@ _session = Session()
 def current() -> Session:
     """The process's session."""
     return _session
+
+
+def line() -> str:
+    """The user's: of the operation of a graph that this thread is at, or of Python."""
+    return _session.here.line or log.source()
 
 
 def engine() -> Engine:

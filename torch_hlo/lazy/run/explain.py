@@ -106,12 +106,17 @@ def difference(new: tuple, old: tuple, sources: Sequence[str] = ()) -> str:
         return f"it was compiled for {old_threads} threads, there are {threads}"
     first = next((i for i, differs in enumerate(map(ne, nodes, old_nodes)) if differs), None)
     leaf = next((i for i, differs in enumerate(map(ne, shapes, old_shapes)) if differs), None)
-    user = None if leaf is None else _first_user(nodes, leaf)
+    user = None if leaf is None else _first_user(nodes, ~leaf)
     if leaf is not None and (first is None or user is not None and user <= first):
-        by = "" if user is None else f" (first used by {_op(nodes[user])}{_at(user, sources)})"
+        by = (
+            ""
+            if user is None
+            else f" (first used by {_op(nodes[user])}{_users_line(nodes, user, sources)})"
+        )
         return f"input {leaf} was {old_shapes[leaf]}, is {shapes[leaf]}{by}"
     if first is not None:
-        return _node_difference(first, nodes[first], old_nodes[first], sources)
+        where = f"op {first}, {_op(nodes[first])}{_users_line(nodes, first, sources)}"
+        return _node_difference(where, nodes[first], old_nodes[first])
     if len(nodes) != len(old_nodes):
         if len(nodes) > len(old_nodes):
             at = len(old_nodes)
@@ -149,8 +154,7 @@ def _placement_difference(new: list, old: list) -> str:
     return f"the mesh was {old[0].mesh}, is {new[0].mesh}"
 
 
-def _node_difference(at: int, new: tuple, old: tuple, sources: Sequence[str]) -> str:
-    where = f"op {at}, {_op(new)}{_at(at, sources)}"
+def _node_difference(where: str, new: tuple, old: tuple) -> str:
     if new[0] != old[0]:
         return f"{where}: was {_op(old)}"
     names = _argument_names(OPS.get(new[0]))
@@ -217,9 +221,15 @@ def _aliases_difference(aliases: tuple, old: tuple, shapes: tuple) -> str:
     return "inputs give their memory to other results"
 
 
-def _first_user(nodes: tuple, leaf: int) -> int | None:
-    wanted = ~leaf
+def _first_user(nodes: tuple, wanted: int) -> int | None:
     return next((i for i, node in enumerate(nodes) if _mentions(node[1:], wanted)), None)
+
+
+def _users_line(nodes: tuple, at: int | None, sources: Sequence[str]) -> str:
+    """Views have no line: then that of what uses the view."""
+    while at is not None and not _at(at, sources):
+        at = _first_user(nodes, at << INDEX_BITS)
+    return "" if at is None else _at(at, sources)
 
 
 def _mentions(arguments: tuple, wanted: int) -> bool:

@@ -79,7 +79,7 @@ class ProgramCache:
         return self._on_compiler(graph, aliases, key, family, ints)
 
     def _on_compiler(self, *compile: Any) -> Compiled:
-        self.line = log.source()
+        self.line = session.line()
         with participants.block(f"hlo::compile step_{self.compiles + 1}"):
             return executor.call_compiler(lambda: self._compile(*compile))
 
