@@ -128,10 +128,15 @@ def test_loader_runs_ahead(tmp_path):
                 assert more["x"].device.type == "xla"
         except ValueError as error:
             print(error, seen)
+        print(*(x.shape for x in pl.MpDeviceLoader([torch.ones(3)], "xla")))
+        import torch.distributed as dist
+        start = lambda index: dist.init_process_group("xla", init_method="xla://")
+        torch_xla.launch(start)
+        torch_xla.launch(start)  # the first one's group has ended
         """,
         tmp_path,
     )
-    assert out.splitlines() == ["ahead 4", "no more [0, 1, 2, 3, 4, 5]"]
+    assert out.splitlines() == ["ahead 4", "no more [0, 1, 2, 3, 4, 5]", "torch.Size([3])"]
 
 
 def test_processes(tmp_path):

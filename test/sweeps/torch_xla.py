@@ -251,7 +251,7 @@ def run(repository: Path, file: str, seconds: float) -> dict[str, tuple[str, str
 
 def _smaller(repository: Path, folder: Path) -> Path:
     """A copy of the examples with smaller sizes."""
-    shutil.copytree(repository / "examples", folder / "examples")
+    shutil.copytree(repository / "examples", folder / "examples", ignore_dangling_symlinks=True)
     for file in (folder / "examples").rglob("*.py"):
         text = file.read_text()
         for pattern, replacement in SMALLER:

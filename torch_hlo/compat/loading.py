@@ -28,14 +28,14 @@ class ParallelLoader:
         self._running = Prefetcher(cpu_loader, self._move, device_prefetch_size)
 
     def _move(self, batch):
-        specs = self._sharding
+        specs, move = self._sharding, xla_model.send_cpu_data_to_device
         if not isinstance(specs, dict):
-            return xla_model.send_cpu_data_to_device(batch, self._device, specs)
+            found = move(batch, self._device, specs)
+            return found[0] if isinstance(batch, torch.Tensor) else found
         if not isinstance(batch, dict):
             raise ValueError("input batch should be a dict when input sharding is a dict.")
         if missing := [k for k in batch if k not in specs]:
             raise KeyError(f"Keys: {missing} are missing from input_sharding.")
-        move = xla_model.send_cpu_data_to_device
         return {k: move(v, self._device, specs[k])[0] for k, v in batch.items()}
 
     def per_device_loader(self, device):

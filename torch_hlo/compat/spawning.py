@@ -43,7 +43,7 @@ def spawn(
     one."""
     size = nprocs or int(config.variable("CPU_NUM_DEVICES", 1))
     if size == 1:
-        return fn(0, *args)
+        return _child(0, 1, 0, fn, args)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     given = (size, store.port, fn, args)
     context = torch.multiprocessing.start_processes(_child, given, size, join, daemon, start_method)
@@ -54,10 +54,12 @@ def spawn(
 
 def _child(rank, size, port, fn, args):
     _Launched.rank, _Launched.size, _Launched.port = rank, size, port
-    fn(rank, *args)
-    if dist.is_initialized():
+    begun = dist.is_initialized()
+    found = fn(rank, *args)
+    if dist.is_initialized() and not begun:
         torch_hlo.mark_step(wait=True)  # others wait for what this one recorded
         dist.destroy_process_group()
+    return found
 
 
 def run_multiprocess(fn, *args, start_method="spawn", **kwargs):

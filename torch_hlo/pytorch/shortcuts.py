@@ -105,6 +105,12 @@ ROWS = (
         " for a collective that another one has not begun",
     ),
     Row(
+        "saving",
+        "lazy/record/serialization.py",
+        "torch.save has the values of this device's tensors before it opens the file",
+        "a process that is ended while it waits for a step leaves an empty checkpoint",
+    ),
+    Row(
         "accelerator",
         "pytorch/patches.py",
         "torch.accelerator asks torch.hlo where this device is the accelerator",

@@ -3,6 +3,7 @@
 import torch
 
 from torch_hlo.lowering.core import Node, Out
+from torch_hlo.pytorch import participants
 
 from ..record import (
     Array,
@@ -33,7 +34,7 @@ from .mutation import on_memory
 def copy_(args: tuple, kwargs: dict):
     target, source = args[0], args[1]
     if type(target) is not HloTensor:
-        if isinstance(target, HloTensor) or type(target) not in checks.PLAIN:
+        if not checks.plain(target):
             raise handlers.Foreign
         target.copy_(exchange.fetch(source, target.device))
         return target
@@ -50,11 +51,12 @@ def copy_(args: tuple, kwargs: dict):
         value, dtype, size = read(source), source._meta.dtype, source._meta.size
     elif source.device.type == "meta":
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
-    elif type(source) in checks.PLAIN:
-        plain = source.detach()
-        if plain.layout is not torch.strided:
-            plain = plain.to_dense()
-        value = upload(plain if plain.dtype == to.dtype else plain.to(to.dtype))
+    elif checks.plain(source):
+        with participants.plain_attributes():
+            plain = source.detach()
+            if plain.layout is not torch.strided:
+                plain = plain.to_dense()
+            value = upload(plain if plain.dtype == to.dtype else plain.to(to.dtype))
         dtype, size = to.dtype, tuple(source.shape)
     else:
         raise handlers.Foreign

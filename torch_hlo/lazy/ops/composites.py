@@ -130,7 +130,7 @@ def _moved(x: Tensor, **options: Any) -> Tensor:
     from ..aten.copies import copy_from
 
     dtype, form = options.get("dtype") or x.dtype, options.get("memory_format")
-    plain = type(x) in checks.PLAIN and x.device.type == "cpu" and x.layout is torch.strided
+    plain = checks.plain(x) and x.device.type == "cpu" and x.layout is torch.strided
     if type(x) is HloTensor or plain and form is None and dtype is x.dtype:
         return dispatch.handle(aten._to_copy.default, (), (x,), options)
     recording.on_device(options.get("device"))  # raises for one that is not there

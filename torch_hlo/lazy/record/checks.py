@@ -27,7 +27,7 @@ def admit(tensor: Tensor) -> HloTensor:
     itself."""
     if isinstance(tensor, HloTensor):
         return tensor
-    if type(tensor) not in PLAIN:
+    if not plain(tensor):
         raise handlers.Foreign
     if tensor.device.type == "cpu" and (tensor.dim() == 0 or PLACE.name == "xla"):
         return from_cpu(tensor)
@@ -38,7 +38,9 @@ def admit(tensor: Tensor) -> HloTensor:
     )
 
 
-PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+def plain(tensor: Tensor) -> bool:
+    """Its class leaves operators to PyTorch: it has memory of its own."""
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def admit_all(value):
@@ -560,7 +562,7 @@ BOUNDS: dict[OpOverload, Callable] = {
 
 def admit_target(target: Tensor, args: tuple) -> None:
     """The tensor written to is not an hlo tensor, but another argument is. Always raises."""
-    if type(target) not in PLAIN:
+    if not plain(target):
         raise handlers.Foreign
     raise RuntimeError(
         "Expected all tensors to be on the same device, but found at least two devices, hlo:0 and"

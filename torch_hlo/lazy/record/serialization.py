@@ -6,8 +6,11 @@ A tensor is saved as (storage, offset, size, stride); the storage is a CPU copy 
 after loading."""
 
 import collections
+import functools
+from collections.abc import Callable
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torch_hlo.device import multi_device
 from torch_hlo.pytorch import tensors
@@ -151,9 +154,25 @@ def _load(storage: HostStorage, dtype: torch.dtype) -> HloTensor:
     return storage._loaded[first]
 
 
+def _complete(save: Callable[..., None]) -> Callable[..., None]:
+    """`torch.save` that has the values before it opens the file: a step may fail, and a process
+    that waits there for others may be ended."""
+
+    @functools.wraps(save)
+    def complete(obj: object, *args: object, **kwargs: object) -> None:
+        for x in pytree.tree_leaves(obj):
+            for t in x.state_dict().values() if isinstance(x, torch.nn.Module) else (x,):
+                if isinstance(t, HloTensor):
+                    _host_storage(t)
+        return save(obj, *args, **kwargs)
+
+    return complete
+
+
 def register() -> None:
     """Tell pickle, torch.save and torch.load about the device."""
     HloTensor.__reduce_ex__ = reduce
     HloTensor.set_ = set_storage
+    torch.save = torch.serialization.save = _complete(torch.save)
     torch.serialization.register_package(5, location, restore)
     torch.serialization.add_safe_globals([HloTensor])
