@@ -15,8 +15,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Sequence
-
-from torch_hlo.frozen import frozen
+from dataclasses import dataclass
 
 _ABI = 1
 _KINDS = ("user", "state", "seed")
@@ -100,7 +99,7 @@ class LibraryError(RuntimeError):
         self.code = code
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Array:
     """`dtype`: XLA's number. `sizes`: -1 where they differ from call to call. `initial`: address of
     a state's first value, else None."""

@@ -74,17 +74,6 @@ class ConvNarrow(HloTestCase):
                     h.convolution(p(0, 2, 12, 14, 3), p(1, *kernel), window, labels, 3)
                 ) == [wide]
 
-    def test_remainders_of_a_dilated_base(self):
-        gradient = WindowDim(4, 1, 2, 2, 2, 1, True)
-        assert self.narrowed(
-            h.convolution(p(0, 2, 5, 6, 4), p(1, 4, 3, 4, 4), [gradient] * 2, "b01f_io01->b01f")
-        ) == [12]
-        mixed = [WindowDim(3, 1, 2, 1), WindowDim(5, 1, 3, 4, 3)]
-        # two of its pixels at a time
-        assert self.narrowed(
-            h.convolution(p(0, 2, 5, 6, 4), p(1, 2, 4, 3, 5), mixed, "b01f_oi01->b01f")
-        ) == [12]
-
     def test_kept(self):
         x = p(0, 2, 12, 13, 4)
         for why, before in {

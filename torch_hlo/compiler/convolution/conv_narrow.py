@@ -7,15 +7,12 @@ pixels as features.
         batch_group_count=3: filters of images
 
 The kernel of pixel i of a run is the old one moved by i strides, zeros elsewhere: r pixels take
-(size + (r - 1) * stride) / r products per pixel instead of size, in r times as many lanes. What a
-dilated base gives (a transposed convolution, sub-pixel convolution in Shi et al., 2016) has one
-such kernel per remainder of the pixel's position. The zeros meet pixels outside of a window: an
-infinity or NaN there reaches the pixels of the same run.
+(size + (r - 1) * stride) / r products per pixel instead of size, in r times as many lanes. The
+zeros meet pixels outside of a window: an infinity or NaN there reaches the pixels of the same run.
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace as with_fields
 
 from torch_hlo.hlo.ir import (
@@ -25,7 +22,6 @@ from torch_hlo.hlo.ir import (
     build as h,
     fixed,
     op,
-    product,
     replace,
     rewrite,
     rules,
@@ -188,67 +184,8 @@ def images_of_channels(out: Instruction) -> Instruction | None:
     )
 
 
-def remainders(out: Instruction) -> Instruction | None:
-    """convolution of a dilated base -> the pixels of each remainder, from a convolution without
-    holes, next to each other"""
-    window = out["window"]
-    steps = [w.base_dilation for w in window]
-    if (
-        not _is_narrow(out)
-        or out["batch_group_count"] > 1
-        or product(steps) == 1
-        or fixed(out.dims[-1]) * fixed(product(steps)) > LANES
-        or any(w.stride != 1 or w.size < w.base_dilation for w in window)
-    ):
-        return None
-    kernel, labels = _plain(out)
-    sizes = out.operand.dims[1:-1]
-    phases = [_phases(w) for w in window]
-    lows = [max(low for _, _, low in each) for each in phases]
-    spans = [
-        low + max(taps - before for _, taps, before in each) for low, each in zip(lows, phases)
-    ]
-    counts = [-(-n // step) for n, step in zip(out.dims[1:-1], steps)]
-    pieces = []
-    for chosen in itertools.product(*phases):
-        starts, strides = [0] * kernel.rank, [1] * kernel.rank
-        edges = [(0, 0, 0)] * kernel.rank
-        for i, (first, taps, before) in enumerate(chosen):
-            d = labels.index(str(i))
-            starts[d], strides[d] = first, steps[i]
-            edges[d] = (lows[i] - before, spans[i] - taps - (lows[i] - before), 0)
-        piece = h.slice_(kernel, starts, kernel.dims, strides)
-        pieces.append(h.pad(piece, h.full(0, kernel.dtype, ()), edges))
-    dense = tuple(
-        WindowDim(span, 1, low, count - n - low + span - 1)
-        for span, low, count, n in zip(spans, lows, counts, sizes)
-    )
-    found = _with(out, h.concatenate(pieces, labels.index("o")), dense)
-    batch, features, n = out.dims[0], out.dims[-1], len(window)
-    apart = h.transpose(
-        h.reshape(found, (batch, *counts, *steps, features)),
-        [0, *(d for i in range(n) for d in (1 + i, 1 + n + i)), 1 + 2 * n],
-    )
-    joined = h.reshape(
-        apart,
-        (batch, *(count * step for count, step in zip(counts, steps)), features),
-    )
-    return h.slice_(joined, (0,) * out.rank, out.dims)
-
-
-def _phases(w: WindowDim) -> list[tuple[int, int, int]]:
-    """Per remainder: (first tap, taps, how far before the pixel's position they begin)."""
-    found = []
-    for r in range(w.base_dilation):
-        first = (fixed(w.pad_low) - r) % w.base_dilation
-        taps = -(-(fixed(w.size) - first) // w.base_dilation)
-        found.append((first, taps, (fixed(w.pad_low) - r - first) // w.base_dilation))
-    return found
-
-
 RULES = rules(
     (op("convolution"), images_of_channels),
-    (op("convolution"), remainders),
     (op("convolution"), runs_of_pixels),
 )
 
