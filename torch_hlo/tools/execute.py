@@ -4,6 +4,7 @@ installed."""
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace as with_fields
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 
 from torch_hlo import config
 from torch_hlo.device import runtime
+from torch_hlo.hlo.evaluate import interpreter
 from torch_hlo.hlo.evaluate.evaluate import bind_symbols, evaluate
 from torch_hlo.hlo.evaluate.interpreter import EvaluateError
 from torch_hlo.hlo.ir import (
@@ -161,12 +163,43 @@ def runner(module: Module, inputs: Sequence) -> Callable[[], Results]:
         shared = {output: buffers[param] for output, param in program.aliases}
         outs = [shared.get(i) or runtime.allocate(s) for i, s in enumerate(results)]
         program.run(buffers, outs)
-        return [
+        found = [
             (decode(o.bytes.tobytes(), s.dtype, s.dims), s.dtype)
             for o, s in zip(outs, results, strict=True)
         ]
+        if config.get("NAN") and _nan([value for value, _ in found]):
+            _name_nan(module, arrays)
+        return found
 
     return run
+
+
+def _nan(values: object) -> int:
+    """How many NaN a value has, or several."""
+    if isinstance(values, (tuple, list)):
+        return sum(map(_nan, values))
+    array = np.asarray(values)
+    return int(np.isnan(array).sum()) if array.dtype.kind in "fc" else 0
+
+
+def _name_nan(module: Module, arrays: Sequence[np.ndarray]) -> None:
+    """Raise FloatingPointError: the first instruction that makes a NaN of operands without."""
+    times = Counter[Instruction]()
+
+    def watch(x: Instruction, operands: list, value: object) -> None:
+        times[x] += 1
+        if (count := _nan(value)) and not _nan(operands):
+            given = ", ".join(str(o.shape) for o in x.operands)
+            raise FloatingPointError(
+                f"{x.op}({given}) -> {x.shape} makes {count} NaN, in its run {times[x]}"
+            )
+
+    interpreter.WATCHERS.append(watch)
+    try:
+        evaluate(module, arrays)
+    finally:
+        interpreter.WATCHERS.remove(watch)
+    raise FloatingPointError("a result is NaN, and none of the evaluator: see `run --compare`")
 
 
 def run_module(module: Module, inputs: Sequence) -> Results:

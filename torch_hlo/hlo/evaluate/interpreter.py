@@ -30,6 +30,8 @@ Array: TypeAlias = np.ndarray
 Value: TypeAlias = Any  # an array (or NumPy scalar), or a tuple of values
 Meaning = TypeVar("Meaning", bound=Callable[..., Value])
 MEANINGS: dict[str, Callable[..., Value]] = {}
+# called with each instruction that has been computed, its operands and its value
+WATCHERS: list[Callable[[Instruction, list[Value], Value], None]] = []
 
 _POINTWISE = frozenset(
     name
@@ -68,7 +70,10 @@ def run(computation: Computation, args: Sequence[Value], lifted: bool = False) -
     with np.errstate(all="ignore"):
         for i, x in enumerate(steps):
             if x.op != "parameter":
-                values[id(x)] = step(x, [values[id(o)] for o in x.operands], lifted)
+                operands = [values[id(o)] for o in x.operands]
+                values[id(x)] = value = step(x, operands, lifted)
+                for watch in WATCHERS:
+                    watch(x, operands, value)
             for dead in last_use[i]:
                 del values[dead]
     return values[id(computation.root)]
