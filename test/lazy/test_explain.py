@@ -162,3 +162,15 @@ def test_what_to_do_about_it(first, second, kind):
     found = metrics.explain().compiles[-1]
     assert (found.kind, bool(found.advice), found.outcome) == (kind, True, "compiled")
     assert found.seconds > 0 and found.ops and found.where.startswith(__file__)
+
+
+def test_a_view_has_the_line_of_what_uses_it(monkeypatch):
+    monkeypatch.setattr(session.current(), "sources", True)
+
+    def doubled(n):
+        x = torch.arange(2.0 * n).to("hlo")
+        return x.view(2, -1) * 2
+
+    line = doubled.__code__.co_firstlineno + 2
+    reason = reason_of(lambda: doubled(3), lambda: doubled(4))
+    assert f"(first used by aten.view.default at {__file__}:{line})" in reason

@@ -130,3 +130,28 @@ def test_loops_of_pytorch_on_the_device():
             f = HOW[how](fn)
             for _ in range(3):
                 torch.testing.assert_close(f(x.to("hlo")).cpu(), fn(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, torch_hlo.compile])
+def test_loops_that_draw_random_numbers(wrap):
+    def dropped(carry, x):
+        h = torch.nn.functional.dropout(carry + x, 0.5)
+        return h.clone(), (h - 3).log()  # h is 0 or more than 1
+
+    def tested(x):
+        return torch_hlo.scan(dropped, x[0], x)[1].sum()
+
+    def looped(i, x):
+        y = torch.rand_like(x) - 0.5
+        return i + 1, y.sqrt()
+
+    torch.manual_seed(3)
+    x = torch.ones(4, 8).to("hlo")
+    at = dropped.__code__.co_firstlineno + 2
+    found = error_of(wrap(tested), x)
+    assert found.startswith("log makes") and f"{__file__}:{at}" in found
+    assert "in turn 1 of scan" in found
+    start = torch.zeros((), dtype=torch.long, device="hlo")
+    run = wrap(lambda i, x: torch_hlo.while_loop(lambda i, x: i < 3, looped, (i, x))[1].sum())
+    found = error_of(run, start, x)
+    assert found.startswith("sqrt makes") and "in turn 1 of while_loop" in found
