@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 from torch_hlo.device import dlpack, runtime
 from torch_hlo.device.memory import Buffer
@@ -143,12 +144,22 @@ class Trace:
         self.updated = [self.captured[places[o]] for o in sorted(places)]
         self.program = runtime.compile_program(module)
         self.apply = tf.custom_gradient(self._apply)
+        # all at once: an operation of TensorFlow takes as long as a small program
+        read = tf.function(lambda: [*map(_value, self.captured)], autograph=False)
+        self.read = read.get_concrete_function()
+        write = tf.function(self._write, autograph=False)
+        self.write = write.get_concrete_function(
+            *(tf.TensorSpec(v.shape, v.dtype) for v in self.updated)
+        )
 
     def __call__(self, arrays: Sequence[tf.Tensor]) -> Any:
-        results = self.apply(*arrays, *map(_value, self.captured)) if self.shapes else []
         count = len(self.concrete.outputs)
-        for variable, value in zip(self.updated, results[count:], strict=True):
-            variable.assign(value, read_value=False)
+        if record.could_possibly_record():
+            results = self.apply(*arrays, *map(_value, self.captured)) if self.shapes else []
+            self._write(*results[count:])
+        else:
+            results = self._run([*arrays, *self.read()])
+            self.write(*results[count:])
         structure = self.concrete.structured_outputs
         found = iter(results)
         leaves = [
@@ -157,18 +168,25 @@ class Trace:
         ]
         return tf.nest.pack_sequence_as(structure, leaves, expand_composites=True)
 
+    def _write(self, *values: tf.Tensor) -> None:
+        for variable, value in zip(self.updated, values, strict=True):
+            variable.assign(value, read_value=False)
+
     def _apply(self, *inputs: tf.Tensor) -> Any:
         """Results, and the function of their gradients, for tf.custom_gradient."""
+        return self._run(inputs), lambda *g: self._gradients(inputs, g)
+
+    def _run(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         results = [runtime.allocate(s) for s in self.shapes]
         self.program.run([_buffer(t) for t in inputs], results)
-        return [_tensor(b) for b in results], lambda *g: self._gradients(inputs, g)
+        return [_tensor(b) for b in results]
 
     def _gradients(self, inputs: Sequence[tf.Tensor], upstream: Sequence[tf.Tensor]) -> Any:
         """Of all inputs, at the values that variables had."""
         count = len(self.specs)
         known = {id(c): v for c, v in zip(self.captured, inputs[count:], strict=True)}
         back = self.pullback
-        values = [known.get(id(c)) if id(c) in known else _value(c) for c in back.captured]
+        values = [known[id(c)] if id(c) in known else _value(c) for c in back.captured]
         given = [upstream[i] for i in _floats(self.concrete.outputs)]
         found = iter(back.apply(*inputs[:count], *given, *values))
         return [next(found) if i in _floats(inputs) else None for i in range(len(inputs))]
