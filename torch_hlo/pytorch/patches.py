@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,7 +44,7 @@ def patch(
     _patch_default_dtype(default_dtype_changed)
     _patch_pin_memory()
     _patch_accelerator(module)
-    _patch_data_parallel()
+    _patch_data_parallel(module.synchronize)
     _patch_waiting(tensor_class, start_collectives)
     _patch_inductor()
     if version.VERSION < (2, 13):
@@ -233,7 +234,7 @@ def _patch_pin_memory() -> None:
     torch.Tensor.pin_memory = pin_memory
 
 
-def _patch_data_parallel() -> None:
+def _patch_data_parallel(synchronize: Callable[[], None]) -> None:
     """DistributedDataParallel(device_ids=[rank]) copies its inputs on a stream of that number, of
     as many as there are devices here: this process has one. init_process_group(device_id=...) asks
     for a back end of the device: collectives of its tensors find their own way."""
@@ -257,8 +258,17 @@ def _patch_data_parallel() -> None:
         own = isinstance(device_id, torch.device) and device_id.type in PLACE.names
         init(*args, device_id=None if own else device_id, **kwargs)
 
+    end = torch.distributed.destroy_process_group
+
+    @functools.wraps(end)
+    def destroy_process_group(*args: object, **kwargs: object) -> None:
+        if sys.exc_info()[0] is None:  # others wait for what this process recorded
+            synchronize()
+        end(*args, **kwargs)
+
     for module in (torch.distributed, torch.distributed.distributed_c10d):
         module.init_process_group = init_process_group
+        module.destroy_process_group = destroy_process_group
 
 
 # Methods of ProcessGroup that wait for other processes.

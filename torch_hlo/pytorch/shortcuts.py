@@ -100,7 +100,7 @@ ROWS = (
         "waiting",
         "pytorch/patches.py",
         "methods of ProcessGroup start this device's recorded collectives before they wait with"
-        " tensors of the CPU",
+        " tensors of the CPU, and destroy_process_group completes them",
         "after `if rank == 0: print(loss.item())`, dist.barrier() would wait for ever: rank 0 waits"
         " for a collective that another one has not begun",
     ),

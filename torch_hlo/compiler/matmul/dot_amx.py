@@ -93,9 +93,9 @@ def emit_on_amx(
 def _is_transposed(p: Product, element: Element) -> bool:
     """Whether a product is computed transposed: its left operand fits L2 and has fewer rows than
     there are columns."""
-    rows = hint(p.m, 512)
-    fits = rows * fixed(p.k) * element.itemsize <= AMX_B_BYTES and rows <= hint(p.n, 512)
-    return may_transpose(p) and fits
+    rows, k = hint(p.m, 512), fixed(p.k)
+    fits = rows * k * element.itemsize <= AMX_B_BYTES and rows <= hint(p.n, 512)
+    return fits and not p.batch and p.b[1] == 1 and k <= K_TRANSPOSED and isinstance(p.n, int)
 
 
 def _packed(
@@ -165,8 +165,3 @@ def _prepack_amx(program: Program, engine: AmxGemm, side: int) -> str:
     name = engine.prepack(side)
     define(program, engine)
     return name
-
-
-def may_transpose(p: Product) -> bool:
-    """Whether a bf16 product on AMX tiles may be computed transposed."""
-    return not p.batch and p.b[1] == 1 and fixed(p.k) <= K_TRANSPOSED and isinstance(p.n, int)

@@ -169,36 +169,6 @@ def _smooth(z: Expr, beta: Scalar) -> Expr:
     return where(z < beta, 0.5 * z * z / beta, z - 0.5 * beta)
 
 
-@lowers(aten.smooth_l1_loss)
-def smooth_l1_loss(
-    x: Instruction,
-    y: Instruction,
-    reduction: int = MEAN,
-    beta: float = 1.0,
-) -> Instruction:
-    x, y = _terms(x, y)
-    z = absolute(x - y)
-    return reduced(
-        z if isinstance(beta, (int, float)) and beta == 0 else _smooth(z, beta),
-        reduction,
-    )
-
-
-@lowers(aten.smooth_l1_loss_backward)
-def smooth_l1_loss_backward(
-    grad: Instruction,
-    x: Instruction,
-    y: Instruction,
-    reduction: int,
-    beta: float,
-) -> Instruction:
-    x, y = _terms(x, y)
-    d = x - y
-    beta = d.like(beta)
-    sign = (d > 0).cast(d.dtype) - (d < 0).cast(d.dtype)
-    return _finish(where(absolute(d) < beta, d / beta, sign) * _spread(grad, d, reduction))
-
-
 # Classification
 @lowers(aten.binary_cross_entropy)
 def binary_cross_entropy(

@@ -259,18 +259,6 @@ def std(x: Instruction, *args: Any, **kwargs: Any) -> Instruction:
     return result(sqrt(_statistics(x, args, kwargs)[0]))
 
 
-@lowers(aten.var_mean)
-def var_mean(x: Instruction, *args: Any, **kwargs: Any) -> tuple[Instruction, Instruction]:
-    spread, center = _statistics(x, args, kwargs)
-    return result(spread), result(center, 1)
-
-
-@lowers(aten.std_mean)
-def std_mean(x: Instruction, *args: Any, **kwargs: Any) -> tuple[Instruction, Instruction]:
-    spread, center = _statistics(x, args, kwargs)
-    return result(sqrt(spread)), result(center, 1)
-
-
 # Norms.
 def norm(x: Expr, order: float, dims: Sequence[int]) -> Expr:
     """Vector p-norm over `dims`; real."""
@@ -300,17 +288,6 @@ def vector_norm(
 ) -> Instruction:
     value = _norm_operand(x)
     return result(norm(value, _order(ord), axes(dim, x.rank)))
-
-
-@lowers(
-    aten.norm.Scalar,
-    aten.norm.ScalarOpt_dim,
-    aten.norm.ScalarOpt_dim_dtype,
-    aten.norm.ScalarOpt_dtype,
-)
-def norm_(x: Instruction, p: Scalar | None = 2, *args: Any, **kwargs: Any) -> Instruction:
-    dim = kwargs.get("dim", args[0] if args and isinstance(args[0], (list, tuple, int)) else None)
-    return result(norm(_norm_operand(x), _order(2 if p is None else p), axes(dim, x.rank)))
 
 
 def _norm_operand(x: Instruction) -> Expr:

@@ -122,12 +122,6 @@ def slice_(
     return slice_dim(x, dim, *_range(x.dims[dim], start, expected().dims[dim], step), step)
 
 
-@lowers(aten.narrow.default, aten.narrow_copy)
-def narrow(x: Instruction, dim: int, start: Size, length: Size) -> Instruction:
-    start = _from_end(start, x.dims[dim])
-    return slice_dim(x, dim, start, start + length)
-
-
 def _from_end(index: Size, size: Size) -> Size:
     return index + size if isinstance(index, int) and index < 0 else index
 
