@@ -190,3 +190,5 @@ def test_an_error_leaves_what_the_function_has_entered(block):
         with pytest.raises(RuntimeError):
             step()
         assert torch.is_grad_enabled() and not torch.is_autocast_enabled("hlo")
+        assert torch.autocast_increment_nesting() == 1
+        torch.autocast_decrement_nesting()

@@ -47,6 +47,12 @@ def compile(fn: Callable | None = None, *, full_graph: bool = False) -> Callable
     return call
 
 
+def _autocasts() -> int:
+    """How many autocasts are open."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
 class Step:
     """A function that is captured, and where it stands."""
 
@@ -62,12 +68,16 @@ class Step:
         here = session.current().here
         outer, here.started = here.started, True
         gradients, casts = torch.is_grad_enabled(), torch.is_autocast_enabled("hlo")
+        depth = _autocasts()
         try:
             run = self.direct.find(args) if self.direct is not None and not kwargs else None
             result = self._traced(args, kwargs) if run is None else run(*args)
         except BaseException:  # Dynamo's bytecode does not leave `with torch.no_grad():`
             torch.set_grad_enabled(gradients)
             torch.set_autocast_enabled("hlo", casts)
+            # else autocast would keep what it has cast, weights that change later among it
+            while _autocasts() > depth:
+                torch.autocast_decrement_nesting()
             raise
         finally:
             here.started = outer

@@ -213,17 +213,6 @@ def searchsorted(
     return _search(rows, values, right)
 
 
-@lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
-def bucketize(
-    values: Operand,
-    boundaries: Instruction,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-) -> Instruction:
-    return _search(boundaries, values, right)
-
-
 def _search(rows: Instruction, values: Operand, right: bool) -> Instruction:
     """How many elements of its row are below (right: not above) each value, by bisection."""
     shape = expected()
