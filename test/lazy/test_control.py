@@ -5,6 +5,7 @@ import torch
 
 import torch_hlo
 from torch_hlo import metrics
+from torch_hlo.pytorch.version import VERSION
 
 
 class _Kept(list):
@@ -229,6 +230,8 @@ def test_while_loop_of_pytorch():
 
 @pytest.mark.parametrize("device", ["cpu", "hlo"])
 def test_random_numbers_in_a_compiled_scan(device):
+    if device == "cpu" and VERSION < (2, 13):
+        pytest.skip("PyTorch finds that this scan shares memory")
     """Each turn has its own mask, and the gradient is the one of the mask that was drawn."""
     from torch._higher_order_ops.scan import scan
 
