@@ -219,6 +219,13 @@ def test_operators_of_pytorch(fn, compiled):
         torch.testing.assert_close(b, a)
 
 
+def test_branches_of_pytorch_with_changing_sizes():
+    for n in (3, 4, 5, 6):  # from the second on they are arguments
+        x = torch.randn(n, 2)
+        got = [torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,)) for y in (x.to("hlo"), x)]
+        torch.testing.assert_close(got[0].cpu(), got[1])
+
+
 def test_while_loop_of_pytorch():
     from torch._higher_order_ops.while_loop import while_loop
 

@@ -58,8 +58,11 @@ def _lined(x: Any) -> Any:
     return x
 
 
-def _cond(predicate: Tensor, true_fn: Callable, false_fn: Callable, given: Tensors = ()) -> Tensors:
-    return control.cond(predicate, true_fn, false_fn, tuple(given))
+def _cond(
+    predicate: Tensor, true_fn: Callable, false_fn: Callable, given: Sequence = ()
+) -> Tensors:
+    # sizes are among what is given
+    return control.cond(predicate, lambda: true_fn(*given), lambda: false_fn(*given), ())
 
 
 def _while(test: Callable, body: Callable, carried: Tensors, fixed: Tensors = ()) -> Tensors:
