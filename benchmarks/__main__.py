@@ -382,6 +382,8 @@ def main() -> int:
     sets = [name for name in args.isa.split(",") if name]
     if wrong := instruction_sets.missing(sets):
         parser.error(wrong)
+    if args.floor and args.device != "cpu":
+        parser.error("--floor measures this CPU: leave --device out")
     engines = instruction_sets.columns(engines, sets)
     names = [name for given in args.workloads.split(",") for name in GROUPS.get(given, [given])]
     unknown = [n for n in names if n not in WORKLOADS]

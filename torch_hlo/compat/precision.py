@@ -94,7 +94,10 @@ def _quantized_matmul(
     one per block and column."""
     if block_size != -1:
         if quantize_activation:
-            raise NotImplementedError("quantized_matmul: activations in blocks; scale each row")
+            raise NotImplementedError(
+                f"quantized_matmul of {[*x.shape]} and {[*w.shape]}: activations are not quantized"
+                " with weights in blocks; scale each row of the weights (block_size=-1)"
+            )
         x = x.unflatten(-1, (-1, block_size))
         out = torch.einsum("scn,...sc,sn->...n", w.to(x.dtype), x, scale)
         return out if zero_point is None else out - x.sum(-1) @ zero_point.to(x.dtype)

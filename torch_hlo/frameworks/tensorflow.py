@@ -243,7 +243,9 @@ def _value(captured: Any) -> tf.Tensor:
 def _buffer(tensor: tf.Tensor) -> Buffer:
     """The array where it is."""
     if tensor.dtype in (tf.string, tf.variant, tf.resource):  # to_dlpack ends the process
-        raise TypeError(f"a tensor of {tensor.dtype.name} is no argument of a compiled function")
+        raise TypeError(
+            f"{tensor.dtype.name}{tensor.shape} is no argument of a compiled function: numbers are"
+        )
     found, owner = dlpack.take(tf.experimental.dlpack.to_dlpack(tensor))
     return runtime.adopt(found.shape, found.address, owner)
 

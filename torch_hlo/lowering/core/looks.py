@@ -26,8 +26,7 @@ TOKEN = Shape("s64", (4,))
 
 class Look:
     """A function that waits for its arguments, which come one by one; something comes also if it
-    takes none. `ordered`: not before those
-    that were recorded earlier have been called."""
+    takes none. `ordered`: not before those that were recorded earlier have been called."""
 
     ordered = True
 
