@@ -175,7 +175,7 @@ _UNIT_SIZES = {
     for name in """complex mm bmm addmm baddbmm addbmm mv addmv dot vdot linear outer addr cat stack
     sum nansum mean amax amin aminmax max min argmax argmin any all prod var std var_mean
     std_mean norm linalg_vector_norm logsumexp
-    _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp sort argsort median nanmedian
+    _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp sort median nanmedian
     mode flip roll tril triu polar isin bucketize searchsorted histc
     tril_ triu_ cumsum_ cumprod_ addmm_ baddbmm_ addbmm_ addmv_ addr_ _foreach_add_ _foreach_sub_
     _foreach_mul_ _foreach_div_

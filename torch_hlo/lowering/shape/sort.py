@@ -65,22 +65,6 @@ def sort_stable(
     return sorted_along(x, dim, descending)
 
 
-@lowers(aten.argsort)
-def argsort(
-    x: Instruction,
-    dim: int = -1,
-    descending: bool = False,
-    *,
-    stable: bool = False,
-) -> Instruction:
-    return sorted_along(x, dim, descending)[1]
-
-
-@lowers(aten.msort)
-def msort(x: Instruction) -> Instruction:
-    return sorted_along(x, 0, False)[0]
-
-
 @lowers(aten.topk)
 def topk(
     x: Instruction,
@@ -211,6 +195,17 @@ def searchsorted(
     if sorter is not None:
         rows = take_along(rows, sorter, -1)
     return _search(rows, values, right)
+
+
+@lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def bucketize(
+    values: Operand,
+    boundaries: Instruction,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+) -> Instruction:
+    return _search(boundaries, values, right)
 
 
 def _search(rows: Instruction, values: Operand, right: bool) -> Instruction:
