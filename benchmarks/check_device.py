@@ -21,7 +21,7 @@ from benchmarks.check_kernels import dot, reduction, softmax
 from torch_hlo import config
 from torch_hlo.device import runtime
 from torch_hlo.hlo.ir.instruction import outputs
-from torch_hlo.hlo.ir.numeric import encode
+from torch_hlo.hlo.ir.numeric import decode, encode
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.text.parser import parse_module
 
@@ -124,12 +124,14 @@ def compiled() -> str:
     import torch
     from torch import nn
 
+    from torch_hlo.dynamo import hlo
+
     cuda = _cuda()
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 10)
     ).cuda()
-    fast = torch.compile(model, backend="hlo")
+    fast = torch.compile(model, backend=hlo)
     worst = 0.0
     for _ in range(4):
         x, y = (
@@ -243,8 +245,8 @@ def _seconds(action: Callable[[], None], finish: Callable[[], None], times: int 
     return best
 
 
-def _timed(text: str) -> float:
-    """Seconds of a program on random values."""
+def _timed(text: str, verify: Callable[..., None] | None = None) -> float:
+    """Seconds of a program on random values; `verify` gets these and the results."""
     module = parse_module(f"HloModule timed\n{text}\n")
     program = runtime.compile_program(module)
     rng = np.random.default_rng(0)
@@ -259,6 +261,10 @@ def _timed(text: str) -> float:
     driver = runtime.driver()
     for _ in range(3):
         program.run(given, results)
+    if verify is not None:
+        verify(
+            *(decode(b.bytes.tobytes(), b.shape.dtype, b.shape.dims) for b in (*given, *results))
+        )
     return _seconds(lambda: program.run(given, results), driver.synchronize)
 
 
@@ -310,11 +316,19 @@ def streaming(name: str, scale: int = 0) -> str:
     return f"{rate / 1e9:.0f} GB/s of the copy's {copy / 1e9:.0f}: {rate / copy:.0%} (target 90 %)"
 
 
+def _some_rows(x: np.ndarray, y: np.ndarray, found: np.ndarray) -> None:
+    """Raises AssertionError when rows of a product are wrong."""
+    rows = np.linspace(0, len(x) - 1, 16).astype(int)
+    expected = x[rows].astype(np.float32) @ y.astype(np.float32)
+    error = np.abs(found[rows].astype(np.float32) - expected).max() / np.abs(expected).max()
+    assert error < 1e-2, f"the product's relative error is {error:.1e}"
+
+
 def products(dtype: str, size: int) -> str:
     """A square product, next to torch.cuda where there is one."""
     import torch
 
-    rate = 2e-12 * size**3 / _timed(dot(dtype, dtype, size, size, size))
+    rate = 2e-12 * size**3 / _timed(dot(dtype, dtype, size, size, size), _some_rows)
     text = f"{rate:.2f} TFLOP/s"
     if not torch.cuda.is_available():
         return text

@@ -1,5 +1,5 @@
 """Everything that needs a real GPU, in one command: `python -m benchmarks.check_gpu [--device
-cuda] [--minutes 8] [--json FILE]`.
+cuda] [--minutes 8] [--json FILE] [--log FILE]`.
 
     kernels      every family of kernels against the evaluator
     runtime      graphs, memory, exchange with torch.cuda, torch.compile on its tensors
@@ -28,6 +28,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -113,6 +114,7 @@ def work(device: str, engines: str, names: list[str]) -> None:
             except Skip as reason:
                 say(name=name, result="SKIP", what=str(reason))
             except Exception as error:  # one check must not hide the others
+                traceback.print_exc()
                 say(
                     name=name,
                     result="FAIL",
@@ -211,10 +213,12 @@ def watch(
                 why = f"its process ended ({worker.process.wait()}): {' | '.join(noise[-4:])[:400]}"
                 break
             if not line.startswith("@"):
+                _log(options, line)
                 noise = [*noise[-40:], line.strip()]
                 continue
             said = json.loads(line[1:])
             if "start" in said:
+                _log(options, f"-- {said['start']}")
                 current, noise, limit = (
                     said["start"],
                     [],
@@ -244,6 +248,12 @@ def watch(
             left.remove(current)
 
 
+def _log(options: argparse.Namespace, line: str) -> None:
+    if options.log:
+        with open(options.log, "a") as file:
+            print(line, file=file)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -254,6 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="a TORCH_HLO_DEVICE: cuda, cuda:1, test.ptx.driver, opencl, opencl:PATH",
     )
     parser.add_argument("--json", help="also write the results here, as they come")
+    parser.add_argument("--log", help="also write what the checks print here, tracebacks too")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--only", default="", help="parts, such as kernels,products")
     parser.add_argument("--quick", action="store_true", help="kernels only")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.backends import registry
 
 import torch_hlo  # noqa: F401
+from torch_hlo.pytorch.registration import name_flag
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
@@ -57,3 +59,24 @@ def test_encoder_layers_without_data() -> None:
     model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval().to("meta")
     with torch.no_grad():
         assert model(torch.ones(2, 3, 8, device="meta")).shape == (2, 3, 8)
+
+
+def test_torch_cuda_may_be_the_accelerator_for_a_backward():
+    flag = name_flag()
+    if flag is None:
+        pytest.skip("another machine code than x86-64's")
+    assert flag.value == 1 and torch.accelerator.current_accelerator() == torch.device("hlo")
+    flag.value = 0
+    try:
+        assert torch.accelerator.current_accelerator() is None
+    finally:
+        flag.value = 1
+    assert torch.accelerator.current_accelerator() == torch.device("hlo")
+
+
+def test_back_end_without_entry_points(monkeypatch):
+    registry.list_backends()  # looks for entry points, once
+    for known in (registry._BACKENDS, registry._COMPILER_FNS):
+        monkeypatch.delitem(known, "hlo", raising=False)
+    double = torch.compile(lambda x: x * 2, backend="hlo")
+    assert torch.equal(double(torch.ones(2)), torch.full((2,), 2.0))

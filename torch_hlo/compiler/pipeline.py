@@ -25,7 +25,6 @@ from .collectives.collective_async import collective_async
 from .control.loop_fill import loop_fill
 from .control.loop_rows import loop_rows
 from .convolution.conv_layout import conv_layout, for_matrix_units
-from .convolution.conv_narrow import conv_narrow
 from .convolution.conv_planar import conv_planar
 from .fourier.fourier import fourier
 from .fusion.fusion import fusion
@@ -85,7 +84,6 @@ def cpu_pipeline(target: Target) -> Pipeline:
             legalize,  # composite opcodes -> primitive ones
             fourier,  # transforms of any length and dimension -> those that have kernels
             conv_layout,  # channels last
-            conv_narrow,  # few features fill vectors
             simplify,
             conv_planar,  # channels first where nothing wants them last
             attention_match,  # attention that was written out

@@ -95,6 +95,12 @@ def driver() -> Driver | None:
     return backend().driver()
 
 
+def synchronize() -> None:
+    """Wait for what programs have enqueued on a GPU. Raises DriverError for what failed there."""
+    if (found := driver()) is not None:
+        found.synchronize()
+
+
 # -- arrays
 
 

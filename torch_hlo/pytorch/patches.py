@@ -8,6 +8,7 @@ import importlib
 import sys
 import types
 from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn import Module
 
 from . import imports, uninitialized, version
 from .operators import Key
-from .registration import NAME, PLACE
+from .registration import NAME, PLACE, name_flag
 
 
 def patch(
@@ -96,10 +97,13 @@ def _patch_inductor() -> None:
     def knowing(make: Callable) -> Callable:
         @functools.wraps(make)
         def made(*args: object, **kwargs: object) -> None:
-            from torch._dynamo.backends.registry import lookup_backend
+            from torch._dynamo.backends import registry
 
+            # a checkout that is not installed has no entry points
+            own = EntryPoint(NAME, "torch_hlo.dynamo:hlo", "torch_dynamo_backends")
+            registry._BACKENDS.setdefault(NAME, own)
             make(*args, **kwargs)
-            lookup_backend(NAME)
+            registry.lookup_backend(NAME)
 
         return made
 
@@ -130,10 +134,21 @@ def _patch_backward(tensor_class: type) -> None:
         torch._C._set_multithreading_enabled,
     )
 
+    flag = name_flag() if torch.version.cuda else None
+
+    def on_cuda(*args: object, **kwargs: object) -> tuple[torch.Tensor | None, ...]:
+        flag.value = False
+        try:
+            return original(*args, **kwargs)
+        finally:
+            flag.value = True
+
     @functools.wraps(original)
     def run_backward(
         roots: Sequence[torch.Tensor], *args: object, **kwargs: object
     ) -> tuple[torch.Tensor | None, ...]:
+        if flag is not None and any(getattr(root, "is_cuda", False) for root in roots):
+            return on_cuda(roots, *args, **kwargs)
         if not threads_wanted() or not any(
             type(root) is tensor_class
             or isinstance(root, torch.Tensor)

@@ -80,15 +80,40 @@ def _answering(words: Sequence[int], answer: int) -> int:
     return ctypes.addressof(table) + 2 * ctypes.sizeof(ctypes.c_void_p)
 
 
-def _guards() -> ctypes.Array | None:
-    """PyTorch's device guards by kind of device; None where its library is not known."""
+def _library() -> ctypes.CDLL | None:
     folder = os.path.join(os.path.dirname(torch.__file__), "lib")
     paths = [os.path.join(folder, name) for name in ("libc10.so", "libc10.dylib")]
-    library = next(filter(os.path.exists, paths), None)
-    if library is None:
+    return next((ctypes.CDLL(path) for path in paths if os.path.exists(path)), None)
+
+
+def _guards() -> ctypes.Array | None:
+    """PyTorch's device guards by kind of device; None where its library is not known."""
+    if (library := _library()) is None:
         return None
     kinds = ctypes.c_void_p * (int(_Kind.PrivateUse1) + 1)
-    return kinds.in_dll(ctypes.CDLL(library), "_ZN3c104impl26device_guard_impl_registryE")
+    return kinds.in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+
+
+# x86-64: movzx eax, byte [rip + four bytes of distance]; test al, al; setne al; ret
+_READS_FLAG, _ANSWERS = b"\x0f\xb6\x05", b"\x84\xc0\x0f\x95\xc0\xc3"
+
+
+def name_flag() -> ctypes.c_uint8 | None:
+    """The byte by which PyTorch knows that its PrivateUse1 device has a name. As long as it does,
+    PyTorch takes that device for the only one with streams, and backward of torch.cuda's tensors
+    ends in an assertion (https://github.com/pytorch/pytorch/issues/161129): for the time of one,
+    the byte may be 0. None where PyTorch's code is not known."""
+    library = _library()
+    asks = getattr(library, "_ZN3c1033is_privateuse1_backend_registeredEv", None)
+    if asks is None:
+        return None
+    asks.restype = ctypes.c_bool
+    start = ctypes.cast(asks, ctypes.c_void_p).value
+    code, size = ctypes.string_at(start, 13), len(_READS_FLAG) + 4
+    if not code.startswith(_READS_FLAG) or code[size:] != _ANSWERS:
+        return None
+    distance = int.from_bytes(code[len(_READS_FLAG) : size], "little", signed=True)
+    return ctypes.c_uint8.from_address(start + size + distance)
 
 
 _GUARD = 8  # words of a guard that are copied: its table, and what pybind11 keeps

@@ -134,6 +134,7 @@ class DeviceEngine(Engine):
         """Evaluate everything recorded and wait: for all of it, or until `tensors` are there."""
         if not TAPE.words and self._idle():
             self.recorded.clear()
+            runtime.synchronize()
             return
         self._evaluate()
         if tensors is None:
@@ -651,6 +652,7 @@ class DeviceEngine(Engine):
     def _wait_all(self) -> None:
         executor.drain()
         self._surface()
+        runtime.synchronize()
 
     def _surface(self) -> None:
         """Forget runs that are done. If one failed, give its storages their graph back and raise
