@@ -167,6 +167,7 @@ PROGRAMS: dict[str, str] = {
     "short rows": reduction("f32", "500,7", "500", "1"),
     "column sum": reduction("f32", "300,70", "70", "0"),
     "shared columns": reduction("f32", "48,1024", "1024", "0"),
+    "few long columns": reduction("f32", "8192,64", "64", "0"),
     "few long rows": reduction("f32", "2,20000", "2", "1"),
     "whole sum": reduction("f32", "40000", "", "0"),
     "sum f64": reduction("f64", "9,333", "9", "1"),

@@ -18,6 +18,7 @@ from torch_hlo.device.cuda.cuda_driver import Cuda, LaunchError
 from torch_hlo.device.cuda.cuda_memory import CudaMemory, CudaPool
 from torch_hlo.device.gpu.driver import DriverError
 from torch_hlo.device.memory import Buffer
+from torch_hlo.dynamo import recording
 from torch_hlo.hlo.evaluate.evaluate import evaluate
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.text.parser import parse_module
@@ -213,6 +214,25 @@ def test_training_on_the_whole_path(stub, monkeypatch):
         )
     np.testing.assert_allclose(found, losses("cpu"), rtol=1e-4)
     assert not stub.problems
+
+
+def test_captured_steps_are_launched_without_being_recorded_again(stub, monkeypatch):
+    pool = CudaPool(Cuda(0, stub))
+    monkeypatch.setattr(cuda_memory, "pool_of", lambda number: pool)
+    recorded = []
+    monkeypatch.setattr(recording.Recording, "_append", lambda *_: recorded.append(1))
+    weight = torch.ones(4, 4)
+
+    @torch_hlo.compile
+    def step(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        w.mul_(0.5)
+        return (w @ x).sum()
+
+    with config.override(DEVICE="cuda"):
+        there = weight.to("hlo")
+        found = [step(there, torch.full((4, 4), float(n)).to("hlo")) for n in range(8)]
+        assert [x.item() for x in found] == [64.0 * n / 2 ** (n + 1) for n in range(8)]
+    assert not recorded and not stub.problems
 
 
 BRANCHES = """HloModule b

@@ -33,6 +33,7 @@ from .gpu.target import GpuTarget
 from .hlo_pass import Pass, fixpoint, hlo_pass
 from .linalg.linalg import linalg
 from .llvm import CpuTarget, Target, host
+from .loops.column_split import column_split
 from .matmul.dot_canon import dot_canon
 from .matmul.dot_merge import dot_merge
 from .matmul.dot_narrow import dot_narrow, group_products
@@ -117,6 +118,7 @@ def gpu_pipeline(target: Target) -> Pipeline:
             for_matrix_units(target.matrix_types),  # channels where matrix units want them
             simplify,
             dot_merge,  # products that belong together
+            column_split,  # sums of few long columns -> sums of many parts
             collective_async,  # work goes on while bytes travel
         ),
         fusions=(

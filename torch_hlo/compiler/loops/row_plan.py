@@ -51,7 +51,8 @@ class Walk:
     `lanes`: of the vectors that they are written in. `chunks` of rows with partial results: (at
     most, items in all, points that make one worth it). `apart`: opcodes that work on whole
     dimensions. `online`: maximum and sum may share a pass. `few`, `long`: fewer rows than this,
-    each longer, are cut where only their folds are wanted.
+    each longer, are cut where only their folds are wanted. `columns`: rows across memory that are
+    worth their short bursts.
     """
 
     lanes: int = 1
@@ -60,6 +61,7 @@ class Walk:
     online: bool = True
     few: int = 0
     long: int = 0
+    columns: int = STRIDED_ITEMS * 64
 
 
 @frozen
@@ -225,7 +227,7 @@ def _choose_rows(
             if (
                 isinstance(count, int)
                 and count
-                and count >= STRIDED_ITEMS * 64
+                and count >= walk.columns
                 and size // count <= STRIDED_LENGTH
             ):
                 return r

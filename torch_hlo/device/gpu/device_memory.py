@@ -102,6 +102,8 @@ class DeviceMemory(Memory):
     @property
     def device_address(self) -> int:
         """Where a program reads the contents."""
+        if self._current != "host":
+            return self._block[1]
         with self._lock:
             if self._current == "host":
                 self._upload()
@@ -112,6 +114,8 @@ class DeviceMemory(Memory):
 
     def written(self) -> int:
         """Where a program writes; what was here before is gone."""
+        if self._current == "device" and self._host is None:
+            return self._block[1]
         with self._lock:
             self._current, self._host = "device", None
             return self._block[1]

@@ -617,9 +617,15 @@ class DeviceEngine(Engine):
         inputs = [
             buffer if type(buffer := leaf.data) is Buffer else leaf_buffer(leaf) for leaf in leaves
         ]
-        spared = found.compiled.extra or found.spares(leaves, storages)
+        compiled = found.compiled
+        spared = compiled.extra or found.spares(leaves, storages)
         known.last = None if spared else found
-        return stream(found.compiled, leaves, inputs, numbers, bindings, places)
+        if stream(compiled, leaves, inputs, numbers, bindings, places):
+            return True
+        if compiled.program.streams or any(inputs[i].memory.readers for _, i in compiled.aliases):
+            return False
+        launch(compiled, leaves, numbers, bindings, places, None, self.in_flight)
+        return True
 
     def _submit(
         self,

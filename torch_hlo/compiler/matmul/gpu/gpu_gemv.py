@@ -78,7 +78,7 @@ def engine(target: GpuTarget, p: Product, dtypes: tuple[str, str], kind: str) ->
             for n in (8, 4, 2, 1)
             if n * max(sizes) <= 16 and (n == 1 or target.vector_bytes == 16) and divides(n, inside)
         )
-        columns = WARPS * EACH
+        columns, depth = WARPS * EACH, GEMV_PART_DEPTH
     else:
         most = min(
             16 // sizes[1],
@@ -92,7 +92,7 @@ def engine(target: GpuTarget, p: Product, dtypes: tuple[str, str], kind: str) ->
             and (n == 1 or target.vector_bytes == 16)
             and divides(n, [p.n, p.b[1], *(e[2] for e in p.batch)])
         )
-        columns = LANES * lanes
+        columns, depth = LANES * lanes, 4 * WARPS * AHEAD
     count = p.count
     groups = -(-p.n // columns) * count if isinstance(p.n, int) and isinstance(count, int) else 0
     parts = max(
@@ -101,7 +101,7 @@ def engine(target: GpuTarget, p: Product, dtypes: tuple[str, str], kind: str) ->
             for s in SPLITS
             if groups
             and isinstance(p.k, int)
-            and p.k >= s * GEMV_PART_DEPTH
+            and p.k >= s * depth
             and groups * s <= 2 * machine(target).cores
         ),
         default=1,
