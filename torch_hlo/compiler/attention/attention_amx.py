@@ -17,14 +17,13 @@ from torch_hlo.hlo.ir import Size, ceildiv
 from ..codegen import Program, load_real, store
 from ..llvm import Int, float_constant, math
 from ..llvm.scalar import STORAGE
-from ..matmul.amx_kernels import BLOCK, ELEMENTS, tiles
+from ..matmul.amx_kernels import BLOCK, element, tiles
 from ..matmul.gemm_amx import AmxGemm
 from ..matmul.tile import Tile, lane_mask
 from .attention import Attention
 from .attention_kernel import LOG2E, Arrays, AttentionKernel, block_of, items_of_heads
 
 ROWS, CAUSAL_ROWS = 256, 96  # query rows of a block, at most
-_BF16 = ELEMENTS["bf16", "bf16"]
 COLUMNS = 512  # columns of a block, about: a block of scores takes a part of the L2 cache
 
 
@@ -50,10 +49,13 @@ class _Tiles(AttentionKernel):
         self.block, self.width = _block_rows(a), _block_columns(a, t)
         self.stride = self.width + t.lanes  # of rows of scores: not a multiple of a page
         self.computed = {role: self.floats(self.stride) for role in self.terms}  # rows of a block
-        self.scratch = self.memory(AmxGemm(_BF16, "k", "k", adding=True).scratch_bytes)
+        found = element(program.target, ("bf16",))
+        assert found is not None, "attention_step.py has looked"
+        self.element = found
+        self.scratch = self.memory(AmxGemm(self.element, "k", "k", adding=True).scratch_bytes)
 
     def around(self) -> AbstractContextManager[object]:
-        return tiles(self.f)
+        return tiles(self.f, self.element)
 
     def tile(self, dtype: str = "f32") -> str:
         return self.memory(self.block * self.stride * STORAGE[dtype].bytes)
@@ -73,7 +75,7 @@ class _Tiles(AttentionKernel):
         k). C is f32."""
         f = self.f
         left, right = ("k" if p[2] == 1 else "lane" if p[1] == 1 else "none" for p in (a, b))
-        engine = AmxGemm(_BF16, left, right, adding=adding)
+        engine = AmxGemm(self.element, left, right, adding=adding)
         name = engine.block()
         for function, text in engine.functions.items():
             self.program.function(function, text)

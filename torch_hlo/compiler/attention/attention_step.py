@@ -12,6 +12,7 @@ from torch_hlo.hlo.ir import Instruction, Size
 
 from ..codegen import Program
 from ..llvm import Target
+from ..matmul.amx_kernels import element
 from ..matmul.tile import product_tile
 from . import attention_amx, attention_few
 from .attention import MIN_SIZE, Attention, known_attention, merged
@@ -28,7 +29,7 @@ def _kernel(target: Target, a: Attention[Size]) -> type[AttentionKernel]:
         return attention_few.Forward
     on_tiles = (
         a.dtypes[0] == "bf16"
-        and target.has("amx-bf16")
+        and element(target, ("bf16",)) is not None
         and not (isinstance(a.rows, int) and a.rows < MIN_SIZE)
     )
     if on_tiles:

@@ -4,7 +4,17 @@ add over 800000 rows of 64 columns -> add over 2048 neighbouring rows at a time,
 parts. Statistics of batch norm are such sums, where channels lie last.
 """
 
-from torch_hlo.hlo.ir import Instruction, Module, build as h, op, product, rewrite, rules, splat
+from torch_hlo.hlo.ir import (
+    Instruction,
+    Module,
+    build as h,
+    fixed,
+    op,
+    product,
+    rewrite,
+    rules,
+    splat,
+)
 
 from ..fusion import fusion_table as table
 from ..hlo_pass import hlo_pass
@@ -24,7 +34,7 @@ def parts(out: Instruction) -> Instruction | None:
     dims, over = operand.dims, len(out["dimensions"])
     if set(out["dimensions"]) != set(range(over)) or not operand.shape.is_static:
         return None
-    rows, columns = product(dims[:over]), product(dims[over:])
+    rows, columns = fixed(product(dims[:over])), fixed(product(dims[over:]))
     if out.dtype not in ("f32", "f64") or rows * columns < WORTH or columns % GROUP:
         return None
     count = _count(rows, max(COLUMNS // columns, -(-rows // STRIDED_LENGTH)))

@@ -1,5 +1,8 @@
 """The functions on AMX tiles that gemm_amx.py calls: packing into tiles, the micro-kernel, turning
-its sums, asking for memory in advance."""
+its sums, asking for memory in advance.
+
+A processor without AMX may have AVX512-BF16, which multiplies pairs of bf16 in vector registers: it
+gets the same tiles, and another micro-kernel on them."""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import Ints
 
-from ..llvm import Function, Int, signature
+from ..llvm import Function, Int, Target, signature
 from ..thresholds import AMX_ROWS_AHEAD, LANES_AHEAD
 from .tile import Tile, lane_mask, masked_load, masked_store, transposed
 
@@ -18,18 +22,25 @@ STEP_BYTES = 2048  # two tiles: what a step of the micro-kernel takes of each op
 # of a cache
 GAP = 16
 WORDS = Tile("i32", 4, 16, 16, 1)
+# of AVX512-BF16's micro-kernel: rows whose sums are in registers, pairs that a turn multiplies
+ROWS, TOGETHER = 11, 4
+FEW_ROWS = (4, 8)
+PAIRS_AHEAD = 2  # steps
+_PAIR_LANES, _NO_LANES = "<32 x bfloat>", "zeroinitializer"
 
 
 @frozen
 class Element:
     """Types of elements of A and B that the tiles multiply, and of their sums. `depth`: elements of
-    K in a step; `group`: those that lie together in B."""
+    K in a step; `group`: those that lie together in B. `instruction`: of the tiles; none where
+    vector registers take their place. `ns`: nanoseconds of a multiply-add."""
 
     name: str
     kind: str
     itemsize: int
     sums: str
     instruction: str
+    ns: float = 0.0008
 
     @property
     def group(self) -> int:
@@ -45,11 +56,20 @@ ELEMENTS = {
     ("s8", "s8"): Element("s8", "i8", 1, "i32", "tdpbssd"),
     ("u8", "u8"): Element("u8", "i8", 1, "i32", "tdpbuud"),
 }
-FEATURES = {
+_FEATURES = {
     "bf16": "amx-bf16",
     "s8": "amx-int8",
     "u8": "amx-int8",
 }  # by type of an operand
+_PAIRS = Element("pairs", "i16", 2, "float", "", 0.01)  # AVX512-BF16
+
+
+def element(target: Target, types: tuple[str, ...]) -> Element | None:
+    """What multiplies operands of these types on the target's tiles, or on what it has instead."""
+    found = ELEMENTS.get((types[0], types[-1]))
+    if found is None or target.has(_FEATURES[found.name]):
+        return found
+    return _PAIRS if found.name == "bf16" and target.has("avx512bf16") else None
 
 
 # the rows of a tile of A, or of K pairs of B, from element k on: (k, whether K may end) -> vectors
@@ -200,6 +220,9 @@ def micro(name: str, e: Element, ahead: bool = False, strided: bool = False) -> 
     params = signature("ptr A, ptr B, i64 steps, ptr C, i64 ldc, i64 rows, i64 cols, i1 more")
     params += signature("ptr ahead, i64 ahead_row") * ahead + [("i64", "a_row")] * strided
     f = Function(name, "void", params, attrs="noinline #0")
+    if not e.instruction:
+        _micro_pairs(f, FEW_ROWS, ahead, strided)
+        return f
     whole = f.op(f"and i1 {f.icmp('sge', '%rows', BLOCK)}, {f.icmp('sge', '%cols', BLOCK)}")
     row_bytes = f.mul("%ldc", 4)
 
@@ -227,6 +250,68 @@ def micro(name: str, e: Element, ahead: bool = False, strided: bool = False) -> 
     temporary = f.alloca(e.sums, BLOCK * BLOCK, 64)
     f.choose(whole, direct, spill)
     return f
+
+
+def _micro_pairs(f: Function, few: Ints, ahead: bool, strided: bool) -> None:
+    """The block in parts of `ROWS` rows, or in one where the first of `few` is enough."""
+    if few:
+        f.choose(
+            f.icmp("sle", "%rows", few[0]),
+            lambda: _multiply_pairs(f, range(few[0]), ahead, strided),
+            lambda: _micro_pairs(f, few[1:], ahead, strided),
+        )
+        return
+    for row in range(0, BLOCK, ROWS):
+        with f.when(f.icmp("sgt", "%rows", row)):
+            _multiply_pairs(f, range(row, min(row + ROWS, BLOCK)), ahead, strided)
+
+
+def _multiply_pairs(f: Function, rows: range, ahead: bool, strided: bool) -> None:
+    """These rows of the block of C: two vectors of sums each, which stay in registers."""
+    vector, places, masks = "<16 x float>", [], []
+    for j in range(2):
+        columns = lane_mask(f, 16, 16 * j, "%cols")
+        for row in rows:
+            places.append(f.gep("float", "%C", f.muladd(row, "%ldc", 16 * j)))
+            masks.append(f.select(f.icmp("slt", row, "%rows"), "<16 x i1>", columns, _NO_LANES))
+    kept = [f.select("%more", "<16 x i1>", mask, _NO_LANES) for mask in masks]
+    sums = [masked_load(f, "float", 16, *there, 4) for there in zip(places, kept)]
+    a_rows: list[Int] = [
+        f.mul("%a_row", r) if strided else r // 16 * 1024 + r % 16 * 64 for r in rows
+    ]
+    turns = f.mul("%steps", 16 // TOGETHER)
+    with f.loop(0, turns, carry=[(vector, v) for v in sums], known_nonempty=True) as turn:
+        step, part = f.div(turn.index, 16 // TOGETHER), f.rem(turn.index, 16 // TOGETHER)
+        first = f.muladd(step, 64 if strided else STEP_BYTES, f.mul(part, 4 * TOGETHER))
+        a, b = f.gep("i8", "%A", first), f.gep("i8", "%B", f.mul(step, STEP_BYTES))
+        if ahead and not rows.start:
+            line = f.muladd("%ahead_row", f.rem(part, AMX_ROWS_AHEAD), f.mul(step, 64))
+            place = f.gep("i8", "%ahead", line)
+            f.do(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 2, i32 1)")
+        turn.next = list(turn.vars)
+        for pair in range(TOGETHER):
+            at = f.muladd(part, 64 * TOGETHER, 64 * pair)
+            places_b = [f.gep("i8", b, f.add(at, 1024 * j)) for j in range(2)]
+            if not rows.start:  # nothing but this reads B before, and its lines are in no order
+                for p in places_b:
+                    coming = f.gep("i8", p, PAIRS_AHEAD * STEP_BYTES)
+                    f.do(f"call void @llvm.prefetch.p0(ptr {coming}, i32 0, i32 3, i32 1)")
+            right = [f.load(_PAIR_LANES, p, 64) for p in places_b]
+            for i, a_row in enumerate(a_rows):
+                word = f.load("i32", f.gep("i8", a, f.add(a_row, 4 * pair)), 4)
+                one = f.op(f"insertelement <16 x i32> poison, i32 {word}, i64 0")
+                spread = f.op(
+                    f"shufflevector <16 x i32> {one}, <16 x i32> poison, <16 x i32> zeroinitializer"
+                )
+                left = f.op(f"bitcast <16 x i32> {spread} to {_PAIR_LANES}")
+                for j in range(2):
+                    n = j * len(rows) + i
+                    turn.next[n] = f.op(
+                        f"call {vector} @llvm.x86.avx512bf16.dpbf16ps.512({vector} {turn.next[n]},"
+                        f" {_PAIR_LANES} {left}, {_PAIR_LANES} {right[j]})"
+                    )
+    for place, mask, v in zip(places, masks, turn.vars):
+        masked_store(f, "float", 16, v, place, mask, 4)
 
 
 def _corners(f: Function, e: Element) -> list[str]:
@@ -334,8 +419,10 @@ def configure(f: Function) -> None:
 
 
 @contextmanager
-def tiles(f: Function) -> Iterator[None]:
+def tiles(f: Function, e: Element) -> Iterator[None]:
     """Where tile registers may be used. Entering and leaving takes about 100 ns."""
-    configure(f)
+    if e.instruction:
+        configure(f)
     yield
-    f.do("call void @llvm.x86.tilerelease()")
+    if e.instruction:
+        f.do("call void @llvm.x86.tilerelease()")

@@ -14,7 +14,7 @@ from ..thresholds import (
     K_TRANSPOSED,
 )
 from . import blocking
-from .amx_kernels import BLOCK, ELEMENTS, FEATURES, STEP_BYTES, Element
+from .amx_kernels import BLOCK, STEP_BYTES, Element, element
 from .dot_task import Finish, call_task, define, engine_task
 from .gemm_amx import AmxGemm
 from .product import Product, hint, types_of
@@ -23,8 +23,7 @@ from .tile import Tile
 
 def on_amx(x: Instruction, target: Target, p: Product) -> bool:
     """Whether a dot is for AMX tiles: of their types, with enough rows and depth to pay."""
-    types = tuple(o.dtype for o in x.operands)
-    if types not in ELEMENTS or not target.has(FEATURES[types[0]]) or x.itemsize > 4:
+    if element(target, types_of(x)) is None or x.itemsize > 4:
         return False
     if all(isinstance(v, int) and v <= 16 for v in (p.m, p.n, p.k)):
         return False  # an eighth of a step
@@ -52,27 +51,27 @@ def emit_on_amx(
 ) -> bool:
     """Emit a dot on AMX tiles, with a packed `copy` of the right operand if there is one; False
     when it is not for them."""
-    if not on_amx(x, program.target, p):
+    e = element(program.target, types_of(x))
+    if e is None or not on_amx(x, program.target, p):
         return False
-    element = ELEMENTS[types_of(x)]
-    transposed = copy is None and _is_transposed(p, element)
+    transposed = copy is None and _is_transposed(p, e)
     forms = amx_form(p.a), amx_form(p.b)
     if transposed:
         p = replace(p, m=p.n, n=p.m, a=p.b, b=p.a)
         forms = forms[1], forms[0]
         pointers = [pointers[1], pointers[0], pointers[2]]
-    cut, packed = _cut_amx(p, element, transposed, program.target.cores)
+    cut, packed = _cut_amx(p, e, transposed, program.target.cores)
     if copy is not None:
         packed, pointers = (packed[0], True), [pointers[0], copy, pointers[2]]
     if finish is not None and fixed(p.k) > K_SINGLE and not packed[1]:
         return False  # sums of several blocks of K need an array
     engine = AmxGemm(
-        element,
+        e,
         *forms,
         packed,
         transposed,
         finish.epilogue if finish else None,
-        in_rows=not packed[0] and forms[0] == "k" and _reads_tiles(p, element),
+        in_rows=not packed[0] and forms[0] == "k" and _reads_tiles(p, e),
     )
     left, right, c = pointers
     if packed[0]:
@@ -81,20 +80,20 @@ def emit_on_amx(
         right = _packed(program, engine, 1, right, p.n, p.b, p.k)
     if packed[1]:
         p = replace(p, b=(p.n, 1))
-    kinds = element.kind, element.kind, element.sums
+    kinds = e.kind, e.kind, e.sums
     name = program.once(
         ("dot", engine.name, len(p.batch)),
         lambda: engine_task(program, engine, kinds, len(p.batch), True),
     )
-    call_task(program, name, p, cut, [left, right, c], finish, 0.0008)
+    call_task(program, name, p, cut, [left, right, c], finish, e.ns)
     return True
 
 
-def _is_transposed(p: Product, element: Element) -> bool:
+def _is_transposed(p: Product, e: Element) -> bool:
     """Whether a product is computed transposed: its left operand fits L2 and has fewer rows than
     there are columns."""
     rows, k = hint(p.m, 512), fixed(p.k)
-    fits = rows * k * element.itemsize <= AMX_B_BYTES and rows <= hint(p.n, 512)
+    fits = rows * k * e.itemsize <= AMX_B_BYTES and rows <= hint(p.n, 512)
     return fits and not p.batch and p.b[1] == 1 and k <= K_TRANSPOSED and isinstance(p.n, int)
 
 
@@ -124,20 +123,15 @@ def _packed(
     return to
 
 
-def _reads_tiles(p: Product, element: Element) -> bool:
+def _reads_tiles(p: Product, e: Element) -> bool:
     """Whether tiles of A are read where they are: whole ones, whose rows do not share the sets of
     L1."""
     static = all(isinstance(v, int) for v in (p.m, p.n, p.k, p.a[0]))
-    return (
-        static
-        and not p.m % BLOCK
-        and not p.k % element.depth
-        and bool(p.a[0] * element.itemsize % 2048)
-    )
+    return static and not p.m % BLOCK and not p.k % e.depth and bool(p.a[0] * e.itemsize % 2048)
 
 
 def _cut_amx(
-    p: Product, element: Element, transposed: bool, cores: int
+    p: Product, e: Element, transposed: bool, cores: int
 ) -> tuple[blocking.Partition, tuple[bool, bool]]:
     """How a product on AMX is cut, and which of its operands are packed beforehand.
 
@@ -146,7 +140,7 @@ def _cut_amx(
     is packed beforehand where several blocks of columns read it."""
     tiles, count, k = ceildiv(p.m, BLOCK), hint(p.count, 8), fixed(p.k)
     widest = (AMX_TURNED if transposed else AMX_COLUMNS) // BLOCK
-    in_l2 = AMX_B_BYTES // (STEP_BYTES * ceildiv(k, element.depth))
+    in_l2 = AMX_B_BYTES // (STEP_BYTES * ceildiv(k, e.depth))
     fit = max(1, min(widest, in_l2)) * BLOCK
     work = hint(p.m, 512) * hint(p.n, 512) * k * count
     items = ceildiv(max(1, min(2 * cores, work >> 24)), count)

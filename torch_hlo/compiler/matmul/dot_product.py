@@ -23,7 +23,7 @@ from ..thresholds import (
     KEPT_ROWS,
 )
 from . import blocking
-from .amx_kernels import BLOCK, ELEMENTS
+from .amx_kernels import BLOCK, element
 from .dot_amx import amx_form, emit_on_amx, on_amx
 from .dot_plan import Plan, columns_each_item, is_local, is_turned, plan_of
 from .dot_task import Finish, call_task, define, prepack, task
@@ -73,7 +73,7 @@ def _packed_copy(program: Program, x: Instruction, p: Product) -> str | None:
     ):
         return None
     if on_amx(x, program.target, p):
-        packing = _packing_amx(x, p)
+        packing = _packing_amx(x, p, program.target)
     else:
         packing = _packing(x, p, program.target, in_loop)
     if packing is None:
@@ -101,12 +101,12 @@ class _Packing:
     cost: float
 
 
-def _packing_amx(x: Instruction, p: Product) -> _Packing | None:
+def _packing_amx(x: Instruction, p: Product, target: Target) -> _Packing | None:
     n, k = fixed(p.n), fixed(p.k)
-    if k > K_SINGLE:
+    e = element(target, types_of(x))
+    if k > K_SINGLE or e is None:
         return None
-    element = ELEMENTS[types_of(x)]
-    engine = AmxGemm(element, "k", amx_form(p.b))
+    engine = AmxGemm(e, "k", amx_form(p.b))
     name, nbytes = engine.prepack(1), fixed(engine.packed_bytes(n, k))
     return _Packing(engine, name, ceildiv(n, BLOCK), nbytes, 0.06 * BLOCK * k)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import ceildiv
@@ -229,7 +230,7 @@ def engine_task(
             *extra,
         )
 
-    around = tiles if isinstance(engine, AmxGemm) else None
+    around = partial(tiles, e=engine.element) if isinstance(engine, AmxGemm) else None
     return _items(program, kernel, kinds, batch, static_k, epilogue, call, around)
 
 

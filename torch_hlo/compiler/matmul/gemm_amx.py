@@ -510,10 +510,9 @@ class _RowTile:
                 nbytes = f.mul(count, STEP_BYTES)
                 name = gemm.function(fetch, "fetch_amx")
                 f.call("void", name, f"ptr {f.gep('i8', b, nbytes)}", f"i64 {nbytes}")
-        if self.room:
-            valid = ["i64 32", "i64 32"]
-        else:
-            valid = [f"i64 {self.rows}", f"i64 {f.sub(self.j1, j)}"]
+        # where there is room, tiles are written as a whole, and vectors of the rows that are there
+        rows = BLOCK if self.room and gemm.element.instruction else self.rows
+        valid = [f"i64 {rows}", f"i64 {BLOCK if self.room else f.sub(self.j1, j)}"]
         ahead: list[str] = []
         if coming is not None:
             rows, row_bytes = coming
