@@ -17,10 +17,10 @@ from torch_hlo.hlo.ir import DTYPES, Ints, Shape, Size, parse_dim
 
 from .codegen import HostCall
 from .codegen.block import FIXED_WORDS, Packing
-from .gpu.gpu_program import Kernel, LibraryProduct, TensorMap
+from .gpu.gpu_program import Kernel, TensorMap
 
 MAGIC = b"torch_hlo executable\0"
-VERSION = 9
+VERSION = 10
 
 
 @frozen
@@ -192,12 +192,11 @@ def _kernel_data(k: Kernel) -> list[Any]:
         k.label,
         k.shared,
         [[m.pointer, m.itemsize, m.sizes, m.strides, m.box] for m in k.maps],
-        None if k.library is None else astuple(k.library),
     ]
 
 
 def _kernel(data: list[Any]) -> Kernel:
-    name, arguments, threads, label, shared, maps, library = data
+    name, arguments, threads, label, shared, maps = data
     found = tuple(
         TensorMap(int(p), int(size), *(tuple(map(int, v)) for v in (sizes, strides, box)))
         for p, size, sizes, strides, box in maps
@@ -209,7 +208,6 @@ def _kernel(data: list[Any]) -> Kernel:
         str(label),
         int(shared),
         found,
-        None if library is None else LibraryProduct(*library),
     )
 
 

@@ -377,6 +377,23 @@ def test_tiny_bf16_products_are_not_for_tiles():
         assert on_amx(x, target, product(x)) is on_tiles
 
 
+@pytest.mark.skipif(not host().has("avx2"), reason="needs an x86-64 machine")
+@pytest.mark.parametrize("shapes", [((6, 50), (50, 33)), ((64, 256), (256, 64))])
+def test_pairs_of_bf16_are_multiplied_where_there_are_no_tiles(shapes):
+    """Values: test_bf16_layouts, on a machine that has the instruction."""
+    features = [f for f in host().features.split(",") if not f[1:].startswith(("amx", "avx512"))]
+    vectors = "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16"
+    features = ",".join([*features, vectors])
+    target = replace(host(), features=features, cpu="cooperlake", vector_bytes=64)
+    module = module_of(
+        lambda x, y: build.convert(build.dot(x, y, (1,), (0,)), "f32"),
+        [Shape("bf16", dims) for dims in shapes],
+    )
+    texts: list[str] = []
+    compile_module(module, target, dump=lambda name, text: texts.append(f"{name} {text}"))
+    assert any(text.startswith("asm") and "vdpbf16ps" in text for text in texts)
+
+
 @pytest.mark.skipif(not host().has("avx2"), reason="needs a machine with AVX2 at least")
 @pytest.mark.parametrize("m,n,k", [(3, 130, 300), (8, 100, 300), (30, 40, 1024), (100, 300, 500)])
 @pytest.mark.parametrize("dtype", ["f32", "f64"])

@@ -52,20 +52,6 @@ class TensorMap:
     box: Ints
 
 
-@frozen
-class LibraryProduct:
-    """C = A B by the vendor's library (device/cuda/cublaslt.py), in the place of a kernel. HLO
-    types of the arrays and `sums` ("tf32": f32 of rounded operands); whether operands are
-    contiguous along k. The arguments are those of `device.cublaslt.CublasLt.product`."""
-
-    a: str
-    b: str
-    c: str
-    sums: str
-    a_along_k: bool
-    b_along_k: bool
-
-
 # type of a parameter that is a TensorMap
 MAP = 'ptr byval([128 x i8]) align 64 "nvvm.grid_constant"'
 
@@ -75,8 +61,7 @@ class Kernel:
     """An entry point on the device: `name(i64 items, arguments…, maps…)`. `arguments`: "p" for a
     pointer, "n" for an i64, each; `threads` of a group; `label`: the HLO instruction it was first
     made for; `shared`: bytes of shared memory per group beyond what the code declares; `maps`: made
-    by the driver from the arguments of each launch; `library`: not in the image, the driver calls
-    the library."""
+    by the driver from the arguments of each launch."""
 
     name: str
     arguments: str
@@ -84,7 +69,6 @@ class Kernel:
     label: str
     shared: int = 0
     maps: tuple[TensorMap, ...] = ()
-    library: LibraryProduct | None = None
 
 
 @frozen
@@ -129,7 +113,7 @@ class GpuProgram(Program):
         self.kernels: list[Kernel] = []
         self.groups: dict[str, Group] = {}  # functions whose threads work on one item together
         self.routines: dict[str, None] = {}  # of compiler/llvm/libm.py
-        self._kernel_numbers: dict[str | LibraryProduct, int] = {}
+        self._kernel_numbers: dict[str, int] = {}
         self._kernel_texts: list[str] = []
         self._step: Instruction | None = None
         self._depth = 0  # steps inside steps
@@ -253,18 +237,6 @@ class GpuProgram(Program):
         groups = count if function in self.groups else f.ceildiv(count, kernel.threads)
         self._store_arguments([f"i64 {items}", *arguments])
         self._host("launch", f"i64 {number}", f"i64 {groups}", "ptr %arguments")
-
-    def library_product(self, product: LibraryProduct, arguments: Sequence[str]) -> None:
-        """Have the vendor's library compute a product."""
-        number = self._kernel_numbers.get(product)
-        if number is None:
-            number = self._kernel_numbers[product] = len(self.kernels)
-            kinds = "".join("p" if a.startswith("ptr") else "n" for a in arguments)
-            self.kernels.append(
-                Kernel(f"library{number}", "n" + kinds, 0, self._label(), library=product)
-            )
-        self._store_arguments(["i64 1", *arguments])
-        self._host("launch", f"i64 {number}", "i64 1", "ptr %arguments")
 
     def _label(self) -> str:
         x = self._step

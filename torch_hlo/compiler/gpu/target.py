@@ -121,7 +121,6 @@ class GpuTarget(Target):
     is one access of a thread; one core: loops over time run one after another.
 
     `warp`: threads that run in step. `tf32`: products of f32 may round their operands to 11 bits.
-    `library`: the vendor's products can be called.
     """
 
     family: Family
@@ -130,7 +129,6 @@ class GpuTarget(Target):
     parallel_threshold_ps: int = 0
     warp: int = 32
     tf32: bool = False
-    library: bool = False
     computes_in_vectors = False
     masks_vectors = False
     splits_unaligned = True
@@ -188,7 +186,7 @@ class GpuTarget(Target):
     @property
     def key(self) -> str:
         return (
-            f"{self.name} {self.features}{' tf32' * self.tf32}{' library' * self.library}"
+            f"{self.name} {self.features}{' tf32' * self.tf32}"
             f" llvm{llvm.llvm_version_info[0]} + {host().key}"
         )
 

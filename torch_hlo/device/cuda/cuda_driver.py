@@ -15,12 +15,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from torch_hlo import config
 from torch_hlo.compiler.gpu.gpu_program import Kernel, TensorMap
 from torch_hlo.compiler.gpu.target import nvptx_target
 
@@ -33,7 +31,6 @@ from ..gpu.driver import (
     tiled,
 )
 from ..memory import Memory
-from . import cublaslt
 
 _P, _SIZE, _INT, _UINT, _U64 = (
     ctypes.c_void_p,
@@ -136,7 +133,6 @@ class Cuda(Driver):
         # started. Nothing of ours is taken under it but the CPU's pool.
         self._lock = threading.RLock()
         self._depth = 0
-        self._library: cublaslt.CublasLt | None = None
         # tensor maps by what they are made of: address and memory
         self._maps: dict[tuple[int, ...], tuple[int, object]] = {}
         # launched last: what an asynchronous failure most likely is about
@@ -164,10 +160,7 @@ class Cuda(Driver):
             self._get("cuDeviceGetAttribute", what, self.device) for what in (_MAJOR, _MINOR)
         )
         try:
-            self.target = replace(
-                nvptx_target(*self.capability),
-                library=config.get("TUNE") > 0 and cublaslt.find() is not None,
-            )
+            self.target = nvptx_target(*self.capability)
         except ValueError as error:
             raise DriverError(f"{self.name}: {error}") from None
         self._context = self._made("cuDevicePrimaryCtxRetain", self.device)
@@ -386,7 +379,7 @@ class Cuda(Driver):
                 )
             self._modules.append(module)
             handles = [
-                k.library or self._made("cuModuleGetFunction", module, k.name.encode(), what=k.name)
+                self._made("cuModuleGetFunction", module, k.name.encode(), what=k.name)
                 for k in kernels
             ]
             for handle, k in zip(handles, kernels, strict=True):
@@ -404,15 +397,6 @@ class Cuda(Driver):
         # the driver wants an array of pointers to the arguments, all of which are words here, and
         # to the tensor maps
         count = len(kernel.arguments)
-        if kernel.library is not None:
-            with self:
-                self._last, self._busy = kernel, True
-                return self._cublaslt().product(
-                    kernel.library,
-                    list((_U64 * count).from_address(words)),
-                    self.stream.value,
-                    self.stream is self.main,
-                )
         with self:
             maps = [
                 self._tensor_map(m, kernel, (_U64 * count).from_address(words)) for m in kernel.maps
@@ -447,11 +431,6 @@ class Cuda(Driver):
         """What to raise when cuLaunchKernel gave `code`."""
         error = self._error("cuLaunchKernel", code, f"kernel {kernel.name} of {kernel.label}")
         return error if isinstance(error, MemoryError) else LaunchError(str(error))
-
-    def _cublaslt(self) -> cublaslt.CublasLt:
-        if self._library is None:
-            self._library = cublaslt.CublasLt(cublaslt.find(), self.allocate)
-        return self._library
 
     def _tensor_map(self, m: TensorMap, kernel: Kernel, words: Sequence[int]) -> int:
         """Address of what the copy engine wants to know of an array; made once."""

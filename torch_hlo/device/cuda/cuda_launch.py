@@ -128,8 +128,8 @@ def _engine() -> llvm.ExecutionEngine:
 
 
 class Launcher:
-    """The kernels of a program as native code sees them. Those with tensor maps, and products of
-    libraries, are left to Python."""
+    """The kernels of a program as native code sees them. Those with tensor maps are left to
+    Python."""
 
     def __init__(
         self,
@@ -141,11 +141,7 @@ class Launcher:
         self._engine = _engine()
         self.address = self._engine.get_function_address("torch_hlo_cuda_launch")
         rows = [
-            (
-                (None, 0, -1, 0, 0)
-                if k.maps or k.library
-                else (h.value, k.threads, len(k.arguments), k.shared, 0)
-            )
+            ((None, 0, -1, 0, 0) if k.maps else (h.value, k.threads, len(k.arguments), k.shared, 0))
             for k, h in zip(kernels, handles, strict=True)
         ]
         self._rows = (_Kernel * len(kernels))(*rows)

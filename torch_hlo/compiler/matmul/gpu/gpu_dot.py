@@ -7,7 +7,7 @@ them.
 | gpu_matrix.py | types that the matrix units of NVIDIA GPUs take |
 | gpu_fma.py | the rest, and f32 exactly |
 
-Where several may be best, TORCH_HLO_TUNE measures (compiler/tune.py), NVIDIA's library among them.
+Where several may be best, TORCH_HLO_TUNE measures (compiler/tune.py).
 
 An engine has `blocks` (what a group of threads computes), `kind` (register type of sums),
 `threads`, `shared` (bytes of shared memory given at launch), `resident` (program.Group), `name`,
@@ -39,7 +39,6 @@ from ...codegen import CodegenError, Place
 from ...gpu.gpu_program import (
     MAP,
     GpuProgram,
-    LibraryProduct,
     TensorMap,
 )
 from ...gpu.gpu_writer import GpuWriter
@@ -219,18 +218,7 @@ def _emit(program: GpuProgram, x: Instruction) -> bool:
     p, engine, swapped = found
     operands = [program.pointer(o) for o in x.operands]
     operands = operands[::-1] if swapped else operands
-    if isinstance(engine, LibraryProduct):
-        _call_library(program, p, engine, [*operands, program.pointer(x)])
-    else:
-        compute(
-            program,
-            p,
-            engine,
-            x.dtype,
-            operands,
-            program.pointer(x),
-            x.size,
-        )
+    compute(program, p, engine, x.dtype, operands, program.pointer(x), x.size)
     return True
 
 
@@ -260,13 +248,13 @@ def _emit_fused(
     operands: Sequence[Place],
     results: Sequence[Place],
 ) -> bool:
-    """One kernel of a fusion of kind output; False where the product is rewritten, cut in k or the
-    library's, or the expression gathers."""
+    """One kernel of a fusion of kind output; False where the product is rewritten or cut in k, or
+    the expression gathers."""
     found = _chosen(program, outer)
     if found is None:
         return False
     p, engine, swapped = found
-    if swapped or isinstance(engine, LibraryProduct) or engine.blocks.parts > 1:
+    if swapped or engine.blocks.parts > 1:
         return False
     wide, columns = REGISTER_TYPE[engine.kind], len(roles(outer)[2][1])
     e = program.once(
@@ -293,9 +281,7 @@ def _emit_fused(
     return True
 
 
-def _chosen(
-    program: GpuProgram, x: Instruction
-) -> tuple[Product, Engine | LibraryProduct, bool] | None:
+def _chosen(program: GpuProgram, x: Instruction) -> tuple[Product, Engine, bool] | None:
     """(the strided product, its engine, whether the operands changed places), or None."""
     p, dtypes, result = product(x), types_of(x), x.dtype
     if p is None or p.k == 0 or x.kind == "c":
@@ -329,7 +315,6 @@ def _chosen(
 
 
 MOST_WAYS = 6  # engines on matrix units that are measured: the best by estimate
-LIBRARY = "library"
 
 
 def _fastest(
@@ -338,76 +323,14 @@ def _fastest(
     p: Product,
     dtypes: tuple[str, str],
     engines: list[Engine],
-) -> Engine | LibraryProduct:
+) -> Engine:
     """The engine to take: the first, unless others were measured to be faster."""
-    ways: dict[str, Engine | LibraryProduct] = {f"{e.name}/{e.blocks.parts}": e for e in engines}
-    library = _library(program.target, x, p, dtypes)
-    if library is not None:
-        ways[LIBRARY] = library
+    ways = {f"{e.name}/{e.blocks.parts}": e for e in engines}
     if len(ways) == 1 or not tune.active() or not all(o.shape.is_static for o in x.operands):
         return engines[0]
     parameters = parameters_of(o.shape for o in x.operands)
     alone = Module("step", Computation("main", parameters, replace(x, parameters, x.shape)))
     return ways[tune.choose(program.target.cache_key, module_text(alone), tuple(ways))]
-
-
-def _library(
-    target: GpuTarget, x: Instruction, p: Product, dtypes: tuple[str, str]
-) -> LibraryProduct | None:
-    """The product as NVIDIA's library takes it, or None: at most one dimension of products, rows
-    contiguous and aligned."""
-    unit = gpu_matrix.units(target, dtypes, x.dtype)
-    sums = (
-        {"float": "f32", "i32": "s32"}[unit[0].accumulator]
-        if unit
-        else "f64"
-        if {*dtypes, x.dtype} == {"f64"}
-        else None
-    )
-    if dtypes == ("f32", "f32") and x.dtype == "f32":
-        sums = "tf32" if target.tf32 else "f32"
-    if (
-        not target.library
-        or sums is None
-        or len(p.batch) > 1
-        or 1 not in p.a
-        or 1 not in p.b
-        or x.dtype not in ("f32", "f64", "bf16", "f16", "s32")
-    ):
-        return None
-    a_along_k, b_along_k = p.a[1] == 1, p.b[1] == 1
-    if (
-        sums == "s32"
-        and not divides(4, [p.m, p.n, p.k])
-        or STORAGE[dtypes[0]].bytes == 1
-        and not (a_along_k and b_along_k and divides(16, [p.k, p.n]))
-    ):
-        return None
-    return LibraryProduct(*dtypes, x.dtype, sums, a_along_k, b_along_k)
-
-
-def _call_library(
-    program: GpuProgram, p: Product, product: LibraryProduct, pointers: Sequence[str]
-) -> None:
-    lines = [
-        strides[0] if along else strides[1]
-        for strides, along in ((p.a, product.a_along_k), (p.b, product.b_along_k))
-    ]
-    sizes = [
-        p.m,
-        p.n,
-        p.k,
-        *lines,
-        p.c_m,
-        *(p.batch[0] if p.batch else (1, 0, 0, 0)),
-    ]
-    program.library_product(
-        product,
-        [
-            *(f"ptr {q}" for q in pointers),
-            *(f"i64 {program.size(s)}" for s in sizes),
-        ],
-    )
 
 
 def _launch(
