@@ -14,7 +14,7 @@ from torch_hlo.hlo.ir import Ints
 
 from ..llvm import Function, Int, Target, signature
 from ..thresholds import AMX_ROWS_AHEAD, LANES_AHEAD
-from .tile import Tile, lane_mask, masked_load, masked_store, transposed
+from .tile import Tile, lane_mask, masked_load, masked_store, multiply_pairs, transposed
 
 BLOCK = 32  # rows and columns of a micro-kernel
 STEP_BYTES = 2048  # two tiles: what a step of the micro-kernel takes of each operand
@@ -26,7 +26,8 @@ WORDS = Tile("i32", 4, 16, 16, 1)
 ROWS, TOGETHER = 11, 4
 FEW_ROWS = (4, 8)
 PAIRS_AHEAD = 2  # steps
-_PAIR_LANES, _NO_LANES = "<32 x bfloat>", "zeroinitializer"
+_PAIRS_OF_LANES, _NO_LANES = "<32 x i16>", "zeroinitializer"
+_SUMS = Tile("float", 4, 16, ROWS, 2)
 
 
 @frozen
@@ -268,7 +269,7 @@ def _micro_pairs(f: Function, few: Ints, ahead: bool, strided: bool) -> None:
 
 def _multiply_pairs(f: Function, rows: range, ahead: bool, strided: bool) -> None:
     """These rows of the block of C: two vectors of sums each, which stay in registers."""
-    vector, places, masks = "<16 x float>", [], []
+    places, masks = [], []
     for j in range(2):
         columns = lane_mask(f, 16, 16 * j, "%cols")
         for row in rows:
@@ -280,7 +281,7 @@ def _multiply_pairs(f: Function, rows: range, ahead: bool, strided: bool) -> Non
         f.mul("%a_row", r) if strided else r // 16 * 1024 + r % 16 * 64 for r in rows
     ]
     turns = f.mul("%steps", 16 // TOGETHER)
-    with f.loop(0, turns, carry=[(vector, v) for v in sums], known_nonempty=True) as turn:
+    with f.loop(0, turns, carry=[(_SUMS.vector, v) for v in sums], known_nonempty=True) as turn:
         step, part = f.div(turn.index, 16 // TOGETHER), f.rem(turn.index, 16 // TOGETHER)
         first = f.muladd(step, 64 if strided else STEP_BYTES, f.mul(part, 4 * TOGETHER))
         a, b = f.gep("i8", "%A", first), f.gep("i8", "%B", f.mul(step, STEP_BYTES))
@@ -296,20 +297,17 @@ def _multiply_pairs(f: Function, rows: range, ahead: bool, strided: bool) -> Non
                 for p in places_b:
                     coming = f.gep("i8", p, PAIRS_AHEAD * STEP_BYTES)
                     f.do(f"call void @llvm.prefetch.p0(ptr {coming}, i32 0, i32 3, i32 1)")
-            right = [f.load(_PAIR_LANES, p, 64) for p in places_b]
+            right = [f.load(_PAIRS_OF_LANES, p, 64) for p in places_b]
             for i, a_row in enumerate(a_rows):
                 word = f.load("i32", f.gep("i8", a, f.add(a_row, 4 * pair)), 4)
                 one = f.op(f"insertelement <16 x i32> poison, i32 {word}, i64 0")
                 spread = f.op(
                     f"shufflevector <16 x i32> {one}, <16 x i32> poison, <16 x i32> zeroinitializer"
                 )
-                left = f.op(f"bitcast <16 x i32> {spread} to {_PAIR_LANES}")
+                left = f.op(f"bitcast <16 x i32> {spread} to {_PAIRS_OF_LANES}")
                 for j in range(2):
                     n = j * len(rows) + i
-                    turn.next[n] = f.op(
-                        f"call {vector} @llvm.x86.avx512bf16.dpbf16ps.512({vector} {turn.next[n]},"
-                        f" {_PAIR_LANES} {left}, {_PAIR_LANES} {right[j]})"
-                    )
+                    turn.next[n] = multiply_pairs(f, _SUMS, left, right[j], turn.next[n])
     for place, mask, v in zip(places, masks, turn.vars):
         masked_store(f, "float", 16, v, place, mask, 4)
 

@@ -153,6 +153,9 @@ def task(
     left, right = sources
     name = f"gemv_{plan.kernel}_{t.suffix}_{left.name}_{right.name}_{plan.heights[0]}"
     make = {"rows": gemv_rows, "columns": gemv_columns}[plan.kernel]
+    if (left.name, right.name, plan.kernel) == ("bf16", "bf16", "rows"):
+        if program.target.has("avx512bf16") and t.lanes == 16:
+            make, name = partial(gemv_rows, pairs=True), f"{name}_pairs"
     kernel = program.function(name, make(name, t, sources, plan.heights[0]).text())
 
     def call(f: Function, at: Block) -> None:

@@ -25,6 +25,7 @@ from .tile import (
     masked_load,
     masked_store,
     multiply_add,
+    multiply_pairs,
     splat,
     vectors_of,
 )
@@ -33,9 +34,11 @@ HEIGHTS = 6, 3, 2, 1  # rows of x at a time: sums of six fill the registers of A
 AHEAD = 4  # groups whose scales are asked for
 
 
-def gemv_rows(name: str, t: Tile, sources: tuple[Source, Source], rows: int) -> Function:
+def gemv_rows(
+    name: str, t: Tile, sources: tuple[Source, Source], rows: int, pairs: bool = False
+) -> Function:
     """void(x, x_m, w, w_n, y, y_m, y_n, n0, n1, k): columns [n0, n1) of `rows` rows. Strides in
-    elements."""
+    elements. `pairs`: of bf16, which the processor multiplies as they are."""
     params = signature(
         "ptr x, i64 x_m, ptr w, i64 w_n, ptr y, i64 y_m, i64 y_n, i64 n0, i64 n1, i64 k"
     )
@@ -46,10 +49,10 @@ def gemv_rows(name: str, t: Tile, sources: tuple[Source, Source], rows: int) -> 
         at_once -= 1
     whole = f.muladd(f.div(f.sub("%n1", "%n0"), at_once), at_once, "%n0")
     with f.loop("%n0", whole, at_once) as n:
-        _strip(f, t, sources, rows, at_once, n)
+        _strip(f, t, sources, rows, at_once, n, pairs)
     if at_once > 1:
         with f.loop(whole, "%n1") as n:
-            _strip(f, t, sources, rows, 1, n)
+            _strip(f, t, sources, rows, 1, n, pairs)
     return f
 
 
@@ -60,16 +63,18 @@ def _strip(
     rows: int,
     count: int,
     n: str,
+    pairs: bool,
 ) -> None:
+    width = 2 * t.lanes if pairs else t.lanes
     x_rows = [f.gep(sources[0].kind, "%x", f.mul("%x_m", i)) for i in range(rows)]
     w_rows = [f.gep(sources[1].kind, "%w", f.mul("%w_n", f.add(n, j))) for j in range(count)]
-    whole = f.op(f"and i64 %k, {-t.lanes}")
+    whole = f.op(f"and i64 %k, {-width}")
 
     def step(k: str, sums: list[str], mask: str) -> list[str]:
         def read(source: Source, row: str) -> str:
             p = f.gep(source.kind, row, k)
-            v = masked_load(f, source.kind, t.lanes, p, mask, source.itemsize)
-            return converted(f, t, source, v)
+            v = masked_load(f, source.kind, width, p, mask, source.itemsize)
+            return v if pairs else converted(f, t, source, v)
 
         if not mask:
             for row in w_rows:
@@ -80,16 +85,18 @@ def _strip(
         for i, row in enumerate(x_rows):
             x = read(sources[0], row)
             for j, w in enumerate(ws):
-                result[j * rows + i] = multiply_add(f, t, x, w, sums[j * rows + i])
+                result[j * rows + i] = multiply(f, t, x, w, sums[j * rows + i])
         return result
 
-    with f.loop(0, whole, t.lanes, [(t.vector, "zeroinitializer")] * (rows * count)) as loop:
+    multiply = multiply_pairs if pairs else multiply_add
+
+    with f.loop(0, whole, width, [(t.vector, "zeroinitializer")] * (rows * count)) as loop:
         loop.next = step(loop.index, loop.vars, "")
     sums = loop.vars
     left = f.icmp("slt", whole, "%k")
     sums = f.choose(
         left,
-        lambda: step(whole, sums, lane_mask(f, t.lanes, whole, "%k")),
+        lambda: step(whole, sums, lane_mask(f, width, whole, "%k")),
         lambda: sums,
         [t.vector] * len(sums),
     )

@@ -178,6 +178,16 @@ def multiply_add(f: Function, t: Tile, a: str, b: str, c: str) -> str:
     return f.op(f"add {t.vector} {c}, {f.op(f'mul {t.vector} {a}, {b}')}")
 
 
+def multiply_pairs(f: Function, t: Tile, a: str, b: str, c: str) -> str:
+    """AVX512-BF16: `c` and the products of pairs of neighbours of `a` and `b`, vectors of i16."""
+    words = f"<{2 * t.lanes} x i16>"
+    left, right = (f.op(f"bitcast {words} {v} to <32 x bfloat>") for v in (a, b))
+    return f.op(
+        f"call {t.vector} @llvm.x86.avx512bf16.dpbf16ps.512({t.vector} {c}, <32 x bfloat> {left},"
+        f" <32 x bfloat> {right})"
+    )
+
+
 def splat(f: Function, kind: str, lanes: int, scalar: Int | float) -> str:
     vector = f"<{lanes} x {kind}>"
     v = f.op(f"insertelement {vector} poison, {kind} {scalar}, i64 0")
