@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LEVELS = (
     "config frozen metrics log collector pages progress",
     "hlo",
-    "compiler.hlo_pass compiler.cost compiler.conv_forms compiler.cache compiler.tune"
+    "compiler.hlo_pass compiler.cost compiler.conv_forms compiler.cache"
     " compiler.thresholds compiler.llvm",
     "compiler.simplify compiler.fusion",
     "compiler.schedule",
@@ -250,7 +250,6 @@ def test_flags_are_documented():
         ("PROFILE", "1"),
         ("FALLBACK", "eror"),
         ("WINOGRAD", "maybe"),
-        ("TUNE", "nan"),
     ],
 )
 def test_config_rejects_nonsense(name, text, monkeypatch):
@@ -270,7 +269,6 @@ def test_config_reads_the_environment(monkeypatch):
         ("WINOGRAD", "off", False),
         ("EAGER", "1", True),
         ("THREADS", "3", 3),
-        ("TUNE", "0.5", 0.5),
         ("PROFILE", "wall", "wall"),
     ):
         monkeypatch.setenv(f"TORCH_HLO_{name}", text)

@@ -136,13 +136,6 @@ FLAGS: dict[str, Flag] = {
             " reference), pjrt:PATH (an XLA plugin), or a module that offers a back end",
         ),
         Flag(
-            "TUNE",
-            0.0,
-            _at_least(0, float),
-            "seconds per program to measure ways to compute its products on a GPU; the answers are"
-            " kept in the cache",
-        ),
-        Flag(
             "TF32",
             False,
             _switch,

@@ -6,7 +6,7 @@ A folder per family of operations holds its passes, its CPU kernels and its GPU 
 (`gpu_*.py`). What may import what, lowest first:
 
     hlo_pass.py, conv_forms.py, cost.py               what a pass is; what passes ask of HLO
-    cache.py, tune.py                                 what is kept between processes
+    cache.py                                          what is kept between processes
     simplify/, fusion/, schedule/                     passes for all operations
     llvm/, codegen/, gpu/                             what all kernels are written with
     attention/, convolution/, …, collectives/         the families

@@ -2,7 +2,6 @@
 for the CPU and for GPUs."""
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from torch_hlo import config, metrics
@@ -16,9 +15,6 @@ from torch_hlo.hlo.text.printer import module_text
 
 from . import multi_device
 from .interfaces import Observe, Program
-
-# (executable, its module) -> seconds of one run; None when the device refuses it
-Seconds = Callable[[Executable, Module], float | None]
 
 
 class CompiledProgram(Program):
@@ -67,38 +63,26 @@ def compiled(
     module: Module,
     target: Target,
     load: Load[P],
-    seconds: Seconds | None,
     observe: Observe | None = None,
     profile: type[Profile] = Profile,
 ) -> P:
     """The program of `module` for `target`, from the disk cache if it is there. What is observed,
     checked or profiled is always compiled anew.
 
-    `seconds`: with TORCH_HLO_TUNE, the ways to compute the module's steps are measured by it; when
-      all are known, the program may be kept on disk. None where there is one way for all.
-    `profile`: the counters that this kind of program has.
-    """
+    `profile`: the counters that this kind of program has."""
     if config.get("PROFILE"):
         return _profiled(module, target, load, profile(config.get("PROFILE")))
-    text, tuned = module_text(module), seconds is not None and config.get("TUNE") > 0
-    key = cache.fingerprint(text, target.cache_key, config.code_flags() + " tuned" * tuned)
+    text = module_text(module)
+    key = cache.fingerprint(text, target.cache_key, config.code_flags())
     program = _stored(key, load) if observe is None and not config.get("CHECK") else None
     if program is None:
-        complete = seconds is None or not tuned or _measured(target, module, seconds)
         executable = compile_module(module, target, dump=observe)
-        if complete:
-            cache.store(key, executable.to_bytes())
+        cache.store(key, executable.to_bytes())
         program = load(executable)
     calls = {call.name for call in program.executable.host_calls}
     if not calls.isdisjoint(("collective", "collective-start")):
         program.info = multi_device.Info(module, text)
     return program
-
-
-def _measured(target: Target, module: Module, seconds: Seconds) -> bool:
-    from . import tuning  # and the parser with it, which others do without
-
-    return tuning.measure(target, module, seconds)
 
 
 def _profiled(module: Module, target: Target, load: Load[P], profile: Profile) -> P:

@@ -164,7 +164,7 @@ def compile_program(module: Module, observe: Observe | None = None) -> NativePro
     checked is always compiled anew."""
     warm_up = _warm_up()
     try:
-        return compiled(module, target(), NativeProgram, None, observe)
+        return compiled(module, target(), NativeProgram, observe)
     finally:
         warm_up.join()  # a process forks and ends between compiles, when no thread is inside LLVM
 

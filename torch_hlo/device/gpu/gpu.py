@@ -26,7 +26,7 @@ from torch_hlo.compiler.codegen.registry import HOST_CALLS
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.gpu.gpu_program import CALLS, GpuProfile
 from torch_hlo.compiler.llvm import host
-from torch_hlo.hlo.ir import Module, Shape, function, outputs, substitute
+from torch_hlo.hlo.ir import Module, Shape, function, substitute
 from torch_hlo.hlo.sharding.collective import current
 
 from .. import runtime
@@ -36,7 +36,7 @@ from ..interfaces import Backend, Observe
 from ..memory import Buffer, Memory
 from ..programs import CompiledProgram, compiled
 from .device_memory import Block, DeviceMemory, DevicePool
-from .driver import Driver, DriverError
+from .driver import Driver
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _P, _N = ctypes.c_void_p, ctypes.c_int64
@@ -320,33 +320,4 @@ def compile_program(
     def load(executable: Executable, profile: Profile | None = None) -> P:
         return program(executable, pool, profile)
 
-    def seconds(executable: Executable, module: Module) -> float | None:
-        try:
-            return _seconds(pool.driver, load(executable), module)
-        except DriverError:
-            return None
-
-    return compiled(module, pool.driver.target, load, seconds, observe, GpuProfile)
-
-
-RUNS, ROUNDS = (
-    10,
-    3,
-)  # runs that are timed together, of which the fastest round counts
-
-
-def _seconds(driver: Driver, program: GpuProgram, module: Module) -> float:
-    """Of one run on arrays of zeros."""
-    inputs = [runtime.from_bytes(p.shape, bytes(p.shape.nbytes)) for p in module.entry.params]
-    results = [runtime.allocate(x.shape) for x in outputs(module)]
-    for _ in range(3):  # the second is captured, the third replayed
-        program.run(inputs, results)
-    best = float("inf")
-    for _ in range(ROUNDS):
-        driver.synchronize()
-        start = time.perf_counter()
-        for _ in range(RUNS):
-            program.run(inputs, results)
-        driver.synchronize()
-        best = min(best, (time.perf_counter() - start) / RUNS)
-    return best
+    return compiled(module, pool.driver.target, load, observe, GpuProfile)

@@ -7,8 +7,6 @@ them.
 | gpu_matrix.py | types that the matrix units of NVIDIA GPUs take |
 | gpu_fma.py | the rest, and f32 exactly |
 
-Where several may be best, TORCH_HLO_TUNE measures (compiler/tune.py).
-
 An engine has `blocks` (what a group of threads computes), `kind` (register type of sums),
 `threads`, `shared` (bytes of shared memory given at launch), `resident` (program.Group), `name`,
 `width(most)`: neighbouring columns it stores at a time; `write(f, place, lanes, store)` writes the
@@ -26,15 +24,10 @@ from torch_hlo.hlo.ir import (
     Computation,
     Dims,
     Instruction,
-    Module,
     Size,
     fixed,
-    parameters_of,
-    replace,
 )
-from torch_hlo.hlo.text.printer import module_text
 
-from ... import tune
 from ...codegen import CodegenError, Place
 from ...gpu.gpu_program import (
     MAP,
@@ -305,32 +298,10 @@ def _chosen(program: GpuProgram, x: Instruction) -> tuple[Product, Engine, bool]
     )
     target = program.target
     few = gpu_gemv.engine(target, p, dtypes, kind) if kind else None
-    found: list[Engine] = [few] if few else []
-    found += gpu_matrix.engines(target, p, dtypes, result)[:MOST_WAYS]
+    found: list[Engine] = [few] if few else [*gpu_matrix.engines(target, p, dtypes, result)]
     if kind and not found:
         found = [_fma(target, p, dtypes, kind)]
-    if not found:
-        return None
-    return p, _fastest(program, x, p, dtypes, found), swapped
-
-
-MOST_WAYS = 6  # engines on matrix units that are measured: the best by estimate
-
-
-def _fastest(
-    program: GpuProgram,
-    x: Instruction,
-    p: Product,
-    dtypes: tuple[str, str],
-    engines: list[Engine],
-) -> Engine:
-    """The engine to take: the first, unless others were measured to be faster."""
-    ways = {f"{e.name}/{e.blocks.parts}": e for e in engines}
-    if len(ways) == 1 or not tune.active() or not all(o.shape.is_static for o in x.operands):
-        return engines[0]
-    parameters = parameters_of(o.shape for o in x.operands)
-    alone = Module("step", Computation("main", parameters, replace(x, parameters, x.shape)))
-    return ways[tune.choose(program.target.cache_key, module_text(alone), tuple(ways))]
+    return (p, found[0], swapped) if found else None
 
 
 def _launch(
