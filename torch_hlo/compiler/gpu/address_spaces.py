@@ -39,7 +39,7 @@ class Spaces:
         for line in text.split("\n"):
             if line.startswith("define "):
                 # what a kernel is given lies in memory, what kernels give to functions on the stack
-                space = GLOBAL if f" {self.family.kernel} " in line else self.family.stack
+                space = GLOBAL if f" {self.family.kernel} " in line else 0
                 spaces = {
                     **self.variables,
                     **{m[2]: space for m in _POINTER.finditer(line)},
@@ -51,7 +51,7 @@ class Spaces:
             elif line.startswith("@"):
                 lines.append(self._variable(line))
             elif "ptr" in line or "alloca" in line:
-                lines.append(_line(line, spaces, self.family.stack))
+                lines.append(_line(line, spaces))
             else:
                 lines.append(line)
         return "\n".join(lines)
@@ -65,12 +65,12 @@ class Spaces:
         return line.replace(" constant ", f" addrspace({self.family.constants}) constant ", 1)
 
 
-def _line(line: str, spaces: dict[str, int], stack: int) -> str:
+def _line(line: str, spaces: dict[str, int]) -> str:
     found = _ASSIGNED.match(line)
     name, body = (found[1], found[2]) if found else ("", line)
     if body.startswith("alloca"):
-        spaces[name] = stack
-        return line + (f", addrspace({stack})" if stack else "")
+        spaces[name] = 0
+        return line
     if phi := _PHI.match(body):
         spaces[name] = space = _space(phi[1], spaces, line)
         return line.replace("phi ptr", f"phi ptr{_suffix(space)}", 1)

@@ -81,8 +81,4 @@ class Exchange:
 
     def _word(self, e: Emit, value: str, distance: int) -> str:
         """The i32 of another lane of the warp."""
-        text = self.target.family.shuffle
-        if "{a}" not in text:
-            return e.op(text.format(v=value, m=distance))
-        lane = e.op(f"xor i32 {e.op('trunc i64 %kernel.t to i32')}, {distance}")  # by byte address
-        return e.op(text.format(v=value, a=e.op(f"shl i32 {lane}, 2")))
+        return e.op(self.target.family.shuffle.format(v=value, m=distance))

@@ -368,10 +368,8 @@ def _thread_numbers(family: Family, threads: int | None) -> list[str]:
 def _attributes(family: Family, g: Group) -> tuple[str, str]:
     """What a kernel's head says of its groups: attributes, metadata."""
     n = g.threads
-    attributes, size = f"#0{family.attributes}", ""
-    if family.name == "amdgcn":
-        attributes += f' "amdgpu-flat-work-group-size"="{n},{n}"'
-    elif family.name == "nvptx":
+    attributes, size = "#0", ""
+    if family.name == "nvptx":
         attributes += f' "nvvm.maxntid"="{n}"'
         attributes += f' "nvvm.minctasm"="{g.resident}"' if g.resident else ""
     else:

@@ -1,4 +1,4 @@
-"""Device code as text becomes an image: PTX, a SPIR-V module, or an AMD object. What instruction
+"""Device code as text becomes an image: PTX, or a SPIR-V module. What instruction
 selection lacks is found out before.
 
 An intrinsic without code is a fatal error inside LLVM that ends the process, so every call of one
@@ -15,7 +15,6 @@ from .gpu_program import GpuProgram, Kernel
 from .target import GpuTarget
 
 _INTRINSIC = re.compile(r"@llvm\.([a-z0-9_.]+)\(")
-_CODE_OBJECT = '!llvm.module.flags = !{!1}\n!1 = !{i32 1, !"amdhsa_code_object_version", i32 500}\n'
 
 
 def check_intrinsics(text: str, target: GpuTarget) -> None:
@@ -38,7 +37,6 @@ def module_text(program: GpuProgram) -> str:
     check_intrinsics(body, target)
     used = set(re.findall(r"@(\w+)\(", body))
     declared = [d for d in target.family.declarations if d[d.index("@") + 1 : d.index("(")] in used]
-    flags = _CODE_OBJECT if target.family.name == "amdgcn" else ""
     return "\n".join(
         [
             *declared,
@@ -46,7 +44,6 @@ def module_text(program: GpuProgram) -> str:
             body,
             "attributes #0 = { nounwind }",
             "attributes #1 = { nounwind willreturn memory(none) }",
-            flags,
         ]
     )
 

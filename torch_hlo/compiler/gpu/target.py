@@ -1,7 +1,7 @@
 """GPU targets: one row per instruction set says how a kernel names its threads, meets at a barrier
 and exchanges registers.
 
-    target = gpu_target("nvptx:sm_90")        # or spirv64, amdgcn:gfx942
+    target = gpu_target("nvptx:sm_90")        # or spirv64
     target.family.barrier                     # the line of IR
 
 Nothing else in code generation knows the instruction sets, but the matrix units (ptx.py).
@@ -24,7 +24,7 @@ GLOBAL, SHARED = 1, 3  # address spaces, the same in every family
 class Family:
     """An instruction set. Thread and group numbers are i32 calls unless `ids` says i64; `shuffle`
     takes and gives an i32 of another lane of the warp: `{v}` the value, `{m}` what the own lane
-    number is xor-ed with. `stack`, `constants`: address spaces of stack slots and of tables.
+    number is xor-ed with. `constants`: the address space of tables.
     `output`: "assembly" (PTX) or "object". `isolated`: LLVM's writer for it wants a process of its
       own (image.py). `intrinsics`: the LLVM intrinsics that instruction selection has code for.
     """
@@ -40,10 +40,7 @@ class Family:
     declarations: tuple[str, ...]
     output: str
     intrinsics: frozenset[str]
-    stack: int = 0
     constants: int = 4
-    shared_bytes: int = 48 << 10
-    attributes: str = ""
     isolated: bool = False
 
 
@@ -92,24 +89,6 @@ FAMILIES = {
             frozenset((*_COMMON, "spv")),
             constants=2,
             isolated=True,
-        ),
-        Family(
-            "amdgcn",
-            "amdgcn-amd-amdhsa",
-            "amdgpu_kernel",
-            "@llvm.amdgcn.workgroup.id.x()",
-            "@llvm.amdgcn.workitem.id.x()",
-            "i32",
-            'fence syncscope("workgroup") release\n'
-            "  call void @llvm.amdgcn.s.barrier()\n"
-            '  fence syncscope("workgroup") acquire',
-            "call i32 @llvm.amdgcn.ds.bpermute(i32 {a}, i32 {v})",
-            (),
-            "object",
-            frozenset((*_COMMON, *_VECTORS, "amdgcn")),
-            stack=5,
-            shared_bytes=64 << 10,
-            attributes=' "uniform-work-group-size"="true"',
         ),
     )
 }
@@ -164,7 +143,6 @@ class GpuTarget(Target):
             cpu=self.cpu,
             features=self.features,
             opt=3,
-            reloc="pic" if self.family.name == "amdgcn" else "default",
         )
 
     @property
@@ -229,7 +207,7 @@ MACHINES = {
 def machine(target: GpuTarget) -> Machine:
     """What is known of a device by its architecture; other families get a middling one."""
     return MACHINES.get(target.cpu) or MACHINES.get(
-        target.cpu.rstrip("a"), Machine(64, target.family.shared_bytes, 1000, 1000)
+        target.cpu.rstrip("a"), Machine(64, 48 << 10, 1000, 1000)
     )
 
 
@@ -239,11 +217,10 @@ _PTX = {
     "sm_80": "+ptx70", "sm_86": "+ptx71", "sm_89": "+ptx84", "sm_90": "+ptx84", "sm_90a": "+ptx84",
     "sm_100": "+ptx86", "sm_100a": "+ptx86", "sm_120": "+ptx87",
 }  # fmt: skip
-_WAVES = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32}
 
 
 def gpu_target(name: str) -> GpuTarget:
-    """`nvptx:sm_80` … `nvptx:sm_120`, `amdgcn:gfx90a|gfx942|gfx1100`, `spirv64`. Raises ValueError
+    """`nvptx:sm_80` … `nvptx:sm_120`, `spirv64`. Raises ValueError
     naming the choices."""
     family, _, cpu = name.partition(":")
     if family == "spirv64" and not cpu:
@@ -255,11 +232,8 @@ def gpu_target(name: str) -> GpuTarget:
             features=_PTX[cpu],
             tf32=config.get("TF32"),
         )
-    if family == "amdgcn" and cpu in _WAVES:
-        return GpuTarget(family=FAMILIES[family], cpu=cpu, warp=_WAVES[cpu])
     raise ValueError(
-        f"no GPU target {name!r}: choose spirv64, {', '.join(f'nvptx:{c}' for c in _PTX)} or"
-        f" {', '.join(f'amdgcn:{c}' for c in _WAVES)}"
+        f"no GPU target {name!r}: choose spirv64, {', '.join(f'nvptx:{c}' for c in _PTX)}"
     )
 
 
