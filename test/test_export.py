@@ -7,7 +7,7 @@ from torch import nn
 import torch_hlo
 from torch_hlo import export
 
-TEXTS = [export.to_hlo_text, export.to_stablehlo_text]
+TEXTS = [export.to_hlo_text, export.to_stablehlo_text, export.to_portable_artifact]
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
@@ -59,7 +59,7 @@ def test_dynamic_dimension_is_a_symbol():
         (torch.randn(4, 3),),
         dynamic_shapes={"input": {0: torch.export.Dim("batch", max=64)}},
     )
-    for text in (export.to_hlo_text(ep, embed=True), export.to_stablehlo_text(ep, embed=True)):
+    for text in [form(ep, embed=True) for form in TEXTS]:
         for n in (1, 7):
             x = torch.randn(n, 3)
             torch.testing.assert_close(torch_hlo.run_text(text, x)[0], linear(x))

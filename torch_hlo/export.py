@@ -6,6 +6,7 @@
     results = torch_hlo.run_text(text, *torch_hlo.export.inputs(ep, x))
     text = torch_hlo.export.to_hlo_text(ep, embed=True)   # or with the weights inside the text
     results = torch_hlo.run_text(text, x)
+    data = torch_hlo.export.to_portable_artifact(ep)      # StableHLO as bytes, for any consumer
 
 The program's parameters are the exported graph's: weights, buffers and constants by signature, then
 the user's tensors, all row-major; if it draws random numbers, a seed (s64) follows. Results are new
@@ -21,7 +22,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.utils import _pytree as pytree
 
+from torch_hlo.compiler.simplify.legalize import legalize
 from torch_hlo.frozen import frozen
+from torch_hlo.hlo.bytecode import portable_artifact
 from torch_hlo.hlo.ir import (
     Computation,
     Dim,
@@ -57,6 +60,14 @@ def to_stablehlo_text(ep: ExportedProgram, embed: bool = False) -> str:
     """StableHLO text, see to_hlo_text; dynamic dimensions are `?`. Raises WriteError for what
     StableHLO cannot say."""
     return stablehlo_text(to_module(ep, embed))
+
+
+def to_portable_artifact(program: ExportedProgram | Module, embed: bool = False) -> bytes:
+    """The program as a StableHLO portable artifact (MLIR bytecode), for all consumers since
+    StableHLO 1.0 where its operations allow. `torch_hlo.run_text` and StableHLO's own tools read
+    it. Raises WriteError for what StableHLO cannot say."""
+    module = program if isinstance(program, Module) else to_module(program, embed)
+    return portable_artifact(legalize.run(module))
 
 
 def to_module(ep: ExportedProgram, embed: bool = False) -> Module:
@@ -347,5 +358,6 @@ __all__ = [
     "inputs",
     "to_hlo_text",
     "to_module",
+    "to_portable_artifact",
     "to_stablehlo_text",
 ]

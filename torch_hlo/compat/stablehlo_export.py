@@ -43,7 +43,7 @@ class StableHLOGraphModule:
         return self._text
 
     def get_stablehlo_bytecode(self, method_name=None):
-        raise NotImplementedError("StableHLO is written as text: use get_stablehlo_text()")
+        return export.to_portable_artifact(self._program)
 
     def save(self, directory_path, options=None):
         """The text, and the exported program with its weights."""

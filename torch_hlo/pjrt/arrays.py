@@ -85,16 +85,14 @@ class Array(Object):
     def held(self) -> Memory:
         """Its memory, for programs: they run in order."""
         if self.memory is None or self.words[_DELETED]:
-            raise PluginError(
-                PluginError.INVALID_ARGUMENT, f"Array of {self.shape} has been deleted or donated."
-            )
+            raise PluginError(f"Array of {self.shape} has been deleted or donated.")
         return self.memory
 
 
 def array(address: int) -> Array:
     found = Object.alive.get(address)
     if not isinstance(found, Array):
-        raise PluginError(PluginError.INVALID_ARGUMENT, "this buffer has been destroyed")
+        raise PluginError("this buffer has been destroyed")
     return found
 
 
@@ -107,7 +105,7 @@ def shape_of(number: int, dims: int | None, rank: int) -> Shape:
     dtype = TYPES.get(number, "")
     if dtype not in DTYPES or dtype == "token":
         raise PluginError(
-            PluginError.UNIMPLEMENTED, f"arrays of element type {dtype or number} are not supported"
+            f"arrays of element type {dtype or number} are not supported", PluginError.UNIMPLEMENTED
         )
     sizes = tuple((ctypes.c_int64 * rank).from_address(dims)) if rank and dims else ()
     return Shape(dtype, sizes)

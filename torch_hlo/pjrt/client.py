@@ -32,9 +32,9 @@ class Client:
         own, processes = self.processes()
         if processes > 1 and count > 1:
             raise PluginError(
-                PluginError.UNIMPLEMENTED,
                 f"each of {processes} processes has one device, not {count}: unset"
                 " TORCH_HLO_CPU_DEVICES and JAX_NUM_CPU_DEVICES, or run one process",
+                PluginError.UNIMPLEMENTED,
             )
         self.distributed = processes > 1
         self.mine = range(own, own + 1) if self.distributed else range(count)
@@ -80,7 +80,6 @@ class Client:
     def device(self, number: int) -> Object:
         if not 0 <= number < len(self.devices):
             raise PluginError(
-                PluginError.INVALID_ARGUMENT,
                 f"there is no device {number}, only {len(self.devices)};"
                 " TORCH_HLO_CPU_DEVICES or JAX_NUM_CPU_DEVICES sets how many",
             )

@@ -3,7 +3,6 @@
 import ctypes
 import hashlib
 import json
-import re
 import struct
 from collections import Counter
 from collections.abc import Sequence
@@ -38,13 +37,6 @@ from .functions import implements, table
 from .launches import launches
 from .objects import CALLBACK, Object, PluginError, named_values
 from .options import CompileOptions
-
-_CODES = {
-    ParseError: PluginError.INVALID_ARGUMENT,
-    VerifyError: PluginError.INVALID_ARGUMENT,
-    ShardingError: PluginError.INVALID_ARGUMENT,
-    CodegenError: PluginError.UNIMPLEMENTED,
-}
 
 
 class LoadedExecutable(Object):
@@ -137,21 +129,18 @@ class LoadedExecutable(Object):
         module = self.module
         if self.hidden:
             module = module.with_root(tuple_())
-        text = stablehlo_text(module)
         count = self.options.partitions
         if count == 1:
-            return text
+            return stablehlo_text(module)
         ins = _texts(module.in_shardings, len(module.entry.params))
         outs = _texts(module.out_shardings[: len(self.shapes)], max(len(self.shapes), 1))
         whole = outs[0] if len(outs) == 1 else "{" + ", ".join(outs) + "}"
-        attributes = (
+        return stablehlo_text(
+            module,
             f"mhlo.num_partitions = {count} : i32,"
             f' mhlo.spmd_output_sharding = "{whole}",'
-            f" mhlo.spmd_parameters_shardings = [{', '.join(map(json.dumps, ins))}]"
+            f" mhlo.spmd_parameters_shardings = [{', '.join(map(json.dumps, ins))}]",
         )
-        name = re.sub(r"[^\w.]", "_", module.name)
-        body = text.partition("{\n")[2]
-        return f"module @{name} attributes {{{attributes}}} {{\n{body}"
 
     def _buffers(
         self, row: Sequence[Array], kept: Sequence[int]
@@ -204,7 +193,7 @@ _KEEP_IT = ctypes.cast(_DELETER, ctypes.c_void_p).value
 def executable(address: int) -> LoadedExecutable:
     found = Object.alive.get(address)
     if not isinstance(found, LoadedExecutable):
-        raise PluginError(PluginError.INVALID_ARGUMENT, "this executable has been destroyed")
+        raise PluginError("this executable has been destroyed")
     return found
 
 
@@ -214,17 +203,17 @@ def _compile(args: Any) -> None:
     form = ctypes.string_at(program.format, program.format_size)
     if form != b"mlir":
         raise PluginError(
-            PluginError.UNIMPLEMENTED, f"programs of format {form!r} are not supported, only mlir"
+            f"programs of format {form!r} are not supported, only mlir", PluginError.UNIMPLEMENTED
         )
     Client.compiling = True
     code = ctypes.string_at(program.code, program.code_size)
     options = ctypes.string_at(args.compile_options, args.compile_options_size or 0)
     try:
         args.executable = LoadedExecutable(code, CompileOptions.parse(options)).address
-    except tuple(_CODES) as failure:
-        raise PluginError(
-            next(code for kind, code in _CODES.items() if isinstance(failure, kind)), str(failure)
-        ) from failure
+    except CodegenError as failure:
+        raise PluginError(str(failure), PluginError.UNIMPLEMENTED) from failure
+    except (ParseError, VerifyError, ShardingError) as failure:
+        raise PluginError(str(failure)) from failure
 
 
 @implements("LoadedExecutable_Execute")
@@ -277,8 +266,8 @@ def _serialize(args: Any) -> None:
     own, options = found.program.executable, found.options
     if any(call.name == CALLBACK for call in own.host_calls):
         raise PluginError(
-            PluginError.UNIMPLEMENTED,
             f"{own.name} calls Python functions of this process: it cannot be serialized",
+            PluginError.UNIMPLEMENTED,
         )
     devices = struct.pack(f"<{len(options.devices)}I", *options.devices)
     head = _HEAD.pack(
@@ -296,11 +285,11 @@ def _serialize(args: Any) -> None:
 def _deserialize(args: Any) -> None:
     data = ctypes.string_at(args.serialized_executable, args.serialized_executable_size or 0)
     if not data.startswith(_SERIALIZED) or len(data) < _HEAD.size:
-        raise PluginError(PluginError.INVALID_ARGUMENT, "not a program of this version")
+        raise PluginError("not a program of this version")
     _, replicas, partitions, count, size = _HEAD.unpack_from(data)
     at = _HEAD.size + 4 * count
     if len(data) < at + size:
-        raise PluginError(PluginError.INVALID_ARGUMENT, "this serialized program is damaged")
+        raise PluginError("this serialized program is damaged")
     devices = struct.unpack_from(f"<{count}I", data, _HEAD.size)
     options = CompileOptions(replicas, partitions, devices)
     if args.overridden_serialized_compile_options_size:
@@ -315,7 +304,7 @@ def _deserialize(args: Any) -> None:
         compiled = Executable.from_bytes(machine) if machine else None
         args.loaded_executable = LoadedExecutable(data[at : at + size], options, compiled).address
     except ValueError as failure:
-        raise PluginError(PluginError.INVALID_ARGUMENT, str(failure)) from None
+        raise PluginError(str(failure)) from None
 
 
 @implements("Executable_GetCostAnalysis")
@@ -336,7 +325,7 @@ def _program(args: Any) -> None:
     try:
         text = found.stablehlo().encode()
     except WriteError as failure:
-        raise PluginError(PluginError.UNIMPLEMENTED, str(failure)) from None
+        raise PluginError(str(failure), PluginError.UNIMPLEMENTED) from None
     if program.code:
         ctypes.memmove(program.code, text, len(text))
     program.code_size = len(text)

@@ -132,7 +132,7 @@ class PluginError(Exception):
     INVALID_ARGUMENT, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL = 3, 9, 12, 13
     RESOURCE_EXHAUSTED = 8
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, message: str, code: int = INVALID_ARGUMENT) -> None:
         super().__init__(message)
         self.code = code
 

@@ -37,7 +37,6 @@ class CompileOptions:
             devices = tuple(range(replicas * partitions))
         if len(devices) != replicas * partitions:
             raise PluginError(
-                PluginError.INVALID_ARGUMENT,
                 f"{len(devices)} devices for {replicas} replicas of {partitions} partitions",
             )
         return cls(replicas, partitions, devices)
@@ -85,7 +84,7 @@ def _read(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:
-            raise PluginError(PluginError.INVALID_ARGUMENT, "damaged compile options")
+            raise PluginError("damaged compile options")
         byte = data[at]
         value |= (byte & 127) << shift
         at, shift = at + 1, shift + 7
@@ -107,8 +106,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind in (1, 5):
             size = 8 if kind == 1 else 4
         else:
-            raise PluginError(PluginError.INVALID_ARGUMENT, "damaged compile options")
+            raise PluginError("damaged compile options")
         if at + size > len(data):
-            raise PluginError(PluginError.INVALID_ARGUMENT, "damaged compile options")
+            raise PluginError("damaged compile options")
         yield key >> 3, data[at : at + size]
         at += size

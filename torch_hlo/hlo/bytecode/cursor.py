@@ -102,6 +102,10 @@ class Cursor:
             while self.pos % alignment:
                 if self.byte() != PADDING:
                     raise self.error("a byte of padding has another value", self.pos - 1)
+        return head & 0x7F, self.part(length)
+
+    def part(self, length: int) -> Cursor:
+        """What the next bytes hold."""
         begin = self.pos
         self.bytes(length)
-        return head & 0x7F, Cursor(self.data, begin, self.pos)
+        return Cursor(self.data, begin, self.pos)

@@ -18,7 +18,7 @@ from .cursor import Cursor
 from .tables import Tables
 
 Read = Callable[[Tables, Cursor], Any]
-_DYNAMIC = -(1 << 63)
+DYNAMIC = -(1 << 63)
 _FLOATS = {"f16": "<e", "f32": "<f", "f64": "<d"}
 _SIGNS = ("i", "si", "ui")
 
@@ -93,7 +93,7 @@ def _tensor(t: Tables, at: Cursor) -> Type:
     element = _need_type(t.type(at), at)
     if element.shape.is_tuple or element.shape.rank:
         raise at.error(f"{element.shape} cannot be an element")
-    dims = [UNKNOWN if d in (_DYNAMIC, -1) else d for d in dims]
+    dims = [UNKNOWN if d in (DYNAMIC, -1) else d for d in dims]
     if any(d != UNKNOWN and not 0 <= d <= MAX_INT for d in dims):
         raise at.error(f"bad sizes {dims}")
     return Type(Shape(element.shape.dtype, tuple(dims)), element.quantized)
@@ -153,7 +153,7 @@ def _none(t: Tables, at: Cursor) -> None:
 
 
 _TOKEN = Type(Shape("token"))
-_VHLO_ELEMENTS = {
+VHLO_ELEMENTS = {
     0: "i1", 2: "bf16", 3: "f16", 4: "f32", 5: "f64", 6: "f8E4M3FN", 7: "f8E5M2", 9: "index",
     10: "i4", 11: "i8", 12: "i16", 13: "i32", 14: "i64", 15: "ui4", 16: "ui8", 17: "ui16",
     18: "ui32", 19: "ui64", 27: "f8E4M3FNUZ", 28: "f8E5M2FNUZ", 29: "f8E4M3B11FNUZ", 31: "i2",
@@ -162,7 +162,7 @@ _VHLO_ELEMENTS = {
 _BUILTIN_ELEMENTS = {1: "index", 3: "bf16", 4: "f16", 5: "f32", 6: "f64"}
 TYPES: dict[str, dict[int, Read]] = {
     "vhlo": {
-        **{code: _element(name) for code, name in _VHLO_ELEMENTS.items()},
+        **{code: _element(name) for code, name in VHLO_ELEMENTS.items()},
         1: _complex,
         8: _function_type,
         20: _tensor,
@@ -190,10 +190,6 @@ TYPES: dict[str, dict[int, Read]] = {
 # Attributes
 
 
-def _string(t: Tables, at: Cursor) -> str:
-    return t.string(at)
-
-
 def _symbol(t: Tables, at: Cursor) -> Symbol:
     return Symbol(str(t.attribute(at)))
 
@@ -211,9 +207,9 @@ def _bool(t: Tables, at: Cursor) -> bool:
     return bool(at.varint())
 
 
-def _word(*words: str) -> Read:
+def _word(words: list[str]) -> Read:
     def read(t: Tables, at: Cursor) -> str:
-        return str(t.pick(list(words), at.varint(), f"word among {', '.join(words)}", at))
+        return str(t.pick(words, at.varint(), f"word among {', '.join(words)}", at))
 
     return read
 
@@ -272,10 +268,6 @@ def _dense_array(t: Tables, at: Cursor) -> list[int]:
         raise at.error(f"bad array of {count} {dtype}", begin)
     parts = (data[i : i + size] for i in range(0, len(data), size))
     return [int.from_bytes(p, "little", signed=dtype[0] == "s") for p in parts]
-
-
-def _type_value(t: Tables, at: Cursor) -> Any:
-    return t.type(at)
 
 
 def _unread(t: Tables, at: Cursor) -> Raw:
@@ -356,15 +348,26 @@ def _shardings(t: Tables, at: Cursor) -> str:
     return "[" + ", ".join(f"<{_text_of(t, at)}>" for _ in range(at.count())) + "]"
 
 
+# VHLO's enumerations by the attribute that they are: its code, and the words in their order.
+WORDS = {
+    "comparison_direction": (3, "EQ NE GE GT LE LT"),
+    "compare_type": (4, "NOTYPE FLOAT TOTALORDER SIGNED UNSIGNED"),
+    "api_version": (5, "UNSPECIFIED ORIGINAL STATUS_RETURNING UNIFIED TYPED_FFI"),
+    "fft_type": (7, "FFT IFFT RFFT IRFFT"),
+    "precision_config": (11, "DEFAULT HIGH HIGHEST"),
+    "rng_algorithm": (12, "DEFAULT THREE_FRY PHILOX"),
+    "rng_distribution": (13, " UNIFORM NORMAL"),
+    "transpose_a": (16, "TRANSPOSE_INVALID NO_TRANSPOSE TRANSPOSE ADJOINT"),
+}
 ATTRIBUTES: dict[str, dict[int, Read]] = {
     "builtin": {
         0: _array,
         1: _dictionary,
-        2: _string,
-        3: _string,
+        2: Tables.string,
+        3: Tables.string,
         4: _symbol,
         5: _symbol,
-        6: _type_value,
+        6: Tables.type,
         7: lambda t, at: True,
         8: _builtin_integer,
         9: _float,
@@ -375,21 +378,14 @@ ATTRIBUTES: dict[str, dict[int, Read]] = {
     "vhlo": {
         1: _array,
         2: _bool,
-        3: _word("EQ", "NE", "GE", "GT", "LE", "LT"),
-        4: _word("NOTYPE", "FLOAT", "TOTALORDER", "SIGNED", "UNSIGNED"),
-        5: _unread,
         6: _dictionary,
-        7: _word("FFT", "IFFT", "RFFT", "IRFFT"),
         8: _float,
         9: _integer,
         10: _unread,
-        11: _word("DEFAULT", "HIGH", "HIGHEST"),
-        12: _word("DEFAULT", "THREE_FRY", "PHILOX"),
-        13: _word("", "UNIFORM", "NORMAL"),
-        14: _string,
+        14: Tables.string,
         15: _dense,
-        16: _word("TRANSPOSE_INVALID", "NO_TRANSPOSE", "TRANSPOSE", "ADJOINT"),
-        17: _type_value,
+        17: Tables.type,
+        **{code: _word(words.split(" ")) for code, words in WORDS.values()},
         18: _bounds,
         19: _unread,
         20: _unread,

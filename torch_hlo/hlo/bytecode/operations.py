@@ -8,11 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..ir import Module
-from ..stablehlo.attributes import Raw
 from ..stablehlo.convert import converted
 from ..stablehlo.mlir import MAX_NESTING, Program, collect
 from ..stablehlo.operation import Block, Operation
-from ..stablehlo.shardings import Annotations
 from ..stablehlo.types import Type
 from .cursor import BytecodeError, Cursor
 from .dialects import read_attribute, read_type
@@ -29,7 +27,7 @@ def parse_bytecode(data: bytes) -> Module:
     offset."""
     reader = _Reader(data)
     try:
-        return converted(reader.at, *reader.program(), reader.annotations())
+        return converted(reader.at, *reader.program())
     except RecursionError:
         raise reader.at.error("the operations nest too deeply", 0) from None
 
@@ -39,31 +37,11 @@ class _Reader:
         self.tables = Tables(data, read_attribute, read_type)
         self.at = self.tables.section("ir")
         self.made = 0  # names given so far
-        self.tiled: list[str] = []
-        self.meshes: list[str] = []
-        self.partitions = 1
 
     def program(self) -> Program:
         block = Block()
         self._block(self.at, block, [], 0)
         return collect(block.ops, self.at)
-
-    def annotations(self) -> Annotations:
-        return Annotations(self.tiled, self.meshes, self.partitions)
-
-    def _note(self, attrs: dict[str, Any]) -> None:
-        """Remember what says on which mesh the program runs."""
-        for key, value in attrs.items():
-            if key == "mhlo.sharding" and isinstance(value, str) and value.strip():
-                self.tiled.append(value)
-            elif key == "mhlo.num_partitions" and isinstance(value, int):
-                self.partitions = value
-            elif isinstance(value, Raw) and "mesh<" in value.text:
-                self.meshes.append(value.text)
-            elif key in ("arg_attrs", "res_attrs") and isinstance(value, list):
-                for inner in value:
-                    if isinstance(inner, dict):
-                        self._note(inner)
 
     def _block(self, at: Cursor, block: Block, names: Names, next_: int, depth: int = 0) -> int:
         """Read the arguments and operations; the number of the value that follows them."""
@@ -151,7 +129,6 @@ class _Reader:
         if op.types:
             op.results = [(self._define(names, next_, len(op.types), at), len(op.types))]
         op.attrs = spelled(op.name, attrs, at)
-        self._note(op.attrs)
         return op
 
     def _dictionary(self, at: Cursor) -> dict[str, Any]:

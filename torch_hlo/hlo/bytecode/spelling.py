@@ -7,19 +7,12 @@ import re
 from typing import Any
 
 from ..stablehlo.attributes import Symbol
+from ..stablehlo.ops import CONVOLUTION
 from .cursor import Cursor
 
 _VERSIONED = re.compile(r"vhlo\.(\w+)_v\d+")
 _NAMES = {"func": "func.func", "call": "func.call"}
-_CONV = " ".join(
-    f"{side}_{part}"
-    for side, parts in {
-        "input": "batch_dimension feature_dimension spatial_dimensions",
-        "kernel": "input_feature_dimension output_feature_dimension spatial_dimensions",
-        "output": "batch_dimension feature_dimension spatial_dimensions",
-    }.items()
-    for part in parts.split()
-)
+_CONV = " ".join(CONVOLUTION)
 _GATHER = (
     "offset_dims collapsed_slice_dims operand_batching_dims start_indices_batching_dims"
     " start_index_map index_vector_dim"
@@ -46,8 +39,6 @@ _SYMBOLS = {
     "composite": "decomposition",
     "custom_call": "called_computations",
 }
-# Lists that say nothing when they are empty.
-_LISTS = {"func.func": ("arg_attrs", "res_attrs")}
 
 
 def short_name(full: str) -> str:
@@ -63,10 +54,35 @@ def spelled(name: str, attrs: dict[str, Any], at: Cursor) -> dict[str, object]:
         attrs[whole] = {f: attrs.pop(f) for f in fields.split() if f in attrs}
     if name in _SYMBOLS and (key := _SYMBOLS[name]) in attrs:
         attrs[key] = _symbols(attrs[key])
-    for key in _LISTS.get(name, ()):
-        if not attrs.get(key):
-            attrs.pop(key, None)
     return attrs
+
+
+def unspelled(name: str, attrs: dict[str, Any]) -> dict[str, Any]:
+    """VHLO's attributes, from those of StableHLO's text."""
+    found = dict(attrs)
+    if name in _GROUPED:
+        whole, fields = _GROUPED[name]
+        given = found.pop(whole)
+        given = _dimensions(given) if isinstance(given, str) else given
+        found |= {field: given.get(field, []) for field in fields.split()}
+    if "channel_handle" in found:
+        found["channel_id"] = found.pop("channel_handle")["handle"]
+    if "use_global_device_ids" in found:
+        found["use_global_device_ids"] = True  # it has no value
+    return found
+
+
+def _dimensions(text: str) -> dict[str, Any]:
+    """Those of `[b, f, 0]x[o, i, 0]->[b, f, 0]`."""
+    parts = re.split(r"\]\s*x|->", text)
+    sides = dict(zip(("input", "kernel", "output"), (re.findall(r"\w", p) for p in parts)))
+    found: dict[str, Any] = {}
+    for field, letter in CONVOLUTION.items():
+        row = sides[field.partition("_")[0]]
+        found[field] = (
+            row.index(letter) if letter else [*map(row.index, map(str, range(len(row) - 2)))]
+        )
+    return found
 
 
 def _symbols(value: Any) -> Any:

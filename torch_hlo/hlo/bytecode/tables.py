@@ -11,7 +11,7 @@ from .cursor import MAGIC, BytecodeError, Cursor
 MAX_VERSION = 6
 MAX_DEPTH = 100
 MAX_WEIGHT = 1 << 22  # parts of one attribute or type, those it shares counted each time
-_NAMES = (
+SECTIONS = (
     "strings", "dialects", "values", "offsets", "ir", "resources", "resource_offsets",
     "dialect_versions", "properties",
 )  # fmt: skip
@@ -37,9 +37,9 @@ class Tables:
         while not file.done():
             begin = file.pos
             number, content = file.section()
-            if number >= len(_NAMES) or _NAMES[number] in self.sections:
+            if number >= len(SECTIONS) or SECTIONS[number] in self.sections:
                 raise file.error(f"section {number} is unknown, or here twice", begin)
-            self.sections[_NAMES[number]] = content
+            self.sections[SECTIONS[number]] = content
         self.end = file.pos
         self.strings = self._strings()
         self.dialects, self.operations = self._dialects()
@@ -108,13 +108,7 @@ class Tables:
 
     def _properties(self) -> list[Cursor]:
         at = self.sections.get("properties")
-        found: list[Cursor] = []
-        for _ in range(at.count() if at else 0):
-            assert at is not None
-            size = at.varint()
-            at.bytes(size)
-            found.append(Cursor(at.data, at.pos - size, at.pos))
-        return found
+        return [at.part(at.varint()) for _ in range(at.count())] if at else []
 
     def attribute(self, at: Cursor) -> Any:
         return self.value(0, at.varint(), at)

@@ -14,7 +14,7 @@ from torch_hlo.frozen import frozen
 from ..ir import DTYPES, Ints, Literal, Shape
 from ..text.literals import literal_elements, literal_of
 from ..text.scanner import ErrorAt, Scanner
-from .types import MAX_DEPTH, Type, angle_group, parse_type
+from .types import MAX_DEPTH, Type, angle_group, parse_type, parse_types
 
 _NUMBER = re.compile(
     r"-?(?:0x[0-9A-Fa-f]+|[0-9]+(?:\.[0-9]*(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)?)"
@@ -90,9 +90,7 @@ def attribute(s: Scanner, depth: int = 0, typed: bool = True) -> Any:
     if head == "(":  # a function type
         s.balanced()
         s.expect("->")
-        return FunctionType(
-            tuple(s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)])
-        )
+        return FunctionType(tuple(parse_types(s)))
     if s.at("loc("):
         s.pos += 3
         return Raw(s.balanced())
@@ -161,16 +159,17 @@ def _array(s: Scanner) -> list[Any]:
     return values
 
 
-def dictionary(s: Scanner, depth: int = 0) -> dict[str, object]:
-    """`{a = 1, b}`; a name without a value is True."""
+def dictionary(s: Scanner, depth: int = 0, brackets: str = "{}") -> dict[str, object]:
+    """`{a = 1, b}` or `<raw a = 1>`; a name without a value is True."""
     result: dict[str, object] = {}
 
     def entry() -> None:
+        s.match(_RAW)
         found = s.need(_KEY, "an attribute's name")
         key = found.group(1) or found.group(2) or ""
         result[key] = attribute(s, depth + 1) if s.accept("=") else True
 
-    s.listed("{", "}", entry)
+    s.listed(brackets[0], brackets[1], entry)
     return result
 
 
@@ -191,25 +190,11 @@ def _hash(s: Scanner, depth: int) -> Any:
         return text
     if "=" not in text:
         return Raw(text)
-    s.pos = begin + 1
-    s.match(_RAW)
-    return fields(s, depth + 1)
+    s.pos = begin
+    return dictionary(s, depth + 1, "<>")
 
 
 _RAW = re.compile(r"raw\b")
-
-
-def fields(s: Scanner, depth: int = 0) -> dict[str, object]:
-    """`a = 1, b = [2]>` up to the closing bracket."""
-    result: dict[str, object] = {}
-    while not s.accept(">"):
-        found = s.need(_KEY, "a field")
-        s.expect("=")
-        result[found.group(1) or found.group(2)] = attribute(s, depth)
-        if not s.accept(","):
-            s.expect(">")
-            break
-    return result
 
 
 def dense(s: Scanner) -> Dense:

@@ -5,21 +5,13 @@ from .attributes import Symbol
 from .converter import Context, Made, rule, unpacked
 
 
-@rule("func.call")
+@rule("func.call", "composite")
 def _call(c: Context) -> Made:
-    callee = c.attr("callee")
+    """The meaning of a composite, a named group of operations, is its decomposition."""
+    callee = c.attr("callee", "decomposition")
     if not isinstance(callee, Symbol):
         raise c.error("expected the function's @name")
     return c.converter.call(c, callee.name)
-
-
-@rule("composite")
-def _composite(c: Context) -> Made:
-    """A named group of operations: its decomposition is its meaning."""
-    decomposition = c.attr("decomposition")
-    if not isinstance(decomposition, Symbol):
-        raise c.error("has no decomposition")
-    return c.converter.call(c, decomposition.name)
 
 
 @rule("while")

@@ -11,7 +11,7 @@ from .converter import Converter, Unify
 from .mlir import parse_text
 from .operation import Operation
 from .sdy_syntax import SYNTAX
-from .shardings import Annotations, Shardings, annotations_of
+from .shardings import Annotations, Shardings
 
 # Their imports fill RULES.
 FAMILIES = (chlo, collective_ops, control_ops, dynamic, ops, sdy)
@@ -22,7 +22,7 @@ def parse_stablehlo(text: str) -> Module:
     function. Raises ParseError."""
     s = Scanner(text)
     try:
-        return converted(s, *parse_text(s, SYNTAX), annotations_of(text))
+        return converted(s, *parse_text(s, SYNTAX))
     except RecursionError:
         raise s.error("the text nests too deeply") from None
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from ..text.scanner import ErrorAt, Scanner
 from .attributes import RESOURCES, Dense, FunctionType, attribute, dictionary, symbol
 from .operation import Block, Operation
-from .types import Type, parse_type
+from .shardings import Annotations
+from .types import Type, parse_type, parse_types
 
 MAX_NESTING = 60
 MAX_OPERATIONS = 5_000_000
@@ -33,17 +34,17 @@ _ATTRIBUTES = re.compile(r'\{\s*(?:\}|"?[A-Za-z_][\w$.\-]*"?\s*(?:[=,}]))')
 _BLOCK = re.compile(r"\^([\w$.\-]+)")
 
 
-Program = tuple[str, dict[str, Operation], list[Operation]]
+Program = tuple[str, dict[str, Operation], list[Operation], Annotations]
 
 
 def parse_text(s: Scanner, syntax: Mapping[str, PrettyForm]) -> Program:
-    """(module name, functions by name, meshes). `syntax`: readers of pretty forms by operation.
-    Raises ParseError."""
+    """(module name, functions by name, meshes, annotations). `syntax`: readers of pretty forms by
+    operation. Raises ParseError."""
     return Reader(s, syntax).text()
 
 
 def collect(operations: list[Operation], s: ErrorAt) -> Program:
-    """The functions and meshes among the outermost operations."""
+    """The functions and meshes among the outermost operations, and all annotations."""
     name, functions, meshes = "module", {}, []
     todo = operations[::-1]
     while todo:
@@ -64,7 +65,7 @@ def collect(operations: list[Operation], s: ErrorAt) -> Program:
             raise s.error(f"unexpected operation {op.name} outside a function", op.position)
     if not functions:
         raise s.error("the program holds no function")
-    return name, functions, meshes
+    return name, functions, meshes, Annotations(operations)
 
 
 class Reader:
@@ -139,9 +140,9 @@ class Reader:
         if s.at("{"):
             op.attrs.update(dictionary(s))
         s.expect(":", "and the types")
-        s.listed("(", ")", lambda: parse_type(s))
+        parse_types(s)
         s.expect("->")
-        op.types = s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)]
+        op.types = parse_types(s)
 
     def use(self) -> tuple[str, int]:
         found = self.s.need(_USE, "an operand such as %0")
@@ -280,7 +281,7 @@ class Reader:
             )
             return found.group()
         if key == "window":
-            return self._fields()
+            return dictionary(s)
         if key == "algorithm" and s.at("<"):
             s.accept("<")
             while not s.accept(">"):
@@ -290,16 +291,6 @@ class Reader:
                 s.accept(",")
             return "dot"
         return attribute(s, typed=False)
-
-    def _fields(self) -> dict[str, object]:
-        s = self.s
-
-        def entry() -> tuple[str, object]:
-            key = s.need(_WORD, "a field").group()
-            s.expect("=")
-            return key, attribute(s)
-
-        return dict(s.listed("{", "}", entry))
 
     def _range(self) -> tuple[int, int, int]:
         s = self.s
@@ -311,11 +302,11 @@ class Reader:
     def types(self, every: bool) -> list[Type]:
         """Result types: behind the arrow, else the last (or every) type of the list."""
         s = self.s
-        types = s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)]
+        types = parse_types(s)
         while s.accept(","):
             types.append(parse_type(s))
         if s.accept("->"):
-            return s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)]
+            return parse_types(s)
         return types if every else types[-1:]
 
     def _reduce(self, op: Operation, depth: int) -> None:
@@ -389,4 +380,4 @@ def _short(name: str) -> str:
     for prefix in ("stablehlo.", "mhlo."):
         if name.startswith(prefix):
             return name[len(prefix) :]
-    return {"call": "func.call", "return": "return", "func.return": "return"}.get(name, name)
+    return {"call": "func.call", "func.return": "return"}.get(name, name)

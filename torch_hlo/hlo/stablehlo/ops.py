@@ -393,6 +393,20 @@ def _unary_einsum(c: Context) -> Made:
     )
 
 
+# The fields of a convolution's dimension numbers, and their letters: "" is a spatial one's number.
+CONVOLUTION = dict(
+    input_batch_dimension="b",
+    input_feature_dimension="f",
+    input_spatial_dimensions="",
+    kernel_input_feature_dimension="i",
+    kernel_output_feature_dimension="o",
+    kernel_spatial_dimensions="",
+    output_batch_dimension="b",
+    output_feature_dimension="f",
+    output_spatial_dimensions="",
+)
+
+
 def dim_labels(c: Context) -> str:
     found = c.attr("dimension_numbers", "dim_numbers")
     if isinstance(found, str):
@@ -401,28 +415,12 @@ def dim_labels(c: Context) -> str:
         )
         return f"{left}_{right}->{out}"
     n = dimension_numbers(c, "dimension_numbers")
-
-    def labels(names: str, letters: str, spatial: str) -> str:
-        places = dict(zip((n[name][0] for name in names.split()), letters)) | {
-            d: str(i) for i, d in enumerate(n[spatial])
-        }
-        return "".join(places[i] for i in range(len(places)))
-
-    return (
-        labels("input_batch_dimension input_feature_dimension", "bf", "input_spatial_dimensions")
-        + "_"
-        + labels(
-            "kernel_input_feature_dimension kernel_output_feature_dimension",
-            "io",
-            "kernel_spatial_dimensions",
-        )
-        + "->"
-        + labels(
-            "output_batch_dimension output_feature_dimension",
-            "bf",
-            "output_spatial_dimensions",
-        )
-    )
+    sides: dict[str, dict[int, str]] = {"input": {}, "kernel": {}, "output": {}}
+    for field, letter in CONVOLUTION.items():
+        spatial = enumerate(n[field])
+        sides[field.partition("_")[0]] |= {d: letter or str(i) for i, d in spatial}
+    left, right, out = ("".join(row[i] for i in range(len(row))) for row in sides.values())
+    return f"{left}_{right}->{out}"
 
 
 def pairs(values: Sequence[Size]) -> list[tuple[Any, Any]]:

@@ -7,6 +7,7 @@ constraints; regions written per device stand between the custom calls `SPMDFull
 
 import re
 
+from ..ir import Instruction
 from ..sharding.sharding import Axis, DimSharding, Sharding, is_unreduced
 from .attributes import Dense
 from .converter import RULES, Context, Made, rule
@@ -42,21 +43,15 @@ def _constant(c: Context) -> Made:
 @rule("sdy.named_computation")
 def _named(c: Context) -> Made:
     table = c.converter.shardings
-    ins, outs = (
-        listed(raw_text(v)) if (v := c.attr(key)) is not None else None
-        for key in ("in_shardings", "out_shardings")
-    )
-    values = (
-        c.x
-        if ins is None
-        else [constrained(x, table.shardy(t, x.shape)) for x, t in zip(c.x, ins, strict=True)]
-    )
-    results = c.converter.inner_block(c, c.op.regions[0], values)
-    return (
-        results
-        if outs is None
-        else [constrained(x, table.shardy(t, x.shape)) for x, t in zip(results, outs, strict=True)]
-    )
+
+    def placed(values: list[Instruction], key: str) -> list[Instruction]:
+        if (text := c.attr(key)) is None:
+            return values
+        pairs = zip(values, listed(raw_text(text)), strict=True)
+        return [constrained(x, table.shardy(t, x.shape)) for x, t in pairs]
+
+    values = placed(c.x, "in_shardings")
+    return placed(c.converter.inner_block(c, c.op.regions[0], values), "out_shardings")
 
 
 @rule("sdy.manual_computation")

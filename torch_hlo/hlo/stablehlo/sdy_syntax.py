@@ -9,16 +9,14 @@ import re
 from .attributes import Raw, attribute, symbol
 from .mlir import PrettyForm, Reader
 from .operation import Operation
-from .types import angle_group, parse_type
+from .types import angle_group, parse_types
 
 _KEYWORD = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
 
 
 def _value(reader: Reader, key: str) -> object:
     s = reader.s
-    if s.at("["):  # in_shardings=[<@mesh, …>, …]
-        return Raw(s.balanced()[1:-1])
-    if s.at("{"):  # manual_axes={"x"}
+    if s.at("[") or s.at("{"):  # in_shardings=[<@mesh, …>, …], manual_axes={"x"}
         return Raw(s.balanced()[1:-1])
     if s.at("<"):
         return Raw(angle_group(s))
@@ -62,9 +60,9 @@ def _region(reader: Reader, op: Operation, depth: int) -> None:
     if s.at("{"):
         op.attrs.update(reader.dictionary())
     s.expect(":")
-    s.listed("(", ")", lambda: parse_type(s))
+    parse_types(s)
     s.expect("->")
-    op.types = s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)]
+    op.types = parse_types(s)
 
 
 def _mesh(reader: Reader, op: Operation, depth: int) -> None:

@@ -1,10 +1,8 @@
 """The shardings of a StableHLO module, Shardy's and XLA's, on one mesh."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
-
-from torch_hlo.frozen import frozen
 
 from ..ir import Instruction, Shape, instr
 from ..sharding.sharding import (
@@ -16,29 +14,34 @@ from ..sharding.sharding import (
 )
 from ..sharding.sharding_text import common_mesh, onto, parse_sharding
 from .attributes import Raw
-from .operation import Operation
+from .operation import Block, Operation, walk
 
-_TILED = re.compile(r'mhlo\.sharding\s*=\s*"((?:[^"\\]|\\.)*)"')
-_PARTITIONS = re.compile(r"mhlo\.num_partitions\s*=\s*(\d+)")
 _MESH = re.compile(r"mesh<(\[[^\]]*\](?:\s*,\s*device_ids\s*=\s*\[[^\]]*\])?)>|@([\w.$\-]+)")
 Placements = list[Placement | None]
 
 
-@frozen
 class Annotations:
     """What a program says of its mesh outside of `sdy.mesh`."""
 
-    tiled: Sequence[str] = ()  # XLA's tile assignments
-    meshes: Sequence[str] = ()  # Shardy's meshes inside of shardings
-    partitions: int = 1
+    def __init__(self, operations: list[Operation]) -> None:
+        self.tiled: list[str] = []  # XLA's tile assignments
+        self.meshes: list[str] = []  # Shardy's meshes inside of shardings
+        self.partitions = 1
+        for op in walk(Block(ops=operations)):
+            self._note(op.attrs)
 
-
-def annotations_of(text: str) -> Annotations:
-    """Those of a program in text form."""
-    tiled = [t.replace('\\"', '"') for t in _TILED.findall(text) if t.strip()]
-    meshes = [found.group(1) for found in _MESH.finditer(text) if found.group(1)]
-    partitions = int(found.group(1)) if (found := _PARTITIONS.search(text)) else 1
-    return Annotations(tiled, meshes, partitions)
+    def _note(self, attrs: dict[str, Any]) -> None:
+        for key, value in attrs.items():
+            if key == "mhlo.sharding" and isinstance(value, str) and value.strip():
+                self.tiled.append(value)
+            elif key == "mhlo.num_partitions" and isinstance(value, int):
+                self.partitions = value
+            elif isinstance(value, Raw) and "mesh<" in value.text:
+                self.meshes.append(value.text)
+            elif key in ("arg_attrs", "res_attrs") and isinstance(value, list):
+                for inner in value:
+                    if isinstance(inner, dict):
+                        self._note(inner)
 
 
 class Shardings:
@@ -53,7 +56,7 @@ class Shardings:
             meshes = [m for text in given.meshes if isinstance(m := _mesh(text), Mesh)]
         self.mesh: Mesh | None = max(meshes, key=lambda m: m.size, default=None)
         if self.mesh is None and (given.tiled or given.partitions > 1):
-            self.mesh = common_mesh(list(given.tiled), given.partitions)
+            self.mesh = common_mesh(given.tiled, given.partitions)
         # Axes along which the operations being read are per device: shardings inside do not mention
         # them.
         self.manual: tuple[Axis, ...] = ()
@@ -123,7 +126,7 @@ class Shardings:
         """Shardings of the arguments (`arg_attrs`) or results (`res_attrs`) of a function; None
         when none is given."""
         found = function.attrs.get(key)
-        if not isinstance(found, list) or self.mesh is None:
+        if not found or not isinstance(found, list) or self.mesh is None:
             return None
         if len(found) != len(shapes):
             raise ShardingError(f"{key} has {len(found)} entries for {len(shapes)} values")

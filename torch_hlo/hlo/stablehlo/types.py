@@ -24,10 +24,7 @@ ELEMENTS = {
     "f8E5M2FNUZ": "f8e5m2fnuz", "f8E4M3": "f8e4m3", "f8E3M4": "f8e3m4",
     "f8E4M3B11FNUZ": "f8e4m3b11fnuz", "f4E2M1FN": "f4e2m1fn", "f8E8M0FNU": "f8e8m0fnu",
 }  # fmt: skip
-NAMES = {v: k for k, v in reversed(ELEMENTS.items())} | {
-    "pred": "i1",
-    "s64": "i64",
-}
+NAMES = {v: k for k, v in reversed(ELEMENTS.items())}
 _DIMS = re.compile(r"((?:(?:[0-9]{1,19}|\?)\s*x\s*)*+)")
 _ELEMENT = re.compile(r"(complex<f(?:32|64)>|[A-Za-z]\w*)")
 _SCALAR = re.compile(
@@ -77,6 +74,11 @@ def parse_type(s: Scanner, depth: int = 0) -> Type:
     if found := s.match(_SCALAR):
         return Type(Shape(_element(s, found.group())))
     raise s.error(f"expected a type, found {s.found()}")
+
+
+def parse_types(s: Scanner) -> list[Type]:
+    """`(type, …)`, or one type."""
+    return s.listed("(", ")", lambda: parse_type(s)) if s.at("(") else [parse_type(s)]
 
 
 def _tensor(s: Scanner) -> Type:

@@ -11,9 +11,10 @@ __all__ = ["WriteError", "stablehlo_text"]
 FAMILIES = (write_ops,)  # its import fills WRITERS
 
 
-def stablehlo_text(module: Module) -> str:
-    """The program as StableHLO text. Raises WriteError on opcodes without a StableHLO form, and on
-    symbolic sizes where StableHLO has no operand for them."""
+def stablehlo_text(module: Module, attributes: str = "") -> str:
+    """The program as StableHLO text, with these attributes of the module. Raises WriteError on
+    opcodes without a StableHLO form, and on symbolic sizes where StableHLO has no operand for
+    them."""
     params = module.entry.params
     program = Program(
         {
@@ -27,9 +28,9 @@ def stablehlo_text(module: Module) -> str:
         public=True,
         aliases=dict((p, o) for o, p in module.aliases),
     )
-    name = re.sub(r"[^\w.]", "_", module.name) or "module"
-    head = ""
+    name, head = re.sub(r"[^\w.]", "_", module.name) or "module", ""
     if module.mesh is not None:
-        name += f" attributes {{mhlo.num_partitions = {module.mesh.size} : i32}}"
+        attributes = attributes or f"mhlo.num_partitions = {module.mesh.size} : i32"
         head = f"  sdy.mesh @mesh = <{mesh_text(module.mesh)}>\n"
+    name += f" attributes {{{attributes}}}" if attributes else ""
     return f"module @{name} {{\n" + head + "\n".join(program.functions) + "\n}\n"

@@ -6,7 +6,6 @@ from typing import Any
 
 from ..ir import OPCODES, Instruction, Shape
 from ..sharding.sharding_text import to_xla
-from .types import type_text
 from .writer import (
     WriteError,
     Writer,
@@ -144,14 +143,8 @@ def _of_unsigned(w: Writer, x: Instruction) -> list[str]:
         return w.op(x, "stablehlo." + x.op)
     if x.op == "abs":
         return w[x.operands[0]]
-    (one,) = w.emit(
-        "stablehlo.constant",
-        [],
-        [],
-        [x.shape],
-        f"value = dense<1> : {type_text(x.shape)}",
-    )
-    return w.emit("stablehlo.minimum", [*w.operands(x), one], [x.shape, x.shape], [x.shape])
+    operands = [*w.operands(x), *w.filled(x.shape, 1)]
+    return w.emit("stablehlo.minimum", operands, [x.shape, x.shape], [x.shape])
 
 
 @writes("slice")
@@ -267,9 +260,9 @@ def _convolution(w: Writer, x: Instruction) -> list[str]:
     return w.op(x, "stablehlo.convolution", attrs)
 
 
-def _windows(x: Instruction) -> str:
+def _windows(x: Instruction) -> dict[str, str]:
     window = x["window"]
-    return dictionary(
+    return dict(
         window_dimensions=array([d.size for d in window]),
         window_strides=array([d.stride for d in window]),
         base_dilations=array([d.base_dilation for d in window]),
@@ -282,22 +275,18 @@ def _windows(x: Instruction) -> str:
 def _reduce_window(w: Writer, x: Instruction) -> list[str]:
     if any(d.reversal for d in x["window"]):
         raise WriteError(f"reduce-window of {x.operands[0].shape}: a reversed window")
-    return w.op(x, "stablehlo.reduce_window", _windows(x), [w.region(x["to_apply"])])
+    return w.op(x, "stablehlo.reduce_window", dictionary(**_windows(x)), [w.region(x["to_apply"])])
 
 
 @writes("select-and-scatter")
 def _select_and_scatter(w: Writer, x: Instruction) -> list[str]:
-    kept = [
-        part
-        for part in re.split(r", (?=\w+ = )", _windows(x))
-        if not part.startswith(("base_dilations", "window_dilations"))
-    ]
+    kept = {key: text for key, text in _windows(x).items() if not key.endswith("_dilations")}
     if any(d.base_dilation != 1 or d.window_dilation != 1 for d in x["window"]):
         raise WriteError(f"select-and-scatter of {x.operands[0].shape}: a dilated window")
     return w.op(
         x,
         "stablehlo.select_and_scatter",
-        ", ".join(kept),
+        dictionary(**kept),
         [w.region(x["select"]), w.region(x["scatter"])],
     )
 
@@ -430,9 +419,11 @@ def _custom_call(w: Writer, x: Instruction) -> list[str]:
         call_target_name=string(x["custom_call_target"]),
         backend_config=string(str(config)),
         has_side_effect=boolean(x["custom_call_has_side_effect"]),
-        **({"mhlo.sharding": string(to_xla(sharding))} if sharding is not None else {}),
     )
-    return w.op(x, "stablehlo.custom_call", attrs)
+    results = w.op(x, "stablehlo.custom_call", attrs)
+    if sharding is not None:
+        w.annotate(f"mhlo.sharding = {string(to_xla(sharding))}")
+    return results
 
 
 # Many devices
@@ -518,8 +509,7 @@ def _device(w: Writer, x: Instruction) -> list[str]:
 @writes("copy-start")
 def _copy_start(w: Writer, x: Instruction) -> list[str]:
     names = w[x.operands[0]]
-    zero = w.emit("stablehlo.constant", [], [], [Shape("u32")], "value = dense<0> : tensor<ui32>")
-    return [*names, *names, *zero]
+    return [*names, *names, *w.filled(Shape("u32"), 0)]
 
 
 @writes("copy-done")
@@ -537,11 +527,7 @@ def _async_start(w: Writer, x: Instruction) -> list[str]:
         leaves(x.shape.elements[1]),
         f"callee = @{w.program.name_of(x['calls'])}",
     )
-    rest = [
-        w.emit("stablehlo.constant", [], [], [s], f"value = dense<0> : {type_text(s)}")[0]
-        for e in x.shape.elements[2:]
-        for s in leaves(e)
-    ]
+    rest = [name for e in x.shape.elements[2:] for s in leaves(e) for name in w.filled(s, 0)]
     return [*w.operands(x), *results, *rest]
 
 

@@ -7,9 +7,9 @@ Tuples disappear: a value is the list of its array (and token) leaves. Each comp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import chain, count
 
 import numpy as np
 
@@ -79,7 +79,8 @@ class Program:
         if c not in self.names:
             base = re.sub(r"[^\w]", "_", c.name) or "computation"
             taken = set(self.names.values()) | {"main"}
-            name = next(n for n in _candidates(base) if n not in taken)
+            numbered = (f"{base}_{i}" for i in count(1))
+            name = next(n for n in chain([base], numbered) if n not in taken)
             self.names[c] = name
             self.function(name, c)
         return self.names[c]
@@ -124,14 +125,6 @@ class Program:
         )
 
 
-def _candidates(base: str) -> Iterator[str]:
-    yield base
-    i = 0
-    while True:
-        i += 1
-        yield f"{base}_{i}"
-
-
 class Writer:
     """The lines of one function or region."""
 
@@ -148,12 +141,15 @@ class Writer:
                 if writer is None:
                     raise WriteError(f"{x.op} {x.shape}: no StableHLO operation means this")
                 self.values[x] = writer(self, x)
-                if (
-                    attribute := _sharding_attribute(x.get("sharding"), x.shape)
-                ) and x.op not in _UNPLACED:
-                    before, colon, types = self.lines[-1].rpartition(" : (")
-                    self.lines[-1] = f"{before} {{{attribute}}}{colon}{types}"
+                attribute = _sharding_attribute(x.get("sharding"), x.shape)
+                if attribute and x.op not in _UNPLACED:
+                    self.annotate(attribute)
         return self.values[c.root]
+
+    def annotate(self, attribute: str) -> None:
+        """One more attribute, which no operation has of its own, to the last line."""
+        before, colon, types = self.lines[-1].rpartition(" : (")
+        self.lines[-1] = f"{before} {{{attribute}}}{colon}{types}"
 
     def __getitem__(self, x: Instruction) -> list[str]:
         return self.values[x]
@@ -185,6 +181,10 @@ class Writer:
             f" {outs}"
         )
         return results
+
+    def filled(self, shape: Shape, number: int) -> list[str]:
+        value = f"value = dense<{number}> : {type_text(shape)}"
+        return self.emit("stablehlo.constant", [], [], [shape], value)
 
     def op(
         self,
@@ -228,7 +228,9 @@ class Writer:
         for p in c.params:
             inner.values[p] = [inner.fresh().replace("%", "%a") for _ in leaves(p.shape)]
             args += [f"{n}: {type_text(s)}" for n, s in zip(inner.values[p], leaves(p.shape))]
-        results = inner.block(c)
+        return self._region(inner, args, inner.block(c), c)
+
+    def _region(self, inner: Writer, args: list[str], results: list[str], c: Computation) -> str:
         inner.emit("stablehlo.return", results, leaves(c.root.shape), [])
         head = f"\n{self.indent}^bb0({', '.join(args)}):" if args else ""
         return "{" + head + "\n" + "\n".join(inner.lines) + f"\n{self.indent}}}"
@@ -249,13 +251,7 @@ class Writer:
             leaves(c.root.shape),
             f"callee = @{self.program.name_of(c)}",
         )
-        inner.emit("stablehlo.return", results, leaves(c.root.shape), [])
-        head = (
-            f"\n{self.indent}^bb0({', '.join(f'{n}: {type_text(s)}' for n, s in args)}):"
-            if args
-            else ""
-        )
-        return "{" + head + "\n" + "\n".join(inner.lines) + f"\n{self.indent}}}"
+        return self._region(inner, [f"{n}: {type_text(s)}" for n, s in args], results, c)
 
 
 def writes(*ops: str) -> Callable[[Write], Write]:
@@ -280,7 +276,7 @@ def known(sizes: Sequence[Size]) -> Sequence[Size]:
 def array(values: Sequence[int], kind: str = "i64") -> str:
     """`array<i64: 1, 2>`."""
     known(values)
-    texts = ["true" if v is True else "false" if v is False else str(int(v)) for v in values]
+    texts = [str(v).lower() for v in values]
     return f"array<{kind}{': ' if texts else ''}{', '.join(texts)}>"
 
 
@@ -305,11 +301,8 @@ def matrix(rows: Sequence[Sequence[int]], width: int) -> str:
 def dense_text(value: Literal) -> str:
     """`dense<…> : tensor<…>`: bytes, so that every value is exact."""
     data = np.frombuffer(value.data, np.uint8)
-    if value.dtype == "pred":
-        shown = value.numpy()
-        text = _nested(shown.ravel().tolist(), value.dims, lambda v: "true" if v else "false")
-    elif DTYPES[value.dtype].kind in "su":
-        text = _nested(value.numpy().ravel().tolist(), value.dims, str)
+    if DTYPES[value.dtype].kind in "sup":
+        text = _nested([str(v).lower() for v in value.numpy().ravel().tolist()], value.dims)
     elif value.dims:
         size = DTYPES[value.dtype].itemsize
         uniform = len(data) and (data.reshape(-1, size) == data[:size]).all()
@@ -336,12 +329,9 @@ def _bits(data: bytes) -> str:
     return "0x" + data[::-1].hex().upper()
 
 
-def _nested(values: list[Any], dims: Ints, text: Callable[[Any], str]) -> str:
-    if not values:
+def _nested(pieces: list[str], dims: Ints) -> str:
+    if not pieces:
         return ""
-    if not dims:
-        return text(values[0])
-    pieces = [text(v) for v in values]
     for n in reversed(dims):
         pieces = ["[" + ", ".join(pieces[i : i + n]) + "]" for i in range(0, len(pieces), n)]
     return pieces[0]

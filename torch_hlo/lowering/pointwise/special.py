@@ -16,9 +16,9 @@ from torch_hlo.hlo.ir.coefficients import (
     ERFC_Q,
     ERFC_R,
     ERFC_S,
-    LANCZOS,
     ZETA,
 )
+from torch_hlo.hlo.stablehlo import special as chlo
 
 from ..core import (
     Expr,
@@ -28,10 +28,8 @@ from ..core import (
     erfc,
     exp,
     floor,
-    is_finite,
     is_nan,
     log,
-    log1p,
     lowers,
     pointwise,
     polynomial,
@@ -177,20 +175,7 @@ def ndtri(p: Expr) -> Expr:
 
 @pointwise(aten.lgamma, aten.special_gammaln)
 def lgamma(x: Expr) -> Expr:
-    """Lanczos for x >= 1/2, the reflection formula below."""
-    reflect = x < 0.5
-    z = where(reflect, -x, x - 1)
-    total = z.like(0.99999999999980993227684700473478)
-    for i, c in enumerate(LANCZOS):
-        total = total + c / (z + (i + 1))
-    t = z + 7.5
-    log_t = log1p(z / 7.5) + math.log(7.5)
-    value = (z + 0.5 - t / log_t) * log_t + (math.log(math.sqrt(2 * math.pi)) + log(total))
-    a = absolute(x)
-    fraction = a - floor(a)
-    log_sine = log(sin(where(fraction > 0.5, 1 - fraction, fraction) * math.pi))
-    reflected = where(is_finite(log_sine), math.log(math.pi) - log_sine - value, -log_sine)
-    return where(a.eq(math.inf), math.inf, where(reflect, reflected, value))
+    return Expr(chlo.lgamma(x.x))
 
 
 @pointwise(aten.digamma, aten.special_digamma, aten.special_psi)
