@@ -194,7 +194,7 @@ class Converter:
                 dims.append(size)
             shape = t.shape if t.shape.is_tuple else Shape(t.shape.dtype, tuple(dims))
             params.append(instr("parameter", (), shape, index=i, sharding=placed[i]))
-        results = self._body(entry, params, [t.quantized for _, t in entry.regions[0].args])
+        results = self._body(entry, params)
         wanted = None
         if entry.types:
             wanted = self.shardings.boundary(entry, "res_attrs", [x.shape for x in results])
@@ -231,17 +231,12 @@ class Converter:
 
     # Bodies
 
-    def _body(
-        self,
-        function: Operation,
-        args: Sequence[Instruction],
-        quantized: Sequence[Quantized | None],
-    ) -> list[Instruction]:
+    def _body(self, function: Operation, args: Sequence[Instruction]) -> list[Instruction]:
         name = str(function.attrs.get("sym_name", ""))
         self.active.append(name)
         scope = Scope()
         block = function.regions[0]
-        self._bind(scope, block.args, args, quantized, function.position)
+        self._bind(scope, block, args, function.position)
         results = self.block(block, scope)
         self.active.pop()
         returned = len(block.ops[-1].operands)
@@ -255,17 +250,16 @@ class Converter:
     def _bind(
         self,
         scope: Scope,
-        names: list[tuple[str, Type]],
+        block: Block,
         values: Sequence[Instruction],
-        quantized: Sequence[Quantized | None],
         position: int,
     ) -> None:
-        if len(names) != len(values):
-            raise self.s.error(f"takes {len(names)} values, got {len(values)}", position)
-        for (name, _), value, q in zip(names, values, quantized, strict=True):
+        if len(block.args) != len(values):
+            raise self.s.error(f"takes {len(block.args)} values, got {len(values)}", position)
+        for (name, kind), value in zip(block.args, values, strict=True):
             scope.values[name] = [value]
-            if q is not None:
-                scope.quantized[name, 0] = q
+            if kind.quantized is not None:
+                scope.quantized[name, 0] = kind.quantized
 
     def block(self, block: Block, scope: Scope) -> list[Instruction]:
         """Convert a block; the values it returns. One that has effects and returns nothing returns
@@ -410,7 +404,7 @@ class Converter:
     ) -> list[Instruction]:
         """The results of a region that runs once, in place, for these arguments."""
         scope = Scope(c.scope)
-        self._bind(scope, block.args, values, [t.quantized for _, t in block.args], c.op.position)
+        self._bind(scope, block, values, c.op.position)
         return self.block(block, scope)
 
     def closed_region(
@@ -429,7 +423,7 @@ class Converter:
             scope.values[name] = found[1]
         shapes = [t.shape for _, t in block.args] if shapes is None else shapes
         params = parameters_of(shapes)
-        self._bind(scope, block.args, params, [t.quantized for _, t in block.args], c.op.position)
+        self._bind(scope, block, params, c.op.position)
         results = self.block(block, scope)
         root = results[0] if len(results) == 1 else b.tuple_(*results)
         return Computation(c.op.name, params, root)
@@ -474,13 +468,7 @@ class Converter:
         around = Scope()
         scope = Scope(around)
         count = len(block.args)
-        self._bind(
-            scope,
-            block.args,
-            parts[:count],
-            [t.quantized for _, t in block.args],
-            c.op.position,
-        )
+        self._bind(scope, block, parts[:count], c.op.position)
         at = count
         for name, group in zip(names, groups):
             around.values[name] = parts[at : at + len(group)]
@@ -504,12 +492,9 @@ class Converter:
 
     def call(self, c: Context, name: str) -> list[Instruction]:
         """Call a function; one with unknown sizes is converted in place for these arguments."""
-        function = self.functions.get(name)
-        if function is None or not function.regions:
-            raise c.error(f"function @{name} is not defined")
+        function = self._defined(c, name)
         if name in self.active or len(self.active) > MAX_CALLS:
             raise c.error(f"function @{name} calls itself")
-        kinds = [t.quantized for _, t in function.regions[0].args]
         unknown = any(
             UNKNOWN in t.shape.dims
             for t in (*function.types, *(t for _, t in function.regions[0].args))
@@ -517,19 +502,23 @@ class Converter:
         if unknown or any(
             UNKNOWN in t.shape.dims for op in walk(function.regions[0]) for t in op.types
         ):
-            return self._body(function, c.x, kinds)
+            return self._body(function, c.x)
         known = len(self.effects)
         called = self.function(c, name, [x.shape for x in c.x])
         if len(self.effects) > known:  # each call has effects of its own
             del self.effects[known:]
-            return self._body(function, c.x, kinds)
+            return self._body(function, c.x)
         return unpacked(b.call(called, c.x), len(function.types))
 
-    def function(self, c: Context, name: str, shapes: Sequence[Shape]) -> Computation:
-        """A function of arguments of these shapes as a computation."""
+    def _defined(self, c: Context, name: str) -> Operation:
         function = self.functions.get(name)
         if function is None or not function.regions:
             raise c.error(f"function @{name} is not defined")
+        return function
+
+    def function(self, c: Context, name: str, shapes: Sequence[Shape]) -> Computation:
+        """A function of arguments of these shapes as a computation."""
+        function = self._defined(c, name)
         key = (name, tuple(shapes))
         found, effects = self.computations.get(key) or (None, [])
         self.effects += effects
@@ -537,11 +526,7 @@ class Converter:
             params = [instr("parameter", (), s, index=i) for i, s in enumerate(shapes)]
             known, self.known = self.known, {}
             before = len(self.effects)
-            results = self._body(
-                function,
-                params,
-                [t.quantized for _, t in function.regions[0].args],
-            )
+            results = self._body(function, params)
             self.known = known
             found = Computation(
                 name,
