@@ -243,3 +243,19 @@ def test_written_text_reads_back():
         and '{sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {"y"}]>}' in text
     )
     assert parse_stablehlo(text).entry.root is module.entry.root
+
+
+def test_members_of_a_group_lie_alike():
+    """What follows them sees a choice between both, which is always the member itself."""
+    module = read(
+        """sdy.sharding_group %a group_id=7 : tensor<8x16xf32>
+        sdy.sharding_group %b group_id=7 : tensor<8x16xi32>
+        return %b, %a : tensor<8x16xi32>, tensor<8x16xf32>""",
+        "%a: tensor<8x16xf32>, %b: tensor<8x16xi32>",
+        "tensor<8x16xi32>, tensor<8x16xf32>",
+    )
+    a, b = module.entry.params
+    second, first = module.entry.root.operands
+    assert (first.op, second.op) == ("select", "select")
+    assert first.operands[1] is a and first.operands[2].operands == (b,)
+    assert second.operands[1] is b and second.operands[2].operands == (a,)

@@ -138,15 +138,6 @@ class Context:
             raise self.error(f"region {i} is missing")
         return self.converter.closed_region(self, self.op.regions[i], shapes)
 
-    def made(
-        self,
-        opcode: str,
-        *operands: Instruction,
-        shape: Shape | None = None,
-        **attrs: Any,
-    ) -> Instruction:
-        return instr(opcode, operands or tuple(self.x), shape, **attrs)
-
 
 class Converter:
     def __init__(
@@ -164,6 +155,8 @@ class Converter:
         )
         self.active: list[str] = []
         self.effects: list[Instruction] = []  # custom calls that have some
+        # of Shardy: where the members of a group are
+        self.groups: dict[int, list[tuple[list[Instruction], int]]] = {}
         # functions, and their effects
         self.computations: dict[tuple[Any, ...], tuple[Computation, list[Instruction]]] = {}
         # Sizes that captured integers of the region being converted are known to hold.
@@ -346,8 +339,8 @@ class Converter:
         if convert is None:
             raise self.s.error(f"operation {op.name!r} is not supported", op.position)
         types = op.types
-        quantize = any(kinds) or any(t.quantized for t in types)
-        if quantize and op.name not in _STORAGE and op.name not in _CALLS:
+        quantize = op.name not in _STORED and (any(kinds) or any(t.quantized for t in types))
+        if quantize:
             operands = [x if q is None else dequantized(x, q) for x, q in zip(operands, kinds)]
             types = [
                 t if t.quantized is None else Type(Shape(t.quantized.expressed, t.shape.dims))
@@ -363,7 +356,7 @@ class Converter:
             given = self.shardings.of(op.attrs, [x.shape for x in results])
             if given is not None:
                 results = [annotated(x, g, operands) for x, g in zip(results, given, strict=True)]
-        if quantize and op.name not in _STORAGE and op.name not in _CALLS:
+        if quantize:
             results = [
                 x if t.quantized is None else quantized(x, t.quantized)
                 for x, t in zip(results, op.types, strict=True)
@@ -612,18 +605,8 @@ def _parameters(q: Quantized) -> tuple[Instruction, Instruction, Ints]:
 
 # Operations on the stored integers themselves, those without results, and those whose regions or
 # functions handle types.
-_STORAGE = frozenset(
+_STORED = frozenset(
     "constant uniform_quantize uniform_dequantize reshape transpose broadcast_in_dim slice reverse"
-    " concatenate dynamic_slice optimization_barrier return gather bitcast_convert".split()
-)
-_CALLS = frozenset(
-    {
-        "func.call",
-        "composite",
-        "while",
-        "case",
-        "if",
-        "tuple",
-        "get_tuple_element",
-    }
+    " concatenate dynamic_slice optimization_barrier return gather bitcast_convert"
+    " func.call composite while case if tuple get_tuple_element".split()
 )

@@ -7,7 +7,7 @@ constraints; regions written per device stand between the custom calls `SPMDFull
 
 import re
 
-from ..ir import Instruction
+from ..ir import Instruction, build as b
 from ..sharding.sharding import Axis, DimSharding, Sharding, is_unreduced
 from .attributes import Dense
 from .converter import RULES, Context, Made, rule
@@ -30,7 +30,21 @@ def _barrier(c: Context) -> Made:
 
 @rule("sdy.sharding_group")
 def _group(c: Context) -> Made:
+    """Members of a group lie alike: from here on each is a choice between two, always itself."""
+    ((name, index),) = c.op.operands
+    found = c.scope.find(name)
+    assert found is not None, name
+    members = c.converter.groups.setdefault(c.integer("group_id"), [])
+    members.append((found[1], index))
+    (values, at), (others, i) = members[0], members[-1]
+    if len(members) > 1:
+        values[at], others[i] = _alike(values[at], others[i]), _alike(others[i], values[at])
     return []
+
+
+def _alike(x: Instruction, y: Instruction) -> Instruction:
+    always = b.broadcast(b.constant(True, "pred"), x.dims)
+    return b.select(always, x, b.convert(y, x.dtype))
 
 
 @rule("sdy.constant")
