@@ -12,7 +12,10 @@ import pytest
 from test.sweeps.bytecode import MUTATIONS, attempt, mutated
 from torch_hlo.hlo.bytecode import BytecodeError, parse_bytecode
 from torch_hlo.hlo.bytecode.cursor import Cursor
+from torch_hlo.hlo.ir import Shape
 from torch_hlo.hlo.stablehlo import parse_stablehlo
+from torch_hlo.hlo.stablehlo.attributes import Dense, dense_literal
+from torch_hlo.hlo.stablehlo.types import Type
 from torch_hlo.tools.text_api import run_text
 
 DATA = np.load(Path(__file__).parents[1] / "data" / "artifacts.npz")
@@ -61,6 +64,12 @@ def test_runs():
 )
 def test_numbers(data, value):
     assert Cursor(data).varint() == value
+
+
+def test_a_constant_without_elements():
+    """MLIR writes one element."""
+    row = Dense(b"\x05\0", Type(Shape("s16", (3, 0))), 0)
+    assert dense_literal(Cursor(b""), row)[0].shape == Shape("s16")
 
 
 def test_signed_numbers():

@@ -240,6 +240,30 @@ def test_programs_are_serialized():
         np.testing.assert_array_equal(got, want)
 
 
+def test_compiled_programs_are_kept_between_processes(tmp_path):
+    """In JAX's own cache. A program that calls Python is not."""
+    code = """
+import jax, jax.numpy as jnp, warnings
+from jax._src import monitoring
+warnings.simplefilter("ignore")
+found = []
+monitoring.register_event_listener(lambda name, **_: found.append(name.rpartition("/")[2]))
+shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+x = jnp.arange(3.0)
+print(jax.jit(lambda x: jnp.tanh(x) @ x)(x))
+print(jax.jit(lambda x: jax.pure_callback(lambda v: 2 * v, shape, x))(x))
+print(found.count("cache_hits") > 1, found.count("cache_misses") > 1)
+"""
+    kept = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    first, second = (run_on_hlo(code, **kept).splitlines() for _ in range(2))
+    assert first[:2] == second[:2]
+    assert (first[2], second[2]) == ("False True", "True False")
+
+
 def test_costs():
     compiled = jax.jit(lambda x: x @ x).lower(jnp.ones((8, 8))).compile()
     assert compiled.cost_analysis()["flops"] == 2 * 8**3
@@ -333,10 +357,10 @@ LATER = {
 }
 
 
-def run_on_hlo(text: str) -> str:
+def run_on_hlo(text: str, **more: str) -> str:
     run = subprocess.run(
         [sys.executable, "-c", text],
-        env={**os.environ, "JAX_PLATFORMS": "hlo"},
+        env={**os.environ, "JAX_PLATFORMS": "hlo", **more},
         capture_output=True,
         text=True,
     )

@@ -1,6 +1,6 @@
 """Mutated MLIR bytecode: each becomes a program or an error of ours, soon and in little memory.
 
-    python -m test.sweeps.bytecode --seed 0 --count 100000 [--seconds 2] [--memory 3]
+    python -m test.sweeps.bytecode --seed 0 --count 100000 [--seconds 2] [--memory 3] [--ours]
 
 Prints each artifact for which that is not so, with the seed that makes it again.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from test.sweeps import counted
-from torch_hlo.hlo.bytecode import parse_bytecode
+from torch_hlo.hlo.bytecode import parse_bytecode, portable_artifact
 from torch_hlo.hlo.ir.verify import VerifyError, verify
 from torch_hlo.hlo.text.scanner import ParseError
 
@@ -85,11 +85,14 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seconds", type=int, default=5, help="that one artifact may take")
     parser.add_argument("--memory", type=int, default=4, help="in GiB")
+    parser.add_argument("--ours", action="store_true", help="of artifacts that we write")
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (options.memory << 30, options.memory << 30))
     signal.signal(signal.SIGPROF, _late)
     found = np.load(DATA)
     whole = [found[k].tobytes() for k in found.files if not k.endswith("/text")]
+    if options.ours:
+        whole = [portable_artifact(parse_bytecode(data)) for data in whole]
     outcomes: Counter[str] = Counter()
     slowest = 0.0
     for seed in counted("bytecode", range(options.seed, options.seed + options.count)):

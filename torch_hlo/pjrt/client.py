@@ -7,12 +7,14 @@ from functools import cache
 from typing import Any
 
 from torch_hlo import collector, config
+from torch_hlo.compiler.cache import fingerprint
+from torch_hlo.compiler.llvm.target import host
 from torch_hlo.device import runtime
 
 from .functions import implements
 from .objects import Object, PluginError, named_values
 
-PLATFORM, _VERSION = "hlo", "torch_hlo 0.1.0"
+PLATFORM = "hlo"
 # The version that JAX writes for us: any that the reader knows; and the oldest.
 STABLEHLO = {"stablehlo_current_version": [1, 13, 3], "stablehlo_minimum_version": [1, 0, 0]}
 
@@ -40,13 +42,15 @@ class Client:
         self.mine = range(own, own + 1) if self.distributed else range(count)
         count = max(count, processes)
         self.ready = Object("event", is_ready=1, listeners=1, holders=1 << 60)  # of what is there
-        self.topology = Object("topology", platform_name=PLATFORM, platform_version=_VERSION)
+        # JAX looks up compiled programs by it, maybe on another machine
+        version = f"torch_hlo 0.1.0 {fingerprint('', host().cache_key, config.code_flags())}"
+        self.topology = Object("topology", platform_name=PLATFORM, platform_version=version)
         self.devices = [Object("device") for _ in range(count)]
         self.memories = [Object("memory") for _ in range(count)]
         self.object = Object(
             "client",
             platform_name=PLATFORM,
-            platform_version=_VERSION,
+            platform_version=version,
             topology=self.topology.address,
             process_index=own,
             devices=_addresses(self.devices),

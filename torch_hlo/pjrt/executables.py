@@ -71,14 +71,15 @@ class LoadedExecutable(Object):
         return replace(own, excess_precision=True)  # as JAX's XLA does
 
     def _describe(self) -> None:
-        options, shapes = self.options, self.shapes
+        options, shapes, own = self.options, self.shapes, self.program.executable
+        code = sum(map(len, own.objects))
         count = len(shapes)
         kind = self.keep(ctypes.create_string_buffer(b"device"))
         sizes = [d for s in shapes for d in s.sizes]
         types = (ctypes.c_int * max(count, 1))(*(BUFFER_TYPES[s.dtype] for s in shapes))
         places = [client().device(d).address for d in self.devices]
         self.set(
-            executable_name=self.program.executable.name,
+            executable_name=own.name,
             executable=self.address,
             executable_fingerprint=hashlib.sha256(self.code).hexdigest(),
             num_replicas=options.replicas,
@@ -92,12 +93,12 @@ class LoadedExecutable(Object):
             dim_sizes=[s.rank for s in shapes],
             addressable_devices=places,
             serialized_bytes=options.assignment(),
-            size_in_bytes=sum(map(len, self.program.executable.objects)),
-            generated_code_size_in_bytes=sum(map(len, self.program.executable.objects)),
-            argument_size_in_bytes=sum(s.nbytes for s in self.program.executable.parameters),
+            size_in_bytes=code,
+            generated_code_size_in_bytes=code,
+            argument_size_in_bytes=sum(s.nbytes for s in own.parameters),
             output_size_in_bytes=sum(s.nbytes for s in shapes),
             alias_size_in_bytes=sum(shapes[o].nbytes for o in self.aliases),
-            temp_size_in_bytes=self.program.executable.arena,
+            temp_size_in_bytes=own.arena,
             serialized_device_assignment=self.address,
             serialized_device_assignment_deleter=_KEEP_IT,
         )

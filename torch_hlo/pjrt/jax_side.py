@@ -7,6 +7,7 @@ JAX promises none of the names that this file uses; all of them stand here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -41,6 +42,7 @@ def initialize() -> None:
         config.update("jax_platforms", f"{PLATFORM},cpu")
     _lowerings()
     _callbacks()
+    _kept()
     _dlpack((config.jax_platforms.value or "").startswith(PLATFORM))
 
 
@@ -69,6 +71,15 @@ def _lowerings() -> None:
     tables = mlir._platform_specific_lowerings
     tables[PLATFORM] = tables["cpu"]
     mlir._platforms_with_donation.append(PLATFORM)
+
+
+def _kept() -> None:
+    """JAX keeps the compiled programs of platforms that it knows by name, such as its CPU."""
+    from jax._src import compilation_cache as cache
+
+    original = cache.is_cache_used
+    known = SimpleNamespace(platform="cpu")
+    cache.is_cache_used = lambda x: original(known if x.platform == PLATFORM else x)
 
 
 _HOST = (dlpack.CPU, 0)

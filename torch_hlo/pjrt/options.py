@@ -32,10 +32,9 @@ class CompileOptions:
             for n, value in _fields(_message(build.get(_ASSIGNMENT, b"")))
             if n == _COMPUTATIONS
         ]
-        devices = tuple(row for rank in zip(*columns) for row in rank)
-        if not devices:
-            devices = tuple(range(replicas * partitions))
-        if len(devices) != replicas * partitions:
+        count = replicas * partitions
+        devices = tuple(row for rank in zip(*columns) for row in rank) or tuple(range(count))
+        if len(devices) != count:
             raise PluginError(
                 f"{len(devices)} devices for {replicas} replicas of {partitions} partitions",
             )

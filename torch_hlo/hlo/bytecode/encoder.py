@@ -75,8 +75,8 @@ class Encoder:
 
     def __init__(self, s: Scanner) -> None:
         self.s, self.minor = s, 0
-        self.strings, self.dialects, self.properties = Numbers(), Numbers(), Numbers()
-        self.operations, self.attributes, self.types = Numbers(), Numbers(), Numbers()
+        self.strings, self.dialects, self.operations = (Numbers() for _ in range(3))
+        self.attributes, self.types, self.properties = (Numbers() for _ in range(3))
         self.location = varint(self._attribute("builtin", _UNKNOWN_LOCATION))
 
     def need(self, what: str) -> None:

@@ -243,7 +243,7 @@ def _from_bytes(s: ErrorAt, data: bytes, shape: Shape, position: int) -> tuple[L
         if len(data) == (count + 7) // 8 and len(data) != count:
             data = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[:count].tobytes()
         data = bytes(b != 0 for b in data)
-    if len(data) == size and shape.sizes and count:
+    if len(data) == size and shape.sizes:
         return Literal(shape.dtype, (), data), True
     if len(data) != size * count:
         raise s.error(

@@ -147,16 +147,12 @@ class Converter:
         equal: dict[str, Size],
         shardings: Shardings,
     ) -> None:
-        self.s, self.functions, self.equal, self.shardings = (
-            s,
-            functions,
-            equal,
-            shardings,
-        )
+        self.s, self.functions = s, functions
+        self.equal, self.shardings = equal, shardings
         self.active: list[str] = []
         self.effects: list[Instruction] = []  # custom calls that have some
-        # of Shardy: where the members of a group are
-        self.groups: dict[int, list[tuple[list[Instruction], int]]] = {}
+        # of Shardy: where the first member of a group is
+        self.groups: dict[int, tuple[list[Instruction], int]] = {}
         # functions, and their effects
         self.computations: dict[tuple[Any, ...], tuple[Computation, list[Instruction]]] = {}
         # Sizes that captured integers of the region being converted are known to hold.
@@ -280,8 +276,7 @@ class Converter:
                 f"%{name} has {len(found[1])} results, there is no %{name}#{index}",
                 position,
             )
-        value = found[1][index]
-        return value
+        return found[1][index]
 
     def operation(self, op: Operation, scope: Scope) -> list[Instruction]:
         operands = [self.use(scope, name, index, op.position) for name, index in op.operands]

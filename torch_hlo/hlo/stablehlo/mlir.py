@@ -212,9 +212,6 @@ class Reader:
         )
         return found
 
-    def dictionary(self) -> dict[str, object]:
-        return dictionary(self.s)
-
     # Pretty form
 
     def _pretty(self, op: Operation, depth: int) -> None:

@@ -32,13 +32,11 @@ def _barrier(c: Context) -> Made:
 def _group(c: Context) -> Made:
     """Members of a group lie alike: from here on each is a choice between two, always itself."""
     ((name, index),) = c.op.operands
-    found = c.scope.find(name)
-    assert found is not None, name
-    members = c.converter.groups.setdefault(c.integer("group_id"), [])
-    members.append((found[1], index))
-    (values, at), (others, i) = members[0], members[-1]
-    if len(members) > 1:
-        values[at], others[i] = _alike(values[at], others[i]), _alike(others[i], values[at])
+    _, values = c.scope.find(name) or (None, [])
+    first, at = c.converter.groups.setdefault(c.integer("group_id"), (values, index))
+    if (first, at) != (values, index):
+        x, y = first[at], values[index]
+        first[at], values[index] = _alike(x, y), _alike(y, x)
     return []
 
 

@@ -6,7 +6,7 @@ A sharding stays text here (`Raw`); sdy.py reads it when the mesh is known.
 
 import re
 
-from .attributes import Raw, attribute, symbol
+from .attributes import Raw, attribute, dictionary, symbol
 from .mlir import PrettyForm, Reader
 from .operation import Operation
 from .types import angle_group, parse_types
@@ -38,7 +38,7 @@ def _simple(reader: Reader, op: Operation, depth: int) -> None:
         elif found := s.match(_KEYWORD):
             op.attrs[found.group(1)] = _value(reader, found.group(1))
         elif s.at("{"):
-            op.attrs.update(reader.dictionary())
+            op.attrs.update(dictionary(s))
         elif not s.accept(","):
             break
     if s.accept(":"):
@@ -58,7 +58,7 @@ def _region(reader: Reader, op: Operation, depth: int) -> None:
     args = s.listed("(", ")", reader.typed_argument)
     op.regions = [reader.region(depth + 1, args)]
     if s.at("{"):
-        op.attrs.update(reader.dictionary())
+        op.attrs.update(dictionary(s))
     s.expect(":")
     parse_types(s)
     s.expect("->")
@@ -72,7 +72,7 @@ def _mesh(reader: Reader, op: Operation, depth: int) -> None:
     s.expect("=")
     op.attrs["mesh"] = Raw(angle_group(s))
     if s.at("{"):
-        op.attrs.update(reader.dictionary())
+        op.attrs.update(dictionary(s))
 
 
 COLLECTIVES = (
