@@ -159,6 +159,7 @@ def test_axis_form(text):
         ("{replicated}", "{[{}, {}]}"),
         ("{manual}", "{[{}, {}], manual={x, y}}"),
         ("{maximal device=2}", "{maximal device=2}"),
+        ("{devices=[1,1]0}", "{[{}, {}]}"),  # in a program for one device
     ],
 )
 def test_tile_assignments(text, want):

@@ -129,7 +129,7 @@ class Object:
 class PluginError(Exception):
     """What becomes a PJRT_Error of this code."""
 
-    INVALID_ARGUMENT, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL = 3, 9, 12, 13
+    INVALID_ARGUMENT, UNIMPLEMENTED, INTERNAL = 3, 12, 13
     RESOURCE_EXHAUSTED = 8
 
     def __init__(self, message: str, code: int = INVALID_ARGUMENT) -> None:

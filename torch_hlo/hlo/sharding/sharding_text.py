@@ -263,6 +263,8 @@ class TileAssignment:
         if self.kind == "maximal":
             return Sharding(mesh, maximal=self.devices[0])
         flat = Sharding.replicate(mesh, rank)
+        if len(self.devices) == 1:  # of a program for one device, which now runs on several
+            return flat
         if self.kind != "tiled":
             everything: dict[str, Any] = {self.kind: complement(mesh, ())}
             return flat if self.kind == "replicated" else replace(flat, **everything)

@@ -33,8 +33,9 @@ def _group(c: Context) -> Made:
     """Members of a group lie alike: from here on each is a choice between two, always itself."""
     ((name, index),) = c.op.operands
     _, values = c.scope.find(name) or (None, [])
-    first, at = c.converter.groups.setdefault(c.integer("group_id"), (values, index))
-    if (first, at) != (values, index):
+    place = values, index
+    first, at = c.converter.groups.setdefault(c.integer("group_id"), place)
+    if (first, at) != place:
         x, y = first[at], values[index]
         first[at], values[index] = _alike(x, y), _alike(y, x)
     return []
