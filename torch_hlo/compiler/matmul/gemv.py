@@ -171,7 +171,14 @@ def _add_rows(
             masked_store(f, t.kind, t.lanes, total, p, mask, t.itemsize)
 
 
-def _factors(f: Function, t: Tile, source: Source, rows: int, at_once: int, k: Int) -> list[str]:
+def _factors(
+    f: Function,
+    t: Tile,
+    source: Source,
+    rows: int,
+    at_once: int,
+    k: Int,
+) -> list[str]:
     """The elements x[:, k : k + at_once], each in all lanes."""
     one = Tile(t.kind, t.itemsize, 1, 1, 1)
     factors = []

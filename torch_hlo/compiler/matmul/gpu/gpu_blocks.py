@@ -42,7 +42,14 @@ def divides(number: int, sizes: Sequence[Size]) -> bool:
     return all(exact(s, number) is not None for s in sizes)
 
 
-def element(f: Writer, dtype: str, kind: str, pointer: str, at: Int, lanes: int = 1) -> list[str]:
+def element(
+    f: Writer,
+    dtype: str,
+    kind: str,
+    pointer: str,
+    at: Int,
+    lanes: int = 1,
+) -> list[str]:
     """`lanes` elements, aligned to their total, as values of register type `kind`."""
     storage, e = STORAGE[dtype], f.emit(lanes)
     value = load_real(f, dtype, pointer, at, lanes, align=storage.bytes * lanes)
