@@ -12,8 +12,7 @@ cuda] [--minutes 8] [--json FILE] [--log FILE]`.
 synccheck) runs the kernels under NVIDIA's compute-sanitizer. Checks run in a process of their own,
 which is started anew when one of them ends it or takes too long; what does not fit into --minutes
 is skipped. Each line says PASS, FAIL or SKIP; the exit status is 1 if something failed. `--device
-test.ptx.driver` evaluates kernels without a GPU, `--device opencl` runs the same on an OpenCL
-device.
+test.ptx.driver` evaluates kernels without a GPU.
 """
 
 from __future__ import annotations
@@ -261,7 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--device",
         default="cuda",
-        help="a TORCH_HLO_DEVICE: cuda, cuda:1, test.ptx.driver, opencl, opencl:PATH",
+        help="a TORCH_HLO_DEVICE: cuda, cuda:1, test.ptx.driver",
     )
     parser.add_argument("--json", help="also write the results here, as they come")
     parser.add_argument("--log", help="also write what the checks print here, tracebacks too")

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import check_device, check_gpu
 from benchmarks.check_gpu import Check
 
-OPTIONS = argparse.Namespace(sanitize=None, device="test.ptx.driver", engines="")
+OPTIONS = argparse.Namespace(sanitize=None, device="test.ptx.driver", engines="", log=None)
 TABLE = {f"kernels: {c}": Check(lambda: None, 5.0) for c in "abcd"}
 
 

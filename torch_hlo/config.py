@@ -132,7 +132,7 @@ FLAGS: dict[str, Flag] = {
             "DEVICE",
             "cpu",
             str,
-            "what runs compiled programs: cpu, cuda, opencl, evaluator (NumPy"
+            "what runs compiled programs: cpu, cuda, evaluator (NumPy"
             " reference), pjrt:PATH (an XLA plugin), or a module that offers a back end",
         ),
         Flag(

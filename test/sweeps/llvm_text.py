@@ -58,7 +58,7 @@ def targets() -> dict[str, Target]:
         "neon": platform_target("aarch64-linux-gnu", threads=True),
     }
     found = {name: replace(t, cores=4) for name, t in found.items()}
-    return found | {name: gpu_target(name) for name in ("nvptx:sm_80", "nvptx:sm_90a", "spirv64")}
+    return found | {name: gpu_target(name) for name in ("nvptx:sm_80", "nvptx:sm_90a")}
 
 
 class Block(nn.Module):

@@ -32,7 +32,7 @@ class Executable:
       parameter, dimension) in block order.
     `arena`: bytes, maybe symbolic. `target`: key of the machine that the code is for. `externals`:
       C symbols the code calls. For a GPU,
-    `image` is the device's code (PTX, SPIR-V or an ELF object) with the entry points `kernels`,
+    `image` is the device's code (PTX) with the entry points `kernels`,
     which `entry` launches by number;
     `fetches`: it looks at values on the way.
     `exposed`: aliased parameters that may have been overwritten when a host call raises. `buffers`:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # in TORCH_HLO_DEVICE=test.ptx.driver
 BACKENDS = {
     "cpu": "torch_hlo.device.cpu.native", "evaluator": "torch_hlo.device.evaluator",
-    "pjrt": "torch_hlo.device.pjrt.pjrt", "opencl": "torch_hlo.device.gpu.opencl",
+    "pjrt": "torch_hlo.device.pjrt.pjrt",
     "cuda": "torch_hlo.device.cuda.cuda",
 }  # fmt: skip
 
@@ -56,8 +56,8 @@ class Runtime:
         takes_none = kind in ("cpu", "evaluator")
         if module is None or (kind == "pjrt") > bool(argument) or argument and takes_none:
             raise ValueError(
-                f"TORCH_HLO_DEVICE={name!r}: choose cpu, cuda, cuda:NUMBER, opencl, opencl:PATH of"
-                " its library, evaluator, pjrt:PATH with the path of a PJRT plugin, or"
+                f"TORCH_HLO_DEVICE={name!r}: choose cpu, cuda, cuda:NUMBER,"
+                " evaluator, pjrt:PATH with the path of a PJRT plugin, or"
                 " PACKAGE.MODULE of another back end"
             )
         return importlib.import_module(module).backend(argument)

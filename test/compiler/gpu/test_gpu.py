@@ -1,11 +1,10 @@
 """Code for GPUs without a GPU: what is assembled, what is refused, and the text that address spaces
 are put into.
 
-Numbers are checked in test/device/test_opencl.py, which runs the same kernels.
+Numbers are checked in test/ptx, which runs the same kernels.
 """
 
 import shutil
-import struct
 import subprocess
 import sys
 
@@ -55,18 +54,6 @@ def test_vectors_are_16_bytes_and_rows_use_shuffles():
     assert "\tatom" not in text and "\tred." not in text
 
 
-def test_spirv_module():
-    e = compile_module(program("softmax"), gpu_target("spirv64"))
-    words = struct.unpack(f"<{len(e.image) // 4}I", e.image)
-    assert words[0] == 0x07230203 and words[1] == 0x10400
-    at, entries = 5, []
-    while at < len(words):
-        if words[at] & 0xFFFF == 15:  # OpEntryPoint
-            entries.append(e.image[4 * at + 12 :].split(b"\0", 1)[0].decode())
-        at += words[at] >> 16
-    assert at == len(words) and entries == [k.name for k in e.kernels]
-
-
 def test_executables_survive_storage():
     e = compile_module(program("softmax"), gpu_target("nvptx:sm_80"))
     assert Executable.from_bytes(e.to_bytes()) == e
@@ -87,7 +74,7 @@ _ONE = {
 }
 
 
-@pytest.mark.parametrize("target", ["nvptx:sm_80", "nvptx:sm_100", "spirv64"])
+@pytest.mark.parametrize("target", ["nvptx:sm_80", "nvptx:sm_100"])
 def test_allowed_float_intrinsics_have_code(target):
     """In a process of its own: a wrong row in the list would end it."""
     t = gpu_target(target)
@@ -131,7 +118,7 @@ def test_mathematics_needs_no_library():
 
 
 def test_address_spaces_follow_pointers():
-    text = """define spir_kernel void @k(i64 %items, ptr %p0, ptr %p1) #0 {
+    text = """define ptx_kernel void @k(i64 %items, ptr %p0, ptr %p1) #0 {
   %s = alloca float
   %a = getelementptr float, ptr %p0, i64 %items
   %b = select i1 true, ptr %a, ptr %p1
@@ -143,7 +130,7 @@ l:
   %w = load float, ptr %s
   store float %w, ptr @shared
 }"""
-    spaces = Spaces(FAMILIES["spirv64"])
+    spaces = Spaces(FAMILIES["nvptx"])
     spaces.assign("@shared = internal addrspace(3) global float undef")
     found = spaces.assign(text)
     assert (
@@ -171,7 +158,7 @@ def test_targets_have_names():
 
 def test_invalid_text_is_an_error():
     with pytest.raises(RuntimeError, match="generated (device )?IR is invalid"):
-        assemble("define void @k() { nonsense }", gpu_target("spirv64"))
+        assemble("define void @k() { nonsense }", gpu_target("nvptx:sm_80"))
 
 
 def test_host_calls_and_loops_read_the_device():

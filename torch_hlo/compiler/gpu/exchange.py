@@ -25,7 +25,7 @@ class Exchange:
     def other(self, e: Emit, number: int, kind: str, value: str, distance: int) -> str:
         """The value (accumulator `number`) of the thread whose number differs by the power of two
         `distance`."""
-        if distance < self.target.warp and self.target.family.shuffle:
+        if distance < self.target.warp:
             return self._shuffled(e, kind, value, distance)
         return self._shared(e, number, kind, value, e.op(f"xor i64 %kernel.t, {distance}"))
 

@@ -343,14 +343,10 @@ def _called(texts: Sequence[str]) -> set[str]:
 def _thread_numbers(family: Family, threads: int | None) -> list[str]:
     """The range of a thread's item; `threads`: of a group, unless they share an item."""
     lines = [
-        f"  %kernel.g0 = call {family.ids} {family.group_id}",
-        f"  %kernel.t0 = call {family.ids} {family.thread_id}",
+        f"  %kernel.g0 = call i32 {family.group_id}",
+        f"  %kernel.t0 = call i32 {family.thread_id}",
+        *(f"  %kernel.{n} = zext i32 %kernel.{n}0 to i64" for n in "gt"),
     ]
-    for n in "gt":
-        wide = (
-            f"zext i32 %kernel.{n}0 to i64" if family.ids == "i32" else f"add i64 %kernel.{n}0, 0"
-        )
-        lines.append(f"  %kernel.{n} = {wide}")
     if threads is None:
         lines.append("  %lo = add i64 %kernel.g, 0")
     else:
@@ -363,18 +359,6 @@ def _thread_numbers(family: Family, threads: int | None) -> list[str]:
         "  br i1 %kernel.any, label %entry, label %kernel.none",
         "entry:\n",
     ]
-
-
-def _attributes(family: Family, g: Group) -> tuple[str, str]:
-    """What a kernel's head says of its groups: attributes, metadata."""
-    n = g.threads
-    attributes, size = "#0", ""
-    if family.name == "nvptx":
-        attributes += f' "nvvm.maxntid"="{n}"'
-        attributes += f' "nvvm.minctasm"="{g.resident}"' if g.resident else ""
-    else:
-        size = f" !reqd_work_group_size !{{i32 {n}, i32 1, i32 1}}"
-    return attributes, size
 
 
 def kernel_text(text: str, name: str, family: Family, g: Group, group: bool) -> str:
@@ -394,7 +378,8 @@ def kernel_text(text: str, name: str, family: Family, g: Group, group: bool) -> 
     ]
     body = _STACK_SLOT.sub("", body)
     start = _thread_numbers(family, None if group else threads)
-    attributes, size = _attributes(family, g)
+    attributes = f'#0 "nvvm.maxntid"="{g.threads}"'
+    attributes += f' "nvvm.minctasm"="{g.resident}"' if g.resident else ""
     before = text[: head.start()].replace("@SELF", f"@{name}")
     body = body.rstrip()
     if not body.endswith("}"):
@@ -402,7 +387,7 @@ def kernel_text(text: str, name: str, family: Family, g: Group, group: bool) -> 
     body = body[:-1].rstrip() + "\nkernel.none:\n  ret void\n}\n"
     signature = ", ".join(["i64 %items", *params])
     return (
-        f"{before}define {family.kernel} void @{name}({signature}) {attributes}{size}"
+        f"{before}define {family.kernel} void @{name}({signature}) {attributes}"
         " {\nkernel.start:\n"
         + "".join(slots)
         + "\n".join(start)

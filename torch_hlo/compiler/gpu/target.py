@@ -1,7 +1,7 @@
 """GPU targets: one row per instruction set says how a kernel names its threads, meets at a barrier
 and exchanges registers.
 
-    target = gpu_target("nvptx:sm_90")        # or spirv64
+    target = gpu_target("nvptx:sm_90")
     target.family.barrier                     # the line of IR
 
 Nothing else in code generation knows the instruction sets, but the matrix units (ptx.py).
@@ -22,26 +22,20 @@ GLOBAL, SHARED = 1, 3  # address spaces, the same in every family
 
 @frozen
 class Family:
-    """An instruction set. Thread and group numbers are i32 calls unless `ids` says i64; `shuffle`
-    takes and gives an i32 of another lane of the warp: `{v}` the value, `{m}` what the own lane
-    number is xor-ed with. `constants`: the address space of tables.
-    `output`: "assembly" (PTX) or "object". `isolated`: LLVM's writer for it wants a process of its
-      own (image.py). `intrinsics`: the LLVM intrinsics that instruction selection has code for.
-    """
+    """An instruction set. Thread and group numbers are i32 calls; `shuffle` takes and gives an i32
+    of another lane of the warp: `{v}` the value, `{m}` what the own lane number is xor-ed with.
+    `constants`: the address space of tables. `intrinsics`: the LLVM intrinsics that instruction
+    selection has code for."""
 
     name: str
     triple: str
     kernel: str
     group_id: str
     thread_id: str
-    ids: str
     barrier: str
     shuffle: str
-    declarations: tuple[str, ...]
-    output: str
     intrinsics: frozenset[str]
     constants: int = 4
-    isolated: bool = False
 
 
 # Selected by every back end, on scalars and vectors of the types that kernels use. Anything else
@@ -64,31 +58,9 @@ FAMILIES = {
             "ptx_kernel",
             "@llvm.nvvm.read.ptx.sreg.ctaid.x()",
             "@llvm.nvvm.read.ptx.sreg.tid.x()",
-            "i32",
             "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)",
             "call i32 @llvm.nvvm.shfl.sync.bfly.i32(i32 -1, i32 {v}, i32 {m}, i32 31)",
-            (),
-            "assembly",
             frozenset((*_COMMON, *_VECTORS, "nvvm")),
-        ),
-        Family(
-            "spirv64",
-            "spirv64v1.4-unknown-unknown",
-            "spir_kernel",
-            "@_Z12get_group_idj(i32 0)",
-            "@_Z12get_local_idj(i32 0)",
-            "i64",
-            "call spir_func void @_Z7barrierj(i32 3)",
-            "",
-            (
-                "declare spir_func i64 @_Z12get_group_idj(i32)",
-                "declare spir_func i64 @_Z12get_local_idj(i32)",
-                "declare spir_func void @_Z7barrierj(i32) convergent nounwind",
-            ),
-            "object",
-            frozenset((*_COMMON, "spv")),
-            constants=2,
-            isolated=True,
         ),
     )
 }
@@ -220,11 +192,9 @@ _PTX = {
 
 
 def gpu_target(name: str) -> GpuTarget:
-    """`nvptx:sm_80` … `nvptx:sm_120`, `spirv64`. Raises ValueError
+    """`nvptx:sm_80` … `nvptx:sm_120`. Raises ValueError
     naming the choices."""
     family, _, cpu = name.partition(":")
-    if family == "spirv64" and not cpu:
-        return GpuTarget(family=FAMILIES[family], cpu="", warp=1, vector_bytes=1)
     if family == "nvptx" and cpu in _PTX:
         return GpuTarget(
             family=FAMILIES[family],
@@ -232,9 +202,7 @@ def gpu_target(name: str) -> GpuTarget:
             features=_PTX[cpu],
             tf32=config.get("TF32"),
         )
-    raise ValueError(
-        f"no GPU target {name!r}: choose spirv64, {', '.join(f'nvptx:{c}' for c in _PTX)}"
-    )
+    raise ValueError(f"no GPU target {name!r}: choose {', '.join(f'nvptx:{c}' for c in _PTX)}")
 
 
 def nvptx_target(major: int, minor: int) -> GpuTarget:

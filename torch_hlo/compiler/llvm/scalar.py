@@ -505,7 +505,7 @@ def _float_to_int(e: Emit, value: str, have: str, row: DType) -> str:
         value = t.select(t.cmp("olt", value, high), value, high)
         value = t.select(t.cmp("ogt", value, low), value, low)
         return e.cast("trunc", e.op(f"fptosi {t.type} {value} to {i.type}"), "i32", "i8")
-    # SPIR-V saturates, but says nothing about nan
+    # GPUs saturate, but say nothing about nan
     target = e.unit.target
     if target is not None and not target.computes_in_vectors:
         value = t.select(t.cmp("uno", value, value), 0.0, value)
