@@ -151,7 +151,91 @@ if dist.get_rank() == 0:
 dist.destroy_process_group()
 """
 
-TEXTS = {"ddp and fsdp2": SCRIPT, "fsdp1": FSDP1, "tensor parallel": TENSOR}
+IDIOMS = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+device = sys.argv[1]
+if device == "hlo":
+    import torch_hlo
+import torch.distributed.checkpoint as checkpoint
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group(dist.get_default_backend_for_device(device))
+rank = dist.get_rank()
+own = torch.device(device, rank) if device == "hlo" else torch.device("cpu")
+x = torch.randn(6, 4, generator=torch.Generator().manual_seed(rank))
+
+class Net(nn.Module):
+    def __init__(self, kind=nn.BatchNorm1d):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.norm, self.b, self.unused = *(nn.Linear(4, 4), kind(4)), *make(2)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.norm(self.a(x))))
+
+def make(n):
+    return (nn.Linear(4, 4) for _ in range(n))
+
+def train(net, rows, parameters=None):
+    optimizer = torch.optim.SGD(parameters or net.parameters(), lr=0.5)
+    for _ in range(3):
+        loss = (net(rows) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return round(loss.item(), 4)
+
+def parallel(net, **given):
+    return DistributedDataParallel(net.to(own), **given)
+
+found = [train(parallel(Net(), find_unused_parameters=True), x.to(own))]
+found.append(train(parallel(Net(), static_graph=True), x.to(own)))
+compressed = parallel(Net(), find_unused_parameters=True)
+if device == "hlo":
+    compressed.register_comm_hook(None, bf16_compress_hook)
+found.append(round(train(compressed, x.to(own)), 2))
+whole = torch.cat([torch.randn(6, 4, generator=torch.Generator().manual_seed(r)) for r in (0, 1)])
+if device == "cpu":  # one batch of all rows
+    loss = [train(Net(), whole)] * 2
+    torch.manual_seed(0)
+    sharded = [train(nn.Sequential(*make(2)), whole)] * 3
+else:
+    net = parallel(nn.SyncBatchNorm.convert_sync_batchnorm(Net()), find_unused_parameters=True)
+    loss = [None, None]
+    dist.all_gather_object(loss, train(net, x.to(own)))
+    loss = [sum(loss) / 2] * 2
+    sharded = []
+    for given in ({"device_id": own}, {"device_id": rank}, {"cpu_offload": CPUOffload(True)}):
+        torch.manual_seed(0)
+        net = FullyShardedDataParallel(nn.Sequential(*make(2)), **given)
+        losses = [None, None]
+        dist.all_gather_object(losses, train(net, x.to(own)))
+        sharded.append(sum(losses) / 2)
+found += loss + sharded
+got = torch.zeros(4).to(own)
+sent = torch.arange(4.0).to(own) + rank
+pairs = [dist.P2POp(dist.isend, sent, 1 - rank), dist.P2POp(dist.irecv, got, 1 - rank)]
+for work in dist.batch_isend_irecv(pairs):
+    work.wait()
+found.append(got.sum().item())
+net = fully_shard(Net().to(own), mesh=dist.init_device_mesh(device, (2,)))
+state = get_model_state_dict(net)
+checkpoint.async_save(state, checkpoint_id=sys.argv[2] + device).result()
+want = net.b.weight.full_tensor().sum().item()
+with torch.no_grad():
+    net.b.weight.zero_()
+checkpoint.load(state, checkpoint_id=sys.argv[2] + device)
+assert net.b.weight.full_tensor().sum().item() == want
+if rank == 0:
+    print("found", *found)
+dist.destroy_process_group()
+"""
+
+TEXTS = {"ddp and fsdp2": SCRIPT, "fsdp1": FSDP1, "tensor parallel": TENSOR, "idioms": IDIOMS}
 
 
 @pytest.mark.slow
@@ -164,7 +248,7 @@ def test_data_parallel_and_sharded(tmp_path: Path, text: str):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     found = []
     for device in ("cpu", "hlo"):
-        run = [*command, device]
+        run = [*command, device, str(tmp_path)]
         ended = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=300)
         assert ended.returncode == 0, ended.stderr[-4000:]
         line = next(x for x in ended.stdout.splitlines() if x.startswith("found"))

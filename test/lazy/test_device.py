@@ -71,6 +71,19 @@ def test_module_functions():
         pass
 
 
+def test_streams_and_pinned_memory_of_cpp():
+    """Plain classes of PyTorch and C++ take ours: pinned memory is the CPU's, any is pinned."""
+    ours, event = torch.accelerator.current_stream(), torch.Event()
+    event.record(ours)
+    event.wait(stream=ours)
+    ours.wait_stream(torch.Stream(device="hlo"))
+    with ours:
+        assert ours.query() and isinstance(ours, torch.Stream)
+    assert torch.zeros(2, pin_memory=True).to("hlo", non_blocking=True).tolist() == [0, 0]
+    x = torch.ones(2)
+    assert x.is_pinned() and x.pin_memory() is x
+
+
 FACTORIES = {
     "zeros": lambda **k: torch.zeros(2, 3, **k),
     "ones": lambda **k: torch.ones(2, 3, **k),

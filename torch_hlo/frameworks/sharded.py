@@ -1,13 +1,36 @@
-"""FSDP: modules that were made on the CPU are moved to the hlo device."""
+"""What PyTorch's own modules for many processes do otherwise on the hlo device."""
 
 import contextlib
+import inspect
 from collections.abc import Callable, Sequence
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
-from torch_hlo.lazy.record import session
+from torch_hlo.device import runtime
+from torch_hlo.lazy.record import HloTensor, session
 from torch_hlo.pytorch.registration import PLACE
+
+
+def build(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """FullyShardedDataParallel.__init__: the device of this process is its first, whatever the
+    rank's number. Where the device's memory is the host's, all parameters are offloaded already."""
+    given = inspect.signature(original).bind(*args, **kwargs)
+    options = given.arguments
+    offloads = getattr(options.get("cpu_offload"), "offload_params", False)
+    device = options.get("device_id")
+    if device is None and offloads:
+        device = torch.accelerator.current_accelerator()
+    if device is not None and torch.device(device).type in PLACE.names:
+        options["device_id"] = PLACE.device
+        if offloads and not runtime.backend().on_host:
+            raise NotImplementedError(
+                "FSDP with CPUOffload(offload_params=True): a parameter of the hlo device cannot"
+                " become one of the CPU. Use fully_shard(…, offload_policy=CPUOffloadPolicy())"
+            )
+        options.pop("cpu_offload", None)
+    original(*given.args, **given.kwargs)
 
 
 def move_states(
@@ -48,3 +71,77 @@ def offload(original: Callable[..., Any], module: Any, state: Any, *others: Any)
             if isinstance(x, torch.Tensor) and x.device.type in PLACE.names:
                 found[name] = x.cpu()
     return found
+
+
+def stage(original: Callable[..., Any], stager: Any, x: Any, memo: Any, **kwargs: Any) -> Any:
+    """StateDictStager, for checkpoints that are written in the background: the CPU's copy."""
+    if not isinstance(x, HloTensor):
+        return original(stager, x, memo, **kwargs)
+    host = memo[id(x)] = x.detach().cpu()
+    return host.share_memory_() if stager.share_memory else host
+
+
+def mixed(original: Callable[..., None], options: Any, module: torch.nn.Module) -> None:
+    """DistributedDataParallel(mixed_precision=…) exchanges data beneath C++, which reads zeros."""
+    if any(p.device.type in PLACE.names for p in module.parameters()):
+        raise NotImplementedError(
+            "DistributedDataParallel(mixed_precision=…) of parameters on hlo: use torch.autocast"
+        )
+    original(options, module)
+
+
+class _Total(torch.autograd.Function):
+    """The sum over the processes of a group, and of its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        result = x.clone()
+        torch.distributed.all_reduce(result, group=group)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _Total.apply(gradient, ctx.group), None
+
+
+def _normalize(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    eps: float,
+    momentum: float,
+    group: Any,
+    world: int,
+) -> torch.Tensor:
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    others = [d for d in range(x.dim()) if d != 1]
+    wide = x.float()
+    sums = torch.cat([wide.sum(others), wide.new_full((1,), x.numel() // x.size(1))])
+    sums = _Total.apply(sums, group)
+    count = sums[-1]
+    mean = sums[:-1] / count
+    centered = wide - mean.view(shape)
+    variance = _Total.apply(centered.square().sum(others), group) / count
+    with torch.no_grad():
+        if running_mean is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        if running_var is not None:
+            unbiased = variance * count / (count - 1)
+            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+    result = centered * torch.rsqrt(variance + eps).view(shape)
+    if weight is not None:
+        result = result * weight.view(shape)
+    return (result if bias is None else result + bias.view(shape)).to(x.dtype)
+
+
+def synchronized_norm(module: ModuleType) -> None:
+    """nn.SyncBatchNorm: recorded whole. PyTorch's reads how many processes had rows."""
+    original = module.sync_batch_norm.apply
+
+    def apply(x: torch.Tensor, *args: Any) -> torch.Tensor:
+        return (_normalize if x.device.type in PLACE.names else original)(x, *args)
+
+    module.sync_batch_norm = SimpleNamespace(apply=apply)

@@ -69,7 +69,12 @@ _KERAS_ROWS = (
     ),
 )
 _FSDP, _SHARDED = "torch.distributed.fsdp", "torch_hlo.frameworks.sharded:"
+_FSDP_INIT = "FullyShardedDataParallel.__init__"
 _MOVE = wrapped(_SHARDED + "move_states")
+_DDP = "torch.nn.parallel.distributed"
+_STAGER = "torch.distributed.checkpoint._state_dict_stager"
+# these want CUDA or XPU, and work over gloo
+_ANY_HOOK = exchange(("bf16_compress_hook", "bf16_compress_wrapper_hook"), ())
 _NESTED = wrapped("torch_hlo.frameworks.nested:attention")
 _COMPRESS = given_to("torch_hlo.frameworks.semi_structured:register")
 _TRACEABLE = given_to("torch_hlo.lazy.traceable:dynamo_came")
@@ -78,10 +83,15 @@ _OPEN = wrapped("torch_hlo.frameworks.safe_files:safe_open")
 ROWS = (
     Row("safetensors", "safe_open", _OPEN),
     Row("safetensors.torch", "safe_open", _OPEN),
+    Row(f"{_FSDP}.fully_sharded_data_parallel", _FSDP_INIT, wrapped(_SHARDED + "build")),
     Row(f"{_FSDP}._fully_shard._fsdp_init", "_move_states_to_device", _MOVE),
     Row(f"{_FSDP}._init_utils", "_move_states_to_device", _MOVE),
     Row(f"{_FSDP}._flat_param", "FlatParamHandle.to_cpu", wrapped(_SHARDED + "stay")),
     Row(f"{_FSDP}._state_dict_utils", "_full_post_state_dict_hook", wrapped(_SHARDED + "offload")),
+    Row("torch.nn.modules.batchnorm", "sync_batch_norm", given_to(_SHARDED + "synchronized_norm")),
+    Row(_DDP, "DistributedDataParallel._check_comm_hook", _ANY_HOOK),
+    Row(_DDP, "_setup_mixed_precision_params", wrapped(_SHARDED + "mixed")),
+    Row(_STAGER, "StateDictStager._offload_tensor", wrapped(_SHARDED + "stage")),
     Row("torch.nested._internal.ops", "jagged_scaled_dot_product_attention", _NESTED),
     Row("torch._dynamo", "optimize", _TRACEABLE),
     Row("torch.sparse", "SparseSemiStructuredTensorCUTLASS", _COMPRESS),

@@ -146,60 +146,33 @@ def synchronize(device: Device = None) -> None:
     session.engine().synchronize()
 
 
-class Stream:
+class Stream(torch.Stream):
     """Work on the device runs in order; every stream is the same one."""
 
-    stream_id = 0
-    device_index = 0
-    device_type = property(lambda self: int(PLACE.kind))
+    def __new__(cls, device: Device = None, priority: int = 0, **kwargs: object) -> Stream:
+        device_index(device)
+        return super().__new__(cls, device=PLACE.device)
 
     def __init__(self, device: Device = None, priority: int = 0, **kwargs: object) -> None:
-        device_index(device)
         self.priority = priority
-
-    device = property(lambda self: PLACE.device)
 
     def synchronize(self) -> None:
         synchronize()
-
-    def query(self) -> bool:
-        return True
-
-    def wait_event(self, event: Event) -> None:
-        """In order already."""
-
-    def wait_stream(self, stream: Stream) -> None:
-        """In order already."""
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event or Event()
         event.record(self)
         return event
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream)
 
-    def __hash__(self) -> int:
-        return 0
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *error: object) -> bool:
-        return False
-
-
-class Event:
+class Event(torch.Event):
     """A point in the order of execution; with `enable_timing`, `record` waits for the work before
     it."""
 
-    def __init__(
-        self,
-        enable_timing: bool = False,
-        blocking: bool = False,
-        interprocess: bool = False,
-        **kwargs: object,
-    ) -> None:
+    def __new__(cls, *args: object, **kwargs: object) -> Event:
+        return super().__new__(cls, device=PLACE.device)
+
+    def __init__(self, enable_timing: bool = False, *args: object, **kwargs: object) -> None:
         self.enable_timing = enable_timing
         self._time: float | None = None
 
@@ -207,12 +180,6 @@ class Event:
         if self.enable_timing:
             synchronize()
         self._time = time.perf_counter()
-
-    def wait(self, stream: Stream | None = None) -> None:
-        """In order already."""
-
-    def query(self) -> bool:
-        return True
 
     def synchronize(self) -> None:
         synchronize()
@@ -226,11 +193,8 @@ class Event:
         return (end._time - self._time) * 1e3
 
 
-_stream = Stream()
-
-
 def current_stream(device: Device = None) -> Stream:
-    return _stream
+    return Stream(device)
 
 
 default_stream = current_stream

@@ -43,7 +43,6 @@ def patch(
             holder._foreach_supported_types.append(tensor_class)
     torch.Generator = generator_class
     _patch_default_dtype(default_dtype_changed)
-    _patch_pin_memory()
     _patch_accelerator(module)
     _patch_data_parallel(module.synchronize)
     _patch_waiting(tensor_class, start_collectives)
@@ -233,28 +232,16 @@ def _patch_default_dtype(changed: Callable[[], None]) -> None:
         setattr(torch._C, name, function)
 
 
-def _patch_pin_memory() -> None:
-    # DataLoader(pin_memory=True) asks "the" accelerator for page-locked memory. The device reads
-    # any CPU memory.
-    original = torch.Tensor.pin_memory
-
-    @functools.wraps(original)
-    def pin_memory(self: torch.Tensor, device: torch.device | str | None = None) -> torch.Tensor:
-        if self.device.type == "cpu" and (
-            device is None or torch.device(device).type in PLACE.names
-        ):
-            return self
-        return original(self, device) if device is not None else original(self)
-
-    torch.Tensor.pin_memory = pin_memory
-
-
 def _patch_data_parallel(synchronize: Callable[[], None]) -> None:
     """DistributedDataParallel(device_ids=[rank]) copies its inputs on a stream of that number, of
     as many as there are devices here: this process has one. init_process_group(device_id=...) asks
-    for a back end of the device: collectives of its tensors find their own way."""
+    for a back end of the device: collectives of its tensors find their own way. What asks a group
+    for its back end of the device gets gloo."""
     if not torch.distributed.is_available():
         return
+    backend = torch.distributed.Backend
+    backend.default_device_backend_map[NAME] = backend.GLOO
+    backend.backend_capability[backend.GLOO].append(NAME)
     import torch.distributed.utils as holder
 
     original = holder._recursive_to

@@ -3,6 +3,7 @@ and the guard that says which device is current. The same in 2.11 to 2.13."""
 
 import ctypes
 import os
+import re
 import types
 from collections.abc import Callable, Sequence
 
@@ -80,10 +81,39 @@ def _answering(words: Sequence[int], answer: int) -> int:
     return ctypes.addressof(table) + 2 * ctypes.sizeof(ctypes.c_void_p)
 
 
-def _library() -> ctypes.CDLL | None:
+def _library(name: str = "c10") -> ctypes.CDLL | None:
     folder = os.path.join(os.path.dirname(torch.__file__), "lib")
-    paths = [os.path.join(folder, name) for name in ("libc10.so", "libc10.dylib")]
+    paths = [os.path.join(folder, f"lib{name}.{kind}") for kind in ("so", "dylib")]
     return next((ctypes.CDLL(path) for path in paths if os.path.exists(path)), None)
+
+
+def _share_memory(constant_function: Callable[[int, int], int]) -> None:
+    """Where C++ asks for page-locked memory (`torch.empty(…, pin_memory=True)`, and
+    DistributedDataParallel for what it counts) it gets the CPU's own: the device reads any.
+
+    The method's place in the virtual table is that in the header, which every wheel has."""
+    include = os.path.join(os.path.dirname(torch.__file__), "include", "ATen", "detail")
+    header = os.path.join(include, "AcceleratorHooksInterface.h")
+    tensors, memory = _library("torch_cpu"), _library()
+    if tensors is None or memory is None or not os.path.exists(header):
+        return
+    with open(header, encoding="utf-8") as file:
+        methods = re.findall(r"virtual [^(]*?(\w+)\(", file.read())
+    hooks, allocator = (
+        tensors._ZN2at6detail19getPrivateUse1HooksEv,
+        memory._ZN3c1015GetCPUAllocatorEv,
+    )
+    hooks.restype = allocator.restype = ctypes.c_void_p
+    table = ctypes.c_void_p.from_address(hooks())
+    word = ctypes.sizeof(ctypes.c_void_p)
+    words = (ctypes.c_void_p * _TABLE)(
+        *(ctypes.c_void_p * _TABLE).from_address(table.value - 2 * word)
+    )
+    # two words come before the table, and the first method, which destroys, has two
+    for method, answer in (("getPinnedMemoryAllocator", allocator()), ("isPinnedPtr", 1)):
+        words[methods.index(method) + 3] = constant_function(answer, 0)
+    _kept.append(words)
+    table.value = ctypes.addressof(words) + 2 * word
 
 
 def _guards() -> ctypes.Array | None:
@@ -165,4 +195,5 @@ def register_device(module: types.ModuleType, constant_function: Callable[[int, 
     guard = _Guard()
     _setup_privateuseone_for_python_backend(NAME, backend_module=module, device_guard=guard)
     _answer_natively(guard, constant_function)
+    _share_memory(constant_function)
     _registered = True

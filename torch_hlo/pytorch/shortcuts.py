@@ -92,9 +92,9 @@ ROWS = (
     ),
     Row(
         "pin_memory",
-        "pytorch/patches.py",
-        "Tensor.pin_memory returns CPU tensors as they are",
-        "DataLoader(pin_memory=True) asks the accelerator for memory that it does not have",
+        "pytorch/registration.py",
+        "any memory of the CPU counts as page-locked",
+        "DataLoader(pin_memory=True) and C++ ask for memory that the device does not have",
     ),
     Row(
         "waiting",
