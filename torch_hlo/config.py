@@ -104,9 +104,10 @@ FLAGS: dict[str, Flag] = {
         ),
         Flag(
             "NAN",
-            False,
-            _switch,
-            "raise FloatingPointError when a step makes a NaN, and say which operation did",
+            0,
+            _at_least(0),
+            "raise FloatingPointError and say which operation made it: 1: a NaN or an infinity; 2:"
+            " a NaN",
         ),
         Flag(
             "CHECK_INDEX",

@@ -126,10 +126,10 @@ def is_pending(tensor: Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def nan_checks() -> Iterator[None]:
-    """In the block, a step on the device that makes a NaN raises FloatingPointError: it names the
-    first operation that makes one (forward, backward or an optimizer's), its Python line, and the
-    range of its operands. `TORCH_HLO_NAN=1` does so for the whole process.
+def nan_checks(infinities: bool = True) -> Iterator[None]:
+    """In the block, a step on the device that makes a NaN or an infinity raises FloatingPointError:
+    it names the first operation that makes one (forward, backward or an optimizer's), its Python
+    line, and the range of its operands. `TORCH_HLO_NAN=1` does so for the whole process.
 
     Steps run as they do elsewhere, but one after the other and without overwriting their inputs, so
     they take more memory. The error comes where the step is started: at `mark_step()`, or where a
@@ -138,7 +138,7 @@ def nan_checks() -> Iterator[None]:
     before, state.sources = state.sources, True
     try:
         with (
-            config.override(NAN=True),
+            config.override(NAN=1 if infinities else 2),
             torch.autograd.set_detect_anomaly(True, check_nan=False),
         ):
             yield
@@ -249,32 +249,19 @@ def callback(function: Callable[..., None], *tensors: Tensor) -> None:
 
 def breakpoint(**values: Tensor | float) -> None:
     """Compute all that is recorded, and open Python's debugger at the caller's line. Given values,
-    as in a graph of torch.compile, it opens when they are there, as variables of these names.
-    In the function of a loop or a branch it does so in each turn, by default with all variables
-    that are tensors."""
-    if torch.compiler.is_compiling() and values:
-        return _hand([*values.values()], _Stopped, tuple(values))
+    it opens when they are there, as variables of these names. So it does in a graph of
+    torch.compile, and in each turn of a loop or a branch, by default with all variables that are
+    tensors."""
+    if torch.compiler.is_compiling():
+        return _hand([*values.values()], looks.Stopped, tuple(values))
     frame = sys._getframe(1)
     if generator.default.inside and not values:
         values = {k: v for k, v in frame.f_locals.items() if isinstance(v, HloTensor)}
     if values:
-        stop = _Stopped(tuple(values), frame.f_code.co_filename, frame.f_lineno)
+        stop = looks.Stopped(tuple(values), frame.f_code.co_filename, frame.f_lineno)
         return _hand([*values.values()], _itself, stop, _owner(stop))
     session.engine().sync()
     pdb.Pdb().set_trace(frame)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Stopped:
-    """Opens the debugger where its values are variables."""
-
-    names: tuple[str, ...]
-    file: str = "<torch_hlo.debug.breakpoint>"
-    line: int = 1
-
-    def __call__(self, *values: Tensor) -> None:
-        code = compile("pass", self.file, "exec").replace(co_firstlineno=self.line)
-        pdb.Pdb().run(code, {"torch": torch}, dict(zip(self.names, values)))
 
 
 def _owner(function: Callable[..., None]) -> int:
@@ -306,8 +293,8 @@ def _hand(
     given = [v if isinstance(v, Tensor) else torch.tensor(v, device=device) for v in values]
     if torch.compiler.is_compiling():
         number = _number(make, *args, count=len(given))
-        for value in given or [torch.tensor(0, device=device)]:
-            looks.look(value.to(device), number)
+        for value in given or [torch.tensor(0)]:
+            looks.look(value.to(device) if given else value, number)
     else:
         _surface_at_exit()
         conditions.hand(make(*args), given)

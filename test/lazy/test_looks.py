@@ -1,5 +1,7 @@
 """torch_hlo.debug.print, callback and check: values as they are where the call stands."""
 
+import inspect
+import pdb
 import subprocess
 import sys
 
@@ -118,11 +120,47 @@ def test_checks_that_fail_are_one_error():
     debug.check(x > 0, "all are positive")
     debug.check(x > 1, "too small")
     debug.check((x < 3).all(), "too large")
-    with pytest.raises(RuntimeError, match="too small") as error:
+    line = inspect.currentframe().f_lineno - 1
+    with pytest.raises(RuntimeError, match=f"too small at .*:{line - 1}") as error:
         torch_hlo.sync()
-    assert error.value.__notes__ == ["and RuntimeError: too large"]
+    assert error.value.__notes__ == [f"and RuntimeError: too large at {__file__}:{line}"]
     torch_hlo.sync()
     assert x.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("device", ["cpu", "hlo"])
+@pytest.mark.parametrize("wrap", [torch_hlo.compile, torch.compile(backend="hlo")])
+def test_a_check_in_a_compiled_function_names_its_line(device, wrap):
+    def step(x):
+        debug.check(x > 0, "wrong")
+        return x * 2
+
+    step, line = wrap(step), step.__code__.co_firstlineno + 1
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match=f"wrong at {__file__}:{line}"):
+            step(torch.zeros(2, device=device))
+            torch_hlo.sync()
+
+
+@pytest.mark.parametrize("device", ["cpu", "hlo"])
+def test_the_debugger_in_a_graph_has_its_variables(device, monkeypatch):
+    seen = []
+    monkeypatch.setattr(pdb.Pdb, "run", lambda self, code, scope, names: seen.append((code, names)))
+
+    @torch.compile(backend="hlo", fullgraph=True)
+    def step(x):
+        doubled = x * 2
+        debug.breakpoint()
+        debug.print("no values")
+        return doubled + 1
+
+    step(torch.ones(2, device=device))
+    torch_hlo.sync()
+    ((code, names),) = seen
+    assert code.co_filename == __file__ and {k: v.tolist() for k, v in names.items()} == {
+        "x": [1, 1],
+        "doubled": [2, 2],
+    }
 
 
 def test_what_is_left_is_printed_at_exit():
@@ -134,8 +172,6 @@ def test_what_is_left_is_printed_at_exit():
 
 
 def test_the_debugger_has_values(monkeypatch):
-    import pdb
-
     seen = []
     monkeypatch.setattr(pdb.Pdb, "set_trace", lambda self, frame: seen.append(frame.f_lineno))
     x = torch.ones(2).to("hlo") + 1

@@ -55,7 +55,22 @@ def test_a_row_that_is_masked_out_altogether():
     assert "softmax makes 4 NaN" in text and line(attention, "# here") in text
 
 
-def test_infinities_alone_are_results_like_others():
+def test_infinities():
+    def divided(x):
+        y = 1 / x  # here
+        torch_hlo.mark_step()
+        return y
+
+    zeros = torch.zeros(2).to("hlo")
+    where = line(divided, "# here")
+    assert f"reciprocal makes 2 infinities of 2 numbers at {where}" in found(divided, zeros)
+    text = found(torch.compile(lambda x: divided(x), backend="hlo"), zeros.cpu())
+    assert "makes infinities" in text and where in text
+    with debug.nan_checks(infinities=False):
+        assert divided(zeros).isinf().all()
+
+
+def test_infinities_that_python_has_written():
     def masked(x):
         mask = torch.full((3, 3), float("-inf"), device="hlo").triu(1)
         return (x + mask).softmax(-1).sum().item()
@@ -97,7 +112,10 @@ def test_optimizer():
 
 def test_a_nan_that_was_there_before():
     x = torch.tensor([1.0, float("nan")]).to("hlo")
-    assert "f32[2], which the step reads, was NaN before it" in found(lambda: (x * 2).sum().item())
+    text = found(lambda: (x * 2).sum().item())
+    assert (
+        f"f32[2], which the step reads, was NaN before it; first used by mul at {__file__}" in text
+    )
 
 
 def captured(layer, x):
@@ -122,7 +140,7 @@ def test_torch_compile_of_tensors_of_the_cpu(train):
     layer = nn.Linear(2, 1).requires_grad_(train)
     step = torch.compile(lambda x: captured(layer, x), backend="hlo")
     text = found(step, torch.full((3, 2), float("-inf")))
-    assert "makes a NaN" in text
+    assert "makes NaN" in text
     with torch.no_grad():
         layer.weight.fill_(1.0)
     text = found(step, -9 * torch.ones(3, 2))
@@ -144,20 +162,21 @@ def looked_up(x, target):
     return F.cross_entropy(rows, target)
 
 
-@pytest.mark.parametrize("how", ["recorded", "captured", "compile"])
+@pytest.mark.parametrize("how", ["recorded", "captured", "compile", "cpu"])
 def test_indices_that_the_device_has_computed(how, monkeypatch):
     wrap = {"recorded": lambda f: f, "captured": torch_hlo.compile}
     f = wrap.get(how, lambda f: torch.compile(f, backend="hlo"))(looked_up)
     monkeypatch.setattr(session.current(), "sources", True)
-    x = torch.full((20000,), 0.5).to("hlo") * 1.0
-    target = torch.full((20000,), 2).to("hlo") * 1
+    device = "cpu" if how == "cpu" else "hlo"
+    x = torch.full((20000,), 0.5).to(device) * 1.0
+    target = torch.full((20000,), 2).to(device) * 1
     with config.override(CHECK_INDEX=True):
         f(x, target.where(target > 2, -100)).item()  # what is ignored may lie outside
         with pytest.raises(IndexError) as error:
             f(x + 0.4, target).item()
     where = line(looked_up, "# here")
-    assert f"aten.embedding.default at {where}: index 9, which" in str(error.value)
-    assert "not in [0, 8)" in str(error.value)
+    assert "aten.embedding.default: index 9, which" in str(error.value)
+    assert f"not in [0, 8) at {where}" in str(error.value)
     if how == "recorded":  # without it the nearest row is read; captured functions keep theirs
         assert f(x + 0.4, target).item() > 0
 

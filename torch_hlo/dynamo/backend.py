@@ -25,7 +25,7 @@ from torch_hlo.device.interfaces import Program
 from torch_hlo.hlo.ir import Module
 from torch_hlo.lazy import traceable
 from torch_hlo.lazy.ops import encoder, recurrent
-from torch_hlo.lazy.ops.higher_order import as_looks
+from torch_hlo.lazy.ops.higher_order import as_looks, check_indices
 from torch_hlo.lazy.run import dump, executor
 from torch_hlo.lowering.core import LOWERINGS, LoweringError, Node
 from torch_hlo.lowering.fx import operators_of_libraries
@@ -98,7 +98,7 @@ def hlo(
     as_looks(graph_module)
     if on_device(graph_module):
         return recorded(graph_module, options or {})
-    if shortcuts.on("no_autograd") and not config.get("NAN"):
+    if shortcuts.on("no_autograd") and not (config.get("NAN") or config.get("CHECK_INDEX")):
         run = without_autograd(graph_module, example_inputs, settings)
         if run is not None:
             return run
@@ -280,6 +280,8 @@ def compile_graph(
     (AOTAutograd's boxed convention)."""
     with unset_fake_temporarily(), torch.no_grad():
         operators_of_libraries.register()
+        if config.get("CHECK_INDEX"):
+            check_indices(graph_module)
         run = None
         while run is None:
             try:

@@ -44,7 +44,7 @@ class DeviceGraph:
         self.name, self.plain = name, graph_module.forward
         self.graph_module = graph_module
         self.signature = Signature(graph_module)
-        self.lined = any_check(graph_module, inside=True)  # errors name lines
+        self.lined = any_check(graph_module)  # errors name lines
         self.recordings: list[Recording] = []
         self.tries = 0
         if self.signature.reason:

@@ -11,7 +11,13 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from torch_hlo.lazy.run.nan_checks import can_be_nan, statistics
+from torch_hlo.lazy.run.nan_checks import (
+    Judge,
+    can_be_nan,
+    statistics,
+    wanted,
+    writes_infinity,
+)
 from torch_hlo.lowering.fx.fx_graph import source_line
 from torch_hlo.pytorch.operators import HigherOrderOperator
 
@@ -23,29 +29,32 @@ def searched(graph_module: fx.GraphModule, run: Callable[[list], Any]) -> Callab
     def call(args: list) -> Any:
         before = [x.clone() if isinstance(x, torch.Tensor) else x for x in args]
         results = run(args)
-        if any(_nan(results)):
-            _Search(graph_module).run(*before)
-            given = [x for x in before if any(_nan(x))]
-            reason = f"{statistics(given[0])}, which it reads" if given else "a result"
-            raise FloatingPointError(f"torch.compile: {reason} is NaN")
+        for what, judge in wanted().items():
+            if any(_bad(results, judge)):
+                _Search(graph_module, what, judge).run(*before)
+                given = [x for x in before if any(_bad(x, judge))]
+                reason = f"{statistics(given[0])}, which it reads" if given else "a result"
+                if judge is torch.isnan:
+                    raise FloatingPointError(f"torch.compile: {reason} is NaN")
         return results
 
     return call
 
 
-def _nan(values: Any) -> Iterator[bool]:
-    """Of each tensor, whether it has a NaN."""
+def _bad(values: Any, judge: Judge) -> Iterator[bool]:
+    """Of each tensor, whether it has a NaN, or an infinity."""
     for x in pytree.tree_leaves(values):
         if isinstance(x, torch.Tensor) and can_be_nan(x.dtype):
-            yield bool(x.isnan().any())
+            yield bool(judge(x).any())
 
 
 class _Search(fx.Interpreter):
-    """Raises FloatingPointError at the first operation that makes a NaN of operands without.
-    `where`: in which turn of a loop."""
+    """Raises FloatingPointError at the first operation that makes a NaN, or an infinity, of
+    operands without. `where`: in which turn of a loop."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, what: str, judge: Judge) -> None:
         super().__init__(module)
+        self.what, self.judge = what, judge
         self.where, self.extra_traceback = "", False  # the line is named
 
     def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
@@ -57,7 +66,7 @@ class _Search(fx.Interpreter):
     def _inner(self, operator: HigherOrderOperator, function: Any) -> Any:
         if not isinstance(function, fx.GraphModule):
             return function
-        search, turns = _Search(function), itertools.count(1)
+        search, turns = _Search(function, self.what, self.judge), itertools.count(1)
 
         def run(*args: Any) -> Any:
             turn = "a branch" if operator.name() == "cond" else f"turn {next(turns)}"
@@ -68,11 +77,16 @@ class _Search(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         operands: Sequence[Any] = [self.env[x] for x in n.all_input_nodes]
-        was = any(_nan(operands))
+        was = any(_bad(operands, self.judge)) or n.op != "call_function"
         result = super().run_node(n)
-        if was or n.op != "call_function" or not any(_nan(result)):
+        if (
+            was
+            or not any(_bad(result, self.judge))
+            or self.judge is torch.isinf
+            and writes_infinity(n.args)
+        ):
             return result
         line = source_line(n)
-        lines = [f"{n.target} makes a NaN" + (f" at {line}" if line else "") + self.where]
+        lines = [f"{n.target} makes {self.what}" + (f" at {line}" if line else "") + self.where]
         lines += [f"  given {statistics(x)}" for x in operands if isinstance(x, torch.Tensor)]
         raise FloatingPointError("\n".join(lines))

@@ -151,7 +151,8 @@ class Timeline(Watcher):
         for array, out in results:
             buffer = getattr(array, "data", None)
             if type(memory := getattr(buffer, "memory", None)) is Memory:
-                self._made.setdefault(memory, (out.node.source, str(out.node.target)))
+                # which a result may have taken over
+                self._made[memory] = out.node.source, str(out.node.target)
 
     def _sample(self) -> None:
         arena = self.executor.arena

@@ -3,6 +3,7 @@ torch._higher_order_ops, alone and in graphs of Dynamo's. Their gradients are Py
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from torch_hlo.lowering.fx.fx_graph import any_check, source_line
 from torch_hlo.pytorch import participants
 from torch_hlo.pytorch.graphs import dense_kernel
 
-from ..record import conditions, session
+from ..record import checks, conditions, session
 from . import control
 
 Tensors = Sequence[Tensor]
@@ -93,19 +94,66 @@ def _print(form: str, *args: Any, **kwargs: Any) -> None:
 
 
 def as_looks(graph_module: fx.GraphModule) -> None:
-    """Replace PyTorch's print in graphs of Dynamo's by what `torch_hlo.debug.print` becomes."""
+    """Replace PyTorch's print in graphs of Dynamo's by what `torch_hlo.debug.print` becomes, and
+    have the debugger see the graph's variables."""
     for module in graph_module.modules():
         graph = getattr(module, "graph", None)
-        target = torch.ops.higher_order.print
-        for n in graph.find_nodes(op="call_function", target=target) if graph else ():
-            form, *args = n.args
-            function, values = looks.printed(form, args, n.kwargs, fx.Node)
+        for n in [*graph.nodes] if graph else ():
+            function, values = _looked_at(graph, n)
+            if function is None:
+                continue
             number = looks.number(function, len(values))
+            variables = _variables(graph).values()
+            place = {"device": next((x.meta["example_value"].device for x in variables), "cpu")}
             with graph.inserting_before(n):
-                for value in values or [graph.call_function(torch.zeros, ((),))]:
-                    graph.call_function(looks.look, (value, number))
+                for value in values or [graph.call_function(torch.zeros, ((),), place)]:
+                    graph.call_function(looks.look, (value, number)).meta = n.meta
             graph.erase_node(n)
             module.recompile()
+
+
+def _looked_at(graph: fx.Graph, n: fx.Node) -> tuple[Callable | None, list]:
+    """What is to be called in place of a node, and with which values."""
+    if n.target is torch.ops.higher_order.print:
+        form, *args = n.args
+        return looks.printed(form, args, n.kwargs, fx.Node)
+    if n.target is not looks.look or (look := looks.numbered(n.args[1])).count:
+        return None, []
+    if look.function != looks.Stopped(()):
+        return look.function, []
+    file, _, line = source_line(n).rpartition(":")
+    found = _variables(graph, n.args[0])
+    return looks.Stopped((*found,), file, int(line or 1)), [*found.values()]
+
+
+def _variables(graph: fx.Graph, until: Any = None) -> dict[str, fx.Node]:
+    """The tensors before a node, by the variables that Dynamo has named them after; those on the
+    device of the first."""
+    before = itertools.takewhile(lambda n: n is not until, graph.nodes)
+    found = [n for n in before if isinstance(n.meta.get("example_value"), Tensor)]
+    return {
+        re.sub(r"^l_(\w+)_$|_\d+$", r"\1", n.name): n
+        for n in found
+        if n.meta["example_value"].device == found[0].meta["example_value"].device
+        and "_modules_" not in n.name
+    }
+
+
+def check_indices(graph_module: fx.GraphModule) -> None:
+    """Have indices looked at when they have been computed: what record/checks.py does for those of
+    the device."""
+    for module in graph_module.modules():
+        graph = getattr(module, "graph", None)
+        for n in [*graph.nodes] if graph else ():
+            if n.target not in checks.INDICES:
+                continue
+            given = {id(x.meta["val"]): x for x in n.all_input_nodes}
+            args = fx.node.map_arg(n.args, lambda x: x.meta["val"])
+            with graph.inserting_before(n):
+                for index, *allowed in checks.INDICES[n.target](args, n.kwargs):
+                    number = looks.number(checks.Range(n.target, *map(int, allowed)), 1)
+                    look = graph.call_function(looks.look, (given[id(index)], number))
+                    look.meta["stack_trace"] = n.meta.get("stack_trace")
 
 
 RULES = {

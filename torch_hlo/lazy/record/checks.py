@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from torch_hlo import config
+from torch_hlo.frozen import frozen
 from torch_hlo.lowering.core import is_pointwise, is_random
 from torch_hlo.pytorch.operators import OpOverload, check_convolution, runs_on_cpu
 from torch_hlo.pytorch.registration import PLACE
 
-from . import conditions, handlers, session
+from . import conditions, handlers
 from .meta import aten, extent, intern, meta_tensor, numel, physical_order, row_major
 from .storage import Array
 from .tensor import HloTensor, from_cpu, make, peek, strided
@@ -339,8 +340,7 @@ def bounds(tensor: HloTensor) -> tuple[int, int] | None:
 
 
 def _dim_size(x: HloTensor, dim: int) -> int:
-    size = x._meta.size
-    return size[dim] if size else 1
+    return x.shape[dim] if x.shape else 1
 
 
 def _along(position: int, negative: bool) -> Callable:
@@ -360,19 +360,18 @@ def _index(
 ) -> Iterator[tuple[int | Tensor, ...]]:
     x, indices = args[0], args[1]
     for dim, index in enumerate(indices):
-        if isinstance(index, HloTensor):
-            size = x._meta.size[dim]
-            yield index, -size, size
+        if index is not None:
+            yield index, -x.shape[dim], x.shape[dim]
 
 
 def _target(args: tuple[int | Tensor | None, ...], kwargs) -> Iterator[tuple[int | Tensor, ...]]:
     # (self, target, weight, reduction, ignore_index)
-    size = args[0]._meta.size
+    size = args[0].shape
     yield args[1], 0, size[0 if len(size) == 1 else 1], args[4]
 
 
 def _embedding(args: tuple, kwargs: dict) -> Iterator[tuple[int | Tensor, ...]]:
-    yield args[1], 0, args[0]._meta.size[0]
+    yield args[1], 0, args[0].shape[0]
 
 
 def _take(args, kwargs):
@@ -388,7 +387,8 @@ def _checked(indices: Callable) -> Callable:
             known = bounds(index)
             if known is None:
                 if config.get("CHECK_INDEX"):
-                    _expect(op, index, low, high, ignored)
+                    index = handlers.call(aten.clone.default, index)
+                    conditions.expect(index, Range(op, low, high, *ignored))
             elif (known[0] < low or known[1] >= high) and _outside(index, low, high):
                 run_on_cpu(op, args, kwargs)
                 return
@@ -396,21 +396,24 @@ def _checked(indices: Callable) -> Callable:
     return check
 
 
-def _expect(op: OpOverload, index: HloTensor, low: int, high: int, ignored: Sequence[int]) -> None:
-    """Judge indices that the device computes once it has."""
-    line = session.line()
+@frozen
+class Range:
+    """Judges indices that the device has computed."""
 
-    def check(value: Tensor) -> None:
-        outside = (value < low) | (value >= high)
-        for x in ignored:
-            outside &= value != x
+    op: OpOverload
+    low: int
+    high: int
+    ignored: int | None = None
+
+    def __call__(self, value: Tensor) -> None:
+        outside = (value < self.low) | (value >= self.high)
+        if self.ignored is not None:
+            outside &= value != self.ignored
         if outside.any():
             raise IndexError(
-                f"{op} at {line}: index {int(value[outside][0])}, which the device has computed, is"
-                f" not in [{low}, {high})"
+                f"{self.op}: index {int(value[outside][0])}, which the device has computed, is not"
+                f" in [{self.low}, {self.high})"
             )
-
-    conditions.expect(handlers.call(aten.clone.default, index), check)
 
 
 def _outside(index: HloTensor, low: int, high: int) -> bool:
@@ -512,8 +515,10 @@ def _both(first: Callable, second: Callable) -> Callable:
     return lambda *call: (first(*call), second(*call))
 
 
-BOUNDS: dict[OpOverload, Callable] = {
-    op: _checked(indices)
+# Of each operator the index tensors, with the smallest and the first larger number that is allowed,
+# and one that is ignored.
+INDICES: dict[OpOverload, Callable] = {
+    op: indices
     for indices, ops in {
         _embedding: (
             aten.embedding.default,
@@ -545,7 +550,8 @@ BOUNDS: dict[OpOverload, Callable] = {
         _take: (aten.take.default,),
     }.items()
     for op in ops
-} | {
+}
+BOUNDS: dict[OpOverload, Callable] = {op: _checked(x) for op, x in INDICES.items()} | {
     aten.floor_divide.default: _divided,
     aten.remainder.Tensor: _divided,
     aten.fmod.Tensor: _divided,

@@ -44,7 +44,7 @@ def expect(value: HloTensor, check: Check) -> None:
     if found is not None:
         check(found)
     else:
-        session.engine().later(value, check)
+        session.engine().later(value, looks.At(check, session.line(), ordered=False))
 
 
 def surface(together: bool = False) -> None:
@@ -210,7 +210,7 @@ def _assert_async(args: tuple, kwargs: dict) -> None:
 
 def hand(function: Callable[..., None], values: Sequence[Tensor]) -> None:
     """Call a function with the values that tensors have here, on the CPU, when they are there."""
-    look = looks.Look(function, len(values))
+    look = looks.At(looks.Look(function, len(values)), session.line())
     on_device = any(isinstance(x, HloTensor) for x in values)
     for value in values or [torch.zeros((), device=PLACE.device)]:
         value = value.detach()
@@ -224,7 +224,8 @@ def hand(function: Callable[..., None], values: Sequence[Tensor]) -> None:
 @handles(looks.look)
 def _look(args: tuple, kwargs: dict) -> None:
     value, number = args
-    session.engine().later(call(aten.clone.default, value.detach()), looks.numbered(number))
+    look = looks.At(looks.numbered(number), session.line())
+    session.engine().later(call(aten.clone.default, value.detach()), look)
 
 
 @handles(aten._is_all_true.default)

@@ -74,7 +74,7 @@ def watched(alone: bool) -> Iterator[Found]:
     before = state.sources, engine.judge
     state.sources, engine.judge = True, partial(Step, found=found, alone=alone)
     try:
-        with config.override(NAN=True), torch.autograd.set_detect_anomaly(True, check_nan=False):
+        with config.override(NAN=1), torch.autograd.set_detect_anomaly(True, check_nan=False):
             dispatch.set_eager(alone)
             yield found
             engine.mark_step(wait=True)

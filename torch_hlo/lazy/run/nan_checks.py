@@ -5,17 +5,20 @@
 
 Steps run as they always do, but overwrite nothing. When a step has a NaN among its results, a
 second program says of each of its operations which results have one: the first operation that makes
-one of operands without is what is looked for. Infinities are taken for results like others, but
-named where a NaN follows from them. Loops and branches are run again, a turn at a time."""
+one of operands without is what is looked for. So it is with infinities, but those that Python has
+written (masks) are results like others. Loops and branches are run again, a turn at a time."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 
+from torch_hlo import config
 from torch_hlo.hlo.ir import Shape
 from torch_hlo.lowering.core import HLO_TO_TORCH, TORCH_TO_HLO, Node, Out, looks
 from torch_hlo.lowering.random.threefry import turn_seed
@@ -28,6 +31,13 @@ if TYPE_CHECKING:
     from torch_hlo.lowering.fx.fx_graph import FxGraph
 
 Value = Out | Array
+Judge = Callable[[torch.Tensor], torch.Tensor]
+Judges = Mapping[str, Judge]
+
+
+def wanted() -> Judges:
+    """What is looked for."""
+    return {"NaN": torch.isnan} | ({"infinities": torch.isinf} if config.get("NAN") == 1 else {})
 
 
 class Step:
@@ -37,33 +47,41 @@ class Step:
         self.results = [x for x in values if type(x) is Out and x.array is None]
         self.nodes, self.where = collect(self.results).nodes, where
 
-    def check(self) -> None:
-        """Raise FloatingPointError if a result has a NaN. The step has run."""
-        floats = [t for t in map(_tensor, self.results) if t is not None]
-        if floats and _any(floats, torch.isnan).any():
-            raise FloatingPointError(self._reason())
+    def check(self, judges: Judges | None = None) -> None:
+        """Raise FloatingPointError if a result is NaN or infinite. The step has run."""
+        judges = wanted() if judges is None else judges
+        floats = {x: t for x in self.results if (t := _tensor(x)) is not None}
+        for what, judge in judges.items() if floats else ():
+            bad = {x.node for x, is_bad in zip(floats, _any([*floats.values()], judge)) if is_bad}
+            if bad and (reason := self._reason(what, judge, bad)):
+                raise FloatingPointError(reason)
 
-    def _reason(self) -> str:
+    def _reason(self, what: str, judge: Judge, ends: set[Node]) -> str:
         if session.current().journal is not None:
-            return "a result is NaN; run it in one process to see which operation made it"
+            return f"a result has {what}; run it in one process to see which operation made it"
         of = [(node, i) for node in self.nodes for i in range(len(node.outs))]
         made = {(id(n), i): t for n, i in of if (t := _tensor(Out(n, i))) is not None}
-        nan = dict(zip(made, _any([*made.values()], torch.isnan)))
-        for node in self.nodes:
-            bad = [i for i in range(len(node.outs)) if nan.get((id(node), i))]
-            if bad and not any(_has(x, nan, torch.isnan) for x in operands(node)):
-                for where, results in _turns(node):
-                    kept = [*map(_make, results)]  # whatever has no NaN is computed, too
-                    Step(results, where).check()
+        bad = dict(zip(made, _any([*made.values()], judge)))
+        for node in self._leading_to(ends):
+            results = [made[id(node), i] for i in range(len(node.outs)) if bad.get((id(node), i))]
+            if results and not any(_has(x, bad, judge) for x in operands(node)):
+                for where, values in _turns(node):
+                    kept = [*map(_make, values)]  # whatever is right is computed, too
+                    Step(values, where).check({what: judge})
                     del kept
-                return self._describe(node, made[id(node), bad[0]], made)
-        leaf = next(x for n in self.nodes for x in operands(n) if _has(x, nan, torch.isnan))
-        return f"{describe(leaf)}, which the step reads, was NaN before it"
+                if judge is torch.isnan or not writes_infinity(node.args):
+                    return self._describe(node, what, judge(results[0]), made)
+        if judge is torch.isinf:  # Python's, or it was there before
+            return ""
+        node, leaf = next((n, x) for n in self.nodes for x in operands(n) if _has(x, bad, judge))
+        return (
+            f"{describe(leaf)}, which the step reads, was NaN before it; first used by"
+            f" {name(node)}{_at(node)}"
+        )
 
-    def _describe(self, node: Node, result: HloTensor, made: dict) -> str:
-        count = int(result.isnan().sum())
+    def _describe(self, node: Node, what: str, bad: torch.Tensor, made: dict) -> str:
         lines = [
-            f"{name(node)} makes {count} NaN of {result.numel()} numbers{_at(node)}"
+            f"{name(node)} makes {int(bad.sum())} {what} of {bad.numel()} numbers{_at(node)}"
             f" (operation {self.nodes.index(node) + 1} of {len(self.nodes)} {self.where})"
         ]
         lines += [f"  given {_statistics(x)}" for x in operands(node)]
@@ -72,18 +90,27 @@ class Step:
             lines += self._infinity(node, infinite)
         return "\n".join(lines)
 
-    def _infinity(self, node: Node, infinite: dict) -> Iterator[str]:
-        """The first operation on the way to `node` that makes an infinity of finite numbers."""
-        needed = {node}
+    def _leading_to(self, nodes: set[Node]) -> Iterator[Node]:
+        needed = {*nodes}
         for last in reversed(self.nodes):
             if last in needed:
                 needed.update(x.node for x in operands(last) if type(x) is Out)
-        for before in filter(needed.__contains__, self.nodes):
+        return filter(needed.__contains__, self.nodes)
+
+    def _infinity(self, node: Node, infinite: dict) -> Iterator[str]:
+        """The first operation on the way to `node` that makes an infinity of finite numbers."""
+        for before in self._leading_to({node}):
             made = any(infinite.get((id(before), i)) for i in range(len(before.outs)))
             if made and not any(_has(x, infinite, torch.isinf) for x in operands(before)):
                 yield f"  after {name(before)} made an infinity{_at(before)}"
                 yield from (f"    given {_statistics(x)}" for x in operands(before))
                 return
+
+
+def writes_infinity(args: Any) -> bool:
+    """Whether a number among arguments is infinite."""
+    numbers = (x.value if type(x) is Number else x for x in pytree.tree_leaves(args))
+    return any(isinstance(x, float) and math.isinf(x) for x in numbers)
 
 
 def _tensor(value: Value) -> HloTensor | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import pdb
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,23 @@ class Look:
 
 
 @dataclass(frozen=True)
+class At:
+    """A check whose errors name its line."""
+
+    check: Check
+    line: str
+    ordered: bool = True
+
+    def __call__(self, value: torch.Tensor) -> None:
+        try:
+            self.check(value)
+        except Exception as error:
+            if self.line:
+                error.args = (f"{error} at {self.line}",)
+            raise
+
+
+@dataclass(frozen=True)
 class Printed:
     """Prints its values in a format; those without dimensions as numbers, but for PyTorch's print.
     `fixed`: places of values that are no tensors, and those."""
@@ -58,6 +76,20 @@ class Printed:
         first = len(shown) - len(self.names)
         text = self.form.format(*shown[:first], **dict(zip(self.names, shown[first:])))
         builtins.print(text, flush=True)
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Opens the debugger where its values are variables. Without names, in a graph of Dynamo's: all
+    that there are."""
+
+    names: tuple[str, ...]
+    file: str = "<torch_hlo.debug.breakpoint>"
+    line: int = 1
+
+    def __call__(self, *values: torch.Tensor) -> None:
+        code = compile("pass", self.file, "exec").replace(co_firstlineno=self.line)
+        pdb.Pdb().run(code, {"torch": torch}, dict(zip(self.names, values)))
 
 
 def printed(

@@ -30,7 +30,7 @@ from ..core import (
     is_random,
     look,
 )
-from ..core.looks import TOKEN, Check, Logged, log
+from ..core.looks import TOKEN, At, Check, Logged, log
 from .expand import EXPANDED, RANDOM, expanded, node_arguments, traced_again
 from .fx_size import Layout, layout_of, shape_of, size_of
 
@@ -191,12 +191,12 @@ class _Reader:
         ):
             self._write(n)
         elif target in CHECKS:
-            self._check(target, n.args, n.kwargs)
+            self._check(n, target, n.args)
             self.env[n] = None
         elif target in _NO_RESULT:
             self.env[n] = None
         elif target is with_effects and n.args[1] in CHECKS:
-            self._check(n.args[1], n.args[2:], n.kwargs)
+            self._check(n, n.args[1], n.args[2:])
             self.env[n] = (None,)
         elif isinstance(target, (OpOverload, HigherOrderOperator)):
             self._operator(n, value)
@@ -206,12 +206,9 @@ class _Reader:
                 " compile"
             )
 
-    def _check(self, op: OpOverload, args: tuple, kwargs: dict) -> None:
+    def _check(self, n: fx.Node, op: OpOverload, args: tuple) -> None:
         value = self.arg(args[0])
-
-        def check(value: Tensor) -> None:
-            op(value, *args[1:], **kwargs)
-
+        check = At(lambda value: op(value, *args[1:], **n.kwargs), source_line(n))
         if self.logged is None:
             self.g.checks.append((value, check))
         else:
@@ -364,11 +361,9 @@ def _draws(n: fx.Node) -> bool:
     return isinstance(n.target, OpOverload) and is_random(n.target) or n.target in RANDOM
 
 
-def any_check(module: fx.GraphModule, inside: bool = False) -> bool:
-    """Whether a graph has checks, or loops and branches in it (`inside`)."""
-    return any(
-        _has(module, n, _is_check) and not (inside and _is_check(n)) for n in module.graph.nodes
-    )
+def any_check(module: fx.GraphModule) -> bool:
+    """Whether a graph has checks, or loops and branches in it."""
+    return any(_has(module, n, _is_check) for n in module.graph.nodes)
 
 
 def _is_check(n: fx.Node) -> bool:
