@@ -9,11 +9,11 @@ from torch import Tensor
 
 from torch_hlo import config
 from torch_hlo.frozen import frozen
-from torch_hlo.lowering.core import is_pointwise, is_random
+from torch_hlo.lowering.core import is_pointwise, is_random, looks
 from torch_hlo.pytorch.operators import OpOverload, check_convolution, runs_on_cpu
 from torch_hlo.pytorch.registration import PLACE
 
-from . import conditions, handlers
+from . import conditions, handlers, session
 from .meta import aten, extent, intern, meta_tensor, numel, physical_order, row_major
 from .storage import Array
 from .tensor import HloTensor, from_cpu, make, peek, strided
@@ -388,7 +388,8 @@ def _checked(indices: Callable) -> Callable:
             if known is None:
                 if config.get("CHECK_INDEX"):
                     index = handlers.call(aten.clone.default, index)
-                    conditions.expect(index, Range(op, low, high, *ignored))
+                    judge = looks.At(Range(op, low, high, *ignored), session.line(), ordered=False)
+                    conditions.expect(index, judge)
             elif (known[0] < low or known[1] >= high) and _outside(index, low, high):
                 run_on_cpu(op, args, kwargs)
                 return

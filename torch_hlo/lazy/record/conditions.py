@@ -44,7 +44,7 @@ def expect(value: HloTensor, check: Check) -> None:
     if found is not None:
         check(found)
     else:
-        session.engine().later(value, looks.At(check, session.line(), ordered=False))
+        session.engine().later(value, check)
 
 
 def surface(together: bool = False) -> None:
