@@ -83,7 +83,14 @@ class _Checker(Function):
         self.model = model
         self.values: dict[str, str] = {}
 
-    def expect(self, condition: str, code: str, message: str, got: Int = 0, want: Int = 0) -> None:
+    def expect(
+        self,
+        condition: str,
+        code: str,
+        message: str,
+        got: Int = 0,
+        want: Int = 0,
+    ) -> None:
         """Return an error unless the i1 `condition` holds; `#` in the message stands for the
         numbers."""
         ok, bad = self.label("ok"), self.label("bad")

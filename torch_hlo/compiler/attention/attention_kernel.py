@@ -313,7 +313,13 @@ class AttentionKernel:
         cap = one.mul(self.f.load("float", self.pointer["cap"], 4), LOG2E)
         return cap, one.div(1, cap)
 
-    def capped(self, v: Typed, s: str, cap: str, inverse: str) -> tuple[str, str]:
+    def capped(
+        self,
+        v: Typed,
+        s: str,
+        cap: str,
+        inverse: str,
+    ) -> tuple[str, str]:
         """cap tanh(s / cap) and its derivative, of vectors."""
         y = math.tanh(v, v.mul(s, inverse))
         return v.mul(cap, y), v.fma(v.neg(y), y, 1)

@@ -149,7 +149,14 @@ class LaneKernel(AttentionKernel):
                 ]
         return [*loop.vars]
 
-    def places(self, pointer: str, f: Writer, rows: int, vectors: int, stride: Int) -> list[str]:
+    def places(
+        self,
+        pointer: str,
+        f: Writer,
+        rows: int,
+        vectors: int,
+        stride: Int,
+    ) -> list[str]:
         return [
             f.gep("float", pointer, f.muladd(stride, i, j * self.lanes))
             for i in range(rows)
@@ -157,7 +164,15 @@ class LaneKernel(AttentionKernel):
         ]
 
     # -- queries to lanes and back
-    def spread(self, source: str, dtype: str, width: int, valid: Int, to: str, factor: str) -> None:
+    def spread(
+        self,
+        source: str,
+        dtype: str,
+        width: int,
+        valid: Int,
+        to: str,
+        factor: str,
+    ) -> None:
         """to[c, i] = factor source[i, c], `factor` an f32, for a group of `valid` rows of `width`
         elements; the other lanes repeat the last row."""
 
@@ -175,7 +190,12 @@ class LaneKernel(AttentionKernel):
                     for i in range(lanes)
                 ]
 
-                def columns(low: Int, count: int, rows: list[str] = rows, part: int = part) -> None:
+                def columns(
+                    low: Int,
+                    count: int,
+                    rows: list[str] = rows,
+                    part: int = part,
+                ) -> None:
                     mask = lane_mask(f, lanes, 0, count) if count < lanes else None
                     block = [v.mul(load_real(f, dtype, r, low, lanes, mask), factors) for r in rows]
                     for c, column in enumerate(transposed(f, self.t, block)[:count]):
@@ -208,7 +228,14 @@ class LaneKernel(AttentionKernel):
             valid,
         )
 
-    def gather(self, source: str, factors: str, width: int, valid: Int, to: str) -> None:
+    def gather(
+        self,
+        source: str,
+        factors: str,
+        width: int,
+        valid: Int,
+        to: str,
+    ) -> None:
         """to[i, c] = factors[i] source[c, i] for a group of `valid` rows of `width` elements."""
 
         def body(f: Writer) -> None:
@@ -272,7 +299,15 @@ class LaneKernel(AttentionKernel):
             with f.when(f.icmp("slt", first, end)) if self.a.causal else nothing():
                 yield first, f.sub(stop, first)
 
-    def compact(self, name: str, head: Int, first: Int, count: Int, width: int, room: int) -> str:
+    def compact(
+        self,
+        name: str,
+        head: Int,
+        first: Int,
+        count: Int,
+        width: int,
+        room: int,
+    ) -> str:
         """Rows [first, first + count) of an array in f32, at least as many as a tile has: where
         they are, or a copy in memory for `room` rows."""
         f, dtype = self.f, self.dtype[name]

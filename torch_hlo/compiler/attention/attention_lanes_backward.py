@@ -276,7 +276,14 @@ class Backward(LaneScores):
             x.delta,
         )
 
-    def clear(self, tiles: list[str], low: Int, high: Int, width: Int, vectors: int) -> None:
+    def clear(
+        self,
+        tiles: list[str],
+        low: Int,
+        high: Int,
+        width: Int,
+        vectors: int,
+    ) -> None:
         """0 in the rows of a group's tiles outside [low, high)."""
         f, v = self.f, self.v
         for first, last in ((0, low), (f.max(high, low), width)):

@@ -154,7 +154,14 @@ class LaneScores(LaneKernel):
                 limit = i.call("smin", limit, columns) if columns else limit
             i.store(limit, f.gep("i32", self.limits, j * self.lanes), 4)
 
-    def computed(self, head: Int, query: Int, valid: Int, first: Int, width: Int) -> None:
+    def computed(
+        self,
+        head: Int,
+        query: Int,
+        valid: Int,
+        first: Int,
+        width: Int,
+    ) -> None:
         """The bias and the factors of a group and a block of keys -> [key][query]; a bias that all
         queries have is [key]."""
         if self.bias == "key":

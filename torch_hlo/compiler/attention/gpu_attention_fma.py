@@ -54,7 +54,14 @@ class _Tiles(AttentionKernel):
                 f.store_at("float", v, m.pointer, f.add(at, i), 4)
 
     # -- shared memory
-    def slot(self, name: str, row: Int, column: Int, pitch: int = PITCH, rows: int = BLOCK) -> str:
+    def slot(
+        self,
+        name: str,
+        row: Int,
+        column: Int,
+        pitch: int = PITCH,
+        rows: int = BLOCK,
+    ) -> str:
         self.shared[name] = max(self.shared.get(name, 0), pitch * rows)
         return self.f.gep("float", f"@SELF.{name}", self.f.muladd(row, pitch, column))
 
@@ -76,7 +83,14 @@ class _Tiles(AttentionKernel):
         for i, v in enumerate(self.unpacked(self.read(m, f.add(first, r), f.add(depth, piece)))):
             f.store("float", v, self.slot(name, f.add(piece, i), r, rows=SLICE), 4)
 
-    def _bring_rows(self, name: str, m: Matrix, first: Int, column: Int, vectors: int) -> None:
+    def _bring_rows(
+        self,
+        name: str,
+        m: Matrix,
+        first: Int,
+        column: Int,
+        vectors: int,
+    ) -> None:
         """16 rows of a matrix, 64 * vectors columns from `column` on, as [row][column]."""
         f, width = self.f, BLOCK * vectors
         for part in range(vectors):

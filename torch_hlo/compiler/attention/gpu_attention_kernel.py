@@ -233,7 +233,14 @@ class AttentionKernel:
             loop.next = following
         return self.across(t.add, loop.vars, threads)
 
-    def score(self, s: str, bias_of_head: str, row: Int, column: Int, unit: float = 1.0) -> str:
+    def score(
+        self,
+        s: str,
+        bias_of_head: str,
+        row: Int,
+        column: Int,
+        unit: float = 1.0,
+    ) -> str:
         """A score with scale, bias and mask, in units of 1 / unit; minus infinity where nothing is
         seen."""
         f, a, t = self.f, self.a, self.one
@@ -258,7 +265,14 @@ class AttentionKernel:
             head = f.div(head, n)
         return f.gep(STORAGE[self.dtype["bias"]].memory, "%bias", at)
 
-    def _biased(self, s: str, pointer: str, at: Int, seen: str, unit: float) -> str:
+    def _biased(
+        self,
+        s: str,
+        pointer: str,
+        at: Int,
+        seen: str,
+        unit: float,
+    ) -> str:
         f, t, dtype = self.f, self.one, self.dtype["bias"]
 
         def inside() -> list[str]:

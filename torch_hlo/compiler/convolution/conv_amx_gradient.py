@@ -189,7 +189,14 @@ def turn_rows(name: str, levels: int) -> Function:
     return f
 
 
-def _turn_pixels(f: Function, row: str, to: str, first: Int, lanes: str, whole: bool) -> None:
+def _turn_pixels(
+    f: Function,
+    row: str,
+    to: str,
+    first: Int,
+    lanes: str,
+    whole: bool,
+) -> None:
     """BLOCK pixels of 16 channels from pixel `first` of a row on; `whole`: all exist."""
     order = ", ".join(f"i32 {i // 2 + i % 2 * 16}" for i in range(32))
     words = []

@@ -148,7 +148,13 @@ def tile_of_pixels(name: str, form: Form) -> Function:
     return f
 
 
-def _tap_of_tile(f: Function, form: Form, tap: Loop, s_turn: str, w_turn: str) -> list[str]:
+def _tap_of_tile(
+    f: Function,
+    form: Form,
+    tap: Loop,
+    s_turn: str,
+    w_turn: str,
+) -> list[str]:
     """The sums of a tile after one more tap of every row of the window."""
     t = form.tile
     place = f.mul(tap.index, "%dilation")
@@ -216,7 +222,14 @@ def task(name: str, form: Form, epilogue: Epilogue | None, program: Program) -> 
     return program.function(f.name, f.text())
 
 
-def _copy_or_zeros(f: Function, form: Form, copy: str, x: str, y: Int, to: str) -> None:
+def _copy_or_zeros(
+    f: Function,
+    form: Form,
+    copy: str,
+    x: str,
+    y: Int,
+    to: str,
+) -> None:
     """Row `y` of a plane `x` in phases at `to`, zeros outside of the plane."""
     t = form.tile
 

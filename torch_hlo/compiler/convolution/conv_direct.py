@@ -135,7 +135,14 @@ def _channels(
     return sums
 
 
-def micro_grouped(name: str, t: Tile, rows: int, size: int, partial: bool, whole: bool) -> Function:
+def micro_grouped(
+    name: str,
+    t: Tile,
+    rows: int,
+    size: int,
+    partial: bool,
+    whole: bool,
+) -> Function:
     """C[rows, lanes] for groups of `size` channels that have as many output features: lane l sums
     P[tap][row][at + l - l % size + i] * B[tap][i][l] over taps and i. `cols` lanes are valid, all
     with `whole`."""
@@ -320,7 +327,14 @@ class Form:
         flags = f"{'o' * self.odd}{'k' * bool(self.pack)}{'m' * self.many}"
         return f"conv_{self.spatial}_{'_'.join(map(str, self.heights))}_{self.size}{flags}"
 
-    def kernel(self, program: Program, rows: int, vectors: int, partial: bool, whole: bool) -> str:
+    def kernel(
+        self,
+        program: Program,
+        rows: int,
+        vectors: int,
+        partial: bool,
+        whole: bool,
+    ) -> str:
         t, p = self.tile, "p" * partial
         if self.size:
             name = f"conv_grouped_{t.suffix}_{rows}x{self.size}{p}{'w' * whole}"

@@ -105,7 +105,13 @@ def micro(name: str, t: Tile, rows: int, whole: bool) -> Function:
     return f
 
 
-def _vectors(f: Function, t: Tile, p: str, masks: list[str], whole: bool) -> list[str]:
+def _vectors(
+    f: Function,
+    t: Tile,
+    p: str,
+    masks: list[str],
+    whole: bool,
+) -> list[str]:
     """The columns at `p`."""
     places = [f.gep(t.kind, p, j * t.lanes) for j in range(t.vectors)]
     if whole:
@@ -425,7 +431,12 @@ def _geometry(
     return m, numbers
 
 
-def _rows_of_items(x: Instruction, t: Tile, features: Size, weights: Size) -> tuple[int, Size, int]:
+def _rows_of_items(
+    x: Instruction,
+    t: Tile,
+    features: Size,
+    weights: Size,
+) -> tuple[int, Size, int]:
     """(pieces that the rows of the input are split into, rows of a piece, rows that stay in L2)."""
     lhs, window = x.operand, x["window"]
     rows = lhs.dims[0] * product(w.size for w in window[:-1])

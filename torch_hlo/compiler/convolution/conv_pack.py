@@ -50,7 +50,12 @@ def product(sizes: Iterable[Size]) -> Size:
     return math.prod(sizes)
 
 
-def pack_kernel(name: str, t: Tile, source: Source, form: str) -> tuple[Function, Function | None]:
+def pack_kernel(
+    name: str,
+    t: Tile,
+    source: Source,
+    form: str,
+) -> tuple[Function, Function | None]:
     """void(lo, hi, W, packed, table, features, taps, depth, o_step, c_step, o_group, packed_group):
     groups of `lanes` output features [lo, hi) into panels [tap][channel][columns]; and the function
     that it calls, if any.
@@ -250,7 +255,12 @@ def packing(
     )
 
 
-def _table(program: Program, sizes: list[Size], steps: Sequence[int], start: Size) -> Place:
+def _table(
+    program: Program,
+    sizes: list[Size],
+    steps: Sequence[int],
+    start: Size,
+) -> Place:
     """Scratch memory with start + sum of index * step for every index within `sizes`, row-major."""
     place = program.scratch(product(sizes) * 8)
     name = program.function(

@@ -98,7 +98,12 @@ def transposed(m: Matrix) -> Matrix:
     return tuple(zip(*m, strict=True))
 
 
-def combine(f: Function, t: Tile, m: Matrix, values: Sequence[str]) -> list[str]:
+def combine(
+    f: Function,
+    t: Tile,
+    m: Matrix,
+    values: Sequence[str],
+) -> list[str]:
     """The product of a small matrix and a column of vectors."""
     found = []
     for row in m:
