@@ -357,15 +357,7 @@ class Backward(_Tiles):
             with self.columns(end) as (start, width):
                 self.tile_of(head, first, count, start, width, end)
 
-    def tile_of(
-        self,
-        head: Int,
-        first: Int,
-        count: Int,
-        start: Int,
-        width: Int,
-        end: Int,
-    ) -> None:
+    def tile_of(self, head: Int, first: Int, count: Int, start: Int, width: Int, end: Int) -> None:
         """The contribution of a block of query rows and columns."""
         f, a, stride = self.f, self.a, self.stride
         number = f.muladd(head, a.rows, first)

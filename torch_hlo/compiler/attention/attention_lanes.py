@@ -164,15 +164,7 @@ class LaneKernel(AttentionKernel):
         ]
 
     # -- queries to lanes and back
-    def spread(
-        self,
-        source: str,
-        dtype: str,
-        width: int,
-        valid: Int,
-        to: str,
-        factor: str,
-    ) -> None:
+    def spread(self, source: str, dtype: str, width: int, valid: Int, to: str, factor: str) -> None:
         """to[c, i] = factor source[i, c], `factor` an f32, for a group of `valid` rows of `width`
         elements; the other lanes repeat the last row."""
 
