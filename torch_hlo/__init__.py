@@ -29,6 +29,13 @@ def _complete(torch: ModuleType, name: str) -> bool:
     return True
 
 
+def _recorded() -> contextlib.AbstractContextManager[Any]:
+    """For PyTorch's profiler; ours takes long to import."""
+    from torch_hlo.profiler import recorded
+
+    return recorded.record_if_used()
+
+
 if "torch" not in sys.modules and getattr(sys.modules.get("torch_hlo_jax"), "loading", False):
     # JAX wants the compiler alone: PyTorch, and the device with it, may come later
     from torch_hlo.frameworks import hook
@@ -43,10 +50,12 @@ else:
         from torch_hlo.frameworks import table
         from torch_hlo.lazy import install
         from torch_hlo.lazy.run import executor
+        from torch_hlo.pytorch import patches
         from torch_hlo.pytorch.registration import PLACE
 
         install.register()
         table.register()
+        patches.follow_profiler(_recorded)
     executor.prepare_compiler()
     if config.get("NAN") or config.get("DUMP"):
         torch.autograd.set_detect_anomaly(True, check_nan=False)

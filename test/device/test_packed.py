@@ -69,8 +69,8 @@ class PackedTest(unittest.TestCase):
                     )
                     # as narrow as the weight
                     self.assertGreaterEqual(self.kept(), k * n * w.element_size())
-                    if dtype.itemsize == 2:
-                        self.assertLess(self.kept(), 4 * k * n)
+                    if dtype.itemsize == 2:  # and what kernels may read past it
+                        self.assertLess(self.kept(), 2 * k * (n + 48) + (1 << 16))
                     self.assertTrue(
                         torch.equal(without, marked)
                         and torch.equal(without, first)

@@ -71,7 +71,7 @@ def test_a_planted_read_and_a_leak(script, tmp_path, capsys):  # noqa: F811
 
 def assert_trace(trace: Path, path: Path) -> None:
     events = json.loads(trace.read_text())["traceEvents"]
-    names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert [*names.values()] == TRACKS
     spans = [e for e in events if e["ph"] == "X"]
     by_track = {track: [e for e in spans if names[e["tid"]] == track] for track in TRACKS}
@@ -154,4 +154,9 @@ def test_pytorchs_profiler_sees_captured_steps(tmp_path):
     assert torch.equal(got.cpu(), want.cpu())
     assert sum(r.count for r in found.key_averages() if r.key.startswith("hlo::step_")) == 3
     found.export_chrome_trace(str(tmp_path / "trace.json"))
-    assert "hlo::step_" in (tmp_path / "trace.json").read_text()
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    ranges = [e for e in trace if e["name"].startswith("hlo::step_")]
+    kernels = [e for e in trace if e.get("pid") == "hlo" and e.get("cat") == "kernels"]
+    assert len(ranges) == 3 and len(kernels) >= 3
+    assert kernels[0]["args"]["bytes"] and kernels[0]["args"]["what"] == kernels[0]["name"]
+    assert abs(kernels[0]["ts"] - ranges[0]["ts"]) < 60e6  # one clock

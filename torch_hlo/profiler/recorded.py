@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -86,20 +86,43 @@ class Recording:
 
     def trace(self, path: str) -> None:
         """Write a trace that Chrome (chrome://tracing) and https://ui.perfetto.dev open."""
+        found = {"traceEvents": self._events(), "displayTimeUnit": "ms"}
+        Path(path).write_text(json.dumps(found, default=str))
+
+    def add_to(self, path: str) -> None:
+        """Add the tracks to a trace that PyTorch's profiler has written."""
+        found = json.loads(Path(path).read_text())
+        past = 1e6 * (time.time() - time.monotonic()) - found.get("baseTimeNanoseconds", 0) / 1e3
+        found["traceEvents"] += self._events(past)
+        Path(path).write_text(json.dumps(found, default=str))
+
+    def _events(self, past: float = 0.0) -> list[dict[str, Any]]:
+        """A track per kind of span, as a process of its own. `past`: microseconds before the
+        clock's zero."""
         facts = {x.step.what: {**asdict(x.step), "limit": x.limit} for x in self.lines}
         events: list[dict[str, Any]] = [
             {"ph": "M", "name": "thread_name", "tid": i, "args": {"name": track}}
             for i, track in enumerate(TRACKS)
         ]
+        events.append({"ph": "M", "name": "process_name", "tid": 0, "args": {"name": "hlo"}})
         for s in self.spans:
             args = {"line": s.line, "note": s.note, **facts.get(s.name, {})}
-            when = {"ts": s.start * 1e6, "dur": s.seconds * 1e6, "tid": TRACKS.index(s.track)}
+            when = {
+                "ts": s.start * 1e6 + past,
+                "dur": s.seconds * 1e6,
+                "tid": TRACKS.index(s.track),
+            }
             events.append({"ph": "X", "name": s.name, "cat": s.track, "args": args, **when})
         for at, used, scratch in self.timeline.memory:
             args = {"arrays": used, "scratch": scratch}
-            events.append({"ph": "C", "name": "memory", "ts": at * 1e6, "args": args})
-        found = {"traceEvents": [{"pid": 1, **e} for e in events], "displayTimeUnit": "ms"}
-        Path(path).write_text(json.dumps(found, default=str))
+            events.append({"ph": "C", "name": "memory", "ts": at * 1e6 + past, "args": args})
+        return [{"pid": "hlo", **e} for e in events]
+
+
+def record_if_used() -> AbstractContextManager[Recording | None]:
+    """`record`, where anything has been on the device and nobody records."""
+    used = metrics.metric_data("TransferToDeviceTime") or metrics.counter_value("MarkStep")
+    return record() if used and not config.get("PROFILE") else nullcontext()
 
 
 @contextmanager

@@ -62,6 +62,7 @@ class Timeline(Watcher):
         self.steps = 0
         self.scratch = 0
         self.programs: dict[CompiledProgram, str] = {}
+        self.launched: list[Any] = []  # what captured steps keep of their programs
         self._made: WeakKeyDictionary[Memory, tuple[str, str]] = WeakKeyDictionary()
         self._waits: dict[int, tuple[float, str]] = {}  # by thread
         self._read: dict[CompiledProgram, list[int]] = {}  # calls of steps that are spans already
@@ -80,6 +81,8 @@ class Timeline(Watcher):
             self.executor.meanwhile.remove(self._waiting)
             for program in self.programs:
                 self._kernels(program)
+            for known in self.launched:
+                known.forget()
 
     # -- what the engine is asked for
     @contextlib.contextmanager
@@ -121,6 +124,9 @@ class Timeline(Watcher):
         self._stepped(cuts)
 
     def run_again(self, *launch: Any) -> bool:
+        if (known := launch[-1]) not in self.launched:  # compiled before: it has no counters
+            known.forget()
+            self.launched.append(known)
         with self._span("steps", "launch"):
             launched = self.inner.run_again(*launch)
         if launched:

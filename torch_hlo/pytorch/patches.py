@@ -8,6 +8,7 @@ import importlib
 import sys
 import types
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -43,6 +44,7 @@ def patch(
             holder._foreach_supported_types.append(tensor_class)
     torch.Generator = generator_class
     _patch_default_dtype(default_dtype_changed)
+    _patch_pin_memory()
     _patch_accelerator(module)
     _patch_data_parallel(module.synchronize)
     _patch_waiting(tensor_class, start_collectives)
@@ -119,6 +121,31 @@ def _patch_inductor() -> None:
         return lookup_backend(NAME)(graph, inputs)
 
     inductor.__call__ = compile_graph
+
+
+def follow_profiler(record: Callable[[], AbstractContextManager[Any]]) -> None:
+    """PyTorch's profiler has what is recorded meanwhile, by `record`, in the traces that it
+    writes."""
+    kind = torch.autograd.profiler.profile
+    prepare, leave, export = kind._prepare_trace, kind.__exit__, kind.export_chrome_trace
+
+    def _prepare_trace(self: Any) -> None:
+        self._hlo = ExitStack()
+        self._hlo_recording = self._hlo.enter_context(record())
+        prepare(self)
+
+    def __exit__(self: Any, *error: Any) -> object:
+        if hasattr(self, "_hlo"):
+            self._hlo.close()
+        return leave(self, *error)
+
+    def export_chrome_trace(self: Any, path: str, *args: Any, **kwargs: Any) -> None:
+        export(self, path, *args, **kwargs)
+        if getattr(self, "_hlo_recording", None) is not None:
+            self._hlo_recording.add_to(path)
+
+    for method in (_prepare_trace, __exit__, export_chrome_trace):
+        setattr(kind, method.__name__, functools.wraps(getattr(kind, method.__name__))(method))
 
 
 def _patch_backward(tensor_class: type) -> None:
@@ -230,6 +257,22 @@ def _patch_default_dtype(changed: Callable[[], None]) -> None:
             changed()
 
         setattr(torch._C, name, function)
+
+
+def _patch_pin_memory() -> None:
+    # DataLoader(pin_memory=True) asks "the" accelerator for page-locked memory. The device reads
+    # any CPU memory. (`is_pinned` stays false: DLPack would call the tensor another device's.)
+    original = torch.Tensor.pin_memory
+
+    @functools.wraps(original)
+    def pin_memory(self: torch.Tensor, device: torch.device | str | None = None) -> torch.Tensor:
+        if self.device.type == "cpu" and (
+            device is None or torch.device(device).type in PLACE.names
+        ):
+            return self
+        return original(self, device) if device is not None else original(self)
+
+    torch.Tensor.pin_memory = pin_memory
 
 
 def _patch_data_parallel(synchronize: Callable[[], None]) -> None:

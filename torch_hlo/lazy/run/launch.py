@@ -317,6 +317,9 @@ class Programs:
     __slots__ = ("by_dead", "last")
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
         self.by_dead: dict[Ints, InPlace] = {}
         self.last: InPlace | None = None
 
