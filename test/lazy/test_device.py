@@ -72,7 +72,7 @@ def test_module_functions():
 
 
 def test_streams_and_pinned_memory_of_cpp():
-    """Plain classes of PyTorch and C++ take ours: pinned memory is the CPU's."""
+    """Plain classes of PyTorch and C++ take ours: pinned memory is the CPU's, any is pinned."""
     ours, event = torch.accelerator.current_stream(), torch.Event()
     event.record(ours)
     event.wait(stream=ours)
@@ -81,7 +81,7 @@ def test_streams_and_pinned_memory_of_cpp():
         assert ours.query() and isinstance(ours, torch.Stream)
     assert torch.zeros(2, pin_memory=True).to("hlo", non_blocking=True).tolist() == [0, 0]
     x = torch.ones(2)
-    assert x.pin_memory() is x and np.from_dlpack(x).tolist() == [1, 1]
+    assert x.is_pinned() and x.pin_memory() is x and np.from_dlpack(x).tolist() == [1, 1]
 
 
 FACTORIES = {

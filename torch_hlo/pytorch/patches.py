@@ -17,6 +17,7 @@ import torch.autograd.graph
 import torch.utils._foreach_utils
 from torch._subclasses import fake_tensor
 from torch.nn import Module
+from torch.utils.dlpack import DLDeviceType
 
 from . import imports, uninitialized, version
 from .operators import Key
@@ -44,7 +45,7 @@ def patch(
             holder._foreach_supported_types.append(tensor_class)
     torch.Generator = generator_class
     _patch_default_dtype(default_dtype_changed)
-    _patch_pin_memory()
+    _patch_pinned()
     _patch_accelerator(module)
     _patch_data_parallel(module.synchronize)
     _patch_waiting(tensor_class, start_collectives)
@@ -259,20 +260,16 @@ def _patch_default_dtype(changed: Callable[[], None]) -> None:
         setattr(torch._C, name, function)
 
 
-def _patch_pin_memory() -> None:
-    # DataLoader(pin_memory=True) asks "the" accelerator for page-locked memory. The device reads
-    # any CPU memory. (`is_pinned` stays false: DLPack would call the tensor another device's.)
-    original = torch.Tensor.pin_memory
+def _patch_pinned() -> None:
+    # DistributedDataParallel wants its counts pinned, and any memory of the CPU counts as pinned
+    # (registration.py). To other libraries, through DLPack, it is the CPU's nevertheless.
+    original = torch.Tensor.__dlpack_device__
 
     @functools.wraps(original)
-    def pin_memory(self: torch.Tensor, device: torch.device | str | None = None) -> torch.Tensor:
-        if self.device.type == "cpu" and (
-            device is None or torch.device(device).type in PLACE.names
-        ):
-            return self
-        return original(self, device) if device is not None else original(self)
+    def __dlpack_device__(self: torch.Tensor) -> tuple[object, int]:
+        return (DLDeviceType.kDLCPU, 0) if self.device.type == "cpu" else original(self)
 
-    torch.Tensor.pin_memory = pin_memory
+    torch.Tensor.__dlpack_device__ = __dlpack_device__
 
 
 def _patch_data_parallel(synchronize: Callable[[], None]) -> None:

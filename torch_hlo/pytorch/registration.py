@@ -110,8 +110,8 @@ def _share_memory(constant_function: Callable[[int, int], int]) -> None:
         *(ctypes.c_void_p * _TABLE).from_address(table.value - 2 * word)
     )
     # two words come before the table, and the first method, which destroys, has two
-    place = methods.index("getPinnedMemoryAllocator") + 3
-    words[place] = constant_function(allocator(), 0)
+    for method, answer in (("getPinnedMemoryAllocator", allocator()), ("isPinnedPtr", 1)):
+        words[methods.index(method) + 3] = constant_function(answer, 0)
     _kept.append(words)
     table.value = ctypes.addressof(words) + 2 * word
 
