@@ -124,14 +124,12 @@ def compiled() -> str:
     import torch
     from torch import nn
 
-    from torch_hlo.dynamo import hlo
-
     cuda = _cuda()
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 10)
     ).cuda()
-    fast = torch.compile(model, backend=hlo)
+    fast = torch.compile(model, backend="hlo")
     worst = 0.0
     for _ in range(4):
         x, y = (

@@ -131,14 +131,17 @@ def follow_profiler(record: Callable[[], AbstractContextManager[Any]]) -> None:
     prepare, leave, export = kind._prepare_trace, kind.__exit__, kind.export_chrome_trace
 
     def _prepare_trace(self: Any) -> None:
+        prepare(self)
         self._hlo = ExitStack()
         self._hlo_recording = self._hlo.enter_context(record())
-        prepare(self)
 
     def __exit__(self: Any, *error: Any) -> object:
-        if hasattr(self, "_hlo"):
-            self._hlo.close()
-        return leave(self, *error)
+        try:
+            if hasattr(self, "_hlo"):
+                self._hlo.close()  # raises what failed on the device
+        finally:
+            left = leave(self, *error)
+        return left
 
     def export_chrome_trace(self: Any, path: str, *args: Any, **kwargs: Any) -> None:
         export(self, path, *args, **kwargs)

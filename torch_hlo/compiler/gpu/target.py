@@ -192,8 +192,7 @@ _PTX = {
 
 
 def gpu_target(name: str) -> GpuTarget:
-    """`nvptx:sm_80` … `nvptx:sm_120`. Raises ValueError
-    naming the choices."""
+    """`nvptx:sm_80` … `nvptx:sm_120`. Raises ValueError naming the choices."""
     family, _, cpu = name.partition(":")
     if family == "nvptx" and cpu in _PTX:
         return GpuTarget(
