@@ -229,12 +229,10 @@ def simulate(what: Callable[[], object] | Module | str, machine: Machine = H100)
     a = assign(fused.entry, order, fused.aliases)
     resident = sum(_nbytes(p.shape) for p in fused.entry.params)
     shared = {o for o, _ in fused.aliases}
-    root = fused.entry.root
-    results = root.operands if root.op == "tuple" else (root,)
     memory = (
         resident
         + _known(a.arena)
-        + sum(_nbytes(r.shape) for i, r in enumerate(results) if i not in shared)
+        + sum(_nbytes(r.shape) for i, r in enumerate(fused.entry.results) if i not in shared)
     )
     compute, communication, seconds = _time(fused, order, machine)
     return Simulation(

@@ -165,7 +165,7 @@ class LoadedExecutable(Object):
 def _without_tokens(module: Module) -> Module:
     """JAX gives an array for each token that a program takes, and gets one for each result."""
     entry, root = module.entry, module.entry.root
-    parts = root.operands if root.op == "tuple" else (root,)
+    parts = entry.results
     if all(x.shape.dtype != "token" for x in (*entry.params, *parts)):
         return module
     done = constant(True, "pred")

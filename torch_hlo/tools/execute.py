@@ -30,7 +30,7 @@ from torch_hlo.hlo.ir import (
     instr,
     numpy_dtype,
     outputs,
-    postorder,
+    rebuild,
     replace,
     substitute,
 )
@@ -53,12 +53,7 @@ def flat(module: Module) -> Module:
     for i, p in enumerate(entry.params):
         moved[i] = len(params)
         swaps[p] = _parameter(p.shape, params, p.get("sharding"))
-    done = dict(swaps)
-    for x in postorder((root,)):
-        if x not in done:
-            operands = tuple(done[o] for o in x.operands)
-            done[x] = x if operands == x.operands else replace(x, operands)
-    flattened = b.tuple_(*_parts(done[root]))
+    flattened = b.tuple_(*_parts(rebuild(root, swaps)))
     if (sharding := root.get("sharding")) is not None:
         flattened = replace(flattened, sharding=tuple(_leaves(sharding)))
     symbols = tuple((name, moved[i], d) for name, i, d in module.symbols)

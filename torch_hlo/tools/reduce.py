@@ -9,12 +9,11 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
-    Replacements,
     Shape,
     build as b,
     outputs,
     postorder,
-    replace,
+    rebuild,
 )
 from torch_hlo.hlo.ir.verify import verify
 from torch_hlo.hlo.text.printer import instruction_text
@@ -85,13 +84,13 @@ def _candidates(module: Module) -> Iterator[tuple[Module, str]]:
         for y in x.operands:
             if y.shape == x.shape:
                 yield (
-                    _with_root(module, _substitute(root, x, y)),
+                    _with_root(module, rebuild(root, {x: y})),
                     f"{x.op} became its operand",
                 )
         yield _as_parameter(module, x), f"{x.op} became a parameter"
         if x.shape.is_static:
             yield (
-                _with_root(module, _substitute(root, x, _ones(x.shape))),
+                _with_root(module, rebuild(root, {x: _ones(x.shape)})),
                 f"{x.op} became a constant",
             )
     used = [p for p in module.entry.params if p in order]
@@ -113,19 +112,10 @@ def _with_root(module: Module, root: Instruction) -> Module:
     )
 
 
-def _substitute(root: Instruction, old: Instruction, new: Instruction) -> Instruction:
-    done = {old: new}
-    for x in postorder((root,)):
-        if x not in done:
-            operands = tuple(done[o] for o in x.operands)
-            done[x] = x if operands == x.operands else replace(x, operands)
-    return done[root]
-
-
 def _as_parameter(module: Module, x: Instruction) -> Module:
     params = module.entry.params
     fresh = b.parameter(len(params), x.shape)
-    root = _substitute(module.entry.root, x, fresh)
+    root = rebuild(module.entry.root, {x: fresh})
     used = {p for p in postorder((root,)) if p.op == "parameter"}
     grown = Module(
         module.name,
@@ -142,12 +132,9 @@ def _without(module: Module, kept: list[Instruction]) -> Module:
     bound = {i for _, i, _ in module.symbols}
     kept = [p for p in module.entry.params if p in kept or p["index"] in bound]
     renumbered = {p: b.parameter(i, p.shape) for i, p in enumerate(kept)}
-    done: Replacements = dict(renumbered)
-    for x in postorder((module.entry.root,)):
-        if x not in done:
-            operands = tuple(done[o] for o in x.operands)
-            done[x] = x if operands == x.operands else replace(x, operands)
     places = {p["index"]: i for i, p in enumerate(kept)}
     symbols = tuple((name, places[i], d) for name, i, d in module.symbols)
-    entry = Computation(module.entry.name, tuple(renumbered.values()), done[module.entry.root])
+    entry = Computation(
+        module.entry.name, tuple(renumbered.values()), rebuild(module.entry.root, renumbered)
+    )
     return Module(module.name, entry, (), symbols, module.mesh)

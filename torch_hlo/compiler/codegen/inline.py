@@ -85,9 +85,7 @@ def apply(
     kernel.e = kernel.level.emit
     for p, v in zip(computation.params, values, strict=True):
         kernel.level.cache[p, ()] = v
-    root = computation.root
-    roots = root.operands if root.op == "tuple" else (root,)
-    results = [kernel.value(r, ()) for r in roots]
+    results = [kernel.value(r, ()) for r in computation.results]
     f.block = kernel.level.label
     return results
 

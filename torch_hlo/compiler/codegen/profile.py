@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import META, Instruction, Instructions, Shape, Size, called, fixed
+from torch_hlo.hlo.ir import META, Instruction, Shape, Size, called, fixed
 
 from ..llvm import system
 from .program import Program
@@ -208,7 +208,7 @@ def traffic(x: Instruction) -> Size:
             for o in i.operands:
                 readers.setdefault(o, []).append(i)
         total = sum((_read(p, readers.get(p, [])) for p in body.params), start=0)
-        return total + sum((_written(r) for r in _roots(body.root)), start=0)
+        return total + sum((_written(r) for r in body.results), start=0)
     return sum(
         (o.nbytes for o in dict.fromkeys(x.operands) if not _is_tuple(o.shape)),
         start=0,
@@ -229,10 +229,6 @@ def _written(root: Instruction) -> Size:
     if root.op == "dynamic-update-slice":
         return 2 * root.operands[1].nbytes
     return _shape_bytes(root.shape)
-
-
-def _roots(root: Instruction) -> Instructions:
-    return root.operands if root.op == "tuple" else (root,)
 
 
 def _is_tuple(shape: Shape) -> bool:

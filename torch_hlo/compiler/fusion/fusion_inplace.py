@@ -23,7 +23,7 @@ def in_place(computation: Computation, kind: str) -> frozenset[tuple[int, int]]:
             if start is not None and start.op == "parameter" and len(users((root,))[start]) == 1
             else []
         )
-    results = root.operands if root.op == "tuple" else (root,)
+    results = computation.results
     reads = users((root,))
     full = next((x.operand.size for x in reads if x.op == "reduce"), None)
     found = []

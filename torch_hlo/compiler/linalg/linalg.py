@@ -18,9 +18,7 @@ from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
     Module,
-    Replacements,
     Size,
-    carry_meta,
     dim_min,
     instr,
     op,
@@ -28,6 +26,7 @@ from torch_hlo.hlo.ir import (
     replace,
     rewrite,
     rules,
+    substituted,
     users,
 )
 
@@ -90,16 +89,9 @@ def _with_used(c: Computation) -> Computation:
     for x in calls:
         readers = table[x]
         if readers and all(r.op == "get-tuple-element" for r in readers):
-            new[x] = json.dumps({"used": sorted({r["index"] for r in readers})})
-    done: Replacements = {}
-    for x in postorder((c.root,)):
-        operands = tuple(done[o] for o in x.operands)
-        if x in new:
-            done[x] = replace(x, operands, x.shape, backend_config=new[x])
-        else:
-            done[x] = x if operands == x.operands else replace(x, operands)
-        carry_meta(x, done[x])
-    return Computation(c.name, c.params, done[c.root])
+            used = sorted({r["index"] for r in readers})
+            new[x] = replace(x, backend_config=json.dumps({"used": used}))
+    return c.with_root(substituted(c.root, new))
 
 
 RULES = rules((op("call"), _fused))

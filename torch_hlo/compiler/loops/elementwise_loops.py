@@ -418,7 +418,7 @@ def emit_fusion_loops(program: Program, x: Instruction) -> None:
     results whose parts have equally many elements."""
     computation, operands = x["calls"], x.operands
     root = computation.root
-    results = root.operands if root.op == "tuple" else (root,)
+    results = computation.results
     places = (
         [program.place(x, i) for i in range(len(results))]
         if root.op == "tuple"

@@ -30,7 +30,7 @@ from ..thresholds import (
 )
 from .reducer import Reducer, fold_pairwise
 from .row import RowEmitter
-from .row_kernel import ReduceValue, RowKernel, results_of, tuple_users
+from .row_kernel import ReduceValue, RowKernel, tuple_users
 from .row_plan import RowPlan, plan
 from .row_strided import StridedEmitter
 
@@ -73,7 +73,7 @@ def reduce(program: Program, x: Instruction) -> None:
 
 
 def _run(program: Program, x: Instruction, computation: Computation) -> None:
-    count = len(results_of(computation))
+    count = len(computation.results)
     targets = (
         [program.place(x, n) for n in range(count)] if x.shape.is_tuple else [program.place(x)]
     )
@@ -135,7 +135,7 @@ def _main(
     items: Size,
 ) -> _Call:
     """The call of the kernel that walks the rows."""
-    every = tuple(range(len(results_of(computation))))
+    every = tuple(range(len(computation.results)))
     cost = _cost(p, computation, items)
     return _Call(name, tuple(kernel.sizes), items, 1, cost, every, p.style == "partial")
 
@@ -143,7 +143,7 @@ def _main(
 def _trivial(program: Program, computation: Computation) -> _Code:
     """Nothing to walk: results are loops in which a reduce is its initial value, or that and one
     element."""
-    results = results_of(computation)
+    results = computation.results
     order = computation.instructions()
     if not all(table.is_degenerate(x) for x in order if x.op == "reduce"):
         raise CodegenError(
@@ -189,7 +189,7 @@ def _single(k: RowKernel, x: Instruction, r: Reducer) -> ReduceValue:
 
 def _cost(p: RowPlan, computation: Computation, items: Size) -> float:
     """Estimated nanoseconds of one item."""
-    full = [x for x in (*computation.params, *results_of(computation)) if x.size == p.size]
+    full = [x for x in (*computation.params, *computation.results) if x.size == p.size]
     heavy = sum(table.classify(y) == table.HEAVY for y in p.order)
     point = max(sum(x.itemsize for x in full) * BYTE_NS, len(p.order) * LIGHT_NS + heavy * HEAVY_NS)
     if isinstance(p.size, int) and isinstance(items, int):
@@ -217,7 +217,7 @@ def _combine(
 ) -> list[_Call]:
     """Kernels that fold the chunks' partial results and compute what depends on them, one per
     result size."""
-    results = results_of(computation)
+    results = computation.results
     gtes = tuple_users(p.order)
     partials = len(_partial_arrays(p, emitter)) * (1 + emitter.column_blocks)
     calls = []
@@ -255,7 +255,7 @@ def _late_kernel(
     """A loop that writes the results `numbers` (of one size). `bind` gives the reductions their
     values; `partials` buffers follow the results' pointers, of each of which `reads` elements are
     read per result."""
-    results = results_of(computation)
+    results = computation.results
     size = results[numbers[0]].size
     k = RowKernel(
         program.target,

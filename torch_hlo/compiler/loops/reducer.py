@@ -161,16 +161,14 @@ class Reducer:
         values = [*self.grouped(a), *self.grouped(b)]
         for p, v in zip(self.computation.params, values, strict=True):
             level.cache[p, ()] = v
-        root = self.computation.root
-        roots = root.operands if root.op == "tuple" else (root,)
         results = []
-        for r in roots:
+        for r in self.computation.results:
             v = inner.value(r, ())
             results += list(v) if isinstance(v, tuple) else [v]
         if level.label != k.level.label:
             raise CodegenError(
-                f"reduce: the reducer {root.op} needs control flow; write it with elementwise"
-                " opcodes"
+                f"reduce: the reducer {self.computation.root.op} needs control flow; write it with"
+                " elementwise opcodes"
             )
         return results
 

@@ -33,7 +33,7 @@ from ..llvm.math import exp
 from ..llvm.scalar import STORAGE, Value, single
 from ..thresholds import PREFETCHED_ROW
 from .reducer import Reducer
-from .row_kernel import RowForms, RowKernel, results_of, stream, tuple_users
+from .row_kernel import RowForms, RowKernel, stream, tuple_users
 from .row_plan import RowPlan, Walk
 
 # elements summed into one set of accumulators before they are added to the next level: rounding
@@ -93,7 +93,7 @@ class RowEmitter:
     """Writes the main kernel of a "rows" or "partial" plan."""
 
     def __init__(self, forms: RowForms, computation: Computation, plan: RowPlan) -> None:
-        self.forms, self.plan, self.results = forms, plan, results_of(computation)
+        self.forms, self.plan, self.results = forms, plan, computation.results
         self.reducers = {r: Reducer(r) for r in (*plan.row_reduces, *plan.late_reduces)}
         self.gtes = tuple_users(plan.order)
         self.chunks = Chunks(plan, forms.walk) if plan.style == "partial" else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch_hlo.hlo.ir import Computation, Instruction, Instructions, Size, fixed
+from torch_hlo.hlo.ir import Instruction, Size, fixed
 
 from ..codegen import Index, Kernel
 from ..llvm import Target
@@ -74,11 +74,6 @@ def stream(k: RowKernel, plan: RowPlan, results: Sequence[Instruction], nbytes: 
         and sum(fixed(results[n].nbytes) for n in large) >= nbytes
     ):
         k.nontemporal.update(k.outputs[n] for n in large)
-
-
-def results_of(computation: Computation) -> Instructions:
-    root = computation.root
-    return root.operands if root.op == "tuple" else (root,)
 
 
 def tuple_users(

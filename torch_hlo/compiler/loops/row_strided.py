@@ -19,7 +19,7 @@ from ..fusion import fusion_table as table
 from ..llvm.scalar import STORAGE, Value
 from .reducer import Reducer
 from .row import ROWS_BLOCK
-from .row_kernel import RowForms, RowKernel, results_of, stream, tuple_users
+from .row_kernel import RowForms, RowKernel, stream, tuple_users
 from .row_plan import RowPlan
 
 LEAST_VECTORS = 4  # in items of small arrays, so that all threads have some
@@ -36,7 +36,7 @@ class StridedEmitter:
     """Writes the kernel of a "strided" plan."""
 
     def __init__(self, forms: RowForms, computation: Computation, plan: RowPlan) -> None:
-        self.plan, self.results = plan, results_of(computation)
+        self.plan, self.results = plan, computation.results
         self.reducers = {r: Reducer(r) for r in plan.row_reduces}
         self.gtes = tuple_users(plan.order)
         moved = any(x.op in table.MOVES for x in plan.order)

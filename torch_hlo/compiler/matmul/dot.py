@@ -24,7 +24,7 @@ from ..loops.elementwise_loops import Store, run_loop
 from .dot_plan import plan_of
 from .dot_product import emit_dot, emit_long, is_long
 from .dot_task import Finish
-from .epilogue import Epilogue, epilogue, on_sums, results_of
+from .epilogue import Epilogue, epilogue, on_sums
 from .product import (
     ACCUMULATORS,
     SOURCES,
@@ -143,9 +143,7 @@ def _emit_output(
     def sums() -> str:
         """The first result's memory where it can hold them."""
         taken = {(p.word, p.offset) for p in operands}
-        free = (
-            results_of(body)[0].dtype == wide and (results[0].word, results[0].offset) not in taken
-        )
+        free = body.results[0].dtype == wide and (results[0].word, results[0].offset) not in taken
         return program.at(
             results[0] if free else program.scratch(outer.shape.with_dtype(wide).nbytes)
         )
@@ -232,7 +230,7 @@ def emit_apart(
         used = [(p, q) for p, q in zip(rest.params, (*operands, place), strict=True) if p in read]
         run_loop(
             program,
-            [Store(r) for r in results_of(rest)],
+            [Store(r) for r in rest.results],
             [p for p, _ in used],
             [q for _, q in used],
             results,

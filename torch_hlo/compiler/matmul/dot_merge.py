@@ -24,6 +24,7 @@ from torch_hlo.hlo.ir import (
     postorder,
     replace,
     rewrite_bottom_up,
+    substituted,
     users,
 )
 
@@ -52,29 +53,7 @@ def _merge_sums(root: Instruction) -> Instruction:
             merged = _merged(list(_terms(x, reads)), reads)
             if merged is not None:
                 found[x] = merged
-    return _replaced(root, found)
-
-
-def _replaced(root: Instruction, found: Replacements) -> Instruction:
-    """`root` with the keys of `found` replaced, also inside what replaces others."""
-    if not found:
-        return root
-    done: Replacements = {}
-
-    def new(x: Instruction) -> Instruction:
-        for y in postorder((x,), done):
-            target = found.get(y)
-            operands = tuple(done[o] for o in y.operands) if target is None else ()
-            done[y] = (
-                (y if operands == y.operands else replace(y, operands))
-                if target is None
-                else new(target)
-            )
-        return done[x]
-
-    # What a sum is replaced by reads operands of its terms, which come before the sum: nothing is
-    # read before it is done.
-    return new(root)
+    return substituted(root, found)
 
 
 def _continues(user: Instruction, x: Instruction) -> bool:

@@ -93,11 +93,6 @@ def on_sums(body: Computation, product: Instruction, dtype: str) -> tuple[Comput
     return Computation(body.name, (*body.params, sums), root), sums
 
 
-def results_of(computation: Computation) -> Instructions:
-    root = computation.root
-    return root.operands if root.op == "tuple" else (root,)
-
-
 @frozen
 class Expression:
     """What is made of a product's sums: `results` of the parameter `sums` and the arrays `leaves`,
@@ -149,7 +144,7 @@ def expression(
         ix.variable("loop", (f"planned{n}",), ix.product(part), n + 1)
         for n, part in enumerate((outer, inner))
     )
-    planned = Expression(sums, leaves, results_of(rest), outer, inner, 0, 0)
+    planned = Expression(sums, leaves, rest.results, outer, inner, 0, 0)
     planned.values(
         planner,
         ix.of(row),

@@ -86,8 +86,7 @@ class _Graph:
             for j in needed:
                 self.users[j].append(i)
         self.wanted: list[list[int]] = [[] for _ in self.steps]
-        root = computation.root
-        results = root.operands if root.op == "tuple" else (root,)
+        results = computation.results
         for output, p in aliases:
             if output < len(results) and p < len(computation.params):
                 for writer in base[results[output]]:
@@ -96,7 +95,7 @@ class _Graph:
                         self.wanted[w] += [
                             r for r in readers.get(computation.params[p], ()) if r != w
                         ]
-        self.kept = {number[b] for b in base[root] if b in number}
+        self.kept = {number[b] for b in base[computation.root] if b in number}
         self.bytes = [_bytes(x.shape) for x in self.steps]
         # what orders steps: data, and channels where those agree with the data
         self.must, self.then = self.before, self.users

@@ -21,11 +21,11 @@ from torch_hlo.hlo.ir import (
     carry_meta,
     instr,
     postorder,
+    rebuild,
     replace,
     tuple_shape,
     with_computations,
 )
-from torch_hlo.hlo.ir.match import rebuild
 
 from ..hlo_pass import hlo_pass
 

@@ -18,8 +18,8 @@ from torch_hlo.hlo.ir import (
     instr,
     outputs,
     postorder,
+    rebuild,
 )
-from torch_hlo.hlo.ir.match import rebuild
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,11 @@ class Computation:
     def __hash__(self) -> int:  # the name is no part of identity
         return hash((tuple(map(id, self.params)), id(self.root)))
 
+    @property
+    def results(self) -> Instructions:
+        """What it returns: the operands of a tuple root, else the root itself."""
+        return self.root.operands if self.root.op == "tuple" else (self.root,)
+
     def instructions(self) -> list[Instruction]:
         """All instructions in postorder, parameters first."""
         return postorder((*self.params, self.root))
@@ -230,9 +235,8 @@ def install_text(
 
 
 def outputs(module: Module) -> tuple[Instruction, ...]:
-    """The instructions a program returns: the operands of a tuple root, else the root itself."""
-    root = module.entry.root
-    return root.operands if root.op == "tuple" else (root,)
+    """The instructions a program returns."""
+    return module.entry.results
 
 
 _LARGE = 256  # instructions

@@ -2,7 +2,17 @@
 
 from collections.abc import Sequence
 
-from ..ir import DTYPES, OPCODES, Instruction, Replacements, Shape, instr, postorder, replace
+from ..ir import (
+    DTYPES,
+    OPCODES,
+    Instruction,
+    Replacements,
+    Shape,
+    instr,
+    postorder,
+    rebuild,
+    replace,
+)
 from .attributes import plain
 
 
@@ -60,16 +70,11 @@ def replaced(root: Instruction, swaps: Replacements) -> Instruction:
     replacement itself."""
     done = dict(swaps)
     for x in postorder((root,)):
-        if x in done:
-            continue
-        if x.op == "copy" and x.operand in swaps:
+        if x.op == "copy" and x.operand in swaps and x not in done:
             inner = swaps[x.operand]
             done[x] = (
                 inner
                 if x.get("sharding") is None or inner.op != "copy"
                 else replace(inner, sharding=x["sharding"])
             )
-            continue
-        operands = tuple(done[o] for o in x.operands)
-        done[x] = x if operands == x.operands else replace(x, operands)
-    return done[root]
+    return rebuild(root, done)

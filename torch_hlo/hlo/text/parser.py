@@ -320,7 +320,7 @@ class _Parser:
             c = Computation(c.name, tuple(swaps.values()), replaced(c.root, swaps))
         outs = self._boundary_shardings(
             "out_shardings",
-            [x.shape for x in (c.root.operands if c.root.op == "tuple" else (c.root,))],
+            [x.shape for x in c.results],
         )
         return Module(
             module_name,
