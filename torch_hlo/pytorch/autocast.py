@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from .operators import OpOverload
+from .operators import OpOverload, base_name
 from .participants import without_autocast
 from .registration import PLACE
 
@@ -108,7 +108,7 @@ def _cast(value: object, dtype: torch.dtype) -> object:
 
 
 def _casting(op: OpOverload, choose: Callable[[tuple], torch.dtype]) -> Callable:
-    name = op._schema.name.split("::")[1]
+    name = base_name(op)
 
     def kernel(*args: object, **kwargs: object) -> object:
         with without_autocast():
@@ -203,9 +203,7 @@ def register(every: torch.library.Library, library: torch.library.Library) -> No
 
 
 def _key(op: OpOverload) -> str:
-    return op._schema.name.split("::")[1] + (
-        "." + op._overloadname if op._overloadname != "default" else ""
-    )
+    return base_name(op) + ("." + op._overloadname if op._overloadname != "default" else "")
 
 
 def _named(op: OpOverload) -> bool:

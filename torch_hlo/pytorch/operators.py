@@ -21,6 +21,12 @@ __all__ = [
 Key = torch._C.DispatchKey
 
 
+def base_name(op: OpOverload) -> str:
+    """ "add" of aten::add.Tensor."""
+    name: str = op._schema.name
+    return name.split("::")[1]
+
+
 def has_kernel(op: OpOverload, key: torch._C.DispatchKey) -> bool:
     """True if a kernel of `op` is registered for this very key."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)

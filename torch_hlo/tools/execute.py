@@ -184,9 +184,8 @@ def _name_nan(module: Module, arrays: Sequence[np.ndarray]) -> None:
     def watch(x: Instruction, operands: list, value: object) -> None:
         times[x] += 1
         if (count := _nan(value)) and not _nan(operands):
-            given = ", ".join(str(o.shape) for o in x.operands)
             raise FloatingPointError(
-                f"{x.op}({given}) -> {x.shape} makes {count} NaN, in its run {times[x]}"
+                f"{x.op}({x.operand_shapes}) -> {x.shape} makes {count} NaN, in its run {times[x]}"
             )
 
     interpreter.WATCHERS.append(watch)

@@ -50,7 +50,7 @@ def _collectives(module: Module) -> Iterator[str]:
         for x in c.instructions():
             if x.op.removesuffix("-start") in KINDS:
                 yield (
-                    f"{x.op} of {', '.join(str(o.shape) for o in x.operands)}{where}:"
+                    f"{x.op} of {x.operand_shapes}{where}:"
                     f" {sent(x, module.num_partitions):,.0f} bytes, {_members(x)}{_origin(x)}"
                 )
 

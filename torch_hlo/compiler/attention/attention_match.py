@@ -29,6 +29,7 @@ from torch_hlo.hlo.ir import (
     Instructions,
     Module,
     Replacements,
+    Users,
     build as b,
     carry_meta,
     inline,
@@ -79,7 +80,7 @@ def _may_be_weights(x: Instruction) -> bool:
     return marked_weights(x) or x.op == "divide" and x.operand.op == "exponential"
 
 
-def _inlined(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> Replacements:
+def _inlined(x: Instruction, reads: Users) -> Replacements:
     """What replaces marked weights that are in no attention."""
     if not marked_weights(x):
         return {}
@@ -147,7 +148,7 @@ class _Attention:
     """One attention around its weights."""
 
     weights: Instruction
-    reads: dict[Instruction, list[Instruction]]
+    reads: Users
     number: dict[Instruction, int]
     root: Instruction
     s: Scores = field(init=False)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, build as b, splat
+from torch_hlo.hlo.ir import Instruction, Ints, Users, build as b, splat
 
 from .attention import FLOATS
 
@@ -124,7 +124,7 @@ class Roles:
 
     def __init__(
         self,
-        reads: dict[Instruction, list[Instruction]],
+        reads: Users,
         number: dict[Instruction, int],
     ) -> None:
         self.reads, self.number = reads, number

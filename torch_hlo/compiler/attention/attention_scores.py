@@ -4,7 +4,7 @@ products, found by going back from the weights."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_hlo.hlo.ir import Instruction, splat
+from torch_hlo.hlo.ir import Instruction, Users, splat
 
 from .attention import FLOATS
 from .attention_roles import Unknown, is_view, need, scalar, sides, turned
@@ -41,7 +41,7 @@ class Scores:
         return [*self.scale, *(self.cap or ())]
 
 
-def scores_of(weights: Instruction, reads: dict[Instruction, list[Instruction]]) -> Scores:
+def scores_of(weights: Instruction, reads: Users) -> Scores:
     """The scores whose softmax `weights` is: exp(s - max(s)) / sum(exp(s - max(s))), or a marked
     call. Raises Unknown."""
     return _Way(weights, reads).found()
@@ -50,7 +50,7 @@ def scores_of(weights: Instruction, reads: dict[Instruction, list[Instruction]])
 class _Way:
     """From weights back to the products of q and k."""
 
-    def __init__(self, weights: Instruction, reads: dict[Instruction, list[Instruction]]) -> None:
+    def __init__(self, weights: Instruction, reads: Users) -> None:
         need(weights.dtype == "f32" and weights.rank >= 3 and weights.size != 0)
         self.weights, self.last = weights, weights.dims[-2:]
         self.inside = {weights}
@@ -111,7 +111,7 @@ class _Way:
         )
         self.inside |= {y, r}
 
-    def _softmax(self, reads: dict[Instruction, list[Instruction]]) -> Instruction:
+    def _softmax(self, reads: Users) -> Instruction:
         """What the weights are the softmax of."""
         weights = self.weights
         if weights.op == "divide":

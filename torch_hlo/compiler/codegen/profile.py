@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import META, Instruction, Shape, Size, called, fixed
+from torch_hlo.hlo.ir import META, Instruction, Shape, Size, Users, called, fixed
 
 from ..llvm import system
 from .program import Program
@@ -203,7 +203,7 @@ def traffic(x: Instruction) -> Size:
         return 2 * x.operands[1].nbytes
     if x.op == "fusion":
         body = called(x)[0]
-        readers: dict[Instruction, list[Instruction]] = {}
+        readers: Users = {}
         for i in body.instructions():
             for o in i.operands:
                 readers.setdefault(o, []).append(i)

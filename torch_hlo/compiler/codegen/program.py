@@ -579,12 +579,11 @@ class Program:
         it."""
         row = row_of(x)
         if row not in self.emitters:
-            operands = ", ".join(str(o.shape) for o in x.operands)
             meta = META.get(x)
             at = f" ({meta.op_name} {meta.source})" if meta else ""
             raise CodegenError(
-                f"{x.op}({operands}) -> {x.shape}{at}: no emitter for this target; lower it to"
-                f" other opcodes or name one in codegen/registry.py, row {row}"
+                f"{x.op}({x.operand_shapes}) -> {x.shape}{at}: no emitter for this target; lower it"
+                f" to other opcodes or name one in codegen/registry.py, row {row}"
             )
         self.places(x)  # the result's buffer outlives the step's scratch memory
         top, outer = self._top, (self._step_gaps, self._gaps)

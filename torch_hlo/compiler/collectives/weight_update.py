@@ -21,6 +21,7 @@ from torch_hlo.hlo.ir import (
     Module,
     Replacements,
     Size,
+    Users,
     build as h,
     carry_meta,
     outputs,
@@ -141,7 +142,7 @@ def _split(
     )
 
 
-def _only_updates(param: Instruction, readers: dict[Instruction, list[Instruction]]) -> bool:
+def _only_updates(param: Instruction, readers: Users) -> bool:
     """Whether everything that depends on the parameter, up to the program's outputs, is computed
     element by element."""
     pending, seen = [param], {param}

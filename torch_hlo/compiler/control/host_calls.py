@@ -77,7 +77,7 @@ def custom_call(program: Program, x: Instruction) -> None:
     library = lapack.routine(target) in lapack.ROUTINES
     if target not in HOST_CALLS and not library:
         raise CodegenError(
-            f"custom-call target {target!r} ({', '.join(str(o.shape) for o in x.operands)}) ->"
+            f"custom-call target {target!r} ({x.operand_shapes}) ->"
             f" {x.shape} is not registered: register it with"
             " torch_hlo.compiler.codegen.registry.host_call"
         )

@@ -17,6 +17,7 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Ints,
     Module,
+    Users,
     build as h,
     instr,
     postorder,
@@ -44,7 +45,7 @@ def _to_first(rank: int) -> Ints:
 
 def _only_turned(
     x: Instruction,
-    reads: dict[Instruction, list[Instruction]],
+    reads: Users,
     done: dict[Instruction, bool],
 ) -> bool:
     """Whether what is computed from `x`, element by element, is only read with its channels first.
@@ -142,7 +143,7 @@ RULES = {"convolution": filtered_planes, "dot": product_of_images}
 
 def _is_alone(
     x: Instruction,
-    reads: dict[Instruction, list[Instruction]],
+    reads: Users,
     done: dict[Instruction, bool],
 ) -> bool:
     """Whether nothing but `x` reads the transposed operand, and the result is only read

@@ -2,7 +2,7 @@
 
 import functools
 
-from torch_hlo.hlo.ir import Computation, Instruction, users
+from torch_hlo.hlo.ir import Computation, Instruction, Users, users
 
 from . import fusion_table as table
 from .fusion_table import FREE, HEAVY, LIGHT
@@ -52,9 +52,7 @@ def in_place(computation: Computation, kind: str) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-def _read_at_own_index(
-    p: Instruction, reads: dict[Instruction, list[Instruction]], reductions: bool
-) -> bool:
+def _read_at_own_index(p: Instruction, reads: Users, reductions: bool) -> bool:
     """Every path from `p` up to the results (or, if allowed, to reductions) keeps the linear
     index."""
     stack, seen = [p], {p}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal
 
-from torch_hlo.hlo.ir import DTYPES, Computation, Dims, Instruction, Size, postorder
+from torch_hlo.hlo.ir import DTYPES, Computation, Dims, Instruction, Size, Users, postorder
 
 from ..thresholds import (
     CHEAP_EXPANSION,
@@ -638,7 +638,7 @@ class Plan:
 
 def _results_beside(order: list[Instruction]) -> list[Instruction]:
     """The order with every get-tuple-element right behind the reduction it reads."""
-    results: dict[Instruction, list[Instruction]] = {}
+    results: Users = {}
     for x in order:
         if x.op == "get-tuple-element" and x.operand.op == "reduce":
             results.setdefault(x.operand, []).append(x)

@@ -18,6 +18,7 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Module,
     Replacements,
+    Users,
     carry_meta,
     fixed,
     instr,
@@ -72,7 +73,7 @@ def _replaced(root: Instruction, found: Replacements) -> Instruction:
     return new[root]
 
 
-def _fused(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> Instruction | None:
+def _fused(x: Instruction, reads: Users) -> Instruction | None:
     if x.shape.is_tuple:
         return None
     start, indices, updates = x.operands
@@ -108,7 +109,7 @@ def _fused(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> Instr
     )
 
 
-def _computed(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> list[Instruction]:
+def _computed(x: Instruction, reads: Users) -> list[Instruction]:
     """What the scatter computes itself: instructions that only its updates need, operands before
     users."""
     start, indices, updates = x.operands

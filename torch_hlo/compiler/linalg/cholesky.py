@@ -77,8 +77,7 @@ def _hint(size: Size) -> int:
 def _check(x: Instruction) -> None:
     if x.dtype not in REAL_KIND:
         raise CodegenError(
-            f"{x.op}({', '.join(str(o.shape) for o in x.operands)}): only f32, f64, c64 and c128;"
-            " convert first"
+            f"{x.op}({x.operand_shapes}): only f32, f64, c64 and c128; convert first"
         )
 
 

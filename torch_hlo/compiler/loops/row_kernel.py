@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch_hlo.hlo.ir import Instruction, Size, fixed
+from torch_hlo.hlo.ir import Instruction, Size, Users, fixed
 
 from ..codegen import Index, Kernel
 from ..llvm import Target
@@ -78,9 +78,9 @@ def stream(k: RowKernel, plan: RowPlan, results: Sequence[Instruction], nbytes: 
 
 def tuple_users(
     order: Sequence[Instruction],
-) -> dict[Instruction, list[Instruction]]:
+) -> Users:
     """get-tuple-element instructions by operand."""
-    found: dict[Instruction, list[Instruction]] = {}
+    found: Users = {}
     for x in order:
         if x.op == "get-tuple-element":
             found.setdefault(x.operand, []).append(x)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from torch_hlo.hlo.ir import Computation, Instruction, Ints, Size, ceildiv, fixed
+from torch_hlo.hlo.ir import Computation, Instruction, Ints, Size, Users, ceildiv, fixed
 
 from ..codegen import Index
 from ..codegen.index import ZERO, delinear, divide, linear, product, regroup
@@ -287,7 +287,7 @@ class StridedEmitter:
         fresh = set(due)
         # what needs a later reduction waits for it
         level = max((plan.level[x] for x in due), default=0)
-        reads: dict[Instruction, list[Instruction]] = {}
+        reads: Users = {}
         for x in plan.order:
             for o in x.operands:
                 reads.setdefault(o, []).append(x)

@@ -20,7 +20,7 @@ from dataclasses import replace as with_fields
 from typing import Any
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Module, build as h, op, rewrite, rules
+from torch_hlo.hlo.ir import Instruction, Module, Pairs, build as h, op, rewrite, rules
 
 from ..hlo_pass import hlo_pass
 
@@ -31,8 +31,8 @@ class Dot:
 
     x: Instruction
     y: Instruction
-    batch: tuple[tuple[int, int], ...]
-    contract: tuple[tuple[int, int], ...]
+    batch: Pairs
+    contract: Pairs
     dtype: str
 
     @property

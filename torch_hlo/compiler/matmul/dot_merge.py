@@ -19,6 +19,7 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Module,
     Replacements,
+    Users,
     build as h,
     fixed,
     postorder,
@@ -60,7 +61,7 @@ def _continues(user: Instruction, x: Instruction) -> bool:
     return user.op == "add" and user.shape == x.shape
 
 
-def _terms(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> Iterator[Instruction]:
+def _terms(x: Instruction, reads: Users) -> Iterator[Instruction]:
     """The terms of a sum, through additions that nothing else reads."""
     stack = [x]
     while stack:
@@ -71,9 +72,7 @@ def _terms(x: Instruction, reads: dict[Instruction, list[Instruction]]) -> Itera
             yield y
 
 
-def _merged(
-    terms: list[Instruction], reads: dict[Instruction, list[Instruction]]
-) -> Instruction | None:
+def _merged(terms: list[Instruction], reads: Users) -> Instruction | None:
     """The sum with its products merged, or None when there are none that belong together."""
     groups: dict[object, list[Instruction]] = {}
     for t in terms:

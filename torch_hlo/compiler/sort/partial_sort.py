@@ -22,6 +22,7 @@ from torch_hlo.hlo.ir import (
     Module,
     Replacements,
     Size,
+    Users,
     build as b,
     carry_meta,
     instr,
@@ -62,9 +63,7 @@ def _selected(c: Computation) -> Computation:
     return c if not table else Computation(c.name, c.params, substituted(c.root, table))
 
 
-def _slices(
-    x: Instruction, reads: dict[Instruction, list[Instruction]], root: Instruction
-) -> Replacements:
+def _slices(x: Instruction, reads: Users, root: Instruction) -> Replacements:
     """What replaces each slice of the sort's results; empty when something else is read of them, or
     not just a few elements."""
     found = _read_parts(x, reads, root)
@@ -92,7 +91,7 @@ def _slices(
 
 
 def _read_parts(
-    x: Instruction, reads: dict[Instruction, list[Instruction]], root: Instruction
+    x: Instruction, reads: Users, root: Instruction
 ) -> dict[int, list[Instruction]] | None:
     """What reads each result of a sort; None where something reads them all together."""
     found: dict[int, list[Instruction]] = {}

@@ -295,10 +295,7 @@ class Partitioner:
                 try:
                     env[x] = self.visit(x, env)
                 except Exception as error:
-                    error.add_note(
-                        f"while partitioning {x.op}({', '.join(str(o.shape) for o in x.operands)})"
-                        f" -> {x.shape}"
-                    )
+                    error.add_note(f"while partitioning {x.op}({x.operand_shapes}) -> {x.shape}")
                     raise
         return env[root]
 
@@ -484,10 +481,9 @@ class Partitioner:
         if any(a for o in operands for a in o.layout) and "collective" not in OPCODES[x.op].traits:
             metrics.count(COUNTER)
             target = f" {x['custom_call_target']!r}" if x.op == "custom-call" else ""
-            shapes = ", ".join(str(o.shape) for o in x.operands)
             warnings.warn(
-                f"{x.op}{target}({shapes}) -> {x.shape} has no sharding rule: every device computes"
-                " all of it",
+                f"{x.op}{target}({x.operand_shapes}) -> {x.shape} has no sharding rule: every"
+                " device computes all of it",
                 PartitionWarning,
                 stacklevel=2,
             )
@@ -688,10 +684,9 @@ def _dimension_size(p: Partitioner, x: Instruction, env: Env) -> Value:
 
 
 def _refused(p: Partitioner, x: Instruction, env: Env) -> Value:
-    shapes = ", ".join(str(o.shape) for o in x.operands)
     raise PartitionError(
-        f"{x.op}({shapes}) -> {x.shape} cannot be partitioned: run it on one device, or write it"
-        " per device in a manual region"
+        f"{x.op}({x.operand_shapes}) -> {x.shape} cannot be partitioned: run it on one device, or"
+        " write it per device in a manual region"
     )
 
 

@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import sys
 
+from torch_hlo.hlo.ir import Pairs
 from torch_hlo.pytorch import shortcuts
 
 _DONTNEED = 4  # MADV_DONTNEED: a page of a file is mapped again when it is used again
@@ -85,9 +86,9 @@ class _Code:
     """Where the code of loaded libraries lies; it stays there."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], tuple[tuple[int, int], ...]] = {}
+        self._known: dict[tuple[str, ...], Pairs] = {}
 
-    def spans(self, libraries: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    def spans(self, libraries: tuple[str, ...]) -> Pairs:
         """Address ranges of code and constants of `libraries`. The last mapping before the writable
         ones may have been relocated, and would lose that."""
         if libraries in self._known:

@@ -105,9 +105,8 @@ def _check(
     else:
         fits = True
     if not fits:
-        shapes = ", ".join(str(o.shape) for o in x.operands)
         raise EvaluateError(
-            f"{x.op}({shapes}) -> {x.shape} does not fit a group of {n}"
+            f"{x.op}({x.operand_shapes}) -> {x.shape} does not fit a group of {n}"
             f" device{'s' if n > 1 else ''}"
         )
 

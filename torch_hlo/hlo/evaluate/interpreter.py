@@ -92,8 +92,7 @@ def step(x: Instruction, operands: list[Value], lifted: bool = False) -> Value:
     except EvaluateError:
         raise
     except Exception as error:
-        shapes = ", ".join(str(o.shape) for o in x.operands)
-        error.add_note(f"while evaluating {x.op}({shapes}) -> {x.shape}")
+        error.add_note(f"while evaluating {x.op}({x.operand_shapes}) -> {x.shape}")
         raise
 
 
@@ -117,9 +116,8 @@ def conform(value: Value, shape: Shape, rounds: bool = True, x: Instruction | No
     elif bits < 8 and kind in "su":
         array = wrap_bits(array, bits, kind == "s")
     if x is not None and array.shape != shape.dims:
-        operands = ", ".join(str(o.shape) for o in x.operands)
         raise EvaluateError(
-            f"{x.op}({operands}) gave sizes {list(array.shape)}, its shape says {shape}"
+            f"{x.op}({x.operand_shapes}) gave sizes {list(array.shape)}, its shape says {shape}"
         )
     return array
 

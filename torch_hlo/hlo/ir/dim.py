@@ -14,6 +14,7 @@ from typing import Any, Union, overload
 Size = Union[int, "Dim"]
 Ints = tuple[int, ...]
 Dims = tuple[Size, ...]
+Pairs = tuple[tuple[int, int], ...]
 _Atom = tuple[Any, ...]  # ("sym", name) | ("floordiv" | "mod" | "max" | "min", Size, Size)
 
 _Monomial = tuple[_Atom, ...]

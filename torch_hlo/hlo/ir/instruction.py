@@ -90,6 +90,11 @@ class Instruction:
     def itemsize(self) -> int:
         return self.shape.itemsize
 
+    @property
+    def operand_shapes(self) -> str:
+        """For messages: "f32[2,3], s64[]"."""
+        return ", ".join(str(o.shape) for o in self.operands)
+
     def __getitem__(self, name: str) -> Any:
         """Attribute `name`, or its value in DEFAULTS; KeyError when absent."""
         for key, value in self.attrs:
@@ -113,6 +118,7 @@ class Instruction:
 
 Instructions = tuple[Instruction, ...]
 Replacements = dict[Instruction, Instruction]
+Users = dict[Instruction, list[Instruction]]
 
 
 @frozen
@@ -282,9 +288,9 @@ def postorder(
     return order
 
 
-def users(roots: Iterable[Instruction]) -> dict[Instruction, list[Instruction]]:
+def users(roots: Iterable[Instruction]) -> Users:
     """For each reachable instruction the instructions that use it (once per use), in postorder."""
-    table: dict[Instruction, list[Instruction]] = {}
+    table: Users = {}
     for x in postorder(roots):
         table.setdefault(x, [])
         for operand in x.operands:
@@ -338,9 +344,8 @@ def lost_effect(root: Instruction, x: Instruction) -> str:
     an effect; else ""."""
     if needs(root, x):
         return ""
-    operands = ", ".join(str(o.shape) for o in x.operands)
     return (
-        f"the custom call to {x['custom_call_target']!r} ({operands}) has an effect, and no result"
-        " of the program needs it, so it would not run: remove it (it may be jax.debug.print or"
-        " io_callback), or return what it returns"
+        f"the custom call to {x['custom_call_target']!r} ({x.operand_shapes}) has an effect, and no"
+        " result of the program needs it, so it would not run: remove it (it may be jax.debug.print"
+        " or io_callback), or return what it returns"
     )

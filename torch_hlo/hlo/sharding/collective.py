@@ -84,8 +84,7 @@ class Collective:
             )
         elif flag:
             raise CollectiveError(
-                f"{op} of {', '.join(str(o.shape) for o in x.operands)}: use_global_device_ids"
-                " needs a channel_id"
+                f"{op} of {x.operand_shapes}: use_global_device_ids needs a channel_id"
             )
         else:
             ids = "replica"

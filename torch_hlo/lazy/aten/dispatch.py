@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch_hlo import config, metrics
 from torch_hlo.lowering.core import NO_KWARGS, RECORDING
-from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.operators import OpOverload, base_name
 
 from ..record import (
     TABLE,
@@ -57,7 +57,7 @@ def entry(op: OpOverload) -> Handler:
 
 def _counted(op: OpOverload, handler: Handler) -> Handler:
     """A handler that counts its calls; reads of a number are called what torch_xla calls them."""
-    name = op._schema.name.split("::")[1].removesuffix("_")
+    name = base_name(op).removesuffix("_")
     name = f"aten::{name}" if name == "_local_scalar_dense" else f"xla::{name}"
 
     def counting(args: tuple, kwargs: dict):

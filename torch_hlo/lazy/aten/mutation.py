@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torch_hlo.lowering.core import Node, Out, further, is_pointwise, recorded
 from torch_hlo.pytorch import plain_sizes
-from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.operators import OpOverload, base_name
 from torch_hlo.pytorch.registration import PLACE
 
 from ..record import (
@@ -57,7 +57,7 @@ def written(op: OpOverload) -> list:
 
 def functional_twin(op: OpOverload) -> OpOverload | None:
     """The overload with the same inputs that returns new tensors instead, or None."""
-    name = op._schema.name.split("::")[1]
+    name = base_name(op)
     namespace = getattr(torch.ops, op.namespace)
     base = name.removesuffix("_") if not name.endswith("__") else name
     if name.startswith("__i"):
@@ -84,7 +84,7 @@ def factory_twin(op: OpOverload) -> OpOverload | None:
     None."""
     namespace = getattr(torch.ops, op.namespace)
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name != "out"]
-    packet = getattr(namespace, op._schema.name.split("::")[1])
+    packet = getattr(namespace, base_name(op))
     for overload in packet.overloads():
         twin = getattr(packet, overload)
         given = [(a.name, str(a.type)) for a in twin._schema.arguments]
@@ -134,7 +134,7 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
     cache: dict[tuple, tuple] = inference.remembered({})
     check = checks.BOUNDS.get(twin)
     random = generator.is_random(twin)
-    idempotent = op._schema.name.split("::")[1] in IDEMPOTENT
+    idempotent = base_name(op) in IDEMPOTENT
     pointwise = is_pointwise(op) or is_pointwise(twin)
     once = {
         aten.masked_fill_: _fill_expanded,

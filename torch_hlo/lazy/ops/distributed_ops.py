@@ -18,7 +18,7 @@ import torch
 from torch_hlo.lowering.core import Node
 from torch_hlo.lowering.spmd.collective import REDUCTIONS, format_groups
 from torch_hlo.pytorch import tensors
-from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.operators import OpOverload, base_name
 from torch_hlo.pytorch.tensors import done_work, process_group, wait_work
 
 from ..record import (
@@ -405,7 +405,7 @@ RECORDED: dict[str, Callable] = {
 def _process_group(op: OpOverload) -> Handler:
     """c10d ops write to their first argument (which the schema does not say) and return (it, Work),
     or Work."""
-    writes = op._schema.name.split("::")[1] not in _ONLY_READ
+    writes = base_name(op) not in _ONLY_READ
 
     def run(args: tuple, kwargs: dict):
         hosts, host_args, host_kwargs = _to_host(args, kwargs)

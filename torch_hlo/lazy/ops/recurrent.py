@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from torch_hlo.lowering.nn.rnn import RECURRENT, RECURRENT_BACKWARD, layers_of
 from torch_hlo.pytorch import autocast, participants
+from torch_hlo.pytorch.operators import base_name
 
 from ..aten import dispatch
 from ..record import HloTensor, aten, decompose, inference, meta as metas
@@ -317,7 +318,7 @@ class Network:
     `network`."""
 
     def __init__(self, op, otherwise: Callable | None = None, run: Callable = _record) -> None:
-        self.cell, self.run = op._schema.name.split("::")[1], run
+        self.cell, self.run = base_name(op), run
         self.otherwise = otherwise or (lambda *args: decompose.decomposition(op)(*args))
 
     def __call__(self, *args: Any) -> tuple[Tensor, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache, partial
 
 from torch_hlo.pytorch import operators, plain_sizes
-from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.operators import OpOverload, base_name
 
 from . import checks, fallback, handlers
 
@@ -33,7 +33,7 @@ def decomposition(op: OpOverload) -> Callable | None:
     """A Python function (or composite kernel) that computes the op from other ops, or None."""
     if op.namespace not in ("aten", "prims"):
         return composite(op)
-    if op._schema.name.split("::")[1] in _UNSUITABLE:
+    if base_name(op) in _UNSUITABLE:
         return None
     if operators.has_kernel(op, operators.Key.CompositeImplicitAutograd):
         # What the dispatcher runs where autograd is on. The tables' functions for such ops are

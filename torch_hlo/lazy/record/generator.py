@@ -15,7 +15,7 @@ import torch
 
 from torch_hlo.lowering.core import is_random
 from torch_hlo.pytorch import tensors
-from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.operators import OpOverload, base_name
 from torch_hlo.pytorch.registration import PLACE
 
 from . import session
@@ -158,7 +158,7 @@ def plain(op: OpOverload) -> OpOverload:
     if "generator" not in op._overloadname or "out" in op._overloadname:
         return op
     wanted = [a.name for a in op._schema.arguments if a.name != "generator"]
-    packet = getattr(getattr(torch.ops, op.namespace), op._schema.name.split("::")[1])
+    packet = getattr(getattr(torch.ops, op.namespace), base_name(op))
     for name in packet.overloads():
         other = getattr(packet, name)
         if [a.name for a in other._schema.arguments] == wanted:

@@ -8,7 +8,7 @@ from torch_hlo import log
 from torch_hlo.device import multi_device as collective_devices
 from torch_hlo.lowering.core import GUARDS, NO_KWARGS, TAPE, Node, Out, further, recorded
 from torch_hlo.pytorch import participants
-from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.operators import OpOverload, base_name
 from torch_hlo.pytorch.registration import PLACE
 
 from . import checks, decompose, filled, generator, session
@@ -45,7 +45,7 @@ STATIC_PACKETS = frozenset(
 
 def lifts(op: OpOverload, argument) -> bool:
     """True if a float given for this argument travels beside the graph."""
-    name = op._schema.name.split("::")[1].removesuffix("_")
+    name = base_name(op).removesuffix("_")
     if name.startswith("_fused_"):
         return str(argument.type) in ("float", "number", "Scalar", "Tensor")
     if name in STATIC_PACKETS:

@@ -24,7 +24,7 @@ from operator import add, lt, mul, ne
 import torch
 
 from torch_hlo.device.cpu.native import NativeProgram
-from torch_hlo.hlo.ir import Dim, Ints, Shape, Size, function, symbol
+from torch_hlo.hlo.ir import Dim, Ints, Pairs, Shape, Size, function, symbol
 from torch_hlo.lowering.core import Leaf, Node, Out
 
 from ..record import Array
@@ -243,7 +243,7 @@ class Proposal:
         self.sizes, self.free = sizes, free
         self.text = ", ".join(f"{name} = {ints[p]}" for name, p in origins.items())
 
-    def aliases(self, wanted: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    def aliases(self, wanted: Pairs) -> Pairs:
         """Those of the exact graph's aliases where the sizes are equal for every value of the
         symbols."""
         return tuple(
@@ -274,7 +274,7 @@ class Generalized:
                 self.least[k] = 2
         self.evaluate = function(tuple(proposal.origins), tuple(distinct))
 
-    def overwrites(self, wanted: tuple[tuple[int, int], ...], dead: Ints) -> bool:
+    def overwrites(self, wanted: Pairs, dead: Ints) -> bool:
         """Whether the program overwrites nothing but leaves that die with this step, and as many
         of them as one that is compiled for the exact graph's aliases."""
         mine = self.program.aliases
@@ -421,9 +421,7 @@ class Family:
         self.programs: list[Generalized] = []
         self.attempts = 0
 
-    def find(
-        self, ints: Ints, aliases: tuple[tuple[int, int], ...], dead: Ints
-    ) -> Generalized | None:
+    def find(self, ints: Ints, aliases: Pairs, dead: Ints) -> Generalized | None:
         """A symbolic program for a graph with these integers, aliases and dying leaves."""
         fitting = (p for p in self.programs if p.fits(ints) and p.overwrites(aliases, dead))
         return next(fitting, None)

@@ -4,7 +4,7 @@ take their memory."""
 from collections.abc import Sequence
 
 from torch_hlo.device.memory import Buffer
-from torch_hlo.hlo.ir import Ints, Shape
+from torch_hlo.hlo.ir import Ints, Pairs, Shape
 from torch_hlo.lowering.core import Out
 
 from ..record import Array, Binding, Number
@@ -77,7 +77,7 @@ def dying(leaves: Sequence[Array]) -> Ints:
 
 def cut(
     bindings: list[Binding], donate: bool, apart: bool = False
-) -> tuple[Graph, list[int], Ints, tuple[tuple[int, int], ...]]:
+) -> tuple[Graph, list[int], Ints, Pairs]:
     """(the graph, which of its outputs each binding gets, leaves that die with the step, donations)
     of sorted bindings. `apart`: arrays on a mesh are read only."""
     distinct: dict[tuple[int, int], Out] = {}
@@ -103,7 +103,7 @@ def donations(
     dead: Sequence[int],
     bindings: list[Binding],
     places: list[int],
-) -> tuple[tuple[int, int], ...]:
+) -> Pairs:
     """(output, leaf) pairs: leaves that die with this step (`dead`) give their memory to an output
     of the same shape, rather to the one that overwrites the same storage. Part of the program's
     key."""

@@ -10,7 +10,7 @@ from torch_hlo.device import report, runtime
 from torch_hlo.device.cpu.workers import WORKERS
 from torch_hlo.device.interfaces import Program
 from torch_hlo.device.memory import Buffer
-from torch_hlo.hlo.ir import Ints
+from torch_hlo.hlo.ir import Ints, Pairs
 from torch_hlo.lowering.core import Leaf, lower
 from torch_hlo.pytorch import participants
 
@@ -20,7 +20,7 @@ from .fingerprint import Graph
 from .launch import Compiled
 
 
-def program_key(graph: Graph, aliases: tuple[tuple[int, int], ...]) -> tuple:
+def program_key(graph: Graph, aliases: Pairs) -> tuple:
     return (graph.key, aliases, *variant())
 
 
@@ -48,7 +48,7 @@ class ProgramCache:
     def find(
         self,
         graph: Graph,
-        aliases: tuple[tuple[int, int], ...],
+        aliases: Pairs,
         dead: Ints,
         where: spmd.Placement | None,
     ) -> Compiled:
@@ -83,24 +83,18 @@ class ProgramCache:
         with participants.block(f"hlo::compile step_{self.compiles + 1}"):
             return executor.call_compiler(lambda: self._compile(*compile))
 
-    def _partitioned(
-        self, graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple
-    ) -> Compiled:
+    def _partitioned(self, graph: Graph, aliases: Pairs, key: tuple) -> Compiled:
         """A program for all devices of a mesh, which may decide where a value lives."""
         found = self._served(graph, key)
         if found is not None:
             return found
         return self._on_compiler(graph, aliases, key, None, ())
 
-    def known(
-        self, graph: Graph, aliases: tuple[tuple[int, int], ...], where: spmd.Placement
-    ) -> Compiled | None:
+    def known(self, graph: Graph, aliases: Pairs, where: spmd.Placement) -> Compiled | None:
         """The program for all devices of a mesh that this process would run without compiling."""
         return self._served(graph, (*program_key(graph, aliases), where))
 
-    def canonical(
-        self, graph: Graph, aliases: tuple[tuple[int, int], ...], where: spmd.Placement
-    ) -> Compiled:
+    def canonical(self, graph: Graph, aliases: Pairs, where: spmd.Placement) -> Compiled:
         """The program for all devices of a mesh that does not depend on what was compiled before:
         all processes have the same."""
         key = (*program_key(graph, aliases), where)
@@ -138,7 +132,7 @@ class ProgramCache:
     def _compile(
         self,
         graph: Graph,
-        aliases: tuple[tuple[int, int], ...],
+        aliases: Pairs,
         key: tuple,
         family: generalize.Family | None,
         ints: Ints,
@@ -199,7 +193,7 @@ class ProgramCache:
     def _for_all_sizes(
         self,
         graph: Graph,
-        aliases: tuple[tuple[int, int], ...],
+        aliases: Pairs,
         key: tuple,
         name: str,
         family: generalize.Family,
@@ -222,7 +216,7 @@ class ProgramCache:
     def _generalized(
         self,
         graph: Graph,
-        aliases: tuple[tuple[int, int], ...],
+        aliases: Pairs,
         key: tuple,
         name: str,
         family: generalize.Family,
@@ -245,7 +239,7 @@ class ProgramCache:
     def _symbolic(
         self,
         graph: Graph,
-        aliases: tuple[tuple[int, int], ...],
+        aliases: Pairs,
         key: tuple,
         name: str,
         family: generalize.Family,
@@ -314,7 +308,7 @@ def _compiled(
     )
 
 
-def _build(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, observe) -> Program:
+def _build(graph: Graph, aliases: Pairs, key: tuple, observe) -> Program:
     where = key[-1]
     if isinstance(where, spmd.Placement):
         return spmd.build(graph, where, aliases, observe)
@@ -334,7 +328,7 @@ def _build(graph: Graph, aliases: tuple[tuple[int, int], ...], key: tuple, obser
     return report.compiled(module, observe)
 
 
-def _constants(leaves: Sequence[Array | Leaf], aliases: tuple[tuple[int, int], ...]) -> Ints:
+def _constants(leaves: Sequence[Array | Leaf], aliases: Pairs) -> Ints:
     """The leaves that may be weights: matrices which the step does not overwrite."""
     overwritten = {i for _, i in aliases}
     return tuple(

@@ -14,7 +14,7 @@ from torch_hlo import progress
 from torch_hlo.device import sharded
 from torch_hlo.device.memory import Buffer
 from torch_hlo.device.sharded import PartitionedProgram, Placed, ShardedBuffer, gather
-from torch_hlo.hlo.ir import Module
+from torch_hlo.hlo.ir import Module, Pairs
 from torch_hlo.hlo.ir.numeric import decode as decode_array
 from torch_hlo.hlo.sharding.sharding import Mesh, Sharding, ShardingError
 from torch_hlo.lowering.core import lower
@@ -114,7 +114,7 @@ def keep(
             storage.sharding = chosen
 
 
-def annotated(graph: Graph, where: Placement, aliases: tuple[tuple[int, int], ...]) -> Module:
+def annotated(graph: Graph, where: Placement, aliases: Pairs) -> Module:
     """The program of the whole mesh, with all that is known of where things live."""
     return lower(
         graph.nodes,
@@ -129,7 +129,7 @@ def annotated(graph: Graph, where: Placement, aliases: tuple[tuple[int, int], ..
 def build(
     graph: Graph,
     where: Placement,
-    aliases: tuple[tuple[int, int], ...],
+    aliases: Pairs,
     observe=None,
 ) -> PartitionedProgram:
     """Lower, propagate, partition, compile. `observe`: see device/runtime.py."""

@@ -1,7 +1,9 @@
 """Sorting and order statistics: sort, topk, kthvalue, median, mode, searchsorted, histograms. nan
 is the largest value."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -40,10 +42,19 @@ from ..reduction.reduce import arg_extreme, extreme, fold, result
 aten = torch.ops.aten
 
 
+def _of_rows(lowering: Callable[..., Results]) -> Callable[..., Results]:
+    """Of a number: the number, and position 0."""
+
+    @functools.wraps(lowering)
+    def lower(x: Instruction, *args: Any, **kwargs: Any) -> Results:
+        return lowering(x, *args, **kwargs) if x.rank else (x, promote.full(0, "s64", ()))
+
+    return lower
+
+
+@_of_rows
 def sorted_along(x: Instruction, dim: int, descending: bool) -> tuple[Instruction, Instruction]:
     """(sorted values, s64 positions they came from), stable."""
-    if not x.rank:
-        return x, promote.full(0, "s64", ())
     dim = axis(dim, x.rank)
     both = build.sort([x, iota(x.dims, dim)], dim, "GT" if descending else "LT", True)
     return build.get_tuple_element(both, 0), build.get_tuple_element(both, 1)
@@ -66,6 +77,7 @@ def sort_stable(
 
 
 @lowers(aten.topk)
+@_of_rows
 def topk(
     x: Instruction,
     k: Size,
@@ -73,8 +85,6 @@ def topk(
     largest: bool = True,
     sorted: bool = True,
 ) -> tuple[Instruction, Instruction]:
-    if not x.rank:
-        return x, promote.full(0, "s64", ())
     values, order = sorted_along(x, dim, largest)
     return slice_dim(values, dim, 0, k), slice_dim(order, dim, 0, k)
 
@@ -86,21 +96,19 @@ def _nth(x: Instruction, n: Size, dim: int) -> tuple[Instruction, Instruction]:
 
 
 @lowers(aten.kthvalue)
+@_of_rows
 def kthvalue(
     x: Instruction,
     k: Size,
     dim: int = -1,
     keepdim: bool = False,
 ) -> Results:
-    if not x.rank:
-        return x, promote.full(0, "s64", ())
     return _nth(x, k - 1, dim)
 
 
 @lowers(aten.median.dim)
+@_of_rows
 def median_dim(x: Instruction, dim: int, keepdim: bool = False) -> tuple[Instruction, Instruction]:
-    if not x.rank:
-        return x, promote.full(0, "s64", ())
     dim = axis(dim, x.rank)
     value, index = _nth(x, (x.dims[dim] - 1) // 2, dim)
     if not promote.is_floating(x.dtype):
@@ -133,13 +141,12 @@ def median(x: Instruction) -> Instruction:
 
 
 @lowers(aten.nanmedian.dim)
+@_of_rows
 def nanmedian_dim(
     x: Instruction,
     dim: int,
     keepdim: bool = False,
 ) -> Results:
-    if not x.rank:
-        return x, promote.full(0, "s64", ())
     if not promote.is_floating(x.dtype):
         return _nth(x, (x.dims[dim] - 1) // 2, dim)
     dim = axis(dim, x.rank)
@@ -160,11 +167,10 @@ def nanmedian(x: Instruction) -> Instruction:
 
 
 @lowers(aten.mode)
+@_of_rows
 def mode(x: Instruction, dim: int = -1, keepdim: bool = False) -> tuple[Instruction, Instruction]:
     """The most frequent value, the smallest of several; the index is that of its last
     occurrence."""
-    if not x.rank:
-        return x, promote.full(0, "s64", ())
     dim = axis(dim, x.rank)
     values, order = sorted_along(swap(x, dim, -1), -1, False)
     v = Expr(values)
