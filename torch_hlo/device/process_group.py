@@ -134,7 +134,7 @@ class ProcessLink(Communicator):
         )
         job = self._start(
             lane,
-            lambda: _RUN[c.op](lane, c, group, tag, inputs, outputs),
+            lambda: _RUN[c.op](_Meeting(lane, c, group, tag, inputs, outputs)),
             f"{what}, in {self.program}",
         )
         return lambda: self._wait(job)
@@ -426,78 +426,57 @@ def _nbytes(arrays: Arrays) -> int:
     return sum(a.nbytes for a in arrays)
 
 
-# -- the collectives: (lane, collective, group, tag, inputs, outputs)
+# -- the collectives
 
 
-def _whole_inputs(
-    lane: _Lane,
-    c: Collective,
-    group: Group,
-    tag: _Tag,
-    inputs: Arrays,
-    outputs: Arrays,
-) -> None:
-    """Everybody gets everything, and does its own part of the work."""
-    rows = lane.all_gather(group, tag, inputs)
-    everybody = [
-        outputs if d == lane.device else [np.empty_like(o) for o in outputs] for d in group
-    ]
-    for task in c.tasks(group, rows, everybody):
-        task()
+@dataclass
+class _Meeting:
+    """A device's part in a collective: with whom, what it brings, what it is to have."""
 
+    lane: _Lane
+    c: Collective
+    group: Group
+    tag: _Tag
+    inputs: Arrays
+    outputs: Arrays
 
-def _all_reduce(
-    lane: _Lane,
-    c: Collective,
-    group: Group,
-    tag: _Tag,
-    inputs: Arrays,
-    outputs: Arrays,
-) -> None:
-    n, rank = len(group), group.index(lane.device)
-    if n * _nbytes(inputs) <= _SMALL:
-        for k, values in enumerate(zip(*lane.all_gather(group, tag, inputs), strict=True)):
-            collective.fold(c.reduction, c.dtypes[k], values, outputs[k])
-        return
-    # each rank sums a part of each operand; the last parts are shorter
-    sizes = [-(-i.size // n) for i in inputs]
+    @property
+    def me(self) -> int:
+        return self.lane.device
 
-    def parts(arrays: Arrays, r: int) -> Arrays:
-        return [a.reshape(-1)[r * s : (r + 1) * s] for a, s in zip(arrays, sizes, strict=True)]
+    def round(self, sends: dict[int, Arrays], receives: dict[int, Arrays]) -> None:
+        self.lane.round(self.group, self.tag, sends, receives)
 
-    received = {
-        d: [np.empty_like(a) for a in parts(inputs, rank)] for d in group if d != lane.device
-    }
-    lane.round(group, tag, {d: parts(inputs, r) for r, d in enumerate(group)}, received)
-    received[lane.device] = parts(inputs, rank)
-    sums = parts(outputs, rank)
-    for k, total in enumerate(sums):
-        collective.fold(c.reduction, c.dtypes[k], [received[d][k] for d in group], total)
-    lane.round(
-        group,
-        tag,
-        dict.fromkeys(received, sums),
-        {d: parts(outputs, r) for r, d in enumerate(group) if d != lane.device},
-    )
+    def gathered(self) -> list[Arrays]:
+        return self.lane.all_gather(self.group, self.tag, self.inputs)
 
+    def space(self, arrays: Arrays) -> dict[int, Arrays]:
+        """Room for as much from each of the others."""
+        return {d: [np.empty_like(a) for a in arrays] for d in self.group if d != self.me}
 
-def _reduce_scatter(
-    lane: _Lane,
-    c: Collective,
-    group: Group,
-    tag: _Tag,
-    inputs: Arrays,
-    outputs: Arrays,
-) -> None:
-    blocks = {
-        d: [collective.block(i, c.dimension, r, len(group)) for i in inputs]
-        for r, d in enumerate(group)
-    }
-    received = {d: [np.empty_like(o) for o in outputs] for d in group if d != lane.device}
-    lane.round(group, tag, blocks, received)
-    received[lane.device] = blocks[lane.device]
-    for k, o in enumerate(outputs):
-        collective.fold(c.reduction, c.dtypes[k], [received[d][k] for d in group], o)
+    def parts(self, cut: Callable[[int], Arrays]) -> dict[int, Arrays]:
+        """For each device what `cut` makes of its rank."""
+        return {d: cut(r) for r, d in enumerate(self.group)}
+
+    def blocks(self, arrays: Arrays) -> dict[int, Arrays]:
+        """The blocks along the collective's dimension, one for each rank."""
+        n = len(self.group)
+        return self.parts(lambda r: [collective.block(a, self.c.dimension, r, n) for a in arrays])
+
+    def fold(self, received: dict[int, Arrays], outputs: Arrays) -> None:
+        """What the ranks have sent, summed in their order."""
+        for k, out in enumerate(outputs):
+            values = [received[d][k] for d in self.group]
+            collective.fold(self.c.reduction, self.c.dtypes[k], values, out)
+
+    def spread(self, sends: dict[int, Arrays], targets: dict[int, Arrays]) -> None:
+        """A round into arrays that need not be contiguous."""
+        received = {d: [_into(a) for a in arrays] for d, arrays in targets.items()}
+        self.round(sends, received)
+        for d, arrays in targets.items():
+            for target, value in zip(arrays, received[d], strict=True):
+                if value is not target:
+                    target[...] = value
 
 
 def _into(target: np.ndarray) -> np.ndarray:
@@ -505,92 +484,65 @@ def _into(target: np.ndarray) -> np.ndarray:
     return target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
 
 
-def _all_gather(
-    lane: _Lane,
-    c: Collective,
-    group: Group,
-    tag: _Tag,
-    inputs: Arrays,
-    outputs: Arrays,
-) -> None:
-    targets = {
-        d: [collective.block(o, c.dimension, r, len(group)) for o in outputs]
-        for r, d in enumerate(group)
-    }
-    _spread(lane, group, tag, dict.fromkeys(group, inputs), targets)
+def _whole_inputs(m: _Meeting) -> None:
+    """Everybody gets everything, and does its own part of the work."""
+    everybody = m.space(m.outputs) | {m.me: m.outputs}
+    for task in m.c.tasks(m.group, m.gathered(), [everybody[d] for d in m.group]):
+        task()
 
 
-def _all_to_all(
-    lane: _Lane,
-    c: Collective,
-    group: Group,
-    tag: _Tag,
-    inputs: Arrays,
-    outputs: Arrays,
-) -> None:
-    def of(arrays: Arrays, r: int) -> Arrays:
-        return (
-            [arrays[r]]
-            if c.dimension is None
-            else [collective.block(arrays[0], c.dimension, r, len(group))]
+def _all_reduce(m: _Meeting) -> None:
+    n = len(m.group)
+    if n * _nbytes(m.inputs) <= _SMALL:
+        return m.fold(dict(zip(m.group, m.gathered(), strict=True)), m.outputs)
+    # each rank sums a part of each operand; the last parts are shorter
+    sizes = [-(-i.size // n) for i in m.inputs]
+
+    def parts(arrays: Arrays) -> dict[int, Arrays]:
+        return m.parts(
+            lambda r: [
+                a.reshape(-1)[r * s : (r + 1) * s] for a, s in zip(arrays, sizes, strict=True)
+            ]
         )
 
-    _spread(
-        lane,
-        group,
-        tag,
-        {d: of(inputs, r) for r, d in enumerate(group)},
-        {d: of(outputs, r) for r, d in enumerate(group)},
-    )
+    mine, results = parts(m.inputs), parts(m.outputs)
+    received = m.space(mine[m.me])
+    m.round(mine, received)
+    sums = results.pop(m.me)
+    m.fold(received | {m.me: mine[m.me]}, sums)
+    m.round(dict.fromkeys(results, sums), results)
 
 
-def _spread(
-    lane: _Lane,
-    group: Group,
-    tag: _Tag,
-    sends: dict[int, Arrays],
-    targets: dict[int, Arrays],
-) -> None:
-    """A round into arrays that need not be contiguous."""
-    received = {d: [_into(a) for a in arrays] for d, arrays in targets.items()}
-    lane.round(group, tag, sends, received)
-    for d, arrays in targets.items():
-        for target, value in zip(arrays, received[d], strict=True):
-            if value is not target:
-                target[...] = value
+def _reduce_scatter(m: _Meeting) -> None:
+    blocks, received = m.blocks(m.inputs), m.space(m.outputs)
+    m.round(blocks, received)
+    m.fold(received | {m.me: blocks[m.me]}, m.outputs)
 
 
-def _collective_permute(
-    lane: _Lane,
-    c: Collective,
-    group: Group,
-    tag: _Tag,
-    inputs: Arrays,
-    outputs: Arrays,
-) -> None:
-    pairs = c.pairs(lane.replicas, lane.partitions)
-    sources = [s for s, t in pairs if t == lane.device]
-    lane.round(
-        group,
-        tag,
-        {t: inputs for s, t in pairs if s == lane.device},
-        dict.fromkeys(sources, outputs),
-    )
+def _all_gather(m: _Meeting) -> None:
+    m.spread(dict.fromkeys(m.group, m.inputs), m.blocks(m.outputs))
+
+
+def _all_to_all(m: _Meeting) -> None:
+    def of(arrays: Arrays) -> dict[int, Arrays]:
+        return m.parts(lambda r: [arrays[r]]) if m.c.dimension is None else m.blocks(arrays[:1])
+
+    m.spread(of(m.inputs), of(m.outputs))
+
+
+def _collective_permute(m: _Meeting) -> None:
+    pairs = m.c.pairs(m.lane.replicas, m.lane.partitions)
+    sources = [s for s, t in pairs if t == m.me]
+    m.round({t: m.inputs for s, t in pairs if s == m.me}, dict.fromkeys(sources, m.outputs))
     if not sources:
-        for o in outputs:
+        for o in m.outputs:
             o[...] = 0
 
 
-def _collective_broadcast(
-    lane: _Lane,
-    c: Collective,
-    group: Group,
-    tag: _Tag,
-    inputs: Arrays,
-    outputs: Arrays,
-) -> None:
-    first = group[0] == lane.device
-    lane.round(group, tag, dict.fromkeys(group, inputs) if first else {}, {group[0]: outputs})
+def _collective_broadcast(m: _Meeting) -> None:
+    first = m.group[0]
+    sends = dict.fromkeys(m.group, m.inputs) if first == m.me else {}
+    m.round(sends, {first: m.outputs})
 
 
 _RUN = {

@@ -90,7 +90,7 @@ def _with_used(c: Computation) -> Computation:
         readers = table[x]
         if readers and all(r.op == "get-tuple-element" for r in readers):
             used = sorted({r["index"] for r in readers})
-            new[x] = replace(x, backend_config=json.dumps({"used": used}))
+            new[x] = replace(x, None, x.shape, backend_config=json.dumps({"used": used}))
     return c.with_root(substituted(c.root, new))
 
 

@@ -19,6 +19,7 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
@@ -153,7 +154,7 @@ class Collective:
 
         Arrays hold the values (numpy_dtype) or, for bf16 and f8, the bits. Sums are formed in rank
         order, in f32 for narrower floats."""
-        return _TASKS[self.op](self, group, inputs, outputs, pairs)
+        return _TASKS[self.op](_Meeting(self, group, inputs, outputs, pairs))
 
     def __str__(self) -> str:
         """`all-reduce(f32, bf16) over {0,1},{2,3}, channel 4`."""
@@ -275,45 +276,37 @@ def encoded(values: np.ndarray, dtype: str, like: np.ndarray) -> np.ndarray:
     return np.frombuffer(encode(values, dtype), like.dtype).reshape(values.shape)
 
 
-# What every kind of collective does: (collective, group, inputs of the ranks, outputs of the ranks,
-# pairs) -> tasks
+# What every kind of collective does
 
 
-def _copy(out: np.ndarray, value: np.ndarray) -> Callable[[], object]:
-    return partial(np.copyto, out, value)
+@dataclass
+class _Meeting:
+    """The members of a group in a collective: what each brings, and what it is to have."""
+
+    c: Collective
+    group: Ints
+    inputs: Members
+    outputs: Members
+    pairs: Groups
+
+    def block(self, array: np.ndarray, rank: int) -> np.ndarray:
+        return block(array, self.c.dimension, rank, len(self.group))
 
 
-def _all_reduce(
-    c: Collective,
-    group: Ints,
-    inputs: Members,
-    outputs: Members,
-    pairs: Groups,
-) -> Tasks:
-    def piece(
-        reduction: str,
-        dtype: str,
-        values: list[np.ndarray],
-        outs: list[np.ndarray],
-    ) -> None:
-        fold(reduction, dtype, values, outs[0])
-        for out in outs[1:]:
-            np.copyto(out, outs[0])
+def _sum_into(reduction: str, dtype: str, values: list[np.ndarray], outs: list[np.ndarray]) -> None:
+    fold(reduction, dtype, values, outs[0])
+    for out in outs[1:]:
+        np.copyto(out, outs[0])
 
+
+def _all_reduce(m: _Meeting) -> Tasks:
     tasks: Tasks = []
-    for k, dtype in enumerate(c.dtypes):
-        values = [i[k].reshape(-1) for i in inputs]
-        outs = [o[k].reshape(-1) for o in outputs]
+    for k, dtype in enumerate(m.c.dtypes):
+        values = [i[k].reshape(-1) for i in m.inputs]
+        outs = [o[k].reshape(-1) for o in m.outputs]
         for lo in range(0, values[0].size, CHUNK):
-            tasks.append(
-                partial(
-                    piece,
-                    c.reduction,
-                    dtype,
-                    [v[lo : lo + CHUNK] for v in values],
-                    [o[lo : lo + CHUNK] for o in outs],
-                )
-            )
+            pieces = ([a[lo : lo + CHUNK] for a in arrays] for arrays in (values, outs))
+            tasks.append(partial(_sum_into, m.c.reduction, dtype, *pieces))
     return tasks
 
 
@@ -324,110 +317,72 @@ def block(array: np.ndarray, dimension: int | None, rank: int, count: int) -> np
     return array[(slice(None),) * dimension + (slice(rank * n, (rank + 1) * n),)]
 
 
-def _reduce_scatter(
-    c: Collective,
-    group: Ints,
-    inputs: Members,
-    outputs: Members,
-    pairs: Groups,
-) -> Tasks:
-    n = len(group)
+def _reduce_scatter(m: _Meeting) -> Tasks:
     return [
-        partial(
-            fold,
-            c.reduction,
-            dtype,
-            [block(i[k], c.dimension, rank, n) for i in inputs],
-            outputs[rank][k],
-        )
-        for k, dtype in enumerate(c.dtypes)
-        for rank in range(n)
+        partial(fold, m.c.reduction, dtype, [m.block(i[k], rank) for i in m.inputs], outs[k])
+        for k, dtype in enumerate(m.c.dtypes)
+        for rank, outs in enumerate(m.outputs)
     ]
 
 
-def _all_gather(
-    c: Collective,
-    group: Ints,
-    inputs: Members,
-    outputs: Members,
-    pairs: Groups,
-) -> Tasks:
-    n = len(group)
+def _all_gather(m: _Meeting) -> Tasks:
     return [
-        _copy(block(o[k], c.dimension, rank, n), inputs[rank][k])
-        for o in outputs
-        for k in range(len(c.dtypes))
-        for rank in range(n)
+        partial(np.copyto, m.block(o, rank), i)
+        for outs in m.outputs
+        for rank, ins in enumerate(m.inputs)
+        for o, i in zip(outs, ins, strict=True)
     ]
 
 
-def _all_to_all(
-    c: Collective,
-    group: Ints,
-    inputs: Members,
-    outputs: Members,
-    pairs: Groups,
-) -> Tasks:
+def _all_to_all(m: _Meeting) -> Tasks:
     """With a dimension, block j of rank i becomes block i of rank j; without, operand j of rank i
     becomes result i of rank j."""
-    n = len(group)
-    if c.dimension is None:
-        return [_copy(outputs[j][i], inputs[i][j]) for i in range(n) for j in range(n)]
-    ranks = [(i, j) for i in range(n) for j in range(n)]
+    if m.c.dimension is None:
+        return [
+            partial(np.copyto, outs[i], ins[j])
+            for i, ins in enumerate(m.inputs)
+            for j, outs in enumerate(m.outputs)
+        ]
     return [
-        _copy(block(outputs[j][0], c.dimension, i, n), block(inputs[i][0], c.dimension, j, n))
-        for i, j in ranks
+        partial(np.copyto, m.block(outs[0], i), m.block(ins[0], j))
+        for i, ins in enumerate(m.inputs)
+        for j, outs in enumerate(m.outputs)
     ]
 
 
-def _collective_permute(
-    c: Collective,
-    group: Ints,
-    inputs: Members,
-    outputs: Members,
-    pairs: Groups,
-) -> Tasks:
+def _collective_permute(m: _Meeting) -> Tasks:
     """Who is no target gets zeros."""
-    source = {target: s for s, target in pairs}
-    rank = {d: i for i, d in enumerate(group)}
+    source = {target: m.inputs[m.group.index(s)] for s, target in m.pairs if s in m.group}
     return [
-        _copy(o, inputs[rank[source[d]]][k]) if d in source else partial(o.fill, 0)
-        for d, outs in zip(group, outputs, strict=True)
+        partial(np.copyto, o, source[d][k]) if d in source else partial(o.fill, 0)
+        for d, outs in zip(m.group, m.outputs, strict=True)
         for k, o in enumerate(outs)
     ]
 
 
-def _collective_broadcast(
-    c: Collective,
-    group: Ints,
-    inputs: Members,
-    outputs: Members,
-    pairs: Groups,
-) -> Tasks:
-    return [_copy(o, inputs[0][k]) for outs in outputs for k, o in enumerate(outs)]
+def _collective_broadcast(m: _Meeting) -> Tasks:
+    return [
+        partial(np.copyto, o, i)
+        for outs in m.outputs
+        for o, i in zip(outs, m.inputs[0], strict=True)
+    ]
 
 
-def _ragged_all_to_all(
-    c: Collective,
-    group: Ints,
-    inputs: Members,
-    outputs: Members,
-    pairs: Groups,
-) -> Tasks:
+def _ragged_all_to_all(m: _Meeting) -> Tasks:
     """Operands: rows to send, the initial output, and per update the input offset, rows sent,
     offset at the receiver, rows received. The updates are cut into equal runs, one for each
     peer."""
 
     def receive(rank: int) -> None:
-        out = outputs[rank][0]
-        np.copyto(out, inputs[rank][1])
-        for rows, _, starts, counts, targets, _ in inputs:
-            each = len(counts) // len(group)
+        out = m.outputs[rank][0]
+        np.copyto(out, m.inputs[rank][1])
+        for rows, _, starts, counts, targets, _ in m.inputs:
+            each = len(counts) // len(m.group)
             for u in range(rank * each, (rank + 1) * each):
                 a, n, b = int(starts[u]), int(counts[u]), int(targets[u])
                 out[b : b + n] = rows[a : a + n]
 
-    return [partial(receive, rank) for rank in range(len(group))]
+    return [partial(receive, rank) for rank in range(len(m.group))]
 
 
 _TASKS = {

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Instruction,
     Instructions,
@@ -50,12 +51,45 @@ from ..reduction.reduce import arg_extreme, average
 aten = torch.ops.aten
 
 
-def _sizes(values: Sequence[int] | int, n: int, default: Sequence[int] | None = None) -> list[int]:
-    if not isinstance(values, (list, tuple)):
-        values = [values]
-    if not values:
-        return list(default)
-    return list(values) * n if len(values) == 1 else list(values)
+Given = Sequence[int] | int  # a number stands for as many as there are dimensions
+
+
+@frozen
+class _Windows:
+    """Of each pooled dimension."""
+
+    kernel: list[int]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+
+    @classmethod
+    def of(
+        cls, n: int, kernel: Given, stride: Given, padding: Given, dilation: Given = 1
+    ) -> _Windows:
+        def sizes(values: Given) -> list[int]:
+            given = list(values) if isinstance(values, (list, tuple)) else [values]
+            return given * n if len(given) == 1 else given
+
+        return cls(sizes(kernel), sizes(stride or kernel), sizes(padding), sizes(dilation))
+
+    def each(self) -> Iterator[tuple[int, int, int, int]]:
+        """(kernel, stride, padding, dilation) of a dimension."""
+        return zip(self.kernel, self.stride, self.padding, self.dilation, strict=True)
+
+    def needs(self, outs: Sequence[Size]) -> list[Size]:
+        """Elements that so many windows span."""
+        return [
+            (o - 1) * st + (k - 1) * d + 1
+            for o, (k, st, _, d) in zip(outs, self.each(), strict=True)
+        ]
+
+    def over(self, sizes: Sequence[Size], outs: Sequence[Size]) -> list[WindowDim]:
+        """The windows of `outs` results over `sizes` elements."""
+        return [
+            WindowDim(k, st, p, need - s - p, 1, d)
+            for s, need, (k, st, p, d) in zip(sizes, self.needs(outs), self.each(), strict=True)
+        ]
 
 
 def _leading(rank: int, n: int) -> list[WindowDim]:
@@ -66,20 +100,23 @@ def _axis_index(dims: Sequence[Size], dim: int) -> Expr:
     return Expr(iota(dims, dim))
 
 
+def _pooled(x: Instruction, kernel: Sequence[int]) -> int:
+    """How many dimensions."""
+    return len(kernel) if len(kernel) > 1 else 3 if x.rank == 5 else 2
+
+
 # Average
 def _divisor(
     dims: Sequence[Size],
     sizes: Sequence[Size],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
+    w: _Windows,
     include_pad: bool,
     override: int | None,
     dtype: str,
 ) -> Expr | None:
     """How many elements each window of an output of `dims` averages; None when it is the kernel
     size everywhere."""
-    n = len(kernel)
+    n = len(w.kernel)
     if override is not None:
         return Expr(promote.full(override, dtype, dims))
     uniform = all(
@@ -87,16 +124,15 @@ def _divisor(
         and isinstance(s, int)
         and (o - 1) * st + k <= s + 2 * p
         and (include_pad or p == 0)
-        for o, s, k, st, p in zip(dims[-n:], sizes, kernel, stride, padding, strict=True)
+        for o, s, (k, st, p, _) in zip(dims[-n:], sizes, w.each(), strict=True)
     )
     if uniform:
         return None
     total = Expr(promote.full(1, "s64", dims))
-    for i in range(n):
-        d = len(dims) - n + i
-        start = _axis_index(dims, d) * stride[i] - padding[i]
-        size = start.like(sizes[i])
-        stop = minimum(start + kernel[i], size + padding[i])
+    for d, s, (k, st, p, _) in zip(range(len(dims) - n, len(dims)), sizes, w.each(), strict=True):
+        start = _axis_index(dims, d) * st - p
+        size = start.like(s)
+        stop = minimum(start + k, size + p)
         if not include_pad:
             start, stop = maximum(start, 0), minimum(stop, size)
         total = total * (stop - start)
@@ -117,53 +153,15 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Instruction:
-    return _avg_pool(
-        x,
-        kernel,
-        stride,
-        padding,
-        count_include_pad,
-        divisor_override,
-        len(kernel) if len(kernel) > 1 else None,
-    )
-
-
-def _avg_pool(
-    x: Instruction,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    include_pad: bool,
-    override: int | None,
-    n: int | None,
-) -> Instruction:
-    n = n or (3 if x.rank == 5 else 2)
+    n = _pooled(x, kernel)
+    w = _Windows.of(n, kernel, stride, padding)
     shape = expected()
-    kernel = _sizes(kernel, n)
-    stride, padding = _sizes(stride, n, kernel), _sizes(padding, n)
     value = compute(x)
-    sizes, outs = x.dims[-n:], shape.dims[-n:]
-    window = _leading(x.rank, n)
-    for s, o, k, st, p in zip(sizes, outs, kernel, stride, padding, strict=True):
-        window.append(WindowDim(k, st, p, (o - 1) * st + k - s - p))
+    sizes = x.dims[-n:]
+    window = _leading(x.rank, n) + w.over(sizes, shape.dims[-n:])
     total = Expr(_window_reduce(value.x, window, "add"))
-    return promote.cast(
-        _averaged(
-            total,
-            _divisor(
-                shape.dims,
-                sizes,
-                kernel,
-                stride,
-                padding,
-                include_pad,
-                override,
-                value.dtype,
-            ),
-            kernel,
-        ).x,
-        shape.dtype,
-    )
+    divisor = _divisor(shape.dims, sizes, w, count_include_pad, divisor_override, value.dtype)
+    return promote.cast(_averaged(total, divisor, w.kernel).x, shape.dtype)
 
 
 def _window_reduce(x: Instruction, window: list[WindowDim], op: str) -> Instruction:
@@ -198,34 +196,21 @@ def avg_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Instruction:
-    n = len(kernel) if len(kernel) > 1 else 3 if x.rank == 5 else 2
+    n = _pooled(x, kernel)
     shape = expected()
-    kernel = _sizes(kernel, n)
-    stride, padding = _sizes(stride, n, kernel), _sizes(padding, n)
+    w = _Windows.of(n, kernel, stride, padding)
     g = compute(grad)
     sizes = x.dims[-n:]
-    g = _averaged(
-        g,
-        _divisor(
-            g.dims,
-            sizes,
-            kernel,
-            stride,
-            padding,
-            count_include_pad,
-            divisor_override,
-            g.dtype,
-        ),
-        kernel,
-    )
+    divisor = _divisor(g.dims, sizes, w, count_include_pad, divisor_override, g.dtype)
+    g = _averaged(g, divisor, w.kernel)
     if (
-        kernel == stride
-        and not any(padding)
+        w.kernel == w.stride
+        and not any(w.padding)
         and all(isinstance(v, int) for v in (*sizes, *g.dims[-n:]))
     ):
-        return promote.cast(_repeated(g.x, kernel, sizes), shape.dtype)
+        return promote.cast(_repeated(g.x, w.kernel, sizes), shape.dtype)
     window = _leading(x.rank, n)
-    for s, o, k, st, p in zip(sizes, g.dims[-n:], kernel, stride, padding, strict=True):
+    for s, o, (k, st, p, _) in zip(sizes, g.dims[-n:], w.each(), strict=True):
         # Each input element gets the gradients of the windows over it: a sum over the spread-out
         # output.
         window.append(WindowDim(k, 1, k - 1 - p, s + p - (o - 1) * st - 1, st))
@@ -256,48 +241,31 @@ def max_pool_with_indices(
     dilation: Sequence[int] = 1,
     ceil_mode: bool = False,
 ) -> Instructions:
-    return _max_pool(x, kernel, stride, padding, dilation, 3 if len(kernel) == 3 else None)
-
-
-def _max_pool(
-    x: Instruction,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    n: int | None = None,
-) -> Instructions:
+    n = _pooled(x, kernel)
+    w = _Windows.of(n, kernel, stride, padding, dilation)
     shape = expected()
-    n = n or len(kernel) if len(kernel) > 1 else n or (3 if x.rank == 5 else 2)
-    kernel = _sizes(kernel, n)
-    stride, padding, dilation = (
-        _sizes(stride, n, kernel),
-        _sizes(padding, n),
-        _sizes(dilation, n),
-    )
     sizes, outs = x.dims[-n:], shape.dims[-n:]
     lead = x.rank - n
-    needs = [
-        ((o - 1) * st + (k - 1) * d + 1)
-        for o, st, k, d in zip(outs, stride, kernel, dilation, strict=True)
-    ]
+    needs = w.needs(outs)
     low = lowest(x.dtype)
     padded = pad(
         x,
         [(0, 0)] * lead
-        + [(p, need - s - p) for p, need, s in zip(padding, needs, sizes, strict=True)],
+        + [(p, need - s - p) for p, need, s in zip(w.padding, needs, sizes, strict=True)],
         low,
     )
     steps = row_major_strides(tuple(sizes))
-    starts = [_axis_index(shape.dims, lead + i) * stride[i] - padding[i] for i in range(n)]
+    starts = [
+        _axis_index(shape.dims, lead + i) * st - p for i, (_, st, p, _) in enumerate(w.each())
+    ]
     best = Expr(promote.full(low, x.dtype, shape.dims))
-    index = _flat([_first_inside(s, d) for s, d in zip(starts, dilation, strict=True)], steps)
+    index = _flat([_first_inside(s, d) for s, d in zip(starts, w.dilation, strict=True)], steps)
     # One comparison per window position: strided slices, which fuse into one loop over the output.
-    for offsets in itertools.product(*(range(k) for k in kernel)):
-        shift = [o * d for o, d in zip(offsets, dilation, strict=True)]
+    for offsets in itertools.product(*(range(k) for k in w.kernel)):
+        shift = [o * d for o, d in zip(offsets, w.dilation, strict=True)]
         ranges = [(0, d, 1) for d in x.dims[:lead]]
         ranges += [
-            (sh, sh + (o - 1) * st + 1, st) for sh, o, st in zip(shift, outs, stride, strict=True)
+            (sh, sh + (o - 1) * st + 1, st) for sh, o, st in zip(shift, outs, w.stride, strict=True)
         ]
         value = Expr(instr("slice", (padded,), slice=tuple(ranges)))
         better = value > best
@@ -311,9 +279,7 @@ def _max_pool(
         )
     # The values alone need neither the padded copy nor the comparisons: they are a window's
     # maximum, and the indices go when nobody reads them.
-    window = [*_leading(x.rank, n)]
-    for s, p, need, k, st, d in zip(sizes, padding, needs, kernel, stride, dilation, strict=True):
-        window.append(WindowDim(k, st, p, need - s - p, 1, d))
+    window = _leading(x.rank, n) + w.over(sizes, outs)
     return _window_reduce(x, window, "maximum"), index.x
 
 
@@ -354,29 +320,14 @@ def _max_pool_backward(n: int) -> Callable[..., Any]:
         """Each window's gradient goes to its maximum. `indices` say no more than `x`: autograd
         hands in those of the forward."""
         shape = expected()
-        kernel = _sizes(kernel, n)
-        stride, padding, dilation = (
-            _sizes(stride, n, kernel),
-            _sizes(padding, n),
-            _sizes(dilation, n),
-        )
+        w = _Windows.of(n, kernel, stride, padding, dilation)
         # Where windows overlap gradients are added up in the wide type.
         dtype = (
             promote.compute_type(shape.dtype)
-            if any(k > s for k, s in zip(kernel, stride, strict=True))
+            if any(k > s for k, s in zip(w.kernel, w.stride, strict=True))
             else shape.dtype
         )
-        window = _leading(len(shape.dims), n)
-        for s, o, k, st, p, d in zip(
-            shape.dims[-n:],
-            grad.dims[-n:],
-            kernel,
-            stride,
-            padding,
-            dilation,
-            strict=True,
-        ):
-            window.append(WindowDim(k, st, p, (o - 1) * st + (k - 1) * d + 1 - s - p, 1, d))
+        window = _leading(len(shape.dims), n) + w.over(shape.dims[-n:], grad.dims[-n:])
         select = build.computation(_keeps, (Shape(dtype), Shape(dtype)), f"keeps_{dtype}")
         values, zero = (
             (promote.cast(v, dtype) for v in (x, grad)),
