@@ -35,6 +35,17 @@ def test_qr(dims, dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", "dD")
+@pytest.mark.parametrize("dims", [(5, 3), (3, 5), (2, 4, 3)])
+def test_product_with_the_reflectors(dims, dtype):
+    packed, tau = lapack.call("lapack_dgeqrf_ffi", None, [a := matrix(*dims, dtype=dtype)])
+    r = lapack.call("lapack_zunmqr_ffi", "{left = true, transpose = true}", [packed, tau, a])[0]
+    np.testing.assert_allclose(r, np.triu(packed), atol=1e-12)
+    whole = np.broadcast_to(np.eye(dims[-2]), (*dims[:-2], dims[-2], dims[-2]))
+    (q,) = lapack.call("lapack_dormqr_ffi", "{left = false}", [packed, tau, whole])
+    np.testing.assert_allclose(q @ r, a, atol=1e-12)
+
+
 @pytest.mark.parametrize("dims", [(4, 4), (5, 3), (3, 5)])
 def test_lu(dims):
     a = matrix(*dims)

@@ -20,7 +20,7 @@ Config = dict[str, int]
 Results = tuple[Any, ...]  # arrays, and scalars such as LAPACK's info
 ROUTINES: dict[str, Callable[..., Results]] = {}
 _NAME = re.compile(r"(?:lapack_[sdcz])?(\w+?)(?:_ffi)?")
-_OPTION = re.compile(r"(\w+)\s*=\s*(-?\d+)")
+_OPTION = re.compile(r"(\w+)\s*=\s*(-?\d+|true)")
 
 
 def routine(target: str) -> str | None:
@@ -30,12 +30,14 @@ def routine(target: str) -> str | None:
     return name if name in ROUTINES or name in ("potrf", "trsm") else None
 
 
-_SAME = {"ungqr": "orgqr", "heevd": "syevd", "hetrd": "sytrd", "gesvd": "gesdd"}
+_SAME = {"ungqr": "orgqr", "unmqr": "ormqr", "heevd": "syevd", "hetrd": "sytrd", "gesvd": "gesdd"}
 
 
 def options(text: str | None) -> Config:
-    """`{mode = 65 : ui8}` -> {"mode": 65}."""
-    return {name: int(value) for name, value in _OPTION.findall(text or "")}
+    """`{mode = 65 : ui8, left = true}` -> {"mode": 65, "left": 1}."""
+    return {
+        name: 1 if value == "true" else int(value) for name, value in _OPTION.findall(text or "")
+    }
 
 
 def call(target: str, config: str | None, arrays: Sequence[Array]) -> Results:
@@ -110,6 +112,17 @@ def _orgqr(config: Config, packed: Array, tau: Array) -> Results:
         v = np.concatenate([np.ones(1, packed.dtype), packed[k + 1 :, k]])
         q[k:] -= tau[k] * np.outer(v, np.conj(v) @ q[k:])
     return (q,)
+
+
+@_lapack
+@_stacked
+def _ormqr(config: Config, packed: Array, tau: Array, c: Array) -> Results:
+    """The whole product of the reflectors, or its adjoint, times `c`."""
+    columns = packed[:, : len(tau)]
+    (q,) = _orgqr(config, np.pad(columns, ((0, 0), (0, len(packed) - len(tau)))), tau)
+    if config.get("transpose"):
+        q = np.conj(q).T
+    return (q @ c if config.get("left") else c @ q,)
 
 
 @_lapack
