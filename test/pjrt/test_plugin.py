@@ -443,3 +443,19 @@ def test_a_layout_that_may_be_chosen_makes_the_last_transpose_free():
     assert made.output_formats.layout.major_to_minor == (2, 1, 0)
     value = np.arange(24.0, dtype="float32").reshape(2, 3, 4)
     np.testing.assert_array_equal(made(value), value.T)
+
+
+PARTITIONED = """
+import jax, numpy as np
+from jax.experimental.custom_partitioning import custom_partitioning
+double = custom_partitioning(lambda x: x * 2)
+double.def_partition(lambda mesh, x, y: None, sharding_rule="i -> i")
+split = jax.NamedSharding(jax.make_mesh((4,), ("x",)), jax.P("x"))
+y = jax.jit(double)(jax.device_put(np.arange(8.0), split))
+assert (np.asarray(y) == 2 * np.arange(8)).all() and y.sharding.is_equivalent_to(split, 1)
+"""
+
+
+def test_functions_that_say_how_they_are_partitioned():
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "hlo"}
+    subprocess.run([sys.executable, "-c", PARTITIONED], check=True, env=environment, timeout=120)

@@ -68,7 +68,9 @@ def _connect(state: Any) -> None:
 
 def _lowerings() -> None:
     """Lowerings of JAX for its CPU back end are good for us, also in programs that were exported;
-    donated arrays are overwritten."""
+    donated arrays are overwritten. Functions that say how they are partitioned are partitioned as
+    everything else is."""
+    from jax._src import core, custom_partitioning
     from jax._src.export import _export
     from jax._src.interpreters import mlir
 
@@ -83,6 +85,14 @@ def _lowerings() -> None:
         return _export._call_exported_lowering(ctx, *args, exported=exported)
 
     mlir.register_lowering(_export.call_exported_p, call)
+
+    def partitioned(ctx: Any, *args: Any, **options: Any) -> Any:
+        if PLATFORM not in ctx.module_context.platforms:
+            return custom_partitioning._custom_partitioning_lowering_rule(ctx, *args, **options)
+        whole = core.jaxpr_as_fun(options["call"])
+        return mlir.lower_fun(whole, multiple_results=True)(ctx, *args)
+
+    mlir.register_lowering(custom_partitioning.custom_partitioning_p, partitioned)
 
 
 def _kept() -> None:
