@@ -35,6 +35,17 @@ def test_qr(dims, dtype):
     )
 
 
+@pytest.mark.parametrize("dtype", "dD")
+@pytest.mark.parametrize("dims", [(5, 3), (3, 5), (2, 4, 3)])
+def test_product_with_the_reflectors(dims, dtype):
+    packed, tau = lapack.call("lapack_dgeqrf_ffi", None, [a := matrix(*dims, dtype=dtype)])
+    r = lapack.call("lapack_zunmqr_ffi", "{left = true, transpose = true}", [packed, tau, a])[0]
+    np.testing.assert_allclose(r, np.triu(packed), atol=1e-12)
+    whole = np.broadcast_to(np.eye(dims[-2]), (*dims[:-2], dims[-2], dims[-2]))
+    (q,) = lapack.call("lapack_dormqr_ffi", "{left = false}", [packed, tau, whole])
+    np.testing.assert_allclose(q @ r, a, atol=1e-12)
+
+
 @pytest.mark.parametrize("dims", [(4, 4), (5, 3), (3, 5)])
 def test_lu(dims):
     a = matrix(*dims)
@@ -80,6 +91,18 @@ def test_hessenberg_schur_and_pivoted_qr():
     assert (np.diff(np.abs(np.diagonal(packed))) <= 1e-12).all()
 
 
+@pytest.mark.parametrize("fixed", [[0, 1, 0, 1, 0], [1] * 5, [0, 0, 1, 0, 0]])
+@pytest.mark.parametrize("dims", [(5, 5), (3, 5), (7, 5)])
+def test_pivoted_qr_with_columns_that_go_first(dims, fixed):
+    a, k = matrix(*dims), min(dims)
+    packed, order, tau = lapack.call("lapack_dgeqp3_ffi", None, [a, np.array(fixed, np.int32)])
+    (q,) = lapack.call("lapack_dorgqr_ffi", None, [packed[:, :k], tau])
+    np.testing.assert_allclose(q @ np.triu(packed)[:k], a[:, order - 1], atol=1e-12)
+    first = np.flatnonzero(fixed)
+    np.testing.assert_array_equal(order[: len(first)] - 1, first)
+    assert sorted(order) == [1, 2, 3, 4, 5]
+
+
 def test_empty_stack_and_unknown_routine():
     values = lapack.call(
         "lapack_dsyevd_ffi", "{mode = 86 : ui8, uplo = 76 : ui8}", [np.zeros((0, 3, 3))]
@@ -114,3 +137,12 @@ def test_a_singular_tridiagonal_matrix_is_perturbed():
     assert abs(x[0, :, 0]).min() > 1e10
     np.testing.assert_allclose(x[0, 0], -x[0, 1], rtol=1e-6)
     np.testing.assert_allclose(x[1], 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", "dD")
+def test_schur_form_of_a_matrix_without_enough_eigenvectors(dtype):
+    pytest.importorskip("scipy")
+    q = np.linalg.qr(matrix(6, 6, dtype=dtype))[0]
+    a = q @ (np.diag(np.ones(5), 1) + 2 * np.eye(6)) @ np.conj(q).T
+    t, v, *_ = lapack.call("lapack_dgees_ffi", "{mode = 86 : ui8}", [a])
+    np.testing.assert_allclose(v @ t @ np.conj(v).T, a, atol=1e-12)

@@ -378,3 +378,84 @@ def test_pytorch_may_come_after_jax(how):
         f"{WITHOUT_PYTORCH}\n{LATER[how]}\nx = torch.ones(3).to('hlo'); print((x + x).sum().item())"
     )
     assert run_on_hlo(text).split()[2:] == ["False", "6.0"]
+
+
+def test_programs_exported_for_the_cpu_run_here():
+    from jax import export
+
+    made = export.export(jax.jit(jnp.linalg.eigvalsh), platforms=("tpu", "cpu"))(A)
+    got = jax.jit(made.call)(A)
+    assert next(iter(got.devices())).platform == "hlo"
+    np.testing.assert_allclose(got, np.linalg.eigvalsh(A), rtol=1e-5)
+
+
+TOPOLOGY = """
+import jax, numpy as np
+from jax.experimental import serialize_executable, topologies
+devices = np.array(topologies.get_topology_desc(platform="hlo").devices)
+split = jax.NamedSharding(jax.sharding.Mesh(devices, ("x",)), jax.P("x"))
+wanted = jax.ShapeDtypeStruct((8,), "float32", sharding=split)
+made = jax.jit(lambda x: (x * 2).sum()).lower(wanted).compile()
+run = serialize_executable.deserialize_and_load(*serialize_executable.serialize(made))
+assert run(np.arange(8.0, dtype="float32")) == 56
+"""
+
+
+def test_programs_for_the_devices_of_a_topology():
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "hlo"}
+    subprocess.run([sys.executable, "-c", TOPOLOGY], check=True, env=environment, timeout=120)
+
+
+def on(kind: str):
+    return jax.sharding.SingleDeviceSharding(jax.devices("hlo")[0], memory_kind=kind)
+
+
+def test_kinds_of_memory():
+    x = jax.device_put(A, on("pinned_host"))
+    assert x.sharding.memory_kind == "pinned_host"
+    y = jax.jit(lambda x: x + 1, out_shardings=on("unpinned_host"))(x)
+    assert y.sharding.memory_kind == "unpinned_host"
+    assert jax.device_put(y, on("device")).sharding.memory_kind == "device"
+    np.testing.assert_array_equal(y, A + 1)
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 0, 1), (0, 1, 2)])
+@pytest.mark.parametrize("sizes", [(2, 3, 4), (3, 3, 3)])
+def test_layouts(sizes, order):
+    from jax.experimental.layout import Format, Layout
+
+    value = np.arange(np.prod(sizes), dtype=np.int16).reshape(sizes)
+    own = Format(Layout(order), on("device"))
+    x = jax.device_put(value, own)
+    y = jax.jit(lambda x: x.T[1:], out_shardings=own)(x)
+    z = jax.device_put(x, on("device"))
+    assert x.format.layout.major_to_minor == y.format.layout.major_to_minor == order
+    for got, want in ((x, value), (y, value.T[1:]), (z, value), (x + 1, value + 1)):
+        np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(np.from_dlpack(x), value)
+
+
+def test_a_layout_that_may_be_chosen_makes_the_last_transpose_free():
+    from jax.experimental.layout import Format, Layout
+
+    made = jax.jit(jnp.transpose, out_shardings=Format(Layout.AUTO)).lower(np.zeros((2, 3, 4)))
+    made = made.compile()
+    assert made.output_formats.layout.major_to_minor == (2, 1, 0)
+    value = np.arange(24.0, dtype="float32").reshape(2, 3, 4)
+    np.testing.assert_array_equal(made(value), value.T)
+
+
+PARTITIONED = """
+import jax, numpy as np
+from jax.experimental.custom_partitioning import custom_partitioning
+double = custom_partitioning(lambda x: x * 2)
+double.def_partition(lambda mesh, x, y: None, sharding_rule="i -> i")
+split = jax.NamedSharding(jax.make_mesh((4,), ("x",)), jax.P("x"))
+y = jax.jit(double)(jax.device_put(np.arange(8.0), split))
+assert (np.asarray(y) == 2 * np.arange(8)).all() and y.sharding.is_equivalent_to(split, 1)
+"""
+
+
+def test_functions_that_say_how_they_are_partitioned():
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "hlo"}
+    subprocess.run([sys.executable, "-c", PARTITIONED], check=True, env=environment, timeout=120)

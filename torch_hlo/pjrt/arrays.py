@@ -4,15 +4,17 @@ Memory is the host's: JAX reads an array where it is, without a copy.
 """
 
 import ctypes
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from torch_hlo.device import runtime
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
+from torch_hlo.device.pjrt.pjrt_structs import STRUCTURES
 from torch_hlo.hlo.ir import DTYPES, Ints, Shape
 
-from .client import client
+from .client import KINDS, client
 from .functions import implements, table
 from .launches import launches
 from .objects import WORDS, Object, PluginError
@@ -24,38 +26,44 @@ _IS_READY = 8 * WORDS["event"]["is_ready"]
 TYPES = {number: name for name, number in BUFFER_TYPES.items()}
 
 
+class Form(Object):
+    """What all arrays of this shape in this memory have in common. `order`: their dimensions from
+    major to minor."""
+
+    def __init__(self, shape: Shape, place: int, order: Ints) -> None:
+        super().__init__("buffer")
+        here = client()
+        self.shape, self.place, self.order = shape, place, order
+        self.stored = shape.with_dims(shape.dims[d] for d in order)
+        dims = self.keep((ctypes.c_int64 * max(shape.rank, 1))(*shape.dims))
+        self.set(
+            type=BUFFER_TYPES[shape.dtype],
+            dims=dims,
+            num_dims=shape.rank,
+            unpadded_dims=dims,
+            minor_to_major=order[::-1],
+            minor_to_major_size=shape.rank,
+            on_device_size_in_bytes=shape.nbytes,
+            device=here.devices[place // len(KINDS)].address,
+            memory=here.memories[place].address,
+            is_on_cpu=int(order == tuple(range(shape.rank))),  # JAX reads its bytes as row-major
+            event=here.ready.address,
+        )
+        del Object.alive[self.address]
+
+
 @lru_cache(maxsize=1024)
-def _like(shape: Shape, device: int) -> Object:
-    """What all arrays of this shape there have in common."""
-    here, made = client(), Object("buffer")
-    dims = made.keep((ctypes.c_int64 * max(shape.rank, 1))(*shape.dims))
-    order = made.keep((ctypes.c_int64 * max(shape.rank, 1))(*range(shape.rank)[::-1]))
-    made.set(
-        type=BUFFER_TYPES[shape.dtype],
-        dims=dims,
-        num_dims=shape.rank,
-        unpadded_dims=dims,
-        minor_to_major=order,
-        minor_to_major_size=shape.rank,
-        on_device_size_in_bytes=shape.nbytes,
-        device=here.devices[device].address,
-        memory=here.memories[device].address,
-        is_on_cpu=1,
-        event=here.ready.address,
-    )
-    del Object.alive[made.address]
-    return made
+def form(shape: Shape, place: int, order: Ints | None = None) -> Form:
+    return Form(shape, place, tuple(range(shape.rank)) if order is None else order)
 
 
 class Array(Object):
-    """A buffer on device number `device`. `event`: where the program that computes it has run, 0
-    when it is there."""
+    """A buffer. `event`: where the program that computes it has run, 0 when it is there."""
 
-    def __init__(self, shape: Shape, memory: Memory, device: int, event: int = 0) -> None:
-        like = _like(shape, device)
+    def __init__(self, like: Form, memory: Memory, event: int = 0) -> None:
         self.kind, self.kept, self.words = "buffer", like.kept, like.words[:]
         self.address = self.words.buffer_info()[0]
-        self.shape, self.device, self.readers = shape, device, 0
+        self.form, self.shape, self.readers = like, like.shape, 0
         self.memory: Memory | None = memory
         self.words[_POINTER] = self.words[_DEVICE_POINTER] = memory.address
         self.event = event
@@ -96,8 +104,8 @@ def array(address: int) -> Array:
     return found
 
 
-def fresh(shape: Shape, device: int) -> Array:
-    return Array(shape, runtime.allocate(shape).memory, device)
+def fresh(like: Form) -> Array:
+    return Array(like, runtime.allocate(like.shape).memory)
 
 
 def shape_of(number: int, dims: int | None, rank: int) -> Shape:
@@ -111,42 +119,69 @@ def shape_of(number: int, dims: int | None, rank: int) -> Shape:
     return Shape(dtype, sizes)
 
 
+def _order(layout: int | None, rank: int) -> Ints:
+    """That of a PJRT_Buffer_MemoryLayout."""
+    given = _LAYOUT.from_address(layout) if layout else None
+    if given is None or given.type or not given.minor_to_major_size:
+        return tuple(range(rank))
+    return tuple((ctypes.c_int64 * rank).from_address(given.minor_to_major))[::-1]
+
+
+_LAYOUT = STRUCTURES["Buffer_MemoryLayout"]
+
+
+def _asked(shape: Shape, args: Any, layout: int | None) -> Form:
+    place = client().place(args.memory or args.device)
+    return form(shape, place, _order(layout, shape.rank))
+
+
 @implements("Client_BufferFromHostBuffer")
 def _from_host(args: Any) -> None:
     shape = shape_of(args.type, args.dims, args.num_dims or 0)
-    made = fresh(shape, client().place(args.memory or args.device))
+    made = fresh(_asked(shape, args, args.device_layout))
     count = args.num_byte_strides or 0
     strides = tuple((ctypes.c_int64 * count).from_address(args.byte_strides)) if count else None
     if shape.size:
-        _copy_in(made, args.data, strides)
+        rows = _strides(shape, range(shape.rank)) if strides is None else strides
+        own = _strides(shape, made.form.order)
+        _copy(shape, made.used().address, own, args.data, rows)
     args.buffer = made.address
     args.done_with_host_buffer = client().ready.address
 
 
-def _copy_in(made: Array, data: int, strides: Ints | None) -> None:
-    shape, memory = made.shape, made.used()
-    size = DTYPES[shape.dtype].itemsize
-    dense = [size]
-    for d in shape.sizes[:0:-1]:
-        dense.append(dense[-1] * d)
-    rows = tuple(dense[::-1])[-shape.rank :] if shape.rank else ()
-    if strides is None or all(n == 1 or s == r for n, s, r in zip(shape.sizes, strides, rows)):
-        ctypes.memmove(memory.address, data, shape.nbytes)
-        return
+def _strides(shape: Shape, order: Sequence[int]) -> list[int]:
+    """Bytes from one element to the next of each dimension, of a dense array."""
+    found, step = [0] * shape.rank, DTYPES[shape.dtype].itemsize
+    for d in reversed(order):
+        found[d] = step
+        step *= shape.sizes[d]
+    return found
+
+
+def _copy(
+    shape: Shape, target: int, own: Sequence[int], source: int, strides: Sequence[int]
+) -> None:
+    """To a dense array: bytes, unless the strides differ."""
+    if all(n == 1 or s == r for n, s, r in zip(shape.sizes, strides, own)):
+        ctypes.memmove(target, source, shape.nbytes)
+    else:
+        _elements(shape, target, own)[...] = _elements(shape, source, strides)
+
+
+def _elements(shape: Shape, address: int, strides: Sequence[int]) -> Any:
     import numpy as np
 
     low = sum((n - 1) * s for n, s in zip(shape.sizes, strides) if s < 0)
     high = sum((n - 1) * s for n, s in zip(shape.sizes, strides) if s > 0)
-    pages = (ctypes.c_uint8 * (high - low + size)).from_address(data + low)
-    kind = np.dtype((np.void, size))
-    source: np.ndarray = np.ndarray(shape.sizes, kind, pages, -low, strides)
-    memory.array[: shape.nbytes].view(kind).reshape(shape.sizes)[...] = source
+    size = DTYPES[shape.dtype].itemsize
+    pages = (ctypes.c_uint8 * (high - low + size)).from_address(address + low)
+    return np.ndarray(shape.sizes, np.dtype((np.void, size)), pages, -low, strides)
 
 
 @implements("Client_CreateUninitializedBuffer")
 def _uninitialized(args: Any) -> None:
     shape = shape_of(args.shape_element_type, args.shape_dims, args.shape_num_dims or 0)
-    args.buffer = fresh(shape, client().place(args.memory or args.device)).address
+    args.buffer = fresh(_asked(shape, args, args.shape_layout)).address
 
 
 class _Owner:
@@ -166,7 +201,7 @@ def _view(args: Any) -> None:
     shape = shape_of(args.element_type, args.dims, args.num_dims or 0)
     owner = _Owner(args.on_delete_callback, args.device_buffer_ptr, args.on_delete_callback_arg)
     memory = Memory.adopt(args.device_buffer_ptr or 0, shape.nbytes, owner)
-    args.buffer = Array(shape, memory, client().place(args.memory or args.device)).address
+    args.buffer = Array(_asked(shape, args, args.layout), memory).address
 
 
 @implements("Buffer_Delete")
@@ -196,7 +231,11 @@ def _to_host(args: Any) -> None:
     if not args.dst:
         args.dst_size = found.shape.nbytes
         return
-    ctypes.memmove(args.dst, memory.address, found.shape.nbytes)
+    shape, own = found.shape, found.form.order
+    wanted = _order(args.host_layout, shape.rank) if args.host_layout else own
+    if shape.size:
+        rows = (_strides(shape, order) for order in (wanted, own))
+        _copy(shape, args.dst, next(rows), memory.address, next(rows))
     args.event = client().ready.address
 
 
@@ -207,8 +246,8 @@ def _raw_to_host(args: Any) -> None:
     args.event = client().ready.address
 
 
-def _copied(source: Array, device: int) -> Array:
-    made = fresh(source.shape, device)
+def _copied(source: Array, place: int) -> Array:
+    made = fresh(form(source.shape, place, source.form.order))
     ctypes.memmove(made.used().address, source.used().address, source.shape.nbytes)
     return made
 

@@ -15,6 +15,7 @@ from .functions import implements
 from .objects import Object, PluginError, named_values
 
 PLATFORM = "hlo"
+KINDS = ("device", "pinned_host", "unpinned_host")  # of memory: all of it is the host's
 # The version that JAX writes for us: any that the reader knows; and the oldest.
 STABLEHLO = {"stablehlo_current_version": [1, 13, 3], "stablehlo_minimum_version": [1, 0, 0]}
 
@@ -46,7 +47,7 @@ class Client:
         version = f"torch_hlo 0.1.0 {fingerprint('', host().cache_key, config.code_flags())}"
         self.topology = Object("topology", platform_name=PLATFORM, platform_version=version)
         self.devices = [Object("device") for _ in range(count)]
-        self.memories = [Object("memory") for _ in range(count)]
+        self.memories = [Object("memory") for _ in range(count * len(KINDS))]
         self.object = Object(
             "client",
             platform_name=PLATFORM,
@@ -55,14 +56,19 @@ class Client:
             process_index=own,
             devices=_addresses(self.devices),
             addressable_devices=_addresses([self.devices[i] for i in self.mine]),
-            addressable_memories=_addresses([self.memories[i] for i in self.mine]),
+            addressable_memories=[a for i in self.mine for a in _addresses(self._memories(i))],
         )
         self.topology.set(descriptions=_addresses(self.devices))
-        for i, (device, memory) in enumerate(zip(self.devices, self.memories)):
-            self._describe(i, device, memory)
+        self.places = {memory.address: i for i, memory in enumerate(self.memories)}
+        for i, device in enumerate(self.devices):
+            self._describe(i, device)
+            self.places[device.address] = i * len(KINDS)
 
-    def _describe(self, i: int, device: Object, memory: Object) -> None:
-        name = f"HloDevice(id={i})"
+    def _memories(self, i: int) -> list[Object]:
+        return self.memories[i * len(KINDS) : (i + 1) * len(KINDS)]
+
+    def _describe(self, i: int, device: Object) -> None:
+        name, memories = f"HloDevice(id={i})", self._memories(i)
         device.set(
             id=i,
             device_kind="cpu",
@@ -72,14 +78,15 @@ class Client:
             is_addressable=int(i in self.mine),
             process_index=i if self.distributed else 0,
             local_hardware_id=i - self.mine.start if i in self.mine else -1,
-            memories=[memory.address],
-            memory=memory.address,
+            memories=_addresses(memories),
+            memory=memories[0].address,
         )
-        name = f"HLO_DEVICE_{i}"
-        memory.set(
-            id=i, kind="device", kind_id=0, debug_string=name, to_string=name,
-            devices=[device.address],
-        )  # fmt: skip
+        for number, (kind, memory) in enumerate(zip(KINDS, memories)):
+            name = f"HLO_{kind.upper()}_{i}"
+            memory.set(
+                id=i * len(KINDS) + number, kind=kind, kind_id=number, debug_string=name,
+                to_string=name, devices=[device.address],
+            )  # fmt: skip
 
     def device(self, number: int) -> Object:
         if not 0 <= number < len(self.devices):
@@ -90,9 +97,8 @@ class Client:
         return self.devices[number]
 
     def place(self, address: int | None) -> int:
-        """The number of a device, named by its address or by that of its memory."""
-        places = (*self.memories, *self.devices)
-        return _addresses(places).index(address) % len(self.devices) if address else 0
+        """The number of a memory, named by its address or by that of its device."""
+        return self.places[address] if address else 0
 
 
 def _addresses(objects: Sequence[Object]) -> list[int]:

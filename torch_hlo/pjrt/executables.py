@@ -3,7 +3,6 @@
 import ctypes
 import hashlib
 import json
-import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,8 +17,17 @@ from torch_hlo.device.cpu.native import NativeProgram
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
 from torch_hlo.device.pjrt.pjrt_structs import STRUCTURES
-from torch_hlo.hlo.ir import Computation, Module, instr, substituted
-from torch_hlo.hlo.ir.build import constant, tuple_
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Ints,
+    Module,
+    inline,
+    instr,
+    outputs,
+    substituted,
+)
+from torch_hlo.hlo.ir.build import constant, transpose, tuple_
 from torch_hlo.hlo.ir.verify import VerifyError
 from torch_hlo.hlo.read import parse_text
 from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
@@ -31,32 +39,51 @@ from torch_hlo.tools.adopt import adopted
 from torch_hlo.tools.devices import is_annotated, partitioned
 from torch_hlo.tools.execute import flat
 
-from .arrays import Array, array
-from .client import Client, client
+from .arrays import Array, array, form
+from .client import KINDS, Client, client
 from .functions import implements, table
 from .launches import launches
 from .objects import CALLBACK, Object, PluginError, named_values
 from .options import CompileOptions
 
+# How a program's arrays are in memory: the orders of the dimensions of its parameters and of its
+# results, and the kinds of memory of its results
+Forms = tuple[Sequence[Ints], Sequence[Ints], Sequence[int]]
+
 
 class LoadedExecutable(Object):
     """A program for some devices of this process."""
 
-    hidden = 0  # results that JAX is not given
-
     def __init__(
-        self, code: bytes, options: CompileOptions, compiled: Executable | None = None
+        self,
+        code: bytes,
+        options: CompileOptions,
+        compiled: Executable | None = None,
+        forms: Forms | None = None,
     ) -> None:
         super().__init__("executable")
         self.code, self.options = code, options
+        self.forms = forms or self._forms()
         self.program = (
-            runtime.compile_program(self.module) if compiled is None else NativeProgram(compiled)
+            runtime.compile_program(_stored(self.module, *self.forms[:2]))
+            if compiled is None
+            else NativeProgram(compiled)
         )
         # the last result of a program that only has effects says that they have run
         self.results = list(self.program.executable.outputs)
-        self.shapes = self.results[: len(self.results) - self.hidden]
+        self.shapes = [
+            s.with_dims(s.dims[order.index(d)] for d in range(s.rank))
+            for s, order in zip(self.results, self.forms[1])
+        ]
         self.aliases = dict(self.program.aliases)
         self.devices = [d for d in options.devices if d in client().mine]
+        self.likes = [
+            [
+                form(shape, d * len(KINDS) + kind, tuple(order))
+                for shape, order, kind in zip(self.shapes, *self.forms[1:])
+            ]
+            for d in self.devices
+        ]
         if client().distributed and self.program.info is not None:
             Client.connect()
         self._describe()
@@ -68,13 +95,25 @@ class LoadedExecutable(Object):
         self.hidden = sum(o.shape.is_tuple for o in root.operands) if root.op == "tuple" else 0
         whole = flat(_without_tokens(module))
         own = partitioned(whole) if is_annotated(whole) else whole
-        return replace(own, excess_precision=True)  # as JAX's XLA does
+        return replace(own, excess_precision=True, requests=module.requests)  # as JAX's XLA does
+
+    def _forms(self) -> Forms:
+        """The program may choose a layout that is "auto": so that its last step moves nothing."""
+        module = self.module
+        ins, outs, kinds = module.requests
+        results = outputs(module)
+        results = results[: len(results) - self.hidden]
+        return (
+            _orders(ins, module.entry.params),
+            _orders(outs, results),
+            [KINDS.index(k or "device") for k in kinds] or [0] * len(results),
+        )
 
     def _describe(self) -> None:
         options, shapes, own = self.options, self.shapes, self.program.executable
         code = sum(map(len, own.objects))
         count = len(shapes)
-        kind = self.keep(ctypes.create_string_buffer(b"device"))
+        kinds = [KINDS[k].encode() for k in self.forms[2]]
         sizes = [d for s in shapes for d in s.sizes]
         types = (ctypes.c_int * max(count, 1))(*(BUFFER_TYPES[s.dtype] for s in shapes))
         places = [client().device(d).address for d in self.devices]
@@ -85,8 +124,8 @@ class LoadedExecutable(Object):
             num_replicas=options.replicas,
             num_partitions=options.partitions,
             num_outputs=count,
-            memory_kinds=[kind] * count,
-            memory_kind_sizes=[len(b"device")] * count,
+            memory_kinds=[self.keep(ctypes.create_string_buffer(k)) for k in kinds],
+            memory_kind_sizes=[len(k) for k in kinds],
             output_types=self.keep(types),
             num_output_types=count,
             dims=sizes,
@@ -120,25 +159,30 @@ class LoadedExecutable(Object):
                     row[i].delete()
         pending = event if event != client().ready.address else 0
         made = [
-            [Array(s, b.memory, device, pending) for s, b in zip(self.shapes, row)]
-            for row, device in zip(outs, self.devices)
+            [Array(like, b.memory, pending) for like, b in zip(likes, row)]
+            for row, likes in zip(outs, self.likes)
         ]
         return made, event
 
     def stablehlo(self) -> str:
-        """StableHLO text; its header says how whole arrays are cut, which JAX asks for."""
+        """StableHLO text; its header says how arrays are laid out and cut, which JAX asks for."""
         module = self.module
         if self.hidden:
             module = module.with_root(tuple_())
         count = self.options.partitions
+        layouts = ", ".join(
+            f"mhlo.xla_entry_computation_{what} = [{', '.join(map(_dense, orders))}]"
+            for what, orders in zip(("parameter_layouts", "result_layout"), self.forms)
+            if orders
+        )
         if count == 1:
-            return stablehlo_text(module)
+            return stablehlo_text(module, layouts)
         ins = _texts(module.in_shardings, len(module.entry.params))
         outs = _texts(module.out_shardings[: len(self.shapes)], max(len(self.shapes), 1))
         whole = outs[0] if len(outs) == 1 else "{" + ", ".join(outs) + "}"
         return stablehlo_text(
             module,
-            f"mhlo.num_partitions = {count} : i32,"
+            (layouts and f"{layouts}, ") + f"mhlo.num_partitions = {count} : i32,"
             f' mhlo.spmd_output_sharding = "{whole}",'
             f" mhlo.spmd_parameters_shardings = [{', '.join(map(json.dumps, ins))}]",
         )
@@ -148,7 +192,7 @@ class LoadedExecutable(Object):
     ) -> tuple[list[Buffer], list[Buffer]]:
         """Memory of the inputs and outputs; of an aliased pair it is the same, and a copy where the
         input's must stay as it is."""
-        ins = [Buffer(a.shape, a.held()) for a in row]
+        ins = [Buffer(a.form.stored, a.held()) for a in row]
         uses = Counter(b.memory for b in ins) if self.aliases else {}
         for i in self.aliases.values():
             memory = ins[i].memory
@@ -160,6 +204,46 @@ class LoadedExecutable(Object):
             for o, s in enumerate(self.results)
         ]
         return ins, outs
+
+
+def _orders(texts: Sequence[str], values: Sequence[Instruction]) -> list[Ints]:
+    """The dimensions from major to minor."""
+    return [_order(text, x) for text, x in zip(texts or [""] * len(values), values)]
+
+
+def _order(text: str, x: Instruction) -> Ints:
+    plain = tuple(range(x.shape.rank))
+    if text == "auto" and x.op == "transpose":
+        return tuple(map(x["dimensions"].index, plain))
+    if not text.startswith("{"):
+        return plain
+    numbers = text.strip("{}").partition(":")[0].split(",")
+    found = tuple(int(n) for n in reversed(numbers) if n)
+    if sorted(found) != [*plain]:
+        raise PluginError(f"layout {text} does not order the dimensions of {x.shape}")
+    return found
+
+
+def _dense(order: Ints) -> str:
+    return f"dense<{[*order][::-1]}> : tensor<{len(order)}xindex>"
+
+
+def _stored(module: Module, ins: Sequence[Ints], outs: Sequence[Ints]) -> Module:
+    """The program over arrays whose dimensions are listed as they are in memory."""
+    if all([*order] == sorted(order) for order in (*ins, *outs)):
+        return module
+    entry = module.entry
+    params = tuple(
+        instr("parameter", (), p.shape.with_dims(p.dims[d] for d in order), index=p["index"])
+        for p, order in zip(entry.params, ins)
+    )
+    listed = [transpose(p, [*map(order.index, sorted(order))]) for p, order in zip(params, ins)]
+    root = inline(entry, listed)
+    results = root.operands if root.op == "tuple" else (root,)
+    made = [*map(transpose, results, outs), *results[len(outs) :]]
+    kept = tuple((o, i) for o, i in module.aliases if made[o].shape == params[i].shape)
+    root = tuple_(*made) if root.op == "tuple" else made[0]
+    return replace(module, entry=Computation(entry.name, params, root), aliases=kept)
 
 
 def _without_tokens(module: Module) -> Module:
@@ -256,8 +340,7 @@ def _delete(args: Any) -> None:
     executable(args.executable).set(is_deleted=1)
 
 
-_HEAD = struct.Struct("<16sIIIQ")  # what it is, replicas, partitions, devices, bytes of code
-_SERIALIZED = b"torch_hlo jax 1\0"
+_SERIALIZED = b"torch_hlo jax 2\n"  # a line of options, the program, its machine code
 
 
 @implements("Executable_Serialize")
@@ -270,12 +353,9 @@ def _serialize(args: Any) -> None:
             f"{own.name} calls Python functions of this process: it cannot be serialized",
             PluginError.UNIMPLEMENTED,
         )
-    devices = struct.pack(f"<{len(options.devices)}I", *options.devices)
-    head = _HEAD.pack(
-        _SERIALIZED, options.replicas, options.partitions, len(options.devices), len(found.code)
-    )
+    head = (len(found.code), options.replicas, options.partitions, options.devices, found.forms)
     machine = own.to_bytes() if found.program.info is None else b""
-    data = head + devices + found.code + machine
+    data = _SERIALIZED + json.dumps(head).encode() + b"\n" + found.code + machine
     text = ctypes.create_string_buffer(data, len(data))
     args.serialized_bytes, args.serialized_bytes_size = found.keep(text), len(data)
     args.serialized_executable = found.address
@@ -285,14 +365,14 @@ def _serialize(args: Any) -> None:
 @implements("Executable_DeserializeAndLoad")
 def _deserialize(args: Any) -> None:
     data = ctypes.string_at(args.serialized_executable, args.serialized_executable_size or 0)
-    if not data.startswith(_SERIALIZED) or len(data) < _HEAD.size:
+    if not data.startswith(_SERIALIZED):
         raise PluginError("not a program of this version")
-    _, replicas, partitions, count, size = _HEAD.unpack_from(data)
-    at = _HEAD.size + 4 * count
-    if len(data) < at + size:
-        raise PluginError("this serialized program is damaged")
-    devices = struct.unpack_from(f"<{count}I", data, _HEAD.size)
-    options = CompileOptions(replicas, partitions, devices)
+    head, _, rest = data[len(_SERIALIZED) :].partition(b"\n")
+    try:
+        size, replicas, partitions, devices, forms = json.loads(head)
+    except ValueError:
+        raise PluginError("this serialized program is damaged") from None
+    options = CompileOptions(replicas, partitions, tuple(devices))
     if args.overridden_serialized_compile_options_size:
         options = CompileOptions.parse(
             ctypes.string_at(
@@ -300,10 +380,10 @@ def _deserialize(args: Any) -> None:
                 args.overridden_serialized_compile_options_size,
             )
         )
-    machine = data[at + size :]
+    machine = rest[size:]
     try:
         compiled = Executable.from_bytes(machine) if machine else None
-        args.loaded_executable = LoadedExecutable(data[at : at + size], options, compiled).address
+        args.loaded_executable = LoadedExecutable(rest[:size], options, compiled, forms).address
     except ValueError as failure:
         raise PluginError(str(failure)) from None
 

@@ -7,6 +7,7 @@ JAX promises none of the names that this file uses; all of them stand here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -43,6 +44,7 @@ def initialize() -> None:
     _lowerings()
     _callbacks()
     _kept()
+    _ahead()
     _dlpack((config.jax_platforms.value or "").startswith(PLATFORM))
 
 
@@ -65,12 +67,32 @@ def _connect(state: Any) -> None:
 
 
 def _lowerings() -> None:
-    """Lowerings of JAX for its CPU back end are good for us; donated arrays are overwritten."""
+    """Lowerings of JAX for its CPU back end are good for us, also in programs that were exported;
+    donated arrays are overwritten. Functions that say how they are partitioned are partitioned as
+    everything else is."""
+    from jax._src import core, custom_partitioning
+    from jax._src.export import _export
     from jax._src.interpreters import mlir
 
     tables = mlir._platform_specific_lowerings
     tables[PLATFORM] = tables["cpu"]
     mlir._platforms_with_donation.append(PLATFORM)
+
+    def call(ctx: Any, *args: Any, exported: Any) -> Any:
+        if PLATFORM in ctx.module_context.platforms and PLATFORM not in exported.platforms:
+            names = (PLATFORM if p == "cpu" else p for p in exported.platforms)
+            exported = replace(exported, platforms=tuple(names))
+        return _export._call_exported_lowering(ctx, *args, exported=exported)
+
+    mlir.register_lowering(_export.call_exported_p, call)
+
+    def partitioned(ctx: Any, *args: Any, **options: Any) -> Any:
+        if PLATFORM not in ctx.module_context.platforms:
+            return custom_partitioning._custom_partitioning_lowering_rule(ctx, *args, **options)
+        whole = core.jaxpr_as_fun(options["call"])
+        return mlir.lower_fun(whole, multiple_results=True)(ctx, *args)
+
+    mlir.register_lowering(custom_partitioning.custom_partitioning_p, partitioned)
 
 
 def _kept() -> None:
@@ -80,6 +102,24 @@ def _kept() -> None:
     original = cache.is_cache_used
     known = SimpleNamespace(platform="cpu")
     cache.is_cache_used = lambda x: original(known if x.platform == PLATFORM else x)
+
+
+def _ahead() -> None:
+    """JAX holds Python's lock, which our compiler needs, while it compiles for the devices of a
+    topology. So the devices that are here stand for those."""
+    from jax._src import compiler, xla_bridge
+    from jax._src.lib import xla_client
+
+    original = compiler.backend_compile_and_load
+
+    def compiled(backend: Any, module: Any, devices: Any, *rest: Any) -> Any:
+        if backend.platform == PLATFORM and backend.runtime_type == "compile_only_runtime":
+            backend = xla_bridge.get_backend(PLATFORM)
+            here = backend.devices()
+            devices = xla_client.DeviceList(tuple(here[d.id] for d in devices))
+        return original(backend, module, devices, *rest)
+
+    compiler.backend_compile_and_load = compiled
 
 
 _HOST = (dlpack.CPU, 0)
@@ -105,7 +145,7 @@ def _dlpack(is_default: bool) -> None:
         if x.dtype.name not in _NAMES:
             raise BufferError(f"DLPack has no type for {x.dtype.name}")
         # a view: no program overwrites what it looks at
-        held = [np.array(x) if copy else np.asarray(x)]
+        held = [np.array(x, order="C") if copy else np.asarray(x, order="C")]
         shape = Shape(_NAMES[x.dtype.name], x.shape)
         return dlpack.export(dlpack.Array(held[0].ctypes.data, shape, _HOST), held.clear)
 

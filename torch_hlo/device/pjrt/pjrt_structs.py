@@ -159,6 +159,8 @@ LoadedExecutable_GetDeviceAssignment: executable serialized_bytes serialized_byt
 # structures that calls point to
 _OTHERS = """
 Program: code code_size format format_size
+Buffer_MemoryLayout: tiled_size tiled_extension minor_to_major minor_to_major_size tile_dims
+    tile_dim_sizes num_tiles type:i
 ExecuteOptions: send_callbacks recv_callbacks num_send_ops num_recv_ops launch_id:i non_donatable
     num_non_donatable context call_location num_tasks task_ids incarnation_ids
 NamedValue: name name_size type:i value value_size

@@ -1,4 +1,5 @@
-"""LAPACK routines that JAX calls by name (`lapack_sgeqrf_ffi`), on stacks of matrices, in NumPy.
+"""LAPACK routines that JAX calls by name (`lapack_sgeqrf_ffi`), on stacks of matrices, in NumPy
+or by the LAPACK of SciPy.
 
 `ROUTINES[name](config, *arrays) -> arrays`: `name` without prefix, type letter and suffix; `config`
   holds the call's options as
@@ -20,7 +21,7 @@ Config = dict[str, int]
 Results = tuple[Any, ...]  # arrays, and scalars such as LAPACK's info
 ROUTINES: dict[str, Callable[..., Results]] = {}
 _NAME = re.compile(r"(?:lapack_[sdcz])?(\w+?)(?:_ffi)?")
-_OPTION = re.compile(r"(\w+)\s*=\s*(-?\d+)")
+_OPTION = re.compile(r"(\w+)\s*=\s*(-?\d+|true)")
 
 
 def routine(target: str) -> str | None:
@@ -30,12 +31,14 @@ def routine(target: str) -> str | None:
     return name if name in ROUTINES or name in ("potrf", "trsm") else None
 
 
-_SAME = {"ungqr": "orgqr", "heevd": "syevd", "hetrd": "sytrd", "gesvd": "gesdd"}
+_SAME = {"ungqr": "orgqr", "unmqr": "ormqr", "heevd": "syevd", "hetrd": "sytrd", "gesvd": "gesdd"}
 
 
 def options(text: str | None) -> Config:
-    """`{mode = 65 : ui8}` -> {"mode": 65}."""
-    return {name: int(value) for name, value in _OPTION.findall(text or "")}
+    """`{mode = 65 : ui8, left = true}` -> {"mode": 65, "left": 1}."""
+    return {
+        name: 1 if value == "true" else int(value) for name, value in _OPTION.findall(text or "")
+    }
 
 
 def call(target: str, config: str | None, arrays: Sequence[Array]) -> Results:
@@ -75,19 +78,17 @@ def _stacked(fn: Callable[..., Any]) -> Callable[..., Any]:
     return of_stack
 
 
-def _reflector(x: Array) -> tuple[Array, complex, complex]:
-    """larfg: v (v[0] = 1), tau, beta with (1 - tau v v^H)^H x = beta e1."""
-    alpha, tail = x[0], np.linalg.norm(x[1:])
-    v = np.array(x)
-    if tail == 0 and np.imag(alpha) == 0:
-        v[1:] = 0
-        v[:1] = 1
-        return v, v.dtype.type(0), alpha
-    beta = -np.copysign(np.hypot(abs(alpha), tail), np.real(alpha))
-    tau = (beta - alpha) / beta
-    v[1:] /= alpha - beta
-    v[0] = 1
-    return v, tau, v.dtype.type(beta)
+def _letter(a: Array) -> str:
+    return "z" if a.dtype.kind == "c" else "d"
+
+
+def _scipy(name: str, *arguments: Any, **options: Any) -> Results:
+    """A routine of the LAPACK that SciPy brings, and JAX SciPy."""
+    try:
+        from scipy.linalg import lapack
+    except ImportError:
+        raise ImportError(f"LAPACK's {name} is SciPy's: pip install scipy") from None
+    return tuple(getattr(lapack, name)(*arguments, **options))
 
 
 # QR
@@ -114,22 +115,28 @@ def _orgqr(config: Config, packed: Array, tau: Array) -> Results:
 
 @_lapack
 @_stacked
+def _ormqr(config: Config, packed: Array, tau: Array, c: Array) -> Results:
+    """The whole product of the reflectors, or its adjoint, times `c`."""
+    columns = packed[:, : len(tau)]
+    (q,) = _orgqr(config, np.pad(columns, ((0, 0), (0, len(packed) - len(tau)))), tau)
+    if config.get("transpose"):
+        q = np.conj(q).T
+    return (q @ c if config.get("left") else c @ q,)
+
+
+@_lapack
+@_stacked
 def _geqp3(config: Config, a: Array, fixed: Array) -> Results:
-    """QR with column pivoting; columns with a nonzero entry in `fixed` go first."""
-    a = np.array(a)
-    m, n = a.shape
-    order = np.array(sorted(range(n), key=lambda j: (fixed[j] == 0, j)), np.int64)
-    a = a[:, order]
-    first = int(np.count_nonzero(fixed))
-    tau = np.zeros(min(m, n), a.dtype)
-    for k in range(min(m, n)):
-        if k >= first:
-            j = k + int(np.argmax(np.linalg.norm(a[k:, k:], axis=0)))
-            a[:, [k, j]], order[[k, j]] = a[:, [j, k]], order[[j, k]]
-        v, tau[k], beta = _reflector(a[k:, k])
-        a[k:, k:] -= np.conj(tau[k]) * np.outer(v, np.conj(v) @ a[k:, k:])
-        a[k, k], a[k + 1 :, k] = beta, v[1:]
-    return a, (order + 1).astype(np.int32), tau
+    """QR with column pivoting; columns with a nonzero entry in `fixed` go first, in order."""
+    order = np.argsort(fixed == 0, kind="stable")
+    k = int(np.count_nonzero(fixed))
+    packed, tau = _geqrf(config, a[:, order[:k]])
+    (rest,) = _ormqr({"left": 1, "transpose": 1}, packed, tau, a[:, order[k:]])
+    if rest[k:].size:
+        low, moved, others, *_ = _scipy(f"{_letter(a)}geqp3", rest[k:])
+        rest, tau = rest[:, moved - 1], np.concatenate([tau, others])
+        rest[k:], order[k:] = low, order[k:][moved - 1]
+    return np.hstack([packed, rest]), (order + 1).astype(np.int32), tau
 
 
 # LU and tridiagonal systems
@@ -139,21 +146,8 @@ def _geqp3(config: Config, a: Array, fixed: Array) -> Results:
 @_stacked
 def _getrf(config: Config, a: Array) -> Results:
     """Packed L and U, the row swapped with each row, and the first zero pivot (0: none)."""
-    a = np.array(a)
-    steps = min(a.shape)
-    pivots = np.zeros(steps, np.int32)
-    info = 0
-    for k in range(steps):
-        column = a[k:, k]
-        p = k + int(np.argmax(np.abs(column.real) + np.abs(column.imag)))
-        pivots[k] = p + 1
-        if a[p, k] == 0:
-            info = info or k + 1
-            continue
-        a[[k, p]] = a[[p, k]]
-        a[k + 1 :, k] /= a[k, k]
-        a[k + 1 :, k + 1 :] -= np.outer(a[k + 1 :, k], a[k, k + 1 :])
-    return a, pivots, np.int32(info)
+    packed, pivots, info = _scipy(f"{_letter(a)}getrf", a)
+    return packed, pivots + 1, np.int32(info)
 
 
 @_lapack
@@ -275,15 +269,8 @@ def _geev(config: Config, a: Array) -> Results:
 @_stacked
 def _gehrd(config: Config, a: Array) -> Results:
     """Hessenberg form, with the reflectors packed below it."""
-    a = np.array(a)
-    n = len(a)
-    tau = np.zeros(max(n - 1, 0), a.dtype)
-    for k in range(config.get("low", 1) - 1, min(config.get("high", n), n) - 1):
-        v, tau[k], beta = _reflector(a[k + 1 :, k])
-        a[k + 1 :, k + 1 :] -= np.conj(tau[k]) * np.outer(v, np.conj(v) @ a[k + 1 :, k + 1 :])
-        a[:, k + 1 :] -= tau[k] * np.outer(a[:, k + 1 :] @ v, np.conj(v))
-        a[k + 1, k], a[k + 2 :, k] = beta, v[1:]
-    return a, tau, np.int32(0)
+    low, high = config.get("low", 1) - 1, config.get("high", len(a)) - 1
+    return _scipy(f"{_letter(a)}gehrd", a, low, high)
 
 
 @_lapack
@@ -291,51 +278,13 @@ def _gehrd(config: Config, a: Array) -> Results:
 def _sytrd(config: Config, a: Array) -> Results:
     """Tridiagonal form of a Hermitian matrix: packed reflectors, diagonal, off-diagonal,
     factors."""
-    n = len(a)
-    lower = chr(config.get("uplo", ord("L"))) == "L"
-    half = np.tril(a, -1) if lower else np.triu(a, 1)
-    full = half + np.conj(half).T + np.diag(np.diagonal(a).real)
-    # LAPACK works from the last column upwards: the same on the matrix turned by 180 degrees
-    if not lower:
-        full = full[::-1, ::-1].copy()
-    tau = np.zeros(max(n - 1, 0), a.dtype)
-    packed = np.array(full)
-    for k in range(n - 1):
-        v, tau[k], beta = _reflector(full[k + 1 :, k])
-        full[k + 1 :] -= np.conj(tau[k]) * np.outer(v, np.conj(v) @ full[k + 1 :])
-        full[:, k + 1 :] -= tau[k] * np.outer(full[:, k + 1 :] @ v, np.conj(v))
-        packed[k + 1, k], packed[k + 2 :, k] = beta, v[1:]
-    at = np.arange(n)
-    packed[at, at] = np.diagonal(full)
-    diagonal, off = np.diagonal(full).real, np.real(full[at[1:], at[:-1]])
-    upper = np.triu(a, 1) if lower else None
-    if lower:
-        return np.tril(packed) + upper, diagonal, off, tau, np.int32(0)
-    return (
-        np.triu(packed[::-1, ::-1]) + np.tril(a, -1),
-        diagonal[::-1],
-        off[::-1],
-        tau[::-1],
-        np.int32(0),
-    )
+    name = "zhetrd" if a.dtype.kind == "c" else "dsytrd"
+    return _scipy(name, a, lower=int(chr(config.get("uplo", ord("L"))) == "L"))
 
 
 @_lapack
 @_stacked
 def _gees(config: Config, a: Array) -> Results:
-    """Schur form T and vectors: from the QR factors of the eigenvectors, real pairs kept
-    together."""
-    values, vectors = np.linalg.eig(a)
-    real = a.dtype.kind == "f"
-    if real:
-        columns = [v.imag if w.imag < 0 else v.real for w, v in zip(values, vectors.T)]
-        vectors = np.stack(columns, 1) if columns else vectors.real
-    q, _ = np.linalg.qr(vectors)
-    t = np.conj(q).T @ a @ q
-    keep = np.triu(np.ones_like(t, bool))
-    if real:
-        pairs = np.flatnonzero(values.imag > 0)
-        keep[pairs + 1, pairs] = True
-    t = np.where(keep, t, 0)
-    w = (values.real, values.imag) if real else (values,)
-    return (t, q, *w, np.int32(0), np.int32(0))
+    """Schur form and vectors, and the eigenvalues (of real matrices as two arrays)."""
+    t, _, *w, q, _, info = _scipy(f"{_letter(a)}gees", lambda *value: False, a)
+    return (t, q, *w, np.int32(0), np.int32(info))

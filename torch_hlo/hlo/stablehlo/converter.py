@@ -204,6 +204,11 @@ class Converter:
             _aliases(entry, params, results),
             tuple(table),
             self.shardings.mesh,
+            requests=(
+                _said(entry, "arg_attrs", "mhlo.layout_mode"),
+                _said(entry, "res_attrs", "mhlo.layout_mode"),
+                _said(entry, "res_attrs", "mhlo.memory_kind"),
+            ),
         )
 
     def _first_public(self) -> str:
@@ -546,6 +551,14 @@ def _aliases(
             if (o := next((o for o in fit if o not in found), None)) is not None:
                 found[o] = i
     return tuple(sorted(found.items()))
+
+
+def _said(entry: Operation, key: str, name: str) -> tuple[str, ...]:
+    """What an attribute says of each argument or result; () for nothing."""
+    rows = entry.attrs.get(key)
+    rows = rows if isinstance(rows, list) else []
+    found = [str(row.get(name, "")) if isinstance(row, dict) else "" for row in rows]
+    return tuple(found) if any(found) else ()
 
 
 def tied(results: list[Instruction], effects: list[Instruction]) -> list[Instruction]:
