@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -39,3 +41,13 @@ def test_close_stops_the_thread():
     next(iter(running))
     running.close()
     assert not running._thread.is_alive()
+
+
+def test_a_process_ends_while_the_thread_is_busy():
+    script = """
+import torch
+from torch_hlo.prefetch import Prefetcher
+x = torch.ones(1000, 1000)
+next(iter(Prefetcher(iter(lambda: x @ x, None), lambda y: y, 1000)))
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0

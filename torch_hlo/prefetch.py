@@ -3,6 +3,7 @@
 for batch in Prefetcher(loader, lambda b: b.to("hlo"), 4): ...
 """
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,8 @@ class Prefetcher:
         self._ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(max(ahead, 1))
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="torch_hlo prefetch")
+        # C++ that returns to a Python that takes itself apart ends the process
+        atexit.register(self.close)
         self._thread.start()
 
     def _work(self) -> None:
@@ -30,10 +33,11 @@ class Prefetcher:
             with torch.no_grad():
                 for value in self._values:
                     if not self._put(self._function(value), None):
-                        return
+                        break
         except BaseException as found:
             error = found
         self._put(_END, error)
+        atexit.unregister(self.close)
 
     def _put(self, value: Any, error: BaseException | None) -> bool:
         """Whether somebody still wants it."""
@@ -55,6 +59,6 @@ class Prefetcher:
             yield value
 
     def close(self) -> None:
-        """Stop. What is ready is dropped."""
+        """Stop. What is ready is dropped. Values that never come are not waited for."""
         self._closed.set()
-        self._thread.join()
+        self._thread.join(10)

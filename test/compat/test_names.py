@@ -393,3 +393,36 @@ def test_quantized_products(tmp_path):
         tmp_path,
     ).splitlines()
     assert out == ["True"] * 4
+
+
+def test_who_looks_for_the_package_finds_it(tmp_path):
+    """As Accelerate, Transformers and Lightning do."""
+    out = script(
+        """
+        import importlib.util, torch_xla.core.xla_model as xm
+        from torch_xla.experimental import pjrt, tpu
+        print(importlib.util.find_spec("torch_xla").name, pjrt.using_pjrt())
+        xm.set_replication(xm.xla_device(), xm.get_xla_supported_devices())
+        try:
+            tpu.version()
+        except OSError as error:
+            print(error)
+        """,
+        tmp_path,
+    )
+    assert out.split("\n")[:2] == ["torch_xla True", "there is no TPU"]
+    pytest.importorskip("accelerate")
+    out = script(
+        """
+        import torch
+        from accelerate import Accelerator
+        accelerator = Accelerator()
+        model = torch.nn.Linear(3, 2)
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+        accelerator.backward(model(torch.ones(4, 3, device=accelerator.device)).sum())
+        optimizer.step()
+        print(accelerator.distributed_type, model.weight.device)
+        """,
+        tmp_path,
+    )
+    assert out.split() == ["DistributedType.XLA", "xla:0"]

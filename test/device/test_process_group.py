@@ -3,6 +3,8 @@ process dies, hangs or runs something else."""
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -276,3 +278,18 @@ def group_beside_a_step(rank):
 def test_groups_of_the_user_do_not_interfere():
     for outcome in ranks.run(3, group_beside_a_step, COLLECTIVE_TIMEOUT=10.0):
         assert outcome.value == 3.0, outcome
+
+
+def test_a_process_ends_while_its_heart_beats():
+    script = """
+import datetime, importlib, time, torch.distributed as dist
+processes = importlib.import_module("torch_hlo.device.process_group")
+seconds = datetime.timedelta(seconds=0.5)
+processes._BEAT = 0.01
+processes._Board._failure = lambda own: own._try(lambda: own.store.wait(["never"], seconds))
+dist.init_process_group("gloo", store=dist.TCPStore("localhost", 0, 1, True), rank=0, world_size=1)
+processes._Board(0, 1, print)
+time.sleep(0.1)
+dist.destroy_process_group()
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0

@@ -235,6 +235,30 @@ if rank == 0:
 dist.destroy_process_group()
 """
 
+MIXED = """
+import torch, torch_hlo, torch.distributed as dist
+from torch.nn.parallel.distributed import DistributedDataParallel, _MixedPrecision
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+narrow = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+net = torch.nn.Linear(4, 2).to("hlo")
+DistributedDataParallel(net, mixed_precision=narrow)(torch.ones(3, 4, device="hlo")).sum().backward()
+assert net.weight.grad.dtype == torch.float32
+assert net.weight.grad.tolist() == [[3.0] * 4] * 2
+try:
+    DistributedDataParallel(net, mixed_precision=narrow, find_unused_parameters=True)
+except NotImplementedError:
+    pass
+else:
+    raise SystemExit("it was not refused")
+"""
+
+
+def test_mixed_precision_has_gradients_in_the_first_step():
+    ended = subprocess.run([sys.executable, "-c", MIXED], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+
+
 TEXTS = {"ddp and fsdp2": SCRIPT, "fsdp1": FSDP1, "tensor parallel": TENSOR, "idioms": IDIOMS}
 
 

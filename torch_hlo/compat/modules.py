@@ -5,6 +5,7 @@ what we do not offer, and what to use."""
 
 import functools
 import importlib
+import importlib.machinery
 import sys
 import types
 
@@ -62,12 +63,14 @@ MODULES: dict[str, str] = {
     "experimental.gradient_accumulation": "experimental_names",
     "experimental.gru": "torch.nn",
     "experimental.mark_pattern_utils": "",
+    "experimental.pjrt": "hardware spawning communication",
     "experimental.plugins": "hardware",
     "experimental.scan": "experimental_names",
     "experimental.scan_layers": "experimental_names",
     "experimental.spmd_fully_sharded_data_parallel": "fully_sharded",
     "experimental.splash_attention": "",
     "experimental.stablehlo_custom_call": "",
+    "experimental.tpu": "hardware",
     "experimental.xla_quantized_matmul": "torch.ao.quantization.fx.convert precision",
     "runtime": "hardware",
     "stablehlo": "stablehlo_export",
@@ -133,6 +136,8 @@ class Names(types.ModuleType):
     def __init__(self, name, sources):
         super().__init__(f"torch_xla.{name}" if name else "torch_xla")
         self.__path__: list[str] = []  # a package: other modules may stand below it
+        # who asks whether torch_xla is installed looks for it
+        self.__spec__ = importlib.machinery.ModuleSpec(self.__name__, None, is_package=True)
         self._row, self._sources = name, tuple(sources.split())
 
     def __getattr__(self, name):

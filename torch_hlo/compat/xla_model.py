@@ -29,6 +29,10 @@ def get_xla_supported_devices(devkind=None, max_devices=None):
     return ["xla:0"]
 
 
+def set_replication(device, devices):
+    """Nothing to do: a process has one device, and steps of several processes find each other."""
+
+
 def xla_real_devices(devices=None):
     return [f"{hardware.device_type()}:{torch.device(d).index or 0}" for d in devices or ["xla:0"]]
 

@@ -596,10 +596,12 @@ class _Board:
         self.report = ""
         # Of `lost` and the store's connection: one call at a time. Nothing is taken under it.
         self.lock = threading.Lock()
-        self.lost = self.ended = False
+        self.lost = False
+        self.ended = threading.Event()
         self._publish()
+        self.heart = threading.Thread(target=self._live, daemon=True, name="torch_hlo heartbeat")
+        self.heart.start()
         atexit.register(self._end)
-        threading.Thread(target=self._live, daemon=True, name="torch_hlo heartbeat").start()
 
     def at(self, lane: str, place: str) -> None:
         """Where a lane of this rank is: in a collective, or not ("")."""
@@ -667,8 +669,7 @@ class _Board:
     # -- the store
 
     def _live(self) -> None:
-        while not self.ended and not self.lost:
-            time.sleep(_BEAT)
+        while not self.ended.wait(_BEAT) and not self.lost:
             if not self._in_use():
                 return
             self.beats += 1
@@ -677,9 +678,11 @@ class _Board:
                 self.told(why)
 
     def _end(self) -> None:
-        self.ended = True
+        self.ended.set()
         if self._in_use():
             self._publish()
+        # C++ that returns to a Python that takes itself apart ends the process
+        self.heart.join(_SILENT)
 
     def _in_use(self) -> bool:
         """Whether the process group is still there; without it the store may go at any time."""
@@ -690,7 +693,7 @@ class _Board:
             "beats": self.beats,
             "places": self.places,
             "report": self.report,
-            "ended": self.ended,
+            "ended": self.ended.is_set(),
         }
         self._try(lambda: self.store.set(str(self.rank), json.dumps(state)))
 

@@ -81,13 +81,19 @@ def stage(original: Callable[..., Any], stager: Any, x: Any, memo: Any, **kwargs
     return host.share_memory_() if stager.share_memory else host
 
 
-def mixed(original: Callable[..., None], options: Any, module: torch.nn.Module) -> None:
-    """DistributedDataParallel(mixed_precision=…) exchanges data beneath C++, which reads zeros."""
-    if any(p.device.type in PLACE.names for p in module.parameters()):
-        raise NotImplementedError(
-            "DistributedDataParallel(mixed_precision=…) of parameters on hlo: use torch.autocast"
-        )
-    original(options, module)
+def renew(original: Callable[..., None], ddp: Any, *args: Any, **kwargs: Any) -> None:
+    """DistributedDataParallel.__init__ with mixed_precision=…: PyTorch gives its buckets other
+    memory then, and leaves their views where they were. Until it makes the buckets anew, after the
+    first step, gradients are what that memory holds. So they are made anew here."""
+    original(ddp, *args, **kwargs)
+    on_device = any(p.device.type in PLACE.names for p in ddp.module.parameters())
+    if on_device and ddp.mixed_precision is not None:
+        ddp.reducer._push_all_rebuilt_params()
+        if not ddp.reducer._rebuild_buckets():
+            raise NotImplementedError(
+                "DistributedDataParallel(mixed_precision=…, find_unused_parameters=True): PyTorch"
+                " would exchange other memory than the gradients. Use torch.autocast"
+            )
 
 
 class _Total(torch.autograd.Function):

@@ -90,7 +90,7 @@ ROWS = (
     Row(f"{_FSDP}._state_dict_utils", "_full_post_state_dict_hook", wrapped(_SHARDED + "offload")),
     Row("torch.nn.modules.batchnorm", "sync_batch_norm", given_to(_SHARDED + "synchronized_norm")),
     Row(_DDP, "DistributedDataParallel._check_comm_hook", _ANY_HOOK),
-    Row(_DDP, "_setup_mixed_precision_params", wrapped(_SHARDED + "mixed")),
+    Row(_DDP, "DistributedDataParallel.__init__", wrapped(_SHARDED + "renew")),
     Row(_STAGER, "StateDictStager._offload_tensor", wrapped(_SHARDED + "stage")),
     Row("torch.nested._internal.ops", "jagged_scaled_dot_product_attention", _NESTED),
     Row("torch._dynamo", "optimize", _TRACEABLE),
