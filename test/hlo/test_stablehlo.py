@@ -469,3 +469,15 @@ def test_annotations_have_no_effect():
     call = EFFECT.replace("@io", "@InspectSharding")
     module = parse_stablehlo(in_main(f"{call} ()\nreturn %a : tensor<4xf32>"))
     assert module.entry.root.op == "parameter"
+
+
+def test_layouts_and_memory_kinds_that_are_asked_for():
+    text = """module @m {
+  func.func @main(%a: tensor<2x3xf32> {mhlo.layout_mode = "{0,1}"})
+      -> (tensor<2x3xf32> {mhlo.layout_mode = "auto"},
+          tensor<2x3xf32> {mhlo.memory_kind = "pinned_host"}) {
+    return %a, %a : tensor<2x3xf32>, tensor<2x3xf32>
+  }
+}"""
+    assert parse_stablehlo(text).requests == (("{0,1}",), ("auto", ""), ("", "pinned_host"))
+    assert parse_stablehlo(text.replace("mhlo", "other")).requests == ((), (), ())
