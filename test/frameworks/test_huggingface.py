@@ -126,6 +126,10 @@ def test_a_model_is_placed_on_the_device(tmp_path):
         loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map=place)
         assert {p.device.type for p in loaded.parameters()} == {"hlo"}
     torch.testing.assert_close(loaded.lm_head.weight.cpu(), net.lm_head.weight)
+    pipeline = transformers.pipelines.TextGenerationPipeline
+    for device, place in ((None, "hlo"), (-1, "cpu"), ("cpu", "cpu")):
+        made = pipeline(model=model(), tokenizer=None, device=device)
+        assert made.device.type == made.model.device.type == place
 
 
 def test_safetensors(tmp_path):

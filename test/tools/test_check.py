@@ -44,6 +44,20 @@ def test_check(tmp_path, monkeypatch, capsys):
     assert code == 1 and "recorded: fails" in text and "undefined" in text
 
 
+def test_a_script_that_trains_on_the_cpu_is_not_called_good(tmp_path, monkeypatch, capsys):
+    """Nor is one that leaves with sys.exit called failed."""
+    script = SCRIPT.replace('.to("hlo")', "").replace("range(100)", "range(2)")
+    monkeypatch.setitem(globals(), "SCRIPT", script.replace("assert False,", "sys.exit() #"))
+    code, text = run(tmp_path, monkeypatch, capsys)
+    assert code == 1 and "2 agree" in text and "on the CPU  EVERYTHING" in text
+    assert "fails" not in text
+
+
+def test_random_numbers_of_the_device_are_mentioned(tmp_path, monkeypatch, capsys):
+    change = "+ 0 * torch.rand((), device='hlo')"
+    assert "other random numbers" in run(tmp_path, monkeypatch, capsys, change)[1]
+
+
 @pytest.mark.slow
 def test_check_a_function(tmp_path, monkeypatch, capsys):
     function = SCRIPT.partition("for i")[0] + "def step():\n    return model(x).square().sum()\n"

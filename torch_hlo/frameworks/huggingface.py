@@ -1,5 +1,6 @@
 """Accelerate and the Trainer of transformers."""
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -32,6 +33,17 @@ def setup_devices(original: Callable[[Any], torch.device], arguments: Any) -> to
     device = original(arguments)
     state = arguments.distributed_state
     return state.device if state is not None and state.device.type in PLACE.names else device
+
+
+def pipeline(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Pipeline.__init__ without a device: not on the CPU, if nothing but that was found."""
+    given = inspect.signature(original).bind(*args, **kwargs)
+    options = given.arguments
+    device = torch.accelerator.current_accelerator()
+    free = options.get("device") is None and not hasattr(options["model"], "hf_device_map")
+    if free and device is not None and device.type in PLACE.names:
+        options["device"] = device
+    original(*given.args, **given.kwargs)
 
 
 def memory(original: Callable[[Any], dict[Any, int]], given: Any = None) -> dict[Any, int]:

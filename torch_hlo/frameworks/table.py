@@ -27,6 +27,7 @@ _HUGGINGFACE_ROWS = (
     Row("accelerate.utils", "get_max_memory", wrapped(_HUGGINGFACE + "memory")),
     Row("transformers.utils.import_utils", "is_torch_bf16_gpu_available", exchange(False, True)),
     Row(_TRAINING, "TrainingArguments._setup_devices", wrapped(_HUGGINGFACE + "setup_devices")),
+    Row("transformers.pipelines.base", "Pipeline.__init__", wrapped(_HUGGINGFACE + "pipeline")),
     Row("transformers.trainer", "Trainer._save_rng_state", _SAVE),
     Row("transformers.trainer", "Trainer._load_rng_state", _LOAD),
     Row("transformers.trainer", "Trainer.prediction_step", marked),

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from torch_hlo import log, metrics
 from torch_hlo.dynamo import step
+from torch_hlo.lazy import device_module
 from torch_hlo.lazy.record import session
 from torch_hlo.pytorch.registration import PLACE
 
@@ -56,7 +57,7 @@ def _run(args: argparse.Namespace) -> int:
     ways = ["cpu", *WAYS] if ":" in args.file else ["cpu", "recorded"]
     found = {way: _process(args, way) for way in ways}
     print("\n".join(page(found)))
-    good = not any(r["error"] for r in found.values())
+    good = found["recorded"]["ours"] and not any(r["error"] for r in found.values())
     return 0 if good and difference(found) <= CLOSE else 1
 
 
@@ -117,7 +118,7 @@ WAYS: dict[str, Callable[[Callable[[], Any]], Callable[[], Any]]] = {
     "captured": step.compile,
 }
 _EMPTY = dict(error="", losses=[], seconds=0.0, compiles=0, reasons=[], fallbacks={}, reads=[])
-_EMPTY |= dict(peak=0, first=0.0)
+_EMPTY |= dict(peak=0, first=0.0, ours=False, drawn=0)
 
 
 def _watched(args: argparse.Namespace) -> dict[str, Any]:
@@ -128,8 +129,12 @@ def _watched(args: argparse.Namespace) -> dict[str, Any]:
         (_calls if ":" in args.file else _script)(args, watch)
     except _Enough:
         pass
+    except SystemExit as end:
+        error = f"exit: {end.code}" if end.code else ""
     except Exception:
         error = traceback.format_exc(limit=-3)
+    explained = metrics.explain()
+    on_device = any(x.device.type in PLACE.names for x in watch.losses)
     taken = [b - a for a, b in zip(watch.times, watch.times[1:])]
     return _EMPTY | {
         "error": error,
@@ -137,7 +142,9 @@ def _watched(args: argparse.Namespace) -> dict[str, Any]:
         "first": taken[0] if taken else 0.0,
         "seconds": statistics.median(taken[len(taken) // 2 :]) if taken else 0.0,
         "compiles": metrics.counter_value("UncachedCompile") or 0,
-        "reasons": metrics.explain().splitlines(),
+        "reasons": explained.splitlines(),
+        "ours": on_device or bool(explained.compiles),
+        "drawn": device_module.default_generator().get_offset(),
         "fallbacks": {n: metrics.counter_value(n) for n in metrics.executed_fallback_ops()},
         "reads": watch.reads.most_common(10),
         "peak": torch.get_device_module(PLACE.name).max_memory_allocated(),
@@ -192,17 +199,24 @@ def page(found: dict[str, dict[str, Any]]) -> Iterator[str]:
     shown = found["recorded"]
     number, worst = len(shown["losses"]), difference(found)
     word = "agree" if worst <= CLOSE else "DIFFER"
-    yield f"losses      {number} {word}: relative difference {worst:.1e}"
+    if number:
+        yield f"losses      {number} {word}: relative difference {worst:.1e}"
+    else:
+        yield "losses      none: no backward() of one number was called"
+    if shown["drawn"]:
+        yield "            the device draws other random numbers than the CPU: compare without"
     for way in ("cpu", "recorded"):
         yield f"  {way:10s}" + " ".join(f"{x:.4f}" for x in found[way]["losses"][:8])
     for way, report in found.items():
         times = f"{report['seconds'] * 1e3:.2f} ms, the first {report['first']:.2f} s"
         yield f"step        {way}: {times}, {report['compiles']} compiles"
     ran = [way for way in found if way != "cpu" and not found[way]["error"]]
-    if ran:
+    if len(ran) > 1:
         yield f"fastest     {min(ran, key=lambda way: found[way]['seconds'])} on hlo"
     yield from (f"compiled    {line}" for line in shown["reasons"][:10])
-    fallbacks = shown["fallbacks"].items()
-    yield "on the CPU  " + (", ".join(f"{n} ({k} times)" for n, k in fallbacks) or "no operation")
+    names = ", ".join(f"{n} ({k} times)" for n, k in shown["fallbacks"].items()) or "no operation"
+    if not shown["ours"]:
+        names = 'EVERYTHING: move the model and the data to "hlo"'
+    yield f"on the CPU  {names}"
     yield from (f"read        {line}: {times} times" for line, times in shown["reads"])
     yield f"memory      {shown['peak'] / 2**20:.2f} MiB at most"
