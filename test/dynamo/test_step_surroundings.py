@@ -200,6 +200,32 @@ class Makes(dict):
         return dict.__getitem__(self, key)()
 
 
+@pytest.mark.skipif(VERSION < (2, 13), reason="a graph ends at backward()")
+def test_gradients_that_are_dropped_may_be_anything():
+    """`zero_grad()` sets them to None, so a graph does not depend on what they were."""
+    weights = [torch.ones(3, device="hlo", requires_grad=True) for _ in range(2)]
+    optimizer = torch.optim.SGD(weights, lr=0.25)
+
+    @torch_hlo.compile
+    def step(x):
+        optimizer.zero_grad()
+        (weights[0] * x).sum().backward()
+        optimizer.step()
+
+    counters.clear()
+    x = torch.ones(3, device="hlo")
+    shared = torch.full((3,), 7.0, device="hlo")
+    for i, old in enumerate([None, None, shared, None, shared[:1].expand(3), shared]):
+        for w in weights:
+            w.grad = old
+        step(x)
+        assert weights[1].grad is None
+        assert weights[0].grad.tolist() == [1, 1, 1]
+        assert weights[0].tolist() == [0.75 - 0.25 * i] * 3
+        assert shared.tolist() == [7, 7, 7]
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 def test_why_a_call_is_traced_again(monkeypatch, capsys):
     options = {"scale": 1.0}
     step = torch_hlo.compile(lambda x: x * options["scale"])

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch_hlo.lazy.record import Array, Storage, make, session
+from torch_hlo.lazy.record import Array, Storage, session
 from torch_hlo.lazy.record.tensor import in_inference_mode
 from torch_hlo.lazy.run.launch import number_buffers
 
@@ -43,7 +43,7 @@ def write(recording: Recording) -> Callable[[Sequence], list | None] | None:
         return None
     numbers = number_buffers(recording.graph.numbers) if recording.graph.numbers else []
     scope = {
-        "Array": Array, "Storage": Storage, "make": make, "inference": in_inference_mode,
+        "Array": Array, "Storage": Storage, "inference": in_inference_mode,
         "start": session.engine().base().start, "compiled": known.compiled, "numbers": numbers,
     }  # fmt: skip
     exec("\n    ".join(_lines(recording, scope)), scope)
@@ -83,6 +83,6 @@ def _lines(recording: Recording, scope: dict[str, Any]) -> Iterator[str]:
     for kind, at, *how in recording.results:
         if kind == "made":
             meta, view, finish = how
-            made = f"{constant(finish or make)}({constant(meta)}, s{at}, {constant(view)})"
+            made = f"{constant(finish)}({constant(meta)}, s{at}, {constant(view)})"
         results.append(made if kind == "made" else f"a{at}")
     yield f"return [{', '.join(results)}]"

@@ -49,16 +49,14 @@ def traced_zero_grad(
         parameters = list(owner.parameters())
     else:
         parameters = [p for group in owner.param_groups for p in group["params"]]
-    dropped = []
+    if set_to_none:  # what they were does not matter, so nothing is guarded
+        for parameter in parameters:
+            parameter.grad = None
+        release(parameters)
+        return
     for parameter in parameters:
         if parameter.grad is not None:
-            if set_to_none:
-                dropped.append(parameter)
-                parameter.grad = None
-            else:
-                parameter.grad.zero_()
-    if dropped:
-        release(dropped)
+            parameter.grad.zero_()
 
 
 class Stepped:

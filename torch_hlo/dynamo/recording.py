@@ -223,7 +223,7 @@ class Recording:
             if result is results[at] and isinstance(result, HloTensor):
                 return "result", at
         if isinstance(result, HloTensor):
-            finish = None
+            finish: Callable = make
             if result.requires_grad:
                 finish = Ended() if result.grad_fn is not None else _leaf
             elif result.is_inference():
@@ -249,7 +249,7 @@ class Recording:
             if at >= self.count
             and count[at] == 1
             and view is None
-            and finish is None
+            and finish is make
             and meta is self.new[at - self.count]
         ]
         pairs = []
@@ -373,22 +373,18 @@ class Recording:
         self, storages: Sequence[Storage], given: Given, old: dict[int, HloTensor]
     ) -> list:
         results: list[Any] = []
-        for kind, *what in self.results:
+        for kind, what, *how in self.results:
             if kind == "made":
-                at, meta, view, finish = what
-                if at in old:
-                    results.append(old[at])
-                    continue
-                if finish is None:
-                    results.append(make(meta, storages[at], view))
-                else:
-                    results.append(finish(meta, storages[at], view))
+                meta, view, finish = how
+                gradient = old.get(what)
+                made = finish(meta, storages[what], view) if gradient is None else gradient
+                results.append(made)
             elif kind == "argument":
-                results.append(given.args[what[0]])
+                results.append(given.args[what])
             elif kind == "result":
-                results.append(results[what[0]])
+                results.append(results[what])
             else:
-                value = what[0](given.numbers) if kind == "number" else what[0]
+                value = what(given.numbers) if kind == "number" else what
                 results.append(self.signature.result(len(results), value))
         return results
 

@@ -221,16 +221,13 @@ def adopt(tensor: HloTensor, new: HloTensor) -> HloTensor:
 def upload(tensor: Tensor) -> Array:
     """The logical value of a tensor of the CPU, or of torch.cuda, as an array on the device (a
     copy)."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    dense = (
-        aten.clone.default(tensor, memory_format=torch.contiguous_format)
-        if not tensor.is_contiguous()
-        else tensor
-    )
-    array = Array(
-        metas.contiguous(tuple(tensor.shape), tensor.dtype).hlo,
-        session.engine().upload(dense),
-    )
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg() or not tensor.is_contiguous():
+        dense = tensor.resolve_conj().resolve_neg()
+        tensor = aten.clone.default(dense, memory_format=torch.contiguous_format)
+    data = session.engine().upload(tensor)
+    array = Array(metas.contiguous(tuple(tensor.shape), tensor.dtype).hlo, data)
     array.bounds = () if tensor.device.type == "cpu" else None
     return array
 

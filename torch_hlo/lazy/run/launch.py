@@ -273,8 +273,11 @@ class InPlace:
         outputs = [inputs[i] if i >= 0 else None for i in compiled.overwrites]
         results = []
         for o, shape, positions in self._results:
-            array, outputs[o] = _result(storages[positions[0]], shape)
-            results.append((array, outputs[o], positions))
+            storage = storages[positions[0]]
+            array, outputs[o] = _result(storage, shape)
+            same = array is storage.value and array.data is outputs[o]
+            if not same or array.bounds is not None or len(positions) > 1:
+                results.append((array, outputs[o], positions))
         if numbers is not self._numbers[0]:
             self._numbers = numbers, pack_numbers(numbers)
         job = Job(compiled.name, compiled.program, inputs, outputs, compiled.aliases)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.lowering.core import HLO_TO_TORCH
-from torch_hlo.pytorch import participants
+from torch_hlo.pytorch import participants, tensors
 
-from ..record import views
+from ..record import meta as metas, views
 from . import spmd
 
 NUMBERS = {
@@ -48,7 +48,7 @@ def fill(buffer: Buffer, tensor: Tensor) -> None:
     """Copy a tensor of the CPU, or of torch.cuda, row by row."""
     plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
     if plain and _is_small(buffer) and tensor.device.type == "cpu":
-        ctypes.memmove(buffer.address, tensor.data_ptr(), buffer.nbytes)
+        ctypes.memmove(buffer.memory.address, tensor.data_ptr(), buffer.nbytes)
         return
     with torch.no_grad():
         host_view(buffer).copy_(tensor)
@@ -58,8 +58,9 @@ def value(buffer: Buffer, tensor: Tensor) -> Tensor:
     """The tensor's view operations applied to its storage's value; a fresh contiguous tensor."""
     with participants.unseen():
         if tensor._view is None and _is_small(buffer):
-            found = torch.empty(buffer.shape.dims, dtype=tensor._meta.dtype, device="cpu")
-            ctypes.memmove(found.data_ptr(), buffer.address, buffer.nbytes)
+            meta = metas.contiguous(buffer.shape.dims, tensor._meta.dtype)
+            found = tensors.empty_strided_cpu(meta.size, meta.stride, meta.dtype)
+            ctypes.memmove(found.data_ptr(), buffer.memory.address, buffer.nbytes)
             return found
         base = host_view(buffer)
         if tensor._view is None:
