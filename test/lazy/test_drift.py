@@ -1,6 +1,7 @@
 """torch_hlo.debug.compare: the first operation that is less precise than it should be is named."""
 
 import inspect
+from dataclasses import replace as rep
 from unittest import mock
 
 import pytest
@@ -8,7 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import torch_hlo
 from torch_hlo import config, debug
+from torch_hlo.compiler import pipeline
+from torch_hlo.compiler.hlo_pass import hlo_pass
+from torch_hlo.compiler.llvm import CpuTarget
+from torch_hlo.hlo.ir import Computation, replace
 from torch_hlo.hlo.ir.build import full_like, multiply
 from torch_hlo.lazy.record import session
 from torch_hlo.lowering.core.registry import LOWERINGS
@@ -39,9 +45,8 @@ class Attention(nn.Module):
 
 def line(cls, text):
     lines, first = inspect.getsourcelines(cls)
-    return (
-        f"{inspect.getsourcefile(cls)}:{first + next(i for i, x in enumerate(lines) if text in x)}"
-    )
+    at = next(i for i, x in enumerate(lines) if text in x)
+    return f"{inspect.getsourcefile(cls)}:{first + at}"
 
 
 @pytest.fixture
@@ -145,3 +150,66 @@ def test_a_fault_that_only_the_whole_program_has():
         found = debug.compare(lambda x: (x + 1).exp(), torch.randn(8), backward=False)
     assert found.alone.first is None and found.together.first.op == "exp"
     assert "not by itself" in str(found)
+
+
+def turns(x, carry):
+    def body(carry, x):
+        carry = torch.tanh(carry + x)  # turn
+        return carry, carry * 2
+
+    return torch_hlo.scan(body, carry, x)
+
+
+def branch(x, carry):
+    return torch_hlo.cond(x.sum() > 0, lambda x: torch.tanh(x) * 3, lambda x: x, (x,))  # turn
+
+
+@pytest.mark.parametrize("function", [turns, branch])
+def test_loops_and_branches(broken, function):
+    given = torch.ones(3, 4), torch.zeros(4)
+    right = debug.compare(function, *given)
+    assert right and not right.alone.left, right
+    broken(torch.ops.aten.tanh.default, 1.01)
+    found = debug.compare(function, *given)
+    assert found.first.op == "tanh" and found.first.line == line(function, "# turn")
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_networks(kind):
+    torch.manual_seed(0)
+    found = debug.compare(kind(4, 6, 2, bidirectional=True), torch.randn(5, 2, 4))
+    assert found and not found.alone.left, found
+    assert {"torch_hlo.recurrent", "torch_hlo.recurrent_backward"} <= {
+        x.op for x in found.alone.results
+    }
+
+
+def test_what_the_cpu_has_no_kernel_for():
+    found = debug.compare(nn.LayerNorm(16).bfloat16(), torch.randn(3, 16).bfloat16())
+    assert found and not found.alone.left, found
+
+
+def test_the_operation_in_the_middle_of_a_wrong_program_is_named(monkeypatch):
+    """A pass that takes out `maximum` behind `multiply`."""
+
+    @hlo_pass
+    def wrong(module):
+        new = {}
+        for x in module.entry.instructions():
+            ops = tuple(new.get(o, o) for o in x.operands)
+            first = next((o for o in ops if o.op == "multiply"), None)
+            new[x] = first if x.op == "maximum" and first else replace(x, ops)
+        c = module.entry
+        done = all(a is b for a, b in new.items())
+        return module if done else rep(module, entry=Computation(c.name, c.params, new[c.root]))
+
+    def cpu(target):
+        p = pipeline.cpu_pipeline(target)
+        return pipeline.Pipeline((*p.rewrites, wrong), p.fusions, p.schedule, p.memory)
+
+    monkeypatch.setitem(pipeline._PIPELINES, CpuTarget, cpu)
+    session.engine().clear_cache()
+    with config.override(CACHE=""):
+        found = debug.compare(lambda x: F.relu(x * 3) + 1, torch.linspace(-1, 1, 9))
+    session.engine().clear_cache()
+    assert found.alone.first is None and found.together.first.op == "relu"

@@ -13,6 +13,8 @@ import torch_hlo
 from torch_hlo import debug
 from torch_hlo.pytorch.version import VERSION
 
+from .support import no_recording
+
 guarded = pytest.mark.skipif(
     VERSION < (2, 13), reason="Dynamo takes equal code for equal functions"
 )
@@ -295,3 +297,24 @@ def test_nan_checks_do_not_print_twice(capfd):
         with debug.nan_checks():
             torch_hlo.scan(combine, x[0] + 1, x)[1].sum().item()
     assert lines(capfd) == ["4", "2", "0"]
+
+
+def test_captured_steps_with_prints_in_loops_are_launched(capfd, monkeypatch):
+    total = torch.zeros(2).to("hlo")
+
+    def body(carry, x):
+        debug.print("{:.0f}", carry.sum())
+        return carry + x, carry.clone()
+
+    @torch_hlo.compile
+    def step(x):
+        total.add_(scan(body, total * 1, x)[0])
+
+    x = torch.ones(2, 2).to("hlo")
+    for _ in range(4):
+        step(x)
+    lines(capfd)
+    no_recording(monkeypatch)
+    for _ in range(2):
+        step(x)
+    assert lines(capfd) == ["60", "62", "124", "126"]

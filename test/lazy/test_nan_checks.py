@@ -212,3 +212,29 @@ def test_the_line_of_a_gradient_in_a_graph(how, whole):
     with torch.no_grad():
         w.fill_(0), x.fill_(0)
     assert f"{line(differentiated, '# here')}, in the backward pass from" in found(run)
+
+
+def scaled(scale, spoil=1.0):
+    weight = torch.ones(8, 8, device="hlo", requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([weight]), torch.amp.GradScaler("hlo", init_scale=scale)
+    with torch.autocast("hlo", torch.float16):
+        y = torch.ones(4, 8, device="hlo") @ weight
+        loss = (y.float() * spoil).sqrt().mean()  # here
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    torch_hlo.sync()
+
+
+def test_gradients_that_the_scaler_finds_too_large_are_its_own():
+    with debug.nan_checks():
+        scaled(2.0**40)
+    assert line(scaled, "# here") in found(scaled, 1.0, -1.0)
+
+
+def test_what_a_compiled_optimizer_writes():
+    weight = torch.zeros(3)
+
+    def step(x):
+        weight.add_(x / x)  # here
+
+    assert line(step, "# here") in found(torch.compile(step, backend="hlo"), torch.zeros(3))

@@ -35,3 +35,22 @@ def test_the_instruction_in_a_loop_is_named():
     assert str(error.value) == "log(f32[3]) -> f32[3] makes 2 NaN, in its run 2"
     with debug.nan_checks():
         assert not np.isnan(torch_hlo.run_text(LOOP, np.full(3, 1e30, np.float32))).all()
+
+
+DIVIDED = """
+HloModule m
+ENTRY %main (a: f32[3], b: f32[3]) -> f32[3] {
+  %a = f32[3] parameter(0)
+  %b = f32[3] parameter(1)
+  ROOT %c = f32[3] divide(%a, %b)
+}
+"""
+
+
+def test_infinities():
+    one, x = np.ones(3, np.float32), np.array([1, 0, 2], np.float32)
+    with pytest.raises(FloatingPointError) as error, debug.nan_checks():
+        torch_hlo.run_text(DIVIDED, one, x)
+    assert str(error.value) == "divide(f32[3], f32[3]) -> f32[3] makes 1 infinities, in its run 1"
+    with debug.nan_checks(infinities=False):
+        torch_hlo.run_text(DIVIDED, one, x)

@@ -26,11 +26,16 @@ def searched(graph_module: fx.GraphModule, run: Callable[[list], Any]) -> Callab
     """`run`, which computes the graph. Where that returns a NaN, FloatingPointError is raised: the
     graph is computed again, an operation at a time."""
 
+    inputs = graph_module.graph.find_nodes(op="placeholder")
+    copies = graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    written = [inputs.index(n.args[0]) for n in copies if n.args[0] in inputs]
+
     def call(args: list) -> Any:
         before = [x.clone() if isinstance(x, torch.Tensor) else x for x in args]
+        changed = [args[i] for i in written]
         results = run(args)
         for what, judge in wanted().items():
-            if any(_bad(results, judge)):
+            if any(_bad((results, changed), judge)):
                 _Search(graph_module, what, judge).run(*before)
                 given = [x for x in before if any(_bad(x, judge))]
                 reason = f"{statistics(given[0])}, which it reads" if given else "a result"

@@ -162,30 +162,37 @@ def runner(module: Module, inputs: Sequence) -> Callable[[], Results]:
             (decode(o.bytes.tobytes(), s.dtype, s.dims), s.dtype)
             for o, s in zip(outs, results, strict=True)
         ]
-        if config.get("NAN") and _nan([value for value, _ in found]):
-            _name_nan(module, arrays)
+        for what, judge in JUDGES[: {1: 2, 2: 1}.get(config.get("NAN"), 0)]:
+            if _count(judge, [value for value, _ in found]):
+                _name_bad(module, arrays, what, judge)
         return found
 
     return run
 
 
-def _nan(values: object) -> int:
-    """How many NaN a value has, or several."""
+# what is looked for: by TORCH_HLO_NAN=2 the first alone
+JUDGES: Sequence[tuple[str, Callable]] = (("NaN", np.isnan), ("infinities", np.isinf))
+
+
+def _count(judge: Callable, values: object) -> int:
+    """How many such numbers a value has, or several."""
     if isinstance(values, (tuple, list)):
-        return sum(map(_nan, values))
+        return sum(_count(judge, x) for x in values)
     array = np.asarray(values)
-    return int(np.isnan(array).sum()) if array.dtype.kind in "fc" else 0
+    return int(judge(array).sum()) if array.dtype.kind in "fc" else 0
 
 
-def _name_nan(module: Module, arrays: Sequence[np.ndarray]) -> None:
-    """Raise FloatingPointError: the first instruction that makes a NaN of operands without."""
+def _name_bad(module: Module, arrays: Sequence[np.ndarray], what: str, judge: Callable) -> None:
+    """Raise FloatingPointError: the first instruction that makes a NaN, or an infinity, of
+    operands without. Infinities that the program has as constants are results like others."""
     times = Counter[Instruction]()
 
     def watch(x: Instruction, operands: list, value: object) -> None:
         times[x] += 1
-        if (count := _nan(value)) and not _nan(operands):
+        count = _count(judge, value)
+        if count and x.op != "constant" and not _count(judge, operands):
             raise FloatingPointError(
-                f"{x.op}({x.operand_shapes}) -> {x.shape} makes {count} NaN, in its run {times[x]}"
+                f"{x.op}({x.operand_shapes}) -> {x.shape} makes {count} {what}, in its run {times[x]}"
             )
 
     interpreter.WATCHERS.append(watch)
@@ -193,7 +200,8 @@ def _name_nan(module: Module, arrays: Sequence[np.ndarray]) -> None:
         evaluate(module, arrays)
     finally:
         interpreter.WATCHERS.remove(watch)
-    raise FloatingPointError("a result is NaN, and none of the evaluator: see `run --compare`")
+    if judge is np.isnan:
+        raise FloatingPointError("a result is NaN, and none of the evaluator: see `run --compare`")
 
 
 def run_module(module: Module, inputs: Sequence) -> Results:

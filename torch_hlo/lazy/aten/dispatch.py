@@ -24,6 +24,7 @@ from ..record import (
     checks,
     conditions,
     decompose,
+    generator,
     nested,
     recording,
     session,
@@ -92,7 +93,7 @@ def eager_handle(
 ):
     """`handle` for TORCH_HLO_EAGER: evaluate before returning."""
     result = handle(func, types, args, kwargs)
-    if not _session.here.nested:
+    if not (_session.here.nested or generator.default.inside):
         session.engine().mark_step(wait=True)
     return result
 

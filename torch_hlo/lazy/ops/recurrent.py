@@ -5,6 +5,7 @@ Networks with dropout are one op per layer. When the gradient is differentiated 
 computed from ordinary ops."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch_hlo.pytorch.operators import base_name
 
 from ..aten import dispatch
 from ..record import HloTensor, aten, decompose, inference, meta as metas
+from ..run import drift
 
 # ---- one time step in ordinary ops: (gates of the inputs, gates of the hidden state, state) -> new
 # state
@@ -270,6 +272,27 @@ def _stepwise(
             last.append(now)
         x = torch.cat(outputs, -1) if bidirectional else outputs[0]
     return [x, *map(torch.stack, zip(*last, strict=True))]
+
+
+# ---- what torch_hlo.debug.compare compares with
+
+
+def _compared(cell: str, two: bool, biases: bool, save: bool, *given: Any) -> list[Tensor]:
+    x, state, params, lengths = given
+    return _stepwise(cell, two, biases, lengths, x, state, params)
+
+
+def _compared_backward(*given: Any) -> Sequence[Tensor | None]:
+    *options, mask, grad, grad_state, x, state, params, lengths = given[:10]
+    tensors = [t.detach().requires_grad_() for t in (x, *state, *params)]
+    given = options, lengths, mask, tensors, len(state), (grad, *grad_state)
+    with ThreadPoolExecutor(1) as apart:  # operations of the device are run below autograd
+        found = apart.submit(_differentiable, *given).result()
+    return [None if x is None else x.detach() for x in found]
+
+
+drift.BY_OTHERS[RECURRENT] = _compared
+drift.BY_OTHERS[RECURRENT_BACKWARD] = _compared_backward
 
 
 def network(

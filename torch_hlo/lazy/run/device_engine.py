@@ -622,7 +622,7 @@ class DeviceEngine(Engine):
         known.last = None if spared else found
         if stream(compiled, leaves, inputs, numbers, bindings, places):
             return True
-        if compiled.program.streams or any(inputs[i].memory.readers for _, i in compiled.aliases):
+        if any(inputs[i].memory.readers for _, i in compiled.aliases):
             return False
         launch(compiled, leaves, numbers, bindings, places, None, self.in_flight)
         return True

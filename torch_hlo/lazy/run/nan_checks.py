@@ -62,32 +62,39 @@ class Step:
         of = [(node, i) for node in self.nodes for i in range(len(node.outs))]
         made = {(id(n), i): t for n, i in of if (t := _tensor(Out(n, i))) is not None}
         bad = dict(zip(made, _any([*made.values()], judge)))
+        # infinite gradients in f16 are what torch.amp.GradScaler looks for
+        scaled = any(name(n) == "_amp_foreach_non_finite_check_and_unscale" for n in self.nodes)
         for node in self._leading_to(ends):
             results = [made[id(node), i] for i in range(len(node.outs)) if bad.get((id(node), i))]
             if results and not any(_has(x, bad, judge) for x in operands(node)):
-                for where, values in _turns(node):
+                for where, values in turns(node):
                     kept = [*map(_make, values)]  # whatever is right is computed, too
                     Step(values, where).check({what: judge})
                     del kept
+                before = self._infinity(node, made)
+                if scaled and _overflows(before or node):
+                    continue
                 if judge is torch.isnan or not writes_infinity(node.args):
-                    return self._describe(node, what, judge(results[0]), made)
-        if judge is torch.isinf:  # Python's, or it was there before
-            return ""
-        node, leaf = next((n, x) for n in self.nodes for x in operands(n) if _has(x, bad, judge))
-        return (
-            f"{describe(leaf)}, which the step reads, was NaN before it; first used by"
-            f" {name(node)}{_at(node)}"
-        )
+                    return self._describe(node, what, judge(results[0]), before)
+        if judge is torch.isnan:  # an infinity is Python's, or was there before
+            leaves = ((n, x) for n in self.nodes for x in operands(n) if type(x) is Array)
+            for node, leaf in leaves:
+                if _has(leaf, {}, judge):
+                    return (
+                        f"{describe(leaf)}, which the step reads, was NaN before it; first used by"
+                        f" {name(node)}{_at(node)}"
+                    )
+        return ""
 
-    def _describe(self, node: Node, what: str, bad: torch.Tensor, made: dict) -> str:
+    def _describe(self, node: Node, what: str, bad: torch.Tensor, before: Node | None) -> str:
         lines = [
             f"{name(node)} makes {int(bad.sum())} {what} of {bad.numel()} numbers{_at(node)}"
             f" (operation {self.nodes.index(node) + 1} of {len(self.nodes)} {self.where})"
         ]
         lines += [f"  given {_statistics(x)}" for x in operands(node)]
-        infinite = dict(zip(made, _any([*made.values()], torch.isinf)))
-        if any(_has(x, infinite, torch.isinf) for x in operands(node)):
-            lines += self._infinity(node, infinite)
+        if before is not None:
+            lines += [f"  after {name(before)} made an infinity{_at(before)}"]
+            lines += [f"    given {_statistics(x)}" for x in operands(before)]
         return "\n".join(lines)
 
     def _leading_to(self, nodes: set[Node]) -> Iterator[Node]:
@@ -97,14 +104,24 @@ class Step:
                 needed.update(x.node for x in operands(last) if type(x) is Out)
         return filter(needed.__contains__, self.nodes)
 
-    def _infinity(self, node: Node, infinite: dict) -> Iterator[str]:
-        """The first operation on the way to `node` that makes an infinity of finite numbers."""
-        for before in self._leading_to({node}):
-            made = any(infinite.get((id(before), i)) for i in range(len(before.outs)))
-            if made and not any(_has(x, infinite, torch.isinf) for x in operands(before)):
-                yield f"  after {name(before)} made an infinity{_at(before)}"
-                yield from (f"    given {_statistics(x)}" for x in operands(before))
-                return
+    def _infinity(self, node: Node, made: dict) -> Node | None:
+        """The first operation that makes an infinity of finite numbers, of those on the way to a
+        node that is given one."""
+        infinite = dict(zip(made, _any([*made.values()], torch.isinf)))
+
+        def given(n: Node) -> bool:
+            return any(_has(x, infinite, torch.isinf) for x in operands(n))
+
+        for before in self._leading_to({node}) if given(node) else ():
+            if any(infinite.get((id(before), i)) for i in range(len(before.outs))):
+                if not given(before):
+                    return before
+        return None
+
+
+def _overflows(node: Node) -> bool:
+    narrow = any(str(x).startswith("f16") for x in node.outs)
+    return narrow and "in the backward pass" in node.source
 
 
 def writes_infinity(args: Any) -> bool:
@@ -127,7 +144,7 @@ def _make(value: Value) -> HloTensor:
     return fresh(meta, value if array is None else array)
 
 
-def _turns(node: Node) -> Iterator[tuple[str, list[Value]]]:
+def turns(node: Node) -> Iterator[tuple[str, list[Value]]]:
     """The results of each run of a function in a loop or a branch, and which run it is."""
     what, args = name(node), node.args
     drawn = [_number(x) for k, x in node.kwargs.items() if k in ("seed", "offset")]
@@ -170,11 +187,14 @@ def _applied(graph: FxGraph, given: Sequence[Value], seed: int) -> list[Value]:
         token = torch.zeros(looks.TOKEN.dims, dtype=torch.int64, device=PLACE.device)
         values[id(graph.tokens[0])] = read(token)
     made: dict[Node, Node] = {}
+    outs: dict[tuple[Node, int], Out] = {}  # one of each: all see that it has been computed
 
     def value(x: Any) -> Any:
         if isinstance(x, (list, tuple)):
             return [*map(value, x)]
-        return Out(made[x.node], x.index) if type(x) is Out else values.get(id(x), x)
+        if type(x) is not Out:
+            return values.get(id(x), x)
+        return outs.setdefault((x.node, x.index), Out(made[x.node], x.index))
 
     for n in graph.nodes:
         kwargs = {k: value(v) for k, v in n.kwargs.items()}
