@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -85,7 +87,7 @@ def test_sizes_that_change_and_a_second_program():
         x = (x * 2).sum(0)[None]  # of a size
         step(x)
 
-    (line,) = titles(profiled(changing, steps=4), "compiles at", "all sizes")
+    (line,) = titles(profiled(changing, steps=4), "1 compile at", "all sizes")
     assert line == here("of a size")
 
     def two(step, i):
@@ -129,3 +131,77 @@ def test_an_idle_device_and_a_busy_one():
             large = torch.tanh(large @ large)
 
     assert not titles(profiled(busy), "idle")
+
+
+def looped(body, steps: int = 20) -> dict[str, str]:
+    """title and text -> line of what is advised for a loop that ends no step itself."""
+    layer = nn.Linear(8, 8).to("hlo")
+    optimizer = torch.optim.SGD(layer.parameters(), 0.01)
+    with profiler.record() as found:
+        for i in range(steps):
+            loss = layer(batch()).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            body(i, loss)
+    return {str(a): a.line for a in found.advice()}
+
+
+def test_reads_where_no_step_is_marked():
+    found = looped(lambda i, loss: loss.item())  # of all
+    assert titles(found, "A read at", "20 reads in 20 steps") == {here("of all")}
+
+    def some(i, loss):
+        if i % 10 == 9:
+            loss.item()  # of some
+
+    found = looped(some)
+    assert not titles(found, "A read at"), found
+    assert titles(found, "10 passes of the loop", "mark_step()") == {here("of some")}
+
+
+def test_what_keeps_tensors_is_named():
+    history: dict[str, list] = {"losses": []}
+
+    def body(i, loss):
+        history["losses"].append(loss.detach())  # put there
+        torch_hlo.mark_step()
+
+    text = f"`history` holds them; they are put there at {here('put there')}"
+    assert titles(looped(body), "Memory grows", text)
+    total, layer = torch.zeros((), device="hlo"), nn.Linear(8, 8).to("hlo")
+    with profiler.record() as found:
+        for _ in range(20):
+            total = total + layer(batch()).square().mean()  # with its history
+            torch_hlo.mark_step()
+    text = f"backward pass of `total`, which grows at {here('with its')}"
+    assert any(text in a.text for a in found.advice() if "Memory grows" in a.title)
+
+
+def test_slow_data():
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, i):
+            time.sleep(0.03)  # to decode
+            return torch.ones(8)
+
+    with profiler.record() as found:
+        for x in torch.utils.data.DataLoader(Slow(), 1):  # of batches
+            (x.to("hlo") * 2).sum()
+            torch_hlo.mark_step()
+    (advice,) = [a for a in found.advice() if a.title.startswith("Loading data takes")]
+    assert advice.line == here("to decode")
+    assert advice.title.endswith(f"called at {here('of batches')}")
+
+
+def test_a_tensor_that_grows():
+    cache = torch.ones(2, 8).to("hlo")
+
+    def body(step, i):
+        nonlocal cache
+        cache = torch.cat([cache, batch(1) * 2])  # longer
+        step(cache)
+
+    assert titles(profiled(body, steps=6), "a tensor grows") == {here("longer")}

@@ -114,6 +114,21 @@ def test_captured_steps_are_launches():
     assert any(line.startswith(__file__) for line in lines)
 
 
+def test_compiled_functions_of_the_cpu_have_tracks():
+    function = torch.compile(torch.nn.Linear(4, 4), backend="hlo")
+    with profiler.record() as found:
+        for _ in range(3):
+            function(torch.ones(2, 4)).sum().backward()  # of the CPU
+    spans = [(s.track, s.name) for s in found.spans]
+    assert spans.count(("programs", "graph")) == spans.count(("programs", "graph_backward")) == 3
+    assert len([s for s in found.spans if s.track == "kernels"]) >= 6
+    assert {c.kind for c in found.compiles} == {
+        "graph of torch.compile",
+        "graph_backward of torch.compile",
+    }
+    assert not [a for a in found.advice() if "compile" in a.title]
+
+
 def test_afterwards_nothing_is_left():
     state = session.current()
     before = (state.engine, [*state.executor.watchers], [*state.executor.meanwhile], state.sources)

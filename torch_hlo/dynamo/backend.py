@@ -11,6 +11,7 @@ call of a graph with random ops, so `torch.manual_seed` makes runs repeat.
 from __future__ import annotations
 
 import functools
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -142,7 +143,7 @@ def without_autograd(
                     forward, saved, backward_graph = cut.cut(graph)
                     callers = [
                         Caller(forward, settings["name"], Host(), len(graph.outputs)),
-                        Caller(backward_graph, settings["name"], Host()),
+                        Caller(backward_graph, settings["name"] + "_backward", Host()),
                     ]
                 else:
                     callers = [Caller(graph, settings["name"], Host())]
@@ -314,8 +315,11 @@ def _compiled(*callers: Caller) -> list[Callable]:
 
     def lower() -> Future[list[Program]]:
         modules = [caller.module() for caller in callers]
-        return executor.submit_compiler(lambda: list(map(_compile, callers, modules)))
+        return executor.submit_compiler(
+            lambda: [_compile(*both, line) for both in zip(callers, modules)]
+        )
 
+    line = log.source()
     programs = executor.call_compiler(lower)
     if any(caller.symbols for caller in callers):
         programs.result()  # raises what is answered by other sizes
@@ -352,12 +356,23 @@ def _fix(sizes: Iterable) -> list[str]:
     return fixed
 
 
-def _compile(caller: Caller, module: Module) -> Program:
+def _compile(caller: Caller, module: Module, line: str) -> Program:
     sizes = (
         f", for all {', '.join(name for name, _, _ in caller.symbols)}" if caller.symbols else ""
     )
     reason = f"torch.compile: {len(caller.nodes)} ops{sizes}"
-    metrics.add_compile_reason(f"{caller.name}: {reason}")
+    told = metrics.Compile(
+        f"{caller.name}: {reason}",
+        caller.name,
+        f"{caller.name} of torch.compile",
+        "Dynamo traced it anew: a size, a Python value or a module's mode changed. TORCH_LOGS="
+        "recompiles says which. Let sizes vary with torch.compile(..., dynamic=True).",
+        line,
+        line,
+        len(caller.nodes),
+        "compiled",
+    )
+    metrics.explained(told)
     log.say(1, f"compiling {caller.name}: {reason}")
     with (
         progress.shown(f"compiling {caller.name} ({len(caller.nodes)} ops)"),
@@ -366,7 +381,9 @@ def _compile(caller: Caller, module: Module) -> Program:
     ):
         if observe is not None:
             observe("hlo:input", module)
-        return caller.place.compile(module, observe)
+        program = caller.place.compile(module, observe)
+        told.seconds = time.time() - told.began
+        return program
 
 
 def on_device(graph_module: fx.GraphModule) -> bool:

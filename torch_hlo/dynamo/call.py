@@ -17,9 +17,11 @@ from concurrent.futures import Future
 
 import torch
 
+from torch_hlo import config
 from torch_hlo.device.host_tensor import LARGE
 from torch_hlo.device.interfaces import Program
 from torch_hlo.hlo.ir import Dim, Ints, Module, Shape, Size, symbol
+from torch_hlo.lazy.run import executor
 from torch_hlo.lowering.core import HLO_TO_TORCH, LOWERINGS, Leaf, Lift, Node, Out, lower
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
 from torch_hlo.lowering.fx.fx_size import Layout
@@ -211,7 +213,10 @@ class Caller:
             "number": _number,
         }
         fast = self.place.starter(program)
-        self.scope["run"] = fast or program.run
+        run = fast or program.run
+        self.scope["run"] = (
+            executor.watched(self.name, program, run) if config.get("PROFILE") else run
+        )
         lines = self._lines(fast is not None)
         source = "def call(args):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
         file = f"<torch_hlo {self.name} {id(self):x}>"

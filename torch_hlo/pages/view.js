@@ -5,6 +5,8 @@
 
   // ---- HLO text -> computations of instructions
   const closing = (s, i) => { let depth = 0; for (; i < s.length; i++) { if (s[i] === "(") depth++; else if (s[i] === ")" && !--depth) return i; } return s.length; };
+  // programs of JAX and others have the names of their scopes in place of modules
+  const placed = (source, meta) => { const parts = sourceParts(source), scopes = meta.match(/op_name="([^"]*)\/[^"\/]*"/); return { ...parts, module: parts.module || (scopes ? scopes[1] : "") }; };
   function parse(text) {
     const found = new Map();
     let current = null, entry = null;
@@ -23,41 +25,67 @@
       const op = rest.slice(0, open), meta = attrs.match(/metadata=\{([^}]*)\}/)?.[1] || "", file = meta.match(/source_file="([^"]*)"/)?.[1] || "", number = meta.match(/source_line=(\d+)/)?.[1];
       const source = file + (number ? ":" + number : "");
       current.rows.push({ name: m[2], root: !!m[1], shape, op, operands: op === "constant" ? [] : [...args.matchAll(/%([^\s,()]+)/g)].map(x => x[1]), attrs, text: line.trim(), opName: meta.match(/op_name="([^"]*)"/)?.[1] || "",
-        source, ...sourceParts(source), calls: [...attrs.matchAll(/(?:calls|to_apply|body|condition|branch_computations)=\{?(%[^\s,}]+(?:, %[^\s,}]+)*)/g)].flatMap(x => x[1].split(", ").map(y => y.slice(1))), bytes: shapeBytes(shape), index: current.rows.length });
+        source, ...placed(source, meta), calls: [...attrs.matchAll(/(?:calls|to_apply|body|condition|branch_computations)=\{?(%[^\s,}]+(?:, %[^\s,}]+)*)/g)].flatMap(x => x[1].split(", ").map(y => y.slice(1))), bytes: shapeBytes(shape), index: current.rows.length });
     }
     return { computations: found, entry: entry || [...found.values()].pop() };
   }
 
   // ---- text without numbers in names, so that renumbering is no difference
   const bare = line => line.replace(/%([A-Za-z_][\w-]*?)(\.\d+)+\b/g, "%$1").replace(/, metadata=\{[^}]*\}/, "");
-  function difference(a, b) { // Myers, on lines; [kind, line]
-    const x = a.map(bare), y = b.map(bare);
-    let low = 0, ea = x.length, eb = y.length;
-    while (low < ea && low < eb && x[low] === y[low]) low++;
-    while (ea > low && eb > low && x[ea - 1] === y[eb - 1]) { ea--; eb--; }
-    const n = ea - low, m = eb - low, out = [], trace = [], most = Math.min(n + m, 4000);
-    let v = new Map([[1, 0]]), reached = false;
-    for (let d = 0; d <= most && !reached; d++) {
-      const now = new Map();
-      trace.push(v);
-      for (let k = -d; k <= d; k += 2) {
-        let i = k === -d || (k !== d && (v.get(k - 1) ?? -1) < (v.get(k + 1) ?? -1)) ? v.get(k + 1) ?? 0 : (v.get(k - 1) ?? 0) + 1;
-        while (i < n && i - k < m && x[low + i] === y[low + i - k]) i++;
-        now.set(k, i);
-        if (i >= n && i - k >= m) { reached = true; break; }
+  function difference(a, b) { // [kind, line]: Myers on lines; where too much differs, between lines that both have once
+    const x = a.map(bare), y = b.map(bare), out = [];
+    const same = (n, to) => { for (; n < to; n++) out.push([" ", b[n]]); };
+    const all = (i, n, j, m) => { for (; i < n; i++) out.push(["-", a[i]]); for (; j < m; j++) out.push(["+", b[j]]); };
+    const shortest = (low, n, at, m) => { // null where it takes more than so many edits
+      const most = Math.min(n + m, 1200), v = new Int32Array(2 * most + 3), trace = [], mid = most + 1;
+      for (let d = 0; d <= most; d++) {
+        trace.push(v.slice(mid - d - 1, mid + d + 2));
+        for (let k = -d; k <= d; k += 2) {
+          let i = k === -d || (k !== d && v[mid + k - 1] < v[mid + k + 1]) ? v[mid + k + 1] : v[mid + k - 1] + 1;
+          while (i < n && i - k < m && x[low + i] === y[at + i - k]) i++;
+          v[mid + k] = i;
+          if (i < n || i - k < m) continue;
+          const found = [];
+          let p = n, q = m;
+          for (let e = d; e >= 0; e--) {
+            const w = trace[e], k = p - q, of = j => w[j + e + 1], prev = k === -e || (k !== e && of(k - 1) < of(k + 1)) ? k + 1 : k - 1, pp = e ? of(prev) : 0, pq = e ? pp - prev : 0;
+            while (p > pp && q > pq) { p--; q--; found.push([" ", b[at + q]]); }
+            if (e) { if (p > pp) { p--; found.push(["-", a[low + p]]); } else { q--; found.push(["+", b[at + q]]); } }
+          }
+          return found.reverse();
+        }
       }
-      v = new Map([...v, ...now]);
-    }
-    if (reached) {
-      let i = n, j = m;
-      for (let d = trace.length - 1; d >= 0; d--) {
-        const w = trace[d], k = i - j, prev = k === -d || (k !== d && (w.get(k - 1) ?? -1) < (w.get(k + 1) ?? -1)) ? k + 1 : k - 1, pi = d ? w.get(prev) ?? 0 : 0, pj = d ? pi - prev : 0;
-        while (i > pi && j > pj && i > 0 && j > 0) { i--; j--; out.push([" ", b[low + j]]); }
-        if (d) { if (i > pi) { i--; out.push(["-", a[low + i]]); } else if (j > pj) { j--; out.push(["+", b[low + j]]); } }
+      return null;
+    };
+    const between = (i, n, j, m) => {
+      let first = j, last = m;
+      while (i < n && j < m && x[i] === y[j]) { i++; j++; }
+      while (n > i && m > j && x[n - 1] === y[m - 1]) { n--; m--; }
+      same(first, j);
+      const found = i < n && j < m ? shortest(i, n - i, j, m - j) : null;
+      if (found) for (const f of found) out.push(f);
+      else {
+        const seen = new Map(), note = (text, side, at) => { const s = seen.get(text) || [0, 0, 0, 0]; s[side]++; s[side + 2] = at; seen.set(text, s); };
+        for (let k = i; k < n; k++) note(x[k], 0, k);
+        for (let k = j; k < m; k++) note(y[k], 1, k);
+        const once = [...seen.values()].filter(s => s[0] === 1 && s[1] === 1).sort((p, q) => p[2] - q[2]), piles = [], back = new Map();
+        for (const s of once) { // the longest run that rises in both
+          let low = 0, high = piles.length;
+          while (low < high) { const c = (low + high) >> 1; piles[c][3] < s[3] ? low = c + 1 : high = c; }
+          back.set(s, piles[low - 1]); piles[low] = s;
+        }
+        const anchors = [];
+        for (let s = piles[piles.length - 1]; s; s = back.get(s)) anchors.push(s);
+        if (!anchors.length) all(i, n, j, m);
+        else {
+          for (const [, , p, q] of anchors.reverse()) { between(i, p, j, q); same(q, q + 1); i = p + 1; j = q + 1; }
+          between(i, n, j, m);
+        }
       }
-      out.reverse();
-    } else { for (let i = low; i < ea; i++) out.push(["-", a[i]]); for (let j = low; j < eb; j++) out.push(["+", b[j]]); }
-    return [...b.slice(0, low).map(t => [" ", t]), ...out, ...b.slice(eb).map(t => [" ", t])];
+      same(m, last);
+    };
+    between(0, x.length, 0, y.length);
+    return out;
   }
 
   function show(P) {
@@ -107,7 +135,7 @@
       const arrow = t => t.r ? "" : open.has(t.key) ? "▾ " : "▸ ";
       const total = (t, f) => sum(t.list, r => Number(r[f]) || 0), all = Math.max(sum(rows, r => Number(r.moved) || 0), 1);
       const grid = table([
-        { name: "module, line, instruction", width: 330, mono: true, show: t => "\u00a0".repeat(t.level * 3) + arrow(t) + (t.r ? "%" + t.r.name : short(t.label)), title: t => t.r ? t.r.text : t.label },
+        { name: "module, line, instruction", width: 330, mono: true, show: t => "\u00a0".repeat(t.level * 3) + arrow(t) + (t.r ? "%" + t.r.name : t.level ? short(t.label) : t.label), title: t => t.r ? t.r.text : t.label },
         { name: "count", width: 55, num: true, show: t => t.r ? "" : t.list.length },
         { name: "moved", width: 80, num: true, show: t => { const v = total(t, "moved"); return v ? bytes(v) : ""; }, bar: t => total(t, "moved") / all },
         { name: "flops", width: 70, num: true, show: t => { const v = total(t, "flops") + total(t, "matrix"); return v ? amount(v) : ""; } },
@@ -135,7 +163,7 @@
           const hue = u.r ? { fusion: HUES[0], dot: HUES[1], convolution: HUES[1], parameter: HUES[9], reduce: HUES[2] }[u.r.op] || HUES[5] : HUES[4];
           g.fillStyle = c("card"); g.fillRect(x, y, wide, 34); g.fillStyle = hue; g.globalAlpha = 0.16; g.fillRect(x, y, wide, 34); g.globalAlpha = 1; g.fillRect(x, y, 3, 34);
           if (u === t) { g.strokeStyle = c("accent"); g.lineWidth = 2; g.strokeRect(x, y, wide, 34); }
-          g.fillStyle = c("ink"); g.fillText(fit(g, u.r ? u.r.name : short(u.label), wide - 12), x + 8, y + 14);
+          g.fillStyle = c("ink"); g.fillText(fit(g, u.r ? u.r.name : u.level ? short(u.label) : u.label, wide - 12), x + 8, y + 14);
           g.fillStyle = c("soft"); g.fillText(fit(g, u.r ? u.r.shape : `${u.list.length} instructions`, wide - 12), x + 8, y + 28);
           boxes.push([x, y, wide, u]);
         }

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from torch_hlo import config, metrics, pages
-from torch_hlo.device.programs import PROFILED
 from torch_hlo.lazy.record import session
 
 from .advice import Advice, advise
-from .steps import Line, collect, measured_limits
+from .steps import Line, compiled_anew, measured_limits
 from .timeline import Modules, Span, Timeline
 
 TRACKS = "steps transfers waits compiles programs kernels collectives".split()
@@ -27,9 +26,8 @@ MOST = 60_000  # spans on a page
 class Recording:
     """What was recorded; complete when the `with` block has ended."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.timeline = timeline
-        self.lines: list[Line] = []
+    def __init__(self, timeline: Timeline, lines: list[Line]) -> None:
+        self.timeline, self.lines = timeline, lines
         self.compiles: list[metrics.Compile] = []
         self.seconds = 0.0
 
@@ -131,26 +129,19 @@ def record() -> Iterator[Recording]:
     their steps, compiles, waits and memory. Programs are compiled for it, and forgotten
     afterwards; recording operations takes longer, since their Python lines are looked for."""
     state = session.current()
-    engine = session.engine()
-    engine.synchronize()
-    engine.clear_cache()
-    PROFILED.programs.clear()
-    timeline = Timeline(engine)
-    found = Recording(timeline)
-    before, state.sources, state.modules = (state.sources, state.modules), True, Modules()
+    before = state.sources, state.modules
     known = len(metrics.explain().compiles)
-    try:
-        with (
-            config.override(PROFILE="wall"),
-            torch.autograd.set_detect_anomaly(True, check_nan=False),
-            timeline.recording(),
-        ):
-            yield found
-            session.engine().sync()
-    finally:
-        state.sources, state.modules = before
-        found.seconds = time.monotonic() - timeline.began
-        found.compiles = metrics.explain().compiles[known:]
-        found.lines = collect("wall")
-        PROFILED.programs.clear()
-        engine.clear_cache()
+    with compiled_anew("wall") as lines:
+        found = Recording(Timeline(session.engine()), lines)
+        state.sources, state.modules = True, Modules()
+        try:
+            with (
+                torch.autograd.set_detect_anomaly(True, check_nan=False),
+                found.timeline.recording(),
+            ):
+                yield found
+                session.engine().sync()
+        finally:
+            state.sources, state.modules = before
+            found.seconds = time.monotonic() - found.timeline.began
+            found.compiles = metrics.explain().compiles[known:]

@@ -55,10 +55,9 @@ class Report:
         self.lines: list[Line] = []
 
     def table(self, rows: int = 30) -> str:
-        """The steps that took longest, a sum per kind of step, and the limits."""
+        """The steps that took longest, and the limits."""
         lines = sorted(self.lines, key=lambda line: -line.best * line.calls)
-        outer = [line for line in lines if not line.step.depth]
-        total = sum(line.best * line.calls for line in outer) or 1.0
+        total = sum(line.best * line.calls for line in lines if not line.step.depth) or 1.0
         out = [f"{'ms':>9} {'share':>6} {'limit':>6} {'GB/s':>7} {'GF/s':>7}  calls  program step"]
         for line in lines[:rows]:
             out.append(
@@ -68,19 +67,6 @@ class Report:
                 f" {line.calls:6}  {line.program}"
                 f" {'in a loop: ' * line.step.depth}{line.step.what[:150]}"
             )
-        kinds: dict[str, list[float]] = {}
-        for line in outer:
-            spent = line.best * line.calls
-            entry = kinds.setdefault(line.step.op, [0, 0.0, 0.0])
-            entry[0] += 1
-            entry[1] += spent
-            entry[2] += spent * line.limit
-        out.append("")
-        out += [
-            f"{spent * 1e3:9.3f} ms {spent / total:6.1%}  {op}: {n} steps, at the limit"
-            f" {ideal * 1e3:.3f} ms"
-            for op, (n, spent, ideal) in sorted(kinds.items(), key=lambda item: -item[1][1])
-        ]
         limits = measured_limits(self.clock)
         out.append(
             f"{total * 1e3:9.3f} ms in all (best times); limits: {limits.bandwidth / 1e9:.1f} GB/s,"
@@ -96,24 +82,32 @@ def profile(clock: str = "wall") -> Iterator[Report]:
     """Time the steps of every program that runs in the block. `clock`: "wall", or "thread" for CPU
     time of the calling thread (meaningful with TORCH_HLO_THREADS=1 only). Programs are compiled for
     it, and forgotten afterwards."""
-    from torch_hlo.lazy.record import (
-        session,
-    )  # recording needs torch, text programs do not
-
     report = Report()
     report.clock = clock
-    engine = session.engine()
-    engine.synchronize()
-    engine.clear_cache()
-    PROFILED.programs.clear()
-    with config.override(PROFILE=clock):
-        try:
-            yield report
-        finally:
-            engine.synchronize()
-            report.lines = collect(clock)
-            PROFILED.programs.clear()
-            engine.clear_cache()
+    with compiled_anew(clock) as report.lines:
+        yield report
+
+
+@contextmanager
+def compiled_anew(clock: str) -> Iterator[list[Line]]:
+    """Programs of the block are compiled for its profile, and forgotten afterwards. Gives a list
+    that gets the lines of those that have run."""
+    from torch_hlo.lazy.record import session  # recording needs torch, text programs do not
+
+    def forget() -> None:
+        PROFILED.programs.clear()
+        session.engine().clear_cache()
+
+    lines: list[Line] = []
+    session.engine().synchronize()
+    forget()
+    try:
+        with config.override(PROFILE=clock):
+            yield lines
+            session.engine().synchronize()
+    finally:
+        lines += collect(clock)
+        forget()
 
 
 def collect(clock: str) -> list[Line]:

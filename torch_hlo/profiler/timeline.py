@@ -21,8 +21,12 @@ from torch_hlo.device import runtime
 from torch_hlo.device.memory import Memory
 from torch_hlo.device.programs import CompiledProgram
 from torch_hlo.lazy.record import Engine, Watcher, pending, session
-from torch_hlo.lowering.core import Out
+from torch_hlo.lazy.run.fingerprint import operands
+from torch_hlo.lowering.core import Node, Out
 
+from .python import Place, holder, sampled
+
+FEW = 5  # steps from which there is a rule to see
 HISTORY = 256  # steps at which who holds memory is kept
 
 
@@ -61,6 +65,10 @@ class Timeline(Watcher):
         self.every = 1  # steps between entries of the history
         self.steps = 0
         self.scratch = 0
+        self.passes: Counter[str] = Counter()  # of the script's loop, by the line that ended steps
+        self.unrolled: tuple[int, str] = (0, "")  # most passes in one step; where it was cut
+        self.python: Counter[Place] = Counter()  # where it was, now and then
+        self.holders: dict[tuple[str, str], str] = {}  # of what grows
         self.programs: dict[CompiledProgram, str] = {}
         self.launched: list[Any] = []  # what captured steps keep of their programs
         self._made: WeakKeyDictionary[Memory, tuple[str, str]] = WeakKeyDictionary()
@@ -74,7 +82,7 @@ class Timeline(Watcher):
         self.executor.watchers.append(self._ended)
         self.executor.meanwhile.insert(0, self._waiting)
         try:
-            with session.use(self):
+            with session.use(self), sampled(self.python):
                 yield
         finally:
             self.executor.watchers.remove(self._ended)
@@ -102,10 +110,11 @@ class Timeline(Watcher):
 
     def materialize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         cuts = any(is_pending(t) for t in tensors)
+        passes = self._passes() if cuts else 0
         nbytes = sum(t.numel() * t.element_size() for t in tensors)
         with self._span("transfers", "read that cuts the step" if cuts else "read", nbytes):
             found = self.inner.materialize(tensors)
-        self._stepped(cuts)
+        self._stepped(passes)
         return found
 
     def mark_step(self, wait: bool = False) -> None:
@@ -115,13 +124,29 @@ class Timeline(Watcher):
         self._cut("sync", lambda: self.inner.sync(tensors))
 
     def make_room(self) -> None:
-        self._cut("cut: much is recorded", self.inner.make_room)
+        self._cut("cut: much is recorded", self.inner.make_room, self._passes())
 
-    def _cut(self, name: str, work: Callable[[], None]) -> None:
-        cuts = bool(pending())
+    def _cut(self, name: str, work: Callable[[], None], passes: int = 1) -> None:
+        passes = passes if pending() else 0
         with self._span("steps", name):
             work()
-        self._stepped(cuts)
+        self._stepped(passes)
+
+    def _passes(self) -> int:
+        """How often the loop has come round since the last step, which nobody has ended: how often
+        each line has recorded something, at least."""
+        line, left = session.line(), [b[3].node for b in pending() if type(b[3]) is Out]
+        counts: Counter[tuple[str, str]] = Counter()
+        seen: set[Node] = set()
+        while left:
+            if (node := left.pop()) not in seen:
+                seen.add(node)
+                left += operands(node)
+                if node.source and node.source.partition(", ")[0] != line:
+                    counts[node.source, str(node.target)] += 1
+        found = min(counts.values(), default=1)
+        self.unrolled = max(self.unrolled, (found, line))
+        return found
 
     def run_again(self, *launch: Any) -> bool:
         if (known := launch[-1]) not in self.launched:  # compiled before: it has no counters
@@ -132,19 +157,39 @@ class Timeline(Watcher):
         if launched:
             graph, _, _, storages, places, _ = launch
             self._note((s.value, graph.outputs[place]) for s, place in zip(storages, places))
-            self._stepped(True)
+            self._stepped(1)
         return launched
 
     # -- memory
-    def _stepped(self, cut: bool) -> None:
+    def _stepped(self, passes: int) -> None:
+        """`passes`: of the loop, that a step has now been made of."""
         self._note_steps()
         self._sample()
-        self.steps += cut
-        if cut and self.steps % self.every == 0:
+        self.passes[session.line()] += passes
+        self.steps += bool(passes)
+        if passes and self.steps % self.every == 0:
             self.history.append(self.held())
             if len(self.history) > HISTORY:
                 del self.history[::2]
                 self.every *= 2
+            if self.steps & (self.steps - 1) == 0:
+                self._find_holders()
+
+    def growing(self) -> list[tuple[Held, list[int]]]:
+        """What is held more of in each quarter of the run; first steps make optimizer states."""
+        if len(self.history) < FEW:
+            return []
+        points = [self.history[len(self.history) * i // 4] for i in (1, 2, 3)] + [self.history[-1]]
+        counts = [{h[:2]: h.arrays for h in held} for held in points]
+        found = [(h, [c.get(h[:2], 0) for c in counts]) for h in points[-1]]
+        return [(h, grown) for h, grown in found if all(a < b for a, b in zip(grown, grown[1:]))]
+
+    def _find_holders(self) -> None:
+        wanted = {h[:2] for h, _ in self.growing()} - {*self.holders}
+        for memory, origin in [*self._made.items()]:
+            if origin in wanted:  # the oldest
+                wanted.remove(origin)
+                self.holders[origin] = holder(memory)
 
     def _note_steps(self) -> None:
         """`_note` what was launched, before the engine forgets it."""

@@ -3,9 +3,9 @@
 import difflib
 from collections import Counter
 
-from torch_hlo.compiler.codegen.profile import matrix_flops
+from torch_hlo.compiler.codegen.profile import describe, matrix_flops
 from torch_hlo.compiler.pipeline import optimize
-from torch_hlo.hlo.ir import Dim, Module, Shape, Size, called, postorder
+from torch_hlo.hlo.ir import Dim, Module, Shape, Size, postorder
 from torch_hlo.hlo.text.printer import computations, module_text
 
 from .execute import flat
@@ -56,14 +56,7 @@ def explain(module: Module) -> str:
         )
     ]
     lines.append(f"after the passes {len(steps)} steps:")
-    for x in steps:
-        inner = ""
-        for c in called(x) if x.op == "fusion" else ():
-            inside = Counter(i.op for i in c.instructions() if i.op not in ("parameter", "tuple"))
-            inner = " of " + ", ".join(
-                f"{n} {op}" if n > 1 else op for op, n in inside.most_common()
-            )
-        lines.append(f"  {x.op} -> {_sized(x.shape)}{inner}")
+    lines += [f"  {step.what}: {_number(step.bytes)} bytes" for step in map(describe, steps)]
     return "\n".join(lines)
 
 

@@ -336,6 +336,18 @@ def _submit(job: Job) -> None:
     executor.queue.put(job)
 
 
+def watched(name: str, program: Program, run: Callable[..., None]) -> Callable[..., None]:
+    """`run` of a program that is called and not submitted; who watches jobs is told."""
+
+    def call(*args: object) -> None:
+        start = time.perf_counter()
+        run(*args)
+        for watch in _session.executor.watchers:
+            watch(Job(name, program, (), ()), time.perf_counter() - start)
+
+    return call
+
+
 def _forget_done(in_flight: deque[Job]) -> None:
     while in_flight and in_flight[0].is_done():
         try:

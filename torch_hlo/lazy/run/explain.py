@@ -14,7 +14,26 @@ from .fingerprint import INDEX_BITS, OPS
 # What a reason says: its kind, and what to do about it. The first that is found counts.
 _KINDS = (
     (r"first program of this process", "first program", ""),
-    (r"; for all sizes", "all sizes from now on", ""),
+    (
+        r"made longer by.*; for all sizes",
+        "a tensor grows; all sizes from now on",
+        "torch.cat makes it longer in each step. This program serves all lengths, but each step"
+        " copies the tensor. Write into one of the full length instead: cache[:, t] = new.",
+    ),
+    (
+        r"made longer by",
+        "a tensor grows",
+        "torch.cat makes it longer in each step, and lengths of their own compile anew. Write into"
+        " one of the full length instead: cache[:, t] = new; or pad it to a few lengths"
+        " (torch_hlo.pad_to_bucket).",
+    ),
+    (
+        r"; for all sizes",
+        "all sizes from now on",
+        "A size changes. This program serves all sizes, so one is right; many mean that a size"
+        " follows no rule. Programs of one size are faster: pad batches to a few lengths"
+        " (torch_hlo.pad_to_bucket) if that matters.",
+    ),
     (
         r": input \d+ was (\w+)\S* is \1\[",
         "size",
@@ -53,6 +72,8 @@ _KINDS = (
     (r"threads|compiled for|passes left out", "settings", "Set it before the first step."),
     (r"dropped from the cache", "evicted", "Raise TORCH_HLO_PROGRAMS."),
 )
+# kinds of which one is worth telling
+SETTLED = "all sizes from now on", "a tensor grows; all sizes from now on"
 _RECENT = 32  # cached programs looked at, latest first
 
 
@@ -107,11 +128,17 @@ def difference(new: tuple, old: tuple, sources: Sequence[str] = ()) -> str:
     first = next((i for i, differs in enumerate(map(ne, nodes, old_nodes)) if differs), None)
     leaf = next((i for i, differs in enumerate(map(ne, shapes, old_shapes)) if differs), None)
     user = None if leaf is None else _first_user(nodes, ~leaf)
-    if leaf is not None and (first is None or user is not None and user <= first):
+    # numbers that differ follow from the sizes
+    alike = first is None or len(nodes) == len(old_nodes) and nodes[first][0] == old_nodes[first][0]
+    if leaf is not None and (alike or user is not None and user <= first):
+        how = "first used"
+        for i, node in enumerate(nodes):  # what is kept may be the next step's input
+            if i << INDEX_BITS in roots and _mentions(node[1:], ~leaf) and "cat." in _op(node):
+                how, user = "made longer", i
         by = (
             ""
             if user is None
-            else f" (first used by {_op(nodes[user])}{_users_line(nodes, user, sources)})"
+            else f" ({how} by {_op(nodes[user])}{_users_line(nodes, user, sources)})"
         )
         return f"input {leaf} was {old_shapes[leaf]}, is {shapes[leaf]}{by}"
     if first is not None:
