@@ -192,7 +192,8 @@ def _name_bad(module: Module, arrays: Sequence[np.ndarray], what: str, judge: Ca
         count = _count(judge, value)
         if count and x.op != "constant" and not _count(judge, operands):
             raise FloatingPointError(
-                f"{x.op}({x.operand_shapes}) -> {x.shape} makes {count} {what}, in its run {times[x]}"
+                f"{x.op}({x.operand_shapes}) -> {x.shape} makes {count} {what},"
+                f" in its run {times[x]}"
             )
 
     interpreter.WATCHERS.append(watch)
