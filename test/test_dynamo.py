@@ -647,7 +647,7 @@ def test_large_results_take_pages_that_tensors_have_left():
 
 
 def test_who_calls_first_gets_the_error_of_compiling(monkeypatch):
-    def fails(caller, module):
+    def fails(caller, module, line):
         raise ArithmeticError("no such luck")
 
     monkeypatch.setattr(backend, "_compile", fails)
@@ -662,10 +662,10 @@ def test_dynamo_ends_while_programs_are_compiled(monkeypatch):
     ended, compile = threading.Event(), backend._compile
     programs = []
 
-    def after_dynamo(caller, module):
+    def after_dynamo(caller, module, line):
         programs.append(caller)
         assert ended.wait(100)
-        return compile(caller, module)
+        return compile(caller, module, line)
 
     monkeypatch.setattr(backend, "_compile", after_dynamo)
     dynamo.callback_handler.register_end_callback(lambda _: ended.set())

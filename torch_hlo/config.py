@@ -220,15 +220,20 @@ _values: dict[str, Any] = {}
 def get(name: str) -> Any:
     """Value of flag `name`, of the type that its `parse` gives, read from the environment once.
     Raises KeyError for an unknown flag, ValueError for a value that the flag cannot have."""
-    if name not in _values:
-        flag = FLAGS[name]
-        text = os.environ.get(f"TORCH_HLO_{name}")
-        try:
-            default = flag.default() if callable(flag.default) else flag.default
-            _values[name] = default if text is None else flag.parse(text)
-        except (ValueError, KeyError):
-            raise ValueError(f"TORCH_HLO_{name}={text!r} is not valid: {flag.doc}") from None
-    return _values[name]
+    try:
+        return _values[name]
+    except KeyError:
+        _values[name] = _read(name, FLAGS[name])
+        return _values[name]
+
+
+def _read(name: str, flag: Flag) -> Any:
+    text = os.environ.get(f"TORCH_HLO_{name}")
+    try:
+        default = flag.default() if callable(flag.default) else flag.default
+        return default if text is None else flag.parse(text)
+    except (ValueError, KeyError):
+        raise ValueError(f"TORCH_HLO_{name}={text!r} is not valid: {flag.doc}") from None
 
 
 def code_flags() -> str:

@@ -45,7 +45,11 @@ def advise(
     return sorted(found, key=lambda a: (not a.line, -a.weight))
 
 
-def _reads(timeline: Timeline, spans: Sequence[Span], wall: float) -> Iterator[Advice]:
+def _reads(
+    timeline: Timeline,
+    spans: Sequence[Span],
+    wall: float,
+) -> Iterator[Advice]:
     steps = max(timeline.passes.values(), default=0)
     counts: dict[str, Counter[str]] = {}
     last = ""
@@ -82,7 +86,11 @@ def _compiling(spans: Sequence[Span], start: float = 0.0, end: float = inf) -> f
     return sum(s.seconds for s in spans if s.track == "compiles" and start <= s.start < end)
 
 
-def _python(timeline: Timeline, spans: Sequence[Span], wall: float) -> Iterator[Advice]:
+def _python(
+    timeline: Timeline,
+    spans: Sequence[Span],
+    wall: float,
+) -> Iterator[Advice]:
     """Where the device waits for Python."""
     programs = [s for s in spans if s.track == "programs"]
     ran, first = sum(s.seconds for s in programs), min([s.start for s in programs], default=inf)

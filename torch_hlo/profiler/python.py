@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from torch_hlo import log
@@ -81,8 +81,9 @@ def holder(memory: Memory) -> str:
     frames = [f for f in _stack(sys._getframe()) if _is_users(f.f_code.co_filename)]
     spaces = [space for f in frames for space in (f.f_locals, f.f_globals)]
     names = {id(x): (name, x) for space in spaces for name, x in [*space.items()]}.values()
+    seen: set[int] = set()
     for name, x in names:
-        if found := _keeps(name, x, memory, 4):
+        if found := _keeps(name, x, memory, seen):
             return f" `{found}` holds them; they are put there at {_put(found, frames)}."
     graphs = [(_length(x.grad_fn), name) for name, x in names if type(x) is HloTensor]
     found = max(graphs, default=(0, ""))[1]
@@ -92,17 +93,29 @@ def holder(memory: Memory) -> str:
     )
 
 
-def _keeps(name: str, x: Any, memory: Memory, depth: int) -> str:
-    """The name of what keeps an array, if that is in `x`: `name`, or an attribute's."""
+def _keeps(
+    name: str,
+    x: Any,
+    memory: Memory,
+    seen: set[int],
+    depth: int = 8,
+) -> str:
+    """The name of what keeps an array, if that is in `x`: `name`, or that of an attribute or of a
+    variable of a function."""
     if type(x) is HloTensor:
         return name if getattr(getattr(x._storage.value, "data", x), "memory", x) is memory else ""
-    if not depth or isinstance(x, type) or not _is_users(str(getattr(x, "__file__", ""))):
+    if not depth or id(x) in seen or isinstance(x, type):
         return ""
+    seen.add(id(x))
     if isinstance(x, (dict, list, tuple, set, deque)):
-        parts = [(name, y) for y in (x.values() if isinstance(x, dict) else x)]
+        parts = [(name, y) for y in [*(x.values() if isinstance(x, dict) else x)]]
+    elif isinstance(x, FunctionType):
+        parts = [(k, c.cell_contents) for k, c in zip(x.__code__.co_freevars, x.__closure__ or ())]
+    elif isinstance(x, ModuleType) and not _is_users(getattr(x, "__file__", "") or "<"):
+        return ""
     else:
         parts = [*getattr(x, "__dict__", {}).items()]
-    return next(filter(None, (_keeps(n, y, memory, depth - 1) for n, y in parts)), "")
+    return next(filter(None, (_keeps(k, y, memory, seen, depth - 1) for k, y in parts)), "")
 
 
 def _length(node: Any) -> int:
@@ -119,7 +132,10 @@ def _put(name: str, frames: list[FrameType]) -> str:
     wanted = re.compile(_PUT.format(re.escape(name)))
     codes = [f.f_code for f in frames]
     lines = [(c.co_filename, n) for c in codes for _, _, n in c.co_lines() if n]
-    for file in dict.fromkeys(c.co_filename for c in codes):
+    modules = [
+        f for m in [*sys.modules.values()] if _is_users(f := getattr(m, "__file__", "") or "<")
+    ]
+    for file in dict.fromkeys([*(c.co_filename for c in codes), *modules]):
         lines += [(file, n + 1) for n in range(len(linecache.getlines(file)))]
     for file, n in lines:
         if wanted.search(linecache.getline(file, n).partition("#")[0]):

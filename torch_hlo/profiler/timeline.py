@@ -189,7 +189,9 @@ class Timeline(Watcher):
         for memory, origin in [*self._made.items()]:
             if origin in wanted:  # the oldest
                 wanted.remove(origin)
-                self.holders[origin] = holder(memory)
+                # a variable without a value; another thread changes a dict
+                with contextlib.suppress(ValueError, RuntimeError):
+                    self.holders[origin] = holder(memory)
 
     def _note_steps(self) -> None:
         """`_note` what was launched, before the engine forgets it."""

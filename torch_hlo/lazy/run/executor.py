@@ -336,7 +336,11 @@ def _submit(job: Job) -> None:
     executor.queue.put(job)
 
 
-def watched(name: str, program: Program, run: Callable[..., None]) -> Callable[..., None]:
+def watched(
+    name: str,
+    program: Program,
+    run: Callable[..., None],
+) -> Callable[..., None]:
     """`run` of a program that is called and not submitted; who watches jobs is told."""
 
     def call(*args: object) -> None:
