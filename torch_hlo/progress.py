@@ -1,5 +1,5 @@
-"""What takes longer than two seconds says so in a terminal, on one line that vanishes in the end.
-Nothing is written to pipes and files.
+"""What takes longer than two seconds says so in a terminal, on one line that vanishes in the end,
+if `rich` is installed, which draws it. Nothing is written to pipes and files.
 
 with progress.shown("compiling step_3 (80 ops)"):
     ...
@@ -8,7 +8,7 @@ with progress.shown("compiling step_3 (80 ops)"):
 """
 
 import contextlib
-import shutil
+import importlib.util
 import sys
 import threading
 import time
@@ -21,30 +21,34 @@ _under_way: list[str] = []
 @contextlib.contextmanager
 def shown(text: str) -> Iterator[None]:
     """Show that the block is under way."""
-    ended = threading.Event()
-    line = threading.Thread(target=_draw, args=[ended], daemon=True)
-    _under_way.append(text)
-    if first := sys.stderr.isatty() and len(_under_way) == 1:
-        line.start()
-    try:
+    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield
-    finally:
-        ended.set()
-        if first:
-            line.join()
-        _under_way.remove(text)
-
-
-def _draw(ended: threading.Event) -> None:
-    began = time.monotonic()
-    if ended.wait(AFTER):
         return
-    while True:
-        text = f"torch_hlo: {', '.join(_under_way)} ({time.monotonic() - began:.0f} s)"
-        _write(f"\r\x1b[2K{text[: shutil.get_terminal_size().columns - 1]}")
-        if ended.wait(0.2):
-            return _write("\r\x1b[2K")
+    with contextlib.ExitStack() as line:
+        timer = None if _under_way else threading.Timer(AFTER, _draw, [line, time.monotonic()])
+        _under_way.append(text)
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
+                timer.join()
+                line.close()
+            _under_way.remove(text)
 
 
-def _write(text: str) -> None:
-    print(text, end="", file=sys.stderr, flush=True)
+def _draw(line: contextlib.ExitStack, began: float) -> None:
+    """Until `line` is closed."""
+    from rich import console, live, text  # not before it is used
+
+    def now() -> text.Text:
+        seconds = time.monotonic() - began
+        return text.Text(f"torch_hlo: {', '.join(_under_way)} ({seconds:.0f} s)", end="")
+
+    drawn = console.Console(file=sys.stderr)
+    line.enter_context(
+        live.Live(get_renderable=now, console=drawn, transient=True, redirect_stderr=False)
+    )
