@@ -13,6 +13,7 @@ import torch_hlo
 from torch_hlo import config, metrics
 from torch_hlo.compiler.codegen import registry
 from torch_hlo.compiler.codegen.program import Program
+from torch_hlo.compiler.llvm import scalar
 from torch_hlo.device import report
 from torch_hlo.hlo.text.parser import parse_module
 from torch_hlo.lazy.record import session
@@ -140,3 +141,24 @@ less { a = f32[] parameter(0)
 ENTRY e { p = f32[5000] parameter(0)
  ROOT s = f32[5000] sort(p), dimensions={0}, to_apply=less }"""
     return parse_module(text)
+
+
+@pytest.mark.parametrize("how", ["recorded", "hlo", "cpu"])
+def test_the_line_of_an_operation_in_a_fusion_is_named(monkeypatch, how):
+    def refuse(*args):
+        raise KeyError
+
+    def function(x):
+        return (torch.tanh(x * 2) + 1).square()
+
+    monkeypatch.setitem(scalar.TABLE, ("tanh", "f"), refuse)
+    session.engine().clear_cache()
+    x = torch.ones(71, 1000).to("cpu" if how == "cpu" else "hlo")
+    run = function if how == "recorded" else torch.compile(function, backend="hlo")
+    line = function.__code__.co_firstlineno + 1
+    with config.override(CACHE="", REPORT="off"):
+        for _ in range(2):  # what is recorded knows its lines from the first error on
+            with pytest.raises(RuntimeError) as error:
+                run(x).cpu()
+    text = str(error.value)
+    assert "tanh of f32" in text and f"aten.tanh.default at {__file__}:{line}" in text

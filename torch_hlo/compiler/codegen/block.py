@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TypeAlias, TypeVar
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Shape, Size
+from torch_hlo.hlo.ir import META, Instruction, Shape, Size
 
 # words of the block before the sizes; OWN: see `apart`
 ARENA, CONSTANTS, HOST, FAILED, OWN, FIXED_WORDS = 0, 1, 2, 3, 4, 5
@@ -19,6 +19,16 @@ PACKED_HEAD = 64  # bytes
 
 class CodegenError(RuntimeError):
     """An instruction that no emitter can compile; names the opcode, the shapes and what to do."""
+
+
+def blame(error: Exception, x: Instruction) -> None:
+    """Say where an instruction comes from in Python, or those of a fusion, unless somebody inside
+    has done so."""
+    inside = x["calls"].instructions() if x.op == "fusion" else [x]
+    found = [meta for y in inside if (meta := META.get(y)) and meta.source]
+    if found and not any(m.source in str(error) for m in found):
+        lines = dict.fromkeys(f"{m.op_name} at {m.source}" for m in found)
+        error.args = (f"{error} ({', '.join(lines)})",)
 
 
 @frozen

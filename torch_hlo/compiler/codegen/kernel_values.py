@@ -10,7 +10,7 @@ from torch_hlo.hlo.ir import Dim, Instruction, Size, fixed
 from ..llvm import Emit, Target, Unit, literal, scalar, transposed
 from ..llvm.scalar import STORAGE, Storage, Value
 from ..thresholds import AHEAD_BYTES, STREAMED_BYTES
-from .block import CodegenError
+from .block import CodegenError, blame
 from .index import Index, Var, below, combine, constant, linear, of
 from .registry import VALUES
 
@@ -99,7 +99,11 @@ class KernelValues:
             raise CodegenError(
                 f"{x.op} {x.shape} cannot be computed inside a kernel: it needs a step of its own"
             )
-        found: Value = emitter(self, x, index)
+        try:
+            found: Value = emitter(self, x, index)
+        except Exception as error:
+            blame(error, x)
+            raise
         return found
 
     def splat(self, value: Value, dtype: str) -> Value:

@@ -28,7 +28,6 @@ from typing import Any, Protocol, TypeVar
 
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
-    META,
     Dim,
     Instruction,
     Ints,
@@ -60,6 +59,7 @@ from .block import (
     Place,
     Places,
     Span,
+    blame,
     leaves,
 )
 from .registry import CPU, HOST_CALLS, Table, row_of
@@ -579,12 +579,12 @@ class Program:
         it."""
         row = row_of(x)
         if row not in self.emitters:
-            meta = META.get(x)
-            at = f" ({meta.op_name} {meta.source})" if meta else ""
-            raise CodegenError(
-                f"{x.op}({x.operand_shapes}) -> {x.shape}{at}: no emitter for this target; lower it"
-                f" to other opcodes or name one in codegen/registry.py, row {row}"
+            error = CodegenError(
+                f"{x.op}({x.operand_shapes}) -> {x.shape}: no emitter for this target; lower it to"
+                f" other opcodes or name one in codegen/registry.py, row {row}"
             )
+            blame(error, x)
+            raise error
         self.places(x)  # the result's buffer outlives the step's scratch memory
         top, outer = self._top, (self._step_gaps, self._gaps)
         self._step_gaps, self._gaps = (
@@ -595,7 +595,11 @@ class Program:
             ),
             None,
         )
-        self.emitters[row](self, x)
+        try:
+            self.emitters[row](self, x)
+        except Exception as error:
+            blame(error, x)
+            raise
         self._top, (self._step_gaps, self._gaps) = top, outer
 
     def number(self) -> int:

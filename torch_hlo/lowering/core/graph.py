@@ -298,8 +298,9 @@ def _lower_node(
                 f" {want}{_at(node)}"
             )
     for x in flat:
-        if x is not None:
-            META.setdefault(x, Meta("", str(node.target), node.source))
+        # a program that failed may have made it, without lines
+        if x is not None and (x.meta is None or not x.meta.source):
+            META[x] = Meta("", str(node.target), node.source)
     if node.source:
         _trace(flat, Meta("", str(node.target), node.source))
     return flat
