@@ -46,7 +46,7 @@ class Form(Object):
             on_device_size_in_bytes=shape.nbytes,
             device=here.devices[place // len(KINDS)].address,
             memory=here.memories[place].address,
-            is_on_cpu=int(order == tuple(range(shape.rank))),  # JAX reads its bytes as row-major
+            is_on_cpu=int([*order] == sorted(order)),  # JAX reads its bytes as row-major
             event=here.ready.address,
         )
         del Object.alive[self.address]

@@ -72,7 +72,7 @@ class LoadedExecutable(Object):
         # the last result of a program that only has effects says that they have run
         self.results = list(self.program.executable.outputs)
         self.shapes = [
-            s.with_dims(s.dims[order.index(d)] for d in range(s.rank))
+            s.with_dims(s.dims[order.index(d)] for d in sorted(order))
             for s, order in zip(self.results, self.forms[1])
         ]
         self.aliases = dict(self.program.aliases)
@@ -170,20 +170,19 @@ class LoadedExecutable(Object):
         if self.hidden:
             module = module.with_root(tuple_())
         count = self.options.partitions
-        layouts = ", ".join(
-            f"mhlo.xla_entry_computation_{what} = [{', '.join(map(_dense, orders))}]"
+        head = f"mhlo.num_partitions = {count} : i32" + "".join(
+            f", mhlo.xla_entry_computation_{what} = [{', '.join(map(_dense, orders))}]"
             for what, orders in zip(("parameter_layouts", "result_layout"), self.forms)
             if orders
         )
         if count == 1:
-            return stablehlo_text(module, layouts)
+            return stablehlo_text(module, head)
         ins = _texts(module.in_shardings, len(module.entry.params))
         outs = _texts(module.out_shardings[: len(self.shapes)], max(len(self.shapes), 1))
         whole = outs[0] if len(outs) == 1 else "{" + ", ".join(outs) + "}"
         return stablehlo_text(
             module,
-            (layouts and f"{layouts}, ") + f"mhlo.num_partitions = {count} : i32,"
-            f' mhlo.spmd_output_sharding = "{whole}",'
+            f'{head}, mhlo.spmd_output_sharding = "{whole}",'
             f" mhlo.spmd_parameters_shardings = [{', '.join(map(json.dumps, ins))}]",
         )
 
@@ -212,7 +211,7 @@ def _orders(texts: Sequence[str], values: Sequence[Instruction]) -> list[Ints]:
 
 
 def _order(text: str, x: Instruction) -> Ints:
-    plain = tuple(range(x.shape.rank))
+    plain = tuple(range(x.rank))
     if text == "auto" and x.op == "transpose":
         return tuple(map(x["dimensions"].index, plain))
     if not text.startswith("{"):
@@ -225,7 +224,7 @@ def _order(text: str, x: Instruction) -> Ints:
 
 
 def _dense(order: Ints) -> str:
-    return f"dense<{[*order][::-1]}> : tensor<{len(order)}xindex>"
+    return f"dense<{[*reversed(order)]}> : tensor<{len(order)}xindex>"
 
 
 def _stored(module: Module, ins: Sequence[Ints], outs: Sequence[Ints]) -> Module:

@@ -205,9 +205,9 @@ class Converter:
             tuple(table),
             self.shardings.mesh,
             requests=(
-                _said(entry, "arg_attrs", "mhlo.layout_mode"),
-                _said(entry, "res_attrs", "mhlo.layout_mode"),
-                _said(entry, "res_attrs", "mhlo.memory_kind"),
+                _said(entry, "arg_attrs", len(params), "layout_mode"),
+                _said(entry, "res_attrs", len(results), "layout_mode"),
+                _said(entry, "res_attrs", len(results), "memory_kind"),
             ),
         )
 
@@ -553,11 +553,11 @@ def _aliases(
     return tuple(sorted(found.items()))
 
 
-def _said(entry: Operation, key: str, name: str) -> tuple[str, ...]:
-    """What an attribute says of each argument or result; () for nothing."""
+def _said(entry: Operation, key: str, count: int, name: str) -> tuple[str, ...]:
+    """What an attribute of MHLO says of each argument or result; () for nothing."""
     rows = entry.attrs.get(key)
-    rows = rows if isinstance(rows, list) else []
-    found = [str(row.get(name, "")) if isinstance(row, dict) else "" for row in rows]
+    rows = rows if isinstance(rows, list) and len(rows) == count else []
+    found = [str(row.get(f"mhlo.{name}", "")) if isinstance(row, dict) else "" for row in rows]
     return tuple(found) if any(found) else ()
 
 
