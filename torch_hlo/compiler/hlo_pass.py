@@ -13,12 +13,14 @@ from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     OPCODES,
     Computation,
+    Instruction,
     Module,
     Replacements,
     called,
     carry_meta,
     on_operands,
     postorder,
+    rewrite_bottom_up,
     with_computations,
 )
 
@@ -93,3 +95,12 @@ def over_computations(module: Module, fn: Callable[[Computation], Computation]) 
         return c if new[c.root] is c.root else Computation(c.name, c.params, new[c.root])
 
     return module.with_root(visit(module.entry).root)
+
+
+def over_loops(module: Module, fn: Callable[[Instruction], Instruction]) -> Module:
+    """The module with `fn` applied to every while instruction, inner ones first."""
+
+    def rewritten(c: Computation) -> Computation:
+        return c.with_root(rewrite_bottom_up(c.root, lambda x: fn(x) if x.op == "while" else x))
+
+    return over_computations(module, rewritten)

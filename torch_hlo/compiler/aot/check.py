@@ -79,7 +79,7 @@ class _Checker(Function):
         params: Sequence[tuple[str, str]],
         linkage: str = "",
     ) -> None:
-        super().__init__(name, "i32", params, linkage, "#2")
+        super().__init__(name, params, "i32", "#2", linkage)
         self.model = model
         self.values: dict[str, str] = {}
 

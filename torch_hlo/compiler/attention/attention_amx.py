@@ -264,7 +264,7 @@ class Forward(_Tiles):
     def finish(self, out: str, number: Int, count: Int) -> None:
         """Sums of weighted values -> the output, and the numbers per row."""
         f = self.f
-        one = f.emit(1).typed("float")
+        one = f.typed("float")
         with f.loop(0, count) as i:
             total = f.load_at("float", self.sums, i, 4)
             total = self.sum_of_weights(one, total)
@@ -292,7 +292,7 @@ class Forward(_Tiles):
         """Scores of one query -> exp2(score - largest so far); what was summed before is brought to
         the new largest."""
         f, v, lanes = self.f, self.v, self.t.lanes
-        one = f.emit(1).typed("float")
+        one = f.typed("float")
         top_at, sum_at = f.gep("float", self.tops, i), f.gep("float", self.sums, i)
         before = f.load("float", top_at, 4)
 
@@ -423,7 +423,7 @@ class Backward(_Tiles):
     ) -> None:
         """Scores and gradients of weights of one query -> weights and gradients of the unscaled
         scores."""
-        f, v, one = self.f, self.v, self.f.emit(1).typed("float")
+        f, v, one = self.f, self.v, self.f.typed("float")
         s_row, dp_row, p_row, ds_row = rows
         deltas, (sums, *logs) = (
             self.e.splat("float", delta),

@@ -47,7 +47,7 @@ class Forward(AttentionKernel):
         )
         self.weights = self.floats(self.rows * KEYS + lanes)
         self.terms_of = {role: self.floats(KEYS + lanes) for role in self.terms}
-        one = f.emit().typed("float")
+        one = f.typed("float")
         rows = range(self.rows)
         scales = self.e.splat("float", self.scale(LOG2E))
         self.caps = [self.e.splat("float", x) for x in self.cap() or ()]
@@ -138,7 +138,7 @@ class Forward(AttentionKernel):
         """Scores of a query -> weights relative to the largest so far: (that, sum of weights, what
         older sums are multiplied by)."""
         f, v, lanes = self.f, self.v, self.t.lanes
-        one = f.emit().typed("float")
+        one = f.typed("float")
         row = f.gep("float", self.weights, r * KEYS)
         limit = f.min(width, f.max(f.sub(r + 1, start), 0)) if self.a.causal else width
         for role in self.terms:

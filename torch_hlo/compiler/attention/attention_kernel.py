@@ -271,12 +271,12 @@ class AttentionKernel:
 
     def finite(self, top: str) -> str:
         """The largest score, 0 when nothing was seen."""
-        one = self.f.emit().typed("float")
+        one = self.f.typed("float")
         return one.select(one.cmp("oeq", top, -numbers.inf), 0, top)
 
     def store_lse(self, top: str, total: str, row: Int) -> None:
         """What the backward needs of a row, from its largest score and the sum of its weights."""
-        f, one = self.f, self.f.emit().typed("float")
+        f, one = self.f, self.f.typed("float")
         if self.a.softmax:
             f.store_at("float", top, "%lse", row, 4)
             f.store_at("float", one.mul(math.log(one, total), LOG2E), "%total", row, 4)
@@ -295,7 +295,7 @@ class AttentionKernel:
 
     def fill(self, f: Writer, pointer: str = "%fill") -> str:
         """The score of what a mask hides, in units of log 2."""
-        one = f.emit().typed("float")
+        one = f.typed("float")
         x = f.load("float", pointer, 4)
         infinite, least = one.const(-numbers.inf), one.const(-FLOAT_MAX)
         y = one.mul(x, LOG2E)
@@ -309,7 +309,7 @@ class AttentionKernel:
         """The cap of scores in units of log 2 and its inverse, f32; None if there is none."""
         if not self.a.capped:
             return None
-        one = self.f.emit().typed("float")
+        one = self.f.typed("float")
         cap = one.mul(self.f.load("float", self.pointer["cap"], 4), LOG2E)
         return cap, one.div(1, cap)
 
@@ -334,7 +334,7 @@ class AttentionKernel:
 
     def scale(self, factor: float = 1.0) -> str:
         """The scale times a number, f32."""
-        one = self.f.emit().typed("float")
+        one = self.f.typed("float")
         if not self.a.dynamic:
             return one.const(self.a.scale * factor)
         return one.mul(self.f.load("float", self.pointer["scale"], 4), factor)

@@ -52,7 +52,7 @@ class LaneKernel(AttentionKernel):
         self.queries = block_of(a.rows, QUERIES, self.group)
         self.groups = self.queries // self.group
         self.copies: dict[str, str] = {}
-        self.v = self.f.emit(self.lanes).typed("float")
+        self.v = self.f.typed("float", self.lanes)
         self.number, self.range = self.floats(1), self.floats(4)
         bias = a.bias
         self.bias = None if bias is None else "key" if bias.row == 0 else "tile"
@@ -131,7 +131,7 @@ class LaneKernel(AttentionKernel):
                 f.gep("float", a_pointer, f.mul(loop.index, a_k)),
                 f.gep("float", b_pointer, f.mul(loop.index, b_k)),
             )
-            v = f.emit(t.lanes).typed("float")
+            v = f.typed("float", t.lanes)
             if ahead:  # what A's next tile is, in equal parts
                 f.do(
                     "call void @llvm.prefetch.p0(ptr"
@@ -148,6 +148,11 @@ class LaneKernel(AttentionKernel):
                     v.fma(left, right[j], loop.vars[i * vectors + j]) for j in range(vectors)
                 ]
         return [*loop.vars]
+
+    def loads(self, f: Writer, pointer: str, vectors: int, kind: str = "float") -> list[str]:
+        """The first vectors at `pointer`."""
+        t = f.typed(kind, self.lanes)
+        return [t.load(f.gep(kind, pointer, j * self.lanes), 4) for j in range(vectors)]
 
     def places(
         self,
@@ -169,7 +174,7 @@ class LaneKernel(AttentionKernel):
         elements; the other lanes repeat the last row."""
 
         def body(f: Writer) -> None:
-            v, lanes = f.emit(self.lanes).typed("float"), self.lanes
+            v, lanes = f.typed("float", self.lanes), self.lanes
             factors = splat(f, "float", lanes, f.load("float", "%factor", 4))
             last = f.sub("%valid", 1)
             for part in range(self.t.vectors):
@@ -231,7 +236,7 @@ class LaneKernel(AttentionKernel):
         """to[i, c] = factors[i] source[c, i] for a group of `valid` rows of `width` elements."""
 
         def body(f: Writer) -> None:
-            v, lanes = f.emit(self.lanes).typed("float"), self.lanes
+            v, lanes = f.typed("float", self.lanes), self.lanes
             for part in range(self.t.vectors):
                 with f.when(f.icmp("sgt", "%valid", part * lanes)):
                     factor = v.load(f.gep("float", "%factors", part * lanes), 4)
@@ -290,6 +295,13 @@ class LaneKernel(AttentionKernel):
             stop = f.div(f.mul(f.add(b, 1), columns), blocks)
             with f.when(f.icmp("slt", first, end)) if self.a.causal else nothing():
                 yield first, f.sub(stop, first)
+
+    def compact_keys(self, head: Int, first: Int, count: Int) -> list[str]:
+        """`compact` of keys and values."""
+        return [
+            self.compact(name, head, first, count, width, self.keys)
+            for name, width in (("k", self.a.size), ("v", self.a.width))
+        ]
 
     def compact(
         self,

@@ -80,10 +80,7 @@ class Backward(LaneScores):
             self._row(i, f.add(number, first, i), grads)
         end = f.min(f.add(first, count), a.columns) if a.causal else a.columns
         with self.key_blocks(end) as (start, width):
-            k, v = (
-                self.compact(name, keys, start, width, n, self.keys)
-                for name, n in (("k", a.size), ("v", a.width))
-            )
+            k, v = self.compact_keys(keys, start, width)
             for i, n in enumerate((width, 0, count, 0)):
                 f.store_at("i64", n, self.span, i, 8)
             with self.of_groups(first, count) as (g, query, valid):
@@ -138,7 +135,7 @@ class Backward(LaneScores):
     def _row(self, i: Int, row: Int, grads: str) -> None:
         """The numbers of query `i` of a block, which is row `row` of the array."""
         f, a = self.f, self.a
-        one = f.emit().typed("float")
+        one = f.typed("float")
         delta = self.inner(
             (self.at(grads, i, a.width), "f32"),
             (self.row("out", row, a.width), self.dtype["out"]),
@@ -314,14 +311,10 @@ class Backward(LaneScores):
 
     def _probabilities(self, f: Writer, vectors: int, masked: bool) -> None:
         """Weights; derivatives of caps are where the gradients will be."""
-        v = f.emit(self.lanes).typed("float")
+        v = f.typed("float", self.lanes)
         found, slopes = self.scores(f, vectors, masked)
-        lse = [v.load(f.gep("float", "%lse", j * self.lanes), 4) for j in range(vectors)]
-        logs = (
-            [v.load(f.gep("float", "%logs", j * self.lanes), 4) for j in range(vectors)]
-            if self.a.softmax
-            else []
-        )
+        lse = self.loads(f, "%lse", vectors)
+        logs = self.loads(f, "%logs", vectors) if self.a.softmax else []
         for n, (p, s) in enumerate(
             zip(self.places("%to", f, self.t.rows, vectors, self.tile_row), found, strict=True)
         ):
@@ -335,7 +328,7 @@ class Backward(LaneScores):
             v.store(slope, p, 4)
 
     def _gradients(self, f: Writer, vectors: int) -> None:
-        v = f.emit(self.lanes).typed("float")
+        v = f.typed("float", self.lanes)
         rows = self.t.rows
         found = self.product(
             f,
@@ -346,7 +339,7 @@ class Backward(LaneScores):
             ("%grad", self.group),
             ahead=f.gep("float", "%v", rows * self.a.width),
         )
-        delta = [v.load(f.gep("float", "%delta", j * self.lanes), 4) for j in range(vectors)]
+        delta = self.loads(f, "%delta", vectors)
         places = [self.places(p, f, rows, vectors, self.tile_row) for p in ("%p", "%ds", "%used")]
         factors = self.places("%factors", f, rows, vectors, self.group)
         biases = self.bias_values(f, vectors) if self.a.fill else []
@@ -366,7 +359,7 @@ class Backward(LaneScores):
         its first element."""
 
         def body(f: Writer) -> None:
-            v, lanes, t = f.emit(self.lanes).typed("float"), self.lanes, self.t
+            v, lanes, t = f.typed("float", self.lanes), self.lanes, self.t
             factors = splat(f, "float", lanes, f.load("float", "%factor", 4))
             for part in range(t.vectors):
                 with (
@@ -395,7 +388,7 @@ class Backward(LaneScores):
                             p = f.gep("float", "%to", f.muladd(part * lanes + i, "%stride", j))
                             v.store(v.fma(row, factors, v.load(p, 4, mask)), p, 4, mask)
 
-        one = self.f.emit().typed("float")
+        one = self.f.typed("float")
         self.f.store("float", one.div(1, self.scale()), self.number, 4)
         self.run(
             "bias_gradient",
@@ -438,7 +431,7 @@ class Backward(LaneScores):
             )
 
     def _add_columns(self, f: Writer, width: int, columns: int) -> None:
-        v, vectors = f.emit(self.lanes).typed("float"), ceildiv(columns, self.lanes)
+        v, vectors = f.typed("float", self.lanes), ceildiv(columns, self.lanes)
         masks = [
             (
                 lane_mask(f, self.lanes, j * self.lanes, columns)

@@ -61,10 +61,7 @@ class Forward(LaneScores):
             )
         end = f.min(f.add(first, count), a.columns) if a.causal else a.columns
         with self.key_blocks(end) as (start, width):
-            k, v = (
-                self.compact(name, keys, start, width, n, self.keys)
-                for name, n in (("k", a.size), ("v", a.width))
-            )
+            k, v = self.compact_keys(keys, start, width)
             with self.of_groups(first, count) as (g, query, valid):
                 seen = self.seen(query, start, width)
                 with f.when(f.icmp("sgt", seen, 0)) if a.causal else nothing():
@@ -195,7 +192,7 @@ class Forward(LaneScores):
             )
 
     def _scores(self, f: Writer, vectors: int, masked: bool) -> None:
-        v = f.emit(self.lanes).typed("float")
+        v = f.typed("float", self.lanes)
         found, _ = self.scores(f, vectors, masked)
         for p, s in zip(
             self.places("%to", f, self.t.rows, vectors, self.group),
@@ -213,7 +210,7 @@ class Forward(LaneScores):
     def _weights(self, f: Writer, vectors: int) -> None:
         """Scores -> weights relative to the largest so far; the sum, and what older sums are
         multiplied by."""
-        v = f.emit(self.lanes).typed("float")
+        v = f.typed("float", self.lanes)
         at = [j * self.lanes for j in range(vectors)]
         tops = [v.load(f.gep("float", "%now", j), 4) for j in at]
         finite = [v.select(v.cmp("oeq", x, -numbers.inf), 0, x) for x in tops]

@@ -37,7 +37,7 @@ class LaneScores(LaneKernel):
     def scores(self, f: Writer, vectors: int, masked: bool) -> tuple[list[str], list[str]]:
         """The scores of a tile of keys from %k and queries %q, with bias and mask; the derivatives
         by their caps, none without caps."""
-        rows, v = self.t.rows, f.emit(self.lanes).typed("float")
+        rows, v = self.t.rows, f.typed("float", self.lanes)
         found = self.product(
             f,
             rows,
@@ -59,9 +59,9 @@ class LaneScores(LaneKernel):
             fill = splat(f, "float", self.lanes, self.fill(f)) if self.a.fill else ""
             found = [self.biased(v, s, x, fill) for s, x in zip(found, biases, strict=True)]
         if masked:
-            i = f.emit(self.lanes).typed("i32")
+            i = f.typed("i32", self.lanes)
             first = f.op("trunc i64 %key to i32")
-            limits = [i.load(f.gep("i32", "%limits", j * self.lanes), 4) for j in range(vectors)]
+            limits = self.loads(f, "%limits", vectors, "i32")
             seen = [
                 i.cmp(
                     "slt",
@@ -82,7 +82,7 @@ class LaneScores(LaneKernel):
                 for i in range(rows)
             ]
             return [key for key in keys for _ in range(vectors)]
-        v = f.emit(self.lanes).typed("float")
+        v = f.typed("float", self.lanes)
         return (
             [v.load(p, 4) for p in self.places("%bias", f, rows, vectors, self.group)]
             if self.bias == "tile"
@@ -133,7 +133,7 @@ class LaneScores(LaneKernel):
         f = self.f
         if self.limits is None:
             return
-        i = f.emit(self.lanes).typed("i32")
+        i = f.typed("i32", self.lanes)
         columns = (
             splat(f, "i32", self.lanes, f.op(f"trunc i64 {f.add(self.a.columns, 0)} to i32"))
             if self.short
@@ -210,7 +210,7 @@ class LaneScores(LaneKernel):
 
     def _turn(self, f: Writer, ld: int) -> None:
         """to[c, i] = source[i, c], `ld` elements apart, of a group."""
-        last, v = f.sub("%valid", 1), f.emit(self.lanes).typed("float")
+        last, v = f.sub("%valid", 1), f.typed("float", self.lanes)
         for part in range(self.t.vectors):
             first = part * self.lanes
             rows = [
@@ -231,7 +231,7 @@ class LaneScores(LaneKernel):
 
         def body(f: Writer) -> None:
             lanes, vectors = (1, 1) if self.bias == "key" else (self.lanes, self.t.vectors)
-            v = f.emit(lanes).typed("float")
+            v = f.typed("float", lanes)
             with f.loop(0, "%width", carry=[("i64", "%width"), ("i64", "0")]) as loop:
                 some = None
                 for j in range(vectors):
@@ -240,7 +240,7 @@ class LaneScores(LaneKernel):
                         4,
                     )
                     seen = v.cmp("une", x, REPLACED) if self.a.fill else v.cmp("ugt", x, HIDDEN)
-                    some = seen if some is None else f.emit(lanes).typed("i1").bin("or", some, seen)
+                    some = seen if some is None else f.typed("i1", lanes).bin("or", some, seen)
                 if lanes > 1:
                     some = f.op(f"call i1 @llvm.vector.reduce.or.v{lanes}i1(<{lanes} x i1> {some})")
                 low, high = loop.vars
@@ -258,7 +258,7 @@ class LaneScores(LaneKernel):
     def all_above_hidden(self, pointer: str, vectors: int) -> str:
         """Whether hidden scores have weights of 0 relative to all of a group's numbers at
         `pointer`."""
-        v, one = self.v, self.f.emit().typed("float")
+        v, one = self.v, self.f.typed("float")
         least = v.load(pointer, 4)
         for j in range(1, vectors):
             least = v.call(
@@ -300,13 +300,11 @@ class LaneScores(LaneKernel):
         for rows in even(width, self.t.rows):
 
             def body(f: Writer, rows: int = rows) -> None:
-                v = f.emit(self.lanes).typed("float")
+                v = f.typed("float", self.lanes)
                 places = self.places("%to", f, rows, vectors, self.group)
                 start = [v.load(p, 4) for p in places]
                 if alpha:
-                    factors = [
-                        v.load(f.gep("float", "%alpha", j * self.lanes), 4) for j in range(vectors)
-                    ]
+                    factors = self.loads(f, "%alpha", vectors)
                     start = [v.mul(s, factors[n % vectors]) for n, s in enumerate(start)]
                 for p, s in zip(
                     places,

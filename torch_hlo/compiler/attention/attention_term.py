@@ -76,10 +76,7 @@ def term(
 ) -> Term:
     """The function of an expression, written once per program. Of a `root` of rank below that of
     `dims` the last dimensions are meant. `fill`: a mask is to replace scores."""
-    return program.once(
-        ("attention term", root, params, dims, log2, fill),
-        lambda: _build(program, root, params, dims, log2, fill),
-    )
+    return program.made(_build, root, params, dims, log2, fill)
 
 
 def _numbers(x: Instruction, log2: bool, fill: bool) -> Instruction:
@@ -172,13 +169,4 @@ class _TermKernel(Kernel):
             f"ptr %p{len(self.leaves)}",
             "i64 %ld",
         ]
-        params = [
-            *block,
-            *(f"ptr {p}" for p in self.leaves.values()),
-            *(f"i64 {n}" for n in self.sizes.values()),
-        ]
-        return (
-            f"define void @{name}({', '.join(params)}) #0 {{\nentry:\n"
-            + "\n".join(self.levels[0].lines)
-            + "\n  ret void\n}\n"
-        )
+        return self.definition(name, block, self.leaves.values())

@@ -10,7 +10,7 @@ import math as numbers
 from torch_hlo.hlo.ir import Size, ceildiv
 
 from ..gpu.gpu_program import GpuProgram
-from ..llvm import Int, math
+from ..llvm import Int, Typed, math
 from .attention import Attention
 from .gpu_attention_kernel import BLOCK, EACH, WIDTHS, AttentionKernel, Matrix
 
@@ -20,6 +20,12 @@ SLICE, SIDE = 16, 16  # depth of a slice; threads along a side of a tile
 PITCH = BLOCK + EACH
 
 Sums = list[list[str]]  # [row of the thread][column of the thread]
+
+
+def _weights(t: Typed, scores: Sums, tops: list[str]) -> Sums:
+    return [
+        [math.exp(t, t.sub(v, top)) for v in row] for row, top in zip(scores, tops, strict=True)
+    ]
 
 
 class _Tiles(AttentionKernel):
@@ -234,9 +240,7 @@ class Forward(_Tiles):
             )
             tops = [self._larger(p, q) for p, q in zip(before, tops, strict=True)]
             finite = [self.finite(v) for v in tops]
-            weights = [
-                [math.exp(t, t.sub(v, m)) for v in row] for row, m in zip(s, finite, strict=True)
-            ]
+            weights = _weights(t, s, finite)
             factors = [math.exp(t, t.sub(p, m)) for p, m in zip(before, finite, strict=True)]
             self.keep("p", weights, turned=True)
             added = self.across(t.add, [t.add(t.add(*w[:2]), t.add(*w[2:])) for w in weights], SIDE)
@@ -287,7 +291,7 @@ class _Backward(_Tiles):
             first_row,
             first_column,
         )
-        weights = [[math.exp(t, t.sub(v, m)) for v in row] for row, m in zip(s, lse, strict=True)]
+        weights = _weights(t, s, lse)
         dp = self.scores(self.grad, first_row, self.v, first_column)
         scale = t.const(self.a.scale)
         return weights, [

@@ -81,8 +81,8 @@ class AttentionKernel:
             ],
         )
         self.exchange = Exchange(program.target, self.threads)
-        self.one = f.emit().typed("float")
-        self.four = f.emit(EACH).typed("float")
+        self.one = f.typed("float")
+        self.four = f.typed("float", EACH)
 
     @classmethod
     def items(cls, a: Attention[Size]) -> Size:

@@ -163,15 +163,7 @@ class _Warps(AttentionKernel):
             a = left(step)
             for n in range(tile.rows // 16):
                 b = ptx.load_matrices(self.f, w.add(at, 16 * n * tile.pitch + 32 * step))
-                for half in (0, 1):
-                    sums[2 * n + half] = ptx.matrix_multiply(
-                        self.f,
-                        self.unit,
-                        self.unit,
-                        a,
-                        b[2 * half : 2 * half + 2],
-                        sums[2 * n + half],
-                    )
+                self.multiply(a, b, sums, n)
         return sums
 
     def add_product(self, weights: Sums, tile: Tile, column: Int, sums: Sums) -> Sums:
@@ -186,28 +178,27 @@ class _Warps(AttentionKernel):
         )
         for step in range(tile.rows // 16):
             low, high = weights[2 * step : 2 * step + 2]
-            a = [
-                self.pack(*low[:2]),
-                self.pack(*low[2:]),
-                self.pack(*high[:2]),
-                self.pack(*high[2:]),
-            ]
+            a = [self.pack(*pair) for some in (low, high) for pair in (some[:2], some[2:])]
             for n in range(len(sums) // 2):
                 b = ptx.load_matrices(
                     self.f,
                     w.add(at, 16 * step * tile.pitch + 32 * n),
                     transposed=True,
                 )
-                for half in (0, 1):
-                    sums[2 * n + half] = ptx.matrix_multiply(
-                        self.f,
-                        self.unit,
-                        self.unit,
-                        a,
-                        b[2 * half : 2 * half + 2],
-                        sums[2 * n + half],
-                    )
+                self.multiply(a, b, sums, n)
         return sums
+
+    def two_rows(self, first: Int) -> list[Int]:
+        """The rows from `first` on that a thread has."""
+        return [self.f.add(first, self.g, 8 * half) for half in (0, 1)]
+
+    def multiply(self, a: list[str], b: list[str], sums: Sums, n: int) -> None:
+        """Add the products of two fragments to the sums `n` of 16 columns."""
+        for half in (0, 1):
+            at = 2 * n + half
+            sums[at] = ptx.matrix_multiply(
+                self.f, self.unit, self.unit, a, b[2 * half : 2 * half + 2], sums[at]
+            )
 
     def pack(self, low: str, high: str) -> str:
         return ptx.assembly(
@@ -217,6 +208,11 @@ class _Warps(AttentionKernel):
             [("float", high), ("float", low)],
             effect=False,
         )[0]
+
+    def weights(self, scores: Sums, tops: list[str]) -> Sums:
+        """2^(score - top) of a thread's two rows."""
+        t = self.one
+        return [[self.power(t.sub(x, tops[i // 2])) for i, x in enumerate(some)] for some in scores]
 
     def power(self, x: str) -> str:
         """2^x."""
@@ -243,7 +239,7 @@ class _Warps(AttentionKernel):
 
     def write(self, m: Matrix, first: Int, at: Int, sums: Sums) -> None:
         """The warp's rows of an output, columns from `at` on."""
-        f, pair = self.f, self.f.emit(2).typed("float")
+        f, pair = self.f, self.f.typed("float", 2)
         start = self.column(at, m.width)
         for half in (0, 1):
             row = f.add(first, self.g, 8 * half)
@@ -343,7 +339,7 @@ class Forward(_Warps):
         if a.size <= KEPT_WIDTH:
             left = [left(step) for step in range(q.width // 16)].__getitem__
         column = self.w.narrow(self.column(at, a.width))
-        rows = [f.add(first, self.g, 8 * half) for half in (0, 1)]
+        rows = self.two_rows(first)
         carry = [
             *[("float", t.const(-numbers.inf))] * 2,
             *[("float", t.const(0))] * 2,
@@ -393,7 +389,7 @@ class Forward(_Warps):
             for p, q in zip(before, self.across(self._larger, tops, 4), strict=True)
         ]
         finite = [self.finite(x) for x in tops]
-        weights = [[self.power(t.sub(x, finite[i // 2])) for i, x in enumerate(some)] for some in s]
+        weights = self.weights(s, finite)
         factors = [self.power(t.sub(p, m)) for p, m in zip(before, finite, strict=True)]
         added = [
             _tree(t.add, [x for some in weights for x in some[2 * half : 2 * half + 2]])
@@ -455,7 +451,7 @@ class QueryGradient(_Warps):
         self.commit()
         self.bring(k, self.k, 0)
         self.commit()
-        rows = [f.add(first, self.g, 8 * half) for half in (0, 1)]
+        rows = self.two_rows(first)
         lse = [t.mul(self.of_row(self.lse, row), LOG2E) for row in rows]
         deltas = self.row_products(
             self.grad, self.out, rows, self.w.wide(self.w.rem(self.lane, 4)), 4
@@ -481,9 +477,7 @@ class QueryGradient(_Warps):
                     f.add(loop.index, 8 * n + i % 2, self.t2),
                 ),
             )
-            weights = [
-                [self.power(t.sub(x, lse[i // 2])) for i, x in enumerate(some)] for some in s
-            ]
+            weights = self.weights(s, lse)
             ds = self.gradient(weights, dp, lambda n, i: deltas[i // 2])
             totals = self.add_product(ds, k, column, _fours(loop.vars))
             self.f.barrier()
@@ -527,7 +521,7 @@ class KeyGradient(_Warps):
         self.commit()
         self.bring(q, self.q, start)
         self.commit()
-        columns = [f.add(first, self.g, 8 * half) for half in (0, 1)]
+        columns = self.two_rows(first)
         of_k, of_v = self.lefts(k), self.lefts(v)
         at_v, at_k = (self.w.narrow(self.column(at, n)) for n in (a.width, a.size))
         hold_v, hold_k = self.accumulators(a.width), self.accumulators(a.size)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch_hlo.hlo.ir import Computation, Instruction, Size
 
-from ..llvm import Emit, Function, Int, Target, Unit, scalar
+from ..llvm import Emit, Function, Int, Target, Typed, Unit, scalar
 from ..llvm.scalar import STORAGE, Value
 from . import index as ix
 from .kernel import Kernel
@@ -44,7 +44,7 @@ class Writer(Function):
     """A Function of a program that can use the scalar tables."""
 
     def __init__(self, program: Program, name: str, params: Sequence[tuple[str, str]]) -> None:
-        super().__init__(name, "void", params)
+        super().__init__(name, params)
         self.program = program
         self.unit = _SharedUnit(program.target, self)
 
@@ -67,10 +67,14 @@ class Writer(Function):
         """A straight-line writer that appends to this function."""
         return Emit(lanes, self.lines, self.unit)
 
+    def typed(self, kind: str, lanes: int = 1) -> Typed:
+        """The same for values of one LLVM type."""
+        return self.emit(lanes).typed(kind)
+
     def define(self) -> str:
         """Add the function to the program; returns the name to call it by."""
         self.unit.declare(self.program)
-        return self.program.function(self.name, self.text())
+        return self.program.define(self)
 
 
 def apply(
@@ -139,8 +143,7 @@ class Values:
         if lanes > 1:
             first = index[-1]
             assert isinstance(first, str)
-            kernel.lane_var = ix.variable("loop", (first,), x.dims[-1], 1)
-            kernel._names[kernel.lane_var] = first
+            kernel.lane_var = kernel.named(first, x.dims[-1], 1)
             at.append(ix.of(kernel.lane_var))
         return kernel.value(x, tuple(at))
 
@@ -160,9 +163,7 @@ class Values:
     def _index(self, kernel: Kernel, i: Int, extent: Size) -> ix.Index:
         if isinstance(i, int):
             return ix.constant(i)
-        var = ix.variable("loop", (i,), extent, 0)
-        kernel._names[var] = i
-        return ix.of(var)
+        return ix.of(kernel.named(i, extent, 0))
 
 
 def load(

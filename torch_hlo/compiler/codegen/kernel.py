@@ -15,7 +15,7 @@ varies: what does not depend on the lane loop is one scalar outside of it, what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -57,16 +57,12 @@ class Kernel(KernelValues):
         parent = self.levels[-1]
         # a thread, or a group, has one item: see compiler/gpu/gpu_program.py
         if self.target.item_per_call and (low, high) == ("%lo", "%hi"):
-            var = variable("loop", ("%lo",), extent, 0)
-            self._names[var] = "%lo"
-            yield of(var)
+            yield of(self.named("%lo", extent, 0))
             return
         label, end = self._label("loop"), self._label("end")
         name = f"%i{self.unit.number()}"
-        var = variable("loop", (name,), extent, parent.depth + 1)
-        self._names[var] = name
-        level = Level(parent.depth + 1, [], label, 1, self.unit)
-        self._push(level)
+        var = self.named(name, extent, parent.depth + 1)
+        level = self._enter([], label, lanes=1)
         try:
             yield of(var)
         finally:
@@ -90,6 +86,12 @@ class Kernel(KernelValues):
             f"{end}:",
         ]
         parent.label = end
+
+    def block(self, first: Index, size: int, high: str) -> tuple[str, str]:
+        """Where a block of `size` iterations begins and ends, the last one at `high`."""
+        start, op = self.scalar(first), self.level.scalar.op
+        past = op(f"add i64 {start}, {size}")
+        return start, op(f"call i64 @llvm.smin.i64(i64 {past}, i64 {high})")
 
     def lane_loop(
         self,
@@ -115,20 +117,13 @@ class Kernel(KernelValues):
           costs nothing and another copy much).
         """
         compact = compact and self.target.masks_stores
-        parent = self.levels[-1]
-        name = f"%i{self.unit.number()}"
-        var = variable("loop", (name,), extent, parent.depth + 1)
-        state = [
-            [parent_splat(parent, self.lanes, kind, value) for kind, value in carry]
-            for _ in range(unroll)
-        ]
-        kinds = [f"<{self.lanes} x {kind}>" if self.lanes > 1 else kind for kind, _ in carry]
+        var, kinds, state = self._carried(extent, carry, unroll)
         saved, self.lane_var = self.lane_var, var
         try:
             if isinstance(low, int) and isinstance(high, int):
                 aligned = (high - low) % (self.lanes * unroll) == 0
                 if not compact or high - low <= self.lanes:
-                    return self._static_lanes(var, low, high, body, unroll, kinds, state)
+                    return self._static_lanes(var, low, high, body, kinds, state)
             if aligned or compact:
                 masked = compact and not aligned and self.lanes > 1
                 return self._vector_loop(
@@ -136,15 +131,24 @@ class Kernel(KernelValues):
                     str(low),
                     str(high),
                     body,
-                    unroll,
                     kinds,
                     state,
                     nonempty=False,
                     tail=masked,
                 )
-            return self._dynamic_lanes(var, low, high, body, unroll, kinds, state)
+            return self._dynamic_lanes(var, low, high, body, kinds, state)
         finally:
             self.lane_var = saved
+
+    def _carried(
+        self, extent: Size, carry: Sequence[tuple[str, str]], unroll: int = 1
+    ) -> tuple[Var, list[str], list[list[str]]]:
+        """The variable of a new lane loop, and types and first values of what it carries."""
+        parent = self.levels[-1]
+        var = variable("loop", (f"%i{self.unit.number()}",), extent, parent.depth + 1)
+        outside = Emit(self.lanes, parent.lines, parent.scalar.unit)
+        state = [[outside.splat(kind, value) for kind, value in carry] for _ in range(unroll)]
+        return var, [outside.type(kind) for kind, _ in carry], state
 
     def lanes_at(self, first: Index, extent: Size, body: Callable[[Index], None]) -> None:
         """One vector of a loop over [0, extent) whose iterations are threads: `body(index)` writes
@@ -153,12 +157,9 @@ class Kernel(KernelValues):
         var = variable("loop", (f"%t{self.unit.number()}",), extent, parent.depth + 1)
         self._names[var] = self.scalar(first)
         saved, self.lane_var = self.lane_var, var
-        self._push(Level(parent.depth + 1, parent.lines, parent.label, self.lanes, self.unit))
-        outer, self._pending = self._pending, []
-        body(of(var))
-        pending, self._pending = self._pending or [], outer
-        for write in pending:
-            write()
+        self._enter(parent.lines)
+        with self._stored_last():
+            body(of(var))
         self._pop(parent)
         self.lane_var = saved
 
@@ -170,19 +171,18 @@ class Kernel(KernelValues):
         parent = self.levels[-1]
         var = variable("loop", (f"%t{self.unit.number()}",), column.extent, parent.depth + 1)
         self._names[var] = self._names[column]
-        saved, self.lane_var, self._pending = (self.lane_var, self._pending), var, []
+        saved, self.lane_var = self.lane_var, var
         blocks: dict[tuple[str, Index], list[str]] = {}
-        self._push(Level(parent.depth + 1, parent.lines, parent.label, self.lanes, self.unit))
-        for number in range(self.lanes):
-            self._tile = row, number, blocks
-            before = len(parent.lines)
-            body(number, of(var))
-            self.body_lines = max(self.body_lines, len(parent.lines) - before)
-        self._tile = None
-        for write in self._pending:
-            write()
+        self._enter(parent.lines)
+        with self._stored_last():
+            for number in range(self.lanes):
+                self._tile = row, number, blocks
+                before = len(parent.lines)
+                body(number, of(var))
+                self.body_lines = max(self.body_lines, len(parent.lines) - before)
+            self._tile = None
         self._pop(parent)
-        self.lane_var, self._pending = saved
+        self.lane_var = saved
 
     def tile_start(self, tile: Index, extent: int) -> Var:
         """The variable of a tile's first row: `lanes * tile`, moved back where the last tile would
@@ -203,10 +203,10 @@ class Kernel(KernelValues):
         low: int,
         high: int,
         body: Body,
-        unroll: int,
         kinds: list[str],
         state: list[list[str]],
     ) -> list[list[str]]:
+        unroll = len(state)
         step = self.lanes * unroll
         main_end = low + (high - low) // step * step
         if main_end - low == step:
@@ -218,7 +218,6 @@ class Kernel(KernelValues):
                 str(low),
                 str(main_end),
                 body,
-                unroll,
                 kinds,
                 state,
                 nonempty=True,
@@ -235,20 +234,15 @@ class Kernel(KernelValues):
             )
             copies.append((copy % unroll, at, tail))
         lines: list[str] = []
-        pending: list[Callable[[], None]] = []
-        self._pending, outer_pending = pending, self._pending
-        for copy, at, tail in copies:
-            level = Level(parent.depth + 1, lines, parent.label, self.lanes, self.unit, tail)
-            self._names[var] = str(at)
-            self._push(level)
-            try:
-                state[copy] = body(of(var), state[copy]) or state[copy]
-                self.body_lines = self.body_lines or len(lines)
-            finally:
-                self._pop(parent)
-        self._pending = outer_pending
-        for write in pending:
-            write()
+        with self._stored_last():
+            for copy, at, tail in copies:
+                self._names[var] = str(at)
+                self._enter(lines, tail=tail)
+                try:
+                    state[copy] = body(of(var), state[copy]) or state[copy]
+                    self.body_lines = self.body_lines or len(lines)
+                finally:
+                    self._pop(parent)
         parent.lines += lines
         return state
 
@@ -258,12 +252,11 @@ class Kernel(KernelValues):
         low: str | int,
         high: str | int,
         body: Body,
-        unroll: int,
         kinds: list[str],
         state: list[list[str]],
     ) -> list[list[str]]:
         parent = self.levels[-1]
-        step = self.lanes * unroll
+        step = self.lanes * len(state)
         op = parent.scalar.op
         count = op(f"sub i64 {high}, {low}") if low != 0 and low != "0" else high
         whole = (
@@ -272,16 +265,13 @@ class Kernel(KernelValues):
             else op(f"sub i64 {count}, {op(f'urem i64 {count}, {step}')}")
         )
         main_end = op(f"add i64 {low}, {whole}") if low != 0 and low != "0" else whole
-        state = self._vector_loop(
-            var, str(low), main_end, body, unroll, kinds, state, nonempty=False
-        )
+        state = self._vector_loop(var, str(low), main_end, body, kinds, state, nonempty=False)
         if step > 1:
             state[:1] = self._vector_loop(
                 var,
                 main_end,
                 str(high),
                 body,
-                1,
                 kinds,
                 state[:1],
                 nonempty=False,
@@ -295,7 +285,6 @@ class Kernel(KernelValues):
         low: str,
         high: str,
         body: Body,
-        unroll: int,
         kinds: list[str],
         state: list[list[str]],
         nonempty: bool,
@@ -307,10 +296,9 @@ class Kernel(KernelValues):
         name = f"%i{self.unit.number()}"
         lines: list[str] = []
         mask = self._tail_mask(lines, name, high) if tail else None
-        phis = [[f"%c{self.unit.number()}" for _ in kinds] for _ in range(unroll)]
+        phis = [[f"%c{self.unit.number()}" for _ in kinds] for _ in state]
         self._names[var] = name
-        level = Level(parent.depth + 1, lines, label, self.lanes, self.unit, mask)
-        results = self._copies(level, var, body, phis)
+        results = self._copies(lines, label, mask, var, body, phis)
         before, out = parent.label, parent.lines
         if nonempty:
             out.append(f"  br label %{label}")
@@ -321,15 +309,14 @@ class Kernel(KernelValues):
             f"{label}:",
             f"  {name} = phi i64 [{low}, %{before}], [{name}n, %{label}]",
         ]
-        for copy in range(unroll):
-            carried = zip(phis[copy], kinds, state[copy], results[copy], strict=True)
+        for copy in zip(phis, state, results, strict=True):
             out += [
                 f"  {p} = phi {kind} [{first}, %{before}], [{following}, %{label}]"
-                for p, kind, first, following in carried
+                for kind, p, first, following in zip(kinds, *copy, strict=True)
             ]
         out += lines
         out += [
-            f"  {name}n = add nuw nsw i64 {name}, {step or self.lanes * unroll}",
+            f"  {name}n = add nuw nsw i64 {name}, {step or self.lanes * len(state)}",
             f"  {name}c = icmp slt i64 {name}n, {high}",
             f"  br i1 {name}c, label %{label}, label %{end}",
             f"{end}:",
@@ -344,34 +331,37 @@ class Kernel(KernelValues):
         ]
 
     def _copies(
-        self, level: Level, var: Var, body: Body, carried: list[list[str]]
+        self,
+        lines: list[str],
+        label: str,
+        tail: str | None,
+        var: Var,
+        body: Body,
+        carried: list[list[str]],
     ) -> list[list[str]]:
         """Write the body once per entry of `carried`, and then what they all store. Returns what is
         carried on."""
         parent = self.levels[-1]
         results: list[list[str]] = []
+        with self._stored_last():
+            for copy, values in enumerate(carried):
+                self._enter(lines, label, tail)
+                try:
+                    results.append(body(of(var) + copy * self.lanes, values) or values)
+                    self.body_lines = self.body_lines or len(lines)
+                finally:
+                    self._pop(parent)
+        return results
+
+    @contextmanager
+    def _stored_last(self) -> Iterator[None]:
+        """What is stored inside is written at the end, after all that is loaded."""
         pending: list[Callable[[], None]] = []
-        self._pending, outer_pending = pending, self._pending
-        for copy, values in enumerate(carried):
-            self._push(
-                Level(
-                    level.depth,
-                    level.lines,
-                    level.label,
-                    self.lanes,
-                    self.unit,
-                    level.tail,
-                )
-            )
-            try:
-                results.append(body(of(var) + copy * self.lanes, values) or values)
-                self.body_lines = self.body_lines or len(level.lines)
-            finally:
-                self._pop(parent)
-        self._pending = outer_pending
+        outer, self._pending = self._pending, pending
+        yield
+        self._pending = outer
         for write in pending:
             write()
-        return results
 
     def _tail_mask(self, lines: list[str], position: str, high: str) -> str:
         """Which lanes from `position` on are below `high`."""
@@ -403,9 +393,28 @@ class Kernel(KernelValues):
     def barrier(self) -> None:
         """What any thread of the group wrote before is seen by all after it."""
 
-    def _push(self, level: Level) -> None:
+    def named(self, name: str, extent: Size, depth: int) -> Var:
+        """A variable whose value is the operand `name`."""
+        var = variable("loop", (name,), extent, depth)
+        self._names[var] = name
+        return var
+
+    def _enter(
+        self,
+        lines: list[str],
+        label: str = "",
+        tail: str | None = None,
+        lanes: int = 0,
+    ) -> Level:
+        """A level within the innermost one, of vectors unless `lanes` says otherwise; its code
+        goes on in the block `label`, or in the outer level's."""
+        parent = self.levels[-1]
+        level = Level(
+            parent.depth + 1, lines, label or parent.label, lanes or self.lanes, self.unit, tail
+        )
         self.levels.append(level)
         self.level, self.e = level, level.emit
+        return level
 
     def _pop(self, parent: Level) -> None:
         self.levels.pop()
@@ -421,22 +430,17 @@ class Kernel(KernelValues):
 
     def text(self, name: str) -> str:
         """The function's definition: `void name(i64 lo, i64 hi, ptr p0, …, i64 n0, …)`."""
-        pointers = [f"ptr {p}" for p in (*self.leaves.values(), *self.outputs)]
-        params = ", ".join(
-            [
-                "i64 %lo",
-                "i64 %hi",
-                *pointers,
-                *(f"i64 {n}" for n in self.sizes.values()),
-            ]
-        )
+        return self.definition(name, ("i64 %lo", "i64 %hi"), (*self.leaves.values(), *self.outputs))
+
+    def definition(self, name: str, first: Sequence[str], pointers: Iterable[str]) -> str:
+        """The same with the parameters `first`, `pointers` and the sizes."""
+        params = [
+            *first,
+            *(f"ptr {p}" for p in pointers),
+            *(f"i64 {n}" for n in self.sizes.values()),
+        ]
         return (
-            f"define void @{name}({params}) #0 {{\nentry:\n"
+            f"define void @{name}({', '.join(params)}) #0 {{\nentry:\n"
             + "\n".join(self.levels[0].lines)
             + "\n  ret void\n}\n"
         )
-
-
-def parent_splat(level: Level, lanes: int, kind: str, value: str) -> str:
-    """A scalar operand as a vector of `lanes`, outside of the lane loop."""
-    return Emit(lanes, level.lines, level.scalar.unit).splat(kind, value)

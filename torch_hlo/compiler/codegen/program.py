@@ -4,9 +4,9 @@ Every buffer of the program is a `Place` (block.py): a base of the block plus a 
 function that gets `%block` can reach any buffer.
 
     def my_op(program, x):                                  # named in a row of registry.py
-        f = Function("my_op", "void", signature("i64 lo, i64 hi, ptr in, ptr out"))
+        f = Function("my_op", signature("i64 lo, i64 hi, ptr in, ptr out"))
         with f.loop("%lo", "%hi") as i: …                   # compiler/llvm/function.py
-        name = program.function(f.name, f.text())           # defined once, however often asked for
+        name = program.define(f)                            # defined once, however often asked for
         n = program.size(x.shape.size)                      # "128", or the name of a symbolic size
         pointers = [f"ptr {program.pointer(y)}" for y in (x.operands[0], x)]
         program.parallel(name, pointers, n, grain=16, cost=0.2)
@@ -395,6 +395,10 @@ class Program:
             self._by_text[key] = found
         return found
 
+    def define(self, f: Function) -> str:
+        """Add a function that is written; returns the name to call it by."""
+        return self.function(f.name, f.text())
+
     def _add(self, name: str, text: str) -> None:
         self.functions[name] = text
         self.written(name, text)
@@ -412,6 +416,10 @@ class Program:
             self.memo[key] = build()
         found: Built = self.memo[key]
         return found
+
+    def made(self, make: Callable[..., Built], *arguments: Any) -> Built:
+        """`make(program, *arguments)`, written once."""
+        return self.once((make, *arguments), lambda: make(self, *arguments))
 
     def call(self, function: str, arguments: Sequence[str], result: str = "void") -> str:
         """Call a function once; arguments are "type value". Returns the result's SSA name ("" for
@@ -547,7 +555,7 @@ class Program:
         `function`. With `places`, instructions are looked up there and not in the enclosing
         computation."""
         saved = (self.code, self._sizes, self._bases, self._arguments)
-        self.code = Function(name, "void", [("ptr", "block")], linkage="")
+        self.code = Function(name, [("ptr", "block")])
         self._sizes, self._bases, self._arguments = {}, {}, 0
         if places is not None:
             self._places.append(places)

@@ -13,11 +13,10 @@ from torch_hlo.hlo.ir import (
     called,
     postorder,
     replace,
-    rewrite_bottom_up,
     tuple_shape,
 )
 
-from ..hlo_pass import hlo_pass, over_computations
+from ..hlo_pass import hlo_pass, over_loops
 
 MOVED = frozenset(
     "all-gather all-reduce reduce-scatter all-to-all collective-permute"
@@ -28,12 +27,7 @@ MOVED = frozenset(
 @hlo_pass
 def collective_motion(module: Module) -> Module:
     """Collectives of loop-invariant values leave the loop."""
-    return over_computations(module, _rewritten)
-
-
-def _rewritten(c: Computation) -> Computation:
-    root = rewrite_bottom_up(c.root, lambda x: _hoisted(x) if x.op == "while" else x)
-    return c.with_root(root)
+    return over_loops(module, _hoisted)
 
 
 def _hoisted(loop: Instruction) -> Instruction:

@@ -127,7 +127,6 @@ def _at_once(program: Program, x: Instruction, state: tuple[Places, ...]) -> Non
     each = fixed(nbytes())
     f = Function(
         f"turns.{program.number()}",
-        "void",
         signature("i64 lo, i64 hi, ptr block, ptr memory"),
     )
     own = f.alloca("i64", program.words, 64)
@@ -142,7 +141,7 @@ def _at_once(program: Program, x: Instruction, state: tuple[Places, ...]) -> Non
         f.call("void", body, f"ptr {own}")
     memory = program.at(program.scratch(each * turns))
     program.parallel(
-        program.function(f.name, f.text()),
+        program.define(f),
         ["ptr %block", f"ptr {memory}"],
         turns,
         cost=1e6,

@@ -9,17 +9,15 @@ for each. AllocateBuffer is XLA's name for what the copies become; nothing compu
 """
 
 from torch_hlo.hlo.ir import (
-    Computation,
     Instruction,
     Module,
     build as h,
     instr,
     replace,
-    rewrite_bottom_up,
     users,
 )
 
-from ..hlo_pass import hlo_pass, over_computations
+from ..hlo_pass import hlo_pass, over_loops
 
 ALLOCATE = "AllocateBuffer"
 
@@ -27,12 +25,7 @@ ALLOCATE = "AllocateBuffer"
 @hlo_pass
 def loop_fill(module: Module) -> Module:
     """Stacked results of loops are not filled before."""
-    return over_computations(module, _filled)
-
-
-def _filled(c: Computation) -> Computation:
-    root = rewrite_bottom_up(c.root, lambda x: _without_fill(x) if x.op == "while" else x)
-    return c.with_root(root)
+    return over_loops(module, _without_fill)
 
 
 def is_unwritten(x: Instruction) -> bool:

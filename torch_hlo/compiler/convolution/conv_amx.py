@@ -64,7 +64,7 @@ def gather(name: str) -> Function:
     """void(P, first, count, chunks, channels, to): 16 rows of steps [first, first + count) of K,
     each 64 bytes, at to + STEP_BYTES * step; row r of tap t begins at P[t][r]."""
     params = signature("ptr P, i64 first, i64 count, i64 chunks, i64 channels, ptr to")
-    f = Function(name, "void", params, attrs="noinline #0")
+    f = Function(name, params, attrs="noinline #0")
     chunk = f.div("%first", "%chunks"), f.rem("%first", "%chunks")
     start = [("i64", str(v)) for v in chunk]
     with f.loop(0, "%count", carry=start, known_nonempty=True) as step:
@@ -104,7 +104,7 @@ def split_taps(name: str, taps: int) -> Function:
     params = signature(
         "i64 lo, i64 hi, ptr W, ptr to, i64 lanes, i64 step, i64 first, i64 tap_step"
     )
-    f = Function(name, "void", params)
+    f = Function(name, params)
     n, vector = BLOCK, f"<{BLOCK} x i16>"
     with f.loop("%lo", "%hi") as row, f.loop(0, "%lanes", n) as lane0:
         at = f.gep("i16", "%W", f.mul(f.muladd(row, "%lanes", lane0), taps))
@@ -131,7 +131,7 @@ def split_taps(name: str, taps: int) -> Function:
     return f
 
 
-def task(name: str, spatial: int, many: bool, epilogue: Epilogue, program: Program) -> str:
+def task(program: Program, name: str, spatial: int, many: bool, epilogue: Epilogue) -> str:
     """Items (group of row tiles, block of columns): void(lo, hi, X, B, zeros, NUMBERS…, geometry…,
     the epilogue's). `many`: of the taps."""
     params = [
@@ -139,7 +139,7 @@ def task(name: str, spatial: int, many: bool, epilogue: Epilogue, program: Progr
         *(("i64", q) for q in NUMBERS),
         *geometry(spatial),
     ]
-    f = Function(name, "void", [*params, *epilogue.parameters])
+    f = Function(name, [*params, *epilogue.parameters])
     find = define(program, tile_pointers, f"tile_pointers_i16_{spatial}", "i16", spatial)
     pack, kernel = (
         define(program, gather, "conv_amx_gather"),
@@ -154,8 +154,7 @@ def task(name: str, spatial: int, many: bool, epilogue: Epilogue, program: Progr
     at = _Group(f, spatial, P, half, A, sums, f.ceildiv("%features", BLOCK))
     with f.loop("%lo", "%hi") as item:
         group = f.div(item, "%blocks_n")
-        n0 = f.mul(f.rem(item, "%blocks_n"), "%columns_each")
-        n1 = f.min(f.add(n0, "%columns_each"), "%features")
+        n0, n1 = f.part(f.rem(item, "%blocks_n"), "%columns_each", "%features")
         tile0 = f.mul(group, "%tiles")
         tiles = f.min(f.sub(f.ceildiv("%pixels", BLOCK), tile0), "%tiles")
         at.find_pointers(find, tile0, tiles)
@@ -166,7 +165,7 @@ def task(name: str, spatial: int, many: bool, epilogue: Epilogue, program: Progr
             c = f.gep("float", sums, f.mul(i, BLOCK * LD))
             epilogue.call(f, row, f.min(f.sub("%pixels", row), BLOCK), n0, f.sub(n1, n0), c, LD)
     f.do("call void @llvm.x86.tilerelease()")
-    return program.function(f.name, f.text())
+    return program.define(f)
 
 
 @frozen
@@ -304,10 +303,7 @@ def _emit(
         finish.epilogue,
     )
     label = f"conv_amx_{spatial}{'m' * many}_{epilogue.name}"
-    name = program.once(
-        ("conv_amx", spatial, many, epilogue),
-        lambda: task(label, spatial, many, epilogue, program),
-    )
+    name = program.made(task, label, spatial, many, epilogue)
     pointers = [f"ptr {p}" for p in (program.pointer(lhs), packed, program.at(zeros))]
     texts = [*pointers, *(f"i64 {program.size(v)}" for v in numbers), *finish.arguments]
     cost = 1000 + tiles_each * BLOCK * columns_each * steps * BLOCK / 250

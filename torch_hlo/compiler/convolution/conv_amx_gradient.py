@@ -166,7 +166,7 @@ def turn_rows(name: str, levels: int) -> Function:
     params = signature("i64 lo, i64 hi, ptr X, ptr to")
     params += [("i64", q) for q in TURN_NUMBERS]
     params += [("i64", f"{q}{i}") for i in range(levels) for q in ("count", "from", "step")]
-    f = Function(name, "void", params)
+    f = Function(name, params)
     with f.loop("%lo", "%hi") as group, ExitStack() as stack:
         channel = f.mul(group, 16)
         lanes = lane_mask(f, 16, channel, "%channels")
@@ -218,14 +218,13 @@ def _turn_pixels(
         f.store("<16 x i32>", v, place, 2)
 
 
-def task(name: str, program: Program) -> str:
+def task(program: Program) -> str:
     """Items (32 channels, block of columns): void(lo, hi, A, B, C, NUMBERS…, offsets).
     offsets[tap]: bytes from A to the first pixel of the tap in channel 0. Panels of 32 columns of C
     are `panel_step` elements apart, their rows (tap, channel) `ldc`; rows of 32 have room for whole
     panels."""
     f = Function(
-        name,
-        "void",
+        "conv_amx_gradient",
         [
             *signature("i64 lo, i64 hi"),
             *(("ptr", q) for q in "ABC"),
@@ -237,11 +236,8 @@ def task(name: str, program: Program) -> str:
     configure(f)
     panels, in_panels = f.ceildiv("%features", BLOCK), f.icmp("eq", "%ldc", BLOCK)
     with f.loop("%lo", "%hi") as item:
-        channel, n0 = (
-            f.mul(f.div(item, "%blocks_n"), BLOCK),
-            f.mul(f.rem(item, "%blocks_n"), "%columns_each"),
-        )
-        n1 = f.min(f.add(n0, "%columns_each"), "%features")
+        channel = f.mul(f.div(item, "%blocks_n"), BLOCK)
+        n0, n1 = f.part(f.rem(item, "%blocks_n"), "%columns_each", "%features")
         rows = f.sub("%channels", channel)
         with pieces(f, "%steps") as (step, count), f.loop(0, "%taps") as tap:
             offset = f.muladd(step, 64, f.load_at("i64", "%offsets", tap, 8))
@@ -268,7 +264,7 @@ def task(name: str, program: Program) -> str:
                     "i64 %row_bytes",
                 )
     f.do("call void @llvm.x86.tilerelease()")
-    return program.function(f.name, f.text())
+    return program.define(f)
 
 
 def emit_amx_gradient(program: Program, x: Instruction) -> None:
@@ -344,7 +340,7 @@ def _sums(
         *(f"i64 {v}" for v in numbers),
         f"ptr {table}",
     ]
-    name = program.once(("conv_amx_gradient",), lambda: task("conv_amx_gradient", program))
+    name = program.made(task)
     cost = 1000 + BLOCK * columns_each * taps * steps * BF16.depth / 250
     program.parallel(name, texts, str(tiles * blocks_n), cost=cost)
     if turned:

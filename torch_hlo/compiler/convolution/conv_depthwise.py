@@ -67,7 +67,6 @@ def copy_row(name: str, t: Tile, stride: int) -> Function:
     S[place % stride * phase + place / stride]. Up to a vector of zeros follows the last one."""
     f = Function(
         name,
-        "void",
         signature("ptr x, i64 wide, ptr S, i64 left, i64 phase"),
         attrs="noinline #0",
     )
@@ -129,7 +128,7 @@ def tile_of_pixels(name: str, form: Form) -> Function:
     t = form.tile
     pointers = [("ptr noalias", q) for q in "SWC"]
     params = [*pointers, *(("i64", q) for q in TILE_NUMBERS)]
-    f = Function(name, "void", params, attrs="noinline #0")
+    f = Function(name, params, attrs="noinline #0")
     zeros = [(t.vector, "zeroinitializer")] * (t.rows * t.vectors)
     with f.loop(0, "%turns", carry=zeros, known_nonempty=True) as turn:
         s_turn = f.gep(t.kind, "%S", f.mul(turn.index, "%turn_rows"))
@@ -138,7 +137,7 @@ def tile_of_pixels(name: str, form: Form) -> Function:
         with f.loop(0, "%taps", carry=carry, known_nonempty=True) as tap:
             tap.next = _tap_of_tile(f, form, tap, s_turn, w_turn)
         turn.next = tap.vars
-    masks = [lane_mask(f, t.lanes, j * t.lanes, "%columns") for j in range(t.vectors)]
+    masks = t.masks(f, "%columns")
     for i in range(t.rows):
         with f.when(f.icmp("slt", i, "%valid")):
             for j, mask in enumerate(masks):
@@ -177,18 +176,18 @@ def _tap_of_tile(
     return sums
 
 
-def task(name: str, form: Form, epilogue: Epilogue | None, program: Program) -> str:
+def task(program: Program, name: str, form: Form, epilogue: Epilogue | None) -> str:
     """Items (plane, block of rows): void(lo, hi, X, W, C, NUMBERS…, the epilogue's). With an
     epilogue C is not used. Returns the name, its functions defined in `program`."""
     t = form.tile
     params = [*signature("i64 lo, i64 hi"), *(("ptr", q) for q in "XWC")]
     params += [("i64", q) for q in ("row_tap_step", *NUMBERS)]
-    f = Function(name, "void", params + list(epilogue.parameters if epilogue else ()))
+    f = Function(name, params + list(epilogue.parameters if epilogue else ()))
     functions = [
         copy_row(f"planar_row_{t.suffix}_{form.stride}", t, form.stride),
         tile_of_pixels(f"{name}_tile", form),
     ]
-    copy, compute = (program.function(made.name, made.text()) for made in functions)
+    copy, compute = (program.define(made) for made in functions)
     size = f.mul("%phase", form.stride)
     S = f.op(f"alloca {t.kind}, i64 {size}, align 64")
     sums = ""
@@ -219,7 +218,7 @@ def task(name: str, form: Form, epilogue: Epilogue | None, program: Program) -> 
         if epilogue:
             first, count = f.mul(r0, "%out_wide"), f.mul(f.sub(r1, r0), "%out_wide")
             epilogue.call(f, plane, 1, first, count, sums, f.mul("%rows_each", "%out_wide"))
-    return program.function(f.name, f.text())
+    return program.define(f)
 
 
 def _copy_or_zeros(
@@ -339,9 +338,7 @@ def emit_planar(program: Program, x: Instruction, kind: str, finish: Finish | No
     label = f"conv_planar_{t.suffix}_{height}x{t.vectors}_{unrolled}"
     label += f"_{last.stride}{down.stride}{down.window_dilation}"
     label += f"_{epilogue.name}" if epilogue else ""
-    name = program.once(
-        ("conv_planar", form, epilogue), lambda: task(label, form, epilogue, program)
-    )
+    name = program.made(task, label, form, epilogue)
     sources = program.pointer(lhs), program.pointer(rhs)
     texts = [f"ptr {p}" for p in (*sources, "null" if finish else program.pointer(x))]
     texts += [f"i64 {row_step}", *(f"i64 {numbers[q]}" for q in NUMBERS)]

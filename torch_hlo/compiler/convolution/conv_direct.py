@@ -28,6 +28,7 @@ from ..matmul.blocking import Partition, tile_heights
 from ..matmul.dot_task import Finish
 from ..matmul.epilogue import Epilogue
 from ..matmul.micro_kernel import store_tile
+from ..matmul.product import hint
 from ..matmul.tile import (
     Tile,
     lane_mask,
@@ -42,7 +43,7 @@ from ..thresholds import (
     ITEMS_PER_CORE,
     TABLE_BYTES,
 )
-from .conv_pack import PACK_PARAMETERS, packing, product, usual
+from .conv_pack import PACK_PARAMETERS, packing, product
 
 POINTERS = 16  # entries of a row of the table of pointers
 MOST_COLUMNS = 1 << 20
@@ -83,7 +84,7 @@ def micro(name: str, t: Tile, rows: int, vectors: int, partial: bool) -> Functio
         *signature("i64 taps, i64 depth, i64 at"),
     ]
     params += [("ptr noalias", "C"), *signature("i64 ldc, i64 cols, i1 more")]
-    f = Function(name, "void", params + [("i64", "valid_rows")] * partial, attrs="noinline #0")
+    f = Function(name, params + [("i64", "valid_rows")] * partial, attrs="noinline #0")
     width = vectors * t.lanes
     carry = [(t.vector, "zeroinitializer")] * (rows * vectors)
     with f.loop(0, "%taps", carry=carry, known_nonempty=True) as taps:
@@ -153,7 +154,7 @@ def micro_grouped(
         ("ptr noalias", "C"),
         *signature("i64 ldc, i64 cols"),
     ]
-    f = Function(name, "void", params + [("i64", "valid_rows")] * partial, attrs="noinline #0")
+    f = Function(name, params + [("i64", "valid_rows")] * partial, attrs="noinline #0")
     n = t.lanes
     mask = lane_mask(f, n, 0, "%cols")
     with f.loop(
@@ -253,7 +254,7 @@ def tile_pointers(name: str, kind: str, spatial: int) -> Function:
         *signature("ptr x, ptr zeros, i64 pixel, ptr P"),
         *geometry(spatial),
     ]
-    f = Function(name, "void", params, attrs="noinline #0")
+    f = Function(name, params, attrs="noinline #0")
     n, vector = POINTERS, f"<{POINTERS} x i64>"
     if not spatial:
         _pointers_of_runs(f, kind)
@@ -342,10 +343,10 @@ class Form:
         else:
             name = f"conv_micro_{t.suffix}_{rows}x{vectors}{p}"
             made = micro(name, t, rows, vectors, partial)
-        return program.function(made.name, made.text())
+        return program.define(made)
 
 
-def task(form: Form, program: Program) -> str:
+def task(program: Program, form: Form) -> str:
     """Items (groups, block of panels, block of row tiles): void(lo, hi, X, B, C, zeros, NUMBERS…,
     geometry…, the epilogue's). Returns the name, its functions defined in `program`."""
     t, heights, epilogue = form.tile, form.heights, form.epilogue
@@ -354,9 +355,9 @@ def task(form: Form, program: Program) -> str:
     params += geometry(form.spatial)
     params += [(kind, f"pack_{q}") for kind, q in PACK_PARAMETERS] if form.pack else []
     params += epilogue.parameters if epilogue else ()
-    f = Function(form.name, "void", params)
+    f = Function(form.name, params)
     make = tile_pointers(f"tile_pointers_{t.kind}_{form.spatial}", t.kind, form.spatial)
-    find = program.function(make.name, make.text())
+    find = program.define(make)
     P = pointer_table(f, program, f.mul("%runs", POINTERS), form.many)
     tall = None
     if len(heights) > 1:
@@ -374,8 +375,7 @@ def task(form: Form, program: Program) -> str:
         column_block = f.rem(rest, "%blocks_n")
         group1 = f.min(f.add(group0, "%groups_each"), "%groups")
         x, b = f.gep(t.kind, "%X", f.mul(group0, "%x_group")), "%B"
-        n0 = f.mul(column_block, "%columns_each")
-        n1 = f.min(f.add(n0, "%columns_each"), "%features")
+        n0, n1 = f.part(column_block, "%columns_each", "%features")
         if form.pack:
             b = _pack_panels(f, form, panels, n0, n1)
         first = f.mul(row_block, "%tiles_each")
@@ -400,7 +400,7 @@ def task(form: Form, program: Program) -> str:
             )
             with f.loop(group0, group1) as group:  # they read at the same pointers
                 at.multiply(row, is_tall, group)
-    return program.function(f.name, f.text())
+    return program.define(f)
 
 
 def _pack_panels(f: Function, form: Form, panels: str, n0: Int, n1: Int) -> str:
@@ -570,12 +570,12 @@ def emit_direct(program: Program, x: Instruction, kind: str, finish: Finish | No
         odd=not size and (not isinstance(features, int) or ceildiv(features, t.lanes) % 2 == 1),
         size=size,
         pack=kernel.name if own else "",
-        many=usual(runs, 4096) * POINTERS * 8 > TABLE_BYTES,
+        many=hint(runs, 4096) * POINTERS * 8 > TABLE_BYTES,
         epilogue=finish.epilogue if finish else None,
     )
-    name = program.once(("conv_direct", form), lambda: task(form, program))
+    name = program.made(task, form)
     pixel = dim_max(run, lhs.dims[-1]) if size or together > 1 else run
-    zeros = program.constant(bytes(usual(pixel, 4096) * t.itemsize))
+    zeros = program.constant(bytes(hint(pixel, 4096) * t.itemsize))
     x_group = channels if feature_groups > 1 else steps[0] * (lhs.dims[0] // batch_groups)
     b_group = ceildiv(features, t.lanes) * t.lanes * k
     arguments = [features, k, runs, run, x.dims[-1]]
@@ -588,17 +588,17 @@ def emit_direct(program: Program, x: Instruction, kind: str, finish: Finish | No
     target = "null" if finish else program.pointer(x)
     texts = [f"ptr {p}" for p in (*sources, target, program.at(zeros))]
     items = blocks * cut.blocks_m * cut.blocks_n
-    work = float(usual(pixels, 4096) * usual(features, 64) * usual(k, 512))
+    work = float(hint(pixels, 4096) * hint(features, 64) * hint(k, 512))
     texts += [f"i64 {program.size(v)}" for v in arguments]
     texts += [f"ptr {kernel.table}", *kernel.numbers] if own else []
     texts += finish.arguments if finish else ()
-    cost = 100 + work * groups / max(1, usual(items, 8)) / (1.5 * t.lanes)
+    cost = 100 + work * groups / max(1, hint(items, 8)) / (1.5 * t.lanes)
     program.parallel(name, texts, program.size(items), cost=cost)
 
 
 def _together(t: Tile, features: Size, k: Size, groups: int) -> int:
     """Groups whose packed kernels stay in L2 together."""
-    kernel_bytes = usual(k, 512) * usual(ceildiv(features, t.lanes), 4) * t.lanes * t.itemsize
+    kernel_bytes = hint(k, 512) * hint(ceildiv(features, t.lanes), 4) * t.lanes * t.itemsize
     return min(groups, max(1, CONV_B_BYTES // kernel_bytes))
 
 
@@ -651,15 +651,15 @@ def _cut(
 ) -> Partition:
     """Columns, at most `most` of them, in blocks whose packed kernel stays in L2, rows in enough
     blocks for so many cores."""
-    panels = min(CONV_B_BYTES // (usual(k, 512) * t.columns * t.itemsize), most // t.columns)
+    panels = min(CONV_B_BYTES // (hint(k, 512) * t.columns * t.itemsize), most // t.columns)
     columns = max(1, panels) * t.columns
     blocks_n: Size = ceildiv(features, columns)
     if isinstance(features, int):  # equal blocks
         blocks_n = ceildiv(features, columns)
         columns = min(columns, ceildiv(ceildiv(features, blocks_n), t.columns) * t.columns)
         blocks_n = ceildiv(features, columns)
-    work = usual(pixels, 4096) * usual(features, 64) * usual(k, 512)
+    work = hint(pixels, 4096) * hint(features, 64) * hint(k, 512)
     wanted = min(ITEMS_PER_CORE * cores, work * groups >> 21)
-    blocks_m = max(1, -(-wanted // (usual(blocks_n, 1) * groups)))
+    blocks_m = max(1, -(-wanted // (hint(blocks_n, 1) * groups)))
     each = ceildiv(tiles, min(blocks_m, tiles) if isinstance(tiles, int) else blocks_m)
     return Partition(each, columns, ceildiv(tiles, each), blocks_n, True)

@@ -23,6 +23,7 @@ from ..conv_forms import digits_of
 from ..llvm import Function, Int, signature
 from ..matmul import blocking, micro_kernel
 from ..matmul.dot_product import SPLITS, sum_parts
+from ..matmul.product import hint
 from ..matmul.tile import (
     Tile,
     lane_mask,
@@ -34,7 +35,7 @@ from ..matmul.tile import (
 )
 from ..thresholds import GRADIENT_BLOCK_BYTES, ITEMS_PER_CORE
 from .conv_direct import register_tile
-from .conv_pack import product, usual
+from .conv_pack import product
 
 GEOMETRY = (
     "window",
@@ -69,11 +70,10 @@ def micro(name: str, t: Tile, rows: int, whole: bool) -> Function:
     ]
     f = Function(
         name,
-        "void",
         params + signature("i64 ldc, i64 cols, i1 more"),
         attrs="noinline #0",
     )
-    masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
+    masks = t.masks(f, "%cols")
     with f.loop(
         0,
         "%count",
@@ -134,7 +134,7 @@ def find_runs(name: str, kind: str, spatial: int) -> Function:
         ),
         *geometry(spatial),
     ]
-    f = Function(name, "i64", params, attrs="noinline #0")
+    f = Function(name, params, "i64", "noinline #0")
     rest: Int = "%tap"
     firsts: list[Int] = []
     for i in reversed(range(spatial)):
@@ -172,15 +172,15 @@ def find_runs(name: str, kind: str, spatial: int) -> Function:
     return f
 
 
-def task(t: Tile, heights: Ints, spatial: int, even: bool, program: Program) -> str:
+def task(program: Program, t: Tile, heights: Ints, spatial: int, even: bool) -> str:
     """Items (split, group, row block, column block): void(lo, hi, X, Y, C, NUMBERS…, geometry…).
     `even`: columns are whole tiles."""
     params = [*signature("i64 lo, i64 hi"), *(("ptr", q) for q in "XYC")]
     params += [*(("i64", q) for q in NUMBERS), *geometry(spatial)]
     size = f"{'_'.join(map(str, heights))}x{t.vectors}{'e' * even}"
-    f = Function(f"conv_gradient_{spatial}_{size}", "void", params)
+    f = Function(f"conv_gradient_{spatial}_{size}", params)
     made = find_runs(f"find_runs_{t.kind}_{spatial}", t.kind, spatial)
-    find = program.function(made.name, made.text())
+    find = program.define(made)
     runs = f.op(f"alloca i64, i64 {f.mul(f.add('%rows_block', 1), ENTRY)}, align 64")
     tall = f.sub("%m", f.mul(f.ceildiv("%m", heights[0]), heights[1])) if len(heights) > 1 else None
     height = heights[0] or 1
@@ -193,11 +193,9 @@ def task(t: Tile, heights: Ints, spatial: int, even: bool, program: Program) -> 
         split, group = f.div(rest, "%groups"), f.rem(rest, "%groups")
         first = f.mul(row_block, "%tiles_each")
         last = f.min(f.add(first, "%tiles_each"), f.ceildiv("%m", height))
-        n0 = f.mul(column_block, "%columns_each")
-        n1 = f.min(f.add(n0, "%columns_each"), "%n")
+        n0, n1 = f.part(column_block, "%columns_each", "%n")
         c = f.gep(t.kind, "%C", f.muladd(split, "%c_split", f.mul(group, "%n")))
-        row0 = f.mul(split, "%rows_each")
-        row1 = f.min(f.add(row0, "%rows_each"), "%rows")
+        row0, row1 = f.part(split, "%rows_each", "%rows")
         x = f.gep(t.kind, "%X", f.mul(group, "%m"))
         y = f.gep(t.kind, "%Y", f.mul(group, "%n"))
         with f.loop(row0, row1, "%rows_block") as r0, f.loop(0, taps) as tap:
@@ -218,7 +216,7 @@ def task(t: Tile, heights: Ints, spatial: int, even: bool, program: Program) -> 
                         lambda: columns.multiply(heights[0], row),
                         lambda: columns.multiply(heights[1], row),
                     )
-    return program.function(f.name, f.text())
+    return program.define(f)
 
 
 @frozen
@@ -259,7 +257,7 @@ class _Columns:
             def call(whole: bool) -> None:
                 name = f"conv_gradient_{t.suffix}_{rows}x{t.vectors}{'w' * whole}"
                 kernel = micro(name, t, rows, whole)
-                defined = self.program.function(kernel.name, kernel.text())
+                defined = self.program.define(kernel)
                 f.call("void", defined, f"ptr {self.runs}", *values)
 
             if self.even:
@@ -275,7 +273,7 @@ def turn(name: str, t: Tile) -> Function:
     apart, those of C `ldc`. One part may be panels of `ldp` features, [panel][tap][c][ldp]."""
     params = signature("i64 lo, i64 hi, ptr parts, ptr C")
     params += [("i64", q) for q in ("taps", "channels", "features", "splits", "ldp", "ldc")]
-    f = Function(name, "void", params)
+    f = Function(name, params)
     n = t.lanes
     length = f.mul("%taps", "%channels")
     whole = f.mul(length, "%ldp")
@@ -360,8 +358,7 @@ def emit_gradient(program: Program, x: Instruction, kind: str) -> None:
     heights = (0,) if depthwise else blocking.tile_heights(t, m)
     cut = _cut(t, 1 if depthwise else ceildiv(m, heights[0]), n, splits * groups)
     even = isinstance(n, int) and n % t.columns == 0
-    key = t, heights, spatial, even
-    name = program.once(("conv_gradient", *key), lambda: task(*key, program))
+    name = program.made(task, t, heights, spatial, even)
     target, to = program.pointer(x), ""
     if splits > 1 or turned:
         to = program.at(program.scratch(weights * splits * t.itemsize))
@@ -389,13 +386,13 @@ def emit_gradient(program: Program, x: Instruction, kind: str) -> None:
         *numbers,
     ]
     items = splits * groups * cut.blocks_m * cut.blocks_n
-    work = float(usual(rows, 64) * usual(window[-1].size, 32)) * usual(weights, 1 << 16)
+    work = float(hint(rows, 64) * hint(window[-1].size, 32)) * hint(weights, 1 << 16)
     pointers = [f"ptr {p}" for p in (program.pointer(lhs), program.pointer(rhs), to or target)]
     program.parallel(
         name,
         [*pointers, *(f"i64 {program.size(v)}" for v in arguments)],
         program.size(items),
-        cost=100 + work / max(1, usual(items, 8)) / (1.5 * t.lanes),
+        cost=100 + work / max(1, hint(items, 8)) / (1.5 * t.lanes),
     )
     add_pieces(program, t, to or target, target, product(taps), channels, o, splits, turned)
 
@@ -440,8 +437,8 @@ def _rows_of_items(
     """(pieces that the rows of the input are split into, rows of a piece, rows that stay in L2)."""
     lhs, window = x.operand, x["window"]
     rows = lhs.dims[0] * product(w.size for w in window[:-1])
-    channels = usual(lhs.dims[-1], 64) * window[-1].window_dilation
-    row_bytes = usual(window[-1].size, 32) * (channels + usual(features, 64)) * t.itemsize
+    channels = hint(lhs.dims[-1], 64) * window[-1].window_dilation
+    row_bytes = hint(window[-1].size, 32) * (channels + hint(features, 64)) * t.itemsize
     block = max(1, GRADIENT_BLOCK_BYTES // row_bytes)
     if not isinstance(rows, int):
         return 1, rows, block
@@ -459,11 +456,11 @@ def _rows_of_items(
 def _cut(t: Tile, tiles: Size, n: Size, others: int) -> blocking.Partition:
     """Items of each of `others` products."""
     wanted = -(-ITEMS_PER_CORE * 2 // others) if others < 8 else 1
-    blocks_n = max(1, min(wanted, usual(ceildiv(n, 4 * t.columns), 1)))
+    blocks_n = max(1, min(wanted, hint(ceildiv(n, 4 * t.columns), 1)))
     columns_each = ceildiv(ceildiv(n, blocks_n), t.columns) * t.columns
     across = ceildiv(n, columns_each)
-    wanted = -(-wanted // usual(across, 1))
-    tiles_each = ceildiv(tiles, max(1, min(wanted, usual(tiles, wanted))))
+    wanted = -(-wanted // hint(across, 1))
+    tiles_each = ceildiv(tiles, max(1, min(wanted, hint(tiles, wanted))))
     return blocking.Partition(tiles_each, columns_each, ceildiv(tiles, tiles_each), across, False)
 
 
@@ -483,10 +480,7 @@ def add_pieces(
     One array that is not turned is there already.
     `panel`: one array is in panels of so many features."""
     if turned:
-        name = program.once(
-            ("turn", t.kind),
-            lambda: program.function(f"turn_{t.suffix}", turn(f"turn_{t.suffix}", t).text()),
-        )
+        name = program.once(("turn", t.kind), lambda: program.define(turn(f"turn_{t.suffix}", t)))
         arguments = (
             taps,
             channels,
@@ -503,7 +497,7 @@ def add_pieces(
                 *(f"i64 {program.size(v)}" for v in arguments),
             ],
             program.size(ceildiv(features, t.lanes)),
-            cost=0.2 * t.lanes * usual(taps * channels, 512) * count,
+            cost=0.2 * t.lanes * hint(taps * channels, 512) * count,
         )
     elif count > 1:
         sum_parts(program, t, parts, target, taps * channels * features, count)

@@ -13,7 +13,7 @@ from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, fixed, row_major_
 from ..codegen import Place, Program
 from ..llvm import Function, Int, signature
 from ..matmul.packing import pack_transpose
-from ..matmul.product import SOURCES
+from ..matmul.product import SOURCES, hint
 from ..matmul.tile import (
     KIND_SUFFIX,
     Source,
@@ -31,10 +31,6 @@ PACK_PARAMETERS = tuple(
         " i64 o_group, i64 packed_group"
     )
 )
-
-
-def usual(size: Size, otherwise: int) -> int:
-    return size if isinstance(size, int) else otherwise
 
 
 def static_dims(x: Instruction) -> Ints:
@@ -65,7 +61,6 @@ def pack_kernel(
     the tap's place in the panel."""
     f = Function(
         name,
-        "void",
         [
             *signature("i64 lo, i64 hi, ptr W, ptr packed"),
             *PACK_PARAMETERS,
@@ -231,8 +226,8 @@ def packing(
     def write() -> str:
         f, inner = pack_kernel(f"conv_pack_{form}_{t.suffix}", t, source, form)
         if inner:
-            program.function(inner.name, inner.text())
-        return program.function(f.name, f.text())
+            program.define(inner)
+        return program.define(f)
 
     name = program.once(("conv_pack", form, t, source), write)
     numbers = (
@@ -251,7 +246,7 @@ def packing(
         tuple(f"i64 {program.size(v)}" for v in numbers),
         program.size(lanes * groups),
         lanes * t.lanes * taps * channels * groups * t.itemsize,
-        0.2 * t.lanes * usual(taps * channels, 512),
+        0.2 * t.lanes * hint(taps * channels, 512),
     )
 
 
@@ -277,7 +272,7 @@ def offset_table(name: str, taps: int) -> Function:
     row-major."""
     params = signature("ptr table, i64 start")
     params += [("i64", f"{what}{i}") for i in range(taps) for what in ("size", "step")]
-    f = Function(name, "void", params)
+    f = Function(name, params)
 
     def nest(level: int, number: Int, offset: Int) -> None:
         if level == taps:

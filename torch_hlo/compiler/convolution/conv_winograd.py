@@ -134,7 +134,7 @@ def transform_inputs(name: str, t: Tile, m: Matrix) -> Function:
     """void(P, count, channels, V, ldv, plane): V[i][tile][c] = (m d m')[i], d[r] of tile number n
     read at P[r][n] for n < count. Rows of V end in zeros."""
     params = signature("ptr P, i64 count, i64 channels, ptr V, i64 ldv, i64 plane")
-    f = Function(name, "void", params, attrs="noinline #0")
+    f = Function(name, params, attrs="noinline #0")
     n = len(m[0])
     with f.loop(0, "%count", known_nonempty=True) as tile:
         row = f.gep("ptr", "%P", tile)
@@ -171,9 +171,9 @@ def transform_outputs(name: str, t: Tile, s: Filtering) -> Function:
     params = signature(
         "ptr M, i64 plane, i64 count, ptr to, i64 ld, i64 row_step, i64 cols, i64 wide, i64 high"
     )
-    f = Function(name, "void", params, attrs="noinline #0")
+    f = Function(name, params, attrs="noinline #0")
     n = s.inputs
-    masks = [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
+    masks = t.masks(f, "%cols")
 
     def only(condition: str, mask: str) -> str:
         return f.op(
@@ -186,11 +186,7 @@ def transform_outputs(name: str, t: Tile, s: Filtering) -> Function:
         right = [f.icmp("slt", f.add(first, c), "%wide") for c in range(s.outputs)]
         for j in range(t.vectors):
             at = f.gep(t.kind, "%M", f.muladd(tile, t.columns, j * t.lanes))
-            values = [
-                f.load(t.vector, f.gep(t.kind, at, f.mul("%plane", i)), t.itemsize)
-                for i in range(n * n)
-            ]
-            made = transform(f, t, s.A, [values[r * n : r * n + n] for r in range(n)])
+            made = transform(f, t, s.A, points_at(f, t, at, n))
             for r, row in enumerate(made):
                 for c, v in enumerate(row):
                     place = f.gep(
@@ -210,12 +206,19 @@ def transform_outputs(name: str, t: Tile, s: Filtering) -> Function:
     return f
 
 
+def points_at(f: Function, t: Tile, at: str, n: int) -> list[list[str]]:
+    """The n x n points of a vector of tiles, %plane apart."""
+    values = [
+        f.load(t.vector, f.gep(t.kind, at, f.mul("%plane", i)), t.itemsize) for i in range(n * n)
+    ]
+    return [values[r * n : r * n + n] for r in range(n)]
+
+
 def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
     """void(lo, hi, packed, U, features, depth): panels [lo, hi) of a packed kernel
     [panel][tap][channel][columns] -> [panel][point][channel][columns]."""
     f = Function(
         name,
-        "void",
         signature("i64 lo, i64 hi, ptr packed, ptr U, i64 features, i64 depth"),
     )
     lanes = f.mul(f.ceildiv("%features", t.lanes), t.lanes)
@@ -249,20 +252,20 @@ def define(program: Program, make: Callable[..., Function], name: str, *argument
 
 
 def task(
+    program: Program,
     name: str,
     t: Tile,
     s: Filtering,
     height: int,
     odd: bool,
     epilogue: Epilogue | None,
-    program: Program,
 ) -> str:
     """Items (block of tiles, block of columns): void(lo, hi, X, U, C, zeros, NUMBERS…, geometry…,
     the epilogue's). `odd`: the last panel is one vector wide. With an epilogue C is not used.
     Returns the name, its functions defined in `program`."""
     params = signature("i64 lo, i64 hi, ptr X, ptr U, ptr C, ptr zeros")
     params += [*(("i64", q) for q in NUMBERS), *geometry(2)]
-    f = Function(name, "void", params + list(epilogue.parameters if epilogue else ()))
+    f = Function(name, params + list(epilogue.parameters if epilogue else ()))
     find, rows_of = (
         define(program, tile_pointers, f"tile_pointers_{t.kind}_{d}", t.kind, d) for d in (2, 0)
     )
@@ -280,11 +283,9 @@ def task(
     lanes = f.mul(f.ceildiv("%features", t.lanes), t.lanes)
     at = _Item(program, f, t, s, height, odd, epilogue, P, V, plane, M, m_plane, sums)
     with f.loop("%lo", "%hi") as item:
-        t0 = f.mul(f.div(item, "%blocks_n"), "%tiles_each")
-        t1 = f.min(f.add(t0, "%tiles_each"), "%tiles")
+        t0, t1 = f.part(f.div(item, "%blocks_n"), "%tiles_each", "%tiles")
         count = f.sub(t1, t0)
-        n0 = f.mul(f.rem(item, "%blocks_n"), "%columns_each")
-        n1 = f.min(f.add(n0, "%columns_each"), "%features")
+        n0, n1 = f.part(f.rem(item, "%blocks_n"), "%columns_each", "%features")
         at.transform_inputs(find, inputs, t0, count)
         with f.loop(n0, n1, t.columns) as j:
             cols = f.sub(n1, j)
@@ -292,7 +293,7 @@ def task(
             panel = f.gep(t.kind, "%U", f.mul(f.mul(j, "%channels"), points))
             at.multiply(rows_of, count, cols, panel, size)
             at.transform_back(outputs, t0, t1, j, cols)
-    return program.function(f.name, f.text())
+    return program.define(f)
 
 
 @frozen
@@ -503,10 +504,7 @@ def emit_winograd(
     odd = ceildiv(features, t.lanes) % 2 == 1 and t.vectors == 2
     epilogue = finish.epilogue if finish else None
     label = f"winograd_{height}{'o' * odd}{'' if not epilogue else '_' + epilogue.name}"
-    name = program.once(
-        ("conv_winograd", t, s, height, odd, epilogue),
-        lambda: task(label, t, s, height, odd, epilogue, program),
-    )
+    name = program.made(task, label, t, s, height, odd, epilogue)
     steps = row_major_strides(lhs.dims)
     numbers: list[Size] = [
         tiles,

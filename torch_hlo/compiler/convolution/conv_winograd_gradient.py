@@ -27,7 +27,16 @@ from ..thresholds import (
 from .conv_direct import POINTERS, geometry, register_tile, tile_pointers
 from .conv_gradient import ENTRY, add_pieces, is_gradient, micro, turn
 from .conv_pack import static_dims
-from .conv_winograd import F23, Filtering, applies, define, transform, transform_inputs, transposed
+from .conv_winograd import (
+    F23,
+    Filtering,
+    applies,
+    define,
+    points_at,
+    transform,
+    transform_inputs,
+    transposed,
+)
 
 ROWS, COLUMNS = 64, 128  # weights of an item: sums of 512 KB
 NUMBERS = (
@@ -55,16 +64,11 @@ def store_taps(name: str, t: Tile, s: Filtering) -> Function:
     params = signature(
         "ptr M, i64 plane, i64 ldm, i64 rows, i64 cols, ptr C, i64 ldc, i64 tap_step"
     )
-    f = Function(name, "void", params, attrs="noinline #0")
-    n = s.inputs
+    f = Function(name, params, attrs="noinline #0")
     with f.loop(0, "%rows") as row, f.loop(0, "%cols", t.lanes) as column:
         mask = lane_mask(f, t.lanes, column, "%cols")
         at = f.gep(t.kind, "%M", f.muladd(row, "%ldm", column))
-        values = [
-            f.load(t.vector, f.gep(t.kind, at, f.mul("%plane", i)), t.itemsize)
-            for i in range(n * n)
-        ]
-        made = transform(f, t, transposed(s.G), [values[r * n : r * n + n] for r in range(n)])
+        made = transform(f, t, transposed(s.G), points_at(f, t, at, s.inputs))
         to = f.gep(t.kind, "%C", f.muladd(row, "%ldc", column))
         for i, v in enumerate(v for row_of_taps in made for v in row_of_taps):
             masked_store(
@@ -79,12 +83,12 @@ def store_taps(name: str, t: Tile, s: Filtering) -> Function:
     return f
 
 
-def task(name: str, t: Tile, s: Filtering, height: int, turned: bool, program: Program) -> str:
+def task(program: Program, name: str, t: Tile, s: Filtering, height: int, turned: bool) -> str:
     """Items (piece of the tiles, block of rows, block of columns): void(lo, hi, X, Y, C, zeros,
     NUMBERS…, geometry of X…, geometry of Y…). `turned`: C is [feature][channel][tap], else
     [piece][tap][channel][feature]."""
     params = signature("i64 lo, i64 hi, ptr X, ptr Y, ptr C, ptr zeros")
-    f = Function(name, "void", [*params, *(("i64", q) for q in NUMBERS), *both("x"), *both("y")])
+    f = Function(name, [*params, *(("i64", q) for q in NUMBERS), *both("x"), *both("y")])
     find = define(program, tile_pointers, f"tile_pointers_{t.kind}_2", t.kind, 2)
     of_x = define(program, transform_inputs, f"winograd_inputs_{t.suffix}", t, s.B)
     of_y = define(program, transform_inputs, f"winograd_results_{t.suffix}", t, transposed(s.A))
@@ -112,8 +116,7 @@ def task(name: str, t: Tile, s: Filtering, height: int, turned: bool, program: P
         m0 = f.mul(f.rem(rest, "%blocks_m"), "%rows")
         rows = f.min(f.sub("%channels", m0), "%rows")
         cols = f.min(f.sub("%features", n0), "%columns")
-        t0 = f.mul(piece, "%tiles_each")
-        t1 = f.min(f.add(t0, "%tiles_each"), "%tiles")
+        t0, t1 = f.part(piece, "%tiles_each", "%tiles")
         with f.loop(t0, t1, GRADIENT_TILES) as tile:
             count = f.min(f.sub(t1, tile), GRADIENT_TILES)
             at.transform("x", find, of_x, tile, count, m0, rows)
@@ -127,7 +130,7 @@ def task(name: str, t: Tile, s: Filtering, height: int, turned: bool, program: P
             c = f.gep(t.kind, "%C", f.add(in_piece, f.muladd(m0, "%features", n0)))
             steps = "i64 %features", f"i64 {weights}"
             f.call("void", store, *at.sums(rows, cols), f"ptr {c}", *steps)
-    return program.function(f.name, f.text())
+    return program.define(f)
 
 
 @frozen
@@ -310,11 +313,8 @@ def emit_winograd_gradient(program: Program, x: Instruction, kind: str) -> None:
     inside = turned and pieces == 1
     to = program.at(program.scratch(weights * pieces * t.itemsize)) if pieces > 1 else target
     zeros = program.constant(bytes((max(channels, features) + t.lanes) * t.itemsize))
-    key = (t, s, height, inside)
-    name = program.once(
-        ("winograd_gradient", *key),
-        lambda: task(f"winograd_gradient_{t.suffix}_{height}{'t' * inside}", *key, program),
-    )
+    label = f"winograd_gradient_{t.suffix}_{height}{'t' * inside}"
+    name = program.made(task, label, t, s, height, inside)
     items = pieces * blocks_m * blocks_n
     pointers = [program.pointer(lhs), program.pointer(rhs), to, program.at(zeros)]
     program.parallel(

@@ -35,7 +35,7 @@ from ..matmul.dot import (
 )
 from ..matmul.dot_task import Finish
 from ..matmul.epilogue import epilogue
-from ..matmul.product import ACCUMULATORS, SOURCES
+from ..matmul.product import ACCUMULATORS, SOURCES, in_real_parts
 from .conv_amx import emit_amx, is_amx
 from .conv_amx_gradient import emit_amx_gradient, is_amx_gradient
 from .conv_depthwise import emit_planar
@@ -116,7 +116,8 @@ def fusion(program: Program, x: Instruction) -> None:
 def emit_output(program: Program, x: Instruction, body: Computation) -> None:
     """A step with the value of `body` on the operands of `x`: a convolution of parameters, and
     elementwise instructions on its result."""
-    inner, outer, operands, results = parts_of_output(program, x, body, "convolution")
+    o = parts_of_output(program, x, body, "convolution")
+    outer = o.outer
     if outer.size == 0:
         return
     amx = is_amx(program, outer)
@@ -124,13 +125,13 @@ def emit_output(program: Program, x: Instruction, body: Computation) -> None:
     direct = (
         (planar or is_direct(outer))
         and with_kernel_types(outer) is None
-        and all(o.size != 0 for o in outer.operands)
+        and all(a.size != 0 for a in outer.operands)
     )
     found = (
         epilogue(
             program,
             body,
-            inner,
+            o.inner,
             len(outer["window"]) if planar else 1,
             "f32" if amx else outer.dtype,
         )
@@ -138,8 +139,8 @@ def emit_output(program: Program, x: Instruction, body: Computation) -> None:
         else None
     )
     if found is None:
-        return emit_apart(program, body, inner, outer, operands, results)
-    finish = Finish(found, arguments_of(program, found, operands, results), lambda: "null")
+        return emit_apart(program, o)
+    finish = Finish(found, arguments_of(program, found, o), lambda: "null")
     if amx:
         return emit_amx(program, outer, finish)
     (emit_winograd if is_winograd(outer) else emit_planar if planar else emit_direct)(
@@ -151,17 +152,7 @@ def with_kernel_types(x: Instruction) -> Instruction | None:
     """The convolution on element types that have kernels, or None when it is already."""
     dtype = x.dtype
     if x.kind == "c":
-        real = {"c64": "f32", "c128": "f64"}[dtype]
-        wanted = [o if o.dtype == dtype else build.convert(o, dtype) for o in x.operands]
-        (ar, ai), (br, bi) = ((build.real(o), build.imag(o)) for o in wanted)
-
-        def part(a: Instruction, b: Instruction) -> Instruction:
-            return replace(x, (a, b), x.shape.with_dtype(real))
-
-        return build.complex_(
-            build.subtract(part(ar, br), part(ai, bi)),
-            build.add(part(ar, bi), part(ai, br)),
-        )
+        return in_real_parts(x)
     wide = ACCUMULATORS[dtype][1] if dtype in ACCUMULATORS else "f32" if x.kind == "f" else "s32"
     if wide != dtype:
         accumulated = replace(x, shape=x.shape.with_dtype(wide))

@@ -46,9 +46,7 @@ def convolution(program: GpuProgram, x: Instruction) -> None:
     if lhs.size == 0 or rhs.size == 0:
         return emit_tree(program, build.full(0, dtype, x.dims), (), x)
     keyed = replace(x, parameters_of(o.shape for o in x.operands), x.shape)
-    name, symbols, groups = program.once(
-        ("grid convolution", keyed), lambda: _write(program, keyed, kind)
-    )
+    name, symbols, groups = program.made(_write, keyed, kind)
     arguments = [f"ptr {program.pointer(o)}" for o in (lhs, rhs, x)] + [
         f"i64 {program.size(s)}" for s in symbols
     ]
@@ -57,9 +55,9 @@ def convolution(program: GpuProgram, x: Instruction) -> None:
 
 def fusion(program: GpuProgram, x: Instruction) -> None:
     """A fusion of kind output around a convolution."""
-    inner, outer, operands, results = parts_of_output(program, x, x["calls"], "convolution")
-    if outer.size != 0:
-        emit_apart(program, x["calls"], inner, outer, operands, results)
+    o = parts_of_output(program, x, x["calls"], "convolution")
+    if o.outer.size != 0:
+        emit_apart(program, o)
 
 
 def _write(program: GpuProgram, x: Instruction, kind: str) -> tuple[str, list[Size], Size]:
@@ -77,7 +75,7 @@ def _write(program: GpuProgram, x: Instruction, kind: str) -> tuple[str, list[Si
     )
     c.group, row = f.div(rest, size(down)), f.mul(f.rem(rest, size(down)), side)
     if direct:
-        t = f.emit().typed(kind)
+        t = f.typed(kind)
         with f.loop(0, size(k), carry=[(kind, t.const(0))]) as loop:
             (p,), (q,) = c.weight(row, loop.index, 1), c.patch(column, loop.index, 1)
             old = loop.vars[0]
@@ -162,7 +160,7 @@ class _Convolution:
                 p = q
             inside = f.op(f"and i1 {inside}, {f.icmp('ult', p, size(lhs.dims[d]))}")
             place = f.muladd(p, self.s_l[d], place)
-        zero = f.emit().typed(self.kind).const(0)
+        zero = f.typed(self.kind).const(0)
         return f.choose(
             inside,
             lambda: element(f, lhs.dtype, self.kind, "%A", place),

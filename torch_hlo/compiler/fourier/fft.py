@@ -213,10 +213,7 @@ def _columns(
         return
     real = kind[:-3]  # "", "I", "R", "IR"
     n = length // 2 if real in ("R", "IR") else length
-    name = program.once(
-        ("fft columns", t, kind, length, scale),
-        lambda: _columns_text(program, t, kind, length, n, scale),
-    )
+    name = program.made(_columns_text, t, kind, length, n, scale)
     blocks = ceildiv(inner, t.lanes)
     tables = (_constant(program, v, t) for v in (pass_twiddles(n), real_roots(n)))
     arguments = [f"ptr {program.at(p)}" for p in (source, target, *tables)]
@@ -280,10 +277,7 @@ def _rows(
     if p.rows:
         return _matrices(program, t, kind, p, lines, source, target, scale)
     n = p.n
-    name = program.once(
-        ("fft rows", t, kind, length, scale),
-        lambda: _rows_text(program, t, kind, length, n, scale),
-    )
+    name = program.made(_rows_text, t, kind, length, n, scale)
     tables = [_constant(program, v, t) for v in (pass_twiddles(n), real_roots(n))]
     arguments = [f"ptr {program.at(q)}" for q in (source, target, *tables)]
     arguments.append(f"i64 {program.size(lines)}")

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ..codegen import Writer
-from ..llvm import Int, Typed
+from ..llvm import Int, Typed, complex as complex_math
 from ..matmul.tile import Tile, lane_mask, splat, transposed
 from .fft_plan import lane_order, passes
 
@@ -41,7 +42,7 @@ class Lines:
 
     @property
     def t(self) -> Typed:
-        return self.f.emit(self.lanes).typed(self.kind)
+        return self.f.typed(self.kind, self.lanes)
 
     def at(self, pointer: str, index: Int) -> str:
         return self.f.gep(self.kind, pointer, index)
@@ -309,11 +310,7 @@ def fma(t: Typed, a: str, b: str, c: str) -> str:
 def butterfly(t: Typed, x: list[Pair]) -> list[Pair]:
     """The transform of len(x) numbers, 2, 4, 8 or odd."""
 
-    def add(a: Pair, b: Pair) -> Pair:
-        return t.add(a[0], b[0]), t.add(a[1], b[1])
-
-    def sub(a: Pair, b: Pair) -> Pair:
-        return t.sub(a[0], b[0]), t.sub(a[1], b[1])
+    add, sub = partial(complex_math.add, t), partial(complex_math.subtract, t)
 
     def fused(factor: str, v: Pair, e: Pair) -> Pair:
         return fma(t, factor, v[0], e[0]), fma(t, factor, v[1], e[1])
@@ -345,15 +342,11 @@ def butterfly(t: Typed, x: list[Pair]) -> list[Pair]:
         )
         late = [None, a, None, b]
         odd[2] = (odd[2][1], t.neg(odd[2][0]))
-        low = [
-            add(e, o) if v is None else fused(up, v, e)
+        return [
+            op(e, o) if v is None else fused(factor, v, e)
+            for op, factor in ((add, up), (sub, down))
             for e, o, v in zip(even, odd, late, strict=True)
         ]
-        high = [
-            sub(e, o) if v is None else fused(down, v, e)
-            for e, o, v in zip(even, odd, late, strict=True)
-        ]
-        return low + high
     return _odd(t, x, add, sub)
 
 
@@ -521,7 +514,7 @@ def mirror_line(
 
 def mirror_ends(c: Lines, n: int, source: str, target: str, inverse: bool) -> None:
     """Points 0 and n of `mirror_line`."""
-    f, t = c.f, c.f.emit().typed(c.kind)
+    f, t = c.f, c.f.typed(c.kind)
     a, b = (
         f.load(c.kind, c.at(source, i), c.itemsize) for i in ((0, 2 * n) if inverse else (0, 1))
     )

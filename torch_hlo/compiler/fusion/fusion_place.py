@@ -17,7 +17,7 @@ from math import prod
 from torch_hlo.hlo.ir import Instruction, Instructions
 
 from ..thresholds import MAX_INPUTS, MAX_MEMBERS
-from .fusion_plan import FULL, SAME, Group, Plan
+from .fusion_plan import FULL, SAME, Group, Plan, merge_into, reads_of_both
 from .fusion_table import FREE, REDUCE
 
 PLACED = frozenset(("dynamic-update-slice", "concatenate"))
@@ -132,20 +132,5 @@ def _join(plan: Plan, i: int, g: Group) -> bool:
     if raised is None:
         return False
     roles = {**g.roles, i: FULL}
-    reads = {s: set(e) for s, e in g.reads.items()}
-    for s, e in own.reads.items():
-        reads.setdefault(s, set()).update(e)
-    merged = Group(
-        g.size,
-        roles,
-        None,
-        g.cuts,
-        {s: e for s, e in reads.items() if s not in roles},
-        (g.readers | own.readers) - roles.keys(),
-        min(g.first, own.first),
-        max(g.reach, own.reach),
-    )
-    g.merged_into = own.merged_into = merged
-    for k in raised:
-        k.reach = merged.reach
+    merge_into(Group(g.size, roles, None, g.cuts, reads_of_both(g, own)), g, own, raised)
     return True

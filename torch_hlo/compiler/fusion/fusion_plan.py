@@ -182,13 +182,16 @@ class Plan:
             )
         return not self.sources[i] or self._is_expansion(i) or self._is_normalised(i)
 
+    def _is_cheap(self, i: int) -> bool:
+        """A few operations, and not for a kernel that reads its operands from memory."""
+        cost = 1 + sum(self._cost_of_free(o) for o in self.order[i].operands)
+        return cost <= CHEAP_EXPANSION and not self._feeds_memory(i)
+
     def _is_expansion(self, i: int) -> bool:
         """A few operations on repeated elements of much smaller arrays, such as a mask of labels:
         reading them takes fewer bytes than the result."""
         x = self.order[i]
-        if 1 + sum(
-            self._cost_of_free(o) for o in x.operands
-        ) > CHEAP_EXPANSION or self._feeds_memory(i):
+        if not self._is_cheap(i):
             return False
         read: Size = 0
         for s, edge in self.sources[i]:
@@ -204,9 +207,7 @@ class Plan:
         argument and values per column: the array is in memory when they are known, and reading it
         takes no more bytes than reading the result, which need not be written."""
         x = self.order[i]
-        if 1 + sum(
-            self._cost_of_free(o) for o in x.operands
-        ) > CHEAP_EXPANSION or self._feeds_memory(i):
+        if not self._is_cheap(i):
             return False
         arrays = {s for s, edge in self.sources[i] if edge is SAME}
         others = [(s, edge) for s, edge in self.sources[i] if edge is not SAME]
@@ -455,25 +456,13 @@ class Plan:
         raised = self.below(g, h)
         if raised is None:
             return False
-        reads = _reads_of_both(g, h)
+        reads = reads_of_both(g, h)
         # Reads of a group that became rows are no longer at the space's own index.
         if role is not FULL:
             for s, e in moved.reads.items():
                 at = (role if k is SAME else OTHER for k in e)
                 reads[s] = {*at, *host.reads.get(s, ())}
-        merged = Group(
-            host.size,
-            roles,
-            chosen,
-            cuts,
-            {s: e for s, e in reads.items() if s not in roles},
-            (g.readers | h.readers) - roles.keys(),
-            min(g.first, h.first),
-            max(g.reach, h.reach),
-        )
-        g.merged_into = h.merged_into = merged
-        for k in raised:
-            k.reach = merged.reach
+        merge_into(Group(host.size, roles, chosen, cuts, reads), g, h, raised)
         return True
 
     def _cuts_of_moved(
@@ -710,7 +699,18 @@ def _disjoint(a: Intervals, b: Intervals) -> bool:
     return True
 
 
-def _reads_of_both(g: Group, h: Group) -> dict[int, set[Edge]]:
+def merge_into(merged: Group, g: Group, h: Group, raised: list[Group]) -> None:
+    """`merged`, with the roles and reads of both, replaces `g` and `h`; see `Plan.below` for
+    `raised`."""
+    merged.reads = {s: e for s, e in merged.reads.items() if s not in merged.roles}
+    merged.readers = (g.readers | h.readers) - merged.roles.keys()
+    merged.first, merged.reach = min(g.first, h.first), max(g.reach, h.reach)
+    g.merged_into = h.merged_into = merged
+    for k in raised:
+        k.reach = merged.reach
+
+
+def reads_of_both(g: Group, h: Group) -> dict[int, set[Edge]]:
     reads = {s: set(e) for s, e in g.reads.items()}
     for s, e in h.reads.items():
         reads.setdefault(s, set()).update(e)

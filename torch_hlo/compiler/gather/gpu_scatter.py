@@ -291,7 +291,7 @@ class _Sorted:
         if self.op is not None:
             return [
                 scalar.TABLE[self.op, DTYPES[self.types[0]].kind](
-                    self.f.emit(self.lanes).typed(STORAGE[self.types[0]].register),
+                    self.f.typed(STORAGE[self.types[0]].register, self.lanes),
                     a[0],
                     b[0],
                 )
@@ -313,15 +313,9 @@ class _Sorted:
             f.break_if(loop, f.op(f"xor i1 {self.same(i, key)}, true"))
             loop.next = [
                 f.add(i, 1),
-                *scalar.flat(self.combine(self._grouped(carried), self.update(i))),
+                *scalar.flat(self.combine(scalar.grouped(carried, self.types), self.update(i))),
             ]
-        return loop.vars[0], self._grouped(loop.vars[1:])
-
-    def _grouped(self, flat: list[str]) -> list[Value]:
-        rest = iter(flat)
-        return [
-            (next(rest), next(rest)) if STORAGE[t].parts == 2 else next(rest) for t in self.types
-        ]
+        return loop.vars[0], scalar.grouped(loop.vars[1:], self.types)
 
     def pieces(self) -> None:
         """The fold of what a run has in a piece that it does not begin in."""

@@ -18,6 +18,7 @@ from torch_hlo.hlo.ir import Instruction
 from ..codegen import Program, Writer, load, store
 from ..gather.gather_scatter import Sizes
 from ..llvm import BITS, Int, signature, transposed
+from ..matmul.product import hint
 from ..matmul.tile import KIND_SUFFIX, lane_mask, splat
 from .linalg import BLOCK
 
@@ -56,7 +57,7 @@ class Kernel:
             f.program.target.lanes(BITS[KINDS[dtype]]),
         )
         self.vector = f"<{self.lanes} x {self.kind}>"
-        self.t = f.emit().typed(self.kind)
+        self.t = f.typed(self.kind)
         # sums of two vectors per row in registers; a block is a number of such rows
         self.tile_rows = 8 if f.program.target.vector_bytes == 64 else 4
 
@@ -332,8 +333,7 @@ class Kernel:
         f = self.f
         with f.loop(0, m) as i:
             f.store_at("i64", i, order, i)
-        with f.loop(0, steps, BLOCK) as start:
-            end = f.min(f.add(start, BLOCK), steps)
+        with f.in_blocks(0, steps, BLOCK) as (start, end):
             with f.loop(start, end) as k:
                 p = self._pivot(x, k, m)
                 f.store_at("i64", p, pivots, k)
@@ -390,7 +390,7 @@ class Kernel:
 def emit_lu(program: Program, x: Instruction) -> None:
     """(packed factors, pivots from 0, permutation) of each matrix of a batch, a matrix per item."""
     a = x.operand
-    *batch, m, n = a.dims
+    *_, m, n = a.dims
     f = Writer(program, "lu", signature("i64 lo, i64 hi, ptr a, ptr x, ptr pivots, ptr order"))
     kernel, size = Kernel(f, a.dtype), Sizes(f)
     rows, columns = size(m), size(n)
@@ -402,14 +402,18 @@ def emit_lu(program: Program, x: Instruction) -> None:
             f.gep("i64", p, f.mul(item, k)) for p, k in (("%pivots", steps), ("%order", rows))
         )
         kernel.lu(Matrix("%x", base, columns), rows, columns, steps, pivots, order)
-    usual = [d if isinstance(d, int) else 64 for d in (m, n)]
-    pointers = [
-        program.pointer(a),
-        *(program.at(program.place(x, i)) for i in range(3)),
-    ]
+    run_factors(f, x, size, 100)
+
+
+def run_factors(f: Writer, x: Instruction, size: Sizes, base_cost: float) -> None:
+    """A step that makes the three results of `x`: a function of a matrix of the batch per item."""
+    program, a = f.program, x.operand
+    *batch, m, n = a.dims
+    usual = [hint(d, 64) for d in (m, n)]
+    pointers = [program.pointer(a), *(program.at(program.place(x, i)) for i in range(3))]
     program.parallel(
         f.define(),
         [f"ptr {p}" for p in pointers] + size.arguments(program),
         program.size(math.prod(batch)),
-        cost=100 + 0.1 * usual[0] * usual[1] * min(usual),
+        cost=base_cost + 0.1 * usual[0] * usual[1] * min(usual),
     )

@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch_hlo.hlo.ir import Dim, Instruction, Size, build, instr, replace
+from torch_hlo.hlo.ir import Instruction, build, instr, replace
 
 from ..codegen import CodegenError, Program, Writer, load, store
 from ..control.control_flow import copy_places
 from ..gather.gather_scatter import Sizes
 from ..llvm import Int, signature
 from ..matmul.dot import emit_tree
+from ..matmul.product import hint
 from .blocked_factors import KINDS, Kernel, Matrix
 
 REAL_KIND = {"f32": "float", "f64": "double", "c64": "float", "c128": "double"}
@@ -70,10 +71,6 @@ class _Number:
         )
 
 
-def _hint(size: Size) -> int:
-    return size if isinstance(size, int) else 64
-
-
 def _check(x: Instruction) -> None:
     if x.dtype not in REAL_KIND:
         raise CodegenError(
@@ -111,7 +108,7 @@ def cholesky(program: Program, x: Instruction) -> None:
         f"ptr {program.pointer(x)}",
         *size.arguments(program),
     ]
-    program.parallel(name, arguments, program.size(batch), cost=0.1 * _hint(n) ** 3 + 50)
+    program.parallel(name, arguments, program.size(batch), cost=0.1 * hint(n, 64) ** 3 + 50)
 
 
 def _cholesky_in_blocks(f: Writer, dtype: str, base: Int, rows: Int, lower: bool) -> None:
@@ -166,14 +163,14 @@ def _cholesky_by_elements(f: Writer, number: _Number, base: Int, rows: Int, lowe
                 value = number.whole(k.vars)
                 diagonal = f.icmp("eq", i, j)
                 real = number.parts(value)[0]
-                root = f.emit().typed(number.kind).sqrt(real)
+                root = f.typed(number.kind).sqrt(real)
                 # sqrt(0) would divide by zero: XLA's answer for a singular matrix is nan too
                 valid = f.op(f"fcmp ogt {number.kind} {real}, 0.0")
                 root = f.select(
                     valid,
                     number.kind,
                     root,
-                    f.emit().typed(number.kind).const(float("nan")),
+                    f.typed(number.kind).const(float("nan")),
                 )
                 pivot = load(f, dtype, "%l", at(j, j))
                 value = number.select(
@@ -185,7 +182,7 @@ def _cholesky_by_elements(f: Writer, number: _Number, base: Int, rows: Int, lowe
     # One bad pivot makes the whole factor NaN.
     last = number.parts(load(f, dtype, "%l", at(f.sub(rows, 1), f.sub(rows, 1))))[0]
     with f.when(f.op(f"fcmp uno {number.kind} {last}, {last}")):
-        nan = f.emit().typed(number.kind).const(float("nan"))
+        nan = f.typed(number.kind).const(float("nan"))
         with f.loop(0, rows) as i, f.loop(0, f.add(i, 1)) as j:
             store(f, dtype, number.whole([nan] * len(number.types)), "%l", at(i, j))
 
@@ -229,7 +226,7 @@ def triangular_solve(program: Program, x: Instruction) -> None:
         f"ptr {program.pointer(x)}",
         *size.arguments(program),
     ]
-    cost = 50 + 0.1 * _hint(n) ** 2 * (columns if not isinstance(columns, Dim) else 64)
+    cost = 50 + 0.1 * hint(n, 64) ** 2 * hint(columns, 64)
     program.parallel(name, arguments, program.size(math.prod(x.dims[:-2])), cost=cost)
 
 

@@ -60,12 +60,12 @@ class _Routine(Function):
         self.failed = ""
         super().__init__(
             f"{self.letter}{name}",
-            "i64",
             [
                 *(("ptr", p) for p in pointers),
                 ("i64", "batch"),
                 *(("i64", s) for s in sizes),
             ],
+            "i64",
         )
         self.program = program
         self.info = self.integer(0)

@@ -10,7 +10,6 @@ rows.
 """
 
 import functools
-import math
 from collections.abc import Sequence
 
 from torch_hlo.hlo.ir import Instruction
@@ -20,7 +19,7 @@ from ..gather.gather_scatter import Sizes
 from ..llvm import BITS, Int, signature
 from ..matmul.tile import lane_mask, splat
 from ..thresholds import QR_CHUNK
-from .blocked_factors import Kernel, Matrix
+from .blocked_factors import Kernel, Matrix, run_factors
 from .linalg import AT_ONCE, BLOCK
 
 
@@ -222,7 +221,7 @@ def emit_qr(program: Program, x: Instruction) -> None:
     """(Q, R on and above the diagonal of a matrix, workspace) of each matrix of a batch, a matrix
     per item."""
     a = x.operand
-    *batch, m, n = a.dims
+    *_, m, n = a.dims
     pointers = [("ptr", q) for q in ("a", "q", "x", "work")]
     f = Writer(program, "qr", [*signature("i64 lo, i64 hi"), *pointers])
     kernel, size = _Panel(f, a.dtype), Sizes(f)
@@ -261,14 +260,4 @@ def emit_qr(program: Program, x: Instruction) -> None:
             kernel.unpack(v, high, wide)
             turned, below = kept.part(f, start, 0).turned, q.part(f, start, start)
             kernel.apply(v, turned, below, high, f.sub(width, start))
-    usual = [d if isinstance(d, int) else 64 for d in (m, n)]
-    places = [
-        program.pointer(a),
-        *(program.at(program.place(x, i)) for i in range(3)),
-    ]
-    program.parallel(
-        f.define(),
-        [f"ptr {p}" for p in places] + size.arguments(program),
-        program.size(math.prod(batch)),
-        cost=300 + 0.1 * usual[0] * usual[1] * min(usual),
-    )
+    run_factors(f, x, size, 300)

@@ -415,12 +415,9 @@ class Typed:
     ) -> str:
         """Elements at pointer[offsets]."""
         n, t = self.e.lanes, self.type
-        at = self.e.op(f"getelementptr {self.kind}, ptr {pointer}, <{n} x {offset_kind}> {offsets}")
-        m = mask or "splat (i1 true)"
-        where = _aligned(at, align, f"<{n} x ptr>")
+        where, m = self._places(pointer, offsets, offset_kind, align, mask)
         return self.e.op(
-            f"call {t} @llvm.masked.gather.{self.suffix}.v{n}p0({where}, <{n} x i1> {m}, {t}"
-            " zeroinitializer)"
+            f"call {t} @llvm.masked.gather.{self.suffix}.v{n}p0({where}, {m}, {t} zeroinitializer)"
         )
 
     def scatter(
@@ -433,14 +430,19 @@ class Typed:
         mask: str | None = None,
     ) -> None:
         """pointer[offsets] = value."""
-        n, t = self.e.lanes, self.type
-        at = self.e.op(f"getelementptr {self.kind}, ptr {pointer}, <{n} x {offset_kind}> {offsets}")
-        m = mask or "splat (i1 true)"
-        where = _aligned(at, align, f"<{n} x ptr>")
+        where, m = self._places(pointer, offsets, offset_kind, align, mask)
         self.e.do(
-            f"call void @llvm.masked.scatter.{self.suffix}.v{n}p0({t} {value}, {where}, <{n} x i1>"
-            f" {m})"
+            f"call void @llvm.masked.scatter.{self.suffix}.v{self.e.lanes}p0({self.type} {value},"
+            f" {where}, {m})"
         )
+
+    def _places(
+        self, pointer: str, offsets: str, offset_kind: str, align: int, mask: str | None
+    ) -> tuple[str, str]:
+        """pointer[offsets] and the mask, as arguments of intrinsics."""
+        n = self.e.lanes
+        at = self.e.op(f"getelementptr {self.kind}, ptr {pointer}, <{n} x {offset_kind}> {offsets}")
+        return _aligned(at, align, f"<{n} x ptr>"), f"<{n} x i1> {mask or 'splat (i1 true)'}"
 
 
 @lru_cache(16)

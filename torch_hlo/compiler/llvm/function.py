@@ -1,7 +1,7 @@
 """Text of one LLVM function with structured control flow: the writer that the non-elementwise
 kernels use.
 
-    f = Function("twice", "void", signature("ptr x, i64 n"))
+    f = Function("twice", signature("ptr x, i64 n"))
     with f.loop(0, "%n") as i:
         p = f.gep("float", "%x", i)
         v = f.load("float", p)
@@ -45,18 +45,13 @@ class Function:
     def __init__(
         self,
         name: str,
-        result: str = "void",
         params: Sequence[tuple[str, str]] = (),
-        linkage: str = "",
+        result: str = "void",
         attrs: str = "#0",
+        linkage: str = "",
     ) -> None:
-        self.name, self.result, self.params, self.linkage, self.attrs = (
-            name,
-            result,
-            list(params),
-            linkage,
-            attrs,
-        )
+        self.name, self.params, self.result = name, list(params), result
+        self.attrs, self.linkage = attrs, linkage
         self.lines: list[str] = []
         self.entry_allocas: list[str] = []
         self.endings: list[str] = []  # what a void function does before it returns
@@ -133,6 +128,11 @@ class Function:
         """a * b + c"""
         return self.add(self.mul(a, b), c)
 
+    def part(self, number: Int, size: Int, end: Int) -> tuple[Int, Int]:
+        """[first, last) of a part of `size` elements, of which the last one stops at `end`."""
+        first = self.mul(number, size)
+        return first, self.min(self.add(first, size), end)
+
     def div(self, a: Int, b: Int) -> Int:
         """Quotient of non-negative numbers."""
         if b == 1:
@@ -196,6 +196,12 @@ class Function:
         return name
 
     # -- control flow
+    @contextmanager
+    def in_blocks(self, low: Int, high: Int, size: Int) -> Iterator[tuple[str, Int]]:
+        """A loop over blocks of `size` elements, as [first, last); the last one stops at `high`."""
+        with self.loop(low, high, size) as first:
+            yield first, self.min(self.add(first, size), high)
+
     @contextmanager
     def loop(
         self,

@@ -28,6 +28,12 @@ def flat(values: Iterable[Value]) -> list[str]:
     return [p for v in values for p in (v if isinstance(v, tuple) else (v,))]
 
 
+def grouped(flat: Iterable[str], types: Iterable[str]) -> list[Value]:
+    """The values of `types` that `flat` made operands of."""
+    rest = iter(flat)
+    return [(next(rest), next(rest)) if STORAGE[t].parts == 2 else next(rest) for t in types]
+
+
 @frozen
 class Storage:
     """`memory`: LLVM type of one element (of one part of a complex number) in memory; `register`:

@@ -82,10 +82,7 @@ def _run(program: Program, x: Instruction, computation: Computation) -> None:
         for s in map(program.place, x.operands)
         for t in targets
     )
-    code = program.once(
-        ("rows", computation, in_place),
-        lambda: _build(program, computation, in_place),
-    )
+    code = program.made(_build, computation, in_place)
     partials = [program.scratch(n) for n in code.partial_bytes]
     for call in code.calls:
         places = [

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from torch_hlo.hlo.ir import Instruction, Size
 
 from ..codegen import Index, Program
-from ..codegen.index import of, product, variable
-from ..codegen.kernel import Body, Fold, parent_splat
+from ..codegen.index import of, product
+from ..codegen.kernel import Body, Fold
 from ..codegen.loop_plan import stored_bits
 from ..gpu.exchange import Exchange
 from ..gpu.gpu_program import GpuProgram
@@ -97,12 +97,8 @@ class RowGroup(GroupKernel):
     ) -> list[list[str]]:
         """Vectors `low + lanes * thread`, and every `threads`-th after it. The range is a multiple
         of `lanes`."""
-        parent = self.levels[-1]
-        op = parent.scalar.op
-        name = f"%i{self.unit.number()}"
-        var = variable("loop", (name,), extent, parent.depth + 1)
-        state = [[parent_splat(parent, self.lanes, kind, value) for kind, value in carry]]
-        kinds = [f"<{self.lanes} x {kind}>" if self.lanes > 1 else kind for kind, _ in carry]
+        op = self.levels[-1].scalar.op
+        var, kinds, state = self._carried(extent, carry)
         first = op(f"mul i64 %kernel.t, {self.lanes}") if self.lanes > 1 else "%kernel.t"
         if str(low) != "0":
             first = op(f"add i64 {first}, {low}")
@@ -113,7 +109,6 @@ class RowGroup(GroupKernel):
                 first,
                 str(high),
                 body,
-                1,
                 kinds,
                 state,
                 nonempty=False,
@@ -143,8 +138,7 @@ class ColumnGroup(GroupKernel):
         self.slices = slices
         op = self.level.scalar.op
         self.slice = op(f"udiv i64 %kernel.t, {COLUMNS}")
-        self._column = variable("loop", (op(f"urem i64 %kernel.t, {COLUMNS}"),), COLUMNS, 0)
-        self._names[self._column] = self._column.payload[0]
+        self._column = self.named(op(f"urem i64 %kernel.t, {COLUMNS}"), COLUMNS, 0)
 
     def column(self, block: Index) -> Index:
         return block * COLUMNS + of(self._column)

@@ -13,7 +13,6 @@ from torch_hlo.hlo.ir import Instruction, Size, fixed
 
 from ..codegen import Index, Kernel, Program, index as ix
 from ..codegen.index import Var, variable
-from ..codegen.kernel_values import Level
 from ..codegen.loop_plan import Loops
 from ..gpu.gpu_program import GpuProgram
 from ..gpu.target import GpuTarget
@@ -87,26 +86,21 @@ class TileKernel(Kernel):
             )
             parent = self.levels[-1]
             lines: list[str] = []
-            lane = self._named(
+            lane = self.named(
                 op(f"add i64 {first_column}, {self.minor}"),
                 columns,
                 parent.depth + 1,
             )
-            saved, self.lane_var, self._pending = (
-                (self.lane_var, self._pending),
-                lane,
-                [],
-            )
-            for number in range(self._passes):
-                row = self._named(op(f"add i64 {first_row}, {self._at(number)}"), rows, 0)
-                self._row, self._number = row, number
-                self._push(Level(parent.depth + 1, lines, parent.label, self.lanes, self.unit))
-                parts[across] = ix.of(row)
-                body(parts[:-1])(ix.of(lane), ())
-                self._pop(parent)
-            for write in self._pending:
-                write()
-            self.lane_var, self._pending = saved
+            saved, self.lane_var = self.lane_var, lane
+            with self._stored_last():
+                for number in range(self._passes):
+                    row = self.named(op(f"add i64 {first_row}, {self._at(number)}"), rows, 0)
+                    self._row, self._number = row, number
+                    self._enter(lines)
+                    parts[across] = ix.of(row)
+                    body(parts[:-1])(ix.of(lane), ())
+                    self._pop(parent)
+            self.lane_var = saved
             self._bring(first_row, first_column, rows, columns)
             parent.lines += lines
         return ix.product(counts)
@@ -123,11 +117,6 @@ class TileKernel(Kernel):
             if number
             else self.major
         )
-
-    def _named(self, name: str, extent: Size, depth: int) -> Var:
-        var = variable("loop", (name,), extent, depth)
-        self._names[var] = name
-        return var
 
     def _start(self, tile: Index, extent: int) -> str:
         start = self.scalar(tile * self.side)
@@ -188,15 +177,15 @@ class TileKernel(Kernel):
         """Load the tiles with a thread's vector along the rows, and wait for all threads."""
         parent = self.levels[-1]
         op = parent.scalar.op
-        lane = self._named(op(f"add i64 {first_row}, {self.minor}"), rows, parent.depth + 1)
+        lane = self.named(op(f"add i64 {first_row}, {self.minor}"), rows, parent.depth + 1)
         saved, self.lane_var = self.lane_var, lane
         canonical, self._canonical = self._canonical, None
         assert canonical is not None
-        self._push(Level(parent.depth + 1, parent.lines, parent.label, self.lanes, self.unit))
+        self._enter(parent.lines)
         e, scalar = self.level.emit, self.level.scalar
         for number in range(self._passes):
             place = self._at(number)
-            column = self._named(op(f"add i64 {first_column}, {place}"), columns, 0)
+            column = self.named(op(f"add i64 {first_column}, {place}"), columns, 0)
             actual = dict(zip(canonical, (lane, column), strict=True))
             for (pointer, kind, key), name in self._turned.items():
                 storage = next(s for s in STORAGE.values() if s.memory == kind)

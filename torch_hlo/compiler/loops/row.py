@@ -251,10 +251,7 @@ class RowEmitter:
                     nest(dims[1:], {**inside, dims[0]: i}, below)
             elif blocked:
                 with k.loop(str(low), str(high), length, block, nonempty=False) as b:
-                    first = k.scalar(b)
-                    op = k.level.scalar.op
-                    past = op(f"add i64 {first}, {block}")
-                    end = op(f"call i64 @llvm.smin.i64(i64 {past}, i64 {high})")
+                    first, end = k.block(b, block, str(high))
                     self._lanes(work, inside, first, end, slots)
             else:
                 self._lanes(work, inside, low, high, slots)
@@ -334,12 +331,7 @@ class RowEmitter:
             zero, shift = t.const(0.0), shifts[plan.online[r].maximum]
             t.store(zero, shift, STORAGE[r.dtype].bytes)
         with k.loop("0", k.size(length), length, BLOCK) as b:
-            first = k.scalar(b)
-            op = k.level.scalar.op
-            end = op(
-                f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {BLOCK}')}, i64"
-                f" {k.size(length)})"
-            )
+            first, end = k.block(b, BLOCK, k.size(length))
             self._walk_block(where, {r: slots[r] for r in firsts}, first, end, 0)
             for m in shifts:
                 scaled = [r for r in sums if plan.online[r].maximum is m]
@@ -452,12 +444,7 @@ class RowEmitter:
             return
         with k.loop(low, high, extent, ROWS_BLOCK, nonempty=False) as b:
             below = [self._new_slots(r, first) for r, first in sums]
-            first = k.scalar(b)
-            op = k.level.scalar.op
-            end = op(
-                f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {ROWS_BLOCK}')}, i64 {high})"
-            )
-            with k.loop(first, end, extent) as i:
+            with k.loop(*k.block(b, ROWS_BLOCK, high), extent) as i:
                 yield i, below
             for (r, _), slot, inner in zip(sums, slots, below):
                 self._into(r, slot, self._load(r, inner))
@@ -570,13 +557,8 @@ class RowEmitter:
             below = [self._new_slots(r, first) for r, first in sums]
             for r in columns:
                 self._fill_columns(r, kept, block=True)
-            first = k.scalar(b)
-            op = k.level.scalar.op
-            end = op(
-                f"call i64 @llvm.smin.i64(i64 {op(f'add i64 {first}, {ROWS_BLOCK}')}, i64 {high})"
-            )
             self.in_block = True
-            with k.loop(first, end, c.rows) as row:
+            with k.loop(*k.block(b, ROWS_BLOCK, high), c.rows) as row:
                 yield row, below
             self.in_block = False
             for (reducer, _), slot, inner in zip(sums, slots, below):

@@ -185,11 +185,7 @@ class StridedEmitter:
             start = k.level.scalar.op(f"mul i64 {start}, {ROWS_BLOCK}")
         with k.loop(start, k.size(size), size, ROWS_BLOCK * slices, nonempty=False) as b:
             below = {**accs, **{x: self._new(x) for x in blocked}}
-            first = k.scalar(b)
-            op = k.level.scalar.op
-            past = op(f"add i64 {first}, {ROWS_BLOCK}")
-            end = op(f"call i64 @llvm.smin.i64(i64 {past}, i64 {k.size(size)})")
-            with k.loop(first, end, size) as i:
+            with k.loop(*k.block(b, ROWS_BLOCK, k.size(size)), size) as i:
                 self._walk(dims[1:], {**inside, dims[0]: i}, below, blocked, body)
             for x in blocked:
                 self._rows(lambda j, x=x: self._add(x, accs, below, j))

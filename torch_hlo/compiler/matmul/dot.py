@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace as with_fields
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Computation,
     Instruction,
@@ -36,6 +38,18 @@ from .product import (
     types_of,
 )
 from .tile import product_tile
+
+
+@frozen
+class Output:
+    """A fusion of kind output: the product `inner` of its `body`, on the step's operands `outer`,
+    and where operands and results are."""
+
+    body: Computation
+    inner: Instruction
+    outer: Instruction
+    operands: list[Place]
+    results: list[Place]
 
 
 def emit_tree(
@@ -89,13 +103,13 @@ def fusion(program: Program, x: Instruction) -> None:
 def emit_output(program: Program, x: Instruction, body: Computation) -> None:
     """A step with the value of `body` on the operands of `x`: a dot of parameters, and elementwise
     instructions on its result."""
-    inner, outer, operands, results = parts_of_output(program, x, body, "dot")
-    if outer.size == 0:
+    o = parts_of_output(program, x, body, "dot")
+    if o.outer.size == 0:
         return
-    if _converted(x, outer) and _reads_rows(program, outer_bytes := _reading_bytes(outer)):
-        return _emit_output(program, body, inner, outer_bytes, operands, results)
-    with operands_converted(program, x, outer):
-        _emit_output(program, body, inner, outer, operands, results)
+    if _converted(x, o.outer) and _reads_rows(program, in_bytes := _reading_bytes(o.outer)):
+        return _emit_output(program, with_fields(o, outer=in_bytes))
+    with operands_converted(program, x, o.outer):
+        _emit_output(program, o)
 
 
 def _converted(x: Instruction, outer: Instruction) -> list[Instruction]:
@@ -125,38 +139,31 @@ def _reads_rows(program: Program, x: Instruction) -> bool:
     return plan_of(p, t, (left, right)).kernel != "tiles"
 
 
-def _emit_output(
-    program: Program,
-    body: Computation,
-    inner: Instruction,
-    outer: Instruction,
-    operands: list[Place],
-    results: list[Place],
-) -> None:
-    wide = ACCUMULATORS.get(outer.dtype, (None, outer.dtype))[1]
+def _emit_output(program: Program, o: Output) -> None:
+    outer, result, wide = o.outer, o.results[0], _wide(o.outer)
     found = None
     if rewritten(outer) is None and not is_long(outer):
-        found = epilogue(program, body, inner, len(roles(outer)[2][1]), wide)
+        found = epilogue(program, o.body, o.inner, len(roles(outer)[2][1]), wide)
     if found is None:
-        return emit_widened(program, body, inner, outer, operands, results)
+        return emit_widened(program, o)
 
     def sums() -> str:
         """The first result's memory where it can hold them."""
-        taken = {(p.word, p.offset) for p in operands}
-        free = body.results[0].dtype == wide and (results[0].word, results[0].offset) not in taken
-        return program.at(
-            results[0] if free else program.scratch(outer.shape.with_dtype(wide).nbytes)
-        )
+        taken = {(p.word, p.offset) for p in o.operands}
+        free = o.body.results[0].dtype == wide and (result.word, result.offset) not in taken
+        return program.at(result if free else program.scratch(outer.shape.with_dtype(wide).nbytes))
 
-    finish = Finish(found, arguments_of(program, found, operands, results), sums)
-    emit_dot(program, outer, [*(program.pointer(o) for o in outer.operands), "null"], finish)
+    finish = Finish(found, arguments_of(program, found, o), sums)
+    emit_dot(program, outer, [*(program.pointer(x) for x in outer.operands), "null"], finish)
 
 
-def parts_of_output(
-    program: Program, x: Instruction, body: Computation, op: str
-) -> tuple[Instruction, Instruction, list[Place], list[Place]]:
-    """Of a fusion of kind output: its product in `body` and on the operands of `x`, and where
-    operands and results are."""
+def _wide(x: Instruction) -> str:
+    """The type of a product's sums."""
+    return ACCUMULATORS.get(x.dtype, (None, x.dtype))[1]
+
+
+def parts_of_output(program: Program, x: Instruction, body: Computation, op: str) -> Output:
+    """The fusion `x` of kind output around its product, an `op`."""
     inner = next(y for y in postorder((body.root,)) if y.op == op)
     outer = instr(
         op,
@@ -169,7 +176,7 @@ def parts_of_output(
         if x.shape.is_tuple
         else [program.place(x)]
     )
-    return inner, outer, [program.place(o) for o in x.operands], results
+    return Output(body, inner, outer, [program.place(o) for o in x.operands], results)
 
 
 def _outside(x: Instruction, o: Instruction) -> Instruction:
@@ -187,52 +194,37 @@ def _reading_bytes(x: Instruction) -> Instruction:
     return replace(x, (o.operand if o.op == "convert" else o for o in x.operands), x.shape)
 
 
-def arguments_of(
-    program: Program, found: Epilogue, operands: list[Place], results: list[Place]
-) -> tuple[str, ...]:
+def arguments_of(program: Program, found: Epilogue, o: Output) -> tuple[str, ...]:
     """What an engine passes on to an epilogue."""
-    read = [operands[i] for i in found.leaves]
+    read = [o.operands[i] for i in found.leaves]
     return (
-        *(f"ptr {program.at(p)}" for p in (*read, *results)),
+        *(f"ptr {program.at(p)}" for p in (*read, *o.results)),
         *(f"i64 {program.size(n)}" for n in found.sizes),
     )
 
 
-def emit_widened(
-    program: Program,
-    body: Computation,
-    inner: Instruction,
-    outer: Instruction,
-    operands: list[Place],
-    results: list[Place],
-) -> None:
+def emit_widened(program: Program, o: Output) -> None:
     """The product as an array of sums, then a loop."""
-    wide = ACCUMULATORS.get(outer.dtype, (None, outer.dtype))[1]
-    sums = retyped(outer, wide, list(outer.operands))
-    emit_apart(program, body, inner, sums, operands, results)
+    sums = retyped(o.outer, _wide(o.outer), list(o.outer.operands))
+    emit_apart(program, with_fields(o, outer=sums))
 
 
-def emit_apart(
-    program: Program,
-    body: Computation,
-    inner: Instruction,
-    outer: Instruction,
-    operands: list[Place],
-    results: list[Place],
-) -> None:
+def emit_apart(program: Program, o: Output) -> None:
     """The product into an array, then a loop."""
-    rest, sums = on_sums(body, inner, outer.dtype)
+    outer = o.outer
+    rest, sums = on_sums(o.body, o.inner, outer.dtype)
     with program.rebound():
         program.bind(outer, program.allocate_shape(outer.shape))
         program.step(outer)
         place = program.place(outer)
         read = set(postorder((rest.root,)))
-        used = [(p, q) for p, q in zip(rest.params, (*operands, place), strict=True) if p in read]
+        places = zip(rest.params, (*o.operands, place), strict=True)
+        used = [(p, q) for p, q in places if p in read]
         run_loop(
             program,
             [Store(r) for r in rest.results],
             [p for p, _ in used],
             [q for _, q in used],
-            results,
-            key=("output", body, sums),
+            o.results,
+            key=("output", o.body, sums),
         )

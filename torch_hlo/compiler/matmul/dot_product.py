@@ -193,10 +193,7 @@ def emit_long(
 
 def sum_parts(program: Program, t: Tile, parts: str, c: str, size: Size, count: int) -> None:
     """c[i] = sum over p < count of parts[p * size + i], in this order."""
-    name = program.once(
-        ("sum of parts", t.kind),
-        lambda: program.function(f"sum_parts_{t.suffix}", _sum_parts(t).text()),
-    )
+    name = program.once(("sum of parts", t.kind), lambda: program.define(_sum_parts(t)))
     program.parallel(
         name,
         [f"ptr {parts}", f"ptr {c}", f"i64 {program.size(size)}", f"i64 {count}"],
@@ -210,7 +207,6 @@ def _sum_parts(t: Tile) -> Function:
     """void(lo, hi, parts, c, size, count): c[i] = sum_p parts[p * size + i]."""
     f = Function(
         f"sum_parts_{t.suffix}",
-        "void",
         signature("i64 lo, i64 hi, ptr parts, ptr c, i64 size, i64 count"),
     )
     for i, mask in vectors_of(f, t.lanes, "%lo", "%hi"):

@@ -262,7 +262,7 @@ def _items(
     params += epilogue.parameters if epilogue is not None else ()
     name = f"dot_{kernel}_{batch}{'' if static_k else 'k'}"
     name += "" if epilogue is None else f"_{epilogue.name}"
-    f = Function(name, "void", params)
+    f = Function(name, params)
     with around(f) if around else nullcontext(), f.loop("%lo", "%hi") as item:
         rest, column_block = f.div(item, "%blocks_n"), f.rem(item, "%blocks_n")
         rest, row_block = f.div(rest, "%blocks_m"), f.rem(rest, "%blocks_m")
@@ -276,13 +276,12 @@ def _items(
             f.gep(kind, f"%{q}", o) for kind, q, o in zip(kinds, "ABC", offsets, strict=True)
         )
         first_row = f.div(offsets[2], "%ldc") if epilogue is not None and batch else 0
-        n0 = f.mul(column_block, "%columns_each")
-        n1 = f.min(f.add(n0, "%columns_each"), "%n")
+        n0, n1 = f.part(column_block, "%columns_each", "%n")
         at = Block(a, b, c, row_block, n0, n1, first_row)
         if not static_k:
             _empty_sum(f, kinds[2], at, epilogue)
         call(f, at)
-    return program.function(f.name, f.text())
+    return program.define(f)
 
 
 def _empty_sum(f: Function, kind: str, at: Block, epilogue: Epilogue | None) -> None:

@@ -168,14 +168,13 @@ def epilogue(
     dtype: str,
 ) -> Epilogue | None:
     """The function of an `expression`, if there is one."""
-    found: Epilogue | None = program.once(
-        ("epilogue", body, product, columns, dtype),
-        lambda: _build(program, body, expression(body, product, columns, dtype)),
-    )
-    return found
+    return program.made(_build, body, product, columns, dtype)
 
 
-def _build(program: Program, body: Computation, e: Expression | None) -> Epilogue | None:
+def _build(
+    program: Program, body: Computation, product: Instruction, columns: int, dtype: str
+) -> Epilogue | None:
+    e = expression(body, product, columns, dtype)
     if e is None:
         return None
     kernel = _TileKernel(program.target, program.target.lanes(e.bits), e)
@@ -261,13 +260,4 @@ class _TileKernel(Kernel):
             "ptr %sums",
             "i64 %ld",
         ]
-        params = [
-            *tile,
-            *(f"ptr {p}" for p in (*self.leaves.values(), *self.outputs)),
-            *(f"i64 {n}" for n in self.sizes.values()),
-        ]
-        return (
-            f"define void @{name}({', '.join(params)}) #0 {{\nentry:\n"
-            + "\n".join(self.levels[0].lines)
-            + "\n  ret void\n}\n"
-        )
+        return self.definition(name, tile, (*self.leaves.values(), *self.outputs))

@@ -191,7 +191,7 @@ class Gemm:
         t, source = self.t, self.sources[0]
         name = f"prepack_{self.name}"
         params = signature("i64 lo, i64 hi, ptr A, ptr packed, i64 m, i64 a_free, i64 a_k, i64 k")
-        f = Function(name, "void", params)
+        f = Function(name, params)
         tall = self._tall(f)
         with f.loop("%lo", "%hi") as i:
             row, height, _ = self._rows(f, i, tall)
@@ -222,7 +222,6 @@ class Gemm:
         name = f"prepack_b_gemm_{t.suffix}_{source.name}_{self.forms[1]}"
         f = Function(
             name,
-            "void",
             signature("i64 lo, i64 hi, ptr B, ptr packed, i64 n, i64 b_free, i64 b_k, i64 k"),
         )
         with f.loop("%lo", "%hi") as panel, self.k_blocks(f) as depth:
@@ -304,12 +303,11 @@ class Gemm:
         params = [*BLOCK_PARAMETERS, *self.extra]
         if self.name in self.functions:
             return self.name
-        f = Function(self.name, "void", params, attrs="noinline #0")
+        f = Function(self.name, params, attrs="noinline #0")
         a_panel = f.gep(t.kind, "%scratch", KC * (t.block_columns + t.columns) + t.lanes * t.lanes)
         nc = t.block_columns // t.columns * t.columns
         tall = self._tall(f)
-        with f.loop("%n0", "%n1", nc) as j0:
-            j1 = f.min(f.add(j0, nc), "%n1")
+        with f.in_blocks("%n0", "%n1", nc) as (j0, j1):
             with self.k_blocks(f) as depth:
                 panel = f.mul(depth.size, t.lanes)
                 if not self.direct and not self.kept:

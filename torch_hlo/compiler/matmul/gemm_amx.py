@@ -158,7 +158,7 @@ class AmxGemm:
 
     def block(self) -> str:
         """See Gemm.block; a tile is 32 rows. To be called within `tiles`."""
-        f = Function(self.name, "void", [*BLOCK_PARAMETERS, *self.extra], attrs="noinline #0")
+        f = Function(self.name, [*BLOCK_PARAMETERS, *self.extra], attrs="noinline #0")
         (
             self._transposed_blocks
             if self.transposed
@@ -237,8 +237,7 @@ class AmxGemm:
             a = tile.packed_a(s, count)
             more_here = f.op(f"or i1 {more}, {f.icmp('ne', s, 0)}")
             coming = tile.next_of_a(s, count) if self.reads_rows else None
-            with f.loop(j0, j1, AMX_FINISHED) as group:
-                end = f.min(f.add(group, AMX_FINISHED), j1)
+            with f.in_blocks(j0, j1, AMX_FINISHED) as (group, end):
                 with f.loop(group, end, BLOCK) as j:
                     tile.multiply(kernel, j, s, count, a, more_here, coming)
                 if finish is not None:
@@ -303,11 +302,9 @@ class AmxGemm:
         e = self.element
         sums = f.gep("i8", "%scratch", self._sums_at)
         columns = self._columns(f, "%k", AMX_TURNED)
-        with f.loop("%n0", "%n1", columns) as j0:
-            j1 = f.min(f.add(j0, columns), "%n1")
+        with f.in_blocks("%n0", "%n1", columns) as (j0, j1):
             b = "%B", f.div(j0, BLOCK), f.ceildiv("%b_free", BLOCK)
-            with f.loop("%tile0", "%tile1", AMX_TOGETHER) as first:
-                last = f.min(f.add(first, AMX_TOGETHER), "%tile1")
+            with f.in_blocks("%tile0", "%tile1", AMX_TOGETHER) as (first, last):
                 start = f.mul(first, BLOCK)
                 count = f.sub(f.min(f.mul(last, BLOCK), "%m"), start)
                 with f.loop(first, last) as i:
@@ -354,8 +351,7 @@ class AmxGemm:
 
     def _packed_blocks(self, f: Function) -> None:
         columns = self._columns(f, "%k")
-        with f.when(f.icmp("sgt", "%k", 0)), f.loop("%n0", "%n1", columns) as j0:
-            j1 = f.min(f.add(j0, columns), "%n1")
+        with f.when(f.icmp("sgt", "%k", 0)), f.in_blocks("%n0", "%n1", columns) as (j0, j1):
             b = "%B", f.div(j0, BLOCK), f.ceildiv("%b_free", BLOCK)
             with f.loop("%tile0", "%tile1") as i:
                 self._row_tile(f, i, 0, "%k", b, j0, j1, "false")
@@ -365,8 +361,7 @@ class AmxGemm:
         depth_each = f.select(f.icmp("sle", "%k", K_SINGLE), "i64", f.max("%k", 1), K_BLOCK)
         columns = self._columns(f, depth_each)
         b_base = f.gep("i8", "%scratch", self._b_at)
-        with f.loop("%n0", "%n1", columns) as j0:
-            j1 = f.min(f.add(j0, columns), "%n1")
+        with f.in_blocks("%n0", "%n1", columns) as (j0, j1):
             with f.loop(0, "%k", depth_each) as k0:
                 depth = f.min(depth_each, f.sub("%k", k0))
                 panels = f.ceildiv(f.sub(j1, j0), BLOCK)
@@ -402,7 +397,7 @@ class AmxGemm:
         params = signature(
             "i64 lo, i64 hi, ptr src, ptr packed, i64 lanes, i64 lane_stride, i64 k_stride, i64 k"
         )
-        f = Function(name, "void", params)
+        f = Function(name, params)
 
         def operand(i: Int) -> tuple[str, str, str, str, Int]:
             first = f.mul(i, BLOCK)

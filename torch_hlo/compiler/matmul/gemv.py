@@ -42,7 +42,7 @@ def gemv_rows(
     params = signature(
         "ptr x, i64 x_m, ptr w, i64 w_n, ptr y, i64 y_m, i64 y_n, i64 n0, i64 n1, i64 k"
     )
-    f = Function(name, "void", params, attrs="noinline #0")
+    f = Function(name, params, attrs="noinline #0")
     # sums in registers
     at_once = max(1, min(8, (24 if t.masks_stores else 12) // rows))
     while at_once & (at_once - 1):
@@ -125,7 +125,7 @@ def gemv_columns(name: str, t: Tile, sources: tuple[Source, Source], rows: int) 
     params = signature(
         "ptr x, i64 x_m, i64 x_k, ptr w, i64 w_k, ptr y, i64 y_m, i64 n0, i64 n1, i64 k"
     )
-    f = Function(name, "void", params, attrs="noinline #0")
+    f = Function(name, params, attrs="noinline #0")
     at_once = 8 // rows
     whole = f.mul(f.div("%k", at_once), at_once)
     with f.loop("%n0", "%n1", GEMV_STRIP) as n:
@@ -209,7 +209,6 @@ class _Groups(Function):
         pointers = "ptr x, ptr sums, ptr w, ptr scales, ptr y"
         super().__init__(
             f"groups_{'_'.join(map(str, shape))}",
-            "void",
             signature(f"i64 lo, i64 hi, {pointers}, i64 m"),
         )
         with self.loop("%lo", "%hi") as item:
@@ -309,7 +308,7 @@ class _Groups(Function):
 def emit_groups(program: Program, x: Instruction) -> None:
     """A step with such a product."""
     kernel = _Groups(x, min(program.target.lanes(32), fixed(x.operands[2].dims[2])))
-    name = program.function(kernel.name, kernel.text())
+    name = program.define(kernel)
     places = [*map(program.place, x.operands), program.place(x, 0)]
     arguments = [f"ptr {program.at(p)}" for p in places] + [f"i64 {program.size(kernel.rows)}"]
     items = kernel.blocks * kernel.half // kernel.t.columns

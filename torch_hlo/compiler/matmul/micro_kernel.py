@@ -101,7 +101,7 @@ class _Writing:
     def __init__(self, kernel: MicroKernel) -> None:
         self.kernel, self.t = kernel, kernel.tile
         t = self.t
-        f = self.f = Function(kernel.name, "void", kernel.parameters, attrs="noinline #0")
+        f = self.f = Function(kernel.name, kernel.parameters, attrs="noinline #0")
         # B is read under them: where it is packed only what is stored has an edge
         self.masks = edge(f, t) if kernel.direct and not kernel.whole else [""] * t.vectors
         self.kind = kernel.right.kind if kernel.right else t.kind

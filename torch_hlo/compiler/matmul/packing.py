@@ -12,7 +12,6 @@ def pack_copy(name: str, t: Tile, source: Source, panels: int = 1) -> Function:
     >= valid are zero. `panels` beside each other, one after the other in memory."""
     f = Function(
         name,
-        "void",
         signature("ptr src, i64 k_stride, i64 depth, i64 valid, ptr dst"),
         attrs="noinline #0",
     )
@@ -37,7 +36,6 @@ def pack_transpose(name: str, t: Tile, source: Source) -> Function:
     repeat the last one."""
     f = Function(
         name,
-        "void",
         signature("ptr src, i64 lane_stride, i64 depth, i64 valid, ptr dst"),
         attrs="noinline #0",
     )
@@ -73,7 +71,7 @@ def pack_transpose(name: str, t: Tile, source: Source) -> Function:
 def pack_strided(name: str, t: Tile, source: Source) -> Function:
     """Pack with any strides, one element at a time."""
     params = signature("ptr src, i64 lane_stride, i64 k_stride, i64 depth, i64 valid, ptr dst")
-    f = Function(name, "void", params, attrs="noinline #0")
+    f = Function(name, params, attrs="noinline #0")
     one = Tile(t.kind, t.itemsize, 1, 1, 1)
     with f.loop(0, "%depth") as k, f.loop(0, t.lanes) as lane:
         inside = f.icmp("slt", lane, "%valid")

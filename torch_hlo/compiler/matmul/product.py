@@ -278,21 +278,19 @@ def retyped(x: Instruction, dtype: str, operands: list[Instruction]) -> Instruct
     return replace(x, operands, x.shape.with_dtype(dtype))
 
 
-def _complex(x: Instruction) -> Instruction:
-    """A complex dot as four real ones."""
+def in_real_parts(x: Instruction) -> Instruction:
+    """A complex product as four real ones."""
     real = {"c64": "f32", "c128": "f64"}[x.dtype]
     wanted = [o if o.dtype == x.dtype else build.convert(o, x.dtype) for o in x.operands]
     (ar, ai), (br, bi) = ((build.real(o), build.imag(o)) for o in wanted)
-    dots = {
-        n: retyped(x, real, [p, q])
-        for n, p, q in (
-            ("rr", ar, br),
-            ("ii", ai, bi),
-            ("ri", ar, bi),
-            ("ir", ai, br),
-        )
-    }
-    return build.complex_(build.subtract(dots["rr"], dots["ii"]), build.add(dots["ri"], dots["ir"]))
+
+    def part(a: Instruction, b: Instruction) -> Instruction:
+        return retyped(x, real, [a, b])
+
+    return build.complex_(
+        build.subtract(part(ar, br), part(ai, bi)),
+        build.add(part(ar, bi), part(ai, br)),
+    )
 
 
 def rewritten(x: Instruction) -> Instruction | None:
@@ -303,7 +301,7 @@ def rewritten(x: Instruction) -> Instruction | None:
     if product(x) is None:
         return canonical(x)
     if x.kind == "c":
-        return _complex(x)
+        return in_real_parts(x)
     if dtype not in ACCUMULATORS:
         return build.convert(retyped(x, "f32" if x.kind == "f" else "s32", list(x.operands)), dtype)
     kind, wide = ACCUMULATORS[dtype]

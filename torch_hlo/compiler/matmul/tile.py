@@ -30,6 +30,10 @@ class Tile:
     def columns(self) -> int:
         return self.lanes * self.vectors
 
+    def masks(self, f: Function, count: Int) -> list[str]:
+        """For each vector of a row which lanes are below `count`."""
+        return [lane_mask(f, self.lanes, j * self.lanes, count) for j in range(self.vectors)]
+
     @property
     def block_columns(self) -> int:
         """Columns of a packed block of B."""

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from torch_hlo.hlo.ir import (
     Dim,
     Instruction,
+    Op,
     Size,
+    Var,
     build as h,
     ceildiv,
     op,
@@ -398,40 +400,45 @@ def slice_of_update(out: Instruction) -> Instruction | None:
     return inner.operands[1] if same else None
 
 
+def after(outer: str, first: str, *operands: Var) -> Op:
+    """The opcode `outer` on the value, named inner, of the opcode `first`."""
+    return op(outer, op(first, *operands, name="inner"))
+
+
 MOVES = rules(
     # Broadcasts absorb what follows them
     (op("broadcast", x), broadcast_sorted),
     (op("broadcast", x), broadcast_ones),
     # broadcast(broadcast(x)) -> broadcast(x)
-    (op("broadcast", op("broadcast", x, name=inner)), broadcast_broadcast),
-    (op("broadcast", op("iota", name=inner)), broadcast_iota),
-    (op("reshape", op("broadcast", x, name=inner)), reshape_broadcast),
-    (op("transpose", op("broadcast", x, name=inner)), transpose_broadcast),
-    (op("slice", op("broadcast", x, name=inner)), slice_broadcast),
-    (op("convert", op("broadcast", x, name=inner)),
+    (after("broadcast", "broadcast", x), broadcast_broadcast),
+    (after("broadcast", "iota"), broadcast_iota),
+    (after("reshape", "broadcast", x), reshape_broadcast),
+    (after("transpose", "broadcast", x), transpose_broadcast),
+    (after("slice", "broadcast", x), slice_broadcast),
+    (after("convert", "broadcast", x),
      lambda out, inner, x:
      h.broadcast(h.convert(x, out.dtype), out.dims, inner["dimensions"])),
     # Reshapes and transposes
     # reshape(reshape(x)) -> reshape(x)
     (op("reshape", op("reshape", x)), lambda out, x: h.reshape(x, out.dims)),
     (op("reshape", x, where=lambda x: x.shape == x.operand.shape), lambda x: x),
-    (op("reshape", op("iota", name=inner)), reshape_iota),
+    (after("reshape", "iota"), reshape_iota),
     (op("reshape", op("constant", name=inner, where=lambda x: not x.dims)),
      lambda out, inner: h.broadcast(inner, out.dims, ())),
     # T(T(x)) -> T(x)
-    (op("transpose", op("transpose", x, name=inner)), transpose_transpose),
+    (after("transpose", "transpose", x), transpose_transpose),
     (op("transpose", x), transpose_ones),
-    (op("transpose", op("iota", name=inner)), transpose_iota),
+    (after("transpose", "iota"), transpose_iota),
     # Slices move towards their source
     (op("slice", x, where=lambda x: x.dims == x.operand.dims and x.shape.is_static),
      lambda x: x),
     # slice(slice(x)) -> slice(x)
-    (op("slice", op("slice", x, name=inner)), slice_slice),
-    (op("slice", op("transpose", x, name=inner)), transpose_slice),
-    (op("slice", op("reshape", x, name=inner)), slice_reshape),
-    (op("slice", op("iota", name=inner)), slice_iota),
-    (op("slice", op("concatenate", name=inner)), slice_concatenate),
-    (op("slice", op("pad", x, y, name=inner)), slice_pad),
+    (after("slice", "slice", x), slice_slice),
+    (after("slice", "transpose", x), transpose_slice),
+    (after("slice", "reshape", x), slice_reshape),
+    (after("slice", "iota"), slice_iota),
+    (after("slice", "concatenate"), slice_concatenate),
+    (after("slice", "pad", x, y), slice_pad),
     (op("pad", op("pad", x, y, name=inner), var("v")), pad_pad),
     (op("pad", x, y, where=lambda x: not any(any(v != 0 for v in p) for p in x["padding"])),
      lambda x: x),
@@ -440,7 +447,7 @@ MOVES = rules(
     (op("concatenate"), concatenate_fewer),
     (op("reverse", x), reverse_ones),
     # reverse(reverse(x)) -> x
-    (op("reverse", op("reverse", x, name=inner)), reverse_reverse),
+    (after("reverse", "reverse", x), reverse_reverse),
     # Iota of one element, dynamic indices
     (op("iota", where=lambda x: x.dims[x["iota_dimension"]] == 1),
      lambda out: h.full(0, out.dtype, out.dims)),

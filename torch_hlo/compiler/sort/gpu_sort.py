@@ -197,6 +197,10 @@ class _Sort:
         for kind, p, v in zip(self.kinds, arrays, item, strict=True):
             self.f.store_at(kind, v, p, at, _BYTES[kind])
 
+    def chosen(self, first: str, p: list[str], q: list[str]) -> list[str]:
+        """The item `p` if `first`, else `q`."""
+        return [self.f.select(first, k, u, v) for k, u, v in zip(self.kinds, p, q, strict=True)]
+
     def move(self, target: Int, position: str) -> None:
         """The elements at `position` become those at `target`."""
         source = self.place(self.f.op(f"zext i32 {position} to i64"))
@@ -229,16 +233,8 @@ class _Sort:
             down = f.op(f"trunc i64 {f.op(f'lshr i64 {i}, {a}')} to i1")
             p, q = self.load(shared, i), self.load(shared, j)
             swap = f.op(f"xor i1 {self.before(q, p)}, {down}")
-            self.store(
-                shared,
-                i,
-                [f.select(swap, k, v, u) for k, u, v in zip(self.kinds, p, q, strict=True)],
-            )
-            self.store(
-                shared,
-                j,
-                [f.select(swap, k, u, v) for k, u, v in zip(self.kinds, p, q, strict=True)],
-            )
+            self.store(shared, i, self.chosen(swap, q, p))
+            self.store(shared, j, self.chosen(swap, p, q))
             f.do(self.program.target.family.barrier)
         for at in mine:
             target = f.add(first, at)
@@ -307,11 +303,7 @@ class _Sort:
             )
             right_first = f.op(f"or i1 {f.op(f'xor i1 {has_left}, true')}, {self.before(q, p)}")
             takes = f.op(f"and i1 {has_right}, {right_first}")
-            self.store(
-                target,
-                f.add(self.start, out.index),
-                [f.select(takes, k, v, u) for k, u, v in zip(self.kinds, p, q, strict=True)],
-            )
+            self.store(target, f.add(self.start, out.index), self.chosen(takes, q, p))
             step = f.op(f"zext i1 {takes} to i64")
             out.next = [f.add(i, f.sub(1, step)), f.add(j, step)]
 

@@ -17,6 +17,7 @@ from ..codegen.inline import move
 from ..gather.gather_scatter import Sizes
 from ..llvm import Int, Typed, signature
 from ..llvm.scalar import Value, single
+from ..matmul.product import hint
 
 SLOTS = 16  # rows that may be in work at the same time; each has its own scratch memory
 # elements of a row below which all are compared with all: there are 256 counts per byte to clear
@@ -78,9 +79,9 @@ def sort(program: Program, x: Instruction) -> None:
     pointers = [program.at(scratch)]
     for operand, place in zip(operands, leaves(program.places(x)), strict=True):
         pointers += [program.pointer(operand), program.at(place)]
-    length = n if isinstance(n, int) else 1000
+    length = hint(n, 1000)
     each = length * max(1, length.bit_length()) * (2.0 if key is None else 0.8)
-    cost = each * (rows if isinstance(rows, int) else 64) / slots
+    cost = each * hint(rows, 64) / slots
     program.parallel(
         name,
         [f"ptr {p}" for p in pointers] + size.arguments(program),
@@ -133,7 +134,7 @@ def key_of(f: Writer, key: Key, dtype: str, at: Int) -> str:
     row = DTYPES[dtype]
     kind = f"i{row.itemsize * 8}"
     return unsigned_key(
-        f.emit(1).typed(kind),
+        f.typed(kind),
         f.load_at(kind, f"%from{key.operand}", at, row.itemsize),
         key,
         dtype,
@@ -220,7 +221,7 @@ def _rank_sort(f: Writer, key: Key, dtype: str, base: Int, stride: Int, n: int) 
     it. Returns the pointer to the sorted positions."""
     bits = max(32, DTYPES[dtype].itemsize * 8)
     kind, lanes = f"i{bits}", f.program.target.lanes(bits)
-    t, flags = f.emit(lanes).typed(kind), f.emit(lanes).typed("i1")
+    t, flags = f.typed(kind, lanes), f.typed("i1", lanes)
     starts = range(0, n, lanes)
     keys, order = f.alloca(kind, len(starts) * lanes, 64), f.alloca("i64", n, 64)
     # what is behind the row comes before nothing

@@ -21,6 +21,7 @@ from ..codegen import Program, Writer, store
 from ..codegen.inline import move
 from ..gather.gather_scatter import Sizes
 from ..llvm import Int, Target, signature
+from ..matmul.product import hint
 from .partial_sort import selection_of
 from .sort import SLOTS, Key, digit, key_of, radix_sort, row_offset, sort_key, unsigned_key
 
@@ -117,7 +118,7 @@ def emit_selection(program: Program, x: Instruction) -> None:
         *(program.pointer(x.operands[p]) for p in selected.sources.values()),
         *(program.at(program.place(x, j)) for j in range(len(selected.numbers))),
     ]
-    cost = n * row.element_ns * (rows if isinstance(rows, int) else 64) / slots
+    cost = n * row.element_ns * hint(rows, 64) / slots
     program.parallel(
         name,
         [f"ptr {p}" for p in pointers] + size.arguments(program),

@@ -18,7 +18,7 @@ from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Ints, build as h
 
 from .grid import Grid, Layout, ceildiv
-from .reshard import Local, Planner
+from .reshard import Local, Planner, resized, sliced
 
 Bounds = tuple[int, int]
 
@@ -183,7 +183,7 @@ def _written(
     grid = planner.grid
     index = grid.indices(local.layout[dim])
     margin = max(e.size for e in found)
-    result = h.broadcast(h.constant(0, local.dtype), _resized(local.x, dim, size + 2 * margin), ())
+    result = h.broadcast(h.constant(0, local.dtype), resized(local.x, dim, size + 2 * margin), ())
     own = [e for e in found if e.source == e.target]
     for r in ([own] if own else []) + rounds(found):
         length = max(e.size for e in r)
@@ -235,12 +235,7 @@ def window_of(
     """`size` elements along `dim` from begins[device] on."""
     if len(set(begins)) == 1:
         return range_of(x, dim, begins[0], begins[0] + size)
-    start, zero = grid.table(begins), h.constant(0, "s32")
-    return h.dynamic_slice(
-        x,
-        [start if d == dim else zero for d in range(x.rank)],
-        _resized(x, dim, size),
-    )
+    return sliced(grid, x, dim, begins, size)
 
 
 def range_of(x: Instruction, dim: int, low: int, high: int) -> Instruction:
@@ -249,10 +244,6 @@ def range_of(x: Instruction, dim: int, low: int, high: int) -> Instruction:
         [low if d == dim else 0 for d in range(x.rank)],
         [high if d == dim else n for d, n in enumerate(x.dims)],
     )
-
-
-def _resized(x: Instruction, dim: int, size: int) -> list[int]:
-    return [size if d == dim else n for d, n in enumerate(x.shape.sizes)]
 
 
 def mask(

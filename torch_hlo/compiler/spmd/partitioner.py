@@ -45,7 +45,7 @@ from . import rules_contract, rules_index, rules_moves, rules_window
 from .assign import Choice, Question, choose
 from .grid import Atoms, Grid, Layout, ShardingTree
 from .reshard import Local, Planner
-from .rules import handler, on_first
+from .rules import Site, handler, on_first
 
 # of an instruction of tuple shape: a tuple of values
 Value: TypeAlias = "Local | tuple[Value, ...]"
@@ -375,7 +375,7 @@ class Partitioner:
             self.planner.apply(o, layout)
             for o, layout in zip(operands, choice.operands, strict=True)
         ]
-        results = row.localize(self.planner, x, choice, moved)
+        results = row.localize(Site(self.planner, x, choice, moved))
         rate = max((o.rate for o in operands), default=1.0)
         if rate < 1 or results[0].view is not None:
             results = [changed(r, rate=rate, made_for=price) for r in results]

@@ -579,20 +579,20 @@ def fit(x: Instruction, dim: int, size: int) -> Instruction:
     if x.op == "broadcast" and dim not in x["dimensions"]:
         return _rebroadcast(x, dim, size)
     if x.op == "iota":
-        return h.iota(x.dtype, _resized(x, dim, size), x["iota_dimension"])
+        return h.iota(x.dtype, resized(x, dim, size), x["iota_dimension"])
     if have > size:
-        return h.slice_(x, [0] * x.rank, _resized(x, dim, size))
+        return h.slice_(x, [0] * x.rank, resized(x, dim, size))
     padding = [(0, size - have if d == dim else 0, 0) for d in range(x.rank)]
     return h.pad(x, h.constant(0, x.dtype), padding)
 
 
-def _resized(x: Instruction, dim: int, size: int) -> Ints:
+def resized(x: Instruction, dim: int, size: int) -> Ints:
     dims = x.shape.sizes
     return (*dims[:dim], size, *dims[dim + 1 :])
 
 
 def _rebroadcast(x: Instruction, dim: int, size: int) -> Instruction:
-    return h.broadcast(x.operand, _resized(x, dim, size), x["dimensions"])
+    return h.broadcast(x.operand, resized(x, dim, size), x["dimensions"])
 
 
 def cut(
@@ -627,9 +627,9 @@ def _cut(
         if dim not in x["dimensions"]:
             return _rebroadcast(x, dim, size)
         part = cut(grid, x.operand, x["dimensions"].index(dim), indices, size, memo)
-        return h.broadcast(part, _resized(x, dim, size), x["dimensions"])
+        return h.broadcast(part, resized(x, dim, size), x["dimensions"])
     if x.op == "iota":
-        smaller = h.iota(x.dtype, _resized(x, dim, size), x["iota_dimension"])
+        smaller = h.iota(x.dtype, resized(x, dim, size), x["iota_dimension"])
         return (
             smaller
             if dim != x["iota_dimension"]
@@ -637,14 +637,15 @@ def _cut(
         )
     if memo is not None and x.operands and "pointwise" in OPCODES[x.op].traits:
         parts = [cut(grid, o, dim, indices, size, memo) if o.rank else o for o in x.operands]
-        return interned(x.op, tuple(parts), x.attrs, Shape(x.dtype, _resized(x, dim, size)))
-    start = grid.table(i * size for i in indices)
-    zero = h.constant(0, "s32")
-    return h.dynamic_slice(
-        x,
-        [start if d == dim else zero for d in range(x.rank)],
-        _resized(x, dim, size),
-    )
+        return interned(x.op, tuple(parts), x.attrs, Shape(x.dtype, resized(x, dim, size)))
+    return sliced(grid, x, dim, [i * size for i in indices], size)
+
+
+def sliced(grid: Grid, x: Instruction, dim: int, begins: Iterable[int], size: int) -> Instruction:
+    """`size` elements along `dim` from begins[device] on, computed there."""
+    start, zero = grid.table(begins), h.constant(0, "s32")
+    starts = [start if d == dim else zero for d in range(x.rank)]
+    return h.dynamic_slice(x, starts, resized(x, dim, size))
 
 
 def offset(x: Instruction, by: Instruction) -> Instruction:

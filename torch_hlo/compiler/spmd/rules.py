@@ -2,8 +2,7 @@
 rules_contract.py, rules_window.py, rules_index.py).
 
     @localizes("reverse", roles="shift")
-    def reverse(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) ->
-        list[Local]: ...
+    def reverse(s: Site) -> list[Local]: ...
 
 The operands come in the layouts of the choice; the results, one Local per array, leave in its
 layouts. `roles` are the factor roles (hlo/sharding/factors.py) beyond `free` that the function can
@@ -30,8 +29,47 @@ from torch_hlo.hlo.sharding.factors import Factors, arrays
 from .assign import Assignment, Choice
 from .reshard import Local, Planner
 
-Localize = Callable[[Planner, Instruction, Choice, Sequence[Local]], list[Local]]
 Price = Callable[[Planner, Instruction, Factors, Assignment, Sequence[Local]], float | None]
+
+
+@frozen
+class Site:
+    """An instruction that is about to run on blocks: its operands are in the layouts of the
+    choice."""
+
+    p: Planner
+    x: Instruction
+    choice: Choice
+    operands: Sequence[Local]
+
+    def on_blocks(self, operands: Sequence[Instruction], **attrs: object) -> Instruction:
+        """`x` on block-sized operands, with other attributes; its shape is inferred, or the block
+        of x's where the operands do not determine it."""
+        x, row = self.x, OPCODES[self.x.op]
+        given = dict(_plain(x).attrs) | attrs
+        if row.rule is not None and row.check is None:
+            return instr(x.op, operands, **given)
+        shapes = [
+            Shape(s.dtype, self.p.grid.block(s.sizes, layout))
+            for s, layout in zip(arrays(x.shape), self.choice.results, strict=True)
+        ]
+        shape = tuple_shape(*shapes) if x.shape.is_tuple else shapes[0]
+        return instr(x.op, operands, shape, **given)
+
+    def results(
+        self, y: Instruction, reducer: str = "add", partial: Ints | None = None
+    ) -> list[Local]:
+        """The arrays of `y` as Locals of the arrays of `x`."""
+        shapes, many = arrays(self.x.shape), self.x.shape.is_tuple
+        parts = [h.get_tuple_element(y, i) for i in range(len(shapes))] if many else [y]
+        split = self.choice.partial if partial is None else partial
+        return [
+            Local(v, s.sizes, layout, split, reducer)
+            for v, s, layout in zip(parts, shapes, self.choice.results, strict=True)
+        ]
+
+
+Localize = Callable[[Site], list[Local]]
 
 
 @frozen
@@ -60,53 +98,15 @@ def handler(op: str) -> Handler:
     return HANDLERS.get(op, DEFAULT)
 
 
-def rebuilt(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
+def rebuilt(s: Site) -> list[Local]:
     """The same opcode with the same attributes on blocks."""
-    return results(p, x, choice, on_blocks(p, x, choice, [o.x for o in operands]))
-
-
-def on_blocks(
-    p: Planner,
-    x: Instruction,
-    choice: Choice,
-    operands: Sequence[Instruction],
-    **attrs: object,
-) -> Instruction:
-    """`x` on block-sized operands, with other attributes; its shape is inferred, or the block of
-    x's where the operands do not determine it."""
-    row = OPCODES[x.op]
-    given = dict(_plain(x).attrs) | attrs
-    if row.rule is not None and row.check is None:
-        return instr(x.op, operands, **given)
-    shapes = [
-        Shape(s.dtype, p.grid.block(s.sizes, layout))
-        for s, layout in zip(arrays(x.shape), choice.results, strict=True)
-    ]
-    return instr(x.op, operands, tuple_shape(*shapes) if x.shape.is_tuple else shapes[0], **given)
+    return s.results(s.on_blocks([o.x for o in s.operands]))
 
 
 def _plain(x: Instruction) -> Instruction:
     if x.get("sharding") is None:
         return x
     return interned(x.op, x.operands, tuple(a for a in x.attrs if a[0] != "sharding"), x.shape)
-
-
-def results(
-    p: Planner,
-    x: Instruction,
-    choice: Choice,
-    y: Instruction,
-    reducer: str = "add",
-    partial: Ints | None = None,
-) -> list[Local]:
-    """The arrays of `y` as Locals of the arrays of `x`."""
-    shapes = arrays(x.shape)
-    parts = [h.get_tuple_element(y, i) for i in range(len(shapes))] if x.shape.is_tuple else [y]
-    split = choice.partial if partial is None else partial
-    return [
-        Local(v, s.sizes, layout, split, reducer)
-        for v, s, layout in zip(parts, shapes, choice.results, strict=True)
-    ]
 
 
 DEFAULT = Handler(rebuilt, frozenset(("free",)), None)

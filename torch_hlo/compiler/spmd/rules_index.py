@@ -11,9 +11,8 @@ from torch_hlo.hlo.ir import DTYPES, Instruction, build as h
 from torch_hlo.hlo.sharding.factors import reducer
 
 from . import halo
-from .assign import Choice
 from .reshard import Local, Planner
-from .rules import identity, localizes, on_blocks, on_first, results
+from .rules import Site, identity, localizes, on_first
 
 
 def _start(p: Planner, local: Local, d: int) -> list[int]:
@@ -62,9 +61,8 @@ def _in_block(
 
 
 @localizes("dynamic-slice", roles="sum")
-def dynamic_slice(
-    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
-) -> list[Local]:
+def dynamic_slice(s: Site) -> list[Local]:
+    x, operands = s.x, s.operands
     y, starts = operands[0].x, [_integers(o.x) for o in operands[1:]]
     sizes = list(x["dynamic_slice_sizes"])
     inside: Instruction | None = None
@@ -75,7 +73,7 @@ def dynamic_slice(
         if size == n:
             sizes[d] = block
             continue
-        starts[d], inside = _in_block(p, operands[0], d, starts[d], size, inside)
+        starts[d], inside = _in_block(s.p, operands[0], d, starts[d], size, inside)
         if size != 1:
             # a margin of zeros, so that a slice that is partly here brings zeros for the rest
             y = h.pad(
@@ -86,7 +84,7 @@ def dynamic_slice(
     y = h.dynamic_slice(y, starts, sizes)
     if inside is not None:
         y = h.select(h.broadcast(inside, y.dims, ()), y, h.full_like(y, 0))
-    return results(p, x, choice, y, _sum(x))
+    return s.results(y, _sum(x))
 
 
 def _sum(x: Instruction) -> str:
@@ -95,9 +93,8 @@ def _sum(x: Instruction) -> str:
 
 
 @localizes("dynamic-update-slice", roles="shift")
-def dynamic_update_slice(
-    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
-) -> list[Local]:
+def dynamic_update_slice(s: Site) -> list[Local]:
+    operands = s.operands
     target, update = operands[0].x, operands[1].x
     starts = [_integers(o.x) for o in operands[2:]]
     margins = [0] * len(starts)
@@ -105,7 +102,7 @@ def dynamic_update_slice(
     for d, (n, size) in enumerate(zip(operands[0].dims, operands[1].dims, strict=True)):
         if not operands[0].layout[d] or size == n:
             continue
-        starts[d], inside = _in_block(p, operands[0], d, starts[d], size, inside)
+        starts[d], inside = _in_block(s.p, operands[0], d, starts[d], size, inside)
         margins[d] = size if size != 1 else 0
     y = target
     if any(margins):
@@ -115,7 +112,7 @@ def dynamic_update_slice(
         update = h.select(h.broadcast(inside, update.dims, ()), update, old)
     y = h.dynamic_update_slice(y, update, starts)
     y = h.slice_(y, margins, [m + n for m, n in zip(margins, target.dims)])
-    return results(p, x, choice, y)
+    return s.results(y)
 
 
 def _shifted_indices(
@@ -170,8 +167,9 @@ def _shifted_indices(
 
 
 @localizes("gather", roles="sum")
-def gather(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
-    source, indices = operands[0], operands[1].x
+def gather(s: Site) -> list[Local]:
+    x = s.x
+    source, indices = s.operands[0], s.operands[1].x
     looked_up = [
         d
         for d in x["start_index_map"]
@@ -184,7 +182,7 @@ def gather(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
     inside = None
     if looked_up:
         indices, inside = _shifted_indices(
-            p,
+            s.p,
             source,
             indices,
             x["index_vector_dim"],
@@ -192,15 +190,16 @@ def gather(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
             looked_up,
             True,
         )
-    y = on_blocks(p, x, choice, (source.x, indices), slice_sizes=tuple(sizes))
+    y = s.on_blocks((source.x, indices), slice_sizes=tuple(sizes))
     if inside is not None:
         outer = [d for d in range(y.rank) if d not in x["offset_dims"]]
         y = h.select(h.broadcast(inside, y.dims, outer), y, h.full_like(y, 0))
-    return results(p, x, choice, y, _sum(x))
+    return s.results(y, _sum(x))
 
 
 @localizes("scatter", roles="sum shift")
-def scatter(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
+def scatter(s: Site) -> list[Local]:
+    p, x, operands = s.p, s.x, s.operands
     n = len(operands) // 2
     targets, indices, updates = operands[:n], operands[n], operands[n + 1 :]
     known = reducer(x["to_apply"]) if n == 1 else None
@@ -232,8 +231,8 @@ def scatter(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local
                 [d for d in range(len(updates[0].dims)) if d not in window],
             )
         ]
-        bases = [on_first(p, bases[0], choice.partial, neutral)]
-    return results(p, x, choice, on_blocks(p, x, choice, (*bases, where, *changes)), known or "add")
+        bases = [on_first(p, bases[0], s.choice.partial, neutral)]
+    return s.results(s.on_blocks((*bases, where, *changes)), known or "add")
 
 
 def _full(x: Instruction, d: int, target: Local, update: Local) -> bool:

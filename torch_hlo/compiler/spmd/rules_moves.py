@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torch_hlo.hlo.ir import Instruction, build as h
-from torch_hlo.hlo.sharding.factors import Factors
+from torch_hlo.hlo.sharding.factors import ANNOTATIONS, Factors
 
 from . import halo
-from .assign import Assignment, Choice
+from .assign import Assignment
 from .grid import ceildiv
 from .reshard import Local, Planner, offset
-from .rules import localizes, on_blocks, results
+from .rules import Site, localizes, rebuilt
 
 # per block of the result the first element of the operand that it needs, and how many
 Range = tuple[list[int], int]
@@ -99,15 +99,13 @@ def _moving(x: Instruction) -> list[int]:
     return sorted(x["dimensions"])  # reverse, concatenate
 
 
-def _split(x: Instruction, choice: Choice) -> list[int]:
+def _split(s: Site) -> list[int]:
     """Dimensions that move and are split."""
-    return [d for d in _moving(x) if choice.results[0][d]]
+    return [d for d in _moving(s.x) if s.choice.results[0][d]]
 
 
 def _shifted(
-    p: Planner,
-    x: Instruction,
-    choice: Choice,
+    s: Site,
     local: Local,
     operand: int,
     dims: Sequence[int],
@@ -115,10 +113,10 @@ def _shifted(
 ) -> Instruction:
     """The elements of an operand that this device's block of the result needs."""
     for d in dims:
-        found = needed(x, operand, d, p.grid.parts(choice.results[0][d]))
-        assert found is not None, x  # else this choice has no price
+        found = needed(s.x, operand, d, s.p.grid.parts(s.choice.results[0][d]))
+        assert found is not None, s.x  # else this choice has no price
         starts, bounds = _in_view(local, d, found[0])
-        local = replace(local, x=halo.exchange(p, local, d, starts, found[1], fill, bounds))
+        local = replace(local, x=halo.exchange(s.p, local, d, starts, found[1], fill, bounds))
     return _whole_part(local, dims)
 
 
@@ -131,18 +129,19 @@ def _whole_part(local: Local, done: Sequence[int]) -> Instruction:
 
 
 @localizes("slice", roles="shift", price=_price)
-def slice_(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
-    dims = _split(x, choice)
-    y = _shifted(p, x, choice, operands[0], 0, dims, None)
+def slice_(s: Site) -> list[Local]:
+    x, operands = s.x, s.operands
+    dims = _split(s)
+    y = _shifted(s, operands[0], 0, dims, None)
     ranges = []
     for d, (start, limit, stride) in enumerate(x["slice"]):
         if d in dims:
             ranges.append((0, y.dims[d], stride))
-        elif choice.results[0][d]:
+        elif s.choice.results[0][d]:
             ranges.append((0, y.dims[d], 1))
         else:
             ranges.append((start, limit, stride))
-    (result,) = results(p, x, choice, h.slice_(y, *zip(*ranges)) if ranges else y)
+    (result,) = s.results(h.slice_(y, *zip(*ranges)) if ranges else y)
     moved = _moving(x)
     if (
         len(moved) == 1
@@ -159,70 +158,56 @@ def slice_(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
 
 
 @localizes("pad", roles="shift", price=_price)
-def pad(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
-    dims = _split(x, choice)
-    y = _shifted(p, x, choice, operands[0], 0, dims, operands[1].x)
-    return results(
-        p,
-        x,
-        choice,
+def pad(s: Site) -> list[Local]:
+    operands = s.operands
+    dims = _split(s)
+    y = _shifted(s, operands[0], 0, dims, operands[1].x)
+    return s.results(
         h.pad(
             y,
             operands[1].x,
-            [(0, 0, 0) if d in dims else t for d, t in enumerate(x["padding"])],
+            [(0, 0, 0) if d in dims else t for d, t in enumerate(s.x["padding"])],
         ),
     )
 
 
 @localizes("reverse", roles="shift", price=_price)
-def reverse(p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]) -> list[Local]:
-    return results(
-        p,
-        x,
-        choice,
-        h.reverse(_shifted(p, x, choice, operands[0], 0, _split(x, choice), None), x["dimensions"]),
+def reverse(s: Site) -> list[Local]:
+    return s.results(
+        h.reverse(_shifted(s, s.operands[0], 0, _split(s), None), s.x["dimensions"]),
     )
 
 
 @localizes("concatenate", roles="shift", price=_price)
-def concatenate(
-    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
-) -> list[Local]:
+def concatenate(s: Site) -> list[Local]:
+    x = s.x
     (d,) = x["dimensions"]
-    if not choice.results[0][d]:
-        return results(p, x, choice, h.concatenate([_whole_part(o, ()) for o in operands], d))
-    grid = p.grid
-    blocks = [_shifted(p, x, choice, o, i, [d], None) for i, o in enumerate(operands)]
+    if not s.choice.results[0][d]:
+        return s.results(h.concatenate([_whole_part(o, ()) for o in s.operands], d))
+    grid = s.p.grid
+    blocks = [_shifted(s, o, i, [d], None) for i, o in enumerate(s.operands)]
     line = (blocks[0].dims[d],)
     index = offset(
         h.iota("s32", line, 0),
-        grid.table(i * line[0] for i in grid.indices(choice.results[0][d])),
+        grid.table(i * line[0] for i in grid.indices(s.choice.results[0][d])),
     )
     y, end = blocks[-1], x.dims[d]
     for block, o in zip(reversed(blocks[:-1]), reversed(x.operands[1:])):
         end -= o.dims[d]
         before = h.compare(index, h.full(end, "s32", line), "LT")
         y = h.select(h.broadcast(before, y.dims, (d,)), block, y)
-    return results(p, x, choice, y)
+    return s.results(y)
 
 
 @localizes("custom-call")
-def custom_call(
-    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
-) -> list[Local]:
-    from torch_hlo.hlo.sharding.factors import ANNOTATIONS
-
-    if x["custom_call_target"] in ANNOTATIONS:
-        return results(p, x, choice, operands[0].x)
-    return results(p, x, choice, on_blocks(p, x, choice, [o.x for o in operands]))
+def custom_call(s: Site) -> list[Local]:
+    if s.x["custom_call_target"] in ANNOTATIONS:
+        return s.results(s.operands[0].x)
+    return rebuilt(s)
 
 
-@localizes(
+# Every device draws all numbers, the same as one device would, and keeps its own.
+localizes(
     "rng-bit-generator",
     price=lambda p, x, rule, atoms, operands: None if any(atoms) else 0.0,
-)
-def rng_bit_generator(
-    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
-) -> list[Local]:
-    """Every device draws all numbers, the same as one device would, and keeps its own."""
-    return results(p, x, choice, on_blocks(p, x, choice, [o.x for o in operands]))
+)(rebuilt)

@@ -10,10 +10,10 @@ from torch_hlo.hlo.ir.infer_products import conv_dims
 from torch_hlo.hlo.sharding.factors import Factors
 
 from . import halo
-from .assign import Assignment, Choice
+from .assign import Assignment
 from .grid import ceildiv
 from .reshard import Local, Planner
-from .rules import localizes, on_blocks, results
+from .rules import Site, localizes
 
 
 @frozen
@@ -102,22 +102,20 @@ def _positions(x: Instruction) -> Ints:
     return x.shape.elements[0].sizes if x.shape.is_tuple else x.shape.sizes
 
 
-def _windowed(
-    p: Planner, x: Instruction, choice: Choice, local: Local, fill: Instruction
-) -> tuple[Instruction, list[WindowDim]]:
+def _windowed(s: Site, local: Local, fill: Instruction) -> tuple[Instruction, list[WindowDim]]:
     """The part of the operand under this device's windows, and the windows over it."""
     window = []
-    for d, out, w in _spatial(x):
+    for d, out, w in _spatial(s.x):
         atoms = local.layout[d]
         if not atoms or w == WindowDim(1):
             window.append(w)
             continue
-        found = (cut_window if choice.results[0][out] else cut_taps)(
-            w, _positions(x)[out], p.grid.parts(atoms)
+        found = (cut_window if s.choice.results[0][out] else cut_taps)(
+            w, _positions(s.x)[out], s.p.grid.parts(atoms)
         )
         assert found is not None
         local = Local(
-            halo.exchange(p, local, d, found.starts, found.size, fill),
+            halo.exchange(s.p, local, d, found.starts, found.size, fill),
             local.dims,
             local.layout,
         )
@@ -126,13 +124,12 @@ def _windowed(
 
 
 @localizes("convolution", roles="sum shift", price=_price)
-def convolution(
-    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
-) -> list[Local]:
+def convolution(s: Site) -> list[Local]:
+    p, x = s.p, s.x
     n = conv_dims(x["dim_labels"])
-    lhs, rhs = operands
+    lhs, rhs = s.operands
     zero = h.constant(0, lhs.dtype)
-    y, window = _windowed(p, x, choice, lhs, zero)
+    y, window = _windowed(s, lhs, zero)
     y = halo.masked(p, Local(y, lhs.dims, lhs.layout), zero, [n.lhs_feature])
     kernel = halo.masked(p, rhs, h.constant(0, rhs.dtype), [n.rhs_input, *n.rhs_spatial])
     groups = {}
@@ -140,29 +137,25 @@ def convolution(
         groups["feature_group_count"] = y.dims[n.lhs_feature] // kernel.dims[n.rhs_input]
     if x["batch_group_count"] > 1:
         groups["batch_group_count"] = (
-            y.dims[n.lhs_batch] // p.grid.block(x.shape.sizes, choice.results[0])[n.out_batch]
+            y.dims[n.lhs_batch] // p.grid.block(x.shape.sizes, s.choice.results[0])[n.out_batch]
         )
-    return results(
-        p,
-        x,
-        choice,
-        on_blocks(p, x, choice, (y, kernel), window=tuple(window), **groups),
+    return s.results(
+        s.on_blocks((y, kernel), window=tuple(window), **groups),
     )
 
 
 @localizes("reduce-window", roles="shift", price=_price)
-def reduce_window(
-    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
-) -> list[Local]:
+def reduce_window(s: Site) -> list[Local]:
+    operands = s.operands
     n = len(operands) // 2
-    parts = [_windowed(p, x, choice, a, i.x) for a, i in zip(operands[:n], operands[n:])]
+    parts = [_windowed(s, a, i.x) for a, i in zip(operands[:n], operands[n:])]
     y = instr(
         "reduce-window",
         (*(a for a, _ in parts), *(o.x for o in operands[n:])),
         window=tuple(parts[0][1]),
-        to_apply=x["to_apply"],
+        to_apply=s.x["to_apply"],
     )
-    return results(p, x, choice, y)
+    return s.results(y)
 
 
 def _overlapping(w: WindowDim, size: int, parts: int) -> tuple[list[int], int]:
@@ -212,15 +205,14 @@ def _scatter_price(
 
 
 @localizes("select-and-scatter", roles="shift", price=_scatter_price)
-def select_and_scatter(
-    p: Planner, x: Instruction, choice: Choice, operands: Sequence[Local]
-) -> list[Local]:
+def select_and_scatter(s: Site) -> list[Local]:
     """Every device looks at all windows that touch its block, and keeps its block of the result."""
-    values, source, init = operands
+    p, x = s.p, s.x
+    values, source, init = s.operands
     grid = p.grid
     window, crops = [], []
     for d, w in enumerate(x["window"]):
-        atoms = choice.results[0][d]
+        atoms = s.choice.results[0][d]
         if not atoms or w == WindowDim(1):
             window.append(w)
             continue
@@ -255,4 +247,4 @@ def select_and_scatter(
         block,
     ) in crops:  # elements that no window touches keep the initial value
         y = halo.padded_window(grid, y, d, begins, block, init.x)
-    return results(p, x, choice, y)
+    return s.results(y)

@@ -101,8 +101,7 @@ class _Scan:
         n = size(self.length)
         row, chunk = f.div("%lo", self.chunks), f.rem("%lo", self.chunks)
         per = f.mul(f.ceildiv(f.ceildiv(n, self.chunks), TILE), TILE)
-        first = f.mul(chunk, per)
-        end = f.min(f.add(first, per), n)
+        first, end = f.part(chunk, per, n)
         self.identity = scalar.flat(load(f, t, f"%init{i}", 0) for i, t in enumerate(self.types))
         before = self._before(row, chunk) if name == "scan_chunks" else self.identity
         with f.loop(first, end, TILE, list(zip(self.kinds, before, strict=True))) as loop:
@@ -130,7 +129,7 @@ class _Scan:
             return scalar.flat(apply(f, r.computation, [*r.grouped(a), *r.grouped(b)]))
         kind = DTYPES[self.types[0]].kind
         fn = scalar.TABLE[r.op, "f" if kind == "c" else kind]
-        return [fn(f.emit().typed(t), p, q) for t, p, q in zip(self.kinds, a, b, strict=True)]
+        return [fn(f.typed(t), p, q) for t, p, q in zip(self.kinds, a, b, strict=True)]
 
     def _running(self, elements: list[list[str]]) -> list[list[str]]:
         found = elements[:1]

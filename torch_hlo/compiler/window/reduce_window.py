@@ -215,7 +215,7 @@ class _Accumulators:
         # narrow floats are rounded once, at the end
         if reducer.op is not None and len(reducer.kinds) == 1:
             combine = scalar.TABLE[reducer.op, DTYPES[self.types[0]].kind]
-            typed = self.f.emit().typed(reducer.kinds[0])
+            typed = self.f.typed(reducer.kinds[0])
             return self.keep(0, combine(typed, self.kept(0), values[0]))
         before = [self.kept(i) for i in range(len(values))]
         for i, v in enumerate(apply(self.f, self.x["to_apply"], [*before, *values])):

@@ -12,7 +12,7 @@ from ..codegen import Program, Writer, apply, leaves, load, store
 from ..codegen.index import product
 from ..gather.gather_scatter import Sizes
 from ..llvm import Int, scalar, signature
-from ..llvm.scalar import STORAGE, Value
+from ..llvm.scalar import STORAGE
 from ..loops.reducer import Reducer
 from ..matmul.tile import lane_mask
 
@@ -138,7 +138,7 @@ class _Scan:
             at = f.add(base, f.sub(f.sub(length, lanes), start) if backward else start)
             mask = None
             if tail and backward:  # lanes before the row's first element
-                mask = f.emit(lanes).typed("i64").cmp("sge", self._numbers(f.sub(at, base)), 0)
+                mask = f.typed("i64", lanes).cmp("sge", self._numbers(f.sub(at, base)), 0)
             elif tail:
                 mask = lane_mask(f, lanes, start, length)
             values = self._turned(self._read(at, mask), backward)
@@ -205,14 +205,12 @@ class _Scan:
     def _fold(self, a: list[str], b: list[str]) -> list[str]:
         if self.wide and self.reducer.op is not None:
             return [
-                scalar.TABLE[self.reducer.op, "f"](
-                    self.f.emit(self.lanes).typed(self.wide), a[0], b[0]
-                )
+                scalar.TABLE[self.reducer.op, "f"](self.f.typed(self.wide, self.lanes), a[0], b[0])
             ]
         results = apply(
             self.f,
             self.computation,
-            [*self._grouped(a), *self._grouped(b)],
+            [*scalar.grouped(a, self.types), *scalar.grouped(b, self.types)],
             self.lanes,
         )
         return scalar.flat(results)
@@ -236,12 +234,5 @@ class _Scan:
                     "fptrunc", flat[0], self.wide, STORAGE[self.types[0]].register
                 )
             ]
-        for i, (t, v) in enumerate(zip(self.types, self._grouped(flat), strict=True)):
+        for i, (t, v) in enumerate(zip(self.types, scalar.grouped(flat, self.types), strict=True)):
             store(self.f, t, v, f"%to{i}", at, self.lanes, mask)
-
-    def _grouped(self, flat: list[str]) -> list[Value]:
-        """Flat operands as one value per operand of the reduce-window."""
-        rest = iter(flat)
-        return [
-            (next(rest), next(rest)) if STORAGE[t].parts == 2 else next(rest) for t in self.types
-        ]

@@ -42,6 +42,8 @@ from .instruction import (
 from .intern import instr, interned, on_operands, parameters_of, replace, rewrite_bottom_up
 from .literal import Literal
 from .match import (
+    Op,
+    Var,
     all_or_none,
     carry_meta,
     inline,
@@ -76,12 +78,14 @@ __all__ = [
     "Meta",
     "Module",
     "OPCODES",
+    "Op",
     "Pairs",
     "Replacements",
     "Shape",
     "ShapeError",
     "Size",
     "Users",
+    "Var",
     "Window",
     "WindowDim",
     "all_or_none",

@@ -214,10 +214,7 @@ def add_parts(
     """The second kernel of a product cut in k: `sums` are `parts` arrays of `total` accumulators of
     type `wide`."""
     lanes = 4 if divides(4, [total]) else 1
-    name = program.once(
-        ("sum of parts", wide, dtype, lanes),
-        lambda: _sum_parts(program, wide, dtype, lanes),
-    )
+    name = program.made(_sum_parts, wide, dtype, lanes)
     program.parallel(
         name,
         [
@@ -255,7 +252,7 @@ def _sum_parts(program: GpuProgram, wide: str, dtype: str, lanes: int) -> str:
         signature("i64 lo, i64 hi, ptr parts, ptr c, i64 size, i64 count"),
     )
     kind = STORAGE[wide].memory
-    t = f.emit(lanes).typed(kind)
+    t = f.typed(kind, lanes)
     with f.loop("%lo", "%hi") as vector:
         i = f.mul(vector, lanes)
         with f.loop(0, "%count", carry=[(t.type, t.const(0))]) as part:

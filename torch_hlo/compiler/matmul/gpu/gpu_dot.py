@@ -28,7 +28,7 @@ from torch_hlo.hlo.ir import (
     fixed,
 )
 
-from ...codegen import CodegenError, Place
+from ...codegen import CodegenError
 from ...gpu.gpu_program import (
     MAP,
     GpuProgram,
@@ -40,6 +40,7 @@ from ...llvm import Int
 from ...llvm.scalar import STORAGE
 from ...thresholds import FMA_PART_DEPTH
 from ..dot import (
+    Output,
     emit_tree,
     emit_widened,
     narrow,
@@ -195,12 +196,12 @@ def fusion(program: GpuProgram, x: Instruction) -> None:
 
 
 def _emit_output(program: GpuProgram, x: Instruction, body: Computation) -> None:
-    inner, outer, operands, results = parts_of_output(program, x, body, "dot")
-    if outer.size == 0:
+    o = parts_of_output(program, x, body, "dot")
+    if o.outer.size == 0:
         return
-    with operands_converted(program, x, outer):
-        if not _emit_fused(program, body, inner, outer, operands, results):
-            emit_widened(program, body, inner, outer, operands, results)
+    with operands_converted(program, x, o.outer):
+        if not _emit_fused(program, o):
+            emit_widened(program, o)
 
 
 def _emit(program: GpuProgram, x: Instruction) -> bool:
@@ -233,42 +234,27 @@ def compute(
     blocks.add_parts(program, sums, result, total, engine.blocks.parts, wide, dtype)
 
 
-def _emit_fused(
-    program: GpuProgram,
-    body: Computation,
-    inner: Instruction,
-    outer: Instruction,
-    operands: Sequence[Place],
-    results: Sequence[Place],
-) -> bool:
+def _emit_fused(program: GpuProgram, o: Output) -> bool:
     """One kernel of a fusion of kind output; False where the product is rewritten or cut in k, or
     the expression gathers."""
-    found = _chosen(program, outer)
+    found = _chosen(program, o.outer)
     if found is None:
         return False
     p, engine, swapped = found
     if swapped or engine.blocks.parts > 1:
         return False
-    wide, columns = REGISTER_TYPE[engine.kind], len(roles(outer)[2][1])
-    e = program.once(
-        ("expression", body, inner, columns, wide),
-        lambda: expression(body, inner, columns, wide),
-    )
+    wanted = o.body, o.inner, len(roles(o.outer)[2][1]), REGISTER_TYPE[engine.kind]
+    e = program.once(("expression", *wanted), lambda: expression(*wanted))
     if e is None:
         return False
-    arrays = [
-        program.at(q)
-        for q in (
-            *(operands[body.params.index(leaf)] for leaf in e.leaves),
-            *results,
-        )
-    ]
+    read = [o.operands[o.body.params.index(leaf)] for leaf in e.leaves]
+    arrays = [program.at(q) for q in (*read, *o.results)]
     _launch(
         program,
         p,
         engine,
         Fused(e),
-        [*(program.pointer(o) for o in outer.operands), arrays[-1]],
+        [*(program.pointer(x) for x in o.outer.operands), arrays[-1]],
         more=arrays,
     )
     return True
@@ -316,10 +302,7 @@ def _launch(
     lanes = engine.width(
         blocks.lanes_of(p, finish.bytes) if program.target.vector_bytes == 16 else 1
     )
-    name, sizes = program.once(
-        ("product", engine, finish, lanes, len(p.batch)),
-        lambda: _write(program, engine, finish, lanes, len(p.batch)),
-    )
+    name, sizes = program.made(_write, engine, finish, lanes, len(p.batch))
     blocks.launch(
         program,
         name,

@@ -112,7 +112,7 @@ class _Element(Kernel):
             var = ix.variable("loop", (f"%t{self.unit.number()}",), ix.product(dims), 1)
             self._names[var] = str(name)
             places.append(ix.of(var))
-        self._push(Level(1, self.f.lines, self.f.block, 1, self.unit))
+        self._enter(self.f.lines, self.f.block, lanes=1)
 
         def at(lane: Index) -> None:
             e.values(

@@ -45,7 +45,7 @@ class Block:
         self.slice = THREADS * QUAD // side  # of k: each thread loads a quad of both operands
         self.pitch = side + PADDING
         self.quads = side // (SIDE * QUAD)
-        self.t = f.emit().typed(kind)
+        self.t = f.typed(kind)
 
     def declarations(self) -> str:
         return "".join(

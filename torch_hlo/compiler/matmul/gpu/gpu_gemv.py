@@ -110,7 +110,7 @@ def engine(target: GpuTarget, p: Product, dtypes: tuple[str, str], kind: str) ->
 
 
 def _multiply(f: GpuWriter, kind: str, a: str, b: str, total: str) -> str:
-    t = f.emit().typed(kind)
+    t = f.typed(kind)
     return t.fma(a, b, total) if t.is_float else t.add(t.mul(a, b), total)
 
 
@@ -127,7 +127,7 @@ def _rows(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
     last = f.sub("%n", 1)
     starts = [f.muladd(f.min(f.add(first, c), last), "%b_n", at.b) for c in range(EACH)]
     rows = [f.muladd("%a_m", r, at.a) for r in range(g.rows)]
-    t = f.emit().typed(g.kind)
+    t = f.typed(g.kind)
     with f.loop(
         f.mul(lane, g.lanes),
         at.k,
@@ -191,7 +191,7 @@ def _columns(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
         )
     f.barrier()
     with f.when(f.op(f"and i1 {f.icmp('slt', warp, g.rows)}, {ok}")):  # warp i folds row i
-        vt = f.emit(g.lanes).typed(g.kind)
+        vt = f.typed(g.kind, g.lanes)
         total = vt.load(slot(0, warp), 4 * g.lanes)
         for other in range(1, WARPS):
             total = vt.add(total, vt.load(slot(other, warp), 4 * g.lanes))
@@ -211,7 +211,7 @@ def _columns(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
 def _column_sums(f: GpuWriter, g: Gemv, at: Place, base: Int, warp: Int) -> list[str]:
     """The sums of a warp's share of k: `g.lanes` columns from `base` on, for every row."""
     last = f.sub(at.k, 1)
-    t = f.emit().typed(g.kind)
+    t = f.typed(g.kind)
     carry = [(g.kind, t.const(0))] * (g.rows * g.lanes)
     with f.loop(f.mul(warp, AHEAD), at.k, WARPS * AHEAD, carry=carry) as loop:
         deep = [f.add(loop.index, u) for u in range(AHEAD)]
