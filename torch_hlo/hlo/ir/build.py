@@ -315,6 +315,7 @@ def ragged_dot(
     x: Instruction,
     y: Instruction,
     group_sizes: Instruction,
+    *,
     lhs_contract: Sequence[int],
     rhs_contract: Sequence[int],
     lhs_ragged: Sequence[int],

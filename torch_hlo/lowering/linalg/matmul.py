@@ -89,14 +89,17 @@ def grouped_mm(
     )
     sizes = (Expr(offs) - Expr(before)).x
 
-    def ragged(x: Instruction, y: Instruction, *dims: Sequence[int]) -> Instruction:
-        return build.ragged_dot(x, y, sizes, *dims, dtype=promote.compute_type(a.dtype))
+    def ragged(x: Instruction, y: Instruction, **dims: Sequence[int]) -> Instruction:
+        return build.ragged_dot(x, y, sizes, dtype=promote.compute_type(a.dtype), **dims)
 
     if b.rank == 3:
-        return finish(ragged(a, b, (1,), (1,), (0,), (0,)))
+        return finish(
+            ragged(a, b, lhs_contract=(1,), rhs_contract=(1,), lhs_ragged=(0,), rhs_group=(0,))
+        )
     if a.rank == 3:  # the transposed product has ragged rows
-        return finish(build.transpose(ragged(b, a, (0,), (2,), (1,), (0,)), (1, 0)))
-    return finish(ragged(a, b, (1,), (0,), (1,)))
+        turned = ragged(b, a, lhs_contract=(0,), rhs_contract=(2,), lhs_ragged=(1,), rhs_group=(0,))
+        return finish(build.transpose(turned, (1, 0)))
+    return finish(ragged(a, b, lhs_contract=(1,), rhs_contract=(0,), lhs_ragged=(1,)))
 
 
 @lowers(aten.mv)
