@@ -36,7 +36,7 @@ def _collective(c: Context) -> dict[str, Any]:
 @rule("all_reduce")
 def _all_reduce(c: Context) -> Made:
     return unpacked(
-        instr("all-reduce", tuple(c.x), to_apply=c.region(0), **_collective(c)),
+        instr("all-reduce", c.x, to_apply=c.region(0), **_collective(c)),
         len(c.x),
     )
 
@@ -48,7 +48,7 @@ def _all_gather(c: Context) -> Made:
     return unpacked(
         instr(
             "all-gather",
-            tuple(c.x),
+            c.x,
             shape,
             dimensions=(c.integer("all_gather_dim"),),
             **_collective(c),
@@ -61,7 +61,7 @@ def _all_gather(c: Context) -> Made:
 def _reduce_scatter(c: Context) -> Made:
     return instr(
         "reduce-scatter",
-        tuple(c.x),
+        c.x,
         c.shape(),
         dimensions=(c.integer("scatter_dimension"),),
         to_apply=c.region(0),
@@ -95,7 +95,7 @@ def _collective_permute(c: Context) -> Made:
     channel = _collective(c)["channel_id"]
     return instr(
         "collective-permute",
-        tuple(c.x),
+        c.x,
         source_target_pairs=tuple(pairs(c.ints("source_target_pairs"))),
         channel_id=channel,
     )
@@ -105,7 +105,7 @@ def _collective_permute(c: Context) -> Made:
 def _collective_broadcast(c: Context) -> Made:
     return instr(
         "collective-broadcast",
-        tuple(c.x),
+        c.x,
         replica_groups=_groups(c),
         channel_id=_collective(c)["channel_id"],
     )

@@ -27,7 +27,7 @@ from .types import UNKNOWN
 
 
 def _plain(opcode: str, c: Context) -> Instruction:
-    return instr(opcode, tuple(c.x))
+    return instr(opcode, c.x)
 
 
 @rule("select")
@@ -41,7 +41,7 @@ def _compare(c: Context) -> Made:
     kind = c.attr("compare_type", "word2")
     return instr(
         "compare",
-        tuple(c.x),
+        c.x,
         direction=c.attr("comparison_direction", "word"),
         type=kind if kind == "TOTALORDER" else None,
     )
@@ -164,7 +164,7 @@ def _reshape(c: Context) -> Made:
 
 @rule("transpose")
 def _transpose(c: Context) -> Made:
-    return instr("transpose", tuple(c.x), dimensions=c.ints("permutation", "dims"))
+    return instr("transpose", c.x, dimensions=c.ints("permutation", "dims"))
 
 
 @rule("reverse")
@@ -191,7 +191,7 @@ def _pad(c: Context) -> Made:
     low = c.ints("edge_padding_low", "low")
     high = c.ints("edge_padding_high", "high")
     inner = c.ints("interior_padding", "interior")
-    return instr("pad", tuple(c.x), padding=tuple(zip(low, high, inner, strict=True)))
+    return instr("pad", c.x, padding=tuple(zip(low, high, inner, strict=True)))
 
 
 @rule("dynamic_slice")
@@ -211,7 +211,7 @@ def _get_dimension_size(c: Context) -> Made:
 
 @rule("set_dimension_size")
 def _set_dimension_size(c: Context) -> Made:
-    return instr("set-dimension-size", tuple(c.x), dimensions=(c.integer("dimension", "dim"),))
+    return instr("set-dimension-size", c.x, dimensions=(c.integer("dimension", "dim"),))
 
 
 def dimension_numbers(c: Context, name: str) -> dict[str, Any]:
@@ -222,16 +222,21 @@ def dimension_numbers(c: Context, name: str) -> dict[str, Any]:
 
 
 def gather_attributes(c: Context) -> dict[str, Any]:
-    n = dimension_numbers(c, "dimension_numbers")
-    return dict(
-        offset_dims=n.get("offset_dims", ()),
-        collapsed_slice_dims=n.get("collapsed_slice_dims", ()),
-        start_index_map=n.get("start_index_map", ()),
-        operand_batching_dims=n.get("operand_batching_dims", ()),
-        start_indices_batching_dims=n.get("start_indices_batching_dims", ()),
-        index_vector_dim=n.get("index_vector_dim", (0,))[0],
-        indices_are_sorted=bool(c.attr("indices_are_sorted", default=False)),
+    return _indexing(
+        c,
+        "dimension_numbers",
+        "offset_dims collapsed_slice_dims start_index_map operand_batching_dims"
+        " start_indices_batching_dims",
     )
+
+
+def _indexing(c: Context, name: str, fields: str) -> dict[str, Any]:
+    """Attributes of a gather or scatter from the `fields` of its dimension numbers."""
+    n = dimension_numbers(c, name)
+    return {field: n.get(field, ()) for field in fields.split()} | {
+        "index_vector_dim": n.get("index_vector_dim", (0,))[0],
+        "indices_are_sorted": bool(c.attr("indices_are_sorted")),
+    }
 
 
 @rule("gather")
@@ -241,23 +246,20 @@ def _gather(c: Context) -> Made:
 
 @rule("scatter")
 def _scatter(c: Context) -> Made:
-    n, count = (
-        dimension_numbers(c, "scatter_dimension_numbers"),
-        (len(c.x) - 1) // 2,
+    count = (len(c.x) - 1) // 2
+    dims = _indexing(
+        c,
+        "scatter_dimension_numbers",
+        "update_window_dims inserted_window_dims scatter_dims_to_operand_dims"
+        " input_batching_dims scatter_indices_batching_dims",
     )
     x = b.scatter(
         c.x[:count],
         c.x[count],
         c.x[count + 1 :],
         c.region(0),
-        update_window_dims=n.get("update_window_dims", ()),
-        inserted_window_dims=n.get("inserted_window_dims", ()),
-        scatter_dims_to_operand_dims=n.get("scatter_dims_to_operand_dims", ()),
-        input_batching_dims=n.get("input_batching_dims", ()),
-        scatter_indices_batching_dims=n.get("scatter_indices_batching_dims", ()),
-        index_vector_dim=n.get("index_vector_dim", (0,))[0],
-        indices_are_sorted=bool(c.attr("indices_are_sorted", default=False)),
-        unique_indices=bool(c.attr("unique_indices", default=False)),
+        unique_indices=bool(c.attr("unique_indices")),
+        **dims,
     )
     return unpacked(x, count)
 
@@ -309,7 +311,7 @@ def _dot_general(c: Context) -> Made:
         c,
         instr(
             "dot",
-            tuple(c.x),
+            c.x,
             lhs_batch_dims=tuple(batch[0]),
             rhs_batch_dims=tuple(batch[1]),
             lhs_contracting_dims=tuple(contract[0]),
@@ -467,7 +469,7 @@ def _convolution(c: Context) -> Made:
         c,
         instr(
             "convolution",
-            tuple(c.x),
+            c.x,
             window=conv_window(c, labels),
             dim_labels=labels,
             operand_precision=_precision(c),
@@ -491,7 +493,7 @@ def _reduce(c: Context) -> Made:
         to_apply = c.region(0, scalars * 2)
     x = instr(
         "reduce",
-        tuple(c.x),
+        c.x,
         dimensions=tuple(sorted(c.ints("dimensions"))),
         to_apply=to_apply,
     )
@@ -519,7 +521,7 @@ def _windows(c: Context, rank: int) -> tuple[WindowDim, ...]:
 def _reduce_window(c: Context) -> Made:
     count = len(c.x) // 2
     return unpacked(
-        instr("reduce-window", tuple(c.x), window=_windows(c, c.x[0].rank), to_apply=c.region(0)),
+        instr("reduce-window", c.x, window=_windows(c, c.x[0].rank), to_apply=c.region(0)),
         count,
     )
 
@@ -528,7 +530,7 @@ def _reduce_window(c: Context) -> Made:
 def _select_and_scatter(c: Context) -> Made:
     return instr(
         "select-and-scatter",
-        tuple(c.x),
+        c.x,
         window=_windows(c, c.x[0].rank),
         select=c.region(0),
         scatter=c.region(1),
@@ -537,7 +539,7 @@ def _select_and_scatter(c: Context) -> Made:
 
 @rule("map")
 def _map(c: Context) -> Made:
-    return instr("map", tuple(c.x), dimensions=c.ints("dimensions"), to_apply=c.region(0))
+    return instr("map", c.x, dimensions=c.ints("dimensions"), to_apply=c.region(0))
 
 
 @rule("sort")
@@ -545,9 +547,9 @@ def _sort(c: Context) -> Made:
     axis = c.integer("dimension", default=-1) % max(c.x[0].rank, 1)
     x = instr(
         "sort",
-        tuple(c.x),
+        c.x,
         dimensions=(axis,),
-        is_stable=bool(c.attr("is_stable", default=False)),
+        is_stable=bool(c.attr("is_stable")),
         to_apply=c.region(0),
     )
     return unpacked(x, len(c.x))
@@ -563,17 +565,17 @@ def _fft(c: Context) -> Made:
 
 @rule("cholesky")
 def _cholesky(c: Context) -> Made:
-    return instr("cholesky", tuple(c.x), lower=bool(c.attr("lower", default=False)))
+    return instr("cholesky", c.x, lower=bool(c.attr("lower")))
 
 
 @rule("triangular_solve")
 def _triangular_solve(c: Context) -> Made:
     flags: dict[str, Any] = {
-        name: bool(c.attr(name, default=False)) for name in ("left_side", "lower", "unit_diagonal")
+        name: bool(c.attr(name)) for name in ("left_side", "lower", "unit_diagonal")
     }
     return instr(
         "triangular-solve",
-        tuple(c.x),
+        c.x,
         transpose_a=str(c.attr("transpose_a", default="NO_TRANSPOSE")),
         **flags,
     )
@@ -583,7 +585,7 @@ def _triangular_solve(c: Context) -> Made:
 def _batch_norm(c: Context) -> Made:
     x = instr(
         c.op.name.replace("_", "-"),
-        tuple(c.x),
+        c.x,
         epsilon=float(c.attr("epsilon")),
         feature_index=c.integer("feature_index"),
     )
@@ -625,7 +627,7 @@ def _optimization_barrier(c: Context) -> Made:
 
 @rule("create_token", "after_all")
 def _after_all(c: Context) -> Made:
-    return instr("after-all", tuple(c.x))
+    return instr("after-all", c.x)
 
 
 _IGNORED_CALLS = frozenset({"shape_assertion", "stablehlo.dynamic_assert"})
@@ -656,10 +658,10 @@ def _custom_call(c: Context) -> Made:
         config, opaque = None, config or None
     given = c.converter.shardings.of(c.op.attrs, shapes)
     sharding = None if given is None else given[0] if len(shapes) == 1 else tuple(given)
-    acts = bool(c.attr("has_side_effect", default=False))
+    acts = bool(c.attr("has_side_effect"))
     x = instr(
         "custom-call",
-        tuple(c.x),
+        c.x,
         shape,
         custom_call_target=target,
         backend_config=config,

@@ -5,12 +5,13 @@ In: `Node`s of aten ops. Out: an HLO module (`graph.lower`). Imports hlo/, metri
 of host calls of compiler/; no other room of lowering/."""
 
 from .control import elements, loop, named_call, scan_loop, tupled, while_loop
-from .elementwise import compute, finish, pointwise
+from .elementwise import compute, finish, finish_all, pointwise
 from .expr import (
     Expr,
     Term,
     absolute,
     atan2,
+    bare,
     binary,
     bitcast,
     ceil,
@@ -23,6 +24,7 @@ from .expr import (
     expm1,
     floor,
     imag,
+    iota,
     is_finite,
     is_nan,
     is_number,
@@ -36,6 +38,7 @@ from .expr import (
     real,
     round_even,
     rsqrt,
+    scalar,
     sin,
     sqrt,
     square,
@@ -125,6 +128,7 @@ __all__ = [
     "atan2",
     "axes",
     "axis",
+    "bare",
     "binary",
     "bitcast",
     "broadcast_dims",
@@ -144,6 +148,7 @@ __all__ = [
     "expected_shapes",
     "expm1",
     "finish",
+    "finish_all",
     "floor",
     "further",
     "gather_dim",
@@ -151,6 +156,7 @@ __all__ = [
     "guard",
     "highest",
     "imag",
+    "iota",
     "is_finite",
     "is_nan",
     "is_number",
@@ -186,6 +192,7 @@ __all__ = [
     "reverse",
     "round_even",
     "rsqrt",
+    "scalar",
     "scan_loop",
     "scatter_dim",
     "select_dim",

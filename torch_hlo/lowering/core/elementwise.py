@@ -15,9 +15,9 @@ from torch_hlo.hlo.ir import Instruction
 from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
 
 from . import promote
-from .expr import Expr
+from .expr import Expr, bare, scalar
 from .promote import Operand
-from .registry import POINTWISE, Weak, expected, lowers
+from .registry import POINTWISE, Results, Weak, expected, expected_shapes, lowers
 
 F = TypeVar("F", bound=Callable[..., Expr])
 
@@ -68,10 +68,10 @@ def apply(
     ]
     result = kernel(
         *exprs,
-        *(Expr(promote.scalar(r, compute)) if isinstance(r, Weak) else r for r in rest),
+        *(scalar(r, compute) if isinstance(r, Weak) else r for r in rest),
         **kwargs,
     )
-    return promote.broadcast_to(promote.cast(result.x, shape.dtype), shape.dims)
+    return finish(result)
 
 
 def compute(x: Instruction) -> Expr:
@@ -79,6 +79,15 @@ def compute(x: Instruction) -> Expr:
     return Expr(promote.cast(x, promote.compute_type(x.dtype)))
 
 
-def finish(value: Expr, index: int = 0) -> Instruction:
-    """`value` in the dtype that PyTorch expects of result `index`."""
-    return promote.cast(value.x, expected(index).dtype)
+def finish(value: Expr | Instruction, index: int = 0) -> Instruction:
+    """`value` in the dtype and dims that PyTorch expects of result `index`."""
+    shape = expected(index)
+    return promote.broadcast_to(promote.cast(bare(value), shape.dtype), shape.dims)
+
+
+def finish_all(*values: Expr | Instruction | None) -> Results:
+    """The same for every result; None stays None, and is what PyTorch does not expect."""
+    return tuple(
+        None if value is None or shape is None else finish(value, i)
+        for i, (value, shape) in enumerate(zip(values, expected_shapes(), strict=True))
+    )

@@ -1,7 +1,8 @@
 """Arithmetic notation for lowerings: `(x * 0.5 * (1 + erf(x * M_SQRT1_2)))` builds instructions.
 
 An `Expr` holds one Instruction. The other side of an operator may be an Expr of equal dims and
-dtype, or a Python number, which takes the dtype and dims of the Expr. A rank-0 Expr is broadcast.
+dtype, or a number (of Python, or Weak), which takes the dtype and dims of the Expr. A rank-0 Expr
+is broadcast.
 Nothing here promotes: see promote.py."""
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeGuard
 
-from torch_hlo.hlo.ir import Dim, Dims, Instruction, Shape, Size, instr
+from torch_hlo.hlo.ir import Dim, Dims, Instruction, Size, build, instr
 
-from . import promote
+from . import promote, shaping
 from .registry import Weak
 
-Term: TypeAlias = "Expr | Dim | bool | int | float | complex"
+Term: TypeAlias = "Expr | promote.Scalar"
 
 
 class Expr:
@@ -33,13 +34,29 @@ class Expr:
     def dims(self) -> Dims:
         return self.x.dims
 
+    @property
+    def rank(self) -> int:
+        return self.x.rank
+
     def like(self, value: Expr | promote.Operand) -> Expr:
         """`value` as an Expr of the dtype and dims of this one (an Expr keeps its dtype)."""
         if isinstance(value, Expr):
-            return (
-                value if value.dims == self.dims else Expr(promote.broadcast_to(value.x, self.dims))
-            )
-        return Expr(promote.full(value, self.dtype, self.dims))
+            return value.broadcast(self.dims)
+        return Expr(promote.operand(value, self.dtype, self.dims))
+
+    def broadcast(self, dims: Sequence[Size]) -> Expr:
+        """Repeated over `dims`, which end with these ones."""
+        return Expr(promote.broadcast_to(self.x, dims))
+
+    def spread(self, dims: Sequence[Size]) -> Expr:
+        """Repeated over `dims`, which begin with these ones."""
+        return Expr(build.broadcast(self.x, dims, range(self.rank)))
+
+    def reshape(self, dims: Sequence[Size]) -> Expr:
+        return Expr(promote.reshape(self.x, dims))
+
+    def add_dim(self, dim: int) -> Expr:
+        return Expr(shaping.add_dim(self.x, dim))
 
     def __add__(self, other: Term) -> Expr:
         return binary("add", self, other)
@@ -113,6 +130,15 @@ def _pair(a: Term, b: Term) -> tuple[Expr, Expr]:
     if not isinstance(b, Expr):
         raise TypeError("one side must be an Expr")
     return b.like(a), b
+
+
+def bare(x: Expr | Instruction) -> Instruction:
+    return x.x if isinstance(x, Expr) else x
+
+
+def scalar(value: promote.Operand, dtype: str) -> Expr:
+    """A number, or an array of one element, as a rank-0 Expr of `dtype`."""
+    return Expr(promote.scalar(value, dtype))
 
 
 def unary(op: str, x: Expr) -> Expr:
@@ -225,7 +251,7 @@ def wrap(x: object) -> object:
 
 def iota(dims: Sequence[Size], dim: int, dtype: str = "s64") -> Expr:
     """Index along `dim`."""
-    return Expr(instr("iota", (), Shape(dtype, tuple(dims)), iota_dimension=dim))
+    return Expr(shaping.iota(dims, dim, dtype))
 
 
 def is_number(x: object) -> TypeGuard[bool | int | float | complex | Dim]:

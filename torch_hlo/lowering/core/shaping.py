@@ -23,6 +23,11 @@ def axes(dim: int | Sequence[int] | None, rank: int) -> Ints:
     return tuple(sorted({axis(d, rank) for d in dims})) if rank else ()
 
 
+def from_front(dims: Sequence[int], rank: int) -> Ints:
+    """Dimension numbers counted from the front; a rank-0 array has none."""
+    return tuple(axis(d, rank) for d in dims) if rank else ()
+
+
 def slice_dim(x: Instruction, dim: int, start: Size, stop: Size, step: int = 1) -> Instruction:
     """x[start:stop:step] along `dim`; 0 <= start <= stop <= size."""
     dim = axis(dim, x.rank)
@@ -45,8 +50,9 @@ def drop_dim(x: Instruction, dim: int) -> Instruction:
 
 
 def add_dim(x: Instruction, dim: int) -> Instruction:
-    """Insert a dimension of size 1 before `dim`."""
+    """Insert a dimension of size 1, which becomes `dim`."""
     dims = x.dims
+    dim %= len(dims) + 1
     return reshape(x, (*dims[:dim], 1, *dims[dim:]))
 
 
@@ -76,7 +82,7 @@ def concatenate(xs: Sequence[Instruction], dim: int) -> Instruction:
 
 
 def stack(xs: Sequence[Instruction], dim: int) -> Instruction:
-    dim = dim % (xs[0].rank + 1)
+    dim %= xs[0].rank + 1
     return concatenate([add_dim(x, dim) for x in xs], dim)
 
 
@@ -105,7 +111,7 @@ def reverse(x: Instruction, dims: Sequence[int]) -> Instruction:
 
 
 def iota(dims: Sequence[Size], dim: int, dtype: str = "s64") -> Instruction:
-    return instr("iota", (), Shape(dtype, tuple(dims)), iota_dimension=dim)
+    return instr("iota", (), Shape(dtype, tuple(dims)), iota_dimension=axis(dim, len(dims)))
 
 
 def on_diagonal(dims: Sequence[Size], offset: int = 0, direction: str = "EQ") -> Instruction:
@@ -130,7 +136,7 @@ def reduce(
     init: Number | None = None,
 ) -> Instruction:
     """Fold `dims` with an opcode; `init` defaults to its neutral element."""
-    dims = tuple(dims)
+    dims = from_front(dims, x.rank)
     if not dims:
         return x
     dtype = x.dtype

@@ -17,6 +17,7 @@ from ..core import (
     broadcast_to,
     compute,
     expected,
+    finish,
     gather_dim,
     lowers,
     maximum,
@@ -61,10 +62,10 @@ def _by_product(a: Instruction, b: Instruction) -> Expr:
     rank = len(dims)
 
     def squares(v: Expr, missing: int) -> Expr:
-        total = fold(v * v, (len(v.dims) - 1,))
-        return Expr(broadcast_to(add_dim(total.x, len(total.dims) - missing), dims))
+        total = fold(v * v, (v.rank - 1,))
+        return total.add_dim(total.rank - missing).broadcast(dims)
 
-    x, y = (Expr(broadcast_to(v.x, (*dims[:-2], *v.dims[-2:]))) for v in (x, y))
+    x, y = (v.broadcast((*dims[:-2], *v.dims[-2:])) for v in (x, y))
     batch = tuple(range(rank - 2))
     product = dot(x.x, y.x, (rank - 1,), (rank - 1,), batch, batch)
     return sqrt(maximum(squares(x, 0) + squares(y, 1) - product * 2, 0))
@@ -83,7 +84,7 @@ def _uses_product(a: Instruction, b: Instruction, p: float, mode: int | None) ->
 
 @lowers(aten._euclidean_dist)
 def euclidean(a: Instruction, b: Instruction) -> Instruction:
-    return promote.cast(_by_product(a, b).x, expected().dtype)
+    return finish(_by_product(a, b))
 
 
 @lowers(aten._cdist_forward)
@@ -94,9 +95,9 @@ def cdist(
     compute_mode: int | None = None,
 ) -> Instruction:
     if _uses_product(a, b, p, compute_mode):
-        return promote.cast(_by_product(a, b).x, expected().dtype)
+        return finish(_by_product(a, b))
     d = _differences(compute(a).x, compute(b).x)
-    return promote.cast(norm(d, float(p), (len(d.dims) - 1,)).x, expected().dtype)
+    return finish(norm(d, float(p), (d.rank - 1,)))
 
 
 def _slope(d: Expr, distance: Expr, p: float) -> Expr:
@@ -125,7 +126,7 @@ def cdist_backward(
     distances: Instruction,
 ) -> Instruction:
     d = _differences(compute(a).x, compute(b).x)
-    last = len(d.dims) - 1
+    last = d.rank - 1
     repeated = (
         Expr(broadcast_to(add_dim(promote.cast(v, d.dtype), last), d.dims))
         for v in (grad, distances)
@@ -158,7 +159,7 @@ def _pair_differences(x: Expr) -> tuple[Expr, Instruction, Instruction]:
 @lowers(aten._pdist_forward)
 def pdist(x: Instruction, p: float = 2.0) -> Instruction:
     d, _, _ = _pair_differences(compute(x))
-    return promote.cast(norm(d, float(p), (1,)).x, expected().dtype)
+    return finish(norm(d, float(p), (1,)))
 
 
 @lowers(aten._pdist_backward)

@@ -22,17 +22,23 @@ from ..core import (
     add_dim,
     broadcast_dims,
     broadcast_to,
-    drop_dim,
+    compute,
     expected,
     expected_shapes,
+    finish,
     guard,
+    imag,
+    iota,
     is_finite,
     log,
     lowers,
     named_call,
     on_diagonal,
     promote,
+    real,
     reshape,
+    scalar,
+    select_dim,
     slice_dim,
     sqrt,
     swap,
@@ -41,7 +47,6 @@ from ..core import (
     while_loop,
 )
 from ..core.opaque import opaque
-from ..core.shaping import iota
 from ..pointwise.pointwise import conjugate, sgn
 from ..reduction.reduce import arg_extreme, fold
 from .matmul import matrix_product
@@ -109,15 +114,13 @@ def cholesky_ex(
 ) -> tuple[Instruction, Instruction]:
     """info: 1 where the factor is not finite."""
     factor = Expr(cholesky(x, upper))
-    shape = expected(1)
-    bad = fold(factor.ne(factor), (len(factor.dims) - 2, len(factor.dims) - 1), "or")
-    return factor.x, promote.cast(bad.x, shape.dtype)
+    bad = fold(factor.ne(factor), (-2, -1), "or")
+    return factor.x, finish(bad, 1)
 
 
 @lowers(aten.cholesky_solve, aten._cholesky_solve_helper)
 def cholesky_solve(b: Instruction, factor: Instruction, upper: bool = False) -> Instruction:
-    dims = expected().dims
-    b, factor = _batched(dims, b, factor)
+    b, factor = _batched(expected().dims, b, factor)
     lower = _adjoint(factor) if upper else factor
     return _solve_triangular(lower, _solve_triangular(lower, b, True), True, transpose="ADJOINT")
 
@@ -136,8 +139,7 @@ def linalg_solve_triangular(
     left: bool = True,
     unitriangular: bool = False,
 ) -> Instruction:
-    dims = expected().dims
-    a, b = _batched(dims, a, b)
+    a, b = _batched(expected().dims, a, b)
     return _solve_triangular(a, b, not upper, left, unitriangular)
 
 
@@ -150,40 +152,21 @@ def triangular_solve(
     unitriangular: bool = False,
 ) -> tuple[Instruction, Instruction]:
     a, b = _batched(expected().dims, a, b)
-    return (
-        _solve_triangular(
-            a,
-            b,
-            not upper,
-            True,
-            unitriangular,
-            "TRANSPOSE" if transpose else "NO_TRANSPOSE",
-        ),
-        a,
-    )
+    transposed = "TRANSPOSE" if transpose else "NO_TRANSPOSE"
+    return _solve_triangular(a, b, not upper, True, unitriangular, transposed), a
 
 
 # LU with partial pivoting
 def _row(x: Expr, index: Expr) -> Expr:
     """Row `index` (one per matrix, or one for all) of matrices, as [..., 1, n] repeated over the
     rows."""
-    rows = Expr(iota(x.dims, len(x.dims) - 2))
-    chosen = rows.eq(_repeat(index, x.dims))
-    picked = fold(where(chosen, x, 0), (len(x.dims) - 2,))
-    return Expr(broadcast_to(add_dim(picked.x, len(x.dims) - 2), x.dims))
+    chosen = iota(x.dims, -2).eq(index.spread(x.dims))
+    return fold(where(chosen, x, 0), (-2,)).add_dim(-2).broadcast(x.dims)
 
 
 def _column(x: Expr, index: Expr) -> Expr:
     """Column `index` of matrices, as [..., m]."""
-    columns = Expr(iota(x.dims, len(x.dims) - 1))
-    return fold(where(columns.eq(index), x, 0), (len(x.dims) - 1,))
-
-
-def _repeat(x: Expr, dims: Sequence[Size]) -> Expr:
-    """A scalar per matrix repeated over `dims`."""
-    if not x.dims:
-        return Expr(promote.broadcast_to(x.x, dims))
-    return Expr(broadcast_to(reshape(x.x, (*x.dims, *(1,) * (len(dims) - len(x.dims)))), dims))
+    return fold(where(iota(x.dims, -1).eq(index), x, 0), (-1,))
 
 
 def lu_factor(a: Instruction) -> Sequence[Expr]:
@@ -206,83 +189,68 @@ def _lu_loops(a: Instruction) -> tuple[Expr, ...]:
     last = len(vector) - 1
 
     def body(k: Expr, x: Expr, pivots: Expr, order: Expr) -> tuple[Expr, ...]:
-        rows = Expr(iota(vector, last))
+        rows = iota(vector, last)
         size = _size(_column(x, k))
         _, p = arg_extreme(where(rows < k, -1, size), last, True)
         row_k, row_p = _row(x, k), _row(x, p)
-        i, j = Expr(iota(x.dims, last)), Expr(iota(x.dims, last + 1))
-        x = where(i.eq(k), row_p, where(i.eq(_repeat(p, x.dims)), row_k, x))
-        at_p = fold(where(rows.eq(_repeat(p, vector)), order, 0), (last,))
-        at_k = fold(where(rows.eq(k), order, 0), (last,))
-        order = where(
-            rows.eq(k),
-            _repeat(at_p, vector),
-            where(rows.eq(_repeat(p, vector)), _repeat(at_k, vector), order),
-        )
-        pivot = _repeat(_diagonal_value(row_p, j, k, last), x.dims)
-        column = Expr(broadcast_to(add_dim(_column(x, k).x, last + 1), x.dims))
+        i, j = iota(x.dims, last), iota(x.dims, last + 1)
+        x = where(i.eq(k), row_p, where(i.eq(p.spread(x.dims)), row_k, x))
+        order = _swapped(order, k, p)
+        pivot = _diagonal_value(row_p, j, k, last).spread(x.dims)
+        column = _column(x, k).add_dim(-1).broadcast(x.dims)
         factor = where(
             (i > k) & pivot.ne(0),
             column / where(pivot.eq(0), 1, pivot),
             where(i > k, column, 0),
         )
         x = where((i > k) & (j > k), x - factor * row_p, where((i > k) & j.eq(k), factor, x))
-        spots = Expr(iota(pivots.dims, len(pivots.dims) - 1))
+        spots = iota(pivots.dims, -1)
         return (
             k + 1,
             x,
-            where(spots.eq(k), _repeat(p, pivots.dims), pivots),
+            where(spots.eq(k), p.spread(pivots.dims), pivots),
             order,
         )
 
     start = (
-        Expr(promote.constant(0, "s64")),
+        scalar(0, "s64"),
         Expr(a),
         Expr(promote.full(0, "s64", (*batch, steps))),
-        Expr(iota(vector, last)),
+        iota(vector, last),
     )
     return start[1:] if _is_empty(a) else while_loop(lambda k, *rest: k < steps, body, start)[1:]
 
 
 def _size(x: Expr) -> Expr:
     """What LAPACK chooses pivots by."""
-    return (
-        absolute(Expr(build.real(x.x))) + absolute(Expr(build.imag(x.x)))
-        if promote.is_complex(x.dtype)
-        else absolute(x)
-    )
+    return absolute(real(x)) + absolute(imag(x)) if promote.is_complex(x.dtype) else absolute(x)
 
 
 def _diagonal_value(row: Expr, j: Expr, k: Expr, last: int) -> Expr:
     """Element k of a row repeated over the rows of a matrix."""
-    first = Expr(drop_dim(slice_dim(row.x, last, 0, 1), last))
-    columns = Expr(drop_dim(slice_dim(j.x, last, 0, 1), last))
+    first, columns = (Expr(select_dim(v.x, last, 0)) for v in (row, j))
     return fold(where(columns.eq(k), first, 0), (last,))
+
+
+def _swapped(order: Expr, k: Expr, p: Expr) -> Expr:
+    """`order` with its elements `k` and `p` (one per row) exchanged."""
+    places = iota(order.dims, -1)
+    at_k, at_p = places.eq(k), places.eq(p.spread(order.dims))
+    of_k, of_p = (fold(where(at, order, 0), (-1,)).spread(order.dims) for at in (at_k, at_p))
+    return where(at_k, of_p, where(at_p, of_k, order))
 
 
 def _order_of(pivots: Instruction, m: Size) -> Expr:
     """The permutation that a sequence of row swaps (from 1) makes."""
     *batch, steps = pivots.dims
-    dims = (*batch, m)
-    last = len(batch)
 
     def body(k: Expr, swaps: Expr, order: Expr) -> tuple[Expr, Expr, Expr]:
-        rows = Expr(iota(dims, last))
-        spots = Expr(iota(swaps.dims, last))
-        p = fold(where(spots.eq(k), swaps, 0), (last,))
-        at_p = fold(where(rows.eq(_repeat(p, dims)), order, 0), (last,))
-        at_k = fold(where(rows.eq(k), order, 0), (last,))
-        order = where(
-            rows.eq(k),
-            _repeat(at_p, dims),
-            where(rows.eq(_repeat(p, dims)), _repeat(at_k, dims), order),
-        )
-        return k + 1, swaps, order
+        return k + 1, swaps, _swapped(order, k, _column(swaps, k))
 
     start = (
-        Expr(promote.constant(0, "s64")),
-        Expr(promote.cast(pivots, "s64")) - 1,
-        Expr(iota(dims, last)),
+        scalar(0, "s64"),
+        Expr(pivots).cast("s64") - 1,
+        iota((*batch, m), -1),
     )
     return start[2] if _is_empty(pivots) else while_loop(lambda k, *rest: k < steps, body, start)[2]
 
@@ -291,11 +259,11 @@ def _permuted(x: Instruction, order: Expr) -> Instruction:
     """Rows of `x` in the given order."""
     if _is_empty(x):
         return x
-    return take_along(x, broadcast_to(add_dim(order.x, len(order.dims)), x.dims), -2)
+    return take_along(x, order.add_dim(-1).broadcast(x.dims).x, -2)
 
 
 def _inverse_order(order: Expr) -> Expr:
-    pair = build.sort([order.x, iota(order.dims, len(order.dims) - 1)], len(order.dims) - 1, "LT")
+    pair = build.sort([order.x, iota(order.dims, -1).x], order.rank - 1, "LT")
     return Expr(build.get_tuple_element(pair, 1))
 
 
@@ -304,14 +272,14 @@ def _info(packed: Expr, index: int) -> Instruction:
     if _is_empty(packed.x):
         return promote.full(0, expected(index).dtype, expected(index).dims)
     *_, m, n = packed.dims
-    i, j = (Expr(iota(packed.dims, len(packed.dims) - 2 + d)) for d in range(2))
+    i, j = (iota(packed.dims, d) for d in (-2, -1))
     zero = i.eq(j) & packed.eq(0)
-    first = fold(where(zero, i + 1, m + n), (len(packed.dims) - 2, len(packed.dims) - 1), "minimum")
-    return promote.cast(where(first.eq(m + n), 0, first).x, expected(index).dtype)
+    first = fold(where(zero, i + 1, m + n), (-2, -1), "minimum")
+    return finish(where(first.eq(m + n), 0, first), index)
 
 
 def _pivots(pivots: Expr, index: int) -> Instruction:
-    return promote.cast((pivots + 1).x, expected(index).dtype)
+    return finish(pivots + 1, index)
 
 
 @lowers(aten.linalg_lu_factor_ex)
@@ -343,8 +311,8 @@ def _permutation_matrix(order: Expr, dtype: str) -> Instruction:
     """P with A = P L U: column i has its one in row order[i]."""
     *batch, m = order.dims
     dims = (*batch, m, m)
-    column = Expr(broadcast_to(add_dim(order.x, len(batch)), dims))
-    return column.eq(Expr(iota(dims, len(batch)))).cast(dtype).x
+    column = order.add_dim(len(batch)).broadcast(dims)
+    return column.eq(iota(dims, len(batch))).cast(dtype).x
 
 
 @lowers(aten.linalg_lu)
@@ -395,9 +363,8 @@ def linalg_lu_solve(
     left: bool = True,
     adjoint: bool = False,
 ) -> Instruction:
-    dims = expected().dims
-    packed, b = _batched(dims, packed, b)
-    order = Expr(broadcast_to(_order_of(pivots, packed.dims[-1]).x, packed.dims[:-1]))
+    packed, b = _batched(expected().dims, packed, b)
+    order = _order_of(pivots, packed.dims[-1]).broadcast(packed.dims[:-1])
     if left:
         return _lu_solve(packed, order, b, adjoint)
     return _adjoint(_lu_solve(packed, order, _adjoint(b), not adjoint))
@@ -422,10 +389,9 @@ def _factor_transpose(a: Instruction) -> tuple[Expr, ...]:
 
 def _determinant(packed: Expr, pivots: Expr) -> tuple[Expr, Expr]:
     """(diagonal of U [..., n], sign of the permutation)."""
-    i, j = (Expr(iota(packed.dims, len(packed.dims) - 2 + d)) for d in range(2))
-    diagonal = fold(where(i.eq(j), packed, 0), (len(packed.dims) - 1,))
-    swaps = pivots.ne(Expr(iota(pivots.dims, len(pivots.dims) - 1)))
-    odd = (fold(swaps.cast("s64"), (len(pivots.dims) - 1,)) & 1).ne(0)
+    diagonal = fold(where(Expr(on_diagonal(packed.dims)), packed, 0), (-1,))
+    swaps = pivots.ne(iota(pivots.dims, -1))
+    odd = (fold(swaps.cast("s64"), (-1,)) & 1).ne(0)
     return diagonal, where(odd, -1, Expr(promote.full(1, packed.dtype, odd.dims)))
 
 
@@ -433,7 +399,7 @@ def _determinant(packed: Expr, pivots: Expr) -> tuple[Expr, Expr]:
 def linalg_det(a: Instruction) -> tuple[Instruction, Instruction, Instruction]:
     packed, pivots, _ = _factor_transpose(a)
     diagonal, sign = _determinant(packed, pivots)
-    value = fold(diagonal, (len(diagonal.dims) - 1,), "multiply") * sign
+    value = fold(diagonal, (-1,), "multiply") * sign
     return value.x, packed.x, _pivots(pivots, 2)
 
 
@@ -443,10 +409,9 @@ def linalg_slogdet(
 ) -> tuple[Instruction, Instruction, Instruction, Instruction]:
     packed, pivots, _ = _factor_transpose(a)
     diagonal, sign = _determinant(packed, pivots)
-    last = (len(diagonal.dims) - 1,)
     return (
-        (sign * fold(sgn(diagonal), last, "multiply")).x,
-        fold(log(absolute(diagonal)), last).x,
+        (sign * fold(sgn(diagonal), (-1,), "multiply")).x,
+        fold(log(absolute(diagonal)), (-1,)).x,
         packed.x,
         _pivots(pivots, 3),
     )
@@ -466,7 +431,7 @@ def linalg_solve_ex(
         b = add_dim(b, b.rank)
     batch = broadcast_dims(a.dims[:-2], b.dims[:-2])
     many, b = _batched((*batch, 1, 1), packed.x, b)
-    orders = Expr(broadcast_to(order.x, (*batch, *order.dims[-1:])))
+    orders = order.broadcast((*batch, *order.dims[-1:]))
     x = (
         _lu_solve(many, orders, b, False)
         if left or vector
@@ -506,22 +471,22 @@ def _qr_loops(a: Instruction, width: Size) -> tuple[Expr, Expr, Expr]:
     last = len(batch)
 
     def body(k: Expr, q: Expr, r: Expr) -> tuple[Expr, ...]:
-        rows = Expr(iota((*batch, m), last))
+        rows = iota((*batch, m), last)
         x = where(rows < k, 0, _column(r, k))
         head = fold(where(rows.eq(k), x, 0), (last,))
         below = fold(where(rows > k, x * x, 0), (last,))
         norm = sqrt(head * head + below)
         target = where(below.eq(0), head, where(head >= 0, -norm, norm))
-        v = x - where(rows.eq(k), _repeat(target, x.dims), 0)
+        v = x - where(rows.eq(k), target.spread(x.dims), 0)
         size = fold(v * v, (last,))
-        v = v / _repeat(sqrt(where(size.eq(0), 1, size)), v.dims)
-        row, column = Expr(add_dim(v.x, last)), Expr(add_dim(v.x, last + 1))
-        r = r - 2 * matrix_product(column.x, matrix_product(row.x, r.x).x)
-        q = q - 2 * matrix_product(matrix_product(q.x, column.x).x, row.x)
+        v = v / sqrt(where(size.eq(0), 1, size)).spread(v.dims)
+        row, column = v.add_dim(-2), v.add_dim(-1)
+        r = r - 2 * matrix_product(column, matrix_product(row, r))
+        q = q - 2 * matrix_product(matrix_product(q, column), row)
         return k + 1, q, r
 
     start = (
-        Expr(promote.constant(0, "s64")),
+        scalar(0, "s64"),
         Expr(_identity((*batch, m, m), a.dtype)),
         Expr(a),
     )
@@ -540,17 +505,13 @@ def householder_product(a: Instruction, tau: Instruction) -> Instruction:
     steps = tau.dims[-1]
     last = len(batch)
     q = Expr(_identity((*batch, m, n), a.dtype))
-    value = Expr(a)
     for k in reversed(range(steps)):
-        rows = Expr(iota((*batch, m), last))
-        column = Expr(drop_dim(slice_dim(value.x, -1, k, k + 1), last + 1))
+        rows = iota((*batch, m), last)
+        column = Expr(select_dim(a, -1, k))
         v = where(rows.eq(k), 1, where(rows < k, 0, column))
-        scale = _repeat(Expr(drop_dim(slice_dim(tau, -1, k, k + 1), last)), q.dims)
-        row, tall = (
-            conjugate(Expr(add_dim(v.x, last))),
-            Expr(add_dim(v.x, last + 1)),
-        )
-        q = q - scale * matrix_product(tall.x, matrix_product(row.x, q.x).x)
+        scale = Expr(select_dim(tau, -1, k)).spread(q.dims)
+        row, column = conjugate(v.add_dim(-2)), v.add_dim(-1)
+        q = q - scale * matrix_product(column, matrix_product(row, q))
     return q.x
 
 
@@ -563,11 +524,10 @@ _TAYLOR_BOUND = {"f32": 3.01, "c64": 3.01, "f64": 1.09, "c128": 1.09}
 def matrix_exp(a: Instruction) -> Instruction:
     """Taylor polynomial of the matrix divided by a power of two, squared as often as it was
     halved."""
-    value = Expr(promote.cast(a, promote.compute_type(a.dtype)))
+    value = compute(a)
     if _is_empty(value.x):
         return a
-    last = a.rank - 1
-    norm = fold(fold(absolute(value), (last - 1,)), (last - 1,), "maximum")
+    norm = fold(fold(absolute(value), (-2,)), (-1,), "maximum")
     limit = _TAYLOR_BOUND[value.dtype]
 
     def halve(bound: Expr, scale: Expr, count: Expr) -> tuple[Expr, Expr, Expr]:
@@ -581,27 +541,25 @@ def matrix_exp(a: Instruction) -> Instruction:
     bound = where(is_finite(norm), norm, 0)
     start = (
         bound,
-        Expr(promote.full(1, norm.dtype, norm.dims)),
+        norm.like(1),
         Expr(promote.full(0, "s64", norm.dims)),
     )
     _, scale, halvings = while_loop(lambda bound, *rest: bound > limit, halve, start)
 
     def square(left: Expr, total: Expr) -> tuple[Expr, Expr]:
-        return left - 1, where(
-            _repeat(left > 0, total.dims), matrix_product(total.x, total.x), total
-        )
+        return left - 1, where((left > 0).spread(total.dims), matrix_product(total, total), total)
 
-    small = value * _repeat(scale, value.dims).cast(value.dtype)
+    small = value * scale.spread(value.dims).cast(value.dtype)
     _, total = while_loop(lambda left, total: left > 0, square, (halvings, _taylor(small, 18)))
-    return promote.cast(total.x, expected().dtype)
+    return finish(total)
 
 
 def _taylor(x: Expr, degree: int) -> Expr:
     """The exponential series up to `degree`, a multiple of 3: a polynomial in x^3 whose
     coefficients are polynomials in x."""
     one = Expr(_identity(x.dims, x.dtype))
-    squared = Expr(matrix_product(x.x, x.x).x)
-    cubed = Expr(matrix_product(squared.x, x.x).x)
+    squared = matrix_product(x, x)
+    cubed = matrix_product(squared, x)
     total = one * (1 / math.factorial(degree))
     for k in range(degree - 3, -1, -3):
         block = (
@@ -609,5 +567,5 @@ def _taylor(x: Expr, degree: int) -> Expr:
             + x * (1 / math.factorial(k + 1))
             + squared * (1 / math.factorial(k + 2))
         )
-        total = block + Expr(matrix_product(cubed.x, total.x).x)
+        total = block + matrix_product(cubed, total)
     return total

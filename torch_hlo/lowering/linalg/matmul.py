@@ -13,15 +13,17 @@ from ..core import (
     Expr,
     Results,
     Scalar,
-    Term,
     Weak,
     add_dim,
+    bare,
     broadcast_dims,
     expected,
+    finish,
     is_number,
     lowers,
     promote,
     reduce,
+    scalar,
     slice_dim,
     where,
 )
@@ -31,14 +33,15 @@ aten = torch.ops.aten
 
 
 def dot(
-    x: Instruction,
-    y: Instruction,
+    x: Instruction | Expr,
+    y: Instruction | Expr,
     lhs: Sequence[int],
     rhs: Sequence[int],
     lhs_batch: Sequence[int] = (),
     rhs_batch: Sequence[int] = (),
 ) -> Expr:
     """Contraction in the compute type. Result dims: batch, free of `x`, free of `y`."""
+    x, y = bare(x), bare(y)
     if x.kind == "c":
         return _complex_dot(x, y, lhs, rhs, lhs_batch, rhs_batch)
     dtype = promote.compute_type(x.dtype)
@@ -52,21 +55,17 @@ def _complex_dot(x: Instruction, y: Instruction, *dims: Sequence[int]) -> Expr:
     return Expr(instr("complex", (real.x, imag.x)))
 
 
-def matrix_product(a: Instruction, b: Instruction) -> Expr:
+def matrix_product(a: Instruction | Expr, b: Instruction | Expr) -> Expr:
     """[…, n, k] x […, k, m] with equal leading dims."""
     batch = tuple(range(a.rank - 2))
     return dot(a, b, (a.rank - 1,), (b.rank - 2,), batch, batch)
-
-
-def _finish(x: Expr) -> Instruction:
-    return promote.cast(x.x, expected().dtype)
 
 
 @lowers(aten.mm.default, aten.bmm.default, aten.mm.dtype, aten.bmm.dtype, aten._int_mm.default)
 def mm(a: Instruction, b: Instruction, dtype: torch.dtype | None = None) -> Instruction:
     if expected().dtype != a.dtype:
         a, b = (promote.cast(x, expected().dtype) for x in (a, b))
-    return _finish(matrix_product(a, b))
+    return finish(matrix_product(a, b))
 
 
 @lowers(aten._grouped_mm)
@@ -89,76 +88,48 @@ def grouped_mm(
         [(1, 0, 0)],
     )
     sizes = (Expr(offs) - Expr(before)).x
-    options = dict(dtype=promote.compute_type(a.dtype))
+
+    def ragged(x: Instruction, y: Instruction, **dims: Sequence[int]) -> Instruction:
+        return build.ragged_dot(x, y, sizes, dtype=promote.compute_type(a.dtype), **dims)
+
     if b.rank == 3:
-        product = build.ragged_dot(
-            a,
-            b,
-            sizes,
-            lhs_contract=(1,),
-            rhs_contract=(1,),
-            lhs_ragged=(0,),
-            rhs_group=(0,),
-            **options,
+        return finish(
+            ragged(a, b, lhs_contract=(1,), rhs_contract=(1,), lhs_ragged=(0,), rhs_group=(0,))
         )
-    elif a.rank == 3:  # the transposed product has ragged rows
-        product = build.ragged_dot(
-            b,
-            a,
-            sizes,
-            lhs_contract=(0,),
-            rhs_contract=(2,),
-            lhs_ragged=(1,),
-            rhs_group=(0,),
-            **options,
-        )
-        product = build.transpose(product, (1, 0))
-    else:
-        product = build.ragged_dot(
-            a,
-            b,
-            sizes,
-            lhs_contract=(1,),
-            rhs_contract=(0,),
-            lhs_ragged=(1,),
-            **options,
-        )
-    return _finish(Expr(product))
+    if a.rank == 3:  # the transposed product has ragged rows
+        turned = ragged(b, a, lhs_contract=(0,), rhs_contract=(2,), lhs_ragged=(1,), rhs_group=(0,))
+        return finish(build.transpose(turned, (1, 0)))
+    return finish(ragged(a, b, lhs_contract=(1,), rhs_contract=(0,), lhs_ragged=(1,)))
 
 
 @lowers(aten.mv)
 def mv(a: Instruction, v: Instruction) -> Instruction:
-    return _finish(dot(a, v, (1,), (0,)))
+    return finish(dot(a, v, (1,), (0,)))
 
 
 @lowers(aten.dot)
 def dot_(a: Instruction, b: Instruction) -> Instruction:
-    return _finish(dot(a, b, (0,), (0,)))
+    return finish(dot(a, b, (0,), (0,)))
 
 
 @lowers(aten.outer, aten.ger)
 def outer(a: Instruction, b: Instruction) -> Instruction:
-    return _finish(dot(a, b, (), ()))
+    return finish(dot(a, b, (), ()))
 
 
 def _combine(bias: Instruction, product: Expr, beta: Scalar, alpha: Scalar) -> Instruction:
     """beta * bias + alpha * product; with beta 0 the bias (even nan) plays no part."""
     shape = expected()
     if not (is_number(alpha) and alpha == 1):
-        product = product * _scalar(alpha, product)
+        product = product * alpha
     if not (is_number(beta) and beta == 0):
         term = Expr(promote.operand(bias, product.dtype, shape.dims))
         if not (is_number(beta) and beta == 1):
-            scale = _scalar(beta, product)
-            term = term * scale
+            term = term * beta
             if isinstance(beta, Weak):  # known when the program runs
-                term = where(scale.eq(0), 0, term)
+                term = where(scalar(beta, term.dtype).eq(0), 0, term)
         product = product + term
-    return promote.cast(product.x, shape.dtype)
-
-
-def _scalar(value: Scalar, like: Expr) -> Term:
-    return Expr(promote.scalar(value, like.dtype)) if isinstance(value, Weak) else value
+    return finish(product)
 
 
 def _added(product: Callable[..., Expr]) -> Callable[..., Instruction]:
@@ -177,12 +148,14 @@ lowers(aten.addbmm.default)(_added(lambda a, b: dot(a, b, (0, 2), (0, 1))))
 lowers(aten.addmv)(_added(lambda a, v: dot(a, v, (1,), (0,))))
 
 
+def affine(x: Instruction, weight: Instruction, bias: Instruction | None = None) -> Expr:
+    product = dot(x, weight, (x.rank - 1,), (weight.rank - 1,))
+    return product if bias is None else product + product.like(bias)
+
+
 @lowers(aten.linear)
 def linear(x: Instruction, weight: Instruction, bias: Instruction | None = None) -> Instruction:
-    product = dot(x, weight, (x.rank - 1,), (weight.rank - 1,))
-    if bias is not None:
-        product = product + Expr(promote.operand(bias, product.dtype, product.dims))
-    return _finish(product)
+    return finish(affine(x, weight, bias))
 
 
 @lowers(aten.linear_backward)
@@ -197,9 +170,9 @@ def linear_backward(
     if promote.is_complex(x.dtype):
         x, weight = (conjugate(Expr(v)).x for v in (x, weight))
     if mask[0]:
-        dx = promote.cast(dot(grad, weight, (grad.rank - 1,), (0,)).x, x.dtype)
+        dx = dot(grad, weight, (grad.rank - 1,), (0,)).cast(x.dtype).x
     if mask[1]:
-        dw = promote.cast(dot(grad, x, rows, rows).x, weight.dtype)
+        dw = dot(grad, x, rows, rows).cast(weight.dtype).x
     if mask[2]:
         total = reduce(promote.cast(grad, promote.compute_type(grad.dtype)), rows)
         db = promote.cast(total, grad.dtype)
@@ -226,4 +199,4 @@ def trilinear(
     dims = broadcast_dims(*(t.dims for t in terms))
     dtype = promote.compute_type(expected().dtype)
     x, y, z = (Expr(promote.operand(t, dtype, dims)) for t in terms)
-    return _finish(Expr(reduce((x * y * z).x, sorted(sumdim))))
+    return finish(reduce((x * y * z).x, sumdim))

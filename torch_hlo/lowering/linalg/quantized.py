@@ -12,7 +12,7 @@ from torch_hlo.compiler.matmul.dot_narrow import GROUPS
 from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.instruction import Instruction
 
-from ..core import named_call, promote
+from ..core import finish, named_call, promote
 from ..core.expr import Expr, binary
 from ..core.promote import reshape
 from ..core.registry import expected, guard, lowers
@@ -30,13 +30,13 @@ aten = torch.ops.aten
 
 
 def _scaled(y: Expr, scale: Instruction) -> Expr:
-    return y * Expr(promote.operand(scale, y.dtype, y.dims))
+    return y * y.like(scale)
 
 
 def _with_bias(y: Expr, bias: Instruction | None) -> Instruction:
     if bias is not None:
-        y = y + Expr(promote.operand(bias, y.dtype, y.dims))
-    return promote.cast(y.x, expected().dtype)
+        y = y + y.like(bias)
+    return finish(y)
 
 
 @lowers(aten._weight_int8pack_mm.default)

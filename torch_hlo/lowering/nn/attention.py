@@ -29,9 +29,10 @@ from ..core import (
     Scalar,
     Term,
     broadcast_to,
+    compute,
     exp,
-    expected,
     expected_shapes,
+    finish_all,
     is_number,
     log,
     lowers,
@@ -41,6 +42,7 @@ from ..core import (
     promote,
     reshape,
     rsqrt,
+    scalar,
     where,
 )
 from ..linalg.matmul import dot
@@ -54,7 +56,6 @@ aten = torch.ops.aten
 def _product(a: Expr | Instruction, b: Expr | Instruction, lhs: int, rhs: int) -> Expr:
     """Batched product contracting dimension `lhs` of a with `rhs` of b (both counted from the
     end)."""
-    a, b = (v.x if isinstance(v, Expr) else v for v in (a, b))
     rank = a.rank
     batch = tuple(range(rank - 2))
     return dot(a, b, (rank + lhs,), (rank + rhs,), batch, batch)
@@ -79,18 +80,15 @@ def _ungroup(grad: Expr, like: Instruction) -> Expr:
     if like.rank < 3 or grad.dims[-3] == heads:
         return grad
     *batch, wanted, length, size = grad.dims
-    grouped = Expr(reshape(grad.x, (*batch, heads, wanted // heads, length, size)))
-    return fold(grouped, (len(grouped.dims) - 3,))
+    return fold(grad.reshape((*batch, heads, wanted // heads, length, size)), (-3,))
 
 
 def _scale(scale: Scalar | None, query: Instruction, dtype: str) -> Term:
     """The factor of the scores: given (a number of any kind), or 1/sqrt(head size)."""
     if scale is not None:
-        return scale if is_number(scale) else Expr(promote.scalar(scale, dtype))
+        return scale
     size = query.dims[-1]
-    return (
-        1 / math.sqrt(size) if isinstance(size, int) else rsqrt(Expr(promote.scalar(size, dtype)))
-    )
+    return 1 / math.sqrt(size) if isinstance(size, int) else rsqrt(scalar(size, dtype))
 
 
 def _scores(
@@ -106,7 +104,7 @@ def _scores(
         if bias.dtype == "pred":
             s = where(Expr(broadcast_to(bias, s.dims)), s, -math.inf)
         else:
-            s = s + Expr(promote.operand(bias, s.dtype, s.dims))
+            s = s + s.like(bias)
     if is_causal:
         s = where(Expr(on_diagonal(s.dims, 0, "LE")), s, -math.inf)
     return s
@@ -173,10 +171,6 @@ def _is_plain(
     )
 
 
-def _in_dtype(x: Instruction, index: int = 0) -> Instruction:
-    return promote.cast(x, expected(index).dtype)
-
-
 @lowers(aten._scaled_dot_product_fused_attention_overrideable.default)
 def attention(
     query: Instruction,
@@ -199,7 +193,7 @@ def attention(
     ) -> list[Instruction]:
         k, v = _match_heads(key, query), _match_heads(value, query)
         s = _scores(query, k, None if bias is None else more[0], is_causal, scale)
-        last = (len(s.dims) - 1,)
+        last = (-1,)
         top = fold(s, last, "maximum")
         top = where(top.eq(-math.inf), 0, top)
         weights = exp(s - keep(top, s.dims, last))
@@ -225,25 +219,10 @@ def attention(
     # output, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset,
     # debug_attn_mask
     state = [promote.scalar(0 if n is None else n, "s64") for n in (seed, offset)]
-    flat = [_in_dtype(out), _in_dtype(logsumexp, 1), *[None] * 4, *state, None]
+    flat = [out, logsumexp, *[None] * 4, *state, None]
     if len(expected_shapes()) == 7:  # the two sizes are no tensors
         flat = flat[:4] + flat[6:]
-    return _fitted(flat)
-
-
-def _fitted(
-    values: Sequence[Instruction | None],
-) -> Results:
-    """Each in the dtype and dims that PyTorch expects of it; None where it expects none."""
-    found: list[Instruction | None] = []
-    for v, s in zip(values, expected_shapes(), strict=True):
-        if v is None or s is None:
-            found.append(None)
-        elif v.dims == s.dims and v.dtype == s.dtype:
-            found.append(v)
-        else:
-            found.append(broadcast_to(promote.cast(v, s.dtype), s.dims))
-    return tuple(found)
+    return finish_all(*flat)
 
 
 @lowers(aten._scaled_dot_product_fused_attention_overrideable_backward.default)
@@ -272,16 +251,9 @@ def attention_backward(
     gradients = _Gradients(bias, wants_bias, bool(factors), is_causal, scale)
     more = [*([] if bias is None else [bias]), *factors]
     results = gradients.of(grad, query, key, value, out, logsumexp, *more)
-    *results, rest = results if wants_bias else (*results, None)
-    dbias = promote.cast(rest, bias.dtype) if wants_bias else None
-    shapes = expected_shapes()
-    flat = [
-        promote.cast(r, s.dtype) if s is not None else None
-        for r, s in zip(results, shapes, strict=False)
-    ]
-    if shapes[3] is not None and dbias is None:
-        dbias = promote.full(0, shapes[3].dtype, shapes[3].dims)
-    return (*flat, dbias if shapes[3] is not None else None)
+    if not wants_bias:
+        results = [*results, promote.scalar(0, query.dtype)]
+    return finish_all(*results)
 
 
 @frozen
@@ -326,16 +298,16 @@ class _Gradients:
     ) -> list[Instruction]:
         bias = self.bias
         s = _scores(query, k, None if bias is None else more[0], self.is_causal, self.scale)
-        last = (len(s.dims) - 1,)
-        p = exp(s - keep(Expr(promote.cast(logsumexp, s.dtype)), s.dims, last))
+        last = (-1,)
+        p = exp(s - keep(Expr(logsumexp).cast(s.dtype), s.dims, last))
         used = p * Expr(more[-1]) if self.dropout else p
-        g = Expr(promote.cast(grad, promote.compute_type(grad.dtype)))
+        g = compute(grad)
         narrow = v.dtype
         dv = _product(used.cast(narrow), grad, -2, -2)
         dp = _product(grad, v, -1, -1)
         if self.dropout:
             dp = dp * Expr(more[-1])
-        delta = fold(g * Expr(promote.cast(out, g.dtype)), (len(g.dims) - 1,))
+        delta = fold(g * Expr(out).cast(g.dtype), last)
         ds = p * (dp - keep(delta, p.dims, last))
         dq = _product(ds.cast(narrow), k, -1, -2)
         dk = _product(ds.cast(narrow), query, -2, -2)

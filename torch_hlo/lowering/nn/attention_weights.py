@@ -78,7 +78,7 @@ def _flat(x: Instruction, kept: int) -> Instruction:
 @lowers(WEIGHTS)
 def weights(scores: Instruction) -> Instructions:
     def body(s: Expr) -> tuple[Expr, ...]:
-        last = (len(s.dims) - 1,)
+        last = (-1,)
         top = fold(s, last, "maximum")
         powers = exp(s - keep(top, s.dims, last))
         total = fold(powers, last)
@@ -100,7 +100,7 @@ def weights(scores: Instruction) -> Instructions:
 @lowers(WEIGHTS_AGAIN)
 def weights_again(scores: Instruction, top: Instruction, total: Instruction) -> Instruction:
     def body(s: Expr, top: Expr, total: Expr) -> tuple[Expr, ...]:
-        last = (len(s.dims) - 1,)
+        last = (-1,)
         relative = s * (1 / math.log(2)) - keep(top, s.dims, last) - keep(total, s.dims, last)
         return (exp(relative * math.log(2)),)
 

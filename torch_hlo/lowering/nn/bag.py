@@ -1,6 +1,6 @@
 """Sums over variable groups of rows: embedding_bag and segment_reduce."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -12,17 +12,17 @@ from ..core import (
     broadcast_to,
     expected,
     expected_shapes,
+    finish,
     gather_dim,
+    iota,
     lowers,
     lowest,
     promote,
     put_along,
-    reshape,
     scatter_dim,
     slice_dim,
     where,
 )
-from ..core.shaping import iota
 from ..reduction.reduce import fold
 
 aten = torch.ops.aten
@@ -33,12 +33,8 @@ def _bag_of(offsets: Instruction, count: Size) -> Expr:
     """s64[count]: the bag each index belongs to (the last whose offset is not beyond it)."""
     dims = (count, offsets.dims[0])
     starts = Expr(broadcast_to(promote.cast(offsets, "s64"), dims))
-    reached = (starts <= Expr(iota(dims, 0))).cast("s64")
+    reached = (starts <= iota(dims, 0)).cast("s64")
     return fold(reached, (1,)) - 1
-
-
-def _rows(x: Expr, dims: Sequence[Size]) -> Expr:
-    return Expr(broadcast_to(reshape(x.x, (*x.dims, *(1,) * (len(dims) - len(x.dims)))), dims))
 
 
 @lowers(aten._embedding_bag, aten._embedding_bag_forward_only)
@@ -62,24 +58,24 @@ def embedding_bag(
         offsets = slice_dim(offsets, 0, 0, bags)
     count = indices.dims[0]
     bag = _bag_of(offsets, count)
-    index = Expr(promote.cast(indices, "s64"))
+    index = Expr(indices).cast("s64")
     used = index.ne(padding_idx) if padding_idx >= 0 else index.eq(index)
-    rows = Expr(promote.cast(gather_dim(weight, indices, 0), dtype))
+    rows = Expr(gather_dim(weight, indices, 0)).cast(dtype)
     if per_sample_weights is not None:
-        rows = rows * _rows(Expr(promote.cast(per_sample_weights, dtype)), rows.dims)
+        rows = rows * Expr(per_sample_weights).cast(dtype).spread(rows.dims)
     sizes = Expr(scatter_dim(promote.full(0, "s64", (bags,)), bag.x, used.cast("s64").x, 0))
-    kept = _rows(used, rows.dims)
+    kept = used.spread(rows.dims)
     if mode == MAX:
         low = Expr(promote.full(lowest(dtype), dtype, dims))
         best = Expr(scatter_dim(low.x, bag.x, where(kept, rows, lowest(dtype)).x, 0, "maximum"))
-        empty = _rows(sizes.eq(0), dims)
+        empty = sizes.eq(0).spread(dims)
         out = where(empty, 0, best)
         hit = kept & rows.eq(Expr(gather_dim(best.x, bag.x, 0)))
         large = promote.full((1 << 62), "s64", dims)
         first = scatter_dim(
             large,
             bag.x,
-            where(hit, Expr(iota(rows.dims, 0)), 1 << 62).x,
+            where(hit, iota(rows.dims, 0), 1 << 62).x,
             0,
             "minimum",
         )
@@ -90,7 +86,7 @@ def embedding_bag(
         out = Expr(scatter_dim(promote.full(0, dtype, dims), bag.x, where(kept, rows, 0).x, 0))
         if mode == MEAN:
             divisor = where(sizes > 0, sizes, 1).cast(dtype)
-            out = out / _rows(divisor, dims)
+            out = out / divisor.spread(dims)
         maximum_index = promote.full(0, "s64", shapes[3].dims)
     values = (out.x, bag.x, sizes.x, maximum_index)
     return tuple(
@@ -117,21 +113,21 @@ def embedding_bag_backward(
     zero = promote.full(0, dtype, shape.dims)
     g = promote.cast(grad, dtype)
     if mode == MAX:
-        return promote.cast(put_along(zero, maximum_indices, g, 0), shape.dtype)
+        return finish(put_along(zero, maximum_indices, g, 0))
     rows = Expr(gather_dim(g, bag, 0))
-    index = Expr(promote.cast(indices, "s64"))
+    index = Expr(indices).cast("s64")
     if mode == MEAN:
         size = Expr(gather_dim(promote.cast(sizes, dtype), bag, 0))
-        rows = rows / _rows(where(size.eq(0), 1, size), rows.dims)
+        rows = rows / where(size.eq(0), 1, size).spread(rows.dims)
     if per_sample_weights is not None:
-        rows = rows * _rows(Expr(promote.cast(per_sample_weights, dtype)), rows.dims)
+        rows = rows * Expr(per_sample_weights).cast(dtype).spread(rows.dims)
     if scale_grad_by_freq:
         ones = promote.full(1, dtype, index.dims)
         counts = scatter_dim(promote.full(0, dtype, shape.dims[:1]), index.x, ones, 0)
-        rows = rows / _rows(Expr(gather_dim(counts, index.x, 0)), rows.dims)
+        rows = rows / Expr(gather_dim(counts, index.x, 0)).spread(rows.dims)
     if padding_idx >= 0:
-        rows = where(_rows(index.eq(padding_idx), rows.dims), 0, rows)
-    return promote.cast(scatter_dim(zero, index.x, rows.x, 0), shape.dtype)
+        rows = where(index.eq(padding_idx).spread(rows.dims), 0, rows)
+    return finish(scatter_dim(zero, index.x, rows.x, 0))
 
 
 @lowers(aten._embedding_bag_backward)
@@ -146,24 +142,20 @@ def embedding_bag_any_backward(
     scale_grad_by_freq: bool,
     mode: int,
     sparse: bool,
-    per_sample_weights: Instruction | None,
-    padding_idx: int = -1,
+    *rest: Any,
 ) -> Instruction:
-    count = indices.dims[0]
-    if bag.dims != (count,):  # PyTorch's CPU kernel leaves it out of plain sums
-        bag = _bag_of(slice_dim(offsets, 0, 0, grad.dims[0]), count).x
-    return embedding_bag_backward(
-        grad,
-        indices,
-        bag,
-        sizes,
-        maximum,
-        num_weights,
-        scale_grad_by_freq,
-        mode,
-        per_sample_weights,
-        padding_idx,
-    )
+    bag = _given_or_bag(bag, grad, indices, offsets)
+    kinds = (num_weights, scale_grad_by_freq, mode)
+    return embedding_bag_backward(grad, indices, bag, sizes, maximum, *kinds, *rest)
+
+
+def _given_or_bag(
+    bag: Instruction, grad: Instruction, indices: Instruction, offsets: Instruction
+) -> Instruction:
+    """The bag of each index, which PyTorch's CPU kernel leaves out of plain sums."""
+    if bag.dims == indices.dims:
+        return bag
+    return _bag_of(slice_dim(offsets, 0, 0, grad.dims[0]), indices.dims[0]).x
 
 
 @lowers(aten._embedding_bag_per_sample_weights_backward)
@@ -178,12 +170,11 @@ def per_sample_weights_backward(
 ) -> Instruction:
     shape = expected()
     dtype = promote.compute_type(shape.dtype)
-    if bag.dims != indices.dims:
-        bag = _bag_of(slice_dim(offsets, 0, 0, grad.dims[0]), indices.dims[0]).x
-    rows = Expr(promote.cast(gather_dim(weight, indices, 0), dtype)) * Expr(
+    bag = _given_or_bag(bag, grad, indices, offsets)
+    rows = Expr(gather_dim(weight, indices, 0)).cast(dtype) * Expr(
         gather_dim(promote.cast(grad, dtype), bag, 0)
     )
     total = fold(rows, (1,))
     if padding_idx >= 0:
-        total = where(Expr(promote.cast(indices, "s64")).eq(padding_idx), 0, total)
-    return promote.cast(total.x, shape.dtype)
+        total = where(Expr(indices).cast("s64").eq(padding_idx), 0, total)
+    return finish(total)

@@ -12,9 +12,10 @@ from ..core import (
     Expr,
     LoweringError,
     Results,
-    broadcast_to,
+    compute,
     expected,
-    expected_shapes,
+    finish,
+    finish_all,
     guard,
     lowers,
     permute,
@@ -163,14 +164,12 @@ def convolution(
     shape = expected()
     n = x.rank - 2
     stride, padding, dilation = (_lengthen(v, n) for v in (stride, padding, dilation))
-    if transposed:
-        out = _transposed(x, weight, stride, padding, dilation, groups, shape.dims[2:])
-    else:
-        out = _forward(x, weight, stride, padding, dilation, groups, shape.dims[2:])
+    convolve = _transposed if transposed else _forward
+    out = convolve(x, weight, stride, padding, dilation, groups, shape.dims[2:])
     if bias is not None:
-        column = promote.cast(reshape(bias, (*bias.dims, *(1,) * n)), out.dtype)
-        out = out + Expr(broadcast_to(column, out.dims))
-    return promote.cast(out.x, shape.dtype)
+        column = promote.cast(bias, out.dtype)
+        out = out + Expr(build.broadcast(column, out.dims, (1,)))
+    return finish(out)
 
 
 def _backward(
@@ -190,21 +189,15 @@ def _backward(
     stride, padding, dilation = (_lengthen(v, n) for v in (stride, padding, dilation))
     dx = dw = db = None
     if mask[0]:
-        if transposed:
-            dx = _forward(grad, weight, stride, padding, dilation, groups, x.dims[2:])
-        else:
-            dx = _transposed(grad, weight, stride, padding, dilation, groups, x.dims[2:])
+        convolve = _forward if transposed else _transposed
+        dx = convolve(grad, weight, stride, padding, dilation, groups, x.dims[2:])
     if mask[1]:
         # A transposed convolution is the adjoint: input and gradient change places.
         a, b = (grad, x) if transposed else (x, grad)
         dw = _weight_gradient(a, b, stride, padding, dilation, groups, weight.dims[2:])
     if mask[2]:
-        wide = promote.cast(grad, promote.compute_type(grad.dtype))
-        db = Expr(reduce(wide, [d for d in range(grad.rank) if d != 1]))
-    return tuple(
-        None if v is None or s is None else promote.cast(v.x, s.dtype)
-        for v, s in zip((dx, dw, db), expected_shapes(), strict=True)
-    )
+        db = Expr(reduce(compute(grad).x, [d for d in range(grad.rank) if d != 1]))
+    return finish_all(dx, dw, db)
 
 
 @lowers(aten.convolution_backward)

@@ -15,14 +15,12 @@ from torch_hlo.hlo.ir import Instruction, Size, product, row_major_strides
 from ..core import (
     Expr,
     absolute,
-    add_dim,
     binary,
-    broadcast_to,
     compute,
-    expected,
     expected_shapes,
     floor,
     gather_dim,
+    iota,
     lowers,
     maximum,
     minimum,
@@ -30,13 +28,13 @@ from ..core import (
     promote,
     reshape,
     round_even,
+    scalar,
     scatter_dim,
     select_dim,
     stack,
     where,
 )
-from ..core.shaping import iota
-from ..reduction.reduce import fold
+from ..reduction.reduce import fold, result
 
 aten = torch.ops.aten
 LINEAR, NEAREST, CUBIC = 0, 1, 2
@@ -46,14 +44,14 @@ Tap = tuple[Expr, Expr, Expr]  # position (float), weight, derivative of the wei
 
 def _unnormalised(x: Expr, size: Size, align: bool) -> tuple[Expr, Expr]:
     """(source coordinate, its derivative by the grid value)."""
-    n = Expr(promote.count_elements((size,), x.dtype))
+    n = scalar(size, x.dtype)
     slope = x.like((n - 1) * 0.5 if align else n * 0.5)
-    return ((x + 1) * slope if align else ((x + 1) * x.like(n) - 1) * 0.5), slope
+    return ((x + 1) * slope if align else ((x + 1) * n - 1) * 0.5), slope
 
 
 def _reflected(x: Expr, size: Size, align: bool) -> tuple[Expr, Expr]:
     """(coordinate mirrored into the image, sign of the derivative)."""
-    n = x.like(Expr(promote.count_elements((size,), x.dtype)))
+    n = x.like(size)
     low, span = (x.like(0), n - 1) if align else (x.like(-0.5), n)
     flat = span.eq(0)
     safe = where(flat, 1, span)
@@ -67,7 +65,7 @@ def _reflected(x: Expr, size: Size, align: bool) -> tuple[Expr, Expr]:
 
 
 def _clipped(x: Expr, size: Size) -> tuple[Expr, Expr]:
-    top = x.like(Expr(promote.count_elements((size,), x.dtype))) - 1
+    top = x.like(size) - 1
     inside = (x > 0) & (x < top)
     return minimum(maximum(x, 0), top), inside.cast(x.dtype)
 
@@ -136,10 +134,7 @@ class Sampler:
         self.sizes = x.dims[2:]
         self.batch, self.channels = x.dims[:2]
         self.out = grid.dims[1:-1]
-        points = 1
-        for d in self.out:
-            points = points * d
-        self.points = (self.batch, points)
+        self.points = (self.batch, product(self.out))
         places = (
             self.batch,
             *self.sizes,
@@ -162,8 +157,7 @@ class Sampler:
         for taps in itertools.product(*self.axes):
             inside, index = None, None
             for (position, _, _), size, stride in zip(taps, self.sizes, strides, strict=True):
-                top = position.like(Expr(promote.count_elements((size,), position.dtype))) - 1
-                within = (position >= 0) & (position <= top)
+                within = (position >= 0) & (position <= size - 1)
                 inside = within if inside is None else inside & within
                 step = where(within, position, 0).cast(self.index) * stride
                 index = step if index is None else index + step
@@ -171,21 +165,18 @@ class Sampler:
 
     def rows(self, x: Instruction) -> Instruction:
         """[N * pixels, C]"""
-        pixels = 1
-        for d in self.sizes:
-            pixels = pixels * d
-        self.pixels = pixels
+        pixels = self.pixels = product(self.sizes)
         return reshape(
             move_dim(reshape(x, (self.batch, self.channels, pixels)), 1, 2),
             (self.batch * pixels, self.channels),
         )
 
     def place(self, index: Expr) -> Instruction:
-        return (index + Expr(iota(self.points, 0, self.index)) * self.pixels).x
+        return (index + iota(self.points, 0, self.index) * self.pixels).x
 
     def spread(self, v: Expr) -> Expr:
         """[N, points] repeated over channels."""
-        return Expr(broadcast_to(add_dim(v.x, 2), (*self.points, self.channels)))
+        return v.add_dim(2).broadcast((*self.points, self.channels))
 
 
 def _product(values: list[Expr]) -> Expr:
@@ -210,8 +201,7 @@ def grid_sampler(
         weight = where(inside, _product([w for _, w, _ in taps]), 0)
         term = Expr(gather_dim(rows, sampler.place(index), 0)) * sampler.spread(weight)
         total = term if total is None else total + term
-    shape = expected()
-    return promote.cast(reshape(move_dim(total.x, 2, 1), shape.dims), shape.dtype)
+    return result(Expr(move_dim(total.x, 2, 1)))
 
 
 @lowers(aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward)
@@ -245,9 +235,9 @@ def grid_sampler_backward(
             term = pull * partial
             slopes[i] = term if slopes[i] is None else slopes[i] + term
     dx_shape, grid_shape = expected_shapes()
-    image = move_dim(reshape(dx.x, (sampler.batch, sampler.pixels, sampler.channels)), 2, 1)
-    dx = None if dx_shape is None else promote.cast(reshape(image, dx_shape.dims), dx_shape.dtype)
-    if grid_shape is None:
-        return dx, None
+    image = dx.reshape((sampler.batch, sampler.pixels, sampler.channels))
     dgrid = stack([s.x for s in reversed(slopes)], -1)
-    return dx, promote.cast(reshape(dgrid, grid_shape.dims), grid_shape.dtype)
+    return (
+        None if dx_shape is None else result(Expr(move_dim(image.x, 2, 1))),
+        None if grid_shape is None else result(Expr(dgrid), 1),
+    )

@@ -16,7 +16,9 @@ from ..core import (
     compute,
     exp,
     expected,
+    finish,
     gather_dim,
+    iota,
     log,
     log1p,
     lowers,
@@ -27,8 +29,7 @@ from ..core import (
     take_along,
     where,
 )
-from ..core.shaping import iota
-from ..reduction.reduce import average, fold, result
+from ..reduction.reduce import average, count, fold, result
 from ..shape.cumulative import prefix
 
 aten = torch.ops.aten
@@ -37,7 +38,7 @@ MEAN, SUM = 1, 2
 
 def reduced(x: Expr, reduction: int) -> Instruction:
     """`x` by the reduction code, in the expected shape and dtype."""
-    every = tuple(range(len(x.dims)))
+    every = range(x.rank)
     return result(
         average(x, every) if reduction == MEAN else fold(x, every) if reduction == SUM else x
     )
@@ -52,13 +53,8 @@ def _terms(*operands: Instruction) -> list[Expr]:
 
 def _spread(grad: Instruction, like: Expr, reduction: int) -> Expr:
     """The gradient of each element's loss: repeated, and divided by the count for a mean."""
-    g = Expr(promote.operand(grad, like.dtype, like.dims))
-    return g / Expr(promote.count_elements(like.dims, like.dtype)) if reduction == MEAN else g
-
-
-def _finish(x: Expr) -> Instruction:
-    shape = expected()
-    return broadcast_to(promote.cast(x.x, shape.dtype), shape.dims)
+    g = like.like(grad)
+    return g / count(like, range(like.rank)) if reduction == MEAN else g
 
 
 # Negative log likelihood: classes along dimension 1 (or 0 of a single row).
@@ -74,13 +70,13 @@ def _weights(
     dtype: str,
 ) -> tuple[Instruction, Expr]:
     """(a safe target, the weight of each target: 0 where ignored)."""
-    t = Expr(promote.cast(target, "s64"))
+    t = Expr(target).cast("s64")
     valid = t.ne(ignore_index)
     safe = where(valid, t, 0)
     one = (
         Expr(promote.full(1, dtype, t.dims))
         if weight is None
-        else Expr(promote.cast(gather_dim(weight, safe.x, 0), dtype))
+        else Expr(gather_dim(weight, safe.x, 0)).cast(dtype)
     )
     return safe.x, where(valid, one, 0)
 
@@ -102,7 +98,7 @@ def _nll_forward(
         )
     )
     loss = where(w.eq(0), 0, -picked * w) if weight is None else -picked * w
-    every = tuple(range(len(loss.dims)))
+    every = range(loss.rank)
     if reduction == 0:
         out, total = loss, Expr(promote.constant(0, value.dtype))
     else:
@@ -122,18 +118,17 @@ def _nll_backward(
 ) -> Instruction:
     dim = _class_dim(x)
     shape = expected()
-    dtype = promote.compute_type(shape.dtype)
-    safe, w = _weights(x, target, weight, ignore_index, dtype)
-    g = Expr(promote.operand(grad, dtype, w.dims))
+    safe, w = _weights(x, target, weight, ignore_index, promote.compute_type(shape.dtype))
+    g = w.like(grad)
     if reduction == MEAN:
-        g = g / Expr(promote.operand(total_weight, dtype, w.dims))
+        g = g / w.like(total_weight)
     g = where(w.eq(0), 0, -g * w)
 
     def spread(v: Instruction) -> Expr:
-        return Expr(broadcast_to(add_dim(v, dim) if v.rank < len(shape.dims) else v, shape.dims))
+        return Expr(broadcast_to(add_dim(v, dim) if v.rank < shape.rank else v, shape.dims))
 
-    chosen = Expr(iota(shape.dims, dim)).eq(spread(safe))
-    return promote.cast(where(chosen, spread(g.x), 0).x, shape.dtype)
+    chosen = iota(shape.dims, dim).eq(spread(safe))
+    return finish(where(chosen, spread(g.x), 0))
 
 
 lowers(aten.nll_loss_forward, aten.nll_loss2d_forward)(_nll_forward)
@@ -155,7 +150,7 @@ def mse_loss_backward(
     reduction: int,
 ) -> Instruction:
     x, y = _terms(x, y)
-    return _finish((x - y) * 2 * _spread(grad, x, reduction))
+    return finish((x - y) * 2 * _spread(grad, x, reduction))
 
 
 @lowers(aten.l1_loss)
@@ -183,7 +178,7 @@ def binary_cross_entropy(
 
 
 def _weighted(loss: Expr, weight: Instruction | None) -> Expr:
-    return loss if weight is None else loss * Expr(promote.operand(weight, loss.dtype, loss.dims))
+    return loss if weight is None else loss * loss.like(weight)
 
 
 @lowers(aten.binary_cross_entropy_backward)
@@ -195,7 +190,7 @@ def binary_cross_entropy_backward(
     reduction: int = MEAN,
 ) -> Instruction:
     p, t = _terms(x, y)
-    return _finish(
+    return finish(
         _weighted(_spread(grad, p, reduction) * (p - t) / maximum((1 - p) * p, 1e-12), weight)
     )
 
@@ -213,7 +208,7 @@ def binary_cross_entropy_with_logits(
     if pos_weight is None:
         loss = (1 - t) * x - log_sigmoid
     else:
-        scale = 1 + (Expr(promote.operand(pos_weight, x.dtype, x.dims)) - 1) * t
+        scale = 1 + (x.like(pos_weight) - 1) * t
         loss = (1 - t) * x - scale * log_sigmoid
     return reduced(_weighted(loss, weight), reduction)
 
@@ -221,15 +216,18 @@ def binary_cross_entropy_with_logits(
 def _target_column(x: Expr, target: Instruction) -> tuple[Expr, Expr]:
     """(value at the target class, pred: is the target class) of [N, C]."""
     t = add_dim(promote.cast(target, "s64"), 1)
-    chosen = Expr(iota(x.dims, 1)).eq(Expr(broadcast_to(t, x.dims)))
+    chosen = iota(x.dims, 1).eq(Expr(broadcast_to(t, x.dims)))
     return Expr(broadcast_to(take_along(x.x, t, 1), x.dims)), chosen
 
 
+def _matrix(x: Instruction) -> Expr:
+    """The rows, of which one alone may be a vector or a number."""
+    return compute(x if x.rank == 2 else reshape(x, (1, x.size)))
+
+
 def _rows(x: Instruction, target: Instruction) -> tuple[Expr, Instruction]:
-    value = compute(x)
-    if len(value.dims) < 2:
-        value = Expr(reshape(value.x, (1, value.x.size)))
-    return value, reshape(target, (value.dims[0],))
+    value = _matrix(x)
+    return value, reshape(target, value.dims[:1])
 
 
 @lowers(aten.multi_margin_loss)
@@ -252,8 +250,7 @@ def multi_margin_loss(
 
 
 def _row_weight(weight: Instruction, target: Instruction, like: Expr) -> Expr:
-    picked = gather_dim(promote.cast(weight, like.dtype), target, 0)
-    return Expr(broadcast_to(add_dim(picked, 1), like.dims))
+    return Expr(gather_dim(weight, target, 0)).cast(like.dtype).spread(like.dims)
 
 
 @lowers(aten.multi_margin_loss_backward)
@@ -272,15 +269,14 @@ def multi_margin_loss_backward(
     slope = where(z > 0, z.like(1) if p == 1 else 2 * z, 0)
     if weight is not None:
         slope = slope * _row_weight(weight, target, slope)
-    slope = where(chosen, 0, slope) / Expr(promote.count_elements(value.dims[1:], value.dtype))
-    total = Expr(broadcast_to(add_dim(fold(slope, (1,)).x, 1), value.dims))
+    slope = where(chosen, 0, slope) / count(value, (1,))
+    total = fold(slope, (1,)).spread(value.dims)
     slope = where(chosen, -total, slope)
-    g = Expr(promote.cast(grad, value.dtype))
-    if g.dims:
-        g = Expr(broadcast_to(reshape(g.x, (value.dims[0], 1)), value.dims))
+    g = Expr(grad).cast(value.dtype)
+    g = g.spread(value.dims)
     if reduction == MEAN:
-        g = g / Expr(promote.count_elements(value.dims[:1], value.dtype))
-    return reshape(promote.cast((slope * g).x, expected().dtype), expected().dims)
+        g = g / count(value, (0,))
+    return result(slope * g)
 
 
 @lowers(aten.multilabel_margin_loss_backward)
@@ -291,29 +287,26 @@ def multilabel_margin_loss_backward(
     reduction: int,
     is_target: Instruction,
 ) -> Instruction:
-    value, g = compute(x), compute(grad)
-    shape = value.dims
-    if len(shape) < 2:
-        value = Expr(reshape(value.x, (1, value.x.size)))
+    value, g = _matrix(x), compute(grad)
     n, c = value.dims
-    labels = Expr(promote.cast(reshape(target, (n, c)), "s64"))
+    labels = Expr(reshape(target, (n, c))).cast("s64")
     hits = Expr(reshape(is_target, (n, c))).ne(0)
     # [n, label position, class]; labels end at the first -1.
     dims = (n, c, c)
     ended = prefix((labels < 0).cast("s64"), 1, "add") > 0
 
     def over_classes(v: Expr) -> Expr:
-        return Expr(broadcast_to(reshape(v.x, (n, c, 1)), dims))
+        return v.spread(dims)
 
     safe = where(labels < 0, 0, labels)
     at_label = over_classes(Expr(take_along(value.x, safe.x, 1)))
-    other = ~Expr(broadcast_to(reshape(hits.x, (n, 1, c)), dims)) & ~over_classes(ended)
-    active = other & (1 - at_label + Expr(broadcast_to(reshape(value.x, (n, 1, c)), dims)) > 0)
-    step = active.cast(value.dtype) / Expr(promote.count_elements((c,), value.dtype))
-    chosen = Expr(iota(dims, 2)).eq(over_classes(safe)) & ~over_classes(ended)
-    pull = Expr(broadcast_to(reshape(fold(step, (2,)).x, (n, c, 1)), dims))
+    other = ~hits.reshape((n, 1, c)).broadcast(dims) & ~over_classes(ended)
+    active = other & (1 - at_label + value.reshape((n, 1, c)).broadcast(dims) > 0)
+    step = active.cast(value.dtype) / count(value, (1,))
+    chosen = iota(dims, 2).eq(over_classes(safe)) & ~over_classes(ended)
+    pull = over_classes(fold(step, (2,)))
     slope = fold(step - where(chosen, pull, 0), (1,))
     if reduction == MEAN:
-        slope = slope / Expr(promote.count_elements((n,), value.dtype))
-    g = Expr(broadcast_to(reshape(g.x, (n, 1)), slope.dims)) if g.dims else g
-    return reshape(promote.cast((slope * g).x, expected().dtype), expected().dims)
+        slope = slope / count(value, (0,))
+    g = g.spread(slope.dims)
+    return result(slope * g)

@@ -11,7 +11,7 @@ from torch_hlo.hlo.ir import Instruction, Ints, Size, build
 from ..core import (
     Expr,
     Results,
-    broadcast_to,
+    bare,
     compute,
     expected_shapes,
     lowers,
@@ -42,18 +42,17 @@ def _results(*values: Expr | None) -> Results:
         elif shape.dims == (0,) and value.dims != (0,):
             results.append(promote.full(0, shape.dtype, (0,)))
         else:
-            results.append(reshape(promote.cast(value.x, shape.dtype), shape.dims))
+            results.append(reshape(value.cast(shape.dtype).x, shape.dims))
     return tuple(results)
 
 
 def _like(x: Instruction | None, like: Expr) -> Expr | None:
     """`x` in the compute type, broadcast (trailing alignment) to `like`."""
-    return None if x is None else Expr(promote.operand(x, like.dtype, like.dims))
+    return None if x is None else like.like(x)
 
 
 def _normalised_dims(x: Expr, normalized_shape: Sequence[Size]) -> Ints:
-    rank = len(x.dims)
-    return tuple(range(rank - len(normalized_shape), rank))
+    return tuple(range(x.rank - len(normalized_shape), x.rank))
 
 
 @lowers(aten.native_layer_norm)
@@ -90,8 +89,8 @@ def native_layer_norm_backward(
 ) -> Results:
     value, g = compute(x), compute(grad)
     dims = _normalised_dims(value, normalized_shape)
-    outer = tuple(range(dims[0] if dims else len(value.dims)))
-    mean, rstd = (Expr(promote.operand(v, value.dtype, value.dims)) for v in (mean, rstd))
+    outer = tuple(range(dims[0] if dims else value.rank))
+    mean, rstd = value.like(mean), value.like(rstd)
     normal = (value - mean) * rstd
     dx = dw = db = None
     if mask[0]:
@@ -140,7 +139,7 @@ def fused_rms_norm_backward(
 ) -> Results:
     value, g = compute(x), compute(grad)
     dims = _normalised_dims(value, normalized_shape)
-    rstd = Expr(promote.operand(rstd, value.dtype, value.dims))
+    rstd = value.like(rstd)
     normal = value * rstd
     dx = dw = None
     if mask[0]:
@@ -154,13 +153,11 @@ def fused_rms_norm_backward(
 # Batch normalisation: the channel is dimension 1.
 def _channel(x: Instruction | Expr, like: Expr) -> Expr:
     """A vector over channels repeated over an array of shape [N, C, …]."""
-    x = x.x if isinstance(x, Expr) else x
-    x = promote.cast(x, like.dtype)
-    return Expr(broadcast_to(reshape(x, (*x.dims, *(1,) * (len(like.dims) - 2))), like.dims))
+    return Expr(build.broadcast(promote.cast(bare(x), like.dtype), like.dims, (1,)))
 
 
 def _all_but_channel(x: Expr) -> Ints:
-    return tuple(i for i in range(len(x.dims)) if i != 1)
+    return tuple(i for i in range(x.rank) if i != 1)
 
 
 def _batch_norm(
@@ -180,7 +177,7 @@ def _batch_norm(
     if training:
         spread, mean = variance(value, dims, 0)
         rstd = rsqrt(spread + eps)
-        n = Expr(count(value, dims))
+        n = count(value, dims)
         unbiased = spread * (n / (n - 1))
         new = tuple(
             _running(old, fresh, momentum)
@@ -188,14 +185,10 @@ def _batch_norm(
         )
     else:
         mean, rstd = compute(running_mean), 1 / sqrt(compute(running_var) + eps)
-        new = (
-            running_mean if running_mean is None else Expr(running_mean),
-            running_var if running_var is None else Expr(running_var),
-        )
+        new = tuple(None if v is None else Expr(v) for v in (running_mean, running_var))
     out = (value - _channel(mean, value)) * _channel(rstd, value)
     scale, shift = (None if v is None else _channel(v, value) for v in (weight, bias))
-    saved = (mean, rstd)
-    return _affine(out, scale, shift), *saved, *new
+    return _affine(out, scale, shift), mean, rstd, *new
 
 
 def _running(old: Instruction | None, fresh: Expr, momentum: float) -> Expr | None:
@@ -275,7 +268,7 @@ def native_batch_norm_backward(
     # weights are the same for all that is summed: the gradients of weight and bias are the sums
     # that dx needs
     if mask[0]:
-        n = Expr(count(value, dims))
+        n = count(value, dims)
         inner = g - _channel(sums / n, g) - normal * _channel(products / n, g) if train else g
         dx = (
             _channel(rstd if weight is None else rstd * compute(weight).cast(rstd.dtype), g) * inner
@@ -316,13 +309,13 @@ def batch_norm_backward(
 # [N, C] in memory: the passes over the whole array then are those of batch normalisation, whichever
 # dimension is innermost.
 def _spatial(x: Expr) -> Ints:
-    return tuple(range(2, len(x.dims)))
+    return tuple(range(2, x.rank))
 
 
 def _group_mean(sums: Expr, groups: int, n: Expr) -> Expr:
     """[N, groups] from sums [N, C]; `n`: elements of a group."""
     images, channels = sums.dims
-    return fold(Expr(reshape(sums.x, (images, groups, channels // groups))), (2,)) / n
+    return fold(sums.reshape((images, groups, channels // groups)), (2,)) / n
 
 
 def _spread(x: Expr, channels: Size) -> Expr:
@@ -330,11 +323,6 @@ def _spread(x: Expr, channels: Size) -> Expr:
     images, groups = x.dims
     wide = build.broadcast(x.x, (images, groups, channels // groups), (0, 1))
     return Expr(build.opt_barrier(reshape(wide, (images, channels))))
-
-
-def _pixels(x: Expr, like: Expr) -> Expr:
-    """[N, C] repeated over the pixels of `like`."""
-    return Expr(build.broadcast(x.x, like.dims, (0, 1)))
 
 
 @lowers(aten.native_group_norm)
@@ -350,11 +338,11 @@ def native_group_norm(
 ) -> Results:
     value = compute(x)
     images, channels = value.dims[:2]
-    size = Expr(count(value, _spatial(value))) * (channels // group)
+    size = count(value, _spatial(value)) * (channels // group)
     mean = _group_mean(fold(value, _spatial(value)), group, size)
-    centered = value - _pixels(_spread(mean, channels), value)
+    centered = value - _spread(mean, channels).spread(value.dims)
     rstd = rsqrt(_group_mean(fold(square(centered), _spatial(value)), group, size) + eps)
-    scaled = centered * _pixels(_spread(rstd, channels), value)
+    scaled = centered * _spread(rstd, channels).spread(value.dims)
     return _results(
         _affine(scaled, *(None if v is None else _channel(v, value) for v in (weight, bias))),
         mean,
@@ -377,12 +365,11 @@ def native_group_norm_backward(
 ) -> Results:
     value, g = compute(x), compute(grad)
     images, channels = value.dims[:2]
-    size = Expr(count(value, _spatial(value))) * (channels // group)
+    size = count(value, _spatial(value)) * (channels // group)
     mean, rstd = (
-        _spread(Expr(promote.cast(reshape(v, (images, group)), value.dtype)), channels)
-        for v in (mean, rstd)
+        _spread(Expr(reshape(v, (images, group))).cast(value.dtype), channels) for v in (mean, rstd)
     )
-    centered = value - _pixels(mean, value)
+    centered = value - mean.spread(value.dims)
     sums, products = fold(g, _spatial(g)), fold(g * centered, _spatial(g)) * rstd
     dx = None
     if mask[0]:
@@ -390,9 +377,9 @@ def native_group_norm_backward(
         first, second = (_spread(_group_mean(v, group, size), channels) for v in scaled)
         scale = rstd if weight is None else rstd * _like(weight, rstd)
         dx = (
-            g * _pixels(scale, g)
-            - _pixels(rstd * first, g)
-            - centered * _pixels(square(rstd) * second, g)
+            g * scale.spread(g.dims)
+            - (rstd * first).spread(g.dims)
+            - centered * (square(rstd) * second).spread(g.dims)
         )
     return _results(
         dx,
@@ -412,7 +399,7 @@ def _but(dim: int, rank: int) -> Ints:
 @lowers(aten._weight_norm_interface)
 def weight_norm(v: Instruction, g: Instruction, dim: int = 0) -> Results:
     value = compute(v)
-    others = _but(dim, len(value.dims))
+    others = _but(dim, value.rank)
     norm = sqrt(fold(square(value), others))
     return _results(value * (_like(g, value) / keep(norm, value.dims, others)), norm)
 
@@ -427,10 +414,10 @@ def weight_norm_backward(
 ) -> Results:
     """(gradient of v, gradient of g)."""
     value, dw = compute(v), compute(grad)
-    others = _but(dim, len(value.dims))
+    others = _but(dim, value.rank)
     scale, norm = (
         _like(g, value),
-        Expr(promote.cast(reshape(norms, (value.dims[dim],)), value.dtype)),
+        Expr(reshape(norms, (value.dims[dim],))).cast(value.dtype),
     )
     along = fold(dw * value, others) / norm
     return _results(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.pytorch.operators import OpOverload
 
@@ -29,6 +30,7 @@ from ..core import (
     power,
     promote,
     reshape,
+    scalar,
     select_dim,
     sqrt,
     where,
@@ -128,16 +130,12 @@ def foreach_powsum(
 ) -> Sequence[Instruction]:
     def one(x: Instruction) -> Instruction:
         value = compute(promote.cast(x, expected().dtype))
-        return result(fold(power(absolute(value), value.like(ord)), tuple(range(len(value.dims)))))
+        return result(fold(power(absolute(value), value.like(ord)), range(value.rank)))
 
     return [nested((s,), one, x) for x, s in zip(xs, expected_shapes(), strict=True)]
 
 
 # GradScaler: found_inf, inv_scale, the scale and its tracker have one element.
-def _number(x: Instruction, dtype: str) -> Expr:
-    return Expr(promote.cast(reshape(x, ()), dtype))
-
-
 @lowers(aten._amp_foreach_non_finite_check_and_unscale)
 def amp_unscale(
     grads: Sequence[Instruction],
@@ -145,14 +143,14 @@ def amp_unscale(
     inv_scale: Instruction,
 ) -> tuple[list[Instruction], Instruction]:
     """([gradients * inv_scale], found_inf, or 1 if any gradient was infinite or nan)."""
-    new, flag = [], _number(found_inf, found_inf.dtype)
+    new, flag = [], scalar(found_inf, found_inf.dtype)
     for grad in grads:
         g = compute(grad)
-        bad = fold(~(absolute(g) < math.inf), tuple(range(grad.rank)), "or")
+        bad = fold(~(absolute(g) < math.inf), range(grad.rank), "or")
         flag = where(bad, flag.like(1), flag)
-        scale = _number(inv_scale, g.dtype)
+        scale = scalar(inv_scale, g.dtype)
         # As the kernels of PyTorch: a scale of one leaves infinities and nans as they are.
-        new.append(promote.cast(where(g.like(scale).eq(1), g, _times(g, scale)).x, grad.dtype))
+        new.append(where(g.like(scale).eq(1), g, _times(g, scale)).cast(grad.dtype).x)
     return new, reshape(flag.x, found_inf.dims)
 
 
@@ -168,15 +166,15 @@ def amp_update_scale(
     """(scale, growth_tracker) after a step: smaller if it met an infinity, larger after
     `growth_interval` steps that did not."""
     old, tracker = (
-        _number(scale, "f64"),
-        _number(growth_tracker, growth_tracker.dtype),
+        scalar(scale, "f64"),
+        scalar(growth_tracker, growth_tracker.dtype),
     )
     s = Scalars(growth=scale_growth_factor, backoff=scale_backoff_factor)
-    bad = _number(found_inf, "f32").ne(0)
+    bad = scalar(found_inf, "f32").ne(0)
     count = tracker + 1
-    due = count.eq(tracker.like(Expr(promote.scalar(growth_interval, tracker.dtype))))
+    due = count.eq(tracker.like(growth_interval))
     grown = (old * s.growth).cast(scale.dtype)
-    kept = Expr(reshape(scale, ()))
+    kept = scalar(scale, scale.dtype)
     grown = where(due & (absolute(grown) < math.inf), grown, kept)
     new = where(bad, (old * s.backoff).cast(scale.dtype), grown)
     return reshape(new.x, scale.dims), reshape(
@@ -192,7 +190,7 @@ class Scalars:
         self._numbers = numbers
 
     def __getattr__(self, name: str) -> Expr:
-        return Expr(promote.scalar(self._numbers[name], "f64"))
+        return scalar(self._numbers[name], "f64")
 
     def is_zero(self, name: str) -> bool:
         value = self._numbers[name]
@@ -203,21 +201,28 @@ def _times(x: Expr, scalar: Expr) -> Expr:
     return x * x.like(scalar.cast(x.dtype))
 
 
-def _ready(grad: Instruction, grad_scale: Instruction | None, maximize: bool) -> tuple[Expr, Expr]:
-    """(unscaled gradient as written back, gradient to descend along)."""
-    g = compute(grad)
-    if grad_scale is not None:
-        g = g / g.like(Expr(promote.cast(reshape(grad_scale, ()), g.dtype)))
-    return g, -g if maximize else g
+@frozen
+class _Scaling:
+    """What GradScaler has to do with a step, and the direction."""
 
+    maximize: bool
+    grad_scale: Instruction | None
+    found_inf: Instruction | None
 
-def _unless_inf(found_inf: Instruction | None, new: Expr, old: Instruction) -> Instruction:
-    """The new value in the old one's dtype, or the old value when a gradient was infinite."""
-    value = promote.cast(new.x, old.dtype)
-    if found_inf is None:
-        return value
-    skip = Expr(promote.cast(reshape(found_inf, ()), "f32")).eq(1)
-    return where(skip, Expr(old), Expr(value)).x
+    def ready(self, grad: Instruction) -> tuple[Instruction, Expr]:
+        """(gradient as written back, gradient to descend along)."""
+        g, written = compute(grad), grad
+        if self.grad_scale is not None:
+            g = g / scalar(self.grad_scale, g.dtype)
+            written = self.kept(g, grad)
+        return written, -g if self.maximize else g
+
+    def kept(self, new: Expr, old: Instruction) -> Instruction:
+        """The new value in the old one's dtype, or the old value when a gradient was infinite."""
+        value = new.cast(old.dtype)
+        if self.found_inf is None:
+            return value.x
+        return where(scalar(self.found_inf, "f32").eq(1), Expr(old), value).x
 
 
 def _adam_step(
@@ -239,7 +244,7 @@ def _adam_step(
             g = g + _times(p, s.weight_decay)
     m = m + _times(g - m, 1 - s.beta1)
     v = _times(v, s.beta2) + _times(g * g, 1 - s.beta2)
-    count = Expr(promote.cast(reshape(step, ()), "f64"))
+    count = scalar(step, "f64")
     correction1, correction2 = (1 - power(beta, count) for beta in (s.beta1, s.beta2))
     second = v
     if amsgrad:
@@ -270,12 +275,13 @@ def _fused_adam(decoupled: bool) -> Callable:
         found_inf: Instruction | None = None,
     ) -> list[list[Instruction]]:
         s = Scalars(lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps)
+        scaling = _Scaling(maximize, grad_scale, found_inf)
         rows = []
         for i, (p, grad, m, v, step) in enumerate(
             zip(params, grads, exp_avgs, exp_avg_sqs, steps, strict=True)
         ):
             largest = max_exp_avg_sqs[i] if amsgrad else v
-            unscaled, g = _ready(grad, grad_scale, maximize)
+            written, g = scaling.ready(grad)
             new = _adam_step(
                 *(compute(t) if isinstance(t, Instruction) else t for t in (p, g, m, v, largest)),
                 step,
@@ -283,16 +289,8 @@ def _fused_adam(decoupled: bool) -> Callable:
                 decoupled,
                 amsgrad,
             )
-            rows.append(
-                (
-                    _unless_inf(found_inf, new[0], p),
-                    _unless_inf(found_inf, unscaled, grad) if grad_scale is not None else grad,
-                    *(
-                        _unless_inf(found_inf, n, o)
-                        for n, o in zip(new[1:], (m, v, largest), strict=True)
-                    ),
-                )
-            )
+            first, *others = map(scaling.kept, new, (p, m, v, largest))
+            rows.append((first, written, *others))
         columns = [list(c) for c in zip(*rows, strict=True)]
         if not amsgrad:
             columns[4] = []
@@ -323,11 +321,12 @@ def fused_sgd(
     found_inf: Instruction | None = None,
 ) -> tuple[list[Instruction], list[Instruction], list[Instruction]]:
     s = Scalars(weight_decay=weight_decay, momentum=momentum, lr=lr, dampening=dampening)
+    scaling = _Scaling(maximize, grad_scale, found_inf)
     new_params, new_grads, new_momenta = [], [], []
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
         p = compute(param)
-        unscaled, g = _ready(grad, grad_scale, maximize)
-        new_grads.append(_unless_inf(found_inf, unscaled, grad) if grad_scale is not None else grad)
+        written, g = scaling.ready(grad)
+        new_grads.append(written)
         if not s.is_zero("weight_decay"):
             g = g + _times(p, s.weight_decay)
         if momenta and not s.is_zero("momentum"):
@@ -336,11 +335,11 @@ def fused_sgd(
                 if is_first_step
                 else _times(compute(momenta[i]), s.momentum) + _times(g, 1 - s.dampening)
             )
-            new_momenta.append(_unless_inf(found_inf, buffer, momenta[i]))
+            new_momenta.append(scaling.kept(buffer, momenta[i]))
             g = g + _times(buffer, s.momentum) if nesterov else buffer
         elif momenta:
             new_momenta.append(momenta[i])
-        new_params.append(_unless_inf(found_inf, p - _times(g, s.lr), param))
+        new_params.append(scaling.kept(p - _times(g, s.lr), param))
     return new_params, new_grads, new_momenta
 
 
@@ -360,20 +359,20 @@ def fused_adagrad(
     found_inf: Instruction | None = None,
 ) -> tuple[list[Instruction], ...]:
     s = Scalars(lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps)
+    scaling = _Scaling(maximize, grad_scale, found_inf)
     new_params, new_grads, new_sums = [], [], []
     for param, grad, total, step in zip(params, grads, sums, steps, strict=True):
         p = compute(param)
-        unscaled, g = _ready(grad, grad_scale, maximize)
-        new_grads.append(_unless_inf(found_inf, unscaled, grad) if grad_scale is not None else grad)
+        written, g = scaling.ready(grad)
+        new_grads.append(written)
         if not s.is_zero("weight_decay"):
             g = g + _times(p, s.weight_decay)
-        count = Expr(promote.cast(reshape(step, ()), "f64"))
+        count = scalar(step, "f64")
         rate = s.lr / (1 + (count - 1) * s.lr_decay)
         squares = compute(total) + g * g
-        new_sums.append(_unless_inf(found_inf, squares, total))
+        new_sums.append(scaling.kept(squares, total))
         new_params.append(
-            _unless_inf(
-                found_inf,
+            scaling.kept(
                 p - _times(g / (sqrt(squares) + s.eps.cast(squares.dtype)), rate),
                 param,
             )

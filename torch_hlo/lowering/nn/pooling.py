@@ -26,10 +26,11 @@ from torch_hlo.hlo.ir import (
 from ..core import (
     Expr,
     add_dim,
-    broadcast_to,
     compute,
     expected,
+    finish,
     gather_dim,
+    iota,
     is_nan,
     lowers,
     lowest,
@@ -44,7 +45,6 @@ from ..core import (
     take_along,
     where,
 )
-from ..core.shaping import iota
 from ..linalg.matmul import dot
 from ..reduction.reduce import arg_extreme, average
 
@@ -97,7 +97,7 @@ def _leading(rank: int, n: int) -> list[WindowDim]:
 
 
 def _axis_index(dims: Sequence[Size], dim: int) -> Expr:
-    return Expr(iota(dims, dim))
+    return iota(dims, dim)
 
 
 def _pooled(x: Instruction, kernel: Sequence[int]) -> int:
@@ -161,7 +161,7 @@ def avg_pool(
     window = _leading(x.rank, n) + w.over(sizes, shape.dims[-n:])
     total = Expr(_window_reduce(value.x, window, "add"))
     divisor = _divisor(shape.dims, sizes, w, count_include_pad, divisor_override, value.dtype)
-    return promote.cast(_averaged(total, divisor, w.kernel).x, shape.dtype)
+    return finish(_averaged(total, divisor, w.kernel))
 
 
 def _window_reduce(x: Instruction, window: list[WindowDim], op: str) -> Instruction:
@@ -327,7 +327,7 @@ def _max_pool_backward(n: int) -> Callable[..., Any]:
             if any(k > s for k, s in zip(w.kernel, w.stride, strict=True))
             else shape.dtype
         )
-        window = _leading(len(shape.dims), n) + w.over(shape.dims[-n:], grad.dims[-n:])
+        window = _leading(shape.rank, n) + w.over(shape.dims[-n:], grad.dims[-n:])
         select = build.computation(_keeps, (Shape(dtype), Shape(dtype)), f"keeps_{dtype}")
         values, zero = (
             (promote.cast(v, dtype) for v in (x, grad)),
@@ -358,7 +358,7 @@ for _n in (2, 3):
 
 
 def _unpool_add(grad: Instruction, indices: Instruction, shape: Shape, n: int) -> Instruction:
-    lead = shape.dims[: len(shape.dims) - n]
+    lead = shape.dims[: shape.rank - n]
     inner, outer = (math.prod(d[len(d) - n :]) for d in (shape.dims, grad.dims))
     rows = math.prod(lead)
     dtype = promote.compute_type(shape.dtype)
@@ -381,7 +381,7 @@ def _adaptive_weights(size: Size, out: Size, dtype: str) -> Expr:
     """[out, size] matrix of averaging weights."""
     start, stop = _adaptive_bounds(size, out)
     dims = (out, size)
-    start, stop = (Expr(broadcast_to(reshape(v.x, (out, 1)), dims)) for v in (start, stop))
+    start, stop = (v.reshape((out, 1)).broadcast(dims) for v in (start, stop))
     i = _axis_index(dims, 1)
     return where((i >= start) & (i < stop), 1 / (stop - start).cast(dtype), 0)
 
@@ -417,7 +417,7 @@ def _apply_weights(x: Instruction, n: int, dims: Sequence[Size], backward: bool)
             if backward
             else _window_reduce(value.x, [*window], "add")
         )
-        return promote.cast((Expr(found) / math.prod(times)).x, expected().dtype)
+        return finish(Expr(found) / math.prod(times))
     for d in range(len(dims) - n, len(dims)):
         have, want = value.dims[d], dims[d]
         if have == want:
@@ -425,16 +425,16 @@ def _apply_weights(x: Instruction, n: int, dims: Sequence[Size], backward: bool)
         small, large = (have, want) if backward else (want, have)
         if isinstance(small, int) and small == 1:
             if backward:
-                value = Expr(
-                    broadcast_to(value.x, (*value.dims[:d], want, *value.dims[d + 1 :]))
-                ) / Expr(promote.count_elements((want,), value.dtype))
+                value = value.broadcast((*value.dims[:d], want, *value.dims[d + 1 :])) / Expr(
+                    promote.count_elements((want,), value.dtype)
+                )
             else:
                 mean = average(value, (d,))
-                value = Expr(reshape(mean.x, (*value.dims[:d], 1, *value.dims[d + 1 :])))
+                value = mean.reshape((*value.dims[:d], 1, *value.dims[d + 1 :]))
             continue
         weights = _adaptive_weights(large, small, value.dtype)
         value = Expr(move_dim(dot(value.x, weights.x, (d,), (0 if backward else 1,)).x, -1, d))
-    return promote.cast(value.x, expected().dtype)
+    return finish(value)
 
 
 @lowers(aten.adaptive_max_pool2d, aten.adaptive_max_pool3d)
@@ -475,8 +475,8 @@ def adaptive_max_pool(
     window = math.prod(value.dims[lead + 2 * i + 1] for i in range(n))
     value = reshape(permute(value, order), (*shape.dims, window))
     flat = reshape(permute(flat.x, order), (*shape.dims, window))
-    best, where_ = arg_extreme(Expr(value), len(shape.dims), True)
-    index = take_along(flat, add_dim(where_.x, len(shape.dims)), len(shape.dims))
+    best, where_ = arg_extreme(Expr(value), shape.rank, True)
+    index = take_along(flat, add_dim(where_.x, shape.rank), shape.rank)
     return best.x, reshape(index, shape.dims)
 
 
@@ -488,9 +488,7 @@ def _adaptive_windows(size: Size, out: Size) -> Expr:
     if isinstance(size, int):
         longest = min(longest, size)
     dims = (out, longest)
-    start, stop = (
-        Expr(broadcast_to(reshape(v.x, (out, 1)), dims)) for v in _adaptive_bounds(size, out)
-    )
+    start, stop = (v.reshape((out, 1)).broadcast(dims) for v in _adaptive_bounds(size, out))
     position = start + _axis_index(dims, 1)
     return where(position < stop, position, start)
 
@@ -499,4 +497,4 @@ def _spread_index(size: Size, out: Size, dims: Sequence[Size], at: int) -> Expr:
     index = _adaptive_windows(size, out)
     place = [1] * len(dims)
     place[at], place[at + 1] = index.dims
-    return Expr(broadcast_to(reshape(index.x, place), dims))
+    return index.reshape(place).broadcast(dims)

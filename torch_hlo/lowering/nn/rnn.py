@@ -23,7 +23,9 @@ from ..core import (
     add_dim,
     compute,
     concatenate,
-    expected_shapes,
+    expected,
+    finish_all,
+    iota,
     logistic,
     lowers,
     maximum as larger,
@@ -37,8 +39,7 @@ from ..core import (
     tanh,
     where,
 )
-from ..core.shaping import iota
-from ..linalg.matmul import dot, linear
+from ..linalg.matmul import affine, dot
 
 aten = torch.ops.aten
 
@@ -167,8 +168,7 @@ CELLS = {
 
 
 def _split(value: Expr, n: int) -> list[Expr]:
-    size = value.dims[-1] // n
-    return [Expr(slice_dim(value.x, -1, i * size, (i + 1) * size)) for i in range(n)]
+    return [Expr(_part(value.x, i, n)) for i in range(n)]
 
 
 def _joined(parts: Sequence[Expr]) -> Expr:
@@ -194,10 +194,7 @@ def _meta(
     lengths: Tensor | None,
 ) -> list[Tensor]:
     (length, batch, _), hidden = x.shape, state[0].shape[2]
-    layers, directions = (
-        len(layers_of(params, bidirectional, has_biases)),
-        2 if bidirectional else 1,
-    )
+    layers, directions = len(layers_of(params, bidirectional, has_biases)), 1 + bidirectional
     outputs = [
         x.new_empty(length, batch, directions * hidden) for _ in range(layers if save else 1)
     ]
@@ -239,12 +236,16 @@ _library.impl("recurrent_backward", _meta_backward, "Meta")
 def _part(x: Instruction, n: int, count: int) -> Instruction:
     """Part `n` of `count` of the last dimension."""
     size = x.dims[-1] // count
-    return x if count == 1 else slice_dim(x, -1, n * size, (n + 1) * size)
+    return slice_dim(x, -1, n * size, (n + 1) * size)
 
 
 def _over_time(x: Instruction) -> Instruction:
     """The sum over time and batch."""
-    return promote.cast(reduce(promote.cast(x, promote.compute_type(x.dtype)), (0, 1)), x.dtype)
+    return promote.cast(reduce(compute(x).x, (0, 1)), x.dtype)
+
+
+def _sum(a: Instruction, b: Instruction) -> Instruction:
+    return (compute(a) + compute(b)).cast(a.dtype).x
 
 
 def _lives(lengths: Instruction | None, x: Instruction) -> list[Instruction]:
@@ -253,7 +254,7 @@ def _lives(lengths: Instruction | None, x: Instruction) -> list[Instruction]:
     if lengths is None:
         return []
     dims = (*x.dims[:2], 1)
-    return [build.compare(iota(dims, 0), build.broadcast(lengths, dims, (1,)), "LT")]
+    return [build.compare(iota(dims, 0).x, build.broadcast(lengths, dims, (1,)), "LT")]
 
 
 def _where(
@@ -288,11 +289,8 @@ def recurrent(
         parts = []
         for direction, (w_in, w_hidden, b_in, b_hidden) in enumerate(layer):
             if b_in is not None and not c.hidden_bias:
-                b_in, b_hidden = (
-                    promote.cast((compute(b_in) + compute(b_hidden)).x, b_in.dtype),
-                    None,
-                )
-            gates = linear(x, w_in, b_in)
+                b_in, b_hidden = _sum(b_in, b_hidden), None
+            gates = affine(x, w_in, b_in).cast(expected().dtype).x
             out, new, saved = _recurrence(
                 c,
                 direction == 1,
@@ -349,11 +347,11 @@ def _recurrence(
     ) -> tuple[list[Instruction], ...]:
         hidden = dot(carry[0], rest[0], (1,), (1 if few else 0,))
         if bias is not None:
-            hidden = hidden + Expr(promote.operand(rest[1], hidden.dtype, hidden.dims))
+            hidden = hidden + hidden.like(rest[1])
         old = [compute(s) for s in carry]
         new, saved = c.forward(_split(compute(x[0]), c.gates), _split(hidden, c.gates), old)
         new = _where(x[1:], new, old)
-        new, saved = ([promote.cast(v.x, dtype) for v in values] for values in (new, saved))
+        new, saved = ([v.cast(dtype).x for v in values] for values in (new, saved))
         return new, [new[0], *(saved if save else ())]
 
     last, (out, *saved) = scan_loop(step, state, [gates, *lives], rest, gates.dims[0], reverse)
@@ -387,12 +385,12 @@ def lstm_layer(
             f" bidirectional={bidirectional}, batch_first={batch_first}, train={train}: only one"
             " layer and direction of an LSTM (mode 2) in inference is taken; call torch.lstm"
         )
-    bias = promote.cast((compute(b_in) + compute(b_hidden)).x, b_in.dtype) if has_biases else None
+    bias = _sum(b_in, b_hidden) if has_biases else None
     out, last, _ = _recurrence(
         CELLS["lstm"],
         reverse,
         False,
-        linear(x, w_in, bias),
+        affine(x, w_in, bias).cast(expected().dtype).x,
         w_hidden,
         None,
         [select_dim(s, 0, 0) for s in (hx, cx)],
@@ -451,7 +449,7 @@ def recurrent_backward(
             if number or mask[0]:
                 through = dot(d_gates, weights[0], (2,), (0,))
                 d_input = through if d_input is None else d_input + through
-        grad = None if d_input is None else promote.cast(d_input.x, x.dtype)
+        grad = None if d_input is None else d_input.cast(x.dtype).x
         d_params, d_state = d_layer + d_params, d_first + d_state
     found = [grad, *(stack(s, 0) for s in zip(*d_state, strict=True)), *d_params]
     return tuple(g for g, wanted in zip(found, mask, strict=True) if wanted)
@@ -466,7 +464,7 @@ def _parameter_gradients(
     """Of the two weights of one direction, and of its biases. `products`: for each weight the
     gradient of what it gives, and what it is applied to."""
     found = [
-        promote.cast(dot(g, v, (0, 1), (0, 1)).x, w.dtype) if want else None
+        dot(g, v, (0, 1), (0, 1)).cast(w.dtype).x if want else None
         for (g, v), w, want in zip(products, weights, wanted, strict=False)
     ]
     if has_biases:
@@ -510,7 +508,7 @@ def _recurrence_backward(
         zeros = [g.like(0) for g in grads]
         inputs, hidden, before = c.backward(_where(alive, grads, zeros), output, saved)
         joined = [
-            promote.cast(_joined(part).x, dtype)
+            _joined(part).cast(dtype).x
             for part in ([inputs] if inputs is hidden else [inputs, hidden])
         ]
         through = dot(joined[-1], rest[0], (1,), (0,))
@@ -520,7 +518,7 @@ def _recurrence_backward(
         ]
         if alive:
             before = [b + g for b, g in zip(before, _where(alive, zeros, grads), strict=True)]
-        return [promote.cast(g.x, dtype) for g in before], joined
+        return [g.cast(dtype).x for g in before], joined
 
     first, ys = scan_loop(step, carry, xs, [weight], length, not reverse)
     return ys[0], ys[-1], first
@@ -546,15 +544,8 @@ def _before(
 def _gates(x: Instruction, bias: Instruction | None, n: int) -> list[Expr]:
     value = compute(x)
     if bias is not None:
-        value = value + Expr(promote.operand(bias, value.dtype, value.dims))
+        value = value + value.like(bias)
     return _split(value, n)
-
-
-def _results(*values: Expr | None) -> Results:
-    return tuple(
-        None if v is None or s is None else promote.cast(v.x, s.dtype)
-        for v, s in zip(values, expected_shapes(), strict=True)
-    )
 
 
 @lowers(aten._thnn_fused_lstm_cell)
@@ -571,7 +562,7 @@ def lstm_cell(
         _gates(hidden_gates, hidden_bias, 4),
         [None, compute(cx)],
     )
-    return _results(hy, cy, _joined(saved[:4]))
+    return finish_all(hy, cy, _joined(saved[:4]))
 
 
 @lowers(aten._thnn_fused_lstm_cell_backward_impl)
@@ -588,7 +579,7 @@ def lstm_cell_backward(
     grads = [before * 0 if g is None else compute(g) for g in (grad_hy, grad_cy)]
     gates, _, (_, dc) = _lstm_backward(grads, None, [*_gates(workspace, None, 4), before])
     gates = _joined(gates)
-    return _results(gates, dc, Expr(reduce(gates.x, (0,))) if has_bias else None)
+    return finish_all(gates, dc, Expr(reduce(gates.x, (0,))) if has_bias else None)
 
 
 @lowers(aten._thnn_fused_gru_cell)
@@ -606,7 +597,7 @@ def gru_cell(
         _gates(hidden_gates, hidden_bias, 3),
         [compute(hx)],
     )
-    return _results(hy, _joined(saved))
+    return finish_all(hy, _joined(saved))
 
 
 @lowers(aten._thnn_fused_gru_cell_backward)
@@ -619,4 +610,4 @@ def gru_cell_backward(
     inputs, hidden, (h,) = _gru_backward([compute(grad)], None, _gates(workspace, None, 5))
     inputs, hidden = _joined(inputs), _joined(hidden)
     biases = [Expr(reduce(v.x, (0,))) if has_bias else None for v in (inputs, hidden)]
-    return _results(inputs, hidden, h, *biases)
+    return finish_all(inputs, hidden, h, *biases)

@@ -1,7 +1,6 @@
 """softmax and log_softmax, forward and backward."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ from torch_hlo.hlo.ir import Instruction
 
 from ..core import (
     Expr,
-    axis,
     compute,
     exp,
     expected,
@@ -25,28 +23,20 @@ from ..reduction.reduce import fold, keep
 aten = torch.ops.aten
 
 
-def _shifted(x: Expr, dims: Sequence[int]) -> tuple[Expr, Expr]:
-    """x minus its maximum along `dims` (a row of -inf stays so), and the maximum without those
-    dims."""
-    top = fold(x, dims, "maximum")
-    return x - keep(top, x.dims, dims), top
+def _shifted(x: Expr, dim: int) -> Expr:
+    """x minus its maximum along `dim`."""
+    return x - keep(fold(x, (dim,), "maximum"), x.dims, (dim,))
 
 
 def softmax(x: Expr, dim: int) -> Expr:
     """In the dtype of `x`."""
-    if not x.dims:
-        return x * 0 + 1
-    dims = (axis(dim, len(x.dims)),)
-    weights = exp(_shifted(x, dims)[0])
-    return weights / keep(fold(weights, dims), x.dims, dims)
+    weights = exp(_shifted(x, dim))
+    return weights / keep(fold(weights, (dim,)), x.dims, (dim,))
 
 
 def log_softmax(x: Expr, dim: int) -> Expr:
-    if not x.dims:
-        return x * 0
-    dims = (axis(dim, len(x.dims)),)
-    shifted, _ = _shifted(x, dims)
-    return shifted - keep(log(fold(exp(shifted), dims)), x.dims, dims)
+    shifted = _shifted(x, dim)
+    return shifted - keep(log(fold(exp(shifted), (dim,))), x.dims, (dim,))
 
 
 def _operand(x: Instruction) -> Expr:
@@ -67,10 +57,7 @@ def log_softmax_(x: Instruction, dim: int, *args: Any, **kwargs: Any) -> Instruc
 def safe_softmax(x: Instruction, dim: int, dtype: torch.dtype | None = None) -> Instruction:
     """Rows of -inf give 0 instead of nan."""
     value = _operand(x)
-    if not value.dims:
-        return finish(where(value.eq(-math.inf), 0, softmax(value, dim)))
-    dims = (axis(dim, len(value.dims)),)
-    masked = keep(fold(value, dims, "maximum").eq(-math.inf), value.dims, dims)
+    masked = keep(fold(value, (dim,), "maximum").eq(-math.inf), value.dims, (dim,))
     return finish(where(masked, 0, softmax(value, dim)))
 
 
@@ -82,11 +69,8 @@ def softmax_backward(
     input_dtype: torch.dtype,
 ) -> Instruction:
     g, y = compute(grad), compute(output)
-    if not g.dims:
-        return finish(g * 0)
-    dims = (axis(dim, len(y.dims)),)
     product = g * y
-    return finish(product - y * keep(fold(product, dims), y.dims, dims))
+    return finish(product - y * keep(fold(product, (dim,)), y.dims, (dim,)))
 
 
 @lowers(aten._log_softmax_backward_data)
@@ -97,7 +81,4 @@ def log_softmax_backward(
     input_dtype: torch.dtype,
 ) -> Instruction:
     g, y = compute(grad), compute(output)
-    if not g.dims:
-        return finish(g - exp(y) * g)
-    dims = (axis(dim, len(y.dims)),)
-    return finish(g - exp(y) * keep(fold(g, dims), y.dims, dims))
+    return finish(g - exp(y) * keep(fold(g, (dim,)), y.dims, (dim,)))

@@ -23,21 +23,21 @@ from ..core import (
     LoweringError,
     Weak,
     absolute,
-    broadcast_to,
     compute,
     expected,
+    finish,
     floor,
     gather_dim,
+    iota,
     lowers,
     maximum,
     minimum,
     promote,
-    reshape,
     round_even,
+    scalar,
     scatter_dim,
     where,
 )
-from ..core.shaping import iota
 
 aten = torch.ops.aten
 # outputs that one source position went to, for which reading them beats adding at computed places
@@ -46,42 +46,29 @@ Tap = tuple[Expr, Expr | None]  # (s64[out] source position, weight[out]; None i
 
 
 def _index(out: Size, dtype: str) -> Expr:
-    return Expr(iota((out,), 0, dtype))
+    return iota((out,), 0, dtype)
 
 
 def _step(size: Size, out: Size, scale: float | None, dtype: str) -> Expr:
     """Source distance between neighbouring outputs: 1 / scale factor if one was given, else the
     ratio of sizes."""
     if isinstance(scale, Weak) or (scale is not None and scale > 0):
-        return (1 / Expr(promote.scalar(scale, "f64"))).cast(dtype)
-    return Expr(promote.count_elements((size,), dtype)) / Expr(
-        promote.count_elements((out,), dtype)
-    )
+        return (1 / scalar(scale, "f64")).cast(dtype)
+    return scalar(size, dtype) / scalar(out, dtype)
 
 
 def _clip(position: Expr, size: Size) -> Expr:
-    return minimum(maximum(position, 0), position.like(size) - 1)
+    return minimum(maximum(position, 0), size - 1)
 
 
 def nearest(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> list[Tap]:
-    return [
-        (
-            _clip(floor(_index(out, dtype) * _step(size, out, scale, dtype)).cast("s64"), size),
-            None,
-        )
-    ]
+    position = floor(_index(out, dtype) * _step(size, out, scale, dtype))
+    return [(_clip(position.cast("s64"), size), None)]
 
 
 def nearest_exact(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> list[Tap]:
-    return [
-        (
-            _clip(
-                floor((_index(out, dtype) + 0.5) * _step(size, out, scale, dtype)).cast("s64"),
-                size,
-            ),
-            None,
-        )
-    ]
+    position = floor((_index(out, dtype) + 0.5) * _step(size, out, scale, dtype))
+    return [(_clip(position.cast("s64"), size), None)]
 
 
 def _source(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> Expr:
@@ -89,23 +76,15 @@ def _source(size: Size, out: Size, align: bool, scale: float | None, dtype: str)
     if align:
         if isinstance(out, int) and out == 1:
             return i * 0
-        step = Expr(promote.count_elements((size - 1,), dtype)) / Expr(
-            promote.count_elements((out - 1,), dtype)
-        )
-        return i * step
+        return i * (scalar(size - 1, dtype) / scalar(out - 1, dtype))
     return (i + 0.5) * _step(size, out, scale, dtype) - 0.5
 
 
 def linear(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> list[Tap]:
-    source = _source(size, out, align, scale, dtype)
-    source = maximum(source, 0)
-    low = minimum(floor(source).cast("s64"), size_minus_one(size))
+    source = maximum(_source(size, out, align, scale, dtype), 0)
+    low = minimum(floor(source).cast("s64"), size - 1)
     weight = minimum(maximum(source - low.cast(dtype), 0), 1)
-    return [(low, 1 - weight), (minimum(low + 1, size_minus_one(size)), weight)]
-
-
-def size_minus_one(size: Size) -> Expr:
-    return Expr(promote.scalar(size - 1, "s64"))
+    return [(low, 1 - weight), (minimum(low + 1, size - 1), weight)]
 
 
 def _cubic_near(t: Expr, a: float) -> Expr:
@@ -248,9 +227,7 @@ def resample_adjoint(grad: Expr, dim: int, size: Size, taps: list[Tap]) -> Expr:
 
 
 def _along(vector: Expr, dims: Sequence[Size], dim: int) -> Expr:
-    return Expr(
-        broadcast_to(reshape(vector.x, (*vector.dims, *(1,) * (len(dims) - dim - 1))), dims)
-    )
+    return vector.reshape((*vector.dims, *(1,) * (len(dims) - dim - 1))).broadcast(dims)
 
 
 def _in_memory(x: Expr) -> Expr:
@@ -270,7 +247,7 @@ def _forward(taps: Callable, has_align: bool) -> Callable[..., Any]:
         n = x.rank - 2
         copies = taps in (nearest, nearest_exact)
         dtype = promote.compute_type(x.dtype) if promote.is_floating(x.dtype) else "f32"
-        value = Expr(x) if copies else Expr(promote.cast(x, dtype))
+        value = Expr(x) if copies else Expr(x).cast(dtype)
         # the innermost first, while arrays are small: it is the dearest
         for d, scale in reversed([*enumerate(_scales(scales, n), 2)]):
             if not copies and d < n + 1:
@@ -278,7 +255,7 @@ def _forward(taps: Callable, has_align: bool) -> Callable[..., Any]:
             value = resample(value, d, taps(value.dims[d], shape.dims[d], align, scale, dtype))
         if promote.is_integral(shape.dtype) and promote.is_floating(value.dtype):
             value = minimum(maximum(round_even(value), 0), 255)
-        return promote.cast(value.x, shape.dtype)
+        return finish(value)
 
     return lowering
 
@@ -293,7 +270,7 @@ def _backward(taps: Callable, has_align: bool) -> Callable[..., Any]:
         shape = expected()
         align, scales = (rest[0], rest[1:]) if has_align else (False, rest)
         g = compute(grad)
-        n = len(shape.dims) - 2
+        n = shape.rank - 2
         for d, scale in enumerate(_scales(scales, n), 2):
             if d > 2:
                 g = _in_memory(g)
@@ -303,7 +280,7 @@ def _backward(taps: Callable, has_align: bool) -> Callable[..., Any]:
                 shape.dims[d],
                 taps(shape.dims[d], g.dims[d], align, scale, g.dtype),
             )
-        return promote.cast(g.x, shape.dtype)
+        return finish(g)
 
     return lowering
 

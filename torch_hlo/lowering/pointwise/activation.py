@@ -10,7 +10,6 @@ from ..core import (
     Expr,
     Scalar,
     Term,
-    Weak,
     absolute,
     erf,
     exp,
@@ -22,7 +21,6 @@ from ..core import (
     maximum,
     minimum,
     pointwise,
-    promote,
     slice_dim,
     tanh,
     where,
@@ -36,13 +34,6 @@ SELU_ALPHA, SELU_SCALE = (
     1.6732632423543772848170429916717,
     1.0507009873554804934193349852946,
 )
-
-
-def number(x: Term, like: Expr) -> Expr:
-    """A scalar argument (number, Weak or Expr) in the type of `like`."""
-    if isinstance(x, Expr):
-        return x.cast(like.dtype)
-    return Expr(promote.scalar(x, like.dtype)) if isinstance(x, Weak) else like.like(x)
 
 
 @pointwise(aten.relu)
@@ -62,7 +53,7 @@ def hardtanh(x: Expr, low: Expr = -1, high: Expr = 1) -> Expr:
 
 @pointwise(aten.hardtanh_backward, arity=2)
 def hardtanh_backward(g: Expr, x: Expr, low: Term, high: Term) -> Expr:
-    return where((x <= number(low, x)) | (x >= number(high, x)), 0, g)
+    return where((x <= low) | (x >= high), 0, g)
 
 
 @pointwise(aten.threshold, arity=3)
@@ -72,7 +63,7 @@ def threshold(x: Expr, limit: Expr, value: Expr) -> Expr:
 
 @pointwise(aten.threshold_backward, arity=2)
 def threshold_backward(g: Expr, x: Expr, limit: Term) -> Expr:
-    return where(x <= number(limit, x), 0, g)
+    return where(x <= limit, 0, g)
 
 
 @pointwise(aten.leaky_relu)
@@ -92,7 +83,7 @@ def prelu(x: Expr, weight: Expr) -> Expr:
 
 @pointwise(aten.elu)
 def elu(x: Expr, alpha: Term = 1, scale: Term = 1, input_scale: Term = 1) -> Expr:
-    return where(x > 0, x * scale, expm1(x * input_scale) * number(alpha, x) * scale)
+    return where(x > 0, x * scale, expm1(x * input_scale) * alpha * scale)
 
 
 @lowers(aten.elu_backward)
@@ -104,29 +95,12 @@ def elu_backward(
     is_result: bool,
     x: Instruction,
 ) -> Instruction:
-    return apply(
-        lambda g, x: _elu_gradient(g, alpha, scale, input_scale, is_result, x),
-        (g, x),
-        {},
-        2,
-    )
+    def gradient(g: Expr, x: Expr) -> Expr:
+        top = x.like(alpha) * scale
+        slope = (x + top if is_result else exp(x * input_scale) * top) * input_scale
+        return where(x <= 0, g * slope, g * scale)
 
-
-def _elu_gradient(
-    g: Expr,
-    alpha: Term,
-    scale: Term,
-    input_scale: Term,
-    is_result: bool,
-    x: Expr,
-) -> Expr:
-    alpha = number(alpha, x)
-    slope = (
-        (x + alpha * scale) * input_scale
-        if is_result
-        else exp(x * input_scale) * alpha * scale * input_scale
-    )
-    return where(x <= 0, g * slope, g * scale)
+    return apply(gradient, (g, x), {}, 2)
 
 
 @pointwise(aten.selu)
@@ -136,7 +110,7 @@ def selu(x: Expr) -> Expr:
 
 @pointwise(aten.celu)
 def celu(x: Expr, alpha: Term = 1.0) -> Expr:
-    return where(x > 0, x, expm1(x / number(alpha, x)) * number(alpha, x))
+    return where(x > 0, x, expm1(x / alpha) * alpha)
 
 
 @pointwise(aten.gelu)
@@ -186,14 +160,14 @@ def _softplus(x: Expr) -> Expr:
 
 @pointwise(aten.softplus)
 def softplus(x: Expr, beta: Term = 1, limit: Term = 20) -> Expr:
-    z = x * number(beta, x)
-    return where(z > number(limit, x), x, log1p(exp(z)) / number(beta, x))
+    z = x * beta
+    return where(z > limit, x, log1p(exp(z)) / beta)
 
 
 @pointwise(aten.softplus_backward, arity=2)
 def softplus_backward(g: Expr, x: Expr, beta: Term, limit: Term) -> Expr:
-    z = x * number(beta, x)
-    return where(z > number(limit, x), g, g * logistic(z))
+    z = x * beta
+    return where(z > limit, g, g * logistic(z))
 
 
 @pointwise(aten.hardsigmoid)
@@ -218,18 +192,17 @@ def hardswish_backward(g: Expr, x: Expr) -> Expr:
 
 @pointwise(aten.hardshrink)
 def hardshrink(x: Expr, lambd: Term = 0.5) -> Expr:
-    return where((x >= -number(lambd, x)) & (x <= number(lambd, x)), 0, x)
+    return shrink_backward(x, x, lambd)
 
 
 @pointwise(aten.hardshrink_backward, aten.softshrink_backward, arity=2)
 def shrink_backward(g: Expr, x: Expr, lambd: Term) -> Expr:
-    return where((x >= -number(lambd, x)) & (x <= number(lambd, x)), 0, g)
+    return where((x >= -lambd) & (x <= lambd), 0, g)
 
 
 @pointwise(aten.softshrink)
 def softshrink(x: Expr, lambd: Term = 0.5) -> Expr:
-    limit = number(lambd, x)
-    return where(x > limit, x - limit, where(x < -limit, x + limit, where(is_nan(x), x, 0)))
+    return where(x > lambd, x - lambd, where(x < -lambd, x + lambd, where(is_nan(x), x, 0)))
 
 
 @pointwise(aten.sigmoid_backward, arity=2)

@@ -4,8 +4,7 @@ lerp."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 
@@ -16,7 +15,6 @@ from ..core import (
     Operand,
     Scalar,
     Term,
-    Weak,
     absolute,
     atan2,
     binary,
@@ -63,27 +61,23 @@ def _scaled(y: Expr, alpha: Term) -> Expr:
         return y
     if is_bool(y):
         return y & y.like(bool(alpha))
-    return y * (alpha.cast(y.dtype) if isinstance(alpha, Expr) else alpha)
-
-
-def _alpha(alpha: Scalar) -> Term:
-    return Expr(alpha.value) if isinstance(alpha, Weak) else alpha
+    return y * alpha
 
 
 @pointwise(aten.add, arity=2)
 def add(x: Expr, y: Expr, alpha: Term = 1) -> Expr:
-    y = _scaled(y, _alpha(alpha))
+    y = _scaled(y, alpha)
     return x | y if is_bool(x) else x + y
 
 
 @pointwise(aten.sub, aten.subtract, arity=2)
 def sub(x: Expr, y: Expr, alpha: Term = 1) -> Expr:
-    return x - _scaled(y, _alpha(alpha))
+    return x - _scaled(y, alpha)
 
 
 @pointwise(aten.rsub, arity=2)
 def rsub(x: Expr, y: Expr, alpha: Term = 1) -> Expr:
-    return y - _scaled(x, _alpha(alpha))
+    return y - _scaled(x, alpha)
 
 
 @pointwise(aten.mul, aten.multiply, arity=2)
@@ -93,15 +87,9 @@ def mul(x: Expr, y: Expr) -> Expr:
 
 @pointwise(aten.div, aten.divide, aten.true_divide, arity=2)
 def div(x: Expr, y: Expr, rounding_mode: str | None = None) -> Expr:
-    return {None: _true_divide, "trunc": _trunc_divide, "floor": floor_divide}[rounding_mode](x, y)
-
-
-def _true_divide(x: Expr, y: Expr) -> Expr:
-    return x / y
-
-
-def _trunc_divide(x: Expr, y: Expr) -> Expr:
-    return x / y if _integral(x) else trunc(x / y)
+    if rounding_mode == "floor":
+        return floor_divide(x, y)
+    return trunc(x / y) if rounding_mode == "trunc" and not _integral(x) else x / y
 
 
 @pointwise(aten.floor_divide, arity=2)
@@ -145,12 +133,8 @@ def minimum_(x: Expr, y: Expr) -> Expr:
     return x & y if is_bool(x) else minimum(x, y)
 
 
-lowers(aten.max.other)(lambda x, y: _other(maximum_, x, y))
-lowers(aten.min.other)(lambda x, y: _other(minimum_, x, y))
-
-
-def _other(kernel: Callable[..., Expr], x: Instruction, y: Operand) -> Instruction:
-    return apply(kernel, (x, y), {}, 2)
+lowers(aten.max.other)(lambda x, y: apply(maximum_, (x, y), {}, 2))
+lowers(aten.min.other)(lambda x, y: apply(minimum_, (x, y), {}, 2))
 
 
 @pointwise(aten.fmax, arity=2)
@@ -208,10 +192,6 @@ def pow_(base: Operand, exponent: Operand) -> Instruction:
 
 
 @pointwise(aten.float_power, arity=2)
-def float_power(x: Expr, y: Expr) -> Expr:
-    return power_(x, y)
-
-
 def power_(x: Expr, y: Expr) -> Expr:
     if is_bool(x):
         return x | ~y
@@ -225,20 +205,11 @@ def integer_power(x: Expr, y: Expr) -> Expr:
     -1."""
     bits = promote.DTYPES[x.dtype].bits
     result, square, left = x.like(1), x, y
-    steps = min(bits, 63) if promote.kind(x.dtype) == "s" else bits
-    for i in range(max(1, min(steps, 6))):
-        result = where((binary("shift-right-logical", left, i) & 1).ne(0), result * square, result)
-        square = square * square
     # Beyond 63 only 0, 1, -1 and even bases (that wrap to 0) have a short answer; odd ones need
     # every bit.
-    if bits > 8:
-        for i in range(6, min(steps, 63)):
-            result = where(
-                (binary("shift-right-logical", left, i) & 1).ne(0),
-                result * square,
-                result,
-            )
-            square = square * square
+    for i in range(6 if bits <= 8 else min(bits, 63)):
+        result = where((binary("shift-right-logical", left, i) & 1).ne(0), result * square, result)
+        square = square * square
     if promote.kind(x.dtype) == "u":
         return result
     odd = (y & 1).ne(0)
@@ -303,19 +274,15 @@ def heaviside(x: Expr, values: Expr) -> Expr:
     return where(x.eq(0), values, (x > 0).cast(x.dtype))
 
 
-@pointwise(aten.gcd, arity=2)
-def gcd(x: Expr, y: Expr) -> Expr:
-    return _gcd(x, y)
-
-
 @pointwise(aten.lcm, arity=2)
 def lcm(x: Expr, y: Expr) -> Expr:
-    divisor = _gcd(x, y)
+    divisor = gcd(x, y)
     value = x / where(divisor.eq(0), 1, divisor) * y
     return absolute(where(divisor.eq(0), 0, value)) if promote.kind(x.dtype) == "s" else value
 
 
-def _gcd(x: Expr, y: Expr) -> Expr:
+@pointwise(aten.gcd, arity=2)
+def gcd(x: Expr, y: Expr) -> Expr:
     """Euclid's algorithm on all elements until every one is done."""
     if promote.kind(x.dtype) == "s":
         x, y = absolute(x), absolute(y)
@@ -328,13 +295,6 @@ def _gcd(x: Expr, y: Expr) -> Expr:
 
 
 # Comparison and predicates: computed in the operands' common type.
-def _comparison(direction: str) -> Callable[..., Any]:
-    def kernel(x: Expr, y: Expr) -> Expr:
-        return compare(direction, x, y)
-
-    return kernel
-
-
 for _packets, _direction in (
     ((aten.eq.Tensor, aten.eq.Scalar), "EQ"),
     ((aten.ne.Tensor, aten.ne.Scalar, aten.not_equal), "NE"),
@@ -343,7 +303,7 @@ for _packets, _direction in (
     ((aten.gt.Tensor, aten.gt.Scalar, aten.greater), "GT"),
     ((aten.ge.Tensor, aten.ge.Scalar, aten.greater_equal), "GE"),
 ):
-    pointwise(*_packets, arity=2, operands=True, round_scalars=True)(_comparison(_direction))
+    pointwise(*_packets, arity=2, operands=True, round_scalars=True)(partial(compare, _direction))
 
 
 @pointwise(aten.isnan, operands=True)
@@ -378,11 +338,8 @@ def logical_not(x: Expr) -> Expr:
     return x.eq(0)
 
 
-def _logical(op: str) -> Callable[..., Any]:
-    def kernel(x: Expr, y: Expr) -> Expr:
-        return binary(op, x if is_bool(x) else x.ne(0), y if is_bool(y) else y.ne(0))
-
-    return kernel
+def _logical(op: str, x: Expr, y: Expr) -> Expr:
+    return binary(op, x if is_bool(x) else x.ne(0), y if is_bool(y) else y.ne(0))
 
 
 for _packet, _op in (
@@ -390,14 +347,7 @@ for _packet, _op in (
     (aten.logical_or, "or"),
     (aten.logical_xor, "xor"),
 ):
-    pointwise(_packet, arity=2, operands=True)(_logical(_op))
-
-
-def _bitwise(op: str) -> Callable[..., Any]:
-    def kernel(x: Expr, y: Expr) -> Expr:
-        return binary(op, x, y)
-
-    return kernel
+    pointwise(_packet, arity=2, operands=True)(partial(_logical, _op))
 
 
 for _packets, _op in (
@@ -405,7 +355,7 @@ for _packets, _op in (
     ((aten.bitwise_or, aten.__or__.Scalar, aten.__or__.Tensor), "or"),
     ((aten.bitwise_xor, aten.__xor__.Scalar, aten.__xor__.Tensor), "xor"),
 ):
-    pointwise(*_packets, arity=2)(_bitwise(_op))
+    pointwise(*_packets, arity=2)(partial(binary, _op))
 
 
 @pointwise(aten.bitwise_not)
@@ -447,33 +397,19 @@ def clamp(x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
     return x if high is None else minimum(x, high)
 
 
-lowers(aten.clamp_min)(lambda x, low: _clamped(x, low, None))
-lowers(aten.clamp_max)(lambda x, high: _clamped(x, None, high))
-
-
-def _clamped(x: Instruction, low: Operand | None, high: Operand | None) -> Instruction:
-    return apply(clamp, (x, low, high), {}, 3)
+lowers(aten.clamp_min)(lambda x, low: apply(clamp, (x, low), {}, 2))
+lowers(aten.clamp_max)(lambda x, high: apply(clamp, (x, None, high), {}, 3))
 
 
 # Fused arithmetic.
 @lowers(aten.addcmul)
 def addcmul(x: Instruction, a: Instruction, b: Instruction, value: Scalar = 1) -> Instruction:
-    return _fused(lambda x, a, b, v: x + _scaled(a, v) * b, x, a, b, value)
+    return apply(lambda x, a, b: x + _scaled(a, value) * b, (x, a, b), {}, 3)
 
 
 @lowers(aten.addcdiv)
 def addcdiv(x: Instruction, a: Instruction, b: Instruction, value: Scalar = 1) -> Instruction:
-    return _fused(lambda x, a, b, v: x + _scaled(a, v) / b, x, a, b, value)
-
-
-def _fused(
-    kernel: Callable[..., Any],
-    x: Instruction,
-    a: Instruction,
-    b: Instruction,
-    value: Scalar,
-) -> Instruction:
-    return apply(lambda x, a, b: kernel(x, a, b, _alpha(value)), (x, a, b), {}, 3)
+    return apply(lambda x, a, b: x + _scaled(a, value) / b, (x, a, b), {}, 3)
 
 
 @pointwise(aten.lerp, arity=3)

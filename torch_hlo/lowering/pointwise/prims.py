@@ -8,8 +8,7 @@ import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, instr
 
-from ..core import LOWERINGS, Expr, expected, lowers, promote
-from ..core.expr import iota
+from ..core import LOWERINGS, Expr, expected, finish, iota, lowers, promote
 from . import binary, pointwise, special
 
 SHARED = (binary, pointwise, special)  # prims share their lowerings
@@ -66,7 +65,7 @@ def prims_iota(
     requires_grad: bool,
 ) -> Instruction:
     shape = expected()
-    return promote.cast((iota(shape.dims, 0) * step + start).x, shape.dtype)
+    return finish(iota(shape.dims, 0) * step + start)
 
 
 @lowers(prims.broadcast_in_dim.default)

@@ -18,6 +18,7 @@ from ..core import (
     broadcast_to,
     compute,
     expected,
+    finish,
     guard,
     lowers,
     maximum,
@@ -26,6 +27,7 @@ from ..core import (
     reduce,
     reshape,
     round_even,
+    scalar,
     trunc,
     where,
 )
@@ -37,7 +39,7 @@ def _term(v: Operand, like: Expr, dim: int | None = None) -> Expr:
     """A number, a tensor of one element, or one with an element per index of dimension `dim`, in
     the type and for the dims of `like`."""
     if not isinstance(v, Instruction):
-        return Expr(promote.full(v, like.dtype, like.dims))
+        return like.like(v)
     v = promote.cast(v, like.dtype)
     dims = tuple(n if d == dim else 1 for d, n in enumerate(like.dims)) if dim is not None else ()
     return Expr(broadcast_to(reshape(v, dims), like.dims))
@@ -69,12 +71,9 @@ def _on_grid(
     inside = (number >= low) & (number <= high)
     result = (clamp(number, low, high) - zero) * scale
     if enabled is not None:
-        on = Expr(promote.cast(broadcast_to(reshape(enabled, ()), value.dims), "pred"))
-        result, inside = (
-            where(on, result, value),
-            where(on, inside, Expr(promote.full(1, "pred", value.dims))),
-        )
-    return promote.cast(result.x, expected().dtype), inside.x
+        on = scalar(enabled, "pred")
+        result, inside = where(on, result, value), inside | ~on
+    return finish(result), inside.x
 
 
 @lowers(aten.fake_quantize_per_tensor_affine_cachemask)
@@ -148,7 +147,7 @@ def learnable_backward(
         point = trunc(clamp(compute(zero) + 0.5, low, high)).x
     value, scales, zeros, number = _numbers(x, scale, point, dim)
     inside, below = (number >= low) & (number <= high), number < low
-    g = Expr(promote.cast(grad, value.dtype))
+    g = Expr(grad).cast(value.dtype)
     error = ((number - zeros) * scales - value) * (1 / scales)
     to_scale = (
         where(inside, g * error, g * (where(below, value.like(low), high) - zeros)) * grad_factor
@@ -157,8 +156,7 @@ def learnable_backward(
     summed = [d for d in range(x.rank) if d != dim]
     totals = [reduce(t.x, summed) for t in (to_scale, to_zero)]
     return where(inside, g, 0).cast(grad.dtype).x, *(
-        promote.cast(reshape(t, expected(i).dims), expected(i).dtype)
-        for i, t in enumerate(totals, 1)
+        finish(reshape(t, expected(i).dims), i) for i, t in enumerate(totals, 1)
     )
 
 
@@ -232,16 +230,16 @@ def moving_average_fake_quantize(
     values on it."""
     kept = axis(dim, x.rank) if per_row else None
     summed = [d for d in range(x.rank) if d != kept]
-    on, fake = (Expr(promote.cast(reshape(v, ()), "pred")) for v in (observing, rounding))
+    on, fake = (scalar(v, "pred") for v in (observing, rounding))
 
     def updated(old: Instruction, op: str) -> Expr:
-        new = Expr(promote.cast(reshape(reduce(x, summed, op), old.shape.dims), old.shape.dtype))
+        new = Expr(reshape(reduce(x, summed, op), old.shape.dims)).cast(old.shape.dtype)
         past = Expr(old)
         mean = where(absolute(past).eq(float("inf")), new, past + (new - past) * constant)
         return where(past.like(on), mean, past)
 
     ends = updated(lowest, "minimum"), updated(highest, "maximum")
-    wide = [Expr(reshape(e.cast("f64").x, scale.shape.dims)) for e in ends]
+    wide = [e.cast("f64").reshape(scale.shape.dims) for e in ends]
     grid = _grid_of(*wide, low, high, symmetric)
     scale, zero = (
         where(new.like(fake), new.cast(old.shape.dtype), Expr(old)).x

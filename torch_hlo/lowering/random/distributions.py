@@ -20,22 +20,24 @@ from ..core import (
     Scalar,
     Weak,
     binary,
-    broadcast_to,
+    compute,
     exp,
     expected,
     expected_shapes,
+    finish,
     floor,
+    iota,
     is_number,
     log,
     log1p,
     lowers,
     promote,
+    scalar,
     slice_dim,
     stack,
     tan,
     where,
 )
-from ..core.shaping import iota
 from ..reduction.reduce import arg_extreme
 from ..shape.sort import sorted_along
 from .threefry import DIGITS, Key, normal, open_uniform, random_words, uniform
@@ -45,16 +47,6 @@ aten = torch.ops.aten
 
 def _wide() -> str:
     return promote.compute_type(expected().dtype)
-
-
-def _rounded(x: Expr) -> Instruction:
-    shape = expected()
-    return promote.cast(broadcast_to(x.x, shape.dims), shape.dtype)
-
-
-def _number(value: Operand, like: Expr) -> Expr:
-    """A parameter of a distribution: number, Weak or tensor."""
-    return Expr(promote.operand(value, like.dtype, like.dims))
 
 
 def _draws(*targets: OpOverloadPacket | OpOverload) -> Callable:
@@ -83,27 +75,27 @@ def native_dropout(
     shape, mask_shape = expected_shapes()
     if train is False or (is_number(p) and p == 0):
         return x, promote.full(True, mask_shape.dtype, shape.dims)
-    value = Expr(promote.cast(x, promote.compute_type(shape.dtype)))
+    value = Expr(x).cast(promote.compute_type(shape.dtype))
     mask = keep_mask(shape.dims, p, key)
     kept = where(mask, value * _inverse_keep(p, value), 0)
-    return promote.cast(kept.x, shape.dtype), promote.cast(mask.x, mask_shape.dtype)
+    return finish(kept), finish(mask, 1)
 
 
 def keep_mask(dims: Sequence[Size], p: float, key: Key) -> Expr:
     """pred: true with probability 1 - p."""
     u = uniform(dims, "f32", key)
-    return u >= _number(p, u)
+    return u >= u.like(p)
 
 
 def _inverse_keep(p: Scalar, like: Expr) -> Expr:
-    keep = 1 - Expr(promote.scalar(p, "f64"))
+    keep = 1 - scalar(p, "f64")
     return like.like(where(keep > 0, 1 / keep, 0).cast(like.dtype))
 
 
 @lowers(aten.native_dropout_backward)
 def native_dropout_backward(grad: Instruction, mask: Instruction, scale: float) -> Instruction:
-    g = Expr(promote.cast(grad, _wide()))
-    return _rounded(g * Expr(promote.cast(mask, g.dtype)) * g.like(scale))
+    g = Expr(grad).cast(_wide())
+    return finish(g * Expr(mask).cast(g.dtype) * g.like(scale))
 
 
 # Uniform and normal
@@ -114,7 +106,7 @@ def rand(
     **kwargs: Any,
 ) -> Instruction:
     shape = expected()
-    return _rounded(uniform(shape.dims, shape.dtype, key))
+    return finish(uniform(shape.dims, shape.dtype, key))
 
 
 @_draws(aten.randn, aten.randn_like)
@@ -140,7 +132,7 @@ def _normal(
     else:
         value = normal(shape.dims, shape.dtype, key)
     trivial = is_number(mean) and mean == 0 and is_number(std) and std == 1
-    return _rounded(value if trivial else value * _number(std, value) + _number(mean, value))
+    return finish(value if trivial else value * value.like(std) + value.like(mean))
 
 
 @_draws(aten.uniform)
@@ -152,16 +144,15 @@ def uniform_(
     key: Key,
 ) -> Instruction:
     shape = expected()
+
+    def drawn(dtype: str, stream: int) -> Expr:
+        u = uniform(shape.dims, dtype, key, stream)
+        return u * (u.like(high) - u.like(low)) + u.like(low)
+
     if shape.kind == "c":
         part = promote.real_type(shape.dtype)
-        halves = [uniform(shape.dims, part, key, s) for s in (0, 1)]
-        return binary(
-            "complex",
-            *(u * (_number(high, u) - _number(low, u)) + _number(low, u) for u in halves),
-        ).x
-    u = uniform(shape.dims, shape.dtype, key)
-    low, high = _number(low, u), _number(high, u)
-    return _rounded(u * (high - low) + low)
+        return binary("complex", *(drawn(part, stream) for stream in (0, 1))).x
+    return finish(drawn(shape.dtype, 0))
 
 
 @_draws(
@@ -206,7 +197,7 @@ def bernoulli_p(
 def _bernoulli(p: Operand, key: Key) -> Instruction:
     shape = expected()
     u = uniform(shape.dims, "f32", key)
-    return promote.cast((u < _number(p, u)).x, shape.dtype)
+    return finish(u < u.like(p))
 
 
 @_draws(aten.randint, aten.randint_like)
@@ -232,9 +223,9 @@ def _integers(
     shape = expected()
     a, b = random_words(shape.dims, key)
     wide = binary("shift-left", a.cast("u64"), 32) | b.cast("u64")
-    low, high = (Expr(promote.scalar(v, "s64")) for v in (low, high))
+    low, high = (scalar(v, "s64") for v in (low, high))
     value = binary("remainder", wide, wide.like((high - low).cast("u64"))).cast("s64")
-    return _rounded(value + value.like(low))
+    return finish(value + value.like(low))
 
 
 @_draws(aten.random.default, getattr(aten.random, "from"), aten.random.to)
@@ -269,7 +260,7 @@ def _inverted(
     transform: Callable[[Expr], Expr],
 ) -> Instruction:
     dtype = promote.compute_type(shape.dtype) if shape.kind == "f" else "f64"
-    return _rounded(transform(open_uniform(shape.dims, dtype, key)))
+    return finish(transform(open_uniform(shape.dims, dtype, key)))
 
 
 @_draws(aten.exponential)
@@ -279,7 +270,7 @@ def exponential(
     *,
     key: Key,
 ) -> Instruction:
-    return _inverted(expected(), key, lambda u: -log(u) / _number(lambd, u))
+    return _inverted(expected(), key, lambda u: -log(u) / lambd)
 
 
 @_draws(aten.geometric)
@@ -290,7 +281,7 @@ def geometric(
     key: Key,
 ) -> Instruction:
     def transform(u: Expr) -> Expr:
-        value = floor(log(u) / log1p(-_number(p, u))) + 1
+        value = floor(log(u) / log1p(-u.like(p))) + 1
         return where(value < 1, 1, value)
 
     return _inverted(expected(), key, transform)
@@ -307,7 +298,7 @@ def cauchy(
     return _inverted(
         expected(),
         key,
-        lambda u: _number(median, u) + _number(sigma, u) * tan((u - 0.5) * math.pi),
+        lambda u: tan((u - 0.5) * math.pi) * sigma + median,
     )
 
 
@@ -320,7 +311,7 @@ def log_normal(
     key: Key,
 ) -> Instruction:
     value = normal(expected().dims, expected().dtype, key)
-    return _rounded(exp(value * _number(std, value) + _number(mean, value)))
+    return finish(exp(value * std + mean))
 
 
 # Permutations and draws without replacement, by sorting random keys
@@ -334,10 +325,7 @@ def randperm(
     shape = expected()
     a, b = random_words(shape.dims, key)
     keys = binary("shift-left", a.cast("u64"), 32) | b.cast("u64")
-    return promote.cast(
-        get_tuple_element(sort([keys.x, iota(shape.dims, 0)], 0, "LT"), 1),
-        shape.dtype,
-    )
+    return finish(get_tuple_element(sort([keys.x, iota(shape.dims, 0).x], 0, "LT"), 1))
 
 
 @_draws(aten.multinomial)
@@ -350,22 +338,18 @@ def multinomial(
 ) -> Instruction:
     """The Gumbel trick: the largest of log(weight) + noise is a draw from the weights; several
     without replacement are a top-k."""
-    shape = expected()
-    w = Expr(promote.cast(weights, promote.compute_type(weights.dtype)))
-    dim = len(w.dims) - 1
+    w = compute(weights)
+    dim = w.rank - 1
+
+    def noisy(stream: int) -> Expr:
+        u = open_uniform(w.dims, w.dtype, key, stream)
+        return log(w) - log(-log(_inside(u)))
+
     if replacement and num_samples > 1:
-        draws = [
-            arg_extreme(
-                log(w) - log(-log(_inside(open_uniform(w.dims, w.dtype, key, 2 * i)))),
-                dim,
-                True,
-            )[1].x
-            for i in range(num_samples)
-        ]
-        return promote.cast(stack(draws, -1), shape.dtype)
-    noisy = log(w) - log(-log(_inside(open_uniform(w.dims, w.dtype, key))))
-    _, order = sorted_along(noisy.x, dim, True)
-    return promote.cast(slice_dim(order, dim, 0, num_samples), shape.dtype)
+        draws = [arg_extreme(noisy(2 * i), dim, True)[1].x for i in range(num_samples)]
+        return finish(stack(draws, -1))
+    _, order = sorted_along(noisy(0).x, dim, True)
+    return finish(slice_dim(order, dim, 0, num_samples))
 
 
 def _inside(u: Expr) -> Expr:
@@ -385,13 +369,13 @@ def rrelu_with_noise(
     key: Key,
 ) -> tuple[Instruction, Instruction]:
     """(result, slopes): random slopes for negative elements when training."""
-    value = Expr(promote.cast(x, promote.compute_type(x.dtype)))
-    low, high = _number(lower, value), _number(upper, value)
+    value = compute(x)
+    low, high = value.like(lower), value.like(upper)
     if not training:
         return (
-            promote.cast(where(value < 0, value * ((low + high) * 0.5), value).x, x.dtype),
+            where(value < 0, value * ((low + high) * 0.5), value).cast(x.dtype).x,
             noise,
         )
     slope = uniform(value.dims, "f32", key).cast(value.dtype) * (high - low) + low
     slope = where(value <= 0, slope, 1)
-    return promote.cast((value * slope).x, x.dtype), promote.cast(slope.x, noise.dtype)
+    return (value * slope).cast(x.dtype).x, slope.cast(noise.dtype).x

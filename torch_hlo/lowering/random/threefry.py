@@ -96,8 +96,8 @@ def _words(index: Expr, seed: Operand, offset: Operand, stream: int) -> tuple[Ex
         v.value if isinstance(v, Weak) else promote.scalar(v, "s64") for v in (seed, offset)
     )
     seed, offset = (
-        Expr(promote.cast(reshape(seed, ()), "u64")),
-        Expr(promote.cast(reshape(offset, ()), "u64")),
+        Expr(reshape(seed, ())).cast("u64"),
+        Expr(reshape(offset, ())).cast("u64"),
     )
 
     def low(v: Expr) -> Expr:

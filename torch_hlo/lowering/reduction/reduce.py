@@ -18,12 +18,12 @@ from ..core import (
     absolute,
     axes,
     axis,
-    broadcast_to,
     compute,
     expected,
     get,
     highest,
     imag,
+    iota,
     is_nan,
     lowers,
     lowest,
@@ -35,7 +35,7 @@ from ..core import (
     sqrt,
     where,
 )
-from ..core.shaping import iota
+from ..core.shaping import from_front
 from ..pointwise.pointwise import is_complex
 
 aten = torch.ops.aten
@@ -49,24 +49,25 @@ def fold(x: Expr, dims: Sequence[int], op: str = "add") -> Expr:
 def keep(x: Expr, dims: Sequence[Size], reduced: Sequence[int]) -> Expr:
     """Undo the removal of `reduced` dimensions: the value repeated over the array of shape
     `dims`."""
+    reduced = from_front(reduced, len(dims))
     kept = [1 if i in reduced else d for i, d in enumerate(dims)]
-    return Expr(broadcast_to(reshape(x.x, kept), dims))
+    return x.reshape(kept).broadcast(dims)
 
 
 def result(x: Expr, index: int = 0) -> Instruction:
     """`x` in the shape (keepdim or not) and dtype of result `index`."""
     shape = expected(index)
-    return reshape(promote.cast(x.x, shape.dtype), shape.dims)
+    return reshape(x.cast(shape.dtype).x, shape.dims)
 
 
-def count(x: Expr, dims: Sequence[int], dtype: str | None = None) -> Instruction:
+def count(x: Expr, dims: Sequence[int], dtype: str | None = None) -> Expr:
     """How many elements a reduction of `dims` folds into one, as a rank-0 value."""
-    return promote.count_elements([x.dims[d] for d in dims], dtype or x.dtype)
+    return Expr(promote.count_elements([x.dims[d] for d in dims], dtype or x.dtype))
 
 
 def _accumulator(x: Instruction, dtype: str | None = None) -> Expr:
     """`x` in the type sums are computed in."""
-    return Expr(promote.cast(x, promote.compute_type(dtype or expected().dtype)))
+    return Expr(x).cast(promote.compute_type(dtype or expected().dtype))
 
 
 @lowers(aten.sum)
@@ -78,7 +79,7 @@ def sum_(
 ) -> Instruction:
     dims = axes(dim, x.rank)
     if expected().dtype == "pred":
-        return result(fold(Expr(promote.cast(x, "pred")), dims, "or"))
+        return result(fold(Expr(x).cast("pred"), dims, "or"))
     return result(fold(_accumulator(x), dims))
 
 
@@ -89,13 +90,11 @@ def mean(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Instruction:
-    value, dims = _accumulator(x), axes(dim, x.rank)
-    return result(average(value, dims))
+    return result(average(_accumulator(x), axes(dim, x.rank)))
 
 
 def average(x: Expr, dims: Sequence[int]) -> Expr:
-    total = fold(x, dims)
-    return total / Expr(count(x, dims))
+    return fold(x, dims) / count(x, dims)
 
 
 @lowers(aten.prod)
@@ -107,7 +106,7 @@ def prod(
 ) -> Instruction:
     dims = axes(dim, x.rank)
     if expected().dtype == "pred":
-        return result(fold(Expr(promote.cast(x, "pred")), dims, "and"))
+        return result(fold(Expr(x).cast("pred"), dims, "and"))
     return result(fold(_accumulator(x), dims, "multiply"))
 
 
@@ -117,7 +116,7 @@ def any_(
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
 ) -> Instruction:
-    return result(fold(Expr(promote.cast(x, "pred")), axes(dim, x.rank), "or"))
+    return result(fold(Expr(x).cast("pred"), axes(dim, x.rank), "or"))
 
 
 @lowers(aten.all)
@@ -126,7 +125,7 @@ def all_(
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
 ) -> Instruction:
-    return result(fold(Expr(promote.cast(x, "pred")), axes(dim, x.rank), "and"))
+    return result(fold(Expr(x).cast("pred"), axes(dim, x.rank), "and"))
 
 
 def extreme(x: Expr, dims: Sequence[int], largest: bool) -> Expr:
@@ -175,7 +174,7 @@ def arg_extreme(x: Expr, dim: int, largest: bool) -> tuple[Expr, Expr]:
     start = promote.constant(lowest(x.dtype) if largest else highest(x.dtype), x.dtype)
     both = instr(
         "reduce",
-        (x.x, iota(x.dims, dim), start, promote.constant(highest("s64"), "s64")),
+        (x.x, iota(x.dims, dim).x, start, promote.constant(highest("s64"), "s64")),
         dimensions=(dim,),
         to_apply=Computation("argmax" if largest else "argmin", (va.x, ia.x, vb.x, ib.x), root),
     )
@@ -223,7 +222,7 @@ def variance(x: Expr, dims: Sequence[int], correction: float = 1) -> tuple[Expr,
     center = average(x, dims)
     difference = x - keep(center, x.dims, tuple(dims))
     squares = fold(squared_size(difference), dims)
-    divisor = Expr(count(x, dims, squares.dtype)) - correction
+    divisor = count(x, dims, squares.dtype) - correction
     return squares / where(divisor < 0, 0, divisor), center
 
 
@@ -286,15 +285,14 @@ def vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Instruction:
-    value = _norm_operand(x)
-    return result(norm(value, _order(ord), axes(dim, x.rank)))
+    return result(norm(_norm_operand(x), _order(ord), axes(dim, x.rank)))
 
 
 def _norm_operand(x: Instruction) -> Expr:
     target = expected().dtype
     if x.kind == "c":
         target = promote.complex_type(target)
-    return Expr(promote.cast(x, promote.compute_type(target)))
+    return Expr(x).cast(promote.compute_type(target))
 
 
 def _order(p: Scalar) -> float:

@@ -16,7 +16,9 @@ from ..core import (
     bitcast,
     broadcast_to,
     expected,
+    finish,
     imag,
+    iota,
     is_finite,
     lowers,
     maximum,
@@ -25,7 +27,6 @@ from ..core import (
     real,
     where,
 )
-from ..core.expr import iota
 
 aten = torch.ops.aten
 
@@ -98,7 +99,7 @@ def arange(*args: Any, **kwargs: Any) -> Instruction:
     value = iota(shape.dims, 0, dtype)
     value = value if isinstance(step, int) and step == 1 else value * step
     value = value if isinstance(start, int) and start == 0 else value + start
-    return promote.cast(value.x, shape.dtype)
+    return finish(value)
 
 
 def _small(shape: Shape, start: Size, step: Size) -> bool:
@@ -115,7 +116,7 @@ def linspace(start: Operand, end: Operand, steps: int, **kwargs: Any) -> Instruc
     first, last = _ends(start, end)
     dtype = expected().dtype
     if not promote.is_complex(dtype):
-        return promote.cast(_spaced(first, last).x, dtype)
+        return _spaced(first, last).cast(dtype).x
     parts = (_spaced(part(first), part(last)).x for part in (real, imag))
     return instr("complex", parts)
 

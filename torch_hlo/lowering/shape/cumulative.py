@@ -15,6 +15,8 @@ from ..core import (
     exp,
     expected,
     expected_shapes,
+    finish,
+    iota,
     is_finite,
     is_nan,
     log1p,
@@ -25,7 +27,6 @@ from ..core import (
     where,
 )
 from ..core.opaque import opaque
-from ..core.shaping import iota
 
 aten = torch.ops.aten
 
@@ -36,7 +37,7 @@ def prefix(x: Expr, dim: int, op: str | Computation, init: float | None = None) 
     if isinstance(size, int) and size == 0:
         return x
     window = tuple(
-        WindowDim(size, 1, size - 1, 0) if d == dim else WindowDim(1) for d in range(len(x.dims))
+        WindowDim(size, 1, size - 1, 0) if d == dim else WindowDim(1) for d in range(x.rank)
     )
     start = promote.constant(start_value(op, x.dtype) if init is None else init, x.dtype)
     return Expr(build.reduce_window(x.x, start, window, op))
@@ -44,10 +45,10 @@ def prefix(x: Expr, dim: int, op: str | Computation, init: float | None = None) 
 
 def _cumulative(x: Instruction, dim: int, op: str) -> Instruction:
     shape = expected()
-    value = Expr(promote.cast(x, promote.compute_type(shape.dtype)))
+    value = Expr(x).cast(promote.compute_type(shape.dtype))
     if not value.dims:
-        return promote.cast(value.x, shape.dtype)
-    return promote.cast(prefix(value, axis(dim, len(value.dims)), op).x, shape.dtype)
+        return finish(value)
+    return finish(prefix(value, axis(dim, value.rank), op))
 
 
 @lowers(aten.cumsum)
@@ -71,7 +72,7 @@ def _cumulative_extreme(x: Instruction, dim: int, op: str) -> tuple[Instruction,
     best = prefix(value, dim, op)
     # The last position so far where the element is the running extreme.
     updates = value.eq(best) | is_nan(value)
-    position = where(updates, Expr(iota(value.dims, dim)), -1)
+    position = where(updates, iota(value.dims, dim), -1)
     return best.x, prefix(position, dim, "maximum").x
 
 
@@ -89,14 +90,11 @@ def cummin(x: Instruction, dim: int) -> tuple[Instruction, Instruction]:
 def logcumsumexp(x: Instruction, dim: int) -> Instruction | Results:
     if promote.is_complex(x.dtype):
         return opaque(aten.logcumsumexp.default, (x, dim), {}, expected_shapes(), library=True)
-    value = Expr(promote.cast(x, "f64"))  # as PyTorch does: its gradient subtracts such sums
+    value = Expr(x).cast("f64")  # as PyTorch does: its gradient subtracts such sums
     if not value.dims:
         return x
     a, b = (Expr(instr("parameter", (), Shape(value.dtype), index=i)) for i in range(2))
     top = maximum(a, b)
     total = where(is_finite(top), top + log1p(exp(-absolute(where(is_finite(top), a - b, 0)))), top)
     add = Computation("logaddexp", (a.x, b.x), total.x)
-    return promote.cast(
-        prefix(value, axis(dim, len(value.dims)), add, -math.inf).x,
-        expected().dtype,
-    )
+    return finish(prefix(value, axis(dim, value.rank), add, -math.inf))

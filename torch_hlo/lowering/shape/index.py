@@ -16,12 +16,11 @@ from ..core import (
     LoweringError,
     Operand,
     Scalar,
-    Weak,
     axis,
-    binary,
     broadcast_dims,
     broadcast_to,
     expected,
+    finish,
     gather_dim,
     guard,
     is_number,
@@ -61,32 +60,22 @@ def embedding_dense_backward(
 ) -> Instruction:
     shape = expected()
     dtype = promote.compute_type(shape.dtype)
-    g = Expr(promote.cast(grad, dtype))
+    g = Expr(grad).cast(dtype)
     if is_number(padding_idx) and padding_idx >= 0:
-        padding = Expr(_trailing(indices, g.dims)).eq(padding_idx)
+        padding = Expr(indices).spread(g.dims).eq(padding_idx)
         g = where(padding, 0, g)
     if scale_grad_by_freq:
         ones = promote.full(1, dtype, indices.dims)
         counts = scatter_dim(promote.full(0, dtype, shape.dims[:1]), indices, ones, 0)
-        g = g / Expr(_trailing(gather_dim(counts, indices, 0), g.dims))
+        g = g / Expr(gather_dim(counts, indices, 0)).spread(g.dims)
     total = scatter_dim(promote.full(0, dtype, shape.dims), indices, g.x, 0)
-    return promote.cast(total, shape.dtype)
-
-
-def _trailing(x: Instruction, dims: Sequence[Size]) -> Instruction:
-    """`x` aligned with the first of `dims` and repeated over the rest."""
-    return broadcast_to(reshape(x, (*x.dims, *(1,) * (len(dims) - x.rank))), dims)
+    return finish(total)
 
 
 # One index per position of a dimension
 @lowers(aten.index_select)
 def index_select(x: Instruction, dim: int, index: Instruction) -> Instruction:
-    if not x.rank:
-        return reshape(
-            gather_dim(reshape(x, (1,)), reshape(index, (index.size,)), 0),
-            expected().dims,
-        )
-    return reshape(gather_dim(x, index, dim), expected().dims)
+    return reshape(gather_dim(_at_least_1d(x), index, dim), expected().dims)
 
 
 @lowers(aten.take)
@@ -110,10 +99,6 @@ def put(
     )
 
 
-def _vector(index: Instruction) -> Instruction:
-    return reshape(index, (1,)) if not index.rank else index
-
-
 def _at_least_1d(x: Instruction) -> Instruction:
     return reshape(x, (1,)) if not x.rank else x
 
@@ -128,21 +113,19 @@ def index_add(
     alpha: Scalar = 1,
 ) -> Instruction:
     dtype = promote.compute_type(x.dtype)
-    updates = Expr(promote.cast(_at_least_1d(source), dtype))
+    updates = Expr(_at_least_1d(source)).cast(dtype)
     if not (is_number(alpha) and alpha == 1):
-        updates = updates * (
-            Expr(promote.scalar(alpha, dtype)) if isinstance(alpha, Weak) else alpha
-        )
+        updates = updates * alpha
     base = _at_least_1d(promote.cast(x, dtype))
     op = "or" if dtype == "pred" else "add"
-    result = scatter_dim(base, _vector(index), updates.x, dim, op)
+    result = scatter_dim(base, _at_least_1d(index), updates.x, dim, op)
     return reshape(promote.cast(result, x.dtype), x.dims)
 
 
 @lowers(aten.index_copy)
 def index_copy(x: Instruction, dim: int, index: Instruction, source: Instruction) -> Instruction:
     return reshape(
-        scatter_dim(_at_least_1d(x), _vector(index), _at_least_1d(source), dim, None),
+        scatter_dim(_at_least_1d(x), _at_least_1d(index), _at_least_1d(source), dim, None),
         x.dims,
     )
 
@@ -151,7 +134,7 @@ def index_copy(x: Instruction, dim: int, index: Instruction, source: Instruction
 def index_fill(x: Instruction, dim: int, index: Instruction, value: Operand) -> Instruction:
     base = _at_least_1d(x)
     d = axis(dim, base.rank)
-    index = wrap_negative(_vector(index), base.dims[d])
+    index = wrap_negative(_at_least_1d(index), base.dims[d])
     dims = (*base.dims[:d], *index.dims, *base.dims[d + 1 :])
     return reshape(scatter_dim(base, index, promote.operand(value, x.dtype, dims), d, None), x.dims)
 
@@ -211,7 +194,7 @@ def index_reduce(
         _at_least_1d(promote.cast(x, dtype)),
         _at_least_1d(promote.cast(source, dtype)),
     )
-    index = _vector(index)
+    index = _at_least_1d(index)
 
     def write(target: Instruction, op: str | None, ones: bool) -> Instruction:
         return scatter_dim(
@@ -236,9 +219,7 @@ def gather(
 ) -> Instruction:
     if not x.rank:
         return broadcast_to(x, expected().dims)
-    if not index.rank:
-        index = reshape(index, (1,))
-    return reshape(take_along(x, index, dim), expected().dims)
+    return reshape(take_along(x, _at_least_1d(index), dim), expected().dims)
 
 
 @lowers(aten.scatter_add)
@@ -332,21 +313,17 @@ class Plan:
     def to_result(self, picked: Instruction) -> Instruction:
         """[index dims…, rest…] -> the dims of the result."""
         n = self.index.rank
-        order = (
-            list(range(n, n + self.front))
-            + list(range(n))
-            + list(range(n + self.front, picked.rank))
-        )
-        return permute(picked, order)
+        return permute(picked, self._moved(n, self.front, picked.rank))
 
     def from_result(self, values: Instruction) -> Instruction:
         n = self.index.rank
-        order = (
-            list(range(self.front, self.front + n))
-            + list(range(self.front))
-            + list(range(self.front + n, values.rank))
-        )
-        return permute(values, order)
+        return permute(values, self._moved(self.front, n, values.rank))
+
+    @staticmethod
+    def _moved(first: int, count: int, rank: int) -> list[int]:
+        """Dimension numbers with the `count` ones from `first` on in front."""
+        end = first + count
+        return [*range(first, end), *range(first), *range(end, rank)]
 
     @property
     def result_dims(self) -> Dims:
@@ -412,7 +389,7 @@ def index_put(
         return _put_masked(x, promote.cast(masks[0], "pred"), values, accumulate)
     if all(i is None for i in indices):
         values = broadcast_to(values, x.dims)
-        return binary("add", Expr(x), Expr(values)).x if accumulate else values
+        return (Expr(x) + Expr(values)).x if accumulate else values
     plan = Plan(x.dims, [*indices, *[None] * (x.rank - len(indices))])
     updates = plan.from_result(broadcast_to(values, plan.result_dims))
     dtype = promote.compute_type(x.dtype) if accumulate else x.dtype
@@ -435,17 +412,13 @@ def _put_masked(
 ) -> Instruction:
     """x[mask] = values, where mask covers the first dims of x."""
     rest = x.dims[mask.rank :]
-    everywhere = Expr(_trailing(mask, x.dims))
+    everywhere = Expr(mask).spread(x.dims)
     if values.rank > len(rest) and values.dims[0] != 1:
         # values[k, rest…]: element i of the mask takes row (number of set elements before i).
-        position = _position(mask)
-        values = gather_dim(values, position, 0)
-        spread = broadcast_to(values, x.dims)
-    else:
-        if values.rank > len(rest):
-            values = reshape(values, values.dims[1:])
-        spread = broadcast_to(values, x.dims)
-    new = Expr(spread)
+        values = gather_dim(values, _position(mask), 0)
+    elif values.rank > len(rest):
+        values = reshape(values, values.dims[1:])
+    new = Expr(broadcast_to(values, x.dims))
     if accumulate:
         new = Expr(x) + new
     return where(everywhere, new, Expr(x)).x
@@ -453,7 +426,7 @@ def _put_masked(
 
 def _position(mask: Instruction) -> Instruction:
     """s64: how many elements of the mask are set before each one, in row-major order."""
-    flat = Expr(promote.cast(reshape(mask, (mask.size,)), "s64"))
+    flat = Expr(reshape(mask, (mask.size,))).cast("s64")
     return reshape((prefix(flat, 0, "add") - flat).x, mask.dims)
 
 
@@ -498,5 +471,5 @@ def unsafe_masked_index_put(
 
 
 def _clamped(indices: Instruction, size: Size) -> Instruction:
-    i = Expr(promote.cast(indices, "s64"))
+    i = Expr(indices).cast("s64")
     return maximum(minimum(i, i.like(size) - 1), -i.like(size)).x

@@ -12,11 +12,11 @@ import torch
 from torch_hlo.hlo.ir import Instruction, Size, build
 
 from ..core import (
-    Expr,
     Scalar,
     absolute,
     expected,
     gather_dim,
+    iota,
     is_number,
     lowers,
     maximum,
@@ -25,7 +25,6 @@ from ..core import (
     promote,
     scatter_dim,
 )
-from ..core.shaping import iota
 
 aten = torch.ops.aten
 
@@ -49,13 +48,13 @@ def _padded_dims(padding: Sequence[Size]) -> list[tuple[int, Size, Size]]:
 def _reflected(size: Size, low: Size, high: Size) -> Instruction:
     """Source position of every element of the padded dimension: mirrored without repeating the
     border."""
-    i = absolute(Expr(iota((size + low + high,), 0)) - low)
+    i = absolute(iota((size + low + high,), 0) - low)
     last = i.like(size) - 1
     return (last - absolute(last - i)).x
 
 
 def _repeated(size: Size, low: Size, high: Size) -> Instruction:
-    i = Expr(iota((size + low + high,), 0)) - low
+    i = iota((size + low + high,), 0) - low
     return minimum(maximum(i, 0), i.like(size) - 1).x
 
 

@@ -21,7 +21,9 @@ from ..core import (
     broadcast_to,
     compute,
     expected,
+    finish,
     gather_dim,
+    iota,
     is_nan,
     is_number,
     lowers,
@@ -36,7 +38,6 @@ from ..core import (
     take_along,
     where,
 )
-from ..core.shaping import iota
 from ..reduction.reduce import arg_extreme, extreme, fold, result
 
 aten = torch.ops.aten
@@ -56,7 +57,7 @@ def _of_rows(lowering: Callable[..., Results]) -> Callable[..., Results]:
 def sorted_along(x: Instruction, dim: int, descending: bool) -> tuple[Instruction, Instruction]:
     """(sorted values, s64 positions they came from), stable."""
     dim = axis(dim, x.rank)
-    both = build.sort([x, iota(x.dims, dim)], dim, "GT" if descending else "LT", True)
+    both = build.sort([x, iota(x.dims, dim).x], dim, "GT" if descending else "LT", True)
     return build.get_tuple_element(both, 0), build.get_tuple_element(both, 1)
 
 
@@ -180,8 +181,8 @@ def mode(x: Instruction, dim: int = -1, keepdim: bool = False) -> tuple[Instruct
     )
     counts = fold(same.cast("s64"), (len(pairs) - 1,))
     # Along the sorted row the first of the most frequent values; its run ends count - 1 later.
-    most, first = arg_extreme(counts, len(v.dims) - 1, True)
-    place = add_dim((first + most - 1).x, len(v.dims) - 1)
+    most, first = arg_extreme(counts, v.rank - 1, True)
+    place = add_dim((first + most - 1).x, v.rank - 1)
     picked, index = (swap(take_along(t, place, -1), dim, -1) for t in (values, order))
     return result(Expr(picked)), result(Expr(index), 1)
 
@@ -229,7 +230,7 @@ def _search(rows: Instruction, values: Operand, right: bool) -> Instruction:
     if rows.rank > 1:  # one row per leading index
         row = base
         for d, step in enumerate(_row_steps(rows.dims)):
-            row = row + Expr(iota(shape.dims, d)) * step
+            row = row + iota(shape.dims, d) * step
         base = row
     flat = reshape(rows, (rows.size,))
     low = Expr(promote.full(0, "s64", shape.dims))
@@ -242,7 +243,7 @@ def _search(rows: Instruction, values: Operand, right: bool) -> Instruction:
             below = below | (is_nan(v) if right else is_nan(v) & ~is_nan(probe))
         low = where(below & (reach <= size), reach, low)
         step >>= 1
-    return promote.cast(low.x, shape.dtype)
+    return finish(low)
 
 
 def _row_steps(dims: Sequence[Size]) -> list[Size]:

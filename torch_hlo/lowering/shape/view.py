@@ -17,6 +17,7 @@ from ..core import (
     expected,
     expected_shapes,
     gather_dim,
+    iota,
     lowers,
     move_dim,
     on_diagonal,
@@ -32,7 +33,7 @@ from ..core import (
     swap,
     update_slice,
 )
-from ..core.shaping import iota
+from ..core.shaping import from_front
 from ..pointwise.pointwise import conjugate
 
 aten = torch.ops.aten
@@ -178,17 +179,18 @@ def diagonal(x: Instruction, offset: int = 0, dim1: int = 0, dim2: int = 1) -> I
 
 
 def _matrix_last(x: Instruction, dim1: int, dim2: int) -> Instruction:
-    dim1, dim2 = axis(dim1, x.rank), axis(dim2, x.rank)
-    return permute(x, [d for d in range(x.rank) if d not in (dim1, dim2)] + [dim1, dim2])
+    return permute(x, _order(x.rank, dim1, dim2))
 
 
 def _matrix_back(x: Instruction, dim1: int, dim2: int) -> Instruction:
-    dim1, dim2 = axis(dim1, x.rank), axis(dim2, x.rank)
-    order = [d for d in range(x.rank) if d not in (dim1, dim2)] + [
-        dim1,
-        dim2,
-    ]
+    order = _order(x.rank, dim1, dim2)
     return permute(x, [order.index(d) for d in range(x.rank)])
+
+
+def _order(rank: int, *last: int) -> list[int]:
+    """All dimensions, these ones at the end."""
+    last = from_front(last, rank)
+    return [*(d for d in range(rank) if d not in last), *last]
 
 
 @lowers(aten.diagonal_scatter)
@@ -208,13 +210,9 @@ def _write_diagonal(matrix: Instruction, src: Instruction, offset: int) -> Instr
     *batch, rows, columns = matrix.dims
     # Column vector or row vector repeated over the matrix: element (r, c) takes src[min(r, c) of
     # the diagonal].
-    length = src.dims[-1]
-    if offset >= 0:
-        spread = pad_dim(src, src.rank - 1, 0, rows - length)
-        spread = broadcast_to(add_dim(spread, spread.rank), matrix.dims)
-    else:
-        spread = pad_dim(src, src.rank - 1, 0, columns - length)
-        spread = broadcast_to(add_dim(spread, spread.rank - 1), matrix.dims)
+    size, dim = (rows, -1) if offset >= 0 else (columns, -2)
+    vector = pad_dim(src, src.rank - 1, 0, size - src.dims[-1])
+    spread = broadcast_to(add_dim(vector, dim), matrix.dims)
     return instr("select", (on_diagonal(matrix.dims, offset), spread, matrix))
 
 
@@ -296,8 +294,7 @@ def unfold(x: Instruction, dim: int, size: int, step: int) -> Instruction:
 
 def _window_indices(windows: Size, size: Size, step: int) -> Instruction:
     dims = (windows, size)
-    first = instr("multiply", (iota(dims, 0), promote.full(step, "s64", dims)))
-    return instr("add", (first, iota(dims, 1)))
+    return (iota(dims, 0) * step + iota(dims, 1)).x
 
 
 @lowers(aten.as_strided, aten.as_strided_copy)
@@ -327,16 +324,10 @@ def _is_row_major(dims: Sequence[Size], stride: Sequence[Size]) -> bool:
 
 
 def _strided_indices(dims: Sequence[Size], stride: Sequence[Size], offset: Size) -> Instruction:
-    index = promote.full(offset, "s64", dims)
+    index = Expr(promote.full(offset, "s64", dims))
     for i, s in enumerate(stride):
-        index = instr(
-            "add",
-            (
-                index,
-                instr("multiply", (iota(dims, i), promote.full(s, "s64", dims))),
-            ),
-        )
-    return index
+        index = index + iota(dims, i) * s
+    return index.x
 
 
 @lowers(aten.as_strided_scatter)
@@ -407,7 +398,7 @@ def _bits(x: Instruction, shape: Shape) -> Instruction:
 def cat(tensors: Sequence[Instruction], dim: int = 0) -> Instruction:
     shape = expected()
     # torch lets legacy empty tensors of shape [0] take part.
-    tensors = [t for t in tensors if not (t.rank == 1 and t.dims[0] == 0 and len(shape.dims) != 1)]
+    tensors = [t for t in tensors if not (t.rank == 1 and t.dims[0] == 0 and shape.rank != 1)]
     if not tensors:
         return promote.full(0, shape.dtype, shape.dims)
     return concatenate([promote.cast(t, shape.dtype) for t in tensors], dim)
