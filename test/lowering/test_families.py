@@ -174,6 +174,14 @@ def test_nll_loss(ignore, reduction, weighted, spatial):
     check(backward, torch.randn_like(out), x, t, w, reduction, ignore, total)
 
 
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+@pytest.mark.parametrize("labels", [[[1, 0, -1, 2], [0, -1, 3, 3], [-1, 1, 1, 1]], [2, 1, -1, 0]])
+def test_labels_end_at_the_first_negative_one(labels, reduction):
+    target = torch.tensor(labels)
+    x = torch.randn(target.shape, generator=torch.Generator().manual_seed(0))
+    check(aten.multilabel_margin_loss_forward.default, x, target, reduction)
+
+
 @pytest.mark.parametrize(
     "dims,padding",
     [

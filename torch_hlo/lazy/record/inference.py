@@ -58,6 +58,16 @@ def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None) -> list[Meta]:
     return [metas.contiguous((*groups, m, n), a.dtype)]
 
 
+def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int) -> list[Meta]:
+    if not 1 <= x.ndim <= 2 or x.shape != target.shape or not x.shape[-1]:
+        raise RuntimeError(
+            f"multilabel_margin_loss: input {tuple(x.shape)} and target {tuple(target.shape)}: one"
+            " shape, a row of classes or several rows, and at least one class"
+        )
+    size = () if reduction else tuple(x.shape[:-1])
+    return [metas.contiguous(size, x.dtype), metas.contiguous(tuple(x.shape), x.dtype)]
+
+
 # Ops whose meta kernel is missing or wrong: arguments -> metas of the results (None: undefined), or
 # a Result.
 INFER: dict[OpOverload, Callable] = {
@@ -65,6 +75,7 @@ INFER: dict[OpOverload, Callable] = {
     aten.multi_margin_loss_backward.default: lambda grad, x, *rest, **options: [
         metas.dense(x._meta)
     ],
+    aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
     aten.multilabel_margin_loss_backward.default: lambda grad, x, *rest, **options: [
         metas.dense(x._meta)
     ],

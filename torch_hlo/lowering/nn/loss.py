@@ -279,34 +279,48 @@ def multi_margin_loss_backward(
     return result(slope * g)
 
 
+class _Labels:
+    """Rows of classes, and of the labels that they have. Expressions are [row, label, class]."""
+
+    def __init__(self, x: Instruction, target: Instruction) -> None:
+        self.value = _matrix(x)
+        n, c = self.value.dims
+        self.dims = (n, c, c)
+        labels = Expr(reshape(target, (n, c))).cast("s64")
+        # labels end at the first -1
+        ended = (prefix((labels < 0).cast("s64"), 1, "add") > 0).spread(self.dims)
+        label = where(labels < 0, 0, labels)
+        self.chosen = iota(self.dims, 2).eq(label.spread(self.dims)) & ~ended
+        self.is_label = fold(self.chosen.cast("s64"), (1,)) > 0
+        at_label = Expr(take_along(self.value.x, label.x, 1)).spread(self.dims)
+        self.margin = 1 - at_label + self.of_class(self.value)
+        self.counts = ~self.of_class(self.is_label) & ~ended
+
+    def of_class(self, v: Expr) -> Expr:
+        n, c, _ = self.dims
+        return v.reshape((n, 1, c)).broadcast(self.dims)
+
+
+# PyTorch's decomposition counts the first class for each label that is missing
+@lowers(aten.multilabel_margin_loss_forward)
+def multilabel_margin_loss_forward(
+    x: Instruction, target: Instruction, reduction: int
+) -> tuple[Instruction, Instruction]:
+    rows = _Labels(x, target)
+    parts = where(rows.counts, maximum(rows.margin, 0), 0)
+    loss = fold(parts, (1, 2)) / count(rows.value, (1,))
+    return reduced(loss, reduction), result(rows.is_label, 1)
+
+
 @lowers(aten.multilabel_margin_loss_backward)
 def multilabel_margin_loss_backward(
-    grad: Instruction,
-    x: Instruction,
-    target: Instruction,
-    reduction: int,
-    is_target: Instruction,
+    grad: Instruction, x: Instruction, target: Instruction, reduction: int, is_target: Instruction
 ) -> Instruction:
-    value, g = _matrix(x), compute(grad)
-    n, c = value.dims
-    labels = Expr(reshape(target, (n, c))).cast("s64")
-    hits = Expr(reshape(is_target, (n, c))).ne(0)
-    # [n, label position, class]; labels end at the first -1.
-    dims = (n, c, c)
-    ended = prefix((labels < 0).cast("s64"), 1, "add") > 0
-
-    def over_classes(v: Expr) -> Expr:
-        return v.spread(dims)
-
-    safe = where(labels < 0, 0, labels)
-    at_label = over_classes(Expr(take_along(value.x, safe.x, 1)))
-    other = ~hits.reshape((n, 1, c)).broadcast(dims) & ~over_classes(ended)
-    active = other & (1 - at_label + value.reshape((n, 1, c)).broadcast(dims) > 0)
-    step = active.cast(value.dtype) / count(value, (1,))
-    chosen = iota(dims, 2).eq(over_classes(safe)) & ~over_classes(ended)
-    pull = over_classes(fold(step, (2,)))
-    slope = fold(step - where(chosen, pull, 0), (1,))
+    rows, g = _Labels(x, target), compute(grad)
+    value = rows.value
+    step = (rows.counts & (rows.margin > 0)).cast(value.dtype) / count(value, (1,))
+    pull = fold(step, (2,)).spread(rows.dims)
+    slope = fold(step - where(rows.chosen, pull, 0), (1,))
     if reduction == MEAN:
         slope = slope / count(value, (0,))
-    g = g.spread(slope.dims)
-    return result(slope * g)
+    return result(slope * g.spread(slope.dims))

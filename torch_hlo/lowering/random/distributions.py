@@ -365,6 +365,7 @@ def rrelu_with_noise(
     lower: Scalar = 0.125,
     upper: Scalar = 1 / 3,
     training: bool = False,
+    generator: None = None,
     *,
     key: Key,
 ) -> tuple[Instruction, Instruction]:
