@@ -146,3 +146,19 @@ def test_schur_form_of_a_matrix_without_enough_eigenvectors(dtype):
     a = q @ (np.diag(np.ones(5), 1) + 2 * np.eye(6)) @ np.conj(q).T
     t, v, *_ = lapack.call("lapack_dgees_ffi", "{mode = 86 : ui8}", [a])
     np.testing.assert_allclose(v @ t @ np.conj(v).T, a, atol=1e-12)
+
+
+@pytest.mark.parametrize("dims", [(5, 3), (3, 5)])
+def test_singular_values_alone_have_room_for_any_vectors(dims):
+    m, n = dims
+    k = min(dims)
+    text = f"""HloModule m
+ENTRY e {{
+  a = f32[{m},{n}] parameter(0)
+  s = (f32[{m},{n}], f32[{k}], f32[{m},{k}], f32[{k},{n}], s32[]) custom-call(a),
+      custom_call_target="lapack_sgesdd_ffi", backend_config={{mode = 78 : ui8}}
+  ROOT w = f32[{k}] get-tuple-element(s), index=1
+}}"""
+    a = matrix(*dims).astype("f")
+    want = np.linalg.svd(a, compute_uv=False)
+    np.testing.assert_allclose(evaluate(parse_module(text), [a])[0], want, rtol=1e-5)

@@ -151,6 +151,14 @@ def test_shared_arrays_outlive_their_first_owner_and_are_not_donated_away():
     assert float(y[999]) == 1000
 
 
+def test_programs_read_transposed_tensors_as_they_are():
+    torch = pytest.importorskip("torch")
+    value = torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1)
+    for options in ({}, {"donate_argnums": 0}):
+        x = jax.dlpack.from_dlpack(value)
+        np.testing.assert_array_equal(jax.jit(lambda x: x + 1, **options)(x), value + 1)
+
+
 def test_dlpack_of_the_cpu_and_copies():
     x = jnp.arange(4.0)
     np.testing.assert_array_equal(np.from_dlpack(x), x)

@@ -149,6 +149,19 @@ def _from_host(args: Any) -> None:
     args.done_with_host_buffer = client().ready.address
 
 
+def in_order(source: Array, order: Sequence[int]) -> Array:
+    """The array as a program wants it: a copy where its dimensions lie otherwise, as those of
+    tensors that came through DLPack may."""
+    shape, own, wanted = source.shape, source.form.order, tuple(order)
+    if own == wanted:
+        return source
+    made = fresh(form(shape, source.form.place, wanted))
+    if shape.size:
+        target, start = made.used().address, source.used().address
+        _copy(shape, target, _strides(shape, wanted), start, _strides(shape, own))
+    return made
+
+
 def _strides(shape: Shape, order: Sequence[int]) -> list[int]:
     """Bytes from one element to the next of each dimension, of a dense array."""
     found, step = [0] * shape.rank, DTYPES[shape.dtype].itemsize

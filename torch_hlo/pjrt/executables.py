@@ -39,7 +39,7 @@ from torch_hlo.tools.adopt import adopted
 from torch_hlo.tools.devices import is_annotated, partitioned
 from torch_hlo.tools.execute import flat
 
-from .arrays import Array, array, form
+from .arrays import Array, array, form, in_order
 from .client import KINDS, Client, client
 from .functions import implements, table
 from .launches import launches
@@ -191,7 +191,7 @@ class LoadedExecutable(Object):
     ) -> tuple[list[Buffer], list[Buffer]]:
         """Memory of the inputs and outputs; of an aliased pair it is the same, and a copy where the
         input's must stay as it is."""
-        ins = [Buffer(a.form.stored, a.held()) for a in row]
+        ins = [Buffer(a.form.stored, a.held()) for a in map(in_order, row, self.forms[0])]
         uses = Counter(b.memory for b in ins) if self.aliases else {}
         for i in self.aliases.values():
             memory = ins[i].memory

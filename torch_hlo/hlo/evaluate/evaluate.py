@@ -237,7 +237,10 @@ def _custom_call(x: Instruction, *operands: Array) -> Value:
     target = x["custom_call_target"]
     if lapack.routine(target) in lapack.ROUTINES:
         results = lapack.call(target, x.get("backend_config"), operands)
-        return results if x.shape.is_tuple else results[0]
+        if not x.shape.is_tuple:
+            return results[0]
+        shapes = x.shape.elements
+        return tuple(np.broadcast_to(v, s.sizes) for v, s in zip(results, shapes, strict=True))
     fn = CUSTOM_CALLS.get(target)
     if fn is None:
         raise EvaluateError(
