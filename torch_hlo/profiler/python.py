@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator
-from types import FrameType, FunctionType, ModuleType
+from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from torch_hlo import log
@@ -110,7 +110,8 @@ def _keeps(
     if isinstance(x, (dict, list, tuple, set, deque)):
         parts = [(name, y) for y in [*(x.values() if isinstance(x, dict) else x)]]
     elif isinstance(x, FunctionType):
-        parts = [(k, c.cell_contents) for k, c in zip(x.__code__.co_freevars, x.__closure__ or ())]
+        cells = zip(x.__code__.co_freevars, x.__closure__ or ())
+        parts = [(k, c.cell_contents) for k, c in cells if c != CellType()]  # not bound yet
     elif isinstance(x, ModuleType) and not _is_users(getattr(x, "__file__", "") or "<"):
         return ""
     else:
