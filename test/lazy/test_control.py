@@ -88,6 +88,23 @@ def test_scan_has_gradients():
         last.sum().backward()
 
 
+def test_gradients_that_would_be_lost_are_errors():
+    w, x = torch.ones(3).to("hlo").requires_grad_(), torch.ones(3).to("hlo")
+    xs, i = torch.ones(2, 3).to("hlo"), torch.tensor(0).to("hlo")
+    calls = {
+        "scan": lambda: torch_hlo.scan(lambda c, x: (c * w, c.sum()), x, xs),
+        "cond": lambda: torch_hlo.cond(i < 1, lambda a: a * w, lambda a: a - w, (x,)),
+        "while_loop": lambda: torch_hlo.while_loop(
+            lambda i, a: i < 3, lambda i, a: (i + 1, a * w), (i, x)
+        ),
+    }
+    for name, call in calls.items():
+        with pytest.raises(RuntimeError, match=f"{name} has no gradient"):
+            call()
+        with torch.no_grad():
+            call()
+
+
 def test_one_program_for_any_count():
     def run(n):
         i, y = torch_hlo.while_loop(

@@ -111,7 +111,7 @@ def record(
     ]
     refusing = _Refusing(what, session.engine(), logged)
     used = session.use(refusing), session.use(refusing, everywhere=False)  # autograd has threads
-    with used[0], used[1], torch.no_grad(), generator.apart(what) as seed:
+    with used[0], used[1], generator.apart(what) as seed:
         result = fn(*pytree.tree_unflatten(arguments, form))
     flat, result_form = pytree.tree_flatten(result)
     for r in flat:
@@ -119,6 +119,7 @@ def record(
             raise TypeError(
                 f"torch_hlo.{what}: the function must return hlo tensors, not {type(r).__name__}"
             )
+        _refuse_gradient(what, r)
     values = [read(r) for r in flat]
     written = any(t._storage.version for t in arguments[own:])
     del arguments, result, flat, r
@@ -213,12 +214,18 @@ def _inputs(what: str, tree: Tensor | tuple[Tensor, ...]) -> tuple[list[HloTenso
     for t in flat:
         if not isinstance(t, HloTensor):
             raise TypeError(f"torch_hlo.{what} takes hlo tensors, not {type(t).__name__}")
-        if t.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(
-                f"torch_hlo.{what} has no gradient; call it under torch.no_grad(), or use"
-                f" torch.compile(backend='hlo') and PyTorch's {what}"
-            )
+        _refuse_gradient(what, t)
     return flat, form
+
+
+def _refuse_gradient(what: str, t: Tensor) -> None:
+    """Of an argument, or of a result that is made of what the function reads besides."""
+    if t.requires_grad and torch.is_grad_enabled():
+        known = " but that of init and xs: hand in there what needs one," if what == "scan" else ";"
+        raise RuntimeError(
+            f"torch_hlo.{what} has no gradient{known} call it under torch.no_grad(), or use"
+            f" torch.compile(backend='hlo') and PyTorch's {what}"
+        )
 
 
 def _node(
