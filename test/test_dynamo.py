@@ -509,6 +509,27 @@ def test_scan():
         same(fast(c, x), fn(c, x))
 
 
+def test_numbers_that_change_may_be_negative_or_large():
+    def fn(x, i):
+        return x * (i - 10) + (3 - i)
+
+    fast, x = compiled(fn), torch.randn(4)
+
+    def run():
+        for i in (5, 7, 300, -300, 2**33 + 1, -(2**40)):
+            same(fast(x, i), fn(x, i))
+
+    assert compiles(run) <= 2
+
+    def by_size(x):
+        return F.hardshrink(x, x.shape[0]) * (x.shape[0] - 10)
+
+    fast = compiled(by_size, dynamic=True)
+    for n in (4, 300, 7):
+        x = torch.randn(n, 4) * 10
+        same(fast(x), by_size(x))
+
+
 def test_map():
     from torch._higher_order_ops.map import map as hmap
 

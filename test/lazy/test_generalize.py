@@ -60,6 +60,12 @@ def test_third_and_later_sizes_compile_nothing():
     ]
 
 
+def test_a_size_that_is_negated():
+    """Its negative is a number, and no size of an array."""
+    sizes = [(5,), (70,), (60,), (300,), (1200,)]
+    counts(lambda x: F.hardshrink(x, len(x)), sizes, lambda n: (torch.randn(n, 4) * 40,))
+
+
 def test_windows_that_a_size_decides():
     """Adaptive pooling into 5: as long as the size, over 5, rounded up, and sometimes one more."""
     found = counts(

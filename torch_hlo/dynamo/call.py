@@ -16,16 +16,17 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torch_hlo import config
 from torch_hlo.device.host_tensor import LARGE
 from torch_hlo.device.interfaces import Program
-from torch_hlo.hlo.ir import Dim, Ints, Module, Shape, Size, symbol
+from torch_hlo.hlo.ir import Dim, Ints, Module, Shape, Size, symbol, symbols
 from torch_hlo.lazy.run import executor
 from torch_hlo.lowering.core import HLO_TO_TORCH, LOWERINGS, Leaf, Lift, Node, Out, lower
 from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
 from torch_hlo.lowering.fx.fx_size import Layout
-from torch_hlo.pytorch.operators import OpOverload
+from torch_hlo.pytorch.operators import HigherOrderOperator, OpOverload
 
 from .place import Gpu, Host
 
@@ -108,10 +109,19 @@ class Caller:
                 if isinstance(size, Dim) and str(size).isidentifier():
                     found.setdefault(str(size), (i, d))
         for name in self.graph.sizes:
-            if name not in found:
+            if name not in found and self._is_size(name):
                 found[name] = (len(self.inputs), 0)
                 self.inputs.append(Leaf(Shape("u8", (symbol(name), 0))))
         return tuple((name, i, d) for name, (i, d) in sorted(found.items()))
+
+    def _is_size(self, name: str) -> bool:
+        """Whether anything has this symbol for a size, and not for a number alone."""
+        for node in self.nodes:
+            dims = [d for out in node.outs if out is not None for d in out.dims]
+            values = [*pytree.tree_leaves((node.args, node.kwargs)), *dims]
+            if any(isinstance(d, Dim) and name in symbols(d) for d in values):
+                return True
+        return any(isinstance(node.target, HigherOrderOperator) for node in self.nodes)
 
     def _shape(self, value: Out | Leaf) -> Shape:
         return value.node.outs[value.index] if isinstance(value, Out) else value.shape

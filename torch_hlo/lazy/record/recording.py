@@ -7,8 +7,9 @@ import torch
 from torch_hlo import log
 from torch_hlo.device import multi_device as collective_devices
 from torch_hlo.lowering.core import GUARDS, NO_KWARGS, TAPE, Node, Out, further, recorded
+from torch_hlo.lowering.core.registry import lifts
 from torch_hlo.pytorch import participants
-from torch_hlo.pytorch.operators import OpOverload, base_name
+from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE
 
 from . import checks, decompose, filled, generator, session
@@ -32,26 +33,6 @@ class Arguments:
         lifted = [lifts(op, a) for a in arguments]
         self.lift = tuple(lifted) + (False,)
         self.lift_keywords = {a.name for a, yes in zip(arguments, lifted) if yes}
-
-
-# Scalars that choose the structure of the computation or the shape of the result: they stay in the
-# graph.
-STATIC_PACKETS = frozenset(
-    "pow float_power norm linalg_vector_norm linalg_norm linalg_matrix_norm renorm dist cdist"
-    " arange range linspace logspace histc histogram _foreach_pow _foreach_norm native_norm"
-    " polygamma mvlgamma embedding_renorm constant_pad_nd _pdist_forward pdist full_like".split()
-)
-
-
-def lifts(op: OpOverload, argument) -> bool:
-    """True if a float given for this argument travels beside the graph."""
-    name = base_name(op).removesuffix("_")
-    if name.startswith("_fused_"):
-        return str(argument.type) in ("float", "number", "Scalar", "Tensor")
-    if name in STATIC_PACKETS:
-        return False
-    kind = str(argument.type)
-    return kind in ("number", "Tensor", "List[number]", "Optional[number]")
 
 
 # Arguments that stay in the graph as they are. In a key their type stands before the value: 1 ==

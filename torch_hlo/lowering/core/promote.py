@@ -10,7 +10,16 @@ from functools import cache
 
 import torch
 
-from torch_hlo.hlo.ir import DTYPES, Dim, Dims, Instruction, Shape, Size, instr
+from torch_hlo.hlo.ir import (
+    DTYPES,
+    Dim,
+    Dims,
+    Instruction,
+    Shape,
+    Size,
+    dim_max,
+    instr,
+)
 from torch_hlo.hlo.ir.literal import literal
 
 from .registry import HLO_TO_TORCH, TORCH_TO_HLO, Weak
@@ -234,9 +243,16 @@ def count_elements(dims: Sequence[Size], dtype: str = "s64") -> Instruction:
         return constant(static, dtype)
     result = constant(static, "s64")
     for d in symbolic:
-        size = instr("get-dimension-size", (full(False, "pred", (d,)),), dimensions=(0,))
-        result = instr("multiply", (result, cast(size, "s64")))
+        result = instr("multiply", (result, _value(d)))
     return cast(result, dtype)
+
+
+def _value(d: Dim) -> Instruction:
+    """A size as s64[]; or an expression of sizes, which may be negative, as no array's size is."""
+    if "-" in str(d):
+        return instr("subtract", tuple(_value(part) for part in (dim_max(d, 0), dim_max(-d, 0))))
+    size = instr("get-dimension-size", (full(False, "pred", (d,)),), dimensions=(0,))
+    return cast(size, "s64")
 
 
 def operand(x: Operand, dtype: str, dims: Sequence[Size], via: str | None = None) -> Instruction:

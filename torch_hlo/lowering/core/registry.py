@@ -20,6 +20,7 @@ from torch_hlo.pytorch.operators import (
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
+    base_name,
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,6 +34,27 @@ TORCH_TO_HLO = {
     getattr(torch, d.torch): d.name for d in DTYPES.values() if d.torch and hasattr(torch, d.torch)
 }
 HLO_TO_TORCH = {v: k for k, v in TORCH_TO_HLO.items()}
+
+
+# Scalars that choose the structure of the computation or the shape of the result: they stay in the
+# graph.
+STATIC_PACKETS = frozenset(
+    "pow float_power norm linalg_vector_norm linalg_norm linalg_matrix_norm renorm dist cdist"
+    " arange range linspace logspace histc histogram _foreach_pow _foreach_norm native_norm"
+    " polygamma mvlgamma embedding_renorm constant_pad_nd _pdist_forward pdist full_like".split()
+)
+
+
+def lifts(op: OpOverload, argument: Any) -> bool:
+    """True if a float given for this argument travels beside the graph: `argument`, of the
+    operator's schema, is a number that decides nothing about the program."""
+    name = base_name(op).removesuffix("_")
+    if name.startswith("_fused_"):
+        return str(argument.type) in ("float", "number", "Scalar", "Tensor")
+    if name in STATIC_PACKETS:
+        return False
+    kind = str(argument.type)
+    return kind in ("number", "Tensor", "List[number]", "Optional[number]")
 
 
 # Overloads whose lowering serves only some arguments: the guard gets the arguments of the call

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from torch_hlo.hlo.ir import Dim, Shape, Size
+from torch_hlo.hlo.ir import Dim, Shape, Size, symbols
 from torch_hlo.log import OURS
 from torch_hlo.pytorch.graphs import with_effects
 from torch_hlo.pytorch.operators import HigherOrderOperator, OpOverload
@@ -31,6 +31,7 @@ from ..core import (
     look,
 )
 from ..core.looks import TOKEN, At, Check, Logged, log
+from ..core.registry import lifts
 from .expand import EXPANDED, RANDOM, expanded, node_arguments, traced_again
 from .fx_size import Layout, layout_of, shape_of, size_of
 
@@ -93,6 +94,8 @@ class _Reader:
         self.env: dict[fx.Node, object] = {}
         self.seed: Leaf | None = None
         self.drawn = 0
+        # symbols that are sizes of inputs; None where numbers have no inputs of their own
+        self.sizes: set[str] | None = None if inner else set()
         self.random = random or self._random
 
     def _random(self) -> tuple:
@@ -114,6 +117,8 @@ class _Reader:
             if self.inner or not layout.dense or layout.repeated:
                 layout = Layout(tuple(range(shape.rank)), (), True, ())
             leaf = Leaf(Shape(shape.dtype, layout.physical(shape.dims)))
+            if self.sizes is not None:
+                self.sizes.update(*map(symbols, shape.dims))
             g.inputs.append(Input(leaf, position, layout, value.is_conj() or value.is_neg()))
             self.env[n] = leaf if layout.plain else self._permuted(leaf, layout, shape)
         elif isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
@@ -152,6 +157,20 @@ class _Reader:
         node = Node(aten.permute.default, (leaf, back), {}, (shape,))
         self.g.nodes.append(node)
         return Out(node)
+
+    def _numbers(self, n: fx.Node) -> list[Any]:
+        """Its arguments; a number that Python gives, and that is no size, is data: it may be
+        negative, or large."""
+        args = list(map(self.arg, n.args))
+        if self.sizes is not None and isinstance(n.target, OpOverload):
+            for i, (x, argument) in enumerate(zip(n.args, n.target._schema.arguments)):
+                if (
+                    isinstance(args[i], Dim)
+                    and symbols(args[i]) - self.sizes
+                    and lifts(n.target, argument)
+                ):
+                    args[i] = self._number(x.meta["val"] if isinstance(x, fx.Node) else x)
+        return args
 
     def arg(self, x: Any) -> Any:
         if isinstance(x, fx.Node):
@@ -264,10 +283,7 @@ class _Reader:
                 " (torch._dynamo.config.capture_dynamic_output_shape_ops = False)"
             )
         outs = tuple(shape_of(v) if isinstance(v, Tensor) else None for v in flat)
-        args, kwargs = (
-            [self.arg(a) for a in n.args],
-            {k: self.arg(v) for k, v in n.kwargs.items()},
-        )
+        args, kwargs = self._numbers(n), {k: self.arg(v) for k, v in n.kwargs.items()}
         if _has(self.module, n, _draws):
             kwargs["seed"], kwargs["offset"] = self.random()
         logs = n.target in HIGHER_ORDER and _has(self.module, n, _is_check)
@@ -295,7 +311,7 @@ class _Reader:
     def _inline(self, module: fx.GraphModule, n: fx.Node) -> Any:
         """The results of a graph whose inputs are the flat node arguments of `n`."""
         reader = _Reader(module, self.random, self.inner, self.logged)
-        reader.g, reader.lifted = self.g, self.lifted
+        reader.g, reader.lifted, reader.sizes = self.g, self.lifted, None
         operands = iter(node_arguments(n))
         for inner in module.graph.nodes:
             if inner.op == "placeholder":
