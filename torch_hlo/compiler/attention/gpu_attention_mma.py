@@ -192,7 +192,13 @@ class _Warps(AttentionKernel):
         """The rows from `first` on that a thread has."""
         return [self.f.add(first, self.g, 8 * half) for half in (0, 1)]
 
-    def multiply(self, a: list[str], b: list[str], sums: Sums, n: int) -> None:
+    def multiply(
+        self,
+        a: list[str],
+        b: list[str],
+        sums: Sums,
+        n: int,
+    ) -> None:
         """Add the products of two fragments to the sums `n` of 16 columns."""
         for half in (0, 1):
             at = 2 * n + half

@@ -124,7 +124,12 @@ def combine(
     return found
 
 
-def transform(f: Function, t: Tile, m: Matrix, square: list[list[str]]) -> list[list[str]]:
+def transform(
+    f: Function,
+    t: Tile,
+    m: Matrix,
+    square: list[list[str]],
+) -> list[list[str]]:
     """m s m' for a square of vectors."""
     columns = [combine(f, t, m, column) for column in zip(*square, strict=True)]
     return [combine(f, t, m, row) for row in zip(*columns, strict=True)]
@@ -141,7 +146,12 @@ def transform_inputs(name: str, t: Tile, m: Matrix) -> Function:
         pointers = [f.load_at("ptr", row, r * POINTERS, 8) for r in range(n * n)]
         to = f.gep(t.kind, "%V", f.mul(tile, "%ldv"))
 
-        def vectors(c: Int, mask: str | None, pointers: list[str] = pointers, to: str = to) -> None:
+        def vectors(
+            c: Int,
+            mask: str | None,
+            pointers: list[str] = pointers,
+            to: str = to,
+        ) -> None:
             places = [f.gep(t.kind, p, c) for p in pointers]
             values = [
                 (
@@ -206,7 +216,12 @@ def transform_outputs(name: str, t: Tile, s: Filtering) -> Function:
     return f
 
 
-def points_at(f: Function, t: Tile, at: str, n: int) -> list[list[str]]:
+def points_at(
+    f: Function,
+    t: Tile,
+    at: str,
+    n: int,
+) -> list[list[str]]:
     """The n x n points of a vector of tiles, %plane apart."""
     values = [
         f.load(t.vector, f.gep(t.kind, at, f.mul("%plane", i)), t.itemsize) for i in range(n * n)
@@ -334,7 +349,14 @@ class _Item:
                 f"i64 {self.plane}",
             )
 
-    def multiply(self, rows_of: str, count: Int, cols: Int, panel: str, size: Int) -> None:
+    def multiply(
+        self,
+        rows_of: str,
+        count: Int,
+        cols: Int,
+        panel: str,
+        size: Int,
+    ) -> None:
         """M, the product of V and a panel, of whose points each has `size` elements."""
         f, t, height = self.f, self.t, self.height
         with (
@@ -396,7 +418,14 @@ class _Item:
             *[f"i64 {rest}"] * partial,
         )
 
-    def transform_back(self, outputs: str, t0: Int, t1: Int, j: Int, cols: Int) -> None:
+    def transform_back(
+        self,
+        outputs: str,
+        t0: Int,
+        t1: Int,
+        j: Int,
+        cols: Int,
+    ) -> None:
         """The pixels of the tiles [t0, t1), a run of tiles of one row of an image at a time."""
         f, t, s = self.f, self.t, self.s
         with f.while_([("i64", str(t0))]) as runs:

@@ -83,7 +83,14 @@ def store_taps(name: str, t: Tile, s: Filtering) -> Function:
     return f
 
 
-def task(program: Program, name: str, t: Tile, s: Filtering, height: int, turned: bool) -> str:
+def task(
+    program: Program,
+    name: str,
+    t: Tile,
+    s: Filtering,
+    height: int,
+    turned: bool,
+) -> str:
     """Items (piece of the tiles, block of rows, block of columns): void(lo, hi, X, Y, C, zeros,
     NUMBERS…, geometry of X…, geometry of Y…). `turned`: C is [feature][channel][tap], else
     [piece][tap][channel][feature]."""

@@ -221,7 +221,14 @@ def _columns(
     program.parallel(name, arguments, program.size(outer * blocks), cost=_cost(n))
 
 
-def _columns_text(program: Program, t: Tile, kind: str, length: int, n: int, scale: float) -> str:
+def _columns_text(
+    program: Program,
+    t: Tile,
+    kind: str,
+    length: int,
+    n: int,
+    scale: float,
+) -> str:
     real = kind[:-3]
     # elements of a column
     takes = {"R": length, "IR": length + 2}.get(real, 2 * n)
@@ -284,7 +291,14 @@ def _rows(
     program.parallel(name, arguments, program.size(ceildiv(lines, t.lanes)), cost=1.5 * _cost(n))
 
 
-def _rows_text(program: Program, t: Tile, kind: str, length: int, n: int, scale: float) -> str:
+def _rows_text(
+    program: Program,
+    t: Tile,
+    kind: str,
+    length: int,
+    n: int,
+    scale: float,
+) -> str:
     real = kind[:-3]  # "", "I", "R", "IR"
     inverse = real in ("I", "IR")
     w = _Text(program, t, f"{kind.lower()}_rows_{length}", "from to twiddles roots", "lines")
@@ -316,7 +330,13 @@ class _Matrix:
         self.w, self.p, self.inverse, self.scale = w, p, inverse, scale
         self.spare = w.spare(max(p.rows, p.columns))
 
-    def along_columns(self, source: str, middle: str, blocks: tuple[Int, Int], swap: bool) -> None:
+    def along_columns(
+        self,
+        source: str,
+        middle: str,
+        blocks: tuple[Int, Int],
+        swap: bool,
+    ) -> None:
         """Columns of `source`, in vectors number `blocks`; results, multiplied, to the same place
         in `middle`."""
         w, p, f, c = self.w, self.p, self.w.f, self.w.c

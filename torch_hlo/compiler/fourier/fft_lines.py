@@ -353,7 +353,12 @@ def butterfly(t: Typed, x: list[Pair]) -> list[Pair]:
 Sum = Callable[[Pair, Pair], Pair]
 
 
-def _odd(t: Typed, x: list[Pair], add: Sum, sub: Sum) -> list[Pair]:
+def _odd(
+    t: Typed,
+    x: list[Pair],
+    add: Sum,
+    sub: Sum,
+) -> list[Pair]:
     """By the definition, points k and r - k together: r - 1 squared multiply-adds."""
     r = len(x)
     sums, differences = ([op(x[k], x[r - k]) for k in range(1, r // 2 + 1)] for op in (add, sub))
@@ -433,7 +438,13 @@ def transform(
         source, length, run, table = to, m, run * r, table + first * (m > 1)
 
 
-def _halves(c: Lines, a: Pair, b: Pair, w: Pair, inverse: bool) -> tuple[Pair, Pair]:
+def _halves(
+    c: Lines,
+    a: Pair,
+    b: Pair,
+    w: Pair,
+    inverse: bool,
+) -> tuple[Pair, Pair]:
     """Points k and n - k after `untangle` (or twice what they were before it, `inverse`) from those
     before."""
     t = c.t

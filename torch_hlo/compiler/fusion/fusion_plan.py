@@ -381,7 +381,14 @@ class Plan:
             g.rows = kept
         return g
 
-    def _try_merge(self, g: Group, h: Group, user: int, source: int, edge: Inside) -> bool:
+    def _try_merge(
+        self,
+        g: Group,
+        h: Group,
+        user: int,
+        source: int,
+        edge: Inside,
+    ) -> bool:
         """Merge `h`, which has `source`, with `g`, whose member `user` reads it through `edge`."""
         reads_at: Role = FULL if self.kind[user] == REDUCE else g.roles[user]
         has: Role = h.roles[source]
@@ -416,7 +423,14 @@ class Plan:
             for x in map(self.order.__getitem__, g.roles)
         )
 
-    def _merge(self, g: Group, h: Group, g_as: Role, h_as: Role, rows: Intervals | None) -> bool:
+    def _merge(
+        self,
+        g: Group,
+        h: Group,
+        g_as: Role,
+        h_as: Role,
+        rows: Intervals | None,
+    ) -> bool:
         """Merge when roles fit, edges between the two stay in one kernel, and no cycle appears."""
         if g_as is not FULL and not g.plain or h_as is not FULL and not h.plain:
             return False

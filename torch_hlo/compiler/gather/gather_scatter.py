@@ -416,7 +416,13 @@ class Scatter:
         index = dict(zip(positions, (*batch, *window), strict=True))
         return [index[d] for d in range(len(self.update_dims))]
 
-    def _combine(self, to: Int, new: list[Value], lanes: int, mask: str | None) -> None:
+    def _combine(
+        self,
+        to: Int,
+        new: list[Value],
+        lanes: int,
+        mask: str | None,
+    ) -> None:
         f = self.f
         types = [o.dtype for o in self.operands]
         root, params = self.x["to_apply"].root, self.x["to_apply"].params

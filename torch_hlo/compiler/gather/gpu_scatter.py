@@ -298,7 +298,13 @@ class _Sorted:
             ]
         return apply(self.f, self.x["to_apply"], [*a, *b], self.lanes)
 
-    def run(self, first: Int, end: Int, key: str, values: list[Value]) -> tuple[str, list[Value]]:
+    def run(
+        self,
+        first: Int,
+        end: Int,
+        key: str,
+        values: list[Value],
+    ) -> tuple[str, list[Value]]:
         """Fold the windows with this key from `first` on, before `end`, to `values`; returns the
         first window that is not one of them."""
         f = self.f

@@ -22,14 +22,28 @@ class Exchange:
             for (_, kind), name in self.slots.items()
         )
 
-    def other(self, e: Emit, number: int, kind: str, value: str, distance: int) -> str:
+    def other(
+        self,
+        e: Emit,
+        number: int,
+        kind: str,
+        value: str,
+        distance: int,
+    ) -> str:
         """The value (accumulator `number`) of the thread whose number differs by the power of two
         `distance`."""
         if distance < self.target.warp:
             return self._shuffled(e, kind, value, distance)
         return self._shared(e, number, kind, value, e.op(f"xor i64 %kernel.t, {distance}"))
 
-    def first(self, e: Emit, number: int, kind: str, value: str, distance: int) -> str:
+    def first(
+        self,
+        e: Emit,
+        number: int,
+        kind: str,
+        value: str,
+        distance: int,
+    ) -> str:
         """The value of the first thread whose number differs by a multiple of the power of two
         `distance`."""
         return self._shared(
@@ -40,7 +54,14 @@ class Exchange:
             "0" if distance == 1 else e.op(f"and i64 %kernel.t, {distance - 1}"),
         )
 
-    def _shared(self, e: Emit, number: int, kind: str, value: str, thread: str) -> str:
+    def _shared(
+        self,
+        e: Emit,
+        number: int,
+        kind: str,
+        value: str,
+        thread: str,
+    ) -> str:
         memory = "i8" if kind == "i1" else kind
         name = self.slots.setdefault((number, memory), f"@SELF.slots{number}{memory}")
         barrier = f"  {self.target.family.barrier}"

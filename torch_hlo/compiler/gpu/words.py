@@ -13,7 +13,13 @@ class Words:
     def __init__(self, f: Function) -> None:
         self.f = f
 
-    def _op(self, name: str, fold: Callable[[int, int], int], a: Int, b: Int) -> Int:
+    def _op(
+        self,
+        name: str,
+        fold: Callable[[int, int], int],
+        a: Int,
+        b: Int,
+    ) -> Int:
         return (
             fold(a, b)
             if isinstance(a, int) and isinstance(b, int)

@@ -286,7 +286,14 @@ class Kernel:
                     count,
                 )
 
-    def _eliminate(self, x: Matrix, i: Int, k: Int, end: Int, factor: str) -> None:
+    def _eliminate(
+        self,
+        x: Matrix,
+        i: Int,
+        k: Int,
+        end: Int,
+        factor: str,
+    ) -> None:
         """Row i, from column k + 1 to `end`, loses `factor` times row k."""
         minus = splat(self.f, self.kind, self.lanes, f"{self.f.op(f'fneg {self.kind} {factor}')}")
         first = self.f.add(k, 1)
@@ -327,7 +334,15 @@ class Kernel:
                     masks[1],
                 )
 
-    def lu(self, x: Matrix, m: Int, n: Int, steps: Int, pivots: str, order: str) -> None:
+    def lu(
+        self,
+        x: Matrix,
+        m: Int,
+        n: Int,
+        steps: Int,
+        pivots: str,
+        order: str,
+    ) -> None:
         """x := L below and U on and above the diagonal, with LAPACK's pivots: `pivots` as s64 from
         0, `order` the rows' numbers, which they permute."""
         f = self.f
