@@ -511,7 +511,8 @@ def test_scan():
 
 def test_numbers_that_change_may_be_negative_or_large():
     def fn(x, i):
-        return x * (i - 10) + (3 - i)
+        scaled = torch._foreach_mul([x, x], [i, i + 1])[1]
+        return x * (i - 10) + (3 - i), torch.add(x, x, alpha=i), scaled
 
     fast, x = compiled(fn), torch.randn(4)
 
@@ -520,6 +521,12 @@ def test_numbers_that_change_may_be_negative_or_large():
             same(fast(x, i), fn(x, i))
 
     assert compiles(run) <= 2
+
+    fast = compiled(lambda x, i: x**i)
+    for i in (3, 5, 6):
+        same(fast(x, i), x**i)
+    with pytest.raises(ValueError, match="takes the number -2 for a size"):
+        fast(x, -2)
 
     def by_size(x):
         return F.hardshrink(x, x.shape[0]) * (x.shape[0] - 10)

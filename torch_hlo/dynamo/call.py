@@ -221,6 +221,7 @@ class Caller:
             "Foreign": Foreign,
             "Shape": Shape,
             "number": _number,
+            "refuse": self._refuse,
         }
         fast = self.place.starter(program)
         run = fast or program.run
@@ -243,13 +244,7 @@ class Caller:
         targets = {r.position for r in self.results if r.position is not None}
         for i, x in enumerate(g.inputs):
             pointers.append(self._input_lines(i, x, lines, targets))
-        for leaf in self.inputs[len(g.inputs) :]:
-            pointers.append(
-                (
-                    self._constant(self.place.bring(torch.empty(0, dtype=torch.uint8))),
-                    leaf.shape,
-                )
-            )
+        pointers += self._empty_inputs(lines)
         outs = []
         for i, r in enumerate(self.results):
             if r.position is not None:
@@ -304,6 +299,20 @@ class Caller:
             if isinstance(x, tuple) and x[0] == "result"
         ]
         return 3 * sum(n for n in sizes if isinstance(n, int) and n >= LARGE)
+
+    def _empty_inputs(self, lines: list[str]) -> list[tuple[str, Shape]]:
+        """Arrays of no bytes, for sizes that are those of no other input."""
+        empty = self._constant(self.place.bring(torch.empty(0, dtype=torch.uint8)))
+        shapes = [leaf.shape for leaf in self.inputs[len(self.graph.inputs) :]]
+        for name in (shape.dims[0] for shape in shapes):
+            lines.append(f"if not 0 <= {name} < {2**31}: refuse({name})")
+        return [(empty, shape) for shape in shapes]
+
+    def _refuse(self, number: int) -> None:
+        raise ValueError(
+            f"torch.compile(backend='hlo'): {self.name} takes the number {number} for a size, which"
+            f" is from 0 to {2**31 - 1}: hand it in as a tensor"
+        )
 
     def _size_lines(self) -> list[str]:
         lines = [

@@ -55,9 +55,10 @@ class Report:
         self.lines: list[Line] = []
 
     def table(self, rows: int = 30) -> str:
-        """The steps that took longest, and the limits."""
+        """The steps that took longest, a sum per kind of step, and the limits."""
         lines = sorted(self.lines, key=lambda line: -line.best * line.calls)
-        total = sum(line.best * line.calls for line in lines if not line.step.depth) or 1.0
+        outer = [line for line in lines if not line.step.depth]
+        total = sum(line.best * line.calls for line in outer) or 1.0
         out = [f"{'ms':>9} {'share':>6} {'limit':>6} {'GB/s':>7} {'GF/s':>7}  calls  program step"]
         for line in lines[:rows]:
             out.append(
@@ -67,6 +68,19 @@ class Report:
                 f" {line.calls:6}  {line.program}"
                 f" {'in a loop: ' * line.step.depth}{line.step.what[:150]}"
             )
+        kinds: dict[str, list[float]] = {}
+        for line in outer:
+            spent = line.best * line.calls
+            entry = kinds.setdefault(line.step.op, [0, 0.0, 0.0])
+            entry[0] += 1
+            entry[1] += spent
+            entry[2] += spent * line.limit
+        out.append("")
+        out += [
+            f"{spent * 1e3:9.3f} ms {spent / total:6.1%}  {op}: {n} steps, at the limit"
+            f" {ideal * 1e3:.3f} ms"
+            for op, (n, spent, ideal) in sorted(kinds.items(), key=lambda item: -item[1][1])
+        ]
         limits = measured_limits(self.clock)
         out.append(
             f"{total * 1e3:9.3f} ms in all (best times); limits: {limits.bandwidth / 1e9:.1f} GB/s,"

@@ -158,19 +158,23 @@ class _Reader:
         self.g.nodes.append(node)
         return Out(node)
 
-    def _numbers(self, n: fx.Node) -> list[Any]:
-        """Its arguments; a number that Python gives, and that is no size, is data: it may be
-        negative, or large."""
-        args = list(map(self.arg, n.args))
-        if self.sizes is not None and isinstance(n.target, OpOverload):
-            for i, (x, argument) in enumerate(zip(n.args, n.target._schema.arguments)):
-                if (
-                    isinstance(args[i], Dim)
-                    and symbols(args[i]) - self.sizes
-                    and lifts(n.target, argument)
-                ):
-                    args[i] = self._number(x.meta["val"] if isinstance(x, fx.Node) else x)
-        return args
+    def _operands(self, n: fx.Node) -> tuple[list[Any], dict[str, Any]]:
+        """Its arguments, and keywords."""
+        schema = n.target._schema.arguments if isinstance(n.target, OpOverload) else ()
+        data = {a.name: self.sizes is not None and lifts(n.target, a) for a in schema}
+        args = zip(n.args, [*data.values(), *[False] * len(n.args)])
+        keywords = {k: self._operand(v, data.get(k, False)) for k, v in n.kwargs.items()}
+        return [self._operand(x, is_data) for x, is_data in args], keywords
+
+    def _operand(self, x: Any, data: bool) -> Any:
+        """An argument; as `data` a number that Python gives and that is no size is an input, for it
+        may be negative, or large."""
+        if data and isinstance(x, (list, tuple)):
+            return [self._operand(v, data) for v in x]
+        found = self.arg(x)
+        if data and isinstance(found, Dim) and symbols(found) - self.sizes:
+            return self._number(x.meta["val"] if isinstance(x, fx.Node) else x)
+        return found
 
     def arg(self, x: Any) -> Any:
         if isinstance(x, fx.Node):
@@ -283,7 +287,7 @@ class _Reader:
                 " (torch._dynamo.config.capture_dynamic_output_shape_ops = False)"
             )
         outs = tuple(shape_of(v) if isinstance(v, Tensor) else None for v in flat)
-        args, kwargs = self._numbers(n), {k: self.arg(v) for k, v in n.kwargs.items()}
+        args, kwargs = self._operands(n)
         if _has(self.module, n, _draws):
             kwargs["seed"], kwargs["offset"] = self.random()
         logs = n.target in HIGHER_ORDER and _has(self.module, n, _is_check)
