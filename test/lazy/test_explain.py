@@ -80,7 +80,11 @@ def test_another_number_of_threads():
 
 def test_another_integer():
     text = reason_of(lambda: vector() + 3, lambda: vector() + 4)
-    assert "aten.add.Tensor" in text and "other was 3, is 4" in text
+    assert "aten.add.Tensor" in text and "other was 3, is a number that varies" in text
+
+
+def test_another_exponent():
+    assert "exponent was 2, is 4" in reason_of(lambda: vector() ** 2, lambda: vector() ** 4)
 
 
 def test_more_and_fewer_ops():

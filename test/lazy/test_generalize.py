@@ -60,6 +60,48 @@ def test_third_and_later_sizes_compile_nothing():
     ]
 
 
+NUMBERS = {
+    "arithmetic": lambda x, i: (x + i) * 2 - i // 3,
+    "filled": lambda x, i: x * torch.full((4,), i, device=x.device),
+    "lists": lambda x, i: torch._foreach_mul([x, x], [i, 7]),
+    "keywords": lambda x, i: torch.add(x, x, alpha=2 * i + 3),
+    "clamped": lambda x, i: x.clamp(i, i + 3),
+}
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.int64))
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_change_are_inputs(name, dtype):
+    """Two compiles, whatever the numbers: negative, 0 and 1, more than 32 bits."""
+    x = torch.arange(4).to(dtype)
+    numbers = (5, 6, 0, 1, -3, 2**33 + 1, -(2**40), 7)
+    assert sum(compiles(lambda i=i: check(NUMBERS[name], x, i)) for i in numbers) == 2
+
+
+def test_numbers_and_sizes_that_change():
+    made = counts(
+        lambda x: (x + len(x)).sum() / len(x),
+        [(5,), (9,), (23,), (3,), (101,)],
+        lambda n: (torch.randn(n, 4),),
+    )
+    assert made == [1, 1, 0, 0, 0]
+
+
+def test_numbers_that_do_not_fit_are_still_errors():
+    for i in (5, 6, 7):
+        check(
+            lambda x, i=i: x + torch.full((4,), i, dtype=torch.uint8, device=x.device),
+            torch.ones(4),
+        )
+    with pytest.raises(RuntimeError, match="overflow"):
+        torch.full((4,), 300, dtype=torch.uint8, device="hlo")
+    y = torch.ones(4).to("hlo")
+    for i in (5, 6, 7):
+        (y * i).sum().item()
+    with pytest.raises((RuntimeError, OverflowError)):
+        (y * 2**70).sum().item()
+
+
 def test_a_size_that_is_negated():
     """Its negative is a number, and no size of an array."""
     sizes = [(5,), (70,), (60,), (300,), (1200,)]

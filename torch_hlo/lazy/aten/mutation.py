@@ -131,7 +131,7 @@ def mutator(op: OpOverload) -> Handler:
 def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
     """`x.op_(...)` whose twin is recorded as it is: no temporary tensor is made."""
     arguments = Arguments(twin)
-    cache: dict[tuple, tuple] = inference.remembered({})
+    cache: dict[tuple, tuple] = inference.remembered()
     check = checks.BOUNDS.get(twin)
     random = generator.is_random(twin)
     idempotent = base_name(op) in IDEMPOTENT
@@ -250,7 +250,7 @@ def _in_place_lists(op: OpOverload, twin: OpOverload, targets: list) -> Handler:
     """`_foreach_add_(xs, ...)`, `_fused_adamw_(...)`: one node, whose results are written to the
     tensors of the lists."""
     arguments = Arguments(twin)
-    cache: dict[tuple, tuple] = inference.remembered({})
+    cache: dict[tuple, tuple] = inference.remembered()
     names = [a.name for a in op._schema.arguments]
     positions = [names.index(t.name) for t in targets]
     reads = [

@@ -94,7 +94,7 @@ def _groups(group) -> tuple[str, int]:
     return format_groups(groups_of(ranks, torch.distributed.get_world_size())), len(ranks)
 
 
-_results: dict[tuple, metas.Result] = inference.remembered({})
+_results: dict[tuple, metas.Result] = inference.remembered()
 
 
 def _record(op: OpOverload, *args):

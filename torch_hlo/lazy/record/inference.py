@@ -15,12 +15,22 @@ from .meta import Meta, Result, aten
 from .tensor import HloTensor
 
 _caches: list[dict] = []
+_KEPT = 1 << 14  # kinds of arguments that one op is remembered with: integers may change for ever
 
 
-def remembered(cache: dict) -> dict:
-    """Register a cache of metadata, which depends on the default dtype."""
-    _caches.append(cache)
-    return cache
+class _Remembered(dict):
+    """A dictionary that is emptied when it is full."""
+
+    def __setitem__(self, key, value):
+        if len(self) >= _KEPT:
+            self.clear()
+        super().__setitem__(key, value)
+
+
+def remembered() -> dict:
+    """A new cache of metadata, which depends on the default dtype."""
+    _caches.append(_Remembered())
+    return _caches[-1]
 
 
 def forget() -> None:
@@ -124,4 +134,4 @@ def unchecked(op: OpOverload, args: tuple | list, kwargs: dict) -> Result:
     return found if type(found) is Result else Result.of(found, len(op._schema.returns) == 1)
 
 
-_dtypes: dict[tuple, torch.dtype] = remembered({})
+_dtypes: dict[tuple, torch.dtype] = remembered()

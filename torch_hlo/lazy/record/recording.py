@@ -26,13 +26,40 @@ class Arguments:
     """How the arguments of one overload are recorded: which positions and keywords take floats as
     inputs of the program."""
 
-    __slots__ = ("lift", "lift_keywords")
+    __slots__ = ("lift", "lift_keywords", "op")
 
     def __init__(self, op: OpOverload) -> None:
         arguments = op._schema.arguments
         lifted = [lifts(op, a) for a in arguments]
         self.lift = tuple(lifted) + (False,)
         self.lift_keywords = {a.name for a, yes in zip(arguments, lifted) if yes}
+        self.op = op
+
+    def varies(self, before: list, number: int) -> bool:
+        """Whether the integer after these operands is an input of the program, too."""
+        return (self.op, *_traits(before)) in _session.varying and -(1 << 63) <= number < 1 << 63
+
+
+def vary(node: Node, place: int) -> None:
+    """The integer at a place of a node's arguments was found to vary: from now on it is recorded as
+    an input. Not where results are narrow integers: PyTorch says if a number does not fit those."""
+    if all(out is None or out.dtype == "s64" or out.kind not in "su" for out in node.outs):
+        _session.varying.add((node.target, *_traits(node.args[:place])))
+
+
+def _traits(operands: list | tuple) -> tuple:
+    """What stands for operands: the shapes of arrays, and other arguments."""
+    return tuple([_trait(x) for x in operands])
+
+
+def _trait(x):
+    if isinstance(x, (list, tuple)):
+        return _traits(x)
+    if isinstance(x, Number):
+        return x.dtype
+    if type(x) is Out:
+        return x.node.outs[x.index]
+    return getattr(x, "shape", x)
 
 
 # Arguments that stay in the graph as they are. In a key their type stands before the value: 1 ==
@@ -146,6 +173,11 @@ def operands(
             nodes.append(value)
             place = value.place - base
             words.append(place if place >= 0 else TAPE.put(value))
+        elif kind is int and _session.varying and arguments.varies(nodes, a):
+            number = Number(a, "s64")
+            key.append(Number)
+            words.append(TAPE.place(number))
+            nodes.append(number)
         elif kind in _STATIC:
             key.append(kind)
             key.append(a)
@@ -177,7 +209,7 @@ def recorder(op: OpOverload, random: bool | None = None, first: bool = False) ->
     """Handler that records a functional op. `random`: whether it draws random numbers, where its
     name does not say so; `first`: only the first of its results, which are tensors, is wanted."""
     arguments = Arguments(op)
-    cache: dict[tuple, Result] = remembered({})
+    cache: dict[tuple, Result] = remembered()
     check = checks.BOUNDS.get(op)
     guard = GUARDS.get(op)
     random = generator.is_random(op) if random is None else random

@@ -67,6 +67,8 @@ class Session:
         self.sources = config.get("LOG") >= 1 or any(
             map(config.get, ("DUMP", "NAN", "CHECK_INDEX"))
         )
+        # recording.py: operators with operands before an integer that varies
+        self.varying: set[tuple] = set()
         # recording.py: says in which nn.Module an operation is, while a profile is recorded
         self.modules: Callable[[], str] | None = None
         # run/executor.py: what runs jobs, and what compiles; made anew in a forked child

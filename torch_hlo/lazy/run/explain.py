@@ -64,6 +64,11 @@ _KINDS = (
         " another place. Cut steps where the loop ends, with torch_hlo.mark_step().",
     ),
     (
+        r" was .*, is .*a number that varies",
+        "all numbers from now on",
+        "A Python number changes. This program serves all its values.",
+    ),
+    (
         r" was .*, is ",
         "number",
         "A Python number is part of the program. Keep it the same, or make it a tensor:"
@@ -73,7 +78,11 @@ _KINDS = (
     (r"dropped from the cache", "evicted", "Raise TORCH_HLO_PROGRAMS."),
 )
 # kinds of which one is worth telling
-SETTLED = "all sizes from now on", "a tensor grows; all sizes from now on"
+SETTLED = (
+    "all sizes from now on",
+    "all numbers from now on",
+    "a tensor grows; all sizes from now on",
+)
 _RECENT = 32  # cached programs looked at, latest first
 
 
@@ -214,7 +223,7 @@ def _argument(x: int | tuple[int | str, ...]) -> str:
         return "[" + ", ".join(map(_argument, rest)) + "]"
     if tag == "name":
         return f"{rest[0]}={_argument(rest[1])}"
-    return {"lift": f"a {rest[-1] if rest else ''} number"}.get(tag, "absent")
+    return {"lift": "a number that varies"}.get(tag, "absent")
 
 
 def _roots_difference(roots: tuple, old: tuple, nodes: tuple, sources: Sequence[str]) -> str:

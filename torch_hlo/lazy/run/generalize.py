@@ -13,12 +13,14 @@ becomes a symbolic program.
 Sound whatever the guess: before each use every integer of the recorded graph (sizes of inputs and
 results, static arguments) is compared with what the program's expressions predict for it. Sizes
 that vary must be at least 2, in every instance and at every use, because 0 and 1 mean other things
-to operators (broadcasting, "no", "the first"); positions may be 0 and 1. Graphs with convolutions
-get programs of their own for a few sizes first, and are never general in the sizes of kernels,
-which are another model's."""
+to operators (broadcasting, "no", "the first"); positions may be 0 and 1. Numbers that are no sizes
+(`x + i`) become inputs of the program where they vary (`lift`), and may be anything. Graphs with
+convolutions get programs of their own for a few sizes first, and are never general in the sizes of
+kernels, which are another model's."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import cache
 from operator import add, lt, mul, ne
 
 import torch
@@ -26,8 +28,10 @@ import torch
 from torch_hlo.device.cpu.native import NativeProgram
 from torch_hlo.hlo.ir import Dim, Ints, Pairs, Shape, Size, function, symbol
 from torch_hlo.lowering.core import Leaf, Node, Out
+from torch_hlo.lowering.core.registry import lifts
+from torch_hlo.pytorch.operators import OpOverload
 
-from ..record import Array
+from ..record import Array, Number
 from .fingerprint import Graph
 
 aten = torch.ops.aten
@@ -131,6 +135,48 @@ def _free(graph: Graph) -> list[bool]:
         type(place) is Node and argument in FREE.get(place.target, ())
         for place, argument, _ in _positions(graph)
     ]
+
+
+def _numbers(graph: Graph) -> list[int]:
+    """The integers of `split` that are numbers and decide nothing about the program."""
+    return [
+        i
+        for i, (place, _, name) in enumerate(_positions(graph))
+        if type(place) is Node and name in _number_arguments(place.target)
+    ]
+
+
+@cache
+def _number_arguments(op: OpOverload) -> frozenset[str]:
+    schema = getattr(op, "_schema", None)
+    return frozenset(a.name for a in schema.arguments if lifts(op, a)) if schema else frozenset()
+
+
+def lift(graph: Graph, places: Ints) -> list[tuple[Node, int]]:
+    """Make these integers of `split` inputs of the program. Returns which arguments they were."""
+    at = sum(leaf.shape.rank for leaf in graph.leaves)
+    lifted = []
+
+    def value(x):
+        nonlocal at
+        if isinstance(x, (list, tuple)):
+            return [value(v) for v in x]
+        if isinstance(x, int) and type(x) is not bool:
+            at += 1
+            return Number(x, "s64") if at - 1 in places else x
+        return x
+
+    for node in graph.nodes:
+        before = at
+        args = tuple(map(value, node.args))
+        kwargs = {k: value(v) for k, v in node.kwargs.items()}
+        if any(before <= place < at for place in places):
+            pairs = enumerate(zip(node.args, args))
+            lifted += [(node, i) for i, (n, x) in pairs if type(x) is Number and x is not n]
+            node.args, node.kwargs = args, kwargs
+        at += sum(out.rank for out in node.outs if out is not None)
+    Graph.__init__(graph, graph.nodes, graph.outputs)
+    return lifted
 
 
 def _kernel_places(graph: Graph) -> list[int] | None:
@@ -420,6 +466,8 @@ class Family:
         self.instances: OrderedDict[Ints, None] = OrderedDict()
         self.programs: list[Generalized] = []
         self.attempts = 0
+        self.numbers: list[int] | None = None  # see _numbers
+        self.varying: set[int] = set()  # those that were seen to vary
 
     def find(self, ints: Ints, aliases: Pairs, dead: Ints) -> Generalized | None:
         """A symbolic program for a graph with these integers, aliases and dying leaves."""
@@ -431,6 +479,22 @@ class Family:
         self.instances[ints] = None
         while len(self.instances) > INSTANCES:
             self.instances.popitem(last=False)
+
+    def lifts(self, graph: Graph, ints: Ints) -> Ints:
+        """The numbers that are to be inputs."""
+        if self.numbers is None:
+            self.numbers = _numbers(graph)
+        for earlier in self.instances:
+            self.varying.update(i for i in self.numbers if earlier[i] != ints[i])
+        return tuple(i for i in self.varying if -(1 << 63) <= ints[i] < 1 << 63)
+
+    def inherit(self, family: "Family", places: Ints, ints: Ints) -> bool:
+        """What was seen of the structure where integers at `places` were no inputs yet. Returns
+        whether nothing but those has changed, in one case."""
+        seen = {tuple(n for i, n in enumerate(e) if i not in places) for e in family.instances}
+        for earlier in seen - {ints}:
+            self.remember(earlier)
+        return ints in seen
 
     def forget(self, ints: Ints) -> None:
         """An instance that was imagined does not help."""

@@ -14,7 +14,7 @@ from torch_hlo.hlo.ir import Ints, Pairs
 from torch_hlo.lowering.core import Leaf, lower
 from torch_hlo.pytorch import participants
 
-from ..record import Array, session
+from ..record import Array, recording, session
 from . import dump, executor, explain, generalize, imagine, spmd
 from .fingerprint import Graph
 from .launch import Compiled
@@ -44,6 +44,7 @@ class ProgramCache:
     def clear(self) -> None:
         self.programs.clear()
         self.families.clear()
+        session.current().varying.clear()
 
     def find(
         self,
@@ -62,8 +63,9 @@ class ProgramCache:
             return found
         family, ints = None, ()
         if config.get("DYNAMIC"):
-            bones, ints = generalize.split(graph)
-            family = self.families.of((bones, *key[2:]))
+            family, ints = self._family(graph, key[2:])
+            if graph.key is not key[0]:
+                return self.find(graph, aliases, dead, where)
             symbolic = family.find(ints, aliases, dead)
             if symbolic is not None:
                 metrics.count("CachedCompile")
@@ -77,6 +79,20 @@ class ProgramCache:
                     )
                 )
         return self._on_compiler(graph, aliases, key, family, ints)
+
+    def _family(self, graph: Graph, variant: tuple) -> tuple[generalize.Family, Ints]:
+        """What was seen with this structure, and its integers. Numbers that vary become inputs."""
+        bones, ints = generalize.split(graph)
+        family = self.families.of((bones, *variant))
+        if places := family.lifts(graph, ints):
+            lifted = generalize.lift(graph, places)
+            bones, ints = generalize.split(graph)
+            heir = self.families.of((bones, *variant))
+            if heir.inherit(family, places, ints):
+                for argument in lifted:
+                    recording.vary(*argument)
+            return heir, ints
+        return family, ints
 
     def _on_compiler(self, *compile: Any) -> Compiled:
         self.line = session.line()
