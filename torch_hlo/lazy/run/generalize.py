@@ -482,7 +482,7 @@ class Family:
 
     def lifts(self, graph: Graph, ints: Ints) -> Ints:
         """The numbers that are to be inputs."""
-        if self.numbers is None:
+        if self.numbers is None and self.instances:
             self.numbers = _numbers(graph)
         for earlier in self.instances:
             self.varying.update(i for i in self.numbers if earlier[i] != ints[i])

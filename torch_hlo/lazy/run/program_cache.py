@@ -63,9 +63,8 @@ class ProgramCache:
             return found
         family, ints = None, ()
         if config.get("DYNAMIC"):
-            family, ints = self._family(graph, key[2:])
-            if graph.key is not key[0]:
-                return self.find(graph, aliases, dead, where)
+            bones, ints = generalize.split(graph)
+            family = self.families.of((bones, *key[2:]))
             symbolic = family.find(ints, aliases, dead)
             if symbolic is not None:
                 metrics.count("CachedCompile")
@@ -78,21 +77,20 @@ class ProgramCache:
                         [ints[p] for p in symbolic.extra],
                     )
                 )
+            if self._lift(graph, family, ints, key[2:]):
+                return self.find(graph, aliases, dead, where)
         return self._on_compiler(graph, aliases, key, family, ints)
 
-    def _family(self, graph: Graph, variant: tuple) -> tuple[generalize.Family, Ints]:
-        """What was seen with this structure, and its integers. Numbers that vary become inputs."""
-        bones, ints = generalize.split(graph)
-        family = self.families.of((bones, *variant))
-        if places := family.lifts(graph, ints):
+    def _lift(self, graph: Graph, family: generalize.Family, ints: Ints, variant: tuple) -> bool:
+        """Make numbers that vary inputs of the program; whether there are any."""
+        places = family.lifts(graph, ints)
+        if places:
             lifted = generalize.lift(graph, places)
             bones, ints = generalize.split(graph)
-            heir = self.families.of((bones, *variant))
-            if heir.inherit(family, places, ints):
+            if self.families.of((bones, *variant)).inherit(family, places, ints):
                 for argument in lifted:
                     recording.vary(*argument)
-            return heir, ints
-        return family, ints
+        return bool(places)
 
     def _on_compiler(self, *compile: Any) -> Compiled:
         self.line = session.line()
