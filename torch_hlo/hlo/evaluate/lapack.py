@@ -225,38 +225,30 @@ def _gesdd(config: Config, a: Array) -> Results:
     return a, values, u, v, np.int32(0)
 
 
-def _normalised(vectors: Array) -> Array:
-    unit: Array = vectors / np.linalg.norm(vectors, axis=0)
-    return unit
+def _paired(vectors: Array, imaginary: Array) -> Array:
+    """Complex eigenvectors of a real matrix: LAPACK gives those of a pair as real and imaginary
+    part."""
+    found: Array = vectors.astype(np.complex128)
+    first = np.flatnonzero(imaginary > 0)
+    found[:, first] += 1j * vectors[:, first + 1]
+    found[:, first + 1] = np.conj(found[:, first])
+    return found
 
 
 @_lapack
 @_stacked
 def _geev(config: Config, a: Array) -> Results:
     """Eigenvalues (of real matrices as two arrays), left and right eigenvectors where asked for."""
-    parts = (lambda w: (w.real, w.imag)) if a.dtype.kind == "f" else (lambda w: (w,))
-    complex_type = np.result_type(a, np.complex128)
-    left = right = np.zeros(a.shape, complex_type)
-    try:
-        if (
-            chr(config.get("compute_right", ord("V"))) == "V"
-            or chr(config.get("compute_left", ord("V"))) == "V"
-        ):
-            values, right = np.linalg.eig(a)
-            if chr(config.get("compute_left", ord("V"))) == "V":
-                left = _normalised(np.conj(np.linalg.inv(right)).T)
-        else:
-            values = np.linalg.eigvals(a)
-    except np.linalg.LinAlgError:
-        values, info = np.full(len(a), np.nan, complex_type), 1
-    else:
-        info = 0
-    return (
-        *parts(values.astype(complex_type)),
-        left.astype(complex_type),
-        right.astype(complex_type),
-        np.int32(info),
-    )
+    sides = [chr(config.get(f"compute_{side}", ord("V"))) == "V" for side in ("left", "right")]
+    *values, left, right, info = _scipy(f"{_letter(a)}geev", a, *sides)
+    if info:
+        values = [np.full_like(v, np.nan) for v in values]
+    pairs = values[1] if len(values) == 2 else np.zeros(0)
+    vectors = [
+        _paired(v, pairs) if wanted else np.zeros(a.shape, np.complex128)
+        for v, wanted in zip((left, right), sides)
+    ]
+    return (*values, *vectors, np.int32(info))
 
 
 @_lapack
