@@ -229,6 +229,14 @@ def test_what_cannot_be_compiled_names_the_call():
         jax.jit(call)(jnp.ones(3))
 
 
+def test_compiler_options_that_do_not_exist_are_errors():
+    lowered = jax.jit(lambda x: x + 1).lower(1.0)
+    lowered.compile(compiler_options={"xla_embed_ir_in_executable": True})
+    for name, wrong in (("no_option", "No such"), ("xla_embed_ir_in_executable", "valid bool")):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=wrong):
+            lowered.compile(compiler_options={name: "wrong"})
+
+
 def test_every_function_has_an_entry():
     from torch_hlo.device.pjrt.pjrt_structs import FUNCTIONS, HEAD
     from torch_hlo.pjrt.functions import table

@@ -14,6 +14,13 @@ from .objects import PluginError
 # numbers of fields
 _BUILD, _REPLICAS, _PARTITIONS, _ASSIGNMENT = 3, 4, 5, 9
 _COMPUTATIONS, _DEVICES = 3, 1
+_OVERRIDE, _KEY, _VALUE, _TEXT = 7, 1, 2, 1
+
+# Options that XLA knows besides its own flags, and flags that are on or off. They are for XLA's
+# compiler and change nothing here; a name or a value that is wrong is an error, as there.
+_EFFORTS = """exec_time_optimization_effort memory_fitting_effort optimization_level
+memory_fitting_level""".split()
+_SWITCHES = "xla_embed_ir_in_executable xla_dump_hlo_as_text xla_dump_hlo_as_proto".split()
 
 
 @frozen
@@ -24,6 +31,9 @@ class CompileOptions:
 
     @classmethod
     def parse(cls, data: bytes) -> CompileOptions:
+        for number, value in _fields(data):
+            if number == _OVERRIDE:
+                _check(dict(_fields(_message(value))))
         found = {n: v for n, v in _fields(data) if n == _BUILD}
         build: dict[int, int | bytes] = dict(_fields(_message(found.get(_BUILD, b""))))
         replicas, partitions = (int(build.get(n) or 1) for n in (_REPLICAS, _PARTITIONS))
@@ -47,6 +57,16 @@ class CompileOptions:
             ids = b"".join(map(_varint, self.devices[p :: self.partitions]))
             columns += b"\x1a" + _sized(b"\x0a" + _sized(ids))
         return b"\x08" + _varint(self.replicas) + b"\x10" + _varint(self.partitions) + columns
+
+
+def _check(option: dict[int, int | bytes]) -> None:
+    """An entry of `compiler_options`."""
+    name = _message(option.get(_KEY, b"")).decode(errors="replace")
+    if not name.startswith("xla_") and name not in _EFFORTS:
+        raise PluginError(f"No such compile option: '{name}'")
+    text = dict(_fields(_message(option.get(_VALUE, b"")))).get(_TEXT)
+    if name in _SWITCHES and text not in (None, b"true", b"false"):
+        raise PluginError(f"compile option {name}: {text!r} is not a valid bool value.")
 
 
 def _message(value: int | bytes) -> bytes:
