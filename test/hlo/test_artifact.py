@@ -62,6 +62,8 @@ def test_stablehlo_reads_it():
     [
         ("ROOT y = f32[4] cosine(x)", "1.0.0"),
         ("ROOT y = f8e4m3[4] convert(x)", "1.7.0"),
+        ("ROOT y = f4e2m1fn[4] convert(x)", "1.8.0"),
+        ("ROOT y = f8e8m0fnu[4] convert(x)", "1.8.0"),
         ("ROOT y = f32[4] erf(x)", "1.11.0"),
         ("ROOT y = f32[4] tan(x)", "1.4.0"),
     ],

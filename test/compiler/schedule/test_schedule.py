@@ -117,3 +117,32 @@ def test_channels_numbered_against_the_data_flow_are_only_names():
         2,
         1,
     ]
+
+
+def test_effects_keep_the_order_of_the_program():
+    """Whatever runs them: a loop that is long, a call that frees memory."""
+
+    def act(serial, *operands):
+        shape = b.constant(True, "pred").shape
+        more = {"custom_call_has_side_effect": True, "serial": serial}
+        return b.instr("custom-call", operands, shape, custom_call_target="act", **more)
+
+    def loop(serial, big):
+        (state,) = programs.params(("pred", ()))
+        (other,) = programs.params(("pred", ()))
+        body = b.Computation("body", (state,), act(serial))
+        return b.instr(
+            "while",
+            (act(serial - 1, big),),
+            condition=b.Computation("c", (other,), other),
+            body=body,
+        )
+
+    (x,) = programs.params(("f32", (64, 64)))
+    loops = [loop(9 - 2 * i, b.multiply(x, b.full_like(x, i))) for i in range(4)]
+    order = [
+        y["serial"] if y.op == "custom-call" else y["body"].root["serial"]
+        for y in schedule(programs.module("m", loops, [x]).entry)
+        if y.op in ("custom-call", "while")
+    ]
+    assert order == sorted(order)

@@ -4,14 +4,24 @@ Two orders are made, depth-first from the root and greedy by bytes freed, and th
 peak is returned. Both run the readers of a donated parameter before the step that overwrites it,
 when dependencies allow. Collectives run in the order of their channels: other devices may run
 programs that were cut elsewhere, and meet only if everybody keeps the order in which collectives
-were recorded."""
+were recorded. Calls with effects run in the order of the program, whatever runs them."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir import Computation, Instruction, Shape, fixed, postorder, substitute, symbols
+from torch_hlo.hlo.ir import (
+    Computation,
+    Instruction,
+    Shape,
+    called,
+    fixed,
+    has_effect,
+    postorder,
+    substitute,
+    symbols,
+)
 
 # Instructions that compute nothing: their value is (part of) an operand's memory.
 VIEWS = frozenset(
@@ -53,6 +63,20 @@ def schedule(
     candidates = [graph.depth_first(), graph.greedy()]
     best = min(candidates, key=graph.peak)
     return [graph.steps[i] for i in graph.started_early(best)]
+
+
+def _channel(x: Instruction) -> int | None:
+    return x.get("channel_id") if x.op in COLLECTIVES else None
+
+
+def _effect(x: Instruction) -> int | None:
+    """The place in the program of the first call with an effect that a step makes."""
+    if x.op == "custom-call":
+        return x.get("serial") if has_effect(x) else None
+    if x.op not in ("while", "conditional", "call"):
+        return None
+    below = [_effect(y) for c in called(x) for y in postorder((c.root,))]
+    return min((serial for serial in below if serial is not None), default=None)
 
 
 class _Graph:
@@ -97,25 +121,23 @@ class _Graph:
                         ]
         self.kept = {number[b] for b in base[computation.root] if b in number}
         self.bytes = [_bytes(x.shape) for x in self.steps]
-        # what orders steps: data, and channels where those agree with the data
+        # what orders steps: data, and channels and effects where those agree with the data
         self.must, self.then = self.before, self.users
-        self._order_channels()
+        for turn in (_channel, _effect):
+            self._order(
+                sorted((t, i) for i, x in enumerate(self.steps) if (t := turn(x)) is not None)
+            )
 
-    def _order_channels(self) -> None:
-        channels = sorted(
-            (x.get("channel_id"), i)
-            for i, x in enumerate(self.steps)
-            if x.get("channel_id") is not None and x.op in COLLECTIVES
-        )
-        if len(channels) < 2:
+    def _order(self, turns: list[tuple[int, int]]) -> None:
+        if len(turns) < 2:
             return
-        must, then = [*map(list, self.before)], [*map(list, self.users)]
-        for (_, i), (_, j) in zip(channels, channels[1:]):
+        must, then = [*map(list, self.must)], [*map(list, self.then)]
+        for (_, i), (_, j) in zip(turns, turns[1:]):
             must[j].append(i)
             then[i].append(j)
         before, after = self.must, self.then
         self.must, self.then = must, then
-        # a program whose channels are numbered against its data flow
+        # a program that is numbered against its data flow
         if len(self._topological()) < len(self.steps):
             self.must, self.then = before, after
 
