@@ -223,6 +223,28 @@ def test_an_error_in_a_callback_is_reported():
         f(jnp.ones(3))
 
 
+def test_functions_that_write_into_arrays():
+    from jax.experimental.buffer_callback import buffer_callback
+
+    def add(ctx, out, x, y):
+        assert out.writeable and not x.writeable
+        np.asarray(out)[...] = np.asarray(x) + np.asarray(y)
+
+    def double(ctx, out, x):
+        np.asarray(out)[...] *= 2
+
+    x = jnp.arange(3.0)
+    like = jax.ShapeDtypeStruct.like(x)
+    f = buffer_callback(add, like, vmap_method="broadcast_all")
+    assert jax.jit(f)(x, x).tolist() == [0, 2, 4]
+    assert jax.vmap(buffer_callback(add, like, vmap_method="sequential"))(
+        x[None], x[None]
+    ).tolist() == [[0, 2, 4]]
+    assert buffer_callback(double, like, input_output_aliases={0: 0})(x).tolist() == [0, 2, 4]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="must not return"):
+        buffer_callback(lambda ctx, out, x: 1, like)(x).block_until_ready()
+
+
 def test_what_cannot_be_compiled_names_the_call():
     call = jax.ffi.ffi_call("no_such_target", jax.ShapeDtypeStruct((3,), np.float32))
     with pytest.raises(jax.errors.JaxRuntimeError, match="UNIMPLEMENTED: .*no_such_target"):

@@ -112,12 +112,14 @@ def _ahead() -> None:
 
     original = compiler.backend_compile_and_load
 
-    def compiled(backend: Any, module: Any, devices: Any, *rest: Any) -> Any:
+    def compiled(backend: Any, module: Any, devices: Any, options: Any, callbacks: Any) -> Any:
+        if backend.platform == PLATFORM:
+            callbacks = []  # which call themselves, see Callback; JAX wants to know that some are
         if backend.platform == PLATFORM and backend.runtime_type == "compile_only_runtime":
             backend = xla_bridge.get_backend(PLATFORM)
             here = backend.devices()
             devices = xla_client.DeviceList(tuple(here[d.id] for d in devices))
-        return original(backend, module, devices, *rest)
+        return original(backend, module, devices, options, callbacks)
 
     compiler.backend_compile_and_load = compiled
 
@@ -210,6 +212,7 @@ def _callbacks() -> None:
 
         made = Callback(checked, [a.dtype.name for a in operand_avals])
         ctx.module_context.add_keepalive(made)
+        ctx.module_context.add_host_callback(made)  # no persistent cache for this program
         types = [mlir.aval_to_ir_type(ctx.module_context, a) for a in result_avals]
         done = mlir.ir.RankedTensorType.get([], mlir.ir.IntegerType.get_signless(1))
         barrier = mlir.hlo.OptimizationBarrierOp
@@ -230,6 +233,60 @@ def _callbacks() -> None:
         return list(call.results)[:-1], token, made
 
     callback.emit_python_callback = emit
+    _buffer_callbacks(emit)
+
+
+class Buffer(np.ndarray):
+    """What a function of `buffer_callback` gets for an array."""
+
+    @property
+    def writeable(self) -> bool:
+        return self.flags.writeable
+
+
+def _buffer_callbacks(emit: Callable[..., Any]) -> None:
+    """Functions that write their results into arrays are called as others are."""
+    from jax import tree
+    from jax._src import buffer_callback as theirs
+    from jax._src.interpreters import mlir
+    from jax.errors import JaxRuntimeError
+
+    class Context:
+        stage = theirs.ExecutionStage.EXECUTE
+
+        @property
+        def stream(self) -> int:
+            raise JaxRuntimeError(
+                "XLA FFI GPU context is not available: these arrays are in memory"
+            )
+
+    def lowering(ctx: Any, *args: Any, **options: Any) -> Any:
+        if tuple(ctx.module_context.platforms) != (PLATFORM,):
+            return theirs._buffer_callback_lowering(ctx, *args, **options)
+
+        def function(*arrays: np.ndarray) -> list[np.ndarray]:
+            results = [np.empty(a.shape, a.dtype) for a in ctx.avals_out]
+            for i, o in options["input_output_aliases"]:
+                results[o] = arrays[i].view()
+                results[o].flags.writeable = True
+            given, out = ([a.view(Buffer) for a in some] for some in (arrays, results))
+            positional, named = tree.unflatten(options["in_tree"], given)
+            out = tree.unflatten(options["out_tree"], out)
+            if options["callback"](Context(), out, *positional, **named) is not None:
+                raise ValueError("buffer_callback callback must not return any values.")
+            return results
+
+        return emit(
+            ctx,
+            function,
+            None,
+            args,
+            ctx.avals_in,
+            ctx.avals_out,
+            has_side_effect=options["has_side_effect"],
+        )[0]
+
+    mlir.register_lowering(theirs.buffer_callback_p, lowering)
 
 
 def _with_one_more(sharding: Any, results: int) -> Any:
