@@ -86,9 +86,7 @@ def batch_norm_training(out: Instruction) -> Instruction:
     variance = _mean(h.multiply(centred, centred), axis)
     factor = h.divide(scale, _deviation(variance, out["epsilon"]))
     y = h.add(h.multiply(centred, _along(factor, x, axis)), _along(offset, x, axis))
-    return h.tuple_(
-        *(h.convert(v, s.dtype) for v, s in zip((y, mean, variance), out.shape.elements))
-    )
+    return _tuple_like(out, y, mean, variance)
 
 
 def batch_norm_grad(out: Instruction) -> Instruction:
@@ -104,12 +102,11 @@ def batch_norm_grad(out: Instruction) -> Instruction:
     inner = h.subtract(grad, _along(h.divide(grad_offset, count), x, axis))
     inner = h.subtract(inner, h.multiply(centred, _along(h.divide(grad_scale, count), x, axis)))
     grad_x = h.multiply(inner, _along(h.multiply(scale, inverse), x, axis))
-    return h.tuple_(
-        *(
-            h.convert(v, s.dtype)
-            for v, s in zip((grad_x, grad_scale, grad_offset), out.shape.elements)
-        )
-    )
+    return _tuple_like(out, grad_x, grad_scale, grad_offset)
+
+
+def _tuple_like(out: Instruction, *values: Instruction) -> Instruction:
+    return h.tuple_(*(h.convert(v, s.dtype) for v, s in zip(values, out.shape.elements)))
 
 
 # Called computations

@@ -65,13 +65,14 @@ def dot(
             if x.dims[a] != y.dims[b]:
                 fail("dot", f"{what} sizes {x.dims[a]} != {y.dims[b]}", x, y)
     batch = [x.dims[d] for d in lhs_batch_dims]
-    rows = [
-        s for d, s in enumerate(x.dims) if d not in lhs_batch_dims and d not in lhs_contracting_dims
-    ]
-    cols = [
-        s for d, s in enumerate(y.dims) if d not in rhs_batch_dims and d not in rhs_contracting_dims
-    ]
+    rows = _others(x, *lhs_batch_dims, *lhs_contracting_dims)
+    cols = _others(y, *rhs_batch_dims, *rhs_contracting_dims)
     return Shape(_wider("dot", x, y), (*batch, *rows, *cols))
+
+
+def _others(x: Instruction, *used: int) -> list[Size]:
+    """The sizes of the dimensions that are left."""
+    return [n for d, n in enumerate(x.dims) if d not in used]
 
 
 def _wider(op: str, x: Instruction, y: Instruction) -> str:
@@ -113,14 +114,8 @@ def ragged_dot(
         if x.dims[a] != y.dims[b]:
             fail("ragged-dot", f"sizes {x.dims[a]} != {y.dims[b]}", x, y)
     batch = [x.dims[d] for d in lhs_batch_dims]
-    rows = [
-        s for d, s in enumerate(x.dims) if d not in lhs_batch_dims and d not in lhs_contracting_dims
-    ]
-    cols = [
-        s
-        for d, s in enumerate(y.dims)
-        if d not in (*rhs_batch_dims, *rhs_contracting_dims, *rhs_group_dims)
-    ]
+    rows = _others(x, *lhs_batch_dims, *lhs_contracting_dims)
+    cols = _others(y, *rhs_batch_dims, *rhs_contracting_dims, *rhs_group_dims)
     groups = [group_sizes.dims[-1]] if lhs_ragged_dims[0] in lhs_contracting_dims else []
     return Shape(_wider("ragged-dot", x, y), (*groups, *batch, *rows, *cols))
 

@@ -298,13 +298,18 @@ def _dynamic_update_slice(x: Instruction, m: _Maker) -> Factors:
     )
 
 
+def _none(rank: int) -> list[Ints]:
+    """No factors of so many dimensions, yet."""
+    return [()] * rank
+
+
 @_rule("gather")
 def _gather(x: Instruction, m: _Maker) -> Factors:
     """Looked-up dimensions may be sharded when one element of them is taken: the device that holds
     it contributes to a sum."""
     source, indices = x.operands[0].shape, x.operands[1].shape
-    result: list[Ints] = [()] * x.rank
-    starts: list[Ints] = [()] * indices.rank
+    result = _none(x.rank)
+    starts = _none(indices.rank)
     outer = [d for d in range(indices.rank) if d != x["index_vector_dim"]]
     places = [d for d in range(x.rank) if d not in x["offset_dims"]]
     for d, at in zip(outer, places, strict=True):
@@ -333,8 +338,8 @@ def _scatter(x: Instruction, m: _Maker) -> Factors:
     indices = x.operands[n].shape
     updates = x.operands[n + 1].shape
     spread = "sum" if n == 1 and reducer(x["to_apply"]) else "whole"
-    starts: list[Ints] = [()] * indices.rank
-    change: list[Ints] = [()] * updates.rank
+    starts = _none(indices.rank)
+    change = _none(updates.rank)
     paired = dict(zip(x["input_batching_dims"], x["scatter_indices_batching_dims"], strict=True))
     outer = [d for d in range(indices.rank) if d != x["index_vector_dim"]]
     places = [d for d in range(updates.rank) if d not in x["update_window_dims"]]
@@ -374,8 +379,8 @@ def reducer(to_apply: Computation) -> str | None:
 @_rule("dot")
 def _dot(x: Instruction, m: _Maker) -> Factors:
     a, b = (o.dims for o in x.operands)
-    left: list[Ints] = [()] * len(a)
-    right: list[Ints] = [()] * len(b)
+    left = _none(len(a))
+    right = _none(len(b))
     result = []
     for i, j in zip(x["lhs_batch_dims"], x["rhs_batch_dims"], strict=True):
         left[i] = right[j] = m.new(a[i])
@@ -398,9 +403,9 @@ def _convolution(x: Instruction, m: _Maker) -> Factors:
     n = conv_dims(x["dim_labels"])
     lhs, rhs = (o.shape for o in x.operands)
     features, batches = x["feature_group_count"], x["batch_group_count"]
-    left: list[Ints] = [()] * lhs.rank
-    right: list[Ints] = [()] * rhs.rank
-    result: list[Ints] = [()] * x.rank
+    left = _none(lhs.rank)
+    right = _none(rhs.rank)
+    result = _none(x.rank)
     group = m.new(dim_max(features, batches))
     batch = m.new(x.dims[n.out_batch])
     contracted = m.new(rhs.dims[n.rhs_input], "sum")
@@ -430,9 +435,9 @@ def _ragged_dot(x: Instruction, m: _Maker) -> Factors:
     """Columns and batch are free; rows and contraction know where groups begin."""
     a, b, g = (o.dims for o in x.operands)
     (ragged,) = x["lhs_ragged_dims"]
-    left: list[Ints] = [()] * len(a)
-    right: list[Ints] = [()] * len(b)
-    groups: list[Ints] = [()] * len(g)
+    left = _none(len(a))
+    right = _none(len(b))
+    groups = _none(len(g))
     result: list[Ints] = [()] if ragged in x["lhs_contracting_dims"] else []
     for i, j in zip(x["lhs_batch_dims"], x["rhs_batch_dims"], strict=True):
         left[i] = right[j] = m.new(a[i], "whole" if i == ragged else "free")

@@ -71,14 +71,8 @@ _serial = attrgetter("serial")
 
 def operands(node: Node) -> list[Node]:
     """The nodes not yet evaluated whose results `node` uses, possibly repeated."""
-    found = []
-    for x in node.args:
-        kind = type(x)
-        if kind is Out:
-            if x.array is None:
-                found.append(x.node)
-        elif kind is list or kind is tuple:
-            _search(x, found)
+    found: list[Node] = []
+    _search(node.args, found)
     if node.kwargs:
         _search(node.kwargs.values(), found)
     return found

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir import Instruction, Shape, Size
+from torch_hlo.hlo.ir import Dims, Instruction, Shape, Size
 from torch_hlo.hlo.ir.build import get_tuple_element, sort
 from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
 
@@ -214,15 +214,18 @@ def randint(
     return _integers(low, high, key)
 
 
+def _wide_words(dims: Dims, key: Key) -> Expr:
+    a, b = random_words(dims, key)
+    return binary("shift-left", a.cast("u64"), 32) | b.cast("u64")
+
+
 def _integers(
     low: Operand,
     high: Operand,
     key: Key,
 ) -> Instruction:
     """Uniform integers of [low, high)."""
-    shape = expected()
-    a, b = random_words(shape.dims, key)
-    wide = binary("shift-left", a.cast("u64"), 32) | b.cast("u64")
+    wide = _wide_words(expected().dims, key)
     low, high = (scalar(v, "s64") for v in (low, high))
     value = binary("remainder", wide, wide.like((high - low).cast("u64"))).cast("s64")
     return finish(value + value.like(low))
@@ -322,10 +325,9 @@ def randperm(
     key: Key,
     **kwargs: Any,
 ) -> Instruction:
-    shape = expected()
-    a, b = random_words(shape.dims, key)
-    keys = binary("shift-left", a.cast("u64"), 32) | b.cast("u64")
-    return finish(get_tuple_element(sort([keys.x, iota(shape.dims, 0).x], 0, "LT"), 1))
+    dims = expected().dims
+    keys = _wide_words(dims, key)
+    return finish(get_tuple_element(sort([keys.x, iota(dims, 0).x], 0, "LT"), 1))
 
 
 @_draws(aten.multinomial)

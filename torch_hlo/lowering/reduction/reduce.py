@@ -77,10 +77,7 @@ def sum_(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Instruction:
-    dims = axes(dim, x.rank)
-    if expected().dtype == "pred":
-        return result(fold(Expr(x).cast("pred"), dims, "or"))
-    return result(fold(_accumulator(x), dims))
+    return _total(x, dim, "or", "add")
 
 
 @lowers(aten.mean)
@@ -104,10 +101,14 @@ def prod(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Instruction:
-    dims = axes(dim, x.rank)
-    if expected().dtype == "pred":
-        return result(fold(Expr(x).cast("pred"), dims, "and"))
-    return result(fold(_accumulator(x), dims, "multiply"))
+    return _total(x, dim, "and", "multiply")
+
+
+def _total(
+    x: Instruction, dim: int | Sequence[int] | None, of_truths: str, of_numbers: str
+) -> Instruction:
+    how = of_truths if expected().dtype == "pred" else of_numbers
+    return result(fold(_accumulator(x), axes(dim, x.rank), how))
 
 
 @lowers(aten.any)
