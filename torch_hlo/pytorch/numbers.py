@@ -6,6 +6,7 @@ The same in 2.11 to 2.13."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,12 +17,14 @@ How = Callable[[Sequence[Value]], Value]  # the number for other sources
 Conditions = list[tuple[How, Value]]  # what has been taken for granted
 
 
+@dataclass(eq=False)
 class Followed:
     """The node of a number: its value now, and how it follows from the sources. PyTorch calls it a
     SymNode."""
 
-    def __init__(self, value: Value, how: How, conditions: Conditions) -> None:
-        self.value, self.how, self.conditions = value, how, conditions
+    value: Value
+    how: How
+    conditions: Conditions
 
     def __getattr__(self, name: str) -> Callable:
         """Arithmetic and comparisons, as torch.fx.experimental.sym_node names them."""

@@ -11,7 +11,10 @@ An unknown size `?` of an argument is a symbol; two that an operation needs to b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from torch_hlo.frozen import frozen
 
 from ..ir import (
     META,
@@ -57,11 +60,12 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
+@dataclass
 class Unify(Exception):
     """The symbol `name` must be `size`; conversion starts again with that."""
 
-    def __init__(self, name: str, size: Size) -> None:
-        self.name, self.size = name, size
+    name: str
+    size: Size
 
 
 class Scope:
@@ -81,20 +85,16 @@ class Scope:
         return None
 
 
+@frozen
 class Context:
     """What a rule sees of one operation."""
 
-    def __init__(
-        self,
-        converter: Converter,
-        op: Operation,
-        scope: Scope,
-        x: list[Instruction],
-        types: list[Type],
-        kinds: list[Quantized | None],
-    ) -> None:
-        self.converter, self.op, self.scope = converter, op, scope
-        self.x, self.types, self.kinds = x, types, kinds
+    converter: Converter
+    op: Operation
+    scope: Scope
+    x: list[Instruction]
+    types: list[Type]
+    kinds: list[Quantized | None]
 
     def error(self, message: str) -> ParseError:
         return self.converter.s.error(f"{self.op.name}: {message}", self.op.position)

@@ -2,6 +2,7 @@
 take their memory."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from torch_hlo.device.memory import Buffer
 from torch_hlo.hlo.ir import Ints, Pairs, Shape
@@ -13,52 +14,29 @@ from .fingerprint import Graph, collect
 from .launch import Compiled
 
 
+@dataclass(slots=True)
 class Plan:
     """A step ready to be run: the arrays and numbers it reads, the program, and which of its
     outputs each pending storage gets."""
 
-    __slots__ = ("compiled", "leaves", "numbers", "places", "size", "where")
-
-    def __init__(
-        self,
-        compiled: Compiled,
-        leaves: Sequence[Array],
-        numbers: Sequence[Number],
-        places: Sequence[int],
-        size: int,
-        where: spmd.Placement | None,
-    ) -> None:
-        (
-            self.compiled,
-            self.leaves,
-            self.numbers,
-            self.places,
-            self.size,
-            self.where,
-        ) = (
-            compiled,
-            leaves,
-            numbers,
-            places,
-            size,
-            where,
-        )
+    compiled: Compiled
+    leaves: Sequence[Array]
+    numbers: Sequence[Number]
+    places: Sequence[int]
+    size: int
+    where: spmd.Placement | None
 
 
+@dataclass(slots=True)
 class Known:
     """What a tape needs: where its leaves and numbers stand on it, and the programs by which of the
     leaves die."""
 
-    __slots__ = ("leaves", "numbers", "places", "programs", "size")
-
-    def __init__(self, leaves: list[int], numbers: list[int], places: list[int], size: int) -> None:
-        self.leaves, self.numbers, self.places, self.size = (
-            leaves,
-            numbers,
-            places,
-            size,
-        )
-        self.programs: dict[Ints, Compiled] = {}
+    leaves: list[int]
+    numbers: list[int]
+    places: list[int]
+    size: int
+    programs: dict[Ints, Compiled] = field(default_factory=dict)
 
 
 def dying(leaves: Sequence[Array]) -> Ints:
