@@ -133,6 +133,29 @@ class ConvLayout(HloTestCase):
         )
         self.assertIn("convolution", ops(conv_layout.run(self.program(overlap)).entry.root))
 
+    def test_few_features_are_sums_of_pieces(self):
+        for step, pad, taps, features in (
+            (2, (2, 2), 4, 1),  # upsampling, as of the last layer of a generator
+            (2, (1, 3), 3, 3),  # taps that do not fill the last step
+            (1, (1, 1), 3, 2),  # an image of many channels -> one of few
+        ):
+            for dtype in ("f32", "bf16"):
+                x = h.parameter(0, Shape(dtype, (2, 16, 5, 6)))
+                k = h.parameter(1, Shape(dtype, (16, features, taps, 2)))
+                window = [
+                    WindowDim(taps, 1, *pad, step, 1, True),
+                    WindowDim(2, 1, 1, 0),
+                ]
+                before = h.convolution(x, k, window, "bf01_io01->bf01")
+                with self.subTest((step, taps, dtype)):
+                    after = conv_layout.run(self.program(before))
+                    self.assertNotIn("convolution", ops(after.entry.root))
+                    self.assertSameValue(self.program(before), after)
+        many = h.convolution(
+            p(0, 2, 16, 5, 6), p(1, 16, 24, 3, 3), square(3, 1, 1, 1), "bf01_io01->bf01"
+        )
+        self.assertIn("convolution", ops(conv_layout.run(self.program(many)).entry.root))
+
     def test_windows_of_several_rows_over_one(self):
         for groups, low, high, reversal in (
             (1, 4, 4, False),

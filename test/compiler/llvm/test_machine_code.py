@@ -46,6 +46,17 @@ def test_modules_are_compiled_before_the_last_function_is_written(
     engine([code for code, _ in codes], host())  # every reference is found
 
 
+def test_at_exit_no_thread_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter refuses them: what TORCH_HLO_PROFILE measures then could not be compiled."""
+    monkeypatch.setattr(machine_code, "MODULE_BYTES", 1000)
+    monkeypatch.setattr(threading.main_thread(), "is_alive", lambda: False, raising=False)
+    monkeypatch.setattr(machine_code, "ThreadPoolExecutor", None)
+    with Objects(host()) as objects:
+        for i in range(6):
+            objects.add(f"f{i}", function(f"f{i}"))
+        assert len(objects.finish()) > 1
+
+
 def test_a_reference_to_a_later_function_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,6 +12,9 @@ gradient of weights, recognized by a window larger than its result, contracts im
 f01b_i01o->fb01.
 """
 
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import replace as with_fields
 
 from torch_hlo.frozen import frozen
@@ -33,7 +36,7 @@ from torch_hlo.hlo.ir import (
 from ..conv_forms import digits_of, is_planar, sides
 from ..hlo_pass import Pass, hlo_pass
 from ..simplify.reshape_motion import wants_channels_last
-from ..thresholds import FEW_CHANNELS, FEW_TERMS
+from ..thresholds import FEW_CHANNELS, FEW_PIECES, FEW_TERMS
 from .conv_pack import static_dims
 
 
@@ -309,7 +312,10 @@ def spread_product(out: Instruction) -> Instruction | None:
     """A convolution in which every element of the result meets at most one tap of its group -> the
     pieces that dot(pixels, kernel) gives, next to each other. So are upsampling by transposed
     windows that do not overlap, gradients of patches, and everything computed from an image of one
-    pixel, or of a window as high as the image."""
+    pixel, or of a window as high as the image.
+
+    Where an element meets several, it is their sum. That pays for results of few features (images,
+    masks): the dot's lanes are pairs of tap and feature."""
     lhs, rhs, to = sides(out)
     x, k = out.operands
     window, digits = out["window"], digits_of(out)
@@ -319,50 +325,67 @@ def spread_product(out: Instruction) -> Instruction | None:
         or not all(o.shape.is_static and o.size for o in (x, k, out))
     ):
         return None
-    sizes = [x.dims[lhs.index(d)] for d in digits]
-    if all(w.size == 1 for w in window) or any(
-        w.stride != 1 or w.window_dilation != 1 or w.size > w.base_dilation and n != 1
-        for w, n in zip(window, sizes)
-    ):
+    image, wanted = static_dims(x), static_dims(out)
+    sizes = [image[lhs.index(d)] for d in digits]
+    taps = [fixed(w.size) for w in window]
+    steps = [t if n == 1 else w.base_dilation for w, t, n in zip(window, taps, sizes)]
+    if all(t == 1 for t in taps) or any(w.stride != 1 or w.window_dilation != 1 for w in window):
+        return None
+    batch, features, depth = (
+        dims[labels.index(c)]
+        for dims, labels, c in ((image, lhs, "b"), (wanted, to, "f"), (image, lhs, "f"))
+    )
+    groups, met = (
+        out["feature_group_count"],
+        math.prod(-(-t // step) for t, step in zip(taps, steps)),
+    )
+    few = features * met <= FEW_PIECES and depth >= FEW_CHANNELS and groups == 1
+    if met > 1 and not few:
         return None
     flipped = [rhs.index(d) for d, w in zip(digits, window) if not w.reversal and w.size > 1]
     kernel = h.transpose(
         h.reverse(k, flipped) if flipped else k,
         [rhs.index(c) for c in f"i{digits}o"],
     )
-    batch, features, depth = (
-        o.dims[labels.index(c)] for o, labels, c in ((x, lhs, "b"), (out, to, "f"), (x, lhs, "f"))
-    )
-    taps, groups = [w.size for w in window], out["feature_group_count"]
     pixels = h.reshape(
         h.transpose(x, [lhs.index(c) for c in f"b{digits}f"]),
         (batch * product(sizes), groups, depth // groups),
     )
     kernel = h.reshape(kernel, (depth // groups, product(taps), groups, features // groups))
-    pieces = _products(pixels, kernel, out.dtype)
-    n = len(digits)
-    apart = h.reshape(pieces, (batch, *sizes, *taps, features))
+    wide = "f32" if met > 1 and out.dtype in ("bf16", "f16") else out.dtype
+    pieces = h.reshape(_products(pixels, kernel, wide), (batch, *sizes, *taps, features))
+    lows = [w.pad_low - t + 1 for w, t in zip(window, taps)]
+    found = _summed_pieces(pieces, steps, lows, [wanted[to.index(d)] for d in digits])
+    return h.transpose(h.convert(found, out.dtype), [f"b{digits}f".index(c) for c in to])
+
+
+def _summed_pieces(
+    pieces: Instruction, steps: Sequence[int], lows: Sequence[int], wanted: Sequence[int]
+) -> Instruction:
+    """[batch, wanted..., features]: the sum of pieces [batch, sizes..., taps..., features], each
+    where its tap is: the first of the first pixel at `lows`, pixels `steps` apart. So many taps of
+    all pixels do not meet."""
+    n, dims = len(steps), static_dims(pieces)
+    batch, sizes, taps, features = dims[0], dims[1 : 1 + n], dims[1 + n : -1], dims[-1]
     order = [0, *(at for i in range(n) for at in (1 + i, 1 + n + i)), 1 + 2 * n]
-    zero = h.full(0, out.dtype, ())
-    steps = [t if size == 1 else w.base_dilation for w, t, size in zip(window, taps, sizes)]
-    holes = [
-        (0, 0, 0),
-        *(edge for t, step in zip(taps, steps) for edge in ((0, 0, 0), (0, step - t, 0))),
-        (0, 0, 0),
-    ]
-    joined = h.reshape(
-        h.pad(h.transpose(apart, order), zero, holes),
-        (batch, *(size * step for size, step in zip(sizes, steps)), features),
-    )
-    wanted = [out.dims[to.index(d)] for d in digits]
-    edges = [
-        (w.pad_low - t + 1, count - have - (w.pad_low - t + 1), 0)
-        for w, t, count, have in zip(window, taps, wanted, joined.dims[1:-1])
-    ]
-    return h.transpose(
-        h.pad(joined, zero, [(0, 0, 0), *edges, (0, 0, 0)]),
-        [f"b{digits}f".index(c) for c in to],
-    )
+    zero, none = h.full(0, pieces.dtype, ()), (0, 0, 0)
+    found: Instruction | None = None
+    for first in itertools.product(*(range(0, t, step) for t, step in zip(taps, steps))):
+        ends = [min(a + step, t) for a, step, t in zip(first, steps, taps)]
+        part = h.slice_(pieces, (*(0,) * (1 + n), *first, 0), (batch, *sizes, *ends, features))
+        holes = [e for a, end, s in zip(first, ends, steps) for e in (none, (0, a + s - end, 0))]
+        joined = h.reshape(
+            h.pad(h.transpose(part, order), zero, [none, *holes, none]),
+            (batch, *(size * step for size, step in zip(sizes, steps)), features),
+        )
+        edges = [
+            (low + a, want - size * step - low - a, 0)
+            for low, a, want, size, step in zip(lows, first, wanted, sizes, steps)
+        ]
+        placed = h.pad(joined, zero, [none, *edges, none])
+        found = placed if found is None else h.add(found, placed)
+    assert found is not None
+    return found
 
 
 def _flat(x: Instruction, window: tuple[WindowDim, ...], labels: str) -> int | None:

@@ -122,7 +122,8 @@ class Objects:
     def _submit(self, text: str) -> None:
         self.texts.append(text)
         if self._pool is None:
-            if sum(map(len, self.texts)) < MODULE_BYTES:  # a thread is not worth its while
+            # a thread is not worth its while, or cannot start, since the process ends
+            if sum(map(len, self.texts)) < MODULE_BYTES or not threading.main_thread().is_alive():
                 return
             self._pool = ThreadPoolExecutor(WORKERS)
         for waiting in self.texts[len(self._results) :]:
