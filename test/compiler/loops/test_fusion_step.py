@@ -88,6 +88,13 @@ def test_every_set_of_dimensions(shape, dims):
     check(folded("maximum", dims), x)
 
 
+@pytest.mark.parametrize("length", [2, 4, 5, 7, 8, 9])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "s8"])
+def test_short_rows(dtype, length):
+    """A row per lane: up to eight elements apart, lanes are picked from whole vectors."""
+    check(folded("maximum", (1,)), values(dtype, 531, length))
+
+
 @pytest.mark.parametrize(
     ("shape", "dims"),
     [

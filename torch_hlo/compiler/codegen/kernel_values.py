@@ -15,7 +15,7 @@ from .index import Index, Var, below, combine, constant, linear, of
 from .registry import VALUES
 
 Condition = tuple[Index, Size, Size]  # low <= index < high
-_NEAR = 4  # lanes at most this far apart are loaded as whole vectors
+_NEAR = 8  # lanes at most this far apart are loaded as whole vectors
 ZEROS = "@torch_hlo_zeros"  # readable bytes for loads that a guard turns off
 
 
