@@ -7,9 +7,9 @@ The kernels of the CPU read runs of channels (compiler/convolution/convolution.p
 and algebra then move the transposes outward through pointwise instructions, pools, pads and
 concatenations until two of them cancel, so that a network is transposed where the program's own
 arrays enter and leave. Windows of one element, windows that do not overlap, and results of which
-every element meets one tap become dots. Images of few channels are padded as they are transposed. A
-gradient of weights, recognized by a window larger than its result, contracts images and pixels:
-f01b_i01o->fb01.
+every element meets one tap become dots; so do results of few features, whose elements are sums of
+what the dot gives. Images of few channels are padded as they are transposed. A gradient of weights,
+recognized by a window larger than its result, contracts images and pixels: f01b_i01o->fb01.
 """
 
 import itertools
