@@ -5,7 +5,7 @@ Memory is the host's: JAX reads an array where it is, without a copy.
 
 import ctypes
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from torch_hlo.device import runtime
@@ -24,6 +24,18 @@ _EVENT, _DELETED, _POINTER, _DEVICE_POINTER = (
 )
 _IS_READY = 8 * WORDS["event"]["is_ready"]
 TYPES = {number: name for name, number in BUFFER_TYPES.items()}
+
+
+@cache
+def layout(order: Ints) -> Object:
+    """That of arrays whose dimensions lie in this order, from major to minor."""
+    text = f"{{{','.join(map(str, reversed(order)))}}}"
+    return Object("layout", serialized_bytes=text, serialized_layout_deleter=table().nothing)
+
+
+@implements("Layouts_Client_GetDefaultLayout", "Layouts_Topology_GetDefaultLayout")
+def _default_layout(args: Any) -> None:
+    args.layout = layout(tuple(range(args.num_dims or 0))).address
 
 
 class Form(Object):
@@ -48,6 +60,7 @@ class Form(Object):
             memory=here.memories[place].address,
             is_on_cpu=int([*order] == sorted(order)),  # JAX reads its bytes as row-major
             event=here.ready.address,
+            layout=layout(order).address,
         )
         del Object.alive[self.address]
 

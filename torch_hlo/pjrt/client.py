@@ -11,7 +11,7 @@ from torch_hlo.compiler.cache import fingerprint
 from torch_hlo.compiler.llvm.target import host
 from torch_hlo.device import runtime
 
-from .functions import implements
+from .functions import implements, table
 from .objects import Object, PluginError, named_values
 
 PLATFORM = "hlo"
@@ -80,6 +80,7 @@ class Client:
             local_hardware_id=i - self.mine.start if i in self.mine else -1,
             memories=_addresses(memories),
             memory=memories[0].address,
+            attributes_deleter=table().nothing,
         )
         for number, (kind, memory) in enumerate(zip(KINDS, memories)):
             name = f"HLO_{kind.upper()}_{i}"

@@ -39,7 +39,7 @@ from torch_hlo.tools.adopt import adopted
 from torch_hlo.tools.devices import is_annotated, partitioned
 from torch_hlo.tools.execute import flat
 
-from .arrays import Array, array, form, in_order
+from .arrays import Array, array, form, in_order, layout
 from .client import KINDS, Client, client
 from .functions import implements, table
 from .launches import launches
@@ -117,6 +117,7 @@ class LoadedExecutable(Object):
         sizes = [d for s in shapes for d in s.sizes]
         types = (ctypes.c_int * max(count, 1))(*(BUFFER_TYPES[s.dtype] for s in shapes))
         places = [client().device(d).address for d in self.devices]
+        ins, outs = ([layout(tuple(o)).address for o in orders] for orders in self.forms[:2])
         self.set(
             executable_name=own.name,
             executable=self.address,
@@ -139,7 +140,10 @@ class LoadedExecutable(Object):
             alias_size_in_bytes=sum(shapes[o].nbytes for o in self.aliases),
             temp_size_in_bytes=own.arena,
             serialized_device_assignment=self.address,
-            serialized_device_assignment_deleter=_KEEP_IT,
+            serialized_device_assignment_deleter=table().nothing,
+            parameter_layouts=ins,
+            num_parameters=len(ins),
+            output_layouts=outs,
         )
 
     def run(self, rows: list[list[Array]], kept: Sequence[int]) -> tuple[list[list[Array]], int]:
@@ -270,10 +274,6 @@ def _texts(shardings: Sequence[Sharding], count: int) -> list[str]:
     return [to_xla(s) for s in shardings] or ["{replicated}"] * count
 
 
-_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda address: None)
-_KEEP_IT = ctypes.cast(_DELETER, ctypes.c_void_p).value
-
-
 def executable(address: int) -> LoadedExecutable:
     found = Object.alive.get(address)
     if not isinstance(found, LoadedExecutable):
@@ -358,7 +358,7 @@ def _serialize(args: Any) -> None:
     text = ctypes.create_string_buffer(data, len(data))
     args.serialized_bytes, args.serialized_bytes_size = found.keep(text), len(data)
     args.serialized_executable = found.address
-    args.serialized_executable_deleter = _KEEP_IT
+    args.serialized_executable_deleter = table().nothing
 
 
 @implements("Executable_DeserializeAndLoad")

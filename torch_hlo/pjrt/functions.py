@@ -11,14 +11,21 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 from torch_hlo.compiler.llvm import host, system
 from torch_hlo.compiler.llvm.machine_code import machine_code
 from torch_hlo.device.cpu.engine import engine
-from torch_hlo.device.pjrt.pjrt_structs import FUNCTIONS, HEAD, MINOR, STRUCTURES
+from torch_hlo.device.pjrt.pjrt_structs import (
+    FUNCTIONS,
+    HEAD,
+    LAYOUTS,
+    LAYOUTS_EXTENSION,
+    MINOR,
+    STRUCTURES,
+)
 
 from .objects import GETTERS, WORDS, Object, PluginError, error, outputs_of
 
@@ -27,10 +34,11 @@ _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 IMPLEMENTED: dict[str, Function] = {}
 _INTS = {ctypes.c_int: "i32", ctypes.c_bool: "i8", ctypes.c_void_p: "i64"}
 # Functions for which there is nothing to do. Clients and topologies stay with the process, contexts
-# are shared, and a program's description is the loaded one.
+# are shared, a program's description is the loaded one, and layouts are kept.
 _EMPTY = (
     "Plugin_Initialize Event_Error Client_UpdateGlobalProcessInfo Client_Destroy"
     " TopologyDescription_Destroy Executable_Destroy ExecuteContext_Destroy"
+    " Layouts_MemoryLayout_Destroy"
 )
 
 
@@ -39,7 +47,7 @@ def implements(*names: str) -> Callable[[Function], Function]:
 
     def register(fn: Function) -> Function:
         for name in names:
-            assert name in FUNCTIONS and name not in IMPLEMENTED, name
+            assert name in STRUCTURES and name not in IMPLEMENTED, name
             IMPLEMENTED[name] = fn
         return fn
 
@@ -230,8 +238,12 @@ class Table:
 
     def __init__(self) -> None:
         self.words = (ctypes.c_uint64 * (HEAD // 8 + len(FUNCTIONS)))()
+        self._layouts = (ctypes.c_uint64 * (3 + len(LAYOUTS)))(
+            8 * (3 + len(LAYOUTS)), LAYOUTS_EXTENSION
+        )
         self._callbacks: list[object] = []
         self.words[0] = ctypes.sizeof(self.words)
+        self.words[1] = ctypes.addressof(self._layouts)
         self.words[2] = 24  # PJRT_Api_Version
         self.words[4] = MINOR << 32
         self._destroyed = ctypes.c_uint64()
@@ -249,23 +261,22 @@ class Table:
         )
         code = engine([machine_code(text, host(), level=0)[0]], host())
         at = code.get_function_address
-        self._nothing = at("torch_hlo_nothing")
+        self.nothing = at("torch_hlo_nothing")  # for functions and deleters
         self._take = ctypes.PYFUNCTYPE(ctypes.c_void_p)(at("torch_hlo_take"))
         self.event = ctypes.PYFUNCTYPE(ctypes.c_int64)(at("torch_hlo_event"))
         kind = ctypes.PYFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
         self.hold = kind(at("torch_hlo_hold"))
         self.run = at("torch_hlo_run")  # what the stream is given
-        for i, name in enumerate(FUNCTIONS):
+        for words, i, name in self._places():
             if name in written:
-                address = at(name)
+                words[i] = at(name)
             elif name in _EMPTY.split():
-                address = self._nothing
+                words[i] = self.nothing
             else:
-                address = self._python(name)
-            self.words[HEAD // 8 + i] = address
+                words[i] = self._python(name)
         code.detach()
         # JAX calls some functions when Python has ended.
-        for kept in (self.words, self._destroyed):
+        for kept in (self.words, self._layouts, self._destroyed):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         atexit.register(self._leave)
 
@@ -292,10 +303,15 @@ class Table:
         self._callbacks.append(callback)
         return ctypes.cast(callback, ctypes.c_void_p).value or 0
 
+    def _places(self) -> Iterator[tuple[Any, int, str]]:
+        """Where the address of each function belongs."""
+        yield from ((self.words, HEAD // 8 + i, name) for i, name in enumerate(FUNCTIONS))
+        yield from ((self._layouts, 3 + i, name) for i, name in enumerate(LAYOUTS))
+
     def _leave(self) -> None:
-        for i, name in enumerate(FUNCTIONS):
+        for words, i, name in self._places():
             if name in IMPLEMENTED:
-                self.words[HEAD // 8 + i] = self._nothing
+                words[i] = self.nothing
 
     def capsule(self) -> object:
         """What JAX takes: a capsule around the table's address."""

@@ -33,7 +33,7 @@ GETTERS = {
         "DeviceDescription_Id DeviceDescription_ProcessIndex DeviceDescription_Attributes"
         " DeviceDescription_Kind DeviceDescription_DebugString DeviceDescription_ToString"
         " Device_GetDescription Device_IsAddressable Device_LocalHardwareId"
-        " Device_AddressableMemories Device_DefaultMemory"
+        " Device_AddressableMemories Device_DefaultMemory Device_GetAttributes"
     ),
     "memory": (
         "Memory_Id Memory_Kind Memory_Kind_Id Memory_DebugString Memory_ToString"
@@ -46,14 +46,16 @@ GETTERS = {
         " LoadedExecutable_Fingerprint LoadedExecutable_GetExecutable"
         " LoadedExecutable_AddressableDevices LoadedExecutable_IsDeleted"
         " LoadedExecutable_GetDeviceAssignment Executable_GetCompiledMemoryStats"
+        " Layouts_Executable_GetOutputLayouts Layouts_Executable_GetParameterLayouts"
     ),
     "buffer": (
         "Buffer_ElementType Buffer_Dimensions Buffer_UnpaddedDimensions"
         " Buffer_DynamicDimensionIndices Buffer_GetMemoryLayout Buffer_OnDeviceSizeInBytes"
         " Buffer_Device Buffer_Memory Buffer_IsDeleted Buffer_IsOnCpu Buffer_ReadyEvent"
-        " Buffer_UnsafePointer Buffer_OpaqueDeviceMemoryDataPointer"
+        " Buffer_UnsafePointer Buffer_OpaqueDeviceMemoryDataPointer Layouts_Buffer_MemoryLayout"
     ),
     "event": "Event_IsReady",
+    "layout": "Layouts_MemoryLayout_Serialize",
 }
 
 

@@ -6,7 +6,7 @@ functions take, in the order of the table of functions. New ones are only ever a
 
 import ctypes
 
-MINOR = 81  # of version 0 of the API: what TABLE says
+MINOR = 93  # of version 0 of the API: what TABLE says
 HEAD = 40  # bytes of the table before its first function: size, extensions, version
 
 # Fields after (struct_size, extension_start). `name:i` is a C int, `name:b` a bool; all others are
@@ -155,6 +155,33 @@ Client_FulfillAliasBuffer: client buffer status_code:i error_message error_messa
     fulfill_alias_buffer_cb
 LoadedExecutable_GetDeviceAssignment: executable serialized_bytes serialized_bytes_size
     serialized_device_assignment serialized_device_assignment_deleter
+Client_CreateErrorBuffer: client error_code:i error_message error_message_size shape_dims
+    shape_num_dims shape_element_type:i shape_layout memory buffer
+AsyncHostToDeviceTransferManager_TransferLiteral: transfer_manager buffer_index:i data shape_dims
+    shape_num_dims shape_element_type:i shape_layout done_with_h2d_transfer
+Buffer_CopyRawToHostFuture: buffer offset transfer_size event callback_data future_ready_callback
+Device_PoisonExecution: device launch_id:i error_code:i error_message error_message_size
+    poisoned:b
+Device_CreateAsyncTrackingEvent: device description description_size event
+AsyncTrackingEvent_Destroy: event
+Executable_GetCompileOptions: executable serialized_bytes serialized_bytes_size
+    serialized_compile_options serialized_compile_options_deleter
+Buffer_DonateWithControlDependency: buffer callback_data dependency_ready_callback out_buffer
+Event_Create: event
+Event_Set: event error_code:i error_message error_message_size
+Device_GetAttributes: device attributes num_attributes device_attributes attributes_deleter
+"""
+LAYOUTS_EXTENSION = 4  # its number among extensions
+# Its functions: how arrays lie in memory, as text in XLA's syntax.
+_LAYOUTS = """
+Layouts_MemoryLayout_Destroy: layout
+Layouts_MemoryLayout_Serialize: layout serialized_bytes serialized_bytes_size serialized_layout
+    serialized_layout_deleter
+Layouts_Client_GetDefaultLayout: client type:i dims num_dims layout
+Layouts_Buffer_MemoryLayout: buffer layout
+Layouts_Topology_GetDefaultLayout: topology type:i dims num_dims layout
+Layouts_Executable_GetOutputLayouts: executable num_outputs output_layouts
+Layouts_Executable_GetParameterLayouts: executable num_parameters parameter_layouts
 """
 # structures that calls point to
 _OTHERS = """
@@ -183,7 +210,8 @@ def _structure(name: str, fields: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": members})
 
 
-FUNCTIONS = tuple(_rows(TABLE))
+FUNCTIONS, LAYOUTS = tuple(_rows(TABLE)), tuple(_rows(_LAYOUTS))
 STRUCTURES = {
-    name: _structure(name, fields) for name, fields in (_rows(TABLE) | _rows(_OTHERS)).items()
+    name: _structure(name, fields)
+    for name, fields in (_rows(TABLE) | _rows(_LAYOUTS) | _rows(_OTHERS)).items()
 }
