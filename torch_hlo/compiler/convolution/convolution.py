@@ -140,7 +140,7 @@ def emit_output(program: Program, x: Instruction, body: Computation) -> None:
     )
     if found is None:
         return emit_apart(program, o)
-    finish = Finish(found, arguments_of(program, found, o), lambda: "null")
+    finish = Finish(found.form, arguments_of(program, found, o), lambda: "null")
     if amx:
         return emit_amx(program, outer, finish)
     (emit_winograd if is_winograd(outer) else emit_planar if planar else emit_direct)(

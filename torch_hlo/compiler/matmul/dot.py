@@ -26,7 +26,7 @@ from ..loops.elementwise_loops import Store, run_loop
 from .dot_plan import plan_of
 from .dot_product import emit_dot, emit_long, is_long
 from .dot_task import Finish
-from .epilogue import Epilogue, epilogue, on_sums
+from .epilogue import Tiles, epilogue, on_sums
 from .product import (
     ACCUMULATORS,
     SOURCES,
@@ -153,7 +153,7 @@ def _emit_output(program: Program, o: Output) -> None:
         free = o.body.results[0].dtype == wide and (result.word, result.offset) not in taken
         return program.at(result if free else program.scratch(outer.shape.with_dtype(wide).nbytes))
 
-    finish = Finish(found, arguments_of(program, found, o), sums)
+    finish = Finish(found.form, arguments_of(program, found, o), sums)
     emit_dot(program, outer, [*(program.pointer(x) for x in outer.operands), "null"], finish)
 
 
@@ -194,10 +194,11 @@ def _reading_bytes(x: Instruction) -> Instruction:
     return replace(x, (o.operand if o.op == "convert" else o for o in x.operands), x.shape)
 
 
-def arguments_of(program: Program, found: Epilogue, o: Output) -> tuple[str, ...]:
+def arguments_of(program: Program, found: Tiles, o: Output) -> tuple[str, ...]:
     """What an engine passes on to an epilogue."""
     read = [o.operands[i] for i in found.leaves]
     return (
+        f"ptr @{found.name}",
         *(f"ptr {program.at(p)}" for p in (*read, *o.results)),
         *(f"i64 {program.size(n)}" for n in found.sizes),
     )

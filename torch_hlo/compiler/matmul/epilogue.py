@@ -3,8 +3,8 @@ while they are in cache.
 
     e = epilogue(program, body, product, "f32")      # a function void(row, rows, column, columns,
                                                      # sums, ld, leaves…, results…, sizes…)
-    e.call(f, row, rows, column, columns, sums, ld)  # in an engine that has `e.parameters` among
-                                                     # its own
+    e.form.call(f, row, rows, column, columns, sums, ld)   # in an engine that has
+                                                     # `e.form.parameters` among its own
 
 The product's result is seen as a matrix: [batch and free dimensions of the left operand, free
 dimensions of the right one]. `sums` points to accumulators of the tile that starts at (row,
@@ -42,21 +42,24 @@ from ..thresholds import EXPENSIVE_EPILOGUE
 
 @frozen
 class Epilogue:
-    """`leaves`: numbers of the body's parameters that the function reads. `sizes`: symbolic sizes
-    that it is given. `cost`: vector instructions."""
+    """What an engine knows of the function: how many arrays and sizes it is given. Its address is
+    an argument: products that differ only in what becomes of their sums share an engine."""
 
-    name: str
-    leaves: Ints
-    results: int
-    sizes: Dims
-    cost: int
+    arrays: int
+    sizes: int
+
+    @property
+    def name(self) -> str:
+        """Part of the engine's."""
+        return f"finish{self.arrays}" + (f"_{self.sizes}" if self.sizes else "")
 
     @property
     def parameters(self) -> tuple[tuple[str, str], ...]:
         """What an engine that calls the function has to be given."""
         return (
-            *(("ptr", f"e{i}") for i in range(len(self.leaves) + self.results)),
-            *(("i64", f"es{i}") for i in range(len(self.sizes))),
+            ("ptr", "finish"),
+            *(("ptr", f"e{i}") for i in range(self.arrays)),
+            *(("i64", f"es{i}") for i in range(self.sizes)),
         )
 
     def call(
@@ -77,7 +80,23 @@ class Epilogue:
             f"ptr {sums}",
             f"i64 {ld}",
         ]
-        f.call("void", self.name, *tile, *(f"{kind} %{name}" for kind, name in self.parameters))
+        tile += [f"{kind} %{name}" for kind, name in self.parameters[1:]]
+        f.do(f"call void %finish({', '.join(tile)})")
+
+
+@frozen
+class Tiles:
+    """`leaves`: numbers of the body's parameters that the function reads. `sizes`: symbolic sizes
+    that it is given."""
+
+    name: str
+    leaves: Ints
+    results: int
+    sizes: Dims
+
+    @property
+    def form(self) -> Epilogue:
+        return Epilogue(len(self.leaves) + self.results, len(self.sizes))
 
 
 def on_sums(body: Computation, product: Instruction, dtype: str) -> tuple[Computation, Instruction]:
@@ -166,14 +185,14 @@ def epilogue(
     product: Instruction,
     columns: int,
     dtype: str,
-) -> Epilogue | None:
+) -> Tiles | None:
     """The function of an `expression`, if there is one."""
     return program.made(_build, body, product, columns, dtype)
 
 
 def _build(
     program: Program, body: Computation, product: Instruction, columns: int, dtype: str
-) -> Epilogue | None:
+) -> Tiles | None:
     e = expression(body, product, columns, dtype)
     if e is None:
         return None
@@ -203,13 +222,8 @@ def _build(
         program,
         "epilogue_" + "_".join(dict.fromkeys(x.op.replace("-", "_") for x in e.results)),
     )
-    return Epilogue(
-        name,
-        tuple(numbers[p] for p in e.leaves),
-        len(e.results),
-        tuple(kernel.sizes),
-        e.cost,
-    )
+    leaves = tuple(numbers[p] for p in e.leaves)
+    return Tiles(name, leaves, len(e.results), tuple(kernel.sizes))
 
 
 class _TileKernel(Kernel):
