@@ -291,3 +291,26 @@ def test_lesser_machines(machine, dtype):
             rtol=tolerance,
             atol=tolerance,
         )
+
+
+def test_products_share_an_engine_whatever_becomes_of_their_sums() -> None:
+    x, y, w, bias = (
+        parameter(i, "f32", *dims) for i, dims in enumerate([(64, 32), (64, 32), (32, 48), (48,)])
+    )
+    first, second = (b.dot(v, w, (1,), (0,)) for v in (x, y))
+    m = module(
+        [x, y, w, bias],
+        b.tanh(b.add(first, row(bias, first))),
+        b.exponential(b.subtract(second, row(bias, second))),
+    )
+    check_fused(m, kinds=("output", "output"))
+    texts: list[str] = []
+    compile_module(
+        fusion(m),
+        None,
+        False,
+        lambda name, text: texts.append(str(text)) if name == "llvm" else None,
+    )
+    code = "\n".join(texts)
+    assert code.count("define void @epilogue_") == 2
+    assert code.count("define void @dot_gemm_") == 1

@@ -43,6 +43,9 @@ _COMPILER = (
     "sort.sort",
     "sort.partial_sort",
     "pipeline",
+    "matmul.dot",
+    "convolution.convolution",
+    "attention.attention_step",
 )
 
 
