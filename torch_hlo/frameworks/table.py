@@ -22,7 +22,6 @@ _HUGGINGFACE_ROWS = (
     Row("accelerate.accelerator", "load_accelerator_state", _LOAD),
     Row("accelerate.utils.dataclasses", "DynamoBackend", given_to(_HUGGINGFACE + "name_backend")),
     Row("accelerate.utils.modeling", "get_max_memory", wrapped(_HUGGINGFACE + "memory")),
-    Row("accelerate.utils.modeling", "get_grad_scaler", exchange("cuda", NAME)),
     Row("accelerate.optimizer", "AcceleratedOptimizer.step", marked),
     Row("accelerate.utils", "get_max_memory", wrapped(_HUGGINGFACE + "memory")),
     Row("transformers.utils.import_utils", "is_torch_bf16_gpu_available", exchange(False, True)),
@@ -49,8 +48,6 @@ def _lightning(fabric: str, pytorch: str) -> Iterator[Row]:
         yield Row(module, f"{name}._choose_strategy", _LISTED)
         yield Row(module, f"{name}._check_strategy_and_fallback", _LISTED)
         yield Row(module, f"{name}._check_and_init_precision", listed("mps", NAME))
-    for module in (f"{fabric}.plugins.precision.fsdp", f"{pytorch}.plugins.precision.fsdp"):
-        yield Row(module, "FSDPPrecision.forward_context", exchange("cuda", NAME))
     ids = wrapped(_LIGHTNING + "device_ids")
     yield Row(f"{fabric}.strategies.ddp", "DDPStrategy._determine_ddp_device_ids", ids)
     yield Row(f"{pytorch}.strategies.ddp", "DDPStrategy.determine_ddp_device_ids", ids)
@@ -60,6 +57,19 @@ def _lightning(fabric: str, pytorch: str) -> Iterator[Row]:
         yield Row(f"{pytorch}.strategies.strategy", f"Strategy.{step}_step", marked)
 
 
+_HERE = "torch_hlo.frameworks.without_cuda:"
+_CLIP = wrapped(_HERE + "clip")
+_IGNITE = "ignite.distributed.comp_models."
+_OTHER_ROWS = (
+    Row("torch.amp.grad_scaler", "GradScaler.__init__", wrapped(_HERE + "scaler")),
+    Row("torch.amp.autocast_mode", "autocast.__init__", wrapped(_HERE + "casts")),
+    Row("torch.nn.utils.clip_grad", "clip_grad_norm_", _CLIP),
+    Row("torch.nn.utils", "clip_grad_norm_", _CLIP),
+    Row("fastai.torch_core", "default_device", wrapped(_HERE + "fastai_device")),
+    Row("fastai.optimizer", "Optimizer.step", marked),
+    Row(_IGNITE + "base", "_SerialModel.device", _LAST),
+    Row(_IGNITE + "native", "_NativeDistModel.device", _LAST),
+)
 _UNSET = replaced("cpu", NAME, unless="KERAS_TORCH_DEVICE")
 # Keras asks for its device once, when it is imported.
 _KERAS_ROWS = (
@@ -96,6 +106,7 @@ ROWS = (
     Row("torch.nested._internal.ops", "jagged_scaled_dot_product_attention", _NESTED),
     Row("torch._dynamo", "optimize", _TRACEABLE),
     Row("torch.sparse", "SparseSemiStructuredTensorCUTLASS", _COMPRESS),
+    *_OTHER_ROWS,
     *_HUGGINGFACE_ROWS,
     *_KERAS_ROWS,
     *_lightning("lightning.fabric", "lightning.pytorch"),
