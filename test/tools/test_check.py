@@ -53,6 +53,24 @@ def test_a_script_that_trains_on_the_cpu_is_not_called_good(tmp_path, monkeypatc
     assert "fails" not in text
 
 
+def test_what_fails_is_shown_with_its_line_and_advice(capsys):
+    def told(fn, *args) -> str:
+        with pytest.raises((RuntimeError, AssertionError)) as raised:
+            fn(*args)
+        return check._told(raised.value)
+
+    text = told(torch.add, torch.ones(2, device="hlo"), torch.ones(2))
+    assert "test_check.py" in text and "move it with .to" in text
+    if not torch.cuda.is_available():
+        assert 'change: write .to("hlo")' in told(torch.ones(2).cuda)
+    failed = check._EMPTY | {"error": text}
+    text = "\n".join(check.page({"cpu": failed, "recorded": failed}))
+    assert text.count("fails") == 1 and "EVERYTHING" not in text
+    reads = check._EMPTY | {"losses": [1.0, 1.0], "ours": True, "reads": [("a.py:1 item", 2)]}
+    assert "hundredth" in "\n".join(check.page({"cpu": check._EMPTY, "recorded": reads}))
+    assert cli.main(["check", "nothere.py"]) == 2 and "nothere.py" in capsys.readouterr().err
+
+
 def test_random_numbers_of_the_device_are_mentioned(tmp_path, monkeypatch, capsys):
     change = "+ 0 * torch.rand((), device='hlo')"
     assert "other random numbers" in run(tmp_path, monkeypatch, capsys, change)[1]

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import json
+import os
 import runpy
 import statistics
 import subprocess
@@ -55,6 +56,8 @@ def _run(args: argparse.Namespace) -> int:
         Path(args.report).write_text(json.dumps(_watched(args)))
         return 0
     ways = ["cpu", *WAYS] if ":" in args.file else ["cpu", "recorded"]
+    if ":" not in args.file:
+        os.stat(args.file)  # there is such a file
     found = {way: _process(args, way) for way in ways}
     print("\n".join(page(found)))
     good = found["recorded"]["ours"] and not any(r["error"] for r in found.values())
@@ -131,8 +134,8 @@ def _watched(args: argparse.Namespace) -> dict[str, Any]:
         pass
     except SystemExit as end:
         error = f"exit: {end.code}" if end.code else ""
-    except Exception:
-        error = traceback.format_exc(limit=-3)
+    except Exception as raised:
+        error = _told(raised)
     explained = metrics.explain()
     on_device = any(x.device.type in PLACE.names for x in watch.losses)
     taken = [b - a for a, b in zip(watch.times, watch.times[1:])]
@@ -149,6 +152,17 @@ def _watched(args: argparse.Namespace) -> dict[str, Any]:
         "reads": watch.reads.most_common(10),
         "peak": torch.get_device_module(PLACE.name).max_memory_allocated(),
     }
+
+
+def _told(raised: BaseException) -> str:
+    """An error, the line of the script that it comes from, and what to do."""
+    frames = traceback.extract_tb(raised.__traceback__)
+    own = [x for x in frames if not x.filename.startswith(log.OURS)]
+    said = "".join(traceback.format_exception_only(raised))
+    advice = (
+        'change: write .to("hlo") for .cuda(), and "hlo" for "cuda"\n' if "CUDA" in said else ""
+    )
+    return "".join([*traceback.format_list(own[-2:] or frames[-1:]), said, advice])
 
 
 def _script(args: argparse.Namespace, watch: _Watch) -> None:
@@ -193,9 +207,8 @@ def difference(found: dict[str, dict[str, Any]]) -> float:
 
 def page(found: dict[str, dict[str, Any]]) -> Iterator[str]:
     """The lines of what was found, by way."""
-    for way, report in found.items():
-        if report["error"]:
-            yield f"{way}: fails\n{report['error']}"
+    for error in dict.fromkeys(r["error"] for r in found.values() if r["error"]):
+        yield f"{', '.join(w for w in found if found[w]['error'] == error)}: fails\n{error}"
     shown = found["recorded"]
     number, worst = len(shown["losses"]), difference(found)
     word = "agree" if worst <= CLOSE else "DIFFER"
@@ -216,7 +229,10 @@ def page(found: dict[str, dict[str, Any]]) -> Iterator[str]:
     yield from (f"compiled    {line}" for line in shown["reasons"][:10])
     names = ", ".join(f"{n} ({k} times)" for n, k in shown["fallbacks"].items()) or "no operation"
     if not shown["ours"]:
-        names = 'EVERYTHING: move the model and the data to "hlo"'
-    yield f"on the CPU  {names}"
+        names = 'EVERYTHING: import torch_hlo, and move the model and the data to "hlo"'
+    if shown["ours"] or not shown["error"]:
+        yield f"on the CPU  {names}"
     yield from (f"read        {line}: {times} times" for line, times in shown["reads"])
-    yield f"memory      {shown['peak'] / 2**20:.2f} MiB at most"
+    if any(times >= max(number, 2) for _, times in shown["reads"]):
+        yield "            a read waits for the device: keep tensors, and read every hundredth step"
+    yield f"memory      {shown['peak'] / 2**10:.1f} KiB at most"

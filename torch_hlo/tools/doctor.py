@@ -1,20 +1,21 @@
 """`doctor`: what this installation is made of, and what to change."""
 
 import argparse
+import contextlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
 from collections.abc import Iterator
 
 import torch
 
+import torch_hlo
 from torch_hlo import config
 from torch_hlo.compiler import cache
 from torch_hlo.compiler.llvm import target
 from torch_hlo.device import runtime
 
-PACKAGES = ("torch_hlo", "torch", "llvmlite", "numpy", "jax", "transformers", "lightning", "keras")
+PACKAGES = ("torch", "llvmlite", "numpy", "jax", "transformers", "lightning", "keras")
 FEATURES = ("amx-bf16", "avx512f", "avx512bf16", "avx512fp16", "avx2", "fma")
 
 
@@ -33,9 +34,10 @@ def _run(args: argparse.Namespace) -> int:
 def facts() -> Iterator[tuple[str, str]]:
     """(what, how it is here), a line each."""
     yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield "torch_hlo", torch_hlo.__version__
     for name in PACKAGES:
-        if importlib.util.find_spec(name) is not None:
-            yield name, _version(name)
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield name, importlib.metadata.version(name)
     cpu = target.host()
     there = [name for name in FEATURES if cpu.has(name)]
     yield "processor", f"{cpu.cpu}: {' '.join(there) or 'no vectors that we use'}"
@@ -46,13 +48,6 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "cache", f"{kept['directory']}: {kept['entries']} programs, {kept['bytes']} bytes"
     changed = (f for f in config.FLAGS if config.variable(f"TORCH_HLO_{f}", None) is not None)
     yield "flags", " ".join(f"{f}={config.get(f)!r}" for f in changed) or "as they are"
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "from its sources"
 
 
 def _cores() -> int:
