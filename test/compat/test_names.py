@@ -39,6 +39,9 @@ def test_names_resolve(tmp_path):
             module = importlib.import_module(f"torch_xla.{row}".rstrip("."))
             for name in dir(module):
                 getattr(module, name)
+        import torch
+        from torch_xla.experimental.assume_pure import PureModule
+        assert PureModule(torch.nn.Linear(2, 3))(torch.ones(1, 2)).shape == (1, 3)
         import torch_xla.core.xla_model as xm
         for name in ("nothing", "send"):
             try:

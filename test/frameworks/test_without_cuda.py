@@ -10,7 +10,7 @@ def test_mixed_precision_for_cuda_is_that_of_the_device():
     assert torch.amp.GradScaler()._device == torch.amp.GradScaler(device="cuda")._device == "hlo"
     assert torch.amp.GradScaler().is_enabled()
     x = torch.ones(2, 2)
-    with torch.autocast("cuda", torch.float16):
+    with torch.autocast(device_type="cuda", dtype=torch.float16):
         assert (x.to("hlo") @ x.to("hlo")).dtype == torch.float16
         assert (x @ x).dtype == torch.float32
 

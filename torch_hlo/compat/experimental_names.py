@@ -107,6 +107,9 @@ def assume_pure(fn, **options):
     return fn
 
 
+PureModule = assume_pure  # of a module
+
+
 def gradient_accumulation(
     train_step,
     iterable_tensors,

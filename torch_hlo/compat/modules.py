@@ -64,6 +64,7 @@ MODULES: dict[str, str] = {
     "experimental.gru": "torch.nn",
     "experimental.mark_pattern_utils": "",
     "experimental.pjrt": "hardware spawning communication",
+    "experimental.pjrt_backend": "",
     "experimental.plugins": "hardware",
     "experimental.scan": "experimental_names",
     "experimental.scan_layers": "experimental_names",

@@ -114,22 +114,16 @@ def given_to(path: str) -> Change:
     return change
 
 
-def marked(owner: Any, name: str) -> bool:
-    """What was recorded becomes a program when the function returns."""
+def _mark(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     from torch_hlo.lazy.record import session
 
-    original = vars(owner).get(name)
-    if original is None:
-        return False
+    result = original(*args, **kwargs)
+    session.engine().mark_step(False)
+    return result
 
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        session.engine().mark_step(False)
-        return result
 
-    setattr(owner, name, wrapper)
-    return True
+# What was recorded becomes a program when the function returns.
+marked = wrapped(f"{__name__}:_mark")
 
 
 class _Finder:

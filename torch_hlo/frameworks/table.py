@@ -58,11 +58,11 @@ def _lightning(fabric: str, pytorch: str) -> Iterator[Row]:
 
 
 _HERE = "torch_hlo.frameworks.without_cuda:"
-_CLIP = wrapped(_HERE + "clip")
+_MIXED, _CLIP = wrapped(_HERE + "mixed"), wrapped(_HERE + "clip")
 _IGNITE = "ignite.distributed.comp_models."
 _OTHER_ROWS = (
-    Row("torch.amp.grad_scaler", "GradScaler.__init__", wrapped(_HERE + "scaler")),
-    Row("torch.amp.autocast_mode", "autocast.__init__", wrapped(_HERE + "casts")),
+    Row("torch.amp.grad_scaler", "GradScaler.__init__", _MIXED),
+    Row("torch.amp.autocast_mode", "autocast.__init__", _MIXED),
     Row("torch.nn.utils.clip_grad", "clip_grad_norm_", _CLIP),
     Row("torch.nn.utils", "clip_grad_norm_", _CLIP),
     Row("fastai.torch_core", "default_device", wrapped(_HERE + "fastai_device")),
