@@ -162,3 +162,21 @@ def test_the_line_of_an_operation_in_a_fusion_is_named(monkeypatch, how):
                 run(x).cpu()
     text = str(error.value)
     assert "tanh of f32" in text and f"aten.tanh.default at {__file__}:{line}" in text
+
+
+def test_the_line_is_that_of_the_program(broken):
+    """Programs share instructions, and one that failed may be alive."""
+
+    def first(x):
+        return (x.sort()[0] * 2).sum()
+
+    def second(x):
+        return (x.sort()[0] * 2).sum()
+
+    session.current().sources = True
+    kept = []
+    for function in first, second, first:
+        with pytest.raises(RuntimeError, match="sort") as error:
+            function(torch.randn(40, 1000).to("hlo")).item()
+        assert f"{__file__}:{function.__code__.co_firstlineno + 1}" in str(error.value)
+        kept.append(error.value)

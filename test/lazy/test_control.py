@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import torch_hlo
 from torch_hlo import metrics
+from torch_hlo.lowering.core import SERIALS
 from torch_hlo.pytorch.version import VERSION
 
 
@@ -324,3 +326,48 @@ def test_mistakes(call, message):
     with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
         call(torch.ones(3).to("hlo"))
     KEPT.clear()
+
+
+def _scan(x):
+    return torch_hlo.scan(lambda c, v: (c + v, {"before": c, "v": v}), x[0], x)
+
+
+def _while(x):
+    body = lambda i, a, b: (i + 1, b, a + b)
+    return torch_hlo.while_loop(lambda i, a, b: (i < 4)[None], body, (x.sum() * 0, x, x))
+
+
+def _cond(x):
+    yes, no = lambda d: {"y": d["x"]}, lambda d: {"y": -d["x"]}
+    return torch_hlo.cond(x.sum() > 0, yes, no, ({"x": x},))
+
+
+@pytest.mark.parametrize("fn", [_scan, _while, _cond])
+def test_loops_are_a_part_of_captured_steps(fn):
+    x = torch.arange(6.0).reshape(3, 2).to("hlo")
+    expected, step = pytree.tree_leaves(fn(x)), torch_hlo.compile(fn, full_graph=True)
+    for _ in range(5):
+        found = step(x)
+    before = next(SERIALS)
+    found = pytree.tree_leaves(step(x))
+    assert next(SERIALS) == before + 1  # nothing is recorded
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.cpu(), b.cpu())
+
+
+def test_what_only_python_can_do_in_a_loop_ends_the_graph():
+    seen = []
+
+    def loop(x):
+        def body(carry, v):
+            seen.append(1)
+            return carry.add_(v), carry * 1
+
+        return torch_hlo.scan(body, x[0] + 0, x)[0] * 2
+
+    x = torch.ones(3, 2).to("hlo")
+    for wrap in torch_hlo.compile, lambda f: torch.compile(f, backend="hlo"):
+        step = wrap(loop)
+        for _ in range(3):
+            assert step(x).tolist() == [8, 8]
+    assert len(seen) == 6

@@ -15,7 +15,7 @@ from torch_hlo.compiler import pipeline
 from torch_hlo.compiler.hlo_pass import hlo_pass
 from torch_hlo.compiler.llvm import CpuTarget
 from torch_hlo.hlo.ir import Computation, replace
-from torch_hlo.hlo.ir.build import full_like, multiply
+from torch_hlo.hlo.ir.build import full_like, multiply, subtract
 from torch_hlo.lazy.record import session
 from torch_hlo.lowering.core.registry import LOWERINGS
 
@@ -213,3 +213,27 @@ def test_the_operation_in_the_middle_of_a_wrong_program_is_named(monkeypatch):
         found = debug.compare(lambda x: F.relu(x * 3) + 1, torch.linspace(-1, 1, 9))
     session.engine().clear_cache()
     assert found.alone.first is None and found.together.first.op == "relu"
+
+
+def test_an_elementwise_kernel_that_is_wrong_for_small_numbers(broken):
+    """Relative to the largest number of the result nothing is wrong."""
+    x = torch.cat([torch.randn(20) * 1e-5, torch.randn(5)])
+    assert debug.compare(torch.expm1, x)
+    broken(torch.ops.aten.exp.default, 1.0)
+    LOWERINGS[torch.ops.aten.expm1.default] = lambda x: subtract(
+        LOWERINGS[torch.ops.aten.exp.default](x), full_like(x, 1)
+    )
+    found = debug.compare(torch.expm1, x).first
+    assert found.op == "expm1" and found.ours > 1e-3 and found.torch < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_elementwise_functions_that_lose_digits_everywhere(dtype):
+    """What cancels in PyTorch's kernels, and numbers that are nearly 0, may differ."""
+    torch.manual_seed(0)
+    x = torch.cat([torch.randn(80), torch.randn(40) * 1e-4, torch.linspace(-90, 90, 40)])
+    for fn in (torch.sin, F.mish, F.tanhshrink, F.softplus, torch.lgamma, torch.frac, torch.exp):
+        assert (found := debug.compare(fn, x.to(dtype))), found
+    for how in ("none", "tanh"):
+        found = debug.compare(lambda x: F.gelu(x, approximate=how), x.to(dtype).requires_grad_())
+        assert found, found

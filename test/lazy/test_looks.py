@@ -177,3 +177,20 @@ def test_the_debugger_has_values(monkeypatch):
     x = torch.ones(2).to("hlo") + 1
     debug.breakpoint()
     assert seen and x.tolist() == [2, 2]
+
+
+def test_the_debugger_in_a_captured_step_is_at_its_line(monkeypatch):
+    seen = []
+    monkeypatch.setattr(pdb.Pdb, "run", lambda self, code, scope, names: seen.append((code, names)))
+
+    def step(x):
+        debug.breakpoint(doubled=x * 2, x=x)
+        return x + 1
+
+    captured = torch_hlo.compile(step)
+    for _ in range(3):
+        captured(torch.ones(2).to("hlo"))
+        torch_hlo.sync()
+    places = {(code.co_filename, code.co_firstlineno, *names) for code, names in seen}
+    assert len(seen) == 3
+    assert places == {(__file__, step.__code__.co_firstlineno + 1, "doubled", "x")}

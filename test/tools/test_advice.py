@@ -133,6 +133,18 @@ def test_an_idle_device_and_a_busy_one():
     assert not titles(profiled(busy), "idle")
 
 
+def test_what_comes_before_the_steps_leaves_no_device_idle():
+    large = torch.ones(700, 700).to("hlo")
+
+    def busy(step, i):
+        nonlocal large
+        time.sleep(2.0 * (i == 1))  # as Dynamo does
+        for _ in range(8):
+            large = torch.tanh(large @ large)
+
+    assert not titles(profiled(busy), "idle")
+
+
 def looped(body, steps: int = 20) -> dict[str, str]:
     """title and text -> line of what is advised for a loop that ends no step itself."""
     layer = nn.Linear(8, 8).to("hlo")

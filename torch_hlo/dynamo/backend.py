@@ -31,12 +31,12 @@ from torch_hlo.lazy.run import dump, executor
 from torch_hlo.lowering.core import LOWERINGS, LoweringError, Node
 from torch_hlo.lowering.fx import operators_of_libraries
 from torch_hlo.lowering.fx.fx_graph import CHECKS, FxGraph, from_fx
-from torch_hlo.pytorch import operators, shortcuts, tracing
+from torch_hlo.pytorch import operators, shortcuts, steps, tracing
 from torch_hlo.pytorch.graphs import unset_fake_temporarily
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE
 
-from . import cut, nan_search, optimizers, shared_results, trace
+from . import cut, loops, nan_search, optimizers, shared_results, trace
 from .attention_saved import forward_and_backward
 from .call import Caller
 from .device_graph import DeviceGraph
@@ -46,6 +46,7 @@ from .place import Host, place_of
 aten = torch.ops.aten
 traceable.enable()
 optimizers.register()
+steps.trace_loops(loops.IN_PLACE_OF)
 # before 2.13 PyTorch leaves out the checks of linear algebra, which have no result
 for _check in CHECKS:
     fx.node.has_side_effect(_check)

@@ -189,7 +189,7 @@
 
   // ---- roofline
   const roofline = () => {
-    const points = K.filter(k => typeof k.bytes === "number" && k.bytes && k.best > 0).map(k => ({ k, x: Math.max(k.matrix || k.flops, 1) / k.bytes, y: Math.max(k.matrix || k.flops, 1) / k.best }));
+    const points = K.filter(k => typeof k.bytes === "number" && k.bytes && k.best > 0).map(k => [k, Math.max(k.matrix || k.flops, 0.01 * k.bytes)]).map(([k, n]) => ({ k, x: n / k.bytes, y: n / k.best }));
     const xs = points.map(p => p.x).concat(0.05, L.f32 / L.bandwidth * 20), ys = points.map(p => p.y).concat(L.f32 * 2, L.bf16 * 1.2, L.bandwidth * 0.01);
     const X = [Math.log10(Math.min(...xs)) - 0.2, Math.log10(Math.max(...xs)) + 0.2], Y = [Math.log10(Math.max(Math.min(...ys), 1e3)) - 0.2, Math.log10(Math.max(...ys)) + 0.2];
     let chosen = null;
@@ -213,7 +213,7 @@
       chart.draw();
     });
     chart.addEventListener("mouseleave", () => showTip(""));
-    return el("div.card", {}, el("h2", {}, "Roofline: how near each kernel is to the machine's limits"), chart, el("div", {}, el("span.key", {}, el("i", { style: `background:${HUES[1]}` }), "products"), el("span.key", {}, el("i", { style: `background:${HUES[2]}` }), "other kernels"), el("span.soft", {}, `Area: share of the device's time. Memory ${amount(L.bandwidth)}B/s, measured. A kernel above the roof had its data in cache.`)));
+    return el("div.card", {}, el("h2", {}, "Roofline: how near each kernel is to the machine's limits"), chart, el("div", {}, el("span.key", {}, el("i", { style: `background:${HUES[1]}` }), "products"), el("span.key", {}, el("i", { style: `background:${HUES[2]}` }), "other kernels"), el("span.soft", {}, `Area: share of the device's time. Memory ${amount(L.bandwidth)}B/s, measured. A kernel above the roof had its data in cache. Kernels that only move data stand at 0.01.`)));
   };
 
   // ---- where Python waits

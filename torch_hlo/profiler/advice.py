@@ -92,8 +92,6 @@ def _python(
     wall: float,
 ) -> Iterator[Advice]:
     """Where the device waits for Python."""
-    programs = [s for s in spans if s.track == "programs"]
-    ran, first = sum(s.seconds for s in programs), min([s.start for s in programs], default=inf)
     rest, looks = wall - _compiling(spans), timeline.python.total() or 1
     slow = [(at, wall * n / looks) for at, n in timeline.python.most_common(3) if at.line]
     slow = [(at, spent) for at, spent in slow if spent > SLOW * rest]
@@ -106,12 +104,16 @@ def _python(
             at.line,
             spent / wall,
         )
+    programs = sorted((s for s in spans if s.track == "programs"), key=lambda s: s.start)
+    later = programs[len(programs) // 2 :]  # before it, modules are imported and steps traced
+    ran, first = sum(s.seconds for s in later), later[0].start if later else inf
     rest = timeline.began + wall - first - _compiling(spans, first)
     if 0 < ran < 0.4 * rest and not slow:
         captured = any(s.name in ("launch", "graph") for s in spans)
         yield Advice(
             "The device is idle",
-            f"Programs ran {_s(ran)} of {_s(rest)} outside of compiles: Python is too slow for it."
+            f"In the later half of the run, programs ran {_s(ran)} of {_s(rest)} outside of"
+            " compiles: Python is too slow for it."
             f" {'Use' if captured else 'Capture the step with torch_hlo.compile, use'} larger"
             " batches, or load data in another thread. (Recording is slower than usual while it is"
             " profiled.)",

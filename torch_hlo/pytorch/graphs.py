@@ -9,6 +9,8 @@ import torch._higher_order_ops.flex_attention
 import torch._higher_order_ops.invoke_subgraph
 import torch._prims.rng_prims  # noqa: F401
 from torch._higher_order_ops.effects import with_effects
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from .operators import HigherOrderOperator, Key
@@ -17,7 +19,9 @@ __all__ = [
     "FakeTensorMode",
     "dense_kernel",
     "existing",
+    "scan",
     "unset_fake_temporarily",
+    "while_loop",
     "with_effects",
 ]
 

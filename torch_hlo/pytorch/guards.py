@@ -301,6 +301,8 @@ def _noting_classes(begin: Callable) -> Callable:
     @functools.wraps(begin)
     def noting(self: VariableTracker, value: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, value, *args, **kwargs)
+        if isinstance(value, torch.fx.GraphModule) and self.source is None:
+            return  # Dynamo's own, of a loop
         kind = value if isinstance(value, type) else type(value)
         _Surroundings.of(TracingContext.try_get()).kinds[kind] = None
 

@@ -174,8 +174,9 @@ ROWS = (
     Row(
         "trace_rules",
         "pytorch/tracing.py",
-        "Dynamo traces what this package defines, and some functions become graph calls",
-        "it ends graphs there",
+        "Dynamo traces what this package defines, and some functions become graph calls; loops that"
+        " PyTorch's operators refuse end the graph (pytorch/steps.py)",
+        "it ends graphs there; what PyTorch's operators refuse is an error",
     ),
     Row(
         "backward_thread",

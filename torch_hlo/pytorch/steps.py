@@ -17,10 +17,11 @@ import torch
 import torch._dynamo
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, get_eval_frame_callback
 from torch._dynamo import config, eval_frame, output_graph, trace_rules
-from torch._dynamo.exc import unimplemented
+from torch._dynamo.exc import TorchRuntimeError, UncapturedHigherOrderOpError, unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, TypeSource
 from torch._dynamo.variables import ConstantVariable, TensorVariable, VariableTracker
+from torch._dynamo.variables.functions import PolyfilledFunctionVariable
 from torch._dynamo.variables.misc import GetAttrVariable
 from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.optimizer import OptimizerVariable
@@ -28,6 +29,7 @@ from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch._subclasses.fake_tensor import FakeTensor
 
 from . import shortcuts
+from .graphs import scan
 from .registration import PLACE
 
 CONSUMED = "torch_hlo_consumed"  # in a node's meta: its graph of gradients has been used up
@@ -171,6 +173,28 @@ def graph_call(function: Callable) -> None:
     """Let Dynamo put calls of `function`, which returns nothing, into graphs. It calls it once with
     fake tensors."""
     trace_rules._allowed_callable_ids.add(id(function))
+
+
+def trace_loops(traced: dict[Callable, Callable]) -> None:
+    """Let Dynamo trace other functions in place of these, which hand functions to PyTorch's
+    operators, and end the graph where those refuse one: it prints, say, or keeps a tensor."""
+    for function, instead in traced.items():
+        trace_file(instead.__code__.co_filename)
+        torch.compiler.substitute_in_graph(function)(instead)
+    call = PolyfilledFunctionVariable.call_function
+
+    def call_function(self: PolyfilledFunctionVariable, *args: Any) -> VariableTracker:
+        try:
+            return call(self, *args)
+        except (UncapturedHigherOrderOpError, TorchRuntimeError) as error:
+            if self.fn not in traced:
+                raise
+            end_graph(f"{self.fn.__name__} of what only Python can do", str(error))
+
+    PolyfilledFunctionVariable.call_function = call_function
+    gradient = scan.__globals__.get("ScanAutogradImpl")
+    if gradient is not None:  # Dynamo refuses the gradient of a sum there: it has no strides
+        gradient.call_backward = torch.compiler.disable(gradient.call_backward)
 
 
 def _consumed(validate: Callable) -> Callable:

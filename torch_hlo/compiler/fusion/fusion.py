@@ -20,6 +20,7 @@ from torch_hlo.hlo.ir import (
     Instructions,
     Module,
     Replacements,
+    carry_meta,
     instr,
     replace,
     tuple_shape,
@@ -116,7 +117,7 @@ class _Builder:
         if found is None:
             if x.op == "reshape":
                 found = instr("reshape", (self._new(x.operand),), x.shape)
-                _name(found, x)
+                carry_meta(x, found)
             elif x.op == "constant":
                 found = x
             else:
@@ -181,12 +182,12 @@ class _Builder:
         made = instr("fusion", operands, root.shape, kind=_kind(plan, g), calls=computation)
         # its work is the product's; what is inside may stand in other fusions, too
         products = [y for i in g.roles if is_product(y := plan.order[i]) and y in META]
-        _name(made, products[0] if products else results[0])
+        carry_meta(products[0] if products else results[0], made)
         for k, x in enumerate(results):
             self.value[x] = (
                 made if len(results) == 1 else instr("get-tuple-element", (made,), x.shape, index=k)
             )
-            _name(self.value[x], x)
+            carry_meta(x, self.value[x])
 
 
 class _Body:
@@ -226,7 +227,7 @@ class _Body:
                 self.inside[x] = (
                     replace(x, tuple(self.inside[o] for o in x.operands)) if x.operands else x
                 )
-                _name(self.inside[x], x)
+                carry_meta(x, self.inside[x])
                 stack.pop()
 
     def _is_inside(self, plan: Plan, g: Group, x: Instruction) -> bool:
@@ -257,8 +258,3 @@ def _kind(plan: Plan, g: Group) -> str:
                 return "row"
             late.add(i)
     return "reduce"
-
-
-def _name(new: Instruction, old: Instruction) -> None:
-    if new is not old and old in META:
-        META.setdefault(new, META[old])

@@ -18,7 +18,6 @@ import math
 from collections.abc import Container, Mapping, Sequence
 
 from torch_hlo.hlo.ir import (
-    META,
     Dim,
     Dims,
     Instruction,
@@ -77,8 +76,6 @@ def _with_rows(root: Instruction) -> Instruction:
     for x in postorder((root,)):
         operands = tuple(done[o] for o in x.operands)
         new = x if operands == x.operands else replace(x, operands)
-        if new is not x and x in META:
-            META.setdefault(new, META[x])
         if x.op == "reduce" and _only_reader(x.operand, reads):
             new = sum_of_sums(new) or new
         elif x.op == "broadcast":

@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 
 from torch_hlo import metrics
 from torch_hlo.hlo.ir import (
-    META,
     OPCODES,
     Attrs,
     Computation,
@@ -29,6 +28,7 @@ from torch_hlo.hlo.ir import (
     Shape,
     build as h,
     called,
+    carry_meta,
     has_effect,
     instr,
     interned,
@@ -161,7 +161,7 @@ class Partitioner:
         for p in entry.params:
             layout = self.wanted(p)
             new = h.parameter(p["index"], self.block_shape(p.shape, layout))
-            _name(new, p)
+            carry_meta(p, new)
             params.append(new)
             value, partial = self.spread(new, p.shape, layout), self.unreduced(p.get("sharding"))
             env[p] = changed(array(value), partial=partial, goal=layout) if partial else value
@@ -355,7 +355,7 @@ class Partitioner:
             return None
         block = operands[-1].x.dims
         y = interned(x.op, tuple(o.x for o in operands), _plain_attrs(x), Shape(x.dtype, block))
-        _name(y, x)
+        carry_meta(x, y)
         return Local(y, x.shape.sizes, layout, rate=max(o.rate for o in operands))
 
     def localized(self, x: Instruction, operands: tuple[Local, ...], wants: Wants) -> Value:
@@ -423,7 +423,7 @@ class Partitioner:
         return found
 
     def _finished(self, x: Instruction, result: Local, want: Layout | None) -> Local:
-        _name(result.x, x)
+        carry_meta(x, result.x)
         if result.partial:
             return changed(result, goal=result.layout if want is None else want)
         return result if want is None else self.planner.apply(result, want)
@@ -545,12 +545,6 @@ def _nested(shape: Shape, values: Iterator[Local]) -> Value:
 
 def _plain_attrs(x: Instruction) -> Attrs:
     return tuple(a for a in x.attrs if a[0] != "sharding")
-
-
-def _name(new: Instruction, old: Instruction) -> None:
-    meta = META.get(old)
-    if meta is not None and new not in META:
-        META[new] = meta
 
 
 # Opcodes that commute with a sum over devices, and how many of their operands are summands.

@@ -33,6 +33,7 @@ from torch_hlo.hlo.ir import (
     Module,
     Replacements,
     Shape,
+    carry_meta,
     inline,
     instr,
     replace,
@@ -355,8 +356,7 @@ class _Graph:
             operands = tuple([operand(x, i) for i in range(len(x.operands))])
             inner = tuple([self.rebuilt(s) for s in scope.inner.get(x, ())])
             done[x] = _with_sharding(x, operands, self.sharding(scope.values[x]), inner)
-            if x in META:
-                META.setdefault(done[x], META[x])
+            carry_meta(x, done[x])
         root = scope.computation.root
         if root in scope.constants:
             new_root = constant(root, self.slots[scope.uses[root, -1]].state)
@@ -487,10 +487,7 @@ def inlined(c: Computation) -> Computation:
                 attrs[name] = tuple(map(computation, value))
         if operands == x.operands and all(x[name] == value for name, value in attrs.items()):
             return x
-        new = replace(x, operands, x.shape, **attrs)
-        if x in META:
-            META.setdefault(new, META[x])
-        return new
+        return replace(x, operands, x.shape, **attrs)
 
     def computation(c: Computation) -> Computation:
         if c not in done:

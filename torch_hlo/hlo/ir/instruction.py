@@ -128,10 +128,18 @@ class Meta:
     name: str = ""  # preferred name in text
     op_name: str = ""  # e.g. "aten::add"
     source: str = ""  # "model.py:31"
+    age: int = field(compare=False, default_factory=lambda: META.age)
 
 
 class _MetaTable:
-    """Instruction -> Meta, kept in the instructions: a pass asks for thousands."""
+    """Instruction -> Meta, kept in the instructions: a pass asks for thousands. Programs share
+    instructions: what the one says that began last counts, and of one program what is said
+    first."""
+
+    age = 0
+
+    def begin(self) -> None:
+        self.age += 1
 
     def __contains__(self, x: Instruction) -> bool:
         return x.meta is not None
@@ -147,12 +155,21 @@ class _MetaTable:
     def get(self, x: Instruction) -> Meta | None:
         return x.meta
 
-    def setdefault(self, x: Instruction, meta: Meta) -> None:
-        if x.meta is None:
+    def setdefault(self, x: Instruction, meta: Meta) -> bool:
+        """Whether `meta` is what counts now."""
+        new = x.meta is None or x.meta.age < meta.age
+        if new:
             x.meta = meta
+        return new
 
 
-META = _MetaTable()
+META: _MetaTable = _MetaTable()
+
+
+def carry_meta(old: Instruction, new: Instruction) -> None:
+    """Names and source locations follow a rewrite."""
+    if old.meta is not None:
+        META.setdefault(new, old.meta)
 
 
 @frozen

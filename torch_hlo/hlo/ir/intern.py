@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..text.printer import instruction_text, module_text
-from .instruction import DEFAULTS, Attrs, Instruction, install_text, postorder
+from .instruction import DEFAULTS, Attrs, Instruction, carry_meta, install_text, postorder
 from .opcodes import OPCODES
 from .shape import Shape
 
@@ -91,8 +91,7 @@ def replace(
             else:
                 shape = x.shape
         found = interned(x.op, new, x.attrs, shape)
-    if found.meta is None:
-        found.meta = x.meta
+    carry_meta(x, found)
     return found
 
 

@@ -25,7 +25,7 @@ from torch_hlo.frozen import frozen
 
 from .build import broadcast
 from .infer import compatible
-from .instruction import Computation, Instruction, Module, called, postorder
+from .instruction import Computation, Instruction, Module, called, carry_meta, postorder
 from .intern import instr, replace
 from .literal import Literal
 from .opcodes import OPCODES
@@ -422,12 +422,6 @@ def with_computations(x: Instruction, table: dict[Computation, Computation]) -> 
         return tuple(map(swap, value)) if type(value) is tuple else value
 
     return instr(x.op, x.operands, x.shape, **{k: swap(v) for k, v in x.attrs})
-
-
-def carry_meta(old: Instruction, new: Instruction) -> None:
-    """Names and source locations follow a rewrite."""
-    if new.meta is None:
-        new.meta = old.meta
 
 
 def rebuild(root: Instruction, table: dict[Instruction, Instruction]) -> Instruction:

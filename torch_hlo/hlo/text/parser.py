@@ -102,6 +102,7 @@ def parse_computation(text: str) -> Computation:
 
 class _Parser:
     def __init__(self, text: str) -> None:
+        META.begin()
         self.s = Scanner(text)
         self.blocks: dict[str, _Block] = {}
         self.built: dict[str, Computation] = {}

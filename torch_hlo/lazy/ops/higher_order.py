@@ -99,10 +99,9 @@ def as_looks(graph_module: fx.GraphModule) -> None:
     for module in graph_module.modules():
         graph = getattr(module, "graph", None)
         for n in [*graph.nodes] if graph else ():
-            function, values = _looked_at(graph, n)
-            if function is None:
+            number, values = _looked_at(graph, n)
+            if number is None:
                 continue
-            number = looks.number(function, len(values))
             variables = _variables(graph).values()
             place = {"device": next((x.meta["example_value"].device for x in variables), "cpu")}
             with graph.inserting_before(n):
@@ -112,18 +111,22 @@ def as_looks(graph_module: fx.GraphModule) -> None:
             module.recompile()
 
 
-def _looked_at(graph: fx.Graph, n: fx.Node) -> tuple[Callable | None, list]:
-    """What is to be called in place of a node, and with which values."""
+def _looked_at(graph: fx.Graph, n: fx.Node) -> tuple[int | None, list]:
+    """The number of what is to be called in place of a node, and with which values."""
     if n.target is torch.ops.higher_order.print:
         form, *args = n.args
-        return looks.printed(form, args, n.kwargs, fx.Node)
-    if n.target is not looks.look or (look := looks.numbered(n.args[1])).count:
+        function, values = looks.printed(form, args, n.kwargs, fx.Node)
+        return looks.number(function, len(values)), values
+    if n.target is not looks.look:
         return None, []
-    if look.function != looks.Stopped(()):
-        return look.function, []
-    file, _, line = source_line(n).rpartition(":")
-    found = _variables(graph, n.args[0])
-    return looks.Stopped((*found,), file, int(line or 1)), [*found.values()]
+    look = looks.numbered(n.args[1])
+    if isinstance(look.function, looks.Stopped):
+        file, _, line = source_line(n).rpartition(":")
+        found = {} if look.count else _variables(graph, n.args[0])
+        names = look.function.names or (*found,)
+        here = looks.Stopped(names, file, int(line or 1))
+        return looks.number(here, look.count or len(found)), [*found.values()] or [n.args[0]]
+    return (None if look.count else n.args[1]), []
 
 
 def _variables(graph: fx.Graph, until: Any = None) -> dict[str, fx.Node]:

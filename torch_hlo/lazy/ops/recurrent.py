@@ -93,45 +93,37 @@ def gru_cell_backward_meta(grad, workspace, has_bias):
     return gates, gates.clone(), torch.empty_like(grad), bias, bias.clone() if has_bias else None
 
 
-def _lstm_metas(input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, *biases) -> list[metas.Meta]:
-    batch, hidden = cx.shape
-    return [metas.contiguous((batch, n * hidden), cx.dtype) for n in (1, 1, 4)]
+def _metas(*counts: int) -> Callable:
+    """Of a cell: of its states, and of what its gradient needs."""
+
+    def infer(gates: Tensor, hidden_gates: Tensor, state: Tensor, *biases: Any) -> list[metas.Meta]:
+        batch, hidden = state.shape
+        return [metas.contiguous((batch, n * hidden), state.dtype) for n in counts]
+
+    return infer
 
 
-def _lstm_backward_metas(
-    grad_hy: Tensor,
-    grad_cy: Tensor,
-    cx: Tensor,
-    cy: Tensor,
-    workspace: Tensor,
-    has_bias: bool,
-) -> list[metas.Meta | None]:
-    batch, hidden = cx.shape
-    gates, bias = (
-        metas.contiguous((batch, 4 * hidden), cx.dtype),
-        metas.contiguous((4 * hidden,), cx.dtype) if has_bias else None,
-    )
-    return [gates, metas.contiguous((batch, hidden), cx.dtype), bias]
+def _backward_metas(state: Tensor, gates: int, biased: bool) -> list[metas.Meta | None]:
+    """Of the gradients of gates, state and bias."""
+    batch, hidden = state.shape
+    bias = metas.contiguous((gates * hidden,), state.dtype) if biased else None
+    shapes = (batch, gates * hidden), (batch, hidden)
+    return [*(metas.contiguous(shape, state.dtype) for shape in shapes), bias]
 
 
-def _gru_metas(input_gates, hidden_gates, hx, *biases) -> list[metas.Meta]:
-    batch, hidden = hx.shape
-    return [metas.contiguous((batch, n * hidden), hx.dtype) for n in (1, 5)]
+def _lstm_backward_metas(*given: Any) -> list[metas.Meta | None]:
+    return _backward_metas(given[2], 4, given[5])
 
 
-def _gru_backward_metas(grad, workspace, has_bias) -> list[metas.Meta | None]:
-    batch, hidden = grad.shape
-    gates, bias = (
-        metas.contiguous((batch, 3 * hidden), grad.dtype),
-        metas.contiguous((3 * hidden,), grad.dtype) if has_bias else None,
-    )
-    return [gates, gates, metas.contiguous((batch, hidden), grad.dtype), bias, bias]
+def _gru_backward_metas(grad: Tensor, workspace: Tensor, has_bias: bool) -> list[metas.Meta | None]:
+    gates, state, bias = _backward_metas(grad, 3, has_bias)
+    return [gates, gates, state, bias, bias]
 
 
 # PyTorch's meta kernels are missing, or fail without a bias.
-inference.INFER[aten._thnn_fused_lstm_cell.default] = _lstm_metas
+inference.INFER[aten._thnn_fused_lstm_cell.default] = _metas(1, 1, 4)
 inference.INFER[aten._thnn_fused_lstm_cell_backward_impl.default] = _lstm_backward_metas
-inference.INFER[aten._thnn_fused_gru_cell.default] = _gru_metas
+inference.INFER[aten._thnn_fused_gru_cell.default] = _metas(1, 5)
 inference.INFER[aten._thnn_fused_gru_cell_backward.default] = _gru_backward_metas
 
 
@@ -151,39 +143,30 @@ class _Network(torch.autograd.Function):
     def forward(
         ctx,
         run: Callable[..., Any],
-        cell: str,
-        bidirectional: bool,
-        has_biases: bool,
+        options: tuple[str, bool, bool],
         lengths: Tensor | None,
         states: int,
         x: Tensor,
         *tensors,
     ) -> tuple[Tensor, ...]:
-        state, params = tensors[:states], tensors[states:]
+        state, params = list(tensors[:states]), list(tensors[states:])
         out, *rest = run(
             RECURRENT,
-            cell,
-            bidirectional,
-            has_biases,
+            *options,
             True,
             x,
-            list(state),
-            list(params),
+            state,
+            params,
             lengths,
         )
-        ctx.run, ctx.options, ctx.lengths, ctx.states = (
-            run,
-            (cell, bidirectional, has_biases),
-            lengths,
-            states,
-        )
+        ctx.run, ctx.options, ctx.lengths, ctx.states = run, options, lengths, states
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *tensors, out, *rest[states:])
         return (out, *rest[:states])
 
     @staticmethod
     def backward(ctx, grad: Tensor | None, *grad_state):
-        count, mask = ctx.states, ctx.needs_input_grad[6:]
+        count, mask = ctx.states, ctx.needs_input_grad[4:]
         tensors, (out, *saved) = (
             ctx.saved_tensors[: len(mask)],
             ctx.saved_tensors[len(mask) :],
@@ -212,7 +195,7 @@ class _Network(torch.autograd.Function):
                 saved,
             )
         found = iter(found)
-        return (*[None] * 6, *(next(found) if wanted else None for wanted in mask))
+        return (*[None] * 4, *(next(found) if wanted else None for wanted in mask))
 
 
 def _differentiable(
@@ -297,9 +280,7 @@ drift.BY_OTHERS[RECURRENT_BACKWARD] = _compared_backward
 
 def network(
     run: Callable,
-    cell: str,
-    bidirectional: bool,
-    has_biases: bool,
+    options: tuple[str, bool, bool],
     x: Tensor,
     state: Sequence[Tensor],
     params: Sequence[Tensor],
@@ -311,9 +292,7 @@ def network(
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *state, *params)):
         return _Network.apply(
             run,
-            cell,
-            bidirectional,
-            has_biases,
+            options,
             lengths,
             len(state),
             x,
@@ -322,9 +301,7 @@ def network(
         )
     return run(
         RECURRENT,
-        cell,
-        bidirectional,
-        has_biases,
+        *options,
         False,
         x,
         list(state),
@@ -358,26 +335,13 @@ class Network:
         x: Tensor,
         hx: list[Tensor] | Tensor,
         params: list[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
+        *options: Any,
     ) -> tuple[Tensor, ...] | None:
-        """None where the operator is taken apart."""
+        """None where the operator is taken apart. `options`: those of `layers`, `batch_first`."""
         if not self.takes(x, 3, hx, params):
             return None
-        out, *last = self.layers(
-            x.transpose(0, 1) if batch_first else x,
-            hx,
-            params,
-            has_biases,
-            num_layers,
-            dropout,
-            train,
-            bidirectional,
-        )
+        *options, batch_first = options
+        out, *last = self.layers(x.transpose(0, 1) if batch_first else x, hx, params, *options)
         return (out.transpose(0, 1) if batch_first else out, *last)
 
     def takes(
@@ -424,7 +388,7 @@ class Network:
     ) -> Sequence[Tensor]:
         """(output, last state…) of `x` [time, batch, features]."""
         state = self.states(hx)
-        run = partial(network, self.run, self.cell, bidirectional, has_biases)
+        run = partial(network, self.run, (self.cell, bidirectional, has_biases))
         if not (dropout and train and num_layers > 1):
             return run(x, state, params, lengths)
         count, last, each = (
@@ -452,11 +416,7 @@ class Packed(Network):
         batch_sizes: Tensor,
         hx: list[Tensor] | Tensor,
         params: list[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
+        *options: Any,
     ) -> tuple[Tensor, ...] | None:
         if batch_sizes.device.type != "cpu" or not self.takes(data, 2, hx, params):
             return None
@@ -469,17 +429,7 @@ class Packed(Network):
             for t in (alive.sum(0), rows.flatten(), alive.flatten().nonzero()[:, 0])
         )
         padded = data.index_select(0, rows).view(steps, batch, -1)
-        out, *last = self.layers(
-            padded,
-            hx,
-            params,
-            has_biases,
-            num_layers,
-            dropout,
-            train,
-            bidirectional,
-            lengths,
-        )
+        out, *last = self.layers(padded, hx, params, *options, lengths)
         return (out.flatten(0, 1).index_select(0, places), *last)
 
 

@@ -223,7 +223,7 @@ def _argument(x: int | tuple[int | str, ...]) -> str:
         return "[" + ", ".join(map(_argument, rest)) + "]"
     if tag == "name":
         return f"{rest[0]}={_argument(rest[1])}"
-    return {"lift": "a number that varies"}.get(tag, "absent")
+    return {"lift": "a number that varies", "graph": "another function"}.get(tag, "absent")
 
 
 def _roots_difference(roots: tuple, old: tuple, nodes: tuple, sources: Sequence[str]) -> str:

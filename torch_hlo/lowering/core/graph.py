@@ -192,6 +192,7 @@ def lower(
       program for many devices. Raises LoweringError when an op
     has no lowering or the lowering does not give the recorded shapes.
     """
+    META.begin()
     mesh, leaf_shardings, output_shardings = placed or (None, (), ())
     values: dict[int, Instruction | Weak] = {}
     params = []
@@ -297,23 +298,11 @@ def _lower_node(
                 f"{node.target}({_shapes(args)}): the lowering gave {got.shape}, PyTorch"
                 f" {want}{_at(node)}"
             )
-    for x in flat:
-        # a program that failed may have made it, without lines
-        if x is not None and (x.meta is None or not x.meta.source):
-            META[x] = Meta("", str(node.target), node.source)
-    if node.source:
-        _trace(flat, Meta("", str(node.target), node.source))
+    meta = Meta("", str(node.target), node.source)
+    stack = [x for x in flat if x is not None and META.setdefault(x, meta)]
+    while stack:  # what they are made of comes from this line, too
+        stack += [o for o in stack.pop().operands if o.operands and META.setdefault(o, meta)]
     return flat
-
-
-def _trace(results: Sequence[Instruction | None], meta: Meta) -> None:
-    """What an operation's results were made of comes from its line, too."""
-    stack = [x for x in results if x is not None]
-    while stack:
-        for o in stack.pop().operands:
-            if o.meta is None and o.operands:
-                META[o] = meta
-                stack.append(o)
 
 
 def _flatten(result: Any) -> Iterator[Instruction | None]:

@@ -50,17 +50,30 @@ def _fit(fn: Callable, low: float, high: float, dtype: str) -> tuple[float, ...]
 
 # Modified Bessel functions of the first kind, scaled by exp(-|x|): a series on [0, 8], and one in
 # 8/x times 1/sqrt(x).
-def _tail(fn: Callable) -> Callable:
-    """sqrt(x) fn(x) as a function of 8/x."""
+def _tail(fn: Callable, first: float = 8) -> Callable:
+    """sqrt(x) fn(x) as a function of first/x."""
 
     def of_inverse(u: Tensor) -> Tensor:
-        x = 8 / u.clamp_min(1e-6)
+        x = first / u.clamp_min(1e-6)
         return x.sqrt() * fn(x)
 
     return of_inverse
 
 
 _I0E_TAIL, _I1E_TAIL = _tail(special.i0e), _tail(special.i1e)
+
+
+def _by_x(fn: Callable) -> Callable:
+    """fn(x) / x: fn is 0 at 0, and has to be as precise there as elsewhere."""
+
+    def slope(x: Tensor) -> Tensor:
+        x = x.clamp_min(1e-9)
+        return fn(x) / x
+
+    return slope
+
+
+_I1E, _J1 = _by_x(special.i1e), _by_x(special.bessel_j1)
 
 
 def _scaled_first_kind(x: Expr, fn: Callable, tail: Callable) -> Expr:
@@ -80,7 +93,9 @@ def i0e(x: Expr) -> Expr:
 
 @pointwise(aten.special_i1e)
 def i1e(x: Expr) -> Expr:
-    return where(is_nan(x), x, _odd(x, _scaled_first_kind(absolute(x), special.i1e, _I1E_TAIL)))
+    a = absolute(x)
+    value = _scaled_first_kind(a, _I1E, _I1E_TAIL)
+    return where(is_nan(x), x, _odd(x, where(a <= 8, a * value, value)))
 
 
 @pointwise(aten.i0, aten.special_i0, aten.special_modified_bessel_i0)
@@ -107,18 +122,8 @@ def _k1_smooth(x: Tensor) -> Tensor:
     return (special.modified_bessel_k1(x) - (x / 2).log() * special.modified_bessel_i1(x)) * x
 
 
-def _k_tail(fn: Callable) -> Callable:
-    def of_inverse(u: Tensor) -> Tensor:
-        x = 2 / u.clamp_min(1e-6)
-        return x.sqrt() * fn(x)
-
-    return of_inverse
-
-
-_K0_TAIL, _K1_TAIL = (
-    _k_tail(special.scaled_modified_bessel_k0),
-    _k_tail(special.scaled_modified_bessel_k1),
-)
+_K0_TAIL = _tail(special.scaled_modified_bessel_k0, 2)
+_K1_TAIL = _tail(special.scaled_modified_bessel_k1, 2)
 
 
 def _second_kind(x: Expr, near: Expr, tail: Callable, scaled: bool) -> Expr:
@@ -190,7 +195,7 @@ def _first_kind(x: Expr, order: int, fn: Callable) -> Expr:
     near = series(where(a <= 8, a, 0), 0.0, 8.0, fn)
     value = where(
         a <= 8,
-        near,
+        near * a if order else near,
         _asymptotic(where(a <= 8, 8, where(a.eq(math.inf), 8, a)), order)[0],
     )
     value = where(a.eq(math.inf), 0, value)
@@ -198,7 +203,7 @@ def _first_kind(x: Expr, order: int, fn: Callable) -> Expr:
 
 
 pointwise(aten.special_bessel_j0)(lambda x: _first_kind(x, 0, special.bessel_j0))
-pointwise(aten.special_bessel_j1)(lambda x: _first_kind(x, 1, special.bessel_j1))
+pointwise(aten.special_bessel_j1)(lambda x: _first_kind(x, 1, _J1))
 
 
 def _y0_smooth(x: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ from ..core import (
     while_loop,
 )
 from ..core.elementwise import apply
+from .bessel import series
 
 aten = torch.ops.aten
 
@@ -175,7 +176,14 @@ def ndtri(p: Expr) -> Expr:
 
 @pointwise(aten.lgamma, aten.special_gammaln)
 def lgamma(x: Expr) -> Expr:
-    return Expr(chlo.lgamma(x.x))
+    zeros = (x > 0.5) & (x < 3.25)  # to be as precise there as elsewhere
+    s = where(zeros, x, 1.5)
+    near = (s - 1) * (s - 2) * series(s, 0.5, 3.25, _between_zeros)
+    return where(zeros, near, Expr(chlo.lgamma(x.x)))
+
+
+def _between_zeros(x: torch.Tensor) -> torch.Tensor:
+    return torch.lgamma(x) / ((x - 1) * (x - 2))
 
 
 @pointwise(aten.digamma, aten.special_digamma, aten.special_psi)
