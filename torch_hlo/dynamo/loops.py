@@ -5,6 +5,7 @@ given."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-import torch_hlo
 from torch_hlo.pytorch.graphs import scan as scanned, while_loop as looped
 
 
@@ -48,4 +48,5 @@ def scan(fn: Callable, init: Any, xs: Any) -> Any:
     return scanned(lambda carry, x: _copies(fn(carry, x)), init, xs)
 
 
-IN_PLACE_OF = {torch_hlo.cond: cond, torch_hlo.while_loop: while_loop, torch_hlo.scan: scan}
+_PUBLIC = sys.modules["torch_hlo"]  # which imports this file
+IN_PLACE_OF = {getattr(_PUBLIC, f.__name__): f for f in (cond, while_loop, scan)}
