@@ -43,12 +43,10 @@ def devices_of(module: Module) -> int:
     """How many devices the program is for: as its header says, else as its collectives name; 1 when
     there are none."""
     stated = module.num_partitions * module.num_replicas
+    if stated > 1:
+        return stated
     found = [Collective.of(x) for x in collectives(module.entry)]
-    return (
-        stated
-        if stated > 1
-        else 1 + max((d for c in found for g in c.members for d in g), default=0)
-    )
+    return 1 + max((d for c in found for g in c.members for d in g), default=0)
 
 
 def collectives(computation: Computation) -> list[Instruction]:
@@ -130,14 +128,9 @@ def _start(x: Instruction, *values: np.ndarray) -> Value:
     )
 
 
-@meaning("all-gather-done", "collective-permute-done")
+@meaning("all-gather-done", "collective-permute-done", "async-done")
 def _second(x: Instruction, state: np.ndarray) -> Value:
     return state[1]
-
-
-@meaning("all-reduce-done")
-def _all_reduce_done(x: Instruction, state: np.ndarray) -> Value:
-    return state
 
 
 @meaning("replica-id")

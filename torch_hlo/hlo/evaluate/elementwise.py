@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..ir import DTYPES, Instruction, decode, encode, numpy_dtype
-from .interpreter import MEANINGS, Array, EvaluateError, Value, meaning, wide, wrap_bits
+from .interpreter import MEANINGS, UFUNCS, Array, EvaluateError, Value, meaning, wide, wrap_bits
 
 _erf_objects, _erfc_objects = (np.frompyfunc(f, 1, 1) for f in (math.erf, math.erfc))
 
@@ -39,10 +39,6 @@ def _round_half_away(v: Array) -> Any:
     return np.where(np.abs(v - whole) >= 0.5, whole + np.copysign(1, v), np.copysign(whole, v))
 
 
-def _rsqrt(v: Array) -> Any:
-    return 1 / np.sqrt(v)
-
-
 def _cbrt(v: Array) -> Any:
     return np.cbrt(v) if v.dtype.kind != "c" else np.power(v, 1 / 3)
 
@@ -62,7 +58,7 @@ _PRECISE: dict[str, Callable[..., Any]] = {
     "log": np.log,
     "log-plus-one": np.log1p,
     "logistic": lambda v: 1 / (1 + np.exp(-v)),
-    "rsqrt": _rsqrt,
+    "rsqrt": lambda v: 1 / np.sqrt(v),
     "sine": np.sin,
     "sinh": np.sinh,
     "sqrt": np.sqrt,
@@ -84,15 +80,9 @@ _EXACT: dict[str, Callable[..., Any]] = {
     "real": np.real,
     "round-nearest-afz": _round_half_away,
     "round-nearest-even": np.rint,
-    "add": np.add,
     "subtract": np.subtract,
-    "multiply": np.multiply,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
     "select": np.where,
+    **UFUNCS,
 }
 
 

@@ -23,6 +23,7 @@ from ..ir import (
     Shape,
     Size,
     WindowDim,
+    called,
     interned,
     numpy_dtype,
     postorder,
@@ -71,7 +72,7 @@ def evaluate(program: Module | Computation, inputs: Sequence[Any]) -> list[Array
             f"{computation.name or 'the program'} takes {len(params)} inputs, got {len(inputs)}"
         )
     values = [_input(i, v, p.shape) for i, (v, p) in enumerate(zip(inputs, params, strict=True))]
-    sizes = bind_symbols(computation, [_dims(v) for v in values])
+    sizes = bind_symbols(computation, [None if isinstance(v, tuple) else v.shape for v in values])
     if sizes:
         computation = specialize(computation, sizes)
     return list(_flatten(run(computation, values)))
@@ -167,10 +168,6 @@ def _input(i: int, value: Array, shape: Shape) -> Value:
     return round_to(array, shape.dtype)
 
 
-def _dims(value: Value) -> Ints | None:
-    return None if isinstance(value, tuple) else value.shape
-
-
 def _flatten(value: Value) -> Iterator[Array]:
     if isinstance(value, tuple):
         for v in value:
@@ -197,14 +194,9 @@ def _after_all(x: Instruction, *tokens: Array) -> Value:
     return ()
 
 
-@meaning("call")
+@meaning("call", "fusion")
 def _call(x: Instruction, *operands: Array) -> Value:
-    return run(x["to_apply"], operands)
-
-
-@meaning("fusion")
-def _fusion(x: Instruction, *operands: Array) -> Value:
-    return run(x["calls"], operands)
+    return run(called(x)[0], operands)
 
 
 @meaning("map")
@@ -263,7 +255,7 @@ CUSTOM_CALLS["AllocateBuffer"] = lambda x: np.zeros(x.dims, numpy_dtype(x.dtype)
 CUSTOM_CALLS["TopK"] = lambda x, v: MEANINGS["topk"](x, v)
 
 
-# Asynchronous pairs: the start computes, the done unwraps.
+# Asynchronous pairs: the start computes, the done unwraps (communication.py has that of "async").
 
 
 @meaning("async-start")
@@ -274,16 +266,6 @@ def _async_start(x: Instruction, *operands: Array) -> Value:
         value,
         *(np.zeros(s.sizes, numpy_dtype(s.dtype)) for s in x.shape.elements[2:]),
     )
-
-
-@meaning("async-update")
-def _async_update(x: Instruction, state: Array) -> Value:
-    return state
-
-
-@meaning("async-done")
-def _async_done(x: Instruction, state: Array) -> Value:
-    return state[1]
 
 
 @meaning("copy-start")

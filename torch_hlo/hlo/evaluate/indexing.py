@@ -47,18 +47,12 @@ def _reshape(x: Instruction, v: Array, *sizes: Array) -> Value:
 
 @meaning("bitcast")
 def _bitcast(x: Instruction, v: Array) -> Value:
-    return (
-        reinterpret(v.ravel(), x.operand.dtype, x.dtype).reshape(x.shape.sizes)
-        if _retypes(x)
-        else v.reshape(x.shape.sizes)
-    )
+    if x.operand.dtype != x.dtype:
+        v = reinterpret(v.ravel(), x.operand.dtype, x.dtype)
+    return v.reshape(x.shape.sizes)
 
 
-def _retypes(x: Instruction) -> bool:
-    return x.operand.dtype != x.dtype
-
-
-@meaning("copy", "opt-barrier", "domain", "add-dependency")
+@meaning("copy", "opt-barrier", "domain", "add-dependency", "all-reduce-done", "async-update")
 def _copy(x: Instruction, v: Array, *after: Array) -> Value:
     return v
 
@@ -90,50 +84,37 @@ def _pad(x: Instruction, v: Array, fill: Array) -> Value:
 
 def pad(v: Array, fill: Value, padding: Sequence[tuple[Any, Any, int]]) -> Array:
     """`v` with (low, high, interior) padding per dimension; negative low and high crop."""
-    dims = [
-        low + high + n + max(n - 1, 0) * inner
+    # along each dimension: extent with interior padding, low, high, step
+    edges = [
+        (n + max(n - 1, 0) * inner, low, high, inner + 1)
         for n, (low, high, inner) in zip(v.shape, padding, strict=True)
     ]
-    grown = np.full(
-        [
-            n + max(n - 1, 0) * inner + max(lo, 0) + max(hi, 0)
-            for n, (lo, hi, inner) in zip(v.shape, padding)
-        ],
-        fill,
-        v.dtype,
-    )
-    grown[
-        tuple(
-            slice(max(lo, 0), max(lo, 0) + n + max(n - 1, 0) * inner, inner + 1)
-            for n, (lo, _, inner) in zip(v.shape, padding)
-        )
-    ] = v
-    crop = tuple(
-        slice(max(-lo, 0), max(-lo, 0) + max(n, 0)) for n, (lo, _, _) in zip(dims, padding)
-    )
-    return grown[crop]
+    grown = np.full([n + max(low, 0) + max(high, 0) for n, low, high, _ in edges], fill, v.dtype)
+    inside = [slice(max(low, 0), max(low, 0) + n, step) for n, low, _, step in edges]
+    grown[tuple(inside)] = v
+    crop = [slice(max(-low, 0), max(-low, 0) + max(low + high + n, 0)) for n, low, high, _ in edges]
+    return grown[tuple(crop)]
 
 
-def _starts(v: Array, indices: tuple[Array, ...], sizes: Ints) -> Ints:
+def _block(v: Array, indices: tuple[Array, ...], sizes: Ints) -> tuple[slice, ...]:
+    """Where a block of these sizes is; one that reaches outside is moved inside."""
     if len(indices) == 1 and np.ndim(indices[0]) == 1:  # the old form: one vector of start indices
         indices = tuple(indices[0])
-    return tuple(
+    starts = [
         min(max(int(i), 0), n - size) for i, n, size in zip(indices, v.shape, sizes, strict=True)
-    )
+    ]
+    return tuple(slice(i, i + n) for i, n in zip(starts, sizes))
 
 
 @meaning("dynamic-slice")
 def _dynamic_slice(x: Instruction, v: Array, *indices: Array) -> Value:
-    sizes = x["dynamic_slice_sizes"]
-    return v[tuple(slice(i, i + n) for i, n in zip(_starts(v, indices, sizes), sizes))]
+    return v[_block(v, indices, x["dynamic_slice_sizes"])]
 
 
 @meaning("dynamic-update-slice")
 def _dynamic_update_slice(x: Instruction, v: Array, update: Array, *indices: Array) -> Value:
     result = np.array(v)
-    result[
-        tuple(slice(i, i + n) for i, n in zip(_starts(v, indices, update.shape), update.shape))
-    ] = update
+    result[_block(v, indices, update.shape)] = update
     return result
 
 
@@ -190,37 +171,37 @@ def _window_indices(
 
 
 def _batch_starts(
+    x: Instruction,
     rank: int,
-    columns: Array,
+    indices: Array,
     index_map: Ints,
     operand_batching: Ints,
-    indices_batching: list[int],
-) -> list[Array | None]:
-    """Start index of each operand dimension for each index vector; None where the window starts at
-    0."""
+    indices_batching: Ints,
+) -> tuple[Ints, list[Array | None]]:
+    """The sizes of the indices without the index vector; start index of each operand dimension for
+    each index vector, None where the window starts at 0."""
+    vector_dim = x["index_vector_dim"]
+    columns = _index_columns(indices, vector_dim)
     batch = columns.shape[:-1]
     starts: list[Array | None] = [None] * rank
     for k, d in enumerate(index_map):
         starts[d] = columns[..., k]
     for d, i in zip(operand_batching, indices_batching):
+        i -= i > vector_dim
         shape = [1] * len(batch)
         shape[i] = batch[i]
         starts[d] = np.broadcast_to(np.arange(batch[i]).reshape(shape), batch)
-    return starts
+    return batch, starts
 
 
 @meaning("gather")
 def _gather(x: Instruction, v: Array, indices: Array) -> Value:
-    vector_dim = x["index_vector_dim"]
     sizes = x["slice_sizes"]
     offset_dims = x["offset_dims"]
     operand_batching = x.get("operand_batching_dims", ())
-    # Batch dimensions of the indices, counted without the index vector.
-    indices_batching = [d - (d > vector_dim) for d in x.get("start_indices_batching_dims", ())]
-    columns = _index_columns(indices, vector_dim)
-    batch = columns.shape[:-1]
-    starts = _batch_starts(
-        v.ndim, columns, x["start_index_map"], operand_batching, indices_batching
+    indices_batching = x.get("start_indices_batching_dims", ())
+    batch, starts = _batch_starts(
+        x, v.ndim, indices, x["start_index_map"], operand_batching, indices_batching
     )
     starts = [
         s if s is None else np.clip(s, 0, max(n - size, 0))
@@ -241,31 +222,23 @@ def _gather(x: Instruction, v: Array, indices: Array) -> Value:
 @meaning("scatter")
 def _scatter(x: Instruction, *values: Array) -> Value:
     count = (len(values) - 1) // 2
-    operands, indices, updates = (
-        values[:count],
-        values[count],
-        values[count + 1 :],
-    )
-    vector_dim, window_update_dims = (
-        x["index_vector_dim"],
-        x["update_window_dims"],
-    )
+    operands, updates, dims = values[:count], values[count + 1 :], values[0].shape
+    window_update_dims = x["update_window_dims"]
     operand_batching = x.get("input_batching_dims", ())
-    indices_batching = [d - (d > vector_dim) for d in x.get("scatter_indices_batching_dims", ())]
-    columns = _index_columns(indices, vector_dim)
-    batch, dims = columns.shape[:-1], operands[0].shape
+    indices_batching = x.get("scatter_indices_batching_dims", ())
+    batch, starts = _batch_starts(
+        x,
+        len(dims),
+        values[count],
+        x["scatter_dims_to_operand_dims"],
+        operand_batching,
+        indices_batching,
+    )
     dropped = {*x.get("inserted_window_dims", ()), *operand_batching}
     window_dims = [d for d in range(len(dims)) if d not in dropped]
     scatter_dims = [d for d in range(updates[0].ndim) if d not in window_update_dims]
     turned = [u.transpose(*scatter_dims, *window_update_dims) for u in updates]
     sizes = turned[0].shape[len(scatter_dims) :]
-    starts = _batch_starts(
-        len(dims),
-        columns,
-        x["scatter_dims_to_operand_dims"],
-        operand_batching,
-        indices_batching,
-    )
     # A window that does not fit is dropped whole.
     fits: Array = np.ones(batch, bool)
     for d, start in enumerate(starts):

@@ -31,7 +31,13 @@ def routine(target: str) -> str | None:
     return name if name in ROUTINES or name in ("potrf", "trsm") else None
 
 
-_SAME = {"ungqr": "orgqr", "unmqr": "ormqr", "heevd": "syevd", "hetrd": "sytrd", "gesvd": "gesdd"}
+_SAME = {
+    "ungqr": "orgqr",
+    "unmqr": "ormqr",
+    "heevd": "syevd",
+    "hetrd": "sytrd",
+    "gesvd": "gesdd",
+}
 
 
 def options(text: str | None) -> Config:

@@ -4,18 +4,20 @@ import math
 
 import numpy as np
 
-from ..ir import Instruction, Shape, numpy_dtype
+from ..ir import Instruction, numpy_dtype
 from .interpreter import Array, EvaluateError, Value, meaning, wide
 
 
-def _accumulated(v: Array, shape: Shape, result: Shape) -> Array:
-    return v.astype(numpy_dtype(result.dtype)) if result.kind in "su" else wide(v, shape)
+def _accumulated(x: Instruction, *values: Array) -> list[Array]:
+    """The factors of a product in the type that it is summed in."""
+    if x.kind in "su":
+        return [v.astype(numpy_dtype(x.dtype)) for v in values]
+    return [wide(v, o.shape) for v, o in zip(values, x.operands)]
 
 
 @meaning("dot")
 def _dot(x: Instruction, a: Array, b: Array) -> Value:
-    a = _accumulated(a, x.operand.shape, x.shape)
-    b = _accumulated(b, x.operands[1].shape, x.shape)
+    a, b = _accumulated(x, a, b)
     a_contract, b_contract = x["lhs_contracting_dims"], x["rhs_contracting_dims"]
     a_batch, b_batch = x["lhs_batch_dims"], x["rhs_batch_dims"]
     a_free = [d for d in range(a.ndim) if d not in (*a_contract, *a_batch)]
@@ -44,8 +46,7 @@ def _ragged_dot(x: Instruction, a: Array, b: Array, sizes: Array) -> Value:
             f"ragged-dot of {x.operands[0].shape} and {x.operands[1].shape}: batch dimensions are"
             " not supported here"
         )
-    a = _accumulated(a, x.operand.shape, x.shape)
-    b = _accumulated(b, x.operands[1].shape, x.shape)
+    a, b = _accumulated(x, a, b)
     result = np.zeros(x.shape.sizes, np.result_type(a, b))
     ends = np.minimum(np.cumsum(np.maximum(sizes, 0)), a.shape[ragged])
     for g, (begin, end) in enumerate(zip((0, *ends), ends)):
@@ -62,7 +63,10 @@ def _ragged_dot(x: Instruction, a: Array, b: Array, sizes: Array) -> Value:
     return result
 
 
-_FFT = {"FFT": np.fft.fftn, "IFFT": np.fft.ifftn}
+_FFT = {
+    "FFT": np.fft.fftn,
+    "IFFT": np.fft.ifftn,
+}
 
 
 @meaning("fft")

@@ -7,13 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import Computation, Instruction, Ints, Shape, Window, WindowDim, numpy_dtype
+from ..ir import Computation, Instruction, Ints, Window, WindowDim, numpy_dtype
 from .indexing import combine_at, pad
 from .interpreter import Array, Value, apply, meaning, pointwise, run, simple_fold, wide
-
-
-def element_shapes(x: Instruction) -> tuple[Shape, ...]:
-    return x.shape.elements if x.shape.is_tuple else (x.shape,)
 
 
 def _result(x: Instruction, values: list[Array]) -> Array | tuple[Array, ...]:
@@ -28,26 +24,12 @@ def _reduce(x: Instruction, *values: Array) -> Value:
     kept = [d for d in range(arrays[0].ndim) if d not in dimensions]
     ufunc = simple_fold(x["to_apply"]) if count == 1 else None
     if ufunc is not None:
-        shape = x.operand.shape
-        folded = ufunc.reduce(
-            wide(arrays[0], shape),
-            tuple(dimensions),
-            dtype=_fold_dtype(arrays[0], shape),
-            initial=_start(inits[0], shape),
-        )
-        return folded
+        terms, start = (wide(v, x.operand.shape) for v in (arrays[0], np.asarray(inits[0])))
+        return ufunc.reduce(terms, tuple(dimensions), dtype=terms.dtype, initial=start[()])
     dims = [arrays[0].shape[d] for d in kept]
     depth = math.prod(arrays[0].shape[d] for d in dimensions)
     lines = [a.transpose(*dimensions, *kept).reshape(depth, *dims) for a in arrays]
     return _result(x, fold_lines(lines, inits, x["to_apply"]))
-
-
-def _fold_dtype(array: Array, shape: Shape) -> np.dtype:
-    return wide(array[..., :0] if array.ndim else array, shape).dtype
-
-
-def _start(init: Array, shape: Shape) -> Value:
-    return wide(np.asarray(init), shape)[()]
 
 
 def fold_lines(
@@ -105,12 +87,11 @@ def _tap(offset: Sequence[int], window: Window, counts: Sequence[int]) -> tuple[
 def _reduce_window(x: Instruction, *values: Array) -> Value:
     count = len(values) // 2
     window, computation = x.get("window", ()), x["to_apply"]
-    counts = element_shapes(x)[0].sizes
+    counts = (x.shape.elements[0] if x.shape.is_tuple else x.shape).sizes
     ufunc = simple_fold(computation) if count == 1 else None
     if ufunc is not None:
-        shape = x.operand.shape
-        start = _start(values[1], shape)
-        base = _dilated(wide(values[0], shape), start, window)
+        terms, start = (wide(np.asarray(v), x.operand.shape) for v in values)
+        base = _dilated(terms, start, window)
         result = np.full(counts, start, base.dtype)
         for tap in _taps(base, window, counts):
             result = ufunc(result, tap)
