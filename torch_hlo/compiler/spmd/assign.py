@@ -8,6 +8,7 @@ at FLOPS_PER_BYTE operations for the time of a byte. The cheapest wins."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import permutations
 
@@ -125,11 +126,8 @@ class _Sized:
 
 def work(x: Instruction, rule: Factors) -> float:
     """Operations of the whole instruction: two per term of a product, else one per element."""
-    total = 1.0
-    for size in rule.sizes:
-        total *= size
     if x.op in ("dot", "convolution"):
-        return 2 * total
+        return 2.0 * math.prod(rule.sizes)
     sizes = [s.size for s in arrays(x.shape)] + [o.size for o in x.operands if not o.shape.is_tuple]
     return float(max((s for s in sizes if isinstance(s, int)), default=0))
 

@@ -11,7 +11,7 @@ its own.
 
 import math
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -65,10 +65,10 @@ class Grid:
         self._coordinates = np.empty((mesh.size, len(self.sizes)), np.int64)
         for at in np.ndindex(*self.sizes):
             self._coordinates[order[at]] = at
-        self._axes: list[Axis] | None = None
-        self._layouts: dict[Sharding, Layout] = {}
-        self._indices: dict[Atoms, Ints] = {}
-        self._groups: dict[Atoms, tuple[Ints, ...]] = {}
+        # what is asked again and again
+        self.layout = cache(self._layout)
+        self.indices = cache(self._indices)
+        self.groups = cache(self._groups)
 
     @cached_property
     def atoms(self) -> frozenset[int]:
@@ -88,19 +88,17 @@ class Grid:
                 done, pre = done * self.sizes[atom], pre * self.sizes[atom]
         return tuple(found)
 
-    def layout(self, sharding: Sharding) -> Layout:
-        found = self._layouts.get(sharding)
-        if found is None:
-            found = self._layouts[sharding] = tuple(self.atoms_of(d.axes) for d in sharding.dims)
-        return found
+    def _layout(self, sharding: Sharding) -> Layout:
+        return tuple(self.atoms_of(d.axes) for d in sharding.dims)
+
+    @cached_property
+    def _axes(self) -> list[Axis]:
+        """Of each atom."""
+        ordered = sorted(self._first.items(), key=lambda e: e[1])
+        return [Axis(name, pre, self.sizes[a]) for (name, pre), a in ordered]
 
     def sharding(self, layout: Layout, partial: Atoms = ()) -> Sharding:
         """The layout in terms of the mesh's axes; unreduced along `partial`."""
-        if self._axes is None:
-            self._axes = [
-                Axis(name, pre, self.sizes[a])
-                for (name, pre), a in sorted(self._first.items(), key=lambda e: e[1])
-            ]
         return Sharding(
             self.mesh,
             tuple(DimSharding(simplify(self._axes[a] for a in atoms)) for atoms in layout),
@@ -118,29 +116,21 @@ class Grid:
             for n, atoms in zip(dims, layout, strict=True)
         )
 
-    def indices(self, atoms: Atoms) -> Ints:
+    def _indices(self, atoms: Atoms) -> Ints:
         """For every device the index of its block of a dimension split over `atoms`."""
-        found = self._indices.get(atoms)
-        if found is None:
-            total = np.zeros(self.devices, np.int64)
-            for a in atoms:
-                total = total * self.sizes[a] + self._coordinates[:, a]
-            found = self._indices[atoms] = tuple(total.tolist())
-        return found
+        total = np.zeros(self.devices, np.int64)
+        for a in atoms:
+            total = total * self.sizes[a] + self._coordinates[:, a]
+        return tuple(total.tolist())
 
-    def groups(self, atoms: Atoms) -> tuple[Ints, ...]:
+    def _groups(self, atoms: Atoms) -> tuple[Ints, ...]:
         """Devices that differ only along `atoms`, in order of their index along them: the
         replica_groups of a collective."""
-        found = self._groups.get(atoms)
-        if found is None:
-            rest = self.indices(tuple(a for a in range(len(self.sizes)) if a not in atoms))
-            members: dict[int, list[tuple[int, int]]] = {}
-            for device, (place, group) in enumerate(zip(self.indices(atoms), rest)):
-                members.setdefault(group, []).append((place, device))
-            found = self._groups[atoms] = tuple(
-                tuple(d for _, d in sorted(m)) for _, m in sorted(members.items())
-            )
-        return found
+        rest = self.indices(tuple(a for a in range(len(self.sizes)) if a not in atoms))
+        members: dict[int, list[tuple[int, int]]] = {}
+        for device, (place, group) in enumerate(zip(self.indices(atoms), rest)):
+            members.setdefault(group, []).append((place, device))
+        return tuple(tuple(d for _, d in sorted(m)) for _, m in sorted(members.items()))
 
     def table(self, values: Iterable[int]) -> Instruction:
         """s32[]: the value of the device that runs the program; `values` has one entry per

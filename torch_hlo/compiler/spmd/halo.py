@@ -11,6 +11,7 @@ Otherwise strips are sent in rounds, in each of which a block sends and gets at 
 written where they belong.
 """
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -86,6 +87,11 @@ def _strips_cost(found: Sequence[Edge]) -> int:
 
 def _rounds_cost(found: Sequence[Edge]) -> int:
     return sum(r[0].size * len(r) for r in rounds(found))
+
+
+def across(block: Ints, dim: int) -> int:
+    """Elements of a block at one place along `dim`."""
+    return math.prod((*block[:dim], *block[dim + 1 :]))
 
 
 def cost(

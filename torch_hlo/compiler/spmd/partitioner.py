@@ -729,7 +729,10 @@ def _act(p: Partitioner, x: Instruction, env: Env, atoms: Atoms) -> Value:
     return _nested(x.shape, map(shared, flat(p.spread(made, x.shape, p._wants(x.shape, None)))))
 
 
-_REGION = {"SPMDFullToShardShape": _enter, "SPMDShardToFullShape": _leave}
+_REGION = {
+    "SPMDFullToShardShape": _enter,
+    "SPMDShardToFullShape": _leave,
+}
 EXPANSIONS: dict[str, Callable[[Instruction], Instruction]] = {
     "batch-norm-training": legalize.batch_norm_training,
     "batch-norm-inference": legalize.batch_norm_inference,

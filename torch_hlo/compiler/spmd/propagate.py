@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace as with_fields
+from functools import cache
 from itertools import chain
 from typing import TypeAlias
 
@@ -331,15 +332,12 @@ class _Graph:
         def constant(x: Instruction, state: State) -> Instruction:
             key = (x, state)
             if key not in made:
-                wanted = state
+                operands: Instructions = ()
                 if x.operands:
-                    rule = self._rule(x)
                     free = [State.free(o.rank, state.manual) for o in x.operands]
-                    states, _ = transfer(rule, (*free, state))
+                    states, _ = transfer(self._rule(x), (*free, state))
                     operands = tuple(constant(o, s) for o, s in zip(x.operands, states))
-                else:
-                    operands = ()
-                made[key] = _with_sharding(x, operands, _sharding(wanted, self.mesh), ())
+                made[key] = _with_sharding(x, operands, _sharding(state, self.mesh), ())
             return made[key]
 
         def operand(x: Instruction, i: int) -> Instruction:
@@ -420,15 +418,9 @@ def _sizes(shape: Shape) -> Ints:
     return tuple(n if type(n) is int else 1 for n in shape.dims)
 
 
-_shardings: dict[tuple[State, Mesh], Sharding] = {}
-
-
+@cache
 def _sharding(state: State, mesh: Mesh) -> Sharding:
-    key = (state, mesh)
-    found = _shardings.get(key)
-    if found is None:
-        found = _shardings[key] = state.sharding(mesh)
-    return found
+    return state.sharding(mesh)
 
 
 def _is_constant(x: Instruction, known: set[Instruction]) -> bool:
@@ -513,7 +505,7 @@ def propagate(module: Module) -> Module:
 
 def _propagated(module: Module) -> _Graph:
     clear()
-    _shardings.clear()
+    _sharding.cache_clear()
     graph = _Graph(module)
     graph.run()
     return graph

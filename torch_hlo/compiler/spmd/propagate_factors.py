@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache, lru_cache
 
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Ints
@@ -31,12 +32,10 @@ from torch_hlo.hlo.sharding.sharding import (
 Axes = tuple[Axis, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class State:
     """What is decided of one array: axes per dimension; which dimensions are open; axes it must not
-    use (of them `manual`, `unreduced`)."""
-
-    __slots__ = ("dims", "open", "blocked", "manual", "unreduced")
-    _interned: dict[tuple[object, ...], State] = {}
+    use (of them `manual`, `unreduced`). Made by `_state`: equal ones are one object."""
 
     dims: tuple[Axes, ...]
     open: tuple[bool, ...]
@@ -45,30 +44,9 @@ class State:
     unreduced: Axes
 
     @staticmethod
-    def of(
-        dims: tuple[Axes, ...],
-        open: tuple[bool, ...],
-        blocked: Axes = (),
-        manual: Axes = (),
-        unreduced: Axes = (),
-    ) -> State:
-        key = (dims, open, blocked, manual, unreduced)
-        found = State._interned.get(key)
-        if found is None:
-            found = State._interned[key] = object.__new__(State)
-            (
-                found.dims,
-                found.open,
-                found.blocked,
-                found.manual,
-                found.unreduced,
-            ) = key
-        return found
-
-    @staticmethod
     def free(rank: int, manual: Axes = ()) -> State:
         """Nothing decided."""
-        return State.of(((),) * rank, (True,) * rank, manual, manual)
+        return _state(((),) * rank, (True,) * rank, manual, manual, ())
 
     @staticmethod
     def given(s: Sharding, priority: int | None = None) -> State:
@@ -78,7 +56,7 @@ class State:
         dims = tuple(() if h else simplify(dim.axes) for h, dim in zip(hidden, s.dims))
         later = tuple(axis for h, dim in zip(hidden, s.dims) if h for axis in dim.axes)
         is_open = tuple(dim.open and not h for h, dim in zip(hidden, s.dims))
-        return State.of(
+        return _state(
             dims,
             is_open,
             s.replicated + s.unreduced + s.manual + later,
@@ -95,7 +73,10 @@ class State:
         )
 
     def with_dims(self, dims: tuple[Axes, ...]) -> State:
-        return State.of(dims, self.open, self.blocked, self.manual, self.unreduced)
+        return _state(dims, self.open, self.blocked, self.manual, self.unreduced)
+
+
+_state = cache(State)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,20 +105,12 @@ class Rule:
         return Rule(factors, arrays, sizes, ins == outs, weights)
 
 
-_identity: dict[Ints, Rule] = {}
-
-
+@cache
 def identity(sizes: Ints) -> Rule:
     """The rule of a value that flows from one place to another: a loop's state, a program's
     output."""
-    rule = _identity.get(sizes)
-    if rule is None:
-        dims = tuple((f,) for f in range(len(sizes)))
-        rule = _identity[sizes] = Rule.of(
-            Factors(sizes, ("free",) * len(sizes), (dims,), (dims,)),
-            (sizes, sizes),
-        )
-    return rule
+    dims = tuple((f,) for f in range(len(sizes)))
+    return Rule.of(Factors(sizes, ("free",) * len(sizes), (dims,), (dims,)), (sizes, sizes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,27 +133,18 @@ class Reason:
 
 
 Step = tuple[tuple[State, ...], tuple[Reason, ...]]
-_steps: dict[tuple[object, ...], Step] = {}
 
 
+@lru_cache(1_000_000)
 def transfer(rule: Rule | ManualRule, states: tuple[State, ...]) -> Step:
     """The states after one propagation along `rule`, and why."""
-    key = (rule, states)
-    found = _steps.get(key)
-    if found is None:
-        if len(_steps) > 1_000_000:
-            _steps.clear()
-        found = _steps[key] = (
-            _manual(rule, *states) if isinstance(rule, ManualRule) else _transfer(rule, states)
-        )
-    return found
+    return _manual(rule, *states) if isinstance(rule, ManualRule) else _transfer(rule, states)
 
 
 def clear() -> None:
     """Forget the memoized steps and states of earlier programs."""
-    _steps.clear()
-    _identity.clear()
-    State._interned.clear()
+    for memo in (transfer, identity, _state):
+        memo.cache_clear()
 
 
 def _manual(rule: ManualRule, outer: State, inner: State) -> Step:
@@ -311,9 +275,7 @@ def _transfer(rule: Rule, states: tuple[State, ...]) -> Step:
             if not more:
                 continue
             state = result[t]
-            used = [a for k, other in enumerate(state.dims) if k != d for a in other] + list(
-                state.blocked
-            )
+            used = _used(state, d)
             used += [a for g in rule.arrays[t][d] if g != f for a in found.get(g, ())]
             count, room = (
                 0,
@@ -341,10 +303,7 @@ def _transfer(rule: Rule, states: tuple[State, ...]) -> Step:
 
 
 def _dimension(dims: Dims, factor: int) -> int | None:
-    for d, factors in enumerate(dims):
-        if factor in factors:
-            return d
-    return None
+    return next((d for d, factors in enumerate(dims) if factor in factors), None)
 
 
 def _reachable(rule: Rule, t: int, d: int, f: int, found: dict[int, Axes]) -> bool:

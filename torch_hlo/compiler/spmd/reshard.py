@@ -25,8 +25,11 @@ dimension is gathered and cut anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+import math
+from collections.abc import Container, Iterable
 from dataclasses import replace
+from functools import cache
+from itertools import takewhile
 from typing import Any
 
 from torch_hlo.frozen import frozen
@@ -91,19 +94,12 @@ class Planner:
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self._plans: dict[tuple[object, ...], Plan] = {}
+        self.plan = cache(self._plan)
         self._done: dict[tuple[object, ...], Local] = {}
         self._cuts: dict[tuple[object, ...], Instruction] = {}
         self._made: dict[tuple[object, ...], frozenset[Layout]] = {}
 
     # Plans
-
-    def plan(self, dims: Ints, old: Layout, new: Layout) -> Plan:
-        key = (dims, old, new)
-        found = self._plans.get(key)
-        if found is None:
-            found = self._plans[key] = self._search(dims, old, new) if old != new else Plan((), 0.0)
-        return found
 
     def bytes(self, local: Local, new: Layout) -> float:
         """Bytes per device of `apply`; none for what is there already."""
@@ -120,7 +116,10 @@ class Planner:
         """Layouts that the array has been brought into before."""
         return self._made.get((local.x, local.partial), _NONE)
 
-    def _search(self, dims: Ints, old: Layout, new: Layout) -> Plan:
+    def _plan(self, dims: Ints, old: Layout, new: Layout) -> Plan:
+        """The cheapest way."""
+        if old == new:
+            return Plan((), 0.0)
         plans = [self._direct(dims, old, new)]
         for middle in self._relabelled(old, new):
             head = self._permute(dims, old, middle)
@@ -161,7 +160,7 @@ class Planner:
     ) -> Move | None:
         """The next atoms of some dimension, when no other dimension has them: cut along them, or
         along those that are partial, sum and scatter."""
-        used = {a for atoms in now for a in atoms}
+        used = _atoms(now)
 
         def test(a: int) -> bool:
             return a not in used and (a in partial) == summed
@@ -169,7 +168,7 @@ class Planner:
         for d, (have, want) in enumerate(zip(now, new)):
             if have == want[: len(have)] and len(have) < len(want):
                 summed = want[len(have)] in partial
-                run = _prefix(want[len(have) :], test)
+                run = tuple(takewhile(test, want[len(have) :]))
                 while run and not self._aligned(dims[d], have, have + run):
                     run = run[:-1]
                 if run:
@@ -195,12 +194,13 @@ class Planner:
         return None
 
     def _gather(self, dims: Ints, now: list[Atoms], new: Layout) -> Move:
-        wanted = {a for atoms in new for a in atoms}
+        wanted = _atoms(new)
         best: tuple[tuple[bool, int, int], Move] | None = None
         for d, have in enumerate(now):
             extra = have[_common(have, new[d]) :]
             if extra:
-                run = tuple(reversed(_prefix(extra[::-1], lambda a: a not in wanted))) or extra[-1:]
+                unwanted = [*takewhile(lambda a: a not in wanted, reversed(extra))]
+                run = tuple(reversed(unwanted)) or extra[-1:]
                 move = Move(
                     "gather",
                     d,
@@ -226,8 +226,7 @@ class Planner:
         """Layouts with as many blocks per dimension as `old` that a permutation reaches and that
         are nearer to `new`."""
         sizes = self.grid.sizes
-        kept = {a for atoms in new for a in atoms}
-        used = {a for atoms in old for a in atoms}
+        kept, used = _atoms(new), _atoms(old)
         # Within each dimension: first what stays there, then what leaves it, last what is dropped.
         found = [tuple(_ordered(have, want, kept) for have, want in zip(old, new))]
         # Atoms that nobody wants give their places to wanted atoms of the same size.
@@ -236,15 +235,8 @@ class Planner:
         for have, want in zip(old, new):
             missing = [a for a in want if a not in used]
             for a in have:
-                match = (
-                    next(
-                        (b for b in missing if sizes[b] == sizes[a] and b not in lent.values()),
-                        None,
-                    )
-                    if a in spare
-                    else None
-                )
-                if match is not None:
+                fits = (b for b in missing if sizes[b] == sizes[a] and b not in lent.values())
+                if a in spare and (match := next(fits, None)) is not None:
                     lent[a] = match
         if lent:
             swapped = [tuple(lent.get(a, a) for a in atoms) for atoms in old]
@@ -270,7 +262,7 @@ class Planner:
                 else:
                     surplus.append(a)
             result.append(kept)
-        used = {a for atoms in old for a in atoms}
+        used = _atoms(old)
         unused = [a for atoms in new for a in atoms if a not in used] + [
             a for a in range(len(sizes)) if a not in used
         ]
@@ -299,13 +291,13 @@ class Planner:
         if move.kind == "permute":
             pairs = self.pairs(move.old, move.new)
             return (
-                _size(self.grid.block(dims, move.old))
+                math.prod(self.grid.block(dims, move.old))
                 * sum(a != b for a, b in pairs)
                 / self.grid.devices
             )
-        sent = _size(self.grid.block(dims, move.old)) * (n - 1)
+        sent = math.prod(self.grid.block(dims, move.old)) * (n - 1)
         if move.kind == "gather":
-            return min(sent, 2 * _size(self.grid.block(dims, move.new)) * (n - 1) / n)
+            return min(sent, 2 * math.prod(self.grid.block(dims, move.new)) * (n - 1) / n)
         return sent / n
 
     def pairs(self, old: Layout, new: Layout) -> tuple[tuple[int, int], ...]:
@@ -344,14 +336,14 @@ class Planner:
             moves.append(replace(found, old=before, new=tuple(now)))
             if found.kind == "scatter":
                 left -= set(found.atoms)
-                total += _size(self.grid.block(dims, tuple(now))) * (
+                total += math.prod(self.grid.block(dims, tuple(now))) * (
                     self.grid.parts(found.atoms) - 1
                 )
         if left:
             atoms = tuple(sorted(left))
             n = self.grid.parts(atoms)
             moves.append(Move("all-reduce", atoms=atoms))
-            total += 2 * _size(self.grid.block(dims, tuple(now))) * (n - 1) / n
+            total += 2 * math.prod(self.grid.block(dims, tuple(now))) * (n - 1) / n
         return moves, total, tuple(now)
 
     # Emitting
@@ -537,17 +529,13 @@ class Planner:
         )
 
 
+def _atoms(layout: Iterable[Atoms]) -> set[int]:
+    """All that split some dimension."""
+    return {a for atoms in layout for a in atoms}
+
+
 def _joined(a: Plan, b: Plan) -> Plan:
     return Plan(a.moves + b.moves, a.elements + b.elements)
-
-
-def _prefix(atoms: Iterable[int], test: Callable[[int], bool]) -> Atoms:
-    run = []
-    for a in atoms:
-        if not test(a):
-            break
-        run.append(a)
-    return tuple(run)
 
 
 def _ordered(have: Atoms, want: Atoms, kept: Container[int]) -> Atoms:
@@ -562,13 +550,6 @@ def _common(a: Atoms, b: Atoms) -> int:
     while k < len(a) and k < len(b) and a[k] == b[k]:
         k += 1
     return k
-
-
-def _size(block: Ints) -> int:
-    total = 1
-    for n in block:
-        total *= n
-    return total
 
 
 def fit(x: Instruction, dim: int, size: int) -> Instruction:

@@ -21,7 +21,6 @@ from torch_hlo.hlo.ir import (
     Shape,
     build as h,
     instr,
-    interned,
     tuple_shape,
 )
 from torch_hlo.hlo.sharding.factors import Factors, arrays
@@ -46,7 +45,7 @@ class Site:
         """`x` on block-sized operands, with other attributes; its shape is inferred, or the block
         of x's where the operands do not determine it."""
         x, row = self.x, OPCODES[self.x.op]
-        given = dict(_plain(x).attrs) | attrs
+        given = {name: value for name, value in x.attrs if name != "sharding"} | attrs
         if row.rule is not None and row.check is None:
             return instr(x.op, operands, **given)
         shapes = [
@@ -101,12 +100,6 @@ def handler(op: str) -> Handler:
 def rebuilt(s: Site) -> list[Local]:
     """The same opcode with the same attributes on blocks."""
     return s.results(s.on_blocks([o.x for o in s.operands]))
-
-
-def _plain(x: Instruction) -> Instruction:
-    if x.get("sharding") is None:
-        return x
-    return interned(x.op, x.operands, tuple(a for a in x.attrs if a[0] != "sharding"), x.shape)
 
 
 DEFAULT = Handler(rebuilt, frozenset(("free",)), None)

@@ -128,7 +128,6 @@ def _shifted_indices(
     they lie in it (pred, without the vector dimension; None when no dimension is split). `clamped`:
     positions outside the array mean its nearest element."""
     indices = _integers(indices)
-    line = (len(components),)
     vector = vector_dim < indices.rank
 
     def row(values: Instruction) -> Instruction:
@@ -160,7 +159,6 @@ def _shifted_indices(
         h.compare(indices, low, "GE"),
         h.compare(indices, row(h.constant(size, dtype)), "LT"),
     )
-    assert line
     if vector:
         inside = h.reduce(inside, h.constant(True, "pred"), (vector_dim,), "and")
     return indices, inside

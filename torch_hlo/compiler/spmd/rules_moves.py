@@ -51,10 +51,8 @@ def _price(
             ranges = needed(x, i, d, parts)
             if ranges is None:
                 return None
-            layout = [() if not f else atoms[f[0]] for f in rule.operands[i]]
-            others = operand.x.itemsize
-            for e, n in enumerate(p.grid.block(operand.dims, tuple(layout))):
-                others *= 1 if e == d else n
+            layout = tuple(() if not f else atoms[f[0]] for f in rule.operands[i])
+            others = operand.x.itemsize * halo.across(p.grid.block(operand.dims, layout), d)
             starts, bounds = _in_view(operand, d, ranges[0])
             total += others * halo.cost(operand.dims[d], parts, starts, ranges[1], bounds)
     return total

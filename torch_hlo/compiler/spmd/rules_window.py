@@ -87,9 +87,7 @@ def _price(
             operand.shape.sizes,
             tuple(sum((atoms[f] for f in d), ()) for d in rule.operands[0]),
         )
-        others = operand.itemsize
-        for e, n in enumerate(block):
-            others *= 1 if e == d else n
+        others = operand.itemsize * halo.across(block, d)
         total += others * halo.cost(operand.shape.sizes[d], parts, found.starts, found.size)
     return total
 
@@ -188,14 +186,8 @@ def _scatter_price(
                 return None
             parts = p.grid.parts(atoms[factors[0]])
             first, count = _overlapping(w, x.shape.sizes[d], parts)
-            others = x.itemsize
-            for e, n in enumerate(
-                p.grid.block(
-                    x.shape.sizes,
-                    tuple(atoms[f[0]] if f else () for f in rule.results[0]),
-                )
-            ):
-                others *= 1 if e == d else n
+            layout = tuple(atoms[f[0]] if f else () for f in rule.results[0])
+            others = x.itemsize * halo.across(p.grid.block(x.shape.sizes, layout), d)
             starts = [i * w.stride - w.pad_low for i in first]
             total += others * halo.cost(
                 x.shape.sizes[d], parts, starts, (count - 1) * w.stride + w.size
@@ -241,10 +233,6 @@ def select_and_scatter(s: Site) -> list[Local]:
         select=x["select"],
         scatter=x["scatter"],
     )
-    for (
-        d,
-        begins,
-        block,
-    ) in crops:  # elements that no window touches keep the initial value
+    for d, begins, block in crops:  # elements that no window touches keep the initial value
         y = halo.padded_window(grid, y, d, begins, block, init.x)
     return s.results(y)
