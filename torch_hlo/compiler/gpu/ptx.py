@@ -29,12 +29,14 @@ def assembly(
     results: Sequence[str] = (),
     operands: Sequence[tuple[str, object]] = (),
     effect: bool = True,
+    changed: Sequence[str] = (),
 ) -> list[str]:
-    """Emit `text`, in which $0… are results (of LLVM types `results`), then `operands`, (type,
-    value) pairs. `effect`: it does more than give its results, so that its place among memory
-    accesses matters."""
+    """Emit `text`, in which $0… are results (of LLVM types `results`), then what the first of those
+    are before (`changed`), then `operands`, (type, value) pairs. `effect`: it does more than give
+    its results, so that its place among memory accesses matters."""
     constraints = (
         [f"={_REGISTER[kind]}" for kind in results]
+        + [str(i) for i in range(len(changed))]
         + [_REGISTER[kind] for kind, _ in operands]
         + ["~{memory}"] * effect
     )
@@ -45,7 +47,7 @@ def assembly(
         if len(results) == 1
         else f"{{ {', '.join(results)} }}"
     )
-    arguments = ", ".join(f"{k} {v}" for k, v in operands)
+    arguments = ", ".join(f"{k} {v}" for k, v in (*zip(results, changed), *operands))
     call = (
         f'call {kind} asm {"sideeffect " if effect else ""}"{text}",'
         f' "{",".join(constraints)}"({arguments})'
@@ -257,20 +259,8 @@ def warpgroup_multiply(
             f" ${at}, ${at + 1}, on{scale}{order};"
         )
     lines.append("wgmma.commit_group.sync.aligned; }")
-    constraints = (
-        [f"={_REGISTER[kind]}"] * count
-        + [str(i) for i in range(count)]
-        + ["l"] * (2 * len(steps))
-        + ["~{memory}"]
-    )
-    result = f"{{ {', '.join([kind] * count)} }}"
-    arguments = ", ".join(
-        [f"{kind} {v}" for v in sums] + [f"i64 {d}" for pair in steps for d in pair]
-    )
-    value = f.op(
-        f'call {result} asm sideeffect "{" ".join(lines)}", "{",".join(constraints)}"({arguments})'
-    )
-    return [f.op(f"extractvalue {result} {value}, {i}") for i in range(count)]
+    descriptors = [("i64", d) for pair in steps for d in pair]
+    return assembly(f, " ".join(lines), [kind] * count, descriptors, changed=sums)
 
 
 def wait_units(f: Function, pending: int) -> None:

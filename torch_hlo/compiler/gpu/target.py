@@ -90,9 +90,9 @@ class GpuTarget(Target):
     overlaps_steps = True
 
     def has(self, feature: str) -> bool:
-        """Conversions of f16 are instructions everywhere, those to bf16 on NVIDIA's; nothing of
-        what CPUs have besides is here."""
-        return feature == "f16c" or feature == "cvt-bf16" and self.family.name == "nvptx"
+        """Conversions of f16 and bf16 are instructions; nothing of what CPUs have besides is
+        here."""
+        return feature in ("f16c", "cvt-bf16")
 
     def lanes(self, bits: int) -> int:
         return max(1, self.vector_bytes * 8 // bits)
@@ -120,8 +120,6 @@ class GpuTarget(Target):
     @property
     def matrix_types(self) -> frozenset[str]:
         """Element types of products that convolutions are laid out for."""
-        if self.family.name != "nvptx":
-            return frozenset()
         return frozenset(("bf16", "f16", "f32") if self.tf32 else ("bf16", "f16"))
 
     @property
@@ -131,7 +129,7 @@ class GpuTarget(Target):
     @property
     def capability(self) -> int:
         """Compute capability times ten, of NVIDIA's devices."""
-        return int(self.cpu[3:].rstrip("a")) if self.family.name == "nvptx" else 0
+        return int(self.cpu[3:].rstrip("a"))
 
     @property
     def key(self) -> str:
@@ -177,18 +175,22 @@ MACHINES = {
 
 
 def machine(target: GpuTarget) -> Machine:
-    """What is known of a device by its architecture; other families get a middling one."""
-    return MACHINES.get(target.cpu) or MACHINES.get(
-        target.cpu.rstrip("a"), Machine(64, 48 << 10, 1000, 1000)
-    )
+    """What is known of a device by its architecture."""
+    return MACHINES.get(target.cpu) or MACHINES[target.cpu.rstrip("a")]
 
 
 # What is accepted after the family's name. PTX versions: the oldest that knows the architecture and
 # its matrix units, so that old drivers take the text.
 _PTX = {
-    "sm_80": "+ptx70", "sm_86": "+ptx71", "sm_89": "+ptx84", "sm_90": "+ptx84", "sm_90a": "+ptx84",
-    "sm_100": "+ptx86", "sm_100a": "+ptx86", "sm_120": "+ptx87",
-}  # fmt: skip
+    "sm_80": "+ptx70",
+    "sm_86": "+ptx71",
+    "sm_89": "+ptx84",
+    "sm_90": "+ptx84",
+    "sm_90a": "+ptx84",
+    "sm_100": "+ptx86",
+    "sm_100a": "+ptx86",
+    "sm_120": "+ptx87",
+}
 
 
 def gpu_target(name: str) -> GpuTarget:
