@@ -34,8 +34,13 @@ def _local_scalar_dense(args: tuple, kwargs: dict) -> Any:
         raise RuntimeError(
             f"a Tensor with {metas.numel(x._meta.size)} elements cannot be converted to Scalar"
         )
-    value = _known(x)
-    return session.engine().number(x) if value is None else value.item()
+    return _value(x)
+
+
+def _value(x: HloTensor) -> Any:
+    """The value of one element as a number."""
+    known = _known(x)
+    return session.engine().number(x) if known is None else known.item()
 
 
 def _known(x: HloTensor) -> torch.Tensor | None:
@@ -64,14 +69,27 @@ def _linalg_check_errors(args: tuple, kwargs: dict) -> None:
 
 
 DATA_DEPENDENT = (
-    aten.allclose.default, aten.nonzero.default, aten.nonzero_static.default,
-    aten.masked_select.default, aten.argwhere.default, aten.repeat_interleave.Tensor,
-    aten._unique.default, aten._unique2.default, aten.unique_consecutive.default,
-    aten.unique_dim.default, aten.unique_dim_consecutive.default, aten.linalg_lstsq.default,
-    aten._ctc_loss.default, aten._ctc_loss.Tensor, aten.is_nonzero.default, aten.histogram.bin_ct,
-    aten.histogram.bins_tensor, aten._histogramdd_bin_edges.default,
-    aten._histogramdd_from_bin_cts.default, aten._histogramdd_from_bin_tensors.default,
-)  # fmt: skip
+    aten.allclose.default,
+    aten.nonzero.default,
+    aten.nonzero_static.default,
+    aten.masked_select.default,
+    aten.argwhere.default,
+    aten.repeat_interleave.Tensor,
+    aten._unique.default,
+    aten._unique2.default,
+    aten.unique_consecutive.default,
+    aten.unique_dim.default,
+    aten.unique_dim_consecutive.default,
+    aten.linalg_lstsq.default,
+    aten._ctc_loss.default,
+    aten._ctc_loss.Tensor,
+    aten.is_nonzero.default,
+    aten.histogram.bin_ct,
+    aten.histogram.bins_tensor,
+    aten._histogramdd_bin_edges.default,
+    aten._histogramdd_from_bin_cts.default,
+    aten._histogramdd_from_bin_tensors.default,
+)
 for _op in DATA_DEPENDENT:
     handlers.TABLE[_op] = on_cpu(_op)
 
@@ -90,10 +108,7 @@ def equal(args: tuple, kwargs: dict) -> bool:
         and a.numel() >= _MANY
     ):
         same = call(aten.all.default, call(aten.eq.Tensor, a, b))
-        known = _known(same)
-        if known is None:
-            known = session.engine().number(same)
-        return bool(known)
+        return bool(_value(same))
     return on_cpu(aten.equal.default)(args, kwargs)
 
 
@@ -128,10 +143,7 @@ def bincount(args: tuple, kwargs: dict):
                 call(aten.ge.Scalar, x, minlength),
             ),
         )
-        known = _known(outside)
-        if known is None:
-            known = session.engine().number(outside)
-        if not known:
+        if not _value(outside):
             source = (
                 call(aten.ones_like.default, x, dtype=torch.int64) if weights is None else weights
             )

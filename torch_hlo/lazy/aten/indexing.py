@@ -74,12 +74,10 @@ _record_index = recording.recorder(aten.index.Tensor)
 @handles(aten.index.Tensor)
 def index(args: tuple, kwargs: dict):
     x, indices = args
-    if _special(indices):
-        if type(x) is not HloTensor:  # a CPU tensor indexed on the device
-            checks.admit_target(x, args)
-        indices = _positions(x, indices)
-    elif type(x) is not HloTensor:
+    if type(x) is not HloTensor:  # a CPU tensor indexed on the device
         checks.admit_target(x, args)
+    if _special(indices):
+        indices = _positions(x, indices)
     return _record_index((x, indices), _NONE)
 
 

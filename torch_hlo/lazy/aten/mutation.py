@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -62,32 +63,33 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
     base = name.removesuffix("_") if not name.endswith("__") else name
     if name.startswith("__i"):
         base = "__" + name[3:]
-    wanted = [
-        (a.name, str(a.type))
+    wanted = _signature(
+        a
         for a in op._schema.arguments
         if not (a.kwarg_only and a.alias_info and a.alias_info.is_write)
-    ]
+    )
     for candidate in dict.fromkeys((base, name, base + "_functional")):
         packet = getattr(namespace, candidate, None)
         for overload in packet.overloads() if packet is not None else ():
             twin = getattr(packet, overload)
-            if (
-                not written(twin)
-                and [(a.name, str(a.type)) for a in twin._schema.arguments] == wanted
-            ):
+            if not written(twin) and _signature(twin._schema.arguments) == wanted:
                 return twin
     return None
+
+
+def _signature(arguments: Iterable) -> list[tuple[str, str]]:
+    return [(a.name, str(a.type)) for a in arguments]
 
 
 def factory_twin(op: OpOverload) -> OpOverload | None:
     """For `full.out` and the like: the overload that takes dtype and device instead of `out`, or
     None."""
     namespace = getattr(torch.ops, op.namespace)
-    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name != "out"]
+    wanted = _signature(a for a in op._schema.arguments if a.name != "out")
     packet = getattr(namespace, base_name(op))
     for overload in packet.overloads():
         twin = getattr(packet, overload)
-        given = [(a.name, str(a.type)) for a in twin._schema.arguments]
+        given = _signature(twin._schema.arguments)
         options = ("dtype", "layout", "device", "pin_memory")
         if (
             any(n == "dtype" for n, _ in given)
@@ -109,22 +111,20 @@ def mutator(op: OpOverload) -> Handler:
         return _factory_out(op) or decompose.in_place(op)
     targets = written(op)
     if not handlers.has_lowering(twin):
-        special = decompose.in_place(op, twin)
-        if special is not None:
-            return special
+        return decompose.in_place(op, twin) or _general(op, twin, targets)
+    if twin in handlers.WRITTEN_BY_HAND:
+        return _general(op, twin, targets)
     first = op._schema.arguments[0]
     if (
         [t.name for t in targets] == [first.name]
         and str(first.type) == "Tensor"
         and len(op._schema.returns) == 1
     ):
-        if handlers.has_lowering(twin) and twin not in handlers.WRITTEN_BY_HAND:
-            return _in_place(op, twin)
+        return _in_place(op, twin)
     if not op._schema.returns and all(
         "List[Tensor]" in str(t.type) and not t.kwarg_only for t in targets
     ):
-        if handlers.has_lowering(twin) and twin not in handlers.WRITTEN_BY_HAND:
-            return _in_place_lists(op, twin, targets)
+        return _in_place_lists(op, twin, targets)
     return _general(op, twin, targets)
 
 
@@ -178,7 +178,7 @@ def _in_place(op: OpOverload, twin: OpOverload) -> Handler:
             source = session.current().sources and recording.source()
             value = recorded(twin, tuple(nodes), keywords, outs, source, base, words)
         if convert is not None:
-            value = Out(Node(aten._to_copy.default, (value,), convert[0], convert[1]))
+            value = Out(Node(aten._to_copy.default, (value,), *convert))
         write(x, value)
         if idempotent and twin in filled.FILLS and x._view is None:
             filled.note(x._storage)
@@ -521,8 +521,7 @@ def assign(target: HloTensor, value: Tensor) -> None:
             f"output with shape {list(target._meta.size)} doesn't match the broadcast shape"
             f" {list(value._meta.size)}"
         )
-    if value._meta.dtype != target._meta.dtype:
-        new = Out(
-            Node(aten._to_copy.default, (new,), {"dtype": target._meta.dtype}, (target._meta.hlo,))
-        )
+    convert = _conversion(value._meta, target._meta)
+    if convert is not None:
+        new = Out(Node(aten._to_copy.default, (new,), *convert))
     write(target, new)

@@ -62,17 +62,16 @@ def empty_strided(args: tuple, kwargs: dict):
 def efficient_zeros(args: tuple, kwargs: dict) -> torch.Tensor:
     # Forward-mode AD's tangent that is known to be zero; here an ordinary one.
     meta = metas.contiguous(tuple(args[0]), kwargs.get("dtype") or torch.get_default_dtype())
-    return fresh(
-        meta,
-        Out(Node(aten.zeros.default, (list(meta.size),), {"dtype": meta.dtype}, (meta.hlo,))),
-    )
+    return _made(aten.zeros.default, meta)
 
 
 def _empty(meta: Meta) -> HloTensor:
-    return fresh(
-        meta,
-        Out(Node(aten.empty.memory_format, (list(meta.size),), {"dtype": meta.dtype}, (meta.hlo,))),
-    )
+    return _made(aten.empty.memory_format, meta)
+
+
+def _made(op: OpOverload, meta: Meta) -> HloTensor:
+    """What a factory gives for a size and a dtype."""
+    return fresh(meta, Out(Node(op, (list(meta.size),), {"dtype": meta.dtype}, (meta.hlo,))))
 
 
 def resize(

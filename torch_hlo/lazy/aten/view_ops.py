@@ -131,7 +131,7 @@ def make_rule(op: OpOverload, plan: Callable[..., Steps], meta: Meta, args: tupl
     result = op(metas.meta_tensor(meta), *args)
     many = isinstance(result, (list, tuple))
     found = [metas.of(t) for t in (result if many else [result])]
-    steps = [step and (*step, TAPE.form_of_view(*step)) for step in plan(op, meta, args, found)]
+    steps = [step and (*step, TAPE.form_of_view(*step)) for step in plan(meta, args, found)]
     if not many and found[0].hlo == meta.hlo and op in _RESHAPES:
         steps = [None]  # nothing changes but strides
     return ViewRule(found, steps, meta.hlo, many)
@@ -147,15 +147,11 @@ def _as_is(op: OpOverload, meta: Meta, args: tuple, found: list[Meta]) -> Steps:
     ]
 
 
-def _as_reshape(op: OpOverload, meta: Meta, args: tuple, found: list[Meta]) -> Steps:
-    return [(aten.view.default, (list(found[0].size),), found[0].hlo)]
+def _to_size(op: OpOverload, meta: Meta, args: tuple, found: list[Meta]) -> Steps:
+    return [(op, (list(found[0].size),), found[0].hlo)]
 
 
-def _as_expand(op: OpOverload, meta: Meta, args: tuple, found: list[Meta]) -> Steps:
-    return [(aten.expand.default, (list(found[0].size),), found[0].hlo)]
-
-
-def _as_slices(op: OpOverload, meta: Meta, args: tuple, found: list[Meta]) -> Steps:
+def _as_slices(meta: Meta, args: tuple, found: list[Meta]) -> Steps:
     dim = (args[1] if len(args) > 1 else 0) % len(meta.size)
     steps, start = [], 0
     for m in found:
@@ -164,12 +160,12 @@ def _as_slices(op: OpOverload, meta: Meta, args: tuple, found: list[Meta]) -> St
     return steps
 
 
-def _as_selects(op: OpOverload, meta: Meta, args: tuple, found: list[Meta]) -> Steps:
+def _as_selects(meta: Meta, args: tuple, found: list[Meta]) -> Steps:
     dim = (args[0] if args else 0) % len(meta.size)
     return [(aten.select.int, (dim, i), m.hlo) for i, m in enumerate(found)]
 
 
-def _as_slice(op: OpOverload, meta: Meta, args: tuple, found: list[Meta]) -> Steps:
+def _as_slice(meta: Meta, args: tuple, found: list[Meta]) -> Steps:
     dim, start, stop, step = (*args, *(0, None, None, 1)[len(args) :])
     dim %= len(meta.size)
     size = meta.size[dim]
@@ -187,27 +183,41 @@ def _as_slice(op: OpOverload, meta: Meta, args: tuple, found: list[Meta]) -> Ste
     ]
 
 
-def _as_select(op: OpOverload, meta: Meta, args: tuple, found: list[Meta]) -> Steps:
+def _as_select(meta: Meta, args: tuple, found: list[Meta]) -> Steps:
     dim, index = args
     dim %= len(meta.size)
     return [(aten.select.int, (dim, index % meta.size[dim]), found[0].hlo)]
 
 
-_RESHAPES = {
-    aten.view.default, aten._reshape_alias.default, aten.squeeze.default, aten.squeeze.dim,
-    aten.squeeze.dims, aten.unsqueeze.default, aten.expand.default, aten.slice.Tensor,
-}  # fmt: skip
+_AS_VIEW = (
+    aten.view.default,
+    aten._reshape_alias.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+)
+_AS_THEY_ARE = (
+    aten.permute.default,
+    aten.t.default,
+    aten.transpose.int,
+    aten.diagonal.default,
+    aten.unfold.default,
+    aten.view_as_real.default,
+    aten.view_as_complex.default,
+    aten.view.dtype,
+)
+_RESHAPES = {*_AS_VIEW, aten.expand.default, aten.slice.Tensor}
 VIEWS: dict[OpOverload, Callable] = {
-    aten.view.default: _as_reshape, aten._reshape_alias.default: _as_reshape,
-    aten.squeeze.default: _as_reshape, aten.squeeze.dim: _as_reshape,
-    aten.squeeze.dims: _as_reshape, aten.unsqueeze.default: _as_reshape,
-    aten.expand.default: _as_expand, aten.permute.default: _as_is, aten.t.default: _as_is,
-    aten.transpose.int: _as_is, aten.select.int: _as_select, aten.slice.Tensor: _as_slice,
-    aten.diagonal.default: _as_is, aten.unfold.default: _as_is, aten.split.Tensor: _as_slices,
-    aten.split_with_sizes.default: _as_slices, aten.unbind.int: _as_selects,
-    aten.view_as_real.default: _as_is, aten.view_as_complex.default: _as_is,
-    aten.view.dtype: _as_is,
-}  # fmt: skip
+    **dict.fromkeys(_AS_VIEW, partial(_to_size, aten.view.default)),
+    aten.expand.default: partial(_to_size, aten.expand.default),
+    **{op: partial(_as_is, op) for op in _AS_THEY_ARE},
+    aten.select.int: _as_select,
+    aten.slice.Tensor: _as_slice,
+    aten.split.Tensor: _as_slices,
+    aten.split_with_sizes.default: _as_slices,
+    aten.unbind.int: _as_selects,
+}
 
 
 @handles(aten._unsafe_view.default)

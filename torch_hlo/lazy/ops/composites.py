@@ -13,7 +13,7 @@ custom device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -78,7 +78,7 @@ def register() -> None:
     library.impl("_copy_from", copy_from, key)
     library.impl("_copy_from_and_resize", copy_from, key)
     if aten.linear.default in LOWERINGS and aten.linear_backward.default in LOWERINGS:
-        library.impl("linear", _kernel(aten.linear.default), key)
+        library.impl("linear", partial(_backend_select, aten.linear.default), key)
         # With a kernel of its own the device gets linear's generated autograd kernel, which ours
         # then wraps.
         global _generated_linear
@@ -86,19 +86,22 @@ def register() -> None:
         library.impl("linear", _linear, autograd, with_keyset=True)
     if _ATTENTION in LOWERINGS:
         library.impl("scaled_dot_product_attention", attention, autograd)
-    for op, kernel in recurrent.NETWORKS.items():
-        library.impl(op.name().removeprefix("aten::"), kernel, autograd)
-    library.impl("one_hot", one_hot, autograd)
-    library.impl("ctc_loss.Tensor", ctc_loss, autograd)
-    library.impl("ctc_loss.IntList", ctc_loss, autograd)
+    kernels = {
+        "one_hot": one_hot,
+        "ctc_loss.Tensor": ctc_loss,
+        "ctc_loss.IntList": ctc_loss,
+        "rms_norm": rms_norm,
+        "lstm_cell": recurrent.lstm_cell,
+        "gru_cell": recurrent.gru_cell,
+        **{op.name().removeprefix("aten::"): fn for op, fn in recurrent.NETWORKS.items()},
+    }
+    for name, kernel in kernels.items():
+        library.impl(name, kernel, autograd)
     # instead of their decompositions: the gradient of silu alone is nine ops
     for whole in ("_fused_rms_norm", "silu_backward", "mish_backward"):
-        library.impl(whole, _kernel(getattr(aten, whole).default), key)
-    library.impl("rms_norm", rms_norm, autograd)
+        library.impl(whole, partial(_backend_select, getattr(aten, whole).default), key)
     library.impl("_thnn_fused_gru_cell", recurrent.gru_cell_meta, "Meta")
     library.impl("_thnn_fused_gru_cell_backward", recurrent.gru_cell_backward_meta, "Meta")
-    library.impl("lstm_cell", recurrent.lstm_cell, autograd)
-    library.impl("gru_cell", recurrent.gru_cell, autograd)
     for overload in (
         "out",
         "out_tol_tensor",
@@ -115,13 +118,9 @@ def register() -> None:
 
 
 def _backend_select(op: OpOverload, *args, **kwargs) -> object:
-    """An op that reached the device's own dispatch key: factories, which have no tensor
-    argument."""
+    """An op that reached the device's own dispatch key: factories, which have no tensor argument,
+    and those that stay whole."""
     return dispatch.handle(op, (), args, kwargs)
-
-
-def _kernel(op: OpOverload):
-    return lambda *args, **kwargs: dispatch.handle(op, (), args, kwargs)
 
 
 def _moved(x: Tensor, **options: Any) -> Tensor:
@@ -188,10 +187,15 @@ def _linear(keyset, x, weight, bias=None):
 def _linear_backward_metas(
     x: Tensor, grad: Tensor, weight: Tensor, mask: list[bool]
 ) -> list[Meta | None]:
+    bias = metas.contiguous(weight._meta.size[:1], grad.dtype) if mask[2] else None
+    return [*_wanted_metas((x, weight), mask), bias]
+
+
+def _wanted_metas(tensors: Iterable[Tensor], mask: Iterable[bool]) -> list[Meta | None]:
+    """Of gradients of these, where they are asked for."""
     return [
-        metas.contiguous(x._meta.size, x.dtype) if mask[0] else None,
-        metas.contiguous(weight._meta.size, weight.dtype) if mask[1] else None,
-        metas.contiguous(weight._meta.size[:1], grad.dtype) if mask[2] else None,
+        metas.contiguous(t._meta.size, t.dtype) if wanted else None
+        for t, wanted in zip(tensors, mask)
     ]
 
 
@@ -305,17 +309,14 @@ _determinant(
 
 def _geqrf_metas(a):
     *batch, m, n = a._meta.size
-    return [
-        metas.contiguous(a._meta.size, a.dtype),
-        metas.contiguous((*batch, min(m, n)), a.dtype),
-    ]
+    return [*_wanted_metas([a], [True]), metas.contiguous((*batch, min(m, n)), a.dtype)]
 
 
 inference.INFER[aten.geqrf.default] = _geqrf_metas
 
 
 def _second_argument_metas(grad, x, *rest, **options):
-    return [metas.contiguous(x._meta.size, x.dtype)]
+    return _wanted_metas([x], [True])
 
 
 for _op in (
@@ -332,21 +333,12 @@ def ctc_loss(
     input_lengths,
     target_lengths,
     blank=0,
-    reduction=1,
-    zero_infinity=False,
+    *options,
 ):
     """`ctc_loss` whose lengths may live on the CPU, as with CUDA, or be lists: no two batches have
     the same, and they are no constants of a program."""
     if ctc.takes(log_probs, targets, blank):
-        return ctc.ctc_loss(
-            log_probs,
-            targets,
-            input_lengths,
-            target_lengths,
-            blank,
-            reduction,
-            zero_infinity,
-        )
+        return ctc.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, *options)
     numbers = (
         torch.tensor(n, dtype=torch.int64, device="cpu") if isinstance(n, (list, tuple)) else n
         for n in (input_lengths, target_lengths)
@@ -359,8 +351,7 @@ def ctc_loss(
         targets,
         *here,
         blank,
-        reduction,
-        zero_infinity,
+        *options,
     )
 
 
@@ -379,13 +370,11 @@ def attention(
     enable_gqa=False,
 ):
     """`scaled_dot_product_attention` for hlo tensors."""
-    fused = fits(query, key, value, attn_mask, is_causal, enable_gqa)
-    if fused:
+    if fits(query, key, value, attn_mask, is_causal, enable_gqa):
+        given = query, key, value, attn_mask, dropout_p, is_causal
         if not dropout_p:
-            return _first_of_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale
-            )
-        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
+            return _first_of_attention(*given, scale=scale)
+        return _ATTENTION(*given, scale=scale)[0]
     # the math version reads it as numbers to add
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
@@ -502,14 +491,7 @@ def _attention_backward_metas(
     *rest,
     **kwargs,
 ) -> list[Meta | None]:
-    found = [
-        metas.contiguous(t._meta.size, t.dtype) if wanted else None
-        for t, wanted in zip((query, key, value), mask)
-    ]
-    return [
-        *found,
-        metas.contiguous(bias._meta.size, bias.dtype) if mask[3] and bias is not None else None,
-    ]
+    return _wanted_metas((query, key, value, bias), (*mask[:3], mask[3] and bias is not None))
 
 
 inference.INFER[aten._scaled_dot_product_fused_attention_overrideable_backward.default] = (
@@ -564,13 +546,12 @@ def rms_norm(x, normalized_shape, weight=None, eps=None):
 
 
 # Under inference_mode composite ops arrive undecomposed.
-def _composite(fn):
-    return lambda args, kwargs: handlers.nested(fn, args, kwargs)
-
-
-handlers.TABLE[aten.scaled_dot_product_attention.default] = _composite(attention)
-handlers.TABLE[aten.one_hot.default] = _composite(one_hot)
-handlers.TABLE[aten.rms_norm.default] = _composite(rms_norm)
-handlers.TABLE[aten.lstm_cell.default] = _composite(recurrent.lstm_cell)
-handlers.TABLE[aten.gru_cell.default] = _composite(recurrent.gru_cell)
-handlers.TABLE.update({op: _composite(kernel) for op, kernel in recurrent.NETWORKS.items()})
+_COMPOSITES = {
+    aten.scaled_dot_product_attention.default: attention,
+    aten.one_hot.default: one_hot,
+    aten.rms_norm.default: rms_norm,
+    aten.lstm_cell.default: recurrent.lstm_cell,
+    aten.gru_cell.default: recurrent.gru_cell,
+    **recurrent.NETWORKS,
+}
+handlers.TABLE.update({op: partial(handlers.nested, fn) for op, fn in _COMPOSITES.items()})

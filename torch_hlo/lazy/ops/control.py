@@ -104,25 +104,18 @@ def record(
     """Call `fn` on stand-ins for tensors like `shapes`, nested as `form`. Raises RuntimeError when
     it needs a value, writes to more than the first `own` of its arguments, or to others, or keeps
     a tensor."""
-    stand_ins = [Array(metas.contiguous(tuple(t.shape), t.dtype).hlo, None) for t in shapes]
+    given = [metas.contiguous(tuple(t.shape), t.dtype) for t in shapes]
+    stand_ins = [Array(m.hlo, None) for m in given]
     first = next(SERIALS)
-    arguments = [
-        fresh(metas.contiguous(tuple(t.shape), t.dtype), a) for t, a in zip(shapes, stand_ins)
-    ]
+    arguments = [fresh(m, a) for m, a in zip(given, stand_ins)]
     refusing = _Refusing(what, session.engine(), logged)
     used = session.use(refusing), session.use(refusing, everywhere=False)  # autograd has threads
     with used[0], used[1], generator.apart(what) as seed:
         result = fn(*pytree.tree_unflatten(arguments, form))
-    flat, result_form = pytree.tree_flatten(result)
-    for r in flat:
-        if not isinstance(r, HloTensor):
-            raise TypeError(
-                f"torch_hlo.{what}: the function must return hlo tensors, not {type(r).__name__}"
-            )
-        _refuse_gradient(what, r)
-    values = [read(r) for r in flat]
+    flat, result_form = _inputs(what, result, ": the function must return")
+    values = [*map(read, flat)]
     written = any(t._storage.version for t in arguments[own:])
-    del arguments, result, flat, r
+    del arguments, result, flat
     if written or _kept(first) and (gc.collect(), _kept(first))[1]:
         raise RuntimeError(
             f"torch_hlo.{what}: an in-place operation on an input of the function or on a tensor"
@@ -209,11 +202,12 @@ def _nodes(values: list, first: int) -> list[Node]:
     return sorted(found, key=lambda n: n.serial)
 
 
-def _inputs(what: str, tree: Tensor | tuple[Tensor, ...]) -> tuple[list[HloTensor], object]:
+def _inputs(what: str, tree: object, says: str = " takes") -> tuple[list[HloTensor], object]:
+    """The tensors of an argument, or of a result, and how they are nested."""
     flat, form = pytree.tree_flatten(tree)
     for t in flat:
         if not isinstance(t, HloTensor):
-            raise TypeError(f"torch_hlo.{what} takes hlo tensors, not {type(t).__name__}")
+            raise TypeError(f"torch_hlo.{what}{says} hlo tensors, not {type(t).__name__}")
         _refuse_gradient(what, t)
     return flat, form
 
@@ -236,8 +230,7 @@ def _node(
     kwargs: dict,
     logged: looks.Logged | None,
 ) -> Tensor | tuple[Tensor, ...]:
-    shapes = [(tuple(size), dtype) for size, dtype in outs]
-    found = [metas.contiguous(size, dtype) for size, dtype in shapes]
+    found = [metas.contiguous(size, dtype) for size, dtype in outs]
     engine = session.engine()
     logs = any(x.tokens for x in args if isinstance(x, Recorded))
     if logs and isinstance(engine, _Refusing):

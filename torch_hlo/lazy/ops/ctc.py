@@ -71,14 +71,7 @@ class _Loss(torch.autograd.Function):
             0.0 if ctx.zero_infinity else math.nan,
             found,
         )
-        return (
-            torch.where((time < input_lengths)[:, :, None], found, 0.0),
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        return torch.where((time < input_lengths)[:, :, None], found, 0.0), *[None] * 5
 
 
 def takes(log_probs: Tensor, targets: Tensor, blank: int) -> bool:
@@ -105,8 +98,8 @@ def ctc_loss(
     input_lengths: list[int] | Tensor,
     target_lengths: list[int] | Tensor,
     blank: int,
-    reduction: int,
-    zero_infinity: bool,
+    reduction: int = 1,
+    zero_infinity: bool = False,
 ) -> Tensor:
     """What `takes` takes. Lengths that the host knows are checked; lengths on the device are
     believed."""

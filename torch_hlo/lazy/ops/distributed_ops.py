@@ -12,6 +12,7 @@ receive blocks in `irecv` already: post sends before receives."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -119,10 +120,6 @@ def _record(op: OpOverload, *args):
     return found
 
 
-def _plain(op: OpOverload) -> Callable:
-    return lambda *args: _record(op, *args)
-
-
 def _reducing(op: OpOverload) -> Callable:
     """`op(x, reduction, ...)`, for the reductions that HLO has."""
 
@@ -173,32 +170,18 @@ def _all_to_all_single(x, output_sizes, input_sizes, group):
 
 _all_reduce = _reducing(functional.all_reduce.default)
 _reduce_scatter = _reducing(functional.reduce_scatter_tensor.default)
-_all_gather = _plain(functional.all_gather_into_tensor.default)
-_broadcast = _plain(functional.broadcast.default)
+_all_gather = partial(_record, functional.all_gather_into_tensor.default)
+_broadcast = partial(_record, functional.broadcast.default)
 
 # ---- c10d: operations on lists of tensors that are written to, and a Work
 
 
 def _reduction(op) -> str:
     """Name of a boxed ReduceOp. Raises Unrecordable for a scaled sum."""
-    name = _REDUCTIONS[op.op()]
+    name = torch.distributed.ReduceOp.RedOpType(op.op()).name.lower()
     if name not in REDUCTIONS:
         raise Unrecordable
     return name
-
-
-_REDUCTIONS = (
-    "sum",
-    "avg",
-    "product",
-    "min",
-    "max",
-    "band",
-    "bor",
-    "bxor",
-    "premul_sum",
-    "unused",
-)
 
 
 def _copy(target: HloTensor, value: HloTensor) -> None:
@@ -222,29 +205,26 @@ def _allreduce_(tensors, group, op, *rest):
     return tensors
 
 
-def _allreduce_coalesced_(tensors, group, op, *rest):
-    return _allreduce_(tensors, group, op)
-
-
 def _broadcast_(tensors, group, root, root_tensor, *rest):
     for t in tensors:
         _copy(t, _broadcast(t, root, group))
     return tensors
 
 
-def _gather_base(out, x, group) -> None:
-    _copy(out, _all_gather(_flat(x), _groups(group)[1], group))
-
-
 def _allgather_base_(out, x, group, *rest):
-    _gather_base(out, x, group)
+    _copy(out, _all_gather(_flat(x), _groups(group)[1], group))
     return out
 
 
-def _allgather_into_tensor_coalesced_(outs, xs, group, *rest):
-    for out, x in zip(outs, xs, strict=True):
-        _gather_base(out, x, group)
-    return outs
+def _pairwise(record: Callable) -> Callable:
+    """An op on lists of tensors from that on one of each."""
+
+    def run(outs, xs, *args):
+        for out, x in zip(outs, xs, strict=True):
+            record(out, x, *args)
+        return outs
+
+    return run
 
 
 def _allgather_(lists, xs, group, *rest):
@@ -267,27 +247,16 @@ def _allgather_coalesced_(lists, xs, group, *rest):
     return lists
 
 
-def _scatter_base(out, x, group, reduction: str) -> None:
-    _copy(out, _reduce_scatter(_flat(x), reduction, _groups(group)[1], group))
-
-
 def _reduce_scatter_base_(out, x, group, op, *rest):
-    _scatter_base(out, x, group, _reduction(op))
+    _copy(out, _reduce_scatter(_flat(x), _reduction(op), _groups(group)[1], group))
     return out
 
 
-def _reduce_scatter_tensor_coalesced_(outs, xs, group, op, *rest):
-    for out, x in zip(outs, xs, strict=True):
-        _scatter_base(out, x, group, _reduction(op))
-    return outs
-
-
 def _reduce_scatter_(outs, lists, group, op, *rest):
-    reduction = _reduction(op)
     if any(x.shape != out.shape for out, xs in zip(outs, lists) for x in xs):
         raise Unrecordable
     for out, xs in zip(outs, lists, strict=True):
-        _scatter_base(out, call(aten.cat.default, [_flat(x) for x in xs]), group, reduction)
+        _reduce_scatter_base_(out, call(aten.cat.default, [_flat(x) for x in xs]), group, op)
     return outs
 
 
@@ -370,26 +339,26 @@ RECORDED: dict[str, Callable] = {
             "_wrap_tensor_autograd": alias,
         }.items()
     },
-    "_dtensor::shard_dim_alltoall": _plain(torch.ops._dtensor.shard_dim_alltoall.default),
+    "_dtensor::shard_dim_alltoall": partial(_record, torch.ops._dtensor.shard_dim_alltoall.default),
     **{
         f"c10d::{name}": _with_work(record, returns_tensors)
         for name, record, returns_tensors in (
             ("allreduce_", _allreduce_, True),
-            ("allreduce_coalesced_", _allreduce_coalesced_, False),
+            ("allreduce_coalesced_", _allreduce_, False),
             ("broadcast_", _broadcast_, True),
             ("_allgather_base_", _allgather_base_, True),
             ("allgather_", _allgather_, True),
             ("allgather_coalesced_", _allgather_coalesced_, False),
             (
                 "allgather_into_tensor_coalesced_",
-                _allgather_into_tensor_coalesced_,
+                _pairwise(_allgather_base_),
                 False,
             ),
             ("_reduce_scatter_base_", _reduce_scatter_base_, True),
             ("reduce_scatter_", _reduce_scatter_, True),
             (
                 "reduce_scatter_tensor_coalesced_",
-                _reduce_scatter_tensor_coalesced_,
+                _pairwise(_reduce_scatter_base_),
                 False,
             ),
             ("alltoall_base_", _alltoall_base_, False),
@@ -434,8 +403,8 @@ def _functional(op: OpOverload) -> Handler:
         written = {id(hosts[id(t)]): t for t in fallback.mutated(op, args, kwargs)}
         if not written:
             return [from_cpu(r) for r in done] if isinstance(done, list) else from_cpu(done)
-        for host, t in zip(map(hosts.__getitem__, map(id, written.values())), written.values()):
-            fallback.write_back(t, host)
+        for t in written.values():
+            fallback.write_back(t, hosts[id(t)])
         return kwargs["out"] if "out" in kwargs else args[0]
 
     return run

@@ -133,11 +133,11 @@ def encoder_layer(
     """`torch._transformer_encoder_layer_fwd`: [batch, length, embed_dim]."""
     activation = F.gelu if use_gelu else F.relu
 
-    def first(x: Tensor) -> Tensor:
-        return torch.native_layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)[0]
+    def norm(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+        return torch.native_layer_norm(x, (embed_dim,), weight, bias, eps)[0]
 
-    def second(x: Tensor) -> Tensor:
-        return torch.native_layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)[0]
+    first = partial(norm, norm_weight_1, norm_bias_1)
+    second = partial(norm, norm_weight_2, norm_bias_2)
 
     def attend(x: Tensor) -> Tensor:
         return attention(

@@ -29,10 +29,12 @@ from ..record.filled import FILLS
 # the device.
 IMPLEMENTATIONS: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.Adam: "fused",  # and AdamW, a subclass
-    torch.optim.NAdam: "capturable", torch.optim.RAdam: "capturable",
-    torch.optim.Adamax: "capturable", torch.optim.ASGD: "capturable",
+    torch.optim.NAdam: "capturable",
+    torch.optim.RAdam: "capturable",
+    torch.optim.Adamax: "capturable",
+    torch.optim.ASGD: "capturable",
     torch.optim.Adafactor: "",  # has no such option
-}  # fmt: skip
+}
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
