@@ -16,6 +16,8 @@ from torch_hlo.device import programs
 from torch_hlo.device.cuda import cuda_driver, cuda_memory, cuda_program
 from torch_hlo.device.cuda.cuda_driver import Cuda, LaunchError
 from torch_hlo.device.cuda.cuda_memory import CudaMemory, CudaPool
+from torch_hlo.device.cuda.cuda_program import CudaProgram
+from torch_hlo.device.gpu import gpu
 from torch_hlo.device.gpu.driver import DriverError
 from torch_hlo.device.memory import Buffer
 from torch_hlo.dynamo import recording
@@ -46,7 +48,7 @@ class Run:
         self.stub, self.pool = stub, CudaPool(Cuda(0, stub))
         self.memory = functools.partial(CudaMemory, pool=self.pool)
         self.module = parse_module(text)
-        self.program = cuda_program.compile_program(self.pool, self.module)
+        self.program = gpu.compile_program(self.pool, self.module, None, CudaProgram)
 
     def buffer(self, shape: Shape, data: np.ndarray | None = None) -> Buffer:
         made = Buffer(shape, self.memory(shape.nbytes))

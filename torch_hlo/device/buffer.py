@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -67,10 +67,14 @@ class _Huge:
 def _seconds_of_first(address: int) -> float:
     """The thread's time for the huge page at an address, which is there then; 0 where the system
     cannot be asked for it."""
+    madvise, start = _madvise(), time.thread_time()
+    return 0.0 if madvise(address, HUGE, _POPULATE_WRITE) else time.thread_time() - start
+
+
+def _madvise() -> Callable[[int, int, int], int]:
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    start = time.thread_time()
-    return 0.0 if madvise(address, HUGE, _POPULATE_WRITE) else time.thread_time() - start
+    return madvise
 
 
 # MADV_POPULATE_WRITE, Linux 5.14: as if every page were written to, contents stay
@@ -93,8 +97,7 @@ def populate(blocks: Sequence[np.ndarray]) -> None:
 
 
 def _populate(blocks: list[np.ndarray]) -> None:
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    madvise = _madvise()
     left = sum(map(len, blocks)) - COMPILER
     while blocks:
         block = blocks.pop()

@@ -133,10 +133,7 @@ class _Exports:
     """What others hold, by address of the structure."""
 
     def __init__(self) -> None:
-        from torch_hlo.compiler.llvm import host
-        from torch_hlo.compiler.llvm.machine_code import machine_code
-
-        from .cpu.engine import engine
+        from .cpu.engine import loaded
 
         self.held: dict[int, tuple[_Managed, object, Callable[[], None]]] = {}
         self.head = ctypes.c_uint64()
@@ -148,7 +145,7 @@ class _Exports:
             runs=_address(_python.Py_IsInitialized),
             ask=_address(_python.Py_AddPendingCall),
         )
-        code = engine([machine_code(text, host(), level=0)[0]], host())
+        code = loaded(text)
         self.delete = _DELETER(code.get_function_address("torch_hlo_give_back"))
         take = code.get_function_address("torch_hlo_given_back")
         self.take = ctypes.PYFUNCTYPE(ctypes.c_void_p)(take)

@@ -251,7 +251,7 @@ class _Lane:
         if found is None:
             name = f"{self.name} {','.join(map(str, members))}"
             found = self.connections[members] = dist.ProcessGroupGloo(
-                dist.PrefixStore(name, self.link.board.fresh_store()),
+                dist.PrefixStore(name, self.link.board.store.clone()),
                 members.index(self.device),
                 len(members),
                 datetime.timedelta(seconds=self.link.timeout),
@@ -546,10 +546,14 @@ def _collective_broadcast(m: _Meeting) -> None:
 
 
 _RUN = {
-    "all-reduce": _all_reduce, "reduce-scatter": _reduce_scatter, "all-gather": _all_gather,
-    "all-to-all": _all_to_all, "collective-permute": _collective_permute,
-    "collective-broadcast": _collective_broadcast, "ragged-all-to-all": _whole_inputs,
-}  # fmt: skip
+    "all-reduce": _all_reduce,
+    "reduce-scatter": _reduce_scatter,
+    "all-gather": _all_gather,
+    "all-to-all": _all_to_all,
+    "collective-permute": _collective_permute,
+    "collective-broadcast": _collective_broadcast,
+    "ragged-all-to-all": _whole_inputs,
+}
 
 
 def difference(name: str, prints: Sequence[bytes], texts: Sequence[str]) -> str:
@@ -582,9 +586,7 @@ class _Board:
         # The store of the default group is where the processes found each other: it needs no
         # connection that may have failed.
         store = dist.distributed_c10d._get_default_store()
-        self.store = dist.PrefixStore(
-            "torch_hlo", store.clone() if hasattr(store, "clone") else store
-        )
+        self.store = dist.PrefixStore("torch_hlo", store.clone())
         self.rank, self.size, self.told, self.world = (
             rank,
             size,
@@ -606,10 +608,6 @@ class _Board:
     def at(self, lane: str, place: str) -> None:
         """Where a lane of this rank is: in a collective, or not ("")."""
         self.places[lane] = place
-
-    def fresh_store(self) -> dist.Store:
-        """The store, for somebody who waits in it."""
-        return self.store.clone() if hasattr(self.store, "clone") else self.store
 
     def fail(self, why: str, soon: bool = True) -> None:
         """Report a failure; `soon`: the others stop waiting when they see it."""

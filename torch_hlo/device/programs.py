@@ -2,6 +2,7 @@
 for the CPU and for GPUs."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from torch_hlo import config, metrics
@@ -15,6 +16,7 @@ from torch_hlo.hlo.text.printer import module_text
 
 from . import multi_device
 from .interfaces import Observe, Program
+from .memory import Buffer
 
 
 class CompiledProgram(Program):
@@ -25,6 +27,10 @@ class CompiledProgram(Program):
         self.aliases = executable.aliases
         self.profile = profile
         self.info: multi_device.Info | None = None  # of a program that speaks to other devices
+
+    def sizes(self, inputs: Sequence[Buffer]) -> list[int]:
+        """The values of the executable's symbols."""
+        return [inputs[i].shape.dims[d] for _, i, d in self.executable.symbols]
 
     @abstractmethod
     def counts(self) -> list[tuple[int, int, int]]:

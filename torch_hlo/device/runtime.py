@@ -30,37 +30,31 @@ if TYPE_CHECKING:
 # Modules with a function `backend`, loaded when first used. Others are named by their modules, as
 # in TORCH_HLO_DEVICE=test.ptx.driver
 BACKENDS = {
-    "cpu": "torch_hlo.device.cpu.native", "evaluator": "torch_hlo.device.evaluator",
+    "cpu": "torch_hlo.device.cpu.native",
+    "evaluator": "torch_hlo.device.evaluator",
     "pjrt": "torch_hlo.device.pjrt.pjrt",
     "cuda": "torch_hlo.device.cuda.cuda",
-}  # fmt: skip
+}
 
 
-class Runtime:
-    """The back ends that this process has used, by TORCH_HLO_DEVICE."""
+def backend() -> Backend:
+    """The back end in use. Raises ValueError for an unknown TORCH_HLO_DEVICE."""
+    return _opened(config.get("DEVICE"))
 
-    def __init__(self) -> None:
-        self._backends: dict[str, Backend] = {}
 
-    def backend(self) -> Backend:
-        """The one in use. Raises ValueError for an unknown TORCH_HLO_DEVICE."""
-        name = config.get("DEVICE")
-        found = self._backends.get(name)
-        if found is None:
-            found = self._backends[name] = self._open(name)
-        return found
-
-    def _open(self, name: str) -> Backend:
-        kind, _, argument = name.partition(":")
-        module = BACKENDS.get(kind) or (kind if _is_module(kind) else None)
-        takes_none = kind in ("cpu", "evaluator")
-        if module is None or (kind == "pjrt") > bool(argument) or argument and takes_none:
-            raise ValueError(
-                f"TORCH_HLO_DEVICE={name!r}: choose cpu, cuda, cuda:NUMBER,"
-                " evaluator, pjrt:PATH with the path of a PJRT plugin, or"
-                " PACKAGE.MODULE of another back end"
-            )
-        return importlib.import_module(module).backend(argument)
+@functools.cache
+def _opened(name: str) -> Backend:
+    """One that this process uses."""
+    kind, _, argument = name.partition(":")
+    module = BACKENDS.get(kind) or (kind if _is_module(kind) else None)
+    takes_none = kind in ("cpu", "evaluator")
+    if module is None or (kind == "pjrt") > bool(argument) or argument and takes_none:
+        raise ValueError(
+            f"TORCH_HLO_DEVICE={name!r}: choose cpu, cuda, cuda:NUMBER,"
+            " evaluator, pjrt:PATH with the path of a PJRT plugin, or"
+            " PACKAGE.MODULE of another back end"
+        )
+    return importlib.import_module(module).backend(argument)
 
 
 def _is_module(name: str) -> bool:
@@ -68,10 +62,6 @@ def _is_module(name: str) -> bool:
         return "." in name and importlib.util.find_spec(name) is not None
     except ImportError:
         return False
-
-
-_RUNTIME = Runtime()
-backend = _RUNTIME.backend
 
 
 def backend_name() -> str:

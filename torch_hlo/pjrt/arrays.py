@@ -12,6 +12,7 @@ from torch_hlo.device import runtime
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
 from torch_hlo.device.pjrt.pjrt_structs import STRUCTURES
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import DTYPES, Ints, Shape
 
 from .client import KINDS, client
@@ -210,11 +211,13 @@ def _uninitialized(args: Any) -> None:
     args.buffer = fresh(_asked(shape, args, args.shape_layout)).address
 
 
+@frozen
 class _Owner:
     """Memory of another library: it is told when nobody here uses it."""
 
-    def __init__(self, call: int | None, buffer: int, argument: int | None) -> None:
-        self.call, self.buffer, self.argument = call, buffer, argument
+    call: int | None
+    buffer: int
+    argument: int | None
 
     def __del__(self) -> None:
         if self.call:

@@ -17,7 +17,10 @@ from .objects import Object, PluginError, named_values
 PLATFORM = "hlo"
 KINDS = ("device", "pinned_host", "unpinned_host")  # of memory: all of it is the host's
 # The version that JAX writes for us: any that the reader knows; and the oldest.
-STABLEHLO = {"stablehlo_current_version": [1, 13, 3], "stablehlo_minimum_version": [1, 0, 0]}
+STABLEHLO = {
+    "stablehlo_current_version": [1, 13, 3],
+    "stablehlo_minimum_version": [1, 0, 0],
+}
 
 
 class Client:
@@ -85,9 +88,13 @@ class Client:
         for number, (kind, memory) in enumerate(zip(KINDS, memories)):
             name = f"HLO_{kind.upper()}_{i}"
             memory.set(
-                id=i * len(KINDS) + number, kind=kind, kind_id=number, debug_string=name,
-                to_string=name, devices=[device.address],
-            )  # fmt: skip
+                id=i * len(KINDS) + number,
+                kind=kind,
+                kind_id=number,
+                debug_string=name,
+                to_string=name,
+                devices=[device.address],
+            )
 
     def device(self, number: int) -> Object:
         if not 0 <= number < len(self.devices):

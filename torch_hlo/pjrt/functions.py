@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-from torch_hlo.compiler.llvm import host, system
-from torch_hlo.compiler.llvm.machine_code import machine_code
-from torch_hlo.device.cpu.engine import engine
+from torch_hlo.compiler.llvm import system
+from torch_hlo.device.cpu.engine import loaded
 from torch_hlo.device.pjrt.pjrt_structs import (
     FUNCTIONS,
     HEAD,
@@ -259,7 +258,7 @@ class Table:
                 *(_DESTROY.format(name=name, first=first) for name in _DESTROYERS),
             ]
         )
-        code = engine([machine_code(text, host(), level=0)[0]], host())
+        code = loaded(text)
         at = code.get_function_address
         self.nothing = at("torch_hlo_nothing")  # for functions and deleters
         self._take = ctypes.PYFUNCTYPE(ctypes.c_void_p)(at("torch_hlo_take"))

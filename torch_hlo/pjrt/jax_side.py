@@ -201,9 +201,15 @@ def _callbacks() -> None:
     ) -> tuple[Sequence[Any], Any, Any]:
         if tuple(ctx.module_context.platforms) != (PLATFORM,):
             return original(
-                ctx, function, token, operands, operand_avals, result_avals,
-                has_side_effect=has_side_effect, **options,
-            )  # fmt: skip
+                ctx,
+                function,
+                token,
+                operands,
+                operand_avals,
+                result_avals,
+                has_side_effect=has_side_effect,
+                **options,
+            )
 
         def checked(*arguments: np.ndarray) -> Sequence[np.ndarray]:
             values = [np.asarray(v) for v in function(*arguments)]

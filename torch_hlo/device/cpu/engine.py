@@ -27,6 +27,11 @@ def engine(objects: Sequence[bytes], target: CpuTarget) -> llvm.ExecutionEngine:
     return engine
 
 
+def loaded(text: str) -> llvm.ExecutionEngine:
+    """The engine of LLVM text that is short, or waits: it is not optimised."""
+    return engine([machine_code(text, host(), level=0)[0]], host())
+
+
 def constant_function(first: int, second: int) -> int:
     """Address of a C function that returns these two words in registers, whatever it is called
     with. It stays until the process ends."""
@@ -34,7 +39,7 @@ def constant_function(first: int, second: int) -> int:
         f"define {{i64, i64}} @torch_hlo_constant() {{\n  ret {{i64, i64}} {{i64 {first}, i64"
         f" {second}}}\n}}\n"
     )
-    loaded = engine([machine_code(text, host(), level=0)[0]], host())
-    address = loaded.get_function_address("torch_hlo_constant")
-    loaded.detach()
+    code = loaded(text)
+    address = code.get_function_address("torch_hlo_constant")
+    code.detach()
     return address

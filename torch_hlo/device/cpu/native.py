@@ -91,10 +91,7 @@ class NativeProgram(CompiledProgram, StreamProgram):
     def _run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
         copies = self._copies(inputs)
         self._loaded.launch(
-            (
-                *[inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols],
-                *[b.memory.address for b in (*inputs, *outputs)],
-            ),
+            (*self.sizes(inputs), *[b.memory.address for b in (*inputs, *outputs)]),
             [c.address for c in copies],
         )
 
@@ -109,11 +106,7 @@ class NativeProgram(CompiledProgram, StreamProgram):
         self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]
     ) -> Prepared:
         loaded = self._loaded
-        sizes = (
-            [inputs[i].shape.dims[dim] for _, i, dim in self.executable.symbols]
-            if self.executable.symbols
-            else ()
-        )
+        sizes = self.sizes(inputs)
         copies = self._copies(inputs)
         addresses = [b.memory.address for b in inputs]
         count = len(numbers) // 16

@@ -9,14 +9,12 @@ submit.
 """
 
 import ctypes
-import signal
 import threading
 import time
 from array import array
 from collections.abc import Callable
 
-from torch_hlo.compiler.llvm import host, stream
-from torch_hlo.compiler.llvm.machine_code import machine_code
+from torch_hlo.compiler.llvm import stream
 from torch_hlo.compiler.llvm.stream import (
     DONE,
     FIRST,
@@ -27,8 +25,8 @@ from torch_hlo.compiler.llvm.stream import (
     TAKEN,
 )
 
-from .engine import engine
-from .workers import WORKERS
+from .engine import loaded
+from .workers import WORKERS, without_signals
 
 
 class Code:
@@ -53,9 +51,8 @@ class Code:
 
     @staticmethod
     def _load() -> tuple[Callable[..., int], ...]:
-        target = host()
         WORKERS.load()  # who waits helps there
-        loaded = engine([machine_code(stream.text(), target, level=0)[0]], target)
+        code = loaded(stream.text())
         # Submitting is short, as is what `run` is for: they keep the interpreter's lock. Waiting
         # gives it up.
         kinds = (
@@ -65,9 +62,9 @@ class Code:
             ("wait", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
         )
         functions = tuple(
-            kind(loaded.get_function_address(f"torch_hlo_stream_{name}")) for name, kind in kinds
+            kind(code.get_function_address(f"torch_hlo_stream_{name}")) for name, kind in kinds
         )
-        loaded.detach()
+        code.detach()
         return functions
 
 
@@ -82,17 +79,9 @@ class Stream:
         self._words = array("Q", bytes(8 * (FIRST + RECORD * RECORDS)))
         CODE.keep(self._words)
         self._address = self._words.buffer_info()[0]
-        blocked = (
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            if hasattr(signal, "pthread_sigmask")
-            else None
-        )
-        try:
+        with without_signals():
             if start(self._address):
                 raise OSError("the system gives no thread to run programs on")
-        finally:
-            if blocked is not None:
-                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def add(self, entry: int, block: array) -> int:
         """The number of the next job, `entry(block)`. It has to be published before another is

@@ -66,9 +66,7 @@ def _libraries() -> Iterator[ctypes.CDLL]:
         yield _open(path)
 
 
-@lru_cache
-def _open(path: str) -> ctypes.CDLL:
-    return ctypes.CDLL(path)
+_open = lru_cache(ctypes.CDLL)
 
 
 @lru_cache(1)

@@ -8,7 +8,12 @@ import numpy as np
 
 from torch_hlo.compiler.codegen.registry import HOST_CALLS
 
-_NAMES = {"FFT": "fftn", "IFFT": "ifftn", "RFFT": "rfftn", "IRFFT": "irfftn"}
+_NAMES = {
+    "FFT": "fftn",
+    "IFFT": "ifftn",
+    "RFFT": "rfftn",
+    "IRFFT": "irfftn",
+}
 
 
 def fft(

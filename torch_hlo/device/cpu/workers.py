@@ -12,16 +12,28 @@ from typing import NamedTuple
 
 from torch_hlo import config
 from torch_hlo.compiler.llvm import host, thread_pool
-from torch_hlo.compiler.llvm.machine_code import machine_code
 from torch_hlo.pytorch import shortcuts
 
-from .engine import engine
+from .engine import loaded
 from .symbols import SYMBOLS
 
 # nanoseconds for which a program waits for PyTorch's threads: more than waking them up takes
 _PATIENCE = 500_000
 _CUT = 8  # on fewer threads a cut for more costs little
 _PAUSE, _LONGEST_PAUSE = 0.005, 1.0  # seconds
+
+
+@contextlib.contextmanager
+def without_signals() -> Iterator[None]:
+    """Threads that are started in the block handle no signals."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Thread(threading.local):
@@ -112,20 +124,11 @@ class Workers:
         threads = threads or self.threads()
         if threads == self.active and threads <= self.started + 1:
             return
-        with self.lock:
-            blocked = (
-                signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-                if hasattr(signal, "pthread_sigmask")
-                else None
-            )
-            try:
-                while self.started < threads - 1:  # workers handle no signals
-                    if self.functions.add(self.started + 1):
-                        break
-                    self.started += 1
-            finally:
-                if blocked is not None:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        with self.lock, without_signals():
+            while self.started < threads - 1:
+                if self.functions.add(self.started + 1):
+                    break
+                self.started += 1
         self._activate(threads)
 
     def _activate(self, threads: int) -> None:
@@ -137,10 +140,8 @@ class Workers:
         with self.lock:
             if self.functions is not None:
                 return
-            target = host()
-            # it waits for memory and other threads: as fast as with 2
-            code, _ = machine_code(thread_pool.text(target.parallel_threshold_ps), target, level=0)
-            loaded = engine([code], target)
+            # it waits for memory and other threads: as fast as optimised
+            code = loaded(thread_pool.text(host().parallel_threshold_ps))
             kinds = (
                 ("add", (ctypes.c_int, ctypes.c_int64)),
                 ("active", (None, ctypes.c_int64)),
@@ -158,13 +159,13 @@ class Workers:
             )
             functions = _Functions(
                 *(
-                    ctypes.CFUNCTYPE(*kind)(loaded.get_function_address(f"torch_hlo_pool_{name}"))
+                    ctypes.CFUNCTYPE(*kind)(code.get_function_address(f"torch_hlo_pool_{name}"))
                     for name, kind in kinds
                 )
             )
             for name in ("torch_hlo_parallel", "torch_hlo_pool_help"):
-                SYMBOLS.add(name, loaded.get_function_address(name))
-            loaded.detach()  # workers run this code until the process ends
+                SYMBOLS.add(name, code.get_function_address(name))
+            code.detach()  # workers run this code until the process ends
             parallel, number = _openmp()
             functions.team(parallel, number)
             self.has_team = bool(parallel)

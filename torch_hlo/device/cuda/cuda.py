@@ -1,13 +1,10 @@
 """The back end of NVIDIA GPUs (TORCH_HLO_DEVICE=cuda or cuda:NUMBER)."""
 
-from torch_hlo.hlo.ir import Module
-
 from .. import dlpack, multi_device
 from ..gpu.gpu import GpuBackend
-from ..interfaces import Observe
 from . import cuda_memory
 from .cuda_memory import CudaMemory, CudaPool
-from .cuda_program import CudaProgram, compile_program
+from .cuda_program import CudaProgram
 
 
 class CudaBackend(GpuBackend):
@@ -15,6 +12,8 @@ class CudaBackend(GpuBackend):
     rank)."""
 
     saturating = 1 << 27, 8192
+    arrays = CudaMemory
+    programs = CudaProgram
 
     def pool(self) -> CudaPool:
         number = self.argument or str(multi_device.local_rank())
@@ -24,17 +23,8 @@ class CudaBackend(GpuBackend):
             )
         return cuda_memory.pool_of(int(number))
 
-    def memory(self, nbytes: int) -> CudaMemory:
-        return CudaMemory(nbytes, self.pool())
-
-    def adopt(self, address: int, nbytes: int, owner: object) -> CudaMemory:
-        return CudaMemory.adopted(address, nbytes, owner, self.pool())
-
     def place(self) -> tuple[int, int]:
         return dlpack.CUDA, self.driver().number
-
-    def compile_program(self, module: Module, observe: Observe | None = None) -> CudaProgram:
-        return compile_program(self.pool(), module, observe)
 
 
 backend = CudaBackend

@@ -40,6 +40,7 @@ _P, _SIZE, _INT, _UINT, _U64 = (
     ctypes.c_uint64,
 )
 OLDEST_DRIVER = 12040  # CUDA 12.4: PTX 8.4, which knows the f8 matrix units
+_OLDEST = f"{OLDEST_DRIVER // 1000}.{OLDEST_DRIVER % 1000 // 10}"
 OUT_OF_MEMORY, NO_BINARY, INVALID_PTX, NOT_READY = 2, 209, 218, 600
 # after one of these every call fails: the context is gone
 _LOST = frozenset((214, 700, 702, 709, 710, *range(714, 721)))
@@ -142,8 +143,7 @@ class Cuda(Driver):
         if version < OLDEST_DRIVER:
             raise DriverError(
                 f"the NVIDIA driver supports CUDA {version // 1000}.{version % 1000 // 10};"
-                f" {OLDEST_DRIVER // 1000}.{OLDEST_DRIVER % 1000 // 10} or later is needed:"
-                " update it"
+                f" {_OLDEST} or later is needed: update it"
             )
         count = self._get("cuDeviceGetCount")
         if number >= count:
@@ -627,8 +627,7 @@ def _functions(library: str | object) -> Any:
             function = getattr(found, name)
         except AttributeError:
             raise DriverError(
-                f"the NVIDIA driver has no {name}: it is older than CUDA"
-                f" {OLDEST_DRIVER // 1000}.{OLDEST_DRIVER % 1000 // 10}; update it"
+                f"the NVIDIA driver has no {name}: it is older than CUDA {_OLDEST}; update it"
             ) from None
         function.argtypes, function.restype = arguments, _INT
     return found

@@ -24,14 +24,12 @@ from torch_hlo.compiler.codegen.block import FIXED_WORDS
 from torch_hlo.compiler.codegen.profile import Profile
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.gpu.gpu_program import CALLS
-from torch_hlo.hlo.ir import Ints, Module, Shape, substitute
+from torch_hlo.hlo.ir import Ints, Shape, substitute
 from torch_hlo.hlo.sharding.collective import Collective, current, nothing
 
-from ..gpu import gpu
 from ..gpu.device_memory import Block
 from ..gpu.driver import DriverError
 from ..gpu.gpu import GpuProgram
-from ..interfaces import Observe
 from ..memory import EXIT, Buffer
 from .cuda_driver import Cuda, LaunchError
 from .cuda_launch import Launcher
@@ -248,8 +246,3 @@ class _Moved:
             if i >= self.outputs
         ]
         return tuple(self.blocks[i].address if i in self.blocks else w for i, w in enumerate(words))
-
-
-def compile_program(pool: CudaPool, module: Module, observe: Observe | None = None) -> CudaProgram:
-    """Compile `module` for the pool's device, or load it from the disk cache."""
-    return gpu.compile_program(pool, module, observe, CudaProgram)

@@ -17,12 +17,14 @@ import contextlib
 import datetime
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Ints, Shape
 from torch_hlo.hlo.sharding.collective import Collective, CollectiveError
 
@@ -34,7 +36,12 @@ BACKEND = "nccl"
 Group = Ints
 Finish = Callable[[], None]
 T = TypeVar("T")
-_SUMS = {"add": "SUM", "multiply": "PRODUCT", "maximum": "MAX", "minimum": "MIN"}
+_SUMS = {
+    "add": "SUM",
+    "multiply": "PRODUCT",
+    "maximum": "MAX",
+    "minimum": "MIN",
+}
 _FLAGS = {
     "and": "MIN",
     "or": "MAX",
@@ -77,9 +84,10 @@ class Tensors:
         return torch.cuda.stream(torch.cuda.ExternalStream(self.driver.stream.value, device=device))
 
 
+@frozen
 class _Capsule:
-    def __init__(self, capsule: object, place: tuple[int, int]) -> None:
-        self.capsule, self.place = capsule, place
+    capsule: object
+    place: tuple[int, int]
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.place
@@ -125,27 +133,20 @@ def start(
     return lambda: guarded(finish)
 
 
+@dataclass
 class _Run:
     """One collective: who takes part, on what."""
 
-    def __init__(
-        self,
-        link: ProcessLink,
-        c: Collective,
-        group: Group,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-    ) -> None:
-        self.link, self.c, self.group, self.inputs, self.outputs = (
-            link,
-            c,
-            group,
-            inputs,
-            outputs,
-        )
-        self.rank, self.torch_group = group.index(link.device), _group(link, group)
+    link: ProcessLink
+    c: Collective
+    group: Group
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+
+    def __post_init__(self) -> None:
+        self.torch_group = _group(self.link, self.group)
         # torch.distributed counts the members of a group by their numbers
-        self.order = [sorted(group).index(d) for d in group]
+        self.order = [sorted(self.group).index(d) for d in self.group]
 
     def exchange(
         self,
@@ -326,7 +327,10 @@ def _collective_broadcast(r: _Run) -> Finish:
 
 
 _RUN = {
-    "all-reduce": _all_reduce, "reduce-scatter": _reduce_scatter, "all-gather": _all_gather,
-    "all-to-all": _all_to_all, "collective-permute": _collective_permute,
+    "all-reduce": _all_reduce,
+    "reduce-scatter": _reduce_scatter,
+    "all-gather": _all_gather,
+    "all-to-all": _all_to_all,
+    "collective-permute": _collective_permute,
     "collective-broadcast": _collective_broadcast,
-}  # fmt: skip
+}

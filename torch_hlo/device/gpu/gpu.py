@@ -93,7 +93,7 @@ class GpuProgram(CompiledProgram):
         e = self.executable
         if self.info is not None:
             current().begin(self.info)
-        sizes = [inputs[i].shape.dims[d] for _, i, d in e.symbols]
+        sizes = self.sizes(inputs)
         try:
             arena = self.pool.arena(max(self.arena_bytes(*sizes), 1))
             staged: dict[int, Block] = {}
@@ -291,6 +291,8 @@ class GpuBackend(Backend):
     from."""
 
     on_host = False
+    arrays: type[DeviceMemory] = DeviceMemory
+    programs: type[GpuProgram] = GpuProgram
 
     @abstractmethod
     def pool(self) -> DevicePool:
@@ -300,13 +302,13 @@ class GpuBackend(Backend):
         return self.pool().driver
 
     def memory(self, nbytes: int) -> DeviceMemory:
-        return DeviceMemory(nbytes, self.pool())
+        return self.arrays(nbytes, self.pool())
 
     def adopt(self, address: int, nbytes: int, owner: object) -> DeviceMemory:
-        return DeviceMemory.adopted(address, nbytes, owner, self.pool())
+        return self.arrays.adopted(address, nbytes, owner, self.pool())
 
     def compile_program(self, module: Module, observe: Observe | None = None) -> GpuProgram:
-        return compile_program(self.pool(), module, observe, GpuProgram)
+        return compile_program(self.pool(), module, observe, self.programs)
 
 
 def compile_program(
