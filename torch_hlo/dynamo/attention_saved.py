@@ -26,10 +26,18 @@ from .share import share
 aten = torch.ops.aten
 
 _VIEWS = {
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
-    aten.clone.default, aten.detach.default, aten.alias.default, aten.unsqueeze.default,
-    aten.squeeze.dim, aten._to_copy.default, torch.ops.prims.convert_element_type.default,
-}  # fmt: skip
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.expand.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.alias.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten._to_copy.default,
+    torch.ops.prims.convert_element_type.default,
+}
 _SCORES = {
     aten.mul.Tensor,
     aten.mul.Scalar,
@@ -179,15 +187,11 @@ def _is_turned(x: fx.Node) -> bool:
     if x.target not in (aten.transpose.int, aten.permute.default):
         return False
     rank = len(x.meta["val"].shape)
-    swaps = x.target is aten.transpose.int and {d % rank for d in x.args[1:]} == {
-        rank - 2,
-        rank - 1,
-    }
-    swaps = (
-        swaps
-        or x.target is aten.permute.default
-        and list(x.args[1]) == [*range(rank - 2), rank - 1, rank - 2]
-    )
+    swapped = [rank - 1, rank - 2]
+    if x.target is aten.transpose.int:
+        swaps = {d % rank for d in x.args[1:]} == {*swapped}
+    else:
+        swaps = list(x.args[1]) == [*range(rank - 2), *swapped]
     return swaps and all(u.target is aten.bmm.default for u in x.users)
 
 

@@ -28,6 +28,7 @@ from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
 from torch_hlo.lowering.fx.fx_size import Layout
 from torch_hlo.pytorch.operators import HigherOrderOperator, OpOverload
 
+from .cut import key_of, row_major, shape_of
 from .place import Gpu, Host
 
 aten = torch.ops.aten
@@ -123,16 +124,12 @@ class Caller:
                 return True
         return any(isinstance(node.target, HigherOrderOperator) for node in self.nodes)
 
-    def _shape(self, value: Out | Leaf) -> Shape:
-        return value.node.outs[value.index] if isinstance(value, Out) else value.shape
-
     def _result(self, value: Out | Leaf, layout: Layout) -> int:
         """Number of the root that is `value` in the physical order of `layout`."""
         if not layout.dense:
-            layout = Layout(tuple(range(len(layout.order))), (), True, ())
-        shape = self._shape(value)
-        origin = (id(value.node), value.index) if isinstance(value, Out) else (id(value), -1)
-        key = (*origin, layout.order, layout.repeated)
+            layout = row_major(len(layout.order))
+        shape = shape_of(value)
+        key = (*key_of(value), layout.order, layout.repeated)
         if key not in self._index:
             self._index[key] = len(self.results)
             root = value
@@ -140,14 +137,14 @@ class Caller:
                 root = self._node(
                     aten.slice.Tensor,
                     (root, d, 0, 1),
-                    [1 if i == d else n for i, n in enumerate(self._shape(root).dims)],
+                    [1 if i == d else n for i, n in enumerate(shape_of(root).dims)],
                     shape,
                 )
             if layout.order != tuple(range(shape.rank)):
                 root = self._node(
                     aten.permute.default,
                     (root, list(layout.order)),
-                    [self._shape(root).dims[d] for d in layout.order],
+                    [shape_of(root).dims[d] for d in layout.order],
                     shape,
                 )
             self.results.append(_Result(root, shape, layout))
@@ -170,11 +167,10 @@ class Caller:
             return value
         if isinstance(value, Leaf):
             i = next(i for i, x in enumerate(self.graph.inputs) if x.leaf is value)
-            if isinstance(self.graph.inputs[i].source, int) and not any(
-                p == self.graph.inputs[i].source for p, _ in self.writes
-            ):
-                return ("input", self.graph.inputs[i].source)
-        layout = layout or Layout(tuple(range(self._shape(value).rank)), (), True, ())
+            source = self.graph.inputs[i].source
+            if isinstance(source, int) and not any(p == source for p, _ in self.writes):
+                return ("input", source)
+        layout = layout or row_major(shape_of(value).rank)
         i = self._result(value, layout)
         # a write's memory belongs to the input: PyTorch wants a tensor of its own
         if self.results[i].position is not None:
@@ -425,15 +421,16 @@ def _dense(t: torch.Tensor, order: Ints) -> torch.Tensor:
 def _rebuilt(t: torch.Tensor, strides: Ints) -> torch.Tensor:
     """The same values with gaps, as the strides say."""
     result = torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device)
+    _once(result, strides).copy_(_once(t, strides))
+    return result
+
+
+def _once(t: torch.Tensor, strides: Ints) -> torch.Tensor:
+    """The first of the elements that lie at one place."""
     for d, s in enumerate(strides):
         if s == 0 and t.shape[d]:
             t = t.narrow(d, 0, 1)
-    target = result
-    for d, s in enumerate(strides):
-        if s == 0 and target.shape[d]:
-            target = target.narrow(d, 0, 1)
-    target.copy_(t)
-    return result
+    return t
 
 
 def _draw() -> torch.Tensor:

@@ -38,18 +38,40 @@ class Joint(FxGraph):
 
 
 _VIEWS = {
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
-    aten.permute.default, aten.t.default, aten.transpose.int, aten.unsqueeze.default,
-    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int,
-    aten.diagonal.default, aten.detach.default, aten.alias.default, aten.clone.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.expand.default,
+    aten.permute.default,
+    aten.t.default,
+    aten.transpose.int,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.diagonal.default,
+    aten.detach.default,
+    aten.alias.default,
+    aten.clone.default,
     aten._to_copy.default,
-}  # fmt: skip
+}
 _FACTORIES = {
-    aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default,
-    aten.arange.default, aten.arange.start, aten.arange.start_step, aten.full_like.default,
-    aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default,
-    aten.empty.memory_format, aten.new_zeros.default,
-}  # fmt: skip
+    aten.full.default,
+    aten.zeros.default,
+    aten.ones.default,
+    aten.scalar_tensor.default,
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+    aten.full_like.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.empty_like.default,
+    aten.empty.memory_format,
+    aten.new_zeros.default,
+}
 
 
 def _is_cheap(node: Node) -> bool:
@@ -76,12 +98,23 @@ def _operands(node: Node) -> Iterator[Out | Leaf]:
             stack += x
 
 
-def _key(value: Out | Leaf) -> tuple[int, int]:
+def key_of(value: Out | Leaf) -> tuple[int, int]:
+    """What tells a value from others."""
     return (id(value.node), value.index) if type(value) is Out else (id(value), -1)
 
 
-def _shape(value: Out | Leaf) -> Shape:
+def shape_of(value: Out | Leaf) -> Shape:
     return value.node.outs[value.index] if type(value) is Out else value.shape
+
+
+def row_major(rank: int) -> Layout:
+    """How a contiguous tensor lies."""
+    return Layout(tuple(range(rank)), (), True, ())
+
+
+def without_gaps(layout: Layout) -> Layout:
+    """The layout, or the row-major one of a tensor that has to be copied."""
+    return layout if layout.dense and not layout.repeated else row_major(len(layout.order))
 
 
 def needed(values: list) -> list[Node]:
@@ -108,8 +141,8 @@ def cut(joint: Joint) -> tuple[FxGraph, list[int | None], FxGraph]:
         if any(x.node in later if type(x) is Out else id(x) in given for x in _operands(node)):
             later.add(node)
     early = lambda x: x.node not in later if type(x) is Out else id(x) not in given
-    wanted = {_key(x): x for node in nodes if node in later for x in _operands(node) if early(x)}
-    wanted.update({_key(g): g for g in wanted_gradients if early(g)})
+    wanted = {key_of(x): x for node in nodes if node in later for x in _operands(node) if early(x)}
+    wanted.update({key_of(g): g for g in wanted_gradients if early(g)})
     kept = _minimal(joint, nodes, later, wanted)
     return _programs(joint, kept)
 
@@ -118,13 +151,16 @@ def _minimal(joint: Joint, nodes: list[Node], later: set[Node], wanted: dict) ->
     """The values to keep."""
     # the backward pass has them in memory
     firm = {
-        _key(x) for node in nodes if node in later and not _is_cheap(node) for x in _operands(node)
+        key_of(x)
+        for node in nodes
+        if node in later and not _is_cheap(node)
+        for x in _operands(node)
     }
     for node in reversed(nodes):
         if node.target in _VIEWS and (id(node), 0) in firm:
-            firm.update(map(_key, _operands(node)))
+            firm.update(map(key_of, _operands(node)))
     written = {
-        _key(x)
+        key_of(x)
         for node in needed([v for v, _ in joint.outputs] + [v for _, v in joint.writes])
         if not _is_cheap(node)
         for x in _operands(node)
@@ -135,7 +171,7 @@ def _minimal(joint: Joint, nodes: list[Node], later: set[Node], wanted: dict) ->
     stack = list(wanted.values())
     while stack:
         x = stack.pop()
-        key = _key(x)
+        key = key_of(x)
         if key in values:
             continue
         values[key] = x
@@ -143,7 +179,7 @@ def _minimal(joint: Joint, nodes: list[Node], later: set[Node], wanted: dict) ->
             flow.edge("source", (key, 0), _FREE)
             flow.edge((key, 0), (key, 1), 0 if id(x) in constants else 1)
             continue
-        nbytes = _shape(x).nbytes
+        nbytes = shape_of(x).nbytes
         flow.edge(
             (key, 0),
             (key, 1),
@@ -151,7 +187,7 @@ def _minimal(joint: Joint, nodes: list[Node], later: set[Node], wanted: dict) ->
         )
         if _is_cheap(x.node) and (key not in firm or x.node.target in _VIEWS):
             for operand in _operands(x.node):
-                flow.edge((_key(operand), 1), (key, 0), _FREE)
+                flow.edge((key_of(operand), 1), (key, 0), _FREE)
                 stack.append(operand)
             if not any(True for _ in _operands(x.node)):
                 flow.edge("source", (key, 0), 0)
@@ -174,11 +210,11 @@ def _programs(joint: Joint, kept: list[Out | Leaf]) -> tuple[FxGraph, list[int |
     saved = _take_kept(joint, kept, forward, backward, known)
     _take_tangents(joint, backward, known)
     constants = [x for x in joint.inputs if isinstance(x.source, torch.Tensor)]
-    known.update({_key(x.leaf): x.leaf for x in constants})
+    known.update({key_of(x.leaf): x.leaf for x in constants})
     backward.inputs += constants
     _copy_nodes([g for g, _ in joint.gradients if g is not None], known, backward.nodes)
     backward.outputs = [
-        (g if g is None else known[_key(g)], layout) for g, layout in joint.gradients
+        (g if g is None else known[key_of(g)], layout) for g, layout in joint.gradients
     ]
     results = [v for v, _ in forward.outputs] + [v for _, v in forward.writes]
     forward.nodes = needed(results)
@@ -213,9 +249,9 @@ def _take_kept(
             layout = given.layout
         else:
             saved.append(None)
-            layout = Layout(tuple(range(_shape(x).rank)), (), True, ())
+            layout = row_major(shape_of(x).rank)
             forward.outputs.append((x, layout))
-        known[_key(x)] = leaf = Leaf(_shape(x))
+        known[key_of(x)] = leaf = Leaf(shape_of(x))
         backward.inputs.append(Input(leaf, backward.placeholders, layout))
         backward.placeholders += 1
     return saved
@@ -231,7 +267,7 @@ def _take_tangents(joint: Joint, backward: FxGraph, known: dict[tuple, Out | Lea
             order = [layout.order.index(d) for d in range(leaf.shape.rank)]
             new = Out(Node(aten.permute.default, (new, order), {}, (leaf.shape,)))
             backward.nodes.append(new.node)
-        known[_key(leaf)] = new
+        known[key_of(leaf)] = new
 
 
 def _copy_nodes(
@@ -242,16 +278,16 @@ def _copy_nodes(
 
     def value(x: object) -> object:
         if type(x) is Out or isinstance(x, Leaf):
-            return known[_key(x)]
+            return known[key_of(x)]
         return type(x)(map(value, x)) if type(x) is list or type(x) is tuple else x
 
     found: dict[Node, None] = {}
-    stack = [v for v in values if _key(v) not in known]
+    stack = [v for v in values if key_of(v) not in known]
     while stack:
         node = stack.pop().node
         if node not in found:
             found[node] = None
-            stack += [x for x in _operands(node) if _key(x) not in known]
+            stack += [x for x in _operands(node) if key_of(x) not in known]
     for node in sorted(found, key=lambda n: n.serial):
         copy = Node(
             node.target,

@@ -81,7 +81,7 @@ class Graphs:
                 graph_module.meta[LOSSES] = tracing.graph_metadata().num_forward_returns
             run = compiler(graph_module, example_inputs)
             if kind == "backward":
-                (output,) = (n for n in graph_module.graph.nodes if n.op == "output")
+                (output,) = graph_module.graph.find_nodes(op="output")
                 self.gradients = [x is not None for x in output.args[0]]
             else:
                 metadata = self.metadata = tracing.graph_metadata()
@@ -138,7 +138,7 @@ class Graphs:
             if node is not None:
                 function = node._forward_cls
                 if self.repeatable:
-                    self._remember(node, args)
+                    _keep_inputs(node, args, self.tensors)
                     if not hasattr(function.backward, "repeats"):
                         function.backward = staticmethod(
                             self._differentiable(
@@ -151,13 +151,6 @@ class Graphs:
             return results
 
         return call
-
-    def _remember(self, node: Any, args: tuple) -> None:
-        """Keep at the node of the backward graph what a call was given."""
-        node.inputs, node.versions = (
-            args,
-            [a._version for a in args if isinstance(a, torch.Tensor)],
-        )
 
     def _differentiable(self, compiled: Callable, boxed: bool) -> Callable:
         """The `backward` of a function, but that with create_graph=True the graph is computed
@@ -331,7 +324,7 @@ class _Results:
 
 
 def _keep_inputs(ctx: Any, args: tuple, inputs: Sequence[int]) -> None:
-    """Note what a graph was given that may be computed again."""
+    """Note at the node of its backward graph what a graph was given that may be computed again."""
     ctx.inputs, ctx.versions = args, [args[i]._version for i in inputs]
 
 

@@ -43,9 +43,13 @@ def write(recording: Recording) -> Callable[[Sequence], list | None] | None:
         return None
     numbers = number_buffers(recording.graph.numbers) if recording.graph.numbers else []
     scope = {
-        "Array": Array, "Storage": Storage, "inference": in_inference_mode,
-        "start": session.engine().base().start, "compiled": known.compiled, "numbers": numbers,
-    }  # fmt: skip
+        "Array": Array,
+        "Storage": Storage,
+        "inference": in_inference_mode,
+        "start": session.engine().base().start,
+        "compiled": known.compiled,
+        "numbers": numbers,
+    }
     exec("\n    ".join(_lines(recording, scope)), scope)
     return scope["launch"]
 

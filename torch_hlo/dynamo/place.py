@@ -11,12 +11,14 @@ copied there and back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import fx
 
 from torch_hlo.device import host_tensor, report
 from torch_hlo.device.interfaces import Observe, Program
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Ints, Module
 from torch_hlo.lowering.core import LoweringError
 from torch_hlo.pytorch import tensors
@@ -26,8 +28,8 @@ _CPU = torch.device("cpu")
 
 def place_of(graph_module: fx.GraphModule) -> Host | Gpu:
     """By the fake tensors that the graph's nodes carry."""
-    inputs = [_device(n) for n in graph_module.graph.nodes if n.op == "placeholder"]
-    (output,) = (n for n in graph_module.graph.nodes if n.op == "output")
+    inputs = [_device(n) for n in graph_module.graph.find_nodes(op="placeholder")]
+    (output,) = graph_module.graph.find_nodes(op="output")
     results = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
     outputs = [_device(n) for n in results]
     gpus = sorted({str(d) for d in (*inputs, *outputs) if d.type == "cuda"})
@@ -78,19 +80,16 @@ class Host:
         return program.starter()
 
 
+@frozen
 class Gpu:
-    """Tensors of a GPU of torch.cuda."""
+    """Tensors of a GPU of torch.cuda: where the graph has its inputs and outputs."""
 
-    alignment = 16  # of all memory: threads move as much at a time
-    reads_any = False
+    alignment: ClassVar = 16  # of all memory: threads move as much at a time
+    reads_any: ClassVar = False
 
-    def __init__(
-        self,
-        device: torch.device,
-        inputs: Sequence[torch.device],
-        outputs: Sequence[torch.device],
-    ) -> None:
-        self.device, self.inputs, self.outputs = device, inputs, outputs
+    device: torch.device
+    inputs: Sequence[torch.device]
+    outputs: Sequence[torch.device]
 
     def empty(self, size: Ints, stride: Ints, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device=self.device)

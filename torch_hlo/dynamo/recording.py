@@ -53,6 +53,16 @@ class Unsuitable(Exception):
     """Why a call cannot be started again."""
 
 
+def _ends(name: str, reason: str) -> Callable[..., Any]:
+    """A method of the engine after which a recording is of no use."""
+
+    def method(self: Watching, *args: Any, **kwargs: Any) -> Any:
+        self.looks(reason)
+        return getattr(self.inner, name)(*args, **kwargs)
+
+    return method
+
+
 class Watching(Watcher):
     """The engine while a graph is recorded: it notices what the recording depends on besides
     operations.
@@ -133,25 +143,11 @@ class Watching(Watcher):
     def looks(self, reason: str) -> None:
         self.looked_at = reason
 
-    def materialize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        self.looks("it looks at values")
-        return self.inner.materialize(tensors)
-
-    def evaluate(self, storages: Sequence[Storage]) -> None:
-        self.looks("it evaluates values")
-        self.inner.evaluate(storages)
-
-    def mark_step(self, wait: bool = False) -> None:
-        self.looks("it marks a step")
-        self.inner.mark_step(wait)
-
-    def sync(self, tensors: Sequence[torch.Tensor] | None = None) -> None:
-        self.looks("it waits for values")
-        self.inner.sync(tensors)
-
-    def synchronize(self) -> None:
-        self.looks("it waits for values")
-        self.inner.synchronize()
+    materialize = _ends("materialize", "it looks at values")
+    evaluate = _ends("evaluate", "it evaluates values")
+    mark_step = _ends("mark_step", "it marks a step")
+    sync = _ends("sync", "it waits for values")
+    synchronize = _ends("synchronize", "it waits for values")
 
 
 class Recording:
@@ -169,7 +165,7 @@ class Recording:
             raise Unsuitable(watch.looked_at)
         if any(step.hooks for step in watch.stepped):
             raise Unsuitable("an optimizer's hooks run Python")
-        self.key, self.signature = given.key(), signature
+        self.key, self.signature = given.key, signature
         self.conditions, self.shared = watch.conditions, watch.shared
         self.stepped = watch.stepped
         for step in self.stepped:
@@ -309,7 +305,7 @@ class Recording:
     def serves(self, given: Given) -> list[Storage] | None:
         """The storages that the program would run on; None if the recording is for other arguments
         than these."""
-        if self.key != given.key():
+        if self.key != given.key:
             return None
         storages = given.storages + self.signature.constants
         for step in self.stepped:

@@ -112,9 +112,9 @@ class Signature:
 
 
 class Given:
-    """The arguments of one call."""
+    """The arguments of one call. `key`: what calls that one recording may serve have in common."""
 
-    __slots__ = ("args", "signature", "storages", "numbers", "versions", "_key")
+    __slots__ = ("args", "signature", "storages", "numbers", "versions", "key")
 
     def __init__(self, signature: Signature, args: Sequence) -> None:
         self.args, self.signature = args, signature
@@ -122,22 +122,18 @@ class Given:
         self.storages = [t._storage for t in tensors]
         self.numbers = [args[i].item() for i in signature.floats] if signature.floats else ()
         views = [t._view for t in tensors]
-        self._key = (
+        self.key = (
             [t._meta for t in tensors],
             [_steps(v) for v in views] if any(views) else None,
             [args[i] for i in signature.whole],
             torch.is_inference_mode_enabled(),
         )
 
-    def key(self) -> tuple:
-        """What calls that one recording may serve have in common."""
-        return self._key
-
     def rebound(self) -> bool:
         """Whether a tensor has become another view, or has other memory (`x.data = y`), since."""
         tensors = [self.args[i] for i in self.signature.tensors]
         return any(t._storage is not s for t, s in zip(tensors, self.storages)) or (
-            Given(self.signature, self.args).key() != self._key
+            Given(self.signature, self.args).key != self.key
         )
 
     def watch_versions(self) -> None:

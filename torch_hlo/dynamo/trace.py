@@ -42,7 +42,7 @@ from torch_hlo.pytorch import autocast, participants, tracing
 from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
 from torch_hlo.pytorch.registration import PLACE
 
-from .cut import Joint
+from .cut import Joint, key_of, row_major, shape_of, without_gaps
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -115,10 +115,28 @@ _MODULES = {
 _ATTRIBUTES = {"T", "mT", "H", "mH", "real", "imag"}
 # Methods that speak of memory, of gradients, or of other devices.
 _METHODS = {
-    "as_strided", "as_strided_", "set_", "resize_", "resize_as_", "stride", "storage_offset",
-    "data_ptr", "untyped_storage", "requires_grad_", "register_hook", "retain_grad", "backward",
-    "cuda", "numpy", "share_memory_", "pin_memory", "is_shared", "to_sparse", "to_mkldnn", "swap_",
-}  # fmt: skip
+    "as_strided",
+    "as_strided_",
+    "set_",
+    "resize_",
+    "resize_as_",
+    "stride",
+    "storage_offset",
+    "data_ptr",
+    "untyped_storage",
+    "requires_grad_",
+    "register_hook",
+    "retain_grad",
+    "backward",
+    "cuda",
+    "numpy",
+    "share_memory_",
+    "pin_memory",
+    "is_shared",
+    "to_sparse",
+    "to_mkldnn",
+    "swap_",
+}
 _FUNCTIONS = {
     torch.as_strided,
     torch.as_strided_copy,
@@ -233,7 +251,7 @@ class _Recorder:
         size = tuple(example.shape)
         meta = metas.intern(size, example.stride(), example.dtype)
         if not layout.dense or layout.repeated:  # made contiguous before each call
-            layout = Layout(tuple(range(len(size))), (), True, ())
+            layout = row_major(len(size))
             meta = metas.contiguous(size, example.dtype)
         leaf = Array(meta.hlo.with_dims(layout.physical(size)), None)
         self.leaves[id(leaf)] = Input(leaf, position, layout)
@@ -361,25 +379,14 @@ class _Recorder:
 
     def _finish(self, results: list) -> FxGraph:
         self._compare_views()
-        g = (
-            Joint(placeholders=len(self.given))
-            if self.gradients
-            else FxGraph(placeholders=len(self.given))
-        )
+        g = (Joint if self.gradients else FxGraph)(placeholders=len(self.given))
         used: set[tuple] = set()
 
         def apart(value: Out | Array) -> Out:
             """The value as a root of its own: memory that nothing else has."""
-            key = (id(value.node), value.index) if type(value) is Out else (id(value),)
+            key = key_of(value)
             if type(value) is Array or key in used:
-                value = Out(
-                    Node(
-                        aten.clone.default,
-                        (value,),
-                        {},
-                        (value.shape if type(value) is Array else value.node.outs[value.index],),
-                    )
-                )
+                value = Out(Node(aten.clone.default, (value,), {}, (shape_of(value),)))
             used.add(key)
             return value
 
@@ -427,8 +434,7 @@ class _Recorder:
             result = self._value(node)
             if not isinstance(result, HloTensor) or not result.requires_grad:
                 continue
-            if not layout.dense or layout.repeated:
-                layout = Layout(tuple(range(result.dim())), (), True, ())
+            layout = without_gaps(layout)
             meta = (
                 metas.contiguous(tuple(result.shape), result.dtype)
                 if layout.plain
@@ -457,17 +463,7 @@ class _Recorder:
                     f"a gradient of {gradient.dtype}{list(gradient.shape)} for"
                     f" {example.dtype}{list(example.shape)}"
                 )
-            layout = layout_of(example)
-            g.gradients.append(
-                (
-                    read(gradient),
-                    (
-                        layout
-                        if layout.dense and not layout.repeated
-                        else Layout(tuple(range(example.dim())), (), True, ())
-                    ),
-                )
-            )
+            g.gradients.append((read(gradient), without_gaps(layout_of(example))))
         return g
 
     def _check_writes(self, written: list[int]) -> None:
