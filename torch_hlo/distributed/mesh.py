@@ -13,6 +13,7 @@ Errors are raised here, when the annotation is written, and name the tensor and 
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self, TypeAlias
 
 from torch_hlo.device import multi_device
@@ -105,24 +106,17 @@ class Mesh:
         return self.hlo._repr_html_()
 
 
+@dataclass(init=False, repr=False, unsafe_hash=True, slots=True)
 class Dim:
     """A dimension over `axes`. `open`: propagation may add more axes. `priority`: of several
     annotations those with the lowest are propagated first."""
 
-    __slots__ = ("axes", "open", "priority")
+    axes: tuple[str, ...]
+    open: bool
+    priority: int
 
     def __init__(self, *axes: str, open: bool = False, priority: int = 0) -> None:
         self.axes, self.open, self.priority = axes, open, priority
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Dim) and (self.axes, self.open, self.priority) == (
-            other.axes,
-            other.open,
-            other.priority,
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.axes, self.open, self.priority))
 
     def __repr__(self) -> str:
         notes = ["open=True"] * self.open + [f"priority={self.priority}"] * bool(self.priority)

@@ -176,7 +176,14 @@ def _on_device(t: Tensor) -> Tensor:
 
 
 __all__ = [
-    "Mesh", "clear_sharding", "disable_manual_sharding", "enable_manual_sharding", "get_1d_mesh",
-    "get_global_mesh", "mark_sharding", "mark_sharding_with_gradients", "num_devices",
+    "Mesh",
+    "clear_sharding",
+    "disable_manual_sharding",
+    "enable_manual_sharding",
+    "get_1d_mesh",
+    "get_global_mesh",
+    "mark_sharding",
+    "mark_sharding_with_gradients",
+    "num_devices",
     "set_global_mesh",
-]  # fmt: skip
+]

@@ -10,6 +10,7 @@ print(visualize_sharding("{devices=[2,2]<=[4]}"))
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import torch
@@ -53,13 +54,11 @@ visualize_tensor_sharding = visualize_sharding
 
 
 def _picture(sharding: Sharding, color: bool) -> str:
-    holders: dict[Ints, list[int]] = {}
-    for device in range(sharding.mesh.size):
-        holders.setdefault(sharding.tile(device) if sharding.maximal is None else (), []).append(
-            device
-        )
     if sharding.maximal is not None:
         return _grid([[str(sharding.maximal)]])
+    holders: dict[Ints, list[int]] = {}
+    for device in range(sharding.mesh.size):
+        holders.setdefault(sharding.tile(device), []).append(device)
     tiles = sharding.tiles
     split = [d for d, n in enumerate(tiles) if n > 1]
     rows, columns = (
@@ -69,30 +68,17 @@ def _picture(sharding: Sharding, color: bool) -> str:
         rows, columns = None, split[0]
     lead = [d for d in split if d not in (rows, columns)]
     pictures = []
-    for index in _indices([tiles[d] for d in lead]):
-        at = [0] * len(tiles)
-        for d, i in zip(lead, index):
-            at[d] = i
-        cells = []
-        for r in range(tiles[rows] if rows is not None else 1):
-            line = []
-            for c in range(tiles[columns] if columns is not None else 1):
-                if rows is not None:
-                    at[rows] = r
-                if columns is not None:
-                    at[columns] = c
-                line.append(",".join(map(str, holders[tuple(at)])))
-            cells.append(line)
+    for index in itertools.product(*(range(tiles[d]) for d in lead)):
+
+        def cell(row: int, column: int) -> str:
+            at: dict[int | None, int] = {**dict(zip(lead, index)), rows: row, columns: column}
+            return ",".join(map(str, holders[tuple(at.get(d, 0) for d in range(len(tiles)))]))
+
+        across = range(1 if columns is None else tiles[columns])
+        cells = [[cell(r, c) for c in across] for r in range(1 if rows is None else tiles[rows])]
         title = ", ".join(f"dimension {d} block {i}" for d, i in zip(lead, index))
         pictures.append((title + ":\n" if title else "") + _grid(cells, color))
     return "\n".join(pictures)
-
-
-def _indices(sizes: list[int]) -> list[Ints]:
-    found: list[Ints] = [()]
-    for n in sizes:
-        found = [(*index, i) for index in found for i in range(n)]
-    return found
 
 
 _COLORS = (44, 42, 45, 46, 41, 43, 100, 104)
