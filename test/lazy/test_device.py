@@ -441,3 +441,17 @@ def test_default_dtype_is_part_of_the_key():
     finally:
         torch.set_default_dtype(torch.float32)
     assert (x / 2).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.int64, torch.bool))
+@pytest.mark.parametrize("make", (torch.tensor, torch.as_tensor, torch.asarray))
+def test_a_tensor_of_a_list_of_tensors(make, dtype):
+    """Losses of a loop. C++ reads them without asking the dispatcher."""
+    values = [torch.tensor(1, dtype=dtype), torch.tensor(0, dtype=dtype)]
+    on_device = [v.to("hlo") for v in values]
+    recorded = [v.logical_or(v).to(dtype) for v in on_device]
+    for given in (on_device, recorded, [on_device[:], recorded]):
+        want = make([values, values] if type(given[0]) is list else values)
+        assert make(given).dtype == dtype and torch.equal(make(given), want)
+    with pytest.raises(ValueError, match="only one element tensors"):
+        make([torch.ones(2, dtype=dtype).to("hlo")])

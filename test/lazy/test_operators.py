@@ -39,6 +39,7 @@ def ways(monkeypatch):
         return before(op, types, args, kwargs)
 
     before = tensor.handle
+    session.engine().clear_cache()  # no number is known to vary
     tensor.install(handle)
     yield seen
     tensor.install(before)
@@ -81,24 +82,6 @@ def test_unary(name: str, ways) -> None:
         assert str(short) == str(outcome(getattr(torch.Tensor, name), x))
 
 
-@torch.no_grad()
-def test_items(ways) -> None:
-    x = torch.arange(12.0).view(3, 4).to("hlo")
-    for index, short in (
-        (torch.tensor([2, 0]), True),
-        (torch.tensor([[1], [1]]), True),
-        (torch.tensor(1), False),
-        (torch.tensor([True, False, True]), False),
-    ):
-        i = index.to("hlo")
-        ways.clear()
-        result = x[i]
-        assert (ways[0][1] is False) == short
-        assert result.cpu().equal(x.cpu()[index])
-    with pytest.raises(IndexError):
-        torch.tensor(1.0).to("hlo")[torch.tensor([0]).to("hlo")]
-
-
 class Functions(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
@@ -112,15 +95,14 @@ class Dispatches(TorchDispatchMode):
 
 def test_others_see_operators(ways) -> None:
     x = torch.ones(3).to("hlo")
-    i = torch.tensor([0]).to("hlo")
 
     def through() -> list[bool]:
         ways.clear()
-        x * x, -x, x[i]
+        x * x, -x
         return [way for _, way in ways]
 
     with torch.no_grad():
-        assert through() == [False] * 3
+        assert through() == [False] * 2
         for observer in (
             torch.enable_grad(),
             torch.autocast("hlo"),
@@ -134,7 +116,7 @@ def test_others_see_operators(ways) -> None:
         with torch.autocast("hlo", torch.bfloat16):
             assert x.bfloat16().exp().dtype is torch.float32  # as torch.exp
     with torch.inference_mode():
-        assert through() == [False] * 3 and (x * x).is_inference()
+        assert through() == [False] * 2 and (x * x).is_inference()
     w = torch.ones(3).to("hlo").requires_grad_()
     (w * 3.0 - w).sum().backward()
     assert w.grad.tolist() == [2.0] * 3

@@ -37,6 +37,11 @@ _modes, _functions, _casts, profiled, _traced = (
 )
 
 
+def skips_python() -> bool:
+    """Whether C++ has left `__torch_dispatch__` out, as where torch.tensor reads a list."""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(_Key.Python)
+
+
 def block(name: str) -> AbstractContextManager:
     """Context manager: a named range of PyTorch's profiler, if that runs."""
     return torch.profiler.record_function(name) if profiled() else _NOTHING

@@ -87,22 +87,6 @@ def register(tensor_class: type[torch.Tensor]) -> None:
 
         return operator
 
-    def indexing(original: Callable, op: OpOverload) -> Callable:
-        def operator(self: torch.Tensor, index: object) -> object:
-            if (
-                type(index) is tensor_class
-                and not _grad()
-                and type(self) is tensor_class
-                and _alone()
-                and index.dtype is torch.int64
-                and index.dim()
-                and self.dim()
-            ):
-                return tensor_class.__torch_dispatch__(op, (), (self, [index]))
-            return original(self, index)
-
-        return operator
-
     def give(name: str, make: Callable, *ops: OpOverload) -> None:
         original = getattr(torch.Tensor, name)
         operator = make(original, *ops)
@@ -114,4 +98,3 @@ def register(tensor_class: type[torch.Tensor]) -> None:
         give(name, binary, *ops)
     for name, op in _UNARY.items():
         give(name, unary, op)
-    give("__getitem__", indexing, aten.index.Tensor)

@@ -13,6 +13,7 @@ file is given to the class where it is written: pickling and `set_` (serializati
 from __future__ import annotations
 
 import copy
+import operator
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -51,6 +52,19 @@ class _Data:
             _data.__set__(tensor, value)
 
 
+def _conversion(name: str, convert: Callable[[Any], Any]) -> Callable[[Tensor], Any]:
+    original = getattr(Tensor, name)
+
+    def converted(self: Tensor) -> Any:
+        if participants.skips_python():
+            if self.numel() != 1:
+                raise ValueError("only one element tensors can be converted to Python scalars")
+            return convert(handle(aten._local_scalar_dense.default, (), (self,)))
+        return original(self)
+
+    return converted
+
+
 class HloTensor(Tensor):
     """A tensor of the "hlo" device. Users see it as a plain `torch.Tensor`."""
 
@@ -61,6 +75,12 @@ class HloTensor(Tensor):
     # Everything is done below autograd; the Python-level override protocol would only cost time.
     __torch_function__ = participants.disabled_torch_function
     data = _Data()
+
+    # `torch.tensor([loss, loss])` asks for numbers
+    __float__ = _conversion("__float__", float)
+    __index__ = _conversion("__index__", operator.index)
+    __bool__ = _conversion("__bool__", bool)
+    __complex__ = _conversion("__complex__", complex)
 
     @staticmethod
     def __torch_dispatch__(
