@@ -342,6 +342,7 @@ def _cond(x):
     return torch_hlo.cond(x.sum() > 0, yes, no, ({"x": x},))
 
 
+@pytest.mark.skipif(VERSION < (2, 13), reason="the graph ends at a loop")
 @pytest.mark.parametrize("fn", [_scan, _while, _cond])
 def test_loops_are_a_part_of_captured_steps(fn):
     x = torch.arange(6.0).reshape(3, 2).to("hlo")

@@ -139,10 +139,10 @@ def complete() -> None:
 def _dense(accumulate: Callable) -> Callable:
     """End the graph before a backward pass with sparse gradients: Dynamo would make dense ones."""
 
-    def accumulate_grad(x: Any, old: Any, new: Any) -> Any:
-        if new is not None and new.is_sparse:
+    def accumulate_grad(x: Any, *gradients: Any) -> Any:  # before 2.13 the new one alone
+        if gradients[-1] is not None and gradients[-1].is_sparse:
             graph_break()
-        return accumulate(x, old, new)
+        return accumulate(x, *gradients)
 
     return accumulate_grad
 

@@ -28,7 +28,7 @@ from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch._subclasses.fake_tensor import FakeTensor
 
-from . import shortcuts
+from . import shortcuts, version
 from .graphs import scan
 from .registration import PLACE
 
@@ -177,7 +177,10 @@ def graph_call(function: Callable) -> None:
 
 def trace_loops(traced: dict[Callable, Callable]) -> None:
     """Let Dynamo trace other functions in place of these, which hand functions to PyTorch's
-    operators, and end the graph where those refuse one: it prints, say, or keeps a tensor."""
+    operators, and end the graph where those refuse one: it prints, say, or keeps a tensor. Before
+    2.13 the gradient of a scan draws other random numbers than the scan has drawn."""
+    if version.VERSION < (2, 13):
+        return
     for function, instead in traced.items():
         trace_file(instead.__code__.co_filename)
         torch.compiler.substitute_in_graph(function)(instead)
