@@ -37,7 +37,11 @@ class Arguments:
 
     def varies(self, before: list, number: int) -> bool:
         """Whether the integer after these operands is an input of the program, too."""
-        return (self.op, *_traits(before)) in _session.varying and -(1 << 63) <= number < 1 << 63
+        return (
+            self.lift[len(before)]  # most integers are sizes and dimensions
+            and (self.op, *_traits(before)) in _session.varying
+            and -(1 << 63) <= number < 1 << 63
+        )
 
 
 def vary(node: Node, place: int) -> None:
