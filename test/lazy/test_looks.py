@@ -11,6 +11,7 @@ from torch import nn
 
 import torch_hlo
 from torch_hlo import debug
+from torch_hlo.lazy.record import conditions
 
 from .support import no_recording
 
@@ -34,6 +35,22 @@ def test_values_are_those_of_the_moment(capfd, device):
         "6.00 at 1",
         "now tensor([2., 3., 4.])",
     ]
+
+
+def test_a_step_that_ends_meanwhile_waits_its_turn(monkeypatch):
+    """Judging reads values, and reads judge what is done: in order all the same."""
+    found, asked = [], iter([True, False])
+    done = conditions._computed
+    monkeypatch.setattr(
+        conditions, "_computed", lambda *args: done(*args) and next(asked, True)
+    )  # the second is done after the first has been asked
+    x = torch.ones(2).to("hlo")
+    other = torch.full((2,), 7.0).to("hlo") + 1
+    debug.callback(lambda v: found.append((v.tolist(), other.tolist())), x * 2)
+    debug.callback(lambda v: found.append(v.tolist()), x * 3)
+    torch_hlo.sync()
+    torch_hlo.sync()
+    assert found == [([2, 2], [8, 8]), [3, 3]]
 
 
 def test_a_print_does_not_cut_the_graph(capfd):

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -49,8 +51,19 @@ def expect(value: HloTensor, check: Check) -> None:
 
 def surface(together: bool = False) -> None:
     """Judge what has been computed; what is spread over processes only at moments that are the same
-    for all (`together`). Raises what a check raises."""
-    expected = session.current().expected
+    for all (`together`). Raises what a check raises. Its own reads, and those of the functions that
+    it calls, come here again and do nothing: what is done meanwhile has to wait its turn."""
+    state, thread = session.current(), threading.get_ident()
+    if thread in state.judges:
+        return
+    state.judges.add(thread)
+    try:
+        _judge(state.expected, together)
+    finally:
+        state.judges.discard(thread)
+
+
+def _judge(expected: deque[tuple[HloTensor, Check]], together: bool) -> None:
     ready, left, waiting = [], [], False
     for condition in expected:
         ordered = getattr(condition[1], "ordered", False)
@@ -61,7 +74,7 @@ def surface(together: bool = False) -> None:
         return
     expected.clear()
     expected.extend(left)
-    values = to_cpu([value for value, _ in ready])  # which comes here again
+    values = to_cpu([value for value, _ in ready])
     errors: list[Exception] = []
     kept = []
     for value, condition in zip(values, ready):

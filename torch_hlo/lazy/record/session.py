@@ -93,6 +93,7 @@ class Session:
         # conditions.py: values that are looked at when they are there, and how. Not locked: threads
         # append to one end and take from the other.
         self.expected: deque[tuple[torch.Tensor, Callable[[torch.Tensor], None]]] = deque()
+        self.judges: set[int] = set()  # threads that look at them now
 
     def _captures(self) -> None:
         # tracing.py. The lock is held while a captured function is traced: one at a time. Taken
