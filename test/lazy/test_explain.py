@@ -6,6 +6,7 @@ import torch
 import torch_hlo  # noqa: F401
 from torch_hlo import config, metrics
 from torch_hlo.lazy.record import session
+from torch_hlo.lazy.run import explain
 
 step = session.engine()
 
@@ -178,3 +179,18 @@ def test_a_view_has_the_line_of_what_uses_it(monkeypatch):
     line = doubled.__code__.co_firstlineno + 2
     reason = reason_of(lambda: doubled(3), lambda: doubled(4))
     assert f"(first used by aten.view.default at {__file__}:{line})" in reason
+
+
+def test_each_op_is_looked_at_once_for_a_line(monkeypatch):
+    """Where no op has a line, a long graph is not searched again from each of its ops."""
+    looked = []
+    mentions = explain._mentions
+    monkeypatch.setattr(explain, "_mentions", lambda *args: looked.append(1) or mentions(*args))
+
+    def chain(x):
+        for _ in range(50):
+            x = x + 1
+        return x
+
+    reason_of(lambda: chain(vector().sin()), lambda: chain(vector().cos()))
+    assert 0 < len(looked) < 200

@@ -5,7 +5,7 @@ input 7 was f32[32,64], is f32[48,64] (first used by aten.mm.default at model.py
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from operator import eq, ne
 
@@ -141,8 +141,9 @@ def difference(new: tuple, old: tuple, sources: Sequence[str] = ()) -> str:
     alike = first is None or len(nodes) == len(old_nodes) and nodes[first][0] == old_nodes[first][0]
     if leaf is not None and (alike or user is not None and user <= first):
         how = "first used"
-        for i, node in enumerate(nodes):  # what is kept may be the next step's input
-            if i << INDEX_BITS in roots and _mentions(node[1:], ~leaf) and "cat." in _op(node):
+        kept = {*roots}  # which may be the next step's input
+        for i, node in enumerate(nodes):
+            if i << INDEX_BITS in kept and _mentions(node[1:], (~leaf,)) and "cat." in _op(node):
                 how, user = "made longer", i
         by = (
             ""
@@ -258,20 +259,24 @@ def _aliases_difference(aliases: tuple, old: tuple, shapes: tuple) -> str:
 
 
 def _first_user(nodes: tuple, wanted: int) -> int | None:
-    return next((i for i, node in enumerate(nodes) if _mentions(node[1:], wanted)), None)
+    return next((i for i, node in enumerate(nodes) if _mentions(node[1:], (wanted,))), None)
 
 
 def _users_line(nodes: tuple, at: int | None, sources: Sequence[str]) -> str:
-    """Views have no line: then that of what uses the view."""
-    while at is not None and not _at(at, sources):
-        at = _first_user(nodes, at << INDEX_BITS)
-    return "" if at is None else _at(at, sources)
+    """Views have no line: then that of the first op that uses the view."""
+    made: set[int] = set()
+    for i in range(len(nodes) if at is None else at, len(nodes)):
+        if i == at or _mentions(nodes[i][1:], made):
+            if line := _at(i, sources):
+                return line
+            made.add(i << INDEX_BITS)
+    return ""
 
 
-def _mentions(arguments: tuple, wanted: int) -> bool:
+def _mentions(arguments: tuple, wanted: Collection[int]) -> bool:
     for x in arguments:
         if type(x) is int:
-            if x == wanted:
+            if x in wanted:
                 return True
         elif type(x) is tuple and x and x[0] in ("list", "name") and _mentions(x[1:], wanted):
             return True
