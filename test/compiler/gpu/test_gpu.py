@@ -16,7 +16,7 @@ from torch_hlo.compiler.compile import compile_module
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.gpu.address_spaces import SpaceError, Spaces
 from torch_hlo.compiler.gpu.image import assemble, check_intrinsics
-from torch_hlo.compiler.gpu.target import FAMILIES, gpu_target, nvptx_target
+from torch_hlo.compiler.gpu.target import INTRINSICS, KERNEL, gpu_target, nvptx_target
 from torch_hlo.hlo.text.parser import parse_module
 
 PTXAS = shutil.which("ptxas")
@@ -77,7 +77,6 @@ _ONE = {
 @pytest.mark.parametrize("target", ["nvptx:sm_80", "nvptx:sm_100"])
 def test_allowed_float_intrinsics_have_code(target):
     """In a process of its own: a wrong row in the list would end it."""
-    t = gpu_target(target)
     names = [
         n
         for n in (
@@ -93,7 +92,7 @@ def test_allowed_float_intrinsics_have_code(target):
             "maxnum",
             "minnum",
         )
-        if n in t.family.intrinsics
+        if n in INTRINSICS
     ]
     lines = "".join(
         f"  %v{i} = call float @llvm.{n}.f32({_ONE.get(n, 'float %x')})\n  store volatile float"
@@ -101,7 +100,7 @@ def test_allowed_float_intrinsics_have_code(target):
         for i, n in enumerate(names)
     )
     text = (
-        f"define {t.family.kernel} void @k(ptr addrspace(1) %p) {{\n  %x = load float, ptr"
+        f"define {KERNEL} void @k(ptr addrspace(1) %p) {{\n  %x = load float, ptr"
         f" addrspace(1) %p\n{lines}  ret void\n}}\n"
     )
     code = (
@@ -130,7 +129,7 @@ l:
   %w = load float, ptr %s
   store float %w, ptr @shared
 }"""
-    spaces = Spaces(FAMILIES["nvptx"])
+    spaces = Spaces()
     spaces.assign("@shared = internal addrspace(3) global float undef")
     found = spaces.assign(text)
     assert (
@@ -143,7 +142,7 @@ l:
 
 def test_mixed_address_spaces_are_refused():
     with pytest.raises(SpaceError, match="select between address spaces"):
-        Spaces(FAMILIES["nvptx"]).assign(
+        Spaces().assign(
             "define ptx_kernel void @k(ptr %p) {\n  %s = alloca i8\n  %q = select i1 true, ptr %p,"
             " ptr %s\n}"
         )

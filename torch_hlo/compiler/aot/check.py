@@ -169,7 +169,7 @@ class _Checker(Function):
             self.not_null(self.field(tensors, i, 2, "ptr"), f"{what}: sizes is a null pointer")
 
     def dimension(self, tensors: str, i: int, d: int) -> str:
-        return self.load_at("i64", self.field(tensors, i, 2, "ptr"), d, 8)
+        return self.load_at("i64", self.field(tensors, i, 2, "ptr"), d)
 
     def wide(self, value: str) -> str:
         return self.op(f"sext i32 {value} to i64")
@@ -266,7 +266,7 @@ def _check_inputs(model: Interface) -> str:
             f"{label('input', i, model.inputs[i])}: dimension {d} is #, which is too large",
             value,
         )
-        f.store_at("i64", value, "%symbols", k, 8)
+        f.store_at("i64", value, "%symbols", k)
     _check_sizes(f)
     origins = {(i, d) for _, i, d in model.symbols}
     for i, a in enumerate(model.inputs):
@@ -362,7 +362,7 @@ def _begin(f: _Checker) -> None:
         )
     )
     for k, (name, _, _) in enumerate(model.symbols):
-        f.values[name] = f.load_at("i64", symbols, k, 8)
+        f.values[name] = f.load_at("i64", symbols, k)
     n = len(model.outputs)
     f.expect(
         f.icmp("eq", "%output_count", n, "i32"),
@@ -395,11 +395,11 @@ def _plan(model: Interface) -> str:
     for i, a in enumerate(model.outputs):
         sizes = f.field("%outputs", i, 2, "ptr") if a.shape.rank else ""
         for d, size in enumerate(a.shape.dims):
-            f.store_at("i64", f.size(size), sizes, d, 8)
-        f.store("i64", f.size(a.shape.nbytes), f.address("%outputs", i, 1), 8)
-        f.store("i32", DTYPE_CODES[a.shape.dtype], f.address("%outputs", i, 3), 4)
-        f.store("i32", a.shape.rank, f.address("%outputs", i, 4), 4)
-    f.store("i64", f.size(model.workspace), "%workspace_bytes", 8)
+            f.store_at("i64", f.size(size), sizes, d)
+        f.store("i64", f.size(a.shape.nbytes), f.address("%outputs", i, 1))
+        f.store("i32", DTYPE_CODES[a.shape.dtype], f.address("%outputs", i, 3))
+        f.store("i32", a.shape.rank, f.address("%outputs", i, 4))
+    f.store("i64", f.size(model.workspace), "%workspace_bytes")
     f.ret("i32 0")
     return f.text()
 
@@ -466,8 +466,8 @@ def _check_overlaps(f: _Checker) -> None:
     pairs += [("%weights", model.weights_bytes)] if model.weights_bytes else []
     for k, (pointer, nbytes) in enumerate(pairs):
         low = f.op(f"ptrtoint ptr {pointer} to i64")
-        f.store_at("i64", low, ranges, 2 * k, 8)
-        f.store_at("i64", f.add(low, nbytes), ranges, 2 * k + 1, 8)
+        f.store_at("i64", low, ranges, 2 * k)
+        f.store_at("i64", f.add(low, nbytes), ranges, 2 * k + 1)
     first = 1 if model.workspace != 0 else 0
     found = f.call(
         "i64",
@@ -506,7 +506,7 @@ def _check_head(f: _Checker) -> None:
     f.expect(f.icmp("eq", low, 0), "ALIGNMENT", "weights must be at a multiple of 64")
     for k in range(0, len(model.weights_head), 8):
         want = int.from_bytes(model.weights_head[k : k + 8], "little", signed=True)
-        got = f.load("i64", f.gep("i8", "%weights", k), 8)
+        got = f.load("i64", f.gep("i8", "%weights", k))
         f.expect(
             f.icmp("eq", got, want),
             "WEIGHTS",
@@ -541,7 +541,7 @@ def _enter(f: _Checker) -> None:
     block = f.alloca("i64", words, 16)
 
     def put(word: int, kind: str, value: Int) -> None:
-        f.store(kind, value, f.gep("i64", block, word), 8)
+        f.store(kind, value, f.gep("i64", block, word))
 
     if model.workspace != 0:
         past = f.op(f"getelementptr i8, ptr %workspace, i64 {SLACK}")

@@ -171,11 +171,11 @@ class _Tiles(AttentionKernel):
         """Scaled and masked scores, in units of log 2, of `lanes` columns from number `k` of a
         block; the derivative by their cap, "" when there is none."""
         v, a, slope = self.v, self.a, ""
-        s = v.mul(v.load(p, 4), self.scales)
+        s = v.mul(v.load(p), self.scales)
         if self.caps:
             s, slope = self.capped(v, s, *self.caps)
         if a.bias is not None:
-            f, x = self.f, v.load(self.f.gep("float", self.computed["bias"], k), 4)
+            f, x = self.f, v.load(self.f.gep("float", self.computed["bias"], k))
             s = self.biased(
                 v,
                 s,
@@ -187,7 +187,7 @@ class _Tiles(AttentionKernel):
     def factor(self, x: str, k: Int) -> str:
         """Weights after dropout, or their gradients."""
         return (
-            self.v.mul(x, self.v.load(self.f.gep("float", self.computed["factors"], k), 4))
+            self.v.mul(x, self.v.load(self.f.gep("float", self.computed["factors"], k)))
             if self.a.factors
             else x
         )
@@ -221,7 +221,7 @@ class Forward(_Tiles):
         self.zero(self.sums, count)
         lowest = float_constant(-numbers.inf)
         with f.loop(0, count) as i:
-            f.store_at("float", lowest, self.tops, i, 4)
+            f.store_at("float", lowest, self.tops, i)
         with self.columns(end) as (start, width):
             k = self.at(keys, start, a.size, dtype)
             v = self.at(values, start, a.width, dtype)
@@ -266,17 +266,17 @@ class Forward(_Tiles):
         f = self.f
         one = f.typed("float")
         with f.loop(0, count) as i:
-            total = f.load_at("float", self.sums, i, 4)
+            total = f.load_at("float", self.sums, i)
             total = self.sum_of_weights(one, total)
             self.scale_row(self.at(out, i, self.a.width), one.div(1, total))
-            self.store_lse(f.load_at("float", self.tops, i, 4), total, f.add(number, i))
+            self.store_lse(f.load_at("float", self.tops, i), total, f.add(number, i))
 
     def scale_row(self, row: str, factor: str) -> None:
         f, v, width = self.f, self.v, self.a.width
         factors = self.e.splat("float", factor)
         with f.loop(0, width, self.t.lanes) as j:
             mask, p = lane_mask(f, self.t.lanes, j, width), f.gep("float", row, j)
-            v.store(v.mul(v.load(p, 4, mask), factors), p, 4, mask)
+            v.store(v.mul(v.load(p, mask=mask), factors), p, mask=mask)
 
     def weights(
         self,
@@ -294,12 +294,12 @@ class Forward(_Tiles):
         f, v, lanes = self.f, self.v, self.t.lanes
         one = f.typed("float")
         top_at, sum_at = f.gep("float", self.tops, i), f.gep("float", self.sums, i)
-        before = f.load("float", top_at, 4)
+        before = f.load("float", top_at)
 
         def largest(k: Int, mask: str | None, carried: list[str]) -> list[str]:
             p = f.gep("float", scores, k)
             s, _ = self.score(p, k, mask)
-            v.store(s, p, 4)
+            v.store(s, p)
             return [v.call("maxnum", carried[0], s)]
 
         (tops,) = self.vectors(row, start, width, end, [(v.type, v.const(-numbers.inf))], largest)
@@ -307,7 +307,7 @@ class Forward(_Tiles):
         tops = self.e.splat("float", self.finite(top))
         with f.loop(0, width, lanes, [(v.type, "zeroinitializer")]) as loop:
             p = f.gep("float", scores, loop.index)
-            w = math.exp2(v, v.sub(v.load(p, 4), tops))
+            w = math.exp2(v, v.sub(v.load(p), tops))
             store(f, self.weight, self.factor(w, loop.index), to, loop.index, lanes)
             loop.next = [v.add(loop.vars[0], w)]
         total = self.total("fadd", "-0.0", loop.vars[0])
@@ -315,12 +315,12 @@ class Forward(_Tiles):
         def rescaled() -> list[str]:
             factor = math.exp2(one, one.sub(before, self.finite(top)))
             self.scale_row(out, factor)
-            return [one.mul(f.load("float", sum_at, 4), factor)]
+            return [one.mul(f.load("float", sum_at), factor)]
 
         moved = f.op(f"and i1 {f.icmp('ne', start, 0)}, {one.cmp('une', before, top)}")
-        (older,) = f.choose(moved, rescaled, lambda: [f.load("float", sum_at, 4)], ["float"])
-        f.store("float", one.add(older, total), sum_at, 4)
-        f.store("float", top, top_at, 4)
+        (older,) = f.choose(moved, rescaled, lambda: [f.load("float", sum_at)], ["float"])
+        f.store("float", one.add(older, total), sum_at)
+        f.store("float", top, top_at)
 
 
 class Backward(_Tiles):
@@ -438,16 +438,16 @@ class Backward(_Tiles):
             s, slope = self.score(f.gep("float", s_row, k), k, mask)
             s = v.sub(s, sums)
             w = math.exp2(v, v.sub(s, logs[0]) if logs else s)
-            dp = self.factor(v.load(f.gep("float", dp_row, k), 4), k)
+            dp = self.factor(v.load(f.gep("float", dp_row, k)), k)
             store(f, self.weight, self.factor(w, k), p_row, k, self.t.lanes)
             ds = v.mul(w, v.sub(dp, deltas))
             if self.a.fill:
-                ds = self.kept(v, ds, v.load(f.gep("float", self.computed["bias"], k), 4))
+                ds = self.kept(v, ds, v.load(f.gep("float", self.computed["bias"], k)))
             unscaled = v.mul(ds, slope) if slope else ds
             store(f, self.weight, v.mul(unscaled, scales), ds_row, k, self.t.lanes)
             if self.a.bias_gradient:
                 p = f.gep("float", dbias, k)
-                v.store(v.add(v.load(p, 4, mask), ds), p, 4, mask)
+                v.store(v.add(v.load(p, mask=mask), ds), p, mask=mask)
 
         self.vectors(row, start, width, end, [], both)
 

@@ -55,7 +55,7 @@ class Forward(AttentionKernel):
             with f.loop(0, a.size, lanes) as c:
                 row = self.row("q", f.add(number, r), a.size)
                 x = load_real(f, self.dtype["q"], row, c, lanes, self.inside(c, a.size))
-                v.store(v.mul(x, scales), f.gep("float", self.q, f.add(c, r * self.depth)), 4)
+                v.store(v.mul(x, scales), f.gep("float", self.q, f.add(c, r * self.depth)))
         self.zero(self.ot, self.rows * self.wide)
         carry = [("float", one.const(x)) for x in (-numbers.inf, 0) for _ in rows]
         with f.loop(0, a.columns, KEYS, carry=carry) as loop:
@@ -74,8 +74,8 @@ class Forward(AttentionKernel):
             factor = self.e.splat("float", one.div(1, total))
             out = self.row("out", f.add(number, r), a.width)
             with f.loop(0, a.width, lanes) as c:
-                x = v.load(f.gep("float", self.ot, f.add(c, r * self.wide)), 4)
-                v.store(v.mul(x, factor), f.gep("float", out, c), 4, self.inside(c, a.width))
+                x = v.load(f.gep("float", self.ot, f.add(c, r * self.wide)))
+                v.store(v.mul(x, factor), f.gep("float", out, c), mask=self.inside(c, a.width))
             self.store_lse(loop.vars[r], total, f.add(number, r))
 
     def inside(self, c: Int, width: int) -> str | None:
@@ -102,7 +102,7 @@ class Forward(AttentionKernel):
                 mask = self.inside(loop.index, a.size)
                 key = [load_real(f, self.dtype["k"], row, loop.index, lanes, mask) for row in rows]
                 query = [
-                    v.load(f.gep("float", self.q, f.add(loop.index, r * self.depth)), 4)
+                    v.load(f.gep("float", self.q, f.add(loop.index, r * self.depth)))
                     for r in range(self.rows)
                 ]
                 loop.next = [
@@ -129,7 +129,6 @@ class Forward(AttentionKernel):
                     f"<{each} x float>",
                     part,
                     f.gep("float", self.weights, f.add(j, r * KEYS)),
-                    4,
                 )
 
     def weigh(
@@ -148,11 +147,11 @@ class Forward(AttentionKernel):
                 f.gep("float", row, loop.index),
                 lane_mask(f, lanes, loop.index, limit),
             )
-            s = v.load(p, 4)
+            s = v.load(p)
             if self.caps:
                 s, _ = self.capped(v, s, *self.caps)
             if self.a.bias is not None:
-                x = v.load(f.gep("float", self.terms_of["bias"], loop.index), 4)
+                x = v.load(f.gep("float", self.terms_of["bias"], loop.index))
                 s = self.biased(
                     v,
                     s,
@@ -164,21 +163,20 @@ class Forward(AttentionKernel):
                     ),
                 )
             s = v.select(mask, s, -numbers.inf)
-            v.store(s, p, 4)
+            v.store(s, p)
             loop.next = [v.call("maxnum", loop.vars[0], s)]
         top = one.call("maxnum", before, self.total("fmax", "", loop.vars[0]))
         tops = self.e.splat("float", self.finite(top))
         with f.loop(0, width, lanes, carry=[(v.type, "zeroinitializer")]) as loop:
             p = f.gep("float", row, loop.index)
-            w = math.exp2(v, v.sub(v.load(p, 4), tops))
+            w = math.exp2(v, v.sub(v.load(p), tops))
             v.store(
                 (
-                    v.mul(w, v.load(f.gep("float", self.terms_of["factors"], loop.index), 4))
+                    v.mul(w, v.load(f.gep("float", self.terms_of["factors"], loop.index)))
                     if self.a.factors
                     else w
                 ),
                 p,
-                4,
             )
             loop.next = [v.add(loop.vars[0], w)]
         alpha = math.exp2(one, one.sub(before, self.finite(top)))
@@ -203,7 +201,7 @@ class Forward(AttentionKernel):
                 for r in range(len(alpha))
                 for c in columns
             ]
-            start = [v.mul(v.load(p, 4), factors[n // len(columns)]) for n, p in enumerate(places)]
+            start = [v.mul(v.load(p), factors[n // len(columns)]) for n, p in enumerate(places)]
             with f.loop(0, width, carry=[(v.type, s) for s in start], known_nonempty=True) as loop:
                 row = self.at(values, loop.index, a.width, self.dtype["v"])
                 x = [
@@ -213,7 +211,7 @@ class Forward(AttentionKernel):
                 w = [
                     self.e.splat(
                         "float",
-                        f.load_at("float", self.weights, f.add(loop.index, r * KEYS), 4),
+                        f.load_at("float", self.weights, f.add(loop.index, r * KEYS)),
                     )
                     for r in range(self.rows)
                 ]
@@ -223,4 +221,4 @@ class Forward(AttentionKernel):
                     for i, z in enumerate(x)
                 ]
             for p, s in zip(places, loop.vars, strict=True):
-                v.store(s, p, 4)
+                v.store(s, p)

@@ -278,15 +278,14 @@ class AttentionKernel:
         """What the backward needs of a row, from its largest score and the sum of its weights."""
         f, one = self.f, self.f.typed("float")
         if self.a.softmax:
-            f.store_at("float", top, "%lse", row, 4)
-            f.store_at("float", one.mul(math.log(one, total), LOG2E), "%total", row, 4)
+            f.store_at("float", top, "%lse", row)
+            f.store_at("float", one.mul(math.log(one, total), LOG2E), "%total", row)
         else:
             f.store_at(
                 "float",
                 one.fma(self.finite(top), 1 / LOG2E, math.log(one, total)),
                 "%lse",
                 row,
-                4,
             )
 
     def sum_of_weights(self, v: Typed, total: str) -> str:
@@ -296,7 +295,7 @@ class AttentionKernel:
     def fill(self, f: Writer, pointer: str = "%fill") -> str:
         """The score of what a mask hides, in units of log 2."""
         one = f.typed("float")
-        x = f.load("float", pointer, 4)
+        x = f.load("float", pointer)
         infinite, least = one.const(-numbers.inf), one.const(-FLOAT_MAX)
         y = one.mul(x, LOG2E)
         return one.select(
@@ -310,7 +309,7 @@ class AttentionKernel:
         if not self.a.capped:
             return None
         one = self.f.typed("float")
-        cap = one.mul(self.f.load("float", self.pointer["cap"], 4), LOG2E)
+        cap = one.mul(self.f.load("float", self.pointer["cap"]), LOG2E)
         return cap, one.div(1, cap)
 
     def capped(
@@ -337,7 +336,7 @@ class AttentionKernel:
         one = self.f.typed("float")
         if not self.a.dynamic:
             return one.const(self.a.scale * factor)
-        return one.mul(self.f.load("float", self.pointer["scale"], 4), factor)
+        return one.mul(self.f.load("float", self.pointer["scale"]), factor)
 
     def total(self, name: str, start: str, vector: str) -> str:
         """The sum or maximum of a vector's lanes."""

@@ -138,12 +138,12 @@ class LaneKernel(AttentionKernel):
                     f" {f.gep('float', ahead, f.mul(loop.index, rows))}, i32 0, i32 3, i32 1)"
                 )
             right = [
-                v.load(f.gep("float", from_b, j * t.lanes), 4, masks[j] if masks else None)
+                v.load(f.gep("float", from_b, j * t.lanes), mask=masks[j] if masks else None)
                 for j in range(vectors)
             ]
             loop.next = []
             for i in range(rows):
-                left = splat(f, "float", t.lanes, f.load_at("float", from_a, f.mul(a_row, i), 4))
+                left = splat(f, "float", t.lanes, f.load_at("float", from_a, f.mul(a_row, i)))
                 loop.next += [
                     v.fma(left, right[j], loop.vars[i * vectors + j]) for j in range(vectors)
                 ]
@@ -152,7 +152,7 @@ class LaneKernel(AttentionKernel):
     def loads(self, f: Writer, pointer: str, vectors: int, kind: str = "float") -> list[str]:
         """The first vectors at `pointer`."""
         t = f.typed(kind, self.lanes)
-        return [t.load(f.gep(kind, pointer, j * self.lanes), 4) for j in range(vectors)]
+        return [t.load(f.gep(kind, pointer, j * self.lanes)) for j in range(vectors)]
 
     def places(
         self,
@@ -175,7 +175,7 @@ class LaneKernel(AttentionKernel):
 
         def body(f: Writer) -> None:
             v, lanes = f.typed("float", self.lanes), self.lanes
-            factors = splat(f, "float", lanes, f.load("float", "%factor", 4))
+            factors = splat(f, "float", lanes, f.load("float", "%factor"))
             last = f.sub("%valid", 1)
             for part in range(self.t.vectors):
                 rows = [
@@ -203,7 +203,6 @@ class LaneKernel(AttentionKernel):
                                 "%to",
                                 f.muladd(f.add(low, c), self.group, part * lanes),
                             ),
-                            4,
                         )
 
                 whole = width // lanes * lanes
@@ -213,7 +212,7 @@ class LaneKernel(AttentionKernel):
                 if whole < width:
                     columns(whole, width - whole)
 
-        self.f.store("float", factor, self.number, 4)
+        self.f.store("float", factor, self.number)
         self.run(
             f"spread_{dtype}_{width}",
             "source to factor",
@@ -239,7 +238,7 @@ class LaneKernel(AttentionKernel):
             v, lanes = f.typed("float", self.lanes), self.lanes
             for part in range(self.t.vectors):
                 with f.when(f.icmp("sgt", "%valid", part * lanes)):
-                    factor = v.load(f.gep("float", "%factors", part * lanes), 4)
+                    factor = v.load(f.gep("float", "%factors", part * lanes))
                     with f.loop(0, width, lanes) as low:
                         mask = lane_mask(f, lanes, low, width) if width % lanes else None
                         # rows past the width are read as well: the tile has room for them
@@ -251,7 +250,6 @@ class LaneKernel(AttentionKernel):
                                         "%source",
                                         f.muladd(f.add(low, c), self.group, part * lanes),
                                     ),
-                                    4,
                                 ),
                                 factor,
                             )
@@ -262,8 +260,7 @@ class LaneKernel(AttentionKernel):
                                 v.store(
                                     row,
                                     f.gep("float", "%to", f.add((part * lanes + i) * width, low)),
-                                    4,
-                                    mask,
+                                    mask=mask,
                                 )
 
         self.run(
@@ -328,7 +325,6 @@ class LaneKernel(AttentionKernel):
                 self.v.store(
                     load_real(f, dtype, source, i, self.lanes, mask),
                     f.gep("float", to, i),
-                    4,
                 )
             return [to]
 

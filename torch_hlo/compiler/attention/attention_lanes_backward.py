@@ -60,9 +60,9 @@ class Backward(LaneScores):
         # weights after dropout
         self.used = self.floats((self.keys + self.t.rows) * self.tile_row) if a.factors else self.p
         for j in range(self.t.vectors):
-            self.v.store(self.v.const(1), f.gep("float", self.ones, j * self.lanes), 4)
+            self.v.store(self.v.const(1), f.gep("float", self.ones, j * self.lanes))
         with f.loop(0, self.queries, self.lanes) as i:  # queries that there are not have no weights
-            self.v.store(self.v.const(FLOAT_MAX), f.gep("float", self.lse2, i), 4)
+            self.v.store(self.v.const(FLOAT_MAX), f.gep("float", self.lse2, i))
         with self.heads_of(item) as head:
             with f.loop(0, a.rows, self.queries) as first:
                 self.queries_block(head, first, f.min(self.queries, f.sub(a.rows, first)))
@@ -82,7 +82,7 @@ class Backward(LaneScores):
         with self.key_blocks(end) as (start, width):
             k, v = self.compact_keys(keys, start, width)
             for i, n in enumerate((width, 0, count, 0)):
-                f.store_at("i64", n, self.span, i, 8)
+                f.store_at("i64", n, self.span, i)
             with self.of_groups(first, count) as (g, query, valid):
                 seen = self.seen(query, start, width)
                 with f.when(f.icmp("sgt", seen, 0)) if a.causal else nothing():
@@ -141,10 +141,10 @@ class Backward(LaneScores):
             (self.row("out", row, a.width), self.dtype["out"]),
             a.width,
         )
-        f.store_at("float", one.mul(delta, self.scale()), self.delta, i, 4)
+        f.store_at("float", one.mul(delta, self.scale()), self.delta, i)
         for role, to in (("lse", self.lse2), ("total", self.logs))[: 1 + a.softmax]:
             x = load_real(f, self.dtype[role], self.pointer[role], row)
-            f.store_at("float", x if a.softmax else one.mul(x, LOG2E), to, i, 4)
+            f.store_at("float", x if a.softmax else one.mul(x, LOG2E), to, i)
 
     def _add_to_keys(
         self,
@@ -166,7 +166,7 @@ class Backward(LaneScores):
         skipped: Int = 0
         high, stop = reached, count
         if self.bias:
-            low, high, skipped, stop = (f.load_at("i64", self.span, i, 8) for i in range(4))
+            low, high, skipped, stop = (f.load_at("i64", self.span, i) for i in range(4))
             stop = f.min(stop, count)
         with f.loop(low, f.min(high, reached), self.t.rows) as j:
             at = self.tile_start(j, width)
@@ -290,7 +290,6 @@ class Backward(LaneScores):
                         v.store(
                             v.const(0),
                             f.gep("float", self.at(tile, key, self.tile_row), j * self.lanes),
-                            4,
                         )
 
     def extend(self, g: Int, low: Int, high: Int) -> None:
@@ -307,7 +306,7 @@ class Backward(LaneScores):
                 )
             ):
                 p = f.gep("i64", self.span, i)
-                f.store("i64", pick(f.load("i64", p, 8), x), p, 8)
+                f.store("i64", pick(f.load("i64", p), x), p)
 
     def _probabilities(self, f: Writer, vectors: int, masked: bool) -> None:
         """Weights; derivatives of caps are where the gradients will be."""
@@ -319,13 +318,13 @@ class Backward(LaneScores):
             zip(self.places("%to", f, self.t.rows, vectors, self.tile_row), found, strict=True)
         ):
             s = v.sub(s, lse[n % vectors])
-            v.store(math.exp2(v, v.sub(s, logs[n % vectors]) if logs else s), p, 4)
+            v.store(math.exp2(v, v.sub(s, logs[n % vectors]) if logs else s), p)
         for p, slope in zip(
             self.places("%slopes", f, self.t.rows, vectors, self.tile_row),
             slopes,
             strict=False,
         ):
-            v.store(slope, p, 4)
+            v.store(slope, p)
 
     def _gradients(self, f: Writer, vectors: int) -> None:
         v = f.typed("float", self.lanes)
@@ -344,15 +343,15 @@ class Backward(LaneScores):
         factors = self.places("%factors", f, rows, vectors, self.group)
         biases = self.bias_values(f, vectors) if self.a.fill else []
         for n, (dp, p, ds, used) in enumerate(zip(found, *places, strict=True)):
-            weight = v.load(p, 4)
+            weight = v.load(p)
             if self.a.factors:
-                factor = v.load(factors[n], 4)
+                factor = v.load(factors[n])
                 dp = v.mul(dp, factor)
-                v.store(v.mul(weight, factor), used, 4)
+                v.store(v.mul(weight, factor), used)
             gradient = v.mul(weight, v.sub(dp, delta[n % vectors]))
             if self.a.fill:
                 gradient = self.kept(v, gradient, biases[n])
-            v.store(v.mul(gradient, v.load(ds, 4)) if self.a.capped else gradient, ds, 4)
+            v.store(v.mul(gradient, v.load(ds)) if self.a.capped else gradient, ds)
 
     def add_bias_gradient(self, ds: str, at: Int, valid: Int, width: Int) -> None:
         """dbias[query][key] += ds[key][query] / scale, for a group and a block of keys; `at`: of
@@ -360,7 +359,7 @@ class Backward(LaneScores):
 
         def body(f: Writer) -> None:
             v, lanes, t = f.typed("float", self.lanes), self.lanes, self.t
-            factors = splat(f, "float", lanes, f.load("float", "%factor", 4))
+            factors = splat(f, "float", lanes, f.load("float", "%factor"))
             for part in range(t.vectors):
                 with (
                     f.when(f.icmp("sgt", "%valid", part * lanes)),
@@ -378,7 +377,6 @@ class Backward(LaneScores):
                                     part * lanes,
                                 ),
                             ),
-                            4,
                         )
                         for k in range(lanes)
                     ]
@@ -386,10 +384,10 @@ class Backward(LaneScores):
                     for i, row in enumerate(transposed(f, t, block)):
                         with f.when(f.icmp("slt", part * lanes + i, "%valid")):
                             p = f.gep("float", "%to", f.muladd(part * lanes + i, "%stride", j))
-                            v.store(v.fma(row, factors, v.load(p, 4, mask)), p, 4, mask)
+                            v.store(v.fma(row, factors, v.load(p, mask=mask)), p, mask=mask)
 
         one = self.f.typed("float")
-        self.f.store("float", one.div(1, self.scale()), self.number, 4)
+        self.f.store("float", one.div(1, self.scale()), self.number)
         self.run(
             "bias_gradient",
             "ds to factor",
@@ -454,4 +452,4 @@ class Backward(LaneScores):
             with f.when(f.op(f"and i1 {f.icmp('sle', '%skip', i)}, {f.icmp('slt', i, '%end')}")):
                 for j, mask in enumerate(masks):
                     p = places[i * vectors + j]
-                    v.store(v.add(v.load(p, 4, mask), sums[i * vectors + j]), p, 4, mask)
+                    v.store(v.add(v.load(p, mask=mask), sums[i * vectors + j]), p, mask=mask)

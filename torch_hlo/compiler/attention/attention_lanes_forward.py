@@ -91,16 +91,15 @@ class Forward(LaneScores):
         self.zero(self.sums, self.queries)
         self.caps = self.store_caps()
         with f.loop(0, self.queries, self.lanes) as i:
-            self.v.store(self.v.const(-numbers.inf), f.gep("float", self.tops, i), 4)
+            self.v.store(self.v.const(-numbers.inf), f.gep("float", self.tops, i))
 
     def _part(self, x: _Part, vectors: int) -> None:
         """What the keys of a block give to a group of `vectors` vectors."""
         f = self.f
         for j in range(vectors):
             self.v.store(
-                self.v.load(f.gep("float", x.top, j * self.lanes), 4),
+                self.v.load(f.gep("float", x.top, j * self.lanes)),
                 f.gep("float", self.now, j * self.lanes),
-                4,
             )
         if self.bias is None:
             low, high = self._all_scores(x, vectors, 0, x.seen)
@@ -199,58 +198,53 @@ class Forward(LaneScores):
             found,
             strict=True,
         ):
-            v.store(s, p, 4)
+            v.store(s, p)
         for j in range(vectors):
             p = f.gep("float", "%tops", j * self.lanes)
-            top = v.load(p, 4)
+            top = v.load(p)
             for s in found[j::vectors]:
                 top = v.call("maxnum", top, s)
-            v.store(top, p, 4)
+            v.store(top, p)
 
     def _weights(self, f: Writer, vectors: int) -> None:
         """Scores -> weights relative to the largest so far; the sum, and what older sums are
         multiplied by."""
         v = f.typed("float", self.lanes)
         at = [j * self.lanes for j in range(vectors)]
-        tops = [v.load(f.gep("float", "%now", j), 4) for j in at]
+        tops = [v.load(f.gep("float", "%now", j)) for j in at]
         finite = [v.select(v.cmp("oeq", x, -numbers.inf), 0, x) for x in tops]
         alpha = [
-            math.exp2(v, v.sub(v.load(f.gep("float", "%tops", j), 4), x))
+            math.exp2(v, v.sub(v.load(f.gep("float", "%tops", j)), x))
             for j, x in zip(at, finite, strict=True)
         ]
         start = [
-            v.mul(v.load(f.gep("float", "%sums", j), 4), x) for j, x in zip(at, alpha, strict=True)
+            v.mul(v.load(f.gep("float", "%sums", j)), x) for j, x in zip(at, alpha, strict=True)
         ]
         with f.loop(0, "%count", carry=[(v.type, s) for s in start]) as loop:
             loop.next = []
             for j, x, total in zip(at, finite, loop.vars, strict=True):
                 at_key = f.muladd(loop.index, self.group, j)
                 p = f.gep("float", "%scores", at_key)
-                w = math.exp2(v, v.sub(v.load(p, 4), x))
+                w = math.exp2(v, v.sub(v.load(p), x))
                 v.store(
-                    (
-                        v.mul(w, v.load(f.gep("float", "%factors", at_key), 4))
-                        if self.a.factors
-                        else w
-                    ),
+                    (v.mul(w, v.load(f.gep("float", "%factors", at_key))) if self.a.factors else w),
                     p,
-                    4,
                 )
                 loop.next.append(v.add(total, w))
         for name, values in (("sums", loop.vars), ("alpha", alpha), ("tops", tops)):
             for j, x in zip(at, values, strict=True):
-                v.store(x, f.gep("float", f"%{name}", j), 4)
+                v.store(x, f.gep("float", f"%{name}", j))
 
     def _finish(self, top: str, total: str, log: str) -> None:
         """(largest score, sum) -> (log-sum-exp, 1 / sum); of a softmax the largest score stays, and
         the logarithm goes to `log`."""
         v = self.v
-        x, s = v.load(top, 4), v.load(total, 4)
+        x, s = v.load(top), v.load(total)
         if self.a.softmax:
-            v.store(v.mul(math.log(v, s), LOG2E), log, 4)
-            v.store(v.div(1, s), total, 4)
+            v.store(v.mul(math.log(v, s), LOG2E), log)
+            v.store(v.div(1, s), total)
             return
         s = self.sum_of_weights(v, s)
         x = v.select(v.cmp("oeq", x, -numbers.inf), 0, x)
-        v.store(v.fma(x, 1 / LOG2E, math.log(v, s)), top, 4)
-        v.store(v.div(1, s), total, 4)
+        v.store(v.fma(x, 1 / LOG2E, math.log(v, s)), top)
+        v.store(v.div(1, s), total)

@@ -31,7 +31,7 @@ class LaneScores(LaneKernel):
         """Where the cap and its inverse are."""
         caps = self.floats(2) if self.a.capped else "null"
         for i, x in enumerate(self.cap() or ()):
-            self.f.store_at("float", x, caps, i, 4)
+            self.f.store_at("float", x, caps, i)
         return caps
 
     def scores(self, f: Writer, vectors: int, masked: bool) -> tuple[list[str], list[str]]:
@@ -49,9 +49,7 @@ class LaneScores(LaneKernel):
         )
         slopes: list[str] = []
         if self.a.capped:
-            caps = [
-                splat(f, "float", self.lanes, f.load_at("float", "%caps", i, 4)) for i in (0, 1)
-            ]
+            caps = [splat(f, "float", self.lanes, f.load_at("float", "%caps", i)) for i in (0, 1)]
             both = [self.capped(v, s, *caps) for s in found]
             found, slopes = ([x[i] for x in both] for i in (0, 1))
         biases = self.bias_values(f, vectors)
@@ -78,13 +76,12 @@ class LaneScores(LaneKernel):
         rows = self.t.rows
         if self.bias == "key":
             keys = [
-                splat(f, "float", self.lanes, f.load_at("float", "%bias", i, 4))
-                for i in range(rows)
+                splat(f, "float", self.lanes, f.load_at("float", "%bias", i)) for i in range(rows)
             ]
             return [key for key in keys for _ in range(vectors)]
         v = f.typed("float", self.lanes)
         return (
-            [v.load(p, 4) for p in self.places("%bias", f, rows, vectors, self.group)]
+            [v.load(p) for p in self.places("%bias", f, rows, vectors, self.group)]
             if self.bias == "tile"
             else []
         )
@@ -152,7 +149,7 @@ class LaneScores(LaneKernel):
                     i.e.iota("i32"),
                 )
                 limit = i.call("smin", limit, columns) if columns else limit
-            i.store(limit, f.gep("i32", self.limits, j * self.lanes), 4)
+            i.store(limit, f.gep("i32", self.limits, j * self.lanes))
 
     def computed(
         self,
@@ -219,10 +216,10 @@ class LaneScores(LaneKernel):
             ]
             # columns past the width: there is room for them
             with f.loop(0, "%width", self.lanes) as j:
-                block = [v.load(f.gep("float", r, j), 4) for r in rows]
+                block = [v.load(f.gep("float", r, j)) for r in rows]
                 for k, column in enumerate(transposed(f, self.t, block)):
                     place = f.muladd(f.add(j, k), self.group, first)
-                    v.store(column, f.gep("float", "%to", place), 4)
+                    v.store(column, f.gep("float", "%to", place))
 
     def visible(self, width: Int) -> tuple[Int, Int]:
         """The range of the keys of a block that the bias does not hide from all queries of a
@@ -237,7 +234,6 @@ class LaneScores(LaneKernel):
                 for j in range(vectors):
                     x = v.load(
                         f.gep("float", "%bias", f.muladd(loop.index, lanes * vectors, j * lanes)),
-                        4,
                     )
                     seen = v.cmp("une", x, REPLACED) if self.a.fill else v.cmp("ugt", x, HIDDEN)
                     some = seen if some is None else f.typed("i1", lanes).bin("or", some, seen)
@@ -249,22 +245,22 @@ class LaneScores(LaneKernel):
                     f.op(f"select i1 {some}, i64 {f.add(loop.index, 1)}, i64 {high}"),
                 ]
             for i, x in enumerate(loop.vars):
-                f.store_at("i64", x, "%to", i, 8)
+                f.store_at("i64", x, "%to", i)
 
         self.run("visible", "bias to", "width", body, self.bias_tile, self.range, width)
-        low, high = (f.load_at("i64", self.range, i, 8) for i in (0, 1))
+        low, high = (f.load_at("i64", self.range, i) for i in (0, 1))
         return low, high
 
     def all_above_hidden(self, pointer: str, vectors: int) -> str:
         """Whether hidden scores have weights of 0 relative to all of a group's numbers at
         `pointer`."""
         v, one = self.v, self.f.typed("float")
-        least = v.load(pointer, 4)
+        least = v.load(pointer)
         for j in range(1, vectors):
             least = v.call(
                 "minimum",
                 least,
-                v.load(self.f.gep("float", pointer, j * self.lanes), 4),
+                v.load(self.f.gep("float", pointer, j * self.lanes)),
             )
         hidden = self.fill(self.f, self.pointer["fill"]) if self.a.fill else one.const(HIDDEN)
         return one.cmp("ogt", self.total("fminimum", "", least), one.add(hidden, NOTHING))
@@ -302,7 +298,7 @@ class LaneScores(LaneKernel):
             def body(f: Writer, rows: int = rows) -> None:
                 v = f.typed("float", self.lanes)
                 places = self.places("%to", f, rows, vectors, self.group)
-                start = [v.load(p, 4) for p in places]
+                start = [v.load(p) for p in places]
                 if alpha:
                     factors = self.loads(f, "%alpha", vectors)
                     start = [v.mul(s, factors[n % vectors]) for n, s in enumerate(start)]
@@ -319,7 +315,7 @@ class LaneScores(LaneKernel):
                     ),
                     strict=True,
                 ):
-                    v.store(s, p, 4)
+                    v.store(s, p)
 
             self.run(
                 f"{what}_{rows}x{vectors}",

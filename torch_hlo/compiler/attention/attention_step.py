@@ -61,7 +61,5 @@ def emit_attention(program: Program, x: Instruction) -> None:
         * (a.size + a.width)
         / (2 if a.causal else 1)
     )
-    arguments = [f"ptr {program.at(p)}" for p in places] + [
-        f"i64 {program.size(n)}" for n in sizes_of(a, arrays)
-    ]
-    program.parallel(name, arguments, program.size(items), cost=work * _FMA_NS)
+    arguments = program.arguments(places, sizes_of(a, arrays))
+    program.parallel(name, arguments, items, cost=work * _FMA_NS)

@@ -22,15 +22,14 @@ def emit_attention(program: GpuProgram, x: Instruction) -> None:
     )
     inputs = [program.pointer(o) for o in x.operands]
     outputs = [program.pointer(x, i) for i in range(len(x.shape.elements))]
-    sizes = [f"i64 {program.size(n)}" for n in symbolic_sizes(a)]
 
     def launch(part: str, *pointers: str) -> None:
         kernel = kernels[part]
         name = program.once(("grid attention", kernel, a), lambda: kernel(program, a).define())
         program.parallel(
             name,
-            [f"ptr {p}" for p in pointers] + sizes,
-            program.size(kernel.items(a)),
+            program.arguments(pointers, symbolic_sizes(a)),
+            kernel.items(a),
         )
 
     if a.kind == "forward":

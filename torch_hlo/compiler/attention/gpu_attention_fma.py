@@ -57,7 +57,7 @@ class _Tiles(AttentionKernel):
             return
         for i, v in enumerate(values):
             with f.when(f.icmp("slt", f.add(column, i), m.width)):
-                f.store_at("float", v, m.pointer, f.add(at, i), 4)
+                f.store_at("float", v, m.pointer, f.add(at, i))
 
     # -- shared memory
     def slot(
@@ -87,7 +87,7 @@ class _Tiles(AttentionKernel):
             f.div("%kernel.t", SLICE // EACH),
         )
         for i, v in enumerate(self.unpacked(self.read(m, f.add(first, r), f.add(depth, piece)))):
-            f.store("float", v, self.slot(name, f.add(piece, i), r, rows=SLICE), 4)
+            f.store("float", v, self.slot(name, f.add(piece, i), r, rows=SLICE))
 
     def _bring_rows(
         self,
@@ -205,7 +205,7 @@ class _Tiles(AttentionKernel):
         with f.when(f.op(f"and i1 {condition}, {f.icmp('eq', self.x, 0)}")):
             for row, v in zip(self.rows(first), values, strict=True):
                 with f.when(f.icmp("slt", row, m.count)):
-                    f.store_at("float", v, m.pointer, row, 4)
+                    f.store_at("float", v, m.pointer, row)
 
     def accumulators(self, width: int) -> list[tuple[str, str]]:
         """Zeros for the group's part of an output."""

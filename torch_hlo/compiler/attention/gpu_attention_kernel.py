@@ -200,10 +200,8 @@ class AttentionKernel:
         e = self.f.emit()
         distance = 1
         while distance < threads:
-            values = [
-                combine(v, self.exchange.other(e, i, "float", v, distance))
-                for i, v in enumerate(values)
-            ]
+            others = self.exchange.others(e, ["float"] * len(values), values, distance)
+            values = list(map(combine, values, others))
             distance *= 2
         return values
 

@@ -58,13 +58,7 @@ def fits(target: GpuTarget, a: Attention[Size]) -> bool:
     """Whether there are matrix units for these operands: 16-bit types whose rows are whole
     chunks."""
     types = a.dtypes[:3] if a.kind == "forward" else a.dtypes[:4]
-    if (
-        target.family.name != "nvptx"
-        or types[0] not in _PACK
-        or a.size % 8
-        or a.width % 8
-        or max(a.size, a.width) > MOST_WIDTH
-    ):
+    if types[0] not in _PACK or a.size % 8 or a.width % 8 or max(a.size, a.width) > MOST_WIDTH:
         return False
     return all(
         KERNELS[part].needs(a) <= machine(target).shared
@@ -271,7 +265,7 @@ class _Warps(AttentionKernel):
             for half, v in enumerate(values):
                 row = f.add(first, self.g, 8 * half)
                 with f.when(f.icmp("slt", row, m.count)):
-                    f.store_at("float", v, m.pointer, row, 4)
+                    f.store_at("float", v, m.pointer, row)
 
     # -- scores
     def scaled(

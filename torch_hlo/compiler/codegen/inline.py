@@ -183,10 +183,7 @@ def load(
     assert lanes == 1, "complex elements are handled one at a time"
     e = f.emit()
     t = e.typed(storage.memory)
-    raw = [
-        t.load(f.gep(storage.memory, pointer, f.muladd(index, 2, i)), storage.bytes)
-        for i in range(2)
-    ]
+    raw = [t.load(f.gep(storage.memory, pointer, f.muladd(index, 2, i))) for i in range(2)]
     real, imaginary = (scalar.decode(e, dtype, r) for r in raw)
     return real, imaginary
 
@@ -202,9 +199,7 @@ def load_real(
 ) -> str:
     """`load` of a type that is not complex."""
     storage, e = STORAGE[dtype], f.emit(lanes)
-    raw = e.typed(storage.memory).load(
-        f.gep(storage.memory, pointer, index), align or storage.bytes, mask
-    )
+    raw = e.typed(storage.memory).load(f.gep(storage.memory, pointer, index), align, mask)
     return scalar.decode(e, dtype, raw)
 
 
@@ -227,13 +222,12 @@ def store(
             t.store(
                 scalar.encode(e, dtype, v),
                 f.gep(storage.memory, pointer, f.muladd(index, 2, i)),
-                storage.bytes,
             )
     else:
         t.store(
             scalar.encode(e, dtype, scalar.single(value)),
             f.gep(storage.memory, pointer, index),
-            align or storage.bytes,
+            align,
             mask,
         )
 
@@ -249,10 +243,5 @@ def move(
     """Copy one element without decoding it."""
     storage = STORAGE[dtype]
     kind = f"i{storage.bytes * 8 * storage.parts}"
-    f.store_at(
-        kind,
-        f.load_at(kind, source, source_index, storage.bytes),
-        target,
-        target_index,
-        storage.bytes,
-    )
+    value = f.load(kind, f.gep(kind, source, source_index), storage.bytes)
+    f.store(kind, value, f.gep(kind, target, target_index), storage.bytes)

@@ -393,14 +393,14 @@ class KernelValues:
                 # the array's own start can be read, and is in the same address space
                 safe = ZEROS if self.target.shares_memory else pointer
                 p = e.op(f"select i1 {mask}, ptr {p}, ptr {safe}")
-            return t.load(p, align)
+            return t.load(p)
         stride = self.lane_stride(index)
         if stride == 1 and (mask is None or self.target.masks_vectors):
             if self.ahead and mask is None and pointer in self.leaves.values():
                 self.prefetch(pointer, kind, index + self.ahead // align)
             return t.load(self.address(pointer, kind, index), self.alignment(index, align), mask)
         if stride == -1 and mask is None:
-            raw = t.load(self.address(pointer, kind, index - (e.lanes - 1)), align)
+            raw = t.load(self.address(pointer, kind, index - (e.lanes - 1)))
             return e.shuffle(kind, raw, "poison", e.lanes, range(e.lanes - 1, -1, -1))
         if (
             self._tile is not None
@@ -421,7 +421,7 @@ class KernelValues:
             if found is not None:
                 return found
         at, offsets, offset_kind = self._offsets(pointer, kind, index, stride)
-        return t.gather(at, offsets, offset_kind, align, mask)
+        return t.gather(at, offsets, offset_kind, mask)
 
     def look_ahead(self) -> None:
         """Ask for operands before their turn, if they are large: the processor's own prefetcher
@@ -470,12 +470,12 @@ class KernelValues:
             return None
         t, address = self.e.typed(kind), self.address(pointer, kind, index)
         if var.kind == "mod" and d >= lanes:
-            return t.load(address, align, mask)
+            return t.load(address, mask=mask)
         if mask is not None and var.kind == "div":
             return None
         count = span if var.kind == "mod" else lanes // span
         if count == 1:
-            return self.e.splat(kind, self.level.scalar.typed(kind).load(address, align))
+            return self.e.splat(kind, self.level.scalar.typed(kind).load(address))
         few = self.e.op(f"load <{count} x {kind}>, ptr {address}, align {align}")
         return self.e.shuffle(
             kind,
@@ -505,10 +505,7 @@ class KernelValues:
             *range(0, (stride - 1) * lanes, lanes),
             (lanes - 1) * stride - lanes + 1,
         ]
-        blocks = [
-            t.load(self.address(pointer, storage.memory, index + start), storage.bytes)
-            for start in starts
-        ]
+        blocks = [t.load(self.address(pointer, storage.memory, index + start)) for start in starts]
         owner = [min(lane * stride // lanes, stride - 1) for lane in range(lanes)]
         picked = blocks[0]
         for number, (block, start) in enumerate(zip(blocks, starts)):
@@ -536,7 +533,7 @@ class KernelValues:
         if found is None:
             t = self.e.typed(storage.memory)
             columns = [
-                t.load(self.address(pointer, storage.memory, start + stride * lane), storage.bytes)
+                t.load(self.address(pointer, storage.memory, start + stride * lane))
                 for lane in range(self.lanes)
             ]
             found = blocks[pointer, start] = transposed(
@@ -616,10 +613,10 @@ class KernelValues:
         elif stride == -1 and mask is None:
             reversed_ = e.shuffle(kind, value, "poison", e.lanes, range(e.lanes - 1, -1, -1))
             at = self.address(pointer, kind, index - (e.lanes - 1))
-            self._later(lambda: t.store(reversed_, at, align))
+            self._later(lambda: t.store(reversed_, at))
         else:
             at, offsets, offset_kind = self._offsets(pointer, kind, index, stride)
-            self._later(lambda: t.scatter(value, at, offsets, offset_kind, align, mask))
+            self._later(lambda: t.scatter(value, at, offsets, offset_kind, mask))
 
     def _later(self, write: Callable[[], None]) -> None:
         if self._pending is None:

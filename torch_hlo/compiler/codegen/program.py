@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -331,7 +331,7 @@ class Program:
 
     def put(self, value: str | int, place: Place) -> None:
         """Write an i32 that the host knows to a buffer."""
-        self.code.store("i32", value, self.at(place), 4)
+        self.code.store("i32", value, self.at(place))
 
     # -- sizes
     def size(self, size: Size) -> str:
@@ -426,11 +426,16 @@ class Program:
         void)."""
         return self.code.call(result, function, *arguments)
 
+    def arguments(self, pointers: Iterable[str | Place], sizes: Iterable[Size] = ()) -> list[str]:
+        """Arguments of a call: addresses, then sizes."""
+        addresses = (self.at(p) if isinstance(p, Place) else p for p in pointers)
+        return [*(f"ptr {p}" for p in addresses), *(f"i64 {self.size(n)}" for n in sizes)]
+
     def parallel(
         self,
         function: str,
         arguments: Sequence[str],
-        items: str | int,
+        items: str | Size,
         grain: int = 1,
         cost: float = 0.0,
     ) -> None:
@@ -440,16 +445,20 @@ class Program:
 
         How many ranges there are depends on the machine; results must not depend on it. For partial
         results make the number of partials a constant of the kernel: one item = one partial."""
-        if str(items) == "0":
+        items = items if isinstance(items, str) else self.size(items)
+        if items == "0":
             return
         picoseconds = max(1, int(cost * 1000))
         if not self.target.threads or self.is_apart:
-            known = str(items).isdigit()
             # functions take ranges that are not empty
-            with nullcontext() if known else self.code.when(self.code.icmp("sgt", items, 0)):
+            with (
+                nullcontext()
+                if items.isdigit()
+                else self.code.when(self.code.icmp("sgt", items, 0))
+            ):
                 self.call(function, ["i64 0", f"i64 {items}", *arguments])
             return
-        if isinstance(items, int) or items.isdigit():
+        if items.isdigit():
             if self.rows is not None:
                 self.rows.append(Row(function, tuple(arguments), int(items), grain, picoseconds))
                 return

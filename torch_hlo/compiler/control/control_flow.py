@@ -136,8 +136,8 @@ def _at_once(program: Program, x: Instruction, state: tuple[Places, ...]) -> Non
             " false)"
         )
         memory = f.gep("i8", "%memory", f.mul(turn, each))
-        f.store_at("ptr", memory, own, OWN, 8)
-        f.store("i64", turn, f.gep("i8", memory, fixed(number.offset)), 8)
+        f.store_at("ptr", memory, own, OWN)
+        f.store("i64", turn, f.gep("i8", memory, fixed(number.offset)))
         f.call("void", body, f"ptr {own}")
     memory = program.at(program.scratch(each * turns))
     program.parallel(

@@ -72,7 +72,7 @@ def gather(name: str) -> Function:
         table = f.gep("ptr", "%P", f.mul(tap, POINTERS))
         channel = f.mul(chunk, BLOCK)
         left = f.sub("%channels", channel)
-        rows = [f.gep("i16", f.load_at("ptr", table, r, 8), channel) for r in range(POINTERS)]
+        rows = [f.gep("i16", f.load_at("ptr", table, r), channel) for r in range(POINTERS)]
         to = f.gep("i8", "%to", f.mul(step.index, STEP_BYTES))
 
         def whole() -> None:
@@ -84,7 +84,7 @@ def gather(name: str) -> Function:
             for r, p in enumerate(rows):
                 f.store(
                     "<32 x i16>",
-                    masked_load(f, "i16", BLOCK, p, mask, 2),
+                    masked_load(f, "i16", BLOCK, p, mask),
                     f.gep("i8", to, 64 * r),
                     64,
                 )
@@ -110,7 +110,7 @@ def split_taps(name: str, taps: int) -> Function:
         at = f.gep("i16", "%W", f.mul(f.muladd(row, "%lanes", lane0), taps))
         left = f.mul(f.sub("%lanes", lane0), taps)
         loaded = [
-            masked_load(f, "i16", n, f.gep("i16", at, n * v), lane_mask(f, n, n * v, left), 2)
+            masked_load(f, "i16", n, f.gep("i16", at, n * v), lane_mask(f, n, n * v, left))
             for v in range(taps)
         ]
         to = f.gep("i16", "%to", f.add(f.muladd(row, "%step", "%first"), lane0))
@@ -127,7 +127,7 @@ def split_taps(name: str, taps: int) -> Function:
                         f"shufflevector {vector} {found or 'poison'}, {vector} {values}, <{n} x"
                         f" i32> <{order}>"
                     )
-            f.store(vector, found, f.gep("i16", to, f.mul("%tap_step", tap)), 2)
+            f.store(vector, found, f.gep("i16", to, f.mul("%tap_step", tap)))
     return f
 
 
@@ -304,10 +304,10 @@ def _emit(
     )
     label = f"conv_amx_{spatial}{'m' * many}_{epilogue.name}"
     name = program.made(task, label, spatial, many, epilogue)
-    pointers = [f"ptr {p}" for p in (program.pointer(lhs), packed, program.at(zeros))]
-    texts = [*pointers, *(f"i64 {program.size(v)}" for v in numbers), *finish.arguments]
+    texts = program.arguments((program.pointer(lhs), packed, zeros), numbers)
+    texts += finish.arguments
     cost = 1000 + tiles_each * BLOCK * columns_each * steps * BLOCK / 250
-    program.parallel(name, texts, str(groups * blocks_n), cost=cost)
+    program.parallel(name, texts, groups * blocks_n, cost=cost)
 
 
 def _packed_kernel(program: Program, x: Instruction, taps: int, channels: int, depth: int) -> str:
@@ -363,9 +363,8 @@ def _packed_kernel(program: Program, x: Instruction, taps: int, channels: int, d
             if turned is not rhs:
                 emit_tree(program, turned, (rhs,), turned)
             kernel = program.pointer(turned)
-        sizes = (f"i64 {v}" for v in (features, lane_step, k_step, k))
-        texts = [f"ptr {kernel}", f"ptr {packed}", *sizes]
-        program.parallel(name, texts, str(ceildiv(features, BLOCK)), cost=0.1 * BLOCK * k)
+        texts = program.arguments((kernel, packed), (features, lane_step, k_step, k))
+        program.parallel(name, texts, ceildiv(features, BLOCK), cost=0.1 * BLOCK * k)
     return packed
 
 
@@ -384,6 +383,6 @@ def _split(
     elements apart, those of the last tap first if `mirrored`."""
     split = define(program, split_taps, f"split_{taps}_taps", taps)
     first, tap_step = ((taps - 1) * tap_step, -tap_step) if mirrored else (0, tap_step)
-    sizes = (f"i64 {v}" for v in (lanes, step, first, tap_step))
-    texts = [f"ptr {program.pointer(rhs)}", f"ptr {kernel}", *sizes]
-    program.parallel(split, texts, str(rows), cost=0.2 * taps * lanes)
+    pointers = (program.pointer(rhs), kernel)
+    texts = program.arguments(pointers, (lanes, step, first, tap_step))
+    program.parallel(split, texts, rows, cost=0.2 * taps * lanes)

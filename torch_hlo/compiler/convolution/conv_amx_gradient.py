@@ -208,7 +208,7 @@ def _turn_pixels(
                 inside = f.icmp("slt", at, "%pixels")
                 mask = f.op(f"select i1 {inside}, <16 x i1> {lanes}, <16 x i1> zeroinitializer")
             pixel = f.gep("i16", row, f.mul(at, "%pixel_step"))
-            both.append(masked_load(f, "i16", 16, pixel, mask, 2))
+            both.append(masked_load(f, "i16", 16, pixel, mask))
         mixed = f.op(
             f"shufflevector <16 x i16> {both[0]}, <16 x i16> {both[1]}, <32 x i32> <{order}>"
         )
@@ -240,7 +240,7 @@ def task(program: Program) -> str:
         n0, n1 = f.part(f.rem(item, "%blocks_n"), "%columns_each", "%features")
         rows = f.sub("%channels", channel)
         with pieces(f, "%steps") as (step, count), f.loop(0, "%taps") as tap:
-            offset = f.muladd(step, 64, f.load_at("i64", "%offsets", tap, 8))
+            offset = f.muladd(step, 64, f.load_at("i64", "%offsets", tap))
             a = f.op(f"getelementptr i8, ptr %A, i64 {f.muladd(channel, '%row_bytes', offset)}")
             c = f.gep("float", "%C", f.mul(f.muladd(tap, "%channels", channel), "%ldc"))
             with f.loop(n0, n1, BLOCK) as j:
@@ -335,14 +335,10 @@ def _sums(
         ldc,
         panel_step,
     )
-    texts = [
-        *(f"ptr {p}" for p in (at, b, to)),
-        *(f"i64 {v}" for v in numbers),
-        f"ptr {table}",
-    ]
+    texts = [*program.arguments((at, b, to), numbers), f"ptr {table}"]
     name = program.made(task)
     cost = 1000 + BLOCK * columns_each * taps * steps * BF16.depth / 250
-    program.parallel(name, texts, str(tiles * blocks_n), cost=cost)
+    program.parallel(name, texts, tiles * blocks_n, cost=cost)
     if turned:
         t = register_tile("float", program.target.vector_bytes)
         add_pieces(
@@ -393,12 +389,8 @@ def _turned_input(
             numbers += [count, a.stride * from_, step]
         program.parallel(
             name,
-            [
-                f"ptr {program.pointer(lhs)}",
-                f"ptr {to}",
-                *(f"i64 {v}" for v in numbers),
-            ],
-            str(ceildiv(run, 16)),
+            program.arguments((program.pointer(lhs), to), numbers),
+            ceildiv(run, 16),
             cost=100 + 4 * static_dims(lhs)[0] * product(counts) * pixels,
         )
     return to
@@ -420,15 +412,10 @@ def _padded_gradient(program: Program, rhs: Instruction, grid: list[Axis], steps
     name = engine.prepack(1)
     for each, text in engine.functions.items():
         program.function(each, text)
-    numbers = (features, 1, features, cells)
     program.parallel(
         name,
-        [
-            f"ptr {program.pointer(padded)}",
-            f"ptr {packed}",
-            *(f"i64 {v}" for v in numbers),
-        ],
-        str(ceildiv(features, BLOCK)),
+        program.arguments((program.pointer(padded), packed), (features, 1, features, cells)),
+        ceildiv(features, BLOCK),
         cost=0.1 * BLOCK * cells,
     )
     return packed

@@ -23,8 +23,6 @@ from ..matmul.epilogue import Epilogue
 from ..matmul.tile import (
     Tile,
     lane_mask,
-    masked_load,
-    masked_store,
     multiply_add,
     splat,
 )
@@ -84,16 +82,13 @@ def copy_row(name: str, t: Tile, stride: int) -> Function:
         for v in range(stride):
             p = f.gep(t.kind, "%x", f.add(i, v * t.lanes))
             loaded.append(
-                masked_load(
+                t.load(
                     f,
-                    t.kind,
-                    t.lanes,
                     p,
                     lane_mask(f, t.lanes, f.add(i, v * t.lanes), "%wide"),
-                    t.itemsize,
                 )
                 if masked
-                else f.load(t.vector, p, t.itemsize)
+                else t.load(f, p)
             )
         for q, place in enumerate(places):
             made = loaded[0]
@@ -103,7 +98,7 @@ def copy_row(name: str, t: Tile, stride: int) -> Function:
                     f"shufflevector {t.vector} {loaded[0]}, {t.vector} {loaded[1]}, <{t.lanes} x"
                     f" i32> <{lanes}>"
                 )
-            f.store(t.vector, made, f.gep(t.kind, place, f.div(i, stride)), t.itemsize)
+            t.store(f, made, f.gep(t.kind, place, f.div(i, stride)))
 
     step = t.lanes * stride
     whole = f.mul(f.div("%wide", step), step)
@@ -143,7 +138,7 @@ def tile_of_pixels(name: str, form: Form) -> Function:
             for j, mask in enumerate(masks):
                 to = f.gep(t.kind, f.gep(t.kind, "%C", f.mul("%ldc", i)), j * t.lanes)
                 value = turn.vars[i * t.vectors + j]
-                masked_store(f, t.kind, t.lanes, value, to, mask, t.itemsize)
+                t.store(f, value, to, mask)
     return f
 
 
@@ -162,14 +157,14 @@ def _tap_of_tile(
     w = f.gep(t.kind, w_turn, f.mul(tap.index, "%tap_step"))
     weights = []
     for i in range(form.taps):
-        weight = f.load_at(t.kind, w, f.mul("%row_step", i), t.itemsize)
+        weight = f.load_at(t.kind, w, f.mul("%row_step", i))
         weights.append(splat(f, t.kind, t.lanes, weight))
     sums, at = list(tap.vars), 0
     for n, meets in form.rows.items():
         if n != at:
             row, at = f.gep(t.kind, row, f.mul("%ld", n - at)), n
         for j in range(t.vectors):
-            x = f.load(t.vector, f.gep(t.kind, row, j * t.lanes), t.itemsize)
+            x = t.load(f, f.gep(t.kind, row, j * t.lanes))
             for i, number in meets:
                 k = i * t.vectors + j
                 sums[k] = multiply_add(f, t, x, weights[number], sums[k])
@@ -195,7 +190,7 @@ def task(program: Program, name: str, form: Form, epilogue: Epilogue | None) -> 
         count = f.muladd("%rows_each", "%out_wide", t.lanes)
         sums = f.op(f"alloca {t.kind}, i64 {count}, align 64")
     with f.loop(0, size, t.lanes) as i:
-        f.store(t.vector, "zeroinitializer", f.gep(t.kind, S, i), t.itemsize)
+        t.store(f, "zeroinitializer", f.gep(t.kind, S, i))
     multiple = f.div("%planes_out", "%planes_in")
     with f.loop("%lo", "%hi") as item:
         plane, r0 = (
@@ -249,7 +244,7 @@ def _copy_or_zeros(
         for q in range(form.stride):
             with f.loop(0, "%ld", t.lanes) as c:
                 place = f.gep(t.kind, to, f.muladd("%phase", q, c))
-                f.store(t.vector, "zeroinitializer", place, t.itemsize)
+                t.store(f, "zeroinitializer", place)
 
     f.choose(f.icmp("ult", y, "%high"), inside, outside)
 
@@ -339,14 +334,13 @@ def emit_planar(program: Program, x: Instruction, kind: str, finish: Finish | No
     label += f"_{last.stride}{down.stride}{down.window_dilation}"
     label += f"_{epilogue.name}" if epilogue else ""
     name = program.made(task, label, form, epilogue)
-    sources = program.pointer(lhs), program.pointer(rhs)
-    texts = [f"ptr {p}" for p in (*sources, "null" if finish else program.pointer(x))]
-    texts += [f"i64 {row_step}", *(f"i64 {numbers[q]}" for q in NUMBERS)]
+    pointers = program.pointer(lhs), program.pointer(rhs), "null" if finish else program.pointer(x)
+    texts = program.arguments(pointers, (row_step, *(numbers[q] for q in NUMBERS)))
     texts += finish.arguments if finish else ()
     taps = fixed(product(w.size for w in x["window"]))
     work = rows_each * ceildiv(out_wide, t.lanes) * taps
     cost = 50 + 0.5 * work + 0.5 * rows_each * out_wide
-    program.parallel(name, texts, str(planes * blocks), cost=cost)
+    program.parallel(name, texts, planes * blocks, cost=cost)
 
 
 def _form(

@@ -89,7 +89,7 @@ def micro(name: str, t: Tile, rows: int, vectors: int, partial: bool) -> Functio
     carry = [(t.vector, "zeroinitializer")] * (rows * vectors)
     with f.loop(0, "%taps", carry=carry, known_nonempty=True) as taps:
         row_of_table = f.gep("ptr", "%P", f.mul(taps.index, POINTERS))
-        pointers = [f.load_at("ptr", row_of_table, i, 8) for i in range(rows)]
+        pointers = [f.load_at("ptr", row_of_table, i) for i in range(rows)]
         b_tap = f.gep(t.kind, "%B", f.mul(f.sub(f.mul(taps.index, "%depth"), "%at"), width))
         end, each = f.add("%at", "%depth"), UNROLLED // vectors
         whole = f.sub(end, f.rem("%depth", each))
@@ -123,12 +123,12 @@ def _channels(
         row = []
         for j in range(vectors):
             at = f.muladd(f.add(index, u), width, j * t.lanes)
-            row.append(f.load(t.vector, f.gep(t.kind, b_tap, at), t.itemsize))
+            row.append(t.load(f, f.gep(t.kind, b_tap, at)))
         b.append(row)
     for i, pointer in enumerate(pointers):
         p = f.gep(t.kind, pointer, index)
         for u in range(count):
-            element = f.load_at(t.kind, p, u, t.itemsize)
+            element = f.load_at(t.kind, p, u)
             a = splat(f, t.kind, t.lanes, element)
             for j in range(vectors):
                 at = i * vectors + j
@@ -162,15 +162,11 @@ def micro_grouped(
     ) as taps:
         row_of_table = f.gep("ptr", "%P", f.mul(taps.index, POINTERS))
         b_tap = f.gep(t.kind, "%B", f.mul(taps.index, n * size))
-        b = [f.load(t.vector, f.gep(t.kind, b_tap, i * n), t.itemsize) for i in range(size)]
+        b = [t.load(f, f.gep(t.kind, b_tap, i * n)) for i in range(size)]
         taps.next = []
         for r in range(rows):
-            p = f.gep(t.kind, f.load_at("ptr", row_of_table, r, 8), "%at")
-            x = (
-                f.load(t.vector, p, t.itemsize)
-                if whole
-                else masked_load(f, t.kind, n, p, mask, t.itemsize)
-            )
+            p = f.gep(t.kind, f.load_at("ptr", row_of_table, r), "%at")
+            x = t.load(f, p) if whole else masked_load(f, t.kind, n, p, mask)
             total = taps.vars[r]
             for i in range(size):
                 lanes = ", ".join(f"i32 {lane - lane % size + i}" for lane in range(n))
@@ -188,7 +184,7 @@ def micro_grouped(
                 f"select i1 {f.icmp('slt', i, '%valid_rows')}, <{n} x i1> {mask}, <{n} x i1>"
                 " zeroinitializer"
             )
-        masked_store(f, t.kind, n, taps.vars[i], p, at_row, t.itemsize)
+        masked_store(f, t.kind, n, taps.vars[i], p, at_row)
     return f
 
 
@@ -212,7 +208,7 @@ def _pointers_of_runs(f: Function, kind: str) -> None:
     last = splat(f, "i64", n, f.sub("%pixels", 1))
     at = f.op(f"call {vector} @llvm.smin.v{n}i64({vector} {at}, {vector} {last})")
     at = f.op(f"mul {vector} {at}, {splat(f, 'i64', n, '%image_step')}")
-    f.store(f"<{n} x ptr>", f.op(f"getelementptr {kind}, ptr %x, {vector} {at}"), "%P", 8)
+    f.store(f"<{n} x ptr>", f.op(f"getelementptr {kind}, ptr %x, {vector} {at}"), "%P")
 
 
 def _positions(f: Function, spatial: int) -> list[str]:
@@ -231,8 +227,8 @@ def _positions(f: Function, spatial: int) -> list[str]:
         for i, p in enumerate(place):
             first = f.sub(f.mul(p, f"%stride{i}"), f"%low{i}")
             offset = f.muladd(first, f"%step{i}", offset)
-            f.store_at("i64", first, slots[1 + i], lane.index, 8)
-        f.store_at("i64", offset, slots[0], lane.index, 8)
+            f.store_at("i64", first, slots[1 + i], lane.index)
+        f.store_at("i64", offset, slots[0], lane.index)
         # The next pixel, unless this is the last one.
         exists = f.icmp("slt", f.add("%pixel", lane.index, 1), "%pixels")
         more = f.op(f"zext i1 {exists} to i64")
@@ -271,7 +267,7 @@ def tile_pointers(name: str, kind: str, spatial: int) -> Function:
             found = f.op(
                 f"select <{n} x i1> {inside}, <{n} x ptr> {addresses}, <{n} x ptr> {nowhere}"
             )
-            f.store(f"<{n} x ptr>", found, f.gep("ptr", "%P", f.mul(number, n)), 8)
+            f.store(f"<{n} x ptr>", found, f.gep("ptr", "%P", f.mul(number, n)))
             return
         with f.loop(0, f"%taps{i}") as tap:
             shift = f.mul(tap, f"%dilation{i}")
@@ -581,19 +577,16 @@ def emit_direct(program: Program, x: Instruction, kind: str, finish: Finish | No
     arguments = [features, k, runs, run, x.dims[-1]]
     arguments += [cut.tiles_each, cut.blocks_m, cut.columns_each, cut.blocks_n]
     arguments += [x_group, b_group, features, groups, together, *numbers]
-    sources = (
-        program.pointer(lhs),
-        kernel.kernel if own else kernel.everything(program),
-    )
+    source = program.pointer(lhs)
+    packed = kernel.kernel if own else kernel.everything(program)
     target = "null" if finish else program.pointer(x)
-    texts = [f"ptr {p}" for p in (*sources, target, program.at(zeros))]
     items = blocks * cut.blocks_m * cut.blocks_n
     work = float(hint(pixels, 4096) * hint(features, 64) * hint(k, 512))
-    texts += [f"i64 {program.size(v)}" for v in arguments]
+    texts = program.arguments((source, packed, target, zeros), arguments)
     texts += [f"ptr {kernel.table}", *kernel.numbers] if own else []
     texts += finish.arguments if finish else ()
     cost = 100 + work * groups / max(1, hint(items, 8)) / (1.5 * t.lanes)
-    program.parallel(name, texts, program.size(items), cost=cost)
+    program.parallel(name, texts, items, cost=cost)
 
 
 def _together(t: Tile, features: Size, k: Size, groups: int) -> int:

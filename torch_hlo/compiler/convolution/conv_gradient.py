@@ -81,11 +81,11 @@ def micro(name: str, t: Tile, rows: int, whole: bool) -> Function:
     ) as runs:
         entry = f.gep("i64", "%runs", f.mul(runs.index, ENTRY))
         a0, b0 = (
-            f.gep(t.kind, f.load("ptr", f.gep("i64", entry, i), 8), at)
+            f.gep(t.kind, f.load("ptr", f.gep("i64", entry, i)), at)
             for i, at in enumerate(("%a_at", "%b_at"))
         )
         carry = [(t.vector, v) for v in runs.vars] + [("ptr", a0), ("ptr", b0)]
-        count = f.load_at("i64", entry, 2, 8)
+        count = f.load_at("i64", entry, 2)
         with f.loop(0, count, carry=carry, known_nonempty=True) as run:
             *sums, a, b = run.vars
             y = _vectors(f, t, b, masks, whole)
@@ -95,7 +95,7 @@ def micro(name: str, t: Tile, rows: int, whole: bool) -> Function:
                 products = zip(x_vectors, y, sums, strict=True)
                 run.next += [multiply_add(f, t, *values) for values in products]
             for i in range(rows):
-                x = splat(f, t.kind, t.lanes, f.load_at(t.kind, a, i, t.itemsize))
+                x = splat(f, t.kind, t.lanes, f.load_at(t.kind, a, i))
                 run.next += [
                     multiply_add(f, t, x, y[j], sums[i * t.vectors + j]) for j in range(t.vectors)
                 ]
@@ -115,11 +115,8 @@ def _vectors(
     """The columns at `p`."""
     places = [f.gep(t.kind, p, j * t.lanes) for j in range(t.vectors)]
     if whole:
-        return [f.load(t.vector, p, t.itemsize) for p in places]
-    return [
-        masked_load(f, t.kind, t.lanes, p, m, t.itemsize)
-        for p, m in zip(places, masks, strict=True)
-    ]
+        return [t.load(f, p) for p in places]
+    return [t.load(f, p, m) for p, m in zip(places, masks, strict=True)]
 
 
 def find_runs(name: str, kind: str, spatial: int) -> Function:
@@ -163,10 +160,10 @@ def find_runs(name: str, kind: str, spatial: int) -> Function:
             offset = f.muladd(position, f"%step{i}", offset)
         offset = f.muladd(rest, "%image_step", offset)
         entry = f.gep("i64", "%runs", f.mul(row.vars[0], ENTRY))
-        f.store("ptr", f.op(f"getelementptr {kind}, ptr %X, i64 {offset}"), entry, 8)
+        f.store("ptr", f.op(f"getelementptr {kind}, ptr %X, i64 {offset}"), entry)
         y = f.mul(f.muladd(row.index, f"%window{spatial - 1}", low), "%b_step")
-        f.store("ptr", f.op(f"getelementptr {kind}, ptr %Y, i64 {y}"), f.gep("i64", entry, 1), 8)
-        f.store_at("i64", pixels, entry, 2, 8)
+        f.store("ptr", f.op(f"getelementptr {kind}, ptr %Y, i64 {y}"), f.gep("i64", entry, 1))
+        f.store_at("i64", pixels, entry, 2)
         row.next = [f.add(row.vars[0], f.op(f"zext i1 {inside} to i64"))]
     f.ret(f"i64 {row.vars[0]}")
     return f
@@ -301,8 +298,7 @@ def turn(name: str, t: Tile) -> Function:
                     p = f.gep(t.kind, parts, f.muladd(split.index, whole, at))
                     split.next = [
                         f.op(
-                            f"fadd {t.vector} {split.vars[0]},"
-                            f" {masked_load(f, t.kind, n, p, mask, t.itemsize)}"
+                            f"fadd {t.vector} {split.vars[0]}, {masked_load(f, t.kind, n, p, mask)}"
                         )
                     ]
                 block.append(split.vars[0])
@@ -317,7 +313,6 @@ def turn(name: str, t: Tile) -> Function:
                     v,
                     f.gep(t.kind, "%C", f.muladd(f.add(o, i), "%ldc", q0)),
                     m,
-                    t.itemsize,
                 )
     return f
 
@@ -387,11 +382,11 @@ def emit_gradient(program: Program, x: Instruction, kind: str) -> None:
     ]
     items = splits * groups * cut.blocks_m * cut.blocks_n
     work = float(hint(rows, 64) * hint(window[-1].size, 32)) * hint(weights, 1 << 16)
-    pointers = [f"ptr {p}" for p in (program.pointer(lhs), program.pointer(rhs), to or target)]
+    pointers = (program.pointer(lhs), program.pointer(rhs), to or target)
     program.parallel(
         name,
-        [*pointers, *(f"i64 {program.size(v)}" for v in arguments)],
-        program.size(items),
+        program.arguments(pointers, arguments),
+        items,
         cost=100 + work / max(1, hint(items, 8)) / (1.5 * t.lanes),
     )
     add_pieces(program, t, to or target, target, product(taps), channels, o, splits, turned)
@@ -491,12 +486,8 @@ def add_pieces(
         )
         program.parallel(
             name,
-            [
-                f"ptr {parts}",
-                f"ptr {target}",
-                *(f"i64 {program.size(v)}" for v in arguments),
-            ],
-            program.size(ceildiv(features, t.lanes)),
+            program.arguments((parts, target), arguments),
+            ceildiv(features, t.lanes),
             cost=0.2 * t.lanes * hint(taps * channels, 512) * count,
         )
     elif count > 1:

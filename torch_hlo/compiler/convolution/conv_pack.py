@@ -112,10 +112,10 @@ class _Panel:
     def put(self, v: str, tap: Int, c: Int) -> None:
         f, t = self.f, self.t
         at = f.mul(f.muladd(tap, "%depth", c), self.width)
-        f.store(t.vector, v, f.gep(t.kind, self.to, at), t.itemsize)
+        t.store(f, v, f.gep(t.kind, self.to, at))
 
     def entry(self, tap: Int) -> str:
-        return self.f.load_at("i64", "%table", tap, 8)
+        return self.f.load_at("i64", "%table", tap)
 
     def turned(self, turn: str, temporary: str) -> None:
         """Blocks of (channel, tap), transposed by `turn`."""
@@ -135,7 +135,7 @@ class _Panel:
             with f.loop(0, many, carry=carry, known_nonempty=True) as run:
                 tap, c = run.vars
                 place = f.gep(t.kind, temporary, f.mul(run.index, n))
-                v = f.load(t.vector, place, t.itemsize)
+                v = t.load(f, place)
                 self.put(v, self.entry(tap), c)
                 wrap = f.icmp("eq", f.add(tap, 1), "%taps")
                 run.next = [
@@ -151,7 +151,7 @@ class _Panel:
             with f.loop(0, "%depth") as c:
                 p = f.gep(kind, from_tap, f.mul(c, "%c_step"))
                 if not steps:
-                    v = masked_load(f, kind, n, p, self.mask, source.itemsize)
+                    v = masked_load(f, kind, n, p, self.mask)
                 else:
                     at = f.op(f"getelementptr {kind}, ptr {p}, <{n} x i64> {steps}")
                     intrinsic = f"llvm.masked.gather.v{n}{KIND_SUFFIX[kind]}.v{n}p0"
@@ -170,8 +170,8 @@ class Packing:
     name: str
     kernel: str
     table: str
-    numbers: tuple[str, ...]
-    items: str
+    numbers: list[str]
+    items: Size
     nbytes: Size
     cost: float
 
@@ -180,12 +180,7 @@ class Packing:
         packed = program.at(program.scratch(self.nbytes))
         program.parallel(
             self.name,
-            [
-                f"ptr {self.kernel}",
-                f"ptr {packed}",
-                f"ptr {self.table}",
-                *self.numbers,
-            ],
+            [*program.arguments((self.kernel, packed, self.table)), *self.numbers],
             self.items,
             cost=self.cost,
         )
@@ -243,8 +238,8 @@ def packing(
         name,
         program.pointer(rhs),
         program.at(table),
-        tuple(f"i64 {program.size(v)}" for v in numbers),
-        program.size(lanes * groups),
+        program.arguments((), numbers),
+        lanes * groups,
         lanes * t.lanes * taps * channels * groups * t.itemsize,
         0.2 * t.lanes * hint(taps * channels, 512),
     )
@@ -263,7 +258,7 @@ def _table(
         offset_table(f"offset_table_{len(sizes)}", len(sizes)).text(),
     )
     numbers = [start, *(v for pair in zip(sizes, steps, strict=True) for v in pair)]
-    program.call(name, [f"ptr {program.at(place)}", *(f"i64 {program.size(n)}" for n in numbers)])
+    program.call(name, program.arguments([place], numbers))
     return place
 
 
@@ -276,7 +271,7 @@ def offset_table(name: str, taps: int) -> Function:
 
     def nest(level: int, number: Int, offset: Int) -> None:
         if level == taps:
-            f.store_at("i64", offset, "%table", number, 8)
+            f.store_at("i64", offset, "%table", number)
             return
         with f.loop(0, f"%size{level}") as i:
             nest(

@@ -34,8 +34,6 @@ from ..matmul.epilogue import Epilogue
 from ..matmul.tile import (
     Tile,
     lane_mask,
-    masked_load,
-    masked_store,
     splat,
 )
 from ..thresholds import (
@@ -143,7 +141,7 @@ def transform_inputs(name: str, t: Tile, m: Matrix) -> Function:
     n = len(m[0])
     with f.loop(0, "%count", known_nonempty=True) as tile:
         row = f.gep("ptr", "%P", tile)
-        pointers = [f.load_at("ptr", row, r * POINTERS, 8) for r in range(n * n)]
+        pointers = [f.load_at("ptr", row, r * POINTERS) for r in range(n * n)]
         to = f.gep(t.kind, "%V", f.mul(tile, "%ldv"))
 
         def vectors(
@@ -153,18 +151,11 @@ def transform_inputs(name: str, t: Tile, m: Matrix) -> Function:
             to: str = to,
         ) -> None:
             places = [f.gep(t.kind, p, c) for p in pointers]
-            values = [
-                (
-                    masked_load(f, t.kind, t.lanes, p, mask, t.itemsize)
-                    if mask
-                    else f.load(t.vector, p, t.itemsize)
-                )
-                for p in places
-            ]
+            values = [(t.load(f, p, mask) if mask else t.load(f, p)) for p in places]
             made = transform(f, t, m, [values[r * n : r * n + n] for r in range(n)])
             at = f.gep(t.kind, to, c)
             for i, v in enumerate(v for row in made for v in row):
-                f.store(t.vector, v, f.gep(t.kind, at, f.mul("%plane", i)), t.itemsize)
+                t.store(f, v, f.gep(t.kind, at, f.mul("%plane", i)))
 
         whole = f.mul(f.div("%channels", t.lanes), t.lanes)
         with f.loop(0, whole, t.lanes) as c:
@@ -204,14 +195,11 @@ def transform_outputs(name: str, t: Tile, s: Filtering) -> Function:
                         "%to",
                         f.muladd(f.add(first, c), "%ld", f.muladd("%row_step", r, j * t.lanes)),
                     )
-                    masked_store(
+                    t.store(
                         f,
-                        t.kind,
-                        t.lanes,
                         v,
                         place,
                         only(right[c], inside[r][j]) if c else inside[r][j],
-                        t.itemsize,
                     )
     return f
 
@@ -223,9 +211,7 @@ def points_at(
     n: int,
 ) -> list[list[str]]:
     """The n x n points of a vector of tiles, %plane apart."""
-    values = [
-        f.load(t.vector, f.gep(t.kind, at, f.mul("%plane", i)), t.itemsize) for i in range(n * n)
-    ]
+    values = [t.load(f, f.gep(t.kind, at, f.mul("%plane", i))) for i in range(n * n)]
     return [values[r * n : r * n + n] for r in range(n)]
 
 
@@ -245,8 +231,7 @@ def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
         target = f.gep(t.kind, "%U", f.mul(start, s.inputs**2))
         with f.loop(0, size, t.lanes) as at:
             taps = [
-                f.load(t.vector, f.gep(t.kind, source, f.muladd(size, i, at)), t.itemsize)
-                for i in range(s.taps**2)
+                t.load(f, f.gep(t.kind, source, f.muladd(size, i, at))) for i in range(s.taps**2)
             ]
             made = transform(
                 f,
@@ -255,7 +240,7 @@ def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
                 [taps[r * s.taps : (r + 1) * s.taps] for r in range(s.taps)],
             )
             for i, v in enumerate(v for row in made for v in row):
-                f.store(t.vector, v, f.gep(t.kind, target, f.muladd(size, i, at)), t.itemsize)
+                t.store(f, v, f.gep(t.kind, target, f.muladd(size, i, at)))
     return f
 
 
@@ -557,12 +542,11 @@ def emit_winograd(
             steps[1 + i],
         ]
     zeros = program.constant(bytes((channels + t.lanes) * t.itemsize))
-    pointers = program.pointer(lhs), U, "null" if finish else program.pointer(x)
-    texts = [f"ptr {p}" for p in (*pointers, program.at(zeros))]
-    texts += [f"i64 {program.size(v)}" for v in numbers]
+    pointers = program.pointer(lhs), U, "null" if finish else program.pointer(x), zeros
+    texts = program.arguments(pointers, numbers)
     texts += finish.arguments if finish else ()
     items = blocks * blocks_n
-    program.parallel(name, texts, str(items), cost=100 + work / items / (1.5 * t.lanes))
+    program.parallel(name, texts, items, cost=100 + work / items / (1.5 * t.lanes))
 
 
 def _transformed_kernel(program: Program, x: Instruction, t: Tile, s: Filtering) -> str:
@@ -572,7 +556,7 @@ def _transformed_kernel(program: Program, x: Instruction, t: Tile, s: Filtering)
     columns = ceildiv(features, t.lanes) * t.lanes
     U = program.at(program.scratch(columns * channels * s.inputs**2 * t.itemsize))
     name = define(program, transform_kernel, f"winograd_kernel_{t.suffix}", t, s)
-    texts = [f"ptr {packed}", f"ptr {U}", f"i64 {features}", f"i64 {channels}"]
+    texts = program.arguments((packed, U), (features, channels))
     panels = ceildiv(features, t.columns)
-    program.parallel(name, texts, str(panels), cost=10.0 * channels * t.columns / t.lanes)
+    program.parallel(name, texts, panels, cost=10.0 * channels * t.columns / t.lanes)
     return U

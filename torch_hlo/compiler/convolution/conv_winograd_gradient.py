@@ -15,7 +15,7 @@ from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed, row_major_stride
 from ..codegen import Program
 from ..llvm import Function, Int, signature
 from ..matmul.dot_product import SPLITS
-from ..matmul.tile import Tile, lane_mask, masked_store
+from ..matmul.tile import Tile, lane_mask
 from ..thresholds import (
     CONV_MULTIPLY_NS,
     GRADIENT_TILES,
@@ -71,14 +71,11 @@ def store_taps(name: str, t: Tile, s: Filtering) -> Function:
         made = transform(f, t, transposed(s.G), points_at(f, t, at, s.inputs))
         to = f.gep(t.kind, "%C", f.muladd(row, "%ldc", column))
         for i, v in enumerate(v for row_of_taps in made for v in row_of_taps):
-            masked_store(
+            t.store(
                 f,
-                t.kind,
-                t.lanes,
                 v,
                 f.gep(t.kind, to, f.mul("%tap_step", i)),
                 mask,
-                t.itemsize,
             )
     return f
 
@@ -128,7 +125,7 @@ def task(
             count = f.min(f.sub(t1, tile), GRADIENT_TILES)
             at.transform("x", find, of_x, tile, count, m0, rows)
             at.transform("y", find, of_y, tile, count, n0, cols)
-            f.store_at("i64", count, run, 2, 8)
+            f.store_at("i64", count, run, 2)
             at.multiply(kernel, f.icmp("ne", tile, t0), rows, cols)
         if turned:
             at.store_turned(store, turning, here, rows, cols, m0, n0)
@@ -199,7 +196,7 @@ class _Item:
         with f.loop(0, self.s.inputs**2) as point:
             for i, (to, plane) in enumerate(zip(self.transformed, self.planes, strict=True)):
                 place = f.gep(t.kind, to, f.mul(point, plane))
-                f.store("ptr", place, f.gep("i64", self.run, i), 8)
+                f.store("ptr", place, f.gep("i64", self.run, i))
             m = f.gep(t.kind, self.M, f.mul(point, self.m_plane))
             with f.loop(0, rows, self.height) as r, f.loop(0, cols, t.columns) as c:
                 to = f.gep(t.kind, m, f.muladd(r, self.ldm, c))
@@ -326,8 +323,8 @@ def emit_winograd_gradient(program: Program, x: Instruction, kind: str) -> None:
     pointers = [program.pointer(lhs), program.pointer(rhs), to, program.at(zeros)]
     program.parallel(
         name,
-        [*(f"ptr {p}" for p in pointers), *(f"i64 {program.size(v)}" for v in numbers)],
-        str(items),
+        program.arguments(pointers, numbers),
+        items,
         cost=100 + tiles * 16 * channels * features / items / (1.5 * t.lanes),
     )
     if not inside:

@@ -47,10 +47,8 @@ def convolution(program: GpuProgram, x: Instruction) -> None:
         return emit_tree(program, build.full(0, dtype, x.dims), (), x)
     keyed = replace(x, parameters_of(o.shape for o in x.operands), x.shape)
     name, symbols, groups = program.made(_write, keyed, kind)
-    arguments = [f"ptr {program.pointer(o)}" for o in (lhs, rhs, x)] + [
-        f"i64 {program.size(s)}" for s in symbols
-    ]
-    program.parallel(name, arguments, program.size(groups))
+    arguments = program.arguments(map(program.pointer, (lhs, rhs, x)), symbols)
+    program.parallel(name, arguments, groups)
 
 
 def fusion(program: GpuProgram, x: Instruction) -> None:

@@ -216,9 +216,8 @@ def _columns(
     name = program.made(_columns_text, t, kind, length, n, scale)
     blocks = ceildiv(inner, t.lanes)
     tables = (_constant(program, v, t) for v in (pass_twiddles(n), real_roots(n)))
-    arguments = [f"ptr {program.at(p)}" for p in (source, target, *tables)]
-    arguments += [f"i64 {program.size(s)}" for s in (inner, blocks)]
-    program.parallel(name, arguments, program.size(outer * blocks), cost=_cost(n))
+    arguments = program.arguments((source, target, *tables), (inner, blocks))
+    program.parallel(name, arguments, outer * blocks, cost=_cost(n))
 
 
 def _columns_text(
@@ -286,9 +285,8 @@ def _rows(
     n = p.n
     name = program.made(_rows_text, t, kind, length, n, scale)
     tables = [_constant(program, v, t) for v in (pass_twiddles(n), real_roots(n))]
-    arguments = [f"ptr {program.at(q)}" for q in (source, target, *tables)]
-    arguments.append(f"i64 {program.size(lines)}")
-    program.parallel(name, arguments, program.size(ceildiv(lines, t.lanes)), cost=1.5 * _cost(n))
+    arguments = program.arguments((source, target, *tables), [lines])
+    program.parallel(name, arguments, ceildiv(lines, t.lanes), cost=1.5 * _cost(n))
 
 
 def _rows_text(
@@ -459,8 +457,8 @@ class _Stages:
             (name, self.t, self.kind, p.n, self.scale),
             lambda: build(f"{self.kind.lower()}_{name}_{p.n}"),
         )
-        pointers = [f"ptr {program.at(q)}" for q in (*places, *self.tables)]
-        program.parallel(found, pointers, program.size(items), cost=cost)
+        arguments = program.arguments((*places, *self.tables))
+        program.parallel(found, arguments, items, cost=cost)
 
     def matrix(self, w: _Text) -> _Matrix:
         return _Matrix(w, self.p, self.inverse, self.scale)

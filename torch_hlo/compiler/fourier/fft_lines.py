@@ -53,7 +53,7 @@ class Lines:
             self.f,
             self.kind,
             self.lanes,
-            self.f.load(self.kind, self.at(pointer, index), self.itemsize),
+            self.f.load(self.kind, self.at(pointer, index)),
         )
 
     def shuffle(self, a: str, b: str, order: list[int]) -> str:
@@ -127,7 +127,7 @@ class Columns:
         c = self.lines
         at = c.at(self.pointer, c.f.mul(i, self.stride))
         low, high = (
-            c.t.load(c.at(at, d), c.itemsize, m)
+            c.t.load(c.at(at, d), mask=m)
             for d, m in zip((0, c.lanes), self.masks or (None, None), strict=True)
         )
         return swapped(c.parted(low, high), self.swap)
@@ -139,7 +139,7 @@ class Columns:
         value = swapped(scaled(c, value, self.scale), self.swap)
         at = c.at(self.pointer, c.f.mul(i, self.stride))
         for d, v, m in zip((0, c.lanes), c.joined(value), self.masks or (None, None), strict=True):
-            c.t.store(v, c.at(at, d), c.itemsize, m)
+            c.t.store(v, c.at(at, d), mask=m)
 
 
 @dataclass
@@ -161,7 +161,7 @@ class RealColumns:
     def get(self, i: Int) -> Pair:
         c = self.lines
         order = lane_order(c.lanes, c.itemsize)
-        parts = [c.t.load(p, c.itemsize, self.mask) for p in self._places(i)]
+        parts = [c.t.load(p, mask=self.mask) for p in self._places(i)]
         real, imaginary = (c.shuffle(v, v, order) for v in parts)
         return swapped((real, imaginary), self.swap)
 
@@ -173,8 +173,7 @@ class RealColumns:
             c.t.store(
                 c.shuffle(v, v, [order.index(k) for k in range(c.lanes)]),
                 p,
-                c.itemsize,
-                self.mask,
+                mask=self.mask,
             )
 
 
@@ -278,7 +277,7 @@ def _read(
     swap: bool,
 ) -> None:
     half = c.lanes // 2
-    vectors = [c.t.load(p, c.itemsize, mask) for p in addresses]
+    vectors = [c.t.load(p, mask=mask) for p in addresses]
     part = block.part(i)
     for k, (low, high) in enumerate(
         zip(_turned(c, vectors[:half]), _turned(c, vectors[half:]), strict=True)
@@ -299,7 +298,7 @@ def _write(
     pairs = [c.joined(swapped(scaled(c, part.get(k), scale), swap)) for k in range(half)]
     vectors = [v for side in zip(*pairs, strict=True) for v in _turned(c, list(side))]
     for p, v in zip(addresses, vectors, strict=True):
-        c.t.store(v, p, c.itemsize, mask)
+        c.t.store(v, p, mask=mask)
 
 
 def fma(t: Typed, a: str, b: str, c: str) -> str:
@@ -513,23 +512,21 @@ def mirror_line(
             Columns(c, c.at(pointer, f.mul(k, 2)), 0, None, False) for pointer in (source, target)
         )
         mirrored = f.mul(f.sub(n - lanes + 1, k), 2)
-        first, second = (c.t.load(c.at(source, f.add(mirrored, d)), c.itemsize) for d in (0, lanes))
+        first, second = (c.t.load(c.at(source, f.add(mirrored, d))) for d in (0, lanes))
         odd = [i + 1 for i in back]
         other = c.shuffle(first, second, back), c.shuffle(first, second, odd)
         a, b = _halves(c, low.get(0), other, Block(c, roots).get(block), inverse)
         high.put(0, a[::-1] if inverse else a)
         b = b[::-1] if inverse else b
         for d, part in zip((0, lanes), (order[:lanes], order[lanes:]), strict=True):
-            c.t.store(c.shuffle(*b, part), c.at(target, f.add(mirrored, d)), c.itemsize)
+            c.t.store(c.shuffle(*b, part), c.at(target, f.add(mirrored, d)))
 
 
 def mirror_ends(c: Lines, n: int, source: str, target: str, inverse: bool) -> None:
     """Points 0 and n of `mirror_line`."""
     f, t = c.f, c.f.typed(c.kind)
-    a, b = (
-        f.load(c.kind, c.at(source, i), c.itemsize) for i in ((0, 2 * n) if inverse else (0, 1))
-    )
+    a, b = (f.load(c.kind, c.at(source, i)) for i in ((0, 2 * n) if inverse else (0, 1)))
     plus, minus, zero = t.add(a, b), t.sub(a, b), t.const(0.0)
     found = {0: minus, 1: plus} if inverse else {0: plus, 1: zero, 2 * n: minus, 2 * n + 1: zero}
     for i, v in found.items():
-        f.store(c.kind, v, c.at(target, i), c.itemsize)
+        f.store(c.kind, v, c.at(target, i))

@@ -85,9 +85,6 @@ class Sizes:
             self.f.params.append(("i64", name))
         return self.names[size]
 
-    def arguments(self, program: Program) -> list[str]:
-        return [f"i64 {program.size(s)}" for s in self.names]
-
 
 INDEX_KIND = {
     "s8": "i8",
@@ -105,7 +102,7 @@ def load_index(f: Writer, shape: Shape, pointer: str, at: Int) -> str:
     """An element of an integer array as i64 (huge unsigned values stay out of every range: they
     become negative)."""
     kind = INDEX_KIND[shape.dtype]
-    raw = f.load_at(kind, pointer, at, shape.itemsize)
+    raw = f.load_at(kind, pointer, at)
     return (
         raw
         if kind == "i64"
@@ -207,10 +204,8 @@ def _scatter_into(
     computed = updates if tuple(leaves) != tuple(updates) else ()
     key = ("scatter", tuple(o.shape for o in x.operands), x.attrs, computed)
     name, sizes, items, grain, cost = program.once(key, build)
-    arguments = [f"ptr {program.at(p)}" for p in (*places, *sources)] + [
-        f"i64 {program.size(s)}" for s in sizes
-    ]
-    program.parallel(name, arguments, program.size(items), grain, cost)
+    arguments = program.arguments((*places, *sources), sizes)
+    program.parallel(name, arguments, items, grain, cost)
 
 
 class Scatter:

@@ -170,8 +170,8 @@ class _Sorted:
         function, sizes = program.once(key, written)
         program.parallel(
             function,
-            [f"ptr {p}" for p in pointers] + [f"i64 {program.size(n)}" for n in sizes],
-            program.size(items),
+            program.arguments(pointers, sizes),
+            items,
         )
 
     def sorted_windows(self) -> tuple[str, str]:
@@ -207,8 +207,8 @@ class _Sorted:
         name = f.define()
         program.parallel(
             name,
-            [f"ptr {p}" for p in pointers] + form.size.arguments(program),
-            program.size(self.windows),
+            program.arguments(pointers, form.size.names),
+            self.windows,
         )
         parameters = [build.parameter(i, s) for i, s in enumerate(shapes)]
         with program.rebound():

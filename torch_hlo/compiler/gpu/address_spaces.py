@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from .target import GLOBAL, Family
+from .target import CONSTANT, GLOBAL, KERNEL
 
 _ASSIGNED = re.compile(r"^\s*(%[\w.$]+) = (.*)$")
 _POINTER = re.compile(r"(?<![\w.])ptr( align \d+)? ([%@][\w.$]+)")
@@ -28,8 +28,7 @@ class SpaceError(ValueError):
 class Spaces:
     """The address spaces of one module: variables are remembered from text to text."""
 
-    def __init__(self, family: Family) -> None:
-        self.family = family
+    def __init__(self) -> None:
         self.variables: dict[str, int] = {}
 
     def assign(self, text: str) -> str:
@@ -39,7 +38,7 @@ class Spaces:
         for line in text.split("\n"):
             if line.startswith("define "):
                 # what a kernel is given lies in memory, what kernels give to functions on the stack
-                space = GLOBAL if f" {self.family.kernel} " in line else 0
+                space = GLOBAL if f" {KERNEL} " in line else 0
                 spaces = {
                     **self.variables,
                     **{m[2]: space for m in _POINTER.finditer(line)},
@@ -61,8 +60,8 @@ class Spaces:
         if found := re.search(r"addrspace\((\d+)\)", line):
             self.variables[name] = int(found[1])
             return line
-        self.variables[name] = self.family.constants
-        return line.replace(" constant ", f" addrspace({self.family.constants}) constant ", 1)
+        self.variables[name] = CONSTANT
+        return line.replace(" constant ", f" addrspace({CONSTANT}) constant ", 1)
 
 
 def _line(line: str, spaces: dict[str, int]) -> str:

@@ -21,7 +21,7 @@ from ..codegen.registry import GPU
 from ..llvm import libm
 from .address_spaces import Spaces
 from .branches import Branches
-from .target import Family, GpuTarget
+from .target import KERNEL, GpuTarget
 
 # What the plan asks of the host: run a host call, start a kernel, copy, read a value, fill words;
 # go on in another branch of the graph being made, once others have come to their ends (a bit each);
@@ -222,18 +222,19 @@ class GpuProgram(Program):
         self,
         function: str,
         arguments: Sequence[str],
-        items: str | int,
+        items: str | Size,
         grain: int = 1,
         cost: float = 0.0,
     ) -> None:
         """Launch `function` on [0, items): a group of threads per item where the function wants
         that, else a thread. `grain` and `cost` are for thread pools."""
-        if str(items) == "0":
+        items = items if isinstance(items, str) else self.size(items)
+        if items == "0":
             return
         f = self.code
         number = self._kernel(function, arguments)
         kernel = self.kernels[number]
-        count = int(items) if str(items).isdigit() else items
+        count = int(items) if items.isdigit() else items
         groups = count if function in self.groups else f.ceildiv(count, kernel.threads)
         self._store_arguments([f"i64 {items}", *arguments])
         self._host("launch", f"i64 {number}", f"i64 {groups}", "ptr %arguments")
@@ -273,7 +274,6 @@ class GpuProgram(Program):
                 kernel_text(
                     self.functions[function],
                     name,
-                    self.target.family,
                     g,
                     group is not None,
                 )
@@ -310,14 +310,13 @@ class GpuProgram(Program):
     def device_text(self) -> str:
         """All kernels and what they call, with address spaces, and names without dots, which PTX
         does not take."""
-        family = self.target.family
         called = _called((*self._kernel_texts, *self.functions.values()))
         helpers = [
             t.replace("define void", "define internal void", 1)
             for f, t in self.functions.items()
             if f in called
         ]
-        spaces = Spaces(family)
+        spaces = Spaces()
         text = "\n".join(
             spaces.assign(t) for t in (*self._library(), *helpers, *self._kernel_texts)
         )
@@ -340,11 +339,11 @@ def _called(texts: Sequence[str]) -> set[str]:
     return {m for t in texts for m in re.findall(r"call [^\n]*?@([\w.$]+)\(", t)}
 
 
-def _thread_numbers(family: Family, threads: int | None) -> list[str]:
+def _thread_numbers(threads: int | None) -> list[str]:
     """The range of a thread's item; `threads`: of a group, unless they share an item."""
     lines = [
-        f"  %kernel.g0 = call i32 {family.group_id}",
-        f"  %kernel.t0 = call i32 {family.thread_id}",
+        "  %kernel.g0 = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()",
+        "  %kernel.t0 = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()",
         *(f"  %kernel.{n} = zext i32 %kernel.{n}0 to i64" for n in "gt"),
     ]
     if threads is None:
@@ -361,7 +360,7 @@ def _thread_numbers(family: Family, threads: int | None) -> list[str]:
     ]
 
 
-def kernel_text(text: str, name: str, family: Family, g: Group, group: bool) -> str:
+def kernel_text(text: str, name: str, g: Group, group: bool) -> str:
     """The entry point made of a function `void f(i64 lo, i64 hi, …)`: its [lo, hi) is the group's
     item, or the thread's: one each way."""
     threads = g.threads
@@ -377,7 +376,7 @@ def kernel_text(text: str, name: str, family: Family, g: Group, group: bool) -> 
         for s in _STACK_SLOT.findall(body)
     ]
     body = _STACK_SLOT.sub("", body)
-    start = _thread_numbers(family, None if group else threads)
+    start = _thread_numbers(None if group else threads)
     attributes = f'#0 "nvvm.maxntid"="{g.threads}"'
     attributes += f' "nvvm.minctasm"="{g.resident}"' if g.resident else ""
     before = text[: head.start()].replace("@SELF", f"@{name}")
@@ -387,7 +386,7 @@ def kernel_text(text: str, name: str, family: Family, g: Group, group: bool) -> 
     body = body[:-1].rstrip() + "\nkernel.none:\n  ret void\n}\n"
     signature = ", ".join(["i64 %items", *params])
     return (
-        f"{before}define {family.kernel} void @{name}({signature}) {attributes}"
+        f"{before}define {KERNEL} void @{name}({signature}) {attributes}"
         " {\nkernel.start:\n"
         + "".join(slots)
         + "\n".join(start)

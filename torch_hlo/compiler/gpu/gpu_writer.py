@@ -2,6 +2,7 @@
 
 from ..codegen import Writer
 from .gpu_program import GpuProgram
+from .target import BARRIER
 
 
 class GpuWriter(Writer):
@@ -9,4 +10,4 @@ class GpuWriter(Writer):
 
     def barrier(self) -> None:
         """The threads of a group wait for each other."""
-        self.do(self.program.target.family.barrier)
+        self.do(BARRIER)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ..codegen import CodegenError
 from ..llvm.machine_code import parsed
 from .gpu_program import GpuProgram, Kernel
-from .target import GpuTarget
+from .target import INTRINSICS, GpuTarget
 
 _INTRINSIC = re.compile(r"@llvm\.([a-z0-9_.]+)\(")
 
@@ -17,10 +17,9 @@ _INTRINSIC = re.compile(r"@llvm\.([a-z0-9_.]+)\(")
 def check_intrinsics(text: str, target: GpuTarget) -> None:
     """Raises CodegenError naming an intrinsic that the target's instruction selection has no code
     for."""
-    allowed = target.family.intrinsics
     for found in dict.fromkeys(_INTRINSIC.findall(text)):
         parts = found.split(".")
-        if not any(".".join(parts[:n]) in allowed for n in range(1, len(parts) + 1)):
+        if not any(".".join(parts[:n]) in INTRINSICS for n in range(1, len(parts) + 1)):
             raise CodegenError(
                 f"llvm.{found} has no code on {target.name}: write it with other instructions"
                 " (compiler/llvm/math.py)"

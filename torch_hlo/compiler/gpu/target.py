@@ -1,10 +1,9 @@
-"""GPU targets: one row per instruction set says how a kernel names its threads, meets at a barrier
-and exchanges registers.
+"""GPU targets: how a kernel names its threads, meets at a barrier and exchanges registers, and what
+is known of the devices.
 
     target = gpu_target("nvptx:sm_90")
-    target.family.barrier                     # the line of IR
 
-Nothing else in code generation knows the instruction sets, but the matrix units (ptx.py).
+Nothing else in code generation knows the instruction set, but the matrix units (ptx.py).
 """
 
 from dataclasses import dataclass
@@ -17,53 +16,22 @@ from torch_hlo.frozen import frozen
 
 from ..llvm import CpuTarget, Target, host
 
-GLOBAL, SHARED = 1, 3  # address spaces, the same in every family
+GLOBAL, SHARED, CONSTANT = 1, 3, 4  # address spaces
 
+# The calling convention of kernels, and the line at which the threads of a group meet.
+KERNEL = "ptx_kernel"
+BARRIER = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
 
-@frozen
-class Family:
-    """An instruction set. Thread and group numbers are i32 calls; `shuffle` takes and gives an i32
-    of another lane of the warp: `{v}` the value, `{m}` what the own lane number is xor-ed with.
-    `constants`: the address space of tables. `intrinsics`: the LLVM intrinsics that instruction
-    selection has code for."""
-
-    name: str
-    triple: str
-    kernel: str
-    group_id: str
-    thread_id: str
-    barrier: str
-    shuffle: str
-    intrinsics: frozenset[str]
-    constants: int = 4
-
-
-# Selected by every back end, on scalars and vectors of the types that kernels use. Anything else
-# would abort the process.
-_COMMON = """
+# The LLVM intrinsics that instruction selection has code for, on scalars and vectors of the types
+# that kernels use: anything else would abort the process. Those in the last line are taken apart
+# into scalar code on the way. (Masked loads are not: they exist for constant masks only.)
+INTRINSICS = frozenset(
+    """
 abs bswap copysign ctlz ctpop cttz fabs floor ceil trunc fma fmuladd fptosi.sat fptoui.sat maxnum
-memcpy memmove memset minnum rint round roundeven smax smin sqrt umax umin fshl fshr
+memcpy memmove memset minnum rint round roundeven smax smin sqrt umax umin fshl fshr nvvm
+masked.gather masked.scatter vector.reduce.or
 """.split()
-
-# Taken apart into scalar code on the way. (Masked loads are not: NVPTX has them, for constant masks
-# only.)
-_VECTORS = ("masked.gather", "masked.scatter", "vector.reduce.or")
-
-FAMILIES = {
-    f.name: f
-    for f in (
-        Family(
-            "nvptx",
-            "nvptx64-nvidia-cuda",
-            "ptx_kernel",
-            "@llvm.nvvm.read.ptx.sreg.ctaid.x()",
-            "@llvm.nvvm.read.ptx.sreg.tid.x()",
-            "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)",
-            "call i32 @llvm.nvvm.shfl.sync.bfly.i32(i32 -1, i32 {v}, i32 {m}, i32 31)",
-            frozenset((*_COMMON, *_VECTORS, "nvvm")),
-        ),
-    )
-}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +42,6 @@ class GpuTarget(Target):
     `warp`: threads that run in step. `tf32`: products of f32 may round their operands to 11 bits.
     """
 
-    family: Family
     features: str = ""
     vector_bytes: int = 16
     parallel_threshold_ps: int = 0
@@ -111,7 +78,7 @@ class GpuTarget(Target):
 
     def machine(self) -> llvm.TargetMachine:
         initialize()
-        return llvm.Target.from_triple(self.family.triple).create_target_machine(
+        return llvm.Target.from_triple("nvptx64-nvidia-cuda").create_target_machine(
             cpu=self.cpu,
             features=self.features,
             opt=3,
@@ -124,7 +91,7 @@ class GpuTarget(Target):
 
     @property
     def name(self) -> str:
-        return f"{self.family.name}:{self.cpu}" if self.cpu else self.family.name
+        return f"nvptx:{self.cpu}"
 
     @property
     def capability(self) -> int:
@@ -198,7 +165,6 @@ def gpu_target(name: str) -> GpuTarget:
     family, _, cpu = name.partition(":")
     if family == "nvptx" and cpu in _PTX:
         return GpuTarget(
-            family=FAMILIES[family],
             cpu=cpu,
             features=_PTX[cpu],
             tf32=config.get("TF32"),

@@ -428,7 +428,7 @@ def run_factors(f: Writer, x: Instruction, size: Sizes, base_cost: float) -> Non
     pointers = [program.pointer(a), *(program.at(program.place(x, i)) for i in range(3))]
     program.parallel(
         f.define(),
-        [f"ptr {p}" for p in pointers] + size.arguments(program),
-        program.size(math.prod(batch)),
+        program.arguments(pointers, size.names),
+        math.prod(batch),
         cost=base_cost + 0.1 * usual[0] * usual[1] * min(usual),
     )

@@ -103,12 +103,8 @@ def cholesky(program: Program, x: Instruction) -> None:
             _cholesky_by_elements(f, _Number(f, dtype), base, rows, lower)
     batch = math.prod(x.dims[:-2])
     name = f.define()
-    arguments = [
-        f"ptr {program.pointer(x.operand)}",
-        f"ptr {program.pointer(x)}",
-        *size.arguments(program),
-    ]
-    program.parallel(name, arguments, program.size(batch), cost=0.1 * hint(n, 64) ** 3 + 50)
+    arguments = program.arguments(map(program.pointer, (x.operand, x)), size.names)
+    program.parallel(name, arguments, batch, cost=0.1 * hint(n, 64) ** 3 + 50)
 
 
 def _cholesky_in_blocks(f: Writer, dtype: str, base: Int, rows: Int, lower: bool) -> None:
@@ -221,13 +217,9 @@ def triangular_solve(program: Program, x: Instruction) -> None:
             number, adjoint = _Number(f, dtype), attrs["transpose_a"] == "ADJOINT"
             _substitute(f, number, coefficients, solution, rows, width, lower, unit, adjoint)
     name = f.define()
-    arguments = [
-        f"ptr {program.pointer(a)}",
-        f"ptr {program.pointer(x)}",
-        *size.arguments(program),
-    ]
+    arguments = program.arguments(map(program.pointer, (a, x)), size.names)
     cost = 50 + 0.1 * hint(n, 64) ** 2 * hint(columns, 64)
-    program.parallel(name, arguments, program.size(math.prod(x.dims[:-2])), cost=cost)
+    program.parallel(name, arguments, math.prod(x.dims[:-2]), cost=cost)
 
 
 def _from_the_left(x: Instruction, attrs: dict[str, Any]) -> Instruction:

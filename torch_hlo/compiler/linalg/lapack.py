@@ -168,11 +168,8 @@ class _Routine(Function):
 
 def _arguments(program: Program, x: Instruction, *sizes: Size) -> list[str]:
     a = x.operand
-    pointers = [program.at(p) for p in (program.place(a), *leaves(program.places(x)))]
-    return [
-        *(f"ptr {p}" for p in pointers),
-        *(f"i64 {program.size(n)}" for n in (math.prod(a.dims[:-2]), *sizes)),
-    ]
+    places = (program.place(a), *leaves(program.places(x)))
+    return program.arguments(places, (math.prod(a.dims[:-2]), *sizes))
 
 
 def _syevd(program: Program, x: Instruction, side: str, vectors: bool) -> tuple[str, list[str]]:

@@ -37,6 +37,7 @@ BITS = {
     "bfloat": 16,
     "float": 32,
     "double": 64,
+    "ptr": 64,
 }
 
 
@@ -368,9 +369,10 @@ class Typed:
         return result
 
     # -- memory
-    def load(self, pointer: str, align: int, mask: str | None = None) -> str:
-        """Consecutive elements; lanes that are off in `mask` are not read and are zero."""
-        t = self.type
+    def load(self, pointer: str, align: int = 0, mask: str | None = None) -> str:
+        """Consecutive elements; lanes that are off in `mask` are not read and are zero. `align`: in
+        bytes, where it is not that of an element."""
+        t, align = self.type, align or BITS[self.kind] // 8
         if mask is None:
             return self.e.op(f"load {t}, ptr {pointer}, align {align}")
         m = self.e.type("i1")
@@ -383,11 +385,11 @@ class Typed:
         self,
         value: str,
         pointer: str,
-        align: int,
+        align: int = 0,
         mask: str | None = None,
         nontemporal: bool = False,
     ) -> None:
-        t = self.type
+        t, align = self.type, align or BITS[self.kind] // 8
         if mask is None:
             self.e.do(
                 f"store {t} {value}, ptr {pointer}, align {align}"
@@ -410,12 +412,11 @@ class Typed:
         pointer: str,
         offsets: str,
         offset_kind: str,
-        align: int,
         mask: str | None = None,
     ) -> str:
         """Elements at pointer[offsets]."""
         n, t = self.e.lanes, self.type
-        where, m = self._places(pointer, offsets, offset_kind, align, mask)
+        where, m = self._places(pointer, offsets, offset_kind, mask)
         return self.e.op(
             f"call {t} @llvm.masked.gather.{self.suffix}.v{n}p0({where}, {m}, {t} zeroinitializer)"
         )
@@ -426,23 +427,23 @@ class Typed:
         pointer: str,
         offsets: str,
         offset_kind: str,
-        align: int,
         mask: str | None = None,
     ) -> None:
         """pointer[offsets] = value."""
-        where, m = self._places(pointer, offsets, offset_kind, align, mask)
+        where, m = self._places(pointer, offsets, offset_kind, mask)
         self.e.do(
             f"call void @llvm.masked.scatter.{self.suffix}.v{self.e.lanes}p0({self.type} {value},"
             f" {where}, {m})"
         )
 
     def _places(
-        self, pointer: str, offsets: str, offset_kind: str, align: int, mask: str | None
+        self, pointer: str, offsets: str, offset_kind: str, mask: str | None
     ) -> tuple[str, str]:
         """pointer[offsets] and the mask, as arguments of intrinsics."""
         n = self.e.lanes
         at = self.e.op(f"getelementptr {self.kind}, ptr {pointer}, <{n} x {offset_kind}> {offsets}")
-        return _aligned(at, align, f"<{n} x ptr>"), f"<{n} x i1> {mask or 'splat (i1 true)'}"
+        where = _aligned(at, BITS[self.kind] // 8, f"<{n} x ptr>")
+        return where, f"<{n} x i1> {mask or 'splat (i1 true)'}"
 
 
 @lru_cache(16)

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from .emit import BITS
+
 Int = int | str  # a Python int or the name of an integer value
 
 
@@ -174,18 +176,17 @@ class Function:
         return self.op(f"getelementptr inbounds {element}, ptr {pointer}, i64 {index}")
 
     def load(self, kind: str, pointer: str, align: int = 0) -> str:
-        return self.op(f"load {kind}, ptr {pointer}" + (f", align {align}" if align else ""))
+        """`align`: in bytes, where it is not that of an element."""
+        return self.op(f"load {kind}, ptr {pointer}{_alignment(kind, align)}")
 
     def store(self, kind: str, value: int | str, pointer: str, align: int = 0) -> None:
-        self.do(f"store {kind} {value}, ptr {pointer}" + (f", align {align}" if align else ""))
+        self.do(f"store {kind} {value}, ptr {pointer}{_alignment(kind, align)}")
 
-    def load_at(self, kind: str, pointer: str, index: Int, align: int = 0) -> str:
-        return self.load(kind, self.gep(kind, pointer, index), align)
+    def load_at(self, kind: str, pointer: str, index: Int) -> str:
+        return self.load(kind, self.gep(kind, pointer, index))
 
-    def store_at(
-        self, kind: str, value: int | str, pointer: str, index: Int, align: int = 0
-    ) -> None:
-        self.store(kind, value, self.gep(kind, pointer, index), align)
+    def store_at(self, kind: str, value: int | str, pointer: str, index: Int) -> None:
+        self.store(kind, value, self.gep(kind, pointer, index))
 
     def alloca(self, kind: str, count: int = 1, align: int = 0) -> str:
         """A stack slot, made once per call of the function."""
@@ -329,6 +330,13 @@ class Function:
         linkage = f"{self.linkage} " if self.linkage else ""
         head = f"define {linkage}{self.result} @{self.name}({params}) {self.attrs} {{\nentry:\n"
         return head + "\n".join(self.entry_allocas + self.lines) + "\n}\n"
+
+
+def _alignment(kind: str, align: int) -> str:
+    """LLVM takes a vector without an alignment for aligned as a whole."""
+    if not align and kind.startswith("<"):
+        align = BITS[kind.split()[-1].removesuffix(">")] // 8
+    return f", align {align}" if align else ""
 
 
 def float_constant(value: float, kind: str = "float") -> str:

@@ -95,10 +95,8 @@ def run_loop(
         return nest.make()
 
     kernel = build() if key is None else program.once((key, in_place), build)
-    arguments = [f"ptr {program.at(p)}" for p in (*sources, *targets)] + [
-        f"i64 {program.size(n)}" for n in kernel.sizes
-    ]
-    program.parallel(kernel.name, arguments, program.size(kernel.items), kernel.grain, kernel.cost)
+    arguments = program.arguments((*sources, *targets), kernel.sizes)
+    program.parallel(kernel.name, arguments, kernel.items, kernel.grain, kernel.cost)
 
 
 def _element(store: Store, index: tuple[Index, ...], dims: Dims) -> tuple[tuple[Index, ...], Index]:

@@ -90,10 +90,8 @@ def _run(program: Program, x: Instruction, computation: Computation) -> None:
             *(targets[n] for n in call.results),
             *(partials if call.partials else ()),
         ]
-        arguments = [f"ptr {program.at(p)}" for p in places] + [
-            f"i64 {program.size(n)}" for n in call.sizes
-        ]
-        program.parallel(call.name, arguments, program.size(call.items), call.grain, call.cost)
+        arguments = program.arguments(places, call.sizes)
+        program.parallel(call.name, arguments, call.items, call.grain, call.cost)
 
 
 def _build(program: Program, computation: Computation, in_place: bool) -> _Code:

@@ -20,7 +20,7 @@ from ..codegen.kernel import Body, Fold
 from ..codegen.loop_plan import stored_bits
 from ..gpu.exchange import Exchange
 from ..gpu.gpu_program import GpuProgram
-from ..gpu.target import GpuTarget
+from ..gpu.target import BARRIER, GpuTarget
 from .row_kernel import RowForms, RowKernel
 from .row_plan import RowPlan, Walk
 
@@ -56,22 +56,16 @@ class GroupKernel(RowKernel):
         e, kinds = self.level.scalar, reducer.kinds
         first = distance
         while distance < self.workers:
-            others = [
-                self.exchange.other(e, n, kind, v, distance)
-                for n, (kind, v) in enumerate(zip(kinds, accs, strict=True))
-            ]
+            others = list(self.exchange.others(e, kinds, accs, distance))
             accs = reducer.combine(self, accs, others)
             distance *= 2
         # both sides of an exchange need not agree when the reducer is not quite commutative
         if reducer.op is None:
-            accs = [
-                self.exchange.first(e, n, kind, v, first)
-                for n, (kind, v) in enumerate(zip(kinds, accs, strict=True))
-            ]
+            accs = list(self.exchange.first(e, kinds, accs, first))
         return accs
 
     def barrier(self) -> None:
-        self.level.lines.append(f"  {self.target.family.barrier}")
+        self.level.lines.append(f"  {BARRIER}")
 
     def define(self, program: Program, name: str) -> str:
         assert isinstance(program, GpuProgram)

@@ -15,7 +15,7 @@ from ..codegen import Index, Kernel, Program, index as ix
 from ..codegen.index import Var, variable
 from ..codegen.loop_plan import Loops
 from ..gpu.gpu_program import GpuProgram
-from ..gpu.target import GpuTarget
+from ..gpu.target import BARRIER, GpuTarget
 from ..llvm import Emit
 from ..llvm.scalar import STORAGE, Storage
 from .elementwise_loops import Body
@@ -204,7 +204,7 @@ class TileKernel(Kernel):
                     )
         self._pop(parent)
         self.lane_var, self._canonical = saved, canonical
-        parent.lines.append(f"  {self.target.family.barrier}")
+        parent.lines.append(f"  {BARRIER}")
 
     def define(self, program: Program, name: str) -> str:
         assert isinstance(program, GpuProgram)

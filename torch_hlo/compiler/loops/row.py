@@ -329,7 +329,7 @@ class RowEmitter:
         for r in sums:
             t = k.level.scalar.typed(kind[r])
             zero, shift = t.const(0.0), shifts[plan.online[r].maximum]
-            t.store(zero, shift, STORAGE[r.dtype].bytes)
+            t.store(zero, shift)
         with k.loop("0", k.size(length), length, BLOCK) as b:
             first, end = k.block(b, BLOCK, k.size(length))
             self._walk_block(where, {r: slots[r] for r in firsts}, first, end, 0)
@@ -352,7 +352,7 @@ class RowEmitter:
             # The shift asked for differs from ours where the maximum is not finite.
             online, t = plan.online[r], k.level.scalar.typed(kind[r])
             wanted = single(k.value(online.shift, regroup(row, sizes, online.shift.dims)))
-            used = t.load(shifts[online.maximum], STORAGE[r.dtype].bytes)
+            used = t.load(shifts[online.maximum])
             (total,) = self.reducers[r].fold_lanes(k, self._load(self.reducers[r], slots[r]))
             self._bind(r, [t.mul(total, exp(t, t.sub(used, wanted)))])
 
@@ -395,12 +395,12 @@ class RowEmitter:
         (best,) = reducer.fold_lanes(k, self._load(reducer, slots[m]))
         t = k.level.scalar.typed(reducer.kinds[0])
         new = t.select(t.cmp("olt", t.abs(best), float("inf")), best, 0.0)
-        old = t.load(shift, STORAGE[m.dtype].bytes)
+        old = t.load(shift)
         # Sums so far are 0 when there was no finite maximum, and lost when there is one no more:
         # the factor only has to be finite.
         change = t.sub(old, new)
         factor = exp(t, t.select(t.cmp("olt", change, 0.0), change, 0.0))
-        t.store(new, shift, STORAGE[m.dtype].bytes)
+        t.store(new, shift)
         wide = Emit(k.lanes, k.level.lines, k.unit)
         for r in sums:
             (slot,), kind = slots[r], self.reducers[r].kinds[0]
@@ -415,7 +415,7 @@ class RowEmitter:
         k = self.k
         minuend = e.operand.operand
         t = k.e.typed(STORAGE[e.dtype].register)
-        own = k.levels[-2].scalar.typed(t.kind).load(shift, STORAGE[e.dtype].bytes)
+        own = k.levels[-2].scalar.typed(t.kind).load(shift)
         value = single(k.value(minuend, regroup(index, e.dims, minuend.dims)))
         return exp(t, t.sub(value, k.e.splat(t.kind, own)))
 

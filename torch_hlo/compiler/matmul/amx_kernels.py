@@ -103,7 +103,7 @@ def pack(name: str, side: str, form: str, e: Element) -> Function:
             vectors = transposed(f, WORDS, vectors)
         to = f.gep("i8", "%dst", f.mul(f.div(k, e.depth), STEP_BYTES))
         for i, v in enumerate(vectors):
-            f.store("<16 x i32>", v, f.gep("i8", to, 64 * i), 4)
+            f.store("<16 x i32>", v, f.gep("i8", to, 64 * i))
 
     with f.loop(0, whole, e.depth) as k:
         block(k, False)
@@ -122,11 +122,11 @@ def _copy_rows(f: Function, e: Element, whole: Int) -> None:
             f.gep("i8", "%dst", f.mul(lane, 64)),
         )
         with f.loop(0, whole, e.depth) as k:
-            v = f.load(vector, f.gep(e.kind, row, k), e.itemsize)
-            f.store(vector, v, f.gep("i8", to, f.mul(f.div(k, e.depth), STEP_BYTES)), 4)
+            v = f.load(vector, f.gep(e.kind, row, k))
+            f.store(vector, v, f.gep("i8", to, f.mul(f.div(k, e.depth), STEP_BYTES)))
         with f.when(f.icmp("slt", whole, "%depth")):
-            v = masked_load(f, e.kind, e.depth, f.gep(e.kind, row, whole), rest, e.itemsize)
-            f.store(vector, v, f.gep("i8", to, f.mul(f.div(whole, e.depth), STEP_BYTES)), 4)
+            v = masked_load(f, e.kind, e.depth, f.gep(e.kind, row, whole), rest)
+            f.store(vector, v, f.gep("i8", to, f.mul(f.div(whole, e.depth), STEP_BYTES)))
 
 
 def _rows_along_k(f: Function, e: Element) -> Rows:
@@ -138,12 +138,9 @@ def _rows_along_k(f: Function, e: Element) -> Rows:
     def read(k: Int, tail: bool) -> list[str]:
         if tail:
             mask = lane_mask(f, e.depth, k, "%depth")
-            loaded = [
-                masked_load(f, e.kind, e.depth, f.gep(e.kind, row, k), mask, e.itemsize)
-                for row in rows
-            ]
+            loaded = [masked_load(f, e.kind, e.depth, f.gep(e.kind, row, k), mask) for row in rows]
         else:
-            loaded = [f.load(vector, f.gep(e.kind, row, k), e.itemsize) for row in rows]
+            loaded = [f.load(vector, f.gep(e.kind, row, k)) for row in rows]
         return [f.op(f"bitcast {vector} {v} to <16 x i32>") for v in loaded]
 
     return read
@@ -165,7 +162,7 @@ def _rows_along_lanes(f: Function, e: Element) -> Rows:
                 f"call void @llvm.prefetch.p0(ptr {f.gep('i8', p, LANES_AHEAD)}, i32 0, i32 2,"
                 " i32 1)"
             )
-        return masked_load(f, e.kind, 16, p, mask, e.itemsize)
+        return masked_load(f, e.kind, 16, p, mask)
 
     def mixed(kind: str, a: str, b: str) -> str:
         order = ", ".join(f"i32 {i // 2 + i % 2 * 16}" for i in range(32))
@@ -203,8 +200,8 @@ def _rows_of_elements(f: Function, e: Element) -> Rows:
                 "%lane_stride",
                 f.mul(f.select(inside, "i64", at, 0), "%k_stride"),
             )
-            v = f.select(inside, e.kind, f.load_at(e.kind, "%src", source, e.itemsize), 0)
-            f.store_at(e.kind, v, block, f.muladd(lane, e.depth, i), e.itemsize)
+            v = f.select(inside, e.kind, f.load_at(e.kind, "%src", source), 0)
+            f.store_at(e.kind, v, block, f.muladd(lane, e.depth, i))
         return [f.load("<16 x i32>", f.gep("i8", block, 64 * lane), 64) for lane in range(16)]
 
     return read
@@ -276,7 +273,7 @@ def _multiply_pairs(f: Function, rows: range, ahead: bool, strided: bool) -> Non
             places.append(f.gep("float", "%C", f.muladd(row, "%ldc", 16 * j)))
             masks.append(f.select(f.icmp("slt", row, "%rows"), "<16 x i1>", columns, _NO_LANES))
     kept = [f.select("%more", "<16 x i1>", mask, _NO_LANES) for mask in masks]
-    sums = [masked_load(f, "float", 16, *there, 4) for there in zip(places, kept)]
+    sums = [masked_load(f, "float", 16, *there) for there in zip(places, kept)]
     a_rows: list[Int] = [
         f.mul("%a_row", r) if strided else r // 16 * 1024 + r % 16 * 64 for r in rows
     ]
@@ -299,7 +296,7 @@ def _multiply_pairs(f: Function, rows: range, ahead: bool, strided: bool) -> Non
                     f.do(f"call void @llvm.prefetch.p0(ptr {coming}, i32 0, i32 3, i32 1)")
             right = [f.load(_PAIRS_OF_LANES, p, 64) for p in places_b]
             for i, a_row in enumerate(a_rows):
-                word = f.load("i32", f.gep("i8", a, f.add(a_row, 4 * pair)), 4)
+                word = f.load("i32", f.gep("i8", a, f.add(a_row, 4 * pair)))
                 one = f.op(f"insertelement <16 x i32> poison, i32 {word}, i64 0")
                 spread = f.op(
                     f"shufflevector <16 x i32> {one}, <16 x i32> poison, <16 x i32> zeroinitializer"
@@ -309,7 +306,7 @@ def _multiply_pairs(f: Function, rows: range, ahead: bool, strided: bool) -> Non
                     n = j * len(rows) + i
                     turn.next[n] = multiply_pairs(f, _SUMS, left, right[j], turn.next[n])
     for place, mask, v in zip(places, masks, turn.vars):
-        masked_store(f, "float", 16, v, place, mask, 4)
+        masked_store(f, "float", 16, v, place, mask)
 
 
 def _corners(f: Function, e: Element) -> list[str]:
@@ -347,10 +344,9 @@ def _store_rows(f: Function, e: Element, temporary: str) -> None:
                 f,
                 e.sums,
                 16,
-                f.op(f"{plus} {vector} {v}, {masked_load(f, e.sums, 16, to, keep, 4)}"),
+                f.op(f"{plus} {vector} {v}, {masked_load(f, e.sums, 16, to, keep)}"),
                 to,
                 mask,
-                4,
             )
 
 
@@ -377,7 +373,7 @@ def turn(name: str, masked: bool) -> Function:
         for r, v in enumerate(block):
             p = f.gep("i32", to, f.mul("%ld", r))
             if not masked:
-                f.store("<16 x i32>", v, p, 4)
+                f.store("<16 x i32>", v, p)
                 continue
             inside = f.icmp("slt", f.add(j, r), "%cols")
             masked_store(
@@ -387,7 +383,6 @@ def turn(name: str, masked: bool) -> Function:
                 v,
                 p,
                 f.op(f"select i1 {inside}, <16 x i1> {valid}, <16 x i1> zeroinitializer"),
-                4,
             )
     return f
 
@@ -408,10 +403,10 @@ def configure(f: Function) -> None:
     """Eight tiles of 16 rows of 64 bytes."""
     config = f.alloca("i8", 64, 64)
     f.do(f"call void @llvm.memset.p0.i64(ptr {config}, i8 0, i64 64, i1 false)")
-    f.store("i8", 1, config, 1)
+    f.store("i8", 1, config)
     for t in range(8):
-        f.store("i16", 64, f.gep("i8", config, 16 + 2 * t), 2)
-        f.store_at("i8", 16, config, 48 + t, 1)
+        f.store("i16", 64, f.gep("i8", config, 16 + 2 * t))
+        f.store_at("i8", 16, config, 48 + t)
     f.do(f"call void @llvm.x86.ldtilecfg(ptr {config})")
 
 

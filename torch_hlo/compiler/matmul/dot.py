@@ -197,11 +197,7 @@ def _reading_bytes(x: Instruction) -> Instruction:
 def arguments_of(program: Program, found: Tiles, o: Output) -> tuple[str, ...]:
     """What an engine passes on to an epilogue."""
     read = [o.operands[i] for i in found.leaves]
-    return (
-        f"ptr @{found.name}",
-        *(f"ptr {program.at(p)}" for p in (*read, *o.results)),
-        *(f"i64 {program.size(n)}" for n in found.sizes),
-    )
+    return (*program.arguments((f"@{found.name}", *read, *o.results), found.sizes),)
 
 
 def emit_widened(program: Program, o: Output) -> None:

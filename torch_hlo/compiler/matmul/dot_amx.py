@@ -112,12 +112,10 @@ def _packed(
         ("prepack", engine.element.kind, engine.forms[side], side),
         lambda: _prepack_amx(program, engine, side),
     )
-    sizes = [f"i64 {program.size(v)}" for v in (lanes, *strides, k)]
-    items = program.size(ceildiv(lanes, BLOCK))
     program.parallel(
         name,
-        [f"ptr {source}", f"ptr {to}", *sizes],
-        items,
+        program.arguments((source, to), (lanes, *strides, k)),
+        ceildiv(lanes, BLOCK),
         cost=0.06 * BLOCK * fixed(k),
     )
     return to

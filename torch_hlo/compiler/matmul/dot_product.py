@@ -30,7 +30,7 @@ from .dot_task import Finish, call_task, define, prepack, task
 from .gemm import Gemm
 from .gemm_amx import AmxGemm
 from .product import ACCUMULATORS, SOURCES, Product, hint, swapped, the_product, types_of
-from .tile import Tile, masked_load, masked_store, product_tile, vectors_of
+from .tile import Tile, product_tile, vectors_of
 
 
 def emit_dot(program: Program, x: Instruction, pointers: list[str], finish: Finish | None) -> None:
@@ -81,9 +81,8 @@ def _packed_copy(program: Program, x: Instruction, p: Product) -> str | None:
 
     def write(source: str, target: str) -> None:
         define(program, packing.engine)
-        sizes = [f"i64 {v}" for v in (p.n, *p.b, p.k)]
-        pointers = [f"ptr {source}", f"ptr {target}"]
-        program.parallel(packing.name, pointers + sizes, packing.items, cost=packing.cost)
+        arguments = program.arguments((source, target), (p.n, *p.b, p.k))
+        program.parallel(packing.name, arguments, packing.items, cost=packing.cost)
 
     key = f"{packing.name} {p.n} {p.b} {p.k}"
     return program.packed(place, packing.nbytes, key, write)
@@ -196,8 +195,8 @@ def sum_parts(program: Program, t: Tile, parts: str, c: str, size: Size, count: 
     name = program.once(("sum of parts", t.kind), lambda: program.define(_sum_parts(t)))
     program.parallel(
         name,
-        [f"ptr {parts}", f"ptr {c}", f"i64 {program.size(size)}", f"i64 {count}"],
-        program.size(size),
+        program.arguments((parts, c), (size, count)),
+        size,
         grain=4096,
         cost=0.05 * count,
     )
@@ -212,20 +211,12 @@ def _sum_parts(t: Tile) -> Function:
     for i, mask in vectors_of(f, t.lanes, "%lo", "%hi"):
         with f.loop(0, "%count", carry=[(t.vector, "zeroinitializer")]) as part:
             p = f.gep(t.kind, "%parts", f.muladd(part.index, "%size", i))
-            part.next = [
-                f.op(
-                    f"fadd {t.vector} {part.vars[0]},"
-                    f" {masked_load(f, t.kind, t.lanes, p, mask, t.itemsize)}"
-                )
-            ]
-        masked_store(
+            part.next = [f.op(f"fadd {t.vector} {part.vars[0]}, {t.load(f, p, mask)}")]
+        t.store(
             f,
-            t.kind,
-            t.lanes,
             part.vars[0],
             f.gep(t.kind, "%c", i),
             mask,
-            t.itemsize,
         )
     return f
 

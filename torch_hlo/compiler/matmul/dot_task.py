@@ -64,13 +64,13 @@ def call_task(
         * hint(p.k, 512)
         / max(1, hint(cut.blocks_m, 1) * hint(cut.blocks_n, 1))
     )
-    arguments = [f"ptr {q}" for q in pointers] + [f"i64 {program.size(s)}" for s in sizes]
+    arguments = program.arguments(pointers, sizes)
     if finish is not None:
         arguments += finish.arguments
     program.parallel(
         name,
         arguments,
-        program.size(p.count * cut.blocks_m * cut.blocks_n),
+        p.count * cut.blocks_m * cut.blocks_n,
         cost=50 + work * cost,
     )
 
@@ -85,15 +85,10 @@ def prepack(program: Program, engine: Gemm, a: str, p: Product) -> str:
         return name
 
     name = program.once(("prepack", engine.name), write)
-    arguments = [
-        f"ptr {a}",
-        f"ptr {packed}",
-        *(f"i64 {program.size(v)}" for v in (p.m, *p.a, p.k)),
-    ]
     program.parallel(
         name,
-        arguments,
-        program.size(ceildiv(p.m, engine.heights[0])),
+        program.arguments((a, packed), (p.m, *p.a, p.k)),
+        ceildiv(p.m, engine.heights[0]),
         cost=0.12 * engine.heights[0] * hint(p.k, 1000),
     )
     return packed

@@ -23,7 +23,6 @@ from .tile import (
     converted,
     lane_mask,
     masked_load,
-    masked_store,
     multiply_add,
     multiply_pairs,
     splat,
@@ -73,7 +72,7 @@ def _strip(
     def step(k: str, sums: list[str], mask: str) -> list[str]:
         def read(source: Source, row: str) -> str:
             p = f.gep(source.kind, row, k)
-            v = masked_load(f, source.kind, width, p, mask, source.itemsize)
+            v = masked_load(f, source.kind, width, p, mask)
             return v if pairs else converted(f, t, source, v)
 
         if not mask:
@@ -112,7 +111,6 @@ def _strip(
                 total,
                 "%y",
                 f.muladd("%y_m", i, f.mul("%y_n", f.add(n, j))),
-                t.itemsize,
             )
 
 
@@ -161,14 +159,14 @@ def _add_rows(
         ws = []
         for w in w_rows:
             p = f.gep(right.kind, w, c)
-            w_elements = masked_load(f, right.kind, t.lanes, p, mask, right.itemsize)
+            w_elements = masked_load(f, right.kind, t.lanes, p, mask)
             ws.append(converted(f, t, right, w_elements))
         for i, y in enumerate(y_rows):
             p = f.gep(t.kind, y, c)
-            total = masked_load(f, t.kind, t.lanes, p, mask, t.itemsize)
+            total = t.load(f, p, mask)
             for j, w in enumerate(ws):
                 total = multiply_add(f, t, factors[i * at_once + j], w, total)
-            masked_store(f, t.kind, t.lanes, total, p, mask, t.itemsize)
+            t.store(f, total, p, mask)
 
 
 def _factors(
@@ -186,7 +184,7 @@ def _factors(
         for j in range(at_once):
             at = f.muladd("%x_m", i, f.mul("%x_k", f.add(k, j)))
             p = f.gep(source.kind, "%x", at)
-            v = f.load(f"<1 x {source.kind}>", p, source.itemsize)
+            v = f.load(f"<1 x {source.kind}>", p)
             v = f.op(f"extractelement <1 x {t.kind}> {converted(f, one, source, v)}, i64 0")
             factors.append(splat(f, t.kind, t.lanes, v))
     return factors
@@ -251,19 +249,19 @@ class _Groups(Function):
         for i, total in enumerate(totals.vars):
             r, c = divmod(i, len(columns))
             at = self.muladd(self.add(row, r), self.n, columns[c])
-            self.store(t.vector, total, self.gep("float", "%y", at), 4)
+            self.store(t.vector, total, self.gep("float", "%y", at))
 
     def _x(self, pointer: str, row: Int, width: int, at: Int) -> str:
         """An element of a matrix, in all lanes."""
         place = self.muladd(row, width, at)
-        return splat(self, "float", self.t.lanes, self.load_at("float", pointer, place, 4))
+        return splat(self, "float", self.t.lanes, self.load_at("float", pointer, place))
 
     def _step(self, source: str, k: Int, row: Int, height: int, sums: list[str]) -> list[str]:
         """The products with the bytes of one k: per row of x, per vector, low and high halves."""
         t, numbers, integers = self.t, [], f"<{self.t.lanes} x i32>"
         for v in range(t.vectors):
             at = self.gep("i8", source, self.muladd(k, self.half, v * t.lanes))
-            code = self.load(f"<{t.lanes} x i8>", at, 1)
+            code = self.load(f"<{t.lanes} x i8>", at)
             code = self.op(f"zext <{t.lanes} x i8> {code} to {integers}")
             for half in ("and {} {}, splat (i32 15)", "lshr {} {}, splat (i32 4)"):
                 q = self.op(half.format(integers, code))
@@ -310,7 +308,7 @@ def emit_groups(program: Program, x: Instruction) -> None:
     kernel = _Groups(x, min(program.target.lanes(32), fixed(x.operands[2].dims[2])))
     name = program.define(kernel)
     places = [*map(program.place, x.operands), program.place(x, 0)]
-    arguments = [f"ptr {program.at(p)}" for p in places] + [f"i64 {program.size(kernel.rows)}"]
+    arguments = program.arguments(places, [kernel.rows])
     items = kernel.blocks * kernel.half // kernel.t.columns
     each = kernel.k * kernel.t.columns * (0.04 + 0.05 * hint(kernel.rows, 512))
     program.parallel(name, arguments, items, cost=50 + each)

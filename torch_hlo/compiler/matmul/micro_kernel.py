@@ -8,7 +8,7 @@ from torch_hlo.frozen import frozen
 
 from ..llvm import Function, Int, signature
 from ..thresholds import LOADS, PREFETCH
-from .tile import Source, Tile, converted, lane_mask, masked_load, masked_store, multiply_add, splat
+from .tile import Source, Tile, converted, lane_mask, multiply_add, splat
 
 SHARED = 7  # rows of A, read where they are, that follow one pointer
 # i = (1, 3, 5)[which] * scale: registers and the scales that addresses have
@@ -167,7 +167,7 @@ class _Writing:
                 f.gep(t.kind, f.gep(t.kind, p, f.mul(self.a_step, u)), i)
                 for p in (pointers if i < self.again else pointers[:1])
             ]
-        values = [splat(f, t.kind, t.lanes, f.load(t.kind, p, t.itemsize)) for p in places]
+        values = [splat(f, t.kind, t.lanes, f.load(t.kind, p)) for p in places]
         return values if len(values) == t.vectors else values * t.vectors
 
     def right_vectors(self, pointers: list[str], u: int) -> list[str]:
@@ -176,7 +176,7 @@ class _Writing:
             places = [f.gep(self.kind, p, u * t.lanes) for p in pointers]
             source = kernel.right
             if source is None:
-                return [f.load(t.vector, p, t.itemsize) for p in places]
+                return [t.load(f, p) for p in places]
             narrow = f"<{t.lanes} x {source.kind}>"
             return [converted(f, t, source, f.load(narrow, p, source.itemsize)) for p in places]
         row = f.gep(t.kind, pointers[0], f.mul("%b_k", u))
@@ -185,10 +185,7 @@ class _Writing:
             line = f.gep(t.kind, coming, j * t.lanes)
             f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 3, i32 1)")
         places = [f.gep(t.kind, row, j * t.lanes) for j in range(t.vectors)]
-        return [
-            masked_load(f, t.kind, t.lanes, p, m, t.itemsize)
-            for p, m in zip(places, self.masks, strict=True)
-        ]
+        return [t.load(f, p, m) for p, m in zip(places, self.masks, strict=True)]
 
     def advanced(self, a_at: list[str], b_at: list[str]) -> list[str]:
         """The pointers after `unroll` steps."""
@@ -239,9 +236,9 @@ def store_tile(
         def write(more: bool) -> None:
             for value, p, mask in places(masks):
                 if more:
-                    old = masked_load(f, t.kind, t.lanes, p, mask, t.itemsize)
+                    old = t.load(f, p, mask)
                     value = f.op(f"{add} {t.vector} {value}, {old}")
-                masked_store(f, t.kind, t.lanes, value, p, mask, t.itemsize)
+                t.store(f, value, p, mask)
 
         f.choose("%more", lambda: write(True), lambda: write(False))
 

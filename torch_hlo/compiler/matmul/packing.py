@@ -25,9 +25,9 @@ def pack_copy(name: str, t: Tile, source: Source, panels: int = 1) -> Function:
         row = f.gep(source.kind, "%src", f.mul(k, "%k_stride"))
         for i, (mask, to) in enumerate(zip(masks, starts, strict=True)):
             p = f.gep(source.kind, row, i * t.lanes)
-            v = masked_load(f, source.kind, t.lanes, p, mask, source.itemsize)
+            v = masked_load(f, source.kind, t.lanes, p, mask)
             at = f.gep(t.kind, to, f.mul(k, t.lanes))
-            f.store(t.vector, converted(f, t, source, v), at, t.itemsize)
+            t.store(f, converted(f, t, source, v), at)
     return f
 
 
@@ -57,14 +57,13 @@ def pack_transpose(name: str, t: Tile, source: Source) -> Function:
                     t.lanes,
                     f.gep(source.kind, r, k),
                     mask,
-                    source.itemsize,
                 ),
             )
             for r in rows
         ]
         to = f.gep(t.kind, "%dst", f.mul(k, t.lanes))
         for i, v in enumerate(transposed(f, t, block)):
-            f.store(t.vector, v, f.gep(t.kind, to, i * t.lanes), t.itemsize)
+            t.store(f, v, f.gep(t.kind, to, i * t.lanes))
     return f
 
 
@@ -81,5 +80,5 @@ def pack_strided(name: str, t: Tile, source: Source) -> Function:
             f" {source.itemsize}"
         )
         v = converted(f, one, source, v)
-        f.store(f"<1 x {t.kind}>", v, f.gep(t.kind, "%dst", f.muladd(k, t.lanes, lane)), t.itemsize)
+        f.store(f"<1 x {t.kind}>", v, f.gep(t.kind, "%dst", f.muladd(k, t.lanes, lane)))
     return f

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch_hlo.frozen import frozen
 
-from ..llvm import Function, Int, emit
+from ..llvm import BITS, Function, Int, emit
 from ..thresholds import KC, LOCAL_GAP, NC
 
 
@@ -29,6 +29,13 @@ class Tile:
     @property
     def columns(self) -> int:
         return self.lanes * self.vectors
+
+    def load(self, f: Function, pointer: str, mask: str = "") -> str:
+        """A vector, see `masked_load`."""
+        return masked_load(f, self.kind, self.lanes, pointer, mask)
+
+    def store(self, f: Function, value: str, pointer: str, mask: str = "") -> None:
+        masked_store(f, self.kind, self.lanes, value, pointer, mask)
 
     def masks(self, f: Function, count: Int) -> list[str]:
         """For each vector of a row which lanes are below `count`."""
@@ -118,14 +125,14 @@ def vectors_of(f: Function, lanes: int, first: Int, end: Int) -> Iterator[tuple[
         yield whole, lane_mask(f, lanes, whole, end)
 
 
-def masked_load(f: Function, kind: str, lanes: int, pointer: str, mask: str, align: int) -> str:
+def masked_load(f: Function, kind: str, lanes: int, pointer: str, mask: str) -> str:
     """The lanes that are on, or all where there is no mask ("")."""
-    if not mask:
-        return f.load(f"<{lanes} x {kind}>", pointer, align)
     vector, suffix = f"<{lanes} x {kind}>", f"v{lanes}{KIND_SUFFIX[kind]}"
+    if not mask:
+        return f.load(vector, pointer)
     return f.op(
-        f"call {vector} @llvm.masked.load.{suffix}.p0(ptr align {align} {pointer}, <{lanes} x i1>"
-        f" {mask}, {vector} zeroinitializer)"
+        f"call {vector} @llvm.masked.load.{suffix}.p0(ptr align {BITS[kind] // 8} {pointer},"
+        f" <{lanes} x i1> {mask}, {vector} zeroinitializer)"
     )
 
 
@@ -136,13 +143,12 @@ def masked_store(
     value: str,
     pointer: str,
     mask: str,
-    align: int,
 ) -> None:
     """Store the lanes that are on, or all where there is no mask (""). Where such a store is slow
     (see Target.masks_stores), whole vectors are stored without."""
-    vector, suffix = f"<{lanes} x {kind}>", f"v{lanes}{KIND_SUFFIX[kind]}"
+    vector, suffix, align = f"<{lanes} x {kind}>", f"v{lanes}{KIND_SUFFIX[kind]}", BITS[kind] // 8
     if not mask:
-        return f.store(vector, value, pointer, align)
+        return f.store(vector, value, pointer)
 
     def some() -> None:
         f.do(
@@ -153,7 +159,7 @@ def masked_store(
     if lanes >= 16 or lanes * align >= 64:
         return some()
     whole = f.op(f"call i1 @llvm.vector.reduce.and.v{lanes}i1(<{lanes} x i1> {mask})")
-    f.choose(whole, lambda: f.store(vector, value, pointer, align), some)
+    f.choose(whole, lambda: f.store(vector, value, pointer), some)
 
 
 KIND_SUFFIX = {

@@ -18,6 +18,7 @@ from ..codegen import CodegenError, Writer, apply, leaves, load
 from ..codegen.inline import move
 from ..gather.gather_scatter import Sizes
 from ..gpu.gpu_program import GpuProgram
+from ..gpu.target import BARRIER
 from ..llvm import Int, signature
 from ..llvm.scalar import single
 from .sort import key_of, row_offset, sort_key
@@ -119,12 +120,9 @@ class _Sort:
             for o, place in zip(x.operands, places, strict=True)
             for p in (program.pointer(o), program.at(place))
         ]
-        arguments = [
-            *(f"ptr {p}" for p in (*pointers, *work)),
-            *(f"i64 {v}" for v in numbers),
-            *(f"i64 {program.size(n)}" for n in sizes),
-        ]
-        program.parallel(function, arguments, program.size(items))
+        arguments = program.arguments((*pointers, *work))
+        arguments += [*(f"i64 {v}" for v in numbers), *program.arguments((), sizes)]
+        program.parallel(function, arguments, items)
 
     # -- items
     def enter(self, row: Int) -> None:
@@ -188,14 +186,11 @@ class _Sort:
         return single(apply(f, self.x["to_apply"], values)[0])
 
     def load(self, arrays: list[str], at: Int) -> list[str]:
-        return [
-            self.f.load_at(kind, p, at, _BYTES[kind])
-            for kind, p in zip(self.kinds, arrays, strict=True)
-        ]
+        return [self.f.load_at(kind, p, at) for kind, p in zip(self.kinds, arrays, strict=True)]
 
     def store(self, arrays: list[str], at: Int, item: list[str]) -> None:
         for kind, p, v in zip(self.kinds, arrays, item, strict=True):
-            self.f.store_at(kind, v, p, at, _BYTES[kind])
+            self.f.store_at(kind, v, p, at)
 
     def chosen(self, first: str, p: list[str], q: list[str]) -> list[str]:
         """The item `p` if `first`, else `q`."""
@@ -222,7 +217,7 @@ class _Sort:
         mine = [thread, f.add(thread, threads)]
         for at in mine:
             self.store(shared, at, self.item(f.add(first, at)))
-        f.do(self.program.target.family.barrier)
+        f.do(BARRIER)
         with f.loop(1, steps + 1) as a, f.loop(0, a) as back:
             b = f.sub(f.sub(a, 1), back)
             distance = f.op(f"shl i64 1, {b}")
@@ -235,7 +230,7 @@ class _Sort:
             swap = f.op(f"xor i1 {self.before(q, p)}, {down}")
             self.store(shared, i, self.chosen(swap, q, p))
             self.store(shared, j, self.chosen(swap, p, q))
-            f.do(self.program.target.family.barrier)
+            f.do(BARRIER)
         for at in mine:
             target = f.add(first, at)
             with f.when(f.icmp("slt", target, n)):
@@ -317,4 +312,4 @@ class _Sort:
         outer, target = f.div(rest, n), f.rem(rest, n)
         self.enter(f.muladd(outer, self.size(inner), low))
         order, at = f"%work{len(self.kinds) - 1}", f.add(self.start, target)
-        self.move(target, f.load_at("i32", order, at, 4))
+        self.move(target, f.load_at("i32", order, at))

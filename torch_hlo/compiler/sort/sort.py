@@ -84,7 +84,7 @@ def sort(program: Program, x: Instruction) -> None:
     cost = each * hint(rows, 64) / slots
     program.parallel(
         name,
-        [f"ptr {p}" for p in pointers] + size.arguments(program),
+        program.arguments(pointers, size.names),
         slots,
         cost=cost,
     )
@@ -135,7 +135,7 @@ def key_of(f: Writer, key: Key, dtype: str, at: Int) -> str:
     kind = f"i{row.itemsize * 8}"
     return unsigned_key(
         f.typed(kind),
-        f.load_at(kind, f"%from{key.operand}", at, row.itemsize),
+        f.load_at(kind, f"%from{key.operand}", at),
         key,
         dtype,
     )
@@ -225,7 +225,7 @@ def _rank_sort(f: Writer, key: Key, dtype: str, base: Int, stride: Int, n: int) 
     starts = range(0, n, lanes)
     keys, order = f.alloca(kind, len(starts) * lanes, 64), f.alloca("i64", n, 64)
     # what is behind the row comes before nothing
-    f.store(t.type, t.const(-1), f.gep(kind, keys, starts[-1]), 4)
+    f.store(t.type, t.const(-1), f.gep(kind, keys, starts[-1]))
     with f.loop(0, n) as i:
         k = key_of(f, key, dtype, f.muladd(i, stride, base))
         f.store_at(
@@ -243,7 +243,7 @@ def _rank_sort(f: Writer, key: Key, dtype: str, base: Int, stride: Int, n: int) 
         position = t.e.splat(kind, i if bits == 64 else f.op(f"trunc i64 {i} to i32"))
         rank: Int = 0
         for start in starts:
-            other = t.load(f.gep(kind, keys, start), 4)
+            other = t.load(f.gep(kind, keys, start))
             earlier = t.cmp("ult", t.add(t.e.iota(kind), start), position)
             before = flags.bin(
                 "or",

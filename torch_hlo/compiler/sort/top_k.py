@@ -121,7 +121,7 @@ def emit_selection(program: Program, x: Instruction) -> None:
     cost = n * row.element_ns * hint(rows, 64) / slots
     program.parallel(
         name,
-        [f"ptr {p}" for p in pointers] + size.arguments(program),
+        program.arguments(pointers, size.names),
         slots,
         cost=cost,
     )
@@ -237,7 +237,7 @@ class _First(_Finder):
         t = e.typed(kind)
         found = unsigned_key(
             t,
-            t.load(f.gep(kind, f"%from{self.key.operand}", f.add(base, at)), self.bits // 8),
+            t.load(f.gep(kind, f"%from{self.key.operand}", f.add(base, at))),
             self.key,
             self.dtype,
         )

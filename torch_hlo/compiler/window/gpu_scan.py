@@ -82,10 +82,8 @@ class _Scan:
             for o, i, place in zip(self.operands, self.initials, places, strict=True)
             for p in (program.pointer(o), program.pointer(i), program.at(place))
         ]
-        arguments = [f"ptr {p}" for p in (*pointers, *totals)] + [
-            f"i64 {program.size(n)}" for n in sizes
-        ]
-        program.parallel(function, arguments, program.size(items))
+        arguments = program.arguments((*pointers, *totals), sizes)
+        program.parallel(function, arguments, items)
 
     def _write(self, name: str, totals: int) -> tuple[str, list[Size]]:
         pointers = [
@@ -146,10 +144,7 @@ class _Scan:
         distance = 1
         while distance < THREADS:
             e = f.emit()
-            other = [
-                self.exchange.other(e, i, kind, v, distance)
-                for i, (kind, v) in enumerate(zip(self.kinds, total, strict=True))
-            ]
+            other = list(self.exchange.others(e, self.kinds, total, distance))
             upper = f.icmp("ne", f.op(f"and i64 %kernel.t, {distance}"), 0)
             further = self._combine(other, left)
             lower_first, upper_first = (

@@ -248,8 +248,8 @@ def _nested(program: Program, x: Instruction) -> None:
     name = f.define()
     program.parallel(
         name,
-        [f"ptr {p}" for p in pointers] + size.arguments(program),
-        program.size(ix.product(out)),
+        program.arguments(pointers, size.names),
+        ix.product(out),
         cost=2.0 * (tap_count(x["window"]) or 100),
     )
 

@@ -81,19 +81,15 @@ def emit_scan(program: Program, x: Instruction) -> None:
             )
     pointers = []
     for o, i, place in zip(operands, inits, leaves(program.places(x)), strict=True):
-        pointers += [
-            f"ptr {program.pointer(o)}",
-            f"ptr {program.pointer(i)}",
-            f"ptr {program.at(place)}",
-        ]
+        pointers += [program.pointer(o), program.pointer(i), program.at(place)]
     items = outer * (
         -(-inner // columns) if isinstance(inner, int) else (inner + (columns - 1)) // columns
     )
     steps = n if isinstance(n := dims[axis], int) else 1000
     program.parallel(
         f.define(),
-        pointers + size.arguments(program),
-        program.size(items),
+        program.arguments(pointers, size.names),
+        items,
         cost=1.0 + 1.5 * steps,
     )
 

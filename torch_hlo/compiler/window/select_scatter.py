@@ -10,7 +10,7 @@ first window reaches them, while they are in cache.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 
 from torch_hlo.frozen import frozen
@@ -43,22 +43,21 @@ def select_and_scatter(program: Program, x: Instruction) -> None:
         and taps <= UNROLLED_TAPS
     )
     if vectors and STORAGE[x.dtype].parts == 1 and all(w.base_dilation == 1 for w in window):
-        name, items, arguments = _lanes(program, x, lead)
+        name, items, sizes = _lanes(program, x, lead)
     else:
-        name, items, arguments = _elements(program, x, lead)
-    pointers = [f"ptr {program.pointer(o)}" for o in x.operands] + [f"ptr {program.pointer(x)}"]
+        name, items, sizes = _elements(program, x, lead)
     work = 1.0
     for n, w in zip(x.operands[1].dims[lead:], window[lead:], strict=True):
         work *= (n if isinstance(n, int) else 16) * (w.size if isinstance(w.size, int) else 16)
     program.parallel(
         name,
-        pointers + arguments,
-        program.size(items),
+        program.arguments(map(program.pointer, (*x.operands, x)), sizes),
+        items,
         cost=(0.2 if vectors else 2.0) * work,
     )
 
 
-def _lanes(program: Program, x: Instruction, lead: int) -> tuple[str, Size, list[str]]:
+def _lanes(program: Program, x: Instruction, lead: int) -> tuple[str, Size, Iterable[Size]]:
     """An item is a block of lanes of one index of the leading dimensions."""
     writer = _LaneWriter(program, x, lead)
     name = writer.write()
@@ -68,7 +67,7 @@ def _lanes(program: Program, x: Instruction, lead: int) -> tuple[str, Size, list
     return (
         name,
         ix.product(x.dims[:lead]) * blocks,
-        writer.size.arguments(program),
+        writer.size.names,
     )
 
 
@@ -286,7 +285,7 @@ def _all(f: Writer, tests: list[str]) -> str:
     return found
 
 
-def _elements(program: Program, x: Instruction, lead: int) -> tuple[str, Size, list[str]]:
+def _elements(program: Program, x: Instruction, lead: int) -> tuple[str, Size, Iterable[Size]]:
     """An item is one index of the leading dimensions, one element at a time."""
     operand, source, _ = x.operands
     dims, out, window, dtype = (
@@ -334,4 +333,4 @@ def _elements(program: Program, x: Instruction, lead: int) -> tuple[str, Size, l
                     "%to",
                     chosen,
                 )
-    return f.define(), ix.product(dims[:lead]), size.arguments(program)
+    return f.define(), ix.product(dims[:lead]), size.names

@@ -137,12 +137,8 @@ def launch(
             part,
         ]
     sizes += [v for entry in p.batch for v in entry]
-    arguments = [
-        *(f"ptr {q}" for q in pointers),
-        *(f"i64 {program.size(s)}" for s in sizes),
-        *more,
-    ]
-    program.parallel(name, arguments, program.size(across * down * p.count * cut.parts))
+    arguments = [*program.arguments(pointers, sizes), *more]
+    program.parallel(name, arguments, across * down * p.count * cut.parts)
 
 
 @frozen
@@ -217,13 +213,8 @@ def add_parts(
     name = program.made(_sum_parts, wide, dtype, lanes)
     program.parallel(
         name,
-        [
-            f"ptr {sums}",
-            f"ptr {result}",
-            f"i64 {program.size(total)}",
-            f"i64 {parts}",
-        ],
-        program.size(total // lanes),
+        program.arguments((sums, result), (total, parts)),
+        total // lanes,
     )
 
 

@@ -310,7 +310,7 @@ def _launch(
         engine.blocks,
         pointers,
         part,
-        [*(f"ptr {q}" for q in more), *(f"i64 {program.size(n)}" for n in sizes)],
+        program.arguments(more, sizes),
     )
 
 

@@ -150,7 +150,7 @@ def _rows(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
     sums = loop.vars
     distance = 1
     while distance < LANES:
-        sums = [t.add(v, exchange.other(e, 0, g.kind, v, distance)) for v in sums]
+        sums = list(map(t.add, sums, exchange.others(e, [g.kind] * len(sums), sums, distance)))
         distance *= 2
     with f.when(f.icmp("eq", lane, 0)):
         for r in range(g.rows):

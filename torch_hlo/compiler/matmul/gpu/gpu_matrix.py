@@ -63,8 +63,6 @@ def units(
     target: GpuTarget, dtypes: Sequence[str], result: str
 ) -> tuple[MatrixUnit, MatrixUnit] | None:
     """The matrix units for operands of these types and a result, or None."""
-    if target.family.name != "nvptx":
-        return None
     names = ["tf32" if d == "f32" and target.tf32 else d for d in dtypes]
     if any(d not in MATRIX_UNITS for d in names):
         return None
