@@ -154,7 +154,8 @@ def write(built: Library, triple: str, output: Path) -> Files:
             output,
             names + [f"{built.name}_check_weights"] * bool(built.weights),
         )
-    header, weights = output.with_suffix(".h"), output.with_suffix(".weights")
+    header = output.with_suffix(".h")
+    weights = output.with_suffix(".weights")
     header.write_text(built.header)
     if built.weights:
         weights.write_bytes(built.weights)

@@ -45,7 +45,8 @@ def library(code: bytes, triple: str, output: Path, exports: Sequence[str]) -> N
     kind = "wasm" if triple.startswith("wasm") else "elf"
     linker = find(kind, triple.partition("-")[0])
     with tempfile.TemporaryDirectory(prefix="torch_hlo") as folder:
-        source, result = Path(folder, "model.o"), Path(folder, "model.out")
+        source = Path(folder, "model.o")
+        result = Path(folder, "model.out")
         source.write_bytes(code)
         done = subprocess.run(
             [

@@ -40,7 +40,8 @@ class Loaded:
         self.library = library
         self.name = library.name
         meta = library.metadata
-        self._arguments, self._results = meta.get("arguments"), meta.get("results")
+        self._arguments = meta.get("arguments")
+        self._results = meta.get("results")
         self._in_tree, self._out_tree = (
             pytree.treespec_loads(meta[k]) if meta.get(k) else None for k in ("in_tree", "out_tree")
         )

@@ -126,8 +126,11 @@ class CheckpointManager:
         chkpt_on_preemption=True,
     ):
         assert save_interval > 0, "save_interval must be positive"
-        self._path, self._interval, self._keep = str(path), save_interval, max_to_keep
-        self._writer, self._size = ThreadPoolExecutor(1), max(async_queue_size, 1)
+        self._path = str(path)
+        self._interval = save_interval
+        self._keep = max_to_keep
+        self._writer = ThreadPoolExecutor(1)
+        self._size = max(async_queue_size, 1)
         self._written: collections.deque[Future] = collections.deque()
         self._preemption = chkpt_on_preemption
         if chkpt_on_preemption:

@@ -194,7 +194,8 @@ def collective_permute(value, pairs):
     """Process s sends to t for each pair (s, t); zeros where nobody sends."""
     if not _many():
         return value.clone() if [0, 0] in map(list, pairs) else torch.zeros_like(value)
-    everything, rank = _gathered(value[None], 0, None), dist.get_rank()
+    everything = _gathered(value[None], 0, None)
+    rank = dist.get_rank()
     source = next((s for s, t in pairs if t == rank), None)
     return torch.zeros_like(value) if source is None else everything[source]
 

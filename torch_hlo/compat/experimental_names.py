@@ -200,7 +200,8 @@ def flash_attention(
         mask = torch.where(same, 0.0 if mask is None else mask, float("-inf"))
     if causal and mask is not None:
         future = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
-        mask, causal = torch.where(future, float("-inf"), mask), False
+        mask = torch.where(future, float("-inf"), mask)
+        causal = False
     attention = torch.nn.functional.scaled_dot_product_attention
     return attention(q, k, v, mask, is_causal=causal, scale=sm_scale)
 

@@ -42,7 +42,8 @@ def _get_xla_tensors_hlo(tensors):
     """HLO text; of tensors that are computed, the program that returns them."""
     if any(map(debug.is_pending, tensors)):
         return module_text(debug.module(tensors), style="xla")
-    leaves, known = [*map(read, tensors)], [*map(sharding_names.placement, tensors)]
+    leaves = [*map(read, tensors)]
+    known = [*map(sharding_names.placement, tensors)]
     mesh = next((s.mesh for s in known if s is not None), None)
     found = lower([], leaves, leaves, placed=mesh and (mesh, known, known))
     return module_text(found, style="xla")

@@ -28,7 +28,8 @@ class ParallelLoader:
         self._running = Prefetcher(cpu_loader, self._move, device_prefetch_size)
 
     def _move(self, batch):
-        specs, move = self._sharding, xla_model.send_cpu_data_to_device
+        specs = self._sharding
+        move = xla_model.send_cpu_data_to_device
         if not isinstance(specs, dict):
             found = move(batch, self._device, specs)
             return found[0] if isinstance(batch, torch.Tensor) else found
@@ -56,7 +57,9 @@ class MpDeviceLoader:
     """A loader whose batches are on `device` already. Options are those of ParallelLoader."""
 
     def __init__(self, loader, device, **options):
-        self._loader, self._device, self._options = loader, device, options
+        self._loader = loader
+        self._device = device
+        self._options = options
         self._running: ParallelLoader | None = None
 
     def __iter__(self):

@@ -189,5 +189,6 @@ def install():
         parent, _, name = module.__name__.rpartition(".")
         if parent:
             setattr(sys.modules[parent], name, module)
-    top, core = sys.modules["torch_xla"], sys.modules["torch_xla.core"]
+    top = sys.modules["torch_xla"]
+    core = sys.modules["torch_xla.core"]
     top.xm, top.xr = core.xla_model, top.runtime

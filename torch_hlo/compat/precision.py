@@ -69,8 +69,10 @@ _xla_get_mat_mul_precision = get_mat_mul_precision
 def _xla_dot_general(lhs, rhs, dimension_numbers, preferred_element_type=None):
     """The product over ((contracted of lhs, of rhs), (batch of lhs, of rhs)); its dimensions are
     the batch's, those of `lhs` and those of `rhs`."""
-    contracted, batch = dimension_numbers[0], dimension_numbers[1] or ((), ())
-    left, right = [*range(lhs.dim())], [*range(lhs.dim(), lhs.dim() + rhs.dim())]
+    contracted = dimension_numbers[0]
+    batch = dimension_numbers[1] or ((), ())
+    left = [*range(lhs.dim())]
+    right = [*range(lhs.dim(), lhs.dim() + rhs.dim())]
     for d, e in (*zip(*contracted), *zip(*batch)):
         right[e] = left[d]
     first = [left[d] for d in batch[0]]

@@ -37,7 +37,8 @@ class Mesh:
         mesh_shape,
         axis_names=None,
     ):
-        ids, count = np.asarray(device_ids), hardware.global_runtime_device_count()
+        ids = np.asarray(device_ids)
+        count = hardware.global_runtime_device_count()
         assert ids.size == count, (
             f"Number of device IDs ({ids.size}) must match the global number of devices ({count})"
         )
@@ -54,7 +55,9 @@ class Mesh:
             )
         assert len(np.unique(ids)) == ids.size, f"Device IDs must be unique, got: {ids}"
         assert (ids < ids.size).all(), f"Device IDs must be less than mesh size, got: {ids}"
-        self.device_ids, self.mesh_shape, self.axis_names = ids, tuple(mesh_shape), axis_names
+        self.device_ids = ids
+        self.mesh_shape = tuple(mesh_shape)
+        self.axis_names = axis_names
         self.ours = spmd.Mesh(ids.ravel().tolist(), self.mesh_shape, axis_names)
 
     def size(self):
@@ -242,7 +245,8 @@ def sharding_text(t):
     if found.is_replicated:
         return "{replicated}"
     holders = sorted(range(found.mesh.size), key=lambda d: (found.tile(d), d))
-    tiles, copies = list(found.tiles), found.mesh.size // int(np.prod(found.tiles))
+    tiles = list(found.tiles)
+    copies = found.mesh.size // int(np.prod(found.tiles))
     if copies > 1:
         tiles.append(copies)
     text = f"devices=[{','.join(map(str, tiles))}]{','.join(map(str, holders))}"
@@ -418,7 +422,8 @@ def prime_optimizer(optimizer):
     return optimizer
 
 
-get_global_mesh, set_global_mesh = spmd.get_global_mesh, spmd.set_global_mesh
+get_global_mesh = spmd.get_global_mesh
+set_global_mesh = spmd.set_global_mesh
 construct_v1_sharding_str = sharding_text
 visualize_sharding = visualize.visualize_sharding
 visualize_tensor_sharding = visualize.visualize_tensor_sharding

@@ -53,7 +53,9 @@ def spawn(
 
 
 def _child(rank, size, port, fn, args):
-    _Launched.rank, _Launched.size, _Launched.port = rank, size, port
+    _Launched.rank = rank
+    _Launched.size = size
+    _Launched.port = port
     begun = dist.is_initialized()
     found = fn(rank, *args)
     if dist.is_initialized() and not begun:

@@ -27,7 +27,8 @@ class StableHLOGraphModule:
     """A program that can be called, read and saved."""
 
     def __init__(self, program):
-        self._program, self._text = program, export.to_stablehlo_text(program)
+        self._program = program
+        self._text = export.to_stablehlo_text(program)
 
     def __call__(self, *args):
         found = torch_hlo.run_text(self._text, *export.inputs(self._program, *args))

@@ -168,7 +168,8 @@ def fork_rng(device=None, enabled=True):
 
 def get_memory_info(device=None):
     free, total = device_module.mem_get_info()
-    used, peak = device_module.memory_allocated(), device_module.max_memory_allocated()
+    used = device_module.memory_allocated()
+    peak = device_module.max_memory_allocated()
     return {"bytes_used": used, "bytes_limit": total, "peak_bytes_used": peak}
 
 

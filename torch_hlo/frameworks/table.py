@@ -79,7 +79,8 @@ _KERAS_ROWS = (
         for kind in ("train", "test", "predict")
     ),
 )
-_FSDP, _SHARDED = "torch.distributed.fsdp", "torch_hlo.frameworks.sharded:"
+_FSDP = "torch.distributed.fsdp"
+_SHARDED = "torch_hlo.frameworks.sharded:"
 _FSDP_INIT = "FullyShardedDataParallel.__init__"
 _MOVE = wrapped(_SHARDED + "move_states")
 _DDP = "torch.nn.parallel.distributed"

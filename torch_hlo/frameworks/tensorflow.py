@@ -195,7 +195,9 @@ class Trace:
     def pullback(self) -> Trace:
         """(arguments, gradients of results) -> gradients of arguments and of what is captured. It
         computes the function again."""
-        flat, count, captured = self.flat, len(self.specs), self.captured
+        flat = self.flat
+        count = len(self.specs)
+        captured = self.captured
         targets = _floats(self.concrete.outputs)
 
         def torch_hlo_trace(*given: tf.Tensor) -> Any:

@@ -92,7 +92,8 @@ def _python(
     wall: float,
 ) -> Iterator[Advice]:
     """Where the device waits for Python."""
-    rest, looks = wall - _compiling(spans), timeline.python.total() or 1
+    rest = wall - _compiling(spans)
+    looks = timeline.python.total() or 1
     slow = [(at, wall * n / looks) for at, n in timeline.python.most_common(3) if at.line]
     slow = [(at, spent) for at, spent in slow if spent > SLOW * rest]
     for at, spent in slow:
@@ -106,7 +107,8 @@ def _python(
         )
     programs = sorted((s for s in spans if s.track == "programs"), key=lambda s: s.start)
     later = programs[len(programs) // 2 :]  # before it, modules are imported and steps traced
-    ran, first = sum(s.seconds for s in later), later[0].start if later else inf
+    ran = sum(s.seconds for s in later)
+    first = later[0].start if later else inf
     rest = timeline.began + wall - first - _compiling(spans, first)
     if 0 < ran < 0.4 * rest and not slow:
         captured = any(s.name in ("launch", "graph") for s in spans)

@@ -135,7 +135,8 @@ class Timeline(Watcher):
     def _passes(self) -> int:
         """How often the loop has come round since the last step, which nobody has ended: how often
         each line has recorded something, at least."""
-        line, left = session.line(), [b[3].node for b in pending() if type(b[3]) is Out]
+        line = session.line()
+        left = [b[3].node for b in pending() if type(b[3]) is Out]
         counts: Counter[tuple[str, str]] = Counter()
         seen: set[Node] = set()
         while left:
@@ -252,7 +253,8 @@ class Timeline(Watcher):
     def _kernels(self, program: CompiledProgram) -> None:
         """Spans of the calls since they were looked at last, as far as they are kept."""
         assert program.profile is not None
-        name, calls = self.programs[program], [n for n, _, _ in program.counts()]
+        name = self.programs[program]
+        calls = [n for n, _, _ in program.counts()]
         seen = self._read.get(program, [0] * len(calls))
         rows = zip(program.profile.steps, program.times(), calls, seen)
         for number, (step, times, now, before) in enumerate(rows):

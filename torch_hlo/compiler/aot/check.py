@@ -176,11 +176,9 @@ class _Checker(Function):
 
     def check_data(self, tensors: str, i: int, what: str, a: Array) -> None:
         """That memory of the array's size is there."""
-        data, nbytes, need = (
-            self.field(tensors, i, 0, "ptr"),
-            self.field(tensors, i, 1, "i64"),
-            self.size(a.shape.nbytes),
-        )
+        data = self.field(tensors, i, 0, "ptr")
+        nbytes = self.field(tensors, i, 1, "i64")
+        need = self.size(a.shape.nbytes)
         self.expect(
             self.icmp("uge", nbytes, need),
             "BYTES",
@@ -272,7 +270,8 @@ def _check_inputs(model: Interface) -> str:
     for i, a in enumerate(model.inputs):
         for d, size in enumerate(a.shape.dims):
             if (i, d) not in origins:
-                got, want = f.dimension("%inputs", i, d), f.size(size)
+                got = f.dimension("%inputs", i, d)
+                want = f.size(size)
                 rule = "" if isinstance(size, int) else f" = {size}"
                 f.expect(
                     f.icmp("eq", got, want),

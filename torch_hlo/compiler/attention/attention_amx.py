@@ -46,7 +46,8 @@ class _Tiles(AttentionKernel):
 
     def __init__(self, program: Program, a: Attention[Size], arrays: Arrays, t: Tile) -> None:
         super().__init__(program, a, arrays, t)
-        self.block, self.width = _block_rows(a), _block_columns(a, t)
+        self.block = _block_rows(a)
+        self.width = _block_columns(a, t)
         self.stride = self.width + t.lanes  # of rows of scores: not a multiple of a page
         self.computed = {role: self.floats(self.stride) for role in self.terms}  # rows of a block
         found = element(program.target, ("bf16",))
@@ -175,7 +176,8 @@ class _Tiles(AttentionKernel):
         if self.caps:
             s, slope = self.capped(v, s, *self.caps)
         if a.bias is not None:
-            f, x = self.f, v.load(self.f.gep("float", self.computed["bias"], k))
+            f = self.f
+            x = v.load(self.f.gep("float", self.computed["bias"], k))
             s = self.biased(
                 v,
                 s,
@@ -275,7 +277,8 @@ class Forward(_Tiles):
         f, v, width = self.f, self.v, self.a.width
         factors = self.e.splat("float", factor)
         with f.loop(0, width, self.t.lanes) as j:
-            mask, p = lane_mask(f, self.t.lanes, j, width), f.gep("float", row, j)
+            mask = lane_mask(f, self.t.lanes, j, width)
+            p = f.gep("float", row, j)
             v.store(v.mul(v.load(p, mask=mask), factors), p, mask=mask)
 
     def weights(
@@ -293,7 +296,8 @@ class Forward(_Tiles):
         the new largest."""
         f, v, lanes = self.f, self.v, self.t.lanes
         one = f.typed("float")
-        top_at, sum_at = f.gep("float", self.tops, i), f.gep("float", self.sums, i)
+        top_at = f.gep("float", self.tops, i)
+        sum_at = f.gep("float", self.sums, i)
         before = f.load("float", top_at)
 
         def largest(k: Int, mask: str | None, carried: list[str]) -> list[str]:

@@ -39,7 +39,8 @@ class Forward(AttentionKernel):
 
     def item(self, head: Int) -> None:
         f, a, v, lanes = self.f, self.a, self.v, self.t.lanes
-        number, keys = f.mul(head, self.rows), f.mul(f.div(head, a.group), a.columns)
+        number = f.mul(head, self.rows)
+        keys = f.mul(f.div(head, a.group), a.columns)
         self.depth, self.wide = (ceildiv(n, lanes) * lanes for n in (a.size, a.width))
         self.q, self.ot = (
             self.floats(self.rows * self.depth),
@@ -143,10 +144,8 @@ class Forward(AttentionKernel):
         for role in self.terms:
             self.compute(role, head, r, 1, start, width, self.terms_of[role], 0)
         with f.loop(0, width, lanes, carry=[(v.type, v.const(-numbers.inf))]) as loop:
-            p, mask = (
-                f.gep("float", row, loop.index),
-                lane_mask(f, lanes, loop.index, limit),
-            )
+            p = f.gep("float", row, loop.index)
+            mask = lane_mask(f, lanes, loop.index, limit)
             s = v.load(p)
             if self.caps:
                 s, _ = self.capped(v, s, *self.caps)

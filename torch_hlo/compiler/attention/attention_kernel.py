@@ -93,7 +93,9 @@ class Arrays:
 
 def arrays_of(program: Program, x: Instruction) -> Arrays:
     """The operands of a fusion that is attention."""
-    a, call, params = known_attention(x), inner(x), x["calls"].params
+    a = known_attention(x)
+    call = inner(x)
+    params = x["calls"].params
     operands = dict(zip(a.roles, params if call is x else call.operands, strict=True))
     q, k = operands["q"].dims, operands["k"].dims
     dims = (*q[:-1], k[-2])
@@ -250,10 +252,8 @@ class AttentionKernel:
         def head(number: Int, parts: list[tuple[Int, Int]]) -> Int:
             at: Int = 0
             for n, stride in parts:
-                at, number = (
-                    f.muladd(f.rem(number, n), stride, at),
-                    f.div(number, n),
-                )
+                at = f.muladd(f.rem(number, n), stride, at)
+                number = f.div(number, n)
             return at
 
         count: Int = 1
@@ -296,7 +296,8 @@ class AttentionKernel:
         """The score of what a mask hides, in units of log 2."""
         one = f.typed("float")
         x = f.load("float", pointer)
-        infinite, least = one.const(-numbers.inf), one.const(-FLOAT_MAX)
+        infinite = one.const(-numbers.inf)
+        least = one.const(-FLOAT_MAX)
         y = one.mul(x, LOG2E)
         return one.select(
             one.cmp("oeq", x, infinite),

@@ -127,10 +127,8 @@ class LaneKernel(AttentionKernel):
         (a_pointer, a_row, a_k), (b_pointer, b_k) = a, b
         start = start or ["zeroinitializer"] * (rows * vectors)
         with f.loop(0, depth, carry=[(t.vector, s) for s in start], known_nonempty=True) as loop:
-            from_a, from_b = (
-                f.gep("float", a_pointer, f.mul(loop.index, a_k)),
-                f.gep("float", b_pointer, f.mul(loop.index, b_k)),
-            )
+            from_a = f.gep("float", a_pointer, f.mul(loop.index, a_k))
+            from_b = f.gep("float", b_pointer, f.mul(loop.index, b_k))
             v = f.typed("float", t.lanes)
             if ahead:  # what A's next tile is, in equal parts
                 f.do(

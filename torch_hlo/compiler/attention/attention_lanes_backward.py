@@ -69,7 +69,8 @@ class Backward(LaneScores):
 
     def queries_block(self, head: Int, first: Int, count: Int) -> None:
         f, a = self.f, self.a
-        number, keys = f.mul(head, a.rows), f.mul(f.div(head, a.group), a.columns)
+        number = f.mul(head, a.rows)
+        keys = f.mul(f.div(head, a.group), a.columns)
         grads, queries = (
             self.compact(name, number, first, count, n, self.queries)
             for name, n in (("grad", a.width), ("q", a.size))
@@ -358,7 +359,9 @@ class Backward(LaneScores):
         its first element."""
 
         def body(f: Writer) -> None:
-            v, lanes, t = f.typed("float", self.lanes), self.lanes, self.t
+            v = f.typed("float", self.lanes)
+            lanes = self.lanes
+            t = self.t
             factors = splat(f, "float", lanes, f.load("float", "%factor"))
             for part in range(t.vectors):
                 with (
@@ -429,7 +432,8 @@ class Backward(LaneScores):
             )
 
     def _add_columns(self, f: Writer, width: int, columns: int) -> None:
-        v, vectors = f.typed("float", self.lanes), ceildiv(columns, self.lanes)
+        v = f.typed("float", self.lanes)
+        vectors = ceildiv(columns, self.lanes)
         masks = [
             (
                 lane_mask(f, self.lanes, j * self.lanes, columns)

@@ -48,7 +48,8 @@ class Forward(LaneScores):
         head, block = f.div(item, blocks), f.rem(item, blocks)
         first = f.mul(block, self.queries)
         count = f.min(self.queries, f.sub(a.rows, first))
-        number, keys = f.mul(head, a.rows), f.mul(f.div(head, a.group), a.columns)
+        number = f.mul(head, a.rows)
+        keys = f.mul(f.div(head, a.group), a.columns)
         self._prepare()
         with self.of_groups(first, count) as (g, query, valid):
             self.spread(

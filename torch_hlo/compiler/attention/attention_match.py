@@ -60,7 +60,8 @@ def _matched(c: Computation) -> Computation:
         return c
     c = _with_separate_sums(c)
     order = postorder((c.root,))
-    reads, number = users((c.root,)), {x: i for i, x in enumerate(order)}
+    reads = users((c.root,))
+    number = {x: i for i, x in enumerate(order)}
     table: Replacements = {}
     calls: Replacements = {}
     for x in order:
@@ -275,12 +276,10 @@ class _Attention:
     def _gradients_of_weights(self) -> list[Instruction]:
         """Products of the size of the weights with what the weights are multiplied with, or that
         lead to what they are multiplied with."""
-        last, seen, stack, found = (
-            self.weights.dims[-2:],
-            {self.weights},
-            [self.weights],
-            [],
-        )
+        last = self.weights.dims[-2:]
+        seen = {self.weights}
+        stack = [self.weights]
+        found = []
         while stack:
             x = stack.pop()
             for u in self.reads[x]:
@@ -332,7 +331,8 @@ class _Attention:
     def _operands(self, batch: Dims) -> tuple[list[Instruction], dict[str, Any]]:
         """The operands that forward and backward have in common, and the configuration."""
         s, full = self.s, (*batch, *self.weights.dims[-2:])
-        operands, config = [], {"causal": False, "scale": 1.0, "softmax": True}
+        operands = []
+        config = {"causal": False, "scale": 1.0, "softmax": True}
         bias = None
         for x, steps in s.biases:
             x = scaled(as_f32(x), _product(steps))

@@ -74,11 +74,9 @@ class _Meaning:
         return b.reduce(x, b.constant(start, "f32"), (len(self.dims) - 1,), opcode)
 
     def _scores(self) -> Instruction:
-        s, dims, bias = (
-            scaled(self._dot(self.q, self.k, -1, -1), self.scale),
-            self.dims,
-            self.bias,
-        )
+        s = scaled(self._dot(self.q, self.k, -1, -1), self.scale)
+        dims = self.dims
+        bias = self.bias
         if self.cap is not None:
             caps = b.broadcast(self.cap, dims)
             self.bent = b.tanh(b.divide(s, caps))
@@ -117,7 +115,8 @@ class _Meaning:
         delta = self._folded(b.multiply(as_f32(grad), as_f32(out)), 0.0, "add")
         used = p
         if self.factors is not None:
-            used, dp = b.multiply(p, self.factors), b.multiply(dp, self.factors)
+            used = b.multiply(p, self.factors)
+            dp = b.multiply(dp, self.factors)
         ds = b.multiply(p, b.subtract(dp, self._along(delta)))
         if self.hidden is not None:
             ds = b.select(self.hidden, b.full(0.0, "f32", self.dims), ds)

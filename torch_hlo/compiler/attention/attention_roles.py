@@ -215,7 +215,9 @@ def _broadcast(x: Instruction, roles: list[Role | None]) -> Role:
 
 def _multiply(x: Instruction, roles: list[Role | None]) -> Role:
     for i in (0, 1):
-        mine, its, array = roles[i], roles[1 - i], x.operands[1 - i]
+        mine = roles[i]
+        its = roles[1 - i]
+        array = x.operands[1 - i]
         if mine is None:
             continue
         if its is None:

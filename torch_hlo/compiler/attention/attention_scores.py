@@ -134,7 +134,8 @@ class _Way:
             need(self.mask is None and not self.biases and not self.outer and self.cap is None)
             other = [i for i in (1, 2) if scalar(y.operands[i]) is not None]
             need(len(other) == 1)
-            self.mask, self.fill = y.operand, scalar(y.operands[other[0]])
+            self.mask = y.operand
+            self.fill = scalar(y.operands[other[0]])
             self.visible = other[0] == 2
             return y.operands[3 - other[0]]
         if y.op == "add":
@@ -144,7 +145,9 @@ class _Way:
             return y.operands[i]
         if y.op == "tanh":
             need(self.cap is None)
-            self.cap, self.outer, self.bent = self.outer[::-1], [], y
+            self.cap = self.outer[::-1]
+            self.outer = []
+            self.bent = y
             return y.operand
         for i in (1, 0) if y.op == "multiply" else (1,):
             number = scalar(y.operands[i])

@@ -92,10 +92,8 @@ def _numbers(x: Instruction, log2: bool, fill: bool) -> Instruction:
     x = x if x.dtype == "f32" else b.convert(x, "f32")
     if not log2:
         return x
-    y, infinite = (
-        b.multiply(x, b.full(1 / math.log(2), "f32", dims)),
-        b.full(-math.inf, "f32", dims),
-    )
+    y = b.multiply(x, b.full(1 / math.log(2), "f32", dims))
+    infinite = b.full(-math.inf, "f32", dims)
     return b.select(
         b.compare(x, infinite, "EQ"),
         infinite,

@@ -36,10 +36,8 @@ class _Tiles(AttentionKernel):
         f = self.f
         self.shared: dict[str, int] = {}
         # first column and row of the thread
-        self.x, self.y = (
-            f.mul(f.rem("%kernel.t", SIDE), EACH),
-            f.mul(f.div("%kernel.t", SIDE), EACH),
-        )
+        self.x = f.mul(f.rem("%kernel.t", SIDE), EACH)
+        self.y = f.mul(f.div("%kernel.t", SIDE), EACH)
 
     def declarations(self) -> str:
         return "".join(
@@ -82,10 +80,8 @@ class _Tiles(AttentionKernel):
         """64 rows of a slice of a matrix's columns, as [column][row]. Four threads read 64
         neighbouring bytes of a row."""
         f = self.f
-        piece, r = (
-            f.mul(f.rem("%kernel.t", SLICE // EACH), EACH),
-            f.div("%kernel.t", SLICE // EACH),
-        )
+        piece = f.mul(f.rem("%kernel.t", SLICE // EACH), EACH)
+        r = f.div("%kernel.t", SLICE // EACH)
         for i, v in enumerate(self.unpacked(self.read(m, f.add(first, r), f.add(depth, piece)))):
             f.store("float", v, self.slot(name, f.add(piece, i), r, rows=SLICE))
 
@@ -101,10 +97,8 @@ class _Tiles(AttentionKernel):
         f, width = self.f, BLOCK * vectors
         for part in range(vectors):
             number = f.add("%kernel.t", part * self.threads)
-            r, c = (
-                f.div(number, width // EACH),
-                f.mul(f.rem(number, width // EACH), EACH),
-            )
+            r = f.div(number, width // EACH)
+            c = f.mul(f.rem(number, width // EACH), EACH)
             self.four.store(
                 self.read(m, f.add(first, r), f.add(column, c)),
                 self.slot(name, r, c, width, SLICE),
@@ -227,11 +221,9 @@ class Forward(_Tiles):
             *self.accumulators(a.width),
         ]
         with f.loop(0, self.last_column(first), BLOCK, carry) as loop:
-            before, sums, totals = (
-                loop.vars[:EACH],
-                loop.vars[EACH : 2 * EACH],
-                loop.vars[2 * EACH :],
-            )
+            before = loop.vars[:EACH]
+            sums = loop.vars[EACH : 2 * EACH]
+            totals = loop.vars[2 * EACH :]
             s = self.scaled(self.scores(self.q, first, self.k, loop.index), head, first, loop.index)
             tops = self.across(
                 self._larger,
@@ -257,11 +249,9 @@ class Forward(_Tiles):
                 [t.mul(v, factors[i // per_row]) for i, v in enumerate(totals)],
             )
             loop.next = [*tops, *sums, *totals]
-        tops, sums, totals = (
-            loop.vars[:EACH],
-            loop.vars[EACH : 2 * EACH],
-            loop.vars[2 * EACH :],
-        )
+        tops = loop.vars[:EACH]
+        sums = loop.vars[EACH : 2 * EACH]
+        totals = loop.vars[2 * EACH :]
         sums = [t.select(t.cmp("oeq", v, 0), 1, v) for v in sums]
         self.write_rows(self.out, first, at, totals, [t.div(1, v) for v in sums])
         lse = [
@@ -302,7 +292,8 @@ class _Backward(_Tiles):
 
 class QueryGradient(_Backward):
     part = "dq"
-    inputs, outputs = ("grad", "q", "k", "v", "out", "lse"), ("dq", "deltas")
+    inputs = ("grad", "q", "k", "v", "out", "lse")
+    outputs = ("dq", "deltas")
 
     def item(self, head: Int, first: Int, at: Int) -> None:
         f, a = self.f, self.a
@@ -320,17 +311,17 @@ class QueryGradient(_Backward):
 
 class KeyGradient(_Backward):
     part = "dkv"
-    inputs, outputs = ("grad", "q", "k", "v", "out", "lse"), ("deltas", "dk", "dv")
+    inputs = ("grad", "q", "k", "v", "out", "lse")
+    outputs = ("deltas", "dk", "dv")
 
     def item(self, head: Int, first: Int, at: Int) -> None:
         f, a = self.f, self.a
-        of_v, of_k = self.accumulators(a.width), self.accumulators(a.size)
+        of_v = self.accumulators(a.width)
+        of_k = self.accumulators(a.size)
         # causal: rows before see none of these columns
         with f.loop(first if a.causal else 0, a.rows, BLOCK, of_v + of_k) as loop:
-            lse, deltas = (
-                self.of_rows(self.lse, loop.index),
-                self.of_rows(self.deltas, loop.index),
-            )
+            lse = self.of_rows(self.lse, loop.index)
+            deltas = self.of_rows(self.deltas, loop.index)
             weights, ds = self.gradients(head, loop.index, first, lse, deltas)
             self.keep("p", weights, turned=False)
             dv = self.add_product("p", self.grad, loop.index, at, loop.vars[: len(of_v)])

@@ -97,10 +97,8 @@ class AttentionKernel:
     def define(self) -> str:
         """The kernel's name."""
         f = self.f
-        rest, chunk = (
-            f.div("%lo", self.chunks(self.a)),
-            f.rem("%lo", self.chunks(self.a)),
-        )
+        rest = f.div("%lo", self.chunks(self.a))
+        chunk = f.rem("%lo", self.chunks(self.a))
         blocks = f.ceildiv(self.a.columns if self.part == "dkv" else self.a.rows, BLOCK)
         head, block = f.div(rest, blocks), f.rem(rest, blocks)
         if self.a.causal and self.part != "dkv":

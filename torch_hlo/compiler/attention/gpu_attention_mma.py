@@ -78,10 +78,8 @@ class _Warps(AttentionKernel):
         lane, warp = w.rem(thread, 32), w.div(thread, 32)
         self.lane, self.own_rows = lane, w.mul(warp, 16)
         # first row, first column of the lane
-        self.g, self.t2 = (
-            w.wide(w.add(self.own_rows, w.div(lane, 4))),
-            w.wide(w.mul(w.rem(lane, 4), 2)),
-        )
+        self.g = w.wide(w.add(self.own_rows, w.div(lane, 4)))
+        self.t2 = w.wide(w.mul(w.rem(lane, 4), 2))
         self.used: Int = 0
         self.base = ptx.shared_address(f, "@SELF.shared")
 
@@ -115,7 +113,8 @@ class _Warps(AttentionKernel):
         chunks = tile.width // 8
         for start in range(0, tile.rows * chunks, self.threads):
             number = f.add("%kernel.t", start)
-            row, chunk = f.div(number, chunks), f.rem(number, chunks)
+            row = f.div(number, chunks)
+            chunk = f.rem(number, chunks)
             at = f.add(first, row)
             inside = f.icmp("slt", at, m.count)
             if m.width < tile.width:
@@ -346,11 +345,9 @@ class Forward(_Warps):
             *self.accumulators(a.width),
         ]
         with f.loop(0, self.last_column(first), BLOCK, carry) as loop:
-            before, sums, totals = (
-                loop.vars[:2],
-                loop.vars[2:4],
-                _fours(loop.vars[4:]),
-            )
+            before = loop.vars[:2]
+            sums = loop.vars[2:4]
+            totals = _fours(loop.vars[4:])
             self.arrive(0)  # keys; and nobody reads values any more
             self.bring(v, self.v, loop.index)
             self.commit()
@@ -403,11 +400,9 @@ class Forward(_Warps):
     def finish(self, state: list[str], first: Int, at: Int) -> None:
         """The output and the log-sum-exp of what the loop over columns ends with."""
         t = self.one
-        tops, sums, totals = (
-            state[:2],
-            self.across(t.add, state[2:4], 4),
-            _fours(state[4:]),
-        )
+        tops = state[:2]
+        sums = self.across(t.add, state[2:4], 4)
+        totals = _fours(state[4:])
         sums = [t.select(t.cmp("oeq", x, 0), 1, x) for x in sums]
         factors = [t.div(1, x) for x in sums]
         self.write(
@@ -428,7 +423,8 @@ class Forward(_Warps):
 
 class QueryGradient(_Warps):
     part = "dq"
-    inputs, outputs = ("grad", "q", "k", "v", "out", "lse"), ("dq", "deltas")
+    inputs = ("grad", "q", "k", "v", "out", "lse")
+    outputs = ("dq", "deltas")
 
     @classmethod
     def tiles(cls, a: Attention[N]) -> dict[str, tuple[int, int]]:
@@ -457,11 +453,9 @@ class QueryGradient(_Warps):
             self.grad, self.out, rows, self.w.wide(self.w.rem(self.lane, 4)), 4
         )
         self.store_rows(self.deltas, first, deltas, f.icmp("eq", at, 0))
-        of_q, of_grad, column = (
-            self.lefts(q),
-            self.lefts(grad),
-            self.w.narrow(self.column(at, a.size)),
-        )
+        of_q = self.lefts(q)
+        of_grad = self.lefts(grad)
+        column = self.w.narrow(self.column(at, a.size))
         with f.loop(0, self.last_column(first), BLOCK, self.accumulators(a.size)) as loop:
             self.arrive(1)  # values
             dp = self.products(of_grad, v)
@@ -492,7 +486,8 @@ class KeyGradient(_Warps):
     """Warps have rows of keys and values, so scores are turned: their columns are query rows."""
 
     part = "dkv"
-    inputs, outputs = ("grad", "q", "k", "v", "out", "lse"), ("deltas", "dk", "dv")
+    inputs = ("grad", "q", "k", "v", "out", "lse")
+    outputs = ("deltas", "dk", "dv")
 
     @classmethod
     def rows(cls, a: Attention[N]) -> int:
@@ -524,7 +519,8 @@ class KeyGradient(_Warps):
         columns = self.two_rows(first)
         of_k, of_v = self.lefts(k), self.lefts(v)
         at_v, at_k = (self.w.narrow(self.column(at, n)) for n in (a.width, a.size))
-        hold_v, hold_k = self.accumulators(a.width), self.accumulators(a.size)
+        hold_v = self.accumulators(a.width)
+        hold_k = self.accumulators(a.size)
         with f.loop(start, a.rows, step, hold_v + hold_k) as loop:
             rows = [f.add(loop.index, 8 * n + i, self.t2) for n in range(step // 8) for i in (0, 1)]
             lse = [t.mul(self.of_row(self.lse, row), LOG2E) for row in rows]

@@ -165,11 +165,13 @@ class _Entry(_Binding):
             return []
         starts, ends, lows, highs = self._lives.T
         live = (starts <= t) & (ends >= t)
-        offset, nbytes = fixed(self.arena.offset), fixed(self.arena.nbytes)
+        offset = fixed(self.arena.offset)
+        nbytes = fixed(self.arena.nbytes)
         found: list[tuple[int, int]] = []
         at = offset
         for low, high in sorted(zip(lows[live].tolist(), highs[live].tolist(), strict=True)):
-            low, high = low + offset, -(-high // memory.ALIGNMENT) * memory.ALIGNMENT + offset
+            low = low + offset
+            high = -(-high // memory.ALIGNMENT) * memory.ALIGNMENT + offset
             if low > at:
                 found.append((at, low))
             at = max(at, high)

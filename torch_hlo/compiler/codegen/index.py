@@ -116,13 +116,11 @@ def variable(kind: str, payload: Payload, extent: Size, depth: int) -> Var:
     found = _VARS.get(key)
     if found is None:
         found = object.__new__(Var)
-        found.kind, found.payload, found.extent, found.depth, found.serial = (
-            kind,
-            payload,
-            extent,
-            depth,
-            len(_VARS),
-        )
+        found.kind = kind
+        found.payload = payload
+        found.extent = extent
+        found.depth = depth
+        found.serial = len(_VARS)
         _VARS[key] = found
     return found
 
@@ -228,7 +226,8 @@ def divide(index: Index, d: Size) -> tuple[Index, Index]:
         q = exact(rc, d)
         if q is not None:
             qc, rc = q, 0
-    q_index, r_index = _index(tuple(quotient), qc), _index(tuple(rest), rc)
+    q_index = _index(tuple(quotient), qc)
+    r_index = _index(tuple(rest), rc)
     low, high = r_index.bounds()
     if not isinstance(low, int) or low >= 0:
         if below(high, d):

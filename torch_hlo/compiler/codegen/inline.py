@@ -150,7 +150,9 @@ class Values:
     def _kernel(self, cache: dict[Any, Any], lanes: int, mask: str | None = None) -> Kernel:
         f = self.f
         kernel = Kernel(f.program.target, lanes, [], outputs=0)
-        kernel.unit, kernel.leaves, kernel.ragged = f.unit, dict(self.leaves), True
+        kernel.unit = f.unit
+        kernel.leaves = dict(self.leaves)
+        kernel.ragged = True
         kernel.levels = [Level(0, f.lines, f.block, 1, f.unit)]
         # what is written from here on may be within a loop, and unknown after it
         kernel.levels[0].cache = dict(cache)

@@ -365,7 +365,8 @@ class Kernel(KernelValues):
 
     def _tail_mask(self, lines: list[str], position: str, high: str) -> str:
         """Which lanes from `position` on are below `high`."""
-        e, one = Emit(self.lanes, lines, self.unit), Emit(1, lines, self.unit)
+        e = Emit(self.lanes, lines, self.unit)
+        one = Emit(1, lines, self.unit)
         left = one.op(f"sub i64 {high}, {position}")
         capped = one.op(f"call i64 @llvm.umin.i64(i64 {left}, i64 {self.lanes})")
         small = one.op(f"trunc i64 {capped} to i32")

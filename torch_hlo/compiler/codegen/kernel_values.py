@@ -34,7 +34,10 @@ class Level:
         unit: Unit,
         tail: str | None = None,
     ) -> None:
-        self.depth, self.lines, self.label, self.tail = depth, lines, label, tail
+        self.depth = depth
+        self.lines = lines
+        self.label = label
+        self.tail = tail
         self.scalar = Emit(1, lines, unit)
         self.emit = Emit(lanes, lines, unit) if lanes > 1 else self.scalar
         self.cache: dict[Any, Any] = {}
@@ -355,10 +358,8 @@ class KernelValues:
         found = level.cache.get(key)
         if found is None:
             if index.const != 0:
-                base, offset = (
-                    self.address(pointer, kind, index - index.const),
-                    self.size(index.const),
-                )
+                base = self.address(pointer, kind, index - index.const)
+                offset = self.size(index.const)
             else:
                 inner = combine((of(v), c) for v, c in index.terms if v.depth == index.depth)
                 base = self.address(
@@ -463,12 +464,15 @@ class KernelValues:
             or not all(isinstance(n, int) for n in (d, *steps))
         ):
             return None
-        lanes, kind, align = self.e.lanes, storage.memory, storage.bytes
+        lanes = self.e.lanes
+        kind = storage.memory
+        align = storage.bytes
         span = min(d, lanes)
         # the first lane is a multiple of `lanes`
         if max(d, lanes) % span or math.gcd(*steps) % span or d == 1:
             return None
-        t, address = self.e.typed(kind), self.address(pointer, kind, index)
+        t = self.e.typed(kind)
+        address = self.address(pointer, kind, index)
         if var.kind == "mod" and d >= lanes:
             return t.load(address, mask=mask)
         if mask is not None and var.kind == "div":

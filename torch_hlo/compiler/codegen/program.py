@@ -114,7 +114,9 @@ class Program:
     early = True
 
     def __init__(self, module: Module, target: Target, profile: StepProfile | None = None) -> None:
-        self.module, self.target, self.profile = module, target, profile
+        self.module = module
+        self.target = target
+        self.profile = profile
         self.functions: dict[str, str] = {}  # name -> text of the definition
         # called with every function that runs on the host
         self.written: Callable[[str, str], None] = lambda name, text: None
@@ -233,12 +235,10 @@ class Program:
         """For computations that run several times at once, a thread each: in the `with` block
         memory comes from where word OWN of the block points to, and no calls are parallel. Yields
         what says how many bytes were needed."""
-        saved, self._memory, self._top, self._arena = (
-            (self._memory, self._top, self._arena),
-            OWN,
-            0,
-            0,
-        )
+        saved = (self._memory, self._top, self._arena)
+        self._memory = OWN
+        self._top = 0
+        self._arena = 0
         needed: Size = 0
         try:
             yield lambda: needed
@@ -321,7 +321,9 @@ class Program:
         ) or source.nbytes == 0:
             return
         name = self.function("copy_bytes", _COPY)
-        to, by, n = self.at(target), self.at(source), self.size(source.nbytes)
+        to = self.at(target)
+        by = self.at(source)
+        n = self.size(source.nbytes)
         self.parallel(name, [f"ptr {to}", f"ptr {by}"], n, grain=65536, cost=0.08)
 
     def fetch(self, kind: str, place: Place) -> str:
@@ -604,14 +606,12 @@ class Program:
             raise error
         self.places(x)  # the result's buffer outlives the step's scratch memory
         top, outer = self._top, (self._step_gaps, self._gaps)
-        self._step_gaps, self._gaps = (
-            (
-                functools.partial(find, x)
-                if (find := getattr(self._places[-1], "gaps", None)) is not None
-                else list
-            ),
-            None,
+        self._step_gaps = (
+            functools.partial(find, x)
+            if (find := getattr(self._places[-1], "gaps", None)) is not None
+            else list
         )
+        self._gaps = None
         try:
             self.emitters[row](self, x)
         except Exception as error:
@@ -741,7 +741,8 @@ def emit_size(size: Size, op: Callable[[str], str], symbol: Callable[[str], str]
             if atom[0] == "sym":
                 factor = symbol(atom[1])
             else:
-                a, b = emit_size(atom[1], op, symbol), emit_size(atom[2], op, symbol)
+                a = emit_size(atom[1], op, symbol)
+                b = emit_size(atom[2], op, symbol)
                 factor = _DIM_OPS[atom[0]](a, b, op)
             product = op(f"mul i64 {product}, {factor}") if product else factor
         if not product:

@@ -80,7 +80,8 @@ def reverse(k: Kernel, x: Instruction, index: Indices) -> Value:
 
 
 def iota(k: Kernel, x: Instruction, index: Indices) -> Value:
-    i, size = index[x["iota_dimension"]], x.dims[x["iota_dimension"]]
+    i = index[x["iota_dimension"]]
+    size = x.dims[x["iota_dimension"]]
     wide = not isinstance(size, int) or size >= 1 << 31
     return scalar.convert(
         k.e,

@@ -152,10 +152,10 @@ def _rows(order: list[Instruction], body: Computation, seed: Instruction, dim: i
     """Which dimension of what holds the rows, if `seed` has them in `dim`; None when they meet
     somewhere."""
     (param,), results = body.params, body.root.operands
-    reads, rules = (
-        users((body.root,)),
-        {y: factors(y) for y in order if y.op not in ("parameter", "tuple", "get-tuple-element")},
-    )
+    reads = users((body.root,))
+    rules = {
+        y: factors(y) for y in order if y.op not in ("parameter", "tuple", "get-tuple-element")
+    }
     elements = _elements(body)
     rows: Rows = {}
     pending = [(seed, dim)]
@@ -221,7 +221,10 @@ class _Cutter:
     element k + 1 of the outer loop's."""
 
     def __init__(self, x: Instruction, rows: Rows, count: int, parts: int) -> None:
-        self.x, self.rows, self.parts, self.each = x, rows, parts, count // parts
+        self.x = x
+        self.rows = rows
+        self.parts = parts
+        self.each = count // parts
         self.body, (self.param,) = x["body"], x["body"].params
         self.results = self.body.root.operands
         self.elements = _elements(self.body)

@@ -141,10 +141,8 @@ def task(program: Program, name: str, spatial: int, many: bool, epilogue: Epilog
     ]
     f = Function(name, [*params, *epilogue.parameters])
     find = define(program, tile_pointers, f"tile_pointers_i16_{spatial}", "i16", spatial)
-    pack, kernel = (
-        define(program, gather, "conv_amx_gather"),
-        define(program, micro, f"micro_amx_{BF16.name}", BF16),
-    )
+    pack = define(program, gather, "conv_amx_gather")
+    kernel = define(program, micro, f"micro_amx_{BF16.name}", BF16)
     configure(f)
     taps = f.div("%steps", "%chunks")
     half = f.mul(taps, POINTERS)
@@ -281,7 +279,8 @@ def _emit(
     """The convolution of `lhs`, of whose rows a tap of `window` meets `channels` elements."""
     *outputs, features = static_dims(x)
     spatial, pixels = len(window), product(outputs)
-    taps, chunks = product(fixed(w.size) for w in window), ceildiv(channels, BLOCK)
+    taps = product(fixed(w.size) for w in window)
+    chunks = ceildiv(channels, BLOCK)
     steps = taps * chunks
     packed = _packed_kernel(program, x, taps, channels, chunks * BLOCK)
     blocks_n = ceildiv(features, AMX_COLUMNS)
@@ -298,10 +297,8 @@ def _emit(
     for w, n, out, stride in places:
         numbers += [out, n, w.stride, w.pad_low, w.size, w.window_dilation, stride]
     zeros = program.constant(bytes(2 * BLOCK * chunks))
-    many, epilogue = (
-        taps * POINTERS * 2 * CONV_AMX_GROUP * 8 > TABLE_BYTES,
-        finish.epilogue,
-    )
+    many = taps * POINTERS * 2 * CONV_AMX_GROUP * 8 > TABLE_BYTES
+    epilogue = finish.epilogue
     label = f"conv_amx_{spatial}{'m' * many}_{epilogue.name}"
     name = program.made(task, label, spatial, many, epilogue)
     texts = program.arguments((program.pointer(lhs), packed, zeros), numbers)
@@ -339,21 +336,12 @@ def _packed_kernel(program: Program, x: Instruction, taps: int, channels: int, d
             kernel = program.pointer(rhs)
         elif splits and (along or label == f"oi{digits}" and taps > 1):
             kernel = program.at(program.scratch(wide * k * rhs.itemsize))
-            if along:
-                rows, lanes, step, tap_step = channels, features, wide, wide * depth
-            else:
-                rows, lanes, step, tap_step = features, channels, k, depth
-            _split(
-                program,
-                rhs,
-                kernel,
-                taps,
-                rows,
-                lanes,
-                step,
-                tap_step,
-                bool(mirrored),
+            sizes = (
+                (channels, features, wide, wide * depth)
+                if along
+                else (features, channels, k, depth)
             )
+            _split(program, rhs, kernel, taps, *sizes, bool(mirrored))
         else:
             order = [label.index(c) for c in f"o{digits}i"]
             turned = build.transpose(build.reverse(rhs, mirrored), order)

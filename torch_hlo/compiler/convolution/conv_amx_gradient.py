@@ -179,7 +179,8 @@ def turn_rows(name: str, levels: int) -> Function:
             at = stack.enter_context(f.loop(0, f"%count{i}"))
             source = f.muladd(at, f"%from{i}", source)
             target = f.muladd(at, f"%step{i}", target)
-        row, to = f.gep("i16", "%X", source), f.gep("i16", own, target)
+        row = f.gep("i16", "%X", source)
+        to = f.gep("i16", own, target)
         with f.loop(0, "%pixels", BLOCK) as first:
             f.choose(
                 f.icmp("sle", f.add(first, BLOCK), "%pixels"),
@@ -234,7 +235,8 @@ def task(program: Program) -> str:
     )
     kernel = define(program, micro, f"micro_amx_{BF16.name}_strided", BF16, False, True)
     configure(f)
-    panels, in_panels = f.ceildiv("%features", BLOCK), f.icmp("eq", "%ldc", BLOCK)
+    panels = f.ceildiv("%features", BLOCK)
+    in_panels = f.icmp("eq", "%ldc", BLOCK)
     with f.loop("%lo", "%hi") as item:
         channel = f.mul(f.div(item, "%blocks_n"), BLOCK)
         n0, n1 = f.part(f.rem(item, "%blocks_n"), "%columns_each", "%features")
@@ -245,10 +247,8 @@ def task(program: Program) -> str:
             c = f.gep("float", "%C", f.mul(f.muladd(tap, "%channels", channel), "%ldc"))
             with f.loop(n0, n1, BLOCK) as j:
                 number = f.div(j, BLOCK)
-                b, to = (
-                    b_panel(f, "%B", step, count, number, panels),
-                    f.gep("float", c, f.mul(number, "%panel_step")),
-                )
+                b = b_panel(f, "%B", step, count, number, panels)
+                to = f.gep("float", c, f.mul(number, "%panel_step"))
                 columns = f.select(in_panels, "i64", BLOCK, f.sub("%features", j))
                 f.call(
                     "void",
@@ -313,11 +313,9 @@ def _sums(
     the result."""
     sizes, channels, features, turned = _parts(x)
     target = program.pointer(x)
-    tiles, panels, length = (
-        ceildiv(run, BLOCK),
-        ceildiv(features, BLOCK),
-        product(sizes) * channels,
-    )
+    tiles = ceildiv(run, BLOCK)
+    panels = ceildiv(features, BLOCK)
+    length = product(sizes) * channels
     ldc, panel_step = (BLOCK, length * BLOCK) if turned else (features, BLOCK)
     to = program.at(program.scratch(length * panels * BLOCK * 4)) if turned else target
     blocks_n = min(panels, ceildiv(ITEMS_PER_CORE * program.target.cores, tiles))

@@ -193,10 +193,8 @@ def task(program: Program, name: str, form: Form, epilogue: Epilogue | None) -> 
         t.store(f, "zeroinitializer", f.gep(t.kind, S, i))
     multiple = f.div("%planes_out", "%planes_in")
     with f.loop("%lo", "%hi") as item:
-        plane, r0 = (
-            f.div(item, "%blocks"),
-            f.mul(f.rem(item, "%blocks"), "%rows_each"),
-        )
+        plane = f.div(item, "%blocks")
+        r0 = f.mul(f.rem(item, "%blocks"), "%rows_each")
         r1 = f.min(f.add(r0, "%rows_each"), "%out_high")
         x = f.gep(t.kind, "%X", f.mul(f.div(plane, multiple), f.mul("%high", "%wide")))
         w_plane = f.mul(f.rem(plane, "%planes_out"), f.mul("%taps", "%turns"))
@@ -211,7 +209,8 @@ def task(program: Program, name: str, form: Form, epilogue: Epilogue | None) -> 
             target = f.gep(t.kind, "%C", pixel)
         _tiles_of_pixels(f, form, compute, S, w, target, (r0, r1))
         if epilogue:
-            first, count = f.mul(r0, "%out_wide"), f.mul(f.sub(r1, r0), "%out_wide")
+            first = f.mul(r0, "%out_wide")
+            count = f.mul(f.sub(r1, r0), "%out_wide")
             epilogue.call(f, plane, 1, first, count, sums, f.mul("%rows_each", "%out_wide"))
     return program.define(f)
 
@@ -303,7 +302,8 @@ def emit_planar(program: Program, x: Instruction, kind: str, finish: Finish | No
         rows_each += height
     blocks = ceildiv(out_high, rows_each)
     flip_row, flip = (w.reversal and fixed(w.size) > 1 for w in (down, last))
-    row_step, tap_step = -last.size if flip_row else last.size, -1 if flip else 1
+    row_step = -last.size if flip_row else last.size
+    tap_step = -1 if flip else 1
     features, planes = x.dims[1], x.dims[0] * x.dims[1]
     numbers = dict(
         planes_in=lhs.dims[1],

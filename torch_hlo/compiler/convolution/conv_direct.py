@@ -291,10 +291,8 @@ def pointer_table(f: Function, program: Program, count: Int, many: bool) -> str:
     nbytes = f.mul(count, 8)
     if not many:
         return f.op(f"alloca i8, i64 {nbytes}, align 64")
-    malloc, free = (
-        program.symbol("malloc", "declare ptr @malloc(i64)"),
-        program.symbol("free", "declare void @free(ptr)"),
-    )
+    malloc = program.symbol("malloc", "declare ptr @malloc(i64)")
+    free = program.symbol("free", "declare void @free(ptr)")
     table = f.op(f"call ptr @{malloc}(i64 {nbytes})")
     f.endings.append(f"  call void @{free}(ptr {table})")
     return table
@@ -366,7 +364,8 @@ def task(program: Program, form: Form) -> str:
         panels = f.op(f"alloca {t.kind}, i64 {f.mul('%columns_each', '%k')}, align 64")
     together = f.max(f.div(CHAIN, "%run"), 1)
     with f.loop("%lo", "%hi") as item:
-        rest, row_block = f.div(item, "%blocks_m"), f.rem(item, "%blocks_m")
+        rest = f.div(item, "%blocks_m")
+        row_block = f.rem(item, "%blocks_m")
         group0 = f.mul(f.div(rest, "%blocks_n"), "%groups_each")
         column_block = f.rem(rest, "%blocks_n")
         group1 = f.min(f.add(group0, "%groups_each"), "%groups")
@@ -535,16 +534,15 @@ def emit_direct(program: Program, x: Instruction, kind: str, finish: Finish | No
     """Emit a convolution of the form of `is_direct`, or what `finish` makes of it."""
     lhs, rhs = x.operands
     t = register_tile(kind, program.target.vector_bytes)
-    feature_groups, batch_groups = x["feature_group_count"], x["batch_group_count"]
+    feature_groups = x["feature_group_count"]
+    batch_groups = x["batch_group_count"]
     size = _group_size(x, t)
     if size:
         feature_groups, t = 1, replace(t, vectors=1)
     groups = feature_groups * batch_groups
     steps = row_major_strides(lhs.dims)
-    channels, features = (
-        size or lhs.dims[-1] // feature_groups,
-        x.dims[-1] // groups,
-    )
+    channels = size or lhs.dims[-1] // feature_groups
+    features = x.dims[-1] // groups
     taps = product(w.size for w in x["window"])
     k, pixels = taps * channels, product(x.dims[:-1])
     kernel = packing(program, x, t, groups, features, taps, channels)
@@ -601,7 +599,8 @@ def _geometry(
     """(spatial dimensions, runs of channels that a window meets, their length, the arguments for
     `geometry`). Taps that are neighbours in memory are one run."""
     lhs, window = x.operand, x["window"]
-    steps, pixels = row_major_strides(lhs.dims), product(x.dims[:-1])
+    steps = row_major_strides(lhs.dims)
+    pixels = product(x.dims[:-1])
     runs: Size = product(w.size for w in window)
     run = channels
     padded = any(w.pad_low or w.pad_high for w in window)
@@ -619,7 +618,10 @@ def _geometry(
             and w.size != 1
         ):
             # Neighbouring taps of a row meet neighbouring runs of channels: one longer run.
-            runs, run, n, count = runs // w.size, run * w.size, n - w.size + 1, 1
+            runs = runs // w.size
+            run = run * w.size
+            n = n - w.size + 1
+            count = 1
         numbers += [
             out,
             n,

@@ -154,7 +154,8 @@ def find_runs(name: str, kind: str, spatial: int) -> Function:
     with f.loop("%row0", "%row1", carry=[("i64", "0")]) as row:
         rest, offset, inside = row.index, start, some
         for i in reversed(range(spatial - 1)):
-            at, rest = f.rem(rest, f"%window{i}"), f.div(rest, f"%window{i}")
+            at = f.rem(rest, f"%window{i}")
+            rest = f.div(rest, f"%window{i}")
             position = f.muladd(at, f"%dilation{i}", firsts[i])
             inside = f.op(f"and i1 {inside}, {f.icmp('ult', position, f'%size{i}')}")
             offset = f.muladd(position, f"%step{i}", offset)
@@ -185,9 +186,11 @@ def task(program: Program, t: Tile, heights: Ints, spatial: int, even: bool) -> 
     for i in range(spatial):
         taps = f.mul(taps, f"%taps{i}")
     with f.loop("%lo", "%hi") as item:
-        rest, column_block = f.div(item, "%blocks_n"), f.rem(item, "%blocks_n")
+        rest = f.div(item, "%blocks_n")
+        column_block = f.rem(item, "%blocks_n")
         rest, row_block = f.div(rest, "%blocks_m"), f.rem(rest, "%blocks_m")
-        split, group = f.div(rest, "%groups"), f.rem(rest, "%groups")
+        split = f.div(rest, "%groups")
+        group = f.rem(rest, "%groups")
         first = f.mul(row_block, "%tiles_each")
         last = f.min(f.add(first, "%tiles_each"), f.ceildiv("%m", height))
         n0, n1 = f.part(column_block, "%columns_each", "%n")
@@ -277,7 +280,8 @@ def turn(name: str, t: Tile) -> Function:
     one = Tile(t.kind, t.itemsize, n, n, 1)
     with f.loop("%lo", "%hi") as item:
         o = f.mul(item, n)
-        mask, rows = lane_mask(f, n, o, "%features"), f.min(f.sub("%features", o), n)
+        mask = lane_mask(f, n, o, "%features")
+        rows = f.min(f.sub("%features", o), n)
         parts = f.gep(t.kind, "%parts", f.muladd(f.div(o, "%ldp"), whole, f.rem(o, "%ldp")))
         with f.loop(0, length, n) as q0:
             block: list[str] = []
@@ -285,10 +289,8 @@ def turn(name: str, t: Tile) -> Function:
             for _ in range(n):
                 at = f.mul(f.muladd(tap, "%channels", f.min(c, f.sub("%channels", 1))), "%ldp")
                 wrap = f.icmp("eq", f.add(tap, 1), "%taps")
-                tap, c = (
-                    f.select(wrap, "i64", 0, f.add(tap, 1)),
-                    f.select(wrap, "i64", f.add(c, 1), c),
-                )
+                tap = f.select(wrap, "i64", 0, f.add(tap, 1))
+                c = f.select(wrap, "i64", f.add(c, 1), c)
                 with f.loop(
                     0,
                     "%splits",
@@ -336,7 +338,9 @@ def is_gradient(x: Instruction) -> bool:
 def emit_gradient(program: Program, x: Instruction, kind: str) -> None:
     """Emit a convolution of the form of `is_gradient`."""
     lhs, rhs = x.operands
-    window, spatial, groups = x["window"], len(x["window"]), x["batch_group_count"]
+    window = x["window"]
+    spatial = len(x["window"])
+    groups = x["batch_group_count"]
     t = register_tile(kind, program.target.vector_bytes)
     turned = x["dim_labels"].endswith(f"fb{''.join(map(str, range(spatial)))}")
     *taps, channels, o = (*x.dims[2:], x.dims[1], x.dims[0]) if turned else x.dims
@@ -357,10 +361,8 @@ def emit_gradient(program: Program, x: Instruction, kind: str) -> None:
     target, to = program.pointer(x), ""
     if splits > 1 or turned:
         to = program.at(program.scratch(weights * splits * t.itemsize))
-    steps, rows = (
-        row_major_strides(lhs.dims),
-        lhs.dims[0] * product(w.size for w in window[:-1]),
-    )
+    steps = row_major_strides(lhs.dims)
+    rows = lhs.dims[0] * product(w.size for w in window[:-1])
     arguments = [
         rows,
         rows_each,

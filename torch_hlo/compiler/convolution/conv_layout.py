@@ -46,10 +46,8 @@ def contracts_pixels(x: Instruction) -> bool:
     lhs, _, out = sides(x)
     if lhs.index("f") > lhs.index("b"):
         return False
-    taps, places = (
-        product(w.size for w in x["window"]),
-        product(x.dims[out.index(str(i))] for i in range(len(x["window"]))),
-    )
+    taps = product(w.size for w in x["window"])
+    places = product(x.dims[out.index(str(i))] for i in range(len(x["window"])))
     return not isinstance(taps, Dim) and not isinstance(places, Dim) and taps >= places
 
 
@@ -335,10 +333,8 @@ def spread_product(out: Instruction) -> Instruction | None:
         dims[labels.index(c)]
         for dims, labels, c in ((image, lhs, "b"), (wanted, to, "f"), (image, lhs, "f"))
     )
-    groups, met = (
-        out["feature_group_count"],
-        math.prod(-(-t // step) for t, step in zip(taps, steps)),
-    )
+    groups = out["feature_group_count"]
+    met = math.prod(-(-t // step) for t, step in zip(taps, steps))
     few = features * met <= FEW_PIECES and depth >= FEW_CHANNELS and groups == 1
     if met > 1 and not few:
         return None
@@ -366,7 +362,10 @@ def _summed_pieces(
     where its tap is: the first of the first pixel at `lows`, pixels `steps` apart. So many taps of
     all pixels do not meet."""
     n, dims = len(steps), static_dims(pieces)
-    batch, sizes, taps, features = dims[0], dims[1 : 1 + n], dims[1 + n : -1], dims[-1]
+    batch = dims[0]
+    sizes = dims[1 : 1 + n]
+    taps = dims[1 + n : -1]
+    features = dims[-1]
     order = [0, *(at for i in range(n) for at in (1 + i, 1 + n + i)), 1 + 2 * n]
     zero, none = h.full(0, pieces.dtype, ()), (0, 0, 0)
     found: Instruction | None = None
@@ -414,7 +413,9 @@ def taps_as_features(out: Instruction) -> Instruction | None:
     d = _flat(x, window, lhs)
     if d is None:
         return None
-    w, count, at = window[d], out.dims[to.index(str(d))], rhs.index(str(d))
+    w = window[d]
+    count = out.dims[to.index(str(d))]
+    at = rhs.index(str(d))
     # which tap, from the last one, the first row of the result meets
     first = w.size - 1 - w.pad_low
     low, high = max(first, 0), min(first + count, w.size)

@@ -76,7 +76,8 @@ def pack_kernel(
         steps = f.op(f"mul <{n} x i64> {numbers}, {splat(f, 'i64', n, '%o_step')}")
     per_group = f.ceildiv("%features", n)
     with f.loop("%lo", "%hi") as item:
-        group, number = f.div(item, per_group), f.rem(item, per_group)
+        group = f.div(item, per_group)
+        number = f.rem(item, per_group)
         first = f.mul(number, n)
         valid = f.min(f.sub("%features", first), n)
         mask = lane_mask(f, n, 0, valid)
@@ -119,7 +120,10 @@ class _Panel:
 
     def turned(self, turn: str, temporary: str) -> None:
         """Blocks of (channel, tap), transposed by `turn`."""
-        f, t, n, kind = self.f, self.t, self.t.lanes, self.source.kind
+        f = self.f
+        t = self.t
+        n = self.t.lanes
+        kind = self.source.kind
         each = f.max(f.div(PACK_DEPTH, "%taps"), 1)  # channels that are turned at a time
         with (
             f.loop(0, "%depth", each) as c0,
@@ -145,7 +149,10 @@ class _Panel:
 
     def read(self, steps: str) -> None:
         """Vectors of features where they are, `steps` elements apart, or adjacent without."""
-        f, n, kind, source = self.f, self.t.lanes, self.source.kind, self.source
+        f = self.f
+        n = self.t.lanes
+        kind = self.source.kind
+        source = self.source
         with f.loop(0, "%taps") as tap:
             from_tap = f.gep(kind, self.start, self.entry(tap))
             with f.loop(0, "%depth") as c:
@@ -210,10 +217,8 @@ def packing(
     start: Size = 0
     for i, (w, flip) in enumerate(zip(window, mirrored, strict=True)):
         if flip:
-            start, tap_steps = (
-                start + (w.size - 1) * tap_steps[i],
-                [*tap_steps[:i], tap_steps[i] * -1, *tap_steps[i + 1 :]],
-            )
+            start = start + (w.size - 1) * tap_steps[i]
+            tap_steps = [*tap_steps[:i], tap_steps[i] * -1, *tap_steps[i + 1 :]]
     table = _table(program, [w.size for w in window], tap_steps, start)
     lanes = ceildiv(features, t.lanes)
     source = SOURCES[rhs.dtype, t.kind]

@@ -319,7 +319,8 @@ class _Item:
         """V of `count` tiles from tile `t0` on."""
         f = self.f
         with f.loop(0, count, POINTERS) as i:
-            tile, numbers = f.add(t0, i), (f"i64 %{q}" for _, q in geometry(2))
+            tile = f.add(t0, i)
+            numbers = (f"i64 %{q}" for _, q in geometry(2))
             table = f"ptr {self.pointers}"
             f.call("void", find, "ptr %X", "ptr %zeros", f"i64 {tile}", table, *numbers)
             to = f.gep(self.t.kind, self.V, f.mul(i, "%ldv"))
@@ -416,20 +417,20 @@ class _Item:
         with f.while_([("i64", str(t0))]) as runs:
             (tile,) = runs.vars
             f.break_if(runs, f.icmp("sge", tile, t1))
-            tile_row, left = f.div(tile, "%tiles_wide"), f.rem(tile, "%tiles_wide")
+            tile_row = f.div(tile, "%tiles_wide")
+            left = f.rem(tile, "%tiles_wide")
             run = f.min(f.sub(t1, tile), f.sub("%tiles_wide", left))
             image = f.div(tile_row, "%tiles_high")
-            y, x = (
-                f.mul(f.rem(tile_row, "%tiles_high"), s.outputs),
-                f.mul(left, s.outputs),
-            )
+            y = f.mul(f.rem(tile_row, "%tiles_high"), s.outputs)
+            x = f.mul(left, s.outputs)
             high = f.min(f.sub("%high", y), s.outputs)
             wide = f.min(f.sub("%wide", x), f.mul(run, s.outputs))
             pixel = f.muladd(f.muladd(image, "%high", y), "%wide", x)
             source = f.gep(t.kind, self.M, f.mul(f.sub(tile, t0), t.columns))
             ld: Int
             if self.epilogue is None:
-                to, ld = f.gep(t.kind, "%C", f.muladd(pixel, "%ldc", j)), "%ldc"
+                to = f.gep(t.kind, "%C", f.muladd(pixel, "%ldc", j))
+                ld = "%ldc"
                 row_step, valid = f.mul("%wide", "%ldc"), cols
             else:
                 to, ld = self.sums, t.columns
@@ -480,7 +481,8 @@ def is_winograd(x: Instruction) -> bool:
     plain = all(w.size == F23.taps and w.stride == w.window_dilation == 1 for w in x["window"])
     if len(x["window"]) != 2 or not plain or x["feature_group_count"] * x["batch_group_count"] != 1:
         return False
-    channels, features = static_dims(x.operand)[-1], static_dims(x)[-1]
+    channels = static_dims(x.operand)[-1]
+    features = static_dims(x)[-1]
     tiles = _tiles(x, F23)[2]
     weights = channels * features
     direct = product(static_dims(x)[:-1]) * 9 * weights * CONV_MULTIPLY_NS
@@ -551,7 +553,8 @@ def emit_winograd(
 
 def _transformed_kernel(program: Program, x: Instruction, t: Tile, s: Filtering) -> str:
     """Emit the packing and the transform of the kernel; the pointer to it."""
-    channels, features = static_dims(x.operand)[-1], static_dims(x)[-1]
+    channels = static_dims(x.operand)[-1]
+    features = static_dims(x)[-1]
     packed = packing(program, x, t, 1, features, s.taps**2, channels).everything(program)
     columns = ceildiv(features, t.lanes) * t.lanes
     U = program.at(program.scratch(columns * channels * s.inputs**2 * t.itemsize))

@@ -100,7 +100,8 @@ def task(
     kernel = define(program, micro, label, t, height, True)
     store = define(program, store_taps, f"winograd_taps_{t.suffix}", t, s)
     points = s.inputs**2
-    P, run = f.alloca("ptr", points * POINTERS, 64), f.alloca("i64", ENTRY, 64)
+    P = f.alloca("ptr", points * POINTERS, 64)
+    run = f.alloca("i64", ENTRY, 64)
     planes = f.mul(GRADIENT_TILES, "%ldv"), f.mul(GRADIENT_TILES, "%ldz")
     V, Z = (f.op(f"alloca {t.kind}, i64 {f.mul(plane, points)}, align 64") for plane in planes)
     ldm = f.mul(f.ceildiv("%columns", t.columns), t.columns)
@@ -166,17 +167,13 @@ class _Item:
     ) -> None:
         """Transform `count` tiles of X or Y from `tile` on, `many` channels from `first` on."""
         f, t, side = self.f, self.t, "xy".index(what)
-        to, plane, ld = (
-            self.transformed[side],
-            self.planes[side],
-            ("%ldv", "%ldz")[side],
-        )
+        to = self.transformed[side]
+        plane = self.planes[side]
+        ld = ("%ldv", "%ldz")[side]
         source = f.gep(t.kind, f"%{what.upper()}", first)
         with f.loop(0, count, POINTERS) as i:
-            table, numbers = (
-                f"ptr {self.pointers}",
-                (f"i64 %{q}" for _, q in both(what)),
-            )
+            table = f"ptr {self.pointers}"
+            numbers = (f"i64 %{q}" for _, q in both(what))
             pixel = f"i64 {f.add(tile, i)}"
             f.call("void", find, f"ptr {source}", "ptr %zeros", pixel, table, *numbers)
             f.call(
@@ -281,10 +278,12 @@ def emit_winograd_gradient(program: Program, x: Instruction, kind: str) -> None:
     lhs, rhs = x.operands
     channels, features = static_dims(lhs)[-1], static_dims(rhs)[-1]
     tiles_high, tiles_wide, tiles = _tiles(x)
-    blocks_m, blocks_n = ceildiv(channels, ROWS), ceildiv(features, COLUMNS)
+    blocks_m = ceildiv(channels, ROWS)
+    blocks_n = ceildiv(features, COLUMNS)
     rows = ceildiv(channels, blocks_m)
     columns = ceildiv(ceildiv(features, blocks_n), t.columns) * t.columns
-    blocks_m, blocks_n = ceildiv(channels, rows), ceildiv(features, columns)
+    blocks_m = ceildiv(channels, rows)
+    blocks_n = ceildiv(features, columns)
     height = ceildiv(rows, ceildiv(rows, t.rows))
     wanted = ceildiv(min(ITEMS_PER_CORE * program.target.cores, SPLITS), blocks_m * blocks_n)
     pieces = max(1, min(wanted, tiles // (2 * GRADIENT_TILES)))

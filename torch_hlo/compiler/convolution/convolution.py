@@ -239,25 +239,22 @@ def _emit_phases(program: Program, x: Instruction) -> None:
         window, starts, counts = [], [0] * rhs.rank, list(x.dims)
         steps = [1] * rhs.rank
         for s, (w, r) in enumerate(zip(x["window"], phase, strict=True)):
-            d, n, outputs = (
-                w.base_dilation,
-                lhs.dims[at.lhs[2 + s]],
-                x.dims[at.out[2 + s]],
-            )
+            d = w.base_dilation
+            n = lhs.dims[at.lhs[2 + s]]
+            outputs = x.dims[at.out[2 + s]]
             if d == 1:
                 window.append(w)
                 continue
             first = (w.pad_low - r) % d
-            taps, count = max(0, -(-(w.size - first) // d)), -(-(outputs - r) // d)
+            taps = max(0, -(-(w.size - first) // d))
+            count = -(-(outputs - r) // d)
             low = (w.pad_low - r - first) // d
             window.append(WindowDim(taps, 1, low, count - n - low + taps - 1, 1, 1, w.reversal))
             if w.reversal:  # tap t is element size - 1 - t of the kernel
                 first = (w.size - 1 - first) % d
-            starts[at.rhs[2 + s]], steps[at.rhs[2 + s]], counts[at.out[2 + s]] = (
-                first,
-                d,
-                count,
-            )
+            starts[at.rhs[2 + s]] = first
+            steps[at.rhs[2 + s]] = d
+            counts[at.out[2 + s]] = count
         if 0 in counts:
             continue
         if any(w.size == 0 for w in window):

@@ -67,11 +67,10 @@ def _write(program: GpuProgram, x: Instruction, kind: str) -> tuple[str, list[Si
     size, m, n, k, groups = c.size, c.m, c.n, c.k, c.groups
     direct = isinstance(m, int) and m <= FEW_FEATURES and groups != 1
     across, down, side = (n, m, 1) if direct else (ceildiv(n, SIDE), ceildiv(m, SIDE), SIDE)
-    rest, column = (
-        f.div("%lo", size(across)),
-        f.mul(f.rem("%lo", size(across)), side),
-    )
-    c.group, row = f.div(rest, size(down)), f.mul(f.rem(rest, size(down)), side)
+    rest = f.div("%lo", size(across))
+    column = f.mul(f.rem("%lo", size(across)), side)
+    c.group = f.div(rest, size(down))
+    row = f.mul(f.rem(rest, size(down)), side)
     if direct:
         t = f.typed(kind)
         with f.loop(0, size(k), carry=[(kind, t.const(0))]) as loop:
@@ -100,12 +99,10 @@ class _Convolution:
     group: Int
 
     def __init__(self, f: GpuWriter, x: Instruction, kind: str) -> None:
-        self.f, self.x, self.kind, self.at = (
-            f,
-            x,
-            kind,
-            Labels.parse(x["dim_labels"]),
-        )
+        self.f = f
+        self.x = x
+        self.kind = kind
+        self.at = Labels.parse(x["dim_labels"])
         lhs, rhs = x.operands
         at, window = self.at, x["window"]
         self.groups = x["feature_group_count"] * x["batch_group_count"]
@@ -115,15 +112,12 @@ class _Convolution:
             [self.size(s) for s in row_major_strides(d)] for d in shapes
         )
         # output features of all groups, input features of one
-        features, self.channels = (
-            rhs.dims[at.rhs[0]],
-            rhs.dims[at.rhs[1]],
-        )
-        self.m, self.images = features // self.groups, x.dims[at.out[0]]
-        self.out_sizes, self.taps = (
-            [x.dims[d] for d in at.out[2:]],
-            [w.size for w in window],
-        )
+        features = rhs.dims[at.rhs[0]]
+        self.channels = rhs.dims[at.rhs[1]]
+        self.m = features // self.groups
+        self.images = x.dims[at.out[0]]
+        self.out_sizes = [x.dims[d] for d in at.out[2:]]
+        self.taps = [w.size for w in window]
         self.n = self.images * product(self.out_sizes)
         self.k = self.channels * product(self.taps)
 
@@ -138,7 +132,10 @@ class _Convolution:
         return element(f, self.x.operands[1].dtype, self.kind, "%B", place)
 
     def patch(self, j: Int, deep: Int, lanes: int) -> list[str]:
-        f, size, at, lhs = self.f, self.size, self.at, self.x.operand.shape
+        f = self.f
+        size = self.size
+        at = self.at
+        lhs = self.x.operand.shape
         channel, *tap = digits(f, deep, [size(v) for v in (self.channels, *self.taps)])
         image, *where = digits(f, j, [size(v) for v in (self.images, *self.out_sizes)])
         if self.x["batch_group_count"] > 1:

@@ -208,11 +208,15 @@ class Patches(_Patches):
             self.corners.append(self.corner(where))
 
     def bring(self, to: Int, pointer: str, k: Int) -> str:
-        f, w, image, itemsize = self.f, self.w, self.image, self.o.unit.itemsize
+        f = self.f
+        w = self.w
+        image = self.image
+        itemsize = self.o.unit.itemsize
         to = w.add(to, self.to)
         inside = f.add(k, f.div(self.chunk, itemsize))
         deep = w.narrow(f.add(inside, self.at.start))
-        rest, channel = w.div(deep, image.channels), w.rem(deep, image.channels)
+        rest = w.div(deep, image.channels)
+        channel = w.rem(deep, image.channels)
         taps: list[Int] = []
         for d in reversed(image.window[1:]):
             taps.insert(0, w.rem(rest, fixed(d.size)))
@@ -286,15 +290,14 @@ def emit(program: GpuProgram, x: Instruction) -> bool:
     """Launch the kernel of a convolution; False when it is not for matrix units: other types,
     layouts (compiler/convolution/conv_layout.py), groups."""
     lhs, rhs = x.operands
-    dtypes, window, rank = (
-        [lhs.dtype, rhs.dtype],
-        x["window"],
-        x.rank,
-    )
+    dtypes = [lhs.dtype, rhs.dtype]
+    window = x["window"]
+    rank = x.rank
     pair = gpu_matrix.units(program.target, dtypes, x.dtype)
     if pair is None or x["feature_group_count"] * x["batch_group_count"] > 1 or not window:
         return False
-    at, last = Labels.parse(x["dim_labels"]), (0, rank - 1, *range(1, rank - 1))
+    at = Labels.parse(x["dim_labels"])
+    last = (0, rank - 1, *range(1, rank - 1))
     turned = (last[1], last[0], *last[2:])
     gradient = (at.lhs, at.rhs, at.out) == (turned, turned, turned)
     if not gradient and (at.lhs, at.rhs, at.out) != (last, last, last):

@@ -61,15 +61,15 @@ def fft(program: Program, x: Instruction) -> None:
         return
     if not fits(x):
         return host_calls.fft(program, x)
-    operand, kind, lengths = x.operand, x["fft_type"], x["fft_length"]
+    operand = x.operand
+    kind = x["fft_type"]
+    lengths = x["fft_length"]
     t = product_tile(_KIND[x.dtype], program.target.vector_bytes)
     inverse = kind in ("IFFT", "IRFFT")
     scale = 1.0 / prod(lengths) if inverse else 1.0
-    source, target, spectrum = (
-        program.place(operand),
-        program.place(x),
-        operand if kind == "IRFFT" else x,
-    )
+    source = program.place(operand)
+    target = program.place(x)
+    spectrum = operand if kind == "IRFFT" else x
     outer: Size = 1
     for d in x.dims[: -len(lengths)]:
         outer = outer * d
@@ -236,10 +236,12 @@ def _columns_text(
     w = _Text(program, t, name, "from to twiddles roots", "inner blocks")
     f, c, spare = w.f, w.c, w.spare(n)
     with f.loop("%lo", "%hi") as item:
-        block, matrix = f.rem(item, "%blocks"), f.div(item, "%blocks")
+        block = f.rem(item, "%blocks")
+        matrix = f.div(item, "%blocks")
         at = f.mul(block, t.lanes)
         left = f.sub("%inner", at)
-        masks, mask = column_masks(c, left), lane_mask(f, t.lanes, 0, left)
+        masks = column_masks(c, left)
+        mask = lane_mask(f, t.lanes, 0, left)
 
         def side(pointer: str, elements: int, single: bool, scale: float) -> Columns | RealColumns:
             """Elements of a column lie beside those of others: complex numbers, or `single`
@@ -325,7 +327,10 @@ class _Matrix:
     POINTERS = "row_twiddles column_twiddles near far roots"
 
     def __init__(self, w: _Text, p: Plan, inverse: bool, scale: float) -> None:
-        self.w, self.p, self.inverse, self.scale = w, p, inverse, scale
+        self.w = w
+        self.p = p
+        self.inverse = inverse
+        self.scale = scale
         self.spare = w.spare(max(p.rows, p.columns))
 
     def along_columns(
@@ -433,15 +438,18 @@ class _Stages:
         scale: float,
         tables: list[Place],
     ) -> None:
-        self.program, self.t, self.kind, self.p = program, t, kind, p
-        self.scale, self.tables, self.real = scale, tables, kind[:-3]
+        self.program = program
+        self.t = t
+        self.kind = kind
+        self.p = p
+        self.scale = scale
+        self.tables = tables
+        self.real = kind[:-3]
         self.inverse = self.real in ("I", "IR")
         # elements of a line
         self.takes, self.gives = (2 * (p.n + (self.real == name)) for name in ("IR", "R"))
-        self.column_vectors, self.row_vectors = (
-            -(-p.columns // t.lanes),
-            -(-p.rows // t.lanes),
-        )
+        self.column_vectors = -(-p.columns // t.lanes)
+        self.row_vectors = -(-p.rows // t.lanes)
         self.mirror_vectors = -(-(p.n // 2) // t.lanes)
 
     def run(
@@ -468,7 +476,8 @@ class _Stages:
         n, real = self.p.n, self.real
         w = _Text(self.program, self.t, name, f"from to {_Matrix.POINTERS}")
         f, c, m = w.f, w.c, self.matrix(w)
-        columns, rows = (0, self.column_vectors), (0, self.row_vectors)
+        columns = (0, self.column_vectors)
+        rows = (0, self.row_vectors)
         mirror = (0, self.mirror_vectors)
         middle = f.alloca(self.t.kind, 2 * n, 64)
         mirrored = f.alloca(self.t.kind, 2 * n, 64) if real in ("R", "IR") else ""

@@ -309,7 +309,8 @@ def fma(t: Typed, a: str, b: str, c: str) -> str:
 def butterfly(t: Typed, x: list[Pair]) -> list[Pair]:
     """The transform of len(x) numbers, 2, 4, 8 or odd."""
 
-    add, sub = partial(complex_math.add, t), partial(complex_math.subtract, t)
+    add = partial(complex_math.add, t)
+    sub = partial(complex_math.subtract, t)
 
     def fused(factor: str, v: Pair, e: Pair) -> Pair:
         return fma(t, factor, v[0], e[0]), fma(t, factor, v[1], e[1])
@@ -319,12 +320,10 @@ def butterfly(t: Typed, x: list[Pair]) -> list[Pair]:
     if len(x) == 2:
         return [add(*x), sub(*x)]
     if len(x) == 4:
-        a, b, c, d = (
-            add(x[0], x[2]),
-            sub(x[0], x[2]),
-            add(x[1], x[3]),
-            sub(x[1], x[3]),
-        )
+        a = add(x[0], x[2])
+        b = sub(x[0], x[2])
+        c = add(x[1], x[3])
+        d = sub(x[1], x[3])
         return [
             add(a, c),
             (t.add(b[0], d[1]), t.sub(b[1], d[0])),
@@ -333,12 +332,11 @@ def butterfly(t: Typed, x: list[Pair]) -> list[Pair]:
         ]
     if len(x) == 8:
         even, odd = butterfly(t, x[::2]), butterfly(t, x[1::2])
-        up, down = t.const(math.sqrt(0.5)), t.const(-math.sqrt(0.5))
+        up = t.const(math.sqrt(0.5))
+        down = t.const(-math.sqrt(0.5))
         # odd[1] (1 - i) / sqrt(2) and odd[3] (-1 - i) / sqrt(2) are multiplied as they are added
-        a, b = (
-            (t.add(*odd[1]), t.sub(odd[1][1], odd[1][0])),
-            (t.sub(odd[3][1], odd[3][0]), t.neg(t.add(*odd[3]))),
-        )
+        a = (t.add(*odd[1]), t.sub(odd[1][1], odd[1][0]))
+        b = (t.sub(odd[3][1], odd[3][0]), t.neg(t.add(*odd[3])))
         late = [None, a, None, b]
         odd[2] = (odd[2][1], t.neg(odd[2][0]))
         return [
@@ -434,7 +432,10 @@ def transform(
                 else:
                     with f.loop(0, run, known_nonempty=True) as q:
                         butterflies(p, q)
-        source, length, run, table = to, m, run * r, table + first * (m > 1)
+        source = to
+        length = m
+        run = run * r
+        table = table + first * (m > 1)
 
 
 def _halves(
@@ -447,10 +448,8 @@ def _halves(
     """Points k and n - k after `untangle` (or twice what they were before it, `inverse`) from those
     before."""
     t = c.t
-    even, odd = (
-        (t.add(a[0], b[0]), t.sub(a[1], b[1])),
-        (t.sub(a[0], b[0]), t.add(a[1], b[1])),
-    )
+    even = (t.add(a[0], b[0]), t.sub(a[1], b[1]))
+    odd = (t.sub(a[0], b[0]), t.add(a[1], b[1]))
     if inverse:  # i conj(w) (a - conj b)
         turn = c.product(odd, (w[0], t.neg(w[1])))
         turn = t.neg(turn[1]), turn[0]

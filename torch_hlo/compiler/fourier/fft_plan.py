@@ -146,10 +146,8 @@ def matrix_twiddles(rows: int, columns: int, lanes: int, itemsize: int) -> list[
     n, column = rows * columns, np.arange(columns)[None]
     if n <= ONE_TABLE:
         return [in_lanes(roots(np.arange(rows)[:, None] * column, n), lanes, itemsize)]
-    near, far = (
-        np.arange(min(SPLIT, rows))[:, None],
-        np.arange(0, rows, SPLIT)[:, None],
-    )
+    near = np.arange(min(SPLIT, rows))[:, None]
+    far = np.arange(0, rows, SPLIT)[:, None]
     return [in_lanes(roots(r * column, n), lanes, itemsize) for r in (near, far)]
 
 
@@ -162,7 +160,8 @@ def real_roots(n: int) -> np.ndarray:
 def mirror_roots(n: int, lanes: int, itemsize: int) -> np.ndarray:
     """The same from point 1 on, in whole vectors. What is past the middle is exactly what mirrors
     it: both ways to compute a point give the same bits."""
-    known, k = real_roots(n), np.arange(1, -(-(n // 2) // lanes) * lanes + 1)
+    known = real_roots(n)
+    k = np.arange(1, -(-(n // 2) // lanes) * lanes + 1)
     return in_lanes(
         np.where(
             k <= n // 2,

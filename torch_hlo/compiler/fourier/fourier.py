@@ -124,7 +124,8 @@ def _weighted(x: Instruction) -> Instruction:
         or x.kind not in "fc"
     ):
         return x
-    cut, factor = part.operands[0]["slice"], _number(part.operands[1])
+    cut = part.operands[0]["slice"]
+    factor = _number(part.operands[1])
     if factor is None:
         return x
     if not all(
@@ -187,12 +188,10 @@ def _across(x: Instruction) -> Instruction:
     inner = x.operand
     if inner.op != "fft":
         return x
-    source, lengths, back, rank = (
-        inner.operand,
-        inner["fft_length"],
-        x["dimensions"],
-        x.rank,
-    )
+    source = inner.operand
+    lengths = inner["fft_length"]
+    back = x["dimensions"]
+    rank = x.rank
     if source.op != "transpose" or len(lengths) > 1 or not isinstance(lengths[0], int):
         return x
     d, (n,) = back.index(rank - 1), lengths
@@ -230,7 +229,8 @@ def _transform(x: Instruction, kind: str, lengths: Ints) -> Instruction:
             and beside >= FFT_FEW
         ):
             return b.fft(x, kind, lengths)
-        rank, inner = x.rank, "IFFT" if kind in ("IFFT", "IRFFT") else "FFT"
+        rank = x.rank
+        inner = "IFFT" if kind in ("IFFT", "IRFFT") else "FFT"
         dims = range(rank - len(lengths), rank - 1)
         if kind == "RFFT":
             x = _transform(x, kind, (last,))

@@ -133,26 +133,20 @@ def _uses(
         y = order[u]
         if u in chosen:
             n, count, cost = chosen[u]
-            sites, evaluations, chain = (
-                sites + n,
-                evaluations + count,
-                max(chain, cost),
-            )
+            sites = sites + n
+            evaluations = evaluations + count
+            chain = max(chain, cost)
         elif kinds[u] == MOVE:
             size = y.size
-            sites, evaluations = (
-                sites + 1,
-                evaluations + (size if isinstance(size, int) else _size(order[i])),
-            )
+            sites = sites + 1
+            evaluations = evaluations + (size if isinstance(size, int) else _size(order[i]))
         elif kinds[u] == FREE and y.op == "reshape" and u != root:
             found = _uses(u, order, kinds, users, root, chosen)
             if found is None:
                 return None
-            sites, evaluations, chain = (
-                sites + found[0],
-                evaluations + found[1],
-                max(chain, found[2]),
-            )
+            sites = sites + found[0]
+            evaluations = evaluations + found[1]
+            chain = max(chain, found[2])
         else:
             return None
     return sites, evaluations, chain

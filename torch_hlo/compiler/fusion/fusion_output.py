@@ -209,7 +209,9 @@ class _Absorber:
         if rest:
             left = self._group(rest)
             g.roles = {m: r for m, r in g.roles.items() if m in rest}
-            g.reads, g.readers, g.first = left.reads, left.readers, left.first
+            g.reads = left.reads
+            g.readers = left.readers
+            g.first = left.first
             for m in part:
                 plan.put(m, merged)
         else:

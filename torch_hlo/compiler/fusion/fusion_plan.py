@@ -718,7 +718,8 @@ def merge_into(merged: Group, g: Group, h: Group, raised: list[Group]) -> None:
     `raised`."""
     merged.reads = {s: e for s, e in merged.reads.items() if s not in merged.roles}
     merged.readers = (g.readers | h.readers) - merged.roles.keys()
-    merged.first, merged.reach = min(g.first, h.first), max(g.reach, h.reach)
+    merged.first = min(g.first, h.first)
+    merged.reach = max(g.reach, h.reach)
     g.merged_into = h.merged_into = merged
     for k in raised:
         k.reach = merged.reach

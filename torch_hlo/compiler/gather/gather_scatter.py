@@ -178,11 +178,9 @@ def _scatter_into(
     what the updates are computed from, or the updates;
     `sources`: places of the indices and of the leaves."""
     count = len(x.operands) // 2
-    operands, indices, updates = (
-        x.operands[:count],
-        x.operands[count],
-        x.operands[count + 1 :],
-    )
+    operands = x.operands[:count]
+    indices = x.operands[count]
+    updates = x.operands[count + 1 :]
     if updates[0].size == 0 or operands[0].size == 0:
         return
 
@@ -222,13 +220,11 @@ class Scatter:
         lanes: int,
         leaves: Sequence[Instruction] | None = None,
     ) -> None:
-        self.f, self.x, self.operands, self.indices, self.updates = (
-            f,
-            x,
-            operands,
-            indices,
-            updates,
-        )
+        self.f = f
+        self.x = x
+        self.operands = operands
+        self.indices = indices
+        self.updates = updates
         # Updates that are computed on the way: what from, and where that is. None: they are in
         # memory.
         self.leaves = (
@@ -249,10 +245,8 @@ class Scatter:
         ]
         self.window_sizes = [update_dims[d] for d in self.window_positions]
         self.dims, self.update_dims = dims, update_dims
-        self.strides, self.update_strides = (
-            row_major_strides(dims),
-            row_major_strides(update_dims),
-        )
+        self.strides = row_major_strides(dims)
+        self.update_strides = row_major_strides(update_dims)
         indices_batching = [
             d - (d > self.vector_dim) for d in x.get("scatter_indices_batching_dims", ())
         ]
@@ -420,7 +414,8 @@ class Scatter:
     ) -> None:
         f = self.f
         types = [o.dtype for o in self.operands]
-        root, params = self.x["to_apply"].root, self.x["to_apply"].params
+        root = self.x["to_apply"].root
+        params = self.x["to_apply"].params
         if len(types) == 1 and root is params[1]:
             store(f, types[0], new[0], "%to0", to, lanes, mask)
             return

@@ -69,13 +69,11 @@ class _Sorted:
         indices: Instruction,
         updates: Instructions,
     ) -> None:
-        self.program, self.x, self.operands, self.indices, self.updates = (
-            program,
-            x,
-            operands,
-            indices,
-            updates,
-        )
+        self.program = program
+        self.x = x
+        self.operands = operands
+        self.indices = indices
+        self.updates = updates
         self.types = [o.dtype for o in operands]
         self.form = form = self._form(Writer(program, "form", []))
         self.windows = product(form.update_dims[d] for d in form.scatter_positions)
@@ -233,10 +231,8 @@ class _Sorted:
         sizes = [self.size(n) for n in form.window_sizes]
         if sizes:
             sizes[-1] = f.div(sizes[-1], self.lanes)
-        rest, number = (
-            f.div("%lo", self.size(self.vectors)),
-            f.rem("%lo", self.size(self.vectors)),
-        )
+        rest = f.div("%lo", self.size(self.vectors))
+        number = f.rem("%lo", self.size(self.vectors))
         place = digits(f, number, sizes)
         if place:
             place[-1] = f.mul(place[-1], self.lanes)

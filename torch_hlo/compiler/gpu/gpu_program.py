@@ -289,7 +289,9 @@ class GpuProgram(Program):
         # at the end of the program: after all steps
         if self._depth == 0 and self._branches.count > 1:
             self._host("branch", "i64 0", f"i64 {(1 << self._branches.count) - 2}")
-        to, by, n = self.at(target), self.at(source), self.size(source.nbytes)
+        to = self.at(target)
+        by = self.at(source)
+        n = self.size(source.nbytes)
         self._host("copy", f"ptr {to}", f"ptr {by}", f"i64 {n}")
 
     def fetch(self, kind: str, place: Place) -> str:

@@ -196,7 +196,8 @@ def matrix_multiply(
 ) -> list[str]:
     """mma.sync: D = A B + C on fragments: `left` four, `right` two registers, `sums` and the result
     four. `a` and `b` have one itemsize; 16-bit and tf32 operands one type."""
-    kind, out = a.accumulator, "s32" if a.accumulator == "i32" else "f32"
+    kind = a.accumulator
+    out = "s32" if a.accumulator == "i32" else "f32"
     text = (
         f"mma.sync.aligned.m16n8k{a.k}.row.col.{out}.{a.name}.{b.name}.{out} "
         "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
@@ -247,7 +248,8 @@ def warpgroup_multiply(
     touched before `wait_units`. Warp i of the four holds rows 16 i …, of every eight columns the
     sums of mma.sync."""
     count = len(sums)
-    kind, out = a.accumulator, "s32" if a.accumulator == "i32" else "f32"
+    kind = a.accumulator
+    out = "s32" if a.accumulator == "i32" else "f32"
     registers = ", ".join(f"${i}" for i in range(count))
     scale = "" if kind == "i32" else ", 1, 1"
     order = f", {int(rows[0])}, {int(rows[1])}" if a.itemsize == 2 else ""

@@ -50,12 +50,10 @@ class Kernel:
     """What is done to rows, `lanes` elements at a time."""
 
     def __init__(self, f: Writer, dtype: str) -> None:
-        self.f, self.dtype, self.kind, self.lanes = (
-            f,
-            dtype,
-            KINDS[dtype],
-            f.program.target.lanes(BITS[KINDS[dtype]]),
-        )
+        self.f = f
+        self.dtype = dtype
+        self.kind = KINDS[dtype]
+        self.lanes = f.program.target.lanes(BITS[KINDS[dtype]])
         self.vector = f"<{self.lanes} x {self.kind}>"
         self.t = f.typed(self.kind)
         # sums of two vectors per row in registers; a block is a number of such rows
@@ -246,7 +244,8 @@ class Kernel:
         f = self.f
         with f.loop(0, n, BLOCK) as start:
             count = f.min(BLOCK, f.sub(n, start))
-            end, diagonal = f.add(start, count), x.part(f, start, start)
+            end = f.add(start, count)
+            diagonal = x.part(f, start, start)
             with f.loop(0, count) as k:
                 square = self.get(diagonal, k, k)
                 # sqrt(0) would divide by zero: XLA's answer for a singular matrix is nan too

@@ -203,7 +203,8 @@ def triangular_solve(program: Program, x: Instruction) -> None:
     n, columns = x.dims[-2:]
     dtype = x.dtype
     transposed = attrs["transpose_a"] != "NO_TRANSPOSE"
-    lower, unit = attrs["lower"] != transposed, attrs["unit_diagonal"]
+    lower = attrs["lower"] != transposed
+    unit = attrs["unit_diagonal"]
     f = Writer(program, "triangular_solve", signature("i64 lo, i64 hi, ptr a, ptr x"))
     size = Sizes(f)
     rows, width = size(n), size(columns)
@@ -214,7 +215,8 @@ def triangular_solve(program: Program, x: Instruction) -> None:
         if dtype in KINDS and program.target.computes_in_vectors:
             Kernel(f, dtype).substitute(coefficients, solution, rows, width, lower, unit)
         else:
-            number, adjoint = _Number(f, dtype), attrs["transpose_a"] == "ADJOINT"
+            number = _Number(f, dtype)
+            adjoint = attrs["transpose_a"] == "ADJOINT"
             _substitute(f, number, coefficients, solution, rows, width, lower, unit, adjoint)
     name = f.define()
     arguments = program.arguments(map(program.pointer, (a, x)), size.names)

@@ -119,10 +119,8 @@ class _Routine(Function):
         with self.loop(0, columns, _LINE) as first:
             end = self.min(columns, self.add(first, _LINE))
             with self.loop(0, rows) as i:
-                row, column = (
-                    self.gep(self.kind, source, self.mul(i, columns)),
-                    self.gep(self.kind, target, i),
-                )
+                row = self.gep(self.kind, source, self.mul(i, columns))
+                column = self.gep(self.kind, target, i)
                 with self.loop(first, end) as j:
                     self.store_at(
                         self.kind,
@@ -139,10 +137,8 @@ class _Routine(Function):
         set_threads = self.program.symbol(THREADS, f"declare i32 @{THREADS}(i32)")
         self.failed = self.alloca("i64")
         self.store("i64", 0, self.failed)
-        size, before = (
-            self.mul(rows, columns),
-            self.call("i32", set_threads, f"i32 {self.program.target.cores}"),
-        )
+        size = self.mul(rows, columns)
+        before = self.call("i32", set_threads, f"i32 {self.program.target.cores}")
         with self.loop(0, "%batch") as item:
             source = self.gep(self.kind, "%a", self.mul(item, size))
             self.turn(source, target, rows, columns)
@@ -174,19 +170,18 @@ def _arguments(program: Program, x: Instruction, *sizes: Size) -> list[str]:
 
 def _syevd(program: Program, x: Instruction, side: str, vectors: bool) -> tuple[str, list[str]]:
     """Of symmetric matrices, by the triangle `side`: -> (values [..., n], vectors [..., n, n])."""
-    dtype, vectors = x.operand.dtype, vectors and 1 in used_results(x)
+    dtype = x.operand.dtype
+    vectors = vectors and 1 in used_results(x)
     f = _Routine(program, f"syevd_{'V' if vectors else 'N'}{side}", dtype, ("a", "w", "v"), ("n",))
-    job, uplo, n = (
-        f.letter_of("V" if vectors else "N"),
-        f.letter_of(side),
-        f.integer("%n"),
-    )
-    query, least, space = f.integer(-1), f.alloca(f.kind), f.alloca("i32")
+    job = f.letter_of("V" if vectors else "N")
+    uplo = f.letter_of(side)
+    n = f.integer("%n")
+    query = f.integer(-1)
+    least = f.alloca(f.kind)
+    space = f.alloca("i32")
     f.fortran("syevd", job, uplo, n, least, n, least, least, query, space, query, f.info)
-    length, whole_length = (
-        f.answer(least),
-        f.op(f"sext i32 {f.load('i32', space)} to i64"),
-    )
+    length = f.answer(least)
+    whole_length = f.op(f"sext i32 {f.load('i32', space)} to i64")
     square = f.mul("%n", "%n")
     whole, (m, work, numbers) = f.memory(square, length, whole_length)
     lwork, liwork = f.integer(length), f.integer(whole_length)
@@ -219,12 +214,10 @@ def _gesdd(program: Program, x: Instruction, full: bool, vectors: bool) -> tuple
     f = _Routine(program, f"gesdd_{mode}", a.dtype, ("a", "u", "s", "vh"), ("m", "n"))
     least_side = f.min("%m", "%n")
     columns, rows = ("%m", "%n") if mode == "A" else (least_side, least_side)  # of u, of vh
-    job, m, n, high = (
-        f.letter_of(mode),
-        f.integer("%m"),
-        f.integer("%n"),
-        f.integer(rows),
-    )
+    job = f.letter_of(mode)
+    m = f.integer("%m")
+    n = f.integer("%n")
+    high = f.integer(rows)
     query, least = f.integer(-1), f.alloca(f.kind)
     sizes = job, m, n
     f.fortran(
@@ -279,7 +272,8 @@ def _geev(program: Program, x: Instruction) -> tuple[str, list[str]]:
     vectors = wanted and 1 in used_results(x)
     name = f"geev_{'V' if vectors else 'N'}{len(x.shape.elements)}"
     f = _Routine(program, name, dtype, ("a", "w", "v") if wanted else ("a", "w"), ("n",))
-    no, job = f.letter_of("N"), f.letter_of("V" if vectors else "N")
+    no = f.letter_of("N")
+    job = f.letter_of("V" if vectors else "N")
     n, one = f.integer("%n"), f.integer(1)
     query, least = f.integer(-1), f.alloca(f.kind)
     values = least, least, least

@@ -93,10 +93,8 @@ class _Panel(Kernel):
             sums = self._products_of_column(x, k, below, rows)
             beta, tau, scale = self._reflection(x, k)
             own = self.vectors(x, k, whole)
-            scales, minus = (
-                self.all(scale),
-                self.all(f.op(f"fneg {self.kind} {tau}")),
-            )
+            scales = self.all(scale)
+            minus = self.all(f.op(f"fneg {self.kind} {tau}"))
             # of v_k with every column; before k, with v_j
             products = [self.fma(scales, total, row) for total, row in zip(sums, own, strict=True)]
             self.write(products, self.row, 0, whole)
@@ -225,7 +223,9 @@ def emit_qr(program: Program, x: Instruction) -> None:
     pointers = [("ptr", q) for q in ("a", "q", "x", "work")]
     f = Writer(program, "qr", [*signature("i64 lo, i64 hi"), *pointers])
     kernel, size = _Panel(f, a.dtype), Sizes(f)
-    rows, columns, width = size(m), size(n), size(x.shape.elements[0].dims[-1])
+    rows = size(m)
+    columns = size(n)
+    width = size(x.shape.elements[0].dims[-1])
     steps, elements = f.min(rows, columns), f.mul(rows, columns)
     count = f.ceildiv(steps, BLOCK)
     with f.loop("%lo", "%hi") as item:
@@ -240,7 +240,8 @@ def emit_qr(program: Program, x: Instruction) -> None:
         with f.loop(0, steps, BLOCK) as start:
             wide = f.min(BLOCK, f.sub(columns, start))
             high, s = f.sub(rows, start), kept.part(f, start, 0)
-            after, block = f.add(start, wide), packed.part(f, start, start)
+            after = f.add(start, wide)
+            block = packed.part(f, start, start)
             kernel.begin(block, v, high, wide)
             kernel.reflect(v, s, high, wide)
             kernel.finish(v, block, high, wide)
@@ -255,9 +256,11 @@ def emit_qr(program: Program, x: Instruction) -> None:
             kernel.put(kernel.t.const(1.0), q, i, i)
         with f.loop(0, count) as back:
             start = f.mul(f.sub(f.sub(count, 1), back), BLOCK)
-            high, wide = f.sub(rows, start), f.min(BLOCK, f.sub(columns, start))
+            high = f.sub(rows, start)
+            wide = f.min(BLOCK, f.sub(columns, start))
             kernel.begin(packed.part(f, start, start), v, high, wide)
             kernel.unpack(v, high, wide)
-            turned, below = kept.part(f, start, 0).turned, q.part(f, start, start)
+            turned = kept.part(f, start, 0).turned
+            below = q.part(f, start, start)
             kernel.apply(v, turned, below, high, f.sub(width, start))
     run_factors(f, x, size, 300)

@@ -50,7 +50,8 @@ def multiply(t: Typed, a: Pair, b: Pair) -> Pair:
 def divide(t: Typed, a: Pair, b: Pair) -> Pair:
     """Scaled by the larger part of the divisor (Smith)."""
     swap = t.cmp("olt", t.abs(b[0]), t.abs(b[1]))
-    big, small = t.select(swap, b[1], b[0]), t.select(swap, b[0], b[1])
+    big = t.select(swap, b[1], b[0])
+    small = t.select(swap, b[0], b[1])
     ratio = t.div(small, big)
     ratio = t.select(t.cmp("oeq", t.abs(big), 0.0), 0.0, ratio)
     denominator = t.fma(small, ratio, big)
@@ -161,12 +162,10 @@ def tanh(t: Typed, a: Pair) -> Pair:
     """(sinh x cosh x + i sin y cos y) / (sinh^2 x + cos^2 y), limited where sinh overflows."""
     limit = t.const(20.0)
     x = t.select(t.cmp("ogt", t.abs(a[0]), limit), t.copysign(limit, a[0]), a[0])
-    sh, ch, s, c = (
-        math.sinh(t, x),
-        math.cosh(t, x),
-        sin(t, a[1]),
-        cos(t, a[1]),
-    )
+    sh = math.sinh(t, x)
+    ch = math.cosh(t, x)
+    s = sin(t, a[1])
+    c = cos(t, a[1])
     d = t.fma(sh, sh, t.mul(c, c))
     return t.div(t.mul(sh, ch), d), t.div(t.mul(s, c), d)
 

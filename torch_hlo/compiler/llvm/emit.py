@@ -84,11 +84,9 @@ def transposed(
         half = _round(n, piece, distance)
         for i in range(n):
             if not i & distance:
-                a, b, held = (
-                    block[i],
-                    block[i + distance],
-                    holds[i] + holds[i + distance],
-                )
+                a = block[i]
+                b = block[i + distance]
+                held = holds[i] + holds[i + distance]
                 for at, order in zip((i, i + distance), half, strict=True):
                     text = ", ".join(f"i32 {m * group + g}" for m in order for g in range(group))
                     block[at] = op(
@@ -333,7 +331,9 @@ class Typed:
         """By Horner's rule, highest degree first; of long ones even and odd powers apart, which
         takes half as long."""
         if len(coefficients) >= LONG:
-            z, even, odd = self.mul(x, x), coefficients[-1::-2], coefficients[-2::-2]
+            z = self.mul(x, x)
+            even = coefficients[-1::-2]
+            odd = coefficients[-2::-2]
             return self.fma(self.horner(z, odd[::-1]), x, self.horner(z, even[::-1]))
         return self.horner(x, coefficients)
 

@@ -52,7 +52,9 @@ class Function:
         attrs: str = "#0",
         linkage: str = "",
     ) -> None:
-        self.name, self.params, self.result = name, list(params), result
+        self.name = name
+        self.params = list(params)
+        self.result = result
         self.attrs, self.linkage = attrs, linkage
         self.lines: list[str] = []
         self.entry_allocas: list[str] = []
@@ -302,7 +304,9 @@ class Function:
     ) -> list[str]:
         """`if condition: then() else: other()`; each returns one value per type in `kinds` (a
         list), merged by phis."""
-        yes, no, end = self.label("then"), self.label("else"), self.label("fi")
+        yes = self.label("then")
+        no = self.label("else")
+        end = self.label("fi")
         self.branch(condition, yes, no)
         self.start(yes)
         a = then()

@@ -119,7 +119,8 @@ def _times_two_over_pi(c: _Code, mantissa: str, exponent: str) -> list[str]:
     for k in reversed(range(_LIMBS)):
         pair = i.bin("or", i.bin("shl", raw[k], 32), raw[k + 1])
         limbs.append(i.bin("and", i.bin("lshr", pair, i.sub(32, shift)), mask))
-    low, high = i.bin("and", mantissa, mask), i.bin("lshr", mantissa, 32)
+    low = i.bin("and", mantissa, mask)
+    high = i.bin("lshr", mantissa, 32)
     product = []
     # the upper half of a product of two words belongs to the next word
     carry = previous = i.const(0)
@@ -188,16 +189,12 @@ def _near_or_reduced(c: _Code, function: Callable[[str, str], str]) -> None:
     c.e.do(f"br i1 {large}, label %far, label %join")
     c.label("far")
     pair = c.e.op("call {double, i64} @torch_hlo_reduce(double %x)")
-    r, q = (
-        c.e.op(f"extractvalue {{double, i64}} {pair}, 0"),
-        c.e.op(f"extractvalue {{double, i64}} {pair}, 1"),
-    )
+    r = c.e.op(f"extractvalue {{double, i64}} {pair}, 0")
+    q = c.e.op(f"extractvalue {{double, i64}} {pair}, 1")
     c.e.do("br label %join")
     c.label("join")
-    rest, number = (
-        c.e.op(f"phi double [%x, %entry], [{r}, %far]"),
-        c.e.op(f"phi i64 [0, %entry], [{q}, %far]"),
-    )
+    rest = c.e.op(f"phi double [%x, %entry], [{r}, %far]")
+    number = c.e.op(f"phi i64 [0, %entry], [{q}, %far]")
     result = function(rest, number)
     c.e.do(f"ret double {d.select(d.cmp('olt', d.abs('%x'), math.inf), result, math.nan)}")
 

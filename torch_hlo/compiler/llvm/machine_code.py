@@ -228,10 +228,8 @@ def _release_lock() -> None:
     """llvmlite holds one lock during every call, so that two threads would compile in turns.
     Generating code touches nothing but the module's context and the target machine, both made for
     it, which is what LLVM allows threads to do: this call goes without the lock."""
-    functions, name = (
-        getattr(ffi.lib, "_fntab", None),
-        "LLVMPY_TargetMachineEmitToMemory",
-    )
+    functions = getattr(ffi.lib, "_fntab", None)
+    name = "LLVMPY_TargetMachineEmitToMemory"
     function = getattr(ffi.lib, name)
     if functions is not None and hasattr(function, "_cfn"):
         functions[name] = function._cfn

@@ -400,7 +400,8 @@ def _log_in_parts(t: Typed, a: str) -> tuple[str, str]:
     q_rest = t.fma(s, w_rest, t.fma(s_rest, w, t.fma(s, w, t.neg(q))))
     r = t.add(s, q)
     r_rest = t.add(t.add(t.sub(s, r), q), t.add(s_rest, q_rest))
-    high, double = t.mul(k, 6.93147180369123816490e-01), t.add(r, r)
+    high = t.mul(k, 6.93147180369123816490e-01)
+    double = t.add(r, r)
     total = t.add(high, double)
     rest = t.add(
         t.add(t.sub(high, total), double),

@@ -200,10 +200,8 @@ def _atan64(t: Typed, x: str) -> str:
     """Of doubles: from the angle to the vertical, to the diagonal, or to the horizontal."""
     a = t.abs(x)
     a = t.select(t.cmp("ogt", a, 1e300), 1e300, a)
-    steep, middle = (
-        t.cmp("ogt", a, 1 + math.sqrt(2)),
-        t.cmp("ogt", a, 0.66),
-    )
+    steep = t.cmp("ogt", a, 1 + math.sqrt(2))
+    middle = t.cmp("ogt", a, 0.66)
     one = t.const(1.0)
     over = t.select(steep, -1.0, t.select(middle, t.sub(a, one), a))
     under = t.select(steep, a, t.select(middle, t.add(a, one), one))

@@ -219,7 +219,8 @@ def _int_power(t: Typed, a: str, b: str, signed: bool) -> str:
         odd = t.cmp("ne", t.bin("and", left, 1), 0)
         result = t.select(odd, t.mul(result, square), result)
         if i + 1 < bits:
-            square, left = t.mul(square, square), t.bin("lshr", left, 1)
+            square = t.mul(square, square)
+            left = t.bin("lshr", left, 1)
     if not signed:
         return result
     odd = t.cmp("ne", t.bin("and", b, 1), 0)
@@ -550,10 +551,8 @@ def _reduce_precision(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) ->
         "f16": (10, 5),
         "bf16": (7, 8),
     }[row.name]
-    keep_m, keep_e = (
-        min(attrs["mantissa_bits"], own_mantissa),
-        min(attrs["exponent_bits"], own_exponent),
-    )
+    keep_m = min(attrs["mantissa_bits"], own_mantissa)
+    keep_e = min(attrs["exponent_bits"], own_exponent)
     value = operands[0]
     bits = t.bits(value)
     if keep_m < mantissa:

@@ -16,7 +16,8 @@ def decode(e: Emit, dtype: str, raw: str) -> str:
     """float of a code (i8, for f16 i16)."""
     form = FORMATS[dtype]
     exponent, mantissa, bias, has_inf, fnuz, has_nan, signed = form
-    sign, infinity = 1 << (form.bits - 1), ((1 << exponent) - 1) << mantissa
+    sign = 1 << (form.bits - 1)
+    infinity = ((1 << exponent) - 1) << mantissa
     t, i = e.typed("float"), e.typed("i32")
     code = e.cast("zext", raw, f"i{max(8, form.bits)}", "i32")
     if not signed:  # powers of two
@@ -63,7 +64,8 @@ def encode(e: Emit, dtype: str, value: str) -> str:
         f" {_small(t, t.mul(rounded, 2.0 ** (mantissa + bias - 1)), mantissa)} to {i.type}"
     )
     code = i.select(t.cmp("olt", rounded, 2.0 ** (1 - bias)), tiny, normal)
-    infinity, everything = ((1 << exponent) - 1) << mantissa, (1 << (bits - 1)) - 1
+    infinity = ((1 << exponent) - 1) << mantissa
+    everything = (1 << (bits - 1)) - 1
     full = fnuz or not has_nan  # all codes with a sign bit are numbers, or all but one
     nan = everything + full if not has_inf else infinity | 1 << (mantissa - 1)
     top = infinity - 1 if has_inf else everything - 1 + full

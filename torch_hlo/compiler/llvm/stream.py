@@ -11,7 +11,13 @@ from ..thresholds import STREAM_SPINS
 from . import system
 
 # words; RECORD words each
-TAIL, SLEEPING, TAKEN, AVOIDED, FIRST, RECORD, RECORDS = 0, 1, 2, 3, 8, 4, 64
+TAIL = 0
+SLEEPING = 1
+TAKEN = 2
+AVOIDED = 3
+FIRST = 8
+RECORD = 4
+RECORDS = 64
 # states; AWAITED: running, and somebody sleeps until it is done
 QUEUED, RUNNING, DONE, AWAITED = 0, 1, 2, 3
 

@@ -118,11 +118,9 @@ def waiting() -> str:
         sleep = "%r = " + call.format(128, "%seen", "%timeout")
         wake = "%r = " + call.format(129, 2**31 - 1, "null")
     else:
-        declare, sleep, wake = (
-            "declare i32 @usleep(i32)",
-            "%r = call i32 @usleep(i32 50)",
-            "",
-        )
+        declare = "declare i32 @usleep(i32)"
+        sleep = "%r = call i32 @usleep(i32 50)"
+        wake = ""
     return _WAITING.format(
         declarations=f"{declare_relax}\n{declare}",
         relax=relax,

@@ -34,7 +34,8 @@ def parts(out: Instruction) -> Instruction | None:
     dims, over = operand.dims, len(out["dimensions"])
     if set(out["dimensions"]) != set(range(over)) or not operand.shape.is_static:
         return None
-    rows, columns = fixed(product(dims[:over])), fixed(product(dims[over:]))
+    rows = fixed(product(dims[:over]))
+    columns = fixed(product(dims[over:]))
     if out.dtype not in ("f32", "f64") or rows * columns < WORTH or columns % GROUP:
         return None
     count = _count(rows, max(COLUMNS // columns, -(-rows // STRIDED_LENGTH)))

@@ -123,7 +123,9 @@ class LoopNest:
         in_place: bool,
     ) -> None:
         self.program, self.target = program, program.target
-        self.stores, self.leaves, self.in_place = stores, leaves, in_place
+        self.stores = stores
+        self.leaves = leaves
+        self.in_place = in_place
         self.dims = stores[0].value.dims
         self.loops = plan_loops(self._walk, self.dims, leaves)
         self.extents: Dims = self.loops.extents
@@ -154,7 +156,8 @@ class LoopNest:
             self.extents = (ix.product(self.extents),)
         # Each operation waits for the one before it, and a core holds less than a whole expression:
         # two vectors in turns, where a loop has them.
-        size, heavy = self.stores[0].value.size, loops.cost > CHAIN_COST
+        size = self.stores[0].value.size
+        heavy = loops.cost > CHAIN_COST
         if heavy and not self.target.masks_stores and size not in range(STATIC_ELEMENTS):
             lanes *= 2
         self.kernel = kernel = Kernel(self.target, lanes, self.leaves, outputs=len(self.stores))

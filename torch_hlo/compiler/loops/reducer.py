@@ -66,14 +66,16 @@ class Reducer:
     def __init__(self, x: Instruction) -> None:
         self.x = x
         half = len(x.operands) // 2
-        self.operands, self.initials = x.operands[:half], x.operands[half:]
+        self.operands = x.operands[:half]
+        self.initials = x.operands[half:]
         self.dtypes = tuple(o.dtype for o in self.operands)
         self.computation: Computation = x["to_apply"]
         self.op = self._single_opcode()
         self.kinds = [STORAGE[t].register for t in self.dtypes for _ in range(STORAGE[t].parts)]
 
     def _single_opcode(self) -> str | None:
-        root, params = self.computation.root, self.computation.params
+        root = self.computation.root
+        params = self.computation.params
         plain = len(params) == 2 and root.op in _IDENTITY and root.dtype == self.dtypes[0]
         if plain and {*root.operands} == {*params} and len(root.operands) == 2:
             if DTYPES[self.dtypes[0]].kind == "c" and root.op != "add":
@@ -157,7 +159,9 @@ class Reducer:
         inner = Kernel(k.target, k.e.lanes, [], 0)
         inner.unit = k.unit
         level = Level(0, k.e.lines, k.level.label, k.e.lanes, k.unit)
-        inner.levels, inner.level, inner.e = [level], level, level.emit
+        inner.levels = [level]
+        inner.level = level
+        inner.e = level.emit
         values = [*self.grouped(a), *self.grouped(b)]
         for p, v in zip(self.computation.params, values, strict=True):
             level.cache[p, ()] = v

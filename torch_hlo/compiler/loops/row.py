@@ -52,10 +52,8 @@ class Chunks:
         self.kept_dims = tuple(d for d in plan.outer if d in late_outer)
         self.rest_dims = tuple(d for d in plan.outer if d not in late_outer)
         self.kept = product(plan.dims[d] for d in self.kept_dims)
-        rest, length = (
-            product(plan.dims[d] for d in self.rest_dims),
-            product(plan.inner_sizes()),
-        )
+        rest = product(plan.dims[d] for d in self.rest_dims)
+        length = product(plan.inner_sizes())
         columns = any(set(k) & set(plan.inner) for k in plan.late_kept.values())
         self.count = limit // 2
         if isinstance(plan.size, int):
@@ -93,7 +91,9 @@ class RowEmitter:
     """Writes the main kernel of a "rows" or "partial" plan."""
 
     def __init__(self, forms: RowForms, computation: Computation, plan: RowPlan) -> None:
-        self.forms, self.plan, self.results = forms, plan, computation.results
+        self.forms = forms
+        self.plan = plan
+        self.results = computation.results
         self.reducers = {r: Reducer(r) for r in (*plan.row_reduces, *plan.late_reduces)}
         self.gtes = tuple_users(plan.order)
         self.chunks = Chunks(plan, forms.walk) if plan.style == "partial" else None
@@ -200,7 +200,8 @@ class RowEmitter:
         self.stashed.clear()
         for number in range(plan.passes):
             self._pass(number, where)
-        row, sizes = [where[d] for d in plan.outer], plan.outer_sizes()
+        row = [where[d] for d in plan.outer]
+        sizes = plan.outer_sizes()
         # All values first: a result may lie in the memory of an operand.
         values = [
             k.value(self.results[n], regroup(row, sizes, self.results[n].dims))
@@ -328,7 +329,8 @@ class RowEmitter:
         shifts = {m: k.alloca(kind[r]) for r in sums for m in (plan.online[r].maximum,)}
         for r in sums:
             t = k.level.scalar.typed(kind[r])
-            zero, shift = t.const(0.0), shifts[plan.online[r].maximum]
+            zero = t.const(0.0)
+            shift = shifts[plan.online[r].maximum]
             t.store(zero, shift)
         with k.loop("0", k.size(length), length, BLOCK) as b:
             first, end = k.block(b, BLOCK, k.size(length))
@@ -337,20 +339,20 @@ class RowEmitter:
                 scaled = [r for r in sums if plan.online[r].maximum is m]
                 self._grow(m, slots, shifts[m], scaled)
             for r in sums:
-                shift, e = (
-                    shifts[plan.online[r].maximum],
-                    plan.online[r].exponential,
-                )
+                shift = shifts[plan.online[r].maximum]
+                e = plan.online[r].exponential
                 k.computed[e] = partial(self._shifted, e, shift)
             self._walk_block(where, {r: slots[r] for r in sums}, first, end, BLOCK)
             for r in sums:
                 del k.computed[plan.online[r].exponential]
         for r in firsts:
             self._bind(r, self.reducers[r].fold_lanes(k, self._load(self.reducers[r], slots[r])))
-        row, sizes = [where[d] for d in plan.outer], plan.outer_sizes()
+        row = [where[d] for d in plan.outer]
+        sizes = plan.outer_sizes()
         for r in sums:
             # The shift asked for differs from ours where the maximum is not finite.
-            online, t = plan.online[r], k.level.scalar.typed(kind[r])
+            online = plan.online[r]
+            t = k.level.scalar.typed(kind[r])
             wanted = single(k.value(online.shift, regroup(row, sizes, online.shift.dims)))
             used = t.load(shifts[online.maximum])
             (total,) = self.reducers[r].fold_lanes(k, self._load(self.reducers[r], slots[r]))

@@ -117,10 +117,8 @@ def _copy_rows(f: Function, e: Element, whole: Int) -> None:
     last, vector = f.sub("%valid", 1), f"<{e.depth} x {e.kind}>"
     rest = lane_mask(f, e.depth, whole, "%depth")
     with f.loop(0, 16) as lane:
-        row, to = (
-            f.gep(e.kind, "%src", f.mul(f.min(lane, last), "%lane_stride")),
-            f.gep("i8", "%dst", f.mul(lane, 64)),
-        )
+        row = f.gep(e.kind, "%src", f.mul(f.min(lane, last), "%lane_stride"))
+        to = f.gep("i8", "%dst", f.mul(lane, 64))
         with f.loop(0, whole, e.depth) as k:
             v = f.load(vector, f.gep(e.kind, row, k))
             f.store(vector, v, f.gep("i8", to, f.mul(f.div(k, e.depth), STEP_BYTES)))
@@ -171,10 +169,8 @@ def _rows_along_lanes(f: Function, e: Element) -> Rows:
     def read(k: Int, tail: bool) -> list[str]:
         found = []
         for g in range(16):
-            parts, bits = (
-                [row(f.add(k, e.group * g + i), tail) for i in range(e.group)],
-                8 * e.itemsize,
-            )
+            parts = [row(f.add(k, e.group * g + i), tail) for i in range(e.group)]
+            bits = 8 * e.itemsize
             while len(parts) > 1:
                 parts = [
                     f.op(f"bitcast <32 x i{bits}> {mixed(f'i{bits}', a, b)} to <16 x i{2 * bits}>")
@@ -279,9 +275,11 @@ def _multiply_pairs(f: Function, rows: range, ahead: bool, strided: bool) -> Non
     ]
     turns = f.mul("%steps", 16 // TOGETHER)
     with f.loop(0, turns, carry=[(_SUMS.vector, v) for v in sums], known_nonempty=True) as turn:
-        step, part = f.div(turn.index, 16 // TOGETHER), f.rem(turn.index, 16 // TOGETHER)
+        step = f.div(turn.index, 16 // TOGETHER)
+        part = f.rem(turn.index, 16 // TOGETHER)
         first = f.muladd(step, 64 if strided else STEP_BYTES, f.mul(part, 4 * TOGETHER))
-        a, b = f.gep("i8", "%A", first), f.gep("i8", "%B", f.mul(step, STEP_BYTES))
+        a = f.gep("i8", "%A", first)
+        b = f.gep("i8", "%B", f.mul(step, STEP_BYTES))
         if ahead and not rows.start:
             line = f.muladd("%ahead_row", f.rem(part, AMX_ROWS_AHEAD), f.mul(step, 64))
             place = f.gep("i8", "%ahead", line)
@@ -334,7 +332,8 @@ def _multiply_step(f: Function, e: Element, s: Int, rows_ahead: int, strided: bo
 def _store_rows(f: Function, e: Element, temporary: str) -> None:
     """Copy the valid part of a 32 x 32 block of sums to C, adding what is there when %more."""
     masks = [lane_mask(f, 16, 16 * j, "%cols") for j in range(2)]
-    vector, plus = f"<16 x {e.sums}>", "fadd" if e.sums == "float" else "add"
+    vector = f"<16 x {e.sums}>"
+    plus = "fadd" if e.sums == "float" else "add"
     with f.loop(0, f.min("%rows", BLOCK), known_nonempty=True) as r:
         for j, mask in enumerate(masks):
             v = f.load(vector, f.gep(e.sums, temporary, f.muladd(r, BLOCK, 16 * j)), 64)

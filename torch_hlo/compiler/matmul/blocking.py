@@ -56,7 +56,8 @@ def partition(
     m, k, batch = (
         v if isinstance(v, int) else usual for v, usual in ((m, 512), (k, 512), (batch, 8))
     )
-    far_a, far_b = m * k * t.itemsize > NEAR_BYTES, n * k * t.itemsize > NEAR_BYTES
+    far_a = m * k * t.itemsize > NEAR_BYTES
+    far_b = n * k * t.itemsize > NEAR_BYTES
     multiply = m * n * k / (MULTIPLIES_PER_NS * t.lanes)
     best = (float("inf"), 1, 1, False)
     for per_core, idle in IMBALANCE.items():
@@ -92,10 +93,8 @@ def cut(
     prepacked: bool = False,
 ) -> Partition:
     """At most `blocks_m` x `blocks_n` items of whole tiles."""
-    tiles_each, columns_each = (
-        ceildiv(tiles, blocks_m),
-        ceildiv(ceildiv(n, blocks_n), t.columns) * t.columns,
-    )
+    tiles_each = ceildiv(tiles, blocks_m)
+    columns_each = ceildiv(ceildiv(n, blocks_n), t.columns) * t.columns
     return Partition(
         tiles_each,
         columns_each,
@@ -139,7 +138,8 @@ def tile_shape(t: Tile, m: int, n: int, k: int, form_a: str) -> tuple[Ints, int]
     best: tuple[float, Ints, int] = float("inf"), (1,), 1
     for vectors in range(1, min(MOST, ceildiv(n, t.lanes)) + 1):
         for high in range(min(t.lanes, (registers - vectors) // vectors, m), 0, -1):
-            heights, count = tile_heights(replace(t, rows=high), m), ceildiv(m, high)
+            heights = tile_heights(replace(t, rows=high), m)
+            count = ceildiv(m, high)
             tall = m - count * heights[1] if len(heights) > 1 else count
             tiles = ((heights[0], tall), (heights[-1], count - tall))
             each = sum(

@@ -62,7 +62,8 @@ def emit_on_amx(
         pointers = [pointers[1], pointers[0], pointers[2]]
     cut, packed = _cut_amx(p, e, transposed, program.target.cores)
     if copy is not None:
-        packed, pointers = (packed[0], True), [pointers[0], copy, pointers[2]]
+        packed = (packed[0], True)
+        pointers = [pointers[0], copy, pointers[2]]
     if finish is not None and fixed(p.k) > K_SINGLE and not packed[1]:
         return False  # sums of several blocks of K need an array
     engine = AmxGemm(
@@ -136,7 +137,9 @@ def _cut_amx(
     A block of B that stays in L2 is packed by the item that reads it, which has all rows; of a
     product with many more rows than columns, whose items share blocks of B, it is packed before. A
     is packed beforehand where several blocks of columns read it."""
-    tiles, count, k = ceildiv(p.m, BLOCK), hint(p.count, 8), fixed(p.k)
+    tiles = ceildiv(p.m, BLOCK)
+    count = hint(p.count, 8)
+    k = fixed(p.k)
     widest = (AMX_TURNED if transposed else AMX_COLUMNS) // BLOCK
     in_l2 = AMX_B_BYTES // (STEP_BYTES * ceildiv(k, e.depth))
     fit = max(1, min(widest, in_l2)) * BLOCK

@@ -71,7 +71,8 @@ class Plan:
 
 
 def plan_of(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
-    form_a, form_b = _form_a(p, t, sources[0]), blocking.form_of(p.b)
+    form_a = _form_a(p, t, sources[0])
+    form_b = blocking.form_of(p.b)
     if isinstance(p.m, int) and t.is_float:
         if _few(p.m, p.k, t) and p.a[1] == 1 and p.b[1] == 1 and p.n != 1:
             return Plan("rows", form_a, form_b, (p.m,), 1)

@@ -106,7 +106,8 @@ def _packing_amx(x: Instruction, p: Product, target: Target) -> _Packing | None:
     if k > K_SINGLE or e is None:
         return None
     engine = AmxGemm(e, "k", amx_form(p.b))
-    name, nbytes = engine.prepack(1), fixed(engine.packed_bytes(n, k))
+    name = engine.prepack(1)
+    nbytes = fixed(engine.packed_bytes(n, k))
     return _Packing(engine, name, ceildiv(n, BLOCK), nbytes, 0.06 * BLOCK * k)
 
 
@@ -240,7 +241,8 @@ def emit_product(
     sources = SOURCES[dtypes[0], kind], SOURCES[dtypes[1], kind]
     plan = with_fields(plan_of(p, t, sources), turned=turned)
     if copy is not None:
-        plan, p = with_fields(plan, form_b="packed"), with_fields(p, b=(p.n, 1))
+        plan = with_fields(plan, form_b="packed")
+        p = with_fields(p, b=(p.n, 1))
         pointers = [pointers[0], copy, pointers[2]]
     if plan.kernel == "tiles":
         t = with_fields(t, vectors=plan.vectors)

@@ -150,7 +150,8 @@ def task(
     make = {"rows": gemv_rows, "columns": gemv_columns}[plan.kernel]
     if (left.name, right.name, plan.kernel) == ("bf16", "bf16", "rows"):
         if program.target.has("avx512bf16") and t.lanes == 16:
-            make, name = partial(gemv_rows, pairs=True), f"{name}_pairs"
+            make = partial(gemv_rows, pairs=True)
+            name = f"{name}_pairs"
     kernel = program.function(name, make(name, t, sources, plan.heights[0]).text())
 
     def call(f: Function, at: Block) -> None:
@@ -259,7 +260,8 @@ def _items(
     name += "" if epilogue is None else f"_{epilogue.name}"
     f = Function(name, params)
     with around(f) if around else nullcontext(), f.loop("%lo", "%hi") as item:
-        rest, column_block = f.div(item, "%blocks_n"), f.rem(item, "%blocks_n")
+        rest = f.div(item, "%blocks_n")
+        column_block = f.rem(item, "%blocks_n")
         rest, row_block = f.div(rest, "%blocks_m"), f.rem(rest, "%blocks_m")
         offsets: list[Int] = [0, 0, 0]
         for i in reversed(range(batch)):

@@ -135,10 +135,8 @@ class Expression:
     ) -> None:
         """`store(number of the result, result, index of its element in memory, value)` for all
         results at (row, column)."""
-        index, dims = (
-            (*ix.delinear(row, self.outer), *ix.delinear(column, self.inner)),
-            self.sums.dims,
-        )
+        index = (*ix.delinear(row, self.outer), *ix.delinear(column, self.inner))
+        dims = self.sums.dims
         own = [ix.regroup(index, dims, x.dims) for x in self.results]
         computed = [k.value(x, at) for x, at in zip(self.results, own, strict=True)]
         for number, (x, at, value) in enumerate(zip(self.results, own, computed, strict=True)):
@@ -153,7 +151,8 @@ def expression(
     rows have one element."""
     rest, sums = on_sums(body, product, dtype)
     dims = sums.dims
-    outer, inner = dims[: len(dims) - columns], dims[len(dims) - columns :]
+    outer = dims[: len(dims) - columns]
+    inner = dims[len(dims) - columns :]
     if ix.product(inner) == 1:
         return None
     read = set(postorder((rest.root,)))

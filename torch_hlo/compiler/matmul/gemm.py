@@ -84,21 +84,22 @@ class Gemm:
         unroll: int = 1,
         fetch: bool = True,
     ) -> None:
-        self.t, self.heights, self.static_m, self.prepacked, self.unroll = (
-            t,
-            heights,
-            static_m,
-            prepacked,
-            unroll,
-        )
-        self.epilogue, self.local, self.fetch = epilogue, local, fetch
+        self.t = t
+        self.heights = heights
+        self.static_m = static_m
+        self.prepacked = prepacked
+        self.unroll = unroll
+        self.epilogue = epilogue
+        self.local = local
+        self.fetch = fetch
         self.direct, self.even = form_b == "direct", even
         self.kept = form_b == "packed"
         self.in_rows, self.in_lanes = (
             form_a == form and not prepacked for form in ("rows", "lanes")
         )
         self.block_ahead = self.kept or form_b in ("copy", "transpose") and not source_b.steps
-        self.sources, self.forms = (source_a, source_b), (form_a, form_b)
+        self.sources = (source_a, source_b)
+        self.forms = (form_a, form_b)
         self.functions: dict[str, str] = {}
         height = (
             "_".join(map(str, heights))
@@ -136,7 +137,9 @@ class Gemm:
         dst: str,
         panels: int = 1,
     ) -> None:
-        t, source, form = self.t, self.sources[side], self.forms[side]
+        t = self.t
+        source = self.sources[side]
+        form = self.forms[side]
         make = {
             "copy": pack_copy,
             "transpose": pack_transpose,
@@ -332,10 +335,8 @@ class Gemm:
         """Where the block of B begins that comes after this one: further along K, or the next
         columns."""
         to = f.add(depth.first, depth.size)
-        k, j = (
-            f.select(depth.last, "i64", 0, to),
-            f.select(depth.last, "i64", j1, j0),
-        )
+        k = f.select(depth.last, "i64", 0, to)
+        j = f.select(depth.last, "i64", j1, j0)
         if self.kept:  # all blocks are as deep, but for the last
             return self.kept_panel(
                 f, "%B", "%b_free", Depth(depth.size, k, depth.more, depth.last), j
@@ -466,10 +467,8 @@ class _RowTile:
         rest = [f"i64 {self.height}"] * partial + ["i64 %b_k"] * gemm.direct
         with f.loop(self.j0, self.j1, gemm.t.columns) as j:
             b = self.b_panel(j)
-            c, cols = (
-                f.gep(gemm.t.kind, self.c_row, f.sub(j, self.j0)),
-                f.sub(self.j1, j),
-            )
+            c = f.gep(gemm.t.kind, self.c_row, f.sub(j, self.j0))
+            cols = f.sub(self.j1, j)
             arguments = [
                 f"ptr {self.a_panel}",
                 f"ptr {b}",
@@ -520,10 +519,8 @@ class _RowTile:
             half = f.ceildiv(self.depth.size, 2)
             first = f.icmp("slt", number, 2)
             next_row = f.add(next_row, f.select(first, "i64", 0, gemm.heights[0] - 1))
-            k, step = (
-                f.muladd(f.rem(number, 2), half, k),
-                f.mul("%a_k", source.itemsize),
-            )
+            k = f.muladd(f.rem(number, 2), half, k)
+            step = f.mul("%a_k", source.itemsize)
         at = f.muladd(next_row, "%a_free", f.mul(k, "%a_k"))
         return [f"ptr {f.gep(source.kind, '%A', at)}", f"i64 {step}"]
 

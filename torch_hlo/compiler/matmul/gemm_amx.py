@@ -78,13 +78,13 @@ class AmxGemm:
         adding: bool = False,
         in_rows: bool = False,
     ) -> None:
-        self.element, self.forms, self.packed, self.transposed = (
-            element,
-            (form_a, form_b),
-            packed,
-            transposed,
-        )
-        self.epilogue, self.adding, self.in_rows = epilogue, adding, in_rows
+        self.element = element
+        self.forms = (form_a, form_b)
+        self.packed = packed
+        self.transposed = transposed
+        self.epilogue = epilogue
+        self.adding = adding
+        self.in_rows = in_rows
         self.reads_rows = form_a == "k" and not packed[0]
         self.functions: dict[str, str] = {}
         kinds = ("packed" if p else form for p, form in zip(packed, self.forms, strict=True))
@@ -186,7 +186,8 @@ class AmxGemm:
         if self.epilogue is None:
             c = f.gep(e.sums, "%C", f.muladd(row, "%ldc", j0))
             return self._panels(f, i, first_k, depth, b, j0, j1, c, "%ldc", more)
-        c, ldc = f.gep("i8", "%scratch", self._sums_at), AMX_COLUMNS + GAP
+        c = f.gep("i8", "%scratch", self._sums_at)
+        ldc = AMX_COLUMNS + GAP
 
         epilogue = self.epilogue
 
@@ -315,15 +316,14 @@ class AmxGemm:
     def _finish(self, f: Function, start: Int, count: Int, j0: Int, j1: Int) -> None:
         """Turn the sums of `count` rows from `start` on, in blocks of 32 x 32, into C or through
         the epilogue."""
-        e, sums = self.element, f.gep("i8", "%scratch", self._sums_at)
-        name, ld = (
-            self.function(
-                turn,
-                f"turn_amx{'_masked' * (self.epilogue is None)}",
-                self.epilogue is None,
-            ),
-            BLOCK * AMX_TOGETHER + GAP,
+        e = self.element
+        sums = f.gep("i8", "%scratch", self._sums_at)
+        name = self.function(
+            turn,
+            f"turn_amx{'_masked' * (self.epilogue is None)}",
+            self.epilogue is None,
         )
+        ld = BLOCK * AMX_TOGETHER + GAP
         turned = f.gep("i8", "%scratch", self._turned_at)
         with f.loop(j0, j1, BLOCK) as j:
             columns = f.min(f.sub(j1, j), BLOCK)

@@ -196,9 +196,11 @@ class _Groups(Function):
 
     def __init__(self, x: Instruction, lanes: int) -> None:
         left, sums, w, scales = x.operands
-        self.rows, self.source = left.dims[0], SOURCES[scales.dtype, "float"]
+        self.rows = left.dims[0]
+        self.source = SOURCES[scales.dtype, "float"]
         self.blocks, self.k, self.half = map(fixed, w.dims)
-        self.groups, self.n = fixed(sums.dims[1]), fixed(scales.dims[1])
+        self.groups = fixed(sums.dims[1])
+        self.n = fixed(scales.dims[1])
         few = hint(self.rows, 512) <= HEIGHTS[1]
         self.t = Tile(
             "float", 4, lanes, HEIGHTS[0], 2 if few and self.half % (2 * lanes) == 0 else 1
@@ -211,7 +213,8 @@ class _Groups(Function):
         )
         with self.loop("%lo", "%hi") as item:
             strips = self.half // self.t.columns
-            block, at = self.div(item, strips), self.mul(self.rem(item, strips), self.t.columns)
+            block = self.div(item, strips)
+            at = self.mul(self.rem(item, strips), self.t.columns)
             low = self.muladd(block, 2 * self.half, at)
             source = self.gep("i8", "%w", self.muladd(block, self.k * self.half, at))
             first: Int = 0
@@ -258,7 +261,9 @@ class _Groups(Function):
 
     def _step(self, source: str, k: Int, row: Int, height: int, sums: list[str]) -> list[str]:
         """The products with the bytes of one k: per row of x, per vector, low and high halves."""
-        t, numbers, integers = self.t, [], f"<{self.t.lanes} x i32>"
+        t = self.t
+        numbers = []
+        integers = f"<{self.t.lanes} x i32>"
         for v in range(t.vectors):
             at = self.gep("i8", source, self.muladd(k, self.half, v * t.lanes))
             code = self.load(f"<{t.lanes} x i8>", at)
@@ -277,7 +282,8 @@ class _Groups(Function):
         self, group: Int, columns: list[Int], row: Int, sums: list[str], totals: list[str]
     ) -> list[str]:
         """The totals with the sums of a group."""
-        t, scales = self.t, [self._scales(group, c) for c in columns]
+        t = self.t
+        scales = [self._scales(group, c) for c in columns]
         result = []
         for i, (total, found) in enumerate(zip(totals, sums, strict=True)):
             r, c = divmod(i, len(columns))
@@ -288,12 +294,15 @@ class _Groups(Function):
 
     def _scales(self, group: Int, column: Int) -> list[str]:
         """Scales, and offsets less 8 scales, of the rows of a vector."""
-        t, kind, size = self.t, self.source.kind, 2 * self.source.itemsize
+        t = self.t
+        kind = self.source.kind
+        size = 2 * self.source.itemsize
         at = self.muladd(group, self.n, column)
         p = self.gep("i8", "%scales", self.mul(at, size))
         ahead = self.gep("i8", p, AHEAD * self.n * size)
         self.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 3, i32 1)")
-        both, vector = self.load(f"<{2 * t.lanes} x {kind}>", p, 1), f"<{2 * t.lanes} x {kind}>"
+        both = self.load(f"<{2 * t.lanes} x {kind}>", p, 1)
+        vector = f"<{2 * t.lanes} x {kind}>"
         pair = []
         for first in (0, 1):
             order = ", ".join(f"i32 {first + 2 * i}" for i in range(t.lanes))

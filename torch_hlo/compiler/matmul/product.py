@@ -48,10 +48,8 @@ SOURCES: dict[tuple[str, str], Source] = {
     ("f16", "double"): Source("f16", "half", 2, ("fpext {s} {v} to {d}",)),
 }
 for _to in ("float", "double"):
-    SOURCES["s8", _to], SOURCES["u8", _to] = (
-        Source("s8", "i8", 1, ("sitofp {s} {v} to {d}",)),
-        Source("u8", "i8", 1, ("uitofp {s} {v} to {d}",)),
-    )
+    SOURCES["s8", _to] = Source("s8", "i8", 1, ("sitofp {s} {v} to {d}",))
+    SOURCES["u8", _to] = Source("u8", "i8", 1, ("uitofp {s} {v} to {d}",))
 for _bits in (8, 16, 32, 64):
     for _kind, _sign, _extend in (("s", "s", "sext"), ("u", "u", "zext")):
         for _to, _width in (("i32", 32), ("i64", 64)):
@@ -133,10 +131,8 @@ def _contracted(
         (p for p in pairs if p[0] != 1),
         key=lambda p: -p[1] if isinstance(p[1], int) else float("-inf"),
     )
-    a, b = (
-        merged([(n, s) for n, s, _ in pairs]),
-        merged([(n, s) for n, _, s in pairs]),
-    )
+    a = merged([(n, s) for n, s, _ in pairs])
+    b = merged([(n, s) for n, _, s in pairs])
     return None if a is None or b is None else (a[0], a[1], b[1])
 
 

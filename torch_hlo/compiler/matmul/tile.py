@@ -127,7 +127,8 @@ def vectors_of(f: Function, lanes: int, first: Int, end: Int) -> Iterator[tuple[
 
 def masked_load(f: Function, kind: str, lanes: int, pointer: str, mask: str) -> str:
     """The lanes that are on, or all where there is no mask ("")."""
-    vector, suffix = f"<{lanes} x {kind}>", f"v{lanes}{KIND_SUFFIX[kind]}"
+    vector = f"<{lanes} x {kind}>"
+    suffix = f"v{lanes}{KIND_SUFFIX[kind]}"
     if not mask:
         return f.load(vector, pointer)
     return f.op(
@@ -146,7 +147,9 @@ def masked_store(
 ) -> None:
     """Store the lanes that are on, or all where there is no mask (""). Where such a store is slow
     (see Target.masks_stores), whole vectors are stored without."""
-    vector, suffix, align = f"<{lanes} x {kind}>", f"v{lanes}{KIND_SUFFIX[kind]}", BITS[kind] // 8
+    vector = f"<{lanes} x {kind}>"
+    suffix = f"v{lanes}{KIND_SUFFIX[kind]}"
+    align = BITS[kind] // 8
     if not mask:
         return f.store(vector, value, pointer)
 

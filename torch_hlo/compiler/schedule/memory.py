@@ -340,12 +340,10 @@ class _Assigner:
                     gaps.append((gap, at))
                 at = max(at, int(highs[k]))
             offset = min(gaps)[1] if gaps else at
-            starts[i], ends[i], lows[i], highs[i] = (
-                b.start,
-                b.end,
-                offset,
-                offset + size,
-            )
+            starts[i] = b.start
+            ends[i] = b.end
+            lows[i] = offset
+            highs[i] = offset + size
             places[b] = offset
             top = max(top, offset + size)
         return places, top

@@ -263,7 +263,8 @@ class _Round:
         shape = x.shape
         if shape.is_tuple:
             used, attrs["calls"] = _only(x["calls"], n)
-            operands, shape = [operands[i] for i in used], attrs["calls"].root.shape
+            operands = [operands[i] for i in used]
+            shape = attrs["calls"].root.shape
             inside = {y.op for y in attrs["calls"].instructions()}
             if "reduce" not in inside and not inside & {"dot", "convolution"}:
                 attrs["kind"] = "loop"

@@ -131,7 +131,8 @@ class _Graph:
     def _order(self, turns: list[tuple[int, int]]) -> None:
         if len(turns) < 2:
             return
-        must, then = [*map(list, self.must)], [*map(list, self.then)]
+        must = [*map(list, self.must)]
+        then = [*map(list, self.then)]
         for (_, i), (_, j) in zip(turns, turns[1:]):
             must[j].append(i)
             then[i].append(j)

@@ -53,14 +53,12 @@ _INVERSE = {
 }
 _NEVER_NEGATIVE = frozenset("exponential abs cosh logistic".split())
 
-x, y, z, p, c, d = (
-    var("x"),
-    var("y"),
-    var("z"),
-    var("p"),
-    const(name="c"),
-    const(name="d"),
-)
+x = var("x")
+y = var("y")
+z = var("z")
+p = var("p")
+c = const(name="c")
+d = const(name="d")
 
 
 def ints(x: Instruction) -> bool:

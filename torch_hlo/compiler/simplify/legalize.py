@@ -247,7 +247,8 @@ def expand_ragged_dot(out: Instruction) -> Instruction:
     stacked."""
     x, y, sizes = out.operands
     (ragged,) = out["lhs_ragged_dims"]
-    contract, batch = out["lhs_contracting_dims"], out["lhs_batch_dims"]
+    contract = out["lhs_contracting_dims"]
+    batch = out["lhs_batch_dims"]
     dims = (contract, out["rhs_contracting_dims"], batch, out["rhs_batch_dims"])
     if ragged in batch:
         return h.dot(x, y, *dims, out.dtype)

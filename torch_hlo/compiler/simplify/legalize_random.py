@@ -70,10 +70,8 @@ def threefry(key: Words, x: Instruction, y: Instruction) -> Words:
                 ),
                 x,
             )
-        x, y = (
-            h.add(x, keys[(i + 1) % 3]),
-            h.add(h.add(y, keys[(i + 2) % 3]), h.full_like(y, i + 1)),
-        )
+        x = h.add(x, keys[(i + 1) % 3])
+        y = h.add(h.add(y, keys[(i + 2) % 3]), h.full_like(y, i + 1))
     return [x, y]
 
 

@@ -35,7 +35,8 @@ def groups(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], li
     result: list[tuple[list[int], list[int]]] = []
     a = b = 0
     while a < len(old) or b < len(new):
-        left, right = [a] if a < len(old) else [], [b] if b < len(new) else []
+        left = [a] if a < len(old) else []
+        right = [b] if b < len(new) else []
         p: Size = old[a] if left else 1
         q: Size = new[b] if right else 1
         a, b = a + len(left), b + len(right)
@@ -246,10 +247,8 @@ def slice_concatenate(out: Instruction, inner: Instruction) -> Instruction | Non
     pieces = []
     position = 0
     for o, n in zip(inner.operands, sizes):
-        low, high = (
-            max(start, position) - position,
-            min(limit, position + n) - position,
-        )
+        low = max(start, position) - position
+        high = min(limit, position + n) - position
         position += n
         if low < high:
             ranges = list(out["slice"])

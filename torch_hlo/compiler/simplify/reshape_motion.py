@@ -441,14 +441,17 @@ def repeat_of_transpose(out: Instruction) -> Instruction | None:
     repeated next to itself"""
     spread = out.operand
     turned = spread.operand
-    at, dims, perm = spread["dimensions"], spread.dims, turned["dimensions"]
+    at = spread["dimensions"]
+    dims = spread.dims
+    perm = turned["dimensions"]
     if not at or at[0] != 0 or len(out.dims) != len(at) or list(at) != sorted(at):
         return None
     repeats = [dims[a + 1 : b] for a, b in zip(at, (*at[1:], len(dims)))]
     sizes = [dims[a] * product(r) for a, r in zip(at, repeats)]
     if tuple(sizes) != out.dims or any(dims[a] != n for a, n in zip(at, turned.dims)):
         return None
-    x, order = turned.operand, [perm.index(d) for d in range(len(perm))]
+    x = turned.operand
+    order = [perm.index(d) for d in range(len(perm))]
     new: list[Size] = []
     places = []
     for d, i in enumerate(order):

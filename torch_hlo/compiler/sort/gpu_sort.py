@@ -46,11 +46,9 @@ def sort(program: GpuProgram, x: Instruction) -> None:
     with f.while_(
         [("i64", str(s.chunk)), *(("ptr", p) for p in (*arrays[0], *arrays[1]))]
     ) as merge:
-        width, source, target = (
-            merge.vars[0],
-            merge.vars[1 : 1 + count],
-            merge.vars[1 + count :],
-        )
+        width = merge.vars[0]
+        source = merge.vars[1 : 1 + count]
+        target = merge.vars[1 + count :]
         f.break_if(merge, f.icmp("sge", width, program.size(n)))
         s.launch("sort_merge", s.merge_kernel, [*source, *target], rows * ceildiv(n, EACH), width)
         merge.next = [f.mul(width, 2), *target, *source]
@@ -253,7 +251,9 @@ class _Sort:
     def merge_kernel(self) -> None:
         """A thread writes some items of the runs of length 2 w0 that pairs of runs of length w0
         become."""
-        f, n, count = self.f, self.size(self.length), len(self.kinds)
+        f = self.f
+        n = self.size(self.length)
+        count = len(self.kinds)
         source, target = ([f"%work{i + side * count}" for i in range(count)] for side in (0, 1))
         per_row = f.ceildiv(n, EACH)
         self.enter(f.div("%lo", per_row))
@@ -266,10 +266,8 @@ class _Sort:
         def at(position: Int) -> list[str]:
             return self.load(source, f.add(self.start, position))
 
-        low, high = (
-            f.max(f.sub(diagonal, f.sub(end, middle)), 0),
-            f.min(diagonal, f.sub(middle, start)),
-        )
+        low = f.max(f.sub(diagonal, f.sub(end, middle)), 0)
+        high = f.min(diagonal, f.sub(middle, start))
         # how many of the first `diagonal` items come from the left run
         with f.while_([("i64", low), ("i64", high)]) as search:
             low, high = search.vars
@@ -291,11 +289,10 @@ class _Sort:
             carry=[("i64", left), ("i64", right)],
         ) as out:
             i, j = out.vars
-            has_left, has_right = f.icmp("slt", i, middle), f.icmp("slt", j, end)
-            p, q = (
-                at(f.select(has_left, "i64", i, start)),
-                at(f.select(has_right, "i64", j, start)),
-            )
+            has_left = f.icmp("slt", i, middle)
+            has_right = f.icmp("slt", j, end)
+            p = at(f.select(has_left, "i64", i, start))
+            q = at(f.select(has_right, "i64", j, start))
             right_first = f.op(f"or i1 {f.op(f'xor i1 {has_left}, true')}, {self.before(q, p)}")
             takes = f.op(f"and i1 {has_right}, {right_first}")
             self.store(target, f.add(self.start, out.index), self.chosen(takes, q, p))
@@ -308,8 +305,10 @@ class _Sort:
         inner: Size = 1
         for d in self.dims[self.axis + 1 :]:
             inner = inner * d
-        rest, low = f.div("%lo", self.size(inner)), f.rem("%lo", self.size(inner))
+        rest = f.div("%lo", self.size(inner))
+        low = f.rem("%lo", self.size(inner))
         outer, target = f.div(rest, n), f.rem(rest, n)
         self.enter(f.muladd(outer, self.size(inner), low))
-        order, at = f"%work{len(self.kinds) - 1}", f.add(self.start, target)
+        order = f"%work{len(self.kinds) - 1}"
+        at = f.add(self.start, target)
         self.move(target, f.load_at("i32", order, at))

@@ -70,10 +70,8 @@ def sort(program: Program, x: Instruction) -> None:
             with f.loop(0, size(n)) as i:
                 source = f.load_at("i64", order, i)
                 for k, t in enumerate(types):
-                    to, by = (
-                        f.muladd(i, stride, base),
-                        f.muladd(source, stride, base),
-                    )
+                    to = f.muladd(i, stride, base)
+                    by = f.muladd(source, stride, base)
                     move(f, t, f"%to{k}", to, f"%from{k}", by)
     name = f.define()
     pointers = [program.at(scratch)]
@@ -188,10 +186,8 @@ def radix_sort(
     """Sort (key, position) pairs of i64 by counting bytes, least significant first; bytes that all
     agree are skipped. Returns the pointer to the sorted positions."""
     keys, order = memory, f.gep("i64", memory, n)
-    keys2, order2 = (
-        f.gep("i64", order, n),
-        f.gep("i64", f.gep("i64", order, n), n),
-    )
+    keys2 = f.gep("i64", order, n)
+    order2 = f.gep("i64", f.gep("i64", order, n), n)
     itemsize = DTYPES[dtype].itemsize
     counts = f.alloca("i64", 256 * itemsize, 64)
     f.do(f"call void @llvm.memset.p0.i64(ptr {counts}, i8 0, i64 {2048 * itemsize}, i1 false)")
@@ -223,7 +219,8 @@ def _rank_sort(f: Writer, key: Key, dtype: str, base: Int, stride: Int, n: int) 
     kind, lanes = f"i{bits}", f.program.target.lanes(bits)
     t, flags = f.typed(kind, lanes), f.typed("i1", lanes)
     starts = range(0, n, lanes)
-    keys, order = f.alloca(kind, len(starts) * lanes, 64), f.alloca("i64", n, 64)
+    keys = f.alloca(kind, len(starts) * lanes, 64)
+    order = f.alloca("i64", n, 64)
     # what is behind the row comes before nothing
     f.store(t.type, t.const(-1), f.gep(kind, keys, starts[-1]))
     with f.loop(0, n) as i:

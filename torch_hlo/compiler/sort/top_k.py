@@ -68,7 +68,8 @@ class _Selection:
     def write(self, f: Writer, number: int, source: str, to: Int, row: Int, stride: Int) -> None:
         """Store operand `numbers[number]` of the element at position `source` of a row."""
         operand = self.numbers[number]
-        dtype, pointer = self.sort.operands[operand].dtype, f"%to{number}"
+        dtype = self.sort.operands[operand].dtype
+        pointer = f"%to{number}"
         if operand in self.sources:
             at = f.muladd(source, stride, row)
             return move(f, dtype, pointer, to, f"%from{operand}", at)
@@ -83,11 +84,9 @@ def emit_selection(program: Program, x: Instruction) -> None:
     selection = selection_of(x)
     assert selection is not None, x
     what, k = selection
-    dims, axis, rows = (
-        selected.sort.operand.dims,
-        selected.axis,
-        selected.rows,
-    )
+    dims = selected.sort.operand.dims
+    axis = selected.axis
+    rows = selected.rows
     n = fixed(dims[axis])
     slots = min(rows, SLOTS) if isinstance(rows, int) else SLOTS
     scratch = program.scratch(n * 32 * slots)
@@ -143,7 +142,11 @@ class _Finder(ABC):
         stride: int,
         target: Target,
     ) -> None:
-        self.f, self.key, self.dtype, self.n, self.k = f, key, dtype, n, k
+        self.f = f
+        self.key = key
+        self.dtype = dtype
+        self.n = n
+        self.k = k
         self.stride, self.bits = stride, DTYPES[dtype].itemsize * 8
         self.allocate(target)
 

@@ -56,7 +56,8 @@ class _Scan:
     def __init__(self, program: GpuProgram, x: Instruction, backward: bool) -> None:
         self.program, self.x, self.backward = program, x, backward
         half = len(x.operands) // 2
-        self.operands, self.initials = x.operands[:half], x.operands[half:]
+        self.operands = x.operands[:half]
+        self.initials = x.operands[half:]
         self.types = [o.dtype for o in self.operands]
         self.reducer = Reducer(x)
         self.kinds = self.reducer.kinds
@@ -97,7 +98,8 @@ class _Scan:
         size = Sizes(f)
         self.exchange = Exchange(self.program.target, THREADS)
         n = size(self.length)
-        row, chunk = f.div("%lo", self.chunks), f.rem("%lo", self.chunks)
+        row = f.div("%lo", self.chunks)
+        chunk = f.rem("%lo", self.chunks)
         per = f.mul(f.ceildiv(f.ceildiv(n, self.chunks), TILE), TILE)
         first, end = f.part(chunk, per, n)
         self.identity = scalar.flat(load(f, t, f"%init{i}", 0) for i, t in enumerate(self.types))
@@ -147,10 +149,8 @@ class _Scan:
             other = list(self.exchange.others(e, self.kinds, total, distance))
             upper = f.icmp("ne", f.op(f"and i64 %kernel.t, {distance}"), 0)
             further = self._combine(other, left)
-            lower_first, upper_first = (
-                self._combine(total, other),
-                self._combine(other, total),
-            )
+            lower_first = self._combine(total, other)
+            upper_first = self._combine(other, total)
             left = [
                 f.select(upper, k, p, q) for k, p, q in zip(self.kinds, further, left, strict=True)
             ]

@@ -225,11 +225,9 @@ class _Accumulators:
 def _nested(program: Program, x: Instruction) -> None:
     """One output element at a time, with loops over the window."""
     half = len(x.operands) // 2
-    operands, inits, out = (
-        x.operands[:half],
-        x.operands[half:],
-        _elements(x)[0].dims,
-    )
+    operands = x.operands[:half]
+    inits = x.operands[half:]
+    out = _elements(x)[0].dims
     params = [("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to")]
     f = Writer(program, "reduce_window", [*signature("i64 lo, i64 hi"), *params])
     size = Sizes(f)

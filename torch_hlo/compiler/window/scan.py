@@ -100,7 +100,9 @@ class _Scan:
     kept in one."""
 
     def __init__(self, f: Writer, x: Instruction, lanes: int) -> None:
-        self.f, self.computation, self.reducer = f, x["to_apply"], Reducer(x)
+        self.f = f
+        self.computation = x["to_apply"]
+        self.reducer = Reducer(x)
         self.types = [o.dtype for o in x.operands[: len(x.operands) // 2]]
         self.lanes = lanes if all(STORAGE[t].parts == 1 for t in self.types) else 1
         single = self.reducer.op in ("add", "multiply") and len(self.types) == 1

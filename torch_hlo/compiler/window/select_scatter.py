@@ -99,12 +99,12 @@ class _LaneWriter:
 
     def __init__(self, program: Program, x: Instruction, lead: int) -> None:
         operand, source, _ = x.operands
-        self.x, self.lead, self.window = x, lead, x["window"][lead:-1]
-        self.dtype, self.dims, self.out = (
-            x.dtype,
-            operand.dims,
-            source.dims,
-        )
+        self.x = x
+        self.lead = lead
+        self.window = x["window"][lead:-1]
+        self.dtype = x.dtype
+        self.dims = operand.dims
+        self.out = source.dims
         register = STORAGE[self.dtype].register
         self.lanes = program.target.lanes(max(32, BITS[register]))
         self.f = f = Writer(program, "select_and_scatter_lanes", POINTERS)
@@ -115,10 +115,8 @@ class _LaneWriter:
         self.extents = [size(n) for n in self.dims[lead:-1]]
         self.channels = size(self.dims[-1])
         self.block = BLOCK_VECTORS * self.lanes
-        self.vector, self.numbers = (
-            f"<{self.lanes} x {register}>",
-            f"<{self.lanes} x i32>",
-        )
+        self.vector = f"<{self.lanes} x {register}>"
+        self.numbers = f"<{self.lanes} x i32>"
         self.best_slot = f.alloca(self.vector, 1, 64)
         self.where_slot = f.alloca(self.numbers, 1, 64)
         self.taps = [*itertools.product(*(range(w.size) for w in self.window))]
@@ -152,10 +150,8 @@ class _LaneWriter:
     def item(self, item: Int) -> _Item:
         f = self.f
         blocks = f.ceildiv(self.channels, self.block)
-        number, first = (
-            f.div(item, blocks),
-            f.mul(f.rem(item, blocks), self.block),
-        )
+        number = f.div(item, blocks)
+        first = f.mul(f.rem(item, blocks), self.block)
         last = f.min(f.add(first, self.block), self.channels)
         whole = last if self.even else f.sub(last, f.rem(f.sub(last, first), self.lanes))
         base, source_base = (
@@ -288,19 +284,18 @@ def _all(f: Writer, tests: list[str]) -> str:
 def _elements(program: Program, x: Instruction, lead: int) -> tuple[str, Size, Iterable[Size]]:
     """An item is one index of the leading dimensions, one element at a time."""
     operand, source, _ = x.operands
-    dims, out, window, dtype = (
-        operand.dims,
-        source.dims,
-        x["window"],
-        x.dtype,
-    )
+    dims = operand.dims
+    out = source.dims
+    window = x["window"]
+    dtype = x.dtype
     f = Writer(program, "select_and_scatter", POINTERS)
     size = Sizes(f)
     strides, source_strides = ([size(s) for s in row_major_strides(d)] for d in (dims, out))
     plane, source_plane = (size(ix.product(d[lead:])) for d in (dims, out))
     best = f.alloca("i64")
     with f.loop("%lo", "%hi") as item:
-        base, source_base = f.mul(item, plane), f.mul(item, source_plane)
+        base = f.mul(item, plane)
+        source_base = f.mul(item, source_plane)
         start = load(f, dtype, "%init", 0)
         with f.loop(0, plane) as i:
             store(f, dtype, start, "%to", f.add(base, i))

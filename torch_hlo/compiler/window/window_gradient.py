@@ -57,12 +57,14 @@ def _chosen(out: Instruction, number: Instruction) -> Instruction:
     chosen = h.full(-1, "s32", source.dims)
     none = h.full_like(chosen, 0)
     for offsets in itertools.product(*(range(w.size) for w in out["window"])):
-        value, at = _tap(out, x, 0, offsets), _tap(out, number, -1, offsets)
+        value = _tap(out, x, 0, offsets)
+        at = _tap(out, number, -1, offsets)
         keeps = h.or_(
             h.compare(at, none, "LT"),
             h.and_(lift(out["select"], (best, value)), h.compare(chosen, none, "GE")),
         )
-        best, chosen = h.select(keeps, best, value), h.select(keeps, chosen, at)
+        best = h.select(keeps, best, value)
+        chosen = h.select(keeps, chosen, at)
     return chosen
 
 

@@ -114,10 +114,8 @@ def _divide(x: Instruction, a: Array, b: Array) -> Value:
         return np.divide(a, b)
     # XLA: x / 0 is all ones, the smallest integer / -1 is itself.
     smallest = np.iinfo(a.dtype).min
-    zero, negate = (
-        b == 0,
-        (b == -1) if x.kind == "s" else np.zeros_like(b, bool),
-    )
+    zero = b == 0
+    negate = (b == -1) if x.kind == "s" else np.zeros_like(b, bool)
     safe = np.where(zero | negate, np.ones_like(b), b)
     quotient = (a - np.fmod(a, safe)) // safe
     quotient = np.where(negate, np.where(a == smallest, a, -a), quotient)
@@ -385,7 +383,8 @@ def _reduce_precision(x: Instruction, v: Array) -> Value:
     mantissa, unsigned = _LAYOUT[dtype]
     exponent = DTYPES[dtype].bits - 1 - mantissa
     bits = np.frombuffer(encode(v, dtype), unsigned).astype(np.uint64)
-    keep_mantissa, keep_exponent = x["mantissa_bits"], x["exponent_bits"]
+    keep_mantissa = x["mantissa_bits"]
+    keep_exponent = x["exponent_bits"]
     one = np.uint64(1)
     if keep_mantissa < mantissa:
         dropped = np.uint64(mantissa - keep_mantissa)

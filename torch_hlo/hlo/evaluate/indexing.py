@@ -222,7 +222,9 @@ def _gather(x: Instruction, v: Array, indices: Array) -> Value:
 @meaning("scatter")
 def _scatter(x: Instruction, *values: Array) -> Value:
     count = (len(values) - 1) // 2
-    operands, updates, dims = values[:count], values[count + 1 :], values[0].shape
+    operands = values[:count]
+    updates = values[count + 1 :]
+    dims = values[0].shape
     window_update_dims = x["update_window_dims"]
     operand_batching = x.get("input_batching_dims", ())
     indices_batching = x.get("scatter_indices_batching_dims", ())

@@ -140,7 +140,8 @@ def _geqp3(config: Config, a: Array, fixed: Array) -> Results:
     (rest,) = _ormqr({"left": 1, "transpose": 1}, packed, tau, a[:, order[k:]])
     if rest[k:].size:
         low, moved, others, *_ = _scipy(f"{_letter(a)}geqp3", rest[k:])
-        rest, tau = rest[:, moved - 1], np.concatenate([tau, others])
+        rest = rest[:, moved - 1]
+        tau = np.concatenate([tau, others])
         rest[k:], order[k:] = low, order[k:][moved - 1]
     return np.hstack([packed, rest]), (order + 1).astype(np.int32), tau
 
@@ -261,7 +262,8 @@ def _geev(config: Config, a: Array) -> Results:
 @_stacked
 def _gehrd(config: Config, a: Array) -> Results:
     """Hessenberg form, with the reflectors packed below it."""
-    low, high = config.get("low", 1) - 1, config.get("high", len(a)) - 1
+    low = config.get("low", 1) - 1
+    high = config.get("high", len(a)) - 1
     return _scipy(f"{_letter(a)}gehrd", a, low, high)
 
 

@@ -18,7 +18,8 @@ def _accumulated(x: Instruction, *values: Array) -> list[Array]:
 @meaning("dot")
 def _dot(x: Instruction, a: Array, b: Array) -> Value:
     a, b = _accumulated(x, a, b)
-    a_contract, b_contract = x["lhs_contracting_dims"], x["rhs_contracting_dims"]
+    a_contract = x["lhs_contracting_dims"]
+    b_contract = x["rhs_contracting_dims"]
     a_batch, b_batch = x["lhs_batch_dims"], x["rhs_batch_dims"]
     a_free = [d for d in range(a.ndim) if d not in (*a_contract, *a_batch)]
     b_free = [d for d in range(b.ndim) if d not in (*b_contract, *b_batch)]
@@ -40,7 +41,8 @@ def _ragged_dot(x: Instruction, a: Array, b: Array, sizes: Array) -> Value:
     """Groups of consecutive indices along the ragged dimension of `a`: rows (group g is multiplied
     with b[g]), or the contracted dimension (a product for each group). No batch dimensions."""
     ragged = x["lhs_ragged_dims"][0]
-    contract, b_contract = x["lhs_contracting_dims"], x["rhs_contracting_dims"]
+    contract = x["lhs_contracting_dims"]
+    b_contract = x["rhs_contracting_dims"]
     if x["lhs_batch_dims"] or ragged not in contract and len(x["rhs_group_dims"]) != 1:
         raise EvaluateError(
             f"ragged-dot of {x.operands[0].shape} and {x.operands[1].shape}: batch dimensions are"
@@ -113,7 +115,9 @@ def _triangular_solve(x: Instruction, a: Array, b: Array) -> Value:
         a, lower = np.swapaxes(a, -1, -2), not lower
         a = np.conj(a) if transpose == "ADJOINT" else a
     if not left:  # X A = B  <=>  A^T X^T = B^T
-        a, lower, b = np.swapaxes(a, -1, -2), not lower, np.swapaxes(b, -1, -2)
+        a = np.swapaxes(a, -1, -2)
+        lower = not lower
+        b = np.swapaxes(b, -1, -2)
     n = a.shape[-1]
     solution = np.array(b)
     for i in range(n) if lower else reversed(range(n)):

@@ -27,7 +27,8 @@ def threefry2x32(key: tuple[Array, Array], x0: Array, x1: Array) -> tuple[Array,
         for r in rotations[i % 2]:
             x0 = x0 + x1
             x1 = ((x1 << U32(r)) | (x1 >> U32(32 - r))) ^ x0
-        x0, x1 = x0 + keys[(i + 1) % 3], x1 + keys[(i + 2) % 3] + U32(i + 1)
+        x0 = x0 + keys[(i + 1) % 3]
+        x1 = x1 + keys[(i + 2) % 3] + U32(i + 1)
     return x0, x1
 
 

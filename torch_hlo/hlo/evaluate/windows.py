@@ -115,10 +115,8 @@ def _select_and_scatter(x: Instruction, v: Array, source: Array, init: Array) ->
         candidate = flat[np.maximum(at, 0)] if flat.size else np.zeros(counts, v.dtype)
         keeps = apply(x["select"], [best, candidate])[0]
         takes = (at >= 0) & ((best_at < 0) | ~keeps)
-        best_at, best = (
-            np.where(takes, at, best_at),
-            np.where(takes, candidate, best),
-        )
+        best_at = np.where(takes, at, best_at)
+        best = np.where(takes, candidate, best)
     chosen = best_at.ravel() >= 0
     target = [np.full(v.size, init, v.dtype)]
     combine_at(target, best_at.ravel()[chosen], [source.ravel()[chosen]], x["scatter"])
@@ -142,7 +140,8 @@ def conv_axes(dim_labels: str) -> tuple[list[int], list[int], list[int]]:
 def _convolution(x: Instruction, lhs: Array, rhs: Array) -> Value:
     window = x["window"]
     lhs_axes, rhs_axes, out_axes = conv_axes(x["dim_labels"])
-    groups, batch_groups = x["feature_group_count"], x["batch_group_count"]
+    groups = x["feature_group_count"]
+    batch_groups = x["batch_group_count"]
     data = wide(lhs, x.operand.shape).transpose(lhs_axes)
     kernel = wide(rhs, x.operands[1].shape).transpose(rhs_axes)
     if x.kind in "su":
@@ -225,7 +224,8 @@ def _batch_norm_grad(x: Instruction, *operands: Array) -> Value:
     count = np.prod([v.shape[d] for d in others], dtype=np.int64)
     inverse = 1 / np.sqrt(variance + x["epsilon"])
     centred = (v - _along(mean, axis, rank)) * _along(inverse, axis, rank)
-    grad_offset, grad_scale = grad.sum(others), (grad * centred).sum(others)
+    grad_offset = grad.sum(others)
+    grad_scale = (grad * centred).sum(others)
     mean_offset = _along(grad_offset / count, axis, rank)
     mean_scale = _along(grad_scale / count, axis, rank)
     inner = grad - mean_offset - centred * mean_scale

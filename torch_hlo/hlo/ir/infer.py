@@ -388,10 +388,13 @@ def scatter(
     if len(operands) < 3 or len(operands) % 2 == 0:
         fail("scatter", "takes n operands, the indices, n updates", *operands)
     n = len(operands) // 2
-    xs, indices, updates = operands[:n], operands[n], operands[n + 1 :]
+    xs = operands[:n]
+    indices = operands[n]
+    updates = operands[n + 1 :]
     array("scatter", *operands)
     rank = xs[0].rank
-    name, mapped = "scatter_dims_to_operand_dims", scatter_dims_to_operand_dims
+    name = "scatter_dims_to_operand_dims"
+    mapped = scatter_dims_to_operand_dims
     batch = _index_dims("scatter", indices, index_vector_dim, name, mapped, *operands)
     in_range("scatter", name, mapped, rank, *operands)
     in_range(

@@ -66,7 +66,9 @@ def interned(
     else:
         found = object.__new__(Instruction)
         found.op, found.operands, found.attrs = op, operands, attrs
-        found.shape, found.dtype, found.dims = shape, shape.dtype, shape.dims
+        found.shape = shape
+        found.dtype = shape.dtype
+        found.dims = shape.dims
         found.meta, found.settled, found.below = None, 0, None
     _INTERNED[key] = found
     return found

@@ -216,7 +216,8 @@ def _connected(pairs: Groups) -> Groups:
     """Devices that are linked by pairs, sorted."""
     group: dict[int, list[int]] = {}
     for a, b in pairs:
-        first, second = group.setdefault(a, [a]), group.setdefault(b, [b])
+        first = group.setdefault(a, [a])
+        second = group.setdefault(b, [b])
         if first is not second:
             first += second
             for d in second:
@@ -379,7 +380,9 @@ def _ragged_all_to_all(m: _Meeting) -> Tasks:
         for rows, _, starts, counts, targets, _ in m.inputs:
             each = len(counts) // len(m.group)
             for u in range(rank * each, (rank + 1) * each):
-                a, n, b = int(starts[u]), int(counts[u]), int(targets[u])
+                a = int(starts[u])
+                n = int(counts[u])
+                b = int(targets[u])
                 out[b : b + n] = rows[a : a + n]
 
     return [partial(receive, rank) for rank in range(len(m.group))]

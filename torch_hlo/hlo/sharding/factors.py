@@ -402,7 +402,8 @@ def _dot(x: Instruction, m: _Maker) -> Factors:
 def _convolution(x: Instruction, m: _Maker) -> Factors:
     n = conv_dims(x["dim_labels"])
     lhs, rhs = (o.shape for o in x.operands)
-    features, batches = x["feature_group_count"], x["batch_group_count"]
+    features = x["feature_group_count"]
+    batches = x["batch_group_count"]
     left = _none(lhs.rank)
     right = _none(rhs.rank)
     result = _none(x.rank)
@@ -571,7 +572,8 @@ def _custom_call(x: Instruction, m: _Maker) -> Factors:
 def _matrices(x: Instruction, m: _Maker) -> Factors:
     """One routine per matrix of a batch: the outer dimensions that all arrays have in common are
     free."""
-    operands, results = [o.shape for o in x.operands], arrays(x.shape)
+    operands = [o.shape for o in x.operands]
+    results = arrays(x.shape)
     shapes = [*operands, *results]
     batch = max(0, *(s.rank for s in shapes)) - 2
     while batch > 0 and any(s.dims[:batch] != shapes[0].dims[:batch] for s in shapes):

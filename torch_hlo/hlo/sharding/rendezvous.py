@@ -32,12 +32,10 @@ class _Job:
     last does, before it wakes the others."""
 
     def __init__(self, tasks: list[Callable[[], object]], long: bool) -> None:
-        self.tasks, self.left, self.long, self.lock = (
-            tasks,
-            len(tasks),
-            long,
-            threading.Lock(),
-        )
+        self.tasks = tasks
+        self.left = len(tasks)
+        self.long = long
+        self.lock = threading.Lock()
         self.error: BaseException | None = None
 
     def work(self) -> bool:
@@ -81,7 +79,8 @@ class _Link(Communicator):
 
     def __init__(self, meeting: Rendezvous, device: int) -> None:
         self.meeting, self.device = meeting, device
-        self.replicas, self.partitions = meeting.replicas, meeting.partitions
+        self.replicas = meeting.replicas
+        self.partitions = meeting.partitions
         self.signals: SimpleQueue[None] = SimpleQueue()  # what wakes the device
 
     def wait(self, timeout: float | None = None) -> bool:

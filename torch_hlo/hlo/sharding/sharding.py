@@ -114,7 +114,8 @@ class Mesh:
         return _groups(self, tuple(axes))
 
     def _repr_html_(self) -> str:
-        devices, row = self.devices or range(self.size), self.axes[-1][1] if self.axes else 1
+        devices = self.devices or range(self.size)
+        row = self.axes[-1][1] if self.axes else 1
         lines = [devices[at : at + row] for at in range(0, self.size, row)]
         cells = ["".join(f"<td>{d}</td>" for d in line) for line in lines]
         at = [self.coordinates(line[0]) for line in lines]

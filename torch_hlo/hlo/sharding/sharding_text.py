@@ -403,7 +403,9 @@ def _tile_factors(tile: TileAssignment, mesh: Mesh | None = None) -> list[list[t
                     " the axes of every mesh"
                 )
             found.append((take, stride))
-            extent, size, stride = extent // take, size // take, stride * take
+            extent = extent // take
+            size = size // take
+            stride = stride * take
         result.append(found[::-1])
     return result[::-1]
 

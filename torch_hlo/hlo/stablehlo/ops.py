@@ -267,7 +267,8 @@ def _scatter(c: Context) -> Made:
 @rule("torch_index_select")
 def _torch_index_select(c: Context) -> Made:
     x, index = c.x
-    axis, batch = c.integer("dim"), c.integer("batch_dims", default=0)
+    axis = c.integer("dim")
+    batch = c.integer("batch_dims", default=0)
     sizes = [1 if d == axis or d < batch else n for d, n in enumerate(x.dims)]
     free = index.rank - batch
     offset = [d for d in range(axis)][batch:] + [d + free for d in range(axis, x.rank - 1)]

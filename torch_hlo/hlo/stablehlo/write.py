@@ -28,7 +28,8 @@ def stablehlo_text(module: Module, attributes: str = "") -> str:
         public=True,
         aliases=dict((p, o) for o, p in module.aliases),
     )
-    name, head = re.sub(r"[^\w.]", "_", module.name) or "module", ""
+    name = re.sub(r"[^\w.]", "_", module.name) or "module"
+    head = ""
     if module.mesh is not None:
         attributes = attributes or f"mhlo.num_partitions = {module.mesh.size} : i32"
         head = f"  sdy.mesh @mesh = <{mesh_text(module.mesh)}>\n"

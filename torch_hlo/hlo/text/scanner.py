@@ -40,10 +40,8 @@ class ParseError(ValueError):
     def __init__(self, message: str, text: str, position: int) -> None:
         begin = text.rfind("\n", 0, position) + 1
         end = text.find("\n", position)
-        self.line, self.column = (
-            text.count("\n", 0, position) + 1,
-            position - begin + 1,
-        )
+        self.line = text.count("\n", 0, position) + 1
+        self.column = position - begin + 1
         source = text[begin : len(text) if end < 0 else end]
         offset = position - begin
         cut = max(0, offset - 60)  # long lines: the part around the caret

@@ -111,12 +111,10 @@ def scan_loop(
     first_y = 2 + nc + nx + len(rest)
 
     def body(i: Instruction, count: Instruction, *values: Instruction) -> list[Instruction]:
-        c, x, r, out = (
-            values[:nc],
-            values[nc : nc + nx],
-            values[nc + nx : first_y - 2],
-            values[first_y - 2 :],
-        )
+        c = values[:nc]
+        x = values[nc : nc + nx]
+        r = values[nc + nx : first_y - 2]
+        out = values[first_y - 2 :]
         after = instr("add", (i, promote.constant(1, "s64")))
         at = instr("subtract", (count, after)) if reverse else i
         new, y = combine(c, slices(x, at), r)

@@ -89,7 +89,8 @@ def opaque(
             " compiled program"
         )
     arguments = _Arguments(target)
-    encode_argument, operands = arguments.encode, arguments.operands
+    encode_argument = arguments.encode
+    operands = arguments.operands
     random = (
         [encode_argument(kwargs.pop(name)) for name in ("seed", "offset")]
         if "seed" in kwargs

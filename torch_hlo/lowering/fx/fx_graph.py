@@ -88,7 +88,9 @@ class _Reader:
         inner: bool,
         logged: Logged | None,
     ) -> None:
-        self.module, self.inner, self.logged = module, inner, logged
+        self.module = module
+        self.inner = inner
+        self.logged = logged
         self.g = FxGraph()
         self.lifted: dict[str, Lift] = {}
         self.env: dict[fx.Node, object] = {}
@@ -106,7 +108,9 @@ class _Reader:
         return self.seed, self.drawn - 1
 
     def placeholder(self, n: fx.Node) -> None:
-        g, value, position = self.g, n.meta.get("val"), self.g.placeholders
+        g = self.g
+        value = n.meta.get("val")
+        position = self.g.placeholders
         g.placeholders += 1
         # a token, which orders effects: None when called
         if any(u.target is with_effects and u.args[0] is n for u in n.users):
@@ -315,7 +319,9 @@ class _Reader:
     def _inline(self, module: fx.GraphModule, n: fx.Node) -> Any:
         """The results of a graph whose inputs are the flat node arguments of `n`."""
         reader = _Reader(module, self.random, self.inner, self.logged)
-        reader.g, reader.lifted, reader.sizes = self.g, self.lifted, None
+        reader.g = self.g
+        reader.lifted = self.lifted
+        reader.sizes = None
         operands = iter(node_arguments(n))
         for inner in module.graph.nodes:
             if inner.op == "placeholder":

@@ -162,10 +162,8 @@ class Layout:
 
 def layout_of(value: torch.Tensor) -> Layout:
     """Layout of a (fake) tensor."""
-    sizes, strides = (
-        tuple(map(size_of, value.shape)),
-        tuple(map(size_of, value.stride())),
-    )
+    sizes = tuple(map(size_of, value.shape))
+    strides = tuple(map(size_of, value.stride()))
     rank = len(sizes)
     repeated = tuple(d for d in range(rank) if strides[d] == 0 and sizes[d] != 1)
     known = {d: hint(s) for d, s in enumerate(value.stride())}

@@ -43,10 +43,8 @@ def _differences(a: Instruction, b: Instruction) -> Expr:
         b.dims[-2],
         a.dims[-1],
     )
-    x, y = (
-        Expr(broadcast_to(add_dim(a, rank - 1), dims)),
-        Expr(broadcast_to(add_dim(b, b.rank - 2), dims)),
-    )
+    x = Expr(broadcast_to(add_dim(a, rank - 1), dims))
+    y = Expr(broadcast_to(add_dim(b, b.rank - 2), dims))
     return x - y
 
 

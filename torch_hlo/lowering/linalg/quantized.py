@@ -146,7 +146,8 @@ def scaled_mm_by_recipe(a: Instruction, b: Instruction, *rest: Any) -> Instructi
     (scale_a, *_), (recipe, *_), _, (scale_b, *_), (other, *_), _, bias, *_ = rest
     if recipe not in _SHARED:
         return scaled_mm(a, b, scale_a, scale_b, bias)
-    a, b = _of_blocks(a, scale_a, recipe), _of_blocks(permute(b, (1, 0)), scale_b, other)
+    a = _of_blocks(a, scale_a, recipe)
+    b = _of_blocks(permute(b, (1, 0)), scale_b, other)
     return _with_bias(dot(a, b, (1,), (1,)), bias)
 
 

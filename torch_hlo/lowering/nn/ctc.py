@@ -34,10 +34,8 @@ _library = torch.library.Library("torch_hlo", "FRAGMENT")
 _library.define("ctc(Tensor labels, Tensor skip) -> Tensor")
 # gradient of alpha -> gradient of the labels
 _library.define("ctc_backward(Tensor grad, Tensor labels, Tensor skip, Tensor alpha) -> Tensor")
-CTC, CTC_BACKWARD = (
-    torch.ops.torch_hlo.ctc.default,
-    torch.ops.torch_hlo.ctc_backward.default,
-)
+CTC = torch.ops.torch_hlo.ctc.default
+CTC_BACKWARD = torch.ops.torch_hlo.ctc_backward.default
 _library.impl("ctc", lambda labels, skip: labels.new_empty(labels.shape), "Meta")
 _library.impl(
     "ctc_backward",

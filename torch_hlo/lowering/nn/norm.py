@@ -184,7 +184,8 @@ def _batch_norm(
             for old, fresh in ((running_mean, mean), (running_var, unbiased))
         )
     else:
-        mean, rstd = compute(running_mean), 1 / sqrt(compute(running_var) + eps)
+        mean = compute(running_mean)
+        rstd = 1 / sqrt(compute(running_var) + eps)
         new = tuple(None if v is None else Expr(v) for v in (running_mean, running_var))
     out = (value - _channel(mean, value)) * _channel(rstd, value)
     scale, shift = (None if v is None else _channel(v, value) for v in (weight, bias))
@@ -261,7 +262,8 @@ def native_batch_norm_backward(
     if train:
         mean, rstd = compute(save_mean), compute(save_invstd)
     else:
-        mean, rstd = compute(running_mean), rsqrt(compute(running_var) + eps)
+        mean = compute(running_mean)
+        rstd = rsqrt(compute(running_var) + eps)
     normal = (value - _channel(mean, value)) * _channel(rstd, value)
     products, sums = fold(g * normal, dims), fold(g, dims)
     dx = None
@@ -370,7 +372,8 @@ def native_group_norm_backward(
         _spread(Expr(reshape(v, (images, group))).cast(value.dtype), channels) for v in (mean, rstd)
     )
     centered = value - mean.spread(value.dims)
-    sums, products = fold(g, _spatial(g)), fold(g * centered, _spatial(g)) * rstd
+    sums = fold(g, _spatial(g))
+    products = fold(g * centered, _spatial(g)) * rstd
     dx = None
     if mask[0]:
         scaled = [v if weight is None else v * _like(weight, v) for v in (sums, products)]
@@ -415,10 +418,8 @@ def weight_norm_backward(
     """(gradient of v, gradient of g)."""
     value, dw = compute(v), compute(grad)
     others = _but(dim, value.rank)
-    scale, norm = (
-        _like(g, value),
-        Expr(reshape(norms, (value.dims[dim],))).cast(value.dtype),
-    )
+    scale = _like(g, value)
+    norm = Expr(reshape(norms, (value.dims[dim],))).cast(value.dtype)
     along = fold(dw * value, others) / norm
     return _results(
         scale

@@ -165,10 +165,8 @@ def amp_update_scale(
 ) -> tuple[Instruction, Instruction]:
     """(scale, growth_tracker) after a step: smaller if it met an infinity, larger after
     `growth_interval` steps that did not."""
-    old, tracker = (
-        scalar(scale, "f64"),
-        scalar(growth_tracker, growth_tracker.dtype),
-    )
+    old = scalar(scale, "f64")
+    tracker = scalar(growth_tracker, growth_tracker.dtype)
     s = Scalars(growth=scale_growth_factor, backoff=scale_backoff_factor)
     bad = scalar(found_inf, "f32").ne(0)
     count = tracker + 1

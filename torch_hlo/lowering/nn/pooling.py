@@ -329,10 +329,8 @@ def _max_pool_backward(n: int) -> Callable[..., Any]:
         )
         window = _leading(shape.rank, n) + w.over(shape.dims[-n:], grad.dims[-n:])
         select = build.computation(_keeps, (Shape(dtype), Shape(dtype)), f"keeps_{dtype}")
-        values, zero = (
-            (promote.cast(v, dtype) for v in (x, grad)),
-            promote.constant(0, dtype),
-        )
+        values = (promote.cast(v, dtype) for v in (x, grad))
+        zero = promote.constant(0, dtype)
         return promote.cast(
             build.select_and_scatter(*values, zero, tuple(window), select, "add"),
             shape.dtype,
@@ -449,7 +447,9 @@ def adaptive_max_pool(
     lead = x.rank - n
     value = x
     for i in range(n):
-        d, size, out = lead + 2 * i, x.dims[lead + i], shape.dims[lead + i]
+        d = lead + 2 * i
+        size = x.dims[lead + i]
+        out = shape.dims[lead + i]
         if isinstance(size, int) and isinstance(out, int) and out and size % out == 0:
             value = reshape(
                 value,

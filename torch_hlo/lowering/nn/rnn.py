@@ -178,7 +178,8 @@ def _joined(parts: Sequence[Expr]) -> Expr:
 def layers_of(params: Sequence, bidirectional: bool, has_biases: bool) -> list[list[tuple]]:
     """For each layer and direction (weight of the input, weight of the hidden state, their biases
     or None)."""
-    each, directions = 4 if has_biases else 2, 2 if bidirectional else 1
+    each = 4 if has_biases else 2
+    directions = 2 if bidirectional else 1
     groups = [(*params[i : i + each], *[None] * (4 - each)) for i in range(0, len(params), each)]
     return [groups[i : i + directions] for i in range(0, len(groups), directions)]
 
@@ -194,7 +195,8 @@ def _meta(
     lengths: Tensor | None,
 ) -> list[Tensor]:
     (length, batch, _), hidden = x.shape, state[0].shape[2]
-    layers, directions = len(layers_of(params, bidirectional, has_biases)), 1 + bidirectional
+    layers = len(layers_of(params, bidirectional, has_biases))
+    directions = 1 + bidirectional
     outputs = [
         x.new_empty(length, batch, directions * hidden) for _ in range(layers if save else 1)
     ]
@@ -284,7 +286,11 @@ def recurrent(
     params: Sequence[Instruction],
     lengths: Instruction | None,
 ) -> Instructions:
-    c, last, outputs, kept, lives = CELLS[cell], [], [], [], _lives(lengths, x)
+    c = CELLS[cell]
+    last = []
+    outputs = []
+    kept = []
+    lives = _lives(lengths, x)
     for layer in layers_of(params, bidirectional, has_biases):
         parts = []
         for direction, (w_in, w_hidden, b_in, b_hidden) in enumerate(layer):
@@ -413,17 +419,14 @@ def recurrent_backward(
     output: Instruction,
     saved: Sequence[Instruction],
 ) -> Instructions:
-    c, layers, lives = (
-        CELLS[cell],
-        layers_of(params, bidirectional, has_biases),
-        _lives(lengths, x),
-    )
-    outputs, kept = [*saved[: len(layers) - 1], output], saved[len(layers) - 1 :]
-    inputs, width, each = (
-        [x, *outputs[:-1]],
-        2 if bidirectional else 1,
-        4 if has_biases else 2,
-    )
+    c = CELLS[cell]
+    layers = layers_of(params, bidirectional, has_biases)
+    lives = _lives(lengths, x)
+    outputs = [*saved[: len(layers) - 1], output]
+    kept = saved[len(layers) - 1 :]
+    inputs = [x, *outputs[:-1]]
+    width = 2 if bidirectional else 1
+    each = 4 if has_biases else 2
     d_state: list[tuple] = []  # per layer and direction, like d_params: layers are met last first
     d_params: list[Instruction | None] = []
     for number in reversed(range(len(layers))):

@@ -260,10 +260,8 @@ def _alternating(coefficients: list[float], x: Expr) -> Expr:
 @pointwise(aten.special_airy_ai)
 def airy_ai(x: Expr) -> Expr:
     middle = (x > -10) & (x < 4)
-    low, high = (
-        where(middle & (x < -2.09), x, -3),
-        where(middle & (x >= -2.09), x, 0),
-    )
+    low = where(middle & (x < -2.09), x, -3)
+    high = where(middle & (x >= -2.09), x, 0)
     near = where(
         x < -2.09,
         series(low, -10.0, -2.09 - 1e-12, special.airy_ai),
@@ -274,10 +272,8 @@ def airy_ai(x: Expr) -> Expr:
     left = where(x <= -10, -x, 10)
     z = left * sqrt(left) * (2 / 3)
     square = 1 / (z * z)
-    p, q = (
-        _alternating(_AIRY[0::2], square),
-        _alternating(_AIRY[1::2], square) / z,
-    )
+    p = _alternating(_AIRY[0::2], square)
+    q = _alternating(_AIRY[1::2], square) / z
     angle = z - math.pi / 4
     oscillating = (cos(angle) * p + sin(angle) * q) / (math.sqrt(math.pi) * sqrt(sqrt(left)))
     value = where(middle, near, where(x >= 4, right, oscillating))

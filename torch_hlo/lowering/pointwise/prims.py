@@ -27,7 +27,8 @@ def _share() -> None:
     """A prim of the same name as an aten op whose overload on tensors has a lowering means the
     same."""
     for name in _SAME:
-        prim, packet = getattr(prims, name, None), getattr(aten, name, None)
+        prim = getattr(prims, name, None)
+        packet = getattr(aten, name, None)
         for overload in ("default", "Tensor", "self"):
             fn = LOWERINGS.get(getattr(packet, overload, None)) if packet is not None else None
             if prim is not None and fn is not None:

@@ -146,7 +146,8 @@ def learnable_backward(
     if dim is None:  # PyTorch's gradients of one grid for all round otherwise
         point = trunc(clamp(compute(zero) + 0.5, low, high)).x
     value, scales, zeros, number = _numbers(x, scale, point, dim)
-    inside, below = (number >= low) & (number <= high), number < low
+    inside = (number >= low) & (number <= high)
+    below = number < low
     g = Expr(grad).cast(value.dtype)
     error = ((number - zeros) * scales - value) * (1 / scales)
     to_scale = (

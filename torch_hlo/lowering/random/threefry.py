@@ -50,7 +50,8 @@ def threefry(
         y = (binary("shift-left", y, turn) | binary("shift-right-logical", y, 32 - turn)) ^ x
         if i % 4 == 3:
             round_ = i // 4 + 1
-            x, y = x + keys[round_ % 3], y + (keys[(round_ + 1) % 3] + round_)
+            x = x + keys[round_ % 3]
+            y = y + (keys[(round_ + 1) % 3] + round_)
     return x, y
 
 
@@ -95,10 +96,8 @@ def _words(index: Expr, seed: Operand, offset: Operand, stream: int) -> tuple[Ex
     seed, offset = (
         v.value if isinstance(v, Weak) else promote.scalar(v, "s64") for v in (seed, offset)
     )
-    seed, offset = (
-        Expr(reshape(seed, ())).cast("u64"),
-        Expr(reshape(offset, ())).cast("u64"),
-    )
+    seed = Expr(reshape(seed, ())).cast("u64")
+    offset = Expr(reshape(offset, ())).cast("u64")
 
     def low(v: Expr) -> Expr:
         return v.cast("u32")
@@ -156,5 +155,6 @@ def normal(
         u = 1 - uniform_bits((a, b), wide)
         v = uniform(dims, wide, key, stream + 1)
     else:
-        u, v = 1 - uniform_bits((a, b), wide), uniform_bits((b, a), wide)
+        u = 1 - uniform_bits((a, b), wide)
+        v = uniform_bits((b, a), wide)
     return sqrt(log(u) * -2) * cos(v * (2 * math.pi))

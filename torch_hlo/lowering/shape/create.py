@@ -158,9 +158,11 @@ def _spaced(first: Expr, last: Expr) -> Expr:
     first, last = first.cast(wide), last.cast(wide)
     step = rounded(rounded(last - first) / intervals)
     if dtype != wide:
-        low, high = first + rounded(step * index), last - rounded(step * back)
+        low = first + rounded(step * index)
+        high = last - rounded(step * back)
     elif dtype == "f64":
-        low, high = _fused(step, index, first), _fused(-step, back, last)
+        low = _fused(step, index, first)
+        high = _fused(-step, back, last)
     else:  # in f64 the product of two f32 numbers is exact
         step, index, back, first, last = (x.cast("f64") for x in (step, index, back, first, last))
         low, high = first + step * index, last - step * back

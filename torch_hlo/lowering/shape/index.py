@@ -190,10 +190,8 @@ def index_reduce(
     include_self: bool = True,
 ) -> Instruction:
     dtype = promote.compute_type(x.dtype)
-    base, updates = (
-        _at_least_1d(promote.cast(x, dtype)),
-        _at_least_1d(promote.cast(source, dtype)),
-    )
+    base = _at_least_1d(promote.cast(x, dtype))
+    updates = _at_least_1d(promote.cast(source, dtype))
     index = _at_least_1d(index)
 
     def write(target: Instruction, op: str | None, ones: bool) -> Instruction:
@@ -243,7 +241,8 @@ def scatter(
     include_self: bool = True,
 ) -> Instruction:
     dtype = x.dtype if reduce is None else promote.compute_type(x.dtype)
-    base, index = _at_least_1d(promote.cast(x, dtype)), _at_least_1d(index)
+    base = _at_least_1d(promote.cast(x, dtype))
+    index = _at_least_1d(index)
     if isinstance(source, Instruction) and source.rank:
         updates = promote.cast(source, dtype)
         # elements of the source beyond the index play no part

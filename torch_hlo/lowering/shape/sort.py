@@ -263,7 +263,8 @@ def histc(x: Instruction, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> 
     if is_number(min) and is_number(max) and min == max:
         low, high = (value.like(extreme(value, (0,), largest)) for largest in (False, True))
     flat = low.eq(high)
-    low, high = where(flat, low - 1, low), where(flat, high + 1, high)
+    low = where(flat, low - 1, low)
+    high = where(flat, high + 1, high)
     inside = (value >= low) & (value <= high)
     if promote.is_floating(value.dtype):
         position = ((value - low) / (high - low) * bins).cast("s64")

@@ -80,7 +80,8 @@ def col2im(
     what each position in the kernel contributes."""
     result = expected()
     *batch, columns, _ = x.dims
-    n, c = batch[0] if batch else 1, columns // (kernel_size[0] * kernel_size[1])
+    n = batch[0] if batch else 1
+    c = columns // (kernel_size[0] * kernel_size[1])
     places = [
         _places(*geometry)
         for geometry in zip(output_size, kernel_size, dilation, padding, stride, strict=True)

@@ -453,7 +453,8 @@ def _roll(x: Instruction, shift: Size, dim: int) -> Instruction:
     if isinstance(shift, Dim):
         if any(c < 0 for _, c in shift.terms):
             raise LoweringError(f"roll by {shift}, which may be negative")
-        size, zero = promote.size_value(size), promote.constant(0, "s64")
+        size = promote.size_value(size)
+        zero = promote.constant(0, "s64")
         start = instr("subtract", (size, instr("remainder", (promote.size_value(shift), size))))
         return build.dynamic_slice(
             concatenate([x, x], dim),

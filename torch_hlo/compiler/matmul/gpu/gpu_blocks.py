@@ -159,12 +159,15 @@ class Place:
 def place(f: Writer, cut: Blocks, batch: int) -> Place:
     """The block of group `%lo`. Neighbouring groups go down BAND blocks, then to the right."""
     w = Words(f)
-    rest, number = f.div("%lo", "%tiles"), w.narrow(f.rem("%lo", "%tiles"))
+    rest = f.div("%lo", "%tiles")
+    number = w.narrow(f.rem("%lo", "%tiles"))
     across, down = w.narrow("%across"), w.narrow("%down")
     band = w.mul(across, BAND)
     top = w.mul(w.div(number, band), BAND)
-    inside, height = w.rem(number, band), w.min(w.minus(down, top), BAND)
-    row, column = w.add(top, w.rem(inside, height)), w.div(inside, height)
+    inside = w.rem(number, band)
+    height = w.min(w.minus(down, top), BAND)
+    row = w.add(top, w.rem(inside, height))
+    column = w.div(inside, height)
     offsets: list[Int] = [0, 0, 0]
     k: Int = "%k"
     before: Int = 0

@@ -120,10 +120,8 @@ class Fma:
             strides: tuple[str, str],
         ) -> gpu_fma.Operand:
             along_k, together = self.forms[side]
-            free, deep = (
-                1 if not along_k and together > 1 else strides[0],
-                1 if along_k else strides[1],
-            )
+            free = 1 if not along_k and together > 1 else strides[0]
+            deep = 1 if along_k else strides[1]
 
             def values(row: Int, k: Int, count: int) -> list[str]:
                 return element(

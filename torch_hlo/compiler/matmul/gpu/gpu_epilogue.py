@@ -95,11 +95,12 @@ class _Element(Kernel):
         e = finish.e
         super().__init__(f.program.target, lanes, e.leaves, len(e.results))
         names = [f"%e{i}" for i in range(len(e.leaves) + len(e.results))]
-        self.leaves, self.outputs = (
-            dict(zip(e.leaves, names)),
-            names[len(e.leaves) :],
-        )
-        self.f, self.expression, self.sizes, self.sums = f, e, finish.sizes, sums
+        self.leaves = dict(zip(e.leaves, names))
+        self.outputs = names[len(e.leaves) :]
+        self.f = f
+        self.expression = e
+        self.sizes = finish.sizes
+        self.sums = sums
         self.unit = f.unit
         self.levels = [Level(0, f.lines, f.block, 1, f.unit)]
         self.level = self.levels[0]

@@ -119,7 +119,8 @@ class Block:
         result = []
         for part in range(QUAD // o.lanes):
             number = f.mul(f.add("%kernel.t", part * THREADS), o.lanes)
-            inner, outer = f.rem(number, extent), f.div(number, extent)
+            inner = f.rem(number, extent)
+            outer = f.div(number, extent)
             result.append((outer, inner) if o.along_k else (inner, outer))
         return result
 

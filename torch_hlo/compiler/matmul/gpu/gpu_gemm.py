@@ -80,7 +80,11 @@ class Product:
     def __init__(self, f: GpuWriter, tile: Tile, a: Operand, b: Operand, lanes: int) -> None:
         """`lanes`: neighbouring columns that `store` is called with; the number of columns is a
         multiple."""
-        self.f, self.tile, self.a, self.b, self.lanes = f, tile, a, b, lanes
+        self.f = f
+        self.tile = tile
+        self.a = a
+        self.b = b
+        self.lanes = lanes
         self.w = Words(f)
         self.kind = a.unit.accumulator
 
@@ -94,10 +98,8 @@ class Product:
         shared = ptx.shared_address(f, "@SELF.shared")
         team = w.div(w.narrow("%kernel.t"), 32 * t.team)
         down = t.m // t.warp_m
-        self.warp_row, self.warp_column = (
-            w.mul(w.rem(team, down), t.warp_m),
-            w.mul(w.div(team, down), t.warp_n),
-        )
+        self.warp_row = w.mul(w.rem(team, down), t.warp_m)
+        self.warp_column = w.mul(w.div(team, down), t.warp_n)
         self._give(shared, self.multiply(shared, at, bases), at.row, at.column, store)
 
     def panels(self, at: Place, bases: Sequence[str]) -> list[Panel]:
@@ -221,12 +223,11 @@ class Product:
         columns = min(self.lanes * 32, t.warp_n)  # that a warp reads at a time
         height = self.lanes * 32 // columns  # rows
         each = columns // self.lanes
-        line, across = w.div(lane, each), w.mul(w.rem(lane, each), self.lanes)
+        line = w.div(lane, each)
+        across = w.mul(w.rem(lane, each), self.lanes)
         theirs = w.add(patch, w.mul(line, pitch), w.mul(across, 4))
-        first_row, first_column = (
-            f.add(row, w.wide(self.warp_row)),
-            f.add(column, w.wide(w.add(self.warp_column, across))),
-        )
+        first_row = f.add(row, w.wide(self.warp_row))
+        first_column = f.add(column, w.wide(w.add(self.warp_column, across)))
         fragments = t.warp_n // FRAGMENT
         for i in range(t.fragments):
             mine = sums[i * 8 * fragments :]

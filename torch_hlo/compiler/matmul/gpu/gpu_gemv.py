@@ -122,7 +122,8 @@ def _vector(f: GpuWriter, kind: str, values: list[str]) -> str:
 
 
 def _rows(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
-    lane, warp = f.rem("%kernel.t", LANES), f.div("%kernel.t", LANES)
+    lane = f.rem("%kernel.t", LANES)
+    warp = f.div("%kernel.t", LANES)
     first = f.muladd(warp, EACH, at.column)
     last = f.sub("%n", 1)
     starts = [f.muladd(f.min(f.add(first, c), last), "%b_n", at.b) for c in range(EACH)]
@@ -166,7 +167,8 @@ def _rows(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
 
 
 def _columns(f: GpuWriter, g: Gemv, at: Place, lanes: int, store: Store) -> str:
-    lane, warp = f.rem("%kernel.t", LANES), f.div("%kernel.t", LANES)
+    lane = f.rem("%kernel.t", LANES)
+    warp = f.div("%kernel.t", LANES)
     across = f.mul(lane, g.lanes)
     column = f.add(at.column, across)
     ok = f.icmp("slt", column, "%n")

@@ -75,7 +75,9 @@ class Operand:
             return w.add(r, FRAGMENT * fragment)
         if self.unit.itemsize == 1:
             return w.add(w.mul(w.rem(r, 8), 2), w.div(r, 8), FRAGMENT * fragment)
-        high, half, low = w.div(w.rem(r, 8), 4), w.div(r, 8), w.rem(r, 4)
+        high = w.div(w.rem(r, 8), 4)
+        half = w.div(r, 8)
+        low = w.rem(r, 4)
         return w.add(
             w.mul(high, 16),
             w.mul(half, 4),
@@ -130,7 +132,8 @@ class Panel:
         thread = w.narrow("%kernel.t")
         chunk, line = w.rem(thread, 8), w.div(thread, 8)
         self.to = w.muladd(line, LINE, w.mul(w.xor(chunk, o.key(w, line)), CHUNK))
-        self.chunk, self.line = w.wide(w.mul(chunk, CHUNK)), w.wide(line)
+        self.chunk = w.wide(w.mul(chunk, CHUNK))
+        self.line = w.wide(line)
         start: Int
         self.jumps: list[Int] = []  # bytes in memory from the first copy of a thread to the others
         if o.along_k:
@@ -143,7 +146,8 @@ class Panel:
             inside: Int = self.line
             slab: Int = 0
             if self.step > o.depth:
-                inside, slab = f.rem(self.line, o.depth), f.div(self.line, o.depth)
+                inside = f.rem(self.line, o.depth)
+                slab = f.div(self.line, o.depth)
             self.line = inside
             across = f.muladd(slab, LINE, self.chunk)
             start = f.muladd(inside, stride, f.muladd(first, itemsize, across))

@@ -51,13 +51,11 @@ class CopyEngine(Copies):
     shared memory."""
 
     def __init__(self, product: Product, shared: str, at: Place) -> None:
-        self.f, self.w, self.product, self.shared, self.at = (
-            product.f,
-            product.w,
-            product,
-            shared,
-            at,
-        )
+        self.f = product.f
+        self.w = product.w
+        self.product = product
+        self.shared = shared
+        self.at = at
         f, w, t = self.f, self.w, product.tile
         self.asks = f.icmp("eq", "%kernel.t", 0)
         self.barriers = w.add(shared, t.shared)
@@ -73,10 +71,8 @@ class CopyEngine(Copies):
         with f.when(f.op(f"and i1 {self.asks}, {f.icmp('slt', k, at.k)}")):
             barrier = self._barrier(to)
             ptx.expect_bytes(f, barrier, self.product.tile.slice_bytes)
-            deep, outer = (
-                w.narrow(f.add(at.start, k)),
-                [w.narrow(i) for i in at.batch],
-            )
+            deep = w.narrow(f.add(at.start, k))
+            outer = [w.narrow(i) for i in at.batch]
             for number, (o, first) in enumerate(
                 ((self.product.a, at.row), (self.product.b, at.column))
             ):
@@ -120,9 +116,12 @@ class Product(gpu_gemm.Product):
 
     def multiply(self, shared: str, at: Place, bases: Sequence[str]) -> list[str]:
         f, w, t = self.f, self.w, self.tile
-        depth, ahead, size = self.a.depth, t.stages - 2, t.slice_bytes
+        depth = self.a.depth
+        ahead = t.stages - 2
+        size = t.slice_bytes
         copies = CopyEngine(self, shared, at) if self.engine else Copies(self, shared, at, bases)
-        kinds, state = [k for k, _ in copies.state], [v for _, v in copies.state]
+        kinds = [k for k, _ in copies.state]
+        state = [v for _, v in copies.state]
         for stage in range(ahead):
             state = copies.bring(w.add(shared, stage * size), state, stage * depth)
         zero = "0.0" if self.kind == "float" else "0"
