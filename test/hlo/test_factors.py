@@ -9,7 +9,7 @@ from torch_hlo.hlo.ir import build as h
 from torch_hlo.hlo.ir.instruction import postorder
 from torch_hlo.hlo.ir.shape import Shape, tuple_shape
 from torch_hlo.hlo.ir.window import WindowDim
-from torch_hlo.hlo.sharding.factors import arrays, factors
+from torch_hlo.hlo.sharding.factors import factors
 
 
 def p(*dims, dtype="f32", index=0):
@@ -128,14 +128,14 @@ class TestFactors(HloTestCase):
             module = Maker(seed).module(60)
             for x in postorder((module.entry.root,)):
                 rule = factors(x)
-                self.assertEqual(len(rule.operands), sum(len(arrays(o.shape)) for o in x.operands))
+                self.assertEqual(len(rule.operands), sum(len(o.shape.arrays) for o in x.operands))
                 shapes = [
                     (o.shape.dims, dims)
                     for o, dims in zip(x.operands, rule.operands)
                     if not o.shape.is_tuple
                 ]
                 for sizes, dims in shapes + [
-                    (s.dims, d) for s, d in zip(arrays(x.shape), rule.results)
+                    (s.dims, d) for s, d in zip(x.shape.arrays, rule.results)
                 ]:
                     self.assertEqual(len(sizes), len(dims), x)
                     used = [f for d in dims for f in d]

@@ -158,7 +158,7 @@ _ARITHMETIC = frozenset(
 
 
 def _size(shape: Shape) -> float:
-    return sum(map(_size, shape.elements)) if shape.is_tuple else math.prod(shape.sizes)
+    return sum(math.prod(s.sizes) for s in shape.arrays)
 
 
 def matrix_flops(x: Instruction) -> float:

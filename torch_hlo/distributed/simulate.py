@@ -314,9 +314,7 @@ def _known(size: Size) -> int:
 
 
 def _nbytes(shape: Shape) -> int:
-    if shape.is_tuple:
-        return sum(map(_nbytes, shape.elements))
-    return 0 if shape.dtype == "token" else _known(shape.nbytes)
+    return sum(_known(s.nbytes) for s in shape.arrays if s.dtype != "token")
 
 
 # ---- comparing tactics

@@ -177,14 +177,9 @@ def _sizes(module: Module) -> Iterator[Size]:
     pending, seen = [module.entry], {module.entry}
     while pending:
         for x in postorder((pending.pop().root,)):
-            shapes = x.shape.elements if x.shape.is_tuple else (x.shape,)
             sizes.update(
                 dict.fromkeys(
-                    d
-                    for s in shapes
-                    if not s.is_tuple
-                    for d in (*s.dims, s.nbytes)
-                    if isinstance(d, Dim)
+                    d for s in x.shape.arrays for d in (*s.dims, s.nbytes) if isinstance(d, Dim)
                 )
             )
             inner = [c for c in called(x) if c not in seen]

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import META, Instruction, Shape, Size, Users, called, fixed
+from torch_hlo.hlo.ir import META, Instruction, Size, Users, called, fixed
 
 from ..llvm import system
 from .program import Program
@@ -209,10 +209,13 @@ def traffic(x: Instruction) -> Size:
                 readers.setdefault(o, []).append(i)
         total = sum((_read(p, readers.get(p, [])) for p in body.params), start=0)
         return total + sum((_written(r) for r in body.results), start=0)
-    return sum(
-        (o.nbytes for o in dict.fromkeys(x.operands) if not _is_tuple(o.shape)),
-        start=0,
-    ) + _shape_bytes(x.shape)
+    return (
+        sum(
+            (o.nbytes for o in dict.fromkeys(x.operands) if not o.shape.is_tuple),
+            start=0,
+        )
+        + x.shape.nbytes
+    )
 
 
 def _read(p: Instruction, readers: list[Instruction]) -> Size:
@@ -222,23 +225,13 @@ def _read(p: Instruction, readers: list[Instruction]) -> Size:
         r.op in ("dynamic-update-slice", "scatter") and r.operand is p for r in readers
     ):
         return 0
-    return _shape_bytes(p.shape)
+    return p.shape.nbytes
 
 
 def _written(root: Instruction) -> Size:
     if root.op == "dynamic-update-slice":
         return 2 * root.operands[1].nbytes
-    return _shape_bytes(root.shape)
-
-
-def _is_tuple(shape: Shape) -> bool:
-    return shape.is_tuple
-
-
-def _shape_bytes(shape: Shape) -> Size:
-    if shape.is_tuple:
-        return sum((_shape_bytes(e) for e in shape.elements), start=0)
-    return shape.nbytes
+    return root.shape.nbytes
 
 
 _COUNT = """define void @profile_count(i32 %clock, i64 %before, ptr %counter) #0 {

@@ -19,11 +19,10 @@ from ..codegen import Program, leaves
 
 
 def exchange(program: Program, x: Instruction) -> None:
-    shapes = x.shape.elements if x.shape.is_tuple else (x.shape,)
     text = json.dumps(Collective.of(x).to_json())
     program.host_call(
         "collective",
-        list(zip(leaves(program.places(x)), shapes)),
+        list(zip(leaves(program.places(x)), x.shape.arrays)),
         [(program.place(o), o.shape) for o in x.operands],
         text=text,
     )
@@ -36,12 +35,11 @@ def start(program: Program, x: Instruction) -> None:
     if x.op != "all-reduce-start":
         assert isinstance(places, tuple), x
         shape, places = shape.elements[1], places[1]
-    shapes = shape.elements if shape.is_tuple else (shape,)
     number = program.memo["started", x] = program.number()
     text = json.dumps(Collective.of(x).to_json())
     program.host_call(
         "collective-start",
-        list(zip(leaves(places), shapes)),
+        list(zip(leaves(places), shape.arrays)),
         [(program.place(o), o.shape) for o in x.operands],
         text=text,
         number=number,

@@ -307,7 +307,7 @@ def _folded(
     kept: Size,
 ) -> ReduceValue:
     """The value of a late reduce at an index: the chunks' partial results in a balanced tree."""
-    dims = x.shape.elements[0].dims if x.shape.is_tuple else x.dims
+    dims = x.shape.arrays[0].dims
 
     def value(index: tuple[Index, ...]) -> list[Value]:
         at = linear(index, dims) if index else ZERO

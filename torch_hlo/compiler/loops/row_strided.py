@@ -307,7 +307,7 @@ class StridedEmitter:
 
     def _position(self, x: Instruction, index: tuple[Index, ...]) -> Index:
         """Position in the block of the row that an index of a row-size value means."""
-        row = linear(index, x.shape.elements[0].dims if x.shape.is_tuple else x.dims)
+        row = linear(index, x.shape.arrays[0].dims)
         sizes = tuple(self.plan.dims[d] for d in self.majors)
         first = linear([*(self.where[d] for d in self.majors), self.base], (*sizes, self.width))
         return row - first

@@ -59,7 +59,7 @@ def folded(x: Instruction) -> Instruction | None:
     if x.op == "reduce" and 0 in (x.operand.dims[d] for d in x["dimensions"]):
         inits = [
             h.broadcast(i, s.dims, ())
-            for i, s in zip(x.operands[len(x.operands) // 2 :], x.shape.elements or (x.shape,))
+            for i, s in zip(x.operands[len(x.operands) // 2 :], x.shape.arrays)
         ]
         return h.tuple_(*inits) if x.shape.is_tuple else inits[0]  # a fold over nothing
     if x.op not in _FOLDABLE or not x.operands:

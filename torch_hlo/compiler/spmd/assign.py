@@ -14,7 +14,7 @@ from itertools import permutations
 
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction
-from torch_hlo.hlo.sharding.factors import Dims, Factors, arrays
+from torch_hlo.hlo.sharding.factors import Dims, Factors
 
 from .grid import Atoms, Grid, Layout
 from .reshard import Local, Planner
@@ -81,7 +81,7 @@ def _price(planner: Planner, q: Question, choice: Choice) -> float | None:
         total += more
     for local, layout in zip(q.locals, choice.operands):
         total += planner.bytes(local, layout)
-    for shape, layout, want in zip(arrays(q.x.shape), choice.results, q.wants):
+    for shape, layout, want in zip(q.x.shape.arrays, choice.results, q.wants):
         if want is None and not choice.partial:
             continue
         made = _Sized(shape.itemsize)
@@ -128,7 +128,7 @@ def work(x: Instruction, rule: Factors) -> float:
     """Operations of the whole instruction: two per term of a product, else one per element."""
     if x.op in ("dot", "convolution"):
         return 2.0 * math.prod(rule.sizes)
-    sizes = [s.size for s in arrays(x.shape)] + [o.size for o in x.operands if not o.shape.is_tuple]
+    sizes = [s.size for s in x.shape.arrays] + [o.size for o in x.operands if not o.shape.is_tuple]
     return float(max((s for s in sizes if isinstance(s, int)), default=0))
 
 

@@ -35,7 +35,7 @@ from torch_hlo.hlo.ir import (
     postorder,
     tuple_shape,
 )
-from torch_hlo.hlo.sharding.factors import Factors, arrays, factors
+from torch_hlo.hlo.sharding.factors import Factors, factors
 from torch_hlo.hlo.sharding.sharding import Axis, Sharding
 
 from ..collectives.number_channels import number_channels
@@ -408,7 +408,7 @@ class Partitioner:
         key = (x.op, rule, given, wants, x.attrs if row.price else None, x.shape)
         found = self._choices.get(key)
         if found is None:
-            empty = any(0 in s.dims for s in arrays(x.shape))
+            empty = any(0 in s.dims for s in x.shape.arrays)
             allowed = tuple(
                 role in row.roles and (role == "free" or not empty) for role in rule.roles
             )
@@ -716,7 +716,7 @@ def _act(p: Partitioner, x: Instruction, env: Env, atoms: Atoms) -> Value:
     param = h.parameter(0, state.shape)
     parts = tuple(h.get_tuple_element(param, i) for i in range(len(operands)))
     call = interned(x.op, parts, _plain_attrs(x), x.shape)
-    zeros = [h.broadcast(h.constant(0, s.dtype), s.dims, ()) for s in arrays(x.shape)]
+    zeros = [h.broadcast(h.constant(0, s.dtype), s.dims, ()) for s in x.shape.arrays]
     others = h.tuple_(*zeros) if x.shape.is_tuple else zeros[0]
     which = p.grid.table(int(i != 0) for i in p.grid.indices(atoms))
     branches = [Computation(f"call{i}", (param,), root) for i, root in enumerate((call, others))]

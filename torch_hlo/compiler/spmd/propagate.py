@@ -39,7 +39,7 @@ from torch_hlo.hlo.ir import (
     instr,
     replace,
 )
-from torch_hlo.hlo.sharding.factors import arrays, factors
+from torch_hlo.hlo.sharding.factors import factors
 from torch_hlo.hlo.sharding.sharding import Axis, Mesh, Sharding, complement, is_unreduced
 
 from ..hlo_pass import hlo_pass
@@ -204,7 +204,7 @@ class _Graph:
         )
         rule = self.rules.get(key)
         if rule is None:
-            shapes = [s for o in x.operands for s in arrays(o.shape)] + list(arrays(x.shape))
+            shapes = [s for o in x.operands for s in o.shape.arrays] + list(x.shape.arrays)
             rule = self.rules[key] = Rule.of(factors(x), tuple(map(_sizes, shapes)), x.op)
         return rule
 

@@ -23,7 +23,7 @@ from torch_hlo.hlo.ir import (
     instr,
     tuple_shape,
 )
-from torch_hlo.hlo.sharding.factors import Factors, arrays
+from torch_hlo.hlo.sharding.factors import Factors
 
 from .assign import Assignment, Choice
 from .reshard import Local, Planner
@@ -50,7 +50,7 @@ class Site:
             return instr(x.op, operands, **given)
         shapes = [
             Shape(s.dtype, self.p.grid.block(s.sizes, layout))
-            for s, layout in zip(arrays(x.shape), self.choice.results, strict=True)
+            for s, layout in zip(x.shape.arrays, self.choice.results, strict=True)
         ]
         shape = tuple_shape(*shapes) if x.shape.is_tuple else shapes[0]
         return instr(x.op, operands, shape, **given)
@@ -59,7 +59,7 @@ class Site:
         self, y: Instruction, reducer: str = "add", partial: Ints | None = None
     ) -> list[Local]:
         """The arrays of `y` as Locals of the arrays of `x`."""
-        shapes, many = arrays(self.x.shape), self.x.shape.is_tuple
+        shapes, many = self.x.shape.arrays, self.x.shape.is_tuple
         parts = [h.get_tuple_element(y, i) for i in range(len(shapes))] if many else [y]
         split = self.choice.partial if partial is None else partial
         return [

@@ -15,7 +15,6 @@ from torch_hlo.hlo.ir import (
     Dim,
     Dims,
     Instruction,
-    Shape,
     Window,
     instr,
     parameters_of,
@@ -57,12 +56,8 @@ def tap_count(window: Window) -> int | None:
     return total
 
 
-def _elements(x: Instruction) -> tuple[Shape, ...]:
-    return x.shape.elements if x.shape.is_tuple else (x.shape,)
-
-
 def reduce_window(program: Program, x: Instruction) -> None:
-    shape = _elements(x)[0]
+    shape = x.shape.arrays[0]
     if shape.size == 0:
         return
     if is_scan(x):
@@ -227,7 +222,7 @@ def _nested(program: Program, x: Instruction) -> None:
     half = len(x.operands) // 2
     operands = x.operands[:half]
     inits = x.operands[half:]
-    out = _elements(x)[0].dims
+    out = x.shape.arrays[0].dims
     params = [("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to")]
     f = Writer(program, "reduce_window", [*signature("i64 lo, i64 hi"), *params])
     size = Sizes(f)

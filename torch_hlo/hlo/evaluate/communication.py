@@ -74,7 +74,7 @@ OPS = frozenset(
 
 
 def _exchange(x: Instruction, values: Sequence[np.ndarray], shape: Shape) -> tuple[np.ndarray, ...]:
-    shapes = shape.elements if shape.is_tuple else (shape,)
+    shapes = shape.arrays
     outputs = tuple(np.empty(s.sizes, numpy_dtype(s.dtype)) for s in shapes)
     c = Collective.of(x)
     _check(x, c, [v.shape for v in values], [s.sizes for s in shapes])

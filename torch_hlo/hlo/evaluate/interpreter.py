@@ -174,12 +174,11 @@ def apply(computation: Computation, args: Sequence[Array]) -> tuple[Array, ...]:
         return tuple(np.broadcast_to(v, dims) for v in values)
     rows = [run(computation, [np.asarray(a[i]) for a in args]) for i in np.ndindex(dims)]
     shape = computation.root.shape
-    results = shape.elements if shape.is_tuple else (shape,)
     if not shape.is_tuple:
         rows = [(r,) for r in rows]
     return tuple(
         np.array([r[k] for r in rows], numpy_dtype(s.dtype)).reshape(dims)
-        for k, s in enumerate(results)
+        for k, s in enumerate(shape.arrays)
     )
 
 

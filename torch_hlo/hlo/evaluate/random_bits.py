@@ -94,7 +94,7 @@ _ALGORITHMS = {
 
 @meaning("rng-bit-generator")
 def _rng_bit_generator(x: Instruction, state: Array) -> Value:
-    shape = x.shape.elements[1] if x.shape.is_tuple else x.shape
+    shape = x.shape.arrays[-1]
     key = np.ascontiguousarray(state).view(U64) if state.dtype == U32 else state
     fn = _ALGORITHMS.get(x["algorithm"])
     if fn is None or key.shape not in ((2,), (3,)):

@@ -87,7 +87,7 @@ def _tap(offset: Sequence[int], window: Window, counts: Sequence[int]) -> tuple[
 def _reduce_window(x: Instruction, *values: Array) -> Value:
     count = len(values) // 2
     window, computation = x.get("window", ()), x["to_apply"]
-    counts = (x.shape.elements[0] if x.shape.is_tuple else x.shape).sizes
+    counts = x.shape.arrays[0].sizes
     ufunc = simple_fold(computation) if count == 1 else None
     if ufunc is not None:
         terms, start = (wide(np.asarray(v), x.operand.shape) for v in values)

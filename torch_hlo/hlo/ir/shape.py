@@ -91,6 +91,13 @@ class Shape:
         return self.dtype == "tuple"
 
     @property
+    def arrays(self) -> tuple[Shape, ...]:
+        """The array, or those of a tuple, in order: nested tuples are flattened."""
+        if not self.is_tuple:
+            return (self,)
+        return tuple([a for e in self.elements for a in e.arrays])
+
+    @property
     def is_static(self) -> bool:
         """True when no size is symbolic."""
         return all(e.is_static for e in self.elements) and not any(

@@ -91,13 +91,11 @@ def _verify_sharding(sharding: Placement | None, shape: Shape) -> None:
 
 
 def _verify_shape(shape: Shape) -> None:
-    if shape.is_tuple:
-        for e in shape.elements:
-            _verify_shape(e)
-    elif shape.dtype not in DTYPES:
-        raise VerifyError(f"unknown element type {shape.dtype!r}")
-    elif any(not isinstance(d, Dim) and (type(d) is not int or d < 0) for d in shape.dims):
-        raise VerifyError(f"bad dims in {shape}")
+    for s in shape.arrays:
+        if s.dtype not in DTYPES:
+            raise VerifyError(f"unknown element type {s.dtype!r}")
+        if any(not isinstance(d, Dim) and (type(d) is not int or d < 0) for d in s.dims):
+            raise VerifyError(f"bad dims in {s}")
 
 
 def _verify_value(name: str, value: object) -> None:

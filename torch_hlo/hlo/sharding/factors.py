@@ -32,7 +32,6 @@ from ..ir import (
     Computation,
     Instruction,
     Ints,
-    Shape,
     Size,
     WindowDim,
     dim_max,
@@ -130,15 +129,10 @@ def factors(x: Instruction) -> Factors:
     return fn(x, _Maker())
 
 
-def arrays(shape: Shape) -> tuple[Shape, ...]:
-    """The arrays of a shape, nested tuples flattened."""
-    return tuple(a for e in shape.elements for a in arrays(e)) if shape.is_tuple else (shape,)
-
-
 def _opaque(x: Instruction, m: _Maker) -> Factors:
     return m.rule(
-        [[()] * s.rank for o in x.operands for s in arrays(o.shape)],
-        [[()] * s.rank for s in arrays(x.shape)],
+        [[()] * s.rank for o in x.operands for s in o.shape.arrays],
+        [[()] * s.rank for s in x.shape.arrays],
     )
 
 
@@ -152,7 +146,7 @@ def _pointwise(x: Instruction, m: _Maker) -> Factors:
 
 @_rule("opt-barrier")
 def _identity(x: Instruction, m: _Maker) -> Factors:
-    flat = [m.each(s.dims) for s in arrays(x.shape)]
+    flat = [m.each(s.dims) for s in x.shape.arrays]
     return m.rule(flat, flat)
 
 
@@ -477,7 +471,7 @@ def _reduce(x: Instruction, m: _Maker) -> Factors:
 def _reduce_window(x: Instruction, m: _Maker) -> Factors:
     n = len(x.operands) // 2
     first = x.operand.dims
-    result = arrays(x.shape)[0].dims
+    result = x.shape.arrays[0].dims
     dims = [
         m.new(dim_max(a, b), "free" if w == WindowDim(1) else "shift")
         for w, a, b in zip(x["window"], first, result, strict=True)
@@ -555,7 +549,7 @@ def _batch_norm(x: Instruction, m: _Maker) -> Factors:
 @_rule("rng-bit-generator")
 def _rng_bit_generator(x: Instruction, m: _Maker) -> Factors:
     """Any block of the numbers can be drawn by itself."""
-    state, bits = arrays(x.shape)
+    state, bits = x.shape.arrays
     return m.rule([[()] * state.rank], [[()] * state.rank, m.each(bits.dims)])
 
 
@@ -573,7 +567,7 @@ def _matrices(x: Instruction, m: _Maker) -> Factors:
     """One routine per matrix of a batch: the outer dimensions that all arrays have in common are
     free."""
     operands = [o.shape for o in x.operands]
-    results = arrays(x.shape)
+    results = x.shape.arrays
     shapes = [*operands, *results]
     batch = max(0, *(s.rank for s in shapes)) - 2
     while batch > 0 and any(s.dims[:batch] != shapes[0].dims[:batch] for s in shapes):
@@ -593,8 +587,8 @@ def _matrices(x: Instruction, m: _Maker) -> Factors:
 def _collective(x: Instruction, m: _Maker) -> Factors:
     """Dimensions that the devices exchange pieces of are whole; operand i becomes result i, but
     all-to-all of a tuple mixes them."""
-    outs = arrays(x.shape)
-    ins = [s for o in x.operands for s in arrays(o.shape)]
+    outs = x.shape.arrays
+    ins = [s for o in x.operands for s in o.shape.arrays]
     if len(ins) != len(outs):
         return _opaque(x, m)
     exchanged = x.get("dimensions") or ()

@@ -130,7 +130,7 @@ def parse_sharding(text: str, shape: Shape, mesh: Mesh) -> Placement | None:
 
 def _parsed(t: _Tokens, shape: Shape, mesh: Mesh) -> Placement | None:
     if shape.is_tuple:
-        leaves = list(_leaves(shape))
+        leaves = shape.arrays
         if t.peek(1) == "{" or (t.peek(1) == "}" and not shape.elements):
             given = iter(leaves)
             values = []
@@ -145,7 +145,7 @@ def _parsed(t: _Tokens, shape: Shape, mesh: Mesh) -> Placement | None:
             return _grouped(iter(values), shape)
         start = t.at
         values = []
-        for leaf in leaves or [Shape("token")]:
+        for leaf in leaves or (Shape("token"),):
             t.at = start
             values.append(_parsed(t, leaf, mesh))
         return _grouped(iter(values), shape)
@@ -158,14 +158,6 @@ def _parsed(t: _Tokens, shape: Shape, mesh: Mesh) -> Placement | None:
         return value
     tile = _tile_form(t)
     return None if tile is None else tile.on(mesh, shape.rank)
-
-
-def _leaves(shape: Shape) -> Iterator[Shape]:
-    if shape.is_tuple:
-        for element in shape.elements:
-            yield from _leaves(element)
-    else:
-        yield shape
 
 
 def _grouped(values: Iterator[Placement | None], shape: Shape) -> Placement | None:

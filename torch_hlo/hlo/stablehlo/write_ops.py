@@ -14,7 +14,6 @@ from .writer import (
     dense_text,
     dictionary,
     integer,
-    leaves,
     matrix,
     sharding_text,
     string,
@@ -366,7 +365,7 @@ def _tuple(w: Writer, x: Instruction) -> list[str]:
 
 @writes("get-tuple-element")
 def _get_tuple_element(w: Writer, x: Instruction) -> list[str]:
-    counts = [len(leaves(e)) for e in x.operands[0].shape.elements]
+    counts = [len(e.arrays) for e in x.operands[0].shape.elements]
     begin = sum(counts[: x["index"]])
     return w[x.operands[0]][begin : begin + counts[x["index"]]]
 
@@ -384,7 +383,7 @@ def _call(w: Writer, x: Instruction) -> list[str]:
 
 @writes("while")
 def _while(w: Writer, x: Instruction) -> list[str]:
-    shapes = leaves(x.shape)
+    shapes = x.shape.arrays
     args = [[(w.fresh().replace("%", "%a"), s) for s in shapes] for _ in range(2)]
     regions = [w.calling(x[c], a, [n for n, _ in a]) for c, a in zip(("condition", "body"), args)]
     return w.op(x, "stablehlo.while", "", regions)
@@ -397,7 +396,7 @@ def _conditional(w: Writer, x: Instruction) -> list[str]:
         w.calling(c, [], w[o]) for c, o in zip(x["branch_computations"], operands, strict=True)
     ]
     name = "stablehlo.if" if selector.dtype == "pred" else "stablehlo.case"
-    return w.emit(name, w[selector], [selector.shape], leaves(x.shape), "", regions)
+    return w.emit(name, w[selector], [selector.shape], x.shape.arrays, "", regions)
 
 
 @writes("custom-call")
@@ -514,20 +513,20 @@ def _copy_start(w: Writer, x: Instruction) -> list[str]:
 
 @writes("copy-done")
 def _copy_done(w: Writer, x: Instruction) -> list[str]:
-    return w[x.operands[0]][: len(leaves(x.shape))]
+    return w[x.operands[0]][: len(x.shape.arrays)]
 
 
 @writes("async-start")
 def _async_start(w: Writer, x: Instruction) -> list[str]:
-    shapes = [leaf for o in x.operands for leaf in leaves(o.shape)]
+    shapes = [leaf for o in x.operands for leaf in o.shape.arrays]
     results = w.emit(
         "func.call",
         w.operands(x),
         shapes,
-        leaves(x.shape.elements[1]),
+        x.shape.elements[1].arrays,
         f"callee = @{w.program.name_of(x['calls'])}",
     )
-    rest = [name for e in x.shape.elements[2:] for s in leaves(e) for name in w.filled(s, 0)]
+    rest = [name for e in x.shape.elements[2:] for s in e.arrays for name in w.filled(s, 0)]
     return [*w.operands(x), *results, *rest]
 
 
@@ -538,5 +537,5 @@ def _async_update(w: Writer, x: Instruction) -> list[str]:
 
 @writes("async-done")
 def _async_done(w: Writer, x: Instruction) -> list[str]:
-    begin = len(leaves(x.operands[0].shape.elements[0]))
-    return w[x.operands[0]][begin : begin + len(leaves(x.shape))]
+    begin = len(x.operands[0].shape.elements[0].arrays)
+    return w[x.operands[0]][begin : begin + len(x.shape.arrays)]

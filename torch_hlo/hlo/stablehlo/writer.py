@@ -61,11 +61,6 @@ def _sharding_attribute(sharding: Placement | None, shape: Shape) -> str:
     return f"sdy.sharding = #sdy.sharding_per_value<[{', '.join(map(sharding_text, found))}]>"
 
 
-def leaves(shape: Shape) -> list[Shape]:
-    """Array and token shapes inside a shape, in order."""
-    return [leaf for e in shape.elements for leaf in leaves(e)] if shape.is_tuple else [shape]
-
-
 class Program:
     """`symbols`: the values of symbolic sizes, read off the parameters of the entry."""
 
@@ -96,7 +91,7 @@ class Program:
         args, at = [], 0
         for p in c.params:
             names = []
-            for leaf in leaves(p.shape):
+            for leaf in p.shape.arrays:
                 names.append(f"%arg{at}")
                 attrs = []
                 if aliases and p["index"] in aliases and not p.shape.is_tuple:
@@ -109,13 +104,13 @@ class Program:
                 at += 1
             w.values[p] = names
         results = w.block(c)
-        types = [type_text(leaf) for leaf in leaves(c.root.shape)]
+        types = [type_text(leaf) for leaf in c.root.shape.arrays]
         if c.root.op == "tuple" and (wanted := c.root.get("sharding")) is not None:
             types = [
                 f"{t} {{sdy.sharding = #sdy.sharding{sharding_text(s)}}}"
                 for t, s in zip(types, placements(wanted, c.root.shape))
             ]
-        w.emit("func.return", results, leaves(c.root.shape), [])
+        w.emit("func.return", results, c.root.shape.arrays, [])
         visibility = "public" if public else "private"
         result = "" if not types else f" -> ({', '.join(types)})"
         self.functions.append(
@@ -195,12 +190,12 @@ class Writer:
         shape: Shape | None = None,
     ) -> list[str]:
         """Instruction `x` as the operation `name` on its operands."""
-        shapes = [leaf for o in x.operands for leaf in leaves(o.shape)]
+        shapes = [leaf for o in x.operands for leaf in o.shape.arrays]
         return self.emit(
             name,
             self.operands(x),
             shapes,
-            leaves(shape or x.shape),
+            (shape or x.shape).arrays,
             attrs,
             regions,
         )
@@ -213,7 +208,7 @@ class Writer:
     def sized(self, x: Instruction, name: str, attrs: str, *sizes: Sequence[Size]) -> list[str]:
         """`x` as the operation `name`, which takes sizes as operands."""
         arrays = [name for row in sizes for name in self.sizes(row)]
-        shapes = [leaf for o in x.operands for leaf in leaves(o.shape)]
+        shapes = [leaf for o in x.operands for leaf in o.shape.arrays]
         shapes += [Shape("s32", (len(row),)) for row in sizes]
         return self.emit(name, [*self.operands(x), *arrays], shapes, [x.shape], attrs)
 
@@ -226,12 +221,12 @@ class Writer:
         inner = Writer(self.program, self.indent + "  ", self.counter)
         args = []
         for p in c.params:
-            inner.values[p] = [inner.fresh().replace("%", "%a") for _ in leaves(p.shape)]
-            args += [f"{n}: {type_text(s)}" for n, s in zip(inner.values[p], leaves(p.shape))]
+            inner.values[p] = [inner.fresh().replace("%", "%a") for _ in p.shape.arrays]
+            args += [f"{n}: {type_text(s)}" for n, s in zip(inner.values[p], p.shape.arrays)]
         return self._region(inner, args, inner.block(c), c)
 
     def _region(self, inner: Writer, args: list[str], results: list[str], c: Computation) -> str:
-        inner.emit("stablehlo.return", results, leaves(c.root.shape), [])
+        inner.emit("stablehlo.return", results, c.root.shape.arrays, [])
         head = f"\n{self.indent}^bb0({', '.join(args)}):" if args else ""
         return "{" + head + "\n" + "\n".join(inner.lines) + f"\n{self.indent}}}"
 
@@ -243,12 +238,12 @@ class Writer:
     ) -> str:
         """A region of block arguments `args` that calls the function of `c` with `arguments`."""
         inner = Writer(self.program, self.indent + "  ", self.counter)
-        shapes = [leaf for p in c.params for leaf in leaves(p.shape)]
+        shapes = [leaf for p in c.params for leaf in p.shape.arrays]
         results = inner.emit(
             "func.call",
             arguments,
             shapes,
-            leaves(c.root.shape),
+            c.root.shape.arrays,
             f"callee = @{self.program.name_of(c)}",
         )
         return self._region(inner, [f"{n}: {type_text(s)}" for n, s in args], results, c)
