@@ -17,6 +17,7 @@ from torch_hlo.compiler.llvm import CpuTarget
 from torch_hlo.hlo.ir import Computation, replace
 from torch_hlo.hlo.ir.build import full_like, multiply, subtract
 from torch_hlo.lazy.record import session
+from torch_hlo.lazy.run import drift
 from torch_hlo.lowering.core.registry import LOWERINGS
 
 
@@ -109,6 +110,13 @@ def test_a_wrong_gradient(broken):
     found = debug.compare(Network(), torch.randn(5, 8))
     assert found.first.op == "tanh_backward" and line(Network, "# here") in found.first.line
     assert debug.compare(Network(), torch.randn(5, 8), backward=False)
+
+
+def test_only_what_is_left_as_it_was_is_not_compared(broken):
+    broken(torch.ops.aten.tanh.default, 1 + 1e-5)
+    with mock.patch.object(drift.nan_checks, "name", lambda node: "nonempty"):
+        assert debug.compare(torch.tanh, torch.randn(5)).first.op == "nonempty"
+    assert debug.compare(lambda x: (x.new_empty(3), torch.empty_like(x)), torch.randn(5))
 
 
 def test_whole_numbers_and_what_is_not_finite(broken):

@@ -28,7 +28,7 @@ from torch_hlo.lowering.fx.fx_graph import FxGraph, Input
 from torch_hlo.lowering.fx.fx_size import Layout
 from torch_hlo.pytorch.operators import HigherOrderOperator, OpOverload
 
-from .cut import key_of, row_major, shape_of
+from .cut import key_of, shape_of
 from .place import Gpu, Host
 
 aten = torch.ops.aten
@@ -127,7 +127,7 @@ class Caller:
     def _result(self, value: Out | Leaf, layout: Layout) -> int:
         """Number of the root that is `value` in the physical order of `layout`."""
         if not layout.dense:
-            layout = row_major(len(layout.order))
+            layout = Layout.row_major(len(layout.order))
         shape = shape_of(value)
         key = (*key_of(value), layout.order, layout.repeated)
         if key not in self._index:
@@ -170,7 +170,7 @@ class Caller:
             source = self.graph.inputs[i].source
             if isinstance(source, int) and not any(p == source for p, _ in self.writes):
                 return ("input", source)
-        layout = layout or row_major(shape_of(value).rank)
+        layout = layout or Layout.row_major(shape_of(value).rank)
         i = self._result(value, layout)
         # a write's memory belongs to the input: PyTorch wants a tensor of its own
         if self.results[i].position is not None:

@@ -107,16 +107,6 @@ def shape_of(value: Out | Leaf) -> Shape:
     return value.node.outs[value.index] if type(value) is Out else value.shape
 
 
-def row_major(rank: int) -> Layout:
-    """How a contiguous tensor lies."""
-    return Layout(tuple(range(rank)), (), True, ())
-
-
-def without_gaps(layout: Layout) -> Layout:
-    """The layout, or the row-major one of a tensor that has to be copied."""
-    return layout if layout.dense and not layout.repeated else row_major(len(layout.order))
-
-
 def needed(values: list) -> list[Node]:
     """The nodes that the values need, operands first."""
     found: dict[Node, None] = {}
@@ -249,7 +239,7 @@ def _take_kept(
             layout = given.layout
         else:
             saved.append(None)
-            layout = row_major(shape_of(x).rank)
+            layout = Layout.row_major(shape_of(x).rank)
             forward.outputs.append((x, layout))
         known[key_of(x)] = leaf = Leaf(shape_of(x))
         backward.inputs.append(Input(leaf, backward.placeholders, layout))

@@ -42,7 +42,7 @@ from torch_hlo.pytorch import autocast, participants, tracing
 from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
 from torch_hlo.pytorch.registration import PLACE
 
-from .cut import Joint, key_of, row_major, shape_of, without_gaps
+from .cut import Joint, key_of, shape_of
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -247,11 +247,11 @@ class _Recorder:
     def placeholder(self, n: fx.Node) -> HloTensor:
         position = len(self.given)
         example = self.examples[position]
-        layout = layout_of(example)
+        given = layout_of(example)
+        layout = given.without_gaps
         size = tuple(example.shape)
         meta = metas.intern(size, example.stride(), example.dtype)
-        if not layout.dense or layout.repeated:  # made contiguous before each call
-            layout = row_major(len(size))
+        if layout is not given:  # made contiguous before each call
             meta = metas.contiguous(size, example.dtype)
         leaf = Array(meta.hlo.with_dims(layout.physical(size)), None)
         self.leaves[id(leaf)] = Input(leaf, position, layout)
@@ -434,7 +434,7 @@ class _Recorder:
             result = self._value(node)
             if not isinstance(result, HloTensor) or not result.requires_grad:
                 continue
-            layout = without_gaps(layout)
+            layout = layout.without_gaps
             meta = (
                 metas.contiguous(tuple(result.shape), result.dtype)
                 if layout.plain
@@ -463,7 +463,7 @@ class _Recorder:
                     f"a gradient of {gradient.dtype}{list(gradient.shape)} for"
                     f" {example.dtype}{list(example.shape)}"
                 )
-            g.gradients.append((read(gradient), without_gaps(layout_of(example))))
+            g.gradients.append((read(gradient), layout_of(example).without_gaps))
         return g
 
     def _check_writes(self, written: list[int]) -> None:

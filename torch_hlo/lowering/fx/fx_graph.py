@@ -116,10 +116,9 @@ class _Reader:
         if any(u.target is with_effects and u.args[0] is n for u in n.users):
             self.env[n] = None
         elif isinstance(value, Tensor):
-            shape, layout = shape_of(value), layout_of(value)
-            # made contiguous before each call
-            if self.inner or not layout.dense or layout.repeated:
-                layout = Layout(tuple(range(shape.rank)), (), True, ())
+            shape = shape_of(value)
+            # others are made contiguous before each call
+            layout = Layout.row_major(shape.rank) if self.inner else layout_of(value).without_gaps
             leaf = Leaf(Shape(shape.dtype, layout.physical(shape.dims)))
             if self.sizes is not None:
                 self.sizes.update(*map(symbols, shape.dims))

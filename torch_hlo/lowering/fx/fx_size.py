@@ -4,7 +4,7 @@ dense tensor mean."""
 import operator
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import sympy
 import torch
@@ -149,6 +149,16 @@ class Layout:
     repeated: Ints
     dense: bool
     strides: Dims
+
+    @classmethod
+    def row_major(cls, rank: int) -> Self:
+        """How a contiguous tensor lies."""
+        return cls(tuple(range(rank)), (), True, ())
+
+    @property
+    def without_gaps(self) -> Self:
+        """The layout, or the row-major one of a tensor that has to be copied."""
+        return self if self.dense and not self.repeated else self.row_major(len(self.order))
 
     @property
     def plain(self) -> bool:
