@@ -27,6 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 T = TypeVar("T")
 
+aten = torch.ops.aten
 LOWERINGS: dict[OpOverload, Callable[..., Any]] = {}
 # Filled by lowering/fx, which alone makes nodes of these operators.
 HIGHER_ORDER: dict[HigherOrderOperator, Callable[..., Any]] = {}

@@ -27,6 +27,7 @@ from ..core import (
     LoweringError,
     Node,
     Out,
+    aten,
     is_random,
     look,
 )
@@ -34,8 +35,6 @@ from ..core.looks import TOKEN, At, Check, Logged, log
 from ..core.registry import lifts
 from .expand import EXPANDED, RANDOM, expanded, node_arguments, traced_again
 from .fx_size import Layout, layout_of, shape_of, size_of
-
-aten = torch.ops.aten
 
 
 @dataclass

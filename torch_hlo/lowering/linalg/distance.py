@@ -14,6 +14,7 @@ from ..core import (
     Expr,
     absolute,
     add_dim,
+    aten,
     broadcast_to,
     compute,
     expected,
@@ -30,8 +31,6 @@ from ..core import (
 from ..reduction.reduce import fold, norm
 from ..shape.view import sum_to
 from .matmul import dot
-
-aten = torch.ops.aten
 
 
 def _differences(a: Instruction, b: Instruction) -> Expr:

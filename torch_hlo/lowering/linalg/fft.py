@@ -4,13 +4,9 @@ torch's: 0 none, 1 by sqrt(n), 2 by n."""
 import math
 from collections.abc import Sequence
 
-import torch
-
 from torch_hlo.hlo.ir import Instruction, Size, build
 
-from ..core import Expr, LoweringError, axis, expected, lowers, move_dim, promote
-
-aten = torch.ops.aten
+from ..core import Expr, LoweringError, aten, axis, expected, lowers, move_dim, promote
 
 
 def _along(x: Instruction, dims: Sequence[int], kind: str, lengths: Sequence[Size]) -> Instruction:

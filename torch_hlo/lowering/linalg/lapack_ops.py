@@ -10,16 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from torch_hlo.compiler.linalg.lapack import SYMBOLS
 from torch_hlo.device.cpu import symbols
 from torch_hlo.pytorch.operators import OpOverload
 
-from ..core import Results, expected_shapes, lowers
+from ..core import Results, aten, expected_shapes, lowers
 from ..core.opaque import opaque
-
-aten = torch.ops.aten
 
 CALLED = (
     aten._linalg_svd.default, aten._linalg_eigh.default, aten.linalg_eig.default,

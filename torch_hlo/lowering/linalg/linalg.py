@@ -20,6 +20,7 @@ from ..core import (
     Results,
     absolute,
     add_dim,
+    aten,
     broadcast_dims,
     broadcast_to,
     compute,
@@ -50,8 +51,6 @@ from ..core.opaque import opaque
 from ..pointwise.pointwise import conjugate, sgn
 from ..reduction.reduce import arg_extreme, fold
 from .matmul import matrix_product
-
-aten = torch.ops.aten
 
 
 def _triangle(x: Instruction, lower: bool, strict: bool = False) -> Instruction:

@@ -15,6 +15,7 @@ from ..core import (
     Scalar,
     Weak,
     add_dim,
+    aten,
     bare,
     broadcast_dims,
     expected,
@@ -28,8 +29,6 @@ from ..core import (
     where,
 )
 from ..pointwise.pointwise import conjugate
-
-aten = torch.ops.aten
 
 
 def dot(

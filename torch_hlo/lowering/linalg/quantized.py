@@ -12,7 +12,7 @@ from torch_hlo.compiler.matmul.dot_narrow import GROUPS
 from torch_hlo.hlo.ir import build
 from torch_hlo.hlo.ir.instruction import Instruction
 
-from ..core import finish, named_call, promote
+from ..core import aten, finish, named_call, promote
 from ..core.expr import Expr, binary
 from ..core.promote import reshape
 from ..core.registry import expected, guard, lowers
@@ -25,8 +25,6 @@ from ..core.shaping import (
     stack,
 )
 from .matmul import dot
-
-aten = torch.ops.aten
 
 
 def _scaled(y: Expr, scale: Instruction) -> Expr:

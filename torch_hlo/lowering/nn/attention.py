@@ -13,8 +13,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Instruction,
@@ -28,6 +26,7 @@ from ..core import (
     Results,
     Scalar,
     Term,
+    aten,
     broadcast_to,
     compute,
     exp,
@@ -49,8 +48,6 @@ from ..linalg.matmul import dot
 from ..random.distributions import keep_mask
 from ..reduction.reduce import fold, keep
 from ..shape.view import sum_to
-
-aten = torch.ops.aten
 
 
 def _product(a: Expr | Instruction, b: Expr | Instruction, lhs: int, rhs: int) -> Expr:

@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import torch
-
 from torch_hlo.hlo.ir import Instruction, Size
 
 from ..core import (
     Expr,
     Results,
+    aten,
     broadcast_to,
     expected,
     expected_shapes,
@@ -25,7 +24,6 @@ from ..core import (
 )
 from ..reduction.reduce import fold
 
-aten = torch.ops.aten
 SUM, MEAN, MAX = 0, 1, 2
 
 

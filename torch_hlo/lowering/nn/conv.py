@@ -12,6 +12,7 @@ from ..core import (
     Expr,
     LoweringError,
     Results,
+    aten,
     compute,
     expected,
     finish,
@@ -24,8 +25,6 @@ from ..core import (
     reshape,
     reverse,
 )
-
-aten = torch.ops.aten
 
 
 def _labels(lhs: str, rhs: str, out: str, spatial: int) -> str:

@@ -8,13 +8,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
 from torch_hlo.hlo.ir import Instruction, Size, product, row_major_strides
 
 from ..core import (
     Expr,
     absolute,
+    aten,
     binary,
     compute,
     expected_shapes,
@@ -36,7 +35,6 @@ from ..core import (
 )
 from ..reduction.reduce import fold, result
 
-aten = torch.ops.aten
 LINEAR, NEAREST, CUBIC = 0, 1, 2
 ZEROS, BORDER, REFLECTION = 0, 1, 2
 Tap = tuple[Expr, Expr, Expr]  # position (float), weight, derivative of the weight

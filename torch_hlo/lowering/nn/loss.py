@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from torch_hlo.hlo.ir import Instruction, Instructions, Size
 
 from ..core import (
@@ -11,6 +9,7 @@ from ..core import (
     Scalar,
     absolute,
     add_dim,
+    aten,
     broadcast_dims,
     broadcast_to,
     compute,
@@ -32,7 +31,6 @@ from ..core import (
 from ..reduction.reduce import average, count, fold, result
 from ..shape.cumulative import prefix
 
-aten = torch.ops.aten
 MEAN, SUM = 1, 2
 
 

@@ -11,6 +11,7 @@ from torch_hlo.hlo.ir import Instruction, Ints, Size, build
 from ..core import (
     Expr,
     Results,
+    aten,
     bare,
     compute,
     expected_shapes,
@@ -28,8 +29,6 @@ from ..reduction.reduce import (
     keep,
     variance,
 )
-
-aten = torch.ops.aten
 
 
 def _results(*values: Expr | None) -> Results:

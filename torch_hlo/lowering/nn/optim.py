@@ -20,6 +20,7 @@ from ..core import (
     Scalar,
     Weak,
     absolute,
+    aten,
     compute,
     expected,
     expected_shapes,
@@ -36,8 +37,6 @@ from ..core import (
     where,
 )
 from ..reduction.reduce import fold, result, vector_norm
-
-aten = torch.ops.aten
 
 # foreach op -> the overload whose lowering runs on each tensor.
 _ELEMENTWISE = {

@@ -8,8 +8,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
-
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Instruction,
@@ -26,6 +24,7 @@ from torch_hlo.hlo.ir import (
 from ..core import (
     Expr,
     add_dim,
+    aten,
     compute,
     expected,
     finish,
@@ -47,9 +46,6 @@ from ..core import (
 )
 from ..linalg.matmul import dot
 from ..reduction.reduce import arg_extreme, average
-
-aten = torch.ops.aten
-
 
 Given = Sequence[int] | int  # a number stands for as many as there are dimensions
 

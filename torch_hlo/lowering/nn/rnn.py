@@ -21,6 +21,7 @@ from ..core import (
     LoweringError,
     Results,
     add_dim,
+    aten,
     compute,
     concatenate,
     expected,
@@ -40,8 +41,6 @@ from ..core import (
     where,
 )
 from ..linalg.matmul import affine, dot
-
-aten = torch.ops.aten
 
 # Ops of our own, for PyTorch's CompositeImplicit lstm.input & co. (lazy/ops/recurrent.py): whole
 # networks without dropout.

@@ -9,6 +9,7 @@ from torch_hlo.hlo.ir import Instruction
 
 from ..core import (
     Expr,
+    aten,
     compute,
     exp,
     expected,
@@ -19,8 +20,6 @@ from ..core import (
     where,
 )
 from ..reduction.reduce import fold, keep
-
-aten = torch.ops.aten
 
 
 def _shifted(x: Expr, dim: int) -> Expr:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.evaluate.evaluate import evaluate
 from torch_hlo.hlo.ir import Computation, Instruction, Size, build, instr
 
@@ -23,6 +23,7 @@ from ..core import (
     LoweringError,
     Weak,
     absolute,
+    aten,
     compute,
     expected,
     finish,
@@ -39,52 +40,60 @@ from ..core import (
     where,
 )
 
-aten = torch.ops.aten
 # outputs that one source position went to, for which reading them beats adding at computed places
 MOST_TAPS = 64
 Tap = tuple[Expr, Expr | None]  # (s64[out] source position, weight[out]; None is 1)
 
 
-def _index(out: Size, dtype: str) -> Expr:
-    return iota((out,), 0, dtype)
+@frozen
+class Axis:
+    """How one dimension is resampled: its size, the result's, whether corners are aligned, the
+    scale factor if one was given, and the type of positions."""
+
+    size: Size
+    out: Size
+    align: bool
+    scale: float | None
+    dtype: str
+
+    @property
+    def index(self) -> Expr:
+        return iota((self.out,), 0, self.dtype)
+
+    @property
+    def step(self) -> Expr:
+        """Source distance between neighbouring outputs: 1 / scale factor if one was given, else the
+        ratio of sizes."""
+        if isinstance(self.scale, Weak) or (self.scale is not None and self.scale > 0):
+            return (1 / scalar(self.scale, "f64")).cast(self.dtype)
+        return scalar(self.size, self.dtype) / scalar(self.out, self.dtype)
+
+    @property
+    def source(self) -> Expr:
+        """The source position of each output."""
+        if not self.align:
+            return (self.index + 0.5) * self.step - 0.5
+        if isinstance(self.out, int) and self.out == 1:
+            return self.index * 0
+        return self.index * (scalar(self.size - 1, self.dtype) / scalar(self.out - 1, self.dtype))
+
+    def clip(self, position: Expr) -> Expr:
+        return minimum(maximum(position, 0), self.size - 1)
 
 
-def _step(size: Size, out: Size, scale: float | None, dtype: str) -> Expr:
-    """Source distance between neighbouring outputs: 1 / scale factor if one was given, else the
-    ratio of sizes."""
-    if isinstance(scale, Weak) or (scale is not None and scale > 0):
-        return (1 / scalar(scale, "f64")).cast(dtype)
-    return scalar(size, dtype) / scalar(out, dtype)
+def nearest(a: Axis) -> list[Tap]:
+    return [(a.clip(floor(a.index * a.step).cast("s64")), None)]
 
 
-def _clip(position: Expr, size: Size) -> Expr:
-    return minimum(maximum(position, 0), size - 1)
+def nearest_exact(a: Axis) -> list[Tap]:
+    return [(a.clip(floor((a.index + 0.5) * a.step).cast("s64")), None)]
 
 
-def nearest(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> list[Tap]:
-    position = floor(_index(out, dtype) * _step(size, out, scale, dtype))
-    return [(_clip(position.cast("s64"), size), None)]
-
-
-def nearest_exact(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> list[Tap]:
-    position = floor((_index(out, dtype) + 0.5) * _step(size, out, scale, dtype))
-    return [(_clip(position.cast("s64"), size), None)]
-
-
-def _source(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> Expr:
-    i = _index(out, dtype)
-    if align:
-        if isinstance(out, int) and out == 1:
-            return i * 0
-        return i * (scalar(size - 1, dtype) / scalar(out - 1, dtype))
-    return (i + 0.5) * _step(size, out, scale, dtype) - 0.5
-
-
-def linear(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> list[Tap]:
-    source = maximum(_source(size, out, align, scale, dtype), 0)
-    low = minimum(floor(source).cast("s64"), size - 1)
-    weight = minimum(maximum(source - low.cast(dtype), 0), 1)
-    return [(low, 1 - weight), (minimum(low + 1, size - 1), weight)]
+def linear(a: Axis) -> list[Tap]:
+    source = maximum(a.source, 0)
+    low = minimum(floor(source).cast("s64"), a.size - 1)
+    weight = minimum(maximum(source - low.cast(a.dtype), 0), 1)
+    return [(low, 1 - weight), (minimum(low + 1, a.size - 1), weight)]
 
 
 def _cubic_near(t: Expr, a: float) -> Expr:
@@ -95,18 +104,17 @@ def _cubic_far(t: Expr, a: float) -> Expr:
     return ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
 
 
-def cubic(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> list[Tap]:
-    source = _source(size, out, align, scale, dtype)
+def cubic(a: Axis) -> list[Tap]:
+    source = a.source
     base = floor(source)
-    t, first = source - base, base.cast("s64")
-    a = -0.75
+    t, first, slope = source - base, base.cast("s64"), -0.75
     weights = [
-        _cubic_far(t + 1, a),
-        _cubic_near(t, a),
-        _cubic_near(1 - t, a),
-        _cubic_far(2 - t, a),
+        _cubic_far(t + 1, slope),
+        _cubic_near(t, slope),
+        _cubic_near(1 - t, slope),
+        _cubic_far(2 - t, slope),
     ]
-    return [(_clip(first + (k - 1), size), w) for k, w in enumerate(weights)]
+    return [(a.clip(first + (k - 1)), w) for k, w in enumerate(weights)]
 
 
 def _triangle(x: Expr) -> Expr:
@@ -122,28 +130,29 @@ def antialiased(kernel: Callable, reach: float) -> Callable:
     """Taps of a filter of half-width `reach` stretched by the downsampling factor, with normalised
     weights."""
 
-    def taps(size: Size, out: Size, align: bool, scale: float | None, dtype: str) -> list[Tap]:
+    def taps(a: Axis) -> list[Tap]:
+        size, out, scale = a.size, a.out, a.scale
         if not isinstance(size, int) or not isinstance(out, int) or isinstance(scale, Weak):
             raise LoweringError("antialiased resampling needs known sizes and scales")
         ratio = (
             (size - 1) / (out - 1)
-            if align and out > 1
+            if a.align and out > 1
             else 0.0
-            if align
+            if a.align
             else 1 / scale
             if scale
             else size / out
         )
         stretch = max(ratio, 1.0)
-        center = (_index(out, dtype) + 0.5) * ratio  # with align_corners, too
+        center = (a.index + 0.5) * ratio  # with align_corners, too
         support = reach * stretch
         low = maximum(floor(center - support + 0.5).cast("s64"), 0)
         high = minimum(floor(center + support + 0.5).cast("s64"), size)
         result = []
         for k in range(int(2 * support) + 2):
             position = low + k
-            weight = kernel((position.cast(dtype) - center + 0.5) * (1 / stretch))
-            result.append((_clip(position, size), where(position < high, weight, 0)))
+            weight = kernel((position.cast(a.dtype) - center + 0.5) * (1 / stretch))
+            result.append((a.clip(position), where(position < high, weight, 0)))
         total = result[0][1]
         for _, w in result[1:]:
             total = total + w
@@ -252,7 +261,8 @@ def _forward(taps: Callable, has_align: bool) -> Callable[..., Any]:
         for d, scale in reversed([*enumerate(_scales(scales, n), 2)]):
             if not copies and d < n + 1:
                 value = _in_memory(value)
-            value = resample(value, d, taps(value.dims[d], shape.dims[d], align, scale, dtype))
+            axis = Axis(value.dims[d], shape.dims[d], align, scale, dtype)
+            value = resample(value, d, taps(axis))
         if promote.is_integral(shape.dtype) and promote.is_floating(value.dtype):
             value = minimum(maximum(round_even(value), 0), 255)
         return finish(value)
@@ -274,12 +284,8 @@ def _backward(taps: Callable, has_align: bool) -> Callable[..., Any]:
         for d, scale in enumerate(_scales(scales, n), 2):
             if d > 2:
                 g = _in_memory(g)
-            g = resample_adjoint(
-                g,
-                d,
-                shape.dims[d],
-                taps(shape.dims[d], g.dims[d], align, scale, g.dtype),
-            )
+            axis = Axis(shape.dims[d], g.dims[d], align, scale, g.dtype)
+            g = resample_adjoint(g, d, axis.size, taps(axis))
         return finish(g)
 
     return lowering

@@ -2,8 +2,6 @@
 
 import math
 
-import torch
-
 from torch_hlo.hlo.ir import Instruction
 
 from ..core import (
@@ -11,6 +9,7 @@ from ..core import (
     Scalar,
     Term,
     absolute,
+    aten,
     erf,
     exp,
     expm1,
@@ -28,7 +27,6 @@ from ..core import (
 from ..core.elementwise import apply
 from .pointwise import conjugate
 
-aten = torch.ops.aten
 SQRT_2_PI = math.sqrt(2 / math.pi)
 SELU_ALPHA = 1.6732632423543772848170429916717
 SELU_SCALE = 1.0507009873554804934193349852946

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core import (
     Expr,
     absolute,
+    aten,
     cos,
     exp,
     is_nan,
@@ -24,7 +25,6 @@ from ..core import (
     where,
 )
 
-aten = torch.ops.aten
 special = torch.special
 
 

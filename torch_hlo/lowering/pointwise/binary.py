@@ -6,8 +6,6 @@ from __future__ import annotations
 import math
 from functools import partial
 
-import torch
-
 from torch_hlo.hlo.ir import Instruction
 
 from ..core import (
@@ -17,6 +15,7 @@ from ..core import (
     Term,
     absolute,
     atan2,
+    aten,
     binary,
     bitcast,
     compare,
@@ -48,8 +47,6 @@ from ..core import (
 )
 from ..core.elementwise import apply
 from .pointwise import exp2, is_bool, is_complex, signbit
-
-aten = torch.ops.aten
 
 
 def _integral(x: Expr) -> bool:

@@ -4,14 +4,13 @@ the opcode's."""
 import math
 from functools import partial
 
-import torch
-
 from torch_hlo.hlo.ir import Instruction
 
 from ..core import (
     Expr,
     absolute,
     atan2,
+    aten,
     binary,
     bitcast,
     ceil,
@@ -42,8 +41,6 @@ from ..core import (
     where,
 )
 from ..core.elementwise import apply
-
-aten = torch.ops.aten
 
 # Functions of one floating or complex operand (integers were converted by promotion).
 FLOAT_UNARY = {

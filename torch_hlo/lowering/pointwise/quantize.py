@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from torch_hlo.hlo.ir import Instruction, Instructions
 
 from ..core import (
@@ -14,6 +12,7 @@ from ..core import (
     Operand,
     Term,
     absolute,
+    aten,
     axis,
     broadcast_to,
     compute,
@@ -31,8 +30,6 @@ from ..core import (
     trunc,
     where,
 )
-
-aten = torch.ops.aten
 
 
 def _term(v: Operand, like: Expr, dim: int | None = None) -> Expr:

@@ -23,6 +23,7 @@ from torch_hlo.hlo.stablehlo import special as chlo
 from ..core import (
     Expr,
     absolute,
+    aten,
     erf,
     erf_inv,
     erfc,
@@ -43,8 +44,6 @@ from ..core import (
 )
 from ..core.elementwise import apply
 from .bessel import series
-
-aten = torch.ops.aten
 
 
 def ratio(x: Expr, p: Sequence[float], q: Sequence[float]) -> Expr:

@@ -8,8 +8,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from torch_hlo.hlo.ir import Dims, Instruction, Shape, Size
 from torch_hlo.hlo.ir.build import get_tuple_element, sort
 from torch_hlo.pytorch.operators import OpOverload, OpOverloadPacket
@@ -19,6 +17,7 @@ from ..core import (
     Operand,
     Scalar,
     Weak,
+    aten,
     binary,
     compute,
     exp,
@@ -41,8 +40,6 @@ from ..core import (
 from ..reduction.reduce import arg_extreme
 from ..shape.sort import sorted_along
 from .threefry import DIGITS, Key, normal, open_uniform, random_words, uniform
-
-aten = torch.ops.aten
 
 
 def _wide() -> str:

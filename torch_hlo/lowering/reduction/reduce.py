@@ -16,6 +16,7 @@ from ..core import (
     Scalar,
     Weak,
     absolute,
+    aten,
     axes,
     axis,
     compute,
@@ -37,8 +38,6 @@ from ..core import (
 )
 from ..core.shaping import from_front
 from ..pointwise.pointwise import is_complex
-
-aten = torch.ops.aten
 
 
 def fold(x: Expr, dims: Sequence[int], op: str = "add") -> Expr:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from torch_hlo.hlo.ir import Dim, Instruction, Shape, Size, instr
 
 from ..core import (
     Expr,
     Operand,
     Scalar,
+    aten,
     bitcast,
     broadcast_to,
     expected,
@@ -27,8 +26,6 @@ from ..core import (
     real,
     where,
 )
-
-aten = torch.ops.aten
 
 
 def _filled(value: Scalar) -> Instruction:

@@ -11,6 +11,7 @@ from ..core import (
     Expr,
     Results,
     absolute,
+    aten,
     axis,
     exp,
     expected,
@@ -27,8 +28,6 @@ from ..core import (
     where,
 )
 from ..core.opaque import opaque
-
-aten = torch.ops.aten
 
 
 def prefix(x: Expr, dim: int, op: str | Computation, init: float | None = None) -> Expr:

@@ -16,6 +16,7 @@ from ..core import (
     LoweringError,
     Operand,
     Scalar,
+    aten,
     axis,
     broadcast_dims,
     broadcast_to,
@@ -40,8 +41,6 @@ from ..core import (
 )
 from ..pointwise.binary import floor_divide
 from .cumulative import prefix
-
-aten = torch.ops.aten
 
 
 # Embedding

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
-import torch
-
 from torch_hlo.hlo.ir import Instruction, Size, build
 
 from ..core import (
     Scalar,
     absolute,
+    aten,
     expected,
     gather_dim,
     iota,
@@ -25,8 +24,6 @@ from ..core import (
     promote,
     scatter_dim,
 )
-
-aten = torch.ops.aten
 
 
 @lowers(aten.constant_pad_nd)

@@ -17,6 +17,7 @@ from ..core import (
     Results,
     Scalar,
     add_dim,
+    aten,
     axis,
     broadcast_to,
     compute,
@@ -39,8 +40,6 @@ from ..core import (
     where,
 )
 from ..reduction.reduce import arg_extreme, extreme, fold, result
-
-aten = torch.ops.aten
 
 
 def _of_rows(lowering: Callable[..., Results]) -> Callable[..., Results]:

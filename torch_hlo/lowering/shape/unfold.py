@@ -5,11 +5,11 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from torch_hlo.hlo.ir import Instruction, Size, build
 
 from ..core import (
+    aten,
     compute,
     expected,
     lowers,
@@ -20,8 +20,6 @@ from ..core import (
     select_dim,
     slice_dim,
 )
-
-aten = torch.ops.aten
 
 
 def _places(size: Size, kernel: int, dilation: int, padding: int, stride: int) -> Size:

@@ -11,6 +11,7 @@ from ..core import (
     Expr,
     LoweringError,
     add_dim,
+    aten,
     axis,
     broadcast_to,
     concatenate,
@@ -35,8 +36,6 @@ from ..core import (
 )
 from ..core.shaping import from_front
 from ..pointwise.pointwise import conjugate
-
-aten = torch.ops.aten
 
 
 @lowers(
