@@ -17,7 +17,17 @@ import math
 from collections.abc import Sequence
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Dim, Dims, Instruction, Instructions, Ints, Size, build as b, postorder
+from torch_hlo.hlo.ir import (
+    Dim,
+    Dims,
+    Instruction,
+    Instructions,
+    Ints,
+    Size,
+    build as b,
+    postorder,
+    product,
+)
 
 from ..codegen import Kernel, Planner, Program, index as ix
 from ..codegen.loop_plan import widest_bits
@@ -116,13 +126,13 @@ def _build(
     own = x.dims
     planner = Planner(leaves)
     row, column = (
-        ix.variable("loop", (f"planned{n}",), ix.product(part), n + 1)
+        ix.variable("loop", (f"planned{n}",), product(part), n + 1)
         for n, part in enumerate((outer, (columns,)))
     )
     planner.value(x, _index(ix.of(row), ix.of(column), outer, own))
     kernel = _TermKernel(program.target, program.target.lanes(widest_bits(planner.dtypes)), leaves)
     op = kernel.level.scalar.op
-    with kernel.loop("%row", op("add i64 %row, %rows"), ix.product(outer)) as r:
+    with kernel.loop("%row", op("add i64 %row, %rows"), product(outer)) as r:
         op = kernel.level.scalar.op
         skipped = op(f"mul i64 {op(f'sub i64 {kernel.scalar(r)}, %row')}, %ld")
         to = op(

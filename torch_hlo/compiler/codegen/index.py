@@ -350,7 +350,3 @@ def variables(indices: Iterable[Index]) -> set[Var]:
             )
             stack.extend(w for i in inner for w, _ in i.terms)
     return found
-
-
-def product(sizes: Iterable[Size]) -> Size:
-    return math.prod(sizes)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import DTYPES, OPCODES, Dims, Instruction, Size
+from torch_hlo.hlo.ir import DTYPES, OPCODES, Dims, Instruction, Size, product
 
 from ..llvm import Emit, Unit
 from ..llvm.scalar import Value
@@ -159,7 +159,7 @@ def plan_loops(
         if f != 1
     ]
     groups = _merge(order, list(planner.accesses))
-    extents = tuple(ix.product(v.extent for v in g) for g in groups)
+    extents = tuple(product(v.extent for v in g) for g in groups)
     factors = tuple(tuple(v.extent for v in g) for g in groups)
     across = _across(groups, planner.accesses)
     return Loops(

@@ -16,7 +16,16 @@ conv_direct.py; nothing is copied but those tiles, which stay in L2:
 from __future__ import annotations
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Size, WindowDim, build, ceildiv, fixed, row_major_strides
+from torch_hlo.hlo.ir import (
+    Instruction,
+    Size,
+    WindowDim,
+    build,
+    ceildiv,
+    fixed,
+    product,
+    row_major_strides,
+)
 
 from ..codegen import Program
 from ..conv_forms import digits_of, is_channels_last, sides
@@ -43,7 +52,7 @@ from ..thresholds import (
     TABLE_BYTES,
 )
 from .conv_direct import POINTERS, geometry, pointer_table, tile_pointers
-from .conv_pack import product, static_dims
+from .conv_pack import static_dims
 from .conv_winograd import define
 
 BF16 = ELEMENTS["bf16", "bf16"]

@@ -17,7 +17,16 @@ import itertools
 from contextlib import ExitStack
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, Window, build, ceildiv, fixed, row_major_strides
+from torch_hlo.hlo.ir import (
+    Instruction,
+    Ints,
+    Window,
+    build,
+    ceildiv,
+    fixed,
+    product,
+    row_major_strides,
+)
 
 from ..codegen import Program
 from ..conv_forms import digits_of
@@ -35,7 +44,7 @@ from ..matmul.tile import lane_mask, masked_load, transposed
 from ..thresholds import GRADIENT_AMX_LEAST_RUN, ITEMS_PER_CORE
 from .conv_direct import register_tile
 from .conv_gradient import add_pieces
-from .conv_pack import product, static_dims
+from .conv_pack import static_dims
 from .conv_winograd import define
 
 BF16 = ELEMENTS["bf16", "bf16"]

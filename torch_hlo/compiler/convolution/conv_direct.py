@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, dim_max, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, dim_max, product, row_major_strides
 
 from ..codegen import Program
 from ..conv_forms import is_channels_last
@@ -43,7 +43,7 @@ from ..thresholds import (
     ITEMS_PER_CORE,
     TABLE_BYTES,
 )
-from .conv_pack import PACK_PARAMETERS, packing, product
+from .conv_pack import PACK_PARAMETERS, packing
 
 POINTERS = 16  # entries of a row of the table of pointers
 MOST_COLUMNS = 1 << 20

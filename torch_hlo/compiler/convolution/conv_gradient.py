@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, product, row_major_strides
 
 from ..codegen import Program
 from ..conv_forms import digits_of
@@ -35,7 +35,6 @@ from ..matmul.tile import (
 )
 from ..thresholds import GRADIENT_BLOCK_BYTES, ITEMS_PER_CORE
 from .conv_direct import register_tile
-from .conv_pack import product
 
 GEOMETRY = (
     "window",

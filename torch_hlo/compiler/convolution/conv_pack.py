@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from typing import overload
+from collections.abc import Sequence
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, fixed, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, fixed, product, row_major_strides
 
 from ..codegen import Place, Program
 from ..llvm import Function, Int, signature
@@ -36,14 +34,6 @@ PACK_PARAMETERS = tuple(
 def static_dims(x: Instruction) -> Ints:
     """The dimensions of an instruction that has no symbolic ones."""
     return tuple(fixed(d) for d in x.dims)
-
-
-@overload
-def product(sizes: Iterable[int]) -> int: ...
-@overload
-def product(sizes: Iterable[Size]) -> Size: ...
-def product(sizes: Iterable[Size]) -> Size:
-    return math.prod(sizes)
 
 
 def pack_kernel(

@@ -25,7 +25,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from torch_hlo import config
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Size, ceildiv, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv, product, row_major_strides
 
 from ..codegen import Program
 from ..llvm import Function, Int, float_constant, signature
@@ -48,7 +48,7 @@ from ..thresholds import (
     WINOGRAD_V_BYTES,
 )
 from .conv_direct import POINTERS, geometry, is_direct, micro, register_tile, tile_pointers
-from .conv_pack import packing, product, static_dims
+from .conv_pack import packing, static_dims
 
 Matrix = tuple[tuple[float, ...], ...]
 

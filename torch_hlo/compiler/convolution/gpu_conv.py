@@ -14,11 +14,11 @@ from torch_hlo.hlo.ir import (
     build,
     ceildiv,
     parameters_of,
+    product,
     replace,
     row_major_strides,
 )
 
-from ..codegen.index import product
 from ..gather.gather_scatter import Sizes, digits
 from ..gpu.gpu_program import GpuProgram
 from ..gpu.gpu_writer import GpuWriter

@@ -17,9 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, Window, fixed
+from torch_hlo.hlo.ir import Instruction, Ints, Window, fixed, product
 
-from ..codegen.index import product
 from ..gather.gather_scatter import digits
 from ..gpu.gpu_program import GpuProgram, TensorMap
 from ..gpu.gpu_writer import GpuWriter

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch_hlo.hlo.ir import DTYPES, Instruction, Instructions, Shape, Size, build, ceildiv
+from torch_hlo.hlo.ir import DTYPES, Instruction, Instructions, Shape, Size, build, ceildiv, product
 
 from ..codegen import Writer, apply, leaves, load, store
-from ..codegen.index import product
 from ..control.control_flow import copy_places
 from ..gpu.gpu_program import GpuProgram
 from ..llvm import Int, scalar, signature

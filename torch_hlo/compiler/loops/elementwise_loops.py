@@ -22,6 +22,7 @@ from torch_hlo.hlo.ir import (
     instr,
     parameters_of,
     postorder,
+    product,
     replace,
 )
 
@@ -153,7 +154,7 @@ class LoopNest:
         last = self.extents[-1] if len(self.extents) > 1 else None
         if isinstance(last, int) and last * 4 <= lanes:
             # The innermost loop is too short for vectors: run over all elements, with gathers.
-            self.extents = (ix.product(self.extents),)
+            self.extents = (product(self.extents),)
         # Each operation waits for the one before it, and a core holds less than a whole expression:
         # two vectors in turns, where a loop has them.
         size = self.stores[0].value.size
@@ -229,7 +230,7 @@ def _nest(
         kernel.lane_loop(0, 1, 1, body(()), 1)
         return 1, 1, 1
     *outer, last = extents
-    rows = ix.product(outer)
+    rows = product(outer)
     even = isinstance(last, int) and last % (lanes * unroll) == 0
     if not outer:
         if isinstance(last, int) and last <= STATIC_ELEMENTS:
@@ -290,7 +291,7 @@ def _tiled_nest(kernel: Kernel, loops: Loops, body: Body) -> tuple[Size, int, fl
     panel = min(_PANEL, tiles)
     counts = list(outer)
     counts[across] = -(-tiles // panel)
-    items = ix.product(counts)
+    items = product(counts)
     steps = -(-columns // lanes)
     with kernel.loop("%lo", "%hi", items) as item:
         parts = list(ix.delinear(item, counts))

@@ -14,12 +14,13 @@ from torch_hlo.hlo.ir import (
     Size,
     instr,
     parameters_of,
+    product,
     replace,
     tuple_shape,
 )
 
 from ..codegen import CodegenError, Index, Program
-from ..codegen.index import ZERO, delinear, linear, product
+from ..codegen.index import ZERO, delinear, linear
 from ..fusion import fusion_table as table
 from ..llvm.scalar import Value
 from ..thresholds import (

@@ -1,7 +1,7 @@
 """Elementwise kernels on a grid: a thread per vector of the innermost dimension, or a group per
 tile where a loop reads across its rows (gpu_tile.py)."""
 
-from torch_hlo.hlo.ir import Size
+from torch_hlo.hlo.ir import Size, product
 
 from ..codegen import Kernel, index as ix
 from ..codegen.loop_plan import stored_bits
@@ -29,8 +29,8 @@ class GpuLoopNest(LoopNest):
         # the loops are digits of the thread's number, the innermost changing fastest
         *outer, last = extents or (1,)
         counts = (*outer, last // kernel.lanes)
-        with kernel.loop("%lo", "%hi", ix.product(counts)) as item:
+        with kernel.loop("%lo", "%hi", product(counts)) as item:
             parts = ix.delinear(item, counts)
             write = self.body(parts[:-1])
             kernel.lanes_at(parts[-1] * kernel.lanes, last, lambda lane: write(lane, ()))
-        return ix.product(counts), 1, kernel.lanes
+        return product(counts), 1, kernel.lanes

@@ -12,10 +12,10 @@ slices of threads take turns along them."""
 
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir import Instruction, Size
+from torch_hlo.hlo.ir import Instruction, Size, product
 
 from ..codegen import Index, Program
-from ..codegen.index import of, product
+from ..codegen.index import of
 from ..codegen.kernel import Body, Fold
 from ..codegen.loop_plan import stored_bits
 from ..gpu.exchange import Exchange

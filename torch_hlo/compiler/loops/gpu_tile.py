@@ -9,7 +9,7 @@ tile, so that neither a row nor a column meets a bank twice.
 
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir import Instruction, Size, fixed
+from torch_hlo.hlo.ir import Instruction, Size, fixed, product
 
 from ..codegen import Index, Kernel, Program, index as ix
 from ..codegen.index import Var, variable
@@ -71,7 +71,7 @@ class TileKernel(Kernel):
         self.per_row = side // self.lanes
         counts = [*outer, -(-columns // side)]
         counts[across] = -(-rows // side)
-        with self.loop("%lo", "%hi", ix.product(counts)) as item:
+        with self.loop("%lo", "%hi", product(counts)) as item:
             parts = list(ix.delinear(item, counts))
             op = self.level.scalar.op
             first_row, first_column = (
@@ -103,7 +103,7 @@ class TileKernel(Kernel):
             self.lane_var = saved
             self._bring(first_row, first_column, rows, columns)
             parent.lines += lines
-        return ix.product(counts)
+        return product(counts)
 
     @property
     def _passes(self) -> int:

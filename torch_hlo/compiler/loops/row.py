@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Computation, Dims, Instruction, Ints, Size, ceildiv, fixed
+from torch_hlo.hlo.ir import Computation, Dims, Instruction, Ints, Size, ceildiv, fixed, product
 
 from ..codegen import Index, Kernel
 from ..codegen.index import (
@@ -24,7 +24,6 @@ from ..codegen.index import (
     delinear,
     divide,
     linear,
-    product,
     regroup,
 )
 from ..fusion import fusion_table as table

@@ -21,9 +21,8 @@ from functools import cmp_to_key
 from typing import Any
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Computation, Dims, Instruction, Ints, Size, postorder
+from torch_hlo.hlo.ir import Computation, Dims, Instruction, Ints, Size, postorder, product
 
-from ..codegen.index import product
 from ..fusion import fusion_table as table
 from ..fusion.fusion_plan import rows_fit
 from ..fusion.fusion_table import HEAVY, Intervals

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from torch_hlo.hlo.ir import Computation, Instruction, Ints, Size, Users, ceildiv, fixed
+from torch_hlo.hlo.ir import Computation, Instruction, Ints, Size, Users, ceildiv, fixed, product
 
 from ..codegen import Index
-from ..codegen.index import ZERO, delinear, divide, linear, product, regroup
+from ..codegen.index import ZERO, delinear, divide, linear, regroup
 from ..fusion import fusion_table as table
 from ..llvm.scalar import STORAGE, Value
 from .reducer import Reducer

@@ -15,6 +15,7 @@ it may also be `sums`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -153,13 +154,13 @@ def expression(
     dims = sums.dims
     outer = dims[: len(dims) - columns]
     inner = dims[len(dims) - columns :]
-    if ix.product(inner) == 1:
+    if math.prod(inner) == 1:
         return None
     read = set(postorder((rest.root,)))
     leaves = tuple(p for p in rest.params if p in read and p is not sums)
     planner = Planner([*leaves, sums])
     row, column = (
-        ix.variable("loop", (f"planned{n}",), ix.product(part), n + 1)
+        ix.variable("loop", (f"planned{n}",), math.prod(part), n + 1)
         for n, part in enumerate((outer, inner))
     )
     planned = Expression(sums, leaves, rest.results, outer, inner, 0, 0)
@@ -196,7 +197,7 @@ def _build(
     if e is None:
         return None
     kernel = _TileKernel(program.target, program.target.lanes(e.bits), e)
-    with kernel.rows(ix.product(e.outer)) as r:
+    with kernel.rows(math.prod(e.outer)) as r:
 
         def body_of(lane: Index, carried: object) -> None:
             kernel.lane = lane
@@ -211,7 +212,7 @@ def _build(
 
         kernel.along_columns(
             r,
-            ix.product(e.inner),
+            math.prod(e.inner),
             body_of,
             unroll=2 if e.cost <= EXPENSIVE_EPILOGUE else 1,
             compact=e.cost > EXPENSIVE_EPILOGUE,

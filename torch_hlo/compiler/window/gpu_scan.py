@@ -9,10 +9,9 @@ reducer need not commute and results do not depend on chance."""
 
 from __future__ import annotations
 
-from torch_hlo.hlo.ir import DTYPES, Instruction, Size, ceildiv
+from torch_hlo.hlo.ir import DTYPES, Instruction, Size, ceildiv, product
 
 from ..codegen import Writer, apply, leaves, load, load_real, store
-from ..codegen.index import product
 from ..gather.gather_scatter import Sizes
 from ..gpu.exchange import Exchange
 from ..gpu.gpu_program import GpuProgram

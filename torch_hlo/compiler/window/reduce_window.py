@@ -18,6 +18,7 @@ from torch_hlo.hlo.ir import (
     Window,
     instr,
     parameters_of,
+    product,
     replace,
     row_major_strides,
 )
@@ -242,7 +243,7 @@ def _nested(program: Program, x: Instruction) -> None:
     program.parallel(
         name,
         program.arguments(pointers, size.names),
-        ix.product(out),
+        product(out),
         cost=2.0 * (tap_count(x["window"]) or 100),
     )
 

@@ -6,10 +6,9 @@ which what came before is added: one combination per vector is sequential."""
 
 from __future__ import annotations
 
-from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.ir import Instruction, product
 
 from ..codegen import Program, Writer, apply, leaves, load, store
-from ..codegen.index import product
 from ..gather.gather_scatter import Sizes
 from ..llvm import Int, scalar, signature
 from ..llvm.scalar import STORAGE

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, Size, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Ints, Size, product, row_major_strides
 
-from ..codegen import Program, Writer, apply, index as ix, load, load_real, store
+from ..codegen import Program, Writer, apply, load, load_real, store
 from ..gather.gather_scatter import Sizes, dot_product, loop_nest
 from ..llvm import BITS, Int, scalar, signature
 from ..llvm.scalar import STORAGE
@@ -66,7 +66,7 @@ def _lanes(program: Program, x: Instruction, lead: int) -> tuple[str, Size, Iter
     blocks = -(-channels // block) if isinstance(channels, int) else (channels + block - 1) // block
     return (
         name,
-        ix.product(x.dims[:lead]) * blocks,
+        product(x.dims[:lead]) * blocks,
         writer.size.names,
     )
 
@@ -155,7 +155,7 @@ class _LaneWriter:
         last = f.min(f.add(first, self.block), self.channels)
         whole = last if self.even else f.sub(last, f.rem(f.sub(last, first), self.lanes))
         base, source_base = (
-            f.mul(number, self.size(ix.product(d[self.lead :]))) for d in (self.dims, self.out)
+            f.mul(number, self.size(product(d[self.lead :]))) for d in (self.dims, self.out)
         )
         return _Item(first, whole, last, base, source_base)
 
@@ -291,7 +291,7 @@ def _elements(program: Program, x: Instruction, lead: int) -> tuple[str, Size, I
     f = Writer(program, "select_and_scatter", POINTERS)
     size = Sizes(f)
     strides, source_strides = ([size(s) for s in row_major_strides(d)] for d in (dims, out))
-    plane, source_plane = (size(ix.product(d[lead:])) for d in (dims, out))
+    plane, source_plane = (size(product(d[lead:])) for d in (dims, out))
     best = f.alloca("i64")
     with f.loop("%lo", "%hi") as item:
         base = f.mul(item, plane)
@@ -328,4 +328,4 @@ def _elements(program: Program, x: Instruction, lead: int) -> tuple[str, Size, I
                     "%to",
                     chosen,
                 )
-    return f.define(), ix.product(dims[:lead]), size.names
+    return f.define(), product(dims[:lead]), size.names

@@ -10,13 +10,14 @@ the result have a check `check(shape, *operands, **attrs)` in its place (explici
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from .dim import Dim, Ints, Size, ceildiv
 from .instruction import Computation, Instruction
 from .literal import Literal
 from .shape import DTYPES, Shape, tuple_shape
 
+N = TypeVar("N", int, Size)
 TOKEN = Shape("token")
 U32 = Shape("u32")
 Rows = tuple[tuple[Size, Size, int], ...]  # per dimension
@@ -540,5 +541,5 @@ def recv_done(x: Instruction, **attrs: Any) -> Shape:
     return tuple_shape(finished("recv-done", 0, x), TOKEN)
 
 
-def product(sizes: Iterable[Size]) -> Size:
+def product(sizes: Iterable[N]) -> N:
     return math.prod(sizes)

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..ir import OPCODES, Instruction, Shape
 from ..sharding.sharding_text import to_xla
+from ..text.printer import quoted
 from .writer import (
     WriteError,
     Writer,
@@ -16,7 +17,6 @@ from .writer import (
     integer,
     matrix,
     sharding_text,
-    string,
     writes,
 )
 
@@ -415,13 +415,13 @@ def _custom_call(w: Writer, x: Instruction) -> list[str]:
             f"sharding = #sdy.sharding{sharding_text(sharding)}",
         )
     attrs = dictionary(
-        call_target_name=string(x["custom_call_target"]),
-        backend_config=string(str(config)),
+        call_target_name=quoted(x["custom_call_target"]),
+        backend_config=quoted(str(config)),
         has_side_effect=boolean(x["custom_call_has_side_effect"]),
     )
     results = w.op(x, "stablehlo.custom_call", attrs)
     if sharding is not None:
-        w.annotate(f"mhlo.sharding = {string(to_xla(sharding))}")
+        w.annotate(f"mhlo.sharding = {quoted(to_xla(sharding))}")
     return results
 
 

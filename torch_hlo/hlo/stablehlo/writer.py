@@ -15,7 +15,6 @@ import numpy as np
 
 from ..ir import DTYPES, Computation, Instruction, Ints, Literal, Shape, Size, build as b
 from ..sharding.sharding import Mesh, Placement, Sharding
-from ..text.printer import quoted
 from .sizes import value_of
 from .types import type_text
 
@@ -334,7 +333,3 @@ def _nested(pieces: list[str], dims: Ints) -> str:
 
 def dictionary(**entries: str | None) -> str:
     return ", ".join(f"{k} = {v}" for k, v in entries.items() if v is not None)
-
-
-def string(text: str) -> str:
-    return quoted(text)

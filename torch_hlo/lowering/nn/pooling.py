@@ -92,10 +92,6 @@ def _leading(rank: int, n: int) -> list[WindowDim]:
     return [WindowDim(1)] * (rank - n)
 
 
-def _axis_index(dims: Sequence[Size], dim: int) -> Expr:
-    return iota(dims, dim)
-
-
 def _pooled(x: Instruction, kernel: Sequence[int]) -> int:
     """How many dimensions."""
     return len(kernel) if len(kernel) > 1 else 3 if x.rank == 5 else 2
@@ -126,7 +122,7 @@ def _divisor(
         return None
     total = Expr(promote.full(1, "s64", dims))
     for d, s, (k, st, p, _) in zip(range(len(dims) - n, len(dims)), sizes, w.each(), strict=True):
-        start = _axis_index(dims, d) * st - p
+        start = iota(dims, d) * st - p
         size = start.like(s)
         stop = minimum(start + k, size + p)
         if not include_pad:
@@ -251,9 +247,7 @@ def max_pool_with_indices(
         low,
     )
     steps = row_major_strides(tuple(sizes))
-    starts = [
-        _axis_index(shape.dims, lead + i) * st - p for i, (_, st, p, _) in enumerate(w.each())
-    ]
+    starts = [iota(shape.dims, lead + i) * st - p for i, (_, st, p, _) in enumerate(w.each())]
     best = Expr(promote.full(low, x.dtype, shape.dims))
     index = _flat([_first_inside(s, d) for s, d in zip(starts, w.dilation, strict=True)], steps)
     # One comparison per window position: strided slices, which fuse into one loop over the output.
@@ -357,7 +351,7 @@ def _unpool_add(grad: Instruction, indices: Instruction, shape: Shape, n: int) -
     rows = math.prod(lead)
     dtype = promote.compute_type(shape.dtype)
     flat_index = Expr(reshape(indices, (rows, outer)))
-    position = flat_index + _axis_index((rows, outer), 0) * inner
+    position = flat_index + iota((rows, outer), 0) * inner
     zero = promote.full(0, dtype, (rows * inner,))
     flat = scatter_dim(zero, position.x, promote.cast(reshape(grad, (rows, outer)), dtype), 0)
     return promote.cast(reshape(flat, shape.dims), shape.dtype)
@@ -366,7 +360,7 @@ def _unpool_add(grad: Instruction, indices: Instruction, shape: Shape, n: int) -
 # Adaptive: window o covers [floor(o * in / out), ceil((o + 1) * in / out)).
 def _adaptive_bounds(size: Size, out: Size) -> tuple[Expr, Expr]:
     """(start, stop) of each window, s64[out]."""
-    o = _axis_index((out,), 0)
+    o = iota((out,), 0)
     n, m = o.like(size), o.like(out)
     return o * n / m, ((o + 1) * n + m - 1) / m
 
@@ -376,7 +370,7 @@ def _adaptive_weights(size: Size, out: Size, dtype: str) -> Expr:
     start, stop = _adaptive_bounds(size, out)
     dims = (out, size)
     start, stop = (v.reshape((out, 1)).broadcast(dims) for v in (start, stop))
-    i = _axis_index(dims, 1)
+    i = iota(dims, 1)
     return where((i >= start) & (i < stop), 1 / (stop - start).cast(dtype), 0)
 
 
@@ -485,7 +479,7 @@ def _adaptive_windows(size: Size, out: Size) -> Expr:
         longest = min(longest, size)
     dims = (out, longest)
     start, stop = (v.reshape((out, 1)).broadcast(dims) for v in _adaptive_bounds(size, out))
-    position = start + _axis_index(dims, 1)
+    position = start + iota(dims, 1)
     return where(position < stop, position, start)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Dim, Instruction, Size
+from torch_hlo.hlo.ir import Dim, Instruction, Size, product
 
 from ...codegen import Index, Kernel, index as ix
 from ...codegen.kernel_values import Level
@@ -110,7 +110,7 @@ class _Element(Kernel):
         e = self.expression
         places = []
         for name, dims in ((row, e.outer), (column, e.inner)):
-            var = ix.variable("loop", (f"%t{self.unit.number()}",), ix.product(dims), 1)
+            var = ix.variable("loop", (f"%t{self.unit.number()}",), product(dims), 1)
             self._names[var] = str(name)
             places.append(ix.of(var))
         self._enter(self.f.lines, self.f.block, lanes=1)
@@ -123,7 +123,7 @@ class _Element(Kernel):
                 lambda n, x, element, value: self.store(self.outputs[n], x.dtype, element, value),
             )
 
-        self.lanes_at(places[1], ix.product(e.inner), at)
+        self.lanes_at(places[1], product(e.inner), at)
 
     def size(self, size: Size) -> str:
         if isinstance(size, int):
