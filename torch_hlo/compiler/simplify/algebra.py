@@ -408,9 +408,6 @@ ARITHMETIC = rules(
     (op("maximum minimum and or", x, x), lambda x: x),
     # max(x, -inf) -> x
     (op("maximum minimum", x, c, where=lambda x: x.kind in "psuf"), extreme),
-    # max(max(x, c), d) -> max(x, max(c, d))
-    (op("maximum", op("maximum", x, c), d), lambda x, c, d: h.maximum(x, h.maximum(c, d))),
-    (op("minimum", op("minimum", x, c), d), lambda x, c, d: h.minimum(x, h.minimum(c, d))),
     (op("floor ceil round-nearest-even round-nearest-afz",
         op("floor ceil round-nearest-even round-nearest-afz", name="inner")),
      
@@ -439,9 +436,11 @@ ARITHMETIC = rules(
     # not (x == y) -> x != y
     (op("not", op("compare", x, y, name="inner")), not_compare),
     (op("shift-left shift-right-arithmetic shift-right-logical", x, const(0)), lambda x: x),
-    (op("and", op("and", x, c), d), lambda x, c, d: h.and_(x, h.and_(c, d))),
-    (op("or", op("or", x, c), d), lambda x, c, d: h.or_(x, h.or_(c, d))),
-    (op("xor", op("xor", x, c), d), lambda x, c, d: h.xor(x, h.xor(c, d))),
+    # max(max(x, c), d) -> max(x, max(c, d))
+    (op("maximum minimum and or xor",
+        op("maximum minimum and or xor", x, c, name="inner"), d),
+     lambda out, inner, x, c, d:
+     instr(out.op, (x, instr(out.op, (c, d)))) if inner.op == out.op else None),
 
     # Comparisons and selection
     # x < x -> false

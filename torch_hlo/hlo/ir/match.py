@@ -99,12 +99,9 @@ class Op:
 Pattern = Var | Const | Op
 
 
-def var(name: str, where: Callable[[Instruction], bool] | None = None) -> Var:
-    return Var(name, where)
-
-
-def const(value: int | float | bool | None = None, name: str = "") -> Const:
-    return Const(value, name)
+# As tables of rules write them, beside `op`.
+var = Var
+const = Const
 
 
 def op(
