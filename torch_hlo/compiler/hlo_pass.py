@@ -19,7 +19,6 @@ from torch_hlo.hlo.ir import (
     called,
     carry_meta,
     on_operands,
-    postorder,
     rewrite_bottom_up,
     with_computations,
 )
@@ -82,7 +81,7 @@ def over_computations(module: Module, fn: Callable[[Computation], Computation]) 
         return memo[c]
 
     def _inside(c: Computation) -> Computation:
-        if not any(x.op in _RUNS for x in postorder((c.root,))):
+        if not any(x.op in _RUNS for x in c.instructions()):
             return c
         new: Replacements = {}
         for x in c.instructions():

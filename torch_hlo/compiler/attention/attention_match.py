@@ -56,7 +56,7 @@ def attention_match(module: Module) -> Module:
 
 
 def _matched(c: Computation) -> Computation:
-    if not any(x.op == "exponential" or marked_weights(x) for x in postorder((c.root,))):
+    if not any(x.op == "exponential" or marked_weights(x) for x in c.instructions()):
         return c
     c = _with_separate_sums(c)
     order = postorder((c.root,))

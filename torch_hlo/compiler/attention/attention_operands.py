@@ -40,7 +40,7 @@ def attention_operands(module: Module) -> Module:
 
 
 def _computed(c: Computation) -> Computation:
-    if not any(_is_plain(x) for x in postorder((c.root,))):
+    if not any(_is_plain(x) for x in c.instructions()):
         return c
     root = rewrite_bottom_up(c.root, lambda x: _absorbed(x) if _is_plain(x) else x)
     return c.with_root(root)

@@ -142,9 +142,7 @@ def _counts_alike(x: Instruction, rows: Rows, read: set[int]) -> bool:
 
 def _read_whole(body: Computation, rows: Rows) -> int:
     """Bytes of arrays without rows that products read: weights."""
-    read = {
-        o for y in postorder((body.root,)) if y.op == "dot" for o in y.operands if o not in rows
-    }
+    read = {o for y in body.instructions() if y.op == "dot" for o in y.operands if o not in rows}
     return sum(fixed(o.nbytes) for o in read)
 
 

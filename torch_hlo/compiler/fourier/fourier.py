@@ -32,7 +32,6 @@ from torch_hlo.hlo.ir import (
     carry_meta,
     fixed,
     instr,
-    postorder,
     rewrite_bottom_up,
 )
 
@@ -62,7 +61,7 @@ def across(x: Instruction) -> tuple[str, int, int] | None:
 
 
 def _rewritten(c: Computation) -> Computation:
-    if not any(x.op == "fft" for x in postorder((c.root,))):
+    if not any(x.op == "fft" for x in c.instructions()):
         return c
 
     def visit(x: Instruction) -> Instruction:

@@ -25,6 +25,7 @@ from torch_hlo.hlo.ir import (
     Replacements,
     all_or_none,
     build as b,
+    on_operands,
     postorder,
     replace,
     rewrite_bottom_up,
@@ -74,8 +75,7 @@ def _with_rows(root: Instruction) -> Instruction:
     reads = users((root,))
     done: Replacements = {}
     for x in postorder((root,)):
-        operands = tuple(done[o] for o in x.operands)
-        new = x if operands == x.operands else replace(x, operands)
+        new = on_operands(x, done)
         if x.op == "reduce" and _only_reader(x.operand, reads):
             new = sum_of_sums(new) or new
         elif x.op == "broadcast":

@@ -164,7 +164,7 @@ def _wide(x: Instruction) -> str:
 
 def parts_of_output(program: Program, x: Instruction, body: Computation, op: str) -> Output:
     """The fusion `x` of kind output around its product, an `op`."""
-    inner = next(y for y in postorder((body.root,)) if y.op == op)
+    inner = next(y for y in body.instructions() if y.op == op)
     outer = instr(
         op,
         tuple(_outside(x, o) for o in inner.operands),

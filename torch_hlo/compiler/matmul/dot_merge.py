@@ -37,7 +37,7 @@ from ..thresholds import FEW_MERGED_ROWS, MIN_SHARED
 def dot_merge(module: Module) -> Module:
     """Sums of products -> products of concatenations; weights of many small products are transposed
     once."""
-    if sum(x.op == "dot" for x in postorder((module.entry.root,))) < 2:
+    if sum(x.op == "dot" for x in module.entry.instructions()) < 2:
         return module
     return module.with_root(_turn_weights(_merge_sums(module.entry.root)))
 

@@ -18,7 +18,6 @@ from torch_hlo.hlo.ir import (
     called,
     fixed,
     has_effect,
-    postorder,
     substitute,
     symbols,
 )
@@ -58,7 +57,7 @@ def schedule(
 ) -> list[Instruction]:
     """The steps of `computation` in execution order. `aliases`: (output, parameter) pairs that
     share memory."""
-    order = postorder((*computation.params, computation.root))
+    order = computation.instructions()
     graph = _Graph(computation, order, aliases)
     candidates = [graph.depth_first(), graph.greedy()]
     best = min(candidates, key=graph.peak)
@@ -75,7 +74,7 @@ def _effect(x: Instruction) -> int | None:
         return x.get("serial") if has_effect(x) else None
     if x.op not in ("while", "conditional", "call"):
         return None
-    below = [_effect(y) for c in called(x) for y in postorder((c.root,))]
+    below = [_effect(y) for c in called(x) for y in c.instructions()]
     return min((serial for serial in below if serial is not None), default=None)
 
 

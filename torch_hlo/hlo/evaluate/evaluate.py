@@ -26,7 +26,6 @@ from ..ir import (
     called,
     interned,
     numpy_dtype,
-    postorder,
     substitute,
     symbols,
 )
@@ -115,7 +114,7 @@ def specialize(computation: Computation, sizes: Mapping[str, Size]) -> Computati
     """The computation with symbols replaced by sizes, in shapes and attributes, called computations
     included."""
     done: dict[int, Instruction] = {}
-    for x in postorder((*computation.params, computation.root)):
+    for x in computation.instructions():
         attrs = tuple((k, _concrete(v, sizes)) for k, v in x.attrs)
         done[id(x)] = interned(
             x.op,

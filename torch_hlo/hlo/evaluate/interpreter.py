@@ -22,7 +22,6 @@ from ..ir import (
     Shape,
     called,
     numpy_dtype,
-    postorder,
 )
 from ..ir.numeric import round_to
 
@@ -130,7 +129,7 @@ def wrap_bits(array: Array, bits: int, signed: bool) -> Array:
 
 @lru_cache(maxsize=256)
 def _plan(computation: Computation) -> tuple[list[Instruction], list[list[int]]]:
-    steps = postorder((*computation.params, computation.root))
+    steps = computation.instructions()
     last: dict[int, int] = {}
     for i, x in enumerate(steps):
         last[id(x)] = i

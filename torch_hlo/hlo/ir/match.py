@@ -26,7 +26,7 @@ from torch_hlo.frozen import frozen
 from .build import broadcast
 from .infer import compatible
 from .instruction import Computation, Instruction, Module, called, carry_meta, postorder
-from .intern import instr, replace
+from .intern import instr, on_operands, replace
 from .literal import Literal
 from .opcodes import OPCODES
 
@@ -435,8 +435,7 @@ def rebuild(root: Instruction, table: dict[Instruction, Instruction]) -> Instruc
         if pending:
             stack.extend(reversed(pending))
             continue
-        operands = tuple([done[o] for o in x.operands])
-        done[x] = x if operands == x.operands else replace(x, operands)
+        done[x] = on_operands(x, done)
         stack.pop()
     return done[root]
 
