@@ -183,11 +183,6 @@ def _complex(x: Instruction, re: Array, im: Array) -> Value:
     return result
 
 
-@meaning("clamp")
-def _clamp(x: Instruction, low: Array, v: Array, high: Array) -> Value:
-    return np.minimum(np.maximum(v, low), high)
-
-
 _COMPARE = {
     "EQ": np.equal,
     "NE": np.not_equal,
@@ -267,22 +262,12 @@ def _ones(v: Array) -> Array:
     return count
 
 
-@meaning("popcnt")
-def _popcnt(x: Instruction, v: Array) -> Value:
-    return _ones(_unsigned(x, v)).astype(v.dtype)
-
-
 @meaning("count-leading-zeros")
 def _count_leading_zeros(x: Instruction, v: Array) -> Value:
     bits = _unsigned(x, v)
     for step in (1, 2, 4, 8, 16, 32):
         bits = bits | (bits >> np.uint64(step))
     return (_width(x) - _ones(bits)).astype(v.dtype)
-
-
-@meaning("convert")
-def _convert(x: Instruction, v: Array) -> Value:
-    return convert(v, x.dtype)
 
 
 def convert(v: Array, dtype: str) -> Value:
@@ -342,9 +327,10 @@ def _uniform_dequantize(x: Instruction, v: Array, scale: Array, zero_point: Arra
     return (v - zero_point) * scale
 
 
-@meaning("bitcast-convert")
-def _bitcast_convert(x: Instruction, v: Array) -> Value:
-    return reinterpret(v, x.operand.dtype, x.dtype)
+MEANINGS["clamp"] = lambda x, low, v, high: np.minimum(np.maximum(v, low), high)
+MEANINGS["popcnt"] = lambda x, v: _ones(_unsigned(x, v)).astype(v.dtype)
+MEANINGS["convert"] = lambda x, v: convert(v, x.dtype)
+MEANINGS["bitcast-convert"] = lambda x, v: reinterpret(v, x.operand.dtype, x.dtype)
 
 
 def reinterpret(v: Array, source: str, target: str) -> Array:

@@ -178,29 +178,11 @@ def _flatten(value: Value) -> Iterator[Array]:
 # Structure and control flow.
 
 
-@meaning("tuple")
-def _tuple(x: Instruction, *values: Array) -> Value:
-    return values
-
-
-@meaning("get-tuple-element")
-def _get_tuple_element(x: Instruction, value: Array) -> Value:
-    return value[x["index"]]
-
-
-@meaning("after-all")
-def _after_all(x: Instruction, *tokens: Array) -> Value:
-    return ()
-
-
-@meaning("call", "fusion")
-def _call(x: Instruction, *operands: Array) -> Value:
-    return run(called(x)[0], operands)
-
-
-@meaning("map")
-def _map(x: Instruction, *operands: Array) -> Value:
-    return apply(x["to_apply"], operands)[0]
+MEANINGS["tuple"] = lambda x, *values: values
+MEANINGS["get-tuple-element"] = lambda x, value: value[x["index"]]
+MEANINGS["after-all"] = lambda x, *tokens: ()
+MEANINGS["map"] = lambda x, *operands: apply(x["to_apply"], operands)[0]
+meaning("call", "fusion")(lambda x, *operands: run(called(x)[0], operands))
 
 
 @meaning("while")
@@ -257,6 +239,10 @@ CUSTOM_CALLS["TopK"] = lambda x, v: MEANINGS["topk"](x, v)
 # Asynchronous pairs: the start computes, the done unwraps (communication.py has that of "async").
 
 
+MEANINGS["copy-start"] = lambda x, v: (v, v, np.uint32(0))
+MEANINGS["copy-done"] = lambda x, state: state[0]
+
+
 @meaning("async-start")
 def _async_start(x: Instruction, *operands: Array) -> Value:
     value = run(x["calls"], operands)
@@ -265,16 +251,6 @@ def _async_start(x: Instruction, *operands: Array) -> Value:
         value,
         *(np.zeros(s.sizes, numpy_dtype(s.dtype)) for s in x.shape.elements[2:]),
     )
-
-
-@meaning("copy-start")
-def _copy_start(x: Instruction, v: Array) -> Value:
-    return v, v, np.uint32(0)
-
-
-@meaning("copy-done")
-def _copy_done(x: Instruction, state: Array) -> Value:
-    return state[0]
 
 
 @meaning("infeed", "outfeed", "send", "send-done", "recv", "recv-done")

@@ -11,12 +11,20 @@ import numpy as np
 from ..ir import Computation, Instruction, Ints, numpy_dtype
 from ..ir.build import compared
 from .elementwise import reinterpret, total_order
-from .interpreter import Array, EvaluateError, Value, apply, meaning, pointwise, run
+from .interpreter import MEANINGS, Array, EvaluateError, Value, apply, meaning, pointwise, run
 
-
-@meaning("constant")
-def _constant(x: Instruction) -> Value:
-    return x["literal"].numpy()
+MEANINGS["constant"] = lambda x: x["literal"].numpy()
+MEANINGS["concatenate"] = lambda x, *values: np.concatenate(values, x["dimensions"][0])
+MEANINGS["dynamic-slice"] = lambda x, v, *indices: v[_block(v, indices, x["dynamic_slice_sizes"])]
+MEANINGS["get-dimension-size"] = lambda x, v: np.array(v.shape[x["dimensions"][0]], np.int32)
+MEANINGS["pad"] = lambda x, v, fill: pad(v, fill, x["padding"])
+MEANINGS["reverse"] = lambda x, v: np.flip(v, x["dimensions"]) if x["dimensions"] else v
+MEANINGS["slice"] = lambda x, v: v[tuple(slice(*s) for s in x["slice"])]
+MEANINGS["transpose"] = lambda x, v: v.transpose(x["dimensions"])
+meaning("reshape", "dynamic-reshape")(lambda x, v, *sizes: v.reshape(x.shape.sizes))
+meaning("copy", "opt-barrier", "domain", "add-dependency", "all-reduce-done", "async-update")(
+    lambda x, v, *after: v
+)
 
 
 @meaning("iota")
@@ -40,46 +48,11 @@ def _broadcast(x: Instruction, v: Array) -> Value:
     return np.broadcast_to(v.reshape(dims), x.shape.sizes)
 
 
-@meaning("reshape", "dynamic-reshape")
-def _reshape(x: Instruction, v: Array, *sizes: Array) -> Value:
-    return v.reshape(x.shape.sizes)
-
-
 @meaning("bitcast")
 def _bitcast(x: Instruction, v: Array) -> Value:
     if x.operand.dtype != x.dtype:
         v = reinterpret(v.ravel(), x.operand.dtype, x.dtype)
     return v.reshape(x.shape.sizes)
-
-
-@meaning("copy", "opt-barrier", "domain", "add-dependency", "all-reduce-done", "async-update")
-def _copy(x: Instruction, v: Array, *after: Array) -> Value:
-    return v
-
-
-@meaning("transpose")
-def _transpose(x: Instruction, v: Array) -> Value:
-    return v.transpose(x["dimensions"])
-
-
-@meaning("reverse")
-def _reverse(x: Instruction, v: Array) -> Value:
-    return np.flip(v, x["dimensions"]) if x["dimensions"] else v
-
-
-@meaning("slice")
-def _slice(x: Instruction, v: Array) -> Value:
-    return v[tuple(slice(*s) for s in x["slice"])]
-
-
-@meaning("concatenate")
-def _concatenate(x: Instruction, *values: Array) -> Value:
-    return np.concatenate(values, x["dimensions"][0])
-
-
-@meaning("pad")
-def _pad(x: Instruction, v: Array, fill: Array) -> Value:
-    return pad(v, fill, x["padding"])
 
 
 def pad(v: Array, fill: Value, padding: Sequence[tuple[Any, Any, int]]) -> Array:
@@ -106,21 +79,11 @@ def _block(v: Array, indices: tuple[Array, ...], sizes: Ints) -> tuple[slice, ..
     return tuple(slice(i, i + n) for i, n in zip(starts, sizes))
 
 
-@meaning("dynamic-slice")
-def _dynamic_slice(x: Instruction, v: Array, *indices: Array) -> Value:
-    return v[_block(v, indices, x["dynamic_slice_sizes"])]
-
-
 @meaning("dynamic-update-slice")
 def _dynamic_update_slice(x: Instruction, v: Array, update: Array, *indices: Array) -> Value:
     result = np.array(v)
     result[_block(v, indices, update.shape)] = update
     return result
-
-
-@meaning("get-dimension-size")
-def _get_dimension_size(x: Instruction, v: Array) -> Value:
-    return np.array(v.shape[x["dimensions"][0]], np.int32)
 
 
 @meaning("set-dimension-size")

@@ -245,31 +245,6 @@ def _along(x: Instruction, m: _Maker, changed: Sequence[bool], inputs: int) -> F
     return m.rule([dims] * inputs + [[]] * (len(x.operands) - inputs), [dims])
 
 
-@_rule("slice")
-def _slice(x: Instruction, m: _Maker) -> Factors:
-    return _along(
-        x,
-        m,
-        [r != (0, n, 1) for r, n in zip(x["slice"], x.operand.dims, strict=True)],
-        1,
-    )
-
-
-@_rule("pad")
-def _pad(x: Instruction, m: _Maker) -> Factors:
-    return _along(x, m, [p != (0, 0, 0) for p in x["padding"]], 1)
-
-
-@_rule("reverse")
-def _reverse(x: Instruction, m: _Maker) -> Factors:
-    return _along(x, m, [d in x["dimensions"] for d in range(x.rank)], 1)
-
-
-@_rule("concatenate")
-def _concatenate(x: Instruction, m: _Maker) -> Factors:
-    return _along(x, m, [d in x["dimensions"] for d in range(x.rank)], len(x.operands))
-
-
 @_rule("dynamic-slice")
 def _dynamic_slice(x: Instruction, m: _Maker) -> Factors:
     """A dimension that is cut may be sharded in the operand: the devices that hold the slice
@@ -506,14 +481,19 @@ def _topk(x: Instruction, m: _Maker) -> Factors:
 # Linear algebra, normalisation, random numbers
 
 
-@_rule("fft")
-def _fft(x: Instruction, m: _Maker) -> Factors:
-    return _batched(x, m, len(x["fft_length"]))
-
-
-@_rule("cholesky")
-def _cholesky(x: Instruction, m: _Maker) -> Factors:
-    return _batched(x, m, 2)
+RULES["slice"] = lambda x, m: _along(
+    x,
+    m,
+    [r != (0, n, 1) for r, n in zip(x["slice"], x.operand.dims, strict=True)],
+    1,
+)
+RULES["pad"] = lambda x, m: _along(x, m, [p != (0, 0, 0) for p in x["padding"]], 1)
+RULES["reverse"] = lambda x, m: _along(x, m, [d in x["dimensions"] for d in range(x.rank)], 1)
+RULES["concatenate"] = lambda x, m: _along(
+    x, m, [d in x["dimensions"] for d in range(x.rank)], len(x.operands)
+)
+RULES["fft"] = lambda x, m: _batched(x, m, len(x["fft_length"]))
+RULES["cholesky"] = lambda x, m: _batched(x, m, 2)
 
 
 def _batched(x: Instruction, m: _Maker, inner: int) -> Factors:

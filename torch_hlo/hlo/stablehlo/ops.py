@@ -58,11 +58,6 @@ def _reduce_precision(c: Context) -> Made:
     return b.reduce_precision(c.x[0], exponent, mantissa)
 
 
-@rule("copy")  # MHLO's
-def _copy(c: Context) -> Made:
-    return c.x[0]
-
-
 @rule("convert")
 def _convert(c: Context) -> Made:
     x, dtype = c.x[0], c.types[0].shape.dtype
@@ -87,11 +82,6 @@ def _extremum(c: Context) -> Made:
     first = b.compare(b.real(x), b.real(y), direction)
     tie = b.and_(b.compare(b.real(x), b.real(y), "EQ"), b.compare(b.imag(x), b.imag(y), direction))
     return b.select(b.or_(first, tie), x, y)
-
-
-@rule("interpreter.probe")
-def _probe(c: Context) -> Made:
-    return c.x[0]
 
 
 @rule("uniform_quantize")
@@ -129,11 +119,6 @@ def _iota(c: Context) -> Made:
 # Shapes
 
 
-@rule("broadcast_in_dim")
-def _broadcast_in_dim(c: Context) -> Made:
-    return broadcast_in_dim(c.x[0], c.shape().dims, c.ints("broadcast_dimensions", "dims"))
-
-
 def broadcast_in_dim(
     x: Instruction, dims: Sequence[Size], dimensions: Sequence[int]
 ) -> Instruction:
@@ -162,21 +147,6 @@ def _reshape(c: Context) -> Made:
     return b.reshape(c.x[0], c.shape().dims)
 
 
-@rule("transpose")
-def _transpose(c: Context) -> Made:
-    return instr("transpose", c.x, dimensions=c.ints("permutation", "dims"))
-
-
-@rule("reverse")
-def _reverse(c: Context) -> Made:
-    return b.reverse(c.x[0], c.ints("dimensions", "dims"))
-
-
-@rule("concatenate")
-def _concatenate(c: Context) -> Made:
-    return b.concatenate(c.x, c.integer("dimension", "dim"))
-
-
 @rule("slice")
 def _slice(c: Context) -> Made:
     if (ranges := c.attr("ranges")) is not None:
@@ -192,26 +162,6 @@ def _pad(c: Context) -> Made:
     high = c.ints("edge_padding_high", "high")
     inner = c.ints("interior_padding", "interior")
     return instr("pad", c.x, padding=tuple(zip(low, high, inner, strict=True)))
-
-
-@rule("dynamic_slice")
-def _dynamic_slice(c: Context) -> Made:
-    return b.dynamic_slice(c.x[0], c.x[1:], c.ints("slice_sizes", "sizes"))
-
-
-@rule("dynamic_update_slice")
-def _dynamic_update_slice(c: Context) -> Made:
-    return b.dynamic_update_slice(c.x[0], c.x[1], c.x[2:])
-
-
-@rule("get_dimension_size")
-def _get_dimension_size(c: Context) -> Made:
-    return b.get_dimension_size(c.x[0], c.integer("dimension", "dim"))
-
-
-@rule("set_dimension_size")
-def _set_dimension_size(c: Context) -> Made:
-    return instr("set-dimension-size", c.x, dimensions=(c.integer("dimension", "dim"),))
 
 
 def dimension_numbers(c: Context, name: str) -> dict[str, Any]:
@@ -237,11 +187,6 @@ def _indexing(c: Context, name: str, fields: str) -> dict[str, Any]:
         "index_vector_dim": n.get("index_vector_dim", (0,))[0],
         "indices_are_sorted": bool(c.attr("indices_are_sorted")),
     }
-
-
-@rule("gather")
-def _gather(c: Context) -> Made:
-    return b.gather(c.x[0], c.x[1], slice_sizes=c.ints("slice_sizes"), **gather_attributes(c))
 
 
 @rule("scatter")
@@ -538,11 +483,6 @@ def _select_and_scatter(c: Context) -> Made:
     )
 
 
-@rule("map")
-def _map(c: Context) -> Made:
-    return instr("map", c.x, dimensions=c.ints("dimensions"), to_apply=c.region(0))
-
-
 @rule("sort")
 def _sort(c: Context) -> Made:
     axis = c.integer("dimension", default=-1) % max(c.x[0].rank, 1)
@@ -557,16 +497,6 @@ def _sort(c: Context) -> Made:
 
 
 # Linear algebra, statistics, random numbers
-
-
-@rule("fft")
-def _fft(c: Context) -> Made:
-    return b.fft(c.x[0], str(c.attr("fft_type", "type")), c.ints("fft_length", "length"))
-
-
-@rule("cholesky")
-def _cholesky(c: Context) -> Made:
-    return instr("cholesky", c.x, lower=bool(c.attr("lower")))
 
 
 @rule("triangular_solve")
@@ -609,26 +539,11 @@ def _rng_bit_generator(c: Context) -> Made:
 # Tuples, tokens, calls out
 
 
-@rule("tuple")
-def _tuple(c: Context) -> Made:
-    return b.tuple_(*c.x)
-
-
-@rule("get_tuple_element")
-def _get_tuple_element(c: Context) -> Made:
-    return b.get_tuple_element(c.x[0], c.integer("index"))
-
-
 @rule("optimization_barrier")
 def _optimization_barrier(c: Context) -> Made:
     if not c.x:
         return []
     return unpacked(instr("opt-barrier", (b.tuple_(*c.x),)), len(c.x))
-
-
-@rule("create_token", "after_all")
-def _after_all(c: Context) -> Made:
-    return instr("after-all", c.x)
 
 
 _IGNORED_CALLS = frozenset({"shape_assertion", "stablehlo.dynamic_assert"})
@@ -682,6 +597,36 @@ def quoted_value(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
+# What is one expression.
+RULES.update(
+    {
+        "broadcast_in_dim": lambda c: broadcast_in_dim(
+            c.x[0], c.shape().dims, c.ints("broadcast_dimensions", "dims")
+        ),
+        "cholesky": lambda c: instr("cholesky", c.x, lower=bool(c.attr("lower"))),
+        "concatenate": lambda c: b.concatenate(c.x, c.integer("dimension", "dim")),
+        "copy": lambda c: c.x[0],  # MHLO's
+        "dynamic_slice": lambda c: b.dynamic_slice(c.x[0], c.x[1:], c.ints("slice_sizes", "sizes")),
+        "dynamic_update_slice": lambda c: b.dynamic_update_slice(c.x[0], c.x[1], c.x[2:]),
+        "fft": lambda c: b.fft(
+            c.x[0], str(c.attr("fft_type", "type")), c.ints("fft_length", "length")
+        ),
+        "gather": lambda c: b.gather(
+            c.x[0], c.x[1], slice_sizes=c.ints("slice_sizes"), **gather_attributes(c)
+        ),
+        "get_dimension_size": lambda c: b.get_dimension_size(c.x[0], c.integer("dimension", "dim")),
+        "get_tuple_element": lambda c: b.get_tuple_element(c.x[0], c.integer("index")),
+        "interpreter.probe": lambda c: c.x[0],
+        "map": lambda c: instr("map", c.x, dimensions=c.ints("dimensions"), to_apply=c.region(0)),
+        "reverse": lambda c: b.reverse(c.x[0], c.ints("dimensions", "dims")),
+        "set_dimension_size": lambda c: instr(
+            "set-dimension-size", c.x, dimensions=(c.integer("dimension", "dim"),)
+        ),
+        "transpose": lambda c: instr("transpose", c.x, dimensions=c.ints("permutation", "dims")),
+        "tuple": lambda c: b.tuple_(*c.x),
+        **dict.fromkeys(("create_token", "after_all"), lambda c: instr("after-all", c.x)),
+    }
+)
 # Pointwise operations without a rule of their own, with and without their dialect.
 for _opcode, _row in OPCODES.items():
     if _row.spelling is not None and _row.check is None:
