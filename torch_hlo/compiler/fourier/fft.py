@@ -13,6 +13,7 @@ from math import prod
 
 import numpy as np
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Size, ceildiv
 
 from ..codegen import Place, Program, Writer
@@ -56,6 +57,31 @@ from .fourier import across
 _KIND = {"f32": "float", "f64": "double", "c64": "float", "c128": "double"}
 
 
+@frozen
+class _Transform:
+    """Transforms of `length` points of a kind (FFT, IFFT, RFFT, IRFFT), in vectors of a tile;
+    results are multiplied by `scale`."""
+
+    t: Tile
+    kind: str
+    length: int
+    scale: float = 1.0
+
+    @property
+    def real(self) -> str:
+        """ "", "I", "R" or "IR"."""
+        return self.kind[:-3]
+
+    @property
+    def inverse(self) -> bool:
+        return self.real in ("I", "IR")
+
+    @property
+    def points(self) -> int:
+        """Complex ones."""
+        return self.length // 2 if self.real in ("R", "IR") else self.length
+
+
 def fft(program: Program, x: Instruction) -> None:
     if x.size == 0:
         return
@@ -66,21 +92,20 @@ def fft(program: Program, x: Instruction) -> None:
     lengths = x["fft_length"]
     t = product_tile(_KIND[x.dtype], program.target.vector_bytes)
     inverse = kind in ("IFFT", "IRFFT")
-    scale = 1.0 / prod(lengths) if inverse else 1.0
+    last = _Transform(t, kind, lengths[-1], 1.0 / prod(lengths) if inverse else 1.0)
     source = program.place(operand)
     target = program.place(x)
     spectrum = operand if kind == "IRFFT" else x
     outer: Size = 1
     for d in x.dims[: -len(lengths)]:
         outer = outer * d
-    # (transforms of the same kind before it, points, numbers beside each other) of the dimensions
-    # but the last
-    others: list[tuple[Size, int, Size]] = []
+    # of the dimensions but the last, with how many come before each and lie beside each other
+    others: list[tuple[_Transform, Size, Size]] = []
     for i in range(len(lengths) - 1):
         others.append(
             (
+                _Transform(t, "IFFT" if inverse else "FFT", lengths[i]),
                 outer * prod(lengths[:i]),
-                lengths[i],
                 prod(lengths[i + 1 : -1]) * spectrum.dims[-1],
             )
         )
@@ -88,20 +113,12 @@ def fft(program: Program, x: Instruction) -> None:
     if kind == "IRFFT" and others:
         middle = program.scratch(operand.nbytes)
         for number, what in enumerate(others):
-            _columns(
-                program,
-                t,
-                "IFFT",
-                *what,
-                source if number == 0 else middle,
-                middle,
-                1.0,
-            )
+            _columns(program, *what, source if number == 0 else middle, middle)
         source = middle
-    _rows(program, t, kind, lengths[-1], rows, source, target, scale)
+    _rows(program, last, rows, source, target)
     if kind != "IRFFT":
         for what in reversed(others):
-            _columns(program, t, "IFFT" if inverse else "FFT", *what, target, target, 1.0)
+            _columns(program, *what, target, target)
 
 
 def fits(x: Instruction) -> bool:
@@ -166,9 +183,6 @@ class _Text:
     def masks(self, at: Int, extent: int) -> tuple[str, str] | None:
         return column_masks(self.c, self.f.sub(extent, at)) if extent % self.t.lanes else None
 
-    def define(self) -> str:
-        return self.f.define()
-
 
 def _in_block(n: int, spare: tuple[Block, Block]) -> Block:
     """Where `transform` may leave its result when it starts from spare[0]."""
@@ -183,56 +197,39 @@ def emit_across(program: Program, x: Instruction) -> None:
     t = product_tile(_KIND[x.dtype], program.target.vector_bytes)
     outer, beside = (prod(dims, start=1) for dims in (x.dims[:d], x.dims[d + 1 :]))
     scale = 1.0 / length if kind in ("IFFT", "IRFFT") else 1.0
-    _columns(
-        program,
-        t,
-        kind,
-        outer,
-        length,
-        beside,
-        program.place(x.operand),
-        program.place(x),
-        scale,
-    )
+    what = _Transform(t, kind, length, scale)
+    _columns(program, what, outer, beside, program.place(x.operand), program.place(x))
 
 
 def _columns(
     program: Program,
-    t: Tile,
-    kind: str,
+    what: _Transform,
     outer: Size,
-    length: int,
     inner: Size,
     source: Place,
     target: Place,
-    scale: float,
 ) -> None:
-    """Transforms of `outer` matrices of `length` rows of `inner` elements, along the columns;
-    complex ones in place if need be."""
-    if length == 1 and source == target and scale == 1.0:
+    """Transforms of `outer` matrices of rows of `inner` elements, along the columns; complex ones
+    in place if need be."""
+    if what.length == 1 and source == target and what.scale == 1.0:
         return
-    real = kind[:-3]  # "", "I", "R", "IR"
-    n = length // 2 if real in ("R", "IR") else length
-    name = program.made(_columns_text, t, kind, length, n, scale)
-    blocks = ceildiv(inner, t.lanes)
-    tables = (_constant(program, v, t) for v in (pass_twiddles(n), real_roots(n)))
+    n = what.points
+    name = program.made(_columns_text, what)
+    blocks = ceildiv(inner, what.t.lanes)
+    tables = (_constant(program, v, what.t) for v in (pass_twiddles(n), real_roots(n)))
     arguments = program.arguments((source, target, *tables), (inner, blocks))
     program.parallel(name, arguments, outer * blocks, cost=_cost(n))
 
 
-def _columns_text(
-    program: Program,
-    t: Tile,
-    kind: str,
-    length: int,
-    n: int,
-    scale: float,
-) -> str:
-    real = kind[:-3]
+def _columns_text(program: Program, what: _Transform) -> str:
+    t = what.t
+    real = what.real
+    length = what.length
+    n = what.points
     # elements of a column
     takes = {"R": length, "IR": length + 2}.get(real, 2 * n)
     gives = {"R": length + 2, "IR": length}.get(real, 2 * n)
-    name = f"{kind.lower()}_columns_{length}"
+    name = f"{what.kind.lower()}_columns_{length}"
     w = _Text(program, t, name, "from to twiddles roots", "inner blocks")
     f, c, spare = w.f, w.c, w.spare(n)
     with f.loop("%lo", "%hi") as item:
@@ -249,11 +246,11 @@ def _columns_text(
             column = f.mul(f.mul(matrix, "%inner"), elements)
             base = c.at(pointer, f.add(column, at if single else f.mul(at, 2)))
             if single:
-                return RealColumns(c, base, "%inner", mask, real in ("I", "IR"), scale)
+                return RealColumns(c, base, "%inner", mask, what.inverse, scale)
             return Columns(c, base, f.mul("%inner", 2), masks, real == "I", scale)
 
         given: Points = side("%from", takes, real == "R", 1.0)
-        made = side("%to", gives, real == "IR", scale)
+        made = side("%to", gives, real == "IR", what.scale)
         if real == "IR":
             tangle(c, n, given, spare[0], "%roots")
             given = spare[0]
@@ -261,7 +258,7 @@ def _columns_text(
         transform(c, n, given, done, spare, "%twiddles")
         if real == "R":
             untangle(c, n, done, made, "%roots")
-    return w.define()
+    return w.f.define()
 
 
 def _cost(n: int) -> float:
@@ -269,39 +266,25 @@ def _cost(n: int) -> float:
     return 20 + n * (2 + 2.0 * len(passes(n)))
 
 
-def _rows(
-    program: Program,
-    t: Tile,
-    kind: str,
-    length: int,
-    lines: Size,
-    source: Place,
-    target: Place,
-    scale: float,
-) -> None:
-    """Transforms of contiguous lines of `length` points."""
-    p = row_plan(kind, length, lines if isinstance(lines, int) else None, t.lanes)
+def _rows(program: Program, what: _Transform, lines: Size, source: Place, target: Place) -> None:
+    """Transforms of contiguous lines."""
+    lanes = what.t.lanes
+    p = row_plan(what.kind, what.length, lines if isinstance(lines, int) else None, lanes)
     assert p is not None
     if p.rows:
-        return _matrices(program, t, kind, p, lines, source, target, scale)
-    n = p.n
-    name = program.made(_rows_text, t, kind, length, n, scale)
-    tables = [_constant(program, v, t) for v in (pass_twiddles(n), real_roots(n))]
+        return _matrices(program, what, p, lines, source, target)
+    name = program.made(_rows_text, what)
+    tables = [_constant(program, v, what.t) for v in (pass_twiddles(p.n), real_roots(p.n))]
     arguments = program.arguments((source, target, *tables), [lines])
-    program.parallel(name, arguments, ceildiv(lines, t.lanes), cost=1.5 * _cost(n))
+    program.parallel(name, arguments, ceildiv(lines, lanes), cost=1.5 * _cost(p.n))
 
 
-def _rows_text(
-    program: Program,
-    t: Tile,
-    kind: str,
-    length: int,
-    n: int,
-    scale: float,
-) -> str:
-    real = kind[:-3]  # "", "I", "R", "IR"
-    inverse = real in ("I", "IR")
-    w = _Text(program, t, f"{kind.lower()}_rows_{length}", "from to twiddles roots", "lines")
+def _rows_text(program: Program, what: _Transform) -> str:
+    t = what.t
+    real = what.real
+    n = what.points
+    name = f"{what.kind.lower()}_rows_{what.length}"
+    w = _Text(program, t, name, "from to twiddles roots", "lines")
     f, c, spare = w.f, w.c, w.spare(n)
     done = _in_block(n, spare)
     takes, gives = (2 * (n + (real == name)) for name in ("IR", "R"))
@@ -316,8 +299,8 @@ def _rows_text(
         if real == "R":
             untangle(c, n, done, done, "%roots")
         target = c.at("%to", f.mul(line, gives))
-        rows_out(c, target, gives, left, gives // 2, done, inverse, scale)
-    return w.define()
+        rows_out(c, target, gives, left, gives // 2, done, what.inverse, what.scale)
+    return w.f.define()
 
 
 class _Matrix:
@@ -326,11 +309,10 @@ class _Matrix:
 
     POINTERS = "row_twiddles column_twiddles near far roots"
 
-    def __init__(self, w: _Text, p: Plan, inverse: bool, scale: float) -> None:
+    def __init__(self, w: _Text, p: Plan, what: _Transform) -> None:
         self.w = w
         self.p = p
-        self.inverse = inverse
-        self.scale = scale
+        self.what = what
         self.spare = w.spare(max(p.rows, p.columns))
 
     def along_columns(
@@ -382,29 +364,28 @@ class _Matrix:
                 c.at(target, f.mul(at, 2)),
                 2 * p.rows,
                 w.masks(at, p.rows),
-                self.inverse,
-                self.scale,
+                self.what.inverse,
+                self.what.scale,
             )
             transform(c, p.columns, self.spare[0], made, self.spare, "%column_twiddles")
 
 
 def _matrices(
     program: Program,
-    t: Tile,
-    kind: str,
+    what: _Transform,
     p: Plan,
     lines: Size,
     source: Place,
     target: Place,
-    scale: float,
 ) -> None:
+    t = what.t
+    real = what.real
     near, *far = matrix_twiddles(p.rows, p.columns, t.lanes, t.itemsize)
-    real = kind[:-3]
     roots = mirror_roots(p.n, t.lanes, t.itemsize) if real in ("R", "IR") else near
     twiddles = pass_twiddles(p.rows), pass_twiddles(p.columns)
     values = (*twiddles, near, far[0] if far else near, roots)
     tables = [_constant(program, v, t) for v in values]
-    stages = _Stages(program, t, kind, p, scale, tables)
+    stages = _Stages(program, what, p, tables)
     if 2 * p.n * t.itemsize <= FFT_LOCAL_BYTES:
         cost = stages.column_vectors * _cost(p.rows) + stages.row_vectors * _cost(p.columns)
         return stages.run("matrix", stages.whole, (source, target), lines, cost)
@@ -429,23 +410,13 @@ Body = Callable[[_Text, str, str, Int], None]
 class _Stages:
     """The functions of transforms of lines that are matrices, and their calls."""
 
-    def __init__(
-        self,
-        program: Program,
-        t: Tile,
-        kind: str,
-        p: Plan,
-        scale: float,
-        tables: list[Place],
-    ) -> None:
+    def __init__(self, program: Program, what: _Transform, p: Plan, tables: list[Place]) -> None:
         self.program = program
-        self.t = t
-        self.kind = kind
+        self.what = what
         self.p = p
-        self.scale = scale
         self.tables = tables
-        self.real = kind[:-3]
-        self.inverse = self.real in ("I", "IR")
+        self.t = t = what.t
+        self.real = what.real
         # elements of a line
         self.takes, self.gives = (2 * (p.n + (self.real == name)) for name in ("IR", "R"))
         self.column_vectors = -(-p.columns // t.lanes)
@@ -462,14 +433,14 @@ class _Stages:
     ) -> None:
         program, p = self.program, self.p
         found = program.once(
-            (name, self.t, self.kind, p.n, self.scale),
-            lambda: build(f"{self.kind.lower()}_{name}_{p.n}"),
+            (name, self.what),
+            lambda: build(f"{self.what.kind.lower()}_{name}_{p.n}"),
         )
         arguments = program.arguments((*places, *self.tables))
         program.parallel(found, arguments, items, cost=cost)
 
     def matrix(self, w: _Text) -> _Matrix:
-        return _Matrix(w, self.p, self.inverse, self.scale)
+        return _Matrix(w, self.p, self.what)
 
     def whole(self, name: str) -> str:
         """All stages of a line, by one thread."""
@@ -492,7 +463,7 @@ class _Stages:
             if real == "R":
                 mirror_line(c, n, mirrored, made, "%roots", mirror, False)
                 mirror_ends(c, n, mirrored, made, False)
-        return w.define()
+        return w.f.define()
 
     def stage(
         self, many: int, from_stride: int, to_stride: int, body: Body
@@ -506,12 +477,12 @@ class _Stages:
                 line, block = f.div(item, many), f.rem(item, many)
                 given = c.at("%from", f.mul(line, from_stride))
                 body(w, given, c.at("%to", f.mul(line, to_stride)), block)
-            return w.define()
+            return w.f.define()
 
         return build
 
     def mirror_lines(self, places: tuple[Place, Place], lines: Size) -> None:
-        n, inverse = self.p.n, self.inverse
+        n, inverse = self.p.n, self.what.inverse
         chunks = -(-self.mirror_vectors // FFT_CHUNK)
 
         def body(w: _Text, given: str, made: str, chunk: Int) -> None:
