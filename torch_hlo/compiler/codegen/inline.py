@@ -1,7 +1,7 @@
 """Functions whose loops are written by hand and whose element arithmetic comes from the scalar
 tables.
 
-    f = Writer(program, "count", signature("i64 lo, i64 hi, ptr x"))
+    f = Writer(program, "count", "i64 lo, i64 hi, ptr x")
     less, = apply(f, x["to_apply"], [a, b])        # a scalar computation on register operands, one
                                                    # element or W lanes at a time
     name = f.define()
@@ -43,7 +43,9 @@ class _SharedUnit(Unit):
 class Writer(Function):
     """A Function of a program that can use the scalar tables."""
 
-    def __init__(self, program: Program, name: str, params: Sequence[tuple[str, str]]) -> None:
+    def __init__(
+        self, program: Program, name: str, params: Sequence[tuple[str, str]] | str
+    ) -> None:
         super().__init__(name, params)
         self.program = program
         self.unit = _SharedUnit(program.target, self)

@@ -4,7 +4,7 @@ Every buffer of the program is a `Place` (block.py): a base of the block plus a 
 function that gets `%block` can reach any buffer.
 
     def my_op(program, x):                                  # named in a row of registry.py
-        f = Function("my_op", signature("i64 lo, i64 hi, ptr in, ptr out"))
+        f = Function("my_op", "i64 lo, i64 hi, ptr in, ptr out")
         with f.loop("%lo", "%hi") as i: …                   # compiler/llvm/function.py
         name = program.define(f)                            # defined once, however often asked for
         n = program.size(x.shape.size)                      # "128", or the name of a symbolic size

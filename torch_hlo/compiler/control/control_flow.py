@@ -6,7 +6,7 @@ from torch_hlo.hlo.ir import Computation, Dim, Instruction, fixed
 from ..codegen import CodegenError, Place, Program
 from ..codegen.block import OWN, Places
 from ..codegen.computation import emit_computation
-from ..llvm import Function, signature
+from ..llvm import Function
 from .loop_fill import is_unwritten
 
 # bytes of a matrix that come from beyond the second cache in every turn: in the order in which they
@@ -127,7 +127,7 @@ def _at_once(program: Program, x: Instruction, state: tuple[Places, ...]) -> Non
     each = fixed(nbytes())
     f = Function(
         f"turns.{program.number()}",
-        signature("i64 lo, i64 hi, ptr block, ptr memory"),
+        "i64 lo, i64 hi, ptr block, ptr memory",
     )
     own = f.alloca("i64", program.words, 64)
     with f.loop("%lo", "%hi") as turn:

@@ -72,7 +72,7 @@ NUMBERS = (
 def gather(name: str) -> Function:
     """void(P, first, count, chunks, channels, to): 16 rows of steps [first, first + count) of K,
     each 64 bytes, at to + STEP_BYTES * step; row r of tap t begins at P[t][r]."""
-    params = signature("ptr P, i64 first, i64 count, i64 chunks, i64 channels, ptr to")
+    params = "ptr P, i64 first, i64 count, i64 chunks, i64 channels, ptr to"
     f = Function(name, params, attrs="noinline #0")
     chunk = f.div("%first", "%chunks"), f.rem("%first", "%chunks")
     start = [("i64", str(v)) for v in chunk]
@@ -110,9 +110,7 @@ def gather(name: str) -> Function:
 def split_taps(name: str, taps: int) -> Function:
     """void(lo, hi, W, to, lanes, step, first, tap_step): to[row * step + first + tap * tap_step +
     lane] = W[row][lane][tap] for rows [lo, hi), zeros for lanes up to whole vectors."""
-    params = signature(
-        "i64 lo, i64 hi, ptr W, ptr to, i64 lanes, i64 step, i64 first, i64 tap_step"
-    )
+    params = "i64 lo, i64 hi, ptr W, ptr to, i64 lanes, i64 step, i64 first, i64 tap_step"
     f = Function(name, params)
     n, vector = BLOCK, f"<{BLOCK} x i16>"
     with f.loop("%lo", "%hi") as row, f.loop(0, "%lanes", n) as lane0:

@@ -65,7 +65,7 @@ def copy_row(name: str, t: Tile, stride: int) -> Function:
     S[place % stride * phase + place / stride]. Up to a vector of zeros follows the last one."""
     f = Function(
         name,
-        signature("ptr x, i64 wide, ptr S, i64 left, i64 phase"),
+        "ptr x, i64 wide, ptr S, i64 left, i64 phase",
         attrs="noinline #0",
     )
     places = [

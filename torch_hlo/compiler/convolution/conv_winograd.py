@@ -136,7 +136,7 @@ def transform(
 def transform_inputs(name: str, t: Tile, m: Matrix) -> Function:
     """void(P, count, channels, V, ldv, plane): V[i][tile][c] = (m d m')[i], d[r] of tile number n
     read at P[r][n] for n < count. Rows of V end in zeros."""
-    params = signature("ptr P, i64 count, i64 channels, ptr V, i64 ldv, i64 plane")
+    params = "ptr P, i64 count, i64 channels, ptr V, i64 ldv, i64 plane"
     f = Function(name, params, attrs="noinline #0")
     n = len(m[0])
     with f.loop(0, "%count", known_nonempty=True) as tile:
@@ -169,7 +169,7 @@ def transform_outputs(name: str, t: Tile, s: Filtering) -> Function:
     """void(M, plane, count, to, ld, row_step, cols, wide, high): pixel (r, outputs * n + c) at to +
     r * row_step + (outputs * n + c) * ld is (A' m A)[r][c] of tile number n < count, for r < high,
     outputs * n + c < wide; `cols` columns are valid."""
-    params = signature(
+    params = (
         "ptr M, i64 plane, i64 count, ptr to, i64 ld, i64 row_step, i64 cols, i64 wide, i64 high"
     )
     f = Function(name, params, attrs="noinline #0")
@@ -220,7 +220,7 @@ def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
     [panel][tap][channel][columns] -> [panel][point][channel][columns]."""
     f = Function(
         name,
-        signature("i64 lo, i64 hi, ptr packed, ptr U, i64 features, i64 depth"),
+        "i64 lo, i64 hi, ptr packed, ptr U, i64 features, i64 depth",
     )
     lanes = f.mul(f.ceildiv("%features", t.lanes), t.lanes)
     with f.loop("%lo", "%hi") as panel:

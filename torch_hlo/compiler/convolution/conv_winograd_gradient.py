@@ -61,9 +61,7 @@ def both(what: str) -> list[tuple[str, str]]:
 def store_taps(name: str, t: Tile, s: Filtering) -> Function:
     """void(M, plane, ldm, rows, cols, C, ldc, tap_step): C[tap][row][column] = (G' m G)[tap], m[i]
     = M[i][row][column], of `rows` rows and `cols` columns."""
-    params = signature(
-        "ptr M, i64 plane, i64 ldm, i64 rows, i64 cols, ptr C, i64 ldc, i64 tap_step"
-    )
+    params = "ptr M, i64 plane, i64 ldm, i64 rows, i64 cols, ptr C, i64 ldc, i64 tap_step"
     f = Function(name, params, attrs="noinline #0")
     with f.loop(0, "%rows") as row, f.loop(0, "%cols", t.lanes) as column:
         mask = lane_mask(f, t.lanes, column, "%cols")

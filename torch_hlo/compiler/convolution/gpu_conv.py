@@ -22,7 +22,7 @@ from torch_hlo.hlo.ir import (
 from ..gather.gather_scatter import Sizes, digits
 from ..gpu.gpu_program import GpuProgram
 from ..gpu.gpu_writer import GpuWriter
-from ..llvm import Int, signature
+from ..llvm import Int
 from ..matmul.dot import emit_apart, emit_tree, parts_of_output
 from ..matmul.gpu import gpu_fma
 from ..matmul.gpu.gpu_blocks import element
@@ -61,7 +61,7 @@ def fusion(program: GpuProgram, x: Instruction) -> None:
 def _write(program: GpuProgram, x: Instruction, kind: str) -> tuple[str, list[Size], Size]:
     """(function, its symbolic sizes, number of groups of threads) of a convolution of these
     shapes."""
-    parameters = signature("i64 lo, i64 hi, ptr A, ptr B, ptr C")
+    parameters = "i64 lo, i64 hi, ptr A, ptr B, ptr C"
     f = GpuWriter(program, "conv", parameters)
     c = _Convolution(f, x, kind)
     size, m, n, k, groups = c.size, c.m, c.n, c.k, c.groups

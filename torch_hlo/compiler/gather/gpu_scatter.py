@@ -183,7 +183,7 @@ class _Sorted:
         f = Writer(
             program,
             "scatter_keys",
-            signature("i64 lo, i64 hi, ptr indices, ptr keys, ptr order"),
+            "i64 lo, i64 hi, ptr indices, ptr keys, ptr order",
         )
         form = self._form(f)
         start, fits = form.starts(

@@ -17,7 +17,7 @@ from torch_hlo.hlo.ir import Instruction
 
 from ..codegen import Program, Writer, load, store
 from ..gather.gather_scatter import Sizes
-from ..llvm import BITS, Int, signature, transposed
+from ..llvm import BITS, Int, transposed
 from ..matmul.product import hint
 from ..matmul.tile import KIND_SUFFIX, lane_mask, splat
 from .linalg import BLOCK
@@ -405,7 +405,7 @@ def emit_lu(program: Program, x: Instruction) -> None:
     """(packed factors, pivots from 0, permutation) of each matrix of a batch, a matrix per item."""
     a = x.operand
     *_, m, n = a.dims
-    f = Writer(program, "lu", signature("i64 lo, i64 hi, ptr a, ptr x, ptr pivots, ptr order"))
+    f = Writer(program, "lu", "i64 lo, i64 hi, ptr a, ptr x, ptr pivots, ptr order")
     kernel, size = Kernel(f, a.dtype), Sizes(f)
     rows, columns = size(m), size(n)
     steps, elements = f.min(rows, columns), f.mul(rows, columns)

@@ -11,7 +11,7 @@ from torch_hlo.hlo.ir import Instruction, build, instr, replace
 from ..codegen import CodegenError, Program, Writer, load, store
 from ..control.control_flow import copy_places
 from ..gather.gather_scatter import Sizes
-from ..llvm import Int, signature
+from ..llvm import Int
 from ..matmul.dot import emit_tree
 from ..matmul.product import hint
 from .blocked_factors import KINDS, Kernel, Matrix
@@ -92,7 +92,7 @@ def cholesky(program: Program, x: Instruction) -> None:
     if x.size == 0:
         return
     lower = x["lower"]
-    f = Writer(program, "cholesky", signature("i64 lo, i64 hi, ptr a, ptr l"))
+    f = Writer(program, "cholesky", "i64 lo, i64 hi, ptr a, ptr l")
     size = Sizes(f)
     rows = size(n)
     with f.loop("%lo", "%hi") as item:
@@ -205,7 +205,7 @@ def triangular_solve(program: Program, x: Instruction) -> None:
     transposed = attrs["transpose_a"] != "NO_TRANSPOSE"
     lower = attrs["lower"] != transposed
     unit = attrs["unit_diagonal"]
-    f = Writer(program, "triangular_solve", signature("i64 lo, i64 hi, ptr a, ptr x"))
+    f = Writer(program, "triangular_solve", "i64 lo, i64 hi, ptr a, ptr x")
     size = Sizes(f)
     rows, width = size(n), size(columns)
     with f.loop("%lo", "%hi") as item:

@@ -1,7 +1,7 @@
 """Text of one LLVM function with structured control flow: the writer that the non-elementwise
 kernels use.
 
-    f = Function("twice", signature("ptr x, i64 n"))
+    f = Function("twice", "ptr x, i64 n")
     with f.loop(0, "%n") as i:
         p = f.gep("float", "%x", i)
         v = f.load("float", p)
@@ -41,19 +41,19 @@ class Loop:
 
 
 class Function:
-    """An LLVM function under construction. `params` are (type, name) pairs, available as
-    `%name`."""
+    """An LLVM function under construction. `params` are (type, name) pairs, or their text as in
+    `signature`, available as `%name`."""
 
     def __init__(
         self,
         name: str,
-        params: Sequence[tuple[str, str]] = (),
+        params: Sequence[tuple[str, str]] | str = (),
         result: str = "void",
         attrs: str = "#0",
         linkage: str = "",
     ) -> None:
         self.name = name
-        self.params = list(params)
+        self.params = signature(params) if isinstance(params, str) else list(params)
         self.result = result
         self.attrs, self.linkage = attrs, linkage
         self.lines: list[str] = []

@@ -83,7 +83,7 @@ def pack(name: str, side: str, form: str, e: Element) -> Function:
 
     `form` says what is contiguous: "k", "lane" or "none". Lanes from `valid` on repeat others; K is
     padded with zeros."""
-    params = signature("ptr src, i64 lane_stride, i64 k_stride, i64 depth, i64 valid, ptr dst")
+    params = "ptr src, i64 lane_stride, i64 k_stride, i64 depth, i64 valid, ptr dst"
     f = Function(name, params, attrs="noinline #0")
     whole = f.op(f"and i64 %depth, {-e.depth}")
     if (side, form) == ("a", "k"):
@@ -354,7 +354,7 @@ def turn(name: str, masked: bool) -> Function:
     with `masked` only for i < rows and j < cols."""
     f = Function(
         name,
-        signature("ptr src, ptr dst, i64 ld, i64 rows, i64 cols"),
+        "ptr src, ptr dst, i64 ld, i64 rows, i64 cols",
         attrs="noinline #0",
     )
     with (
@@ -388,7 +388,7 @@ def turn(name: str, masked: bool) -> Function:
 
 def fetch(name: str) -> Function:
     """void(from, nbytes): ask for the cache lines of [from, from + nbytes)."""
-    f = Function(name, signature("ptr from, i64 nbytes"), attrs="noinline #0")
+    f = Function(name, "ptr from, i64 nbytes", attrs="noinline #0")
     with f.loop(0, "%nbytes", 256, known_nonempty=True) as at:
         for line in range(0, 256, 64):
             f.do(

@@ -15,7 +15,7 @@ from torch_hlo.hlo.ir import (
 
 from ..codegen import Place, Program
 from ..codegen.block import PACKED_HEAD
-from ..llvm import Function, Target, signature
+from ..llvm import Function, Target
 from ..thresholds import (
     IN_ROWS,
     K_SINGLE,
@@ -207,7 +207,7 @@ def _sum_parts(t: Tile) -> Function:
     """void(lo, hi, parts, c, size, count): c[i] = sum_p parts[p * size + i]."""
     f = Function(
         f"sum_parts_{t.suffix}",
-        signature("i64 lo, i64 hi, ptr parts, ptr c, i64 size, i64 count"),
+        "i64 lo, i64 hi, ptr parts, ptr c, i64 size, i64 count",
     )
     for i, mask in vectors_of(f, t.lanes, "%lo", "%hi"):
         with f.loop(0, "%count", carry=[(t.vector, "zeroinitializer")]) as part:

@@ -193,7 +193,7 @@ class Gemm:
         end of its block, hence the gap.)"""
         t, source = self.t, self.sources[0]
         name = f"prepack_{self.name}"
-        params = signature("i64 lo, i64 hi, ptr A, ptr packed, i64 m, i64 a_free, i64 a_k, i64 k")
+        params = "i64 lo, i64 hi, ptr A, ptr packed, i64 m, i64 a_free, i64 a_k, i64 k"
         f = Function(name, params)
         tall = self._tall(f)
         with f.loop("%lo", "%hi") as i:
@@ -225,7 +225,7 @@ class Gemm:
         name = f"prepack_b_gemm_{t.suffix}_{source.name}_{self.forms[1]}"
         f = Function(
             name,
-            signature("i64 lo, i64 hi, ptr B, ptr packed, i64 n, i64 b_free, i64 b_k, i64 k"),
+            "i64 lo, i64 hi, ptr B, ptr packed, i64 n, i64 b_free, i64 b_k, i64 k",
         )
         with f.loop("%lo", "%hi") as panel, self.k_blocks(f) as depth:
             column = f.mul(panel, t.lanes)

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Size, ceildiv
 
-from ..llvm import Function, Int, signature
+from ..llvm import Function, Int
 from ..thresholds import (
     AMX_B_BYTES,
     AMX_COLUMNS,
@@ -394,7 +394,7 @@ class AmxGemm:
         lanes of an operand."""
         e = self.element
         name = f"prepack_amx_{e.kind}_{'ab'[side]}_{self.forms[side]}"
-        params = signature(
+        params = (
             "i64 lo, i64 hi, ptr src, ptr packed, i64 lanes, i64 lane_stride, i64 k_stride, i64 k"
         )
         f = Function(name, params)

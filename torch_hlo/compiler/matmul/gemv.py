@@ -38,9 +38,7 @@ def gemv_rows(
 ) -> Function:
     """void(x, x_m, w, w_n, y, y_m, y_n, n0, n1, k): columns [n0, n1) of `rows` rows. Strides in
     elements. `pairs`: of bf16, which the processor multiplies as they are."""
-    params = signature(
-        "ptr x, i64 x_m, ptr w, i64 w_n, ptr y, i64 y_m, i64 y_n, i64 n0, i64 n1, i64 k"
-    )
+    params = "ptr x, i64 x_m, ptr w, i64 w_n, ptr y, i64 y_m, i64 y_n, i64 n0, i64 n1, i64 k"
     f = Function(name, params, attrs="noinline #0")
     # sums in registers
     at_once = max(1, min(8, (24 if t.masks_stores else 12) // rows))
@@ -120,9 +118,7 @@ def gemv_columns(name: str, t: Tile, sources: tuple[Source, Source], rows: int) 
 
     A few rows of w at a time are added to a strip of y, so that memory is read in long pieces.
     """
-    params = signature(
-        "ptr x, i64 x_m, i64 x_k, ptr w, i64 w_k, ptr y, i64 y_m, i64 n0, i64 n1, i64 k"
-    )
+    params = "ptr x, i64 x_m, i64 x_k, ptr w, i64 w_k, ptr y, i64 y_m, i64 n0, i64 n1, i64 k"
     f = Function(name, params, attrs="noinline #0")
     at_once = 8 // rows
     whole = f.mul(f.div("%k", at_once), at_once)

@@ -1,6 +1,6 @@
 """Functions that pack a tile of an operand as [K][lanes], whatever its strides and elements are."""
 
-from ..llvm import Function, signature
+from ..llvm import Function
 from ..thresholds import PREFETCH
 from .tile import Source, Tile, converted, lane_mask, masked_load, transposed
 
@@ -12,7 +12,7 @@ def pack_copy(name: str, t: Tile, source: Source, panels: int = 1) -> Function:
     >= valid are zero. `panels` beside each other, one after the other in memory."""
     f = Function(
         name,
-        signature("ptr src, i64 k_stride, i64 depth, i64 valid, ptr dst"),
+        "ptr src, i64 k_stride, i64 depth, i64 valid, ptr dst",
         attrs="noinline #0",
     )
     masks = [lane_mask(f, t.lanes, i * t.lanes, "%valid") for i in range(panels)]
@@ -36,7 +36,7 @@ def pack_transpose(name: str, t: Tile, source: Source) -> Function:
     repeat the last one."""
     f = Function(
         name,
-        signature("ptr src, i64 lane_stride, i64 depth, i64 valid, ptr dst"),
+        "ptr src, i64 lane_stride, i64 depth, i64 valid, ptr dst",
         attrs="noinline #0",
     )
     last = f.sub("%valid", 1)
@@ -69,7 +69,7 @@ def pack_transpose(name: str, t: Tile, source: Source) -> Function:
 
 def pack_strided(name: str, t: Tile, source: Source) -> Function:
     """Pack with any strides, one element at a time."""
-    params = signature("ptr src, i64 lane_stride, i64 k_stride, i64 depth, i64 valid, ptr dst")
+    params = "ptr src, i64 lane_stride, i64 k_stride, i64 depth, i64 valid, ptr dst"
     f = Function(name, params, attrs="noinline #0")
     one = Tile(t.kind, t.itemsize, 1, 1, 1)
     with f.loop(0, "%depth") as k, f.loop(0, t.lanes) as lane:

@@ -243,7 +243,7 @@ def _sum_parts(program: GpuProgram, wide: str, dtype: str, lanes: int) -> str:
     f = Writer(
         program,
         f"sum_parts_{wide}_{dtype}_{lanes}",
-        signature("i64 lo, i64 hi, ptr parts, ptr c, i64 size, i64 count"),
+        "i64 lo, i64 hi, ptr parts, ptr c, i64 size, i64 count",
     )
     kind = STORAGE[wide].memory
     t = f.typed(kind, lanes)
