@@ -28,7 +28,7 @@ from ..ir.instruction import (
 from ..ir.literal import Literal
 from ..ir.opcodes import COMMON_ATTRS, OPCODES
 from ..ir.shape import DTYPES, Shape
-from ..ir.window import Window
+from ..ir.window import Window, WindowDim
 from ..sharding.sharding import sharding_text
 from ..sharding.sharding_text import to_xla
 
@@ -308,24 +308,24 @@ def size_text(size: Size) -> str:
     return f"({size})" if isinstance(size, Dim) else str(size)
 
 
+# Fields of a window, what they usually are (and are left out then), and their text.
+_WINDOW: tuple[tuple[str, str, Callable[[WindowDim], str]], ...] = (
+    ("size", "", lambda w: size_text(w.size)),
+    ("stride", "1", lambda w: str(w.stride)),
+    ("pad", "0_0", lambda w: f"{size_text(w.pad_low)}_{size_text(w.pad_high)}"),
+    ("lhs_dilate", "1", lambda w: str(w.base_dilation)),
+    ("rhs_dilate", "1", lambda w: str(w.window_dilation)),
+    ("rhs_reversal", "0", lambda w: str(int(w.reversal))),
+)
+
+
 def window_text(window: Window) -> str:
-    fields = [("size", [size_text(w.size) for w in window])]
-    if any(w.stride != 1 for w in window):
-        fields.append(("stride", [str(w.stride) for w in window]))
-    if any(w.pad_low != 0 or w.pad_high != 0 for w in window):
-        fields.append(
-            (
-                "pad",
-                [f"{size_text(w.pad_low)}_{size_text(w.pad_high)}" for w in window],
-            )
-        )
-    if any(w.base_dilation != 1 for w in window):
-        fields.append(("lhs_dilate", [str(w.base_dilation) for w in window]))
-    if any(w.window_dilation != 1 for w in window):
-        fields.append(("rhs_dilate", [str(w.window_dilation) for w in window]))
-    if any(w.reversal for w in window):
-        fields.append(("rhs_reversal", [str(int(w.reversal)) for w in window]))
-    return "{" + " ".join(f"{name}={'x'.join(values)}" for name, values in fields) + "}"
+    fields = []
+    for name, usual, text in _WINDOW:
+        values = [text(w) for w in window]
+        if not usual or any(v != usual for v in values):
+            fields.append(f"{name}={'x'.join(values)}")
+    return "{" + " ".join(fields) + "}"
 
 
 def _padding(value: tuple[tuple[Size, ...], ...]) -> str:
