@@ -124,7 +124,6 @@ UNROLLED_TAPS = 11  # rows of a window, up to this many, that share what they lo
 FEW_CHANNELS = 16  # channels: shorter runs are cheaper to copy than to read in place
 FEW_PIECES = 36  # sums per pixel that are cheaper than lanes of few features, most of them empty
 FEW_TERMS = 4  # products per element that are cheaper written out than as a dot per group
-PER_TAP = 3  # multiply-adds in lanes of pixels that cost what one tap in lanes of channels does
 COPIED = 4  # pixels and features are so many times the copies of a kernel
 PACK_DEPTH = 96  # elements of the kernel per output feature that are turned at a time
 

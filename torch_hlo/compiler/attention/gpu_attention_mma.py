@@ -81,7 +81,7 @@ class _Warps(AttentionKernel):
         self.g = w.wide(w.add(self.own_rows, w.div(lane, 4)))
         self.t2 = w.wide(w.mul(w.rem(lane, 4), 2))
         self.used: Int = 0
-        self.base = ptx.shared_address(f, "@SELF.shared")
+        self.base = ptx.shared_address(f)
 
     # -- shared memory
     @classmethod

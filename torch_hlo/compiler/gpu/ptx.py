@@ -63,9 +63,9 @@ def assembly(
     )
 
 
-def shared_address(f: Function, name: str) -> str:
-    """i32 address of a shared variable inside the group's shared memory."""
-    return f.op(f"ptrtoint ptr {name} to i32")
+def shared_address(f: Function) -> str:
+    """i32 address of the kernel's variable @SELF.shared inside the group's shared memory."""
+    return f.op("ptrtoint ptr @SELF.shared to i32")
 
 
 # -- asynchronous copies (cp.async)

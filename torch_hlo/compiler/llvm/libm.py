@@ -283,11 +283,6 @@ def _pair(d: Typed, value: Fraction) -> Pair:
     return d.const(high), d.const(low)
 
 
-def _log2_e_inverse(bits: int = 160) -> Fraction:
-    """ln 2 = sum of 1 / (k 2^k)."""
-    return sum((Fraction(1, k << k) for k in range(1, bits)), Fraction(0))
-
-
 @_routine("pow")
 def _pow(target: Target, name: str) -> str:
     """x^y = 2^n exp(r). log x is a pair of doubles, so that y log x is right to the last bits even
@@ -295,7 +290,8 @@ def _pow(target: Target, name: str) -> str:
     c = _Code(target)
     d, i, e = c.d, c.i, c.e
     a = d.abs("%x")
-    two = _log2_e_inverse()
+    # ln 2 = sum of 1 / (k 2^k), to 160 bits
+    two = sum((Fraction(1, k << k) for k in range(1, 160)), Fraction(0))
     high = Fraction(math.floor(two * 2**42), 2**42)  # times a number below 2^11 exactly
     log = _log_of_pair(c, a, high, two - high)
     # y log x, limited to where the result is 0 or infinite anyway

@@ -56,9 +56,9 @@ def module_text(module: Module, style: str = "canonical", elide: int | None = No
     return "\n\n".join([_header(module), *blocks]) + "\n"
 
 
-def computation_text(computation: Computation, style: str = "canonical") -> str:
+def computation_text(computation: Computation) -> str:
     """A computation and those it calls."""
-    return module_text(Module(computation.name or "computation", computation), style)
+    return module_text(Module(computation.name or "computation", computation))
 
 
 def instruction_text(x: Instruction) -> str:

@@ -112,9 +112,9 @@ def _words(index: Expr, seed: Operand, offset: Operand, stream: int) -> tuple[Ex
     return threefry(key, (index, index.like(low(offset))))
 
 
-def uniform_bits(words: tuple[Expr, Expr], dtype: str, digits: int | None = None) -> Expr:
+def uniform_bits(words: tuple[Expr, Expr], dtype: str) -> Expr:
     """[0, 1) in f32 or f64, with as many random digits as `dtype` has."""
-    digits = digits or DIGITS[dtype]
+    digits = DIGITS[dtype]
     if dtype == "f64":
         wide = binary("shift-left", words[0].cast("u64"), 32) | words[1].cast("u64")
         return binary("shift-right-logical", wide, 64 - digits).cast("f64") * 2.0**-digits

@@ -64,9 +64,9 @@ def count(x: Expr, dims: Sequence[int], dtype: str | None = None) -> Expr:
     return Expr(promote.count_elements([x.dims[d] for d in dims], dtype or x.dtype))
 
 
-def _accumulator(x: Instruction, dtype: str | None = None) -> Expr:
+def _accumulator(x: Instruction) -> Expr:
     """`x` in the type sums are computed in."""
-    return Expr(x).cast(promote.compute_type(dtype or expected().dtype))
+    return Expr(x).cast(promote.compute_type(expected().dtype))
 
 
 @lowers(aten.sum)

@@ -95,7 +95,7 @@ class Product:
     def write(self, at: Place, bases: Sequence[str], store: Store) -> None:
         """The block at `at` of the product of the matrices at pointers `bases`."""
         f, w, t = self.f, self.w, self.tile
-        shared = ptx.shared_address(f, "@SELF.shared")
+        shared = ptx.shared_address(f)
         team = w.div(w.narrow("%kernel.t"), 32 * t.team)
         down = t.m // t.warp_m
         self.warp_row = w.mul(w.rem(team, down), t.warp_m)
