@@ -80,16 +80,9 @@ def copy_row(name: str, t: Tile, stride: int) -> Function:
     def vectors(i: Int, masked: bool) -> None:
         loaded = []
         for v in range(stride):
-            p = f.gep(t.kind, "%x", f.add(i, v * t.lanes))
-            loaded.append(
-                t.load(
-                    f,
-                    p,
-                    lane_mask(f, t.lanes, f.add(i, v * t.lanes), "%wide"),
-                )
-                if masked
-                else t.load(f, p)
-            )
+            at = f.add(i, v * t.lanes)
+            mask = lane_mask(f, t.lanes, at, "%wide") if masked else ""
+            loaded.append(t.load(f, f.gep(t.kind, "%x", at), mask))
         for q, place in enumerate(places):
             made = loaded[0]
             if stride == 2:

@@ -32,8 +32,6 @@ from ..matmul.product import hint
 from ..matmul.tile import (
     Tile,
     lane_mask,
-    masked_load,
-    masked_store,
     multiply_add,
     splat,
 )
@@ -166,7 +164,7 @@ def micro_grouped(
         taps.next = []
         for r in range(rows):
             p = f.gep(t.kind, f.load_at("ptr", row_of_table, r), "%at")
-            x = t.load(f, p) if whole else masked_load(f, t.kind, n, p, mask)
+            x = t.load(f, p, "" if whole else mask)
             total = taps.vars[r]
             for i in range(size):
                 lanes = ", ".join(f"i32 {lane - lane % size + i}" for lane in range(n))
@@ -184,7 +182,7 @@ def micro_grouped(
                 f"select i1 {f.icmp('slt', i, '%valid_rows')}, <{n} x i1> {mask}, <{n} x i1>"
                 " zeroinitializer"
             )
-        masked_store(f, t.kind, n, taps.vars[i], p, at_row)
+        t.store(f, taps.vars[i], p, at_row)
     return f
 
 

@@ -27,8 +27,6 @@ from ..matmul.product import hint
 from ..matmul.tile import (
     Tile,
     lane_mask,
-    masked_load,
-    masked_store,
     multiply_add,
     splat,
     transposed,
@@ -113,9 +111,7 @@ def _vectors(
 ) -> list[str]:
     """The columns at `p`."""
     places = [f.gep(t.kind, p, j * t.lanes) for j in range(t.vectors)]
-    if whole:
-        return [t.load(f, p) for p in places]
-    return [t.load(f, p, m) for p, m in zip(places, masks, strict=True)]
+    return [t.load(f, p, "" if whole else m) for p, m in zip(places, masks, strict=True)]
 
 
 def find_runs(name: str, kind: str, spatial: int) -> Function:
@@ -297,24 +293,13 @@ def turn(name: str, t: Tile) -> Function:
                     known_nonempty=True,
                 ) as split:
                     p = f.gep(t.kind, parts, f.muladd(split.index, whole, at))
-                    split.next = [
-                        f.op(
-                            f"fadd {t.vector} {split.vars[0]}, {masked_load(f, t.kind, n, p, mask)}"
-                        )
-                    ]
+                    split.next = [f.op(f"fadd {t.vector} {split.vars[0]}, {t.load(f, p, mask)}")]
                 block.append(split.vars[0])
             columns = lane_mask(f, n, q0, length)
             for i, v in enumerate(transposed(f, one, block)):
                 inside = f.icmp("slt", i, rows)
                 m = f.op(f"select i1 {inside}, <{n} x i1> {columns}, <{n} x i1> zeroinitializer")
-                masked_store(
-                    f,
-                    t.kind,
-                    n,
-                    v,
-                    f.gep(t.kind, "%C", f.muladd(f.add(o, i), "%ldc", q0)),
-                    m,
-                )
+                t.store(f, v, f.gep(t.kind, "%C", f.muladd(f.add(o, i), "%ldc", q0)), m)
     return f
 
 

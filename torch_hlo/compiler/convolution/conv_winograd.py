@@ -33,8 +33,8 @@ from ..matmul.dot_task import Finish
 from ..matmul.epilogue import Epilogue
 from ..matmul.tile import (
     Tile,
-    lane_mask,
     splat,
+    vectors_of,
 )
 from ..thresholds import (
     CONV_MULTIPLY_NS,
@@ -144,24 +144,13 @@ def transform_inputs(name: str, t: Tile, m: Matrix) -> Function:
         pointers = [f.load_at("ptr", row, r * POINTERS) for r in range(n * n)]
         to = f.gep(t.kind, "%V", f.mul(tile, "%ldv"))
 
-        def vectors(
-            c: Int,
-            mask: str | None,
-            pointers: list[str] = pointers,
-            to: str = to,
-        ) -> None:
+        for c, mask in vectors_of(f, t.lanes, 0, "%channels"):
             places = [f.gep(t.kind, p, c) for p in pointers]
-            values = [(t.load(f, p, mask) if mask else t.load(f, p)) for p in places]
+            values = [t.load(f, p, mask) for p in places]
             made = transform(f, t, m, [values[r * n : r * n + n] for r in range(n)])
             at = f.gep(t.kind, to, c)
             for i, v in enumerate(v for row in made for v in row):
                 t.store(f, v, f.gep(t.kind, at, f.mul("%plane", i)))
-
-        whole = f.mul(f.div("%channels", t.lanes), t.lanes)
-        with f.loop(0, whole, t.lanes) as c:
-            vectors(c, None)
-        with f.when(f.icmp("slt", whole, "%channels")):
-            vectors(whole, lane_mask(f, t.lanes, whole, "%channels"))
     return f
 
 
