@@ -63,3 +63,30 @@ def paused() -> Iterator[None]:
         yield
     finally:
         resume()
+
+
+class Allowance:
+    """Lets Python's collector overlook the objects of recorded operations. They are many, all
+    alive, and gone with their step: counted as young ones, they would have everything that there
+    is looked at every few dozen steps, which takes as long as recording several."""
+
+    OBJECTS = 10  # of an operation, with its tensors
+
+    def __init__(self) -> None:
+        self.young = self.set = 0  # the threshold that others have chosen, and what it is now
+
+    def step(self, operations: int) -> None:
+        """A step of so many operations has been cut. Collects, as Python would have, what else is
+        young; of steps, this one and what is recorded beside it are alive."""
+        threshold, *older = gc.get_threshold()
+        if threshold != self.set:
+            self.young = threshold
+        if not self.young:
+            return
+        own = self.OBJECTS * operations
+        if gc.get_count()[0] > self.young + own:
+            gc.set_threshold(self.young, *older)
+            Allowance()  # the next object to be made has Python look
+        self.set = self.young + 2 * own
+        if self.set != gc.get_threshold()[0]:
+            gc.set_threshold(self.set, *older)

@@ -105,6 +105,7 @@ class DeviceEngine(Engine):
         self.judge: Callable[[list[Out]], nan_checks.Step] = nan_checks.Step
         self.unchecked: list[nan_checks.Step] = []
         self.checking = False
+        self.allowance = collector.Allowance()
         # Protects `readers` of all memory. Of its own and reentrant: the collector may close a
         # lease while any other lock is held. Nothing is taken under it.
         self.counting = threading.RLock()
@@ -647,6 +648,7 @@ class DeviceEngine(Engine):
             before,
         )
         self.recorded.append(bindings)
+        self.allowance.step(plan.size)
         if config.get("LOG") >= 2:
             end = time.perf_counter()
             log.say(
