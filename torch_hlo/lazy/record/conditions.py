@@ -169,8 +169,11 @@ def _small(out: Out, constant: bool) -> tuple[list[Node], list[Array]] | None:
     arrays: list[Array] = []
     while left:
         n = left.pop()
-        if not _runs_on_cpu(n.target) or any(o is not None and o.size > ELEMENTS for o in n.outs):
+        if not _runs_on_cpu(n.target):
             return None
+        for shape in n.outs:
+            if shape is not None and shape.size > ELEMENTS:
+                return None
         operands = [*n.args, *n.kwargs.values()]
         for x in operands:
             kind = type(x)

@@ -485,6 +485,8 @@ class DeviceEngine(Engine):
         if not any(type(s.value) is Out for s in storages):
             return
         self._surface()
+        jobs = session.current().executor
+        jobs.brief = executor.AWAITED
         try:
             self._evaluate(near=not self._on_mesh(storages))
         except (CollectiveError, FloatingPointError):  # which no operation raises
@@ -497,6 +499,8 @@ class DeviceEngine(Engine):
                     None if type(part) is type(whole) and str(part) == str(whole) else whole
                 )
             self._tell_partial(whole)
+        finally:
+            jobs.brief = executor.BRIEF
         if any(self._is_refused(s) for s in storages):
             self._evaluate(storages)  # raises why
 

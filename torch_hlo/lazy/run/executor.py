@@ -41,6 +41,8 @@ from ..record import session
 DEPTH = 2
 # seconds of a program that its caller runs himself: another thread would not even have woken up
 BRIEF = 15e-6
+# and of one whose result its caller waits for
+AWAITED = 1e-3
 # of one that is worth changing the processor for: 0.1 ms, and what the old one's cache holds
 _LONG = 2e-3
 T = TypeVar("T")
@@ -207,6 +209,7 @@ class _Executor:
         # scratch memory of the jobs on the stream, one at a time; None while there are none
         self.arena: Arena | None = None
         self.streaming = 0  # how many there are
+        self.brief = BRIEF  # seconds of what `submit` runs itself
 
     def start(self) -> None:
         with self.starting:
@@ -319,7 +322,7 @@ def _submit(job: Job) -> None:
     if job.number is not None:
         if job not in in_flight:
             in_flight.append(job)
-        if job.program.seconds < BRIEF and len(in_flight) == 1:
+        if job.program.seconds < executor.brief and len(in_flight) == 1:
             executor.stream.run(job.number)
         else:
             executor.stream.publish(job.number, job.program.seconds > _LONG)
