@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable
 
 import pytest
+import torch
 
+import torch_hlo
 from torch_hlo import log
 from torch_hlo.device import runtime
+from torch_hlo.device.cpu.stream import Stream
 from torch_hlo.lazy.record import session
 from torch_hlo.lazy.run import executor
 
@@ -71,3 +74,28 @@ def test_nobody_waits_for_all_that_is_prepared(monkeypatch: pytest.MonkeyPatch) 
     prepares(monkeypatch, wrong)
     assert executor.submit_compiler(session.current().compiler.prepare).result(60) is None
     assert done[-1] == "wrong"
+
+
+def test_what_is_read_is_run_where_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = session.current().executor
+    monkeypatch.setattr(executor, "BRIEF", 0.0)
+    monkeypatch.setattr(jobs, "brief", 0.0)
+    handed_over: list[int] = []
+
+    def publish(stream: Stream, number: int, *long: bool) -> None:
+        handed_over.append(number)
+        original(stream, number, *long)
+
+    original = Stream.publish
+    monkeypatch.setattr(Stream, "publish", publish)
+    x = torch.rand(8, device="hlo")
+    for _ in range(10):  # the first time nobody knows how long it takes
+        (x * 2).sum().item()
+    handed_over.clear()
+    (x * 2).sum().item()
+    assert not handed_over
+    y = x * 2
+    torch_hlo.mark_step()
+    assert handed_over
+    torch_hlo.sync()
+    assert torch.equal(y.cpu(), x.cpu() * 2)
