@@ -26,6 +26,13 @@ import unittest
 from pathlib import Path
 
 SECONDS = 60  # for one test
+# arguments of the training scripts
+ONCE = "--fake_data --num_epochs 1"
+RESNET = f"{ONCE} --model resnet18 --batch_size 8 --test_set_batch_size 8 --log_steps 1"
+DECAY = "--lr_scheduler_divide_every_n_epochs 20 --lr_scheduler_divisor 5"
+SAVED = "--ckpt_prefix saved/mnist"
+WRAPPED = "--auto_wrap_policy type_based --use_gradient_checkpointing"
+TWO, FOUR = {"CPU_NUM_DEVICES": "2"}, {"CPU_NUM_DEVICES": "4"}
 # file -> options: CPU_NUM_DEVICES and other variables, "seconds" for the file
 FILES: dict[str, dict[str, str]] = {
     "test/test_operations.py": {},
@@ -123,11 +130,37 @@ FILES: dict[str, dict[str, str]] = {
     "examples/eager/train_decoder_only_eager_spmd_data_parallel.py": {"CPU_NUM_DEVICES": "2"},
     "examples/debug/train_resnet_profile.py": {},
     "examples/scan/scan_examples.py": {},
+    "examples/debug/train_resnet_benchmark.py": {},
     "examples/train_decoder_only_base.py scan.decoder_with_scan.DecoderWithScan": {},
+    f"test/test_train_mp_mnist.py {ONCE} --num_cores 1 --metrics_debug": {},
+    f"test/test_train_mp_mnist.py {ONCE} --async_closures": TWO,
+    f"test/test_train_mp_mnist.py {ONCE} --ddp": TWO,
+    f"test/test_train_mp_mnist_zero1.py {ONCE}": TWO,
+    f"test/test_train_mp_mnist_amp.py {ONCE}": {**TWO, "PJRT_DEVICE": "TPU"},
+    f"test/test_train_mp_mnist_amp.py {ONCE} --use_syncfree_optim": {**TWO, "PJRT_DEVICE": "TPU"},
+    f"test/test_train_mp_mnist_fsdp_with_ckpt.py {ONCE} --use_nested_fsdp {SAVED}": TWO,
+    f"test/test_train_mp_mnist_fsdp_with_ckpt.py {ONCE} {WRAPPED} {SAVED}": TWO,
+    f"test/test_train_mp_imagenet.py {RESNET} --num_cores 1 --profile": {},
+    f"test/test_train_mp_imagenet.py {RESNET} --metrics_debug": TWO,
+    f"test/test_train_mp_imagenet.py {RESNET} --ddp --pjrt_distributed": TWO,
+    f"test/test_train_mp_imagenet_amp.py {RESNET} --amp": {**TWO, "PJRT_DEVICE": "TPU"},
+    f"test/test_train_mp_imagenet_fsdp.py {RESNET} {DECAY} --use_nested_fsdp": TWO,
+    f"test/test_train_mp_imagenet_fsdp.py {RESNET} {DECAY} {WRAPPED} --compute_dtype bfloat16": TWO,
+    f"test/spmd/test_train_spmd_imagenet.py {RESNET} --sharding batch": FOUR,
+    f"test/spmd/test_train_spmd_imagenet.py {RESNET} --sharding spatial": FOUR,
+    f"test/spmd/test_train_spmd_imagenet.py {RESNET} --sharding conv": FOUR,
+    f"test/spmd/test_train_spmd_imagenet.py {RESNET} --sharding linear": FOUR,
+    f"test/spmd/test_train_spmd_imagenet.py {RESNET} --sharding batch spatial": FOUR,
+    f"test/spmd/test_train_spmd_imagenet.py {RESNET}": FOUR,
 }
 
-# Sizes that two cores can do, in the examples, which have fake data.
+# Sizes that two cores can do, in the examples and training scripts, which have fake data.
 SMALLER = (
+    (r"1200000\b", "32"),
+    (r"(60000|10000) // flags", "1024 // flags"),
+    (r"50000 // FLAGS", "32 // FLAGS"),
+    (r"'img_dim': 224", "'img_dim': 64"),
+    (r'"/tmp/profile/"', '"."'),
     (r"num_steps( *: int)? = \d+", r"num_steps\1 = 3"),
     (r"self.batch_size = \d+", "self.batch_size = 4"),
     (r"img_dim = \d+", "img_dim = 64"),
@@ -217,7 +250,8 @@ def run(repository: Path, file: str, seconds: float) -> dict[str, tuple[str, str
     """Outcome and reason of each test of a file."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        repository = _smaller(repository, Path(folder)) if "examples/" in file else repository
+        if "examples/" in file or "test_train_mp" in file or "imagenet" in file:
+            repository = _smaller(repository, Path(folder))
         path, *arguments = file.split()
         path = repository / path
         command = [sys.executable, "-m", __spec__.name, "--child", str(path), str(log), *arguments]
@@ -250,9 +284,10 @@ def run(repository: Path, file: str, seconds: float) -> dict[str, tuple[str, str
 
 
 def _smaller(repository: Path, folder: Path) -> Path:
-    """A copy of the examples with smaller sizes."""
-    shutil.copytree(repository / "examples", folder / "examples", ignore_dangling_symlinks=True)
-    for file in (folder / "examples").rglob("*.py"):
+    """A copy of the examples and training scripts with smaller sizes."""
+    for name in ("examples", "test"):
+        shutil.copytree(repository / name, folder / name, ignore_dangling_symlinks=True)
+    for file in (*folder.glob("examples/**/*.py"), *folder.glob("test/**/test_train*.py")):
         text = file.read_text()
         for pattern, replacement in SMALLER:
             text = re.sub(pattern, replacement, text)

@@ -1,4 +1,5 @@
-"""`python -m torch_hlo.compat train.py ARGUMENTS` runs a script of PyTorch/XLA as it is."""
+"""`python -m torch_hlo.compat train.py ARGUMENTS` runs a script of PyTorch/XLA as it is;
+`python -m torch_hlo.compat -m package.train ARGUMENTS` a module, also one of torch_xla."""
 
 import os
 import runpy
@@ -8,12 +9,19 @@ from . import install_as_torch_xla
 
 
 def main():
-    if len(sys.argv) < 2:
-        raise SystemExit("usage: python -m torch_hlo.compat train.py [arguments]")
-    del sys.argv[0]
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    module = sys.argv[1:2] == ["-m"]
+    del sys.argv[: 1 + module]
+    if not sys.argv:
+        raise SystemExit("usage: python -m torch_hlo.compat [-m] train.py [arguments]")
+    name = sys.argv[0]
+    sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.abspath(name))
     install_as_torch_xla()
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if not module:
+        runpy.run_path(name, run_name="__main__")
+    elif name in sys.modules:  # of torch_xla
+        sys.modules[name].main()
+    else:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,21 @@
 """torch_xla.distributed.fsdp and the FSDP of SPMD: parameters, gradients and optimizer states are
 spread over the devices."""
 
+import argparse
+import math
+import time
+from glob import glob
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import fully_shard
+import torch.distributed as dist
+from torch.distributed import optim
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from torch_hlo.pytorch import patches
 
-from . import experimental_names, sharding_names, spawning
+from . import communication, experimental_names, sharding_names
 
 Module = torch.nn.Module
 
@@ -129,11 +136,12 @@ class SpmdFullyShardedDataParallel(_Wrapped):
         return output
 
 
-_IGNORED = frozenset(
-    """reshard_after_forward flatten_parameters execute_sharding_on_init optimization_barrier_in
-    _forward optimization_barrier_in_backward mark_step_on_finalization disable_reshard_on_root
-    shard_param_on_dim_0 pin_layout_in_collective_ops coalesce_all_gather_ops buffer_dtype
-    coalesce_reduce_scatter_ops compute_dtype opt_flatten_overlap fp32_reduce_scatter""".split()
+_OPTIONS = frozenset(
+    """compute_dtype fp32_reduce_scatter reshard_after_forward flatten_parameters buffer_dtype
+    execute_sharding_on_init optimization_barrier_in_forward optimization_barrier_in_backward
+    mark_step_on_finalization disable_reshard_on_root
+    shard_param_on_dim_0 pin_layout_in_collective_ops coalesce_all_gather_ops
+    coalesce_reduce_scatter_ops opt_flatten_overlap""".split()
 )
 
 
@@ -141,35 +149,68 @@ class XlaFullyShardedDataParallel(_Wrapped):
     """`fully_shard` of PyTorch, one process per device. How it communicates is the compiler's
     business: options for that are accepted."""
 
-    def __init__(
-        self,
-        module,
-        auto_wrap_policy=None,
-        auto_wrapper_callable=None,
-        compute_dtype=None,
-        **options,
-    ):
-        if unknown := options.keys() - _IGNORED:
+    def __init__(self, module, auto_wrap_policy=None, auto_wrapper_callable=None, **options):
+        if unknown := options.keys() - _OPTIONS:
             raise NotImplementedError(
                 f"XlaFullyShardedDataParallel: {', '.join(sorted(unknown))}; use"
                 " torch.distributed.fsdp.fully_shard"
             )
-        super().__init__(module, auto_wrap_policy, auto_wrapper_callable)
+        super().__init__(module, auto_wrap_policy, auto_wrapper_callable, **options)
         module.to("xla")
-        if spawning.join() > 1:
-            from torch.distributed.fsdp import MixedPrecisionPolicy
-
-            patches.patch_fully_shard()
-            fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=compute_dtype))
+        _join()
+        patches.patch_fully_shard()
+        types = MixedPrecisionPolicy(
+            options.get("compute_dtype"),
+            torch.float32 if options.get("fp32_reduce_scatter") else None,
+        )
+        frees = options.get("reshard_after_forward", True)
+        fully_shard(module, mp_policy=types, reshard_after_forward=frees)
 
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
         return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
     def get_shard_metadata(self):
-        raise NotImplementedError(
-            "checkpoints of shards: use torch_hlo.distributed.checkpoint, which reads and writes"
-            " them on any number of processes"
-        )
+        """What `consolidate_sharded_model_checkpoints` wants to find in each process's file."""
+        return {"world_size": dist.get_world_size(), "rank": dist.get_rank()}
+
+
+class ZeroRedundancyOptimizer(optim.ZeroRedundancyOptimizer):
+    """PyTorch's: each process keeps the states of some parameters and steps these. Gradients become
+    their mean over the processes, and are clipped. `state_dict` is what this process keeps."""
+
+    def __init__(
+        self,
+        params,
+        optimizer_class,
+        grad_clipping=True,
+        max_norm=None,
+        pin_layout=True,
+        **defaults,
+    ):
+        _join()
+        super().__init__(params, optimizer_class, **defaults)
+        self._limit = (max_norm or 1.0) if grad_clipping else math.inf
+
+    def step(self, closure=None, **kwargs):
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        communication.reduce_gradients(self)
+        if self._limit < math.inf:
+            found = [p for group in self.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(found, self._limit)
+        super().step(**kwargs)
+        return loss
+
+    def state_dict(self):
+        return self.optim.state_dict()
+
+    def load_state_dict(self, state_dict):
+        self.optim.load_state_dict(state_dict)
+
+
+def _join():
+    if not dist.is_initialized():  # of one process, too: what it computes is to be the same
+        dist.init_process_group("xla", init_method="xla://")
 
 
 def checkpoint_module(module):
@@ -177,17 +218,58 @@ def checkpoint_module(module):
     forward = module.forward
 
     def call(*args, **kwargs):
-        return experimental_names.checkpoint(forward, *args, **kwargs)
+        return experimental_names.checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
     module.forward = call
     return module
 
 
-def consolidate_sharded_model_checkpoints(*args, **kwargs):
-    raise NotImplementedError(
-        "torch_hlo.distributed.checkpoint.load reads a checkpoint on any number of processes"
-    )
+def consolidate_sharded_state_dicts(state_dict_list, shard_metadata):
+    """The state of the module that was wrapped, from those of all processes by rank."""
+
+    def whole(parts):
+        if not isinstance(parts[0], DTensor):
+            return parts[0]
+        return torch.cat([part.to_local() for part in parts])
+
+    names = {name: name.replace("_orig_module.", "") for name in state_dict_list[0]}
+    return {new: whole([s[name] for s in state_dict_list]) for name, new in names.items()}
+
+
+def _written(pattern):
+    """The checkpoints of all processes by rank; None while some process still writes its file."""
+    try:
+        found = [torch.load(path, map_location="cpu") for path in glob(pattern)]
+    except (EOFError, RuntimeError):
+        return None
+    found.sort(key=lambda c: c["shard_metadata"]["rank"])
+    whole = found and len(found) == found[0]["shard_metadata"]["world_size"]
+    return found if whole else None
+
+
+def consolidate_sharded_model_checkpoints(
+    ckpt_prefix, ckpt_suffix="*.pth", save_path="", save_model=True
+):
+    """The whole state from the files of all processes, and where it was saved."""
+    end = time.monotonic() + 60
+    while (found := _written(ckpt_prefix + ckpt_suffix)) is None:
+        if time.monotonic() > end:
+            raise RuntimeError(f"{ckpt_prefix}{ckpt_suffix}: files of some processes are missing")
+        time.sleep(0.1)
+    state = consolidate_sharded_state_dicts([c["model"] for c in found], None)
+    path = (save_path or f"{ckpt_prefix}_consolidated.pth") if save_model else None
+    if path:
+        torch.save({"model": state}, path)
+    return state, path
+
+
+def main():
+    """`-m torch_xla.distributed.fsdp.consolidate_sharded_ckpts`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ckpt_prefix", required=True)
+    parser.add_argument("--ckpt_suffix", default="*.pth")
+    parser.add_argument("--save_path", default="")
+    consolidate_sharded_model_checkpoints(**vars(parser.parse_args()))
 
 
 apply_xla_patch_to_nn_linear = sharding_names.apply_xla_patch_to_nn_linear
-consolidate_sharded_state_dicts = consolidate_sharded_model_checkpoints

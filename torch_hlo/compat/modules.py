@@ -11,83 +11,71 @@ import types
 
 import torch
 
-# Module of torch_xla (behind "torch_xla.") -> modules, of this folder unless they begin with torch.
-MODULES: dict[str, str] = {
+# Modules of torch_xla (behind "torch_xla.") by where their names are: in modules of this folder, or
+# in those that begin with torch. The first have no names, or only refused ones.
+_FAMILIES: dict[str, str] = {
+    "": """
+        _dynamo _dynamo.config _dynamo.dynamo_bridge _internal _internal.jax_workarounds core
+        core.xla_builder core.xla_op_registry debug debug.model_comparator distributed
+        distributed.data_parallel
+        experimental.mark_pattern_utils experimental.pjrt_backend experimental.splash_attention
+        experimental.stablehlo_custom_call experimental.unbounded_dynamism_export
+        experimental.xla_dynamic_reshape_ops experimental.xla_marker
+        experimental.xla_mlir_debuginfo test tf_saved_model_integration utils
+    """,
+    "checkpoint_names": """
+        experimental.distributed_checkpoint experimental.distributed_checkpoint._helpers
+        experimental.distributed_checkpoint.manager experimental.distributed_checkpoint.planners
+        experimental.distributed_checkpoint.util
+    """,
+    "closures": "experimental.callback utils.closures",
+    "experimental_names": """
+        experimental experimental.assume_pure experimental.custom_kernel experimental.eager
+        experimental.fori_loop experimental.gradient_accumulation experimental.scan
+        experimental.scan_layers utils.checkpoint
+    """,
+    "fully_sharded": """
+        distributed.fsdp distributed.fsdp.consolidate_sharded_ckpts
+        distributed.fsdp.state_dict_utils distributed.fsdp.utils
+        distributed.fsdp.xla_fully_sharded_data_parallel
+        distributed.zero_redundancy_optimizer experimental.spmd_fully_sharded_data_parallel
+    """,
+    "fully_sharded torch.distributed.fsdp.wrap": "distributed.fsdp.wrap",
+    "functions": "core.functions",
+    "hardware": "_internal.tpu experimental.plugins experimental.tpu runtime",
+    "hardware spawning communication": "experimental.pjrt",
+    "internals": "_dynamo.dynamo_backend2",
+    "internals precision": "_XLAC",
+    "loading": "distributed.parallel_loader",
+    "precision": """
+        amp amp.autocast_mode amp.syncfree amp.syncfree.adam amp.syncfree.adamw amp.syncfree.sgd
+        backends
+    """,
+    "sharding_names": """
+        distributed.spmd distributed.spmd.api distributed.spmd.debugging
+        distributed.spmd.xla_sharded_tensor distributed.spmd.xla_sharding
+    """,
+    "spawning": "_internal.pjrt distributed.xla_backend distributed.xla_multiprocessing",
+    "stablehlo_export": "stablehlo",
+    "torch.ao.quantization.fx.convert precision": "experimental.xla_quantized_matmul",
+    "torch.nn": "experimental.gru",
+    "torch_hlo torch.utils.dlpack": "utils.dlpack",
+    "trace_events": "debug.profiler",
+    "trace_events torch_hlo.metrics": "debug.metrics",
+    "utilities": """
+        core.xla_env_vars experimental.deprecation test.test_utils utils.serialization utils.utils
+    """,
+    "xla_model communication closures": "core.xla_model",
+}
+# Module of torch_xla -> where its names are; a parent stands before what is below it.
+MODULES = {
     "": "xla_top spawning stablehlo_export",
-    "_XLAC": "internals precision",
-    "_dynamo": "",
-    "_dynamo.config": "",
-    "_dynamo.dynamo_backend2": "internals",
-    "_dynamo.dynamo_bridge": "",
-    "_internal": "",
-    "_internal.pjrt": "spawning",
-    "_internal.tpu": "hardware",
-    "_internal.jax_workarounds": "",
-    "amp": "precision",
-    "amp.autocast_mode": "precision",
-    "amp.syncfree": "precision",
-    "backends": "precision",
-    "core": "",
-    "core.functions": "functions",
-    "core.xla_builder": "",
-    "core.xla_env_vars": "utilities",
-    "core.xla_model": "xla_model communication closures",
-    "core.xla_op_registry": "",
-    "debug": "",
-    "debug.metrics": "trace_events torch_hlo.metrics",
-    "debug.model_comparator": "",
-    "debug.profiler": "trace_events",
-    "distributed": "",
-    "distributed.data_parallel": "",
-    "distributed.fsdp": "fully_sharded",
-    "distributed.fsdp.utils": "fully_sharded",
-    "distributed.fsdp.wrap": "fully_sharded torch.distributed.fsdp.wrap",
-    "distributed.fsdp.xla_fully_sharded_data_parallel": "fully_sharded",
-    "distributed.parallel_loader": "loading",
-    "distributed.spmd": "sharding_names",
-    "distributed.spmd.api": "sharding_names",
-    "distributed.spmd.debugging": "sharding_names",
-    "distributed.spmd.xla_sharded_tensor": "sharding_names",
-    "distributed.spmd.xla_sharding": "sharding_names",
-    "distributed.xla_backend": "spawning",
-    "distributed.xla_multiprocessing": "spawning",
-    "distributed.zero_redundancy_optimizer": "",
-    "experimental": "experimental_names",
-    "experimental.assume_pure": "experimental_names",
-    "experimental.callback": "closures",
-    "experimental.custom_kernel": "experimental_names",
-    "experimental.distributed_checkpoint": "checkpoint_names",
-    "experimental.distributed_checkpoint._helpers": "checkpoint_names",
-    "experimental.eager": "experimental_names",
-    "experimental.fori_loop": "experimental_names",
-    "experimental.gradient_accumulation": "experimental_names",
-    "experimental.gru": "torch.nn",
-    "experimental.mark_pattern_utils": "",
-    "experimental.pjrt": "hardware spawning communication",
-    "experimental.pjrt_backend": "",
-    "experimental.plugins": "hardware",
-    "experimental.scan": "experimental_names",
-    "experimental.scan_layers": "experimental_names",
-    "experimental.spmd_fully_sharded_data_parallel": "fully_sharded",
-    "experimental.splash_attention": "",
-    "experimental.stablehlo_custom_call": "",
-    "experimental.tpu": "hardware",
-    "experimental.xla_quantized_matmul": "torch.ao.quantization.fx.convert precision",
-    "runtime": "hardware",
-    "stablehlo": "stablehlo_export",
-    "tf_saved_model_integration": "",
-    "test": "",
-    "test.test_utils": "utilities",
-    "utils": "",
-    "utils.checkpoint": "experimental_names",
-    "utils.closures": "closures",
-    "utils.dlpack": "torch_hlo torch.utils.dlpack",
-    "utils.serialization": "utilities",
-    "utils.utils": "utilities",
+    **dict(sorted((name, k) for k, names in _FAMILIES.items() for name in names.split())),
 }
 
 _TEXT = "write HLO text and run it with torch_hlo.run_text"
 _DYNAMO = 'use torch.compile(model, backend="hlo")'
+_DYNAMIC = "use torch.export with dynamic_shapes, and torch_hlo.export.to_stablehlo_text"
 _PALLAS = "TPU kernels need a TPU; use torch.nn.functional.scaled_dot_product_attention"
 _KERNELS = (
     "FlashAttention GMM fa_custom_backward fa_custom_forward gmm gmm_backward jax_import_guard"
@@ -105,13 +93,15 @@ REFUSED: dict[str, str] = {
     "core.xla_model.recv": "use torch.distributed.recv",
     "debug.model_comparator": "use torch.testing.assert_close",
     "distributed.data_parallel": "threads per device are gone; use torch_xla.launch",
-    "distributed.zero_redundancy_optimizer": "use torch_hlo.distributed.zero1, or"
-    " torch.distributed.optim.ZeroRedundancyOptimizer",
     **{f"experimental.custom_kernel.{name}": _PALLAS for name in _KERNELS.split()},
     "experimental.scan.value_and_grad_partitioned": "torch_hlo.scan has gradients",
     "experimental.splash_attention": _PALLAS,
     "experimental.mark_pattern_utils": "patterns are found without marks",
     "experimental.stablehlo_custom_call": _TEXT,
+    "experimental.unbounded_dynamism_export": _DYNAMIC,
+    "experimental.xla_dynamic_reshape_ops": _DYNAMIC,
+    "experimental.xla_marker": "patterns are found without marks",
+    "experimental.xla_mlir_debuginfo": "TORCH_HLO_DUMP=folder writes the line of each operation",
     "tf_saved_model_integration": "use torch_xla.stablehlo.save_as_stablehlo",
 }
 

@@ -1,9 +1,11 @@
 """torch_xla.debug: named blocks in torch.profiler's traces, and our counters with times in
 nanoseconds, as PyTorch/XLA has them."""
 
+import atexit
 import functools
 import os
 import threading
+import time
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ import torch.profiler
 
 from torch_hlo import metrics
 
-from . import xla_model
+from . import closures, xla_model
 
 
 class Trace(torch.profiler.record_function):
@@ -81,11 +83,25 @@ def start_server(port, only_on_master=True):
 
 def trace(service_addr, logdir, duration_ms=1000, **options):
     raise NotImplementedError(
-        "there is no profiler server: call start_trace and stop_trace in the process"
+        "there is no profiler server: call trace_detached, or start_trace and stop_trace, in the"
+        " process"
     )
 
 
-trace_detached = trace
+def trace_detached(service_addr, logdir, duration_ms=1000, **options):
+    """Trace until a step ends after `duration_ms`, or the process does."""
+    start_trace(logdir)
+    end = time.monotonic() + duration_ms / 1000
+
+    def look():
+        if time.monotonic() < end:
+            closures.add_step_closure(look)
+        else:
+            atexit.unregister(stop_trace)
+            stop_trace()
+
+    atexit.register(stop_trace)
+    look()
 
 
 def metric_data(name):

@@ -1,6 +1,8 @@
 """torch_xla.utils and torch_xla.test.test_utils: data, files, progress lines."""
 
 import copy
+import functools
+import logging
 import shutil
 import sys
 import tempfile
@@ -9,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from torch_hlo import config
 from torch_hlo.lazy.record import HloTensor
@@ -67,6 +70,27 @@ class TmpFolder:
     def __init__(self):
         self.name = tempfile.mkdtemp()
         weakref.finalize(self, shutil.rmtree, self.name, True)
+
+
+def deprecated(module, new, old_name=None, extra_msg=""):
+    """`new`, which warns at its first call that its name in `module` is another one."""
+    text = (
+        f"{module.__name__}.{old_name or new.__name__} is deprecated. Use"
+        f" {new.__module__}.{new.__name__} instead. {extra_msg or ''}"
+    )
+    warn = functools.cache(lambda: logging.warning(text))
+
+    @functools.wraps(new)
+    def call(*args, **kwargs):
+        warn()
+        return new(*args, **kwargs)
+
+    return call
+
+
+def mark_deprecated(new, extra_msg=""):
+    """Decorator: calls of the function are calls of `new`, and a warning."""
+    return lambda f: deprecated(sys.modules[f.__module__], new, f.__name__, extra_msg)
 
 
 def eprint(*args, **kwargs):
@@ -140,7 +164,8 @@ def to_cpu(data, convert=True):
     """Nested data with tensors of the device as CPU tensors."""
     if not convert:
         return data
-    kept = ToXlaTensorArena(lambda ts: [t.cpu() for t in ts], lambda v: isinstance(v, HloTensor))
+    ours = (HloTensor, DTensor)
+    kept = ToXlaTensorArena(lambda ts: [t.cpu() for t in ts], lambda v: isinstance(v, ours))
     return kept.transform(data)
 
 

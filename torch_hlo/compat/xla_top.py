@@ -1,9 +1,10 @@
 """The package torch_xla itself."""
 
 import contextlib
+import itertools
 
 import torch_hlo
-from torch_hlo import metrics
+from torch_hlo import debug, metrics
 
 from . import xla_model
 from .experimental_names import eager_mode_context
@@ -34,12 +35,14 @@ def manual_seed(seed, device=None):
 
 
 @contextlib.contextmanager
-def _whole(full_graph):
+def _whole(full_graph, limit, graphs):
     sync()
     before = metrics.counter_value("MarkStep")
     with eager_mode_context(False):
         try:
             yield
+            if limit is not None:
+                _count(graphs, limit)
         finally:
             cut = metrics.counter_value("MarkStep") != before
             sync()
@@ -50,6 +53,24 @@ def _whole(full_graph):
         )
 
 
+def _count(graphs, limit):
+    """Add what was recorded to the graphs of a function. Raises RuntimeError beyond the limit."""
+    try:
+        graph = str(debug.pending_step()[0]).splitlines()
+    except ValueError:  # nothing is recorded
+        graph = []
+    if graph in graphs:
+        return
+    if len(graphs) >= limit:
+        pairs = itertools.zip_longest(graph, *graphs[-1:], fillvalue="nothing")
+        different = ["\nExpected: ".join(pair) for pair in pairs if len({*pair}) > 1]
+        raise RuntimeError(
+            f"Maximum number of different graphs allowed per function exceeded: {limit}\n"
+            f"Got: {different[0]}"
+        )
+    graphs.append(graph)
+
+
 def compile(
     f=None,
     full_graph=False,
@@ -57,15 +78,12 @@ def compile(
     max_different_graphs=None,
     custom_compile_options=None,
 ):
-    """A block or a function whose work is a step of its own. (`torch_hlo.compile` captures it.)"""
-    if max_different_graphs is not None:
-        raise NotImplementedError(
-            "torch_xla.compile(max_different_graphs=): count with metrics.counter_value"
-            '("UncachedCompile")'
-        )
+    """A block or a function whose work is a step of its own. (`torch_hlo.compile` captures it.)
+    Raises RuntimeError when a function has recorded more than `max_different_graphs`."""
     if custom_compile_options:
         set_custom_compile_options(custom_compile_options)
-    block = _whole(bool(full_graph))
+    graphs = getattr(f, "__dict__", {}).setdefault("_torch_xla_graphs", [])
+    block = _whole(bool(full_graph), max_different_graphs, graphs)
     return block if f is None else block(f)
 
 
