@@ -54,6 +54,26 @@ def test_deprecated_names(tmp_path):
     assert out == ["__main__.down is deprecated. Use math.floor instead. ", "2 3"]
 
 
+def test_sharding_as_an_operator(tmp_path):
+    """`dynamo_mark_sharding`, in eager code and in a compiled function."""
+    out = script(
+        """
+        import numpy as np, torch, torch_xla, torch_xla.distributed.spmd as xs
+        mesh = xs.Mesh(np.arange(4), (4, 1), ("x", "y"))
+        given = mesh.device_ids.tolist(), list(mesh.mesh_shape), str(mesh.axis_names), "('x', None)"
+        mark = torch.ops.xla.dynamo_mark_sharding
+        x = torch.randn(4, 8).to("xla")
+        mark(x, *given)
+        print(torch_xla._XLAC._get_xla_sharding_spec(x))
+        double = torch.compile(lambda x: mark(x + x, *given) + x, backend="openxla", fullgraph=True)
+        print(torch.allclose(double(x).cpu(), x.cpu() * 3))
+        """,
+        tmp_path,
+        CPU_NUM_DEVICES="4",
+    ).splitlines()
+    assert out == ["{devices=[4,1]0,1,2,3}", "True"]
+
+
 def test_trace_of_some_time(tmp_path):
     """A trace that was asked for before the loop is there when the process has ended."""
     script(
@@ -141,6 +161,8 @@ def test_sharded_training(tmp_path):
                 for name, value in plain.state_dict().items():
                     torch.testing.assert_close(whole[name], value, rtol=1e-3, atol=1e-4)
                 print((found - want).abs().max().item() < 1e-5, same < found[1])
+            torch.distributed.destroy_process_group()
+            print(xm.all_reduce("sum", torch.ones(1, device="xla")).item())
 
         if __name__ == "__main__":
             torch_xla.launch(main)
@@ -149,6 +171,7 @@ def test_sharded_training(tmp_path):
         CPU_NUM_DEVICES="2",
     )
     assert "True tensor(True)" in out
+    assert out.count("2.0") == 2  # of a group that began after another one had ended
 
 
 SCRIPTS = [f for f in torch_xla.FILES if f.startswith("examples/") or "test_train_" in f]

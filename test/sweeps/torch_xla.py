@@ -315,10 +315,9 @@ def main() -> None:
     parser.add_argument("--repository", type=Path)
     parser.add_argument("--seconds", type=float, default=900, help="time limit of a file")
     parser.add_argument("--verbose", action="store_true", help="every test that fails, and why")
-    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    if sys.argv[1:2] == ["--child"]:
+        return child(*sys.argv[2:])
     options = parser.parse_args()
-    if options.child:
-        return child(*options.child)
     if options.repository is None:
         parser.error("--repository: a checkout of PyTorch/XLA")
     totals: collections.Counter[str] = collections.Counter()

@@ -1,61 +1,44 @@
 """What runs at the end of a step: functions that look at its tensors."""
 
-import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torch_hlo import config
 
 
 class AsyncClosureHandler:
-    """Runs functions one after another on a thread. What one raises is raised by the next
-    `run`."""
+    """Runs functions one after another on a thread; at most `max_queue_size` wait. What one raises
+    is raised by the next `run`, and those behind it do not run."""
 
     def __init__(self, max_queue_size=100):
         size = int(config.variable("XLA_MAX_ASYNC_QUEUE", max_queue_size))
-        self._closure_queue: queue.Queue[Callable[[], Any]] = queue.Queue(size)
-        self._closure_exception: queue.Queue[Exception] = queue.Queue()
-        self._closure_event_loop: threading.Thread | None = None
-        self._closure_event_loop_finished = threading.Event()
-        self._closure_lock = threading.Lock()
+        # its thread ends what was asked for before the process does
+        self._thread, self._free = ThreadPoolExecutor(1), threading.Semaphore(size)
+        self._raised: Exception | None = None
 
     def run(self, closure):
-        with self._closure_lock:
-            self._closure_queue.put(closure)
-            thread = self._closure_event_loop
-            if thread is not None and thread.is_alive():
-                return
-            if not self._closure_exception.empty():
-                raise RuntimeError(
-                    "Cannot run asynchronous closure due to previously raised exception"
-                ) from self._closure_exception.get()
-            self.start_event_loop()
+        if self._raised:
+            raised, self._raised = self._raised, None
+            raise RuntimeError(
+                "Cannot run asynchronous closure due to previously raised exception"
+            ) from raised
+        self._free.acquire()
+        self._thread.submit(self._run, closure)
 
     def run_all(self, closures):
         for closure in closures:
             self.run(closure)
 
-    def start_event_loop(self):
-        self._closure_event_loop_finished.clear()
-        # not a daemon: what was asked for is done before the process ends
-        self._closure_event_loop = threading.Thread(target=self._work)
-        self._closure_event_loop.start()
-
-    def _work(self):
-        while True:
-            try:
-                self._closure_queue.get(timeout=3)()
-                self._closure_queue.task_done()
-            except queue.Empty:
-                with self._closure_lock:
-                    if self._closure_queue.empty():
-                        self._closure_event_loop_finished.set()
-                        self._closure_event_loop = None
-                        return
-            except Exception as error:
-                self._closure_exception.put(error)
-                return
+    def _run(self, closure):
+        try:
+            if not self._raised:
+                closure()
+        except Exception as error:
+            self._raised = error
+        finally:
+            self._free.release()
 
 
 def on_ready_callback(tensor, callback):

@@ -262,12 +262,7 @@ def rendezvous(tag, payload=b"", replicas=()):
 
 def mesh_reduce(tag, data, reduce_fn):
     """`reduce_fn` of the list of what all processes gave."""
-    data = utilities.to_cpu(data)
-    if spawning.join() == 1:
-        return reduce_fn([data])
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, data)
-    return reduce_fn(found)
+    return reduce_fn(rendezvous(tag, utilities.to_cpu(data)))
 
 
 def xla_rendezvous(payload=b"", ordinals=None, tag=None):

@@ -2,6 +2,7 @@
 spread over the devices."""
 
 import argparse
+import functools
 import math
 import time
 from glob import glob
@@ -12,10 +13,11 @@ import torch.distributed as dist
 from torch.distributed import optim
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 from torch_hlo.pytorch import patches
 
-from . import communication, experimental_names, sharding_names
+from . import communication, sharding_names, spawning
 
 Module = torch.nn.Module
 
@@ -108,7 +110,7 @@ class SpmdFullyShardedDataParallel(_Wrapped):
             raise ValueError("The mesh must have an axis named 'fsdp'.")
         if extra_data_axis and extra_data_axis not in mesh.axis_names:
             raise ValueError(f"The provided {extra_data_axis} axis is not in the mesh.")
-        given = {"mesh": mesh, "shard_output": shard_output}
+        given = {"mesh": mesh, "shard_output": shard_output, "extra_data_axis": extra_data_axis}
         super().__init__(module, auto_wrap_policy, auto_wrapper_callable, **given)
         module.to("xla")
         self._mesh, self._shard_output = mesh, shard_output
@@ -157,7 +159,7 @@ class XlaFullyShardedDataParallel(_Wrapped):
             )
         super().__init__(module, auto_wrap_policy, auto_wrapper_callable, **options)
         module.to("xla")
-        _join()
+        spawning.join(alone=True)  # its types are those of several processes
         patches.patch_fully_shard()
         types = MixedPrecisionPolicy(
             options.get("compute_dtype"),
@@ -187,7 +189,7 @@ class ZeroRedundancyOptimizer(optim.ZeroRedundancyOptimizer):
         pin_layout=True,
         **defaults,
     ):
-        _join()
+        spawning.join(alone=True)
         super().__init__(params, optimizer_class, **defaults)
         self._limit = (max_norm or 1.0) if grad_clipping else math.inf
 
@@ -208,19 +210,9 @@ class ZeroRedundancyOptimizer(optim.ZeroRedundancyOptimizer):
         self.optim.load_state_dict(state_dict)
 
 
-def _join():
-    if not dist.is_initialized():  # of one process, too: what it computes is to be the same
-        dist.init_process_group("xla", init_method="xla://")
-
-
 def checkpoint_module(module):
     """Compute the module's values again in backward instead of keeping them."""
-    forward = module.forward
-
-    def call(*args, **kwargs):
-        return experimental_names.checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    module.forward = call
+    module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
     return module
 
 

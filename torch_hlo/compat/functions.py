@@ -72,16 +72,8 @@ class _SumBoth(torch.autograd.Function):
         return communication.all_reduce("sum", grad)
 
 
-class SyncBatchNorm(torch.nn.Module):
-    """Batch norm with the statistics of all processes."""
-
-    def __init__(self, num_features, eps=1e-5, momentum=0.1):
-        super().__init__()
-        self.eps, self.momentum = eps, momentum
-        self.weight = torch.nn.Parameter(torch.ones(num_features))
-        self.bias = torch.nn.Parameter(torch.zeros(num_features))
-        self.register_buffer("running_mean", torch.zeros(num_features))
-        self.register_buffer("running_var", torch.ones(num_features))
+class SyncBatchNorm(torch.nn.BatchNorm1d):
+    """Batch norm with the statistics of all processes, of any number of dimensions."""
 
     def forward(self, x):
         mean, var = self.running_mean, self.running_var

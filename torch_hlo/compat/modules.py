@@ -92,6 +92,8 @@ REFUSED: dict[str, str] = {
     "core.xla_model.send": "use torch.distributed.send",
     "core.xla_model.recv": "use torch.distributed.recv",
     "debug.model_comparator": "use torch.testing.assert_close",
+    "debug.profiler.trace": "there is no profiler server: call trace_detached, or start_trace and"
+    " stop_trace, in the process",
     "distributed.data_parallel": "threads per device are gone; use torch_xla.launch",
     **{f"experimental.custom_kernel.{name}": _PALLAS for name in _KERNELS.split()},
     "experimental.scan.value_and_grad_partitioned": "torch_hlo.scan has gradients",

@@ -1,5 +1,6 @@
 """torch_xla.distributed.spmd: meshes with methods, specifications, blocks of tensors."""
 
+import ast
 import collections
 import enum
 import types
@@ -144,6 +145,21 @@ def mark_sharding(t, mesh, partition_spec):
     )
     return spmd.mark_sharding(t, mesh.ours, tuple(partition_spec))
 
+
+def _dynamo_mark_sharding(input, device_ids, mesh_shape, axis_names, partition_spec):
+    """`mark_sharding` as an operator: what Dynamo cannot look into are texts."""
+    if isinstance(input, HloTensor):  # not while Dynamo asks for shapes alone
+        mesh = Mesh(device_ids, mesh_shape, ast.literal_eval(axis_names))
+        mark_sharding(input, mesh, ast.literal_eval(partition_spec))
+    return input
+
+
+_library = torch.library.Library("xla", "FRAGMENT")
+_library.define(
+    "dynamo_mark_sharding(Tensor input, int[] device_ids, int[] mesh_shape, str axis_names,"
+    " str partition_spec) -> Tensor"
+)
+_library.impl("dynamo_mark_sharding", _dynamo_mark_sharding, "CompositeImplicitAutograd")
 
 annotate_custom_sharding = mark_sharding
 

@@ -12,7 +12,7 @@ from torch_hlo import config
 class _Launched:
     """What `spawn` told this process."""
 
-    rank, size, port = 0, 1, 0
+    rank, size, port, groups = 0, 1, 0, 0
 
 
 def place():
@@ -24,10 +24,11 @@ def place():
     return int(config.variable("RANK", 0)), int(config.variable("WORLD_SIZE", 1))
 
 
-def join():
-    """Begin torch.distributed if several processes work together and nobody has; their number."""
-    if not dist.is_initialized() and place()[1] > 1:
-        dist.init_process_group("xla", init_method="xla://" if _Launched.port else None)
+def join(alone=False):
+    """Begin torch.distributed if several processes work together, or one is enough, and nobody has;
+    their number."""
+    if not dist.is_initialized() and (alone or place()[1] > 1):
+        dist.init_process_group("xla", init_method="xla://")
     return place()[1]
 
 
@@ -94,18 +95,6 @@ def launch(
         spawn(fn, args, 1 if debug_single_process else None, start_method=start_method)
 
 
-class MpModelWrapper:
-    """A model that the processes move to the device one after another."""
-
-    def __init__(self, model):
-        self._model = model
-        self._lock = torch.multiprocessing.Lock()
-
-    def to(self, device):
-        with self._lock:
-            return self._model.to(device)
-
-
 class MpSerialExecutor:
     """Runs a function in one process after another."""
 
@@ -117,15 +106,27 @@ class MpSerialExecutor:
             return fn()
 
 
+class MpModelWrapper(MpSerialExecutor):
+    """A model that the processes move to the device one after another."""
+
+    def __init__(self, model):
+        super().__init__()
+        self._model = model
+
+    def to(self, device):
+        return self.run(lambda: self._model.to(device))
+
+
 def _rendezvous(url, *args, **kwargs):
     """`init_method="xla://"`: the processes of `spawn`, or those of torchrun."""
+    store, rank, size = dist.HashStore(), 0, 1
     if _Launched.port:
         store = dist.TCPStore("127.0.0.1", _Launched.port, is_master=False)
-        yield store, _Launched.rank, _Launched.size
+        rank, size = _Launched.rank, _Launched.size
     elif place()[1] > 1:
-        yield from dist.rendezvous("env://", *args, **kwargs)
-    else:
-        yield dist.HashStore(), 0, 1
+        store, rank, size = next(dist.rendezvous("env://", *args, **kwargs))
+    _Launched.groups += 1  # those that have ended leave their addresses in the store
+    yield dist.PrefixStore(str(_Launched.groups), store), rank, size
 
 
 def _group(store, rank, size, timeout):

@@ -81,13 +81,6 @@ def start_server(port, only_on_master=True):
         raise RuntimeError(f"port {port} is invalid")
 
 
-def trace(service_addr, logdir, duration_ms=1000, **options):
-    raise NotImplementedError(
-        "there is no profiler server: call trace_detached, or start_trace and stop_trace, in the"
-        " process"
-    )
-
-
 def trace_detached(service_addr, logdir, duration_ms=1000, **options):
     """Trace until a step ends after `duration_ms`, or the process does."""
     start_trace(logdir)

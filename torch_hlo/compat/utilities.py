@@ -123,39 +123,26 @@ def for_each_instance_rewrite(value, select_fn, fn, change=True):
     as in PyTorch/XLA."""
     made: dict[int, Any] = {}
 
-    def fill(result, value):
-        made[id(value)] = result
-        if isinstance(value, dict):
-            result.update({walk(k): walk(v) for k, v in value.items()})
-        elif isinstance(value, set):
-            result.update(map(walk, value))
-        elif isinstance(value, (list, tuple)):
-            result.extend(map(walk, value))
-        elif change:
-            result.__dict__.update({k: walk(v) for k, v in value.__dict__.items()})
-        else:
-            for v in list(value.__dict__.values()):
-                walk(v)
-        return result
-
     def walk(x):
         if id(x) in made:
             return made[id(x)]
         if select_fn(x):
             made[id(x)] = fn(x)
-        elif isinstance(x, dict):
-            fill({}, x)
-        elif isinstance(x, set):
-            fill(set(), x)
-        elif isinstance(x, (list, tuple)):
-            fill([], x)
         elif isinstance(x, DataWrapper):
-            made[id(x)] = x.from_tensors([walk(t) for t in x.get_tensors()])
+            made[id(x)] = x.from_tensors([*map(walk, x.get_tensors())])
+        elif isinstance(x, dict):
+            made[id(x)] = {}
+            made[id(x)].update({walk(k): walk(v) for k, v in x.items()})
+        elif isinstance(x, set):
+            made[id(x)] = {*map(walk, x)}
+        elif isinstance(x, (list, tuple)):
+            made[id(x)] = []
+            made[id(x)].extend(map(walk, x))
         elif hasattr(x, "__dict__") and not isinstance(x, type):
-            fill(copy.copy(x) if change else x, x)
-        else:
-            made[id(x)] = x
-        return made[id(x)]
+            made[id(x)] = copy.copy(x) if change else x
+            found = {k: walk(v) for k, v in vars(x).items()}
+            vars(made[id(x)]).update(found if change else {})
+        return made.setdefault(id(x), x)
 
     return walk(value)
 

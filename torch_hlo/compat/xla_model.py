@@ -71,10 +71,6 @@ def wait_device_ops(devices=()):
     session.engine().synchronize()
 
 
-def unlazy(tensors):
-    torch_hlo.sync(tensors)
-
-
 def optimizer_step(
     optimizer,
     barrier=False,
@@ -202,6 +198,7 @@ def install():
 get_ordinal = hardware.global_ordinal
 get_local_ordinal = hardware.local_ordinal
 xrt_world_size = hardware.world_size
+unlazy = torch_hlo.sync
 mark_step, xla_replication_devices = sync, xla_real_devices
 optimization_barrier_ = experimental_names.optimization_barrier_
 save = utilities.save

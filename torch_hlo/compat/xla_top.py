@@ -13,25 +13,16 @@ from .xla_model import sync
 __version__ = torch_hlo.__version__
 
 
-def device(index=None):
-    """The device, "xla:0"."""
-    return xla_model.xla_device(index)
+device, real_devices = xla_model.xla_device, xla_model.xla_real_devices
+manual_seed = xla_model.set_rng_state
 
 
 def devices():
     return [device()]
 
 
-def real_devices():
-    return xla_model.xla_real_devices()
-
-
 def device_count():
     return 1
-
-
-def manual_seed(seed, device=None):
-    xla_model.set_rng_state(seed)
 
 
 @contextlib.contextmanager
@@ -87,8 +78,7 @@ def compile(
     return block if f is None else block(f)
 
 
-def step():
-    return compile()
+step = compile
 
 
 def set_custom_compile_options(options):
