@@ -157,7 +157,7 @@ FILES: dict[str, dict[str, str]] = {
 # Sizes that two cores can do, in the examples and training scripts, which have fake data.
 SMALLER = (
     (r"1200000\b", "32"),
-    (r"(60000|10000) // flags", "1024 // flags"),
+    (r"(60000|10000) // flags", "2560 // flags"),
     (r"50000 // FLAGS", "32 // FLAGS"),
     (r"'img_dim': 224", "'img_dim': 64"),
     (r'"/tmp/profile/"', '"."'),

@@ -212,7 +212,9 @@ class ZeroRedundancyOptimizer(optim.ZeroRedundancyOptimizer):
 
 def checkpoint_module(module):
     """Compute the module's values again in backward instead of keeping them."""
-    module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
+    module.forward = functools.partial(
+        checkpoint, module.forward, use_reentrant=False, early_stop=False
+    )
     return module
 
 

@@ -3,10 +3,8 @@
 import copy
 import functools
 import logging
-import shutil
 import sys
 import tempfile
-import weakref
 from datetime import datetime
 from typing import Any
 
@@ -64,12 +62,8 @@ class DataWrapper:
         raise NotImplementedError("The method is missing an implementation")
 
 
-class TmpFolder:
+class TmpFolder(tempfile.TemporaryDirectory):
     """A folder that goes with this object."""
-
-    def __init__(self):
-        self.name = tempfile.mkdtemp()
-        weakref.finalize(self, shutil.rmtree, self.name, True)
 
 
 def deprecated(module, new, old_name=None, extra_msg=""):
