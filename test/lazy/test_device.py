@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import torch_hlo
+from torch_hlo.lazy.record import Array
 
 hlo = torch.device("hlo")
 pytestmark = pytest.mark.usefixtures("recorded")
@@ -82,6 +83,21 @@ def test_streams_and_pinned_memory_of_cpp():
     assert torch.zeros(2, pin_memory=True).to("hlo", non_blocking=True).tolist() == [0, 0]
     x = torch.ones(2)
     assert x.is_pinned() and x.pin_memory() is x and np.from_dlpack(x).tolist() == [1, 1]
+
+
+def test_events_and_streams_of_pytorch_wait():
+    start, end = (torch.Event("hlo", enable_timing=True) for _ in range(2))
+    x = torch.ones(64, 64).to("hlo")
+    start.record()
+    y = x @ x
+    end.record()
+    end.synchronize()
+    assert type(y._storage.value) is Array and start.elapsed_time(end) > 0 and end.query()
+    z = y + 1
+    torch.accelerator.current_stream().synchronize()
+    assert type(z._storage.value) is Array
+    torch.accelerator.empty_host_cache()
+    assert torch.float8_e5m2 in torch.accelerator.get_device_capability()["supported_dtypes"]
 
 
 FACTORIES = {

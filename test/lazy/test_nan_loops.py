@@ -155,3 +155,14 @@ def test_loops_that_draw_random_numbers(wrap):
     run = wrap(lambda i, x: torch_hlo.while_loop(lambda i, x: i < 3, looped, (i, x))[1].sum())
     found = error_of(run, start, x)
     assert found.startswith("sqrt makes") and "in turn 1 of while_loop" in found
+
+
+def test_what_fails_while_an_event_waits_is_raised_later():
+    event = torch.Event("hlo")
+    event.record()
+    with debug.nan_checks():
+        y = -torch.ones(2).to("hlo")
+        y = y.log()
+        event.synchronize()
+        with pytest.raises(FloatingPointError, match="log makes 2"):
+            y.tolist()

@@ -73,6 +73,19 @@ def test_odd_tensors():
     assert roundtrip(g).requires_grad
 
 
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "uint16"])
+@pytest.mark.parametrize("place", ["hlo", "cpu"])
+def test_young_types(name, place):
+    want = torch.tensor([1.0, 2.0, 4.0, 8.0]).to(getattr(torch, name))
+    x, file = want.to("hlo"), io.BytesIO()
+    torch.save({"x": x, "view": x[1:]}, file)
+    file.seek(0)
+    found = torch.load(file, map_location=place)
+    assert found["x"].device.type == place and found["x"].dtype == want.dtype
+    assert found["x"].cpu().float().equal(want.float())
+    assert found["view"].tolist() == [2, 4, 8] and found["view"].storage_offset() == 1
+
+
 def test_modules_and_optimizers():
     m = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).to("hlo")
     o = torch.optim.AdamW(m.parameters())

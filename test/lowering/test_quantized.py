@@ -75,6 +75,14 @@ def test_scaled_mm_gives_the_type_of_the_operand():
     check(lambda a, w, s, t: torch._scaled_mm(a, w.t(), s, t), (a, w, *ONE), rtol=0.07, atol=1e-3)
 
 
+@pytest.mark.parametrize("out", [torch.float8_e4m3fn, torch.float32])
+def test_scaled_mm_with_a_scale_of_the_result(out):
+    def fn(a, w, s, t, r):
+        return torch._scaled_mm(a, w.t(), s, t, scale_result=r, out_dtype=out)
+
+    check(fn, (*f8_matrices(), *ONE, torch.tensor(4.0)), rtol=0.13, atol=1e-3)
+
+
 @new
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("recipe", ["TensorWise", "RowWise"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from torch_hlo.device import multi_device, runtime
+from torch_hlo.lowering.core import TORCH_TO_HLO
 from torch_hlo.pytorch.registration import PLACE
 
 from .record import generator, session
@@ -113,6 +113,11 @@ def get_device_capability(device: Device = None) -> tuple[int, int]:
     return (1, 0)
 
 
+def accelerator_capability(device: Device = None) -> dict[str, set[torch.dtype]]:
+    device_index(device)
+    return {"supported_dtypes": set(TORCH_TO_HLO)}
+
+
 def can_device_access_peer(device: Device, peer: Device) -> bool:
     return device_index(device) == device_index(peer)
 
@@ -146,6 +151,22 @@ def synchronize(device: Device = None) -> None:
     session.engine().synchronize()
 
 
+def synchronize_below() -> None:
+    """`synchronize` for callers in C++, through which no error comes: the next step or read raises
+    it."""
+    try:
+        synchronize()
+    except BaseException as error:  # noqa: B036 - see above
+        failed = error
+
+        def check(value: Tensor) -> None:
+            raise failed
+
+        known = torch.zeros(()).to(PLACE.device)
+        session.engine().evaluate([known._storage])
+        session.engine().later(known, check)
+
+
 class Stream(torch.Stream):
     """Work on the device runs in order; every stream is the same one."""
 
@@ -156,41 +177,11 @@ class Stream(torch.Stream):
     def __init__(self, device: Device = None, priority: int = 0, **kwargs: object) -> None:
         self.priority = priority
 
-    def synchronize(self) -> None:
-        synchronize()
 
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event()
-        event.record(self)
-        return event
-
-
-class Event(torch.Event):
+def Event(enable_timing: bool = False, *args: object, **kwargs: object) -> torch.Event:
     """A point in the order of execution; with `enable_timing`, `record` waits for the work before
     it."""
-
-    def __new__(cls, *args: object, **kwargs: object) -> Event:
-        return super().__new__(cls, device=PLACE.device)
-
-    def __init__(self, enable_timing: bool = False, *args: object, **kwargs: object) -> None:
-        self.enable_timing = enable_timing
-        self._time: float | None = None
-
-    def record(self, stream: Stream | None = None) -> None:
-        if self.enable_timing:
-            synchronize()
-        self._time = time.perf_counter()
-
-    def synchronize(self) -> None:
-        synchronize()
-
-    def elapsed_time(self, end: Event) -> float:
-        """Milliseconds from this event to `end`."""
-        if not (self.enable_timing and end.enable_timing):
-            raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
-        if self._time is None or end._time is None:
-            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
-        return (end._time - self._time) * 1e3
+    return torch.Event(device=PLACE.device, enable_timing=enable_timing)
 
 
 def current_stream(device: Device = None) -> Stream:
@@ -320,6 +311,9 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
 def empty_cache() -> None:
     """Give pooled free blocks back to the system."""
     runtime.empty_cache()
+
+
+empty_host_cache = empty_cache
 
 
 def ipc_collect() -> None:

@@ -364,23 +364,16 @@ def _patch_accelerator(module: types.ModuleType) -> None:
 
         setattr(holder, name, function)
 
-    for name in (
-        "empty_cache",
-        "memory_stats",
-        "memory_allocated",
-        "max_memory_allocated",
-        "memory_reserved",
-        "max_memory_reserved",
-        "reset_accumulated_memory_stats",
-        "reset_peak_memory_stats",
-    ):
+    names = (
+        "empty_cache empty_host_cache memory_stats memory_allocated max_memory_allocated"
+        " memory_reserved max_memory_reserved reset_accumulated_memory_stats"
+        " reset_peak_memory_stats synchronize current_stream set_stream"
+    ).split()
+    ours = {name: getattr(module, name) for name in names}
+    ours["get_memory_info"] = module.mem_get_info
+    ours["get_device_capability"] = module.accelerator_capability
+    ours |= dict.fromkeys(("set_device_index", "set_device_idx"), module.set_device)
+    ours |= dict.fromkeys(("current_device_index", "current_device_idx"), module.current_device)
+    for name, replacement in ours.items():
         for holder in (accelerator, accelerator.memory):
-            bind(holder, name, getattr(module, name))
-    for name in ("synchronize", "current_stream", "set_stream"):
-        bind(accelerator, name, getattr(module, name))
-    for holder in (accelerator, accelerator.memory):
-        bind(holder, "get_memory_info", module.mem_get_info)
-    for name in ("set_device_index", "set_device_idx"):
-        bind(accelerator, name, module.set_device)
-    for name in ("current_device_index", "current_device_idx"):
-        bind(accelerator, name, module.current_device)
+            bind(holder, name, replacement)

@@ -4,8 +4,10 @@ and the guard that says which device is current. The same in 2.11 to 2.13."""
 import ctypes
 import os
 import re
+import time
 import types
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -68,7 +70,7 @@ def _answer_natively(guard: _Guard, constant_function: Callable[[int, int], int]
     table.value = _answering(words, constant_function(kind, 0))
 
 
-_kept: list[ctypes.Array] = []  # in use until the process ends
+_kept: list[object] = []  # in use until the process ends
 
 
 def _answering(words: Sequence[int], answer: int) -> int:
@@ -87,18 +89,61 @@ def _library(name: str = "c10") -> ctypes.CDLL | None:
     return next((ctypes.CDLL(path) for path in paths if os.path.exists(path)), None)
 
 
+def _virtual_methods(header: str) -> list[str]:
+    """The virtual methods that a header of PyTorch declares, in the order of their table; every
+    wheel has the headers."""
+    path = os.path.join(os.path.dirname(torch.__file__), "include", header)
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="utf-8") as file:
+        return re.findall(r"virtual [^(]*?(\w+)\(", file.read())
+
+
+def _keep_time(synchronize: Callable[[], object]) -> None:
+    """`torch.Event` and `torch.Stream` wait for the device. What C++ knows of an event is one
+    word: the time of its record, in nanoseconds."""
+
+    def record(guard: int, event: Any, stream: int, index: int, timing: int) -> None:
+        if timing:
+            synchronize()
+        event[0] = time.perf_counter_ns()
+
+    def wait(guard: int, event: int) -> None:
+        synchronize()
+
+    def elapsed(guard: int, first: int, second: int, index: int) -> float:
+        return (second - first) / 1e6
+
+    kind, address, word = ctypes.CFUNCTYPE, ctypes.c_void_p, ctypes.sizeof(ctypes.c_void_p)
+    number = ctypes.c_int8
+    waits = kind(None, address, address)(wait)
+    answers = {
+        "record": kind(None, address, ctypes.POINTER(address), address, number, ctypes.c_int)(
+            record
+        ),
+        "elapsedTime": kind(ctypes.c_double, address, address, address, number)(elapsed),
+        "synchronizeEvent": waits,
+        "synchronizeStream": waits,
+    }
+    methods = _virtual_methods("c10/core/impl/DeviceGuardImplInterface.h")
+    guards = _guards()
+    if guards is None or not methods:
+        return
+    table = address.from_address(guards[int(PLACE.kind)])
+    words = (address * _TABLE).from_address(table.value - 2 * word)
+    for method, answer in answers.items():
+        place = methods.index(method) - methods.index("type")
+        words[2 + place] = ctypes.cast(answer, address)
+    _kept.extend(answers.values())
+
+
 def _share_memory(constant_function: Callable[[int, int], int]) -> None:
     """Where C++ asks for page-locked memory (`torch.empty(…, pin_memory=True)`, and
-    DistributedDataParallel for what it counts) it gets the CPU's own: the device reads any.
-
-    The method's place in the virtual table is that in the header, which every wheel has."""
-    include = os.path.join(os.path.dirname(torch.__file__), "include", "ATen", "detail")
-    header = os.path.join(include, "AcceleratorHooksInterface.h")
+    DistributedDataParallel for what it counts) it gets the CPU's own: the device reads any."""
+    methods = _virtual_methods("ATen/detail/AcceleratorHooksInterface.h")
     tensors, memory = _library("torch_cpu"), _library()
-    if tensors is None or memory is None or not os.path.exists(header):
+    if tensors is None or memory is None or not methods:
         return
-    with open(header, encoding="utf-8") as file:
-        methods = re.findall(r"virtual [^(]*?(\w+)\(", file.read())
     hooks, allocator = (
         tensors._ZN2at6detail19getPrivateUse1HooksEv,
         memory._ZN3c1015GetCPUAllocatorEv,
@@ -196,4 +241,5 @@ def register_device(module: types.ModuleType, constant_function: Callable[[int, 
     _setup_privateuseone_for_python_backend(NAME, backend_module=module, device_guard=guard)
     _answer_natively(guard, constant_function)
     _share_memory(constant_function)
+    _keep_time(module.synchronize_below)
     _registered = True

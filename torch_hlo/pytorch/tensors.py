@@ -12,11 +12,25 @@ make_subclass = torch.Tensor._make_subclass
 # the descriptor of `tensor.data`
 tensor_data = torch._C.TensorBase.data
 # functions that pickled tensors name
-rebuild_tensor = torch._utils._rebuild_tensor_v2
 rebuild_with_state = torch._tensor._rebuild_from_type_v2
 rebuild_parameter = torch._utils._rebuild_parameter
 rebuild_parameter_with_state = torch._utils._rebuild_parameter_with_state
 rebuild_sparse = torch._utils._rebuild_sparse_tensor
+
+
+def rebuilding(
+    storage: torch.UntypedStorage, dtype: torch.dtype
+) -> tuple[Callable, torch.TypedStorage, tuple]:
+    """How PyTorch makes a tensor of a saved storage again: the function, its first argument, and
+    what follows the others. The younger dtypes have no kind of storage: theirs are bytes."""
+    if dtype not in torch.storage._new_dtypes():
+        typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+        return torch._utils._rebuild_tensor_v2, typed, ()
+    raw = torch.storage.TypedStorage(wrap_storage=storage, dtype=torch.uint8, _internal=True)
+    raw._pickle_storage_type = lambda: "UntypedStorage"
+    return torch._utils._rebuild_tensor_v3, raw, (dtype,)
+
+
 # torch.empty_strided on the CPU as Inductor's code calls it: 0.3 us instead of 1.5
 empty_strided_cpu = torch._C._dynamo.guards._empty_strided_cpu
 

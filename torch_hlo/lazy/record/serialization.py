@@ -45,16 +45,11 @@ def reduce(tensor: HloTensor, protocol: int):
             )
         return tensors.rebuild_parameter, (plain, tensor.requires_grad, hooks)
     storage, meta = _host_storage(tensor)
-    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=meta.dtype, _internal=True)
-    args = (typed, meta.offset, meta.size, meta.stride, tensor.requires_grad, hooks)
+    rebuild, first, last = tensors.rebuilding(storage, meta.dtype)
+    args = (first, meta.offset, meta.size, meta.stride, tensor.requires_grad, hooks, *last)
     if state:
-        return tensors.rebuild_with_state, (
-            tensors.rebuild_tensor,
-            torch.Tensor,
-            args,
-            state,
-        )
-    return tensors.rebuild_tensor, args
+        return tensors.rebuild_with_state, (rebuild, torch.Tensor, args, state)
+    return rebuild, args
 
 
 def _host_storage(tensor: HloTensor) -> tuple[torch.UntypedStorage, metas.Meta]:

@@ -73,10 +73,16 @@ def scaled_mm(
     scale_a: Instruction,
     scale_b: Instruction,
     bias: Instruction | None = None,
+    scale_result: Instruction | None = None,
     *args: Any,
     **kwargs: Any,
 ) -> Instruction:
-    return _with_bias(_scaled(_scaled(dot(a, b, (1,), (0,)), scale_a), scale_b), bias)
+    y = _scaled(_scaled(dot(a, b, (1,), (0,)), scale_a), scale_b)
+    if bias is not None:
+        y = y + y.like(bias)
+    if scale_result is not None and expected().dtype.startswith("f8"):  # as PyTorch's CPU kernel
+        y = y / y.like(scale_result)
+    return finish(y)
 
 
 # members of torch.nn.functional.ScalingType; how many numbers along k share a scale of blocks
