@@ -73,3 +73,35 @@ def test_fastai(tmp_path):
         assert default_device(False).type == "cpu"
     finally:
         default_device(None)
+
+
+def test_fastai_images():
+    pytest.importorskip("fastai")
+    import numpy
+    from fastai.vision import all as vision
+
+    pixels = numpy.random.RandomState(0).randint(0, 255, (8, 16, 16, 3)).astype("uint8")
+    blocks = vision.DataBlock(
+        (vision.ImageBlock, vision.CategoryBlock(vocab=[0, 1])),
+        get_x=lambda i: vision.PILImage.create(pixels[i]),
+        get_y=lambda i: i % 2,
+        splitter=vision.IndexSplitter([6, 7]),
+        batch_tfms=[vision.Normalize.from_stats(*vision.imagenet_stats)],
+    )
+    seen = {}
+    try:
+        for wanted in (False, None):
+            device = vision.default_device(wanted)
+            loaders = blocks.dataloaders(list(range(8)), bs=2, shuffle=False, num_workers=0)
+            batch, _ = loaders.one_batch()
+            assert isinstance(batch, vision.TensorImage) and batch.device.type == device.type
+            torch.manual_seed(0)
+            net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 2))
+            learner = vision.Learner(loaders, net, loss_func=torch.nn.CrossEntropyLoss())
+            with learner.no_bar(), learner.no_logging():
+                learner.fit(2, 1e-2)
+            assert net[1].weight.device.type == device.type
+            seen[device.type] = [float(x) for x in learner.recorder.losses]
+    finally:
+        vision.default_device(None)
+    assert seen["hlo"] == pytest.approx(seen["cpu"], rel=1e-3)

@@ -149,22 +149,3 @@ def test_values_come_before_the_file(monkeypatch):
     for given in ({"a": [weight]}, nn.Linear(2, 2).to("hlo")):
         with pytest.raises(ValueError, match="the step failed"):
             torch.save(given, Broken())
-
-
-class Named(torch.Tensor):
-    pass
-
-
-def test_subclasses_become_plain_tensors():
-    """Tensors of the device have one class; a class without operations of its own is left behind,
-    with a warning."""
-    source = torch.arange(3.0).as_subclass(Named)
-    with pytest.warns(RuntimeWarning, match="Named becomes a plain tensor"):
-        x = source.to("hlo")
-    assert x.is_hlo and x.tolist() == [0, 1, 2]
-    y = torch.zeros(3).to("hlo")
-    y.copy_(source)
-    assert y.tolist() == [0, 1, 2]
-    assert nn.Parameter(source).to("hlo", torch.float64).dtype is torch.float64
-    with pytest.raises(RuntimeError, match="on the same device"):
-        y + source

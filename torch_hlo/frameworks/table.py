@@ -66,6 +66,8 @@ _OTHER_ROWS = (
     Row("torch.nn.utils.clip_grad", "clip_grad_norm_", _CLIP),
     Row("torch.nn.utils", "clip_grad_norm_", _CLIP),
     Row("fastai.torch_core", "default_device", wrapped(_HERE + "fastai_device")),
+    Row("fastai.torch_core", "Tensor.set_meta", wrapped(_HERE + "fastai_meta")),
+    Row("fasttransform.cast", "cast", wrapped(_HERE + "fastai_cast")),
     Row("fastai.optimizer", "Optimizer.step", marked),
     Row(_IGNITE + "base", "_SerialModel.device", _LAST),
     Row(_IGNITE + "native", "_NativeDistModel.device", _LAST),

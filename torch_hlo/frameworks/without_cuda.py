@@ -4,6 +4,8 @@ Each function is called in place of `original`, see `wrapped` in hook.py."""
 
 import torch
 
+from torch_hlo.lazy.record.tensor import HloTensor, user_attributes
+from torch_hlo.lazy.subclasses import meant
 from torch_hlo.pytorch.registration import PLACE
 
 
@@ -28,3 +30,17 @@ def fastai_device(original, *args, **kwargs):
     device = original(*args, **kwargs)
     asked = original.__globals__["defaults"].use_cuda is False
     return device if asked or device.type != "cpu" else PLACE.device
+
+
+def fastai_meta(original, tensor, source, as_copy=False):
+    """set_meta of fastai gives a tensor the dictionary of `source`. In ours is its memory."""
+    if isinstance(tensor, HloTensor) and hasattr(source, "__dict__"):
+        tensor.__dict__.update(user_attributes(source))
+    else:
+        original(tensor, source, as_copy)
+
+
+def fastai_cast(original, x, kind):
+    """What fastai brought to the CPU keeps its class, but not that of the device."""
+    there = isinstance(x, torch.Tensor) and x.device.type in PLACE.names
+    return original(x, kind if there else meant(kind))

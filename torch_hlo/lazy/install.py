@@ -36,7 +36,7 @@ def register() -> None:
         return
     from torch_hlo.pytorch import imports, operators, patches, quick_operators, registration
 
-    from . import device_module
+    from . import device_module, subclasses
 
     registration.register_device(device_module, constant_function)
     from torch_hlo import (
@@ -59,6 +59,7 @@ def register() -> None:
         engine.start_collectives,
     )
     serialization.register()
+    subclasses.register()
     exchange.register()
     composites.register()
     operators.implement(_HIGHER, tensor.HloTensor, _higher_order)

@@ -22,7 +22,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from torch_hlo.log import warn_once
 from torch_hlo.lowering.core import RECORDING, Node, Out
 from torch_hlo.pytorch import participants, tensors
 from torch_hlo.pytorch.registration import PLACE
@@ -119,16 +118,6 @@ class HloTensor(Tensor):
         new = alias(self)
         new.__dict__.update(self.__dict__)
         return new.requires_grad_(self.requires_grad)
-
-    def as_subclass(self, cls: type[Tensor]) -> Tensor:  # type: ignore[override]
-        """The tensor: all of this device have one class."""
-        if not isinstance(self, cls):
-            name = f"{cls.__module__}.{cls.__qualname__}"
-            warn_once(
-                name,
-                f"{name} becomes a plain tensor on {self.device}: all tensors there have one class",
-            )
-        return self
 
     def __coerce_same_metadata_as_tangent__(self, metadata, kind=None):
         """AOTAutograd asks what a gradient has to become: its fake tensors are of class Tensor."""
