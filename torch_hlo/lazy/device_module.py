@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import types
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -64,17 +65,12 @@ def set_device(device: Device) -> None:
     device_index(device)
 
 
-class device:
+class device(contextlib.nullcontext):
     """Context manager that makes a device current; there is only one."""
 
     def __init__(self, device: Device) -> None:
+        super().__init__()
         self.idx = device_index(device) if device is not None else -1
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *error: object) -> bool:
-        return False
 
 
 class device_of(device):
@@ -82,30 +78,21 @@ class device_of(device):
         super().__init__(0 if obj.device.type in PLACE.names else None)
 
 
-class DeviceProperties:
-    """Name and memory of the device."""
-
-    def __init__(self) -> None:
-        self.name = get_device_name()
-        self.total_memory = mem_get_info()[1]
-        self.multi_processor_count = os.cpu_count() or 1
-        self.major, self.minor = get_device_capability()
-
-    def __repr__(self) -> str:
-        return (
-            f"DeviceProperties(name={self.name!r}, total_memory={self.total_memory >> 20}MB,"
-            f" cores={self.multi_processor_count})"
-        )
-
-
 def get_device_name(device: Device = None) -> str:
     device_index(device)
     return f"hlo ({runtime.backend_name()})"
 
 
-def get_device_properties(device: Device = None) -> DeviceProperties:
-    device_index(device)
-    return DeviceProperties()
+def get_device_properties(device: Device = None) -> types.SimpleNamespace:
+    """Name and memory of the device."""
+    major, minor = get_device_capability(device)
+    return types.SimpleNamespace(
+        name=get_device_name(),
+        total_memory=mem_get_info()[1],
+        multi_processor_count=os.cpu_count() or 1,
+        major=major,
+        minor=minor,
+    )
 
 
 def get_device_capability(device: Device = None) -> tuple[int, int]:
@@ -167,15 +154,10 @@ def synchronize_below() -> None:
         session.engine().later(known, check)
 
 
-class Stream(torch.Stream):
+def Stream(device: Device = None, *args: object, **kwargs: object) -> torch.Stream:
     """Work on the device runs in order; every stream is the same one."""
-
-    def __new__(cls, device: Device = None, priority: int = 0, **kwargs: object) -> Stream:
-        device_index(device)
-        return super().__new__(cls, device=PLACE.device)
-
-    def __init__(self, device: Device = None, priority: int = 0, **kwargs: object) -> None:
-        self.priority = priority
+    device_index(device)
+    return torch.Stream(device=PLACE.device)
 
 
 def Event(enable_timing: bool = False, *args: object, **kwargs: object) -> torch.Event:
@@ -184,19 +166,15 @@ def Event(enable_timing: bool = False, *args: object, **kwargs: object) -> torch
     return torch.Event(device=PLACE.device, enable_timing=enable_timing)
 
 
-def current_stream(device: Device = None) -> Stream:
-    return Stream(device)
+current_stream = default_stream = Stream
 
 
-default_stream = current_stream
-
-
-def set_stream(stream: Stream) -> None:
+def set_stream(stream: torch.Stream) -> None:
     """Every stream is the same one."""
 
 
 @contextlib.contextmanager
-def stream(stream: Stream | None) -> Iterator[Stream | None]:
+def stream(stream: torch.Stream | None) -> Iterator[torch.Stream | None]:
     yield stream
 
 

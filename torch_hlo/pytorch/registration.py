@@ -6,7 +6,7 @@ import os
 import re
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -39,48 +39,75 @@ class _Guard(torch._C._acc.DeviceGuard):
         return PLACE.kind
 
 
-# Methods of c10::impl::DeviceGuardImplInterface by their place in its virtual table that PyTorch's
-# guard for Python back ends answers by calling `type_`: type, exchangeDevice, getDevice, getStream,
-# getNewStream, exchangeStream.
-_METHODS = (0, 1, 2, 5, 8, 9)
-_TABLE = 64  # words that are copied; the table has less
+# Methods that PyTorch's guard for Python back ends answers by calling `type_`.
+_METHODS = ("type", "exchangeDevice", "getDevice", "getStream", "getNewStream", "exchangeStream")
+_GUARD_HEADER = "c10/core/impl/DeviceGuardImplInterface.h"
+_TABLE = 64  # words that are copied; a virtual table has less
+_WORD = ctypes.sizeof(ctypes.c_void_p)
 
 
-def _answer_natively(guard: _Guard, constant_function: Callable[[int, int], int]) -> None:
+def _answer_natively(guard: _Guard, answer: int, synchronize: Callable[[], object]) -> None:
     """Let machine code say which device is current. PyTorch asks some five times for each node of
     backward, also in destructors while an exception is under way, where entering Python would be a
     SystemError and raising KeyboardInterrupt the end of the process.
 
     Every answer is one pair of words: a DeviceType is the first byte of a Device (type, index 0),
     which is the first word of a Stream (device, stream 0)."""
-    kind, word = int(PLACE.kind), ctypes.sizeof(ctypes.c_void_p)
-    guards = _guards()
-    known = guards is not None
+    guards, kind = _guards(), int(PLACE.kind)
+    known = guards is not None and bool(_virtual_methods(_GUARD_HEADER))
     if known:
         table = ctypes.c_void_p.from_address(guards[kind])
-        # two words before its address belong to it
-        words = (ctypes.c_void_p * _TABLE).from_address(table.value - 2 * word)
-        asks = ctypes.PYFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(words[2 + _METHODS[0]])
+        asks = ctypes.PYFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(
+            ctypes.c_void_p.from_address(table.value).value
+        )
         known = asks(guards[kind]) == kind and guard.asked == 1
     if not known:
         raise ImportError(
             f"torch_hlo does not know the device guard of PyTorch {torch.__version__} on this"
             " platform"
         )
-    table.value = _answering(words, constant_function(kind, 0))
+    answers = dict.fromkeys(_METHODS, answer) | _times(synchronize)
+    table.value = _answering(table.value, _GUARD_HEADER, answers)
 
 
 _kept: list[object] = []  # in use until the process ends
 
 
-def _answering(words: Sequence[int], answer: int) -> int:
-    """The address of a virtual table like `words` in which every method that says which device is
-    current is `answer`."""
-    table = (ctypes.c_void_p * _TABLE)(*words)
-    for method in _METHODS:
-        table[2 + method] = answer
-    _kept.append(table)
-    return ctypes.addressof(table) + 2 * ctypes.sizeof(ctypes.c_void_p)
+def _answering(table: int, header: str, answers: Mapping[str, int]) -> int:
+    """The address of a virtual table like the one at `table`, in which these methods are other
+    functions. `header` has them in their order."""
+    names = _virtual_methods(header)
+    # two words belong to the table before its first method; a destructor there has two
+    first = 2 - names.index("type") if "type" in names else 3
+    words = (ctypes.c_void_p * _TABLE)(*(ctypes.c_void_p * _TABLE).from_address(table - 2 * _WORD))
+    for name, answer in answers.items():
+        words[first + names.index(name)] = answer
+    _kept.append(words)
+    return ctypes.addressof(words) + 2 * _WORD
+
+
+def _times(synchronize: Callable[[], object]) -> dict[str, int]:
+    """What makes `torch.Event` and `torch.Stream` wait for the device. All that C++ knows of an
+    event is one word: the time of its record, in nanoseconds."""
+
+    def record(guard: int, event: Any, stream: int, index: int, timing: int) -> None:
+        if timing:
+            synchronize()
+        event[0] = time.perf_counter_ns()
+
+    kind, address, number = ctypes.CFUNCTYPE, ctypes.c_void_p, ctypes.c_int8
+    event = ctypes.POINTER(address)
+    waits = kind(None, address, address)(lambda guard, event: synchronize())
+    functions = {
+        "record": kind(None, address, event, address, number, ctypes.c_int)(record),
+        "elapsedTime": kind(ctypes.c_double, address, address, address, number)(
+            lambda guard, first, second, index: (second - first) / 1e6
+        ),
+        "synchronizeEvent": waits,
+        "synchronizeStream": waits,
+    }
+    _kept.append(functions)
+    return {name: ctypes.cast(f, address).value or 0 for name, f in functions.items()}
 
 
 def _library(name: str = "c10") -> ctypes.CDLL | None:
@@ -99,50 +126,12 @@ def _virtual_methods(header: str) -> list[str]:
         return re.findall(r"virtual [^(]*?(\w+)\(", file.read())
 
 
-def _keep_time(synchronize: Callable[[], object]) -> None:
-    """`torch.Event` and `torch.Stream` wait for the device. What C++ knows of an event is one
-    word: the time of its record, in nanoseconds."""
-
-    def record(guard: int, event: Any, stream: int, index: int, timing: int) -> None:
-        if timing:
-            synchronize()
-        event[0] = time.perf_counter_ns()
-
-    def wait(guard: int, event: int) -> None:
-        synchronize()
-
-    def elapsed(guard: int, first: int, second: int, index: int) -> float:
-        return (second - first) / 1e6
-
-    kind, address, word = ctypes.CFUNCTYPE, ctypes.c_void_p, ctypes.sizeof(ctypes.c_void_p)
-    number = ctypes.c_int8
-    waits = kind(None, address, address)(wait)
-    answers = {
-        "record": kind(None, address, ctypes.POINTER(address), address, number, ctypes.c_int)(
-            record
-        ),
-        "elapsedTime": kind(ctypes.c_double, address, address, address, number)(elapsed),
-        "synchronizeEvent": waits,
-        "synchronizeStream": waits,
-    }
-    methods = _virtual_methods("c10/core/impl/DeviceGuardImplInterface.h")
-    guards = _guards()
-    if guards is None or not methods:
-        return
-    table = address.from_address(guards[int(PLACE.kind)])
-    words = (address * _TABLE).from_address(table.value - 2 * word)
-    for method, answer in answers.items():
-        place = methods.index(method) - methods.index("type")
-        words[2 + place] = ctypes.cast(answer, address)
-    _kept.extend(answers.values())
-
-
 def _share_memory(constant_function: Callable[[int, int], int]) -> None:
     """Where C++ asks for page-locked memory (`torch.empty(…, pin_memory=True)`, and
     DistributedDataParallel for what it counts) it gets the CPU's own: the device reads any."""
-    methods = _virtual_methods("ATen/detail/AcceleratorHooksInterface.h")
+    header = "ATen/detail/AcceleratorHooksInterface.h"
     tensors, memory = _library("torch_cpu"), _library()
-    if tensors is None or memory is None or not methods:
+    if tensors is None or memory is None or not _virtual_methods(header):
         return
     hooks, allocator = (
         tensors._ZN2at6detail19getPrivateUse1HooksEv,
@@ -150,15 +139,9 @@ def _share_memory(constant_function: Callable[[int, int], int]) -> None:
     )
     hooks.restype = allocator.restype = ctypes.c_void_p
     table = ctypes.c_void_p.from_address(hooks())
-    word = ctypes.sizeof(ctypes.c_void_p)
-    words = (ctypes.c_void_p * _TABLE)(
-        *(ctypes.c_void_p * _TABLE).from_address(table.value - 2 * word)
-    )
-    # two words come before the table, and the first method, which destroys, has two
-    for method, answer in (("getPinnedMemoryAllocator", allocator()), ("isPinnedPtr", 1)):
-        words[methods.index(method) + 3] = constant_function(answer, 0)
-    _kept.append(words)
-    table.value = ctypes.addressof(words) + 2 * word
+    answers = {"getPinnedMemoryAllocator": allocator(), "isPinnedPtr": 1}
+    answers = {name: constant_function(answer, 0) for name, answer in answers.items()}
+    table.value = _answering(table.value, header, answers)
 
 
 def _guards() -> ctypes.Array | None:
@@ -202,9 +185,8 @@ def rename_to_xla(module: types.ModuleType, constant_function: Callable[[int, in
         raise RuntimeError("PyTorch's device 'xla' already has a back end in this process")
     guard = (ctypes.c_void_p * _GUARD).from_address(guards[old])
     copy = (ctypes.c_void_p * _GUARD)(*guard)
-    word = ctypes.sizeof(ctypes.c_void_p)
-    words = (ctypes.c_void_p * _TABLE).from_address(guard[0] - 2 * word)
-    copy[0] = _answering(words, constant_function(new, 0))
+    answers = dict.fromkeys(_METHODS, constant_function(new, 0))
+    copy[0] = _answering(guard[0], _GUARD_HEADER, answers)
     _kept.append(copy)
     guards[new] = ctypes.addressof(copy)
     PLACE.key, PLACE.kind = "XLA", _Kind.XLA
@@ -239,7 +221,7 @@ def register_device(module: types.ModuleType, constant_function: Callable[[int, 
         )
     guard = _Guard()
     _setup_privateuseone_for_python_backend(NAME, backend_module=module, device_guard=guard)
-    _answer_natively(guard, constant_function)
+    answer = constant_function(int(PLACE.kind), 0)
+    _answer_natively(guard, answer, module.synchronize_below)
     _share_memory(constant_function)
-    _keep_time(module.synchronize_below)
     _registered = True
