@@ -65,6 +65,10 @@ def set_device(device: Device) -> None:
     device_index(device)
 
 
+set_device_index = set_device_idx = set_device
+current_device_index = current_device_idx = current_device
+
+
 class device(contextlib.nullcontext):
     """Context manager that makes a device current; there is only one."""
 
@@ -280,6 +284,9 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
         return found
     page = os.sysconf("SC_PAGE_SIZE")
     return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+
+
+get_memory_info = mem_get_info
 
 
 def memory_summary(device: Device = None, abbreviated: bool = False) -> str:

@@ -56,15 +56,16 @@ def _dispatch(func: Any, types: Any, args: tuple = (), kwargs: dict | None = Non
 
 @functools.cache
 def _below(base: type[Tensor]) -> type[Tensor]:
-    def function(cls: type, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        return base.__torch_function__(func, tuple(map(meant, types)), args, kwargs or {})
-
     methods = {
         "__module__": base.__module__,
         "_meant": base,
         "__slots__": ("_held",),  # not in the dictionary, which classes copy to results
         "__torch_dispatch__": staticmethod(_dispatch),
-        "__torch_function__": classmethod(function),
+        "__torch_function__": classmethod(
+            lambda cls, func, types, *given: base.__torch_function__(
+                func, tuple(map(meant, types)), *given
+            )
+        ),
         "__reduce_ex__": lambda self, protocol: (as_subclass, (self._held, base)),
         "tolist": lambda self: self._held.tolist(),
         "as_subclass": lambda self, cls: as_subclass(_Cast.apply(self), cls),

@@ -367,13 +367,11 @@ def _patch_accelerator(module: types.ModuleType) -> None:
     names = (
         "empty_cache empty_host_cache memory_stats memory_allocated max_memory_allocated"
         " memory_reserved max_memory_reserved reset_accumulated_memory_stats"
-        " reset_peak_memory_stats synchronize current_stream set_stream"
+        " reset_peak_memory_stats synchronize current_stream set_stream get_memory_info"
+        " set_device_index set_device_idx current_device_index current_device_idx"
     ).split()
     ours = {name: getattr(module, name) for name in names}
-    ours["get_memory_info"] = module.mem_get_info
     ours["get_device_capability"] = module.accelerator_capability
-    ours |= dict.fromkeys(("set_device_index", "set_device_idx"), module.set_device)
-    ours |= dict.fromkeys(("current_device_index", "current_device_idx"), module.current_device)
     for name, replacement in ours.items():
         for holder in (accelerator, accelerator.memory):
             bind(holder, name, replacement)
