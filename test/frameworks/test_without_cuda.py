@@ -105,3 +105,14 @@ def test_fastai_images():
     finally:
         vision.default_device(None)
     assert seen["hlo"] == pytest.approx(seen["cpu"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "module, choose",
+    [
+        ("sentence_transformers.util", lambda module: module.get_device_name()),
+        ("torch_geometric", lambda module: module.device("auto").type),
+    ],
+)
+def test_chosen_by_others(module, choose):
+    assert choose(pytest.importorskip(module)) == "hlo"

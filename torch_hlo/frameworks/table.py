@@ -69,6 +69,8 @@ _OTHER_ROWS = (
     Row("fastai.torch_core", "Tensor.set_meta", wrapped(_HERE + "fastai_meta")),
     Row("fasttransform.cast", "cast", wrapped(_HERE + "fastai_cast")),
     Row("fastai.optimizer", "Optimizer.step", marked),
+    Row("sentence_transformers.util.environment", "get_device_name", _LAST),
+    Row("torch_geometric.device", "device", _LAST),
     Row(_IGNITE + "base", "_SerialModel.device", _LAST),
     Row(_IGNITE + "native", "_NativeDistModel.device", _LAST),
 )
