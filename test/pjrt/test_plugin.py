@@ -320,6 +320,14 @@ assert z.sharding.spec == P("d"), z.sharding
 np.testing.assert_allclose(z, x @ x.T)
 jax.jit(lambda x: jax.debug.print("{}", x.sum()))(y)
 jax.effects_barrier()
+calls = []
+double = lambda v: calls.append(v.shape) or 2 * v
+z = jax.jit(lambda x: jax.pure_callback(double, jax.ShapeDtypeStruct((8, 8), "f"), x))(y)
+np.testing.assert_allclose(z, 2 * x)
+assert calls == [(8, 8)], calls
+seen = []
+jax.jit(lambda x: jax.debug.inspect_array_sharding(x.T + 1, callback=seen.append))(y)
+assert seen[0].is_equivalent_to(NamedSharding(mesh, P(None, "d")), 2)
 z = jax.jit(lambda x: x * 2, out_shardings=NamedSharding(mesh, P(None, "d")), donate_argnums=0)(y)
 assert z.sharding.spec == P(None, "d")
 np.testing.assert_allclose(z, x * 2)
@@ -336,6 +344,9 @@ with jax.set_mesh(jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explici
     place = jax.jit(lambda x: jax.reshard(x, P(unreduced={"a", "b"})))
     assert sum((np.asarray(p.data) != 0).sum() for p in place(a).addressable_shards) == 63
     np.testing.assert_allclose(jax.reshard(place(a), P()), x)
+    turn = lambda x: jax._src.lax.parallel.ppermute_start(x, "a", [(0, 1), (1, 0)]).done()
+    c = jax.jit(jax.shard_map(turn, in_specs=P("a", "b"), out_specs=P("a", "b")))(a)
+    np.testing.assert_allclose(c, np.roll(x, 4, 0))
 g = jax.pmap(lambda x: jax.lax.all_gather(x, "i"), axis_name="i")(x[:4])
 np.testing.assert_array_equal(g, np.broadcast_to(x[:4], (4, 4, 8)))
 """
@@ -344,7 +355,7 @@ np.testing.assert_array_equal(g, np.broadcast_to(x[:4], (4, 4, 8)))
 @pytest.mark.parametrize("name", ["TORCH_HLO_CPU_DEVICES", "JAX_NUM_CPU_DEVICES"])
 def test_shardings_on_virtual_devices(name):
     done = subprocess.run(
-        [sys.executable, "-c", DEVICES],
+        [sys.executable, "-W", "error::UserWarning", "-c", DEVICES],
         env={**os.environ, name: "4"},
         capture_output=True,
         text=True,

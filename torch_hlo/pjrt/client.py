@@ -18,7 +18,7 @@ PLATFORM = "hlo"
 KINDS = ("device", "pinned_host", "unpinned_host")  # of memory: all of it is the host's
 # The version that JAX writes for us: any that the reader knows; and the oldest.
 STABLEHLO = {
-    "stablehlo_current_version": [1, 13, 3],
+    "stablehlo_current_version": [1, 15, 0],
     "stablehlo_minimum_version": [1, 0, 0],
 }
 
@@ -32,6 +32,7 @@ class Client:
     # the number of this process, and how many there are
     processes: Callable[[], tuple[int, int]] = staticmethod(lambda: (0, 1))
     connect: Callable[[], None]  # them, by torch.distributed
+    inspect: Callable[[str, str], None]  # tells who asked, by its key, a sharding
 
     def __init__(self) -> None:
         count = max(config.get("CPU_DEVICES"), self.asked())

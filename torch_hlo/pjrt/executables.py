@@ -34,6 +34,7 @@ from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
 from torch_hlo.hlo.sharding.sharding_text import to_xla
 from torch_hlo.hlo.stablehlo import WriteError, stablehlo_text
 from torch_hlo.hlo.stablehlo.converter import tied
+from torch_hlo.hlo.text.printer import computations
 from torch_hlo.hlo.text.scanner import ParseError
 from torch_hlo.tools.adopt import adopted
 from torch_hlo.tools.devices import is_annotated, partitioned
@@ -94,7 +95,7 @@ class LoadedExecutable(Object):
         root = module.entry.root
         self.hidden = sum(o.shape.is_tuple for o in root.operands) if root.op == "tuple" else 0
         whole = flat(_without_tokens(module))
-        own = partitioned(whole) if is_annotated(whole) else whole
+        own = partitioned(_inspected(whole)) if is_annotated(whole) else whole
         return replace(own, excess_precision=True, requests=module.requests)  # as JAX's XLA does
 
     def _forms(self) -> Forms:
@@ -207,6 +208,27 @@ class LoadedExecutable(Object):
             for o, s in enumerate(self.results)
         ]
         return ins, outs
+
+
+def _inspected(module: Module) -> Module:
+    """Tells JAX's functions where the arrays are that they ask for."""
+    if _inspections(module):
+        from torch_hlo.compiler.spmd.propagate import propagate
+
+        module = propagate(module)
+        for x in _inspections(module):
+            given = x.get("sharding")
+            Client.inspect(x["opaque"], *_texts([given] if given else [], 1))
+    return module
+
+
+def _inspections(module: Module) -> list[Instruction]:
+    return [
+        x
+        for c in computations(module.entry)
+        for x in c.instructions()
+        if x.get("custom_call_target") == "InspectSharding"
+    ]
 
 
 def _orders(texts: Sequence[str], values: Sequence[Instruction]) -> list[Ints]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from torch_hlo.hlo.evaluate import lapack
-from torch_hlo.hlo.ir import Instruction, Shape
+from torch_hlo.hlo.ir import IDENTITIES, Instruction, Shape
 
 from ..codegen import CodegenError, Place, Program
 from ..codegen.block import Places
@@ -23,15 +23,6 @@ _FFT: dict[str, Callable[..., np.ndarray]] = {
     "RFFT": np.fft.rfftn,
     "IRFFT": np.fft.irfftn,
 }
-# Custom calls that pass their operand through: annotations of other compilers.
-_IDENTITIES = (
-    "Sharding",
-    "SPMDFullToShardShape",
-    "SPMDShardToFullShape",
-    "LayoutConstraint",
-    "MoveToHost",
-    "MoveToDevice",
-)
 
 
 def fft(program: Program, x: Instruction) -> None:
@@ -72,7 +63,7 @@ def custom_call(program: Program, x: Instruction) -> None:
     target = x["custom_call_target"]
     if is_unwritten(x):
         return
-    if target in _IDENTITIES:
+    if target in IDENTITIES:
         return copy_places(program, program.places(x), program.places(x.operand))
     library = lapack.routine(target) in lapack.ROUTINES
     if target not in HOST_CALLS and not library:

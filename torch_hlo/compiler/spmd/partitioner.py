@@ -313,7 +313,8 @@ class Partitioner:
             return special(self, x, env)
         if x.op == "custom-call" and x["custom_call_target"] in _REGION:
             return _REGION[x["custom_call_target"]](self, x, env)
-        if has_effect(x) and (whole := self.grid.atoms - self.manual(x)):
+        alone = has_effect(x) or x.get("serial") is not None
+        if alone and (whole := self.grid.atoms - self.manual(x)):
             return _act(self, x, env, tuple(sorted(whole)))
         wants = self.wanted(x)
         values = [env[o] for o in x.operands]
@@ -710,7 +711,8 @@ def _leave(p: Partitioner, x: Instruction, env: Env) -> Value:
 
 
 def _act(p: Partitioner, x: Instruction, env: Env, atoms: Atoms) -> Value:
-    """A call with effects is made by one device, the first along `atoms`; all get its results."""
+    """A call with effects, or that one device shall make, is made by the first along `atoms`; all
+    get its results."""
     operands = [p.bring(env[o], ((),) * o.rank) for o in x.operands]
     state = h.tuple_(*map(p.gathered, operands))
     param = h.parameter(0, state.shape)
@@ -729,7 +731,8 @@ def _act(p: Partitioner, x: Instruction, env: Env, atoms: Atoms) -> Value:
     return _nested(x.shape, map(shared, flat(p.spread(made, x.shape, p._wants(x.shape, None)))))
 
 
-_REGION = {
+_REGION: dict[str, Callable[[Partitioner, Instruction, Env], Value]] = {
+    "InspectSharding": lambda p, x, env: env[x.operand],  # who asked has been told
     "SPMDFullToShardShape": _enter,
     "SPMDShardToFullShape": _leave,
 }

@@ -173,6 +173,7 @@ TYPES: dict[str, dict[int, Read]] = {
         30: _quantized(axis=True),
         33: _none,
         34: _none,  # tf32: only names the algorithm of a product
+        42: _tuple,  # of a future
     },
     "builtin": {
         **{code: _element(name) for code, name in _BUILTIN_ELEMENTS.items()},

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..ir import (
     DTYPES,
+    IDENTITIES,
     Computation,
     Dim,
     Instruction,
@@ -223,15 +224,7 @@ def _custom_call(x: Instruction, *operands: Array) -> Value:
     return fn(x, *operands)
 
 
-for _target in (
-    "Sharding",
-    "SPMDFullToShardShape",
-    "SPMDShardToFullShape",
-    "LayoutConstraint",
-    "MoveToHost",
-    "MoveToDevice",
-):
-    CUSTOM_CALLS[_target] = lambda x, v: v
+CUSTOM_CALLS.update(dict.fromkeys(IDENTITIES, lambda x, v: v))
 CUSTOM_CALLS["AllocateBuffer"] = lambda x: np.zeros(x.dims, numpy_dtype(x.dtype))
 CUSTOM_CALLS["TopK"] = lambda x, v: MEANINGS["topk"](x, v)
 

@@ -22,6 +22,7 @@ from .dim import (
 )
 from .infer import ShapeError, product
 from .instruction import (
+    IDENTITIES,
     META,
     Attrs,
     Computation,
@@ -70,6 +71,7 @@ __all__ = [
     "DType",
     "Dim",
     "Dims",
+    "IDENTITIES",
     "Instruction",
     "Instructions",
     "Ints",

@@ -330,11 +330,12 @@ def called(x: Instruction) -> tuple[Computation, ...]:
     return tuple(found)
 
 
-# Targets of custom calls that act while a program is compiled, or check it.
-_WITHOUT_EFFECT = frozenset(
+# Custom calls that give their operand: what they say is for a compiler.
+IDENTITIES = frozenset(
     "Sharding SPMDFullToShardShape SPMDShardToFullShape InspectSharding LayoutConstraint"
-    " annotate_device_placement shape_assertion stablehlo.dynamic_assert".split()
+    " annotate_device_placement MoveToHost MoveToDevice".split()
 )
+_WITHOUT_EFFECT = IDENTITIES | {"shape_assertion", "stablehlo.dynamic_assert"}
 
 
 def has_effect(x: Instruction) -> bool:

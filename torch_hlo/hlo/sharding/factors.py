@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from torch_hlo.frozen import frozen
 
 from ..ir import (
+    IDENTITIES,
     OPCODES,
     Computation,
     Instruction,
@@ -583,13 +584,5 @@ def _collective(x: Instruction, m: _Maker) -> Factors:
     return m.rule(operands, operands)
 
 
-# Custom calls that only say how their operand is sharded.
-ANNOTATIONS = frozenset(
-    (
-        "Sharding",
-        "annotate_device_placement",
-        "LayoutConstraint",
-        "MoveToHost",
-        "MoveToDevice",
-    )
-)
+# Custom calls that only say something of their operand.
+ANNOTATIONS = IDENTITIES - {"SPMDFullToShardShape", "SPMDShardToFullShape"}

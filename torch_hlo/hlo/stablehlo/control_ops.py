@@ -14,6 +14,17 @@ def _call(c: Context) -> Made:
     return c.converter.call(c, callee.name)
 
 
+@rule("async_start")
+def _async_start(c: Context) -> Made:
+    """It runs at once: its future is there already."""
+    return b.tuple_(*c.converter.inner_block(c, c.op.regions[0], c.x))
+
+
+@rule("async_done")
+def _async_done(c: Context) -> Made:
+    return unpacked(c.x[0], len(c.types))
+
+
 @rule("while")
 def _while(c: Context) -> Made:
     cond, body = c.op.regions[:2]

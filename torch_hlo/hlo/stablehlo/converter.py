@@ -501,7 +501,8 @@ class Converter:
         if len(self.effects) > known:  # each call has effects of its own
             del self.effects[known:]
             return self._body(function, c.x)
-        return unpacked(b.call(called, c.x), len(function.types))
+        made = b.call(called, c.x)
+        return [made] if len(function.types) == 1 else unpacked(made, len(function.types))
 
     def _defined(self, c: Context, name: str) -> Operation:
         function = self.functions.get(name)
@@ -616,5 +617,5 @@ def _parameters(q: Quantized) -> tuple[Instruction, Instruction, Ints]:
 _STORED = frozenset(
     "constant uniform_quantize uniform_dequantize reshape transpose broadcast_in_dim slice reverse"
     " concatenate dynamic_slice optimization_barrier return gather bitcast_convert"
-    " func.call composite while case if tuple get_tuple_element".split()
+    " func.call composite while case if tuple get_tuple_element async_start async_done".split()
 )

@@ -575,6 +575,7 @@ def _custom_call(c: Context) -> Made:
     given = c.converter.shardings.of(c.op.attrs, shapes)
     sharding = None if given is None else given[0] if len(shapes) == 1 else tuple(given)
     acts = bool(c.attr("has_side_effect"))
+    alone = any(s.maximal is not None for s in given or ())  # one device makes this call
     x = instr(
         "custom-call",
         c.x,
@@ -583,10 +584,10 @@ def _custom_call(c: Context) -> Made:
         backend_config=config,
         opaque=opaque,
         custom_call_has_side_effect=acts,
-        serial=len(c.converter.effects) if acts else None,  # equal calls are two
+        serial=len(c.converter.effects) if acts or alone else None,  # equal calls are two
         sharding=sharding or None,  # no arrays, no places
     )
-    if has_effect(x):
+    if has_effect(x) or target == "InspectSharding":
         c.converter.effects.append(x)
     return [x] if len(shapes) == 1 else unpacked(x, len(shapes))
 

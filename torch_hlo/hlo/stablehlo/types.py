@@ -1,5 +1,5 @@
 """MLIR types of StableHLO text: `tensor<2x?xf32>`, `tuple<…>`, `!stablehlo.token`, quantized
-element types.
+element types. A future is the tuple of what it will hold.
 
 A static tensor is a Shape. An unknown size `?` is the Unknown object in `dims` until conversion
 gives it a symbol."""
@@ -63,7 +63,7 @@ def parse_type(s: Scanner, depth: int = 0) -> Type:
         raise s.error(f"types nest deeper than {MAX_DEPTH}")
     if s.accept("tensor<"):
         return _tensor(s)
-    if s.accept("tuple<"):
+    if s.accept("tuple<") or s.accept("!stablehlo.future<"):
         parts = []
         while not s.accept(">"):
             parts.append(parse_type(s, depth + 1).shape)

@@ -292,14 +292,13 @@ _ALWAYS = {
 def quoted(text: str) -> str:
     """A C string literal, as XLA writes."""
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-    return (
-        '"'
-        + "".join(
-            escapes.get(c, c if c.isprintable() else "".join(f"\\{b:03o}" for b in c.encode()))
-            for c in text
-        )
-        + '"'
+    escaped = (
+        escapes.get(c, c)
+        if c.isprintable() or c in escapes
+        else "".join(f"\\{b:03o}" for b in c.encode(errors="surrogateescape"))
+        for c in text
     )
+    return f'"{"".join(escaped)}"'
 
 
 def size_text(size: Size) -> str:

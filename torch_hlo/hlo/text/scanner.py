@@ -182,7 +182,7 @@ def unescape(text: str) -> str:
     for m in _ESCAPE.finditer(text):
         parts += [text[last : m.start()].encode(errors="replace"), byte(m)]
         last = m.end()
-    return b"".join([*parts, text[last:].encode(errors="replace")]).decode(errors="replace")
+    return b"".join([*parts, text[last:].encode(errors="replace")]).decode(errors="surrogateescape")
 
 
 def split_sizes(text: str) -> list[str]:
