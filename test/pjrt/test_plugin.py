@@ -223,6 +223,17 @@ def test_an_error_in_a_callback_is_reported():
         f(jnp.ones(3))
 
 
+def test_a_check_that_fails_while_a_program_runs():
+    from jax._src.config import xla_runtime_errors
+    from jax.experimental import checkify
+
+    f = jax.jit(lambda x: (checkify.check(x > 0, "{} is not positive", x), x * 2)[1])
+    with xla_runtime_errors(True):
+        assert f(1.0) == 2
+        with pytest.raises(jax.errors.JaxRuntimeError, match="-1.0 is not positive"):
+            jax.block_until_ready(f(-1.0))
+
+
 def test_functions_that_write_into_arrays():
     from jax.experimental.buffer_callback import buffer_callback
 
@@ -338,9 +349,14 @@ with jax.set_mesh(jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explici
     dot = jax.jit(lambda a, b: jax.numpy.einsum("ij,jk", a, b, out_sharding=P("a", unreduced={"b"})))
     s = dot(a, b)
     assert s.sharding.spec == P("a", None, unreduced={"b"}), s.sharding
-    assert "all_reduce" not in dot.lower(a, b).compile().as_text()
+    assert "all-reduce(" not in dot.lower(a, b).compile().as_text()
     np.testing.assert_allclose(s.addressable_shards[0].data, x[:4, :4] @ x[:4])
     np.testing.assert_allclose(jax.jit(lambda s: jax.reshard(s + s, P()))(s), 2 * x @ x)
+    zero = lambda: jax.reshard(jax.numpy.zeros((8, 8)), P("a", unreduced={"b"}))
+    turns = lambda a, b: jax.lax.fori_loop(0, 3, lambda i, s: s + dot(a, b), zero())
+    total = jax.jit(lambda a, b: jax.reshard(turns(a, b), P("a")))
+    np.testing.assert_allclose(total(a, b), 3 * x @ x)
+    assert total.lower(a, b).compile().as_text().count("all-reduce(") == 1
     place = jax.jit(lambda x: jax.reshard(x, P(unreduced={"a", "b"})))
     assert sum((np.asarray(p.data) != 0).sum() for p in place(a).addressable_shards) == 63
     np.testing.assert_allclose(jax.reshard(place(a), P()), x)

@@ -205,36 +205,27 @@ def _call(outputs: list[np.ndarray], inputs: list[np.ndarray], opaque: str) -> N
 
 
 def _callbacks() -> None:
-    from jax._src import callback
+    from jax._src import callback as theirs
     from jax._src.interpreters import mlir
 
-    original = callback.emit_python_callback
+    original = theirs.emit_python_callback
 
     def emit(
         ctx: Any,
-        function: Callable[..., Sequence[Any]],
+        callback: Callable[..., Sequence[Any]],
         token: Any,
         operands: Sequence[Any],
         operand_avals: Sequence[Any],
         result_avals: Sequence[Any],
-        *,
-        has_side_effect: bool,
         **options: Any,
     ) -> tuple[Sequence[Any], Any, Any]:
+        """The names of its arguments are JAX's, which uses them."""
         if tuple(ctx.module_context.platforms) != (PLATFORM,):
-            return original(
-                ctx,
-                function,
-                token,
-                operands,
-                operand_avals,
-                result_avals,
-                has_side_effect=has_side_effect,
-                **options,
-            )
+            given = ctx, callback, token, operands, operand_avals, result_avals
+            return original(*given, **options)
 
         def checked(*arguments: np.ndarray) -> Sequence[np.ndarray]:
-            values = [np.asarray(v) for v in function(*arguments)]
+            values = [np.asarray(v) for v in callback(*arguments)]
             _check(values, result_avals)
             return values
 
@@ -252,7 +243,7 @@ def _callbacks() -> None:
             result_types=[*types, done],
             operands=operands,
             backend_config=str(made.number),
-            has_side_effect=has_side_effect,
+            has_side_effect=options["has_side_effect"],
         )
         if (sharding := options.get("sharding")) is not None:
             mlir.set_sharding(ctx.module_context, call, _with_one_more(sharding, len(types)))
@@ -260,7 +251,7 @@ def _callbacks() -> None:
             token = barrier([token, call.results[-1]]).results[0]
         return list(call.results)[:-1], token, made
 
-    callback.emit_python_callback = emit
+    theirs.emit_python_callback = emit
     _buffer_callbacks(emit)
 
 

@@ -86,7 +86,7 @@ def _price(planner: Planner, q: Question, choice: Choice) -> float | None:
             continue
         made = _Sized(shape.itemsize)
         whole = Local(made, shape.dims, layout, choice.partial)  # type: ignore[arg-type]
-        total += planner.bytes(whole, layout if want is None else want)
+        total += planner.bytes(whole, want or layout)
     devices = 1
     for f, atoms in enumerate(choice.atoms):
         if q.x.op == "dot" and q.rule.roles[f] == "sum":

@@ -163,8 +163,7 @@ class Partitioner:
             new = h.parameter(p["index"], self.block_shape(p.shape, layout))
             carry_meta(p, new)
             params.append(new)
-            value, partial = self.spread(new, p.shape, layout), self.unreduced(p.get("sharding"))
-            env[p] = changed(array(value), partial=partial, goal=layout) if partial else value
+            env[p] = self.spread(new, p.shape, layout, p.get("sharding"))
         value = self.run(entry.root, env)
         root = self.placed(value, self.wanted(entry.root), entry.root.get("sharding"))
         outputs = root if isinstance(root, tuple) else (root,)
@@ -216,14 +215,19 @@ class Partitioner:
             else Shape(shape.dtype, self.grid.block(shape.sizes, wants))
         )
 
-    def spread(self, x: Instruction, shape: Shape, wants: Wants) -> Value:
-        """The value of an instruction of the per-device program that stands for one of `shape`."""
+    def spread(
+        self, x: Instruction, shape: Shape, wants: Wants, sharding: ShardingTree = None
+    ) -> Value:
+        """The value of an instruction of the per-device program that stands for one of `shape`,
+        which may be unreduced."""
         if shape.is_tuple:
+            many = sharding if isinstance(sharding, tuple) else (None,) * len(shape.elements)
             return tuple(
-                self.spread(h.get_tuple_element(x, i), e, w)
-                for i, (e, w) in enumerate(zip(shape.elements, wants, strict=True))
+                self.spread(h.get_tuple_element(x, i), e, w, s)
+                for i, (e, w, s) in enumerate(zip(shape.elements, wants, many, strict=True))
             )
-        return Local(x, shape.sizes, ((),) * shape.rank if wants is None else wants)
+        layout = wants or ((),) * shape.rank
+        return Local(x, shape.sizes, layout, self.unreduced(sharding), goal=layout)
 
     def gathered(self, value: Value) -> Instruction:
         """The inverse of `spread`."""
@@ -232,12 +236,11 @@ class Partitioner:
     def bring(self, value: Value, wants: Wants) -> Value:
         """`value` without partial results, in the wanted layouts where there are any."""
         if isinstance(value, tuple):
-            many = wants if wants is not None else (None,) * len(value)
+            many = wants or (None,) * len(value)
             return tuple(self.bring(v, w) for v, w in zip(value, many, strict=True))
-        goal = value.goal if value.goal is not None else value.layout
+        goal = value.goal or value.layout
         return self.planner.apply(
-            self.planner.apply(value, goal) if value.partial else value,
-            goal if wants is None else wants,
+            self.planner.apply(value, goal) if value.partial else value, wants or goal
         )
 
     def unreduced(self, sharding: ShardingTree) -> Atoms:
@@ -271,9 +274,7 @@ class Partitioner:
         return (
             tuple(map(self.layouts, value))
             if isinstance(value, tuple)
-            else value.goal
-            if value.goal is not None
-            else value.layout
+            else value.goal or value.layout
         )
 
     # Instructions
@@ -426,7 +427,7 @@ class Partitioner:
     def _finished(self, x: Instruction, result: Local, want: Layout | None) -> Local:
         carry_meta(x, result.x)
         if result.partial:
-            return changed(result, goal=result.layout if want is None else want)
+            return changed(result, goal=want or result.layout)
         return result if want is None else self.planner.apply(result, want)
 
     def _passed_on(self, x: Instruction, values: Sequence[Value], wants: Wants) -> Local | None:
@@ -437,13 +438,11 @@ class Partitioner:
             return None
         arrays_ = locals_[: LINEAR[x.op]]
         first = arrays_[0]
-        if not first.partial or any(
-            (v.partial, v.reducer, v.goal) != (first.partial, first.reducer, first.goal)
-            for v in arrays_
-        ):
-            return None
-        if any(v.layout != first.layout for v in arrays_) or any(
-            self._uses.get(o, 0) > 1 for o in x.operands[: LINEAR[x.op]]
+        kinds = {(v.partial, v.reducer, v.goal, v.layout) for v in arrays_}
+        if (
+            not first.partial
+            or len(kinds) > 1
+            or any(self._uses.get(o, 0) > 1 for o in x.operands[: len(arrays_)])
         ):
             return None
         if (
@@ -451,6 +450,8 @@ class Partitioner:
             and first.reducer != "add"
             or x.op == "reduce"
             and not _same_sum(x, first.reducer)
+            or x.op == "broadcast"
+            and x.size != x.operand.size
         ):
             return None
         goal = first.goal if wants is None and len(x.dims) == len(first.dims) else wants
@@ -464,7 +465,8 @@ class Partitioner:
             init = on_first(self.planner, locals_[1].x, first.partial, h.constant(0, x.dtype))
             operands: tuple[Instruction, ...] = (first.x, init)
         else:
-            operands = tuple(v.x for v in locals_)
+            rest = self.bring(tuple(locals_[len(arrays_) :]), None)
+            operands = tuple(v.x for v in (*arrays_, *flat(rest)))
         layout = first.layout if len(goal) == len(first.layout) else ((),) * len(goal)
         block = self.grid.block(x.shape.sizes, layout)
         y = interned(x.op, operands, _plain_attrs(x), Shape(x.dtype, block))
@@ -492,11 +494,15 @@ class Partitioner:
     # Computations
 
     def called(
-        self, computation: Computation, arguments: Sequence[Value], wants: Wants
+        self,
+        computation: Computation,
+        arguments: Sequence[Value],
+        wants: Wants,
+        sharding: ShardingTree = None,
     ) -> tuple[Computation, Value]:
         """`computation` on blocks like those of `arguments`, its result in the wanted layouts; with
-        the (spread) value of its root."""
-        key = (computation, tuple(map(_key, arguments)), wants)
+        the (spread) value of its root. Both may be unreduced."""
+        key = (computation, tuple(map(_key, arguments)), wants, sharding)
         found = self._computations.get(key)
         if found is None:
             env: Env = {}
@@ -505,9 +511,9 @@ class Partitioner:
                 layouts = self.layouts(v)
                 new = h.parameter(p["index"], self.block_shape(p.shape, layouts))
                 params.append(new)
-                env[p] = _at_rate(self.spread(new, p.shape, layouts), v)
+                env[p] = _at_rate(self.spread(new, p.shape, layouts, sharding), v)
             outer, self._uses = self._uses, {}
-            root = self.bring(self.run(computation.root, env), wants)
+            root = self.placed(self.run(computation.root, env), wants, sharding)
             self._uses = outer
             found = self._computations[key] = (
                 Computation(computation.name, tuple(params), self.gathered(root)),
@@ -558,6 +564,9 @@ LINEAR = {
     "transpose": 1,
     "slice": 1,
     "reduce": 1,
+    "broadcast": 1,
+    "dynamic-slice": 1,
+    "dynamic-update-slice": 2,
 }
 _ONLY_ADD = frozenset(("subtract", "negate", "add"))
 
@@ -576,8 +585,10 @@ def _tuple(p: Partitioner, x: Instruction, env: Env) -> Value:
 
 
 def _element(p: Partitioner, x: Instruction, env: Env) -> Value:
-    value = elements(env[x.operand])[x["index"]]
-    return value if p.wanted(x) is None else p.bring(value, p.wanted(x))
+    value, wants = elements(env[x.operand])[x["index"]], p.wanted(x)
+    if isinstance(value, Local) and value.partial:
+        return changed(value, goal=wants or value.goal)
+    return value if wants is None else p.bring(value, wants)
 
 
 def _barrier(p: Partitioner, x: Instruction, env: Env) -> Value:
@@ -602,11 +613,14 @@ def _dependency(p: Partitioner, x: Instruction, env: Env) -> Value:
 
 
 def _while(p: Partitioner, x: Instruction, env: Env) -> Value:
-    state = p.bring(env[x.operand], p.wanted(x))
+    """What each turn leaves unreduced is carried so, and reduced behind the loop."""
+    root = x["body"].root
+    sums = tuple(o.get("sharding") for o in root.operands) if root.op == "tuple" else None
+    state = p.placed(env[x.operand], p.wanted(x), sums)
     layouts = p.layouts(state)
-    body, _ = p.called(x["body"], [_slowed(x, state)], layouts)
-    condition, _ = p.called(x["condition"], [state], ())
-    return p.spread(h.while_(condition, body, p.gathered(state)), x.shape, layouts)
+    body, _ = p.called(x["body"], [_slowed(x, state)], layouts, sums)
+    condition, _ = p.called(x["condition"], [state], (), sums)
+    return p.spread(h.while_(condition, body, p.gathered(state)), x.shape, layouts, sums)
 
 
 def _slowed(x: Instruction, state: Value) -> Value:
@@ -689,8 +703,7 @@ def _enter(p: Partitioner, x: Instruction, env: Env) -> Value:
     """SPMDFullToShardShape: from here on shapes are those of the blocks along the manual axes."""
     (operand,) = x.operands
     value = array(p.placed(env[operand], p.wanted(operand), operand.get("sharding")))
-    layout = p.wanted(x) or ((),) * x.rank
-    return Local(value.x, x.shape.sizes, layout, p.unreduced(x.get("sharding")), goal=layout)
+    return p.spread(value.x, x.shape, p.wanted(x), x.get("sharding"))
 
 
 def _leave(p: Partitioner, x: Instruction, env: Env) -> Value:
@@ -707,7 +720,7 @@ def _leave(p: Partitioner, x: Instruction, env: Env) -> Value:
         raise PartitionError(f"SPMDShardToFullShape({operand.shape}) -> {x.shape} needs a sharding")
     inner = tuple(tuple(a for a in atoms if a not in manual) for atoms in layout)
     value = array(p.placed(env[operand], inner, sharding))
-    return Local(value.x, x.shape.sizes, layout, p.unreduced(x.get("sharding")), goal=layout)
+    return p.spread(value.x, x.shape, layout, x.get("sharding"))
 
 
 def _act(p: Partitioner, x: Instruction, env: Env, atoms: Atoms) -> Value:

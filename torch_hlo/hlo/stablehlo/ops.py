@@ -575,7 +575,7 @@ def _custom_call(c: Context) -> Made:
     given = c.converter.shardings.of(c.op.attrs, shapes)
     sharding = None if given is None else given[0] if len(shapes) == 1 else tuple(given)
     acts = bool(c.attr("has_side_effect"))
-    alone = any(s.maximal is not None for s in given or ())  # one device makes this call
+    alone = any(getattr(s, "maximal", None) is not None for s in given or ())  # by one device
     x = instr(
         "custom-call",
         c.x,

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from ..ir import Instruction, Shape, instr
@@ -66,13 +67,12 @@ class Shardings:
         found = _MESH.match(text.strip())
         if not found:
             raise ShardingError(f"cannot read the sharding {text!r}: it begins with no mesh")
-        mesh = (
-            self.named.get(found.group(2), self.mesh) if found.group(2) else _mesh(found.group(1))
-        )
+        axes, name = found.groups()
+        mesh = self.named.get(name, self.mesh) if name else _mesh(axes)
         if isinstance(mesh, int):
             return Sharding(self.mesh or Mesh(()), maximal=mesh)
-        if found.group(2) and found.group(2) not in self.named:
-            raise ShardingError(f"mesh @{found.group(2)} is not defined")
+        if name and name not in self.named:
+            raise ShardingError(f"mesh @{name} is not defined")
         body = text.strip()[found.end() :].strip().removeprefix(",").strip()
         value = parse_sharding("{" + body.replace('"', "") + "}", shape, mesh or self.only())
         assert isinstance(value, Sharding)
@@ -89,15 +89,7 @@ class Shardings:
         return parse_sharding(text.replace('\\"', '"'), shape, self.only())
 
     def _inside(self, value: Sharding) -> Sharding:
-        if not self.manual:
-            return value
-        return Sharding(
-            value.mesh,
-            value.dims,
-            value.replicated,
-            value.unreduced,
-            value.manual + self.manual,
-        )
+        return replace(value, manual=value.manual + self.manual)
 
     def of(self, attrs: dict[str, Any], shapes: list[Shape]) -> list[Any] | None:
         """The shardings that `sdy.sharding` or `mhlo.sharding` gives to values of these shapes."""
