@@ -51,6 +51,26 @@ def test_all_programs_of_all_versions():
     assert compared > 80
 
 
+CHLO = """func.func @main(%x: tensor<4xf32>) -> (tensor<2xi32>, tensor<4xi1>, tensor<1x4xf32>) {
+  %c = "chlo.constant"() {value = dense<2.0> : tensor<1x4xf32>} : () -> tensor<1x4xf32>
+  %0:2 = chlo.top_k(%x, k = 2) : tensor<4xf32> -> (tensor<2xf32>, tensor<2xi32>)
+  %1 = chlo.broadcast_compare %x, %x {comparison_direction = #chlo<comparison_direction LE>} :
+      (tensor<4xf32>, tensor<4xf32>) -> tensor<4xi1>
+  %2 = "chlo.broadcast_add"(%x, %c) {broadcast_dimensions = array<i64: 1>} :
+      (tensor<4xf32>, tensor<1x4xf32>) -> tensor<1x4xf32>
+  return %0#1, %1, %2 : tensor<2xi32>, tensor<4xi1>, tensor<1x4xf32>
+}"""
+
+
+def test_attributes_of_chlo():
+    stablehlo = pytest.importorskip("jaxlib.mlir.dialects.stablehlo", reason="needs jaxlib")
+    mlir = pytest.importorskip("jax._src.interpreters.mlir", reason="needs jax")
+    with mlir.make_ir_context():
+        module = mlir.ir.Module.parse(CHLO)
+        data = stablehlo.serialize_portable_artifact(module, "1.15.0", True)
+    assert parse_bytecode(data).entry.root is parse_stablehlo(CHLO).entry.root
+
+
 def test_runs():
     programs = np.load(Path(__file__).parents[1] / "data" / "jax_programs.npz")
     inputs = [programs[k] for k in programs.files if k.startswith("index_take/input")]

@@ -214,9 +214,10 @@ def test_effects_without_results(capfd):
     assert sorted(lines[4:]) == ["branch", "called 2", "called 2"]
 
 
-def test_an_error_in_a_callback_is_reported():
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_an_error_in_a_callback_is_reported(kind):
     def fail(x):
-        raise ValueError("no such thing")
+        raise kind("no such thing")
 
     f = jax.jit(lambda x: jax.pure_callback(fail, jax.ShapeDtypeStruct((3,), np.float32), x))
     with pytest.raises(jax.errors.JaxRuntimeError, match="no such thing"):

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from torch_hlo.device import runtime
-from torch_hlo.device.memory import Buffer, Memory
+from torch_hlo.device.memory import Memory
 from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
 from torch_hlo.device.pjrt.pjrt_structs import STRUCTURES
 from torch_hlo.frozen import frozen
@@ -289,7 +289,3 @@ def _to_device(args: Any) -> None:
 @implements("Buffer_CopyToMemory")
 def _to_memory(args: Any) -> None:
     args.dst_buffer = _copied(array(args.buffer), client().place(args.dst_memory)).address
-
-
-def buffer(found: Array) -> Buffer:
-    return Buffer(found.shape, found.used())

@@ -95,8 +95,10 @@ class LoadedExecutable(Object):
         root = module.entry.root
         self.hidden = sum(o.shape.is_tuple for o in root.operands) if root.op == "tuple" else 0
         whole = flat(_without_tokens(module))
-        own = partitioned(_inspected(whole)) if is_annotated(whole) else whole
-        return replace(own, excess_precision=True, requests=module.requests)  # as JAX's XLA does
+        if is_annotated(whole):
+            asked = b"InspectSharding" in self.code
+            whole = partitioned(_inspected(whole) if asked else whole)
+        return replace(whole, excess_precision=True, requests=module.requests)  # as JAX's XLA does
 
     def _forms(self) -> Forms:
         """The program may choose a layout that is "auto": so that its last step moves nothing."""
@@ -211,24 +213,14 @@ class LoadedExecutable(Object):
 
 
 def _inspected(module: Module) -> Module:
-    """Tells JAX's functions where the arrays are that they ask for."""
-    if _inspections(module):
-        from torch_hlo.compiler.spmd.propagate import propagate
+    """With all shardings, after JAX's functions are told those that they ask for."""
+    from torch_hlo.compiler.spmd.propagate import propagate
 
-        module = propagate(module)
-        for x in _inspections(module):
-            given = x.get("sharding")
-            Client.inspect(x["opaque"], *_texts([given] if given else [], 1))
+    module = propagate(module)
+    for x in (x for c in computations(module.entry) for x in c.instructions()):
+        if x.get("custom_call_target") == "InspectSharding":
+            Client.inspect(x.get("opaque"), to_xla(x["sharding"]))
     return module
-
-
-def _inspections(module: Module) -> list[Instruction]:
-    return [
-        x
-        for c in computations(module.entry)
-        for x in c.instructions()
-        if x.get("custom_call_target") == "InspectSharding"
-    ]
 
 
 def _orders(texts: Sequence[str], values: Sequence[Instruction]) -> list[Ints]:

@@ -293,7 +293,7 @@ class Table:
                 return error(failure.code, str(failure))
             except MemoryError as failure:
                 return error(PluginError.RESOURCE_EXHAUSTED, str(failure))
-            except Exception as failure:
+            except BaseException as failure:  # Ctrl-C, too: JAX has to be told
                 return error(
                     PluginError.INTERNAL, f"{type(failure).__name__}: {failure} (PJRT_{name})"
                 )

@@ -304,7 +304,7 @@ class Partitioner:
         sharding = x.get("sharding")
         if not self.unreduced(sharding):
             return self._visit(x, env)
-        constraint = x.op == "custom-call" and x["custom_call_target"] == "Sharding"
+        constraint = x.get("custom_call_target") == "Sharding"
         value = env[x.operand] if constraint else self._visit(x, env)
         return self.placed(value, self.wanted(x), sharding)
 
@@ -312,7 +312,7 @@ class Partitioner:
         special = SPECIAL.get(x.op)
         if special is not None:
             return special(self, x, env)
-        if x.op == "custom-call" and x["custom_call_target"] in _REGION:
+        if x.get("custom_call_target") in _REGION:
             return _REGION[x["custom_call_target"]](self, x, env)
         alone = has_effect(x) or x.get("serial") is not None
         if alone and (whole := self.grid.atoms - self.manual(x)):

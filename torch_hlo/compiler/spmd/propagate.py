@@ -166,7 +166,7 @@ class _Graph:
             scope.constants.add(x)
             return
         manual = next((m for o in x.operands if (m := scope.manual.get(o))), ())
-        if x.op == "custom-call" and x["custom_call_target"] in _BOUNDARIES and given is not None:
+        if x.get("custom_call_target") in _BOUNDARIES and given is not None:
             manual = given.manual
         scope.manual[x] = manual
         structural = _STRUCTURE.get(x.op)
@@ -181,7 +181,7 @@ class _Graph:
             return
         tree = scope.values[x] = self._tree(x.shape, label, _with_open_dims(x, given), manual)
         operands = [s for i in range(len(x.operands)) for s in leaves(self._operand(scope, x, i))]
-        if x.op == "custom-call" and x["custom_call_target"] in _BOUNDARIES:
+        if x.get("custom_call_target") in _BOUNDARIES:
             outer, inner = *operands, *leaves(tree)
             if x["custom_call_target"] == "SPMDShardToFullShape":
                 outer, inner = inner, outer
@@ -463,8 +463,7 @@ def inlined(c: Computation) -> Computation:
         if x.op in _CALLS:
             return inline(computation(x[_CALLS[x.op]]), operands)
         if (
-            x.op == "custom-call"
-            and x["custom_call_target"] == "Sharding"
+            x.get("custom_call_target") == "Sharding"
             and not x.rank
             and not x.shape.is_tuple
             and not any(is_unreduced(y.get("sharding")) for y in (x, operands[0]))

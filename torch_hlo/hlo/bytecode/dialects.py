@@ -89,7 +89,7 @@ def _function_type(t: Tables, at: Cursor) -> FunctionType:
 
 
 def _tensor(t: Tables, at: Cursor) -> Type:
-    dims = [at.signed() for _ in range(at.count())]
+    dims = _bounds(t, at)
     element = _need_type(t.type(at), at)
     if element.shape.is_tuple or element.shape.rank:
         raise at.error(f"{element.shape} cannot be an element")
@@ -131,7 +131,7 @@ def _quantized(axis: bool) -> Read:
             place: int | None = at.varint()
             limits = at.signed(), at.signed()
             scales = [_double(at) for _ in range(at.count())]
-            zeros = [at.signed() for _ in range(at.count())]
+            zeros = _bounds(t, at)
         else:
             place, scales, zeros = None, [_double(at)], [at.signed()]
             limits = at.signed(), at.signed()
@@ -390,6 +390,10 @@ ATTRIBUTES: dict[str, dict[int, Read]] = {
         18: _bounds,
         19: _unread,
         20: _unread,
+    },
+    "chlo": {
+        code: _word(WORDS[key][1].split(" "))
+        for code, key in enumerate(("comparison_direction", "compare_type"))
     },
     "sdy": {
         0: _raw(_manual_axes),

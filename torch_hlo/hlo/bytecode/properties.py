@@ -85,6 +85,16 @@ triangular_solve_v1: left_side lower transpose_a unit_diagonal
 """
 _OTHERS = """
 builtin.module: sym_name? sym_visibility?
+chlo.broadcast_add chlo.broadcast_and chlo.broadcast_atan2 chlo.broadcast_complex
+    chlo.broadcast_divide chlo.broadcast_maximum chlo.broadcast_minimum chlo.broadcast_multiply
+    chlo.broadcast_next_after chlo.broadcast_or chlo.broadcast_polygamma chlo.broadcast_power
+    chlo.broadcast_remainder chlo.broadcast_shift_left chlo.broadcast_shift_right_arithmetic
+    chlo.broadcast_shift_right_logical chlo.broadcast_subtract chlo.broadcast_xor
+    chlo.broadcast_zeta: broadcast_dimensions?
+chlo.broadcast_compare: broadcast_dimensions? compare_type? comparison_direction
+chlo.constant chlo.constant_like: value
+chlo.ragged_dot: precision_config? ragged_dot_dimension_numbers
+chlo.top_k: k
 sdy.mesh: mesh sym_name
 sdy.sharding_constraint sdy.reshard: sharding
 sdy.manual_computation: in_shardings manual_axes out_shardings

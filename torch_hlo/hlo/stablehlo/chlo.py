@@ -97,13 +97,14 @@ def _broadcast_select(c: Context) -> Made:
 @rule("chlo.ragged_dot")
 def _ragged_dot(c: Context) -> Made:
     n = dimension_numbers(c, "ragged_dot_dimension_numbers")
-    return b.ragged_dot(
-        *c.x,
-        lhs_contract=n.get("lhs_contracting_dimensions", ()),
-        rhs_contract=n.get("rhs_contracting_dimensions", ()),
-        lhs_ragged=n.get("lhs_ragged_dimensions", ()),
-        rhs_group=n.get("rhs_group_dimensions", ()),
-        lhs_batch=n.get("lhs_batching_dimensions", ()),
-        rhs_batch=n.get("rhs_batching_dimensions", ()),
-        dtype=c.types[0].shape.dtype,
-    )
+    dims = {name: n.get(f"{field}_dimensions", ()) for name, field in _RAGGED}
+    return b.ragged_dot(*c.x, dtype=c.types[0].shape.dtype, **dims)
+
+
+_RAGGED = [
+    row.split(":")
+    for row in (
+        "lhs_contract:lhs_contracting rhs_contract:rhs_contracting lhs_batch:lhs_batching"
+        " rhs_batch:rhs_batching lhs_ragged:lhs_ragged rhs_group:rhs_group"
+    ).split()
+]

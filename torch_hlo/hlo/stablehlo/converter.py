@@ -536,9 +536,7 @@ def _aliases(
 ) -> tuple[tuple[int, int], ...]:
     """(result, argument) pairs from the arguments' `tf.aliasing_output`; an argument with
     `jax.buffer_donor` is given to the first result like it."""
-    given = entry.attrs.get("arg_attrs")
-    rows = given if isinstance(given, list) and len(given) == len(params) else []
-    rows = [row if isinstance(row, dict) else {} for row in rows]
+    rows = _rows(entry, "arg_attrs", len(params))
     found = {
         o: i
         for i, row in enumerate(rows)
@@ -554,11 +552,16 @@ def _aliases(
     return tuple(sorted(found.items()))
 
 
+def _rows(entry: Operation, key: str, count: int) -> list[dict[str, Any]]:
+    """The attributes of each argument or result; [] for nothing."""
+    given = entry.attrs.get(key)
+    rows = given if isinstance(given, list) and len(given) == count else []
+    return [row if isinstance(row, dict) else {} for row in rows]
+
+
 def _said(entry: Operation, key: str, count: int, name: str) -> tuple[str, ...]:
     """What an attribute of MHLO says of each argument or result; () for nothing."""
-    rows = entry.attrs.get(key)
-    rows = rows if isinstance(rows, list) and len(rows) == count else []
-    found = [str(row.get(f"mhlo.{name}", "")) if isinstance(row, dict) else "" for row in rows]
+    found = [str(row.get(f"mhlo.{name}", "")) for row in _rows(entry, key, count)]
     return tuple(found) if any(found) else ()
 
 

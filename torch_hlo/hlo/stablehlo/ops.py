@@ -242,13 +242,9 @@ def _precision(c: Context) -> tuple[str, ...] | None:
 def _dot_general(c: Context) -> Made:
     if c.attr("dot_dimension_numbers") is not None:
         n = dimension_numbers(c, "dot_dimension_numbers")
-        batch = (
-            n.get("lhs_batching_dimensions", ()),
-            n.get("rhs_batching_dimensions", ()),
-        )
-        contract = (
-            n.get("lhs_contracting_dimensions", ()),
-            n.get("rhs_contracting_dimensions", ()),
+        batch, contract = (
+            [n.get(f"{side}_{what}_dimensions", ()) for side in ("lhs", "rhs")]
+            for what in ("batching", "contracting")
         )
     else:
         batch = c.attr("batching_dims", default=((), ()))
