@@ -196,7 +196,7 @@ def _symbol(t: Tables, at: Cursor) -> Symbol:
 
 
 def _array(t: Tables, at: Cursor) -> list[Any]:
-    return t.listed(at, t.attribute)
+    return [t.attribute(at) for _ in range(at.count())]
 
 
 def _dictionary(t: Tables, at: Cursor) -> dict[str, Any]:

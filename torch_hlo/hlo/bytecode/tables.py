@@ -140,6 +140,3 @@ class Tables:
         if self._weight > MAX_WEIGHT:
             raise at.error("this attribute is too large")
         return found[index]
-
-    def listed(self, at: Cursor, read: Callable[[Cursor], Any]) -> list[Any]:
-        return [read(at) for _ in range(at.count())]
