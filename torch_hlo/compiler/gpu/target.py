@@ -6,7 +6,7 @@ is known of the devices.
 Nothing else in code generation knows the instruction set, but the matrix units (ptx.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY
 from functools import lru_cache
 
 import llvmlite.binding as llvm
@@ -34,7 +34,7 @@ masked.gather masked.scatter vector.reduce.or
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GpuTarget(Target):
     """Kernels that run on a grid of threads, compiled together with a plan for the host. A vector
     is one access of a thread; one core: loops over time run one after another.
@@ -42,6 +42,7 @@ class GpuTarget(Target):
     `warp`: threads that run in step. `tf32`: products of f32 may round their operands to 11 bits.
     """
 
+    _: KW_ONLY
     features: str = ""
     vector_bytes: int = 16
     parallel_threshold_ps: int = 0
