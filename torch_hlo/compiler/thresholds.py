@@ -186,6 +186,8 @@ SETTLED_NS = 1_000_000
 STREAM_SPINS = 1000  # turns the stream waits awake, about 40 us: what waking up takes
 STEPS_PER_FUNCTION = 48  # steps of a function of the entry: compile time stays linear
 MODULE_BYTES = 96 << 10  # bytes of IR text per LLVM module: 8 to 16 kernels
+# bytes of the first one, which doubles from one to the next; less text is not worth a thread
+FIRST_MODULE_BYTES = 8 << 10
 # measured=""
 RANGE_PS = 4_000_000  # picoseconds that a range of a table of kernels takes at least
 # instructions of a program whose last passes take long enough to compile meanwhile

@@ -70,6 +70,54 @@ def test_a_reference_to_a_later_function_waits_for_it(
         assert len(objects.finish()) == 1
 
 
+LOOP = """define {kind} @{name}(ptr %p, i64 %n) {{
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%next, %loop]
+  {work}
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %n
+  br i1 %more, label %loop, label %end
+end:
+  ret {kind} {value}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "value", "work", "level"),
+    [
+        ("f", "void", "", "call void @kernel(ptr %p, i64 %i)", 0),  # what it calls does the work
+        ("f", "void", "", "store i64 %i, ptr %p", 2),
+        ("f", "i64", "%i", "call void @kernel(ptr %p, i64 %i)", 2),  # of an element, maybe
+        ("entry", "void", "", "call void @kernel(ptr %p, i64 %i)", 2),  # the program's own loop
+    ],
+)
+def test_what_only_calls_kernels_is_not_optimised(
+    name: str, kind: str, value: str, work: str, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels = []
+    monkeypatch.setattr(machine_code, "machine_code", lambda *given: levels.append(given[-1]))
+    with Objects(host()) as objects:
+        objects.add(name, LOOP.format(name=name, kind=kind, value=value, work=work))
+        objects.finish()
+    assert levels == [level]
+
+
+def test_the_last_functions_are_shared_between_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_code, "FIRST_MODULE_BYTES", 4000)
+    with Objects(host()) as objects:
+        objects.add("first", function("first", lines=200))
+        assert len(objects.texts) == 1
+        for i in range(6):  # less than the second module may have
+            objects.add(f"f{i}", function(f"f{i}", f"f{i - 1}" if i else ""))
+        assert len(objects.texts) == 1
+        codes = objects.finish()
+    assert len(codes) == 3
+    engine([code for code, _ in codes], host())
+
+
 def test_what_is_not_a_function_is_named() -> None:
     with (
         Objects(host()) as objects,

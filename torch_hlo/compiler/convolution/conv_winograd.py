@@ -265,7 +265,8 @@ def task(
     plane = f.mul("%tiles_each", "%ldv")
     V = f.op(f"alloca {t.kind}, i64 {f.mul(plane, points)}, align 64")
     m_plane = f.mul("%tiles_each", t.columns)
-    M = f.op(f"alloca {t.kind}, i64 {f.mul(m_plane, points)}, align 64")
+    # the last rows of a plane are a whole tile's: what is too much comes before the next plane
+    M = f.op(f"alloca {t.kind}, i64 {f.muladd(m_plane, points, height * t.columns)}, align 64")
     sums = ""
     if epilogue:
         sums = f.op(f"alloca {t.kind}, i64 {f.mul(m_plane, s.outputs**2)}, align 64")
@@ -351,47 +352,34 @@ class _Item:
                 "i64 %ldv",
             )
             at = f.muladd(point, self.m_plane, f.mul(row, t.columns))
-            to, rest = f.gep(t.kind, self.M, at), f.sub(count, row)
+            to = f.gep(t.kind, self.M, at)
 
-            def products(vectors: int, partial: bool) -> None:
+            def products(vectors: int) -> None:
+                name = f"conv_micro_{t.suffix}_{height}x{vectors}"
+                kernel = define(self.program, micro, name, t, height, vectors, False)
                 start = f.muladd(point, size, f.mul(first, vectors * t.lanes))
-                part = f.gep(t.kind, panel, start)
-                self.products(vectors, partial, part, first, to, rest)
+                f.call(
+                    "void",
+                    kernel,
+                    f"ptr {self.pointers}",
+                    f"ptr {f.gep(t.kind, panel, start)}",
+                    "i64 1",
+                    f"i64 {f.min(f.sub('%channels', first), CHAIN)}",
+                    "i64 0",
+                    f"ptr {to}",
+                    f"i64 {t.columns}",
+                    f"i64 {vectors * t.lanes}",
+                    f"i1 {f.icmp('ne', first, 0)}",
+                )
 
-            def width(partial: bool) -> None:
-                if self.odd:
-                    f.choose(
-                        f.icmp("sgt", cols, t.lanes),
-                        lambda: products(t.vectors, partial),
-                        lambda: products(1, partial),
-                    )
-                else:
-                    products(t.vectors, partial)
-
-            f.choose(f.icmp("sge", rest, height), lambda: width(False), lambda: width(True))
-
-    def products(
-        self, vectors: int, partial: bool, part: str, first: Int, to: str, rest: Int
-    ) -> None:
-        """Call the micro-kernel on a chain of channels from `first` on."""
-        f, t, height = self.f, self.t, self.height
-        name = f"conv_micro_{t.suffix}_{height}x{vectors}{'p' * partial}"
-        kernel = define(self.program, micro, name, t, height, vectors, partial)
-        depth = f.min(f.sub("%channels", first), CHAIN)
-        f.call(
-            "void",
-            kernel,
-            f"ptr {self.pointers}",
-            f"ptr {part}",
-            "i64 1",
-            f"i64 {depth}",
-            "i64 0",
-            f"ptr {to}",
-            f"i64 {t.columns}",
-            f"i64 {vectors * t.lanes}",
-            f"i1 {f.icmp('ne', first, 0)}",
-            *[f"i64 {rest}"] * partial,
-        )
+            if self.odd:
+                f.choose(
+                    f.icmp("sgt", cols, t.lanes),
+                    lambda: products(t.vectors),
+                    lambda: products(1),
+                )
+            else:
+                products(t.vectors)
 
     def transform_back(
         self,

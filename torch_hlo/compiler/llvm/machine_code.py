@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
-from ..thresholds import MODULE_BYTES
+from ..thresholds import FIRST_MODULE_BYTES, MODULE_BYTES
 from .target import CpuTarget
 
 WORKERS = 2
@@ -27,6 +27,10 @@ _LOOP = re.compile(r"^ *br |<\d+ x ", re.M)
 # names of lists of calls, and of what unpacks the arguments of a task: each runs once, or once per
 # task
 _GLUE = re.compile(r"entry|.*\.task$")
+# What a function has that does more than call others. Those that do not run once per tile: a few
+# instructions more are 1 % of a product of 128x64x128 numbers, and optimising them would take a
+# third of the compile time of a convolutional network
+_WORK = re.compile(r"<\d+ x |= load | store |@llvm\.(?!s|u)|^ *ret [^v]", re.M)
 _HEAD = re.compile(
     r"define (?:internal |private |linkonce_odr |hidden"
     r" )*(?P<result>.*?)@(?P<name>[\w.$]+)\((?P<params>[^\n]*)\)[^\n]*\{"
@@ -46,33 +50,34 @@ def prelude(target: CpuTarget) -> str:
 
 
 class Objects:
-    """Packs functions into LLVM modules and compiles each as soon as it is full. A function may
-    refer to itself, to earlier ones, and to later ones of its own module or, if it comes late
-    enough, of any."""
+    """Packs functions into LLVM modules and compiles each as soon as it is full; the first ones are
+    small, so that no thread waits for them. A function may refer to itself, to earlier ones, and to
+    later ones of its own module or, if it comes late enough, of any."""
 
     def __init__(self, target: CpuTarget, assembly: bool = False) -> None:
         self.target, self.assembly = target, assembly
         self.declarations: Mapping[str, str] = {}  # of symbols that are not written here
         self.texts: list[str] = []
         self._heads: dict[str, str] = {}
-        # with loops; glue, which is compiled without optimisation
+        # kernels; glue, which is compiled without optimisation
         self._groups: dict[bool, dict[str, str]] = {True: {}, False: {}}
         self._sizes = {True: 0, False: 0}
         self._pool: ThreadPoolExecutor | None = None
+        self._levels: list[int] = []  # of the texts
         self._results: list[Future[tuple[bytes, str]]] = []
 
     def __enter__(self) -> Objects:
         if self.target.arch == "x86_64":
-            _Reduction.leave_out()
-        _Turns.shorten()
+            _Reduction.count(1)
+        _Turns.count(1)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
-        _Turns.restore()
+        _Turns.count(-1)
         if self.target.arch == "x86_64":
-            _Reduction.restore()
+            _Reduction.count(-1)
 
     def add(self, name: str, text: str) -> None:
         """Another function, complete: `define … @name(…) … {…}`. Raises ValueError when its text
@@ -82,11 +87,11 @@ class Objects:
             raise ValueError(f"function {name} is not defined by its text: {text[:200]!r}")
         params = re.sub(r"%[\w.$]+", "", match["params"])
         self._heads[name] = f"declare {match['result']}@{name}({params})"
-        kind = not _GLUE.match(name) or bool(_LOOP.search(text))
+        kind = bool((_LOOP if _GLUE.match(name) else _WORK).search(text))
         group = self._groups[kind]
         group[name] = text
         self._sizes[kind] += len(text)
-        if self._sizes[kind] >= MODULE_BYTES:
+        if self._sizes[kind] >= min(FIRST_MODULE_BYTES << len(self.texts), MODULE_BYTES):
             self._close(kind)
 
     def flush(self) -> None:
@@ -102,34 +107,35 @@ class Objects:
         if module is not None:
             group.clear()
             self._sizes[kind] = 0
-            self._submit(module)
+            self._submit(module, kind)
 
     def finish(self) -> list[tuple[bytes, str]]:
         """(object code, assembly if that was asked for) of all modules, in the order in which they
         were filled."""
-        for group in self._groups.values():
-            if group:
-                module = self._module(group, last=True)
-                group.clear()
-                if module is not None:
-                    self._submit(module)
-        return (
-            [result.result() for result in self._results]
-            if self._pool
-            else [machine_code(t, self.target, self.assembly) for t in self.texts]
-        )
+        for kind, group in self._groups.items():
+            for part in _halves(group) if self._sizes[kind] > FIRST_MODULE_BYTES else [group]:
+                if part and (module := self._module(part, last=True)):
+                    self._submit(module, kind)
+        if self._pool:
+            return [result.result() for result in self._results]
+        return list(map(self._machine_code, range(len(self.texts))))
 
-    def _submit(self, text: str) -> None:
+    def _machine_code(self, i: int) -> tuple[bytes, str]:
+        return machine_code(self.texts[i], self.target, self.assembly, self._levels[i])
+
+    def _submit(self, text: str, kind: bool) -> None:
         self.texts.append(text)
+        # Glue is long and each line of it runs once: optimising it would take a fifth of a
+        # program's compile time for nothing.
+        self._levels.append(2 if kind else 0)
         if self._pool is None:
             # a thread is not worth its while, or cannot start, since the process ends
-            if sum(map(len, self.texts)) < MODULE_BYTES or not threading.main_thread().is_alive():
+            brief = sum(map(len, self.texts)) < FIRST_MODULE_BYTES
+            if brief or not threading.main_thread().is_alive():
                 return
             self._pool = ThreadPoolExecutor(WORKERS)
-        for waiting in self.texts[len(self._results) :]:
-            self._results.append(
-                self._pool.submit(machine_code, waiting, self.target, self.assembly)
-            )
+        for waiting in range(len(self._results), len(self.texts)):
+            self._results.append(self._pool.submit(self._machine_code, waiting))
 
     def _module(self, group: Mapping[str, str], last: bool = False) -> str | None:
         """The text of a module, with declarations of what it uses from others; None if some of that
@@ -147,66 +153,67 @@ class Objects:
         return "\n".join([prelude(self.target), *filter(None, declared), "", *bodies])
 
 
-class _Turns:
+def _halves(group: Mapping[str, str]) -> list[dict[str, str]]:
+    """The functions of a group in two, of as much text each as can be, for two threads."""
+    halves: list[dict[str, str]] = [{}, {}]
+    sizes = [0, 0]
+    for name in sorted(group, key=lambda name: -len(group[name])):
+        less = sizes.index(min(sizes))
+        halves[less][name] = group[name]
+        sizes[less] += len(group[name])
+    return halves
+
+
+class _Switch:
+    """A setting of the process, which others may want, for as long as somebody compiles."""
+
+    _lock = threading.Lock()
+    _users = 0
+
+    @classmethod
+    def count(cls, change: int) -> None:
+        with cls._lock:
+            was, cls._users = cls._users, cls._users + change
+            if (was > 0) != (cls._users > 0):
+                cls._set(cls._users > 0)
+
+    @classmethod
+    def _set(cls, on: bool) -> None:
+        raise NotImplementedError
+
+
+class _Turns(_Switch):
     """A worker needs the interpreter between its calls of LLVM, a dozen times per module, and waits
     a switch interval (5 ms) each time while the rest of the program is being written: GPT's first
     modules took 460 ms for 60 of work."""
 
     interval = 0.0003  # seconds
-    _lock = threading.Lock()
-    _users = 0
     _before = 0.0
 
     @classmethod
-    def shorten(cls) -> None:
-        with cls._lock:
-            if not cls._users:
-                cls._before = sys.getswitchinterval()
-                sys.setswitchinterval(min(cls.interval, cls._before))
-            cls._users += 1
-
-    @classmethod
-    def restore(cls) -> None:
-        with cls._lock:
-            cls._users -= 1
-            if not cls._users:
-                sys.setswitchinterval(cls._before)
+    def _set(cls, on: bool) -> None:
+        if on:
+            cls._before = sys.getswitchinterval()
+        sys.setswitchinterval(min(cls.interval, cls._before) if on else cls._before)
 
 
-class _Reduction:
+class _Reduction(_Switch):
     """LLVM's strength reduction of loops takes a third of its time for kernels with many pointers
     (and up to half), and does nothing for x86, whose addressing does what it would: the kernels of
-    six training and inference steps ran as fast without it. The switch is the whole process's, and
-    other users of llvmlite may want it: it is off only while programs are compiled."""
-
-    _lock = threading.Lock()
-    _users = 0
+    six training and inference steps ran as fast without it."""
 
     @classmethod
-    def leave_out(cls) -> None:
-        cls._count(1)
-
-    @classmethod
-    def restore(cls) -> None:
-        cls._count(-1)
-
-    @classmethod
-    def _count(cls, change: int) -> None:
-        with cls._lock:
-            was, cls._users = cls._users, cls._users + change
-            if (was > 0) != (cls._users > 0):
-                llvm.set_option("", f"-disable-lsr={'true' if cls._users else 'false'}")
+    def _set(cls, on: bool) -> None:
+        llvm.set_option("", f"-disable-lsr={'true' if on else 'false'}")
 
 
 def machine_code(
-    text: str, target: CpuTarget, assembly: bool = False, level: int | None = None
+    text: str, target: CpuTarget, assembly: bool = False, level: int = 2
 ) -> tuple[bytes, str]:
     """Object code of an IR module, and its assembly when asked for. No IR pass runs: the text is
-    explicit. `level`: see CpuTarget.machine; None: 2 for loops, 0 for others."""
+    explicit. `level`: see CpuTarget.machine."""
     _release_lock()
-    # Glue is long and each line of it runs once: optimising it would take a fifth of a program's
-    # compile time for nothing.
-    machine = target.machine((2 if _LOOP.search(text) else 0) if level is None else level)
+    machine = target.machine(level)
     module = parsed(text, machine)
     asm = machine.emit_assembly(module) if assembly else ""
     return machine.emit_object(module), asm

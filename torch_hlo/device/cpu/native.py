@@ -3,11 +3,9 @@ processes."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -26,44 +24,19 @@ from ..interfaces import (
 )
 from ..memory import Buffer, Memory
 from ..programs import CompiledProgram, compiled
-from . import loader, packed, trim
+from . import loader, packed
 from .stream import CODE
 from .workers import WORKERS
 
 # Imported by the first compile, in parts that nobody has to wait long for.
 _COMPILER = (
-    "simplify.algebra",
-    "attention.attention_match",
     "matmul.gemm",
-    "loops.elementwise_loops",
-    "fusion.fusion",
     "loops.fusion_step",
-    "gather.gather_scatter",
-    "window.reduce_window",
-    "sort.sort",
-    "sort.partial_sort",
     "pipeline",
     "matmul.dot",
     "convolution.convolution",
     "attention.attention_step",
 )
-
-
-@functools.cache
-def _warm_up() -> threading.Thread:
-    """What programs run on, the pool and the stream, is compiled while the first program is, if it
-    was not before (`NativeBackend.preparations`): on a thread of its own, since LLVM needs no turn
-    of the interpreter. It only gets ahead of what would happen a moment later: an error comes back
-    there."""
-
-    def work() -> None:
-        with contextlib.suppress(Exception):
-            WORKERS.load()
-            CODE.load()
-
-    thread = threading.Thread(target=work, name="torch_hlo warm-up", daemon=True)
-    thread.start()
-    return thread
 
 
 class NativeProgram(CompiledProgram, StreamProgram):
@@ -158,11 +131,7 @@ def target() -> CpuTarget:
 def compile_program(module: Module, observe: Observe | None = None) -> NativeProgram:
     """Compile `module` for this machine, or load it from the disk cache. What is observed or
     checked is always compiled anew."""
-    warm_up = _warm_up()
-    try:
-        return compiled(module, target(), NativeProgram, observe)
-    finally:
-        warm_up.join()  # a process forks and ends between compiles, when no thread is inside LLVM
+    return compiled(module, target(), NativeProgram, observe)
 
 
 class NativeBackend(Backend):
@@ -172,17 +141,14 @@ class NativeBackend(Backend):
         return compile_program(module, observe)
 
     def preparations(self) -> list[Callable[[], object]]:
-        """What the first program needs whichever it is, in parts: the code that programs run on
-        (first, while there is little in memory beside LLVM), the key of this compiler, its modules
-        (last: a program on disk does without)."""
+        """What the first program needs whichever it is, in parts: the code that programs run on,
+        the key of this compiler, its modules (last: a program on disk does without)."""
         modules = [
             functools.partial(importlib.import_module, f"torch_hlo.compiler.{name}")
             for name in _COMPILER
         ]
         return [
-            WORKERS.load,
             CODE.load,
-            trim.release_compiler,
             cache.compiler_version,
             *modules,
         ]
