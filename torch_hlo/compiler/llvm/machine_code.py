@@ -74,7 +74,9 @@ class Objects:
 
     def __exit__(self, *exc: object) -> None:
         if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            # threads that have nothing more to do end by themselves; after an error some may still
+            # be inside LLVM
+            self._pool.shutdown(wait=exc[0] is not None, cancel_futures=True)
         _Turns.count(-1)
         if self.target.arch == "x86_64":
             _Reduction.count(-1)
@@ -113,7 +115,8 @@ class Objects:
         """(object code, assembly if that was asked for) of all modules, in the order in which they
         were filled."""
         for kind, group in self._groups.items():
-            for part in _halves(group) if self._sizes[kind] > FIRST_MODULE_BYTES else [group]:
+            long = FIRST_MODULE_BYTES if kind else MODULE_BYTES // 2
+            for part in _halves(group) if self._sizes[kind] > long else [group]:
                 if part and (module := self._module(part, last=True)):
                     self._submit(module, kind)
         if self._pool:
