@@ -15,7 +15,7 @@ def frozen(cls: type[T]) -> type[T]:
     own = vars(cls)
     cls.__doc__ = cls.__doc__ or cls.__name__  # else dataclass writes a signature
     made = dataclass(init=False, repr=False, eq=False, slots=True)(cls)
-    for name, method in (*_SHARED.items(), *_compiled(made).items()):
+    for name, method in {**_SHARED, **_compiled(made)}.items():
         if own.get(name) is None:
             setattr(made, name, method)
     return made
@@ -29,14 +29,14 @@ def _compiled(cls: Any) -> dict[str, Any]:
         name, default = f.name, f"__default_{f.name}"
         names[default], names[f"__made_{name}"] = f.default, f.default_factory
         names[f"__set_{name}"] = getattr(cls, name).__set__
-        is_made = f.default_factory is not MISSING
+        value = name if f.init else default
+        if f.default_factory is not MISSING:
+            value = f"__made_{name}() if {value} is MISSING else {value}"
         if f.kw_only and "*" not in given:
             given.append("*")
         if f.init:
-            given.append(f"{name}={default}" if is_made or f.default is not MISSING else name)
-        value = name if f.init else default
-        made = f"__made_{name}() if {value} is MISSING else {value}"
-        lines.append(f"__set_{name}(self, {made if is_made else value})")
+            given.append(name if value == name and f.default is MISSING else f"{name}={default}")
+        lines.append(f"__set_{name}(self, {value})")
         compared += f"self.{name}, " * f.compare
         shown += [f"{name}={{self.{name}!r}}"] * f.repr
     if hasattr(cls, "__post_init__"):

@@ -74,7 +74,8 @@ def sources_digest(package: str, parts: Sequence[str]) -> str | None:
     digest = hashlib.sha256()
     files = 0
     try:
-        for path, status, bytecode in _sources(package, parts):
+        for path, status in _sources(package, parts):
+            bytecode = importlib.util.cache_from_source(path)
             if _changed(status) > config.STARTED or _is_stale(status, bytecode):
                 return None
             digest.update(f"{path[len(package) :]}\0{status.st_size}\0".encode())
@@ -90,9 +91,7 @@ def _edited() -> bool:
     """Whether the compiler's sources were edited after this process began: modules that were
     imported since may be newer than the others."""
     try:
-        return any(
-            _changed(status) > config.STARTED for _, status, _ in _sources(_PACKAGE, _COMPILER)
-        )
+        return any(_changed(status) > config.STARTED for _, status in _sources(_PACKAGE, _COMPILER))
     except OSError:
         return True
 
@@ -103,9 +102,8 @@ def _changed(status: os.stat_result) -> float:
     return max(status.st_mtime, status.st_ctime)
 
 
-def _sources(package: str, parts: Sequence[str]) -> Iterator[tuple[str, os.stat_result, str]]:
-    """(path, status, path of the bytecode) of the Python files in these folders and below, in
-    order. Raises OSError."""
+def _sources(package: str, parts: Sequence[str]) -> Iterator[tuple[str, os.stat_result]]:
+    """(path, status) of the Python files in these folders and below, in order. Raises OSError."""
     folders = [os.path.join(package, part) for part in reversed(parts)]
     while folders:
         folder = folders.pop()
@@ -114,12 +112,9 @@ def _sources(package: str, parts: Sequence[str]) -> Iterator[tuple[str, os.stat_
         folders += [
             item.path for item in reversed(listed) if item.is_dir() and item.name != "__pycache__"
         ]
-        front, _, end = importlib.util.cache_from_source(os.path.join(folder, "?.py")).rpartition(
-            "?"
-        )
         for item in listed:
             if item.name.endswith(".py"):
-                yield item.path, item.stat(), f"{front}{item.name[:-3]}{end}"
+                yield item.path, item.stat()
 
 
 def _is_stale(status: os.stat_result, bytecode: str) -> bool:

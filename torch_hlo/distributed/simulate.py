@@ -31,6 +31,7 @@ from torch_hlo.compiler.pipeline import optimize
 from torch_hlo.compiler.schedule.memory import assign
 from torch_hlo.compiler.schedule.schedule import is_step, schedule
 from torch_hlo.compiler.spmd.spmd_pipeline import spmd as partitioned
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Module, Shape, Size
 from torch_hlo.lazy.record import (
     Array,
@@ -49,7 +50,7 @@ from .mesh import Mesh
 from .tactics import Plan, Tactic
 
 
-@dataclass(frozen=True)
+@frozen
 class Link:
     """bandwidth: bytes per second that a device sends; latency: seconds of a message."""
 
@@ -57,7 +58,7 @@ class Link:
     latency: float = 5e-6
 
 
-@dataclass(frozen=True)
+@frozen
 class Machine:
     """flops: operations per second of one device in matrix products; memory: bytes; bandwidth:
     bytes per second to its memory. `links`: mesh axis -> Link, `link` for the other axes.

@@ -16,13 +16,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import torch
 from torch import fx
 
 from torch_hlo import collector, config, log, metrics, progress
 from torch_hlo.device.interfaces import Program
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Module
 from torch_hlo.lazy import traceable
 from torch_hlo.lazy.ops import encoder, recurrent
@@ -52,7 +52,7 @@ for _check in CHECKS:
     fx.node.has_side_effect(_check)
 
 
-@dataclass(frozen=True)
+@frozen
 class Option:
     """One entry of `torch.compile(..., options={name: value})`."""
 

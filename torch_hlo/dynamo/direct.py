@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from torch_hlo.frozen import frozen
 from torch_hlo.lowering.core import is_random
 from torch_hlo.pytorch import participants, shortcuts, tracing
 from torch_hlo.pytorch.registration import PLACE
@@ -279,7 +279,7 @@ class Graphs:
         return prepared
 
 
-@dataclass(frozen=True)
+@frozen
 class _Results:
     """What the outputs of a forward graph are."""
 

@@ -26,6 +26,7 @@ def function(name: str, calls: str = "", lines: int = 40) -> str:
 def test_modules_are_compiled_before_the_last_function_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(machine_code, "FIRST_MODULE_BYTES", 2000)
     monkeypatch.setattr(machine_code, "MODULE_BYTES", 4000)
     started, go_on = threading.Event(), threading.Event()
     compile_one = machine_code.machine_code
@@ -106,15 +107,15 @@ def test_what_only_calls_kernels_is_not_optimised(
 
 
 def test_the_last_functions_are_shared_between_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_code, "FIRST_MODULE_BYTES", 4000)
+    monkeypatch.setattr(machine_code, "FIRST_MODULE_BYTES", 2500)
     with Objects(host()) as objects:
         objects.add("first", function("first", lines=200))
-        assert len(objects.texts) == 1
-        for i in range(6):  # less than the second module may have
+        objects.add("second", function("second", lines=300))
+        for i in range(6):  # less than the third module may have
             objects.add(f"f{i}", function(f"f{i}", f"f{i - 1}" if i else ""))
-        assert len(objects.texts) == 1
+        assert len(objects.texts) == 2
         codes = objects.finish()
-    assert len(codes) == 3
+    assert len(codes) == 4
     engine([code for code, _ in codes], host())
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import llvmlite.binding as llvm
 from llvmlite.binding import ffi
@@ -63,7 +64,7 @@ class Objects:
         self._groups: dict[bool, dict[str, str]] = {True: {}, False: {}}
         self._sizes = {True: 0, False: 0}
         self._pool: ThreadPoolExecutor | None = None
-        self._levels: list[int] = []  # of the texts
+        self._jobs: list[partial[tuple[bytes, str]]] = []  # of the texts
         self._results: list[Future[tuple[bytes, str]]] = []
 
     def __enter__(self) -> Objects:
@@ -115,30 +116,25 @@ class Objects:
         """(object code, assembly if that was asked for) of all modules, in the order in which they
         were filled."""
         for kind, group in self._groups.items():
-            long = FIRST_MODULE_BYTES if kind else MODULE_BYTES // 2
-            for part in _halves(group) if self._sizes[kind] > long else [group]:
+            is_long = self._sizes[kind] > 2 * FIRST_MODULE_BYTES
+            for part in _halves(group) if is_long else [group]:
                 if part and (module := self._module(part, last=True)):
                     self._submit(module, kind)
         if self._pool:
             return [result.result() for result in self._results]
-        return list(map(self._machine_code, range(len(self.texts))))
-
-    def _machine_code(self, i: int) -> tuple[bytes, str]:
-        return machine_code(self.texts[i], self.target, self.assembly, self._levels[i])
+        return [job() for job in self._jobs]
 
     def _submit(self, text: str, kind: bool) -> None:
         self.texts.append(text)
         # Glue is long and each line of it runs once: optimising it would take a fifth of a
         # program's compile time for nothing.
-        self._levels.append(2 if kind else 0)
+        self._jobs.append(partial(machine_code, text, self.target, self.assembly, 2 * kind))
         if self._pool is None:
             # a thread is not worth its while, or cannot start, since the process ends
-            brief = sum(map(len, self.texts)) < FIRST_MODULE_BYTES
-            if brief or not threading.main_thread().is_alive():
+            if len(text) < FIRST_MODULE_BYTES or not threading.main_thread().is_alive():
                 return
             self._pool = ThreadPoolExecutor(WORKERS)
-        for waiting in range(len(self._results), len(self.texts)):
-            self._results.append(self._pool.submit(self._machine_code, waiting))
+        self._results += map(self._pool.submit, self._jobs[len(self._results) :])
 
     def _module(self, group: Mapping[str, str], last: bool = False) -> str | None:
         """The text of a module, with declarations of what it uses from others; None if some of that
@@ -157,14 +153,9 @@ class Objects:
 
 
 def _halves(group: Mapping[str, str]) -> list[dict[str, str]]:
-    """The functions of a group in two, of as much text each as can be, for two threads."""
-    halves: list[dict[str, str]] = [{}, {}]
-    sizes = [0, 0]
-    for name in sorted(group, key=lambda name: -len(group[name])):
-        less = sizes.index(min(sizes))
-        halves[less][name] = group[name]
-        sizes[less] += len(group[name])
-    return halves
+    """The functions of a group in two, of about as much text each, for two threads."""
+    names = sorted(group, key=lambda name: len(group[name]))
+    return [{name: group[name] for name in names[k::2]} for k in range(2)]
 
 
 class _Switch:
@@ -182,7 +173,7 @@ class _Switch:
 
     @classmethod
     def _set(cls, on: bool) -> None:
-        raise NotImplementedError
+        """Others find it off."""
 
 
 class _Turns(_Switch):

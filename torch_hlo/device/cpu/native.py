@@ -3,11 +3,11 @@ processes."""
 
 from __future__ import annotations
 
-import functools
 import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch_hlo.compiler import cache
 from torch_hlo.compiler.codegen.profile import Profile
@@ -143,15 +143,10 @@ class NativeBackend(Backend):
     def preparations(self) -> list[Callable[[], object]]:
         """What the first program needs whichever it is, in parts: the code that programs run on,
         the key of this compiler, its modules (last: a program on disk does without)."""
-        modules = [
-            functools.partial(importlib.import_module, f"torch_hlo.compiler.{name}")
-            for name in _COMPILER
-        ]
-        return [
-            CODE.load,
-            cache.compiler_version,
-            *modules,
-        ]
+        modules = (
+            partial(importlib.import_module, f"torch_hlo.compiler.{part}") for part in _COMPILER
+        )
+        return [CODE.load, cache.compiler_version, *modules]
 
 
 backend = NativeBackend

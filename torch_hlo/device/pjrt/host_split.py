@@ -5,8 +5,7 @@ stages with host calls between them.
         `stage.values`; then stage.calls on the host
 """
 
-from dataclasses import dataclass
-
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.evaluate import lapack
 from torch_hlo.hlo.evaluate.evaluate import CUSTOM_CALLS
 from torch_hlo.hlo.ir import (
@@ -22,7 +21,7 @@ from torch_hlo.hlo.ir import (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class Stage:
     """`module`: None when there is nothing to compute. Instructions are those of the program that
     was split."""

@@ -8,12 +8,12 @@ decided by propagation. A storage keeps the sharding of its first result, so tha
 where they are and the program of the second step is that of all later ones."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch_hlo import progress
 from torch_hlo.device import sharded
 from torch_hlo.device.memory import Buffer
 from torch_hlo.device.sharded import PartitionedProgram, Placed, ShardedBuffer, gather
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Module, Pairs
 from torch_hlo.hlo.ir.numeric import decode as decode_array
 from torch_hlo.hlo.sharding.sharding import Mesh, Sharding, ShardingError
@@ -25,7 +25,7 @@ from . import executor
 from .fingerprint import Graph
 
 
-@dataclass(frozen=True)
+@frozen
 class Placement:
     """What is known of a step before it is compiled: a Sharding, or None where propagation may
     choose."""

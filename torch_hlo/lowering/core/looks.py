@@ -14,10 +14,10 @@ import builtins
 import itertools
 import pdb
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 
 import torch
 
+from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Shape
 
 Check = Callable[[torch.Tensor], None]
@@ -42,7 +42,7 @@ class Look:
             self.function(*values[: self.count])
 
 
-@dataclass(frozen=True)
+@frozen
 class At:
     """A check whose errors name its line."""
 
@@ -59,7 +59,7 @@ class At:
             raise
 
 
-@dataclass(frozen=True)
+@frozen
 class Printed:
     """Prints its values in a format; those without dimensions as numbers, but for PyTorch's print.
     `fixed`: places of values that are no tensors, and those."""
@@ -78,7 +78,7 @@ class Printed:
         builtins.print(text, flush=True)
 
 
-@dataclass(frozen=True)
+@frozen
 class Stopped:
     """Opens the debugger where its values are variables. Without names, in a graph of Dynamo's: all
     that there are."""
