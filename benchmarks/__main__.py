@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 
-from benchmarks import instruction_sets, xla
+from benchmarks import instruction_sets, write_bytecode, xla
 from benchmarks.gpu import CPU_TOO, GPU
 from benchmarks.models import MODELS
 from benchmarks.workloads import WORKLOADS
@@ -374,6 +374,7 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--plot", metavar="FILE.png", help="needs matplotlib")
     args = parser.parse_args()
+    write_bytecode()
     engines = (
         args.engines.split(",")
         + (["torch_xla"] if args.torch_xla else [])

@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 
+from benchmarks import write_bytecode
+
 WORKLOADS = {}  # name: function of a dtype that gives (jitted step, its arguments)
 PLATFORMS = ("hlo", "cpu")
 
@@ -449,6 +451,7 @@ def main() -> int:
     if args.serve:
         serve(*args.serve)
         return 0
+    write_bytecode()
     results: dict[str, dict] = {}
     print(f"{'':24s}{'hlo ms':>10s}{'cpu ms':>10s}{'ratio':>8s}{'work':>8s}"
           f"{'first s':>10s}{'cpu':>8s}{'ratio':>8s}{'differ':>10s}")  # fmt: skip
