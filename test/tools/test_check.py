@@ -7,6 +7,7 @@ import argparse
 import pytest
 import torch
 
+import torch_hlo
 from torch_hlo import config
 from torch_hlo.tools import check, cli, doctor
 
@@ -111,3 +112,11 @@ def test_doctor(capsys, monkeypatch):
     parser = argparse.ArgumentParser()
     doctor.add_arguments(parser)
     assert parser.parse_args([]).run(None) == 0
+
+
+def test_doctor_knows_when_sources_are_compiled_by_each_process(monkeypatch):
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    monkeypatch.setattr(torch_hlo, "__cached__", "/nowhere/__init__.pyc")
+    assert any("python -m compileall -q" in text for text in doctor.advice())
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    assert not any("compileall" in text for text in doctor.advice())

@@ -5,6 +5,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -69,6 +70,9 @@ def advice() -> Iterator[str]:
         yield f"programs are not kept on disk: {kept['problem']}"
     elif not config.get("CACHE"):
         yield "programs are compiled again by each process: unset TORCH_HLO_CACHE"
+    if sys.dont_write_bytecode and not os.path.exists(torch_hlo.__cached__):
+        folder = os.path.dirname(torch_hlo.__file__)
+        yield f"each process compiles the package's sources: run python -m compileall -q {folder}"
     if not target.host().has("avx2"):
         yield "the processor has no AVX2: programs are slow here"
     if config.get("EAGER"):
