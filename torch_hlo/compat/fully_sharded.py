@@ -248,7 +248,8 @@ def consolidate_sharded_model_checkpoints(
     end = time.monotonic() + 60
     while (found := _written(ckpt_prefix + ckpt_suffix)) is None:
         if time.monotonic() > end:
-            raise RuntimeError(f"{ckpt_prefix}{ckpt_suffix}: files of some processes are missing")
+            files = ckpt_prefix + ckpt_suffix
+            raise RuntimeError(f"{files}: those of some processes are missing, or broken")
         time.sleep(0.1)
     state = consolidate_sharded_state_dicts([c["model"] for c in found], None)
     path = (save_path or f"{ckpt_prefix}_consolidated.pth") if save_model else None
