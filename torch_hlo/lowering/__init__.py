@@ -8,7 +8,7 @@ nn, spmd (core alone), fx (graphs of torch.compile, imported by those who have a
 
 from .linalg import distance, fft, lapack_ops, linalg, matmul, quantized
 from .nn import (
-    attention,
+    attention_ops,
     attention_weights,
     bag,
     conv,

@@ -9,6 +9,7 @@ from test.compiler.compiled import module, parameter
 from torch_hlo.hlo.ir.dim import Dim, substitute
 from torch_hlo.hlo.ir.instruction import Module
 from torch_hlo.hlo.ir.shape import Shape, numpy_dtype
+from torch_hlo.lowering.core.elementwise import finish_all
 from torch_hlo.lowering.core.registry import nested
 from torch_hlo.lowering.nn.attention import attention, attention_backward
 
@@ -46,46 +47,18 @@ def program(
     params = [*params, *([] if bias is None else [bias])]
     random = [parameter(len(params) + i, "s64") for i in range(2)] if dropout else []
     seed, offset = random or (None, None)
+    more = {"is_causal": causal, "scale": 0.2, "seed": seed, "offset": offset}
     if kind == "forward":
-        expected = (Shape(dtype, out), Shape("f32", out[:-1]), *[None] * 7)
-        results = nested(
-            (*expected[:2], None, None, None, None, Shape("s64"), Shape("s64"), None),
-            attention,
-            *params[:3],
-            bias,
-            dropout,
-            causal,
-            scale=0.2,
-            seed=seed,
-            offset=offset,
-        )[:2]
+        expected = (Shape(dtype, out), Shape("f32", out[:-1]))
+        found = attention(*params[:3], bias, dropout, **more)
     else:
-        grad, q, k, v, o, lse = params[:6]
         expected = (
             *(Shape(dtype, s) for s in shapes[1:4]),
-            bias.shape if bias_gradient else None,
+            *([bias.shape] if bias_gradient else []),
         )
-        results = nested(
-            expected,
-            attention_backward,
-            grad,
-            q,
-            k,
-            v,
-            bias,
-            (True, True, True, bias_gradient),
-            o,
-            lse,
-            None,
-            None,
-            0,
-            0,
-            dropout,
-            causal,
-            seed,
-            offset,
-            scale=0.2,
-        )[: 3 + bias_gradient]
+        grad, q, k, v, *kept = params[:6]
+        found = attention_backward(grad, q, k, v, bias, *kept, bias_gradient, dropout, **more)
+    results = nested(expected, finish_all, *found)
     params = [*params, *random]
     places = {
         n: (p["index"], d)

@@ -3,7 +3,7 @@
 Forward keeps the row log-sum-exp; backward recomputes the probabilities from it. Rows with every
 key masked give 0. Both are calls of a computation marked as attention
 (compiler/attention/attention.py), which the compiler may replace by a kernel without an array of
-scores.
+scores. attention_ops.py has PyTorch's operators.
 """
 
 from __future__ import annotations
@@ -16,27 +16,20 @@ from typing import Any
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import (
     Instruction,
-    Shape,
     Size,
 )
 
 from ..core import (
     Expr,
     Operand,
-    Results,
     Scalar,
     Term,
-    aten,
     broadcast_to,
     compute,
     exp,
-    expected_shapes,
-    finish_all,
     is_number,
     log,
-    lowers,
     named_call,
-    nested,
     on_diagonal,
     promote,
     reshape,
@@ -168,7 +161,6 @@ def _is_plain(
     )
 
 
-@lowers(aten._scaled_dot_product_fused_attention_overrideable.default)
 def attention(
     query: Instruction,
     key: Instruction,
@@ -176,12 +168,13 @@ def attention(
     bias: Instruction | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    return_debug_mask: bool = False,
     *,
     scale: float | None = None,
     seed: Operand | None = None,
     offset: Operand | None = None,
-) -> Results:
+) -> list[Instruction]:
+    """[the output, the log-sum-exp of every row]."""
+
     def body(
         query: Instruction,
         key: Instruction,
@@ -204,7 +197,7 @@ def attention(
 
     factors = _factors(query, key, dropout_p, seed, offset)
     operands = [query, key, value, *([] if bias is None else [bias]), *factors]
-    out, logsumexp = _composite(
+    return _composite(
         "forward",
         body,
         operands,
@@ -213,44 +206,29 @@ def attention(
         _is_plain(query, key, value, bias),
         factors=bool(factors),
     )
-    # output, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset,
-    # debug_attn_mask
-    state = [promote.scalar(0 if n is None else n, "s64") for n in (seed, offset)]
-    flat = [out, logsumexp, *[None] * 4, *state, None]
-    if len(expected_shapes()) == 7:  # the two sizes are no tensors
-        flat = flat[:4] + flat[6:]
-    return finish_all(*flat)
 
 
-@lowers(aten._scaled_dot_product_fused_attention_overrideable_backward.default)
 def attention_backward(
     grad: Instruction,
     query: Instruction,
     key: Instruction,
     value: Instruction,
     bias: Instruction | None,
-    grad_mask: Sequence[bool],
     out: Instruction,
     logsumexp: Instruction,
-    cum_seq_q: Instruction | None,
-    cum_seq_k: Instruction | None,
-    max_q: Size,
-    max_k: Size,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: Instruction | None,
-    philox_offset: Instruction | None,
+    wants_bias: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
     *,
     scale: float | None = None,
-) -> Results:
-    wants_bias = bias is not None and grad_mask[3] and bias.dtype != "pred"
-    factors = _factors(query, key, dropout_p, philox_seed, philox_offset)
+    seed: Operand | None = None,
+    offset: Operand | None = None,
+) -> list[Instruction]:
+    """The gradients of [query, key, value, the bias if it is wanted]."""
+    factors = _factors(query, key, dropout_p, seed, offset)
     gradients = _Gradients(bias, wants_bias, bool(factors), is_causal, scale)
     more = [*([] if bias is None else [bias]), *factors]
-    results = gradients.of(grad, query, key, value, out, logsumexp, *more)
-    if not wants_bias:
-        results = [*results, promote.scalar(0, query.dtype)]
-    return finish_all(*results)
+    return gradients.of(grad, query, key, value, out, logsumexp, *more)
 
 
 @frozen
@@ -324,71 +302,3 @@ class _Gradients:
         k, v = _match_heads(key, query), _match_heads(value, query)
         dq, dk, dv, *more = self.of(grad, query, k, v, *rest)
         return [dq, _ungroup(Expr(dk), key).x, _ungroup(Expr(dv), value).x, *more]
-
-
-@lowers(aten._scaled_dot_product_flash_attention_for_cpu.default)
-def flash_attention(
-    query: Instruction,
-    key: Instruction,
-    value: Instruction,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Instruction | None = None,
-    scale: float | None = None,
-    **random: Any,
-) -> Results:
-    """What scaled_dot_product_attention on CPU tensors has become when torch.compile sees it:
-    output and log-sum-exp."""
-    out, logsumexp = expected_shapes()
-    flat = nested(
-        (out, logsumexp, *[None] * 4, Shape("s64"), Shape("s64"), None),
-        attention,
-        query,
-        key,
-        value,
-        attn_mask,
-        dropout_p,
-        is_causal,
-        scale=scale,
-        **random,
-    )
-    return flat[:2]
-
-
-@lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
-def flash_attention_backward(
-    grad: Instruction,
-    query: Instruction,
-    key: Instruction,
-    value: Instruction,
-    out: Instruction,
-    logsumexp: Instruction,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: Instruction | None = None,
-    scale: float | None = None,
-) -> Results:
-    flat = nested(
-        (*expected_shapes(), None),
-        attention_backward,
-        grad,
-        query,
-        key,
-        value,
-        attn_mask,
-        (True, True, True, False),
-        out,
-        logsumexp,
-        None,
-        None,
-        0,
-        0,
-        dropout_p,
-        is_causal,
-        None,
-        None,
-        scale=scale,
-    )
-    return flat[:3]
