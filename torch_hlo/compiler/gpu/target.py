@@ -27,8 +27,8 @@ BARRIER = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
 # into scalar code on the way. (Masked loads are not: they exist for constant masks only.)
 INTRINSICS = frozenset(
     """
-abs bswap copysign ctlz ctpop cttz fabs floor ceil trunc fma fmuladd fptosi.sat fptoui.sat maxnum
-memcpy memmove memset minnum rint round roundeven smax smin sqrt umax umin fshl fshr nvvm
+abs bswap copysign ctlz ctpop cttz exp2 fabs floor ceil trunc fma fmuladd fptosi.sat fptoui.sat
+maxnum memcpy memmove memset minnum rint round roundeven smax smin sqrt umax umin fshl fshr nvvm
 masked.gather masked.scatter vector.reduce.or
 """.split()
 )
@@ -58,9 +58,9 @@ class GpuTarget(Target):
     overlaps_steps = True
 
     def has(self, feature: str) -> bool:
-        """Conversions of f16 and bf16 are instructions; nothing of what CPUs have besides is
-        here."""
-        return feature in ("f16c", "cvt-bf16")
+        """Conversions of f16 and bf16 are instructions, and 2^x; nothing of what CPUs have besides
+        is here."""
+        return feature in ("f16c", "cvt-bf16", "exp2")
 
     def lanes(self, bits: int) -> int:
         return max(1, self.vector_bytes * 8 // bits)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from .emit import Emit, Typed, Unit
+from .emit import Emit, Operand, Typed, Unit
 
 INF = math.inf
 NAN = math.nan
@@ -31,10 +31,18 @@ def scales_in_hardware(t: Typed) -> bool:
     return t.e.lanes == (16 if t.kind == "float" else 8) and t.e.unit.has("avx512f")
 
 
-def quotient(t: Typed, a: str, b: str) -> str:
+def powers_in_hardware(t: Typed) -> bool:
+    """Whether 2^x of floats is an instruction, within 2 ulp everywhere."""
+    return t.kind == "float" and t.e.unit.has("exp2")
+
+
+def quotient(t: Typed, a: Operand, b: str) -> str:
     """a / b within an ulp, for a `b` whose reciprocal is normal and a quotient that is: an
     approximation and two corrections, a fourth of the time that dividing vectors of doubles takes.
-    What is no such number may become NaN."""
+    What is no such number may become NaN. Floats on GPUs: within 2 ulp, and a number over infinity
+    is 0."""
+    if powers_in_hardware(t):
+        return t.e.op(f"fdiv afn {t.type} {t.of(a)}, {b}")
     if t.kind != "double" or not scales_in_hardware(t):
         return t.div(a, b)
     v = t.type
