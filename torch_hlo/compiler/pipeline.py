@@ -28,6 +28,7 @@ from .convolution.conv_layout import conv_layout, for_matrix_units
 from .convolution.conv_planar import conv_planar
 from .fourier.fourier import fourier
 from .fusion.fusion import fusion
+from .fusion.fusion_narrow import narrow_arrays
 from .gather.scatter_fusion import scatter_fusion
 from .gpu.target import GpuTarget
 from .hlo_pass import Pass, fixpoint, hlo_pass
@@ -123,6 +124,7 @@ def gpu_pipeline(target: Target) -> Pipeline:
         ),
         fusions=(
             hlo_pass(fusion),  # what becomes one kernel
+            narrow_arrays,  # what is between them is as narrow as its values
             rematerialize,  # what is computed again instead of kept, when there is a budget
         ),
         schedule=schedule,  # the order of the steps

@@ -9,13 +9,13 @@ head size) are inlined by legalize and are ordinary products and row kernels.
   forward:  q [batch…, rows, size], k [batch…, columns, size], v [batch…, columns, width], bias? ->
   out, log-sum-exp [batch…, rows] backward: gradient of out, q, k, v, out, log-sum-exp, bias? ->
   gradients of q, k, v
-q, k, v and the gradient have one type; results are f32. The heads (last batch dimension) of k and v
-may be a divisor of q's. A bias broadcasts to [batch…, rows, columns]; true of a pred is "sees".
-Further operands, if the configuration says so: fill, then factors [batch…, rows, columns] that
-weights are multiplied with after they have been divided by their sum (dropout), then a scale,
-f32[], then a cap, f32[]: scores s, scaled and not yet biased, are cap tanh(s / cap). With
-"bias_gradient" the backward has a fourth result, the gradient of the bias: true in the
-configuration for the batch dimensions that it has, it is summed over the others.
+q, k, v and the gradient have one type; results are f32, on GPUs also narrower. The heads (last
+batch dimension) of k and v may be a divisor of q's. A bias broadcasts to [batch…, rows, columns];
+true of a pred is "sees". Further operands, if the configuration says so: fill, then factors
+[batch…, rows, columns] that weights are multiplied with after they have been divided by their sum
+(dropout), then a scale, f32[], then a cap, f32[]: scores s, scaled and not yet biased, are cap
+tanh(s / cap). With "bias_gradient" the backward has a fourth result, the gradient of the bias: true
+in the configuration for the batch dimensions that it has, it is summed over the others.
 
 Attention that a graph knows, but that is written out, has marked weights, of f32 scores [batch…,
 rows, columns]; attention_match finds the products around them, or inlines the call:
@@ -82,6 +82,7 @@ class Attention(Generic[N]):
 
     kind: str
     dtypes: tuple[str, ...]  # of the operands
+    results: tuple[str, ...]  # of the results: f32, what narrow_arrays has made narrower
     causal: bool
     scale: float
     heads: Size
@@ -178,6 +179,7 @@ def attention_of(x: Instruction) -> Attention[Size] | None:
     return Attention(
         config["attention"],
         tuple(o.dtype for o in x.operands),
+        tuple(s.dtype for s in x.shape.elements),
         config["causal"],
         config["scale"],
         math.prod(batch),
@@ -206,7 +208,7 @@ def known_attention(x: Instruction) -> Attention[Size]:
 def _have_kernels(x: Instruction, inputs: int) -> bool:
     """Whether kernels compute with the types of the first operands and of the results."""
     return all(o.dtype in FLOATS for o in x.operands[:inputs]) and all(
-        s.dtype == "f32" for s in x.shape.elements
+        s.dtype == "f32" or s.dtype in FLOATS and x.op == "fusion" for s in x.shape.elements
     )
 
 

@@ -50,6 +50,7 @@ def named(a: Attention[Size]) -> Attention[Int]:
     return Attention(
         a.kind,
         a.dtypes,
+        a.results,
         a.causal,
         a.scale,
         a.heads,

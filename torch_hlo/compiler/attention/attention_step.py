@@ -10,7 +10,7 @@ compiler/attention/attention.py) is one parallel step:
 
 from torch_hlo.hlo.ir import Instruction, Size
 
-from ..codegen import Program
+from ..codegen import CodegenError, Program
 from ..llvm import Target
 from ..matmul.amx_kernels import element
 from ..matmul.tile import product_tile
@@ -41,6 +41,8 @@ def emit_attention(program: Program, x: Instruction) -> None:
     """Emit a fusion that `attention_of` describes; results are f32. Symbolic sizes are arguments of
     the kernel."""
     a = merged(known_attention(x))
+    if set(a.results) != {"f32"}:
+        raise CodegenError(f"attention with results {x.shape}: kernels for CPUs write f32")
     t = product_tile("float", program.target.vector_bytes)
     kernel = _kernel(program.target, a)
     arrays = arrays_of(program, x)

@@ -11,6 +11,7 @@ from torch_hlo.hlo.ir import Size, ceildiv
 
 from ..gpu.gpu_program import GpuProgram
 from ..llvm import Int, Typed, math
+from ..matmul.gpu.gpu_blocks import store_sums
 from .attention import Attention
 from .gpu_attention_kernel import BLOCK, EACH, WIDTHS, AttentionKernel, Matrix
 
@@ -51,11 +52,11 @@ class _Tiles(AttentionKernel):
         at = f.muladd(row, m.width, column)
         if m.width % EACH == 0:
             with f.when(f.icmp("slt", column, m.width)):
-                self.four.store(self.packed(values), f.gep("float", m.pointer, at), 16)
+                store_sums(f, m.dtype, "float", 4, self.packed(values), m.pointer, at)
             return
         for i, v in enumerate(values):
             with f.when(f.icmp("slt", f.add(column, i), m.width)):
-                f.store_at("float", v, m.pointer, f.add(at, i))
+                store_sums(f, m.dtype, "float", 1, v, m.pointer, f.add(at, i))
 
     # -- shared memory
     def slot(

@@ -70,7 +70,9 @@ class AttentionKernel:
             *(["bias"] if a.bias is not None else []),
             *self.outputs,
         ]
-        self.dtype = dict(zip(names, (*a.dtypes, *["f32"] * len(self.outputs)), strict=True))
+        results = dict(zip(a.outputs, a.results, strict=True)) | {"deltas": "f32"}
+        types = (*a.dtypes, *(results[name] for name in self.outputs))
+        self.dtype = dict(zip(names, types, strict=True))
         self.f = f = GpuWriter(
             program,
             f"attention_{self.part}",

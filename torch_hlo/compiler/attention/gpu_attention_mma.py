@@ -20,6 +20,7 @@ from ..gpu.gpu_program import GpuProgram
 from ..gpu.target import GpuTarget, machine
 from ..gpu.words import Words
 from ..llvm import Int, math
+from ..matmul.gpu.gpu_blocks import store_sums
 from .attention import Attention, N
 from .gpu_attention_kernel import BLOCK, WIDTHS, AttentionKernel, Matrix
 
@@ -255,7 +256,8 @@ class _Warps(AttentionKernel):
                                 f"insertelement {pair.type} {v}, float {values[2 * half + i]},"
                                 f" i64 {i}"
                             )
-                        pair.store(v, f.gep("float", m.pointer, f.muladd(row, m.width, column)), 8)
+                        place = f.muladd(row, m.width, column)
+                        store_sums(f, m.dtype, "float", 2, v, m.pointer, place)
 
     def store_rows(self, m: Matrix, first: Int, values: list[str], condition: str) -> None:
         """One value for each of the lane's two rows, by the first of four lanes."""

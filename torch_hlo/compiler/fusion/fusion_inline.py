@@ -37,6 +37,9 @@ def inlined(
         x = order[i]
         if kinds[i] not in (LIGHT, HEAVY, MOVE) or i == root or x.op == "get-tuple-element":
             continue
+        if _is_rounded_product(x):
+            # the product's kernel writes fewer bytes, once
+            continue
         if picked[i] > 1 and _is_turned(i, order, users):
             # along another dimension every element of every row would be looked up by itself
             continue
@@ -104,6 +107,14 @@ def _picked_rows(order: Sequence[Instruction], kinds: Sequence[int]) -> list[int
         elif kinds[i] in (LIGHT, HEAVY):
             found[i] = sum(found[at[o]] for o in x.operands if o.dims == x.dims)
     return found
+
+
+def _is_rounded_product(x: Instruction) -> bool:
+    """Whether `x` makes sums of a product narrow, perhaps with a bias."""
+    if x.op != "convert" or x.itemsize >= x.operand.itemsize:
+        return False
+    sums = x.operand.operands if x.operand.op == "add" else (x.operand,)
+    return any(o.op == "dot" and o.size == x.size for o in sums)
 
 
 def _is_turned(i: int, order: Sequence[Instruction], users: Sequence[Sequence[int]]) -> bool:
