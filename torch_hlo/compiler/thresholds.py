@@ -93,8 +93,10 @@ BAND = 8  # rows of blocks whose groups share columns in the second-level cache
 FMA_PART_DEPTH = 256  # elements of a part of k, for multiply-adds
 MATRIX_PART_BYTES = 512  # bytes of a part of k, for matrix units
 GEMV_PART_DEPTH = 512  # elements of a part of k, for few rows
-BLOCK_CYCLES = 1500  # cycles to start and end a block
-ADD_PARTS_CYCLES = 3000  # cycles of the kernel that adds parts
+BLOCK_NS = 3500  # nanoseconds to start and end a block
+ADD_PARTS_NS = 5000  # nanoseconds of the kernel that adds parts
+CACHE_BYTES = 100  # bytes per nanosecond that a multiprocessor gets from the second-level cache
+CACHED_BYTES = 25e6  # bytes of an operand that stay in that cache
 WARP_SHARE = 0.6  # share of the rate of Hopper's warpgroups that single warps reach there
 
 # Convolutions

@@ -25,7 +25,7 @@ from ..gpu.gpu_writer import GpuWriter
 from ..llvm import Int
 from ..matmul.dot import emit_apart, emit_tree, parts_of_output
 from ..matmul.gpu import gpu_fma
-from ..matmul.gpu.gpu_blocks import element
+from ..matmul.gpu.gpu_blocks import Store, element
 from ..matmul.product import ACCUMULATORS
 from . import gpu_conv_matrix
 from .convolution import Labels, with_kernel_types
@@ -84,7 +84,7 @@ def _write(program: GpuProgram, x: Instruction, kind: str) -> tuple[str, list[Si
         gpu_fma.Operand(c.weight, size(m), row, True),
         gpu_fma.Operand(c.patch, size(n), column, False),
         size(k),
-        c.store,
+        Store(c.store),
     )
     f.unit.declare(program)
     text = block.declarations() + f.text()

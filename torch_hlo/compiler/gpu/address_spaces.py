@@ -12,7 +12,7 @@ import re
 from .target import CONSTANT, GLOBAL, KERNEL
 
 _ASSIGNED = re.compile(r"^\s*(%[\w.$]+) = (.*)$")
-_POINTER = re.compile(r"(?<![\w.])ptr( align \d+)? ([%@][\w.$]+)")
+_POINTER = re.compile(r"(?<![\w.])ptr( align \d+| noalias readonly)? ([%@][\w.$]+)")
 _POINTERS = re.compile(r"(<\d+ x )ptr>( align \d+)? (%[\w.$]+)")
 _BY_VALUE = re.compile(r"(?<![\w.])ptr byval[^%]*(%[\w.$]+)")
 _PHI = re.compile(r"phi ptr \[(?:\s*)([%@][\w.$]+)")

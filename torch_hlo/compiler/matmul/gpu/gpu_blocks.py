@@ -24,7 +24,18 @@ SPLITS = (2, 3, 4, 6, 8, 12, 16)  # parts that k may be cut into
 # element type that values of a kind are loaded and added as
 REGISTER_TYPE = {"float": "f32", "double": "f64", "i32": "s32", "i64": "s64"}
 # (row, first column, lanes, sums: a vector of so many, or a scalar); row and column are inside
-Store = Callable[[Int, Int, int, str], None]
+
+
+@frozen
+class Store:
+    """`write(row, column, lanes, sums)` does the rest with neighbouring sums. `together`: rows that
+    a thread finishes side by side, so that they wait for memory at the same time."""
+
+    write: Callable[[Int, Int, int, str], None]
+    together: int = 1
+
+    def __call__(self, row: Int, column: Int, lanes: int, sums: str) -> None:
+        self.write(row, column, lanes, sums)
 
 
 @frozen

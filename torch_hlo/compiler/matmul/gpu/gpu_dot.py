@@ -239,6 +239,12 @@ def _emit_fused(program: GpuProgram, o: Output) -> bool:
     if found is None:
         return False
     p, engine, swapped = found
+    if engine.blocks.parts > 1 and o.body.root.op == "convert" and o.body.root.operand is o.inner:
+        # the kernel that adds the parts rounds the sums
+        operands = [program.pointer(x) for x in o.outer.operands][:: -1 if swapped else 1]
+        result = program.at(o.results[0])
+        compute(program, p, engine, o.body.root.dtype, operands, result, o.outer.size)
+        return True
     if swapped or engine.blocks.parts > 1:
         return False
     wanted = o.body, o.inner, len(roles(o.outer)[2][1]), REGISTER_TYPE[engine.kind]
@@ -247,11 +253,15 @@ def _emit_fused(program: GpuProgram, o: Output) -> bool:
         return False
     read = [o.operands[o.body.params.index(leaf)] for leaf in e.leaves]
     arrays = [program.at(q) for q in (*read, *o.results)]
+    written = [*program.spans(tuple(o.results))]
+    apart = not any(
+        s.word == w.word and s.overlaps(w) for s in program.spans(tuple(read)) for w in written
+    )
     _launch(
         program,
         p,
         engine,
-        Fused(e),
+        Fused(e, apart),
         [*(program.pointer(x) for x in o.outer.operands), arrays[-1]],
         more=arrays,
     )

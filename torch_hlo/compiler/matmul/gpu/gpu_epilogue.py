@@ -20,9 +20,12 @@ from ...codegen.kernel_values import Level
 from ...gpu.gpu_writer import GpuWriter
 from ...llvm import Int
 from ...llvm.scalar import STORAGE, Value
+from ...thresholds import EXPENSIVE_EPILOGUE
 from ..epilogue import Expression
 from . import gpu_blocks
 from .gpu_blocks import Place, Store
+
+TOGETHER = 4  # rows of sums that a thread finishes side by side
 
 
 @frozen
@@ -54,15 +57,21 @@ class Plain:
                 f.add(at.c, f.muladd(i, "%c_m", j)),
             )
 
-        return write
+        return Store(write, TOGETHER)
+
+
+def _together(cost: int) -> int:
+    """Rows side by side of an expression: fewer, the more code it is."""
+    return next((n for n in (TOGETHER, 2) if cost * n <= TOGETHER * EXPENSIVE_EPILOGUE), 1)
 
 
 @frozen
 class Fused:
     """Sums go into an expression (epilogue.py), whose leaves and results are further arguments,
-    `e0` …, then its symbolic sizes."""
+    `e0` …, then its symbolic sizes. `apart`: no result lies where a leaf does."""
 
     e: Expression
+    apart: bool = False
     sizes: dict[Dim, str] = field(default_factory=dict, compare=False)
 
     @property
@@ -81,11 +90,13 @@ class Fused:
             kernel = _Element(f, self, lanes, sums)
             kernel.write(f.add(first, i), j)
 
-        return write
+        return Store(write, _together(self.e.cost))
 
     @property
     def parameters(self) -> list[tuple[str, str]]:
-        return [("ptr", f"e{i}") for i in range(len(self.e.leaves) + len(self.e.results))]
+        leaf = "ptr noalias readonly" if self.apart else "ptr"
+        types = [leaf] * len(self.e.leaves) + ["ptr"] * len(self.e.results)
+        return [(t, f"e{i}") for i, t in enumerate(types)]
 
 
 class _Element(Kernel):

@@ -11,7 +11,7 @@ lane has neighbouring elements of a row, and go to `store`: conversion, or whate
 with the product.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch_hlo.frozen import frozen
 
@@ -220,7 +220,8 @@ class Product:
         g, q = w.div(lane, 4), w.rem(lane, 4)
         offset, runs = self.b.runs(w, q)
         own = w.add(patch, w.mul(g, pitch), w.mul(offset, 4))
-        columns = min(self.lanes * 32, t.warp_n)  # that a warp reads at a time
+        # that a warp reads at a time: a power of two that divides the columns
+        columns = min(self.lanes * 32, t.warp_n & -t.warp_n)
         height = self.lanes * 32 // columns  # rows
         each = columns // self.lanes
         line = w.div(lane, each)
@@ -244,21 +245,49 @@ class Product:
                             w.add(own, 8 * high * pitch + 4 * (base + place)),
                         )
             ptx.meet_warp(f)
+
+            def row_at(r: Int, i: int = i) -> Int:
+                return f.add(first_row, w.wide(self._row(i, w.add(line, r))))
+
             # a loop, because what is fused may be long
-            with f.loop(0, FRAGMENT, height, known_nonempty=True) as step:
+            together = min(store.together, FRAGMENT // height)
+            with f.loop(0, FRAGMENT, height * together, known_nonempty=True) as step:
                 down = w.narrow(step)
-                at_row = f.add(first_row, w.wide(self._row(i, w.add(line, down))))
-                ok_row = f.icmp("slt", at_row, "%m")
                 for right in range(0, t.warp_n, columns):
                     at_column = f.add(first_column, right)
-                    with f.when(f.op(f"and i1 {ok_row}, {f.icmp('slt', at_column, '%n')}")):
-                        store(
-                            at_row,
-                            at_column,
-                            self.lanes,
-                            self._read(w.add(theirs, w.mul(down, pitch), 4 * right)),
-                        )
+
+                    def finish(r: Int, right: int = right, at_column: Int = at_column) -> None:
+                        place = w.add(theirs, w.mul(r, pitch), 4 * right)
+                        store(row_at(r), at_column, self.lanes, self._read(place))
+
+                    rows = [w.add(down, n * height) for n in range(together)]
+                    self._finish(finish, row_at, rows, height, f.icmp("slt", at_column, "%n"))
             ptx.meet_warp(f)
+
+    def _finish(
+        self,
+        finish: Callable[[Int], None],
+        row_at: Callable[[Int], Int],
+        rows: Sequence[Int],
+        height: int,
+        inside: str,
+    ) -> None:
+        """`finish(r)` for the `rows` that exist: without branches between them where all do, else
+        one by one."""
+        f, w = self.f, self.w
+        whole = inside
+        for r in rows:
+            whole = f.op(f"and i1 {whole}, {f.icmp('slt', row_at(r), '%m')}")
+        with f.when(whole):
+            for r in rows:
+                finish(r)
+        if len(rows) == 1:
+            return
+        some = f.op(f"and i1 {inside}, {f.op(f'xor i1 {whole}, true')}")
+        with f.when(some), f.loop(0, len(rows), known_nonempty=True) as n:
+            r = w.muladd(w.narrow(n), height, rows[0])
+            with f.when(f.icmp("slt", row_at(r), "%m")):
+                finish(r)
 
     def _read(self, address: Int) -> str:
         """The lane's neighbouring sums, as a vector."""

@@ -90,6 +90,7 @@ def engine(target: GpuTarget, p: Product, dtypes: tuple[str, str], kind: str) ->
             for n in (8, 4, 2, 1)
             if n <= most
             and (n == 1 or target.vector_bytes == 16)
+            and (n == 1 or not isinstance(p.n, int) or LANES * n < 2 * p.n)
             and divides(n, [p.n, p.b[1], *(e[2] for e in p.batch)])
         )
         columns, depth = LANES * lanes, 4 * WARPS * AHEAD

@@ -15,15 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import DTYPES
+from torch_hlo.hlo.ir import DTYPES, ceildiv
 
 from ...gpu.gpu_program import TensorMap
 from ...gpu.gpu_writer import GpuWriter
 from ...gpu.ptx import MATRIX_UNITS, WARPGROUP, MatrixUnit
 from ...gpu.target import GpuTarget, machine
 from ...thresholds import (
-    ADD_PARTS_CYCLES,
-    BLOCK_CYCLES,
+    ADD_PARTS_NS,
+    BAND,
+    BLOCK_NS,
+    CACHE_BYTES,
+    CACHED_BYTES,
     MATRIX_PART_BYTES,
     WARP_SHARE,
 )
@@ -48,13 +51,14 @@ TILES: tuple[tuple[Tile, float], ...] = (
 )
 # On sm_90a: warpgroups multiply from shared memory.
 HOPPER_TILES: tuple[tuple[Tile, float], ...] = (
-    (Tile(128, 256, 64, 256, 4, WARPGROUP), 0.95),
-    (Tile(256, 128, 128, 128, 4, WARPGROUP), 0.95),
-    (Tile(128, 128, 64, 128, 5, WARPGROUP), 0.85),
-    (Tile(128, 64, 64, 64, 5, WARPGROUP), 0.65),
-    (Tile(64, 128, 64, 64, 5, WARPGROUP), 0.65),
-    (Tile(64, 256, 64, 128, 4, WARPGROUP), 0.75),
-    (Tile(64, 64, 64, 64, 6, WARPGROUP), 0.45),
+    (Tile(128, 256, 64, 256, 4, WARPGROUP), 0.85),
+    (Tile(256, 128, 128, 128, 4, WARPGROUP), 0.83),
+    (Tile(128, 192, 64, 192, 5, WARPGROUP), 0.85),
+    (Tile(128, 128, 64, 128, 5, WARPGROUP), 0.8),
+    (Tile(128, 64, 64, 64, 5, WARPGROUP), 0.7),
+    (Tile(64, 128, 64, 64, 5, WARPGROUP), 0.7),
+    (Tile(64, 256, 64, 128, 4, WARPGROUP), 0.8),
+    (Tile(64, 64, 64, 64, 6, WARPGROUP), 0.6),
 )
 USUAL = 512  # a size that is not known
 
@@ -231,8 +235,8 @@ def _time(
     depth: int,
     repeats: tuple[int, int],
 ) -> float:
-    """Estimated cycles of a product in tiles that reach `share` of the rate, its `depth` bytes of k
-    cut into `parts`."""
+    """Estimated nanoseconds of a product in tiles that reach `share` of the rate, its `depth` bytes
+    of k cut into `parts`."""
     have = machine(target)
     m, n, batch = (hint(s, USUAL) for s in (p.m, p.n, p.count))
     across, down = -(-n // tile.n), -(-m // tile.m)
@@ -246,11 +250,15 @@ def _time(
     each = -(-groups // have.cores)
     slices = -(-depth // (parts * LINE))
     rate = have.rate * share * (WARP_SHARE if tile.team == 1 and target.cpu == "sm_90a" else 1)
-    compute = each * (tile.m * tile.n * slices * LINE / rate + BLOCK_CYCLES / min(resident, each))
-    lines = min(across, 8) * m / repeats[0] + min(down, 8) * n / repeats[1]
+    slice_ns = LINE * max(tile.m * tile.n / rate, (tile.m + tile.n) / CACHE_BYTES)
+    compute = each * (slices * slice_ns + BLOCK_NS / min(resident, each))
+    # groups that run together share what the cache has; a right operand that is larger than its
+    # share comes once per band
+    bands = ceildiv(down, BAND) if n * depth > CACHED_BYTES else 1
+    lines = m / repeats[0] + n * bands / repeats[1]
     sums = m * n * 8 * (parts > 1) * (parts + 1) / have.bandwidth
     moved = lines * depth / have.bandwidth + sums
-    return max(compute, batch * moved) + (ADD_PARTS_CYCLES if parts > 1 else 0)
+    return max(compute, batch * moved) + (ADD_PARTS_NS if parts > 1 else 0)
 
 
 def tiles(target: GpuTarget) -> tuple[tuple[Tile, float], ...]:
