@@ -89,7 +89,7 @@ class Worker:
                     stderr=self.log,
                     env=env,
                 )
-            command = [python, xla.__file__, step, str(threads)]
+            command = [python, xla.__file__, step, str(threads), device]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

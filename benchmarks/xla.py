@@ -3,8 +3,8 @@ recorded.
 
     python -m benchmarks.xla WORKLOAD FOLDER          # here: writes the step, before any pass of
                                                       # ours, and its inputs
-    JAX_PYTHON benchmarks/xla.py FOLDER THREADS       # there: benchmarks.worker's protocol; needs
-                                                      # jax, and neither torch nor torch_hlo
+    JAX_PYTHON benchmarks/xla.py FOLDER THREADS DEVICE    # there: benchmarks.worker's protocol;
+                                                      # needs jax, and neither torch nor torch_hlo
 
 What it measures: StableHLO of a whole training or inference step in XLA's own pipeline, parameters
 and optimizer state donated, called through PJRT without any tracing. Not measured: what JAX's own
@@ -27,6 +27,8 @@ PROGRAM, DESCRIPTION = "step.mlir", "step.json"
 def export(workload: str, folder: str) -> None:
     """Write the steady step of a workload: its StableHLO, and each parameter's values as raw
     bytes."""
+    import benchmarks.gpu
+    import benchmarks.models  # noqa: F401  (their rows)
     import torch_hlo
     from benchmarks.workloads import WORKLOADS
     from torch_hlo.compiler.simplify.legalize import legalize
@@ -57,7 +59,7 @@ class Step:
     """A compiled step and its present inputs; running it replaces those that the program
     updates."""
 
-    def __init__(self, folder: str, description: dict) -> None:
+    def __init__(self, folder: str, description: dict, device: str) -> None:
         import jax
         import jax.extend.backend
         import ml_dtypes
@@ -88,7 +90,7 @@ class Step:
         jax.block_until_ready(self.inputs)
         self.folder, self.backend, self.results = (
             folder,
-            jax.extend.backend.get_backend("cpu"),
+            jax.extend.backend.get_backend(device),
             [],
         )
 
@@ -112,11 +114,11 @@ class Step:
             r.block_until_ready()
 
 
-def serve(folder: str) -> None:
+def serve(folder: str, device: str) -> None:
     """benchmarks.worker's protocol on stdin and stdout."""
     with open(os.path.join(folder, DESCRIPTION)) as f:
         description = json.load(f)
-    step = Step(folder, description)
+    step = Step(folder, description, device)
     start = time.perf_counter()
     step.compile()
     step()
@@ -151,4 +153,4 @@ if __name__ == "__main__":
         export(sys.argv[1], sys.argv[2])
     else:
         os.environ["NPROC"] = sys.argv[2]  # threads of XLA's pool
-        serve(sys.argv[1])
+        serve(sys.argv[1], sys.argv[3])
