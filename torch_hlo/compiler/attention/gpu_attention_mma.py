@@ -10,7 +10,7 @@ units of log 2, so that weights are powers of two."""
 from __future__ import annotations
 
 import math as numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Size, ceildiv
@@ -275,18 +275,23 @@ class _Warps(AttentionKernel):
         head: Int,
         partial: str,
         place: Callable[[int, int], tuple[Int, Int]],
+        shift: Callable[[int, int], str] | None = None,
     ) -> Sums:
         """Scores in units of log 2, masked where the block is `partial`; `place(n, i)`: row and
-        column of element i of 8 columns."""
+        column of element i of 8 columns; `shift(n, i)`: what is added to it."""
         t = self.one
         flat = [s for some in sums for s in some]
+        unit = self.a.scale * LOG2E
 
         def masked() -> list[str]:
             bias = self.bias_of_head(head)
-            return [self.score(s, bias, *place(*divmod(i, 4)), LOG2E) for i, s in enumerate(flat)]
+            found = [self.score(s, bias, *place(*divmod(i, 4)), LOG2E) for i, s in enumerate(flat)]
+            return [t.add(s, shift(*divmod(i, 4))) for i, s in enumerate(found)] if shift else found
 
         def plain() -> list[str]:
-            return [t.mul(s, self.a.scale * LOG2E) for s in flat]
+            if shift is None:
+                return [t.mul(s, unit) for s in flat]
+            return [t.fma(s, unit, shift(*divmod(i, 4))) for i, s in enumerate(flat)]
 
         values = (
             masked()
@@ -309,16 +314,33 @@ class _Warps(AttentionKernel):
         )
 
     def gradient(self, weights: Sums, dp: Sums, delta: Callable[[int, int], str]) -> Sums:
-        """The gradients of the unscaled scores."""
+        """The gradients of the scaled scores."""
         t = self.one
-        scale = t.const(self.a.scale)
         return [
-            [
-                t.mul(t.mul(p, t.sub(d, delta(n, i))), scale)
-                for i, (p, d) in enumerate(zip(*some, strict=True))
-            ]
+            [t.mul(p, t.sub(d, delta(n, i))) for i, (p, d) in enumerate(zip(*some, strict=True))]
             for n, some in enumerate(zip(weights, dp, strict=True))
         ]
+
+    def powers(self, scores: Sums) -> Sums:
+        return [[self.power(x) for x in some] for some in scores]
+
+    def of_pairs(self, m: Matrix, first: Int, count: int) -> list[str]:
+        """Elements of a vector of rows: two neighbours of every eight of the `count` rows from
+        `first` on, zero outside."""
+        f, pair = self.f, self.f.typed("float", 2)
+        found = []
+        for n in range(count // 8):
+            row = f.add(first, 8 * n, self.t2)
+            if isinstance(self.a.rows, int) and self.a.rows % count == 0:
+                both = pair.load(f.gep("float", m.pointer, row), 8)
+                found += [f.op(f"extractelement {pair.type} {both}, i64 {i}") for i in (0, 1)]
+            else:
+                found += [self.of_row(m, f.add(row, i)) for i in (0, 1)]
+        return found
+
+    def scaled_back(self, sums: Sequence[str]) -> Sums:
+        """Sums of products with gradients of scaled scores, as those of unscaled ones."""
+        return _fours([self.one.mul(x, self.a.scale) for x in sums])
 
 
 class Forward(_Warps):
@@ -450,7 +472,7 @@ class QueryGradient(_Warps):
         self.bring(k, self.k, 0)
         self.commit()
         rows = self.two_rows(first)
-        lse = [t.mul(self.of_row(self.lse, row), LOG2E) for row in rows]
+        shifts = [t.mul(self.of_row(self.lse, row), -LOG2E) for row in rows]
         deltas = self.row_products(
             self.grad, self.out, rows, self.w.wide(self.w.rem(self.lane, 4)), 4
         )
@@ -472,8 +494,9 @@ class QueryGradient(_Warps):
                     rows[i // 2],
                     f.add(loop.index, 8 * n + i % 2, self.t2),
                 ),
+                lambda n, i: shifts[i // 2],
             )
-            weights = self.weights(s, lse)
+            weights = self.powers(s)
             ds = self.gradient(weights, dp, lambda n, i: deltas[i // 2])
             totals = self.add_product(ds, k, column, _fours(loop.vars))
             self.f.barrier()
@@ -481,7 +504,7 @@ class QueryGradient(_Warps):
             self.commit()
             loop.next = [x for some in totals for x in some]
         ptx.wait_copies(f, 0)
-        self.write(self.dq, first, at, _fours(loop.vars))
+        self.write(self.dq, first, at, self.scaled_back(loop.vars))
 
 
 class KeyGradient(_Warps):
@@ -525,8 +548,8 @@ class KeyGradient(_Warps):
         hold_k = self.accumulators(a.size)
         with f.loop(start, a.rows, step, hold_v + hold_k) as loop:
             rows = [f.add(loop.index, 8 * n + i, self.t2) for n in range(step // 8) for i in (0, 1)]
-            lse = [t.mul(self.of_row(self.lse, row), LOG2E) for row in rows]
-            deltas = [self.of_row(self.deltas, row) for row in rows]
+            shifts = [t.mul(x, -LOG2E) for x in self.of_pairs(self.lse, loop.index, step)]
+            deltas = self.of_pairs(self.deltas, loop.index, step)
             self.arrive(1)  # gradients of the output
             dp = self.products(of_v, grad)
             self.arrive(0)  # queries
@@ -535,11 +558,9 @@ class KeyGradient(_Warps):
                 head,
                 self.partial(loop.index, first, BLOCK),
                 lambda n, i: (rows[2 * n + i % 2], columns[i // 2]),
+                lambda n, i: shifts[2 * n + i % 2],
             )
-            weights = [
-                [self.power(t.sub(x, lse[2 * n + i % 2])) for i, x in enumerate(some)]
-                for n, some in enumerate(s)
-            ]
+            weights = self.powers(s)
             dv = self.add_product(weights, grad, at_v, _fours(loop.vars[: len(hold_v)]))
             self.f.barrier()
             self.bring(grad, self.grad, f.add(loop.index, step))
@@ -552,7 +573,7 @@ class KeyGradient(_Warps):
             loop.next = [x for some in (*dv, *dk) for x in some]
         ptx.wait_copies(f, 0)
         self.write(self.dv, first, at, _fours(loop.vars[: len(hold_v)]))
-        self.write(self.dk, first, at, _fours(loop.vars[len(hold_v) :]))
+        self.write(self.dk, first, at, self.scaled_back(loop.vars[len(hold_v) :]))
 
 
 def _padded(width: int) -> int:

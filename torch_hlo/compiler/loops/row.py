@@ -47,13 +47,15 @@ class Chunks:
 
     def __init__(self, plan: RowPlan, walk: Walk) -> None:
         limit, items, points = walk.chunks
+        columns = any(set(k) & set(plan.inner) for k in plan.late_kept.values())
+        if columns:
+            limit *= walk.column_chunks
         late_outer = next(iter(plan.late_kept.values())) if not plan.row_reduces else ()
         self.kept_dims = tuple(d for d in plan.outer if d in late_outer)
         self.rest_dims = tuple(d for d in plan.outer if d not in late_outer)
         self.kept = product(plan.dims[d] for d in self.kept_dims)
         rest = product(plan.dims[d] for d in self.rest_dims)
         length = product(plan.inner_sizes())
-        columns = any(set(k) & set(plan.inner) for k in plan.late_kept.values())
         self.count = limit // 2
         if isinstance(plan.size, int):
             most = max(1, min(limit, plan.size // points))

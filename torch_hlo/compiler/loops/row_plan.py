@@ -48,7 +48,8 @@ class Walk:
     """What plans depend on: how a target walks rows.
 
     `lanes`: of the vectors that they are written in. `chunks` of rows with partial results: (at
-    most, items in all, points that make one worth it). `apart`: opcodes that work on whole
+    most, items in all, points that make one worth it); `column_chunks` times as many where there is
+    a result per column. `apart`: opcodes that work on whole
     dimensions. `online`: maximum and sum may share a pass. `few`, `long`: fewer rows than this,
     each longer, are cut where only their folds are wanted. `columns`: rows across memory that are
     worth their short bursts.
@@ -56,6 +57,7 @@ class Walk:
 
     lanes: int = 1
     chunks: tuple[int, int, int] = (32, 64, 16384)
+    column_chunks: int = 1
     apart: Collection[str] = table.MOVES
     online: bool = True
     few: int = 0
