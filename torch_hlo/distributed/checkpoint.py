@@ -366,6 +366,3 @@ def _quiet() -> Iterator[None]:
             message=".*(single process|torch.distributed is (unavailable|disabled)|TypedStorage).*",
         )
         yield
-
-
-__all__ = ["at", "latest", "load", "save", "steps"]

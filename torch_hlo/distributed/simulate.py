@@ -401,19 +401,3 @@ def _bytes(n: float) -> str:
             return f"{n:.3g} {unit}"
         n /= 1000
     return f"{n:.3g} TB"
-
-
-__all__ = [
-    "A100",
-    "Comparison",
-    "H100",
-    "Link",
-    "Machine",
-    "Simulation",
-    "TPU_V4",
-    "abstract",
-    "compare",
-    "record",
-    "simulate",
-    "simulate_training",
-]

@@ -242,14 +242,3 @@ def sequence_parallel(axis: str, dim: int = 1) -> Tactic:
                 plan.activations[name] = spec_of(plan)
 
     return _named(apply, f"sequence_parallel({axis!r})")
-
-
-__all__ = [
-    "Plan",
-    "Tactic",
-    "data_parallel",
-    "fsdp",
-    "megatron",
-    "sequence_parallel",
-    "zero1",
-]

@@ -10,19 +10,3 @@ from .inline import Writer, apply, load, load_real, store
 from .kernel import Kernel
 from .loop_plan import Planner
 from .program import Program
-
-__all__ = [
-    "CodegenError",
-    "HostCall",
-    "Index",
-    "Kernel",
-    "Place",
-    "Planner",
-    "Program",
-    "Writer",
-    "apply",
-    "leaves",
-    "load",
-    "load_real",
-    "store",
-]

@@ -24,36 +24,3 @@ from .storage import (
 from .tensor import HloTensor, adopt, blank, fresh, from_cpu, in_inference_mode, make, to_cpu
 from .tracing import after_traces
 from .views import View
-
-__all__ = [
-    "Array",
-    "Binding",
-    "Effect",
-    "Engine",
-    "Handler",
-    "HloTensor",
-    "Meta",
-    "Number",
-    "Storage",
-    "TABLE",
-    "View",
-    "Watcher",
-    "adopt",
-    "after_traces",
-    "aten",
-    "blank",
-    "call",
-    "fresh",
-    "from_cpu",
-    "handles",
-    "in_inference_mode",
-    "make",
-    "meta_tensor",
-    "must_run",
-    "nested",
-    "pending",
-    "pending_storages",
-    "read",
-    "to_cpu",
-    "write",
-]
