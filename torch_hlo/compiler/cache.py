@@ -393,7 +393,8 @@ def export_archive(file: str | Path) -> int:
             if data is not None:
                 member = tarfile.TarInfo(path.name)
                 raw = MAGIC + _HEADER.pack(_checksum(path.stem, data), len(data)) + data
-                member.size, member.mode = len(raw), 0o600
+                member.size = len(raw)
+                member.mode = 0o600
                 archive.addfile(member, io.BytesIO(raw))
                 count += 1
     return count

@@ -66,7 +66,8 @@ def compile_module(
         if optimize:
             from . import pipeline
 
-            stages, observe = pipeline.pipeline_for(target), _observer(dump)
+            stages = pipeline.pipeline_for(target)
+            observe = _observer(dump)
             module = pipeline.optimize(module, observe, stages.rewrites)
             if backend.program.early and len(module.entry.instructions()) >= MANY_INSTRUCTIONS:
                 program = _begun(module, target, profile, objects)
@@ -138,7 +139,8 @@ def _begun(
 ) -> Program:
     program = _BACKENDS[type(target)].program(module, target, profile)
     if objects is not None:
-        program.written, objects.declarations = objects.add, program.declarations
+        program.written = objects.add
+        objects.declarations = program.declarations
     return program
 
 

@@ -33,7 +33,8 @@ def is_channels_last(x: Instruction) -> bool:
 def is_planar(x: Instruction) -> bool:
     """Whether channels come first and each is filtered on its own: the form of
     compiler/convolution/conv_depthwise.py."""
-    window, digits = x["window"], digits_of(x)
+    window = x["window"]
+    digits = digits_of(x)
     channels = x["feature_group_count"]
     return (
         len(window) in (1, 2)

@@ -200,7 +200,8 @@ def trip_count(x: Instruction) -> int | None:
             return int(json.loads(config)["known_trip_count"]["n"])
         except (ValueError, KeyError, TypeError):
             pass
-    root, (state,) = x["condition"].root, x.operands
+    root = x["condition"].root
+    (state,) = x.operands
     if root.op != "compare" or root["direction"] not in ("LT", "LE", "NE"):
         return None
     counter, end = root.operands
@@ -210,7 +211,8 @@ def trip_count(x: Instruction) -> int | None:
     body = x["body"].root
     if body.op != "tuple" or state.op != "tuple":
         return None
-    begin, step = _constant(state.operands[i], x, None), body.operands[i]
+    begin = _constant(state.operands[i], x, None)
+    step = body.operands[i]
     last = _constant(end, x, x["condition"])
     if begin is None or last is None or step.op != "add":
         return None
@@ -239,7 +241,8 @@ def _constant(v: Instruction, loop: Instruction, inside: Computation | None) -> 
         return value if isinstance(value, int) else None
     if inside is not None and v.op == "get-tuple-element" and v.operand in inside.params:
         i = v["index"]
-        body, (state,) = loop["body"].root, loop.operands
+        body = loop["body"].root
+        (state,) = loop.operands
         if body.op == "tuple" and state.op == "tuple":
             kept = body.operands[i]
             if (

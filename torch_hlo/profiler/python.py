@@ -35,7 +35,8 @@ class Place(NamedTuple):
 
 
 def place(frame: FrameType | None) -> Place:
-    loads, lines = False, list[str]()
+    loads = False
+    lines = list[str]()
     for at in _stack(frame):
         name = at.f_globals.get("__name__", "")
         if name.startswith("torch.utils.data."):
@@ -61,7 +62,8 @@ def _is_users(file: str) -> bool:
 @contextlib.contextmanager
 def sampled(found: Counter[Place]) -> Iterator[None]:
     """Count where this thread is in the block, every EVERY seconds."""
-    me, ended = threading.get_ident(), threading.Event()
+    me = threading.get_ident()
+    ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(EVERY):

@@ -27,7 +27,8 @@ class Recording:
     """What was recorded; complete when the `with` block has ended."""
 
     def __init__(self, timeline: Timeline, lines: list[Line]) -> None:
-        self.timeline, self.lines = timeline, lines
+        self.timeline = timeline
+        self.lines = lines
         self.compiles: list[metrics.Compile] = []
         self.seconds = 0.0
 
@@ -48,7 +49,8 @@ class Recording:
 
     def data(self) -> dict[str, Any]:
         """What the page shows. Texts of spans are numbers: places in `texts`."""
-        line, spans = self.timeline, self.spans
+        line = self.timeline
+        spans = self.spans
         longest = sorted(spans, key=lambda s: -s.seconds)[:MOST]
         texts: dict[str, int] = {}
 
@@ -133,7 +135,8 @@ def record() -> Iterator[Recording]:
     known = len(metrics.explain().compiles)
     with compiled_anew("wall") as lines:
         found = Recording(Timeline(session.engine()), lines)
-        state.sources, state.modules = True, Modules()
+        state.sources = True
+        state.modules = Modules()
         try:
             with (
                 torch.autograd.set_detect_anomaly(True, check_nan=False),

@@ -95,7 +95,8 @@ class Timeline(Watcher):
     # -- what the engine is asked for
     @contextlib.contextmanager
     def _span(self, track: str, name: str, note: Any = "") -> Iterator[None]:
-        start, line = time.monotonic(), session.line()
+        start = time.monotonic()
+        line = session.line()
         try:
             yield
         finally:
@@ -211,7 +212,8 @@ class Timeline(Watcher):
     def _sample(self) -> None:
         arena = self.executor.arena
         self.scratch = max(self.scratch, arena.nbytes if arena is not None else 0)
-        used, now = runtime.memory_pool().used, time.monotonic()
+        used = runtime.memory_pool().used
+        now = time.monotonic()
         self.memory.append((now, used, self.scratch))
         if used > self.peak[1] * 1.01:
             self.peak = (now, used, self.held())

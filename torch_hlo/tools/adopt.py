@@ -85,7 +85,8 @@ def _approximate_top_k(x: Instruction, operands: Instructions) -> Instruction | 
         return None
     values, indices = operands[:2]
     options = lapack.options(x["backend_config"])
-    axis, k = options.get("reduction_dim", -1) % values.shape.rank, options["top_k"]
+    axis = options.get("reduction_dim", -1) % values.shape.rank
+    k = options["top_k"]
     largest = not bool(initial["literal"].numpy() > 0)
     both = b.sort((values, indices), axis, "GT" if largest else "LT")
     return b.tuple_(*(_first(b.get_tuple_element(both, i), axis, k) for i in range(2)))

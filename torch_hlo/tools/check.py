@@ -81,7 +81,8 @@ class _Watch(TorchFunctionMode):
 
     def __init__(self, cpu: bool, steps: int) -> None:
         super().__init__()
-        self.cpu, self.steps = cpu, steps
+        self.cpu = cpu
+        self.steps = steps
         self.losses: list[torch.Tensor] = []
         self.times = [time.perf_counter()]
         self.reads: collections.Counter[str] = collections.Counter()
@@ -210,7 +211,8 @@ def page(found: dict[str, dict[str, Any]]) -> Iterator[str]:
     for error in dict.fromkeys(r["error"] for r in found.values() if r["error"]):
         yield f"{', '.join(w for w in found if found[w]['error'] == error)}: fails\n{error}"
     shown = found["recorded"]
-    number, worst = len(shown["losses"]), difference(found)
+    number = len(shown["losses"])
+    worst = difference(found)
     word = "agree" if worst <= CLOSE else "DIFFER"
     if number:
         yield f"losses      {number} {word}: relative difference {worst:.1e}"

@@ -45,7 +45,10 @@ from . import (
 )
 from .text_api import load, load_inputs
 
-OK, DIFFERENT, USAGE, FAILED = 0, 1, 2, 3
+OK = 0
+DIFFERENT = 1
+USAGE = 2
+FAILED = 3
 
 EXAMPLES = """examples:
   python -m torch_hlo run model.hlo                     run on random inputs, print the results
@@ -233,7 +236,8 @@ def _given(args: argparse.Namespace, module: Module) -> Sequence[Any]:
 
 def _run(args: argparse.Namespace) -> int:
     module = load(args.file)
-    start, first = time.perf_counter(), True
+    start = time.perf_counter()
+    first = True
     if args.devices is None:
         inputs = _inputs(args, module)
         run = execute.runner(module, inputs)

@@ -64,7 +64,8 @@ class OnDevices:
                 whole,
                 in_shardings=tuple(p.get("sharding") for p in whole.entry.params),
             )
-        self.module, self.annotated = whole, annotated
+        self.module = whole
+        self.annotated = annotated
         self.replicas, self.partitions = arrangement(whole, devices)
         self.dtypes = tuple(x.shape.dtype for x in outputs(whole))
 

@@ -61,7 +61,9 @@ def _threads() -> int:
 
 def advice() -> Iterator[str]:
     """What would make this installation faster, or work at all."""
-    cores, threads, kept = _cores(), _threads(), cache.info()
+    cores = _cores()
+    threads = _threads()
+    kept = cache.info()
     if threads > cores:
         yield f"{threads} threads share {cores} cores: set OMP_NUM_THREADS={cores}"
     elif threads < cores // 2:

@@ -57,10 +57,8 @@ def flat(module: Module) -> Module:
     if (sharding := root.get("sharding")) is not None:
         flattened = replace(flattened, sharding=tuple(_leaves(sharding)))
     symbols = tuple((name, moved[i], d) for name, i, d in module.symbols)
-    ins, outs = (
-        tuple(_leaves(module.in_shardings)),
-        tuple(_leaves(module.out_shardings)),
-    )
+    ins = tuple(_leaves(module.in_shardings))
+    outs = tuple(_leaves(module.out_shardings))
     entry = Computation(entry.name, tuple(params), flattened)
     return with_fields(
         module,

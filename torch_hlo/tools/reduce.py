@@ -48,7 +48,8 @@ def shrink(
                 continue
             if failing:
                 log(f"{size(candidate)} instructions: {what}")
-                module, progress = candidate, True
+                module = candidate
+                progress = True
                 break
     return module
 

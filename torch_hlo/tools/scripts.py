@@ -18,9 +18,11 @@ def run(path: str, arguments: Sequence[str]) -> bool:
     """Run a script as `python path arguments` would, with the Python line of every operation. An
     error of the script is printed, and False returned. Raises OSError without a file."""
     Path(path).stat()
-    state, before = session.current(), (sys.argv, sys.path[0])
+    state = session.current()
+    before = (sys.argv, sys.path[0])
     known, state.sources = state.sources, True
-    sys.argv, sys.path[0] = [path, *arguments], os.path.dirname(os.path.abspath(path))
+    sys.argv = [path, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
     try:
         with torch.autograd.set_detect_anomaly(True, check_nan=False):
             runpy.run_path(path, run_name="__main__")

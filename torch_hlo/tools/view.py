@@ -49,9 +49,12 @@ class Kernels:
 def program(module: Module, name: str = "", reason: str = "") -> dict[str, Any]:
     """What the page shows of a program: it is compiled for that, on this machine."""
     module = flat(module)
-    seen, texts, shardings = [("input", module)], defaultdict(list), ""
+    seen = [("input", module)]
+    texts = defaultdict(list)
+    shardings = ""
     if is_annotated(module):
-        shardings, seen = explain(module), [*stages(module).items()]
+        shardings = explain(module)
+        seen = [*stages(module).items()]
         module = seen[-1][1]
 
     def keep(stage: str, value: object) -> None:

@@ -125,7 +125,7 @@ def test_address_spaces_follow_pointers():
 l:
   %q = phi ptr [%b, %e], [%n, %l]
   %n = getelementptr float, ptr %q, i64 1
-  %v = call <4 x float> @llvm.masked.load.v4f32.p0(ptr align 4 %n, <4 x i1> %m, <4 x float> zeroinitializer)
+  %v = call <4 x float> @llvm.masked.load.v4f32.p0(ptr %n, i32 4, <4 x i1> %m, <4 x float> zeroinitializer)
   %w = load float, ptr %s
   store float %w, ptr @shared
 }"""
@@ -136,7 +136,7 @@ l:
         "ptr addrspace(1) %p0, ptr addrspace(1) %p1)" in found
         and "phi ptr addrspace(1) [%b" in found
     )
-    assert "@llvm.masked.load.v4f32.p1(ptr addrspace(1) align 4 %n" in found
+    assert "@llvm.masked.load.v4f32.p1(ptr addrspace(1) %n, i32 4" in found
     assert "load float, ptr %s" in found and "ptr addrspace(3) @shared" in found
 
 

@@ -93,17 +93,19 @@ class _Checker(Function):
     ) -> None:
         """Return an error unless the i1 `condition` holds; `#` in the message stands for the
         numbers."""
-        ok, bad = self.label("ok"), self.label("bad")
+        ok = self.label("ok")
+        bad = self.label("bad")
         self.branch(condition, ok, bad)
         self.start(bad)
         text = self.model.strings.setdefault(message, f"@torch_hlo_text{len(self.model.strings)}")
         details = (f"i32 {_CODES[code]}", f"ptr {text}", f"i64 {got}", f"i64 {want}")
-        self.ret(f"i32 {self.call('i32', 'torch_hlo_fail', 'ptr %error', *details)}")
+        self.ret(f"i32 {self.call('torch_hlo_fail', 'ptr %error', *details, result='i32')}")
         self.start(ok)
 
     def pass_on(self, result: str) -> None:
         """Return an error that a called function returned."""
-        ok, bad = self.label("ok"), self.label("bad")
+        ok = self.label("ok")
+        bad = self.label("bad")
         self.branch(self.icmp("eq", result, 0, "i32"), ok, bad)
         self.start(bad)
         self.ret(f"i32 {result}")
@@ -310,7 +312,8 @@ def _check_sizes(f: _Checker) -> None:
             fits = f.op(f"fcmp olt double {f.bound(s)}, {literal('double', _LARGEST)}")
             f.expect(fits, "SIZE", f"the sizes of the inputs are too large: {_short(s)}")
     for c in model.conditions:
-        left, right = f.size(c.left), f.size(c.right)
+        left = f.size(c.left)
+        right = f.size(c.right)
         f.expect(
             f.icmp(c.predicate, left, right),
             "SIZE",
@@ -352,12 +355,12 @@ def _begin(f: _Checker) -> None:
     symbols = f.alloca("i64", max(1, len(model.symbols)), 8)
     f.pass_on(
         f.call(
-            "i32",
             "torch_hlo_check",
             "ptr %inputs",
             "i32 %input_count",
             "ptr %error",
             f"ptr {symbols}",
+            result="i32",
         )
     )
     for k, (name, _, _) in enumerate(model.symbols):
@@ -421,7 +424,8 @@ def _run(model: Interface) -> str:
         what = label("output", i, a)
         f.check_kind("%outputs", i, what, a)
         for d, size in enumerate(a.shape.dims):
-            got, want = f.dimension("%outputs", i, d), f.size(size)
+            got = f.dimension("%outputs", i, d)
+            want = f.size(size)
             f.expect(
                 f.icmp("eq", got, want),
                 "SIZE",
@@ -445,7 +449,7 @@ def _run(model: Interface) -> str:
     _check_overlaps(f)
     if model.features:
         f.expect(
-            f.call("i1", "torch_hlo_machine"),
+            f.call("torch_hlo_machine", result="i1"),
             "MACHINE",
             f"this processor or system lacks one of {', '.join(reversed(model.features))}",
         )
@@ -469,11 +473,11 @@ def _check_overlaps(f: _Checker) -> None:
         f.store_at("i64", f.add(low, nbytes), ranges, 2 * k + 1)
     first = 1 if model.workspace != 0 else 0
     found = f.call(
-        "i64",
         "torch_hlo_overlap",
         f"ptr {ranges}",
         f"i64 {first + len(written)}",
         f"i64 {len(pairs)}",
+        result="i64",
     )
     names = "numbered " + ", ".join(
         (["workspace"] if first else [])
@@ -522,10 +526,10 @@ def _check_weights(model: Interface) -> str:
     _check_head(f)
     data = f.gep("i8", "%weights", WEIGHTS_HEAD)
     got = f.call(
-        "i64",
         "torch_hlo_checksum",
         f"ptr {data}",
         f"i64 {(model.weights_bytes - WEIGHTS_HEAD) // 8}",
+        result="i64",
     )
     want = int.from_bytes(model.weights_head[24:32], "little", signed=True)
     f.expect(f.icmp("eq", got, want), "WEIGHTS", "the weights are damaged (checksum)")
@@ -563,7 +567,7 @@ def _enter(f: _Checker) -> None:
         for i in range(len(arrays)):
             put(at, "ptr", f.field(tensors, i, 0, "ptr"))
             at += 1
-    f.call("void", "entry", f"ptr {block}")
+    f.call("entry", f"ptr {block}")
 
 
 # i32 fail(error, code, text, first, second): fills *error, `#` in the text becomes the next number.

@@ -174,7 +174,8 @@ def _internal(text: str) -> str:
 def _sizes(module: Module) -> Iterator[Size]:
     """Every symbolic size in the program."""
     sizes: dict[Size, None] = {}
-    pending, seen = [module.entry], {module.entry}
+    pending = [module.entry]
+    seen = {module.entry}
     while pending:
         for x in postorder((pending.pop().root,)):
             sizes.update(

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from ..llvm import CpuTarget, libm
 
-_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+_ARCH_PRCTL = 158
+_REQUEST_PERMISSION = 0x1023
+_TILE_DATA = 18
 # LLVM's name -> (leaf, subleaf, register, bit) of cpuid (Intel SDM, volume 2A); features that every
 # x86-64 processor has are left out.
 X86_FEATURES = {
@@ -45,7 +47,8 @@ class _Checks:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.count, self.last = 0, "true"
+        self.count = 0
+        self.last = "true"
 
     def op(self, expression: str) -> str:
         self.count += 1

@@ -19,7 +19,7 @@ from ..llvm import Int, float_constant, math
 from ..llvm.scalar import STORAGE
 from ..matmul.amx_kernels import BLOCK, element, tiles
 from ..matmul.gemm_amx import AmxGemm
-from ..matmul.tile import Tile, lane_mask
+from ..matmul.tile import Tile
 from .attention import Attention
 from .attention_kernel import LOG2E, Arrays, AttentionKernel, block_of, items_of_heads
 
@@ -91,7 +91,6 @@ class _Tiles(AttentionKernel):
             f"i64 {ldc}",
         ]
         f.call(
-            "void",
             name,
             *arguments,
             "i64 0",
@@ -274,10 +273,12 @@ class Forward(_Tiles):
             self.store_lse(f.load_at("float", self.tops, i), total, f.add(number, i))
 
     def scale_row(self, row: str, factor: str) -> None:
-        f, v, width = self.f, self.v, self.a.width
+        f = self.f
+        v = self.v
+        width = self.a.width
         factors = self.e.splat("float", factor)
         with f.loop(0, width, self.t.lanes) as j:
-            mask = lane_mask(f, self.t.lanes, j, width)
+            mask = f.lane_mask(self.t.lanes, j, width)
             p = f.gep("float", row, j)
             v.store(v.mul(v.load(p, mask=mask), factors), p, mask=mask)
 
@@ -294,7 +295,9 @@ class Forward(_Tiles):
     ) -> None:
         """Scores of one query -> exp2(score - largest so far); what was summed before is brought to
         the new largest."""
-        f, v, lanes = self.f, self.v, self.t.lanes
+        f = self.f
+        v = self.v
+        lanes = self.t.lanes
         one = f.typed("float")
         top_at = f.gep("float", self.tops, i)
         sum_at = f.gep("float", self.sums, i)
@@ -363,12 +366,15 @@ class Backward(_Tiles):
 
     def tile_of(self, head: Int, first: Int, count: Int, start: Int, width: Int, end: Int) -> None:
         """The contribution of a block of query rows and columns."""
-        f, a, stride = self.f, self.a, self.stride
+        f = self.f
+        a = self.a
+        stride = self.stride
         number = f.muladd(head, a.rows, first)
         q, grad, out = (
             self.row(p, number, n) for p, n in (("q", a.size), ("grad", a.width), ("out", a.width))
         )
-        dtype, weight = self.dtype["q"], self.weight
+        dtype = self.dtype["q"]
+        weight = self.weight
         dq = self.at(self.of_head["dq"], first, a.size)
         keys, values, dk, dv = (
             self.at(self.of_head[p], start, n, self.dtype[p])
@@ -379,7 +385,8 @@ class Backward(_Tiles):
                 ("dv", a.width),
             )
         )
-        (s, dp), (p, ds) = self.tiles, self.narrow
+        s, dp = self.tiles
+        p, ds = self.narrow
         self.product((q, a.size, 1), (keys, a.size, 1), s, stride, count, width, a.size)
         self.product(
             (grad, a.width, 1),
@@ -427,7 +434,9 @@ class Backward(_Tiles):
     ) -> None:
         """Scores and gradients of weights of one query -> weights and gradients of the unscaled
         scores."""
-        f, v, one = self.f, self.v, self.f.typed("float")
+        f = self.f
+        v = self.v
+        one = self.f.typed("float")
         s_row, dp_row, p_row, ds_row = rows
         deltas, (sums, *logs) = (
             self.e.splat("float", delta),

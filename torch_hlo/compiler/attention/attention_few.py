@@ -12,7 +12,7 @@ from torch_hlo.hlo.ir import Size, ceildiv
 from ..codegen import load_real
 from ..llvm import Int, math
 from ..llvm.scalar import STORAGE
-from ..matmul.tile import Tile, lane_mask, transposed
+from ..matmul.tile import Tile
 from .attention import Attention
 from .attention_kernel import LOG2E, AttentionKernel
 
@@ -38,7 +38,10 @@ class Forward(AttentionKernel):
         return self.a.rows
 
     def item(self, head: Int) -> None:
-        f, a, v, lanes = self.f, self.a, self.v, self.t.lanes
+        f = self.f
+        a = self.a
+        v = self.v
+        lanes = self.t.lanes
         number = f.mul(head, self.rows)
         keys = f.mul(f.div(head, a.group), a.columns)
         self.depth, self.wide = (ceildiv(n, lanes) * lanes for n in (a.size, a.width))
@@ -81,11 +84,14 @@ class Forward(AttentionKernel):
 
     def inside(self, c: Int, width: int) -> str | None:
         """The lanes from column `c` on that are in a row of `width`; None when all always are."""
-        return lane_mask(self.f, self.t.lanes, c, width) if width % self.t.lanes else None
+        return self.f.lane_mask(self.t.lanes, c, width) if width % self.t.lanes else None
 
     def scores(self, k: str, width: Int) -> None:
         """weights[r, j] = q[r] k[j] for the keys of a block."""
-        f, a, v, lanes = self.f, self.a, self.v, self.t.lanes
+        f = self.f
+        a = self.a
+        v = self.v
+        lanes = self.t.lanes
         each = lanes // (1 << (self.rows - 1).bit_length())  # keys at a time
         last = f.sub(width, 1)
         with f.loop(0, width, each) as j:
@@ -111,9 +117,8 @@ class Forward(AttentionKernel):
                     for r, x in enumerate(query)
                     for i, y in enumerate(key)
                 ]
-            columns = transposed(
+            columns = self.t.transposed(
                 f,
-                self.t,
                 [*loop.vars, *["zeroinitializer"] * (lanes - len(loop.vars))],
             )
             while len(columns) > 1:
@@ -137,7 +142,9 @@ class Forward(AttentionKernel):
     ) -> tuple[str, str, str]:
         """Scores of a query -> weights relative to the largest so far: (that, sum of weights, what
         older sums are multiplied by)."""
-        f, v, lanes = self.f, self.v, self.t.lanes
+        f = self.f
+        v = self.v
+        lanes = self.t.lanes
         one = f.typed("float")
         row = f.gep("float", self.weights, r * KEYS)
         limit = f.min(width, f.max(f.sub(r + 1, start), 0)) if self.a.causal else width
@@ -145,7 +152,7 @@ class Forward(AttentionKernel):
             self.compute(role, head, r, 1, start, width, self.terms_of[role], 0)
         with f.loop(0, width, lanes, carry=[(v.type, v.const(-numbers.inf))]) as loop:
             p = f.gep("float", row, loop.index)
-            mask = lane_mask(f, lanes, loop.index, limit)
+            mask = f.lane_mask(lanes, loop.index, limit)
             s = v.load(p)
             if self.caps:
                 s, _ = self.capped(v, s, *self.caps)
@@ -187,13 +194,16 @@ class Forward(AttentionKernel):
 
     def add_values(self, values: str, width: Int, alpha: list[str]) -> None:
         """ot[r] = ot[r] alpha[r] + sum_j weights[r, j] values[j] for the keys of a block."""
-        f, a, v, lanes = self.f, self.a, self.v, self.t.lanes
+        f = self.f
+        a = self.a
+        v = self.v
+        lanes = self.t.lanes
         factors = [self.e.splat("float", x) for x in alpha]
         step = max(1, SUMS // self.rows) * lanes
         for low in range(0, a.width, step):
             columns = range(low, min(low + step, a.width), lanes)
             masks = [
-                lane_mask(f, lanes, c, a.width) if c + lanes > a.width else None for c in columns
+                f.lane_mask(lanes, c, a.width) if c + lanes > a.width else None for c in columns
             ]
             places = [
                 f.gep("float", self.ot, r * self.wide + c)

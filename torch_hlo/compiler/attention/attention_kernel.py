@@ -11,9 +11,9 @@ from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Dim, Instruction, Size, ceildiv
 
 from ..codegen import Program, Writer, load_real
-from ..llvm import Int, Typed, math, signature
+from ..llvm import Int, Typed, item_parameters, math
 from ..llvm.scalar import STORAGE
-from ..matmul.tile import Tile, lane_mask
+from ..matmul.tile import Tile
 from .attention import Attention, Bias, inner, known_attention
 from .attention_term import FLOAT_MAX, REPLACED, Term, term
 
@@ -98,7 +98,8 @@ def arrays_of(program: Program, x: Instruction) -> Arrays:
     call = inner(x)
     params = x["calls"].params
     operands = dict(zip(a.roles, params if call is x else call.operands, strict=True))
-    q, k = operands["q"].dims, operands["k"].dims
+    q = operands["q"].dims
+    k = operands["k"].dims
     dims = (*q[:-1], k[-2])
     terms = tuple(
         (role, term(program, operands[role], params, dims, role == "bias", a.fill))
@@ -130,18 +131,16 @@ class AttentionKernel:
     operands x0, x1, … and the results by name."""
 
     def __init__(self, program: Program, a: Attention[Size], arrays: Arrays, t: Tile) -> None:
-        self.program, self.a, self.t = program, named(a), t
+        self.program = program
+        self.a = named(a)
+        self.t = t
         operands = [f"x{i}" for i in range(len(arrays.dtypes))]
         heap = [] if program.target.threads else ["heap"]
         self.size = {n: f"%n{i}" for i, n in enumerate(sizes_of(a, arrays))}
         self.f = Writer(
             program,
             f"attention_{a.kind}",
-            [
-                *signature("i64 lo, i64 hi"),
-                *(("ptr", n) for n in (*operands, *a.outputs, *heap)),
-                *(("i64", n[1:]) for n in self.size.values()),
-            ],
+            item_parameters((*operands, *a.outputs, *heap), [n[1:] for n in self.size.values()]),
         )
         self.e = self.f.emit(t.lanes)
         self.v = self.e.typed("float")
@@ -277,7 +276,8 @@ class AttentionKernel:
 
     def store_lse(self, top: str, total: str, row: Int) -> None:
         """What the backward needs of a row, from its largest score and the sum of its weights."""
-        f, one = self.f, self.f.typed("float")
+        f = self.f
+        one = self.f.typed("float")
         if self.a.softmax:
             f.store_at("float", top, "%lse", row)
             f.store_at("float", one.mul(math.log(one, total), LOG2E), "%total", row)
@@ -352,7 +352,7 @@ class AttentionKernel:
         """The inner product of two vectors of `n` elements, each a (pointer, element type)."""
         f, v = self.f, self.v
         with f.loop(0, n, self.t.lanes, [(v.type, "zeroinitializer")]) as loop:
-            mask = lane_mask(f, self.t.lanes, loop.index, n)
+            mask = f.lane_mask(self.t.lanes, loop.index, n)
             a, b = (load_real(f, dtype, p, loop.index, self.t.lanes, mask) for p, dtype in (x, y))
             loop.next = [v.fma(a, b, loop.vars[0])]
         return self.total("fadd", "-0.0", loop.vars[0])

@@ -27,7 +27,7 @@ from torch_hlo.hlo.ir import Size, ceildiv
 from ..codegen import Program, Writer, load_real
 from ..llvm import Int
 from ..llvm.scalar import STORAGE
-from ..matmul.tile import Tile, lane_mask, splat, transposed
+from ..matmul.tile import Tile
 from .attention import Attention
 from .attention_kernel import Arrays, AttentionKernel, block_of
 
@@ -47,7 +47,8 @@ class LaneKernel(AttentionKernel):
 
     def __init__(self, program: Program, a: Attention[Size], arrays: Arrays, t: Tile) -> None:
         super().__init__(program, a, arrays, t)
-        self.group, self.lanes = t.columns, t.lanes
+        self.group = t.columns
+        self.lanes = t.lanes
         self.keys = min(KEYS[a.kind], a.columns) if isinstance(a.columns, int) else KEYS[a.kind]
         self.queries = block_of(a.rows, QUERIES, self.group)
         self.groups = self.queries // self.group
@@ -104,7 +105,6 @@ class LaneKernel(AttentionKernel):
         callee = self.program.once(key, lambda: self.function(name, pointers, numbers_, body))
         kinds = ["ptr"] * len(pointers.split()) + ["i64"] * len(numbers_.split())
         self.f.call(
-            "void",
             callee,
             *(f"{kind} {value}" for kind, value in zip(kinds, arguments, strict=True)),
         )
@@ -124,7 +124,8 @@ class LaneKernel(AttentionKernel):
         """start[i, :] + sum_k A[i, k] B[k, :] in registers, `vectors` wide. `a`: (pointer, strides
         of i and k); `b`: (pointer, stride of k)."""
         t = self.t
-        (a_pointer, a_row, a_k), (b_pointer, b_k) = a, b
+        a_pointer, a_row, a_k = a
+        b_pointer, b_k = b
         start = start or ["zeroinitializer"] * (rows * vectors)
         with f.loop(0, depth, carry=[(t.vector, s) for s in start], known_nonempty=True) as loop:
             from_a = f.gep("float", a_pointer, f.mul(loop.index, a_k))
@@ -141,7 +142,7 @@ class LaneKernel(AttentionKernel):
             ]
             loop.next = []
             for i in range(rows):
-                left = splat(f, "float", t.lanes, f.load_at("float", from_a, f.mul(a_row, i)))
+                left = f.splat("float", t.lanes, f.load_at("float", from_a, f.mul(a_row, i)))
                 loop.next += [
                     v.fma(left, right[j], loop.vars[i * vectors + j]) for j in range(vectors)
                 ]
@@ -172,8 +173,9 @@ class LaneKernel(AttentionKernel):
         elements; the other lanes repeat the last row."""
 
         def body(f: Writer) -> None:
-            v, lanes = f.typed("float", self.lanes), self.lanes
-            factors = splat(f, "float", lanes, f.load("float", "%factor"))
+            v = f.typed("float", self.lanes)
+            lanes = self.lanes
+            factors = f.splat("float", lanes, f.load("float", "%factor"))
             last = f.sub("%valid", 1)
             for part in range(self.t.vectors):
                 rows = [
@@ -191,9 +193,9 @@ class LaneKernel(AttentionKernel):
                     rows: list[str] = rows,
                     part: int = part,
                 ) -> None:
-                    mask = lane_mask(f, lanes, 0, count) if count < lanes else None
+                    mask = f.lane_mask(lanes, 0, count) if count < lanes else None
                     block = [v.mul(load_real(f, dtype, r, low, lanes, mask), factors) for r in rows]
-                    for c, column in enumerate(transposed(f, self.t, block)[:count]):
+                    for c, column in enumerate(self.t.transposed(f, block)[:count]):
                         v.store(
                             column,
                             f.gep(
@@ -233,12 +235,13 @@ class LaneKernel(AttentionKernel):
         """to[i, c] = factors[i] source[c, i] for a group of `valid` rows of `width` elements."""
 
         def body(f: Writer) -> None:
-            v, lanes = f.typed("float", self.lanes), self.lanes
+            v = f.typed("float", self.lanes)
+            lanes = self.lanes
             for part in range(self.t.vectors):
                 with f.when(f.icmp("sgt", "%valid", part * lanes)):
                     factor = v.load(f.gep("float", "%factors", part * lanes))
                     with f.loop(0, width, lanes) as low:
-                        mask = lane_mask(f, lanes, low, width) if width % lanes else None
+                        mask = f.lane_mask(lanes, low, width) if width % lanes else None
                         # rows past the width are read as well: the tile has room for them
                         block = [
                             v.mul(
@@ -253,7 +256,7 @@ class LaneKernel(AttentionKernel):
                             )
                             for c in range(lanes)
                         ]
-                        for i, row in enumerate(transposed(f, self.t, block)):
+                        for i, row in enumerate(self.t.transposed(f, block)):
                             with f.when(f.icmp("slt", part * lanes + i, "%valid")):
                                 v.store(
                                     row,
@@ -280,7 +283,8 @@ class LaneKernel(AttentionKernel):
     @contextmanager
     def key_blocks(self, end: Int) -> Iterator[tuple[Int, Int]]:
         """The loop over nearly equal blocks of keys before `end`: (first key, number of keys)."""
-        f, columns = self.f, self.a.columns
+        f = self.f
+        columns = self.a.columns
         blocks = f.ceildiv(columns, self.keys)
         if blocks == 1:
             yield 0, columns
@@ -309,7 +313,8 @@ class LaneKernel(AttentionKernel):
     ) -> str:
         """Rows [first, first + count) of an array in f32, at least as many as a tile has: where
         they are, or a copy in memory for `room` rows."""
-        f, dtype = self.f, self.dtype[name]
+        f = self.f
+        dtype = self.dtype[name]
         source = self.row(name, f.add(head, first), width)
         if dtype == "f32" and not self.short:
             return source
@@ -319,7 +324,7 @@ class LaneKernel(AttentionKernel):
 
         def copy() -> list[str]:
             with f.loop(0, f.mul(count, width), self.lanes) as i:
-                mask = lane_mask(f, self.lanes, i, f.mul(count, width))
+                mask = f.lane_mask(self.lanes, i, f.mul(count, width))
                 self.v.store(
                     load_real(f, dtype, source, i, self.lanes, mask),
                     f.gep("float", to, i),

@@ -10,7 +10,7 @@ from torch_hlo.hlo.ir import Size, ceildiv
 
 from ..codegen import Writer, load_real
 from ..llvm import Int, math
-from ..matmul.tile import Tile, lane_mask, splat, transposed
+from ..matmul.tile import Tile
 from .attention import Attention
 from .attention_kernel import LOG2E, items_of_heads
 from .attention_lanes import nothing
@@ -113,7 +113,9 @@ class Backward(LaneScores):
 
     def _spread_queries(self, grads: str, queries: str, first: Int, count: Int) -> None:
         """Queries and gradients of the output along lanes."""
-        f, a, group = self.f, self.a, self.group
+        f = self.f
+        a = self.a
+        group = self.group
         with self.of_groups(first, count) as (g, _, valid):
             skipped = f.mul(g, group)
             self.spread(
@@ -158,7 +160,9 @@ class Backward(LaneScores):
         queries: str,
     ) -> None:
         """What a block of queries gives to the gradients of a block of keys and values."""
-        f, a, group = self.f, self.a, self.group
+        f = self.f
+        a = self.a
+        group = self.group
         dk, dv = (
             self.row(name, f.add(keys, start), n) for name, n in (("dk", a.size), ("dv", a.width))
         )
@@ -200,7 +204,9 @@ class Backward(LaneScores):
     ) -> None:
         """Weights and gradients of scores of a group and a block of keys, and what they give to the
         gradient of the queries."""
-        f, a, group = self.f, self.a, self.group
+        f = self.f
+        a = self.a
+        group = self.group
         weights, ds, used = (
             f.gep("float", tile, f.mul(g, group)) for tile in (self.p, self.ds, self.used)
         )
@@ -362,7 +368,7 @@ class Backward(LaneScores):
             v = f.typed("float", self.lanes)
             lanes = self.lanes
             t = self.t
-            factors = splat(f, "float", lanes, f.load("float", "%factor"))
+            factors = f.splat("float", lanes, f.load("float", "%factor"))
             for part in range(t.vectors):
                 with (
                     f.when(f.icmp("sgt", "%valid", part * lanes)),
@@ -383,8 +389,8 @@ class Backward(LaneScores):
                         )
                         for k in range(lanes)
                     ]
-                    mask = lane_mask(f, lanes, j, "%width")
-                    for i, row in enumerate(transposed(f, t, block)):
+                    mask = f.lane_mask(lanes, j, "%width")
+                    for i, row in enumerate(t.transposed(f, block)):
                         with f.when(f.icmp("slt", part * lanes + i, "%valid")):
                             p = f.gep("float", "%to", f.muladd(part * lanes + i, "%stride", j))
                             v.store(v.fma(row, factors, v.load(p, mask=mask)), p, mask=mask)
@@ -415,7 +421,8 @@ class Backward(LaneScores):
         end: Int,
     ) -> None:
         """to[j, c] += sum_i tile[j, i] right[i, c] for a tile's rows in [skip, end)."""
-        f, step = self.f, self.lanes * self.t.vectors
+        f = self.f
+        step = self.lanes * self.t.vectors
         for first in range(0, width, step):
             columns = min(step, width - first)
             self.run(
@@ -436,7 +443,7 @@ class Backward(LaneScores):
         vectors = ceildiv(columns, self.lanes)
         masks = [
             (
-                lane_mask(f, self.lanes, j * self.lanes, columns)
+                f.lane_mask(self.lanes, j * self.lanes, columns)
                 if columns < (j + 1) * self.lanes
                 else None
             )

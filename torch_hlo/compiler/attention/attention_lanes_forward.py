@@ -43,9 +43,12 @@ class Forward(LaneScores):
         return a.heads * ceildiv(a.rows, queries), queries
 
     def item(self, item: Int) -> None:
-        f, a, group = self.f, self.a, self.group
+        f = self.f
+        a = self.a
+        group = self.group
         blocks = f.ceildiv(a.rows, self.queries)
-        head, block = f.div(item, blocks), f.rem(item, blocks)
+        head = f.div(item, blocks)
+        block = f.rem(item, blocks)
         first = f.mul(block, self.queries)
         count = f.min(self.queries, f.sub(a.rows, first))
         number = f.mul(head, a.rows)
@@ -77,7 +80,9 @@ class Forward(LaneScores):
 
     def _prepare(self) -> None:
         """Memory for a block of queries, with no weights so far."""
-        f, a, group = self.f, self.a, self.group
+        f = self.f
+        a = self.a
+        group = self.group
         self.qt, self.ot = (
             self.floats(self.groups * a.size * group),
             self.floats(self.groups * self.transposed_bytes(a.width)),
@@ -240,7 +245,8 @@ class Forward(LaneScores):
         """(largest score, sum) -> (log-sum-exp, 1 / sum); of a softmax the largest score stays, and
         the logarithm goes to `log`."""
         v = self.v
-        x, s = v.load(top), v.load(total)
+        x = v.load(top)
+        s = v.load(total)
         if self.a.softmax:
             v.store(v.mul(math.log(v, s), LOG2E), log)
             v.store(v.div(1, s), total)

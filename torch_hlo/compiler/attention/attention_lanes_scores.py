@@ -10,7 +10,6 @@ from torch_hlo.hlo.ir import ceildiv
 
 from ..codegen import Writer
 from ..llvm import Int
-from ..matmul.tile import splat, transposed
 from .attention_lanes import TERM_KEYS, LaneKernel
 from .attention_term import REPLACED
 
@@ -37,7 +36,8 @@ class LaneScores(LaneKernel):
     def scores(self, f: Writer, vectors: int, masked: bool) -> tuple[list[str], list[str]]:
         """The scores of a tile of keys from %k and queries %q, with bias and mask; the derivatives
         by their caps, none without caps."""
-        rows, v = self.t.rows, f.typed("float", self.lanes)
+        rows = self.t.rows
+        v = f.typed("float", self.lanes)
         found = self.product(
             f,
             rows,
@@ -49,12 +49,12 @@ class LaneScores(LaneKernel):
         )
         slopes: list[str] = []
         if self.a.capped:
-            caps = [splat(f, "float", self.lanes, f.load_at("float", "%caps", i)) for i in (0, 1)]
+            caps = [f.splat("float", self.lanes, f.load_at("float", "%caps", i)) for i in (0, 1)]
             both = [self.capped(v, s, *caps) for s in found]
             found, slopes = ([x[i] for x in both] for i in (0, 1))
         biases = self.bias_values(f, vectors)
         if biases:
-            fill = splat(f, "float", self.lanes, self.fill(f)) if self.a.fill else ""
+            fill = f.splat("float", self.lanes, self.fill(f)) if self.a.fill else ""
             found = [self.biased(v, s, x, fill) for s, x in zip(found, biases, strict=True)]
         if masked:
             i = f.typed("i32", self.lanes)
@@ -63,7 +63,7 @@ class LaneScores(LaneKernel):
             seen = [
                 i.cmp(
                     "slt",
-                    i.add(splat(f, "i32", self.lanes, first), n // vectors),
+                    i.add(f.splat("i32", self.lanes, first), n // vectors),
                     limits[n % vectors],
                 )
                 for n in range(len(found))
@@ -76,7 +76,7 @@ class LaneScores(LaneKernel):
         rows = self.t.rows
         if self.bias == "key":
             keys = [
-                splat(f, "float", self.lanes, f.load_at("float", "%bias", i)) for i in range(rows)
+                f.splat("float", self.lanes, f.load_at("float", "%bias", i)) for i in range(rows)
             ]
             return [key for key in keys for _ in range(vectors)]
         v = f.typed("float", self.lanes)
@@ -132,7 +132,7 @@ class LaneScores(LaneKernel):
             return
         i = f.typed("i32", self.lanes)
         columns = (
-            splat(f, "i32", self.lanes, f.op(f"trunc i64 {f.add(self.a.columns, 0)} to i32"))
+            f.splat("i32", self.lanes, f.op(f"trunc i64 {f.add(self.a.columns, 0)} to i32"))
             if self.short
             else ""
         )
@@ -140,8 +140,7 @@ class LaneScores(LaneKernel):
             limit = columns
             if self.a.causal:
                 limit = i.add(
-                    splat(
-                        f,
+                    f.splat(
                         "i32",
                         self.lanes,
                         f.op(f"trunc i64 {f.add(query, 1 + j * self.lanes)} to i32"),
@@ -179,7 +178,8 @@ class LaneScores(LaneKernel):
         to: str,
     ) -> None:
         """to[key][query] of a computed operand for a group and a block of keys."""
-        f, step = self.f, TERM_KEYS * self.lanes
+        f = self.f
+        step = TERM_KEYS * self.lanes
         ld = step + self.lanes
 
         with f.loop(0, width, step) as skipped:
@@ -207,7 +207,8 @@ class LaneScores(LaneKernel):
 
     def _turn(self, f: Writer, ld: int) -> None:
         """to[c, i] = source[i, c], `ld` elements apart, of a group."""
-        last, v = f.sub("%valid", 1), f.typed("float", self.lanes)
+        last = f.sub("%valid", 1)
+        v = f.typed("float", self.lanes)
         for part in range(self.t.vectors):
             first = part * self.lanes
             rows = [
@@ -217,7 +218,7 @@ class LaneScores(LaneKernel):
             # columns past the width: there is room for them
             with f.loop(0, "%width", self.lanes) as j:
                 block = [v.load(f.gep("float", r, j)) for r in rows]
-                for k, column in enumerate(transposed(f, self.t, block)):
+                for k, column in enumerate(self.t.transposed(f, block)):
                     place = f.muladd(f.add(j, k), self.group, first)
                     v.store(column, f.gep("float", "%to", place))
 
@@ -254,7 +255,8 @@ class LaneScores(LaneKernel):
     def all_above_hidden(self, pointer: str, vectors: int) -> str:
         """Whether hidden scores have weights of 0 relative to all of a group's numbers at
         `pointer`."""
-        v, one = self.v, self.f.typed("float")
+        v = self.v
+        one = self.f.typed("float")
         least = v.load(pointer)
         for j in range(1, vectors):
             least = v.call(

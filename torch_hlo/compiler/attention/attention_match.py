@@ -188,13 +188,15 @@ class _Attention:
         self._check_private(table.keys())
         if not grads:
             return table
-        grad, values = rows_of(grads[0], 0), rows_of(grads[0], 1)
+        grad = rows_of(grads[0], 0)
+        values = rows_of(grads[0], 1)
         need(grad.dtype == q.dtype and (not outs or values is v))
         if outs:
             out = b.get_tuple_element(forward, 0)
             out = out if q.dtype == "f32" else b.convert(out, q.dtype)
         else:
-            out, rows = self._output_of(grad), tuple(self.s.given)
+            out = self._output_of(grad)
+            rows = tuple(self.s.given)
         if self.roles.sums:
             config["bias_gradient"] = self._kept(batch)
         backward = self._fusion("backward", (grad, q, k, values, out, *rows), common, config, batch)
@@ -330,7 +332,8 @@ class _Attention:
 
     def _operands(self, batch: Dims) -> tuple[list[Instruction], dict[str, Any]]:
         """The operands that forward and backward have in common, and the configuration."""
-        s, full = self.s, (*batch, *self.weights.dims[-2:])
+        s = self.s
+        full = (*batch, *self.weights.dims[-2:])
         operands = []
         config = {"causal": False, "scale": 1.0, "softmax": True}
         bias = None
@@ -390,7 +393,8 @@ class _Attention:
         need(all(not x.rank for _, x in steps))
         if Counter(steps) == Counter(self.s.applied):
             return None
-        chain, scale = _product(steps), _product(self.s.applied)
+        chain = _product(steps)
+        scale = _product(self.s.applied)
         chain = b.constant(1.0, "f32") if chain is None else chain
         if scale is None:
             return chain
@@ -499,7 +503,8 @@ def _rearranged(x: Instruction) -> tuple[object, ...]:
 def _dots_above(x: Instruction, last: Dims, seen: set[Instruction]) -> list[Instruction]:
     """Products of these last dimensions that elementwise instructions lead to `x` from, but for
     what `seen` leads to."""
-    found, stack = [], [o for o in x.operands if o not in seen]
+    found = []
+    stack = [o for o in x.operands if o not in seen]
     while stack:
         y = stack.pop()
         if y.op == "dot":

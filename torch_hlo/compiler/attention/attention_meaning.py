@@ -63,7 +63,8 @@ class _Meaning:
         self.s = self._scores()
 
     def _dot(self, x: Instruction, y: Instruction, lhs: int, rhs: int) -> Instruction:
-        rank, own = len(self.dims), self.own
+        rank = len(self.dims)
+        own = self.own
         return b.dot(as_f32(x), as_f32(y), (rank + lhs,), (rank + rhs,), own, own)
 
     def _along(self, x: Instruction) -> Instruction:

@@ -127,7 +127,8 @@ class Roles:
         reads: Users,
         number: dict[Instruction, int],
     ) -> None:
-        self.reads, self.number = reads, number
+        self.reads = reads
+        self.number = number
         self.roles: dict[Instruction, Role] = {}
         self.products: list[Product] = []
         self.sums: list[Sum] = []
@@ -187,7 +188,8 @@ class Roles:
         return rule(x, roles)
 
     def _reduced(self, x: Instruction, role: Role | None) -> Role | None:
-        dims, rank = x["dimensions"], x.operand.rank
+        dims = x["dimensions"]
+        rank = x.operand.rank
         body = x["to_apply"]
         if (
             role is None
@@ -263,7 +265,8 @@ def _subtract(x: Instruction, roles: list[Role | None]) -> Role:
 
 
 def _select(x: Instruction, roles: list[Role | None]) -> Role:
-    mask, (_, yes, no) = bare(x.operand), roles
+    mask = bare(x.operand)
+    _, yes, no = roles
     if yes is not None and no is None and splat(x.operands[2]) == 0:
         return yes.applied(("select", mask))
     if no is not None and yes is None and splat(x.operands[1]) == 0:

@@ -52,7 +52,8 @@ class _Way:
 
     def __init__(self, weights: Instruction, reads: Users) -> None:
         need(weights.dtype == "f32" and weights.rank >= 3 and weights.size != 0)
-        self.weights, self.last = weights, weights.dims[-2:]
+        self.weights = weights
+        self.last = weights.dims[-2:]
         self.inside = {weights}
         self.given: Sequence[Instruction] = ()
         self.saved: dict[Instruction, int] = {}
@@ -69,7 +70,8 @@ class _Way:
         y = self._seen(self.start, "select", "add", "multiply", "divide", "tanh", "dot")
         while y.op != "dot":
             y = self._seen(self._before(y), "add", "multiply", "divide", "tanh", "dot")
-        q, k = rows_of(y, 0), rows_of(y, 1)
+        q = rows_of(y, 0)
+        k = rows_of(y, 1)
         need(q.dtype == k.dtype and q.dtype in FLOATS)
         return Scores(
             q,

@@ -68,7 +68,6 @@ class Term:
             f"i64 {ld}",
         ]
         f.call(
-            "void",
             self.name,
             *block,
             *(f"ptr {pointers[i]}" for i in self.leaves),

@@ -12,7 +12,12 @@ from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import META, Instruction, Shape, Size
 
 # words of the block before the sizes; OWN: see `apart`
-ARENA, CONSTANTS, HOST, FAILED, OWN, FIXED_WORDS = 0, 1, 2, 3, 4, 5
+ARENA = 0
+CONSTANTS = 1
+HOST = 2
+FAILED = 3
+OWN = 4
+FIXED_WORDS = 5
 ALIGNMENT = 64
 PACKED_HEAD = 64  # bytes
 
@@ -87,14 +92,16 @@ class Span:
 
     def overlaps(self, other: Span) -> bool:
         """Whether a byte is in both; true when sizes decide."""
-        ours, theirs = self.known, other.known
+        ours = self.known
+        theirs = other.known
         if ours is None or theirs is None:
             return True
         return ours[0] < theirs[1] and theirs[0] < ours[1]
 
     def covers(self, other: Span) -> bool:
         """Whether every byte of `other` is in this one for certain."""
-        ours, theirs = self.known, other.known
+        ours = self.known
+        theirs = other.known
         if ours is None or theirs is None:
             return False
         return ours[0] <= theirs[0] and theirs[1] <= ours[1]

@@ -27,7 +27,8 @@ def emit_entry(program: Program, planned: Plan) -> str:
     module = program.module
     arguments = [program.parameter_place(i) for i in range(len(module.entry.params))]
     results = [program.output_place(i) for i in range(program.words - program.first_output)]
-    order, assignment = planned.order, planned.memory
+    order = planned.order
+    assignment = planned.memory
     bound = _Entry(program, order, assignment, arguments, results)
     if program.profile is not None:
         program.profile.start(program, order)
@@ -116,7 +117,8 @@ class _Binding(dict[Instruction, Places]):
         results: Sequence[Place],
     ) -> None:
         super().__init__()
-        self.program, self.slots = program, assignment.slots
+        self.program = program
+        self.slots = assignment.slots
         self.bases: dict[str, Sequence[Place]] = {"parameter": arguments, "output": results}
         self.arena = program.reserve(assignment.arena)
         self.literals = {s.index: x["literal"] for x, s in self.slots.items() if x.op == "constant"}
@@ -203,7 +205,8 @@ def _write(
                 program.calling.add(group[0])
                 program.return_if_failed()
         for source, target in copies:
-            to, origin = bound.place(target), bound.place(source)
+            to = bound.place(target)
+            origin = bound.place(source)
             assert isinstance(to, Place) and isinstance(origin, Place)
             program.copy(to, origin)
     return program.plan_function(name, f.text())

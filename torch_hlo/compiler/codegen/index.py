@@ -94,7 +94,8 @@ def _index(terms: tuple[tuple[Var, Size], ...], const: Size) -> Index:
     found = _INDICES.get(key)
     if found is None:
         found = object.__new__(Index)
-        found.terms, found.const = terms, const
+        found.terms = terms
+        found.const = const
         found.depth = max((v.depth for v, _ in terms), default=0)
         _INDICES[key] = found
     return found

@@ -13,31 +13,13 @@ from typing import Any
 
 from torch_hlo.hlo.ir import Computation, Instruction, Size
 
-from ..llvm import Emit, Function, Int, Target, Typed, Unit, scalar
+from ..llvm import Function, Int, Unit, scalar
 from ..llvm.scalar import STORAGE, Value
 from . import index as ix
 from .kernel import Kernel
 from .kernel_values import Level
 from .loop_plan import Planner
 from .program import Program
-
-
-class _SharedUnit(Unit):
-    """Numbers values together with a Function, so that both writers never use one name twice."""
-
-    __slots__ = ("f",)
-
-    def __init__(self, target: Target, f: Function) -> None:
-        self.f, self.target = f, target
-        self.externals, self.functions, self.encoded = {}, {}, {}
-
-    @property
-    def count(self) -> int:
-        return self.f._count
-
-    @count.setter
-    def count(self, value: int) -> None:
-        self.f._count = max(self.f._count, value)
 
 
 class Writer(Function):
@@ -48,7 +30,7 @@ class Writer(Function):
     ) -> None:
         super().__init__(name, params)
         self.program = program
-        self.unit = _SharedUnit(program.target, self)
+        self.unit = Unit(program.target)
 
     @contextmanager
     def loop(
@@ -64,14 +46,6 @@ class Writer(Function):
             return
         with super().loop(low, high, step, carry, known_nonempty) as state:
             yield state
-
-    def emit(self, lanes: int = 1) -> Emit:
-        """A straight-line writer that appends to this function."""
-        return Emit(lanes, self.lines, self.unit)
-
-    def typed(self, kind: str, lanes: int = 1) -> Typed:
-        """The same for values of one LLVM type."""
-        return self.emit(lanes).typed(kind)
 
     def define(self) -> str:
         """Add the function to the program; returns the name to call it by."""
@@ -202,7 +176,8 @@ def load_real(
     align: int = 0,
 ) -> str:
     """`load` of a type that is not complex."""
-    storage, e = STORAGE[dtype], f.emit(lanes)
+    storage = STORAGE[dtype]
+    e = f.emit(lanes)
     raw = e.typed(storage.memory).load(f.gep(storage.memory, pointer, index), align, mask)
     return scalar.decode(e, dtype, raw)
 
@@ -219,7 +194,8 @@ def store(
 ) -> None:
     """Write register operands to element `index` (and the following lanes). `align`: as for
     load."""
-    storage, e = STORAGE[dtype], f.emit(lanes)
+    storage = STORAGE[dtype]
+    e = f.emit(lanes)
     t = e.typed(storage.memory)
     if storage.parts == 2:
         for i, v in enumerate(value):

@@ -59,7 +59,8 @@ class Kernel(KernelValues):
         if self.target.item_per_call and (low, high) == ("%lo", "%hi"):
             yield of(self.named("%lo", extent, 0))
             return
-        label, end = self._label("loop"), self._label("end")
+        label = self._label("loop")
+        end = self._label("end")
         name = f"%i{self.unit.number()}"
         var = self.named(name, extent, parent.depth + 1)
         level = self._enter([], label, lanes=1)
@@ -89,7 +90,8 @@ class Kernel(KernelValues):
 
     def block(self, first: Index, size: int, high: str) -> tuple[str, str]:
         """Where a block of `size` iterations begins and ends, the last one at `high`."""
-        start, op = self.scalar(first), self.level.scalar.op
+        start = self.scalar(first)
+        op = self.level.scalar.op
         past = op(f"add i64 {start}, {size}")
         return start, op(f"call i64 @llvm.smin.i64(i64 {past}, i64 {high})")
 
@@ -292,14 +294,16 @@ class Kernel(KernelValues):
         step: int = 0,
     ) -> list[list[str]]:
         parent = self.levels[-1]
-        label, end = self._label("lanes"), self._label("end")
+        label = self._label("lanes")
+        end = self._label("end")
         name = f"%i{self.unit.number()}"
         lines: list[str] = []
         mask = self._tail_mask(lines, name, high) if tail else None
         phis = [[f"%c{self.unit.number()}" for _ in kinds] for _ in state]
         self._names[var] = name
         results = self._copies(lines, label, mask, var, body, phis)
-        before, out = parent.label, parent.lines
+        before = parent.label
+        out = parent.lines
         if nonempty:
             out.append(f"  br label %{label}")
         else:
@@ -414,12 +418,14 @@ class Kernel(KernelValues):
             parent.depth + 1, lines, label or parent.label, lanes or self.lanes, self.unit, tail
         )
         self.levels.append(level)
-        self.level, self.e = level, level.emit
+        self.level = level
+        self.e = level.emit
         return level
 
     def _pop(self, parent: Level) -> None:
         self.levels.pop()
-        self.level, self.e = parent, parent.emit
+        self.level = parent
+        self.e = parent.emit
 
     def _label(self, hint: str) -> str:
         return f"{hint}.{self.unit.number()}"

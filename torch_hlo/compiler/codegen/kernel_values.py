@@ -154,7 +154,8 @@ class KernelValues:
     @contextmanager
     def _in(self, level: Level) -> Iterator[None]:
         saved = self.level, self.e
-        self.level, self.e = level, level.emit
+        self.level = level
+        self.e = level.emit
         try:
             yield
         finally:
@@ -185,7 +186,8 @@ class KernelValues:
 
     def _condition(self, c: Condition) -> str:
         index, low, high = c
-        shifted, extent = index - low, high - low
+        shifted = index - low
+        extent = high - low
         lane = index.depth == len(self.levels) - 1 and self.e.lanes > 1
         level = self.level if lane else self.levels[index.depth]
         key = (c, *self._active(index.depth)) if self.guards else c
@@ -385,7 +387,9 @@ class KernelValues:
         return (values[0], values[1]) if storage.parts == 2 else values[0]
 
     def _load(self, pointer: str, storage: Storage, index: Index) -> str:
-        e, kind, align = self.e, storage.memory, storage.bytes
+        e = self.e
+        kind = storage.memory
+        align = storage.bytes
         mask = self.mask()
         t = e.typed(kind)
         if e.lanes == 1:
@@ -504,7 +508,8 @@ class KernelValues:
     def _every(self, pointer: str, storage: Storage, index: Index, stride: int) -> str:
         """Every `stride`-th element: contiguous loads, the last one ending at the last element,
         from which shuffles pick."""
-        t, lanes = self.e.typed(storage.memory), self.lanes
+        t = self.e.typed(storage.memory)
+        lanes = self.lanes
         starts = [
             *range(0, (stride - 1) * lanes, lanes),
             (lanes - 1) * stride - lanes + 1,
@@ -597,7 +602,9 @@ class KernelValues:
         value: str,
         mask: str | None,
     ) -> None:
-        e, kind, align = self.e, storage.memory, storage.bytes
+        e = self.e
+        kind = storage.memory
+        align = storage.bytes
         t = e.typed(kind)
         stride = self.lane_stride(index) if e.lanes > 1 else 1
         if stride == 1 and (mask is None or e.lanes == 1 or self.target.masks_vectors):

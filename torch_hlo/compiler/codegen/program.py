@@ -188,7 +188,8 @@ class Program:
     def rebound(self) -> Iterator[None]:
         """Forget, at the end of a `with` block, what was bound in it, and free the memory it
         took."""
-        scope, top = self._places[-1], self._top
+        scope = self._places[-1]
+        top = self._top
         before = dict(scope)
         try:
             yield
@@ -243,7 +244,8 @@ class Program:
         try:
             yield lambda: needed
         finally:
-            needed, (self._memory, self._top, self._arena) = self._arena, saved
+            needed = self._arena
+            (self._memory, self._top, self._arena) = saved
 
     def constant(self, value: Literal | bytes) -> Place:
         """The place of constant data: 64-byte aligned, never written to; equal bytes are stored
@@ -272,7 +274,8 @@ class Program:
                 layout,
             ):
                 return None
-            kept.layout, kept.write = layout, write
+            kept.layout = layout
+            kept.write = write
             return self.at(kept.space)
         parameter = source.word - self._first_parameter
         if parameter not in self.module.constants or self.is_apart:
@@ -426,7 +429,7 @@ class Program:
     def call(self, function: str, arguments: Sequence[str], result: str = "void") -> str:
         """Call a function once; arguments are "type value". Returns the result's SSA name ("" for
         void)."""
-        return self.code.call(result, function, *arguments)
+        return self.code.call(function, *arguments, result=result)
 
     def arguments(self, pointers: Iterable[str | Place], sizes: Iterable[Size] = ()) -> list[str]:
         """Arguments of a call: addresses, then sizes."""
@@ -542,7 +545,8 @@ class Program:
     def return_if_failed(self) -> None:
         """Leave the current function when a host call has raised: nothing more is written."""
         f = self.code
-        leave, go_on = f.label("leave"), f.label("go")
+        leave = f.label("leave")
+        go_on = f.label("go")
         f.branch(self.failed(), leave, go_on)
         f.start(leave)
         f.ret()
@@ -567,7 +571,9 @@ class Program:
         computation."""
         saved = (self.code, self._sizes, self._bases, self._arguments)
         self.code = Function(name, [("ptr", "block")])
-        self._sizes, self._bases, self._arguments = {}, {}, 0
+        self._sizes = {}
+        self._bases = {}
+        self._arguments = 0
         if places is not None:
             self._places.append(places)
         try:
@@ -605,7 +611,8 @@ class Program:
             blame(error, x)
             raise error
         self.places(x)  # the result's buffer outlives the step's scratch memory
-        top, outer = self._top, (self._step_gaps, self._gaps)
+        top = self._top
+        outer = (self._step_gaps, self._gaps)
         self._step_gaps = (
             functools.partial(find, x)
             if (find := getattr(self._places[-1], "gaps", None)) is not None
@@ -617,7 +624,8 @@ class Program:
         except Exception as error:
             blame(error, x)
             raise
-        self._top, (self._step_gaps, self._gaps) = top, outer
+        self._top = top
+        (self._step_gaps, self._gaps) = outer
 
     def number(self) -> int:
         """A number that no other call returns."""

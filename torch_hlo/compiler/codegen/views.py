@@ -200,7 +200,8 @@ def dynamic_update_slice(k: Kernel, x: Instruction, index: Indices) -> Value:
 
 def bitcast_convert(k: Kernel, x: Instruction, index: Indices) -> Value:
     source = x.operand
-    have, want = source.dtype, x.dtype
+    have = source.dtype
+    want = x.dtype
     if DTYPES[have].bits != DTYPES[want].bits or "c" in (
         DTYPES[have].kind,
         DTYPES[want].kind,

@@ -126,7 +126,8 @@ def _scattered(x: Instruction, readers: Callable[[Instruction], int]) -> Instruc
         or readers(x.operand) > 1
     ):
         return None
-    whole, starts = x.operand, x.operands[1:]
+    whole = x.operand
+    starts = x.operands[1:]
     cut = [d for d, (a, b) in enumerate(zip(whole.dims, x.dims, strict=True)) if a != b]
     groups = whole["replica_groups"]
     if len(cut) != 1 or not groups or whole.get("channel_id") is None:

@@ -137,7 +137,8 @@ def _variadic(members: list[Instruction], operands: list[Instruction]) -> list[I
 def _scattered(members: list[Instruction], operands: list[Instruction]) -> list[Instruction]:
     rows = []
     for m, x in zip(members, operands, strict=True):
-        (d,), dims = m["dimensions"], x.dims
+        (d,) = m["dimensions"]
+        dims = x.dims
         n = dims[d] // m.dims[d]
         parts = h.reshape(x, (*dims[:d], n, m.dims[d], *dims[d + 1 :]))
         rows.append(

@@ -32,7 +32,9 @@ def collective_motion(module: Module) -> Module:
 
 def _hoisted(loop: Instruction) -> Instruction:
     """The loop with its invariant collectives before it; itself when there are none."""
-    body, condition, (state,) = loop["body"], loop["condition"], loop.operands
+    body = loop["body"]
+    condition = loop["condition"]
+    (state,) = loop.operands
     if body.root.op != "tuple" or not state.shape.is_tuple:
         return loop
     (param,) = body.params

@@ -31,7 +31,8 @@ def exchange(program: Program, x: Instruction) -> None:
 def start(program: Program, x: Instruction) -> None:
     """The value is the result (all-reduce), or (operands, results, contexts…); the operands are
     where they were."""
-    shape, places = x.shape, program.places(x)
+    shape = x.shape
+    places = program.places(x)
     if x.op != "all-reduce-start":
         assert isinstance(places, tuple), x
         shape, places = shape.elements[1], places[1]

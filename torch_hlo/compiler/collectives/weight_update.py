@@ -59,11 +59,13 @@ def shard_weight_update(module: Module, axes: Sequence[str]) -> Module:
         raise ShardingError("weight-update sharding needs a program with a mesh")
     extra = tuple(module.mesh.axis(a) for a in axes)
     readers = users((module.entry.root,))
-    params, results = module.entry.params, list(outputs(module))
+    params = module.entry.params
+    results = list(outputs(module))
     new: Replacements = {}
     whole: dict[int, Sharding] = {}  # outputs that are gathered again
     for o, i in module.aliases:
-        param, result = params[i], results[o]
+        param = params[i]
+        result = results[o]
         given = param.get("sharding") or Sharding.replicate(module.mesh, param.rank)
         split = _split(module.mesh, given, param.dims, extra)
         if split is None or result.shape != param.shape or result in params:

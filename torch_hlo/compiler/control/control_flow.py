@@ -33,7 +33,8 @@ def elements(program: Program, x: Instruction) -> tuple[Places, ...]:
 
 
 def while_(program: Program, x: Instruction) -> None:
-    state, (start,) = program.places(x), x.operands
+    state = program.places(x)
+    (start,) = x.operands
     if start.op == "tuple":
         assert isinstance(state, tuple)
         for target, value in zip(state, start.operands, strict=True):
@@ -115,7 +116,8 @@ def _multiplies(c: Computation, k: int) -> bool:
 def _at_once(program: Program, x: Instruction, state: tuple[Places, ...]) -> None:
     """The turns of a loop are items of a parallel region: each has a copy of the block whose word
     OWN points to memory of its own, where its number is, too."""
-    turns, calls = x["independent"], len(program.host_calls)
+    turns = x["independent"]
+    calls = len(program.host_calls)
     with program.keeping(_factors(x, state)), program.apart() as nbytes:
         number = program.scratch(8)
         body = emit_computation(program, x["body"], [(number, *state[1:])], (number, *state[1:]))
@@ -130,7 +132,7 @@ def _at_once(program: Program, x: Instruction, state: tuple[Places, ...]) -> Non
         "i64 lo, i64 hi, ptr block, ptr memory",
     )
     own = f.alloca("i64", program.words, 64)
-    with f.loop("%lo", "%hi") as turn:
+    with f.items() as turn:
         f.do(
             f"call void @llvm.memcpy.p0.p0.i64(ptr {own}, ptr %block, i64 {8 * program.words}, i1"
             " false)"
@@ -138,7 +140,7 @@ def _at_once(program: Program, x: Instruction, state: tuple[Places, ...]) -> Non
         memory = f.gep("i8", "%memory", f.mul(turn, each))
         f.store_at("ptr", memory, own, OWN)
         f.store("i64", turn, f.gep("i8", memory, fixed(number.offset)))
-        f.call("void", body, f"ptr {own}")
+        f.call(body, f"ptr {own}")
     memory = program.at(program.scratch(each * turns))
     program.parallel(
         program.define(f),
@@ -151,7 +153,8 @@ def _at_once(program: Program, x: Instruction, state: tuple[Places, ...]) -> Non
 def conditional(program: Program, x: Instruction) -> None:
     selector, *operands = x.operands
     branches = x["branch_computations"]
-    result, f = program.places(x), program.code
+    result = program.places(x)
+    f = program.code
     if selector.dtype == "pred":
         chosen = f.select(
             f.icmp("ne", program.fetch("i8", program.place(selector)), 0, "i8"),

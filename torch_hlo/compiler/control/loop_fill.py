@@ -33,7 +33,8 @@ def is_unwritten(x: Instruction) -> bool:
 
 
 def _without_fill(x: Instruction) -> Instruction:
-    state, body = x.operand, x["body"]
+    state = x.operand
+    body = x["body"]
     if state.op != "tuple" or body.root.op != "tuple":
         return x
     counter, turns = _counted(x)
@@ -56,11 +57,9 @@ def _without_fill(x: Instruction) -> Instruction:
 def _counted(x: Instruction) -> tuple[Instruction | None, int]:
     """(the element of the body's state that counts a loop's turns from 0 on, how many there are);
     (None, 0) for other loops."""
-    test, (param,), (tested,) = (
-        x["condition"].root,
-        x["body"].params,
-        x["condition"].params,
-    )
+    test = x["condition"].root
+    (param,) = x["body"].params
+    (tested,) = x["condition"].params
     if test.op != "compare" or test["direction"] != "LT" or test.operands[1].op != "constant":
         return None, 0
     count = test.operand

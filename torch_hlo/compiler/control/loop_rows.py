@@ -78,7 +78,8 @@ def _apart(module: Module, cores: int, near: int) -> Module:
 def _cut(x: Instruction, cores: int, near: int, read: set[int]) -> Instruction:
     """The loop over parts, of which the elements `read` are used; the loop itself where it cannot
     be cut, or that does not pay."""
-    body, state = x["body"], x.operand
+    body = x["body"]
+    state = x.operand
     if (
         body.root.op != "tuple"
         or x.get("independent")
@@ -127,7 +128,8 @@ def _elements(c: Computation) -> list[Instruction]:
 def _counts_alike(x: Instruction, rows: Rows, read: set[int]) -> bool:
     """Whether each part takes as many turns as the whole, and nobody asks for the end of what has
     no rows (a counter)."""
-    elements, condition = _elements(x["body"]), x["condition"]
+    elements = _elements(x["body"])
+    condition = x["condition"]
     tested = users((condition.root,))
     if any(y.op != "get-tuple-element" for y in tested.get(condition.params[0], ())):
         return False
@@ -149,7 +151,8 @@ def _read_whole(body: Computation, rows: Rows) -> int:
 def _rows(order: list[Instruction], body: Computation, seed: Instruction, dim: int) -> Rows | None:
     """Which dimension of what holds the rows, if `seed` has them in `dim`; None when they meet
     somewhere."""
-    (param,), results = body.params, body.root.operands
+    (param,) = body.params
+    results = body.root.operands
     reads = users((body.root,))
     rules = {
         y: factors(y) for y in order if y.op not in ("parameter", "tuple", "get-tuple-element")
@@ -223,7 +226,8 @@ class _Cutter:
         self.rows = rows
         self.parts = parts
         self.each = count // parts
-        self.body, (self.param,) = x["body"], x["body"].params
+        self.body = x["body"]
+        (self.param,) = x["body"].params
         self.results = self.body.root.operands
         self.elements = _elements(self.body)
         self.reads = users((self.body.root,))
@@ -232,7 +236,8 @@ class _Cutter:
     def _goes_through_slices(self, k: int) -> bool:
         """Whether element k is only read and written by the slices that a turn needs: then inner
         loops share the array."""
-        e, result = self.elements[k], self.results[k]
+        e = self.elements[k]
+        result = self.results[k]
         if (
             e not in self.rows
             or result is not e
@@ -250,7 +255,8 @@ class _Cutter:
         )
 
     def loop(self) -> Instruction:
-        x, count = self.x, len(self.elements)
+        x = self.x
+        count = len(self.elements)
         state = x.operand
         param = h.parameter(0, tuple_shape(Shape("s64"), *state.shape.elements))
         turn, *given = (h.get_tuple_element(param, k) for k in range(count + 1))
@@ -323,7 +329,8 @@ class _Cutter:
         self, y: Instruction, operands: list[Instruction], first: Instruction
     ) -> Instruction:
         """`y` on the part's rows."""
-        d, attrs = self.rows.get(y), dict(y.attrs)
+        d = self.rows.get(y)
+        attrs = dict(y.attrs)
         if d is None:
             return instr(y.op, operands, y.shape, **attrs)
         dims = tuple(self.each if e == d else n for e, n in enumerate(y.dims))

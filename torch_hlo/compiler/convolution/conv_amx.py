@@ -29,7 +29,7 @@ from torch_hlo.hlo.ir import (
 
 from ..codegen import Program
 from ..conv_forms import digits_of, is_channels_last, sides
-from ..llvm import Function, Int, signature
+from ..llvm import Function, Int, item_parameters
 from ..matmul.amx_kernels import (
     BLOCK,
     ELEMENTS,
@@ -42,7 +42,6 @@ from ..matmul.dot import emit_tree
 from ..matmul.dot_task import Finish
 from ..matmul.epilogue import Epilogue
 from ..matmul.gemm_amx import AmxGemm, b_panel, pieces
-from ..matmul.tile import lane_mask, masked_load
 from ..thresholds import (
     AMX_COLUMNS,
     CONV_AMX_GROUP,
@@ -89,11 +88,11 @@ def gather(name: str) -> Function:
                 f.store("<16 x i32>", f.load("<16 x i32>", p, 2), f.gep("i8", to, 64 * r), 64)
 
         def part() -> None:
-            mask = lane_mask(f, BLOCK, 0, left)
+            mask = f.lane_mask(BLOCK, 0, left)
             for r, p in enumerate(rows):
                 f.store(
                     "<32 x i16>",
-                    masked_load(f, "i16", BLOCK, p, mask),
+                    f.masked_load("i16", BLOCK, p, mask),
                     f.gep("i8", to, 64 * r),
                     64,
                 )
@@ -112,12 +111,13 @@ def split_taps(name: str, taps: int) -> Function:
     lane] = W[row][lane][tap] for rows [lo, hi), zeros for lanes up to whole vectors."""
     params = "i64 lo, i64 hi, ptr W, ptr to, i64 lanes, i64 step, i64 first, i64 tap_step"
     f = Function(name, params)
-    n, vector = BLOCK, f"<{BLOCK} x i16>"
-    with f.loop("%lo", "%hi") as row, f.loop(0, "%lanes", n) as lane0:
+    n = BLOCK
+    vector = f"<{BLOCK} x i16>"
+    with f.items() as row, f.loop(0, "%lanes", n) as lane0:
         at = f.gep("i16", "%W", f.mul(f.muladd(row, "%lanes", lane0), taps))
         left = f.mul(f.sub("%lanes", lane0), taps)
         loaded = [
-            masked_load(f, "i16", n, f.gep("i16", at, n * v), lane_mask(f, n, n * v, left))
+            f.masked_load("i16", n, f.gep("i16", at, n * v), f.lane_mask(n, n * v, left))
             for v in range(taps)
         ]
         to = f.gep("i16", "%to", f.add(f.muladd(row, "%step", "%first"), lane0))
@@ -141,12 +141,8 @@ def split_taps(name: str, taps: int) -> Function:
 def task(program: Program, name: str, spatial: int, many: bool, epilogue: Epilogue) -> str:
     """Items (group of row tiles, block of columns): void(lo, hi, X, B, zeros, NUMBERS…, geometry…,
     the epilogue's). `many`: of the taps."""
-    params = [
-        *signature("i64 lo, i64 hi, ptr X, ptr B, ptr zeros"),
-        *(("i64", q) for q in NUMBERS),
-        *geometry(spatial),
-    ]
-    f = Function(name, [*params, *epilogue.parameters])
+    params = item_parameters(("X", "B", "zeros"), NUMBERS)
+    f = Function(name, [*params, *geometry(spatial), *epilogue.parameters])
     find = define(program, tile_pointers, f"tile_pointers_i16_{spatial}", "i16", spatial)
     pack = define(program, gather, "conv_amx_gather")
     kernel = define(program, micro, f"micro_amx_{BF16.name}", BF16)
@@ -157,7 +153,7 @@ def task(program: Program, name: str, spatial: int, many: bool, epilogue: Epilog
     A = f.alloca("i8", PANEL_STEPS * STEP_BYTES, 64)
     sums = f.alloca("float", CONV_AMX_GROUP * BLOCK * LD, 64)
     at = _Group(f, spatial, P, half, A, sums, f.ceildiv("%features", BLOCK))
-    with f.loop("%lo", "%hi") as item:
+    with f.items() as item:
         group = f.div(item, "%blocks_n")
         n0, n1 = f.part(f.rem(item, "%blocks_n"), "%columns_each", "%features")
         tile0 = f.mul(group, "%tiles")
@@ -194,7 +190,6 @@ class _Group:
             to = f.gep("ptr", self.pointers, f.mul(i, self.half))
             numbers = (f"i64 %{q}" for _, q in geometry(self.spatial))
             f.call(
-                "void",
                 find,
                 "ptr %X",
                 "ptr %zeros",
@@ -213,12 +208,11 @@ class _Group:
             pointers = f.gep("ptr", self.pointers, f.mul(f.muladd(i, 2, side), self.half))
             to = f.gep("i8", self.A, side * 1024)
             counts = f"i64 {step}", f"i64 {count}", "i64 %chunks", "i64 %channels"
-            f.call("void", pack, f"ptr {pointers}", *counts, f"ptr {to}")
+            f.call(pack, f"ptr {pointers}", *counts, f"ptr {to}")
         c = f.gep("float", self.sums, f.mul(i, BLOCK * LD))
         with f.loop(n0, n1, BLOCK) as j:
             b = b_panel(f, "%B", step, count, f.div(j, BLOCK), self.panels)
             f.call(
-                "void",
                 kernel,
                 f"ptr {self.A}",
                 f"ptr {b}",
@@ -259,8 +253,10 @@ def emit_amx(program: Program, x: Instruction, finish: Finish) -> None:
 def _runs(x: Instruction) -> tuple[Instruction, tuple[WindowDim, ...], int]:
     """(input, window, channels in a row that a tap meets). Few channels, padded in memory, are one
     run with those of the neighbouring taps."""
-    lhs, window = x.operand, x["window"]
-    channels, w = static_dims(lhs)[-1], window[-1]
+    lhs = x.operand
+    window = x["window"]
+    channels = static_dims(lhs)[-1]
+    w = window[-1]
     if channels >= BLOCK or w.size == 1 or w.window_dilation != 1:
         return lhs, window, channels
     padding = [
@@ -285,7 +281,8 @@ def _emit(
 ) -> None:
     """The convolution of `lhs`, of whose rows a tap of `window` meets `channels` elements."""
     *outputs, features = static_dims(x)
-    spatial, pixels = len(window), product(outputs)
+    spatial = len(window)
+    pixels = product(outputs)
     taps = product(fixed(w.size) for w in window)
     chunks = ceildiv(channels, BLOCK)
     steps = taps * chunks
@@ -323,7 +320,8 @@ def _packed_kernel(program: Program, x: Instruction, taps: int, channels: int, d
     mirrored = [
         label.index(str(i)) for i, w in enumerate(x["window"]) if w.reversal and w.size != 1
     ]
-    features, k = static_dims(x)[-1], taps * depth
+    features = static_dims(x)[-1]
+    k = taps * depth
     splits = (
         taps <= MOST_SPLIT
         and channels == rhs.dims[label.index("i")]

@@ -30,7 +30,7 @@ from torch_hlo.hlo.ir import (
 
 from ..codegen import Program
 from ..conv_forms import digits_of
-from ..llvm import Function, Int, signature
+from ..llvm import Function, Int, item_parameters
 from ..matmul.amx_kernels import (
     BLOCK,
     ELEMENTS,
@@ -40,7 +40,6 @@ from ..matmul.amx_kernels import (
 )
 from ..matmul.dot import emit_tree
 from ..matmul.gemm_amx import AmxGemm, b_panel, pieces
-from ..matmul.tile import lane_mask, masked_load, transposed
 from ..thresholds import GRADIENT_AMX_LEAST_RUN, ITEMS_PER_CORE
 from .conv_direct import register_tile
 from .conv_gradient import add_pieces
@@ -75,7 +74,8 @@ class Axis:
 
     @property
     def room(self) -> int:
-        low, high = min(0, *self.shifts), max(0, *self.shifts)
+        low = min(0, *self.shifts)
+        high = max(0, *self.shifts)
         return max(ceildiv(self.size, self.stride) - low, self.count + high)
 
 
@@ -124,17 +124,21 @@ def is_amx_gradient(program: Program, x: Instruction) -> bool:
 def _run(x: Instruction) -> int:
     """Channels, and with few of them those of the neighbouring taps, which are neighbours in
     memory: rows of A."""
-    channels, w = static_dims(x.operand)[-1], x["window"][-1]
+    channels = static_dims(x.operand)[-1]
+    w = x["window"][-1]
     return channels * (_parts(x)[0][-1] if channels < BLOCK and w.stride == 1 else 1)
 
 
 def _in_runs(x: Instruction) -> tuple[Instruction, list[Axis], int]:
     """(input, grid, rows of A per tap). Where a row of taps is one run, the input is padded in
     memory and the last dimension has one tap."""
-    lhs, grid, run = x.operand, axes(x), _run(x)
+    lhs = x.operand
+    grid = axes(x)
+    run = _run(x)
     if run == lhs.dims[-1]:
         return lhs, grid, run
-    w, last = x["window"][-1], grid[-1]
+    w = x["window"][-1]
+    last = grid[-1]
     reach = (last.count - 1) * last.stride + 1
     edges = (
         w.pad_low,
@@ -172,13 +176,12 @@ def turn_rows(name: str, levels: int) -> Function:
     begins; in each of the nested levels rows begin `from` and `step` elements apart. Target rows
     follow each other: a row is written in whole vectors, and the next one overwrites what is too
     much."""
-    params = signature("i64 lo, i64 hi, ptr X, ptr to")
-    params += [("i64", q) for q in TURN_NUMBERS]
+    params = item_parameters(("X", "to"), TURN_NUMBERS)
     params += [("i64", f"{q}{i}") for i in range(levels) for q in ("count", "from", "step")]
     f = Function(name, params)
-    with f.loop("%lo", "%hi") as group, ExitStack() as stack:
+    with f.items() as group, ExitStack() as stack:
         channel = f.mul(group, 16)
-        lanes = lane_mask(f, 16, channel, "%channels")
+        lanes = f.lane_mask(16, channel, "%channels")
         own = f.gep("i8", "%to", f.muladd(channel, "%row_bytes", "%array"))
         nbytes = f.mul("%row_bytes", 16)
         f.do(f"call void @llvm.memset.p0.i64(ptr {own}, i8 0, i64 {nbytes}, i1 false)")
@@ -218,12 +221,12 @@ def _turn_pixels(
                 inside = f.icmp("slt", at, "%pixels")
                 mask = f.op(f"select i1 {inside}, <16 x i1> {lanes}, <16 x i1> zeroinitializer")
             pixel = f.gep("i16", row, f.mul(at, "%pixel_step"))
-            both.append(masked_load(f, "i16", 16, pixel, mask))
+            both.append(f.masked_load("i16", 16, pixel, mask))
         mixed = f.op(
             f"shufflevector <16 x i16> {both[0]}, <16 x i16> {both[1]}, <32 x i32> <{order}>"
         )
         words.append(f.op(f"bitcast <32 x i16> {mixed} to <16 x i32>"))
-    for lane, v in enumerate(transposed(f, WORDS, words)):
+    for lane, v in enumerate(WORDS.transposed(f, words)):
         place = f.gep("i8", f.gep("i16", to, first), f.mul("%row_bytes", lane))
         f.store("<16 x i32>", v, place, 2)
 
@@ -236,9 +239,7 @@ def task(program: Program) -> str:
     f = Function(
         "conv_amx_gradient",
         [
-            *signature("i64 lo, i64 hi"),
-            *(("ptr", q) for q in "ABC"),
-            *(("i64", q) for q in NUMBERS),
+            *item_parameters("ABC", NUMBERS),
             ("ptr", "offsets"),
         ],
     )
@@ -246,7 +247,7 @@ def task(program: Program) -> str:
     configure(f)
     panels = f.ceildiv("%features", BLOCK)
     in_panels = f.icmp("eq", "%ldc", BLOCK)
-    with f.loop("%lo", "%hi") as item:
+    with f.items() as item:
         channel = f.mul(f.div(item, "%blocks_n"), BLOCK)
         n0, n1 = f.part(f.rem(item, "%blocks_n"), "%columns_each", "%features")
         rows = f.sub("%channels", channel)
@@ -260,7 +261,6 @@ def task(program: Program) -> str:
                 to = f.gep("float", c, f.mul(number, "%panel_step"))
                 columns = f.select(in_panels, "i64", BLOCK, f.sub("%features", j))
                 f.call(
-                    "void",
                     kernel,
                     f"ptr {a}",
                     f"ptr {b}",

@@ -17,14 +17,11 @@ from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, WindowDim, ceildiv, fixed, product
 
 from ..codegen import Program
-from ..llvm import Function, Int, Loop, signature
+from ..llvm import Function, Int, Loop, item_parameters, parameters
 from ..matmul.dot_task import Finish
 from ..matmul.epilogue import Epilogue
 from ..matmul.tile import (
     Tile,
-    lane_mask,
-    multiply_add,
-    splat,
 )
 from ..thresholds import COPIED_ROWS_BYTES, UNROLLED_TAPS
 from .conv_direct import register_tile
@@ -69,8 +66,8 @@ def copy_row(name: str, t: Tile, stride: int) -> Function:
         attrs="noinline #0",
     )
     places = [
-        f.gep(
-            t.kind,
+        t.gep(
+            f,
             "%S",
             f.muladd(f.rem(f.add("%left", q), stride), "%phase", f.div(f.add("%left", q), stride)),
         )
@@ -81,8 +78,8 @@ def copy_row(name: str, t: Tile, stride: int) -> Function:
         loaded = []
         for v in range(stride):
             at = f.add(i, v * t.lanes)
-            mask = lane_mask(f, t.lanes, at, "%wide") if masked else ""
-            loaded.append(t.load(f, f.gep(t.kind, "%x", at), mask))
+            mask = f.lane_mask(t.lanes, at, "%wide") if masked else ""
+            loaded.append(t.load(f, t.gep(f, "%x", at), mask))
         for q, place in enumerate(places):
             made = loaded[0]
             if stride == 2:
@@ -91,7 +88,7 @@ def copy_row(name: str, t: Tile, stride: int) -> Function:
                     f"shufflevector {t.vector} {loaded[0]}, {t.vector} {loaded[1]}, <{t.lanes} x"
                     f" i32> <{lanes}>"
                 )
-            t.store(f, made, f.gep(t.kind, place, f.div(i, stride)))
+            t.store(f, made, t.gep(f, place, f.div(i, stride)))
 
     step = t.lanes * stride
     whole = f.mul(f.div("%wide", step), step)
@@ -115,12 +112,12 @@ def tile_of_pixels(name: str, form: Form) -> Function:
     * row_step + tap * tap_step]."""
     t = form.tile
     pointers = [("ptr noalias", q) for q in "SWC"]
-    params = [*pointers, *(("i64", q) for q in TILE_NUMBERS)]
+    params = [*pointers, *parameters(numbers=TILE_NUMBERS)]
     f = Function(name, params, attrs="noinline #0")
     zeros = [(t.vector, "zeroinitializer")] * (t.rows * t.vectors)
     with f.loop(0, "%turns", carry=zeros, known_nonempty=True) as turn:
-        s_turn = f.gep(t.kind, "%S", f.mul(turn.index, "%turn_rows"))
-        w_turn = f.gep(t.kind, "%W", f.mul(turn.index, "%turn_step"))
+        s_turn = t.gep(f, "%S", f.mul(turn.index, "%turn_rows"))
+        w_turn = t.gep(f, "%W", f.mul(turn.index, "%turn_step"))
         carry = [(t.vector, v) for v in turn.vars]
         with f.loop(0, "%taps", carry=carry, known_nonempty=True) as tap:
             tap.next = _tap_of_tile(f, form, tap, s_turn, w_turn)
@@ -129,7 +126,7 @@ def tile_of_pixels(name: str, form: Form) -> Function:
     for i in range(t.rows):
         with f.when(f.icmp("slt", i, "%valid")):
             for j, mask in enumerate(masks):
-                to = f.gep(t.kind, f.gep(t.kind, "%C", f.mul("%ldc", i)), j * t.lanes)
+                to = t.gep(f, t.gep(f, "%C", f.mul("%ldc", i)), j * t.lanes)
                 value = turn.vars[i * t.vectors + j]
                 t.store(f, value, to, mask)
     return f
@@ -146,21 +143,21 @@ def _tap_of_tile(
     t = form.tile
     place = f.mul(tap.index, "%dilation")
     column = f.mul(f.rem(place, form.stride), "%phase")
-    row = f.gep(t.kind, s_turn, f.add(column, f.div(place, form.stride)))
-    w = f.gep(t.kind, w_turn, f.mul(tap.index, "%tap_step"))
+    row = t.gep(f, s_turn, f.add(column, f.div(place, form.stride)))
+    w = t.gep(f, w_turn, f.mul(tap.index, "%tap_step"))
     weights = []
     for i in range(form.taps):
         weight = f.load_at(t.kind, w, f.mul("%row_step", i))
-        weights.append(splat(f, t.kind, t.lanes, weight))
+        weights.append(f.splat(t.kind, t.lanes, weight))
     sums, at = list(tap.vars), 0
     for n, meets in form.rows.items():
         if n != at:
-            row, at = f.gep(t.kind, row, f.mul("%ld", n - at)), n
+            row, at = t.gep(f, row, f.mul("%ld", n - at)), n
         for j in range(t.vectors):
-            x = t.load(f, f.gep(t.kind, row, j * t.lanes))
+            x = t.load(f, t.gep(f, row, j * t.lanes))
             for i, number in meets:
                 k = i * t.vectors + j
-                sums[k] = multiply_add(f, t, x, weights[number], sums[k])
+                sums[k] = t.fma(f, x, weights[number], sums[k])
     return sums
 
 
@@ -168,8 +165,7 @@ def task(program: Program, name: str, form: Form, epilogue: Epilogue | None) -> 
     """Items (plane, block of rows): void(lo, hi, X, W, C, NUMBERS…, the epilogue's). With an
     epilogue C is not used. Returns the name, its functions defined in `program`."""
     t = form.tile
-    params = [*signature("i64 lo, i64 hi"), *(("ptr", q) for q in "XWC")]
-    params += [("i64", q) for q in ("row_tap_step", *NUMBERS)]
+    params = item_parameters("XWC", ("row_tap_step", *NUMBERS))
     f = Function(name, params + list(epilogue.parameters if epilogue else ()))
     functions = [
         copy_row(f"planar_row_{t.suffix}_{form.stride}", t, form.stride),
@@ -183,23 +179,24 @@ def task(program: Program, name: str, form: Form, epilogue: Epilogue | None) -> 
         count = f.muladd("%rows_each", "%out_wide", t.lanes)
         sums = f.op(f"alloca {t.kind}, i64 {count}, align 64")
     with f.loop(0, size, t.lanes) as i:
-        t.store(f, "zeroinitializer", f.gep(t.kind, S, i))
+        t.store(f, "zeroinitializer", t.gep(f, S, i))
     multiple = f.div("%planes_out", "%planes_in")
-    with f.loop("%lo", "%hi") as item:
+    with f.items() as item:
         plane = f.div(item, "%blocks")
         r0 = f.mul(f.rem(item, "%blocks"), "%rows_each")
         r1 = f.min(f.add(r0, "%rows_each"), "%out_high")
-        x = f.gep(t.kind, "%X", f.mul(f.div(plane, multiple), f.mul("%high", "%wide")))
+        x = t.gep(f, "%X", f.mul(f.div(plane, multiple), f.mul("%high", "%wide")))
         w_plane = f.mul(f.rem(plane, "%planes_out"), f.mul("%taps", "%turns"))
-        w = f.gep(t.kind, "%W", f.add(w_plane, "%first_tap"))
+        w = t.gep(f, "%W", f.add(w_plane, "%first_tap"))
         y0 = f.sub(f.mul(r0, form.row_stride), "%top")
         with f.loop(0, "%copied") as i:
-            y, to = f.add(y0, i), f.gep(t.kind, S, f.mul(i, "%ld"))
+            y = f.add(y0, i)
+            to = t.gep(f, S, f.mul(i, "%ld"))
             _copy_or_zeros(f, form, copy, x, y, to)
         target = sums
         if not epilogue:
             pixel = f.mul(f.muladd(plane, "%out_high", r0), "%out_wide")
-            target = f.gep(t.kind, "%C", pixel)
+            target = t.gep(f, "%C", pixel)
         _tiles_of_pixels(f, form, compute, S, w, target, (r0, r1))
         if epilogue:
             first = f.mul(r0, "%out_wide")
@@ -220,10 +217,9 @@ def _copy_or_zeros(
     t = form.tile
 
     def inside() -> None:
-        row = f.gep(t.kind, x, f.muladd(y, "%wide", "%skip"))
+        row = t.gep(f, x, f.muladd(y, "%wide", "%skip"))
         wide = f.sub("%wide", "%skip")
         f.call(
-            "void",
             copy,
             f"ptr {row}",
             f"i64 {wide}",
@@ -235,7 +231,7 @@ def _copy_or_zeros(
     def outside() -> None:
         for q in range(form.stride):
             with f.loop(0, "%ld", t.lanes) as c:
-                place = f.gep(t.kind, to, f.muladd("%phase", q, c))
+                place = t.gep(f, to, f.muladd("%phase", q, c))
                 t.store(f, "zeroinitializer", place)
 
     f.choose(f.icmp("ult", y, "%high"), inside, outside)
@@ -256,8 +252,8 @@ def _tiles_of_pixels(
         f.loop(0, f.sub(r1, r0), t.rows) as r,
         f.loop(0, "%out_wide", t.columns) as c,
     ):
-        start = f.gep(t.kind, S, f.muladd(r, f.mul("%ld", form.row_stride), c))
-        to = f.gep(t.kind, target, f.muladd(r, "%out_wide", c))
+        start = t.gep(f, S, f.muladd(r, f.mul("%ld", form.row_stride), c))
+        to = t.gep(f, target, f.muladd(r, "%out_wide", c))
         numbers = (
             "%row_tap_step",
             "%tap_step",
@@ -273,7 +269,7 @@ def _tiles_of_pixels(
             f.sub(f.sub(r1, r0), r),
         )
         pointers = f"ptr {start}", f"ptr {w}", f"ptr {to}"
-        f.call("void", compute, *pointers, *(f"i64 {v}" for v in numbers))
+        f.call(compute, *pointers, *(f"i64 {v}" for v in numbers))
 
 
 def emit_planar(program: Program, x: Instruction, kind: str, finish: Finish | None = None) -> None:
@@ -290,14 +286,16 @@ def emit_planar(program: Program, x: Instruction, kind: str, finish: Finish | No
     def met(count: int) -> int:
         return (count - 1) * down.stride + (fixed(down.size) - 1) * down.window_dilation + 1
 
-    rows_each, row_bytes = height, ld * last.stride * t.itemsize
+    rows_each = height
+    row_bytes = ld * last.stride * t.itemsize
     while rows_each < out_high and met(rows_each + height) * row_bytes <= COPIED_ROWS_BYTES:
         rows_each += height
     blocks = ceildiv(out_high, rows_each)
     flip_row, flip = (w.reversal and fixed(w.size) > 1 for w in (down, last))
     row_step = -last.size if flip_row else last.size
     tap_step = -1 if flip else 1
-    features, planes = x.dims[1], x.dims[0] * x.dims[1]
+    features = x.dims[1]
+    planes = x.dims[0] * x.dims[1]
     numbers = dict(
         planes_in=lhs.dims[1],
         planes_out=features,

@@ -23,7 +23,7 @@ from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, dim_max, product,
 
 from ..codegen import Program
 from ..conv_forms import is_channels_last
-from ..llvm import Function, Int, signature
+from ..llvm import Function, Int, item_parameters, signature
 from ..matmul.blocking import Partition, tile_heights
 from ..matmul.dot_task import Finish
 from ..matmul.epilogue import Epilogue
@@ -31,9 +31,6 @@ from ..matmul.micro_kernel import store_tile
 from ..matmul.product import hint
 from ..matmul.tile import (
     Tile,
-    lane_mask,
-    multiply_add,
-    splat,
 )
 from ..thresholds import (
     CONV_B_BYTES,
@@ -88,8 +85,9 @@ def micro(name: str, t: Tile, rows: int, vectors: int, partial: bool) -> Functio
     with f.loop(0, "%taps", carry=carry, known_nonempty=True) as taps:
         row_of_table = f.gep("ptr", "%P", f.mul(taps.index, POINTERS))
         pointers = [f.load_at("ptr", row_of_table, i) for i in range(rows)]
-        b_tap = f.gep(t.kind, "%B", f.mul(f.sub(f.mul(taps.index, "%depth"), "%at"), width))
-        end, each = f.add("%at", "%depth"), UNROLLED // vectors
+        b_tap = t.gep(f, "%B", f.mul(f.sub(f.mul(taps.index, "%depth"), "%at"), width))
+        end = f.add("%at", "%depth")
+        each = UNROLLED // vectors
         whole = f.sub(end, f.rem("%depth", each))
 
         def steps(count: int, index: Int, sums: list[str]) -> list[str]:
@@ -121,16 +119,16 @@ def _channels(
         row = []
         for j in range(vectors):
             at = f.muladd(f.add(index, u), width, j * t.lanes)
-            row.append(t.load(f, f.gep(t.kind, b_tap, at)))
+            row.append(t.load(f, t.gep(f, b_tap, at)))
         b.append(row)
     for i, pointer in enumerate(pointers):
-        p = f.gep(t.kind, pointer, index)
+        p = t.gep(f, pointer, index)
         for u in range(count):
             element = f.load_at(t.kind, p, u)
-            a = splat(f, t.kind, t.lanes, element)
+            a = f.splat(t.kind, t.lanes, element)
             for j in range(vectors):
                 at = i * vectors + j
-                sums[at] = multiply_add(f, t, a, b[u][j], sums[at])
+                sums[at] = t.fma(f, a, b[u][j], sums[at])
     return sums
 
 
@@ -154,16 +152,16 @@ def micro_grouped(
     ]
     f = Function(name, params + [("i64", "valid_rows")] * partial, attrs="noinline #0")
     n = t.lanes
-    mask = lane_mask(f, n, 0, "%cols")
+    mask = f.lane_mask(n, 0, "%cols")
     with f.loop(
         0, "%taps", carry=[(t.vector, "zeroinitializer")] * rows, known_nonempty=True
     ) as taps:
         row_of_table = f.gep("ptr", "%P", f.mul(taps.index, POINTERS))
-        b_tap = f.gep(t.kind, "%B", f.mul(taps.index, n * size))
-        b = [t.load(f, f.gep(t.kind, b_tap, i * n)) for i in range(size)]
+        b_tap = t.gep(f, "%B", f.mul(taps.index, n * size))
+        b = [t.load(f, t.gep(f, b_tap, i * n)) for i in range(size)]
         taps.next = []
         for r in range(rows):
-            p = f.gep(t.kind, f.load_at("ptr", row_of_table, r), "%at")
+            p = t.gep(f, f.load_at("ptr", row_of_table, r), "%at")
             x = t.load(f, p, "" if whole else mask)
             total = taps.vars[r]
             for i in range(size):
@@ -173,10 +171,11 @@ def micro_grouped(
                     if size > 1
                     else x
                 )
-                total = multiply_add(f, t, a, b[i], total)
+                total = t.fma(f, a, b[i], total)
             taps.next.append(total)
     for i in range(rows):
-        p, at_row = f.gep(t.kind, "%C", f.mul("%ldc", i)), mask
+        p = t.gep(f, "%C", f.mul("%ldc", i))
+        at_row = mask
         if partial:
             at_row = f.op(
                 f"select i1 {f.icmp('slt', i, '%valid_rows')}, <{n} x i1> {mask}, <{n} x i1>"
@@ -200,12 +199,13 @@ def geometry(spatial: int) -> list[tuple[str, str]]:
 
 def _pointers_of_runs(f: Function, kind: str) -> None:
     """The pointers where pixel i is the run at i * image_step."""
-    n, vector = POINTERS, f"<{POINTERS} x i64>"
+    n = POINTERS
+    vector = f"<{POINTERS} x i64>"
     numbers = "<" + ", ".join(f"i64 {i}" for i in range(n)) + ">"
-    at = f.op(f"add {vector} {numbers}, {splat(f, 'i64', n, '%pixel')}")
-    last = splat(f, "i64", n, f.sub("%pixels", 1))
+    at = f.op(f"add {vector} {numbers}, {f.splat('i64', n, '%pixel')}")
+    last = f.splat("i64", n, f.sub("%pixels", 1))
     at = f.op(f"call {vector} @llvm.smin.v{n}i64({vector} {at}, {vector} {last})")
-    at = f.op(f"mul {vector} {at}, {splat(f, 'i64', n, '%image_step')}")
+    at = f.op(f"mul {vector} {at}, {f.splat('i64', n, '%image_step')}")
     f.store(f"<{n} x ptr>", f.op(f"getelementptr {kind}, ptr %x, {vector} {at}"), "%P")
 
 
@@ -249,18 +249,19 @@ def tile_pointers(name: str, kind: str, spatial: int) -> Function:
         *geometry(spatial),
     ]
     f = Function(name, params, attrs="noinline #0")
-    n, vector = POINTERS, f"<{POINTERS} x i64>"
+    n = POINTERS
+    vector = f"<{POINTERS} x i64>"
     if not spatial:
         _pointers_of_runs(f, kind)
         return f
     slots = _positions(f, spatial)
     offsets = f.load(vector, slots[0], 64)
     firsts = [f.load(vector, s, 64) for s in slots[1:]]
-    nowhere = splat(f, "ptr", n, "%zeros")
+    nowhere = f.splat("ptr", n, "%zeros")
 
     def nest(i: int, offset: Int, inside: str | None, number: Int) -> None:
         if i == spatial:
-            shifted = f.op(f"add {vector} {offsets}, {splat(f, 'i64', n, offset)}")
+            shifted = f.op(f"add {vector} {offsets}, {f.splat('i64', n, offset)}")
             addresses = f.op(f"getelementptr {kind}, ptr %x, {vector} {shifted}")
             found = f.op(
                 f"select <{n} x i1> {inside}, <{n} x ptr> {addresses}, <{n} x ptr> {nowhere}"
@@ -269,8 +270,8 @@ def tile_pointers(name: str, kind: str, spatial: int) -> Function:
             return
         with f.loop(0, f"%taps{i}") as tap:
             shift = f.mul(tap, f"%dilation{i}")
-            position = f.op(f"add {vector} {firsts[i]}, {splat(f, 'i64', n, shift)}")
-            valid = f.op(f"icmp ult {vector} {position}, {splat(f, 'i64', n, f'%size{i}')}")
+            position = f.op(f"add {vector} {firsts[i]}, {f.splat('i64', n, shift)}")
+            valid = f.op(f"icmp ult {vector} {position}, {f.splat('i64', n, f'%size{i}')}")
             both = valid if inside is None else f.op(f"and <{n} x i1> {inside}, {valid}")
             nest(
                 i + 1,
@@ -341,9 +342,10 @@ class Form:
 def task(program: Program, form: Form) -> str:
     """Items (groups, block of panels, block of row tiles): void(lo, hi, X, B, C, zeros, NUMBERS…,
     geometry…, the epilogue's). Returns the name, its functions defined in `program`."""
-    t, heights, epilogue = form.tile, form.heights, form.epilogue
-    params = signature("i64 lo, i64 hi, ptr X, ptr B, ptr C, ptr zeros")
-    params += [("i64", q) for q in NUMBERS]
+    t = form.tile
+    heights = form.heights
+    epilogue = form.epilogue
+    params = item_parameters(("X", "B", "C", "zeros"), NUMBERS)
     params += geometry(form.spatial)
     params += [(kind, f"pack_{q}") for kind, q in PACK_PARAMETERS] if form.pack else []
     params += epilogue.parameters if epilogue else ()
@@ -361,13 +363,14 @@ def task(program: Program, form: Form) -> str:
     if form.pack:
         panels = f.op(f"alloca {t.kind}, i64 {f.mul('%columns_each', '%k')}, align 64")
     together = f.max(f.div(CHAIN, "%run"), 1)
-    with f.loop("%lo", "%hi") as item:
+    with f.items() as item:
         rest = f.div(item, "%blocks_m")
         row_block = f.rem(item, "%blocks_m")
         group0 = f.mul(f.div(rest, "%blocks_n"), "%groups_each")
         column_block = f.rem(rest, "%blocks_n")
         group1 = f.min(f.add(group0, "%groups_each"), "%groups")
-        x, b = f.gep(t.kind, "%X", f.mul(group0, "%x_group")), "%B"
+        x = t.gep(f, "%X", f.mul(group0, "%x_group"))
+        b = "%B"
         n0, n1 = f.part(column_block, "%columns_each", "%features")
         if form.pack:
             b = _pack_panels(f, form, panels, n0, n1)
@@ -383,7 +386,6 @@ def task(program: Program, form: Form) -> str:
                 row = f.muladd(tile, heights[1], f.min(tile, tall))
             numbers = (f"i64 %{q}" for _, q in geometry(form.spatial))
             f.call(
-                "void",
                 find,
                 f"ptr {x}",
                 "ptr %zeros",
@@ -401,7 +403,6 @@ def _pack_panels(f: Function, form: Form, panels: str, n0: Int, n1: Int) -> str:
     t = form.tile
     b = f.op(f"getelementptr {t.kind}, ptr {panels}, i64 {f.sub(0, f.mul(n0, '%k'))}")
     f.call(
-        "void",
         form.pack,
         f"i64 {f.div(n0, t.lanes)}",
         f"i64 {f.ceildiv(n1, t.lanes)}",
@@ -430,7 +431,8 @@ class _RowTile:
 
     def multiply(self, row: Int, is_tall: str | None, group: Int) -> None:
         """All columns of the tile that begins at `row`."""
-        f, heights = self.f, self.form.heights
+        f = self.f
+        heights = self.form.heights
         if is_tall is not None:
             f.choose(
                 is_tall,
@@ -447,24 +449,26 @@ class _RowTile:
             )
 
     def columns(self, row: Int, rows: int, partial: bool, group: Int) -> None:
-        f, form, t = self.f, self.form, self.form.tile
+        f = self.f
+        form = self.form
+        t = self.form.tile
         at = f.mul(f.sub(group, self.group0), "%x_group")
-        c = f.gep(t.kind, "%C", f.mul(group, "%c_group"))
-        b = self.b if form.pack else f.gep(t.kind, self.b, f.mul(group, "%b_group"))
+        c = t.gep(f, "%C", f.mul(group, "%c_group"))
+        b = self.b if form.pack else t.gep(f, self.b, f.mul(group, "%b_group"))
         rest = [f"i64 {f.sub('%pixels', row)}"] * partial
 
         def call(j: Int, vectors: int, whole: bool = False) -> None:
             if form.epilogue:
-                to = f.gep(t.kind, self.sums, f.sub(j, self.n0))
+                to = t.gep(f, self.sums, f.sub(j, self.n0))
             else:
-                to = f.gep(t.kind, c, f.muladd(row, "%ldc", j))
-            panel = f.gep(t.kind, b, f.mul(j, "%k"))
+                to = t.gep(f, c, f.muladd(row, "%ldc", j))
+            panel = t.gep(f, b, f.mul(j, "%k"))
             kernel = form.kernel(self.program, rows, vectors, partial, whole)
             ldc = "i64 %columns_each" if form.epilogue else "i64 %ldc"
             place = [f"ptr {to}", ldc, f"i64 {f.sub(self.n1, j)}"]
             if form.size:
                 sources = f"ptr {self.pointers}", f"ptr {panel}"
-                f.call("void", kernel, *sources, "i64 %runs", f"i64 {j}", *place, *rest)
+                f.call(kernel, *sources, "i64 %runs", f"i64 {j}", *place, *rest)
             else:
                 self.runs(kernel, panel, vectors, at, place, rest)
 
@@ -496,7 +500,7 @@ class _RowTile:
         f, t = self.f, self.form.tile
         with f.loop(0, "%runs", self.together) as tap:
             pointers = f.gep("ptr", self.pointers, f.mul(tap, POINTERS))
-            part = f.gep(t.kind, panel, f.mul(f.mul(tap, "%run"), vectors * t.lanes))
+            part = t.gep(f, panel, f.mul(f.mul(tap, "%run"), vectors * t.lanes))
             count = f.min(self.together, f.sub("%runs", tap))
             sources = (
                 f"ptr {pointers}",
@@ -505,7 +509,7 @@ class _RowTile:
                 "i64 %run",
                 f"i64 {at}",
             )
-            f.call("void", kernel, *sources, *place, f"i1 {f.icmp('ne', tap, 0)}", *rest)
+            f.call(kernel, *sources, *place, f"i1 {f.icmp('ne', tap, 0)}", *rest)
 
 
 def is_direct(x: Instruction) -> bool:
@@ -517,7 +521,8 @@ def is_direct(x: Instruction) -> bool:
 def _group_size(x: Instruction, t: Tile) -> int:
     """The channels of a group when `micro_grouped` takes it: as many output features, and whole
     groups in a vector. Else 0."""
-    groups, channels = x["feature_group_count"], x.operand.dims[-1]
+    groups = x["feature_group_count"]
+    channels = x.operand.dims[-1]
     if groups == 1 or x["batch_group_count"] > 1 or channels != x.dims[-1]:
         return 0
     size = channels // groups
@@ -542,7 +547,8 @@ def emit_direct(program: Program, x: Instruction, kind: str, finish: Finish | No
     channels = size or lhs.dims[-1] // feature_groups
     features = x.dims[-1] // groups
     taps = product(w.size for w in x["window"])
-    k, pixels = taps * channels, product(x.dims[:-1])
+    k = taps * channels
+    pixels = product(x.dims[:-1])
     kernel = packing(program, x, t, groups, features, taps, channels)
     shape, runs, run, numbers = _geometry(x, channels, feature_groups == 1 and not size)
     heights = tile_heights(t, pixels)
@@ -596,7 +602,8 @@ def _geometry(
 ) -> tuple[int, Size, Size, list[Size]]:
     """(spatial dimensions, runs of channels that a window meets, their length, the arguments for
     `geometry`). Taps that are neighbours in memory are one run."""
-    lhs, window = x.operand, x["window"]
+    lhs = x.operand
+    window = x["window"]
     steps = row_major_strides(lhs.dims)
     pixels = product(x.dims[:-1])
     runs: Size = product(w.size for w in window)

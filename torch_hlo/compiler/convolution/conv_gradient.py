@@ -20,16 +20,12 @@ from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, product, row_majo
 
 from ..codegen import Program
 from ..conv_forms import digits_of
-from ..llvm import Function, Int, signature
+from ..llvm import Function, Int, item_parameters, signature
 from ..matmul import blocking, micro_kernel
 from ..matmul.dot_product import SPLITS, sum_parts
 from ..matmul.product import hint
 from ..matmul.tile import (
     Tile,
-    lane_mask,
-    multiply_add,
-    splat,
-    transposed,
 )
 from ..thresholds import GRADIENT_BLOCK_BYTES, ITEMS_PER_CORE
 from .conv_direct import register_tile
@@ -78,7 +74,7 @@ def micro(name: str, t: Tile, rows: int, whole: bool) -> Function:
     ) as runs:
         entry = f.gep("i64", "%runs", f.mul(runs.index, ENTRY))
         a0, b0 = (
-            f.gep(t.kind, f.load("ptr", f.gep("i64", entry, i)), at)
+            t.gep(f, f.load("ptr", f.gep("i64", entry, i)), at)
             for i, at in enumerate(("%a_at", "%b_at"))
         )
         carry = [(t.vector, v) for v in runs.vars] + [("ptr", a0), ("ptr", b0)]
@@ -90,13 +86,11 @@ def micro(name: str, t: Tile, rows: int, whole: bool) -> Function:
             if not rows:
                 x_vectors = _vectors(f, t, a, masks, whole)
                 products = zip(x_vectors, y, sums, strict=True)
-                run.next += [multiply_add(f, t, *values) for values in products]
+                run.next += [t.fma(f, *values) for values in products]
             for i in range(rows):
-                x = splat(f, t.kind, t.lanes, f.load_at(t.kind, a, i))
-                run.next += [
-                    multiply_add(f, t, x, y[j], sums[i * t.vectors + j]) for j in range(t.vectors)
-                ]
-            run.next += [f.gep(t.kind, a, "%a_step"), f.gep(t.kind, b, "%b_step")]
+                x = f.splat(t.kind, t.lanes, f.load_at(t.kind, a, i))
+                run.next += [t.fma(f, x, y[j], sums[i * t.vectors + j]) for j in range(t.vectors)]
+            run.next += [t.gep(f, a, "%a_step"), t.gep(f, b, "%b_step")]
         runs.next = run.vars[:-2]
     micro_kernel.store_tile(f, t, max(rows, 1), runs.vars)
     return f
@@ -110,7 +104,7 @@ def _vectors(
     whole: bool,
 ) -> list[str]:
     """The columns at `p`."""
-    places = [f.gep(t.kind, p, j * t.lanes) for j in range(t.vectors)]
+    places = [t.gep(f, p, j * t.lanes) for j in range(t.vectors)]
     return [t.load(f, p, "" if whole else m) for p, m in zip(places, masks, strict=True)]
 
 
@@ -147,7 +141,9 @@ def find_runs(name: str, kind: str, spatial: int) -> Function:
     pixels = f.sub(high, low)
     some = f.icmp("sgt", pixels, 0)
     with f.loop("%row0", "%row1", carry=[("i64", "0")]) as row:
-        rest, offset, inside = row.index, start, some
+        rest = row.index
+        offset = start
+        inside = some
         for i in reversed(range(spatial - 1)):
             at = f.rem(rest, f"%window{i}")
             rest = f.div(rest, f"%window{i}")
@@ -168,8 +164,7 @@ def find_runs(name: str, kind: str, spatial: int) -> Function:
 def task(program: Program, t: Tile, heights: Ints, spatial: int, even: bool) -> str:
     """Items (split, group, row block, column block): void(lo, hi, X, Y, C, NUMBERS…, geometry…).
     `even`: columns are whole tiles."""
-    params = [*signature("i64 lo, i64 hi"), *(("ptr", q) for q in "XYC")]
-    params += [*(("i64", q) for q in NUMBERS), *geometry(spatial)]
+    params = [*item_parameters("XYC", NUMBERS), *geometry(spatial)]
     size = f"{'_'.join(map(str, heights))}x{t.vectors}{'e' * even}"
     f = Function(f"conv_gradient_{spatial}_{size}", params)
     made = find_runs(f"find_runs_{t.kind}_{spatial}", t.kind, spatial)
@@ -180,7 +175,7 @@ def task(program: Program, t: Tile, heights: Ints, spatial: int, even: bool) -> 
     taps: Int = 1
     for i in range(spatial):
         taps = f.mul(taps, f"%taps{i}")
-    with f.loop("%lo", "%hi") as item:
+    with f.items() as item:
         rest = f.div(item, "%blocks_n")
         column_block = f.rem(item, "%blocks_n")
         rest, row_block = f.div(rest, "%blocks_m"), f.rem(rest, "%blocks_m")
@@ -189,16 +184,16 @@ def task(program: Program, t: Tile, heights: Ints, spatial: int, even: bool) -> 
         first = f.mul(row_block, "%tiles_each")
         last = f.min(f.add(first, "%tiles_each"), f.ceildiv("%m", height))
         n0, n1 = f.part(column_block, "%columns_each", "%n")
-        c = f.gep(t.kind, "%C", f.muladd(split, "%c_split", f.mul(group, "%n")))
+        c = t.gep(f, "%C", f.muladd(split, "%c_split", f.mul(group, "%n")))
         row0, row1 = f.part(split, "%rows_each", "%rows")
-        x = f.gep(t.kind, "%X", f.mul(group, "%m"))
-        y = f.gep(t.kind, "%Y", f.mul(group, "%n"))
+        x = t.gep(f, "%X", f.mul(group, "%m"))
+        y = t.gep(f, "%Y", f.mul(group, "%n"))
         with f.loop(row0, row1, "%rows_block") as r0, f.loop(0, taps) as tap:
             r1 = f.min(f.add(r0, "%rows_block"), row1)
             sizes = (f"%{q}" for _, q in geometry(spatial))
             numbers = (f"i64 {v}" for v in (r0, r1, tap, "%image_step", "%b_step", *sizes))
-            count = f.call("i64", find, f"ptr {x}", f"ptr {y}", f"ptr {runs}", *numbers)
-            c_tap = f.gep(t.kind, c, f.mul(tap, "%tap_step"))
+            count = f.call(find, f"ptr {x}", f"ptr {y}", f"ptr {runs}", *numbers, result="i64")
+            c_tap = t.gep(f, c, f.mul(tap, "%tap_step"))
             columns = _Columns(program, f, t, runs, count, c_tap, n0, n1, r0, row0, even)
             with f.loop(first, last) as tile:
                 if tall is None:
@@ -235,7 +230,7 @@ class _Columns:
         """A tile of `rows` rows from `row` on."""
         f, t = self.f, self.t
         with f.loop(self.n0, self.n1, t.columns) as j:
-            to = f.gep(t.kind, self.c, f.muladd(row, "%ldc", j))
+            to = t.gep(f, self.c, f.muladd(row, "%ldc", j))
             cols = f.sub(self.n1, j)
             values = [
                 f"i64 {self.count}",
@@ -253,7 +248,7 @@ class _Columns:
                 name = f"conv_gradient_{t.suffix}_{rows}x{t.vectors}{'w' * whole}"
                 kernel = micro(name, t, rows, whole)
                 defined = self.program.define(kernel)
-                f.call("void", defined, f"ptr {self.runs}", *values)
+                f.call(defined, f"ptr {self.runs}", *values)
 
             if self.even:
                 call(True)
@@ -266,21 +261,21 @@ def turn(name: str, t: Tile) -> Function:
     """void(lo, hi, parts, C, taps, channels, features, splits, ldp, ldc): for groups of `lanes`
     features, C[o][c][tap] = sum over splits of parts[split][tap][c][o]; rows of parts are `ldp`
     apart, those of C `ldc`. One part may be panels of `ldp` features, [panel][tap][c][ldp]."""
-    params = signature("i64 lo, i64 hi, ptr parts, ptr C")
-    params += [("i64", q) for q in ("taps", "channels", "features", "splits", "ldp", "ldc")]
-    f = Function(name, params)
+    numbers = ("taps", "channels", "features", "splits", "ldp", "ldc")
+    f = Function(name, item_parameters(("parts", "C"), numbers))
     n = t.lanes
     length = f.mul("%taps", "%channels")
     whole = f.mul(length, "%ldp")
     one = Tile(t.kind, t.itemsize, n, n, 1)
-    with f.loop("%lo", "%hi") as item:
+    with f.items() as item:
         o = f.mul(item, n)
-        mask = lane_mask(f, n, o, "%features")
+        mask = f.lane_mask(n, o, "%features")
         rows = f.min(f.sub("%features", o), n)
-        parts = f.gep(t.kind, "%parts", f.muladd(f.div(o, "%ldp"), whole, f.rem(o, "%ldp")))
+        parts = t.gep(f, "%parts", f.muladd(f.div(o, "%ldp"), whole, f.rem(o, "%ldp")))
         with f.loop(0, length, n) as q0:
             block: list[str] = []
-            tap, c = f.rem(q0, "%taps"), f.div(q0, "%taps")
+            tap = f.rem(q0, "%taps")
+            c = f.div(q0, "%taps")
             for _ in range(n):
                 at = f.mul(f.muladd(tap, "%channels", f.min(c, f.sub("%channels", 1))), "%ldp")
                 wrap = f.icmp("eq", f.add(tap, 1), "%taps")
@@ -292,14 +287,14 @@ def turn(name: str, t: Tile) -> Function:
                     carry=[(t.vector, "zeroinitializer")],
                     known_nonempty=True,
                 ) as split:
-                    p = f.gep(t.kind, parts, f.muladd(split.index, whole, at))
+                    p = t.gep(f, parts, f.muladd(split.index, whole, at))
                     split.next = [f.op(f"fadd {t.vector} {split.vars[0]}, {t.load(f, p, mask)}")]
                 block.append(split.vars[0])
-            columns = lane_mask(f, n, q0, length)
-            for i, v in enumerate(transposed(f, one, block)):
+            columns = f.lane_mask(n, q0, length)
+            for i, v in enumerate(one.transposed(f, block)):
                 inside = f.icmp("slt", i, rows)
                 m = f.op(f"select i1 {inside}, <{n} x i1> {columns}, <{n} x i1> zeroinitializer")
-                t.store(f, v, f.gep(t.kind, "%C", f.muladd(f.add(o, i), "%ldc", q0)), m)
+                t.store(f, v, t.gep(f, "%C", f.muladd(f.add(o, i), "%ldc", q0)), m)
     return f
 
 
@@ -342,7 +337,8 @@ def emit_gradient(program: Program, x: Instruction, kind: str) -> None:
     cut = _cut(t, 1 if depthwise else ceildiv(m, heights[0]), n, splits * groups)
     even = isinstance(n, int) and n % t.columns == 0
     name = program.made(task, t, heights, spatial, even)
-    target, to = program.pointer(x), ""
+    target = program.pointer(x)
+    to = ""
     if splits > 1 or turned:
         to = program.at(program.scratch(weights * splits * t.itemsize))
     steps = row_major_strides(lhs.dims)
@@ -383,7 +379,9 @@ def _geometry(
 ) -> tuple[Size, list[Size]]:
     """(rows of C per tap, the arguments for `geometry`). With `joins`, taps that are neighbours in
     memory are one with more rows."""
-    lhs, window, m = x.operand, x["window"], channels
+    lhs = x.operand
+    window = x["window"]
+    m = channels
     steps = row_major_strides(lhs.dims)
     numbers: list[Size] = []
     for i, (w, size, count) in enumerate(zip(window, lhs.dims[1:-1], taps, strict=True)):
@@ -416,7 +414,8 @@ def _rows_of_items(
     weights: Size,
 ) -> tuple[int, Size, int]:
     """(pieces that the rows of the input are split into, rows of a piece, rows that stay in L2)."""
-    lhs, window = x.operand, x["window"]
+    lhs = x.operand
+    window = x["window"]
     rows = lhs.dims[0] * product(w.size for w in window[:-1])
     channels = hint(lhs.dims[-1], 64) * window[-1].window_dilation
     row_bytes = hint(window[-1].size, 32) * (channels + hint(features, 64)) * t.itemsize

@@ -100,7 +100,8 @@ def pointwise_product(out: Instruction) -> Instruction | None:
         or sides(out) != preferred(out)
     ):
         return None
-    (x, k), (_, rhs, _) = out.operands, sides(out)
+    x, k = out.operands
+    _, rhs, _ = sides(out)
     pads = any((w.pad_low, w.pad_high) != (0, 0) or w.base_dilation != 1 for w in out["window"])
     channels = x.dims[-1]
     if contracts_pixels(out):
@@ -126,7 +127,8 @@ def pointwise_product(out: Instruction) -> Instruction | None:
         )
     if pads or any(w.size != 1 or w.stride != 1 for w in out["window"]):
         return None
-    o, i = rhs.index("o"), rhs.index("i")
+    o = rhs.index("o")
+    i = rhs.index("i")
     flat = h.reshape(k, [k.dims[d] for d in sorted((o, i))])
     found = h.dot(
         h.reshape(x, (product(x.dims[:-1]), channels)),
@@ -176,7 +178,8 @@ class _MatrixUnits:
     def missing(self, x: Instruction) -> dict[str, int] | None:
         """How many features, by the label of the input (f; b in a gradient) or of the kernel (o),
         are missing to whole 16 bytes; None for other types."""
-        (lhs, rhs, _), (image, kernel) = sides(x), (o.shape for o in x.operands)
+        lhs, rhs, _ = sides(x)
+        image, kernel = (o.shape for o in x.operands)
         if (
             image.dtype not in self.dtypes
             or kernel.dtype != image.dtype
@@ -236,7 +239,8 @@ def patches_product(out: Instruction) -> Instruction | None:
     transformer) -> dot(patches, kernel)"""
     lhs, rhs, to = sides(out)
     x, k = out.operands
-    window, digits = out["window"], digits_of(out)
+    window = out["window"]
+    digits = digits_of(out)
     at = [lhs.index(d) for d in digits]
     channels = x.dims[lhs.index("f")]
     plain = all(
@@ -273,7 +277,8 @@ def patches_product(out: Instruction) -> Instruction | None:
         *(place[d][1] for d in digits),
     ]
     outs = [dims[place[d][0]] for d in digits]
-    depth, features = product(k.dims[1:]), k.dims[0]
+    depth = product(k.dims[1:])
+    features = k.dims[0]
     patches = h.reshape(
         h.transpose(h.reshape(x, dims), order),
         (dims[place["b"][0]] * product(outs), depth),
@@ -316,14 +321,16 @@ def spread_product(out: Instruction) -> Instruction | None:
     masks): the dot's lanes are pairs of tap and feature."""
     lhs, rhs, to = sides(out)
     x, k = out.operands
-    window, digits = out["window"], digits_of(out)
+    window = out["window"]
+    digits = digits_of(out)
     if (
         out["batch_group_count"] > 1
         or not digits
         or not all(o.shape.is_static and o.size for o in (x, k, out))
     ):
         return None
-    image, wanted = static_dims(x), static_dims(out)
+    image = static_dims(x)
+    wanted = static_dims(out)
     sizes = [image[lhs.index(d)] for d in digits]
     taps = [fixed(w.size) for w in window]
     steps = [t if n == 1 else w.base_dilation for w, t, n in zip(window, taps, sizes)]
@@ -361,13 +368,15 @@ def _summed_pieces(
     """[batch, wanted..., features]: the sum of pieces [batch, sizes..., taps..., features], each
     where its tap is: the first of the first pixel at `lows`, pixels `steps` apart. So many taps of
     all pixels do not meet."""
-    n, dims = len(steps), static_dims(pieces)
+    n = len(steps)
+    dims = static_dims(pieces)
     batch = dims[0]
     sizes = dims[1 : 1 + n]
     taps = dims[1 + n : -1]
     features = dims[-1]
     order = [0, *(at for i in range(n) for at in (1 + i, 1 + n + i)), 1 + 2 * n]
-    zero, none = h.full(0, pieces.dtype, ()), (0, 0, 0)
+    zero = h.full(0, pieces.dtype, ())
+    none = (0, 0, 0)
     found: Instruction | None = None
     for first in itertools.product(*(range(0, t, step) for t, step in zip(taps, steps))):
         ends = [min(a + step, t) for a, step, t in zip(first, steps, taps)]
@@ -403,7 +412,8 @@ def taps_as_features(out: Instruction) -> Instruction | None:
     nothing."""
     lhs, rhs, to = sides(out)
     x, k = out.operands
-    window, digits = out["window"], digits_of(out)
+    window = out["window"]
+    digits = digits_of(out)
     if (
         out["batch_group_count"] > 1
         or contracts_pixels(out)
@@ -418,10 +428,12 @@ def taps_as_features(out: Instruction) -> Instruction | None:
     at = rhs.index(str(d))
     # which tap, from the last one, the first row of the result meets
     first = w.size - 1 - w.pad_low
-    low, high = max(first, 0), min(first + count, w.size)
+    low = max(first, 0)
+    high = min(first + count, w.size)
     if low >= high:
         return None
-    taps, edge = high - low, low - first
+    taps = high - low
+    edge = low - first
     kernel = k if w.reversal else h.reverse(k, [at])
     kernel = h.slice_(
         kernel,
@@ -454,7 +466,8 @@ def padded_rows(out: Instruction) -> Instruction | None:
     """convolution of few channels -> convolution(pad) without padding along rows: the taps of a row
     are one run in memory. The transpose pads, too."""
     lhs, _, _ = sides(out)
-    window, x = out["window"], out.operand
+    window = out["window"]
+    x = out.operand
     if (
         not window
         or out["feature_group_count"] * out["batch_group_count"] > 1

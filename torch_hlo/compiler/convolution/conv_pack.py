@@ -13,13 +13,9 @@ from ..llvm import Function, Int, signature
 from ..matmul.packing import pack_transpose
 from ..matmul.product import SOURCES, hint
 from ..matmul.tile import (
-    KIND_SUFFIX,
     Source,
     Tile,
     converted,
-    lane_mask,
-    masked_load,
-    splat,
 )
 from ..thresholds import PACK_DEPTH
 
@@ -57,27 +53,29 @@ def pack_kernel(
         ],
     )
     n, kind = t.lanes, source.kind
-    turn, temporary, steps = None, "", ""
+    turn = None
+    temporary = ""
+    steps = ""
     if form == "turn":
         turn = pack_transpose(f"pack_transpose_{t.suffix}_{source.name}", t, source)
         temporary = f.alloca(t.kind, (PACK_DEPTH + n) * n, 64)
     numbers = "<" + ", ".join(f"i64 {i}" for i in range(n)) + ">"
     if form == "gather":
-        steps = f.op(f"mul <{n} x i64> {numbers}, {splat(f, 'i64', n, '%o_step')}")
+        steps = f.op(f"mul <{n} x i64> {numbers}, {f.splat('i64', n, '%o_step')}")
     per_group = f.ceildiv("%features", n)
-    with f.loop("%lo", "%hi") as item:
+    with f.items() as item:
         group = f.div(item, per_group)
         number = f.rem(item, per_group)
         first = f.mul(number, n)
         valid = f.min(f.sub("%features", first), n)
-        mask = lane_mask(f, n, 0, valid)
+        mask = f.lane_mask(n, 0, valid)
         start = f.gep(kind, "%W", f.muladd(group, "%o_group", f.mul(first, "%o_step")))
         panel = f.mul(f.div(number, t.vectors), t.columns)
         # a last panel may be one vector wide
         width = f.min(t.columns, f.sub(f.mul(per_group, n), panel))
         in_group = f.mul(group, "%packed_group")
-        to = f.gep(t.kind, "%packed", f.muladd(panel, f.mul("%taps", "%depth"), in_group))
-        to = f.gep(t.kind, to, f.sub(first, panel))
+        to = t.gep(f, "%packed", f.muladd(panel, f.mul("%taps", "%depth"), in_group))
+        to = t.gep(f, to, f.sub(first, panel))
         packed = _Panel(f, t, source, start, to, width, mask, valid)
         if turn is not None:
             packed.turned(turn.name, temporary)
@@ -103,7 +101,7 @@ class _Panel:
     def put(self, v: str, tap: Int, c: Int) -> None:
         f, t = self.f, self.t
         at = f.mul(f.muladd(tap, "%depth", c), self.width)
-        t.store(f, v, f.gep(t.kind, self.to, at))
+        t.store(f, v, t.gep(f, self.to, at))
 
     def entry(self, tap: Int) -> str:
         return self.f.load_at("i64", "%table", tap)
@@ -123,12 +121,12 @@ class _Panel:
             many = f.min(f.sub(all_taps, q0), PACK_DEPTH)
             src = f.gep(kind, self.start, f.muladd(c0, "%taps", q0))
             sizes = "i64 %o_step", f"i64 {many}", f"i64 {self.valid}"
-            f.call("void", turn, f"ptr {src}", *sizes, f"ptr {temporary}")
+            f.call(turn, f"ptr {src}", *sizes, f"ptr {temporary}")
             first = f.rem(q0, "%taps"), f.add(c0, f.div(q0, "%taps"))
             carry = [("i64", str(v)) for v in first]
             with f.loop(0, many, carry=carry, known_nonempty=True) as run:
                 tap, c = run.vars
-                place = f.gep(t.kind, temporary, f.mul(run.index, n))
+                place = t.gep(f, temporary, f.mul(run.index, n))
                 v = t.load(f, place)
                 self.put(v, self.entry(tap), c)
                 wrap = f.icmp("eq", f.add(tap, 1), "%taps")
@@ -148,14 +146,9 @@ class _Panel:
             with f.loop(0, "%depth") as c:
                 p = f.gep(kind, from_tap, f.mul(c, "%c_step"))
                 if not steps:
-                    v = masked_load(f, kind, n, p, self.mask)
+                    v = f.masked_load(kind, n, p, self.mask)
                 else:
-                    at = f.op(f"getelementptr {kind}, ptr {p}, <{n} x i64> {steps}")
-                    intrinsic = f"llvm.masked.gather.v{n}{KIND_SUFFIX[kind]}.v{n}p0"
-                    v = f.op(
-                        f"call <{n} x {kind}> @{intrinsic}(<{n} x ptr> align {source.itemsize}"
-                        f" {at}, <{n} x i1> {self.mask}, <{n} x {kind}> zeroinitializer)"
-                    )
+                    v = f.typed(kind, n).gather(p, steps, "i64", self.mask)
                 self.put(converted(f, self.t, source, v), tap, c)
 
 
@@ -194,10 +187,12 @@ def packing(
     channels: Size,
 ) -> Packing:
     """How the kernel of a convolution is packed."""
-    rhs, window = x.operands[1], x["window"]
+    rhs = x.operands[1]
+    window = x["window"]
     label = x["dim_labels"].split("_")[1].split("->")[0]
     strides = dict(zip(label, row_major_strides(rhs.dims), strict=True))
-    o_step, c_step = strides["o"], strides["i"]
+    o_step = strides["o"]
+    c_step = strides["i"]
     tap_steps = [strides[str(i)] for i in range(len(window))]
     mirrored = [w.reversal and w.size != 1 for w in window]
     form = "copy" if o_step == 1 else "gather"

@@ -107,7 +107,8 @@ def product_of_images(x: Instruction) -> Instruction | None:
         or not plain(x)
     ):
         return None
-    (a,), (b,) = x["lhs_contracting_dims"], x["rhs_contracting_dims"]
+    (a,) = x["lhs_contracting_dims"]
+    (b,) = x["rhs_contracting_dims"]
     if a == 0:
         return h.transpose(h.dot(w, pixels, (b,), (0,), dtype=x.dtype), (1, 0))
     image = pixels.operand if pixels.op == "reshape" else pixels
@@ -118,10 +119,8 @@ def product_of_images(x: Instruction) -> Instruction | None:
         or pixels.dims[1] != image.dims[-1]
     ):
         return None
-    (features, channels), count = (
-        (w.dims[1 - b], w.dims[b]),
-        image.dims[0],
-    )
+    features, channels = (w.dims[1 - b], w.dims[b])
+    count = image.dims[0]
     each = x.dims[0] // count
     if COPIED * features * channels > (features + channels) * each:
         return None

@@ -28,13 +28,11 @@ from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Size, ceildiv, product, row_major_strides
 
 from ..codegen import Program
-from ..llvm import Function, Int, float_constant, signature
+from ..llvm import Function, Int, float_constant, item_parameters
 from ..matmul.dot_task import Finish
 from ..matmul.epilogue import Epilogue
 from ..matmul.tile import (
     Tile,
-    splat,
-    vectors_of,
 )
 from ..thresholds import (
     CONV_MULTIPLY_NS,
@@ -112,7 +110,7 @@ def combine(
             if abs(factor) != 1:
                 v = f.op(
                     f"fmul {t.vector} {v},"
-                    f" {splat(f, t.kind, t.lanes, float_constant(abs(factor), t.kind))}"
+                    f" {f.splat(t.kind, t.lanes, float_constant(abs(factor), t.kind))}"
                 )
             if total:
                 total = f.op(f"{'fadd' if factor > 0 else 'fsub'} {t.vector} {total}, {v}")
@@ -142,15 +140,15 @@ def transform_inputs(name: str, t: Tile, m: Matrix) -> Function:
     with f.loop(0, "%count", known_nonempty=True) as tile:
         row = f.gep("ptr", "%P", tile)
         pointers = [f.load_at("ptr", row, r * POINTERS) for r in range(n * n)]
-        to = f.gep(t.kind, "%V", f.mul(tile, "%ldv"))
+        to = t.gep(f, "%V", f.mul(tile, "%ldv"))
 
-        for c, mask in vectors_of(f, t.lanes, 0, "%channels"):
-            places = [f.gep(t.kind, p, c) for p in pointers]
+        for c, mask in f.vectors_of(t.lanes, 0, "%channels"):
+            places = [t.gep(f, p, c) for p in pointers]
             values = [t.load(f, p, mask) for p in places]
             made = transform(f, t, m, [values[r * n : r * n + n] for r in range(n)])
-            at = f.gep(t.kind, to, c)
+            at = t.gep(f, to, c)
             for i, v in enumerate(v for row in made for v in row):
-                t.store(f, v, f.gep(t.kind, at, f.mul("%plane", i)))
+                t.store(f, v, t.gep(f, at, f.mul("%plane", i)))
     return f
 
 
@@ -175,12 +173,12 @@ def transform_outputs(name: str, t: Tile, s: Filtering) -> Function:
         first = f.mul(tile, s.outputs)
         right = [f.icmp("slt", f.add(first, c), "%wide") for c in range(s.outputs)]
         for j in range(t.vectors):
-            at = f.gep(t.kind, "%M", f.muladd(tile, t.columns, j * t.lanes))
+            at = t.gep(f, "%M", f.muladd(tile, t.columns, j * t.lanes))
             made = transform(f, t, s.A, points_at(f, t, at, n))
             for r, row in enumerate(made):
                 for c, v in enumerate(row):
-                    place = f.gep(
-                        t.kind,
+                    place = t.gep(
+                        f,
                         "%to",
                         f.muladd(f.add(first, c), "%ld", f.muladd("%row_step", r, j * t.lanes)),
                     )
@@ -200,7 +198,7 @@ def points_at(
     n: int,
 ) -> list[list[str]]:
     """The n x n points of a vector of tiles, %plane apart."""
-    values = [t.load(f, f.gep(t.kind, at, f.mul("%plane", i))) for i in range(n * n)]
+    values = [t.load(f, t.gep(f, at, f.mul("%plane", i))) for i in range(n * n)]
     return [values[r * n : r * n + n] for r in range(n)]
 
 
@@ -212,16 +210,14 @@ def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
         "i64 lo, i64 hi, ptr packed, ptr U, i64 features, i64 depth",
     )
     lanes = f.mul(f.ceildiv("%features", t.lanes), t.lanes)
-    with f.loop("%lo", "%hi") as panel:
+    with f.items() as panel:
         first = f.mul(panel, t.columns)
         size = f.mul(f.min(f.sub(lanes, first), t.columns), "%depth")  # of one tap
         start = f.mul(first, "%depth")
-        source = f.gep(t.kind, "%packed", f.mul(start, s.taps**2))
-        target = f.gep(t.kind, "%U", f.mul(start, s.inputs**2))
+        source = t.gep(f, "%packed", f.mul(start, s.taps**2))
+        target = t.gep(f, "%U", f.mul(start, s.inputs**2))
         with f.loop(0, size, t.lanes) as at:
-            taps = [
-                t.load(f, f.gep(t.kind, source, f.muladd(size, i, at))) for i in range(s.taps**2)
-            ]
+            taps = [t.load(f, t.gep(f, source, f.muladd(size, i, at))) for i in range(s.taps**2)]
             made = transform(
                 f,
                 t,
@@ -229,7 +225,7 @@ def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
                 [taps[r * s.taps : (r + 1) * s.taps] for r in range(s.taps)],
             )
             for i, v in enumerate(v for row in made for v in row):
-                t.store(f, v, f.gep(t.kind, target, f.muladd(size, i, at)))
+                t.store(f, v, t.gep(f, target, f.muladd(size, i, at)))
     return f
 
 
@@ -252,8 +248,7 @@ def task(
     """Items (block of tiles, block of columns): void(lo, hi, X, U, C, zeros, NUMBERS…, geometry…,
     the epilogue's). `odd`: the last panel is one vector wide. With an epilogue C is not used.
     Returns the name, its functions defined in `program`."""
-    params = signature("i64 lo, i64 hi, ptr X, ptr U, ptr C, ptr zeros")
-    params += [*(("i64", q) for q in NUMBERS), *geometry(2)]
+    params = [*item_parameters(("X", "U", "C", "zeros"), NUMBERS), *geometry(2)]
     f = Function(name, params + list(epilogue.parameters if epilogue else ()))
     find, rows_of = (
         define(program, tile_pointers, f"tile_pointers_{t.kind}_{d}", t.kind, d) for d in (2, 0)
@@ -272,7 +267,7 @@ def task(
         sums = f.op(f"alloca {t.kind}, i64 {f.mul(m_plane, s.outputs**2)}, align 64")
     lanes = f.mul(f.ceildiv("%features", t.lanes), t.lanes)
     at = _Item(program, f, t, s, height, odd, epilogue, P, V, plane, M, m_plane, sums)
-    with f.loop("%lo", "%hi") as item:
+    with f.items() as item:
         t0, t1 = f.part(f.div(item, "%blocks_n"), "%tiles_each", "%tiles")
         count = f.sub(t1, t0)
         n0, n1 = f.part(f.rem(item, "%blocks_n"), "%columns_each", "%features")
@@ -280,7 +275,7 @@ def task(
         with f.loop(n0, n1, t.columns) as j:
             cols = f.sub(n1, j)
             size = f.mul(f.min(f.sub(lanes, j), t.columns), "%channels")
-            panel = f.gep(t.kind, "%U", f.mul(f.mul(j, "%channels"), points))
+            panel = t.gep(f, "%U", f.mul(f.mul(j, "%channels"), points))
             at.multiply(rows_of, count, cols, panel, size)
             at.transform_back(outputs, t0, t1, j, cols)
     return program.define(f)
@@ -312,10 +307,9 @@ class _Item:
             tile = f.add(t0, i)
             numbers = (f"i64 %{q}" for _, q in geometry(2))
             table = f"ptr {self.pointers}"
-            f.call("void", find, "ptr %X", "ptr %zeros", f"i64 {tile}", table, *numbers)
-            to = f.gep(self.t.kind, self.V, f.mul(i, "%ldv"))
+            f.call(find, "ptr %X", "ptr %zeros", f"i64 {tile}", table, *numbers)
+            to = self.t.gep(f, self.V, f.mul(i, "%ldv"))
             f.call(
-                "void",
                 inputs,
                 f"ptr {self.pointers}",
                 f"i64 {f.min(f.sub(count, i), POINTERS)}",
@@ -334,15 +328,16 @@ class _Item:
         size: Int,
     ) -> None:
         """M, the product of V and a panel, of whose points each has `size` elements."""
-        f, t, height = self.f, self.t, self.height
+        f = self.f
+        t = self.t
+        height = self.height
         with (
             f.loop(0, self.s.inputs**2) as point,
             f.loop(0, "%channels", CHAIN) as first,
             f.loop(0, count, height) as row,
         ):
-            x = f.gep(t.kind, self.V, f.muladd(point, self.plane, first))
+            x = t.gep(f, self.V, f.muladd(point, self.plane, first))
             f.call(
-                "void",
                 rows_of,
                 f"ptr {x}",
                 "ptr %zeros",
@@ -352,17 +347,16 @@ class _Item:
                 "i64 %ldv",
             )
             at = f.muladd(point, self.m_plane, f.mul(row, t.columns))
-            to = f.gep(t.kind, self.M, at)
+            to = t.gep(f, self.M, at)
 
             def products(vectors: int) -> None:
                 name = f"conv_micro_{t.suffix}_{height}x{vectors}"
                 kernel = define(self.program, micro, name, t, height, vectors, False)
                 start = f.muladd(point, size, f.mul(first, vectors * t.lanes))
                 f.call(
-                    "void",
                     kernel,
                     f"ptr {self.pointers}",
-                    f"ptr {f.gep(t.kind, panel, start)}",
+                    f"ptr {t.gep(f, panel, start)}",
                     "i64 1",
                     f"i64 {f.min(f.sub('%channels', first), CHAIN)}",
                     "i64 0",
@@ -403,18 +397,21 @@ class _Item:
             high = f.min(f.sub("%high", y), s.outputs)
             wide = f.min(f.sub("%wide", x), f.mul(run, s.outputs))
             pixel = f.muladd(f.muladd(image, "%high", y), "%wide", x)
-            source = f.gep(t.kind, self.M, f.mul(f.sub(tile, t0), t.columns))
+            source = t.gep(f, self.M, f.mul(f.sub(tile, t0), t.columns))
             ld: Int
             if self.epilogue is None:
-                to = f.gep(t.kind, "%C", f.muladd(pixel, "%ldc", j))
+                to = t.gep(f, "%C", f.muladd(pixel, "%ldc", j))
                 ld = "%ldc"
-                row_step, valid = f.mul("%wide", "%ldc"), cols
+                row_step = f.mul("%wide", "%ldc")
+                valid = cols
             else:
                 to, ld = self.sums, t.columns
-                row_step, valid = f.mul(wide, t.columns), t.columns
+                row_step = f.mul(wide, t.columns)
+                valid = t.columns
             sizes = (f"i64 {v}" for v in (ld, row_step, valid, wide, high))
-            plane, count = f"i64 {self.m_plane}", f"i64 {run}"
-            f.call("void", outputs, f"ptr {source}", plane, count, f"ptr {to}", *sizes)
+            plane = f"i64 {self.m_plane}"
+            count = f"i64 {run}"
+            f.call(outputs, f"ptr {source}", plane, count, f"ptr {to}", *sizes)
             if self.epilogue is not None:
                 self.finish(self.epilogue, pixel, wide, high, j, cols)
             runs.next = [str(f.add(tile, run))]
@@ -428,7 +425,7 @@ class _Item:
         with f.loop(0, f.mul(high, wide), each) as done:
             at = f.muladd(f.div(done, each), "%wide", pixel)
             valid = f.min(cols, t.columns)
-            sums = f.gep(t.kind, self.sums, f.mul(done, t.columns))
+            sums = t.gep(f, self.sums, f.mul(done, t.columns))
             epilogue.call(f, at, each, j, valid, sums, t.columns)
 
 
@@ -475,9 +472,11 @@ def emit_winograd(
     program: Program, x: Instruction, kind: str, finish: Finish | None = None
 ) -> None:
     """Emit a convolution for which `is_winograd` holds, or what `finish` makes of it."""
-    s, t = F23, register_tile(kind, program.target.vector_bytes)
+    s = F23
+    t = register_tile(kind, program.target.vector_bytes)
     lhs = x.operand
-    channels, features = static_dims(lhs)[-1], static_dims(x)[-1]
+    channels = static_dims(lhs)[-1]
+    features = static_dims(x)[-1]
     points = s.inputs**2
     tiles_high, tiles_wide, tiles = _tiles(x, s)
     panels = ceildiv(features, t.columns)

@@ -13,9 +13,9 @@ from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed, row_major_strides
 
 from ..codegen import Program
-from ..llvm import Function, Int, signature
+from ..llvm import Function, Int, item_parameters
 from ..matmul.dot_product import SPLITS
-from ..matmul.tile import Tile, lane_mask
+from ..matmul.tile import Tile
 from ..thresholds import (
     CONV_MULTIPLY_NS,
     GRADIENT_TILES,
@@ -64,15 +64,15 @@ def store_taps(name: str, t: Tile, s: Filtering) -> Function:
     params = "ptr M, i64 plane, i64 ldm, i64 rows, i64 cols, ptr C, i64 ldc, i64 tap_step"
     f = Function(name, params, attrs="noinline #0")
     with f.loop(0, "%rows") as row, f.loop(0, "%cols", t.lanes) as column:
-        mask = lane_mask(f, t.lanes, column, "%cols")
-        at = f.gep(t.kind, "%M", f.muladd(row, "%ldm", column))
+        mask = f.lane_mask(t.lanes, column, "%cols")
+        at = t.gep(f, "%M", f.muladd(row, "%ldm", column))
         made = transform(f, t, transposed(s.G), points_at(f, t, at, s.inputs))
-        to = f.gep(t.kind, "%C", f.muladd(row, "%ldc", column))
+        to = t.gep(f, "%C", f.muladd(row, "%ldc", column))
         for i, v in enumerate(v for row_of_taps in made for v in row_of_taps):
             t.store(
                 f,
                 v,
-                f.gep(t.kind, to, f.mul("%tap_step", i)),
+                t.gep(f, to, f.mul("%tap_step", i)),
                 mask,
             )
     return f
@@ -89,8 +89,8 @@ def task(
     """Items (piece of the tiles, block of rows, block of columns): void(lo, hi, X, Y, C, zeros,
     NUMBERS…, geometry of X…, geometry of Y…). `turned`: C is [feature][channel][tap], else
     [piece][tap][channel][feature]."""
-    params = signature("i64 lo, i64 hi, ptr X, ptr Y, ptr C, ptr zeros")
-    f = Function(name, [*params, *(("i64", q) for q in NUMBERS), *both("x"), *both("y")])
+    params = item_parameters(("X", "Y", "C", "zeros"), NUMBERS)
+    f = Function(name, [*params, *both("x"), *both("y")])
     find = define(program, tile_pointers, f"tile_pointers_{t.kind}_2", t.kind, 2)
     of_x = define(program, transform_inputs, f"winograd_inputs_{t.suffix}", t, s.B)
     of_y = define(program, transform_inputs, f"winograd_results_{t.suffix}", t, transposed(s.A))
@@ -112,7 +112,7 @@ def task(
         turning = define(program, turn, f"turn_{t.suffix}", t)
     weights = f.mul("%channels", "%features")
     at = _Item(f, t, s, height, P, run, (V, Z), planes, M, m_plane, ldm)
-    with f.loop("%lo", "%hi") as item:
+    with f.items() as item:
         rest = f.div(item, "%blocks_n")
         n0 = f.mul(f.rem(item, "%blocks_n"), "%columns")
         piece = f.div(rest, "%blocks_m")
@@ -130,9 +130,9 @@ def task(
             at.store_turned(store, turning, here, rows, cols, m0, n0)
         else:
             in_piece = f.mul(f.mul(piece, weights), s.taps**2)
-            c = f.gep(t.kind, "%C", f.add(in_piece, f.muladd(m0, "%features", n0)))
+            c = t.gep(f, "%C", f.add(in_piece, f.muladd(m0, "%features", n0)))
             steps = "i64 %features", f"i64 {weights}"
-            f.call("void", store, *at.sums(rows, cols), f"ptr {c}", *steps)
+            f.call(store, *at.sums(rows, cols), f"ptr {c}", *steps)
     return program.define(f)
 
 
@@ -164,23 +164,24 @@ class _Item:
         many: Int,
     ) -> None:
         """Transform `count` tiles of X or Y from `tile` on, `many` channels from `first` on."""
-        f, t, side = self.f, self.t, "xy".index(what)
+        f = self.f
+        t = self.t
+        side = "xy".index(what)
         to = self.transformed[side]
         plane = self.planes[side]
         ld = ("%ldv", "%ldz")[side]
-        source = f.gep(t.kind, f"%{what.upper()}", first)
+        source = t.gep(f, f"%{what.upper()}", first)
         with f.loop(0, count, POINTERS) as i:
             table = f"ptr {self.pointers}"
             numbers = (f"i64 %{q}" for _, q in both(what))
             pixel = f"i64 {f.add(tile, i)}"
-            f.call("void", find, f"ptr {source}", "ptr %zeros", pixel, table, *numbers)
+            f.call(find, f"ptr {source}", "ptr %zeros", pixel, table, *numbers)
             f.call(
-                "void",
                 make,
                 table,
                 f"i64 {f.min(f.sub(count, i), POINTERS)}",
                 f"i64 {many}",
-                f"ptr {f.gep(t.kind, to, f.mul(i, ld))}",
+                f"ptr {t.gep(f, to, f.mul(i, ld))}",
                 f"i64 {ld}",
                 f"i64 {plane}",
             )
@@ -190,13 +191,12 @@ class _Item:
         f, t = self.f, self.t
         with f.loop(0, self.s.inputs**2) as point:
             for i, (to, plane) in enumerate(zip(self.transformed, self.planes, strict=True)):
-                place = f.gep(t.kind, to, f.mul(point, plane))
+                place = t.gep(f, to, f.mul(point, plane))
                 f.store("ptr", place, f.gep("i64", self.run, i))
-            m = f.gep(t.kind, self.M, f.mul(point, self.m_plane))
+            m = t.gep(f, self.M, f.mul(point, self.m_plane))
             with f.loop(0, rows, self.height) as r, f.loop(0, cols, t.columns) as c:
-                to = f.gep(t.kind, m, f.muladd(r, self.ldm, c))
+                to = t.gep(f, m, f.muladd(r, self.ldm, c))
                 f.call(
-                    "void",
                     kernel,
                     f"ptr {self.run}",
                     "i64 1",
@@ -225,12 +225,13 @@ class _Item:
         n0: Int,
     ) -> None:
         """The taps by way of the memory `here`, turned to [feature][channel][tap]."""
-        f, t, taps = self.f, self.t, self.s.taps**2
+        f = self.f
+        t = self.t
+        taps = self.s.taps**2
         steps = f"i64 {self.ldm}", f"i64 {f.mul(rows, self.ldm)}"
-        f.call("void", store, *self.sums(rows, cols), f"ptr {here}", *steps)
-        c = f.gep(t.kind, "%C", f.mul(f.muladd(n0, "%channels", m0), taps))
+        f.call(store, *self.sums(rows, cols), f"ptr {here}", *steps)
+        c = t.gep(f, "%C", f.mul(f.muladd(n0, "%channels", m0), taps))
         f.call(
-            "void",
             turning,
             "i64 0",
             f"i64 {f.ceildiv(cols, t.lanes)}",
@@ -260,7 +261,8 @@ def is_winograd_gradient(x: Instruction) -> bool:
     if taps != (F23.taps,) * 2 or any(w.stride != 1 or w.window_dilation != 1 for w in x["window"]):
         return False
     channels, features = (static_dims(o)[-1] for o in x.operands)
-    tiles, weights = _tiles(x)[2], channels * features
+    tiles = _tiles(x)[2]
+    weights = channels * features
     pixels = static_dims(x.operand)[0] * x["window"][0].size * x["window"][1].size
     passes = ceildiv(features, COLUMNS) * channels + ceildiv(channels, ROWS) * features
     return bool(
@@ -272,9 +274,11 @@ def is_winograd_gradient(x: Instruction) -> bool:
 
 def emit_winograd_gradient(program: Program, x: Instruction, kind: str) -> None:
     """Emit a convolution for which `is_winograd_gradient` holds."""
-    s, t = F23, register_tile(kind, program.target.vector_bytes)
+    s = F23
+    t = register_tile(kind, program.target.vector_bytes)
     lhs, rhs = x.operands
-    channels, features = static_dims(lhs)[-1], static_dims(rhs)[-1]
+    channels = static_dims(lhs)[-1]
+    features = static_dims(rhs)[-1]
     tiles_high, tiles_wide, tiles = _tiles(x)
     blocks_m = ceildiv(channels, ROWS)
     blocks_n = ceildiv(features, COLUMNS)

@@ -234,9 +234,12 @@ def _emit_phases(program: Program, x: Instruction) -> None:
     """Outputs u = d * v + r of dilation d only meet the taps t = r' + d * j: one dense convolution
     per remainder r."""
     lhs, rhs = x.operands
-    at, target = Labels.parse(x["dim_labels"]), program.place(x)
+    at = Labels.parse(x["dim_labels"])
+    target = program.place(x)
     for phase in itertools.product(*(range(w.base_dilation) for w in x["window"])):
-        window, starts, counts = [], [0] * rhs.rank, list(x.dims)
+        window = []
+        starts = [0] * rhs.rank
+        counts = list(x.dims)
         steps = [1] * rhs.rank
         for s, (w, r) in enumerate(zip(x["window"], phase, strict=True)):
             d = w.base_dilation

@@ -64,7 +64,11 @@ def _write(program: GpuProgram, x: Instruction, kind: str) -> tuple[str, list[Si
     parameters = "i64 lo, i64 hi, ptr A, ptr B, ptr C"
     f = GpuWriter(program, "conv", parameters)
     c = _Convolution(f, x, kind)
-    size, m, n, k, groups = c.size, c.m, c.n, c.k, c.groups
+    size = c.size
+    m = c.m
+    n = c.n
+    k = c.k
+    groups = c.groups
     direct = isinstance(m, int) and m <= FEW_FEATURES and groups != 1
     across, down, side = (n, m, 1) if direct else (ceildiv(n, SIDE), ceildiv(m, SIDE), SIDE)
     rest = f.div("%lo", size(across))
@@ -74,7 +78,8 @@ def _write(program: GpuProgram, x: Instruction, kind: str) -> tuple[str, list[Si
     if direct:
         t = f.typed(kind)
         with f.loop(0, size(k), carry=[(kind, t.const(0))]) as loop:
-            (p,), (q,) = c.weight(row, loop.index, 1), c.patch(column, loop.index, 1)
+            (p,) = c.weight(row, loop.index, 1)
+            (q,) = c.patch(column, loop.index, 1)
             old = loop.vars[0]
             loop.next = [t.fma(p, q, old) if t.is_float else t.add(t.mul(p, q), old)]
         c.store(row, column, 1, loop.vars[0])
@@ -104,7 +109,8 @@ class _Convolution:
         self.kind = kind
         self.at = Labels.parse(x["dim_labels"])
         lhs, rhs = x.operands
-        at, window = self.at, x["window"]
+        at = self.at
+        window = x["window"]
         self.groups = x["feature_group_count"] * x["batch_group_count"]
         self.size = Sizes(f)
         shapes = lhs.dims, rhs.dims, x.dims
@@ -122,7 +128,9 @@ class _Convolution:
         self.k = self.channels * product(self.taps)
 
     def weight(self, i: Int, deep: Int, lanes: int) -> list[str]:
-        f, size, at = self.f, self.size, self.at
+        f = self.f
+        size = self.size
+        at = self.at
         channel, *tap = digits(f, deep, [size(v) for v in (self.channels, *self.taps)])
         feature = f.mul(f.muladd(self.group, size(self.m), i), self.s_r[at.rhs[0]])
         place = f.muladd(channel, self.s_r[at.rhs[1]], feature)
@@ -164,7 +172,9 @@ class _Convolution:
         )
 
     def store(self, i: Int, j: Int, lanes: int, value: str) -> None:
-        f, size, at = self.f, self.size, self.at
+        f = self.f
+        size = self.size
+        at = self.at
         image, *where = digits(f, j, [size(v) for v in (self.images, *self.out_sizes)])
         in_image = f.mul(image, self.s_o[at.out[0]])
         feature = f.muladd(self.group, size(self.m), i)

@@ -78,7 +78,9 @@ class Convolution:
         return ()
 
     def write(self, f: GpuWriter, at: Place, lanes: int, store: Store) -> str:
-        m, image, side = self.inner, self.image, int(self.gradient)
+        m = self.inner
+        image = self.image
+        side = int(self.gradient)
 
         whole: Any = gpu_gemm.Product if m.tile.team == 1 else gpu_wgmma.Product
 
@@ -115,7 +117,9 @@ class _Patches(Panel):
         size: Int,
     ) -> None:
         super().__init__(f, operand, threads, base, 0, first, size, at.k)
-        self.at, self.image, self.start = at, image, base
+        self.at = at
+        self.image = image
+        self.start = base
 
     def corner(self, where: list[Int]) -> list[Int]:
         """Where the window of an output position begins."""
@@ -276,10 +280,8 @@ class PixelPatches(_Patches):
                 f.icmp("sgt", deep, d),
             )
         for i, ((slab, d), nbytes) in enumerate(zip(self.places, self.widths, strict=True)):
-            (image, steps, known), (corner, channel) = (
-                lines[d],
-                self.columns_of[slab],
-            )
+            image, steps, known = lines[d]
+            corner, channel = self.columns_of[slab]
             ok = f.op(f"and i1 {known}, {f.icmp('sgt', nbytes, 0, 'i32')}")
             self.copy_from(w.add(to, i * self.step * LINE), image, ok, corner, steps, channel)
         return pointer
@@ -319,7 +321,8 @@ def emit(program: GpuProgram, x: Instruction) -> bool:
     taps = product(fixed(w.size) for w in window)
     places = product(fixed(n) for n in outputs)
     if gradient:
-        columns, depth = places * channels, images * taps
+        columns = places * channels
+        depth = images * taps
         if features * pair[0].itemsize % CHUNK:
             return False
         p = Product(features, columns, depth, (1, features), (1, columns), columns, ())

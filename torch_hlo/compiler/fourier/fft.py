@@ -18,8 +18,8 @@ from torch_hlo.hlo.ir import Instruction, Size, ceildiv
 
 from ..codegen import Place, Program, Writer
 from ..control import host_calls
-from ..llvm import Int, signature
-from ..matmul.tile import Tile, lane_mask, product_tile
+from ..llvm import Int, item_parameters
+from ..matmul.tile import Tile, product_tile
 from ..thresholds import (
     FFT_CHUNK,
     FFT_LOCAL_BYTES,
@@ -155,16 +155,9 @@ class _Text:
     def __init__(
         self, program: Program, t: Tile, name: str, pointers: str, sizes: str = ""
     ) -> None:
-        self.f = Writer(
-            program,
-            name,
-            [
-                *signature("i64 lo, i64 hi"),
-                *(("ptr", p) for p in pointers.split()),
-                *(("i64", s) for s in sizes.split()),
-            ],
-        )
-        self.c, self.t = Lines(self.f, t), t
+        self.f = Writer(program, name, item_parameters(pointers.split(), sizes.split()))
+        self.c = Lines(self.f, t)
+        self.t = t
 
     def block(self, points: int) -> Block:
         """Room for points 0 to `points`, in whole vectors of `rows_in`."""
@@ -231,14 +224,16 @@ def _columns_text(program: Program, what: _Transform) -> str:
     gives = {"R": length + 2, "IR": length}.get(real, 2 * n)
     name = f"{what.kind.lower()}_columns_{length}"
     w = _Text(program, t, name, "from to twiddles roots", "inner blocks")
-    f, c, spare = w.f, w.c, w.spare(n)
-    with f.loop("%lo", "%hi") as item:
+    f = w.f
+    c = w.c
+    spare = w.spare(n)
+    with f.items() as item:
         block = f.rem(item, "%blocks")
         matrix = f.div(item, "%blocks")
         at = f.mul(block, t.lanes)
         left = f.sub("%inner", at)
         masks = column_masks(c, left)
-        mask = lane_mask(f, t.lanes, 0, left)
+        mask = f.lane_mask(t.lanes, 0, left)
 
         def side(pointer: str, elements: int, single: bool, scale: float) -> Columns | RealColumns:
             """Elements of a column lie beside those of others: complex numbers, or `single`
@@ -285,10 +280,12 @@ def _rows_text(program: Program, what: _Transform) -> str:
     n = what.points
     name = f"{what.kind.lower()}_rows_{what.length}"
     w = _Text(program, t, name, "from to twiddles roots", "lines")
-    f, c, spare = w.f, w.c, w.spare(n)
+    f = w.f
+    c = w.c
+    spare = w.spare(n)
     done = _in_block(n, spare)
     takes, gives = (2 * (n + (real == name)) for name in ("IR", "R"))
-    with f.loop("%lo", "%hi") as item:
+    with f.items() as item:
         line = f.mul(item, t.lanes)
         left = f.sub("%lines", line)
         source = c.at("%from", f.mul(line, takes))
@@ -324,7 +321,10 @@ class _Matrix:
     ) -> None:
         """Columns of `source`, in vectors number `blocks`; results, multiplied, to the same place
         in `middle`."""
-        w, p, f, c = self.w, self.p, self.w.f, self.w.c
+        w = self.w
+        p = self.p
+        f = self.w.f
+        c = self.w.c
         vectors = -(-p.columns // c.lanes)
         with f.loop(*blocks) as block:
             at = f.mul(block, c.lanes)
@@ -347,7 +347,10 @@ class _Matrix:
 
     def along_rows(self, middle: str, target: str, blocks: tuple[Int, Int]) -> None:
         """Rows of `middle`; point k of row r is number k * rows + r of the line's transform."""
-        w, p, f, c = self.w, self.p, self.w.f, self.w.c
+        w = self.w
+        p = self.p
+        f = self.w.f
+        c = self.w.c
         with f.loop(*blocks) as block:
             at = f.mul(block, c.lanes)
             rows_in(
@@ -431,7 +434,8 @@ class _Stages:
         items: Size,
         cost: float,
     ) -> None:
-        program, p = self.program, self.p
+        program = self.program
+        p = self.p
         found = program.once(
             (name, self.what),
             lambda: build(f"{self.what.kind.lower()}_{name}_{p.n}"),
@@ -446,13 +450,15 @@ class _Stages:
         """All stages of a line, by one thread."""
         n, real = self.p.n, self.real
         w = _Text(self.program, self.t, name, f"from to {_Matrix.POINTERS}")
-        f, c, m = w.f, w.c, self.matrix(w)
+        f = w.f
+        c = w.c
+        m = self.matrix(w)
         columns = (0, self.column_vectors)
         rows = (0, self.row_vectors)
         mirror = (0, self.mirror_vectors)
         middle = f.alloca(self.t.kind, 2 * n, 64)
         mirrored = f.alloca(self.t.kind, 2 * n, 64) if real in ("R", "IR") else ""
-        with f.loop("%lo", "%hi") as line:
+        with f.items() as line:
             given = c.at("%from", f.mul(line, self.takes))
             made = c.at("%to", f.mul(line, self.gives))
             if real == "IR":
@@ -473,8 +479,9 @@ class _Stages:
         def build(name: str) -> str:
             w = _Text(self.program, self.t, name, f"from to {_Matrix.POINTERS}")
             f, c = w.f, w.c
-            with f.loop("%lo", "%hi") as item:
-                line, block = f.div(item, many), f.rem(item, many)
+            with f.items() as item:
+                line = f.div(item, many)
+                block = f.rem(item, many)
                 given = c.at("%from", f.mul(line, from_stride))
                 body(w, given, c.at("%to", f.mul(line, to_stride)), block)
             return w.f.define()
@@ -482,7 +489,8 @@ class _Stages:
         return build
 
     def mirror_lines(self, places: tuple[Place, Place], lines: Size) -> None:
-        n, inverse = self.p.n, self.what.inverse
+        n = self.p.n
+        inverse = self.what.inverse
         chunks = -(-self.mirror_vectors // FFT_CHUNK)
 
         def body(w: _Text, given: str, made: str, chunk: Int) -> None:
@@ -507,7 +515,8 @@ class _Stages:
             m = self.matrix(w)
             m.along_columns(given, made, (block, w.f.add(block, 1)), self.real == "I")
 
-        many, points = self.column_vectors, 2 * self.p.n
+        many = self.column_vectors
+        points = 2 * self.p.n
         build = self.stage(many, points, points, body)
         self.run("columns", build, places, lines * many, 2 * _cost(self.p.rows))
 
@@ -515,6 +524,7 @@ class _Stages:
         def body(w: _Text, given: str, made: str, block: Int) -> None:
             self.matrix(w).along_rows(given, made, (block, w.f.add(block, 1)))
 
-        many, points = self.row_vectors, 2 * self.p.n
+        many = self.row_vectors
+        points = 2 * self.p.n
         build = self.stage(many, points, points, body)
         self.run("rows", build, places, lines * many, 2 * _cost(self.p.columns))

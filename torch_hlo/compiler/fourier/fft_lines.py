@@ -15,7 +15,7 @@ from functools import partial
 
 from ..codegen import Writer
 from ..llvm import Int, Typed, complex as complex_math
-from ..matmul.tile import Tile, lane_mask, splat, transposed
+from ..matmul.tile import Tile
 from .fft_plan import lane_order, passes
 
 Pair = tuple[str, str]
@@ -49,8 +49,7 @@ class Lines:
 
     def scalar(self, pointer: str, index: Int) -> str:
         """An element in all lanes."""
-        return splat(
-            self.f,
+        return self.f.splat(
             self.kind,
             self.lanes,
             self.f.load(self.kind, self.at(pointer, index)),
@@ -193,7 +192,7 @@ Points = Block | Columns | RealColumns  # where the points of a vector of lines 
 
 def column_masks(c: Lines, left: Int) -> Pair:
     """Masks of `Columns` of which `left` are there."""
-    low, high = (lane_mask(c.f, c.lanes, d, c.f.mul(left, 2)) for d in (0, c.lanes))
+    low, high = (c.f.lane_mask(c.lanes, d, c.f.mul(left, 2)) for d in (0, c.lanes))
     return low, high
 
 
@@ -259,13 +258,13 @@ def _transpose(
         move(
             whole,
             [c.at(p, 2 * whole) for p in lines],
-            lane_mask(f, c.lanes, 0, 2 * (points - whole)),
+            f.lane_mask(c.lanes, 0, 2 * (points - whole)),
         )
 
 
 def _turned(c: Lines, vectors: list[str]) -> list[str]:
     """Vectors of `lanes // 2` numbers, as many as that, transposed."""
-    return transposed(c.f, c.tile, vectors, group=2)
+    return c.tile.transposed(c.f, vectors, group=2)
 
 
 def _read(
@@ -294,7 +293,8 @@ def _write(
     swap: bool,
     scale: float,
 ) -> None:
-    half, part = c.lanes // 2, block.part(i)
+    half = c.lanes // 2
+    part = block.part(i)
     pairs = [c.joined(swapped(scaled(c, part.get(k), scale), swap)) for k in range(half)]
     vectors = [v for side in zip(*pairs, strict=True) for v in _turned(c, list(side))]
     for p, v in zip(addresses, vectors, strict=True):
@@ -331,7 +331,8 @@ def butterfly(t: Typed, x: list[Pair]) -> list[Pair]:
             (t.sub(b[0], d[1]), t.add(b[1], d[0])),
         ]
     if len(x) == 8:
-        even, odd = butterfly(t, x[::2]), butterfly(t, x[1::2])
+        even = butterfly(t, x[::2])
+        odd = butterfly(t, x[1::2])
         up = t.const(math.sqrt(0.5))
         down = t.const(-math.sqrt(0.5))
         # odd[1] (1 - i) / sqrt(2) and odd[3] (-1 - i) / sqrt(2) are multiplied as they are added
@@ -480,7 +481,8 @@ def tangle(c: Lines, n: int, source: Points, target: Points, roots: str) -> None
     """Twice the inverse of `untangle`, with real and imaginary parts exchanged for an inverse
     transform. Imaginary parts of the ends are ignored."""
     t = c.t
-    first, last = source.get(0)[0], source.get(n)[0]
+    first = source.get(0)[0]
+    last = source.get(n)[0]
     with c.f.loop(1, n // 2 + 1) as k:
         other = c.f.sub(n, k)
         low, high = _halves(c, source.get(k), source.get(other), c.root(roots, k), True)
@@ -525,7 +527,9 @@ def mirror_ends(c: Lines, n: int, source: str, target: str, inverse: bool) -> No
     """Points 0 and n of `mirror_line`."""
     f, t = c.f, c.f.typed(c.kind)
     a, b = (f.load(c.kind, c.at(source, i)) for i in ((0, 2 * n) if inverse else (0, 1)))
-    plus, minus, zero = t.add(a, b), t.sub(a, b), t.const(0.0)
+    plus = t.add(a, b)
+    minus = t.sub(a, b)
+    zero = t.const(0.0)
     found = {0: minus, 1: plus} if inverse else {0: plus, 1: zero, 2 * n: minus, 2 * n + 1: zero}
     for i, v in found.items():
         f.store(c.kind, v, c.at(target, i))

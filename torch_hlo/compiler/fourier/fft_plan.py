@@ -105,10 +105,12 @@ def roots(count: np.ndarray, n: int) -> np.ndarray:
 def pass_twiddles(n: int) -> np.ndarray:
     """Factors of all passes but the last: for p < m and 0 < k < r the root p k of r m; complex128,
     one after the other."""
-    found, length = [np.zeros(0, complex)], n
+    found = [np.zeros(0, complex)]
+    length = n
     for r in passes(n)[:-1]:
         length //= r
-        p, k = np.arange(length)[:, None], np.arange(1, r)[None]
+        p = np.arange(length)[:, None]
+        k = np.arange(1, r)[None]
         found.append(roots(p * k, length * r).ravel())
     return np.concatenate(found)
 
@@ -143,7 +145,8 @@ def in_lanes(values: np.ndarray, lanes: int, itemsize: int) -> np.ndarray:
 def matrix_twiddles(rows: int, columns: int, lanes: int, itemsize: int) -> list[np.ndarray]:
     """Factors between columns and rows: [one per row], or [one per row within SPLIT, one per SPLIT
     rows]; rows of `in_lanes`."""
-    n, column = rows * columns, np.arange(columns)[None]
+    n = rows * columns
+    column = np.arange(columns)[None]
     if n <= ONE_TABLE:
         return [in_lanes(roots(np.arange(rows)[:, None] * column, n), lanes, itemsize)]
     near = np.arange(min(SPLIT, rows))[:, None]

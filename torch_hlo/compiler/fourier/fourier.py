@@ -89,12 +89,15 @@ def _real_inverse(x: Instruction) -> Instruction:
         y, factor = y.operand, c
     rank = x.rank
     if y.op == "fft" and y["fft_type"] == "IFFT":
-        d, lengths = rank - 1, y["fft_length"]
+        d = rank - 1
+        lengths = y["fft_length"]
     elif y.op == "fusion" and (found := across(y)) and found[0] == "IFFT":
-        d, lengths = found[2], (found[1],)
+        d = found[2]
+        lengths = (found[1],)
     else:
         return x
-    n, g = lengths[-1], _filled_up(y.operand, d)
+    n = lengths[-1]
+    g = _filled_up(y.operand, d)
     # (an odd length would be filled up again)
     if g is None or not isinstance(n, int) or n % 2 or g.dims[d] != n // 2 + 1:
         return x
@@ -137,7 +140,8 @@ def _weighted(x: Instruction) -> Instruction:
         isinstance(n, int) for n in (*cut[partial[0]], y.dims[partial[0]])
     ):
         return x
-    d, (low, high, _) = partial[0], cut[partial[0]]
+    d = partial[0]
+    low, high, _ = cut[partial[0]]
     weights = np.ones(fixed(y.dims[d]))
     weights[low:high] = factor
     return _times(y, weights, d)
@@ -193,7 +197,8 @@ def _across(x: Instruction) -> Instruction:
     rank = x.rank
     if source.op != "transpose" or len(lengths) > 1 or not isinstance(lengths[0], int):
         return x
-    d, (n,) = back.index(rank - 1), lengths
+    d = back.index(rank - 1)
+    (n,) = lengths
     turn = (*(i for i in range(rank) if i != d), d)
     beside = prod(x.dims[d + 1 :])
     points = n if inner["fft_type"] in ("FFT", "IFFT") else n // 2 if n % 2 == 0 else 0
@@ -298,7 +303,8 @@ def _convolution(x: Instruction, kind: str, n: int) -> Instruction:
     filter_ = np.zeros(m, complex)
     filter_[:n] = chirp.conj()
     filter_[m - n + 1 :] = chirp[1:][::-1].conj()
-    outer, rank = x.dims[:-1], x.rank
+    outer = x.dims[:-1]
+    rank = x.rank
 
     def table(values: np.ndarray) -> Instruction:
         return b.broadcast(b.constant(values, x.dtype), (*outer, len(values)), (rank - 1,))

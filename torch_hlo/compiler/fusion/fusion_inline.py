@@ -139,7 +139,9 @@ def _uses(
 ) -> tuple[int, float, float] | None:
     """(sites, evaluations, cost of the costliest chain) of the uses of `i`; None when one of them
     needs it in memory or at its own index."""
-    sites, evaluations, chain = 0, 0.0, 0.0
+    sites = 0
+    evaluations = 0.0
+    chain = 0.0
     for u in users[i]:
         y = order[u]
         if u in chosen:

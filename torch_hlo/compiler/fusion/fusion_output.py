@@ -92,7 +92,8 @@ class _Absorber:
 
     def joining(self, i: int, g: Group) -> set[int]:
         """The members of `g` that should be computed with product `i`; empty when none."""
-        plan, product = self.plan, self.plan.group_of(i)
+        plan = self.plan
+        product = self.plan.group_of(i)
         if any(is_product(plan.order[m]) for m in g.roles):
             return set()
         front = self._front(i, g)
@@ -113,7 +114,8 @@ class _Absorber:
     def _front(self, i: int, g: Group) -> set[int]:
         """Elementwise members of `g` that depend on product `i` but not on what the rest of the
         group computes, with what they need of the group."""
-        plan, size = self.plan, self.plan.order[i].size
+        plan = self.plan
+        size = self.plan.order[i].size
         good: set[int] = set()
         late: set[int] = {i}
         for m in sorted(g.roles):
@@ -199,7 +201,8 @@ class _Absorber:
 
     def move(self, product: Group, g: Group, part: set[int]) -> None:
         """Take `part` out of `g` and make it one group with the product."""
-        plan, taken = self.plan, self._group(part)
+        plan = self.plan
+        taken = self._group(part)
         raised = plan.below(product, taken)
         if raised is None:
             return

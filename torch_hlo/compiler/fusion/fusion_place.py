@@ -71,7 +71,8 @@ def place(plan: Plan) -> None:
 def _stands_alone(plan: Plan, i: int) -> bool:
     """Whether instruction number `i` is a kernel or step of its own that may become part of
     another."""
-    x, g = plan.order[i], plan.group(i)
+    x = plan.order[i]
+    g = plan.group(i)
     if g is None or len(g.roles) != 1:
         return False
     if x.op == "concatenate":
@@ -103,7 +104,8 @@ def _sources(plan: Plan, n: int) -> list[int]:
 def _fits(plan: Plan, i: int, g: Group) -> bool:
     """Whether kernel `g` is a plain loop over as many elements as each part has, and needs no value
     of its own at another index for the parts."""
-    x, own = plan.order[i], plan.group_of(i)
+    x = plan.order[i]
+    own = plan.group_of(i)
     if any(
         plan.kind[m] == REDUCE or plan.order[m].op in ("dot", "convolution") for m in g.roles
     ) or any(r is not FULL for r in g.roles.values()):

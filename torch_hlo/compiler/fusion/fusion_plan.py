@@ -315,7 +315,8 @@ class Plan:
         return self.kind[self.number[x]] == FREE and x.op != "constant"
 
     def _add(self, i: int) -> None:
-        x, kind = self.order[i], self.kind[i]
+        x = self.order[i]
+        kind = self.kind[i]
         if self._group[i] is not None:  # came with its reduction
             return
         if kind == FREE and not (x.op != "reshape" and self._needs_memory(i)):
@@ -349,13 +350,15 @@ class Plan:
             reverse=True,
         )
         for h, _, s, edge in ranked:
-            g, h = self.group_of(i), self.group_of(s)
+            g = self.group_of(i)
+            h = self.group_of(s)
             if g is not h:
                 self._try_merge(g, h, i, s, edge)
 
     def _own_group(self, i: int, reads: dict[int, set[Edge]]) -> Group:
         """Instruction `i` in a group of its own."""
-        x, kind = self.order[i], self.kind[i]
+        x = self.order[i]
+        kind = self.kind[i]
         if kind == STEP:
             return Group(1, {i: FULL}, None, frozenset(), reads, set(), i, i, step=True)
         if kind != REDUCE:
@@ -528,7 +531,9 @@ class Plan:
 
     def _readers(self, s: int, group: Group) -> list[int]:
         """Members of `group` that read `s`, also through FREE instructions."""
-        found, stack, seen = [], [s], {s}
+        found = []
+        stack = [s]
+        seen = {s}
         while stack:
             for u in self.users[stack.pop()]:
                 if u in group.roles:
@@ -620,7 +625,8 @@ class Plan:
             for g in groups[:32]:
                 i = next(iter(g.roles))
                 for j in done:
-                    a, b = self.group_of(i), self.group_of(j)
+                    a = self.group_of(i)
+                    b = self.group_of(j)
                     if (
                         a is b
                         or a.size != b.size

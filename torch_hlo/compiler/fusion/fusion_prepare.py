@@ -92,7 +92,8 @@ def _only_reader(x: Instruction, reads: Mapping[Instruction, Sequence[Instructio
 
 def sum_of_sums(x: Instruction) -> Instruction | None:
     """reduce(reshape(reduce(y))) where both fold trailing dimensions."""
-    outer, inner = x.operand, _without_views(x.operand)
+    outer = x.operand
+    inner = _without_views(x.operand)
     if (
         x.shape.is_tuple
         or inner.op != "reduce"
@@ -200,7 +201,8 @@ def _reads_memory(v: Instruction) -> bool:
     while v.op == "reshape":
         v = v.operand
     if v.op == "broadcast":
-        size, small = v.size, v.operand.size
+        size = v.size
+        small = v.operand.size
         return isinstance(size, int) and isinstance(small, int) and small * FEWER <= size
     return table.classify(v) in (STEP, FREE)
 
@@ -225,7 +227,8 @@ def one_hot_sum(x: Instruction) -> Instruction | None:
     numbers, target = test.operands if test.operand.op == "iota" else test.operands[::-1]
     if numbers.op != "iota" or numbers["iota_dimension"] != d or numbers.kind not in "su":
         return None
-    t, g = _without(target, d, x.dims), _without(value, d, x.dims)
+    t = _without(target, d, x.dims)
+    g = _without(value, d, x.dims)
     if t is None or g is None:
         return None
     n = chosen.dims[d]
@@ -243,11 +246,13 @@ def widen_columns(x: Instruction) -> Instruction | None:
     source, init = x.operands
     if any(_is_of_integers(o) for o in source.operands):
         return None  # few bytes: partial sums would be as many
-    dims, gone = source.shape.sizes, x["dimensions"]
+    dims = source.shape.sizes
+    gone = x["dimensions"]
     first = len(dims)
     while first and first - 1 not in gone:
         first -= 1
-    columns, last = math.prod(dims[first:]), first
+    columns = math.prod(dims[first:])
+    last = first
     while first and first - 1 in gone:
         first -= 1
     rows = math.prod(dims[first:last])

@@ -35,10 +35,9 @@ from ..codegen import (
 from ..codegen.block import leaves as leaves_of
 from ..codegen.inline import Values
 from ..control.control_flow import copy_places
-from ..llvm import Int, signature
+from ..llvm import Int, item_parameters
 from ..llvm.scalar import Value
 from ..loops.elementwise_loops import Store, run_loop
-from ..matmul.tile import lane_mask
 
 Part = TypeVar("Part", Int, Int | None)  # of an index
 
@@ -51,7 +50,8 @@ def gather(k: Kernel, x: Instruction, index: tuple[ix.Index, ...]) -> Value:
 def gather_index(x: Instruction, index: tuple[ix.Index, ...]) -> tuple[ix.Index, ...]:
     """Operand index of a gather's element; start indices become loaded, clamped indices."""
     operand, indices = x.operands
-    vector_dim, sizes = x["index_vector_dim"], x["slice_sizes"]
+    vector_dim = x["index_vector_dim"]
+    sizes = x["slice_sizes"]
     batching = x.get("operand_batching_dims", ())
     dropped = {*x.get("collapsed_slice_dims", ()), *batching}
     batch = [i for d, i in enumerate(index) if d not in x["offset_dims"]]
@@ -151,7 +151,8 @@ def scatter(program: Program, x: Instruction) -> None:
 
 def emit_fused_scatter(program: Program, x: Instruction) -> None:
     """Emit a fusion that compiler/gather/scatter_fusion.py made."""
-    inner, place = x["calls"].root, program.place(x)
+    inner = x["calls"].root
+    place = program.place(x)
     start, indices, updates = inner.operands
     if start.op == "parameter":
         copy_places(program, place, program.places(x.operands[start["index"]]))
@@ -185,16 +186,9 @@ def _scatter_into(
         return
 
     def build() -> tuple[str, list[Size], Size, int, float]:
-        f = Writer(
-            program,
-            "scatter",
-            [
-                *signature("i64 lo, i64 hi"),
-                *(("ptr", f"to{i}") for i in range(count)),
-                ("ptr", "indices"),
-                *(("ptr", f"by{i}") for i in range(len(leaves))),
-            ],
-        )
+        results = [f"to{i}" for i in range(count)]
+        updaters = [f"by{i}" for i in range(len(leaves))]
+        f = Writer(program, "scatter", item_parameters([*results, "indices", *updaters]))
         writer = Scatter(f, x, operands, indices, updates, program.target.strip, leaves)
         items, grain, cost = writer.write()
         return f.define(), [*writer.size.names], items, grain, cost
@@ -234,7 +228,8 @@ class Scatter:
         )
         self.size = Sizes(f)
         self.vector_dim = x["index_vector_dim"]
-        dims, update_dims = operands[0].dims, updates[0].dims
+        dims = operands[0].dims
+        update_dims = updates[0].dims
         batching = tuple(x.get("input_batching_dims", ()))
         dropped = {*x.get("inserted_window_dims", ()), *batching}
         # operand dimension of each window dimension
@@ -244,7 +239,8 @@ class Scatter:
             d for d in range(len(update_dims)) if d not in self.window_positions
         ]
         self.window_sizes = [update_dims[d] for d in self.window_positions]
-        self.dims, self.update_dims = dims, update_dims
+        self.dims = dims
+        self.update_dims = update_dims
         self.strides = row_major_strides(dims)
         self.update_strides = row_major_strides(update_dims)
         indices_batching = [
@@ -397,7 +393,7 @@ class Scatter:
                     combine(j, self.lanes, None, (j,))
             if isinstance(whole, str) or whole != high:
                 with f.loop(whole, high, self.lanes) as j:  # at most one, partial, vector
-                    combine(j, self.lanes, lane_mask(f, self.lanes, j, high), (j,))
+                    combine(j, self.lanes, f.lane_mask(self.lanes, j, high), (j,))
 
     def _update_index(self, batch: Sequence[Part], window: Sequence[Part]) -> list[Part]:
         """The index of an update, from its parts along scatter and window dimensions."""

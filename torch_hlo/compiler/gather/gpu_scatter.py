@@ -18,7 +18,7 @@ from torch_hlo.hlo.ir import DTYPES, Instruction, Instructions, Shape, Size, bui
 from ..codegen import Writer, apply, leaves, load, store
 from ..control.control_flow import copy_places
 from ..gpu.gpu_program import GpuProgram
-from ..llvm import Int, scalar, signature
+from ..llvm import Int, item_parameters, scalar
 from ..llvm.scalar import STORAGE, Value
 from ..sort.gpu_sort import sort
 from . import gather_scatter
@@ -31,7 +31,8 @@ _ASSOCIATIVE = {"add", "multiply", "maximum", "minimum", "and", "or", "xor"}
 
 def scatter(program: GpuProgram, x: Instruction) -> None:
     count = len(x.operands) // 2
-    operands, updates = x.operands[:count], x.operands[count + 1 :]
+    operands = x.operands[:count]
+    updates = x.operands[count + 1 :]
     s = _Sorted(program, x, operands, x.operands[count], updates)
     empty = updates[0].size == 0 or operands[0].size == 0
     if empty or isinstance(s.windows, int) and s.windows <= FEW or not s.disjoint():
@@ -79,7 +80,8 @@ class _Sorted:
         self.window = product(form.window_sizes)
         self.lanes = self._lanes()
         self.vectors = self.window // self.lanes
-        root, params = x["to_apply"].root, x["to_apply"].params
+        root = x["to_apply"].root
+        params = x["to_apply"].params
         plain = len(params) == 2 and STORAGE[self.types[0]].parts == 1
         self.replaces = plain and root is params[1]
         self.op = (
@@ -149,10 +151,7 @@ class _Sorted:
             self.f = f = Writer(
                 program,
                 name,
-                [
-                    *signature("i64 lo, i64 hi"),
-                    *(("ptr", p) for p in names[: len(pointers)]),
-                ],
+                item_parameters(names[: len(pointers)]),
             )
             self.size = Sizes(f)
             kernel()
@@ -320,7 +319,8 @@ class _Sorted:
 
     def pieces(self) -> None:
         """The fold of what a run has in a piece that it does not begin in."""
-        f, n = self.f, self.size(self.windows)
+        f = self.f
+        n = self.size(self.windows)
         piece = self.enter()
         first = f.mul(piece, PIECE)
         with f.when(f.icmp("sgt", piece, 0)):
@@ -344,7 +344,8 @@ class _Sorted:
 
     def destinations(self) -> None:
         """Where a run begins: the old value and all updates."""
-        f, n = self.f, self.size(self.windows)
+        f = self.f
+        n = self.size(self.windows)
         first = self.enter()
         key = self.key(first)
         before = f.max(f.sub(first, 1), 0)

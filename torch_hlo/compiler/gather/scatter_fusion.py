@@ -137,7 +137,8 @@ def _is_cheap(y: Instruction, wide: bool) -> bool:
 
 def _is_wide(x: Instruction) -> bool:
     """Whether windows are rows of the result that vectors fit into."""
-    rank, last = x.rank, x.operands[2].rank - 1
+    rank = x.rank
+    last = x.operands[2].rank - 1
     dropped = {
         *x.get("inserted_window_dims", ()),
         *x.get("input_batching_dims", ()),

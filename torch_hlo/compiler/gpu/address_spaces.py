@@ -12,8 +12,8 @@ import re
 from .target import CONSTANT, GLOBAL, KERNEL
 
 _ASSIGNED = re.compile(r"^\s*(%[\w.$]+) = (.*)$")
-_POINTER = re.compile(r"(?<![\w.])ptr( align \d+| noalias readonly)? ([%@][\w.$]+)")
-_POINTERS = re.compile(r"(<\d+ x )ptr>( align \d+)? (%[\w.$]+)")
+# or a vector of them
+_POINTER = re.compile(r"(?<![\w.])ptr(>| noalias readonly)? ([%@][\w.$]+)")
 _BY_VALUE = re.compile(r"(?<![\w.])ptr byval[^%]*(%[\w.$]+)")
 _PHI = re.compile(r"phi ptr \[(?:\s*)([%@][\w.$]+)")
 _MANGLED = re.compile(
@@ -79,11 +79,7 @@ def _line(line: str, spaces: dict[str, int]) -> str:
         used.append(_space(m[2], spaces, line))
         return f"ptr{_suffix(used[-1])}{m[1] or ''} {m[2]}"
 
-    def many(m: re.Match[str]) -> str:
-        used.append(_space(m[3], spaces, line))
-        return f"{m[1]}ptr{_suffix(used[-1])}>{m[2] or ''} {m[3]}"
-
-    line = _POINTERS.sub(many, _POINTER.sub(one, line))
+    line = _POINTER.sub(one, line)
     if name and body.startswith(("getelementptr", "select", "inttoptr", "freeze")) and used:
         if body.startswith("select") and len(set(used)) > 1:
             raise SpaceError(f"select between address spaces {used}: {line.strip()}")

@@ -14,7 +14,8 @@ class Exchange:
     """The shared memory of one kernel's exchanges, and the instructions. `threads`: of a group."""
 
     def __init__(self, target: GpuTarget, threads: int) -> None:
-        self.target, self.threads = target, threads
+        self.target = target
+        self.threads = threads
         self.slots: dict[tuple[int, str], str] = {}
 
     def declarations(self) -> str:

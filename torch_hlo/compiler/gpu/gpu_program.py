@@ -162,8 +162,10 @@ class GpuProgram(Program):
     def step(self, x: Instruction) -> None:
         outer, self._step = self._step, x
         self._depth += 1
-        lines, work = self.code.lines, self._work
-        start, top = len(lines), self._top
+        lines = self.code.lines
+        work = self._work
+        start = len(lines)
+        top = self._top
         if (
             self._depth == 1
             and isinstance(top, int)
@@ -175,7 +177,8 @@ class GpuProgram(Program):
             super().step(x)
         finally:
             self._depth -= 1
-            self._step, self._top = outer, top
+            self._step = outer
+            self._top = top
         if self._depth == 0:
             if self._work > work:
                 self._place_step(x, lines, start)

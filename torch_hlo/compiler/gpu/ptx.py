@@ -295,7 +295,8 @@ def expect_bytes(f: Function, barrier: Int, nbytes: int) -> None:
 def wait_barrier(f: Function, barrier: Int, parity: Int) -> None:
     """Until the phase with this parity (0 for the first) has ended: what was copied for it is
     seen."""
-    again, done = f.label("wait"), f.label("arrived")
+    again = f.label("wait")
+    done = f.label("arrived")
     f.jump(again)
     f.start(again)
     text = (

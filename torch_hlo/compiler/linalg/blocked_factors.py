@@ -15,11 +15,10 @@ from typing import Any
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Instruction
 
-from ..codegen import Program, Writer, load, store
+from ..codegen import Program, Writer, load_real, store
 from ..gather.gather_scatter import Sizes
 from ..llvm import BITS, Int, transposed
 from ..matmul.product import hint
-from ..matmul.tile import KIND_SUFFIX, lane_mask, splat
 from .linalg import BLOCK
 
 KINDS = {"f32": "float", "f64": "double"}
@@ -60,9 +59,7 @@ class Kernel:
         self.tile_rows = 8 if f.program.target.vector_bytes == 64 else 4
 
     def get(self, m: Matrix, i: Int, j: Int) -> str:
-        value = load(self.f, self.dtype, m.pointer, m.at(self.f, i, j))
-        assert isinstance(value, str)  # f32 or f64
-        return value
+        return load_real(self.f, self.dtype, m.pointer, m.at(self.f, i, j))
 
     def put(self, value: str, m: Matrix, i: Int, j: Int) -> None:
         store(self.f, self.dtype, value, m.pointer, m.at(self.f, i, j))
@@ -71,7 +68,7 @@ class Kernel:
     def strips(self, columns: Int) -> Iterator[tuple[str, ...]]:
         """(first column, mask) of vectors that cover the columns."""
         with self.f.loop(0, columns, self.lanes) as c:
-            yield c, lane_mask(self.f, self.lanes, c, columns)
+            yield c, self.f.lane_mask(self.lanes, c, columns)
 
     def map_rows(self, fn: Callable[..., list[str]], columns: Int, *rows: Matrix) -> None:
         """Rows := fn(vectors of them), a list with a vector per row that is written, first rows
@@ -80,7 +77,7 @@ class Kernel:
         with self.strips(columns) as (c, mask):
             at = [f.add(m.base, c) for m in rows]
             values = [
-                load(f, self.dtype, m.pointer, i, self.lanes, mask)
+                load_real(f, self.dtype, m.pointer, i, self.lanes, mask)
                 for m, i in zip(rows, at, strict=True)
             ]
             for v, m, i in zip(fn(*values), rows, at, strict=False):
@@ -110,7 +107,8 @@ class Kernel:
     def column_strips(self, columns: Int) -> list[Any]:
         """(vectors, loop over first columns) of strips: as many wide ones as fit, then vectors, of
         which the last may have fewer columns."""
-        f, width = self.f, TILE_VECTORS * self.lanes
+        f = self.f
+        width = TILE_VECTORS * self.lanes
         whole = f.mul(f.div(columns, width), width)
         return [
             (TILE_VECTORS, f.loop(0, whole, width)),
@@ -118,7 +116,7 @@ class Kernel:
         ]
 
     def _masks(self, width: int, j: Int, columns: Int) -> list[Any]:
-        return [None] * width if width > 1 else [lane_mask(self.f, self.lanes, j, columns)]
+        return [None] * width if width > 1 else [self.f.lane_mask(self.lanes, j, columns)]
 
     def _numbers(self, first: Int, last: Int, step: int = 1) -> list[Int]:
         """`tile_rows` rows from `first` on, or as many as there are up to `last` rows further,
@@ -133,12 +131,13 @@ class Kernel:
         self, a: Matrix, b: Matrix, numbers: list[Int], depth: Int, masks: list[Any]
     ) -> list[list[str]]:
         """Vectors of the rows `numbers` of a b: one list per row."""
-        f, v, n = self.f, self.vector, len(masks)
-        suffix = f"v{self.lanes}{KIND_SUFFIX[self.kind]}"
+        f = self.f
+        v = self.vector
+        n = len(masks)
         rows = [a.part(f, i, 0) for i in numbers]
         with f.loop(0, depth, carry=[(v, "zeroinitializer")] * (len(rows) * n)) as k:
             right = [
-                load(
+                load_real(
                     f,
                     self.dtype,
                     b.pointer,
@@ -150,13 +149,8 @@ class Kernel:
             ]
             k.next = []
             for i, row in enumerate(rows):
-                left = splat(f, self.kind, self.lanes, self.get(row, 0, k.index))
-                k.next += [
-                    f.op(
-                        f"call {v} @llvm.fma.{suffix}({v} {left}, {v} {x}, {v} {k.vars[i * n + s]})"
-                    )
-                    for s, x in enumerate(right)
-                ]
+                left = f.splat(self.kind, self.lanes, self.get(row, 0, k.index))
+                k.next += [self.fma(left, x, k.vars[i * n + s]) for s, x in enumerate(right)]
         return [k.vars[i * n : (i + 1) * n] for i in range(len(rows))]
 
     def _subtracted(
@@ -174,7 +168,7 @@ class Kernel:
             [
                 f.op(
                     f"fsub {self.vector}"
-                    f" {load(f, self.dtype, c.pointer, at, self.lanes, mask)}, {x}"
+                    f" {load_real(f, self.dtype, c.pointer, at, self.lanes, mask)}, {x}"
                 )
                 for at, x, mask in zip(spots, row, masks, strict=True)
             ]
@@ -206,11 +200,10 @@ class Kernel:
             def settle(tile: list[list[str]]) -> list[list[str]]:
                 for s, i in enumerate(numbers):
                     if inverses:
-                        by = splat(f, self.kind, self.lanes, inverses[s])
+                        by = f.splat(self.kind, self.lanes, inverses[s])
                         tile[s] = [f.op(f"fmul {self.vector} {x}, {by}") for x in tile[s]]
                     for t in range(s + 1, len(numbers)):
-                        minus = splat(
-                            f,
+                        minus = f.splat(
                             self.kind,
                             self.lanes,
                             f.op(f"fneg {self.kind} {self.get(a, numbers[t], i)}"),
@@ -233,10 +226,7 @@ class Kernel:
                     self._subtracted(x.part(f, 0, j), sums, numbers, masks, settle)
 
     def fma(self, a: str, b: str, c: str) -> str:
-        v = self.vector
-        return self.f.op(
-            f"call {v} @llvm.fma.v{self.lanes}{KIND_SUFFIX[self.kind]}({v} {a}, {v} {b}, {v} {c})"
-        )
+        return self.f.typed(self.kind, self.lanes).fma(a, b, c)
 
     def cholesky(self, x: Matrix, n: Int) -> None:
         """The upper triangle of x := U with U^T U = x, of which the upper triangle is read;
@@ -251,8 +241,7 @@ class Kernel:
                 # sqrt(0) would divide by zero: XLA's answer for a singular matrix is nan too
                 valid = f.op(f"fcmp ogt {self.kind} {square}, 0.0")
                 pivot = f.select(valid, self.kind, self.t.sqrt(square), self.t.const(float("nan")))
-                inverse = splat(
-                    f,
+                inverse = f.splat(
                     self.kind,
                     self.lanes,
                     f.op(f"fdiv {self.kind} {self.t.const(1.0)}, {pivot}"),
@@ -294,7 +283,7 @@ class Kernel:
         factor: str,
     ) -> None:
         """Row i, from column k + 1 to `end`, loses `factor` times row k."""
-        minus = splat(self.f, self.kind, self.lanes, f"{self.f.op(f'fneg {self.kind} {factor}')}")
+        minus = self.f.splat(self.kind, self.lanes, f"{self.f.op(f'fneg {self.kind} {factor}')}")
         first = self.f.add(k, 1)
         self.map_rows(
             lambda own, by: [self.fma(minus, by, own)],
@@ -313,13 +302,11 @@ class Kernel:
                 [f.add(b, f.min(r, f.sub(f.sub(n, b), 1))) for r in range(width)]
                 for b in (first, other)
             )
-            masks = [lane_mask(f, width, b, n) for b in (other, first)]
+            masks = [f.lane_mask(width, b, n) for b in (other, first)]
             block = []
             for r in rows:
                 at = source.at(f, r, other)
-                value = load(f, self.dtype, source.pointer, at, width, masks[0])
-                assert isinstance(value, str)  # f32 or f64
-                block.append(value)
+                block.append(load_real(f, self.dtype, source.pointer, at, width, masks[0]))
             for r, value in reversed(
                 list(zip(columns, transposed(f.op, self.kind, width, block), strict=True))
             ):
@@ -406,10 +393,12 @@ def emit_lu(program: Program, x: Instruction) -> None:
     a = x.operand
     *_, m, n = a.dims
     f = Writer(program, "lu", "i64 lo, i64 hi, ptr a, ptr x, ptr pivots, ptr order")
-    kernel, size = Kernel(f, a.dtype), Sizes(f)
+    kernel = Kernel(f, a.dtype)
+    size = Sizes(f)
     rows, columns = size(m), size(n)
-    steps, elements = f.min(rows, columns), f.mul(rows, columns)
-    with f.loop("%lo", "%hi") as item:
+    steps = f.min(rows, columns)
+    elements = f.mul(rows, columns)
+    with f.items() as item:
         base = f.mul(item, elements)
         kernel.map_rows(lambda own, v: [v], elements, Matrix("%x", base, 1), Matrix("%a", base, 1))
         pivots, order = (
@@ -421,7 +410,8 @@ def emit_lu(program: Program, x: Instruction) -> None:
 
 def run_factors(f: Writer, x: Instruction, size: Sizes, base_cost: float) -> None:
     """A step that makes the three results of `x`: a function of a matrix of the batch per item."""
-    program, a = f.program, x.operand
+    program = f.program
+    a = x.operand
     *batch, m, n = a.dims
     usual = [hint(d, 64) for d in (m, n)]
     pointers = [program.pointer(a), *(program.at(program.place(x, i)) for i in range(3))]

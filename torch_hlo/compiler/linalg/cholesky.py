@@ -23,7 +23,9 @@ class _Number:
     """Arithmetic on one element of a real or complex type, in a Function."""
 
     def __init__(self, f: Writer, dtype: str) -> None:
-        self.f, self.dtype, self.kind = f, dtype, REAL_KIND[dtype]
+        self.f = f
+        self.dtype = dtype
+        self.kind = REAL_KIND[dtype]
         self.complex = dtype[0] == "c"
         self.zero = ("0.0", "0.0") if self.complex else "0.0"
         self.types = [self.kind] * (2 if self.complex else 1)
@@ -95,7 +97,7 @@ def cholesky(program: Program, x: Instruction) -> None:
     f = Writer(program, "cholesky", "i64 lo, i64 hi, ptr a, ptr l")
     size = Sizes(f)
     rows = size(n)
-    with f.loop("%lo", "%hi") as item:
+    with f.items() as item:
         base = f.mul(item, f.mul(rows, rows))
         if dtype in KINDS and program.target.computes_in_vectors:
             _cholesky_in_blocks(f, dtype, base, rows, lower)
@@ -108,7 +110,8 @@ def cholesky(program: Program, x: Instruction) -> None:
 
 
 def _cholesky_in_blocks(f: Writer, dtype: str, base: Int, rows: Int, lower: bool) -> None:
-    kernel, x = Kernel(f, dtype), Matrix("%l", base, rows)
+    kernel = Kernel(f, dtype)
+    x = Matrix("%l", base, rows)
     if lower:
         kernel.mirror(Matrix("%a", base, rows), x, rows, lower=False)
     else:
@@ -207,8 +210,9 @@ def triangular_solve(program: Program, x: Instruction) -> None:
     unit = attrs["unit_diagonal"]
     f = Writer(program, "triangular_solve", "i64 lo, i64 hi, ptr a, ptr x")
     size = Sizes(f)
-    rows, width = size(n), size(columns)
-    with f.loop("%lo", "%hi") as item:
+    rows = size(n)
+    width = size(columns)
+    with f.items() as item:
         coefficients = Matrix("%a", f.mul(item, f.mul(rows, rows)), rows)
         coefficients = coefficients.turned if transposed else coefficients
         solution = Matrix("%x", f.mul(item, f.mul(rows, width)), width)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from torch_hlo.hlo.ir import Instruction, Size
 
 from ..codegen import Program, leaves
-from ..llvm import Function, Int
+from ..llvm import Function, Int, parameters
 from .linalg import used_results
 
 _KIND = {"f32": ("s", "float", 4), "f64": ("d", "double", 8)}
@@ -60,11 +60,7 @@ class _Routine(Function):
         self.failed = ""
         super().__init__(
             f"{self.letter}{name}",
-            [
-                *(("ptr", p) for p in pointers),
-                ("i64", "batch"),
-                *(("i64", s) for s in sizes),
-            ],
+            parameters(pointers, ("batch", *sizes)),
             "i64",
         )
         self.program = program
@@ -93,21 +89,21 @@ class _Routine(Function):
             offsets.append(total)
             total = self.muladd(self.div(self.muladd(n, self.bytes, 63), 64), 64, total)
         whole = self.call(
-            "ptr",
             self.program.symbol("malloc", "declare ptr @malloc(i64)"),
             f"i64 {self.max(total, 64)}",
+            result="ptr",
         )
         return whole, [self.gep("i8", whole, o) for o in offsets]
 
     def free(self, pointer: str) -> None:
-        self.call("void", self.program.symbol("free", "declare void @free(ptr)"), f"ptr {pointer}")
+        self.call(self.program.symbol("free", "declare void @free(ptr)"), f"ptr {pointer}")
 
     def fortran(self, name: str, *arguments: str) -> None:
         symbol = f"{self.letter}{name}_"
         self.program.symbol(
             symbol, f"declare void @{symbol}({', '.join(['ptr'] * len(arguments))})"
         )
-        self.call("void", symbol, *(f"ptr {a}" for a in arguments))
+        self.call(symbol, *(f"ptr {a}" for a in arguments))
 
     def answer(self, pointer: str) -> Int:
         """A size that a routine gave as one of its numbers."""
@@ -138,7 +134,7 @@ class _Routine(Function):
         self.failed = self.alloca("i64")
         self.store("i64", 0, self.failed)
         size = self.mul(rows, columns)
-        before = self.call("i32", set_threads, f"i32 {self.program.target.cores}")
+        before = self.call(set_threads, f"i32 {self.program.target.cores}", result="i32")
         with self.loop(0, "%batch") as item:
             source = self.gep(self.kind, "%a", self.mul(item, size))
             self.turn(source, target, rows, columns)
@@ -155,7 +151,7 @@ class _Routine(Function):
                 yield item
             with self.when(self.icmp("ne", self.load("i32", self.info), 0, "i32")):
                 self.store("i64", 1, self.failed)
-        self.call("i32", set_threads, f"i32 {before}")
+        self.call(set_threads, f"i32 {before}", result="i32")
 
     def define(self) -> str:
         self.ret(f"i64 {self.load('i64', self.failed)}")
@@ -184,7 +180,8 @@ def _syevd(program: Program, x: Instruction, side: str, vectors: bool) -> tuple[
     whole_length = f.op(f"sext i32 {f.load('i32', space)} to i64")
     square = f.mul("%n", "%n")
     whole, (m, work, numbers) = f.memory(square, length, whole_length)
-    lwork, liwork = f.integer(length), f.integer(whole_length)
+    lwork = f.integer(length)
+    liwork = f.integer(whole_length)
     with f.matrices(m, "%n", "%n") as item:
         f.fortran(
             "syevd",
@@ -208,7 +205,8 @@ def _syevd(program: Program, x: Instruction, side: str, vectors: bool) -> tuple[
 
 def _gesdd(program: Program, x: Instruction, full: bool, vectors: bool) -> tuple[str, list[str]]:
     """-> (u [..., m, k or m], s [..., k], vh [..., k or n, n])."""
-    a, used = x.operand.shape, used_results(x)
+    a = x.operand.shape
+    used = used_results(x)
     vectors = vectors and (0 in used or 2 in used)
     mode = ("A" if full else "S") if vectors else "N"
     f = _Routine(program, f"gesdd_{mode}", a.dtype, ("a", "u", "s", "vh"), ("m", "n"))
@@ -218,7 +216,8 @@ def _gesdd(program: Program, x: Instruction, full: bool, vectors: bool) -> tuple
     m = f.integer("%m")
     n = f.integer("%n")
     high = f.integer(rows)
-    query, least = f.integer(-1), f.alloca(f.kind)
+    query = f.integer(-1)
+    least = f.alloca(f.kind)
     sizes = job, m, n
     f.fortran(
         "gesdd",
@@ -268,17 +267,21 @@ def _gesdd(program: Program, x: Instruction, full: bool, vectors: bool) -> tuple
 def _geev(program: Program, x: Instruction) -> tuple[str, list[str]]:
     """-> (values [..., n], vectors [..., n, n]) or (values), of complex numbers. A pair of
     conjugate eigenvectors comes as real and imaginary part of the first, as columns."""
-    dtype, wanted = x.operand.dtype, len(x.shape.elements) > 1
+    dtype = x.operand.dtype
+    wanted = len(x.shape.elements) > 1
     vectors = wanted and 1 in used_results(x)
     name = f"geev_{'V' if vectors else 'N'}{len(x.shape.elements)}"
     f = _Routine(program, name, dtype, ("a", "w", "v") if wanted else ("a", "w"), ("n",))
     no = f.letter_of("N")
     job = f.letter_of("V" if vectors else "N")
-    n, one = f.integer("%n"), f.integer(1)
-    query, least = f.integer(-1), f.alloca(f.kind)
+    n = f.integer("%n")
+    one = f.integer(1)
+    query = f.integer(-1)
+    least = f.alloca(f.kind)
     values = least, least, least
     f.fortran("geev", no, job, n, least, n, *values, one, least, n, least, query, f.info)
-    length, square = f.answer(least), f.mul("%n", "%n")
+    length = f.answer(least)
+    square = f.mul("%n", "%n")
     whole, (m, v, re, im, work) = f.memory(square, square if vectors else 1, "%n", "%n", length)
     lwork = f.integer(length)
 

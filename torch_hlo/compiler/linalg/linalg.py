@@ -34,7 +34,8 @@ from ..hlo_pass import hlo_pass, over_computations
 
 BLOCK = 16  # columns that the kernels take at a time
 AT_ONCE = 4  # rows of a panel that QR takes at a time
-LU, QR = '{"linalg":"lu"}', '{"linalg":"qr"}'
+LU = '{"linalg":"lu"}'
+QR = '{"linalg":"qr"}'
 
 
 def is_lu(x: Instruction) -> bool:
@@ -85,7 +86,8 @@ def _with_used(c: Computation) -> Computation:
     ]
     if not calls:
         return c
-    table, new = users((c.root,)), {}
+    table = users((c.root,))
+    new = {}
     for x in calls:
         readers = table[x]
         if readers and all(r.op == "get-tuple-element" for r in readers):

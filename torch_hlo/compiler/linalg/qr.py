@@ -14,10 +14,9 @@ from collections.abc import Sequence
 
 from torch_hlo.hlo.ir import Instruction
 
-from ..codegen import Program, Writer, load, store
+from ..codegen import Program, Writer, load_real, store
 from ..gather.gather_scatter import Sizes
-from ..llvm import BITS, Int, signature
-from ..matmul.tile import lane_mask, splat
+from ..llvm import BITS, Int, item_parameters
 from ..thresholds import QR_CHUNK
 from .blocked_factors import Kernel, Matrix, run_factors
 from .linalg import AT_ONCE, BLOCK
@@ -40,13 +39,11 @@ class _Panel(Kernel):
         )
 
     def vectors(self, m: Matrix, i: Int, masks: Sequence[str | None]) -> list[str]:
-        found = []
-        for p, mask in enumerate(masks):
-            at = m.at(self.f, i, p * self.lanes)
-            value = load(self.f, self.dtype, m.pointer, at, self.lanes, mask)
-            assert isinstance(value, str)  # f32 or f64
-            found.append(value)
-        return found
+        f, lanes = self.f, self.lanes
+        return [
+            load_real(f, self.dtype, m.pointer, m.at(f, i, p * lanes), lanes, mask)
+            for p, mask in enumerate(masks)
+        ]
 
     def write(self, values: list[str], m: Matrix, i: Int, masks: Sequence[str | None]) -> None:
         for p, (v, mask) in enumerate(zip(values, masks, strict=True)):
@@ -61,7 +58,7 @@ class _Panel(Kernel):
             )
 
     def all(self, value: str) -> str:
-        return splat(self.f, self.kind, self.lanes, value)
+        return self.f.splat(self.kind, self.lanes, value)
 
     def op(self, name: str, a: str, b: str) -> str:
         return self.f.op(f"{name} {self.vector} {a}, {b}")
@@ -76,7 +73,7 @@ class _Panel(Kernel):
     def begin(self, x: Matrix, v: Matrix, rows: Int, columns: Int) -> None:
         """v := x [rows, columns <= BLOCK], wider by zeros, and AT_ONCE - 1 rows of zeros."""
         f = self.f
-        masks = [lane_mask(f, self.lanes, p * self.lanes, columns) for p in range(self.parts)]
+        masks = [f.lane_mask(self.lanes, p * self.lanes, columns) for p in range(self.parts)]
         with f.loop(0, rows) as i:
             self.write(self.vectors(x, i, masks), v, i, self.whole)
         with f.loop(rows, f.add(rows, AT_ONCE - 1)) as i:
@@ -108,7 +105,7 @@ class _Panel(Kernel):
             self.write([self.op("fmul", minus, total) for total in j.vars], s, k, whole)
             self.put(tau, s, k, k)
             before, done = (
-                [lane_mask(f, self.lanes, p * self.lanes, end) for p in range(self.parts)]
+                [f.lane_mask(self.lanes, p * self.lanes, end) for p in range(self.parts)]
                 for end in (k, below)
             )
             less = [
@@ -148,7 +145,8 @@ class _Panel(Kernel):
     def _reflection(self, x: Matrix, k: Int) -> tuple[str, str, str]:
         """(the diagonal element of R, tau, the factor that makes v_k of the column)."""
         f, kind = self.f, self.kind
-        tail, head = self.get(self.row, 0, k), self.get(x, k, k)
+        tail = self.get(self.row, 0, k)
+        head = self.get(x, k, k)
         norm = self.t.sqrt(self.t.fma(head, head, tail))
         positive = f.op(f"fcmp oge {kind} {head}, 0.0")
         turned = f.select(positive, kind, f.op(f"fneg {kind} {norm}"), norm)
@@ -182,7 +180,7 @@ class _Panel(Kernel):
 
     def finish(self, v: Matrix, x: Matrix, rows: Int, columns: Int) -> None:
         """x := the panel v."""
-        masks = [lane_mask(self.f, self.lanes, p * self.lanes, columns) for p in range(self.parts)]
+        masks = [self.f.lane_mask(self.lanes, p * self.lanes, columns) for p in range(self.parts)]
         with self.f.loop(0, rows) as i:
             self.write(self.vectors(v, i, self.whole), x, i, masks)
 
@@ -191,7 +189,7 @@ class _Panel(Kernel):
         f = self.f
         with f.loop(0, f.min(BLOCK, rows)) as i:
             kept = [
-                lane_mask(f, self.lanes, p * self.lanes, f.min(i, columns))
+                f.lane_mask(self.lanes, p * self.lanes, f.min(i, columns))
                 for p in range(self.parts)
             ]
             self.write(self.vectors(v, i, kept), v, i, self.whole)
@@ -220,15 +218,16 @@ def emit_qr(program: Program, x: Instruction) -> None:
     per item."""
     a = x.operand
     *_, m, n = a.dims
-    pointers = [("ptr", q) for q in ("a", "q", "x", "work")]
-    f = Writer(program, "qr", [*signature("i64 lo, i64 hi"), *pointers])
-    kernel, size = _Panel(f, a.dtype), Sizes(f)
+    f = Writer(program, "qr", item_parameters(("a", "q", "x", "work")))
+    kernel = _Panel(f, a.dtype)
+    size = Sizes(f)
     rows = size(m)
     columns = size(n)
     width = size(x.shape.elements[0].dims[-1])
-    steps, elements = f.min(rows, columns), f.mul(rows, columns)
+    steps = f.min(rows, columns)
+    elements = f.mul(rows, columns)
     count = f.ceildiv(steps, BLOCK)
-    with f.loop("%lo", "%hi") as item:
+    with f.items() as item:
         base = f.mul(item, elements)
         kernel.map_rows(lambda own, v: [v], elements, Matrix("%x", base, 1), Matrix("%a", base, 1))
         packed = Matrix("%x", base, columns)
@@ -239,7 +238,8 @@ def emit_qr(program: Program, x: Instruction) -> None:
         kept = Matrix("%work", f.muladd(high, BLOCK, work), BLOCK)
         with f.loop(0, steps, BLOCK) as start:
             wide = f.min(BLOCK, f.sub(columns, start))
-            high, s = f.sub(rows, start), kept.part(f, start, 0)
+            high = f.sub(rows, start)
+            s = kept.part(f, start, 0)
             after = f.add(start, wide)
             block = packed.part(f, start, start)
             kernel.begin(block, v, high, wide)

@@ -5,25 +5,13 @@ In: opcodes and register names. Out: IR text, object code. Imports hlo/ir for ty
 """
 
 from .emit import BITS, Emit, Typed, Unit, literal, transposed
-from .function import Function, Int, Loop, float_constant, signature
+from .function import (
+    Function,
+    Int,
+    Loop,
+    float_constant,
+    item_parameters,
+    parameters,
+    signature,
+)
 from .target import PLATFORMS, CpuTarget, Target, deny, host, platform_target
-
-__all__ = [
-    "BITS",
-    "CpuTarget",
-    "Emit",
-    "Function",
-    "Int",
-    "Loop",
-    "PLATFORMS",
-    "Target",
-    "Typed",
-    "Unit",
-    "deny",
-    "float_constant",
-    "host",
-    "literal",
-    "platform_target",
-    "signature",
-    "transposed",
-]

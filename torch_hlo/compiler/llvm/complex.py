@@ -65,7 +65,8 @@ def absolute(t: Typed, a: Pair) -> str:
     """Scaled by the larger part, so that squares neither overflow nor vanish."""
     x, y = t.abs(a[0]), t.abs(a[1])
     swap = t.cmp("olt", x, y)
-    big, small = t.select(swap, y, x), t.select(swap, x, y)
+    big = t.select(swap, y, x)
+    small = t.select(swap, x, y)
     ratio = t.div(small, big)
     ratio = t.select(t.cmp("oeq", big, small), 1.0, ratio)
     r = t.mul(big, t.sqrt(t.fma(ratio, ratio, 1.0)))

@@ -16,12 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Protocol
 
-import llvmlite.binding as llvm
-
 from .target import Target
-
-# Since LLVM 22 the alignment of masked accesses is an attribute of the pointer and not an argument.
-_ALIGN_IS_ATTRIBUTE = llvm.llvm_version_info[0] >= 22
 
 Operand = str | float  # of Typed's operations: a value, or a number for all lanes
 LONG = 7  # coefficients of a polynomial
@@ -74,7 +69,8 @@ def transposed(
     The first rounds interleave inside 128-bit pieces, the others take the even or odd pieces:
     shuffles that x86 has as single instructions without an index register, which also compile
     several times faster than arbitrary ones."""
-    n, vector = lanes // group, f"<{lanes} x {kind}>"
+    n = lanes // group
+    vector = f"<{lanes} x {kind}>"
     piece = min(128 // (BITS[kind] * group), n)
     block = list(block)
     # which element each lane now has
@@ -128,7 +124,8 @@ def _round(n: int, piece: int, distance: int) -> list[list[int]]:
 def _opaque(op: Callable[[str], str], kind: str, lanes: int, value: str) -> str:
     """The vector, of whose making LLVM knows nothing: it would look through all rounds of a
     transpose for shorter ways, in vain, for half of a kernel's compile time."""
-    floats, own = lanes * BITS[kind] // 32, f"<{lanes} x {kind}>"
+    floats = lanes * BITS[kind] // 32
+    own = f"<{lanes} x {kind}>"
     fence = f"call <{floats} x float> @llvm.arithmetic.fence.v{floats}f32(<{floats} x float> "
     if kind == "float":
         return op(f"{fence}{value})")
@@ -153,7 +150,8 @@ class Unit:
     __slots__ = ("count", "target", "externals", "functions", "encoded")
 
     def __init__(self, target: Target | None = None) -> None:
-        self.count, self.target = 0, target
+        self.count = 0
+        self.target = target
         self.externals: dict[str, str] = {}
         self.functions: dict[str, str] = {}
         self.encoded: dict[tuple[str, str], str] = {}
@@ -188,7 +186,9 @@ class Emit:
     __slots__ = ("lanes", "lines", "unit", "_typed")
 
     def __init__(self, lanes: int, lines: list[str], unit: Unit) -> None:
-        self.lanes, self.lines, self.unit = lanes, lines, unit
+        self.lanes = lanes
+        self.lines = lines
+        self.unit = unit
         self._typed: dict[str, Typed] = {}
 
     def op(self, expression: str) -> str:
@@ -258,7 +258,9 @@ class Typed:
     __slots__ = ("e", "kind", "type", "suffix", "is_float")
 
     def __init__(self, e: Emit, kind: str) -> None:
-        self.e, self.kind, self.type = e, kind, e.type(kind)
+        self.e = e
+        self.kind = kind
+        self.type = e.type(kind)
         self.suffix = ("" if e.lanes == 1 else f"v{e.lanes}") + _SUFFIX.get(kind, kind)
         self.is_float = kind in _SUFFIX
 
@@ -289,7 +291,7 @@ class Typed:
         return self.e.op(f"fneg {self.type} {a}") if self.is_float else self.sub(0, a)
 
     def fma(self, a: Operand, b: Operand, c: Operand) -> str:
-        return self.call("fma", a, b, c)
+        return self.call("fma", a, b, c) if self.is_float else self.add(c, self.mul(a, b))
 
     def call(self, name: str, *arguments: Operand) -> str:
         """LLVM intrinsic `llvm.<name>.<type>` whose arguments and result all have this type."""
@@ -373,12 +375,12 @@ class Typed:
         """Consecutive elements; lanes that are off in `mask` are not read and are zero. `align`: in
         bytes, where it is not that of an element."""
         t, align = self.type, align or BITS[self.kind] // 8
-        if mask is None:
+        if not mask:
             return self.e.op(f"load {t}, ptr {pointer}, align {align}")
-        m = self.e.type("i1")
-        where = _aligned(pointer, align)
+        # LLVM 22 reads the alignment of masked accesses as an argument too, as those before it do.
         return self.e.op(
-            f"call {t} @llvm.masked.load.{self.suffix}.p0({where}, {m} {mask}, {t} zeroinitializer)"
+            f"call {t} @llvm.masked.load.{self.suffix}.p0(ptr {pointer}, i32 {align},"
+            f" {self.e.type('i1')} {mask}, {t} zeroinitializer)"
         )
 
     def store(
@@ -390,7 +392,7 @@ class Typed:
         nontemporal: bool = False,
     ) -> None:
         t, align = self.type, align or BITS[self.kind] // 8
-        if mask is None:
+        if not mask:
             self.e.do(
                 f"store {t} {value}, ptr {pointer}, align {align}"
                 + (", !nontemporal !0" if nontemporal else "")
@@ -401,10 +403,9 @@ class Typed:
             first = self.e.op(f"extractelement {t} {value}, i64 0")
             self.e.do(f"store {self.kind} {first}, ptr {pointer}, align {align}")
         else:
-            where = _aligned(pointer, align)
             self.e.do(
-                f"call void @llvm.masked.store.{self.suffix}.p0({t} {value}, {where},"
-                f" {self.e.type('i1')} {mask})"
+                f"call void @llvm.masked.store.{self.suffix}.p0({t} {value}, ptr {pointer},"
+                f" i32 {align}, {self.e.type('i1')} {mask})"
             )
 
     def gather(
@@ -442,18 +443,10 @@ class Typed:
         """pointer[offsets] and the mask, as arguments of intrinsics."""
         n = self.e.lanes
         at = self.e.op(f"getelementptr {self.kind}, ptr {pointer}, <{n} x {offset_kind}> {offsets}")
-        where = _aligned(at, BITS[self.kind] // 8, f"<{n} x ptr>")
+        where = f"<{n} x ptr> {at}, i32 {BITS[self.kind] // 8}"
         return where, f"<{n} x i1> {mask or 'splat (i1 true)'}"
 
 
 @lru_cache(16)
 def _first_lane(lanes: int) -> str:
     return "<" + ", ".join(["i1 true"] + ["i1 false"] * (lanes - 1)) + ">"
-
-
-def _aligned(pointer: str, align: int, kind: str = "ptr") -> str:
-    return (
-        f"{kind} align {align} {pointer}"
-        if _ALIGN_IS_ATTRIBUTE
-        else f"{kind} {pointer}, i32 {align}"
-    )

@@ -14,11 +14,11 @@ is written here is what is compiled.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from .emit import BITS
+from .emit import BITS, Emit, Typed, Unit
 
 Int = int | str  # a Python int or the name of an integer value
 
@@ -29,6 +29,18 @@ def signature(text: str) -> list[tuple[str, str]]:
     return [(kind, name) for kind, name in words]
 
 
+def parameters(pointers: Iterable[str] = (), numbers: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """Parameters of these names: addresses, then 64-bit integers."""
+    return [*(("ptr", p) for p in pointers), *(("i64", n) for n in numbers)]
+
+
+def item_parameters(
+    pointers: Iterable[str] = (), numbers: Iterable[str] = ()
+) -> list[tuple[str, str]]:
+    """The same of a function that is called for a range of items, see `Function.items`."""
+    return [*signature("i64 lo, i64 hi"), *parameters(pointers, numbers)]
+
+
 class Loop:
     """What `Function.loop` yields when it carries values: `index`, `vars`; the body must assign
     `next`."""
@@ -36,7 +48,9 @@ class Loop:
     __slots__ = ("index", "vars", "next", "label")
 
     def __init__(self, index: str, names: list[str], label: str) -> None:
-        self.index, self.vars, self.label = index, names, label
+        self.index = index
+        self.vars = names
+        self.label = label
         self.next: Sequence[Int] | None = None
 
 
@@ -55,17 +69,17 @@ class Function:
         self.name = name
         self.params = signature(params) if isinstance(params, str) else list(params)
         self.result = result
-        self.attrs, self.linkage = attrs, linkage
+        self.attrs = attrs
+        self.linkage = linkage
         self.lines: list[str] = []
         self.entry_allocas: list[str] = []
         self.endings: list[str] = []  # what a void function does before it returns
         self.block = "entry"
-        self._count = 0
+        self.unit = Unit()
 
     # -- names, lines, blocks
     def fresh(self, hint: str = "v") -> str:
-        self._count += 1
-        return f"%{hint}{self._count}"
+        return f"%{hint}{self.unit.number()}"
 
     def do(self, line: str) -> None:
         self.lines.append("  " + line)
@@ -76,7 +90,7 @@ class Function:
         self.lines.append(f"  {name} = {expression}")
         return name
 
-    def call(self, result: str, callee: str, *typed_args: str) -> str:
+    def call(self, callee: str, *typed_args: str, result: str = "void") -> str:
         """Call `@callee`; each argument is "type value". Returns the result's name ("" for
         void)."""
         text = f"call {result} @{callee}({', '.join(typed_args)})"
@@ -86,8 +100,7 @@ class Function:
         return self.op(text)
 
     def label(self, hint: str) -> str:
-        self._count += 1
-        return f"{hint}.{self._count}"
+        return f"{hint}.{self.unit.number()}"
 
     def start(self, label: str) -> None:
         self.lines.append(f"{label}:")
@@ -198,7 +211,57 @@ class Function:
         )
         return name
 
+    # -- vectors
+    def emit(self, lanes: int = 1) -> Emit:
+        """A straight-line writer that appends to this function."""
+        return Emit(lanes, self.lines, self.unit)
+
+    def typed(self, kind: str, lanes: int = 1) -> Typed:
+        """The same for values of one LLVM type."""
+        return self.emit(lanes).typed(kind)
+
+    def splat(self, kind: str, lanes: int, value: Int | float) -> str:
+        return self.emit(lanes).splat(kind, str(value))
+
+    def lane_mask(self, lanes: int, first: Int, count: Int) -> str:
+        """`<lanes x i1>`: lane i is on when first + i < count."""
+        return self.op(
+            f"call <{lanes} x i1> @llvm.get.active.lane.mask.v{lanes}i1.i64(i64 {first}, i64"
+            f" {count})"
+        )
+
+    def masked_load(self, kind: str, lanes: int, pointer: str, mask: str | None) -> str:
+        """The lanes that are on, or all where there is no mask."""
+        return self.typed(kind, lanes).load(pointer, mask=mask)
+
+    def masked_store(
+        self, kind: str, lanes: int, value: str, pointer: str, mask: str | None
+    ) -> None:
+        """Store the lanes that are on, or all where there is no mask. Where such a store is slow
+        (see Target.masks_stores), whole vectors are stored without."""
+        v = self.typed(kind, lanes)
+        if not mask or lanes >= 16 or lanes * BITS[kind] >= 512:
+            return v.store(value, pointer, mask=mask)
+        whole = self.op(f"call i1 @llvm.vector.reduce.and.v{lanes}i1(<{lanes} x i1> {mask})")
+        self.choose(
+            whole, lambda: v.store(value, pointer), lambda: v.store(value, pointer, mask=mask)
+        )
+
+    def vectors_of(self, lanes: int, first: Int, end: Int) -> Iterator[tuple[Int, str]]:
+        """A loop over the vectors of the elements [first, end), as (index, mask); whole ones have
+        no mask ("")."""
+        count = self.sub(end, first)
+        whole = self.sub(end, self.rem(count, lanes))
+        with self.loop(first, whole, lanes) as i:
+            yield i, ""
+        with self.when(self.icmp("slt", whole, end)):
+            yield whole, self.lane_mask(lanes, whole, end)
+
     # -- control flow
+    def items(self) -> AbstractContextManager[str]:
+        """A loop over the items that this call is for."""
+        return self.loop("%lo", "%hi")
+
     @contextmanager
     def in_blocks(self, low: Int, high: Int, size: Int) -> Iterator[tuple[str, Int]]:
         """A loop over blocks of `size` elements, as [first, last); the last one stops at `high`."""
@@ -222,7 +285,8 @@ class Function:
         then the last `next`."""
         header, body, latch, end = (self.label(h) for h in ("loop", "body", "next", "end"))
         before = self.block
-        index, step_name = self.fresh("i"), self.fresh("i")
+        index = self.fresh("i")
+        step_name = self.fresh("i")
         state = Loop(index, [self.fresh("c") for _ in carry], header)
         self.jump(header)
         self.start(header)
@@ -261,7 +325,8 @@ class Function:
 
         Yields a Loop with an extra method through `break_if`. After the loop `vars` are the values
         at the exit test."""
-        header, end = self.label("while"), self.label("done")
+        header = self.label("while")
+        end = self.label("done")
         before = self.block
         state = Loop("", [self.fresh("c") for _ in carry], end)
         self.jump(header)
@@ -288,7 +353,8 @@ class Function:
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:
         """`if condition:` without a result."""
-        then, end = self.label("then"), self.label("fi")
+        then = self.label("then")
+        end = self.label("fi")
         self.branch(condition, then, end)
         self.start(then)
         yield

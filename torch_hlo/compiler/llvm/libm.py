@@ -109,7 +109,8 @@ def _times_two_over_pi(c: _Code, mantissa: str, exponent: str) -> list[str]:
     # Bit number j after the point has the weight 2^-j. The first that matters is j = e - 1, counted
     # here from the table's start.
     first = i.add(exponent, 32 * _LEAD - 2)
-    word, shift = i.bin("lshr", first, 5), i.bin("and", first, 31)
+    word = i.bin("lshr", first, 5)
+    shift = i.bin("and", first, 31)
     raw = []
     for k in range(_LIMBS + 1):
         p = c.e.op(f"getelementptr i32, ptr @torch_hlo_two_over_pi, i64 {i.add(word, k)}")
@@ -159,7 +160,9 @@ def _reduce(target: Target, name: str) -> str:
     def join(a: int, b: int) -> str:
         return i.bin("or", i.bin("shl", product[a], 32), product[b])
 
-    top, middle, bottom = join(5, 4), join(3, 2), join(1, 0)
+    top = join(5, 4)
+    middle = join(3, 2)
+    bottom = join(1, 0)
     quadrant = i.bin("lshr", top, 62)
     fraction = [
         i.bin("or", i.bin("shl", a, 2), i.bin("lshr", b, 62))
@@ -261,7 +264,8 @@ def _halves(d: Typed, a: str) -> Pair:
 def _product(d: Typed, a: str, b: str) -> Pair:
     """a * b exactly, with or without a fused multiply-add."""
     p = d.mul(a, b)
-    (ah, al), (bh, bl) = _halves(d, a), _halves(d, b)
+    ah, al = _halves(d, a)
+    bh, bl = _halves(d, b)
     error = d.sub(d.mul(ah, bh), p)
     for x, y in ((ah, bl), (al, bh), (al, bl)):
         error = d.add(error, d.mul(x, y))
@@ -328,7 +332,8 @@ def _log_of_pair(c: _Code, a: str, high: Fraction, low: Fraction) -> Pair:
     m = d.from_bits(i.sub(bits, i.bin("shl", k, 52)))  # in [sqrt(1/2), sqrt(2))
     k = i.sub(k, i.select(tiny, 54, 0))
     # log m = 2 s (1 + z/3 + z^2/5 + ...), s = (m - 1) / (m + 1), z = s^2
-    top, bottom = d.sub(m, 1.0), _sum(d, m, d.const(1.0))
+    top = d.sub(m, 1.0)
+    bottom = _sum(d, m, d.const(1.0))
     q = d.div(top, bottom[0])
     p, error = _product(d, q, bottom[0])
     rest = d.sub(d.sub(d.sub(top, p), error), d.mul(q, bottom[1]))
@@ -400,7 +405,8 @@ def _each(
             c.e.do(f"ret {kind} {template(c.e.typed(kind))}")
             return c.text(full, kind, ", ".join(f"{kind} %{v}" for v in "xy"[:params]))
 
-        ROUTINES[name + suffix], NEEDS[name + suffix] = define, ()
+        ROUTINES[name + suffix] = define
+        NEEDS[name + suffix] = ()
 
 
 def _round(t: Typed) -> str:

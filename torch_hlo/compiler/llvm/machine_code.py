@@ -56,7 +56,8 @@ class Objects:
     later ones of its own module or, if it comes late enough, of any."""
 
     def __init__(self, target: CpuTarget, assembly: bool = False) -> None:
-        self.target, self.assembly = target, assembly
+        self.target = target
+        self.assembly = assembly
         self.declarations: Mapping[str, str] = {}  # of symbols that are not written here
         self.texts: list[str] = []
         self._heads: dict[str, str] = {}

@@ -168,7 +168,9 @@ _ROOT_HALF = {"float": 0x3F3504F3, "double": 0x3FE6A09E667F3BCD}
 
 def _split(t: Typed, x: str, less: str | float = 0.0) -> tuple[str, str]:
     """m - 1 and k - `less`, where x = 2^k m is positive and normal, and m from sqrt(1/2) on."""
-    i, (mantissa, bias), shift = t.ints(), MANTISSA[t.kind], SHIFT[t.kind] + MANTISSA[t.kind][1]
+    i = t.ints()
+    mantissa, bias = MANTISSA[t.kind]
+    shift = SHIFT[t.kind] + MANTISSA[t.kind][1]
     root = _ROOT_HALF[t.kind]
     bits = i.add(t.bits(x), (bias << mantissa) - root)
     m = t.from_bits(i.add(i.bin("and", bits, (1 << mantissa) - 1), root))
@@ -216,14 +218,16 @@ _EXPM1_NEAR = {"float": 0.34, "double": 0.5}
 def _times_power(t: Typed, p: str, n: str, less: int) -> str:
     """2^(n - less) (p + 1) - 2^-less for a whole number that ends the integer n and is no power's
     by itself."""
-    i, (mantissa, bias) = t.ints(), MANTISSA[t.kind]
+    i = t.ints()
+    mantissa, bias = MANTISSA[t.kind]
     power = t.from_bits(i.bin("shl", i.add(n, bias - less), mantissa))
     return t.fma(power, p, t.sub(power, 0.5**less))
 
 
 def expm1(t: Typed, x: str) -> str:
     """2^n (exp(r) - 1) + 2^n - 1."""
-    (low, high, overflow), near = _EXPM1_RANGE[t.kind], _EXPM1_NEAR[t.kind]
+    low, high, overflow = _EXPM1_RANGE[t.kind]
+    near = _EXPM1_NEAR[t.kind]
     v = t.select(t.cmp("ogt", x, low), x, low)
     v = t.select(t.cmp("olt", v, high), v, high)
     _, n, r = _in_powers_of_two(t, v, near)
@@ -464,7 +468,8 @@ def _exp_of_parts(t: Typed, x: str, rest: str) -> str:
 def _pow64(t: Typed, x: str, y: str) -> str:
     """Errors below 0.7 ulp, so what is a double comes out as that. Infinities, NaNs, subnormal
     operands and results ask libm."""
-    a, zero = t.abs(x), t.cmp("oeq", x, 0.0)
+    a = t.abs(x)
+    zero = t.cmp("oeq", x, 0.0)
     safe = t.select(zero, 1.0, a)
     log_a, log_rest = _log_in_parts(t, safe)
     p = t.mul(y, log_a)
@@ -527,7 +532,8 @@ def _power_of_float(t: Typed, a: str, exponent: str) -> str:
 
 
 def _power32(t: Typed, x: str, y: str) -> str:
-    ones, a = t.e.typed("i1"), t.abs(x)
+    ones = t.e.typed("i1")
+    a = t.abs(x)
     exponent = t.e.cast("fpext", _limited(t, y, 3e38), "float", "double")
     r = _power_of_float(t, a, exponent)
     endless = t.cmp("oeq", a, INF)

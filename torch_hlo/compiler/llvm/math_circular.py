@@ -67,7 +67,9 @@ _COS32 = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 def _reduced32(t: Typed, x: str) -> tuple[str, str]:
     """x of floats minus the nearest multiple of pi/2, taken off in double, and that multiple's
     number modulo 4 as an integer."""
-    e, d, i = t.e, t.e.typed("double"), t.ints()
+    e = t.e
+    d = t.e.typed("double")
+    i = t.ints()
     wide = e.cast("fpext", x, "float", "double")
     n = d.call("roundeven", d.mul(wide, 2 / math.pi))
     r = wide
@@ -225,7 +227,8 @@ def _atan2(t: Typed, y: str, x: str) -> str:
     narrow = t.kind == "float"
     a, b = t.abs(y), t.abs(x)
     steep = t.cmp("ogt", a, b)
-    low, high = t.select(steep, b, a), t.select(steep, a, b)
+    low = t.select(steep, b, a)
+    high = t.select(steep, a, b)
     huge = t.cmp("ogt", high, 1e38 if narrow else 1e308)  # low + high is not to overflow
     low, high = (t.select(huge, t.mul(v, 0.5), v) for v in (low, high))
     big = t.bin_or(

@@ -39,7 +39,8 @@ def _erfc_of_large(t: Typed, a: str, exact: bool) -> str:
     """erfc(a) of doubles for 1/2 < a, up to 28. One division serves both quotients. `exact`: also
     relative to small results, for which the square of `a` has to be known beyond its last place."""
     z = t.mul(a, a)
-    under, low = t.add(a, 4.0), t.fma(a, 2.0, 1.0)
+    under = t.add(a, 4.0)
+    low = t.fma(a, 2.0, 1.0)
     inverse = quotient(t, t.const(1.0), t.mul(under, low))
     q = t.mul(t.mul(t.sub(a, 4.0), low), inverse)
     r = t.mul(t.mul(exp(t, t.neg(z)), t.mul(under, inverse)), t.horner(q, _ERFCX))

@@ -87,7 +87,8 @@ def own_function(name: str, body: Elementary) -> Elementary:
 
 def return_unless(t: Typed, far: str, rare: Callable[[], str]) -> None:
     """In a `own_function`: return `rare()`, for all lanes, if `far` holds in one."""
-    e, number = t.e, t.e.unit.number()
+    e = t.e
+    number = t.e.unit.number()
     e.do(f"br i1 {e.any(far) if e.lanes > 1 else far}, label %far{number}, label %near{number}")
     e.lines.append(f"far{number}:")
     e.do(f"ret {t.type} {rare()}")

@@ -126,7 +126,8 @@ def _bf16(e: Emit, value: str) -> str:
     if e.unit.has("avx512bf16") and e.lanes > 1 or e.unit.has("cvt-bf16"):
         value = e.cast("fptrunc", _alone(e, value), "float", "bfloat")
         return e.cast("bitcast", value, "bfloat", "i16")
-    t, i = e.typed("float"), e.typed("i32")
+    t = e.typed("float")
+    i = e.typed("i32")
     bits = t.bits(value)
     last = i.bin("and", i.bin("lshr", bits, 16), 1)
     rounded = i.bin("lshr", i.add(i.add(bits, last), 0x7FFF), 16)
@@ -213,7 +214,9 @@ def _int_remainder(t: Typed, a: str, b: str, signed: bool) -> str:
 
 def _int_power(t: Typed, a: str, b: str, signed: bool) -> str:
     """By squaring; a negative exponent gives 1, -1 or 0 as integer division of 1 would."""
-    result, square, left = t.const(1), a, b
+    result = t.const(1)
+    square = a
+    left = b
     bits = emit.BITS[t.kind]
     for i in range(bits if bits <= 32 else 64):
         odd = t.cmp("ne", t.bin("and", left, 1), 0)
@@ -319,7 +322,8 @@ def apply(e: Emit, op: str, dtype: str, operands: list[Any], attrs: Attrs | None
     """Value of a pointwise opcode; `dtype` is the first operand's (select: the second's) element
     type. KeyError if there is none."""
     row = DTYPES[dtype]
-    special, rounds = SPECIAL.get(op), e.unit.rounds(dtype)
+    special = SPECIAL.get(op)
+    rounds = e.unit.rounds(dtype)
     if not rounds and op in _ABRUPT and (attrs or {}).get("to") not in ("f32", "f64"):
         operands = [round_to(e, dtype, v) for v in operands]
     if special is not None:
@@ -369,7 +373,8 @@ _PREDICATES = {
 
 
 def _compare(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) -> str:
-    kind, direction = DTYPES[dtype].kind, attrs["direction"]
+    kind = DTYPES[dtype].kind
+    direction = attrs["direction"]
     t = e.typed(STORAGE[dtype].register)
     a, b = operands
     if kind == "c":
@@ -408,16 +413,20 @@ def _select(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) -> Value:
 
 def _clamp(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) -> Value:
     low, v, high = operands
-    kind, t = DTYPES[dtype].kind, e.typed(STORAGE[dtype].register)
+    kind = DTYPES[dtype].kind
+    t = e.typed(STORAGE[dtype].register)
     return TABLE["minimum", kind](t, TABLE["maximum", kind](t, v, low), high)
 
 
 def _next_after(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) -> Value:
     """One step of the code: away from zero it grows, whatever the sign."""
-    storage, width = STORAGE[dtype], DTYPES[dtype].bits
-    t, i = e.typed(storage.register), e.typed(f"i{width}")
+    storage = STORAGE[dtype]
+    width = DTYPES[dtype].bits
+    t = e.typed(storage.register)
+    i = e.typed(f"i{width}")
     a, b = operands
-    memory, zero = storage.memory, t.const(0.0)
+    memory = storage.memory
+    zero = t.const(0.0)
     code_a, code_b = (
         raw if memory == i.kind else e.cast("bitcast", raw, memory, i.kind)
         for raw in (encode(e, dtype, a), encode(e, dtype, b))
@@ -442,8 +451,10 @@ def _complex(e: Emit, dtype: str, operands: list[Any], attrs: Attrs) -> Value:
 def convert(e: Emit, source: str, target: str, value: Any) -> Value:
     """XLA's conversion: floats to integers truncate and saturate (nan gives 0), integers wrap,
     anything to pred is `!= 0`."""
-    a, b = DTYPES[source], DTYPES[target]
-    have, want = STORAGE[source].register, STORAGE[target].register
+    a = DTYPES[source]
+    b = DTYPES[target]
+    have = STORAGE[source].register
+    want = STORAGE[target].register
     if a.kind == "c":
         if b.kind == "c":
             real, imaginary = (_resize_float(e, v, have, want) for v in value)
@@ -473,7 +484,8 @@ def convert(e: Emit, source: str, target: str, value: Any) -> Value:
         )
     if a.kind == "f":
         return _float_to_int(e, value, have, b)
-    bits, wanted = emit.BITS[have], emit.BITS[want]
+    bits = emit.BITS[have]
+    wanted = emit.BITS[want]
     if wanted < bits:
         value = e.cast("trunc", value, have, want)
     elif wanted > bits:

@@ -18,7 +18,8 @@ def decode(e: Emit, dtype: str, raw: str) -> str:
     exponent, mantissa, bias, has_inf, fnuz, has_nan, signed = form
     sign = 1 << (form.bits - 1)
     infinity = ((1 << exponent) - 1) << mantissa
-    t, i = e.typed("float"), e.typed("i32")
+    t = e.typed("float")
+    i = e.typed("i32")
     code = e.cast("zext", raw, f"i{max(8, form.bits)}", "i32")
     if not signed:  # powers of two
         value = i.select(i.cmp("eq", code, 0), 1 << 22, i.bin("shl", code, 23))
@@ -43,7 +44,8 @@ def encode(e: Emit, dtype: str, value: str) -> str:
     form = FORMATS[dtype]
     exponent, mantissa, bias, has_inf, fnuz, has_nan, has_sign = form
     bits = form.bits
-    t, i = e.typed("float"), e.typed("i32")
+    t = e.typed("float")
+    i = e.typed("i32")
     if not has_sign:
         whole = t.bits(value)
         half = i.select(i.cmp("ult", whole, 1 << 23), (1 << 22) - 1, 1 << 22)

@@ -19,7 +19,10 @@ FIRST = 8
 RECORD = 4
 RECORDS = 64
 # states; AWAITED: running, and somebody sleeps until it is done
-QUEUED, RUNNING, DONE, AWAITED = 0, 1, 2, 3
+QUEUED = 0
+RUNNING = 1
+DONE = 2
+AWAITED = 3
 
 _TEXT = """
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)

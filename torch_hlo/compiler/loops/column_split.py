@@ -28,10 +28,12 @@ LOOKED_AT = 64  # instructions of what is summed
 
 def parts(out: Instruction) -> Instruction | None:
     """A sum over all but the last dimensions -> two sums."""
-    operand, init = out.operands[0], out.operands[-1]
+    operand = out.operands[0]
+    init = out.operands[-1]
     if len(out.operands) != 2 or out["to_apply"].root.op != "add" or splat(init) != 0:
         return None
-    dims, over = operand.dims, len(out["dimensions"])
+    dims = operand.dims
+    over = len(out["dimensions"])
     if set(out["dimensions"]) != set(range(over)) or not operand.shape.is_static:
         return None
     rows = fixed(product(dims[:over]))

@@ -123,7 +123,8 @@ class LoopNest:
         leaves: Sequence[Instruction],
         in_place: bool,
     ) -> None:
-        self.program, self.target = program, program.target
+        self.program = program
+        self.target = program.target
         self.stores = stores
         self.leaves = leaves
         self.in_place = in_place
@@ -273,7 +274,8 @@ def _tiles(loops: Loops, extents: Dims, lanes: int, in_place: bool) -> bool:
         or loops.cost > TILE_COST
     ):
         return False
-    rows, columns = extents[loops.across], extents[-1]
+    rows = extents[loops.across]
+    columns = extents[-1]
     if not (
         isinstance(rows, int) and isinstance(columns, int) and rows >= lanes and columns >= lanes
     ):
@@ -284,9 +286,12 @@ def _tiles(loops: Loops, extents: Dims, lanes: int, in_place: bool) -> bool:
 def _tiled_nest(kernel: Kernel, loops: Loops, body: Body) -> tuple[Size, int, float]:
     """Like _nest: one item is a panel of a few rows of tiles, walked column by column, so that
     reads across the rows stay together."""
-    lanes, across, (*outer, last) = kernel.lanes, loops.across, loops.extents
+    lanes = kernel.lanes
+    across = loops.across
+    (*outer, last) = loops.extents
     assert across is not None
-    rows, columns = fixed(outer[across]), fixed(last)
+    rows = fixed(outer[across])
+    columns = fixed(last)
     tiles = -(-rows // lanes)
     panel = min(_PANEL, tiles)
     counts = list(outer)
@@ -418,7 +423,8 @@ def dynamic_update_slice(program: Program, x: Instruction) -> None:
 def emit_fusion_loops(program: Program, x: Instruction) -> None:
     """A fusion of kind loop: a loop over the `parts` (compiler/fusion/fusion_place.py) of all
     results whose parts have equally many elements."""
-    computation, operands = x["calls"], x.operands
+    computation = x["calls"]
+    operands = x.operands
     root = computation.root
     results = computation.results
     places = (
@@ -436,7 +442,9 @@ def emit_fusion_loops(program: Program, x: Instruction) -> None:
         ).append(n)
     numbers = {p: i for i, p in enumerate(computation.params)}
     for size, chosen in loops.items():
-        stores, targets, starts = [], [], []
+        stores = []
+        targets = []
+        starts = []
         for n in chosen:
             r = results[n]
             if r.op == "dynamic-update-slice":

@@ -53,7 +53,8 @@ class GroupKernel(RowKernel):
         """Scalar accumulators folded over the threads whose numbers differ by multiples of
         `distance`; all of them get the result."""
         accs = list(accs)
-        e, kinds = self.level.scalar, reducer.kinds
+        e = self.level.scalar
+        kinds = reducer.kinds
         first = distance
         while distance < self.workers:
             others = list(self.exchange.others(e, kinds, accs, distance))

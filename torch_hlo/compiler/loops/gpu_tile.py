@@ -64,7 +64,8 @@ class TileKernel(Kernel):
         across = loops.across
         assert across is not None
         *outer, last = loops.extents
-        rows, columns = fixed(outer[across]), fixed(last)
+        rows = fixed(outer[across])
+        columns = fixed(last)
         if rows % self.lanes or columns % self.lanes:
             self.lanes = 1
         self.side = side = _side(self.lanes)
@@ -95,7 +96,8 @@ class TileKernel(Kernel):
             with self._stored_last():
                 for number in range(self._passes):
                     row = self.named(op(f"add i64 {first_row}, {self._at(number)}"), rows, 0)
-                    self._row, self._number = row, number
+                    self._row = row
+                    self._number = number
                     self._enter(lines)
                     parts[across] = ix.of(row)
                     body(parts[:-1])(ix.of(lane), ())
@@ -154,7 +156,8 @@ class TileKernel(Kernel):
         """What identifies the tile that an access reads, None when it does not read across rows."""
         if self._canonical is None or self.mask() is not None:
             return None
-        row, lane = self._row, self.lane_var
+        row = self._row
+        lane = self.lane_var
         assert lane is not None
         steps = dict(index.terms)
         if any(v.kind != "loop" and {row, lane} & ix.variables((ix.of(v),)) for v in steps):
@@ -182,7 +185,8 @@ class TileKernel(Kernel):
         canonical, self._canonical = self._canonical, None
         assert canonical is not None
         self._enter(parent.lines)
-        e, scalar = self.level.emit, self.level.scalar
+        e = self.level.emit
+        scalar = self.level.scalar
         for number in range(self._passes):
             place = self._at(number)
             column = self.named(op(f"add i64 {first_column}, {place}"), columns, 0)
@@ -203,7 +207,8 @@ class TileKernel(Kernel):
                         f" align {storage.bytes}"
                     )
         self._pop(parent)
-        self.lane_var, self._canonical = saved, canonical
+        self.lane_var = saved
+        self._canonical = canonical
         parent.lines.append(f"  {BARRIER}")
 
     def define(self, program: Program, name: str) -> str:

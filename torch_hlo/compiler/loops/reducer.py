@@ -244,7 +244,8 @@ class _vectors:
     """Write at the kernel's vector width, or another, into the lines of its current level."""
 
     def __init__(self, k: Kernel, lanes: int = 0) -> None:
-        self.k, self.lanes = k, lanes or k.lanes
+        self.k = k
+        self.lanes = lanes or k.lanes
 
     def __enter__(self) -> None:
         self.saved = self.k.e

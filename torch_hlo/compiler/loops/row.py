@@ -70,7 +70,8 @@ class Chunks:
         self.per = ceildiv(self.total, self.count)
         if self.by_lanes:
             self.per = ceildiv(self.per, 64) * 64
-        self.rows, self.length = rest, length
+        self.rows = rest
+        self.length = length
 
     @property
     def items(self) -> Size:
@@ -146,7 +147,8 @@ class RowEmitter:
     def stream(self, nbytes: int) -> None:
         """Write results past the caches when they are larger than this together, and rows can be
         walked in aligned vectors."""
-        plan, lanes = self.plan, self.k.lanes
+        plan = self.plan
+        lanes = self.k.lanes
         length = plan.dims[plan.inner[-1]] if plan.inner else 1
         if isinstance(length, int) and (
             length % lanes == 0 or length >= PREFETCHED_ROW and not plan.late_reduces
@@ -155,7 +157,9 @@ class RowEmitter:
             self.k.ragged = bool(self.k.nontemporal) and length % lanes != 0
 
     def emit(self) -> RowKernel:
-        k, plan, c = self.k, self.plan, self.chunks
+        k = self.k
+        plan = self.plan
+        c = self.chunks
         if c is None:
             with (
                 k.loop("%lo", "%hi", product(plan.outer_sizes()))
@@ -189,7 +193,8 @@ class RowEmitter:
 
     def _range(self, c: Chunks) -> tuple[str, str]:
         """First and last row (or lane) of the current chunk."""
-        op, total = self.k.level.scalar.op, self.k.size(c.total)
+        op = self.k.level.scalar.op
+        total = self.k.size(c.total)
         low = self.k.scalar(combine(((self.chunk, c.per),)))
         low = op(f"call i64 @llvm.smin.i64(i64 {low}, i64 {total})")
         high = op(f"add i64 {low}, {self.k.size(c.per)}")
@@ -275,7 +280,8 @@ class RowEmitter:
         slots: list[list[str]],
     ) -> None:
         """Elements [first, end) of the innermost dimension."""
-        k, last = self.k, self.plan.inner[-1]
+        k = self.k
+        last = self.plan.inner[-1]
         length = self.plan.dims[last]
         carry = [
             (kind, v)
@@ -394,7 +400,8 @@ class RowEmitter:
     ) -> None:
         """After a block's maximum: the new shift, 0 unless the maximum is finite, and the sums so
         far scaled to it."""
-        k, reducer = self.k, self.reducers[m]
+        k = self.k
+        reducer = self.reducers[m]
         (best,) = reducer.fold_lanes(k, self._load(reducer, slots[m]))
         t = k.level.scalar.typed(reducer.kinds[0])
         new = t.select(t.cmp("olt", t.abs(best), float("inf")), best, 0.0)
@@ -406,7 +413,8 @@ class RowEmitter:
         t.store(new, shift)
         wide = Emit(k.lanes, k.level.lines, k.unit)
         for r in sums:
-            (slot,), kind = slots[r], self.reducers[r].kinds[0]
+            (slot,) = slots[r]
+            kind = self.reducers[r].kinds[0]
             v = wide.op(f"load {self._type(kind)}, ptr {slot}")
             wide.do(
                 f"store {self._type(kind)} {wide.typed(kind).mul(v, wide.splat(kind, factor))}, ptr"
@@ -590,7 +598,8 @@ class RowEmitter:
         return combine(((self.chunk, whole), (kept, inside))), inside
 
     def _fill_columns(self, r: Instruction, kept: Index, block: bool = False) -> None:
-        k, reducer = self.k, self.reducers[r]
+        k = self.k
+        reducer = self.reducers[r]
         values = reducer.grouped(reducer.identity(k))
         base, count = self._span(r, kept)
 
@@ -642,7 +651,9 @@ class RowEmitter:
         where: dict[int, Index],
         index_of: Callable[..., Any],
     ) -> None:
-        k, plan, r = self.k, self.plan, self.reducers[x]
+        k = self.k
+        plan = self.plan
+        r = self.reducers[x]
         kept = plan.late_kept[x]
         sizes = tuple(plan.dims[d] for d in kept)
         at = combine(

@@ -167,7 +167,8 @@ def _sort_results(
     is_full: Callable[[Instruction], bool],
 ) -> None:
     """Which results have an element per point, per row, or are complete after the last row."""
-    row_set, late_set = set(p.row_reduces), set(p.late_reduces)
+    row_set = set(p.row_reduces)
+    late_set = set(p.late_reduces)
     for k, x in enumerate(results):
         if is_full(x):
             p.full_outputs.append(k)
@@ -291,7 +292,8 @@ def _order(a: Size, b: Size) -> int:
 def _moved(x: Instruction) -> list[int]:
     """Dimensions of a full-size rearrangement along which its elements are no neighbours in what it
     reads; none of size 1."""
-    dims, source = x.dims, x.operand.dims
+    dims = x.dims
+    source = x.operand.dims
     if len(dims) != len(source):
         return []
     kept = x["dimensions"] if x.op == "transpose" else range(len(dims))

@@ -36,7 +36,8 @@ class StridedEmitter:
     """Writes the kernel of a "strided" plan."""
 
     def __init__(self, forms: RowForms, computation: Computation, plan: RowPlan) -> None:
-        self.plan, self.results = plan, computation.results
+        self.plan = plan
+        self.results = computation.results
         self.reducers = {r: Reducer(r) for r in plan.row_reduces}
         self.gtes = tuple_users(plan.order)
         moved = any(x.op in table.MOVES for x in plan.order)
@@ -66,7 +67,8 @@ class StridedEmitter:
     def _split(self, wanted: int) -> tuple[Ints, Ints]:
         """The outer dimensions: those before, and the last ones, as many neighbours as make a row
         of blocks wide enough."""
-        outer, dims = self.plan.outer, self.plan.dims
+        outer = self.plan.outer
+        dims = self.plan.dims
         n = 1
         while (
             n < len(outer)
@@ -249,7 +251,8 @@ class StridedEmitter:
         and kept."""
         k = self.k
         for x in due:
-            r, slots = self.reducers[x], self.accs[x]
+            r = self.reducers[x]
+            slots = self.accs[x]
             if k.slices > 1:
                 self._rows(
                     lambda j, r=r, slots=slots: self._set(
@@ -270,7 +273,8 @@ class StridedEmitter:
 
     def _finished(self, x: Instruction, index: tuple[Index, ...]) -> list[Value]:
         """What a reduction has folded, of the row that `index` means."""
-        r, at = self.reducers[x], self._position(x, index)
+        r = self.reducers[x]
+        at = self._position(x, index)
         return r.grouped(r.finish_rounded(self.k, self._get(r, self.accs[x], at)))
 
     def _kept(self, x: Instruction, slot: str, index: tuple[Index, ...]) -> Value:
@@ -313,7 +317,8 @@ class StridedEmitter:
         return row - first
 
     def _row_results(self) -> None:
-        k, sizes = self.k, self.plan.outer_sizes()
+        k = self.k
+        sizes = self.plan.outer_sizes()
 
         def body(j: Index) -> None:
             values = [self._row_value(self.results[n], j) for n in self.plan.row_outputs]

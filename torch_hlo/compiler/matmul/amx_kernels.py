@@ -14,7 +14,7 @@ from torch_hlo.hlo.ir import Ints
 
 from ..llvm import Function, Int, Target, signature
 from ..thresholds import AMX_ROWS_AHEAD, LANES_AHEAD
-from .tile import Tile, lane_mask, masked_load, masked_store, multiply_pairs, transposed
+from .tile import Tile
 
 BLOCK = 32  # rows and columns of a micro-kernel
 STEP_BYTES = 2048  # two tiles: what a step of the micro-kernel takes of each operand
@@ -26,7 +26,8 @@ WORDS = Tile("i32", 4, 16, 16, 1)
 ROWS, TOGETHER = 11, 4
 FEW_ROWS = (4, 8)
 PAIRS_AHEAD = 2  # steps
-_PAIRS_OF_LANES, _NO_LANES = "<32 x i16>", "zeroinitializer"
+_PAIRS_OF_LANES = "<32 x i16>"
+_NO_LANES = "zeroinitializer"
 _SUMS = Tile("float", 4, 16, ROWS, 2)
 
 
@@ -100,7 +101,7 @@ def pack(name: str, side: str, form: str, e: Element) -> Function:
     def block(k: Int, tail: bool) -> None:
         vectors = read(k, tail)
         if by_groups != (side == "b"):
-            vectors = transposed(f, WORDS, vectors)
+            vectors = WORDS.transposed(f, vectors)
         to = f.gep("i8", "%dst", f.mul(f.div(k, e.depth), STEP_BYTES))
         for i, v in enumerate(vectors):
             f.store("<16 x i32>", v, f.gep("i8", to, 64 * i))
@@ -114,8 +115,9 @@ def pack(name: str, side: str, form: str, e: Element) -> Function:
 
 def _copy_rows(f: Function, e: Element, whole: Int) -> None:
     """Rows along K as they are; one row after the other, so that memory is read in long pieces."""
-    last, vector = f.sub("%valid", 1), f"<{e.depth} x {e.kind}>"
-    rest = lane_mask(f, e.depth, whole, "%depth")
+    last = f.sub("%valid", 1)
+    vector = f"<{e.depth} x {e.kind}>"
+    rest = f.lane_mask(e.depth, whole, "%depth")
     with f.loop(0, 16) as lane:
         row = f.gep(e.kind, "%src", f.mul(f.min(lane, last), "%lane_stride"))
         to = f.gep("i8", "%dst", f.mul(lane, 64))
@@ -123,20 +125,21 @@ def _copy_rows(f: Function, e: Element, whole: Int) -> None:
             v = f.load(vector, f.gep(e.kind, row, k))
             f.store(vector, v, f.gep("i8", to, f.mul(f.div(k, e.depth), STEP_BYTES)))
         with f.when(f.icmp("slt", whole, "%depth")):
-            v = masked_load(f, e.kind, e.depth, f.gep(e.kind, row, whole), rest)
+            v = f.masked_load(e.kind, e.depth, f.gep(e.kind, row, whole), rest)
             f.store(vector, v, f.gep("i8", to, f.mul(f.div(whole, e.depth), STEP_BYTES)))
 
 
 def _rows_along_k(f: Function, e: Element) -> Rows:
-    last, vector = f.sub("%valid", 1), f"<{e.depth} x {e.kind}>"
+    last = f.sub("%valid", 1)
+    vector = f"<{e.depth} x {e.kind}>"
     rows = [
         f.gep(e.kind, "%src", f.mul(f.min(i, last) if i else 0, "%lane_stride")) for i in range(16)
     ]
 
     def read(k: Int, tail: bool) -> list[str]:
         if tail:
-            mask = lane_mask(f, e.depth, k, "%depth")
-            loaded = [masked_load(f, e.kind, e.depth, f.gep(e.kind, row, k), mask) for row in rows]
+            mask = f.lane_mask(e.depth, k, "%depth")
+            loaded = [f.masked_load(e.kind, e.depth, f.gep(e.kind, row, k), mask) for row in rows]
         else:
             loaded = [f.load(vector, f.gep(e.kind, row, k)) for row in rows]
         return [f.op(f"bitcast {vector} {v} to <16 x i32>") for v in loaded]
@@ -145,7 +148,7 @@ def _rows_along_k(f: Function, e: Element) -> Rows:
 
 
 def _rows_along_lanes(f: Function, e: Element) -> Rows:
-    lanes = lane_mask(f, 16, 0, "%valid")
+    lanes = f.lane_mask(16, 0, "%valid")
 
     def row(k: Int, tail: bool) -> str:
         mask = lanes
@@ -160,7 +163,7 @@ def _rows_along_lanes(f: Function, e: Element) -> Rows:
                 f"call void @llvm.prefetch.p0(ptr {f.gep('i8', p, LANES_AHEAD)}, i32 0, i32 2,"
                 " i32 1)"
             )
-        return masked_load(f, e.kind, 16, p, mask)
+        return f.masked_load(e.kind, 16, p, mask)
 
     def mixed(kind: str, a: str, b: str) -> str:
         order = ", ".join(f"i32 {i // 2 + i % 2 * 16}" for i in range(32))
@@ -264,12 +267,12 @@ def _multiply_pairs(f: Function, rows: range, ahead: bool, strided: bool) -> Non
     """These rows of the block of C: two vectors of sums each, which stay in registers."""
     places, masks = [], []
     for j in range(2):
-        columns = lane_mask(f, 16, 16 * j, "%cols")
+        columns = f.lane_mask(16, 16 * j, "%cols")
         for row in rows:
             places.append(f.gep("float", "%C", f.muladd(row, "%ldc", 16 * j)))
             masks.append(f.select(f.icmp("slt", row, "%rows"), "<16 x i1>", columns, _NO_LANES))
     kept = [f.select("%more", "<16 x i1>", mask, _NO_LANES) for mask in masks]
-    sums = [masked_load(f, "float", 16, *there) for there in zip(places, kept)]
+    sums = [f.masked_load("float", 16, *there) for there in zip(places, kept)]
     a_rows: list[Int] = [
         f.mul("%a_row", r) if strided else r // 16 * 1024 + r % 16 * 64 for r in rows
     ]
@@ -302,9 +305,9 @@ def _multiply_pairs(f: Function, rows: range, ahead: bool, strided: bool) -> Non
                 left = f.op(f"bitcast <16 x i32> {spread} to {_PAIRS_OF_LANES}")
                 for j in range(2):
                     n = j * len(rows) + i
-                    turn.next[n] = multiply_pairs(f, _SUMS, left, right[j], turn.next[n])
+                    turn.next[n] = _SUMS.fma_pairs(f, left, right[j], turn.next[n])
     for place, mask, v in zip(places, masks, turn.vars):
-        masked_store(f, "float", 16, v, place, mask)
+        f.masked_store("float", 16, v, place, mask)
 
 
 def _corners(f: Function, e: Element) -> list[str]:
@@ -331,7 +334,7 @@ def _multiply_step(f: Function, e: Element, s: Int, rows_ahead: int, strided: bo
 
 def _store_rows(f: Function, e: Element, temporary: str) -> None:
     """Copy the valid part of a 32 x 32 block of sums to C, adding what is there when %more."""
-    masks = [lane_mask(f, 16, 16 * j, "%cols") for j in range(2)]
+    masks = [f.lane_mask(16, 16 * j, "%cols") for j in range(2)]
     vector = f"<16 x {e.sums}>"
     plus = "fadd" if e.sums == "float" else "add"
     with f.loop(0, f.min("%rows", BLOCK), known_nonempty=True) as r:
@@ -339,11 +342,10 @@ def _store_rows(f: Function, e: Element, temporary: str) -> None:
             v = f.load(vector, f.gep(e.sums, temporary, f.muladd(r, BLOCK, 16 * j)), 64)
             to = f.gep(e.sums, "%C", f.muladd(r, "%ldc", 16 * j))
             keep = f.op(f"select i1 %more, <16 x i1> {mask}, <16 x i1> zeroinitializer")
-            masked_store(
-                f,
+            f.masked_store(
                 e.sums,
                 16,
-                f.op(f"{plus} {vector} {v}, {masked_load(f, e.sums, 16, to, keep)}"),
+                f.op(f"{plus} {vector} {v}, {f.masked_load(e.sums, 16, to, keep)}"),
                 to,
                 mask,
             )
@@ -362,21 +364,19 @@ def turn(name: str, masked: bool) -> Function:
         f.loop(0, BLOCK, 16, known_nonempty=True) as i,
     ):
         corner = f.gep("i32", "%src", f.muladd(i, BLOCK, j))
-        block = transposed(
+        block = WORDS.transposed(
             f,
-            WORDS,
             [f.load("<16 x i32>", f.gep("i32", corner, BLOCK * r), 64) for r in range(16)],
         )
         to = f.gep("i32", "%dst", f.muladd(j, "%ld", i))
-        valid = lane_mask(f, 16, i, "%rows") if masked else None
+        valid = f.lane_mask(16, i, "%rows") if masked else None
         for r, v in enumerate(block):
             p = f.gep("i32", to, f.mul("%ld", r))
             if not masked:
                 f.store("<16 x i32>", v, p)
                 continue
             inside = f.icmp("slt", f.add(j, r), "%cols")
-            masked_store(
-                f,
+            f.masked_store(
                 "i32",
                 16,
                 v,

@@ -131,7 +131,8 @@ def operands_converted(program: Program, x: Instruction, outer: Instruction) -> 
 
 def _reads_rows(program: Program, x: Instruction) -> bool:
     """Whether a dot is for the kernels that read the large operand once."""
-    p, kind = product(x), ACCUMULATORS[x.dtype][0]
+    p = product(x)
+    kind = ACCUMULATORS[x.dtype][0]
     if p is None:
         return False
     left, right = (SOURCES[o.dtype, kind] for o in x.operands)
@@ -140,7 +141,9 @@ def _reads_rows(program: Program, x: Instruction) -> bool:
 
 
 def _emit_output(program: Program, o: Output) -> None:
-    outer, result, wide = o.outer, o.results[0], _wide(o.outer)
+    outer = o.outer
+    result = o.results[0]
+    wide = _wide(o.outer)
     found = None
     if rewritten(outer) is None and not is_long(outer):
         found = epilogue(program, o.body, o.inner, len(roles(outer)[2][1]), wide)

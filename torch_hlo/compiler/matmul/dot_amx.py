@@ -93,7 +93,8 @@ def emit_on_amx(
 def _is_transposed(p: Product, e: Element) -> bool:
     """Whether a product is computed transposed: its left operand fits L2 and has fewer rows than
     there are columns."""
-    rows, k = hint(p.m, 512), fixed(p.k)
+    rows = hint(p.m, 512)
+    k = fixed(p.k)
     fits = rows * k * e.itemsize <= AMX_B_BYTES and rows <= hint(p.n, 512)
     return fits and not p.batch and p.b[1] == 1 and k <= K_TRANSPOSED and isinstance(p.n, int)
 
@@ -148,7 +149,8 @@ def _cut_amx(
     if not isinstance(p.m, int) or not isinstance(p.n, int):
         cut = blocking.Partition(16, fit, ceildiv(tiles, 16), ceildiv(p.n, fit), False)
         return cut, (False, transposed or not p.batch)
-    rows, blocks_n = ceildiv(p.m, BLOCK), ceildiv(p.n, fit)
+    rows = ceildiv(p.m, BLOCK)
+    blocks_n = ceildiv(p.n, fit)
     tall = not p.batch and (transposed or p.m > 2 * p.n or k > K_SINGLE)
     blocks_m = min(rows, ceildiv(items, blocks_n)) if tall else 1
     t = Tile("float", 4, 16, BLOCK, 2)

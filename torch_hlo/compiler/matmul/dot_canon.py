@@ -112,14 +112,16 @@ def outer_product(out: Instruction) -> Instruction | None:
     d = parts(out)
     if d.contract or out.kind == "p":
         return None
-    n, m = len(d.batch), len(d.lhs_free)
+    n = len(d.batch)
+    m = len(d.lhs_free)
     place_x = {a: i for i, (a, _) in enumerate(d.batch)} | {
         a: n + i for i, a in enumerate(d.lhs_free)
     }
     place_y = {b: i for i, (_, b) in enumerate(d.batch)} | {
         b: n + m + i for i, b in enumerate(d.rhs_free)
     }
-    x, y = h.convert(d.x, d.dtype), h.convert(d.y, d.dtype)
+    x = h.convert(d.x, d.dtype)
+    y = h.convert(d.y, d.dtype)
     return h.multiply(
         _spread(x, out, [place_x[a] for a in range(x.rank)]),
         _spread(y, out, [place_y[b] for b in range(y.rank)]),

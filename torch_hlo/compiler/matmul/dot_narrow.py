@@ -49,7 +49,9 @@ def _is_narrow(w: Instruction) -> bool:
     size = w.size
     if not isinstance(size, int) or size < NARROW_ELEMENTS:
         return False
-    left, seen, stack = NARROW_BYTES * size, {w}, [w]
+    left = NARROW_BYTES * size
+    seen = {w}
+    stack = [w]
     while stack and left >= 0:
         x = stack.pop()
         if x.op in _IN_REGISTERS:
@@ -64,7 +66,8 @@ def _is_narrow(w: Instruction) -> bool:
 
 
 def _sums(d: Dot, out: Instruction) -> Instruction:
-    w, pairs = d.y, (*d.batch, *d.contract)
+    w = d.y
+    pairs = (*d.batch, *d.contract)
     wide = "f32" if d.dtype in ("bf16", "f16") else d.dtype
     order = sorted(pairs, key=lambda pair: pair[1])
     # kept in memory: what makes it is not done again beside each row of w

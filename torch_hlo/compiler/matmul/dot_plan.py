@@ -92,7 +92,8 @@ def plan_of(p: Product, t: Tile, sources: tuple[Source, Source]) -> Plan:
 def _form_a(p: Product, t: Tile, source: Source) -> str:
     """How A is read: where it is, if its elements are accumulators and its rows do not share the
     sets of L1, or are all near, or are read only once."""
-    form, row = blocking.form_of(p.a), p.a[0]
+    form = blocking.form_of(p.a)
+    row = p.a[0]
     if not isinstance(p.m, int) or source.steps:
         return form
     apart = isinstance(row, int) and row * t.itemsize % CONFLICT_BYTES != 0

@@ -30,7 +30,7 @@ from .dot_task import Finish, call_task, define, prepack, task
 from .gemm import Gemm
 from .gemm_amx import AmxGemm
 from .product import ACCUMULATORS, SOURCES, Product, hint, swapped, the_product, types_of
-from .tile import Tile, product_tile, vectors_of
+from .tile import Tile, product_tile
 
 
 def emit_dot(program: Program, x: Instruction, pointers: list[str], finish: Finish | None) -> None:
@@ -128,7 +128,8 @@ def _packing(x: Instruction, p: Product, target: Target, in_loop: bool) -> _Pack
     t = with_fields(t, vectors=plan.vectors, kind=right.kind, itemsize=right.itemsize)
     form_b = blocking.form_of(p.b)
     engine = Gemm(t, left, right, plan.form_a, form_b, plan.heights, isinstance(p.m, int))
-    name, nbytes = engine.prepack_b(), engine.kept_bytes(n, k)
+    name = engine.prepack_b()
+    nbytes = engine.kept_bytes(n, k)
     return _Packing(engine, name, ceildiv(n, t.lanes), nbytes, 0.12 * t.lanes * k)
 
 
@@ -138,7 +139,8 @@ SPLITS = 8  # pieces of a long sum: a constant, because they decide how it is ro
 def is_long(x: Instruction) -> bool:
     """A sum that is long for its few results: no cut of the results reads the operands only
     once."""
-    p, wide = the_product(x), ACCUMULATORS[x.dtype][1]
+    p = the_product(x)
+    wide = ACCUMULATORS[x.dtype][1]
     if (
         p.batch
         or x.dtype != wide
@@ -146,8 +148,11 @@ def is_long(x: Instruction) -> bool:
         or not all(isinstance(v, int) for v in (p.m, p.n, p.k))
     ):
         return False
-    m, n, k = fixed(p.m), fixed(p.n), fixed(p.k)
-    operands, results = (m + n) * k, m * n
+    m = fixed(p.m)
+    n = fixed(p.n)
+    k = fixed(p.k)
+    operands = (m + n) * k
+    results = m * n
     return (
         k >= 1024 * SPLITS and operands * x.itemsize > 1 << 22 and 8 * SPLITS * results < operands
     )
@@ -209,14 +214,14 @@ def _sum_parts(t: Tile) -> Function:
         f"sum_parts_{t.suffix}",
         "i64 lo, i64 hi, ptr parts, ptr c, i64 size, i64 count",
     )
-    for i, mask in vectors_of(f, t.lanes, "%lo", "%hi"):
+    for i, mask in f.vectors_of(t.lanes, "%lo", "%hi"):
         with f.loop(0, "%count", carry=[(t.vector, "zeroinitializer")]) as part:
-            p = f.gep(t.kind, "%parts", f.muladd(part.index, "%size", i))
+            p = t.gep(f, "%parts", f.muladd(part.index, "%size", i))
             part.next = [f.op(f"fadd {t.vector} {part.vars[0]}, {t.load(f, p, mask)}")]
         t.store(
             f,
             part.vars[0],
-            f.gep(t.kind, "%c", i),
+            t.gep(f, "%c", i),
             mask,
         )
     return f

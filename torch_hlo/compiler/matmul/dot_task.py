@@ -11,7 +11,7 @@ from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import ceildiv
 
 from ..codegen import Program
-from ..llvm import Function, Int, signature
+from ..llvm import Function, Int, item_parameters
 from ..thresholds import GEMV_STRIP
 from . import blocking
 from .amx_kernels import tiles
@@ -169,13 +169,14 @@ def _call_gemv(
     plan: Plan,
     epilogue: Epilogue | None,
 ) -> None:
-    high, count = plan.heights[0], f.sub(at.n1, at.n0)
+    high = plan.heights[0]
+    count = f.sub(at.n1, at.n0)
     ldc: Int = "%ldc"
     c, sums = at.c, ""
     if epilogue is not None:
         sums = f.alloca(t.kind, high * 2 * GEMV_STRIP, 64)
         ldc = high if plan.turned else 2 * GEMV_STRIP
-        c = f.gep(t.kind, sums, f.sub(0, f.mul(at.n0, high) if plan.turned else at.n0))
+        c = t.gep(f, sums, f.sub(0, f.mul(at.n0, high) if plan.turned else at.n0))
     c_strides: list[Int] = [1, ldc] if plan.turned else [ldc, 1]
     strides: tuple[list[Int], ...]
     if plan.kernel == "rows":
@@ -185,7 +186,7 @@ def _call_gemv(
     arguments: list[str] = []
     for pointer, values in zip((at.a, at.b, c), strides, strict=True):
         arguments += [f"ptr {pointer}", *(f"i64 {v}" for v in values)]
-    f.call("void", kernel, *arguments, f"i64 {at.n0}", f"i64 {at.n1}", "i64 %k")
+    f.call(kernel, *arguments, f"i64 {at.n0}", f"i64 {at.n1}", "i64 %k")
     if epilogue is not None and plan.turned:
         epilogue.call(f, f.add(at.first_row, at.n0), count, 0, high, sums, ldc)
     elif epilogue is not None:
@@ -214,7 +215,6 @@ def engine_task(
                 *(f"{kind} %{name}" for kind, name in epilogue.parameters),
             ]
         f.call(
-            "void",
             kernel,
             f"ptr {at.a}",
             "i64 %a_m",
@@ -252,14 +252,13 @@ def _items(
 ) -> str:
     """The function of parallel items: (lo, hi, A, B, C, SIZES, then BATCH_SIZES per batch
     dimension, then the epilogue's). `around`: a context for all calls."""
-    params = [*signature("i64 lo, i64 hi"), *(("ptr", q) for q in "ABC")]
-    params += [("i64", q) for q in SIZES]
-    params += [("i64", f"{q}{i}") for i in range(batch) for q in BATCH_SIZES]
+    batches = [f"{q}{i}" for i in range(batch) for q in BATCH_SIZES]
+    params = item_parameters("ABC", [*SIZES, *batches])
     params += epilogue.parameters if epilogue is not None else ()
     name = f"dot_{kernel}_{batch}{'' if static_k else 'k'}"
     name += "" if epilogue is None else f"_{epilogue.name}"
     f = Function(name, params)
-    with around(f) if around else nullcontext(), f.loop("%lo", "%hi") as item:
+    with around(f) if around else nullcontext(), f.items() as item:
         rest = f.div(item, "%blocks_n")
         column_block = f.rem(item, "%blocks_n")
         rest, row_block = f.div(rest, "%blocks_m"), f.rem(rest, "%blocks_m")

@@ -231,7 +231,9 @@ class _TileKernel(Kernel):
 
     def __init__(self, target: Target, lanes: int, e: Expression) -> None:
         super().__init__(target, lanes, e.leaves, len(e.results))
-        self.sums, self.row, self.lane = e.sums, "", ix.ZERO
+        self.sums = e.sums
+        self.row = ""
+        self.lane = ix.ZERO
 
     def rows(self, extent: Size) -> AbstractContextManager[Index]:
         op = self.level.scalar.op

@@ -92,7 +92,8 @@ class Gemm:
         self.epilogue = epilogue
         self.local = local
         self.fetch = fetch
-        self.direct, self.even = form_b == "direct", even
+        self.direct = form_b == "direct"
+        self.even = even
         self.kept = form_b == "packed"
         self.in_rows, self.in_lanes = (
             form_a == form and not prepacked for form in ("rows", "lanes")
@@ -153,7 +154,6 @@ class Gemm:
         free, k = strides
         args = {"copy": [k], "transpose": [free], "strided": [free, k]}[form]
         f.call(
-            "void",
             name,
             f"ptr {src}",
             *(f"i64 {a}" for a in args),
@@ -191,16 +191,17 @@ class Gemm:
 
         Worth its pass over A when several blocks of columns use it. (A packing may spill over the
         end of its block, hence the gap.)"""
-        t, source = self.t, self.sources[0]
+        t = self.t
+        source = self.sources[0]
         name = f"prepack_{self.name}"
         params = "i64 lo, i64 hi, ptr A, ptr packed, i64 m, i64 a_free, i64 a_k, i64 k"
         f = Function(name, params)
         tall = self._tall(f)
-        with f.loop("%lo", "%hi") as i:
+        with f.items() as i:
             row, height, _ = self._rows(f, i, tall)
             with f.loop(0, "%k", KC) as k0:
                 src = f.muladd(row, "%a_free", f.mul(k0, "%a_k"))
-                to = f.gep(t.kind, "%packed", f.mul(f.muladd(i, f.add("%k", t.lanes), k0), t.lanes))
+                to = t.gep(f, "%packed", f.mul(f.muladd(i, f.add("%k", t.lanes), k0), t.lanes))
                 self._pack(
                     f,
                     0,
@@ -221,13 +222,14 @@ class Gemm:
         """Define void(lo, hi, B, packed, n, b_free, b_k, k): panels [lo, hi) of `lanes` columns of
         B as [block of K][panel][depth][lanes]. K is a multiple of `lanes`: packing writes nothing
         beyond a panel."""
-        t, source = self.t, self.sources[1]
+        t = self.t
+        source = self.sources[1]
         name = f"prepack_b_gemm_{t.suffix}_{source.name}_{self.forms[1]}"
         f = Function(
             name,
             "i64 lo, i64 hi, ptr B, ptr packed, i64 n, i64 b_free, i64 b_k, i64 k",
         )
-        with f.loop("%lo", "%hi") as panel, self.k_blocks(f) as depth:
+        with f.items() as panel, self.k_blocks(f) as depth:
             column = f.mul(panel, t.lanes)
             self.pack_b(
                 f,
@@ -307,7 +309,7 @@ class Gemm:
         if self.name in self.functions:
             return self.name
         f = Function(self.name, params, attrs="noinline #0")
-        a_panel = f.gep(t.kind, "%scratch", KC * (t.block_columns + t.columns) + t.lanes * t.lanes)
+        a_panel = t.gep(f, "%scratch", KC * (t.block_columns + t.columns) + t.lanes * t.lanes)
         nc = t.block_columns // t.columns * t.columns
         tall = self._tall(f)
         with f.in_blocks("%n0", "%n1", nc) as (j0, j1):
@@ -322,7 +324,7 @@ class Gemm:
                             depth,
                             j,
                             f.min(f.sub(j1, j), wide),
-                            f.gep(t.kind, "%scratch", f.mul(number, panel)),
+                            t.gep(f, "%scratch", f.mul(number, panel)),
                             self.panels,
                         )
                 coming = self._next_block(f, depth, j0, j1) if self.block_ahead else None
@@ -366,7 +368,7 @@ class Gemm:
             ldc = self.t.block_columns + LOCAL_GAP
         else:
             ldc = "%ldc"
-            c_row = f.gep(self.t.kind, "%C", f.muladd(row, ldc, j0))
+            c_row = self.t.gep(f, "%C", f.muladd(row, ldc, j0))
         one = _RowTile(
             self,
             f,
@@ -409,10 +411,10 @@ class Gemm:
         t = self.t
         if self.prepacked:
             at = f.muladd(i, f.add("%k", t.lanes), depth.first)
-            return f.gep(t.kind, "%A", f.mul(at, t.lanes))
+            return t.gep(f, "%A", f.mul(at, t.lanes))
         if self.in_rows or self.in_lanes:
             at = f.muladd(row, "%a_free", f.mul(depth.first, "%a_k"))
-            return f.gep(t.kind, "%A", at)
+            return t.gep(f, "%A", at)
         self.pack_a(f, depth, row, height, packed)
         return packed
 
@@ -467,7 +469,7 @@ class _RowTile:
         rest = [f"i64 {self.height}"] * partial + ["i64 %b_k"] * gemm.direct
         with f.loop(self.j0, self.j1, gemm.t.columns) as j:
             b = self.b_panel(j)
-            c = f.gep(gemm.t.kind, self.c_row, f.sub(j, self.j0))
+            c = gemm.t.gep(f, self.c_row, f.sub(j, self.j0))
             cols = f.sub(self.j1, j)
             arguments = [
                 f"ptr {self.a_panel}",
@@ -486,7 +488,7 @@ class _RowTile:
             arguments += ["i64 %a_free"] * gemm.in_rows + ["i64 %a_k"] * gemm.in_lanes
 
             def run(whole: bool, arguments: list[str] = arguments) -> None:
-                f.call("void", gemm.micro_kernel(rows, partial, whole), *arguments)
+                f.call(gemm.micro_kernel(rows, partial, whole), *arguments)
 
             if gemm.direct and not gemm.even:
                 is_whole = f.icmp("sge", cols, gemm.t.columns)
@@ -495,18 +497,22 @@ class _RowTile:
                 run(gemm.direct)
 
     def b_panel(self, j: Int) -> str:
-        f, gemm, t = self.f, self.gemm, self.gemm.t
+        f = self.f
+        gemm = self.gemm
+        t = self.gemm.t
         if gemm.direct:
-            return f.gep(t.kind, "%B", f.muladd(self.depth.first, "%b_k", j))
+            return t.gep(f, "%B", f.muladd(self.depth.first, "%b_k", j))
         if gemm.kept:
             return gemm.kept_panel(f, "%B", "%b_free", self.depth, j)
         number = f.div(f.sub(j, self.j0), t.lanes)
-        return f.gep(t.kind, "%scratch", f.mul(number, self.panel))
+        return t.gep(f, "%scratch", f.mul(number, self.panel))
 
     def next_of_a(self, j: Int) -> list[str]:
         """Every call asks for a part of the next tile: one row, or half of K where the rows are
         contiguous."""
-        f, gemm, source = self.f, self.gemm, self.gemm.sources[0]
+        f = self.f
+        gemm = self.gemm
+        source = self.gemm.sources[0]
         number = f.div(f.sub(j, self.j0), gemm.t.columns)
         next_row = f.add(self.row, self.height)
         k = self.depth.first

@@ -133,7 +133,6 @@ class AmxGemm:
             e,
         )
         f.call(
-            "void",
             name,
             f"ptr {src}",
             f"i64 {free}",
@@ -146,7 +145,6 @@ class AmxGemm:
             second = f.gep(e.kind, src, f.mul(free, 16))
             rest = f.min(f.sub(valid, 16), 16)
             f.call(
-                "void",
                 name,
                 f"ptr {second}",
                 f"i64 {free}",
@@ -182,7 +180,8 @@ class AmxGemm:
     ) -> None:
         """Row tile `i` times the columns [j0, j1) of the block of K into C or through the epilogue;
         `b`: (packed B, number of the first panel, panels)."""
-        e, row = self.element, f.mul(i, BLOCK)
+        e = self.element
+        row = f.mul(i, BLOCK)
         if self.epilogue is None:
             c = f.gep(e.sums, "%C", f.muladd(row, "%ldc", j0))
             return self._panels(f, i, first_k, depth, b, j0, j1, c, "%ldc", more)
@@ -231,7 +230,8 @@ class AmxGemm:
             self.reads_rows,
             self.in_rows,
         )
-        row, steps = f.mul(i, BLOCK), f.ceildiv(depth, e.depth)
+        row = f.mul(i, BLOCK)
+        steps = f.ceildiv(depth, e.depth)
         rows = f.sub("%m", row)
         tile = _RowTile(self, f, i, row, rows, first_k, depth, steps, b, j0, j1, c, ldc, room)
         with pieces(f, steps) as (s, count):
@@ -262,7 +262,8 @@ class AmxGemm:
 
         Where columns are contiguous, a step of all panels comes before the next step: rows are read
         in long pieces, each page once."""
-        e, (begin, end) = self.element, numbers
+        e = self.element
+        begin, end = numbers
 
         def pack_panel(j: Int, s: Int, count: Int, first: Int, most: Int) -> None:
             """Elements [first, first + most) of K of panel `j`, part of the piece of `count` steps
@@ -338,7 +339,6 @@ class AmxGemm:
                     else (f.gep(e.sums, turned, i), ld)
                 )
                 f.call(
-                    "void",
                     name,
                     f"ptr {block}",
                     f"ptr {to}",
@@ -411,7 +411,7 @@ class AmxGemm:
 
         with f.when(f.icmp("sgt", "%k", 0)):
             if side == 0:
-                with f.loop("%lo", "%hi") as i:
+                with f.items() as i:
                     self.pack(
                         f,
                         0,
@@ -459,7 +459,9 @@ class _RowTile:
 
     def packed_a(self, s: Int, count: Int) -> str:
         """Where the micro-kernel reads `count` steps of A from step `s` on."""
-        f, gemm, e = self.f, self.gemm, self.gemm.element
+        f = self.f
+        gemm = self.gemm
+        e = self.gemm.element
         if gemm.packed[0]:
             at = f.muladd(self.i, self.steps, s)
             return f.gep("i8", "%A", f.mul(at, STEP_BYTES))
@@ -504,7 +506,7 @@ class _RowTile:
             with f.when(f.icmp("eq", self.i, "%tile0")):
                 nbytes = f.mul(count, STEP_BYTES)
                 name = gemm.function(fetch, "fetch_amx")
-                f.call("void", name, f"ptr {f.gep('i8', b, nbytes)}", f"i64 {nbytes}")
+                f.call(name, f"ptr {f.gep('i8', b, nbytes)}", f"i64 {nbytes}")
         # where there is room, tiles are written as a whole, and vectors of the rows that are there
         rows = BLOCK if self.room and gemm.element.instruction else self.rows
         valid = [f"i64 {rows}", f"i64 {BLOCK if self.room else f.sub(self.j1, j)}"]
@@ -516,7 +518,6 @@ class _RowTile:
             ahead += [f"i64 {row_bytes}"] * gemm.in_rows
         to = f.gep(gemm.element.sums, self.c, f.mul(number, self.room or BLOCK))
         f.call(
-            "void",
             kernel,
             f"ptr {a}",
             f"ptr {b}",

@@ -17,16 +17,9 @@ from ..llvm import Function, Int, signature
 from ..thresholds import GEMV_STRIP, PREFETCH_BYTES
 from .product import SOURCES, hint
 from .tile import (
-    KIND_SUFFIX,
     Source,
     Tile,
     converted,
-    lane_mask,
-    masked_load,
-    multiply_add,
-    multiply_pairs,
-    splat,
-    vectors_of,
 )
 
 HEIGHTS = 6, 3, 2, 1  # rows of x at a time: sums of six fill the registers of AVX2
@@ -70,7 +63,7 @@ def _strip(
     def step(k: str, sums: list[str], mask: str) -> list[str]:
         def read(source: Source, row: str) -> str:
             p = f.gep(source.kind, row, k)
-            v = masked_load(f, source.kind, width, p, mask)
+            v = f.masked_load(source.kind, width, p, mask)
             return v if pairs else converted(f, t, source, v)
 
         if not mask:
@@ -82,10 +75,10 @@ def _strip(
         for i, row in enumerate(x_rows):
             x = read(sources[0], row)
             for j, w in enumerate(ws):
-                result[j * rows + i] = multiply(f, t, x, w, sums[j * rows + i])
+                result[j * rows + i] = multiply(f, x, w, sums[j * rows + i])
         return result
 
-    multiply = multiply_pairs if pairs else multiply_add
+    multiply = t.fma_pairs if pairs else t.fma
 
     with f.loop(0, whole, width, [(t.vector, "zeroinitializer")] * (rows * count)) as loop:
         loop.next = step(loop.index, loop.vars, "")
@@ -93,15 +86,14 @@ def _strip(
     left = f.icmp("slt", whole, "%k")
     sums = f.choose(
         left,
-        lambda: step(whole, sums, lane_mask(f, width, whole, "%k")),
+        lambda: step(whole, sums, f.lane_mask(width, whole, "%k")),
         lambda: sums,
         [t.vector] * len(sums),
     )
     for j in range(count):
         for i in range(rows):
             total = f.op(
-                f"call reassoc {t.kind}"
-                f" @llvm.vector.reduce.fadd.v{t.lanes}{KIND_SUFFIX[t.kind]}({t.kind} -0.0,"
+                f"call reassoc {t.kind} @llvm.vector.reduce.fadd.{t.suffix}({t.kind} -0.0,"
                 f" {t.vector} {sums[j * rows + i]})"
             )
             f.store_at(
@@ -124,7 +116,7 @@ def gemv_columns(name: str, t: Tile, sources: tuple[Source, Source], rows: int) 
     whole = f.mul(f.div("%k", at_once), at_once)
     with f.loop("%n0", "%n1", GEMV_STRIP) as n:
         count = f.min(f.sub("%n1", n), GEMV_STRIP)
-        y_rows = [f.gep(t.kind, "%y", f.muladd("%y_m", i, n)) for i in range(rows)]
+        y_rows = [t.gep(f, "%y", f.muladd("%y_m", i, n)) for i in range(rows)]
         for y in y_rows:
             f.do(
                 f"call void @llvm.memset.p0.i64(ptr {y}, i8 0, i64 {f.mul(count, t.itemsize)}, i1"
@@ -151,17 +143,17 @@ def _add_rows(
     right = sources[1]
     factors = _factors(f, t, sources[0], rows, at_once, k)
     w_rows = [f.gep(right.kind, "%w", f.muladd("%w_k", f.add(k, j), n)) for j in range(at_once)]
-    for c, mask in vectors_of(f, t.lanes, 0, count):
+    for c, mask in f.vectors_of(t.lanes, 0, count):
         ws = []
         for w in w_rows:
             p = f.gep(right.kind, w, c)
-            w_elements = masked_load(f, right.kind, t.lanes, p, mask)
+            w_elements = f.masked_load(right.kind, t.lanes, p, mask)
             ws.append(converted(f, t, right, w_elements))
         for i, y in enumerate(y_rows):
-            p = f.gep(t.kind, y, c)
+            p = t.gep(f, y, c)
             total = t.load(f, p, mask)
             for j, w in enumerate(ws):
-                total = multiply_add(f, t, factors[i * at_once + j], w, total)
+                total = t.fma(f, factors[i * at_once + j], w, total)
             t.store(f, total, p, mask)
 
 
@@ -182,7 +174,7 @@ def _factors(
             p = f.gep(source.kind, "%x", at)
             v = f.load(f"<1 x {source.kind}>", p)
             v = f.op(f"extractelement <1 x {t.kind}> {converted(f, one, source, v)}, i64 0")
-            factors.append(splat(f, t.kind, t.lanes, v))
+            factors.append(f.splat(t.kind, t.lanes, v))
     return factors
 
 
@@ -207,7 +199,7 @@ class _Groups(Function):
             f"groups_{'_'.join(map(str, shape))}",
             signature(f"i64 lo, i64 hi, {pointers}, i64 m"),
         )
-        with self.loop("%lo", "%hi") as item:
+        with self.items() as item:
             strips = self.half // self.t.columns
             block = self.div(item, strips)
             at = self.mul(self.rem(item, strips), self.t.columns)
@@ -225,7 +217,8 @@ class _Groups(Function):
     def _tile(self, source: str, low: Int, row: Int, height: int) -> None:
         """`height` rows of y from `row` on, of the bytes at `source`, of which the first holds the
         row `low` of the matrix."""
-        t, group = self.t, self.k // self.groups
+        t = self.t
+        group = self.k // self.groups
         columns = [
             self.add(low, half * self.half + v * t.lanes)
             for v in range(t.vectors)
@@ -253,7 +246,7 @@ class _Groups(Function):
     def _x(self, pointer: str, row: Int, width: int, at: Int) -> str:
         """An element of a matrix, in all lanes."""
         place = self.muladd(row, width, at)
-        return splat(self, "float", self.t.lanes, self.load_at("float", pointer, place))
+        return self.splat("float", self.t.lanes, self.load_at("float", pointer, place))
 
     def _step(self, source: str, k: Int, row: Int, height: int, sums: list[str]) -> list[str]:
         """The products with the bytes of one k: per row of x, per vector, low and high halves."""
@@ -271,7 +264,7 @@ class _Groups(Function):
         for r in range(height):
             by = self._x("%x", self.add(row, r), self.k, k)
             for q in numbers:
-                following.append(multiply_add(self, t, by, q, sums[len(following)]))
+                following.append(t.fma(self, by, q, sums[len(following)]))
         return following
 
     def _scaled(
@@ -284,8 +277,8 @@ class _Groups(Function):
         for i, (total, found) in enumerate(zip(totals, sums, strict=True)):
             r, c = divmod(i, len(columns))
             whole = self._x("%sums", self.add(row, r), self.groups, group)
-            total = multiply_add(self, t, found, scales[c][0], total)
-            result.append(multiply_add(self, t, whole, scales[c][1], total))
+            total = t.fma(self, found, scales[c][0], total)
+            result.append(t.fma(self, whole, scales[c][1], total))
         return result
 
     def _scales(self, group: Int, column: Int) -> list[str]:

@@ -8,7 +8,7 @@ from torch_hlo.frozen import frozen
 
 from ..llvm import Function, Int, signature
 from ..thresholds import LOADS, PREFETCH
-from .tile import Source, Tile, converted, lane_mask, multiply_add, splat
+from .tile import Source, Tile, converted
 
 SHARED = 7  # rows of A, read where they are, that follow one pointer
 # i = (1, 3, 5)[which] * scale: registers and the scales that addresses have
@@ -99,7 +99,8 @@ class _Writing:
     away from their use and accumulators to memory."""
 
     def __init__(self, kernel: MicroKernel) -> None:
-        self.kernel, self.t = kernel, kernel.tile
+        self.kernel = kernel
+        self.t = kernel.tile
         t = self.t
         f = self.f = Function(kernel.name, kernel.parameters, attrs="noinline #0")
         # B is read under them: where it is packed only what is stored has an edge
@@ -112,7 +113,7 @@ class _Writing:
         self.again = 0
         if kernel.in_rows:
             rows = range(0, kernel.rows, SHARED)
-            self.left = [f.gep(t.kind, "%A", f.mul("%a_free", i)) for i in rows]
+            self.left = [t.gep(f, "%A", f.mul("%a_free", i)) for i in rows]
             self.distances = [f.mul("%a_free", t.itemsize * i) for i in (1, 3, 5)]
         else:
             self.again = 0 if kernel.in_lanes else embedded(t, kernel.rows)
@@ -122,13 +123,18 @@ class _Writing:
         self.a_step: Int = "%a_k" if kernel.in_lanes else t.lanes
 
     def function(self) -> Function:
-        f, t, kernel = self.f, self.t, self.kernel
-        sums, pointers = kernel.rows * t.vectors, len(self.left)
+        f = self.f
+        t = self.t
+        kernel = self.kernel
+        sums = kernel.rows * t.vectors
+        pointers = len(self.left)
         carry = [(t.vector, "zeroinitializer")] * sums
         carry += [("ptr", p) for p in (*self.left, *self.right)]
         with f.loop(0, "%depth", kernel.unroll, carry=carry, known_nonempty=True) as loop:
-            c, rest = loop.vars[:sums], loop.vars[sums:]
-            a_at, b_at = rest[:pointers], rest[pointers:]
+            c = loop.vars[:sums]
+            rest = loop.vars[sums:]
+            a_at = rest[:pointers]
+            b_at = rest[pointers:]
             self.ask(loop.index)
             for u in range(kernel.unroll):
                 self.step(c, a_at, b_at, u)
@@ -138,12 +144,13 @@ class _Writing:
 
     def ask(self, index: str) -> None:
         """Ask for what is read next, a line per iteration."""
-        f, ahead = self.f, self.kernel.ahead
+        f = self.f
+        ahead = self.kernel.ahead
         if ahead:
             line = f.gep("i8", "%ahead", f.mul(f.div(index, ahead), "%ahead_step"))
             f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
         if self.kernel.block_ahead:
-            line = f.gep(self.t.kind, "%block", index)
+            line = self.t.gep(f, "%block", index)
             f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
 
     def step(self, c: list[str], a_at: list[str], b_at: list[str], u: int) -> None:
@@ -153,25 +160,28 @@ class _Writing:
         for i in range(self.kernel.rows):
             for j, a in enumerate(self.broadcast(a_at, i, u)):
                 at = i * t.vectors + j
-                c[at] = multiply_add(f, t, a, b[j], c[at])
+                c[at] = t.fma(f, a, b[j], c[at])
 
     def broadcast(self, pointers: list[str], i: int, u: int) -> list[str]:
         """Element `u` of row `i`, for each vector of B."""
         f, t = self.f, self.t
         if self.kernel.in_rows:
-            at, (which, scale) = pointers[i // SHARED], _MULTIPLES[i % SHARED]
+            at = pointers[i // SHARED]
+            which, scale = _MULTIPLES[i % SHARED]
             row = f.gep(f"i{8 * scale}", at, self.distances[which]) if scale else at
-            places = [f.gep(t.kind, row, u)]
+            places = [t.gep(f, row, u)]
         else:
             places = [
-                f.gep(t.kind, f.gep(t.kind, p, f.mul(self.a_step, u)), i)
+                t.gep(f, t.gep(f, p, f.mul(self.a_step, u)), i)
                 for p in (pointers if i < self.again else pointers[:1])
             ]
-        values = [splat(f, t.kind, t.lanes, f.load(t.kind, p)) for p in places]
+        values = [f.splat(t.kind, t.lanes, f.load(t.kind, p)) for p in places]
         return values if len(values) == t.vectors else values * t.vectors
 
     def right_vectors(self, pointers: list[str], u: int) -> list[str]:
-        f, t, kernel = self.f, self.t, self.kernel
+        f = self.f
+        t = self.t
+        kernel = self.kernel
         if not kernel.direct:
             places = [f.gep(self.kind, p, u * t.lanes) for p in pointers]
             source = kernel.right
@@ -179,22 +189,22 @@ class _Writing:
                 return [t.load(f, p) for p in places]
             narrow = f"<{t.lanes} x {source.kind}>"
             return [converted(f, t, source, f.load(narrow, p, source.itemsize)) for p in places]
-        row = f.gep(t.kind, pointers[0], f.mul("%b_k", u))
-        coming = f.gep(t.kind, row, self.far) if kernel.fetch else row
+        row = t.gep(f, pointers[0], f.mul("%b_k", u))
+        coming = t.gep(f, row, self.far) if kernel.fetch else row
         for j in range(t.vectors * kernel.fetch):
-            line = f.gep(t.kind, coming, j * t.lanes)
+            line = t.gep(f, coming, j * t.lanes)
             f.do(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 3, i32 1)")
-        places = [f.gep(t.kind, row, j * t.lanes) for j in range(t.vectors)]
+        places = [t.gep(f, row, j * t.lanes) for j in range(t.vectors)]
         return [t.load(f, p, m) for p, m in zip(places, self.masks, strict=True)]
 
     def advanced(self, a_at: list[str], b_at: list[str]) -> list[str]:
         """The pointers after `unroll` steps."""
-        f, t, unroll = self.f, self.t, self.kernel.unroll
+        f = self.f
+        t = self.t
+        unroll = self.kernel.unroll
         a: list[str] = []
         for p in a_at:
-            a.append(
-                f.gep(t.kind, p, unroll if self.kernel.in_rows else f.mul(self.a_step, unroll))
-            )
+            a.append(t.gep(f, p, unroll if self.kernel.in_rows else f.mul(self.a_step, unroll)))
         b: list[str] = []
         for p in b_at:
             step = f.mul("%b_k", unroll) if self.kernel.direct else unroll * t.lanes
@@ -204,7 +214,7 @@ class _Writing:
 
 def edge(f: Function, t: Tile) -> list[str]:
     """Masks of the first %cols columns of a tile."""
-    return [lane_mask(f, t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
+    return [f.lane_mask(t.lanes, j * t.lanes, "%cols") for j in range(t.vectors)]
 
 
 def store_tile(
@@ -221,7 +231,7 @@ def store_tile(
 
     def places(masks: list[str]) -> Iterator[tuple[str, str, str]]:
         for i in range(rows):
-            row = f.gep(t.kind, "%C", f.mul("%ldc", i))
+            row = t.gep(f, "%C", f.mul("%ldc", i))
             inside = f.icmp("slt", i, "%valid_rows") if partial else None
             for j in range(t.vectors):
                 mask = masks[j]
@@ -230,7 +240,7 @@ def store_tile(
                         f"select i1 {inside}, <{t.lanes} x i1> {mask}, <{t.lanes} x i1>"
                         " zeroinitializer"
                     )
-                yield values[i * t.vectors + j], f.gep(t.kind, row, j * t.lanes), mask
+                yield values[i * t.vectors + j], t.gep(f, row, j * t.lanes), mask
 
     def store(masks: list[str]) -> None:
         def write(more: bool) -> None:

@@ -2,7 +2,7 @@
 
 from ..llvm import Function
 from ..thresholds import PREFETCH
-from .tile import Source, Tile, converted, lane_mask, masked_load, transposed
+from .tile import Source, Tile, converted
 
 LINE = 64  # bytes
 
@@ -15,18 +15,18 @@ def pack_copy(name: str, t: Tile, source: Source, panels: int = 1) -> Function:
         "ptr src, i64 k_stride, i64 depth, i64 valid, ptr dst",
         attrs="noinline #0",
     )
-    masks = [lane_mask(f, t.lanes, i * t.lanes, "%valid") for i in range(panels)]
+    masks = [f.lane_mask(t.lanes, i * t.lanes, "%valid") for i in range(panels)]
     starts = ["%dst"]
     for _ in masks[1:]:
-        starts.append(f.gep(t.kind, starts[-1], f.mul("%depth", t.lanes)))
+        starts.append(t.gep(f, starts[-1], f.mul("%depth", t.lanes)))
     with f.loop(0, "%depth", known_nonempty=True) as k:
         ahead = f.gep(source.kind, "%src", f.mul(f.add(k, PREFETCH), "%k_stride"))
         f.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 3, i32 1)")
         row = f.gep(source.kind, "%src", f.mul(k, "%k_stride"))
         for i, (mask, to) in enumerate(zip(masks, starts, strict=True)):
             p = f.gep(source.kind, row, i * t.lanes)
-            v = masked_load(f, source.kind, t.lanes, p, mask)
-            at = f.gep(t.kind, to, f.mul(k, t.lanes))
+            v = f.masked_load(source.kind, t.lanes, p, mask)
+            at = t.gep(f, to, f.mul(k, t.lanes))
             t.store(f, converted(f, t, source, v), at)
     return f
 
@@ -45,14 +45,13 @@ def pack_transpose(name: str, t: Tile, source: Source) -> Function:
         for i in range(t.lanes)
     ]
     with f.loop(0, "%depth", t.lanes, known_nonempty=True) as k:
-        mask = lane_mask(f, t.lanes, k, "%depth")
+        mask = f.lane_mask(t.lanes, k, "%depth")
         block = [
             converted(
                 f,
                 t,
                 source,
-                masked_load(
-                    f,
+                f.masked_load(
                     source.kind,
                     t.lanes,
                     f.gep(source.kind, r, k),
@@ -61,9 +60,9 @@ def pack_transpose(name: str, t: Tile, source: Source) -> Function:
             )
             for r in rows
         ]
-        to = f.gep(t.kind, "%dst", f.mul(k, t.lanes))
-        for i, v in enumerate(transposed(f, t, block)):
-            t.store(f, v, f.gep(t.kind, to, i * t.lanes))
+        to = t.gep(f, "%dst", f.mul(k, t.lanes))
+        for i, v in enumerate(t.transposed(f, block)):
+            t.store(f, v, t.gep(f, to, i * t.lanes))
     return f
 
 
@@ -80,5 +79,5 @@ def pack_strided(name: str, t: Tile, source: Source) -> Function:
             f" {source.itemsize}"
         )
         v = converted(f, one, source, v)
-        f.store(f"<1 x {t.kind}>", v, f.gep(t.kind, "%dst", f.muladd(k, t.lanes, lane)))
+        f.store(f"<1 x {t.kind}>", v, t.gep(f, "%dst", f.muladd(k, t.lanes, lane)))
     return f

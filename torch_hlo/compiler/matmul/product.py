@@ -138,7 +138,8 @@ def _contracted(
 
 def product(x: Instruction) -> Product | None:
     """The strided form of a dot, or None when an operand must be transposed first."""
-    lhs, result = x.operand, row_major_strides(x.dims)
+    lhs = x.operand
+    result = row_major_strides(x.dims)
     strides = [row_major_strides(o.dims) for o in x.operands]
     batch_dims, contract_dims, free_dims = roles(x)
     batch = [
@@ -238,7 +239,8 @@ def _with_transposed(
 ) -> Instruction:
     """The dot with the operands in `sides` transposed: the left to [batch, free, contracting], the
     right to [batch, contracting, free]."""
-    operands, attrs = list(x.operands), {}
+    operands = list(x.operands)
+    attrs = {}
     for side, name in enumerate(("lhs", "rhs")):
         groups = [batch[side], contract[side]]
         if side in sides:

@@ -51,13 +51,13 @@ def by_masks(program: Program, x: Instruction) -> None:
 def _product(program: Program, x: Instruction, count: Size, start: str, group: str) -> None:
     """The product of one group: `count` rows from `start` on."""
     lhs, rhs, _ = x.operands
-    kind, f = ACCUMULATORS[x.dtype][0], program.code
-    (ragged,), (k_lhs,), (k_rhs,) = (
-        x["lhs_ragged_dims"],
-        x["lhs_contracting_dims"],
-        x["rhs_contracting_dims"],
-    )
-    a, b = row_major_strides(lhs.dims), row_major_strides(rhs.dims)
+    kind = ACCUMULATORS[x.dtype][0]
+    f = program.code
+    (ragged,) = x["lhs_ragged_dims"]
+    (k_lhs,) = x["lhs_contracting_dims"]
+    (k_rhs,) = x["rhs_contracting_dims"]
+    a = row_major_strides(lhs.dims)
+    b = row_major_strides(rhs.dims)
     m, n = x.dims[-2:]
     pointers = [program.pointer(o) for o in (lhs, rhs, x)]
     if ragged == k_lhs:
@@ -103,7 +103,8 @@ def _over_groups(
     name: str,
 ) -> None:
     """Call `name` for every group. Groups end where the array ends, whatever the sizes say."""
-    f, (rows, start, group) = program.code, places
+    f = program.code
+    rows, start, group = places
     bits = 8 * sizes.itemsize
     values = program.pointer(sizes)
     f.store("i64", 0, program.at(start))
@@ -122,7 +123,8 @@ def _over_groups(
 def _clear_rest(program: Program, x: Instruction, start: Place) -> None:
     """Rows that belong to no group are 0."""
     m, n = (program.size(d) for d in x.dims)
-    f, itemsize = program.code, x.itemsize
+    f = program.code
+    itemsize = x.itemsize
     begin = f.mul(f.load("i64", program.at(start)), f.mul(n, itemsize))
     count = f.sub(f.mul(f.mul(m, n), itemsize), begin)
     f.do(

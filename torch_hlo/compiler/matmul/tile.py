@@ -3,11 +3,9 @@ and stores under a mask, conversions of elements, multiply-add, transposes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch_hlo.frozen import frozen
 
-from ..llvm import BITS, Function, Int, emit
+from ..llvm import Function, Int, transposed
 from ..thresholds import KC, LOCAL_GAP, NC
 
 
@@ -31,15 +29,35 @@ class Tile:
         return self.lanes * self.vectors
 
     def load(self, f: Function, pointer: str, mask: str = "") -> str:
-        """A vector, see `masked_load`."""
-        return masked_load(f, self.kind, self.lanes, pointer, mask)
+        """A vector, see `Function.masked_load`."""
+        return f.masked_load(self.kind, self.lanes, pointer, mask)
 
     def store(self, f: Function, value: str, pointer: str, mask: str = "") -> None:
-        masked_store(f, self.kind, self.lanes, value, pointer, mask)
+        f.masked_store(self.kind, self.lanes, value, pointer, mask)
+
+    def gep(self, f: Function, pointer: str, index: Int) -> str:
+        return f.gep(self.kind, pointer, index)
+
+    def fma(self, f: Function, a: str, b: str, c: str) -> str:
+        return f.typed(self.kind, self.lanes).fma(a, b, c)
+
+    def transposed(self, f: Function, block: list[str], group: int = 1) -> list[str]:
+        """Transpose of as many vectors as one has groups of `group` elements."""
+        return transposed(f.op, self.kind, self.lanes, block, group)
+
+    def fma_pairs(self, f: Function, a: str, b: str, c: str) -> str:
+        """AVX512-BF16: `c` and the products of pairs of neighbours of `a` and `b`, vectors of
+        i16."""
+        words = f"<{2 * self.lanes} x i16>"
+        left, right = (f.op(f"bitcast {words} {v} to <32 x bfloat>") for v in (a, b))
+        return f.op(
+            f"call {self.vector} @llvm.x86.avx512bf16.dpbf16ps.512({self.vector} {c}, <32 x bfloat>"
+            f" {left}, <32 x bfloat> {right})"
+        )
 
     def masks(self, f: Function, count: Int) -> list[str]:
         """For each vector of a row which lanes are below `count`."""
-        return [lane_mask(f, self.lanes, j * self.lanes, count) for j in range(self.vectors)]
+        return [f.lane_mask(self.lanes, j * self.lanes, count) for j in range(self.vectors)]
 
     @property
     def block_columns(self) -> int:
@@ -105,103 +123,3 @@ def converted(f: Function, t: Tile, source: Source, value: str) -> str:
     for step in source.steps:
         value = f.op(step.format(v=value, s=s, d=d, i=i, f=single))
     return value
-
-
-def lane_mask(f: Function, lanes: int, first: Int, count: Int) -> str:
-    """`<lanes x i1>`: lane i is on when first + i < count."""
-    return f.op(
-        f"call <{lanes} x i1> @llvm.get.active.lane.mask.v{lanes}i1.i64(i64 {first}, i64 {count})"
-    )
-
-
-def vectors_of(f: Function, lanes: int, first: Int, end: Int) -> Iterator[tuple[Int, str]]:
-    """A loop over the vectors of the elements [first, end), as (index, mask); whole ones have no
-    mask ("")."""
-    count = f.sub(end, first)
-    whole = f.sub(end, f.rem(count, lanes))
-    with f.loop(first, whole, lanes) as i:
-        yield i, ""
-    with f.when(f.icmp("slt", whole, end)):
-        yield whole, lane_mask(f, lanes, whole, end)
-
-
-def masked_load(f: Function, kind: str, lanes: int, pointer: str, mask: str) -> str:
-    """The lanes that are on, or all where there is no mask ("")."""
-    vector = f"<{lanes} x {kind}>"
-    suffix = f"v{lanes}{KIND_SUFFIX[kind]}"
-    if not mask:
-        return f.load(vector, pointer)
-    return f.op(
-        f"call {vector} @llvm.masked.load.{suffix}.p0(ptr align {BITS[kind] // 8} {pointer},"
-        f" <{lanes} x i1> {mask}, {vector} zeroinitializer)"
-    )
-
-
-def masked_store(
-    f: Function,
-    kind: str,
-    lanes: int,
-    value: str,
-    pointer: str,
-    mask: str,
-) -> None:
-    """Store the lanes that are on, or all where there is no mask (""). Where such a store is slow
-    (see Target.masks_stores), whole vectors are stored without."""
-    vector = f"<{lanes} x {kind}>"
-    suffix = f"v{lanes}{KIND_SUFFIX[kind]}"
-    align = BITS[kind] // 8
-    if not mask:
-        return f.store(vector, value, pointer)
-
-    def some() -> None:
-        f.do(
-            f"call void @llvm.masked.store.{suffix}.p0({vector} {value}, ptr align {align}"
-            f" {pointer}, <{lanes} x i1> {mask})"
-        )
-
-    if lanes >= 16 or lanes * align >= 64:
-        return some()
-    whole = f.op(f"call i1 @llvm.vector.reduce.and.v{lanes}i1(<{lanes} x i1> {mask})")
-    f.choose(whole, lambda: f.store(vector, value, pointer), some)
-
-
-KIND_SUFFIX = {
-    "float": "f32",
-    "double": "f64",
-    "half": "f16",
-    "bfloat": "bf16",
-    "i8": "i8",
-    "i16": "i16",
-    "i32": "i32",
-    "i64": "i64",
-}
-
-
-def transposed(f: Function, t: Tile, block: list[str], group: int = 1) -> list[str]:
-    """Transpose of as many vectors as one has groups of `group` elements, see
-    compiler/llvm/emit.py."""
-    return emit.transposed(f.op, t.kind, t.lanes, block, group)
-
-
-def multiply_add(f: Function, t: Tile, a: str, b: str, c: str) -> str:
-    if t.is_float:
-        return f.op(
-            f"call {t.vector} @llvm.fma.{t.suffix}({t.vector} {a}, {t.vector} {b}, {t.vector} {c})"
-        )
-    return f.op(f"add {t.vector} {c}, {f.op(f'mul {t.vector} {a}, {b}')}")
-
-
-def multiply_pairs(f: Function, t: Tile, a: str, b: str, c: str) -> str:
-    """AVX512-BF16: `c` and the products of pairs of neighbours of `a` and `b`, vectors of i16."""
-    words = f"<{2 * t.lanes} x i16>"
-    left, right = (f.op(f"bitcast {words} {v} to <32 x bfloat>") for v in (a, b))
-    return f.op(
-        f"call {t.vector} @llvm.x86.avx512bf16.dpbf16ps.512({t.vector} {c}, <32 x bfloat> {left},"
-        f" <32 x bfloat> {right})"
-    )
-
-
-def splat(f: Function, kind: str, lanes: int, scalar: Int | float) -> str:
-    vector = f"<{lanes} x {kind}>"
-    v = f.op(f"insertelement {vector} poison, {kind} {scalar}, i64 0")
-    return f.op(f"shufflevector {vector} {v}, {vector} poison, <{lanes} x i32> zeroinitializer")

@@ -127,7 +127,8 @@ class _Assigner:
         order: Sequence[Instruction],
         aliases: Sequence[tuple[int, int]],
     ) -> None:
-        self.computation, self.order = computation, order
+        self.computation = computation
+        self.order = order
         self.target = dict(aliases)  # output leaf -> parameter leaf
         self.time = {x: t for t, x in enumerate(order)}
         self.end = len(order)
@@ -204,7 +205,8 @@ class _Assigner:
     def _shared(self, x: Instruction) -> dict[int, _Held]:
         """Elements of a loop's state that its body hands on as they are: index -> what holds the
         initial value."""
-        body, given = x["body"], _elements(self.held[x.operand])
+        body = x["body"]
+        given = _elements(self.held[x.operand])
         return {
             i: given[i]
             for i, y in enumerate(body.root.operands)

@@ -67,13 +67,17 @@ def within(module: Module, budget: int) -> Module:
     if module.symbols:
         _warn(f"{module.name} has symbolic sizes, and keeps all its values")
         return module
-    best, lowest, idle = module, math.inf, 0
+    best = module
+    lowest = math.inf
+    idle = 0
     for _ in range(ROUNDS):
         order = schedule(module.entry, module.aliases)
         peak = assign(module.entry, order, module.aliases).peak
         idle += 1
         if peak < lowest:
-            best, lowest, idle = module, peak, 0
+            best = module
+            lowest = peak
+            idle = 0
         if peak <= budget or idle >= PATIENCE:
             break
         root = _Round(module.entry, order).rewritten(min(peak - budget, peak // 4))
@@ -118,7 +122,8 @@ class _Choice:
 
 class _Round:
     def __init__(self, computation: Computation, order: Sequence[Instruction]) -> None:
-        self.computation, self.order = computation, order
+        self.computation = computation
+        self.order = order
         self.time = {x: t for t, x in enumerate(order)}
         self.lives: dict[Leaf, _Life] = {}
         for t, x in enumerate(order):
@@ -172,7 +177,8 @@ class _Round:
         return self._rebuilt(chosen) if chosen else None
 
     def _choice(self, leaf: Leaf) -> _Choice | None:
-        x, life = leaf[0], self.lives[leaf]
+        x = leaf[0]
+        life = self.lives[leaf]
         if not _may_repeat(x) or life.kept or life.nbytes < SMALLEST or life.start >= self.top:
             return None
         late = sorted({t for t in life.uses if t > self.top})

@@ -121,7 +121,8 @@ class _Graph:
         self.kept = {number[b] for b in base[computation.root] if b in number}
         self.bytes = [_bytes(x.shape) for x in self.steps]
         # what orders steps: data, and channels and effects where those agree with the data
-        self.must, self.then = self.before, self.users
+        self.must = self.before
+        self.then = self.users
         for turn in (_channel, _effect):
             self._order(
                 sorted((t, i) for i, x in enumerate(self.steps) if (t := turn(x)) is not None)
@@ -135,11 +136,14 @@ class _Graph:
         for (_, i), (_, j) in zip(turns, turns[1:]):
             must[j].append(i)
             then[i].append(j)
-        before, after = self.must, self.then
-        self.must, self.then = must, then
+        before = self.must
+        after = self.then
+        self.must = must
+        self.then = then
         # a program that is numbered against its data flow
         if len(self._topological()) < len(self.steps):
-            self.must, self.then = before, after
+            self.must = before
+            self.then = after
 
     def _topological(self) -> list[int]:
         """Any legal order, in program order as far as possible; without the steps that wait for

@@ -102,7 +102,9 @@ def exact(a: str, b: str) -> bool:
 
 
 def convert_twice(out: Instruction, inner: Instruction, x: Instruction) -> Instruction | None:
-    a, b, final = x.dtype, inner.dtype, out.dtype
+    a = x.dtype
+    b = inner.dtype
+    final = out.dtype
     narrowing = (
         all(DTYPES[t].kind in "su" for t in (a, b, final))
         and DTYPES[final].bits <= DTYPES[b].bits <= DTYPES[a].bits
@@ -111,7 +113,8 @@ def convert_twice(out: Instruction, inner: Instruction, x: Instruction) -> Instr
 
 
 def divide_by_power_of_two(x: Instruction, c: Instruction) -> Instruction | None:
-    value, limit = splat(c), _RECIPROCAL.get(x.dtype)
+    value = splat(c)
+    limit = _RECIPROCAL.get(x.dtype)
     if limit is None or not isinstance(value, float) or not math.isfinite(value) or value == 0:
         return None
     fraction, exponent = math.frexp(value)
@@ -174,7 +177,8 @@ def not_compare(inner: Instruction, x: Instruction, y: Instruction) -> Instructi
 def extreme(out: Instruction, x: Instruction, c: Instruction) -> Instruction | None:
     """maximum(x, lowest) -> x, maximum(x, highest) -> highest unless NaN."""
     value, dtype = splat(c), x.dtype
-    low, high = h.lowest(dtype), h.highest(dtype)
+    low = h.lowest(dtype)
+    high = h.highest(dtype)
     if out.op == "minimum":
         low, high = high, low
     if value == low and (x.kind != "f" or math.isinf(low)):
@@ -200,7 +204,8 @@ def whole_tuple(out: Instruction) -> Instruction | None:
 
 
 def constant_branch(out: Instruction, index: Instruction) -> Instruction | None:
-    value, branches = splat(index), out["branch_computations"]
+    value = splat(index)
+    branches = out["branch_computations"]
     if not isinstance(value, int):
         return None
     chosen = (
@@ -226,7 +231,8 @@ def reduce_single(out: Instruction) -> Instruction | None:
     """A reduction over nothing, or over dimensions of size 1, folds each element with the initial
     value once."""
     n = len(out.operands) // 2
-    xs, dims = out.operands[:n], out["dimensions"]
+    xs = out.operands[:n]
+    dims = out["dimensions"]
     if any(xs[0].dims[i] != 1 for i in dims):
         return None
     kept = [s for i, s in enumerate(xs[0].dims) if i not in dims]
@@ -237,7 +243,8 @@ def reduce_single(out: Instruction) -> Instruction | None:
 def reduce_ones(out: Instruction) -> Instruction | None:
     """reduce(f32[4,1,8], {1,2}) -> reduce(reshape f32[4,8], {1})"""
     n = len(out.operands) // 2
-    xs, dims = out.operands[:n], out["dimensions"]
+    xs = out.operands[:n]
+    dims = out["dimensions"]
     ones = [i for i in dims if xs[0].dims[i] == 1]
     if not ones or len(ones) == len(dims):
         return None

@@ -104,7 +104,9 @@ def _elements_used(root: Instruction, param: Instruction) -> set[int] | None:
 
 
 def _shrink_while(x: Instruction, read: set[int]) -> tuple[Instruction, list[int]] | None:
-    body, condition, state = x["body"], x["condition"], x.operand
+    body = x["body"]
+    condition = x["condition"]
+    state = x.operand
     n = len(x.shape.elements)
     if body.root.op != "tuple" or any(
         "impure" in OPCODES[i.op].traits for i in body.instructions()
@@ -121,7 +123,8 @@ def _shrink_while(x: Instruction, read: set[int]) -> tuple[Instruction, list[int
         if _is_constant(initial := h.get_tuple_element(state, i))
         and body.root.operands[i] is instr("get-tuple-element", (param,), index=i)
     }
-    live, pending = set(), list((read | tested) - constants.keys())
+    live = set()
+    pending = list((read | tested) - constants.keys())
     while pending:
         i = pending.pop()
         if i not in live:
@@ -192,13 +195,15 @@ def _shrink_sort(x: Instruction, read: set[int]) -> tuple[Instruction, list[int]
 
 def _shrink_reduce(x: Instruction, read: set[int]) -> tuple[Instruction, list[int]] | None:
     """Results of a variadic reduce that neither are read nor take part in those that are."""
-    c, n = x["to_apply"], len(x.shape.elements)
+    c = x["to_apply"]
+    n = len(x.shape.elements)
     if c.root.op != "tuple":
         return None
     needs = [
         {p["index"] % n for p in postorder((r,)) if p.op == "parameter"} for r in c.root.operands
     ]
-    live, pending = set(), list(read)
+    live = set()
+    pending = list(read)
     while pending:
         i = pending.pop()
         if i not in live:

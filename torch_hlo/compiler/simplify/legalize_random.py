@@ -15,7 +15,8 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 def rng_bit_generator(out: Instruction) -> Instruction:
     """(new state, bits)"""
-    state, shape = out.operand, out.shape.elements[1]
+    state = out.operand
+    shape = out.shape.elements[1]
     words = (
         h.bitcast_convert(h.reshape(state, (state.dims[0] // 2, 2)), "u64")
         if state.dtype == "u32"
@@ -77,7 +78,8 @@ def threefry(key: Words, x: Instruction, y: Instruction) -> Words:
 
 def philox(key: Words, counter: Words) -> Words:
     """10 rounds on four counter words."""
-    x, keys = list(counter), list(key)
+    x = list(counter)
+    keys = list(key)
     for _ in range(10):
         (low0, high0), (low1, high1) = (
             _halves(h.multiply(h.convert(v, "u64"), h.full(m, "u64", v.dims)))

@@ -21,7 +21,9 @@ from torch_hlo.hlo.ir import (
     var,
 )
 
-x, y, inner = var("x"), var("y"), "inner"
+x = var("x")
+y = var("y")
+inner = "inner"
 
 
 def groups(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], list[int]]] | None:
@@ -332,7 +334,8 @@ def _joined(a: Instruction, b: Instruction, d: int) -> Instruction | None:
     """concatenate(a, b) as one slice or one broadcast of a scalar."""
     if a.op == b.op == "slice" and a.operands == b.operands:
         ranges = list(a["slice"])
-        (s, e, k), (s2, e2, k2) = a["slice"][d], b["slice"][d]
+        s, e, k = a["slice"][d]
+        s2, e2, k2 = b["slice"][d]
         rest = [r for i, r in enumerate(ranges) if i != d] == [
             r for i, r in enumerate(b["slice"]) if i != d
         ]

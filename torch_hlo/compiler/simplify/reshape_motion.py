@@ -60,7 +60,8 @@ def pointwise_of_broadcasts(out: Instruction) -> Instruction | None:
     first = next((o for o in out.operands if o.op == "broadcast" and o.operand.rank), None)
     if first is None:
         return None
-    dimensions, dims = first["dimensions"], first.operand.dims
+    dimensions = first["dimensions"]
+    dims = first.operand.dims
     operands = []
     for o in out.operands:
         if o.op == "broadcast" and o["dimensions"] == dimensions:
@@ -349,7 +350,8 @@ def _taken(out: Instruction) -> int | None:
 def take_of_transpose(out: Instruction) -> Instruction | None:
     """gather(transpose(x), vector) along one dimension -> transpose(gather(x, vector))"""
     turned, indices = out.operands
-    perm, at = turned["dimensions"], _taken(out)
+    perm = turned["dimensions"]
+    at = _taken(out)
     if at is None:
         return None
     new = perm[at]
@@ -417,7 +419,8 @@ def reshape_of_transpose(out: Instruction) -> Instruction | None:
     """reshape(transpose(x)) -> transpose(reshape(x)) when it only splits dimensions and joins
     neighbours that are neighbours in x, too"""
     turned = out.operand
-    x, perm = turned.operand, turned["dimensions"]
+    x = turned.operand
+    perm = turned["dimensions"]
     split = groups(turned.dims, out.dims)
     # see transpose_ones
     if (
@@ -561,7 +564,8 @@ def reduce_of_broadcast(out: Instruction) -> Instruction | None:
         or out["to_apply"].root.op not in ("maximum", "minimum", "and", "or")
     ):
         return None
-    root, params = out["to_apply"].root, out["to_apply"].params
+    root = out["to_apply"].root
+    params = out["to_apply"].params
     idle = [d for d in out["dimensions"] if d not in first["dimensions"]]
     if (
         not idle

@@ -19,7 +19,7 @@ from ..codegen.inline import move
 from ..gather.gather_scatter import Sizes
 from ..gpu.gpu_program import GpuProgram
 from ..gpu.target import BARRIER
-from ..llvm import Int, signature
+from ..llvm import Int, item_parameters
 from ..llvm.scalar import single
 from .sort import key_of, row_offset, sort_key
 
@@ -42,7 +42,8 @@ def sort(program: GpuProgram, x: Instruction) -> None:
         [program.at(program.scratch(rows * n * _BYTES[kind])) for kind in s.kinds] for _ in range(2)
     ]
     s.launch("sort_chunk", s.chunk_kernel, arrays[0], rows * ceildiv(n, s.chunk))
-    f, count = program.code, len(s.kinds)
+    f = program.code
+    count = len(s.kinds)
     with f.while_(
         [("i64", str(s.chunk)), *(("ptr", p) for p in (*arrays[0], *arrays[1]))]
     ) as merge:
@@ -60,9 +61,11 @@ class _Sort:
     last."""
 
     def __init__(self, program: GpuProgram, x: Instruction) -> None:
-        self.program, self.x = program, x
+        self.program = program
+        self.x = x
         self.types = [o.dtype for o in x.operands]
-        self.dims, self.axis = x.operand.dims, x["dimensions"][0]
+        self.dims = x.operand.dims
+        self.axis = x["dimensions"][0]
         self.length = self.dims[self.axis]
         if isinstance(self.length, int) and self.length >= 1 << 31:
             raise CodegenError(
@@ -92,21 +95,15 @@ class _Sort:
     ) -> None:
         """Start `kernel(f, whole)` on items; it gets the operands, the results, arrays of items and
         i64 `numbers`."""
-        program, x = self.program, self.x
+        program = self.program
+        x = self.x
         places = tuple(leaves(program.places(x)))
 
         def build() -> tuple[str, list[Size]]:
-            sides = [("ptr", f"{side}{i}") for i in range(len(places)) for side in ("from", "to")]
-            self.f = f = Writer(
-                program,
-                name,
-                [
-                    *signature("i64 lo, i64 hi"),
-                    *sides,
-                    *(("ptr", f"work{i}") for i in range(len(work))),
-                    *(("i64", f"w{i}") for i in range(len(numbers))),
-                ],
-            )
+            sides = [f"{side}{i}" for i in range(len(places)) for side in ("from", "to")]
+            pointers = [*sides, *(f"work{i}" for i in range(len(work)))]
+            words = [f"w{i}" for i in range(len(numbers))]
+            self.f = f = Writer(program, name, item_parameters(pointers, words))
             self.size = Sizes(f)
             made = kernel()
             return made or f.define(), list(self.size.names)
@@ -140,7 +137,8 @@ class _Sort:
         key = self.key
         if key is None:
             return parts
-        dtype, kind = self.types[key.operand], self.kinds[0]
+        dtype = self.types[key.operand]
+        kind = self.kinds[0]
         bits = DTYPES[dtype].itemsize * 8
 
         def inside() -> list[str]:
@@ -169,7 +167,8 @@ class _Sort:
         real = f.op(f"and i1 {f.icmp('slt', i, n)}, {f.icmp('slt', j, n)}")
 
         def compared() -> list[str]:
-            less, more = self._compare(i, j), self._compare(j, i)
+            less = self._compare(i, j)
+            more = self._compare(j, i)
             tied = f.op(f"and i1 {first}, {f.op(f'xor i1 {more}, true')}")
             return [f.op(f"or i1 {less}, {tied}")]
 
@@ -204,12 +203,15 @@ class _Sort:
     def chunk_kernel(self) -> str:
         """A group sorts a chunk of a row: into the arrays of items, or a whole row into the
         results."""
-        f, chunk, n = self.f, self.chunk, self.size(self.length)
+        f = self.f
+        chunk = self.chunk
+        n = self.size(self.length)
         whole = isinstance(n, int) and n <= chunk
         chunks = f.ceildiv(n, chunk)
         self.enter(f.div("%lo", chunks))
         first = f.mul(f.rem("%lo", chunks), chunk)
-        threads, steps = chunk // 2, chunk.bit_length() - 1
+        threads = chunk // 2
+        steps = chunk.bit_length() - 1
         shared = [f"@SELF.items{i}" for i in range(len(self.kinds))]
         thread = "%kernel.t"
         mine = [thread, f.add(thread, threads)]
@@ -224,7 +226,8 @@ class _Sort:
             i = f.op(f"or i64 {f.op(f'shl i64 {high}, {f.add(b, 1)}')}, {low}")
             j = f.op(f"or i64 {i}, {distance}")
             down = f.op(f"trunc i64 {f.op(f'lshr i64 {i}, {a}')} to i1")
-            p, q = self.load(shared, i), self.load(shared, j)
+            p = self.load(shared, i)
+            q = self.load(shared, j)
             swap = f.op(f"xor i1 {self.before(q, p)}, {down}")
             self.store(shared, i, self.chosen(swap, q, p))
             self.store(shared, j, self.chosen(swap, p, q))
@@ -301,13 +304,15 @@ class _Sort:
 
     def move_kernel(self) -> None:
         """A thread per element of the results, in the order of their memory."""
-        f, n = self.f, self.size(self.length)
+        f = self.f
+        n = self.size(self.length)
         inner: Size = 1
         for d in self.dims[self.axis + 1 :]:
             inner = inner * d
         rest = f.div("%lo", self.size(inner))
         low = f.rem("%lo", self.size(inner))
-        outer, target = f.div(rest, n), f.rem(rest, n)
+        outer = f.div(rest, n)
+        target = f.rem(rest, n)
         self.enter(f.muladd(outer, self.size(inner), low))
         order = f"%work{len(self.kinds) - 1}"
         at = f.add(self.start, target)

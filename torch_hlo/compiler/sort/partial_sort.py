@@ -106,7 +106,8 @@ def _read_parts(
 def _selection(x: Instruction, turn: Ints, numbers: list[int], kind: str, k: int) -> Instruction:
     """The fusion that finds what is read of the results `numbers` of a sort whose dimensions are
     turned so that its rows are innermost."""
-    axis, dims = turn[-1], x.operand.dims
+    axis = turn[-1]
+    dims = x.operand.dims
     rows = tuple(dims[d] for d in turn)
     # Positions need no memory: the iota stays inside.
     outside = {

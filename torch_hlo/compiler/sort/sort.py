@@ -15,7 +15,7 @@ from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
 from ..codegen import Program, Writer, apply, leaves, load
 from ..codegen.inline import move
 from ..gather.gather_scatter import Sizes
-from ..llvm import Int, Typed, signature
+from ..llvm import Int, Typed, item_parameters
 from ..llvm.scalar import Value, single
 from ..matmul.product import hint
 
@@ -37,7 +37,8 @@ class Key(NamedTuple):
 
 def sort(program: Program, x: Instruction) -> None:
     operands = x.operands
-    shape, axis = operands[0].shape, x["dimensions"][0]
+    shape = operands[0].shape
+    axis = x["dimensions"][0]
     n = shape.dims[axis]
     if shape.size == 0:
         return
@@ -47,14 +48,11 @@ def sort(program: Program, x: Instruction) -> None:
     slots = min(rows, SLOTS) if isinstance(rows, int) else SLOTS
     scratch = program.scratch(n * 32 * slots)
     types = [o.dtype for o in operands]
-    params = [
-        *signature("i64 lo, i64 hi, ptr scratch"),
-        *(("ptr", f"{side}{i}") for i in range(len(types)) for side in ("from", "to")),
-    ]
-    f = Writer(program, "sort", params)
+    pointers = [f"{side}{i}" for i in range(len(types)) for side in ("from", "to")]
+    f = Writer(program, "sort", item_parameters(["scratch", *pointers]))
     size = Sizes(f)
     key = sort_key(x["to_apply"], types)
-    with f.loop("%lo", "%hi") as slot:
+    with f.items() as slot:
         # Slot s sorts the rows [s * rows / slots, (s + 1) * rows / slots).
         first, last = (f.div(f.mul(s, size(rows)), slots) for s in (slot, f.add(slot, 1)))
         memory = f.gep("i8", "%scratch", f.mul(slot, size(n * 32)))
@@ -185,7 +183,8 @@ def radix_sort(
 ) -> str:
     """Sort (key, position) pairs of i64 by counting bytes, least significant first; bytes that all
     agree are skipped. Returns the pointer to the sorted positions."""
-    keys, order = memory, f.gep("i64", memory, n)
+    keys = memory
+    order = f.gep("i64", memory, n)
     keys2 = f.gep("i64", order, n)
     order2 = f.gep("i64", f.gep("i64", order, n), n)
     itemsize = DTYPES[dtype].itemsize
@@ -216,8 +215,10 @@ def _rank_sort(f: Writer, key: Key, dtype: str, base: Int, stride: Int, n: int) 
     """Sort a short row: an element's place is the number of smaller ones, and of equal ones before
     it. Returns the pointer to the sorted positions."""
     bits = max(32, DTYPES[dtype].itemsize * 8)
-    kind, lanes = f"i{bits}", f.program.target.lanes(bits)
-    t, flags = f.typed(kind, lanes), f.typed("i1", lanes)
+    kind = f"i{bits}"
+    lanes = f.program.target.lanes(bits)
+    t = f.typed(kind, lanes)
+    flags = f.typed("i1", lanes)
     starts = range(0, n, lanes)
     keys = f.alloca(kind, len(starts) * lanes, 64)
     order = f.alloca("i64", n, 64)
@@ -286,7 +287,8 @@ def _merge_sort(
     memory: str,
 ) -> str:
     """Stable sort of positions with the comparator; returns the pointer to them."""
-    order, other = memory, f.gep("i64", memory, n)
+    order = memory
+    other = f.gep("i64", memory, n)
 
     def less(i: Int, j: Int) -> str:
         """Whether the element at position i comes before the one at j."""

@@ -20,7 +20,7 @@ from torch_hlo.hlo.ir import DTYPES, Instruction, Instructions, Size, fixed, row
 from ..codegen import Program, Writer, store
 from ..codegen.inline import move
 from ..gather.gather_scatter import Sizes
-from ..llvm import Int, Target, signature
+from ..llvm import Int, Target, item_parameters
 from ..matmul.product import hint
 from .partial_sort import selection_of
 from .sort import SLOTS, Key, digit, key_of, radix_sort, row_offset, sort_key, unsigned_key
@@ -59,11 +59,8 @@ class _Selection:
         return prod(size for d, size in enumerate(dims) if d != self.axis)
 
     def parameters(self) -> list[tuple[str, str]]:
-        return [
-            *signature("i64 lo, i64 hi, ptr scratch"),
-            *(("ptr", f"from{i}") for i in self.sources),
-            *(("ptr", f"to{j}") for j in range(len(self.numbers))),
-        ]
+        sources = [f"from{i}" for i in self.sources]
+        return item_parameters(["scratch", *sources, *(f"to{j}" for j in range(len(self.numbers)))])
 
     def write(self, f: Writer, number: int, source: str, to: Int, row: Int, stride: Int) -> None:
         """Store operand `numbers[number]` of the element at position `source` of a row."""
@@ -99,7 +96,7 @@ def emit_selection(program: Program, x: Instruction) -> None:
     row = _FINDERS[what](f, key, types[key.operand], n, k, stride, program.target)
     result_dims = selected.results[0].dims
     step = size(row_major_strides(result_dims)[axis])
-    with f.loop("%lo", "%hi") as slot:
+    with f.items() as slot:
         first, last = (f.div(f.mul(s, size(rows)), slots) for s in (slot, f.add(slot, 1)))
         memory = f.gep("i8", "%scratch", f.mul(slot, n * 32))
         with f.loop(first, last) as number:
@@ -147,7 +144,8 @@ class _Finder(ABC):
         self.dtype = dtype
         self.n = n
         self.k = k
-        self.stride, self.bits = stride, DTYPES[dtype].itemsize * 8
+        self.stride = stride
+        self.bits = DTYPES[dtype].itemsize * 8
         self.allocate(target)
 
     @abstractmethod
@@ -261,7 +259,8 @@ class _Nth(_Finder):
     def order(self, base: Int, memory: str) -> str:
         """Pointer to the position of element k of the row that starts at element `base`."""
         f, n = self.f, self.n
-        keys, places = memory, f.gep("i64", memory, n)
+        keys = memory
+        places = f.gep("i64", memory, n)
         for counts in self.counts:
             f.do(f"call void @llvm.memset.p0.i64(ptr {counts}, i8 0, i64 2048, i1 false)")
         top = len(self.counts) - 1

@@ -15,7 +15,7 @@ from ..codegen import Writer, apply, leaves, load, load_real, store
 from ..gather.gather_scatter import Sizes
 from ..gpu.exchange import Exchange
 from ..gpu.gpu_program import GpuProgram
-from ..llvm import Int, scalar, signature
+from ..llvm import Int, item_parameters, scalar
 from ..llvm.scalar import STORAGE
 from ..loops.reducer import Reducer
 from . import reduce_window as window
@@ -53,7 +53,9 @@ class _Scan:
     are summed in f32."""
 
     def __init__(self, program: GpuProgram, x: Instruction, backward: bool) -> None:
-        self.program, self.x, self.backward = program, x, backward
+        self.program = program
+        self.x = x
+        self.backward = backward
         half = len(x.operands) // 2
         self.operands = x.operands[:half]
         self.initials = x.operands[half:]
@@ -68,7 +70,8 @@ class _Scan:
             self.chunks = max(1, min(THREADS, wanted, ceildiv(self.length, 2 * TILE)))
 
     def launch(self, name: str, totals: list[str], items: Size) -> None:
-        program, x = self.program, self.x
+        program = self.program
+        x = self.x
         places = leaves(program.places(x))
         key = (
             name,
@@ -92,7 +95,7 @@ class _Scan:
         self.f = f = Writer(
             self.program,
             name,
-            [*signature("i64 lo, i64 hi"), *(("ptr", p) for p in pointers)],
+            item_parameters(pointers),
         )
         size = Sizes(f)
         self.exchange = Exchange(self.program.target, THREADS)
@@ -250,7 +253,8 @@ class _Scan:
         if self._whole():
             with f.when(f.icmp("slt", at, end)):
                 for i, (t, kind) in enumerate(zip(self.types, self.kinds, strict=True)):
-                    vector, e = "poison", f.emit(EACH)
+                    vector = "poison"
+                    e = f.emit(EACH)
                     for j, v in enumerate(values):
                         vector = f.op(
                             f"insertelement {e.type(kind)} {vector}, {kind} {v[i]}, i64 {j}"

@@ -38,7 +38,7 @@ from ..codegen import (
 from ..codegen.kernel_values import Condition
 from ..codegen.views import choose
 from ..gather.gather_scatter import Sizes, dot_product, loop_nest
-from ..llvm import Int, scalar, signature
+from ..llvm import Int, item_parameters, scalar
 from ..llvm.scalar import STORAGE, Value
 from ..loops.elementwise_loops import Store, run_loop
 from ..loops.reducer import Reducer
@@ -89,7 +89,8 @@ def reduce_window(program: Program, x: Instruction) -> None:
 def window_value(k: Kernel | Planner, x: Instruction, index: tuple[ix.Index, ...]) -> Value:
     """One output of a small window: every tap that lies on an element, folded in row-major
     order."""
-    operand, window = x.operand, x["window"]
+    operand = x.operand
+    window = x["window"]
     reducer = Reducer(x)
     taps = []
     for offsets in itertools.product(*(range(w.size) for w in window)):
@@ -201,7 +202,8 @@ class _Accumulators:
             self.f.store_at(kind, v, self.slots[i], part)
 
     def kept(self, i: int) -> Value:
-        f, storage = self.f, STORAGE[self.types[i]]
+        f = self.f
+        storage = STORAGE[self.types[i]]
         kind = storage.register
         parts = [f.load_at(kind, self.slots[i], part) for part in range(storage.parts)]
         return (parts[0], parts[1]) if len(parts) == 2 else parts[0]
@@ -224,12 +226,12 @@ def _nested(program: Program, x: Instruction) -> None:
     operands = x.operands[:half]
     inits = x.operands[half:]
     out = x.shape.arrays[0].dims
-    params = [("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to")]
-    f = Writer(program, "reduce_window", [*signature("i64 lo, i64 hi"), *params])
+    pointers = [f"{side}{i}" for i in range(half) for side in ("from", "init", "to")]
+    f = Writer(program, "reduce_window", item_parameters(pointers))
     size = Sizes(f)
     sums = _Accumulators.of(f, x, [o.dtype for o in operands])
     strides = [size(s) for s in row_major_strides(operands[0].dims)]
-    with f.loop("%lo", "%hi") as item:
+    with f.items() as item:
         output = _output_index(f, size, item, out)
         for i, t in enumerate(sums.types):
             sums.keep(i, load(f, t, f"%init{i}", 0))
@@ -259,7 +261,9 @@ def _output_index(f: Writer, size: Sizes, item: Int, dims: Dims) -> list[Int]:
 
 def _fold_window(size: Sizes, sums: _Accumulators, output: list[Int], strides: list[Int]) -> None:
     """Fold all positions of the window of one output element."""
-    f, window, dims = sums.f, sums.x["window"], sums.x.operand.dims
+    f = sums.f
+    window = sums.x["window"]
+    dims = sums.x.operand.dims
     with ExitStack() as stack:
         taps = loop_nest(f, stack, [(0, size(w.size)) for w in window])
         place, inside = positions(f, size, window, dims, output, taps)

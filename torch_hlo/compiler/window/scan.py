@@ -10,10 +10,9 @@ from torch_hlo.hlo.ir import Instruction, product
 
 from ..codegen import Program, Writer, apply, leaves, load, store
 from ..gather.gather_scatter import Sizes
-from ..llvm import Int, scalar, signature
+from ..llvm import Int, item_parameters, scalar
 from ..llvm.scalar import STORAGE
 from ..loops.reducer import Reducer
-from ..matmul.tile import lane_mask
 
 # Running sums are kept in a wider type, as PyTorch does on the CPU.
 _WIDER = {"f32": "double", "bf16": "float", "f16": "float"}
@@ -23,7 +22,8 @@ _IDEMPOTENT = ("maximum", "minimum", "and", "or")
 def scan_dimension(x: Instruction) -> tuple[int, bool] | None:
     """(dimension, from the end) when output i of a reduce-window is the fold of the elements up to
     (or from) i along one dimension."""
-    dims, found = x.operand.dims, None
+    dims = x.operand.dims
+    found = None
     for d, (n, w) in enumerate(zip(dims, x["window"], strict=True)):
         if w.is_trivial:
             continue
@@ -50,22 +50,19 @@ def emit_scan(program: Program, x: Instruction) -> None:
     assert scanned is not None
     axis, backward = scanned
     half = len(x.operands) // 2
-    operands, inits = x.operands[:half], x.operands[half:]
+    operands = x.operands[:half]
+    inits = x.operands[half:]
     dims = operands[0].dims
-    outer, inner = product(dims[:axis]), product(dims[axis + 1 :])
-    f = Writer(
-        program,
-        "scan",
-        [
-            *signature("i64 lo, i64 hi"),
-            *(("ptr", f"{side}{i}") for i in range(half) for side in ("from", "init", "to")),
-        ],
-    )
+    outer = product(dims[:axis])
+    inner = product(dims[axis + 1 :])
+    pointers = [f"{side}{i}" for i in range(half) for side in ("from", "init", "to")]
+    f = Writer(program, "scan", item_parameters(pointers))
     size = Sizes(f)
     scan = _Scan(f, x, program.target.strip)
-    length, width = size(dims[axis]), size(inner)
+    length = size(dims[axis])
+    width = size(inner)
     columns = scan.lanes if inner != 1 else 1  # per item
-    with f.loop("%lo", "%hi") as item:
+    with f.items() as item:
         if inner == 1:
             scan.along(f.mul(item, length), length, backward)
         else:
@@ -116,7 +113,7 @@ class _Scan:
         """Columns from `first` on, element `base` of the array: rows of `width` elements are
         combined one after the other."""
         f = self.f
-        mask = lane_mask(f, self.lanes, first, width) if self.lanes > 1 else None
+        mask = f.lane_mask(self.lanes, first, width) if self.lanes > 1 else None
         with f.loop(0, length, carry=self._carry()) as loop:
             step = f.sub(f.sub(length, 1), loop.index) if backward else loop.index
             at = f.muladd(step, width, base)
@@ -137,7 +134,7 @@ class _Scan:
             if tail and backward:  # lanes before the row's first element
                 mask = f.typed("i64", lanes).cmp("sge", self._numbers(f.sub(at, base)), 0)
             elif tail:
-                mask = lane_mask(f, lanes, start, length)
+                mask = f.lane_mask(lanes, start, length)
             values = self._turned(self._read(at, mask), backward)
             values = self._fold(before, self._prefixes(values, initial))
             self._write(self._turned(values, backward), at, mask)
@@ -165,7 +162,9 @@ class _Scan:
 
     def _prefixes(self, values: list[str], initial: list[str]) -> list[str]:
         """Lane i becomes the fold of lanes 0 to i."""
-        e, lanes, step = self.f.emit(self.lanes), self.lanes, 1
+        e = self.f.emit(self.lanes)
+        lanes = self.lanes
+        step = 1
         while step < lanes:
             # Lanes without an earlier one get the initial value. Selecting them afterwards would
             # let LLVM leave anything in them: a multiplication of bits that happen to be a denormal
@@ -191,7 +190,9 @@ class _Scan:
 
     def _carry(self) -> list[tuple[str, str]]:
         """(type, initial value) of the accumulators."""
-        f, e, found = self.f, self.f.emit(self.lanes), []
+        f = self.f
+        e = self.f.emit(self.lanes)
+        found = []
         for i, t in enumerate(self.types):
             parts = scalar.flat([load(f, t, f"%init{i}", 0)])
             found += [e.splat(STORAGE[t].register, p) for p in parts]

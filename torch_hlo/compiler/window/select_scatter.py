@@ -20,7 +20,6 @@ from ..codegen import Program, Writer, apply, load, load_real, store
 from ..gather.gather_scatter import Sizes, dot_product, loop_nest
 from ..llvm import BITS, Int, scalar, signature
 from ..llvm.scalar import STORAGE
-from ..matmul.tile import lane_mask
 from .reduce_window import UNROLLED_TAPS, positions, tap_count
 
 BLOCK_VECTORS = 4  # vectors of an item: 256 bytes of a pixel
@@ -31,7 +30,8 @@ def select_and_scatter(program: Program, x: Instruction) -> None:
     """Dimensions that the window does not mix are split over threads."""
     if x.size == 0:
         return
-    window, taps = x["window"], tap_count(x["window"])
+    window = x["window"]
+    taps = tap_count(x["window"])
     lead = 0
     while lead < len(window) and window[lead].is_trivial:
         lead += 1
@@ -131,8 +131,10 @@ class _LaneWriter:
 
     def write(self) -> str:
         """The name of the function."""
-        f, size, lead = self.f, self.size, self.lead
-        with f.loop("%lo", "%hi") as number:
+        f = self.f
+        size = self.size
+        lead = self.lead
+        with f.items() as number:
             item = self.item(number)
             with (
                 f.loop(0, size(self.out[lead]), carry=[("i64", "0")]) as rows,
@@ -166,7 +168,7 @@ class _LaneWriter:
             body(c, None)
         if not self.even:
             with f.when(f.icmp("slt", item.whole, item.last)):
-                body(item.whole, lane_mask(f, self.lanes, item.whole, item.last))
+                body(item.whole, f.lane_mask(self.lanes, item.whole, item.last))
 
     def fill(self, item: _Item, low: Int, high: Int) -> None:
         """Rows [low, high) of the outermost windowed dimension."""
@@ -207,7 +209,8 @@ class _LaneWriter:
 
     def inner_window(self, place: _Place, c: Int, mask: str | None) -> None:
         """All taps are elements: the favourite so far stays in registers."""
-        best, where = "", "zeroinitializer"
+        best = ""
+        where = "zeroinitializer"
         for number, offset in enumerate(self.offsets):
             new = self.get("%x", self.at(place, offset, c), mask)
             if number:
@@ -248,7 +251,8 @@ class _LaneWriter:
     def favourite(self, keeps: str, have: str, had: str, new: str, number: int) -> tuple[str, str]:
         """The value and the number of the favourite tap: the one so far where it is kept, else
         this one."""
-        f, choice = self.f, f"select <{self.lanes} x i1> {keeps}"
+        f = self.f
+        choice = f"select <{self.lanes} x i1> {keeps}"
         best = f.op(f"{choice}, {self.vector} {have}, {self.vector} {new}")
         where = f.op(f"{choice}, {self.numbers} {had}, {self.numbers} splat (i32 {number})")
         return best, where
@@ -293,7 +297,7 @@ def _elements(program: Program, x: Instruction, lead: int) -> tuple[str, Size, I
     strides, source_strides = ([size(s) for s in row_major_strides(d)] for d in (dims, out))
     plane, source_plane = (size(product(d[lead:])) for d in (dims, out))
     best = f.alloca("i64")
-    with f.loop("%lo", "%hi") as item:
+    with f.items() as item:
         base = f.mul(item, plane)
         source_base = f.mul(item, source_plane)
         start = load(f, dtype, "%init", 0)

@@ -70,7 +70,8 @@ def _chosen(out: Instruction, number: Instruction) -> Instruction:
 
 def _tap(out: Instruction, v: Instruction, outside: int, offsets: Ints) -> Instruction:
     """For each window the element of `v` at an offset in it, or `outside`."""
-    window, windows = out["window"], out.operands[1].dims
+    window = out["window"]
+    windows = out.operands[1].dims
     edges = [(w.pad_low, w.pad_high, 0) for w in window]
     starts = [o * w.window_dilation for o, w in zip(offsets, window)]
     limits = [s + (n - 1) * w.stride + 1 for s, n, w in zip(starts, windows, window)]
@@ -81,7 +82,8 @@ def _tap(out: Instruction, v: Instruction, outside: int, offsets: Ints) -> Instr
 def _spread(out: Instruction, v: Instruction, starts: list[int], last: list[int]) -> Instruction:
     """For each element the value of the window (position + padding) / stride - back, which is
     `starts` in the padded `v` for the first element."""
-    window, rank = out["window"], out.rank
+    window = out["window"]
+    rank = out.rank
     v = h.slice_(v, starts, [s + q + 1 for s, q in zip(starts, last)])
     dims = [n for q, w in zip(last, window) for n in (q + 1, w.stride)]
     v = h.reshape(

@@ -18,7 +18,7 @@ from .properties import PROPERTIES
 from .spelling import short_name, spelled
 from .tables import Tables
 
-(ATTRIBUTES, RESULTS, OPERANDS, SUCCESSORS, REGIONS, USES, KEPT) = (1 << i for i in range(7))
+ATTRIBUTES, RESULTS, OPERANDS, SUCCESSORS, REGIONS, USES, KEPT = (1 << i for i in range(7))
 Names = list[tuple[str, int] | None]  # the values in sight; None: not defined yet
 
 

@@ -179,7 +179,8 @@ def _next_after(x: Instruction, a: Array, b: Array) -> Value:
 @meaning("complex")
 def _complex(x: Instruction, re: Array, im: Array) -> Value:
     result = np.empty(np.broadcast(re, im).shape, numpy_dtype(x.dtype))
-    result.real, result.imag = re, im
+    result.real = re
+    result.imag = im
     return result
 
 
@@ -273,7 +274,8 @@ def _count_leading_zeros(x: Instruction, v: Array) -> Value:
 def convert(v: Array, dtype: str) -> Value:
     """XLA's conversion: float to integer truncates and saturates, nan becomes 0; integers wrap;
     anything to pred is `!= 0`."""
-    row, target = DTYPES[dtype], numpy_dtype(dtype)
+    row = DTYPES[dtype]
+    target = numpy_dtype(dtype)
     if row.kind == "p":
         return v != 0
     if v.dtype.kind == "c" and row.kind != "c":
@@ -336,7 +338,8 @@ MEANINGS["bitcast-convert"] = lambda x, v: reinterpret(v, x.operand.dtype, x.dty
 def reinterpret(v: Array, source: str, target: str) -> Array:
     """The bits of `v` read as `target`; a narrower type adds a minor dimension, a wider one removes
     it."""
-    have, want = DTYPES[source].bits, DTYPES[target].bits
+    have = DTYPES[source].bits
+    want = DTYPES[target].bits
     dims = v.shape if have == want else (*v.shape, have // want) if have > want else v.shape[:-1]
     data = encode(v, source)
     codes = np.frombuffer(data, np.uint8)

@@ -232,7 +232,8 @@ def combine_at(
 ) -> None:
     """`targets[where[i]] = computation(targets[where[i]], updates[i])` for each i in order; flat
     arrays, in place."""
-    root, count = computation.root, len(targets)
+    root = computation.root
+    count = len(targets)
     if count == 1 and root is computation.params[1]:
         targets[0][where] = updates[0]
         return

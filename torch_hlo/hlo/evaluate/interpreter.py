@@ -103,7 +103,8 @@ def conform(value: Value, shape: Shape, rounds: bool = True, x: Instruction | No
     EvaluateError."""
     if shape.is_tuple:
         return tuple(conform(v, s, rounds, x) for v, s in zip(value, shape.elements, strict=True))
-    kind, bits = DTYPES[shape.dtype].kind, DTYPES[shape.dtype].bits
+    kind = DTYPES[shape.dtype].kind
+    bits = DTYPES[shape.dtype].bits
     if kind == "t":
         return ()
     dtype = numpy_dtype(shape.dtype)
@@ -195,7 +196,8 @@ UFUNCS = {
 def simple_fold(computation: Computation) -> np.ufunc | None:
     """The ufunc of a computation that is one commutative instruction on its two parameters, else
     None."""
-    root, params = computation.root, computation.params
+    root = computation.root
+    params = computation.params
     if len(params) != 2 or set(root.operands) != set(params) or root.shape.is_tuple:
         return None
     if root.kind == "c" and root.op not in ("add", "multiply"):

@@ -20,7 +20,8 @@ def _dot(x: Instruction, a: Array, b: Array) -> Value:
     a, b = _accumulated(x, a, b)
     a_contract = x["lhs_contracting_dims"]
     b_contract = x["rhs_contracting_dims"]
-    a_batch, b_batch = x["lhs_batch_dims"], x["rhs_batch_dims"]
+    a_batch = x["lhs_batch_dims"]
+    b_batch = x["rhs_batch_dims"]
     a_free = [d for d in range(a.ndim) if d not in (*a_contract, *a_batch)]
     b_free = [d for d in range(b.ndim) if d not in (*b_contract, *b_batch)]
     batch = [a.shape[d] for d in a_batch]
@@ -73,7 +74,8 @@ _FFT = {
 
 @meaning("fft")
 def _fft(x: Instruction, v: Array) -> Value:
-    kind, lengths = x["fft_type"], tuple(x["fft_length"])
+    kind = x["fft_type"]
+    lengths = tuple(x["fft_length"])
     axes = tuple(range(v.ndim - len(lengths), v.ndim))
     if 0 in v.shape:
         return np.zeros(x.shape.sizes, np.complex128)

@@ -19,7 +19,8 @@ def _result(x: Instruction, values: list[Array]) -> Array | tuple[Array, ...]:
 @meaning("reduce")
 def _reduce(x: Instruction, *values: Array) -> Value:
     count = len(values) // 2
-    arrays, inits = values[:count], values[count:]
+    arrays = values[:count]
+    inits = values[count:]
     dimensions = x["dimensions"]
     kept = [d for d in range(arrays[0].ndim) if d not in dimensions]
     ufunc = simple_fold(x["to_apply"]) if count == 1 else None
@@ -86,7 +87,8 @@ def _tap(offset: Sequence[int], window: Window, counts: Sequence[int]) -> tuple[
 @meaning("reduce-window")
 def _reduce_window(x: Instruction, *values: Array) -> Value:
     count = len(values) // 2
-    window, computation = x.get("window", ()), x["to_apply"]
+    window = x.get("window", ())
+    computation = x["to_apply"]
     counts = x.shape.arrays[0].sizes
     ufunc = simple_fold(computation) if count == 1 else None
     if ufunc is not None:
@@ -105,7 +107,8 @@ def _reduce_window(x: Instruction, *values: Array) -> Value:
 
 @meaning("select-and-scatter")
 def _select_and_scatter(x: Instruction, v: Array, source: Array, init: Array) -> Value:
-    window, counts = x.get("window", ()), source.shape
+    window = x.get("window", ())
+    counts = source.shape
     positions = np.arange(v.size).reshape(v.shape)
     inside = _dilated(positions, -1, window)
     best_at = np.full(counts, -1)
@@ -186,7 +189,8 @@ def _statistics(v: Array, axis: int) -> tuple[Array, Array]:
 
 @meaning("batch-norm-training")
 def _batch_norm_training(x: Instruction, v: Array, scale: Array, offset: Array) -> Value:
-    axis, shape = x["feature_index"], x.operand.shape
+    axis = x["feature_index"]
+    shape = x.operand.shape
     v, scale, offset = (wide(a, shape) for a in (v, scale, offset))
     mean, variance = _statistics(v, axis)
     return (
@@ -219,7 +223,8 @@ def _normalised(
 @meaning("batch-norm-grad")
 def _batch_norm_grad(x: Instruction, *operands: Array) -> Value:
     v, scale, mean, variance, grad = (wide(a, x.operand.shape) for a in operands)
-    axis, rank = x["feature_index"], v.ndim
+    axis = x["feature_index"]
+    rank = v.ndim
     others = tuple(d for d in range(rank) if d != axis)
     count = np.prod([v.shape[d] for d in others], dtype=np.int64)
     inverse = 1 / np.sqrt(variance + x["epsilon"])

@@ -80,7 +80,8 @@ def bitcast_convert(x: Instruction, dtype: str) -> Instruction:
     """The bits of `x` as `dtype`: narrower appends a dimension, wider drops the innermost one."""
     if dtype == x.dtype:
         return x
-    old, new = DTYPES[x.dtype].bits, DTYPES[dtype].bits
+    old = DTYPES[x.dtype].bits
+    new = DTYPES[dtype].bits
     dims = x.dims if old == new else (*x.dims, old // new) if old > new else x.dims[:-1]
     return _checked("bitcast-convert", (x,), Shape(dtype, dims))
 
@@ -364,7 +365,8 @@ def reduce(
 ) -> Instruction:
     """Fold `dimensions` with `to_apply`, an opcode name or a computation (acc…, element…) -> acc….
     Several arrays give a tuple."""
-    xs, inits = _listed(x), _listed(init)
+    xs = _listed(x)
+    inits = _listed(init)
     if not len(dimensions) and len(xs) == 1 and isinstance(to_apply, str):
         return xs[0] if xs[0].dtype == inits[0].dtype else convert(xs[0], inits[0].dtype)
     return instr(
@@ -382,7 +384,8 @@ def reduce_window(
     to_apply: Reducer,
 ) -> Instruction:
     """`to_apply` over every window position; one WindowDim per dimension of `x`."""
-    xs, inits = _listed(x), _listed(init)
+    xs = _listed(x)
+    inits = _listed(init)
     return instr(
         "reduce-window",
         (*xs, *inits),
@@ -570,7 +573,8 @@ def comparison(direction: str, dtypes: tuple[str, ...]) -> Computation:
 def compared(comparator: Computation) -> tuple[int, bool] | None:
     """(which array it looks at, whether the largest comes first) of a comparator of sort that only
     compares one array with < or >."""
-    root, params = comparator.root, comparator.params
+    root = comparator.root
+    params = comparator.params
     if (
         root.op != "compare"
         or root["direction"] not in ("LT", "GT")

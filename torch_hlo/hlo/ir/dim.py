@@ -245,7 +245,8 @@ def _divide(size: Dim, divisor: Dim) -> Size | None:
     """The polynomial quotient, or None when something is left over: `s0*s1-2*s0` by `s1-2` is
     `s0`."""
     lead, coefficient = max(divisor.terms, key=_order)
-    rest, quotient = dict(size.terms), {}
+    rest = dict(size.terms)
+    quotient = {}
     while rest:
         m, c = max(rest.items(), key=_order)
         left = list(m)

@@ -88,7 +88,8 @@ def stochastic_convert(shape: Shape, x: Instruction, bits: Instruction) -> None:
 def bitcast_convert(shape: Shape, x: Instruction) -> None:
     """A narrower result gets a new innermost dimension, a wider one loses it."""
     array("bitcast-convert", x)
-    old, new = DTYPES[x.dtype].bits, DTYPES[shape.dtype].bits
+    old = DTYPES[x.dtype].bits
+    new = DTYPES[shape.dtype].bits
     if old >= new:
         expected = x.dims if old == new else (*x.dims, old // new)
     else:

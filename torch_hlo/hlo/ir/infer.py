@@ -290,7 +290,8 @@ def gather(
     indices_are_sorted: bool = False,
 ) -> Shape:
     array("gather", x, indices)
-    rank, given = x.rank, (x, indices)
+    rank = x.rank
+    given = (x, indices)
     mapped = "start_index_map", start_index_map
     batch = _index_dims("gather", indices, index_vector_dim, *mapped, *given)
     in_range("gather", *mapped, rank, *given)
@@ -320,7 +321,8 @@ def gather(
             indices,
         )
     in_range("gather", "offset_dims", offset_dims, len(batch) + len(offsets), x, indices)
-    offset, outer = iter(offsets), iter(batch)
+    offset = iter(offsets)
+    outer = iter(batch)
     return x.shape.with_dims(
         next(offset) if d in offset_dims else next(outer) for d in range(len(batch) + len(offsets))
     )

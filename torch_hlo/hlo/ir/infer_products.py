@@ -178,7 +178,8 @@ def _groups_fit(
     if feature_groups > 1 and batch_groups > 1:
         text = "only one of feature_group_count and batch_group_count may exceed 1"
         fail("convolution", text, x, kernel)
-    features, batch = x.dims[n.lhs_feature], x.dims[n.lhs_batch]
+    features = x.dims[n.lhs_feature]
+    batch = x.dims[n.lhs_batch]
     outputs = kernel.dims[n.rhs_output]
     expected = kernel.dims[n.rhs_input] * feature_groups
     if features != expected:
@@ -230,7 +231,8 @@ def _reducer(
     if not operands or len(operands) % 2:
         fail(op, "takes n operands and n initial values", *operands)
     n = len(operands) // 2
-    xs, inits = operands[:n], operands[n:]
+    xs = operands[:n]
+    inits = operands[n:]
     array(op, *operands)
     for x, i in zip(xs, inits):
         if x.dims != xs[0].dims or i.dims:

@@ -257,7 +257,8 @@ _TEXT = _Text()
 def install_text(
     instruction: Callable[[Instruction], str], module: Callable[[Module], str]
 ) -> None:
-    _TEXT.instruction, _TEXT.module = instruction, module
+    _TEXT.instruction = instruction
+    _TEXT.module = module
 
 
 def outputs(module: Module) -> tuple[Instruction, ...]:

@@ -65,11 +65,15 @@ def interned(
         found = interned(op, operands, attrs, shape)
     else:
         found = object.__new__(Instruction)
-        found.op, found.operands, found.attrs = op, operands, attrs
+        found.op = op
+        found.operands = operands
+        found.attrs = attrs
         found.shape = shape
         found.dtype = shape.dtype
         found.dims = shape.dims
-        found.meta, found.settled, found.below = None, 0, None
+        found.meta = None
+        found.settled = 0
+        found.below = None
     _INTERNED[key] = found
     return found
 

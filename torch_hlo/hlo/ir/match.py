@@ -330,7 +330,8 @@ def rewrite_root(
     # fired: what an instruction became, and by which rule
     forward: dict[Instruction, tuple[Instruction, str]] = {}
     order = postorder((root,), mark=mark)
-    fired, limit = 0, BUDGET * (64 + len(order))
+    fired = 0
+    limit = BUDGET * (64 + len(order))
     stack = order[::-1]  # operands come first, so that most are done in one visit
     while stack:
         x = stack[-1]

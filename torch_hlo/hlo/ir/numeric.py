@@ -99,7 +99,8 @@ def _f8_value(code: int, dtype: str) -> float:
     """The value of a code without sign."""
     form = SMALL_FLOATS[dtype]
     top = (1 << form.exponent) - 1
-    e, m = code >> form.mantissa, code & ((1 << form.mantissa) - 1)
+    e = code >> form.mantissa
+    m = code & ((1 << form.mantissa) - 1)
     if form.infinite and e == top:
         return np.nan if m else np.inf
     if form.nan and not form.infinite and not form.fnuz and code == 0x7F:

@@ -25,7 +25,8 @@ class VerifyError(ValueError):
 
 def verify(module: Module) -> Module:
     """`module` itself when every invariant holds. Raises VerifyError."""
-    pending, seen = [module.entry], {id(module.entry)}
+    pending = [module.entry]
+    seen = {id(module.entry)}
     while pending:
         for inner in _verify_computation(pending.pop()):
             if id(inner) not in seen:
@@ -110,7 +111,8 @@ def _verify_value(name: str, value: object) -> None:
 
 
 def _verify_boundary(module: Module) -> None:
-    params, results = module.entry.params, outputs(module)
+    params = module.entry.params
+    results = outputs(module)
     for table, kind in (
         (list(zip(*module.aliases))[:1], "output"),
         (list(zip(*module.aliases))[1:], "parameter"),

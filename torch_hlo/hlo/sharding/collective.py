@@ -449,7 +449,9 @@ class Communicator(ABC):
 class Alone(Communicator):
     """The only device."""
 
-    device, replicas, partitions = 0, 1, 1
+    device = 0
+    replicas = 1
+    partitions = 1
 
     def exchange(self, c: Collective, inputs: Arrays, outputs: Arrays) -> None:
         solo(c, self, inputs, outputs)

@@ -194,10 +194,12 @@ def _reshape(x: Instruction, m: _Maker) -> Factors:
     """Both lists of sizes are walked from the major end; each step's greatest common divisor is a
     factor. When what is left of a dimension does not divide its counterpart, the rest of both is
     whole up to where the products meet again."""
-    old, new = x.operand.shape, x.shape
+    old = x.operand.shape
+    new = x.shape
     if not (old.is_static and new.is_static) or old.dtype != new.dtype or 0 in new.dims:
         return _opaque(x, m)
-    olds, news = old.sizes, new.sizes
+    olds = old.sizes
+    news = new.sizes
     left: list[list[int]] = [[] for _ in olds]
     right: list[list[int]] = [[] for _ in news]
     i = j = 0
@@ -277,7 +279,8 @@ def _none(rank: int) -> list[Ints]:
 def _gather(x: Instruction, m: _Maker) -> Factors:
     """Looked-up dimensions may be sharded when one element of them is taken: the device that holds
     it contributes to a sum."""
-    source, indices = x.operands[0].shape, x.operands[1].shape
+    source = x.operands[0].shape
+    indices = x.operands[1].shape
     result = _none(x.rank)
     starts = _none(indices.rank)
     outer = [d for d in range(indices.rank) if d != x["index_vector_dim"]]
@@ -340,7 +343,8 @@ def _scatter(x: Instruction, m: _Maker) -> Factors:
 def reducer(to_apply: Computation) -> str | None:
     """The opcode when the computation is one commutative, associative opcode on its two
     parameters."""
-    root, params = to_apply.root, to_apply.params
+    root = to_apply.root
+    params = to_apply.params
     if len(params) == 2 and root.op in _REDUCERS and root.operands in (params, params[::-1]):
         return root.op
     return None
@@ -387,7 +391,8 @@ def _convolution(x: Instruction, m: _Maker) -> Factors:
     right[n.rhs_output] = result[n.out_feature] = group + out
     result[n.out_batch] = batch
     for w, i, k, o in zip(x["window"], n.lhs_spatial, n.rhs_spatial, n.out_spatial, strict=True):
-        taps, positions = rhs.dims[k], x.dims[o]
+        taps = rhs.dims[k]
+        positions = x.dims[o]
         # gradient of a kernel: the sum goes over the image
         if isinstance(taps, int) and isinstance(positions, int) and taps > positions:
             left[i] = right[k] = m.new(dim_max(lhs.dims[i], taps), "sum")

@@ -78,7 +78,8 @@ class _Link(Communicator):
     """One device of several in a process."""
 
     def __init__(self, meeting: Rendezvous, device: int) -> None:
-        self.meeting, self.device = meeting, device
+        self.meeting = meeting
+        self.device = device
         self.replicas = meeting.replicas
         self.partitions = meeting.partitions
         self.signals: SimpleQueue[None] = SimpleQueue()  # what wakes the device

@@ -100,7 +100,8 @@ class Mesh:
 
     def coordinates(self, device: int) -> dict[str, int]:
         """Axis name -> index of `device` along it."""
-        rest, found = self.position(device), {}
+        rest = self.position(device)
+        found = {}
         for name, size in reversed(self.axes):
             rest, found[name] = divmod(rest, size)
         return found

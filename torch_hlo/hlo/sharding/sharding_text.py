@@ -70,7 +70,9 @@ class _Tokens:
     """A cursor over the tokens of a sharding."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.items, self.at = text, [], 0
+        self.text = text
+        self.items = []
+        self.at = 0
         text = _METADATA.sub("", text)
         position = 0
         while position < len(text.rstrip()):
@@ -349,7 +351,9 @@ def _tiled(t: _Tokens) -> TileAssignment:
 def _factors(devices: Ints) -> list[tuple[int, int]] | None:
     """`devices` as digits: (size, stride) pairs, minor first, with devices[i] = sum of digit *
     stride; None when there are none such."""
-    count, done, factors = len(devices), 1, []
+    count = len(devices)
+    done = 1
+    factors = []
     array = np.array(devices)
     while done < count:
         stride = devices[done] - devices[0]

@@ -25,7 +25,8 @@ def bitcast(
     """The same bytes under another shape; layouts decide which element stands where."""
     OPCODES["bitcast"].verify(want, *operands)
     x = operands[0]
-    source, target = written[0].layout, result.layout
+    source = written[0].layout
+    target = result.layout
     if source is not None:
         order = tuple(reversed(source))
         x = instr("transpose", (x,), dimensions=order)
@@ -44,7 +45,8 @@ def bitcast(
 
 def _retyped(x: Instruction, dtype: str) -> Instruction:
     """The row-major bytes of `x` as elements of `dtype`, in any shape."""
-    old, new = DTYPES[x.dtype].bits, DTYPES[dtype].bits
+    old = DTYPES[x.dtype].bits
+    new = DTYPES[dtype].bits
     if old < new:
         ratio = new // old
         x = instr("reshape", (x,), x.shape.with_dims((x.size // ratio, ratio)))

@@ -46,7 +46,8 @@ def parse_literal(scanner: ErrorAt, text: str, shape: Shape, position: int) -> L
 
 def literal_of(scanner: ErrorAt, elements: list[str], shape: Shape, position: int) -> Literal:
     """The literal of element texts in row-major order."""
-    kind, dtype = DTYPES[shape.dtype].kind, shape.dtype
+    kind = DTYPES[shape.dtype].kind
+    dtype = shape.dtype
     convert = {
         "p": _truths,
         "s": _integers,
@@ -117,7 +118,8 @@ def _truths(elements: list[str], dtype: str) -> np.ndarray:
 
 
 def _integers(elements: list[str], dtype: str) -> np.ndarray:
-    bits, signed = DTYPES[dtype].bits, DTYPES[dtype].kind == "s"
+    bits = DTYPES[dtype].bits
+    signed = DTYPES[dtype].kind == "s"
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
     values = []
     for e in elements:

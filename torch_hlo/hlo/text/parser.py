@@ -407,7 +407,8 @@ class _Parser:
 
     def _build_all(self, entry: str) -> None:
         """Build the computations, called ones first, without recursion."""
-        stack, open_ = [entry, *reversed(self.blocks)], set()
+        stack = [entry, *reversed(self.blocks)]
+        open_ = set()
         while stack:
             current = stack[-1]
             if current in self.built:
@@ -444,7 +445,8 @@ class _Parser:
                     raise self.s.error(f"{operand!r} is not defined before its use", position)
                 operands.append(values[operand])
             x = self._instruction(line, operands, [written[n] for n, _ in line.operands])
-            values[line.name], written[line.name] = x, line.shape
+            values[line.name] = x
+            written[line.name] = line.shape
             if x.op == "parameter":
                 if x["index"] in params:
                     raise self.s.error(f"a second parameter {x['index']}", line.position)
@@ -592,7 +594,8 @@ class _Parser:
                     "entry_computation_layout does not match the ENTRY computation",
                     at,
                 )
-            wanted, result = param_shapes, result_shape
+            wanted = param_shapes
+            result = result_shape
         if not any(has_layout(w) for w in (*wanted, result)):
             return c
         swaps = {}

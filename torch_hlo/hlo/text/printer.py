@@ -107,7 +107,8 @@ def shape_text(shape: Shape, layout: bool = False) -> str:
 
 
 def _header(module: Module) -> str:
-    root, params = module.entry.root, module.entry.params
+    root = module.entry.root
+    params = module.entry.params
     parts = [f"HloModule {_identifier(module.name) or 'module'}"]
     if module.aliases:
 
@@ -179,7 +180,9 @@ class _Printer:
     """Prints computations in one style. `names` are the names of computations."""
 
     def __init__(self, style: str, elide: int | None, names: dict[Computation, str]) -> None:
-        self.style, self.elide, self.names = style, elide, names
+        self.style = style
+        self.elide = elide
+        self.names = names
 
     def computation(self, c: Computation, is_entry: bool) -> str:
         head = ("ENTRY " if is_entry else "") + f"%{self.names[c]} "

@@ -59,7 +59,8 @@ def apply(
 ) -> Instruction:
     """Run `kernel` on promoted operands; the result has the shape and dtype PyTorch expects."""
     shape = expected()
-    terms, rest = args[:arity], args[arity:]
+    terms = args[:arity]
+    rest = args[arity:]
     common = promote.result_type(*(t for t in terms if t is not None)) if operands else shape.dtype
     compute = promote.compute_type(common)
     via = common if round_scalars and compute != common else None

@@ -83,7 +83,8 @@ class Out:
     is_result = True
 
     def __init__(self, node: Node, index: int = 0) -> None:
-        self.node, self.index = node, index
+        self.node = node
+        self.index = index
         self.array: Leaf | None = None
         self.place = -1 if node.place < 0 else node.place + index
 

@@ -32,7 +32,8 @@ class Look:
     ordered = True
 
     def __init__(self, function: Callable[..., None], count: int) -> None:
-        self.function, self.count = function, count
+        self.function = function
+        self.count = count
         self._values: list[torch.Tensor] = []
 
     def __call__(self, value: torch.Tensor) -> None:
@@ -108,7 +109,8 @@ class Logged:
     ordered = True
 
     def __init__(self, what: str) -> None:
-        self.what, self.functions = what, list[Check]()
+        self.what = what
+        self.functions = list[Check]()
 
     def number(self, function: Check) -> int:
         if function not in self.functions:

@@ -105,7 +105,8 @@ def result_type(*operands: Operand) -> str:
     ranked: list[str | None] = [None, None, None]
     for x in operands:
         if isinstance(x, Instruction):
-            slot, dtype = (0 if x.dims else 1), x.dtype
+            slot = 0 if x.dims else 1
+            dtype = x.dtype
         else:
             slot, dtype = 2, number_type(x)
         ranked[slot] = dtype if ranked[slot] is None else promote(ranked[slot], dtype)

@@ -75,7 +75,8 @@ class _Forms:
 
 
 _FORMS = _Forms()
-new_form, form_of = _FORMS.new, _FORMS.of
+new_form = _FORMS.new
+form_of = _FORMS.of
 
 
 class Tape:

@@ -200,7 +200,8 @@ class _Reader:
             self.env[n] = value
 
     def call_function(self, n: fx.Node) -> None:
-        value, target = n.meta.get("val"), n.target
+        value = n.meta.get("val")
+        target = n.target
         if target is operator.getitem and not isinstance(value, (torch.SymInt, int)):
             self.env[n] = self.arg(n.args[0])[n.args[1]]
         elif isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
@@ -249,9 +250,11 @@ class _Reader:
         return self.g.tokens
 
     def _write(self, n: fx.Node) -> None:
-        target, source = n.args[0], n.args[1]
+        target = n.args[0]
+        source = n.args[1]
         position = list(self.module.graph.find_nodes(op="placeholder")).index(target)
-        have, want = source.meta["val"], target.meta["val"]
+        have = source.meta["val"]
+        want = target.meta["val"]
         value = self.arg(source)
         if have.dtype != want.dtype:
             value = self._add(

@@ -69,7 +69,8 @@ def _bounded(
     variable = [t for t in terms if not t.is_number]
     if len(variable) != 1 or abs(terms[variable[0]]) != 1:
         return {}
-    term, sign = variable[0], terms[variable[0]]
+    term = variable[0]
+    sign = terms[variable[0]]
     limit = -sum(t * c for t, c in terms.items() if t != term) / sign
     low, high = bounds.get(term, (-sympy.oo, sympy.oo))
     strict = 1 if isinstance(e, (sympy.StrictLessThan, sympy.StrictGreaterThan)) else 0
@@ -191,5 +192,7 @@ def layout_of(value: torch.Tensor) -> Layout:
         dense = dense and strides[d] == step
         step = step * sizes[d]
     if empty:
-        order, repeated, dense = list(range(rank)), (), True
+        order = list(range(rank))
+        repeated = ()
+        dense = True
     return Layout(tuple(order), repeated, dense, strides)

@@ -201,7 +201,9 @@ def while_loop(
     tokens = _token(token, condition, body)
     start = [*map(_value, carried), *map(_entered, tokens)]
     key = [] if seed is None else [_value(seed), _value(offset), promote.constant(0, "s64")]
-    k, n, logs = len(key), len(start), len(tokens)
+    k = len(key)
+    n = len(start)
+    logs = len(tokens)
     more = [*map(_value, additional)]
     # a condition that is looked at gives a token as well, so it is the end of a turn
     judged = bool(_token(None, condition))
@@ -243,7 +245,9 @@ def scan(
 ) -> Instructions:
     tokens = _token(token, combine)
     start, given, fixed = ([_value(x) for x in group] for group in (init, xs, additional))
-    length, count, n = given[0].dims[0], len(given), len(start)
+    length = given[0].dims[0]
+    count = len(given)
+    n = len(start)
     if seed is not None:  # of each turn, a slice like the others
         turns = instr("iota", (), Shape("s64", (length,)), iota_dimension=0)
         given.append(turn_seeds(seed, offset, turns))

@@ -191,8 +191,10 @@ def _lu_loops(a: Instruction) -> tuple[Expr, ...]:
         rows = iota(vector, last)
         size = _size(_column(x, k))
         _, p = arg_extreme(where(rows < k, -1, size), last, True)
-        row_k, row_p = _row(x, k), _row(x, p)
-        i, j = iota(x.dims, last), iota(x.dims, last + 1)
+        row_k = _row(x, k)
+        row_p = _row(x, p)
+        i = iota(x.dims, last)
+        j = iota(x.dims, last + 1)
         x = where(i.eq(k), row_p, where(i.eq(p.spread(x.dims)), row_k, x))
         order = _swapped(order, k, p)
         pivot = _diagonal_value(row_p, j, k, last).spread(x.dims)
@@ -234,7 +236,8 @@ def _diagonal_value(row: Expr, j: Expr, k: Expr, last: int) -> Expr:
 def _swapped(order: Expr, k: Expr, p: Expr) -> Expr:
     """`order` with its elements `k` and `p` (one per row) exchanged."""
     places = iota(order.dims, -1)
-    at_k, at_p = places.eq(k), places.eq(p.spread(order.dims))
+    at_k = places.eq(k)
+    at_p = places.eq(p.spread(order.dims))
     of_k, of_p = (fold(where(at, order, 0), (-1,)).spread(order.dims) for at in (at_k, at_p))
     return where(at_k, of_p, where(at_p, of_k, order))
 
@@ -479,7 +482,8 @@ def _qr_loops(a: Instruction, width: Size) -> tuple[Expr, Expr, Expr]:
         v = x - where(rows.eq(k), target.spread(x.dims), 0)
         size = fold(v * v, (last,))
         v = v / sqrt(where(size.eq(0), 1, size)).spread(v.dims)
-        row, column = v.add_dim(-2), v.add_dim(-1)
+        row = v.add_dim(-2)
+        column = v.add_dim(-1)
         r = r - 2 * matrix_product(column, matrix_product(row, r))
         q = q - 2 * matrix_product(matrix_product(q, column), row)
         return k + 1, q, r
@@ -509,7 +513,8 @@ def householder_product(a: Instruction, tau: Instruction) -> Instruction:
         column = Expr(select_dim(a, -1, k))
         v = where(rows.eq(k), 1, where(rows < k, 0, column))
         scale = Expr(select_dim(tau, -1, k)).spread(q.dims)
-        row, column = conjugate(v.add_dim(-2)), v.add_dim(-1)
+        row = conjugate(v.add_dim(-2))
+        column = v.add_dim(-1)
         q = q - scale * matrix_product(column, matrix_product(row, q))
     return q.x
 

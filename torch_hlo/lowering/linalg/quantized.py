@@ -86,7 +86,11 @@ def scaled_mm(
 
 
 # members of torch.nn.functional.ScalingType; how many numbers along k share a scale of blocks
-_ONE, _ROWS, _MX, _LINES, _SQUARES = 0, 1, 3, 4, 5
+_ONE = 0
+_ROWS = 1
+_MX = 3
+_LINES = 4
+_SQUARES = 5
 _SHARED = {_MX: 32, _LINES: 128, _SQUARES: 128}
 
 
@@ -130,10 +134,12 @@ def _is_scaled_by_recipe(a: Tensor, b: Tensor, *rest: Any) -> bool:
 
 def _of_blocks(x: Instruction, scale: Instruction, recipe: int) -> Instruction:
     """x [rows, k] in f32, times the scales of its blocks."""
-    (rows, k), each = x.shape.sizes, _SHARED[recipe]
+    rows, k = x.shape.sizes
+    each = _SHARED[recipe]
     blocks = k // each
     if recipe == _MX:  # tiles of 128 x 4 scales, in which a line has those of rows 32 apart
-        tall, wide = _up(rows, 128), _up(blocks, 4)
+        tall = _up(rows, 128)
+        wide = _up(blocks, 4)
         scale = reshape(scale, (tall // 128, wide // 4, 32, 4, 4))
         scale = reshape(permute(scale, (0, 3, 2, 1, 4)), (tall, wide))
         scale = slice_dim(slice_dim(scale, 0, 0, rows), 1, 0, blocks)
@@ -197,7 +203,8 @@ def convert_weight_to_int4pack(w: Instruction, inner: int) -> Instruction:
 
 @guard(aten._weight_int4pack_mm_for_cpu)
 def _has_groups(x: Tensor, packed: Tensor, group: int, scales: Tensor) -> bool:
-    n, k = packed.shape[0], x.shape[-1]
+    n = packed.shape[0]
+    k = x.shape[-1]
     return (
         x.dim() == packed.dim() == 2
         and packed.shape[1] * 2 == k
@@ -213,7 +220,9 @@ def _of_groups(
 ) -> list[Instruction]:
     """f32[m, k], sums of its groups f32[m, groups], u8[blocks, k, half], [groups, n, 2] -> f32[m,
     n]. Each group's sum of products is scaled."""
-    (m, groups), (blocks, k, half), n = sums.shape.dims, w.shape.dims, scales.shape.dims[1]
+    m, groups = sums.shape.dims
+    blocks, k, half = w.shape.dims
+    n = scales.shape.dims[1]
     code = Expr(reshape(w, (blocks, groups, k // groups, half))).cast("s32")
     rows = reshape(x, (m, groups, k // groups))
     halves = [
@@ -235,7 +244,8 @@ def weight_int4pack_mm(
 ) -> Instruction:
     """x [m, k] times w [n, k], of which each group along k has the values (q - 8) * scale +
     zero."""
-    (m, k), n = x.shape.dims, packed.shape.sizes[0]
+    m, k = x.shape.dims
+    n = packed.shape.sizes[0]
     x, first, found = promote.cast(x, "f32"), 0, []
     sums = reduce(reshape(x, (m, k // group, group)), (2,))
     for rows, blocks, apart in _blocks(n):

@@ -53,7 +53,8 @@ def _product(a: Expr | Instruction, b: Expr | Instruction, lhs: int, rhs: int) -
 
 def _match_heads(x: Instruction, query: Instruction) -> Instruction:
     """Grouped-query attention: repeat each key/value head for its group of query heads."""
-    heads, wanted = x.dims[-3], query.dims[-3]
+    heads = x.dims[-3]
+    wanted = query.dims[-3]
     if x.rank < 3 or heads == wanted:
         return x
     *batch, _, length, size = x.dims
@@ -181,7 +182,8 @@ def attention(
         value: Instruction,
         *more: Any,
     ) -> list[Instruction]:
-        k, v = _match_heads(key, query), _match_heads(value, query)
+        k = _match_heads(key, query)
+        v = _match_heads(value, query)
         s = _scores(query, k, None if bias is None else more[0], is_causal, scale)
         last = (-1,)
         top = fold(s, last, "maximum")
@@ -299,6 +301,7 @@ class _Gradients:
         *rest: Instruction,
     ) -> list[Instruction]:
         """For compilers without a kernel for heads that share keys."""
-        k, v = _match_heads(key, query), _match_heads(value, query)
+        k = _match_heads(key, query)
+        v = _match_heads(value, query)
         dq, dk, dv, *more = self.of(grad, query, k, v, *rest)
         return [dq, _ungroup(Expr(dk), key).x, _ungroup(Expr(dv), value).x, *more]

@@ -71,7 +71,8 @@ def _marked(
 
 def _flat(x: Instruction, kept: int) -> Instruction:
     """`x` with one batch dimension, as its products have it: views around a call would stay."""
-    batch, rest = x.dims[:-kept], x.dims[-kept:]
+    batch = x.dims[:-kept]
+    rest = x.dims[-kept:]
     return reshape(x, (product(batch), *rest))
 
 

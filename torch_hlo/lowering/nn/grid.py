@@ -36,7 +36,9 @@ from ..core import (
 from ..reduction.reduce import fold, result
 
 LINEAR, NEAREST, CUBIC = 0, 1, 2
-ZEROS, BORDER, REFLECTION = 0, 1, 2
+ZEROS = 0
+BORDER = 1
+REFLECTION = 2
 Tap = tuple[Expr, Expr, Expr]  # position (float), weight, derivative of the weight
 
 

@@ -98,9 +98,11 @@ def _nll_forward(
     loss = where(w.eq(0), 0, -picked * w) if weight is None else -picked * w
     every = range(loss.rank)
     if reduction == 0:
-        out, total = loss, Expr(promote.constant(0, value.dtype))
+        out = loss
+        total = Expr(promote.constant(0, value.dtype))
     else:
-        out, total = fold(loss, every), fold(w, every)
+        out = fold(loss, every)
+        total = fold(w, every)
         out = out / total if reduction == MEAN else out
     return result(out), result(total, 1)
 
@@ -314,7 +316,8 @@ def multilabel_margin_loss_forward(
 def multilabel_margin_loss_backward(
     grad: Instruction, x: Instruction, target: Instruction, reduction: int, is_target: Instruction
 ) -> Instruction:
-    rows, g = _Labels(x, target), compute(grad)
+    rows = _Labels(x, target)
+    g = compute(grad)
     value = rows.value
     step = (rows.counts & (rows.margin > 0)).cast(value.dtype) / count(value, (1,))
     pull = fold(step, (2,)).spread(rows.dims)

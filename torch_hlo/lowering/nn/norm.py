@@ -86,7 +86,8 @@ def native_layer_norm_backward(
     bias: Instruction | None,
     mask: Sequence[bool],
 ) -> Results:
-    value, g = compute(x), compute(grad)
+    value = compute(x)
+    g = compute(grad)
     dims = _normalised_dims(value, normalized_shape)
     outer = tuple(range(dims[0] if dims else value.rank))
     mean, rstd = value.like(mean), value.like(rstd)
@@ -136,7 +137,8 @@ def fused_rms_norm_backward(
     weight: Instruction | None,
     mask: Sequence[bool],
 ) -> Results:
-    value, g = compute(x), compute(grad)
+    value = compute(x)
+    g = compute(grad)
     dims = _normalised_dims(value, normalized_shape)
     rstd = value.like(rstd)
     normal = value * rstd
@@ -256,15 +258,18 @@ def native_batch_norm_backward(
     eps: float,
     mask: Sequence[bool],
 ) -> Results:
-    value, g = compute(x), compute(grad)
+    value = compute(x)
+    g = compute(grad)
     dims = _all_but_channel(value)
     if train:
-        mean, rstd = compute(save_mean), compute(save_invstd)
+        mean = compute(save_mean)
+        rstd = compute(save_invstd)
     else:
         mean = compute(running_mean)
         rstd = rsqrt(compute(running_var) + eps)
     normal = (value - _channel(mean, value)) * _channel(rstd, value)
-    products, sums = fold(g * normal, dims), fold(g, dims)
+    products = fold(g * normal, dims)
+    sums = fold(g, dims)
     dx = None
     # weights are the same for all that is summed: the gradients of weight and bias are the sums
     # that dx needs
@@ -364,7 +369,8 @@ def native_group_norm_backward(
     group: int,
     mask: Sequence[bool],
 ) -> Results:
-    value, g = compute(x), compute(grad)
+    value = compute(x)
+    g = compute(grad)
     images, channels = value.dims[:2]
     size = count(value, _spatial(value)) * (channels // group)
     mean, rstd = (
@@ -415,7 +421,8 @@ def weight_norm_backward(
     dim: int,
 ) -> Results:
     """(gradient of v, gradient of g)."""
-    value, dw = compute(v), compute(grad)
+    value = compute(v)
+    dw = compute(grad)
     others = _but(dim, value.rank)
     scale = _like(g, value)
     norm = Expr(reshape(norms, (value.dims[dim],))).cast(value.dtype)

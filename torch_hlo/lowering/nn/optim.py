@@ -142,7 +142,8 @@ def amp_unscale(
     inv_scale: Instruction,
 ) -> tuple[list[Instruction], Instruction]:
     """([gradients * inv_scale], found_inf, or 1 if any gradient was infinite or nan)."""
-    new, flag = [], scalar(found_inf, found_inf.dtype)
+    new = []
+    flag = scalar(found_inf, found_inf.dtype)
     for grad in grads:
         g = compute(grad)
         bad = fold(~(absolute(g) < math.inf), range(grad.rank), "or")
@@ -319,7 +320,9 @@ def fused_sgd(
 ) -> tuple[list[Instruction], list[Instruction], list[Instruction]]:
     s = Scalars(weight_decay=weight_decay, momentum=momentum, lr=lr, dampening=dampening)
     scaling = _Scaling(maximize, grad_scale, found_inf)
-    new_params, new_grads, new_momenta = [], [], []
+    new_params = []
+    new_grads = []
+    new_momenta = []
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
         p = compute(param)
         written, g = scaling.ready(grad)
@@ -357,7 +360,9 @@ def fused_adagrad(
 ) -> tuple[list[Instruction], ...]:
     s = Scalars(lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps)
     scaling = _Scaling(maximize, grad_scale, found_inf)
-    new_params, new_grads, new_sums = [], [], []
+    new_params = []
+    new_grads = []
+    new_sums = []
     for param, grad, total, step in zip(params, grads, sums, steps, strict=True):
         p = compute(param)
         written, g = scaling.ready(grad)

@@ -212,7 +212,8 @@ def avg_pool_backward(
 def _repeated(x: Instruction, times: Sequence[Size], sizes: Sequence[Size]) -> Instruction:
     """Every element of the last dimensions of `x` so many times, with zeros up to `sizes` or cut
     there."""
-    lead, n = x.dims[: -len(times)], len(times)
+    lead = x.dims[: -len(times)]
+    n = len(times)
     spread = [v for d, t in zip(x.dims[-n:], times, strict=True) for v in (d, t)]
     kept = [*range(len(lead)), *range(len(lead), len(lead) + 2 * n, 2)]
     found = reshape(
@@ -236,7 +237,8 @@ def max_pool_with_indices(
     n = _pooled(x, kernel)
     w = _Windows.of(n, kernel, stride, padding, dilation)
     shape = expected()
-    sizes, outs = x.dims[-n:], shape.dims[-n:]
+    sizes = x.dims[-n:]
+    outs = shape.dims[-n:]
     lead = x.rank - n
     needs = w.needs(outs)
     low = lowest(x.dtype)
@@ -407,7 +409,8 @@ def _apply_weights(x: Instruction, n: int, dims: Sequence[Size], backward: bool)
         )
         return finish(Expr(found) / math.prod(times))
     for d in range(len(dims) - n, len(dims)):
-        have, want = value.dims[d], dims[d]
+        have = value.dims[d]
+        want = dims[d]
         if have == want:
             continue
         small, large = (have, want) if backward else (want, have)

@@ -117,8 +117,10 @@ def _gru(
     hidden: Sequence[Expr],
     state: Sequence[Expr],
 ) -> tuple[list[Expr], ...]:
-    (ir, iz, ia), (hr, hz, hn) = inputs, hidden
-    r, z = logistic(ir + hr), logistic(iz + hz)
+    ir, iz, ia = inputs
+    hr, hz, hn = hidden
+    r = logistic(ir + hr)
+    z = logistic(iz + hz)
     n = tanh(ia + r * hn)
     (h,) = state
     return [n + z * (h - n)], [r, z, n, h, hn]
@@ -193,7 +195,8 @@ def _meta(
     params: Sequence[Tensor],
     lengths: Tensor | None,
 ) -> list[Tensor]:
-    (length, batch, _), hidden = x.shape, state[0].shape[2]
+    length, batch, _ = x.shape
+    hidden = state[0].shape[2]
     layers = len(layers_of(params, bidirectional, has_biases))
     directions = 1 + bidirectional
     outputs = [
@@ -335,7 +338,8 @@ def _recurrence(
     """(output, last state, what backward wants) of one direction from the inputs' `gates` [time,
     batch, gates * hidden]."""
     dtype = gates.dtype
-    batch, hidden_size = gates.dims[1], weight.dims[1]
+    batch = gates.dims[1]
+    hidden_size = weight.dims[1]
     few = (
         isinstance(batch, int)
         and isinstance(hidden_size, int)
@@ -429,7 +433,9 @@ def recurrent_backward(
     d_state: list[tuple] = []  # per layer and direction, like d_params: layers are met last first
     d_params: list[Instruction | None] = []
     for number in reversed(range(len(layers))):
-        d_input, d_layer, d_first = None, [], []
+        d_input = None
+        d_layer = []
+        d_first = []
         for direction, weights in enumerate(layers[number]):
             n = number * width + direction
             d_gates, d_hidden, first = _recurrence_backward(
@@ -490,7 +496,8 @@ def _recurrence_backward(
 ) -> tuple[Instruction, Instruction, list]:
     """Gradients of (the inputs' gates, the hidden state's gates, the first state) of one
     direction."""
-    dtype, length = output.dtype, output.dims[0]
+    dtype = output.dtype
+    length = output.dims[0]
     carry = [
         promote.full(0, dtype, s.dims) if g is None else g
         for g, s in zip(grad_state, state, strict=True)
@@ -534,7 +541,8 @@ def _before(
     width: int,
 ) -> Instruction:
     """The hidden state before every time step."""
-    out, length = _part(output, direction, width), output.dims[0]
+    out = _part(output, direction, width)
+    length = output.dims[0]
     ends = (1, length) if direction else (0, length - 1)
     previous = [slice_dim(state, 0, n, n + 1), slice_dim(out, 0, *ends)]
     return concatenate(previous[::-1] if direction else previous, 0)

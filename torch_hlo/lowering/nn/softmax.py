@@ -67,7 +67,8 @@ def softmax_backward(
     dim: int,
     input_dtype: torch.dtype,
 ) -> Instruction:
-    g, y = compute(grad), compute(output)
+    g = compute(grad)
+    y = compute(output)
     product = g * y
     return finish(product - y * keep(fold(product, (dim,)), y.dims, (dim,)))
 
@@ -79,5 +80,6 @@ def log_softmax_backward(
     dim: int,
     input_dtype: torch.dtype,
 ) -> Instruction:
-    g, y = compute(grad), compute(output)
+    g = compute(grad)
+    y = compute(output)
     return finish(g - exp(y) * keep(fold(g, (dim,)), y.dims, (dim,)))

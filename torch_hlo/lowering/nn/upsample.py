@@ -107,7 +107,9 @@ def _cubic_far(t: Expr, a: float) -> Expr:
 def cubic(a: Axis) -> list[Tap]:
     source = a.source
     base = floor(source)
-    t, first, slope = source - base, base.cast("s64"), -0.75
+    t = source - base
+    first = base.cast("s64")
+    slope = -0.75
     weights = [
         _cubic_far(t + 1, slope),
         _cubic_near(t, slope),
@@ -131,7 +133,9 @@ def antialiased(kernel: Callable, reach: float) -> Callable:
     weights."""
 
     def taps(a: Axis) -> list[Tap]:
-        size, out, scale = a.size, a.out, a.scale
+        size = a.size
+        out = a.out
+        scale = a.scale
         if not isinstance(size, int) or not isinstance(out, int) or isinstance(scale, Weak):
             raise LoweringError("antialiased resampling needs known sizes and scales")
         ratio = (

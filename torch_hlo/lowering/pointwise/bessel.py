@@ -60,7 +60,8 @@ def _tail(fn: Callable, first: float = 8) -> Callable:
     return of_inverse
 
 
-_I0E_TAIL, _I1E_TAIL = _tail(special.i0e), _tail(special.i1e)
+_I0E_TAIL = _tail(special.i0e)
+_I1E_TAIL = _tail(special.i1e)
 
 
 def _by_x(fn: Callable) -> Callable:
@@ -73,7 +74,8 @@ def _by_x(fn: Callable) -> Callable:
     return slope
 
 
-_I1E, _J1 = _by_x(special.i1e), _by_x(special.bessel_j1)
+_I1E = _by_x(special.i1e)
+_J1 = _by_x(special.bessel_j1)
 
 
 def _scaled_first_kind(x: Expr, fn: Callable, tail: Callable) -> Expr:

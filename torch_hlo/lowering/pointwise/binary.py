@@ -156,7 +156,8 @@ def atan2_(y: Expr, x: Expr) -> Expr:
 @pointwise(aten.hypot, arity=2)
 def hypot(x: Expr, y: Expr) -> Expr:
     a, b = absolute(x), absolute(y)
-    large, small = maximum(a, b), minimum(a, b)
+    large = maximum(a, b)
+    small = minimum(a, b)
     ratio = small / where(large.eq(0), 1, large)
     value = large * sqrt(1 + ratio * ratio)
     infinite = a.eq(math.inf) | b.eq(math.inf)
@@ -201,7 +202,9 @@ def integer_power(x: Expr, y: Expr) -> Expr:
     """Square and multiply with wrap-around; a negative exponent gives 0 except for bases 1 and
     -1."""
     bits = promote.DTYPES[x.dtype].bits
-    result, square, left = x.like(1), x, y
+    result = x.like(1)
+    square = x
+    left = y
     # Beyond 63 only 0, 1, -1 and even bases (that wrap to 0) have a short answer; odd ones need
     # every bit.
     for i in range(6 if bits <= 8 else min(bits, 63)):
@@ -259,7 +262,8 @@ def xlog1py(x: Expr, y: Expr) -> Expr:
 def logaddexp(x: Expr, y: Expr) -> Expr:
     if is_complex(x):
         first = real(x) > real(y)
-        high, low = where(first, x, y), where(first, y, x)
+        high = where(first, x, y)
+        low = where(first, y, x)
         return high + log(exp(low - high) + 1)
     top = maximum(x, y)
     same = x.eq(y)

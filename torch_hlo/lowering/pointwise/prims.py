@@ -13,7 +13,8 @@ from . import binary, pointwise, special
 
 SHARED = (binary, pointwise, special)  # prims share their lowerings
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
+prims = torch.ops.prims
 
 _SAME = """
     abs acos acosh asin asinh atan atanh cos cosh bitwise_not ceil digamma erf erfc exp expm1

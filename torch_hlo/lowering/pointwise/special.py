@@ -311,7 +311,8 @@ def _gamma_fraction(a: Expr, x: Expr, one: Expr, tiny: float) -> Expr:
         x, y, z, c, pkm2, qkm2, pkm1, qkm1, answer, _ = state
         c, y, z = c + 1, y + 1, z + 2
         yc = y * c
-        pk, qk = pkm1 * z - pkm2 * yc, qkm1 * z - qkm2 * yc
+        pk = pkm1 * z - pkm2 * yc
+        qk = qkm1 * z - qkm2 * yc
         value = where(qk.ne(0), pk / where(qk.ne(0), qk, 1), answer)
         change = where(qk.ne(0), absolute((answer - value) / value), 1)
         shrink = where(absolute(pk) > big, pk.like(small), 1)

@@ -370,7 +370,8 @@ def rrelu_with_noise(
 ) -> tuple[Instruction, Instruction]:
     """(result, slopes): random slopes for negative elements when training."""
     value = compute(x)
-    low, high = value.like(lower), value.like(upper)
+    low = value.like(lower)
+    high = value.like(upper)
     if not training:
         return (
             where(value < 0, value * ((low + high) * 0.5), value).cast(x.dtype).x,

@@ -43,7 +43,8 @@ def threefry(
 ) -> tuple[Expr, Expr]:
     """Threefry-2x32 of Salmon et al. 2011, on u32."""
     keys = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
-    x, y = counter[0] + keys[0], counter[1] + keys[1]
+    x = counter[0] + keys[0]
+    y = counter[1] + keys[1]
     for i in range(rounds):
         x = x + y
         turn = _ROTATIONS[i % 8]

@@ -162,7 +162,8 @@ def _spaced(first: Expr, last: Expr) -> Expr:
         high = _fused(-step, back, last)
     else:  # in f64 the product of two f32 numbers is exact
         step, index, back, first, last = (x.cast("f64") for x in (step, index, back, first, last))
-        low, high = first + step * index, last - step * back
+        low = first + step * index
+        high = last - step * back
     return where(_first_half(low.dims), low, high).cast(dtype)
 
 

@@ -66,8 +66,10 @@ def _pad_by(positions: Callable[..., Any]) -> Callable[..., Any]:
 
 def _part(g: Instruction, d: int, start: Size, size: Size) -> Instruction:
     """`size` elements of dimension `d`."""
-    starts, limits = [0] * g.rank, list(g.dims)
-    starts[d], limits[d] = start, start + size
+    starts = [0] * g.rank
+    limits = list(g.dims)
+    starts[d] = start
+    limits[d] = start + size
     return build.slice_(g, starts, limits)
 
 
@@ -111,7 +113,8 @@ def _backward_by(positions: Callable[..., Any], borders: Callable[..., Any]) -> 
         shape = expected()
         g = promote.cast(grad, promote.compute_type(shape.dtype))
         for d, low, high in _padded_dims(padding):
-            size, axis = shape.dims[d], g.rank + d
+            size = shape.dims[d]
+            axis = g.rank + d
             if all(isinstance(n, int) and n >= 0 for n in (size, low, high)):
                 g = reduce(build.add, borders(g, axis, size, low, high), _part(g, axis, low, size))
                 continue

@@ -234,7 +234,8 @@ def slice_scatter(
     step: Size = 1,
 ) -> Instruction:
     dim = axis(dim, x.rank)
-    size, count = x.dims[dim], src.dims[dim]
+    size = x.dims[dim]
+    count = src.dims[dim]
     src = promote.cast(src, x.dtype)
     start, stop = _range(size, start, count, step)
     if src.dims == x.dims:
@@ -384,7 +385,8 @@ def view_dtype(x: Instruction, dtype: torch.dtype) -> Instruction:
 
 
 def _bits(x: Instruction, shape: Shape) -> Instruction:
-    old, new = DTYPES[x.dtype].bits, DTYPES[shape.dtype].bits
+    old = DTYPES[x.dtype].bits
+    new = DTYPES[shape.dtype].bits
     if old < new:
         x = reshape(x, (*shape.dims, new // old))
         return instr("bitcast-convert", (x,), shape)
