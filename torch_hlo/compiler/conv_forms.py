@@ -40,7 +40,7 @@ def is_planar(x: Instruction) -> bool:
         len(window) in (1, 2)
         and x["dim_labels"] == f"bf{digits}_oi{digits}->bf{digits}"
         and x["batch_group_count"] == 1
-        and all(o.shape.is_static and o.dtype == x.dtype and o.size for o in (*x.operands, x))
+        and all(o.is_static and o.dtype == x.dtype and o.size for o in (*x.operands, x))
         and x.dtype in ("f32", "f64")
         and x.operand.dims[1] == channels
         and all(w.base_dilation == 1 for w in window)

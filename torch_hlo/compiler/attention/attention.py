@@ -208,7 +208,7 @@ def known_attention(x: Instruction) -> Attention[Size]:
 def _have_kernels(x: Instruction, inputs: int) -> bool:
     """Whether kernels compute with the types of the first operands and of the results."""
     return all(o.dtype in FLOATS for o in x.operands[:inputs]) and all(
-        s.dtype == "f32" or s.dtype in FLOATS and x.op == "fusion" for s in x.shape.elements
+        s.dtype == "f32" or s.dtype in FLOATS and x.op == "fusion" for s in x.elements
     )
 
 

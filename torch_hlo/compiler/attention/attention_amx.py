@@ -12,7 +12,7 @@ import math as numbers
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from torch_hlo.hlo.ir import Size, ceildiv
+from torch_hlo.hlo.ir import Size, ceildiv, round_up
 
 from ..codegen import Program, load_real, store
 from ..llvm import Int, float_constant, math
@@ -36,7 +36,7 @@ def _block_columns(a: Attention[Size], t: Tile) -> int:
     if not isinstance(a.columns, int):
         return COLUMNS
     blocks = max(1, round(a.columns / COLUMNS))
-    return ceildiv(ceildiv(a.columns, blocks), t.lanes) * t.lanes
+    return round_up(ceildiv(a.columns, blocks), t.lanes)
 
 
 class _Tiles(AttentionKernel):

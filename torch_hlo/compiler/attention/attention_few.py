@@ -7,7 +7,7 @@ two."""
 
 import math as numbers
 
-from torch_hlo.hlo.ir import Size, ceildiv
+from torch_hlo.hlo.ir import Size, round_up
 
 from ..codegen import load_real
 from ..llvm import Int, math
@@ -44,7 +44,7 @@ class Forward(AttentionKernel):
         lanes = self.t.lanes
         number = f.mul(head, self.rows)
         keys = f.mul(f.div(head, a.group), a.columns)
-        self.depth, self.wide = (ceildiv(n, lanes) * lanes for n in (a.size, a.width))
+        self.depth, self.wide = (round_up(n, lanes) for n in (a.size, a.width))
         self.q, self.ot = (
             self.floats(self.rows * self.depth),
             self.floats(self.rows * self.wide),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Dim, Instruction, Size, ceildiv
+from torch_hlo.hlo.ir import Dim, Instruction, Size, ceildiv, round_up
 
 from ..codegen import Program, Writer, load_real
 from ..llvm import Int, Typed, item_parameters, math
@@ -75,7 +75,7 @@ def block_of(rows: Size, most: int, step: int) -> int:
     limit = max(most // step, 1) * step
     if not isinstance(rows, int):
         return limit
-    return ceildiv(ceildiv(rows, ceildiv(rows, limit)), step) * step
+    return round_up(ceildiv(rows, ceildiv(rows, limit)), step)
 
 
 @frozen
@@ -191,7 +191,7 @@ class AttentionKernel:
         small as 2 MB."""
         name = self.f.fresh("s")
         self.heap.append(f"  {name} = getelementptr i8, ptr %heap, i64 {self.heap_bytes - 64}")
-        self.heap_bytes += ceildiv(nbytes, 64) * 64
+        self.heap_bytes += round_up(nbytes, 64)
         return name
 
     def floats(self, count: int) -> str:

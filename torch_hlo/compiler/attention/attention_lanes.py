@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torch_hlo.hlo.ir import Size, ceildiv
+from torch_hlo.hlo.ir import Size, round_up
 
 from ..codegen import Program, Writer, load_real
 from ..llvm import Int
@@ -277,7 +277,7 @@ class LaneKernel(AttentionKernel):
 
     def transposed_bytes(self, width: int) -> int:
         """Of a group's matrix [width][group], with what `gather` reads past its end."""
-        return ceildiv(width, self.lanes) * self.lanes * self.group
+        return round_up(width, self.lanes) * self.group
 
     # -- blocks of keys
     @contextmanager

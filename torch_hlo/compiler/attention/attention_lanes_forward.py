@@ -47,8 +47,7 @@ class Forward(LaneScores):
         a = self.a
         group = self.group
         blocks = f.ceildiv(a.rows, self.queries)
-        head = f.div(item, blocks)
-        block = f.rem(item, blocks)
+        head, block = f.divmod(item, blocks)
         first = f.mul(block, self.queries)
         count = f.min(self.queries, f.sub(a.rows, first))
         number = f.mul(head, a.rows)

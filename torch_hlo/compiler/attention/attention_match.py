@@ -86,7 +86,7 @@ def _inlined(x: Instruction, reads: Users) -> Replacements:
     if not marked_weights(x):
         return {}
     found = inline(x["to_apply"], x.operands)
-    return {u: found.operands[u["index"]] for u in reads[x]} if x.shape.is_tuple else {x: found}
+    return {u: found.operands[u["index"]] for u in reads[x]} if x.is_tuple else {x: found}
 
 
 def _with_separate_sums(c: Computation) -> Computation:
@@ -296,10 +296,7 @@ class _Attention:
                         and y not in self.s.inside
                     ]
                 elif (
-                    u not in seen
-                    and not u.shape.is_tuple
-                    and u.dims[-2:] == last
-                    and u.op in ELEMENTWISE
+                    u not in seen and not u.is_tuple and u.dims[-2:] == last and u.op in ELEMENTWISE
                 ):
                     seen.add(u)
                     stack.append(u)

@@ -50,7 +50,7 @@ def emit_attention(program: Program, x: Instruction) -> None:
         ("attention", a, arrays, t), lambda: kernel(program, a, arrays, t).define()
     )
     places = [program.place(o) for o in x.operands] + [
-        program.place(x, i) for i in range(len(x.shape.elements))
+        program.place(x, i) for i in range(len(x.elements))
     ]
     if not program.target.threads:  # one range of items at a time: its memory can be the program's
         places.append(program.scratch(heap_bytes))

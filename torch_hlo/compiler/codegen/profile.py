@@ -178,7 +178,7 @@ def _inner(x: Instruction) -> list[Instruction]:
 def _elements(x: Instruction) -> Size:
     if x.op in ("reduce", "reduce-window", "sort", "scatter"):
         return x.operands[0 if x.op != "scatter" else 2].size
-    return 0 if x.shape.is_tuple else x.size
+    return 0 if x.is_tuple else x.size
 
 
 def matrix_flops(x: Instruction) -> Size:
@@ -211,7 +211,7 @@ def traffic(x: Instruction) -> Size:
         return total + sum((_written(r) for r in body.results), start=0)
     return (
         sum(
-            (o.nbytes for o in dict.fromkeys(x.operands) if not o.shape.is_tuple),
+            (o.nbytes for o in dict.fromkeys(x.operands) if not o.is_tuple),
             start=0,
         )
         + x.shape.nbytes

@@ -61,7 +61,7 @@ def _combined(c: Computation, threshold: int) -> Computation:
         bits = 0
         for o in x.operands:
             bits |= needs[o]
-        if x.op in COMBINED and len(x.operands) == 1 and x.operand.shape.is_static:
+        if x.op in COMBINED and len(x.operands) == 1 and x.operand.is_static:
             same = tuple(
                 (k, v)
                 for k, v in x.attrs

@@ -35,7 +35,7 @@ def _hoisted(loop: Instruction) -> Instruction:
     body = loop["body"]
     condition = loop["condition"]
     (state,) = loop.operands
-    if body.root.op != "tuple" or not state.shape.is_tuple:
+    if body.root.op != "tuple" or not state.is_tuple:
         return loop
     (param,) = body.params
     kept = {
@@ -65,7 +65,7 @@ def _hoisted(loop: Instruction) -> Instruction:
     outside: Replacements = {o: h.get_tuple_element(state, o["index"]) for o in kept}
     for x in postorder(found, known=kept):
         outside[x] = x if not x.operands else replace(x, [outside[o] for o in x.operands])
-    count = len(state.shape.elements)
+    count = len(state.elements)
     more = [outside[x] for x in found]
     whole = h.tuple_(*(h.get_tuple_element(state, i) for i in range(count)), *more)
 
@@ -77,10 +77,8 @@ def _widened(c: Computation, found: list[Instruction], roots: bool) -> Computati
     """The condition or body of the loop with what was `found` at the end of its state. `roots`: the
     body, which reads it and hands it on."""
     (old,) = c.params
-    count = len(old.shape.elements)
-    new_param = h.parameter(
-        old["index"], tuple_shape(*old.shape.elements, *(x.shape for x in found))
-    )
+    count = len(old.elements)
+    new_param = h.parameter(old["index"], tuple_shape(*old.elements, *(x.shape for x in found)))
     new: Replacements = {old: h.tuple_(*(h.get_tuple_element(new_param, i) for i in range(count)))}
     if roots:
         new.update((x, h.get_tuple_element(new_param, count + k)) for k, x in enumerate(found))

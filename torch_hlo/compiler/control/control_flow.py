@@ -70,7 +70,7 @@ def _factors(x: Instruction, state: Places) -> list[Place]:
         for k, y in enumerate(body.root.operands)
         if y.op == "get-tuple-element" and y.operands == body.params and y["index"] == k
     ]
-    shapes = x.shape.elements
+    shapes = x.elements
     matrices = ((k, place) for k, place in enumerate(state) if isinstance(place, Place))
     return [
         place

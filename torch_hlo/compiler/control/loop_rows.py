@@ -83,7 +83,7 @@ def _cut(x: Instruction, cores: int, near: int, read: set[int]) -> Instruction:
     if (
         body.root.op != "tuple"
         or x.get("independent")
-        or not all(e.is_static and not e.is_tuple for e in state.shape.elements)
+        or not all(e.is_static and not e.is_tuple for e in state.elements)
     ):
         return x
     order = body.instructions()
@@ -121,7 +121,7 @@ def _seeds(order: list[Instruction]) -> Iterator[tuple[Instruction, int]]:
 def _elements(c: Computation) -> list[Instruction]:
     return [
         instr("get-tuple-element", (c.params[0],), index=k)
-        for k in range(len(c.params[0].shape.elements))
+        for k in range(len(c.params[0].elements))
     ]
 
 
@@ -258,7 +258,7 @@ class _Cutter:
         x = self.x
         count = len(self.elements)
         state = x.operand
-        param = h.parameter(0, tuple_shape(Shape("s64"), *state.shape.elements))
+        param = h.parameter(0, tuple_shape(Shape("s64"), *state.elements))
         turn, *given = (h.get_tuple_element(param, k) for k in range(count + 1))
         first = h.multiply(turn, h.constant(self.each, "s64"))
         begin = [

@@ -24,6 +24,7 @@ from torch_hlo.hlo.ir import (
     ceildiv,
     fixed,
     product,
+    round_up,
     row_major_strides,
 )
 
@@ -73,7 +74,7 @@ def gather(name: str) -> Function:
     each 64 bytes, at to + STEP_BYTES * step; row r of tap t begins at P[t][r]."""
     params = "ptr P, i64 first, i64 count, i64 chunks, i64 channels, ptr to"
     f = Function(name, params, attrs="noinline #0")
-    chunk = f.div("%first", "%chunks"), f.rem("%first", "%chunks")
+    chunk = f.divmod("%first", "%chunks")
     start = [("i64", str(v)) for v in chunk]
     with f.loop(0, "%count", carry=start, known_nonempty=True) as step:
         tap, chunk = step.vars
@@ -231,8 +232,8 @@ def is_amx(program: Program, x: Instruction) -> bool:
         program.target.has("amx-bf16")
         and [o.dtype for o in x.operands] == ["bf16", "bf16"]
         and is_channels_last(x)
-        and x.shape.is_static
-        and all(o.shape.is_static for o in x.operands)
+        and x.is_static
+        and all(o.is_static for o in x.operands)
         and x["feature_group_count"] * x["batch_group_count"] == 1
         and static_dims(x)[-1] > 1
         and static_dims(x.operand)[-1]
@@ -288,7 +289,7 @@ def _emit(
     steps = taps * chunks
     packed = _packed_kernel(program, x, taps, channels, chunks * BLOCK)
     blocks_n = ceildiv(features, AMX_COLUMNS)
-    columns_each = ceildiv(ceildiv(features, blocks_n), BLOCK) * BLOCK
+    columns_each = round_up(ceildiv(features, blocks_n), BLOCK)
     blocks_n = ceildiv(features, columns_each)
     tiles = ceildiv(pixels, BLOCK)
     wanted = ceildiv(ITEMS_PER_CORE * program.target.cores, blocks_n)
@@ -334,7 +335,7 @@ def _packed_kernel(program: Program, x: Instruction, taps: int, channels: int, d
     name = engine.prepack(1)
     for each, text in engine.functions.items():
         program.function(each, text)
-    wide = ceildiv(features, BLOCK) * BLOCK if taps > 1 else features
+    wide = round_up(features, BLOCK) if taps > 1 else features
     lane_step, k_step = (1, wide) if along else (k, 1)
     with program.rebound():
         if along and taps == 1:

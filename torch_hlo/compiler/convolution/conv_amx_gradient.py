@@ -25,6 +25,7 @@ from torch_hlo.hlo.ir import (
     ceildiv,
     fixed,
     product,
+    round_up,
     row_major_strides,
 )
 
@@ -113,8 +114,8 @@ def is_amx_gradient(program: Program, x: Instruction) -> bool:
         and x["dim_labels"] in labels
         and program.target.has("amx-bf16")
         and x.dtype == "f32"
-        and x.shape.is_static
-        and all(o.dtype == "bf16" and o.shape.is_static for o in x.operands)
+        and x.is_static
+        and all(o.dtype == "bf16" and o.is_static for o in x.operands)
         and x["feature_group_count"] * x["batch_group_count"] == 1
         and all(w.base_dilation == 1 and not (w.reversal and w.size != 1) for w in window)
         and _run(x) >= GRADIENT_AMX_LEAST_RUN
@@ -289,11 +290,11 @@ def emit_amx_gradient(program: Program, x: Instruction) -> None:
         sum(s * n for s, n in zip(at, steps_of[1:], strict=True))
         for at in itertools.product(*(a.shifts for a in grid))
     ]
-    front = ceildiv(max(0, -min(shifts)), BLOCK) * BLOCK
+    front = round_up(max(0, -min(shifts)), BLOCK)
     row = front + steps * BF16.depth + max(0, max(shifts)) + BLOCK
     # an odd number of cache lines: rows spread over the sets
     row_bytes = (ceildiv(2 * row, 64) | 1) * 64
-    rows = ceildiv(run, BLOCK) * BLOCK
+    rows = round_up(run, BLOCK)
     kinds = [*dict.fromkeys(itertools.product(*(a.remainders for a in grid)))]
     with program.rebound():
         if lhs is not x.operand:

@@ -14,7 +14,7 @@ Nothing is transposed: alone, such a convolution is a read and a write of memory
 from __future__ import annotations
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, WindowDim, ceildiv, fixed, product
+from torch_hlo.hlo.ir import Instruction, WindowDim, ceildiv, fixed, product, round_up
 
 from ..codegen import Program
 from ..llvm import Function, Int, Loop, item_parameters, parameters
@@ -360,8 +360,8 @@ def _form(
 def _row_elements(t: Tile, last: WindowDim, wide: int, out_wide: int) -> int:
     """Elements of a phase of a row's copy: what all windows of whole tiles see, and what
     `copy_row` writes."""
-    pixels = ceildiv(out_wide, t.columns) * t.columns
+    pixels = round_up(out_wide, t.columns)
     step = t.lanes * last.stride
     seen = (pixels - 1) * last.stride + (fixed(last.size) - 1) * last.window_dilation + 1
-    written = max(fixed(last.pad_low), 0) + ceildiv(wide, step) * step + last.stride
-    return ceildiv(ceildiv(max(seen, written), last.stride), t.lanes) * t.lanes
+    written = max(fixed(last.pad_low), 0) + round_up(wide, step) + last.stride
+    return round_up(ceildiv(max(seen, written), last.stride), t.lanes)

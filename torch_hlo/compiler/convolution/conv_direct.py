@@ -19,7 +19,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, dim_max, product, row_major_strides
+from torch_hlo.hlo.ir import (
+    Instruction,
+    Ints,
+    Size,
+    ceildiv,
+    dim_max,
+    product,
+    round_up,
+    row_major_strides,
+)
 
 from ..codegen import Program
 from ..conv_forms import is_channels_last
@@ -364,8 +373,7 @@ def task(program: Program, form: Form) -> str:
         panels = f.op(f"alloca {t.kind}, i64 {f.mul('%columns_each', '%k')}, align 64")
     together = f.max(f.div(CHAIN, "%run"), 1)
     with f.items() as item:
-        rest = f.div(item, "%blocks_m")
-        row_block = f.rem(item, "%blocks_m")
+        rest, row_block = f.divmod(item, "%blocks_m")
         group0 = f.mul(f.div(rest, "%blocks_n"), "%groups_each")
         column_block = f.rem(rest, "%blocks_n")
         group1 = f.min(f.add(group0, "%groups_each"), "%groups")
@@ -558,7 +566,7 @@ def emit_direct(program: Program, x: Instruction, kind: str, finish: Finish | No
     tiles = ceildiv(pixels, heights[0])
     cut = _cut(program.target.cores, t, tiles, features, k, blocks, pixels * together, most)
     # every panel is used by one item
-    own = groups == cut.blocks_m == 1 and not size and x.shape.is_static and rhs.shape.is_static
+    own = groups == cut.blocks_m == 1 and not size and x.is_static and rhs.is_static
     own = own and cut.columns_each * k * t.itemsize <= CONV_B_BYTES
     form = Form(
         t,
@@ -575,7 +583,7 @@ def emit_direct(program: Program, x: Instruction, kind: str, finish: Finish | No
     pixel = dim_max(run, lhs.dims[-1]) if size or together > 1 else run
     zeros = program.constant(bytes(hint(pixel, 4096) * t.itemsize))
     x_group = channels if feature_groups > 1 else steps[0] * (lhs.dims[0] // batch_groups)
-    b_group = ceildiv(features, t.lanes) * t.lanes * k
+    b_group = round_up(features, t.lanes) * k
     arguments = [features, k, runs, run, x.dims[-1]]
     arguments += [cut.tiles_each, cut.blocks_m, cut.columns_each, cut.blocks_n]
     arguments += [x_group, b_group, features, groups, together, *numbers]
@@ -656,7 +664,7 @@ def _cut(
     blocks_n: Size = ceildiv(features, columns)
     if isinstance(features, int):  # equal blocks
         blocks_n = ceildiv(features, columns)
-        columns = min(columns, ceildiv(ceildiv(features, blocks_n), t.columns) * t.columns)
+        columns = min(columns, round_up(ceildiv(features, blocks_n), t.columns))
         blocks_n = ceildiv(features, columns)
     work = hint(pixels, 4096) * hint(features, 64) * hint(k, 512)
     wanted = min(ITEMS_PER_CORE * cores, work * groups >> 21)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, product, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, product, round_up, row_major_strides
 
 from ..codegen import Program
 from ..conv_forms import digits_of
@@ -176,11 +176,9 @@ def task(program: Program, t: Tile, heights: Ints, spatial: int, even: bool) -> 
     for i in range(spatial):
         taps = f.mul(taps, f"%taps{i}")
     with f.items() as item:
-        rest = f.div(item, "%blocks_n")
-        column_block = f.rem(item, "%blocks_n")
-        rest, row_block = f.div(rest, "%blocks_m"), f.rem(rest, "%blocks_m")
-        split = f.div(rest, "%groups")
-        group = f.rem(rest, "%groups")
+        rest, column_block = f.divmod(item, "%blocks_n")
+        rest, row_block = f.divmod(rest, "%blocks_m")
+        split, group = f.divmod(rest, "%groups")
         first = f.mul(row_block, "%tiles_each")
         last = f.min(f.add(first, "%tiles_each"), f.ceildiv("%m", height))
         n0, n1 = f.part(column_block, "%columns_each", "%n")
@@ -437,7 +435,7 @@ def _cut(t: Tile, tiles: Size, n: Size, others: int) -> blocking.Partition:
     """Items of each of `others` products."""
     wanted = -(-ITEMS_PER_CORE * 2 // others) if others < 8 else 1
     blocks_n = max(1, min(wanted, hint(ceildiv(n, 4 * t.columns), 1)))
-    columns_each = ceildiv(ceildiv(n, blocks_n), t.columns) * t.columns
+    columns_each = round_up(ceildiv(n, blocks_n), t.columns)
     across = ceildiv(n, columns_each)
     wanted = -(-wanted // hint(across, 1))
     tiles_each = ceildiv(tiles, max(1, min(wanted, hint(tiles, wanted))))

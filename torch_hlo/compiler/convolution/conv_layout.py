@@ -253,8 +253,8 @@ def patches_product(out: Instruction) -> Instruction | None:
         not plain
         or rhs != f"oi{digits}"
         or out["feature_group_count"] * out["batch_group_count"] > 1
-        or not x.shape.is_static
-        or not k.shape.is_static
+        or not x.is_static
+        or not k.is_static
     ):
         return None
     if (
@@ -326,7 +326,7 @@ def spread_product(out: Instruction) -> Instruction | None:
     if (
         out["batch_group_count"] > 1
         or not digits
-        or not all(o.shape.is_static and o.size for o in (x, k, out))
+        or not all(o.is_static and o.size for o in (x, k, out))
     ):
         return None
     image = static_dims(x)
@@ -417,7 +417,7 @@ def taps_as_features(out: Instruction) -> Instruction | None:
     if (
         out["batch_group_count"] > 1
         or contracts_pixels(out)
-        or not all(o.shape.is_static and o.size for o in (x, k, out))
+        or not all(o.is_static and o.size for o in (x, k, out))
     ):
         return None
     d = _flat(x, window, lhs)
@@ -472,7 +472,7 @@ def padded_rows(out: Instruction) -> Instruction | None:
         not window
         or out["feature_group_count"] * out["batch_group_count"] > 1
         or sides(out) != preferred(out)
-        or not x.shape.is_static
+        or not x.is_static
     ):
         return None
     last = window[-1]
@@ -508,7 +508,7 @@ def window_channels_last(out: Instruction) -> Instruction | None:
     """A gradient of pooling (select-and-scatter, or reduce-window of a dilated base) whose
     innermost dimension is windowed -> transposed, with one last that is not"""
     window = out["window"]
-    if out.shape.is_tuple:
+    if out.is_tuple:
         return None
     whole = [d for d, w in enumerate(window) if w.is_trivial and out.dims[d] != 1]
     if not whole or out.size == 0 or window[-1].is_trivial or not wants_channels_last(out):

@@ -64,8 +64,7 @@ def pack_kernel(
         steps = f.op(f"mul <{n} x i64> {numbers}, {f.splat('i64', n, '%o_step')}")
     per_group = f.ceildiv("%features", n)
     with f.items() as item:
-        group = f.div(item, per_group)
-        number = f.rem(item, per_group)
+        group, number = f.divmod(item, per_group)
         first = f.mul(number, n)
         valid = f.min(f.sub("%features", first), n)
         mask = f.lane_mask(n, 0, valid)

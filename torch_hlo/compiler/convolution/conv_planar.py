@@ -102,7 +102,7 @@ def product_of_images(x: Instruction) -> Instruction | None:
         x["lhs_batch_dims"]
         or x.rank != 2
         or w.rank != 2
-        or not x.shape.is_static
+        or not x.is_static
         or x.kind != "f"
         or not plain(x)
     ):

@@ -25,7 +25,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from torch_hlo import config
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Size, ceildiv, product, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv, product, round_up, row_major_strides
 
 from ..codegen import Program
 from ..llvm import Function, Int, float_constant, item_parameters
@@ -209,7 +209,7 @@ def transform_kernel(name: str, t: Tile, s: Filtering) -> Function:
         name,
         "i64 lo, i64 hi, ptr packed, ptr U, i64 features, i64 depth",
     )
-    lanes = f.mul(f.ceildiv("%features", t.lanes), t.lanes)
+    lanes = f.round_up("%features", t.lanes)
     with f.items() as panel:
         first = f.mul(panel, t.columns)
         size = f.mul(f.min(f.sub(lanes, first), t.columns), "%depth")  # of one tap
@@ -265,7 +265,7 @@ def task(
     sums = ""
     if epilogue:
         sums = f.op(f"alloca {t.kind}, i64 {f.mul(m_plane, s.outputs**2)}, align 64")
-    lanes = f.mul(f.ceildiv("%features", t.lanes), t.lanes)
+    lanes = f.round_up("%features", t.lanes)
     at = _Item(program, f, t, s, height, odd, epilogue, P, V, plane, M, m_plane, sums)
     with f.items() as item:
         t0, t1 = f.part(f.div(item, "%blocks_n"), "%tiles_each", "%tiles")
@@ -388,8 +388,7 @@ class _Item:
         with f.while_([("i64", str(t0))]) as runs:
             (tile,) = runs.vars
             f.break_if(runs, f.icmp("sge", tile, t1))
-            tile_row = f.div(tile, "%tiles_wide")
-            left = f.rem(tile, "%tiles_wide")
+            tile_row, left = f.divmod(tile, "%tiles_wide")
             run = f.min(f.sub(t1, tile), f.sub("%tiles_wide", left))
             image = f.div(tile_row, "%tiles_high")
             y = f.mul(f.rem(tile_row, "%tiles_high"), s.outputs)
@@ -441,8 +440,8 @@ def applies(x: Instruction) -> bool:
     return (
         bool(config.get("WINOGRAD"))
         and x.dtype == "f32"
-        and x.shape.is_static
-        and all(o.shape.is_static for o in x.operands)
+        and x.is_static
+        and all(o.is_static for o in x.operands)
     )
 
 
@@ -482,7 +481,7 @@ def emit_winograd(
     panels = ceildiv(features, t.columns)
     U = _transformed_kernel(program, x, t, s)
     # rows a power of two apart would share few sets of L1
-    ldv = ceildiv(channels, t.lanes) * t.lanes + t.lanes
+    ldv = round_up(channels, t.lanes) + t.lanes
     most = max(t.rows, min(WINOGRAD_TILES, WINOGRAD_V_BYTES // (points * ldv * t.itemsize)))
     work = tiles * points * channels * features
     wanted = min(ITEMS_PER_CORE * program.target.cores, max(1, work >> 21))
@@ -532,7 +531,7 @@ def _transformed_kernel(program: Program, x: Instruction, t: Tile, s: Filtering)
     channels = static_dims(x.operand)[-1]
     features = static_dims(x)[-1]
     packed = packing(program, x, t, 1, features, s.taps**2, channels).everything(program)
-    columns = ceildiv(features, t.lanes) * t.lanes
+    columns = round_up(features, t.lanes)
     U = program.at(program.scratch(columns * channels * s.inputs**2 * t.itemsize))
     name = define(program, transform_kernel, f"winograd_kernel_{t.suffix}", t, s)
     texts = program.arguments((packed, U), (features, channels))

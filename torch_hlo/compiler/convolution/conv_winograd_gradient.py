@@ -10,7 +10,7 @@ weights, on its way to memory.
 """
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed, round_up, row_major_strides
 
 from ..codegen import Program
 from ..llvm import Function, Int, item_parameters
@@ -102,8 +102,8 @@ def task(
     run = f.alloca("i64", ENTRY, 64)
     planes = f.mul(GRADIENT_TILES, "%ldv"), f.mul(GRADIENT_TILES, "%ldz")
     V, Z = (f.op(f"alloca {t.kind}, i64 {f.mul(plane, points)}, align 64") for plane in planes)
-    ldm = f.mul(f.ceildiv("%columns", t.columns), t.columns)
-    m_plane = f.mul(f.mul(f.ceildiv("%rows", height), height), ldm)
+    ldm = f.round_up("%columns", t.columns)
+    m_plane = f.mul(f.round_up("%rows", height), ldm)
     M = f.op(f"alloca {t.kind}, i64 {f.mul(m_plane, points)}, align 64")
     here = turning = ""
     if turned:
@@ -283,15 +283,15 @@ def emit_winograd_gradient(program: Program, x: Instruction, kind: str) -> None:
     blocks_m = ceildiv(channels, ROWS)
     blocks_n = ceildiv(features, COLUMNS)
     rows = ceildiv(channels, blocks_m)
-    columns = ceildiv(ceildiv(features, blocks_n), t.columns) * t.columns
+    columns = round_up(ceildiv(features, blocks_n), t.columns)
     blocks_m = ceildiv(channels, rows)
     blocks_n = ceildiv(features, columns)
     height = ceildiv(rows, ceildiv(rows, t.rows))
     wanted = ceildiv(min(ITEMS_PER_CORE * program.target.cores, SPLITS), blocks_m * blocks_n)
     pieces = max(1, min(wanted, tiles // (2 * GRADIENT_TILES)))
-    tiles_each = ceildiv(ceildiv(tiles, pieces), GRADIENT_TILES) * GRADIENT_TILES
+    tiles_each = round_up(ceildiv(tiles, pieces), GRADIENT_TILES)
     pieces = ceildiv(tiles, tiles_each)
-    lds = [ceildiv(n, t.columns) * t.columns + t.lanes for n in (rows, columns)]
+    lds = [round_up(n, t.columns) + t.lanes for n in (rows, columns)]
     numbers: list[Size] = [
         tiles,
         tiles_each,

@@ -222,8 +222,8 @@ def _has_phases(x: Instruction) -> bool:
     convolutions without holes."""
     return (
         any(w.base_dilation > 1 for w in x["window"])
-        and x.shape.is_static
-        and all(o.shape.is_static for o in x.operands)
+        and x.is_static
+        and all(o.is_static for o in x.operands)
         and all(
             w.base_dilation == 1 or w.stride == 1 and w.window_dilation == 1 for w in x["window"]
         )

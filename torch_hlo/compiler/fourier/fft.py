@@ -480,8 +480,7 @@ class _Stages:
             w = _Text(self.program, self.t, name, f"from to {_Matrix.POINTERS}")
             f, c = w.f, w.c
             with f.items() as item:
-                line = f.div(item, many)
-                block = f.rem(item, many)
+                line, block = f.divmod(item, many)
                 given = c.at("%from", f.mul(line, from_stride))
                 body(w, given, c.at("%to", f.mul(line, to_stride)), block)
             return w.f.define()

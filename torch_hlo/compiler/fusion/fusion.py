@@ -47,10 +47,9 @@ _CONTROL_FLOW = frozenset(("while", "conditional", "call", "async-start"))
 
 def _fused(computation: Computation) -> Computation:
     root = computation.root
-    if root.shape.is_tuple and root.op != "tuple":
+    if root.is_tuple and root.op != "tuple":
         parts = tuple(
-            instr("get-tuple-element", (root,), e, index=i)
-            for i, e in enumerate(root.shape.elements)
+            instr("get-tuple-element", (root,), e, index=i) for i, e in enumerate(root.elements)
         )
         root = instr("tuple", parts, root.shape)
     computation = Computation(computation.name, computation.params, prepare(root))
@@ -166,7 +165,7 @@ class _Builder:
         members = sorted(g.roles)
         # A tuple-shaped reduction is used through get-tuple-element, which is a member too.
         results = [
-            plan.order[i] for i in members if i in self.needed and not plan.order[i].shape.is_tuple
+            plan.order[i] for i in members if i in self.needed and not plan.order[i].is_tuple
         ]
         if not results:
             return

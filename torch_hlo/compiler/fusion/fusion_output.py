@@ -126,7 +126,7 @@ class _Absorber:
             if (
                 not elementwise
                 or g.roles[m] is not FULL
-                or x.shape.is_tuple
+                or x.is_tuple
                 or x.op == "get-tuple-element"
                 or x.size != size
             ):

@@ -110,7 +110,7 @@ class Plan:
         kind = self.kind[i]
         if kind == REDUCE and (
             table.is_degenerate(x)
-            or x.shape.is_tuple
+            or x.is_tuple
             and any(self.order[u].op != "get-tuple-element" for u in self.users[i])
         ):
             kind = self.kind[i] = STEP
@@ -145,9 +145,9 @@ class Plan:
         elif x.op == "iota":
             cuts = table.cuts(table.intervals(x.dims, (x["iota_dimension"],)))
         else:
-            size = None if x.shape.is_tuple else x.size
+            size = None if x.is_tuple else x.size
             for o in x.operands:
-                scalar = not o.shape.is_tuple and o.size == 1 and size != 1
+                scalar = not o.is_tuple and o.size == 1 and size != 1
                 sources += [(s, () if scalar and e is SAME else e) for s, e in self._reaches(o)]
                 cuts |= self._free_cuts(o)
         merged: dict[tuple[int, Edge], None] = dict.fromkeys(sources)
@@ -164,7 +164,7 @@ class Plan:
         masks made of iotas, expansions."""
         x = self.order[i]
         if (
-            x.shape.is_tuple
+            x.is_tuple
             or x.op == "get-tuple-element"
             or sum(self._cost_of_free(o) for o in x.operands) > 16
         ):
@@ -219,9 +219,9 @@ class Plan:
             return False
         (a,) = arrays
         if (
-            self.order[a].shape.is_tuple
+            self.order[a].is_tuple
             or self.order[a].itemsize > x.itemsize
-            or any(self.order[s].shape.is_tuple for s, _ in others)
+            or any(self.order[s].is_tuple for s, _ in others)
         ):
             return False
         return self.order[a].op == "parameter" or any(self._is_total(s, a) for s, _ in others)
@@ -362,12 +362,12 @@ class Plan:
         if kind == STEP:
             return Group(1, {i: FULL}, None, frozenset(), reads, set(), i, i, step=True)
         if kind != REDUCE:
-            size = 1 if x.shape.is_tuple else x.size
+            size = 1 if x.is_tuple else x.size
             return Group(size, {i: FULL}, None, self._cuts[i], reads, set(), i, i)
         kept = table.kept_intervals(x)
         # The several results of one reduction are named by the instructions that follow it; the
         # tuple itself is never in memory.
-        parts = self.users[i] if x.shape.is_tuple else []
+        parts = self.users[i] if x.is_tuple else []
         g = Group(
             x.operand.size,
             dict.fromkeys([i, *parts], kept),

@@ -95,9 +95,9 @@ def sum_of_sums(x: Instruction) -> Instruction | None:
     outer = x.operand
     inner = _without_views(x.operand)
     if (
-        x.shape.is_tuple
+        x.is_tuple
         or inner.op != "reduce"
-        or inner.shape.is_tuple
+        or inner.is_tuple
         or inner["to_apply"] is not x["to_apply"]
     ):
         return None
@@ -108,7 +108,7 @@ def sum_of_sums(x: Instruction) -> Instruction | None:
         and _ignores(init, x["to_apply"].root.op)
     ):
         return None
-    if not x.rank or not y.shape.is_static or not x.size:
+    if not x.rank or not y.is_static or not x.size:
         return None
     rows = b.reshape(y, (*x.dims, y.size // x.size))
     return b.reduce(rows, x.operands[1], (x.rank,), x["to_apply"])
@@ -118,7 +118,7 @@ def shared_by_rows(x: Instruction) -> Instruction | None:
     """broadcast(reshape(broadcast(m))) where both repeat along trailing dimensions."""
     wide = x.operand
     inner = _without_views(wide)
-    if wide is inner or inner.op != "broadcast" or not inner.operand.rank or not x.shape.is_static:
+    if wide is inner or inner.op != "broadcast" or not inner.operand.rank or not x.is_static:
         return None
     m = inner.operand
     if inner["dimensions"] != tuple(range(m.rank)) or x["dimensions"] != tuple(range(wide.rank)):
@@ -129,7 +129,7 @@ def shared_by_rows(x: Instruction) -> Instruction | None:
 
 
 def _without_views(x: Instruction) -> Instruction:
-    while x.op in ("reshape", "opt-barrier") and not x.shape.is_tuple:
+    while x.op in ("reshape", "opt-barrier") and not x.is_tuple:
         x = x.operand
     return x
 
@@ -212,7 +212,7 @@ def one_hot_sum(x: Instruction) -> Instruction | None:
     dimension."""
     if (
         x.op != "reduce"
-        or x.shape.is_tuple
+        or x.is_tuple
         or len(x["dimensions"]) != 1
         or x["to_apply"].root.op != "add"
     ):
@@ -241,7 +241,7 @@ def one_hot_sum(x: Instruction) -> Instruction | None:
 def widen_columns(x: Instruction) -> Instruction | None:
     """A reduction over dimensions right before a few kept columns: first over fewer rows of k times
     as many columns, then over k."""
-    if x.op != "reduce" or x.shape.is_tuple or not x.operand.shape.is_static or not x.size:
+    if x.op != "reduce" or x.is_tuple or not x.operand.is_static or not x.size:
         return None
     source, init = x.operands
     if any(_is_of_integers(o) for o in source.operands):

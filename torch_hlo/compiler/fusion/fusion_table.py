@@ -46,7 +46,7 @@ def classify(x: Instruction) -> int:
         return STEP  # inside a kernel every element would choose between all operands
     if x.op == "get-tuple-element":
         return LIGHT if x.operand.op == "reduce" else STEP
-    if x.shape.is_tuple and kind != REDUCE:
+    if x.is_tuple and kind != REDUCE:
         return STEP
     return kind
 

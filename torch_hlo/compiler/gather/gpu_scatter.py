@@ -229,8 +229,7 @@ class _Sorted:
         sizes = [self.size(n) for n in form.window_sizes]
         if sizes:
             sizes[-1] = f.div(sizes[-1], self.lanes)
-        rest = f.div("%lo", self.size(self.vectors))
-        number = f.rem("%lo", self.size(self.vectors))
+        rest, number = f.divmod("%lo", self.size(self.vectors))
         place = digits(f, number, sizes)
         if place:
             place[-1] = f.mul(place[-1], self.lanes)

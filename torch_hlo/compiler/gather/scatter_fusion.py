@@ -74,7 +74,7 @@ def _replaced(root: Instruction, found: Replacements) -> Instruction:
 
 
 def _fused(x: Instruction, reads: Users) -> Instruction | None:
-    if x.shape.is_tuple:
+    if x.is_tuple:
         return None
     start, indices, updates = x.operands
     fills = start.op == "broadcast" and start.operand.op == "constant"

@@ -268,9 +268,9 @@ def _geev(program: Program, x: Instruction) -> tuple[str, list[str]]:
     """-> (values [..., n], vectors [..., n, n]) or (values), of complex numbers. A pair of
     conjugate eigenvectors comes as real and imaginary part of the first, as columns."""
     dtype = x.operand.dtype
-    wanted = len(x.shape.elements) > 1
+    wanted = len(x.elements) > 1
     vectors = wanted and 1 in used_results(x)
-    name = f"geev_{'V' if vectors else 'N'}{len(x.shape.elements)}"
+    name = f"geev_{'V' if vectors else 'N'}{len(x.elements)}"
     f = _Routine(program, name, dtype, ("a", "w", "v") if wanted else ("a", "w"), ("n",))
     no = f.letter_of("N")
     job = f.letter_of("V" if vectors else "N")

@@ -73,7 +73,7 @@ def qr_memory(m: Size, n: Size) -> Size:
 def used_results(x: Instruction) -> Collection[int]:
     """Numbers of the results of a call of LAPACK that somebody reads."""
     known = x.get("backend_config")
-    return json.loads(known)["used"] if known else range(len(x.shape.elements))
+    return json.loads(known)["used"] if known else range(len(x.elements))
 
 
 def _with_used(c: Computation) -> Computation:

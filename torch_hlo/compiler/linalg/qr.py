@@ -223,7 +223,7 @@ def emit_qr(program: Program, x: Instruction) -> None:
     size = Sizes(f)
     rows = size(m)
     columns = size(n)
-    width = size(x.shape.elements[0].dims[-1])
+    width = size(x.elements[0].dims[-1])
     steps = f.min(rows, columns)
     elements = f.mul(rows, columns)
     count = f.ceildiv(steps, BLOCK)

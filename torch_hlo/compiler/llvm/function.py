@@ -165,8 +165,14 @@ class Function:
             return self.op(f"and i64 {a}, {b - 1}")
         return self._arith("urem", lambda x, y: x % y, a, b)
 
+    def divmod(self, a: Int, b: Int) -> tuple[Int, Int]:
+        return self.div(a, b), self.rem(a, b)
+
     def ceildiv(self, a: Int, b: Int) -> Int:
         return a if b == 1 else self.div(self.add(a, self.sub(b, 1)), b)
+
+    def round_up(self, a: Int, b: Int) -> Int:
+        return self.mul(self.ceildiv(a, b), b)
 
     def min(self, a: Int, b: Int) -> Int:
         if isinstance(a, int) and isinstance(b, int):

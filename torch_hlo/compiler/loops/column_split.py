@@ -34,7 +34,7 @@ def parts(out: Instruction) -> Instruction | None:
         return None
     dims = operand.dims
     over = len(out["dimensions"])
-    if set(out["dimensions"]) != set(range(over)) or not operand.shape.is_static:
+    if set(out["dimensions"]) != set(range(over)) or not operand.is_static:
         return None
     rows = fixed(product(dims[:over]))
     columns = fixed(product(dims[over:]))
@@ -59,7 +59,7 @@ def _has_rows(x: Instruction) -> bool:
     seen, todo = {x}, [x]
     while todo and len(seen) < LOOKED_AT:
         for o in todo.pop().operands:
-            if o.shape.is_tuple or o.size != x.size or o in seen:
+            if o.is_tuple or o.size != x.size or o in seen:
                 continue
             if o.op == "broadcast" and (spans := table.broadcast_intervals(o)):
                 if spans[0][0] != 1:

@@ -65,19 +65,17 @@ def reduce(program: Program, x: Instruction) -> None:
     """A reduce that no fusion took in."""
     params = parameters_of(o.shape for o in x.operands)
     root = replace(x, params, x.shape)
-    if x.shape.is_tuple:
+    if x.is_tuple:
         parts = tuple(
-            instr("get-tuple-element", (root,), s, index=i) for i, s in enumerate(x.shape.elements)
+            instr("get-tuple-element", (root,), s, index=i) for i, s in enumerate(x.elements)
         )
-        root = instr("tuple", parts, tuple_shape(*x.shape.elements))
+        root = instr("tuple", parts, tuple_shape(*x.elements))
     _run(program, x, Computation("reduce", params, root))
 
 
 def _run(program: Program, x: Instruction, computation: Computation) -> None:
     count = len(computation.results)
-    targets = (
-        [program.place(x, n) for n in range(count)] if x.shape.is_tuple else [program.place(x)]
-    )
+    targets = [program.place(x, n) for n in range(count)] if x.is_tuple else [program.place(x)]
     in_place = any(
         (s.word, s.offset) == (t.word, t.offset)
         for s in map(program.place, x.operands)

@@ -15,7 +15,17 @@ from functools import partial
 from typing import Any
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Computation, Dims, Instruction, Ints, Size, ceildiv, fixed, product
+from torch_hlo.hlo.ir import (
+    Computation,
+    Dims,
+    Instruction,
+    Ints,
+    Size,
+    ceildiv,
+    fixed,
+    product,
+    round_up,
+)
 
 from ..codegen import Index, Kernel
 from ..codegen.index import (
@@ -69,7 +79,7 @@ class Chunks:
         self.total = plan.dims[plan.inner[-1]] if self.by_lanes else rest
         self.per = ceildiv(self.total, self.count)
         if self.by_lanes:
-            self.per = ceildiv(self.per, 64) * 64
+            self.per = round_up(self.per, 64)
         self.rows = rest
         self.length = length
 

@@ -53,11 +53,11 @@ class RowKernel(Kernel):
     ) -> None:
         """Give a reduce its value(s); those of a tuple-shaped one are seen through
         get-tuple-element."""
-        for u in users if x.shape.is_tuple else (x,):
+        for u in users if x.is_tuple else (x,):
 
             def part(
                 index: tuple[Index, ...],
-                n: int = u["index"] if x.shape.is_tuple else 0,
+                n: int = u["index"] if x.is_tuple else 0,
             ) -> Value:
                 return value(index)[n]
 

@@ -120,7 +120,7 @@ def plan(computation: Computation, walk: Walk) -> RowPlan:
     deps = _dependencies(order)
 
     def is_full(x: Instruction) -> bool:
-        return not x.shape.is_tuple and x.op != "get-tuple-element" and x.size == size
+        return not x.is_tuple and x.op != "get-tuple-element" and x.size == size
 
     read_back = {r for x in order if is_full(x) for r in deps[x] if r is not x}
     rows = kept[next(iter(read_back))] if read_back else _choose_rows(size, reduces, kept, walk)
@@ -352,7 +352,7 @@ def _take_online(p: RowPlan, is_full: Callable[[Instruction], bool]) -> None:
 
 
 def _online(p: RowPlan, r: Instruction) -> Online | None:
-    if r.shape.is_tuple or r["to_apply"].root.op != "add" or r.operand.dtype not in ("f32", "f64"):
+    if r.is_tuple or r["to_apply"].root.op != "add" or r.operand.dtype not in ("f32", "f64"):
         return None
     e = r.operand
     if e.op == "multiply":  # by something that does not wait for the maximum
@@ -369,7 +369,7 @@ def _online(p: RowPlan, r: Instruction) -> Online | None:
         m = _without_reshapes(m)
         if (
             m in p.row_reduces
-            and not m.shape.is_tuple
+            and not m.is_tuple
             and m["to_apply"].root.op == "maximum"
             and _without_reshapes(m.operand) is x
             and p.level[m] == 1

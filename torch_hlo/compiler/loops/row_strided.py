@@ -300,7 +300,7 @@ class StridedEmitter:
                 or not any(o in fresh for o in x.operands)
             ):
                 continue
-            if x.op == "broadcast" or x.shape.is_tuple or x.size == plan.size:
+            if x.op == "broadcast" or x.is_tuple or x.size == plan.size:
                 continue
             fresh.add(x)
             if x.op != "get-tuple-element" and any(

@@ -278,8 +278,7 @@ def _multiply_pairs(f: Function, rows: range, ahead: bool, strided: bool) -> Non
     ]
     turns = f.mul("%steps", 16 // TOGETHER)
     with f.loop(0, turns, carry=[(_SUMS.vector, v) for v in sums], known_nonempty=True) as turn:
-        step = f.div(turn.index, 16 // TOGETHER)
-        part = f.rem(turn.index, 16 // TOGETHER)
+        step, part = f.divmod(turn.index, 16 // TOGETHER)
         first = f.muladd(step, 64 if strided else STEP_BYTES, f.mul(part, 4 * TOGETHER))
         a = f.gep("i8", "%A", first)
         b = f.gep("i8", "%B", f.mul(step, STEP_BYTES))

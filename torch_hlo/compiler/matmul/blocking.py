@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Ints, Size, ceildiv
+from torch_hlo.hlo.ir import Ints, Size, ceildiv, round_up
 
 from ..thresholds import (
     CALL_CYCLES,
@@ -94,7 +94,7 @@ def cut(
 ) -> Partition:
     """At most `blocks_m` x `blocks_n` items of whole tiles."""
     tiles_each = ceildiv(tiles, blocks_m)
-    columns_each = ceildiv(ceildiv(n, blocks_n), t.columns) * t.columns
+    columns_each = round_up(ceildiv(n, blocks_n), t.columns)
     return Partition(
         tiles_each,
         columns_each,

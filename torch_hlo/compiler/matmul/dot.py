@@ -175,9 +175,7 @@ def parts_of_output(program: Program, x: Instruction, body: Computation, op: str
         **dict(inner.attrs),
     )
     results = (
-        [program.place(x, i) for i in range(len(x.shape.elements))]
-        if x.shape.is_tuple
-        else [program.place(x)]
+        [program.place(x, i) for i in range(len(x.elements))] if x.is_tuple else [program.place(x)]
     )
     return Output(body, inner, outer, [program.place(o) for o in x.operands], results)
 

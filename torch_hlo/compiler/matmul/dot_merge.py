@@ -97,9 +97,7 @@ def _form(x: Instruction) -> object | None:
         or x.get("operand_precision") is not None
     ):
         return None
-    if not (lhs.shape.is_static and rhs.shape.is_static) or fixed(lhs.size) + fixed(
-        rhs.size
-    ) >= fixed(x.size):
+    if not (lhs.is_static and rhs.is_static) or fixed(lhs.size) + fixed(rhs.size) >= fixed(x.size):
         return None
     return (
         x.attrs,
@@ -160,7 +158,7 @@ def _reads_turned(x: Instruction) -> bool:
     lhs, rhs = x.operands
     return (
         lhs.rank == rhs.rank == 2
-        and lhs.shape.is_static
-        and rhs.shape.is_static
+        and lhs.is_static
+        and rhs.is_static
         and 8 < fixed(lhs.dims[0]) <= FEW_MERGED_ROWS
     )

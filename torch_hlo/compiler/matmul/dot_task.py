@@ -259,9 +259,8 @@ def _items(
     name += "" if epilogue is None else f"_{epilogue.name}"
     f = Function(name, params)
     with around(f) if around else nullcontext(), f.items() as item:
-        rest = f.div(item, "%blocks_n")
-        column_block = f.rem(item, "%blocks_n")
-        rest, row_block = f.div(rest, "%blocks_m"), f.rem(rest, "%blocks_m")
+        rest, column_block = f.divmod(item, "%blocks_n")
+        rest, row_block = f.divmod(rest, "%blocks_m")
         offsets: list[Int] = [0, 0, 0]
         for i in reversed(range(batch)):
             index = f.rem(rest, f"%size{i}") if i else rest

@@ -24,7 +24,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Ints, Size, ceildiv
+from torch_hlo.hlo.ir import Ints, Size, ceildiv, round_up
 
 from ..llvm import Function, Int, signature
 from ..thresholds import KC, KC_DIRECT, LOCAL_GAP
@@ -167,7 +167,7 @@ class Gemm:
         """The loop over blocks of K."""
         depth = f.ceildiv("%k", f.max(f.ceildiv("%k", KC_DIRECT if self.direct else KC), 1))
         # packing writes whole vectors of K
-        depth = f.mul(f.ceildiv(depth, self.t.lanes), self.t.lanes)
+        depth = f.round_up(depth, self.t.lanes)
         with f.loop(0, "%k", depth) as k0:
             size = f.min(depth, f.sub("%k", k0))
             yield Depth(size, k0, f.icmp("ne", k0, 0), f.icmp("eq", f.add(k0, size), "%k"))
@@ -244,12 +244,12 @@ class Gemm:
     def kept_bytes(self, n: int, k: int) -> int:
         """Size of the memory that `prepack_b` fills, and what a micro-kernel may read past it."""
         t = self.t
-        return t.itemsize * (ceildiv(n, t.lanes) * t.lanes * k + KC * MOST * t.lanes)
+        return t.itemsize * (round_up(n, t.lanes) * k + KC * MOST * t.lanes)
 
     def kept_panel(self, f: Function, base: str, n: Int, depth: Depth, column: Int) -> str:
         """Where the panel of `column`, a multiple of `lanes`, is in a block of K of what
         `prepack_b` wrote."""
-        columns = f.mul(f.ceildiv(n, self.t.lanes), self.t.lanes)
+        columns = f.round_up(n, self.t.lanes)
         return f.gep(
             self.sources[1].kind,
             base,

@@ -212,7 +212,7 @@ def canonical(x: Instruction) -> Instruction:
     """The same dot with one operand transposed, or both when that is not enough, so that `product`
     takes it."""
     batch, contract, free = roles(x)
-    sizes = [float(fixed(o.nbytes)) if o.shape.is_static else float("inf") for o in x.operands]
+    sizes = [float(fixed(o.nbytes)) if o.is_static else float("inf") for o in x.operands]
     pairs = list(zip(*contract, strict=True))
     for sides in sorted(([0], [1]), key=lambda s: sizes[s[0]]) + [[0, 1]]:
         # The contracting dimensions go in the order in which the operand that stays has them.

@@ -22,7 +22,16 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import META, Computation, Instruction, Shape, Size, ceildiv, fixed, postorder
+from torch_hlo.hlo.ir import (
+    META,
+    Computation,
+    Instruction,
+    Shape,
+    Size,
+    fixed,
+    postorder,
+    round_up,
+)
 
 from ..fusion.fusion_inplace import in_place
 from ..thresholds import LARGE_SCRATCH
@@ -193,13 +202,11 @@ class _Assigner:
         # (operands, results, contexts…): the operands stay where they are
         if x.op in STARTS and x.op != "all-reduce-start":
             given = tuple(self.held[o] for o in x.operands)
-            rest = map(own, x.shape.elements[1:])
-            return (given if x.shape.elements[0].is_tuple else given[0], *rest)
+            rest = map(own, x.elements[1:])
+            return (given if x.elements[0].is_tuple else given[0], *rest)
         if x.op == "while" and x["body"].root.op == "tuple":
             shared = self._shared(x)
-            return tuple(
-                shared[i] if i in shared else own(e) for i, e in enumerate(x.shape.elements)
-            )
+            return tuple(shared[i] if i in shared else own(e) for i, e in enumerate(x.elements))
         return own(x.shape)
 
     def _shared(self, x: Instruction) -> dict[int, _Held]:
@@ -424,7 +431,7 @@ class _Assigner:
 
 
 def _align(nbytes: _Bytes) -> _Bytes:
-    return ceildiv(nbytes, ALIGNMENT) * ALIGNMENT
+    return round_up(nbytes, ALIGNMENT)
 
 
 def _same_memory(a: Slot, b: Slot) -> bool:

@@ -137,7 +137,7 @@ class _Round:
     def _life(self, leaf: Leaf) -> _Life:
         if leaf not in self.lives:
             x, n = leaf
-            shape = x.shape.elements[n] if x.shape.is_tuple else x.shape
+            shape = x.elements[n] if x.is_tuple else x.shape
             size = 0 if shape.is_tuple else shape.nbytes
             self.lives[leaf] = _Life(size if isinstance(size, int) else 0, self.time.get(x, -1), [])
         return self.lives[leaf]
@@ -275,7 +275,7 @@ class _Round:
             if "reduce" not in inside and not inside & {"dot", "convolution"}:
                 attrs["kind"] = "loop"
         awaited = new.get(trigger[0], trigger[0])
-        awaited = b.get_tuple_element(awaited, trigger[1]) if awaited.shape.is_tuple else awaited
+        awaited = b.get_tuple_element(awaited, trigger[1]) if awaited.is_tuple else awaited
         operands[0] = b.get_tuple_element(b.opt_barrier(b.tuple_(operands[0], awaited)), 0)
         repeated = instr(x.op, operands, shape, **attrs)
         carry_meta(x, repeated)
@@ -291,7 +291,7 @@ class _Round:
         if x.op == "get-tuple-element" and (x.operand, x["index"]) in swapped:
             return swapped[x.operand, x["index"]]
         if x.op not in VIEWS:
-            return new.get(x, x) if x.shape.is_tuple else swapped.get((x, 0), new.get(x, x))
+            return new.get(x, x) if x.is_tuple else swapped.get((x, 0), new.get(x, x))
         operands = tuple(self._mapped(o, new, swapped) for o in x.operands)
         return x if operands == x.operands else replace(x, operands)
 
@@ -320,7 +320,7 @@ def leaves(x: Instruction) -> list[Leaf]:
         x = x.operand
     if path:
         return [(x, path[0])]
-    return [(x, n) for n in range(len(x.shape.elements))] if x.shape.is_tuple else [(x, 0)]
+    return [(x, n) for n in range(len(x.elements))] if x.is_tuple else [(x, 0)]
 
 
 def _only(c: Computation, n: int) -> tuple[list[int], Computation]:

@@ -191,7 +191,7 @@ def whole_tuple(out: Instruction) -> Instruction | None:
     if (
         first is None
         or first.op != "get-tuple-element"
-        or len(first.operand.shape.elements) != len(out.operands)
+        or len(first.operand.elements) != len(out.operands)
     ):
         return None
     source = first.operand

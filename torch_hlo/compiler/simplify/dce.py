@@ -57,16 +57,14 @@ def _shrink_root(root: Instruction, memo: dict[Computation, Computation]) -> Ins
             left = kept[x.operand]
             source = operands[0]
             done[x] = (
-                h.get_tuple_element(source, left.index(x["index"]))
-                if source.shape.is_tuple
-                else source
+                h.get_tuple_element(source, left.index(x["index"])) if source.is_tuple else source
             )
             continue
         y = x if operands == x.operands else replace(x, operands)
         if y.attrs and y.op != "fusion" and (inner := called(y)):
             y = with_computations(y, {c: _shrink_computation(c, memo) for c in inner})
         shrink = _SHRINK.get(x.op)
-        if shrink is not None and x.shape.is_tuple and x in reads:
+        if shrink is not None and x.is_tuple and x in reads:
             smaller = shrink(y, reads[x])
             if smaller is not None:
                 y, kept[x] = smaller
@@ -77,9 +75,7 @@ def _shrink_root(root: Instruction, memo: dict[Computation, Computation]) -> Ins
 
 def _reads(order: list[Instruction], root: Instruction) -> dict[Instruction, set[int]]:
     """Elements read of each tuple-valued instruction; those used as a whole are left out."""
-    found: dict[Instruction, set[int]] = {
-        x: set() for x in order if x.op in _SHRINK and x.shape.is_tuple
-    }
+    found: dict[Instruction, set[int]] = {x: set() for x in order if x.op in _SHRINK and x.is_tuple}
     found.pop(root, None)
     for x in order:
         for o in x.operands:
@@ -107,7 +103,7 @@ def _shrink_while(x: Instruction, read: set[int]) -> tuple[Instruction, list[int
     body = x["body"]
     condition = x["condition"]
     state = x.operand
-    n = len(x.shape.elements)
+    n = len(x.elements)
     if body.root.op != "tuple" or any(
         "impure" in OPCODES[i.op].traits for i in body.instructions()
     ):
@@ -133,7 +129,7 @@ def _shrink_while(x: Instruction, read: set[int]) -> tuple[Instruction, list[int
     kept = sorted(live | read)
     if len(kept) == n:
         return None
-    shape = tuple_shape(*(x.shape.elements[i] for i in kept))
+    shape = tuple_shape(*(x.elements[i] for i in kept))
     new_param = h.parameter(0, shape)
 
     def moved(c: Computation, outputs: list[int] | None) -> Computation:
@@ -163,7 +159,7 @@ def _is_constant(x: Instruction) -> bool:
 
 def _shrink_conditional(x: Instruction, read: set[int]) -> tuple[Instruction, list[int]] | None:
     branches = x["branch_computations"]
-    if len(read) == len(x.shape.elements) or any(c.root.op != "tuple" for c in branches):
+    if len(read) == len(x.elements) or any(c.root.op != "tuple" for c in branches):
         return None
     kept = sorted(read)
     smaller = [
@@ -196,7 +192,7 @@ def _shrink_sort(x: Instruction, read: set[int]) -> tuple[Instruction, list[int]
 def _shrink_reduce(x: Instruction, read: set[int]) -> tuple[Instruction, list[int]] | None:
     """Results of a variadic reduce that neither are read nor take part in those that are."""
     c = x["to_apply"]
-    n = len(x.shape.elements)
+    n = len(x.elements)
     if c.root.op != "tuple":
         return None
     needs = [

@@ -61,7 +61,7 @@ def folded(x: Instruction) -> Instruction | None:
             h.broadcast(i, s.dims, ())
             for i, s in zip(x.operands[len(x.operands) // 2 :], x.shape.arrays)
         ]
-        return h.tuple_(*inits) if x.shape.is_tuple else inits[0]  # a fold over nothing
+        return h.tuple_(*inits) if x.is_tuple else inits[0]  # a fold over nothing
     if x.op not in _FOLDABLE or not x.operands:
         return None
     for o in x.operands:
@@ -71,7 +71,7 @@ def folded(x: Instruction) -> Instruction | None:
         scalars = [o.operand if o.op == "broadcast" else o for o in x.operands]
         value = _compute(replace(x, scalars, Shape(x.dtype)), scalars)
         return None if value is None else h.broadcast(value, x.dims, ())
-    if x.shape.is_tuple or not all(_is_small(o.shape) for o in (x, *x.operands)):
+    if x.is_tuple or not all(_is_small(o.shape) for o in (x, *x.operands)):
         return None
     known = any(o.op == "constant" and o.dims for o in x.operands)
     return _compute(x, x.operands) if known else None

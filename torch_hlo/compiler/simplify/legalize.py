@@ -106,7 +106,7 @@ def batch_norm_grad(out: Instruction) -> Instruction:
 
 
 def _tuple_like(out: Instruction, *values: Instruction) -> Instruction:
-    return h.tuple_(*(h.convert(v, s.dtype) for v, s in zip(values, out.shape.elements)))
+    return h.tuple_(*(h.convert(v, s.dtype) for v, s in zip(values, out.elements)))
 
 
 # Called computations

@@ -16,7 +16,7 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 def rng_bit_generator(out: Instruction) -> Instruction:
     """(new state, bits)"""
     state = out.operand
-    shape = out.shape.elements[1]
+    shape = out.elements[1]
     words = (
         h.bitcast_convert(h.reshape(state, (state.dims[0] // 2, 2)), "u64")
         if state.dtype == "u32"

@@ -374,7 +374,7 @@ def dynamic_slice_constant(out: Instruction) -> Instruction | None:
     sizes = out["dynamic_slice_sizes"]
     if sizes == source.dims:
         return source
-    if not source.shape.is_static:
+    if not source.is_static:
         return None
     first = []
     for s, n, full in zip(starts, sizes, source.shape.sizes):
@@ -432,7 +432,7 @@ MOVES = rules(
     (op("transpose", x), transpose_ones),
     (after("transpose", "iota"), transpose_iota),
     # Slices move towards their source
-    (op("slice", x, where=lambda x: x.dims == x.operand.dims and x.shape.is_static),
+    (op("slice", x, where=lambda x: x.dims == x.operand.dims and x.is_static),
      lambda x: x),
     # slice(slice(x)) -> slice(x)
     (after("slice", "slice", x), slice_slice),

@@ -236,7 +236,7 @@ def _turned_scatter(
     """Elements scattered into a uniform array (the gradient of a maximum over positions), scattered
     into the turned one."""
     if (
-        o.shape.is_tuple
+        o.is_tuple
         or o["update_window_dims"]
         or o.operand.op != "broadcast"
         or o.operand.operand.rank
@@ -467,7 +467,7 @@ def concatenate_of_transposes(out: Instruction) -> Instruction | None:
     """concatenate(transpose(x), transpose(y), v) -> transpose(concatenate(x, y, transpose(v))) when
     the transposed ones are most of the bytes"""
     first = next((o for o in out.operands if o.op == "transpose"), None)
-    if first is None or not out.shape.is_static:
+    if first is None or not out.is_static:
         return None
     perm = first["dimensions"]
     moved = [o for o in out.operands if o.op == "transpose" and o["dimensions"] == perm]

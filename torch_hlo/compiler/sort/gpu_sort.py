@@ -309,10 +309,8 @@ class _Sort:
         inner: Size = 1
         for d in self.dims[self.axis + 1 :]:
             inner = inner * d
-        rest = f.div("%lo", self.size(inner))
-        low = f.rem("%lo", self.size(inner))
-        outer = f.div(rest, n)
-        target = f.rem(rest, n)
+        rest, low = f.divmod("%lo", self.size(inner))
+        outer, target = f.divmod(rest, n)
         self.enter(f.muladd(outer, self.size(inner), low))
         order = f"%work{len(self.kinds) - 1}"
         at = f.add(self.start, target)

@@ -95,7 +95,7 @@ def _read_parts(
 ) -> dict[int, list[Instruction]] | None:
     """What reads each result of a sort; None where something reads them all together."""
     found: dict[int, list[Instruction]] = {}
-    for part in reads[x] if x.shape.is_tuple else [x]:
+    for part in reads[x] if x.is_tuple else [x]:
         number = 0 if part is x else part["index"] if part.op == "get-tuple-element" else -1
         if number < 0 or part is root or x is root:
             return None
@@ -124,7 +124,7 @@ def _selection(x: Instruction, turn: Ints, numbers: list[int], kind: str, k: int
         x["to_apply"],
         x["is_stable"],
     )
-    parts = [b.get_tuple_element(inner, n) if x.shape.is_tuple else inner for n in numbers]
+    parts = [b.get_tuple_element(inner, n) if x.is_tuple else inner for n in numbers]
     low, high = (0, k) if kind == "first" else (k, k + 1)
     results = b.tuple_(
         *(b.slice_(p, (*(0 for _ in rows[:-1]), low), (*rows[:-1], high)) for p in parts)

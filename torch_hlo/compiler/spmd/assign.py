@@ -128,7 +128,7 @@ def work(x: Instruction, rule: Factors) -> float:
     """Operations of the whole instruction: two per term of a product, else one per element."""
     if x.op in ("dot", "convolution"):
         return 2.0 * math.prod(rule.sizes)
-    sizes = [s.size for s in x.shape.arrays] + [o.size for o in x.operands if not o.shape.is_tuple]
+    sizes = [s.size for s in x.shape.arrays] + [o.size for o in x.operands if not o.is_tuple]
     return float(max((s for s in sizes if isinstance(s, int)), default=0))
 
 

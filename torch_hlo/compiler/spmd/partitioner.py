@@ -732,7 +732,7 @@ def _act(p: Partitioner, x: Instruction, env: Env, atoms: Atoms) -> Value:
     parts = tuple(h.get_tuple_element(param, i) for i in range(len(operands)))
     call = interned(x.op, parts, _plain_attrs(x), x.shape)
     zeros = [h.broadcast(h.constant(0, s.dtype), s.dims, ()) for s in x.shape.arrays]
-    others = h.tuple_(*zeros) if x.shape.is_tuple else zeros[0]
+    others = h.tuple_(*zeros) if x.is_tuple else zeros[0]
     which = p.grid.table(int(i != 0) for i in p.grid.indices(atoms))
     branches = [Computation(f"call{i}", (param,), root) for i, root in enumerate((call, others))]
     made = h.conditional(which, branches, [state, state])

@@ -426,11 +426,7 @@ def _sharding(state: State, mesh: Mesh) -> Sharding:
 def _is_constant(x: Instruction, known: set[Instruction]) -> bool:
     if x.op in ("constant", "iota"):
         return True
-    if (
-        x.shape.is_tuple
-        or not x.operands
-        or not (x.op in _CHEAP or "pointwise" in OPCODES[x.op].traits)
-    ):
+    if x.is_tuple or not x.operands or not (x.op in _CHEAP or "pointwise" in OPCODES[x.op].traits):
         return False
     return all(o in known for o in x.operands)
 
@@ -465,7 +461,7 @@ def inlined(c: Computation) -> Computation:
         if (
             x.get("custom_call_target") == "Sharding"
             and not x.rank
-            and not x.shape.is_tuple
+            and not x.is_tuple
             and not any(is_unreduced(y.get("sharding")) for y in (x, operands[0]))
         ):
             # a number is everywhere; inside reducers such a call would be in the way

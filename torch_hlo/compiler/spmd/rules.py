@@ -52,14 +52,14 @@ class Site:
             Shape(s.dtype, self.p.grid.block(s.sizes, layout))
             for s, layout in zip(x.shape.arrays, self.choice.results, strict=True)
         ]
-        shape = tuple_shape(*shapes) if x.shape.is_tuple else shapes[0]
+        shape = tuple_shape(*shapes) if x.is_tuple else shapes[0]
         return instr(x.op, operands, shape, **given)
 
     def results(
         self, y: Instruction, reducer: str = "add", partial: Ints | None = None
     ) -> list[Local]:
         """The arrays of `y` as Locals of the arrays of `x`."""
-        shapes, many = self.x.shape.arrays, self.x.shape.is_tuple
+        shapes, many = self.x.shape.arrays, self.x.is_tuple
         parts = [h.get_tuple_element(y, i) for i in range(len(shapes))] if many else [y]
         split = self.choice.partial if partial is None else partial
         return [

@@ -97,7 +97,7 @@ def _positions(x: Instruction) -> Ints:
     select-and-scatter."""
     if x.op == "select-and-scatter":
         return x.operands[1].shape.sizes
-    return x.shape.elements[0].sizes if x.shape.is_tuple else x.shape.sizes
+    return x.elements[0].sizes if x.is_tuple else x.shape.sizes
 
 
 def _windowed(s: Site, local: Local, fill: Instruction) -> tuple[Instruction, list[WindowDim]]:

@@ -100,9 +100,8 @@ class _Scan:
         size = Sizes(f)
         self.exchange = Exchange(self.program.target, THREADS)
         n = size(self.length)
-        row = f.div("%lo", self.chunks)
-        chunk = f.rem("%lo", self.chunks)
-        per = f.mul(f.ceildiv(f.ceildiv(n, self.chunks), TILE), TILE)
+        row, chunk = f.divmod("%lo", self.chunks)
+        per = f.round_up(f.ceildiv(n, self.chunks), TILE)
         first, end = f.part(chunk, per, n)
         self.identity = scalar.flat(load(f, t, f"%init{i}", 0) for i, t in enumerate(self.types))
         before = self._before(row, chunk) if name == "scan_chunks" else self.identity

@@ -64,7 +64,7 @@ def reduce_window(program: Program, x: Instruction) -> None:
     if is_scan(x):
         return emit_scan(program, x)
     taps = tap_count(x["window"])
-    if taps is not None and taps <= UNROLLED_TAPS and not x.shape.is_tuple:
+    if taps is not None and taps <= UNROLLED_TAPS and not x.is_tuple:
         params = parameters_of(o.shape for o in x.operands[:1])
         inits = [
             o if o.op == "constant" else instr("parameter", (), o.shape, index=1)

@@ -20,7 +20,7 @@ def looked_at(out: Instruction) -> Instruction | None:
     _, source, init = out.operands
     window = out["window"]
     if (
-        not all(o.shape.is_static for o in out.operands)
+        not all(o.is_static for o in out.operands)
         or out["scatter"].root.op != "add"
         or any(w.base_dilation != 1 for w in window)
     ):

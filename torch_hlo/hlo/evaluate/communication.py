@@ -112,15 +112,15 @@ def _check(
 @meaning(*(name for name in OPS if not name.endswith("-start")), "all-reduce-start")
 def _collective(x: Instruction, *values: np.ndarray) -> Value:
     results = _exchange(x, values, x.shape)
-    return results if x.shape.is_tuple else results[0]
+    return results if x.is_tuple else results[0]
 
 
 @meaning("all-gather-start", "collective-permute-start")
 def _start(x: Instruction, *values: np.ndarray) -> Value:
     """(operands, results, contexts…)"""
-    results = _exchange(x, values, x.shape.elements[1])
-    several = x.shape.elements[1].is_tuple
-    contexts = (np.zeros(s.sizes, numpy_dtype(s.dtype)) for s in x.shape.elements[2:])
+    results = _exchange(x, values, x.elements[1])
+    several = x.elements[1].is_tuple
+    contexts = (np.zeros(s.sizes, numpy_dtype(s.dtype)) for s in x.elements[2:])
     return (
         values if several else values[0],
         results if several else results[0],

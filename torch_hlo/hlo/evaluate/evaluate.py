@@ -211,9 +211,9 @@ def _custom_call(x: Instruction, *operands: Array) -> Value:
     target = x["custom_call_target"]
     if lapack.routine(target) in lapack.ROUTINES:
         results = lapack.call(target, x.get("backend_config"), operands)
-        if not x.shape.is_tuple:
+        if not x.is_tuple:
             return results[0]
-        shapes = x.shape.elements
+        shapes = x.elements
         return tuple(np.broadcast_to(v, s.sizes) for v, s in zip(results, shapes, strict=True))
     fn = CUSTOM_CALLS.get(target)
     if fn is None:
@@ -242,7 +242,7 @@ def _async_start(x: Instruction, *operands: Array) -> Value:
     return (
         operands,
         value,
-        *(np.zeros(s.sizes, numpy_dtype(s.dtype)) for s in x.shape.elements[2:]),
+        *(np.zeros(s.sizes, numpy_dtype(s.dtype)) for s in x.elements[2:]),
     )
 
 

@@ -221,7 +221,7 @@ def _scatter(x: Instruction, *values: Array) -> Value:
     results: list[Array] = [np.array(o).ravel() for o in operands]
     combine_at(results, flat, [u.ravel()[fits] for u in turned], x["to_apply"])
     results = [r.reshape(dims) for r in results]
-    return tuple(results) if x.shape.is_tuple else results[0]
+    return tuple(results) if x.is_tuple else results[0]
 
 
 def combine_at(
@@ -265,7 +265,7 @@ def _sort(x: Instruction, *values: Array) -> Value:
     sorted_values = [
         np.moveaxis(np.take_along_axis(r, order, -1).reshape(dims), -1, axis) for r in rows
     ]
-    return tuple(sorted_values) if x.shape.is_tuple else sorted_values[0]
+    return tuple(sorted_values) if x.is_tuple else sorted_values[0]
 
 
 def sort_order(rows: list[Array], comparator: Computation) -> Array:
@@ -348,7 +348,7 @@ def _sort_merging(rows: list[Array], comparator: Computation) -> Array:
 
 @meaning("topk")
 def _topk(x: Instruction, v: Array) -> Value:
-    k = x["k"] if x.get("k") is not None else x.shape.elements[0].dims[-1]
+    k = x["k"] if x.get("k") is not None else x.elements[0].dims[-1]
     key = total_order(v) if v.dtype.kind == "f" else v
     key = ~key if x.get("largest", True) else key
     order = np.argsort(key, -1, kind="stable")[..., :k]

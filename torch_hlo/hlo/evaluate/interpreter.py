@@ -198,7 +198,7 @@ def simple_fold(computation: Computation) -> np.ufunc | None:
     None."""
     root = computation.root
     params = computation.params
-    if len(params) != 2 or set(root.operands) != set(params) or root.shape.is_tuple:
+    if len(params) != 2 or set(root.operands) != set(params) or root.is_tuple:
         return None
     if root.kind == "c" and root.op not in ("add", "multiply"):
         return None

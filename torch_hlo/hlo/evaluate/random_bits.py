@@ -104,7 +104,7 @@ def _rng_bit_generator(x: Instruction, state: Array) -> Value:
     bits = max(DTYPES[shape.dtype].bits, 8)
     values, new = fn(key, shape.sizes, bits)
     values = reinterpret(values.astype(f"u{bits // 8}"), f"u{bits}", shape.dtype)
-    return (new.view(state.dtype), values) if x.shape.is_tuple else values
+    return (new.view(state.dtype), values) if x.is_tuple else values
 
 
 _STATE = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from .interpreter import Array, Value, apply, meaning, pointwise, run, simple_fo
 
 
 def _result(x: Instruction, values: list[Array]) -> Array | tuple[Array, ...]:
-    return tuple(values) if x.shape.is_tuple else values[0]
+    return tuple(values) if x.is_tuple else values[0]
 
 
 @meaning("reduce")

@@ -16,6 +16,7 @@ from .dim import (
     fixed,
     function,
     parse_dim,
+    round_up,
     substitute,
     symbol,
     symbols,

@@ -123,6 +123,15 @@ def ceildiv(a: Size, b: Size) -> Size:
     return -(-a // b) if isinstance(a, int) and isinstance(b, int) else (a + b - 1) // b
 
 
+@overload
+def round_up(a: int, b: int) -> int: ...
+@overload
+def round_up(a: Size, b: Size) -> Size: ...
+def round_up(a: Size, b: Size) -> Size:
+    """The multiple of `b` that is not below `a`."""
+    return ceildiv(a, b) * b
+
+
 def fixed(size: Size) -> int:
     """A size that is known to be no symbol."""
     assert isinstance(size, int)

@@ -432,9 +432,9 @@ def tuple_(*xs: Instruction) -> Shape:
 
 
 def get_tuple_element(x: Instruction, index: int) -> Shape:
-    if not x.shape.is_tuple or not 0 <= index < len(x.shape.elements):
+    if not x.is_tuple or not 0 <= index < len(x.elements):
         fail("get-tuple-element", f"no element {index}", x)
-    return x.shape.elements[index]
+    return x.elements[index]
 
 
 def first(x: Instruction, *rest: Instruction, **attrs: Any) -> Shape:
@@ -517,9 +517,9 @@ def started(rule: Callable[..., Shape], *xs: Instruction, **attrs: Any) -> Shape
 
 def finished(op: str, element: int, x: Instruction, **attrs: Any) -> Shape:
     """`-done`: element of the `-start` tuple."""
-    if not x.shape.is_tuple or len(x.shape.elements) <= element:
+    if not x.is_tuple or len(x.elements) <= element:
         fail(op, "takes the result of the matching -start", x)
-    return x.shape.elements[element]
+    return x.elements[element]
 
 
 def async_start(*xs: Instruction, calls: Computation, **attrs: Any) -> Shape:

@@ -91,6 +91,18 @@ class Instruction:
         return self.shape.itemsize
 
     @property
+    def is_tuple(self) -> bool:
+        return self.dtype == "tuple"
+
+    @property
+    def elements(self) -> tuple[Shape, ...]:
+        return self.shape.elements
+
+    @property
+    def is_static(self) -> bool:
+        return self.shape.is_static
+
+    @property
     def operand_shapes(self) -> str:
         """For messages: "f32[2,3], s64[]"."""
         return ", ".join(str(o.shape) for o in self.operands)

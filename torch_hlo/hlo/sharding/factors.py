@@ -139,7 +139,7 @@ def _opaque(x: Instruction, m: _Maker) -> Factors:
 
 @_rule("copy map domain")
 def _pointwise(x: Instruction, m: _Maker) -> Factors:
-    if x.shape.is_tuple:
+    if x.is_tuple:
         return _opaque(x, m)
     dims = m.each(x.dims)
     return m.rule([dims if o.rank == x.rank else [()] * o.rank for o in x.operands], [dims])
@@ -528,7 +528,7 @@ def _batch_norm(x: Instruction, m: _Maker) -> Factors:
     whole = (0, 4) if x.op == "batch-norm-grad" else (0,)
     return m.rule(
         [dims if i in whole else channel for i in range(len(x.operands))],
-        [dims, channel, channel] if x.shape.is_tuple else [dims],
+        [dims, channel, channel] if x.is_tuple else [dims],
     )
 
 
