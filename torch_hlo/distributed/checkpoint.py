@@ -54,7 +54,8 @@ def save(state: dict[str, Any], root: str | os.PathLike[str], step: int, keep: i
     from torch.distributed.checkpoint.state_dict_saver import save as write
 
     root = Path(root)
-    final, temporary = at(root, step), root / f"step_{step:08d}.tmp"
+    final = at(root, step)
+    temporary = root / f"step_{step:08d}.tmp"
     if first():
         root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
@@ -128,7 +129,8 @@ def load(state: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
     return result
 
 
-_STRUCTURE, _TENSOR = "__structure__", "__tensor__"
+_STRUCTURE = "__structure__"
+_TENSOR = "__tensor__"
 
 
 def _pack(structure: object) -> Tensor:

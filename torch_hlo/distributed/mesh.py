@@ -116,7 +116,9 @@ class Dim:
     priority: int
 
     def __init__(self, *axes: str, open: bool = False, priority: int = 0) -> None:
-        self.axes, self.open, self.priority = axes, open, priority
+        self.axes = axes
+        self.open = open
+        self.priority = priority
 
     def __repr__(self) -> str:
         notes = ["open=True"] * self.open + [f"priority={self.priority}"] * bool(self.priority)
@@ -166,7 +168,9 @@ class _Entries:
     begins the text of errors."""
 
     def __init__(self, mesh: Mesh, spec: Sequence[Entry], what: str) -> None:
-        self.mesh, self.spec, self.what = mesh.hlo, spec, what
+        self.mesh = mesh.hlo
+        self.spec = spec
+        self.what = what
         self.used: list[Axis] = []
 
     def axis(self, text: str) -> Axis:

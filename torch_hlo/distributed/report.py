@@ -29,10 +29,8 @@ def report() -> str:
         name = f"{program.name:12}{program.runs:6}"
         for kind in KINDS:
             if program.cost.collectives[kind]:
-                number, sent = (
-                    program.cost.collectives[kind],
-                    program.cost.sent[kind],
-                )
+                number = program.cost.collectives[kind]
+                sent = program.cost.sent[kind]
                 lines.append(f"{name}  {kind:22}{number:8,.0f}{sent:24,.0f}")
                 name = " " * 18
         if name.strip():

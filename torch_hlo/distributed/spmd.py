@@ -155,7 +155,8 @@ def from_blocks(t: Tensor, found: Sharding, full_shape: Sequence[int]) -> Tensor
             f"blocks of shape {tuple(t.shape)} do not make a tensor of shape {tuple(full_shape)}"
             f" under {found}"
         )
-    note, dims = encode(found), list(full_shape)
+    note = encode(found)
+    dims = list(full_shape)
     whole: Tensor = torch.ops.torch_hlo.from_blocks(_on_device(t), note, dims)
     return whole
 

@@ -32,7 +32,8 @@ class Plan:
     (module name, function of the rank -> spec)."""
 
     def __init__(self, model: nn.Module, mesh: Mesh, tactics: Sequence[Tactic] = ()) -> None:
-        self.model, self.mesh = model, mesh
+        self.model = model
+        self.mesh = mesh
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         self.parameters: dict[str, Spec] = {
             name: [()] * len(shape) for name, shape in self.shapes.items()

@@ -83,7 +83,8 @@ def _random_file(args: Sequence[Any]) -> str | None:
 
 def name_backend(module: ModuleType) -> None:
     """`torch_compile_backend="hlo"` is a member of Accelerate's enumeration of back ends."""
-    kinds, name = module.DynamoBackend, NAME.upper()
+    kinds = module.DynamoBackend
+    name = NAME.upper()
     member = str.__new__(kinds, name)
     member._name_ = member._value_ = name
     kinds._member_map_[name] = kinds._value2member_map_[name] = member

@@ -28,7 +28,8 @@ class _Moved:
     """Like `inner`, whose tensors are on the CPU, but they come on `device`."""
 
     def __init__(self, inner: Any, device: torch.device) -> None:
-        self.inner, self.device = inner, device
+        self.inner = inner
+        self.device = device
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

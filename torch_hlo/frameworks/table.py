@@ -58,7 +58,8 @@ def _lightning(fabric: str, pytorch: str) -> Iterator[Row]:
 
 
 _HERE = "torch_hlo.frameworks.without_cuda:"
-_MIXED, _CLIP = wrapped(_HERE + "mixed"), wrapped(_HERE + "clip")
+_MIXED = wrapped(_HERE + "mixed")
+_CLIP = wrapped(_HERE + "clip")
 _IGNITE = "ignite.distributed.comp_models."
 _OTHER_ROWS = (
     Row("torch.amp.grad_scaler", "GradScaler.__init__", _MIXED),

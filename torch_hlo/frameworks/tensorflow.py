@@ -122,7 +122,8 @@ class Trace:
     def __init__(self, flat: Callable[..., Any], specs: Sequence[tf.TensorSpec]) -> None:
         if not runtime.backend().on_host:
             raise RuntimeError("torch_hlo.tf computes in the host's memory: TORCH_HLO_DEVICE=cpu")
-        self.flat, self.specs = flat, specs
+        self.flat = flat
+        self.specs = specs
         traced = tf.function(flat, jit_compile=True)
         self.concrete = traced.get_concrete_function(*specs)
         variables = {id(v.handle): v for v in self.concrete.graph.variables}

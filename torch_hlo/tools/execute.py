@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace as with_fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from torch_hlo import config
 from torch_hlo.device import runtime
 from torch_hlo.hlo.evaluate import interpreter
-from torch_hlo.hlo.evaluate.evaluate import bind_symbols, evaluate
+from torch_hlo.hlo.evaluate.evaluate import bind_symbols, evaluate, fitting, leaves
 from torch_hlo.hlo.evaluate.interpreter import EvaluateError
 from torch_hlo.hlo.ir import (
     DTYPES,
@@ -55,10 +55,10 @@ def flat(module: Module) -> Module:
         swaps[p] = _parameter(p.shape, params, p.get("sharding"))
     flattened = b.tuple_(*_parts(rebuild(root, swaps)))
     if (sharding := root.get("sharding")) is not None:
-        flattened = replace(flattened, sharding=tuple(_leaves(sharding)))
+        flattened = replace(flattened, sharding=tuple(leaves(sharding)))
     symbols = tuple((name, moved[i], d) for name, i, d in module.symbols)
-    ins = tuple(_leaves(module.in_shardings))
-    outs = tuple(_leaves(module.out_shardings))
+    ins = tuple(leaves(module.in_shardings))
+    outs = tuple(leaves(module.out_shardings))
     entry = Computation(entry.name, tuple(params), flattened)
     return with_fields(
         module,
@@ -68,15 +68,6 @@ def flat(module: Module) -> Module:
         in_shardings=ins,
         out_shardings=outs,
     )
-
-
-def _leaves(value: object) -> Iterator[Any]:
-    """The leaves of nested tuples."""
-    if isinstance(value, tuple):
-        for v in value:
-            yield from _leaves(v)
-    else:
-        yield value
 
 
 def _is_flat(root: Instruction) -> bool:
@@ -121,22 +112,11 @@ def prepared(module: Module, inputs: Sequence) -> tuple[Module, list[np.ndarray]
     params = module.entry.params
     if len(values) != len(params):
         raise EvaluateError(f"{module.name} takes {len(params)} arrays, got {len(values)}")
-    arrays = [_array(i, v, p.shape) for i, (v, p) in enumerate(zip(values, params, strict=True))]
+    arrays = [
+        fitting(i, v, p.shape).astype(numpy_dtype(p.dtype))
+        for i, (v, p) in enumerate(zip(values, params, strict=True))
+    ]
     return module, arrays, bind_symbols(module.entry, [a.shape for a in arrays])
-
-
-def _array(i: int, value: object, shape: Shape) -> np.ndarray:
-    array = np.asarray(value)
-    want = numpy_dtype(shape.dtype)
-    if isinstance(value, (bool, int, float, complex)):
-        array = array.astype(want)
-    if array.dtype != want and array.dtype.name != DTYPES[shape.dtype].numpy:
-        raise EvaluateError(
-            f"parameter {i} is {shape}, got an array of {array.dtype}; convert it to {want}"
-        )
-    if array.ndim != shape.rank:
-        raise EvaluateError(f"parameter {i} is {shape}, got an array of sizes {list(array.shape)}")
-    return array.astype(want)
 
 
 def runner(module: Module, inputs: Sequence) -> Callable[[], Results]:

@@ -45,10 +45,8 @@ class Forward(AttentionKernel):
         number = f.mul(head, self.rows)
         keys = f.mul(f.div(head, a.group), a.columns)
         self.depth, self.wide = (round_up(n, lanes) for n in (a.size, a.width))
-        self.q, self.ot = (
-            self.floats(self.rows * self.depth),
-            self.floats(self.rows * self.wide),
-        )
+        self.q = self.floats(self.rows * self.depth)
+        self.ot = self.floats(self.rows * self.wide)
         self.weights = self.floats(self.rows * KEYS + lanes)
         self.terms_of = {role: self.floats(KEYS + lanes) for role in self.terms}
         one = f.typed("float")

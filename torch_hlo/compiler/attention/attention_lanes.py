@@ -54,7 +54,8 @@ class LaneKernel(AttentionKernel):
         self.groups = self.queries // self.group
         self.copies: dict[str, str] = {}
         self.v = self.f.typed("float", self.lanes)
-        self.number, self.range = self.floats(1), self.floats(4)
+        self.number = self.floats(1)
+        self.range = self.floats(4)
         bias = a.bias
         self.bias = None if bias is None else "key" if bias.row == 0 else "tile"
         self.bias_tile = (

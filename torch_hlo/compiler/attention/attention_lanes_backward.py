@@ -49,13 +49,12 @@ class Backward(LaneScores):
             self.floats(self.groups * n * self.group)
             for n in (a.size, a.width, self.transposed_bytes(a.size) // self.group)
         )
-        self.lse2, self.delta = self.floats(self.queries), self.floats(self.queries)
+        self.lse2 = self.floats(self.queries)
+        self.delta = self.floats(self.queries)
         self.logs = self.floats(self.queries) if a.softmax else "null"
-        self.ones, self.span, self.caps = (
-            self.floats(self.group),
-            self.floats(8),
-            self.store_caps(),
-        )
+        self.ones = self.floats(self.group)
+        self.span = self.floats(8)
+        self.caps = self.store_caps()
         self.p, self.ds = (self.floats((self.keys + self.t.rows) * self.tile_row) for _ in range(2))
         # weights after dropout
         self.used = self.floats((self.keys + self.t.rows) * self.tile_row) if a.factors else self.p

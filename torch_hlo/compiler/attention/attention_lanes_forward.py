@@ -82,16 +82,13 @@ class Forward(LaneScores):
         f = self.f
         a = self.a
         group = self.group
-        self.qt, self.ot = (
-            self.floats(self.groups * a.size * group),
-            self.floats(self.groups * self.transposed_bytes(a.width)),
-        )
-        self.tops, self.sums = self.floats(self.queries), self.floats(self.queries)
-        self.tile, self.now, self.alpha = (
-            self.floats((self.keys + self.t.rows) * group),
-            self.floats(group),
-            self.floats(group),
-        )
+        self.qt = self.floats(self.groups * a.size * group)
+        self.ot = self.floats(self.groups * self.transposed_bytes(a.width))
+        self.tops = self.floats(self.queries)
+        self.sums = self.floats(self.queries)
+        self.tile = self.floats((self.keys + self.t.rows) * group)
+        self.now = self.floats(group)
+        self.alpha = self.floats(group)
         self.zero(self.ot, self.groups * self.transposed_bytes(a.width))
         self.zero(self.sums, self.queries)
         self.caps = self.store_caps()

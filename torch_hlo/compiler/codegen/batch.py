@@ -13,13 +13,12 @@ The kernels themselves are the same code, called on ranges of the same grain: no
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from torch_hlo.hlo.ir import Instruction
+from torch_hlo.hlo.ir import POINTWISE, Instruction
 
 from ..llvm import Function
 from ..thresholds import RANGE_PS
 from .block import Places, Span
 from .program import Program, Row
-from .registry import POINTWISE
 
 LARGEST = 512  # kernels of a table
 RANGES = 64  # and there are about so many

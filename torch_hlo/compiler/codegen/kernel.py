@@ -28,6 +28,7 @@ from .program import Program
 
 # what is written per vector: (index, what is carried) -> what is carried on
 Body = Callable[[Index, list[str]], list[str] | None]
+Carried = list[list[str]]  # what each copy of a loop's body hands on to the next turn
 
 
 class Fold(Protocol):
@@ -105,7 +106,7 @@ class Kernel(KernelValues):
         carry: Sequence[tuple[str, str]] = (),
         aligned: bool = False,
         compact: bool = False,
-    ) -> list[list[str]]:
+    ) -> Carried:
         """Vector loop over [low, high) in steps of `lanes`; the range may be empty. `low` is a
         multiple of `lanes`, unless the kernel is `ragged`.
 
@@ -144,7 +145,7 @@ class Kernel(KernelValues):
 
     def _carried(
         self, extent: Size, carry: Sequence[tuple[str, str]], unroll: int = 1
-    ) -> tuple[Var, list[str], list[list[str]]]:
+    ) -> tuple[Var, list[str], Carried]:
         """The variable of a new lane loop, and types and first values of what it carries."""
         parent = self.levels[-1]
         var = variable("loop", (f"%i{self.unit.number()}",), extent, parent.depth + 1)
@@ -206,8 +207,8 @@ class Kernel(KernelValues):
         high: int,
         body: Body,
         kinds: list[str],
-        state: list[list[str]],
-    ) -> list[list[str]]:
+        state: Carried,
+    ) -> Carried:
         unroll = len(state)
         step = self.lanes * unroll
         main_end = low + (high - low) // step * step
@@ -255,8 +256,8 @@ class Kernel(KernelValues):
         high: str | int,
         body: Body,
         kinds: list[str],
-        state: list[list[str]],
-    ) -> list[list[str]]:
+        state: Carried,
+    ) -> Carried:
         parent = self.levels[-1]
         step = self.lanes * len(state)
         op = parent.scalar.op
@@ -288,11 +289,11 @@ class Kernel(KernelValues):
         high: str,
         body: Body,
         kinds: list[str],
-        state: list[list[str]],
+        state: Carried,
         nonempty: bool,
         tail: bool = False,
         step: int = 0,
-    ) -> list[list[str]]:
+    ) -> Carried:
         parent = self.levels[-1]
         label = self._label("lanes")
         end = self._label("end")
@@ -341,12 +342,12 @@ class Kernel(KernelValues):
         tail: str | None,
         var: Var,
         body: Body,
-        carried: list[list[str]],
-    ) -> list[list[str]]:
+        carried: Carried,
+    ) -> Carried:
         """Write the body once per entry of `carried`, and then what they all store. Returns what is
         carried on."""
         parent = self.levels[-1]
-        results: list[list[str]] = []
+        results: Carried = []
         with self._stored_last():
             for copy, values in enumerate(carried):
                 self._enter(lines, label, tail)

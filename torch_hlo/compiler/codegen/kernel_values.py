@@ -406,7 +406,7 @@ class KernelValues:
             return t.load(self.address(pointer, kind, index), self.alignment(index, align), mask)
         if stride == -1 and mask is None:
             raw = t.load(self.address(pointer, kind, index - (e.lanes - 1)))
-            return e.shuffle(kind, raw, "poison", e.lanes, range(e.lanes - 1, -1, -1))
+            return e.reversed(kind, raw)
         if (
             self._tile is not None
             and mask is None
@@ -622,7 +622,7 @@ class KernelValues:
             )
             self._later(lambda: t.store(value, at, align, mask, nontemporal))
         elif stride == -1 and mask is None:
-            reversed_ = e.shuffle(kind, value, "poison", e.lanes, range(e.lanes - 1, -1, -1))
+            reversed_ = e.reversed(kind, value)
             at = self.address(pointer, kind, index - (e.lanes - 1))
             self._later(lambda: t.store(reversed_, at))
         else:

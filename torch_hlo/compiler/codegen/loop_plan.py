@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import DTYPES, OPCODES, Dims, Instruction, Size, product
+from torch_hlo.hlo.ir import DTYPES, OPCODES, POINTWISE, Dims, Instruction, Size, product
 
 from ..llvm import Emit, Unit
 from ..llvm.scalar import Value
@@ -17,7 +17,7 @@ from . import index as ix
 from .block import CodegenError
 from .index import Index, Var
 from .kernel_values import Condition
-from .registry import POINTWISE, VALUES
+from .registry import VALUES
 
 _POINTWISE = frozenset(POINTWISE) | {"copy", "opt-barrier"}
 _MAX_SPLITS = 12

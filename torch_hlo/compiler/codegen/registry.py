@@ -26,15 +26,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from torch_hlo.hlo.ir import OPCODES, Instruction
+from torch_hlo.hlo.ir import POINTWISE, Instruction
 
 Function = Callable[..., Any]
 _PACKAGE = __name__.rpartition(".codegen.")[0]
-POINTWISE = tuple(
-    name
-    for name, row in OPCODES.items()
-    if "pointwise" in row.traits and "composite" not in row.traits
-)
 
 
 class Table(MutableMapping[str, Function]):

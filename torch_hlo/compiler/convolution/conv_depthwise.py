@@ -353,7 +353,7 @@ def _form(
     height = ceildiv(out_high, ceildiv(out_high, height))
     rows = fixed(down.size)
     unrolled = rows if rows <= UNROLLED_TAPS else 1
-    tile = Tile(t.kind, t.itemsize, t.lanes, height, vectors)
+    tile = Tile(t.kind, t.lanes, height, vectors)
     return Form(tile, unrolled, last.stride, down.stride, down.window_dilation)
 
 

@@ -32,7 +32,7 @@ from torch_hlo.hlo.ir import (
 
 from ..codegen import Program
 from ..conv_forms import is_channels_last
-from ..llvm import Function, Int, item_parameters, signature
+from ..llvm import BITS, Function, Int, item_parameters, signature
 from ..matmul.blocking import Partition, tile_heights
 from ..matmul.dot_task import Finish
 from ..matmul.epilogue import Epilogue
@@ -75,8 +75,7 @@ NUMBERS = (
 
 def register_tile(kind: str, vector_bytes: int) -> Tile:
     """The register block: 14 x 2 vectors with 32 registers, 6 x 2 with 16."""
-    itemsize = {"float": 4, "double": 8, "i32": 4, "i64": 8}[kind]
-    return Tile(kind, itemsize, vector_bytes // itemsize, 14 if vector_bytes >= 64 else 6, 2)
+    return Tile(kind, 8 * vector_bytes // BITS[kind], 14 if vector_bytes >= 64 else 6, 2)
 
 
 def micro(name: str, t: Tile, rows: int, vectors: int, partial: bool) -> Function:

@@ -264,7 +264,7 @@ def turn(name: str, t: Tile) -> Function:
     n = t.lanes
     length = f.mul("%taps", "%channels")
     whole = f.mul(length, "%ldp")
-    one = Tile(t.kind, t.itemsize, n, n, 1)
+    one = Tile(t.kind, n, n, 1)
     with f.items() as item:
         o = f.mul(item, n)
         mask = f.lane_mask(n, o, "%features")

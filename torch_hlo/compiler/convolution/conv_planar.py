@@ -13,6 +13,7 @@ of the first and the last one.
 from __future__ import annotations
 
 from torch_hlo.hlo.ir import (
+    POINTWISE,
     Computation,
     Instruction,
     Ints,
@@ -29,10 +30,10 @@ from ..conv_forms import is_planar, sides
 from ..hlo_pass import fixpoint, hlo_pass, over_computations
 from ..matmul.dot_canon import plain
 from ..simplify.algebra import algebra
-from ..simplify.reshape_motion import POINTWISE, reshape_motion
+from ..simplify.reshape_motion import reshape_motion
 from ..thresholds import COPIED
 
-_POINTWISE = frozenset(POINTWISE.split())
+_POINTWISE = frozenset(POINTWISE)
 
 
 def _to_last(rank: int) -> Ints:
@@ -119,7 +120,8 @@ def product_of_images(x: Instruction) -> Instruction | None:
         or pixels.dims[1] != image.dims[-1]
     ):
         return None
-    features, channels = (w.dims[1 - b], w.dims[b])
+    features = w.dims[1 - b]
+    channels = w.dims[b]
     count = image.dims[0]
     each = x.dims[0] // count
     if COPIED * features * channels > (features + channels) * each:

@@ -435,6 +435,18 @@ def _tiles(x: Instruction, s: Filtering) -> tuple[int, int, int]:
     return high, wide, images * high * wide
 
 
+def tile_geometry(
+    x: Instruction, s: Filtering, tiles: tuple[int, int, int], pads: Sequence[Size], taps: int
+) -> list[Size]:
+    """The values of `geometry(2)` for tiles of an image, `taps` wide."""
+    *counts, every = tiles
+    steps = row_major_strides(x.dims)
+    numbers: list[Size] = [every, steps[0]]
+    for i, (count, pad) in enumerate(zip(counts, pads, strict=True), 1):
+        numbers += [count, x.dims[i], s.outputs, pad, taps, 1, steps[i]]
+    return numbers
+
+
 def applies(x: Instruction) -> bool:
     """Whether element type and sizes allow minimal filtering."""
     return (
@@ -496,7 +508,6 @@ def emit_winograd(
     epilogue = finish.epilogue if finish else None
     label = f"winograd_{height}{'o' * odd}{'' if not epilogue else '_' + epilogue.name}"
     name = program.made(task, label, t, s, height, odd, epilogue)
-    steps = row_major_strides(lhs.dims)
     numbers: list[Size] = [
         tiles,
         tiles_each,
@@ -507,17 +518,9 @@ def emit_winograd(
         blocks_n,
         features,
     ]
-    numbers += [*x.dims[1:-1], tiles_high, tiles_wide, tiles, steps[0]]
-    for i, (w, out) in enumerate(zip(x["window"], (tiles_high, tiles_wide), strict=True)):
-        numbers += [
-            out,
-            lhs.dims[1 + i],
-            s.outputs,
-            w.pad_low,
-            s.inputs,
-            1,
-            steps[1 + i],
-        ]
+    pads = [w.pad_low for w in x["window"]]
+    numbers += [*x.dims[1:-1], tiles_high, tiles_wide]
+    numbers += tile_geometry(lhs, s, (tiles_high, tiles_wide, tiles), pads, s.inputs)
     zeros = program.constant(bytes((channels + t.lanes) * t.itemsize))
     pointers = program.pointer(lhs), U, "null" if finish else program.pointer(x), zeros
     texts = program.arguments(pointers, numbers)

@@ -10,7 +10,7 @@ weights, on its way to memory.
 """
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed, round_up, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed, round_up
 
 from ..codegen import Program
 from ..llvm import Function, Int, item_parameters
@@ -33,6 +33,7 @@ from .conv_winograd import (
     applies,
     define,
     points_at,
+    tile_geometry,
     transform,
     transform_inputs,
     transposed,
@@ -304,14 +305,9 @@ def emit_winograd_gradient(program: Program, x: Instruction, kind: str) -> None:
         height,
         *lds,
     ]
-    for o, stride, taps, pads in (
-        (lhs, s.outputs, s.inputs, [w.pad_low for w in x["window"]]),
-        (rhs, s.outputs, s.outputs, (0, 0)),
-    ):
-        steps = row_major_strides(o.dims)
-        numbers += [tiles, steps[0]]
-        for i, (out, pad) in enumerate(zip((tiles_high, tiles_wide), pads, strict=True)):
-            numbers += [out, o.dims[1 + i], stride, pad, taps, 1, steps[1 + i]]
+    pads = [w.pad_low for w in x["window"]]
+    for o, pad, taps in ((lhs, pads, s.inputs), (rhs, [0, 0], s.outputs)):
+        numbers += tile_geometry(o, s, (tiles_high, tiles_wide, tiles), pad, taps)
     turned = x["dim_labels"].endswith("fb01")
     weights = channels * features * s.taps**2
     target = program.pointer(x)

@@ -549,20 +549,17 @@ class Plan:
         stack: list[Group] = []
 
         def push(reads: dict[int, set[Edge]]) -> bool:
+            """Whether `h` is among them; the others are searched."""
+            found = False
             for s in reads:
                 k = self.group(s)
-                if k is h:
-                    return True
+                found |= k is h
                 if k is not None and id(k) not in seen and k.reach >= h.reach:
                     seen.add(id(k))
                     stack.append(k)
-            return False
+            return found
 
-        for s in g.reads:
-            k = self.group(s)
-            if k is not None and id(k) not in seen and k.reach >= h.reach:
-                seen.add(id(k))
-                stack.append(k)
+        push(g.reads)
         budget = SEARCH_BUDGET
         while stack:
             budget -= 1

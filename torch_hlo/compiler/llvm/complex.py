@@ -171,10 +171,17 @@ def tanh(t: Typed, a: Pair) -> Pair:
     return t.div(t.mul(sh, ch), d), t.div(t.mul(s, c), d)
 
 
-@_wide
-def tan(t: Typed, a: Pair) -> Pair:
-    re, im = tanh(t, (t.neg(a[1]), a[0]))  # tan z = -i tanh(iz)
-    return im, t.neg(re)
+def _turned(fn: Callable[[Typed, Pair], Pair]) -> Callable[[Typed, Pair], Pair]:
+    """-i f(iz)"""
+
+    def run(t: Typed, a: Pair) -> Pair:
+        re, im = fn(t, (t.neg(a[1]), a[0]))
+        return im, t.neg(re)
+
+    return _wide(run)
+
+
+tan = _turned(tanh)
 
 
 @_wide
@@ -218,10 +225,7 @@ def asinh(t: Typed, a: Pair) -> Pair:
     return t.select(left, t.neg(re), re), t.select(left, t.neg(im), im)
 
 
-@_wide
-def asin(t: Typed, a: Pair) -> Pair:
-    re, im = asinh(t, (t.neg(a[1]), a[0]))  # asin z = -i asinh(iz)
-    return im, t.neg(re)
+asin = _turned(asinh)
 
 
 @_wide

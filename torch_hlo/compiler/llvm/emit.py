@@ -250,6 +250,10 @@ class Emit:
             f" <{text}>"
         )
 
+    def reversed(self, kind: str, value: str) -> str:
+        """The lanes from last to first."""
+        return self.shuffle(kind, value, "poison", self.lanes, range(self.lanes - 1, -1, -1))
+
 
 class Typed:
     """Operations on one scalar kind (`float`, `double`, `i32`…) at the Emit's width. A Python

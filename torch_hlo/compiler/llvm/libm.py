@@ -15,7 +15,7 @@ from functools import partial
 
 from . import math as functions
 from .emit import Emit, Typed, Unit
-from .math_circular import sin_cos
+from .math_circular import in_quadrant, sin_cos
 from .target import Target
 
 Routine = Callable[[Target, str], str]  # the text of the function of that name
@@ -44,7 +44,8 @@ class _Code:
     def __init__(self, target: Target) -> None:
         self.lines: list[str] = []
         self.e = Emit(1, self.lines, Unit(target))
-        self.d, self.i = self.e.typed("double"), self.e.typed("i64")
+        self.d = self.e.typed("double")
+        self.i = self.e.typed("i64")
 
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")
@@ -210,9 +211,7 @@ def _sin_or_cos(target: Target, name: str) -> str:
     def value(r: str, number: str) -> str:
         sine, cosine, own = sin_cos(d, r)
         q = i.add(i.add(number, own), name == "cos")
-        odd = i.cmp("ne", i.bin("and", q, 1), 0)
-        sign = i.bin("shl", i.bin("and", q, 2), 62)
-        result = d.from_bits(i.bin("xor", d.bits(d.select(odd, cosine, sine)), sign))
+        result = in_quadrant(d, sine, cosine, q)
         return result if name == "cos" else d.select(d.cmp("oeq", "%x", 0.0), "%x", result)
 
     _near_or_reduced(c, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 
-from .emit import Typed
+from .emit import BITS, Typed
 from .math_function import INF, NAN, Elementary, falls_back, quotient
 
 # -- circular
@@ -49,14 +49,19 @@ def sin_cos(t: Typed, x: str) -> tuple[str, str, str]:
     return sine, cosine, quadrant
 
 
+def in_quadrant(t: Typed, sine: str, cosine: str, q: str) -> str:
+    """The sine of x + q pi/2, of those of x."""
+    i = t.ints()
+    odd = i.cmp("ne", i.bin("and", q, 1), 0)
+    sign = i.bin("shl", i.bin("and", q, 2), BITS[t.kind] - 2)
+    return t.from_bits(i.bin("xor", t.bits(t.select(odd, cosine, sine)), sign))
+
+
 def _circular(t: Typed, x: str, shift: int) -> str:
     sine, cosine, quadrant = sin_cos(t, x)
     i = t.ints()
     q = i.add(quadrant, shift) if shift else quadrant
-    odd = i.cmp("ne", i.bin("and", q, 1), 0)
-    sign = i.bin("shl", i.bin("and", q, 2), 62)
-    r = t.select(odd, cosine, sine)
-    r = t.from_bits(i.bin("xor", t.bits(r), sign))
+    r = in_quadrant(t, sine, cosine, q)
     return t.select(t.cmp("olt", t.abs(x), INF), r, NAN)
 
 
@@ -87,9 +92,7 @@ def _circular32(t: Typed, x: str, shift: int, reduced: tuple[str, str]) -> str:
     z = t.mul(r, r)
     sine = t.fma(t.mul(t.poly(z, _SIN32), z), r, r)
     cosine = t.add(t.fma(z, -0.5, 1.0), t.mul(t.mul(t.poly(z, _COS32), z), z))
-    odd = i.cmp("ne", i.bin("and", q, 1), 0)
-    sign = i.bin("shl", i.bin("and", q, 2), 30)
-    y = t.from_bits(i.bin("xor", t.bits(t.select(odd, cosine, sine)), sign))
+    y = in_quadrant(t, sine, cosine, q)
     return t.select(t.cmp("olt", t.abs(x), INF), y, NAN)
 
 

@@ -515,11 +515,7 @@ def _float_to_int(e: Emit, value: str, have: str, row: DType) -> str:
     i = e.typed("i32" if narrow else f"i{row.bits}")
     name = "fptosi" if row.kind == "s" else "fptoui"
     if narrow:
-        low, high = (
-            (-(1 << row.bits - 1), (1 << row.bits - 1) - 1)
-            if row.kind == "s"
-            else (0, (1 << row.bits) - 1)
-        )
+        low, high = row.limits
         value = t.select(t.cmp("uno", value, value), 0.0, value)
         value = t.select(t.cmp("olt", value, high), value, high)
         value = t.select(t.cmp("ogt", value, low), value, low)

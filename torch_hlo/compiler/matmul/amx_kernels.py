@@ -21,14 +21,14 @@ STEP_BYTES = 2048  # two tiles: what a step of the micro-kernel takes of each op
 # elements between the rows of sums in scratch memory: rows a power of 2 apart would share few sets
 # of a cache
 GAP = 16
-WORDS = Tile("i32", 4, 16, 16, 1)
+WORDS = Tile("i32", 16, 16, 1)
 # of AVX512-BF16's micro-kernel: rows whose sums are in registers, pairs that a turn multiplies
 ROWS, TOGETHER = 11, 4
 FEW_ROWS = (4, 8)
 PAIRS_AHEAD = 2  # steps
 _PAIRS_OF_LANES = "<32 x i16>"
 _NO_LANES = "zeroinitializer"
-_SUMS = Tile("float", 4, 16, ROWS, 2)
+_SUMS = Tile("float", 16, ROWS, 2)
 
 
 @frozen

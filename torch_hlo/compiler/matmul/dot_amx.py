@@ -153,7 +153,7 @@ def _cut_amx(
     blocks_n = ceildiv(p.n, fit)
     tall = not p.batch and (transposed or p.m > 2 * p.n or k > K_SINGLE)
     blocks_m = min(rows, ceildiv(items, blocks_n)) if tall else 1
-    t = Tile("float", 4, 16, BLOCK, 2)
+    t = Tile("float", 16, BLOCK, 2)
     cut = blocking.cut(t, rows, p.n, blocks_m, blocks_n if tall else max(blocks_n, items))
     return cut, (not p.batch and fixed(cut.blocks_n) > 1, tall)
 

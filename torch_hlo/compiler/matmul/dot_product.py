@@ -15,7 +15,7 @@ from torch_hlo.hlo.ir import (
 
 from ..codegen import Place, Program
 from ..codegen.block import PACKED_HEAD
-from ..llvm import Function, Target
+from ..llvm import BITS, Function, Target
 from ..thresholds import (
     IN_ROWS,
     K_SINGLE,
@@ -125,7 +125,7 @@ def _packing(x: Instruction, p: Product, target: Target, in_loop: bool) -> _Pack
         if right.itemsize != 2 or kind != "float":
             return None
         right = with_fields(right, steps=())
-    t = with_fields(t, vectors=plan.vectors, kind=right.kind, itemsize=right.itemsize)
+    t = with_fields(t, vectors=plan.vectors, kind=right.kind)
     form_b = blocking.form_of(p.b)
     engine = Gemm(t, left, right, plan.form_a, form_b, plan.heights, isinstance(p.m, int))
     name = engine.prepack_b()
@@ -169,7 +169,7 @@ def emit_long(
     end."""
     each, rest = divmod(fixed(p.k), SPLITS)
     size = fixed(p.m) * fixed(p.n)
-    itemsize = {"float": 4, "double": 8}[kind]
+    itemsize = BITS[kind] // 8
     parts = program.scratch(itemsize * size * (SPLITS + 1))
     a, b, c = pointers
     emit_product(

@@ -11,7 +11,7 @@ from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import ceildiv
 
 from ..codegen import Program
-from ..llvm import Function, Int, item_parameters
+from ..llvm import BITS, Function, Int, item_parameters
 from ..thresholds import GEMV_STRIP
 from . import blocking
 from .amx_kernels import tiles
@@ -282,7 +282,7 @@ def _items(
 def _empty_sum(f: Function, kind: str, at: Block, epilogue: Epilogue | None) -> None:
     """Where K turns out to be 0, no block of K writes anything: zeros, and what the epilogue makes
     of them."""
-    itemsize = {"float": 4, "double": 8, "i32": 4, "i64": 8}[kind]
+    itemsize = BITS[kind] // 8
     with f.when(f.icmp("eq", "%k", 0)):
         with f.loop(0, "%m") as i:
             row = f.gep(kind, at.c, f.muladd(i, "%ldc", at.n0))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch_hlo.hlo.ir import Instruction, fixed
 
 from ..codegen import Program
-from ..llvm import Function, Int, signature
+from ..llvm import Function, Int
 from ..thresholds import GEMV_STRIP, PREFETCH_BYTES
 from .product import SOURCES, hint
 from .tile import (
@@ -166,7 +166,7 @@ def _factors(
     k: Int,
 ) -> list[str]:
     """The elements x[:, k : k + at_once], each in all lanes."""
-    one = Tile(t.kind, t.itemsize, 1, 1, 1)
+    one = Tile(t.kind, 1, 1, 1)
     factors = []
     for i in range(rows):
         for j in range(at_once):
@@ -190,14 +190,12 @@ class _Groups(Function):
         self.groups = fixed(sums.dims[1])
         self.n = fixed(scales.dims[1])
         few = hint(self.rows, 512) <= HEIGHTS[1]
-        self.t = Tile(
-            "float", 4, lanes, HEIGHTS[0], 2 if few and self.half % (2 * lanes) == 0 else 1
-        )
+        self.t = Tile("float", lanes, HEIGHTS[0], 2 if few and self.half % (2 * lanes) == 0 else 1)
         shape = (*w.dims, self.groups, self.source.name, self.rows)
         pointers = "ptr x, ptr sums, ptr w, ptr scales, ptr y"
         super().__init__(
             f"groups_{'_'.join(map(str, shape))}",
-            signature(f"i64 lo, i64 hi, {pointers}, i64 m"),
+            f"i64 lo, i64 hi, {pointers}, i64 m",
         )
         with self.items() as item:
             strips = self.half // self.t.columns

@@ -70,7 +70,7 @@ def pack_strided(name: str, t: Tile, source: Source) -> Function:
     """Pack with any strides, one element at a time."""
     params = "ptr src, i64 lane_stride, i64 k_stride, i64 depth, i64 valid, ptr dst"
     f = Function(name, params, attrs="noinline #0")
-    one = Tile(t.kind, t.itemsize, 1, 1, 1)
+    one = Tile(t.kind, 1, 1, 1)
     with f.loop(0, "%depth") as k, f.loop(0, t.lanes) as lane:
         inside = f.icmp("slt", lane, "%valid")
         at = f.muladd(f.select(inside, "i64", lane, 0), "%lane_stride", f.mul(k, "%k_stride"))

@@ -38,18 +38,18 @@ _BF16 = (
     "bitcast {i} {v} to {f}",
 )
 SOURCES: dict[tuple[str, str], Source] = {
-    ("f32", "float"): Source("f32", "float", 4),
-    ("f64", "double"): Source("f64", "double", 8),
-    ("f32", "double"): Source("f32", "float", 4, ("fpext {s} {v} to {d}",)),
-    ("f64", "float"): Source("f64", "double", 8, ("fptrunc {s} {v} to {d}",)),
-    ("bf16", "float"): Source("bf16", "i16", 2, _BF16),
-    ("f16", "float"): Source("f16", "half", 2, ("fpext {s} {v} to {d}",)),
-    ("bf16", "double"): Source("bf16", "i16", 2, (*_BF16, "fpext {f} {v} to {d}")),
-    ("f16", "double"): Source("f16", "half", 2, ("fpext {s} {v} to {d}",)),
+    ("f32", "float"): Source("f32", "float"),
+    ("f64", "double"): Source("f64", "double"),
+    ("f32", "double"): Source("f32", "float", ("fpext {s} {v} to {d}",)),
+    ("f64", "float"): Source("f64", "double", ("fptrunc {s} {v} to {d}",)),
+    ("bf16", "float"): Source("bf16", "i16", _BF16),
+    ("f16", "float"): Source("f16", "half", ("fpext {s} {v} to {d}",)),
+    ("bf16", "double"): Source("bf16", "i16", (*_BF16, "fpext {f} {v} to {d}")),
+    ("f16", "double"): Source("f16", "half", ("fpext {s} {v} to {d}",)),
 }
 for _to in ("float", "double"):
-    SOURCES["s8", _to] = Source("s8", "i8", 1, ("sitofp {s} {v} to {d}",))
-    SOURCES["u8", _to] = Source("u8", "i8", 1, ("uitofp {s} {v} to {d}",))
+    SOURCES["s8", _to] = Source("s8", "i8", ("sitofp {s} {v} to {d}",))
+    SOURCES["u8", _to] = Source("u8", "i8", ("uitofp {s} {v} to {d}",))
 for _bits in (8, 16, 32, 64):
     for _kind, _sign, _extend in (("s", "s", "sext"), ("u", "u", "zext")):
         for _to, _width in (("i32", 32), ("i64", 64)):
@@ -58,11 +58,9 @@ for _bits in (8, 16, 32, 64):
                 if _bits == _width
                 else (f"{_extend if _bits < _width else 'trunc'} {{s}} {{v}} to {{d}}",)
             )
-            SOURCES[f"{_sign}{_bits}", _to] = Source(
-                f"{_sign}{_bits}", f"i{_bits}", _bits // 8, _step
-            )
+            SOURCES[f"{_sign}{_bits}", _to] = Source(f"{_sign}{_bits}", f"i{_bits}", _step)
 for _to in ("i32", "i64"):
-    SOURCES["pred", _to] = Source("pred", "i8", 1, ("zext {s} {v} to {d}",))
+    SOURCES["pred", _to] = Source("pred", "i8", ("zext {s} {v} to {d}",))
 
 # Result type -> (accumulator, HLO type of an array of accumulators)
 ACCUMULATORS = {

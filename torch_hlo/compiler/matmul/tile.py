@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch_hlo.frozen import frozen
 
-from ..llvm import Function, Int, transposed
+from ..llvm import BITS, Function, Int, transposed
 from ..thresholds import KC, LOCAL_GAP, NC
 
 
@@ -15,10 +15,13 @@ class Tile:
     (`vectors` * `lanes`)."""
 
     kind: str
-    itemsize: int
     lanes: int
     rows: int
     vectors: int
+
+    @property
+    def itemsize(self) -> int:
+        return BITS[self.kind] // 8
 
     @property
     def vector(self) -> str:
@@ -99,11 +102,10 @@ class Tile:
 def product_tile(kind: str, vector_bytes: int) -> Tile:
     """The tile for an accumulator type on a machine with `vector_bytes`-wide registers (64: 32
     registers; 32, 16: 16)."""
-    itemsize = {"float": 4, "double": 8, "i32": 4, "i64": 8}[kind]
-    lanes = vector_bytes // itemsize
+    lanes = 8 * vector_bytes // BITS[kind]
     registers = 28 if vector_bytes >= 64 else 12
     rows = min(14 if vector_bytes >= 64 else 6, lanes)  # a packed row of A is one vector
-    return Tile(kind, itemsize, lanes, rows, registers // rows)
+    return Tile(kind, lanes, rows, registers // rows)
 
 
 @frozen
@@ -113,9 +115,12 @@ class Source:
 
     name: str
     kind: str
-    itemsize: int
     # {s} is the source's vector type, {d} the accumulator's, {i} and {f} i32 and float
     steps: tuple[str, ...] = ()
+
+    @property
+    def itemsize(self) -> int:
+        return BITS[self.kind] // 8
 
 
 def converted(f: Function, t: Tile, source: Source, value: str) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from torch_hlo.hlo.evaluate.evaluate import EvaluateError, evaluate_instruction
+from torch_hlo.hlo.evaluate.evaluate import evaluate_instruction
+from torch_hlo.hlo.evaluate.interpreter import EvaluateError
 from torch_hlo.hlo.ir import (
     OPCODES,
     Instruction,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from torch_hlo.hlo.ir import (
-    OPCODES,
+    POINTWISE,
     Dim,
     Dims,
     Instruction,
@@ -35,13 +35,7 @@ from torch_hlo.hlo.ir import (
 from ..hlo_pass import hlo_pass
 from .moves import groups, reshape_broadcast
 
-POINTWISE = " ".join(
-    name
-    for name, row in OPCODES.items()
-    if "pointwise" in row.traits and "composite" not in row.traits
-)
-
-_POINTWISE = frozenset(POINTWISE.split())
+_POINTWISE = frozenset(POINTWISE)
 
 
 def _rebuilt(out: Instruction, operands: Sequence[Instruction]) -> Instruction:
@@ -584,7 +578,7 @@ def reduce_of_broadcast(out: Instruction) -> Instruction | None:
 
 
 RULES = rules(
-    (op(POINTWISE), pointwise_of_moves),
+    (op(" ".join(POINTWISE)), pointwise_of_moves),
     (op("pad", op("transpose"), var("v")), pad_of_transpose),
     (
         op("reduce-window"),

@@ -19,7 +19,7 @@ from ..llvm import Int, item_parameters, scalar
 from ..llvm.scalar import STORAGE
 from ..loops.reducer import Reducer
 from . import reduce_window as window
-from .scan import scan_dimension
+from .scan import pointer_names, scan_dimension
 
 THREADS, EACH = 256, 4  # of a group; elements of a thread
 TILE = THREADS * EACH
@@ -89,9 +89,7 @@ class _Scan:
         program.parallel(function, arguments, items)
 
     def _write(self, name: str, totals: int) -> tuple[str, list[Size]]:
-        pointers = [
-            f"{side}{i}" for i in range(len(self.types)) for side in ("from", "init", "to")
-        ] + [f"total{i}" for i in range(totals)]
+        pointers = pointer_names(len(self.types)) + [f"total{i}" for i in range(totals)]
         self.f = f = Writer(
             self.program,
             name,

@@ -31,7 +31,6 @@ from ..codegen import (
     Writer,
     apply,
     index as ix,
-    leaves,
     load,
     store,
 )
@@ -42,7 +41,7 @@ from ..llvm import Int, item_parameters, scalar
 from ..llvm.scalar import STORAGE, Value
 from ..loops.elementwise_loops import Store, run_loop
 from ..loops.reducer import Reducer
-from .scan import emit_scan, is_scan
+from .scan import emit_scan, is_scan, pointer_names, pointers_of
 
 UNROLLED_TAPS = 64  # windows up to this size are written out
 
@@ -224,10 +223,8 @@ def _nested(program: Program, x: Instruction) -> None:
     """One output element at a time, with loops over the window."""
     half = len(x.operands) // 2
     operands = x.operands[:half]
-    inits = x.operands[half:]
     out = x.shape.arrays[0].dims
-    pointers = [f"{side}{i}" for i in range(half) for side in ("from", "init", "to")]
-    f = Writer(program, "reduce_window", item_parameters(pointers))
+    f = Writer(program, "reduce_window", item_parameters(pointer_names(half)))
     size = Sizes(f)
     sums = _Accumulators.of(f, x, [o.dtype for o in operands])
     strides = [size(s) for s in row_major_strides(operands[0].dims)]
@@ -238,13 +235,10 @@ def _nested(program: Program, x: Instruction) -> None:
         _fold_window(size, sums, output, strides)
         for i, t in enumerate(sums.types):
             store(f, t, sums.kept(i), f"%to{i}", item)
-    pointers = []
-    for o, init, place in zip(operands, inits, leaves(program.places(x)), strict=True):
-        pointers += [program.pointer(o), program.pointer(init), program.at(place)]
     name = f.define()
     program.parallel(
         name,
-        program.arguments(pointers, size.names),
+        program.arguments(pointers_of(program, x), size.names),
         product(out),
         cost=2.0 * (tap_count(x["window"]) or 100),
     )

@@ -44,19 +44,31 @@ def is_scan(x: Instruction) -> bool:
     )
 
 
+def pointer_names(count: int) -> list[str]:
+    """Of each operand: itself, its initial value, its result."""
+    return [f"{side}{i}" for i in range(count) for side in ("from", "init", "to")]
+
+
+def pointers_of(program: Program, x: Instruction) -> list[str]:
+    """The addresses of those."""
+    half = len(x.operands) // 2
+    found = []
+    for o, init, place in zip(
+        x.operands[:half], x.operands[half:], leaves(program.places(x)), strict=True
+    ):
+        found += [program.pointer(o), program.pointer(init), program.at(place)]
+    return found
+
+
 def emit_scan(program: Program, x: Instruction) -> None:
     """Write and call the kernel of a reduce-window for which `is_scan` holds."""
     scanned = scan_dimension(x)
     assert scanned is not None
     axis, backward = scanned
-    half = len(x.operands) // 2
-    operands = x.operands[:half]
-    inits = x.operands[half:]
-    dims = operands[0].dims
+    dims = x.operand.dims
     outer = product(dims[:axis])
     inner = product(dims[axis + 1 :])
-    pointers = [f"{side}{i}" for i in range(half) for side in ("from", "init", "to")]
-    f = Writer(program, "scan", item_parameters(pointers))
+    f = Writer(program, "scan", item_parameters(pointer_names(len(x.operands) // 2)))
     size = Sizes(f)
     scan = _Scan(f, x, program.target.strip)
     length = size(dims[axis])
@@ -75,16 +87,13 @@ def emit_scan(program: Program, x: Instruction) -> None:
                 width,
                 backward,
             )
-    pointers = []
-    for o, i, place in zip(operands, inits, leaves(program.places(x)), strict=True):
-        pointers += [program.pointer(o), program.pointer(i), program.at(place)]
     items = outer * (
         -(-inner // columns) if isinstance(inner, int) else (inner + (columns - 1)) // columns
     )
     steps = n if isinstance(n := dims[axis], int) else 1000
     program.parallel(
         f.define(),
-        program.arguments(pointers, size.names),
+        program.arguments(pointers_of(program, x), size.names),
         items,
         cost=1.0 + 1.5 * steps,
     )
@@ -183,10 +192,7 @@ class _Scan:
         if not backward or self.lanes == 1:
             return values
         e = self.f.emit(self.lanes)
-        return [
-            e.shuffle(kind, v, "poison", self.lanes, range(self.lanes - 1, -1, -1))
-            for kind, v in zip(self.kinds, values, strict=True)
-        ]
+        return [e.reversed(kind, v) for kind, v in zip(self.kinds, values, strict=True)]
 
     def _carry(self) -> list[tuple[str, str]]:
         """(type, initial value) of the accumulators."""

@@ -281,11 +281,7 @@ def convert(v: Array, dtype: str) -> Value:
     if v.dtype.kind == "c" and row.kind != "c":
         v = v.real
     if v.dtype.kind == "f" and row.kind in "su":
-        low, high = (
-            (-(1 << (row.bits - 1)), (1 << (row.bits - 1)) - 1)
-            if row.kind == "s"
-            else (0, (1 << row.bits) - 1)
-        )
+        low, high = row.limits
         v = np.trunc(np.nan_to_num(v.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
         inside = (v > low) & (v < high)  # the bounds themselves may round as floats
         exact = np.where(inside, v, 0).astype(target)

@@ -44,16 +44,6 @@ FAMILIES = (
     windows,
 )
 
-__all__ = [
-    "MEANINGS",
-    "CUSTOM_CALLS",
-    "EvaluateError",
-    "evaluate",
-    "evaluate_instruction",
-    "bind_symbols",
-    "specialize",
-]
-
 CUSTOM_CALLS: dict[str, Callable[..., Value]] = {}
 """Custom-call targets: `fn(x, *operands) -> array or tuple`."""
 
@@ -75,7 +65,7 @@ def evaluate(program: Module | Computation, inputs: Sequence[Any]) -> list[Array
     sizes = bind_symbols(computation, [None if isinstance(v, tuple) else v.shape for v in values])
     if sizes:
         computation = specialize(computation, sizes)
-    return list(_flatten(run(computation, values)))
+    return list(leaves(run(computation, values)))
 
 
 def evaluate_instruction(x: Instruction, *operands: Value) -> Value:
@@ -154,6 +144,12 @@ def _input(i: int, value: Array, shape: Shape) -> Value:
         return tuple(_input(i, v, s) for v, s in zip(value, shape.elements, strict=True))
     if shape.kind == "t":
         return ()
+    return round_to(fitting(i, value, shape), shape.dtype)
+
+
+def fitting(i: int, value: Any, shape: Shape) -> Array:
+    """The array (or Python number) for parameter `i`; raises EvaluateError when it is of another
+    type or rank."""
     array = np.asarray(value)
     want = numpy_dtype(shape.dtype)
     text = DTYPES[shape.dtype].numpy
@@ -165,13 +161,14 @@ def _input(i: int, value: Array, shape: Shape) -> Value:
         )
     if array.ndim != shape.rank:
         raise EvaluateError(f"parameter {i} is {shape}, got an array of sizes {list(array.shape)}")
-    return round_to(array, shape.dtype)
+    return array
 
 
-def _flatten(value: Value) -> Iterator[Array]:
+def leaves(value: Any) -> Iterator[Any]:
+    """The leaves of nested tuples."""
     if isinstance(value, tuple):
         for v in value:
-            yield from _flatten(v)
+            yield from leaves(v)
     else:
         yield value
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..ir import (
     DTYPES,
-    OPCODES,
+    POINTWISE,
     Computation,
     Instruction,
     Shape,
@@ -32,11 +32,6 @@ MEANINGS: dict[str, Callable[..., Value]] = {}
 # called with each instruction that has been computed, its operands and its value
 WATCHERS: list[Callable[[Instruction, list[Value], Value], None]] = []
 
-_POINTWISE = frozenset(
-    name
-    for name, row in OPCODES.items()
-    if "pointwise" in row.traits and "composite" not in row.traits
-)
 # These only move elements or pass values through: their results are already representable.
 _MOVES = frozenset(
     "parameter tuple get-tuple-element reshape transpose broadcast slice reverse concatenate copy"
@@ -143,7 +138,7 @@ def _plan(computation: Computation) -> tuple[list[Instruction], list[list[int]]]
     return steps, dead
 
 
-_SCALAR = _POINTWISE | frozenset(
+_SCALAR = frozenset(POINTWISE) | frozenset(
     "constant parameter tuple get-tuple-element copy call fusion bitcast-convert"
     " opt-barrier".split()
 )

@@ -60,6 +60,6 @@ from .match import (
     with_computations,
 )
 from .numeric import decode, encode
-from .opcodes import COMMON_ATTRS, OPCODES
+from .opcodes import COMMON_ATTRS, OPCODES, POINTWISE
 from .shape import DTYPES, DType, Shape, numpy_dtype, row_major_strides, tuple_shape
 from .window import Window, WindowDim

@@ -304,15 +304,19 @@ def select_and_scatter(
     return plain(x.shape)
 
 
+def _of_equal_dims(op: str, *xs: Instruction) -> None:
+    array(op, *xs)
+    if not xs or any(x.dims != xs[0].dims for x in xs):
+        fail(op, "takes arrays of equal dims", *xs)
+
+
 def sort(
     *xs: Instruction,
     dimensions: Ints,
     to_apply: Computation,
     is_stable: bool = False,
 ) -> Shape:
-    array("sort", *xs)
-    if not xs or any(x.dims != xs[0].dims for x in xs):
-        fail("sort", "takes arrays of equal dims", *xs)
+    _of_equal_dims("sort", *xs)
     in_range("sort", "dimension", dimensions, xs[0].rank, *xs)
     if len(dimensions) != 1:
         fail("sort", "sorts along one dimension", *xs)
@@ -331,9 +335,7 @@ def topk(x: Instruction, k: int, largest: bool = True) -> Shape:
 
 
 def map_(*xs: Instruction, dimensions: Ints = (), to_apply: Computation) -> Shape:
-    array("map", *xs)
-    if not xs or any(x.dims != xs[0].dims for x in xs):
-        fail("map", "takes arrays of equal dims", *xs)
+    _of_equal_dims("map", *xs)
     root = applies("map", to_apply, [Shape(x.dtype) for x in xs])
     return Shape(root.dtype, xs[0].dims)
 

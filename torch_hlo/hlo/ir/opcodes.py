@@ -426,3 +426,9 @@ row(
     partial(infer.finished, "collective-permute-done", 1),
     traits="collective impure",
 )
+# What is computed element by element, and is not rewritten into other opcodes
+POINTWISE = tuple(
+    name
+    for name, opcode in OPCODES.items()
+    if "pointwise" in opcode.traits and "composite" not in opcode.traits
+)

@@ -30,6 +30,14 @@ class DType:
     def itemsize(self) -> int:
         return max(self.bits, 8) // 8
 
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The lowest and the highest integer."""
+        if self.kind == "u":
+            return 0, (1 << self.bits) - 1
+        half = 1 << (self.bits - 1)
+        return -half, half - 1
+
 
 DTYPES: dict[str, DType] = {
     d.name: d

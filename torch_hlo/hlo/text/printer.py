@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -176,13 +177,13 @@ def _computation_names(order: list[Computation]) -> dict[Computation, str]:
     return names
 
 
+@dataclass
 class _Printer:
     """Prints computations in one style. `names` are the names of computations."""
 
-    def __init__(self, style: str, elide: int | None, names: dict[Computation, str]) -> None:
-        self.style = style
-        self.elide = elide
-        self.names = names
+    style: str
+    elide: int | None
+    names: dict[Computation, str]
 
     def computation(self, c: Computation, is_entry: bool) -> str:
         head = ("ENTRY " if is_entry else "") + f"%{self.names[c]} "

@@ -64,7 +64,8 @@ def _no_quantized(*args, dtype=None, **kwargs):
 
 def register() -> None:
     """Register the kernels with PyTorch's dispatcher."""
-    key, autograd = PLACE.key, f"Autograd{PLACE.key}"
+    key = PLACE.key
+    autograd = f"Autograd{PLACE.key}"
     library = torch.library.Library("aten", "IMPL")
     every = torch.library.Library("_", "IMPL")
     _LIBRARIES.extend((library, every))  # a library that is collected takes its kernels along
@@ -128,7 +129,8 @@ def _moved(x: Tensor, **options: Any) -> Tensor:
     a mode may be under way."""
     from ..aten.copies import copy_from
 
-    dtype, form = options.get("dtype") or x.dtype, options.get("memory_format")
+    dtype = options.get("dtype") or x.dtype
+    form = options.get("memory_format")
     plain = checks.plain(x) and x.device.type == "cpu" and x.layout is torch.strided
     if type(x) is HloTensor or plain and form is None and dtype is x.dtype:
         return dispatch.handle(aten._to_copy.default, (), (x,), options)

@@ -59,7 +59,8 @@ class _Refusing(Watcher):
 
     def __init__(self, what: str, inner: Engine, logged: looks.Logged | None) -> None:
         super().__init__(inner)
-        self.what, self.logged = what, logged
+        self.what = what
+        self.logged = logged
         self.first: Array = Array(looks.TOKEN, None)
         self.token: Out | Array = self.first
 
@@ -299,7 +300,8 @@ def cond(
     _same("cond", _described(graphs[1]), _described(graphs[0]), (graphs[1].form, graphs[0].form))
     captured = _share(graphs, len(flat))
     args = (read(p), *graphs, [*map(read, flat), *captured])
-    outs, drawn = _described(graphs[0]), _draw(graphs, [])
+    outs = _described(graphs[0])
+    drawn = _draw(graphs, [])
     return _node(hop.cond, args, outs, graphs[0].form, drawn, logged)
 
 
@@ -332,10 +334,8 @@ def while_loop(cond_fn: Callable, body_fn: Callable, carried: Sequence) -> tuple
     loop in the program."""
     flat, form = _inputs("while_loop", tuple(carried))
     logged = _logged("while_loop")
-    test, body = (
-        record("while_loop", cond_fn, flat, form, logged),
-        record("while_loop", body_fn, flat, form, logged, len(flat)),
-    )
+    test = record("while_loop", cond_fn, flat, form, logged)
+    body = record("while_loop", body_fn, flat, form, logged, len(flat))
     described = _described(test)
     if len(described) != 1 or torch.Size(described[0][0]).numel() != 1:
         raise ValueError(

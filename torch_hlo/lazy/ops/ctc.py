@@ -38,10 +38,8 @@ class _Loss(torch.autograd.Function):
         index = labels.expand(steps, -1, -1)
         picked = log_probs.gather(2, index)
         alpha = dispatch.handle(CTC, (), (picked, skip))
-        place, end = (
-            torch.arange(labels.shape[1], device=labels.device),
-            2 * target_lengths[:, None],
-        )
+        place = torch.arange(labels.shape[1], device=labels.device)
+        end = 2 * target_lengths[:, None]
         ends = (place == end) | (place == end - 1)
         at = (input_lengths - 1).clamp(min=0).view(1, -1, 1).expand(1, -1, labels.shape[1])
         loss = -torch.where(ends, alpha.gather(0, at)[0], -math.inf).logsumexp(1)

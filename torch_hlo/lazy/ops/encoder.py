@@ -46,7 +46,8 @@ def nested_from_mask(values: HloTensor, counts: HloTensor, mask_check: bool = Tr
             f" {tuple(values.shape)} and {tuple(counts.shape)}"
         )
     padded = tensors.make_wrapper(Padded, *values._meta.wrapper)
-    padded.values, padded.counts = values, counts
+    padded.values = values
+    padded.counts = counts
     return padded
 
 

@@ -36,7 +36,8 @@ class Lines(fx.Interpreter):
                 participants.set_forward_trace(result, here.line, since)
             return result
         finally:
-            here.line, here.module = outer, ""
+            here.line = outer
+            here.module = ""
 
 
 def _module(n: fx.Node) -> str:

@@ -86,7 +86,8 @@ def _after_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> 
 
 
 def _give_values(optimizer: torch.optim.Optimizer) -> None:
-    sizes, begun = session.current().state_sizes, session.current().filled
+    sizes = session.current().state_sizes
+    begun = session.current().filled
     if not begun or sizes.get(optimizer) == len(optimizer.state):
         return
     sizes[optimizer] = len(optimizer.state)

@@ -32,7 +32,8 @@ def _lstm(inputs: Tensor, hidden: Tensor, state: Sequence[Tensor]) -> tuple[Tens
 
 
 def _gru(inputs: Tensor, hidden: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    (i_r, i_z, i_n), (h_r, h_z, h_n) = inputs.chunk(3, -1), hidden.chunk(3, -1)
+    i_r, i_z, i_n = inputs.chunk(3, -1)
+    h_r, h_z, h_n = hidden.chunk(3, -1)
     z = (i_z + h_z).sigmoid()
     n = (i_n + (i_r + h_r).sigmoid() * h_n).tanh()
     return (n + z * (state[0] - n),)
@@ -149,7 +150,8 @@ class _Network(torch.autograd.Function):
         x: Tensor,
         *tensors,
     ) -> tuple[Tensor, ...]:
-        state, params = list(tensors[:states]), list(tensors[states:])
+        state = list(tensors[:states])
+        params = list(tensors[states:])
         out, *rest = run(
             RECURRENT,
             *options,
@@ -159,23 +161,23 @@ class _Network(torch.autograd.Function):
             params,
             lengths,
         )
-        ctx.run, ctx.options, ctx.lengths, ctx.states = run, options, lengths, states
+        ctx.run = run
+        ctx.options = options
+        ctx.lengths = lengths
+        ctx.states = states
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *tensors, out, *rest[states:])
         return (out, *rest[:states])
 
     @staticmethod
     def backward(ctx, grad: Tensor | None, *grad_state):
-        count, mask = ctx.states, ctx.needs_input_grad[4:]
-        tensors, (out, *saved) = (
-            ctx.saved_tensors[: len(mask)],
-            ctx.saved_tensors[len(mask) :],
-        )
-        x, state, params = (
-            tensors[0],
-            list(tensors[1 : 1 + count]),
-            list(tensors[1 + count :]),
-        )
+        count = ctx.states
+        mask = ctx.needs_input_grad[4:]
+        tensors = ctx.saved_tensors[: len(mask)]
+        out, *saved = ctx.saved_tensors[len(mask) :]
+        x = tensors[0]
+        state = list(tensors[1 : 1 + count])
+        params = list(tensors[1 + count :])
         if torch.is_grad_enabled():
             found = _differentiable(
                 ctx.options, ctx.lengths, mask, tensors, count, (grad, *grad_state)
@@ -235,11 +237,9 @@ def _stepwise(
     for layer in layers_of(params, bidirectional, has_biases):
         outputs = []
         for direction, (w_in, w_hidden, b_in, b_hidden) in enumerate(layer):
-            gates, now, steps = (
-                F.linear(x, w_in, b_in).unbind(),
-                [s[len(last)] for s in state],
-                [],
-            )
+            gates = F.linear(x, w_in, b_in).unbind()
+            now = [s[len(last)] for s in state]
+            steps = []
             for t in reversed(range(len(gates))) if direction else range(len(gates)):
                 new = STEPS[cell](gates[t], F.linear(now[0], w_hidden, b_hidden), now)
                 now = (
@@ -318,7 +318,8 @@ class Network:
     `network`."""
 
     def __init__(self, op, otherwise: Callable | None = None, run: Callable = _record) -> None:
-        self.cell, self.run = base_name(op), run
+        self.cell = base_name(op)
+        self.run = run
         self.otherwise = otherwise or (lambda *args: decompose.decomposition(op)(*args))
 
     def __call__(self, *args: Any) -> tuple[Tensor, ...]:
@@ -391,11 +392,9 @@ class Network:
         run = partial(network, self.run, (self.cell, bidirectional, has_biases))
         if not (dropout and train and num_layers > 1):
             return run(x, state, params, lengths)
-        count, last, each = (
-            (2 if bidirectional else 1),
-            [],
-            len(params) // num_layers,
-        )
+        count = 2 if bidirectional else 1
+        last = []
+        each = len(params) // num_layers
         for layer in range(num_layers):
             own = slice(layer * count, (layer + 1) * count)
             weights = params[layer * each : (layer + 1) * each]
@@ -420,7 +419,8 @@ class Packed(Network):
     ) -> tuple[Tensor, ...] | None:
         if batch_sizes.device.type != "cpu" or not self.takes(data, 2, hx, params):
             return None
-        steps, batch = len(batch_sizes), int(batch_sizes[0])
+        steps = len(batch_sizes)
+        batch = int(batch_sizes[0])
         alive = torch.arange(batch) < batch_sizes[:, None]
         # of `data`, for every time step and sequence
         rows = torch.where(alive, alive.flatten().cumsum(0).view(steps, batch) - 1, 0)

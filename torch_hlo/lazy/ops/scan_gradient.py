@@ -45,20 +45,25 @@ class _Scan(torch.autograd.Function):
         last, (ys, carries) = control.scan(step, init, xs, key=ctx.key)
         results, result_form = pytree.tree_flatten((last, ys))
         forms.append(result_form)
-        ctx.fn, ctx.form, ctx.count = fn, form, len(pytree.tree_leaves(init))
+        ctx.fn = fn
+        ctx.form = form
+        ctx.count = len(pytree.tree_leaves(init))
         ctx.save_for_backward(*pytree.tree_leaves((carries, xs)), *results)
         ctx.mark_non_differentiable(*[r for r in results if not r.is_floating_point()])
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None):
-        count, given = ctx.count, ctx.form.num_leaves
-        slices, results = ctx.saved_tensors[:given], ctx.saved_tensors[given:]
+        count = ctx.count
+        given = ctx.form.num_leaves
+        slices = ctx.saved_tensors[:given]
+        results = ctx.saved_tensors[given:]
         full = [torch.zeros_like(r) if g is None else g for g, r in zip(grads, results)]
         wanted = [t.is_floating_point() for t in slices]
 
         def step(carry: Tensors, x: Tensors) -> tuple[Tensors, Tensors]:
-            inputs, above = x[:given], [*carry, *x[given:]]
+            inputs = x[:given]
+            above = [*carry, *x[given:]]
             found = _gradients(ctx.fn, ctx.form, inputs, above)
             return found[:count], found[count:]
 
@@ -78,7 +83,8 @@ def _gradients(fn: Callable, form: Any, inputs: Tensors, above: Tensors) -> list
         pairs = [(r, g) for r, g in zip(results, above, strict=True) if r.requires_grad]
         _no_strangers([r for r, _ in pairs], leaves)
         sources = [t for t in leaves if t.requires_grad]
-        roots, weights = [r for r, _ in pairs], [g for _, g in pairs]
+        roots = [r for r, _ in pairs]
+        weights = [g for _, g in pairs]
         found = torch.autograd.grad(roots, sources, weights, allow_unused=True) if pairs else ()
     by_id = {id(t): g for t, g in zip(sources, found) if g is not None}
     return [by_id.get(id(t), torch.zeros_like(t)) for t in leaves]
@@ -87,7 +93,8 @@ def _gradients(fn: Callable, form: Any, inputs: Tensors, above: Tensors) -> list
 def _no_strangers(results: Tensors, leaves: Tensors) -> None:
     """Raises RuntimeError if the results depend on a tensor that wants a gradient and is none of
     `leaves`."""
-    known, seen = {id(t) for t in leaves}, set()
+    known = {id(t) for t in leaves}
+    seen = set()
     stack = [r.grad_fn for r in results]
     while stack:
         node = stack.pop()

@@ -32,7 +32,9 @@ from ..record import (
     to_cpu,
 )
 
-COO, CSR, CSC = torch.sparse_coo, torch.sparse_csr, torch.sparse_csc
+COO = torch.sparse_coo
+CSR = torch.sparse_csr
+CSC = torch.sparse_csc
 _NAMES = {
     COO: ("indices", "values"),
     CSR: ("crow_indices", "col_indices", "values"),
@@ -80,7 +82,9 @@ def _new(parts: Sequence[Tensor], size: Sequence[int], form: torch.layout, merge
         )
     options = {"dtype": parts[-1].dtype, "layout": form, "device": PLACE.device}
     x = tensors.make_wrapper(HloSparse, tuple(size), dispatch_layout=form is not COO, **options)
-    x.parts, x.form, x.merged = tuple(parts), form, merged
+    x.parts = tuple(parts)
+    x.form = form
+    x.merged = merged
     return x
 
 
@@ -261,7 +265,8 @@ def _to_copy(x, dtype=None, device=None, **options):
 
 
 def _put(x: HloSparse, new: HloSparse) -> HloSparse:
-    x.parts, x.merged = (*new.parts[:-1], new.parts[-1].to(x.dtype)), new.merged
+    x.parts = (*new.parts[:-1], new.parts[-1].to(x.dtype))
+    x.merged = new.merged
     return x
 
 
@@ -338,7 +343,8 @@ def _add(a, b, alpha=1):
         return _add_to(a.to(dtype), b, alpha)
     if a.shape != b.shape:
         raise RuntimeError(f"add of sparse tensors: {[*a.shape]} and {[*b.shape]} are different")
-    x, y = _expanded(a), _expanded(b)
+    x = _expanded(a)
+    y = _expanded(b)
     values = torch.cat([x.parts[1].to(dtype), y.parts[1].to(dtype) * alpha])
     both = _coo(torch.cat([x.parts[0], y.parts[0]], 1), values, x.shape)
     return _compress(_coalesce(both) if x.merged and y.merged else both, a.form)

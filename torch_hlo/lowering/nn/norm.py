@@ -229,20 +229,9 @@ def batch_norm_with_update(*args: Any) -> Results:
 
 
 @lowers(aten._batch_norm_no_update.default)
-def batch_norm_no_update(
-    x: Instruction,
-    weight: Instruction | None,
-    bias: Instruction | None,
-    running_mean: Instruction | None,
-    running_var: Instruction | None,
-    momentum: float,
-    eps: float,
-) -> Results:
-    training = running_mean is None
-    return _results(
-        *_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)[:3],
-        None,
-    )
+def batch_norm_no_update(*args: Any) -> Results:
+    training = args[3] is None  # without statistics
+    return _results(*_batch_norm(*args[:5], training, *args[5:])[:3], None)
 
 
 @lowers(aten.native_batch_norm_backward.default)
@@ -283,31 +272,8 @@ def native_batch_norm_backward(
 
 
 @lowers(aten.batch_norm_backward.default)
-def batch_norm_backward(
-    grad: Instruction,
-    x: Instruction,
-    weight: Instruction,
-    running_mean: Instruction | None,
-    running_var: Instruction | None,
-    save_mean: Instruction | None,
-    save_var: Instruction | None,
-    update: bool,
-    eps: float,
-    mask: Sequence[bool],
-    reserve: Instruction,
-) -> Results:
-    return native_batch_norm_backward(
-        grad,
-        x,
-        weight,
-        running_mean,
-        running_var,
-        save_mean,
-        save_var,
-        update,
-        eps,
-        mask,
-    )
+def batch_norm_backward(*args: Any) -> Results:
+    return native_batch_norm_backward(*args[:-1])  # the last: what a kernel kept
 
 
 # Group normalisation. Everything that is summed is first summed per image and channel, [N, C], and

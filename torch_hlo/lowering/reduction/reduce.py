@@ -135,24 +135,14 @@ def extreme(x: Expr, dims: Sequence[int], largest: bool) -> Expr:
     return fold(x, dims, "maximum" if largest else "minimum")
 
 
-@lowers(aten.amax)
+@lowers(aten.amax, aten.max.default)
 def amax(x: Instruction, dim: Sequence[int] = (), keepdim: bool = False) -> Instruction:
     return result(extreme(Expr(x), axes(dim, x.rank), True))
 
 
-@lowers(aten.amin)
+@lowers(aten.amin, aten.min.default)
 def amin(x: Instruction, dim: Sequence[int] = (), keepdim: bool = False) -> Instruction:
     return result(extreme(Expr(x), axes(dim, x.rank), False))
-
-
-@lowers(aten.max.default)
-def max_(x: Instruction) -> Instruction:
-    return amax(x)
-
-
-@lowers(aten.min.default)
-def min_(x: Instruction) -> Instruction:
-    return amin(x)
 
 
 def arg_extreme(x: Expr, dim: int, largest: bool) -> tuple[Expr, Expr]:
