@@ -5,7 +5,7 @@ function that gets `%block` can reach any buffer.
 
     def my_op(program, x):                                  # named in a row of registry.py
         f = Function("my_op", "i64 lo, i64 hi, ptr in, ptr out")
-        with f.loop("%lo", "%hi") as i: …                   # compiler/llvm/function.py
+        with f.items() as i: …                              # compiler/llvm/function.py
         name = program.define(f)                            # defined once, however often asked for
         n = program.size(x.shape.size)                      # "128", or the name of a symbolic size
         pointers = [f"ptr {program.pointer(y)}" for y in (x.operands[0], x)]
