@@ -300,7 +300,7 @@ class Typed:
     def call(self, name: str, *arguments: Operand) -> str:
         """LLVM intrinsic `llvm.<name>.<type>` whose arguments and result all have this type."""
         t = self.type
-        typed = ", ".join(f"{t} {self.of(a)}" for a in arguments)
+        typed = ", ".join([f"{t} {self.of(a)}" for a in arguments])
         return self.e.op(f"call {t} @llvm.{name}.{self.suffix}({typed})")
 
     def abs(self, a: str) -> str:

@@ -76,10 +76,12 @@ class Function:
         self.endings: list[str] = []  # what a void function does before it returns
         self.block = "entry"
         self.unit = Unit()
+        self._emits: dict[int, Emit] = {}
 
     # -- names, lines, blocks
     def fresh(self, hint: str = "v") -> str:
-        return f"%{hint}{self.unit.number()}"
+        self.unit.count += 1
+        return f"%{hint}{self.unit.count}"
 
     def do(self, line: str) -> None:
         self.lines.append("  " + line)
@@ -220,7 +222,9 @@ class Function:
     # -- vectors
     def emit(self, lanes: int = 1) -> Emit:
         """A straight-line writer that appends to this function."""
-        return Emit(lanes, self.lines, self.unit)
+        if lanes not in self._emits:
+            self._emits[lanes] = Emit(lanes, self.lines, self.unit)
+        return self._emits[lanes]
 
     def typed(self, kind: str, lanes: int = 1) -> Typed:
         """The same for values of one LLVM type."""
