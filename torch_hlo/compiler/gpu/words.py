@@ -1,6 +1,7 @@
 """Arithmetic on 32-bit integers for kernels: thread numbers, addresses of shared memory. Two Python
 ints are computed in Python."""
 
+import operator
 from collections.abc import Callable
 
 from ..llvm import Function, Int
@@ -28,35 +29,35 @@ class Words:
 
     def add(self, a: Int, *others: Int) -> Int:
         for b in others:
-            a = b if a == 0 else a if b == 0 else self._op("add", lambda x, y: x + y, a, b)
+            a = b if a == 0 else a if b == 0 else self._op("add", operator.add, a, b)
         return a
 
     def minus(self, a: Int, b: Int) -> Int:
-        return a if b == 0 else self._op("sub", lambda x, y: x - y, a, b)
+        return a if b == 0 else self._op("sub", operator.sub, a, b)
 
     def mul(self, a: Int, b: Int) -> Int:
         if a == 0 or b == 0:
             return 0
-        return a if b == 1 else b if a == 1 else self._op("mul", lambda x, y: x * y, a, b)
+        return a if b == 1 else b if a == 1 else self._op("mul", operator.mul, a, b)
 
     def muladd(self, a: Int, b: Int, c: Int) -> Int:
         return self.add(self.mul(a, b), c)
 
     def div(self, a: Int, b: Int) -> Int:
         if isinstance(b, int) and b & (b - 1) == 0:
-            return a if b == 1 else self._op("lshr", lambda x, y: x >> y, a, b.bit_length() - 1)
-        return self._op("udiv", lambda x, y: x // y, a, b)
+            return a if b == 1 else self._op("lshr", operator.rshift, a, b.bit_length() - 1)
+        return self._op("udiv", operator.floordiv, a, b)
 
     def rem(self, a: Int, b: Int) -> Int:
         if isinstance(b, int) and b & (b - 1) == 0:
             return 0 if b == 1 else self.mask(a, b - 1)
-        return self._op("urem", lambda x, y: x % y, a, b)
+        return self._op("urem", operator.mod, a, b)
 
     def mask(self, a: Int, b: Int) -> Int:
-        return self._op("and", lambda x, y: x & y, a, b)
+        return self._op("and", operator.and_, a, b)
 
     def xor(self, a: Int, b: Int) -> Int:
-        return a if b == 0 else b if a == 0 else self._op("xor", lambda x, y: x ^ y, a, b)
+        return a if b == 0 else b if a == 0 else self._op("xor", operator.xor, a, b)
 
     def clamp(self, a: Int, low: int, high: int) -> Int:
         if isinstance(a, int):

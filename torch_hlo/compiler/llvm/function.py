@@ -13,6 +13,7 @@ Python, so the same kernel code serves static and symbolic sizes. No IR pass run
 is written here is what is compiled.
 """
 
+import operator
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -124,11 +125,11 @@ class Function:
 
     def add(self, a: Int, *others: Int) -> Int:
         for b in others:
-            a = b if a == 0 else a if b == 0 else self._arith("add", lambda x, y: x + y, a, b)
+            a = b if a == 0 else a if b == 0 else self._arith("add", operator.add, a, b)
         return a
 
     def sub(self, a: Int, b: Int) -> Int:
-        return a if b == 0 else self._arith("sub", lambda x, y: x - y, a, b)
+        return a if b == 0 else self._arith("sub", operator.sub, a, b)
 
     def mul(self, a: Int, b: Int) -> Int:
         if a == 0 or b == 0:
@@ -141,7 +142,7 @@ class Function:
             a, b = b, a
         if isinstance(b, int) and b > 1 and b & (b - 1) == 0 and not isinstance(a, int):
             return self.op(f"shl i64 {a}, {b.bit_length() - 1}")
-        return self._arith("mul", lambda x, y: x * y, a, b)
+        return self._arith("mul", operator.mul, a, b)
 
     def muladd(self, a: Int, b: Int, c: Int) -> Int:
         """a * b + c"""
@@ -158,14 +159,14 @@ class Function:
             return a
         if isinstance(b, int) and b & (b - 1) == 0 and not isinstance(a, int):
             return self.op(f"lshr i64 {a}, {b.bit_length() - 1}")
-        return self._arith("udiv", lambda x, y: x // y, a, b)
+        return self._arith("udiv", operator.floordiv, a, b)
 
     def rem(self, a: Int, b: Int) -> Int:
         if b == 1:
             return 0
         if isinstance(b, int) and b & (b - 1) == 0 and not isinstance(a, int):
             return self.op(f"and i64 {a}, {b - 1}")
-        return self._arith("urem", lambda x, y: x % y, a, b)
+        return self._arith("urem", operator.mod, a, b)
 
     def divmod(self, a: Int, b: Int) -> tuple[Int, Int]:
         return self.div(a, b), self.rem(a, b)

@@ -7,6 +7,7 @@ left. Text form: `s0`, `4*s0+1`, `floordiv(s0,2)`.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union, overload
@@ -153,8 +154,8 @@ def symbols(size: Size) -> frozenset[str]:
 
 
 _FUNCTIONS = {
-    "floordiv": lambda a, b: a // b,
-    "mod": lambda a, b: a % b,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
     "max": dim_max,
     "min": dim_min,
 }
@@ -182,8 +183,8 @@ def function(names: Sequence[str], sizes: Sequence[Size]) -> Callable[..., Ints]
     """A fast function of the values of the symbols `names` that gives the values of `sizes`. Raises
     ZeroDivisionError as Python does."""
     scope = {
-        "floordiv": lambda a, b: a // b,
-        "mod": lambda a, b: a % b,
+        "floordiv": operator.floordiv,
+        "mod": operator.mod,
         "max": max,
         "min": min,
         "__builtins__": {},

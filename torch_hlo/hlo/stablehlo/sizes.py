@@ -4,17 +4,18 @@ computes them."""
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping
 
 from ..ir import Instruction, Size, build as b, dim_max, dim_min, instr
 
 MAX_SIZES = 64
 _ARITHMETIC: dict[str, Callable[[Size, Size], Size]] = {
-    "add": lambda x, y: x + y,
-    "subtract": lambda x, y: x - y,
-    "multiply": lambda x, y: x * y,
-    "divide": lambda x, y: x // y,
-    "remainder": lambda x, y: x % y,
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.floordiv,
+    "remainder": operator.mod,
     "maximum": dim_max,
     "minimum": dim_min,
 }

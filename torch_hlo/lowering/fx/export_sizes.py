@@ -2,6 +2,7 @@
 symbolic sizes."""
 
 import ast
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,12 +27,12 @@ _PREDICATES = {
     ast.GtE: "sge",
 }
 _HOLDS = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "slt": lambda a, b: a < b,
-    "sle": lambda a, b: a <= b,
-    "sgt": lambda a, b: a > b,
-    "sge": lambda a, b: a >= b,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "slt": operator.lt,
+    "sle": operator.le,
+    "sgt": operator.gt,
+    "sge": operator.ge,
 }
 
 
