@@ -13,7 +13,7 @@ The kernels themselves are the same code, called on ranges of the same grain: no
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from torch_hlo.hlo.ir import POINTWISE, Instruction
+from torch_hlo.hlo.ir import POINTWISE, Instruction, ceildiv, round_up
 
 from ..llvm import Function
 from ..thresholds import RANGE_PS
@@ -102,7 +102,7 @@ def _call(program: Program, rows: Sequence[Row], total: int) -> None:
     wanted = max(RANGE_PS, total // RANGES)
     first = 0
     for number, r in enumerate(rows):
-        step = -(-max(wanted // r.picoseconds, 1) // r.grain) * r.grain
+        step = round_up(max(wanted // r.picoseconds, 1), r.grain)
         _store(
             f,
             table,
@@ -115,7 +115,7 @@ def _call(program: Program, rows: Sequence[Row], total: int) -> None:
                 *r.arguments,
             ],
         )
-        first += -(-r.items // step)
+        first += ceildiv(r.items, step)
     # nothing comes after the last row
     _store(f, table, len(rows) * stride, [f"i64 {(1 << 63) - 1}"])
     name = program.function("batch", _text(functions, stride))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hlo.hlo.ir import Computation, Instruction, Ints, fixed
+from torch_hlo.hlo.ir import Computation, Instruction, Ints, fixed, round_up
 
 from ..schedule import memory
 from ..schedule.memory import Slot, Slots
@@ -173,7 +173,7 @@ class _Entry(_Binding):
         at = offset
         for low, high in sorted(zip(lows[live].tolist(), highs[live].tolist(), strict=True)):
             low = low + offset
-            high = -(-high // memory.ALIGNMENT) * memory.ALIGNMENT + offset
+            high = round_up(high, memory.ALIGNMENT) + offset
             if low > at:
                 found.append((at, low))
             at = max(at, high)

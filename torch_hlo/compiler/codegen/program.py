@@ -38,6 +38,7 @@ from torch_hlo.hlo.ir import (
     dim_max,
     fixed,
     outputs,
+    round_up,
     substitute,
     symbol,
 )
@@ -254,7 +255,7 @@ class Program:
         offset = self._constants.get(data)
         if offset is None:
             offset = self._constants[data] = self._constant_bytes
-            self._constant_bytes += -(-len(data) // ALIGNMENT) * ALIGNMENT
+            self._constant_bytes += round_up(len(data), ALIGNMENT)
         return Place(CONSTANTS, offset, len(data))
 
     def packed(
@@ -682,14 +683,14 @@ class Program:
         fits = [
             (high - low, low, high)
             for low, high in self._gaps
-            if -(-low // align) * align + nbytes <= high
+            if round_up(low, align) + nbytes <= high
         ]
         if not fits:
             return None
         _, low, high = min(fits)
-        start = -(-low // align) * align
+        start = round_up(low, align)
         self._gaps.remove((low, high))
-        self._gaps.append((-(-(start + nbytes) // ALIGNMENT) * ALIGNMENT, high))
+        self._gaps.append((round_up(start + nbytes, ALIGNMENT), high))
         return Place(ARENA, start, nbytes)
 
     def _base(self, word: int) -> str:

@@ -667,6 +667,6 @@ def _cut(
         blocks_n = ceildiv(features, columns)
     work = hint(pixels, 4096) * hint(features, 64) * hint(k, 512)
     wanted = min(ITEMS_PER_CORE * cores, work * groups >> 21)
-    blocks_m = max(1, -(-wanted // (hint(blocks_n, 1) * groups)))
+    blocks_m = max(1, ceildiv(wanted, hint(blocks_n, 1) * groups))
     each = ceildiv(tiles, min(blocks_m, tiles) if isinstance(tiles, int) else blocks_m)
     return Partition(each, columns, ceildiv(tiles, each), blocks_n, True)

@@ -433,11 +433,11 @@ def _rows_of_items(
 
 def _cut(t: Tile, tiles: Size, n: Size, others: int) -> blocking.Partition:
     """Items of each of `others` products."""
-    wanted = -(-ITEMS_PER_CORE * 2 // others) if others < 8 else 1
+    wanted = ceildiv(ITEMS_PER_CORE * 2, others) if others < 8 else 1
     blocks_n = max(1, min(wanted, hint(ceildiv(n, 4 * t.columns), 1)))
     columns_each = round_up(ceildiv(n, blocks_n), t.columns)
     across = ceildiv(n, columns_each)
-    wanted = -(-wanted // hint(across, 1))
+    wanted = ceildiv(wanted, hint(across, 1))
     tiles_each = ceildiv(tiles, max(1, min(wanted, hint(tiles, wanted))))
     return blocking.Partition(tiles_each, columns_each, ceildiv(tiles, tiles_each), across, False)
 

@@ -24,6 +24,7 @@ from torch_hlo.hlo.ir import (
     Module,
     WindowDim,
     build as h,
+    ceildiv,
     fixed,
     instr,
     op,
@@ -341,7 +342,7 @@ def spread_product(out: Instruction) -> Instruction | None:
         for dims, labels, c in ((image, lhs, "b"), (wanted, to, "f"), (image, lhs, "f"))
     )
     groups = out["feature_group_count"]
-    met = math.prod(-(-t // step) for t, step in zip(taps, steps))
+    met = math.prod(ceildiv(t, step) for t, step in zip(taps, steps))
     few = features * met <= FEW_PIECES and depth >= FEW_CHANNELS and groups == 1
     if met > 1 and not few:
         return None

@@ -19,6 +19,7 @@ from torch_hlo.hlo.ir import (
     Ints,
     WindowDim,
     build,
+    ceildiv,
     instr,
     parameters_of,
     replace,
@@ -249,8 +250,8 @@ def _emit_phases(program: Program, x: Instruction) -> None:
                 window.append(w)
                 continue
             first = (w.pad_low - r) % d
-            taps = max(0, -(-(w.size - first) // d))
-            count = -(-(outputs - r) // d)
+            taps = max(0, ceildiv(w.size - first, d))
+            count = ceildiv(outputs - r, d)
             low = (w.pad_low - r - first) // d
             window.append(WindowDim(taps, 1, low, count - n - low + taps - 1, 1, 1, w.reversal))
             if w.reversal:  # tap t is element size - 1 - t of the kernel

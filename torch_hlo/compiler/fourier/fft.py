@@ -325,7 +325,7 @@ class _Matrix:
         p = self.p
         f = self.w.f
         c = self.w.c
-        vectors = -(-p.columns // c.lanes)
+        vectors = ceildiv(p.columns, c.lanes)
         with f.loop(*blocks) as block:
             at = f.mul(block, c.lanes)
             masks = w.masks(at, p.columns)
@@ -422,9 +422,9 @@ class _Stages:
         self.real = what.real
         # elements of a line
         self.takes, self.gives = (2 * (p.n + (self.real == name)) for name in ("IR", "R"))
-        self.column_vectors = -(-p.columns // t.lanes)
-        self.row_vectors = -(-p.rows // t.lanes)
-        self.mirror_vectors = -(-(p.n // 2) // t.lanes)
+        self.column_vectors = ceildiv(p.columns, t.lanes)
+        self.row_vectors = ceildiv(p.rows, t.lanes)
+        self.mirror_vectors = ceildiv(p.n // 2, t.lanes)
 
     def run(
         self,
@@ -490,7 +490,7 @@ class _Stages:
     def mirror_lines(self, places: tuple[Place, Place], lines: Size) -> None:
         n = self.p.n
         inverse = self.what.inverse
-        chunks = -(-self.mirror_vectors // FFT_CHUNK)
+        chunks = ceildiv(self.mirror_vectors, FFT_CHUNK)
 
         def body(w: _Text, given: str, made: str, chunk: Int) -> None:
             f = w.f

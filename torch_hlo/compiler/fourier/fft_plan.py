@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from torch_hlo.frozen import frozen
+from torch_hlo.hlo.ir import ceildiv, round_up
 
 from ..thresholds import FFT_LONGEST, FFT_MOST, ONE_TABLE
 
@@ -74,7 +75,7 @@ def plan(n: int, lines: int | None, lanes: int) -> Plan | None:
     many = 64 * lanes if lines is None else lines
     found = []
     if n <= FFT_MOST:
-        found.append(Plan(n, ns=-(-many // lanes) * 2.7 * n * (2 * len(passes(n)) + 3)))
+        found.append(Plan(n, ns=ceildiv(many, lanes) * 2.7 * n * (2 * len(passes(n)) + 3)))
     parts = split(n)
     if parts and max(parts) <= FFT_MOST:
         r, c = parts
@@ -83,7 +84,8 @@ def plan(n: int, lines: int | None, lanes: int) -> Plan | None:
                 n,
                 r,
                 c,
-                many * (30 + 1.5 * (-(-c // lanes) * _vector(r) + -(-r // lanes) * _vector(c))),
+                many
+                * (30 + 1.5 * (ceildiv(c, lanes) * _vector(r) + ceildiv(r, lanes) * _vector(c))),
             )
         )
     return min(found, key=lambda p: p.ns, default=None)
@@ -136,7 +138,7 @@ def in_lanes(values: np.ndarray, lanes: int, itemsize: int) -> np.ndarray:
     """The last dimension cut into vectors (padded with ones), lanes in `lane_order`: real parts of
     a vector, then imaginary ones."""
     *outer, n = values.shape
-    padded = np.ones((*outer, -(-n // lanes) * lanes), complex)
+    padded = np.ones((*outer, round_up(n, lanes)), complex)
     padded[..., :n] = values
     blocks = padded.reshape(*outer, -1, lanes)[..., lane_order(lanes, itemsize)]
     return np.stack([blocks.real, blocks.imag], -2)
@@ -164,7 +166,7 @@ def mirror_roots(n: int, lanes: int, itemsize: int) -> np.ndarray:
     """The same from point 1 on, in whole vectors. What is past the middle is exactly what mirrors
     it: both ways to compute a point give the same bits."""
     known = real_roots(n)
-    k = np.arange(1, -(-(n // 2) // lanes) * lanes + 1)
+    k = np.arange(1, round_up(n // 2, lanes) + 1)
     return in_lanes(
         np.where(
             k <= n // 2,

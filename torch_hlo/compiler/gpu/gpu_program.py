@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import META, Instruction, Ints, Module, Size
+from torch_hlo.hlo.ir import META, Instruction, Ints, Module, Size, round_up
 
 from ..codegen import CodegenError, Place, Program
 from ..codegen.block import ALIGNMENT, HOST, Span
@@ -182,9 +182,7 @@ class GpuProgram(Program):
         if self._depth == 0:
             if self._work > work:
                 self._place_step(x, lines, start)
-            self._turn = (
-                -(-self._written[-1].end // ALIGNMENT) * ALIGNMENT if self._written else self._turn
-            )
+            self._turn = round_up(self._written[-1].end, ALIGNMENT) if self._written else self._turn
             self._written = []
 
     def _place_step(self, x: Instruction, lines: list[str], start: int) -> None:

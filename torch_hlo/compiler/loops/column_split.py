@@ -8,6 +8,7 @@ from torch_hlo.hlo.ir import (
     Instruction,
     Module,
     build as h,
+    ceildiv,
     fixed,
     op,
     product,
@@ -40,7 +41,7 @@ def parts(out: Instruction) -> Instruction | None:
     columns = fixed(product(dims[over:]))
     if out.dtype not in ("f32", "f64") or rows * columns < WORTH or columns % GROUP:
         return None
-    count = _count(rows, max(COLUMNS // columns, -(-rows // STRIDED_LENGTH)))
+    count = _count(rows, max(COLUMNS // columns, ceildiv(rows, STRIDED_LENGTH)))
     if count < 2 or _has_rows(operand):
         return None
     cut = h.reshape(operand, (count, rows // count, *dims[over:]))

@@ -18,6 +18,7 @@ from torch_hlo.hlo.ir import (
     Dims,
     Instruction,
     Size,
+    ceildiv,
     fixed,
     instr,
     parameters_of,
@@ -240,7 +241,7 @@ def _nest(
         kernel.lane_loop("%lo", "%hi", last, body(()), unroll, aligned=even, compact=compact)
         return last, lanes * unroll * 16, 1
     if isinstance(rows, int) and isinstance(last, int) and rows < 32 and last >= 4 * LOOP_BLOCK:
-        blocks = -(-last // LOOP_BLOCK)
+        blocks = ceildiv(last, LOOP_BLOCK)
         with kernel.loop("%lo", "%hi", rows * blocks) as task:
             row, block = ix.divide(task, blocks)
             start = kernel.scalar(block * LOOP_BLOCK)
@@ -292,12 +293,12 @@ def _tiled_nest(kernel: Kernel, loops: Loops, body: Body) -> tuple[Size, int, fl
     assert across is not None
     rows = fixed(outer[across])
     columns = fixed(last)
-    tiles = -(-rows // lanes)
+    tiles = ceildiv(rows, lanes)
     panel = min(_PANEL, tiles)
     counts = list(outer)
-    counts[across] = -(-tiles // panel)
+    counts[across] = ceildiv(tiles, panel)
     items = product(counts)
-    steps = -(-columns // lanes)
+    steps = ceildiv(columns, lanes)
     with kernel.loop("%lo", "%hi", items) as item:
         parts = list(ix.delinear(item, counts))
         first_tile = parts[across] * panel

@@ -9,7 +9,7 @@ tile, so that neither a row nor a column meets a bank twice.
 
 from collections.abc import Sequence
 
-from torch_hlo.hlo.ir import Instruction, Size, fixed, product
+from torch_hlo.hlo.ir import Instruction, Size, ceildiv, fixed, product
 
 from ..codegen import Index, Kernel, Program, index as ix
 from ..codegen.index import Var, variable
@@ -70,8 +70,8 @@ class TileKernel(Kernel):
             self.lanes = 1
         self.side = side = _side(self.lanes)
         self.per_row = side // self.lanes
-        counts = [*outer, -(-columns // side)]
-        counts[across] = -(-rows // side)
+        counts = [*outer, ceildiv(columns, side)]
+        counts[across] = ceildiv(rows, side)
         with self.loop("%lo", "%hi", product(counts)) as item:
             parts = list(ix.delinear(item, counts))
             op = self.level.scalar.op

@@ -116,8 +116,8 @@ def tile_heights(t: Tile, m: Size) -> Ints:
     when M is symbolic."""
     if not isinstance(m, int):
         return (t.rows,)
-    count = max(1, -(-m // t.rows))
-    high = -(-m // count)
+    count = max(1, ceildiv(m, t.rows))
+    high = ceildiv(m, count)
     return (high,) if m % count == 0 else (high, high - 1)
 
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from torch_hlo.hlo.ir import Instruction, Ints, build as h, instr
+from torch_hlo.hlo.ir import Instruction, Ints, build as h, ceildiv, instr
 from torch_hlo.hlo.sharding.sharding import (
     Axis,
     DimSharding,
@@ -30,10 +30,6 @@ from torch_hlo.hlo.sharding.sharding import (
 ShardingTree: TypeAlias = "Sharding | tuple[ShardingTree, ...] | None"
 Atoms = Ints
 Layout = tuple[Atoms, ...]  # per dimension the atoms that split it, major first
-
-
-def ceildiv(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 class Grid:

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, build as h
+from torch_hlo.hlo.ir import Instruction, Ints, build as h, ceildiv
 
-from .grid import Grid, Layout, ceildiv
+from .grid import Grid, Layout
 from .reshard import Local, Planner, resized, sliced
 
 Bounds = tuple[int, int]

@@ -33,9 +33,9 @@ from itertools import takewhile
 from typing import Any
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import OPCODES, Instruction, Ints, Shape, build as h, instr, interned
+from torch_hlo.hlo.ir import OPCODES, Instruction, Ints, Shape, build as h, ceildiv, instr, interned
 
-from .grid import Atoms, Grid, Layout, ceildiv
+from .grid import Atoms, Grid, Layout
 
 
 @frozen

@@ -4,12 +4,11 @@ broadcast, reshape."""
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch_hlo.hlo.ir import Instruction, build as h
+from torch_hlo.hlo.ir import Instruction, build as h, ceildiv
 from torch_hlo.hlo.sharding.factors import ANNOTATIONS, Factors
 
 from . import halo
 from .assign import Assignment
-from .grid import ceildiv
 from .reshard import Local, Planner, offset
 from .rules import Site, localizes, rebuilt
 

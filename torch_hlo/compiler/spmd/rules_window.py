@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, WindowDim, build as h, fixed, instr
+from torch_hlo.hlo.ir import Instruction, Ints, WindowDim, build as h, ceildiv, fixed, instr
 from torch_hlo.hlo.ir.infer_products import conv_dims
 from torch_hlo.hlo.sharding.factors import Factors
 
 from . import halo
 from .assign import Assignment
-from .grid import ceildiv
 from .reshard import Local, Planner
 from .rules import Site, localizes
 

@@ -6,7 +6,7 @@ which what came before is added: one combination per vector is sequential."""
 
 from __future__ import annotations
 
-from torch_hlo.hlo.ir import Instruction, product
+from torch_hlo.hlo.ir import Instruction, ceildiv, product
 
 from ..codegen import Program, Writer, apply, leaves, load, store
 from ..gather.gather_scatter import Sizes
@@ -87,9 +87,7 @@ def emit_scan(program: Program, x: Instruction) -> None:
                 width,
                 backward,
             )
-    items = outer * (
-        -(-inner // columns) if isinstance(inner, int) else (inner + (columns - 1)) // columns
-    )
+    items = outer * ceildiv(inner, columns)
     steps = n if isinstance(n := dims[axis], int) else 1000
     program.parallel(
         f.define(),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 
 from torch_hlo.frozen import frozen
-from torch_hlo.hlo.ir import Instruction, Ints, Size, product, row_major_strides
+from torch_hlo.hlo.ir import Instruction, Ints, Size, ceildiv, product, row_major_strides
 
 from ..codegen import Program, Writer, apply, load, load_real, store
 from ..gather.gather_scatter import Sizes, dot_product, loop_nest
@@ -63,7 +63,7 @@ def _lanes(program: Program, x: Instruction, lead: int) -> tuple[str, Size, Iter
     name = writer.write()
     channels = x.dims[-1]
     block = writer.block
-    blocks = -(-channels // block) if isinstance(channels, int) else (channels + block - 1) // block
+    blocks = ceildiv(channels, block)
     return (
         name,
         product(x.dims[:lead]) * blocks,

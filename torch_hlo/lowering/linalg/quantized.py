@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_hlo.compiler.matmul.dot_narrow import GROUPS
-from torch_hlo.hlo.ir import build
+from torch_hlo.hlo.ir import build, round_up
 from torch_hlo.hlo.ir.instruction import Instruction
 
 from ..core import aten, finish, named_call, promote
@@ -94,18 +94,14 @@ _SQUARES = 5
 _SHARED = {_MX: 32, _LINES: 128, _SQUARES: 128}
 
 
-def _up(n: int, to: int) -> int:
-    return -(-n // to) * to
-
-
 def _fits_blocks(scale: Tensor, recipe: int, swizzle: list[int], rows: int, k: int) -> bool:
     blocks, left = divmod(k, _SHARED.get(recipe, k + 1))
     if left or "float8" not in str(scale.dtype) and scale.dtype is not torch.float32:
         return False
     if recipe == _MX:
-        size = _up(rows, 128) * _up(blocks, 4)
+        size = round_up(rows, 128) * round_up(blocks, 4)
         return scale.dtype is torch.float8_e8m0fnu and scale.numel() == size and swizzle == [1]
-    line = (rows, blocks) if recipe == _LINES else (_up(blocks, 4), rows / 128)
+    line = (rows, blocks) if recipe == _LINES else (round_up(blocks, 4), rows / 128)
     return scale.dtype is torch.float32 and tuple(scale.shape) == line and not any(swizzle)
 
 
@@ -138,8 +134,8 @@ def _of_blocks(x: Instruction, scale: Instruction, recipe: int) -> Instruction:
     each = _SHARED[recipe]
     blocks = k // each
     if recipe == _MX:  # tiles of 128 x 4 scales, in which a line has those of rows 32 apart
-        tall = _up(rows, 128)
-        wide = _up(blocks, 4)
+        tall = round_up(rows, 128)
+        wide = round_up(blocks, 4)
         scale = reshape(scale, (tall // 128, wide // 4, 32, 4, 4))
         scale = reshape(permute(scale, (0, 3, 2, 1, 4)), (tall, wide))
         scale = slice_dim(slice_dim(scale, 0, 0, rows), 1, 0, blocks)
