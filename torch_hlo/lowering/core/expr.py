@@ -31,6 +31,10 @@ class Expr:
         return self.x.dtype
 
     @property
+    def kind(self) -> str:
+        return self.x.kind
+
+    @property
     def dims(self) -> Dims:
         return self.x.dims
 

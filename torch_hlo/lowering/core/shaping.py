@@ -198,7 +198,7 @@ def scatter_dim(
 
 def wrap_negative(indices: Instruction, size: Size) -> Instruction:
     """Python's negative indices made positive."""
-    if promote.kind(indices.dtype) == "u":
+    if indices.kind == "u":
         return indices
     zero = promote.full(0, indices.dtype, indices.dims)
     below = instr("compare", (indices, zero), direction="LT")

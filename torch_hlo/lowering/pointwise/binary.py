@@ -93,7 +93,7 @@ def div(x: Expr, y: Expr, rounding_mode: str | None = None) -> Expr:
 def floor_divide(x: Expr, y: Expr) -> Expr:
     """Rounds towards minus infinity; for floats from the exact remainder, as Python and torch
     do."""
-    if promote.kind(x.dtype) in "pu":
+    if x.kind in "pu":
         return x / y
     remainder = binary("remainder", x, y)
     crosses = remainder.ne(0) & ((remainder < 0) ^ (y < 0))
@@ -114,7 +114,7 @@ def fmod(x: Expr, y: Expr) -> Expr:
 
 @pointwise(aten.remainder, arity=2, round_scalars=True)
 def remainder(x: Expr, y: Expr) -> Expr:
-    if promote.kind(x.dtype) in "pu":
+    if x.kind in "pu":
         return binary("remainder", x, y)
     r = binary("remainder", x, y)
     return where(r.ne(0) & ((r < 0) ^ (y < 0)), r + y, r)
@@ -210,7 +210,7 @@ def integer_power(x: Expr, y: Expr) -> Expr:
     for i in range(6 if bits <= 8 else min(bits, 63)):
         result = where((binary("shift-right-logical", left, i) & 1).ne(0), result * square, result)
         square = square * square
-    if promote.kind(x.dtype) == "u":
+    if x.kind == "u":
         return result
     odd = (y & 1).ne(0)
     negative = where(x.eq(1), 1, where(x.eq(-1), where(odd, x.like(-1), 1), 0))
@@ -279,13 +279,13 @@ def heaviside(x: Expr, values: Expr) -> Expr:
 def lcm(x: Expr, y: Expr) -> Expr:
     divisor = gcd(x, y)
     value = x / where(divisor.eq(0), 1, divisor) * y
-    return absolute(where(divisor.eq(0), 0, value)) if promote.kind(x.dtype) == "s" else value
+    return absolute(where(divisor.eq(0), 0, value)) if x.kind == "s" else value
 
 
 @pointwise(aten.gcd, arity=2)
 def gcd(x: Expr, y: Expr) -> Expr:
     """Euclid's algorithm on all elements until every one is done."""
-    if promote.kind(x.dtype) == "s":
+    if x.kind == "s":
         x, y = absolute(x), absolute(y)
 
     def step(a: Expr, b: Expr) -> tuple[Expr, Expr]:
@@ -372,7 +372,7 @@ def left_shift(x: Expr, y: Expr) -> Expr:
 @pointwise(aten.bitwise_right_shift, aten.__rshift__.Tensor, aten.__rshift__.Scalar, arity=2)
 def right_shift(x: Expr, y: Expr) -> Expr:
     return binary(
-        "shift-right-logical" if promote.kind(x.dtype) == "u" else "shift-right-arithmetic",
+        "shift-right-logical" if x.kind == "u" else "shift-right-arithmetic",
         x,
         y,
     )

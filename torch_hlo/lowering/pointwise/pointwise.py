@@ -126,7 +126,7 @@ def positive(x: Expr) -> Expr:
 
 @pointwise(aten.abs, aten.absolute, operands=True)
 def abs_(x: Expr) -> Expr:
-    return x if promote.kind(x.dtype) in "pu" else absolute(x)
+    return x if x.kind in "pu" else absolute(x)
 
 
 @pointwise(aten.sign)
@@ -135,7 +135,7 @@ def sign(x: Expr) -> Expr:
         return x
     if _floating(x):  # not the opcode: torch gives 0 for nan
         return (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype)
-    return unary("sign", x) if promote.kind(x.dtype) == "s" else (x > 0).cast(x.dtype)
+    return unary("sign", x) if x.kind == "s" else (x > 0).cast(x.dtype)
 
 
 @pointwise(aten.sgn)
@@ -152,7 +152,7 @@ def sgn(x: Expr) -> Expr:
 @pointwise(aten.signbit, operands=True)
 def signbit(x: Expr) -> Expr:
     if not _floating(x):
-        return x < 0 if promote.kind(x.dtype) == "s" else x.ne(x)
+        return x < 0 if x.kind == "s" else x.ne(x)
     return bitcast(x, _LAYOUT[x.dtype][0]) < 0
 
 

@@ -251,7 +251,7 @@ def std(x: Instruction, *args: Any, **kwargs: Any) -> Instruction:
 # Norms.
 def norm(x: Expr, order: float, dims: Sequence[int]) -> Expr:
     """Vector p-norm over `dims`; real."""
-    size = absolute(x) if promote.kind(x.dtype) != "p" else x
+    size = absolute(x) if x.kind != "p" else x
     if order == math.inf:
         return extreme(size, dims, True) if dims else size
     if order == -math.inf:
