@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch_hlo.hlo.ir import (
-    DTYPES,
     Computation,
     Instruction,
     Module,
@@ -115,7 +114,7 @@ def _narrow(x: Instruction, readers: Callable[[Instruction], int]) -> Instructio
 
 
 def _width(x: Instruction) -> int:
-    return DTYPES[x.dtype].bits
+    return x.bits
 
 
 def _scattered(x: Instruction, readers: Callable[[Instruction], int]) -> Instruction | None:

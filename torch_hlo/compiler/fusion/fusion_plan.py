@@ -176,7 +176,7 @@ class Plan:
         if x.op == "convert":
             before = DTYPES[x.operand.dtype]
             return (
-                before.bits < DTYPES[x.dtype].bits
+                before.bits < x.bits
                 and before.kind != "c"
                 and self.kind[self.number[x.operand]] in (FREE, STEP)
             )

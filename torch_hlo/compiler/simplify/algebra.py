@@ -306,7 +306,7 @@ def full_format(out: Instruction, x: Instruction) -> Instruction | None:
 
 
 def is_all_ones(c: Instruction) -> bool:
-    return splat(c) in (-1, (1 << DTYPES[c.dtype].bits) - 1) if c.kind in "su" else splat(c) is True
+    return splat(c) in (-1, (1 << c.bits) - 1) if c.kind in "su" else splat(c) is True
 
 
 def not_constant(x: Instruction) -> bool:

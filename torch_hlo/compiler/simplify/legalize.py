@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch_hlo.hlo.ir import (
-    DTYPES,
     Instruction,
     Module,
     Shape,
@@ -142,7 +141,7 @@ def total_order(x: Instruction) -> Instruction:
     types are returned as they are."""
     if x.kind != "f":
         return x
-    bits = h.bitcast_convert(x, _INTEGER[DTYPES[x.dtype].bits])
+    bits = h.bitcast_convert(x, _INTEGER[x.bits])
     flipped = h.xor(bits, h.full_like(bits, h.highest(bits.dtype)))
     return h.select(h.compare(bits, h.full_like(bits, 0), "LT"), flipped, bits)
 
@@ -192,7 +191,7 @@ def stochastic_convert(out: Instruction) -> Instruction:
     whole = h.floor(magnitude)
     scaled = h.multiply(
         h.subtract(magnitude, whole),
-        h.full_like(wide, 2.0 ** DTYPES[random.dtype].bits),
+        h.full_like(wide, 2.0**random.bits),
     )
     up = h.compare(random, h.convert(scaled, random.dtype), "LT")
     rounded = h.select(up, h.add(whole, h.full_like(whole, 1)), whole)

@@ -4,7 +4,7 @@ and Philox-4x32-10, Salmon et al. 2011).
 The state is u64[2] (key, counter) or, for Philox, u64[3] with the upper half of the counter; u32
 states hold the same words, low first."""
 
-from torch_hlo.hlo.ir import DTYPES, Dims, Instruction, Size, build as h, ceildiv, product
+from torch_hlo.hlo.ir import Dims, Instruction, Size, build as h, ceildiv, product
 from torch_hlo.hlo.ir.infer import fail
 
 Words = list[Instruction]
@@ -30,7 +30,7 @@ def rng_bit_generator(out: Instruction) -> Instruction:
             state,
         )
     parts = [h.reshape(h.slice_(words, (i,), (i + 1,)), ()) for i in range(words.shape.sizes[0])]
-    bits = DTYPES[shape.dtype].itemsize * 8
+    bits = shape.itemsize * 8
     parts, values = (_threefry_bits if threefry else _philox_bits)(parts, shape.dims, bits)
     values = h.convert(values, f"u{bits}")
     values = h.bitcast_convert(values, shape.dtype)

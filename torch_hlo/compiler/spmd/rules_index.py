@@ -34,7 +34,7 @@ def _integers(index: Instruction) -> Instruction:
     """Indices in a type that holds negative numbers and sizes."""
     return (
         index
-        if index.kind == "s" and DTYPES[index.dtype].bits >= 32
+        if index.kind == "s" and index.bits >= 32
         else h.convert(index, "s64" if index.dtype in ("u64", "u32") else "s32")
     )
 

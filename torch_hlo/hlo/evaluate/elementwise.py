@@ -208,7 +208,7 @@ def total_order(v: Array) -> Array:
 
 
 def _width(x: Instruction) -> int:
-    return DTYPES[x.dtype].bits if x.dtype != "pred" else 1
+    return x.bits if x.dtype != "pred" else 1
 
 
 def _unsigned(x: Instruction, v: Array) -> Array:

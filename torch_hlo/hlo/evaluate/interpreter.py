@@ -15,7 +15,6 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from ..ir import (
-    DTYPES,
     POINTWISE,
     Computation,
     Instruction,
@@ -98,8 +97,8 @@ def conform(value: Value, shape: Shape, rounds: bool = True, x: Instruction | No
     EvaluateError."""
     if shape.is_tuple:
         return tuple(conform(v, s, rounds, x) for v, s in zip(value, shape.elements, strict=True))
-    kind = DTYPES[shape.dtype].kind
-    bits = DTYPES[shape.dtype].bits
+    kind = shape.kind
+    bits = shape.bits
     if kind == "t":
         return ()
     dtype = numpy_dtype(shape.dtype)

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from ..ir import DTYPES, Instruction, Ints
+from ..ir import Instruction, Ints
 from .elementwise import reinterpret
 from .interpreter import Array, EvaluateError, Value, meaning
 
@@ -101,7 +101,7 @@ def _rng_bit_generator(x: Instruction, state: Array) -> Value:
         raise EvaluateError(
             f"rng-bit-generator with state {x.operand.shape} and algorithm {x['algorithm']}"
         )
-    bits = max(DTYPES[shape.dtype].bits, 8)
+    bits = max(shape.bits, 8)
     values, new = fn(key, shape.sizes, bits)
     values = reinterpret(values.astype(f"u{bits // 8}"), f"u{bits}", shape.dtype)
     return (new.view(state.dtype), values) if x.is_tuple else values

@@ -80,7 +80,7 @@ def bitcast_convert(x: Instruction, dtype: str) -> Instruction:
     """The bits of `x` as `dtype`: narrower appends a dimension, wider drops the innermost one."""
     if dtype == x.dtype:
         return x
-    old = DTYPES[x.dtype].bits
+    old = x.bits
     new = DTYPES[dtype].bits
     dims = x.dims if old == new else (*x.dims, old // new) if old > new else x.dims[:-1]
     return _checked("bitcast-convert", (x,), Shape(dtype, dims))

@@ -70,12 +70,7 @@ def convert(shape: Shape, x: Instruction) -> None:
 
 def stochastic_convert(shape: Shape, x: Instruction, bits: Instruction) -> None:
     convert(shape, x)
-    if (
-        x.kind != "f"
-        or bits.dims != x.dims
-        or bits.kind != "u"
-        or DTYPES[bits.dtype].bits != DTYPES[x.dtype].bits
-    ):
+    if x.kind != "f" or bits.dims != x.dims or bits.kind != "u" or bits.bits != x.bits:
         fail(
             "stochastic-convert",
             "takes floats and random unsigned integers of their width",
@@ -88,8 +83,8 @@ def stochastic_convert(shape: Shape, x: Instruction, bits: Instruction) -> None:
 def bitcast_convert(shape: Shape, x: Instruction) -> None:
     """A narrower result gets a new innermost dimension, a wider one loses it."""
     array("bitcast-convert", x)
-    old = DTYPES[x.dtype].bits
-    new = DTYPES[shape.dtype].bits
+    old = x.bits
+    new = shape.bits
     if old >= new:
         expected = x.dims if old == new else (*x.dims, old // new)
     else:

@@ -79,6 +79,10 @@ class Instruction:
         return DTYPES[self.dtype].kind
 
     @property
+    def bits(self) -> int:
+        return DTYPES[self.dtype].bits
+
+    @property
     def size(self) -> Size:
         return self.shape.size
 

@@ -125,6 +125,11 @@ class Shape:
         return DTYPES[self.dtype].kind
 
     @property
+    def bits(self) -> int:
+        """Of an element."""
+        return DTYPES[self.dtype].bits
+
+    @property
     def itemsize(self) -> int:
         return DTYPES[self.dtype].itemsize
 

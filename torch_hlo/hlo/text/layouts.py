@@ -45,7 +45,7 @@ def bitcast(
 
 def _retyped(x: Instruction, dtype: str) -> Instruction:
     """The row-major bytes of `x` as elements of `dtype`, in any shape."""
-    old = DTYPES[x.dtype].bits
+    old = x.bits
     new = DTYPES[dtype].bits
     if old < new:
         ratio = new // old

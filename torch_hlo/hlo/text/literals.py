@@ -46,7 +46,7 @@ def parse_literal(scanner: ErrorAt, text: str, shape: Shape, position: int) -> L
 
 def literal_of(scanner: ErrorAt, elements: list[str], shape: Shape, position: int) -> Literal:
     """The literal of element texts in row-major order."""
-    kind = DTYPES[shape.dtype].kind
+    kind = shape.kind
     dtype = shape.dtype
     convert = {
         "p": _truths,

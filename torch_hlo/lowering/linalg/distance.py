@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from torch_hlo.hlo.ir import DTYPES, Instruction, Instructions, Shape, Size, instr
+from torch_hlo.hlo.ir import Instruction, Instructions, Shape, Size, instr
 from torch_hlo.hlo.ir.literal import literal
 
 from ..core import (
@@ -75,7 +75,7 @@ def _uses_product(a: Instruction, b: Instruction, p: float, mode: int | None) ->
         p == 2
         and mode != 2
         and (mode == 1 or any(isinstance(n, int) and n > 25 for n in rows))
-        and DTYPES[a.dtype].kind == "f"
+        and a.kind == "f"
     )
 
 

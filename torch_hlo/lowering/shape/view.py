@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from torch_hlo.hlo.ir import DTYPES, Dim, Instruction, Shape, Size, build, instr, row_major_strides
+from torch_hlo.hlo.ir import Dim, Instruction, Shape, Size, build, instr, row_major_strides
 
 from ..core import (
     Expr,
@@ -385,8 +385,8 @@ def view_dtype(x: Instruction, dtype: torch.dtype) -> Instruction:
 
 
 def _bits(x: Instruction, shape: Shape) -> Instruction:
-    old = DTYPES[x.dtype].bits
-    new = DTYPES[shape.dtype].bits
+    old = x.bits
+    new = shape.bits
     if old < new:
         x = reshape(x, (*shape.dims, new // old))
         return instr("bitcast-convert", (x,), shape)
