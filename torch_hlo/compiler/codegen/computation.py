@@ -172,7 +172,7 @@ class _Entry(_Binding):
         found: list[tuple[int, int]] = []
         at = offset
         for low, high in sorted(zip(lows[live].tolist(), highs[live].tolist(), strict=True)):
-            low = low + offset
+            low += offset
             high = round_up(high, memory.ALIGNMENT) + offset
             if low > at:
                 found.append((at, low))

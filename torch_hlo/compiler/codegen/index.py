@@ -70,9 +70,9 @@ class Index:
         low = high = self.const
         for v, c in self.terms:
             if isinstance(c, int) and c < 0:
-                low = low + c * (v.extent - 1)
+                low += c * (v.extent - 1)
             else:
-                high = high + c * (v.extent - 1)
+                high += c * (v.extent - 1)
         return low, high
 
 
@@ -137,7 +137,7 @@ def combine(parts: Iterable[tuple[Index, Size]]) -> Index:
     const: Size = 0
     folding = False
     for index, factor in parts:
-        const = const + index.const * factor
+        const += index.const * factor
         for v, c in index.terms:
             total[v] = total.get(v, 0) + c * factor
             folding = folding or v.kind == "mod"
@@ -165,7 +165,7 @@ def _fold(total: dict[Var, Size], const: Size) -> Index:
             if quotient is not None and quotient in total and total[quotient] == c * v.payload[1]:
                 del total[v], total[quotient]
                 inner = v.payload[0]
-                const = const + inner.const * c
+                const += inner.const * c
                 for w, k in inner.terms:
                     total[w] = total.get(w, 0) + k * c
                 again = True

@@ -133,9 +133,9 @@ def describe(x: Instruction, number: int = 0, depth: int = 0) -> Step:
     inside: Counter[str] = Counter()
     for i in _inner(x):
         if i.op in ("dot", "convolution"):
-            matrix = matrix + matrix_flops(i)
+            matrix += matrix_flops(i)
         elif i.op not in _NO_ARITHMETIC:
-            flops = flops + _elements(i)
+            flops += _elements(i)
         inside[i.op] += 1
     metas = [m for y in (x, *reversed(_inner(x))) if (m := META.get(y)) is not None]
     name = next((m.op_name for m in metas if m.op_name), "") or f"step {number}"
@@ -186,7 +186,7 @@ def matrix_flops(x: Instruction) -> Size:
     if x.op == "dot":
         depth: Size = 1
         for d in x["lhs_contracting_dims"]:
-            depth = depth * x.operand.dims[d]
+            depth *= x.operand.dims[d]
         return 2 * x.size * depth
     if x.op == "convolution":
         kernel = x.operands[1].shape

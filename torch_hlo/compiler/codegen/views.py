@@ -147,7 +147,7 @@ def concatenate(k: Kernel, x: Instruction, index: Indices) -> Value:
     for o in x.operands:
         if o.size != 0:
             parts.append((o, start))
-        start = start + o.dims[d]
+        start += o.dims[d]
 
     def value(number: int) -> Value:
         o, low = parts[number]

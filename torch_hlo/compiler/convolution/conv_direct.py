@@ -630,8 +630,8 @@ def _geometry(
             and w.size != 1
         ):
             # Neighbouring taps of a row meet neighbouring runs of channels: one longer run.
-            runs = runs // w.size
-            run = run * w.size
+            runs //= w.size
+            run *= w.size
             n = n - w.size + 1
             count = 1
         numbers += [

@@ -201,7 +201,7 @@ def packing(
     start: Size = 0
     for i, (w, flip) in enumerate(zip(window, mirrored, strict=True)):
         if flip:
-            start = start + (w.size - 1) * tap_steps[i]
+            start += (w.size - 1) * tap_steps[i]
             tap_steps = [*tap_steps[:i], tap_steps[i] * -1, *tap_steps[i + 1 :]]
     table = _table(program, [w.size for w in window], tap_steps, start)
     lanes = ceildiv(features, t.lanes)

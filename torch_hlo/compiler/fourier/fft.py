@@ -98,7 +98,7 @@ def fft(program: Program, x: Instruction) -> None:
     spectrum = operand if kind == "IRFFT" else x
     outer: Size = 1
     for d in x.dims[: -len(lengths)]:
-        outer = outer * d
+        outer *= d
     # of the dimensions but the last, with how many come before each and lie beside each other
     others: list[tuple[_Transform, Size, Size]] = []
     for i in range(len(lengths) - 1):

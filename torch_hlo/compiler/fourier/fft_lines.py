@@ -435,8 +435,8 @@ def transform(
                         butterflies(p, q)
         source = to
         length = m
-        run = run * r
-        table = table + first * (m > 1)
+        run *= r
+        table += first * (m > 1)
 
 
 def _halves(

@@ -146,19 +146,19 @@ def _uses(
         y = order[u]
         if u in chosen:
             n, count, cost = chosen[u]
-            sites = sites + n
-            evaluations = evaluations + count
+            sites += n
+            evaluations += count
             chain = max(chain, cost)
         elif kinds[u] == MOVE:
             size = y.size
-            sites = sites + 1
-            evaluations = evaluations + (size if isinstance(size, int) else _size(order[i]))
+            sites += 1
+            evaluations += size if isinstance(size, int) else _size(order[i])
         elif kinds[u] == FREE and y.op == "reshape" and u != root:
             found = _uses(u, order, kinds, users, root, chosen)
             if found is None:
                 return None
-            sites = sites + found[0]
-            evaluations = evaluations + found[1]
+            sites += found[0]
+            evaluations += found[1]
             chain = max(chain, found[2])
         else:
             return None

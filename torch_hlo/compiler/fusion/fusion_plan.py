@@ -197,7 +197,7 @@ class Plan:
         for s, edge in self.sources[i]:
             if edge is OTHER or edge is SAME:
                 return False
-            read = read + self.order[s].nbytes
+            read += self.order[s].nbytes
         return (
             isinstance(read, int) and isinstance(x.nbytes, int) and read * FEWER_BYTES <= x.nbytes
         )
@@ -661,7 +661,7 @@ def _suffixes(dims: Dims) -> list[Size]:
     for d in reversed(dims):
         if d != 1:
             found.append(low)
-            low = low * d
+            low *= d
     return found + [low]
 
 
@@ -677,7 +677,7 @@ def rows_fit(size: Size, kept: Intervals) -> bool:
     """True when one thread can walk whole rows: enough rows, or short ones."""
     rows: Size = 1
     for low, high in kept:
-        rows = rows * (high // low)
+        rows *= high // low
     if not isinstance(size, int) or not isinstance(rows, int):
         return bool(kept)
     if rows == 0 or size == 0:

@@ -99,7 +99,7 @@ def is_degenerate(x: Instruction) -> bool:
     operand = x.operand.shape
     length: Size = 1
     for d in x["dimensions"]:
-        length = length * operand.dims[d]
+        length *= operand.dims[d]
     return length == 1 or operand.size == 0
 
 

@@ -63,9 +63,9 @@ def gather_index(x: Instruction, index: tuple[ix.Index, ...]) -> tuple[ix.Index,
             at.insert(vector_dim, ix.constant(component))
         extent = dim_max(operand.dims[d] - sizes[d], 0) + 1
         if extent != 1:
-            place[d] = place[d] + ix.loaded(indices, tuple(at), extent)
+            place[d] += ix.loaded(indices, tuple(at), extent)
     for d, b in zip(batching, x.get("start_indices_batching_dims", ()), strict=True):
-        place[d] = place[d] + batch[b - (b > vector_dim)]
+        place[d] += batch[b - (b > vector_dim)]
     return tuple(place)
 
 

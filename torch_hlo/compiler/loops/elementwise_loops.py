@@ -393,7 +393,7 @@ def concatenate(program: Program, x: Instruction) -> None:
             at,
             key=(x.shape, d, start),
         )
-        start = start + o.dims[d]
+        start += o.dims[d]
 
 
 def dynamic_update_slice(program: Program, x: Instruction) -> None:
@@ -485,7 +485,7 @@ def _stores(x: Instruction, at: Callable[[tuple[Index, ...]], Index]) -> list[St
         else:
             (axis,) = x["dimensions"]
             starts = [start if d == axis else 0 for d in range(x.rank)]
-            start = start + o.dims[axis]
+            start += o.dims[axis]
         found += _piece(x, o, starts, at)
     return found
 

@@ -170,7 +170,7 @@ class GpuRowForms(RowForms):
         """A thread per row when they are short, else a group."""
         length: Size = 1
         for size in plan.inner_sizes():
-            length = length * size
+            length *= size
         if plan.style == "rows" and isinstance(length, int) and length <= SHORT_ROW:
             return RowKernel(self.target, 1, leaves, outputs)
         last = plan.dims[plan.inner[-1]]

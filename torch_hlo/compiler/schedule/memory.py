@@ -390,7 +390,7 @@ class _Assigner:
             else:
                 b.slot = Slot("arena", 0, top, b.nbytes)
                 last.append(b)
-                top = top + _align(b.nbytes)
+                top += _align(b.nbytes)
         return top
 
     def _peak(self, buffers: list[_Buffer]) -> int:
@@ -420,7 +420,7 @@ class _Assigner:
             else:
                 source, target = waiting[0]
                 spare = Slot("arena", 0, arena, source.nbytes)
-                arena = arena + _align(source.nbytes)
+                arena += _align(source.nbytes)
                 done.append((source, spare))
                 waiting = [(spare if s == source else s, t) for s, t in waiting]
         return tuple(done), arena

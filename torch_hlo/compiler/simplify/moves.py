@@ -349,7 +349,7 @@ def _joined(a: Instruction, b: Instruction, d: int) -> Instruction | None:
         and d not in a["dimensions"]
     ):
         dims = list(a.dims)
-        dims[d] = dims[d] + b.dims[d]
+        dims[d] += b.dims[d]
         return h.broadcast(a.operand, dims, a["dimensions"])
     return None
 

@@ -73,7 +73,7 @@ class _Sort:
             )
         self.rows: Size = 1
         for d, size in enumerate(self.dims):
-            self.rows = self.rows * (size if d != self.axis else 1)
+            self.rows *= size if d != self.axis else 1
         self.key = sort_key(x["to_apply"], self.types)
         self.kinds = ["i32"]
         if self.key is not None:
@@ -308,7 +308,7 @@ class _Sort:
         n = self.size(self.length)
         inner: Size = 1
         for d in self.dims[self.axis + 1 :]:
-            inner = inner * d
+            inner *= d
         rest, low = f.divmod("%lo", self.size(inner))
         outer, target = f.divmod(rest, n)
         self.enter(f.muladd(outer, self.size(inner), low))

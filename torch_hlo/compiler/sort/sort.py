@@ -44,7 +44,7 @@ def sort(program: Program, x: Instruction) -> None:
         return
     rows: Size = 1
     for d, extent in enumerate(shape.dims):
-        rows = rows * (extent if d != axis else 1)
+        rows *= extent if d != axis else 1
     slots = min(rows, SLOTS) if isinstance(rows, int) else SLOTS
     scratch = program.scratch(n * 32 * slots)
     types = [o.dtype for o in operands]
@@ -90,7 +90,7 @@ def row_offset(f: Writer, size: Sizes, dims: Dims, axis: int, row: Int) -> Int:
     """Element offset of row number `row` (row-major over the other dimensions)."""
     inner: Size = 1
     for d in dims[axis + 1 :]:
-        inner = inner * d
+        inner *= d
     if inner == 1:
         return f.mul(row, size(dims[axis]))
     outer_index = f.div(row, size(inner))

@@ -102,7 +102,7 @@ def window_value(k: Kernel | Planner, x: Instruction, index: tuple[ix.Index, ...
                 conditions.append((at, 0, (n - 1) * w.base_dilation + 1))
                 # never negative
                 at, rest = ix.divide(at + w.base_dilation * (1 << 20), w.base_dilation)
-                at = at - (1 << 20)
+                at -= 1 << 20
                 conditions.append((rest, 0, 1))
             else:
                 conditions.append((at, 0, reach))

@@ -170,12 +170,12 @@ def substitute(size: Size, values: Mapping[str, Size]) -> Size:
         product: Size = coefficient
         for atom in monomial:
             if atom[0] == "sym":
-                product = product * values.get(atom[1], _from_terms({(atom,): 1}))
+                product *= values.get(atom[1], _from_terms({(atom,): 1}))
             else:
-                product = product * _FUNCTIONS[atom[0]](
+                product *= _FUNCTIONS[atom[0]](
                     substitute(atom[1], values), substitute(atom[2], values)
                 )
-        total = total + product
+        total += product
     return total
 
 
@@ -215,8 +215,8 @@ def _parse_sum(t: list[str]) -> tuple[Size, list[str]]:
         product, t = _parse_factor(t)
         while t and t[0] == "*":
             factor, t = _parse_factor(t[1:])
-            product = product * factor
-        total = total + sign * product
+            product *= factor
+        total += sign * product
         if not t or t[0] not in "+-":
             return total, t
         sign, t = (1 if t[0] == "+" else -1), t[1:]

@@ -237,7 +237,7 @@ def concatenate(*xs: Instruction, dimensions: Ints) -> Shape:
             or any(a != b for i, (a, b) in enumerate(zip(s.dims, first.dims)) if i != d)
         ):
             fail("concatenate", f"operands differ outside dimension {d}", xs[0], x)
-        total = total + s.dims[d]
+        total += s.dims[d]
     return first.with_dims((*first.dims[:d], total, *first.dims[d + 1 :]))
 
 

@@ -170,7 +170,7 @@ def row_major_strides(dims: tuple[Size, ...]) -> tuple[Size, ...]:
     step: Size = 1
     for d in reversed(dims):
         strides.append(step)
-        step = step * d
+        step *= d
     return tuple(reversed(strides))
 
 

@@ -399,9 +399,9 @@ def _tile_factors(tile: TileAssignment, mesh: Mesh | None = None) -> list[list[t
                     " the axes of every mesh"
                 )
             found.append((take, stride))
-            extent = extent // take
-            size = size // take
-            stride = stride * take
+            extent //= take
+            size //= take
+            stride *= take
         result.append(found[::-1])
     return result[::-1]
 

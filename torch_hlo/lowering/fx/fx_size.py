@@ -112,7 +112,7 @@ def size_of_expression(e: sympy.Expr) -> Size:
 def _power(base: Size, exponent: Any) -> Size:
     result: Size = 1
     for _ in range(int(exponent)):
-        result = result * base
+        result *= base
     return result
 
 
@@ -190,7 +190,7 @@ def layout_of(value: torch.Tensor) -> Layout:
         if sizes[d] == 1 or d in repeated:
             continue
         dense = dense and strides[d] == step
-        step = step * sizes[d]
+        step *= sizes[d]
     if empty:
         order = list(range(rank))
         repeated = ()

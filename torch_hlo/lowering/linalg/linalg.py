@@ -481,11 +481,11 @@ def _qr_loops(a: Instruction, width: Size) -> tuple[Expr, Expr, Expr]:
         target = where(below.eq(0), head, where(head >= 0, -norm, norm))
         v = x - where(rows.eq(k), target.spread(x.dims), 0)
         size = fold(v * v, (last,))
-        v = v / sqrt(where(size.eq(0), 1, size)).spread(v.dims)
+        v /= sqrt(where(size.eq(0), 1, size)).spread(v.dims)
         row = v.add_dim(-2)
         column = v.add_dim(-1)
-        r = r - 2 * matrix_product(column, matrix_product(row, r))
-        q = q - 2 * matrix_product(matrix_product(q, column), row)
+        r -= 2 * matrix_product(column, matrix_product(row, r))
+        q -= 2 * matrix_product(matrix_product(q, column), row)
         return k + 1, q, r
 
     start = (
@@ -515,7 +515,7 @@ def householder_product(a: Instruction, tau: Instruction) -> Instruction:
         scale = Expr(select_dim(tau, -1, k)).spread(q.dims)
         row = conjugate(v.add_dim(-2))
         column = v.add_dim(-1)
-        q = q - scale * matrix_product(column, matrix_product(row, q))
+        q -= scale * matrix_product(column, matrix_product(row, q))
     return q.x
 
 

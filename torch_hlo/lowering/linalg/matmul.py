@@ -120,14 +120,14 @@ def _combine(bias: Instruction, product: Expr, beta: Scalar, alpha: Scalar) -> I
     """beta * bias + alpha * product; with beta 0 the bias (even nan) plays no part."""
     shape = expected()
     if not (is_number(alpha) and alpha == 1):
-        product = product * alpha
+        product *= alpha
     if not (is_number(beta) and beta == 0):
         term = Expr(promote.operand(bias, product.dtype, shape.dims))
         if not (is_number(beta) and beta == 1):
-            term = term * beta
+            term *= beta
             if isinstance(beta, Weak):  # known when the program runs
                 term = where(scalar(beta, term.dtype).eq(0), 0, term)
-        product = product + term
+        product += term
     return finish(product)
 
 

@@ -33,7 +33,7 @@ def _scaled(y: Expr, scale: Instruction) -> Expr:
 
 def _with_bias(y: Expr, bias: Instruction | None) -> Instruction:
     if bias is not None:
-        y = y + y.like(bias)
+        y += y.like(bias)
     return finish(y)
 
 
@@ -79,9 +79,9 @@ def scaled_mm(
 ) -> Instruction:
     y = _scaled(_scaled(dot(a, b, (1,), (0,)), scale_a), scale_b)
     if bias is not None:
-        y = y + y.like(bias)
+        y += y.like(bias)
     if scale_result is not None and expected().dtype.startswith("f8"):  # as PyTorch's CPU kernel
-        y = y / y.like(scale_result)
+        y /= y.like(scale_result)
     return finish(y)
 
 

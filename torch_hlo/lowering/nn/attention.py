@@ -90,12 +90,12 @@ def _scores(
     scale: float | None,
 ) -> Expr:
     s = _product(query, key, -1, -1)
-    s = s * _scale(scale, query, s.dtype)
+    s *= _scale(scale, query, s.dtype)
     if bias is not None:
         if bias.dtype == "pred":
             s = where(Expr(broadcast_to(bias, s.dims)), s, -math.inf)
         else:
-            s = s + s.like(bias)
+            s += s.like(bias)
     if is_causal:
         s = where(Expr(on_diagonal(s.dims, 0, "LE")), s, -math.inf)
     return s
@@ -193,7 +193,7 @@ def attention(
         total = where(total.eq(0), 1, total)
         p = weights / keep(total, s.dims, last)
         if factors:
-            p = p * Expr(more[-1])
+            p *= Expr(more[-1])
         out = _product(p.cast(v.dtype), v, -1, -2)
         return [out.x, (top + log(total)).x]
 
@@ -283,7 +283,7 @@ class _Gradients:
         dv = _product(used.cast(narrow), grad, -2, -2)
         dp = _product(grad, v, -1, -1)
         if self.dropout:
-            dp = dp * Expr(more[-1])
+            dp *= Expr(more[-1])
         delta = fold(g * Expr(out).cast(g.dtype), last)
         ds = p * (dp - keep(delta, p.dims, last))
         dq = _product(ds.cast(narrow), k, -1, -2)

@@ -60,7 +60,7 @@ def embedding_bag(
     used = index.ne(padding_idx) if padding_idx >= 0 else index.eq(index)
     rows = Expr(gather_dim(weight, indices, 0)).cast(dtype)
     if per_sample_weights is not None:
-        rows = rows * Expr(per_sample_weights).cast(dtype).spread(rows.dims)
+        rows *= Expr(per_sample_weights).cast(dtype).spread(rows.dims)
     sizes = Expr(scatter_dim(promote.full(0, "s64", (bags,)), bag.x, used.cast("s64").x, 0))
     kept = used.spread(rows.dims)
     if mode == MAX:
@@ -84,7 +84,7 @@ def embedding_bag(
         out = Expr(scatter_dim(promote.full(0, dtype, dims), bag.x, where(kept, rows, 0).x, 0))
         if mode == MEAN:
             divisor = where(sizes > 0, sizes, 1).cast(dtype)
-            out = out / divisor.spread(dims)
+            out /= divisor.spread(dims)
         maximum_index = promote.full(0, "s64", shapes[3].dims)
     values = (out.x, bag.x, sizes.x, maximum_index)
     return tuple(
@@ -116,13 +116,13 @@ def embedding_bag_backward(
     index = Expr(indices).cast("s64")
     if mode == MEAN:
         size = Expr(gather_dim(promote.cast(sizes, dtype), bag, 0))
-        rows = rows / where(size.eq(0), 1, size).spread(rows.dims)
+        rows /= where(size.eq(0), 1, size).spread(rows.dims)
     if per_sample_weights is not None:
-        rows = rows * Expr(per_sample_weights).cast(dtype).spread(rows.dims)
+        rows *= Expr(per_sample_weights).cast(dtype).spread(rows.dims)
     if scale_grad_by_freq:
         ones = promote.full(1, dtype, index.dims)
         counts = scatter_dim(promote.full(0, dtype, shape.dims[:1]), index.x, ones, 0)
-        rows = rows / Expr(gather_dim(counts, index.x, 0)).spread(rows.dims)
+        rows /= Expr(gather_dim(counts, index.x, 0)).spread(rows.dims)
     if padding_idx >= 0:
         rows = where(index.eq(padding_idx).spread(rows.dims), 0, rows)
     return finish(scatter_dim(zero, index.x, rows.x, 0))

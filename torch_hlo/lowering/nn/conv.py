@@ -167,7 +167,7 @@ def convolution(
     out = convolve(x, weight, stride, padding, dilation, groups, shape.dims[2:])
     if bias is not None:
         column = promote.cast(bias, out.dtype)
-        out = out + Expr(build.broadcast(column, out.dims, (1,)))
+        out += Expr(build.broadcast(column, out.dims, (1,)))
     return finish(out)
 
 

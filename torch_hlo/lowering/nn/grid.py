@@ -77,7 +77,7 @@ def _placed(x: Expr, size: Size, padding: int, align: bool) -> tuple[Expr, Expr]
         x, slope = _reflected(x, size, align)
     if padding != ZEROS:
         x, inside = _clipped(x, size)
-        slope = slope * inside
+        slope *= inside
     return x, slope
 
 
@@ -94,7 +94,7 @@ def _taps(x: Expr, size: Size, mode: int, padding: int, align: bool) -> list[Tap
             result.append((position, weight, derivative * slope))
         return result
     source, bend = _placed(source, size, padding, align)
-    slope = slope * bend
+    slope *= bend
     if mode == NEAREST:
         return [(round_even(source), source.like(1), source.like(0))]
     low = floor(source)
@@ -182,7 +182,7 @@ class Sampler:
 def _product(values: list[Expr]) -> Expr:
     total = values[0]
     for v in values[1:]:
-        total = total * v
+        total *= v
     return total
 
 

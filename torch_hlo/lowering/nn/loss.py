@@ -121,7 +121,7 @@ def _nll_backward(
     safe, w = _weights(x, target, weight, ignore_index, promote.compute_type(shape.dtype))
     g = w.like(grad)
     if reduction == MEAN:
-        g = g / w.like(total_weight)
+        g /= w.like(total_weight)
     g = where(w.eq(0), 0, -g * w)
 
     def spread(v: Instruction) -> Expr:
@@ -244,7 +244,7 @@ def multi_margin_loss(
     z = maximum(margin - at_target + value, 0)
     z = z if p == 1 else z * z
     if weight is not None:
-        z = z * _row_weight(weight, target, z)
+        z *= _row_weight(weight, target, z)
     loss = average(where(chosen, 0, z), (1,))
     return reduced(loss, reduction)
 
@@ -268,14 +268,14 @@ def multi_margin_loss_backward(
     z = margin - at_target + value
     slope = where(z > 0, z.like(1) if p == 1 else 2 * z, 0)
     if weight is not None:
-        slope = slope * _row_weight(weight, target, slope)
+        slope *= _row_weight(weight, target, slope)
     slope = where(chosen, 0, slope) / count(value, (1,))
     total = fold(slope, (1,)).spread(value.dims)
     slope = where(chosen, -total, slope)
     g = Expr(grad).cast(value.dtype)
     g = g.spread(value.dims)
     if reduction == MEAN:
-        g = g / count(value, (0,))
+        g /= count(value, (0,))
     return result(slope * g)
 
 
@@ -323,5 +323,5 @@ def multilabel_margin_loss_backward(
     pull = fold(step, (2,)).spread(rows.dims)
     slope = fold(step - where(rows.chosen, pull, 0), (1,))
     if reduction == MEAN:
-        slope = slope / count(value, (0,))
+        slope /= count(value, (0,))
     return result(slope * g.spread(slope.dims))

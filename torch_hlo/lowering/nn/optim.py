@@ -211,7 +211,7 @@ class _Scaling:
         """(gradient as written back, gradient to descend along)."""
         g, written = compute(grad), grad
         if self.grad_scale is not None:
-            g = g / scalar(self.grad_scale, g.dtype)
+            g /= scalar(self.grad_scale, g.dtype)
             written = self.kept(g, grad)
         return written, -g if self.maximize else g
 
@@ -239,8 +239,8 @@ def _adam_step(
         if decoupled:
             p = _times(p, 1 - s.lr * s.weight_decay)
         else:
-            g = g + _times(p, s.weight_decay)
-    m = m + _times(g - m, 1 - s.beta1)
+            g += _times(p, s.weight_decay)
+    m += _times(g - m, 1 - s.beta1)
     v = _times(v, s.beta2) + _times(g * g, 1 - s.beta2)
     count = scalar(step, "f64")
     correction1, correction2 = (1 - power(beta, count) for beta in (s.beta1, s.beta2))
@@ -328,7 +328,7 @@ def fused_sgd(
         written, g = scaling.ready(grad)
         new_grads.append(written)
         if not s.is_zero("weight_decay"):
-            g = g + _times(p, s.weight_decay)
+            g += _times(p, s.weight_decay)
         if momenta and not s.is_zero("momentum"):
             buffer = (
                 g
@@ -368,7 +368,7 @@ def fused_adagrad(
         written, g = scaling.ready(grad)
         new_grads.append(written)
         if not s.is_zero("weight_decay"):
-            g = g + _times(p, s.weight_decay)
+            g += _times(p, s.weight_decay)
         count = scalar(step, "f64")
         rate = s.lr / (1 + (count - 1) * s.lr_decay)
         squares = compute(total) + g * g

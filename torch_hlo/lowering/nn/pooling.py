@@ -127,7 +127,7 @@ def _divisor(
         stop = minimum(start + k, size + p)
         if not include_pad:
             start, stop = maximum(start, 0), minimum(stop, size)
-        total = total * (stop - start)
+        total *= stop - start
     return total.cast(dtype)
 
 
@@ -262,7 +262,7 @@ def max_pool_with_indices(
         value = Expr(instr("slice", (padded,), slice=tuple(ranges)))
         better = value > best
         if promote.is_floating(value.dtype):
-            better = better | is_nan(value)
+            better |= is_nan(value)
         best = where(better, value, best)
         index = where(
             better,
@@ -287,7 +287,7 @@ def _first_inside(start: Expr, dilation: int) -> Expr:
 def _flat(positions: list[Expr], steps: Sequence[Size]) -> Expr:
     total = positions[0] * steps[0]
     for p, s in zip(positions[1:], steps[1:], strict=True):
-        total = total + p * s
+        total += p * s
     return total
 
 

@@ -102,7 +102,7 @@ def _lstm_backward(
     i, f, g, o, before = saved
     dh, dc = grads
     c = tanh(f * before + i * g)
-    dc = dc + dh * o * (1 - c * c)
+    dc += dh * o * (1 - c * c)
     gates = [
         dc * g * i * (1 - i),
         dc * before * f * (1 - f),
@@ -356,7 +356,7 @@ def _recurrence(
     ) -> tuple[list[Instruction], ...]:
         hidden = dot(carry[0], rest[0], (1,), (1 if few else 0,))
         if bias is not None:
-            hidden = hidden + hidden.like(rest[1])
+            hidden += hidden.like(rest[1])
         old = [compute(s) for s in carry]
         new, saved = c.forward(_split(compute(x[0]), c.gates), _split(hidden, c.gates), old)
         new = _where(x[1:], new, old)
@@ -513,7 +513,7 @@ def _recurrence_backward(
         output, *saved = (compute(v) for v in (x if grad is None else x[:-1]))
         grads = [compute(g) for g in carry]
         if grad is not None:
-            grads[0] = grads[0] + compute(x[-1])
+            grads[0] += compute(x[-1])
         zeros = [g.like(0) for g in grads]
         inputs, hidden, before = c.backward(_where(alive, grads, zeros), output, saved)
         joined = [
@@ -554,7 +554,7 @@ def _before(
 def _gates(x: Instruction, bias: Instruction | None, n: int) -> list[Expr]:
     value = compute(x)
     if bias is not None:
-        value = value + value.like(bias)
+        value += value.like(bias)
     return _split(value, n)
 
 

@@ -159,7 +159,7 @@ def antialiased(kernel: Callable, reach: float) -> Callable:
             result.append((a.clip(position), where(position < high, weight, 0)))
         total = result[0][1]
         for _, w in result[1:]:
-            total = total + w
+            total += w
         return [(p, w / total) for p, w in result]
 
     return taps

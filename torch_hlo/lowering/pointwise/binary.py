@@ -209,7 +209,7 @@ def integer_power(x: Expr, y: Expr) -> Expr:
     # every bit.
     for i in range(6 if bits <= 8 else min(bits, 63)):
         result = where((binary("shift-right-logical", left, i) & 1).ne(0), result * square, result)
-        square = square * square
+        square *= square
     if x.kind == "u":
         return result
     odd = (y & 1).ne(0)

@@ -209,9 +209,9 @@ def zeta(x: Expr, q: Expr) -> Expr:
     a, b = q, power(q, -x)
     total = b
     for _ in range(9):
-        a = a + 1
+        a += 1
         b = power(a, -x)
-        total = total + b
+        total += b
 
     def add_term(
         x: Expr,
@@ -227,11 +227,11 @@ def zeta(x: Expr, q: Expr) -> Expr:
     total = total + b * a / (x - 1) - 0.5 * b
     factor = x.like(1)
     for i, c in enumerate(ZETA):
-        factor = factor * (x + 2 * i)
-        b = b / a
-        total = total + where(factor.eq(math.inf) | b.eq(0), 0, factor * b / c)
-        factor = factor * (x + (2 * i + 1))
-        b = b / a
+        factor *= x + 2 * i
+        b /= a
+        total += where(factor.eq(math.inf) | b.eq(0), 0, factor * b / c)
+        factor *= x + (2 * i + 1)
+        b /= a
     whole = q.eq(floor(q))
     total = where((q <= 0) & whole, math.inf, where((q <= 0) & x.ne(floor(x)), math.nan, total))
     return where(x.eq(1), math.inf, where(x < 1, math.nan, total))
@@ -242,10 +242,10 @@ def trigamma(x: Expr) -> Expr:
     a = where(reflect, 1 - x, x)
     total = a.like(0)
     for _ in range(6):
-        total = total + 1 / (a * a)
-        a = a + 1
+        total += 1 / (a * a)
+        a += 1
     z = 1 / (a * a)
-    total = total + (1 + 1 / (2 * a) + z * (1 / 6 - z * (1 / 30 - z / 42))) / a
+    total += (1 + 1 / (2 * a) + z * (1 / 6 - z * (1 / 30 - z / 42))) / a
     s = sin(x * math.pi)
     return where(reflect, (math.pi * math.pi) / (s * s) - total, total)
 
@@ -291,8 +291,8 @@ def _gamma_series(a: Expr, x: Expr, one: Expr, tiny: float) -> Expr:
 
     def step(*state: Expr) -> tuple[Expr, ...]:
         a, x, r, term, total = state
-        r = r + 1
-        term = term * (x / r)
+        r += 1
+        term *= x / r
         return a, x, r, term, total + term
 
     return while_loop(more, step, (a, x, a, one, one), 2000)[-1]

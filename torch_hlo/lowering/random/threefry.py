@@ -46,13 +46,13 @@ def threefry(
     x = counter[0] + keys[0]
     y = counter[1] + keys[1]
     for i in range(rounds):
-        x = x + y
+        x += y
         turn = _ROTATIONS[i % 8]
         y = (binary("shift-left", y, turn) | binary("shift-right-logical", y, 32 - turn)) ^ x
         if i % 4 == 3:
             round_ = i // 4 + 1
-            x = x + keys[round_ % 3]
-            y = y + (keys[(round_ + 1) % 3] + round_)
+            x += keys[round_ % 3]
+            y += keys[(round_ + 1) % 3] + round_
     return x, y
 
 

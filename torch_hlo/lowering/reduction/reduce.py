@@ -155,8 +155,8 @@ def arg_extreme(x: Expr, dim: int, largest: bool) -> tuple[Expr, Expr]:
     better = va > vb if largest else va < vb
     tie = va.eq(vb)
     if promote.is_floating(x.dtype):
-        better = better | (is_nan(va) & ~is_nan(vb))
-        tie = tie | (is_nan(va) & is_nan(vb))
+        better |= is_nan(va) & ~is_nan(vb)
+        tie |= is_nan(va) & is_nan(vb)
     first = better | (tie & (ia < ib))
     # of the values alone: where no position is read, none is found
     extreme = instr("maximum" if largest else "minimum", (va.x, vb.x))

@@ -66,7 +66,7 @@ def embedding_dense_backward(
     if scale_grad_by_freq:
         ones = promote.full(1, dtype, indices.dims)
         counts = scatter_dim(promote.full(0, dtype, shape.dims[:1]), indices, ones, 0)
-        g = g / Expr(gather_dim(counts, indices, 0)).spread(g.dims)
+        g /= Expr(gather_dim(counts, indices, 0)).spread(g.dims)
     total = scatter_dim(promote.full(0, dtype, shape.dims), indices, g.x, 0)
     return finish(total)
 
@@ -114,7 +114,7 @@ def index_add(
     dtype = promote.compute_type(x.dtype)
     updates = Expr(_at_least_1d(source)).cast(dtype)
     if not (is_number(alpha) and alpha == 1):
-        updates = updates * alpha
+        updates *= alpha
     base = _at_least_1d(promote.cast(x, dtype))
     op = "or" if dtype == "pred" else "add"
     result = scatter_dim(base, _at_least_1d(index), updates.x, dim, op)
@@ -300,7 +300,7 @@ class Plan:
         moved = permute(x, self.places + self.rest)
         rows: Size = 1
         for d in self.places:
-            rows = rows * self.dims[d]
+            rows *= self.dims[d]
         return reshape(moved, (rows, *(self.dims[d] for d in self.rest)))
 
     def restore(self, flat: Instruction) -> Instruction:

@@ -229,7 +229,7 @@ def _search(rows: Instruction, values: Operand, right: bool) -> Instruction:
     if rows.rank > 1:  # one row per leading index
         row = base
         for d, step in enumerate(_row_steps(rows.dims)):
-            row = row + iota(shape.dims, d) * step
+            row += iota(shape.dims, d) * step
         base = row
     flat = reshape(rows, (rows.size,))
     low = Expr(promote.full(0, "s64", shape.dims))
@@ -239,7 +239,7 @@ def _search(rows: Instruction, values: Operand, right: bool) -> Instruction:
         probe = Expr(gather_dim(flat, (base + minimum(reach, size) - 1).x, 0))
         below = (probe <= v) if right else (probe < v)
         if promote.is_floating(dtype):  # nan sorts after everything
-            below = below | (is_nan(v) if right else is_nan(v) & ~is_nan(probe))
+            below |= is_nan(v) if right else is_nan(v) & ~is_nan(probe)
         low = where(below & (reach <= size), reach, low)
         step >>= 1
     return finish(low)
@@ -249,7 +249,7 @@ def _row_steps(dims: Sequence[Size]) -> list[Size]:
     steps, step = [], dims[-1]
     for d in reversed(dims[:-1]):
         steps.append(step)
-        step = step * d
+        step *= d
     return steps[::-1]
 
 

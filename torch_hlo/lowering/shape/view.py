@@ -326,7 +326,7 @@ def _is_row_major(dims: Sequence[Size], stride: Sequence[Size]) -> bool:
 def _strided_indices(dims: Sequence[Size], stride: Sequence[Size], offset: Size) -> Instruction:
     index = Expr(promote.full(offset, "s64", dims))
     for i, s in enumerate(stride):
-        index = index + iota(dims, i) * s
+        index += iota(dims, i) * s
     return index.x
 
 
@@ -450,7 +450,7 @@ def _roll(x: Instruction, shift: Size, dim: int) -> Instruction:
             shift = shift % size if size else 0
         elif shift < 0:
             # assumes |shift| <= size, as no symbolic remainder may be negative
-            shift = shift + size
+            shift += size
     if isinstance(shift, Dim):
         if any(c < 0 for _, c in shift.terms):
             raise LoweringError(f"roll by {shift}, which may be negative")
