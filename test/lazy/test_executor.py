@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,3 +100,26 @@ def test_what_is_read_is_run_where_it_is_read(monkeypatch: pytest.MonkeyPatch) -
     assert handed_over
     torch_hlo.sync()
     assert torch.equal(y.cpu(), x.cpu() * 2)
+
+
+def test_events_and_streams_tell_what_is_under_way() -> None:
+    """True when the work before an event has run, whatever came later; asking starts it and does
+    not wait."""
+    stream, events = torch.accelerator.current_stream(), [torch.Event("hlo") for _ in range(2)]
+    assert events[0].query() and stream.query()  # never recorded
+    x, held = torch.ones(4).to("hlo"), [threading.Event() for _ in events]
+    try:
+        for event, hold in zip(events, held):
+            program = SimpleNamespace(run=lambda *_, hold=hold: hold.wait(), seconds=0)
+            executor.submit(executor.Job("held", program, (), ()))
+            x = x + 1
+            event.record()
+            assert not (event.query() or stream.query())
+            held[0].set()
+        while not events[0].query():
+            time.sleep(0.001)
+        assert not (events[1].query() or stream.query())
+    finally:
+        held[1].set()
+    torch.accelerator.synchronize()
+    assert events[1].query() and stream.query() and x.tolist() == [3] * 4

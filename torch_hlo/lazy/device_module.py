@@ -142,11 +142,11 @@ def synchronize(device: Device = None) -> None:
     session.engine().synchronize()
 
 
-def synchronize_below() -> None:
-    """`synchronize` for callers in C++, through which no error comes: the next step or read raises
-    it."""
+def below(work: Callable[..., object], *given: object) -> bool:
+    """True if `work` says so, for callers in C++, through which no error comes: the next step or
+    read raises it."""
     try:
-        synchronize()
+        return bool(work(*given))
     except BaseException as error:  # noqa: B036 - see above
         failed = error
 
@@ -156,6 +156,11 @@ def synchronize_below() -> None:
         known = torch.zeros(()).to(PLACE.device)
         session.engine().evaluate([known._storage])
         session.engine().later(known, check)
+        return True
+
+
+def has_ended(since: int) -> bool:
+    return session.engine().has_ended(since)
 
 
 def Stream(device: Device = None, *args: object, **kwargs: object) -> torch.Stream:

@@ -45,6 +45,12 @@ class Engine(ABC):
         """Wait for everything under way."""
         self.sync()
 
+    def has_ended(self, since: int) -> bool:
+        """Whether all has run that was recorded before that time (of perf_counter_ns); starts
+        it."""
+        self.synchronize()
+        return True
+
     def base(self) -> Engine:
         """The engine that computes, below those that only watch."""
         return self

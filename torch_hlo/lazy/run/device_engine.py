@@ -128,6 +128,7 @@ class DeviceEngine(Engine):
         be compiled, MemoryError."""
         metrics.count("MarkStep")
         self._evaluate()
+        executor.all_submitted()
         if wait:
             self._wait_all()
 
@@ -150,6 +151,9 @@ class DeviceEngine(Engine):
     def synchronize(self) -> None:
         """Evaluate everything recorded and wait for all work under way."""
         self.sync()
+
+    def has_ended(self, since: int) -> bool:
+        return executor.has_ended(since, self.mark_step)
 
     def upload(self, tensor: Tensor) -> Buffer:
         """The values of a tensor of the CPU, or of torch.cuda, as a new device array. Later

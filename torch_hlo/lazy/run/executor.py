@@ -54,7 +54,8 @@ class Job:
     before it is done.
 
     On the stream it has a `number`, a `block` and what it refers to; on the Python thread it waits
-    for the job `after` it comes, and `ended` is locked until it is done."""
+    for the job `after` it comes, and `ended` is locked until it is done. None of its operations was
+    recorded before `since`."""
 
     __slots__ = (
         "name",
@@ -69,6 +70,7 @@ class Job:
         "needed",
         "after",
         "ended",
+        "since",
     )
 
     def __init__(
@@ -93,6 +95,7 @@ class Job:
         self.needed: object = None
         self.after: Job | None = None
         self.ended: threading.Lock | None = None
+        self.since = _session.executor.cut
 
     def is_done(self) -> bool:
         """True when it has run, or failed."""
@@ -210,6 +213,7 @@ class _Executor:
         self.arena: Arena | None = None
         self.streaming = 0  # how many there are
         self.brief = BRIEF  # seconds of what `submit` runs itself
+        self.cut = 0  # time in nanoseconds; all that was recorded before it is submitted
 
     def start(self) -> None:
         with self.starting:
@@ -353,6 +357,25 @@ def watched(
             watch(Job(name, program, (), ()), time.perf_counter() - start)
 
     return call
+
+
+def all_submitted() -> None:
+    """Nothing is recorded now."""
+    _session.executor.cut = time.perf_counter_ns()
+
+
+def has_ended(since: int, submit_all: Callable[[], object]) -> bool:
+    """Whether all has run that was recorded before that time."""
+    executor = _session.executor
+    in_flight = executor.in_flight
+    _forget_done(in_flight)
+    if executor.cut < since and len(in_flight) < DEPTH:  # no need to wait
+        submit_all()
+        _forget_done(in_flight)
+    if in_flight and in_flight[0].since < since:
+        return False
+    runtime.synchronize()  # other back ends only know when a program has started
+    return True
 
 
 def _forget_done(in_flight: deque[Job]) -> None:
