@@ -83,8 +83,10 @@ def graph_text(tensors: Sequence[Tensor]) -> str:
     return "\n".join(lines)
 
 
-def module(tensors: Sequence[Tensor]) -> Module:
-    """The HLO module of pending hlo tensors, before any pass."""
+def module(tensors: Sequence[Tensor] | None = None) -> Module:
+    """The HLO module of pending hlo tensors, or of all that is recorded, before any pass."""
+    if not tensors:
+        return pending_step()[0]
     g = graph(tensors)
     where = spmd.placement(g, [None] * len(g.outputs))
     if where is not None:
@@ -101,8 +103,8 @@ def pending_step() -> tuple[Module, list[np.ndarray]]:
 
 
 def stablehlo_text(tensors: Sequence[Tensor] | None = None) -> str:
-    """The StableHLO of pending hlo tensors, or of all that is recorded, before any pass."""
-    return stablehlo.stablehlo_text(pending_step()[0] if not tensors else module(tensors))
+    """`module(tensors)` in StableHLO."""
+    return stablehlo.stablehlo_text(module(tensors))
 
 
 def hlo_text(tensors: Sequence[Tensor]) -> str:

@@ -82,6 +82,7 @@ class _Kept:
         self.counters: dict[str, int] = {}
         self.metrics: dict[str, _Metric] = {}
         self.reasons: deque[Compile] = deque(maxlen=1024)
+        self.names: dict[str, str] = {}  # see `rename`
 
 
 _kept = _Kept()
@@ -110,12 +111,18 @@ def record(name: str, value: float, unit: str = "s") -> None:
 
 
 def _sample(name: str, value: float, unit: str) -> None:
+    name = _kept.names.get(name, name)
     metric = _kept.metrics.get(name)
     if metric is None:
         metric = _kept.metrics[name] = _Metric(unit)
     metric.count += 1
     metric.total += value
     metric.samples.append((time.time(), value))
+
+
+def rename(names: dict[str, str]) -> None:
+    """From now on samples of metrics in `names` go to those of the other name."""
+    _kept.names = names
 
 
 def moved(seconds: str, start: float, data: str, nbytes: int) -> None:

@@ -93,18 +93,58 @@ def test_device(tmp_path):
 
 
 def test_what_xla_lets_pass(tmp_path):
-    """Tensors of the CPU beside ours."""
+    """Tensors of the CPU beside ours, classes that are floating-point numbers, a second import."""
     out = script(
         """
-        import torch, torch_xla
+        import importlib, torch, torch_xla, torch_xla.core.xla_model as xm
         x, y = torch.rand(4, 3), torch.rand(4, 3)
         ours = y.to("xla")
         print(torch.equal((x + ours).cpu(), x + y), torch.equal((ours + x).cpu(), x + y))
         print(torch_xla._XLAC._get_xla_tensors_hlo([x.to("xla")]).count("parameter(0)"))
+        classes, w = torch.tensor([0, 2, 1, 1]), ours.clone().requires_grad_()
+        loss = torch.nn.functional.cross_entropy(w, classes.float().to("xla"))
+        loss.backward()
+        want = torch.nn.functional.cross_entropy(y.requires_grad_(), classes)
+        want.backward()
+        print(torch.allclose(loss.cpu(), want), torch.allclose(w.grad.cpu(), y.grad))
+        print(xm.get_stablehlo_bytecode([ours + 1]).startswith(b"ML"))
+        print(importlib.reload(torch_xla) is torch_xla, torch_xla.device())
         """,
         tmp_path,
     ).splitlines()
-    assert out == ["True True", "1"]
+    assert out == ["True True", "1", "True True", "True", "True xla:0"]
+
+
+def test_steps_and_operations_are_counted(tmp_path):
+    """Operations that run alone have metrics of their own; a read in a whole graph is an error."""
+    out = script(
+        """
+        import torch, torch_xla, torch_xla.debug.metrics as met
+        from torch_xla.debug.profiler import trace_me
+        x = torch.randn(3, 3, device="xla")
+
+        @trace_me("cosine")
+        def cosine(x):
+            return torch.cos(torch.sin(x))
+
+        for eager in (False, True):
+            torch_xla.experimental.eager_mode(eager)
+            met.clear_all()
+            for f in (cosine, torch_xla.compile(cosine)):
+                f(x)
+                torch_xla.sync(wait=True)
+            names = [n for n in met.metric_names() if n.endswith("ExecuteTime")]
+            print({n: met.metric_data(n)[0] for n in names})
+            try:
+                torch_xla.compile(lambda x: x if x[0, 0] > 0 else -x, full_graph=True)(x)
+            except RuntimeError as error:
+                print(error)
+        """,
+        tmp_path,
+    ).splitlines()
+    assert out[0] == "{'ExecuteTime': 2}"
+    assert out[2] == "{'EagerOpExecuteTime': 2, 'ExecuteTime': 1}"
+    assert out[1] == out[3] and out[1].startswith("Unexpected execution")
 
 
 def test_loader_runs_ahead(tmp_path):

@@ -143,11 +143,10 @@ class CheckpointManager:
         return step % self._interval == 0 or self.reached_preemption(step)
 
     def save(self, step, state_dict, force=False):
-        if not (force or self.should_save(step)):
-            return False
-        self.join()
-        self._save(step, state_dict)
-        return True
+        if wanted := force or self.should_save(step):
+            self.join()
+            self._save(step, state_dict)
+        return wanted
 
     def save_async(self, step, state_dict, force=False):
         """`save` in the background, of the values that the tensors have now. Several processes have

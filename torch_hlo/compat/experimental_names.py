@@ -8,6 +8,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint as _checkpoint
 
 import torch_hlo
+from torch_hlo import metrics
 from torch_hlo.hlo.ir import build
 from torch_hlo.lazy.aten import dispatch
 from torch_hlo.lazy.record import HloTensor, read, write
@@ -210,9 +211,14 @@ class _Mode:
     on = False
 
 
+# what single operations take is counted for itself
+_EAGER = {name: f"EagerOp{name}" for name in ("CompileTime", "ExecuteTime")}
+
+
 def eager_mode(enable):
     if enable != _Mode.on:
         dispatch.set_eager(enable)
+        metrics.rename(_EAGER if enable else {})
         _Mode.on = enable
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from . import communication, hardware
+from . import communication, hardware, spawning
 
 
 class AllReduce(torch.autograd.Function):
@@ -59,32 +59,9 @@ def distributed_mm(w, x, split=1):
     return torch.cat(results, 1)
 
 
-class _SumBoth(torch.autograd.Function):
-    """Sum over the processes, forward and backward."""
+class SyncBatchNorm(torch.nn.SyncBatchNorm):
+    """PyTorch's, which knows all processes once torch.distributed has begun."""
 
-    @staticmethod
-    def forward(ctx, x):
-        out: torch.Tensor = communication.all_reduce("sum", x)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        return communication.all_reduce("sum", grad)
-
-
-class SyncBatchNorm(torch.nn.BatchNorm1d):
-    """Batch norm with the statistics of all processes, of any number of dimensions."""
-
-    def forward(self, x):
-        mean, var = self.running_mean, self.running_var
-        shape = [1, -1] + [1] * (x.dim() - 2)
-        if self.training:
-            dims = [d for d in range(x.dim()) if d != 1]
-            count = hardware.world_size()
-            mean = _SumBoth.apply(x.mean(dims)) / count
-            var = _SumBoth.apply((x * x).mean(dims)) / count - mean.square()
-            with torch.no_grad():
-                self.running_mean.lerp_(mean, self.momentum)
-                self.running_var.lerp_(var, self.momentum)
-        scale = self.weight * (var + self.eps).rsqrt()
-        return (x - mean.view(shape)) * scale.view(shape) + self.bias.view(shape)
+    def forward(self, input):
+        spawning.join()
+        return super().forward(input)

@@ -173,8 +173,17 @@ def _foreign(value):
     return known and not value.__module__.startswith("torch")
 
 
+class _Again:
+    """Finds the modules for importlib.reload."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return target.__spec__ if isinstance(target, Names) else None
+
+
 def install():
     """Put the modules where `import` looks first."""
+    sys.meta_path.append(_Again)
     for row, sources in MODULES.items():
         module = Names(row, sources)
         sys.modules[module.__name__] = module

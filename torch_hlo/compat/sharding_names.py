@@ -76,10 +76,6 @@ class Mesh:
         dims = [self.size()] * len(partition_spec)
         return spmd.sharding(self.ours, tuple(partition_spec), dims)
 
-    def get_axis_name_idx(self, name):
-        names = list(self.axis_names or ())
-        return names.index(name) if name in names else None
-
     def __str__(self):
         ids, names = self.device_ids.tolist(), self.axis_names
         return str({"device_ids": ids, "mesh_shape": self.mesh_shape, "axis_names": names})

@@ -2,7 +2,7 @@
 nanoseconds, as PyTorch/XLA has them."""
 
 import atexit
-import functools
+import contextlib
 import os
 import threading
 import time
@@ -31,18 +31,11 @@ class StepTrace(Trace):
         super().__exit__(*error)
 
 
+@contextlib.contextmanager
 def trace_me(scope):
-    """Decorator: calls are named blocks."""
-
-    def decorate(function):
-        @functools.wraps(function)
-        def call(*args, **kwargs):
-            with Trace(scope):
-                return function(*args, **kwargs)
-
-        return call
-
-    return decorate
+    """A block, or decorator: calls are named blocks."""
+    with Trace(scope):
+        yield
 
 
 class _Running:

@@ -176,6 +176,13 @@ def get_stablehlo(tensors=None):
     return debug.stablehlo_text(tensors)
 
 
+def get_stablehlo_bytecode(tensors=None):
+    """The same as a portable artifact."""
+    from torch_hlo import debug, export
+
+    return export.to_portable_artifact(debug.module(tensors))
+
+
 def do_on_ordinals(target, data=(), ordinals=(0,)):
     cpu = utilities.to_cpu(data)
     return target(*cpu) if hardware.global_ordinal() in ordinals else None
@@ -193,6 +200,15 @@ def install():
         return original(*args, backend="hlo" if backend == "openxla" else backend, **kwargs)
 
     torch.compile = compile
+    _aten.impl("nll_loss_nd", _nll_loss, "AutogradXLA")
+
+
+_aten = torch.library.Library("aten", "IMPL")
+
+
+def _nll_loss(self, target, *options):
+    """Classes may be floating-point numbers, as in PyTorch/XLA."""
+    return torch.ops.aten.nll_loss_nd.default.decompose(self, target.long(), *options)
 
 
 get_ordinal = hardware.global_ordinal

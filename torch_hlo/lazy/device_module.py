@@ -142,11 +142,11 @@ def synchronize(device: Device = None) -> None:
     session.engine().synchronize()
 
 
-def below(work: Callable[..., object], *given: object) -> bool:
-    """True if `work` says so, for callers in C++, through which no error comes: the next step or
-    read raises it."""
+def ask(question: str, *given: object) -> bool:
+    """What a method of the engine says, for callers in C++, through which no error comes: the next
+    step or read raises it."""
     try:
-        return bool(work(*given))
+        return bool(getattr(session.engine(), question)(*given))
     except BaseException as error:  # noqa: B036 - see above
         failed = error
 
@@ -157,10 +157,6 @@ def below(work: Callable[..., object], *given: object) -> bool:
         session.engine().evaluate([known._storage])
         session.engine().later(known, check)
         return True
-
-
-def has_ended(since: int) -> bool:
-    return session.engine().has_ended(since)
 
 
 def Stream(device: Device = None, *args: object, **kwargs: object) -> torch.Stream:

@@ -46,7 +46,7 @@ _TABLE = 64  # words that are copied; a virtual table has less
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 
 
-def _answer_natively(guard: _Guard, answer: int, module: Any) -> None:
+def _answer_natively(guard: _Guard, answer: int, ask: Callable[..., bool]) -> None:
     """Let machine code say which device is current. PyTorch asks some five times for each node of
     backward, also in destructors while an exception is under way, where entering Python would be a
     SystemError and raising KeyboardInterrupt the end of the process.
@@ -66,7 +66,7 @@ def _answer_natively(guard: _Guard, answer: int, module: Any) -> None:
             f"torch_hlo does not know the device guard of PyTorch {torch.__version__} on this"
             " platform"
         )
-    answers = dict.fromkeys(_METHODS, answer) | _times(module)
+    answers = dict.fromkeys(_METHODS, answer) | _times(ask)
     table.value = _answering(table.value, _GUARD_HEADER, answers)
 
 
@@ -86,22 +86,19 @@ def _answering(table: int, header: str, answers: Mapping[str, int]) -> int:
     return ctypes.addressof(words) + 2 * _WORD
 
 
-def _times(module: Any) -> dict[str, int]:
+def _times(ask: Callable[..., bool]) -> dict[str, int]:
     """What makes `torch.Event` and `torch.Stream` wait for the device, and ask it. All that C++
     knows of an event is one word: the time of its record, in nanoseconds."""
 
     def record(guard: int, event: Any, stream: int, index: int, timing: int) -> None:
         if timing:
-            module.below(module.synchronize)
+            ask("synchronize")
         event[0] = time.perf_counter_ns()
-
-    def ended(guard: int, event: int) -> bool:
-        return module.below(module.has_ended, event)
 
     kind, address, number = ctypes.CFUNCTYPE, ctypes.c_void_p, ctypes.c_int8
     event = ctypes.POINTER(address)
     asks = kind(ctypes.c_bool, address, address)
-    waits = kind(None, address, address)(lambda *_: module.below(module.synchronize))
+    waits = kind(None, address, address)(lambda guard, place: ask("synchronize"))
     functions = {
         "record": kind(None, address, event, address, number, ctypes.c_int)(record),
         "elapsedTime": kind(ctypes.c_double, address, address, address, number)(
@@ -109,8 +106,8 @@ def _times(module: Any) -> dict[str, int]:
         ),
         "synchronizeEvent": waits,
         "synchronizeStream": waits,
-        "queryEvent": asks(ended),
-        "queryStream": asks(lambda guard, stream: ended(guard, time.perf_counter_ns())),
+        "queryEvent": asks(lambda guard, event: ask("has_ended", event)),
+        "queryStream": asks(lambda guard, stream: ask("has_ended", time.perf_counter_ns())),
     }
     _kept.append(functions)
     return {name: ctypes.cast(f, address).value or 0 for name, f in functions.items()}
@@ -228,6 +225,6 @@ def register_device(module: types.ModuleType, constant_function: Callable[[int, 
     guard = _Guard()
     _setup_privateuseone_for_python_backend(NAME, backend_module=module, device_guard=guard)
     answer = constant_function(int(PLACE.kind), 0)
-    _answer_natively(guard, answer, module)
+    _answer_natively(guard, answer, module.ask)
     _share_memory(constant_function)
     _registered = True
