@@ -165,6 +165,12 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
         return None if metric is None else (metric.count, metric.total, list(metric.samples))
 
 
+def samples(name: str) -> int:
+    """How many samples a metric has."""
+    metric = _kept.metrics.get(name)
+    return metric.count if metric else 0
+
+
 def executed_fallback_ops() -> list[str]:
     """Names of the aten ops that ran on the CPU."""
     return [name for name in counter_names() if name.startswith("aten::")]

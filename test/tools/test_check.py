@@ -94,6 +94,13 @@ def test_the_cpu_takes_what_is_for_the_device():
     assert x.device.type == y.device.type == "cpu" and not watch.reads
 
 
+def test_sizes_that_depend_on_values_are_reads():
+    with check._Watch(False, 3) as watch:
+        x = torch.randn(3, 4).to("hlo")
+        _ = x[x > 0], torch.unique(x), x + 1
+    assert [r.rpartition(" ")[2] for r in watch.reads] == ["__getitem__", "unique"]
+
+
 def test_difference():
     def found(*losses: float) -> dict:
         return {"losses": list(losses)}

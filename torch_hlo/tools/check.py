@@ -33,7 +33,6 @@ from torch_hlo.lazy import device_module
 from torch_hlo.lazy.record import session
 from torch_hlo.pytorch.registration import PLACE
 
-READS = {"item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__"}
 CLOSE = 1e-2  # how far losses of the two may be apart, relative to them or to 1
 
 
@@ -95,11 +94,13 @@ class _Watch(TorchFunctionMode):
         if self.cpu:
             args = tuple(map(_on_cpu, args))
             kwargs = {key: _on_cpu(value) for key, value in kwargs.items()}
-        elif name in READS and args and args[0].device.type in PLACE.names:
-            self.reads[f"{log.source()} {name}"] += 1
         if name == "backward" and args and args[0].numel() == 1:
             self.losses.append(args[0].detach())
-        return func(*args, **kwargs)
+        before = metrics.samples("InboundData")
+        result = func(*args, **kwargs)
+        if metrics.samples("InboundData") > before:
+            self.reads[f"{log.source()} {name}"] += 1
+        return result
 
     def stepped(self, *unused: Any) -> None:
         """After a step of an optimizer."""
