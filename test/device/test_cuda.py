@@ -24,6 +24,7 @@ from torch_hlo.dynamo import recording
 from torch_hlo.hlo.evaluate.evaluate import evaluate
 from torch_hlo.hlo.ir.shape import Shape
 from torch_hlo.hlo.text.parser import parse_module
+from torch_hlo.lazy.run.launch import RunInPlace
 
 TEXT = """HloModule t, entry_computation_layout={(f32[100,30]{1,0},f32[30]{0})->f32[100,30]{1,0}}
 ENTRY main {
@@ -235,6 +236,75 @@ def test_captured_steps_are_launched_without_being_recorded_again(stub, monkeypa
         found = [step(there, torch.full((4, 4), float(n)).to("hlo")) for n in range(8)]
         assert [x.item() for x in found] == [64.0 * n / 2 ** (n + 1) for n in range(8)]
     assert not recorded and not stub.problems
+
+
+def test_captured_steps_that_fail_change_nothing(stub, monkeypatch):
+    """Two steps under way that update in place, of which the first fails."""
+    pool = CudaPool(Cuda(0, stub))
+    monkeypatch.setattr(cuda_memory, "pool_of", lambda number: pool)
+    run, failing, both = CudaProgram.run, [], threading.Event()
+
+    def fails(self: CudaProgram, *buffers: list[Buffer]) -> None:
+        if failing:
+            both.wait(10)
+            failing.clear()
+            raise DriverError("planted")
+        run(self, *buffers)
+
+    monkeypatch.setattr(CudaProgram, "run", fails)
+    in_place, made = [], RunInPlace.__init__
+    monkeypatch.setattr(RunInPlace, "__init__", lambda *args: in_place.append(1) or made(*args))
+
+    @torch_hlo.compile
+    def step(w: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        w.mul_(0.5)
+        kept.add_(w.sum(0))
+        return w.sum()
+
+    with config.override(DEVICE="cuda"):
+        w, kept = torch.full((4, 4), 2.0**6).to("hlo"), torch.zeros(4).to("hlo")
+        for n in range(5):
+            assert step(w, kept).item() == 16 * 2.0 ** (5 - n)
+        assert len(in_place) >= 2
+        before = kept.tolist()
+        failing.append(True)
+        first, second = step(w, kept), step(w, kept)
+        both.set()
+        with pytest.raises(DriverError, match="planted"):
+            torch_hlo.sync()
+        assert w.tolist() == [[2.0] * 4] * 4 and kept.tolist() == before
+        for result in first, second:
+            with pytest.raises(RuntimeError, match="never|after its memory"):
+                result.item()
+        assert step(w, kept).item() == 16 and w.tolist() == [[1.0] * 4] * 4
+        assert kept.tolist() == [x + 4 for x in before]
+
+
+def test_captured_training_is_a_graph(stub, monkeypatch):
+    """Gradients take the memory of those before, so that addresses come again."""
+    pool = CudaPool(Cuda(0, stub))
+    monkeypatch.setattr(cuda_memory, "pool_of", lambda number: pool)
+
+    def losses(device: str) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+
+        @torch_hlo.compile
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = step if device == "hlo" else step.__wrapped__
+        return [run(torch.randn(4, 8).to(device)).item() for _ in range(12)]
+
+    with config.override(DEVICE="cuda"):
+        found = losses("hlo")
+    np.testing.assert_allclose(found, losses("cpu"), rtol=1e-4)
+    assert stub.calls.count("cuGraphLaunch") >= 5 and not stub.problems
 
 
 BRANCHES = """HloModule b

@@ -38,12 +38,17 @@ class Memory:
         "__weakref__",
     )
 
+    ready = device_address = 0  # see DeviceMemory
+
     @classmethod
     def adopt(cls, address: int, nbytes: int, owner: object) -> Memory:
         """Memory of another library at a device address, for as long as `owner` lives. It is never
         written to."""
         self = cls.__new__(cls)
-        self.readers, self.size, self.owner, self.copies = 1, 0, owner, None
+        self.readers = 1
+        self.size = 0
+        self.owner = owner
+        self.copies = None
         self.address = address
         self.array = (
             np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
@@ -68,31 +73,23 @@ class Memory:
         other.array[:nbytes] = self.array[:nbytes]
         return other
 
-    def part(self, offset: int) -> Memory:
-        """The block from a byte of this one on. This one stays alive as long."""
-        return _Part(self, offset)
 
-    def within(self, nbytes: int) -> tuple[Memory, int, int]:
-        """The block that the first `nbytes` of this one are a part of, where they start in it, and
-        its bytes: what to move at once."""
-        return self, 0, nbytes
+class Part(Memory):
+    """A number of a launch: the block that holds all of them, which nobody writes to any more, from
+    a byte on."""
 
-
-class _Part(Memory):
     __slots__ = ("whole", "offset")
 
     def __init__(self, whole: Memory, offset: int) -> None:
         self.readers = self.size = 0
         self.copies = None
-        self.whole, self.offset = whole, offset
+        self.whole = whole
+        self.offset = offset
         self.address = whole.address + offset
 
     @property
     def array(self) -> np.ndarray:
         return self.whole.array[self.offset :]
-
-    def within(self, nbytes: int) -> tuple[Memory, int, int]:
-        return self.whole, self.offset, len(self.whole.array)
 
 
 class Buffer:

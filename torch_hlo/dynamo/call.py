@@ -39,6 +39,8 @@ class Foreign:
 
     __slots__ = ("shape", "tensor", "job", "memory")
 
+    ready = device_address = 0  # see DeviceMemory
+
     def __init__(self, shape: Shape, tensor: torch.Tensor) -> None:
         self.shape, self.tensor, self.job, self.memory = shape, tensor, None, self
 
@@ -204,7 +206,6 @@ class Caller:
         self.scope: dict[str, object] = {
             "empty": self.place.empty,
             "large": self.place.large,
-            "aligned": self._aligned,
             "bring": self.place.bring,
             "dense": _dense,
             "rebuilt": _rebuilt,
@@ -243,16 +244,10 @@ class Caller:
         pointers += self._empty_inputs(lines)
         outs = []
         for i, r in enumerate(self.results):
-            if r.position is not None:
-                outs.append(
-                    (
-                        f"p{g.input_at(r.position)}",
-                        Shape(r.shape.dtype, r.layout.physical(r.shape.dims)),
-                    )
-                )
-                continue
-            lines.append(f"o{i} = {self._allocation(r)}")
-            outs.append((f"o{i}", Shape(r.shape.dtype, r.layout.physical(r.shape.dims))))
+            name = f"o{i}" if r.position is None else f"p{g.input_at(r.position)}"
+            if r.position is None:
+                lines.append(f"{name} = {self._allocation(r)}")
+            outs.append((name, Shape(r.shape.dtype, r.layout.physical(r.shape.dims))))
         if fast:
             words = [name for name, _, _ in self.symbols] + [
                 f"{p}.data_ptr()" for p, _ in (*pointers, *outs)
@@ -347,13 +342,10 @@ class Caller:
             lies = f"{a}.stride() == ({''.join(f'{s}, ' for s in strides)})"
         bits = f" and not {a}.is_conj() and not {a}.is_neg()" if x.lazy_bits else ""
         if x.source in targets or not self.place.reads_any:
-            bits += f" and aligned({a})"
+            bits += f" and not {a}.data_ptr() % {self.place.alignment}"
         fix = f"dense({a}, {x.layout.order})"
         lines.append(f"p{i} = {a} if {lies}{bits} else {fix}")
         return f"p{i}", x.leaf.shape
-
-    def _aligned(self, t: torch.Tensor) -> bool:
-        return not t.data_ptr() % self.place.alignment
 
     def _logical_dims(self, x: Input) -> list[Size]:
         dims: list[Size] = [1] * len(x.layout.order)

@@ -41,14 +41,13 @@ def write(recording: Recording) -> Callable[[Sequence], list | None] | None:
         or not {"made", "argument"}.issuperset([kind for kind, *_ in recording.results])
     ):
         return None
-    numbers = number_buffers(recording.graph.numbers) if recording.graph.numbers else []
     scope = {
         "Array": Array,
         "Storage": Storage,
         "inference": in_inference_mode,
         "start": session.engine().base().start,
         "compiled": known.compiled,
-        "numbers": numbers,
+        "numbers": number_buffers(recording.graph.numbers),
     }
     exec("\n    ".join(_lines(recording, scope)), scope)
     return scope["launch"]
@@ -73,10 +72,9 @@ def _lines(recording: Recording, scope: dict[str, Any]) -> Iterator[str]:
     yield f"if len({{{', '.join(f's{i}' for i in stored)}}}) < {len(stored)}: return None"
     for i, j in recording.shared:
         yield f"if s{i}.value is not s{j}.value: return None"
-    leaves = [
-        f"s{at}.value" if at >= 0 else constant(recording.constants[i].value)
-        for i, at in enumerate(recording.leaf_at)
-    ]
+    for at, storage in enumerate(recording.constants, recording.count + len(recording.new)):
+        yield f"s{at} = {constant(storage)}"
+    leaves = [f"s{at}.value" for at in recording.leaf_at]
     yield f"found = start(compiled, [{', '.join(leaves)}], numbers, {len(recording.graph.nodes)})"
     yield "if found is None: return None"
     for place, shape in enumerate(recording.programs.last.compiled.outputs):

@@ -165,8 +165,10 @@ class Recording:
             raise Unsuitable(watch.looked_at)
         if any(step.hooks for step in watch.stepped):
             raise Unsuitable("an optimizer's hooks run Python")
-        self.key, self.signature = given.key, signature
-        self.conditions, self.shared = watch.conditions, watch.shared
+        self.key = given.key
+        self.signature = signature
+        self.conditions = watch.conditions
+        self.shared = watch.shared
         self.stepped = watch.stepped
         for step in self.stepped:
             step.kept.clear()
@@ -269,8 +271,8 @@ class Recording:
         self.output_of = [order[id(s.value.node), s.value.index] for s in storages]
         self.outs = [blank.out(s.value) for s in storages]
         self.leaf_at = []
-        self.constants: dict[int, Storage] = {}  # position of a leaf -> what holds its array
-        for i, leaf in enumerate(self.graph.leaves):
+        self.constants: list[Storage] = []  # what holds the other leaves; their positions are last
+        for leaf in self.graph.leaves:
             original = blank.original[id(leaf)]
             at = watch.before.get(id(original), -1)
             if at < 0:
@@ -279,7 +281,10 @@ class Recording:
                         f"it reads a tensor ({original.shape}) that is no argument of the graph"
                     )
                 dtype = HLO_TO_TORCH[original.shape.dtype]
-                self.constants[i] = Storage(original, metas.contiguous(original.shape.dims, dtype))
+                at = self.count + len(self.new) + len(self.constants)
+                self.constants.append(
+                    Storage(original, metas.contiguous(original.shape.dims, dtype))
+                )
             self.leaf_at.append(at)
         self._numbers(watch)
 
@@ -335,14 +340,9 @@ class Recording:
         engine = session.engine()
         old = reused(self.pairs, given.args) if self.pairs else {}
         for at, meta in enumerate(self.new, self.count):
-            if at in old:
-                storages.append(old[at]._storage)
-            else:
-                storages.append(Storage(Array(meta.hlo, None), meta))
-        leaves = [
-            storages[at].value if at >= 0 else self.constants[i].value
-            for i, at in enumerate(self.leaf_at)
-        ]
+            storages.append(old[at]._storage if at in old else Storage(Array(meta.hlo, None), meta))
+        storages += self.constants
+        leaves = [storages[at].value for at in self.leaf_at]
         outputs = [storages[at] for at in self.output_at]
         numbers = self.graph.numbers
         first = generator.default.get_offset()
@@ -372,9 +372,7 @@ class Recording:
         for kind, what, *how in self.results:
             if kind == "made":
                 meta, view, finish = how
-                gradient = old.get(what)
-                made = finish(meta, storages[what], view) if gradient is None else gradient
-                results.append(made)
+                results.append(old[what] if what in old else finish(meta, storages[what], view))
             elif kind == "argument":
                 results.append(given.args[what])
             elif kind == "result":

@@ -86,10 +86,10 @@ class CudaProgram(GpuProgram):
         with self.driver.on(stream):
             self._start(arena, words)
 
-    def _call(self, words: Sequence[int], sizes: Sequence[int]) -> None:
+    def _call(self, words: Ints, sizes: Sequence[int]) -> None:
         if self.executable.fetches or not self.executable.kernels or self.profile is not None:
             return self._enqueue(words, sizes)
-        key = self._moved.settle(tuple(words))
+        key = self._moved.settle(words)
         for block, address, nbytes in self._moved.before:
             self.driver.copy(block, address, nbytes)
         graph = self._graphs.get(key) or (
@@ -205,18 +205,14 @@ class _Moved:
     def __init__(self, executable: Executable, pool: CudaPool) -> None:
         self.pool = pool
         first = FIXED_WORDS + len(executable.symbols)
-        shared = {
-            i
-            for o, p in executable.aliases
-            for i in (first + p, first + len(executable.parameters) + o)
-        }
+        self.outputs = first + len(executable.parameters)
+        shared = {i for o, p in executable.aliases for i in (first + p, self.outputs + o)}
         sizes = [s.nbytes for s in (*executable.parameters, *executable.outputs)]
         self.nbytes = {
             i: n
             for i, n in enumerate(sizes, first)
             if isinstance(n, int) and 0 < n <= self.LARGEST and i not in shared
         }
-        self.outputs = first + len(executable.parameters)
         self.last: Ints = ()
         self.changes: Counter[int] = Counter()
         self.blocks: dict[int, Block] = {}
@@ -226,23 +222,20 @@ class _Moved:
 
     def settle(self, words: Ints) -> Ints:
         """The words to run with; fills `before` and `after`."""
-        if self.last and len(self.blocks) < self.MOST:
+        if self.last and len(self.blocks) < self.MOST and words != self.last:
             for i, n in self.nbytes.items():
                 if words[i] != self.last[i] and i not in self.blocks:
                     self.changes[i] += 1
                     if self.changes[i] > 2 and len(self.blocks) < self.MOST:
                         self.blocks[i] = Block(self.pool, n)
         self.last = words
-        if not self.blocks:
-            return words
-        self.before = [
-            (b.address, words[i], self.nbytes[i])
-            for i, b in self.blocks.items()
-            if i < self.outputs
-        ]
-        self.after = [
-            (words[i], b.address, self.nbytes[i])
-            for i, b in self.blocks.items()
-            if i >= self.outputs
-        ]
-        return tuple(self.blocks[i].address if i in self.blocks else w for i, w in enumerate(words))
+        self.before = []
+        self.after = []
+        settled = list(words)
+        for i, b in self.blocks.items():
+            settled[i] = b.address
+            if i < self.outputs:
+                self.before.append((b.address, words[i], self.nbytes[i]))
+            else:
+                self.after.append((words[i], b.address, self.nbytes[i]))
+        return tuple(settled)

@@ -69,13 +69,15 @@ class Block:
 class DeviceMemory(Memory):
     """Contents that are on the device, on the host, or on both (the pool's lock guards which).
     Looking at `array` or `address` brings them to the host, and counts as writing there unless
-    `readers` says that somebody only reads."""
+    `readers` says that somebody only reads. `ready`: the address on the device while they are
+    there and nowhere else, else 0: most arrays of most steps need no call."""
 
-    __slots__ = ("nbytes", "_pool", "_block", "_host", "_current", "_lock")
+    __slots__ = ("nbytes", "ready", "_pool", "_block", "_host", "_current", "_lock")
 
     def __init__(self, nbytes: int, pool: DevicePool) -> None:
         self.readers, self.size, self.owner = 0, 0, None
         self.nbytes = nbytes
+        self.ready = 0
         self._host: Memory | None = None
         self._current = "none"  # where the contents are: none, host, device, both
         self._pool = pool
@@ -87,7 +89,9 @@ class DeviceMemory(Memory):
         """See Backend.adopt."""
         self = cls.__new__(cls)
         self.readers, self.size, self.nbytes, self.owner = 1, 0, nbytes, owner
-        self._host, self._current = None, "device"
+        self._host = None
+        self._current = "device"
+        self.ready = address
         self._pool, self._block = pool, (None, address)
         self._lock = pool.lock
         return self
@@ -110,19 +114,22 @@ class DeviceMemory(Memory):
                 self._current = "both" if self.readers else "device"
                 if not self.readers:
                     self._host = None
+                    self.ready = self._block[1]
             return self._block[1]
 
     def written(self) -> int:
         """Where a program writes; what was here before is gone."""
-        if self._current == "device" and self._host is None:
-            return self._block[1]
-        with self._lock:
-            self._current, self._host = "device", None
-            return self._block[1]
+        if not self.ready:
+            with self._lock:
+                self._current = "device"
+                self._host = None
+                self.ready = self._block[1]
+        return self.ready
 
     def _to_host(self) -> Memory:
         with self._lock:
             if self._host is None:
+                self.ready = 0
                 self._host = self._host_memory()
             if self._current == "device":
                 self._pool.driver.download(self._host.address, self._block[1], self.nbytes)

@@ -26,14 +26,14 @@ from torch_hlo.compiler.codegen.registry import HOST_CALLS
 from torch_hlo.compiler.executable import Executable
 from torch_hlo.compiler.gpu.gpu_program import CALLS, GpuProfile
 from torch_hlo.compiler.llvm import host
-from torch_hlo.hlo.ir import Module, Shape, function, substitute
+from torch_hlo.hlo.ir import Ints, Module, Shape, function, substitute
 from torch_hlo.hlo.sharding.collective import current
 
 from .. import runtime
 from ..cpu import loader
 from ..cpu.engine import engine
 from ..interfaces import Backend, Observe
-from ..memory import Buffer, Memory
+from ..memory import Buffer, Memory, Part
 from ..programs import CompiledProgram, compiled
 from .device_memory import Block, DeviceMemory, DevicePool
 from .driver import Driver
@@ -85,44 +85,45 @@ class GpuProgram(CompiledProgram):
                 len(executable.constants),
             )
         self._error: BaseException | None = None
+        self._own = dict(executable.aliases)  # input by output
+        # the numbers of the last run, and where they are: runs are in order, so that is one place
+        self._numbers: Memory | None = None
+        self._block: Block | None = None
         self._functions = [_CALLS[name](self._guarded(getattr(self, f"_{name}"))) for name in CALLS]
         self._table = array("Q", [ctypes.cast(f, _P).value for f in self._functions])
         self._arena = function([name for name, _, _ in executable.symbols], (executable.arena,))
 
     def run(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> None:
-        e = self.executable
         if self.info is not None:
             current().begin(self.info)
         sizes = self.sizes(inputs)
+        staged: list[Block] = []
+        n = len(inputs)
         try:
             arena = self.pool.arena(max(self.arena_bytes(*sizes), 1))
-            staged: dict[int, Block] = {}
-            given = [self._input(b, staged) for b in inputs]
-            saved = self._save(inputs)
-            own = {o for o, _ in e.aliases}
-            targets = [
-                (
-                    b.memory.written()
-                    if isinstance(b.memory, DeviceMemory)
-                    else 0
-                    if o in own
-                    else self._stage(b.memory, b.nbytes, staged)
-                )
-                for o, b in enumerate(outputs)
-            ]
+            words = [b.memory.ready for b in (*inputs, *outputs)]
+            for i in [i for i, word in enumerate(words) if not word]:
+                if i < n:
+                    words[i] = self._input(inputs[i], staged)
+                elif isinstance(memory := outputs[i - n].memory, DeviceMemory):
+                    words[i] = memory.written()
+                elif i - n in self._own:
+                    words[i] = words[self._own[i - n]]
+                else:
+                    words[i] = self._stage(outputs[i - n].nbytes, staged)
+            saved = self._save(inputs, words)
         except MemoryError as error:
             raise self._out_of_memory(sizes, error) from None
-        for o, i in e.aliases:
-            targets[o] = given[i]
         try:
-            self._start(arena.address, (*sizes, *given, *targets))
+            self._start(arena.address, (*sizes, *words))
         except BaseException:
             for target, copy, nbytes in saved:
                 self.driver.copy(target, copy.address, nbytes)
             raise
-        for b, target in zip(outputs, targets, strict=True):
-            if not isinstance(b.memory, DeviceMemory) and b.nbytes:
-                self.driver.download(b.address, target, b.nbytes)
+        if staged:
+            for b, target in zip(outputs, words[n:], strict=True):
+                if not isinstance(b.memory, DeviceMemory) and b.nbytes:
+                    self.driver.download(b.address, target, b.nbytes)
 
     def arena_bytes(self, *sizes: int) -> int:
         """Bytes of working memory that a run with these sizes needs."""
@@ -157,39 +158,40 @@ class GpuProgram(CompiledProgram):
             error, self._error = self._error, None
             raise error
 
-    def _call(self, words: Sequence[int], sizes: Sequence[int]) -> None:
+    def _call(self, words: Ints, sizes: Sequence[int]) -> None:
         block = array("Q", words)
         self._sizes = {
             name: n for (name, _, _), n in zip(self.executable.symbols, sizes, strict=True)
         }
         self._entry(block.buffer_info()[0])
 
-    def _input(self, buffer: Buffer, staged: dict[int, Block]) -> int:
+    def _input(self, buffer: Buffer, staged: list[Block]) -> int:
         memory = buffer.memory
-        if isinstance(memory, DeviceMemory):
-            return memory.device_address
-        if not buffer.nbytes:
-            return 0
-        whole, offset, nbytes = memory.within(buffer.nbytes)
-        if id(whole) in staged:
-            return staged[id(whole)].address + offset
-        address = self._stage(whole, nbytes, staged)
-        self.driver.upload(address, whole.address, nbytes)
-        return address + offset
+        if isinstance(memory, Part):
+            if memory.whole is not self._numbers:
+                nbytes = len(memory.whole.array)
+                self._block = self._block or Block(self.pool, nbytes)
+                self.driver.upload(self._block.address, memory.whole.address, nbytes)
+                self._numbers = memory.whole
+            return self._block.address + memory.offset
+        address = memory.device_address
+        if not address and buffer.nbytes:
+            address = self._stage(buffer.nbytes, staged)
+            self.driver.upload(address, buffer.address, buffer.nbytes)
+        return address
 
-    def _stage(self, memory: Memory, nbytes: int, staged: dict[int, Block]) -> int:
+    def _stage(self, nbytes: int, staged: list[Block]) -> int:
         """Device memory for the time of a run, for what lives on the host."""
-        staged[id(memory)] = block = Block(self.pool, max(nbytes, 1))
-        return block.address
+        staged.append(Block(self.pool, max(nbytes, 1)))
+        return staged[-1].address
 
-    def _save(self, inputs: Sequence[Buffer]) -> list[tuple[int, Block, int]]:
+    def _save(self, inputs: Sequence[Buffer], words: Sequence[int]) -> list[tuple[int, Block, int]]:
         """Copies of what will be overwritten: Python code called on the way may raise."""
         saved = []
         for i in self.executable.exposed:
             copy = Block(self.pool, max(inputs[i].nbytes, 1))
-            address = self._input(inputs[i], {})
-            self.driver.copy(copy.address, address, inputs[i].nbytes)
-            saved.append((address, copy, inputs[i].nbytes))
+            self.driver.copy(copy.address, words[i], inputs[i].nbytes)
+            saved.append((words[i], copy, inputs[i].nbytes))
         return saved
 
     # -- called by the plan

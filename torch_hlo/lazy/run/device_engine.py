@@ -55,7 +55,7 @@ from . import executor, nan_checks, spmd, transfer
 from .agreement import Meeting
 from .fingerprint import Graph, collect, operands
 from .journal import Journal
-from .launch import Compiled, InPlace, Programs, Run, launch, leaf_buffer, number_buffers, stream
+from .launch import Compiled, InPlace, Programs, Run, launch, leaf_buffer, number_buffers
 from .plan import Known, Plan, cut, donations, dying
 from .program_cache import ProgramCache, program_key, variant
 
@@ -261,7 +261,7 @@ class DeviceEngine(Engine):
             if session.current().sharded or config.get("NAN"):
                 return False
             last = known.last
-            if last is None or not last.launch(leaves, numbers, storages):
+            if last is None or not last.launch(leaves, numbers, storages, self.in_flight):
                 if not self._run_again(graph, leaves, numbers, storages, places, known):
                     return False
             metrics.launched(len(graph.nodes))
@@ -314,9 +314,7 @@ class DeviceEngine(Engine):
             module = executor.call_compiler(
                 lambda: lower(graph.nodes, graph.outputs, [*graph.leaves, *graph.numbers], aliases)
             )
-            return module, [leaf_buffer(leaf) for leaf in graph.leaves] + (
-                number_buffers(graph.numbers) if graph.numbers else []
-            )
+            return module, [*map(leaf_buffer, graph.leaves), *number_buffers(graph.numbers)]
 
     def clear_cache(self) -> None:
         """Forget the compiled programs in memory."""
@@ -601,20 +599,10 @@ class DeviceEngine(Engine):
             return False  # another thread has just recorded a new value
         if len(set(map(id, leaves))) < len(leaves):
             return False  # one array in two places: donating one would overwrite the other
-        given = set(map(id, storages))
-        dead = []
-        for i, leaf in enumerate(leaves):
-            for owner in leaf.owners:
-                storage = owner()
-                if storage is not None and storage.value is leaf and id(storage) not in given:
-                    break
-            else:
-                if leaf.owners:
-                    dead.append(i)
         bindings = [
             (place, i, s, s.value, ref(s)) for i, (s, place) in enumerate(zip(storages, places))
         ]
-        found = known.by_dead.get(died := tuple(dead))
+        found = known.by_dead.get(died := dying(leaves, storages))
         if found is None:
             # a graph that has run cannot be compiled again: its values look like inputs
             compiled = self.programs.programs.get(
@@ -623,15 +611,9 @@ class DeviceEngine(Engine):
             if compiled is None:
                 return False
             found = known.by_dead[died] = InPlace(compiled, places)
-        inputs = [
-            buffer if type(buffer := leaf.data) is Buffer else leaf_buffer(leaf) for leaf in leaves
-        ]
         compiled = found.compiled
-        spared = compiled.extra or found.spares(leaves, storages)
-        known.last = None if spared else found
-        if stream(compiled, leaves, inputs, numbers, bindings, places):
-            return True
-        if any(inputs[i].memory.readers for _, i in compiled.aliases):
+        known.last = None if compiled.extra or found.spares(leaves, storages) else found
+        if any(leaf_buffer(leaves[i]).memory.readers for _, i in compiled.aliases):
             return False
         launch(compiled, leaves, numbers, bindings, places, None, self.in_flight)
         return True

@@ -53,6 +53,7 @@ class Job:
     """One run of a program. `donated`: (output, input) pairs that share memory. `error` is set
     before it is done.
 
+    `before`: of results that take the place of inputs, what computed those.
     On the stream it has a `number`, a `block` and what it refers to; on the Python thread it waits
     for the job `after` it comes, and `ended` is locked until it is done. None of its operations was
     recorded before `since`."""
@@ -69,6 +70,7 @@ class Job:
         "block",
         "needed",
         "after",
+        "before",
         "ended",
         "since",
     )
@@ -81,19 +83,18 @@ class Job:
         outputs: Sequence[Buffer],
         donated: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self.name, self.program, self.inputs, self.outputs, self.donated = (
-            name,
-            program,
-            inputs,
-            outputs,
-            donated,
-        )
+        self.name = name
+        self.program = program
+        self.inputs = inputs
+        self.outputs = outputs
+        self.donated = donated
         self.error: BaseException | None = None
         self.closed = False
         self.number: int | None = None
         self.block: array | None = None
         self.needed: object = None
         self.after: Job | None = None
+        self.before: Sequence[Job | None] = ()
         self.ended: threading.Lock | None = None
         self.since = _session.executor.cut
 
@@ -153,6 +154,7 @@ class Job:
                 for buffer in self.outputs:
                     if buffer.job is self:  # else a later job has it in hand
                         buffer.job = None
+                self.before = ()
             self.inputs = self.outputs = ()
             for watch in executor.watchers:
                 watch(self, seconds)
@@ -167,8 +169,9 @@ class Job:
             self.ended.release()
 
     def _check_inputs(self) -> None:
-        for buffer in self.inputs:
-            job = buffer.job
+        if not _session.executor.failed:
+            return
+        for job in (*self.before, *[buffer.job for buffer in self.inputs]):
             if job is not None and job.error is not None:
                 self.error = job.error
                 raise _Upstream
@@ -260,14 +263,7 @@ _session.executor = _Executor()
 
 def throttle() -> None:
     """Wait while DEPTH jobs are in flight, so that Python does not run far ahead of the device."""
-    in_flight = _session.executor.in_flight
-    while len(in_flight) >= DEPTH:
-        try:
-            oldest = in_flight[0]
-        except IndexError:  # another thread was faster
-            return
-        oldest.wait()
-        _forget_done(in_flight)
+    drain(DEPTH - 1)
 
 
 def streams(program: Program, inputs: Sequence[Buffer]) -> bool:
@@ -298,7 +294,8 @@ def idle() -> bool:
 
 def prepare(job: Job, entry: int, nbytes: int, block: array, needed: object) -> None:
     """Give a job that `streams` its place on the stream: what NativeProgram.prepare returns."""
-    job.block, job.needed = block, needed
+    job.block = block
+    job.needed = needed
     _session.executor.prepare(job, entry, nbytes)
 
 
@@ -331,8 +328,7 @@ def _submit(job: Job) -> None:
         else:
             executor.stream.publish(job.number, job.program.seconds > _LONG)
         return
-    if executor.thread is None:
-        executor.start()
+    executor.start()
     if job.ended is None:
         job.after = in_flight[-1] if in_flight and in_flight[-1].number is not None else None
         ended = threading.Lock()
@@ -386,13 +382,13 @@ def _forget_done(in_flight: deque[Job]) -> None:
             return
 
 
-def drain() -> None:
-    """Wait until every submitted job has run, whether it failed or not."""
+def drain(left: int = 0) -> None:
+    """Wait until all submitted jobs but the last few have run, whether they failed or not."""
     in_flight = _session.executor.in_flight
-    while in_flight:
+    while len(in_flight) > left:
         try:
             in_flight[0].wait()
-        except IndexError:
+        except IndexError:  # another thread was faster
             return
         _forget_done(in_flight)
 
@@ -501,8 +497,7 @@ def prepare_compiler() -> None:
 def submit_compiler(function: Callable[[], T]) -> Future[T]:
     """`function()` on the compiler's thread, after what it has been given before; its result
     later."""
-    if _session.compiler.thread is None:
-        _session.compiler.start()
+    _session.compiler.start()
     future: Future = Future()
     _session.compiler.queue.put((function, future))
     return future

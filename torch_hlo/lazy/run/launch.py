@@ -14,13 +14,14 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from sys import getrefcount
+from typing import Any
 from weakref import ref
 
 import numpy as np
 
 from torch_hlo.device import runtime
 from torch_hlo.device.interfaces import Program
-from torch_hlo.device.memory import Buffer, Memory
+from torch_hlo.device.memory import Buffer, Memory, Part
 from torch_hlo.hlo.ir import Ints, Shape
 from torch_hlo.hlo.sharding.collective import nothing
 from torch_hlo.lowering.core import TAPE, Out
@@ -58,13 +59,11 @@ class Compiled:
         sources: tuple[str, ...],
         extra: Ints = (),
     ) -> None:
-        self.name, self.program, self.key, self.outputs, self.sources = (
-            name,
-            program,
-            key,
-            outputs,
-            sources,
-        )
+        self.name = name
+        self.program = program
+        self.key = key
+        self.outputs = outputs
+        self.sources = sources
         self.aliases = tuple(program.aliases)
         given = dict(self.aliases)
         self.overwrites = [given.get(o, -1) for o in range(len(outputs))]
@@ -76,15 +75,15 @@ class Run:
     """What a submitted job needs to be undone: (reference to a storage, its value before, its
     array), and the donated leaves with their buffers."""
 
-    __slots__ = ("job", "bound", "donated")
-
     def __init__(
         self,
         job: Job,
         bound: list[tuple[ref, Out | Array, Array]],
         donated: list[tuple[Array, Buffer]],
     ) -> None:
-        self.job, self.bound, self.donated = job, bound, donated
+        self.job = job
+        self.bound = bound
+        self.donated = donated
 
     def undo(self, replaced: dict[int, Out | Array]) -> None:
         """The job has failed: nothing has been written. `replaced[id(array)]` becomes the value
@@ -98,6 +97,26 @@ class Run:
             s = owner()
             if s is not None and s.value is array:
                 s.replace(value)
+
+
+class RunInPlace(Run):
+    """A run whose results take the place of what it overwrites. `outputs`: the job's;
+    `new`: references to the storages of other results."""
+
+    def __init__(self, job: Job, outputs: list[Buffer], new: list[ref]) -> None:
+        self.job = job
+        self.outputs = outputs
+        self.new = new
+        job.before = [buffer.job for buffer in outputs]
+
+    def undo(self, replaced: dict[int, Out | Array]) -> None:
+        for owner in self.new:
+            s = owner()
+            if s is not None and getattr(getattr(s.value, "data", None), "job", None) is self.job:
+                s.value.data = None
+        for buffer, job in zip(self.outputs, self.job.before):
+            if buffer.job is self.job:
+                buffer.job = job if job is not None and job.error is not None else None
 
 
 def launch(
@@ -222,8 +241,6 @@ class InPlace:
     `_results`: (output, shape, positions of its storages) of the rest.
     """
 
-    __slots__ = ("compiled", "_copies", "_numbers", "_results", "_updates")
-
     def __init__(self, compiled: Compiled, places: Sequence[int]) -> None:
         self.compiled = compiled
         positions: dict[int, list[int]] = {}
@@ -231,7 +248,8 @@ class InPlace:
             positions.setdefault(place, []).append(position)
         self._updates = [(i, positions[o][0]) for o, i in compiled.aliases]
         self._copies = [(i, positions[o][1:]) for o, i in compiled.aliases if len(positions[o]) > 1]
-        self._numbers: tuple[Sequence[Number], bytes] = (), b""  # of the last launch
+        # of the last launch, whether that was on the stream, and what it takes for them
+        self._numbers: tuple[tuple[Sequence[Number], bool], Any] = ((), True), b""
         self._results = [
             (o, shape, positions[o])
             for o, shape in enumerate(compiled.outputs)
@@ -245,22 +263,9 @@ class InPlace:
             id(storages[p].value) in read for _, _, positions in self._results for p in positions
         )
 
-    def launch(
-        self,
-        leaves: Sequence[Array],
-        numbers: Sequence[Number],
-        storages: Sequence[Storage],
+    def _may_overwrite(
+        self, leaves: Sequence[Array], memories: Sequence[Memory], storages: Sequence[Storage]
     ) -> bool:
-        """As `stream`, where what the program overwrites are values of the storages that get the
-        results, and of no others; False, and nothing done, elsewhere."""
-        compiled = self.compiled
-        try:
-            inputs = [leaf.data for leaf in leaves]
-        except AttributeError:  # another thread has just recorded a new value
-            return False
-        memories = [buffer.memory for buffer in inputs if type(buffer) is Buffer]
-        if len(memories) < len(inputs) or not executor.streams(compiled.program, inputs):
-            return False
         for i, position in self._updates:
             leaf = leaves[i]
             if (
@@ -270,6 +275,28 @@ class InPlace:
                 and not _alone(leaf)
             ):
                 return False
+        return True
+
+    def launch(
+        self,
+        leaves: Sequence[Array],
+        numbers: Sequence[Number],
+        storages: Sequence[Storage],
+        in_flight: deque[Run],
+    ) -> bool:
+        """As `launch`, where what the program overwrites are values of the storages that get the
+        results, and of no others; False, and nothing done, elsewhere."""
+        compiled = self.compiled
+        try:
+            inputs = [leaf.data for leaf in leaves]
+        except AttributeError:  # another thread has just recorded a new value
+            return False
+        memories = [buffer.memory for buffer in inputs if type(buffer) is Buffer]
+        if len(memories) < len(inputs):
+            return False
+        streams = executor.streams(compiled.program, inputs)
+        if not self._may_overwrite(leaves, memories, storages):
+            return False
         outputs = [inputs[i] if i >= 0 else None for i in compiled.overwrites]
         results = []
         for o, shape, positions in self._results:
@@ -278,12 +305,27 @@ class InPlace:
             same = array is storage.value and array.data is outputs[o]
             if not same or array.bounds is not None or len(positions) > 1:
                 results.append((array, outputs[o], positions))
-        if numbers is not self._numbers[0]:
-            self._numbers = numbers, pack_numbers(numbers)
-        job = Job(compiled.name, compiled.program, inputs, outputs, compiled.aliases)
-        executor.prepare(job, *compiled.program.prepare(inputs, self._numbers[1], outputs))
+        results += [(leaves[i], inputs[i], positions) for i, positions in self._copies]
+        # those that replace no array: of another, `launch` knows how to give it back
+        new = [
+            ref(storages[at[0]]) for array, _, at in results if array.data is None and len(at) == 1
+        ]
+        if not streams and len(new) < len(results):
+            return False
+        job = Job(compiled.name, compiled.program, inputs, outputs)
+        run = None
+        if (numbers, streams) != self._numbers[0]:
+            packed = pack_numbers(numbers) if streams else number_buffers(numbers)
+            self._numbers = (numbers, streams), packed
+        if streams:
+            executor.prepare(job, *compiled.program.prepare(inputs, self._numbers[1], outputs))
+        else:
+            inputs += self._numbers[1]
+            run = RunInPlace(job, outputs, new)
 
         def commit() -> None:
+            if run is not None and (not in_flight or in_flight[-1] is not run):
+                in_flight.append(run)
             for buffer in outputs:
                 buffer.job = job
             for i, _ in self._updates:
@@ -291,8 +333,6 @@ class InPlace:
             for array, buffer, positions in results:
                 array.data, array.bounds = buffer, None
                 _give(array, storages, positions)
-            for i, positions in self._copies:
-                _give(leaves[i], storages, positions)
 
         _all_or_nothing(commit, job)
         return True
@@ -316,8 +356,6 @@ def _give(array: Array, storages: Sequence[Storage], positions: Sequence[int]) -
 class Programs:
     """What is known of a graph that is run again and again: its programs by which leaves die, and
     the one to be launched where it fits."""
-
-    __slots__ = ("by_dead", "last")
 
     def __init__(self) -> None:
         self.forget()
@@ -445,6 +483,6 @@ def number_buffers(numbers: Sequence[Number]) -> list[Buffer]:
     block = Memory(len(data))
     block.array[: len(data)] = np.frombuffer(data, np.uint8)
     return [
-        Buffer(shape, block.part(16 * i))
+        Buffer(shape, Part(block, 16 * i))
         for i, shape in enumerate(_packing(tuple([n.dtype for n in numbers]))[1])
     ]

@@ -8,7 +8,7 @@ from torch_hlo.device.memory import Buffer
 from torch_hlo.hlo.ir import Ints, Pairs, Shape
 from torch_hlo.lowering.core import Out
 
-from ..record import Array, Binding, Number
+from ..record import Array, Binding, Number, Storage
 from . import spmd
 from .fingerprint import Graph, collect
 from .launch import Compiled
@@ -39,16 +39,16 @@ class Known:
     programs: dict[Ints, Compiled] = field(default_factory=dict)
 
 
-def dying(leaves: Sequence[Array]) -> Ints:
-    """Which arrays are the value of no live storage (`not array.held()`)."""
+def dying(leaves: Sequence[Array], heirs: Sequence[Storage] = ()) -> Ints:
+    """Which arrays are the value of no live storage but these, which get other values."""
+    given = set(map(id, heirs))
     dead = []
     for i, leaf in enumerate(leaves):
-        owners = leaf.owners
-        if len(owners) == 1:
-            storage = owners[0]()
-            if storage is None or storage.value is not leaf:
-                dead.append(i)
-        elif not leaf.held():
+        for owner in leaf.owners:
+            storage = owner()
+            if storage is not None and storage.value is leaf and id(storage) not in given:
+                break
+        else:
             dead.append(i)
     return tuple(dead)
 
