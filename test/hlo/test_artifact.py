@@ -82,8 +82,49 @@ def test_shardings_and_other_dialects():
     assert got.mesh == module.mesh
 
 
+CHLO = """HloModule m
+ENTRY e {
+  x = f32[4,5] parameter(0)
+  b = f32[3,5,2] parameter(1)
+  g = s32[3] parameter(2)
+  y = f32[4,2] ragged-dot(x, b, g), lhs_contracting_dims={1}, rhs_contracting_dims={1},
+      lhs_ragged_dims={0}, rhs_group_dims={0}
+  t = (f32[4,2], s32[4,2]) topk(x), k=2, largest=true
+  i = s32[4,2] get-tuple-element(t), index=1
+  ROOT z = (f32[4,2], s32[4,2]) tuple(y, i)
+}
+"""
+QUANTIZED = """func.func @main(%x: tensor<4x2xf32>) -> tensor<4x2xf32> {
+  %0 = stablehlo.uniform_quantize %x :
+      (tensor<4x2xf32>) -> tensor<4x2x!quant.uniform<i8:f32, 0.1:3>>
+  %1 = stablehlo.uniform_dequantize %0 :
+      (tensor<4x2x!quant.uniform<i8:f32, 0.1:3>>) -> tensor<4x2xf32>
+  %2 = stablehlo.uniform_quantize %1 :
+      (tensor<4x2xf32>) -> tensor<4x2x!quant.uniform<u8:f32:1, {1.0e-5:3, 0.25:200}>>
+  %3 = stablehlo.uniform_dequantize %2 :
+      (tensor<4x2x!quant.uniform<u8:f32:1, {1.0e-5:3, 0.25:200}>>) -> tensor<4x2xf32>
+  return %3 : tensor<4x2xf32>
+}
+"""
+
+
+@pytest.mark.parametrize("text, wanted", [(CHLO, "1.11.0"), (QUANTIZED, "1.0.0")])
+def test_attributes_of_chlo_and_quantized_types(text, wanted):
+    module = parse_text(text)
+    data = portable_artifact(module)
+    assert version(data) == wanted
+    assert parse_bytecode(data).entry.root is module.entry.root
+    stablehlo = pytest.importorskip("jaxlib.mlir.dialects.stablehlo", reason="needs jaxlib")
+    context = pytest.importorskip("jax._src.interpreters.mlir").make_ir_context()
+    theirs = str(stablehlo.deserialize_portable_artifact(context, data))
+    assert parse_stablehlo(theirs).entry.root is module.entry.root
+    if text is QUANTIZED:  # and what the library writes
+        same = stablehlo.serialize_portable_artifact_str(text, wanted)
+        assert parse_bytecode(same).entry.root is module.entry.root
+
+
 def test_what_no_artifact_holds():
-    text = "HloModule m\nENTRY e {\n x = f32[4] parameter(0)\n"
-    module = parse_text(text + " ROOT y = (f32[2], s32[2]) topk(x), k=2, largest=true\n}\n")
-    with pytest.raises(WriteError, match=r"chlo.top_k f32\[2\]: no portable artifact holds this"):
-        portable_artifact(module)
+    text = "HloModule m\nENTRY e {\n x = f32[4] parameter(0)\n s = f32[] parameter(1)\n"
+    text += " z = s32[] constant(0)\n ROOT y = s8[4] uniform-quantize(x, s, z)\n}\n"
+    with pytest.raises(WriteError, match=r"uniform-quantize of f32\[4\] by f32\[\]: .* constants"):
+        portable_artifact(parse_text(text))

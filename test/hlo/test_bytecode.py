@@ -16,6 +16,7 @@ from torch_hlo.hlo.ir import Shape
 from torch_hlo.hlo.stablehlo import parse_stablehlo
 from torch_hlo.hlo.stablehlo.attributes import Dense, dense_literal
 from torch_hlo.hlo.stablehlo.types import Type
+from torch_hlo.hlo.text.scanner import ParseError
 from torch_hlo.tools.text_api import run_text
 
 DATA = np.load(Path(__file__).parents[1] / "data" / "artifacts.npz")
@@ -69,6 +70,56 @@ def test_attributes_of_chlo():
         module = mlir.ir.Module.parse(CHLO)
         data = stablehlo.serialize_portable_artifact(module, "1.15.0", True)
     assert parse_bytecode(data).entry.root is parse_stablehlo(CHLO).entry.root
+
+
+ALONG_AXES = """module {
+  sdy.mesh @mesh = <["x"=2, "y"=4]>
+  func.func @main(%a: tensor<4xf32>) -> tensor<4xf32> {
+    %0 = "stablehlo.all_reduce"(%a) <{replica_groups = #stablehlo.replica_group_mesh_axes<MESH>}> ({
+      ^bb0(%b: tensor<f32>, %c: tensor<f32>):
+        %1 = stablehlo.add %b, %c : tensor<f32>
+        stablehlo.return %1 : tensor<f32>
+    }) : (tensor<4xf32>) -> tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }
+}"""
+_AXES = """mesh = #stablehlo.mesh<axes = [#stablehlo.mesh_axis<name = "x", size = 2>,
+  #stablehlo.mesh_axis<name = "y", size = 2>], device_ids = dense<[3, 2, 1, 0]> : tensor<4xi64>>"""
+
+
+@pytest.mark.parametrize(
+    "mesh, axes, groups",
+    [
+        ("mesh = @mesh", 'name = "x"', ((0, 4), (1, 5), (2, 6), (3, 7))),
+        ("mesh = @mesh", 'name = "y", sub_axis_info = (1)2', ((0, 2), (1, 3), (4, 6), (5, 7))),
+        (_AXES, 'name = "x"', ((3, 1), (2, 0))),
+    ],
+)
+def test_groups_along_axes_of_a_mesh(mesh, axes, groups):
+    text = ALONG_AXES.replace("MESH", f"{mesh}, axes = [#stablehlo.axis_ref<{axes}>]")
+    assert parse_stablehlo(text).entry.root["replica_groups"] == groups
+    stablehlo = pytest.importorskip("jaxlib.mlir.dialects.stablehlo", reason="needs jaxlib")
+    mlir = pytest.importorskip("jax._src.interpreters.mlir", reason="needs jax")
+    with mlir.make_ir_context():
+        data = stablehlo.serialize_portable_artifact(mlir.ir.Module.parse(text), "1.17.0", True)
+    assert parse_bytecode(data).entry.root["replica_groups"] == groups
+
+
+@pytest.mark.parametrize(
+    "given, why",
+    [
+        (
+            'mesh = @other, axes = [#stablehlo.axis_ref<name = "x">]',
+            "mesh .*other.* is not defined",
+        ),
+        ('mesh = @mesh, axes = [#stablehlo.axis_ref<name = "z">]', "no axis 'z'"),
+        ('mesh = @mesh, axes = [#stablehlo.axis_ref<name = "y", sub_axis_info = [2]>]', "no part"),
+        ("mesh = @mesh, axes = 2", "need axes"),
+    ],
+)
+def test_axes_that_are_not_there(given, why):
+    with pytest.raises(ParseError, match=why):
+        parse_stablehlo(ALONG_AXES.replace("MESH", given))
 
 
 def test_runs():

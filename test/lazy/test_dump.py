@@ -7,9 +7,8 @@ import torch
 
 import torch_hlo  # noqa: F401
 from torch_hlo import config, log, metrics
-from torch_hlo.device import runtime
+from torch_hlo.device import dump, runtime
 from torch_hlo.lazy.record import session
-from torch_hlo.lazy.run import dump
 
 step = session.engine()
 

@@ -271,6 +271,13 @@ def test_compiler_options_that_do_not_exist_are_errors():
             lowered.compile(compiler_options={name: "wrong"})
 
 
+def test_what_the_compiler_makes_is_written_where_xla_would(tmp_path):
+    lowered = jax.jit(lambda x: x + 1).lower(1.0)
+    lowered.compile(compiler_options={"xla_dump_to": str(tmp_path)})
+    (found,) = tmp_path.rglob("00_input.hlo")
+    assert "f32[] add" in found.read_text()
+
+
 def test_every_function_has_an_entry():
     from torch_hlo.device.pjrt.pjrt_structs import FUNCTIONS, HEAD
     from torch_hlo.pjrt.functions import table

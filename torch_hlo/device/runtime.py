@@ -194,8 +194,10 @@ def compile_program(
     other: Backend | None = None,
 ) -> Program:
     """Compile and load `module` for the back end in use, or for another one.
-    `observe(stage, value)` is called with what is made on the way: "hlo:<pass>" -> Module, "llvm"
-    -> str, "asm" -> str, "buffers" -> str, "stablehlo" -> str (see lazy/run/dump.py)."""
+    `observe(stage, value)` is called with what is made on the way: "hlo:input" and "hlo:<pass>" ->
+    Module, "llvm" -> str, "asm" -> str, "buffers" -> str, "stablehlo" -> str (see dump.py)."""
+    if observe is not None:
+        observe("hlo:input", module)
     program = (other or backend()).compile_program(module, observe)
     metrics.count("CachedCompile" if program.from_disk else "UncachedCompile")
     return program

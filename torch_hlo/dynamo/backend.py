@@ -21,13 +21,14 @@ import torch
 from torch import fx
 
 from torch_hlo import collector, config, log, metrics, progress
+from torch_hlo.device import dump
 from torch_hlo.device.interfaces import Program
 from torch_hlo.frozen import frozen
 from torch_hlo.hlo.ir import Module
 from torch_hlo.lazy import traceable
 from torch_hlo.lazy.ops import encoder, recurrent
 from torch_hlo.lazy.ops.higher_order import as_looks, check_indices
-from torch_hlo.lazy.run import dump, executor
+from torch_hlo.lazy.run import executor
 from torch_hlo.lowering.core import LOWERINGS, LoweringError, Node
 from torch_hlo.lowering.fx import operators_of_libraries
 from torch_hlo.lowering.fx.fx_graph import CHECKS, FxGraph, from_fx
@@ -380,8 +381,6 @@ def _compile(caller: Caller, module: Module, line: str) -> Program:
         metrics.timed("CompileTime"),
         dump.recording(caller.name, reason) as observe,
     ):
-        if observe is not None:
-            observe("hlo:input", module)
         program = caller.place.compile(module, observe)
         told.seconds = time.time() - told.began
         return program

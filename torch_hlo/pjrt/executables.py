@@ -12,7 +12,7 @@ from typing import Any
 from torch_hlo.compiler.codegen import CodegenError
 from torch_hlo.compiler.cost import cost
 from torch_hlo.compiler.executable import Executable
-from torch_hlo.device import multi_device, runtime
+from torch_hlo.device import dump, multi_device, runtime
 from torch_hlo.device.cpu.native import NativeProgram
 from torch_hlo.device.memory import Buffer, Memory
 from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
@@ -65,11 +65,7 @@ class LoadedExecutable(Object):
         super().__init__("executable")
         self.code, self.options = code, options
         self.forms = forms or self._forms()
-        self.program = (
-            runtime.compile_program(_stored(self.module, *self.forms[:2]))
-            if compiled is None
-            else NativeProgram(compiled)
-        )
+        self.program = NativeProgram(compiled) if compiled else self._compiled()
         # the last result of a program that only has effects says that they have run
         self.results = list(self.program.executable.outputs)
         self.shapes = [
@@ -99,6 +95,11 @@ class LoadedExecutable(Object):
             asked = b"InspectSharding" in self.code
             whole = partitioned(_inspected(whole) if asked else whole)
         return replace(whole, excess_precision=True, requests=module.requests)  # as JAX's XLA does
+
+    def _compiled(self) -> Any:
+        module = _stored(self.module, *self.forms[:2])
+        with dump.recording(module.name, "a program of JAX", self.options.dump) as observe:
+            return runtime.compile_program(module, observe)
 
     def _forms(self) -> Forms:
         """The program may choose a layout that is "auto": so that its last step moves nothing."""

@@ -5,6 +5,7 @@ options = CompileOptions.parse(data)         # replicas, partitions, devices
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from torch_hlo.frozen import frozen
@@ -15,9 +16,10 @@ from .objects import PluginError
 _BUILD, _REPLICAS, _PARTITIONS, _ASSIGNMENT = 3, 4, 5, 9
 _COMPUTATIONS, _DEVICES = 3, 1
 _OVERRIDE, _KEY, _VALUE, _TEXT = 7, 1, 2, 1
+_FLAGS, _DUMP = 3, 109  # those of XLA_FLAGS; the folder of --xla_dump_to
 
-# Options that XLA knows besides its own flags, and flags that are on or off. They are for XLA's
-# compiler and change nothing here; a name or a value that is wrong is an error, as there.
+# Options that XLA knows besides its own flags, and flags that are on or off. Except for xla_dump_to
+# they are for XLA's compiler and change nothing here; a wrong name or value is an error, as there.
 _EFFORTS = """exec_time_optimization_effort memory_fitting_effort optimization_level
 memory_fitting_level""".split()
 _SWITCHES = "xla_embed_ir_in_executable xla_dump_hlo_as_text xla_dump_hlo_as_proto".split()
@@ -28,14 +30,15 @@ class CompileOptions:
     replicas: int = 1
     partitions: int = 1
     devices: tuple[int, ...] = ()  # [replica * partitions + partition]
+    dump: str = ""  # the folder that gets what the compiler makes on the way
 
     @classmethod
     def parse(cls, data: bytes) -> CompileOptions:
-        for number, value in _fields(data):
-            if number == _OVERRIDE:
-                _check(dict(_fields(_message(value))))
+        given = [_option(dict(_fields(_message(v)))) for n, v in _fields(data) if n == _OVERRIDE]
         found = {n: v for n, v in _fields(data) if n == _BUILD}
         build: dict[int, int | bytes] = dict(_fields(_message(found.get(_BUILD, b""))))
+        flags = dict(_fields(_message(build.get(_FLAGS, b""))))
+        dump = dict(given).get("xla_dump_to") or flags.get(_DUMP, b"")
         replicas, partitions = (int(build.get(n) or 1) for n in (_REPLICAS, _PARTITIONS))
         columns = [
             _numbers(_message(value))
@@ -48,7 +51,7 @@ class CompileOptions:
             raise PluginError(
                 f"{len(devices)} devices for {replicas} replicas of {partitions} partitions",
             )
-        return cls(replicas, partitions, devices)
+        return cls(replicas, partitions, devices, os.fsdecode(_message(dump)))
 
     def assignment(self) -> bytes:
         """DeviceAssignmentProto."""
@@ -59,14 +62,15 @@ class CompileOptions:
         return b"\x08" + _varint(self.replicas) + b"\x10" + _varint(self.partitions) + columns
 
 
-def _check(option: dict[int, int | bytes]) -> None:
-    """An entry of `compiler_options`."""
+def _option(option: dict[int, int | bytes]) -> tuple[str, int | bytes]:
+    """An entry of `compiler_options`: its name, and its value where that is a text."""
     name = _message(option.get(_KEY, b"")).decode(errors="replace")
     if not name.startswith("xla_") and name not in _EFFORTS:
         raise PluginError(f"No such compile option: '{name}'")
     text = dict(_fields(_message(option.get(_VALUE, b"")))).get(_TEXT)
     if name in _SWITCHES and text not in (None, b"true", b"false"):
         raise PluginError(f"compile option {name}: {text!r} is not a valid bool value.")
+    return name, text or b""
 
 
 def _message(value: int | bytes) -> bytes:

@@ -17,7 +17,6 @@ from ..stablehlo.operation import Block, Operation
 from ..stablehlo.sdy_syntax import SYNTAX
 from ..stablehlo.types import Type
 from ..stablehlo.write import stablehlo_text
-from ..stablehlo.writer import WriteError
 from ..text.scanner import Scanner
 from .encoder import SINCE, Encoder, joined, listed, section, varint
 from .operations import ATTRIBUTES, KEPT, OPERANDS, REGIONS, RESULTS
@@ -73,16 +72,14 @@ class _Writer:
         self.kinds |= {name: op.types for name, _ in op.results}
         if not op.results or not op.name.startswith(("chlo.", "sdy.")):
             return [op]
-        if op.name.startswith("chlo.") and op.attrs:
-            raise WriteError(f"{op.name} {op.types[0].shape}: no portable artifact holds this")
-        (result,) = op.results
-        inside, before = f"{result} inside", f"{result} before"
+        inside, before = f"{op.results[0]} inside", f"{op.results[0]} before"
         kinds = [self.kinds[name][i] for name, i in op.operands]
-        count = len(kinds)
+        made = [(inside, i) for i in range(len(op.types))]
+        given = [(before, i) for i in range(len(kinds))]
         return [
-            Operation("cast out", 0, [(before, count)], op.operands, types=kinds),
-            replace(op, results=[(inside, 1)], operands=[(before, i) for i in range(count)]),
-            Operation("cast in", 0, [result], [(inside, 0)], types=op.types),
+            Operation("cast out", 0, [(before, len(kinds))], op.operands, types=kinds),
+            replace(op, results=[(inside, len(made))], operands=given),
+            Operation("cast in", 0, op.results, made, types=op.types),
         ]
 
     def operation(self, op: Operation, values: dict[str, int], next_: int) -> bytes:

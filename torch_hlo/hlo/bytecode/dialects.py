@@ -125,8 +125,10 @@ def _integer_type(t: Tables, at: Cursor) -> Type:
 
 def _quantized(axis: bool) -> Read:
     def read(t: Tables, at: Cursor) -> Type:
-        at.varint()
+        signed = at.varint() & 1
         storage, expressed = (_number_type(t, at).dtype for _ in range(2))
+        if not signed and storage[0] == "s":  # MLIR's integers have no sign, the flag has it
+            storage = "u" + storage[1:]
         if axis:
             place: int | None = at.varint()
             limits = at.signed(), at.signed()
@@ -271,6 +273,14 @@ def _dense_array(t: Tables, at: Cursor) -> list[int]:
     return [int.from_bytes(p, "little", signed=dtype[0] == "s") for p in parts]
 
 
+def _fields(**reads: Read) -> Read:
+    return lambda t, at: {name: read(t, at) for name, read in reads.items()}
+
+
+def _optional(t: Tables, at: Cursor) -> Any:
+    return t.attribute(at) if at.varint() else None
+
+
 def _unread(t: Tables, at: Cursor) -> Raw:
     """What no rule asks for, such as locations and accuracies."""
     return Raw("")
@@ -390,6 +400,11 @@ ATTRIBUTES: dict[str, dict[int, Read]] = {
         18: _bounds,
         19: _unread,
         20: _unread,
+        21: lambda t, at: [at.signed(), at.signed()],
+        22: _fields(name=Tables.attribute, sub_axis_info=_optional),
+        23: _fields(mesh=Tables.attribute, axes=Tables.attribute),
+        24: _fields(name=Tables.attribute, size=lambda t, at: at.signed()),
+        25: _fields(axes=Tables.attribute, device_ids=Tables.optional),
     },
     "chlo": {
         code: _word(WORDS[key][1].split(" "))

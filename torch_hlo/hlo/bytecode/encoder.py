@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import Shape
+from ..ir import DTYPES, Shape
 from ..stablehlo.attributes import Dense, Raw, Symbol, dense_literal
-from ..stablehlo.types import NAMES, UNKNOWN, Type, type_text
+from ..stablehlo.types import NAMES, UNKNOWN, Quantized, Type, type_text
 from ..text.scanner import Scanner
 from .cursor import MAGIC
 from .dialects import DYNAMIC, VHLO_ELEMENTS, WORDS
@@ -29,7 +29,7 @@ SINCE = {
     "sdy": 11, "tan": 4, "gather_v2": 1, "dynamic_gather_v2": 1, "scatter_v2": 1,
     "all_gather_v2": 5, "all_reduce_v2": 5, "all_to_all_v2": 5,
 }  # fmt: skip
-_I32 = ("exponent_bits", "mantissa_bits", "tf.aliasing_output")
+_I32 = ("exponent_bits", "mantissa_bits", "mhlo.num_partitions", "tf.aliasing_output")
 _ARRAYS = (
     "arg_attrs", "called_computations", "operand_layouts", "output_operand_aliases",
     "precision_config", "res_attrs", "result_layouts",
@@ -114,7 +114,22 @@ class Encoder:
         if shape.dtype == "token":
             return self._type(22)
         dims = b"".join(signed(DYNAMIC if d == UNKNOWN else d) for d in shape.sizes)
-        return self._type(20, varint(len(shape.dims)) + dims, self.element(shape.dtype))
+        q = found.quantized
+        element = self.element(shape.dtype) if q is None else self._quantized(q)
+        return self._type(20, varint(len(shape.dims)) + dims, element)
+
+    def _quantized(self, q: Quantized) -> int:
+        """Integers have no sign: a flag has it."""
+        flag = q.storage[0] == "s"
+        parts = flag, self.element("s" + q.storage[1:]), self.element(q.expressed)
+        bits = DTYPES[q.storage].bits - flag
+        limits = signed(-flag << bits) + signed((1 << bits) - 1)
+        scales = [signed(*struct.unpack("<q", struct.pack("<d", x))) for x in q.scales]
+        zeros = [*map(signed, q.zero_points)]
+        if q.axis is None:
+            return self._type(24, joined(parts) + scales[0] + zeros[0] + limits)
+        lists = b"".join(varint(len(row)) + b"".join(row) for row in (scales, zeros))
+        return self._type(30, joined([*parts, q.axis]) + limits + lists)
 
     def element(self, dtype: str) -> int:
         self.need(dtype)
@@ -167,10 +182,14 @@ class Encoder:
 
     def outer(self, value: Any, key: str) -> int:
         """An attribute of what is no operation of VHLO, as text."""
-        dialect = "sdy" if isinstance(value, Raw) else "builtin"
-        text = json.dumps(value) if isinstance(value, str) else f"{value} : i32"
-        if isinstance(value, Raw):
-            kind = "mesh" if key == "mesh" else "sharding"
+        dialect, text = "builtin", f"{value} : {'i32' if key in _I32 else 'i64'}"
+        if isinstance(value, str):
+            text = json.dumps(value)
+        elif isinstance(value, dict):
+            dialect = "chlo"
+            text = f"#chlo.ragged_dot<{', '.join(f'{k} = {v}' for k, v in value.items())}>"
+        elif isinstance(value, Raw):
+            dialect, kind = "sdy", "mesh" if key == "mesh" else "sharding"
             many = "_per_value" if value.text.startswith("[<") else ""
             text = f"#sdy.{kind}{many}<{value.text}>"
         self.need(dialect)

@@ -27,6 +27,7 @@ _WORD = re.compile(r"[A-Za-z_][\w.$\-]*+")
 _SYMBOL = re.compile(r'@(?:([\w$.\-]+)|"([^"\n]*)")(?:::@(?:[\w$.\-]+|"[^"\n]*"))*')
 _HASH = re.compile(r"#([A-Za-z_][\w$]*)((?:\.[\w$]+)*)|#(\d+)")
 _KEY = re.compile(r'([A-Za-z_][\w$.\-]*+)|"([^"\n]*)"')
+_PART = re.compile(r"\((\d{1,18})\)(\d{1,18})")  # of an axis of a mesh
 _HEX = re.compile(r"0x[0-9A-Fa-f]+")
 
 
@@ -87,6 +88,8 @@ def attribute(s: Scanner, depth: int = 0, typed: bool = True) -> Any:
         return _array(s)
     if s.at("tensor<") or s.at("tuple<") or head == "!":
         return parse_type(s)
+    if found := s.match(_PART):
+        return [*map(int, found.groups())]
     if head == "(":  # a function type
         s.balanced()
         s.expect("->")

@@ -117,8 +117,7 @@ def _number(s: Scanner) -> float:
 def _quantized(s: Scanner) -> Quantized:
     s.expect("!quant.uniform<")
     begin = s.pos
-    text = s.need(_ELEMENT, "a storage type").group()
-    storage = _element(s, text)
+    storage = _element(s, re.sub(r"^u(?=\d)", "ui", s.need(_ELEMENT, "a storage type").group()))
     limits = None
     if s.accept("<"):
         low = s.integer()
@@ -166,15 +165,19 @@ def angle_group(s: Scanner, opened: bool = False) -> str:
             return s.text[begin : found.start()]
 
 
-def type_text(shape: Shape) -> str:
-    """MLIR's text of a shape, with ? for symbolic sizes."""
+def _quantized_text(q: Quantized) -> str:
+    pairs = ", ".join(f"{x:.17e}:{zero}" for x, zero in zip(q.scales, q.zero_points, strict=True))
+    values = f", {pairs}" if q.axis is None else f":{q.axis}, {{{pairs}}}"
+    return f"!quant.uniform<{NAMES[q.storage].replace('ui', 'u')}:{NAMES[q.expressed]}{values}>"
+
+
+def type_text(found: Shape | Type) -> str:
+    """MLIR's text of a type, with ? for symbolic sizes."""
+    shape = found.shape if isinstance(found, Type) else found
     if shape.is_tuple:
         return "tuple<" + ", ".join(map(type_text, shape.elements)) + ">"
     if shape.dtype == "token":
         return "!stablehlo.token"
-    return (
-        "tensor<"
-        + "".join(f"{d if isinstance(d, int) else '?'}x" for d in shape.dims)
-        + NAMES[shape.dtype]
-        + ">"
-    )
+    q = found.quantized if isinstance(found, Type) else None
+    dims = "".join(f"{d if isinstance(d, int) else '?'}x" for d in shape.dims)
+    return f"tensor<{dims}{NAMES[shape.dtype] if q is None else _quantized_text(q)}>"

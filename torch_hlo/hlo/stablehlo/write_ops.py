@@ -7,6 +7,7 @@ from typing import Any
 from ..ir import OPCODES, Instruction, Shape
 from ..sharding.sharding_text import to_xla
 from ..text.printer import quoted
+from .types import Quantized, Type
 from .writer import (
     WriteError,
     Writer,
@@ -108,9 +109,22 @@ def _compare(w: Writer, x: Instruction) -> list[str]:
 
 @writes("uniform-quantize", "uniform-dequantize")
 def _quantize(w: Writer, x: Instruction) -> list[str]:
-    raise WriteError(
-        f"{x.op} of {x.operands[0].shape}: the scales are operands here and part of the type there"
-    )
+    """The scales are operands here and part of the type there, whose values are the stored
+    integers."""
+    value, scale, zero = x.operands
+    into = x.op == "uniform-quantize"
+    stored, real = (x.shape, value.shape) if into else (value.shape, x.shape)
+    if not scale.op == zero.op == "constant" or scale.dtype != real.dtype or scale.rank > 1:
+        raise WriteError(
+            f"{x.op} of {value.shape} by {scale.shape}: there the scales are part of the type;"
+            f" make them constants of {real.dtype}"
+        )
+    scales, zeros = (tuple(c["literal"].numpy().ravel().tolist()) for c in (scale, zero))
+    axis = x["dimensions"][0] if scale.rank else None
+    kind = Type(stored, Quantized(stored.dtype, real.dtype, scales, zeros, axis))
+    ops = [f"stablehlo.{x.op.replace('-', '_')}", "stablehlo.bitcast_convert"]
+    first, second = ops if into else ops[::-1]
+    return w.emit(second, w.emit(first, w[value], [value.shape], [kind]), [kind], [x.shape])
 
 
 # Shapes

@@ -16,7 +16,7 @@ import numpy as np
 from ..ir import DTYPES, Computation, Instruction, Ints, Literal, Shape, Size, build as b
 from ..sharding.sharding import Mesh, Placement, Sharding
 from .sizes import value_of
-from .types import type_text
+from .types import Type, type_text
 
 # Opcodes without a line of their own, or that say their sharding themselves
 _UNPLACED = frozenset("parameter tuple get-tuple-element custom-call".split())
@@ -155,14 +155,12 @@ class Writer:
         self,
         op: str,
         operands: Sequence[str],
-        operand_shapes: Sequence[Shape],
-        result_shapes: Sequence[Shape],
+        operand_shapes: Sequence[Shape | Type],
+        result_shapes: Sequence[Shape | Type],
         attrs: str = "",
         regions: Sequence[str] = (),
     ) -> list[str]:
         """One line in generic form; the names of its results."""
-        if op == "stablehlo.constant":
-            known(result_shapes[0].dims)
         results = [self.fresh() for _ in result_shapes]
         left = ", ".join(results) + " = " if results else ""
         types = ", ".join(type_text(s) for s in operand_shapes)
@@ -177,6 +175,7 @@ class Writer:
         return results
 
     def filled(self, shape: Shape, number: int) -> list[str]:
+        known(shape.dims)
         value = f"value = dense<{number}> : {type_text(shape)}"
         return self.emit("stablehlo.constant", [], [], [shape], value)
 

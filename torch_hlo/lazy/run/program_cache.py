@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_hlo import config, log, metrics, progress
-from torch_hlo.device import report, runtime
+from torch_hlo.device import dump, report, runtime
 from torch_hlo.device.cpu.workers import WORKERS
 from torch_hlo.device.interfaces import Program
 from torch_hlo.device.memory import Buffer
@@ -15,7 +15,7 @@ from torch_hlo.lowering.core import Leaf, lower
 from torch_hlo.pytorch import participants
 
 from ..record import Array, recording, session
-from . import dump, executor, explain, generalize, imagine, spmd
+from . import executor, explain, generalize, imagine, spmd
 from .fingerprint import Graph
 from .launch import Compiled
 
@@ -279,8 +279,6 @@ class ProgramCache:
                     proposal.symbols,
                     constants=_constants(proposal.leaves, shared),
                 )
-                if observe is not None:
-                    observe("hlo:input", module)
                 program = runtime.compile_program(module, observe)
             except Exception as error:
                 # whatever needs a number where it finds a symbol: the exact program is compiled
@@ -337,8 +335,6 @@ def _build(graph: Graph, aliases: Pairs, key: tuple, observe) -> Program:
         name="step",
         constants=_constants(graph.leaves, aliases),
     )
-    if observe is not None:
-        observe("hlo:input", module)
     return report.compiled(module, observe)
 
 

@@ -1,4 +1,5 @@
-"""TORCH_HLO_DUMP=dir: a folder per compile with everything the compiler made on the way.
+"""TORCH_HLO_DUMP=dir, and JAX's --xla_dump_to=dir: a folder per compile with everything the
+compiler made on the way.
 
     dir/1234/0007_step_7/reason.txt  00_input.hlo  01_algebra.hlo (passes that changed something)
         50_kernels.ll  51_code.s  52_buffers.txt
@@ -27,13 +28,13 @@ _folders: dict[tuple[str, int], int] = {}
 
 
 @contextlib.contextmanager
-def recording(name: str, reason: str) -> Iterator[Observe | None]:
+def recording(name: str, reason: str, directory: str = "") -> Iterator[Observe | None]:
     """An `observe(stage, value)` for runtime.compile_program that writes files and logs; None if
     nobody wants to see anything.
 
     A directory that cannot be written costs a warning, never the compile.
     """
-    directory = config.get("DUMP")
+    directory = directory or config.get("DUMP")
     folder = _make_folder(directory, name, reason) if directory else None
     if folder is None and config.get("LOG") < 3:
         yield None
