@@ -110,11 +110,15 @@ def test_groups_along_axes_of_a_mesh(mesh, axes, groups):
     [
         (
             'mesh = @other, axes = [#stablehlo.axis_ref<name = "x">]',
-            "mesh .*other.* is not defined",
+            "need a mesh .*other",
         ),
         ('mesh = @mesh, axes = [#stablehlo.axis_ref<name = "z">]', "no axis 'z'"),
-        ('mesh = @mesh, axes = [#stablehlo.axis_ref<name = "y", sub_axis_info = [2]>]', "no part"),
-        ("mesh = @mesh, axes = 2", "need axes"),
+        (
+            'mesh = @mesh, axes = [#stablehlo.axis_ref<name = "y", sub_axis_info = [2]>]',
+            "need a mesh",
+        ),
+        ('mesh = @mesh, axes = [#stablehlo.axis_ref<name = "y", sub_axis_info = (3)2>]', "no part"),
+        ("mesh = @mesh, axes = 2", "need a mesh and axes of it"),
     ],
 )
 def test_axes_that_are_not_there(given, why):

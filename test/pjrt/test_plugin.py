@@ -278,6 +278,13 @@ def test_what_the_compiler_makes_is_written_where_xla_would(tmp_path):
     assert "f32[] add" in found.read_text()
 
 
+def test_what_is_for_the_cpu_is_for_us():
+    chosen = jax.jit(lambda x: jax.lax.platform_dependent(x, tpu=jnp.cos, cpu=jnp.sin))
+    assert chosen(1.0) == jnp.sin(1.0)
+    others = jax.jit(lambda x: jax.lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos))
+    assert others(1.0) == jnp.cos(1.0)
+
+
 def test_every_function_has_an_entry():
     from torch_hlo.device.pjrt.pjrt_structs import FUNCTIONS, HEAD
     from torch_hlo.pjrt.functions import table
@@ -364,6 +371,11 @@ with jax.set_mesh(jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explici
     turns = lambda a, b: jax.lax.fori_loop(0, 3, lambda i, s: s + dot(a, b), zero())
     total = jax.jit(lambda a, b: jax.reshard(turns(a, b), P("a")))
     np.testing.assert_allclose(total(a, b), 3 * x @ x)
+    assert total.lower(a, b).compile().as_text().count("all-reduce(") == 1
+    half = lambda a, b: dot(a.astype("bfloat16"), b.astype("bfloat16")).astype("float32")
+    turns = lambda a, b: jax.lax.fori_loop(0, 3, lambda i, s: s + half(a, b), zero())
+    total = jax.jit(lambda a, b: jax.reshard(turns(a, b), P("a")))
+    np.testing.assert_allclose(total(a, b), 3 * x @ x, rtol=0.01)
     assert total.lower(a, b).compile().as_text().count("all-reduce(") == 1
     place = jax.jit(lambda x: jax.reshard(x, P(unreduced={"a", "b"})))
     assert sum((np.asarray(p.data) != 0).sum() for p in place(a).addressable_shards) == 63

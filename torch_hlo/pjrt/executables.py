@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import json
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -93,7 +94,9 @@ class LoadedExecutable(Object):
         whole = flat(_without_tokens(module))
         if is_annotated(whole):
             asked = b"InspectSharding" in self.code
-            whole = partitioned(_inspected(whole) if asked else whole)
+            with warnings.catch_warnings():  # what raises warnings shall not make this one an error
+                warnings.simplefilter("default", UserWarning)
+                whole = partitioned(_inspected(whole) if asked else whole)
         return replace(whole, excess_precision=True, requests=module.requests)  # as JAX's XLA does
 
     def _compiled(self) -> Any:

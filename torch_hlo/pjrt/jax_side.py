@@ -74,6 +74,7 @@ def _lowerings() -> None:
     from jax._src import core, custom_partitioning
     from jax._src.export import _export
     from jax._src.interpreters import mlir
+    from jax._src.lax.control_flow import conditionals
 
     tables = mlir._platform_specific_lowerings
     tables[PLATFORM] = tables["cpu"]
@@ -94,6 +95,23 @@ def _lowerings() -> None:
         return mlir.lower_fun(whole, multiple_results=True)(ctx, *args)
 
     mlir.register_lowering(custom_partitioning.custom_partitioning_p, partitioned)
+
+    def named(platforms: Any) -> Any:
+        """What is for the CPU is for us, where nothing is for all others."""
+        if None in platforms or any(PLATFORM in some for some in platforms):
+            return platforms
+        return tuple((*some, PLATFORM) if "cpu" in some else some for some in platforms)
+
+    def index(ctx: Any, platforms: Any) -> Any:
+        return conditionals._platform_index_lowering(ctx, platforms=named(platforms))
+
+    def cond(ctx: Any, *args: Any, branches_platforms: Any = None, **options: Any) -> Any:
+        if branches_platforms is not None:
+            options["branches_platforms"] = named(branches_platforms)
+        return conditionals._cond_lowering(ctx, *args, **options)
+
+    mlir.register_lowering(conditionals.platform_index_p, index)
+    mlir.register_lowering(conditionals.cond_p, cond)
 
 
 def _inspection() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from test.compiler import compiled
 from test.support import HloTestCase
+from torch_hlo.compiler.pipeline import random_inputs
 from torch_hlo.compiler.simplify.legalize import EXPANSIONS, legalize
 from torch_hlo.hlo.evaluate.evaluate import evaluate
 from torch_hlo.hlo.ir import build as h
@@ -129,6 +131,17 @@ class Legalize(HloTestCase):
                 (1,),
             )
         )
+
+    def test_bits_of_what_is_narrower_than_a_byte(self):
+        for source, dims, dtype in (
+            ("s4", (2, 4), "f16"), ("f16", (2,), "s4"), ("s4", (4,), "u4"), ("u4", (4,), "s4"),
+            ("s2", (2, 16), "s32"), ("u8", (3,), "u2"), ("s64", (2,), "u2"),
+        ):  # fmt: skip
+            x = p(source, *dims)
+            y = h.bitcast_convert(x, dtype)
+            self.assertLegal(y)
+            m = compiled.module([x], y)
+            compiled.check(m, random_inputs(m), optimize=True)
 
     def test_clamp(self):
         x, low, high = p("f32", 4), h.constant(0, "f32"), h.constant(1, "f32")

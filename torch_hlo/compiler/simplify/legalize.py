@@ -1,7 +1,7 @@
 """Composite opcodes become primitive ones, so that later passes and codegen see fewer opcodes.
 
 batch-norm-*, topk, map, call, ragged-dot, rng-bit-generator, stochastic-convert,
-    uniform-(de)quantize, clamp with scalar bounds,
+    uniform-(de)quantize, clamp with scalar bounds, bitcast-convert of values narrower than a byte,
 and async-start/async-done of computations (a program runs on one stream of steps; only
     collectives run beside it).
 """
@@ -175,6 +175,36 @@ def clamp(out: Instruction) -> Instruction | None:
     return h.clamp(*(h.broadcast(v, x.dims, ()) if not v.dims else v for v in out.operands))
 
 
+def bitcast_convert(out: Instruction) -> Instruction | None:
+    """Values narrower than a byte are stored one per byte: wider ones are put together, or cut, in
+    integers."""
+    x = out.operand
+    have, want = (DTYPES[v.dtype].bits for v in (x, out))
+    few = min(have, want)
+    if few >= 8 or have == want and "s" not in (x.kind, out.kind):
+        return None
+    bits = _cast(x, f"u{have}")
+    if have != want:
+        word, dims = f"u{max(have, want, 8)}", (x if have < want else out).dims
+        last = len(dims) - 1
+        mask = h.full((1 << few) - 1, word, dims)
+        places = h.multiply(h.iota(word, dims, last), h.full_like(mask, few))
+        bits = h.convert(bits, word)
+        if have < want:
+            bits = h.reduce(h.shift_left(bits, places), h.constant(0, word), (last,), "add")
+        else:
+            bits = h.broadcast(bits, dims, range(x.rank))
+            bits = h.and_(h.shift_right_logical(bits, places), mask)
+        bits = h.convert(bits, f"u{want}")
+    return _cast(bits, out.dtype)
+
+
+def _cast(x: Instruction, dtype: str) -> Instruction:
+    """The bits of `x` in a type of the same width."""
+    both = x.kind + DTYPES[dtype].kind
+    return h.convert(x, dtype) if both in ("su", "us", "uu") else h.bitcast_convert(x, dtype)
+
+
 def stochastic_convert(out: Instruction) -> Instruction:
     """Rounds the magnitude up where the random bits are below the fraction. Results are
     integers."""
@@ -309,6 +339,7 @@ EXPANSIONS: dict[str, Callable[[Instruction], Instruction | None]] = {
     "batch-norm-inference": batch_norm_inference,
     "batch-norm-training": batch_norm_training,
     "batch-norm-grad": batch_norm_grad,
+    "bitcast-convert": bitcast_convert,
     "call": call,
     "map": map_,
     "async-done": async_done,

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from torch_hlo import metrics
 from torch_hlo.hlo.ir import (
+    DTYPES,
     OPCODES,
     Attrs,
     Computation,
@@ -153,6 +154,7 @@ class Partitioner:
         self._choices: dict[tuple[object, ...], tuple[float, Choice]] = {}
         self._computations: dict[tuple[object, ...], tuple[Computation, Value]] = {}
         self._uses: dict[Instruction, int] = {}
+        self._summed: set[Instruction] = set()  # what an annotation wants unreduced
 
     def module(self, module: Module) -> Module:
         entry = module.entry
@@ -290,6 +292,8 @@ class Partitioner:
         for x in order:
             for o in x.operands:
                 self._uses[o] = self._uses.get(o, 0) + 1
+            if self.unreduced(x.get("sharding")):
+                self._summed.update(x.operands)
         self._uses[root] = self._uses.get(root, 0) + 1
         for x in order:
             if x not in env:
@@ -450,6 +454,8 @@ class Partitioner:
             and first.reducer != "add"
             or x.op == "reduce"
             and not _same_sum(x, first.reducer)
+            or x.op == "convert"
+            and not (x in self._summed and _widens(x))
             or x.op == "broadcast"
             and x.size != x.operand.size
         ):
@@ -457,7 +463,7 @@ class Partitioner:
         goal = first.goal if wants is None and len(x.dims) == len(first.dims) else wants
         if (
             goal is None
-            or x.op not in ("add", "subtract", "negate", "copy")
+            or x.op not in ("add", "subtract", "negate", "copy", "convert")
             and any(a for a in (*first.layout, *goal))
         ):
             return None
@@ -560,6 +566,7 @@ LINEAR = {
     "subtract": 2,
     "negate": 1,
     "copy": 1,
+    "convert": 1,
     "reshape": 1,
     "transpose": 1,
     "slice": 1,
@@ -575,6 +582,11 @@ def _same_sum(x: Instruction, reducer_: str) -> bool:
     from torch_hlo.hlo.sharding.factors import reducer
 
     return len(x.operands) == 2 and reducer_ == "add" == reducer(x["to_apply"])
+
+
+def _widens(x: Instruction) -> bool:
+    """Whether a sum of what this converts is rounded less than the sum of what it is given."""
+    return x.kind == x.operand.kind == "f" and DTYPES[x.dtype].bits > DTYPES[x.operand.dtype].bits
 
 
 # Structure and control flow

@@ -348,7 +348,8 @@ def reinterpret(v: Array, source: str, target: str) -> Array:
         parts = codes[:, None] >> shifts & ((1 << want) - 1)
         data = parts.astype(np.uint8).tobytes()
     values = decode(data, target, dims)
-    return wrap_bits(values, want, DTYPES[target].kind == "s") if want < 8 else values
+    kind = DTYPES[target].kind
+    return wrap_bits(values, want, kind == "s") if want < 8 and kind != "f" else values
 
 
 # mantissa bits and the unsigned type of each float's own encoding

@@ -97,14 +97,8 @@ def _broadcast_select(c: Context) -> Made:
 @rule("chlo.ragged_dot")
 def _ragged_dot(c: Context) -> Made:
     n = dimension_numbers(c, "ragged_dot_dimension_numbers")
-    dims = {name: n.get(f"{field}_dimensions", ()) for name, field in _RAGGED}
+    dims = {name.removesuffix("ing"): n.get(f"{name}_dimensions", ()) for name in RAGGED}
     return b.ragged_dot(*c.x, dtype=c.types[0].shape.dtype, **dims)
 
 
-_RAGGED = [
-    row.split(":")
-    for row in (
-        "lhs_contract:lhs_contracting rhs_contract:rhs_contracting lhs_batch:lhs_batching"
-        " rhs_batch:rhs_batching lhs_ragged:lhs_ragged rhs_group:rhs_group"
-    ).split()
-]
+RAGGED = "lhs_contracting rhs_contracting lhs_batching rhs_batching lhs_ragged rhs_group".split()

@@ -1,47 +1,31 @@
 """Rules of the collectives."""
 
-from typing import Any, TypeVar
+from typing import Any
 
 from ..ir import Ints, build as b, instr, tuple_shape
 from ..sharding.sharding import Axis, Mesh, Sharding
-from .attributes import Dense, Symbol, integers
+from .attributes import Dense, integers
 from .converter import Context, Made, rule, unpacked
 from .ops import pairs
 
-T = TypeVar("T")
 
-
-def _field(c: Context, value: Any, key: str, kind: type[T]) -> T:
-    found = value.get(key) if isinstance(value, dict) else None
-    if not isinstance(found, kind):
-        raise c.error(f"replica groups along axes of a mesh need {key}")
-    return found
-
-
-def _along_axes(c: Context, value: dict[str, Any]) -> tuple[Ints, ...]:
+def _along_axes(c: Context, given: dict[str, Any]) -> tuple[Ints, ...]:
     """Groups along axes of a mesh, which stands there or has a name."""
-
-    def numbers(found: object) -> Ints:
-        return integers(c.converter.s, found or (), c.op.position)
-
-    given = value.get("mesh")
-    if isinstance(given, dict):
-        rows = _field(c, given, "axes", list)
-        axes = tuple((_field(c, a, "name", str), _field(c, a, "size", int)) for a in rows)
-        mesh: object = Mesh(axes, numbers(given.get("device_ids")))
-    else:
-        mesh = c.converter.shardings.named.get(
-            given.name if isinstance(given, Symbol) else str(given)
-        )
-    if not isinstance(mesh, Mesh):
-        raise c.error(f"its mesh {given} is not defined")
-    parts = []
-    for row in _field(c, value, "axes", list):
-        name = _field(c, row, "name", str)
-        whole = 1, mesh.axis_size(name)
-        pre, size = [*(numbers(row.get("sub_axis_info")) or whole), 0][:2]
-        parts.append(Axis(name, pre, size))
-    return mesh.groups(Sharding(mesh, replicated=tuple(parts)).replicated)  # which checks them
+    try:
+        mesh = given["mesh"]
+        if isinstance(mesh, dict):
+            ids = integers(c.converter.s, mesh.get("device_ids") or (), c.op.position)
+            mesh = Mesh(tuple((a["name"], a["size"]) for a in mesh["axes"]), ids)
+        else:  # bytecode has a symbol's name
+            mesh = c.converter.shardings.named[getattr(mesh, "name", mesh)]
+        parts = [
+            Axis(a["name"], *(a.get("sub_axis_info") or (1, mesh.axis_size(a["name"]))))
+            for a in given["axes"]
+        ]
+        placed = Sharding(mesh, replicated=tuple(parts))  # which checks them
+        return placed.mesh.groups(placed.replicated)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise c.error(f"its groups need a mesh and axes of it: {error}") from None
 
 
 def _groups(c: Context) -> tuple[Ints, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 from ..ir import OPCODES, Instruction, Shape
 from ..sharding.sharding_text import to_xla
 from ..text.printer import quoted
+from .chlo import RAGGED
 from .types import Quantized, Type
 from .writer import (
     WriteError,
@@ -323,20 +324,10 @@ def _topk(w: Writer, x: Instruction) -> list[str]:
 
 @writes("ragged-dot")
 def _ragged_dot(w: Writer, x: Instruction) -> list[str]:
-    names = {
-        "lhs_batching_dimensions": "lhs_batch_dims",
-        "rhs_batching_dimensions": "rhs_batch_dims",
-        "lhs_contracting_dimensions": "lhs_contracting_dims",
-        "rhs_contracting_dimensions": "rhs_contracting_dims",
-        "lhs_ragged_dimensions": "lhs_ragged_dims",
-        "rhs_group_dimensions": "rhs_group_dims",
-    }
-    numbers = ", ".join(f"{theirs} = {list(x[ours])}" for theirs, ours in names.items())
-    return w.op(
-        x,
-        "chlo.ragged_dot",
-        f"ragged_dot_dimension_numbers = #chlo.ragged_dot<{numbers}>",
-    )
+    ours = [x[name.replace("batching", "batch") + "_dims"] for name in RAGGED]
+    numbers = ", ".join(f"{n}_dimensions = {list(d)}" for n, d in zip(RAGGED, ours, strict=True))
+    attrs = f"ragged_dot_dimension_numbers = #chlo.ragged_dot<{numbers}>"
+    return w.op(x, "chlo.ragged_dot", attrs)
 
 
 # Linear algebra, statistics, random numbers

@@ -11,7 +11,6 @@ import torch
 
 from torch_hlo.hlo.ir import Instruction
 from torch_hlo.hlo.ir.coefficients import (
-    DIGAMMA,
     ERFC_P,
     ERFC_Q,
     ERFC_R,
@@ -37,7 +36,6 @@ from ..core import (
     power,
     sin,
     sqrt,
-    tan,
     trunc,
     where,
     while_loop,
@@ -187,20 +185,8 @@ def _between_zeros(x: torch.Tensor) -> torch.Tensor:
 
 @pointwise(aten.digamma, aten.special_digamma, aten.special_psi)
 def digamma(x: Expr) -> Expr:
-    negative = x < 0
-    a = where(negative, 1 - x, x)
-    total = a.like(0)
-    for _ in range(10):
-        small = a < 10
-        total = where(small, total - 1 / a, total)
-        a = where(small, a + 1, a)
-    z = 1 / (a * a)
-    value = total + log(a) - 0.5 / a - z * polynomial(z, DIGAMMA)
-    cotangent = math.pi / tan((x - trunc(x)) * math.pi)
-    value = where(negative, value - cotangent, value)
-    value = where(negative & x.eq(floor(x)), math.nan, value)
     signed = where(1 / x < 0, x.like(math.inf), -math.inf)
-    return where(x.eq(0), signed, where(x.eq(math.inf), math.inf, value))
+    return where(x.eq(0), signed, Expr(chlo.digamma(x.x)))
 
 
 @pointwise(aten.special_zeta, arity=2)
