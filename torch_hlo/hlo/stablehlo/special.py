@@ -9,68 +9,7 @@ from functools import wraps
 
 from ..ir import DTYPES, Instruction, ShapeError, build as b, instr
 from ..ir.coefficients import DIGAMMA, LANCZOS, ZETA
-
-
-class E:
-    """An instruction with operators; Python numbers take its type and sizes."""
-
-    __slots__ = ("x",)
-
-    def __init__(self, x: Instruction) -> None:
-        self.x = x
-
-    def of(self, other: E | float) -> Instruction:
-        return other.x if isinstance(other, E) else b.full_like(self.x, other)
-
-    def op(self, name: str, *others: E | float) -> E:
-        return E(instr(name, (self.x, *map(self.of, others))))
-
-    def __add__(self, other: E | float) -> E:
-        return self.op("add", other)
-
-    def __sub__(self, other: E | float) -> E:
-        return self.op("subtract", other)
-
-    def __mul__(self, other: E | float) -> E:
-        return self.op("multiply", other)
-
-    def __truediv__(self, other: E | float) -> E:
-        return self.op("divide", other)
-
-    def __neg__(self) -> E:
-        return self.op("negate")
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __rsub__(self, other: E | float) -> E:
-        return E(self.of(other)) - self
-
-    def __rtruediv__(self, other: E | float) -> E:
-        return E(self.of(other)) / self
-
-    def test(self, direction: str, other: E | float) -> Instruction:
-        return b.compare(self.x, self.of(other), direction)
-
-    def __lt__(self, other: E | float) -> Instruction:
-        return self.test("LT", other)
-
-    def __le__(self, other: E | float) -> Instruction:
-        return self.test("LE", other)
-
-    def eq(self, other: E | float) -> Instruction:
-        return self.test("EQ", other)
-
-    def where(self, pred: Instruction, other: E | float) -> E:
-        """This where `pred`, else `other`."""
-        return E(b.select(pred, self.x, self.of(other)))
-
-
-def polynomial(x: E, coefficients: Sequence[float]) -> E:
-    """Horner, highest power first."""
-    total = x * 0 + coefficients[0]
-    for c in coefficients[1:]:
-        total = total * x + c
-    return total
+from ..ir.notation import Terms as E
 
 
 def _floats(fn: Callable[..., E]) -> Callable[..., Instruction]:
@@ -92,39 +31,34 @@ def lgamma(x: E) -> E:
     """Lanczos for x >= 1/2, the reflection formula below."""
     low = x < 0.5
     z = (-x).where(low, x - 1)
-    total = z * 0 + 0.99999999999980993227684700473478
+    total = z.filled(0.99999999999980993227684700473478)
     for i, c in enumerate(LANCZOS):
         total = total + c / (z + (i + 1))
     log_t = (z / 7.5).op("log-plus-one") + math.log(7.5)
     value = (z + 0.5 - (z + 7.5) / log_t) * log_t + (0.5 * math.log(2 * math.pi) + total.op("log"))
     a = x.op("abs")
     fraction = a - a.op("floor")
-    log_sine = (
-        ((1 - fraction).where(b.compare(fraction.x, fraction.of(0.5), "GT"), fraction) * math.pi)
-        .op("sine")
-        .op("log")
-    )
-    reflected = (math.log(math.pi) - log_sine - value).where(b.is_finite(log_sine.x), -log_sine)
-    return E(x.of(math.inf)).where(a.eq(math.inf), reflected.where(low, value))
+    log_sine = ((1 - fraction).where(fraction > 0.5, fraction) * math.pi).op("sine").op("log")
+    reflected = math.log(math.pi) - log_sine - value
+    reflected = reflected.where(log_sine.op("is-finite"), -log_sine)
+    return x.filled(math.inf).where(a.eq(math.inf), reflected.where(low, value))
 
 
 def _digamma(x: E) -> E:
     negative = x < 0.5
     a = (1 - x).where(negative, x)
-    total = a * 0
+    total = a.filled(0)
     for _ in range(10):
         small = a < 10
         total = (total - 1 / a).where(small, total)
         a = (a + 1).where(small, a)
     z = 1 / (a * a)
-    value = total + a.op("log") - 0.5 / a - z * polynomial(z, DIGAMMA)
+    value = total + a.op("log") - 0.5 / a - z * z.polynomial(DIGAMMA)
     # Reduced first: tan of a large argument has no digits left.
     turned = (x - x.op("round-nearest-even")) * math.pi
     value = (value - math.pi / (turned.op("sine") / turned.op("cosine"))).where(negative, value)
-    pole = b.and_(x <= 0, x.eq(x.op("floor")))
-    return E(x.of(math.nan)).where(
-        pole, value.where(b.compare(x.x, x.of(math.inf), "NE"), math.inf)
-    )
+    pole = (x <= 0) & x.eq(x.op("floor"))
+    return x.filled(math.nan).where(pole, value.where(x.ne(math.inf), math.inf))
 
 
 digamma = _floats(_digamma)
@@ -133,25 +67,30 @@ digamma.__name__ = "digamma"
 
 def _zeta(x: E, q: E) -> E:
     """Hurwitz zeta by Euler and Maclaurin, for q > 0."""
-    a, power = q, q.op("power", -x)
+    a, power = q, q.binary("power", -x)
     total = power
     for _ in range(9):
         a = a + 1
-        power = a.op("power", -x)
+        power = a.binary("power", -x)
         total = total + power
     total = total + power * a / (x - 1) - 0.5 * power
-    factor = x * 0 + 1
+    total = corrected(total, x, a, power)
+    whole = q.eq(q.op("floor"))
+    total = total.where(q > 0, x.filled(math.inf).where(whole, math.nan))
+    return x.filled(math.inf).where(x.eq(1), x.filled(math.nan).where(x < 1, total))
+
+
+def corrected(total: E, x: E, a: E, power: E) -> E:
+    """With the derivatives of Euler's and Maclaurin's formula at the end of a sum of a^-x."""
+    factor = x.filled(1)
     for i, c in enumerate(ZETA):
         factor = factor * (x + 2 * i)
         power = power / a
-        total = total + E(x.of(0)).where(
-            b.or_(factor.eq(math.inf), power.eq(0)), factor * power / c
-        )
+        gone = factor.eq(math.inf) | power.eq(0)
+        total = total + x.filled(0).where(gone, factor * power / c)
         factor = factor * (x + (2 * i + 1))
         power = power / a
-    whole = q.eq(q.op("floor"))
-    total = total.where(b.compare(q.x, q.of(0), "GT"), E(x.of(math.inf)).where(whole, math.nan))
-    return E(x.of(math.inf)).where(x.eq(1), E(x.of(math.nan)).where(x < 1, total))
+    return total
 
 
 zeta = _floats(_zeta)
@@ -163,7 +102,7 @@ def polygamma(n: E, x: E) -> E:
     sign = 1 - 2 * ((n + 1) - 2 * ((n + 1) * 0.5).op("floor"))
     factorial = E(lgamma((n + 1).x)).op("exponential").op("round-nearest-even")
     value = sign * factorial * _zeta(n + 1, x)
-    legal = b.and_(n.eq(n.op("floor")), b.compare(n.x, n.of(0), "GE"))
+    legal = n.eq(n.op("floor")) & (n >= 0)
     return _digamma(x).where(n.eq(0), value.where(legal, math.nan))
 
 
@@ -231,7 +170,7 @@ _I1E = (
 
 
 def _chebyshev(x: E, coefficients: Sequence[float]) -> E:
-    b0, b1, b2 = x * 0, x * 0, x * 0
+    b0 = b1 = b2 = x.filled(0)
     for c in coefficients:
         b0, b1, b2 = x * b0 - b1 + c, b0, b1
     return (b0 - b2) * 0.5
@@ -241,7 +180,7 @@ def _chebyshev(x: E, coefficients: Sequence[float]) -> E:
 def bessel_i1e(x: E) -> E:
     a = x.op("abs")
     near = _chebyshev(a.where(a <= 8, 8) * 0.5 - 2, _I1E[0]) * a
-    far = E(x.of(8)).where(a <= 8, a)
+    far = x.filled(8).where(a <= 8, a)
     value = near.where(a <= 8, _chebyshev(32 / far - 2, _I1E[1]) / far.op("sqrt"))
     return value * x.op("sign")
 

@@ -33,7 +33,6 @@ from .expr import (
     logistic,
     maximum,
     minimum,
-    polynomial,
     power,
     real,
     round_even,
@@ -45,7 +44,6 @@ from .expr import (
     tan,
     tanh,
     trunc,
-    unary,
     where,
 )
 from .graph import NO_KWARGS, Leaf, Lift, Node, Out, Subgraph, further, lower, recorded

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeGuard
 
 from torch_hlo.hlo.ir import Dim, Dims, Instruction, Size, build, instr
+from torch_hlo.hlo.ir.notation import Terms
 
 from . import promote, shaping
 from .registry import Weak
@@ -18,13 +19,8 @@ from .registry import Weak
 Term: TypeAlias = "Expr | promote.Scalar"
 
 
-class Expr:
-    """An Instruction with operators. `==` is not overloaded: use eq() and ne()."""
-
-    __slots__ = ("x",)
-
-    def __init__(self, x: Instruction) -> None:
-        self.x = x
+class Expr(Terms):
+    __slots__ = ()
 
     @property
     def dtype(self) -> str:
@@ -62,60 +58,9 @@ class Expr:
     def add_dim(self, dim: int) -> Expr:
         return Expr(shaping.add_dim(self.x, dim))
 
-    def __add__(self, other: Term) -> Expr:
-        return binary("add", self, other)
-
-    def __sub__(self, other: Term) -> Expr:
-        return binary("subtract", self, other)
-
-    def __mul__(self, other: Term) -> Expr:
-        return binary("multiply", self, other)
-
-    def __truediv__(self, other: Term) -> Expr:
-        return binary("divide", self, other)
-
-    __radd__ = __add__
-
-    def __rsub__(self, other: Term) -> Expr:
-        return binary("subtract", other, self)
-
-    __rmul__ = __mul__
-
-    def __rtruediv__(self, other: Term) -> Expr:
-        return binary("divide", other, self)
-
-    def __and__(self, other: Term) -> Expr:
-        return binary("and", self, other)
-
-    def __or__(self, other: Term) -> Expr:
-        return binary("or", self, other)
-
-    def __xor__(self, other: Term) -> Expr:
-        return binary("xor", self, other)
-
-    def __invert__(self) -> Expr:
-        return unary("not", self)
-
-    def __neg__(self) -> Expr:
-        return unary("negate", self)
-
-    def __lt__(self, other: Term) -> Expr:
-        return compare("LT", self, other)
-
-    def __le__(self, other: Term) -> Expr:
-        return compare("LE", self, other)
-
-    def __gt__(self, other: Term) -> Expr:
-        return compare("GT", self, other)
-
-    def __ge__(self, other: Term) -> Expr:
-        return compare("GE", self, other)
-
-    def eq(self, other: Term) -> Expr:
-        return compare("EQ", self, other)
-
-    def ne(self, other: Term) -> Expr:
-        return compare("NE", self, other)
+    def pair(self, other: Term) -> tuple[Instruction, Instruction]:
+        a, b = _pair(self, other)
+        return a.x, b.x
 
     def cast(self, dtype: str) -> Expr:
         return Expr(promote.cast(self.x, dtype))
@@ -145,18 +90,13 @@ def scalar(value: promote.Operand, dtype: str) -> Expr:
     return Expr(promote.scalar(value, dtype))
 
 
-def unary(op: str, x: Expr) -> Expr:
-    return Expr(instr(op, (x.x,)))
-
-
-def binary(op: str, a: Term, b: Term) -> Expr:
+def binary(op: str, a: Term, b: Term, **attrs: str) -> Expr:
     a, b = _pair(a, b)
-    return Expr(instr(op, (a.x, b.x)))
+    return Expr(instr(op, (a.x, b.x), **attrs))
 
 
 def compare(direction: str, a: Term, b: Term) -> Expr:
-    a, b = _pair(a, b)
-    return Expr(instr("compare", (a.x, b.x), direction=direction))
+    return binary("compare", a, b, direction=direction)
 
 
 def where(condition: Expr, a: Term, b: Term) -> Expr:
@@ -195,7 +135,7 @@ def atan2(a: Term, b: Term) -> Expr:
 
 def _named(op: str) -> Callable[[Expr], Expr]:
     def function(x: Expr) -> Expr:
-        return unary(op, x)
+        return x.op(op)
 
     function.__name__ = op.replace("-", "_")
     return function
@@ -234,14 +174,6 @@ def square(x: Expr) -> Expr:
 
 def trunc(x: Expr) -> Expr:
     return where(x < 0, ceil(x), floor(x))
-
-
-def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
-    """Horner's rule, highest power first."""
-    result = x.like(coefficients[0])
-    for c in coefficients[1:]:
-        result = result * x + c
-    return result
 
 
 def wrap(x: object) -> object:

@@ -41,7 +41,6 @@ from ..core import (
     sin,
     sqrt,
     trunc,
-    unary,
     where,
     while_loop,
 )
@@ -361,7 +360,7 @@ for _packets, _op in (
 
 @pointwise(aten.bitwise_not)
 def bitwise_not(x: Expr) -> Expr:
-    return unary("not", x)
+    return ~x
 
 
 @pointwise(aten.bitwise_left_shift, aten.__lshift__.Tensor, aten.__lshift__.Scalar, arity=2)

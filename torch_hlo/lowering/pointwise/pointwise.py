@@ -2,7 +2,7 @@
 the opcode's."""
 
 import math
-from functools import partial
+from operator import methodcaller
 
 from torch_hlo.hlo.ir import Instruction
 
@@ -37,7 +37,6 @@ from ..core import (
     tan,
     tanh,
     trunc,
-    unary,
     where,
 )
 from ..core.elementwise import apply
@@ -59,11 +58,11 @@ FLOAT_UNARY = {
     aten.erf: erf,
     aten.special_erf: erf,
     **{
-        getattr(aten, name): partial(unary, name)
+        getattr(aten, name): methodcaller("op", name)
         for name in ("asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh")
     },
     **{
-        getattr(aten, "arc" + name[1:]): partial(unary, name)
+        getattr(aten, "arc" + name[1:]): methodcaller("op", name)
         for name in ("asin", "acos", "asinh", "acosh", "atanh")
     },
 }
@@ -135,7 +134,7 @@ def sign(x: Expr) -> Expr:
         return x
     if _floating(x):  # not the opcode: torch gives 0 for nan
         return (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype)
-    return unary("sign", x) if x.kind == "s" else (x > 0).cast(x.dtype)
+    return x.op("sign") if x.kind == "s" else (x > 0).cast(x.dtype)
 
 
 @pointwise(aten.sgn)
@@ -244,7 +243,7 @@ def rad2deg(x: Expr) -> Expr:
 def atan(x: Expr) -> Expr:
     # -i atanh(i x), by exchanging parts: a product with i loses the signs of zeros
     if is_complex(x):
-        r = unary("atanh", binary("complex", -imag(x), real(x)))
+        r = binary("complex", -imag(x), real(x)).op("atanh")
         return binary("complex", imag(r), -real(r))
     return atan2(x, 1.0)
 

@@ -15,7 +15,6 @@ from torch_hlo.hlo.ir.coefficients import (
     ERFC_Q,
     ERFC_R,
     ERFC_S,
-    ZETA,
 )
 from torch_hlo.hlo.stablehlo import special as chlo
 
@@ -32,7 +31,6 @@ from ..core import (
     log,
     lowers,
     pointwise,
-    polynomial,
     power,
     sin,
     sqrt,
@@ -45,7 +43,7 @@ from .bessel import series
 
 
 def ratio(x: Expr, p: Sequence[float], q: Sequence[float]) -> Expr:
-    return polynomial(x, p) / polynomial(x, q)
+    return x.polynomial(p) / x.polynomial(q)
 
 
 def erfcx_positive(x: Expr) -> Expr:
@@ -53,7 +51,7 @@ def erfcx_positive(x: Expr) -> Expr:
     near = where(x < 8, x, 1)
     far = where(x < 8, 8, x)
     inverse = 1 / far  # R/S in 1/x, so that nothing overflows
-    tail = inverse * polynomial(inverse, ERFC_R[::-1]) / polynomial(inverse, ERFC_S[::-1])
+    tail = inverse * ratio(inverse, ERFC_R[::-1], ERFC_S[::-1])
     return where(x < 8, ratio(near, ERFC_P, ERFC_Q), tail)
 
 
@@ -211,13 +209,7 @@ def zeta(x: Expr, q: Expr) -> Expr:
 
     _, a, b, total = while_loop(lambda x, a, b, total: a <= 9, add_term, (x, a, b, total), 1000)
     total = total + b * a / (x - 1) - 0.5 * b
-    factor = x.like(1)
-    for i, c in enumerate(ZETA):
-        factor *= x + 2 * i
-        b /= a
-        total += where(factor.eq(math.inf) | b.eq(0), 0, factor * b / c)
-        factor *= x + (2 * i + 1)
-        b /= a
+    total = chlo.corrected(total, x, a, b)
     whole = q.eq(floor(q))
     total = where((q <= 0) & whole, math.inf, where((q <= 0) & x.ne(floor(x)), math.nan, total))
     return where(x.eq(1), math.inf, where(x < 1, math.nan, total))
@@ -340,9 +332,8 @@ def sinc(x: Expr) -> Expr:
 @pointwise(aten.special_spherical_bessel_j0)
 def spherical_bessel_j0(x: Expr) -> Expr:
     square = x * x
-    series = polynomial(
-        square,
-        [1 / math.factorial(2 * k + 1) * (-1) ** k for k in range(6, -1, -1)],
+    series = square.polynomial(
+        [1 / math.factorial(2 * k + 1) * (-1) ** k for k in range(6, -1, -1)]
     )
     return where(absolute(x) < 0.5, series, where(absolute(x).eq(math.inf), 0, sin(x) / x))
 
