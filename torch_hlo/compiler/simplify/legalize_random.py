@@ -4,11 +4,12 @@ and Philox-4x32-10, Salmon et al. 2011).
 The state is u64[2] (key, counter) or, for Philox, u64[3] with the upper half of the counter; u32
 states hold the same words, low first."""
 
+from torch_hlo.hlo.evaluate.random_bits import threefry2x32
 from torch_hlo.hlo.ir import Dims, Instruction, Size, build as h, ceildiv, product
 from torch_hlo.hlo.ir.infer import fail
+from torch_hlo.hlo.ir.notation import Terms
 
 Words = list[Instruction]
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
@@ -57,25 +58,6 @@ def _spread(v: Instruction, dims: Dims) -> Instruction:
     return h.broadcast(v, dims, ())
 
 
-def threefry(key: Words, x: Instruction, y: Instruction) -> Words:
-    """20 rounds on the counter words x, y; the key words have their dims."""
-    keys = [*key, h.xor(h.xor(key[0], key[1]), h.full_like(key[0], 0x1BD11BDA))]
-    x, y = h.add(x, keys[0]), h.add(y, keys[1])
-    for i in range(5):
-        for turn in _ROTATIONS[i % 2]:
-            x = h.add(x, y)
-            y = h.xor(
-                h.or_(
-                    h.shift_left(y, h.full_like(y, turn)),
-                    h.shift_right_logical(y, h.full_like(y, 32 - turn)),
-                ),
-                x,
-            )
-        x = h.add(x, keys[(i + 1) % 3])
-        y = h.add(h.add(y, keys[(i + 2) % 3]), h.full_like(y, i + 1))
-    return [x, y]
-
-
 def philox(key: Words, counter: Words) -> Words:
     """10 rounds on four counter words."""
     x = list(counter)
@@ -115,12 +97,10 @@ def _threefry_bits(state: Words, dims: Dims, bits: int) -> tuple[Words, Instruct
         split = next((d for d, n in enumerate(dims) if n % 2 == 0), static.index(max(static)))
         blocks = (*dims[:split], ceildiv(dims[split], 2), *dims[split + 1 :])
     count = product(blocks)
-    low, high = threefry(
-        [_spread(k, (count,)) for k in _halves(key)],
-        *_halves(_counter(start, count)),
-    )
+    keys = [Terms(_spread(k, (count,))) for k in _halves(key)]
+    words = threefry2x32(keys, [*map(Terms, _halves(_counter(start, count)))])
     new = [key, _advanced(start, count, dims)]
-    low, high = h.reshape(low, blocks), h.reshape(high, blocks)
+    low, high = (h.reshape(w.x, blocks) for w in words)
     if bits == 64:
         return new, _joined(low, high)
     if split is None:

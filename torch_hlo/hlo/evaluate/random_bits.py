@@ -2,6 +2,8 @@
 stateless-by-chance `rng`."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from .interpreter import Array, EvaluateError, Value, meaning
 
 U32, U64 = np.uint32, np.uint64
 _LOW = U64(0xFFFFFFFF)
+_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 
 
 def _halves(v: Array) -> tuple[Array, Array]:
@@ -18,18 +21,19 @@ def _halves(v: Array) -> tuple[Array, Array]:
     return (v & _LOW).astype(U32), (v >> U64(32)).astype(U32)
 
 
-def threefry2x32(key: tuple[Array, Array], x0: Array, x1: Array) -> tuple[Array, Array]:
-    """20 rounds of Threefry on counters (x0, x1)."""
-    keys = (key[0], key[1], key[0] ^ key[1] ^ U32(0x1BD11BDA))
-    rotations = ((13, 15, 26, 6), (17, 29, 16, 24))
-    x0, x1 = x0 + keys[0], x1 + keys[1]
-    for i in range(5):
-        for r in rotations[i % 2]:
-            x0 = x0 + x1
-            x1 = ((x1 << U32(r)) | (x1 >> U32(32 - r))) ^ x0
-        x0 = x0 + keys[(i + 1) % 3]
-        x1 = x1 + keys[(i + 2) % 3] + U32(i + 1)
-    return x0, x1
+def threefry2x32(key: Sequence[Any], counter: Sequence[Any], rounds: int = 20) -> tuple[Any, Any]:
+    """Threefry-2x32 of Salmon et al. 2011 on u32: of arrays, or of what has their operators."""
+    keys = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
+    x, y = counter[0] + keys[0], counter[1] + keys[1]
+    for i in range(rounds):
+        x = x + y
+        turn = _ROTATIONS[i % 8]
+        y = (y << turn | y >> 32 - turn) ^ x
+        if i % 4 == 3:
+            round_ = i // 4 + 1
+            x = x + keys[round_ % 3]
+            y = y + (keys[(round_ + 1) % 3] + round_)
+    return x, y
 
 
 def philox4x32(counter: list[Array], key: tuple[Array, Array]) -> list[Array]:
@@ -54,7 +58,7 @@ def _threefry_bits(state: Array, dims: Ints, bits: int) -> tuple[Array, Array]:
         split = next((d for d, n in enumerate(dims) if n % 2 == 0), int(np.argmax(dims)))
         blocks = (*dims[:split], -(-dims[split] // 2), *dims[split + 1 :])
     count = math.prod(blocks)
-    low, high = threefry2x32(_halves(state[0]), *_halves(state[1] + np.arange(count, dtype=U64)))
+    low, high = threefry2x32(_halves(state[:1]), _halves(state[1] + np.arange(count, dtype=U64)))
     state[1] += U64(count)
     low, high = low.reshape(blocks), high.reshape(blocks)
     if bits == 64:

@@ -61,6 +61,13 @@ class Terms:
     def __xor__(self, other: Any) -> Self:
         return self.binary("xor", other)
 
+    def __lshift__(self, other: Any) -> Self:
+        return self.binary("shift-left", other)
+
+    def __rshift__(self, other: Any) -> Self:
+        """Zeros come in."""
+        return self.binary("shift-right-logical", other)
+
     def __invert__(self) -> Self:
         return self.op("not")
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import wraps
 
-from ..ir import DTYPES, Instruction, ShapeError, build as b, instr
+from ..ir import DTYPES, Instruction, ShapeError, build as b
 from ..ir.coefficients import DIGAMMA, LANCZOS, ZETA
 from ..ir.notation import Terms as E
 
@@ -190,28 +190,16 @@ def mulhi(x: Instruction, y: Instruction) -> Instruction:
     dtype, bits = x.dtype, DTYPES[x.dtype].bits
     if x.kind not in "su":
         raise ShapeError(f"mulhi: takes integers, not {x.shape}")
+    wide = f"{x.kind}{2 * bits}" if bits < 64 else "u64"
+    u, v = (E(b.convert(w, wide)) for w in (x, y))
     if bits < 64:
-        wide = f"{x.kind}{2 * bits}"
-        product = b.multiply(b.convert(x, wide), b.convert(y, wide))
-        return b.convert(instr("shift-right-logical", (product, b.full_like(product, bits))), dtype)
-    half = b.full_like(b.convert(x, "u64"), 32)
-    mask = b.full_like(b.convert(x, "u64"), 0xFFFFFFFF)
-    u, v = b.convert(x, "u64"), b.convert(y, "u64")
-    (u0, u1), (v0, v1) = (
-        (b.and_(w, mask), instr("shift-right-logical", (w, half))) for w in (u, v)
-    )
-    low = instr("shift-right-logical", (b.multiply(u0, v0), half))
-    first = b.add(b.multiply(u1, v0), low)
-    second = b.add(b.multiply(u0, v1), b.and_(first, mask))
-    high = b.add(
-        b.multiply(u1, v1),
-        b.add(*(instr("shift-right-logical", (w, half)) for w in (first, second))),
-    )
+        return b.convert((u * v >> bits).x, dtype)
+    mask = 0xFFFFFFFF
+    (u0, u1), (v0, v1) = ((w & mask, w >> 32) for w in (u, v))
+    first = u1 * v0 + (u0 * v0 >> 32)
+    second = u0 * v1 + (first & mask)
+    high = u1 * v1 + (first >> 32) + (second >> 32)
     if x.kind == "s":  # as unsigned numbers, negative ones are 2^64 too large
-        zero = b.full_like(x, 0)
         for a, other in ((x, v), (y, u)):
-            high = b.subtract(
-                high,
-                b.select(b.compare(a, zero, "LT"), other, b.full_like(other, 0)),
-            )
-    return b.convert(high, dtype)
+            high = high - other.where(E(a) < 0, 0)
+    return b.convert(high.x, dtype)

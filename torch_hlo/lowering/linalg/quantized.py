@@ -13,7 +13,7 @@ from torch_hlo.hlo.ir import build, round_up
 from torch_hlo.hlo.ir.instruction import Instruction
 
 from ..core import aten, finish, named_call, promote
-from ..core.expr import Expr, binary
+from ..core.expr import Expr
 from ..core.promote import reshape
 from ..core.registry import expected, guard, lowers
 from ..core.shaping import (
@@ -221,10 +221,7 @@ def _of_groups(
     n = scales.shape.dims[1]
     code = Expr(reshape(w, (blocks, groups, k // groups, half))).cast("s32")
     rows = reshape(x, (m, groups, k // groups))
-    halves = [
-        dot(rows, q.cast("f32").x, (2,), (2,), (1,), (1,)).x
-        for q in (code & 15, binary("shift-right-logical", code, 4))
-    ]
+    halves = [dot(rows, q.cast("f32").x, (2,), (2,), (1,), (1,)).x for q in (code & 15, code >> 4)]
     found = Expr(reshape(_paired(halves, apart), (groups, m, n)))
     scale, zero = (Expr(select_dim(scales, 2, i)).cast("f32") for i in range(2))
     scale, zero, whole = (

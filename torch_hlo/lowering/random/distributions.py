@@ -213,7 +213,7 @@ def randint(
 
 def _wide_words(dims: Dims, key: Key) -> Expr:
     a, b = random_words(dims, key)
-    return binary("shift-left", a.cast("u64"), 32) | b.cast("u64")
+    return (a.cast("u64") << 32) | b.cast("u64")
 
 
 def _integers(

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from torch_hlo.hlo.evaluate.evaluate import evaluate
+from torch_hlo.hlo.evaluate.random_bits import threefry2x32
 from torch_hlo.hlo.ir import Computation, Instruction, Shape, Size, instr
 
 from ..core import (
@@ -18,7 +19,6 @@ from ..core import (
     LoweringError,
     Operand,
     Weak,
-    binary,
     cos,
     log,
     promote,
@@ -27,33 +27,12 @@ from ..core import (
 )
 
 ROUNDS = 13
-_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 DIGITS = {
     "f64": 53,
     "f32": 24,
     "f16": 11,
     "bf16": 8,
 }  # significant bits of a uniform number
-
-
-def threefry(
-    key: tuple[Expr, Expr],
-    counter: tuple[Expr, Expr],
-    rounds: int = ROUNDS,
-) -> tuple[Expr, Expr]:
-    """Threefry-2x32 of Salmon et al. 2011, on u32."""
-    keys = (*key, key[0] ^ key[1] ^ 0x1BD11BDA)
-    x = counter[0] + keys[0]
-    y = counter[1] + keys[1]
-    for i in range(rounds):
-        x += y
-        turn = _ROTATIONS[i % 8]
-        y = (binary("shift-left", y, turn) | binary("shift-right-logical", y, 32 - turn)) ^ x
-        if i % 4 == 3:
-            round_ = i // 4 + 1
-            x += keys[round_ % 3]
-            y += keys[(round_ + 1) % 3] + round_
-    return x, y
 
 
 Key = tuple[Operand | None, Operand | None]  # seed and offset of a draw
@@ -82,7 +61,7 @@ def turn_seeds(
     """Seeds (s64) for the turns with these numbers of a loop that has drawn (seed, offset)."""
     assert seed is not None and offset is not None
     high, low = _words(Expr(turns).cast("u32"), seed, offset, stream)
-    return (binary("shift-left", high.cast("u64"), 32) | low.cast("u64")).cast("s64").x
+    return ((high.cast("u64") << 32) | low.cast("u64")).cast("s64").x
 
 
 def turn_seed(seed: int, offset: int, turn: int, stream: int = 0) -> int:
@@ -104,22 +83,22 @@ def _words(index: Expr, seed: Operand, offset: Operand, stream: int) -> tuple[Ex
         return v.cast("u32")
 
     def high(v: Expr) -> Expr:
-        return binary("shift-right-logical", v, 32).cast("u32")
+        return (v >> 32).cast("u32")
 
     key = (
         index.like(low(seed)),
         index.like(high(seed) ^ high(offset) ^ (0x9E3779B9 * stream & 0xFFFFFFFF)),
     )
-    return threefry(key, (index, index.like(low(offset))))
+    return threefry2x32(key, (index, index.like(low(offset))), ROUNDS)
 
 
 def uniform_bits(words: tuple[Expr, Expr], dtype: str) -> Expr:
     """[0, 1) in f32 or f64, with as many random digits as `dtype` has."""
     digits = DIGITS[dtype]
     if dtype == "f64":
-        wide = binary("shift-left", words[0].cast("u64"), 32) | words[1].cast("u64")
-        return binary("shift-right-logical", wide, 64 - digits).cast("f64") * 2.0**-digits
-    return binary("shift-right-logical", words[0], 32 - digits).cast("f32") * 2.0**-digits
+        wide = (words[0].cast("u64") << 32) | words[1].cast("u64")
+        return (wide >> 64 - digits).cast("f64") * 2.0**-digits
+    return (words[0] >> 32 - digits).cast("f32") * 2.0**-digits
 
 
 def uniform(
