@@ -24,6 +24,7 @@ from torch_hlo.hlo.ir import (
     var,
 )
 from torch_hlo.hlo.ir.infer import fail
+from torch_hlo.hlo.ir.notation import Terms
 from torch_hlo.hlo.ir.numeric import SMALL_FLOATS
 
 from ..hlo_pass import hlo_pass
@@ -187,14 +188,12 @@ def bitcast_convert(out: Instruction) -> Instruction | None:
     if have != want:
         word, dims = f"u{max(have, want, 8)}", (x if have < want else out).dims
         last = len(dims) - 1
-        mask = h.full((1 << few) - 1, word, dims)
-        places = h.multiply(h.iota(word, dims, last), h.full_like(mask, few))
+        places = Terms(h.iota(word, dims, last)) * few
         bits = h.convert(bits, word)
         if have < want:
-            bits = h.reduce(h.shift_left(bits, places), h.constant(0, word), (last,), "add")
+            bits = h.reduce((Terms(bits) << places).x, h.constant(0, word), (last,), "add")
         else:
-            bits = h.broadcast(bits, dims, range(x.rank))
-            bits = h.and_(h.shift_right_logical(bits, places), mask)
+            bits = (Terms(h.broadcast(bits, dims, range(x.rank))) >> places & (1 << few) - 1).x
         bits = h.convert(bits, f"u{want}")
     return _cast(bits, out.dtype)
 
@@ -216,17 +215,13 @@ def stochastic_convert(out: Instruction) -> Instruction:
             x,
             random,
         )
-    (wide,) = _wide(x)
-    magnitude = h.abs_(wide)
-    whole = h.floor(magnitude)
-    scaled = h.multiply(
-        h.subtract(magnitude, whole),
-        h.full_like(wide, 2.0**random.bits),
-    )
-    up = h.compare(random, h.convert(scaled, random.dtype), "LT")
-    rounded = h.select(up, h.add(whole, h.full_like(whole, 1)), whole)
-    negative = h.compare(wide, h.full_like(wide, 0), "LT")
-    return h.convert(h.select(negative, h.negate(rounded), rounded), out.dtype)
+    wide = Terms(*_wide(x))
+    magnitude = wide.op("abs")
+    whole = magnitude.op("floor")
+    scaled = (magnitude - whole) * 2.0 ** random.bits
+    up = Terms(h.compare(random, h.convert(scaled.x, random.dtype), "LT"))
+    rounded = (whole + 1).where(up, whole)
+    return h.convert((-rounded).where(wide < 0, rounded).x, out.dtype)
 
 
 def _per_channel(out: Instruction) -> list[Instruction]:

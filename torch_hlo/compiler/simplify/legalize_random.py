@@ -4,14 +4,12 @@ and Philox-4x32-10, Salmon et al. 2011).
 The state is u64[2] (key, counter) or, for Philox, u64[3] with the upper half of the counter; u32
 states hold the same words, low first."""
 
-from torch_hlo.hlo.evaluate.random_bits import threefry2x32
+from torch_hlo.hlo.evaluate.random_bits import philox4x32, threefry2x32
 from torch_hlo.hlo.ir import Dims, Instruction, Size, build as h, ceildiv, product
 from torch_hlo.hlo.ir.infer import fail
 from torch_hlo.hlo.ir.notation import Terms
 
 Words = list[Instruction]
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 
 def rng_bit_generator(out: Instruction) -> Instruction:
@@ -58,23 +56,9 @@ def _spread(v: Instruction, dims: Dims) -> Instruction:
     return h.broadcast(v, dims, ())
 
 
-def philox(key: Words, counter: Words) -> Words:
-    """10 rounds on four counter words."""
-    x = list(counter)
-    keys = list(key)
-    for _ in range(10):
-        (low0, high0), (low1, high1) = (
-            _halves(h.multiply(h.convert(v, "u64"), h.full(m, "u64", v.dims)))
-            for v, m in zip(x[::2], _MULTIPLIERS)
-        )
-        x = [
-            h.xor(h.xor(high1, x[1]), keys[0]),
-            low1,
-            h.xor(h.xor(high0, x[3]), keys[1]),
-            low0,
-        ]
-        keys = [h.add(k, h.full_like(k, step)) for k, step in zip(keys, _KEY_STEPS)]
-    return x
+def _multiplied(x: Terms, number: int) -> list[Terms]:
+    wide = Terms(h.convert(x.x, "u64"))
+    return [*map(Terms, _halves((wide * number).x))]
 
 
 def _counter(start: Instruction, count: Size) -> Instruction:
@@ -121,10 +105,9 @@ def _philox_bits(state: Words, dims: Dims, bits: int) -> tuple[Words, Instructio
     counter = _counter(start, blocks)
     upper = _spread(state[2] if len(state) > 2 else key, (blocks,))
     carried = h.add(upper, h.convert(h.compare(counter, _spread(start, (blocks,)), "LT"), "u64"))
-    words = philox(
-        [_spread(k, (blocks,)) for k in _halves(key)],
-        [*_halves(counter), *_halves(carried)],
-    )
+    keys = [Terms(_spread(k, (blocks,))) for k in _halves(key)]
+    numbers = [*map(Terms, (*_halves(counter), *_halves(carried)))]
+    words = [w.x for w in philox4x32(numbers, keys, _multiplied)]
     after = _advanced(start, blocks, dims)
     new = [key, after]
     if len(state) > 2:

@@ -2,7 +2,7 @@
 stateless-by-chance `rng`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from ..ir import Instruction, Ints
 from .elementwise import reinterpret
 from .interpreter import Array, EvaluateError, Value, meaning
 
+Product = Callable[[Any, int], Sequence[Any]]
 U32, U64 = np.uint32, np.uint64
 _LOW = U64(0xFFFFFFFF)
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
@@ -36,16 +37,19 @@ def threefry2x32(key: Sequence[Any], counter: Sequence[Any], rounds: int = 20) -
     return x, y
 
 
-def philox4x32(counter: list[Array], key: tuple[Array, Array]) -> list[Array]:
-    """10 rounds of Philox on four counter words."""
-    k0, k1 = key
-    x = list(counter)
+def philox4x32(counter: Sequence[Any], key: Sequence[Any], multiplied: Product) -> list[Any]:
+    """10 rounds of Philox on four counter words; `multiplied` gives the words of a product."""
+    x, keys = list(counter), list(key)
     for _ in range(10):
-        low0, high0 = _halves(x[0].astype(U64) * U64(0xD2511F53))
-        low1, high1 = _halves(x[2].astype(U64) * U64(0xCD9E8D57))
-        x = [high1 ^ x[1] ^ k0, low1, high0 ^ x[3] ^ k1, low0]
-        k0, k1 = k0 + U32(0x9E3779B9), k1 + U32(0xBB67AE85)
+        low0, high0 = multiplied(x[0], 0xD2511F53)
+        low1, high1 = multiplied(x[2], 0xCD9E8D57)
+        x = [high1 ^ x[1] ^ keys[0], low1, high0 ^ x[3] ^ keys[1], low0]
+        keys = [k + step for k, step in zip(keys, (0x9E3779B9, 0xBB67AE85), strict=True)]
     return x
+
+
+def _multiplied(x: Array, number: int) -> tuple[Array, Array]:
+    return _halves(x.astype(U64) * U64(number))
 
 
 def _threefry_bits(state: Array, dims: Ints, bits: int) -> tuple[Array, Array]:
@@ -79,7 +83,7 @@ def _philox_bits(state: Array, dims: Ints, bits: int) -> tuple[Array, Array]:
     # a short state's upper half is the key
     upper = (state[2] if len(state) > 2 else state[0]) + (counter < state[1]).astype(U64)
     words = np.stack(
-        philox4x32([*_halves(counter), *_halves(upper)], _halves(state[0])), -1
+        philox4x32([*_halves(counter), *_halves(upper)], _halves(state[:1]), _multiplied), -1
     ).ravel()
     after = state[1] + U64(blocks)
     if len(state) > 2:

@@ -8,6 +8,7 @@ Nothing here promotes: see promote.py."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias, TypeGuard
 
 from torch_hlo.hlo.ir import Dim, Dims, Instruction, Size, build, instr
@@ -116,21 +117,10 @@ def where(condition: Expr, a: Term, b: Term) -> Expr:
     )
 
 
-def maximum(a: Term, b: Term) -> Expr:
-    """nan if either is nan."""
-    return binary("maximum", a, b)
-
-
-def minimum(a: Term, b: Term) -> Expr:
-    return binary("minimum", a, b)
-
-
-def power(a: Term, b: Term) -> Expr:
-    return binary("power", a, b)
-
-
-def atan2(a: Term, b: Term) -> Expr:
-    return binary("atan2", a, b)
+maximum = partial(binary, "maximum")  # nan if either is nan
+minimum = partial(binary, "minimum")
+power = partial(binary, "power")
+atan2 = partial(binary, "atan2")
 
 
 def _named(op: str) -> Callable[[Expr], Expr]:
