@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -102,16 +103,15 @@ def _lowerings() -> None:
             return platforms
         return tuple((*some, PLATFORM) if "cpu" in some else some for some in platforms)
 
-    def index(ctx: Any, platforms: Any) -> Any:
-        return conditionals._platform_index_lowering(ctx, platforms=named(platforms))
+    def lowered(rule: Callable[..., Any], ctx: Any, *args: Any, **options: Any) -> Any:
+        both = options.keys() & {"platforms", "branches_platforms"}
+        return rule(ctx, *args, **options | {key: named(options[key]) for key in both})
 
-    def cond(ctx: Any, *args: Any, branches_platforms: Any = None, **options: Any) -> Any:
-        if branches_platforms is not None:
-            options["branches_platforms"] = named(branches_platforms)
-        return conditionals._cond_lowering(ctx, *args, **options)
-
-    mlir.register_lowering(conditionals.platform_index_p, index)
-    mlir.register_lowering(conditionals.cond_p, cond)
+    for primitive, rule in (
+        (conditionals.platform_index_p, conditionals._platform_index_lowering),
+        (conditionals.cond_p, conditionals._cond_lowering),
+    ):
+        mlir.register_lowering(primitive, partial(lowered, rule))
 
 
 def _inspection() -> None:

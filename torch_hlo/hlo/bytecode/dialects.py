@@ -156,11 +156,34 @@ def _none(t: Tables, at: Cursor) -> None:
 
 _TOKEN = Type(Shape("token"))
 VHLO_ELEMENTS = {
-    0: "i1", 2: "bf16", 3: "f16", 4: "f32", 5: "f64", 6: "f8E4M3FN", 7: "f8E5M2", 9: "index",
-    10: "i4", 11: "i8", 12: "i16", 13: "i32", 14: "i64", 15: "ui4", 16: "ui8", 17: "ui16",
-    18: "ui32", 19: "ui64", 27: "f8E4M3FNUZ", 28: "f8E5M2FNUZ", 29: "f8E4M3B11FNUZ", 31: "i2",
-    32: "ui2", 35: "f8E4M3", 36: "f8E3M4", 37: "f4E2M1FN", 40: "f8E8M0FNU",
-}  # fmt: skip
+    0: "i1",
+    2: "bf16",
+    3: "f16",
+    4: "f32",
+    5: "f64",
+    6: "f8E4M3FN",
+    7: "f8E5M2",
+    9: "index",
+    10: "i4",
+    11: "i8",
+    12: "i16",
+    13: "i32",
+    14: "i64",
+    15: "ui4",
+    16: "ui8",
+    17: "ui16",
+    18: "ui32",
+    19: "ui64",
+    27: "f8E4M3FNUZ",
+    28: "f8E5M2FNUZ",
+    29: "f8E4M3B11FNUZ",
+    31: "i2",
+    32: "ui2",
+    35: "f8E4M3",
+    36: "f8E3M4",
+    37: "f4E2M1FN",
+    40: "f8E8M0FNU",
+}
 _BUILTIN_ELEMENTS = {1: "index", 3: "bf16", 4: "f16", 5: "f32", 6: "f64"}
 TYPES: dict[str, dict[int, Read]] = {
     "vhlo": {

@@ -25,10 +25,22 @@ _UNKNOWN_LOCATION = b"\x1f"
 _ELEMENTS = {name: code for code, name in VHLO_ELEMENTS.items()}
 # The minor version of StableHLO that introduced something; all else is in 1.0.
 SINCE = {
-    "s2": 2, "u2": 2, "f8e4m3": 7, "f8e3m4": 7, "f4e2m1fn": 8, "f8e8m0fnu": 8, "chlo": 11,
-    "sdy": 11, "tan": 4, "gather_v2": 1, "dynamic_gather_v2": 1, "scatter_v2": 1,
-    "all_gather_v2": 5, "all_reduce_v2": 5, "all_to_all_v2": 5,
-}  # fmt: skip
+    "s2": 2,
+    "u2": 2,
+    "f8e4m3": 7,
+    "f8e3m4": 7,
+    "f4e2m1fn": 8,
+    "f8e8m0fnu": 8,
+    "chlo": 11,
+    "sdy": 11,
+    "tan": 4,
+    "gather_v2": 1,
+    "dynamic_gather_v2": 1,
+    "scatter_v2": 1,
+    "all_gather_v2": 5,
+    "all_reduce_v2": 5,
+    "all_to_all_v2": 5,
+}
 _I32 = ("exponent_bits", "mantissa_bits", "mhlo.num_partitions", "tf.aliasing_output")
 _ARRAYS = (
     "arg_attrs", "called_computations", "operand_layouts", "output_operand_aliases",

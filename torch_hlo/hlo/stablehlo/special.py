@@ -19,7 +19,7 @@ def _floats(fn: Callable[..., E]) -> Callable[..., Instruction]:
     def of_instructions(*xs: Instruction) -> Instruction:
         dtype = xs[0].dtype
         if xs[0].kind != "f":
-            raise ShapeError(f"{fn.__name__}: takes floats, not {xs[0].shape}")
+            raise ShapeError(f"{fn.__name__.strip('_')}: takes floats, not {xs[0].shape}")
         wide = dtype if DTYPES[dtype].bits >= 32 else "f32"
         return b.convert(fn(*(E(b.convert(x, wide)) for x in xs)).x, dtype)
 
@@ -62,26 +62,30 @@ def _digamma(x: E) -> E:
 
 
 digamma = _floats(_digamma)
-digamma.__name__ = "digamma"
 
 
 def _zeta(x: E, q: E) -> E:
     """Hurwitz zeta by Euler and Maclaurin, for q > 0."""
-    a, power = q, q.binary("power", -x)
-    total = power
-    for _ in range(9):
-        a = a + 1
-        power = a.binary("power", -x)
-        total = total + power
-    total = total + power * a / (x - 1) - 0.5 * power
-    total = corrected(total, x, a, power)
+    total = corrected(x, *powers(x, q))
     whole = q.eq(q.op("floor"))
     total = total.where(q > 0, x.filled(math.inf).where(whole, math.nan))
     return x.filled(math.inf).where(x.eq(1), x.filled(math.nan).where(x < 1, total))
 
 
-def corrected(total: E, x: E, a: E, power: E) -> E:
-    """With the derivatives of Euler's and Maclaurin's formula at the end of a sum of a^-x."""
+def powers(x: E, q: E) -> tuple[E, E, E]:
+    """a = q + 9, a^-x, and the sum of such powers from q on."""
+    a = q
+    total = power = q.binary("power", -x)
+    for _ in range(9):
+        a = a + 1
+        power = a.binary("power", -x)
+        total = total + power
+    return a, power, total
+
+
+def corrected(x: E, a: E, power: E, total: E) -> E:
+    """With what Euler and Maclaurin add at the end of a sum."""
+    total = total + power * a / (x - 1) - 0.5 * power
     factor = x.filled(1)
     for i, c in enumerate(ZETA):
         factor = factor * (x + 2 * i)
@@ -94,7 +98,6 @@ def corrected(total: E, x: E, a: E, power: E) -> E:
 
 
 zeta = _floats(_zeta)
-zeta.__name__ = "zeta"
 
 
 @_floats

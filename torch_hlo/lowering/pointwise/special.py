@@ -190,12 +190,7 @@ def digamma(x: Expr) -> Expr:
 @pointwise(aten.special_zeta, arity=2)
 def zeta(x: Expr, q: Expr) -> Expr:
     """Hurwitz zeta by Euler and Maclaurin."""
-    a, b = q, power(q, -x)
-    total = b
-    for _ in range(9):
-        a += 1
-        b = power(a, -x)
-        total += b
+    a, b, total = chlo.powers(x, q)
 
     def add_term(
         x: Expr,
@@ -208,8 +203,7 @@ def zeta(x: Expr, q: Expr) -> Expr:
         return x, where(more, a + 1, a), b, where(more, total + b, total)
 
     _, a, b, total = while_loop(lambda x, a, b, total: a <= 9, add_term, (x, a, b, total), 1000)
-    total = total + b * a / (x - 1) - 0.5 * b
-    total = chlo.corrected(total, x, a, b)
+    total = chlo.corrected(x, a, b, total)
     whole = q.eq(floor(q))
     total = where((q <= 0) & whole, math.inf, where((q <= 0) & x.ne(floor(x)), math.nan, total))
     return where(x.eq(1), math.inf, where(x < 1, math.nan, total))
