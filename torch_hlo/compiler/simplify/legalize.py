@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch_hlo.hlo.ir import (
+    DTYPES,
     Instruction,
     Module,
     Shape,
@@ -180,7 +181,7 @@ def bitcast_convert(out: Instruction) -> Instruction | None:
     """Values narrower than a byte are stored one per byte: wider ones are put together, or cut, in
     integers."""
     x = out.operand
-    have, want = (DTYPES[v.dtype].bits for v in (x, out))
+    have, want = (v.bits for v in (x, out))
     few = min(have, want)
     if few >= 8 or have == want and "s" not in (x.kind, out.kind):
         return None
@@ -218,7 +219,7 @@ def stochastic_convert(out: Instruction) -> Instruction:
     wide = Terms(*_wide(x))
     magnitude = wide.op("abs")
     whole = magnitude.op("floor")
-    scaled = (magnitude - whole) * 2.0 ** random.bits
+    scaled = (magnitude - whole) * 2.0**random.bits
     up = Terms(h.compare(random, h.convert(scaled.x, random.dtype), "LT"))
     rounded = (whole + 1).where(up, whole)
     return h.convert((-rounded).where(wide < 0, rounded).x, out.dtype)
