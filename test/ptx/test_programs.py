@@ -237,3 +237,21 @@ def test_kernels_that_are_not_launched_are_not_decoded():
         np.testing.assert_array_equal(
             check_gpu.run(module, [np.arange(4, dtype=np.float32)])[0], -np.arange(4)
         )
+
+
+def test_factorizations():
+    """Matrices of six rows: no vector of a thread fits."""
+
+    def gradient(x):
+        square = x @ x.mT + 4 * torch.eye(6, device=x.device)
+        solved = torch.linalg.solve(square, x).sum() + torch.linalg.inv(square).sum()
+        return solved + torch.linalg.cholesky(square).sum() + torch.linalg.qr(x)[1].abs().sum()
+
+    torch.manual_seed(0)
+    found = []
+    with config.override(DEVICE="test.ptx.driver:sm_90a", CACHE=""):
+        for device in ("cpu", "hlo"):
+            torch.manual_seed(0)
+            x = torch.randn(2, 6, 6).to(device).requires_grad_()
+            found.append(torch.autograd.grad(gradient(x), x)[0].cpu())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)

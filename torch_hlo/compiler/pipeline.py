@@ -113,7 +113,6 @@ def gpu_pipeline(target: Target) -> Pipeline:
     return Pipeline(
         rewrites=(
             attention_on_grid,  # calls that say they are attention -> one kernel each
-            linalg,  # the same for factorizations
             legalize,  # composite opcodes -> primitive ones
             window_gradient,  # gradients of pooling -> windows
             for_matrix_units(target.matrix_types),  # channels where matrix units want them

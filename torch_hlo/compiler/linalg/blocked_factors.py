@@ -52,8 +52,10 @@ class Kernel:
         self.f = f
         self.dtype = dtype
         self.kind = KINDS[dtype]
-        self.lanes = f.program.target.lanes(BITS[KINDS[dtype]])
-        self.vector = f"<{self.lanes} x {self.kind}>"
+        target = f.program.target
+        # a thread of a GPU has one element: its vectors have no masks
+        self.lanes = target.lanes(BITS[self.kind]) if target.computes_in_vectors else 1
+        self.vector = f.typed(self.kind, self.lanes).type
         self.t = f.typed(self.kind)
         # sums of two vectors per row in registers; a block is a number of such rows
         self.tile_rows = 8 if f.program.target.vector_bytes == 64 else 4
@@ -64,11 +66,15 @@ class Kernel:
     def put(self, value: str, m: Matrix, i: Int, j: Int) -> None:
         store(self.f, self.dtype, value, m.pointer, m.at(self.f, i, j))
 
+    def mask(self, first: Int, count: Int) -> str | None:
+        """Lanes of the vector from `first` on that are below `count`, where not all are."""
+        return self.f.lane_mask(self.lanes, first, count) if self.lanes > 1 else None
+
     @contextmanager
-    def strips(self, columns: Int) -> Iterator[tuple[str, ...]]:
+    def strips(self, columns: Int) -> Iterator[tuple[str, str | None]]:
         """(first column, mask) of vectors that cover the columns."""
         with self.f.loop(0, columns, self.lanes) as c:
-            yield c, self.f.lane_mask(self.lanes, c, columns)
+            yield c, self.mask(c, columns)
 
     def map_rows(self, fn: Callable[..., list[str]], columns: Int, *rows: Matrix) -> None:
         """Rows := fn(vectors of them), a list with a vector per row that is written, first rows
@@ -116,7 +122,7 @@ class Kernel:
         ]
 
     def _masks(self, width: int, j: Int, columns: Int) -> list[Any]:
-        return [None] * width if width > 1 else [self.f.lane_mask(self.lanes, j, columns)]
+        return [None] * width if width > 1 else [self.mask(j, columns)]
 
     def _numbers(self, first: Int, last: Int, step: int = 1) -> list[Int]:
         """`tile_rows` rows from `first` on, or as many as there are up to `last` rows further,
@@ -302,7 +308,7 @@ class Kernel:
                 [f.add(b, f.min(r, f.sub(f.sub(n, b), 1))) for r in range(width)]
                 for b in (first, other)
             )
-            masks = [f.lane_mask(width, b, n) for b in (other, first)]
+            masks = [self.mask(b, n) for b in (other, first)]
             block = []
             for r in rows:
                 at = source.at(f, r, other)
