@@ -299,12 +299,12 @@ def test_captured_training_is_a_graph(stub, monkeypatch):
             return loss.detach()
 
         run = step if device == "hlo" else step.__wrapped__
-        return [run(torch.randn(4, 8).to(device)).item() for _ in range(12)]
+        return [run(torch.randn(4, 8).to(device)).item() for _ in range(9)]
 
     with config.override(DEVICE="cuda"):
         found = losses("hlo")
     np.testing.assert_allclose(found, losses("cpu"), rtol=1e-4)
-    assert stub.calls.count("cuGraphLaunch") >= 5 and not stub.problems
+    assert stub.calls.count("cuGraphLaunch") >= 3 and not stub.problems
 
 
 BRANCHES = """HloModule b

@@ -110,6 +110,7 @@ class RunInPlace(Run):
         job.before = [buffer.job for buffer in outputs]
 
     def undo(self, replaced: dict[int, Out | Array]) -> None:
+        """What was to be overwritten is as it was; the other results have no values."""
         for owner in self.new:
             s = owner()
             if s is not None and getattr(getattr(s.value, "data", None), "job", None) is self.job:
@@ -266,6 +267,7 @@ class InPlace:
     def _may_overwrite(
         self, leaves: Sequence[Array], memories: Sequence[Memory], storages: Sequence[Storage]
     ) -> bool:
+        """Whether these storages alone have what is overwritten, and nobody reads it."""
         for i, position in self._updates:
             leaf = leaves[i]
             if (
@@ -306,12 +308,6 @@ class InPlace:
             if not same or array.bounds is not None or len(positions) > 1:
                 results.append((array, outputs[o], positions))
         results += [(leaves[i], inputs[i], positions) for i, positions in self._copies]
-        # those that replace no array: of another, `launch` knows how to give it back
-        new = [
-            ref(storages[at[0]]) for array, _, at in results if array.data is None and len(at) == 1
-        ]
-        if not streams and len(new) < len(results):
-            return False
         job = Job(compiled.name, compiled.program, inputs, outputs)
         run = None
         if (numbers, streams) != self._numbers[0]:
@@ -320,6 +316,10 @@ class InPlace:
         if streams:
             executor.prepare(job, *compiled.program.prepare(inputs, self._numbers[1], outputs))
         else:
+            # those that replace no array: of another, `launch` knows how to give it back
+            new = [ref(storages[at[0]]) for x, _, at in results if x.data is None and len(at) == 1]
+            if len(new) < len(results):
+                return False
             inputs += self._numbers[1]
             run = RunInPlace(job, outputs, new)
 
