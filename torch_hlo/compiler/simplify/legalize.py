@@ -38,76 +38,74 @@ _INTEGER = {8: "s8", 16: "s16", 32: "s32", 64: "s64"}
 # Batch normalisation, computed in f32 for narrower types
 
 
-def _along(v: Instruction, like: Instruction, axis: int) -> Instruction:
-    return h.broadcast(v, like.dims, (axis,))
+def _along(v: Terms, like: Terms, axis: int) -> Terms:
+    return Terms(h.broadcast(v.x, like.x.dims, (axis,)))
 
 
-def _mean(x: Instruction, axis: int) -> Instruction:
-    """Mean over every dimension but `axis`."""
-    others = [d for d in range(x.rank) if d != axis]
-    total = h.reduce(x, h.constant(0, x.dtype), others, "add")
-    return h.divide(total, _count(x, others, total))
+def _total(x: Terms, axis: int) -> Terms:
+    """The sum over every dimension but `axis`."""
+    others = [d for d in range(x.x.rank) if d != axis]
+    return Terms(h.reduce(x.x, h.constant(0, x.x.dtype), others, "add"))
 
 
-def _count(x: Instruction, dims: list[int], like: Instruction) -> Instruction:
-    """The number of elements in `dims`, symbolic or not, with the shape and type of `like`."""
+def _mean(x: Terms, axis: int) -> Terms:
+    total = _total(x, axis)
+    return total / _count(x.x, axis, total)
+
+
+def _count(x: Instruction, axis: int, like: Terms) -> Terms:
+    """The number of elements beside `axis`, symbolic or not, with the shape and type of `like`."""
+    dims = [d for d in range(x.rank) if d != axis]
     known = product(x.dims[d] for d in dims)
     if isinstance(known, int):
-        return h.full_like(like, known)
-    count = h.constant(1.0, like.dtype)
+        return like.filled(known)
+    count = h.constant(1.0, like.x.dtype)
     for d in dims:
-        count = h.multiply(count, h.convert(h.get_dimension_size(x, d), like.dtype))
-    return h.broadcast(count, like.dims, ())
+        count = h.multiply(count, h.convert(h.get_dimension_size(x, d), count.dtype))
+    return Terms(h.broadcast(count, like.x.dims, ()))
 
 
-def _wide(*xs: Instruction) -> list[Instruction]:
-    return [h.convert(x, ACCUMULATOR.get(x.dtype, x.dtype)) for x in xs]
+def _wide(*xs: Instruction) -> list[Terms]:
+    return [Terms(h.convert(x, ACCUMULATOR.get(x.dtype, x.dtype))) for x in xs]
 
 
-def _deviation(variance: Instruction, epsilon: float) -> Instruction:
-    return h.sqrt(h.add(variance, h.full_like(variance, epsilon)))
+def _deviation(variance: Terms, out: Instruction) -> Terms:
+    return variance.binary("add", out["epsilon"]).op("sqrt")
 
 
 def batch_norm_inference(out: Instruction) -> Instruction:
     axis = out["feature_index"]
     x, scale, offset, mean, variance = _wide(*out.operands)
-    factor = h.divide(scale, _deviation(variance, out["epsilon"]))
-    y = h.add(
-        h.multiply(h.subtract(x, _along(mean, x, axis)), _along(factor, x, axis)),
-        _along(offset, x, axis),
-    )
-    return h.convert(y, out.dtype)
+    factor = scale / _deviation(variance, out)
+    y = (x - _along(mean, x, axis)) * _along(factor, x, axis) + _along(offset, x, axis)
+    return h.convert(y.x, out.dtype)
 
 
 def batch_norm_training(out: Instruction) -> Instruction:
     axis = out["feature_index"]
     x, scale, offset = _wide(*out.operands)
     mean = _mean(x, axis)
-    centred = h.subtract(x, _along(mean, x, axis))
-    variance = _mean(h.multiply(centred, centred), axis)
-    factor = h.divide(scale, _deviation(variance, out["epsilon"]))
-    y = h.add(h.multiply(centred, _along(factor, x, axis)), _along(offset, x, axis))
+    centred = x - _along(mean, x, axis)
+    variance = _mean(centred * centred, axis)
+    factor = scale / _deviation(variance, out)
+    y = centred * _along(factor, x, axis) + _along(offset, x, axis)
     return _tuple_like(out, y, mean, variance)
 
 
 def batch_norm_grad(out: Instruction) -> Instruction:
     axis = out["feature_index"]
     x, scale, mean, variance, grad = _wide(*out.operands)
-    others = [d for d in range(x.rank) if d != axis]
-    zero = h.constant(0, x.dtype)
-    inverse = h.divide(h.full_like(variance, 1), _deviation(variance, out["epsilon"]))
-    centred = h.multiply(h.subtract(x, _along(mean, x, axis)), _along(inverse, x, axis))
-    grad_offset = h.reduce(grad, zero, others, "add")
-    grad_scale = h.reduce(h.multiply(grad, centred), zero, others, "add")
-    count = _count(x, others, grad_offset)
-    inner = h.subtract(grad, _along(h.divide(grad_offset, count), x, axis))
-    inner = h.subtract(inner, h.multiply(centred, _along(h.divide(grad_scale, count), x, axis)))
-    grad_x = h.multiply(inner, _along(h.multiply(scale, inverse), x, axis))
-    return _tuple_like(out, grad_x, grad_scale, grad_offset)
+    inverse = 1 / _deviation(variance, out)
+    centred = (x - _along(mean, x, axis)) * _along(inverse, x, axis)
+    grad_offset, grad_scale = _total(grad, axis), _total(grad * centred, axis)
+    count = _count(x.x, axis, grad_offset)
+    inner = grad - _along(grad_offset / count, x, axis)
+    inner = inner - centred * _along(grad_scale / count, x, axis)
+    return _tuple_like(out, inner * _along(scale * inverse, x, axis), grad_scale, grad_offset)
 
 
-def _tuple_like(out: Instruction, *values: Instruction) -> Instruction:
-    return h.tuple_(*(h.convert(v, s.dtype) for v, s in zip(values, out.elements)))
+def _tuple_like(out: Instruction, *values: Terms) -> Instruction:
+    return h.tuple_(*(h.convert(v.x, s.dtype) for v, s in zip(values, out.elements)))
 
 
 # Called computations
@@ -216,7 +214,7 @@ def stochastic_convert(out: Instruction) -> Instruction:
             x,
             random,
         )
-    wide = Terms(*_wide(x))
+    (wide,) = _wide(x)
     magnitude = wide.op("abs")
     whole = magnitude.op("floor")
     scaled = (magnitude - whole) * 2.0**random.bits
