@@ -115,6 +115,7 @@ def test_captured_steps_are_launches():
 
 
 def test_compiled_functions_of_the_cpu_have_tracks():
+    torch._dynamo.reset()  # another test may have compiled Linear for other sizes
     function = torch.compile(torch.nn.Linear(4, 4), backend="hlo")
     with profiler.record() as found:
         for _ in range(3):
