@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from test.sweeps.bytecode import MUTATIONS, attempt, mutated
 from torch_hlo.hlo.bytecode import BytecodeError, parse_bytecode
 from torch_hlo.hlo.bytecode.cursor import Cursor
+from torch_hlo.hlo.bytecode.dialects import TYPES
 from torch_hlo.hlo.ir import Shape
 from torch_hlo.hlo.stablehlo import parse_stablehlo
 from torch_hlo.hlo.stablehlo.attributes import Dense, dense_literal
@@ -124,6 +126,14 @@ def test_groups_along_axes_of_a_mesh(mesh, axes, groups):
 def test_axes_that_are_not_there(given, why):
     with pytest.raises(ParseError, match=why):
         parse_stablehlo(ALONG_AXES.replace("MESH", given))
+
+
+def test_what_mutations_found():
+    tables = SimpleNamespace(type=lambda at: Type(Shape("token")))
+    with pytest.raises(BytecodeError, match="bad quantized type"):
+        TYPES["vhlo"][24](tables, Cursor(b"\3" * 9))
+    mesh = '"sdy.mesh"() : () -> ()'
+    parse_stablehlo(f"module {{ {mesh} func.func @main() {{ return }} }}")  # no KeyError
 
 
 def test_runs():

@@ -137,7 +137,7 @@ def _quantized(axis: bool) -> Read:
         else:
             place, scales, zeros = None, [_double(at)], [at.signed()]
             limits = at.signed(), at.signed()
-        if len(scales) != len(zeros) or not scales or min(scales) <= 0:
+        if storage[0] not in "su" or len(scales) != len(zeros) or not scales or min(scales) <= 0:
             raise at.error("bad quantized type")
         bits = DTYPES[storage].bits
         low = 0 if storage[0] == "u" else -(1 << (bits - 1))
@@ -200,6 +200,7 @@ TYPES: dict[str, dict[int, Read]] = {
         34: _none,  # tf32: only names the algorithm of a product
         42: _tuple,  # of a future
     },
+    "stablehlo": {0: lambda t, at: _TOKEN},
     "builtin": {
         **{code: _element(name) for code, name in _BUILTIN_ELEMENTS.items()},
         0: _integer_type,

@@ -50,7 +50,8 @@ class Shardings:
 
     def __init__(self, operations: Iterable[Operation], given: Annotations) -> None:
         self.named = {
-            str(op.attrs["sym_name"]): _mesh(raw_text(op.attrs["mesh"])) for op in operations
+            str(op.attrs.get("sym_name")): _mesh(raw_text(op.attrs.get("mesh")))
+            for op in operations
         }
         meshes = [m for m in self.named.values() if isinstance(m, Mesh)]
         if not meshes:
