@@ -29,6 +29,10 @@ def entry(directory, key=KEY):
     return directory / f"{key}.bin"
 
 
+def names(directory):
+    return [p.name for p in directory.iterdir() if p.name != cache._TALLY]
+
+
 def test_round_trip(directory):
     assert cache.load(KEY) is None
     assert not directory.exists()  # looking creates nothing
@@ -39,7 +43,7 @@ def test_round_trip(directory):
     assert cache.load(KEY) == b""
     assert directory.stat().st_mode & 0o777 == 0o700
     assert entry(directory).stat().st_mode & 0o777 == 0o600
-    assert [p.name for p in directory.iterdir()] == [f"{KEY}.bin"]
+    assert names(directory) == [f"{KEY}.bin"]
 
 
 def test_fingerprint_separates_its_parts():
@@ -290,7 +294,24 @@ def test_full_disk_costs_only_caching(directory, monkeypatch):
 
     monkeypatch.setattr(os, "replace", full)
     assert not cache.store(KEY, b"code")
-    assert [p.name for p in directory.iterdir()] == [f"{OTHER}.bin"]
+    assert names(directory) == [f"{OTHER}.bin"]
+
+
+def test_entries_are_counted_once_a_day(directory, monkeypatch):
+    """Not by every process that stores one: a folder may hold tens of thousands."""
+    looks = []
+    look = cache._entries
+    monkeypatch.setattr(cache, "_entries", lambda folder: looks.append(folder) or look(folder))
+    for i in range(3):
+        cache.store(cache.fingerprint(str(i), ""), b"code")
+    assert len(looks) == 1
+    tally = directory / cache._TALLY
+    total, counted = tally.read_text().split()
+    assert 12 <= int(total) < 1000
+    for damaged in (b"", b"x y", b"1", f"{total} {float(counted) - 1e6}".encode()):
+        tally.write_bytes(damaged)
+        cache.store(KEY, b"code")
+    assert len(looks) == 5 and len(tally.read_text().split()) == 2
 
 
 def test_bounded_by_dropping_the_least_recently_used(directory):
@@ -300,7 +321,6 @@ def test_bounded_by_dropping_the_least_recently_used(directory):
             assert cache.store(key, bytes(150_000))
             os.utime(entry(directory, key), (i, i))
         cache.load(keys[0])  # used: the newest now
-        cache._stored_bytes.clear()
         for key in keys[6:]:
             cache.store(key, bytes(150_000))
         left = {p.stem for p in directory.iterdir()}
@@ -322,7 +342,7 @@ def test_info_clear_verify(directory):
     assert cache.verify() == (1, [f"{OTHER}.bin"])
     assert cache.info()["entries"] == 1
     assert cache.clear() == 1
-    assert [p.name for p in directory.iterdir()] == ["notes.txt"]
+    assert names(directory) == ["notes.txt"]
 
 
 def test_export_and_import(directory, tmp_path):

@@ -35,7 +35,8 @@ _SUFFIX = ".bin"
 _STALE = 3600.0  # seconds after which a temporary file has no writer any more
 _MAX_ENTRY = 1 << 30
 _refused: dict[str, str] = {}  # directory -> why it is not used
-_stored_bytes: dict[str, int] = {}  # directory -> bytes written since the last look at its size
+_TALLY = ".tally"  # the file that says how many bytes the entries are, and when that was counted
+_COUNTED = 86400.0  # seconds after which they are counted again
 
 
 def fingerprint(text: str, target: str, flags: str = "") -> str:
@@ -159,12 +160,32 @@ def _store(key: str, data: bytes) -> bool:
         return False
     if not _write(directory, key, data):
         return False
-    written = _stored_bytes.get(str(directory))
-    if written is None or written > _limit() // 16:
-        _trim(directory)
-        written = 0
-    _stored_bytes[str(directory)] = written + len(data)
+    now = time.time()
+    total, counted = _tally(directory)
+    total += len(data)
+    if total > _limit() or not 0 <= now - counted < _COUNTED:
+        total, counted = _trim(directory), now
+    _write_tally(directory, total, counted)
     return True
+
+
+def _tally(directory: Path) -> tuple[int, float]:
+    """(bytes of all entries as writers have added them up, when they were counted last)."""
+    try:
+        fd = os.open(directory / _TALLY, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb", closefd=True) as f:
+            total, counted = f.read(64).split()
+        return int(total), float(counted)
+    except (OSError, ValueError):
+        return 0, 0.0
+
+
+def _write_tally(directory: Path, total: int, counted: float) -> None:
+    """Not atomic: what two writers make of it at a time is near enough, or no number."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        with open(os.open(directory / _TALLY, flags, 0o600), "wb", closefd=True) as f:
+            f.write(f"{total} {counted}".encode())
 
 
 def _read(path: Path, key: str) -> bytes | None:
@@ -316,8 +337,9 @@ def _is_key(text: str) -> bool:
     return len(text) == 64 and not set(text) - set("0123456789abcdef")
 
 
-def _trim(directory: Path) -> None:
-    """Remove what was used least recently until the rest fits, and what killed writers left."""
+def _trim(directory: Path) -> int:
+    """Remove what was used least recently until the rest fits, and what killed writers left.
+    Returns the bytes of what remains."""
     entries = sorted(_entries(directory), key=lambda e: e[1].st_mtime)
     total = sum(status.st_size for _, status in entries)
     if total > _limit():
@@ -331,6 +353,7 @@ def _trim(directory: Path) -> None:
         for path in directory.glob(".*.tmp"):
             if time.time() - path.lstat().st_mtime > _STALE:
                 path.unlink()
+    return total
 
 
 # ---- python -m torch_hlo cache ...
@@ -362,7 +385,7 @@ def clear() -> int:
         with contextlib.suppress(OSError):
             path.unlink()
             removed += 1
-    for path in directory.glob(".*.tmp"):
+    for path in (*directory.glob(".*.tmp"), directory / _TALLY):
         with contextlib.suppress(OSError):
             path.unlink()
     return removed
