@@ -165,3 +165,27 @@ def test_training():
     ):
         words = out.split()
         assert words[::2] == ["done"] * 3 and all(int(n) <= 1 for n in words[1::2]), out
+
+
+UNNAMED = """
+import torch, torch_hlo, torch.distributed as dist
+dist.init_process_group()
+rank = dist.get_rank()
+own = torch.full((2,), rank + 1.0).hlo()
+both = [torch.zeros(2).hlo() for _ in range(2)]
+dist.barrier()
+dist.gather(own, both if rank == 0 else None)
+assert rank or [x.tolist() for x in both] == [[1, 1], [2, 2]]
+part = torch.zeros(2).hlo()
+dist.scatter(part, both if rank == 0 else None)
+assert part.tolist() == own.tolist()
+dist.send(own, 1) if rank == 0 else dist.recv(part, 0)
+assert part.tolist() == [1, 1]
+total = torch.ones(2) * (rank + 1)
+dist.all_reduce(total)
+assert total.tolist() == [3, 3]
+"""
+
+
+def test_a_group_that_names_no_back_end():
+    launch(UNNAMED, 2)

@@ -279,12 +279,14 @@ def _patch_data_parallel(synchronize: Callable[[], None]) -> None:
     """DistributedDataParallel(device_ids=[rank]) copies its inputs on a stream of that number, of
     as many as there are devices here: this process has one. init_process_group(device_id=...) asks
     for a back end of the device: collectives of its tensors find their own way. What asks a group
-    for its back end of the device gets gloo."""
+    for its back end of the device gets gloo, and a group that names none has it for tensors of the
+    CPU, too: those of the device go through them."""
     if not torch.distributed.is_available():
         return
     backend = torch.distributed.Backend
     backend.default_device_backend_map[NAME] = backend.GLOO
     backend.backend_capability[backend.GLOO].append(NAME)
+    import torch.distributed.device_mesh as mesh
     import torch.distributed.utils as holder
 
     original = holder._recursive_to
@@ -299,9 +301,13 @@ def _patch_data_parallel(synchronize: Callable[[], None]) -> None:
     init = torch.distributed.init_process_group
 
     @functools.wraps(init)
-    def init_process_group(*args: object, device_id: Any = None, **kwargs: object) -> None:
+    def init_process_group(
+        backend: str | None = None, *args: object, device_id: Any = None, **kwargs: object
+    ) -> None:
         own = isinstance(device_id, torch.device) and device_id.type in PLACE.names
-        init(*args, device_id=None if own else device_id, **kwargs)
+        if backend is None and torch.accelerator.current_accelerator() == torch.device(NAME):
+            backend = "gloo"
+        init(backend, *args, device_id=None if own else device_id, **kwargs)
 
     end = torch.distributed.destroy_process_group
 
@@ -311,8 +317,10 @@ def _patch_data_parallel(synchronize: Callable[[], None]) -> None:
             synchronize()
         end(*args, **kwargs)
 
-    for module in (torch.distributed, torch.distributed.distributed_c10d):
+    holders = torch.distributed, torch.distributed.distributed_c10d, mesh
+    for module in holders:
         module.init_process_group = init_process_group
+    for module in holders[:2]:
         module.destroy_process_group = destroy_process_group
 
 
