@@ -13,6 +13,7 @@ from .timeline import FEW, Span, Timeline
 OFTEN = 0.4  # of all steps
 READS = {"read that cuts the step": "cuts", "read": "waits for"}  # names of spans
 SLOW = 0.3  # of the time
+SEEN = 5  # times that a place was met by the looks at Python: fewer may be chance
 
 
 class Advice(NamedTuple):
@@ -94,7 +95,9 @@ def _python(
     """Where the device waits for Python."""
     rest = wall - _compiling(spans)
     looks = timeline.python.total() or 1
-    slow = [(at, wall * n / looks) for at, n in timeline.python.most_common(3) if at.line]
+    slow = [
+        (at, wall * n / looks) for at, n in timeline.python.most_common(3) if at.line and n >= SEEN
+    ]
     slow = [(at, spent) for at, spent in slow if spent > SLOW * rest]
     for at, spent in slow:
         yield Advice(
