@@ -2,6 +2,7 @@
 of every family, training."""
 
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from benchmarks import check_gpu
 from test.ptx import driver
 from test.ptx.evaluate import Image
 from torch_hlo import config
+from torch_hlo.compiler.fusion import fusion_narrow
 from torch_hlo.device.gpu.driver import DriverError
 from torch_hlo.hlo.text.parser import parse_module
 
@@ -255,3 +257,22 @@ def test_factorizations():
             x = torch.randn(2, 6, 6).to(device).requires_grad_()
             found.append(torch.autograd.grad(gradient(x), x)[0].cpu())
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_all_results_of_attention_may_be_narrow(dtype):
+    """Sums of rows, too: what is written is as wide as the array."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, 2, 70, 16, dtype=dtype) for _ in range(3)]
+    op = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+    with (
+        config.override(DEVICE="test.ptx.driver:sm_90a", CACHE=""),
+        mock.patch.object(fusion_narrow, "SMALLEST", 1),
+    ):
+        # what nobody holds is no result of the program
+        found = [x.half() for x in op(*(x.to("hlo") for x in inputs))[:2]]
+        found = [x.cpu().float() for x in found]
+    q, k, v = (x.double() for x in inputs)
+    scores = q @ k.mT / 4
+    wanted = [(scores.softmax(-1) @ v).float(), scores.logsumexp(-1).float()]
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)

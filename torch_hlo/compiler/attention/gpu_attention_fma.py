@@ -200,7 +200,7 @@ class _Tiles(AttentionKernel):
         with f.when(f.op(f"and i1 {condition}, {f.icmp('eq', self.x, 0)}")):
             for row, v in zip(self.rows(first), values, strict=True):
                 with f.when(f.icmp("slt", row, m.count)):
-                    f.store_at("float", v, m.pointer, row)
+                    store_sums(f, m.dtype, "float", 1, v, m.pointer, row)
 
     def accumulators(self, width: int) -> list[tuple[str, str]]:
         """Zeros for the group's part of an output."""

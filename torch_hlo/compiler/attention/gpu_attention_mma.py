@@ -266,7 +266,7 @@ class _Warps(AttentionKernel):
             for half, v in enumerate(values):
                 row = f.add(first, self.g, 8 * half)
                 with f.when(f.icmp("slt", row, m.count)):
-                    f.store_at("float", v, m.pointer, row)
+                    store_sums(f, m.dtype, "float", 1, v, m.pointer, row)
 
     # -- scores
     def scaled(
@@ -328,10 +328,11 @@ class _Warps(AttentionKernel):
         """Elements of a vector of rows: two neighbours of every eight of the `count` rows from
         `first` on, zero outside."""
         f, pair = self.f, self.f.typed("float", 2)
+        whole = m.dtype == "f32" and isinstance(self.a.rows, int) and self.a.rows % count == 0
         found = []
         for n in range(count // 8):
             row = f.add(first, 8 * n, self.t2)
-            if isinstance(self.a.rows, int) and self.a.rows % count == 0:
+            if whole:
                 both = pair.load(f.gep("float", m.pointer, row), 8)
                 found += [f.op(f"extractelement {pair.type} {both}, i64 {i}") for i in (0, 1)]
             else:
