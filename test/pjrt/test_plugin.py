@@ -51,6 +51,20 @@ def test_values_are_those_of_the_cpu(f):
         )
 
 
+def test_text_of_a_program_is_made_when_somebody_asks(monkeypatch):
+    from torch_hlo.pjrt.executables import LoadedExecutable
+
+    asked = []
+    text = LoadedExecutable.stablehlo.func
+    monkeypatch.setattr(
+        LoadedExecutable, "stablehlo", property(lambda found: asked.append(1) or text(found))
+    )
+    program = jax.jit(lambda x: jnp.tanh(x) * 3).lower(A).compile()
+    np.testing.assert_allclose(program(A), np.tanh(A) * 3, rtol=1e-6)
+    assert not asked
+    assert "tanh" in program.as_text() and asked
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -151,14 +151,12 @@ def load(key: str) -> bytes | None:
 def store(key: str, data: bytes) -> bool:
     """Write an entry; False if that was not possible, or what made it has been edited while this
     process runs. Never raises OSError."""
-    return not _edited() and _store(key, data)
-
-
-def _store(key: str, data: bytes) -> bool:
     directory = folder(create=True)
-    if directory is None or len(data) > min(_MAX_ENTRY, _limit()):
-        return False
-    if not _write(directory, key, data):
+    return directory is not None and not _edited() and _store(directory, key, data)
+
+
+def _store(directory: Path, key: str, data: bytes) -> bool:
+    if len(data) > min(_MAX_ENTRY, _limit()) or not _write(directory, key, data):
         return False
     now = time.time()
     total, counted = _tally(directory)
@@ -429,7 +427,8 @@ def import_archive(file: str | Path) -> tuple[int, int]:
 
     Raises OSError or tarfile.TarError if the file is no archive, RuntimeError if there is no cache
     directory to import into."""
-    if folder(create=True) is None:
+    directory = folder(create=True)
+    if directory is None:
         raise RuntimeError(
             f"there is no cache to import into: {info()['problem'] or 'TORCH_HLO_CACHE is empty'}"
         )
@@ -443,7 +442,7 @@ def import_archive(file: str | Path) -> tuple[int, int]:
                 else None
             )
             data = _contents(source.read(), key) if source is not None else None
-            if data is not None and _store(key, data):
+            if data is not None and _store(directory, key, data):
                 added += 1
             else:
                 rejected += 1
