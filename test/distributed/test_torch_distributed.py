@@ -147,6 +147,28 @@ before = programs(); train(model, batches, device="hlo")
 print("done", programs() - before, flush=True)
 """
 
+ATTENTION = """
+from torch.distributed.tensor.experimental import context_parallel
+
+def gradients(*given):
+    given = [t.detach().clone().requires_grad_() for t in given]
+    out = nn.functional.scaled_dot_product_attention(*given, is_causal=True)
+    out.pow(2).sum().backward()
+    return out, *(t.grad for t in given)
+
+torch.manual_seed(0); given = [torch.randn(2, 4, 8, 4) for _ in range(3)]
+want = gradients(*given)
+for place in (Shard(0), Shard(1)):
+    for a, b in zip(gradients(*(distribute_tensor(t.hlo(), mesh, [place]) for t in given)), want):
+        close(a.full_tensor(), b)
+parts = [t.hlo() for t in given]
+with context_parallel(mesh, buffers=parts, buffer_seq_dims=[2] * 3):
+    for a, b in zip(gradients(*parts), want):  # a process has the parts i and -1 - i
+        rows = b.chunk(2 * world, 2)
+        close(a, torch.cat([rows[rank], rows[-1 - rank]], 2))
+print("done 0", flush=True)
+"""
+
 
 @pytest.mark.parametrize(
     "backend", ["cpu:gloo,hlo:gloo", pytest.param("gloo", marks=pytest.mark.slow)]
@@ -156,15 +178,15 @@ def test_collectives(backend):
 
 
 def test_training():
-    """Data parallel, sharded parameters, tensor parallel; a second round of training compiles at
+    """Data parallel, sharded parameters, tensor parallel, attention of parts; a second round of training compiles at
     most the step that finds gradients cleared."""
     for out in launch(
-        HEADER + DDP + FSDP + TENSOR_PARALLEL + "dist.destroy_process_group()",
+        HEADER + DDP + FSDP + TENSOR_PARALLEL + ATTENTION + "dist.destroy_process_group()",
         2,
         "cpu:gloo,hlo:gloo",
     ):
         words = out.split()
-        assert words[::2] == ["done"] * 3 and all(int(n) <= 1 for n in words[1::2]), out
+        assert words[::2] == ["done"] * 4 and all(int(n) <= 1 for n in words[1::2]), out
 
 
 UNNAMED = """

@@ -51,10 +51,11 @@ class _StandIn(type):
 
     @property
     def __torch_dispatch__(cls):
-        return _dtensor().__torch_dispatch__
+        return dtensor().__torch_dispatch__
 
 
-def _dtensor() -> type | None:
+def dtensor() -> type | None:
+    """The class DTensor, once somebody imports it."""
     return getattr(sys.modules.get("torch.distributed.tensor._api"), "DTensor", None)
 
 
@@ -69,7 +70,7 @@ class _Watch:
 
 
 def _is_dtensor(stand_in: type, x: object) -> bool:
-    real = _dtensor()
+    real = dtensor()
     if real is None:  # it is being imported
         return False
     # asked for every op: without Python

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torch_hlo.lowering.core import LOWERINGS
-from torch_hlo.pytorch import autocast, operators, participants
+from torch_hlo.pytorch import autocast, imports, operators, participants
 from torch_hlo.pytorch.operators import OpOverload
 from torch_hlo.pytorch.registration import PLACE
 
@@ -377,6 +377,11 @@ def attention(
         if not dropout_p:
             return _first_of_attention(*given, scale=scale)
         return _ATTENTION(*given, scale=scale)[0]
+    if attn_mask is None and _is_spread(query, key, value):
+        # DTensor knows how to shard this one, over sequences too (context parallelism)
+        return aten._scaled_dot_product_flash_attention.default(
+            query, key, value, dropout_p, is_causal, scale=scale
+        )[0]
     # the math version reads it as numbers to add
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
@@ -409,6 +414,16 @@ def fits(query, key, value, mask, is_causal: bool, enable_gqa: bool) -> bool:
             [(t._meta.size, t._meta.dtype) for t in tensors], is_causal, enable_gqa
         )
     return known
+
+
+def _is_spread(*tensors) -> bool:
+    """True for DTensors of equal batches, heads and head sizes."""
+    kind = imports.dtensor()
+    return (
+        kind is not None
+        and all(isinstance(t, kind) and t.ndim == 4 for t in tensors)
+        and len({(*t.shape[:2], t.shape[3]) for t in tensors}) == 1
+    )
 
 
 _OWN = {HloTensor}
