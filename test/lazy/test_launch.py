@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import torch_hlo
 from torch_hlo.device import runtime
 from torch_hlo.lazy.record.storage import Array
-from torch_hlo.lazy.run.launch import InPlace
+from torch_hlo.lazy.run.launch import Launch
 
 
 def network() -> nn.Module:
@@ -80,8 +80,8 @@ def side_by_side(
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each replayed step was launched as the one before."""
     found: list[bool] = []
-    launch = InPlace.launch
-    monkeypatch.setattr(InPlace, "launch", lambda *args: found.append(launch(*args)) or found[-1])
+    launch = Launch.launch
+    monkeypatch.setattr(Launch, "launch", lambda *args: found.append(launch(*args)) or found[-1])
     return found
 
 

@@ -79,23 +79,17 @@ class NativeProgram(CompiledProgram, StreamProgram):
         self, inputs: Sequence[Buffer], numbers: bytes, outputs: Sequence[Buffer]
     ) -> Prepared:
         loaded = self._loaded
-        sizes = self.sizes(inputs)
+        sizes = self.sizes(inputs) if self.executable.symbols else ()
         copies = self._copies(inputs)
-        addresses = [b.memory.address for b in inputs]
-        count = len(numbers) // 16
-        block = loaded.block(
-            [
-                *sizes,
-                *addresses,
-                *[0] * count,
-                *[b.memory.address for b in outputs],
-                *[c.address for c in copies],
-            ]
-        )
+        words = [*sizes, *[b.memory.address for b in inputs]]
+        first, count = loader.FIXED_WORDS + len(words), len(numbers) // 16
+        words += [0] * count
+        words += [b.memory.address for b in outputs]
+        block = loaded.block(words + [c.address for c in copies] if copies else words)
         if count:
-            first, at = loader.FIXED_WORDS + len(sizes) + len(addresses), len(block)
+            start = 8 * len(block)
             block.frombytes(numbers)
-            start = block.buffer_info()[0] + 8 * at
+            start += block.buffer_info()[0]
             for i in range(count):
                 block[first + i] = start + 16 * i
         WORKERS.ensure()

@@ -206,11 +206,11 @@ def take_effects() -> list[Out]:
 def pending() -> list[Binding]:
     """Live storages with a pending value, in the order in which they became pending: place of the
     value, a number, storage, value, reference to the storage. They stay registered until bound."""
-    found: dict[int, Binding] = {}
-    for reference in _session.pending.copy():
-        storage = reference()
-        if storage is not None and type(value := storage.value) is Out and id(storage) not in found:
-            found[id(storage)] = (value.place, len(found), storage, value, reference)
+    found: dict[int, Binding] = {
+        id(storage): (value.place, number, storage, value, reference)
+        for number, reference in enumerate(_session.pending.copy())
+        if (storage := reference()) is not None and type(value := storage.value) is Out
+    }
     return list(found.values())
 
 

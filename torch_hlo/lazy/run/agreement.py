@@ -36,7 +36,7 @@ from ..record import Binding, Effect
 from . import spmd
 from .fingerprint import INDEX_BITS, OPS, Graph
 from .journal import Journal
-from .launch import pack_numbers
+from .launch import Launch, pack_numbers
 from .plan import Plan, cut
 from .program_cache import ProgramCache
 
@@ -105,7 +105,11 @@ class Meeting:
             self._compare_programs(compiled)
         return (
             Plan(
-                compiled, graph.leaves, graph.numbers, draft.places, len(graph.nodes), draft.where
+                Launch(compiled, draft.places),
+                graph.leaves,
+                graph.numbers,
+                len(graph.nodes),
+                draft.where,
             ),
             draft.bindings,
         )

@@ -55,7 +55,7 @@ from . import executor, nan_checks, spmd, transfer
 from .agreement import Meeting
 from .fingerprint import Graph, collect, operands
 from .journal import Journal
-from .launch import Compiled, InPlace, Programs, Run, launch, leaf_buffer, number_buffers
+from .launch import Compiled, Launch, Programs, Run, launch, leaf_buffer, number_buffers
 from .plan import Known, Plan, cut, donations, dying
 from .program_cache import ProgramCache, program_key, variant
 
@@ -366,11 +366,10 @@ class DeviceEngine(Engine):
                     if type(s.value) is Out
                 ]
             )
-            for _, _, storage, out, _ in bindings:
+            for binding in [b for b in bindings if b[3].array is not None]:
                 # the value was read by another thread just before it was computed
-                if out.array is not None:
-                    storage.bind(out, out.array)
-                    bindings = [b for b in bindings if b[2] is not storage]
+                binding[2].bind(binding[3], binding[3].array)
+                bindings.remove(binding)
             if only is None and self.refused:
                 bindings = [b for b in bindings if self.refused.get(b[2]) is not b[3]]
             journal = session.current().journal
@@ -553,17 +552,11 @@ class DeviceEngine(Engine):
             if known is not None:
                 inputs = TAPE.inputs
                 leaves = [inputs[place]() for place in known.leaves]
-                compiled = known.programs.get(dying(leaves))
-                if compiled is not None:
+                program = known.programs.get(dying(leaves))
+                if program is not None:
                     metrics.count("CachedCompile")
-                    return Plan(
-                        compiled,
-                        leaves,
-                        [inputs[place]() for place in known.numbers],
-                        known.places,
-                        known.size,
-                        None,
-                    )
+                    numbers = [inputs[place]() for place in known.numbers]
+                    return Plan(program, leaves, numbers, known.size, None)
         state = session.current()
         apart = state.journal is not None
         graph, places, dead, aliases = cut(
@@ -573,7 +566,7 @@ class DeviceEngine(Engine):
         if state.sharded and not apart:
             pairs = [(b[2], place) for b, place in zip(bindings, places)]
             where = spmd.placement(graph, spmd.wanted(pairs, len(graph.outputs)))
-        compiled = self.programs.find(graph, aliases, dead, where)
+        program = Launch(self.programs.find(graph, aliases, dead, where), places)
         if key is not None and TAPE.exact:
             if len(self.known) >= 4 * config.get("PROGRAMS"):
                 self.known.clear()
@@ -581,9 +574,9 @@ class DeviceEngine(Engine):
                 [x.place - base for x in found] for found in (graph.leaves, graph.numbers)
             )
             if not {*leaves, *numbers} - TAPE.inputs.keys():
-                known = self.known.setdefault(key, Known(leaves, numbers, places, len(graph.nodes)))
-                known.programs[dead] = compiled
-        return Plan(compiled, graph.leaves, graph.numbers, places, len(graph.nodes), where)
+                known = self.known.setdefault(key, Known(leaves, numbers, len(graph.nodes)))
+                known.programs[dead] = program
+        return Plan(program, graph.leaves, graph.numbers, len(graph.nodes), where)
 
     def _run_again(
         self,
@@ -610,12 +603,12 @@ class DeviceEngine(Engine):
             )
             if compiled is None:
                 return False
-            found = known.by_dead[died] = InPlace(compiled, places)
+            found = known.by_dead[died] = Launch(compiled, places)
         compiled = found.compiled
         known.last = None if compiled.extra or found.spares(leaves, storages) else found
         if any(leaf_buffer(leaves[i]).memory.readers for _, i in compiled.aliases):
             return False
-        launch(compiled, leaves, numbers, bindings, places, None, self.in_flight)
+        launch(found, leaves, numbers, bindings, None, self.in_flight)
         return True
 
     def _submit(
@@ -627,23 +620,14 @@ class DeviceEngine(Engine):
     ) -> None:
         metrics.record("TensorsGraphSize", plan.size, "")
         traced = time.perf_counter()
-        launch(
-            plan.compiled,
-            plan.leaves,
-            plan.numbers,
-            bindings,
-            plan.places,
-            plan.where,
-            self.in_flight,
-            before,
-        )
+        launch(plan.known, plan.leaves, plan.numbers, bindings, plan.where, self.in_flight, before)
         self.recorded.append(bindings)
         self.allowance.step(plan.size)
         if config.get("LOG") >= 2:
             end = time.perf_counter()
             log.say(
                 2,
-                f"{plan.compiled.name}: {plan.size} ops, cut {(traced - start) * 1e3:.2f} ms,"
+                f"{plan.known.compiled.name}: {plan.size} ops, cut {(traced - start) * 1e3:.2f} ms,"
                 f" submit {(end - traced) * 1e3:.2f} ms",
             )
 

@@ -54,7 +54,8 @@ class Job:
     before it is done.
 
     `before`: of results that take the place of inputs, what computed those.
-    On the stream it has a `number`, a `block` and what it refers to; on the Python thread it waits
+    On the stream it has a `number`, a `block` and what it refers to, and may be so short that it
+    runs `here`, where it is submitted, and nobody sees it under way; on the Python thread it waits
     for the job `after` it comes, and `ended` is locked until it is done. None of its operations was
     recorded before `since`."""
 
@@ -67,6 +68,7 @@ class Job:
         "error",
         "closed",
         "number",
+        "here",
         "block",
         "needed",
         "after",
@@ -91,6 +93,7 @@ class Job:
         self.error: BaseException | None = None
         self.closed = False
         self.number: int | None = None
+        self.here = False
         self.block: array | None = None
         self.needed: object = None
         self.after: Job | None = None
@@ -294,15 +297,23 @@ def idle() -> bool:
 
 def prepare(job: Job, entry: int, nbytes: int, block: array, needed: object) -> None:
     """Give a job that `streams` its place on the stream: what NativeProgram.prepare returns."""
+    executor = _session.executor
     job.block = block
     job.needed = needed
-    _session.executor.prepare(job, entry, nbytes)
+    job.here = not (
+        job.program.seconds >= executor.brief or executor.in_flight or participants.profiled()
+    )
+    executor.prepare(job, entry, nbytes)
 
 
 def submit(job: Job) -> None:
     """Queue a job; its output buffers are pending until it has run. With TORCH_HLO_ASYNC=0 it runs
     here. May be repeated, after Ctrl-C."""
-    if participants.profiled():  # what PyTorch's profiler shows is what this thread does
+    if job.here:
+        _session.executor.stream.run(job.number)
+        while not job.is_done():  # the stream's thread was faster
+            _session.executor.stream.wait(job.number)
+    elif participants.profiled():  # what PyTorch's profiler shows is what this thread does
         with participants.block(f"hlo::{job.name}"):
             _submit(job)
             job.await_end()
@@ -323,10 +334,7 @@ def _submit(job: Job) -> None:
     if job.number is not None:
         if job not in in_flight:
             in_flight.append(job)
-        if job.program.seconds < executor.brief and len(in_flight) == 1:
-            executor.stream.run(job.number)
-        else:
-            executor.stream.publish(job.number, job.program.seconds > _LONG)
+        executor.stream.publish(job.number, job.program.seconds > _LONG)
         return
     executor.start()
     if job.ended is None:

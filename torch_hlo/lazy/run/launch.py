@@ -31,6 +31,7 @@ from . import executor, spmd
 from .executor import Job
 
 _NOTHING = Memory(0)
+_BUFFERS = frozenset({Buffer})
 
 
 class Compiled:
@@ -121,24 +122,23 @@ class RunInPlace(Run):
 
 
 def launch(
-    compiled: Compiled,
+    known: Launch,
     leaves: Sequence[Array],
     numbers: Sequence[Number],
     bindings: Sequence[Binding],
-    places: Sequence[int],
     where: spmd.Placement | None,
     in_flight: deque[Run],
     before: Callable[[], None] = nothing,
 ) -> None:
-    """Run `compiled` in the background; the storage of binding i gets output `places[i]` unless its
-    value has changed meanwhile. `in_flight`: gets what may have to be undone. `before`: called when
+    """Run a program in the background; the storage of a binding gets its result unless its value
+    has changed meanwhile. `in_flight`: gets what may have to be undone. `before`: called when
     nothing can fail any more; may be called again."""
+    compiled, places = known.compiled, known.places
     inputs = [leaf.data for leaf in leaves]
-    for i, buffer in enumerate(inputs):
-        if type(buffer) is not Buffer:
-            given = leaf_buffer(leaves[i])
-            inputs[i] = given if where is not None else spmd.alone(given)
-    if where is None and stream(compiled, leaves, inputs, numbers, bindings, places):
+    if not _BUFFERS.issuperset(map(type, inputs)):
+        given = map(leaf_buffer, leaves)
+        inputs = list(given if where is not None else map(spmd.alone, given))
+    if where is None and known.stream(leaves, inputs, numbers, bindings):
         return
     if where is not None:
         inputs = [
@@ -180,63 +180,11 @@ def launch(
     _all_or_nothing(commit, job)
 
 
-def stream(
-    compiled: Compiled,
-    leaves: Sequence[Array],
-    inputs: list[Buffer],
-    numbers: Sequence[Number],
-    bindings: Sequence[Binding],
-    places: Sequence[int],
-) -> bool:
-    """Launch on the native stream, where nothing can fail, so nothing is kept to be undone: what a
-    program updates in place keeps its Array and Buffer. False, and nothing done, for programs and
-    moments that need the general way."""
-    if not executor.streams(compiled.program, inputs) or any(
-        [inputs[i].memory.readers for _, i in compiled.aliases]
-    ):
-        return False
-    overwrites = compiled.overwrites
-    outputs = [
-        inputs[i] if i >= 0 else runtime.allocate(s) for s, i in zip(compiled.outputs, overwrites)
-    ]
-    job = Job(
-        compiled.name,
-        compiled.program,
-        [*inputs, *compiled.extra] if compiled.extra else inputs,
-        outputs,
-        compiled.aliases,
-    )
-    executor.prepare(job, *compiled.program.prepare(job.inputs, pack_numbers(numbers), outputs))
-    arrays: list[Array | None] = [None] * len(outputs)
-    for (_, _, _, _, reference), place in zip(bindings, places):
-        i = overwrites[place]
-        if i >= 0 and arrays[place] is None and leaves[i].owners == (reference,):
-            arrays[place] = leaves[i]
-            leaves[i].bounds = None
-    donated = [leaves[i] for o, i in compiled.aliases if arrays[o] is None]
-    for place, array in enumerate(arrays):
-        if array is None:
-            # another storage gets the memory: the old array must not see it
-            if overwrites[place] >= 0:
-                outputs[place] = Buffer(compiled.outputs[place], outputs[place].memory)
-            arrays[place] = Array(compiled.outputs[place], outputs[place])
+class Launch:
+    """How a program is launched for a step that comes back. What it updates in place, and nobody
+    else has, keeps its Array and Buffer, so a launch is about the other leaves and results.
 
-    def commit() -> None:
-        for buffer in outputs:
-            buffer.job = job
-        _bind(bindings, places, arrays)
-        for array in donated:
-            array.data = None
-
-    _all_or_nothing(commit, job)
-    return True
-
-
-class InPlace:
-    """How a step that comes back is launched while its program updates in place what its storages
-    hold, and nobody else: those keep their Array and Buffer, so a launch is about the other leaves
-    and results.
-
+    `places`: which output the storage at each position gets,
     `_updates`: (leaf, position of its storage) of what is overwritten, `_copies`: (leaf, positions)
       of other storages that get the same value (clones),
     `_results`: (output, shape, positions of its storages) of the rest.
@@ -244,6 +192,7 @@ class InPlace:
 
     def __init__(self, compiled: Compiled, places: Sequence[int]) -> None:
         self.compiled = compiled
+        self.places = places
         positions: dict[int, list[int]] = {}
         for position, place in enumerate(places):
             positions.setdefault(place, []).append(position)
@@ -252,10 +201,56 @@ class InPlace:
         # of the last launch, whether that was on the stream, and what it takes for them
         self._numbers: tuple[tuple[Sequence[Number], bool], Any] = ((), True), b""
         self._results = [
-            (o, shape, positions[o])
+            (o, shape, positions.get(o, []))
             for o, shape in enumerate(compiled.outputs)
             if compiled.overwrites[o] < 0
         ]
+
+    def stream(
+        self,
+        leaves: Sequence[Array],
+        inputs: list[Buffer],
+        numbers: Sequence[Number],
+        bindings: Sequence[Binding],
+    ) -> bool:
+        """Launch on the native stream, where nothing can fail, so nothing is kept to be undone.
+        False, and nothing done, for programs and moments that need the general way."""
+        compiled = self.compiled
+        if not executor.streams(compiled.program, inputs):
+            return False
+        memories = [buffer.memory for buffer in inputs]
+        if any([memories[i].readers for i, _ in self._updates]):
+            return False
+        outputs = [inputs[i] if i >= 0 else None for i in compiled.overwrites]
+        arrays: list[Array | None] = [None] * len(outputs)
+        for o, shape, _ in self._results:
+            outputs[o] = buffer = runtime.allocate(shape)
+            arrays[o] = Array(shape, buffer)
+        given = []
+        for (o, i), (_, position) in zip(compiled.aliases, self._updates):
+            leaf = leaves[i]
+            if leaf.owners == (bindings[position][4],):
+                leaf.bounds = None
+            else:  # another storage gets the memory: the old array must not see it
+                given.append(leaf)
+                outputs[o] = Buffer(leaf.shape, memories[i])
+                leaf = Array(leaf.shape, outputs[o])
+            arrays[o] = leaf
+        if compiled.extra:
+            inputs = [*inputs, *compiled.extra]
+        job = Job(compiled.name, compiled.program, inputs, outputs)
+        executor.prepare(job, *compiled.program.prepare(inputs, pack_numbers(numbers), outputs))
+
+        def commit() -> None:
+            if not job.here:
+                for buffer in outputs:
+                    buffer.job = job
+            _bind(bindings, self.places, arrays)
+            for array in given:
+                array.data = None
+
+        _all_or_nothing(commit, job)
+        return True
 
     def spares(self, leaves: Sequence[Array], storages: Sequence[Storage]) -> bool:
         """Whether another program might overwrite more."""
@@ -326,8 +321,9 @@ class InPlace:
         def commit() -> None:
             if run is not None and (not in_flight or in_flight[-1] is not run):
                 in_flight.append(run)
-            for buffer in outputs:
-                buffer.job = job
+            if not job.here:
+                for buffer in outputs:
+                    buffer.job = job
             for i, _ in self._updates:
                 leaves[i].bounds = None
             for array, buffer, positions in results:
@@ -361,8 +357,8 @@ class Programs:
         self.forget()
 
     def forget(self) -> None:
-        self.by_dead: dict[Ints, InPlace] = {}
-        self.last: InPlace | None = None
+        self.by_dead: dict[Ints, Launch] = {}
+        self.last: Launch | None = None
 
 
 class _Probe:

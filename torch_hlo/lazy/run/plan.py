@@ -11,18 +11,16 @@ from torch_hlo.lowering.core import Out
 from ..record import Array, Binding, Number, Storage
 from . import spmd
 from .fingerprint import Graph, collect
-from .launch import Compiled
+from .launch import Launch
 
 
 @dataclass(slots=True)
 class Plan:
-    """A step ready to be run: the arrays and numbers it reads, the program, and which of its
-    outputs each pending storage gets."""
+    """A step ready to be run: how its program is launched, the arrays and numbers it reads."""
 
-    compiled: Compiled
+    known: Launch
     leaves: Sequence[Array]
     numbers: Sequence[Number]
-    places: Sequence[int]
     size: int
     where: spmd.Placement | None
 
@@ -34,9 +32,8 @@ class Known:
 
     leaves: list[int]
     numbers: list[int]
-    places: list[int]
     size: int
-    programs: dict[Ints, Compiled] = field(default_factory=dict)
+    programs: dict[Ints, Launch] = field(default_factory=dict)
 
 
 def dying(leaves: Sequence[Array], heirs: Sequence[Storage] = ()) -> Ints:
