@@ -37,6 +37,7 @@ _BINARY: dict[str, tuple[OpOverload, OpOverload]] = {
         f"__{name}__": (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
         for name in ("lt", "le", "gt", "ge")
     },
+    "__pow__": (aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar),
 }
 _UNARY: dict[str, OpOverload] = {
     "__neg__": aten.neg.default,
@@ -58,6 +59,8 @@ _UNARY: dict[str, OpOverload] = {
         )
     },
 }
+# What `@` calls for tensors of these ranks; of others it reshapes.
+_PRODUCTS = {(1, 1): aten.dot.default, (2, 1): aten.mv.default, (2, 2): aten.mm.default}
 _NUMBERS = frozenset({bool, int, float})
 _grad, _alone = torch.is_grad_enabled, alone
 
@@ -87,6 +90,16 @@ def register(tensor_class: type[torch.Tensor]) -> None:
 
         return operator
 
+    def product(original: Callable) -> Callable:
+        def operator(self: torch.Tensor, other: object) -> object:
+            if not _grad() and type(other) is type(self) is tensor_class and _alone():
+                op = _PRODUCTS.get((self.dim(), other.dim()))
+                if op is not None:
+                    return tensor_class.__torch_dispatch__(op, (), (self, other))
+            return original(self, other)
+
+        return operator
+
     def give(name: str, make: Callable, *ops: OpOverload) -> None:
         original = getattr(torch.Tensor, name)
         operator = make(original, *ops)
@@ -96,5 +109,6 @@ def register(tensor_class: type[torch.Tensor]) -> None:
 
     for name, ops in _BINARY.items():
         give(name, binary, *ops)
+    give("__matmul__", product)
     for name, op in _UNARY.items():
         give(name, unary, op)

@@ -45,6 +45,8 @@ class NativeProgram(CompiledProgram, StreamProgram):
     def __init__(self, executable: Executable, profile: Profile | None = None) -> None:
         super().__init__(executable, profile)
         self.seconds = math.inf
+        given = dict(self.aliases)
+        self._overwrites = [given.get(o, -1) for o in range(len(executable.outputs))]
         self._loaded = loader.load(executable)
         self.streams = self._loaded.callback is None
         self.plain = self.streams and not (executable.symbols or executable.packings)
@@ -72,7 +74,8 @@ class NativeProgram(CompiledProgram, StreamProgram):
         """The memory of executable.packings in this run. Those of what it overwrites are dropped:
         jobs in flight keep theirs."""
         for _, i in self.aliases:
-            inputs[i].memory.copies = None
+            if (memory := inputs[i].memory).copies is not None:
+                memory.copies = None
         return packed.copies(self.executable.packings, inputs) if self.executable.packings else []
 
     def prepare(
@@ -81,10 +84,13 @@ class NativeProgram(CompiledProgram, StreamProgram):
         loaded = self._loaded
         sizes = self.sizes(inputs) if self.executable.symbols else ()
         copies = self._copies(inputs)
-        words = [*sizes, *[b.memory.address for b in inputs]]
+        given = [b.memory.address for b in inputs]
+        words = [*sizes, *given]
         first, count = loader.FIXED_WORDS + len(words), len(numbers) // 16
         words += [0] * count
-        words += [b.memory.address for b in outputs]
+        words += [
+            given[i] if i >= 0 else b.memory.address for i, b in zip(self._overwrites, outputs)
+        ]
         block = loaded.block(words + [c.address for c in copies] if copies else words)
         if count:
             start = 8 * len(block)

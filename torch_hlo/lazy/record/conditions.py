@@ -108,7 +108,7 @@ def known(value: HloTensor, constant: bool = False) -> Tensor | None:
         if constant or not from_cpu(out):
             return None
     else:
-        found = _small(out, constant)
+        found = None if _is_computed(out) else _small(out, constant)
         if found is None:
             return None
         nodes, arrays = found
@@ -155,6 +155,17 @@ def is_spread(array: Array) -> bool:
 @functools.cache
 def _runs_on_cpu(target) -> bool:
     return getattr(target, "namespace", "") == "aten" and not is_random(target)
+
+
+def _is_computed(out: Out) -> bool:
+    """Whether the first of what `out` comes from is an array that the device has computed: what
+    most values that are read in a loop come from, found without looking at all operands."""
+    x: Any = out
+    for _ in range(NODES):
+        if type(x) is not Out or x.node in _values or not x.node.args:
+            break
+        x = x.node.args[0]
+    return type(x) is Array and x.bounds is None
 
 
 def _small(out: Out, constant: bool) -> tuple[list[Node], list[Array]] | None:

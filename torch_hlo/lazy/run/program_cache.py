@@ -27,7 +27,7 @@ def program_key(graph: Graph, aliases: Pairs) -> tuple:
 def variant() -> tuple:
     """What a program depends on besides its graph: the back end, the passes left out, and how many
     threads its work is cut for."""
-    return runtime.backend_name(), config.get("DISABLE"), WORKERS.cut()
+    return config.get("DEVICE"), config.get("DISABLE"), WORKERS.cut()
 
 
 class ProgramCache:
