@@ -262,3 +262,28 @@ def test_long_rows_are_summed_below_a_growing_maximum(guarded):
 def test_large_results_of_rows_that_start_anywhere():
     """Rows of an odd length, whose results bypass the caches."""
     check_module(programs.softmax((420, 10003), 1))
+
+
+@pytest.mark.parametrize("more", [(0,), (1,), (2,), (0, 1, 2)])
+def test_what_else_is_made_in_the_pass_of_a_growing_maximum(more):
+    """Results with an element per point, per column, and one of all, none of which waits for it."""
+
+    def fn(x):
+        m = b.reduce(x, b.constant(-np.inf, "f32"), (1,), "maximum")
+        e = b.exponential(b.subtract(x, b.broadcast(m, x.shape.dims, (0,))))
+        zero = b.constant(0.0, "f32")
+        doubled = b.multiply(x, b.full_like(x, 2.0))
+        others = [doubled, *(b.reduce(doubled, zero, dims, "add") for dims in ((0,), (0, 1)))]
+        return [b.log(b.reduce(e, zero, (1,), "add")), *(others[i] for i in more)]
+
+    v = np.random.default_rng(0).standard_normal((6, 9001)).astype(np.float32)
+    check(fn, v, optimize=True, rtol=1e-4)
+
+
+def test_large_results_beside_sums_of_rows_that_start_anywhere():
+    """Vectors of a row that begins where memory is not aligned do not bypass the caches."""
+
+    def fn(x):
+        return [b.add(x, x), b.reduce(x, b.constant(0.0, "f32"), (1,), "add")]
+
+    check(fn, np.ones((600, 9003), np.float32), optimize=True)

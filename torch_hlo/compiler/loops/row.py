@@ -160,8 +160,10 @@ class RowEmitter:
         plan = self.plan
         lanes = self.k.lanes
         length = plan.dims[plan.inner[-1]] if plan.inner else 1
+        # vectors of a loop that carries accumulators start where the row does
+        carries = plan.late_reduces or any(plan.level[r] == plan.passes for r in plan.row_reduces)
         if isinstance(length, int) and (
-            length % lanes == 0 or length >= PREFETCHED_ROW and not plan.late_reduces
+            length % lanes == 0 or length >= PREFETCHED_ROW and not carries
         ):
             stream(self.k, plan, self.results, nbytes)
             self.k.ragged = bool(self.k.nontemporal) and length % lanes != 0
@@ -236,10 +238,11 @@ class RowEmitter:
         writes = plan.full_outputs if number == plan.passes - 1 else []
         if not due and not late and not writes:
             return
-        if any(r in plan.online for r in due):
-            return self._online_pass(where, due)
-        in_registers = due + [r for r in late if r in self.slots]
+        registers = [r for r in late if r in self.slots]
         columns = [r for r in late if r not in self.slots]
+        if any(r in plan.online for r in due):
+            return self._online_pass(where, due, registers, columns, writes)
+        in_registers = due + registers
         reducers = [self.reducers[r] for r in in_registers]
         identities = [r.identity(k) for r in reducers]
         work = _Work(reducers, identities, columns, writes)
@@ -304,7 +307,7 @@ class RowEmitter:
             return self._point(point, work.reducers, carried, work.columns, work.writes)
 
         # up to the first element that is aligned in memory, then from there
-        if k.ragged and work.writes and not carry:
+        if k.ragged and work.writes:
             head = self._first_aligned({**inside, last: ZERO}, end)
             k.lane_loop(str(first), head, length, body, 1, compact=True)
             first = head
@@ -332,7 +335,14 @@ class RowEmitter:
             lambda index: [k.splat(v, t) if k.e.lanes > 1 else v for v, t in zip(values, r.dtypes)],
         )
 
-    def _online_pass(self, where: dict[int, Index], due: list[Instruction]) -> None:
+    def _online_pass(
+        self,
+        where: dict[int, Index],
+        due: list[Instruction],
+        late: list[Instruction],
+        columns: list[Instruction],
+        writes: list[int],
+    ) -> None:
         """Maxima, and sums of exponentials of what is left below them, in one pass: each block of
         the row is walked for the maxima, then, from L1, for the sums, with the maximum so far. What
         was summed before is scaled when that has grown."""
@@ -351,7 +361,7 @@ class RowEmitter:
             t.store(zero, shift)
         with k.loop("0", k.size(length), length, BLOCK) as b:
             first, end = k.block(b, BLOCK, k.size(length))
-            self._walk_block(where, {r: slots[r] for r in firsts}, first, end, 0)
+            self._walk_block(where, {r: slots[r] for r in firsts}, first, end)
             for m in shifts:
                 scaled = [r for r in sums if plan.online[r].maximum is m]
                 self._grow(m, slots, shifts[m], scaled)
@@ -359,7 +369,8 @@ class RowEmitter:
                 shift = shifts[plan.online[r].maximum]
                 e = plan.online[r].exponential
                 k.computed[e] = partial(self._shifted, e, shift)
-            self._walk_block(where, {r: slots[r] for r in sums}, first, end, BLOCK)
+            second = {r: slots[r] for r in sums} | {r: self.slots[r] for r in late}
+            self._walk_block(where, second, first, end, BLOCK, columns, writes)
             for r in sums:
                 del k.computed[plan.online[r].exponential]
         for r in firsts:
@@ -381,7 +392,9 @@ class RowEmitter:
         slots: dict[Instruction, list[str]],
         first: str,
         end: str,
-        ahead: Size,
+        ahead: Size = 0,
+        columns: Sequence[Instruction] = (),
+        writes: Sequence[int] = (),
     ) -> None:
         """Reduce elements [first, end) of a row into `slots`, asking for those `ahead`."""
         k, plan = self.k, self.plan
@@ -391,7 +404,7 @@ class RowEmitter:
 
         def body(j: Index, carried: list[str]) -> list[str]:
             point = {**where, last: j}
-            following = self._point(point, reducers, carried, [], [])
+            following = self._point(point, reducers, carried, columns, writes)
             if ahead:
                 at = linear([point[d] for d in range(len(plan.dims))], plan.dims)
                 self._prefetch(at, ahead)
@@ -475,8 +488,8 @@ class RowEmitter:
         where: dict[int, Index],
         reducers: list[Reducer],
         carried: list[str],
-        columns: list[Instruction],
-        writes: list[int],
+        columns: Sequence[Instruction],
+        writes: Sequence[int],
     ) -> list[str]:
         """One vector: the next accumulators; column sums and results go to memory."""
         k, plan = self.k, self.plan
