@@ -1,5 +1,5 @@
-"""bf16 convolutions of channels-last arrays on AMX tiles: a product whose left operand is gathered
-from the input, tile by tile.
+"""bf16 convolutions of channels-last arrays on AMX tiles, or with AVX512-BF16: a product whose left
+operand is gathered from the input, tile by tile.
 
 K runs over taps and, within a tap, over channels in steps of 32 (the last one filled with zeros).
 For 32 output pixels a step of the left operand is 32 runs of 32 channels, found by the pointers of
@@ -36,8 +36,9 @@ from ..matmul.amx_kernels import (
     ELEMENTS,
     GAP,
     STEP_BYTES,
-    configure,
+    element,
     micro,
+    tiles,
 )
 from ..matmul.dot import emit_tree
 from ..matmul.dot_task import Finish
@@ -146,27 +147,27 @@ def task(program: Program, name: str, spatial: int, many: bool, epilogue: Epilog
     f = Function(name, [*params, *geometry(spatial), *epilogue.parameters])
     find = define(program, tile_pointers, f"tile_pointers_i16_{spatial}", "i16", spatial)
     pack = define(program, gather, "conv_amx_gather")
-    kernel = define(program, micro, f"micro_amx_{BF16.name}", BF16)
-    configure(f)
+    e = element(program.target, ("bf16",))
+    assert e is not None
+    kernel = define(program, micro, f"micro_amx_{e.name}", e)
     taps = f.div("%steps", "%chunks")
     half = f.mul(taps, POINTERS)
     P = pointer_table(f, program, f.mul(half, 2 * CONV_AMX_GROUP), many)
     A = f.alloca("i8", PANEL_STEPS * STEP_BYTES, 64)
     sums = f.alloca("float", CONV_AMX_GROUP * BLOCK * LD, 64)
     at = _Group(f, spatial, P, half, A, sums, f.ceildiv("%features", BLOCK))
-    with f.items() as item:
+    with tiles(f, e), f.items() as item:
         group = f.div(item, "%blocks_n")
         n0, n1 = f.part(f.rem(item, "%blocks_n"), "%columns_each", "%features")
         tile0 = f.mul(group, "%tiles")
-        tiles = f.min(f.sub(f.ceildiv("%pixels", BLOCK), tile0), "%tiles")
-        at.find_pointers(find, tile0, tiles)
-        with pieces(f, "%steps") as (step, count), f.loop(0, tiles) as i:
+        held = f.min(f.sub(f.ceildiv("%pixels", BLOCK), tile0), "%tiles")
+        at.find_pointers(find, tile0, held)
+        with pieces(f, "%steps") as (step, count), f.loop(0, held) as i:
             at.multiply(pack, kernel, i, step, count, n0, n1)
-        with f.loop(0, tiles) as i:
+        with f.loop(0, held) as i:
             row = f.mul(f.add(tile0, i), BLOCK)
             c = f.gep("float", sums, f.mul(i, BLOCK * LD))
             epilogue.call(f, row, f.min(f.sub("%pixels", row), BLOCK), n0, f.sub(n1, n0), c, LD)
-    f.do("call void @llvm.x86.tilerelease()")
     return program.define(f)
 
 
@@ -227,15 +228,17 @@ class _Group:
 
 
 def is_amx(program: Program, x: Instruction) -> bool:
-    """Whether a convolution has the form that `emit_amx` takes."""
+    """Whether a convolution has the form that `emit_amx` takes. A product of pairs in vector
+    registers takes as long for a few features as for a block of them."""
+    e = element(program.target, ("bf16",))
     return (
-        program.target.has("amx-bf16")
+        e is not None
         and [o.dtype for o in x.operands] == ["bf16", "bf16"]
         and is_channels_last(x)
         and x.is_static
         and all(o.is_static for o in x.operands)
         and x["feature_group_count"] * x["batch_group_count"] == 1
-        and static_dims(x)[-1] > 1
+        and static_dims(x)[-1] > (1 if e.instruction else BLOCK // 2)
         and static_dims(x.operand)[-1]
         * (x["window"][-1].size if x["window"][-1].window_dilation == 1 else 1)
         >= CONV_AMX_LEAST_RUN

@@ -1,5 +1,5 @@
-"""Gradients of the weights of bf16 convolutions on AMX tiles: C[tap, c, o] = sum over pixels
-X[pixel + tap, c] * Y[pixel, o].
+"""Gradients of the weights of bf16 convolutions on AMX tiles, or with AVX512-BF16: C[tap, c, o] =
+sum over pixels X[pixel + tap, c] * Y[pixel, o].
 
 K runs over a grid of output pixels, with room for what a tap reads beside the image: rows and
 images lie `Grid.width` and `height` apart, Y is zero in the room. The input is turned once,
@@ -36,8 +36,9 @@ from ..matmul.amx_kernels import (
     BLOCK,
     ELEMENTS,
     WORDS,
-    configure,
+    element,
     micro,
+    tiles,
 )
 from ..matmul.dot import emit_tree
 from ..matmul.gemm_amx import AmxGemm, b_panel, pieces
@@ -112,7 +113,7 @@ def is_amx_gradient(program: Program, x: Instruction) -> bool:
     return (
         digits != ""
         and x["dim_labels"] in labels
-        and program.target.has("amx-bf16")
+        and element(program.target, ("bf16",)) is not None
         and x.dtype == "f32"
         and x.is_static
         and all(o.dtype == "bf16" and o.is_static for o in x.operands)
@@ -244,11 +245,12 @@ def task(program: Program) -> str:
             ("ptr", "offsets"),
         ],
     )
-    kernel = define(program, micro, f"micro_amx_{BF16.name}_strided", BF16, False, True)
-    configure(f)
+    e = element(program.target, ("bf16",))
+    assert e is not None
+    kernel = define(program, micro, f"micro_amx_{e.name}_strided", e, False, True)
     panels = f.ceildiv("%features", BLOCK)
     in_panels = f.icmp("eq", "%ldc", BLOCK)
-    with f.items() as item:
+    with tiles(f, e), f.items() as item:
         channel = f.mul(f.div(item, "%blocks_n"), BLOCK)
         n0, n1 = f.part(f.rem(item, "%blocks_n"), "%columns_each", "%features")
         rows = f.sub("%channels", channel)
@@ -273,7 +275,6 @@ def task(program: Program) -> str:
                     f"i1 {f.icmp('ne', step, 0)}",
                     "i64 %row_bytes",
                 )
-    f.do("call void @llvm.x86.tilerelease()")
     return program.define(f)
 
 

@@ -28,6 +28,7 @@ from torch_hlo.hlo.ir import (
 from ..codegen import Index, Program, index as ix
 from ..conv_forms import digits_of, is_planar, sides
 from ..loops.elementwise_loops import emit_instruction
+from ..matmul.amx_kernels import element
 from ..matmul.dot import (
     arguments_of,
     emit_apart,
@@ -91,7 +92,7 @@ def convolution(program: Program, x: Instruction) -> None:
         return emit_amx_gradient(program, x)
     if (
         _has_phases(x)
-        and program.target.has("amx-bf16")
+        and element(program.target, ("bf16",)) is not None
         and all(o.dtype == "bf16" for o in x.operands)
     ):
         return _emit_phases(program, x)  # while they are bf16
