@@ -194,6 +194,14 @@ def test_common_mesh():
             common_mesh(texts)
 
 
+def test_devices_in_an_order_of_their_own():
+    odd = parse_sharding("{devices=[4,2]0,3,1,2,4,5,6,7}", Shape("f32", (8, 8)), MESH)
+    assert odd.mesh == Mesh(MESH.axes, (0, 3, 1, 2, 4, 5, 6, 7))
+    for text in (str(odd), to_xla(odd)):
+        again = parse_sharding(text, Shape("f32", (8, 8)), MESH)
+        assert again == odd and again.tile(3) == (0, 1)
+
+
 @pytest.mark.parametrize("dims", [(8, 8), (5, 3), (1, 9)])
 def test_blocks(dims):
     array = np.arange(np.prod(dims)).reshape(dims)

@@ -74,8 +74,8 @@ BAD = [
         "alias (0, 1) is out of range: 1 outputs, 1 parameters",
     ),
     (
-        module(h.reshape(X, (2, 2)), aliases=((0, 0),)),
-        "alias (0, 0) joins f32[2,2] and f32[4]",
+        module(h.concatenate([X, X], 0), aliases=((0, 0),)),
+        "alias (0, 0) joins f32[8] and f32[4]",
     ),
     (
         module(h.tuple_(h.negate(X), h.abs_(X)), aliases=((0, 0), (1, 0))),

@@ -79,6 +79,15 @@ def test_arrays_come_back(value):
     np.testing.assert_array_equal(jax.device_put(value), value.astype(jnp.asarray(value).dtype))
 
 
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+def test_unused_bits_of_narrow_integers(dtype):
+    x = np.array([[1, -2, 13], [4, -8, 7]]).astype(dtype)
+    for given in (x, x.T):
+        np.testing.assert_array_equal(jnp.asarray(given).astype(int), given.astype(int))
+    same = jax.pure_callback(lambda: x, jax.ShapeDtypeStruct(x.shape, x.dtype))
+    np.testing.assert_array_equal(same.astype(int), x.astype(int))
+
+
 def test_donated_memory_is_written_to():
     step = jax.jit(lambda x: x + 1, donate_argnums=0)
     x = jnp.zeros(1000)
@@ -555,6 +564,44 @@ assert (np.asarray(y) == 2 * np.arange(8)).all() and y.sharding.is_equivalent_to
 """
 
 
-def test_functions_that_say_how_they_are_partitioned():
+REORDERED = """
+import jax, numpy as np
+P = jax.P
+order = np.array(jax.devices())
+orders = order.reshape(2, 2), order[[0, 3, 1, 2]].reshape(2, 2)
+meshes = [jax.sharding.Mesh(o, ("x", "y")) for o in orders]
+value = np.arange(64.0).reshape(8, 8)
+x = jax.device_put(value, jax.NamedSharding(meshes[0], P("x", "y")))
+for spec in (P("x", "y"), P("y"), P(("y", "x")), P(None, "x"), P()):
+    y = jax.device_put(x, jax.NamedSharding(meshes[1], spec))
+    for z in (y, jax.device_put(y, x.sharding), jax.jit(lambda y: y.T)(y).T):
+        for part in z.addressable_shards:
+            np.testing.assert_array_equal(part.data, value[part.index])
+"""
+
+EVEN = """
+import jax, numpy as np
+split = jax.NamedSharding(jax.sharding.Mesh(jax.devices(), ("x",)), jax.P("x"))
+f = jax.jit(lambda: jax.lax.with_sharding_constraint(jax.numpy.arange(10), split))
+np.testing.assert_array_equal(f(), np.arange(10))
+"""
+
+GIVEN = """
+import jax, numpy as np
+mesh = jax.make_mesh((2,), ("x",))
+put = lambda value, *spec: jax.device_put(value, jax.NamedSharding(mesh, jax.P(*spec)))
+x, y = np.arange(16.0).reshape(16, 1), np.arange(16.0).reshape(2, 2, 4)
+a, b = put(x, "x"), put(y, "x")
+outs = tuple(jax.NamedSharding(mesh, jax.P(*spec)) for spec in (["x"], [None, "x"]))
+f = jax.jit(lambda a, b: (a.reshape(16)[::-1], b + 1), out_shardings=outs, donate_argnums=(0, 1))
+c, d = f(a, b)
+assert a.is_deleted() and b.is_deleted()
+np.testing.assert_array_equal(c, x.reshape(16)[::-1])
+np.testing.assert_array_equal(d, y + 1)
+"""
+
+
+@pytest.mark.parametrize("script", [PARTITIONED, REORDERED, EVEN, GIVEN])
+def test_several_devices(script):
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "hlo"}
-    subprocess.run([sys.executable, "-c", PARTITIONED], check=True, env=environment, timeout=120)
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment, timeout=120)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
 
+import numpy as np
+
 from torch_hlo.device import runtime
 from torch_hlo.device.memory import Memory
 from torch_hlo.device.pjrt.pjrt_api import BUFFER_TYPES
@@ -159,6 +161,10 @@ def _from_host(args: Any) -> None:
         rows = _strides(shape, range(shape.rank)) if strides is None else strides
         own = _strides(shape, made.form.order)
         _copy(shape, made.used().address, own, args.data, rows)
+        if (unused := 8 - DTYPES[shape.dtype].bits) > 0:  # NumPy has anything there
+            pages = (ctypes.c_uint8 * shape.nbytes).from_address(made.memory.address)
+            values = np.frombuffer(pages, f"{'i' if shape.kind == 's' else 'u'}1")
+            np.right_shift(values << unused, unused, out=values)
     args.buffer = made.address
     args.done_with_host_buffer = client().ready.address
 
@@ -196,8 +202,6 @@ def _copy(
 
 
 def _elements(shape: Shape, address: int, strides: Sequence[int]) -> Any:
-    import numpy as np
-
     low = sum((n - 1) * s for n, s in zip(shape.sizes, strides) if s < 0)
     high = sum((n - 1) * s for n, s in zip(shape.sizes, strides) if s > 0)
     size = DTYPES[shape.dtype].itemsize

@@ -32,10 +32,11 @@ from torch_hlo.hlo.ir import (
 from torch_hlo.hlo.ir.build import constant, full_like, transpose, tuple_
 from torch_hlo.hlo.ir.verify import VerifyError
 from torch_hlo.hlo.read import parse_text
-from torch_hlo.hlo.sharding.sharding import Sharding, ShardingError
+from torch_hlo.hlo.sharding.sharding import DimSharding, Sharding, ShardingError
 from torch_hlo.hlo.sharding.sharding_text import to_xla
 from torch_hlo.hlo.stablehlo import WriteError, stablehlo_text
 from torch_hlo.hlo.stablehlo.converter import tied
+from torch_hlo.hlo.stablehlo.shardings import constrained
 from torch_hlo.hlo.text.printer import computations
 from torch_hlo.hlo.text.scanner import ParseError
 from torch_hlo.tools.adopt import adopted
@@ -97,8 +98,16 @@ class LoadedExecutable(Object):
             asked = b"InspectSharding" in self.code
             with warnings.catch_warnings():  # what raises warnings shall not make this one an error
                 warnings.simplefilter("default", UserWarning)
-                whole = partitioned(_inspected(whole) if asked else whole)
-        return replace(whole, excess_precision=True, requests=module.requests)  # as JAX's XLA does
+                given = _inspected(whole) if asked else whole
+                whole = partitioned(given)
+                if [*whole.out_shardings] != (even := _even(whole)):
+                    whole = partitioned(_placed(given, even))
+        return replace(
+            whole,
+            aliases=_aliases(whole, module.requests[3]),
+            excess_precision=True,  # as JAX's XLA does
+            requests=module.requests,
+        )
 
     def _compiled(self) -> Any:
         module = _stored(self.module, *self.forms[:2])
@@ -108,7 +117,7 @@ class LoadedExecutable(Object):
     def _forms(self) -> Forms:
         """The program may choose a layout that is "auto": so that its last step moves nothing."""
         module = self.module
-        ins, outs, kinds = module.requests
+        ins, outs, kinds, _ = module.requests
         results = outputs(module)
         results = results[: len(results) - self.hidden]
         return (
@@ -224,6 +233,33 @@ class LoadedExecutable(Object):
         return ins, outs
 
 
+def _even(module: Module) -> list[Sharding]:
+    """Of its results, split only into equal blocks, as JAX's arrays are."""
+    pairs = zip(module.out_shardings, module.out_dims, strict=True)
+    whole = DimSharding()
+    return [
+        s.with_dims(whole if n % d.size else d for d, n in zip(s.dims, dims)) for s, dims in pairs
+    ]
+
+
+def _placed(module: Module, places: Sequence[Sharding]) -> Module:
+    """With these shardings of its results."""
+    root = module.entry.root
+    parts = map(constrained, root.operands if root.op == "tuple" else (root,), places)
+    made = instr("tuple", tuple(parts), sharding=tuple(places))
+    return module.with_root(made if root.op == "tuple" else made.operands[0])
+
+
+def _aliases(module: Module, donated: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """With each array that is given away, to the first result of as many bytes."""
+    found, results = dict(module.aliases), outputs(module)
+    for p, given in zip(module.entry.params, donated):
+        fit = (o for o, y in enumerate(results) if y.nbytes == p.nbytes and o not in found)
+        if given and (o := next(fit, None)) is not None:
+            found[o] = p["index"]
+    return tuple(found.items())
+
+
 def _inspected(module: Module) -> Module:
     """With all shardings, after JAX's functions are told those that they ask for."""
     from torch_hlo.compiler.spmd.propagate import propagate
@@ -270,7 +306,7 @@ def _stored(module: Module, ins: Sequence[Ints], outs: Sequence[Ints]) -> Module
     root = inline(entry, listed)
     results = root.operands if root.op == "tuple" else (root,)
     made = [*map(transpose, results, outs), *results[len(outs) :]]
-    kept = tuple((o, i) for o, i in module.aliases if made[o].shape == params[i].shape)
+    kept = tuple((o, i) for o, i in module.aliases if made[o].nbytes == params[i].nbytes)
     root = tuple_(*made) if root.op == "tuple" else made[0]
     return replace(module, entry=Computation(entry.name, params, root), aliases=kept)
 

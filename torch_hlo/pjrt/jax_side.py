@@ -196,6 +196,9 @@ def _dlpack(is_default: bool) -> None:
         theirs._DL_DEVICE_TO_PLATFORM[theirs.DLDeviceType.kDLCPU] = PLATFORM
 
 
+_NARROW = frozenset(("int2", "int4", "uint2", "uint4"))  # NumPy's have unused bits
+
+
 class Callback:
     """A Python function that a program calls: arrays in, a sequence of arrays out."""
 
@@ -218,7 +221,8 @@ def _call(outputs: list[np.ndarray], inputs: list[np.ndarray], opaque: str) -> N
     for value in values:
         value.flags.writeable = False
     for to, value in zip(outputs[:-1], found.function(*values), strict=True):
-        to[...] = np.asarray(value).view(to.dtype)
+        made = np.asarray(value)
+        to[...] = made if made.dtype.name in _NARROW else made.view(to.dtype)
     outputs[-1][...] = True
 
 

@@ -73,6 +73,17 @@ def test_initial_value_and_computation():
     check(lambda x, i: build.reduce_window(x, i, window, "maximum"), v, np.float32(0.5))
 
 
+def test_unknown_computations_fold_padding():
+    v = np.random.default_rng(0).standard_normal((4, 6)).astype("float32") / 3
+    one = build.constant(1, "f32")
+    window = (WindowDim(2, 2, 0, 0, 2), WindowDim(3, 1, 2, 1))
+    add, times = build.add, build.multiply
+    odd = build.computation(lambda a, b: add(add(a, b), times(a, b)), [Shape("f32")] * 2)
+    check(lambda x: build.reduce_window(x, one, window, odd), v)
+    sums = build.computation(lambda a, b, c, d: (add(a, c), add(b, d)), [Shape("f32")] * 4)
+    check(lambda x: build.reduce_window([x, x], [one, one], window, sums), v)
+
+
 def test_maximum_keeps_nan():
     v = np.random.default_rng(0).standard_normal((4, 30)).astype("float32")
     v[1, 4] = np.nan

@@ -165,14 +165,15 @@ class Partitioner:
             new = h.parameter(p["index"], self.block_shape(p.shape, layout))
             carry_meta(p, new)
             params.append(new)
-            env[p] = self.spread(new, p.shape, layout, p.get("sharding"))
+            value = self.spread(new, p.shape, layout, p.get("sharding"))
+            env[p] = self.moved(p, value, home=True)
         value = self.run(entry.root, env)
         root = self.placed(value, self.wanted(entry.root), entry.root.get("sharding"))
+        root = self.moved(entry.root, root)
         outputs = root if isinstance(root, tuple) else (root,)
-        ins, outs = (
-            [[self.grid.sharding(v.layout, v.partial) for v in flat(value)] for value in values]
-            for values in ([env[p] for p in entry.params], outputs)
-        )
+        ins = [self.places(p, env[p]) for p in entry.params]
+        ends = iter(self.places(entry.root, root))
+        outs = [[next(ends) for _ in flat(v)] for v in outputs]
         aliases = tuple((o, i) for o, i in module.aliases if outs[o] == ins[i])
         whole = Computation(entry.name, tuple(params), self.gathered(root))
         return number_channels(
@@ -190,6 +191,25 @@ class Partitioner:
         )
 
     # Values
+
+    def places(self, x: Instruction, value: Value) -> list[Sharding]:
+        """Of the arrays of a value of `x`, on the mesh of its annotation."""
+        made = [self.grid.sharding(v.layout, v.partial) for v in flat(value)]
+        given = [*_flat_shardings(x.get("sharding"))] or made
+        return [changed(m, mesh=g.mesh) for m, g in zip(made, given, strict=True)]
+
+    def moved(self, x: Instruction, value: Value, home: bool = False) -> Value:
+        """Blocks where the annotation of `x` wants them: it may list the devices in another order
+        than the mesh does. Or from there home."""
+
+        def one(v: Local, place: Sharding) -> Local:
+            if place.mesh == self.grid.mesh:
+                return v
+            orders = [m.devices or range(m.size) for m in (self.grid.mesh, place.mesh)]
+            pairs = zip(*orders[:: -1 if home else 1])
+            return changed(v, x=self.planner.permute(v.x, pairs))
+
+        return _nested(x.shape, map(one, flat(value), self.places(x, value)))
 
     def wanted(self, x: Instruction) -> Wants:
         """The layouts that the annotation of `x` asks for; None where there is none."""
@@ -715,6 +735,7 @@ def _enter(p: Partitioner, x: Instruction, env: Env) -> Value:
     """SPMDFullToShardShape: from here on shapes are those of the blocks along the manual axes."""
     (operand,) = x.operands
     value = array(p.placed(env[operand], p.wanted(operand), operand.get("sharding")))
+    value = array(p.moved(operand, value))
     return p.spread(value.x, x.shape, p.wanted(x), x.get("sharding"))
 
 
@@ -732,7 +753,7 @@ def _leave(p: Partitioner, x: Instruction, env: Env) -> Value:
         raise PartitionError(f"SPMDShardToFullShape({operand.shape}) -> {x.shape} needs a sharding")
     inner = tuple(tuple(a for a in atoms if a not in manual) for atoms in layout)
     value = array(p.placed(env[operand], inner, sharding))
-    return p.spread(value.x, x.shape, layout, x.get("sharding"))
+    return p.moved(x, p.spread(value.x, x.shape, layout, x.get("sharding")), home=True)
 
 
 def _act(p: Partitioner, x: Instruction, env: Env, atoms: Atoms) -> Value:

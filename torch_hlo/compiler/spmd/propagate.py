@@ -322,7 +322,8 @@ class _Graph:
     def sharding(self, tree: Tree) -> ShardingTree:
         if isinstance(tree, tuple):
             return tuple([self.sharding(t) for t in tree])
-        return _sharding(self.slots[tree].state, self.mesh)
+        slot = self.slots[tree]
+        return _sharding(slot.state, slot.given.mesh if slot.given else self.mesh)
 
     def rebuilt(self, scope: _Scope) -> Computation:
         """The computation with a `sharding` on every instruction."""

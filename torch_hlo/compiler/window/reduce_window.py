@@ -126,8 +126,8 @@ def window_value(k: Kernel | Planner, x: Instruction, index: tuple[ix.Index, ...
         k.cost += len(taps)
         return values[0] if values else "%0"
     flat = [list(v) if isinstance(v, tuple) else [v] for v in values]
-    total = flat[0]
-    for v in flat[1:]:
+    total = flat.pop(0) if reducer.op else reducer.initial(k, initial)
+    for v in flat:
         total = reducer.combine(k, total, v)
     total = reducer.finish(k, total)
     return (total[0], total[1]) if len(total) == 2 else total[0]
@@ -263,6 +263,7 @@ def _fold_window(size: Sizes, sums: _Accumulators, output: list[Int], strides: l
         place, inside = positions(f, size, window, dims, output, taps)
         with f.when(inside) if inside else nullcontext():
             sums.fold(sums.load("from", dot_product(f, place, strides)))
-        if inside and sums.reducer.needs_initial():  # padding has the initial value
+        # padding has the initial value
+        if inside and (sums.reducer.op is None or sums.reducer.needs_initial()):
             with f.when(f.op(f"xor i1 {inside}, true")):
                 sums.fold(sums.load("init", 0))

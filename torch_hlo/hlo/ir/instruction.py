@@ -227,8 +227,9 @@ class Module:
     and 1 for a program of one device. `in_shardings`, `out_shardings`: of a per-device program, how
     its whole parameters and outputs are cut over `mesh`; () when unknown. `out_dims`: sizes of the
     whole outputs, which the blocks of the last devices may exceed.
-    `requests`: of a program as JAX wrote it, the layouts of its parameters and of its results, and
-    the memory kinds of its results; each () where nothing is said."""
+    `requests`: of a program as JAX wrote it, the layouts of its parameters and of its results, the
+    memory kinds of its results, and which parameters any result may overwrite; each () where
+    nothing is said."""
 
     name: str
     entry: Computation
@@ -242,7 +243,7 @@ class Module:
     out_dims: tuple[Ints, ...] = ()
     constants: Ints = ()
     excess_precision: bool = False
-    requests: tuple[tuple[str, ...], ...] = ((), (), ())
+    requests: tuple[tuple[str, ...], ...] = ((), (), (), ())
 
     def with_root(self, root: Instruction) -> Module:
         """This module computing another root; itself when nothing changed."""

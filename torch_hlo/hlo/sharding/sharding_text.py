@@ -171,16 +171,17 @@ def _grouped(values: Iterator[Placement | None], shape: Shape) -> Placement | No
 
 
 def onto(value: Sharding, shape: Shape, mesh: Mesh) -> Sharding:
-    """The same blocks by axes of another mesh. Raises ShardingError when it has none for them."""
+    """The same blocks by axes of another mesh, which may have to list its devices in another order.
+    Raises ShardingError when it has none for them."""
     value.check_rank(shape.dims)
-    if value.mesh == mesh:
+    if value.mesh.axes == mesh.axes:
         return value
     if value.maximal is not None:
         return Sharding(mesh, maximal=value.maximal)
     other = parse_sharding(to_xla(value), shape, mesh)
     assert isinstance(other, Sharding)
     dims = tuple(DimSharding(a.axes, b.open, b.priority) for a, b in zip(other.dims, value.dims))
-    return Sharding(mesh, dims, unreduced=other.unreduced, manual=other.manual)
+    return replace(other, dims=dims)
 
 
 def _named_form(t: _Tokens) -> Sharding:
@@ -252,10 +253,12 @@ class TileAssignment:
     subgroups: tuple[str, ...] = ()
 
     def on(self, mesh: Mesh, rank: int) -> Sharding:
-        """This placement by axes of `mesh`. Raises ShardingError when the mesh cannot express
-        it."""
+        """This placement by axes of `mesh`, or of the mesh that lists the devices in the order of
+        the tiles. Raises ShardingError when neither can express it."""
         if self.kind == "maximal":
             return Sharding(mesh, maximal=self.devices[0])
+        if _factors(_places(self, mesh)) is None and len(self.devices) == mesh.size:
+            mesh = Mesh(mesh.axes, self.devices)
         flat = Sharding.replicate(mesh, rank)
         if len(self.devices) == 1:  # of a program for one device, which now runs on several
             return flat
@@ -371,14 +374,18 @@ def _factors(devices: Ints) -> list[tuple[int, int]] | None:
     return factors if np.array_equal(rebuilt, array) else None
 
 
+def _places(tile: TileAssignment, mesh: Mesh | None) -> Ints:
+    """The positions of its devices in the mesh."""
+    if mesh is None or not mesh.devices:
+        return tile.devices
+    position = {device: i for i, device in enumerate(mesh.devices)}
+    return tuple(position[d] for d in tile.devices)
+
+
 def _tile_factors(tile: TileAssignment, mesh: Mesh | None = None) -> list[list[tuple[int, int]]]:
     """For each tile dimension its (size, stride) digits of the position in the mesh, major
     first."""
-    places = tile.devices
-    if mesh is not None and mesh.devices:
-        position = {device: i for i, device in enumerate(mesh.devices)}
-        places = tuple(position[d] for d in places)
-    factors = _factors(places)
+    factors = _factors(_places(tile, mesh))
     if factors is None:
         raise ShardingError(
             f"the device order {list(tile.devices[:16])}{'…' if len(tile.devices) > 16 else ''} is"

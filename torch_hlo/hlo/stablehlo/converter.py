@@ -205,9 +205,10 @@ class Converter:
             tuple(table),
             self.shardings.mesh,
             requests=(
-                _said(entry, "arg_attrs", len(params), "layout_mode"),
-                _said(entry, "res_attrs", len(results), "layout_mode"),
-                _said(entry, "res_attrs", len(results), "memory_kind"),
+                _said(entry, "arg_attrs", len(params), "mhlo.layout_mode"),
+                _said(entry, "res_attrs", len(results), "mhlo.layout_mode"),
+                _said(entry, "res_attrs", len(results), "mhlo.memory_kind"),
+                _said(entry, "arg_attrs", len(params), "jax.buffer_donor"),
             ),
         )
 
@@ -534,21 +535,14 @@ class Converter:
 def _aliases(
     entry: Operation, params: list[Instruction], results: list[Instruction]
 ) -> tuple[tuple[int, int], ...]:
-    """(result, argument) pairs from the arguments' `tf.aliasing_output`; an argument with
-    `jax.buffer_donor` is given to the first result like it."""
-    rows = _rows(entry, "arg_attrs", len(params))
+    """(result, argument) pairs from the arguments' `tf.aliasing_output`."""
     found = {
         o: i
-        for i, row in enumerate(rows)
+        for i, row in enumerate(_rows(entry, "arg_attrs", len(params)))
         if type(o := row.get("tf.aliasing_output")) is int
         and o < len(results)
         and results[o].shape == params[i].shape
     }
-    for i, row in enumerate(rows):
-        if row.get("jax.buffer_donor"):
-            fit = (o for o, y in enumerate(results) if y.shape == params[i].shape)
-            if (o := next((o for o in fit if o not in found), None)) is not None:
-                found[o] = i
     return tuple(sorted(found.items()))
 
 
@@ -560,8 +554,8 @@ def _rows(entry: Operation, key: str, count: int) -> list[dict[str, Any]]:
 
 
 def _said(entry: Operation, key: str, count: int, name: str) -> tuple[str, ...]:
-    """What an attribute of MHLO says of each argument or result; () for nothing."""
-    found = [str(row.get(f"mhlo.{name}", "")) for row in _rows(entry, key, count)]
+    """What an attribute says of each argument or result; () for nothing."""
+    found = [str(row.get(name, "")) for row in _rows(entry, key, count)]
     return tuple(found) if any(found) else ()
 
 

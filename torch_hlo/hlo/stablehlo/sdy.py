@@ -8,7 +8,14 @@ constraints; regions written per device stand between the custom calls `SPMDFull
 import re
 
 from ..ir import Instruction, build as b
-from ..sharding.sharding import Axis, DimSharding, Sharding, is_unreduced
+from ..sharding.sharding import (
+    Axis,
+    DimSharding,
+    Sharding,
+    ShardingError,
+    complement,
+    is_unreduced,
+)
 from .attributes import Dense
 from .converter import RULES, Context, Made, rule
 from .sdy_syntax import COLLECTIVES
@@ -81,6 +88,11 @@ def _manual_computation(c: Context) -> Made:
     values = []
     for x, text, (_, t) in zip(c.x, ins, c.op.regions[0].args, strict=True):
         whole = table.shardy(text, x.shape)
+        if whole.mesh != table.only() and complement(whole.mesh, axes):
+            raise ShardingError(
+                f"a region that is manual over some axes of {table.only()} cannot take {whole}:"
+                " list the devices of both meshes in one order"
+            )
         values.append(
             constrained(
                 constrained(x, whole),

@@ -38,8 +38,10 @@ def sharding_text(sharding: Sharding) -> str:
     if sharding.maximal is not None:
         return f"<mesh<[], device_ids=[{sharding.maximal}]>, []>"
     # Axes that are written per device are no part of Shardy's shardings.
-    text = str(replace(sharding, manual=()))[1:-1]
-    return "<@mesh, " + _AXIS.sub(lambda found: f'"{found.group()}"', text) + ">"
+    mesh = sharding.mesh
+    where = f"mesh<{mesh_text(mesh)}>" if mesh.devices else "@mesh"
+    text = str(replace(sharding, manual=(), mesh=Mesh(mesh.axes)))[1:-1]
+    return f"<{where}, " + _AXIS.sub(lambda found: f'"{found.group()}"', text) + ">"
 
 
 _AXIS = re.compile(r"(?<=[{\s])[A-Za-z_][\w.\-]*(?=[,}:])")
