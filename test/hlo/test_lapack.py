@@ -162,3 +162,11 @@ ENTRY e {{
     a = matrix(*dims).astype("f")
     want = np.linalg.svd(a, compute_uv=False)
     np.testing.assert_allclose(evaluate(parse_module(text), [a])[0], want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("more", [(), (2,)])
+def test_sparse_rows(more):
+    data, starts, columns = np.arange(1.0, 5), np.array([0, 1, 3, 3]), np.array([0, 1, 2, 9])
+    dense = RNG.standard_normal((4, *more))
+    (found,) = lapack.call("cpu_csr_sparse_dense_ffi", None, [data, starts, columns, dense])
+    np.testing.assert_allclose(found, [dense[0], 2 * dense[1] + 3 * dense[2], 0 * dense[0]])

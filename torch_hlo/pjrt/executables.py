@@ -188,7 +188,7 @@ class LoadedExecutable(Object):
     @cached_property
     def stablehlo(self) -> str:
         """StableHLO text; its header says how arrays are laid out and cut, which JAX asks for."""
-        return self._text(self.module.with_root(tuple_()) if self.hidden else self.module)
+        return self._text(self.module)
 
     @cached_property
     def outline(self) -> str:

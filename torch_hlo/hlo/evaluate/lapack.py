@@ -282,3 +282,15 @@ def _gees(config: Config, a: Array) -> Results:
     """Schur form and vectors, and the eigenvalues (of real matrices as two arrays)."""
     t, _, *w, q, _, info = _scipy(f"{_letter(a)}gees", lambda *value: False, a)
     return (t, q, *w, np.int32(0), np.int32(info))
+
+
+@_lapack
+def _cpu_csr_sparse_dense(
+    config: Config, data: Array, starts: Array, columns: Array, dense: Array
+) -> Results:
+    """A matrix of sparse rows times a dense array; no LAPACK, but JAX calls it so."""
+    rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    parts = data[: len(rows)] * dense[columns[: len(rows)]].T
+    product = np.zeros((len(starts) - 1, *dense.shape[1:]), parts.dtype)
+    np.add.at(product, rows, parts.T)
+    return (product,)

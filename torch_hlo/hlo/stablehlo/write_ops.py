@@ -33,6 +33,8 @@ writes(*(name for name, row in OPCODES.items() if row.spelling is not None))(_po
 _BATCH_NORM = "epsilon = {x[epsilon]:.9e} : f32, feature_index = {integer[feature_index]}"
 # The attributes of operations that differ in no more; a computation `to_apply` is their region.
 _ATTRIBUTES = {
+    "all-gather": "all_gather_dim = {first[dimensions]}, {groups}",
+    "all-reduce": "{groups}",
     "batch-norm-grad": _BATCH_NORM,
     "batch-norm-inference": _BATCH_NORM,
     "batch-norm-training": _BATCH_NORM,
@@ -43,19 +45,42 @@ _ATTRIBUTES = {
     "dynamic-slice": "slice_sizes = {array[dynamic_slice_sizes]}",
     "dynamic-update-slice": "",
     "fft": "fft_type = #stablehlo<fft_type {x[fft_type]}>, fft_length = {array[fft_length]}",
+    "gather": (
+        "dimension_numbers = {numbers}, slice_sizes = {array[slice_sizes]}, indices_are_sorted ="
+        " {boolean[indices_are_sorted]}"
+    ),
     "get-dimension-size": "dimension = {first[dimensions]}",
     "iota": "iota_dimension = {integer[iota_dimension]}",
     "opt-barrier": "",
+    "partition-id": "",
     "reduce": "dimensions = {array[dimensions]}",
     "reduce-precision": (
         "exponent_bits = {x[exponent_bits]} : i32, mantissa_bits = {x[mantissa_bits]} : i32"
     ),
+    "reduce-scatter": "scatter_dimension = {first[dimensions]}, {groups}",
+    "replica-id": "",
     "reverse": "dimensions = {array[dimensions]}",
+    "rng-bit-generator": "rng_algorithm = #stablehlo<rng_algorithm {algorithm}>",
+    "scatter": (
+        "scatter_dimension_numbers = {numbers}, indices_are_sorted ="
+        " {boolean[indices_are_sorted]}, unique_indices = {boolean[unique_indices]}"
+    ),
     "sort": "dimension = {first[dimensions]}, is_stable = {boolean[is_stable]}",
     "transpose": "permutation = {array[dimensions]}",
     "triangular-solve": (
         "left_side = {boolean[left_side]}, lower = {boolean[lower]}, unit_diagonal ="
         " {boolean[unit_diagonal]}, transpose_a = #stablehlo<transpose {x[transpose_a]}>"
+    ),
+}
+# What they put together in one.
+_NUMBERS = {
+    "gather": (
+        "offset_dims collapsed_slice_dims operand_batching_dims start_indices_batching_dims"
+        " start_index_map index_vector_dim"
+    ),
+    "scatter": (
+        "update_window_dims inserted_window_dims input_batching_dims"
+        " scatter_indices_batching_dims scatter_dims_to_operand_dims index_vector_dim"
     ),
 }
 _NAMES = {"broadcast": "broadcast_in_dim", "opt-barrier": "optimization_barrier"}
@@ -79,7 +104,13 @@ def _by_attributes(w: Writer, x: Instruction) -> list[str]:
         "integer": integer,
         "first": _first,
     }
-    shown = {name: _Shown(x, form) for name, form in forms.items()}
+    shown: dict[str, Any] = {name: _Shown(x, form) for name, form in forms.items()}
+    if fields := _NUMBERS.get(x.op, "").split():
+        shown["numbers"] = _struct(x.op, **{name: x[name] for name in fields})
+    if x.op == "rng-bit-generator":
+        shown["algorithm"] = x["algorithm"].removeprefix("rng_").upper()
+    if x.get("replica_groups") is not None:
+        shown["groups"] = dictionary(**_collective(x))
     body = x.get("to_apply")
     name = _NAMES.get(x.op, x.op.replace("-", "_"))
     attrs = _ATTRIBUTES[x.op].format(x=x, **shown)
@@ -161,28 +192,21 @@ def _of_unsigned(w: Writer, x: Instruction) -> list[str]:
     return w.emit("stablehlo.minimum", operands, [x.shape, x.shape], [x.shape])
 
 
-@writes("slice")
-def _slice(w: Writer, x: Instruction) -> list[str]:
-    starts, limits, strides = zip(*x["slice"], strict=True) if x["slice"] else ((), (), ())
-    if not all(isinstance(s, int) for s in (*starts, *limits)):
-        return w.sized(x, "stablehlo.real_dynamic_slice", "", starts, limits, strides)
-    return w.op(
-        x,
-        "stablehlo.slice",
-        f"start_indices = {array(starts)}, limit_indices = {array(limits)}, strides ="
-        f" {array(strides)}",
-    )
+_BOUNDS = {
+    "pad": "edge_padding_low edge_padding_high interior_padding",
+    "slice": "start_indices limit_indices strides",
+}
 
 
-@writes("pad")
-def _pad(w: Writer, x: Instruction) -> list[str]:
-    low, high, inner = zip(*x["padding"], strict=True) if x["padding"] else ((), (), ())
-    return w.op(
-        x,
-        "stablehlo.pad",
-        f"edge_padding_low = {array(low)}, edge_padding_high = {array(high)}, interior_padding ="
-        f" {array(inner)}",
-    )
+@writes(*_BOUNDS)
+def _bounds(w: Writer, x: Instruction) -> list[str]:
+    """What an operation says of each dimension, listed by what it says."""
+    rows = x["slice" if x.op == "slice" else "padding"]
+    columns = [*zip(*rows, strict=True)] or [()] * 3
+    if x.op == "slice" and not all(isinstance(n, int) for row in rows for n in row):
+        return w.sized(x, "stablehlo.real_dynamic_slice", "", *columns)
+    attrs = dictionary(**dict(zip(_BOUNDS[x.op].split(), map(array, columns))))
+    return w.op(x, f"stablehlo.{x.op}", attrs)
 
 
 def _struct(kind: str, **fields: Any) -> str:
@@ -190,44 +214,6 @@ def _struct(kind: str, **fields: Any) -> str:
         f"{k} = {list(v) if isinstance(v, tuple) else v}" for k, v in fields.items() if v != ()
     ]
     return f"#stablehlo.{kind}<{', '.join(shown)}>"
-
-
-def _named(x: Instruction, names: str) -> dict[str, Any]:
-    return {name: x[name] for name in names.split()}
-
-
-@writes("gather")
-def _gather(w: Writer, x: Instruction) -> list[str]:
-    numbers = _struct(
-        "gather",
-        **_named(
-            x,
-            "offset_dims collapsed_slice_dims operand_batching_dims start_indices_batching_dims"
-            " start_index_map index_vector_dim",
-        ),
-    )
-    attrs = (
-        f"dimension_numbers = {numbers}, slice_sizes = {array(x['slice_sizes'])},"
-        f" indices_are_sorted = {boolean(x['indices_are_sorted'])}"
-    )
-    return w.op(x, "stablehlo.gather", attrs)
-
-
-@writes("scatter")
-def _scatter(w: Writer, x: Instruction) -> list[str]:
-    numbers = _struct(
-        "scatter",
-        **_named(
-            x,
-            "update_window_dims inserted_window_dims input_batching_dims"
-            " scatter_indices_batching_dims scatter_dims_to_operand_dims index_vector_dim",
-        ),
-    )
-    attrs = (
-        f"scatter_dimension_numbers = {numbers}, indices_are_sorted ="
-        f" {boolean(x['indices_are_sorted'])}, unique_indices = {boolean(x['unique_indices'])}"
-    )
-    return w.op(x, "stablehlo.scatter", attrs, [w.region(x["to_apply"])])
 
 
 # Contractions and reductions
@@ -331,16 +317,6 @@ def _ragged_dot(w: Writer, x: Instruction) -> list[str]:
 
 
 # Linear algebra, statistics, random numbers
-
-
-@writes("rng-bit-generator")
-def _rng_bit_generator(w: Writer, x: Instruction) -> list[str]:
-    algorithm = x["algorithm"].removeprefix("rng_").upper()
-    return w.op(
-        x,
-        "stablehlo.rng_bit_generator",
-        f"rng_algorithm = #stablehlo<rng_algorithm {algorithm}>",
-    )
 
 
 @writes("rng")
@@ -450,26 +426,6 @@ def _collective(x: Instruction) -> dict[str, str]:
     return {"replica_groups": matrix(rows, width), **_channel(x), **flag}
 
 
-@writes("all-reduce")
-def _all_reduce(w: Writer, x: Instruction) -> list[str]:
-    return w.op(x, "stablehlo.all_reduce", dictionary(**_collective(x)), [w.region(x["to_apply"])])
-
-
-@writes("all-gather")
-def _all_gather(w: Writer, x: Instruction) -> list[str]:
-    return w.op(
-        x,
-        "stablehlo.all_gather",
-        dictionary(all_gather_dim=integer(x["dimensions"][0]), **_collective(x)),
-    )
-
-
-@writes("reduce-scatter")
-def _reduce_scatter(w: Writer, x: Instruction) -> list[str]:
-    attrs = dictionary(scatter_dimension=integer(x["dimensions"][0]), **_collective(x))
-    return w.op(x, "stablehlo.reduce_scatter", attrs, [w.region(x["to_apply"])])
-
-
 @writes("all-to-all")
 def _all_to_all(w: Writer, x: Instruction) -> list[str]:
     if x.get("dimensions") is None or not x["replica_groups"]:
@@ -500,11 +456,6 @@ def _collective_permute(w: Writer, x: Instruction) -> list[str]:
 def _collective_broadcast(w: Writer, x: Instruction) -> list[str]:
     attrs = {k: v for k, v in _collective(x).items() if k != "use_global_device_ids"}
     return w.op(x, "stablehlo.collective_broadcast", dictionary(**attrs))
-
-
-@writes("partition-id", "replica-id")
-def _device(w: Writer, x: Instruction) -> list[str]:
-    return w.op(x, "stablehlo." + x.op.replace("-", "_"))
 
 
 # Asynchronous pairs happen at their start.
