@@ -55,12 +55,7 @@ Value: TypeAlias = "Local | tuple[Value, ...]"
 Wants: TypeAlias = Any
 Env = dict[Instruction, Value]
 
-HANDLED_BY = (
-    rules_contract,
-    rules_index,
-    rules_moves,
-    rules_window,
-)  # they fill HANDLERS
+HANDLED_BY = rules_contract, rules_index, rules_moves, rules_window  # they fill HANDLERS
 UNKNOWN_TRIPS = 8  # how often a loop is taken to run when nothing tells
 COUNTER = "PartitionReplicated"
 
@@ -581,20 +576,10 @@ def _plain_attrs(x: Instruction) -> Attrs:
 
 
 # Opcodes that commute with a sum over devices, and how many of their operands are summands.
-LINEAR = {
-    "add": 2,
-    "subtract": 2,
-    "negate": 1,
-    "copy": 1,
-    "convert": 1,
-    "reshape": 1,
-    "transpose": 1,
-    "slice": 1,
-    "reduce": 1,
-    "broadcast": 1,
-    "dynamic-slice": 1,
-    "dynamic-update-slice": 2,
-}
+_OF_ONE = "negate copy convert reshape transpose slice reduce broadcast dynamic-slice"
+LINEAR = dict.fromkeys(_OF_ONE.split(), 1) | dict.fromkeys(
+    ("add", "subtract", "dynamic-update-slice"), 2
+)
 _ONLY_ADD = frozenset(("subtract", "negate", "add"))
 
 
