@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -116,3 +118,13 @@ def test_fastai_images():
 )
 def test_chosen_by_others(module, choose):
     assert choose(pytest.importorskip(module)) == "hlo"
+
+
+def test_data_parallel_of_one_device():
+    twin = torch.nn.Linear(3, 2)
+    net = torch.nn.DataParallel(copy.deepcopy(twin).to("hlo"), device_ids=[0])
+    x = torch.randn(4, 3)
+    net(x.to("hlo")).sum().backward()
+    twin(x).sum().backward()
+    torch.testing.assert_close(net.module.weight.grad.cpu(), twin.weight.grad)
+    assert [*net.state_dict()] == ["module.weight", "module.bias"]

@@ -252,3 +252,26 @@ def test_symbolic_lengths(fusions) -> None:
         for x, y in zip(step("hlo"), step("cpu"), strict=True):
             torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)
     assert fusions[:2] == ["forward", "backward"] and len(fusions) % 2 == 0
+
+
+def _with_slope(score, batch, head, i, j):
+    return score + 0.01 * (i - j)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_flex_attention(compiled):
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    near = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 4), 1, 1, 16, 16, "hlo", 16)
+    function = torch.compile(flex_attention, backend="hlo") if compiled else flex_attention
+    given = [torch.randn(1, 2, 16, 8, requires_grad=True) for _ in range(3)]
+    here = [t.detach().to("hlo").requires_grad_() for t in given]
+    out = function(*here, score_mod=_with_slope, block_mask=near)
+    out.square().sum().backward()
+    distance = torch.arange(16)[:, None] - torch.arange(16)
+    slope = torch.where((distance >= 0) & (distance < 4), 0.01 * distance, -torch.inf)
+    want = torch.nn.functional.scaled_dot_product_attention(*given, slope)
+    want.square().sum().backward()
+    torch.testing.assert_close(out.cpu(), want)
+    for a, b in zip(here, given):
+        torch.testing.assert_close(a.grad.cpu(), b.grad)

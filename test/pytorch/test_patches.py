@@ -81,3 +81,16 @@ def test_back_end_without_entry_points(monkeypatch):
         monkeypatch.delitem(known, "hlo", raising=False)
     double = torch.compile(lambda x: x * 2, backend="hlo")
     assert torch.equal(double(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_modules_with_values_made_of_parameters_move():
+    twin = torch.nn.utils.weight_norm(torch.nn.Linear(3, 2))
+    net = torch.nn.Sequential(torch.nn.utils.spectral_norm(torch.nn.Linear(3, 3)), twin)
+    x = torch.randn(4, 3)
+    want = net(x)
+    weight = twin.weight_g
+    net.eval().to("hlo")
+    assert twin.weight_g is weight
+    with pytest.raises(RuntimeError, match="before"):
+        want.sum().backward()
+    torch.testing.assert_close(twin(net[0](x.to("hlo"))).cpu(), want)

@@ -37,7 +37,9 @@ def exchange(old: object, new: object) -> Change:
 
 def listed(known: str, name: str) -> Change:
     """Where a function has a list of constants with `known` among them, `name` is one too."""
-    return _constants(lambda x: (*x, name) if isinstance(x, tuple) and known in x else x)
+    return _constants(
+        lambda x: type(x)((*x, name)) if isinstance(x, (tuple, frozenset)) and known in x else x
+    )
 
 
 def _constants(new: Callable[[Any], Any]) -> Change:

@@ -60,12 +60,15 @@ def _lightning(fabric: str, pytorch: str) -> Iterator[Row]:
 _HERE = "torch_hlo.frameworks.without_cuda:"
 _MIXED = wrapped(_HERE + "mixed")
 _CLIP = wrapped(_HERE + "clip")
+_FLEX = "torch.nn.attention.flex_attention"
 _IGNITE = "ignite.distributed.comp_models."
 _OTHER_ROWS = (
     Row("torch.amp.grad_scaler", "GradScaler.__init__", _MIXED),
     Row("torch.amp.autocast_mode", "autocast.__init__", _MIXED),
     Row("torch.nn.utils.clip_grad", "clip_grad_norm_", _CLIP),
     Row("torch.nn.utils", "clip_grad_norm_", _CLIP),
+    Row("torch.nn.parallel.data_parallel", "_get_available_device_type", wrapped(_HERE + "alone")),
+    *(Row(_FLEX, "_validate_device", listed("cuda", name)) for name in (NAME, "xla")),
     Row("fastai.torch_core", "default_device", wrapped(_HERE + "fastai_device")),
     Row("fastai.torch_core", "Tensor.set_meta", wrapped(_HERE + "fastai_meta")),
     Row("fasttransform.cast", "cast", wrapped(_HERE + "fastai_cast")),

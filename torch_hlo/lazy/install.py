@@ -19,7 +19,9 @@ def _communication(op: OpOverload) -> Callable | None:
     return distributed_ops.handler(op)
 
 
-_HIGHER = ("associative_scan", "cond", "map_impl", "print", "scan", "while_loop")
+_HIGHER = """
+    associative_scan cond flex_attention flex_attention_backward map_impl print scan while_loop
+""".split()
 
 
 def _higher_order(name: str, *args: object, **kwargs: object) -> object:

@@ -216,13 +216,28 @@ def _patch_module_apply() -> None:
         # stay valid: the objects do.
         utils, weak = vars(torch.utils), torch.utils.weakref
         utils["weakref"] = types.SimpleNamespace(getweakrefs=lambda tensor: ())
+        swap = utils["swap_tensors"]
+        utils["swap_tensors"] = functools.partial(_swap_held, swap)
         try:
             return original(self, fn, recurse)
         finally:
             utils["weakref"] = weak
+            utils["swap_tensors"] = swap
             future.set_swap_module_params_on_conversion(False)
 
     Module._apply = _apply
+
+
+def _swap_held(swap: Callable, *pair: torch.Tensor) -> None:
+    """`swap_tensors` of parameters that an earlier result's graph has kept for its backward, at
+    which it stops: it counts who holds them. A backward of that graph is an error."""
+    for t in pair:
+        t._use_count = min(t._use_count(), 1 + t.requires_grad).__int__
+    try:
+        swap(*pair)
+    finally:
+        for t in pair:
+            del t._use_count
 
 
 def patch_fully_shard() -> None:

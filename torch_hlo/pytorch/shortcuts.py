@@ -49,7 +49,7 @@ ROWS = (
         "module_apply",
         "pytorch/patches.py",
         "nn.Module._apply swaps the contents of parameters when they change the device, also where"
-        " somebody refers to them weakly",
+        " somebody refers to them weakly, or the graph of an earlier result has them",
         "optimizers made before `.to` and tied weights keep their parameters",
     ),
     Row(

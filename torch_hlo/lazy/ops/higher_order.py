@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,8 +87,9 @@ def _map(body: Callable, xs: Tensors, fixed: Tensors = ()) -> Tensors:
     return _scan(body, [], xs, fixed)
 
 
-def _associative_scan(*args: Any) -> Any:
-    return dense_kernel(torch.ops.higher_order.associative_scan)(*args)
+def _plain(name: str, *args: Any) -> Any:
+    """PyTorch's own kernel, of plain operations."""
+    return dense_kernel(getattr(torch.ops.higher_order, name))(*args)
 
 
 def _print(form: str, *args: Any, **kwargs: Any) -> None:
@@ -161,7 +163,10 @@ def check_indices(graph_module: fx.GraphModule) -> None:
 
 
 RULES = {
-    "associative_scan": _associative_scan,
+    **{
+        name: partial(_plain, name)
+        for name in ("associative_scan", "flex_attention", "flex_attention_backward")
+    },
     "cond": _cond,
     "map_impl": _map,
     "print": _print,
