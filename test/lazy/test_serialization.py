@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+import torch_hlo
+
 pytestmark = pytest.mark.usefixtures("recorded")
 
 
@@ -149,3 +151,31 @@ def test_values_come_before_the_file(monkeypatch):
     for given in ({"a": [weight]}, nn.Linear(2, 2).to("hlo")):
         with pytest.raises(ValueError, match="the step failed"):
             torch.save(given, Broken())
+
+
+def _torch_save(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, map_location="cpu")
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("copied", [_torch_save, lambda state: pickle.loads(pickle.dumps(state))])
+def test_checkpoints_of_a_training_loop_have_the_values_of_their_time(captured, copied):
+    net = nn.Linear(4, 4).to("hlo")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    x = torch.ones(2, 4, device="hlo")
+
+    def step():
+        net(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    run = torch_hlo.compile(step) if captured else step
+    for _ in range(4):
+        for _ in range(3):  # updates what it has in place, once it is known
+            run()
+            torch_hlo.mark_step()
+        got = copied(net.state_dict())
+        assert got["weight"].tolist() == net.weight.tolist()

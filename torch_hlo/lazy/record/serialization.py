@@ -8,6 +8,7 @@ after loading."""
 import collections
 import functools
 from collections.abc import Callable
+from weakref import ref
 
 import torch
 from torch.utils import _pytree as pytree
@@ -53,19 +54,18 @@ def reduce(tensor: HloTensor, protocol: int):
 
 
 def _host_storage(tensor: HloTensor) -> tuple[torch.UntypedStorage, metas.Meta]:
-    """The storage to save and where the tensor lies in it."""
+    """The storage to save and where the tensor lies in it: the same one for all tensors of a
+    checkpoint that share memory, and a new one for the next, since steps update memory in place."""
     base = tensor._storage
     if not _by_strides(tensor):
         copy = to_cpu([tensor])[0]
         return _tag(copy.untyped_storage()), metas.of(copy)
-    saved = session.current().saved.get(base)
-    if saved is None or saved[0] is not base.value:
-        copy = to_cpu([make(base.meta, base)])[0]
-        saved = session.current().saved[base] = (
-            base.value,
-            _tag(copy.untyped_storage()),
-        )
-    return saved[1], tensor._meta
+    value, known = session.current().saved.get(base, (None, None))
+    storage = known() if value is base.value else None
+    if storage is None:
+        storage = _tag(to_cpu([make(base.meta, base)])[0].untyped_storage())
+        session.current().saved[base] = base.value, ref(storage)
+    return storage, tensor._meta
 
 
 def _by_strides(tensor: HloTensor) -> bool:
@@ -155,11 +155,17 @@ def _complete(save: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(save)
     def complete(obj: object, *args: object, **kwargs: object) -> None:
-        for x in pytree.tree_leaves(obj):
-            for t in x.state_dict().values() if isinstance(x, torch.nn.Module) else (x,):
-                if isinstance(t, HloTensor):
-                    _host_storage(t)
-        return save(obj, *args, **kwargs)
+        values = [
+            t
+            for x in pytree.tree_leaves(obj)
+            for t in (x.state_dict().values() if isinstance(x, torch.nn.Module) else (x,))
+        ]
+        kept = [_host_storage(t) for t in values if isinstance(t, HloTensor)]
+        try:
+            return save(obj, *args, **kwargs)
+        finally:
+            del kept
+            session.current().saved.clear()
 
     return complete
 

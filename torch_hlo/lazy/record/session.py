@@ -116,7 +116,7 @@ class Session:
         self.proxies: WeakValueDictionary[int, Any] = WeakValueDictionary()
         # generator.py: C++ hands a generator on as a new Python object; this is the user's
         self.generators: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        # serialization.py: storages, their values, and the copies that are being saved
+        # serialization.py: storages, their values, and weakly the copies that are being saved
         self.saved: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
