@@ -68,7 +68,8 @@ def addressable_device_count():
     return 1
 
 
-def _one_host(*args):
+def _none(*args):
+    """The number of the only host; how many chips of a TPU there are."""
     return 0
 
 
@@ -98,17 +99,8 @@ def get_master_ip():
     raise RuntimeError(f"IP discovery not supported for device: {device_type()}")
 
 
-def is_bf16_supported():
+def _always():
     return True
-
-
-def using_pjrt():
-    return True
-
-
-def available():
-    """Chips of a TPU: none."""
-    return 0
 
 
 def version():
@@ -120,4 +112,5 @@ global_device_count = local_device_count = process_count
 local_ordinal = global_ordinal
 local_process_count = process_count
 local_process_rank = process_index
-host_index = worker_id = num_available_chips = _one_host
+is_bf16_supported = using_pjrt = _always
+host_index = worker_id = available = num_available_chips = _none

@@ -25,6 +25,7 @@ _get_xla_sharding_type = sharding_names.sharding_type
 _xla_clear_sharding = sharding_names.clear_sharding
 _xla_get_num_cached_compilation_graph = hardware.get_num_cached_compilation_graph
 _xla_increment_counter = metrics.count
+_xla_get_tensor_id = id
 _xla_get_devices = _xla_real_devices = xla_model.xla_real_devices
 _xla_wait_device_ops = xla_model.wait_device_ops
 _xla_metrics_report = metrics.metrics_report
@@ -167,10 +168,6 @@ def _get_xla_tensor_debug_info(t):
     where = xla_model.xla_real_devices()[0]
     data = None if pending else f"\n  Data Device: {where}\n  Data Shape: {_shape(t)}"
     return f"XLA Shape: {_shape(t)}\nIR: {text}\nXLAData: {data}\n"
-
-
-def _xla_get_tensor_id(tensor):
-    return id(tensor)
 
 
 def _check_tensor_need_materialization(tensors):

@@ -67,7 +67,8 @@ _OTHER_ROWS = (
     Row("torch.amp.autocast_mode", "autocast.__init__", _MIXED),
     Row("torch.nn.utils.clip_grad", "clip_grad_norm_", _CLIP),
     Row("torch.nn.utils", "clip_grad_norm_", _CLIP),
-    Row("torch.nn.parallel.data_parallel", "_get_available_device_type", wrapped(_HERE + "alone")),
+    # its kind of device of which a process has one, and which needs no copies of the module
+    Row("torch.nn.parallel.data_parallel", "DataParallel.__init__", exchange("mps", NAME)),
     *(Row(_FLEX, "_validate_device", listed("cuda", name)) for name in (NAME, "xla")),
     Row("fastai.torch_core", "default_device", wrapped(_HERE + "fastai_device")),
     Row("fastai.torch_core", "Tensor.set_meta", wrapped(_HERE + "fastai_meta")),

@@ -6,7 +6,7 @@ import torch
 
 from torch_hlo.lazy.record.tensor import HloTensor, user_attributes
 from torch_hlo.lazy.subclasses import meant
-from torch_hlo.pytorch.registration import NAME, PLACE
+from torch_hlo.pytorch.registration import PLACE
 
 
 def mixed(original, instance, device="cuda", *args, device_type=None, **kwargs):
@@ -23,13 +23,6 @@ def clip(original, parameters, *args, **kwargs):
     norm = original(given, *args, **kwargs)
     ours = norm.device.type == "cpu" and any(p.device.type in PLACE.names for p in given)
     return norm.to(PLACE.device) if ours else norm
-
-
-def alone(original):
-    """The kind of device that DataParallel spreads batches over: this process has one, which needs
-    no copies of the module."""
-    kind = original()
-    return None if kind == NAME else kind
 
 
 def fastai_device(original, *args, **kwargs):

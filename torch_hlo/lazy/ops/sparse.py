@@ -237,6 +237,7 @@ _RULES |= {
     aten.is_coalesced.default: lambda x: x.merged,
     torch.ops.prim.layout.default: lambda x: x.form,
     aten.detach.default: lambda x: _like(x, x.parts[-1]),
+    aten.t.default: lambda x: _transpose(x, 0, x.dim() - 1),
     aten.neg.default: lambda x: _like(x, -x.parts[-1]),
     aten.sum.default: lambda x, **options: x.parts[-1].sum(**options),
 }
@@ -293,7 +294,7 @@ def _zero(x):
 
 
 @_rule(aten.empty_like.default, aten.zeros_like.default)
-def _zeros_like(x, *, dtype=None, device=None, layout=None, memory_format=None, pin_memory=None):
+def _zeros_like(x, *, dtype=None, device=None, layout=None, **options):
     new = _to_copy(x, dtype, device)
     return (new if layout in (None, x.form) else new.to_dense()).zero_()
 
@@ -301,11 +302,6 @@ def _zeros_like(x, *, dtype=None, device=None, layout=None, memory_format=None, 
 @_rule(aten._to_dense.default)
 def _to_dense(x, dtype=None, masked_grad=None):
     return _add_to(torch.zeros(x.shape, dtype=dtype or x.dtype, device=PLACE.device), x)
-
-
-@_rule(aten.t.default)
-def _t(x):
-    return _transpose(x, 0, x.dim() - 1)
 
 
 @_rule(aten.transpose.int)
@@ -396,12 +392,13 @@ for _name, _function in {"mul": _scaled(torch.mul), "div": _scaled(torch.div)}.i
     for _kind in ("Tensor", "Scalar"):
         _RULES[getattr(getattr(aten, _name), _kind)] = _function
         _RULES[getattr(getattr(aten, _name + "_"), _kind)] = _in_place(_function)
-_RULES |= {aten.add_.Tensor: _in_place(_add), aten.sub_.Tensor: _in_place(_sub)}
-
-
-@_rule(aten.sparse_mask.default)
-def _sparse_mask(x, mask):
-    return _like(mask, _taken(_to_dense(x) if isinstance(x, HloSparse) else x, mask))
+_RULES |= {
+    aten.add_.Tensor: _in_place(_add),
+    aten.sub_.Tensor: _in_place(_sub),
+    aten.sparse_mask.default: lambda x, mask: _like(
+        mask, _taken(_to_dense(x) if isinstance(x, HloSparse) else x, mask)
+    ),
+}
 
 
 # ---- products

@@ -155,12 +155,12 @@ def _complete(save: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(save)
     def complete(obj: object, *args: object, **kwargs: object) -> None:
-        values = [
-            t
+        kept = [
+            _host_storage(t)
             for x in pytree.tree_leaves(obj)
             for t in (x.state_dict().values() if isinstance(x, torch.nn.Module) else (x,))
+            if isinstance(t, HloTensor)
         ]
-        kept = [_host_storage(t) for t in values if isinstance(t, HloTensor)]
         try:
             return save(obj, *args, **kwargs)
         finally:
